@@ -57,7 +57,7 @@ def canonical_bytes(array):
 
 
 def at_byte_offset(array, offset):
-    """A C-contiguous copy that starts `offset` bytes after a 64-byte boundary, aligned for its dtype or not."""
+    """A C-contiguous copy that starts `offset` bytes after a 64-byte boundary, whatever its type needs."""
     room = np.empty(array.nbytes + 128, np.uint8)
     start = -room.ctypes.data % 64 + offset
     copy = np.ndarray(array.shape, array.dtype, buffer=room, offset=start)

@@ -127,7 +127,7 @@ def test_unmasked_traps_do_not_kill(control_library, name):
         import ctypes, cnorm, numpy as np
         cnorm.use_isa({name!r})
         control = ctypes.CDLL({str(control_library)!r})
-        x = np.float32([[1, 2, 3], [3e38, -3e38, 1], [1e-45, 0, 0], [4, 4, 4], [np.nan, np.inf, 0], [1e20, 0, 2]])
+        x = np.float32([[1, 2, 3], [3e38, -3e38, 1], [1e-45, 0, 0], [4, 4, 4], [np.nan, 1, 0], [1e20, 0, 2]])
         weight = np.float32([3, 0.1, 1e-40])
         masked = cnorm.layer_norm(x, weight, weight, eps=1e-5, return_stats=True)
         masked_gradients = cnorm.layer_norm_backward(x, x, weight, masked[1])

@@ -287,7 +287,7 @@ def test_stats_sliced_by_rows(rng, dtype):
 
 @both_types
 def test_stats_from_plain_mean_and_inv_std_dev(rng, dtype):
-    """A plain mean is rounded once, which moves xhat by u * |mean| * rstd: within u if |mean| < 1 / rstd."""
+    """A plain mean is rounded once, which moves xhat by u * |mean| * rstd: at most u if |mean| < 1 / rstd."""
     x, dy = rng.standard_normal((2, 70, 96)).astype(dtype)
     weight, _ = inputs.random_affine(rng, 96, dtype)
     xhat, mean, rstd = reference.layer_norm(x)

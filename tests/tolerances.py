@@ -30,7 +30,7 @@ def xhat(xhat, dtype):
 
 
 def forward(xhat_, dtype, weight=1, bias=0):
-    """The error of xhat times the gain, a rounding of the product and one of the sum; a subnormal unit each."""
+    """The error of xhat times the gain, a rounding of product and sum each, and a subnormal unit for both."""
     product = np.abs(xhat_ * weight)
     total = np.abs(xhat_ * weight + bias)
     u = unit_roundoff(dtype)
@@ -54,7 +54,7 @@ def inv_std_dev(rstd, dtype):
 
 
 def dx(dy, xhat_, rstd, dtype, weight=1):
-    """dx = rstd * (g - mean(g) - xhat * mean(g * xhat)): the means' errors, xhat's, rstd's, four roundings."""
+    """dx = rstd * (g - mean(g) - xhat * mean(g * xhat)): errors of means, xhat and rstd, four roundings."""
     g = np.abs(dy * weight)
     u, from_xhat = unit_roundoff(dtype), xhat(xhat_, dtype)
     mean_g = g.mean(-1, keepdims=True)
