@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import cnorm
+from cnorm import _core
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = {"click", "rich", "matplotlib", "onnx", "onnxruntime", "onnx_export", "torch", "numba", "ml_dtypes"}

@@ -37,6 +37,16 @@ def forward(xhat_, dtype, weight=1, bias=0):
     return xhat(xhat_, dtype) * np.abs(weight) + u * product + u * total + 2 * smallest(dtype)
 
 
+def any_row(xhat_, dtype):
+    """Whatever the values, with g the summation's relative error and |mean| <= std, else the row is shifted:
+
+    sum|x| / n <= sqrt(2) std, so the mean is off by 1.42 g std; sum(x^2) / n <= 2 var, so var is off by
+    2 g var + 2 |mean| 1.42 g std, and rstd by 2.42 g. Four roundings of xhat follow.
+    """
+    g = _row_sum(np.shape(xhat_)[-1], dtype) + 2 * unit_roundoff(dtype)
+    return g * (1.42 + 2.42 * np.abs(xhat_)) + 4 * unit_roundoff(dtype) * np.maximum(1, np.abs(xhat_))
+
+
 def rescued(y):
     """A float32 row computed in float64 and rounded once: half a unit in the last place, 6e-8 for |y| < 2."""
     return 6e-8 * np.maximum(1, np.abs(y))
