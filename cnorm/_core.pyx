@@ -17,6 +17,12 @@ from cnorm._capi cimport (
     cnorm_matrix_floats, cnorm_matrix_pack, cnorm_padded_units, cnorm_run, cnorm_scratch_floats, cnorm_sigmoid_f32,
     cnorm_state_floats, cnorm_status, cnorm_strerror, cnorm_tanh_f32,
 )
+from cnorm._capi_family cimport (
+    cnorm_batch_norm, cnorm_batch_norm_backward, cnorm_batch_norm_inference, cnorm_batch_norm_inference_backward,
+    cnorm_batch_norm_scratch, cnorm_divisive_norm, cnorm_divisive_norm_backward, cnorm_divisive_norm_scratch,
+    cnorm_group_norm, cnorm_group_norm_backward, cnorm_smoothing_gradient, cnorm_weight_norm,
+    cnorm_weight_norm_backward,
+)
 
 import numbers
 import operator
@@ -105,4 +111,5 @@ if cnorm_isa_active() == NULL:
 
 include "_arrays.pxi"
 include "_layer_norm.pxi"
+include "_family.pxi"
 include "_streams.pxi"

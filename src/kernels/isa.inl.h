@@ -43,6 +43,10 @@ INLINE double rescue_scale_f64(const double *x, ptrdiff_t n, double eps)
 #define RSTD_HUGE 0x1.fffffffffffffp1023
 #define RESCUE_SCALE rescue_scale_f64
 #include "layer_norm.inl.h"
+#include "group_norm.inl.h"
+#include "batch_norm.inl.h"
+#include "weight_norm.inl.h"
+#include "divisive_norm.inl.h"
 #include "undefine_type.h"
 
 #define T float
@@ -58,6 +62,10 @@ INLINE double rescue_scale_f64(const double *x, ptrdiff_t n, double eps)
 #define RSTD_HUGE 0x1.fffffep127f
 #define RESCUE_SCALE RESCUE_SCALE_F32
 #include "layer_norm.inl.h"
+#include "group_norm.inl.h"
+#include "batch_norm.inl.h"
+#include "weight_norm.inl.h"
+#include "divisive_norm.inl.h"
 #include "undefine_type.h"
 
 #include "activation.inl.h"
@@ -74,6 +82,19 @@ const cnorm_kernels TABLE(CNORM_ISA) = {
     .layer_norm_backward_block = {[CNORM_F32] = layer_norm_backward_block_f32,
                                   [CNORM_F64] = layer_norm_backward_block_f64},
     .add = {[CNORM_F32] = add_f32, [CNORM_F64] = add_f64},
+    .group_norm = {[CNORM_F32] = group_norm_f32, [CNORM_F64] = group_norm_f64},
+    .group_norm_backward_block = {[CNORM_F32] = group_norm_backward_block_f32,
+                                  [CNORM_F64] = group_norm_backward_block_f64},
+    .batch_norm = {[CNORM_F32] = batch_norm_f32, [CNORM_F64] = batch_norm_f64},
+    .batch_norm_backward = {[CNORM_F32] = batch_norm_backward_f32, [CNORM_F64] = batch_norm_backward_f64},
+    .batch_norm_inference = {[CNORM_F32] = batch_norm_inference_f32, [CNORM_F64] = batch_norm_inference_f64},
+    .batch_norm_inference_backward = {[CNORM_F32] = batch_norm_inference_backward_f32,
+                                      [CNORM_F64] = batch_norm_inference_backward_f64},
+    .weight_norm = {[CNORM_F32] = weight_norm_f32, [CNORM_F64] = weight_norm_f64},
+    .weight_norm_backward = {[CNORM_F32] = weight_norm_backward_f32, [CNORM_F64] = weight_norm_backward_f64},
+    .divisive_norm = {[CNORM_F32] = divisive_norm_f32, [CNORM_F64] = divisive_norm_f64},
+    .divisive_norm_backward = {[CNORM_F32] = divisive_norm_backward_f32, [CNORM_F64] = divisive_norm_backward_f64},
+    .smoothing_sum = {[CNORM_F32] = smoothing_sum_f32, [CNORM_F64] = smoothing_sum_f64},
     .sigmoid_f32 = sigmoid_f32,
     .tanh_f32 = tanh_f32,
     .linear_step = linear_step,

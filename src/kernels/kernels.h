@@ -6,6 +6,7 @@
 #ifndef CNORM_KERNELS_H
 #define CNORM_KERNELS_H
 
+#include "cnorm_family.h"
 #include "cnorm_rnn.h"
 
 enum { PANEL = 32 }; /* outputs that lie in lanes in a packed matrix */
@@ -21,6 +22,9 @@ static inline ptrdiff_t packed_rows(const cnorm_matrix *w)
     return (w->gates * padded_units(w->units) + PANEL - 1) / PANEL * PANEL;
 }
 
+/* the scratch of batch_norm.inl.h, per channel */
+enum { BATCH_DOUBLES = 7, BATCH_ITEMS = 10 };
+
 typedef struct cnorm_kernels {
     const char *name;
     /* x, y [rows, n]; gain, bias [n] or NULL; stats [rows, 3] or NULL; y may be x */
@@ -32,6 +36,47 @@ typedef struct cnorm_kernels {
                                                     const void *stats, void *dx, ptrdiff_t dx_stride, void *partial);
     /* into [n] += from [n] */
     void (*add[CNORM_DTYPES])(ptrdiff_t n, void *into, const void *from);
+    /* x, y [samples, groups, channels, space], channels those of one group; gain, bias [groups, channels] or NULL;
+     * stats [samples, groups, 3] or NULL */
+    void (*group_norm[CNORM_DTYPES])(ptrdiff_t samples, ptrdiff_t groups, ptrdiff_t channels, ptrdiff_t space,
+                                     const void *x, ptrdiff_t x_stride, const void *gain, const void *bias, double eps,
+                                     void *y, ptrdiff_t y_stride, void *stats);
+    /* at most CNORM_BLOCK_ROWS samples; partial [2, groups * channels] */
+    void (*group_norm_backward_block[CNORM_DTYPES])(ptrdiff_t samples, ptrdiff_t groups, ptrdiff_t channels,
+                                                    ptrdiff_t space, const void *dy, ptrdiff_t dy_stride, const void *x,
+                                                    ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
+                                                    ptrdiff_t dx_stride, void *partial);
+    /* the rest as in cnorm_family.h */
+    void (*batch_norm[CNORM_DTYPES])(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *x,
+                                     ptrdiff_t x_stride, const void *gain, const void *bias, double eps, void *y,
+                                     ptrdiff_t y_stride, void *stats, double *moments, void *scratch);
+    void (*batch_norm_backward[CNORM_DTYPES])(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *dy,
+                                              ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
+                                              const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain,
+                                              void *dbias, void *scratch);
+    void (*batch_norm_inference[CNORM_DTYPES])(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *x,
+                                               ptrdiff_t x_stride, const void *mean, const void *var, const void *gain,
+                                               const void *bias, double eps, void *y, ptrdiff_t y_stride,
+                                               void *scratch);
+    void (*batch_norm_inference_backward[CNORM_DTYPES])(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
+                                                        const void *dy, ptrdiff_t dy_stride, const void *x,
+                                                        ptrdiff_t x_stride, const void *mean, const void *var,
+                                                        const void *gain, double eps, void *dx, ptrdiff_t dx_stride,
+                                                        void *dgain, void *dbias, void *scratch);
+    void (*weight_norm[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, const void *w, ptrdiff_t w_stride, const void *gain,
+                                      void *v, ptrdiff_t v_stride);
+    void (*weight_norm_backward[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, const void *dv, ptrdiff_t dv_stride,
+                                               const void *w, ptrdiff_t w_stride, const void *gain, void *dw,
+                                               ptrdiff_t dw_stride, void *dgain);
+    void (*divisive_norm[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius, ptrdiff_t radius,
+                                        const void *x, ptrdiff_t x_stride, const void *gain, const void *bias,
+                                        double sigma, void *y, ptrdiff_t y_stride, double *scratch);
+    void (*divisive_norm_backward[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius, ptrdiff_t radius,
+                                                 const void *dy, ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride,
+                                                 const void *gain, double sigma, void *dx, ptrdiff_t dx_stride,
+                                                 void *dgain, void *dbias, double *dsigma, double *scratch);
+    double (*smoothing_sum[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, const void *dy, ptrdiff_t dy_stride,
+                                          const void *x, ptrdiff_t x_stride, const void *gain, const void *stats);
     void (*sigmoid_f32)(ptrdiff_t n, const float *x, float *y);
     void (*tanh_f32)(ptrdiff_t n, const float *x, float *y);
     /* state, scratch and panels aligned to CNORM_ALIGN */

@@ -1,0 +1,198 @@
+/* Level 1 entries of cnorm_family.h: check what a C caller can get wrong, then one call through the table. */
+#include "dispatch.h"
+#include "float_mode.h"
+
+#include <math.h>
+#include <stdint.h>
+
+static ptrdiff_t itemsize(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : 4; }
+static int known(cnorm_dtype dtype) { return dtype == CNORM_F32 || dtype == CNORM_F64; }
+
+/* 88 is the most that a function needs per element: eleven float64 */
+static int countable(ptrdiff_t a, ptrdiff_t b, ptrdiff_t c)
+{
+    return a >= 0 && b > 0 && c > 0 && b <= PTRDIFF_MAX / 88 / c && (a == 0 || b * c <= PTRDIFF_MAX / 88 / a);
+}
+
+static int rows_overlap(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t stride)
+{
+    return rows > 1 && stride < n && stride > -n;
+}
+
+static double rounded(cnorm_dtype dtype, double a) { return dtype == CNORM_F32 ? (double)(float)a : a; }
+static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded(dtype, a)); }
+
+/* `table` becomes the active one, and the statements before LEAVE run in the default floating-point mode */
+#define ENTER(ok)                                                                                                    \
+    const cnorm_kernels *table = cnorm_active();                                                                     \
+    if (!table) return CNORM_ERROR_ISA;                                                                              \
+    if (!known(dtype)) return CNORM_ERROR_DTYPE;                                                                     \
+    if (!(ok)) return CNORM_ERROR_SIZE
+#define RUN(statement)                                                                                               \
+    const float_mode mode = float_mode_enter();                                                                      \
+    statement;                                                                                                       \
+    float_mode_leave(mode);                                                                                          \
+    return CNORM_OK
+
+cnorm_status cnorm_group_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
+                              ptrdiff_t groups, const void *x, ptrdiff_t x_stride, const void *gain, const void *bias,
+                              double eps, void *y, ptrdiff_t y_stride, void *stats)
+{
+    ENTER(countable(samples, channels, space) && groups > 0 && channels % groups == 0);
+    if (samples == 0) return CNORM_OK;
+    if (!x || !y) return CNORM_ERROR_NULL;
+    if (!usable(dtype, eps)) return CNORM_ERROR_EPS;
+    if (rows_overlap(samples, channels * space, y_stride)) return CNORM_ERROR_STRIDE;
+    RUN(table->group_norm[dtype](samples, groups, channels / groups, space, x, x_stride, gain, bias,
+                                 rounded(dtype, eps), y, y_stride, stats));
+}
+
+static void group_norm_backward(const cnorm_kernels *table, cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels,
+                                ptrdiff_t space, ptrdiff_t groups, const char *dy, ptrdiff_t dy_stride, const char *x,
+                                ptrdiff_t x_stride, const void *gain, const char *stats, char *dx, ptrdiff_t dx_stride,
+                                char *partials)
+{
+    const ptrdiff_t item = itemsize(dtype);
+    for (ptrdiff_t i = 0; i < samples; i += CNORM_BLOCK_ROWS)
+        table->group_norm_backward_block[dtype](
+            samples - i < CNORM_BLOCK_ROWS ? samples - i : CNORM_BLOCK_ROWS, groups, channels / groups, space,
+            dy + i * dy_stride * item, dy_stride, x + i * x_stride * item, x_stride, gain, stats + i * groups * 3 * item,
+            dx + i * dx_stride * item, dx_stride, partials + i / CNORM_BLOCK_ROWS * 2 * channels * item);
+}
+
+cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
+                                       ptrdiff_t groups, const void *dy, ptrdiff_t dy_stride, const void *x,
+                                       ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
+                                       ptrdiff_t dx_stride, void *dgain, void *dbias, void *partials)
+{
+    ENTER(countable(samples, channels, space) && groups > 0 && channels % groups == 0);
+    if (!dgain || !dbias) return CNORM_ERROR_NULL;
+    if (samples && (!dy || !x || !stats || !dx || !partials)) return CNORM_ERROR_NULL;
+    if (rows_overlap(samples, channels * space, dx_stride)) return CNORM_ERROR_STRIDE;
+    const float_mode mode = float_mode_enter();
+    group_norm_backward(table, dtype, samples, channels, space, groups, dy, dy_stride, x, x_stride, gain, stats, dx,
+                        dx_stride, partials);
+    float_mode_leave(mode);
+    return cnorm_layer_norm_backward_reduce(dtype, samples, channels, partials, dgain, dbias);
+}
+
+ptrdiff_t cnorm_batch_norm_scratch(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
+{
+    if (!known(dtype) || !countable(samples, channels, space)) return 0;
+    return channels * (BATCH_DOUBLES * 8 + BATCH_ITEMS * itemsize(dtype)) + samples * space * itemsize(dtype);
+}
+
+cnorm_status cnorm_batch_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *x,
+                              ptrdiff_t x_stride, const void *gain, const void *bias, double eps, void *y,
+                              ptrdiff_t y_stride, void *stats, double *moments, void *scratch)
+{
+    ENTER(countable(samples, channels, space) && samples * space > 1);
+    if (!x || !y || !scratch) return CNORM_ERROR_NULL;
+    if (!usable(dtype, eps)) return CNORM_ERROR_EPS;
+    if (rows_overlap(samples, channels * space, y_stride)) return CNORM_ERROR_STRIDE;
+    RUN(table->batch_norm[dtype](samples, channels, space, x, x_stride, gain, bias, rounded(dtype, eps), y, y_stride,
+                                 stats, moments, scratch));
+}
+
+cnorm_status cnorm_batch_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
+                                       const void *dy, ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride,
+                                       const void *gain, const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain,
+                                       void *dbias, void *scratch)
+{
+    ENTER(countable(samples, channels, space) && samples * space > 1);
+    if (!dy || !x || !stats || !dx || !dgain || !dbias || !scratch) return CNORM_ERROR_NULL;
+    if (rows_overlap(samples, channels * space, dx_stride)) return CNORM_ERROR_STRIDE;
+    RUN(table->batch_norm_backward[dtype](samples, channels, space, dy, dy_stride, x, x_stride, gain, stats, dx,
+                                          dx_stride, dgain, dbias, scratch));
+}
+
+cnorm_status cnorm_batch_norm_inference(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
+                                        const void *x, ptrdiff_t x_stride, const void *mean, const void *var,
+                                        const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride,
+                                        void *scratch)
+{
+    ENTER(countable(samples, channels, space));
+    if (samples == 0) return CNORM_OK;
+    if (!x || !mean || !var || !y || !scratch) return CNORM_ERROR_NULL;
+    if (!usable(dtype, eps)) return CNORM_ERROR_EPS;
+    if (rows_overlap(samples, channels * space, y_stride)) return CNORM_ERROR_STRIDE;
+    RUN(table->batch_norm_inference[dtype](samples, channels, space, x, x_stride, mean, var, gain, bias,
+                                           rounded(dtype, eps), y, y_stride, scratch));
+}
+
+cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels,
+                                                 ptrdiff_t space, const void *dy, ptrdiff_t dy_stride, const void *x,
+                                                 ptrdiff_t x_stride, const void *mean, const void *var,
+                                                 const void *gain, double eps, void *dx, ptrdiff_t dx_stride,
+                                                 void *dgain, void *dbias, void *scratch)
+{
+    ENTER(countable(samples, channels, space));
+    if (!mean || !var || !dgain || !dbias || !scratch || (samples && (!dy || !x || !dx))) return CNORM_ERROR_NULL;
+    if (!usable(dtype, eps)) return CNORM_ERROR_EPS;
+    if (rows_overlap(samples, channels * space, dx_stride)) return CNORM_ERROR_STRIDE;
+    RUN(table->batch_norm_inference_backward[dtype](samples, channels, space, dy, dy_stride, x, x_stride, mean, var,
+                                                    gain, rounded(dtype, eps), dx, dx_stride, dgain, dbias, scratch));
+}
+
+cnorm_status cnorm_weight_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *w, ptrdiff_t w_stride,
+                               const void *gain, void *v, ptrdiff_t v_stride)
+{
+    ENTER(countable(rows, n, 1));
+    if (rows == 0) return CNORM_OK;
+    if (!w || !v) return CNORM_ERROR_NULL;
+    if (rows_overlap(rows, n, v_stride)) return CNORM_ERROR_STRIDE;
+    RUN(table->weight_norm[dtype](rows, n, w, w_stride, gain, v, v_stride));
+}
+
+cnorm_status cnorm_weight_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dv,
+                                        ptrdiff_t dv_stride, const void *w, ptrdiff_t w_stride, const void *gain,
+                                        void *dw, ptrdiff_t dw_stride, void *dgain)
+{
+    ENTER(countable(rows, n, 1));
+    if (rows == 0) return CNORM_OK;
+    if (!dv || !w || !dw || !dgain) return CNORM_ERROR_NULL;
+    if (rows_overlap(rows, n, dw_stride)) return CNORM_ERROR_STRIDE;
+    RUN(table->weight_norm_backward[dtype](rows, n, dv, dv_stride, w, w_stride, gain, dw, dw_stride, dgain));
+}
+
+ptrdiff_t cnorm_divisive_norm_scratch(ptrdiff_t n) { return countable(0, n, 1) ? 11 * 8 * n : 0; }
+
+/* a field can't be larger than the row; and twice this is still a ptrdiff_t */
+static ptrdiff_t within(ptrdiff_t radius, ptrdiff_t n) { return radius < n ? radius : n - 1; }
+
+cnorm_status cnorm_divisive_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius,
+                                 ptrdiff_t radius, const void *x, ptrdiff_t x_stride, const void *gain,
+                                 const void *bias, double sigma, void *y, ptrdiff_t y_stride, void *scratch)
+{
+    ENTER(countable(rows, n, 1) && mean_radius >= 0 && radius >= 0);
+    if (rows == 0) return CNORM_OK;
+    if (!x || !y || !scratch) return CNORM_ERROR_NULL;
+    if (!usable(dtype, sigma)) return CNORM_ERROR_EPS;
+    if (rows_overlap(rows, n, y_stride)) return CNORM_ERROR_STRIDE;
+    RUN(table->divisive_norm[dtype](rows, n, within(mean_radius, n), within(radius, n), x, x_stride, gain, bias,
+                                    rounded(dtype, sigma), y, y_stride, scratch));
+}
+
+cnorm_status cnorm_divisive_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius,
+                                          ptrdiff_t radius, const void *dy, ptrdiff_t dy_stride, const void *x,
+                                          ptrdiff_t x_stride, const void *gain, double sigma, void *dx,
+                                          ptrdiff_t dx_stride, void *dgain, void *dbias, double *dsigma, void *scratch)
+{
+    ENTER(countable(rows, n, 1) && mean_radius >= 0 && radius >= 0);
+    if (!dgain || !dbias || !dsigma || !scratch || (rows && (!dy || !x || !dx))) return CNORM_ERROR_NULL;
+    if (!usable(dtype, sigma)) return CNORM_ERROR_EPS;
+    if (rows_overlap(rows, n, dx_stride)) return CNORM_ERROR_STRIDE;
+    RUN(table->divisive_norm_backward[dtype](rows, n, within(mean_radius, n), within(radius, n), dy, dy_stride, x,
+                                             x_stride, gain, rounded(dtype, sigma), dx, dx_stride, dgain, dbias,
+                                             dsigma, scratch));
+}
+
+cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
+                                      ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
+                                      const void *stats, double s, double *ds)
+{
+    ENTER(countable(rows, n, 1));
+    if (!ds || (rows && (!dy || !x || !stats))) return CNORM_ERROR_NULL;
+    if (!usable(dtype, s)) return CNORM_ERROR_EPS;
+    RUN(*ds = -s * table->smoothing_sum[dtype](rows, n, dy, dy_stride, x, x_stride, gain, stats));
+}

@@ -1,0 +1,353 @@
+/* Batch normalisation of x [samples, channels, space] (Ioffe, Szegedy 2015, arXiv:1502.03167): each channel over all
+ * samples and space, N = samples * space numbers.
+ *
+ * Forward
+ *   (1) K = a channel's first number plus the mean difference of the next few from it, rounded; one sweep of
+ *       d = x - K: S = sum d, Q = sum d^2, delta = S/N; accepted as in layer_norm.inl.h (2).
+ *   (2) If a channel fails, one more sweep with K + delta rounded for K, which counts for the failed channels only.
+ *   (3) A channel that fails again is copied together and done in float64, as in layer_norm.inl.h (3).
+ *   (4) y = ((x - K) - delta) scale + bias, scale = gain/sqrt(var + eps) rounded once
+ * Inference is (4) with K = the given mean and delta = 0.
+ * Backward, with xhat = ((x - K) - delta) rstd
+ *   (5) one sweep: A = sum dy, B = sum dy xhat;  dbias = A, dgain = B
+ *   (6) dx = rstd ((dy gain - gain A/N) - xhat gain B/N)
+ *
+ * With space = 1 the sums run down the columns, each in a lane of its own, and every 64 rows are added to a float64;
+ * otherwise they run over `space` elements as over a row, and every run is added to a float64.
+ * An element of y or dx is computed from itself and its channel's numbers alone, by one formula or the other.
+ */
+
+enum { FN(BATCH_FIRST) = 32 }; /* numbers that K comes from: mean - K is then small beside the deviation */
+
+/* The scratch: arrays [channels]. A channel with exact.scale != 0 is done in float64, because T can't carry it. */
+typedef struct {
+    double *sum, *sum2; /* S and Q, or A and B */
+    FN(exact) *exact;
+    T *K, *delta, *rstd, *gain, *bias, *scale, *G, *H;
+    T *block, *block2; /* the sums of 64 rows */
+    T *together;       /* [N]: one channel */
+    int any_exact;
+} FN(batch);
+
+static FN(batch) FN(batch_arrays)(void *scratch, ptrdiff_t channels, const T *gain, const T *bias)
+{
+    double *p = scratch;
+    T *q = (T *)(p + channels * BATCH_DOUBLES);
+    FN(batch) b = {.sum = p, .sum2 = p + channels, .exact = (FN(exact) *)(p + 2 * channels),
+                   .K = q, .delta = q + channels, .rstd = q + 2 * channels, .gain = q + 3 * channels,
+                   .bias = q + 4 * channels, .scale = q + 5 * channels, .G = q + 6 * channels, .H = q + 7 * channels,
+                   .block = q + 8 * channels, .block2 = q + 9 * channels, .together = q + channels * BATCH_ITEMS};
+    for (ptrdiff_t c = 0; c < channels; ++c) { /* 1 and -0 are what changes nothing */
+        b.gain[c] = gain ? gain[c] : 1;
+        b.bias[c] = bias ? bias[c] : -(T)0;
+        b.exact[c].scale = 0;
+    }
+    return b;
+}
+
+/* s += d, q += d^2, or with dy: s += dy, q += dy xhat; over `rows` rows of one vector of columns */
+INLINE void FN(column_terms)(ptrdiff_t rows, const T *dy, ptrdiff_t dy_stride, const T *x, ptrdiff_t x_stride,
+                             ptrdiff_t left, V K, V delta, V rstd, V *s, V *q)
+{
+    const V zero = FN(splat)(0);
+#pragma GCC unroll 8
+    for (ptrdiff_t r = 0; r < rows; ++r) {
+        const T *px = x + r * x_stride;
+        V d = (left >= VL ? FN(load)(px) : FN(load_some)(px, left, zero)) - K;
+        if (dy) {
+            const T *pdy = dy + r * dy_stride;
+            const V g = left >= VL ? FN(load)(pdy) : FN(load_some)(pdy, left, zero);
+            *s += g;
+            *q += g * ((d - delta) * rstd);
+        } else {
+            *s += d;
+            *q += d * d;
+        }
+    }
+}
+
+INLINE void FN(column_rows)(ptrdiff_t rows, ptrdiff_t channels, const T *dy, ptrdiff_t dy_stride, const T *x,
+                            ptrdiff_t x_stride, const T *K, const FN(batch) *b)
+{
+    const V zero = FN(splat)(0);
+    for (ptrdiff_t j = 0; j < channels; j += VL) {
+        const ptrdiff_t left = channels - j;
+        if (left >= VL) {
+            V s = FN(load)(b->block + j), q = FN(load)(b->block2 + j);
+            FN(column_terms)(rows, dy ? dy + j : NULL, dy_stride, x + j, x_stride, VL, FN(load)(K + j),
+                             dy ? FN(load)(b->delta + j) : zero, dy ? FN(load)(b->rstd + j) : zero, &s, &q);
+            FN(store)(b->block + j, s);
+            FN(store)(b->block2 + j, q);
+        } else {
+            V s = FN(load_some)(b->block + j, left, zero), q = FN(load_some)(b->block2 + j, left, zero);
+            FN(column_terms)(rows, dy ? dy + j : NULL, dy_stride, x + j, x_stride, left,
+                             FN(load_some)(K + j, left, zero), dy ? FN(load_some)(b->delta + j, left, zero) : zero,
+                             dy ? FN(load_some)(b->rstd + j, left, zero) : zero, &s, &q);
+            FN(store_some)(b->block + j, left, s);
+            FN(store_some)(b->block2 + j, left, q);
+        }
+    }
+}
+
+/* sum, sum2 = the two sums of every channel: with dy NULL those of (1) about K, else those of (5) */
+INLINE void FN(channel_sums)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, ptrdiff_t run, const T *dy,
+                             ptrdiff_t dy_stride, const T *x, ptrdiff_t x_stride, const T *K, const FN(batch) *b)
+{
+    memset(b->sum, 0, 2 * (size_t)channels * sizeof(double));
+    if (space == 1) {
+        for (ptrdiff_t begin = 0; begin < samples; begin += CNORM_BLOCK_ROWS) {
+            const ptrdiff_t end = samples - begin < CNORM_BLOCK_ROWS ? samples : begin + CNORM_BLOCK_ROWS;
+            memset(b->block, 0, 2 * (size_t)channels * sizeof(T));
+            ptrdiff_t row = begin; /* eight rows at a time: the running sums are read and written an eighth as often */
+            for (; row + 8 <= end; row += 8)
+                FN(column_rows)(8, channels, dy ? dy + row * dy_stride : NULL, dy_stride, x + row * x_stride, x_stride,
+                                K, b);
+            for (; row < end; ++row)
+                FN(column_rows)(1, channels, dy ? dy + row * dy_stride : NULL, dy_stride, x + row * x_stride, x_stride,
+                                K, b);
+            for (ptrdiff_t c = 0; c < channels; ++c) {
+                b->sum[c] += (double)b->block[c];
+                b->sum2[c] += (double)b->block2[c];
+            }
+        }
+    } else {
+        for (ptrdiff_t sample = 0; sample < samples; ++sample)
+            for (ptrdiff_t c = 0; c < channels; ++c) {
+                const T *px = x + sample * x_stride + c * space;
+                double s, q;
+                if (dy) {
+                    const T st[3] = {K[c], b->delta[c], b->rstd[c]};
+                    FN(gradient_sums)(run, dy + sample * dy_stride + c * space, px, NULL, st, &s, &q);
+                } else {
+                    FN(sums)(px, run, K[c], &s, &q);
+                }
+                b->sum[c] += s;
+                b->sum2[c] += q;
+            }
+    }
+}
+
+/* Can T carry (4)? |x - K| and the product then leave its range only where y does. NaN can't be carried. */
+INLINE int FN(carried)(T K, T scale)
+{
+    const T size = scale < 0 ? -scale : scale, centre = K < 0 ? -K : K;
+    return centre <= RSTD_MAX * RSTD_MAX && (size == 0 || (size >= RSTD_MIN && size <= RSTD_MAX));
+}
+
+/* (4) */
+static void FN(batch_apply)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const T *x, ptrdiff_t x_stride,
+                            T *y, ptrdiff_t y_stride, const FN(batch) *b)
+{
+    const V zero = FN(splat)(0);
+    for (ptrdiff_t sample = 0; sample < samples; ++sample, x += x_stride, y += y_stride) {
+        if (space == 1 && !b->any_exact) {
+            ptrdiff_t j = 0;
+            for (; j + VL <= channels; j += VL)
+                FN(store)(y + j, ((FN(load)(x + j) - FN(load)(b->K + j)) - FN(load)(b->delta + j)) *
+                                         FN(load)(b->scale + j) + FN(load)(b->bias + j));
+            const ptrdiff_t left = channels - j;
+            if (left)
+                FN(store_some)(y + j, left, ((FN(load_some)(x + j, left, zero) - FN(load_some)(b->K + j, left, zero)) -
+                                             FN(load_some)(b->delta + j, left, zero)) *
+                                                    FN(load_some)(b->scale + j, left, zero) +
+                                                FN(load_some)(b->bias + j, left, zero));
+            continue;
+        }
+        for (ptrdiff_t c = 0; c < channels; ++c) {
+            const T st[3] = {b->K[c], b->delta[c], b->scale[c]};
+            const T *px = x + c * space;
+            T *py = y + c * space;
+            if (b->exact[c].scale != 0)
+                for (ptrdiff_t j = 0; j < space; ++j)
+                    py[j] = (T)(FN(exact_xhat)(&b->exact[c], px[j]) * (double)b->gain[c] + (double)b->bias[c]);
+            else FN(normalise_run)(px, space, st, 1, b->bias[c], py);
+        }
+    }
+}
+
+static const T *FN(channel_together)(ptrdiff_t samples, ptrdiff_t space, const T *x, ptrdiff_t x_stride, ptrdiff_t c,
+                                     const FN(batch) *b)
+{
+    for (ptrdiff_t sample = 0; sample < samples; ++sample)
+        memcpy(b->together + sample * space, x + sample * x_stride + c * space, (size_t)space * sizeof(T));
+    return b->together;
+}
+
+/* Accepts channel c with the sums about K, or not; moments [2, channels] or NULL */
+INLINE int FN(channel_stats)(ptrdiff_t N, ptrdiff_t channels, ptrdiff_t c, T K, double eps, const FN(batch) *b,
+                             double *moments)
+{
+    const double S = b->sum[c], Q = b->sum2[c], delta = S / (double)N, var = (Q - S * delta) / (double)N;
+    if (!FN(accepted)((double)N, S, Q, eps)) return 0;
+    const double rstd = var + eps > 0 ? 1.0 / sqrt(var + eps) : 0;
+    b->K[c] = K;
+    b->delta[c] = (T)delta;
+    b->rstd[c] = (T)rstd;
+    b->scale[c] = (T)((double)b->gain[c] * rstd);
+    b->exact[c] = (FN(exact)){.scale = FN(carried)(K, b->scale[c]) ? 0 : 1, .origin = (double)K, .delta = delta,
+                              .rstd = rstd, .inv_std_dev = rstd};
+    if (moments) {
+        moments[c] = (double)K + delta;
+        moments[channels + c] = var;
+    }
+    return 1;
+}
+
+static void FN(batch_norm)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *px, ptrdiff_t x_stride,
+                           const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride, void *pstats,
+                           double *moments, void *scratch)
+{
+    const T *x = px;
+    const ptrdiff_t N = samples * space;
+    FN(batch) b = FN(batch_arrays)(scratch, channels, gain, bias);
+
+    const ptrdiff_t run = space < FN(BATCH_FIRST) ? space : FN(BATCH_FIRST);
+    const ptrdiff_t enough = (FN(BATCH_FIRST) + run - 1) / run, first = samples < enough ? samples : enough;
+    for (ptrdiff_t c = 0; c < channels; ++c) b.G[c] = x[c * space];
+    FN(channel_sums)(first, channels, space, run, NULL, 0, x, x_stride, b.G, &b);
+    for (ptrdiff_t c = 0; c < channels; ++c) b.K[c] = (T)((double)b.G[c] + b.sum[c] / (double)(first * run));
+
+    int failed = 0; /* how many; they hold their next K in G and have a scale of -1 */
+    FN(channel_sums)(samples, channels, space, space, NULL, 0, x, x_stride, b.K, &b);
+    for (ptrdiff_t c = 0; c < channels; ++c) {
+        if (FN(channel_stats)(N, channels, c, b.K[c], eps, &b, moments)) b.G[c] = b.K[c];
+        else {
+            b.G[c] = (T)((double)b.K[c] + b.sum[c] / (double)N);
+            b.exact[c].scale = -1;
+            failed = 1;
+        }
+    }
+    if (failed) {
+        FN(channel_sums)(samples, channels, space, space, NULL, 0, x, x_stride, b.G, &b);
+        for (ptrdiff_t c = 0; c < channels; ++c) {
+            if (b.exact[c].scale != -1 || FN(channel_stats)(N, channels, c, b.G[c], eps, &b, moments)) continue;
+            const T *together = FN(channel_together)(samples, space, x, x_stride, c, &b);
+            const FN(exact) e = b.exact[c] = FN(exact_stats)(together, N, eps);
+            T st[3];
+            FN(stats_of)(&e, st);
+            b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
+            if (moments) {
+                const double inv = FN(exact_stats)(together, N, 0).inv_std_dev;
+                moments[c] = (e.origin + e.delta) / e.scale;
+                moments[channels + c] = inv == 0 ? 0 : 1.0 / inv / inv;
+            }
+        }
+    }
+    T *stats = pstats;
+    for (ptrdiff_t c = 0; c < channels; ++c) {
+        b.any_exact |= b.exact[c].scale != 0;
+        if (stats) stats[3 * c] = b.K[c], stats[3 * c + 1] = b.delta[c], stats[3 * c + 2] = b.rstd[c];
+    }
+    FN(batch_apply)(samples, channels, space, x, x_stride, y, y_stride, &b);
+}
+
+/* The channels of a given mean and variance */
+INLINE void FN(given_stats)(ptrdiff_t channels, const T *mean, const T *var, double eps, FN(batch) *b)
+{
+    for (ptrdiff_t c = 0; c < channels; ++c) {
+        const double sum = (double)var[c] + eps, rstd = sum == 0 ? 0 : 1.0 / sqrt(sum);
+        b->K[c] = mean[c];
+        b->delta[c] = 0;
+        b->rstd[c] = (T)rstd;
+        b->scale[c] = (T)((double)b->gain[c] * rstd);
+        if (!FN(carried)(mean[c], b->scale[c]) || !FN(carried)(mean[c], b->rstd[c])) {
+            b->any_exact = 1; /* a quarter, so that x - mean stays finite in float64 too */
+            b->exact[c] = (FN(exact)){.scale = 0.25, .origin = 0.25 * (double)mean[c], .rstd = 4 * rstd,
+                                      .inv_std_dev = rstd};
+        }
+    }
+}
+
+static void FN(batch_norm_inference)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *x,
+                                     ptrdiff_t x_stride, const void *mean, const void *var, const void *gain,
+                                     const void *bias, double eps, void *y, ptrdiff_t y_stride, void *scratch)
+{
+    FN(batch) b = FN(batch_arrays)(scratch, channels, gain, bias);
+    FN(given_stats)(channels, mean, var, eps, &b);
+    FN(batch_apply)(samples, channels, space, x, x_stride, y, y_stride, &b);
+}
+
+/* (5): sums in sum and sum2, dgain and dbias written */
+static void FN(batch_gradient_sums)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const T *dy,
+                                    ptrdiff_t dy_stride, const T *x, ptrdiff_t x_stride, const FN(batch) *b, T *dgain,
+                                    T *dbias)
+{
+    FN(channel_sums)(samples, channels, space, space, dy, dy_stride, x, x_stride, b->K, b);
+    for (ptrdiff_t c = 0; c < channels; ++c) {
+        if (b->exact[c].scale != 0) {
+            b->sum[c] = b->sum2[c] = 0;
+            for (ptrdiff_t sample = 0; sample < samples; ++sample)
+                for (ptrdiff_t j = 0; j < space; ++j) {
+                    const double g = (double)dy[sample * dy_stride + c * space + j];
+                    b->sum[c] += g;
+                    b->sum2[c] += g * FN(exact_xhat)(&b->exact[c], x[sample * x_stride + c * space + j]);
+                }
+        }
+        dbias[c] = (T)b->sum[c];
+        dgain[c] = (T)b->sum2[c];
+    }
+}
+
+static void FN(batch_norm_backward)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *pdy,
+                                    ptrdiff_t dy_stride, const void *px, ptrdiff_t x_stride, const void *gain,
+                                    const void *pstats, void *pdx, ptrdiff_t dx_stride, void *dgain, void *dbias,
+                                    void *scratch)
+{
+    const T *dy = pdy, *x = px, *st = pstats;
+    T *dx = pdx;
+    const ptrdiff_t N = samples * space;
+    FN(batch) b = FN(batch_arrays)(scratch, channels, gain, NULL);
+    for (ptrdiff_t c = 0; c < channels; ++c, st += 3) {
+        b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
+        if (st[2] >= RSTD_MIN && st[2] <= RSTD_MAX) continue; /* NaN goes the slow way too */
+        b.any_exact = 1;
+        b.exact[c] = FN(exact_stats_with)(FN(channel_together)(samples, space, x, x_stride, c, &b), N, st[2]);
+    }
+    FN(batch_gradient_sums)(samples, channels, space, dy, dy_stride, x, x_stride, &b, dgain, dbias);
+    for (ptrdiff_t c = 0; c < channels; ++c) {
+        b.sum[c] *= (double)b.gain[c] / (double)N;
+        b.sum2[c] *= (double)b.gain[c] / (double)N;
+        b.G[c] = (T)b.sum[c];
+        b.H[c] = (T)b.sum2[c];
+    }
+    for (ptrdiff_t sample = 0; sample < samples; ++sample, x += x_stride, dy += dy_stride, dx += dx_stride) {
+        if (space == 1 && !b.any_exact) { /* (6), as in gradient_run */
+            for (ptrdiff_t j = 0; j < channels; j += VL) {
+                const V zero = FN(splat)(0);
+                const ptrdiff_t left = channels - j;
+#define TAKE(p) (left >= VL ? FN(load)((p) + j) : FN(load_some)((p) + j, left, zero))
+                const V rstd = TAKE(b.rstd), xhat = ((TAKE(x) - TAKE(b.K)) - TAKE(b.delta)) * rstd;
+                const V v = rstd * ((TAKE(dy) * TAKE(b.gain) - TAKE(b.G)) - xhat * TAKE(b.H));
+#undef TAKE
+                if (left >= VL) FN(store)(dx + j, v);
+                else FN(store_some)(dx + j, left, v);
+            }
+            continue;
+        }
+        for (ptrdiff_t c = 0; c < channels; ++c) {
+            const FN(exact) *e = &b.exact[c];
+            const T stats[3] = {b.K[c], b.delta[c], b.rstd[c]};
+            if (e->scale == 0)
+                FN(gradient_run)(space, dy + c * space, x + c * space, b.gain[c], stats, b.G[c], b.H[c], dx + c * space);
+            else
+                for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j)
+                    dx[j] = (T)(e->inv_std_dev * (((double)dy[j] * (double)b.gain[c] - b.sum[c]) -
+                                                  FN(exact_xhat)(e, x[j]) * b.sum2[c]));
+        }
+    }
+}
+
+static void FN(batch_norm_inference_backward)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *dy,
+                                              ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *mean,
+                                              const void *var, const void *gain, double eps, void *dx,
+                                              ptrdiff_t dx_stride, void *dgain, void *dbias, void *scratch)
+{
+    FN(batch) b = FN(batch_arrays)(scratch, channels, gain, NULL);
+    FN(given_stats)(channels, mean, var, eps, &b);
+    FN(batch_gradient_sums)(samples, channels, space, dy, dy_stride, x, x_stride, &b, dgain, dbias);
+    for (ptrdiff_t c = 0; c < channels; ++c) { /* dx = scale dy is (4) about zero */
+        b.K[c] = 0;
+        b.exact[c].origin = 0;
+    }
+    FN(batch_apply)(samples, channels, space, dy, dy_stride, dx, dx_stride, &b);
+}

@@ -1,0 +1,196 @@
+/* Group normalisation of x [samples, channels, space] (Wu, He 2018, arXiv:1803.08494): a row of layer_norm.inl.h is a
+ * group of channels of one sample with all their space; gain and bias are one number per channel. Instance
+ * normalisation has as many groups as channels. The statistics are those of layer_norm.inl.h.
+ *
+ * Backward: the sums of dy and dy xhat over each channel's run of `space` elements are folded in float64; they are
+ * the sample's share of dbias and dgain, and weighted with the gain, the two means of (6). With space = 1 it is (5).
+ */
+
+/* y = ((x - K) - delta) rstd gain + bias over a channel's run x [n] */
+INLINE void FN(normalise_run)(const T *x, ptrdiff_t n, const T stats[3], T gain, T bias, T *y)
+{
+    const V K = FN(splat)(stats[0]), delta = FN(splat)(stats[1]), rstd = FN(splat)(stats[2]), zero = FN(splat)(0);
+    const V g = FN(splat)(gain), b = FN(splat)(bias);
+    ptrdiff_t j = 0;
+    for (; j + VL <= n; j += VL) FN(store)(y + j, ((FN(load)(x + j) - K) - delta) * rstd * g + b);
+    if (j < n)
+        FN(store_some)(y + j, n - j, ((FN(load_some)(x + j, n - j, zero) - K) - delta) * rstd * g + b);
+}
+
+/* A = sum g and B = sum g xhat over x [n], with xhat of these stats and g = dy gain; gain may be NULL */
+INLINE void FN(gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], double *A, double *B)
+{
+    const V K = FN(splat)(st[0]), delta = FN(splat)(st[1]), rstd = FN(splat)(st[2]), zero = FN(splat)(0);
+    *A = *B = 0;
+    for (ptrdiff_t start = 0; start < n; start += FOLD) {
+        const ptrdiff_t len = n - start < FOLD ? n - start : FOLD;
+        const ptrdiff_t whole = len / LANES * LANES;
+        V a[LANE_VECTORS], b[LANE_VECTORS];
+#pragma GCC unroll 2
+        for (int first = 0; first < LANE_VECTORS; first += PASS) {
+            const ptrdiff_t base = start + first * VL;
+            V ap[PASS], bp[PASS];
+#pragma GCC unroll 4
+            for (int i = 0; i < PASS; ++i) ap[i] = bp[i] = zero;
+            for (ptrdiff_t j = base; j < base + whole; j += LANES) {
+#pragma GCC unroll 4
+                for (int i = 0; i < PASS; ++i) {
+                    V g = FN(load)(dy + j + i * VL);
+                    if (gain) g *= FN(load)(gain + j + i * VL);
+                    ap[i] += g;
+                    bp[i] += g * (((FN(load)(x + j + i * VL) - K) - delta) * rstd);
+                }
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < PASS; ++i) {
+                const ptrdiff_t at = base + whole + i * VL;
+                const ptrdiff_t left = start + len - at < VL ? start + len - at : VL;
+                if (left > 0) { /* missing dy are zero, and with them both terms */
+                    V g = FN(load_some)(dy + at, left, zero);
+                    if (gain) g *= FN(load_some)(gain + at, left, zero);
+                    ap[i] += g;
+                    bp[i] += g * (((FN(load_some)(x + at, left, K) - K) - delta) * rstd);
+                }
+                a[first + i] = ap[i];
+                b[first + i] = bp[i];
+            }
+        }
+        *A += (double)FN(tree)(a);
+        *B += (double)FN(tree)(b);
+    }
+}
+
+/* dx = rstd ((dy gain - G) - xhat H) over a channel's run */
+INLINE void FN(gradient_run)(ptrdiff_t n, const T *dy, const T *x, T gain, const T st[3], T mean_g, T mean_gx, T *dx)
+{
+    const V K = FN(splat)(st[0]), delta = FN(splat)(st[1]), rstd = FN(splat)(st[2]), zero = FN(splat)(0);
+    const V scale = FN(splat)(gain), G = FN(splat)(mean_g), H = FN(splat)(mean_gx);
+    for (ptrdiff_t j = 0; j < n; j += VL) {
+        const ptrdiff_t left = n - j;
+        const V xv = left >= VL ? FN(load)(x + j) : FN(load_some)(x + j, left, zero);
+        const V g = (left >= VL ? FN(load)(dy + j) : FN(load_some)(dy + j, left, zero)) * scale;
+        const V v = rstd * ((g - G) - ((xv - K) - delta) * rstd * H);
+        if (left >= VL) FN(store)(dx + j, v);
+        else FN(store_some)(dx + j, left, v);
+    }
+}
+
+/* The exact statistics of a row whose forward call left rstd: one in range carries the eps of that call, one out of
+ * range says that eps was negligible */
+static FN(exact) FN(exact_stats_with)(const T *x, ptrdiff_t n, T rstd)
+{
+    FN(exact) e = FN(exact_stats)(x, n, 0);
+    if (rstd == 0) e.rstd = e.inv_std_dev = 0;
+    else if (rstd >= RSTD_TINY && rstd <= RSTD_HUGE) {
+        e.inv_std_dev = (double)rstd;
+        e.rstd = e.inv_std_dev / e.scale;
+    }
+    return e;
+}
+
+INLINE void FN(stats_of)(const FN(exact) *e, T stats[3])
+{
+    stats[0] = (T)((e->origin + e->delta) / e->scale);
+    stats[1] = (T)(((e->origin - (double)stats[0] * e->scale) + e->delta) / e->scale);
+    stats[2] = (T)e->inv_std_dev;
+}
+
+static __attribute__((noinline)) void FN(exact_group)(ptrdiff_t channels, ptrdiff_t space, const T *x, const T *gain,
+                                                      const T *bias, double eps, T *y, T stats[3])
+{
+    const FN(exact) e = FN(exact_stats)(x, channels * space, eps);
+    for (ptrdiff_t c = 0; c < channels; ++c)
+        for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
+            double v = FN(exact_xhat)(&e, x[j]);
+            if (gain) v *= (double)gain[c];
+            if (bias) v += (double)bias[c];
+            y[j] = (T)v;
+        }
+    FN(stats_of)(&e, stats);
+}
+
+static void FN(group_norm)(ptrdiff_t samples, ptrdiff_t groups, ptrdiff_t channels, ptrdiff_t space, const void *px,
+                           ptrdiff_t x_stride, const void *pgain, const void *pbias, double eps, void *py,
+                           ptrdiff_t y_stride, void *pstats)
+{
+    const ptrdiff_t n = channels * space;
+    T discarded[3];
+    for (ptrdiff_t sample = 0; sample < samples; ++sample)
+        for (ptrdiff_t group = 0; group < groups; ++group) {
+            const T *x = (const T *)px + sample * x_stride + group * n;
+            const T *gain = pgain ? (const T *)pgain + group * channels : NULL;
+            const T *bias = pbias ? (const T *)pbias + group * channels : NULL;
+            T *y = (T *)py + sample * y_stride + group * n;
+            T *st = pstats ? (T *)pstats + 3 * (sample * groups + group) : discarded;
+            if (!FN(row_stats)(x, n, eps, st)) FN(exact_group)(channels, space, x, gain, bias, eps, y, st);
+            else if (space == 1) FN(normalise)(x, n, st, gain, bias, y);
+            else /* 1 and -0 are what changes nothing */
+                for (ptrdiff_t c = 0; c < channels; ++c)
+                    FN(normalise_run)(x + c * space, space, st, gain ? gain[c] : 1, bias ? bias[c] : -(T)0, y + c * space);
+        }
+}
+
+static __attribute__((noinline)) void FN(exact_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T *dy,
+                                                               const T *x, const T *gain, T rstd, T *dx, T *dgain,
+                                                               T *dbias)
+{
+    const ptrdiff_t n = channels * space;
+    const FN(exact) e = FN(exact_stats_with)(x, n, rstd);
+    double G = 0, H = 0;
+    for (ptrdiff_t c = 0; c < channels; ++c) {
+        double sum = 0, sum_x = 0;
+        for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
+            sum += (double)dy[j];
+            sum_x += (double)dy[j] * FN(exact_xhat)(&e, x[j]);
+        }
+        G += sum * (gain ? (double)gain[c] : 1.0);
+        H += sum_x * (gain ? (double)gain[c] : 1.0);
+        dgain[c] = (T)((double)dgain[c] + sum_x);
+        dbias[c] = (T)((double)dbias[c] + sum);
+    }
+    G /= (double)n;
+    H /= (double)n;
+    for (ptrdiff_t c = 0; c < channels; ++c)
+        for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
+            const double g = (double)dy[j] * (gain ? (double)gain[c] : 1.0);
+            dx[j] = (T)(e.inv_std_dev * ((g - G) - FN(exact_xhat)(&e, x[j]) * H));
+        }
+}
+
+/* One block of samples: partial [2, groups * channels] becomes this block's dgain and dbias */
+static void FN(group_norm_backward_block)(ptrdiff_t samples, ptrdiff_t groups, ptrdiff_t channels, ptrdiff_t space,
+                                          const void *pdy, ptrdiff_t dy_stride, const void *px, ptrdiff_t x_stride,
+                                          const void *pgain, const void *pstats, void *pdx, ptrdiff_t dx_stride,
+                                          void *partial)
+{
+    const ptrdiff_t n = channels * space;
+    memset(partial, 0, 2 * (size_t)(groups * channels) * sizeof(T));
+    for (ptrdiff_t sample = 0; sample < samples; ++sample)
+        for (ptrdiff_t group = 0; group < groups; ++group) {
+            const T *dy = (const T *)pdy + sample * dy_stride + group * n;
+            const T *x = (const T *)px + sample * x_stride + group * n;
+            const T *gain = pgain ? (const T *)pgain + group * channels : NULL;
+            const T *st = (const T *)pstats + 3 * (sample * groups + group);
+            T *dx = (T *)pdx + sample * dx_stride + group * n;
+            T *dgain = (T *)partial + group * channels, *dbias = dgain + groups * channels;
+            /* written so that NaN goes the slow way too */
+            if (!(st[2] >= RSTD_MIN && st[2] <= RSTD_MAX)) {
+                FN(exact_group_backward)(channels, space, dy, x, gain, st[2], dx, dgain, dbias);
+            } else if (space == 1) {
+                FN(backward_row)(n, dy, x, gain, st, dx, dgain, dbias);
+            } else {
+                double G = 0, H = 0;
+                for (ptrdiff_t c = 0; c < channels; ++c) {
+                    double sum, sum_x;
+                    FN(gradient_sums)(space, dy + c * space, x + c * space, NULL, st, &sum, &sum_x);
+                    G += sum * (gain ? (double)gain[c] : 1.0);
+                    H += sum_x * (gain ? (double)gain[c] : 1.0);
+                    dgain[c] += (T)sum_x;
+                    dbias[c] += (T)sum;
+                }
+                for (ptrdiff_t c = 0; c < channels; ++c)
+                    FN(gradient_run)(space, dy + c * space, x + c * space, gain ? gain[c] : 1, st, (T)(G / (double)n),
+                                     (T)(H / (double)n), dx + c * space);
+            }
+        }
+}
