@@ -1,8 +1,8 @@
-"""What the norms of the family are invariant to, and what they do to the curvature of a model: the claims of section 5
-of Ba, Kiros, Hinton, "Layer Normalization", arXiv:1607.06450, as measurements.
+"""What the norms of the family are invariant to, and what they do to the curvature of a model.
 
-Every norm here has the common form ``h = f(gain / sigma * (a - mu) + bias)`` of the summed inputs ``a = W x``. They
-differ in where mu and sigma come from: batch norm takes them from each unit over the data, layer norm from each case
+The claims of section 5 of Ba, Kiros, Hinton, "Layer Normalization", arXiv:1607.06450, as measurements. Every norm
+here has the common form ``h = f(gain / sigma * (a - mu) + bias)`` of the summed inputs ``a = W x``. They differ
+in where mu and sigma come from: batch norm takes them from each unit over the data, layer norm from each case
 over the units, weight norm has ``mu = 0`` and ``sigma_i = |w_i|``.
 """
 
@@ -30,7 +30,8 @@ class InvarianceTable:
     Attributes
     ----------
     effects : ndarray, shape (3, 6), float64
-        The largest change of any output, rows as in `NORMS`, columns as in `TRANSFORMATIONS`. Outputs are of order 1.
+        The largest change of any output, rows as in `NORMS`, columns as in `TRANSFORMATIONS`. Outputs are of
+        order 1.
     """
 
     effects: np.ndarray
@@ -55,8 +56,9 @@ class InvarianceTable:
 def invariance_table(*, cases=40, inputs=7, units=9, seed=0):
     """Measures Table 1 of arXiv:1607.06450 with cnorm's own norms, in float64 with eps 0.
 
-    A random linear layer is normalised before and after its weights or its data are transformed: W to 1.7 W, W to
-    ``W + 1 gamma'``, one row of W to 1.7 times itself, x to 1.7 x, x to x + gamma, one case to 1.7 times itself.
+    A random linear layer is normalised before and after its weights or its data are transformed: W to 1.7 W, W
+    to ``W + 1 gamma'``, one row of W to 1.7 times itself, x to 1.7 x, x to x + gamma, one case to 1.7 times
+    itself.
 
     Parameters
     ----------
@@ -110,10 +112,10 @@ def fisher_glm(weight, gain, bias, x, *, norm, output="gaussian", phi=1.0, eps=0
     """Fisher information of a normalised generalised linear model (arXiv:1607.06450, Eq. 12-14).
 
     Unit i has the parameters (w_i, b_i, g_i) and the natural parameter
-    ``z_i = g_i / sigma_i * (a_i - mu_i) + b_i``, ``a_i = w_i . x``. With J [units, parameters] the derivative of z for
-    one case, the information is the mean over the cases of ``J' C J``, C being the information of the output
-    distribution about z: 1 / phi for a Gaussian of mean z and variance phi, p (1 - p) for a Bernoulli with
-    ``p = sigmoid(z)``.
+    ``z_i = g_i / sigma_i * (a_i - mu_i) + b_i``, ``a_i = w_i . x``. With J [units, parameters] the derivative of
+    z for one case, the information is the mean over the cases of ``J' C J``, C being the information of the
+    output distribution about z: 1 / phi for a Gaussian of mean z and variance phi, p (1 - p) for a Bernoulli
+    with ``p = sigmoid(z)``.
 
     Parameters
     ----------
@@ -130,9 +132,9 @@ def fisher_glm(weight, gain, bias, x, *, norm, output="gaussian", phi=1.0, eps=0
     eps : float
         Added to the variance in batch and layer norm.
     cross : bool
-        True: the derivative of every z for every weight, which is the information of the model. False: that of z_i for
-        unit i's own weights only, as the blocks of Eq. 13 are written. The two are the same but for layer norm, where
-        each weight moves the mu and sigma of all units.
+        True: the derivative of every z for every weight, which is the information of the model. False: that of
+        z_i for unit i's own weights only, as the blocks of Eq. 13 are written. The two are the same but for
+        layer norm, where each weight moves the mu and sigma of all units.
 
     Returns
     -------
@@ -179,7 +181,12 @@ def _moments(w, x, norm, eps):
         return a, np.ones_like(a), np.zeros(shape), np.zeros(shape)
     if norm == "weight":
         sigma = np.sqrt((w * w).sum(1))
-        return a, np.broadcast_to(sigma, a.shape), np.zeros(shape), np.broadcast_to(own * (w / sigma[:, None]), shape)
+        return (
+            a,
+            np.broadcast_to(sigma, a.shape),
+            np.zeros(shape),
+            np.broadcast_to(own * (w / sigma[:, None]), shape),
+        )
     if norm == "batch":
         centred, x_centred = a - a.mean(0), x - x.mean(0)
         sigma = np.sqrt((centred**2).mean(0) + eps)

@@ -56,9 +56,10 @@ def fold_batch_norm(linear_weight, linear_bias, mean, var, weight=None, bias=Non
 
 
 def fold_weight_norm(weight, gain=None, bias=None):
-    """The plain linear layer that a weight-normalised one is, for `Linear(*fold_weight_norm(weight, gain, bias))`.
+    """The plain linear layer that a weight-normalised one is.
 
-    `weight_norm` computed in float64 and rounded once; the bias stays as it is.
+    `weight_norm` computed in float64 and rounded once; the bias stays as it is. For float32,
+    ``Linear(*fold_weight_norm(weight, gain, bias))``.
 
     Parameters
     ----------
@@ -105,5 +106,7 @@ def _per_output(array, outputs, name):
     if array.dtype not in (np.float32, np.float64):
         raise TypeError(f"{name} must have dtype float32 or float64, got {array.dtype}")
     if array.shape != (outputs,):
-        raise ValueError(f"{name} must have shape ({outputs},), one number for each output, got {array.shape}")
+        raise ValueError(
+            f"{name} must have shape ({outputs},), one number for each output, got {array.shape}"
+        )
     return array.astype(np.float64)
