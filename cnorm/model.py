@@ -58,7 +58,9 @@ class Model:
             raise ValueError("layers must have at least one layer, got none")
         for i, layer in enumerate(layers):
             if not isinstance(layer, _Layer):
-                raise TypeError(f"layers[{i}] must be a layer such as cnorm.LSTM or cnorm.Linear, got {type(layer).__name__}")
+                raise TypeError(
+                    f"layers[{i}] must be a layer such as cnorm.LSTM or cnorm.Linear, got {type(layer).__name__}"
+                )
             if i and layer.input_size != layers[i - 1].output_size:
                 raise ValueError(
                     f"layers[{i}] must take the {layers[i - 1].output_size} outputs of layers[{i - 1}], "
@@ -103,7 +105,9 @@ class Model:
         The file appears whole or not at all.
         """
         path = Path(path)
-        data = safetensors.numpy.save(_tensors(self._layers), metadata={METADATA_KEY: _configuration(self._layers)})
+        data = safetensors.numpy.save(
+            _tensors(self._layers), metadata={METADATA_KEY: _configuration(self._layers)}
+        )
         handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -132,7 +136,9 @@ def _configuration(layers) -> str:
 
 
 def _tensors(layers) -> dict[str, np.ndarray]:
-    return {f"layers.{i}.{name}": array for i, layer in enumerate(layers) for name, array in layer.weights.items()}
+    return {
+        f"layers.{i}.{name}": array for i, layer in enumerate(layers) for name, array in layer.weights.items()
+    }
 
 
 def _identity(layers) -> bytes:
@@ -199,7 +205,9 @@ def _read(path) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path} is not a regular file")
         if status.st_size > MAX_FILE_BYTES:
-            raise ValueError(f"{path} has {status.st_size} bytes, more than the {MAX_FILE_BYTES} that are read")
+            raise ValueError(
+                f"{path} has {status.st_size} bytes, more than the {MAX_FILE_BYTES} that are read"
+            )
         return file.read(status.st_size)
 
 
@@ -215,7 +223,9 @@ def _layer(entry, weights):
         return LSTM(weights, preset=entry["preset"], eps=entry["eps"])
     if kind == "Linear" and entry.keys() == {"type"}:
         if "weight" not in weights or not weights.keys() <= {"weight", "bias"}:
-            raise ValueError(f"Linear must have the tensors weight and bias, got {', '.join(sorted(weights)) or 'none'}")
+            raise ValueError(
+                f"Linear must have the tensors weight and bias, got {', '.join(sorted(weights)) or 'none'}"
+            )
         return Linear(**weights)
     raise ValueError(f"unknown layer in the configuration: {str(entry)[:200]}")
 
