@@ -17,9 +17,7 @@ def main():
         """Layer normalisation on CPUs: right, the same everywhere, fast, small."""
 
     @cnorm.command()
-    @click.option(
-        "--out", "out_dir", default="demo_out", show_default=True, help="Folder for demo.onnx and demo.png."
-    )
+    @click.option("--out", "out_dir", default="demo_out", show_default=True, help="Folder for demo.onnx and demo.png.")
     def demo(out_dir):
         """Stream real speech through a trained layer-normalised LSTM, frame by frame; then export and prove it."""
         from cnorm.demo import run

@@ -13,9 +13,7 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    names = [
-        line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model name"))
-    ]
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model name"))]
     return names[0] if names else platform.processor() or platform.machine()
 
 
@@ -39,12 +37,8 @@ def show() -> None:
     table.add_row("cnorm", cnorm.__version__)
     table.add_row("processor", processor())
     isas = [f"[bold]{isa}[/]" if isa == cnorm.active_isa() else isa for isa in cnorm.available_isas()]
-    table.add_row(
-        "instruction sets", f"{', '.join(isas)}  (bold: active; CNORM_ISA or cnorm.use_isa chooses)"
-    )
+    table.add_row("instruction sets", f"{', '.join(isas)}  (bold: active; CNORM_ISA or cnorm.use_isa chooses)")
     table.add_row("Python", platform.python_version())
-    for package, version in versions(
-        "numpy", "safetensors", "onnx", "onnxruntime", "torch", "ml_dtypes"
-    ).items():
+    for package, version in versions("numpy", "safetensors", "onnx", "onnxruntime", "torch", "ml_dtypes").items():
         table.add_row(package, version)
     Console().print(table)

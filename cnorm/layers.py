@@ -13,17 +13,13 @@ from cnorm.specs import PRESETS, CellSpec
 __all__ = ["LSTM", "Linear"]
 
 
-def _checked_weights(
-    weights, shapes: dict[str, tuple[int, ...]], layer: str, optional=()
-) -> Mapping[str, np.ndarray]:
+def _checked_weights(weights, shapes: dict[str, tuple[int, ...]], layer: str, optional=()) -> Mapping[str, np.ndarray]:
     """Read-only float32 copies of exactly the named arrays, shapes checked.
 
     `shapes` has a letter for a size that the first array that has it decides, such as ("4H", "I").
     """
     if not isinstance(weights, Mapping):
-        raise TypeError(
-            f"weights of {layer} must be a mapping of names to arrays, got {type(weights).__name__}"
-        )
+        raise TypeError(f"weights of {layer} must be a mapping of names to arrays, got {type(weights).__name__}")
     missing = [name for name in shapes if name not in weights and name not in optional]
     extra = [str(name) for name in weights if name not in shapes]
     if missing or extra:
@@ -43,13 +39,9 @@ def _checked_weights(
                 f"weights[{name!r}].astype('float32')"
             )
         if array.dtype != np.float32 and array.dtype != np.float16 and array.dtype.name != "bfloat16":
-            raise TypeError(
-                f"weights[{name!r}] of {layer} must be float32, float16 or bfloat16, got {array.dtype}"
-            )
+            raise TypeError(f"weights[{name!r}] of {layer} must be float32, float16 or bfloat16, got {array.dtype}")
         if array.ndim != len(letters):
-            raise ValueError(
-                f"weights[{name!r}] of {layer} must have shape [{', '.join(letters)}], got {array.shape}"
-            )
+            raise ValueError(f"weights[{name!r}] of {layer} must have shape [{', '.join(letters)}], got {array.shape}")
         for length, symbol in zip(array.shape, letters, strict=True):
             factor, letter = (int(symbol[:-1]), symbol[-1]) if len(symbol) > 1 else (1, symbol)
             size = sizes.setdefault(letter, length // factor)
@@ -149,9 +141,7 @@ class Linear(_Layer):
 
     def __init__(self, weight, bias=None):
         given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        self.weights = _checked_weights(
-            given, {"weight": ("O", "I"), "bias": ("O",)}, "Linear", optional=("bias",)
-        )
+        self.weights = _checked_weights(given, {"weight": ("O", "I"), "bias": ("O",)}, "Linear", optional=("bias",))
         self.output_size, self.input_size = self.weights["weight"].shape
 
     def __repr__(self):

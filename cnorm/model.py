@@ -105,9 +105,7 @@ class Model:
         The file appears whole or not at all.
         """
         path = Path(path)
-        data = safetensors.numpy.save(
-            _tensors(self._layers), metadata={METADATA_KEY: _configuration(self._layers)}
-        )
+        data = safetensors.numpy.save(_tensors(self._layers), metadata={METADATA_KEY: _configuration(self._layers)})
         handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -136,9 +134,7 @@ def _configuration(layers) -> str:
 
 
 def _tensors(layers) -> dict[str, np.ndarray]:
-    return {
-        f"layers.{i}.{name}": array for i, layer in enumerate(layers) for name, array in layer.weights.items()
-    }
+    return {f"layers.{i}.{name}": array for i, layer in enumerate(layers) for name, array in layer.weights.items()}
 
 
 def _identity(layers) -> bytes:
@@ -205,9 +201,7 @@ def _read(path) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path} is not a regular file")
         if status.st_size > MAX_FILE_BYTES:
-            raise ValueError(
-                f"{path} has {status.st_size} bytes, more than the {MAX_FILE_BYTES} that are read"
-            )
+            raise ValueError(f"{path} has {status.st_size} bytes, more than the {MAX_FILE_BYTES} that are read")
         return file.read(status.st_size)
 
 
