@@ -6,7 +6,7 @@ except ImportError as error:
     if "CNORM_ISA" in str(error):
         raise
     raise ImportError(
-        f"the extension module cnorm._core is not here ({error}). In a source folder run `make build` and use "
+        f"the extension module cnorm._core is not here ({error}). In a source folder run `make test` and use "
         ".venv/bin/python from another folder, or install with `pip install .`"
     ) from error
 
@@ -14,6 +14,7 @@ from cnorm._core import (
     Stats,
     Stream,
     active_isa,
+    add_layer_norm,
     available_isas,
     batch_norm,
     batch_norm_backward,
@@ -27,6 +28,8 @@ from cnorm._core import (
     instance_norm_backward,
     layer_norm,
     layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
     smoothing_gradient,
     use_isa,
     weight_norm,
@@ -48,6 +51,7 @@ __all__ = [
     "Stats",
     "Stream",
     "active_isa",
+    "add_layer_norm",
     "available_isas",
     "batch_norm",
     "batch_norm_backward",
@@ -65,6 +69,8 @@ __all__ = [
     "layer_norm",
     "layer_norm_backward",
     "load",
+    "rms_norm",
+    "rms_norm_backward",
     "smoothing_gradient",
     "use_isa",
     "weight_norm",

@@ -1,5 +1,13 @@
 """Group, instance, batch, weight and divisive normalisation, and the gradient for the smoothing term."""
 
+cdef cnorm_dtype whole_dtype(cnp.ndarray a, str name) except *:
+    """float32 or float64: the family has no half types."""
+    cdef int number = cnp.PyArray_TYPE(a)
+    if number not in (cnp.NPY_FLOAT32, cnp.NPY_FLOAT64) or not cnp.PyArray_ISNOTSWAPPED(a):
+        raise TypeError(f"{name} must have dtype float32 or float64 in native byte order, got {a.dtype}")
+    return CNORM_F32 if number == cnp.NPY_FLOAT32 else CNORM_F64
+
+
 cdef struct Volume:
     ptrdiff_t samples, channels, space
 
@@ -44,13 +52,6 @@ cdef cnp.ndarray gradient_of(object dy, cnp.ndarray x, str name="dy", str like="
     if not cnp.PyArray_SAMESHAPE(d, x):
         raise ValueError(f"{name} must have the shape of {like}, {(<object>x).shape}, got {(<object>d).shape}")
     return d
-
-
-cdef cnp.ndarray sink_of(cnp.ndarray y, int axis, Rows *rows):
-    """y as rows to write to; a new array where its strides do not allow that, to be copied by `deliver`."""
-    if as_rows(y, axis, rows):
-        return y
-    return rows_of(np.empty((<object>y).shape, y.dtype), axis, rows)
 
 
 cdef int deliver(results, computed) except -1:
@@ -138,7 +139,7 @@ cdef ptrdiff_t checked_groups(object groups, Volume *v) except -1:
 
 cdef object group_forward(cnp.ndarray a, Volume *v, ptrdiff_t groups, object weight, object bias, object eps,
                           object out, bint return_stats):
-    cdef cnorm_dtype dtype = dtype_of(a, "x")
+    cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef double e = checked_eps(eps)
     cdef cnp.ndarray gain = vector(weight, a, v.channels, "weight", "channel"), target
     cdef cnp.ndarray shift = vector(bias, a, v.channels, "bias", "channel")
@@ -151,7 +152,7 @@ cdef object group_forward(cnp.ndarray a, Volume *v, ptrdiff_t groups, object wei
     cdef ptrdiff_t m = v.samples, c = v.channels, s = v.space
     cdef cnorm_status status
     a = rows_of(a, 1, &source)
-    target = sink_of(y, 1, &sink)
+    target = rows_to(y, 1, &sink)
     with nogil:
         status = cnorm_group_norm(dtype, m, c, s, groups, source.data, source.stride, pg, pb, e, sink.data,
                                   sink.stride, ps)
@@ -162,7 +163,7 @@ cdef object group_forward(cnp.ndarray a, Volume *v, ptrdiff_t groups, object wei
 
 cdef object group_backward(object dy, cnp.ndarray a, Volume *v, ptrdiff_t groups, object weight, Stats stats,
                            object out):
-    cdef cnorm_dtype dtype = dtype_of(a, "x")
+    cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef cnp.ndarray d = gradient_of(dy, a), gain = vector(weight, a, v.channels, "weight", "channel")
     cdef cnp.ndarray like = np.empty(v.channels, a.dtype), target, dgain, dbias, partials
     cdef Rows gradient, source, sink
@@ -173,9 +174,9 @@ cdef object group_backward(object dy, cnp.ndarray a, Volume *v, ptrdiff_t groups
                            (("dy", d), ("x", a), ("weight", gain), ("stats", stats._data)))
     d = rows_of(d, 1, &gradient)
     a = rows_of(a, 1, &source)
-    target = sink_of(results[0], 1, &sink)
+    target = rows_to(results[0], 1, &sink)
     dgain, dbias = np.require(results[1], None, "CA"), np.require(results[2], None, "CA")
-    partials = np.empty(cnorm_layer_norm_backward_partials(dtype, m, c), np.uint8)
+    partials = np.empty(cnorm_backward_partials(dtype, m, c), np.uint8)
     cdef void *pg = data_of(gain)
     cdef void *ps = data_of(stats._data)
     cdef void *pdg = data_of(dgain)
@@ -232,7 +233,7 @@ def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, out=None, bint re
     """
     cdef cnp.ndarray a = as_array(x, "x")
     cdef Volume v
-    dtype_of(a, "x")
+    whole_dtype(a, "x")
     volume_of(a, 2, &v)
     return group_forward(a, &v, checked_groups(groups, &v), weight, bias, eps, out, return_stats)
 
@@ -270,7 +271,7 @@ def group_norm_backward(dy, x, groups, weight, Stats stats not None, *, out=None
     """
     cdef cnp.ndarray a = as_array(x, "x")
     cdef Volume v
-    dtype_of(a, "x")
+    whole_dtype(a, "x")
     volume_of(a, 2, &v)
     return group_backward(dy, a, &v, checked_groups(groups, &v), weight, stats, out)
 
@@ -305,7 +306,7 @@ def instance_norm(x, weight=None, bias=None, *, eps=1e-5, out=None, bint return_
     """
     cdef cnp.ndarray a = as_array(x, "x")
     cdef Volume v
-    dtype_of(a, "x")
+    whole_dtype(a, "x")
     volume_of(a, 3, &v)
     return group_forward(a, &v, v.channels, weight, bias, eps, out, return_stats)
 
@@ -339,7 +340,7 @@ def instance_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     """
     cdef cnp.ndarray a = as_array(x, "x")
     cdef Volume v
-    dtype_of(a, "x")
+    whole_dtype(a, "x")
     volume_of(a, 3, &v)
     return group_backward(dy, a, &v, v.channels, weight, stats, out)
 
@@ -411,7 +412,7 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
            [ 1.,  1.]], dtype=float32)
     """
     cdef cnp.ndarray a = as_array(x, "x"), target, scratch, moments
-    cdef cnorm_dtype dtype = dtype_of(a, "x")
+    cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef Volume v
     cdef Rows source, sink
     cdef double e = checked_eps(eps), share = 0
@@ -439,7 +440,7 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
                 check_apart(average, name, other, other_name, False)
         check_apart(mean, "running_mean", var, "running_var", False)
     a = rows_of(a, 1, &source)
-    target = sink_of(y, 1, &sink)
+    target = rows_to(y, 1, &sink)
     moments = np.empty((2, v.channels))
     scratch = np.empty(cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space), np.uint8)
     pm = <double *>cnp.PyArray_DATA(moments)
@@ -496,7 +497,7 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
         For a shape or overlap that can't be used. The outputs are then unchanged.
     """
     cdef cnp.ndarray a = as_array(x, "x"), d, gain, like, target, dgain, dbias, scratch
-    cdef cnorm_dtype dtype = dtype_of(a, "x")
+    cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef Volume v
     cdef Rows gradient, source, sink
     cdef cnorm_status status
@@ -508,7 +509,7 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
                            (("dy", d), ("x", a), ("weight", gain), ("stats", stats._data)))
     d = rows_of(d, 1, &gradient)
     a = rows_of(a, 1, &source)
-    target = sink_of(results[0], 1, &sink)
+    target = rows_to(results[0], 1, &sink)
     dgain, dbias = np.require(results[1], None, "CA"), np.require(results[2], None, "CA")
     scratch = np.empty(cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space), np.uint8)
     cdef void *pg = data_of(gain)
@@ -562,7 +563,7 @@ def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=
         For a shape, variance, eps or overlap that can't be used. `out` is then unchanged.
     """
     cdef cnp.ndarray a = as_array(x, "x"), target, scratch
-    cdef cnorm_dtype dtype = dtype_of(a, "x")
+    cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef Volume v
     cdef Rows source, sink
     cdef double e = checked_eps(eps)
@@ -574,7 +575,7 @@ def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=
     cdef cnp.ndarray y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift), ("mean", centre),
                                             ("var", spread)))
     a = rows_of(a, 1, &source)
-    target = sink_of(y, 1, &sink)
+    target = rows_to(y, 1, &sink)
     scratch = np.empty(cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space), np.uint8)
     cdef void *pmean = data_of(centre)
     cdef void *pvar = data_of(spread)
@@ -618,7 +619,7 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
         For a shape, variance, eps or overlap that can't be used. The outputs are then unchanged.
     """
     cdef cnp.ndarray a = as_array(x, "x"), d, like, target, dgain, dbias, scratch
-    cdef cnorm_dtype dtype = dtype_of(a, "x")
+    cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef Volume v
     cdef Rows gradient, source, sink
     cdef double e = checked_eps(eps)
@@ -631,7 +632,7 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
                            (("dy", d), ("x", a), ("weight", gain), ("mean", centre), ("var", spread)))
     d = rows_of(d, 1, &gradient)
     a = rows_of(a, 1, &source)
-    target = sink_of(results[0], 1, &sink)
+    target = rows_to(results[0], 1, &sink)
     dgain, dbias = np.require(results[1], None, "CA"), np.require(results[2], None, "CA")
     scratch = np.empty(cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space), np.uint8)
     cdef void *pmean = data_of(centre)
@@ -653,7 +654,7 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
 
 cdef cnp.ndarray matrix_of(object weight, ptrdiff_t *rows, ptrdiff_t *n):
     cdef cnp.ndarray a = as_array(weight, "weight")
-    dtype_of(a, "weight")
+    whole_dtype(a, "weight")
     if cnp.PyArray_NDIM(a) < 2:
         raise ValueError(f"weight must have at least 2 dimensions, (outputs, inputs, ...), got shape {(<object>a).shape}")
     count_rows(a, 1, rows, n)
@@ -695,14 +696,14 @@ def weight_norm(weight, gain=None, *, out=None):
     """
     cdef ptrdiff_t rows, n
     cdef cnp.ndarray a = matrix_of(weight, &rows, &n), target
-    cdef cnorm_dtype dtype = dtype_of(a, "weight")
+    cdef cnorm_dtype dtype = whole_dtype(a, "weight")
     cdef cnp.ndarray g = vector(gain, a, rows, "gain", "output")
     cdef cnp.ndarray v = result_of(out, a, (("weight", a), ("gain", g)))
     cdef Rows source, sink
     cdef void *pg = data_of(g)
     cdef cnorm_status status
     a = rows_of(a, 1, &source)
-    target = sink_of(v, 1, &sink)
+    target = rows_to(v, 1, &sink)
     with nogil:
         status = cnorm_weight_norm(dtype, rows, n, source.data, source.stride, pg, sink.data, sink.stride)
     check(status)
@@ -739,7 +740,7 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
     """
     cdef ptrdiff_t rows, n
     cdef cnp.ndarray a = matrix_of(weight, &rows, &n), target, dgain
-    cdef cnorm_dtype dtype = dtype_of(a, "weight")
+    cdef cnorm_dtype dtype = whole_dtype(a, "weight")
     cdef cnp.ndarray d = gradient_of(dv, a, "dv", "weight"), g = vector(gain, a, rows, "gain", "output")
     cdef Rows gradient, source, sink
     cdef cnorm_status status
@@ -747,7 +748,7 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
                            (("dv", d), ("weight", a), ("gain", g)))
     d = rows_of(d, 1, &gradient)
     a = rows_of(a, 1, &source)
-    target = sink_of(results[0], 1, &sink)
+    target = rows_to(results[0], 1, &sink)
     dgain = np.require(results[1], None, "CA")
     cdef void *pg = data_of(g)
     cdef void *pdg = data_of(dgain)
@@ -767,8 +768,8 @@ cdef ptrdiff_t checked_radius(object radius, str name, ptrdiff_t n) except -1:
 
 cdef cnp.ndarray lines_of(object x, ptrdiff_t *rows, ptrdiff_t *n):
     cdef cnp.ndarray a = as_array(x, "x")
-    dtype_of(a, "x")
-    count_rows(a, first_normalised(-1, cnp.PyArray_NDIM(a), (<object>a).shape), rows, n)
+    whole_dtype(a, "x")
+    count_rows(a, first_normalised(-1, cnp.PyArray_NDIM(a), a), rows, n)
     return a
 
 
@@ -813,7 +814,7 @@ def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, rad
     """
     cdef ptrdiff_t rows, n
     cdef cnp.ndarray a = lines_of(x, &rows, &n), target, scratch
-    cdef cnorm_dtype dtype = dtype_of(a, "x")
+    cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef int last = cnp.PyArray_NDIM(a) - 1
     cdef ptrdiff_t r_mean = checked_radius(mean_radius, "mean_radius", n), r = checked_radius(radius, "radius", n)
     cdef double s = smoothing_term(sigma, a, "sigma")
@@ -823,7 +824,7 @@ def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, rad
     cdef Rows source, sink
     cdef cnorm_status status
     a = rows_of(a, last, &source)
-    target = sink_of(y, last, &sink)
+    target = rows_to(y, last, &sink)
     scratch = np.empty(cnorm_divisive_norm_scratch(n), np.uint8)
     cdef void *pg = data_of(gain)
     cdef void *pb = data_of(shift)
@@ -869,7 +870,7 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
     """
     cdef ptrdiff_t rows, n
     cdef cnp.ndarray a = lines_of(x, &rows, &n), d, like, target, dgain, dbias, scratch
-    cdef cnorm_dtype dtype = dtype_of(a, "x")
+    cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef int last = cnp.PyArray_NDIM(a) - 1
     cdef ptrdiff_t r_mean = checked_radius(mean_radius, "mean_radius", n), r = checked_radius(radius, "radius", n)
     cdef double s = smoothing_term(sigma, a, "sigma"), dsigma = 0
@@ -881,7 +882,7 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
                            (("dy", d), ("x", a), ("weight", gain)))
     d = rows_of(d, last, &gradient)
     a = rows_of(a, last, &source)
-    target = sink_of(results[0], last, &sink)
+    target = rows_to(results[0], last, &sink)
     dgain, dbias = np.require(results[1], None, "CA"), np.require(results[2], None, "CA")
     scratch = np.empty(cnorm_divisive_norm_scratch(n), np.uint8)
     cdef void *pg = data_of(gain)
@@ -926,8 +927,8 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
         For a shape, axis or smoothing that can't be used.
     """
     cdef cnp.ndarray a = as_array(x, "x"), gain = None, d
-    cdef cnorm_dtype dtype = dtype_of(a, "x")
-    cdef int first = first_normalised(axis, cnp.PyArray_NDIM(a), (<object>a).shape)
+    cdef cnorm_dtype dtype = whole_dtype(a, "x")
+    cdef int first = first_normalised(axis, cnp.PyArray_NDIM(a), a)
     cdef ptrdiff_t rows, n
     cdef Rows gradient, source
     cdef double s = smoothing_term(smoothing, a, "smoothing"), ds = 0
@@ -935,7 +936,7 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
     count_rows(a, first, &rows, &n)
     d = gradient_of(dy, a)
     if weight is not None:
-        gain = parameter(weight, a, first, "weight")
+        gain = parameter(weight, a, dtype, first, "weight")
     check_stats(stats, (<object>a).shape[:first] + (1,) * (cnp.PyArray_NDIM(a) - first), a,
                 "that of x.shape[:axis] + (1, ...)")
     d = rows_of(d, first, &gradient)

@@ -1,4 +1,5 @@
 /* Level 1 entries of cnorm_family.h: check what a C caller can get wrong, then one call through the table. */
+#include "cpu.h"
 #include "dispatch.h"
 #include "float_mode.h"
 
@@ -22,42 +23,52 @@ static int rows_overlap(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t stride)
 static double rounded(cnorm_dtype dtype, double a) { return dtype == CNORM_F32 ? (double)(float)a : a; }
 static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded(dtype, a)); }
 
-/* `table` becomes the active one, and the statements before LEAVE run in the default floating-point mode */
+/* every entry's first lines: `table` is the active one */
 #define ENTER(ok)                                                                                                    \
     const cnorm_kernels *table = cnorm_active();                                                                     \
     if (!table) return CNORM_ERROR_ISA;                                                                              \
     if (!known(dtype)) return CNORM_ERROR_DTYPE;                                                                     \
     if (!(ok)) return CNORM_ERROR_SIZE
+/* and its last: the statement runs in the default floating-point mode */
 #define RUN(statement)                                                                                               \
     const float_mode mode = float_mode_enter();                                                                      \
     statement;                                                                                                       \
     float_mode_leave(mode);                                                                                          \
     return CNORM_OK
 
+/* ---- group and batch normalisation --------------------------------------------------------------------------------- */
+
+static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dtype dtype, cnorm_volume_norm *call)
+{
+    const ptrdiff_t n = call->channels * call->space;
+    if (call->samples == 0) return CNORM_OK;
+    if (!call->x || !call->y) return CNORM_ERROR_NULL;
+    if (!usable(dtype, call->eps)) return CNORM_ERROR_EPS;
+    if (rows_overlap(call->samples, n, call->y_stride)) return CNORM_ERROR_STRIDE;
+    /* storing past the caches pays once the output is larger than what they could hold for its reader */
+    call->streaming = call->samples * n * itemsize(dtype) >= cnorm_cpu_cache_bytes() / 2 && n >= 64 &&
+                      call->y_stride == n && call->y != call->x;
+    RUN(call->eps = rounded(dtype, call->eps); kernel(call));
+}
+
+static cnorm_status backward(void (*kernel)(const cnorm_volume_norm_backward *), cnorm_dtype dtype,
+                             cnorm_volume_norm_backward *call)
+{
+    if (!call->dgain || !call->dbias || !call->scratch) return CNORM_ERROR_NULL;
+    if (call->samples && (!call->dy || !call->x || !call->dx)) return CNORM_ERROR_NULL;
+    if (!usable(dtype, call->eps)) return CNORM_ERROR_EPS;
+    if (rows_overlap(call->samples, call->channels * call->space, call->dx_stride)) return CNORM_ERROR_STRIDE;
+    RUN(call->eps = rounded(dtype, call->eps); kernel(call));
+}
+
 cnorm_status cnorm_group_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
                               ptrdiff_t groups, const void *x, ptrdiff_t x_stride, const void *gain, const void *bias,
                               double eps, void *y, ptrdiff_t y_stride, void *stats)
 {
     ENTER(countable(samples, channels, space) && groups > 0 && channels % groups == 0);
-    if (samples == 0) return CNORM_OK;
-    if (!x || !y) return CNORM_ERROR_NULL;
-    if (!usable(dtype, eps)) return CNORM_ERROR_EPS;
-    if (rows_overlap(samples, channels * space, y_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->group_norm[dtype](samples, groups, channels / groups, space, x, x_stride, gain, bias,
-                                 rounded(dtype, eps), y, y_stride, stats));
-}
-
-static void group_norm_backward(const cnorm_kernels *table, cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels,
-                                ptrdiff_t space, ptrdiff_t groups, const char *dy, ptrdiff_t dy_stride, const char *x,
-                                ptrdiff_t x_stride, const void *gain, const char *stats, char *dx, ptrdiff_t dx_stride,
-                                char *partials)
-{
-    const ptrdiff_t item = itemsize(dtype);
-    for (ptrdiff_t i = 0; i < samples; i += CNORM_BLOCK_ROWS)
-        table->group_norm_backward_block[dtype](
-            samples - i < CNORM_BLOCK_ROWS ? samples - i : CNORM_BLOCK_ROWS, groups, channels / groups, space,
-            dy + i * dy_stride * item, dy_stride, x + i * x_stride * item, x_stride, gain, stats + i * groups * 3 * item,
-            dx + i * dx_stride * item, dx_stride, partials + i / CNORM_BLOCK_ROWS * 2 * channels * item);
+    return forward(table->group_norm[dtype], dtype,
+                   &(cnorm_volume_norm){samples, channels, space, groups, .x = x, .x_stride = x_stride, .gain = gain,
+                                        .bias = bias, .eps = eps, .y = y, .y_stride = y_stride, .stats = stats});
 }
 
 cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
@@ -66,14 +77,22 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
                                        ptrdiff_t dx_stride, void *dgain, void *dbias, void *partials)
 {
     ENTER(countable(samples, channels, space) && groups > 0 && channels % groups == 0);
-    if (!dgain || !dbias) return CNORM_ERROR_NULL;
-    if (samples && (!dy || !x || !stats || !dx || !partials)) return CNORM_ERROR_NULL;
-    if (rows_overlap(samples, channels * space, dx_stride)) return CNORM_ERROR_STRIDE;
-    const float_mode mode = float_mode_enter();
-    group_norm_backward(table, dtype, samples, channels, space, groups, dy, dy_stride, x, x_stride, gain, stats, dx,
-                        dx_stride, partials);
-    float_mode_leave(mode);
-    return cnorm_layer_norm_backward_reduce(dtype, samples, channels, partials, dgain, dbias);
+    if (!dgain || !dbias || (samples && !stats)) return CNORM_ERROR_NULL;
+    const ptrdiff_t item = itemsize(dtype);
+    for (ptrdiff_t i = 0; i < samples; i += CNORM_BLOCK_ROWS) {
+        char *partial = partials ? (char *)partials + i / CNORM_BLOCK_ROWS * 2 * channels * item : NULL;
+        const cnorm_status status = backward(
+            table->group_norm_backward[dtype], dtype,
+            &(cnorm_volume_norm_backward){samples - i < CNORM_BLOCK_ROWS ? samples - i : CNORM_BLOCK_ROWS, channels,
+                                          space, groups, .dy = (const char *)dy + i * dy_stride * item,
+                                          .x = (const char *)x + i * x_stride * item, .dy_stride = dy_stride,
+                                          .x_stride = x_stride, .gain = gain,
+                                          .stats = (const char *)stats + i * groups * 3 * item,
+                                          .dx = (char *)dx + i * dx_stride * item, .dx_stride = dx_stride,
+                                          .dgain = partial, .dbias = partial + channels * item, .scratch = partial});
+        if (status != CNORM_OK) return status;
+    }
+    return cnorm_backward_reduce(dtype, samples, channels, partials, dgain, dbias);
 }
 
 ptrdiff_t cnorm_batch_norm_scratch(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
@@ -87,11 +106,11 @@ cnorm_status cnorm_batch_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t ch
                               ptrdiff_t y_stride, void *stats, double *moments, void *scratch)
 {
     ENTER(countable(samples, channels, space) && samples * space > 1);
-    if (!x || !y || !scratch) return CNORM_ERROR_NULL;
-    if (!usable(dtype, eps)) return CNORM_ERROR_EPS;
-    if (rows_overlap(samples, channels * space, y_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->batch_norm[dtype](samples, channels, space, x, x_stride, gain, bias, rounded(dtype, eps), y, y_stride,
-                                 stats, moments, scratch));
+    if (!scratch) return CNORM_ERROR_NULL;
+    return forward(table->batch_norm[dtype], dtype,
+                   &(cnorm_volume_norm){samples, channels, space, .x = x, .x_stride = x_stride, .gain = gain,
+                                        .bias = bias, .eps = eps, .y = y, .y_stride = y_stride, .stats = stats,
+                                        .moments = moments, .scratch = scratch});
 }
 
 cnorm_status cnorm_batch_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
@@ -100,10 +119,12 @@ cnorm_status cnorm_batch_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
                                        void *dbias, void *scratch)
 {
     ENTER(countable(samples, channels, space) && samples * space > 1);
-    if (!dy || !x || !stats || !dx || !dgain || !dbias || !scratch) return CNORM_ERROR_NULL;
-    if (rows_overlap(samples, channels * space, dx_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->batch_norm_backward[dtype](samples, channels, space, dy, dy_stride, x, x_stride, gain, stats, dx,
-                                          dx_stride, dgain, dbias, scratch));
+    if (!stats) return CNORM_ERROR_NULL;
+    return backward(table->batch_norm_backward[dtype], dtype,
+                    &(cnorm_volume_norm_backward){samples, channels, space, .dy = dy, .x = x, .dy_stride = dy_stride,
+                                                  .x_stride = x_stride, .gain = gain, .stats = stats, .dx = dx,
+                                                  .dx_stride = dx_stride, .dgain = dgain, .dbias = dbias,
+                                                  .scratch = scratch});
 }
 
 cnorm_status cnorm_batch_norm_inference(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
@@ -112,12 +133,11 @@ cnorm_status cnorm_batch_norm_inference(cnorm_dtype dtype, ptrdiff_t samples, pt
                                         void *scratch)
 {
     ENTER(countable(samples, channels, space));
-    if (samples == 0) return CNORM_OK;
-    if (!x || !mean || !var || !y || !scratch) return CNORM_ERROR_NULL;
-    if (!usable(dtype, eps)) return CNORM_ERROR_EPS;
-    if (rows_overlap(samples, channels * space, y_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->batch_norm_inference[dtype](samples, channels, space, x, x_stride, mean, var, gain, bias,
-                                           rounded(dtype, eps), y, y_stride, scratch));
+    if (!mean || !var || !scratch) return CNORM_ERROR_NULL;
+    return forward(table->batch_norm_inference[dtype], dtype,
+                   &(cnorm_volume_norm){samples, channels, space, .x = x, .x_stride = x_stride, .gain = gain,
+                                        .bias = bias, .mean = mean, .var = var, .eps = eps, .y = y,
+                                        .y_stride = y_stride, .scratch = scratch});
 }
 
 cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels,
@@ -127,12 +147,15 @@ cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, ptrdiff_t sa
                                                  void *dgain, void *dbias, void *scratch)
 {
     ENTER(countable(samples, channels, space));
-    if (!mean || !var || !dgain || !dbias || !scratch || (samples && (!dy || !x || !dx))) return CNORM_ERROR_NULL;
-    if (!usable(dtype, eps)) return CNORM_ERROR_EPS;
-    if (rows_overlap(samples, channels * space, dx_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->batch_norm_inference_backward[dtype](samples, channels, space, dy, dy_stride, x, x_stride, mean, var,
-                                                    gain, rounded(dtype, eps), dx, dx_stride, dgain, dbias, scratch));
+    if (!mean || !var) return CNORM_ERROR_NULL;
+    return backward(table->batch_norm_inference_backward[dtype], dtype,
+                    &(cnorm_volume_norm_backward){samples, channels, space, .dy = dy, .x = x, .dy_stride = dy_stride,
+                                                  .x_stride = x_stride, .gain = gain, .mean = mean, .var = var,
+                                                  .eps = eps, .dx = dx, .dx_stride = dx_stride, .dgain = dgain,
+                                                  .dbias = dbias, .scratch = scratch});
 }
+
+/* ---- weight and divisive normalisation ------------------------------------------------------------------------------- */
 
 cnorm_status cnorm_weight_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *w, ptrdiff_t w_stride,
                                const void *gain, void *v, ptrdiff_t v_stride)
@@ -169,8 +192,9 @@ cnorm_status cnorm_divisive_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n,
     if (!x || !y || !scratch) return CNORM_ERROR_NULL;
     if (!usable(dtype, sigma)) return CNORM_ERROR_EPS;
     if (rows_overlap(rows, n, y_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->divisive_norm[dtype](rows, n, within(mean_radius, n), within(radius, n), x, x_stride, gain, bias,
-                                    rounded(dtype, sigma), y, y_stride, scratch));
+    RUN(table->divisive_norm[dtype](&(cnorm_divisive){
+        rows, n, within(mean_radius, n), within(radius, n), .x = x, .x_stride = x_stride, .gain = gain, .bias = bias,
+        .sigma = rounded(dtype, sigma), .out = y, .out_stride = y_stride, .scratch = scratch}));
 }
 
 cnorm_status cnorm_divisive_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius,
@@ -182,9 +206,10 @@ cnorm_status cnorm_divisive_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptr
     if (!dgain || !dbias || !dsigma || !scratch || (rows && (!dy || !x || !dx))) return CNORM_ERROR_NULL;
     if (!usable(dtype, sigma)) return CNORM_ERROR_EPS;
     if (rows_overlap(rows, n, dx_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->divisive_norm_backward[dtype](rows, n, within(mean_radius, n), within(radius, n), dy, dy_stride, x,
-                                             x_stride, gain, rounded(dtype, sigma), dx, dx_stride, dgain, dbias,
-                                             dsigma, scratch));
+    RUN(table->divisive_norm_backward[dtype](&(cnorm_divisive){
+        rows, n, within(mean_radius, n), within(radius, n), .dy = dy, .x = x, .dy_stride = dy_stride,
+        .x_stride = x_stride, .gain = gain, .sigma = rounded(dtype, sigma), .out = dx, .out_stride = dx_stride,
+        .dgain = dgain, .dbias = dbias, .dsigma = dsigma, .scratch = scratch}));
 }
 
 cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
@@ -194,5 +219,6 @@ cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff
     ENTER(countable(rows, n, 1));
     if (!ds || (rows && (!dy || !x || !stats))) return CNORM_ERROR_NULL;
     if (!usable(dtype, s)) return CNORM_ERROR_EPS;
-    RUN(*ds = -s * table->smoothing_sum[dtype](rows, n, dy, dy_stride, x, x_stride, gain, stats));
+    RUN(*ds = -s * table->smoothing_sum[dtype](&(cnorm_norm_backward){
+            rows, n, .dy = dy, .x = x, .dy_stride = dy_stride, .x_stride = x_stride, .gain = gain, .stats = stats}));
 }

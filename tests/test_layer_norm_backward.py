@@ -256,9 +256,7 @@ def test_stride_zero_dy(rng):
     x = rng.standard_normal((5, 30), np.float32)
     ones = np.ones_like(x)
     view = np.broadcast_to(np.float32(1), x.shape)
-    assert [g.tobytes() for g in gradients(view, x, ones[0])] == [
-        g.tobytes() for g in gradients(ones, x, ones[0])
-    ]
+    assert [g.tobytes() for g in gradients(view, x, ones[0])] == [g.tobytes() for g in gradients(ones, x, ones[0])]
 
 
 @both_types
@@ -277,6 +275,41 @@ def test_out_receives_the_gradients(rng, dtype):
     assert dweight is None
     assert dbias is out[2]
     assert dx.tobytes() == gradients(dy, x)[0].tobytes()
+
+
+@both_types
+def test_nothing_is_written_beside_out(rng, dtype):
+    for n in range(1, 70):
+        x, dy = rng.standard_normal((2, 3, n)).astype(dtype)
+        weight, _ = inputs.random_affine(rng, n, dtype)
+        expected = gradients(dy, x, weight)
+        _, stats = cnorm.layer_norm(x, weight, return_stats=True)
+        rooms = np.full((7, 5 + n), 7, dtype), np.full(5 + n, 7, dtype), np.full(5 + n, 7, dtype)
+        views = rooms[0][1:-1:2, 2 : 2 + n], rooms[1][2 : 2 + n], rooms[2][2 : 2 + n]
+        cnorm.layer_norm_backward(dy, x, weight, stats, out=views)
+        for room, view, wanted in zip(rooms, views, expected, strict=True):
+            np.testing.assert_array_equal(view, wanted)
+            view[...] = 7
+            assert (room == 7).all(), n
+
+
+@both_types
+@pytest.mark.parametrize("scale", [1e-44, 1e-30, 1e30])
+def test_any_scale_of_dy(rng, dtype, scale):
+    for n in 3, 64, 300, 1000:
+        x = (rng.standard_normal((3, n)) + 1).astype(dtype)
+        weight, _ = inputs.random_affine(rng, n, dtype)
+        for shift in 0, 3:
+            dy = (scale * (rng.standard_normal((3, n)) + shift)).astype(dtype)
+            check(dy, x, weight)
+
+
+@both_types
+def test_dy_whose_sum_overflows(rng, dtype):
+    """dx itself is in range: finite input gives the correct output."""
+    x = (rng.standard_normal((3, 1000)) + 1).astype(dtype)
+    dy = ((rng.standard_normal(x.shape) + 3) * (float(np.finfo(dtype).max) / 100)).astype(dtype)
+    check(dy, x)
 
 
 @both_types

@@ -77,18 +77,15 @@ def dx(dy, xhat_, rstd, dtype, weight=1, sums=None):
     error_mean_gx = (sums + 2 * u) * mean_gx + (g * from_xhat).mean(-1, keepdims=True)
     terms = g + mean_g + np.abs(xhat_) * mean_gx
     inside = error_mean_g + np.abs(xhat_) * error_mean_gx + from_xhat * mean_gx
-    return rstd * (inside + (CONTRACT[np.dtype(dtype)] + 4 * u) * terms) + 2 * smallest(dtype)
+    subnormal = 3 * smallest(dtype) * (1 + np.abs(xhat_))  # what u does not cover: g, each mean, their use
+    return rstd * (inside + subnormal + (CONTRACT[np.dtype(dtype)] + 4 * u) * terms) + 2 * smallest(dtype)
 
 
 def dweight(dy, xhat_, dtype):
     """Sum over rows of dy * xhat: the error of each xhat, a rounding of each product, and the summation's."""
     products = np.abs(dy * xhat_).sum(axis=0)
     from_xhat = (np.abs(dy) * xhat(xhat_, dtype)).sum(axis=0)
-    return (
-        from_xhat
-        + (unit_roundoff(dtype) + _column_sum(len(dy), dtype)) * products
-        + len(dy) * smallest(dtype)
-    )
+    return from_xhat + (unit_roundoff(dtype) + _column_sum(len(dy), dtype)) * products + len(dy) * smallest(dtype)
 
 
 def dbias(dy, dtype):

@@ -23,7 +23,7 @@ cnorm_status cnorm_group_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t ch
                               double eps, void *y, ptrdiff_t y_stride, void *stats);
 
 /* dy, x, dx [samples, channels, space]; dgain, dbias [channels];
- * partials: scratch of cnorm_layer_norm_backward_partials(dtype, samples, channels) bytes */
+ * partials: scratch of cnorm_backward_partials(dtype, samples, channels) bytes */
 cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
                                        ptrdiff_t groups, const void *dy, ptrdiff_t dy_stride, const void *x,
                                        ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,

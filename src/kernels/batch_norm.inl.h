@@ -119,7 +119,7 @@ INLINE void FN(channel_sums)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t sp
                     const T st[3] = {K[c], b->delta[c], b->rstd[c]};
                     FN(gradient_sums)(run, dy + sample * dy_stride + c * space, px, NULL, st, &s, &q);
                 } else {
-                    FN(sums)(px, run, K[c], &s, &q);
+                    FN(sums)((FN(row)){px, NULL}, run, K[c], 1, &s, &q);
                 }
                 b->sum[c] += s;
                 b->sum2[c] += q;
@@ -134,23 +134,42 @@ INLINE int FN(carried)(T K, T scale)
     return centre <= RSTD_MAX * RSTD_MAX && (size == 0 || (size >= RSTD_MIN && size <= RSTD_MAX));
 }
 
-/* (4) */
-static void FN(batch_apply)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const T *x, ptrdiff_t x_stride,
-                            T *y, ptrdiff_t y_stride, const FN(batch) *b)
+/* (4) for the k <= VL columns from j on of a row x */
+INLINE V FN(applied)(const T *x, ptrdiff_t j, ptrdiff_t k, const FN(batch) *b)
 {
     const V zero = FN(splat)(0);
-    for (ptrdiff_t sample = 0; sample < samples; ++sample, x += x_stride, y += y_stride) {
+    if (k == VL)
+        return ((FN(load)(x + j) - FN(load)(b->K + j)) - FN(load)(b->delta + j)) * FN(load)(b->scale + j) +
+               FN(load)(b->bias + j);
+    const V d = (FN(load_some)(x + j, k, zero) - FN(load_some)(b->K + j, k, zero)) - FN(load_some)(b->delta + j, k, zero);
+    return d * FN(load_some)(b->scale + j, k, zero) + FN(load_some)(b->bias + j, k, zero);
+}
+
+/* (4) for a row of columns; joint is NULL unless streaming */
+INLINE void FN(apply_columns)(ptrdiff_t n, const T *x, T *y, const FN(batch) *b, FN(joint) *joint)
+{
+    ptrdiff_t j = 0;
+    if (joint) { /* up to here y is short of a whole vector's address */
+        j = -(ptrdiff_t)((uintptr_t)y / sizeof(T)) & (VL - 1);
+        if (j > n) j = n;
+        if (j) FN(out_some)(y, j, FN(applied)(x, 0, j, b), joint);
+        for (; j + VL <= n; j += VL) FN(stream)(y + j, FN(applied)(x, j, VL, b));
+    }
+    for (; j + VL <= n; j += VL) FN(store)(y + j, FN(applied)(x, j, VL, b));
+    if (j < n) FN(out_some)(y + j, n - j, FN(applied)(x, j, n - j, b), joint);
+}
+
+/* (4) */
+static void FN(batch_apply)(const cnorm_volume_norm *call, const FN(batch) *b)
+{
+    const ptrdiff_t channels = call->channels, space = call->space;
+    const T *x = call->x;
+    T *y = call->y;
+    FN(joint) kept = {.filled = 0}, *joint = call->streaming ? &kept : NULL;
+    for (ptrdiff_t sample = 0; sample < call->samples; ++sample, x += call->x_stride, y += call->y_stride) {
         if (space == 1 && !b->any_exact) {
-            ptrdiff_t j = 0;
-            for (; j + VL <= channels; j += VL)
-                FN(store)(y + j, ((FN(load)(x + j) - FN(load)(b->K + j)) - FN(load)(b->delta + j)) *
-                                         FN(load)(b->scale + j) + FN(load)(b->bias + j));
-            const ptrdiff_t left = channels - j;
-            if (left)
-                FN(store_some)(y + j, left, ((FN(load_some)(x + j, left, zero) - FN(load_some)(b->K + j, left, zero)) -
-                                             FN(load_some)(b->delta + j, left, zero)) *
-                                                    FN(load_some)(b->scale + j, left, zero) +
-                                                FN(load_some)(b->bias + j, left, zero));
+            if (joint) FN(apply_columns)(channels, x, y, b, joint);
+            else FN(apply_columns)(channels, x, y, b, NULL);
             continue;
         }
         for (ptrdiff_t c = 0; c < channels; ++c) {
@@ -159,9 +178,13 @@ static void FN(batch_apply)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t spa
             T *py = y + c * space;
             if (b->exact[c].scale != 0)
                 for (ptrdiff_t j = 0; j < space; ++j)
-                    py[j] = (T)(FN(exact_xhat)(&b->exact[c], px[j]) * (double)b->gain[c] + (double)b->bias[c]);
-            else FN(normalise_run)(px, space, st, 1, b->bias[c], py);
+                    py[j] = (T)(FN(exact_xhat)(&b->exact[c], (double)px[j]) * (double)b->gain[c] + (double)b->bias[c]);
+            else FN(normalise_run)(px, space, st, 1, b->bias[c], py, joint);
         }
+    }
+    if (joint) {
+        FN(flush)(joint);
+        stream_fence();
     }
 }
 
@@ -178,7 +201,7 @@ INLINE int FN(channel_stats)(ptrdiff_t N, ptrdiff_t channels, ptrdiff_t c, T K, 
                              double *moments)
 {
     const double S = b->sum[c], Q = b->sum2[c], delta = S / (double)N, var = (Q - S * delta) / (double)N;
-    if (!FN(accepted)((double)N, S, Q, eps)) return 0;
+    if (!FN(accepted)((double)N, S * delta, Q - S * delta, Q, eps)) return 0;
     const double rstd = var + eps > 0 ? 1.0 / sqrt(var + eps) : 0;
     b->K[c] = K;
     b->delta[c] = (T)delta;
@@ -193,13 +216,14 @@ INLINE int FN(channel_stats)(ptrdiff_t N, ptrdiff_t channels, ptrdiff_t c, T K, 
     return 1;
 }
 
-static void FN(batch_norm)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *px, ptrdiff_t x_stride,
-                           const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride, void *pstats,
-                           double *moments, void *scratch)
+static void FN(batch_norm)(const cnorm_volume_norm *call)
 {
-    const T *x = px;
-    const ptrdiff_t N = samples * space;
-    FN(batch) b = FN(batch_arrays)(scratch, channels, gain, bias);
+    const ptrdiff_t samples = call->samples, channels = call->channels, space = call->space, N = samples * space;
+    const ptrdiff_t x_stride = call->x_stride;
+    const T *x = call->x;
+    const double eps = call->eps;
+    double *moments = call->moments;
+    FN(batch) b = FN(batch_arrays)(call->scratch, channels, call->gain, call->bias);
 
     const ptrdiff_t run = space < FN(BATCH_FIRST) ? space : FN(BATCH_FIRST);
     const ptrdiff_t enough = (FN(BATCH_FIRST) + run - 1) / run, first = samples < enough ? samples : enough;
@@ -222,23 +246,23 @@ static void FN(batch_norm)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t spac
         for (ptrdiff_t c = 0; c < channels; ++c) {
             if (b.exact[c].scale != -1 || FN(channel_stats)(N, channels, c, b.G[c], eps, &b, moments)) continue;
             const T *together = FN(channel_together)(samples, space, x, x_stride, c, &b);
-            const FN(exact) e = b.exact[c] = FN(exact_stats)(together, N, eps);
+            const FN(exact) e = b.exact[c] = FN(exact_stats)((FN(row)){together, NULL}, N, eps, 1);
             T st[3];
             FN(stats_of)(&e, st);
             b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
             if (moments) {
-                const double inv = FN(exact_stats)(together, N, 0).inv_std_dev;
+                const double inv = FN(exact_stats)((FN(row)){together, NULL}, N, 0, 1).inv_std_dev;
                 moments[c] = (e.origin + e.delta) / e.scale;
                 moments[channels + c] = inv == 0 ? 0 : 1.0 / inv / inv;
             }
         }
     }
-    T *stats = pstats;
+    T *stats = call->stats;
     for (ptrdiff_t c = 0; c < channels; ++c) {
         b.any_exact |= b.exact[c].scale != 0;
         if (stats) stats[3 * c] = b.K[c], stats[3 * c + 1] = b.delta[c], stats[3 * c + 2] = b.rstd[c];
     }
-    FN(batch_apply)(samples, channels, space, x, x_stride, y, y_stride, &b);
+    FN(batch_apply)(call, &b);
 }
 
 /* The channels of a given mean and variance */
@@ -258,73 +282,76 @@ INLINE void FN(given_stats)(ptrdiff_t channels, const T *mean, const T *var, dou
     }
 }
 
-static void FN(batch_norm_inference)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *x,
-                                     ptrdiff_t x_stride, const void *mean, const void *var, const void *gain,
-                                     const void *bias, double eps, void *y, ptrdiff_t y_stride, void *scratch)
+static void FN(batch_norm_inference)(const cnorm_volume_norm *call)
 {
-    FN(batch) b = FN(batch_arrays)(scratch, channels, gain, bias);
-    FN(given_stats)(channels, mean, var, eps, &b);
-    FN(batch_apply)(samples, channels, space, x, x_stride, y, y_stride, &b);
+    FN(batch) b = FN(batch_arrays)(call->scratch, call->channels, call->gain, call->bias);
+    FN(given_stats)(call->channels, call->mean, call->var, call->eps, &b);
+    FN(batch_apply)(call, &b);
 }
 
-/* (5): sums in sum and sum2, dgain and dbias written */
-static void FN(batch_gradient_sums)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const T *dy,
-                                    ptrdiff_t dy_stride, const T *x, ptrdiff_t x_stride, const FN(batch) *b, T *dgain,
-                                    T *dbias)
+/* (5): sums in sum and sum2, dgain and dbias written. Channels whose sums overflowed become exact ones. */
+static void FN(batch_gradient_sums)(const cnorm_volume_norm_backward *call, FN(batch) *b)
 {
-    FN(channel_sums)(samples, channels, space, space, dy, dy_stride, x, x_stride, b->K, b);
+    const ptrdiff_t samples = call->samples, channels = call->channels, space = call->space;
+    const T *dy = call->dy, *x = call->x;
+    FN(channel_sums)(samples, channels, space, space, dy, call->dy_stride, x, call->x_stride, b->K, b);
     for (ptrdiff_t c = 0; c < channels; ++c) {
-        if (b->exact[c].scale != 0) {
+        FN(exact) *e = &b->exact[c];
+        if (e->scale == 0 && !(fabs(b->sum[c]) <= SUM_MAX && fabs(b->sum2[c]) <= SUM_MAX)) {
+            b->any_exact = 1;
+            *e = (FN(exact)){.scale = 1, .origin = (double)b->K[c], .delta = (double)b->delta[c],
+                             .rstd = (double)b->rstd[c], .inv_std_dev = (double)b->rstd[c]};
+        }
+        if (e->scale != 0) {
             b->sum[c] = b->sum2[c] = 0;
             for (ptrdiff_t sample = 0; sample < samples; ++sample)
-                for (ptrdiff_t j = 0; j < space; ++j) {
-                    const double g = (double)dy[sample * dy_stride + c * space + j];
+                for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
+                    const double g = (double)dy[sample * call->dy_stride + j];
                     b->sum[c] += g;
-                    b->sum2[c] += g * FN(exact_xhat)(&b->exact[c], x[sample * x_stride + c * space + j]);
+                    b->sum2[c] += g * FN(exact_xhat)(e, (double)x[sample * call->x_stride + j]);
                 }
         }
-        dbias[c] = (T)b->sum[c];
-        dgain[c] = (T)b->sum2[c];
+        ((T *)call->dbias)[c] = (T)b->sum[c];
+        ((T *)call->dgain)[c] = (T)b->sum2[c];
     }
 }
 
-static void FN(batch_norm_backward)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *pdy,
-                                    ptrdiff_t dy_stride, const void *px, ptrdiff_t x_stride, const void *gain,
-                                    const void *pstats, void *pdx, ptrdiff_t dx_stride, void *dgain, void *dbias,
-                                    void *scratch)
+/* (6) for a row of columns */
+INLINE void FN(gradient_columns)(ptrdiff_t n, const T *dy, const T *x, const FN(batch) *b, T *dx)
 {
-    const T *dy = pdy, *x = px, *st = pstats;
-    T *dx = pdx;
-    const ptrdiff_t N = samples * space;
-    FN(batch) b = FN(batch_arrays)(scratch, channels, gain, NULL);
+    const V zero = FN(splat)(0);
+    for (ptrdiff_t j = 0; j < n; j += VL) {
+        const ptrdiff_t left = n - j;
+#define TAKE(p) (left >= VL ? FN(load)((p) + j) : FN(load_some)((p) + j, left, zero))
+        const V rstd = TAKE(b->rstd), xhat = ((TAKE(x) - TAKE(b->K)) - TAKE(b->delta)) * rstd;
+        const V v = rstd * ((TAKE(dy) * TAKE(b->gain) - TAKE(b->G)) - xhat * TAKE(b->H));
+#undef TAKE
+        if (left >= VL) FN(store)(dx + j, v);
+        else FN(store_some)(dx + j, left, v);
+    }
+}
+
+static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
+{
+    const ptrdiff_t samples = call->samples, channels = call->channels, space = call->space, N = samples * space;
+    const T *dy = call->dy, *x = call->x, *st = call->stats;
+    T *dx = call->dx;
+    FN(batch) b = FN(batch_arrays)(call->scratch, channels, call->gain, NULL);
     for (ptrdiff_t c = 0; c < channels; ++c, st += 3) {
         b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
         if (st[2] >= RSTD_MIN && st[2] <= RSTD_MAX) continue; /* NaN goes the slow way too */
         b.any_exact = 1;
-        b.exact[c] = FN(exact_stats_with)(FN(channel_together)(samples, space, x, x_stride, c, &b), N, st[2]);
+        b.exact[c] = FN(exact_stats_with)(FN(channel_together)(samples, space, x, call->x_stride, c, &b), N, st[2]);
     }
-    FN(batch_gradient_sums)(samples, channels, space, dy, dy_stride, x, x_stride, &b, dgain, dbias);
+    FN(batch_gradient_sums)(call, &b);
     for (ptrdiff_t c = 0; c < channels; ++c) {
         b.sum[c] *= (double)b.gain[c] / (double)N;
         b.sum2[c] *= (double)b.gain[c] / (double)N;
         b.G[c] = (T)b.sum[c];
         b.H[c] = (T)b.sum2[c];
     }
-    for (ptrdiff_t sample = 0; sample < samples; ++sample, x += x_stride, dy += dy_stride, dx += dx_stride) {
-        if (space == 1 && !b.any_exact) { /* (6), as in gradient_run */
-            for (ptrdiff_t j = 0; j < channels; j += VL) {
-                const V zero = FN(splat)(0);
-                const ptrdiff_t left = channels - j;
-#define TAKE(p) (left >= VL ? FN(load)((p) + j) : FN(load_some)((p) + j, left, zero))
-                const V rstd = TAKE(b.rstd), xhat = ((TAKE(x) - TAKE(b.K)) - TAKE(b.delta)) * rstd;
-                const V v = rstd * ((TAKE(dy) * TAKE(b.gain) - TAKE(b.G)) - xhat * TAKE(b.H));
-#undef TAKE
-                if (left >= VL) FN(store)(dx + j, v);
-                else FN(store_some)(dx + j, left, v);
-            }
-            continue;
-        }
-        for (ptrdiff_t c = 0; c < channels; ++c) {
+    for (ptrdiff_t sample = 0; sample < samples; ++sample) {
+        for (ptrdiff_t c = 0; c < channels && (space > 1 || b.any_exact); ++c) {
             const FN(exact) *e = &b.exact[c];
             const T stats[3] = {b.K[c], b.delta[c], b.rstd[c]};
             if (e->scale == 0)
@@ -332,22 +359,26 @@ static void FN(batch_norm_backward)(ptrdiff_t samples, ptrdiff_t channels, ptrdi
             else
                 for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j)
                     dx[j] = (T)(e->inv_std_dev * (((double)dy[j] * (double)b.gain[c] - b.sum[c]) -
-                                                  FN(exact_xhat)(e, x[j]) * b.sum2[c]));
+                                                  FN(exact_xhat)(e, (double)x[j]) * b.sum2[c]));
         }
+        if (space == 1 && !b.any_exact) FN(gradient_columns)(channels, dy, x, &b, dx);
+        dy += call->dy_stride;
+        x += call->x_stride;
+        dx += call->dx_stride;
     }
 }
 
-static void FN(batch_norm_inference_backward)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *dy,
-                                              ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *mean,
-                                              const void *var, const void *gain, double eps, void *dx,
-                                              ptrdiff_t dx_stride, void *dgain, void *dbias, void *scratch)
+static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *call)
 {
-    FN(batch) b = FN(batch_arrays)(scratch, channels, gain, NULL);
-    FN(given_stats)(channels, mean, var, eps, &b);
-    FN(batch_gradient_sums)(samples, channels, space, dy, dy_stride, x, x_stride, &b, dgain, dbias);
-    for (ptrdiff_t c = 0; c < channels; ++c) { /* dx = scale dy is (4) about zero */
+    FN(batch) b = FN(batch_arrays)(call->scratch, call->channels, call->gain, NULL);
+    FN(given_stats)(call->channels, call->mean, call->var, call->eps, &b);
+    FN(batch_gradient_sums)(call, &b);
+    for (ptrdiff_t c = 0; c < call->channels; ++c) { /* dx = scale dy is (4) about zero */
         b.K[c] = 0;
         b.exact[c].origin = 0;
     }
-    FN(batch_apply)(samples, channels, space, dy, dy_stride, dx, dx_stride, &b);
+    const cnorm_volume_norm of_dy = {.samples = call->samples, .channels = call->channels, .space = call->space,
+                                     .x = call->dy, .x_stride = call->dy_stride, .y = call->dx,
+                                     .y_stride = call->dx_stride};
+    FN(batch_apply)(&of_dy, &b);
 }

@@ -68,8 +68,12 @@ static void FN(field_sums)(ptrdiff_t n, ptrdiff_t radius, const double *a, doubl
 static double FN(divisive_parts)(ptrdiff_t n, ptrdiff_t mean_radius, ptrdiff_t radius, const T *x, double sigma,
                                  double *v, double *inverse, double *work)
 {
-    double *sum = work, *error = work + n, scale = RESCUE_SCALE(x, n, 0.0);
-    if (sigma > 0 && scale * sigma > 2) scale = ldexp(1.0, -ilogb(sigma));
+    double *sum = work, *error = work + n, scale = 1;
+    if (sizeof(T) == 8) { /* float64 needs no scale for float data */
+        double largest = sigma;
+        for (ptrdiff_t i = 0; i < n; ++i) largest = larger_finite(largest, (double)x[i]);
+        scale = scale_for(largest, 0);
+    }
     for (ptrdiff_t i = 0; i < n; ++i) v[i] = (double)x[i] * scale;
     FN(field_sums)(n, mean_radius, v, sum, error, work + 2 * n);
     for (ptrdiff_t i = 0; i < n; ++i) {
@@ -87,16 +91,14 @@ static double FN(divisive_parts)(ptrdiff_t n, ptrdiff_t mean_radius, ptrdiff_t r
     return scale;
 }
 
-/* scratch [8, n] doubles */
-static void FN(divisive_norm)(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius, ptrdiff_t radius, const void *px,
-                              ptrdiff_t x_stride, const void *pgain, const void *pbias, double sigma, void *py,
-                              ptrdiff_t y_stride, double *scratch)
+static void FN(divisive_norm)(const cnorm_divisive *call)
 {
-    const T *x = px, *gain = pgain, *bias = pbias;
-    T *y = py;
-    double *v = scratch, *inverse = scratch + n;
-    for (ptrdiff_t row = 0; row < rows; ++row, x += x_stride, y += y_stride) {
-        FN(divisive_parts)(n, mean_radius, radius, x, sigma, v, inverse, scratch + 2 * n);
+    const ptrdiff_t n = call->n;
+    const T *x = call->x, *gain = call->gain, *bias = call->bias;
+    T *y = call->out;
+    double *v = call->scratch, *inverse = v + n;
+    for (ptrdiff_t row = 0; row < call->rows; ++row, x += call->x_stride, y += call->out_stride) {
+        FN(divisive_parts)(n, call->mean_radius, call->radius, x, call->sigma, v, inverse, v + 2 * n);
         for (ptrdiff_t i = 0; i < n; ++i) {
             double z = v[i] * inverse[i];
             if (gain) z *= (double)gain[i];
@@ -106,19 +108,16 @@ static void FN(divisive_norm)(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius
     }
 }
 
-/* scratch [11, n] doubles */
-static void FN(divisive_norm_backward)(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius, ptrdiff_t radius,
-                                       const void *pdy, ptrdiff_t dy_stride, const void *px, ptrdiff_t x_stride,
-                                       const void *pgain, double sigma, void *pdx, ptrdiff_t dx_stride, void *pdgain,
-                                       void *pdbias, double *dsigma, double *scratch)
+static void FN(divisive_norm_backward)(const cnorm_divisive *call)
 {
-    const T *dy = pdy, *x = px, *gain = pgain;
-    T *dx = pdx;
-    double *v = scratch, *inverse = scratch + n, *terms = scratch + 2 * n, *dgain = scratch + 3 * n,
-           *dbias = scratch + 4 * n, *sum = scratch + 5 * n, *error = scratch + 6 * n, *work = scratch + 7 * n;
+    const ptrdiff_t n = call->n, mean_radius = call->mean_radius, radius = call->radius;
+    const T *dy = call->dy, *x = call->x, *gain = call->gain;
+    const double sigma = call->sigma;
+    T *dx = call->out;
+    double *v = call->scratch, *inverse = v + n, *terms = v + 2 * n, *dgain = v + 3 * n, *dbias = v + 4 * n,
+           *sum = v + 5 * n, *error = v + 6 * n, *work = v + 7 * n, dsigma = 0;
     memset(dgain, 0, 2 * (size_t)n * sizeof(double));
-    *dsigma = 0;
-    for (ptrdiff_t row = 0; row < rows; ++row, dy += dy_stride, x += x_stride, dx += dx_stride) {
+    for (ptrdiff_t row = 0; row < call->rows; ++row) {
         const double scale = FN(divisive_parts)(n, mean_radius, radius, x, sigma, v, inverse, sum);
         double of_sigma = 0;
         for (ptrdiff_t i = 0; i < n; ++i) {
@@ -129,7 +128,7 @@ static void FN(divisive_norm_backward)(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t me
             of_sigma += terms[i];
             terms[i] /= FN(field_size)(n, i, radius);
         }
-        *dsigma -= sigma * scale * of_sigma * scale;
+        dsigma -= sigma * scale * of_sigma * scale;
         FN(field_sums)(n, radius, terms, sum, error, work);
         for (ptrdiff_t i = 0; i < n; ++i) {
             const double g = (double)dy[i] * (gain ? (double)gain[i] : 1.0);
@@ -138,20 +137,24 @@ static void FN(divisive_norm_backward)(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t me
         }
         FN(field_sums)(n, mean_radius, terms, sum, error, work);
         for (ptrdiff_t i = 0; i < n; ++i) dx[i] = (T)(((v[i] - sum[i]) - error[i]) * scale);
+        dy += call->dy_stride;
+        x += call->x_stride;
+        dx += call->out_stride;
     }
     for (ptrdiff_t i = 0; i < n; ++i) {
-        ((T *)pdgain)[i] = (T)dgain[i];
-        ((T *)pdbias)[i] = (T)dbias[i];
+        ((T *)call->dgain)[i] = (T)dgain[i];
+        ((T *)call->dbias)[i] = (T)dbias[i];
     }
+    *call->dsigma = dsigma;
 }
 
 /* sum over rows of rstd^2 sum g xhat: times -s it is dl/ds of layer normalisation with eps = s^2 */
-static double FN(smoothing_sum)(ptrdiff_t rows, ptrdiff_t n, const void *pdy, ptrdiff_t dy_stride, const void *px,
-                                ptrdiff_t x_stride, const void *pgain, const void *pstats)
+static double FN(smoothing_sum)(const cnorm_norm_backward *call)
 {
-    const T *dy = pdy, *x = px, *gain = pgain, *st = pstats;
+    const ptrdiff_t n = call->n;
+    const T *dy = call->dy, *x = call->x, *gain = call->gain, *st = call->stats;
     double total = 0;
-    for (ptrdiff_t row = 0; row < rows; ++row, dy += dy_stride, x += x_stride, st += 3) {
+    for (ptrdiff_t row = 0; row < call->rows; ++row, dy += call->dy_stride, x += call->x_stride, st += 3) {
         double sum, sum_x = 0, rstd = (double)st[2];
         if (st[2] >= RSTD_MIN && st[2] <= RSTD_MAX) {
             if (gain) FN(gradient_sums)(n, dy, x, gain, st, &sum, &sum_x);
@@ -159,7 +162,7 @@ static double FN(smoothing_sum)(ptrdiff_t rows, ptrdiff_t n, const void *pdy, pt
         } else {
             const FN(exact) e = FN(exact_stats_with)(x, n, st[2]);
             for (ptrdiff_t j = 0; j < n; ++j)
-                sum_x += (double)dy[j] * (gain ? (double)gain[j] : 1.0) * FN(exact_xhat)(&e, x[j]);
+                sum_x += (double)dy[j] * (gain ? (double)gain[j] : 1.0) * FN(exact_xhat)(&e, (double)x[j]);
             rstd = e.inv_std_dev;
         }
         total += sum_x * rstd * rstd;

@@ -6,15 +6,31 @@
  * the sample's share of dbias and dgain, and weighted with the gain, the two means of (6). With space = 1 it is (5).
  */
 
-/* y = ((x - K) - delta) rstd gain + bias over a channel's run x [n] */
-INLINE void FN(normalise_run)(const T *x, ptrdiff_t n, const T stats[3], T gain, T bias, T *y)
+/* (4) for a channel's run x [n], with one gain and one bias; joint is NULL unless streaming */
+INLINE void FN(normalise_run)(const T *x, ptrdiff_t n, const T st[3], T gain, T bias, T *y, FN(joint) *joint)
 {
-    const V K = FN(splat)(stats[0]), delta = FN(splat)(stats[1]), rstd = FN(splat)(stats[2]), zero = FN(splat)(0);
+    const V K = FN(splat)(st[0]), delta = FN(splat)(st[1]), rstd = FN(splat)(st[2]), zero = FN(splat)(0);
     const V g = FN(splat)(gain), b = FN(splat)(bias);
     ptrdiff_t j = 0;
+    if (joint) { /* up to here y is short of a whole vector's address */
+        j = -(ptrdiff_t)((uintptr_t)y / sizeof(T)) & (VL - 1);
+        if (j > n) j = n;
+        if (j) FN(out_some)(y, j, ((FN(load_some)(x, j, zero) - K) - delta) * rstd * g + b, joint);
+        for (; j + VL <= n; j += VL) FN(stream)(y + j, ((FN(load)(x + j) - K) - delta) * rstd * g + b);
+    }
     for (; j + VL <= n; j += VL) FN(store)(y + j, ((FN(load)(x + j) - K) - delta) * rstd * g + b);
     if (j < n)
-        FN(store_some)(y + j, n - j, ((FN(load_some)(x + j, n - j, zero) - K) - delta) * rstd * g + b);
+        FN(out_some)(y + j, n - j, ((FN(load_some)(x + j, n - j, zero) - K) - delta) * rstd * g + b, joint);
+}
+
+RARE void FN(wide_gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], double *A, double *B)
+{
+    *A = *B = 0;
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        const double g = (double)dy[j] * (gain ? (double)gain[j] : 1.0);
+        *A += g;
+        *B += g * ((((double)x[j] - (double)st[0]) - (double)st[1]) * (double)st[2]);
+    }
 }
 
 /* A = sum g and B = sum g xhat over x [n], with xhat of these stats and g = dy gain; gain may be NULL */
@@ -58,9 +74,10 @@ INLINE void FN(gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *gai
         *A += (double)FN(tree)(a);
         *B += (double)FN(tree)(b);
     }
+    if (!(fabs(*A) <= SUM_MAX && fabs(*B) <= SUM_MAX)) FN(wide_gradient_sums)(n, dy, x, gain, st, A, B);
 }
 
-/* dx = rstd ((dy gain - G) - xhat H) over a channel's run */
+/* (6) over a channel's run, with one gain */
 INLINE void FN(gradient_run)(ptrdiff_t n, const T *dy, const T *x, T gain, const T st[3], T mean_g, T mean_gx, T *dx)
 {
     const V K = FN(splat)(st[0]), delta = FN(splat)(st[1]), rstd = FN(splat)(st[2]), zero = FN(splat)(0);
@@ -77,9 +94,9 @@ INLINE void FN(gradient_run)(ptrdiff_t n, const T *dy, const T *x, T gain, const
 
 /* The exact statistics of a row whose forward call left rstd: one in range carries the eps of that call, one out of
  * range says that eps was negligible */
-static FN(exact) FN(exact_stats_with)(const T *x, ptrdiff_t n, T rstd)
+RARE FN(exact) FN(exact_stats_with)(const T *x, ptrdiff_t n, T rstd)
 {
-    FN(exact) e = FN(exact_stats)(x, n, 0);
+    FN(exact) e = FN(exact_stats)((FN(row)){x, NULL}, n, 0, 1);
     if (rstd == 0) e.rstd = e.inv_std_dev = 0;
     else if (rstd >= RSTD_TINY && rstd <= RSTD_HUGE) {
         e.inv_std_dev = (double)rstd;
@@ -95,13 +112,13 @@ INLINE void FN(stats_of)(const FN(exact) *e, T stats[3])
     stats[2] = (T)e->inv_std_dev;
 }
 
-static __attribute__((noinline)) void FN(exact_group)(ptrdiff_t channels, ptrdiff_t space, const T *x, const T *gain,
-                                                      const T *bias, double eps, T *y, T stats[3])
+RARE void FN(exact_group)(ptrdiff_t channels, ptrdiff_t space, const T *x, const T *gain, const T *bias, double eps, T *y,
+                          T stats[3])
 {
-    const FN(exact) e = FN(exact_stats)(x, channels * space, eps);
+    const FN(exact) e = FN(exact_stats)((FN(row)){x, NULL}, channels * space, eps, 1);
     for (ptrdiff_t c = 0; c < channels; ++c)
         for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
-            double v = FN(exact_xhat)(&e, x[j]);
+            double v = FN(exact_xhat)(&e, (double)x[j]);
             if (gain) v *= (double)gain[c];
             if (bias) v += (double)bias[c];
             y[j] = (T)v;
@@ -109,30 +126,37 @@ static __attribute__((noinline)) void FN(exact_group)(ptrdiff_t channels, ptrdif
     FN(stats_of)(&e, stats);
 }
 
-static void FN(group_norm)(ptrdiff_t samples, ptrdiff_t groups, ptrdiff_t channels, ptrdiff_t space, const void *px,
-                           ptrdiff_t x_stride, const void *pgain, const void *pbias, double eps, void *py,
-                           ptrdiff_t y_stride, void *pstats)
+static void FN(group_norm)(const cnorm_volume_norm *call)
 {
-    const ptrdiff_t n = channels * space;
+    const ptrdiff_t groups = call->groups, channels = call->channels / groups, space = call->space, n = channels * space;
     T discarded[3];
-    for (ptrdiff_t sample = 0; sample < samples; ++sample)
+    FN(joint) kept = {.filled = 0}, *joint = call->streaming ? &kept : NULL;
+    for (ptrdiff_t sample = 0; sample < call->samples; ++sample)
         for (ptrdiff_t group = 0; group < groups; ++group) {
-            const T *x = (const T *)px + sample * x_stride + group * n;
-            const T *gain = pgain ? (const T *)pgain + group * channels : NULL;
-            const T *bias = pbias ? (const T *)pbias + group * channels : NULL;
-            T *y = (T *)py + sample * y_stride + group * n;
-            T *st = pstats ? (T *)pstats + 3 * (sample * groups + group) : discarded;
-            if (!FN(row_stats)(x, n, eps, st)) FN(exact_group)(channels, space, x, gain, bias, eps, y, st);
-            else if (space == 1) FN(normalise)(x, n, st, gain, bias, y);
-            else /* 1 and -0 are what changes nothing */
-                for (ptrdiff_t c = 0; c < channels; ++c)
-                    FN(normalise_run)(x + c * space, space, st, gain ? gain[c] : 1, bias ? bias[c] : -(T)0, y + c * space);
+            const T *x = (const T *)call->x + sample * call->x_stride + group * n;
+            const T *gain = call->gain ? (const T *)call->gain + group * channels : NULL;
+            const T *bias = call->bias ? (const T *)call->bias + group * channels : NULL;
+            T *y = (T *)call->y + sample * call->y_stride + group * n;
+            T *st = call->stats ? (T *)call->stats + 3 * (sample * groups + group) : discarded;
+            if (!FN(row_stats)((FN(row)){x, NULL}, n, call->eps, 1, st)) {
+                FN(exact_group)(channels, space, x, gain, bias, call->eps, y, st);
+            } else if (space == 1) {
+                FN(normalise)((FN(row)){x, NULL}, n, st, gain, bias, 1, y, NULL, joint, NULL);
+            } else {
+                for (ptrdiff_t c = 0; c < channels; ++c) /* 1 and -0 are what changes nothing */
+                    FN(normalise_run)(x + c * space, space, st, gain ? gain[c] : 1, bias ? bias[c] : -(T)0, y + c * space,
+                                      joint);
+            }
         }
+    if (joint) {
+        FN(flush)(joint);
+        stream_fence();
+    }
 }
 
-static __attribute__((noinline)) void FN(exact_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T *dy,
-                                                               const T *x, const T *gain, T rstd, T *dx, T *dgain,
-                                                               T *dbias)
+/* all sums in float64; dgain NULL: only dx */
+RARE void FN(exact_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T *dy, const T *x, const T *gain, T rstd,
+                                   T *dx, T *dgain, T *dbias)
 {
     const ptrdiff_t n = channels * space;
     const FN(exact) e = FN(exact_stats_with)(x, n, rstd);
@@ -141,56 +165,64 @@ static __attribute__((noinline)) void FN(exact_group_backward)(ptrdiff_t channel
         double sum = 0, sum_x = 0;
         for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
             sum += (double)dy[j];
-            sum_x += (double)dy[j] * FN(exact_xhat)(&e, x[j]);
+            sum_x += (double)dy[j] * FN(exact_xhat)(&e, (double)x[j]);
         }
         G += sum * (gain ? (double)gain[c] : 1.0);
         H += sum_x * (gain ? (double)gain[c] : 1.0);
-        dgain[c] = (T)((double)dgain[c] + sum_x);
-        dbias[c] = (T)((double)dbias[c] + sum);
+        if (dgain) {
+            dgain[c] = (T)((double)dgain[c] + sum_x);
+            dbias[c] = (T)((double)dbias[c] + sum);
+        }
     }
     G /= (double)n;
     H /= (double)n;
     for (ptrdiff_t c = 0; c < channels; ++c)
         for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
             const double g = (double)dy[j] * (gain ? (double)gain[c] : 1.0);
-            dx[j] = (T)(e.inv_std_dev * ((g - G) - FN(exact_xhat)(&e, x[j]) * H));
+            dx[j] = (T)(e.inv_std_dev * ((g - G) - FN(exact_xhat)(&e, (double)x[j]) * H));
         }
 }
 
-/* One block of samples: partial [2, groups * channels] becomes this block's dgain and dbias */
-static void FN(group_norm_backward_block)(ptrdiff_t samples, ptrdiff_t groups, ptrdiff_t channels, ptrdiff_t space,
-                                          const void *pdy, ptrdiff_t dy_stride, const void *px, ptrdiff_t x_stride,
-                                          const void *pgain, const void *pstats, void *pdx, ptrdiff_t dx_stride,
-                                          void *partial)
+/* as backward_row: false, without (6), if a sum overflowed */
+INLINE int FN(backward_group)(ptrdiff_t channels, ptrdiff_t space, const T *dy, const T *x, const T *gain, const T st[3],
+                              T *dx, T *dgain, T *dbias)
 {
-    const ptrdiff_t n = channels * space;
-    memset(partial, 0, 2 * (size_t)(groups * channels) * sizeof(T));
-    for (ptrdiff_t sample = 0; sample < samples; ++sample)
+    double G = 0, H = 0;
+    for (ptrdiff_t c = 0; c < channels; ++c) {
+        double sum, sum_x;
+        FN(gradient_sums)(space, dy + c * space, x + c * space, NULL, st, &sum, &sum_x);
+        G += sum * (gain ? (double)gain[c] : 1.0);
+        H += sum_x * (gain ? (double)gain[c] : 1.0);
+        dgain[c] += (T)sum_x;
+        dbias[c] += (T)sum;
+    }
+    if (!(fabs(G) <= SUM_MAX && fabs(H) <= SUM_MAX)) return 0;
+    G /= (double)(channels * space);
+    H /= (double)(channels * space);
+    for (ptrdiff_t c = 0; c < channels; ++c)
+        FN(gradient_run)(space, dy + c * space, x + c * space, gain ? gain[c] : 1, st, (T)G, (T)H, dx + c * space);
+    return 1;
+}
+
+/* One block of samples: dgain and dbias become this block's */
+static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
+{
+    const ptrdiff_t groups = call->groups, channels = call->channels / groups, space = call->space, n = channels * space;
+    memset(call->dgain, 0, (size_t)call->channels * sizeof(T));
+    memset(call->dbias, 0, (size_t)call->channels * sizeof(T));
+    for (ptrdiff_t sample = 0; sample < call->samples; ++sample)
         for (ptrdiff_t group = 0; group < groups; ++group) {
-            const T *dy = (const T *)pdy + sample * dy_stride + group * n;
-            const T *x = (const T *)px + sample * x_stride + group * n;
-            const T *gain = pgain ? (const T *)pgain + group * channels : NULL;
-            const T *st = (const T *)pstats + 3 * (sample * groups + group);
-            T *dx = (T *)pdx + sample * dx_stride + group * n;
-            T *dgain = (T *)partial + group * channels, *dbias = dgain + groups * channels;
+            const T *dy = (const T *)call->dy + sample * call->dy_stride + group * n;
+            const T *x = (const T *)call->x + sample * call->x_stride + group * n;
+            const T *gain = call->gain ? (const T *)call->gain + group * channels : NULL;
+            const T *st = (const T *)call->stats + 3 * (sample * groups + group);
+            T *dx = (T *)call->dx + sample * call->dx_stride + group * n;
+            T *dgain = (T *)call->dgain + group * channels, *dbias = (T *)call->dbias + group * channels;
             /* written so that NaN goes the slow way too */
-            if (!(st[2] >= RSTD_MIN && st[2] <= RSTD_MAX)) {
+            if (!(st[2] >= RSTD_MIN && st[2] <= RSTD_MAX))
                 FN(exact_group_backward)(channels, space, dy, x, gain, st[2], dx, dgain, dbias);
-            } else if (space == 1) {
-                FN(backward_row)(n, dy, x, gain, st, dx, dgain, dbias);
-            } else {
-                double G = 0, H = 0;
-                for (ptrdiff_t c = 0; c < channels; ++c) {
-                    double sum, sum_x;
-                    FN(gradient_sums)(space, dy + c * space, x + c * space, NULL, st, &sum, &sum_x);
-                    G += sum * (gain ? (double)gain[c] : 1.0);
-                    H += sum_x * (gain ? (double)gain[c] : 1.0);
-                    dgain[c] += (T)sum_x;
-                    dbias[c] += (T)sum;
-                }
-                for (ptrdiff_t c = 0; c < channels; ++c)
-                    FN(gradient_run)(space, dy + c * space, x + c * space, gain ? gain[c] : 1, st, (T)(G / (double)n),
-                                     (T)(H / (double)n), dx + c * space);
-            }
+            else if (!(space == 1 ? FN(backward_row)(n, dy, x, gain, st, 1, dx, dgain, dbias)
+                                  : FN(backward_group)(channels, space, dy, x, gain, st, dx, dgain, dbias)))
+                FN(exact_group_backward)(channels, space, dy, x, gain, st[2], dx, NULL, NULL);
         }
 }

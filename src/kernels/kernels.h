@@ -22,61 +22,99 @@ static inline ptrdiff_t packed_rows(const cnorm_matrix *w)
     return (w->gates * padded_units(w->units) + PANEL - 1) / PANEL * PANEL;
 }
 
-/* the scratch of batch_norm.inl.h, per channel */
+/* A forward call. x, y, residual, sum of the storage type; gain, bias, stats of the compute type. */
+typedef struct cnorm_norm {
+    ptrdiff_t rows, n;
+    const void *x, *residual; /* [rows, n]; residual and sum only for add_layer_norm, both */
+    ptrdiff_t x_stride, residual_stride;
+    const void *gain, *bias; /* [n] or NULL */
+    double eps;
+    void *y, *sum; /* [rows, n]; each may be exactly x or residual */
+    ptrdiff_t y_stride, sum_stride;
+    void *stats;   /* [rows, 3] or NULL */
+    int streaming; /* outputs are larger than the caches, without gaps between rows, and apart from the inputs */
+} cnorm_norm;
+
+/* A backward call over one block of at most CNORM_BLOCK_ROWS rows. */
+typedef struct cnorm_norm_backward {
+    ptrdiff_t rows, n;
+    const void *dy, *x; /* [rows, n] */
+    ptrdiff_t dy_stride, x_stride;
+    const void *gain, *stats; /* [n] or NULL; [rows, 3] */
+    void *dx;                 /* [rows, n], may be exactly dy or x */
+    ptrdiff_t dx_stride;
+    void *partial; /* [2, n] of the compute type: the block's dgain and dbias */
+} cnorm_norm_backward;
+/* Group and batch norm of volumes [samples, channels, space]. */
+typedef struct cnorm_volume_norm {
+    ptrdiff_t samples, channels, space, groups; /* groups divides channels; group norm only */
+    const void *x;
+    ptrdiff_t x_stride;
+    const void *gain, *bias; /* [channels] or NULL */
+    const void *mean, *var;  /* [channels]; inference only */
+    double eps;
+    void *y; /* may be exactly x */
+    ptrdiff_t y_stride;
+    void *stats;     /* group norm [samples, groups, 3], batch norm [channels, 3], or NULL */
+    double *moments; /* [2, channels] or NULL; batch norm only */
+    void *scratch;   /* batch norm only */
+    int streaming;   /* as in cnorm_norm */
+} cnorm_volume_norm;
+
+typedef struct cnorm_volume_norm_backward {
+    ptrdiff_t samples, channels, space, groups; /* group norm: at most CNORM_BLOCK_ROWS samples */
+    const void *dy, *x;
+    ptrdiff_t dy_stride, x_stride;
+    const void *gain, *stats, *mean, *var; /* as above */
+    double eps;
+    void *dx; /* may be exactly dy or x */
+    ptrdiff_t dx_stride;
+    void *dgain, *dbias; /* [channels] */
+    void *scratch;
+} cnorm_volume_norm_backward;
+
+/* the scratch of batch norm, per channel, besides one channel's numbers */
 enum { BATCH_DOUBLES = 7, BATCH_ITEMS = 10 };
+
+/* Divisive norm, forward or backward. */
+typedef struct cnorm_divisive {
+    ptrdiff_t rows, n, mean_radius, radius; /* radii below n */
+    const void *dy, *x;                     /* [rows, n] */
+    ptrdiff_t dy_stride, x_stride;
+    const void *gain, *bias; /* [n] or NULL */
+    double sigma;
+    void *out; /* [rows, n]: y, may be exactly x, or dx, may be exactly dy or x */
+    ptrdiff_t out_stride;
+    void *dgain, *dbias; /* [n] */
+    double *dsigma;
+    double *scratch; /* [11, n] */
+} cnorm_divisive;
 
 typedef struct cnorm_kernels {
     const char *name;
-    /* x, y [rows, n]; gain, bias [n] or NULL; stats [rows, 3] or NULL; y may be x */
-    void (*layer_norm[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride, const void *gain,
-                                     const void *bias, double eps, void *y, ptrdiff_t y_stride, void *stats);
-    /* at most CNORM_BLOCK_ROWS rows: dx [rows, n], partial [2, n] = their dgain, dbias; dx may be dy or x */
-    void (*layer_norm_backward_block[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, const void *dy, ptrdiff_t dy_stride,
-                                                    const void *x, ptrdiff_t x_stride, const void *gain,
-                                                    const void *stats, void *dx, ptrdiff_t dx_stride, void *partial);
-    /* into [n] += from [n] */
+    void (*layer_norm[CNORM_DTYPES])(const cnorm_norm *call);
+    void (*add_layer_norm[CNORM_DTYPES])(const cnorm_norm *call);
+    void (*rms_norm[CNORM_DTYPES])(const cnorm_norm *call);
+    void (*layer_norm_backward[CNORM_DTYPES])(const cnorm_norm_backward *call);
+    void (*rms_norm_backward[CNORM_DTYPES])(const cnorm_norm_backward *call);
+    /* into [n] += from [n], of the compute type */
     void (*add[CNORM_DTYPES])(ptrdiff_t n, void *into, const void *from);
-    /* x, y [samples, groups, channels, space], channels those of one group; gain, bias [groups, channels] or NULL;
-     * stats [samples, groups, 3] or NULL */
-    void (*group_norm[CNORM_DTYPES])(ptrdiff_t samples, ptrdiff_t groups, ptrdiff_t channels, ptrdiff_t space,
-                                     const void *x, ptrdiff_t x_stride, const void *gain, const void *bias, double eps,
-                                     void *y, ptrdiff_t y_stride, void *stats);
-    /* at most CNORM_BLOCK_ROWS samples; partial [2, groups * channels] */
-    void (*group_norm_backward_block[CNORM_DTYPES])(ptrdiff_t samples, ptrdiff_t groups, ptrdiff_t channels,
-                                                    ptrdiff_t space, const void *dy, ptrdiff_t dy_stride, const void *x,
-                                                    ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
-                                                    ptrdiff_t dx_stride, void *partial);
-    /* the rest as in cnorm_family.h */
-    void (*batch_norm[CNORM_DTYPES])(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *x,
-                                     ptrdiff_t x_stride, const void *gain, const void *bias, double eps, void *y,
-                                     ptrdiff_t y_stride, void *stats, double *moments, void *scratch);
-    void (*batch_norm_backward[CNORM_DTYPES])(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *dy,
-                                              ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
-                                              const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain,
-                                              void *dbias, void *scratch);
-    void (*batch_norm_inference[CNORM_DTYPES])(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *x,
-                                               ptrdiff_t x_stride, const void *mean, const void *var, const void *gain,
-                                               const void *bias, double eps, void *y, ptrdiff_t y_stride,
-                                               void *scratch);
-    void (*batch_norm_inference_backward[CNORM_DTYPES])(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
-                                                        const void *dy, ptrdiff_t dy_stride, const void *x,
-                                                        ptrdiff_t x_stride, const void *mean, const void *var,
-                                                        const void *gain, double eps, void *dx, ptrdiff_t dx_stride,
-                                                        void *dgain, void *dbias, void *scratch);
+    /* the family: float32 and float64 only */
+    void (*group_norm[CNORM_DTYPES])(const cnorm_volume_norm *call);
+    void (*group_norm_backward[CNORM_DTYPES])(const cnorm_volume_norm_backward *call);
+    void (*batch_norm[CNORM_DTYPES])(const cnorm_volume_norm *call);
+    void (*batch_norm_backward[CNORM_DTYPES])(const cnorm_volume_norm_backward *call);
+    void (*batch_norm_inference[CNORM_DTYPES])(const cnorm_volume_norm *call);
+    void (*batch_norm_inference_backward[CNORM_DTYPES])(const cnorm_volume_norm_backward *call);
     void (*weight_norm[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, const void *w, ptrdiff_t w_stride, const void *gain,
                                       void *v, ptrdiff_t v_stride);
     void (*weight_norm_backward[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, const void *dv, ptrdiff_t dv_stride,
                                                const void *w, ptrdiff_t w_stride, const void *gain, void *dw,
                                                ptrdiff_t dw_stride, void *dgain);
-    void (*divisive_norm[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius, ptrdiff_t radius,
-                                        const void *x, ptrdiff_t x_stride, const void *gain, const void *bias,
-                                        double sigma, void *y, ptrdiff_t y_stride, double *scratch);
-    void (*divisive_norm_backward[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius, ptrdiff_t radius,
-                                                 const void *dy, ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride,
-                                                 const void *gain, double sigma, void *dx, ptrdiff_t dx_stride,
-                                                 void *dgain, void *dbias, double *dsigma, double *scratch);
-    double (*smoothing_sum[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, const void *dy, ptrdiff_t dy_stride,
-                                          const void *x, ptrdiff_t x_stride, const void *gain, const void *stats);
+    void (*divisive_norm[CNORM_DTYPES])(const cnorm_divisive *call);
+    void (*divisive_norm_backward[CNORM_DTYPES])(const cnorm_divisive *call);
+    /* sum over rows of rstd^2 sum dy gain xhat; arguments as those of cnorm_norm_backward */
+    double (*smoothing_sum[CNORM_DTYPES])(const cnorm_norm_backward *call);
     void (*sigmoid_f32)(ptrdiff_t n, const float *x, float *y);
     void (*tanh_f32)(ptrdiff_t n, const float *x, float *y);
     /* state, scratch and panels aligned to CNORM_ALIGN */

@@ -5,14 +5,16 @@
  */
 
 /* w scale = u |w| scale; 1/|w scale|, or 0 for a row of zeros */
-static double FN(exact_norm)(const T *w, ptrdiff_t n, double *scale)
+RARE double FN(exact_norm)(const T *w, ptrdiff_t n, double *scale)
 {
-    double piece[FN(PIECE)], squares = 0, S, Q;
-    *scale = RESCUE_SCALE(w, n, 0.0);
+    double piece[FN(PIECE)], squares = 0, S, Q, largest = 0;
+    if (sizeof(T) == 8) /* float64 needs no scale for float data */
+        for (ptrdiff_t j = 0; j < n; ++j) largest = larger_finite(largest, (double)w[j]);
+    *scale = sizeof(T) == 8 ? scale_for(largest, 0) : 1;
     for (ptrdiff_t j = 0; j < n; j += FN(PIECE)) {
         const ptrdiff_t len = n - j < FN(PIECE) ? n - j : FN(PIECE);
         for (ptrdiff_t i = 0; i < len; ++i) piece[i] = (double)w[j + i] * *scale;
-        sums_f64(piece, len, 0, &S, &Q);
+        sums_f64((row_f64){piece, NULL}, len, 0, 0, &S, &Q);
         squares += Q;
     }
     return squares == 0 ? 0 : 1.0 / sqrt(squares);
@@ -22,7 +24,7 @@ static double FN(exact_norm)(const T *w, ptrdiff_t n, double *scale)
 INLINE T FN(inverse_norm)(const T *w, ptrdiff_t n, double g, T *scale)
 {
     double S, Q;
-    FN(sums)(w, n, 0, &S, &Q);
+    FN(sums)((FN(row)){w, NULL}, n, 0, 0, &S, &Q);
     if (!(Q >= (double)n * Q_MIN && Q <= Q_MAX)) return 0; /* NaN goes the slow way too */
     const double inverse = 1.0 / sqrt(Q);
     *scale = (T)(g * inverse);
@@ -38,7 +40,7 @@ static void FN(weight_norm)(ptrdiff_t rows, ptrdiff_t n, const void *pw, ptrdiff
         const double g = gain ? (double)gain[row] : 1.0;
         T st[3] = {0};
         if (FN(inverse_norm)(w, n, g, &st[2]) != 0) {
-            FN(normalise_run)(w, n, st, 1, -(T)0, v);
+            FN(normalise_run)(w, n, st, 1, -(T)0, v, NULL);
         } else {
             double scale;
             const double inverse = FN(exact_norm)(w, n, &scale);
