@@ -46,7 +46,8 @@ static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dty
     if (!usable(dtype, call->eps)) return CNORM_ERROR_EPS;
     if (rows_overlap(call->samples, n, call->y_stride)) return CNORM_ERROR_STRIDE;
     /* storing past the caches pays once the output is larger than what they could hold for its reader */
-    call->streaming = call->samples * n * itemsize(dtype) >= cnorm_cpu_cache_bytes() / 2 && n >= 64 &&
+    const ptrdiff_t together = call->groups ? n / call->groups : n;
+    call->streaming = call->samples * n * itemsize(dtype) >= cnorm_cpu_cache_bytes() / 2 && together >= 64 &&
                       call->y_stride == n && call->y != call->x;
     RUN(call->eps = rounded(dtype, call->eps); kernel(call));
 }

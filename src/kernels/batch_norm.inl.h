@@ -45,47 +45,34 @@ static FN(batch) FN(batch_arrays)(void *scratch, ptrdiff_t channels, const T *ga
     return b;
 }
 
-/* s += d, q += d^2, or with dy: s += dy, q += dy xhat; over `rows` rows of one vector of columns */
-INLINE void FN(column_terms)(ptrdiff_t rows, const T *dy, ptrdiff_t dy_stride, const T *x, ptrdiff_t x_stride,
-                             ptrdiff_t left, V K, V delta, V rstd, V *s, V *q)
+INLINE V FN(take)(const T *p, ptrdiff_t k) { return k == VL ? FN(load)(p) : FN(load_some)(p, k, FN(splat)(0)); }
+INLINE void FN(put)(T *p, ptrdiff_t k, V v)
 {
-    const V zero = FN(splat)(0);
-#pragma GCC unroll 8
-    for (ptrdiff_t r = 0; r < rows; ++r) {
-        const T *px = x + r * x_stride;
-        V d = (left >= VL ? FN(load)(px) : FN(load_some)(px, left, zero)) - K;
-        if (dy) {
-            const T *pdy = dy + r * dy_stride;
-            const V g = left >= VL ? FN(load)(pdy) : FN(load_some)(pdy, left, zero);
-            *s += g;
-            *q += g * ((d - delta) * rstd);
-        } else {
-            *s += d;
-            *q += d * d;
-        }
-    }
+    if (k == VL) FN(store)(p, v);
+    else FN(store_some)(p, k, v);
 }
 
-INLINE void FN(column_rows)(ptrdiff_t rows, ptrdiff_t channels, const T *dy, ptrdiff_t dy_stride, const T *x,
-                            ptrdiff_t x_stride, const T *K, const FN(batch) *b)
+/* block += d, block2 += d^2, or with dy: block += dy, block2 += dy xhat; over a few rows of columns */
+INLINE void FN(column_rows)(const ptrdiff_t rows, ptrdiff_t channels, const T *dy, ptrdiff_t dy_stride, const T *x,
+                            ptrdiff_t x_stride, const T *centre, const FN(batch) *b)
 {
-    const V zero = FN(splat)(0);
     for (ptrdiff_t j = 0; j < channels; j += VL) {
-        const ptrdiff_t left = channels - j;
-        if (left >= VL) {
-            V s = FN(load)(b->block + j), q = FN(load)(b->block2 + j);
-            FN(column_terms)(rows, dy ? dy + j : NULL, dy_stride, x + j, x_stride, VL, FN(load)(K + j),
-                             dy ? FN(load)(b->delta + j) : zero, dy ? FN(load)(b->rstd + j) : zero, &s, &q);
-            FN(store)(b->block + j, s);
-            FN(store)(b->block2 + j, q);
-        } else {
-            V s = FN(load_some)(b->block + j, left, zero), q = FN(load_some)(b->block2 + j, left, zero);
-            FN(column_terms)(rows, dy ? dy + j : NULL, dy_stride, x + j, x_stride, left,
-                             FN(load_some)(K + j, left, zero), dy ? FN(load_some)(b->delta + j, left, zero) : zero,
-                             dy ? FN(load_some)(b->rstd + j, left, zero) : zero, &s, &q);
-            FN(store_some)(b->block + j, left, s);
-            FN(store_some)(b->block2 + j, left, q);
+        const ptrdiff_t k = channels - j < VL ? channels - j : VL;
+        const V K = FN(take)(centre + j, k);
+        V s = FN(take)(b->block + j, k), q = FN(take)(b->block2 + j, k);
+        for (ptrdiff_t r = 0; r < rows; ++r) {
+            const V d = FN(take)(x + r * x_stride + j, k) - K;
+            if (dy) {
+                const V g = FN(take)(dy + r * dy_stride + j, k);
+                s += g;
+                q += g * ((d - FN(take)(b->delta + j, k)) * FN(take)(b->rstd + j, k));
+            } else {
+                s += d;
+                q += d * d;
+            }
         }
+        FN(put)(b->block + j, k, s);
+        FN(put)(b->block2 + j, k, q);
     }
 }
 
@@ -137,26 +124,33 @@ INLINE int FN(carried)(T K, T scale)
 /* (4) for the k <= VL columns from j on of a row x */
 INLINE V FN(applied)(const T *x, ptrdiff_t j, ptrdiff_t k, const FN(batch) *b)
 {
-    const V zero = FN(splat)(0);
-    if (k == VL)
-        return ((FN(load)(x + j) - FN(load)(b->K + j)) - FN(load)(b->delta + j)) * FN(load)(b->scale + j) +
-               FN(load)(b->bias + j);
-    const V d = (FN(load_some)(x + j, k, zero) - FN(load_some)(b->K + j, k, zero)) - FN(load_some)(b->delta + j, k, zero);
-    return d * FN(load_some)(b->scale + j, k, zero) + FN(load_some)(b->bias + j, k, zero);
+    return ((FN(take)(x + j, k) - FN(take)(b->K + j, k)) - FN(take)(b->delta + j, k)) * FN(take)(b->scale + j, k) +
+           FN(take)(b->bias + j, k);
 }
 
-/* (4) for a row of columns; joint is NULL unless streaming */
-INLINE void FN(apply_columns)(ptrdiff_t n, const T *x, T *y, const FN(batch) *b, FN(joint) *joint)
+/* (4) for a row of columns, streaming */
+INLINE void FN(stream_columns)(ptrdiff_t n, const T *x, T *y, const FN(batch) *b, FN(joint) *joint)
 {
-    ptrdiff_t j = 0;
-    if (joint) { /* up to here y is short of a whole vector's address */
-        j = -(ptrdiff_t)((uintptr_t)y / sizeof(T)) & (VL - 1);
-        if (j > n) j = n;
-        if (j) FN(out_some)(y, j, FN(applied)(x, 0, j, b), joint);
-        for (; j + VL <= n; j += VL) FN(stream)(y + j, FN(applied)(x, j, VL, b));
-    }
-    for (; j + VL <= n; j += VL) FN(store)(y + j, FN(applied)(x, j, VL, b));
+    ptrdiff_t j = -(ptrdiff_t)((uintptr_t)y / sizeof(T)) & (VL - 1); /* up to here y is short of a vector's address */
+    if (j > n) j = n;
+    if (j) FN(out_some)(y, j, FN(applied)(x, 0, j, b), joint);
+    for (; j + VL <= n; j += VL) FN(stream)(y + j, FN(applied)(x, j, VL, b));
     if (j < n) FN(out_some)(y + j, n - j, FN(applied)(x, j, n - j, b), joint);
+}
+
+/* (4) for a few rows of columns, whose numbers are loaded once for all of them */
+INLINE void FN(apply_columns)(const ptrdiff_t rows, ptrdiff_t n, const T *x, ptrdiff_t x_stride, T *y, ptrdiff_t y_stride,
+                              const FN(batch) *b)
+{
+    for (ptrdiff_t j = 0; j < n; j += VL) {
+        const ptrdiff_t k = n - j < VL ? n - j : VL;
+        const V K = FN(take)(b->K + j, k), delta = FN(take)(b->delta + j, k);
+        const V scale = FN(take)(b->scale + j, k), bias = FN(take)(b->bias + j, k);
+        for (ptrdiff_t r = 0; r < rows; ++r) {
+            const V v = ((FN(take)(x + r * x_stride + j, k) - K) - delta) * scale + bias;
+            FN(put)(y + r * y_stride + j, k, v);
+        }
+    }
 }
 
 /* (4) */
@@ -166,12 +160,17 @@ static void FN(batch_apply)(const cnorm_volume_norm *call, const FN(batch) *b)
     const T *x = call->x;
     T *y = call->y;
     FN(joint) kept = {.filled = 0}, *joint = call->streaming ? &kept : NULL;
-    for (ptrdiff_t sample = 0; sample < call->samples; ++sample, x += call->x_stride, y += call->y_stride) {
-        if (space == 1 && !b->any_exact) {
-            if (joint) FN(apply_columns)(channels, x, y, b, joint);
-            else FN(apply_columns)(channels, x, y, b, NULL);
-            continue;
-        }
+    ptrdiff_t sample = 0;
+    if (space == 1 && !b->any_exact) {
+        for (; joint && sample < call->samples; ++sample)
+            FN(stream_columns)(channels, x + sample * call->x_stride, y + sample * call->y_stride, b, joint);
+        for (; sample + 4 <= call->samples; sample += 4)
+            FN(apply_columns)(4, channels, x + sample * call->x_stride, call->x_stride, y + sample * call->y_stride,
+                              call->y_stride, b);
+        for (; sample < call->samples; ++sample)
+            FN(apply_columns)(1, channels, x + sample * call->x_stride, 0, y + sample * call->y_stride, 0, b);
+    }
+    for (; sample < call->samples; ++sample, x += call->x_stride, y += call->y_stride) {
         for (ptrdiff_t c = 0; c < channels; ++c) {
             const T st[3] = {b->K[c], b->delta[c], b->scale[c]};
             const T *px = x + c * space;
@@ -316,18 +315,21 @@ static void FN(batch_gradient_sums)(const cnorm_volume_norm_backward *call, FN(b
     }
 }
 
-/* (6) for a row of columns */
-INLINE void FN(gradient_columns)(ptrdiff_t n, const T *dy, const T *x, const FN(batch) *b, T *dx)
+/* (6) for a few rows of columns, whose numbers are loaded once for all of them */
+INLINE void FN(gradient_columns)(const ptrdiff_t rows, const cnorm_volume_norm_backward *call, ptrdiff_t row,
+                                 const FN(batch) *b)
 {
-    const V zero = FN(splat)(0);
-    for (ptrdiff_t j = 0; j < n; j += VL) {
-        const ptrdiff_t left = n - j;
-#define TAKE(p) (left >= VL ? FN(load)((p) + j) : FN(load_some)((p) + j, left, zero))
-        const V rstd = TAKE(b->rstd), xhat = ((TAKE(x) - TAKE(b->K)) - TAKE(b->delta)) * rstd;
-        const V v = rstd * ((TAKE(dy) * TAKE(b->gain) - TAKE(b->G)) - xhat * TAKE(b->H));
-#undef TAKE
-        if (left >= VL) FN(store)(dx + j, v);
-        else FN(store_some)(dx + j, left, v);
+    const T *dy = (const T *)call->dy + row * call->dy_stride, *x = (const T *)call->x + row * call->x_stride;
+    T *dx = (T *)call->dx + row * call->dx_stride;
+    for (ptrdiff_t j = 0; j < call->channels; j += VL) {
+        const ptrdiff_t k = call->channels - j < VL ? call->channels - j : VL;
+        const V K = FN(take)(b->K + j, k), delta = FN(take)(b->delta + j, k), rstd = FN(take)(b->rstd + j, k);
+        const V gain = FN(take)(b->gain + j, k), G = FN(take)(b->G + j, k), H = FN(take)(b->H + j, k);
+        for (ptrdiff_t r = 0; r < rows; ++r) {
+            const V xhat = ((FN(take)(x + r * call->x_stride + j, k) - K) - delta) * rstd;
+            const V v = rstd * ((FN(take)(dy + r * call->dy_stride + j, k) * gain - G) - xhat * H);
+            FN(put)(dx + r * call->dx_stride + j, k, v);
+        }
     }
 }
 
@@ -350,8 +352,13 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
         b.G[c] = (T)b.sum[c];
         b.H[c] = (T)b.sum2[c];
     }
-    for (ptrdiff_t sample = 0; sample < samples; ++sample) {
-        for (ptrdiff_t c = 0; c < channels && (space > 1 || b.any_exact); ++c) {
+    ptrdiff_t sample = 0;
+    if (space == 1 && !b.any_exact) {
+        for (; sample + 4 <= samples; sample += 4) FN(gradient_columns)(4, call, sample, &b);
+        for (; sample < samples; ++sample) FN(gradient_columns)(1, call, sample, &b);
+    }
+    for (; sample < samples; ++sample, dy += call->dy_stride, x += call->x_stride, dx += call->dx_stride)
+        for (ptrdiff_t c = 0; c < channels; ++c) {
             const FN(exact) *e = &b.exact[c];
             const T stats[3] = {b.K[c], b.delta[c], b.rstd[c]};
             if (e->scale == 0)
@@ -361,11 +368,6 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
                     dx[j] = (T)(e->inv_std_dev * (((double)dy[j] * (double)b.gain[c] - b.sum[c]) -
                                                   FN(exact_xhat)(e, (double)x[j]) * b.sum2[c]));
         }
-        if (space == 1 && !b.any_exact) FN(gradient_columns)(channels, dy, x, &b, dx);
-        dy += call->dy_stride;
-        x += call->x_stride;
-        dx += call->dx_stride;
-    }
 }
 
 static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *call)
