@@ -99,12 +99,7 @@ def invariance_table(*, cases=40, inputs=7, units=9, seed=0):
         "layer": lambda w, x: layer_norm(x @ w.T, gain, bias, eps=0),
     }
     return InvarianceTable(
-        np.array(
-            [
-                [np.abs(outputs[norm](*both) - outputs[norm](w, x)).max() for both in transformed]
-                for norm in NORMS
-            ]
-        )
+        np.array([[np.abs(outputs[norm](*both) - outputs[norm](w, x)).max() for both in transformed] for norm in NORMS])
     )
 
 

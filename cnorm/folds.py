@@ -93,9 +93,7 @@ def _linear_weight(weight, name):
     if weight.dtype not in (np.float32, np.float64):
         raise TypeError(f"{name} must have dtype float32 or float64, got {weight.dtype}")
     if weight.ndim < 2:
-        raise ValueError(
-            f"{name} must have at least 2 dimensions, (outputs, inputs, ...), got shape {weight.shape}"
-        )
+        raise ValueError(f"{name} must have at least 2 dimensions, (outputs, inputs, ...), got shape {weight.shape}")
     return weight
 
 
@@ -106,7 +104,5 @@ def _per_output(array, outputs, name):
     if array.dtype not in (np.float32, np.float64):
         raise TypeError(f"{name} must have dtype float32 or float64, got {array.dtype}")
     if array.shape != (outputs,):
-        raise ValueError(
-            f"{name} must have shape ({outputs},), one number for each output, got {array.shape}"
-        )
+        raise ValueError(f"{name} must have shape ({outputs},), one number for each output, got {array.shape}")
     return array.astype(np.float64)

@@ -184,9 +184,7 @@ def test_gradients_are_finite_differences(rng, shape, mean):
                     arguments[i][at] += step
                     ends.append(forward[kind](*arguments))
                 difference[at] = (dy * (ends[0] - ends[1])).sum() / (2 * h)
-            np.testing.assert_allclose(
-                gradient, difference, rtol=0, atol=1e-8 * max(1, np.abs(gradient).max())
-            )
+            np.testing.assert_allclose(gradient, difference, rtol=0, atol=1e-8 * max(1, np.abs(gradient).max()))
 
 
 @both_types
@@ -251,9 +249,7 @@ def test_running_averages(rng, dtype, kind):
         _, batch_mean, batch_var, _ = reference.batch_norm(x)
         factor = number / (number - 1) if kind == "unbiased" else 1
         for got, wanted in (mean, 0.75 * 2 + 0.25 * batch_mean), (var, 0.75 * 5 + 0.25 * factor * batch_var):
-            np.testing.assert_allclose(
-                got.astype(np.float64), np.float64(wanted), rtol=8 * np.finfo(dtype).eps
-            )
+            np.testing.assert_allclose(got.astype(np.float64), np.float64(wanted), rtol=8 * np.finfo(dtype).eps)
     strided = np.zeros(8, dtype)[::2]
     cnorm.batch_norm(x, running_mean=strided, running_var=var, momentum=1)
     np.testing.assert_allclose(strided, np.float64(batch_mean), rtol=8 * np.finfo(dtype).eps)
@@ -373,9 +369,7 @@ def test_random_views_and_out(rng, dtype):
         calls = [
             (lambda out, x=x, w=weight, b=bias: cnorm.batch_norm(x, w, b, out=out), expected),
             (
-                lambda out, x=x, w=weight, b=bias, m=mean, v=var: cnorm.batch_norm_inference(
-                    x, m, v, w, b, out=out
-                ),
+                lambda out, x=x, w=weight, b=bias, m=mean, v=var: cnorm.batch_norm_inference(x, m, v, w, b, out=out),
                 cnorm.batch_norm_inference(p[0], p[4], p[5], p[1], p[2]),
             ),
         ]
@@ -398,9 +392,7 @@ def test_random_views_and_out(rng, dtype):
             assert np.array_equal(in_place, inference[0])
         for got in (
             cnorm.batch_norm_backward(dy, x, weight, stats),
-            cnorm.batch_norm_backward(
-                dy, x, weight, stats, out=(room, np.empty_like(p[1]), np.empty_like(p[1]))
-            ),
+            cnorm.batch_norm_backward(dy, x, weight, stats, out=(room, np.empty_like(p[1]), np.empty_like(p[1]))),
         ):
             for a, b in zip(got, wanted, strict=True):
                 assert np.array_equal(a, b)
@@ -408,9 +400,7 @@ def test_random_views_and_out(rng, dtype):
 
 def test_one_number_per_channel_is_an_error_that_says_why(rng):
     for x in np.ones((1, 5), np.float32), np.ones((0, 5)), np.ones((1, 5, 1), np.float32):
-        with pytest.raises(
-            ValueError, match=r"more than one number per channel in training.*every output the bias"
-        ):
+        with pytest.raises(ValueError, match=r"more than one number per channel in training.*every output the bias"):
             cnorm.batch_norm(x)
     assert cnorm.batch_norm(np.float32([[[1, 2]]])).shape == (1, 1, 2)
 

@@ -35,9 +35,7 @@ def check(x, dy, groups, weight=None, bias=None, eps=1e-5):
     wanted = reference.group_norm_backward(dy, x, groups, weight, eps)
     rows = len(x) * groups, -1
     g = reference.wide(dy) * (1 if weight is None else reference.wide(reference.per_channel(weight, x)))
-    bound = tolerances.dx(g.reshape(rows), xhat.reshape(rows), rstd.reshape(-1, 1), x.dtype, 1).reshape(
-        x.shape
-    )
+    bound = tolerances.dx(g.reshape(rows), xhat.reshape(rows), rstd.reshape(-1, 1), x.dtype, 1).reshape(x.shape)
     tolerances.assert_within(got[0], wanted[0], bound, "dx")
     channel = [a.reshape(x.shape[1], -1) for a in (reference.channel_rows(dy), reference.channel_rows(xhat))]
     d, h = reference.wide(channel[0]), channel[1]
@@ -169,9 +167,7 @@ def test_pytorch_agrees(rng, dtype):
             theirs.backward(torch.tensor(dy))
             y, stats = cnorm.group_norm(x, groups, weight, bias, return_stats=True)
             np.testing.assert_allclose(y, theirs.detach().numpy(), rtol=0, atol=limit * np.abs(y).max())
-            for ours, tensor in zip(
-                cnorm.group_norm_backward(dy, x, groups, weight, stats), tensors, strict=True
-            ):
+            for ours, tensor in zip(cnorm.group_norm_backward(dy, x, groups, weight, stats), tensors, strict=True):
                 np.testing.assert_allclose(ours, tensor.grad.numpy(), rtol=0, atol=limit * np.abs(dy).sum())
     x, _, weight, bias = random_case(rng, (3, 4, 8, 8), dtype)
     theirs = torch.nn.functional.instance_norm(*(torch.tensor(a) for a in (x,)), weight=torch.tensor(weight))

@@ -21,9 +21,7 @@ def check(w, dv, gain=None):
     expected = reference.weight_norm(w, gain)
     assert v.dtype == w.dtype
     # half the error of the sum of squares, the scale, the product
-    tolerances.assert_within(
-        v, expected, (sums / 2 + 3 * u) * np.abs(expected) + tolerances.smallest(w.dtype), "v"
-    )
+    tolerances.assert_within(v, expected, (sums / 2 + 3 * u) * np.abs(expected) + tolerances.smallest(w.dtype), "v")
 
     got = cnorm.weight_norm_backward(dv, w, gain)
     wanted = reference.weight_norm_backward(dv, w, gain)
@@ -57,9 +55,7 @@ def test_convolutions(rng, dtype):
     w, dv = rng.standard_normal((2, 7, 3, 5, 5)).astype(dtype)
     gain = rng.standard_normal(7).astype(dtype)
     check(w, dv, gain)
-    assert np.array_equal(
-        cnorm.weight_norm(w, gain).reshape(7, 75), cnorm.weight_norm(w.reshape(7, 75), gain)
-    )
+    assert np.array_equal(cnorm.weight_norm(w, gain).reshape(7, 75), cnorm.weight_norm(w.reshape(7, 75), gain))
 
 
 @both_types
@@ -68,9 +64,7 @@ def test_every_kind_of_row(rng, dtype):
         w = inputs.difficult_rows(rng, n, dtype)
         dv = rng.standard_normal(w.shape).astype(dtype)
         length = np.sqrt((reference.wide(w) ** 2).sum(-1))
-        fits = (length == 0) | (
-            length > 1e6 / float(np.finfo(dtype).max)
-        )  # else dweight is not a number of T
+        fits = (length == 0) | (length > 1e6 / float(np.finfo(dtype).max))  # else dweight is not a number of T
         check(w[fits], dv[fits], (1 + rng.random(fits.sum())).astype(dtype))
 
 
