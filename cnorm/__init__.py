@@ -1,0 +1,45 @@
+"""Layer normalisation on CPUs: right, the same everywhere, fast, small."""
+
+try:
+    from cnorm import _core
+except ImportError as error:
+    if "CNORM_ISA" in str(error):
+        raise
+    raise ImportError(
+        f"the extension module cnorm._core is not here ({error}). In a source folder run `make build` and use "
+        ".venv/bin/python from another folder, or install with `pip install .`"
+    ) from error
+
+from cnorm._core import (
+    Stats,
+    Stream,
+    active_isa,
+    available_isas,
+    layer_norm,
+    layer_norm_backward,
+    use_isa,
+)
+from cnorm.layers import LSTM, Linear
+from cnorm.model import Model, demo_model, load
+from cnorm.specs import PRESETS, CellSpec
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LSTM",
+    "PRESETS",
+    "CellSpec",
+    "Linear",
+    "Model",
+    "Stats",
+    "Stream",
+    "active_isa",
+    "available_isas",
+    "demo_model",
+    "layer_norm",
+    "layer_norm_backward",
+    "load",
+    "use_isa",
+]
+
+del _core

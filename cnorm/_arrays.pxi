@@ -1,0 +1,175 @@
+"""Arrays to pointers: dtype, shape, stride and overlap checks that all entries share."""
+
+cdef cnp.ndarray as_array(object a, str name):
+    """Any array-like that is not a plain Python number or sequence, as an ndarray."""
+    if type(a) is cnp.ndarray:
+        return <cnp.ndarray>a
+    if isinstance(a, tuple) and name == "weight":
+        raise TypeError("weight must be an array or None, got a tuple: there is no normalized_shape; the shape of "
+                        "weight says it, or axis=-k for the last k dimensions: layer_norm(x, weight, bias, axis=-k)")
+    if isinstance(a, np.ma.MaskedArray):
+        raise TypeError(f"{name} must be a plain array, got a MaskedArray, whose mask would be ignored; "
+                        "pass x.filled(value)")
+    if not (isinstance(a, np.ndarray) or hasattr(a, "__array__") or hasattr(a, "__array_interface__")
+            or hasattr(a, "__dlpack__") or isinstance(a, (memoryview, bytearray)) or type(a).__name__ == "array"):
+        raise TypeError(f"{name} must be an array of float32 or float64, got {type(a).__name__}")
+    return np.asarray(a)
+
+
+cdef cnorm_dtype dtype_of(cnp.ndarray a, str name) except *:
+    cdef int number = cnp.PyArray_TYPE(a)
+    if cnp.PyArray_ISNOTSWAPPED(a):
+        if number == cnp.NPY_FLOAT32:
+            return CNORM_F32
+        if number == cnp.NPY_FLOAT64:
+            return CNORM_F64
+    raise TypeError(f"{name} must have dtype float32 or float64 in native byte order, got {a.dtype}")
+
+
+cdef int first_normalised(object axis, int ndim, tuple_of_shape) except -1:
+    """axis as an index from the front."""
+    cdef Py_ssize_t i
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        raise TypeError(f"axis must be an integer, the first normalised dimension, got {axis!r}")
+    i = operator.index(axis)
+    if ndim == 0:
+        raise ValueError("x must have at least one dimension, got a 0-dimensional array")
+    if not -ndim <= i < ndim:
+        raise ValueError(f"axis must be in [{-ndim}, {ndim}) for x of shape {tuple_of_shape}, got {axis}")
+    return <int>(i + ndim if i < 0 else i)
+
+
+cdef double checked_eps(object eps) except -1.0:
+    cdef double value
+    if isinstance(eps, (str, bytes, bool)) or not hasattr(eps, "__float__"):
+        raise TypeError(f"eps must be a real number, got {eps!r}")
+    value = float(eps)
+    if not value >= 0 or isinf(value):
+        raise ValueError(f"eps must be finite and not negative, got {eps!r}")
+    return value
+
+
+cdef struct Rows:
+    char *data
+    ptrdiff_t stride # elements from row to row
+
+
+cdef bint as_rows(cnp.ndarray a, int axis, Rows *rows) noexcept:
+    """True if `a` already is [rows, n] with the row's elements together and one stride between rows."""
+    cdef int ndim = cnp.PyArray_NDIM(a), i
+    cdef cnp.npy_intp item = cnp.PyArray_ITEMSIZE(a), expected = item, step
+    cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(a)
+    cdef cnp.npy_intp *strides = cnp.PyArray_STRIDES(a)
+    rows.data = <char *>cnp.PyArray_DATA(a)
+    rows.stride = 0
+    if not cnp.PyArray_ISALIGNED(a):
+        return False
+    for i in range(ndim - 1, axis - 1, -1):
+        if shape[i] != 1 and strides[i] != expected:
+            return False
+        expected *= shape[i]
+    step = 0
+    for i in range(axis - 1, -1, -1): # the leading dimensions must collapse into one
+        if shape[i] == 1:
+            continue
+        if step == 0:
+            if strides[i] % item:
+                return False
+            rows.stride = strides[i] // item
+            step = strides[i]
+            expected = step * shape[i]
+            if step == 0: # a broadcast row: only one leading dimension can be so
+                return all_one(shape, i)
+        elif strides[i] != expected:
+            return False
+        else:
+            expected *= shape[i]
+    if step == 0: # one row
+        rows.stride = expected // item
+    return True
+
+
+cdef bint all_one(cnp.npy_intp *shape, int before) noexcept:
+    cdef int i
+    for i in range(before):
+        if shape[i] != 1:
+            return False
+    return True
+
+
+cdef cnp.ndarray rows_of(cnp.ndarray a, int axis, Rows *rows):
+    """`a` as rows; a copy where its strides do not allow that. The result keeps the memory alive."""
+    if not as_rows(a, axis, rows):
+        a = np.array(a, order="C", copy=True)
+        as_rows(a, axis, rows)
+    return a
+
+
+cdef cnp.ndarray parameter(object p, cnp.ndarray x, int axis, str name):
+    """weight or bias: of x's dtype and of the normalised shape, C-contiguous."""
+    cdef cnp.ndarray a = as_array(p, name)
+    cdef int i, ndim = cnp.PyArray_NDIM(x) - axis
+    cdef bint fits = cnp.PyArray_NDIM(a) == ndim
+    if cnp.PyArray_TYPE(a) != cnp.PyArray_TYPE(x) or not cnp.PyArray_ISNOTSWAPPED(a):
+        raise TypeError(f"{name} must have the dtype of x, {x.dtype}, got {a.dtype}")
+    if fits:
+        for i in range(ndim):
+            fits = fits and cnp.PyArray_DIMS(a)[i] == cnp.PyArray_DIMS(x)[axis + i]
+    if not fits:
+        raise ValueError(f"{name} must have the normalised shape {(<object>x).shape[axis:]} (x has shape "
+                         f"{(<object>x).shape}, axis={axis}), got {(<object>a).shape}")
+    if not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
+        a = np.array(a, order="C", copy=True)
+    return a
+
+
+cdef bint same_place(cnp.ndarray a, cnp.ndarray b):
+    cdef int i
+    if cnp.PyArray_DATA(a) != cnp.PyArray_DATA(b) or cnp.PyArray_NDIM(a) != cnp.PyArray_NDIM(b):
+        return False
+    for i in range(cnp.PyArray_NDIM(a)):
+        if cnp.PyArray_STRIDES(a)[i] != cnp.PyArray_STRIDES(b)[i] and cnp.PyArray_DIMS(a)[i] > 1:
+            return False
+    return True
+
+
+cdef bint apart(cnp.ndarray a, cnp.ndarray b):
+    """True at once for two contiguous arrays that do not touch; else NumPy decides exactly."""
+    cdef char *p = <char *>cnp.PyArray_DATA(a)
+    cdef char *q = <char *>cnp.PyArray_DATA(b)
+    if cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_IS_C_CONTIGUOUS(b):
+        return p + cnp.PyArray_NBYTES(a) <= q or q + cnp.PyArray_NBYTES(b) <= p
+    return not np.shares_memory(a, b)
+
+
+cdef int check_out(cnp.ndarray out, str name, cnp.ndarray like) except -1:
+    """out must be a writable array of the shape and dtype of `like`, each element in a place of its own."""
+    cdef int i
+    if cnp.PyArray_TYPE(out) != cnp.PyArray_TYPE(like) or not cnp.PyArray_ISNOTSWAPPED(out):
+        raise TypeError(f"{name} must have dtype {like.dtype}, got {out.dtype}")
+    if not cnp.PyArray_SAMESHAPE(out, like):
+        raise ValueError(f"{name} must have shape {(<object>like).shape}, got {(<object>out).shape}")
+    if not cnp.PyArray_ISWRITEABLE(out):
+        raise ValueError(f"{name} must be writable, got a read-only array")
+    for i in range(cnp.PyArray_NDIM(out)):
+        if cnp.PyArray_STRIDES(out)[i] == 0 and cnp.PyArray_DIMS(out)[i] > 1:
+            raise ValueError(f"{name} must have a place for each element, got a broadcast view")
+    return 0
+
+
+cdef cnp.ndarray output(object out, str name, cnp.ndarray like):
+    """The caller's array, checked, or a new one."""
+    if out is None:
+        return cnp.PyArray_EMPTY(cnp.PyArray_NDIM(like), cnp.PyArray_DIMS(like), cnp.PyArray_TYPE(like), 0)
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+        raise TypeError(f"{name} must be a NumPy array or None, got {type(out).__name__}")
+    check_out(out, name, like)
+    return out
+
+
+cdef int check_apart(cnp.ndarray out, str name, object other, str other_name, bint in_place) except -1:
+    """out may be exactly `other` if in_place, else must not touch it."""
+    if other is not None and not apart(out, other) and not (in_place and same_place(out, other)):
+        raise ValueError(f"{name} must not overlap {other_name}" +
+                         (" (exactly the same array is in place and allowed)" if in_place else ""))
+    return 0

@@ -1,0 +1,70 @@
+# Mirror of src/include/cnorm.h and cnorm_rnn.h; no logic. float64 pointers pass as void *.
+cdef extern from "cnorm_rnn.h" nogil:
+    ctypedef enum cnorm_status:
+        CNORM_OK
+        CNORM_ERROR_ISA
+    const char *cnorm_strerror(cnorm_status status)
+
+    ctypedef enum cnorm_dtype:
+        CNORM_F32
+        CNORM_F64
+
+    cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
+                                  const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride,
+                                  void *stats)
+    ptrdiff_t cnorm_layer_norm_backward_partials(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
+    cnorm_status cnorm_layer_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
+                                           ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
+                                           const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain,
+                                           void *dbias, void *partials)
+    cnorm_status cnorm_sigmoid_f32(ptrdiff_t n, const float *x, float *y)
+    cnorm_status cnorm_tanh_f32(ptrdiff_t n, const float *x, float *y)
+
+    int cnorm_isa_count()
+    const char *cnorm_isa_name(int index)
+    const char *cnorm_isa_active()
+    cnorm_status cnorm_isa_use(const char *name)
+
+    enum:
+        CNORM_ALIGN
+
+    ctypedef struct cnorm_matrix:
+        ptrdiff_t gates, units, cols
+        const float *panels
+
+    ctypedef struct cnorm_linear:
+        cnorm_matrix weight
+        const float *bias
+
+    ctypedef struct cnorm_lstm:
+        cnorm_matrix weight_x, weight_h
+        const float *gain_x
+        const float *gain_h
+        const float *bias
+        const float *gain_c
+        const float *bias_c
+        float eps
+
+    ctypedef enum cnorm_layer_kind:
+        CNORM_LINEAR
+        CNORM_LSTM
+
+    ctypedef union cnorm_layer_as:
+        cnorm_linear linear
+        cnorm_lstm lstm
+
+    ctypedef struct cnorm_layer:
+        cnorm_layer_kind kind
+        cnorm_layer_as as_ "as"
+
+    ptrdiff_t cnorm_padded_units(ptrdiff_t units)
+    ptrdiff_t cnorm_matrix_floats(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols)
+    cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, const float *w, int centred,
+                                   float *panels)
+    ptrdiff_t cnorm_layer_inputs(const cnorm_layer *layer)
+    ptrdiff_t cnorm_layer_outputs(const cnorm_layer *layer)
+    ptrdiff_t cnorm_layer_state_floats(const cnorm_layer *layer)
+    ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count)
+    ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count)
+    cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
+                           float *state, float *scratch, float *y, ptrdiff_t y_stride)

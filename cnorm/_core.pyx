@@ -1,0 +1,101 @@
+# cython: language_level=3, cdivision=True, binding=True
+"""The extension module: NumPy arrays to pointers, and every check that needs Python.
+
+What a C caller can get wrong is checked in src/api.c and comes back as a status; `check` turns it into an exception.
+Arrays go through the NumPy C-API: typed memoryviews cost ten times as much per call.
+One module, in parts: two would each link a copy of the library, and with it of the active instruction set.
+"""
+cimport numpy as cnp
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from libc.math cimport isinf
+
+from cnorm._capi cimport (
+    CNORM_ALIGN, CNORM_ERROR_ISA, CNORM_F32, CNORM_F64, CNORM_LINEAR, CNORM_LSTM, CNORM_OK, cnorm_dtype,
+    cnorm_isa_active, cnorm_isa_count, cnorm_isa_name, cnorm_isa_use, cnorm_layer, cnorm_layer_norm,
+    cnorm_layer_inputs, cnorm_layer_norm_backward, cnorm_layer_norm_backward_partials, cnorm_layer_outputs,
+    cnorm_layer_state_floats, cnorm_matrix,
+    cnorm_matrix_floats, cnorm_matrix_pack, cnorm_padded_units, cnorm_run, cnorm_scratch_floats, cnorm_sigmoid_f32,
+    cnorm_state_floats, cnorm_status, cnorm_strerror, cnorm_tanh_f32,
+)
+
+import operator
+import os
+
+import numpy as np
+
+cnp.import_array()
+
+cdef enum:
+    RELEASE_GIL_ABOVE = 16384       # elements of a norm; giving the GIL away costs about 20 ns
+    RELEASE_GIL_ABOVE_MACS = 262144 # multiply-adds of a network, about 20 us: a shorter step keeps it, because
+                                    # taking it back can cost 5 ms when another thread is busy
+
+cdef extern from *:
+    """
+    static int take(int *flag) { return __atomic_exchange_n(flag, 1, __ATOMIC_ACQUIRE) == 0; }
+    static void give_back(int *flag) { __atomic_store_n(flag, 0, __ATOMIC_RELEASE); }
+    """
+    bint take(int *flag) nogil
+    void give_back(int *flag) nogil
+
+
+cdef int check(cnorm_status status) except -1:
+    if status != CNORM_OK:
+        raise ValueError(cnorm_strerror(status).decode())
+    return 0
+
+
+# ---- instruction sets ------------------------------------------------------------------------------------------
+
+def available_isas():
+    """Instruction sets this machine can run, plainest first.
+
+    Returns
+    -------
+    tuple of str
+        Some of ``"baseline"``, ``"avx2"``, ``"avx512"``, ``"neon"``. All give the same bits.
+    """
+    return tuple(cnorm_isa_name(i).decode() for i in range(cnorm_isa_count()))
+
+
+def active_isa():
+    """The instruction set in use.
+
+    Returns
+    -------
+    str
+        The widest available one, unless `use_isa` or the environment variable ``CNORM_ISA`` chose another.
+    """
+    return cnorm_isa_active().decode()
+
+
+def use_isa(name):
+    """Use another instruction set from now on, in all threads. Results do not change, only their speed.
+
+    Parameters
+    ----------
+    name : str
+        One of `available_isas`.
+
+    Raises
+    ------
+    TypeError
+        If `name` is not a string.
+    ValueError
+        If it is unknown or this machine lacks it.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, got {type(name).__name__}")
+    if cnorm_isa_use(name.encode()) == CNORM_ERROR_ISA:
+        raise ValueError(f"name must be an instruction set that this machine can run, one of {available_isas()}, "
+                         f"got {name!r}")
+
+
+if cnorm_isa_active() == NULL:
+    raise ImportError(f"the environment variable CNORM_ISA is {os.environ.get('CNORM_ISA')!r}; this machine can run "
+                      f"{', '.join(available_isas())}")
+
+
+include "_arrays.pxi"
+include "_layer_norm.pxi"
+include "_streams.pxi"

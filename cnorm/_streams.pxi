@@ -1,0 +1,349 @@
+"""The streaming runtime: packed networks, streams, and the two activations it is built on (private, tested)."""
+
+cdef elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *) noexcept nogil, x, out):
+    cdef cnp.ndarray a = as_array(x, "x"), y
+    if dtype_of(a, "x") != CNORM_F32:
+        raise TypeError(f"x must have dtype float32, got {a.dtype}")
+    a = np.ascontiguousarray(a)
+    y = output(out, "out", a)
+    if not cnp.PyArray_IS_C_CONTIGUOUS(y):
+        raise ValueError("out must be C-contiguous")
+    check(f(cnp.PyArray_SIZE(a), <const float *>cnp.PyArray_DATA(a), <float *>cnp.PyArray_DATA(y)))
+    return y
+
+
+def sigmoid(x, out=None):
+    """1/(1 + exp(-x)) of a float32 array, at most 1 ULP, monotone."""
+    return elementwise(cnorm_sigmoid_f32, x, out)
+
+
+def tanh(x, out=None):
+    """tanh(x) of a float32 array, at most 1 ULP, monotone."""
+    return elementwise(cnorm_tanh_f32, x, out)
+
+
+cdef cnp.ndarray aligned_zeros(ptrdiff_t floats):
+    """float32 zeros on a CNORM_ALIGN boundary."""
+    cdef cnp.ndarray raw = np.zeros(floats * 4 + CNORM_ALIGN, np.uint8)
+    cdef ptrdiff_t start = -(<ptrdiff_t>cnp.PyArray_DATA(raw)) % CNORM_ALIGN
+    return raw[start + (CNORM_ALIGN if start < 0 else 0):][:floats * 4].view(np.float32)
+
+
+cdef class Network:
+    """Packed weights of a stack of layers: what `cnorm.Model` computes with. Never written after construction.
+
+    Parameters
+    ----------
+    layers : sequence
+        Objects with `kind` ("LSTM" or "Linear"), `weights` (C-contiguous float32 arrays by name) and, for cells,
+        `eps`; their sizes fit one another.
+    identity : bytes
+        Hash of configuration and weights; ties a saved stream to its model.
+    """
+    cdef cnorm_layer *layers
+    cdef int count
+    cdef readonly ptrdiff_t input_size, output_size
+    cdef readonly bytes identity
+    cdef readonly tuple state_arrays # (name, units, offset in the state) of each recurrent array
+    cdef ptrdiff_t state_floats, scratch_floats, macs # macs: multiply-adds of one step
+    cdef list memory # keeps the packed arrays alive
+
+    def __cinit__(self, layers, bytes identity):
+        cdef cnorm_layer *at
+        cdef ptrdiff_t offset = 0, units
+        cdef int i
+        self.count = len(layers)
+        self.memory = []
+        self.identity = identity
+        self.layers = <cnorm_layer *>PyMem_Calloc(self.count, sizeof(cnorm_layer))
+        if self.layers == NULL:
+            raise MemoryError()
+        names = []
+        for i, layer in enumerate(layers):
+            at = &self.layers[i]
+            w = layer.weights
+            if layer.kind == "LSTM":
+                at.kind = CNORM_LSTM
+                units = w["weight_h"].shape[1]
+                at.as_.lstm.weight_x = self.pack(w["weight_x"], 4, True)
+                at.as_.lstm.weight_h = self.pack(w["weight_h"], 4, True)
+                at.as_.lstm.gain_x = self.pad(w["gain_x"], 4)
+                at.as_.lstm.gain_h = self.pad(w["gain_h"], 4)
+                total = w["bias"].astype(np.float64) + w["bias_x"] + w["bias_h"]
+                at.as_.lstm.bias = self.pad(total.astype(np.float32), 4)
+                at.as_.lstm.gain_c = self.pad(w["gain_c"], 1)
+                at.as_.lstm.bias_c = self.pad(w["bias_c"], 1)
+                at.as_.lstm.eps = layer.eps
+                recurrent = len(names) // 2
+                names += [(f"h{recurrent}", units, offset), (f"c{recurrent}", units, offset + cnorm_padded_units(units))]
+            elif layer.kind == "Linear":
+                at.kind = CNORM_LINEAR
+                at.as_.linear.weight = self.pack(w["weight"], 1, False)
+                if "bias" in w:
+                    at.as_.linear.bias = self.pad(w["bias"], 1)
+            else:
+                raise TypeError(f"layers[{i}] must be a layer of cnorm, got {type(layer).__name__}")
+            offset += cnorm_layer_state_floats(at)
+        self.state_arrays = tuple(names)
+        self.input_size = cnorm_layer_inputs(&self.layers[0])
+        self.output_size = cnorm_layer_outputs(&self.layers[self.count - 1])
+        self.state_floats = cnorm_state_floats(self.layers, self.count)
+        self.scratch_floats = cnorm_scratch_floats(self.layers, self.count)
+
+    def __dealloc__(self):
+        PyMem_Free(self.layers)
+
+    cdef cnorm_matrix pack(self, cnp.ndarray w, ptrdiff_t gates, bint centred) except *:
+        cdef cnorm_matrix m
+        cdef cnp.ndarray panels
+        m.gates, m.units, m.cols = gates, cnp.PyArray_DIMS(w)[0] // gates, cnp.PyArray_DIMS(w)[1]
+        panels = aligned_zeros(cnorm_matrix_floats(m.gates, m.units, m.cols))
+        m.panels = <const float *>cnp.PyArray_DATA(panels)
+        check(cnorm_matrix_pack(m.gates, m.units, m.cols, <const float *>cnp.PyArray_DATA(w), centred,
+                                <float *>cnp.PyArray_DATA(panels)))
+        self.memory.append(panels)
+        self.macs += cnp.PyArray_SIZE(w)
+        return m
+
+    cdef const float *pad(self, cnp.ndarray v, ptrdiff_t gates) except NULL:
+        """v [gates * units] as [gates, padded units]."""
+        cdef ptrdiff_t units = cnp.PyArray_SIZE(v) // gates, width = cnorm_padded_units(units)
+        cdef cnp.ndarray padded = aligned_zeros(gates * width)
+        padded.reshape(gates, width)[:, :units] = v.reshape(gates, units)
+        self.memory.append(padded)
+        return <const float *>cnp.PyArray_DATA(padded)
+
+
+cdef bytes SAVED = b"cnorm stream 1\n" # format of Stream.save: this, the model's identity, the arrays without padding
+
+
+cdef class Stream:
+    """One conversation with a `Model`: its own recurrent state, stepped by one thread at a time.
+
+    Made by ``model.stream()``; the state starts at zero. A stream is small: the state and one step's scratch. A NaN or
+    infinity in x goes into the state and stays there until `reset`.
+    """
+    cdef readonly object model
+    cdef Network network
+    cdef cnp.ndarray state_memory, scratch_memory
+    cdef float *state_
+    cdef float *scratch
+    cdef int busy
+
+    def __init__(self, model):
+        self.model = model
+        self.network = model._network
+        self.state_memory = aligned_zeros(self.network.state_floats)
+        self.scratch_memory = aligned_zeros(self.network.scratch_floats)
+        self.state_ = <float *>cnp.PyArray_DATA(self.state_memory)
+        self.scratch = <float *>cnp.PyArray_DATA(self.scratch_memory)
+
+    cdef int enter(self) except -1:
+        if not take(&self.busy):
+            raise RuntimeError("this stream is in use by another thread; give each thread a stream of its own")
+        return 0
+
+    cdef int run(self, cnp.ndarray x, cnp.ndarray y, ptrdiff_t steps) except -1:
+        cdef Network net = self.network
+        cdef const float *px = <const float *>cnp.PyArray_DATA(x)
+        cdef float *py = <float *>cnp.PyArray_DATA(y)
+        cdef cnorm_status status
+        self.enter()
+        if net.macs * steps > RELEASE_GIL_ABOVE_MACS:
+            with nogil:
+                status = cnorm_run(net.layers, net.count, steps, px, net.input_size, self.state_, self.scratch, py,
+                                   net.output_size)
+        else:
+            status = cnorm_run(net.layers, net.count, steps, px, net.input_size, self.state_, self.scratch, py,
+                               net.output_size)
+        give_back(&self.busy)
+        return check(status)
+
+    def step(self, x, out=None):
+        """One step.
+
+        Parameters
+        ----------
+        x : ndarray, shape (input_size,), float32
+        out : ndarray, shape (output_size,), float32, contiguous, optional
+
+        Returns
+        -------
+        y : ndarray, shape (output_size,), float32
+
+        Raises
+        ------
+        TypeError
+            If x or out is not a float32 array.
+        ValueError
+            For another shape. State and `out` are then unchanged.
+        RuntimeError
+            If another thread is using this stream.
+        """
+        cdef cnp.ndarray a = frames(x, "x", 1, self.network.input_size), y
+        if out is None:
+            y = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&self.network.output_size, cnp.NPY_FLOAT32, 0)
+        else:
+            y = frames_out(out, 1, 0, self.network.output_size)
+        self.run(a, y, 1)
+        return y
+
+    def process(self, x, out=None):
+        """Many steps, one after the other: the same bits as `step` on each row.
+
+        Parameters
+        ----------
+        x : ndarray, shape (steps, input_size), float32
+        out : ndarray, shape (steps, output_size), float32, contiguous, optional
+
+        Returns
+        -------
+        y : ndarray, shape (steps, output_size), float32
+
+        Raises
+        ------
+        TypeError, ValueError, RuntimeError
+            As `step`.
+        """
+        cdef cnp.ndarray a = frames(x, "x", 2, self.network.input_size), y
+        cdef cnp.npy_intp shape[2]
+        shape[0], shape[1] = cnp.PyArray_DIMS(a)[0], self.network.output_size
+        if out is None:
+            y = cnp.PyArray_EMPTY(2, shape, cnp.NPY_FLOAT32, 0)
+        else:
+            y = frames_out(out, 2, shape[0], shape[1])
+            if not apart(y, a): # a later row of x could be overwritten before it is read
+                a = np.array(a, order="C", copy=True)
+        self.run(a, y, shape[0])
+        return y
+
+    def state(self):
+        """A copy of the recurrent state.
+
+        Returns
+        -------
+        dict of str to ndarray, shape (units,), float32
+            ``h0``, ``c0``, ``h1``, ...; the number counts recurrent layers.
+        """
+        self.enter()
+        try:
+            return {name: self.state_memory[offset:offset + units].copy()
+                    for name, units, offset in self.network.state_arrays}
+        finally:
+            give_back(&self.busy)
+
+    def set_state(self, state):
+        """Replace the whole recurrent state.
+
+        Parameters
+        ----------
+        state : mapping of str to ndarray, shape (units,), float32
+            The names and shapes of `state`, all of them, finite.
+
+        Raises
+        ------
+        TypeError
+            If an array is not float32.
+        ValueError
+            For a missing or unknown name, another shape, NaN or infinity. The state is then unchanged.
+        """
+        expected = {name: units for name, units, _ in self.network.state_arrays}
+        if not hasattr(state, "keys"):
+            raise TypeError(f"state must be a mapping of names to arrays, got {type(state).__name__}")
+        if set(state.keys()) != expected.keys():
+            raise ValueError(f"state must have the names {sorted(expected)}, got {sorted(map(str, state.keys()))}")
+        checked = {}
+        for name, units in expected.items():
+            checked[name] = frames(state[name], f"state[{name!r}]", 1, units)
+            if not np.isfinite(checked[name]).all():
+                raise ValueError(f"state[{name!r}] must be finite, got NaN or infinity")
+        self.enter()
+        for name, units, offset in self.network.state_arrays:
+            self.state_memory[offset:offset + units] = checked[name]
+        give_back(&self.busy)
+
+    def reset(self, state=None):
+        """Back to the initial state, zero, or to a given one.
+
+        Parameters
+        ----------
+        state : mapping, optional
+            As for `set_state`.
+        """
+        if state is not None:
+            self.set_state(state)
+            return
+        self.enter()
+        self.state_memory.fill(0)
+        give_back(&self.busy)
+
+    def save(self):
+        """The state as bytes, for ``model.restore``, here or in another process or machine.
+
+        Returns
+        -------
+        bytes
+            Tied to the model by a hash of its configuration and weights.
+        """
+        arrays = self.state()
+        return SAVED + self.network.identity + b"".join(a.astype("<f4").tobytes() for a in arrays.values())
+
+    def _restore(self, saved):
+        """Set the state from what `save` returned; see Model.restore."""
+        if not isinstance(saved, (bytes, bytearray, memoryview)):
+            raise TypeError(f"saved must be bytes, got {type(saved).__name__}")
+        saved = bytes(saved)
+        head = len(SAVED)
+        body = head + len(self.network.identity)
+        if saved[:head] != SAVED:
+            raise ValueError(f"saved must be what Stream.save returned, beginning {SAVED!r}, got {saved[:head]!r}")
+        if saved[head:body] != self.network.identity:
+            raise ValueError("saved is the stream of another model: the hash of configuration and weights differs")
+        sizes = [units for _, units, _ in self.network.state_arrays]
+        if len(saved) - body != 4 * sum(sizes):
+            raise ValueError(f"saved must hold {4 * sum(sizes)} bytes of state, got {len(saved) - body}")
+        values = np.split(np.frombuffer(saved, "<f4", offset=body).astype(np.float32), np.cumsum(sizes)[:-1])
+        self.set_state({name: v for (name, _, _), v in zip(self.network.state_arrays, values)})
+
+    def __copy__(self):
+        return self.model.restore(self.save())
+
+    def __deepcopy__(self, memo):
+        return self.__copy__()
+
+    def __reduce__(self):
+        return _stream_from, (self.model, self.save())
+
+
+def _stream_from(model, saved):
+    return model.restore(saved)
+
+
+cdef cnp.ndarray frames(object x, str name, int ndim, ptrdiff_t width):
+    """x as a C-contiguous, aligned float32 array [width] or [steps, width]."""
+    cdef cnp.ndarray a = as_array(x, name)
+    if cnp.PyArray_TYPE(a) != cnp.NPY_FLOAT32 or not cnp.PyArray_ISNOTSWAPPED(a):
+        raise TypeError(f"{name} must have dtype float32, got {a.dtype}")
+    if cnp.PyArray_NDIM(a) != ndim or cnp.PyArray_DIMS(a)[ndim - 1] != width:
+        raise ValueError(f"{name} must have shape {f'({width},)' if ndim == 1 else f'(steps, {width})'}, "
+                         f"got {(<object>a).shape}")
+    if not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
+        a = np.array(a, order="C", copy=True)
+    return a
+
+
+cdef cnp.ndarray frames_out(object out, int ndim, ptrdiff_t steps, ptrdiff_t width):
+    """The caller's output array, checked."""
+    cdef cnp.ndarray y
+    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+        raise TypeError(f"out must be a NumPy array or None, got {type(out).__name__}")
+    y = out
+    if cnp.PyArray_TYPE(y) != cnp.NPY_FLOAT32 or not cnp.PyArray_ISNOTSWAPPED(y):
+        raise TypeError(f"out must have dtype float32, got {y.dtype}")
+    if (cnp.PyArray_NDIM(y) != ndim or cnp.PyArray_DIMS(y)[ndim - 1] != width
+            or (ndim == 2 and cnp.PyArray_DIMS(y)[0] != steps)):
+        wanted = f"({width},)" if ndim == 1 else f"({steps}, {width})"
+        raise ValueError(f"out must have shape {wanted}, got {(<object>y).shape}")
+    if not (cnp.PyArray_IS_C_CONTIGUOUS(y) and cnp.PyArray_ISALIGNED(y) and cnp.PyArray_ISWRITEABLE(y)):
+        raise ValueError("out must be C-contiguous, aligned and writable")
+    return y

@@ -1,0 +1,62 @@
+#include "dispatch.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cpu.h"
+
+static _Atomic(const cnorm_kernels *) active; /* NULL until the first use */
+
+/* the index-th table that can run here, plainest first */
+static const cnorm_kernels *runnable(int index)
+{
+#define CNORM_PICK(isa, condition) if ((condition) && index-- == 0) return &cnorm_kernels_##isa;
+    CNORM_ISAS(CNORM_PICK)
+#undef CNORM_PICK
+    return NULL;
+}
+
+static const cnorm_kernels *named(const char *name)
+{
+    const cnorm_kernels *table = NULL;
+    for (int i = 0; (table = runnable(i)) != NULL && strcmp(table->name, name) != 0;) ++i;
+    return table;
+}
+
+int cnorm_isa_count(void)
+{
+    int count = 0;
+    while (runnable(count)) ++count;
+    return count;
+}
+
+const char *cnorm_isa_name(int index)
+{
+    const cnorm_kernels *table = index < 0 ? NULL : runnable(index);
+    return table ? table->name : NULL;
+}
+
+const cnorm_kernels *cnorm_active(void)
+{
+    const cnorm_kernels *table = atomic_load_explicit(&active, memory_order_acquire);
+    if (table) return table;
+    const char *forced = getenv("CNORM_ISA");
+    table = forced ? named(forced) : runnable(cnorm_isa_count() - 1);
+    if (table) atomic_store_explicit(&active, table, memory_order_release);
+    return table;
+}
+
+const char *cnorm_isa_active(void)
+{
+    const cnorm_kernels *table = cnorm_active();
+    return table ? table->name : NULL;
+}
+
+cnorm_status cnorm_isa_use(const char *name)
+{
+    const cnorm_kernels *table = name ? named(name) : NULL;
+    if (!table) return CNORM_ERROR_ISA;
+    atomic_store_explicit(&active, table, memory_order_release);
+    return CNORM_OK;
+}

@@ -1,0 +1,10 @@
+/* Which instruction set runs: the one global variable of the library. */
+#ifndef CNORM_DISPATCH_H
+#define CNORM_DISPATCH_H
+
+#include "kernels/kernels.h"
+
+/* The active table, or NULL if the environment variable CNORM_ISA names one that can't run here. */
+const cnorm_kernels *cnorm_active(void);
+
+#endif

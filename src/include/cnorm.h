@@ -1,0 +1,91 @@
+/* cnorm: layer normalisation on CPUs. This header is the manual of level 1: norms and the choice of instruction set.
+ * Level 2, recurrent cells one step at a time, is cnorm_rnn.h.
+ *
+ * Conventions
+ *   Sizes and strides are ptrdiff_t and count elements. A row stride may be negative, or zero for an input.
+ *   Buffers are written [rows, n]: n elements that lie together, one row every `stride` elements.
+ *   Nothing allocates, locks, prints or keeps a pointer; every function may be called from any thread.
+ *   A function that returns a status has written nothing unless it returns CNORM_OK.
+ *   An output may be exactly an input (same pointer and stride): in place. Any other overlap is not allowed.
+ *   Results are the same bits on every instruction set, for every batch size, alignment and split over threads,
+ *   whatever rounding mode, trap mask or flush-to-zero mode the caller's thread is in.
+ */
+#ifndef CNORM_H
+#define CNORM_H
+
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CNORM_ABI_VERSION 1
+
+typedef enum cnorm_status {
+    CNORM_OK = 0,
+    CNORM_ERROR_NULL,  /* a pointer that must not be NULL is */
+    CNORM_ERROR_SIZE,  /* a size is negative, n is 0, or the bytes do not fit ptrdiff_t */
+    CNORM_ERROR_EPS,   /* eps is negative, infinite or NaN */
+    CNORM_ERROR_STRIDE,/* rows of an output overlap one another */
+    CNORM_ERROR_DTYPE, /* not a cnorm_dtype this function takes */
+    CNORM_ERROR_ISA,   /* an instruction set that is unknown or that this machine lacks */
+} cnorm_status;
+
+/* One English sentence, never NULL */
+const char *cnorm_strerror(cnorm_status status);
+
+/* CNORM_ABI_VERSION of the library that is linked */
+int cnorm_abi_version(void);
+
+typedef enum cnorm_dtype { CNORM_F32 = 0, CNORM_F64 = 1, CNORM_DTYPES } cnorm_dtype;
+
+/* ---- layer normalisation: y = (x - mean) / sqrt(var + eps) * gain + bias, row by row -------------------------
+ *
+ * x, y [rows, n]; gain, bias [n] or NULL (1 and 0); all of one dtype.
+ * stats [rows, 3], of that dtype, or NULL: shift, delta, rstd. The mean is the unevaluated sum shift + delta.
+ * Where var + eps = 0 the normalised row is 0 and rstd is 0. NaN or infinity in a row makes that row NaN, no other.
+ * eps >= 0 is rounded to the dtype.
+ */
+cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
+                              const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride, void *stats);
+
+/* ---- its backward pass ----------------------------------------------------------------------------------------
+ *
+ * dy, x, dx [rows, n]; gain [n] or NULL; stats [rows, 3] of the forward call; dgain, dbias [n].
+ * partials: scratch of cnorm_layer_norm_backward_partials(dtype, rows, n) bytes, aligned like its dtype.
+ */
+ptrdiff_t cnorm_layer_norm_backward_partials(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n);
+cnorm_status cnorm_layer_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
+                                       ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
+                                       const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain, void *dbias,
+                                       void *partials);
+
+/* The same in two calls, so that threads can share the rows and get the same bits: each thread does row ranges
+ * [begin, end) with begin a multiple of CNORM_BLOCK_ROWS and end one too or `rows`, pointers always those of row 0;
+ * when all rows are done, one thread reduces (which uses up the partials). */
+enum { CNORM_BLOCK_ROWS = 64 };
+cnorm_status cnorm_layer_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
+                                              ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,
+                                              ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
+                                              ptrdiff_t dx_stride, void *partials);
+cnorm_status cnorm_layer_norm_backward_reduce(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, void *partials,
+                                              void *dgain, void *dbias);
+
+/* ---- sigmoid and tanh of float32, at most 1 ULP; y may be x -------------------------------------------------- */
+cnorm_status cnorm_sigmoid_f32(ptrdiff_t n, const float *x, float *y);
+cnorm_status cnorm_tanh_f32(ptrdiff_t n, const float *x, float *y);
+
+/* ---- the choice of instruction set -----------------------------------------------------------------------------
+ *
+ * On first use the widest one that processor and operating system support is chosen, or the one that the
+ * environment variable CNORM_ISA names: if that is unknown or absent every call returns CNORM_ERROR_ISA.
+ */
+int cnorm_isa_count(void);               /* how many this machine can run */
+const char *cnorm_isa_name(int index);   /* 0 is the plainest; NULL when out of range */
+const char *cnorm_isa_active(void);      /* NULL if CNORM_ISA names one that can't run */
+cnorm_status cnorm_isa_use(const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,5 @@
+#if !(defined(__AVX2__) && defined(__F16C__))
+#error "the flags of this file are in src/meson.build"
+#endif
+#define CNORM_ISA avx2
+#include "isa.inl.h"

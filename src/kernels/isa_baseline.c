@@ -1,0 +1,2 @@
+#define CNORM_ISA baseline
+#include "isa.inl.h"

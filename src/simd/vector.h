@@ -1,0 +1,199 @@
+/* The vector vocabulary: all that a kernel body may use besides plain C.
+ *
+ * A vector is the native width of the instruction set this file is compiled for, so that accumulators stay in
+ * registers (a 64-byte type on a 32-byte machine spills every one of them: measured 3-5 times slower with GCC 12).
+ * A kernel sums over a fixed number of *virtual lanes*, LANES_* of them, made of LANE_VECTORS native vectors: that,
+ * and the one halving tree below, is why the bits do not depend on the width.
+ *
+ * Arithmetic is the operators + - * / of the vector extensions of GCC (>= 12) and clang. This header adds
+ *     splat_*      one value in every lane
+ *     load_*       VL elements from any address              store_*     to any address
+ *     load_some_*  the first k < VL elements, the rest of the lanes filled with a given value; reads nothing else
+ *     store_some_* the first k < VL elements; writes nothing else
+ *     tree_*       the sum of LANE_VECTORS vectors by halving: lane i + lane i + LANES/2, and so on down to one
+ *     widen, narrow  half a vector of float <-> one vector of double, exact <-> rounded to nearest even
+ */
+#ifndef CNORM_SIMD_VECTOR_H
+#define CNORM_SIMD_VECTOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__FAST_MATH__)
+#error "cnorm's results are a contract: -ffast-math breaks it"
+#endif
+#if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0
+#error "cnorm needs float and double arithmetic without excess precision (on x86: SSE2)"
+#endif
+
+#if defined(__AVX512F__)
+#define VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+
+#define INLINE static inline __attribute__((always_inline, unused))
+
+enum {
+    VL_F32 = VECTOR_BYTES / 4,  /* lanes of a native vector */
+    VL_F64 = VECTOR_BYTES / 8,
+    LANES_F32 = 32,             /* virtual lanes: the same on every instruction set */
+    LANES_F64 = 16,
+    LANE_VECTORS = 128 / VECTOR_BYTES,
+    PASS = LANE_VECTORS < 4 ? LANE_VECTORS : 4, /* accumulators of one kind that a loop keeps in registers */
+};
+
+typedef float f32v __attribute__((vector_size(VECTOR_BYTES)));
+typedef double f64v __attribute__((vector_size(VECTOR_BYTES)));
+typedef int32_t i32v __attribute__((vector_size(VECTOR_BYTES)));
+typedef int64_t i64v __attribute__((vector_size(VECTOR_BYTES)));
+typedef float f32h __attribute__((vector_size(VECTOR_BYTES / 2))); /* half a vector: VL_F64 floats */
+
+INLINE f32v splat_f32(float a) { return a - (f32v){0}; }
+INLINE f64v splat_f64(double a) { return a - (f64v){0}; }
+
+INLINE f32v load_f32(const float *p) { f32v v; memcpy(&v, p, sizeof v); return v; }
+INLINE f64v load_f64(const double *p) { f64v v; memcpy(&v, p, sizeof v); return v; }
+INLINE void store_f32(float *p, f32v v) { memcpy(p, &v, sizeof v); }
+INLINE void store_f64(double *p, f64v v) { memcpy(p, &v, sizeof v); }
+
+#if defined(__AVX512F__)
+
+INLINE f32v load_some_f32(const float *p, ptrdiff_t k, f32v fill)
+{
+    return (f32v)_mm512_mask_loadu_ps((__m512)fill, (__mmask16)((1u << k) - 1), p);
+}
+INLINE f64v load_some_f64(const double *p, ptrdiff_t k, f64v fill)
+{
+    return (f64v)_mm512_mask_loadu_pd((__m512d)fill, (__mmask8)((1u << k) - 1), p);
+}
+INLINE void store_some_f32(float *p, ptrdiff_t k, f32v v)
+{
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << k) - 1), (__m512)v);
+}
+INLINE void store_some_f64(double *p, ptrdiff_t k, f64v v)
+{
+    _mm512_mask_storeu_pd(p, (__mmask8)((1u << k) - 1), (__m512d)v);
+}
+
+#else
+
+INLINE f32v load_some_f32(const float *p, ptrdiff_t k, f32v fill)
+{
+    float lanes[VL_F32];
+    memcpy(lanes, &fill, sizeof lanes);
+    for (ptrdiff_t i = 0; i < k; ++i) lanes[i] = p[i];
+    return load_f32(lanes);
+}
+INLINE f64v load_some_f64(const double *p, ptrdiff_t k, f64v fill)
+{
+    double lanes[VL_F64];
+    memcpy(lanes, &fill, sizeof lanes);
+    for (ptrdiff_t i = 0; i < k; ++i) lanes[i] = p[i];
+    return load_f64(lanes);
+}
+INLINE void store_some_f32(float *p, ptrdiff_t k, f32v v)
+{
+    for (ptrdiff_t i = 0; i < k; ++i) p[i] = v[i];
+}
+INLINE void store_some_f64(double *p, ptrdiff_t k, f64v v)
+{
+    for (ptrdiff_t i = 0; i < k; ++i) p[i] = v[i];
+}
+
+#endif
+
+/* ---- the halving tree ------------------------------------------------------------------------------------- */
+
+typedef float f32x4 __attribute__((vector_size(16)));
+typedef double f64x2 __attribute__((vector_size(16)));
+
+INLINE float tree_f32x4(f32x4 v)
+{
+    v += __builtin_shufflevector(v, v, 2, 3, 2, 3);
+    return v[0] + v[1];
+}
+INLINE double tree_f64x2(f64x2 v) { return v[0] + v[1]; }
+
+#if VECTOR_BYTES == 64
+typedef float f32x8 __attribute__((vector_size(32)));
+typedef double f64x4 __attribute__((vector_size(32)));
+#endif
+
+INLINE float tree_f32(const f32v lanes[LANE_VECTORS])
+{
+#if VECTOR_BYTES == 64
+    f32v v = lanes[0] + lanes[1];
+    f32x8 w = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+              __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    return tree_f32x4(__builtin_shufflevector(w, w, 0, 1, 2, 3) + __builtin_shufflevector(w, w, 4, 5, 6, 7));
+#elif VECTOR_BYTES == 32
+    f32v w = (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+    return tree_f32x4(__builtin_shufflevector(w, w, 0, 1, 2, 3) + __builtin_shufflevector(w, w, 4, 5, 6, 7));
+#else
+    return tree_f32x4(((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
+                      ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7])));
+#endif
+}
+
+INLINE double tree_f64(const f64v lanes[LANE_VECTORS])
+{
+#if VECTOR_BYTES == 64
+    f64v v = lanes[0] + lanes[1];
+    f64x4 w = __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+    return tree_f64x2(__builtin_shufflevector(w, w, 0, 1) + __builtin_shufflevector(w, w, 2, 3));
+#elif VECTOR_BYTES == 32
+    f64v w = (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+    return tree_f64x2(__builtin_shufflevector(w, w, 0, 1) + __builtin_shufflevector(w, w, 2, 3));
+#else
+    return tree_f64x2(((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
+                      ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7])));
+#endif
+}
+
+/* ---- float <-> double --------------------------------------------------------------------------------------- */
+
+#if defined(__SSE2__) && VECTOR_BYTES == 16
+/* GCC 12 has no good code for vectors of 8 bytes: half a vector travels in the low half of a whole one */
+INLINE f64v widen_lo(f32v v) { return (f64v)_mm_cvtps_pd((__m128)v); }
+INLINE f64v widen_hi(f32v v) { return (f64v)_mm_cvtps_pd(_mm_movehl_ps((__m128)v, (__m128)v)); }
+INLINE f32v narrow(f64v lo, f64v hi)
+{
+    return (f32v)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)lo), _mm_cvtpd_ps((__m128d)hi));
+}
+#elif VECTOR_BYTES == 64
+INLINE f64v widen_lo(f32v v)
+{
+    return __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7), f64v);
+}
+INLINE f64v widen_hi(f32v v)
+{
+    return __builtin_convertvector(__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15), f64v);
+}
+INLINE f32v narrow(f64v lo, f64v hi)
+{
+    return __builtin_shufflevector(__builtin_convertvector(lo, f32h), __builtin_convertvector(hi, f32h),
+                                   0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+#elif VECTOR_BYTES == 32
+INLINE f64v widen_lo(f32v v) { return __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3), f64v); }
+INLINE f64v widen_hi(f32v v) { return __builtin_convertvector(__builtin_shufflevector(v, v, 4, 5, 6, 7), f64v); }
+INLINE f32v narrow(f64v lo, f64v hi)
+{
+    return __builtin_shufflevector(__builtin_convertvector(lo, f32h), __builtin_convertvector(hi, f32h),
+                                   0, 1, 2, 3, 4, 5, 6, 7);
+}
+#else
+INLINE f64v widen_lo(f32v v) { return (f64v){v[0], v[1]}; }
+INLINE f64v widen_hi(f32v v) { return (f64v){v[2], v[3]}; }
+INLINE f32v narrow(f64v lo, f64v hi) { return (f32v){(float)lo[0], (float)lo[1], (float)hi[0], (float)hi[1]}; }
+#endif
+
+#endif

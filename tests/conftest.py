@@ -1,0 +1,25 @@
+"""Fixtures every test file may use."""
+
+import os
+
+import numpy as np
+import pytest
+
+import cnorm
+
+
+@pytest.fixture(params=cnorm.available_isas())
+def isa(request):
+    """Run the test once on each instruction set of this machine."""
+    before = cnorm.active_isa()
+    cnorm.use_isa(request.param)
+    yield request.param
+    cnorm.use_isa(before)
+
+
+@pytest.fixture
+def rng():
+    """Random numbers; pytest prints the seed with a failure, and CNORM_TEST_SEED repeats or varies it."""
+    seed = int(os.environ.get("CNORM_TEST_SEED", "1607"))
+    print(f"rng seed: {seed} (CNORM_TEST_SEED={seed} repeats it)")
+    return np.random.default_rng(seed)

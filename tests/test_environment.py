@@ -1,0 +1,169 @@
+"""What others do to the floating-point environment changes no result, and cnorm does nothing to theirs."""
+
+import ctypes
+import os
+import platform
+import subprocess
+import sys
+import textwrap
+
+import inputs
+import numpy as np
+import pytest
+
+import cnorm
+from cnorm import _core
+
+HELPER = """
+#if defined(__x86_64__)
+unsigned long read_control(void) { unsigned v; __asm__ volatile("stmxcsr %0" : "=m"(v)); return v; }
+void write_control(unsigned long w) { unsigned v = (unsigned)w; __asm__ volatile("ldmxcsr %0" : : "m"(v)); }
+#elif defined(__aarch64__)
+unsigned long read_control(void) { unsigned long v; __asm__ volatile("mrs %0, fpcr" : "=r"(v)); return v; }
+void write_control(unsigned long v) { __asm__ volatile("msr fpcr, %0" : : "r"(v)); }
+#else
+#error "say here how this processor's floating-point control register is read and written"
+#endif
+"""
+X86 = platform.machine() == "x86_64"
+DEFAULT = 0x1F80 if X86 else 0
+STICKY = 0x3F if X86 else 0  # flags that every operation may set
+MODES = (
+    {"flush-to-zero": 0x9FC0, "upward": 0x5F80, "downward": 0x3F80, "toward-zero": 0x7F80}
+    if X86
+    else {"flush-to-zero": 1 << 24, "upward": 1 << 22, "downward": 2 << 22, "toward-zero": 3 << 22}
+)
+
+
+@pytest.fixture(scope="session")
+def control_library(tmp_path_factory):
+    """A shared library, compiled here, that reads and writes the floating-point control register."""
+    folder = tmp_path_factory.mktemp("control")
+    (folder / "control.c").write_text(HELPER)
+    library = folder / "control.so"
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([*compiler.split(), "-shared", "-fPIC", "-o", library, folder / "control.c"], check=True)
+    return library
+
+
+@pytest.fixture
+def control(control_library):
+    library = ctypes.CDLL(str(control_library))
+    library.read_control.restype = ctypes.c_ulong
+    library.write_control.argtypes = [ctypes.c_ulong]
+    library.write_control.restype = None
+    yield library
+    library.write_control(DEFAULT)
+
+
+def operations(rng, dtype):
+    """Calls with every kind of row; each returns one array or a tuple of them."""
+    x = inputs.difficult_rows(rng, 53, dtype)
+    nan = x[:2].copy()
+    nan[0, 3], nan[1, 5] = np.nan, np.inf
+    dy = rng.standard_normal(x.shape).astype(dtype)
+    weight, bias = inputs.random_affine(rng, 53, dtype)
+    weight[7] = np.finfo(dtype).smallest_subnormal
+    x_tiny = x * dtype(np.finfo(dtype).tiny)
+    _, stats = cnorm.layer_norm(x, return_stats=True)
+    calls = {
+        "forward": lambda: cnorm.layer_norm(x, weight, bias, eps=1e-5),
+        "forward, eps 0": lambda: cnorm.layer_norm(x, weight, eps=0),
+        "forward, subnormal eps": lambda: cnorm.layer_norm(x_tiny, eps=1e-41),
+        "forward, NaN": lambda: cnorm.layer_norm(nan),
+        "forward, out": lambda: cnorm.layer_norm(x, weight, bias, eps=0.1, out=np.empty_like(x)),
+        "backward": lambda: cnorm.layer_norm_backward(dy, x, weight, stats),
+        "statistics": lambda: _mean_and_inv_std_dev(cnorm.layer_norm(x, eps=0.7, return_stats=True)[1]),
+    }
+    if dtype == np.float32:
+        wild = rng.integers(0, 2**32, 4099, np.uint32).view(np.float32)
+        calls["sigmoid"] = lambda: _core.sigmoid(wild)
+        calls["tanh"] = lambda: _core.tanh(wild)
+    return calls
+
+
+def _mean_and_inv_std_dev(stats):
+    return stats.mean, stats.inv_std_dev
+
+
+def as_bytes(result):
+    results = result if isinstance(result, tuple) else (result,)
+    return [inputs.canonical_bytes(array) for array in results]
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_modes_set_by_others_change_no_bits_and_stay_set(rng, control, dtype, mode):
+    for name, call in operations(rng, dtype).items():
+        expected = as_bytes(call())
+        control.write_control(mode)
+        result = call()
+        after = control.read_control()
+        control.write_control(DEFAULT)
+        assert after & ~STICKY == mode, f"{name} left another mode behind"
+        assert as_bytes(result) == expected, name
+
+
+@pytest.mark.usefixtures("isa")
+def test_the_default_mode_stays_the_default(rng, control):
+    for name, call in operations(rng, np.float32).items():
+        control.write_control(DEFAULT)
+        call()
+        assert control.read_control() & ~STICKY == DEFAULT, name
+
+
+def python(code):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.skipif(not X86, reason="AArch64 processors need not be able to trap at all")
+@pytest.mark.parametrize("name", cnorm.available_isas())
+def test_unmasked_traps_do_not_kill(control_library, name):
+    """In a process of its own: a trap that gets through ends it with SIGFPE."""
+    run = python(f"""
+        import ctypes, cnorm, numpy as np
+        cnorm.use_isa({name!r})
+        control = ctypes.CDLL({str(control_library)!r})
+        x = np.float32([[1, 2, 3], [3e38, -3e38, 1], [1e-45, 0, 0], [4, 4, 4], [np.nan, np.inf, 0], [1e20, 0, 2]])
+        weight = np.float32([3, 0.1, 1e-40])
+        masked = cnorm.layer_norm(x, weight, weight, eps=1e-5, return_stats=True)
+        masked_gradients = cnorm.layer_norm_backward(x, x, weight, masked[1])
+        control.write_control(0)
+        unmasked = cnorm.layer_norm(x, weight, weight, eps=1e-5, return_stats=True)
+        gradients = cnorm.layer_norm_backward(x, x, weight, unmasked[1])
+        control.write_control(0x1F80)
+        np.testing.assert_array_equal(unmasked[0], masked[0])
+        for got, wanted in zip(gradients, masked_gradients):
+            np.testing.assert_array_equal(got, wanted)
+        print("alive")
+        """)
+    assert run.returncode == 0, f"exit {run.returncode}: {run.stderr}"
+    assert run.stdout == "alive\n"
+
+
+def test_subnormals_survive_the_import():
+    """A shared object linked with -ffast-math would switch them off for the whole process."""
+    run = python("""
+        import sys
+        import cnorm, numpy as np
+        smallest = [float("5e-324"), np.float32(1e-45), np.float64(5e-324)]
+        array = np.full(99, 1e-45, np.float32)
+        print(all(value * type(value)(1) > 0 for value in smallest), (array * np.float32(1) > 0).all())
+        """)
+    assert run.stdout.split() == ["True", "True"], run.stdout + run.stderr
+
+
+def test_results_survive_a_fork():
+    run = python("""
+        import os, cnorm, numpy as np
+        x = np.random.default_rng(0).standard_normal((64, 300), np.float32)
+        expected = cnorm.layer_norm(x).tobytes()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if cnorm.layer_norm(x).tobytes() == expected else 1)
+        print(os.waitpid(child, 0)[1])
+        """)
+    assert run.stdout == "0\n", run.stdout + run.stderr

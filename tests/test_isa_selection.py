@@ -1,0 +1,81 @@
+"""A forced instruction set really runs, and one that cannot run is an error: never a quiet fallback."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import cnorm
+
+KNOWN = {"baseline", "avx2", "avx512", "neon"}
+
+
+def python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_names_are_the_known_ones():
+    available = cnorm.available_isas()
+    assert set(available) <= KNOWN
+    assert len(set(available)) == len(available)
+    assert all(type(name) is str for name in available)
+
+
+@pytest.mark.parametrize("name", cnorm.available_isas())
+def test_the_environment_forces_an_isa(name):
+    run = python(
+        "import cnorm, numpy as np\n"
+        "y = cnorm.layer_norm(np.float32([1, 2, 4]))\n"
+        "print(cnorm.active_isa(), y.tobytes().hex())",
+        CNORM_ISA=name,
+    )
+    assert run.returncode == 0, run.stderr
+    isa, result = run.stdout.split()
+    assert isa == name
+    assert result == cnorm.layer_norm(np.float32([1, 2, 4])).tobytes().hex()
+
+
+@pytest.mark.parametrize(
+    "name", ["sse9", "AVX2 ", "auto", "avx", *sorted(KNOWN - set(cnorm.available_isas()))]
+)
+def test_an_unknown_or_absent_isa_in_the_environment_is_an_import_error(name):
+    code = "try:\n    import cnorm\nexcept ImportError as error:\n    print(error)"
+    run = python(code, CNORM_ISA=name)
+    assert run.returncode == 0, run.stderr
+    assert "CNORM_ISA" in run.stdout
+    assert name in run.stdout
+    for available in cnorm.available_isas():
+        assert available in run.stdout
+
+
+@pytest.mark.parametrize("name", cnorm.available_isas())
+def test_use_isa(name):
+    before = cnorm.active_isa()
+    try:
+        cnorm.use_isa(name)
+        assert cnorm.active_isa() == name
+    finally:
+        cnorm.use_isa(before)
+
+
+@pytest.mark.parametrize("name", ["sse9", "", "avx", *sorted(KNOWN - set(cnorm.available_isas()))])
+def test_use_isa_of_an_unknown_or_absent_isa_is_a_value_error(name):
+    before = cnorm.active_isa()
+    with pytest.raises(ValueError, match=repr(name) if name else "isa|ISA|name") as caught:
+        cnorm.use_isa(name)
+    for available in cnorm.available_isas():
+        assert available in str(caught.value)
+    assert cnorm.active_isa() == before
+
+
+@pytest.mark.parametrize("name", [None, 2, b"avx2"])
+def test_use_isa_of_something_else_is_a_type_error(name):
+    with pytest.raises(TypeError):
+        cnorm.use_isa(name)

@@ -1,0 +1,326 @@
+"""cnorm.layer_norm_backward against the oracle: the lines of the numerics contract about gradients."""
+
+import inputs
+import numpy as np
+import pytest
+import tolerances
+
+import cnorm
+import reference
+
+pytestmark = pytest.mark.usefixtures("isa")
+both_types = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+
+
+def gradients(dy, x, weight=None, eps=1e-5, axis=-1):
+    _, stats = cnorm.layer_norm(x, weight, eps=eps, axis=axis, return_stats=True)
+    return cnorm.layer_norm_backward(dy, x, weight, stats, axis=axis)
+
+
+def check(dy, x, weight=None, eps=1e-5, axis=-1):
+    """All three gradients against the oracle; returns them."""
+    dx, dweight, dbias = got = gradients(dy, x, weight, eps, axis)
+    expected_dx, expected_dweight, expected_dbias = reference.layer_norm_backward(dy, x, weight, eps, axis)
+    n = expected_dbias.size
+    rows = dbias_rows(x, n)
+    xhat, _, rstd = reference.layer_norm(x.reshape(rows, n), eps=eps)
+    dy_rows = reference.wide(dy).reshape(rows, n)
+    gain = 1 if weight is None else reference.wide(weight).ravel()
+    assert dx.dtype == dbias.dtype == x.dtype
+    assert dx.shape == x.shape
+    tolerances.assert_within(
+        dx.reshape(rows, n),
+        expected_dx.reshape(rows, n),
+        tolerances.dx(dy_rows, xhat, rstd, x.dtype, gain),
+        "dx",
+    )
+    if weight is None:
+        assert dweight is None
+    else:
+        assert dweight.dtype == x.dtype
+        bound = tolerances.dweight(dy_rows, xhat, x.dtype).reshape(weight.shape)
+        tolerances.assert_within(dweight, expected_dweight, bound, "dweight")
+    bound = tolerances.dbias(dy_rows, x.dtype).reshape(expected_dbias.shape)
+    tolerances.assert_within(dbias, expected_dbias, bound, "dbias")
+    return got
+
+
+def dbias_rows(x, n):
+    return x.size // n
+
+
+@both_types
+@pytest.mark.parametrize("mean_over_std", [0, 0.5, 1, 2, 3.9, 4.1, 10, 1e2, 1e4, 1e6])
+def test_error_at_any_mean(rng, dtype, mean_over_std):
+    for rows, n in (300, 1024), (40, 4096), (20, 8192):
+        x = (mean_over_std + rng.standard_normal((rows, n))).astype(dtype)
+        weight, _ = inputs.random_affine(rng, n, dtype)
+        dy = rng.standard_normal((rows, n)).astype(dtype)
+        check(dy, x, weight)
+    check(dy + dtype(10), x)  # dy with a mean of its own
+
+
+@both_types
+def test_every_length(rng, dtype):
+    for n in inputs.LENGTHS:
+        weight, _ = inputs.random_affine(rng, n, dtype)
+        x = (np.array([[0], [1], [4], [30], [1e4]]) + rng.standard_normal((5, n))).astype(dtype)
+        check(rng.standard_normal((5, n)).astype(dtype), x, weight)
+
+
+@both_types
+def test_every_number_of_rows(rng, dtype):
+    """Rows are summed in blocks of 64: every remainder, and more blocks than a power of two."""
+    for rows in [*range(1, 10), 31, 63, 64, 65, 66, 127, 128, 129, 191, 192, 193, 257, 320, 449, 1000, 4097]:
+        x, dy = rng.standard_normal((2, rows, 21)).astype(dtype)
+        weight, _ = inputs.random_affine(rng, 21, dtype)
+        check(dy, x, weight)
+
+
+@both_types
+@pytest.mark.parametrize("eps", [0, 1e-5])
+def test_every_kind_of_row(rng, dtype, eps):
+    for n in 2, 3, 33, 100, 1000:
+        x = inputs.difficult_rows(rng, n, dtype)
+        _, _, rstd = reference.layer_norm(x, eps=eps)
+        largest = float(np.finfo(dtype).max) / 1e6
+        x = x[(rstd[:, 0] > 0) & (rstd[:, 0] < largest)]  # else dx itself is not a finite number of this type
+        weight, _ = inputs.random_affine(rng, n, dtype)
+        check(rng.standard_normal(x.shape).astype(dtype), x, weight, eps=eps)
+
+
+@both_types
+@pytest.mark.parametrize("axis", [-1, 3, -2, 2, 1, -3, 0, -4])
+def test_every_axis_of_four(rng, dtype, axis):
+    x, dy = rng.standard_normal((2, 3, 4, 5, 6)).astype(dtype)
+    weight = rng.standard_normal(x.shape[axis:]).astype(dtype)
+    check(dy, x, weight, axis=axis)
+    check(dy, x, None, axis=axis)
+
+
+@pytest.mark.parametrize("axis", [-1, 1, 0])
+@pytest.mark.parametrize("mean_over_std", [0, 3, 100])
+def test_gradients_are_finite_differences(rng, axis, mean_over_std):
+    """Central differences of the kernel itself, in float64.
+
+    With h = 2^-17 the truncation, h^2 / 6 times a third derivative of order 10, and the rounding,
+    a few 2^-53 * sum|dy * y| / h, are each below 1e-9 for values of order 1 and 60 elements.
+    """
+    h = 2.0**-17
+    x = mean_over_std + rng.standard_normal((3, 4, 5))
+    dy = rng.standard_normal(x.shape)
+    weight, bias = rng.standard_normal((2, *x.shape[axis:]))
+    _, stats = cnorm.layer_norm(x, weight, bias, axis=axis, return_stats=True)
+    got = cnorm.layer_norm_backward(dy, x, weight, stats, axis=axis)
+    for i, gradient in enumerate(got):
+        arguments = [x, weight, bias]
+        difference = np.empty_like(gradient)
+        for at in np.ndindex(gradient.shape):
+            ends = []
+            for step in h, -h:
+                moved = [a.copy() for a in arguments]
+                moved[i][at] += step
+                ends.append(cnorm.layer_norm(*moved, axis=axis))
+            difference[at] = (dy * (ends[0] - ends[1])).sum() / (2 * h)
+        scale = max(1, np.abs(gradient).max())
+        np.testing.assert_allclose(gradient, difference, rtol=0, atol=1e-8 * scale)
+
+
+@both_types
+def test_dx_sums_to_zero_over_a_row(rng, dtype):
+    """A shift of x changes nothing, so dx sums to zero over a row, within the sum of its elements' bounds."""
+    for n in 2, 17, 256, 1000:
+        x = (rng.standard_normal((20, n)) + 5).astype(dtype)
+        dy = (rng.standard_normal((20, n)) + 3).astype(dtype)
+        dx, _, _ = gradients(dy, x)
+        xhat, _, rstd = reference.layer_norm(x)
+        bound = tolerances.dx(reference.wide(dy), xhat, rstd, dtype).sum(axis=-1)
+        assert (np.abs(reference.wide(dx).sum(axis=-1)) <= bound).all()
+
+
+@both_types
+@pytest.mark.parametrize("eps", [0, 1e-5])
+def test_one_element_rows_have_no_gradient(dtype, eps):
+    """n = 1: y is the bias whatever x and the gain are, so dx and dweight are exactly zero."""
+    x = np.array([[1e6], [3.3], [-7], [1e-20]], dtype)
+    dy = np.array([[1], [2], [3], [4]], dtype)
+    _, stats = cnorm.layer_norm(x, np.array([2], dtype), eps=eps, return_stats=True)
+    dx, dweight, dbias = cnorm.layer_norm_backward(dy, x, np.array([2], dtype), stats)
+    assert not dweight.any()
+    assert (dbias == 10).all()
+    if eps:
+        assert not dx.any()
+
+
+@both_types
+def test_constant_rows_give_no_dweight(rng, dtype):
+    x = np.repeat(np.array([[0.1], [1234], [-1e20], [1e-30]], dtype), 37, axis=1)
+    dy = rng.standard_normal(x.shape).astype(dtype)
+    weight, _ = inputs.random_affine(rng, 37, dtype)
+    _, dweight, _ = check(dy, x, weight)
+    assert not dweight.any()
+
+
+@both_types
+def test_dy_of_zero_gives_zeros(rng, dtype):
+    x = rng.standard_normal((70, 33)).astype(dtype)
+    weight, _ = inputs.random_affine(rng, 33, dtype)
+    for gradient in gradients(np.zeros_like(x), x, weight):
+        assert not gradient.any()
+
+
+def test_sums_that_are_exact_come_out_exact():
+    """Small integers: every partial sum of dbias is representable, so the order of addition cannot matter."""
+    dy = (np.arange(300 * 40) % 17 - 8).reshape(300, 40).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal(dy.shape).astype(np.float32)
+    _, _, dbias = gradients(dy, x)
+    np.testing.assert_array_equal(dbias, dy.sum(axis=0))
+
+
+@both_types
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("place", ["x", "dy"])
+def test_nan_and_inf_stay_in_their_row(rng, dtype, bad, place):
+    x, dy = rng.standard_normal((2, 9, 50)).astype(dtype)
+    weight, _ = inputs.random_affine(rng, 50, dtype)
+    clean, _, _ = gradients(dy, x, weight)
+    (x if place == "x" else dy)[4, 20] = bad
+    dx, _, dbias = gradients(dy, x, weight)
+    others = np.arange(9) != 4
+    assert dx[others].tobytes() == clean[others].tobytes()
+    assert np.isnan(dx[4]).any()
+    assert np.isfinite(dbias[np.arange(50) != 20]).all()
+
+
+@both_types
+def test_a_row_alone_is_the_row_in_a_batch(rng, dtype):
+    for n in 3, 32, 100, 1024:
+        x = inputs.difficult_rows(rng, n, dtype)
+        x = x[rng.permutation(np.repeat(np.arange(len(x)), 3))]
+        dy = rng.standard_normal(x.shape).astype(dtype)
+        weight, _ = inputs.random_affine(rng, n, dtype)
+        batch, _, _ = gradients(dy, x, weight)
+        for i in range(len(x)):
+            assert gradients(dy[i], x[i], weight)[0].tobytes() == batch[i].tobytes()
+
+
+@both_types
+def test_any_alignment_gives_the_same_bits(rng, dtype):
+    x, dy = (rng.standard_normal((2, 5, 70)) + 1).astype(dtype)
+    weight, _ = inputs.random_affine(rng, 70, dtype)
+    expected = [g.tobytes() for g in gradients(dy, x, weight)]
+    for offset in range(64):
+        moved = [inputs.at_byte_offset(a, (offset * k) % 64) for a, k in ((dy, 1), (x, 3), (weight, 5))]
+        assert [g.tobytes() for g in gradients(*moved)] == expected
+        out = tuple(inputs.at_byte_offset(np.zeros_like(a), (offset * 7) % 64) for a in (x, weight, weight))
+        _, stats = cnorm.layer_norm(x, weight, return_stats=True)
+        cnorm.layer_norm_backward(dy, x, weight, stats, out=out)
+        assert [g.tobytes() for g in out] == expected
+
+
+@both_types
+def test_any_layout_gives_the_same_bits(rng, dtype):
+    x, dy = (rng.standard_normal((2, 66, 35)) + 1).astype(dtype)
+    weight, _ = inputs.random_affine(rng, 35, dtype)
+    expected = [g.tobytes() for g in gradients(dy, x, weight)]
+    for view in (
+        np.asfortranarray,
+        lambda a: a[::-1].copy()[::-1],
+        lambda a: a[..., ::-1].copy()[..., ::-1],
+        lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
+    ):
+        assert [g.tobytes() for g in gradients(view(dy), view(x), view(weight))] == expected
+
+
+def test_stride_zero_dy(rng):
+    """The gradient of a plain sum is one element seen everywhere."""
+    x = rng.standard_normal((5, 30), np.float32)
+    ones = np.ones_like(x)
+    view = np.broadcast_to(np.float32(1), x.shape)
+    assert [g.tobytes() for g in gradients(view, x, ones[0])] == [
+        g.tobytes() for g in gradients(ones, x, ones[0])
+    ]
+
+
+@both_types
+def test_out_receives_the_gradients(rng, dtype):
+    x, dy = rng.standard_normal((2, 70, 33)).astype(dtype)
+    weight, _ = inputs.random_affine(rng, 33, dtype)
+    expected = gradients(dy, x, weight)
+    out = tuple(np.full_like(g, 7) for g in expected)
+    _, stats = cnorm.layer_norm(x, weight, return_stats=True)
+    got = cnorm.layer_norm_backward(dy, x, weight, stats, out=out)
+    assert all(g is o for g, o in zip(got, out, strict=True))
+    assert [o.tobytes() for o in out] == [g.tobytes() for g in expected]
+    out = np.empty_like(x), None, np.empty_like(weight)
+    dx, dweight, dbias = cnorm.layer_norm_backward(dy, x, None, stats, out=out)
+    assert dx is out[0]
+    assert dweight is None
+    assert dbias is out[2]
+    assert dx.tobytes() == gradients(dy, x)[0].tobytes()
+
+
+@both_types
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0, 5)])
+def test_zero_rows(dtype, shape):
+    x = np.zeros(shape, dtype)
+    dx, dweight, dbias = gradients(x, x, np.ones(5, dtype))
+    assert dx.shape == shape
+    np.testing.assert_array_equal(dweight, np.zeros(5))
+    np.testing.assert_array_equal(dbias, np.zeros(5))
+
+
+@both_types
+def test_stats_sliced_by_rows(rng, dtype):
+    x, dy = (rng.standard_normal((2, 10, 4, 20)) + 1000).astype(dtype)
+    weight, _ = inputs.random_affine(rng, 20, dtype)
+    _, stats = cnorm.layer_norm(x, weight, return_stats=True)
+    dx, _, _ = cnorm.layer_norm_backward(dy, x, weight, stats)
+    for rows in slice(2, 5), slice(None, None, 3), slice(None, None, -1), slice(4, 4):
+        part = stats[rows]
+        assert isinstance(part, cnorm.Stats)
+        np.testing.assert_array_equal(part.mean, stats.mean[rows])
+        np.testing.assert_array_equal(part.inv_std_dev, stats.inv_std_dev[rows])
+        part_dx, _, _ = cnorm.layer_norm_backward(dy[rows], x[rows], weight, part)
+        assert part_dx.tobytes() == dx[rows].tobytes()
+
+
+@both_types
+def test_stats_from_plain_mean_and_inv_std_dev(rng, dtype):
+    """A plain mean is rounded once, which moves xhat by u * |mean| * rstd: within u if |mean| < 1 / rstd."""
+    x, dy = rng.standard_normal((2, 70, 96)).astype(dtype)
+    weight, _ = inputs.random_affine(rng, 96, dtype)
+    xhat, mean, rstd = reference.layer_norm(x)
+    stats = cnorm.Stats(mean.astype(dtype), rstd.astype(dtype))
+    np.testing.assert_array_equal(stats.mean, mean.astype(dtype))
+    np.testing.assert_array_equal(stats.inv_std_dev, rstd.astype(dtype))
+    dx, dweight, dbias = cnorm.layer_norm_backward(dy, x, weight, stats)
+    expected = reference.layer_norm_backward(dy, x, weight)
+    assert (np.abs(mean) * rstd < 1).all()
+    dy, gain = reference.wide(dy), reference.wide(weight)
+    tolerances.assert_within(dx, expected[0], tolerances.dx(dy, xhat, rstd, dtype, gain), "dx")
+    tolerances.assert_within(dweight, expected[1], tolerances.dweight(dy, xhat, dtype), "dweight")
+    tolerances.assert_within(dbias, expected[2], tolerances.dbias(dy, dtype), "dbias")
+
+
+def test_stats_keep_the_mean_exactly():
+    """At mean/std = 1e6 a mean rounded to float32 is wrong by 3 % of a standard deviation; stats must not be."""
+    rng = np.random.default_rng(5)
+    x = (1e6 + rng.standard_normal((4, 256))).astype(np.float32)
+    dy = rng.standard_normal(x.shape).astype(np.float32)
+    check(dy, x, np.ones(256, np.float32))
+
+
+@both_types
+def test_inputs_are_left_alone(rng, dtype):
+    x, dy = rng.standard_normal((2, 70, 33)).astype(dtype)
+    weight, _ = inputs.random_affine(rng, 33, dtype)
+    _, stats = cnorm.layer_norm(x, weight, return_stats=True)
+    arrays = [x, dy, weight]
+    for array in arrays:
+        array.flags.writeable = False
+    before = [a.tobytes() for a in [*arrays, stats.mean, stats.inv_std_dev]]
+    first = cnorm.layer_norm_backward(dy, x, weight, stats)
+    second = cnorm.layer_norm_backward(dy, x, weight, stats)
+    assert [a.tobytes() for a in [*arrays, stats.mean, stats.inv_std_dev]] == before
+    assert [g.tobytes() for g in first] == [g.tobytes() for g in second]

@@ -1,0 +1,196 @@
+"""What may know what, and what may be in the object code of the editable installation's build folder."""
+
+import ast
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cnorm
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = {"click", "rich", "matplotlib", "onnx", "onnxruntime", "onnx_export", "torch", "numba", "ml_dtypes"}
+
+
+def run(tool, *arguments):
+    path = shutil.which(tool)
+    assert path, (
+        f"{tool} is not installed, and this test proves nothing without it (Debian: apt install binutils)"
+    )
+    return subprocess.run([path, *map(str, arguments)], check=True, capture_output=True, text=True).stdout
+
+
+def build_folder():
+    folder = ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert folder.is_dir(), (
+        f"{folder} is missing: install the project with `pip install --no-build-isolation -e .`"
+    )
+    return folder
+
+
+def object_files():
+    found = sorted(build_folder().rglob("*.o"))
+    assert found, f"{build_folder()} has no object files: build the project first"
+    return found
+
+
+def isa_objects():
+    """Object files of one instruction set: its name is a word of their path."""
+    names = "|".join(["baseline", "avx2", "avx512", "neon"])
+    word = re.compile(rf"(?<![a-z0-9])({names})(?![a-z0-9])")
+    return {
+        path: match[1]
+        for path in object_files()
+        if (match := word.search(str(path.relative_to(build_folder()))))
+    }
+
+
+def c_sources():
+    found = sorted(path for path in (ROOT / "src").rglob("*") if path.suffix in {".c", ".h"})
+    assert found
+    return found
+
+
+def python_sources(package):
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def test_the_c_library_knows_nothing_of_python():
+    for path in c_sources():
+        assert not re.search(r"#\s*include\s*[<\"](Python\.h|numpy/)", path.read_text()), path
+
+
+def test_the_c_library_includes_nothing_but_libc_and_itself():
+    ours = {path.name for path in c_sources()}
+    allowed = {
+        "stddef.h",
+        "stdint.h",
+        "stdbool.h",
+        "stdlib.h",
+        "string.h",
+        "math.h",
+        "float.h",
+        "limits.h",
+        "assert.h",
+    }
+    allowed |= {
+        "stdatomic.h",
+        "stdio.h",
+        "cpuid.h",
+        "immintrin.h",
+        "emmintrin.h",
+        "xmmintrin.h",
+        "arm_neon.h",
+        "fenv.h",
+    }
+    for path in c_sources():
+        for name in re.findall(r"^\s*#\s*include\s*[<\"]([^>\"]+)", path.read_text(), re.MULTILINE):
+            assert name in allowed or Path(name).name in ours, f"{path} includes {name}"
+
+
+def imports_of(path):
+    """(module, whether inside a function) for every import of a Python file."""
+    found = []
+
+    def visit(node, inside):
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                found.extend((alias.name.split(".")[0], inside) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom) and child.level == 0:
+                found.append((child.module.split(".")[0], inside))
+            visit(child, inside or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)))
+
+    visit(ast.parse(path.read_text()), False)
+    return found
+
+
+def test_nothing_in_cnorm_imports_the_exporter_but_the_commands():
+    for path in python_sources("cnorm"):
+        for module, inside in imports_of(path):
+            if module == "onnx_export":
+                assert inside, f"{path} imports onnx_export at the top"
+                assert path.name in {"cli.py", "demo.py"}, f"{path} imports onnx_export"
+    for path in (ROOT / "cnorm").rglob("*.pyx"):
+        assert "onnx_export" not in path.read_text(), path
+
+
+def test_extras_are_imported_inside_functions_only():
+    for path in python_sources("cnorm"):
+        for module, inside in imports_of(path):
+            assert inside or module not in EXTRAS, f"{path} imports {module} at the top"
+
+
+def test_importing_cnorm_loads_no_extra():
+    code = f"import sys, cnorm; print(sorted(set(sys.modules) & {EXTRAS!r}))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_every_isa_has_objects():
+    assert set(isa_objects().values()) >= set(cnorm.available_isas())
+
+
+def test_one_exported_symbol_per_isa_object():
+    for path in isa_objects():
+        symbols = run("nm", "--defined-only", "--extern-only", path).split("\n")
+        symbols = [line.split()[-1] for line in symbols if line]
+        assert len(symbols) == 1, f"{path.name} exports {symbols}"
+
+
+def test_the_extension_exports_only_its_initialiser_and_the_c_library():
+    symbols = run("nm", "--dynamic", "--defined-only", "--extern-only", cnorm._core.__file__).split("\n")
+    names = [line.split()[-1] for line in symbols if line]
+    assert "PyInit__core" in names
+    assert [name for name in names if not name.startswith(("PyInit__core", "cnorm_"))] == []
+
+
+# A fused multiply-add gives other bits than a product and a sum; reciprocal estimates differ between vendors.
+FORBIDDEN = (
+    r"v?fn?m(add|sub|addsub|subadd)\w*|v4fn?madd\w*|v?(rcp|rsqrt)(14|28)?[ps][sdh]|vp?dpbf16ps|vexp2p[sd]"
+    if platform.machine() == "x86_64"
+    else r"fmla|fmls|fn?madd|fn?msub|frecp[esx]|frsqrt[es]|bfdot|bfmla\w*|bfmmla"
+)
+
+
+@pytest.mark.parametrize("what", ["objects", "extension"])
+def test_no_fused_or_approximate_instruction(what):
+    mnemonic = re.compile(rf"^\s*[0-9a-f]+:\s+({FORBIDDEN})\b", re.MULTILINE)
+    for path in object_files() if what == "objects" else [Path(cnorm._core.__file__)]:
+        listing = run("objdump", "--disassemble", "--no-show-raw-insn", path)
+        assert mnemonic.search(listing) is None, f"{path.name}: {mnemonic.search(listing)[1]}"
+
+
+def test_the_search_for_fused_instructions_finds_them(tmp_path):
+    """The search above would pass if its pattern or objdump's format were wrong."""
+    source = tmp_path / "fused.c"
+    source.write_text("float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }\n")
+    flags = ["-mfma"] if platform.machine() == "x86_64" else []
+    run("cc", "-O2", *flags, "-c", source, "-o", tmp_path / "fused.o")
+    listing = run("objdump", "--disassemble", "--no-show-raw-insn", tmp_path / "fused.o")
+    assert re.search(rf"^\s*[0-9a-f]+:\s+({FORBIDDEN})\b", listing, re.MULTILINE)
+
+
+def test_no_fast_math_no_lto_anywhere_in_the_build():
+    commands = (build_folder() / "build.ninja").read_text()
+    for flag in (
+        "-ffast-math",
+        "-Ofast",
+        "-funsafe-math-optimizations",
+        "-fassociative-math",
+        "-mfma",
+        "-flto",
+        "-march=native",
+    ):
+        assert flag not in commands, flag
+
+
+def test_contraction_is_off_for_every_c_file_of_ours():
+    compiled = json.loads((build_folder() / "compile_commands.json").read_text())
+    ours = [entry for entry in compiled if "src/" in entry["file"]]
+    assert ours
+    for entry in ours:
+        assert "-ffp-contract=off" in entry["command"], entry["file"]

@@ -1,0 +1,118 @@
+"""How far a kernel may be from the oracle, and why. Nothing here is measured; every bound has its derivation.
+
+u is the unit roundoff of the kernel's type. Arguments are the oracle's wide arrays, shaped [rows, n]
+(or anything that broadcasts to it); bounds have the shape of what they bound.
+"""
+
+import math
+
+import numpy as np
+
+# The numerics contract: |error of xhat| <= CONTRACT * max(1, |xhat|). For float64 the same roundings,
+# each 2^-29 times as large.
+CONTRACT = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 1e-6 * 2.0**-29}
+LANES = {np.dtype(np.float32): 32, np.dtype(np.float64): 16}
+FOLD = 8192  # elements after which the lanes are folded into float64
+BLOCK = 64  # rows summed one after another for dweight and dbias
+
+
+def unit_roundoff(dtype):
+    return float(np.finfo(dtype).eps) / 2
+
+
+def smallest(dtype):
+    return np.finfo(dtype).smallest_subnormal.astype(np.longdouble)
+
+
+def xhat(xhat, dtype):
+    """The contract's own bound, for gain 1 and bias 0."""
+    return CONTRACT[np.dtype(dtype)] * np.maximum(1, np.abs(xhat))
+
+
+def forward(xhat_, dtype, weight=1, bias=0):
+    """The error of xhat times the gain, a rounding of the product and one of the sum; a subnormal unit each."""
+    product = np.abs(xhat_ * weight)
+    total = np.abs(xhat_ * weight + bias)
+    u = unit_roundoff(dtype)
+    return xhat(xhat_, dtype) * np.abs(weight) + u * product + u * total + 2 * smallest(dtype)
+
+
+def rescued(y):
+    """A float32 row computed in float64 and rounded once: half a unit in the last place, 6e-8 for |y| < 2."""
+    return 6e-8 * np.maximum(1, np.abs(y))
+
+
+def mean(mean_, rstd, dtype):
+    """An error of the mean moves xhat by rstd times itself, which the contract bounds; then one rounding."""
+    std = np.where(rstd > 0, 1 / np.where(rstd > 0, rstd, 1), 0)
+    return CONTRACT[np.dtype(dtype)] * std + unit_roundoff(dtype) * np.abs(mean_) + smallest(dtype)
+
+
+def inv_std_dev(rstd, dtype):
+    """A relative error of rstd is one of xhat, which the contract bounds; then one rounding."""
+    return (CONTRACT[np.dtype(dtype)] + unit_roundoff(dtype)) * rstd + smallest(dtype)
+
+
+def dx(dy, xhat_, rstd, dtype, weight=1):
+    """dx = rstd * (g - mean(g) - xhat * mean(g * xhat)): the means' errors, xhat's, rstd's, four roundings."""
+    g = np.abs(dy * weight)
+    u, from_xhat = unit_roundoff(dtype), xhat(xhat_, dtype)
+    mean_g = g.mean(-1, keepdims=True)
+    mean_gx = (g * np.abs(xhat_)).mean(-1, keepdims=True)
+    sums = _row_sum(g.shape[-1], dtype)
+    error_mean_g = (sums + u) * mean_g
+    error_mean_gx = (sums + 2 * u) * mean_gx + (g * from_xhat).mean(-1, keepdims=True)
+    terms = g + mean_g + np.abs(xhat_) * mean_gx
+    inside = error_mean_g + np.abs(xhat_) * error_mean_gx + from_xhat * mean_gx
+    return rstd * (inside + (CONTRACT[np.dtype(dtype)] + 4 * u) * terms) + 2 * smallest(dtype)
+
+
+def dweight(dy, xhat_, dtype):
+    """Sum over rows of dy * xhat: the error of each xhat, a rounding of each product, and the summation's."""
+    products = np.abs(dy * xhat_).sum(axis=0)
+    from_xhat = (np.abs(dy) * xhat(xhat_, dtype)).sum(axis=0)
+    return (
+        from_xhat
+        + (unit_roundoff(dtype) + _column_sum(len(dy), dtype)) * products
+        + len(dy) * smallest(dtype)
+    )
+
+
+def dbias(dy, dtype):
+    """Sum over rows of dy: the summation's error alone."""
+    return _column_sum(len(dy), dtype) * np.abs(dy).sum(axis=0)
+
+
+def assert_within(actual, expected, bound, what="y"):
+    """Every element within its bound; the message shows the worst one. NaN is never within."""
+    assert actual.shape == expected.shape, f"{what} has shape {actual.shape}, wanted {expected.shape}"
+    if actual.size == 0:
+        return
+    bound = np.broadcast_to(bound, expected.shape)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(actual.astype(np.longdouble) - expected)
+        ratio = np.where(np.isnan(error), np.inf, error / bound)
+    at = np.unravel_index(np.argmax(ratio), ratio.shape)
+    assert ratio[at] <= 1, (
+        f"{what}{[int(i) for i in at]} = {actual[at]!r}, wanted {expected[at]!r}: "
+        f"off by {float(error[at]):.3g}, allowed {float(bound[at]):.3g} "
+        f"({np.count_nonzero(ratio > 1)} of {ratio.size} elements are out of bounds)"
+    )
+
+
+def ulps(actual, exact):
+    """Distance of float32 results from exact ones in units in the last place of the exact result."""
+    ulp = np.spacing(np.abs(exact).astype(np.float32)).astype(np.float64)
+    return np.abs(actual.astype(np.float64) - exact) / ulp
+
+
+def _row_sum(n, dtype):
+    """Roundings an element meets: its lane's chain, the halving tree, and a float64 chain of folds."""
+    lanes = LANES[np.dtype(dtype)]
+    chain = math.ceil(min(n, FOLD) / lanes) + math.log2(lanes)
+    return chain * unit_roundoff(dtype) + math.ceil(n / FOLD) * unit_roundoff(np.float64)
+
+
+def _column_sum(rows, dtype):
+    """Roundings a row meets: the chain within its block and the tree over the blocks."""
+    return (min(rows, BLOCK) + math.ceil(math.log2(max(1, rows / BLOCK)))) * unit_roundoff(dtype)
