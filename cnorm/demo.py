@@ -1,0 +1,365 @@
+"""`cnorm demo`: the packaged network names the speakers of real recordings, frame by frame.
+
+`run` prints one section per promise: what the network hears, that its ONNX file computes the same, how long a
+step takes in each runtime, that a stream changes processes and instruction sets without changing a bit, and
+that layer_norm is right at any mean. It leaves `demo.onnx` and `demo.png`. A function below prints one section.
+"""
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from importlib import resources, util
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+import cnorm
+from cnorm import contenders
+
+__all__ = ["run"]
+
+FRAME_MS = 6.4  # shift from one frame to the next in these recordings
+BLUE, ORANGE, GREY = "#0b6e99", "#c2571a", "#b8bec4"
+
+
+def run(out_dir="demo_out"):
+    """Run the whole demo and print it.
+
+    Parameters
+    ----------
+    out_dir : str or path-like
+        Folder for `demo.onnx` and `demo.png`; made if it is not there.
+
+    Returns
+    -------
+    bool
+        Whether all that can fail held: the same bits everywhere, and the ONNX file's parity.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    out_dir = Path(out_dir)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    model, (utterances, labels) = cnorm.demo_model(), recordings()
+
+    header(console, model)
+    answers = name_speakers(console, model, utterances, labels)
+    onnx_model, equal = export(console, model, utterances, out_dir / "demo.onnx")
+    times = latency(console, model, onnx_model, utterances)
+    same = [hand_over(console, model, utterances), isa_hashes(console, model, utterances, answers)]
+    precision(console)
+    picture(console, times, utterances, labels, answers, out_dir / "demo.png")
+    return equal and all(same)
+
+
+def recordings():
+    """The packaged test split: a list of utterances [T, 12] float32, and the speaker of each [370] int32."""
+    with (
+        (resources.files("cnorm") / "data" / "japanese_vowels_test.npz").open("rb") as file,
+        np.load(file) as data,
+    ):
+        return np.split(data["frames"], np.cumsum(data["lengths"])[:-1]), data["labels"]
+
+
+def stream_all(model, utterances, after=lambda: None):
+    """y [T, 9] of every utterance, each streamed one frame at a time."""
+    stream, answers = model.stream(), []
+    for utterance in utterances:
+        stream.reset()
+        answer = np.empty((len(utterance), model.output_size), np.float32)
+        for x, y in zip(utterance, answer, strict=True):
+            stream.step(x, out=y)
+        answers.append(answer)
+        after()
+    return answers
+
+
+def header(console, model):
+    console.print(f"[bold]cnorm {cnorm.__version__}[/]  layer normalisation on CPUs")
+    console.print(
+        f"[dim]{cpu_name()}, running {cnorm.active_isa()} of {', '.join(cnorm.available_isas())}[/]"
+    )
+    console.print(f"[dim]{model!r}[/]")
+
+
+def name_speakers(console, model, utterances, labels):
+    """Stream the test split; print how often the network is right, early and at the end. Returns every y."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    title(console, "Who is speaking?", "nine speakers, one frame every 6.4 ms")
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("utterances")
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("streaming", total=len(utterances))
+        start = perf_counter()
+        answers = stream_all(model, utterances, lambda: progress.advance(task))
+        seconds = perf_counter() - start
+    frames, right = sum(map(len, utterances)), []
+    for heard in 1, 3, 5, 10, None:
+        now = [answer[: heard or len(answer)][-1].argmax() for answer in answers]
+        right.append(f"{heard or 'all'} {'frames' if heard != 1 else 'frame'}: {np.mean(now == labels):.1%}")
+    console.print(f"{frames} frames, {frames * FRAME_MS / 1e3:.0f} s of speech, heard in {seconds:.2f} s")
+    console.print(f"named rightly after {', '.join(right[:-1])}, [bold]{right[-1]}[/]")
+    return answers
+
+
+def export(console, model, utterances, path):
+    """Export the step model to `path` and check its parity. Returns its bytes, or None, and the verdict."""
+    title(console, "The same model as ONNX", "each engine against float64, step by step")
+    if not installed(console, "onnx", "onnxruntime"):
+        return None, True
+    import onnx_export
+
+    onnx_model = onnx_export.export(model, path, form="step")
+    report = onnx_export.check_parity(model, onnx_model, inputs=utterances[0])
+    console.print(str(report))
+    console.print(
+        f"{path}: opset 17, {path.stat().st_size / 1000:.0f} kB; {verdict(report.ok, 'parity holds')}"
+    )
+    return onnx_model.SerializeToString(), report.ok
+
+
+def latency(console, model, onnx_model, utterances):
+    """Time a step in every runtime that is here; print p50, p99, max. Returns label -> us [steps]."""
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Table
+
+    title(console, "How long does a step take?", "all frames, every runtime in turn, one thread")
+    with Progress(TextColumn("timing"), BarColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+        runners = [contenders.Cnorm(model)]
+        if onnx_model is not None:
+            runners += [contenders.OrtRun(onnx_model), contenders.OrtBinding(onnx_model)]
+        if util.find_spec("torch"):
+            runners += [contenders.TorchEager(model), contenders.TorchJit(model)]
+        progress.update(task, total=-(-len(utterances) // 10))
+        times, _ = contenders.latencies(
+            runners, utterances, at_a_time=10, after=lambda: progress.advance(task)
+        )
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("us a step")
+    for name in "p50", "p99", "max", "p50 against cnorm":
+        table.add_column(name, justify="right")
+    base = np.median(times["cnorm"])
+    for label, t in times.items():
+        p50, p99 = np.percentile(t, [50, 99])
+        row = (
+            label,
+            f"{p50:.1f}",
+            f"{p99:.1f}",
+            f"{t.max():.0f}",
+            f"{p50 / base:.1f} x" if label != "cnorm" else "",
+        )
+        table.add_row(*row, style="bold" if label == "cnorm" else "")
+    console.print(table)
+    if not util.find_spec("torch"):
+        console.print("[dim]with PyTorch installed, its eager mode and torch.jit are timed, too[/]")
+    return times
+
+
+def hand_over(console, model, utterances):
+    """Save a stream half-way, finish it in another process on another instruction set; compare the bits."""
+    title(console, "One utterance, two processes", "Stream.save, Model.restore")
+    index = max(range(len(utterances)), key=lambda i: len(utterances[i]))
+    half = len(utterances[index]) // 2
+    (whole,) = stream_all(model, [utterances[index]])
+    stream = model.stream()
+    stream.process(utterances[index][:half])
+    saved = stream.save()
+
+    isa = next((name for name in cnorm.available_isas() if name != cnorm.active_isa()), cnorm.active_isa())
+    # -P: a source folder that happens to be the working directory is not the package that runs here
+    child = subprocess.run(
+        [sys.executable, "-P", "-c", f"from cnorm import demo; demo.take_over({index}, {half})"],
+        input=saved,
+        env={**os.environ, "CNORM_ISA": isa},
+        capture_output=True,
+        check=False,
+    )
+    if child.returncode:
+        raise RuntimeError(f"the other process failed:\n{child.stderr.decode(errors='replace')}")
+    same = child.stdout == whole[half:].tobytes()
+    console.print(
+        f"process {os.getpid()}, {cnorm.active_isa()}: frames 1 to {half}, then {len(saved)} bytes to"
+    )
+    console.print(
+        f"another process, {isa}: frames {half + 1} to {len(whole)}; {verdict(same, 'the same bits')}"
+    )
+    return same
+
+
+def take_over(index, half):
+    """The other process: restore the stream from standard input, write the answers to the other frames."""
+    stream = cnorm.demo_model().restore(sys.stdin.buffer.read())
+    utterances, _ = recordings()
+    sys.stdout.buffer.write(stream.process(utterances[index][half:]).tobytes())
+
+
+def isa_hashes(console, model, utterances, answers):
+    """Stream everything again on every instruction set of this CPU; print one hash each."""
+    title(console, "The same bits on every instruction set", "SHA-256 of all answers to all frames")
+    hashes, active = {}, cnorm.active_isa()
+    try:
+        for isa in cnorm.available_isas():
+            cnorm.use_isa(isa)
+            hashes[isa] = sha256(stream_all(model, utterances))
+    finally:
+        cnorm.use_isa(active)
+    for isa, digest in hashes.items():
+        console.print(f"{isa:10}{digest[:32]}")
+    same = set(hashes.values()) == {sha256(answers)}
+    console.print(verdict(same, "all agree, and with the first run"))
+    return same
+
+
+def precision(console):
+    """Print the max error of layer norms of mean + N(0, 1) against float64."""
+    from rich.table import Table
+
+    rows, n, eps = 512, 1024, 1e-5
+    title(console, "Right at any mean", f"max error, layer norm of mean + N(0, 1), float32, n = {n}")
+
+    def two_pass(x):
+        centred = x - x.mean(-1, keepdims=True)
+        return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + x.dtype.type(eps))
+
+    functions = {"cnorm": lambda x: cnorm.layer_norm(x, eps=eps), "NumPy, two passes": two_pass}
+    if util.find_spec("onnx") and util.find_spec("onnxruntime"):
+        functions["onnxruntime"] = ort_layer_norm(n, eps)
+    means = 0, 1e2, 1e4, 1e6
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("mean")
+    for mean in means:
+        table.add_column(f"{mean:g}", justify="right")
+    noise = np.random.default_rng(0).standard_normal((rows, n))
+    inputs = [(mean + noise).astype(np.float32) for mean in means]
+    truths = [two_pass(x.astype(np.float64)) for x in inputs]
+    for label, function in functions.items():
+        errors = [np.abs(function(x) - truth).max() for x, truth in zip(inputs, truths, strict=True)]
+        table.add_row(label, *(f"{error:.1e}" for error in errors), style="bold" if label == "cnorm" else "")
+    console.print(table)
+
+
+def ort_layer_norm(n, eps):
+    """onnxruntime's LayerNormalization of rows of n, without bias, as a function of x."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", n]) for name in "xy")
+    node = helper.make_node("LayerNormalization", ["x", "scale"], ["y"], axis=-1, epsilon=eps, stash_type=1)
+    scale = numpy_helper.from_array(np.ones(n, np.float32), "scale")
+    graph = helper.make_graph([node], "layer_norm", [x], [y], [scale])
+    onnx_model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = contenders.ort_session(onnx_model.SerializeToString())
+    return lambda x: session.run(["y"], {"x": x})[0]
+
+
+def picture(console, times, utterances, labels, answers, path):
+    """Write the picture: latency of the contenders, and the posterior of one utterance, frame by frame."""
+    title(console, "Picture")
+    if not installed(console, "matplotlib"):
+        return
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    style = {
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.titleweight": "bold",
+    }
+    with plt.rc_context(style):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
+        draw_latency(left, times)
+        draw_posterior(right, utterances, labels, answers)
+        temporary = path.with_suffix(".tmp")
+        figure.savefig(temporary, dpi=110, format="png")
+        os.replace(temporary, path)
+        plt.close(figure)
+    console.print(f"{path}: latency, and one utterance frame by frame")
+
+
+def draw_latency(axes, times):
+    """Bars of p50 and whiskers to p99, of label -> microseconds [steps]."""
+    labels = list(times)[::-1]
+    p50, p99 = np.percentile([times[label] for label in labels], [50, 99], axis=1)
+    rows = np.arange(len(labels))
+    colours = [BLUE if label == "cnorm" else GREY for label in labels]
+    axes.barh(labels, p50, color=colours, height=0.62)
+    axes.hlines(rows, p50, p99, color="dimgrey", lw=0.8)
+    axes.plot(p99, rows, "|", color="dimgrey", ms=9)
+    for row, middle, high in zip(rows, p50, p99, strict=True):
+        axes.annotate(f"{middle:.1f} µs", (middle, row), (4, 5), textcoords="offset points", weight="bold")
+        axes.annotate(f"p99 {high:.0f}", (high, row), (5, -3.5), textcoords="offset points", color="dimgrey")
+    axes.set(title="Latency of one step, batch 1, one thread", xlabel="µs: bar p50, whisker p99")
+    axes.set_xlim(0, 1.15 * p99.max())
+    axes.tick_params(left=False)
+
+
+def draw_posterior(axes, utterances, labels, answers):
+    """Posterior of every speaker after each frame of an utterance that is hard at first.
+
+    It is the longest of those that the network calls wrongly at the fifth frame and rightly at the last.
+    """
+    hard = [i for i, y in enumerate(answers) if y[4].argmax() != labels[i] == y[-1].argmax()]
+    index = max(hard, key=lambda i: len(utterances[i]))
+    posterior = softmax(answers[index])
+    frames = np.arange(1, len(posterior) + 1)
+    named = dict.fromkeys(
+        [labels[index], *posterior.argmax(1)]
+    )  # the true speaker, then whoever led for a while
+    for k, line in enumerate(posterior.T):
+        axes.plot(frames, line, color=GREY, lw=1, zorder=1)
+        if k not in named:
+            continue
+        true, peak = k == labels[index], line.argmax()
+        axes.plot(
+            frames, line, color=BLUE if true else ORANGE, lw=3 if true else 1.6, zorder=3 if true else 2
+        )
+        where = (frames[-1], line[-1]) if true else (frames[peak], line[peak])
+        axes.annotate(
+            f"speaker {k + 1}" + (" (true)" if true else ""), where, (0, 6), textcoords="offset points",
+            ha="right" if true else "left", color=BLUE if true else ORANGE, weight="bold" if true else "normal",
+        )  # fmt: skip
+    axes.set(title=f"Test utterance {index + 1}: wrong at first, right in the end")
+    axes.set(xlabel="frames heard, one every 6.4 ms", ylabel="posterior of each speaker")
+    axes.set(xlim=(1, frames[-1]), ylim=(0, 1.1), yticks=np.linspace(0, 1, 6))
+
+
+def softmax(y):
+    """Posterior [T, 9] of the answers y [T, 9]."""
+    p = np.exp(y - y.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True)
+
+
+def title(console, text, explanation=""):
+    console.print(f"\n[bold]{text}[/]  [dim]{explanation}[/]")
+
+
+def verdict(good, text):
+    return f"[bold green]{text}[/]" if good else f"[bold red]NOT {text}[/]"
+
+
+def installed(console, *packages):
+    """Whether all packages are here; if not, say what to install."""
+    missing = [package for package in packages if util.find_spec(package) is None]
+    if missing:
+        console.print(f"[yellow]left out: pip install {' '.join(missing)}[/]")
+    return not missing
+
+
+def sha256(arrays):
+    return hashlib.sha256(np.concatenate(arrays).astype("<f4").tobytes()).hexdigest()
+
+
+def cpu_name():
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
