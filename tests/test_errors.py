@@ -472,7 +472,7 @@ def test_stats_from_bad_arrays():
     [
         (None, 5, TypeError),
         (None, np.zeros((4, N), np.float32), TypeError),
-        (None, (np.zeros((4, N), np.float32),), ValueError),
+        (None, (np.zeros((4, N), np.float32),), (TypeError, ValueError)),
         (0, np.zeros((4, N)), TypeError),
         (0, [0.0], TypeError),
         (0, np.zeros((3, N), np.float32), ValueError),

@@ -232,6 +232,25 @@ def test_any_layout_gives_the_same_bits(rng, dtype):
         assert [g.tobytes() for g in gradients(view(dy), view(x), view(weight))] == expected
 
 
+@both_types
+def test_random_views(rng, dtype):
+    for _ in range(200):
+        x = inputs.random_view(rng, dtype)
+        dy, dx = inputs.random_view(rng, dtype, x.shape), inputs.random_view(rng, dtype, x.shape)
+        axis = int(rng.integers(x.ndim))
+        weight = inputs.random_view(rng, dtype, x.shape[axis:])
+        plain = [np.ascontiguousarray(a) for a in (dy, x, weight)]
+        expected = gradients(*plain, axis=axis)
+        out = dx, np.empty_like(expected[1]), np.empty_like(expected[2])
+        _, stats = cnorm.layer_norm(x, axis=axis, return_stats=True)
+        for got in (
+            gradients(dy, x, weight, axis=axis),
+            cnorm.layer_norm_backward(dy, x, weight, stats, axis=axis, out=out),
+        ):
+            for gradient, wanted in zip(got, expected, strict=True):
+                assert np.array_equal(gradient, wanted), (x.strides, dy.strides, weight.strides, axis)
+
+
 def test_stride_zero_dy(rng):
     """The gradient of a plain sum is one element seen everywhere."""
     x = rng.standard_normal((5, 30), np.float32)
@@ -287,7 +306,7 @@ def test_stats_sliced_by_rows(rng, dtype):
 
 @both_types
 def test_stats_from_plain_mean_and_inv_std_dev(rng, dtype):
-    """A plain mean is rounded once, which moves xhat by u * |mean| * rstd: within u if |mean| < 1 / rstd."""
+    """A plain mean is rounded once, which moves xhat by u * |mean| * rstd: at most u if |mean| < 1 / rstd."""
     x, dy = rng.standard_normal((2, 70, 96)).astype(dtype)
     weight, _ = inputs.random_affine(rng, 96, dtype)
     xhat, mean, rstd = reference.layer_norm(x)
@@ -304,7 +323,7 @@ def test_stats_from_plain_mean_and_inv_std_dev(rng, dtype):
 
 
 def test_stats_keep_the_mean_exactly():
-    """At mean/std = 1e6 a mean rounded to float32 is wrong by 3 % of a standard deviation; stats must not be."""
+    """At mean/std = 1e6 a mean rounded to float32 is off by 3 % of a standard deviation."""
     rng = np.random.default_rng(5)
     x = (1e6 + rng.standard_normal((4, 256))).astype(np.float32)
     dy = rng.standard_normal(x.shape).astype(np.float32)

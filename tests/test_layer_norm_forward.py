@@ -73,6 +73,30 @@ def test_every_kind_of_row(rng, dtype):
         check(x, eps=0)
 
 
+@both_types
+@pytest.mark.parametrize("n", [33, 1000, 8192, 20000])
+def test_error_whatever_the_distribution(rng, dtype, n):
+    """Repeated values and outliers round to one side each time: the bound is that of the longest chain."""
+    z = rng.standard_normal((6, n))
+    kinds = {
+        "two values": np.where(z > 0, 0.1, 0),
+        "few ones": np.where(z > 1, 1.0, 0),
+        "rectified": np.maximum(z, 0),
+        "exponential": rng.exponential(size=z.shape),
+        "log-normal": np.exp(3 * z),
+        "sorted": np.sort(z),
+        "sorted magnitudes": np.sort(np.abs(z)),
+        "ramp": np.arange(n) + z,
+        "step": np.where(np.arange(n) < n / 2, 1e3, 0) + z,
+        "one lane": np.where(np.arange(n) % 32, 50, 1000) + z,
+        "outlier": np.where(np.arange(n) == 5, -3e5, 1e4 + z),
+    }
+    for name, x in kinds.items():
+        x = x.astype(dtype)
+        expected, _, _ = reference.layer_norm(x)
+        tolerances.assert_within(cnorm.layer_norm(x), expected, tolerances.any_row(expected, dtype), name)
+
+
 def test_a_row_of_a_million_elements(rng):
     x = (rng.standard_normal((1, 2**20), np.float32) + np.float32(7)).astype(np.float32)
     check(x)
@@ -314,6 +338,19 @@ def test_out_leaves_the_gaps_of_a_view_alone(rng):
     np.testing.assert_array_equal(room[1::2, 3:73:2], cnorm.layer_norm(x))
     room[1::2, 3:73:2] = 7
     assert (room == 7).all()
+
+
+@both_types
+def test_random_views(rng, dtype):
+    """Three or four dimensions, permuted, stepped, reversed, broadcast, cut out of something larger."""
+    for _ in range(300):
+        x = inputs.random_view(rng, dtype)
+        axis = int(rng.integers(x.ndim))
+        expected = cnorm.layer_norm(np.ascontiguousarray(x), axis=axis)
+        assert np.array_equal(cnorm.layer_norm(x, axis=axis), expected), (x.shape, x.strides, axis)
+        out = inputs.random_view(rng, dtype, x.shape)
+        assert cnorm.layer_norm(x, axis=axis, out=out) is out
+        assert np.array_equal(out, expected), (x.shape, x.strides, out.strides, axis)
 
 
 @both_types

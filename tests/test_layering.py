@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import cnorm
+from cnorm import _core
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = {"click", "rich", "matplotlib", "onnx", "onnxruntime", "onnx_export", "torch", "numba", "ml_dtypes"}
@@ -142,7 +143,7 @@ def test_one_exported_symbol_per_isa_object():
 
 
 def test_the_extension_exports_only_its_initialiser_and_the_c_library():
-    symbols = run("nm", "--dynamic", "--defined-only", "--extern-only", cnorm._core.__file__).split("\n")
+    symbols = run("nm", "--dynamic", "--defined-only", "--extern-only", _core.__file__).split("\n")
     names = [line.split()[-1] for line in symbols if line]
     assert "PyInit__core" in names
     assert [name for name in names if not name.startswith(("PyInit__core", "cnorm_"))] == []
@@ -159,7 +160,7 @@ FORBIDDEN = (
 @pytest.mark.parametrize("what", ["objects", "extension"])
 def test_no_fused_or_approximate_instruction(what):
     mnemonic = re.compile(rf"^\s*[0-9a-f]+:\s+({FORBIDDEN})\b", re.MULTILINE)
-    for path in object_files() if what == "objects" else [Path(cnorm._core.__file__)]:
+    for path in object_files() if what == "objects" else [Path(_core.__file__)]:
         listing = run("objdump", "--disassemble", "--no-show-raw-insn", path)
         assert mnemonic.search(listing) is None, f"{path.name}: {mnemonic.search(listing)[1]}"
 
