@@ -2,7 +2,7 @@
 
 `run` prints one section per promise: what the network hears, that its ONNX file computes the same, how long a
 step takes in each runtime, that a stream changes processes and instruction sets without changing a bit, and
-that layer_norm is right at any mean. It leaves `demo.onnx` and `demo.png`. A function below prints one section.
+that layer_norm is right at any mean. It leaves `demo.onnx` and `demo.png`. Each section is a function below.
 """
 
 import hashlib
@@ -86,8 +86,9 @@ def header(console, model):
 
 
 def name_speakers(console, model, utterances, labels):
-    """Stream the test split; print how often the network is right, early and at the end. Returns every y."""
+    """Stream the test split; print how often the network is right after some frames. Returns every y."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Table
 
     title(console, "Who is speaking?", "nine speakers, one frame every 6.4 ms")
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("utterances")
@@ -96,12 +97,18 @@ def name_speakers(console, model, utterances, labels):
         start = perf_counter()
         answers = stream_all(model, utterances, lambda: progress.advance(task))
         seconds = perf_counter() - start
-    frames, right = sum(map(len, utterances)), []
-    for heard in 1, 3, 5, 10, None:
-        now = [answer[: heard or len(answer)][-1].argmax() for answer in answers]
-        right.append(f"{heard or 'all'} {'frames' if heard != 1 else 'frame'}: {np.mean(now == labels):.1%}")
+    frames = sum(map(len, utterances))
     console.print(f"{frames} frames, {frames * FRAME_MS / 1e3:.0f} s of speech, heard in {seconds:.2f} s")
-    console.print(f"named rightly after {', '.join(right[:-1])}, [bold]{right[-1]}[/]")
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("frames heard")
+    right = ["named rightly"]
+    for heard in 1, 3, 5, 10, None:
+        table.add_column(f"{heard or 'all'}", justify="right")
+        now = [answer[:heard][-1].argmax() for answer in answers]
+        right.append(f"{np.mean(now == labels):.1%}")
+    right[-1] = f"[bold]{right[-1]}[/]"
+    table.add_row(*right)
+    console.print(table)
     return answers
 
 
@@ -140,8 +147,8 @@ def latency(console, model, onnx_model, utterances):
         )
 
     table = Table(box=None, pad_edge=False, header_style="dim")
-    table.add_column("us a step")
-    for name in "p50", "p99", "max", "p50 against cnorm":
+    table.add_column("µs a step")
+    for name in "p50", "p99", "max", "p50 / cnorm's":
         table.add_column(name, justify="right")
     base = np.median(times["cnorm"])
     for label, t in times.items():
@@ -151,7 +158,7 @@ def latency(console, model, onnx_model, utterances):
             f"{p50:.1f}",
             f"{p99:.1f}",
             f"{t.max():.0f}",
-            f"{p50 / base:.1f} x" if label != "cnorm" else "",
+            f"{p50 / base:.1f}x" if label != "cnorm" else "",
         )
         table.add_row(*row, style="bold" if label == "cnorm" else "")
     console.print(table)
@@ -284,20 +291,22 @@ def picture(console, times, utterances, labels, answers, path):
 
 
 def draw_latency(axes, times):
-    """Bars of p50 and whiskers to p99, of label -> microseconds [steps]."""
-    labels = list(times)[::-1]
-    p50, p99 = np.percentile([times[label] for label in labels], [50, 99], axis=1)
-    rows = np.arange(len(labels))
-    colours = [BLUE if label == "cnorm" else GREY for label in labels]
-    axes.barh(labels, p50, color=colours, height=0.62)
-    axes.hlines(rows, p50, p99, color="dimgrey", lw=0.8)
-    axes.plot(p99, rows, "|", color="dimgrey", ms=9)
-    for row, middle, high in zip(rows, p50, p99, strict=True):
-        axes.annotate(f"{middle:.1f} µs", (middle, row), (4, 5), textcoords="offset points", weight="bold")
-        axes.annotate(f"p99 {high:.0f}", (high, row), (5, -3.5), textcoords="offset points", color="dimgrey")
-    axes.set(title="Latency of one step, batch 1, one thread", xlabel="µs: bar p50, whisker p99")
-    axes.set_xlim(0, 1.15 * p99.max())
-    axes.tick_params(left=False)
+    """Dots for p50 and rings for p99, of label -> microseconds [steps]."""
+    for row, (label, t) in enumerate(reversed(times.items())):
+        p50, p99 = np.percentile(t, [50, 99])
+        colour = BLUE if label == "cnorm" else "dimgrey"
+        axes.plot([p50, p99], [row, row], color=colour, lw=1.2, zorder=1)
+        axes.plot(p50, row, "o", color=colour, ms=10)
+        axes.plot(p99, row, "o", color=colour, mfc="white", ms=8)
+        axes.annotate(
+            f"{p50:.1f}", (p50, row), (0, 9), textcoords="offset points", ha="center", weight="bold"
+        )
+    axes.set_yticks(range(len(times)), list(times)[::-1])
+    axes.set(title="Latency of one step, batch 1, one thread", xlabel="µs (logarithmic): dot p50, ring p99")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.margins(0.07, 0.15)
+    axes.grid(axis="x", alpha=0.3)
 
 
 def draw_posterior(axes, utterances, labels, answers):
@@ -307,27 +316,23 @@ def draw_posterior(axes, utterances, labels, answers):
     """
     hard = [i for i, y in enumerate(answers) if y[4].argmax() != labels[i] == y[-1].argmax()]
     index = max(hard, key=lambda i: len(utterances[i]))
-    posterior = softmax(answers[index])
+    posterior, true = softmax(answers[index]), labels[index]
     frames = np.arange(1, len(posterior) + 1)
-    named = dict.fromkeys(
-        [labels[index], *posterior.argmax(1)]
-    )  # the true speaker, then whoever led for a while
-    for k, line in enumerate(posterior.T):
-        axes.plot(frames, line, color=GREY, lw=1, zorder=1)
-        if k not in named:
-            continue
-        true, peak = k == labels[index], line.argmax()
-        axes.plot(
-            frames, line, color=BLUE if true else ORANGE, lw=3 if true else 1.6, zorder=3 if true else 2
-        )
-        where = (frames[-1], line[-1]) if true else (frames[peak], line[peak])
-        axes.annotate(
-            f"speaker {k + 1}" + (" (true)" if true else ""), where, (0, 6), textcoords="offset points",
-            ha="right" if true else "left", color=BLUE if true else ORANGE, weight="bold" if true else "normal",
-        )  # fmt: skip
+    rival = np.delete(posterior, true, axis=1).max(0).argmax()
+    rival += rival >= true
+    axes.plot(frames, posterior, color=GREY, lw=1)
+    axes.plot(frames, posterior[:, rival], color=ORANGE, lw=1.8)
+    axes.plot(frames, posterior[:, true], color=BLUE, lw=3)
+    above = {"textcoords": "offset points", "weight": "bold"}
+    peak = posterior[:, rival].argmax()
+    at = frames[peak], posterior[peak, rival]
+    axes.annotate(f"speaker {rival + 1}", at, (0, 6), ha="center", color=ORANGE, **above)
+    at = frames[-1], posterior[-1, true]
+    axes.annotate(f"speaker {true + 1}, who is speaking", at, (0, 6), ha="right", color=BLUE, **above)
     axes.set(title=f"Test utterance {index + 1}: wrong at first, right in the end")
     axes.set(xlabel="frames heard, one every 6.4 ms", ylabel="posterior of each speaker")
     axes.set(xlim=(1, frames[-1]), ylim=(0, 1.1), yticks=np.linspace(0, 1, 6))
+    axes.set_xticks([1, *range(5, len(frames) + 1, 5)])
 
 
 def softmax(y):
