@@ -6,7 +6,7 @@ except ImportError as error:
     if "CNORM_ISA" in str(error):
         raise
     raise ImportError(
-        f"the extension module cnorm._core is not here ({error}). In a source folder run `make build` and use "
+        f"the extension module cnorm._core is not here ({error}). In a source folder run `make test` and use "
         ".venv/bin/python from another folder, or install with `pip install .`"
     ) from error
 

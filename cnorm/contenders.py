@@ -88,9 +88,7 @@ class OrtBinding:
 
     def __init__(self, onnx_model):
         session = ort_session(onnx_model)
-        self.run = (
-            session.run_with_iobinding
-        )  # without RunOptions: giving them makes each call 3 times slower
+        self.run = session.run_with_iobinding  # without RunOptions: giving them makes each call 3 times slower
         pairs, zeros = _state_names(session)
         self.x = np.zeros(session.get_inputs()[0].shape, np.float32)
         self.y = np.zeros(session.get_outputs()[0].shape, np.float32)

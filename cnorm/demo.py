@@ -83,9 +83,7 @@ def stream_all(model, utterances, after=lambda: None):
 
 def header(console, model):
     console.print(f"[bold]cnorm {cnorm.__version__}[/]  layer normalisation on CPUs")
-    console.print(
-        f"[dim]{cpu_name()}, running {cnorm.active_isa()} of {', '.join(cnorm.available_isas())}[/]"
-    )
+    console.print(f"[dim]{cpu_name()}, running {cnorm.active_isa()} of {', '.join(cnorm.available_isas())}[/]")
     console.print(f"[dim]{model!r}[/]")
 
 
@@ -162,9 +160,7 @@ def latency(console, model, onnx_model, utterances):
         if util.find_spec("torch"):
             runners += [contenders.TorchEager(model), contenders.TorchJit(model)]
         progress.update(task, total=-(-len(utterances) // 10))
-        times, _ = contenders.latencies(
-            runners, utterances, at_a_time=10, after=lambda: progress.advance(task)
-        )
+        times, _ = contenders.latencies(runners, utterances, at_a_time=10, after=lambda: progress.advance(task))
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("µs a step")
@@ -209,12 +205,8 @@ def hand_over(console, model, utterances):
     if child.returncode:
         raise RuntimeError(f"the other process failed:\n{child.stderr.decode(errors='replace')}")
     same = child.stdout == whole[half:].tobytes()
-    console.print(
-        f"process {os.getpid()}, {cnorm.active_isa()}: frames 1 to {half}, then {len(saved)} bytes to"
-    )
-    console.print(
-        f"another process, {isa}: frames {half + 1} to {len(whole)}; {verdict(same, 'the same bits')}"
-    )
+    console.print(f"process {os.getpid()}, {cnorm.active_isa()}: frames 1 to {half}, then {len(saved)} bytes to")
+    console.print(f"another process, {isa}: frames {half + 1} to {len(whole)}; {verdict(same, 'the same bits')}")
     return same
 
 
@@ -318,9 +310,7 @@ def draw_latency(axes, times):
         axes.plot([p50, p99], [row, row], color=colour, lw=1.2, zorder=1)
         axes.plot(p50, row, "o", color=colour, ms=10)
         axes.plot(p99, row, "o", color=colour, mfc="white", ms=8)
-        axes.annotate(
-            f"{p50:.1f}", (p50, row), (0, 9), textcoords="offset points", ha="center", weight="bold"
-        )
+        axes.annotate(f"{p50:.1f}", (p50, row), (0, 9), textcoords="offset points", ha="center", weight="bold")
     axes.set_yticks(range(len(times)), list(times)[::-1])
     axes.set(title="Latency of one step, batch 1, one thread", xlabel="µs (logarithmic): dot p50, ring p99")
     axes.set_xscale("log")

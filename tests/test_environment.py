@@ -112,9 +112,7 @@ def test_the_default_mode_stays_the_default(rng, control):
 
 
 def python(code):
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.skipif(not X86, reason="AArch64 processors need not be able to trap at all")

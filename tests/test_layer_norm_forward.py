@@ -152,9 +152,7 @@ def test_constant_rows_give_the_bias_exactly(rng, dtype, eps):
     for n in 2, 3, 7, 31, 100, 1001, 8200:
         x = np.repeat(np.array(values, dtype)[:, None], n, axis=1)
         weight, bias = inputs.random_affine(rng, n, dtype)
-        np.testing.assert_array_equal(
-            cnorm.layer_norm(x, weight, bias, eps=eps), np.broadcast_to(bias, x.shape)
-        )
+        np.testing.assert_array_equal(cnorm.layer_norm(x, weight, bias, eps=eps), np.broadcast_to(bias, x.shape))
         assert not cnorm.layer_norm(x, eps=eps).any()
 
 
@@ -164,9 +162,7 @@ def test_one_element_rows_give_the_bias_exactly(dtype, eps):
     info = np.finfo(dtype)
     x = np.array([[1e6], [3.3], [-7], [0], [info.max], [info.smallest_subnormal]], dtype)
     weight, bias = np.array([2.0], dtype), np.array([0.7], dtype)
-    np.testing.assert_array_equal(
-        cnorm.layer_norm(x, weight, bias, eps=eps), np.repeat(bias[None], 6, axis=0)
-    )
+    np.testing.assert_array_equal(cnorm.layer_norm(x, weight, bias, eps=eps), np.repeat(bias[None], 6, axis=0))
 
 
 @both_types
@@ -199,9 +195,7 @@ def test_nan_in_the_gain_stays_in_its_column(rng, dtype):
     x = rng.standard_normal((3, 40)).astype(dtype)
     weight, bias = inputs.random_affine(rng, 40, dtype)
     weight[11] = np.nan
-    assert np.array_equal(
-        np.isnan(cnorm.layer_norm(x, weight, bias)), np.broadcast_to(np.arange(40) == 11, x.shape)
-    )
+    assert np.array_equal(np.isnan(cnorm.layer_norm(x, weight, bias)), np.broadcast_to(np.arange(40) == 11, x.shape))
 
 
 @both_types
@@ -410,9 +404,7 @@ def test_zero_rows(dtype, shape):
     assert stats.mean.shape == stats.inv_std_dev.shape == (*shape[:-1], 1)
 
 
-@pytest.mark.parametrize(
-    "eps", [0, -0.0, 1e-12, 1e-5, 1e-3, 1, 10, 1e-45, np.float32(1e-5), np.float64(1e-3)]
-)
+@pytest.mark.parametrize("eps", [0, -0.0, 1e-12, 1e-5, 1e-3, 1, 10, 1e-45, np.float32(1e-5), np.float64(1e-3)])
 @both_types
 def test_any_eps(rng, dtype, eps):
     for scale in 1, 1e-3, 1e-8:

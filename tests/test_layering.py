@@ -20,17 +20,13 @@ EXTRAS = {"click", "rich", "matplotlib", "onnx", "onnxruntime", "onnx_export", "
 
 def run(tool, *arguments):
     path = shutil.which(tool)
-    assert path, (
-        f"{tool} is not installed, and this test proves nothing without it (Debian: apt install binutils)"
-    )
+    assert path, f"{tool} is not installed, and this test proves nothing without it (Debian: apt install binutils)"
     return subprocess.run([path, *map(str, arguments)], check=True, capture_output=True, text=True).stdout
 
 
 def build_folder():
     folder = ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}"
-    assert folder.is_dir(), (
-        f"{folder} is missing: install the project with `pip install --no-build-isolation -e .`"
-    )
+    assert folder.is_dir(), f"{folder} is missing: install the project with `pip install --no-build-isolation -e .`"
     return folder
 
 
@@ -44,11 +40,7 @@ def isa_objects():
     """Object files of one instruction set: its name is a word of their path."""
     names = "|".join(["baseline", "avx2", "avx512", "neon"])
     word = re.compile(rf"(?<![a-z0-9])({names})(?![a-z0-9])")
-    return {
-        path: match[1]
-        for path in object_files()
-        if (match := word.search(str(path.relative_to(build_folder()))))
-    }
+    return {path: match[1] for path in object_files() if (match := word.search(str(path.relative_to(build_folder()))))}
 
 
 def c_sources():

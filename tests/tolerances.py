@@ -81,11 +81,7 @@ def dweight(dy, xhat_, dtype):
     """Sum over rows of dy * xhat: the error of each xhat, a rounding of each product, and the summation's."""
     products = np.abs(dy * xhat_).sum(axis=0)
     from_xhat = (np.abs(dy) * xhat(xhat_, dtype)).sum(axis=0)
-    return (
-        from_xhat
-        + (unit_roundoff(dtype) + _column_sum(len(dy), dtype)) * products
-        + len(dy) * smallest(dtype)
-    )
+    return from_xhat + (unit_roundoff(dtype) + _column_sum(len(dy), dtype)) * products + len(dy) * smallest(dtype)
 
 
 def dbias(dy, dtype):
