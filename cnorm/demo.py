@@ -7,7 +7,6 @@ that layer_norm is right at any mean. It leaves `demo.onnx` and `demo.png`. Each
 
 import hashlib
 import os
-import platform
 import subprocess
 import sys
 from importlib import resources, util
@@ -18,6 +17,7 @@ import numpy as np
 
 import cnorm
 from cnorm import contenders
+from cnorm.info import processor, versions
 
 __all__ = ["run"]
 
@@ -83,7 +83,7 @@ def stream_all(model, utterances, after=lambda: None):
 
 def header(console, model):
     console.print(f"[bold]cnorm {cnorm.__version__}[/]  layer normalisation on CPUs")
-    console.print(f"[dim]{cpu_name()}, running {cnorm.active_isa()} of {', '.join(cnorm.available_isas())}[/]")
+    console.print(f"[dim]{processor()}, running {cnorm.active_isa()} of {', '.join(cnorm.available_isas())}[/]")
     console.print(f"[dim]{model!r}[/]")
 
 
@@ -178,8 +178,10 @@ def latency(console, model, onnx_model, utterances):
         )
         table.add_row(*row, style="bold" if label == "cnorm" else "")
     console.print(table)
-    if not util.find_spec("torch"):
-        console.print("[dim]with PyTorch installed, its eager mode and torch.jit are timed, too[/]")
+    found = [f"{name} {version}" for name, version in versions("numpy", "onnxruntime", "torch").items()]
+    console.print(
+        f"[dim]{', '.join(found)}{'' if util.find_spec('torch') else '; PyTorch, if installed, is timed, too'}[/]"
+    )
     return times
 
 
@@ -369,12 +371,3 @@ def installed(console, *packages):
 
 def sha256(arrays):
     return hashlib.sha256(np.concatenate(arrays).astype("<f4").tobytes()).hexdigest()
-
-
-def cpu_name():
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
