@@ -35,9 +35,15 @@ def test_an_utterance_changes_processes_and_isas_half_way(console, recordings):
 
 def test_isa_hashes_agree_and_the_isa_is_as_before(console, recordings):
     model, utterances, active = cnorm.demo_model(), recordings[0][:20], cnorm.active_isa()
-    assert demo.isa_hashes(console, model, utterances, demo.stream_all(model, utterances))
-    assert cnorm.active_isa() == active
-    assert not demo.isa_hashes(console, model, utterances, demo.stream_all(model, utterances[::-1]))
+    answers = demo.stream_all(model, utterances)
+    try:
+        for isa in cnorm.available_isas():
+            cnorm.use_isa(isa)
+            assert demo.isa_hashes(console, model, utterances, answers)
+            assert cnorm.active_isa() == isa
+    finally:
+        cnorm.use_isa(active)
+    assert not demo.isa_hashes(console, model, utterances, answers[::-1])
     assert "NOT" in console.file.getvalue()
 
 
