@@ -172,9 +172,8 @@ def latency(console, model, onnx_model, utterances):
         table.add_row(*row, style="bold" if label == "cnorm" else "")
     console.print(table)
     found = [f"{name} {version}" for name, version in versions("numpy", "onnxruntime", "torch").items()]
-    if not util.find_spec("torch"):
-        found.append("PyTorch, if installed, is timed, too")
-    console.print(f"[dim]{', '.join(found)}[/]")
+    missing = "" if util.find_spec("torch") else "; PyTorch, where installed, is timed, too"
+    console.print(f"[dim]{', '.join(found)}{missing}[/]")
     return times
 
 
