@@ -1,13 +1,10 @@
-"""From a cnorm model to an ONNX file."""
+"""From a cnorm model to an ONNX graph."""
 
 from __future__ import annotations
 
-import functools
+import functools as tools
 import json
 import operator
-import os
-import tempfile
-from pathlib import Path
 
 import onnx
 import onnxruntime
@@ -16,12 +13,16 @@ from onnx import TensorProto, helper, numpy_helper
 import cnorm
 from cnorm.model import METADATA_KEY, _configuration, _tensors
 from onnx_export.builders import builder
+from onnx_export.files import write
 from onnx_export.graph import GraphBuilder
 
-__all__ = ["FIRST_OPSET", "export", "newest_opset", "state_table"]
+__all__ = ["DOMAIN", "FIRST_OPSET", "export", "newest_opset", "state_table"]
 
 FIRST_OPSET = 13
 FIRST_IR = 8  # of opset 17; every onnxruntime that runs LayerNormalization reads it
+FORMS = ("step", "sequence")
+DTYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+DOMAIN = "cnorm"  # of the local functions
 
 
 def export(
@@ -33,29 +34,38 @@ def export(
     batch: int | str = 1,
     functions: bool = False,
     native_ops: bool = False,
+    dtype: str = "float32",
 ) -> onnx.ModelProto:
     """Write a model as an ONNX graph with its states as named inputs and outputs.
 
     The graph of form "step" takes ``x`` [batch, input_size] and each state, ``h0_in``, ``c0_in``, ...
     [batch, units], and gives ``y`` [batch, output_size] and the next states, ``h0_out``, ``c0_out``, ...; the
-    number counts recurrent layers. Initialisers have the names and layout of the model file. The metadata key
-    ``cnorm.model`` holds, as JSON, the configuration and a table of the states.
+    number counts recurrent layers. In form "sequence" ``x`` is [T, batch, input_size] and ``y``
+    [T, batch, output_size] for any T from 1 on (onnxruntime's Scan takes no empty sequence), and the states are
+    those before the first and after the last step, so that long recordings may be cut into chunks.
+
+    Initialisers have the names and layout of the model file. The metadata key ``cnorm.model`` holds, as JSON,
+    the configuration and a table of the states, from which `load` makes the model again.
 
     Parameters
     ----------
     model : cnorm.Model
     path : str or path-like, optional
-        Where to write the file. It appears whole or not at all.
-    form : "step"
+        Where to write the file. It appears whole or not at all. Weights of more than 1 GiB go to a second
+        file beside it (see `onnx_export.files.write`).
+    form : "step" or "sequence"
     opset : int
         Version of the ONNX operators, 13 or newer, as far as the installed onnxruntime loads it. Layer
         normalisation is the operator LayerNormalization from 17 on, composed of others below.
     batch : 1 or str
         The number of conversations in one call, or the name of a dimension that stays open.
     functions : bool
-        Not yet.
+        Make each recurrent cell a local function of the domain "cnorm", not a run of nodes.
     native_ops : bool
-        Not yet.
+        Write recurrent layers without norms as the operators LSTM, GRU and RNN.
+    dtype : "float32" or "float16"
+        Of weights, inputs, outputs and states. For float16 the weights are rounded; norms are computed in
+        float32 in either case.
 
     Returns
     -------
@@ -66,68 +76,132 @@ def export(
     TypeError
         If `model` or an option is of another type.
     ValueError
-        For an unknown form, an opset out of range or a layer without an ONNX form.
+        For an unknown form or dtype, an opset out of range, or a layer without an ONNX form.
     OSError
         If the file cannot be written.
     """
     if not isinstance(model, cnorm.Model):
         raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
-    if form != "step":
-        raise ValueError(f"form must be 'step', got {form!r}")
-    opset = _checked_opset(opset)
-    batch = _checked_batch(batch)
-    exported = _step(model, opset, batch)
-    onnx.checker.check_model(exported, full_check=True)
-    if path is not None:
-        write(exported, path)
+    for name, value, known in (("form", form, FORMS), ("dtype", dtype, DTYPES)):
+        if not isinstance(value, str) or value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+    exported = _Export(model, form, _checked_opset(opset), _checked_batch(batch), functions, dtype).model()
+    write(exported, path)
     return exported
 
 
-def _step(model, opset: int, batch) -> onnx.ModelProto:
-    graph = GraphBuilder(opset)
-    table = state_table(model)
-    given = {row["name"]: row["input"] for row in table}
-    y, new = _layers(graph, model, "x", given)
-    for row in table:
-        graph.publish(new[row["name"]], row["output"])
-    graph.publish(y, "y")
-    inputs = [_value("x", [batch, model.input_size])]
-    inputs += [_value(row["input"], [batch, row["units"]]) for row in table]
-    outputs = [_value("y", [batch, model.output_size])]
-    outputs += [_value(row["output"], [batch, row["units"]]) for row in table]
-    stored = [numpy_helper.from_array(array, name) for name, array in _tensors(model.layers).items()]
-    proto = helper.make_graph(graph.nodes, "cnorm", inputs, outputs, stored)
-    opsets = [helper.make_opsetid("", opset)]
-    exported = helper.make_model(
-        proto,
-        opset_imports=opsets,
-        ir_version=max(FIRST_IR, helper.find_min_ir_version_for(opsets)),
-        producer_name="cnorm",
-        producer_version=cnorm.__version__,
-    )
-    described = json.loads(_configuration(model.layers)) | {"form": "step", "states": table}
-    helper.set_model_props(exported, {METADATA_KEY: json.dumps(described)})
-    return exported
+class _Export:
+    """One call of `export`, its options checked."""
+
+    def __init__(self, model, form, opset, batch, functions, dtype):
+        self.layers, self.sizes = model.layers, (model.input_size, model.output_size)
+        self.form, self.opset, self.batch, self.dtype = form, opset, batch, dtype
+        self.functions: dict[str, onnx.FunctionProto] | None = {} if functions else None
+        self.states = state_table(model, batch, dtype)
+
+    def model(self) -> onnx.ModelProto:
+        graph = self._step("", "cnorm") if self.form == "step" else self._sequence()
+        for name, array in _tensors(self.layers).items():
+            graph.initializer.append(numpy_helper.from_array(array.astype(self.dtype), name))
+        called = list((self.functions or {}).values())
+        opsets = [helper.make_opsetid("", self.opset)]
+        opsets += [helper.make_opsetid(DOMAIN, 1)] if called else []
+        model = helper.make_model(
+            graph,
+            opset_imports=opsets,
+            functions=called,
+            ir_version=max(FIRST_IR, helper.find_min_ir_version_for(opsets[:1])),
+            producer_name="cnorm",
+            producer_version=cnorm.__version__,
+        )
+        described = json.loads(_configuration(self.layers))
+        described |= {"form": self.form, "dtype": self.dtype, "states": self.states}
+        helper.set_model_props(model, {METADATA_KEY: json.dumps(described)})
+        return model
+
+    def _step(self, prefix: str, name: str) -> onnx.GraphProto:
+        """The graph of one step, or with a prefix to its names the body of a Scan."""
+        graph = GraphBuilder(self.opset, self.dtype)
+        given = {row["name"]: prefix + row["input"] for row in self.states}
+        y, new = self._all_layers(graph, prefix + "x", given)
+        for row in self.states:
+            graph.publish(new[row["name"]], prefix + row["output"])
+        graph.publish(y, prefix + "y")
+        inputs, outputs = self._interface(prefix, [])
+        if prefix:  # Scan wants the states before what it scans
+            inputs, outputs = inputs[1:] + inputs[:1], outputs[1:] + outputs[:1]
+        return helper.make_graph(graph.nodes, name, inputs, outputs)
+
+    def _sequence(self) -> onnx.GraphProto:
+        inputs, outputs = self._interface("", ["T"])
+        scan = helper.make_node(
+            "Scan",
+            [value.name for value in inputs[1:] + inputs[:1]],
+            [value.name for value in outputs[1:] + outputs[:1]],
+            name="steps",
+            body=self._step("step/", "step"),
+            num_scan_inputs=1,
+        )
+        return helper.make_graph([scan], "cnorm", inputs, outputs)
+
+    def _interface(self, prefix: str, leading: list) -> tuple[list, list]:
+        """Inputs and outputs: x or y, with `leading` dimensions, and then the states."""
+
+        def value(name, *shape):
+            return helper.make_tensor_value_info(prefix + name, DTYPES[self.dtype], shape)
+
+        inputs = [value("x", *leading, self.batch, self.sizes[0])]
+        inputs += [value(row["input"], self.batch, row["units"]) for row in self.states]
+        outputs = [value("y", *leading, self.batch, self.sizes[1])]
+        outputs += [value(row["output"], self.batch, row["units"]) for row in self.states]
+        return inputs, outputs
+
+    def _all_layers(self, graph, x: str, states: dict[str, str]) -> tuple[str, dict[str, str]]:
+        """The nodes of one step; `states` and the result go by the names of the state table."""
+        recurrent, new = 0, {}
+        for i, layer in enumerate(self.layers):
+            family = builder(layer)
+            weights = {name: f"layers.{i}.{name}" for name in layer.weights}
+            names = {letter: f"{letter}{recurrent}" for letter in family.states(layer)}
+            own = {letter: states[name] for letter, name in names.items()}
+            graph.scope = f"layers.{i}/"
+            build = self._call if names and self.functions is not None else family.build
+            x, after = build(graph, layer, weights, x, own)
+            new |= {names[letter]: value for letter, value in after.items()}
+            recurrent += bool(names)
+        return x, new
+
+    def _call(self, graph, layer, weights, x, states):
+        """A call of the layer's local function, which is made unless an equal one is there."""
+        inputs = ["x", *states, *weights]
+        body = GraphBuilder(self.opset, self.dtype, taken=inputs)
+        y, new = builder(layer).build(
+            body, layer, {name: name for name in weights}, "x", {letter: letter for letter in states}
+        )
+        outputs = [f"{letter}_next" for letter in new]
+        for value, name in zip(new.values(), outputs, strict=True):
+            body.publish(value, name)
+        known = [letter for letter, value in new.items() if value == y]
+        if not known:
+            body.publish(y, "y")
+            outputs.append("y")
+        name = self._function(f"{layer.kind}_{layer.spec.name}", inputs, outputs, body.nodes)
+        results = graph.add(name, x, *states.values(), *weights.values(), name=tuple(outputs), domain=DOMAIN)
+        after = dict(zip(new, results, strict=False))
+        return (after[known[0]] if known else results[-1]), after
+
+    def _function(self, name: str, inputs, outputs, nodes) -> str:
+        made = helper.make_function(
+            DOMAIN, name, inputs, outputs, nodes, [helper.make_opsetid("", self.opset)]
+        )
+        number = 2
+        while made.name in self.functions and self.functions[made.name] != made:
+            made.name, number = f"{name}_{number}", number + 1
+        self.functions[made.name] = made
+        return made.name
 
 
-def _layers(graph: GraphBuilder, model, x: str, states: dict[str, str]) -> tuple[str, dict[str, str]]:
-    """The nodes of all layers for one step; `states` and the result go by the names of the state table."""
-    recurrent, new = 0, {}
-    for i, layer in enumerate(model.layers):
-        family = builder(layer)
-        if graph.opset < family.FIRST_OPSET:
-            raise ValueError(f"opset must be at least {family.FIRST_OPSET} for {layer!r}, got {graph.opset}")
-        weights = {name: f"layers.{i}.{name}" for name in layer.weights}
-        names = {letter: f"{letter}{recurrent}" for letter in family.states(layer)}
-        own = {letter: states[name] for letter, name in names.items()}
-        graph.scope = f"layers.{i}/"
-        x, after = family.build(graph, layer, weights, x, own)
-        new |= {names[letter]: value for letter, value in after.items()}
-        recurrent += bool(names)
-    return x, new
-
-
-def state_table(model) -> list[dict]:
+def state_table(model, batch: int | str = 1, dtype: str = "float32") -> list[dict]:
     """What a host must know to carry the states: a row for each, in the order of the graph's inputs."""
     table, recurrent = [], 0
     for layer in model.layers:
@@ -140,18 +214,14 @@ def state_table(model) -> list[dict]:
                     "input": f"{name}_in",
                     "output": f"{name}_out",
                     "units": units,
-                    "shape": ["batch", units],
-                    "dtype": "float32",
+                    "shape": [batch, units],
+                    "dtype": dtype,
                     "initial": 0.0,
                     "reset": "set to initial before the first step of a sequence",
                 }
             )
         recurrent += bool(states)
     return table
-
-
-def _value(name: str, shape) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
 def _checked_opset(opset) -> int:
@@ -178,12 +248,12 @@ def _checked_batch(batch):
     return 1
 
 
-@functools.cache
+@tools.cache
 def newest_opset() -> int:
     """The newest opset that the onnx package can write and the installed onnxruntime loads."""
     for opset in range(onnx.defs.onnx_opset_version(), FIRST_OPSET, -1):
         opsets = [helper.make_opsetid("", opset)]
-        values = [[_value(name, [1])] for name in ("x", "y")]
+        values = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])] for name in ("x", "y")]
         graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", *values)
         ir = max(FIRST_IR, helper.find_min_ir_version_for(opsets))
         probe = helper.make_model(graph, opset_imports=opsets, ir_version=ir)
@@ -197,17 +267,3 @@ def newest_opset() -> int:
             continue
         return opset
     return FIRST_OPSET
-
-
-def write(model: onnx.ModelProto, path) -> None:
-    """Write the file whole or not at all."""
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(model.SerializeToString(deterministic=True))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -15,7 +17,9 @@ class GraphBuilder:
     opset : int
         Of the default domain; builders choose their form by it.
     dtype : numpy dtype
-        Of weights, states, inputs and outputs.
+        Of weights, states, inputs and outputs: float32 or float16.
+    taken : iterable of str
+        Names of inputs, which `add` must not give again.
 
     Attributes
     ----------
@@ -25,12 +29,12 @@ class GraphBuilder:
         Goes before each name that `add` gives.
     """
 
-    def __init__(self, opset: int, dtype=np.float32):
+    def __init__(self, opset: int, dtype=np.float32, taken: Iterable[str] = ()):
         self.opset = opset
         self.dtype = np.dtype(dtype)
         self.nodes: list[onnx.NodeProto] = []
         self.scope = ""
-        self._used: set[str] = set()
+        self._taken = set(taken)
         self._public: dict[str, str] = {}  # what a published value was called before
 
     def add(self, operator: str, *inputs: str, name: str | tuple[str, ...], domain: str = "", **attributes):
@@ -62,7 +66,7 @@ class GraphBuilder:
     def _unique(self, name: str) -> str:
         name = candidate = self.scope + name
         number = 2
-        while candidate in self._used:
+        while candidate in self._taken:
             candidate, number = f"{name}_{number}", number + 1
-        self._used.add(candidate)
+        self._taken.add(candidate)
         return candidate

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import onnx
@@ -22,15 +22,11 @@ import cnorm
 from onnx_export.builders import builder
 from onnx_export.exporter import state_table
 from onnx_export.float64 import Float64
+from onnx_export.ort_stream import LEVELS, OrtStream
 
 __all__ = ["Drift", "ParityReport", "Row", "check_parity"]
 
 UNIT = 2.0**-24  # unit roundoff of float32
-LEVELS = {  # graph optimisation of onnxruntime
-    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-}
 
 
 @dataclass(frozen=True)
@@ -45,11 +41,14 @@ class Row:
         The graph's name of an output or next state.
     max_abs, max_ulp : float
         Largest absolute difference, and largest in units in the last place of the float32 judge's value.
+    used : float
+        The largest part of its bound that a step used: 1 is the limit.
     bound : float
-        What is allowed in the step that came closest to its bound or went furthest beyond it.
+        Absolute difference that was allowed in that step.
     recording, step : int
         That step.
     ok : bool
+        Every step was within its bound.
     """
 
     engine: str
@@ -57,6 +56,7 @@ class Row:
     tensor: str
     max_abs: float
     max_ulp: float
+    used: float
     bound: float
     recording: int
     step: int
@@ -125,9 +125,9 @@ class ParityReport:
         return json.dumps(_without_nan(report), indent=1, allow_nan=False)
 
     def __str__(self) -> str:
-        lines = [f"{'engine':<18} {'against':<18} {'tensor':<8} {'max abs':>9} {'ULP':>9} {'allowed':>9}"]
+        lines = [f"{'engine':<18} {'against':<18} {'tensor':<8} {'max abs':>9} {'ULP':>9} {'used':>6}"]
         lines += [
-            f"{r.engine:<18} {r.against:<18} {r.tensor:<8} {r.max_abs:9.2e} {r.max_ulp:9.3g} {r.bound:9.2e}"
+            f"{r.engine:<18} {r.against:<18} {r.tensor:<8} {r.max_abs:9.2e} {r.max_ulp:9.3g} {r.used:6.0%}"
             + ("" if r.ok else "  too far")
             for r in self.rows
         ]
@@ -137,22 +137,24 @@ class ParityReport:
     def __rich__(self):
         from rich.table import Table
 
-        table = Table(title=self.verdict, caption="drift: free runs, not judged")
+        table = Table(
+            title=self.verdict, caption="used: part of what a step may be off; drift: free runs, not judged"
+        )
         for heading in ("engine", "against", "tensor"):
             table.add_column(heading)
-        for heading in ("max abs", "ULP", "allowed", "drift"):
+        for heading in ("max abs", "ULP", "used", "drift"):
             table.add_column(heading, justify="right")
         drift = {(d.engine, d.against, d.tensor): d.max_abs for d in self.drift}
         for r in self.rows:
             apart = drift.get((r.engine, r.against, r.tensor))
-            cells = (r.engine, r.against, r.tensor, f"{r.max_abs:.1e}", f"{r.max_ulp:.3g}", f"{r.bound:.1e}")
+            cells = (r.engine, r.against, r.tensor, f"{r.max_abs:.1e}", f"{r.max_ulp:.3g}", f"{r.used:.0%}")
             shown = "" if apart is None else f"{apart:.1e}"
             table.add_row(*cells, shown, style=None if r.ok else "bold red")
         return table
 
 
-def bound(longest: int, reference: np.ndarray) -> float:
-    """How far one float32 step may be from float64: 4 u sqrt(n) max(1, max|reference|), u = 2^-24.
+def bound(longest: int, exact: np.ndarray, unit: float = UNIT, spread: float = 0.0) -> float:
+    """How far one step may be from float64: the larger of 4 u sqrt(n) max(1, max|exact|) and 4 `spread`.
 
     Each of the n additions of a product rounds by at most u times the partial sum, u / sqrt(3) in the mean
     square; if the terms have no preferred sign the roundings add up to u sqrt(n / 6) times the size of the
@@ -160,11 +162,15 @@ def bound(longest: int, reference: np.ndarray) -> float:
     alike, sigmoid and tanh do not enlarge an error, and the step adds two such errors for the gates and a
     third through the cell's own norm: with four standard deviations for the largest of the elements,
     4 u sqrt(n) sqrt(3 / 6), and the remaining factor sqrt(2) for gains above one and what is done element by
-    element. Sums shorter than 64 count as 64: there those roundings outweigh the sums'. At 64 this is 1.9e-6.
-    Values above 1 (cells, logits) round in proportion to their size.
+    element. Sums shorter than 64 count as 64: there those roundings outweigh the sums'. For float32 and
+    n = 64 this is 1.9e-6. Values above 1 (cells, logits) round in proportion to their size.
+
+    Where a norm meets numbers that hardly differ (the cell of a layer of two units, say) it enlarges the
+    errors that reach it, however they came about. The float64 graph shows by how much: `spread` is how far
+    its results move when the step's inputs are off by u sqrt(n / 6).
     """
-    size = float(np.max(np.abs(reference), initial=1.0))
-    return 4 * UNIT * math.sqrt(max(longest, 64)) * size
+    size = float(np.max(np.abs(exact), initial=1.0))
+    return max(4 * unit * math.sqrt(max(longest, 64)) * size, 4 * spread)
 
 
 def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int = 0) -> ParityReport:
@@ -174,7 +180,7 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     ----------
     model : cnorm.Model
     onnx_model : onnx.ModelProto, str or path-like
-        A step model with the interface of `export`.
+        With the interface of `export`, form "step" or "sequence".
     inputs : ndarray [T, input_size], float32, or a list of them, optional
         Recordings, each run from the initial state, all their steps judged. Without them, standard normal
         numbers.
@@ -204,78 +210,48 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     _check_interface(model, onnx_model, names)
 
     judge = _Judge(onnx_model, names)
-    engines = {"cnorm": _Cnorm(model, names)}
-    engines |= {f"onnxruntime {level}": _Ort(onnx_model, names, level) for level in LEVELS}
+    engines = {"cnorm": model.stream()}
+    engines |= {f"onnxruntime {level}": OrtStream(onnx_model, optimisation=level) for level in LEVELS}
+    dtype = engines["onnxruntime off"].dtype
     pairs = [(name, "float64") for name in engines] + [("cnorm", f"onnxruntime {level}") for level in LEVELS]
-    tensors = ["y", *(f"{name}_out" for name in names)]
-    longest = _longest_sum(model)
-    initial = {row["name"]: np.full(row["units"], row["initial"], np.float32) for row in table}
+    measure = _Measure(pairs, _longest_sum(model), float(np.finfo(dtype).eps) / 2)
+    rng = np.random.default_rng(seed)
 
-    worst: dict[tuple[str, str, str], Row] = {}
-    drift: dict[tuple[str, str, str], float] = {}
-    first = None
     for number, recording in enumerate(recordings):
-        trajectory = {name: array.astype(np.float64) for name, array in initial.items()}
-        free = {name: (engine, dict(initial)) for name, engine in engines.items()}
-        for step, x in enumerate(recording):
-            start = {name: array.astype(np.float32) for name, array in trajectory.items()}
+        start = {row["name"]: np.full(row["units"], row["initial"], dtype) for row in table}
+        trajectory, free = start, dict.fromkeys(engines, start)
+        for step, frame in enumerate(recording):
+            x = frame.astype(dtype)
+            start = {name: array.astype(dtype) for name, array in trajectory.items()}
             results = {"float64": judge.step(x, start)}
-            results |= {name: engine.step(x, start) for name, engine in engines.items()}
-            for row in _compare(results, pairs, tensors, longest, number, step):
-                key = row.engine, row.against, row.tensor
-                worst[key] = _worse(worst.get(key), row)
-                if first is None and not row.ok:
-                    first = row
+            results |= {name: _step(engine, x, start) for name, engine in engines.items()}
+            spread = judge.spread(x, start, results["float64"], measure.noise, rng)
+            measure.judge(results, spread, number, step)
 
             runs = {"float64": judge.step(x, trajectory)}
-            trajectory = _next(runs["float64"], names)
-            for name, (engine, state) in free.items():
-                runs[name] = engine.step(x, state)
-                free[name] = engine, _next(runs[name], names)
-            for engine, against in pairs:
-                for tensor in tensors:
-                    apart = _largest(np.abs(runs[engine][tensor] - runs[against][tensor]))
-                    key = engine, against, tensor
-                    drift[key] = max(drift.get(key, 0.0), apart)
+            runs |= {name: _step(engine, x, free[name]) for name, engine in engines.items()}
+            measure.drift(runs)
+            trajectory = {name: runs["float64"][f"{name}_out"] for name in names}
+            free = {engine: {n: runs[engine][f"{n}_out"] for n in names} for engine in engines}
+            states = [array for state in (trajectory, *free.values()) for array in state.values()]
+            if not all(np.isfinite(array).all() for array in states):
+                break  # reported by now as infinitely far; no engine need start from it
     return ParityReport(
-        rows=tuple(worst.values()),
-        drift=tuple(Drift(*key, apart) for key, apart in drift.items()),
-        first=first,
+        rows=tuple(measure.rows.values()),
+        drift=tuple(Drift(*key, apart) for key, apart in measure.drifts.items()),
+        first=measure.first,
         steps=sum(map(len, recordings)),
         inputs="random" if inputs is None else "recorded",
         onnxruntime=onnxruntime.__version__,
     )
 
 
-class _Cnorm:
-    """The model itself; x [input_size], states [units] -> {"y": ..., "h0_out": ...}, as the other engines."""
-
-    def __init__(self, model, names):
-        self.stream, self.names = model.stream(), names
-
-    def step(self, x, states):
-        if self.names:
-            self.stream.set_state(states)
-        y = self.stream.step(x)
-        return {"y": y} | {f"{name}_out": array for name, array in self.stream.state().items()}
-
-
-class _Ort:
-    """onnxruntime at one level of optimisation."""
-
-    def __init__(self, onnx_model, names, level):
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = LEVELS[level]
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(
-            onnx_model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
-        self.names, self.outputs = names, [value.name for value in self.session.get_outputs()]
-
-    def step(self, x, states):
-        feeds = {"x": x[None]} | {f"{name}_in": states[name][None] for name in self.names}
-        return {n: a[0] for n, a in zip(self.outputs, self.session.run(None, feeds), strict=True)}
+def _step(stream, x, state) -> dict[str, np.ndarray]:
+    """One step of a cnorm or onnxruntime stream from a given state: {"y": ..., "h0_out": ...}."""
+    dtype = getattr(stream, "dtype", np.float32)
+    stream.set_state({name: array.astype(dtype) for name, array in state.items()})
+    y = stream.step(x.astype(dtype))
+    return {"y": y} | {f"{name}_out": array for name, array in stream.state().items()}
 
 
 class _Judge:
@@ -283,42 +259,69 @@ class _Judge:
 
     def __init__(self, onnx_model, names):
         self.graph, self.names = Float64(onnx_model), names
+        self.leading = (1,) * (len(onnx_model.graph.input[0].type.tensor_type.shape.dim) - 1)
 
     def step(self, x, states):
-        feeds = {"x": x[None]} | {f"{name}_in": states[name][None] for name in self.names}
-        return {name: array[0] for name, array in self.graph.run(feeds).items()}
+        feeds = {"x": x.reshape(*self.leading, -1)}
+        feeds |= {f"{name}_in": states[name][None] for name in self.names}
+        return {name: array.reshape(array.shape[-1]) for name, array in self.graph.run(feeds).items()}
+
+    def spread(self, x, states, exact, noise, rng, samples=3) -> dict[str, float]:
+        """How far the step moves if its inputs are off by `noise`, relatively."""
+        spread = dict.fromkeys(exact, 0.0)
+        for _ in range(samples):
+            near = {n: a * (1 + noise * rng.standard_normal(a.shape)) for n, a in {"x": x, **states}.items()}
+            moved = self.step(near.pop("x"), near)
+            spread = {n: max(spread[n], _largest(np.abs(moved[n] - exact[n]))) for n in exact}
+        return spread
 
 
-def _next(result, names):
-    return {name: result[f"{name}_out"] for name in names}
+class _Measure:
+    """Collects the differences of all steps."""
+
+    def __init__(self, pairs, longest, unit):
+        self.pairs, self.longest, self.unit = pairs, longest, unit
+        self.noise = unit * math.sqrt(max(longest, 64) / 6)
+        self.rows: dict[tuple[str, str, str], Row] = {}
+        self.drifts: dict[tuple[str, str, str], float] = {}
+        self.first: Row | None = None
+
+    def judge(self, results, spread, recording, step) -> None:
+        """One step. Two engines may each be off by the bound, so twice as far from each other."""
+        for engine, against in self.pairs:
+            for tensor, exact in results["float64"].items():
+                allowed = bound(self.longest, exact, self.unit, spread[tensor])
+                allowed *= 1 if against == "float64" else 2
+                apart = _apart(results[engine][tensor], results[against][tensor])
+                ulp = np.spacing(np.abs(exact).astype(results[engine][tensor].dtype)).astype(np.float64)
+                largest, used = _largest(apart), _largest(apart) / allowed
+                where = recording, step
+                row = Row(
+                    engine, against, tensor, largest, _largest(apart / ulp), used, allowed, *where, used <= 1
+                )
+                key = engine, against, tensor
+                self.rows[key] = _worse(self.rows.get(key, row), row)
+                if self.first is None and not row.ok:
+                    self.first = row
+
+    def drift(self, runs) -> None:
+        for engine, against in self.pairs:
+            for tensor, array in runs[engine].items():
+                key = engine, against, tensor
+                apart = _largest(_apart(array, runs[against][tensor]))
+                self.drifts[key] = max(self.drifts.get(key, 0.0), apart)
 
 
-def _compare(results, pairs, tensors, longest, recording, step) -> Iterator[Row]:
-    """Rows of one step. Two float32 engines may each be off by the bound, so twice as far from each other."""
-    for engine, against in pairs:
-        for tensor in tensors:
-            exact = results["float64"][tensor]
-            allowed = bound(longest, exact) * (1 if against == "float64" else 2)
-            with np.errstate(invalid="ignore"):
-                apart = np.abs(results[engine][tensor].astype(np.float64) - results[against][tensor])
-            ulp = np.spacing(np.abs(exact).astype(np.float32)).astype(np.float64)
-            furthest = _largest(apart)
-            ok = furthest <= allowed
-            yield Row(engine, against, tensor, furthest, _largest(apart / ulp), allowed, recording, step, ok)
-
-
-def _worse(old: Row | None, new: Row) -> Row:
+def _worse(old: Row, new: Row) -> Row:
     """The step that used most of its bound, with the largest differences of all steps."""
-    if old is None:
-        return new
-    head = new if new.max_abs / new.bound > old.max_abs / old.bound else old
-    return Row(
-        *(head.engine, head.against, head.tensor),
-        max(old.max_abs, new.max_abs),
-        max(old.max_ulp, new.max_ulp),
-        *(head.bound, head.recording, head.step),
-        old.ok and new.ok,
-    )
+    head = new if new.used > old.used else old
+    max_abs, max_ulp = max(old.max_abs, new.max_abs), max(old.max_ulp, new.max_ulp)
+    return replace(head, max_abs=max_abs, max_ulp=max_ulp)
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return np.abs(a.astype(np.float64) - b.astype(np.float64))
 
 
 def _largest(differences: np.ndarray) -> float:

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from models import random_linear, random_lstm
 
 import cnorm
 import onnx_export
@@ -17,22 +18,6 @@ from onnx_export.exporter import newest_opset
 from onnx_export.float64 import Float64
 
 OPSETS = [13, 16, 17, 18, 21, newest_opset()]
-
-
-def random_lstm(rng, inputs, hidden, eps=1e-5):
-    scale = {"weight_x": 1 / np.sqrt(inputs), "weight_h": 1 / np.sqrt(hidden)}
-    shapes = {"weight_x": (4 * hidden, inputs), "weight_h": (4 * hidden, hidden)}
-    shapes |= dict.fromkeys(("bias", "gain_x", "bias_x", "gain_h", "bias_h"), (4 * hidden,))
-    shapes |= dict.fromkeys(("gain_c", "bias_c"), (hidden,))
-    weights = {n: scale.get(n, 0.3) * rng.standard_normal(s) for n, s in shapes.items()}
-    for name in ("gain_x", "gain_h", "gain_c"):
-        weights[name] += 1
-    return cnorm.LSTM({n: w.astype(np.float32) for n, w in weights.items()}, preset="ba2016", eps=eps)
-
-
-def random_linear(rng, inputs, outputs, bias=True):
-    weight = (rng.standard_normal((outputs, inputs)) / np.sqrt(inputs)).astype(np.float32)
-    return cnorm.Linear(weight, rng.standard_normal(outputs).astype(np.float32) if bias else None)
 
 
 @pytest.fixture
@@ -95,7 +80,7 @@ def test_default_is_opset_17_and_ir_8():
 
 
 def test_metadata_says_how_to_carry_the_states(stack):
-    (entry,) = onnx_export.export(stack).metadata_props
+    (entry,) = onnx_export.export(stack, batch="batch").metadata_props
     assert entry.key == "cnorm.model"
     described = json.loads(entry.value)
     assert [layer["type"] for layer in described["layers"]] == ["LSTM", "Linear", "LSTM", "Linear"]
@@ -233,3 +218,131 @@ def test_unknown_names_are_attribute_errors():
     with pytest.raises(AttributeError, match="no attribute 'exprot'"):
         _ = onnx_export.exprot
     assert {"export", "check_parity", "validate"} <= set(dir(onnx_export))
+
+
+def run(exported, feeds):
+    session = onnxruntime.InferenceSession(exported.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+@pytest.mark.parametrize("functions", [False, True])
+def test_a_sequence_is_its_steps_and_its_chunks(rng, stack, opset, functions):
+    """Any length; the states out of one chunk go into the next."""
+    sequence = onnx_export.export(stack, form="sequence", opset=opset, functions=functions, batch="batch")
+    step = onnx_export.export(stack, opset=opset, batch="batch")
+    assert [n.op_type for n in sequence.graph.node] == ["Scan"]
+    states = {row: np.zeros((2, n), np.float32) for row, n in (("h0", 7), ("c0", 7), ("h1", 6), ("c1", 6))}
+    x = rng.standard_normal((9, 2, 5)).astype(np.float32)
+
+    stepped, now = [], states
+    for frame in x:
+        result = run(step, {"x": frame} | {f"{name}_in": a for name, a in now.items()})
+        now = {name: result[f"{name}_out"] for name in states}
+        stepped.append(result["y"])
+
+    chunked, after = [], states
+    for chunk in (x[:5], x[5:6], x[6:]):
+        result = run(sequence, {"x": chunk} | {f"{name}_in": a for name, a in after.items()})
+        after = {name: result[f"{name}_out"] for name in states}
+        chunked.append(result["y"])
+    np.testing.assert_array_equal(np.concatenate(chunked), np.stack(stepped))
+    for name, array in now.items():
+        np.testing.assert_array_equal(after[name], array)
+
+
+def test_functions_are_the_cells_and_shared_where_equal(rng):
+    layers = [random_lstm(rng, 3, 3), random_lstm(rng, 3, 3), random_lstm(rng, 3, 5, eps=1e-3)]
+    model = cnorm.Model([*layers, random_linear(rng, 5, 2)])
+    exported = onnx_export.export(model, functions=True)
+    assert [(n.domain, n.op_type) for n in exported.graph.node] == [
+        ("cnorm", "LSTM_ba2016"),
+        ("cnorm", "LSTM_ba2016"),
+        ("cnorm", "LSTM_ba2016_2"),
+        ("", "Gemm"),
+    ]
+    assert sorted(f.name for f in exported.functions) == ["LSTM_ba2016", "LSTM_ba2016_2"]
+    assert {(o.domain, o.version) for o in exported.opset_import} == {("", 17), ("cnorm", 1)}
+    inlined = onnx_export.export(model)
+    feeds = {
+        value.name: rng.standard_normal([d.dim_value for d in value.type.tensor_type.shape.dim])
+        for value in exported.graph.input
+    }
+    assert not inlined.functions
+    one, other = Float64(exported).run(feeds), Float64(inlined).run(feeds)
+    for name, array in one.items():
+        np.testing.assert_array_equal(array, other[name])
+
+
+@pytest.mark.parametrize("opset", OPSETS)
+def test_float16_norms_are_computed_in_float32(rng, opset):
+    """Pre-activations of 1000: their squares overflow float16, and the norm must not."""
+    lstm = random_lstm(rng, 4, 8)
+    weights = dict(lstm.weights) | {"weight_x": 300 * lstm.weights["weight_x"]}
+    model = cnorm.Model([cnorm.LSTM(weights, preset="ba2016")])
+    exported = onnx_export.export(model, opset=opset, dtype="float16")
+    assert {value.type.tensor_type.elem_type for value in exported.graph.input} == {onnx.TensorProto.FLOAT16}
+    assert {tensor.data_type for tensor in exported.graph.initializer} == {onnx.TensorProto.FLOAT16}
+    from onnx.reference import ReferenceEvaluator  # really computes in float16; onnxruntime's CPU does not
+
+    x = rng.standard_normal((1, 4)).astype(np.float16)
+    zero = np.zeros((1, 8), np.float16)
+    if opset < 17:  # the evaluator's own LayerNormalization ignores stash_type
+        y = ReferenceEvaluator(exported).run(["y"], {"x": x, "h0_in": zero, "c0_in": zero})[0]
+        exact = Float64(exported).run({"x": x, "h0_in": zero, "c0_in": zero})["y"]
+        np.testing.assert_allclose(y, exact, rtol=0, atol=2e-2)
+    report = onnx_export.check_parity(model, exported, steps=8)
+    assert report.ok, str(report)
+
+
+@pytest.fixture
+def small_limit(monkeypatch):
+    """Every model's weights go to a second file."""
+    monkeypatch.setattr("onnx_export.files.EXTERNAL_ABOVE", 100)
+
+
+def test_large_weights_go_to_a_second_file(tmp_path, small_limit):
+    model = cnorm.demo_model()
+    path = tmp_path / "demo.onnx"
+    exported = onnx_export.export(model, path)
+    data, _ = sorted(tmp_path.iterdir(), key=lambda p: p != path and -1)
+    assert data.name.startswith("demo.onnx.")
+    assert data.name.endswith(".data")
+    assert path.stat().st_size < 20_000
+    assert all(len(t.raw_data) for t in exported.graph.initializer)  # what is returned is whole
+    assert onnx.load(path).graph.node == exported.graph.node
+    for tensor in onnx.load(path, load_external_data=False).graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        assert entries["location"] == data.name
+        assert int(entries["offset"]) % 4096 == 0
+    assert onnx_export.check_parity(model, path, steps=3).ok
+    assert onnx_export.OrtStream(path).step(np.zeros(12, np.float32)).shape == (9,)
+    np.testing.assert_array_equal(
+        onnx_export.load(path).layers[0].weights["weight_h"], model.layers[0].weights["weight_h"]
+    )
+
+
+def test_an_interrupted_pair_leaves_the_old_pair_whole(tmp_path, small_limit, monkeypatch, rng):
+    path = tmp_path / "demo.onnx"
+    onnx_export.export(cnorm.demo_model(), path)
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    real, calls = os.replace, []
+
+    def stop_at_the_model(source, target):
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", stop_at_the_model)
+    with pytest.raises(OSError, match="No space"):
+        onnx_export.export(cnorm.Model([random_linear(rng, 12, 9)]), path)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert onnx_export.check_parity(cnorm.demo_model(), path, steps=2).ok
+
+
+def test_weights_that_need_a_second_file_need_a_path(monkeypatch):
+    monkeypatch.setattr("onnx_export.files.EXTERNAL_ABOVE", 100)
+    with pytest.raises(ValueError, match="path must be given"):
+        onnx_export.export(cnorm.demo_model())

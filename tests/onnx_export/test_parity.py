@@ -27,6 +27,34 @@ def demo():
     return model, onnx_export.export(model)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("functions", [False, True])
+@pytest.mark.parametrize("form", ["step", "sequence"])
+def test_every_form_of_the_demo_model(demo, form, functions, dtype):
+    exported = onnx_export.export(demo[0], form=form, functions=functions, dtype=dtype, batch="batch")
+    report = onnx_export.check_parity(demo[0], exported, steps=8)
+    assert report.ok, str(report)
+
+
+def test_float16_is_judged_by_float16(demo):
+    """The bound grows with the unit roundoff, 8192 times, and no more: a broken file is still seen."""
+    half = onnx_export.export(demo[0], dtype="float16")
+    single = onnx_export.check_parity(*demo, steps=4)
+    report = onnx_export.check_parity(demo[0], half, steps=4)
+    for row, other in zip(report.rows, single.rows, strict=True):
+        assert row.bound < 8192 * 4 * other.bound
+    assert not onnx_export.check_parity(demo[0], broken(half, swap_gates), steps=4).ok
+
+
+def test_cells_of_two_units_have_an_ill_conditioned_norm(rng):
+    """Two cells that nearly meet: their norm enlarges any error, and the bound has to know."""
+    from models import random_linear, random_lstm
+
+    model = cnorm.Model([random_lstm(rng, 2, 2), random_linear(rng, 2, 3)])
+    report = onnx_export.check_parity(model, onnx_export.export(model), steps=300)
+    assert report.ok, str(report)
+
+
 def with_eps(model, eps):
     lstm, linear = model.layers
     return cnorm.Model([cnorm.LSTM(lstm.weights, preset="ba2016", eps=eps), linear])
@@ -197,9 +225,18 @@ def test_the_report_as_json_text_and_table(demo):
     assert data["steps"] == 4
     assert data["first"] is None
     assert len(data["rows"]) == len(report.rows) == 21
-    assert {"engine", "against", "tensor", "max_abs", "max_ulp", "bound", "recording", "step", "ok"} == set(
-        data["rows"][0]
-    )
+    assert {
+        "engine",
+        "against",
+        "tensor",
+        "max_abs",
+        "max_ulp",
+        "used",
+        "bound",
+        "recording",
+        "step",
+        "ok",
+    } == set(data["rows"][0])
     assert str(report).splitlines()[-1] == report.verdict
 
     from rich.console import Console
