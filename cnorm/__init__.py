@@ -1,12 +1,12 @@
 """Layer normalisation on CPUs: right, the same everywhere, fast, small."""
 
 try:
-    from cnorm import _core
+    from cnorm import _core  # noqa: F401  (the part that is missing from a source folder)
 except ImportError as error:
     if "CNORM_ISA" in str(error):
         raise
     raise ImportError(
-        f"the extension module cnorm._core is not here ({error}). In a source folder run `make build` and use "
+        f"the extension module cnorm._core is not here ({error}). In a source folder run `make test` and use "
         ".venv/bin/python from another folder, or install with `pip install .`"
     ) from error
 
@@ -41,5 +41,3 @@ __all__ = [
     "load",
     "use_isa",
 ]
-
-del _core

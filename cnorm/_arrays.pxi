@@ -26,22 +26,26 @@ cdef cnorm_dtype dtype_of(cnp.ndarray a, str name) except *:
     raise TypeError(f"{name} must have dtype float32 or float64 in native byte order, got {a.dtype}")
 
 
-cdef int first_normalised(object axis, int ndim, tuple_of_shape) except -1:
+cdef int first_normalised(object axis, int ndim, shape) except -1:
     """axis as an index from the front."""
-    cdef Py_ssize_t i
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+    try:
+        i = None if isinstance(axis, bool) else operator.index(axis)
+    except TypeError:
+        i = None
+    if i is None:
         raise TypeError(f"axis must be an integer, the first normalised dimension, got {axis!r}")
-    i = operator.index(axis)
     if ndim == 0:
         raise ValueError("x must have at least one dimension, got a 0-dimensional array")
     if not -ndim <= i < ndim:
-        raise ValueError(f"axis must be in [{-ndim}, {ndim}) for x of shape {tuple_of_shape}, got {axis}")
-    return <int>(i + ndim if i < 0 else i)
+        raise ValueError(f"axis must be in [{-ndim}, {ndim}) for x of shape {shape}, got {axis}")
+    return i + ndim if i < 0 else i
 
 
 cdef double checked_eps(object eps) except -1.0:
     cdef double value
-    if isinstance(eps, (str, bytes, bool)) or not hasattr(eps, "__float__"):
+    if type(eps) is not float and not isinstance(eps, (numbers.Real, np.ndarray)) or isinstance(eps, bool):
+        raise TypeError(f"eps must be a real number, got {eps!r}")
+    if isinstance(eps, np.ndarray) and (eps.ndim or eps.dtype.kind not in "fiu"):
         raise TypeError(f"eps must be a real number, got {eps!r}")
     value = float(eps)
     if not value >= 0 or isinf(value):
@@ -144,16 +148,19 @@ cdef bint apart(cnp.ndarray a, cnp.ndarray b):
 
 cdef int check_out(cnp.ndarray out, str name, cnp.ndarray like) except -1:
     """out must be a writable array of the shape and dtype of `like`, each element in a place of its own."""
-    cdef int i
     if cnp.PyArray_TYPE(out) != cnp.PyArray_TYPE(like) or not cnp.PyArray_ISNOTSWAPPED(out):
         raise TypeError(f"{name} must have dtype {like.dtype}, got {out.dtype}")
     if not cnp.PyArray_SAMESHAPE(out, like):
         raise ValueError(f"{name} must have shape {(<object>like).shape}, got {(<object>out).shape}")
     if not cnp.PyArray_ISWRITEABLE(out):
         raise ValueError(f"{name} must be writable, got a read-only array")
-    for i in range(cnp.PyArray_NDIM(out)):
-        if cnp.PyArray_STRIDES(out)[i] == 0 and cnp.PyArray_DIMS(out)[i] > 1:
-            raise ValueError(f"{name} must have a place for each element, got a broadcast view")
+    if not cnp.PyArray_IS_C_CONTIGUOUS(out):
+        room = out.itemsize # bytes that the dimensions seen so far span, smallest stride first
+        for stride, length in sorted((abs(s), n) for s, n in zip((<object>out).strides, (<object>out).shape) if n > 1):
+            if stride < room:
+                raise ValueError(f"{name} must have a place for each element, got a view with strides "
+                                 f"{(<object>out).strides} for shape {(<object>out).shape}")
+            room += stride * (length - 1)
     return 0
 
 

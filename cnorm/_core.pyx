@@ -18,6 +18,7 @@ from cnorm._capi cimport (
     cnorm_state_floats, cnorm_status, cnorm_strerror, cnorm_tanh_f32,
 )
 
+import numbers
 import operator
 import os
 
@@ -37,6 +38,12 @@ cdef extern from *:
     """
     bint take(int *flag) nogil
     void give_back(int *flag) nogil
+
+cdef extern from "float_mode.h" nogil:
+    ctypedef struct float_mode:
+        pass
+    float_mode float_mode_enter()
+    void float_mode_leave(float_mode mode)
 
 
 cdef int check(cnorm_status status) except -1:

@@ -58,7 +58,9 @@ class Model:
             raise ValueError("layers must have at least one layer, got none")
         for i, layer in enumerate(layers):
             if not isinstance(layer, _Layer):
-                raise TypeError(f"layers[{i}] must be a layer such as cnorm.LSTM or cnorm.Linear, got {type(layer).__name__}")
+                raise TypeError(
+                    f"layers[{i}] must be a layer such as cnorm.LSTM or cnorm.Linear, got {type(layer).__name__}"
+                )
             if i and layer.input_size != layers[i - 1].output_size:
                 raise ValueError(
                     f"layers[{i}] must take the {layers[i - 1].output_size} outputs of layers[{i - 1}], "
@@ -215,7 +217,9 @@ def _layer(entry, weights):
         return LSTM(weights, preset=entry["preset"], eps=entry["eps"])
     if kind == "Linear" and entry.keys() == {"type"}:
         if "weight" not in weights or not weights.keys() <= {"weight", "bias"}:
-            raise ValueError(f"Linear must have the tensors weight and bias, got {', '.join(sorted(weights)) or 'none'}")
+            raise ValueError(
+                f"Linear must have the tensors weight and bias, got {', '.join(sorted(weights)) or 'none'}"
+            )
         return Linear(**weights)
     raise ValueError(f"unknown layer in the configuration: {str(entry)[:200]}")
 

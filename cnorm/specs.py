@@ -45,9 +45,7 @@ class CellSpec:
 PRESETS = MappingProxyType(
     {
         (spec.kind, spec.name): spec
-        for spec in (
-            CellSpec("LSTM", "ba2016", "arXiv:1607.06450, Eq. 20-22", "split", "output", "fiog", 1e-5),
-        )
+        for spec in (CellSpec("LSTM", "ba2016", "arXiv:1607.06450, Eq. 20-22", "split", "output", "fiog", 1e-5),)
     }
 )
 """Presets by (kind, name), such as ``PRESETS["LSTM", "ba2016"]``."""

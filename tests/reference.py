@@ -11,9 +11,7 @@ import math
 import numpy as np
 
 if np.finfo(np.longdouble).nmant < 63:
-    raise RuntimeError(
-        "the oracle judges float64 with np.longdouble, which is no wider than float64 on this platform"
-    )
+    raise RuntimeError("the oracle judges float64 with np.longdouble, which is no wider than float64 on this platform")
 
 
 def wide(array):

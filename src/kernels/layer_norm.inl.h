@@ -22,8 +22,8 @@
 
 enum { FN(PIECE) = 256 }; /* elements that a rare float64 path widens at a time: little stack */
 
-/* What (3) finds; everything in units of 1/scale */
-typedef struct { double scale, origin, delta, rstd; } FN(exact);
+/* What (3) finds: x scale = origin + delta + xhat / rstd; inv_std_dev is what rstd is in units of x */
+typedef struct { double scale, origin, delta, rstd, inv_std_dev; } FN(exact);
 
 /* S = sum d and Q = sum d^2 over x [n], d = x - K */
 INLINE void FN(sums)(const T *x, ptrdiff_t n, T K, double *S, double *Q)
@@ -108,8 +108,12 @@ static FN(exact) FN(exact_stats)(const T *x, ptrdiff_t n, double eps)
         var = (squares - sum * correction) / (double)n;
         e.delta += correction;
     }
-    const double spread = (var > 0 ? var : var * 0) + eps * e.scale * e.scale; /* var * 0 keeps a NaN */
-    e.rstd = spread == 0 ? 0 : 1.0 / sqrt(spread);
+    if (var <= 0) { /* a constant row; eps in units of 1/scale^2 could have drowned */
+        e.inv_std_dev = eps > 0 ? 1.0 / sqrt(eps) : 0;
+    } else {
+        e.rstd = 1.0 / sqrt(var + eps * e.scale * e.scale);
+        e.inv_std_dev = e.rstd * e.scale;
+    }
     return e;
 }
 
@@ -131,7 +135,7 @@ static __attribute__((noinline)) void FN(exact_row)(const T *x, ptrdiff_t n, con
     }
     stats[0] = (T)((e.origin + e.delta) / e.scale);
     stats[1] = (T)(((e.origin - (double)stats[0] * e.scale) + e.delta) / e.scale);
-    stats[2] = (T)(e.rstd * e.scale);
+    stats[2] = (T)e.inv_std_dev;
 }
 
 /* (4) for y [n]; gain and bias may be NULL */
@@ -248,8 +252,11 @@ static __attribute__((noinline)) void FN(exact_backward_row)(ptrdiff_t n, const 
 {
     FN(exact) e = FN(exact_stats)(x, n, 0);
     /* a rstd in range carries the eps of the forward call; one out of range says that eps was negligible */
-    if (st[2] == 0) e.rstd = 0;
-    else if (st[2] >= RSTD_TINY && st[2] <= RSTD_HUGE) e.rstd = (double)st[2] / e.scale;
+    if (st[2] == 0) e.rstd = e.inv_std_dev = 0;
+    else if (st[2] >= RSTD_TINY && st[2] <= RSTD_HUGE) {
+        e.inv_std_dev = (double)st[2];
+        e.rstd = e.inv_std_dev / e.scale;
+    }
     double sum_g = 0, sum_gx = 0;
     for (ptrdiff_t j = 0; j < n; ++j) {
         const double xhat = FN(exact_xhat)(&e, x[j]), g = (double)dy[j] * (gain ? (double)gain[j] : 1.0);
@@ -261,7 +268,7 @@ static __attribute__((noinline)) void FN(exact_backward_row)(ptrdiff_t n, const 
     const double G = sum_g / (double)n, H = sum_gx / (double)n;
     for (ptrdiff_t j = 0; j < n; ++j) {
         const double xhat = FN(exact_xhat)(&e, x[j]), g = (double)dy[j] * (gain ? (double)gain[j] : 1.0);
-        dx[j] = (T)(e.rstd * ((g - G) - xhat * H) * e.scale);
+        dx[j] = (T)(e.inv_std_dev * ((g - G) - xhat * H));
     }
 }
 
