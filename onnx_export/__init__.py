@@ -2,10 +2,11 @@
 
 from importlib import import_module
 
-__all__ = ["OrtStream", "check_parity", "export", "load", "validate"]
+__all__ = ["OrtStream", "check_parity", "export", "export_norm", "load", "validate"]
 
 _HOME = {
     "export": "exporter",
+    "export_norm": "norm_export",
     "load": "loader",
     "check_parity": "parity",
     "OrtStream": "ort_stream",

@@ -16,7 +16,7 @@ from onnx_export.builders import builder
 from onnx_export.files import write
 from onnx_export.graph import GraphBuilder
 
-__all__ = ["DOMAIN", "FIRST_OPSET", "export", "newest_opset", "state_table"]
+__all__ = ["DOMAIN", "FIRST_OPSET", "checked_opset", "export", "finished", "newest_opset", "state_table"]
 
 FIRST_OPSET = 13
 FIRST_IR = 8  # of opset 17; every onnxruntime that runs LayerNormalization reads it
@@ -85,7 +85,7 @@ def export(
     for name, value, known in (("form", form, FORMS), ("dtype", dtype, DTYPES)):
         if not isinstance(value, str) or value not in known:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
-    exported = _Export(model, form, _checked_opset(opset), _checked_batch(batch), functions, dtype).model()
+    exported = _Export(model, form, checked_opset(opset), _checked_batch(batch), functions, dtype).model()
     write(exported, path)
     return exported
 
@@ -103,17 +103,7 @@ class _Export:
         graph = self._step("", "cnorm") if self.form == "step" else self._sequence()
         for name, array in _tensors(self.layers).items():
             graph.initializer.append(numpy_helper.from_array(array.astype(self.dtype), name))
-        called = list((self.functions or {}).values())
-        opsets = [helper.make_opsetid("", self.opset)]
-        opsets += [helper.make_opsetid(DOMAIN, 1)] if called else []
-        model = helper.make_model(
-            graph,
-            opset_imports=opsets,
-            functions=called,
-            ir_version=max(FIRST_IR, helper.find_min_ir_version_for(opsets[:1])),
-            producer_name="cnorm",
-            producer_version=cnorm.__version__,
-        )
+        model = finished(graph, self.opset, list((self.functions or {}).values()))
         described = json.loads(_configuration(self.layers))
         described |= {"form": self.form, "dtype": self.dtype, "states": self.states}
         helper.set_model_props(model, {METADATA_KEY: json.dumps(described)})
@@ -191,14 +181,26 @@ class _Export:
         return (after[known[0]] if known else results[-1]), after
 
     def _function(self, name: str, inputs, outputs, nodes) -> str:
-        made = helper.make_function(
-            DOMAIN, name, inputs, outputs, nodes, [helper.make_opsetid("", self.opset)]
-        )
+        made = helper.make_function(DOMAIN, name, inputs, outputs, nodes, [helper.make_opsetid("", self.opset)])
         number = 2
         while made.name in self.functions and self.functions[made.name] != made:
             made.name, number = f"{name}_{number}", number + 1
         self.functions[made.name] = made
         return made.name
+
+
+def finished(graph: onnx.GraphProto, opset: int, functions=()) -> onnx.ModelProto:
+    """The model of a graph, with all versions set: the onnx package's own defaults are newer than runtimes read."""
+    opsets = [helper.make_opsetid("", opset)]
+    opsets += [helper.make_opsetid(DOMAIN, 1)] if functions else []
+    return helper.make_model(
+        graph,
+        opset_imports=opsets,
+        functions=functions,
+        ir_version=max(FIRST_IR, helper.find_min_ir_version_for(opsets[:1])),
+        producer_name="cnorm",
+        producer_version=cnorm.__version__,
+    )
 
 
 def state_table(model, batch: int | str = 1, dtype: str = "float32") -> list[dict]:
@@ -224,7 +226,7 @@ def state_table(model, batch: int | str = 1, dtype: str = "float32") -> list[dic
     return table
 
 
-def _checked_opset(opset) -> int:
+def checked_opset(opset) -> int:
     if isinstance(opset, bool) or not hasattr(opset, "__index__"):
         raise TypeError(f"opset must be an integer, got {opset!r}")
     opset = operator.index(opset)
@@ -252,17 +254,13 @@ def _checked_batch(batch):
 def newest_opset() -> int:
     """The newest opset that the onnx package can write and the installed onnxruntime loads."""
     for opset in range(onnx.defs.onnx_opset_version(), FIRST_OPSET, -1):
-        opsets = [helper.make_opsetid("", opset)]
         values = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])] for name in ("x", "y")]
-        graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", *values)
-        ir = max(FIRST_IR, helper.find_min_ir_version_for(opsets))
-        probe = helper.make_model(graph, opset_imports=opsets, ir_version=ir)
+        identity = helper.make_node("Identity", ["x"], ["y"])
+        probe = finished(helper.make_graph([identity], "probe", *values), opset)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 4  # a refusal is what we are asking for, not an error to print
         try:
-            onnxruntime.InferenceSession(
-                probe.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
+            onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
         except Exception:  # onnxruntime's exceptions have no common base but this
             continue
         return opset

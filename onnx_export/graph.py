@@ -41,9 +41,7 @@ class GraphBuilder:
         """Append a node and return the name of its output, or a tuple of names if `name` is one."""
         several = isinstance(name, tuple)
         outputs = [self._unique(n) for n in (name if several else (name,))]
-        self.nodes.append(
-            helper.make_node(operator, inputs, outputs, name=outputs[0], domain=domain, **attributes)
-        )
+        self.nodes.append(helper.make_node(operator, inputs, outputs, name=outputs[0], domain=domain, **attributes))
         return tuple(outputs) if several else outputs[0]
 
     def constant(self, value, name: str, dtype=None) -> str:

@@ -59,9 +59,7 @@ class OrtStream:
 
     def __init__(self, onnx_model, *, optimisation: str = "all", threads: int = 1):
         if optimisation not in LEVELS:
-            raise ValueError(
-                f"optimisation must be one of {', '.join(map(repr, LEVELS))}, got {optimisation!r}"
-            )
+            raise ValueError(f"optimisation must be one of {', '.join(map(repr, LEVELS))}, got {optimisation!r}")
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = LEVELS[optimisation]
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -99,8 +97,7 @@ class OrtStream:
         self._y = np.zeros((*ones, self.output_size), self.dtype)
         self._turn = 0  # which of the two state buffers is current
         self._buffers = [
-            {name: np.zeros((1, inputs[f"{name}_in"].shape[-1]), self.dtype) for name in self._states}
-            for _ in range(2)
+            {name: np.zeros((1, inputs[f"{name}_in"].shape[-1]), self.dtype) for name in self._states} for _ in range(2)
         ]
         self._bindings = [self._binding(before, 1 - before) for before in range(2)]
 
@@ -151,8 +148,7 @@ class OrtStream:
             raise ValueError(f"state must have the names {sorted(self._states)}, got {sorted(state)}")
         current = self._buffers[self._turn]
         checked = {
-            name: self._checked(state[name], f"state[{name!r}]", current[name].shape[1:])
-            for name in self._states
+            name: self._checked(state[name], f"state[{name!r}]", current[name].shape[1:]) for name in self._states
         }
         for name, array in checked.items():
             current[name][...] = array
@@ -177,6 +173,5 @@ def _initial(session, names) -> dict[str, np.ndarray]:
     table = {row["name"]: row["initial"] for row in described.get("states", [])}
     shapes = {value.name: value for value in session.get_inputs()}
     return {
-        name: np.zeros(shapes[f"{name}_in"].shape[-1], _DTYPES[shapes["x"].type]) + table.get(name, 0)
-        for name in names
+        name: np.zeros(shapes[f"{name}_in"].shape[-1], _DTYPES[shapes["x"].type]) + table.get(name, 0) for name in names
     }

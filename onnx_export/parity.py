@@ -137,9 +137,7 @@ class ParityReport:
     def __rich__(self):
         from rich.table import Table
 
-        table = Table(
-            title=self.verdict, caption="used: part of what a step may be off; drift: free runs, not judged"
-        )
+        table = Table(title=self.verdict, caption="used: part of what a step may be off; drift: free runs, not judged")
         for heading in ("engine", "against", "tensor"):
             table.add_column(heading)
         for heading in ("max abs", "ULP", "used", "drift"):
@@ -296,9 +294,7 @@ class _Measure:
                 ulp = np.spacing(np.abs(exact).astype(results[engine][tensor].dtype)).astype(np.float64)
                 largest, used = _largest(apart), _largest(apart) / allowed
                 where = recording, step
-                row = Row(
-                    engine, against, tensor, largest, _largest(apart / ulp), used, allowed, *where, used <= 1
-                )
+                row = Row(engine, against, tensor, largest, _largest(apart / ulp), used, allowed, *where, used <= 1)
                 key = engine, against, tensor
                 self.rows[key] = _worse(self.rows.get(key, row), row)
                 if self.first is None and not row.ok:
@@ -352,9 +348,7 @@ def _recordings(model, inputs, steps, seed) -> list[np.ndarray]:
             got = getattr(recording, "dtype", type(recording).__name__)
             raise TypeError(f"inputs[{i}] must be a float32 array, got {got}")
         if recording.ndim != 2 or recording.shape[1] != model.input_size:
-            raise ValueError(
-                f"inputs[{i}] must have shape (steps, {model.input_size}), got {recording.shape}"
-            )
+            raise ValueError(f"inputs[{i}] must have shape (steps, {model.input_size}), got {recording.shape}")
     if not sum(map(len, inputs)):
         raise ValueError("inputs must have at least one step, got none")
     return [np.ascontiguousarray(recording) for recording in inputs]

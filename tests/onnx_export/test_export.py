@@ -84,9 +84,7 @@ def test_metadata_says_how_to_carry_the_states(stack):
     assert entry.key == "cnorm.model"
     described = json.loads(entry.value)
     assert [layer["type"] for layer in described["layers"]] == ["LSTM", "Linear", "LSTM", "Linear"]
-    assert [layer["eps"] for layer in described["layers"][::2]] == [
-        float(np.float32(e)) for e in (1e-5, 1e-3)
-    ]
+    assert [layer["eps"] for layer in described["layers"][::2]] == [float(np.float32(e)) for e in (1e-5, 1e-3)]
     table = [(row["input"], row["output"], row["shape"], row["initial"]) for row in described["states"]]
     assert table == [
         ("h0_in", "h0_out", ["batch", 7], 0),
