@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools as tools
 import json
 import operator
+import re
 
 import onnx
 import onnxruntime
@@ -12,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import cnorm
 from cnorm.model import METADATA_KEY, _configuration, _tensors
-from onnx_export.builders import builder
+from onnx_export.builders import builder, native
 from onnx_export.files import write
 from onnx_export.graph import GraphBuilder
 
@@ -85,7 +86,8 @@ def export(
     for name, value, known in (("form", form, FORMS), ("dtype", dtype, DTYPES)):
         if not isinstance(value, str) or value not in known:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
-    exported = _Export(model, form, checked_opset(opset), _checked_batch(batch), functions, dtype).model()
+    exporter = _Export(model, form, checked_opset(opset), _checked_batch(batch), functions, native_ops, dtype)
+    exported = exporter.model()
     write(exported, path)
     return exported
 
@@ -93,15 +95,19 @@ def export(
 class _Export:
     """One call of `export`, its options checked."""
 
-    def __init__(self, model, form, opset, batch, functions, dtype):
+    def __init__(self, model, form, opset, batch, functions, native_ops, dtype):
         self.layers, self.sizes = model.layers, (model.input_size, model.output_size)
         self.form, self.opset, self.batch, self.dtype = form, opset, batch, dtype
         self.functions: dict[str, onnx.FunctionProto] | None = {} if functions else None
+        self.native_ops = native_ops
         self.states = state_table(model, batch, dtype)
 
     def model(self) -> onnx.ModelProto:
         graph = self._step("", "cnorm") if self.form == "step" else self._sequence()
+        starts = {row.get("tensor") for row in self.states}  # in the table: no node reads them
         for name, array in _tensors(self.layers).items():
+            if name in starts:
+                continue
             graph.initializer.append(numpy_helper.from_array(array.astype(self.dtype), name))
         model = finished(graph, self.opset, list((self.functions or {}).values()))
         described = json.loads(_configuration(self.layers))
@@ -112,18 +118,27 @@ class _Export:
     def _step(self, prefix: str, name: str) -> onnx.GraphProto:
         """The graph of one step, or with a prefix to its names the body of a Scan."""
         graph = GraphBuilder(self.opset, self.dtype)
-        given = {row["name"]: prefix + row["input"] for row in self.states}
-        y, new = self._all_layers(graph, prefix + "x", given)
-        for row in self.states:
-            graph.publish(new[row["name"]], prefix + row["output"])
-        graph.publish(y, prefix + "y")
+        self._fill(graph, prefix)
         inputs, outputs = self._interface(prefix, [])
         if prefix:  # Scan wants the states before what it scans
             inputs, outputs = inputs[1:] + inputs[:1], outputs[1:] + outputs[:1]
         return helper.make_graph(graph.nodes, name, inputs, outputs)
 
+    def _fill(self, graph: GraphBuilder, prefix: str) -> None:
+        """All nodes, from the inputs to the outputs."""
+        given = {row["name"]: prefix + row["input"] for row in self.states}
+        y, new = self._all_layers(graph, prefix + "x", given)
+        for row in self.states:
+            graph.publish(new[row["name"]], prefix + row["output"])
+        graph.publish(y, prefix + "y")
+
     def _sequence(self) -> onnx.GraphProto:
         inputs, outputs = self._interface("", ["T"])
+        if self.native_ops:
+            graph = GraphBuilder(self.opset, self.dtype)
+            graph.sequence = True
+            self._fill(graph, "")
+            return helper.make_graph(graph.nodes, "cnorm", inputs, outputs)
         scan = helper.make_node(
             "Scan",
             [value.name for value in inputs[1:] + inputs[:1]],
@@ -148,26 +163,38 @@ class _Export:
 
     def _all_layers(self, graph, x: str, states: dict[str, str]) -> tuple[str, dict[str, str]]:
         """The nodes of one step; `states` and the result go by the names of the state table."""
-        recurrent, new = 0, {}
-        for i, layer in enumerate(self.layers):
-            family = builder(layer)
-            weights = {name: f"layers.{i}.{name}" for name in layer.weights}
-            names = {letter: f"{letter}{recurrent}" for letter in family.states(layer)}
-            own = {letter: states[name] for letter, name in names.items()}
-            graph.scope = f"layers.{i}/"
-            build = self._call if names and self.functions is not None else family.build
-            x, after = build(graph, layer, weights, x, own)
-            new |= {names[letter]: value for letter, value in after.items()}
-            recurrent += bool(names)
-        return x, new
+        before, after = iter(states.items()), {}
+
+        def chain(layers, prefix, x):
+            for i, layer in enumerate(layers):
+                own = f"{prefix}{i}."
+                if layer.kind == "Residual":
+                    inner = chain(layer.layers, own, x)
+                    graph.scope = own.replace(".", "/")
+                    x = graph.add("Add", x, inner, name="y")
+                    continue
+                family = builder(layer)
+                if self.native_ops and family.states(layer):
+                    family = native
+                if self.opset < family.FIRST_OPSET:
+                    raise ValueError(f"opset must be at least {family.FIRST_OPSET} for {layer!r}, got {self.opset}")
+                weights = {name: own + name for name in layer.weights}
+                given = {letter: next(before) for letter in family.states(layer)}
+                graph.scope = own.replace(".", "/")
+                own_function = given and self.functions is not None and family is not native
+                build = self._call if own_function else family.build
+                x, new = build(graph, layer, weights, x, {letter: value for letter, (_, value) in given.items()})
+                after.update({given[letter][0]: value for letter, value in new.items()})
+            return x
+
+        return chain(self.layers, "layers.", x), after
 
     def _call(self, graph, layer, weights, x, states):
         """A call of the layer's local function, which is made unless an equal one is there."""
-        inputs = ["x", *states, *weights]
+        own = {name: re.sub(r"\W", "_", name) for name in weights}
+        inputs = ["x", *states, *own.values()]
         body = GraphBuilder(self.opset, self.dtype, taken=inputs)
-        y, new = builder(layer).build(
-            body, layer, {name: name for name in weights}, "x", {letter: letter for letter in states}
-        )
+        y, new = builder(layer).build(body, layer, own, "x", {letter: letter for letter in states})
         outputs = [f"{letter}_next" for letter in new]
         for value, name in zip(new.values(), outputs, strict=True):
             body.publish(value, name)
@@ -204,25 +231,30 @@ def finished(graph: onnx.GraphProto, opset: int, functions=()) -> onnx.ModelProt
 
 
 def state_table(model, batch: int | str = 1, dtype: str = "float32") -> list[dict]:
-    """What a host must know to carry the states: a row for each, in the order of the graph's inputs."""
+    """What a host must know to carry the states: a row for each, in the order of the graph's inputs.
+
+    `initial` is a number for all units, or a list with one for each; `tensor` is then its name in the model file.
+    """
     table, recurrent = [], 0
-    for layer in model.layers:
-        states = builder(layer).states(layer)
-        for letter, units in states.items():
-            name = f"{letter}{recurrent}"
-            table.append(
-                {
-                    "name": name,
-                    "input": f"{name}_in",
-                    "output": f"{name}_out",
-                    "units": units,
-                    "shape": [batch, units],
-                    "dtype": dtype,
-                    "initial": 0.0,
-                    "reset": "set to initial before the first step of a sequence",
-                }
-            )
-        recurrent += bool(states)
+
+    def rows(layers, prefix):
+        nonlocal recurrent
+        for i, layer in enumerate(layers):
+            own = f"{prefix}{i}."
+            if layer.kind == "Residual":
+                rows(layer.layers, own)
+                continue
+            states = builder(layer).states(layer)
+            for letter, units in states.items():
+                name, start = f"{letter}{recurrent}", layer.weights.get(f"{letter}0")
+                row = {"name": name, "input": f"{name}_in", "output": f"{name}_out", "units": units}
+                row |= {"shape": [batch, units], "dtype": dtype, "initial": 0.0}
+                if start is not None:
+                    row |= {"initial": start.tolist(), "tensor": f"{own}{letter}0"}
+                table.append(row | {"reset": "set to initial before the first step of a sequence"})
+            recurrent += bool(states)
+
+    rows(model.layers, "layers.")
     return table
 
 

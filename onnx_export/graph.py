@@ -27,6 +27,8 @@ class GraphBuilder:
         In order of evaluation.
     scope : str
         Goes before each name that `add` gives.
+    sequence : bool
+        Values have a leading axis of steps: [T, B, size], not [B, size].
     """
 
     def __init__(self, opset: int, dtype=np.float32, taken: Iterable[str] = ()):
@@ -34,6 +36,7 @@ class GraphBuilder:
         self.dtype = np.dtype(dtype)
         self.nodes: list[onnx.NodeProto] = []
         self.scope = ""
+        self.sequence = False
         self._taken = set(taken)
         self._public: dict[str, str] = {}  # what a published value was called before
 
@@ -48,6 +51,15 @@ class GraphBuilder:
         """A Constant node: unlike an initialiser it may stand in a function body."""
         tensor = numpy_helper.from_array(np.asarray(value, dtype or self.dtype))
         return self.add("Constant", name=name, value=tensor)
+
+    def split(self, value: str, lengths: list[int], names: list[str], axis: int) -> tuple[str, ...]:
+        """Cut along an axis; where the parts are equal their sizes are left to the runtime."""
+        attributes, sizes = {"axis": axis}, []
+        if len(set(lengths)) > 1:
+            sizes = [self.constant(lengths, f"{names[0]}_lengths", np.int64)]
+        elif self.opset >= 18:
+            attributes["num_outputs"] = len(lengths)
+        return self.add("Split", value, *sizes, name=tuple(names), **attributes)
 
     def publish(self, value: str, name: str) -> None:
         """Give `value` the public name `name`; what is an input, or public already, is copied instead."""

@@ -6,6 +6,7 @@ import json
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import onnx
 import safetensors.numpy
 from onnx import numpy_helper
@@ -44,9 +45,10 @@ def load(path) -> cnorm.Model:
     try:
         whole = json.loads(described[METADATA_KEY])
         configuration = {key: whole[key] for key in ("format", "layers")}
+        starts = {row["tensor"]: np.float32(row["initial"]) for row in whole["states"] if "tensor" in row}
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ValueError(f"{path}: {METADATA_KEY!r} is not JSON with a format and layers") from None
-    tensors = {t.name: numpy_helper.to_array(t) for t in onnx_model.graph.initializer}
+        raise ValueError(f"{path}: {METADATA_KEY!r} is not JSON with a format, layers and states") from None
+    tensors = {t.name: numpy_helper.to_array(t) for t in onnx_model.graph.initializer} | starts
     # names, layout and configuration are the model file's own, so its reader checks and reads them
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "model.safetensors")

@@ -173,5 +173,5 @@ def _initial(session, names) -> dict[str, np.ndarray]:
     table = {row["name"]: row["initial"] for row in described.get("states", [])}
     shapes = {value.name: value for value in session.get_inputs()}
     return {
-        name: np.zeros(shapes[f"{name}_in"].shape[-1], _DTYPES[shapes["x"].type]) + table.get(name, 0) for name in names
+        name: np.full(shapes[f"{name}_in"].shape[-1], table.get(name, 0), _DTYPES[shapes["x"].type]) for name in names
     }

@@ -212,7 +212,7 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     engines |= {f"onnxruntime {level}": OrtStream(onnx_model, optimisation=level) for level in LEVELS}
     dtype = engines["onnxruntime off"].dtype
     pairs = [(name, "float64") for name in engines] + [("cnorm", f"onnxruntime {level}") for level in LEVELS]
-    measure = _Measure(pairs, _longest_sum(model), float(np.finfo(dtype).eps) / 2)
+    measure = _Measure(pairs, _longest_sum(model.layers), float(np.finfo(dtype).eps) / 2)
     rng = np.random.default_rng(seed)
 
     for number, recording in enumerate(recordings):
@@ -325,9 +325,15 @@ def _largest(differences: np.ndarray) -> float:
     return float(np.max(np.where(np.isnan(differences), np.inf, differences), initial=0.0))
 
 
-def _longest_sum(model) -> int:
+def _longest_sum(layers) -> int:
     """Terms of the longest sum of products in one step."""
-    return max(max(layer.input_size, *builder(layer).states(layer).values(), 1) for layer in model.layers)
+    longest = 1
+    for layer in layers:
+        if layer.kind == "Residual":
+            longest = max(longest, _longest_sum(layer.layers))
+        elif "weight" not in layer.weights or layer.kind == "Linear":  # no norm and no activation
+            longest = max(longest, layer.input_size or 1, *builder(layer).states(layer).values())
+    return longest
 
 
 def _recordings(model, inputs, steps, seed) -> list[np.ndarray]:

@@ -2,8 +2,6 @@
 
 A builder module has
 
-``KIND``
-    The `kind` of the layers it builds.
 ``FIRST_OPSET``
     The first opset of the default domain in which its form is valid.
 ``states(layer)``
@@ -17,11 +15,22 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from onnx_export.builders import linear, lstm
+from onnx_export.builders import elementwise, gru, linear, lstm, native, rnn
 
-__all__ = ["builder"]
+__all__ = ["REFUSED", "builder", "native"]
 
-_BUILDERS = {module.KIND: module for module in (linear, lstm)}
+_BUILDERS = {
+    "Activation": elementwise,
+    "GRU": gru,
+    "LSTM": lstm,
+    "LayerNorm": elementwise,
+    "Linear": linear,
+    "RNN": rnn,
+}
+REFUSED = {
+    "Bidirectional": "its backward half needs the end of the sequence before the start, so a graph of it has no "
+    "states to carry from chunk to chunk",
+}
 
 
 def builder(layer) -> ModuleType:
@@ -30,10 +39,10 @@ def builder(layer) -> ModuleType:
     Raises
     ------
     ValueError
-        If there is none.
+        If there is none, with the reason.
     """
-    try:
-        return _BUILDERS[layer.kind]
-    except (AttributeError, KeyError):
-        known = ", ".join(sorted(_BUILDERS))
-        raise ValueError(f"model: no ONNX form is known for {layer!r}; there is one for {known}") from None
+    kind = getattr(layer, "kind", None)
+    if kind not in _BUILDERS:
+        reason = REFUSED.get(kind, f"there is one for {', '.join(sorted(_BUILDERS))}")
+        raise ValueError(f"model: there is no ONNX form of {layer!r}: {reason}")
+    return _BUILDERS[kind]

@@ -48,7 +48,7 @@ def change(path, edit):
     ("edit", "says"),
     [
         (lambda model, _: model.ClearField("metadata_props"), "its metadata has no 'cnorm.model'"),
-        (lambda _, described: described.pop("layers"), "not JSON with a format and layers"),
+        (lambda _, described: described.pop("layers"), "not JSON with a format, layers and states"),
         (lambda _, described: described.update(format=99), "format 99"),
         (lambda _, described: described["layers"].pop(), r"layers\.1|no layer takes"),
         (lambda _, described: described["layers"][0].update(preset="mystery"), "preset must be one of"),
