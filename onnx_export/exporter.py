@@ -101,14 +101,13 @@ class _Export:
         self.functions: dict[str, onnx.FunctionProto] | None = {} if functions else None
         self.native_ops = native_ops
         self.states = state_table(model, batch, dtype)
+        self.starts = {row.get("tensor") for row in self.states}  # these are in the table: no node reads them
 
     def model(self) -> onnx.ModelProto:
         graph = self._step("", "cnorm") if self.form == "step" else self._sequence()
-        starts = {row.get("tensor") for row in self.states}  # in the table: no node reads them
         for name, array in _tensors(self.layers).items():
-            if name in starts:
-                continue
-            graph.initializer.append(numpy_helper.from_array(array.astype(self.dtype), name))
+            if name not in self.starts:
+                graph.initializer.append(numpy_helper.from_array(array.astype(self.dtype), name))
         model = finished(graph, self.opset, list((self.functions or {}).values()))
         described = json.loads(_configuration(self.layers))
         described |= {"form": self.form, "dtype": self.dtype, "states": self.states}
@@ -170,7 +169,7 @@ class _Export:
                 own = f"{prefix}{i}."
                 if layer.kind == "Residual":
                     inner = chain(layer.layers, own, x)
-                    graph.scope = own.replace(".", "/")
+                    graph.scope = f"{prefix}{i}/"
                     x = graph.add("Add", x, inner, name="y")
                     continue
                 family = builder(layer)
@@ -178,9 +177,9 @@ class _Export:
                     family = native
                 if self.opset < family.FIRST_OPSET:
                     raise ValueError(f"opset must be at least {family.FIRST_OPSET} for {layer!r}, got {self.opset}")
-                weights = {name: own + name for name in layer.weights}
+                weights = {name: own + name for name in layer.weights if own + name not in self.starts}
                 given = {letter: next(before) for letter in family.states(layer)}
-                graph.scope = own.replace(".", "/")
+                graph.scope = f"{prefix}{i}/"
                 own_function = given and self.functions is not None and family is not native
                 build = self._call if own_function else family.build
                 x, new = build(graph, layer, weights, x, {letter: value for letter, (_, value) in given.items()})

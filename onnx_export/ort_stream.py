@@ -66,9 +66,13 @@ class OrtStream:
         options.log_severity_level = 3
         of_a_file = not isinstance(onnx_model, onnx.ModelProto)
         source = os.fspath(onnx_model) if of_a_file else onnx_model.SerializeToString()
-        self.session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        try:
+            self.session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's exceptions have no common base but this
+            reason = str(error).splitlines()[0][:300]
+            raise ValueError(f"onnx_model: onnxruntime {onnxruntime.__version__} does not load it: {reason}") from None
         self._bind()
-        self._initial = _initial(self.session, self._states)
+        self._initial = _initial(self.session, self._states, self.dtype)
         self.reset()
 
     def _bind(self) -> None:
@@ -167,11 +171,12 @@ class OrtStream:
         return array
 
 
-def _initial(session, names) -> dict[str, np.ndarray]:
+def _initial(session, names, dtype) -> dict[str, np.ndarray]:
     """What the file's state table says the states begin with; zero where there is no table."""
-    described = json.loads(session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "{}"))
-    table = {row["name"]: row["initial"] for row in described.get("states", [])}
-    shapes = {value.name: value for value in session.get_inputs()}
-    return {
-        name: np.full(shapes[f"{name}_in"].shape[-1], table.get(name, 0), _DTYPES[shapes["x"].type]) for name in names
-    }
+    text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "{}")
+    shapes = {value.name: value.shape for value in session.get_inputs()}
+    try:
+        table = {row["name"]: row["initial"] for row in json.loads(text).get("states", [])}
+        return {name: np.full(shapes[f"{name}_in"][-1], table.get(name, 0), dtype) for name in names}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"onnx_model: {METADATA_KEY!r} has no state table that fits the inputs: {error!r}") from None

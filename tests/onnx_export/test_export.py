@@ -177,7 +177,7 @@ def test_what_is_not_a_model(tmp_path):
 def test_a_layer_without_an_onnx_form(tmp_path, monkeypatch):
     model = cnorm.demo_model()
     monkeypatch.setattr(type(model.layers[1]), "kind", "Mystery")
-    with pytest.raises(ValueError, match="no ONNX form is known for Linear"):
+    with pytest.raises(ValueError, match="there is no ONNX form of Linear"):
         onnx_export.export(model, tmp_path / "demo.onnx")
     assert os.listdir(tmp_path) == []
 

@@ -131,3 +131,20 @@ def test_a_file_with_another_interface(model):
             names[:] = ["state" if n == "h0_out" else n for n in names]
     with pytest.raises(ValueError, match="onnx_model must have the inputs x, STATE_in"):
         OrtStream(exported)
+
+
+def test_files_that_onnxruntime_does_not_load(model, tmp_path):
+    exported = onnx_export.export(model)
+    exported.opset_import[0].version = 99
+    with pytest.raises(ValueError, match=f"onnxruntime {onnxruntime.__version__} does not load it"):
+        OrtStream(exported)
+    with pytest.raises(ValueError, match="does not load it"):
+        OrtStream(tmp_path / "nothing.onnx")
+
+
+@pytest.mark.parametrize("text", ["[", "[]", '{"states": [{}]}', '{"states": [{"name": "h0", "initial": [1, 2]}]}'])
+def test_a_state_table_that_does_not_fit(model, text):
+    exported = onnx_export.export(model)
+    exported.metadata_props[0].value = text
+    with pytest.raises(ValueError, match="has no state table that fits the inputs"):
+        OrtStream(exported)

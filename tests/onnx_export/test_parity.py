@@ -128,8 +128,8 @@ def carry_the_normalised_cell(nodes, _):
 
 
 def forget_the_bias(nodes, _):
-    nodes["layers.0/gates"].op_type = "Identity"
-    del nodes["layers.0/gates"].input[1:]
+    nodes["layers.0/biased_fiog"].op_type = "Identity"
+    del nodes["layers.0/biased_fiog"].input[1:]
 
 
 def stale_state(nodes, _):
