@@ -19,18 +19,24 @@ from cnorm._core import (
     layer_norm_backward,
     use_isa,
 )
-from cnorm.layers import LSTM, Linear
+from cnorm.layers import GRU, LSTM, RNN, Activation, Bidirectional, LayerNorm, Linear, Residual
 from cnorm.model import Model, demo_model, load
 from cnorm.specs import PRESETS, CellSpec
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "GRU",
     "LSTM",
     "PRESETS",
+    "RNN",
+    "Activation",
+    "Bidirectional",
     "CellSpec",
+    "LayerNorm",
     "Linear",
     "Model",
+    "Residual",
     "Stats",
     "Stream",
     "active_isa",
