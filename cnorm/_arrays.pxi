@@ -12,36 +12,58 @@ cdef cnp.ndarray as_array(object a, str name):
                         "pass x.filled(value)")
     if not (isinstance(a, np.ndarray) or hasattr(a, "__array__") or hasattr(a, "__array_interface__")
             or hasattr(a, "__dlpack__") or isinstance(a, (memoryview, bytearray)) or type(a).__name__ == "array"):
-        raise TypeError(f"{name} must be an array of float32 or float64, got {type(a).__name__}")
+        raise TypeError(f"{name} must be an array of float32, float64, float16 or bfloat16, got {type(a).__name__}")
     return np.asarray(a)
 
 
+cdef int bfloat16_number = -1 # the type number that NumPy gave ml_dtypes.bfloat16; it differs from run to run
+
+
 cdef cnorm_dtype dtype_of(cnp.ndarray a, str name) except *:
+    global bfloat16_number
     cdef int number = cnp.PyArray_TYPE(a)
     if cnp.PyArray_ISNOTSWAPPED(a):
         if number == cnp.NPY_FLOAT32:
             return CNORM_F32
         if number == cnp.NPY_FLOAT64:
             return CNORM_F64
-    raise TypeError(f"{name} must have dtype float32 or float64 in native byte order, got {a.dtype}")
+        if number == cnp.NPY_FLOAT16:
+            return CNORM_F16
+        if number == bfloat16_number:
+            return CNORM_BF16
+        if a.dtype.name == "bfloat16" and a.dtype.type.__module__ == "ml_dtypes":
+            bfloat16_number = number
+            return CNORM_BF16
+    raise TypeError(f"{name} must have dtype float32, float64, float16 or bfloat16 in native byte order, got {a.dtype}")
 
 
-cdef int first_normalised(object axis, int ndim, tuple_of_shape) except -1:
+cdef int compute_number(cnorm_dtype dtype) noexcept:
+    """NumPy's type number of the compute type: statistics, and weights inside."""
+    return cnp.NPY_FLOAT64 if dtype == CNORM_F64 else cnp.NPY_FLOAT32
+
+
+cdef int first_normalised(object axis, int ndim, cnp.ndarray x) except -1:
     """axis as an index from the front."""
-    cdef Py_ssize_t i
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+    if type(axis) is int and ndim > 0 and -ndim <= axis < ndim:
+        return axis + ndim if axis < 0 else axis
+    try:
+        i = None if isinstance(axis, bool) else operator.index(axis)
+    except TypeError:
+        i = None
+    if i is None:
         raise TypeError(f"axis must be an integer, the first normalised dimension, got {axis!r}")
-    i = operator.index(axis)
     if ndim == 0:
         raise ValueError("x must have at least one dimension, got a 0-dimensional array")
     if not -ndim <= i < ndim:
-        raise ValueError(f"axis must be in [{-ndim}, {ndim}) for x of shape {tuple_of_shape}, got {axis}")
-    return <int>(i + ndim if i < 0 else i)
+        raise ValueError(f"axis must be in [{-ndim}, {ndim}) for x of shape {(<object>x).shape}, got {axis}")
+    return i + ndim if i < 0 else i
 
 
 cdef double checked_eps(object eps) except -1.0:
     cdef double value
-    if isinstance(eps, (str, bytes, bool)) or not hasattr(eps, "__float__"):
+    if type(eps) is not float and not isinstance(eps, (numbers.Real, np.ndarray)) or isinstance(eps, bool):
+        raise TypeError(f"eps must be a real number, got {eps!r}")
+    if isinstance(eps, np.ndarray) and (eps.ndim or eps.dtype.kind not in "fiu"):
         raise TypeError(f"eps must be a real number, got {eps!r}")
     value = float(eps)
     if not value >= 0 or isinf(value):
@@ -105,22 +127,30 @@ cdef cnp.ndarray rows_of(cnp.ndarray a, int axis, Rows *rows):
     return a
 
 
-cdef cnp.ndarray parameter(object p, cnp.ndarray x, int axis, str name):
-    """weight or bias: of x's dtype and of the normalised shape, C-contiguous."""
+cdef cnp.ndarray parameter(object p, cnp.ndarray x, cnorm_dtype dtype, int axis, str name):
+    """weight or bias of the normalised shape, C-contiguous, in the compute type."""
     cdef cnp.ndarray a = as_array(p, name)
-    cdef int i, ndim = cnp.PyArray_NDIM(x) - axis
+    cdef int i, ndim = cnp.PyArray_NDIM(x) - axis, number = cnp.PyArray_TYPE(a), wanted = compute_number(dtype)
     cdef bint fits = cnp.PyArray_NDIM(a) == ndim
-    if cnp.PyArray_TYPE(a) != cnp.PyArray_TYPE(x) or not cnp.PyArray_ISNOTSWAPPED(a):
-        raise TypeError(f"{name} must have the dtype of x, {x.dtype}, got {a.dtype}")
+    if (number != wanted and number != cnp.PyArray_TYPE(x)) or not cnp.PyArray_ISNOTSWAPPED(a):
+        also = " or float32" if wanted == cnp.NPY_FLOAT32 and dtype != CNORM_F32 else ""
+        raise TypeError(f"{name} must have the dtype of x, {x.dtype}{also}, got {a.dtype}")
     if fits:
         for i in range(ndim):
             fits = fits and cnp.PyArray_DIMS(a)[i] == cnp.PyArray_DIMS(x)[axis + i]
     if not fits:
         raise ValueError(f"{name} must have the normalised shape {(<object>x).shape[axis:]} (x has shape "
                          f"{(<object>x).shape}, axis={axis}), got {(<object>a).shape}")
-    if not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
-        a = np.array(a, order="C", copy=True)
+    if number != wanted or not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
+        a = np.array(a, dtype=np.float64 if wanted == cnp.NPY_FLOAT64 else np.float32, order="C", copy=True)
     return a
+
+
+cdef cnp.ndarray rows_to(cnp.ndarray y, int axis, Rows *rows):
+    """y itself where its strides let C write rows to it, else an array to copy from."""
+    if as_rows(y, axis, rows):
+        return y
+    return rows_of(np.empty((<object>y).shape, y.dtype), axis, rows)
 
 
 cdef bint same_place(cnp.ndarray a, cnp.ndarray b):
@@ -144,16 +174,19 @@ cdef bint apart(cnp.ndarray a, cnp.ndarray b):
 
 cdef int check_out(cnp.ndarray out, str name, cnp.ndarray like) except -1:
     """out must be a writable array of the shape and dtype of `like`, each element in a place of its own."""
-    cdef int i
     if cnp.PyArray_TYPE(out) != cnp.PyArray_TYPE(like) or not cnp.PyArray_ISNOTSWAPPED(out):
         raise TypeError(f"{name} must have dtype {like.dtype}, got {out.dtype}")
     if not cnp.PyArray_SAMESHAPE(out, like):
         raise ValueError(f"{name} must have shape {(<object>like).shape}, got {(<object>out).shape}")
     if not cnp.PyArray_ISWRITEABLE(out):
         raise ValueError(f"{name} must be writable, got a read-only array")
-    for i in range(cnp.PyArray_NDIM(out)):
-        if cnp.PyArray_STRIDES(out)[i] == 0 and cnp.PyArray_DIMS(out)[i] > 1:
-            raise ValueError(f"{name} must have a place for each element, got a broadcast view")
+    if not cnp.PyArray_IS_C_CONTIGUOUS(out):
+        room = out.itemsize # bytes that the dimensions seen so far span, smallest stride first
+        for stride, length in sorted((abs(s), n) for s, n in zip((<object>out).strides, (<object>out).shape) if n > 1):
+            if stride < room:
+                raise ValueError(f"{name} must have a place for each element, got a view with strides "
+                                 f"{(<object>out).strides} for shape {(<object>out).shape}")
+            room += stride * (length - 1)
     return 0
 
 

@@ -11,6 +11,7 @@ from libc.math cimport INFINITY, isinf
 
 from cnorm._capi cimport *
 
+import numbers
 import operator
 import os
 
@@ -30,6 +31,12 @@ cdef extern from *:
     """
     bint take(int *flag) nogil
     void give_back(int *flag) nogil
+
+cdef extern from "float_mode.h" nogil:
+    ctypedef struct float_mode:
+        pass
+    float_mode float_mode_enter()
+    void float_mode_leave(float_mode mode)
 
 
 cdef int check(cnorm_status status) except -1:
@@ -90,5 +97,5 @@ if cnorm_isa_active() == NULL:
 
 
 include "_arrays.pxi"
-include "_layer_norm.pxi"
+include "_norms.pxi"
 include "_streams.pxi"

@@ -1,0 +1,58 @@
+"""The command ``cnorm``. Every subcommand imports what it needs when it runs."""
+
+import sys
+
+
+def main():
+    """Entry point of the ``cnorm`` command."""
+    try:
+        import click
+        import rich  # noqa: F401
+    except ImportError as error:
+        sys.exit(f"the command line needs {error.name}: pip install 'cnorm-runtime[cli]'")
+
+    @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+    @click.version_option(package_name="cnorm-runtime")
+    def cnorm():
+        """Layer normalisation on CPUs: right, the same everywhere, fast, small."""
+
+    @cnorm.command()
+    @click.option("--out", "out_dir", default="demo_out", show_default=True, help="Folder for demo.onnx and demo.png.")
+    def demo(out_dir):
+        """Stream real speech through a trained layer-normalised LSTM, frame by frame; then export and prove it."""
+        from cnorm.demo import run
+
+        run(out_dir)
+
+    @cnorm.command()
+    def info():
+        """Versions, instruction sets and what is installed."""
+        from cnorm.info import show
+
+        show()
+
+    @cnorm.command()
+    @click.argument("model", type=click.Path(exists=True, dir_okay=False))
+    @click.argument("out", type=click.Path(dir_okay=False))
+    @click.option("--form", type=click.Choice(["step", "sequence"]), default="step", show_default=True)
+    @click.option("--opset", type=int, default=17, show_default=True)
+    @click.option("--check", is_flag=True, help="Compare with onnxruntime and float64; exit 1 if they part.")
+    def export(model, out, form, opset, check):
+        """Write MODEL (safetensors, from Model.save) to OUT as ONNX."""
+        import cnorm
+        import onnx_export
+
+        try:
+            loaded = cnorm.load(model)
+            exported = onnx_export.export(loaded, out, form=form, opset=opset)
+        except (OSError, TypeError, ValueError) as error:
+            raise click.ClickException(str(error)) from None
+        click.echo(f"{out}: {form} form, opset {opset}")
+        if check:
+            from rich.console import Console
+
+            report = onnx_export.check_parity(loaded, exported)
+            Console().print(report)
+            sys.exit(0 if report.ok else 1)
+
+    cnorm()

@@ -36,8 +36,7 @@ class _Cell(_Layer):
         self.spec = _spec(self.kind, preset)
         self.eps = _eps(eps, self.spec)
         self.weights, sizes = checked(weights, self._entries(), f"{self.kind} {self.spec.name}")
-        self.input_size, self.units = sizes["I"], sizes["H"]
-        self.output_size = sizes.get("P", self.units)
+        self.input_size, self.units, self.output_size = sizes["I"], sizes["H"], sizes["P"]
         self._sizes = sizes
 
     def _entries(self):
@@ -62,9 +61,7 @@ def _cell(layer, weights, spec, eps):
 
 def _name(template: str, layer: int, reverse: bool = False) -> str:
     """The own name of a tensor of one layer of a stack."""
-    return template.format(
-        layer=layer, even=2 * layer, odd=2 * layer + 1, reverse="_reverse" if reverse else ""
-    )
+    return template.format(layer=layer, even=2 * layer, odd=2 * layer + 1, reverse="_reverse" if reverse else "")
 
 
 class LSTM(_Cell):
@@ -287,9 +284,7 @@ class Bidirectional(_Layer):
     def __init__(self, forward, backward):
         for name, layer in (("forward", forward), ("backward", backward)):
             if not isinstance(layer, _Cell):
-                raise TypeError(
-                    f"{name} must be a recurrent layer such as cnorm.LSTM, got {type(layer).__name__}"
-                )
+                raise TypeError(f"{name} must be a recurrent layer such as cnorm.LSTM, got {type(layer).__name__}")
         if forward.input_size != backward.input_size:
             raise ValueError(
                 f"backward must take the {forward.input_size} inputs that forward takes, got {backward.input_size}"

@@ -177,9 +177,7 @@ class Model:
         The file appears whole or not at all.
         """
         path = Path(path)
-        data = safetensors.numpy.save(
-            _tensors(self._layers), metadata={METADATA_KEY: _configuration(self._layers)}
-        )
+        data = safetensors.numpy.save(_tensors(self._layers), metadata={METADATA_KEY: _configuration(self._layers)})
         handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -221,9 +219,7 @@ def _entry(layer) -> dict:
 
 
 def _tensors(layers) -> dict[str, np.ndarray]:
-    return {
-        f"layers.{i}.{name}": array for i, layer in enumerate(layers) for name, array in _tensors_of(layer)
-    }
+    return {f"layers.{i}.{name}": array for i, layer in enumerate(layers) for name, array in _tensors_of(layer)}
 
 
 def _tensors_of(layer):
@@ -318,9 +314,7 @@ def _read(path) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path} is not a regular file")
         if status.st_size > MAX_FILE_BYTES:
-            raise ValueError(
-                f"{path} has {status.st_size} bytes, more than the {MAX_FILE_BYTES} that are read"
-            )
+            raise ValueError(f"{path} has {status.st_size} bytes, more than the {MAX_FILE_BYTES} that are read")
         return file.read(status.st_size)
 
 
@@ -350,9 +344,7 @@ def _layer(entry, weights):
     elif kind == "Residual" and rest == {"layers"} and isinstance(entry["layers"], list):
         inner = Residual([_layer(one, _taken(weights, f"{i}.")) for i, one in enumerate(entry["layers"])])
     elif kind == "Bidirectional" and rest == {"forward", "backward"}:
-        inner = Bidirectional(
-            *(_layer(entry[way], _taken(weights, f"{way}.")) for way in ("forward", "backward"))
-        )
+        inner = Bidirectional(*(_layer(entry[way], _taken(weights, f"{way}.")) for way in ("forward", "backward")))
     if inner is None:
         raise ValueError(f"unknown layer in the configuration: {str(entry)[:200]}")
     if weights:
@@ -362,9 +354,7 @@ def _layer(entry, weights):
 
 def _weight_and_bias(kind: str, weights: dict) -> dict:
     if "weight" not in weights or not weights.keys() <= {"weight", "bias"}:
-        raise ValueError(
-            f"{kind} must have the tensors weight and bias, got {', '.join(sorted(weights)) or 'none'}"
-        )
+        raise ValueError(f"{kind} must have the tensors weight and bias, got {', '.join(sorted(weights)) or 'none'}")
     return weights
 
 

@@ -50,9 +50,9 @@ class CellSpec:
         a projection) and numbers: "4H I", or "I+H 3H" for one matrix over the joined [x, h]. A meaning is weight_x,
         weight_h, weight_p (projection); inside_x, inside_h (bias within a layer norm); gain_x, gain_h, gain (of the
         sum); bias_x, bias_h, bias (outside; a GRU's bias_h is under the reset gate where the product is); gain_c,
-        bias_c (cell norm); bias_p. .T says that the inputs come first, [..] names the gates if not all, + joins two uses of one
-        tensor, a space separates the parts of a stacked one, ? at the end says it may be missing. Every cell may
-        also have h0 "P" and c0 "H", the state at the start.
+        bias_c (cell norm); bias_p. .T says that the inputs come first, [..] names the gates if not all, + joins two
+        uses of one tensor, a space separates the parts of a stacked one, ? at the end says it may be missing. Every
+        cell may also have h0 "P" and c0 "H", the state at the start.
     scope : str
         "none": a = W_x x + W_h h + b. "split": LN(W_x x) + LN(W_h h) + b. "sum": LN(W_x x + W_h h) + b.
     grouping : str
@@ -103,18 +103,12 @@ class CellSpec:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
-        if (
-            not isinstance(self.name, str)
-            or not isinstance(self.source, str)
-            or not isinstance(self.gates, str)
-        ):
+        if not isinstance(self.name, str) or not isinstance(self.source, str) or not isinstance(self.gates, str):
             raise TypeError("name, source and gates must be strings")
         if sorted(self.gates) != sorted(GATES[self.kind]):
             raise ValueError(f"gates must be {GATES[self.kind]!r} in some order, got {self.gates!r}")
         object.__setattr__(self, "weights", tuple(tuple(entry) for entry in self.weights))
-        if not all(
-            len(entry) == 3 and all(isinstance(part, str) for part in entry) for entry in self.weights
-        ):
+        if not all(len(entry) == 3 and all(isinstance(part, str) for part in entry) for entry in self.weights):
             raise TypeError("weights must be (name, shape, meaning) triples of strings")
         if self.ddof not in (0, 1):
             raise ValueError(f"ddof must be 0 or 1, got {self.ddof!r}")
@@ -123,7 +117,7 @@ class CellSpec:
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
         for name in ("cell_clip", "projection_clip", "eps"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and (value > 0 or name == "eps" and value == 0)):
+            if value is not None and not (_is_number(value) and (value > 0 or (name == "eps" and value == 0))):
                 raise ValueError(f"{name} must be a positive number or None, got {value!r}")
         if not 0 <= self.zoneout < 1:
             raise ValueError(f"zoneout must be in [0, 1), got {self.zoneout!r}")
@@ -159,11 +153,7 @@ class CellSpec:
         for name, _, meaning in self.weights:
             for use in meaning.removesuffix("?").replace("+", " ").split():
                 match = MEANING.fullmatch(use)
-                if (
-                    not match
-                    or match["part"] not in useful
-                    or not set(match["gates"] or "") <= set(self.gates)
-                ):
+                if not match or match["part"] not in useful or not set(match["gates"] or "") <= set(self.gates):
                     return f"the weight {name} means {use!r}, which this cell has no use for"
         return None
 
@@ -194,183 +184,407 @@ def _affine(*names, size):
 
 PAPER = "Ba, Kiros, Hinton 2016, arXiv:1607.06450"
 _CELL = _affine(("gain_c", "bias_c", "c"), size="H")
-_FLAX_GRU = dict(
-    kind="GRU", gates="rnz", scope="sum", reset="candidate", update="new", update_bias=-1.0, eps=1e-3
-)  # DreamerV2 and its descendants
+_TFLITE = {"i": "input", "f": "forget", "g": "cell", "o": "output"}
+_DREAMER = {"kind": "GRU", "gates": "rnz", "scope": "sum", "reset": "candidate", "update_bias": -1.0, "eps": 1e-3}
 
 _ALL = (
     CellSpec(
-        "LSTM", "ba2016", f"{PAPER}, Eq. 20-22", "fiog",
-        (("weight_x", "4H I", "weight_x"), ("weight_h", "4H H", "weight_h"), ("bias", "4H", "bias"),
-         *_affine(("gain_x", "bias_x", "x"), ("gain_h", "bias_h", "h"), size="4H"), *_CELL),
-        scope="split", cell_norm="output", eps=1e-5,
+        "LSTM",
+        "ba2016",
+        f"{PAPER}, Eq. 20-22",
+        "fiog",
+        (
+            ("weight_x", "4H I", "weight_x"),
+            ("weight_h", "4H H", "weight_h"),
+            ("bias", "4H", "bias"),
+            *_affine(("gain_x", "bias_x", "x"), ("gain_h", "bias_h", "h"), size="4H"),
+            *_CELL,
+        ),
+        scope="split",
+        cell_norm="output",
+        eps=1e-5,
     ),
     CellSpec(
-        "LSTM", "draw", f"{PAPER}, Eq. 29-31", "fiog",
+        "LSTM",
+        "draw",
+        f"{PAPER}, Eq. 29-31",
+        "fiog",
         (("weight_x", "4H I", "weight_x"), ("weight_h", "4H H", "weight_h"), ("bias", "4H", "bias"), *_CELL),
-        cell_norm="output", eps=1e-5,
+        cell_norm="output",
+        eps=1e-5,
     ),
     CellSpec(
-        "LSTM", "ba2016_code", "github.com/ryankiros/layer-norm, layers.py, lnlstm_layer", "ifog",
-        (("W", "I 4H", "weight_x.T"), ("U", "H 4H", "weight_h.T"), ("b", "4H", "inside_x+bias"),
-         *_affine(("s1", "b1", "x"), ("s2", "b2", "h"), size="4H"), ("s3", "H", "gain_c"), ("b3", "H", "bias_c")),
-        scope="split", cell_norm="output", eps=1e-5,
+        "LSTM",
+        "ba2016_code",
+        "github.com/ryankiros/layer-norm, layers.py, lnlstm_layer",
+        "ifog",
+        (
+            ("W", "I 4H", "weight_x.T"),
+            ("U", "H 4H", "weight_h.T"),
+            ("b", "4H", "inside_x+bias"),
+            *_affine(("s1", "b1", "x"), ("s2", "b2", "h"), size="4H"),
+            ("s3", "H", "gain_c"),
+            ("b3", "H", "bias_c"),
+        ),
+        scope="split",
+        cell_norm="output",
+        eps=1e-5,
     ),
     CellSpec(
-        "LSTM", "torch_custom", "github.com/pytorch/pytorch, benchmarks/fastrnns/custom_lstms.py, LayerNormLSTMCell", "ifgo",
-        (("weight_ih", "4H I", "weight_x"), ("weight_hh", "4H H", "weight_h"),
-         *_affine(("layernorm_i.weight", "layernorm_i.bias", "x"), ("layernorm_h.weight", "layernorm_h.bias", "h"), size="4H"),
-         *_affine(("layernorm_c.weight", "layernorm_c.bias", "c"), size="H")),
-        scope="split", cell_norm="carry", eps=1e-5,
+        "LSTM",
+        "torch_custom",
+        "github.com/pytorch/pytorch, benchmarks/fastrnns/custom_lstms.py, LayerNormLSTMCell",
+        "ifgo",
+        (
+            ("weight_ih", "4H I", "weight_x"),
+            ("weight_hh", "4H H", "weight_h"),
+            *_affine(
+                ("layernorm_i.weight", "layernorm_i.bias", "x"),
+                ("layernorm_h.weight", "layernorm_h.bias", "h"),
+                size="4H",
+            ),
+            *_affine(("layernorm_c.weight", "layernorm_c.bias", "c"), size="H"),
+        ),
+        scope="split",
+        cell_norm="carry",
+        eps=1e-5,
     ),
     CellSpec(
-        "LSTM", "torchaudio", "github.com/pytorch/audio, torchaudio/models/rnnt.py, _CustomLSTM", "ifgo",
-        (("x2g.weight", "4H I", "weight_x"), ("p2g.weight", "4H H", "weight_h"),
-         *_affine(("g_norm.weight", "g_norm.bias", ""), size="4H"), *_affine(("c_norm.weight", "c_norm.bias", "c"), size="H")),
-        scope="sum", cell_norm="carry",  # no eps: the class says 1e-5, the published model 1e-3
+        "LSTM",
+        "torchaudio",
+        "github.com/pytorch/audio, torchaudio/models/rnnt.py, _CustomLSTM",
+        "ifgo",
+        (
+            ("x2g.weight", "4H I", "weight_x"),
+            ("p2g.weight", "4H H", "weight_h"),
+            *_affine(("g_norm.weight", "g_norm.bias", ""), size="4H"),
+            *_affine(("c_norm.weight", "c_norm.bias", "c"), size="H"),
+        ),
+        scope="sum",
+        cell_norm="carry",  # no eps: the class says 1e-5, the published model 1e-3
     ),
     CellSpec(
-        "LSTM", "tfa", "github.com/tensorflow/addons, tensorflow_addons/rnn/layer_norm_lstm_cell.py", "ifgo",
-        (("kernel", "I 4H", "weight_x.T"), ("recurrent_kernel", "H 4H", "weight_h.T"), ("bias", "4H", "bias?"),
-         *_affine(("kernel_norm/gamma", "kernel_norm/beta", "x"), ("recurrent_norm/gamma", "recurrent_norm/beta", "h"), size="4H"),
-         *_affine(("state_norm/gamma", "state_norm/beta", "c"), size="H")),
-        scope="split", cell_norm="carry", eps=1e-3,
+        "LSTM",
+        "tfa",
+        "github.com/tensorflow/addons, tensorflow_addons/rnn/layer_norm_lstm_cell.py",
+        "ifgo",
+        (
+            ("kernel", "I 4H", "weight_x.T"),
+            ("recurrent_kernel", "H 4H", "weight_h.T"),
+            ("bias", "4H", "bias?"),
+            *_affine(
+                ("kernel_norm/gamma", "kernel_norm/beta", "x"),
+                ("recurrent_norm/gamma", "recurrent_norm/beta", "h"),
+                size="4H",
+            ),
+            *_affine(("state_norm/gamma", "state_norm/beta", "c"), size="H"),
+        ),
+        scope="split",
+        cell_norm="carry",
+        eps=1e-3,
     ),
     CellSpec(
-        "LSTM", "tf_contrib", "TensorFlow 1.15, tensorflow/contrib/rnn/python/ops/rnn_cell.py, LayerNormBasicLSTMCell", "igfo",
-        (("kernel", "I+H 4H", "weight_x.T weight_h.T"),
-         *_affine(("input/gamma", "input/beta", "[i]"), ("transform/gamma", "transform/beta", "[g]"),
-                  ("forget/gamma", "forget/beta", "[f]"), ("output/gamma", "output/beta", "[o]"), size="H"),
-         *_affine(("state/gamma", "state/beta", "c"), size="H")),
-        scope="sum", grouping="per_gate", cell_norm="carry", forget_bias=1.0, eps=1e-12,
+        "LSTM",
+        "tf_contrib",
+        "TensorFlow 1.15, tensorflow/contrib/rnn/python/ops/rnn_cell.py, LayerNormBasicLSTMCell",
+        "igfo",
+        (
+            ("kernel", "I+H 4H", "weight_x.T weight_h.T"),
+            *_affine(
+                ("input/gamma", "input/beta", "[i]"),
+                ("transform/gamma", "transform/beta", "[g]"),
+                ("forget/gamma", "forget/beta", "[f]"),
+                ("output/gamma", "output/beta", "[o]"),
+                size="H",
+            ),
+            *_affine(("state/gamma", "state/beta", "c"), size="H"),
+        ),
+        scope="sum",
+        grouping="per_gate",
+        cell_norm="carry",
+        forget_bias=1.0,
+        eps=1e-12,
     ),
     CellSpec(
-        "LSTM", "haste", "github.com/lmnt-com/haste, frameworks/pytorch/layer_norm_lstm.py", "igfo",
-        (("kernel", "I 4H", "weight_x.T"), ("recurrent_kernel", "H 4H", "weight_h.T"), ("bias", "4H", "bias"),
-         ("gamma", "2 4H", "gain_x gain_h"), ("gamma_h", "H", "gain_c"), ("beta_h", "H", "bias_c")),
-        scope="split", cell_norm="output", eps=1e-5,
+        "LSTM",
+        "haste",
+        "github.com/lmnt-com/haste, frameworks/pytorch/layer_norm_lstm.py",
+        "igfo",
+        (
+            ("kernel", "I 4H", "weight_x.T"),
+            ("recurrent_kernel", "H 4H", "weight_h.T"),
+            ("bias", "4H", "bias"),
+            ("gamma", "2 4H", "gain_x gain_h"),
+            ("gamma_h", "H", "gain_c"),
+            ("beta_h", "H", "bias_c"),
+        ),
+        scope="split",
+        cell_norm="output",
+        eps=1e-5,
     ),
     CellSpec(
-        "LSTM", "baselines", "github.com/openai/baselines, baselines/a2c/utils.py, lnlstm", "ifog",
-        (("wx", "I 4H", "weight_x.T"), ("wh", "H 4H", "weight_h.T"), ("b", "4H", "bias"),
-         *_affine(("gx", "bx", "x"), ("gh", "bh", "h"), size="4H"), *_affine(("gc", "bc", "c"), size="H")),
-        scope="split", cell_norm="output", eps=1e-5,
+        "LSTM",
+        "baselines",
+        "github.com/openai/baselines, baselines/a2c/utils.py, lnlstm",
+        "ifog",
+        (
+            ("wx", "I 4H", "weight_x.T"),
+            ("wh", "H 4H", "weight_h.T"),
+            ("b", "4H", "bias"),
+            *_affine(("gx", "bx", "x"), ("gh", "bh", "h"), size="4H"),
+            *_affine(("gc", "bc", "c"), size="H"),
+        ),
+        scope="split",
+        cell_norm="output",
+        eps=1e-5,
     ),
     CellSpec(
-        "LSTM", "di_engine", "github.com/opendilab/DI-engine, ding/torch_utils/network/rnn.py, LSTM with norm_type LN", "ifog",
-        (("wx.{layer}", "I 4H", "weight_x.T"), ("wh.{layer}", "H 4H", "weight_h.T"), ("bias", "1 4H", "bias"),
-         *_affine(("norm.{even}.weight", "norm.{even}.bias", "x"), ("norm.{odd}.weight", "norm.{odd}.bias", "h"), size="4H")),
-        scope="split", eps=1e-5,
+        "LSTM",
+        "di_engine",
+        "github.com/opendilab/DI-engine, ding/torch_utils/network/rnn.py, LSTM with norm_type LN",
+        "ifog",
+        (
+            ("wx.{layer}", "I 4H", "weight_x.T"),
+            ("wh.{layer}", "H 4H", "weight_h.T"),
+            ("bias", "1 4H", "bias"),
+            *_affine(
+                ("norm.{even}.weight", "norm.{even}.bias", "x"),
+                ("norm.{odd}.weight", "norm.{odd}.bias", "h"),
+                size="4H",
+            ),
+        ),
+        scope="split",
+        eps=1e-5,
     ),
     CellSpec(
-        "LSTM", "lingvo", "github.com/tensorflow/lingvo, lingvo/core/rnn_cell.py, LayerNormalizedLSTMCellSimple", "gifo",
-        (("wm", "I+P 4H", "weight_x.T weight_h.T"), ("ln_scale", "4H", "gain"), ("b", "4H", "bias?"), ("w_proj", "H P", "weight_p.T?")),
-        scope="sum", grouping="per_gate", cell_clip=10.0, eps=1e-8,
+        "LSTM",
+        "lingvo",
+        "github.com/tensorflow/lingvo, lingvo/core/rnn_cell.py, LayerNormalizedLSTMCellSimple",
+        "gifo",
+        (
+            ("wm", "I+P 4H", "weight_x.T weight_h.T"),
+            ("ln_scale", "4H", "gain"),
+            ("b", "4H", "bias?"),
+            ("w_proj", "H P", "weight_p.T?"),
+        ),
+        scope="sum",
+        grouping="per_gate",
+        cell_clip=10.0,
+        eps=1e-8,
     ),
     CellSpec(
-        "LSTM", "tflite", "github.com/tensorflow/tensorflow, tensorflow/lite/kernels/lstm_eval.cc, with layer norm", "ifgo",
-        (*((f"input_to_{long}_weights", "H I", f"weight_x[{gate}]") for gate, long in zip("ifgo", ("input", "forget", "cell", "output"), strict=True)),
-         *((f"recurrent_to_{long}_weights", "H P", f"weight_h[{gate}]") for gate, long in zip("ifgo", ("input", "forget", "cell", "output"), strict=True)),
-         *((f"{long}_layer_norm_coefficients", "H", f"gain[{gate}]") for gate, long in zip("ifgo", ("input", "forget", "cell", "output"), strict=True)),
-         *((f"{long}_gate_bias", "H", f"bias[{gate}]") for gate, long in zip("ifgo", ("input", "forget", "cell", "output"), strict=True)),
-         ("projection_weights", "P H", "weight_p?"), ("projection_bias", "P", "bias_p?")),
-        scope="sum", grouping="per_gate", eps=1e-8,
+        "LSTM",
+        "tflite",
+        "github.com/tensorflow/tensorflow, tensorflow/lite/kernels/lstm_eval.cc, with layer norm",
+        "ifgo",
+        (
+            *((f"input_to_{name}_weights", "H I", f"weight_x[{gate}]") for gate, name in _TFLITE.items()),
+            *((f"recurrent_to_{name}_weights", "H P", f"weight_h[{gate}]") for gate, name in _TFLITE.items()),
+            *((f"{name}_layer_norm_coefficients", "H", f"gain[{gate}]") for gate, name in _TFLITE.items()),
+            *((f"{name}_gate_bias", "H", f"bias[{gate}]") for gate, name in _TFLITE.items()),
+            ("projection_weights", "P H", "weight_p?"),
+            ("projection_bias", "P", "bias_p?"),
+        ),
+        scope="sum",
+        grouping="per_gate",
+        eps=1e-8,
     ),
     CellSpec(
-        "LSTM", "torch", "pytorch.org, torch.nn.LSTM and LSTMCell", "ifgo",
-        (("weight_ih_l{layer}{reverse}", "4H I", "weight_x"), ("weight_hh_l{layer}{reverse}", "4H P", "weight_h"),
-         ("bias_ih_l{layer}{reverse}", "4H", "bias_x?"), ("bias_hh_l{layer}{reverse}", "4H", "bias_h?"),
-         ("weight_hr_l{layer}{reverse}", "P H", "weight_p?")),
+        "LSTM",
+        "torch",
+        "pytorch.org, torch.nn.LSTM and LSTMCell",
+        "ifgo",
+        (
+            ("weight_ih_l{layer}{reverse}", "4H I", "weight_x"),
+            ("weight_hh_l{layer}{reverse}", "4H P", "weight_h"),
+            ("bias_ih_l{layer}{reverse}", "4H", "bias_x?"),
+            ("bias_hh_l{layer}{reverse}", "4H", "bias_h?"),
+            ("weight_hr_l{layer}{reverse}", "P H", "weight_p?"),
+        ),
     ),
     CellSpec(
-        "LSTM", "keras", "keras.io, keras.layers.LSTM", "ifgo",
+        "LSTM",
+        "keras",
+        "keras.io, keras.layers.LSTM",
+        "ifgo",
         (("kernel", "I 4H", "weight_x.T"), ("recurrent_kernel", "H 4H", "weight_h.T"), ("bias", "4H", "bias?")),
     ),
     CellSpec(
-        "LSTM", "onnx", "onnx.ai, operator LSTM", "iofg",
+        "LSTM",
+        "onnx",
+        "onnx.ai, operator LSTM",
+        "iofg",
         (("W", "1 4H I", "weight_x"), ("R", "1 4H H", "weight_h"), ("B", "1 8H", "bias_x bias_h?")),
     ),
     CellSpec(
-        "GRU", "ba2016", f"{PAPER}, Eq. 26-28", "zrn",
-        (("weight_x", "2H I", "weight_x[zr]"), ("weight_h", "2H H", "weight_h[zr]"),
-         *_affine(("gain_x", "bias_x", "x[zr]"), ("gain_h", "bias_h", "h[zr]"), size="2H"),
-         ("weight_xn", "H I", "weight_x[n]"), ("weight_hn", "H H", "weight_h[n]"),
-         *_affine(("gain_xn", "bias_xn", "x[n]"), ("gain_hn", "bias_hn", "h[n]"), size="H")),
-        scope="split", grouping="gates_and_candidate", eps=1e-5,
+        "GRU",
+        "ba2016",
+        f"{PAPER}, Eq. 26-28",
+        "zrn",
+        (
+            ("weight_x", "2H I", "weight_x[zr]"),
+            ("weight_h", "2H H", "weight_h[zr]"),
+            *_affine(("gain_x", "bias_x", "x[zr]"), ("gain_h", "bias_h", "h[zr]"), size="2H"),
+            ("weight_xn", "H I", "weight_x[n]"),
+            ("weight_hn", "H H", "weight_h[n]"),
+            *_affine(("gain_xn", "bias_xn", "x[n]"), ("gain_hn", "bias_hn", "h[n]"), size="H"),
+        ),
+        scope="split",
+        grouping="gates_and_candidate",
+        eps=1e-5,
     ),
     CellSpec(
-        "GRU", "ba2016_code", "github.com/ryankiros/layer-norm, layers.py, lngru_layer", "rzn",
-        (("W", "I 2H", "weight_x.T[rz]"), ("U", "H 2H", "weight_h.T[rz]"), ("Wx", "I H", "weight_x.T[n]"), ("Ux", "H H", "weight_h.T[n]"),
-         ("b", "2H", "inside_x[rz]"), ("bx", "H", "inside_x[n]"),
-         *_affine(("s1", "b1", "x[rz]"), ("s3", "b3", "h[rz]"), size="2H"),
-         *_affine(("s2", "b2", "x[n]"), ("s4", "b4", "h[n]"), size="H")),
-        scope="split", grouping="gates_and_candidate", update="keep", eps=1e-5,
+        "GRU",
+        "ba2016_code",
+        "github.com/ryankiros/layer-norm, layers.py, lngru_layer",
+        "rzn",
+        (
+            ("W", "I 2H", "weight_x.T[rz]"),
+            ("U", "H 2H", "weight_h.T[rz]"),
+            ("Wx", "I H", "weight_x.T[n]"),
+            ("Ux", "H H", "weight_h.T[n]"),
+            ("b", "2H", "inside_x[rz]"),
+            ("bx", "H", "inside_x[n]"),
+            *_affine(("s1", "b1", "x[rz]"), ("s3", "b3", "h[rz]"), size="2H"),
+            *_affine(("s2", "b2", "x[n]"), ("s4", "b4", "h[n]"), size="H"),
+        ),
+        scope="split",
+        grouping="gates_and_candidate",
+        update="keep",
+        eps=1e-5,
     ),
     CellSpec(
-        "GRU", "haste", "github.com/lmnt-com/haste, frameworks/pytorch/layer_norm_gru.py", "zrn",
-        (("kernel", "I 3H", "weight_x.T"), ("recurrent_kernel", "H 3H", "weight_h.T"), ("bias", "3H", "bias_x"),
-         ("recurrent_bias", "3H", "bias_h"), ("gamma", "2 3H", "gain_x gain_h")),
-        scope="split", update="keep", eps=1e-5,
+        "GRU",
+        "haste",
+        "github.com/lmnt-com/haste, frameworks/pytorch/layer_norm_gru.py",
+        "zrn",
+        (
+            ("kernel", "I 3H", "weight_x.T"),
+            ("recurrent_kernel", "H 3H", "weight_h.T"),
+            ("bias", "3H", "bias_x"),
+            ("recurrent_bias", "3H", "bias_h"),
+            ("gamma", "2 3H", "gain_x gain_h"),
+        ),
+        scope="split",
+        update="keep",
+        eps=1e-5,
     ),
     CellSpec(
-        name="dreamer_v2", source="github.com/danijar/dreamerv2, dreamerv2/common/nets.py, GRUCell",
-        weights=(("kernel", "I+H 3H", "weight_x.T weight_h.T"), ("bias", "3H", "inside_x"), ("gamma", "3H", "gain"), ("beta", "3H", "bias")),
-        **_FLAX_GRU,
+        name="dreamer_v2",
+        source="github.com/danijar/dreamerv2, dreamerv2/common/nets.py, GRUCell",
+        weights=(
+            ("kernel", "I+H 3H", "weight_x.T weight_h.T"),
+            ("bias", "3H", "inside_x"),
+            ("gamma", "3H", "gain"),
+            ("beta", "3H", "bias"),
+        ),
+        **_DREAMER,
     ),
     CellSpec(
-        name="dreamer_v3", source="github.com/danijar/dreamerv3 of 2023 (8fa35f8), dreamerv3/nets.py, RSSM._gru",
-        weights=(("kernel", "H+I 3H", "weight_h.T weight_x.T"), ("norm/scale", "3H", "gain"), ("norm/bias", "3H", "bias")),
-        **_FLAX_GRU,
+        name="dreamer_v3",
+        source="github.com/danijar/dreamerv3 of 2023 (8fa35f8), dreamerv3/nets.py, RSSM._gru",
+        weights=(
+            ("kernel", "H+I 3H", "weight_h.T weight_x.T"),
+            ("norm/scale", "3H", "gain"),
+            ("norm/bias", "3H", "bias"),
+        ),
+        **_DREAMER,
     ),
     CellSpec(
-        name="dreamer_torch", source="github.com/NM512/dreamerv3-torch, networks.py, GRUCell",
-        weights=(("layers.GRU_linear.weight", "3H I+H", "weight_x weight_h"), ("layers.GRU_norm.weight", "3H", "gain"),
-                 ("layers.GRU_norm.bias", "3H", "bias")),
-        **_FLAX_GRU,
+        name="dreamer_torch",
+        source="github.com/NM512/dreamerv3-torch, networks.py, GRUCell",
+        weights=(
+            ("layers.GRU_linear.weight", "3H I+H", "weight_x weight_h"),
+            ("layers.GRU_norm.weight", "3H", "gain"),
+            ("layers.GRU_norm.bias", "3H", "bias"),
+        ),
+        **_DREAMER,
     ),
     CellSpec(
-        "GRU", "torch", "pytorch.org, torch.nn.GRU and GRUCell", "rzn",
-        (("weight_ih_l{layer}{reverse}", "3H I", "weight_x"), ("weight_hh_l{layer}{reverse}", "3H H", "weight_h"),
-         ("bias_ih_l{layer}{reverse}", "3H", "bias_x?"), ("bias_hh_l{layer}{reverse}", "3H", "bias_h?")),
+        "GRU",
+        "torch",
+        "pytorch.org, torch.nn.GRU and GRUCell",
+        "rzn",
+        (
+            ("weight_ih_l{layer}{reverse}", "3H I", "weight_x"),
+            ("weight_hh_l{layer}{reverse}", "3H H", "weight_h"),
+            ("bias_ih_l{layer}{reverse}", "3H", "bias_x?"),
+            ("bias_hh_l{layer}{reverse}", "3H", "bias_h?"),
+        ),
         update="keep",
     ),
     CellSpec(
-        "GRU", "keras", "keras.io, keras.layers.GRU with reset_after=True", "zrn",
-        (("kernel", "I 3H", "weight_x.T"), ("recurrent_kernel", "H 3H", "weight_h.T"), ("bias", "2 3H", "bias_x bias_h?")),
+        "GRU",
+        "keras",
+        "keras.io, keras.layers.GRU with reset_after=True",
+        "zrn",
+        (
+            ("kernel", "I 3H", "weight_x.T"),
+            ("recurrent_kernel", "H 3H", "weight_h.T"),
+            ("bias", "2 3H", "bias_x bias_h?"),
+        ),
         update="keep",
     ),
     CellSpec(
-        "GRU", "keras_reset_before", "keras.io, keras.layers.GRU with reset_after=False", "zrn",
+        "GRU",
+        "keras_reset_before",
+        "keras.io, keras.layers.GRU with reset_after=False",
+        "zrn",
         (("kernel", "I 3H", "weight_x.T"), ("recurrent_kernel", "H 3H", "weight_h.T"), ("bias", "3H", "bias?")),
-        update="keep", reset="before",
+        update="keep",
+        reset="before",
     ),
     CellSpec(
-        "GRU", "onnx", "onnx.ai, operator GRU with linear_before_reset = 0", "zrn",
+        "GRU",
+        "onnx",
+        "onnx.ai, operator GRU with linear_before_reset = 0",
+        "zrn",
         (("W", "1 3H I", "weight_x"), ("R", "1 3H H", "weight_h"), ("B", "1 6H", "bias_x bias_h?")),
-        update="keep", reset="before",
+        update="keep",
+        reset="before",
     ),
     CellSpec(
-        "GRU", "onnx_linear_before_reset", "onnx.ai, operator GRU with linear_before_reset = 1", "zrn",
+        "GRU",
+        "onnx_linear_before_reset",
+        "onnx.ai, operator GRU with linear_before_reset = 1",
+        "zrn",
         (("W", "1 3H I", "weight_x"), ("R", "1 3H H", "weight_h"), ("B", "1 6H", "bias_x bias_h?")),
         update="keep",
     ),
     CellSpec(
-        "RNN", "ba2016", f"{PAPER}, Eq. 4, tanh", "a",
+        "RNN",
+        "ba2016",
+        f"{PAPER}, Eq. 4, tanh",
+        "a",
         (("weight_x", "H I", "weight_x"), ("weight_h", "H H", "weight_h"), *_affine(("gain", "bias", ""), size="H")),
-        scope="sum", eps=1e-5,
+        scope="sum",
+        eps=1e-5,
     ),
     CellSpec(
-        "RNN", "ba2016_relu", f"{PAPER}, Eq. 4, relu", "a",
+        "RNN",
+        "ba2016_relu",
+        f"{PAPER}, Eq. 4, relu",
+        "a",
         (("weight_x", "H I", "weight_x"), ("weight_h", "H H", "weight_h"), *_affine(("gain", "bias", ""), size="H")),
-        scope="sum", activation="relu", eps=1e-5,
+        scope="sum",
+        activation="relu",
+        eps=1e-5,
     ),
     CellSpec(
-        "RNN", "tfa", "github.com/tensorflow/addons, tensorflow_addons/rnn/layer_norm_simple_rnn_cell.py", "a",
-        (("kernel", "I H", "weight_x.T"), ("recurrent_kernel", "H H", "weight_h.T"), ("bias", "H", "bias?"),
-         ("layer_normalization/gamma", "H", "gain")),
-        scope="sum", eps=1e-5,
+        "RNN",
+        "tfa",
+        "github.com/tensorflow/addons, tensorflow_addons/rnn/layer_norm_simple_rnn_cell.py",
+        "a",
+        (
+            ("kernel", "I H", "weight_x.T"),
+            ("recurrent_kernel", "H H", "weight_h.T"),
+            ("bias", "H", "bias?"),
+            ("layer_normalization/gamma", "H", "gain"),
+        ),
+        scope="sum",
+        eps=1e-5,
     ),
-)  # fmt: skip
+)
 
 PRESETS = MappingProxyType({(spec.kind, spec.name): spec for spec in _ALL})
 """Presets by (kind, name), such as ``PRESETS["LSTM", "ba2016"]``."""

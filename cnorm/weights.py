@@ -25,9 +25,7 @@ def checked(weights, entries, layer: str) -> tuple[Mapping[str, np.ndarray], dic
         For messages.
     """
     if not isinstance(weights, Mapping):
-        raise TypeError(
-            f"weights of {layer} must be a mapping of names to arrays, got {type(weights).__name__}"
-        )
+        raise TypeError(f"weights of {layer} must be a mapping of names to arrays, got {type(weights).__name__}")
     shapes = {name: shape for name, shape, _ in entries}
     needed = [name for name, _, meaning in entries if not meaning.endswith("?")]
     missing = [name for name in needed if name not in weights]
@@ -41,6 +39,8 @@ def checked(weights, entries, layer: str) -> tuple[Mapping[str, np.ndarray], dic
     if not any(meaning.startswith("weight_p") and name in arrays for name, _, meaning in entries):
         shapes = {name: shape.replace("P", "H") for name, shape in shapes.items()}  # no projection
     sizes = _sizes(arrays, shapes, layer)
+    if "H" in sizes:
+        sizes.setdefault("P", sizes["H"])
     return MappingProxyType(arrays), sizes
 
 
@@ -57,9 +57,7 @@ def _float32(given, name: str, layer: str) -> np.ndarray:
             f"weights[{name!r}].astype('float32')"
         )
     if array.dtype not in (np.float32, np.float16) and array.dtype.name != "bfloat16":
-        raise TypeError(
-            f"weights[{name!r}] of {layer} must be float32, float16 or bfloat16, got {array.dtype}"
-        )
+        raise TypeError(f"weights[{name!r}] of {layer} must be float32, float16 or bfloat16, got {array.dtype}")
     copy = np.array(array, dtype=np.float32, order="C", copy=True)
     if not np.isfinite(copy).all():
         raise ValueError(f"weights[{name!r}] of {layer} must be finite, got NaN or infinity")
@@ -78,12 +76,8 @@ def _sizes(arrays, shapes, layer: str) -> dict[str, int]:
     for name, array in arrays.items():
         symbols = shapes[name].split()
         if array.ndim != len(symbols):
-            raise ValueError(
-                f"weights[{name!r}] of {layer} must have shape [{', '.join(symbols)}], got {array.shape}"
-            )
-        equations += [
-            (name, _terms(symbol), length) for symbol, length in zip(symbols, array.shape, strict=True)
-        ]
+            raise ValueError(f"weights[{name!r}] of {layer} must have shape [{', '.join(symbols)}], got {array.shape}")
+        equations += [(name, _terms(symbol), length) for symbol, length in zip(symbols, array.shape, strict=True)]
     sizes = {"": 1}
     for _ in equations:  # each round solves at least one letter, or none is left
         for _, terms, length in equations:
@@ -94,13 +88,11 @@ def _sizes(arrays, shapes, layer: str) -> dict[str, int]:
                 if rest >= factor:
                     sizes[letter] = rest // factor
     for name, terms, length in equations:
-        if any(letter not in sizes for _, letter in terms) or length != sum(
-            f * sizes[letter] for f, letter in terms
-        ):
-            known = ", ".join(f"{letter} = {size}" for letter, size in sizes.items() if letter)
+        if any(letter not in sizes for _, letter in terms) or length != sum(f * sizes[letter] for f, letter in terms):
+            known = ", ".join(f"{letter} = {size}" for letter, size in sizes.items() if letter) or "sizes of at least 1"
             raise ValueError(
-                f"weights[{name!r}] of {layer} must have shape [{', '.join(shapes[name].split())}] with {known or 'sizes of at least 1'}, "
-                f"got {arrays[name].shape}"
+                f"weights[{name!r}] of {layer} must have shape [{', '.join(shapes[name].split())}] with "
+                f"{known}, got {arrays[name].shape}"
             )
     return sizes
 
@@ -119,11 +111,7 @@ def packed(spec: CellSpec, entries, weights: Mapping[str, np.ndarray], sizes: di
     """
     parts = _parts(spec, entries, weights, sizes)
     order, units = GATES[spec.kind], sizes["H"]
-    group = (
-        {"joint": len(order), "per_gate": 1, "gates_and_candidate": 2}[spec.grouping]
-        if spec.scope != "none"
-        else 0
-    )
+    group = {"joint": len(order), "per_gate": 1, "gates_and_candidate": 2}[spec.grouping] if spec.scope != "none" else 0
 
     def gates(part, otherwise=0.0):
         """[gates, H, ...] of a part that may be missing, for all gates or some."""
@@ -186,9 +174,7 @@ def _parts(spec: CellSpec, entries, weights, sizes) -> dict[tuple[str, str], np.
         joined = [axis for axis, symbol in enumerate(symbols) if "+" in symbol]
         if joined:
             first = symbols[joined[0]].split("+")[0]
-            pieces = np.split(
-                array, [sizes["H" if first == "P" and "P" not in sizes else first]], axis=joined[0]
-            )
+            pieces = np.split(array, [sizes[first]], axis=joined[0])
         else:
             pieces = array.reshape(len(meanings), -1) if len(meanings) > 1 else [array]
         for piece, uses in zip(pieces, meanings, strict=True):

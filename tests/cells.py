@@ -3,9 +3,9 @@
 import functools
 
 import numpy as np
-import reference
 
 import cnorm
+import reference
 
 # (kind, preset) -> its step in tests/reference.py
 STEPS = {key: getattr(reference, f"{key[0].lower()}_{key[1]}", None) for key in cnorm.PRESETS}
@@ -16,7 +16,7 @@ EPS = {("LSTM", "torchaudio"): 1e-3}  # presets that must be told
 
 
 def random_weights(spec, rng, inputs, units, outputs=None, optional=True):
-    """float32 weights as training leaves them, in the spec's own names and layout; `outputs` if there is a projection."""
+    """float32 weights as training leaves them, in the spec's own names and layout; `outputs` with a projection."""
     sizes = {"I": inputs, "H": units, "P": outputs or units, "": 1}
     weights = {}
     for template, shape, meaning in spec.weights:
@@ -27,8 +27,7 @@ def random_weights(spec, rng, inputs, units, outputs=None, optional=True):
             continue
         name = template.format(layer=0, even=0, odd=1, reverse="")
         lengths = [
-            sum(_factor(term) * sizes[term.lstrip("0123456789")] for term in axis.split("+"))
-            for axis in shape.split()
+            sum(_factor(term) * sizes[term.lstrip("0123456789")] for term in axis.split("+")) for axis in shape.split()
         ]
         values = rng.standard_normal(lengths)
         if "weight" in meaning:

@@ -11,9 +11,7 @@ import math
 import numpy as np
 
 if np.finfo(np.longdouble).nmant < 63:
-    raise RuntimeError(
-        "the oracle judges float64 with np.longdouble, which is no wider than float64 on this platform"
-    )
+    raise RuntimeError("the oracle judges float64 with np.longdouble, which is no wider than float64 on this platform")
 
 
 def wide(array):
@@ -226,9 +224,7 @@ def lstm_tfa(weights, x, h, c, eps=1e-3):
     """TensorFlow Addons LayerNormLSTMCell: i, f, candidate, o; the cell is normalised and carried."""
     w, x, h, c = _recurrent(weights, x, h, c)
     z = _layer_norm_of(x @ w["kernel"], w["kernel_norm/gamma"], w["kernel_norm/beta"], eps)
-    z = z + _layer_norm_of(
-        h @ w["recurrent_kernel"], w["recurrent_norm/gamma"], w["recurrent_norm/beta"], eps
-    )
+    z = z + _layer_norm_of(h @ w["recurrent_kernel"], w["recurrent_norm/gamma"], w["recurrent_norm/beta"], eps)
     i, f, g, o = np.split(z + w.get("bias", 0), 4, axis=-1)
     c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
     c = _layer_norm_of(c, w["state_norm/gamma"], w["state_norm/beta"], eps)
@@ -263,11 +259,7 @@ def lstm_haste(weights, x, h, c, eps=1e-5, zoneout=0.0):
 def lstm_baselines(weights, x, h, c, eps=1e-5):
     """OpenAI baselines lnlstm: i, f, o, u; LN of the cell on its way out."""
     w, x, h, c = _recurrent(weights, x, h, c)
-    z = (
-        _layer_norm_of(x @ w["wx"], w["gx"], w["bx"], eps)
-        + _layer_norm_of(h @ w["wh"], w["gh"], w["bh"], eps)
-        + w["b"]
-    )
+    z = _layer_norm_of(x @ w["wx"], w["gx"], w["bx"], eps) + _layer_norm_of(h @ w["wh"], w["gh"], w["bh"], eps) + w["b"]
     i, f, o, u = np.split(z, 4, axis=-1)
     c = sigmoid(f) * c + sigmoid(i) * np.tanh(u)
     return sigmoid(o) * np.tanh(_layer_norm_of(c, w["gc"], w["bc"], eps)), c
@@ -318,9 +310,7 @@ def lstm_tflite(weights, x, h, c, eps=1e-8, cell_clip=np.inf, projection_clip=np
 def lstm_torch(weights, x, h, c):
     """torch.nn.LSTM: i, f, g, o; h may be projected."""
     w, x, h, c = _recurrent(weights, x, h, c)
-    gates = (
-        x @ w["weight_ih_l0"].T + w.get("bias_ih_l0", 0) + h @ w["weight_hh_l0"].T + w.get("bias_hh_l0", 0)
-    )
+    gates = x @ w["weight_ih_l0"].T + w.get("bias_ih_l0", 0) + h @ w["weight_hh_l0"].T + w.get("bias_hh_l0", 0)
     i, f, g, o = np.split(gates, 4, axis=-1)
     c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
     h = sigmoid(o) * np.tanh(c)
@@ -358,9 +348,7 @@ def gru_haste(weights, x, h, eps=1e-5, zoneout=0.0):
     """haste LayerNormGRU at inference: z, r, h; one norm over all three, gain only; z keeps; zoneout mixes h."""
     w, x, h = _recurrent(weights, x, h)
     vx = np.split(_layer_norm_of(x @ w["kernel"], w["gamma"][0], 0, eps) + w["bias"], 3, axis=-1)
-    vh = np.split(
-        _layer_norm_of(h @ w["recurrent_kernel"], w["gamma"][1], 0, eps) + w["recurrent_bias"], 3, axis=-1
-    )
+    vh = np.split(_layer_norm_of(h @ w["recurrent_kernel"], w["gamma"][1], 0, eps) + w["recurrent_bias"], 3, axis=-1)
     z, r = sigmoid(vx[0] + vh[0]), sigmoid(vx[1] + vh[1])
     new = z * h + (1 - z) * np.tanh(vx[2] + r * vh[2])
     return zoneout * h + (1 - zoneout) * new

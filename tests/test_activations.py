@@ -35,9 +35,7 @@ def test_monotone_over_neighbouring_floats(rng, name):
     """Runs of 256 neighbouring floats at 4000 places of every magnitude where the function still moves."""
     function = getattr(_core, name)
     highest = int(np.float32(110).view(np.uint32))
-    starts = np.concatenate(
-        [rng.integers(0, highest, 2000), np.float32(rng.uniform(0, 20, 2000)).view(np.uint32)]
-    )
+    starts = np.concatenate([rng.integers(0, highest, 2000), np.float32(rng.uniform(0, 20, 2000)).view(np.uint32)])
     x = (starts[:, None] + np.arange(256)).astype(np.uint32).view(np.float32)
     assert (np.diff(function(x), axis=1) >= 0).all()
     assert (np.diff(function(-x), axis=1) <= 0).all()

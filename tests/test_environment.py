@@ -57,7 +57,7 @@ def control(control_library):
 
 
 def operations(rng, dtype):
-    """Calls with every kind of row; each returns one array or a tuple of them."""
+    """Calls with every kind of row; each returns an array, a tuple of them, or statistics."""
     x = inputs.difficult_rows(rng, 53, dtype)
     nan = x[:2].copy()
     nan[0, 3], nan[1, 5] = np.nan, np.inf
@@ -73,7 +73,7 @@ def operations(rng, dtype):
         "forward, NaN": lambda: cnorm.layer_norm(nan),
         "forward, out": lambda: cnorm.layer_norm(x, weight, bias, eps=0.1, out=np.empty_like(x)),
         "backward": lambda: cnorm.layer_norm_backward(dy, x, weight, stats),
-        "statistics": lambda: _mean_and_inv_std_dev(cnorm.layer_norm(x, eps=0.7, return_stats=True)[1]),
+        "statistics": lambda: cnorm.layer_norm(x, eps=0.7, return_stats=True)[1],
     }
     if dtype == np.float32:
         wild = rng.integers(0, 2**32, 4099, np.uint32).view(np.float32)
@@ -82,11 +82,9 @@ def operations(rng, dtype):
     return calls
 
 
-def _mean_and_inv_std_dev(stats):
-    return stats.mean, stats.inv_std_dev
-
-
 def as_bytes(result):
+    if isinstance(result, cnorm.Stats):
+        result = result.mean, result.inv_std_dev
     results = result if isinstance(result, tuple) else (result,)
     return [inputs.canonical_bytes(array) for array in results]
 
@@ -114,9 +112,7 @@ def test_the_default_mode_stays_the_default(rng, control):
 
 
 def python(code):
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.skipif(not X86, reason="AArch64 processors need not be able to trap at all")
@@ -127,7 +123,7 @@ def test_unmasked_traps_do_not_kill(control_library, name):
         import ctypes, cnorm, numpy as np
         cnorm.use_isa({name!r})
         control = ctypes.CDLL({str(control_library)!r})
-        x = np.float32([[1, 2, 3], [3e38, -3e38, 1], [1e-45, 0, 0], [4, 4, 4], [np.nan, np.inf, 0], [1e20, 0, 2]])
+        x = np.float32([[1, 2, 3], [3e38, -3e38, 1], [1e-45, 0, 0], [4, 4, 4], [np.nan, 1, 0], [1e20, 0, 2]])
         weight = np.float32([3, 0.1, 1e-40])
         masked = cnorm.layer_norm(x, weight, weight, eps=1e-5, return_stats=True)
         masked_gradients = cnorm.layer_norm_backward(x, x, weight, masked[1])

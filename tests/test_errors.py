@@ -138,9 +138,7 @@ def test_x_of_no_dimension():
         cnorm.layer_norm(np.array(1.0), axis=0)
 
 
-@pytest.mark.parametrize(
-    ("shape", "axis"), [((3, 0), -1), ((0,), 0), ((3, 0, 2), 1), ((3, 2, 0), -2), ((0, 0), -1)]
-)
+@pytest.mark.parametrize(("shape", "axis"), [((3, 0), -1), ((0,), 0), ((3, 0, 2), 1), ((3, 2, 0), -2), ((0, 0), -1)])
 def test_rows_of_no_elements(shape, axis):
     with raises(ValueError, "axis"):
         cnorm.layer_norm(np.zeros(shape, np.float32), axis=axis)
@@ -242,9 +240,7 @@ def test_axis_of_a_numpy_integer(x, axis):
     np.testing.assert_array_equal(cnorm.layer_norm(x, axis=axis), cnorm.layer_norm(x))
 
 
-@pytest.mark.parametrize(
-    "eps", [-1e-5, -1, -1e-300, float("nan"), float("inf"), -float("inf"), np.float32("nan")]
-)
+@pytest.mark.parametrize("eps", [-1e-5, -1, -1e-300, float("nan"), float("inf"), -float("inf"), np.float32("nan")])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_eps_of_another_value(x, eps, dtype):
     with raises(ValueError, "eps"):
@@ -397,9 +393,7 @@ def test_dy_of_another_shape(x, weight, stats):
             cnorm.layer_norm_backward(np.ones(shape, np.float32), x, weight, stats)
 
 
-@pytest.mark.parametrize(
-    "bad", [None, [1.0], np.ones((4, N)), np.ones((4, N), int), np.ma.ones((4, N), np.float32)]
-)
+@pytest.mark.parametrize("bad", [None, [1.0], np.ones((4, N)), np.ones((4, N), int), np.ma.ones((4, N), np.float32)])
 def test_dy_of_another_type(x, weight, stats, bad):
     with raises(TypeError, "dy"):
         cnorm.layer_norm_backward(bad, x, weight, stats)
@@ -472,7 +466,7 @@ def test_stats_from_bad_arrays():
     [
         (None, 5, TypeError),
         (None, np.zeros((4, N), np.float32), TypeError),
-        (None, (np.zeros((4, N), np.float32),), ValueError),
+        (None, (np.zeros((4, N), np.float32),), (TypeError, ValueError)),
         (0, np.zeros((4, N)), TypeError),
         (0, [0.0], TypeError),
         (0, np.zeros((3, N), np.float32), ValueError),

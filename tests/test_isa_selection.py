@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import cnorm
@@ -42,9 +43,7 @@ def test_the_environment_forces_an_isa(name):
     assert result == cnorm.layer_norm(np.float32([1, 2, 4])).tobytes().hex()
 
 
-@pytest.mark.parametrize(
-    "name", ["sse9", "AVX2 ", "auto", "avx", *sorted(KNOWN - set(cnorm.available_isas()))]
-)
+@pytest.mark.parametrize("name", ["sse9", "AVX2 ", "auto", "avx", *sorted(KNOWN - set(cnorm.available_isas()))])
 def test_an_unknown_or_absent_isa_in_the_environment_is_an_import_error(name):
     code = "try:\n    import cnorm\nexcept ImportError as error:\n    print(error)"
     run = python(code, CNORM_ISA=name)

@@ -27,9 +27,7 @@ def assert_isas_agree(compute, *arguments):
             got = results[isa][name]
             if inputs.canonical_bytes(got) != inputs.canonical_bytes(expected):
                 unequal = np.argwhere((got != expected) & ~(np.isnan(got) & np.isnan(expected)))
-                pytest.fail(
-                    f"{name}: {isa} and {first} differ in {len(unequal)} elements, first {unequal[:5]}"
-                )
+                pytest.fail(f"{name}: {isa} and {first} differ in {len(unequal)} elements, first {unequal[:5]}")
 
 
 def test_this_machine_has_what_it_should():

@@ -232,14 +232,31 @@ def test_any_layout_gives_the_same_bits(rng, dtype):
         assert [g.tobytes() for g in gradients(view(dy), view(x), view(weight))] == expected
 
 
+@both_types
+def test_random_views(rng, dtype):
+    for _ in range(200):
+        x = inputs.random_view(rng, dtype)
+        dy, dx = inputs.random_view(rng, dtype, x.shape), inputs.random_view(rng, dtype, x.shape)
+        axis = int(rng.integers(x.ndim))
+        weight = inputs.random_view(rng, dtype, x.shape[axis:])
+        plain = [np.ascontiguousarray(a) for a in (dy, x, weight)]
+        expected = gradients(*plain, axis=axis)
+        out = dx, np.empty_like(expected[1]), np.empty_like(expected[2])
+        _, stats = cnorm.layer_norm(x, axis=axis, return_stats=True)
+        for got in (
+            gradients(dy, x, weight, axis=axis),
+            cnorm.layer_norm_backward(dy, x, weight, stats, axis=axis, out=out),
+        ):
+            for gradient, wanted in zip(got, expected, strict=True):
+                assert np.array_equal(gradient, wanted), (x.strides, dy.strides, weight.strides, axis)
+
+
 def test_stride_zero_dy(rng):
     """The gradient of a plain sum is one element seen everywhere."""
     x = rng.standard_normal((5, 30), np.float32)
     ones = np.ones_like(x)
     view = np.broadcast_to(np.float32(1), x.shape)
-    assert [g.tobytes() for g in gradients(view, x, ones[0])] == [
-        g.tobytes() for g in gradients(ones, x, ones[0])
-    ]
+    assert [g.tobytes() for g in gradients(view, x, ones[0])] == [g.tobytes() for g in gradients(ones, x, ones[0])]
 
 
 @both_types
@@ -258,6 +275,41 @@ def test_out_receives_the_gradients(rng, dtype):
     assert dweight is None
     assert dbias is out[2]
     assert dx.tobytes() == gradients(dy, x)[0].tobytes()
+
+
+@both_types
+def test_nothing_is_written_beside_out(rng, dtype):
+    for n in range(1, 70):
+        x, dy = rng.standard_normal((2, 3, n)).astype(dtype)
+        weight, _ = inputs.random_affine(rng, n, dtype)
+        expected = gradients(dy, x, weight)
+        _, stats = cnorm.layer_norm(x, weight, return_stats=True)
+        rooms = np.full((7, 5 + n), 7, dtype), np.full(5 + n, 7, dtype), np.full(5 + n, 7, dtype)
+        views = rooms[0][1:-1:2, 2 : 2 + n], rooms[1][2 : 2 + n], rooms[2][2 : 2 + n]
+        cnorm.layer_norm_backward(dy, x, weight, stats, out=views)
+        for room, view, wanted in zip(rooms, views, expected, strict=True):
+            np.testing.assert_array_equal(view, wanted)
+            view[...] = 7
+            assert (room == 7).all(), n
+
+
+@both_types
+@pytest.mark.parametrize("scale", [1e-44, 1e-30, 1e30])
+def test_any_scale_of_dy(rng, dtype, scale):
+    for n in 3, 64, 300, 1000:
+        x = (rng.standard_normal((3, n)) + 1).astype(dtype)
+        weight, _ = inputs.random_affine(rng, n, dtype)
+        for shift in 0, 3:
+            dy = (scale * (rng.standard_normal((3, n)) + shift)).astype(dtype)
+            check(dy, x, weight)
+
+
+@both_types
+def test_dy_whose_sum_overflows(rng, dtype):
+    """dx itself is in range: finite input gives the correct output."""
+    x = (rng.standard_normal((3, 1000)) + 1).astype(dtype)
+    dy = ((rng.standard_normal(x.shape) + 3) * (float(np.finfo(dtype).max) / 100)).astype(dtype)
+    check(dy, x)
 
 
 @both_types
@@ -287,7 +339,7 @@ def test_stats_sliced_by_rows(rng, dtype):
 
 @both_types
 def test_stats_from_plain_mean_and_inv_std_dev(rng, dtype):
-    """A plain mean is rounded once, which moves xhat by u * |mean| * rstd: within u if |mean| < 1 / rstd."""
+    """A plain mean is rounded once, which moves xhat by u * |mean| * rstd: at most u if |mean| < 1 / rstd."""
     x, dy = rng.standard_normal((2, 70, 96)).astype(dtype)
     weight, _ = inputs.random_affine(rng, 96, dtype)
     xhat, mean, rstd = reference.layer_norm(x)
@@ -304,7 +356,7 @@ def test_stats_from_plain_mean_and_inv_std_dev(rng, dtype):
 
 
 def test_stats_keep_the_mean_exactly():
-    """At mean/std = 1e6 a mean rounded to float32 is wrong by 3 % of a standard deviation; stats must not be."""
+    """At mean/std = 1e6 a mean rounded to float32 is off by 3 % of a standard deviation."""
     rng = np.random.default_rng(5)
     x = (1e6 + rng.standard_normal((4, 256))).astype(np.float32)
     dy = rng.standard_normal(x.shape).astype(np.float32)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import cnorm
+from cnorm import _core
 
 ROOT = Path(__file__).parents[1]
 EXTRAS = {"click", "rich", "matplotlib", "onnx", "onnxruntime", "onnx_export", "torch", "numba", "ml_dtypes"}
@@ -19,17 +20,13 @@ EXTRAS = {"click", "rich", "matplotlib", "onnx", "onnxruntime", "onnx_export", "
 
 def run(tool, *arguments):
     path = shutil.which(tool)
-    assert path, (
-        f"{tool} is not installed, and this test proves nothing without it (Debian: apt install binutils)"
-    )
+    assert path, f"{tool} is not installed, and this test proves nothing without it (Debian: apt install binutils)"
     return subprocess.run([path, *map(str, arguments)], check=True, capture_output=True, text=True).stdout
 
 
 def build_folder():
     folder = ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}"
-    assert folder.is_dir(), (
-        f"{folder} is missing: install the project with `pip install --no-build-isolation -e .`"
-    )
+    assert folder.is_dir(), f"{folder} is missing: install the project with `pip install --no-build-isolation -e .`"
     return folder
 
 
@@ -43,11 +40,7 @@ def isa_objects():
     """Object files of one instruction set: its name is a word of their path."""
     names = "|".join(["baseline", "avx2", "avx512", "neon"])
     word = re.compile(rf"(?<![a-z0-9])({names})(?![a-z0-9])")
-    return {
-        path: match[1]
-        for path in object_files()
-        if (match := word.search(str(path.relative_to(build_folder()))))
-    }
+    return {path: match[1] for path in object_files() if (match := word.search(str(path.relative_to(build_folder()))))}
 
 
 def c_sources():
@@ -142,7 +135,7 @@ def test_one_exported_symbol_per_isa_object():
 
 
 def test_the_extension_exports_only_its_initialiser_and_the_c_library():
-    symbols = run("nm", "--dynamic", "--defined-only", "--extern-only", cnorm._core.__file__).split("\n")
+    symbols = run("nm", "--dynamic", "--defined-only", "--extern-only", _core.__file__).split("\n")
     names = [line.split()[-1] for line in symbols if line]
     assert "PyInit__core" in names
     assert [name for name in names if not name.startswith(("PyInit__core", "cnorm_"))] == []
@@ -159,7 +152,7 @@ FORBIDDEN = (
 @pytest.mark.parametrize("what", ["objects", "extension"])
 def test_no_fused_or_approximate_instruction(what):
     mnemonic = re.compile(rf"^\s*[0-9a-f]+:\s+({FORBIDDEN})\b", re.MULTILINE)
-    for path in object_files() if what == "objects" else [Path(cnorm._core.__file__)]:
+    for path in object_files() if what == "objects" else [Path(_core.__file__)]:
         listing = run("objdump", "--disassemble", "--no-show-raw-insn", path)
         assert mnemonic.search(listing) is None, f"{path.name}: {mnemonic.search(listing)[1]}"
 

@@ -30,11 +30,21 @@ def xhat(xhat, dtype):
 
 
 def forward(xhat_, dtype, weight=1, bias=0):
-    """The error of xhat times the gain, a rounding of the product and one of the sum; a subnormal unit each."""
+    """The error of xhat times the gain, a rounding of product and sum each, and a subnormal unit for both."""
     product = np.abs(xhat_ * weight)
     total = np.abs(xhat_ * weight + bias)
     u = unit_roundoff(dtype)
     return xhat(xhat_, dtype) * np.abs(weight) + u * product + u * total + 2 * smallest(dtype)
+
+
+def any_row(xhat_, dtype):
+    """Whatever the values, with g the summation's relative error and |mean| <= std, else the row is shifted:
+
+    sum|x| / n <= sqrt(2) std, so the mean is off by 1.42 g std; sum(x^2) / n <= 2 var, so var is off by
+    2 g var + 2 |mean| 1.42 g std, and rstd by 2.42 g. Four roundings of xhat follow.
+    """
+    g = _row_sum(np.shape(xhat_)[-1], dtype) + 2 * unit_roundoff(dtype)
+    return g * (1.42 + 2.42 * np.abs(xhat_)) + 4 * unit_roundoff(dtype) * np.maximum(1, np.abs(xhat_))
 
 
 def rescued(y):
@@ -54,7 +64,7 @@ def inv_std_dev(rstd, dtype):
 
 
 def dx(dy, xhat_, rstd, dtype, weight=1):
-    """dx = rstd * (g - mean(g) - xhat * mean(g * xhat)): the means' errors, xhat's, rstd's, four roundings."""
+    """dx = rstd * (g - mean(g) - xhat * mean(g * xhat)): errors of means, xhat and rstd, four roundings."""
     g = np.abs(dy * weight)
     u, from_xhat = unit_roundoff(dtype), xhat(xhat_, dtype)
     mean_g = g.mean(-1, keepdims=True)
@@ -64,18 +74,15 @@ def dx(dy, xhat_, rstd, dtype, weight=1):
     error_mean_gx = (sums + 2 * u) * mean_gx + (g * from_xhat).mean(-1, keepdims=True)
     terms = g + mean_g + np.abs(xhat_) * mean_gx
     inside = error_mean_g + np.abs(xhat_) * error_mean_gx + from_xhat * mean_gx
-    return rstd * (inside + (CONTRACT[np.dtype(dtype)] + 4 * u) * terms) + 2 * smallest(dtype)
+    subnormal = 3 * smallest(dtype) * (1 + np.abs(xhat_))  # what u does not cover: g, each mean, their use
+    return rstd * (inside + subnormal + (CONTRACT[np.dtype(dtype)] + 4 * u) * terms) + 2 * smallest(dtype)
 
 
 def dweight(dy, xhat_, dtype):
     """Sum over rows of dy * xhat: the error of each xhat, a rounding of each product, and the summation's."""
     products = np.abs(dy * xhat_).sum(axis=0)
     from_xhat = (np.abs(dy) * xhat(xhat_, dtype)).sum(axis=0)
-    return (
-        from_xhat
-        + (unit_roundoff(dtype) + _column_sum(len(dy), dtype)) * products
-        + len(dy) * smallest(dtype)
-    )
+    return from_xhat + (unit_roundoff(dtype) + _column_sum(len(dy), dtype)) * products + len(dy) * smallest(dtype)
 
 
 def dbias(dy, dtype):

@@ -103,9 +103,7 @@ def score(network: nn.Module, x: torch.Tensor, data: Utterances) -> tuple[torch.
     """
     logits = network(x)  # [B, T, 9]
     rows = torch.arange(len(data))
-    loss = F.cross_entropy(
-        logits.transpose(1, 2), data.label[:, None].expand(logits.shape[:2]), reduction="none"
-    )
+    loss = F.cross_entropy(logits.transpose(1, 2), data.label[:, None].expand(logits.shape[:2]), reduction="none")
     heard = torch.arange(logits.shape[1]) < data.length[:, None]
     last = loss[rows, data.length - 1]
     every = (loss * heard).sum(1) / data.length
@@ -113,9 +111,7 @@ def score(network: nn.Module, x: torch.Tensor, data: Utterances) -> tuple[torch.
     return torch.lerp(last, every, EARLY).mean(), (named == data.label).float().mean()
 
 
-def train(
-    normalise: bool, seed: int, fit: Utterances, test: Utterances, after_epoch
-) -> tuple[nn.Module, list]:
+def train(normalise: bool, seed: int, fit: Utterances, test: Utterances, after_epoch) -> tuple[nn.Module, list]:
     """The network of one seed and its accuracy on the test split, in percent, after each epoch."""
     torch.manual_seed(seed)
     network = nn.Sequential(LSTM(normalise), nn.Linear(HIDDEN, SPEAKERS))
@@ -163,14 +159,10 @@ def draw(curves: dict[str, np.ndarray], path: Path) -> None:
     for (name, curve), colour in zip(curves.items(), ("#0b6e99", "#c2571a"), strict=True):
         mean, deviation = curve.mean(0), curve.std(0, ddof=1)
         axes.plot(epochs, mean, color=colour, lw=2, label=f"{name}: {mean[-1]:.1f} ± {deviation[-1]:.1f} %")
-        axes.fill_between(
-            epochs, mean - deviation, np.minimum(mean + deviation, 100), color=colour, alpha=0.2, lw=0
-        )
+        axes.fill_between(epochs, mean - deviation, np.minimum(mean + deviation, 100), color=colour, alpha=0.2, lw=0)
     axes.set(xlabel="epochs", ylabel="test utterances named correctly (%)", xlim=(1, EPOCHS), ylim=(0, 100))
     axes.set_xticks([1, 5, 10, 20, 30, 40])
-    axes.set_title(
-        f"Japanese Vowels, LSTM 12 → 64: mean ± standard deviation of {len(SEEDS)} seeds", fontsize=11
-    )
+    axes.set_title(f"Japanese Vowels, LSTM 12 → 64: mean ± standard deviation of {len(SEEDS)} seeds", fontsize=11)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right", title="after 40 epochs", alignment="left")
@@ -199,9 +191,7 @@ def main() -> None:
             runs = [train(normalise, seed, fit, test, lambda: progress.advance(task)) for seed in SEEDS]
             networks[name], curves[name] = [run[0] for run in runs], np.array([run[1] for run in runs])
 
-    table = Table(
-        title=f"Test utterances named correctly (%), mean ± standard deviation of {len(SEEDS)} seeds"
-    )
+    table = Table(title=f"Test utterances named correctly (%), mean ± standard deviation of {len(SEEDS)} seeds")
     table.add_column("after epoch", justify="right")
     for name in curves:
         table.add_column(name, justify="right")
@@ -212,9 +202,7 @@ def main() -> None:
     draw(curves, PICTURE)
 
     with torch.no_grad():
-        losses, _ = zip(
-            *(score(network, held.x, held) for network in networks["with layer norm"]), strict=True
-        )
+        losses, _ = zip(*(score(network, held.x, held) for network in networks["with layer norm"]), strict=True)
     best = int(np.argmin([loss.item() for loss in losses]))
     write_model(networks["with layer norm"][best], MODEL)
     console.print(

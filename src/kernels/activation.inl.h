@@ -50,7 +50,8 @@ INLINE f64v tanh_f64(f64v x)
     const f64v limit = splat_f64(10.0);
     magnitude = select_f64(magnitude > limit, limit, magnitude);
     f64v e = expm1_f64(magnitude * -2.0);
-    return (f64v)((i64v)(-e / (2.0 + e)) ^ sign);
+    const f64v y = -e / (2.0 + e);
+    return (f64v)(((i64v)y & ~(i64v)splat_f64(-0.0)) | sign);
 }
 
 INLINE f32v sigmoid_v(f32v x) { return narrow(sigmoid_f64(widen_lo(x)), sigmoid_f64(widen_hi(x))); }

@@ -34,8 +34,8 @@ typedef struct product_term {
 } product_term;
 
 /* (2) and (3) where float32 squares overflow or drown: z becomes z r, in float64 and rounded once */
-static __attribute__((noinline)) void exact_group(const product_term *terms, int count, ptrdiff_t start, ptrdiff_t rows,
-                                                  double n, double eps, float *z)
+RARE void exact_group(const product_term *terms, int count, ptrdiff_t start, ptrdiff_t rows, double n, double eps,
+                      float *z)
 {
     double squares = 0, rstd = 0;
     for (int i = 0; i < count; ++i)
@@ -144,7 +144,8 @@ static void lstm_row(const cnorm_cell *cell, const float *zx, const float *zh, c
     const float *out = c;
     if (cell->cell_norm != CNORM_NO_CELL_NORM) {
         for (ptrdiff_t j = units; j < width; ++j) normed[j] = 0;
-        layer_norm_f32(1, units, c, 0, cell->gain_c, cell->bias_c, cell->eps, normed, 0, NULL);
+        layer_norm_f32(&(cnorm_norm){.rows = 1, .n = units, .x = c, .gain = cell->gain_c, .bias = cell->bias_c,
+                                     .eps = (double)cell->eps, .y = normed});
         out = normed;
     }
     if (cell->cell_norm == CNORM_CARRY)

@@ -13,10 +13,7 @@
 #include "../simd/vector.h"
 #include "kernels.h"
 
-enum {
-    BLOCK = 16,
-    MANY = VECTOR_BYTES == 64 ? 8 : 4, /* vectors at once: two accumulators each must stay in registers */
-};
+enum { MANY = VECTOR_BYTES == 64 ? 8 : 4 }; /* vectors at once: two accumulators each must stay in registers */
 
 /* z [packed rows] = W x + add; add NULL: nothing */
 static void product(const cnorm_matrix *w, const float *x, const float *add, float *z)

@@ -148,8 +148,9 @@ static void run_rows(const cnorm_kernels *kernels, const cnorm_layer *layers, in
             break;
         case CNORM_ROW_NORM: {
             const cnorm_row_norm *norm = &layer->as.norm;
-            kernels->layer_norm[CNORM_F32](n, norm->n, in, in_stride, norm->gain, norm->bias, (double)norm->eps, to.at,
-                                           to.stride, NULL);
+            kernels->layer_norm[CNORM_F32](&(cnorm_norm){
+                .rows = n, .n = norm->n, .x = in, .x_stride = in_stride, .gain = norm->gain, .bias = norm->bias,
+                .eps = (double)norm->eps, .y = to.at, .y_stride = to.stride});
             break;
         }
         case CNORM_ACTIVATION:

@@ -1,0 +1,44 @@
+"""``cnorm info``: what runs here."""
+
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import cnorm
+
+
+def processor() -> str:
+    """The processor's own name, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model name"))]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Installed versions; a package that is absent is left out."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def show() -> None:
+    """Print versions, processor and instruction sets."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    table.add_row("cnorm", cnorm.__version__)
+    table.add_row("processor", processor())
+    isas = [f"[bold]{isa}[/]" if isa == cnorm.active_isa() else isa for isa in cnorm.available_isas()]
+    table.add_row("instruction sets", f"{', '.join(isas)}  (bold: active; CNORM_ISA or cnorm.use_isa chooses)")
+    table.add_row("Python", platform.python_version())
+    for package, version in versions("numpy", "safetensors", "onnx", "onnxruntime", "torch", "ml_dtypes").items():
+        table.add_row(package, version)
+    Console().print(table)
