@@ -22,6 +22,7 @@ from cnorm._core import (
     rms_norm_backward,
     use_isa,
 )
+from cnorm.checkpoints import from_safetensors, from_torch
 from cnorm.layers import GRU, LSTM, RNN, Activation, Bidirectional, LayerNorm, Linear, Residual
 from cnorm.model import Model, demo_model, load
 from cnorm.specs import PRESETS, CellSpec
@@ -46,6 +47,8 @@ __all__ = [
     "add_layer_norm",
     "available_isas",
     "demo_model",
+    "from_safetensors",
+    "from_torch",
     "layer_norm",
     "layer_norm_backward",
     "load",
