@@ -7,6 +7,7 @@ import json
 import operator
 import re
 
+import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
@@ -23,6 +24,7 @@ FIRST_OPSET = 13
 FIRST_IR = 8  # of opset 17; every onnxruntime that runs LayerNormalization reads it
 FORMS = ("step", "sequence")
 DTYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+FLOAT16_MAX = float(np.finfo(np.float16).max)
 DOMAIN = "cnorm"  # of the local functions
 
 
@@ -77,7 +79,8 @@ def export(
     TypeError
         If `model` or an option is of another type.
     ValueError
-        For an unknown form or dtype, an opset out of range, or a layer without an ONNX form.
+        For an unknown form or dtype, an opset out of range, a layer without an ONNX form or without a native operator,
+        or weights beyond float16's range.
     OSError
         If the file cannot be written.
     """
@@ -107,12 +110,17 @@ class _Export:
         graph = self._step("", "cnorm") if self.form == "step" else self._sequence()
         for name, array in _tensors(self.layers).items():
             if name not in self.starts:
-                graph.initializer.append(numpy_helper.from_array(array.astype(self.dtype), name))
+                graph.initializer.append(numpy_helper.from_array(self._rounded(name, array), name))
         model = finished(graph, self.opset, list((self.functions or {}).values()))
         described = json.loads(_configuration(self.layers))
         described |= {"form": self.form, "dtype": self.dtype, "states": self.states}
         helper.set_model_props(model, {METADATA_KEY: json.dumps(described)})
         return model
+
+    def _rounded(self, name: str, array: np.ndarray) -> np.ndarray:
+        if self.dtype == "float16" and np.abs(array).max() > FLOAT16_MAX:
+            raise ValueError(f"dtype must be 'float32': {name} has weights beyond the {FLOAT16_MAX:.0f} of float16")
+        return array.astype(self.dtype)
 
     def _step(self, prefix: str, name: str) -> onnx.GraphProto:
         """The graph of one step, or with a prefix to its names the body of a Scan."""

@@ -156,6 +156,8 @@ def test_a_path_without_a_folder(tmp_path, monkeypatch):
         ({"opset": "17"}, TypeError, "opset must be an integer"),
         ({"opset": True}, TypeError, "opset must be an integer"),
         ({"opset": 17.0}, TypeError, "opset must be an integer"),
+        ({"dtype": "bfloat16"}, ValueError, "dtype must be one of 'float32', 'float16', got 'bfloat16'"),
+        ({"dtype": np.float16}, ValueError, "dtype must be one of 'float32', 'float16'"),
         ({"batch": 2}, ValueError, "batch must be 1 or the name"),
         ({"batch": "a b"}, ValueError, "batch must be 1 or the name"),
         ({"batch": None}, TypeError, "batch must be 1 or the name"),
@@ -292,6 +294,13 @@ def test_float16_norms_are_computed_in_float32(rng, opset):
         np.testing.assert_allclose(y, exact, rtol=0, atol=2e-2)
     report = onnx_export.check_parity(model, exported, steps=8)
     assert report.ok, str(report)
+
+
+def test_weights_beyond_float16_are_refused(tmp_path):
+    model = cnorm.Model([cnorm.Linear(np.full((2, 3), 7e4, np.float32))])
+    with pytest.raises(ValueError, match=r"layers\.0\.weight has weights beyond the 65504 of float16"):
+        onnx_export.export(model, tmp_path / "m.onnx", dtype="float16")
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.fixture

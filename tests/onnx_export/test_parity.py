@@ -78,7 +78,7 @@ def test_the_demo_model_is_within_2e_6_per_step_over_64_steps(demo, utterances):
 
 
 def test_free_runs_of_recorded_utterances_agree_within_5e_6(demo, utterances):
-    report = onnx_export.check_parity(*demo, inputs=utterances[::5])
+    report = onnx_export.check_parity(*demo, inputs=utterances[::12])
     assert report.ok, str(report)
     assert report.inputs == "recorded"
     for drift in report.drift:
