@@ -22,24 +22,33 @@ from cnorm._core import (
     rms_norm_backward,
     use_isa,
 )
-from cnorm.layers import LSTM, Linear
+from cnorm.checkpoints import from_safetensors, from_torch
+from cnorm.layers import GRU, LSTM, RNN, Activation, Bidirectional, LayerNorm, Linear, Residual
 from cnorm.model import Model, demo_model, load
 from cnorm.specs import PRESETS, CellSpec
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "GRU",
     "LSTM",
     "PRESETS",
+    "RNN",
+    "Activation",
+    "Bidirectional",
     "CellSpec",
+    "LayerNorm",
     "Linear",
     "Model",
+    "Residual",
     "Stats",
     "Stream",
     "active_isa",
     "add_layer_norm",
     "available_isas",
     "demo_model",
+    "from_safetensors",
+    "from_torch",
     "layer_norm",
     "layer_norm_backward",
     "load",

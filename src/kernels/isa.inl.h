@@ -97,7 +97,7 @@ INLINE void add_f64(ptrdiff_t n, void *into, const void *from)
 #include "undefine_type.h"
 
 #include "activation.inl.h"
-#include "lstm.inl.h"
+#include "cell.inl.h"
 
 #define TABLE_OF(isa) cnorm_kernels_##isa
 #define TABLE(isa) TABLE_OF(isa)
@@ -116,6 +116,8 @@ const cnorm_kernels TABLE(CNORM_ISA) = {
     .add = {[CNORM_F32] = add_f32, [CNORM_F64] = add_f64, [CNORM_F16] = add_f32, [CNORM_BF16] = add_f32},
     .sigmoid_f32 = sigmoid_f32,
     .tanh_f32 = tanh_f32,
+    .activation_f32 = activation_f32,
     .linear_step = linear_step,
-    .lstm_step = lstm_step,
+    .cell_inputs = cell_inputs,
+    .cell_step = cell_step,
 };
