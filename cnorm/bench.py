@@ -1,0 +1,473 @@
+"""`cnorm bench`: how fast layer normalisation is on this machine, next to whatever else is installed.
+
+`norms` and `recurrent_steps` measure and make a document, a dict that goes to JSON as it is; `bench_report` shows
+documents. Contenders are checked against float64 before any of them is timed.
+"""
+
+import json as json_module
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+
+import numpy as np
+
+import cnorm
+from cnorm import contenders
+from cnorm.contenders import memcpy_
+from cnorm.info import processor, versions
+
+__all__ = ["OPERATIONS", "SHAPES", "check", "norms", "ratio", "recurrent_steps", "run"]
+
+SHAPES = {
+    "call": (1, 256),  # what a call costs
+    "tile": (32, 256),
+    "sentence": (128, 768),
+    "page": (512, 1024),  # the last one well inside the caches of most machines
+    "batch": (4096, 768),
+    "large batch": (4096, 1024),
+    "memory": (16384, 1024),  # beyond any cache
+}
+SIX = list(SHAPES.values())[1:]  # geometric means run over these
+HIDDEN = ((16, 16), (12, 64), (64, 128), (128, 256), (512, 512), (1024, 1024), (2048, 2048))  # input, hidden
+EPS = 1e-5
+
+# Contenders that return new arrays would pay page faults for each one: the allocator keeps its memory instead.
+# What users see without this is reported beside it. And everybody gets one thread.
+MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30)}
+THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+def run(sizes=None, out_dir="bench_out", json=False, rnn=False):
+    """Measure on this machine, in a process of its own; print tables, write a JSON file and a picture.
+
+    Parameters
+    ----------
+    sizes : sequence of (int, int), optional
+        (rows, n) of the layer norms, or (input, hidden) sizes with `rnn`; `SHAPES` or `HIDDEN` if not given.
+    out_dir : str or path-like
+        Folder for `norms.json` and `norms.png`, or `rnn.json` and `rnn.png`; made if it is not there.
+    json : bool
+        Print the JSON document to standard output instead of the tables.
+    rnn : bool
+        Measure recurrent steps instead of layer norms.
+
+    Returns
+    -------
+    dict
+        The document that the JSON file holds.
+
+    Raises
+    ------
+    RuntimeError
+        If the measuring process failed; it has said why on standard error.
+    """
+    job = {"sizes": sizes, "out_dir": str(out_dir), "json": bool(json), "rnn": bool(rnn)}
+    if _child(job, settled_environment()).returncode:
+        raise RuntimeError("the measurement failed, see above")
+    return json_module.loads((Path(out_dir) / f"{'rnn' if rnn else 'norms'}.json").read_text())
+
+
+def settled_environment():
+    """The environment a process has to be started with, for its measurements to count."""
+    return {**os.environ, **THREADS, **MEMORY}
+
+
+def _child(job, environment, **options):
+    # -P: a source folder that happens to be the working directory is not the package that runs here
+    command = [sys.executable, "-P", "-m", "cnorm.bench", json_module.dumps(job)]
+    return subprocess.run(command, env=environment, check=False, **options)
+
+
+def _main(job):
+    """The measuring process."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from cnorm import bench_report
+
+    if "fresh" in job:
+        print(json_module.dumps(_fresh(*job["fresh"])))
+        return
+    console = Console(highlight=False)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def advance(description, total):
+            progress.update(task, description=description, total=total, advance=1)
+
+        measure = recurrent_steps if job["rnn"] else norms
+        document = measure(job["sizes"] and [tuple(size) for size in job["sizes"]], advance=advance)
+    text = json_module.dumps(document, indent=1)
+    out_dir = Path(job["out_dir"])
+    out_dir.mkdir(parents=True, exist_ok=True)
+    stem = out_dir / ("rnn" if job["rnn"] else "norms")
+    _write(stem.with_suffix(".json"), lambda file: file.write(text.encode()))
+    tables = bench_report.rnn_tables if job["rnn"] else bench_report.norms_tables
+    picture = bench_report.rnn_picture if job["rnn"] else bench_report.norms_picture
+    drawn = util.find_spec("matplotlib") is not None
+    if drawn:
+        _write(stem.with_suffix(".png"), lambda file: picture(document, file))
+    if job["json"]:
+        print(text)
+        return
+    bench_report.header(console, document)
+    tables(console, document)
+    console.print(f"{stem}.json: every figure")
+    console.print(f"{stem}.png: the picture" if drawn else "no picture: pip install matplotlib")
+
+
+def _write(path, write):
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as file:
+        write(file)
+    os.replace(temporary, path)
+
+
+# What is measured
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation on rows: how its inputs [rows, n] are made, what is right, and how many such arrays move.
+
+    `inputs(rng, rows, n, mean)` is a dict of the arguments that the contenders' functions take.
+    `reference(**inputs)` is a tuple of float64 arrays.
+    """
+
+    inputs: Callable
+    reference: Callable
+    moved: int
+
+
+def _forward_inputs(rng, rows, n, mean):
+    x = rng.standard_normal((rows, n), dtype=np.float32)
+    x += np.float32(mean)
+    return {
+        "x": x,
+        "weight": rng.uniform(0.5, 1.5, n).astype(np.float32),
+        "bias": rng.uniform(-1, 1, n).astype(np.float32),
+    }
+
+
+def _backward_inputs(rng, rows, n, mean):
+    return {"dy": rng.standard_normal((rows, n), dtype=np.float32)} | _forward_inputs(rng, rows, n, mean)
+
+
+def _normalised(x):
+    x = x.astype(np.float64)
+    x -= x.mean(-1, keepdims=True)
+    rstd = 1 / np.sqrt(np.mean(x * x, -1, keepdims=True) + EPS)
+    return x * rstd, rstd
+
+
+def _forward_reference(x, weight, bias):
+    return (np.concatenate([_normalised(part)[0] * weight + bias for part in _parts(x)]),)
+
+
+def _backward_reference(dy, x, weight, bias):
+    dx, dweight, dbias = [], 0.0, 0.0
+    for dy_part, x_part in zip(_parts(dy), _parts(x), strict=True):
+        xhat, rstd = _normalised(x_part)
+        g = dy_part.astype(np.float64) * weight
+        dx.append(rstd * (g - g.mean(-1, keepdims=True) - xhat * np.mean(g * xhat, -1, keepdims=True)))
+        dweight, dbias = dweight + (dy_part * xhat).sum(0), dbias + dy_part.sum(0, dtype=np.float64)
+    return np.concatenate(dx), dweight, dbias
+
+
+def _parts(array, rows=256):
+    return (array[start : start + rows] for start in range(0, len(array), rows))
+
+
+OPERATIONS = {
+    "layer_norm": Operation(_forward_inputs, _forward_reference, 2),
+    "layer_norm_backward": Operation(_backward_inputs, _backward_reference, 3),
+}
+# operation, mean/std of the rows. A mean of 10 is where the fastest formula is no longer safe, so that nobody tunes
+# to N(0, 1) alone.
+CASES = (("layer_norm", 0), ("layer_norm", 10), ("layer_norm_backward", 0))
+
+
+def check(contender, expected):
+    """Whether a contender computes what it should, before it is timed.
+
+    This tells a wrong formula, not a rounding error: a float32 E[x^2] - E[x]^2 at mean/std 10 is off by up to
+    2e-4, and has to pass. Accuracy is the business of the tests.
+
+    Parameters
+    ----------
+    contender : Contender
+    expected : tuple of ndarray, float64
+
+    Raises
+    ------
+    ArithmeticError
+        If it doesn't; the message names the contender, the error and the bound.
+    """
+    outputs = contender.compute()
+    if len(outputs) != len(expected):
+        raise ArithmeticError(f"{contender.label} gives {len(outputs)} arrays instead of {len(expected)}")
+    for output, wanted in zip(outputs, expected, strict=True):
+        _compare(contender.label, output, wanted)
+
+
+def _compare(label, output, wanted):
+    if output.shape != wanted.shape:
+        raise ArithmeticError(f"{label} gives an array of shape {output.shape} instead of {wanted.shape}")
+    bound = 1e-3 * max(1.0, np.abs(wanted).max())
+    error = max(np.abs(o - w).max() for o, w in zip(_parts(output), _parts(wanted), strict=True))
+    if not error <= bound:  # NaN fails
+        raise ArithmeticError(f"{label} is off by {error:.2g}, more than {bound:.2g}")
+
+
+def norms(sizes=None, *, cases=CASES, seconds=0.3, advance=lambda description, total: None):
+    """Time layer norms of every importable contender, all in turns.
+
+    Parameters
+    ----------
+    sizes : sequence of (rows, n), optional
+    cases : sequence of (name in OPERATIONS, mean)
+    seconds : float
+        For each contender of each case and size.
+    advance : callable
+        Called with a description and the number of calls to expect.
+
+    Returns
+    -------
+    dict
+        "records": one for each case, size and contender, with microseconds a call; "left_out": sentences.
+
+    Raises
+    ------
+    ArithmeticError
+        If cnorm itself computes something wrong. A contender that does is left out with a sentence.
+    """
+    sizes = list(sizes or SHAPES.values())
+    modules, left_out = contenders.importable()
+    records, total = [], len(cases) * len(sizes)
+    for name, mean in cases:
+        operation = OPERATIONS[name]
+        lacking = [module.__name__.rpartition(".")[2].rstrip("_") for module in modules if not hasattr(module, name)]
+        if lacking:
+            left_out.append(f"{name}: {' and '.join(lacking)} can't do it")
+        for rows, n in sizes:
+            advance(f"{name} {rows}x{n}", total)
+            inputs = operation.inputs(np.random.default_rng(rows + n), rows, n, mean)
+            made = [c for module in modules if hasattr(module, name) for c in getattr(module, name)(**inputs)]
+            fit = _checked(made, operation.reference(**inputs), f"{name} {rows}x{n}", left_out)
+            shared = {"operation": name, "mean": mean, "rows": rows, "n": n}
+            for label, samples in contenders.times(fit, seconds=seconds).items():
+                moved = operation.moved * 4 * rows * n
+                records.append({**shared, "contender": label, "moved_bytes": moved, **_summary(samples)})
+    document = _document("norms") | {"left_out": list(dict.fromkeys(left_out)), "records": records}
+    largest = max(sizes, key=math.prod)
+    if math.prod(largest) * 4 >= 8 << 20:  # page faults are what large new arrays cost
+        document["fresh_memory"] = {"rows": largest[0], "n": largest[1], "microseconds": fresh_memory(*largest)}
+    return document
+
+
+def _checked(made, expected, what, left_out):
+    """The contenders that are right; a sentence to `left_out` for each of the others."""
+    fit = []
+    for contender in made:
+        try:
+            if not contender.limit:
+                check(contender, expected)
+        except ArithmeticError as error:
+            if contender.label.startswith("cnorm"):
+                raise
+            left_out.append(f"{what}: {error}; it is not timed")
+        else:
+            fit.append(contender)
+    return fit
+
+
+def fresh_memory(rows, n):
+    """Microseconds of a forward call that makes its output, with the allocator as users have it."""
+    environment = {name: value for name, value in settled_environment().items() if name not in MEMORY}
+    child = _child({"fresh": [rows, n]}, environment, capture_output=True, text=True)
+    if child.returncode:
+        raise RuntimeError(f"the measurement with fresh memory failed:\n{child.stderr}")
+    return json_module.loads(child.stdout)
+
+
+def _fresh(rows, n):
+    inputs = _forward_inputs(np.random.default_rng(0), rows, n, 0)
+    modules, _ = contenders.importable()
+    made = [c for module in modules for c in module.layer_norm(**inputs) if c.label in NEW_ARRAY]
+    return {label: float(np.median(samples)) for label, samples in contenders.times(made).items()}
+
+
+NEW_ARRAY = ("cnorm, new array", "PyTorch", "onnxruntime, run()")
+
+
+def _summary(samples):
+    low, middle, high = np.percentile(samples, [25, 50, 75])
+    return {
+        "microseconds": float(middle),
+        "quartiles": [float(low), float(high)],
+        "best": float(samples.min()),
+        "samples": len(samples),
+    }
+
+
+def _document(kind):
+    return {
+        "format": 1,
+        "kind": kind,
+        "processor": processor(),
+        "caches": caches(),
+        "isa": cnorm.active_isa(),
+        "versions": {"cnorm": cnorm.__version__, "python": sys.version.split()[0]}
+        | versions("numpy", "onnxruntime", "torch", "numba"),
+        "memory_kept": all(os.environ.get(name) == value for name, value in MEMORY.items()),
+    }
+
+
+def caches():
+    """Sizes of the first processor's data caches in bytes, {"L1": 32768, ...}; empty where the system doesn't tell."""
+    sizes = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction" and size.endswith("K"):
+            sizes[f"L{level}"] = int(size[:-1]) * 1024
+    return sizes
+
+
+def ratio(document, contender, *, operation="layer_norm", mean=0, sizes=None, against="cnorm"):
+    """Geometric mean over sizes of the contender's time by that of `against`; above 1, `against` is faster.
+
+    NaN if one of the two was not measured at each of the sizes.
+    """
+    sizes = [tuple(size) for size in sizes or SIX]
+    found = {
+        (record["contender"], record["rows"], record["n"]): record["microseconds"]
+        for record in document["records"]
+        if record["operation"] == operation and record["mean"] == mean
+    }
+    try:
+        logs = [math.log(found[contender, *size] / found[against, *size]) for size in sizes]
+    except KeyError:
+        return math.nan
+    return math.exp(sum(logs) / len(logs))
+
+
+# Recurrent steps
+
+
+def random_lstm(rng, inputs, hidden):
+    """A layer-normalised LSTM with weights of ordinary size."""
+    weights = {
+        "weight_x": rng.standard_normal((4 * hidden, inputs)) / math.sqrt(inputs),
+        "weight_h": rng.standard_normal((4 * hidden, hidden)) / math.sqrt(hidden),
+    }
+    weights |= {name: rng.uniform(-0.5, 0.5, 4 * hidden) for name in ("bias", "bias_x", "bias_h")}
+    weights |= {name: rng.uniform(0.5, 1.5, 4 * hidden) for name in ("gain_x", "gain_h")}
+    weights |= {"gain_c": rng.uniform(0.5, 1.5, hidden), "bias_c": rng.uniform(-0.5, 0.5, hidden)}
+    weights = {name: array.astype(np.float32) for name, array in weights.items()}
+    return cnorm.Model([cnorm.LSTM(weights, preset="ba2016")])
+
+
+def _lstm_reference(model, frames):
+    """y after the last of the frames [T, input], from a zero state, in float64 (arXiv:1607.06450, Eq. 20-22)."""
+    (lstm,) = model.layers
+    w = {name: array.astype(np.float64) for name, array in lstm.weights.items()}
+    h = c = np.zeros(lstm.output_size)
+    for x in frames:
+        from_h = _normalised(w["weight_h"] @ h)[0] * w["gain_h"] + w["bias_h"]
+        from_x = _normalised(w["weight_x"] @ x)[0] * w["gain_x"] + w["bias_x"]
+        f, i, o, g = np.split(from_h + from_x + w["bias"], 4)
+        c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
+        h = np.tanh(_normalised(c)[0] * w["gain_c"] + w["bias_c"]) / (1 + np.exp(-o))
+    return h
+
+
+def recurrent_steps(sizes=None, *, seconds=1.5, advance=lambda description, total: None):
+    """Time single steps of a layer-normalised LSTM, batch 1, in every importable contender, all in turns.
+
+    Parameters
+    ----------
+    sizes : sequence of (input, hidden), optional
+    seconds : float
+        For each contender and size.
+    advance : callable
+        As of `norms`.
+
+    Returns
+    -------
+    dict
+        "records": one for each size and contender, with percentiles in microseconds; "limits": for each size the
+        time to read the weights once, at the streaming rate measured on an array of their size.
+    """
+    sizes = list(sizes or HIDDEN)
+    modules, left_out = contenders.importable()
+    records, limits = [], []
+    for inputs, hidden in sizes:
+        advance(f"LSTM {inputs} -> {hidden}", len(sizes))
+        rng = np.random.default_rng(inputs + hidden)
+        model = random_lstm(rng, inputs, hidden)
+        onnx_model = _exported(model, left_out)
+        made = []
+        for module in modules:
+            if hasattr(module, "steps") and (onnx_model or module.__name__.rpartition(".")[2] != "onnxruntime_"):
+                made += module.steps(model, onnx_model)
+        frames = rng.standard_normal((50, inputs), dtype=np.float32)
+        expected, fit = _lstm_reference(model, frames[:3]), []
+        for contender in made:
+            try:
+                _compare(contender.label, _after(contender, frames[:3]), expected)
+            except ArithmeticError as error:
+                if contender.label == "cnorm":
+                    raise
+                left_out.append(f"LSTM {inputs} -> {hidden}: {error}; it is not timed")
+            else:
+                fit.append(contender)
+        trial, _ = contenders.latencies(fit, [frames], at_a_time=1)
+        a_step = sum(np.median(t) for t in trial.values()) / 1e6
+        repeats = int(np.clip(seconds * len(fit) / (a_step * len(frames)), 2, 400))
+        measured, _ = contenders.latencies(fit, [frames] * repeats, at_a_time=1)
+        for label, samples in measured.items():
+            p50, p99, p999, worst = np.percentile(samples, [50, 99, 99.9, 100])
+            row = {"p50": p50, "p99": p99, "p99.9": p999, "max": worst}
+            row = {"input": inputs, "hidden": hidden, "contender": label} | {k: float(v) for k, v in row.items()}
+            records.append(row | {"samples": len(samples)})
+        limits.append({"input": inputs, "hidden": hidden} | _limit(model))
+    return _document("rnn") | {"left_out": list(dict.fromkeys(left_out)), "records": records, "limits": limits}
+
+
+def _after(contender, frames):
+    contender.reset()
+    with contender.mode():
+        for x in frames:
+            y = contender.step(x)
+        return np.array(y).reshape(-1)
+
+
+def _exported(model, left_out):
+    if not (util.find_spec("onnx") and util.find_spec("onnxruntime")):
+        return None
+    import onnx_export
+
+    return onnx_export.export(model, form="step").SerializeToString()
+
+
+def _limit(model):
+    """Bytes of the matrices, the fastest streaming read of as many (at least 256 KiB), and the time that makes."""
+    size = sum(array.nbytes for layer in model.layers for array in layer.weights.values() if array.ndim == 2)
+    x = np.ones(max(size, 256 << 10) // 4, np.float32)
+    measured = contenders.times(memcpy_.streaming_read(x), seconds=0.1)
+    how, best = min(((label, float(np.median(t))) for label, t in measured.items()), key=lambda pair: pair[1])
+    rate = x.nbytes / best  # bytes a microsecond
+    return {"weight_bytes": size, "read_gb_per_s": rate / 1e3, "read_by": how, "microseconds": size / rate}
+
+
+if __name__ == "__main__":
+    _main(json_module.loads(sys.argv[1]))

@@ -1,0 +1,123 @@
+"""onnxruntime, one thread: its plain `run`, and IO binding, which is its fastest form."""
+
+from contextlib import nullcontext
+
+import numpy as np
+
+from cnorm.contenders.timing import Contender
+
+PACKAGES = ("onnx", "onnxruntime")
+
+
+def layer_norm(x, weight, bias):
+    from onnx import helper, numpy_helper
+
+    tensor = helper.np_dtype_to_tensor_dtype(x.dtype)
+    node = helper.make_node("LayerNormalization", ["x", "weight", "bias"], ["y"], axis=-1, epsilon=1e-5, stash_type=1)
+    graph = helper.make_graph(
+        [node],
+        "layer_norm",
+        [helper.make_tensor_value_info("x", tensor, x.shape)],
+        [helper.make_tensor_value_info("y", tensor, x.shape)],
+        [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(bias, "bias")],
+    )
+    onnx_model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = ort_session(onnx_model.SerializeToString())
+    y, binding = np.empty_like(x), session.io_binding()
+    binding.bind_input("x", "cpu", 0, x.dtype.type, x.shape, x.ctypes.data)
+    binding.bind_output("y", "cpu", 0, y.dtype.type, y.shape, y.ctypes.data)
+    bound = {"run_with_iobinding": session.run_with_iobinding, "binding": binding, "x": x}
+    return [
+        Contender("onnxruntime, IO binding", "run_with_iobinding(binding)", bound, outputs=lambda _: (y,)),
+        Contender("onnxruntime, run()", "run(y, feed)[0]", {"run": session.run, "y": ["y"], "feed": {"x": x}}),
+    ]
+
+
+def steps(model, onnx_model):
+    return [OrtRun(onnx_model), OrtBinding(onnx_model)]
+
+
+def ort_session(onnx_model):
+    """An onnxruntime session, one thread, of the bytes of an ONNX file."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return ort.InferenceSession(onnx_model, options, providers=["CPUExecutionProvider"])
+
+
+def _state_names(session):
+    """Names of the states of a step model, ("h0_in", "h0_out"), ..., and their zero arrays [1, H]."""
+    inputs = [i for i in session.get_inputs() if i.name != "x"]
+    pairs = [(i.name, i.name.removesuffix("_in") + "_out") for i in inputs]
+    return pairs, [np.zeros(i.shape, np.float32) for i in inputs]
+
+
+class OrtRun:
+    """`InferenceSession.run` on the exported step model: the states go in and out as NumPy arrays."""
+
+    label = "onnxruntime, run()"
+    mode = nullcontext
+
+    def __init__(self, onnx_model):
+        self.session = ort_session(onnx_model)
+        pairs, self.zeros = _state_names(self.session)
+        self.inputs = [name for name, _ in pairs]
+        self.outputs = ["y", *(name for _, name in pairs)]
+        self.reset()
+
+    def reset(self):
+        self.feed = dict(zip(self.inputs, self.zeros, strict=True))
+
+    def step(self, x):
+        self.feed["x"] = x[np.newaxis]
+        y, *states = self.session.run(self.outputs, self.feed)
+        self.feed.update(zip(self.inputs, states, strict=True))
+        return y[0]
+
+
+class OrtBinding:
+    """The same session with IO binding, its fastest form here.
+
+    Two bindings made once pass the states back and forth: what one writes, the other reads. x and y are plain
+    NumPy arrays bound in place.
+    """
+
+    label = "onnxruntime, IO binding"
+    mode = nullcontext
+
+    def __init__(self, onnx_model):
+        session = ort_session(onnx_model)
+        self.run = session.run_with_iobinding  # without RunOptions: giving them makes each call 3 times slower
+        pairs, zeros = _state_names(session)
+        self.x = np.zeros(session.get_inputs()[0].shape, np.float32)
+        self.y = np.zeros(session.get_outputs()[0].shape, np.float32)
+        self.states = [[zero.copy() for zero in zeros] for _ in range(2)]
+        self.bindings = []
+        for here, there in (0, 1), (1, 0):
+            binding = session.io_binding()
+            arrays = [
+                ("x", self.x),
+                *((pair[0], state) for pair, state in zip(pairs, self.states[here], strict=True)),
+            ]
+            for name, array in arrays:
+                binding.bind_input(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+            arrays = [
+                ("y", self.y),
+                *((pair[1], state) for pair, state in zip(pairs, self.states[there], strict=True)),
+            ]
+            for name, array in arrays:
+                binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+            self.bindings.append(binding)
+        self.turn = 0
+
+    def reset(self):
+        for state in self.states[self.turn]:
+            state[:] = 0
+
+    def step(self, x):
+        self.x[0] = x
+        self.run(self.bindings[self.turn])
+        self.turn ^= 1
+        return self.y[0]
