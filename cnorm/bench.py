@@ -376,17 +376,21 @@ def random_lstm(rng, inputs, hidden):
     return cnorm.Model([cnorm.LSTM(weights, preset="ba2016")])
 
 
-def _lstm_reference(model, frames):
-    """y after the last of the frames [T, input], from a zero state, in float64 (arXiv:1607.06450, Eq. 20-22)."""
-    (lstm,) = model.layers
-    w = {name: array.astype(np.float64) for name, array in lstm.weights.items()}
-    h = c = np.zeros(lstm.output_size)
+def _lstm_reference(model, frames, normalise=True):
+    """y after the last of the frames [T, input], from a zero state, in float64 (arXiv:1607.06450, Eq. 20-22).
+
+    Without `normalise` it is the plain LSTM with the same matrices and gate bias.
+    """
+    w = {name: array.astype(np.float64) for name, array in model.layers[0].weights.items()}
+
+    def norm(a, site):
+        return _normalised(a)[0] * w[f"gain_{site}"] + w[f"bias_{site}"] if normalise else a
+
+    h = c = np.zeros(model.layers[0].output_size)
     for x in frames:
-        from_h = _normalised(w["weight_h"] @ h)[0] * w["gain_h"] + w["bias_h"]
-        from_x = _normalised(w["weight_x"] @ x)[0] * w["gain_x"] + w["bias_x"]
-        f, i, o, g = np.split(from_h + from_x + w["bias"], 4)
+        f, i, o, g = np.split(norm(w["weight_h"] @ h, "h") + norm(w["weight_x"] @ x, "x") + w["bias"], 4)
         c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
-        h = np.tanh(_normalised(c)[0] * w["gain_c"] + w["bias_c"]) / (1 + np.exp(-o))
+        h = np.tanh(norm(c, "c")) / (1 + np.exp(-o))
     return h
 
 
@@ -414,22 +418,10 @@ def recurrent_steps(sizes=None, *, seconds=1.5, advance=lambda description, tota
         advance(f"LSTM {inputs} -> {hidden}", len(sizes))
         rng = np.random.default_rng(inputs + hidden)
         model = random_lstm(rng, inputs, hidden)
-        onnx_model = _exported(model, left_out)
-        made = []
-        for module in modules:
-            if hasattr(module, "steps") and (onnx_model or module.__name__.rpartition(".")[2] != "onnxruntime_"):
-                made += module.steps(model, onnx_model)
         frames = rng.standard_normal((50, inputs), dtype=np.float32)
-        expected, fit = _lstm_reference(model, frames[:3]), []
-        for contender in made:
-            try:
-                _compare(contender.label, _after(contender, frames[:3]), expected)
-            except ArithmeticError as error:
-                if contender.label == "cnorm":
-                    raise
-                left_out.append(f"LSTM {inputs} -> {hidden}: {error}; it is not timed")
-            else:
-                fit.append(contender)
+        runners, plain = _step_contenders(modules, model)
+        fit = _checked_steps(runners, frames, _lstm_reference(model, frames[:3]), left_out)
+        fit += _checked_steps(plain, frames, _lstm_reference(model, frames[:3], normalise=False), left_out)
         trial, _ = contenders.latencies(fit, [frames], at_a_time=1)
         a_step = sum(np.median(t) for t in trial.values()) / 1e6
         repeats = int(np.clip(seconds * len(fit) / (a_step * len(frames)), 2, 400))
@@ -443,20 +435,35 @@ def recurrent_steps(sizes=None, *, seconds=1.5, advance=lambda description, tota
     return _document("rnn") | {"left_out": list(dict.fromkeys(left_out)), "records": records, "limits": limits}
 
 
-def _after(contender, frames):
-    contender.reset()
-    with contender.mode():
-        for x in frames:
-            y = contender.step(x)
-        return np.array(y).reshape(-1)
+def _step_contenders(modules, model):
+    """Contenders for the model, and for the plain LSTM of its matrices."""
+    onnx_model = None
+    if util.find_spec("onnx") and util.find_spec("onnxruntime"):
+        import onnx_export
+
+        onnx_model = onnx_export.export(model, form="step").SerializeToString()
+    runners = [runner for module in modules if hasattr(module, "steps") for runner in module.steps(model, onnx_model)]
+    plain = [runner for module in modules if hasattr(module, "plain_steps") for runner in module.plain_steps(model)]
+    return runners, plain
 
 
-def _exported(model, left_out):
-    if not (util.find_spec("onnx") and util.find_spec("onnxruntime")):
-        return None
-    import onnx_export
-
-    return onnx_export.export(model, form="step").SerializeToString()
+def _checked_steps(runners, frames, expected, left_out):
+    """The contenders that are right after three steps; a sentence to `left_out` for each of the others."""
+    fit = []
+    for runner in runners:
+        runner.reset()
+        with runner.mode():
+            for x in frames[:3]:
+                y = np.array(runner.step(x)).reshape(-1)
+        try:
+            _compare(runner.label, y, expected)
+        except ArithmeticError as error:
+            if runner.label == "cnorm":
+                raise
+            left_out.append(f"LSTM {len(x)} -> {len(y)}: {error}; it is not timed")
+        else:
+            fit.append(runner)
+    return fit
 
 
 def _limit(model):

@@ -57,13 +57,13 @@ def norms_tables(console, document):
             heading = (
                 label.replace("np.", "np.\n").replace("onnx", "onnx-\n").replace(", ", "\n").replace("IO ", "IO\n")
             )
-            table.add_column(heading, justify="right", vertical="bottom", style="bold" if label == "cnorm" else "")
+            table.add_column(heading, justify="right", style="bold" if label == "cnorm" else "")
         for rows, n in shapes:
             cells = []
             for label in labels:
                 time = times.get((label, rows, n), math.nan)
                 against = ratio(document, label, operation=operation, mean=mean, sizes=[(rows, n)])
-                cells.append(_short(time) + ("" if label == "cnorm" else f"\n[dim]{_times(against)}[/]"))
+                cells.append(_short(time) + ("\n " if label == "cnorm" else f"\n[dim]{_times(against)}[/]"))
             table.add_row(f"{rows}x{n}", *cells)
         over = [shape for shape in shapes if shape[0] > 1] or shapes
         means = [ratio(document, label, operation=operation, mean=mean, sizes=over) for label in labels]
@@ -103,7 +103,7 @@ def rnn_tables(console, document):
             against = "" if r["contender"] == "cnorm" else _times(r["p50"] / own)
             cells = [_short(r[name]) for name in ("p50", "p99", "p99.9", "max")]
             table.add_row(r["contender"], *cells, against, style="bold" if r["contender"] == "cnorm" else "")
-        read = f"limit: {_bytes(limit['weight_bytes'])} of weights at {limit['read_gb_per_s']:.0f} GB/s"
+        read = f"limit: {_bytes(limit['weight_bytes'])} read at {limit['read_gb_per_s']:.0f} GB/s"
         table.add_row(read, _short(limit["microseconds"]), "", "", "", _times(limit["microseconds"] / own), style="dim")
         console.print(table)
     ways = " or ".join(dict.fromkeys(limit["read_by"] for limit in document["limits"]))
@@ -131,59 +131,57 @@ def norms_picture(document, file):
 
 
 def rnn_picture(document, file):
-    """p50 of a step, with p99.9, and the rate at which it goes through its weights, against the hidden size."""
-    limits = {(r["input"], r["hidden"]): r for r in document["limits"]}
-    lines, spread = {}, {}
+    """The median and the slowest thousandth of the steps against the hidden size, log-log."""
+    lines = {}
     for r in document["records"]:
-        limit = limits[r["input"], r["hidden"]]
-        rate = limit["weight_bytes"] / r["p50"] / 1e3
-        lines.setdefault(r["contender"], []).append((r["hidden"], r["p50"], rate))
-        spread.setdefault(r["contender"], []).append((r["hidden"], r["p50"], r["p99.9"]))
-    lines["limit"] = [(r["hidden"], r["microseconds"], r["read_gb_per_s"]) for r in document["limits"]]
+        lines.setdefault(r["contender"], []).append((r["hidden"], r["p50"], r["p99.9"]))
+    lines["limit"] = [(r["hidden"], r["microseconds"], math.nan) for r in document["limits"]]
     _two_panels(
         document,
         file,
         lines,
         {},
-        titles=("One LN-LSTM step, batch 1: p50, thin line to p99.9", "Weights it goes through in that time"),
+        titles=("One LN-LSTM step, batch 1: the median", "The slowest thousandth (p99.9)"),
         xlabel="hidden units",
-        ylabels=("microseconds", "GB/s"),
-        spread=spread,
+        ylabels=("microseconds", "microseconds"),
+        sharey=True,
     )
 
 
-def _two_panels(document, file, lines, marks, *, titles, xlabel, ylabels, spread=None):
+def _two_panels(document, file, lines, marks, *, titles, xlabel, ylabels, sharey=False):
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import FuncFormatter, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     style = {"font.size": 10.5, "axes.spines.top": False, "axes.spines.right": False, "axes.titleweight": "bold"}
     with plt.rc_context(style):
-        figure, panels = plt.subplots(1, 2, figsize=(12, 5.2), layout="constrained")
+        figure, panels = plt.subplots(1, 2, figsize=(12, 5.2), sharey=sharey, layout="constrained")
         for panel, (axes, title, ylabel) in enumerate(zip(panels, titles, ylabels, strict=True), 1):
             for label in [label for label in STYLES if label in lines]:
                 points = lines[label]
                 shown = "limit: reading the weights once" if label == "limit" else label
                 axes.plot(*zip(*((p[0], p[panel]) for p in points), strict=True), label=shown, ms=5, **STYLES[label])
-                if spread and panel == 1 and label in spread:
-                    axes.vlines(*zip(*spread[label], strict=True), color=STYLES[label]["color"], lw=0.7)
             axes.set(xscale="log", yscale="log", title=title, xlabel=xlabel, ylabel=ylabel)
             sizes = sorted({p[0] for points in lines.values() for p in points})
             for text, size in marks.items():
                 if sizes[0] < size < sizes[-1]:
                     axes.axvline(size, color="#b8bec4", lw=0.8, zorder=0)
-                    axes.annotate(text, (size, 1), (3, -2), xycoords=("data", "axes fraction"), va="top",
+                    axes.annotate(text, (size, 0), (3, 3), xycoords=("data", "axes fraction"), va="bottom",
                                   textcoords="offset points", color="#70767c", fontsize=9)  # fmt: skip
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+            axes.yaxis.set_minor_locator(NullLocator())
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.grid(axis="y", color="#e4e7ea", lw=0.6)
             axes.xaxis.set_minor_locator(NullLocator())
-            ticks = [4**k for k in range(1, 20) if sizes[0] / 2 <= 4**k <= sizes[-1] * 2] if marks else sizes
+            ticks = [16**k for k in range(1, 10) if sizes[0] / 2 <= 4**k <= sizes[-1] * 2] if marks else sizes
             axes.set_xticks(ticks, [_bytes(t) if marks else f"{t:g}" for t in ticks])
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
         found = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if name != "python")
-        figure.suptitle(f"{document['processor']}, {document['isa']}, one thread; {found}", fontsize=9, color="#70767c")
+        figure.suptitle(
+            f"{document['processor']}, cnorm runs {document['isa']}, one thread; {found}", fontsize=9, color="#70767c"
+        )
         figure.savefig(file, dpi=110, format="png")
         plt.close(figure)
 

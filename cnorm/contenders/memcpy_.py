@@ -30,6 +30,6 @@ def streaming_read(x):
 
 def _sum(x):
     total = np.float32(0)
-    for value in x:
-        total += value
+    for i in range(x.size):  # `for value in x` is not vectorised
+        total += x[i]
     return total
