@@ -194,7 +194,7 @@ CASES = (("layer_norm", 0), ("layer_norm", 10), ("layer_norm_backward", 0))
 
 
 def check(contender, expected):
-    """Whether a contender computes what it should, before it is timed.
+    """See that a contender, unless it is a limit, computes what it should, before it is timed.
 
     This tells a wrong formula, not a rounding error: a float32 E[x^2] - E[x]^2 at mean/std 10 is off by up to
     2e-4, and has to pass. Accuracy is the business of the tests.
@@ -209,6 +209,8 @@ def check(contender, expected):
     ArithmeticError
         If it doesn't; the message names the contender, the error and the bound.
     """
+    if contender.limit:
+        return
     outputs = contender.compute()
     if len(outputs) != len(expected):
         raise ArithmeticError(f"{contender.label} gives {len(outputs)} arrays instead of {len(expected)}")
@@ -252,32 +254,35 @@ def norms(sizes=None, *, cases=CASES, seconds=0.3, advance=lambda description, t
     records, total = [], len(cases) * len(sizes)
     for name, mean in cases:
         operation = OPERATIONS[name]
-        lacking = [module.__name__.rpartition(".")[2].rstrip("_") for module in modules if not hasattr(module, name)]
-        if lacking:
-            left_out.append(f"{name}: {' and '.join(lacking)} can't do it")
+        able = [module for module in modules if hasattr(module, name)]
+        left_out += [f"{module.LABEL} has no {name}" for module in modules if module not in able]
         for rows, n in sizes:
             advance(f"{name} {rows}x{n}", total)
             inputs = operation.inputs(np.random.default_rng(rows + n), rows, n, mean)
-            made = [c for module in modules if hasattr(module, name) for c in getattr(module, name)(**inputs)]
-            fit = _checked(made, operation.reference(**inputs), f"{name} {rows}x{n}", left_out)
+            expected = operation.reference(**inputs)
+            made = [(c, expected) for module in able for c in getattr(module, name)(**inputs)]
+            fit = _fit(made, check, f"{name} {rows}x{n}", left_out)
             shared = {"operation": name, "mean": mean, "rows": rows, "n": n}
             for label, samples in contenders.times(fit, seconds=seconds).items():
                 moved = operation.moved * 4 * rows * n
                 records.append({**shared, "contender": label, "moved_bytes": moved, **_summary(samples)})
-    document = _document("norms") | {"left_out": list(dict.fromkeys(left_out)), "records": records}
+    document = (
+        {"format": 1, "kind": "norms"}
+        | surroundings()
+        | {"left_out": list(dict.fromkeys(left_out)), "records": records}
+    )
     largest = max(sizes, key=math.prod)
     if math.prod(largest) * 4 >= 8 << 20:  # page faults are what large new arrays cost
         document["fresh_memory"] = {"rows": largest[0], "n": largest[1], "microseconds": fresh_memory(*largest)}
     return document
 
 
-def _checked(made, expected, what, left_out):
-    """The contenders that are right; a sentence to `left_out` for each of the others."""
+def _fit(made, judge, what, left_out):
+    """The contenders of `made`, each with further arguments of `judge`, that pass; a sentence for each of the others."""
     fit = []
-    for contender in made:
+    for contender, *arguments in made:
         try:
-            if not contender.limit:
-                check(contender, expected)
+            judge(contender, *arguments)
         except ArithmeticError as error:
             if contender.label.startswith("cnorm"):
                 raise
@@ -316,10 +321,9 @@ def _summary(samples):
     }
 
 
-def _document(kind):
+def surroundings():
+    """What the figures depend on: processor, caches, instruction set, versions, and whether memory is kept."""
     return {
-        "format": 1,
-        "kind": kind,
         "processor": processor(),
         "caches": caches(),
         "isa": cnorm.active_isa(),
@@ -376,7 +380,7 @@ def random_lstm(rng, inputs, hidden):
     return cnorm.Model([cnorm.LSTM(weights, preset="ba2016")])
 
 
-def _lstm_reference(model, frames, normalise=True):
+def lstm_reference(model, frames, normalise=True):
     """y after the last of the frames [T, input], from a zero state, in float64 (arXiv:1607.06450, Eq. 20-22).
 
     Without `normalise` it is the plain LSTM with the same matrices and gate bias.
@@ -419,23 +423,29 @@ def recurrent_steps(sizes=None, *, seconds=1.5, advance=lambda description, tota
         rng = np.random.default_rng(inputs + hidden)
         model = random_lstm(rng, inputs, hidden)
         frames = rng.standard_normal((50, inputs), dtype=np.float32)
-        runners, plain = _step_contenders(modules, model)
-        fit = _checked_steps(runners, frames, _lstm_reference(model, frames[:3]), left_out)
-        fit += _checked_steps(plain, frames, _lstm_reference(model, frames[:3], normalise=False), left_out)
+        runners, plain = step_contenders(modules, model)
+        start, normed, unnormed = frames[:3], *(lstm_reference(model, frames[:3], on) for on in (True, False))
+        made = [(runner, start, normed) for runner in runners] + [(runner, start, unnormed) for runner in plain]
+        fit = _fit(made, check_steps, f"LSTM {inputs} -> {hidden}", left_out)
         trial, _ = contenders.latencies(fit, [frames], at_a_time=1)
         a_step = sum(np.median(t) for t in trial.values()) / 1e6
         repeats = int(np.clip(seconds * len(fit) / (a_step * len(frames)), 2, 400))
         measured, _ = contenders.latencies(fit, [frames] * repeats, at_a_time=1)
         for label, samples in measured.items():
-            p50, p99, p999, worst = np.percentile(samples, [50, 99, 99.9, 100])
-            row = {"p50": p50, "p99": p99, "p99.9": p999, "max": worst}
-            row = {"input": inputs, "hidden": hidden, "contender": label} | {k: float(v) for k, v in row.items()}
-            records.append(row | {"samples": len(samples)})
+            row = {"input": inputs, "hidden": hidden, "contender": label, "samples": len(samples)}
+            row |= {f"p{q}": float(np.percentile(samples, q)) for q in (50, 99, 99.9)} | {"max": float(samples.max())}
+            if len(samples) < 1000:
+                row["p99.9"] = None  # it would be the maximum
+            records.append(row)
         limits.append({"input": inputs, "hidden": hidden} | _limit(model))
-    return _document("rnn") | {"left_out": list(dict.fromkeys(left_out)), "records": records, "limits": limits}
+    return (
+        {"format": 1, "kind": "rnn"}
+        | surroundings()
+        | {"left_out": list(dict.fromkeys(left_out)), "records": records, "limits": limits}
+    )
 
 
-def _step_contenders(modules, model):
+def step_contenders(modules, model):
     """Contenders for the model, and for the plain LSTM of its matrices."""
     onnx_model = None
     if util.find_spec("onnx") and util.find_spec("onnxruntime"):
@@ -447,23 +457,13 @@ def _step_contenders(modules, model):
     return runners, plain
 
 
-def _checked_steps(runners, frames, expected, left_out):
-    """The contenders that are right after three steps; a sentence to `left_out` for each of the others."""
-    fit = []
-    for runner in runners:
-        runner.reset()
-        with runner.mode():
-            for x in frames[:3]:
-                y = np.array(runner.step(x)).reshape(-1)
-        try:
-            _compare(runner.label, y, expected)
-        except ArithmeticError as error:
-            if runner.label == "cnorm":
-                raise
-            left_out.append(f"LSTM {len(x)} -> {len(y)}: {error}; it is not timed")
-        else:
-            fit.append(runner)
-    return fit
+def check_steps(runner, frames, expected):
+    """As `check`, for the output after the last of the frames."""
+    runner.reset()
+    with runner.mode():
+        for x in frames:
+            y = np.array(runner.step(x)).reshape(-1)
+    _compare(runner.label, y, expected)
 
 
 def _limit(model):

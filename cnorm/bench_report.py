@@ -101,7 +101,7 @@ def rnn_tables(console, document):
             table.add_column(name, justify="right")
         for r in records:
             against = "" if r["contender"] == "cnorm" else _times(r["p50"] / own)
-            cells = [_short(r[name]) for name in ("p50", "p99", "p99.9", "max")]
+            cells = [_short(r[name] or math.nan) for name in ("p50", "p99", "p99.9", "max")]
             table.add_row(r["contender"], *cells, against, style="bold" if r["contender"] == "cnorm" else "")
         read = f"limit: {_bytes(limit['weight_bytes'])} read at {limit['read_gb_per_s']:.0f} GB/s"
         table.add_row(read, _short(limit["microseconds"]), "", "", "", _times(limit["microseconds"] / own), style="dim")
@@ -134,7 +134,7 @@ def rnn_picture(document, file):
     """The median and the slowest thousandth of the steps against the hidden size, log-log."""
     lines = {}
     for r in document["records"]:
-        lines.setdefault(r["contender"], []).append((r["hidden"], r["p50"], r["p99.9"]))
+        lines.setdefault(r["contender"], []).append((r["hidden"], r["p50"], r["p99.9"] or math.nan))
     lines["limit"] = [(r["hidden"], r["microseconds"], math.nan) for r in document["limits"]]
     _two_panels(
         document,

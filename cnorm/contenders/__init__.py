@@ -2,8 +2,8 @@
 
 Every module has the same names; what a runtime cannot do, its module lacks:
 
-``PACKAGES``
-    What has to be importable.
+``LABEL``, ``PACKAGES``
+    Its name, and what has to be importable.
 ``layer_norm(x, weight, bias)``, ``layer_norm_backward(dy, x, weight, bias)``
     The `Contender`\\ s for these arrays, x [rows, n], eps 1e-5.
 ``steps(model, onnx_model)``
@@ -46,7 +46,7 @@ def importable():
         module = import_module(f"cnorm.contenders.{name}")
         missing = [package for package in module.PACKAGES if util.find_spec(package) is None]
         if missing:
-            left_out.append(f"{name.rstrip('_')} is left out: {' and '.join(missing)} can't be imported")
+            left_out.append(f"{module.LABEL} is left out: {' and '.join(missing)} can't be imported")
         else:
             modules.append(module)
     return modules, left_out

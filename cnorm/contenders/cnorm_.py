@@ -7,6 +7,7 @@ import numpy as np
 import cnorm
 from cnorm.contenders.timing import Contender
 
+LABEL = "cnorm"
 PACKAGES = ()
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from cnorm.contenders.timing import Contender
 
+LABEL = "np.copyto"
 PACKAGES = ()
 
 

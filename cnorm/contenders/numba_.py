@@ -10,6 +10,7 @@ import numpy as np
 
 from cnorm.contenders.timing import Contender
 
+LABEL = "numba"
 PACKAGES = ("numba",)
 
 

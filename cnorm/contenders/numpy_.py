@@ -4,6 +4,7 @@ import numpy as np
 
 from cnorm.contenders.timing import Contender
 
+LABEL = "NumPy"
 PACKAGES = ()
 
 
