@@ -278,7 +278,7 @@ def norms(sizes=None, *, cases=CASES, seconds=0.3, advance=lambda description, t
 
 
 def _fit(made, judge, what, left_out):
-    """The contenders of `made`, each with further arguments of `judge`, that pass; a sentence for each of the others."""
+    """The contenders of `made`, each with further arguments of `judge`, that pass; a sentence for each other one."""
     fit = []
     for contender, *arguments in made:
         try:
