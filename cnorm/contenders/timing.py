@@ -18,6 +18,7 @@ import numpy as np
 __all__ = ["Contender", "latencies", "times"]
 
 SAMPLE = 1e-3  # seconds that one sample takes at least, so that the clock does not count
+MIN_SAMPLES = 11  # whatever it costs
 
 
 def _arrays(value):
@@ -72,7 +73,7 @@ def times(contenders, *, seconds=0.3):
     ----------
     contenders : sequence of Contender
     seconds : float
-        For each contender, roughly; at least 5 samples are taken whatever it costs.
+        For each contender, roughly; at least `MIN_SAMPLES` samples are taken whatever it costs.
 
     Returns
     -------
@@ -89,7 +90,7 @@ def times(contenders, *, seconds=0.3):
                 number *= 2
         numbers.append(max(1, round(number * SAMPLE / took)))
         cost += took / number * (numbers[-1] + 1)
-    rounds = int(np.clip(seconds * len(timers) / cost, 5, 300))
+    rounds = int(np.clip(seconds * len(timers) / cost, MIN_SAMPLES, 300))
     samples = np.empty((len(timers), rounds))
     for turn in range(rounds):
         for k in range(len(timers)):
