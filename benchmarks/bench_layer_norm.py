@@ -1,4 +1,4 @@
-"""Layer norm forward and backward, and what a call costs, for every contender and named shape."""
+"""Layer norms, forward and backward, for every contender, case and named shape."""
 
 import numpy as np
 import pytest
@@ -8,36 +8,20 @@ from cnorm import bench, contenders
 MODULES, LEFT_OUT = contenders.importable()
 
 
-def cases(operation):
-    """The labels of the contenders, and a skipped case for each sentence about an absent one."""
-    inputs = bench.OPERATIONS[operation].inputs(np.random.default_rng(0), 1, 8, 0)
-    able = [module for module in MODULES if hasattr(module, operation)]
-    found = [(module, c.label) for module in able for c in getattr(module, operation)(**inputs)]
-    return [pytest.param(module, label, id=label) for module, label in found] + [
-        pytest.param(None, "", id=sentence.split()[0], marks=pytest.mark.skip(reason=sentence)) for sentence in LEFT_OUT
-    ]
+def rows():
+    """A contender's module and label for each case, and a skipped one for each sentence about an absent runtime."""
+    for case in bench.CASES:
+        inputs = case.inputs(np.random.default_rng(0), 1, 8)
+        for module in MODULES:
+            for contender in getattr(module, case.operation, lambda **_: [])(**inputs):
+                yield pytest.param(case, module, contender.label, id=f"{case}-{contender.label}")
+    for sentence in LEFT_OUT:
+        yield pytest.param(None, None, "", id=sentence, marks=pytest.mark.skip(reason=sentence))
 
 
 @pytest.mark.parametrize("shape", bench.SHAPES)
-@pytest.mark.parametrize(("module", "label"), cases("layer_norm"))
-def bench_forward(race, module, label, shape):
-    go(race, "layer_norm", module, label, shape, mean=0)
-
-
-@pytest.mark.parametrize("shape", bench.SHAPES)
-@pytest.mark.parametrize(("module", "label"), cases("layer_norm"))
-def bench_forward_at_mean_10(race, module, label, shape):
-    go(race, "layer_norm", module, label, shape, mean=10)
-
-
-@pytest.mark.parametrize("shape", bench.SHAPES)
-@pytest.mark.parametrize(("module", "label"), cases("layer_norm_backward"))
-def bench_backward(race, module, label, shape):
-    go(race, "layer_norm_backward", module, label, shape, mean=0)
-
-
-def go(race, operation, module, label, shape, mean):
-    described = bench.OPERATIONS[operation]
-    inputs = described.inputs(np.random.default_rng(0), *bench.SHAPES[shape], mean)
-    (contender,) = (c for c in getattr(module, operation)(**inputs) if c.label == label)
-    race(contender, described.reference(**inputs))
+@pytest.mark.parametrize(("case", "module", "label"), rows())
+def bench_norm(race, case, module, label, shape):
+    inputs = case.inputs(np.random.default_rng(0), *bench.SHAPES[shape])
+    (contender,) = (c for c in getattr(module, case.operation)(**inputs) if c.label == label)
+    race(contender, case.expected(**inputs))

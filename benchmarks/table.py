@@ -61,11 +61,11 @@ def ratios(document, steps):
         table.add_column(title, justify="right")
     table.add_column("wanted", justify="right", style="dim")
 
-    def row(what, contender, wanted, sizes=bench.SIX, operation="layer_norm"):
-        cells = [
-            _ratio(bench.ratio(document, contender, operation=operation, mean=mean, sizes=sizes, against=own), wanted)
-            for _, own, mean in variants
-        ]
+    def row(what, contender, wanted, sizes=bench.SIX, case=bench.FORWARD):
+        cells = []
+        for _, own, mean in variants:
+            ratio = bench.ratio(document, contender, case=case._replace(mean=mean), sizes=sizes, against=own)
+            cells.append(_ratio(ratio, wanted))
         table.add_row(f"  {what}", *cells, f"{wanted:.2f}")
 
     caches = document["caches"].get("L3", 32 << 20)
@@ -79,16 +79,32 @@ def ratios(document, steps):
     row("np.copyto, inside the caches", "np.copyto", 1 / 1.5, cached)
     row("np.copyto, 16384x1024", "np.copyto", 1 / 0.85, beyond)
     table.add_row("[bold]backward, float32")
-    row("PyTorch", "PyTorch", 2, operation="layer_norm_backward")
+    row("PyTorch", "PyTorch", 2, case=bench.BACKWARD)
+    for case in (bench.FLOAT16, bench.BFLOAT16):
+        table.add_row(f"[bold]forward, {case.dtype}")
+        row("PyTorch", "PyTorch", 3, case=case)
+        over_float32 = _time(document, bench.FORWARD) / _time(document, case)
+        table.add_row("  its own float32, 16384x1024", _ratio(over_float32, 1), *[""] * (len(variants) - 1), "1.00")
+    table.add_row("[bold]add_layer_norm, float32")
+    row("np.add, then layer_norm, 16384x1024", "cnorm, after np.add", 1 / 0.85, beyond, bench.ADD)
+    row("PyTorch", "PyTorch", 1, case=bench.ADD)
+    table.add_row("[bold]rms_norm, float32")
+    row("PyTorch", "PyTorch", 1, case=bench.RMS)
     table.add_row("[bold]one call, 1x256, microseconds")
-    calls = {(r["contender"], r["mean"]): r["microseconds"] for r in document["records"] if r["rows"] == 1
-             and r["operation"] == "layer_norm"}  # fmt: skip
-    table.add_row("  layer_norm, out=", *(f"{calls[own, mean]:.2f}" for _, own, mean in variants), "<= 0.20")
+    calls = [_time(document, bench.FORWARD._replace(mean=mean), own, bench.SHAPES["call"]) for _, own, mean in variants]
+    table.add_row("  layer_norm, out=", *(f"{time:.2f}" for time in calls), "<= 0.20")
     table.add_row(f"[bold]one step of the demo model, {steps['cnorm']:.2f} us")
     for label, wanted in (("onnxruntime, IO binding", 5), ("PyTorch, torch.jit", 10), ("PyTorch, eager", 20)):
         against = steps.get(label, math.nan) / steps["cnorm"]
         table.add_row(f"  {label}", _ratio(against, wanted), *[""] * (len(variants) - 1), f"{wanted:.2f}")
     return table
+
+
+def _time(document, case, contender="cnorm", size=bench.SHAPES["memory"]):
+    for record in document["records"]:
+        if (bench.case_of(record), record["contender"], record["rows"], record["n"]) == (case, contender, *size):
+            return record["microseconds"]
+    return math.nan
 
 
 def _ratio(value, wanted):

@@ -9,8 +9,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 
@@ -19,9 +17,10 @@ import numpy as np
 import cnorm
 from cnorm import contenders
 from cnorm.contenders import memcpy_
+from cnorm.contenders.operations import OPERATIONS, Case, as_dtype, check, check_steps, lstm_reference, random_lstm
 from cnorm.info import processor, versions
 
-__all__ = ["OPERATIONS", "SHAPES", "check", "norms", "ratio", "recurrent_steps", "run"]
+__all__ = ["CASES", "HIDDEN", "SHAPES", "SIX", "norms", "ratio", "recurrent_steps", "run"]
 
 SHAPES = {
     "call": (1, 256),  # what a call costs
@@ -34,7 +33,11 @@ SHAPES = {
 }
 SIX = list(SHAPES.values())[1:]  # geometric means run over these
 HIDDEN = ((16, 16), (12, 64), (64, 128), (128, 256), (512, 512), (1024, 1024), (2048, 2048))  # input, hidden
-EPS = 1e-5
+# A mean of 10 is where the fastest formula is no longer safe, so that nobody tunes to N(0, 1) alone.
+FORWARD, FORWARD_10, BACKWARD = Case("layer_norm"), Case("layer_norm", mean=10), Case("layer_norm_backward")
+FLOAT16, BFLOAT16 = Case("layer_norm", "float16"), Case("layer_norm", "bfloat16")
+RMS, ADD = Case("rms_norm"), Case("add_layer_norm")
+CASES = (FORWARD, FORWARD_10, BACKWARD, FLOAT16, BFLOAT16, RMS, ADD)
 
 # Contenders that return new arrays would pay page faults for each one: the allocator keeps its memory instead.
 # What users see without this is reported beside it. And everybody gets one thread.
@@ -129,111 +132,13 @@ def _write(path, write):
     os.replace(temporary, path)
 
 
-# What is measured
-
-
-@dataclass(frozen=True)
-class Operation:
-    """An operation on rows: how its inputs [rows, n] are made, what is right, and how many such arrays move.
-
-    `inputs(rng, rows, n, mean)` is a dict of the arguments that the contenders' functions take.
-    `reference(**inputs)` is a tuple of float64 arrays.
-    """
-
-    inputs: Callable
-    reference: Callable
-    moved: int
-
-
-def _forward_inputs(rng, rows, n, mean):
-    x = rng.standard_normal((rows, n), dtype=np.float32)
-    x += np.float32(mean)
-    return {
-        "x": x,
-        "weight": rng.uniform(0.5, 1.5, n).astype(np.float32),
-        "bias": rng.uniform(-1, 1, n).astype(np.float32),
-    }
-
-
-def _backward_inputs(rng, rows, n, mean):
-    return {"dy": rng.standard_normal((rows, n), dtype=np.float32)} | _forward_inputs(rng, rows, n, mean)
-
-
-def _normalised(x):
-    x = x.astype(np.float64)
-    x -= x.mean(-1, keepdims=True)
-    rstd = 1 / np.sqrt(np.mean(x * x, -1, keepdims=True) + EPS)
-    return x * rstd, rstd
-
-
-def _forward_reference(x, weight, bias):
-    return (np.concatenate([_normalised(part)[0] * weight + bias for part in _parts(x)]),)
-
-
-def _backward_reference(dy, x, weight, bias):
-    dx, dweight, dbias = [], 0.0, 0.0
-    for dy_part, x_part in zip(_parts(dy), _parts(x), strict=True):
-        xhat, rstd = _normalised(x_part)
-        g = dy_part.astype(np.float64) * weight
-        dx.append(rstd * (g - g.mean(-1, keepdims=True) - xhat * np.mean(g * xhat, -1, keepdims=True)))
-        dweight, dbias = dweight + (dy_part * xhat).sum(0), dbias + dy_part.sum(0, dtype=np.float64)
-    return np.concatenate(dx), dweight, dbias
-
-
-def _parts(array, rows=256):
-    return (array[start : start + rows] for start in range(0, len(array), rows))
-
-
-OPERATIONS = {
-    "layer_norm": Operation(_forward_inputs, _forward_reference, 2),
-    "layer_norm_backward": Operation(_backward_inputs, _backward_reference, 3),
-}
-# operation, mean/std of the rows. A mean of 10 is where the fastest formula is no longer safe, so that nobody tunes
-# to N(0, 1) alone.
-CASES = (("layer_norm", 0), ("layer_norm", 10), ("layer_norm_backward", 0))
-
-
-def check(contender, expected):
-    """See that a contender, unless it is a limit, computes what it should, before it is timed.
-
-    This tells a wrong formula, not a rounding error: a float32 E[x^2] - E[x]^2 at mean/std 10 is off by up to
-    2e-4, and has to pass. Accuracy is the business of the tests.
-
-    Parameters
-    ----------
-    contender : Contender
-    expected : tuple of ndarray, float64
-
-    Raises
-    ------
-    ArithmeticError
-        If it doesn't; the message names the contender, the error and the bound.
-    """
-    if contender.limit:
-        return
-    outputs = contender.compute()
-    if len(outputs) != len(expected):
-        raise ArithmeticError(f"{contender.label} gives {len(outputs)} arrays instead of {len(expected)}")
-    for output, wanted in zip(outputs, expected, strict=True):
-        _compare(contender.label, output, wanted)
-
-
-def _compare(label, output, wanted):
-    if output.shape != wanted.shape:
-        raise ArithmeticError(f"{label} gives an array of shape {output.shape} instead of {wanted.shape}")
-    bound = 1e-3 * max(1.0, np.abs(wanted).max())
-    error = max(np.abs(o - w).max() for o, w in zip(_parts(output), _parts(wanted), strict=True))
-    if not error <= bound:  # NaN fails
-        raise ArithmeticError(f"{label} is off by {error:.2g}, more than {bound:.2g}")
-
-
-def norms(sizes=None, *, cases=CASES, seconds=0.3, advance=lambda description, total: None):
+def norms(sizes=None, *, cases=CASES, seconds=0.2, advance=lambda description, total: None):
     """Time layer norms of every importable contender, all in turns.
 
     Parameters
     ----------
     sizes : sequence of (rows, n), optional
-    cases : sequence of (name in OPERATIONS, mean)
+    cases : sequence of Case
     seconds : float
         For each contender of each case and size.
     advance : callable
@@ -252,20 +157,25 @@ def norms(sizes=None, *, cases=CASES, seconds=0.3, advance=lambda description, t
     sizes = list(sizes or SHAPES.values())
     modules, left_out = contenders.importable()
     records, total = [], len(cases) * len(sizes)
-    for name, mean in cases:
-        operation = OPERATIONS[name]
-        able = [module for module in modules if hasattr(module, name)]
-        left_out += [f"{module.LABEL} has no {name}" for module in modules if module not in able]
+    for case in cases:
+        if case.dtype == "bfloat16" and not util.find_spec("ml_dtypes"):
+            left_out.append("bfloat16 is left out: ml_dtypes can't be imported")
+            continue
         for rows, n in sizes:
-            advance(f"{name} {rows}x{n}", total)
-            inputs = operation.inputs(np.random.default_rng(rows + n), rows, n, mean)
-            expected = operation.reference(**inputs)
-            made = [(c, expected) for module in able for c in getattr(module, name)(**inputs)]
-            fit = _fit(made, check, f"{name} {rows}x{n}", left_out)
-            shared = {"operation": name, "mean": mean, "rows": rows, "n": n}
+            advance(f"{case} {rows}x{n}", total)
+            inputs = case.inputs(np.random.default_rng(rows + n), rows, n)
+            expected, made = case.expected(**inputs), []
+            for module in modules:
+                new = getattr(module, case.operation, lambda **_: [])(**inputs)
+                made += [(contender, expected) for contender in new]
+                if not new and module is not memcpy_:
+                    left_out.append(f"{module.LABEL} has no {case.operation} in {case.dtype}")
+            fit = _fit(made, check, f"{case.operation} {rows}x{n}", left_out)
+            moved = OPERATIONS[case.operation].moved * as_dtype(case.dtype).itemsize * rows * n
+            shared = {**case._asdict(), "rows": rows, "n": n, "moved_bytes": moved}
             for label, samples in contenders.times(fit, seconds=seconds).items():
-                moved = operation.moved * 4 * rows * n
-                records.append({**shared, "contender": label, "moved_bytes": moved, **_summary(samples)})
+                records.append({**shared, "contender": label, **_summary(samples)})
+            del inputs, expected, made, fit  # hundreds of MB
     document = (
         {"format": 1, "kind": "norms"}
         | surroundings()
@@ -302,7 +212,7 @@ def fresh_memory(rows, n):
 
 
 def _fresh(rows, n):
-    inputs = _forward_inputs(np.random.default_rng(0), rows, n, 0)
+    inputs = FORWARD.inputs(np.random.default_rng(0), rows, n)
     modules, _ = contenders.importable()
     made = [c for module in modules for c in module.layer_norm(**inputs) if c.label in NEW_ARRAY]
     return {label: float(np.median(samples)) for label, samples in contenders.times(made).items()}
@@ -346,7 +256,12 @@ def caches():
     return sizes
 
 
-def ratio(document, contender, *, operation="layer_norm", mean=0, sizes=None, against="cnorm"):
+def case_of(record):
+    """The `Case` of a record of `norms`."""
+    return Case(record["operation"], record["dtype"], record["mean"])
+
+
+def ratio(document, contender, *, case=FORWARD, sizes=None, against="cnorm"):
     """Geometric mean over sizes of the contender's time by that of `against`; above 1, `against` is faster.
 
     NaN if one of the two was not measured at each of the sizes.
@@ -355,7 +270,7 @@ def ratio(document, contender, *, operation="layer_norm", mean=0, sizes=None, ag
     found = {
         (record["contender"], record["rows"], record["n"]): record["microseconds"]
         for record in document["records"]
-        if record["operation"] == operation and record["mean"] == mean
+        if case_of(record) == case
     }
     try:
         logs = [math.log(found[contender, *size] / found[against, *size]) for size in sizes]
@@ -365,37 +280,6 @@ def ratio(document, contender, *, operation="layer_norm", mean=0, sizes=None, ag
 
 
 # Recurrent steps
-
-
-def random_lstm(rng, inputs, hidden):
-    """A layer-normalised LSTM with weights of ordinary size."""
-    weights = {
-        "weight_x": rng.standard_normal((4 * hidden, inputs)) / math.sqrt(inputs),
-        "weight_h": rng.standard_normal((4 * hidden, hidden)) / math.sqrt(hidden),
-    }
-    weights |= {name: rng.uniform(-0.5, 0.5, 4 * hidden) for name in ("bias", "bias_x", "bias_h")}
-    weights |= {name: rng.uniform(0.5, 1.5, 4 * hidden) for name in ("gain_x", "gain_h")}
-    weights |= {"gain_c": rng.uniform(0.5, 1.5, hidden), "bias_c": rng.uniform(-0.5, 0.5, hidden)}
-    weights = {name: array.astype(np.float32) for name, array in weights.items()}
-    return cnorm.Model([cnorm.LSTM(weights, preset="ba2016")])
-
-
-def lstm_reference(model, frames, normalise=True):
-    """y after the last of the frames [T, input], from a zero state, in float64 (arXiv:1607.06450, Eq. 20-22).
-
-    Without `normalise` it is the plain LSTM with the same matrices and gate bias.
-    """
-    w = {name: array.astype(np.float64) for name, array in model.layers[0].weights.items()}
-
-    def norm(a, site):
-        return _normalised(a)[0] * w[f"gain_{site}"] + w[f"bias_{site}"] if normalise else a
-
-    h = c = np.zeros(model.layers[0].output_size)
-    for x in frames:
-        f, i, o, g = np.split(norm(w["weight_h"] @ h, "h") + norm(w["weight_x"] @ x, "x") + w["bias"], 4)
-        c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
-        h = np.tanh(norm(c, "c")) / (1 + np.exp(-o))
-    return h
 
 
 def recurrent_steps(sizes=None, *, seconds=1.5, advance=lambda description, total: None):
@@ -455,15 +339,6 @@ def step_contenders(modules, model):
     runners = [runner for module in modules if hasattr(module, "steps") for runner in module.steps(model, onnx_model)]
     plain = [runner for module in modules if hasattr(module, "plain_steps") for runner in module.plain_steps(model)]
     return runners, plain
-
-
-def check_steps(runner, frames, expected):
-    """As `check`, for the output after the last of the frames."""
-    runner.reset()
-    with runner.mode():
-        for x in frames:
-            y = np.array(runner.step(x)).reshape(-1)
-    _compare(runner.label, y, expected)
 
 
 def _limit(model):

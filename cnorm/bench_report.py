@@ -2,7 +2,7 @@
 
 import math
 
-from cnorm.bench import ratio
+from cnorm.bench import FORWARD, case_of, ratio
 
 __all__ = ["header", "norms_picture", "norms_tables", "rnn_picture", "rnn_tables"]
 
@@ -36,13 +36,13 @@ def norms_tables(console, document):
     """One table for each operation: microseconds a call, and how many times cnorm's that is."""
     from rich.table import Table
 
-    for operation, mean in dict.fromkeys((r["operation"], r["mean"]) for r in document["records"]):
-        records = [r for r in document["records"] if (r["operation"], r["mean"]) == (operation, mean)]
+    for case in dict.fromkeys(map(case_of, document["records"])):
+        records = [r for r in document["records"] if case_of(r) == case]
         labels = list(dict.fromkeys(r["contender"] for r in records))
         shapes = list(dict.fromkeys((r["rows"], r["n"]) for r in records))
         times = {(r["contender"], r["rows"], r["n"]): r["microseconds"] for r in records}
         table = Table(
-            title=f"\n{operation}, float32" + (f", rows with mean/std = {mean}" if mean else ""),
+            title=f"\n{case}",
             title_justify="left",
             title_style="bold",
             caption="microseconds a call; x: that many times cnorm's",
@@ -62,11 +62,11 @@ def norms_tables(console, document):
             cells = []
             for label in labels:
                 time = times.get((label, rows, n), math.nan)
-                against = ratio(document, label, operation=operation, mean=mean, sizes=[(rows, n)])
+                against = ratio(document, label, case=case, sizes=[(rows, n)])
                 cells.append(_short(time) + ("\n " if label == "cnorm" else f"\n[dim]{_times(against)}[/]"))
             table.add_row(f"{rows}x{n}", *cells)
         over = [shape for shape in shapes if shape[0] > 1] or shapes
-        means = [ratio(document, label, operation=operation, mean=mean, sizes=over) for label in labels]
+        means = [ratio(document, label, case=case, sizes=over) for label in labels]
         table.add_section()
         cells = ["" if label == "cnorm" else _times(m) for label, m in zip(labels, means, strict=True)]
         table.add_row("geometric\nmean" + (",\nrows > 1" if len(over) < len(shapes) else ""), *cells)
@@ -112,7 +112,7 @@ def rnn_tables(console, document):
 
 def norms_picture(document, file):
     """Latency and memory traffic of `layer_norm` against the size of x, log-log."""
-    records = [r for r in document["records"] if (r["operation"], r["mean"]) == ("layer_norm", 0)]
+    records = [r for r in document["records"] if case_of(r) == FORWARD]
     records.sort(key=lambda r: r["moved_bytes"])
     lines = {}
     for r in records:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import cnorm
+import reference
 from cnorm import bench, bench_report, contenders
-from cnorm.contenders import numpy_, timing
+from cnorm.contenders import numpy_, operations, timing
 
 SIZES = [(2, 8), (3, 5)]
 
@@ -55,14 +56,14 @@ def check_surroundings(document, kind):
 
 def test_document_of_norms(document):
     check_surroundings(document, "norms")
-    seen = {(r["operation"], r["mean"], r["rows"], r["n"]) for r in document["records"]}
-    assert seen == {(*case, *size) for case in bench.CASES for size in SIZES}
+    seen = {(bench.case_of(r), r["rows"], r["n"]) for r in document["records"]}
+    assert seen == {(case, *size) for case in bench.CASES for size in SIZES}
     for record in document["records"]:
         assert is_time(record["microseconds"])
         assert is_time(record["best"])
         assert record["samples"] >= timing.MIN_SAMPLES
         assert record["best"] <= record["quartiles"][0] <= record["microseconds"] <= record["quartiles"][1]
-        assert record["moved_bytes"] % (record["rows"] * record["n"] * 4) == 0
+        assert record["moved_bytes"] % (record["rows"] * record["n"] * 2) == 0
     labels = {r["contender"] for r in document["records"]}
     assert labels >= {"cnorm", "cnorm, new array", "np.copyto", "NumPy"}
     assert "fresh_memory" not in document  # nothing here is large enough for page faults to show
@@ -82,31 +83,42 @@ def test_document_of_steps(steps):
     assert is_time(limit["microseconds"])
 
 
-def test_every_contender_of_the_norms_is_right():
+@pytest.mark.parametrize("case", bench.CASES, ids=str)
+def test_every_contender_of_the_norms_is_right(case):
     """What is importable is not left out quietly because its own formula is wrong."""
-    for operation, mean in bench.CASES:
-        described = bench.OPERATIONS[operation]
-        inputs = described.inputs(np.random.default_rng(0), 65, 130, mean)
-        for module in contenders.importable()[0]:
-            for contender in getattr(module, operation, lambda **_: [])(**inputs):
-                bench.check(contender, described.reference(**inputs))
+    inputs = case.inputs(np.random.default_rng(0), 65, 130)
+    for module in contenders.importable()[0]:
+        for contender in getattr(module, case.operation, lambda **_: [])(**inputs):
+            operations.check(contender, case.expected(**inputs))
 
 
-def test_references_agree_with_the_oracle():
-    import reference
+def test_large_inputs_lie_where_users_have_them():
+    for shape in ((256, 128), (1000, 333)):
+        assert timing.empty(shape, np.float32).ctypes.data % 4096 == 16
+        assert timing.empty_like(np.zeros(shape, np.float16)).shape == shape
 
-    inputs = bench.OPERATIONS["layer_norm_backward"].inputs(np.random.default_rng(1), 300, 7, 3)
-    expected = reference.layer_norm_backward(inputs["dy"], inputs["x"], inputs["weight"])
-    for ours, theirs in zip(bench.OPERATIONS["layer_norm_backward"].reference(**inputs), expected, strict=True):
+
+@pytest.mark.parametrize("name", bench.OPERATIONS)
+def test_references_agree_with_the_oracle(name):
+    inputs = bench.Case(name, mean=3).inputs(np.random.default_rng(1), 300, 7)
+    expected = bench.Case(name).expected(**inputs)
+    if name == "add_layer_norm":
+        total = inputs.pop("x") + inputs.pop("residual")
+        truth = reference.layer_norm(total, **inputs)[0], total
+    elif name == "layer_norm_backward":
+        truth = reference.layer_norm_backward(inputs["dy"], inputs["x"], inputs["weight"])
+    else:
+        truth = getattr(reference, name)(**inputs)[:1]
+    for ours, theirs in zip(expected, truth, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
-    del inputs["dy"]
-    (y,) = bench.OPERATIONS["layer_norm"].reference(**inputs)
-    np.testing.assert_allclose(y, reference.layer_norm(**inputs)[0], rtol=1e-9, atol=1e-9)
-    model = bench.random_lstm(np.random.default_rng(2), 3, 4)
+
+
+def test_reference_of_the_steps_agrees_with_the_oracle():
+    model = operations.random_lstm(np.random.default_rng(2), 3, 4)
     frames, h, c = np.ones((2, 3)), np.zeros(4), np.zeros(4)
     for x in frames:
         h, c = reference.lstm_ba2016(model.layers[0].weights, x, h, c)
-    np.testing.assert_allclose(bench.lstm_reference(model, frames), h, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(operations.lstm_reference(model, frames), h, rtol=1e-9, atol=1e-9)
 
 
 def test_a_wrong_contender_is_told_and_not_timed(monkeypatch, timed):
@@ -114,7 +126,7 @@ def test_a_wrong_contender_is_told_and_not_timed(monkeypatch, timed):
         return [timing.Contender("NumPy", "x * weight", {"x": x, "weight": weight})]
 
     monkeypatch.setattr(numpy_, "layer_norm", wrong)
-    document = bench.norms([(4, 8)], cases=[("layer_norm", 0)], seconds=0.001)
+    document = bench.norms([(4, 8)], cases=[bench.FORWARD], seconds=0.001)
     assert "cnorm" in timed
     assert "NumPy" not in timed
     assert "NumPy" not in {r["contender"] for r in document["records"]}
@@ -126,7 +138,7 @@ def test_a_wrong_contender_is_told_and_not_timed(monkeypatch, timed):
 def test_a_wrong_cnorm_ends_the_measurement(monkeypatch, timed):
     monkeypatch.setattr(cnorm, "layer_norm", lambda x, weight, bias, out=None: x)
     with pytest.raises(ArithmeticError, match="cnorm is off by"):
-        bench.norms([(4, 8)], cases=[("layer_norm", 0)])
+        bench.norms([(4, 8)], cases=[bench.FORWARD])
     assert timed == []
 
 
@@ -156,14 +168,14 @@ def test_a_wrong_step_is_told_and_not_timed(monkeypatch):
 def test_check(outputs, message):
     contender = timing.Contender("somebody", "outputs", {"outputs": outputs})
     with pytest.raises(ArithmeticError, match="somebody " + message):
-        bench.check(contender, (np.zeros((2, 3)),))
+        operations.check(contender, (np.zeros((2, 3)),))
 
 
 def test_absent_packages_are_told(monkeypatch):
     there = contenders.util.find_spec
     absent = ("torch", "onnx", "onnxruntime", "numba")
     monkeypatch.setattr(contenders.util, "find_spec", lambda name: None if name in absent else there(name))
-    document = bench.norms([(2, 8)], cases=[("layer_norm", 0)], seconds=0.001)
+    document = bench.norms([(2, 8)], cases=[bench.FORWARD], seconds=0.001)
     assert document["left_out"] == [
         "numba is left out: numba can't be imported",
         "onnxruntime is left out: onnx and onnxruntime can't be imported",
@@ -192,14 +204,14 @@ def test_contenders_take_turns():
 
 
 def test_ratio_is_a_geometric_mean():
-    def record(contender, rows, microseconds, operation="layer_norm"):
-        return {"operation": operation, "mean": 0, "rows": rows, "n": 8} | {
+    def record(contender, rows, microseconds, case=bench.FORWARD):
+        return {**case._asdict(), "rows": rows, "n": 8} | {
             "contender": contender,
             "microseconds": microseconds,
         }
 
     records = [record("cnorm", 1, 1.0), record("cnorm", 2, 2.0), record("slow", 1, 2.0), record("slow", 2, 16.0)]
-    document = {"records": [*records, record("slow", 1, 99.0, "layer_norm_backward")]}
+    document = {"records": [*records, record("slow", 1, 99.0, bench.BACKWARD)]}
     assert bench.ratio(document, "slow", sizes=[(1, 8), (2, 8)]) == pytest.approx(4)
     assert bench.ratio(document, "cnorm", sizes=[(1, 8)], against="slow") == pytest.approx(0.5)
     assert math.isnan(bench.ratio(document, "slow", sizes=[(3, 8)]))
