@@ -45,7 +45,7 @@ cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, co
     if (!(eps >= 0) || isinf(eps)) return CNORM_ERROR_EPS;
     if (rows_overlap(rows, n, y_stride)) return CNORM_ERROR_STRIDE;
     const float_mode mode = float_mode_enter();
-    if (dtype == CNORM_F32) eps = (float)eps;
+    if (dtype == CNORM_F32) eps = (double)(float)eps;
     kernels->layer_norm[dtype](rows, n, x, x_stride, gain, bias, eps, y, y_stride, stats);
     float_mode_leave(mode);
     return CNORM_OK;

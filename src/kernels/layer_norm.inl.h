@@ -75,15 +75,16 @@ INLINE int FN(accepted)(double n, double S, double Q, double eps)
 /* (1) and (2); false where the row needs (3) */
 INLINE int FN(row_stats)(const T *x, ptrdiff_t n, double eps, T stats[3])
 {
-    double S, Q, K = 0;
-    FN(sums)(x, n, 0, &S, &Q);
+    double S, Q;
+    T K = 0;
+    FN(sums)(x, n, K, &S, &Q);
     if (!FN(accepted)((double)n, S, Q, eps)) {
         K = (T)(S / (double)n);
-        FN(sums)(x, n, (T)K, &S, &Q);
+        FN(sums)(x, n, K, &S, &Q);
         if (!FN(accepted)((double)n, S, Q, eps)) return 0;
     }
     const double delta = S / (double)n, var = (Q - S * delta) / (double)n;
-    stats[0] = (T)K;
+    stats[0] = K;
     stats[1] = (T)delta;
     stats[2] = (T)(1.0 / sqrt(var + eps));
     return 1;

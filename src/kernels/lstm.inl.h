@@ -52,10 +52,11 @@ INLINE float product_for_norm(const cnorm_matrix *w, const float *x, double eps,
 static void lstm_step(const cnorm_lstm *cell, const float *x, float *state, float *scratch)
 {
     const ptrdiff_t units = cell->weight_h.units, width = padded_units(units);
+    const double eps = (double)cell->eps;
     float *h = state, *c = state + width;
     float *zx = scratch, *zh = zx + packed_rows(&cell->weight_x), *normed = zh + packed_rows(&cell->weight_h);
-    const f32v rx = splat_f32(product_for_norm(&cell->weight_x, x, cell->eps, zx));
-    const f32v rh = splat_f32(product_for_norm(&cell->weight_h, h, cell->eps, zh));
+    const f32v rx = splat_f32(product_for_norm(&cell->weight_x, x, eps, zx));
+    const f32v rh = splat_f32(product_for_norm(&cell->weight_h, h, eps, zh));
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         f32v gate[4];
 #pragma GCC unroll 4
@@ -69,7 +70,7 @@ static void lstm_step(const cnorm_lstm *cell, const float *x, float *state, floa
         store_f32(zx + j, sigmoid_v(gate[2]));
         store_f32(normed + j, splat_f32(0));
     }
-    layer_norm_f32(1, units, c, 0, cell->gain_c, cell->bias_c, cell->eps, normed, 0, NULL);
+    layer_norm_f32(1, units, c, 0, cell->gain_c, cell->bias_c, eps, normed, 0, NULL);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) /* (5) */
         store_f32(h + j, without_tiny(load_f32(zx + j) * tanh_v(load_f32(normed + j))));
 }
