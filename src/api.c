@@ -2,7 +2,7 @@
 #include "dispatch.h"
 #include "float_mode.h"
 
-#include <math.h>
+#include <float.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ const char *cnorm_strerror(cnorm_status status)
     case CNORM_OK: return "no error";
     case CNORM_ERROR_NULL: return "a pointer that must not be NULL is NULL";
     case CNORM_ERROR_SIZE: return "a size is negative, a row is empty, or the bytes do not fit ptrdiff_t";
-    case CNORM_ERROR_EPS: return "eps must be a finite number that is not negative";
+    case CNORM_ERROR_EPS: return "eps must be a number of the dtype, finite and not negative";
     case CNORM_ERROR_STRIDE: return "rows of an output overlap one another";
     case CNORM_ERROR_DTYPE: return "not a dtype that this function takes";
     case CNORM_ERROR_ISA: return "the instruction set is unknown or this machine lacks it";
@@ -42,7 +42,7 @@ cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, co
     if (!countable(rows, n)) return CNORM_ERROR_SIZE;
     if (rows == 0) return CNORM_OK;
     if (!x || !y) return CNORM_ERROR_NULL;
-    if (!(eps >= 0) || isinf(eps)) return CNORM_ERROR_EPS;
+    if (!(eps >= 0 && eps <= (dtype == CNORM_F32 ? (double)FLT_MAX : DBL_MAX))) return CNORM_ERROR_EPS;
     if (rows_overlap(rows, n, y_stride)) return CNORM_ERROR_STRIDE;
     const float_mode mode = float_mode_enter();
     if (dtype == CNORM_F32) eps = (double)(float)eps;
