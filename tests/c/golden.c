@@ -6,6 +6,7 @@
  * A file names the kinds of input, so that a change shows where it is. Hashes are FNV-1a, 64 bits, over the results
  * with every NaN written the same way.
  */
+#include "network.h"
 #include "rows.h"
 
 static uint64_t hash_of(uint64_t hash, cnorm_dtype dtype, void *buffer, ptrdiff_t count)
@@ -133,56 +134,23 @@ static void elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *), te
 static void sigmoid(cnorm_dtype dtype, text *out) { (void)dtype, elementwise(cnorm_sigmoid_f32, out); }
 static void hyperbolic_tangent(cnorm_dtype dtype, text *out) { (void)dtype, elementwise(cnorm_tanh_f32, out); }
 
-static float *random_floats(ptrdiff_t count, double scale, uint64_t *state)
-{
-    float *v = allocate(count * 4);
-    for (ptrdiff_t i = 0; i < count; ++i) v[i] = (float)(scale * bell(state));
-    return v;
-}
-
-static cnorm_matrix random_matrix(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, int centred, uint64_t *state)
-{
-    float *w = random_floats(gates * units * cols, 0.25, state), *panels = allocate(cnorm_matrix_floats(gates, units, cols) * 4);
-    CHECK(cnorm_matrix_pack(gates, units, cols, w, centred, panels) == CNORM_OK, "%td units", units);
-    free(w);
-    return (cnorm_matrix){gates, units, cols, panels};
-}
-
-/* [4, padded] with zero padding */
-static float *random_gates(ptrdiff_t units, double mean, uint64_t *state)
-{
-    const ptrdiff_t padded = cnorm_padded_units(units);
-    float *v = allocate(4 * padded * 4);
-    for (ptrdiff_t i = 0; i < 4 * units; ++i) v[i / units * padded + i % units] = (float)(mean + 0.25 * bell(state));
-    return v;
-}
-
-/* an LSTM and its read-out, over some steps of their own trajectory */
+/* over some steps of their own trajectory */
 static void lstm_and_linear(cnorm_dtype dtype, text *out)
 {
     (void)dtype;
     static const int sizes[][3] = {{1, 1, 1}, {3, 2, 2}, {5, 15, 3}, {7, 16, 1}, {16, 17, 9}, {12, 64, 9}, {33, 100, 40}, {100, 130, 70}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
-        const ptrdiff_t inputs = sizes[i][0], units = sizes[i][1], outputs = sizes[i][2], steps = 20;
+        network net = network_random_of(sizes[i][0], sizes[i][1], sizes[i][2], allocate);
         uint64_t state = i, hash = EMPTY;
-        cnorm_layer layers[2] = {{.kind = CNORM_LSTM}, {.kind = CNORM_LINEAR}};
-        layers[0].as.lstm = (cnorm_lstm){random_matrix(4, units, inputs, 1, &state), random_matrix(4, units, units, 1, &state),
-            random_gates(units, 1, &state), random_gates(units, 1, &state), random_gates(units, 0, &state),
-            random_floats(units, 1, &state), random_floats(units, 1, &state), 1e-5f};
-        layers[1].as.linear = (cnorm_linear){random_matrix(1, outputs, units, 0, &state), random_floats(outputs, 1, &state)};
-        float *x = random_floats(steps * inputs, 1, &state), *y = allocate(steps * outputs * 4);
-        const ptrdiff_t state_floats = cnorm_state_floats(layers, 2);
-        float *network_state = allocate(state_floats * 4), *scratch = allocate(cnorm_scratch_floats(layers, 2) * 4);
-        CHECK(cnorm_run(layers, 2, steps, x, inputs, network_state, scratch, y, outputs) == CNORM_OK, "%td units", units);
-        hash = hash_of(hash, CNORM_F32, y, steps * outputs);
-        hash = hash_of(hash, CNORM_F32, network_state, state_floats);
+        static float x[20 * 100], y[20 * 70];
+        for (size_t j = 0; j < sizeof x / sizeof *x; ++j) x[j] = (float)bell(&state);
+        network_run(&net, 20, x, y);
+        hash = hash_of(hash, CNORM_F32, y, 20 * net.outputs);
+        hash = hash_of(hash, CNORM_F32, net.state, cnorm_state_floats(net.layers, NETWORK_LAYERS));
         char name[64];
-        snprintf(name, sizeof name, "%td inputs, %td units, %td outputs", inputs, units, outputs);
+        snprintf(name, sizeof name, "%td inputs, %td units, %td outputs", net.inputs, net.units, net.outputs);
         add(out, name, hash);
-        const cnorm_lstm *cell = &layers[0].as.lstm;
-        const void *owned[] = {cell->weight_x.panels, cell->weight_h.panels, cell->gain_x, cell->gain_h, cell->bias,
-            cell->gain_c, cell->bias_c, layers[1].as.linear.weight.panels, layers[1].as.linear.bias, x, y, network_state, scratch};
-        for (size_t j = 0; j < sizeof owned / sizeof *owned; ++j) free((void *)(uintptr_t)owned[j]);
+        network_free(&net);
     }
 }
 

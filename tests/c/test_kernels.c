@@ -1,0 +1,194 @@
+/* The plainest instruction set against a plain loop in long double, and every other bit for bit against the plainest.
+ * The tolerances are the numerics contract's; tests/tolerances.py derives the same ones. */
+#include "rows.h"
+
+#include <float.h>
+
+typedef long double wide;
+
+enum { ROWS = 3, LONGEST = 8195 };
+
+/* Under valgrind long double is double: float64 rows are then compared between instruction sets alone. */
+static int wide_is_wide(void)
+{
+    volatile wide one = 1;
+    return one + LDBL_EPSILON / 2 != one + LDBL_EPSILON && LDBL_MANT_DIG > 60;
+}
+
+typedef struct results {
+    char y[ROWS * LONGEST * 8], stats[3 * ROWS * 8], dx[ROWS * LONGEST * 8], dgain[LONGEST * 8], dbias[LONGEST * 8];
+} results;
+
+static results plainest, got; /* of baseline; of the one in use */
+static char x[ROWS * LONGEST * 8], dy[ROWS * LONGEST * 8], gain[LONGEST * 8], bias[LONGEST * 8], partials[2 * LONGEST * 8];
+static wide xhat[ROWS][LONGEST], rstd[ROWS];
+
+/* one case: what is being tested, for messages */
+static struct { cnorm_dtype dtype; row_kind kind; ptrdiff_t n; double eps; int with_gain, with_bias; } now;
+#define CASE "%s, %s, n = %td, eps = %g, gain %d, bias %d, on %s"
+#define CASE_ARGUMENTS dtype_names[now.dtype], row_names[now.kind], now.n, now.eps, now.with_gain, now.with_bias, cnorm_isa_active()
+
+static void within(const char *what, ptrdiff_t at, double value, wide want, wide allowed)
+{
+    CHECK(fabsl((wide)value - want) <= allowed, CASE ": %s[%td] = %.17g, wanted %.17Lg, off by %.2Lg, allowed %.2Lg",
+          CASE_ARGUMENTS, what, at, value, want, fabsl((wide)value - want), allowed);
+}
+
+static wide at(const void *buffer, ptrdiff_t i) { return (wide)get(now.dtype, buffer, i); }
+static wide gain_at(ptrdiff_t j) { return now.with_gain ? at(gain, j) : 1; }
+
+/* |error of xhat| <= this * max(1, |xhat|) */
+static wide contract(void) { return (wide)1e-6 * (wide)roundoff(now.dtype) / (wide)0x1p-24; }
+
+static void reference_statistics(void)
+{
+    for (ptrdiff_t row = 0; row < ROWS; ++row) {
+        wide mean = 0, var = 0;
+        const ptrdiff_t first = row * now.n;
+        const wide origin = at(x, first);
+        for (ptrdiff_t j = 0; j < now.n; ++j) mean += (at(x, first + j) - origin) / (wide)now.n;
+        for (ptrdiff_t j = 0; j < now.n; ++j) {
+            xhat[row][j] = at(x, first + j) - origin - mean;
+            var += xhat[row][j] * xhat[row][j] / (wide)now.n;
+        }
+        const wide eps = now.dtype == CNORM_F32 ? (wide)(float)now.eps : (wide)now.eps;
+        rstd[row] = var + eps > 0 ? 1 / sqrtl(var + eps) : 0;
+        for (ptrdiff_t j = 0; j < now.n; ++j) xhat[row][j] *= rstd[row];
+    }
+}
+
+static void forward_is_right(void)
+{
+    const wide u = (wide)roundoff(now.dtype);
+    for (ptrdiff_t row = 0; row < ROWS; ++row)
+        for (ptrdiff_t j = 0; j < now.n; ++j) {
+            const wide product = xhat[row][j] * gain_at(j), want = product + (now.with_bias ? at(bias, j) : 0);
+            within("y", row * now.n + j, get(now.dtype, plainest.y, row * now.n + j), want,
+                   contract() * fmaxl(1, fabsl(xhat[row][j])) * fabsl(gain_at(j)) + u * (fabsl(product) + fabsl(want)) +
+                       2 * (wide)smallest(now.dtype));
+        }
+}
+
+/* dx = rstd ((g - mean g) - xhat mean(g xhat)); dgain = sum dy xhat; dbias = sum dy */
+static void backward_is_right(void)
+{
+    const wide u = (wide)roundoff(now.dtype), n = (wide)now.n, lanes = now.dtype == CNORM_F64 ? 16 : 32;
+    const wide sums = (ceill(fminl(n, 8192) / lanes) + 5) * u; /* a lane's chain and the halving tree */
+    static wide dgain[LONGEST], dgain_allowed[LONGEST], dbias[LONGEST], dbias_allowed[LONGEST];
+    for (ptrdiff_t j = 0; j < now.n; ++j) dgain[j] = dgain_allowed[j] = dbias[j] = dbias_allowed[j] = 0;
+    for (ptrdiff_t row = 0; row < ROWS; ++row) {
+        wide G = 0, H = 0, size_g = 0, size_gx = 0, inherited = 0;
+        for (ptrdiff_t j = 0; j < now.n; ++j) {
+            const wide d = at(dy, row * now.n + j), g = d * gain_at(j), h = xhat[row][j], error = contract() * fmaxl(1, fabsl(h));
+            G += g / n, H += g * h / n;
+            size_g += fabsl(g) / n, size_gx += fabsl(g * h) / n, inherited += fabsl(g) * error / n;
+            dgain[j] += d * h, dbias[j] += d;
+            dgain_allowed[j] += fabsl(d) * error + (ROWS + 1) * u * fabsl(d * h) + (wide)smallest(now.dtype);
+            dbias_allowed[j] += ROWS * u * fabsl(d);
+        }
+        for (ptrdiff_t j = 0; j < now.n; ++j) {
+            const wide g = at(dy, row * now.n + j) * gain_at(j), h = xhat[row][j], error = contract() * fmaxl(1, fabsl(h));
+            const wide inside = (sums + u) * size_g + fabsl(h) * ((sums + 2 * u) * size_gx + inherited) + error * size_gx;
+            const wide terms = fabsl(g) + size_g + fabsl(h) * size_gx;
+            within("dx", row * now.n + j, get(now.dtype, plainest.dx, row * now.n + j), rstd[row] * ((g - G) - h * H),
+                   rstd[row] * (inside + (contract() + 4 * u) * terms) + 2 * (wide)smallest(now.dtype));
+        }
+    }
+    for (ptrdiff_t j = 0; j < now.n; ++j) {
+        within("dgain", j, get(now.dtype, plainest.dgain, j), dgain[j], dgain_allowed[j]);
+        within("dbias", j, get(now.dtype, plainest.dbias, j), dbias[j], dbias_allowed[j]);
+    }
+}
+
+static void same_bits(const char *what, const char *a, const char *b, ptrdiff_t count)
+{
+    const ptrdiff_t item = size_of(now.dtype);
+    if (memcmp(a, b, (size_t)(count * item)) == 0) return;
+    for (ptrdiff_t i = 0; i < count; ++i)
+        CHECK(memcmp(a + i * item, b + i * item, (size_t)item) == 0, CASE ": %s[%td] = %.17g, on baseline %.17g", CASE_ARGUMENTS,
+              what, i, get(now.dtype, a, i), get(now.dtype, b, i));
+}
+
+static void run_case(void)
+{
+    const ptrdiff_t n = now.n, elements = ROWS * n;
+    const void *const g = now.with_gain ? gain : NULL, *const b = now.with_bias ? bias : NULL;
+    FOR_EACH_ISA(isa) {
+        results *const r = isa == 0 ? &plainest : &got;
+        CHECK(cnorm_layer_norm(now.dtype, ROWS, n, x, n, g, b, now.eps, r->y, n, r->stats) == CNORM_OK, CASE, CASE_ARGUMENTS);
+        CHECK(cnorm_layer_norm_backward(now.dtype, ROWS, n, dy, n, x, n, g, r->stats, r->dx, n, r->dgain, r->dbias,
+                                        partials) == CNORM_OK, CASE, CASE_ARGUMENTS);
+        canonicalise(now.dtype, r->y, elements), canonicalise(now.dtype, r->dx, elements);
+        canonicalise(now.dtype, r->stats, 3 * ROWS);
+        canonicalise(now.dtype, r->dgain, n), canonicalise(now.dtype, r->dbias, n);
+        if (isa > 0) {
+            same_bits("y", got.y, plainest.y, elements);
+            same_bits("stats", got.stats, plainest.stats, 3 * ROWS);
+            same_bits("dx", got.dx, plainest.dx, elements);
+            same_bits("dgain", got.dgain, plainest.dgain, n);
+            same_bits("dbias", got.dbias, plainest.dbias, n);
+        } else if (now.kind < FINITE_KINDS && (now.dtype != CNORM_F64 || wide_is_wide())) {
+            reference_statistics();
+            forward_is_right();
+            if (now.kind != SUBNORMAL) backward_is_right(); /* 1/std can overflow there */
+        }
+    }
+}
+
+static void norms(ptrdiff_t n)
+{
+    for (int d = 0; d < DTYPES; ++d)
+        for (row_kind kind = 0; kind < ROW_KINDS; ++kind) {
+            const cnorm_dtype dtype = dtypes[d];
+            uint64_t state = (uint64_t)(n * ROW_KINDS) + kind;
+            fill_row(kind, dtype, ROWS * n, x, &state);
+            fill_row(MEAN_0, dtype, ROWS * n, dy, &state);
+            fill_affine(dtype, n, gain, bias, &state);
+            for (int choice = n > 1000 ? 3 : 0; choice < 4; ++choice) {
+                now.dtype = dtype, now.kind = kind, now.n = n, now.with_gain = choice & 1, now.with_bias = choice >> 1;
+                now.eps = (n + choice) % 2 ? 1e-5 : 0;
+                run_case();
+            }
+        }
+}
+
+/* y is the exact value rounded, or its neighbour */
+static int within_one_ulp(float y, double exact)
+{
+    const double magnitude = fmax(fabs(exact), 0x1p-126);
+    return fabs((double)y - exact) <= ldexp(1, ilogb(magnitude) - 23) && !signbit(y) == !signbit(exact);
+}
+
+static void activations(ptrdiff_t n)
+{
+    static float in[LONGEST], out[2][LONGEST], first[2][LONGEST];
+    uint64_t state = (uint64_t)n;
+    fill_row(n % 3 ? MEAN_0 : ANY_BITS, CNORM_F32, n, in, &state);
+    FOR_EACH_ISA(isa) {
+        CHECK(cnorm_sigmoid_f32(n, in, out[0]) == CNORM_OK && cnorm_tanh_f32(n, in, out[1]) == CNORM_OK, "n = %td", n);
+        for (int f = 0; f < 2; ++f) {
+            canonicalise(CNORM_F32, out[f], n);
+            if (isa == 0) memcpy(first[f], out[f], (size_t)n * 4);
+            CHECK(memcmp(first[f], out[f], (size_t)n * 4) == 0, "activation %d, n = %td on %s", f, n, cnorm_isa_name(isa));
+            for (ptrdiff_t i = 0; i < n; ++i) {
+                const double v = (double)in[i], exact = f ? tanh(v) : 1 / (1 + exp(-v));
+                CHECK(isnan(in[i]) ? isnan(out[f][i]) : within_one_ulp(out[f][i], exact), "%s(%a) = %a, wanted %a on %s",
+                      f ? "tanh" : "sigmoid", v, (double)out[f][i], exact, cnorm_isa_name(isa));
+            }
+        }
+        float again[2][LONGEST]; /* in place */
+        memcpy(again[0], in, (size_t)n * 4), memcpy(again[1], in, (size_t)n * 4);
+        CHECK(cnorm_sigmoid_f32(n, again[0], again[0]) == CNORM_OK && cnorm_tanh_f32(n, again[1], again[1]) == CNORM_OK, "n = %td", n);
+        canonicalise(CNORM_F32, again[0], n), canonicalise(CNORM_F32, again[1], n);
+        CHECK(memcmp(again[0], out[0], (size_t)n * 4) == 0 && memcmp(again[1], out[1], (size_t)n * 4) == 0, "in place, n = %td", n);
+    }
+}
+
+int main(void)
+{
+    if (!wide_is_wide()) printf("long double is no wider than double here: float64 is not held against it\n");
+    for (ptrdiff_t n = 1; n <= 130; ++n) norms(n), activations(n);
+    static const ptrdiff_t folds[] = {1024, 8191, 8192, 8193, 8195};
+    for (size_t i = 0; i < sizeof folds / sizeof *folds; ++i) norms(folds[i]), activations(folds[i]);
+    return check_result();
+}
