@@ -278,6 +278,41 @@ def test_out_receives_the_gradients(rng, dtype):
 
 
 @both_types
+def test_nothing_is_written_beside_out(rng, dtype):
+    for n in range(1, 70):
+        x, dy = rng.standard_normal((2, 3, n)).astype(dtype)
+        weight, _ = inputs.random_affine(rng, n, dtype)
+        expected = gradients(dy, x, weight)
+        _, stats = cnorm.layer_norm(x, weight, return_stats=True)
+        rooms = np.full((7, 5 + n), 7, dtype), np.full(5 + n, 7, dtype), np.full(5 + n, 7, dtype)
+        views = rooms[0][1:-1:2, 2 : 2 + n], rooms[1][2 : 2 + n], rooms[2][2 : 2 + n]
+        cnorm.layer_norm_backward(dy, x, weight, stats, out=views)
+        for room, view, wanted in zip(rooms, views, expected, strict=True):
+            np.testing.assert_array_equal(view, wanted)
+            view[...] = 7
+            assert (room == 7).all(), n
+
+
+@both_types
+@pytest.mark.parametrize("scale", [1e-44, 1e-30, 1e30])
+def test_any_scale_of_dy(rng, dtype, scale):
+    for n in 3, 64, 300, 1000:
+        x = (rng.standard_normal((3, n)) + 1).astype(dtype)
+        weight, _ = inputs.random_affine(rng, n, dtype)
+        for shift in 0, 3:
+            dy = (scale * (rng.standard_normal((3, n)) + shift)).astype(dtype)
+            check(dy, x, weight)
+
+
+@both_types
+def test_dy_whose_sum_overflows(rng, dtype):
+    """dx itself is in range: finite input gives the correct output."""
+    x = (rng.standard_normal((3, 1000)) + 1).astype(dtype)
+    dy = ((rng.standard_normal(x.shape) + 3) * (float(np.finfo(dtype).max) / 100)).astype(dtype)
+    check(dy, x)
+
+
+@both_types
 @pytest.mark.parametrize("shape", [(0, 5), (3, 0, 5)])
 def test_zero_rows(dtype, shape):
     x = np.zeros(shape, dtype)

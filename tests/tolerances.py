@@ -74,7 +74,8 @@ def dx(dy, xhat_, rstd, dtype, weight=1):
     error_mean_gx = (sums + 2 * u) * mean_gx + (g * from_xhat).mean(-1, keepdims=True)
     terms = g + mean_g + np.abs(xhat_) * mean_gx
     inside = error_mean_g + np.abs(xhat_) * error_mean_gx + from_xhat * mean_gx
-    return rstd * (inside + (CONTRACT[np.dtype(dtype)] + 4 * u) * terms) + 2 * smallest(dtype)
+    subnormal = 3 * smallest(dtype) * (1 + np.abs(xhat_))  # what u does not cover: g, each mean, their use
+    return rstd * (inside + subnormal + (CONTRACT[np.dtype(dtype)] + 4 * u) * terms) + 2 * smallest(dtype)
 
 
 def dweight(dy, xhat_, dtype):
