@@ -14,9 +14,12 @@ from cnorm._core import (
     Stats,
     Stream,
     active_isa,
+    add_layer_norm,
     available_isas,
     layer_norm,
     layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
     use_isa,
 )
 from cnorm.layers import LSTM, Linear
@@ -34,10 +37,13 @@ __all__ = [
     "Stats",
     "Stream",
     "active_isa",
+    "add_layer_norm",
     "available_isas",
     "demo_model",
     "layer_norm",
     "layer_norm_backward",
     "load",
+    "rms_norm",
+    "rms_norm_backward",
     "use_isa",
 ]

@@ -12,22 +12,40 @@ cdef cnp.ndarray as_array(object a, str name):
                         "pass x.filled(value)")
     if not (isinstance(a, np.ndarray) or hasattr(a, "__array__") or hasattr(a, "__array_interface__")
             or hasattr(a, "__dlpack__") or isinstance(a, (memoryview, bytearray)) or type(a).__name__ == "array"):
-        raise TypeError(f"{name} must be an array of float32 or float64, got {type(a).__name__}")
+        raise TypeError(f"{name} must be an array of float32, float64, float16 or bfloat16, got {type(a).__name__}")
     return np.asarray(a)
 
 
+cdef int bfloat16_number = -1 # the type number that NumPy gave ml_dtypes.bfloat16; it differs from run to run
+
+
 cdef cnorm_dtype dtype_of(cnp.ndarray a, str name) except *:
+    global bfloat16_number
     cdef int number = cnp.PyArray_TYPE(a)
     if cnp.PyArray_ISNOTSWAPPED(a):
         if number == cnp.NPY_FLOAT32:
             return CNORM_F32
         if number == cnp.NPY_FLOAT64:
             return CNORM_F64
-    raise TypeError(f"{name} must have dtype float32 or float64 in native byte order, got {a.dtype}")
+        if number == cnp.NPY_FLOAT16:
+            return CNORM_F16
+        if number == bfloat16_number:
+            return CNORM_BF16
+        if a.dtype.name == "bfloat16" and a.dtype.type.__module__ == "ml_dtypes":
+            bfloat16_number = number
+            return CNORM_BF16
+    raise TypeError(f"{name} must have dtype float32, float64, float16 or bfloat16 in native byte order, got {a.dtype}")
 
 
-cdef int first_normalised(object axis, int ndim, shape) except -1:
+cdef int compute_number(cnorm_dtype dtype) noexcept:
+    """NumPy's type number of the compute type: statistics, and weights inside."""
+    return cnp.NPY_FLOAT64 if dtype == CNORM_F64 else cnp.NPY_FLOAT32
+
+
+cdef int first_normalised(object axis, int ndim, cnp.ndarray x) except -1:
     """axis as an index from the front."""
+    if type(axis) is int and ndim > 0 and -ndim <= axis < ndim:
+        return axis + ndim if axis < 0 else axis
     try:
         i = None if isinstance(axis, bool) else operator.index(axis)
     except TypeError:
@@ -37,7 +55,7 @@ cdef int first_normalised(object axis, int ndim, shape) except -1:
     if ndim == 0:
         raise ValueError("x must have at least one dimension, got a 0-dimensional array")
     if not -ndim <= i < ndim:
-        raise ValueError(f"axis must be in [{-ndim}, {ndim}) for x of shape {shape}, got {axis}")
+        raise ValueError(f"axis must be in [{-ndim}, {ndim}) for x of shape {(<object>x).shape}, got {axis}")
     return i + ndim if i < 0 else i
 
 
@@ -109,22 +127,30 @@ cdef cnp.ndarray rows_of(cnp.ndarray a, int axis, Rows *rows):
     return a
 
 
-cdef cnp.ndarray parameter(object p, cnp.ndarray x, int axis, str name):
-    """weight or bias: of x's dtype and of the normalised shape, C-contiguous."""
+cdef cnp.ndarray parameter(object p, cnp.ndarray x, cnorm_dtype dtype, int axis, str name):
+    """weight or bias of the normalised shape, C-contiguous, in the compute type."""
     cdef cnp.ndarray a = as_array(p, name)
-    cdef int i, ndim = cnp.PyArray_NDIM(x) - axis
+    cdef int i, ndim = cnp.PyArray_NDIM(x) - axis, number = cnp.PyArray_TYPE(a), wanted = compute_number(dtype)
     cdef bint fits = cnp.PyArray_NDIM(a) == ndim
-    if cnp.PyArray_TYPE(a) != cnp.PyArray_TYPE(x) or not cnp.PyArray_ISNOTSWAPPED(a):
-        raise TypeError(f"{name} must have the dtype of x, {x.dtype}, got {a.dtype}")
+    if (number != wanted and number != cnp.PyArray_TYPE(x)) or not cnp.PyArray_ISNOTSWAPPED(a):
+        raise TypeError(f"{name} must have the dtype of x, {x.dtype}"
+                        f"{' or float32' if dtype in (CNORM_F16, CNORM_BF16) else ''}, got {a.dtype}")
     if fits:
         for i in range(ndim):
             fits = fits and cnp.PyArray_DIMS(a)[i] == cnp.PyArray_DIMS(x)[axis + i]
     if not fits:
         raise ValueError(f"{name} must have the normalised shape {(<object>x).shape[axis:]} (x has shape "
                          f"{(<object>x).shape}, axis={axis}), got {(<object>a).shape}")
-    if not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
-        a = np.array(a, order="C", copy=True)
+    if number != wanted or not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
+        a = np.array(a, dtype=np.float64 if wanted == cnp.NPY_FLOAT64 else np.float32, order="C", copy=True)
     return a
+
+
+cdef cnp.ndarray rows_to(cnp.ndarray y, int axis, Rows *rows):
+    """y itself where its strides let C write rows to it, else an array to copy from."""
+    if as_rows(y, axis, rows):
+        return y
+    return rows_of(np.empty((<object>y).shape, y.dtype), axis, rows)
 
 
 cdef bint same_place(cnp.ndarray a, cnp.ndarray b):

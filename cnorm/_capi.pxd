@@ -8,15 +8,26 @@ cdef extern from "cnorm_rnn.h" nogil:
     ctypedef enum cnorm_dtype:
         CNORM_F32
         CNORM_F64
+        CNORM_F16
+        CNORM_BF16
 
     cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
                                   const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride,
                                   void *stats)
-    ptrdiff_t cnorm_layer_norm_backward_partials(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
+    cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
+                                      const void *residual, ptrdiff_t residual_stride, const void *gain,
+                                      const void *bias, double eps, void *y, ptrdiff_t y_stride, void *sum,
+                                      ptrdiff_t sum_stride, void *stats)
+    cnorm_status cnorm_rms_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
+                                const void *gain, double eps, void *y, ptrdiff_t y_stride, void *stats)
+    ptrdiff_t cnorm_backward_partials(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
     cnorm_status cnorm_layer_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
                                            ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
                                            const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain,
                                            void *dbias, void *partials)
+    cnorm_status cnorm_rms_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
+                                         ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
+                                         const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain, void *partials)
     cnorm_status cnorm_sigmoid_f32(ptrdiff_t n, const float *x, float *y)
     cnorm_status cnorm_tanh_f32(ptrdiff_t n, const float *x, float *y)
 

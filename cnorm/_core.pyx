@@ -10,12 +10,12 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.math cimport isinf
 
 from cnorm._capi cimport (
-    CNORM_ALIGN, CNORM_ERROR_ISA, CNORM_F32, CNORM_F64, CNORM_LINEAR, CNORM_LSTM, CNORM_OK, cnorm_dtype,
-    cnorm_isa_active, cnorm_isa_count, cnorm_isa_name, cnorm_isa_use, cnorm_layer, cnorm_layer_norm,
-    cnorm_layer_inputs, cnorm_layer_norm_backward, cnorm_layer_norm_backward_partials, cnorm_layer_outputs,
-    cnorm_layer_state_floats, cnorm_matrix,
-    cnorm_matrix_floats, cnorm_matrix_pack, cnorm_padded_units, cnorm_run, cnorm_scratch_floats, cnorm_sigmoid_f32,
-    cnorm_state_floats, cnorm_status, cnorm_strerror, cnorm_tanh_f32,
+    CNORM_ALIGN, CNORM_BF16, CNORM_ERROR_ISA, CNORM_F16, CNORM_F32, CNORM_F64, CNORM_LINEAR, CNORM_LSTM, CNORM_OK,
+    cnorm_add_layer_norm, cnorm_backward_partials, cnorm_dtype, cnorm_isa_active, cnorm_isa_count, cnorm_isa_name,
+    cnorm_isa_use, cnorm_layer, cnorm_layer_inputs, cnorm_layer_norm, cnorm_layer_norm_backward, cnorm_layer_outputs,
+    cnorm_layer_state_floats, cnorm_matrix, cnorm_matrix_floats, cnorm_matrix_pack, cnorm_padded_units, cnorm_rms_norm,
+    cnorm_rms_norm_backward, cnorm_run, cnorm_scratch_floats, cnorm_sigmoid_f32, cnorm_state_floats, cnorm_status,
+    cnorm_strerror, cnorm_tanh_f32,
 )
 
 import numbers
@@ -104,5 +104,5 @@ if cnorm_isa_active() == NULL:
 
 
 include "_arrays.pxi"
-include "_layer_norm.pxi"
+include "_norms.pxi"
 include "_streams.pxi"

@@ -1,4 +1,5 @@
 /* Level 1 entries: check what a C caller can get wrong, then one call through the table. */
+#include "cpu.h"
 #include "dispatch.h"
 #include "float_mode.h"
 
@@ -22,8 +23,9 @@ const char *cnorm_strerror(cnorm_status status)
 
 int cnorm_abi_version(void) { return CNORM_ABI_VERSION; }
 
-static ptrdiff_t itemsize(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : 4; }
-static int known(cnorm_dtype dtype) { return dtype == CNORM_F32 || dtype == CNORM_F64; }
+static int known(cnorm_dtype dtype) { return dtype >= CNORM_F32 && dtype < CNORM_DTYPES; }
+static ptrdiff_t stored_bytes(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : dtype == CNORM_F32 ? 4 : 2; }
+static ptrdiff_t computed_bytes(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : 4; }
 
 /* can rows * n items be counted in bytes? 16 covers the widest item, and leaves room for two of them side by side */
 static int countable(ptrdiff_t rows, ptrdiff_t n) { return rows >= 0 && n > 0 && (rows == 0 || n <= PTRDIFF_MAX / 16 / rows); }
@@ -33,30 +35,107 @@ static int rows_overlap(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t stride)
     return rows > 1 && stride < n && stride > -n;
 }
 
+/* ---- forward ---------------------------------------------------------------------------------------------------- */
+
+/* Storing past the caches pays once the output is larger than what they could hold for its reader. */
+static int streaming(const cnorm_norm *call, cnorm_dtype dtype)
+{
+    const ptrdiff_t bytes = call->rows * call->n * stored_bytes(dtype);
+    return bytes >= cnorm_cpu_cache_bytes() / 2 && call->n >= 64 && call->y_stride == call->n && call->y != call->x &&
+           call->y != call->residual && (!call->sum || (call->sum_stride == call->n && call->sum != call->x &&
+                                                        call->sum != call->residual));
+}
+
+static cnorm_status forward(void (*kernel)(const cnorm_norm *), cnorm_dtype dtype, cnorm_norm *call)
+{
+    if (!countable(call->rows, call->n)) return CNORM_ERROR_SIZE;
+    if (call->rows == 0) return CNORM_OK;
+    if (!call->x || !call->y) return CNORM_ERROR_NULL;
+    if (!(call->eps >= 0 && call->eps <= (dtype == CNORM_F64 ? DBL_MAX : (double)FLT_MAX))) return CNORM_ERROR_EPS;
+    if (rows_overlap(call->rows, call->n, call->y_stride)) return CNORM_ERROR_STRIDE;
+    if (call->sum && rows_overlap(call->rows, call->n, call->sum_stride)) return CNORM_ERROR_STRIDE;
+    const float_mode mode = float_mode_enter();
+    if (dtype != CNORM_F64) call->eps = (double)(float)call->eps;
+    call->streaming = streaming(call, dtype);
+    kernel(call);
+    float_mode_leave(mode);
+    return CNORM_OK;
+}
+
 cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
                               const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride, void *stats)
 {
     const cnorm_kernels *kernels = cnorm_active();
     if (!kernels) return CNORM_ERROR_ISA;
     if (!known(dtype)) return CNORM_ERROR_DTYPE;
-    if (!countable(rows, n)) return CNORM_ERROR_SIZE;
-    if (rows == 0) return CNORM_OK;
-    if (!x || !y) return CNORM_ERROR_NULL;
-    if (!(eps >= 0 && eps <= (dtype == CNORM_F32 ? (double)FLT_MAX : DBL_MAX))) return CNORM_ERROR_EPS;
-    if (rows_overlap(rows, n, y_stride)) return CNORM_ERROR_STRIDE;
+    return forward(kernels->layer_norm[dtype], dtype,
+                   &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gain = gain, .bias = bias,
+                                 .eps = eps, .y = y, .y_stride = y_stride, .stats = stats});
+}
+
+cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
+                                  const void *residual, ptrdiff_t residual_stride, const void *gain, const void *bias,
+                                  double eps, void *y, ptrdiff_t y_stride, void *sum, ptrdiff_t sum_stride, void *stats)
+{
+    const cnorm_kernels *kernels = cnorm_active();
+    if (!kernels) return CNORM_ERROR_ISA;
+    if (!known(dtype)) return CNORM_ERROR_DTYPE;
+    if (rows > 0 && (!residual || !sum)) return CNORM_ERROR_NULL;
+    return forward(kernels->add_layer_norm[dtype], dtype,
+                   &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = x_stride, .residual = residual,
+                                 .residual_stride = residual_stride, .gain = gain, .bias = bias, .eps = eps, .y = y,
+                                 .y_stride = y_stride, .sum = sum, .sum_stride = sum_stride, .stats = stats});
+}
+
+cnorm_status cnorm_rms_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
+                            const void *gain, double eps, void *y, ptrdiff_t y_stride, void *stats)
+{
+    const cnorm_kernels *kernels = cnorm_active();
+    if (!kernels) return CNORM_ERROR_ISA;
+    if (!known(dtype)) return CNORM_ERROR_DTYPE;
+    return forward(kernels->rms_norm[dtype], dtype,
+                   &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gain = gain, .eps = eps, .y = y,
+                                 .y_stride = y_stride, .stats = stats});
+}
+
+/* ---- backward --------------------------------------------------------------------------------------------------- */
+
+static ptrdiff_t blocks(ptrdiff_t rows) { return (rows + CNORM_BLOCK_ROWS - 1) / CNORM_BLOCK_ROWS; }
+
+ptrdiff_t cnorm_backward_partials(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
+{
+    return known(dtype) && countable(rows, n) ? blocks(rows) * 2 * n * computed_bytes(dtype) : 0;
+}
+
+static cnorm_status backward_blocks(void (*const *kernel)(const cnorm_norm_backward *), cnorm_dtype dtype,
+                                    ptrdiff_t begin, ptrdiff_t end, const cnorm_norm_backward *call)
+{
+    const ptrdiff_t rows = call->rows, n = call->n;
+    if (!known(dtype)) return CNORM_ERROR_DTYPE;
+    if (!countable(rows, n) || begin < 0 || end > rows || begin > end) return CNORM_ERROR_SIZE;
+    if (begin % CNORM_BLOCK_ROWS || (end % CNORM_BLOCK_ROWS && end != rows)) return CNORM_ERROR_SIZE;
+    if (begin == end) return CNORM_OK;
+    if (!call->dy || !call->x || !call->stats || !call->dx || !call->partial) return CNORM_ERROR_NULL;
+    if (rows_overlap(rows, n, call->dx_stride)) return CNORM_ERROR_STRIDE;
+    const ptrdiff_t stored = stored_bytes(dtype), computed = computed_bytes(dtype);
     const float_mode mode = float_mode_enter();
-    if (dtype == CNORM_F32) eps = (double)(float)eps;
-    kernels->layer_norm[dtype](rows, n, x, x_stride, gain, bias, eps, y, y_stride, stats);
+    for (ptrdiff_t row = begin; row < end; row += CNORM_BLOCK_ROWS) {
+        cnorm_norm_backward block = *call;
+        block.rows = end - row < CNORM_BLOCK_ROWS ? end - row : CNORM_BLOCK_ROWS;
+        block.dy = (const char *)call->dy + row * call->dy_stride * stored;
+        block.x = (const char *)call->x + row * call->x_stride * stored;
+        block.dx = (char *)call->dx + row * call->dx_stride * stored;
+        block.stats = (const char *)call->stats + row * 3 * computed;
+        block.partial = (char *)call->partial + row / CNORM_BLOCK_ROWS * 2 * n * computed;
+        kernel[dtype](&block);
+    }
     float_mode_leave(mode);
     return CNORM_OK;
 }
 
-static ptrdiff_t blocks(ptrdiff_t rows) { return (rows + CNORM_BLOCK_ROWS - 1) / CNORM_BLOCK_ROWS; }
-
-ptrdiff_t cnorm_layer_norm_backward_partials(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
-{
-    return known(dtype) && countable(rows, n) ? blocks(rows) * 2 * n * itemsize(dtype) : 0;
-}
+#define BACKWARD_CALL                                                                                                \
+    &(cnorm_norm_backward){.rows = rows, .n = n, .dy = dy, .dy_stride = dy_stride, .x = x, .x_stride = x_stride,     \
+                           .gain = gain, .stats = stats, .dx = dx, .dx_stride = dx_stride, .partial = partials}
 
 cnorm_status cnorm_layer_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
                                               ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,
@@ -64,49 +143,37 @@ cnorm_status cnorm_layer_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows,
                                               ptrdiff_t dx_stride, void *partials)
 {
     const cnorm_kernels *kernels = cnorm_active();
-    if (!kernels) return CNORM_ERROR_ISA;
-    if (!known(dtype)) return CNORM_ERROR_DTYPE;
-    if (!countable(rows, n) || begin < 0 || end > rows || begin > end) return CNORM_ERROR_SIZE;
-    if (begin % CNORM_BLOCK_ROWS || (end % CNORM_BLOCK_ROWS && end != rows)) return CNORM_ERROR_SIZE;
-    if (begin == end) return CNORM_OK;
-    if (!dy || !x || !stats || !dx || !partials) return CNORM_ERROR_NULL;
-    if (rows_overlap(rows, n, dx_stride)) return CNORM_ERROR_STRIDE;
-    const ptrdiff_t item = itemsize(dtype);
-    const float_mode mode = float_mode_enter();
-    for (ptrdiff_t row = begin; row < end; row += CNORM_BLOCK_ROWS) {
-        const ptrdiff_t count = end - row < CNORM_BLOCK_ROWS ? end - row : CNORM_BLOCK_ROWS;
-        kernels->layer_norm_backward_block[dtype](
-            count, n, (const char *)dy + row * dy_stride * item, dy_stride, (const char *)x + row * x_stride * item,
-            x_stride, gain, (const char *)stats + row * 3 * item, (char *)dx + row * dx_stride * item, dx_stride,
-            (char *)partials + row / CNORM_BLOCK_ROWS * 2 * n * item);
-    }
-    float_mode_leave(mode);
-    return CNORM_OK;
+    return kernels ? backward_blocks(kernels->layer_norm_backward, dtype, begin, end, BACKWARD_CALL) : CNORM_ERROR_ISA;
 }
 
-cnorm_status cnorm_layer_norm_backward_reduce(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, void *partials,
-                                              void *dgain, void *dbias)
+cnorm_status cnorm_rms_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
+                                            ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,
+                                            ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
+                                            ptrdiff_t dx_stride, void *partials)
+{
+    const cnorm_kernels *kernels = cnorm_active();
+    return kernels ? backward_blocks(kernels->rms_norm_backward, dtype, begin, end, BACKWARD_CALL) : CNORM_ERROR_ISA;
+}
+
+cnorm_status cnorm_backward_reduce(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, void *partials, void *dgain,
+                                   void *dbias)
 {
     const cnorm_kernels *kernels = cnorm_active();
     if (!kernels) return CNORM_ERROR_ISA;
     if (!known(dtype)) return CNORM_ERROR_DTYPE;
     if (!countable(rows, n)) return CNORM_ERROR_SIZE;
-    if (!dgain || !dbias || (rows && !partials)) return CNORM_ERROR_NULL;
-    const ptrdiff_t count = blocks(rows), row_bytes = n * itemsize(dtype);
+    if (!dgain || (rows && !partials)) return CNORM_ERROR_NULL;
+    const ptrdiff_t count = blocks(rows), bytes = n * computed_bytes(dtype);
     const float_mode mode = float_mode_enter();
     /* the fixed tree: 0+1, 2+3, ...; then 0+2, 4+6, ...; and so on */
     for (ptrdiff_t step = 1; step < count; step *= 2)
         for (ptrdiff_t b = 0; b + step < count; b += 2 * step)
-            kernels->add[dtype](2 * n, (char *)partials + b * 2 * row_bytes,
-                                (char *)partials + (b + step) * 2 * row_bytes);
+            kernels->add[dtype](2 * n, (char *)partials + b * 2 * bytes, (char *)partials + (b + step) * 2 * bytes);
     float_mode_leave(mode);
-    if (count == 0) {
-        memset(dgain, 0, (size_t)row_bytes);
-        memset(dbias, 0, (size_t)row_bytes);
-    } else {
-        memcpy(dgain, partials, (size_t)row_bytes);
-        memcpy(dbias, (char *)partials + row_bytes, (size_t)row_bytes);
-    }
+    if (count) memcpy(dgain, partials, (size_t)bytes);
+    else memset(dgain, 0, (size_t)bytes);
+    if (dbias && count) memcpy(dbias, (char *)partials + bytes, (size_t)bytes);
+    else if (dbias) memset(dbias, 0, (size_t)bytes);
     return CNORM_OK;
 }
 
@@ -118,9 +185,20 @@ cnorm_status cnorm_layer_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdif
     if (!dgain || !dbias) return CNORM_ERROR_NULL;
     const cnorm_status status = cnorm_layer_norm_backward_blocks(dtype, rows, n, 0, rows, dy, dy_stride, x, x_stride,
                                                                  gain, stats, dx, dx_stride, partials);
-    if (status != CNORM_OK) return status;
-    return cnorm_layer_norm_backward_reduce(dtype, rows, n, partials, dgain, dbias);
+    return status == CNORM_OK ? cnorm_backward_reduce(dtype, rows, n, partials, dgain, dbias) : status;
 }
+
+cnorm_status cnorm_rms_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
+                                     ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
+                                     const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain, void *partials)
+{
+    if (!dgain) return CNORM_ERROR_NULL;
+    const cnorm_status status = cnorm_rms_norm_backward_blocks(dtype, rows, n, 0, rows, dy, dy_stride, x, x_stride,
+                                                               gain, stats, dx, dx_stride, partials);
+    return status == CNORM_OK ? cnorm_backward_reduce(dtype, rows, n, partials, dgain, NULL) : status;
+}
+
+/* ---- activations ------------------------------------------------------------------------------------------------ */
 
 static cnorm_status elementwise(void (*f)(ptrdiff_t, const float *, float *), ptrdiff_t n, const float *x, float *y)
 {

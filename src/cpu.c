@@ -1,5 +1,9 @@
 #include "cpu.h"
 
+#include <stdatomic.h>
+
+enum { GUESSED_CACHE = 32 << 20 };
+
 #if defined(__x86_64__)
 
 #include <cpuid.h>
@@ -38,8 +42,29 @@ static unsigned features(void)
 int cnorm_cpu_has_avx2(void) { return (features() & AVX2) != 0; }
 int cnorm_cpu_has_avx512(void) { return (features() & AVX512) != 0; }
 
+/* CPUID leaf 4 (Intel) and 0x8000001d (AMD): one data or unified cache per subleaf */
+ptrdiff_t cnorm_cpu_cache_bytes(void)
+{
+    static _Atomic ptrdiff_t known; /* cpuid traps in a virtual machine: ask once */
+    ptrdiff_t largest = atomic_load_explicit(&known, memory_order_relaxed);
+    if (largest) return largest;
+    const unsigned leaves[] = {0x8000001d, 4};
+    for (int i = 0; i < 2 && !largest; ++i) {
+        unsigned a, b, c, d;
+        for (unsigned sub = 0; sub < 16 && __get_cpuid_count(leaves[i], sub, &a, &b, &c, &d) && (a & 31); ++sub) {
+            const ptrdiff_t ways = (b >> 22) + 1, partitions = (b >> 12 & 0x3ff) + 1, line = (b & 0xfff) + 1;
+            const ptrdiff_t bytes = ways * partitions * line * ((ptrdiff_t)c + 1);
+            if ((a & 31) != 2 && bytes > largest) largest = bytes; /* 2: instructions */
+        }
+    }
+    if (!largest) largest = GUESSED_CACHE;
+    atomic_store_explicit(&known, largest, memory_order_relaxed);
+    return largest;
+}
+
 #else
 
+ptrdiff_t cnorm_cpu_cache_bytes(void) { return GUESSED_CACHE; }
 int cnorm_cpu_has_avx2(void) { return 0; }
 int cnorm_cpu_has_avx512(void) { return 0; }
 

@@ -2,7 +2,12 @@
 #ifndef CNORM_CPU_H
 #define CNORM_CPU_H
 
+#include <stddef.h>
+
 int cnorm_cpu_has_avx2(void);   /* AVX2 and F16C */
 int cnorm_cpu_has_avx512(void); /* F, VL, BW and DQ */
+
+/* bytes of the largest cache; a guess of 32 MiB where the processor does not tell */
+ptrdiff_t cnorm_cpu_cache_bytes(void);
 
 #endif

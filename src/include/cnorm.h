@@ -37,39 +37,58 @@ const char *cnorm_strerror(cnorm_status status);
 /* CNORM_ABI_VERSION of the library that is linked */
 int cnorm_abi_version(void);
 
-typedef enum cnorm_dtype { CNORM_F32 = 0, CNORM_F64 = 1, CNORM_DTYPES } cnorm_dtype;
+/* float16 (IEEE binary16) and bfloat16 are storage: widened exactly, computed in float32, rounded once to nearest even.
+ * Below, "compute type" means float32 for these two and the dtype itself for the others. */
+typedef enum cnorm_dtype { CNORM_F32 = 0, CNORM_F64 = 1, CNORM_F16 = 2, CNORM_BF16 = 3, CNORM_DTYPES } cnorm_dtype;
 
 /* ---- layer normalisation: y = (x - mean) / sqrt(var + eps) * gain + bias, row by row -------------------------
  *
- * x, y [rows, n]; gain, bias [n] or NULL (1 and 0); all of one dtype.
- * stats [rows, 3], of that dtype, or NULL: shift, delta, rstd. The mean is the unevaluated sum shift + delta.
+ * x, y [rows, n] of dtype; gain, bias [n] of the compute type, or NULL (1 and 0).
+ * stats [rows, 3] of the compute type, or NULL: shift, delta, rstd. The mean is the unevaluated sum shift + delta.
  * Where var + eps = 0 the normalised row is 0 and rstd is 0. NaN or infinity in a row makes that row NaN, no other.
- * eps >= 0 is rounded to the dtype.
+ * eps >= 0 is rounded to the compute type.
  */
 cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
                               const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride, void *stats);
 
-/* ---- its backward pass ----------------------------------------------------------------------------------------
+/* The same of sum = x + residual, rounded to dtype; y has the bits of cnorm_layer_norm(sum). sum [rows, n] is written
+ * too; y and sum may each be exactly x or residual. */
+cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
+                                  const void *residual, ptrdiff_t residual_stride, const void *gain, const void *bias,
+                                  double eps, void *y, ptrdiff_t y_stride, void *sum, ptrdiff_t sum_stride, void *stats);
+
+/* ---- RMS normalisation: y = x / sqrt(mean x^2 + eps) * gain; otherwise as above, shift and delta are 0 ---------- */
+cnorm_status cnorm_rms_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
+                            const void *gain, double eps, void *y, ptrdiff_t y_stride, void *stats);
+
+/* ---- backward -------------------------------------------------------------------------------------------------
  *
- * dy, x, dx [rows, n]; gain [n] or NULL; stats [rows, 3] of the forward call; dgain, dbias [n].
- * partials: scratch of cnorm_layer_norm_backward_partials(dtype, rows, n) bytes, aligned like its dtype.
+ * dy, x, dx [rows, n] of dtype; gain [n] or NULL, stats [rows, 3] of the forward call, dgain, dbias [n]: compute type.
+ * partials: scratch of cnorm_backward_partials(dtype, rows, n) bytes, aligned like the compute type.
  */
-ptrdiff_t cnorm_layer_norm_backward_partials(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n);
+ptrdiff_t cnorm_backward_partials(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n);
 cnorm_status cnorm_layer_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
                                        ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
                                        const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain, void *dbias,
                                        void *partials);
+cnorm_status cnorm_rms_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
+                                     ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
+                                     const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain, void *partials);
 
 /* The same in two calls, so that threads can share the rows and get the same bits: each thread does row ranges
  * [begin, end) with begin a multiple of CNORM_BLOCK_ROWS and end one too or `rows`, pointers always those of row 0;
- * when all rows are done, one thread reduces (which uses up the partials). */
+ * when all rows are done, one thread reduces (which uses up the partials). dbias is NULL for RMS norm. */
 enum { CNORM_BLOCK_ROWS = 64 };
 cnorm_status cnorm_layer_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
                                               ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,
                                               ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
                                               ptrdiff_t dx_stride, void *partials);
-cnorm_status cnorm_layer_norm_backward_reduce(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, void *partials,
-                                              void *dgain, void *dbias);
+cnorm_status cnorm_rms_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
+                                            ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,
+                                            ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
+                                            ptrdiff_t dx_stride, void *partials);
+cnorm_status cnorm_backward_reduce(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, void *partials, void *dgain,
+                                   void *dbias);
 
 /* ---- sigmoid and tanh of float32, at most 1 ULP; y may be x -------------------------------------------------- */
 cnorm_status cnorm_sigmoid_f32(ptrdiff_t n, const float *x, float *y);

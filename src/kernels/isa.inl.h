@@ -2,62 +2,95 @@
  * That file has defined CNORM_ISA, its name, and checked that the compiler was asked for it. */
 #include <math.h>
 
+#include "../simd/storage.h"
 #include "../simd/vector.h"
 #include "kernels.h"
 
-enum { FOLD = 8192 }; /* elements after which lane sums are added to a float64 */
+/* A path that few rows take: compiled small. */
+#define RARE static __attribute__((noinline, cold))
+
+enum {
+    BLOCK = 16,        /* additions into a lane before its sum is added to the lane's total */
+    FOLD = 8192,       /* elements after which lane sums are added to a float64 */
+    LOOK_AHEAD = 2048, /* elements of the longest row of which two are worked on at a time */
+};
 
 /* A sum of squares in [n Q_MIN, Q_MAX] has neither overflowed nor lost bits to subnormals. */
 #define Q_MAX_F32 0x1p120
 #define Q_MIN_F32 0x1p-90
 
-/* the scale of a rescued row: float64 needs none for float32 data */
-#define RESCUE_SCALE_F32(x, n, eps) ((void)(x), (void)(n), (void)(eps), 1.0)
-
-/* and for float64 data the power of two that brings the larger of max|x| and sqrt(eps) near 1 */
-INLINE double rescue_scale_f64(const double *x, ptrdiff_t n, double eps)
+INLINE double larger_finite(double a, double b)
 {
-    double largest = 0;
-    for (ptrdiff_t j = 0; j < n; ++j) {
-        const double magnitude = fabs(x[j]);
-        if (magnitude > largest) largest = magnitude;
-    }
-    int exponent = -1000, of_eps = -1000;
-    if (largest > 0 && largest <= 0x1.fffffffffffffp1023) exponent = ilogb(largest);
-    if (eps > 0) of_eps = ilogb(eps) / 2;
+    b = fabs(b);
+    return b > a && b <= 0x1.fffffffffffffp1023 ? b : a;
+}
+
+/* the power of two that brings the larger of max|x| and sqrt(eps) near 1 */
+INLINE double scale_for(double largest, double eps)
+{
+    int exponent = largest > 0 ? ilogb(largest) : -1000;
+    const int of_eps = eps > 0 ? ilogb(eps) / 2 : -1000;
     if (of_eps > exponent) exponent = of_eps;
     return ldexp(1.0, exponent < -1000 ? 1000 : -exponent);
 }
 
-/* float64 first: the rescue of float32 rows sums in float64 */
+INLINE void add_f32(ptrdiff_t n, void *into, const void *from)
+{
+    float *a = into;
+    const float *b = from;
+    for (ptrdiff_t j = 0; j < n; ++j) a[j] += b[j];
+}
+INLINE void add_f64(ptrdiff_t n, void *into, const void *from)
+{
+    double *a = into;
+    const double *b = from;
+    for (ptrdiff_t j = 0; j < n; ++j) a[j] += b[j];
+}
+
+/* float64 first: the rescue of the others sums in float64. RSTD_MIN and _MAX: between these xhat and dx can be had
+ * without the float64 path; RSTD_TINY and _HUGE bound the normal numbers. */
 #define T double
 #define V f64v
 #define VL VL_F64
 #define LANES LANES_F64
-#define FN(name) name##_f64
+#define TN(name) name##_f64
 #define Q_MAX 0x1p1000
 #define Q_MIN 0x1p-900
-#define RSTD_MIN 0x1p-480 /* between these xhat and dx can be had without the float64 path */
+#define RSTD_MIN 0x1p-480
 #define RSTD_MAX 0x1p400
-#define RSTD_TINY 0x1p-1022 /* the normal numbers */
+#define RSTD_TINY 0x1p-1022
+#define SUM_MAX 0x1p1000
 #define RSTD_HUGE 0x1.fffffffffffffp1023
-#define RESCUE_SCALE rescue_scale_f64
+#define X double
+#define FN(name) name##_f64
 #include "layer_norm.inl.h"
+#include "undefine_storage.h"
 #include "undefine_type.h"
 
 #define T float
 #define V f32v
 #define VL VL_F32
 #define LANES LANES_F32
-#define FN(name) name##_f32
+#define TN(name) name##_f32
 #define Q_MAX Q_MAX_F32
 #define Q_MIN Q_MIN_F32
 #define RSTD_MIN 0x1p-60f
 #define RSTD_MAX 0x1p45f
 #define RSTD_TINY 0x1p-126f
+#define SUM_MAX 0x1p127
 #define RSTD_HUGE 0x1.fffffep127f
-#define RESCUE_SCALE RESCUE_SCALE_F32
+#define X float
+#define FN(name) name##_f32
 #include "layer_norm.inl.h"
+#include "undefine_storage.h"
+#define X uint16_t
+#define FN(name) name##_f16
+#include "layer_norm.inl.h"
+#include "undefine_storage.h"
+#define X uint16_t
+#define FN(name) name##_bf16
+#include "layer_norm.inl.h"
+#include "undefine_storage.h"
 #include "undefine_type.h"
 
 #include "activation.inl.h"
@@ -68,12 +101,16 @@ INLINE double rescue_scale_f64(const double *x, ptrdiff_t n, double eps)
 #define NAME_OF(isa) #isa
 #define NAME(isa) NAME_OF(isa)
 
+#define BY_DTYPE(name) {[CNORM_F32] = name##_f32, [CNORM_F64] = name##_f64, [CNORM_F16] = name##_f16, [CNORM_BF16] = name##_bf16}
+
 const cnorm_kernels TABLE(CNORM_ISA) = {
     .name = NAME(CNORM_ISA),
-    .layer_norm = {[CNORM_F32] = layer_norm_f32, [CNORM_F64] = layer_norm_f64},
-    .layer_norm_backward_block = {[CNORM_F32] = layer_norm_backward_block_f32,
-                                  [CNORM_F64] = layer_norm_backward_block_f64},
-    .add = {[CNORM_F32] = add_f32, [CNORM_F64] = add_f64},
+    .layer_norm = BY_DTYPE(layer_norm),
+    .add_layer_norm = BY_DTYPE(add_layer_norm),
+    .rms_norm = BY_DTYPE(rms_norm),
+    .layer_norm_backward = BY_DTYPE(layer_norm_backward),
+    .rms_norm_backward = BY_DTYPE(rms_norm_backward),
+    .add = {[CNORM_F32] = add_f32, [CNORM_F64] = add_f64, [CNORM_F16] = add_f32, [CNORM_BF16] = add_f32},
     .sigmoid_f32 = sigmoid_f32,
     .tanh_f32 = tanh_f32,
     .linear_step = linear_step,

@@ -21,16 +21,38 @@ static inline ptrdiff_t packed_rows(const cnorm_matrix *w)
     return (w->gates * padded_units(w->units) + PANEL - 1) / PANEL * PANEL;
 }
 
+/* A forward call. x, y, residual, sum of the storage type; gain, bias, stats of the compute type. */
+typedef struct cnorm_norm {
+    ptrdiff_t rows, n;
+    const void *x, *residual; /* [rows, n]; residual and sum only for add_layer_norm, both */
+    ptrdiff_t x_stride, residual_stride;
+    const void *gain, *bias; /* [n] or NULL */
+    double eps;
+    void *y, *sum; /* [rows, n]; each may be exactly x or residual */
+    ptrdiff_t y_stride, sum_stride;
+    void *stats;   /* [rows, 3] or NULL */
+    int streaming; /* outputs are larger than the caches, without gaps between rows, and apart from the inputs */
+} cnorm_norm;
+
+/* A backward call over one block of at most CNORM_BLOCK_ROWS rows. */
+typedef struct cnorm_norm_backward {
+    ptrdiff_t rows, n;
+    const void *dy, *x; /* [rows, n] */
+    ptrdiff_t dy_stride, x_stride;
+    const void *gain, *stats; /* [n] or NULL; [rows, 3] */
+    void *dx;                 /* [rows, n], may be exactly dy or x */
+    ptrdiff_t dx_stride;
+    void *partial; /* [2, n] of the compute type: the block's dgain and dbias */
+} cnorm_norm_backward;
+
 typedef struct cnorm_kernels {
     const char *name;
-    /* x, y [rows, n]; gain, bias [n] or NULL; stats [rows, 3] or NULL; y may be x */
-    void (*layer_norm[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride, const void *gain,
-                                     const void *bias, double eps, void *y, ptrdiff_t y_stride, void *stats);
-    /* at most CNORM_BLOCK_ROWS rows: dx [rows, n], partial [2, n] = their dgain, dbias; dx may be dy or x */
-    void (*layer_norm_backward_block[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, const void *dy, ptrdiff_t dy_stride,
-                                                    const void *x, ptrdiff_t x_stride, const void *gain,
-                                                    const void *stats, void *dx, ptrdiff_t dx_stride, void *partial);
-    /* into [n] += from [n] */
+    void (*layer_norm[CNORM_DTYPES])(const cnorm_norm *call);
+    void (*add_layer_norm[CNORM_DTYPES])(const cnorm_norm *call);
+    void (*rms_norm[CNORM_DTYPES])(const cnorm_norm *call);
+    void (*layer_norm_backward[CNORM_DTYPES])(const cnorm_norm_backward *call);
+    void (*rms_norm_backward[CNORM_DTYPES])(const cnorm_norm_backward *call);
+    /* into [n] += from [n], of the compute type */
     void (*add[CNORM_DTYPES])(ptrdiff_t n, void *into, const void *from);
     void (*sigmoid_f32)(ptrdiff_t n, const float *x, float *y);
     void (*tanh_f32)(ptrdiff_t n, const float *x, float *y);

@@ -21,7 +21,7 @@ INLINE f32v without_tiny(f32v v)
 }
 
 /* (1) and (2) where float32 squares overflow or drown: z becomes z rstd, in float64 and rounded once */
-static __attribute__((noinline)) void normalised_product(const cnorm_matrix *w, const float *x, double n, double eps, float *z)
+RARE void normalised_product(const cnorm_matrix *w, const float *x, double n, double eps, float *z)
 {
     const ptrdiff_t rows = packed_rows(w);
     double squares = 0, rstd = 0;
@@ -70,7 +70,8 @@ static void lstm_step(const cnorm_lstm *cell, const float *x, float *state, floa
         store_f32(zx + j, sigmoid_v(gate[2]));
         store_f32(normed + j, splat_f32(0));
     }
-    layer_norm_f32(1, units, c, 0, cell->gain_c, cell->bias_c, eps, normed, 0, NULL);
+    layer_norm_f32(&(cnorm_norm){.rows = 1, .n = units, .x = c, .gain = cell->gain_c, .bias = cell->bias_c,
+                                 .eps = eps, .y = normed});
     for (ptrdiff_t j = 0; j < width; j += VL_F32) /* (5) */
         store_f32(h + j, without_tiny(load_f32(zx + j) * tanh_v(load_f32(normed + j))));
 }

@@ -14,7 +14,7 @@
 #include "../simd/vector.h"
 #include "kernels.h"
 
-enum { BLOCK = 16, PANELS_PER_FOLD = 256 };
+enum { PANELS_PER_FOLD = FOLD / PANEL };
 
 /* z [rows padded to PANEL] = W x, returns the sum of its squares */
 INLINE double matvec_squares(const cnorm_matrix *w, const float *x, float *z)

@@ -1,13 +1,13 @@
-/* Ends one inclusion of a body per element type; see isa.inl.h. */
+/* Ends the use of one compute type; see isa.inl.h. */
 #undef T
 #undef V
 #undef VL
 #undef LANES
-#undef FN
+#undef TN
 #undef Q_MAX
 #undef Q_MIN
 #undef RSTD_MIN
 #undef RSTD_MAX
 #undef RSTD_TINY
 #undef RSTD_HUGE
-#undef RESCUE_SCALE
+#undef SUM_MAX

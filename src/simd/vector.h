@@ -10,8 +10,11 @@
  *     load_*       VL elements from any address              store_*     to any address
  *     load_some_*  the first k < VL elements, the rest of the lanes filled with a given value; reads nothing else
  *     store_some_* the first k < VL elements; writes nothing else
+ *     stream_*     to an address aligned to the vector, past the caches where the machine can; end with stream_fence
  *     tree_*       the sum of LANE_VECTORS vectors by halving: lane i + lane i + LANES/2, and so on down to one
+ *     keep_*       the value, in a register: stops the compiler from loading it a second time
  *     widen, narrow  half a vector of float <-> one vector of double, exact <-> rounded to nearest even
+ * for f32 and f64; storage.h adds f16 and bf16, which are storage of float.
  */
 #ifndef CNORM_SIMD_VECTOR_H
 #define CNORM_SIMD_VECTOR_H
@@ -109,6 +112,49 @@ INLINE void store_some_f64(double *p, ptrdiff_t k, f64v v)
 }
 
 #endif
+
+/* ---- one aligned store that does not pull its line into the caches ----------------------------------------------- */
+
+#if defined(__SSE2__)
+INLINE void stream_f32(float *p, f32v v)
+{
+#if VECTOR_BYTES == 64
+    _mm512_stream_ps(p, (__m512)v);
+#elif VECTOR_BYTES == 32
+    _mm256_stream_ps(p, (__m256)v);
+#else
+    _mm_stream_ps(p, (__m128)v);
+#endif
+}
+INLINE void stream_f64(double *p, f64v v) { stream_f32((float *)p, (f32v)v); }
+INLINE void stream_fence(void) { _mm_sfence(); }
+#else
+INLINE void stream_f32(float *p, f32v v) { store_f32(p, v); } /* AArch64 cores skip the read of a full line by themselves */
+INLINE void stream_f64(double *p, f64v v) { store_f64(p, v); }
+INLINE void stream_fence(void) {}
+#endif
+
+#if VECTOR_BYTES == 64
+#define REGISTER_CONSTRAINT "+v"
+#elif defined(__SSE2__)
+#define REGISTER_CONSTRAINT "+x"
+#elif defined(__aarch64__)
+#define REGISTER_CONSTRAINT "+w"
+#endif
+INLINE f32v keep_f32(f32v v)
+{
+#ifdef REGISTER_CONSTRAINT
+    __asm__("" : REGISTER_CONSTRAINT(v));
+#endif
+    return v;
+}
+INLINE f64v keep_f64(f64v v)
+{
+#ifdef REGISTER_CONSTRAINT
+    __asm__("" : REGISTER_CONSTRAINT(v));
+#endif
+    return v;
+}
 
 /* ---- the halving tree ------------------------------------------------------------------------------------- */
 

@@ -1,0 +1,423 @@
+"""Layer and RMS norm, with a residual or without, their backward passes, and Stats."""
+
+cdef class Stats:
+    """What the backward pass needs of the forward one: each row's mean and 1/sqrt(var + eps).
+
+    Returned by ``layer_norm(..., return_stats=True)``; there the mean is kept exactly, as an unevaluated sum of two
+    numbers. ``stats[i:j]`` selects rows along the leading dimensions.
+
+    Parameters
+    ----------
+    mean, inv_std_dev : ndarray, shape x.shape[:axis] + (1, ...)
+        float32, or float64 where x is float64.
+        Plain statistics from elsewhere, such as the two extra outputs of ONNX LayerNormalization.
+
+    Raises
+    ------
+    TypeError
+        For another dtype, or two different ones.
+    ValueError
+        If the shapes differ.
+    """
+    cdef readonly cnp.ndarray _data # [*x.shape[:axis], 1, ..., 3]: shift, delta, rstd
+
+    def __init__(self, mean, inv_std_dev):
+        cdef cnp.ndarray m = as_array(mean, "mean"), r = as_array(inv_std_dev, "inv_std_dev")
+        if dtype_of(m, "mean") not in (CNORM_F32, CNORM_F64):
+            raise TypeError(f"mean must have dtype float32 or float64, got {m.dtype}")
+        if dtype_of(r, "inv_std_dev") != dtype_of(m, "mean"):
+            raise TypeError(f"inv_std_dev must have the dtype of mean, {m.dtype}, got {r.dtype}")
+        if not cnp.PyArray_SAMESHAPE(m, r):
+            raise ValueError(f"inv_std_dev must have the shape of mean, {(<object>m).shape}, got {(<object>r).shape}")
+        self._data = np.stack([m, np.zeros_like(m), r], axis=-1)
+
+    @property
+    def mean(self):
+        """Mean of each row, ndarray of shape x.shape[:axis] + (1, ...)."""
+        cdef float_mode mode = float_mode_enter() # NumPy would add in whatever mode somebody has left set
+        mean = self._data[..., 0] + self._data[..., 1]
+        float_mode_leave(mode)
+        return mean
+
+    @property
+    def inv_std_dev(self):
+        """1/sqrt(var + eps) of each row, or 0 where var + eps = 0; ndarray of shape x.shape[:axis] + (1, ...)."""
+        return self._data[..., 2].copy()
+
+    def __getitem__(self, rows):
+        cdef Stats part = Stats.__new__(Stats)
+        part._data = np.ascontiguousarray(self._data[rows])
+        if part._data.ndim < 2 or part._data.shape[part._data.ndim - 1] != 3:
+            raise IndexError(f"rows must select along the leading dimensions of stats, got {rows!r}")
+        return part
+
+    def __repr__(self):
+        return f"Stats(mean={self.mean!r}, inv_std_dev={self.inv_std_dev!r})"
+
+    def __reduce__(self):
+        return _stats_from, (self._data,)
+
+
+def _stats_from(data):
+    cdef Stats stats = Stats.__new__(Stats)
+    stats._data = data
+    return stats
+
+
+cdef Stats empty_stats(cnp.ndarray x, cnorm_dtype dtype, int axis):
+    cdef Stats stats = Stats.__new__(Stats)
+    stats._data = np.empty((<object>x).shape[:axis] + (1,) * (cnp.PyArray_NDIM(x) - axis) + (3,),
+                           np.float64 if dtype == CNORM_F64 else np.float32)
+    return stats
+
+
+cdef int count_rows(cnp.ndarray x, int axis, ptrdiff_t *rows, ptrdiff_t *n) except -1:
+    cdef int i
+    rows[0] = n[0] = 1
+    for i in range(cnp.PyArray_NDIM(x)):
+        if i < axis:
+            rows[0] *= cnp.PyArray_DIMS(x)[i]
+        else:
+            n[0] *= cnp.PyArray_DIMS(x)[i]
+    if n[0] == 0:
+        raise ValueError(f"x must have at least one element in each row: axis={axis} leaves rows of shape "
+                         f"{(<object>x).shape[axis:]} (x has shape {(<object>x).shape})")
+    return 0
+
+
+cdef enum Kind:
+    LAYER
+    ADD_LAYER
+    RMS
+
+
+cdef forward(Kind kind, x, residual, weight, bias, eps, axis, out, sum_out, bint return_stats):
+    """What the three forward functions share: (y, sum or None, stats or None)."""
+    cdef cnp.ndarray a = as_array(x, "x"), r = None, y, total = None, gain = None, shift = None, y_to, total_to = None
+    cdef Stats stats = None
+    cdef cnorm_dtype dtype = dtype_of(a, "x")
+    cdef int first = first_normalised(axis, cnp.PyArray_NDIM(a), a)
+    cdef double e = checked_eps(eps)
+    cdef ptrdiff_t rows, n
+    cdef Rows source, other, sink, sum_sink
+    cdef const void *pg = NULL
+    cdef const void *pb = NULL
+    cdef void *ps = NULL
+    cdef cnorm_status status
+    count_rows(a, first, &rows, &n)
+    if weight is not None:
+        gain = parameter(weight, a, dtype, first, "weight")
+        pg = cnp.PyArray_DATA(gain)
+    if bias is not None:
+        shift = parameter(bias, a, dtype, first, "bias")
+        pb = cnp.PyArray_DATA(shift)
+    y = output(out, "out", a)
+    if kind == ADD_LAYER:
+        r = like_x(as_array(residual, "residual"), a, "residual")
+        total = output(sum_out, "sum_out", a)
+    if out is not None:
+        check_apart(y, "out", a, "x", True)
+        check_apart(y, "out", r, "residual", True)
+        check_apart(y, "out", gain, "weight", False) # a copy of a strided weight is apart, and safe
+        check_apart(y, "out", shift, "bias", False)
+        check_apart(y, "out", total, "sum_out", False)
+    if sum_out is not None:
+        check_apart(total, "sum_out", a, "x", True)
+        check_apart(total, "sum_out", r, "residual", True)
+        check_apart(total, "sum_out", gain, "weight", False)
+        check_apart(total, "sum_out", shift, "bias", False)
+    if return_stats:
+        stats = empty_stats(a, dtype, first)
+        ps = cnp.PyArray_DATA(stats._data)
+    a = rows_of(a, first, &source)
+    y_to = rows_to(y, first, &sink)
+    if kind == ADD_LAYER:
+        r = rows_of(r, first, &other)
+        total_to = rows_to(total, first, &sum_sink)
+    if rows * n > RELEASE_GIL_ABOVE:
+        with nogil:
+            status = call_forward(kind, dtype, rows, n, source, other, pg, pb, e, sink, sum_sink, ps)
+    else:
+        status = call_forward(kind, dtype, rows, n, source, other, pg, pb, e, sink, sum_sink, ps)
+    check(status)
+    if y_to is not y:
+        y[...] = y_to
+    if total_to is not total:
+        total[...] = total_to
+    return y, total, stats
+
+
+cdef cnorm_status call_forward(Kind kind, cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, Rows x, Rows r,
+                               const void *gain, const void *bias, double eps, Rows y, Rows total,
+                               void *stats) noexcept nogil:
+    if kind == LAYER:
+        return cnorm_layer_norm(dtype, rows, n, x.data, x.stride, gain, bias, eps, y.data, y.stride, stats)
+    if kind == RMS:
+        return cnorm_rms_norm(dtype, rows, n, x.data, x.stride, gain, eps, y.data, y.stride, stats)
+    return cnorm_add_layer_norm(dtype, rows, n, x.data, x.stride, r.data, r.stride, gain, bias, eps, y.data, y.stride,
+                                total.data, total.stride, stats)
+
+
+def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=False):
+    """Layer normalisation: ``(x - mean) / sqrt(var + eps) * weight + bias``, each row for itself.
+
+    Ba, Kiros, Hinton, "Layer Normalization", arXiv:1607.06450, Eq. 3; ``var`` is the mean of ``(x - mean)**2``.
+
+    Parameters
+    ----------
+    x : ndarray, shape (..., n), float32, float64, float16 or bfloat16
+        Any leading dimensions, any strides (rows whose elements do not lie together are copied first).
+    weight, bias : ndarray, shape x.shape[axis:], dtype of x, optional
+        Gain and bias of each element; 1 and 0 if not given. float32 is allowed with float16 and bfloat16.
+    eps : float
+        Added to the variance, rounded to the type computed in: float32, or float64 for float64 x. 0 is allowed: a
+        constant row then normalises to 0.
+    axis : int
+        The first normalised dimension, as in ONNX: everything from there to the end is one row. ``axis=0`` makes the
+        whole array one row.
+    out : ndarray, shape and dtype of x, optional
+        Where the result goes; ``out=x`` is in place. Any other overlap with x, weight or bias is an error.
+    return_stats : bool
+        Also return the `Stats` that `layer_norm_backward` needs.
+
+    Returns
+    -------
+    y : ndarray, shape and dtype of x
+    stats : Stats
+        Only if `return_stats`.
+
+    Raises
+    ------
+    TypeError
+        For an argument of another type or dtype.
+    ValueError
+        For a shape, axis, eps or overlap that can't be used. `out` is then unchanged.
+
+    Notes
+    -----
+    Right for every finite row, whatever its mean and scale, and the same bits on every instruction set, batch size
+    and alignment: docs/numerics.md. A NaN or infinity makes its own row NaN and no other. float16 and bfloat16 are
+    storage: computed in float32 and rounded once.
+
+    Examples
+    --------
+    >>> import cnorm, numpy as np
+    >>> cnorm.layer_norm(np.float32([[1e6, 1e6 + 1, 1e6 + 2]])).round(4)
+    array([[-1.2247,  0.    ,  1.2247]], dtype=float32)
+    """
+    y, _, stats = forward(LAYER, x, None, weight, bias, eps, axis, out, None, return_stats)
+    return (y, stats) if return_stats else y
+
+
+def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, sum_out=None,
+                   bint return_stats=False):
+    """Residual sum and layer normalisation in one pass: `layer_norm` of ``x + residual``, and the sum.
+
+    Parameters
+    ----------
+    x, residual : ndarray, shape (..., n), one dtype of `layer_norm`
+        Their sum is rounded to that dtype before it is normalised.
+    weight, bias, eps, axis
+        As in `layer_norm`.
+    out, sum_out : ndarray, shape and dtype of x, optional
+        Where the two results go; each may be exactly x or residual, in place.
+    return_stats : bool
+        Also return the `Stats` that `layer_norm_backward` needs, for the sum.
+
+    Returns
+    -------
+    y : ndarray
+        The bits of ``layer_norm(x + residual, weight, bias)``.
+    total : ndarray
+        ``x + residual``.
+    stats : Stats
+        Only if `return_stats`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `layer_norm`. Outputs are then unchanged.
+    """
+    y, total, stats = forward(ADD_LAYER, x, residual, weight, bias, eps, axis, out, sum_out, return_stats)
+    return (y, total, stats) if return_stats else (y, total)
+
+
+def rms_norm(x, weight=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=False):
+    """RMS normalisation: ``x / sqrt(mean(x**2) + eps) * weight``, each row for itself.
+
+    Zhang, Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467, Eq. 4, with eps inside the root.
+
+    Parameters
+    ----------
+    x, weight, eps, axis, out, return_stats
+        As in `layer_norm`. The mean in the `Stats` is 0 and inv_std_dev is ``1/sqrt(mean(x**2) + eps)``.
+
+    Returns
+    -------
+    y : ndarray, shape and dtype of x
+    stats : Stats
+        Only if `return_stats`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `layer_norm`.
+    """
+    y, _, stats = forward(RMS, x, None, weight, None, eps, axis, out, None, return_stats)
+    return (y, stats) if return_stats else y
+
+
+cdef cnp.ndarray like_x(cnp.ndarray a, cnp.ndarray x, str name):
+    """`a`, checked to have the shape and dtype of x."""
+    if cnp.PyArray_TYPE(a) != cnp.PyArray_TYPE(x) or not cnp.PyArray_ISNOTSWAPPED(a):
+        raise TypeError(f"{name} must have the dtype of x, {x.dtype}, got {a.dtype}")
+    if not cnp.PyArray_SAMESHAPE(a, x):
+        raise ValueError(f"{name} must have the shape of x, {(<object>x).shape}, got {(<object>a).shape}")
+    return a
+
+
+cdef backward(bint centred, dy, x, weight, Stats stats, axis, out):
+    """What the two backward functions share: (dx, dweight or None, dbias or None)."""
+    cdef cnp.ndarray a = as_array(x, "x"), d, given = None, gain = None, target, dgain, dbias, partials
+    cdef cnorm_dtype dtype = dtype_of(a, "x")
+    cdef int first = first_normalised(axis, cnp.PyArray_NDIM(a), a), i, j
+    cdef ptrdiff_t rows, n
+    cdef Rows source, gradient, sink
+    cdef const void *pg = NULL
+    cdef void *ps
+    cdef void *pdgain
+    cdef void *pdbias
+    cdef void *pp
+    cdef cnorm_status status
+    count_rows(a, first, &rows, &n)
+    d = like_x(as_array(dy, "dy"), a, "dy")
+    if weight is not None:
+        given = as_array(weight, "weight")
+        gain = parameter(given, a, dtype, first, "weight")
+        pg = cnp.PyArray_DATA(gain)
+    if cnp.PyArray_TYPE(stats._data) != compute_number(dtype):
+        raise TypeError(f"stats must be {'float64' if dtype == CNORM_F64 else 'float32'} for x of {a.dtype}, "
+                        f"got {stats._data.dtype}")
+    expected = (<object>a).shape[:first] + (1,) * (cnp.PyArray_NDIM(a) - first)
+    if (<object>stats._data).shape[:-1] != expected:
+        raise ValueError(f"stats must have the shape {expected}, that of x.shape[:axis] + (1, ...), got "
+                         f"{(<object>stats._data).shape[:-1]}")
+    wanted = ("dx", "dweight", "dbias") if centred else ("dx", "dweight")
+    if out is None:
+        out = (None,) * len(wanted)
+    elif not isinstance(out, tuple):
+        raise TypeError(f"out must be a tuple ({', '.join(wanted)}) or None, got {type(out).__name__}")
+    elif len(out) != len(wanted):
+        raise ValueError(f"out must be a tuple of {len(wanted)}, ({', '.join(wanted)}), got {len(out)}")
+    if weight is None and out[1] is not None:
+        raise ValueError("out[1] must be None where weight is None")
+    like = a if given is None else given
+    small = np.empty((<object>a).shape[first:], like.dtype)
+    results = [output(out[i], f"out[{i}]", a if i == 0 else small) for i in range(len(wanted))]
+    for i in range(len(wanted)):
+        name = f"out[{i}]"
+        check_apart(results[i], name, d, "dy", i == 0)
+        check_apart(results[i], name, a, "x", i == 0)
+        check_apart(results[i], name, given, "weight", False)
+        check_apart(results[i], name, stats._data, "stats", False)
+        for j in range(i):
+            check_apart(results[i], name, results[j], f"out[{j}]", False)
+    d = rows_of(d, first, &gradient)
+    a = rows_of(a, first, &source)
+    target = rows_to(results[0], first, &sink)
+    dgain = computed(results[1], dtype)
+    dbias = computed(results[2], dtype) if centred else None
+    partials = np.empty(cnorm_backward_partials(dtype, rows, n), np.uint8)
+    ps, pp, pdgain = cnp.PyArray_DATA(stats._data), cnp.PyArray_DATA(partials), cnp.PyArray_DATA(dgain)
+    if centred:
+        pdbias = cnp.PyArray_DATA(dbias)
+        with nogil:
+            status = cnorm_layer_norm_backward(dtype, rows, n, gradient.data, gradient.stride, source.data,
+                                               source.stride, pg, ps, sink.data, sink.stride, pdgain, pdbias, pp)
+    else:
+        with nogil:
+            status = cnorm_rms_norm_backward(dtype, rows, n, gradient.data, gradient.stride, source.data,
+                                             source.stride, pg, ps, sink.data, sink.stride, pdgain, pp)
+    check(status)
+    with np.errstate(over="ignore", under="ignore"): # a sum may not fit float16: infinity, as the dtype has it
+        for result, value in zip(results, (target, dgain, dbias)):
+            if result is not value:
+                result[...] = value
+    return results[0], None if weight is None else results[1], results[2] if centred else None
+
+
+cdef cnp.ndarray computed(cnp.ndarray result, cnorm_dtype dtype):
+    """`result` itself where C can write to it, else an array of the compute type to copy from."""
+    if (cnp.PyArray_TYPE(result) == compute_number(dtype) and cnp.PyArray_IS_C_CONTIGUOUS(result)
+            and cnp.PyArray_ISALIGNED(result)):
+        return result
+    return np.empty((<object>result).shape, np.float64 if dtype == CNORM_F64 else np.float32)
+
+
+def layer_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None):
+    """Gradients of `layer_norm`.
+
+    With ``xhat = (x - mean) * inv_std_dev`` and ``g = dy * weight``:
+    ``dx = inv_std_dev * (g - mean(g) - xhat * mean(g * xhat))``, and summed over the rows
+    ``dweight = sum(dy * xhat)``, ``dbias = sum(dy)`` (the chain rule through Eq. 3 of arXiv:1607.06450).
+
+    Parameters
+    ----------
+    dy : ndarray, shape and dtype of x
+        Gradient of the loss for the output.
+    x : ndarray, shape (..., n), dtypes of `layer_norm`
+        The input of the forward call (for `add_layer_norm` the sum).
+    weight : ndarray, shape x.shape[axis:], or None
+        The weight of the forward call.
+    stats : Stats
+        Of the forward call.
+    axis : int
+        As in the forward call.
+    out : tuple of three ndarrays or None, optional
+        Where (dx, dweight, dbias) go. dx may be dy or x: in place.
+
+    Returns
+    -------
+    dx : ndarray, shape and dtype of x
+    dweight : ndarray, shape x.shape[axis:], dtype of weight, or None where weight is None
+    dbias : ndarray, shape x.shape[axis:], dtype of weight, or of x where weight is None
+
+    Raises
+    ------
+    TypeError
+        For an argument of another type or dtype.
+    ValueError
+        For a shape, axis or overlap that can't be used. The outputs are then unchanged.
+
+    Notes
+    -----
+    dweight and dbias are summed over blocks of 64 rows and a fixed tree over the blocks: the same bits everywhere.
+    """
+    return backward(True, dy, x, weight, stats, axis, out)
+
+
+def rms_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None):
+    """Gradients of `rms_norm`.
+
+    With ``xhat = x * inv_std_dev`` and ``g = dy * weight``: ``dx = inv_std_dev * (g - xhat * mean(g * xhat))`` and
+    ``dweight = sum(dy * xhat)`` over the rows (the chain rule through Eq. 4 of arXiv:1910.07467).
+
+    Parameters
+    ----------
+    dy, x, weight, stats, axis
+        As in `layer_norm_backward`.
+    out : tuple of two ndarrays or None, optional
+        Where (dx, dweight) go. dx may be dy or x: in place.
+
+    Returns
+    -------
+    dx : ndarray, shape and dtype of x
+    dweight : ndarray, shape x.shape[axis:], dtype of weight, or None where weight is None
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `layer_norm_backward`.
+    """
+    dx, dweight, _ = backward(False, dy, x, weight, stats, axis, out)
+    return dx, dweight

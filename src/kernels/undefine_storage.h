@@ -1,0 +1,3 @@
+/* Ends the use of one storage type; see isa.inl.h. */
+#undef X
+#undef FN
