@@ -133,8 +133,8 @@ cdef cnp.ndarray parameter(object p, cnp.ndarray x, cnorm_dtype dtype, int axis,
     cdef int i, ndim = cnp.PyArray_NDIM(x) - axis, number = cnp.PyArray_TYPE(a), wanted = compute_number(dtype)
     cdef bint fits = cnp.PyArray_NDIM(a) == ndim
     if (number != wanted and number != cnp.PyArray_TYPE(x)) or not cnp.PyArray_ISNOTSWAPPED(a):
-        raise TypeError(f"{name} must have the dtype of x, {x.dtype}"
-                        f"{' or float32' if dtype in (CNORM_F16, CNORM_BF16) else ''}, got {a.dtype}")
+        also = " or float32" if wanted == cnp.NPY_FLOAT32 and dtype != CNORM_F32 else ""
+        raise TypeError(f"{name} must have the dtype of x, {x.dtype}{also}, got {a.dtype}")
     if fits:
         for i in range(ndim):
             fits = fits and cnp.PyArray_DIMS(a)[i] == cnp.PyArray_DIMS(x)[axis + i]

@@ -296,8 +296,8 @@ cdef backward(bint centred, dy, x, weight, Stats stats, axis, out):
         gain = parameter(given, a, dtype, first, "weight")
         pg = cnp.PyArray_DATA(gain)
     if cnp.PyArray_TYPE(stats._data) != compute_number(dtype):
-        raise TypeError(f"stats must be {'float64' if dtype == CNORM_F64 else 'float32'} for x of {a.dtype}, "
-                        f"got {stats._data.dtype}")
+        kind = "float64" if dtype == CNORM_F64 else "float32"
+        raise TypeError(f"stats must be {kind} for x of dtype {a.dtype}, got {stats._data.dtype}")
     expected = (<object>a).shape[:first] + (1,) * (cnp.PyArray_NDIM(a) - first)
     if (<object>stats._data).shape[:-1] != expected:
         raise ValueError(f"stats must have the shape {expected}, that of x.shape[:axis] + (1, ...), got "
