@@ -39,8 +39,11 @@ INLINE V FN(row_load)(FN(row) row, ptrdiff_t j)
 /* the first k < VL elements from j on; the other lanes hold `fill` */
 INLINE V FN(row_load_some)(FN(row) row, ptrdiff_t j, ptrdiff_t k, V fill)
 {
-    V v = FN(load_some)(row.x + j, k, fill);
-    return row.residual ? FN(rounded)(v + FN(load_some)(row.residual + j, k, TN(splat)(0))) : v;
+    if (!row.residual) return FN(load_some)(row.x + j, k, fill);
+    const V zero = TN(splat)(0);
+    T sum[VL]; /* rounded to storage; fill is not */
+    TN(store)(sum, FN(rounded)(FN(load_some)(row.x + j, k, zero) + FN(load_some)(row.residual + j, k, zero)));
+    return TN(load_some)(sum, k, fill);
 }
 
 INLINE double FN(row_value)(FN(row) row, ptrdiff_t j)
