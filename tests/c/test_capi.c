@@ -39,10 +39,26 @@ static cnorm_status forward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, doub
 {
     return cnorm_layer_norm(dtype, rows, n, x, STRIDE, gain, bias, eps, y, y_stride, stats);
 }
+static cnorm_status rms(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, double eps, ptrdiff_t y_stride)
+{
+    return cnorm_rms_norm(dtype, rows, n, x, STRIDE, gain, eps, y, y_stride, stats);
+}
+static cnorm_status add(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, double eps, ptrdiff_t y_stride)
+{
+    return cnorm_add_layer_norm(dtype, rows, n, x, STRIDE, dy, STRIDE, gain, bias, eps, y, y_stride, dx, STRIDE, stats);
+}
+typedef cnorm_status forward_call(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, double eps, ptrdiff_t y_stride);
+
 static cnorm_status backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t dx_stride)
 {
     return cnorm_layer_norm_backward(dtype, rows, n, dy, STRIDE, x, STRIDE, gain, stats, dx, dx_stride, dgain, dbias, partials);
 }
+static cnorm_status rms_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t dx_stride)
+{
+    return cnorm_rms_norm_backward(dtype, rows, n, dy, STRIDE, x, STRIDE, gain, stats, dx, dx_stride, dgain, partials);
+}
+typedef cnorm_status backward_call(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t dx_stride);
+
 static cnorm_status blocks(ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t end)
 {
     return cnorm_layer_norm_backward_blocks(CNORM_F64, rows, N, begin, end, dy, STRIDE, x, STRIDE, gain, stats, dx, STRIDE,
@@ -55,8 +71,11 @@ static void environment_names_an_unknown_isa(void)
     CHECK(cnorm_isa_active() == NULL, "an unknown CNORM_ISA");
     REFUSED(CNORM_ERROR_ISA, forward(CNORM_F64, ROWS, N, 1e-5, STRIDE));
     REFUSED(CNORM_ERROR_ISA, backward(CNORM_F64, ROWS, N, STRIDE));
+    REFUSED(CNORM_ERROR_ISA, rms(CNORM_F64, ROWS, N, 1e-5, STRIDE));
+    REFUSED(CNORM_ERROR_ISA, add(CNORM_F64, ROWS, N, 1e-5, STRIDE));
+    REFUSED(CNORM_ERROR_ISA, rms_backward(CNORM_F64, ROWS, N, STRIDE));
     REFUSED(CNORM_ERROR_ISA, blocks(ROWS, 0, ROWS));
-    REFUSED(CNORM_ERROR_ISA, cnorm_layer_norm_backward_reduce(CNORM_F64, ROWS, N, partials, dgain, dbias));
+    REFUSED(CNORM_ERROR_ISA, cnorm_backward_reduce(CNORM_F64, ROWS, N, partials, dgain, dbias));
     REFUSED(CNORM_ERROR_ISA, cnorm_sigmoid_f32(1, (float *)x, (float *)y));
     REFUSED(CNORM_ERROR_ISA, cnorm_tanh_f32(1, (float *)x, (float *)y));
     setenv("CNORM_ISA", "", 1);
@@ -88,32 +107,57 @@ static void strings(void)
     CHECK(cnorm_strerror((cnorm_status)-1) && cnorm_strerror((cnorm_status)1000), "out of range");
 }
 
-static void forward_errors(void)
+static void forward_nulls(void)
 {
-    const ptrdiff_t huge = PTRDIFF_MAX / 8;
     REFUSED(CNORM_ERROR_NULL, cnorm_layer_norm(CNORM_F64, ROWS, N, NULL, STRIDE, gain, bias, 0, y, STRIDE, stats));
     REFUSED(CNORM_ERROR_NULL, cnorm_layer_norm(CNORM_F64, ROWS, N, x, STRIDE, gain, bias, 0, NULL, STRIDE, stats));
-    REFUSED(CNORM_ERROR_SIZE, forward(CNORM_F64, -1, N, 0, STRIDE));
-    REFUSED(CNORM_ERROR_SIZE, forward(CNORM_F64, ROWS, 0, 0, STRIDE));
-    REFUSED(CNORM_ERROR_SIZE, forward(CNORM_F64, 0, 0, 0, STRIDE));
-    REFUSED(CNORM_ERROR_SIZE, forward(CNORM_F64, ROWS, -N, 0, STRIDE));
-    REFUSED(CNORM_ERROR_SIZE, forward(CNORM_F64, 2, huge, 0, huge));
-    REFUSED(CNORM_ERROR_SIZE, forward(CNORM_F64, PTRDIFF_MAX, PTRDIFF_MAX, 0, STRIDE));
-    REFUSED(CNORM_ERROR_SIZE, forward(CNORM_F64, PTRDIFF_MIN, PTRDIFF_MIN, 0, STRIDE));
-    REFUSED(CNORM_ERROR_EPS, forward(CNORM_F64, ROWS, N, -1e-300, STRIDE));
-    REFUSED(CNORM_ERROR_EPS, forward(CNORM_F64, ROWS, N, (double)NAN, STRIDE));
-    REFUSED(CNORM_ERROR_EPS, forward(CNORM_F64, ROWS, N, (double)INFINITY, STRIDE));
-    REFUSED(CNORM_ERROR_EPS, forward(CNORM_F64, ROWS, N, -(double)INFINITY, STRIDE));
-    REFUSED(CNORM_ERROR_EPS, forward(CNORM_F32, ROWS, N, 1e39, STRIDE)); /* infinite once rounded to the dtype */
-    REFUSED(CNORM_ERROR_STRIDE, forward(CNORM_F64, ROWS, N, 0, N - 1));
-    REFUSED(CNORM_ERROR_STRIDE, forward(CNORM_F64, ROWS, N, 0, 1 - N));
-    REFUSED(CNORM_ERROR_STRIDE, forward(CNORM_F64, ROWS, N, 0, 0));
-    REFUSED(CNORM_ERROR_DTYPE, forward(CNORM_DTYPES, ROWS, N, 0, STRIDE));
-    REFUSED(CNORM_ERROR_DTYPE, forward((cnorm_dtype)1000, ROWS, N, 0, STRIDE));
+    REFUSED(CNORM_ERROR_NULL, cnorm_rms_norm(CNORM_F64, ROWS, N, NULL, STRIDE, gain, 0, y, STRIDE, stats));
+    REFUSED(CNORM_ERROR_NULL, cnorm_rms_norm(CNORM_F64, ROWS, N, x, STRIDE, gain, 0, NULL, STRIDE, stats));
+    for (int missing = 0; missing < 4; ++missing)
+        REFUSED(CNORM_ERROR_NULL,
+                cnorm_add_layer_norm(CNORM_F64, ROWS, N, missing == 0 ? NULL : x, STRIDE, missing == 1 ? NULL : dy, STRIDE, gain,
+                                     bias, 0, missing == 2 ? NULL : y, STRIDE, missing == 3 ? NULL : dx, STRIDE, stats));
+    REFUSED(CNORM_ERROR_STRIDE,
+            cnorm_add_layer_norm(CNORM_F64, ROWS, N, x, STRIDE, dy, STRIDE, gain, bias, 0, y, STRIDE, dx, N - 1, stats));
     REFUSED(CNORM_OK, cnorm_layer_norm(CNORM_F64, 0, N, NULL, 0, NULL, NULL, 0, NULL, 0, NULL));
+    REFUSED(CNORM_OK, cnorm_rms_norm(CNORM_F64, 0, N, NULL, 0, NULL, 0, NULL, 0, NULL));
+    REFUSED(CNORM_OK, cnorm_add_layer_norm(CNORM_F64, 0, N, NULL, 0, NULL, 0, NULL, NULL, 0, NULL, 0, NULL, 0, NULL));
 }
 
-static void backward_errors(void)
+static void forward_errors(forward_call *call)
+{
+    const ptrdiff_t huge = PTRDIFF_MAX / 8;
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, -1, N, 0, STRIDE));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, ROWS, 0, 0, STRIDE));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, 0, 0, 0, STRIDE));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, ROWS, -N, 0, STRIDE));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, 2, huge, 0, huge));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, PTRDIFF_MAX, PTRDIFF_MAX, 0, STRIDE));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, PTRDIFF_MIN, PTRDIFF_MIN, 0, STRIDE));
+    REFUSED(CNORM_ERROR_EPS, call(CNORM_F64, ROWS, N, -1e-300, STRIDE));
+    REFUSED(CNORM_ERROR_EPS, call(CNORM_F64, ROWS, N, (double)NAN, STRIDE));
+    REFUSED(CNORM_ERROR_EPS, call(CNORM_F64, ROWS, N, (double)INFINITY, STRIDE));
+    REFUSED(CNORM_ERROR_EPS, call(CNORM_F64, ROWS, N, -(double)INFINITY, STRIDE));
+    REFUSED(CNORM_ERROR_EPS, call(CNORM_F32, ROWS, N, 1e39, STRIDE)); /* infinite once rounded to the dtype */
+    REFUSED(CNORM_ERROR_EPS, call(CNORM_BF16, ROWS, N, 1e39, STRIDE));
+    REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0, N - 1));
+    REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0, 1 - N));
+    REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0, 0));
+    REFUSED(CNORM_ERROR_DTYPE, call(CNORM_DTYPES, ROWS, N, 0, STRIDE));
+    REFUSED(CNORM_ERROR_DTYPE, call((cnorm_dtype)1000, ROWS, N, 0, STRIDE));
+}
+
+static void backward_errors(backward_call *call)
+{
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, -1, N, STRIDE));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, ROWS, 0, STRIDE));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, PTRDIFF_MAX, PTRDIFF_MAX, STRIDE));
+    REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, N - 1));
+    REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0));
+    REFUSED(CNORM_ERROR_DTYPE, call(CNORM_DTYPES, ROWS, N, STRIDE));
+}
+
+static void backward_nulls_and_blocks(void)
 {
     const void *const null = NULL;
     for (int missing = 0; missing < 7; ++missing)
@@ -122,33 +166,35 @@ static void backward_errors(void)
                                           STRIDE, gain, missing == 2 ? null : stats, missing == 3 ? NULL : dx, STRIDE,
                                           missing == 4 ? NULL : dgain, missing == 5 ? NULL : dbias,
                                           missing == 6 ? NULL : partials));
-    REFUSED(CNORM_ERROR_SIZE, backward(CNORM_F64, -1, N, STRIDE));
-    REFUSED(CNORM_ERROR_SIZE, backward(CNORM_F64, ROWS, 0, STRIDE));
-    REFUSED(CNORM_ERROR_SIZE, backward(CNORM_F64, PTRDIFF_MAX, PTRDIFF_MAX, STRIDE));
-    REFUSED(CNORM_ERROR_STRIDE, backward(CNORM_F64, ROWS, N, N - 1));
-    REFUSED(CNORM_ERROR_STRIDE, backward(CNORM_F64, ROWS, N, 0));
-    REFUSED(CNORM_ERROR_DTYPE, backward(CNORM_DTYPES, ROWS, N, STRIDE));
+    for (int missing = 0; missing < 6; ++missing)
+        REFUSED(CNORM_ERROR_NULL,
+                cnorm_rms_norm_backward(CNORM_F64, ROWS, N, missing == 0 ? null : dy, STRIDE, missing == 1 ? null : x, STRIDE,
+                                        gain, missing == 2 ? null : stats, missing == 3 ? NULL : dx, STRIDE,
+                                        missing == 4 ? NULL : dgain, missing == 5 ? NULL : partials));
     REFUSED(CNORM_ERROR_SIZE, blocks(ROWS, -CNORM_BLOCK_ROWS, ROWS));
     REFUSED(CNORM_ERROR_SIZE, blocks(ROWS, 1, ROWS));
     REFUSED(CNORM_ERROR_SIZE, blocks(ROWS, 0, ROWS - 1));
     REFUSED(CNORM_ERROR_SIZE, blocks(ROWS, 0, CNORM_BLOCK_ROWS));
     REFUSED(CNORM_ERROR_SIZE, blocks(ROWS, CNORM_BLOCK_ROWS, 0));
     REFUSED(CNORM_OK, blocks(ROWS, 0, 0));
-    REFUSED(CNORM_ERROR_NULL, cnorm_layer_norm_backward_reduce(CNORM_F64, ROWS, N, NULL, dgain, dbias));
-    REFUSED(CNORM_ERROR_NULL, cnorm_layer_norm_backward_reduce(CNORM_F64, ROWS, N, partials, NULL, dbias));
-    REFUSED(CNORM_ERROR_NULL, cnorm_layer_norm_backward_reduce(CNORM_F64, ROWS, N, partials, dgain, NULL));
-    REFUSED(CNORM_ERROR_SIZE, cnorm_layer_norm_backward_reduce(CNORM_F64, ROWS, -1, partials, dgain, dbias));
-    REFUSED(CNORM_ERROR_DTYPE, cnorm_layer_norm_backward_reduce(CNORM_DTYPES, ROWS, N, partials, dgain, dbias));
-    CHECK(cnorm_layer_norm_backward_partials(CNORM_DTYPES, ROWS, N) == 0, "unknown dtype");
-    CHECK(cnorm_layer_norm_backward_partials(CNORM_F32, -1, N) == 0, "negative rows");
-    CHECK(cnorm_layer_norm_backward_partials(CNORM_F32, ROWS, PTRDIFF_MAX) == 0, "bytes that can't be counted");
-    CHECK(cnorm_layer_norm_backward_partials(CNORM_F64, ROWS, N) == (ptrdiff_t)sizeof partials, "one block");
-    CHECK(cnorm_layer_norm_backward_partials(CNORM_F32, CNORM_BLOCK_ROWS + 1, N) == 2 * 2 * N * 4, "two blocks");
+    REFUSED(CNORM_ERROR_NULL, cnorm_backward_reduce(CNORM_F64, ROWS, N, NULL, dgain, dbias));
+    REFUSED(CNORM_ERROR_NULL, cnorm_backward_reduce(CNORM_F64, ROWS, N, partials, NULL, dbias));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_backward_reduce(CNORM_F64, ROWS, -1, partials, dgain, dbias));
+    REFUSED(CNORM_ERROR_DTYPE, cnorm_backward_reduce(CNORM_DTYPES, ROWS, N, partials, dgain, dbias));
+    CHECK(cnorm_backward_partials(CNORM_DTYPES, ROWS, N) == 0, "unknown dtype");
+    CHECK(cnorm_backward_partials(CNORM_F32, -1, N) == 0, "negative rows");
+    CHECK(cnorm_backward_partials(CNORM_F32, ROWS, PTRDIFF_MAX) == 0, "bytes that can't be counted");
+    CHECK(cnorm_backward_partials(CNORM_F64, ROWS, N) == (ptrdiff_t)sizeof partials, "one block");
+    CHECK(cnorm_backward_partials(CNORM_F32, CNORM_BLOCK_ROWS + 1, N) == 2 * 2 * N * 4, "two blocks");
+    CHECK(cnorm_backward_partials(CNORM_F16, ROWS, N) == 2 * N * 4, "partials are of the compute type");
     /* no rows: the sums over nothing are zero */
     mark();
     CHECK(cnorm_layer_norm_backward(CNORM_F64, 0, N, NULL, 0, NULL, 0, NULL, NULL, NULL, 0, dgain, dbias, NULL) == CNORM_OK,
           "no rows");
     CHECK(all_bytes(dgain, sizeof dgain, 0) && all_bytes(dbias, sizeof dbias, 0), "no rows");
+    mark();
+    CHECK(cnorm_rms_norm_backward(CNORM_F64, 0, N, NULL, 0, NULL, 0, NULL, NULL, NULL, 0, dgain, NULL) == CNORM_OK, "no rows");
+    CHECK(all_bytes(dgain, sizeof dgain, 0), "no rows");
 }
 
 static void elementwise_errors(void)
@@ -194,7 +240,8 @@ static void layouts(cnorm_dtype dtype, const char *isa)
     uint64_t state = 1;
     const ptrdiff_t item = size_of(dtype);
     for (ptrdiff_t i = 0; i < ROWS * STRIDE; ++i) put(dtype, x, i, bell(&state)), put(dtype, dy, i, bell(&state));
-    for (ptrdiff_t i = 0; i < N; ++i) put(dtype, gain, i, bell(&state)), put(dtype, bias, i, bell(&state));
+    const cnorm_dtype computed = compute_type(dtype);
+    for (ptrdiff_t i = 0; i < N; ++i) put(computed, gain, i, bell(&state)), put(computed, bias, i, bell(&state));
 
     mark();
     CHECK(forward(dtype, ROWS, N, 1e-5, STRIDE) == CNORM_OK, "%s", isa);
@@ -218,6 +265,22 @@ static void layouts(cnorm_dtype dtype, const char *isa)
     for (int row = 0; row < ROWS; ++row)
         CHECK(memcmp((char *)again + row * STRIDE * item, want, (size_t)(N * item)) == 0, "%s: stride 0 of x, row %d", isa, row);
 
+    CHECK(add(dtype, ROWS, N, 1e-5, STRIDE) == CNORM_OK, "%s", isa); /* y over x, the sum over the residual; and the reverse */
+    for (int reverse = 0; reverse < 2; ++reverse) {
+        double first[ROWS * STRIDE], second[ROWS * STRIDE];
+        memcpy(first, x, sizeof first), memcpy(second, dy, sizeof second);
+        double *const over_x = reverse ? second : first, *const over_residual = reverse ? first : second;
+        CHECK(cnorm_add_layer_norm(dtype, ROWS, N, first, STRIDE, second, STRIDE, gain, bias, 1e-5, over_x, STRIDE, over_residual,
+                                   STRIDE, NULL) == CNORM_OK, "%s", isa);
+        for (int row = 0; row < ROWS; ++row) {
+            const ptrdiff_t at = row * STRIDE * item;
+            CHECK(memcmp((char *)over_x + at, (char *)y + at, (size_t)(N * item)) == 0, "%s: y in place, reverse %d", isa, reverse);
+            CHECK(memcmp((char *)over_residual + at, (char *)dx + at, (size_t)(N * item)) == 0, "%s: sum in place, reverse %d", isa,
+                  reverse);
+        }
+    }
+
+    mark();
     CHECK(forward(dtype, ROWS, N, 1e-5, STRIDE) == CNORM_OK && backward(dtype, ROWS, N, STRIDE) == CNORM_OK, "%s", isa);
     memcpy(want, dx, sizeof want);
     for (int row = 0; row < ROWS; ++row)
@@ -230,7 +293,8 @@ static void layouts(cnorm_dtype dtype, const char *isa)
         for (int row = 0; row < ROWS; ++row)
             CHECK(memcmp((char *)again + row * STRIDE * item, (char *)want + row * STRIDE * item, (size_t)(N * item)) == 0,
                   "%s: dx is %s", isa, over_x ? "x" : "dy");
-        CHECK(memcmp(other_dgain, dgain, (size_t)(N * item)) == 0 && memcmp(other_dbias, dbias, (size_t)(N * item)) == 0,
+        CHECK(memcmp(other_dgain, dgain, (size_t)(N * size_of(computed))) == 0 &&
+                  memcmp(other_dbias, dbias, (size_t)(N * size_of(computed))) == 0,
               "%s: dgain and dbias in place", isa);
     }
 }
@@ -240,8 +304,12 @@ int main(void)
     environment_names_an_unknown_isa();
     isas();
     strings();
-    forward_errors();
-    backward_errors();
+    forward_nulls();
+    forward_call *const forwards[] = {forward, rms, add};
+    for (int i = 0; i < 3; ++i) forward_errors(forwards[i]);
+    backward_errors(backward);
+    backward_errors(rms_backward);
+    backward_nulls_and_blocks();
     elementwise_errors();
     network_errors();
     FOR_EACH_ISA(isa)

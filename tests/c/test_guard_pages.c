@@ -1,6 +1,8 @@
 /* No kernel reads or writes outside its buffers: every buffer lies directly behind, then directly before, a page that
  * may not be touched, for every length from 1 to 130, on every instruction set. A touch is a fault, and says where. */
+#include "dispatch.h"
 #include "network.h"
+#include "rows.h"
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -39,39 +41,54 @@ static void *place(guarded g, ptrdiff_t bytes)
     return at_end ? g.pages + g.bytes - bytes : g.pages;
 }
 
+static int all_finite(cnorm_dtype dtype, const void *buffer, ptrdiff_t count)
+{
+    for (ptrdiff_t i = 0; i < count; ++i)
+        if (!isfinite(get(dtype, buffer, i))) return 0;
+    return 1;
+}
+
 static void norms(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
 {
-    static guarded x, dy, gain, bias, y, stats, dx, dgain, dbias, partials;
+    static guarded x, dy, gain, bias, y, sum, stats, dx, dgain, dbias, partials;
     if (!x.pages) {
-        guarded *const matrices[] = {&x, &dy, &y, &dx}, *const vectors[] = {&gain, &bias, &stats, &dgain, &dbias, &partials};
-        for (int i = 0; i < 4; ++i) *matrices[i] = guarded_pages(MANY_ROWS * LONGEST * 8);
+        guarded *const matrices[] = {&x, &dy, &y, &sum, &dx}, *const vectors[] = {&gain, &bias, &stats, &dgain, &dbias, &partials};
+        for (int i = 0; i < 5; ++i) *matrices[i] = guarded_pages(MANY_ROWS * LONGEST * 8);
         for (int i = 0; i < 6; ++i) *vectors[i] = guarded_pages(4 * LONGEST * 8);
     }
-    const ptrdiff_t item = size_of(dtype), matrix = rows * n * item, vector = n * item;
-    void *const px = place(x, matrix), *const pdy = place(dy, matrix), *const py = place(y, matrix), *const pdx = place(dx, matrix);
-    void *const pgain = place(gain, vector), *const pbias = place(bias, vector), *const pstats = place(stats, 3 * rows * item);
+    const cnorm_dtype computed = compute_type(dtype);
+    const ptrdiff_t count = rows * n, matrix = count * size_of(dtype), vector = n * size_of(computed);
+    void *const px = place(x, matrix), *const pdy = place(dy, matrix), *const py = place(y, matrix);
+    void *const psum = place(sum, matrix), *const pdx = place(dx, matrix), *const pgain = place(gain, vector);
+    void *const pbias = place(bias, vector), *const pstats = place(stats, 3 * rows * size_of(computed));
     void *const pdgain = place(dgain, vector), *const pdbias = place(dbias, vector);
-    void *const ppartials = place(partials, cnorm_layer_norm_backward_partials(dtype, rows, n));
+    void *const ppartials = place(partials, cnorm_backward_partials(dtype, rows, n));
     uint64_t state = (uint64_t)n;
-    for (ptrdiff_t i = 0; i < n; ++i) put(dtype, pgain, i, bell(&state)), put(dtype, pbias, i, bell(&state));
-    for (int kind = 0; kind < 3; ++kind) { /* one sweep, two sweeps, the float64 rescue */
-        for (ptrdiff_t i = 0; i < rows * n; ++i) {
-            const double z = bell(&state);
-            put(dtype, px, i, kind == 0 ? z : kind == 1 ? 100 + z : dtype == CNORM_F64 ? z * 0x1p700 : z * 0x1p100);
-            put(dtype, pdy, i, bell(&state));
-        }
+    fill_affine(dtype, n, pgain, pbias, &state);
+    static const row_kind kinds[] = {MEAN_0, MEAN_1E4, NEAR_OVERFLOW}; /* one sweep, two, the float64 rescue */
+    for (int kind = 0; kind < 3; ++kind) {
+        fill_row(kinds[kind], dtype, count, px, &state);
+        for (ptrdiff_t i = 0; i < count; ++i) put(dtype, pdy, i, uniform(&state) / 8);
         for (int affine = 0; affine < 4; ++affine) {
-            snprintf(doing, sizeof doing, "%s, kind %d, %td rows, n = %td, affine %d, at the %s of its pages, on %s", dtype_names[dtype],
-                     kind, rows, n, affine, at_end ? "end" : "start", cnorm_isa_active());
-            void *const g = affine & 1 ? pgain : NULL, *const b = affine & 2 ? pbias : NULL;
-            CHECK(cnorm_layer_norm(dtype, rows, n, px, n, g, b, 1e-5, py, n, affine == 0 ? NULL : pstats) == CNORM_OK, "%s", doing);
-            for (ptrdiff_t i = 0; i < rows * n; ++i) CHECK(isfinite(get(dtype, py, i)), "%s: y[%td]", doing, i);
-            if (affine == 0) continue;
-            CHECK(cnorm_layer_norm_backward(dtype, rows, n, pdy, n, px, n, g, pstats, pdx, n, pdgain, pdbias, ppartials) == CNORM_OK,
-                  "%s", doing);
-            for (ptrdiff_t i = 0; i < rows * n; ++i) CHECK(isfinite(get(dtype, pdx, i)), "%s: dx[%td]", doing, i);
-            for (ptrdiff_t i = 0; i < n; ++i)
-                CHECK(isfinite(get(dtype, pdgain, i)) && isfinite(get(dtype, pdbias, i)), "%s: dgain or dbias[%td]", doing, i);
+            void *const g = affine & 1 ? pgain : NULL, *const b = affine & 2 ? pbias : NULL, *const s = affine ? pstats : NULL;
+#define STEP(what, call, output)                                                                                             \
+    snprintf(doing, sizeof doing, "%s, %s, %s, %td rows, n = %td, affine %d, at the %s, on %s", what, dtype_names[dtype], \
+             row_names[kinds[kind]], rows, n, affine, at_end ? "end" : "start", cnorm_isa_active());                         \
+    CHECK(call == CNORM_OK && all_finite(dtype, output, count), "%s", doing)
+            STEP("add_layer_norm", cnorm_add_layer_norm(dtype, rows, n, px, n, pdy, n, g, b, 1e-5, py, n, psum, n, s), py);
+            STEP("rms_norm", cnorm_rms_norm(dtype, rows, n, px, n, g, 1e-5, py, n, pstats), py);
+            STEP("rms_norm_backward",
+                 cnorm_rms_norm_backward(dtype, rows, n, pdy, n, px, n, g, pstats, pdx, n, pdgain, ppartials), pdx);
+            STEP("layer_norm", cnorm_layer_norm(dtype, rows, n, px, n, g, b, 1e-5, py, n, s), py);
+            if (!s) continue;
+            STEP("layer_norm_backward",
+                 cnorm_layer_norm_backward(dtype, rows, n, pdy, n, px, n, g, pstats, pdx, n, pdgain, pdbias, ppartials), pdx);
+            CHECK(all_finite(computed, pdgain, n) && all_finite(computed, pdbias, n), "%s: dgain or dbias", doing);
+            cnorm_norm call = {.rows = rows, .n = n, .x = px, .residual = pdy, .x_stride = n, .residual_stride = n, .gain = g,
+                               .bias = b, .eps = 1e-5, .y = py, .sum = psum, .y_stride = n, .sum_stride = n, .stats = s, .streaming = 1};
+            STEP("add_layer_norm, streamed", (cnorm_active()->add_layer_norm[dtype](&call), CNORM_OK), py);
+            call.residual = NULL, call.sum = NULL;
+            STEP("layer_norm, streamed", (cnorm_active()->layer_norm[dtype](&call), CNORM_OK), py);
         }
     }
 }

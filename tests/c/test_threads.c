@@ -26,8 +26,8 @@ static void backward(cnorm_dtype dtype)
 {
     uint64_t state = 1;
     for (ptrdiff_t i = 0; i < ROWS * N; ++i) put(dtype, x, i, 1 + bell(&state)), put(dtype, dy, i, bell(&state));
-    for (ptrdiff_t i = 0; i < N; ++i) put(dtype, gain, i, bell(&state));
-    CHECK(cnorm_layer_norm_backward_partials(dtype, ROWS, N) <= (ptrdiff_t)sizeof partials, "room for the partials");
+    for (ptrdiff_t i = 0; i < N; ++i) put(compute_type(dtype), gain, i, bell(&state));
+    CHECK(cnorm_backward_partials(dtype, ROWS, N) <= (ptrdiff_t)sizeof partials, "room for the partials");
     CHECK(cnorm_layer_norm(dtype, ROWS, N, x, N, gain, NULL, 1e-5, dx, N, stats) == CNORM_OK, "%s", dtype_names[dtype]);
     CHECK(cnorm_layer_norm_backward(dtype, ROWS, N, dy, N, x, N, gain, stats, wanted_dx, N, wanted_dgain, wanted_dbias,
                                     partials) == CNORM_OK, "%s", dtype_names[dtype]);
@@ -43,11 +43,11 @@ static void backward(cnorm_dtype dtype)
             pthread_join(thread[i], NULL);
             CHECK(shares[i].status == CNORM_OK, "thread %d of %d", i, threads);
         }
-        CHECK(cnorm_layer_norm_backward_reduce(dtype, ROWS, N, partials, dgain, dbias) == CNORM_OK, "%d threads", threads);
-        const size_t item = (size_t)size_of(dtype);
+        CHECK(cnorm_backward_reduce(dtype, ROWS, N, partials, dgain, dbias) == CNORM_OK, "%d threads", threads);
+        const size_t item = (size_t)size_of(dtype), sum = (size_t)size_of(compute_type(dtype));
         CHECK(memcmp(dx, wanted_dx, ROWS * N * item) == 0, "dx, %d threads, %s", threads, dtype_names[dtype]);
-        CHECK(memcmp(dgain, wanted_dgain, N * item) == 0, "dgain, %d threads, %s", threads, dtype_names[dtype]);
-        CHECK(memcmp(dbias, wanted_dbias, N * item) == 0, "dbias, %d threads, %s", threads, dtype_names[dtype]);
+        CHECK(memcmp(dgain, wanted_dgain, N * sum) == 0, "dgain, %d threads, %s", threads, dtype_names[dtype]);
+        CHECK(memcmp(dbias, wanted_dbias, N * sum) == 0, "dbias, %d threads, %s", threads, dtype_names[dtype]);
     }
 }
 
