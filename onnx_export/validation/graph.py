@@ -16,8 +16,8 @@ FUNCTION_KEY = "cnorm.function"  # metadata written on the nodes of a local func
 
 # Constants are followed through these: none of them can blow a small tensor up.
 _FOLDABLE = frozenset(
-    ["Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Transpose"]
-    + ["Neg", "Sqrt", "Reciprocal", "DequantizeLinear"]
+    {"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Transpose"}
+    | {"Neg", "Sqrt", "Reciprocal", "DequantizeLinear"}
 )
 _FOLDABLE_WITH_SCALAR = frozenset(["Add", "Sub", "Mul", "Div", "Pow"])
 
@@ -31,12 +31,16 @@ class Scope:
     opsets : dict of str to int
     path : tuple of (str, str, str)
         How to get here from the main graph: (node's first output, attribute, label for people) per level.
+    kinds : tuple of str
+        Operator types of the nodes on that path.
     outer : Scope or None
     nodes : list of onnx.NodeProto
     """
 
-    def __init__(self, graph, opsets, types: dict[str, onnx.TypeProto], path=(), outer=None) -> None:
-        self.graph, self.opsets, self.path, self.outer = graph, opsets, path, outer
+    def __init__(
+        self, graph, opsets, types: dict[str, onnx.TypeProto], path=(), kinds=(), outer=None
+    ) -> None:
+        self.graph, self.opsets, self.path, self.kinds, self.outer = graph, opsets, path, kinds, outer
         self.nodes = list(graph.node)
         self.is_function = isinstance(graph, onnx.FunctionProto)
         self._types = types
@@ -68,7 +72,8 @@ class Scope:
             for attribute, graph in subgraphs(node):
                 label = f"{node.name or node.op_type}.{attribute}"
                 step = (node.output[0] if node.output else "", attribute, label)
-                yield Scope(graph, self.opsets, self._types | _types(graph), (*self.path, step), self)
+                types = self._types | _types(graph)
+                yield Scope(graph, self.opsets, types, (*self.path, step), (*self.kinds, node.op_type), self)
 
     def dtype(self, name: str) -> int:
         """ONNX element type of a value, UNDEFINED where unknown."""

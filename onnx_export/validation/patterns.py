@@ -219,6 +219,7 @@ class _Variance:
     nodes: list[onnx.NodeProto]
     near_miss: str = ""
     stored_reciprocal: bool = False
+    reshaped: bool = False  # after the mean, on the way to the square root
 
 
 class _Decomposed:
@@ -272,8 +273,15 @@ class _Decomposed:
             extended = replace(found, nodes=[*found.nodes, *path])
             whole = self._divide(extended, variance, user, path[-1].output[0] if path else std, reciprocal)
             if whole is not None:
-                return replace(self._affine(whole))
+                return self._affine(self._restored(whole, variance))
         return None
+
+    def _restored(self, found: Norm, variance: _Variance) -> Norm:
+        """Note a standard deviation that lost its axes and never got them back."""
+        before = {id(node) for node in variance.nodes}
+        after = any(n.op_type in _RESHAPERS and id(n) not in before for n in found.nodes)
+        near = found.near_miss or ("" if variance.reshaped or after else variance.mean.spread)
+        return replace(found, near_miss=near)
 
     def _divide(self, found: Norm, variance: _Variance, user, std: str, reciprocal: bool) -> Norm | None:
         """`user` applies std (or its reciprocal) to the centred value, by itself or a few nodes on."""
@@ -451,20 +459,21 @@ class _Decomposed:
         base, exponent, nodes = squared
         near = mean.miscount or ("" if exponent == 2 else f"the exponent is {exponent:g}, not 2")
         nodes = [*nodes, *mean.nodes, *path]
+        reshaped = any(n.op_type in _RESHAPERS for n in path)
         centred = self._centred(base)
         if centred is None:
-            if near or mean.spread:  # x / sqrt(mean(x^p)) that is no RMS norm: nothing was plausibly meant
+            if near:  # x / sqrt(mean(x^p)) that is no RMS norm: nothing was plausibly meant
                 return None
-            return _Variance(base, "", "rms", "centred", mean, nodes, "", mean.stored_reciprocal)
+            return _Variance(base, "", "rms", "centred", mean, nodes, "", mean.stored_reciprocal, reshaped)
         x, inner_mean, centre_nodes = centred
         outer_axes, inner_axes = self._axes(mean.axes, x), self._axes(inner_mean.axes, x)
         if outer_axes != inner_axes:
             near = near or f"the mean is over axes {inner_axes}, the variance over {outer_axes}"
-        near = near or inner_mean.spread or mean.spread
+        near = near or inner_mean.spread
         rounded = mean.stored_reciprocal or inner_mean.stored_reciprocal
         if not self._same(x, inner_mean.source):
             return None
-        return _Variance(x, base, "layer", "centred", mean, [*centre_nodes, *nodes], near, rounded)
+        return _Variance(x, base, "layer", "centred", mean, [*centre_nodes, *nodes], near, rounded, reshaped)
 
     def _one_pass(self, node: onnx.NodeProto) -> _Variance | None:
         """E[x^2] - E[x]^2."""
@@ -474,7 +483,7 @@ class _Decomposed:
         squared, mean = self._square(second.source), self._mean(first[0])
         if squared is None or mean is None or not self._same(squared[0], mean.source):
             return None
-        near = second.miscount or mean.miscount or mean.spread
+        near = second.miscount or mean.miscount
         if squared[1] != 2 or first[1] != 2:
             near = near or f"the exponents are {squared[1]:g} and {first[1]:g}, not 2"
         if self._axes(mean.axes, mean.source) != self._axes(second.axes, mean.source):
@@ -486,6 +495,7 @@ class _Decomposed:
     def _extended(self, found: _Variance | None, nodes: list[onnx.NodeProto]) -> _Variance | None:
         if found is not None:
             found.nodes = [*found.nodes, *nodes]
+            found.reshaped = found.reshaped or any(node.op_type in _RESHAPERS for node in nodes)
         return found
 
     def _clamped(self, node: onnx.NodeProto) -> str:
