@@ -177,7 +177,9 @@ def _native(scope: Scope, node: onnx.NodeProto) -> Norm | None:
 def _native_axes(node: onnx.NodeProto, formula: str, rank: int | None) -> tuple[int, ...]:
     if formula in ("group", "instance"):
         return tuple(range(2, rank or 3))
-    axis = attribute(node, "axis", -1) if "Skip" not in node.op_type and "Embed" not in node.op_type else -1
+    if node.op_type == "EmbedLayerNormalization":  # its first input has one axis less than the rows
+        return (-1,)
+    axis = -1 if node.op_type.startswith("Skip") else attribute(node, "axis", -1)
     if rank is None or not -rank <= axis < rank:  # out of range: lint's business
         return tuple(range(axis, 0)) if axis < 0 else (axis,)
     return tuple(range(axis % rank, rank))
