@@ -119,7 +119,7 @@ class Oracle:
         return Rows(n, largest, variance, norm.eps, claim, top)
 
     def file_error(self, feeds: dict[str, np.ndarray]) -> Measure:
-        """G against C: beyond float64's rounding (and that of a stored 1/n) the file computes another thing."""
+        """G against C: beyond the rounding of float64 (and of a stored 1/n) the file is another function."""
         rows, own = self.rows(feeds), self.own(feeds)
         unit = unit_roundoff(self._scope.dtype(self.norm.x)) if self.norm.stored_reciprocal else 2.0**-53
         bound = rows.rounding(unit)
