@@ -210,11 +210,9 @@ class _Run:
             names = dict.fromkeys(
                 [*boundary(scope, case.norm.nodes), *boundary(scope, [*case.norm.nodes, *case.producers])]
             )
-            try:
-                tap = {name: Tap(scope, name, copied=True) for name in names}
-                expose(self._skeleton(), list(tap.values()))
-            except ValueError as error:
-                case.report.detail = f"not reached: {error}"
+            tap = {name: Tap(scope, name, copied=True) for name in names}
+            case.report.detail = next(filter(None, (t.obstacle for t in tap.values())), "")
+            if case.report.detail:
                 continue
             taps |= {(id(scope), name): t for name, t in tap.items()}
             wanted.append((case, list(names)))
@@ -229,10 +227,6 @@ class _Run:
             case.feeds = [{name: values[i] for name, values in stacked.items()} for i in _spread(count)]
             if count == 0:
                 case.report.detail = "its branch was not taken"
-
-    def _skeleton(self) -> onnx.ModelProto:
-        """The model itself; `expose` copies it, which for a reachability check is waste but never wrong."""
-        return self._model
 
     def _results(self, level: str) -> dict[int, list[np.ndarray]]:
         """The result of each norm that was reached, by position."""
@@ -273,10 +267,9 @@ class _Run:
         said.error, said.bound = off.error, off.bound
         said.points += [[c, r, "run"] for c, r in off.points]
         if off.ratio > 1:
-            _settle(said, off, "wrong" if off.ratio > BROKEN else "inaccurate", "kernel")
-            said.detail = _kernel_detail(self._model, case, off)
-            if said.detail.startswith("the file"):
-                said.blame = "file"
+            blame = _culprit(self._model, case, feeds)
+            _settle(said, off, "wrong" if off.ratio > BROKEN else "inaccurate", blame)
+            said.detail = f"{_WHO[blame].format(norm=norm)}: {_amount(off)}"
             return
         for level in ("basic", "all"):
             self._judge_optimised(case, position, level)
@@ -370,7 +363,6 @@ def _worst(measures) -> Measure:
 def _settle(said: NormReport, measure: Measure, verdict: str, blame: str) -> None:
     said.verdict, said.blame = verdict, blame
     said.error, said.bound = measure.error, measure.bound
-    said.points += [[c, r, "run"] for c, r in measure.points]
 
 
 def _alone(model: onnx.ModelProto, case: _Case, level: str) -> Measure:
@@ -388,23 +380,29 @@ def _alone(model: onnx.ModelProto, case: _Case, level: str) -> Measure:
         return Measure()
 
 
-def _kernel_detail(model: onnx.ModelProto, case: _Case, off: Measure) -> str:
-    """Tell a poor kernel from a formula that no kernel computes well in this precision."""
-    norm = case.norm
-    amount = "NaN" if not np.isfinite(off.error) else f"{off.ratio:.3g} times the bound"
-    if norm.form == "decomposed":
-        part = _piece(model, norm, norm.nodes, case.feeds[0])
+_WHO = {
+    "file": "the file's formula ({norm.variance} variance) in its own precision, on any runtime",
+    "kernel": "onnxruntime without optimisation",
+}
+
+
+def _culprit(model: onnx.ModelProto, case: _Case, tried: list[dict[str, np.ndarray]]) -> str:
+    """Tell a poor kernel from a formula that no kernel computes well in its precision."""
+    if case.norm.form == "decomposed":
+        part = _piece(model, case.norm, case.norm.nodes, tried[0])
         try:
             with np.errstate(all="ignore"):
-                plain = ReferenceEvaluator(part).run(None, _fed(part, case.feeds[0]))[0]
-            if case.oracle.runtime_error(case.feeds[0], plain).ratio > 1:
-                what = "one-pass variance" if norm.variance == "one-pass" else "arithmetic"
-                return (
-                    f"the file's {what} in {type_name(norm.compute_dtype)} is off by {amount}, on any runtime"
-                )
-        except Exception:  # the evaluator does not know every operator; then the runtime is what we know
+                evaluator = ReferenceEvaluator(part)
+                plain = [evaluator.run(None, _fed(part, feeds))[0] for feeds in tried]
+            if _worst(map(case.oracle.runtime_error, tried, plain)).ratio > 1:
+                return "file"
+        except Exception:  # onnx's evaluator does not know every operator; then the runtime is all we know
             pass
-    return f"onnxruntime without optimisation is off by {amount}"
+    return "kernel"
+
+
+def _amount(measure: Measure) -> str:
+    return "NaN for finite input" if np.isnan(measure.error) else f"{measure.ratio:.3g} times the bound"
 
 
 def _maker(dump: onnx.ModelProto, norm: Norm) -> str:
@@ -419,7 +417,7 @@ def _maker(dump: onnx.ModelProto, norm: Norm) -> str:
 
 
 def _range_lint(norm: Norm, rows, report: ValidationReport) -> None:
-    """Squares of the range seen that overflow float16, which onnxruntime's CPU hides by computing in float32."""
+    """Squares of the range seen that overflow float16; onnxruntime's CPU hides it by computing in float32."""
     if norm.compute_dtype != onnx.TensorProto.FLOAT16 or norm.form != "decomposed":
         return
     top = max(float(np.max(r.largest, initial=0.0)) for r in rows)
@@ -452,20 +450,18 @@ def _stress(model: onnx.ModelProto, case: _Case, options: Options, runtime_fault
             if bench.bare_fails(hard.rows):
                 runtime_faults[hard.family] = "onnxruntime's own operator fails on such rows as well"
                 break
-            if not _reached(hard.hard_by, bench.hardness([x]), seen):
-                if hard.family not in said.risks:
-                    said.risks.append(hard.family)
-                if said.verdict == "ok":
-                    said.verdict, said.blame = "risky", "kernel" if level == "off" else "optimiser"
-                    said.detail = f"fails on rows it has not met: {hard.family}, optimisation {level!r}"
-                    said.error, said.bound = error.error, error.bound
-                    if level == "off" and norm.variance == "one-pass":
-                        said.blame = "file"
-                break
-            blame = "kernel" if level == "off" else "optimiser"
-            _settle(said, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
-            said.detail = f"fails on rows like those it meets: {hard.family}, optimisation {level!r}"
-            return
+            blame = _culprit(model, case, [x]) if level == "off" else "optimiser"
+            where = f"{hard.family}, optimisation {level!r}: {_amount(error)}"
+            if _reached(hard.hard_by, bench.hardness([x]), seen):
+                _settle(said, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
+                said.detail = f"fails on rows like those it meets, {where}"
+                return
+            if said.verdict == "ok":
+                _settle(said, error, "risky", blame)
+                said.detail = f"fails on rows it has not met, {where}"
+            if hard.family not in said.risks:
+                said.risks.append(hard.family)
+            break
 
 
 def _reached(hard_by: str, failing: dict[str, float], seen: dict[str, float]) -> bool:

@@ -181,40 +181,40 @@ def show(report: ValidationReport, console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    def cell(text, style=""):
-        return Text(plain(str(text)), style=style)
+    def text(value: object, style: str = "") -> Text:
+        return Text(plain(str(value)), style=style)
 
     if report.norms:
-        table = Table(title=cell(report.path), title_justify="left", pad_edge=False)
-        for heading in ("norm", "form", "axes", "eps", "variance", "error / bound", "verdict", "why"):
+        table = Table(title=text(report.path), title_justify="left", pad_edge=False)
+        for heading in ("norm", "what", "axes", "eps", "error", "bound", "verdict"):
             table.add_column(heading, overflow="fold")
         for norm in report.norms:
-            blame = f" ({norm.blame})" if norm.blame else ""
-            error = f"{norm.error:.1e} / {norm.bound:.1e}" if norm.error is not None else ""
-            where = f"{norm.name}\n{norm.scope}" if norm.scope else norm.name
-            form = f"{norm.formula}, near miss" if norm.near_miss else f"{norm.formula}, {norm.form}"
-            axes = "all" if norm.axes is None else ",".join(map(str, norm.axes))
-            affine = "".join(
-                f" {sign}" for sign, used in (("·scale", norm.scale), ("+bias", norm.bias)) if used
-            )
+            scale, bias = ("·scale" if norm.scale else ""), ("+bias" if norm.bias else "")
             table.add_row(
-                Text("\n").join(cell(line) for line in where.splitlines() or [""]),
-                cell(form + affine),
-                cell(axes),
-                cell(f"{norm.eps:.7g} {norm.eps_dtype}"),
-                cell(f"{norm.variance}, {norm.compute_dtype}"),
-                cell(error),
-                cell(norm.verdict + blame, _COLOURS[norm.verdict]),
-                cell(norm.detail or norm.near_miss),
+                text(f"{norm.name} ({norm.scope})" if norm.scope else norm.name),
+                text(
+                    f"{norm.formula}{scale}{bias}, {norm.variance}, {norm.compute_dtype}"
+                    + (", near miss" if norm.near_miss else "")
+                ),
+                text("all" if norm.axes is None else ",".join(map(str, norm.axes))),
+                text(f"{norm.eps:.7g}"),
+                text("" if norm.error is None else f"{norm.error:.0e}"),
+                text("" if norm.bound is None else f"{norm.bound:.0e}"),
+                text(
+                    f"{norm.verdict} ({norm.blame})" if norm.blame else norm.verdict, _COLOURS[norm.verdict]
+                ),
             )
         console.print(table)
+    for norm in report.norms:
+        if norm.detail:
+            console.print(text(f"{norm.name}: {norm.detail}", _COLOURS[norm.verdict]))
     for finding in report.findings:
         style = {"error": "red", "warning": "yellow", "note": "dim"}[finding.level]
         about = f"{finding.norm}: " if finding.norm else ""
-        console.print(cell(f"{finding.level}[{finding.code}] {about}{finding.message}", style))
+        console.print(text(f"{finding.level}[{finding.code}] {about}{finding.message}", style))
     for line in report.fixed:
-        console.print(cell(line))
+        console.print(text(line))
     if report.problem:
         word = "refused" if report.refused else "cannot validate"
-        console.print(cell(f"{word}: {report.problem}", "bold red"))
-    console.print(cell(report.summary()))
+        console.print(text(f"{word}: {report.problem}", "bold red"))
+    console.print(text(report.summary()))

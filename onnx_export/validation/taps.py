@@ -36,17 +36,23 @@ class Tap:
         """Leading dimensions the outer graphs add: one for each Loop or Scan round the value."""
         return sum(kind in ("Loop", "Scan") for kind in self.scope.kinds)
 
+    @property
+    def obstacle(self) -> str:
+        """Why the value cannot be exposed, empty when it can."""
+        if self.scope.is_function:
+            return f"{self.scope.label} could not be inlined"
+        if set(self.scope.kinds) - {"If", "Loop", "Scan"}:
+            return f"values inside {self.scope.label} cannot be made outputs"
+        if "If" in self.scope.kinds and self.scope.dtype(self.value) == TensorProto.UNDEFINED:
+            return f"the type of {self.value!r} in {self.scope.label} is not known"
+        return ""
+
 
 def expose(model: onnx.ModelProto, taps: list[Tap]) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy of `model` with `taps` among its outputs, and their names there.
+    """A copy of `model` with `taps`, none of which has an obstacle, among its outputs; and their names there.
 
     In an If, the branches that lack the value return an empty tensor; a Loop or Scan returns the values of
     all iterations, stacked.
-
-    Raises
-    ------
-    ValueError
-        For a value that cannot be reached.
     """
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
@@ -54,15 +60,11 @@ def expose(model: onnx.ModelProto, taps: list[Tap]) -> tuple[onnx.ModelProto, li
 
 
 def _expose(model: onnx.ModelProto, tap: Tap, unique: str) -> str:
-    if tap.scope.is_function:
-        raise ValueError(f"{tap.scope.label} could not be inlined")
     levels = []
     graph = model.graph
     for first_output, attribute_name, _ in tap.scope.path:
-        node = next((n for n in graph.node if n.output and n.output[0] == first_output), None)
-        attribute = node and next((a for a in node.attribute if a.name == attribute_name), None)
-        if attribute is None or node.op_type not in ("If", "Loop", "Scan"):
-            raise ValueError(f"values inside {tap.scope.label} cannot be made outputs")
+        node = next(n for n in graph.node if n.output and n.output[0] == first_output)
+        attribute = next(a for a in node.attribute if a.name == attribute_name)
         levels.append((graph, node, attribute))
         graph = attribute.g
 
@@ -93,8 +95,6 @@ def _expose(model: onnx.ModelProto, tap: Tap, unique: str) -> str:
 
 def _balance(node: onnx.NodeProto, taken: str, dtype: int, tap: Tap, unique: str) -> None:
     """Give the other branch an empty output."""
-    if dtype == TensorProto.UNDEFINED:
-        raise ValueError(f"the type of {tap.value!r} in {tap.scope.label} is not known")
     shape = tap.scope.shape(tap.value)
     empty = np.zeros([0] * (1 if shape is None else len(shape)), helper.tensor_dtype_to_np_dtype(dtype))
     for attribute in node.attribute:
