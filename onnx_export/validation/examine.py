@@ -16,8 +16,9 @@ import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from . import inputs, lint, runtime, stress
-from .graph import Scope, boundary, cut, inline, scopes
-from .judge import BROKEN, Measure, Oracle, type_name
+from .bench import Bench, fed, maker, piece
+from .graph import Scope, boundary, inline, scopes
+from .judge import BROKEN, Measure, Oracle, type_name, worst
 from .patterns import Norm, find
 from .report import Finding, NormReport, ValidationReport
 from .safe_load import (
@@ -62,8 +63,8 @@ class _Case:
     report: NormReport
     producers: list[onnx.NodeProto]
     feeds: list[dict[str, np.ndarray]] = field(default_factory=list)  # of the boundary, one per iteration
-    x_shape: tuple[int, ...] = ()
     oracle: Oracle | None = None
+    bench: Bench | None = None
 
 
 def examine(path: str, options: Options, emit: Callable[[str, object], None]) -> ValidationReport:
@@ -124,7 +125,10 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         from .repair import repair
 
         emit("stage", "fix")
-        report.fixed = repair(path, model, cases, options)
+        try:
+            report.fixed = repair(Path(options.fix), model, cases)
+        except OSError as error:
+            report.problem = f"--fix: cannot write {options.fix}: {error.strerror}"
     return report
 
 
@@ -248,20 +252,22 @@ class _Run:
         norm, said = case.norm, case.report
         position = self._cases.index(case)
         feeds = case.feeds
-        case.oracle = Oracle(norm, _piece(self._model, norm, norm.nodes, feeds[0]))
+        case.oracle = Oracle(norm, piece(self._model, norm, norm.nodes, feeds[0]))
+        made = {level: self._became(norm, level) for level in ("basic", "all")}
+        case.bench = Bench(self._model, norm, case.producers, case.oracle, feeds, made)
         rows = [case.oracle.rows(f) for f in feeds]
         said.conditioning = max(float(np.max(r.conditioning, initial=0.0)) for r in rows)
         said.verdict = "ok"
         _range_lint(norm, rows, report)
 
         if not norm.near_miss or norm.claimed:
-            error = _worst(case.oracle.file_error(f) for f in feeds)
+            error = worst(case.oracle.file_error(f) for f in feeds)
             if error.ratio > 1:
                 _settle(said, error, "wrong", "file")
                 why = norm.near_miss or "its nodes compute another function"
                 said.detail = f"the file does not compute the layer norm it claims: {why}"
                 return
-        off = _worst(
+        off = worst(
             case.oracle.runtime_error(f, y) for f, y in zip(feeds, self._levels["off"][position], strict=True)
         )
         said.error, said.bound = off.error, off.bound
@@ -279,23 +285,22 @@ class _Run:
     def _judge_optimised(self, case: _Case, position: int, level: str) -> None:
         norm, said, feeds = case.norm, case.report, case.feeds
         results = self._levels[level][position]
-        error = _worst(case.oracle.runtime_error(f, y) for f, y in zip(feeds, results, strict=True))
-        turned = self._became(norm, level)
-        said.became = turned
+        error = worst(case.oracle.runtime_error(f, y) for f, y in zip(feeds, results, strict=True))
+        said.became = self._became(norm, level)
         if error.ratio <= 1:
             return
-        alone = _alone(self._model, case, level)
-        if alone.ratio <= 1 and not self._random:
-            # not reproduced in isolation: either its input has drifted, or the rest of the graph matters
+        alone = case.bench.tapped(level)
+        if alone.ratio <= 1:
+            # not reproduced in isolation: its input has drifted, or the rest of the graph matters
+            if self._random or any(c.report.blame == "optimiser" for c in self._cases[:position]):
+                return
             drift = self._drift(case, position, level)
-            again = _worst(
+            alone = worst(
                 case.oracle.runtime_error(f, y, d) for f, y, d in zip(feeds, results, drift, strict=True)
             )
-            earlier = any(c.report.blame == "optimiser" for c in self._cases[:position])
-            alone = Measure() if again.ratio <= 1 or earlier else again
         if alone.ratio > 1:
             _settle(said, alone, "wrong", "optimiser")
-            said.detail = f"right without optimisation, wrong with {level!r}, which makes it {turned}"
+            said.detail = f"right without optimisation, wrong with {level!r}, which makes it {said.became}"
 
     def _drift(self, case: _Case, position: int, level: str) -> list[float]:
         """How far the exact result moves when the input is the one an optimised run sees; with a margin."""
@@ -314,15 +319,16 @@ class _Run:
         return moved
 
     def _became(self, norm: Norm, level: str) -> str:
-        """What the optimiser made of the norm, from the graphs it writes with and without the tap."""
+        """What the optimiser makes of the norm when nobody looks at its result, if that can be seen.
+
+        Both graphs are dumped, with the results exposed and without: a tap must not change what it shows.
+        """
         if level not in self._dumps:
             taps = [Tap(c.norm.scope, c.norm.y, copied=False) for c in self._cases if c.feeds]
             exposed, _ = expose(self._model, taps)
             self._dumps[level] = tuple(runtime.optimised(m, level) for m in (self._model, exposed))
-        plain, tapped = (_maker(dump, norm) for dump in self._dumps[level])
-        if plain == tapped or not plain:
-            return tapped or "something else"
-        return f"{tapped} ({plain} when its result is not looked at)"
+        plain, tapped = (maker(dump, norm) for dump in self._dumps[level])
+        return plain or tapped
 
 
 def _iterations(value: np.ndarray, levels: int) -> list[np.ndarray]:
@@ -336,48 +342,9 @@ def _spread(count: int) -> list[int]:
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, _ITERATIONS))}) if count else []
 
 
-def _piece(model, norm: Norm, nodes, feeds: dict[str, np.ndarray], extra: tuple[str, ...] = ()):
-    """The norm (and perhaps the additions before it) as a model, sized for these values."""
-    needed = boundary(norm.scope, nodes)
-    kinds = {n: (_element_type(norm.scope, n, feeds[n]), feeds[n].shape) for n in needed}
-    return cut(model, norm.scope, nodes, [norm.y, *extra], kinds)
-
-
-def _element_type(scope: Scope, name: str, value: np.ndarray) -> int:
-    return scope.dtype(name) or onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
-
-
-def _fed(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The feeds a cut takes, in the types it takes them."""
-    kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
-    return {n: feeds[n].astype(onnx.helper.tensor_dtype_to_np_dtype(kind)) for n, kind in kinds.items()}
-
-
-def _worst(measures) -> Measure:
-    measures = list(measures)
-    worst = max(measures, key=lambda m: m.ratio)
-    worst.points = [point for m in measures for point in m.points][:200]
-    return worst
-
-
 def _settle(said: NormReport, measure: Measure, verdict: str, blame: str) -> None:
     said.verdict, said.blame = verdict, blame
     said.error, said.bound = measure.error, measure.bound
-
-
-def _alone(model: onnx.ModelProto, case: _Case, level: str) -> Measure:
-    """The norm and the additions before it, cut out and run on the tapped values."""
-    nodes = [*case.producers, *case.norm.nodes]
-    part = _piece(model, case.norm, nodes, case.feeds[0])
-    try:
-        session = runtime.Session(part, level)
-        return _worst(
-            case.oracle.runtime_error(f, session.run([case.norm.y], _fed(part, f))[0])
-            for f in case.feeds
-            if all(f[n].shape == case.feeds[0][n].shape for n in f)
-        )
-    except runtime.CannotRun:
-        return Measure()
 
 
 _WHO = {
@@ -389,12 +356,12 @@ _WHO = {
 def _culprit(model: onnx.ModelProto, case: _Case, tried: list[dict[str, np.ndarray]]) -> str:
     """Tell a poor kernel from a formula that no kernel computes well in its precision."""
     if case.norm.form == "decomposed":
-        part = _piece(model, case.norm, case.norm.nodes, tried[0])
+        part = piece(model, case.norm, case.norm.nodes, tried[0])
         try:
             with np.errstate(all="ignore"):
                 evaluator = ReferenceEvaluator(part)
-                plain = [evaluator.run(None, _fed(part, feeds))[0] for feeds in tried]
-            if _worst(map(case.oracle.runtime_error, tried, plain)).ratio > 1:
+                plain = [evaluator.run(None, fed(part, feeds))[0] for feeds in tried]
+            if worst(map(case.oracle.runtime_error, tried, plain)).ratio > 1:
                 return "file"
         except Exception:  # onnx's evaluator does not know every operator; then the runtime is all we know
             pass
@@ -403,17 +370,6 @@ def _culprit(model: onnx.ModelProto, case: _Case, tried: list[dict[str, np.ndarr
 
 def _amount(measure: Measure) -> str:
     return "NaN for finite input" if np.isnan(measure.error) else f"{measure.ratio:.3g} times the bound"
-
-
-def _maker(dump: onnx.ModelProto, norm: Norm) -> str:
-    """The operator that makes the norm's result in an optimised graph."""
-    for scope in scopes(dump):
-        node = scope.producer(norm.y)
-        if node is not None:
-            if node.op_type in {n.op_type for n in norm.nodes} and norm.form == "decomposed":
-                return "no fused operator"
-            return node.op_type
-    return ""
 
 
 def _range_lint(norm: Norm, rows, report: ValidationReport) -> None:
@@ -435,24 +391,23 @@ def _range_lint(norm: Norm, rows, report: ValidationReport) -> None:
 def _stress(model: onnx.ModelProto, case: _Case, options: Options, runtime_faults: dict[str, str]) -> None:
     """Feed one norm hard rows, and note the families it fails."""
     norm, said = case.norm, case.report
-    bench = _Bench(model, case)
-    if not bench.usable:
+    bench = case.bench
+    if not bench.can_stress:
         return
     seen = bench.hardness(case.feeds)
     for hard in stress.cases(*bench.layout, bench.dtype, norm.eps, options.seed):
         feeds = bench.feed(hard.rows)
-        for level in ("off", "basic", "all"):
-            x, y = bench.run(level, feeds)
-            error = case.oracle.claim_error(x, y)
+        for level in bench.levels:
+            error = case.oracle.claim_error(feeds, bench.run(level, feeds))
             said.points += [[c, min(r, 1e12), hard.family] for c, r in error.points[::8]]
             if error.ratio <= 1:
                 continue
             if bench.bare_fails(hard.rows):
                 runtime_faults[hard.family] = "onnxruntime's own operator fails on such rows as well"
                 break
-            blame = _culprit(model, case, [x]) if level == "off" else "optimiser"
+            blame = _culprit(model, case, [feeds]) if level == "off" else "optimiser"
             where = f"{hard.family}, optimisation {level!r}: {_amount(error)}"
-            if _reached(hard.hard_by, bench.hardness([x]), seen):
+            if _reached(hard.hard_by, bench.hardness([feeds]), seen):
                 _settle(said, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
                 said.detail = f"fails on rows like those it meets, {where}"
                 return
@@ -469,78 +424,3 @@ def _reached(hard_by: str, failing: dict[str, float], seen: dict[str, float]) ->
     if hard_by == stress.SPREAD:
         return seen[hard_by] <= 10 * failing[hard_by]
     return seen[hard_by] >= failing[hard_by] / 10
-
-
-class _Bench:
-    """One norm, with the additions before it where they can be fed, at every optimisation level."""
-
-    def __init__(self, model: onnx.ModelProto, case: _Case) -> None:
-        norm = case.norm
-        self._norm, self._oracle = norm, case.oracle
-        self._base = case.feeds[0]
-        self.usable = norm.x in self._base and norm.form != "EmbedLayerNormalization"
-        if not self.usable:
-            return
-        shape = self._base[norm.x].shape
-        self._shape, self.layout = shape, stress.layout(norm, shape)
-        self.usable = min(self.layout) > 0
-        nodes, self._entry, self._zeros = norm.nodes, norm.x, []
-        kind = _element_type(norm.scope, norm.x, self._base[norm.x])
-        self.dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
-        if case.producers:
-            outer = boundary(norm.scope, [*case.producers, *norm.nodes])
-            inner = set(boundary(norm.scope, norm.nodes))
-            terms = [name for name in outer if name not in inner or name in _terms(case.producers)]
-            full = [name for name in terms if self._base[name].shape == shape]
-            if full:
-                self._entry, self._zeros = full[0], [name for name in terms if name != full[0]]
-                nodes = [*case.producers, *norm.nodes]
-        if norm.form.startswith("Skip"):
-            self._zeros = [norm.nodes[0].input[1]]
-        self._taps = (norm.x,) if self._entry != norm.x else ()
-        base = {**self._base}
-        self._plain = _piece(model, norm, nodes, base, self._taps)
-        self._quiet = _piece(model, norm, nodes, base)
-        self._sessions = {"off": runtime.Session(self._plain, "off")}
-        for level in ("basic", "all"):
-            self._sessions[level] = runtime.Session(self._quiet, level)
-        self._bare: runtime.Session | None = None
-        self._kind = kind
-        self._x: np.ndarray | None = None
-
-    def feed(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Boundary values that make the norm see these rows."""
-        zeros = {name: np.zeros_like(self._base[name]) for name in self._zeros}
-        return {**self._base, **zeros, self._entry: stress.arrange(self._norm, rows, self._shape)}
-
-    def run(self, level: str, feeds: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """(values at the norm's own boundary, its result)."""
-        if level == "off":
-            y, *x = self._sessions["off"].run([self._norm.y, *self._taps], _fed(self._plain, feeds))
-            self._x = x[0] if x else feeds[self._norm.x]
-        else:
-            (y,) = self._sessions[level].run([self._norm.y], _fed(self._quiet, feeds))
-        return {**feeds, self._norm.x: self._x}, y
-
-    def hardness(self, feeds: list[dict[str, np.ndarray]]) -> dict[str, float]:
-        """How hard rows are, by each of the measures that the stress families name."""
-        rows = [self._oracle.rows(f) for f in feeds]
-        with np.errstate(all="ignore"):
-            return {
-                stress.CONDITIONING: max(float(np.nanmax(r.conditioning, initial=0.0)) for r in rows),
-                stress.MAGNITUDE: max(float(np.nanmax(r.largest, initial=0.0)) for r in rows),
-                stress.SPREAD: min(float(np.sqrt(np.nanmin(r.variance, initial=np.inf))) for r in rows),
-            }
-
-    def bare_fails(self, rows: np.ndarray) -> bool:
-        """Whether the runtime's own operator fails on these rows too."""
-        if self._bare is None:
-            part = stress.bare(self._norm, *self.layout, self._kind)
-            self._bare_oracle = Oracle(find(part)[0], part)
-            self._bare = runtime.Session(part, "off")
-        feeds = {"x": rows.astype(self.dtype)}
-        return self._bare_oracle.claim_error(feeds, self._bare.run(["y"], feeds)[0]).ratio > 1
-
-
-def _terms(producers: list[onnx.NodeProto]) -> set[str]:
-    return {name for node in producers for name in node.input}

@@ -12,7 +12,8 @@ for the rounding of the mean to one number of that dtype, which any plain two-pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -22,6 +23,7 @@ from .graph import Scope, attribute
 from .patterns import Norm
 
 FACTOR = 8.0
+_MOST_POINTS = 200
 BROKEN = 100.0  # a runtime that is this many bounds off does not compute the norm at all
 
 
@@ -120,14 +122,18 @@ class Oracle:
 
     def file_error(self, feeds: dict[str, np.ndarray]) -> Measure:
         """G against C: beyond the rounding of float64 (and of a stored 1/n) the file is another function."""
+        return self.equality(feeds, self.rows(feeds).claim)
+
+    def equality(self, feeds: dict[str, np.ndarray], other: np.ndarray) -> Measure:
+        """G against another float64 evaluation, by the rounding of float64 and of stored constants."""
         rows, own = self.rows(feeds), self.own(feeds)
         unit = unit_roundoff(self._scope.dtype(self.norm.x)) if self.norm.stored_reciprocal else 2.0**-53
         bound = rows.rounding(unit)
         if self.norm.variance == "one-pass":  # cancellation costs the square of the conditioning
             bound = bound * (1 + rows.conditioning)
-        if own.shape != rows.claim.shape:
+        if own.shape != other.shape:
             return Measure(np.inf, 0.0, np.inf)
-        return compare(own, rows.claim, bound + 2.0**-51 * np.abs(rows.claim), rows)
+        return compare(own, other, bound + 2.0**-51 * np.abs(other), rows)
 
     def claim_error(self, feeds: dict[str, np.ndarray], y: np.ndarray) -> Measure:
         """The runtime's result against C."""
@@ -190,11 +196,13 @@ def _standardise(x: np.ndarray, axes: tuple[int, ...], eps: float, centred: bool
 def compare(y: np.ndarray, oracle: np.ndarray, bound, rows: Rows, overflow: float = np.inf) -> Measure:
     """Largest |y - oracle| / bound over the elements where the oracle is a number of the result's range.
 
-    Elements beyond `overflow`, and rows whose variance and eps are both 0 (0/0 by the formula), are left out.
+    Elements beyond `overflow`, rows with NaN or Inf in them, and rows whose variance and eps are both 0 (0/0
+    by the formula) are left out.
     """
     with np.errstate(all="ignore"):
         error = np.abs(y - oracle)
-        judged = np.isfinite(oracle) & (np.abs(oracle) <= overflow) & (rows.variance + rows.eps > 0)
+        judged = np.isfinite(oracle) & (np.abs(oracle) <= overflow)
+        judged &= np.isfinite(rows.largest) & (rows.variance + rows.eps > 0)
         bound = np.broadcast_to(np.asarray(bound, np.float64), error.shape)
         ratio = np.where(np.isnan(error), np.inf, error / np.maximum(bound, np.finfo(float).tiny))
         ratio = np.where(judged, ratio, 0.0)
@@ -207,6 +215,14 @@ def compare(y: np.ndarray, oracle: np.ndarray, bound, rows: Rows, overflow: floa
         float(ratio[worst]),
         _points(np.broadcast_to(rows.conditioning, ratio.shape), ratio),
     )
+
+
+def worst(measures: Iterable[Measure]) -> Measure:
+    """The measure of largest ratio, with the points of all."""
+    measures = list(measures)
+    found = max(measures, key=lambda m: m.ratio, default=Measure())
+    points = [point for m in measures for point in m.points][:_MOST_POINTS]
+    return replace(found, points=points)
 
 
 def _points(conditioning: np.ndarray, ratio: np.ndarray, most: int = 24) -> list[tuple[float, float]]:

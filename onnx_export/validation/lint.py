@@ -113,7 +113,8 @@ def trap_of(norm: Norm) -> str:
         ):
             return "skip-axis"
         return ""
-    if norm.form != "decomposed" or not any(n.op_type == "Pow" for n in norm.nodes):
+    # the fusion wants a power, and a scale as long as the row
+    if norm.form != "decomposed" or not norm.scale or not any(n.op_type == "Pow" for n in norm.nodes):
         return ""
     if "exponent" in norm.near_miss:
         return "exponent"

@@ -25,7 +25,6 @@ OK = ("layer", "ok", "")
 class Specimen:
     """A model and what is expected of it."""
 
-    name: str
     model: onnx.ModelProto
     norms: list[tuple[str, str, str]] = field(default_factory=lambda: [OK])
     findings: set[str] = field(default_factory=set)
@@ -38,7 +37,7 @@ SPECIMENS: list[Callable[[], Specimen]] = []
 
 
 def specimen(build: Callable[[], Specimen]) -> Callable[[], Specimen]:
-    """Register a builder; its name is the specimen's."""
+    """Register a builder; the specimen goes by its name."""
     SPECIMENS.append(build)
     return build
 
@@ -155,43 +154,43 @@ def trapped(trap: str) -> tuple[list[tuple[str, str, str]], int, set[str]]:
 
 @specimen
 def native_layer_norm():
-    return Specimen("", model([native()], constants=weights()))
+    return Specimen(model([native()], constants=weights()))
 
 
 @specimen
 def native_without_bias():
-    return Specimen("", model([native(bias="")], constants=weights()))
+    return Specimen(model([native(bias="")], constants=weights()))
 
 
 @specimen
 def native_two_axes():
-    return Specimen("", model([native(axis=1)], (2, 4, N), weights((4, N))))
+    return Specimen(model([native(axis=1)], (2, 4, N), weights((4, N))))
 
 
 @specimen
 def native_negative_axis_dynamic_shape():
-    return Specimen("", model([native(axis=-1, epsilon=1e-3)], ("batch", "time", N), weights()))
+    return Specimen(model([native(axis=-1, epsilon=1e-3)], ("batch", "time", N), weights()))
 
 
 @specimen
 def native_float16():
     constants = weights(dtype=np.float16)
-    return Specimen("", model([native()], constants=constants, dtype=HALF))
+    return Specimen(model([native()], constants=constants, dtype=HALF))
 
 
 @specimen
 def native_float64():
-    return Specimen("", model([native()], constants=weights(dtype=np.float64), dtype=DOUBLE))
+    return Specimen(model([native()], constants=weights(dtype=np.float64), dtype=DOUBLE))
 
 
 @specimen
 def native_large_mean():
-    return Specimen("", model([native()], constants=weights()), input=rows(1e3))
+    return Specimen(model([native()], constants=weights()), input=rows(1e3))
 
 
 @specimen
 def native_constant_row():
-    return Specimen("", model([native()], constants=weights()), input={"x": np.full((3, N), 7, np.float32)})
+    return Specimen(model([native()], constants=weights()), input={"x": np.full((3, N), 7, np.float32)})
 
 
 @specimen
@@ -199,31 +198,31 @@ def native_no_rows():
     """Nothing to judge is not a fault, but it is said."""
     empty = {"x": np.zeros((0, N), np.float32)}
     built = model([native()], ("rows", N), weights())
-    return Specimen("", built, [("layer", "not exercised", "")], input=empty)
+    return Specimen(built, [("layer", "not exercised", "")], input=empty)
 
 
 @specimen
 def native_scale_computed_by_the_graph():
     nodes = [node("Sigmoid", "x", "gate"), native(scale="gate", bias="")]
-    return Specimen("", model(nodes))
+    return Specimen(model(nodes))
 
 
 @specimen
 def native_broadcast_scale():
     """Scale need only broadcast to X; [4, 16] on the last axis of [2, 4, 16] is legal."""
-    return Specimen("", model([native()], (2, 4, N), weights((4, N))))
+    return Specimen(model([native()], (2, 4, N), weights((4, N))))
 
 
 @specimen
 def rms_norm():
     built = model([native(bias="", op="RMSNormalization")], constants=weights(), opset=23, ir=10)
-    return Specimen("", built, [("rms", "ok", "")])
+    return Specimen(built, [("rms", "ok", "")])
 
 
 @specimen
 def simplified_layer_norm():
     built = model([native(bias="", op="SimplifiedLayerNormalization")], constants=weights())
-    return Specimen("", built, [("rms", "ok", "")])
+    return Specimen(built, [("rms", "ok", "")])
 
 
 @specimen
@@ -232,7 +231,7 @@ def skip_layer_norm():
     inputs = [value("x", (2, 3, N)), value("skip", (2, 3, N))]
     built = model(nodes, constants=weights(), inputs=inputs)
     # its own kernel loses digits at large means, unlike the operator it stands for
-    return Specimen("", built, [("layer", "ok", "")])
+    return Specimen(built, [("layer", "ok", "")])
 
 
 @specimen
@@ -241,7 +240,7 @@ def skip_simplified_layer_norm():
         node("SkipSimplifiedLayerNormalization", "x skip scale", "y", domain="com.microsoft", epsilon=1e-5)
     ]
     inputs = [value("x", (2, 3, N)), value("skip", (2, 3, N))]
-    return Specimen("", model(nodes, constants=weights(), inputs=inputs), [("rms", "ok", "")])
+    return Specimen(model(nodes, constants=weights(), inputs=inputs), [("rms", "ok", "")])
 
 
 @specimen
@@ -257,27 +256,28 @@ def embed_layer_norm():
     tables = {name: rng().normal(size=(2, N)).astype(np.float32) for name in ("words", "types")}
     tables["places"] = rng().normal(size=(8, N)).astype(np.float32)
     ids = [value("ids", (1, 8), TensorProto.INT32), value("kinds", (1, 8), TensorProto.INT32)]
-    return Specimen("", model(nodes, constants=weights() | tables, inputs=ids))
+    return Specimen(model(nodes, constants=weights() | tables, inputs=ids))
 
 
 @specimen
 def group_norm():
     built = model([native(op="GroupNormalization", num_groups=2)], (2, 6, 5), weights(6), opset=21, ir=10)
-    return Specimen("", built, [("group", "ok", "")])
+    # onnxruntime has no kernel for it and computes the one-pass formula of the operator's definition
+    return Specimen(built, [("group", "risky", "kernel")])
 
 
 @specimen
 def instance_norm():
     built = model([native(op="InstanceNormalization")], (2, 6, 9), weights(6))
-    return Specimen("", built, [("instance", "ok", "")])
+    return Specimen(built, [("instance", "ok", "")])
 
 
-# ------------------------------------------------------------------------------------- clean, by arithmetic
+# -------------------------------------------------------------------------------------- clean, by arithmetic
 
 
 @specimen
 def pytorch_pow():
-    return Specimen("", model(*_split(decomposed())))
+    return Specimen(model(*_split(decomposed())))
 
 
 def _split(built, shape=(3, N)):
@@ -287,60 +287,60 @@ def _split(built, shape=(3, N)):
 
 @specimen
 def pytorch_mul():
-    return Specimen("", model(*_split(decomposed(square="Mul"))))
+    return Specimen(model(*_split(decomposed(square="Mul"))))
 
 
 @specimen
 def pytorch_opset_18():
-    return Specimen("", model(*_split(decomposed(opset=18)), opset=18))
+    return Specimen(model(*_split(decomposed(opset=18)), opset=18))
 
 
 @specimen
 def pytorch_opset_11():
-    return Specimen("", model(*_split(decomposed(opset=11)), opset=11))
+    return Specimen(model(*_split(decomposed(opset=11)), opset=11))
 
 
 @specimen
 def decomposed_without_affine():
-    return Specimen("", model(*_split(decomposed(affine=False))))
+    return Specimen(model(*_split(decomposed(affine=False))))
 
 
 @specimen
 def decomposed_without_bias():
-    return Specimen("", model(*_split(decomposed(bias=False))))
+    return Specimen(model(*_split(decomposed(bias=False))))
 
 
 @specimen
 def decomposed_two_axes():
-    return Specimen("", model(*_split(decomposed(axes=(-2, -1), width=(4, N)), (2, 4, N))))
+    return Specimen(model(*_split(decomposed(axes=(-2, -1), width=(4, N)), (2, 4, N))))
 
 
 @specimen
 def decomposed_channel_axis():
-    return Specimen("", model(*_split(decomposed(axes=(1,), width=(6, 1)), (2, 6, 5))))
+    return Specimen(model(*_split(decomposed(axes=(1,), width=(6, 1)), (2, 6, 5))))
 
 
 @specimen
 def decomposed_dynamic_shape():
-    return Specimen("", model(*_split(decomposed(), ("batch", "time", N))))
+    return Specimen(model(*_split(decomposed(), ("batch", "time", N))))
 
 
 @specimen
 def decomposed_leading_axis_without_keepdims():
     """Reducing the first axis needs no keepdims: what is left broadcasts as it should."""
     built = model(*_split(decomposed(axes=(0,), keepdims=0, square="Mul", affine=False), (N, 5)))
-    return Specimen("", built)
+    return Specimen(built)
 
 
 @specimen
 def decomposed_float16():
     built = model(*_split(decomposed(square="Mul", dtype=np.float16)), dtype=HALF)
-    return Specimen("", built)
+    return Specimen(built)
 
 
 @specimen
 def decomposed_float64():
-    return Specimen("", model(*_split(decomposed(square="Mul", dtype=np.float64)), dtype=DOUBLE))
+    return Specimen(model(*_split(decomposed(square="Mul", dtype=np.float64)), dtype=DOUBLE))
 
 
 @specimen
@@ -354,7 +354,7 @@ def mixed_precision():
         node("Mul", "half scale", "scaled"),
         node("Add", "scaled bias", "y"),
     ]
-    return Specimen("", model(nodes, (3, N), constants | weights(dtype=np.float16), dtype=HALF))
+    return Specimen(model(nodes, (3, N), constants | weights(dtype=np.float16), dtype=HALF))
 
 
 @specimen
@@ -373,7 +373,7 @@ def paddle():
         node("Mul", "xhat scale", "scaled"),
         node("Add", "scaled bias", "y"),
     ]
-    return Specimen("", model(nodes, constants=constants))
+    return Specimen(model(nodes, constants=constants))
 
 
 @specimen
@@ -394,7 +394,7 @@ def keras_batch_normalization_form():
         node("Sub", "bias moved", "offset"),
         node("Add", "scaled offset", "y"),
     ]
-    return Specimen("", model(nodes, constants=constants))
+    return Specimen(model(nodes, constants=constants))
 
 
 @specimen
@@ -415,7 +415,7 @@ def keras_3_form():
         node("Mul", "x factor", "scaled"),
         node("Add", "scaled offset", "y"),
     ]
-    return Specimen("", model(nodes, constants=constants))
+    return Specimen(model(nodes, constants=constants))
 
 
 def flax_nodes(clamp=True):
@@ -454,20 +454,26 @@ ONE_PASS = ("layer", "risky", "file")
 @specimen
 def flax_one_pass_benign():
     """Right on the rows it meets; stress shows what it would do to others."""
-    return Specimen("", model(*_split(flax_nodes())), [ONE_PASS])
+    return Specimen(model(*_split(flax_nodes())), [ONE_PASS])
 
 
 @specimen
 def one_pass_without_clamp():
-    return Specimen("", model(*_split(flax_nodes(clamp=False))), [ONE_PASS])
+    return Specimen(model(*_split(flax_nodes(clamp=False))), [ONE_PASS])
 
 
 @specimen
 def one_pass_at_a_large_mean():
-    """A mean of 100 costs a one-pass variance four digits."""
-    return Specimen(
-        "", model(*_split(flax_nodes())), [("layer", "wrong", "file")], exit_code=1, input=rows(300)
-    )
+    """A mean of 300 costs a one-pass variance five digits."""
+    expected = [("layer", "inaccurate", "file")]
+    return Specimen(model(*_split(flax_nodes())), expected, exit_code=1, input=rows(300))
+
+
+@specimen
+def one_pass_at_a_huge_mean():
+    """A mean of 3000 costs it all of them."""
+    expected = [("layer", "wrong", "file")]
+    return Specimen(model(*_split(flax_nodes())), expected, exit_code=1, input=rows(3000))
 
 
 @specimen
@@ -481,7 +487,7 @@ def decomposed_rms():
         node("Div", "x rms", "xhat"),
         node("Mul", "xhat scale", "y"),
     ]
-    return Specimen("", model(nodes, constants=constants), [("rms", "ok", "")])
+    return Specimen(model(nodes, constants=constants), [("rms", "ok", "")])
 
 
 # ----------------------------------------------------------------------------------------- clean, in context
@@ -497,7 +503,7 @@ def quantised():
         native("dq", "n"),
         node("QuantizeLinear", "n step zero", "y"),
     ]
-    return Specimen("", model(nodes, constants=constants, outputs=[value("y", None, INT8)]))
+    return Specimen(model(nodes, constants=constants, outputs=[value("y", None, INT8)]))
 
 
 @specimen
@@ -508,20 +514,20 @@ def quantised_scale():
     constants["step"] = np.float32(0.1)
     del constants["scale"]
     nodes.insert(0, node("DequantizeLinear", "scale_q step", "scale"))
-    return Specimen("", model(nodes, (3, N), constants))
+    return Specimen(model(nodes, (3, N), constants))
 
 
 @specimen
 def residual_before_the_norm():
     nodes = [node("Add", "x skip", "sum"), native("sum")]
     inputs = [value("x", (2, 3, N)), value("skip", (2, 3, N))]
-    return Specimen("", model(nodes, constants=weights(), inputs=inputs))
+    return Specimen(model(nodes, constants=weights(), inputs=inputs))
 
 
 @specimen
 def norm_whose_input_is_an_output():
     nodes = [node("Relu", "x", "h"), native("h")]
-    return Specimen("", model(nodes, constants=weights(), outputs=[value("h"), value("y")]))
+    return Specimen(model(nodes, constants=weights(), outputs=[value("h"), value("y")]))
 
 
 def if_model(norm_nodes, constants, taken=True):
@@ -536,20 +542,20 @@ def if_model(norm_nodes, constants, taken=True):
 @specimen
 def inside_if():
     built, feeds = if_model([native(y="t")], weights())
-    return Specimen("", built, input=feeds)
+    return Specimen(built, input=feeds)
 
 
 @specimen
 def inside_if_decomposed():
     nodes, constants = decomposed(y="t")
     built, feeds = if_model(nodes, constants)
-    return Specimen("", built, input=feeds)
+    return Specimen(built, input=feeds)
 
 
 @specimen
 def inside_a_branch_not_taken():
     built, feeds = if_model([native(y="t")], weights(), taken=False)
-    return Specimen("", built, [("layer", "not exercised", "")], input=feeds)
+    return Specimen(built, [("layer", "not exercised", "")], input=feeds)
 
 
 @specimen
@@ -561,7 +567,7 @@ def inside_loop():
         [value("keep_next", [], TensorProto.BOOL), value("h_next", (3, N))],
     )
     nodes = [node("Loop", "count true x", "y", body=body, name="loop")]
-    return Specimen("", model(nodes, constants=weights() | {"count": np.array(3), "true": np.array(True)}))
+    return Specimen(model(nodes, constants=weights() | {"count": np.array(3), "true": np.array(True)}))
 
 
 @specimen
@@ -575,7 +581,7 @@ def inside_scan():
     )
     nodes = [node("Scan", "h0 x", "h y", body=body, num_scan_inputs=1)]
     constants["h0"] = np.zeros(N, np.float32)
-    return Specimen("", model(nodes, (5, N), constants, outputs=[value("h"), value("y")]))
+    return Specimen(model(nodes, (5, N), constants, outputs=[value("h"), value("y")]))
 
 
 @specimen
@@ -592,7 +598,7 @@ def inside_if_inside_loop():
         [value("keep_next", [], TensorProto.BOOL), value("h_next", (3, N))],
     )
     nodes = [node("Loop", "count true x", "y", body=body)]
-    return Specimen("", model(nodes, constants=weights() | {"count": np.array(2), "true": np.array(True)}))
+    return Specimen(model(nodes, constants=weights() | {"count": np.array(2), "true": np.array(True)}))
 
 
 def function(name, nodes, constants, opset=17):
@@ -608,36 +614,36 @@ def function(name, nodes, constants, opset=17):
 def inside_a_local_function():
     calls = [node("Norm", "x", "h", domain="local"), node("Norm", "h", "y", domain="local")]
     built = model(calls, functions=[function("Norm", *decomposed())])
-    return Specimen("", built, [OK, OK])
+    return Specimen(built, [OK, OK])
 
 
 @specimen
 def inside_a_local_function_native():
     calls = [node("Norm", "x", "y", domain="local")]
-    return Specimen("", model(calls, functions=[function("Norm", [native()], weights())]))
+    return Specimen(model(calls, functions=[function("Norm", [native()], weights())]))
 
 
-# ------------------------------------------------------------------- the four shapes the optimiser miscomputes
+# ----------------------------------------------------------------- the four shapes the optimiser miscomputes
 
 
 @specimen
 def trap_eps_first():
     norms, code, findings = trapped("eps-first")
-    return Specimen("", model(*_split(decomposed(eps=0.1, eps_first=True))), norms, findings, code)
+    return Specimen(model(*_split(decomposed(eps=0.1, eps_first=True))), norms, findings, code)
 
 
 @specimen
 def trap_exponent_4():
     norms, code, findings = trapped("exponent")
     built = model(*_split(decomposed(power=4.0)))
-    return Specimen("", built, [("~layer", *norms[0][1:])], findings | {"near-miss"}, code)
+    return Specimen(built, [("~layer", *norms[0][1:])], findings | {"near-miss"}, code)
 
 
 @specimen
 def trap_keepdims():
     norms, code, findings = trapped("keepdims")
     built = model(*_split(decomposed(keepdims=0), (N, N)))
-    return Specimen("", built, [("~layer", *norms[0][1:])], findings | {"near-miss"}, code)
+    return Specimen(built, [("~layer", *norms[0][1:])], findings | {"near-miss"}, code)
 
 
 @specimen
@@ -645,7 +651,7 @@ def trap_skip_axis():
     norms, code, findings = trapped("skip-axis")
     nodes = [node("Add", "x skip", "sum"), native("sum", axis=1)]
     inputs = [value("x", (2, N, N)), value("skip", (2, N, N))]
-    return Specimen("", model(nodes, constants=weights(), inputs=inputs), norms, findings, code)
+    return Specimen(model(nodes, constants=weights(), inputs=inputs), norms, findings, code)
 
 
 @specimen
@@ -655,13 +661,13 @@ def trap_skip_axis_with_its_sum_as_output():
     inputs = [value("x", (2, N, N)), value("skip", (2, N, N))]
     built = model(nodes, constants=weights(), inputs=inputs, outputs=[value("sum"), value("y")])
     findings = {"miscomputed"} if runtime.miscomputes("skip-axis") else set()
-    return Specimen("", built, [OK], findings)
+    return Specimen(built, [OK], findings)
 
 
 @specimen
 def eps_first_of_the_default_size():
     """The optimiser puts 1e-5 in place of 1e-5: no harm done, none reported."""
-    return Specimen("", model(*_split(decomposed(eps=1e-5, eps_first=True))))
+    return Specimen(model(*_split(decomposed(eps=1e-5, eps_first=True))))
 
 
 @specimen
@@ -672,10 +678,10 @@ def trap_in_the_second_of_two_norms():
     second, more = decomposed(x="h", y="h2", prefix="b_", eps=0.1, eps_first=True)
     third, last = decomposed(x="h2", y="y", prefix="c_", square="Mul")
     built = model([*first, *second, *third], (3, N), constants | more | last)
-    return Specimen("", built, [OK, *norms, OK], findings, code)
+    return Specimen(built, [OK, *norms, OK], findings, code)
 
 
-# -------------------------------------------------------------------------------------- near misses, look-alikes
+# ---------------------------------------------------------------------------------- near misses, look-alikes
 
 
 NEAR = ("~layer", "ok", "")
@@ -688,7 +694,7 @@ def unbiased_variance():
     at = next(i for i, n in enumerate(nodes) if n.op_type == "Add")
     nodes.insert(at, node("Mul", "var correction", "unbiased"))
     nodes[at + 1] = node("Add", "unbiased eps", "total")
-    return Specimen("", model(nodes, (3, N), constants), [NEAR], {"near-miss"})
+    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss"})
 
 
 @specimen
@@ -705,7 +711,7 @@ def unbiased_sum():
         node("Sqrt", "total", "std"),
         node("Div", "d std", "y"),
     ]
-    return Specimen("", model(nodes, constants=constants), [NEAR], {"near-miss"})
+    return Specimen(model(nodes, constants=constants), [NEAR], {"near-miss"})
 
 
 @specimen
@@ -720,7 +726,7 @@ def annotated_transformer():
         node("Add", "std eps", "total"),
         node("Div", "d total", "xhat"),
     ]
-    return Specimen("", model(nodes, (3, N), constants), [NEAR], {"near-miss"})
+    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss"})
 
 
 @specimen
@@ -732,27 +738,27 @@ def eps_on_the_deviation():
         node("Add", "std eps", "total"),
         node("Div", "d total", "xhat"),
     ]
-    return Specimen("", model(nodes, (3, N), constants), [NEAR], {"near-miss"})
+    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss"})
 
 
 @specimen
 def mismatched_axes():
     built = model(*_split(decomposed(axes=(-1,), variance_axes=(-2, -1), square="Mul"), (2, 4, N)))
-    return Specimen("", built, [NEAR], {"near-miss"})
+    return Specimen(built, [NEAR], {"near-miss"})
 
 
 @specimen
 def exponent_3():
+    """Without a scale it is not what the optimiser looks for."""
     built = model(*_split(decomposed(power=3.0, affine=False, eps=50.0)))
-    norms, code, findings = trapped("exponent")
-    return Specimen("", built, [("~layer", *norms[0][1:])], findings | {"near-miss"}, code)
+    return Specimen(built, [NEAR], {"near-miss"})
 
 
 @specimen
 def keepdims_on_a_rectangle_by_mul():
     """The wrong broadcast without the form the optimiser looks for."""
     built = model(*_split(decomposed(keepdims=0, square="Mul"), (N, N)))
-    return Specimen("", built, [NEAR], {"near-miss"})
+    return Specimen(built, [NEAR], {"near-miss"})
 
 
 @specimen
@@ -767,7 +773,7 @@ def stft_magnitude():
         node("Sub", "magnitude mean", "y"),
     ]
     inputs = [value("re", (3, N)), value("im", (3, N))]
-    return Specimen("", model(nodes, constants=constants, inputs=inputs), [])
+    return Specimen(model(nodes, constants=constants, inputs=inputs), [])
 
 
 @specimen
@@ -780,7 +786,7 @@ def l2_normalisation():
         node("Sqrt", "total", "norm"),
         node("Div", "x norm", "y"),
     ]
-    return Specimen("", model(nodes, constants=constants), [])
+    return Specimen(model(nodes, constants=constants), [])
 
 
 @specimen
@@ -788,7 +794,7 @@ def standard_deviation_pooling():
     """Statistics that are returned, not divided by."""
     nodes, constants = decomposed(affine=False)
     nodes[-1] = node("Concat", "mean std", "y", axis=-1)
-    return Specimen("", model(nodes, (3, N), constants), [])
+    return Specimen(model(nodes, (3, N), constants), [])
 
 
 @specimen
@@ -803,22 +809,22 @@ def batch_normalisation_spelled_out():
         node("Mul", "xhat scale", "scaled"),
         node("Add", "scaled bias", "y"),
     ]
-    return Specimen("", model(nodes, constants=constants), [])
+    return Specimen(model(nodes, constants=constants), [])
 
 
 @specimen
 def attention_scaling():
     constants = {"width": np.float32(N)}
     nodes = [node("Sqrt", "width", "root"), node("Div", "x root", "y")]
-    return Specimen("", model(nodes, constants=constants), [])
+    return Specimen(model(nodes, constants=constants), [])
 
 
 @specimen
 def no_norm_at_all():
-    return Specimen("", model([node("Relu", "x", "y")]), [])
+    return Specimen(model([node("Relu", "x", "y")]), [])
 
 
-# -------------------------------------------------------------------------------------------- the file is wrong
+# ----------------------------------------------------------------------------------------- the file is wrong
 
 
 @specimen
@@ -828,7 +834,7 @@ def stored_count_of_another_width():
     constants["nth"] = np.float32(1 / (2 * N))
     inputs = [value("x", (3, "n"))]
     built = model(nodes, constants=constants, inputs=inputs)
-    return Specimen("", built, [("layer", "wrong", "file")], exit_code=1, options={"dim": N})
+    return Specimen(built, [("layer", "wrong", "file")], exit_code=1, options={"dim": N})
 
 
 @specimen
@@ -841,34 +847,34 @@ def function_named_layer_norm_that_is_none():
     nodes[at + 1] = node("Add", "unbiased eps", "total")
     calls = [node("LayerNorm", "x", "y", domain="local")]
     built = model(calls, functions=[function("LayerNorm", nodes, constants)])
-    return Specimen("", built, [("~layer", "wrong", "file")], {"near-miss"}, 1)
+    return Specimen(built, [("~layer", "wrong", "file")], {"near-miss"}, 1)
 
 
-# ------------------------------------------------------------------------------------------------------- lints
+# ----------------------------------------------------------------------------------------------------- lints
 
 
 @specimen
 def lint_eps_zero():
-    return Specimen("", model([native(epsilon=0.0)], constants=weights()), [OK], {"eps-zero"}, 1)
+    return Specimen(model([native(epsilon=0.0)], constants=weights()), [OK], {"eps-zero"}, 1)
 
 
 @specimen
 def lint_eps_negative():
     built = model([native(epsilon=-1e-3)], constants=weights())
-    return Specimen("", built, [OK], {"eps-negative"}, 1, options={"stressed": False})
+    return Specimen(built, [OK], {"eps-negative"}, 1)
 
 
 @specimen
 def lint_eps_nan():
     built = model([native(epsilon=float("nan"))], constants=weights())
-    return Specimen("", built, [OK], {"eps-nan"}, 1)
+    return Specimen(built, [OK], {"eps-nan"}, 1)
 
 
 @specimen
 def lint_eps_lost_in_float16():
     """1e-8 is 0 in float16."""
     built = model(*_split(decomposed(square="Mul", eps=1e-8, dtype=np.float16)), dtype=HALF)
-    return Specimen("", built, [OK], {"eps-zero"}, 1)
+    return Specimen(built, [OK], {"eps-zero"}, 1)
 
 
 @specimen
@@ -877,13 +883,13 @@ def lint_eps_absent():
     at = next(i for i, n in enumerate(nodes) if n.op_type == "Add")
     nodes[at : at + 2] = [node("Sqrt", "var", "std")]
     del constants["eps"]
-    return Specimen("", model(nodes, (3, N), constants), [OK], {"eps-zero"}, 1)
+    return Specimen(model(nodes, (3, N), constants), [OK], {"eps-zero"}, 1)
 
 
 @specimen
 def lint_scale_shape():
     built = model([native(bias="")], constants={"scale": np.ones(N - 1, np.float32)})
-    return Specimen("", built, [("layer", "not exercised", "")], {"scale-shape"}, 1)
+    return Specimen(built, [("layer", "not exercised", "")], {"scale-shape"}, 1)
 
 
 @specimen
@@ -891,33 +897,33 @@ def lint_bias_shape():
     built = model(
         [native()], constants={"scale": np.ones(N, np.float32), "bias": np.ones((3, 3, N), np.float32)}
     )
-    return Specimen("", built, [("layer", "not exercised", "")], {"bias-shape"}, 1)
+    return Specimen(built, [("layer", "not exercised", "")], {"bias-shape"}, 1)
 
 
 @specimen
 def lint_axis():
     built = model([native(axis=5)], constants=weights())
-    return Specimen("", built, [("layer", "not exercised", "")], {"axis"}, 1)
+    return Specimen(built, [("layer", "not exercised", "")], {"axis"}, 1)
 
 
 @specimen
 def lint_stash_type():
     built = model([native(stash_type=16)], constants=weights())
-    return Specimen("", built, [("layer", "not exercised", "")], {"stash-type"}, 2)
+    return Specimen(built, [OK], {"stash-type"})
 
 
 @specimen
 def lint_opset():
     built = model([native()], constants=weights(), opset=onnx.defs.onnx_opset_version(), ir=8)
     if runtime.loads(onnx.defs.onnx_opset_version(), 8):
-        return Specimen("", built)
-    return Specimen("", built, [("layer", "not exercised", "")], {"opset"}, 2)
+        return Specimen(built)
+    return Specimen(built, [("layer", "not exercised", "")], {"opset"}, 2)
 
 
 @specimen
 def lint_ir():
     built = model([native()], constants=weights(), ir=99)
-    return Specimen("", built, [("layer", "not exercised", "")], {"ir"}, 2)
+    return Specimen(built, [("layer", "not exercised", "")], {"ir"}, 2)
 
 
 @specimen
@@ -925,16 +931,16 @@ def lint_float16_overflow():
     """Deviations of 300 square to more than float16 holds; onnxruntime's CPU computes it in float32."""
     wide = {"x": rows(0, spread=300.0)["x"].astype(np.float16)}
     built = model(*_split(decomposed(square="Mul", dtype=np.float16)), dtype=HALF)
-    return Specimen("", built, [OK], {"float16-overflow"}, input=wide)
+    return Specimen(built, [OK], {"float16-overflow"}, input=wide)
 
 
-# ----------------------------------------------------------------------------------------------- cannot validate
+# ------------------------------------------------------------------------------------------- cannot validate
 
 
 @specimen
 def custom_domain():
     nodes = [node("Magic", "x", "h", domain="acme"), native("h")]
-    return Specimen("", model(nodes, constants=weights()), [("layer", "not exercised", "")], exit_code=2)
+    return Specimen(model(nodes, constants=weights()), [("layer", "not exercised", "")], exit_code=2)
 
 
 @specimen
@@ -943,16 +949,16 @@ def input_that_cannot_be_made_up():
     inputs = [value("x", (3, N)), value("words", (2,), TensorProto.STRING)]
     outputs = [value("y"), value("lower", None, TensorProto.STRING)]
     built = model(nodes, constants=weights(), inputs=inputs, outputs=outputs)
-    return Specimen("", built, [("layer", "not exercised", "")], exit_code=2)
+    return Specimen(built, [("layer", "not exercised", "")], exit_code=2)
 
 
 @specimen
 def made_up_input_that_does_not_fit():
     """A shape given as input: any made-up value is wrong, and the report names it."""
     nodes = [node("Reshape", "x shape", "h"), native("h")]
-    inputs = [value("x", (3, N)), value("shape", (2,), INT64)]
+    inputs = [value("x", (3, N)), value("shape", (1,), INT64)]
     built = model(nodes, constants=weights(), inputs=inputs)
-    return Specimen("", built, [("layer", "not exercised", "")], exit_code=2)
+    return Specimen(built, [("layer", "not exercised", "")], exit_code=2)
 
 
 @specimen
@@ -960,11 +966,11 @@ def broken_but_linted():
     """An error lint outranks that the model cannot run."""
     nodes = [node("Magic", "x", "h", domain="acme"), native("h", epsilon=-1.0)]
     built = model(nodes, constants=weights())
-    return Specimen("", built, [("layer", "not exercised", "")], {"eps-negative"}, 1)
+    return Specimen(built, [("layer", "not exercised", "")], {"eps-negative"}, 1)
 
 
 @specimen
 def random_operator():
     """Two runs see different rows; the norm is then judged on its own."""
     nodes = [node("RandomNormalLike", "x", "noise"), node("Add", "x noise", "h"), native("h")]
-    return Specimen("", model(nodes, constants=weights()))
+    return Specimen(model(nodes, constants=weights()))
