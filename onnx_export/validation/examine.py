@@ -97,6 +97,8 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     report.norms = [_describe(norm) for norm in found]
     report.findings += [*lint.lint_model(model), *(f for norm in found for f in lint.lint_norm(norm))]
     emit("report", report)
+    if options.fix:
+        report.fixed = ["wrote nothing: the file was not run, so nothing is proved"]
     if report.problem or not found:
         return report
 

@@ -124,10 +124,15 @@ class Scope:
             return None
         if node.op_type in _FOLDABLE_WITH_SCALAR and all(value.size > 1 for value in inputs.values()):
             return None
+        opsets = self.opsets
+        if (
+            node.op_type == "DequantizeLinear"
+        ):  # the evaluator starts at opset 19, which reads 13 the same way
+            opsets = opsets | {"": max(19, opsets.get("", 0))}
         try:
             with np.errstate(all="ignore"):
                 graph = helper.make_graph([node], "constant", [], [_untyped(node.output[0])])
-                return np.asarray(ReferenceEvaluator(graph, opsets=self.opsets).run(None, inputs)[0])
+                return np.asarray(ReferenceEvaluator(graph, opsets=opsets).run(None, inputs)[0])
         except Exception:  # a malformed node folds to nothing; the runtime will have its say
             return None
 

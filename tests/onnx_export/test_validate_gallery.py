@@ -1,20 +1,13 @@
 """Every specimen of the gallery gives exactly what it says."""
 
-import gallery
-import numpy as np
-import onnx
+import onnx_gallery as gallery
 import pytest
 
 from onnx_export.validation.examine import Options, examine
 
 
 def examined(specimen, folder):
-    path = folder / "model.onnx"
-    onnx.save(specimen.model, path)
-    options = dict(specimen.options)
-    if specimen.input is not None:
-        np.savez(folder / "input.npz", **specimen.input)
-        options["input"] = str(folder / "input.npz")
+    path, options = gallery.lay_out(specimen, folder)
     return examine(str(path), Options(**options), lambda kind, value: None)
 
 

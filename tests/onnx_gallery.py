@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -40,6 +41,16 @@ def specimen(build: Callable[[], Specimen]) -> Callable[[], Specimen]:
     """Register a builder; the specimen goes by its name."""
     SPECIMENS.append(build)
     return build
+
+
+def lay_out(specimen: Specimen, folder: Path) -> tuple[Path, dict]:
+    """Write a specimen and its input to a folder: (path of the model, options of the validator)."""
+    path, options = folder / "model.onnx", dict(specimen.options)
+    onnx.save(specimen.model, path)
+    if specimen.input is not None:
+        np.savez(folder / "input.npz", **specimen.input)
+        options["input"] = str(folder / "input.npz")
+    return path, options
 
 
 def rng() -> np.random.Generator:
