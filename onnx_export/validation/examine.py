@@ -83,14 +83,14 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     try:
         model = parse(read(path, options.limits), options.limits)
     except (Refused, Unreadable) as error:
-        report.problem, report.refused = str(error), isinstance(error, Refused)
+        report.problem, report.refused = _clip(str(error)), isinstance(error, Refused)
         return report
     try:
-        root = Path(options.data_root) if options.data_root else Path(path).resolve().parent
-        attach_external_data(model, root if options.external_data else None, options.limits)
+        folder = Path(path).parent
+        attach_external_data(model, folder, (options.data_root or folder) if options.external_data else None)
     except (Refused, Unreadable) as error:
-        report.problem, report.refused = str(error), isinstance(error, Refused)
-    report.problem = report.problem or contradiction(model) or _foreign(model)
+        report.problem, report.refused = _clip(str(error)), isinstance(error, Refused)
+    report.problem = report.problem or _clip(contradiction(model) or _foreign(model))
 
     emit("stage", "find")
     model, found = _find(model, options, report, emit)
@@ -107,7 +107,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     try:
         run = _Run(model, cases, options)
     except (inputs.MissingInput, runtime.CannotRun, Unreadable) as error:
-        report.problem = str(error)
+        report.problem = _clip(str(error))
         return report
     for done, case in enumerate(cases):
         emit("progress", (done, 2 * len(cases)))
@@ -134,6 +134,11 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     return report
 
 
+def _clip(text: str) -> str:
+    """A length people read: names in a file can be of any."""
+    return text if len(text) <= 500 else f"{text[:400]} ... {text[-90:]}"
+
+
 def _foreign(model: onnx.ModelProto) -> str:
     local = {function.domain for function in model.functions}
     foreign = {node.domain for node in model_nodes(model)} - runtime.KNOWN_DOMAINS - local
@@ -158,15 +163,15 @@ def _describe(norm: Norm) -> NormReport:
     scope = " > ".join(filter(None, (norm.scope.label, norm.function and f"function {norm.function}")))
     return NormReport(
         norm.name,
-        scope,
+        _clip(scope),
         norm.form,
         norm.formula,
         norm.variance,
         None if norm.axes is None else list(norm.axes),
         norm.eps,
         type_name(norm.eps_dtype),
-        norm.scale,
-        norm.bias,
+        _clip(norm.scale),
+        _clip(norm.bias),
         type_name(norm.compute_dtype),
         norm.near_miss,
     )

@@ -31,6 +31,7 @@ _NATIVE = {
 # Between a statistic and its use these change the shape at most.
 _RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})
 _SAME = frozenset({"Identity", "Cast"})
+_LONGEST_NAME = 250
 
 
 @dataclass(eq=False)
@@ -85,7 +86,7 @@ class Norm:
     name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
-        self.name = _name(self)
+        self.name = _name(self)[:_LONGEST_NAME]
 
     @property
     def function(self) -> str:

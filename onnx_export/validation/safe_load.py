@@ -6,12 +6,14 @@ each from a file that has been checked. Nothing here executes the model.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -88,24 +90,31 @@ def load(
     problem = contradiction(model)
     if problem:
         raise Unreadable(f"{Path(path).name}: {problem}")
-    root = Path(data_root) if data_root is not None else Path(path).resolve().parent
-    attach_external_data(model, root if external_data else None, limits)
+    folder = Path(path).parent
+    attach_external_data(model, folder, (data_root or folder) if external_data else None)
     return model
 
 
 def read(path: str | os.PathLike, limits: Limits) -> bytes:
-    """The bytes of a regular file within the limits; a pipe or device is never waited for."""
+    """The bytes of a regular file within the limits."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file, status = _open(path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise Unreadable(f"cannot open the model: {getattr(error, 'strerror', None) or error}") from error
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise Unreadable("the model is not a regular file")
+    with file:
         if status.st_size > limits.file_bytes:
             raise Refused(f"the file has {status.st_size} bytes, the limit is {limits.file_bytes}")
         return file.read(limits.file_bytes)
+
+
+def _open(path: str | os.PathLike, flags: int = 0) -> tuple[BinaryIO, os.stat_result]:
+    """Open a regular file, without waiting for a pipe; an OSError for anything else."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return open(descriptor, "rb"), status
 
 
 def parse(data: bytes, limits: Limits) -> onnx.ModelProto:
@@ -306,8 +315,18 @@ def _stored_size(tensor: onnx.TensorProto) -> int:
     return _byte_size(tensor) if stored == expected else stored * _byte_size(tensor) // max(count, 1)
 
 
-def attach_external_data(model: onnx.ModelProto, root: Path | None, limits: Limits) -> None:
-    """Read the external tensors from files inside `root`; without a root there must be none."""
+def attach_external_data(model: onnx.ModelProto, folder: Path, root: str | os.PathLike | None) -> None:
+    """Read the external tensors.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Completed in place.
+    folder : Path
+        Where locations start: the folder of the model.
+    root : path or None
+        Where the files must really lie. None allows no external tensors.
+    """
     outside = [tensor for tensor in _tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
     if outside and root is None:
         raise Refused(
@@ -315,13 +334,12 @@ def attach_external_data(model: onnx.ModelProto, root: Path | None, limits: Limi
             "--external-data allows that"
         )
     for tensor in outside:
-        data = _read_external(tensor, root)
-        tensor.raw_data = data
+        tensor.raw_data = _read_external(tensor, folder, os.path.realpath(root))
         tensor.ClearField("external_data")
         tensor.data_location = TensorProto.DEFAULT
 
 
-def _read_external(tensor: onnx.TensorProto, root: Path) -> bytes:
+def _read_external(tensor: onnx.TensorProto, folder: Path, root: str) -> bytes:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     name = f"external data of {tensor.name!r}"
@@ -335,18 +353,16 @@ def _read_external(tensor: onnx.TensorProto, root: Path) -> bytes:
     wanted = _byte_size(tensor)
     if length is not None and length != wanted:
         raise Refused(f"{name}: length {length}, but shape {list(tensor.dims)} wants {wanted} bytes")
-    real_root = os.path.realpath(root)
-    real = os.path.realpath(os.path.join(real_root, location))
-    if os.path.commonpath([real_root, real]) != real_root:
+    real = os.path.realpath(os.path.join(folder, location))
+    if os.path.commonpath([root, real]) != root:
         raise Refused(f"{name}: {location!r} leads out of the folder of the model (see --data-root)")
     try:
-        descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file, status = _open(real, os.O_NOFOLLOW)
     except OSError as error:
-        raise Unreadable(f"{name}: cannot open {location!r}: {error.strerror}") from error
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise Refused(f"{name}: {location!r} is not a regular file")
+        unsafe = error.errno in (errno.EINVAL, errno.ELOOP)  # no regular file, or a link put there just now
+        kind = Refused if unsafe else Unreadable
+        raise kind(f"{name}: cannot open {location!r}: {error.strerror}") from error
+    with file:
         if status.st_nlink != 1:  # a second name may lie anywhere
             raise Refused(f"{name}: {location!r} is a hard link")
         if (offset or 0) + wanted > status.st_size or (

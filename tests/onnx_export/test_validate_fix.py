@@ -63,11 +63,12 @@ def test_rewritten_and_equal(build, tmp_path):
     assert not any("scale" in t.name and "cnorm" not in t.name for t in after.graph.initializer)
 
     given = feeds(before)
-    old, new = Float64(before).run(given)["y"], Float64(after).run(given)["y"]
-    rounding = (
-        1e-6 if build is gallery.flax_one_pass_benign else 1e-12
-    )  # its stored 1/16 is exact, its eps small
-    np.testing.assert_allclose(new, old, rtol=0, atol=rounding)
+    if build is gallery.quantised_scale:  # onnx's evaluator has no DequantizeLinear this old
+        old = runtime.Session(before, "off").run(["y"], given)[0]
+        np.testing.assert_allclose(Float64(after).run(given)["y"], old, rtol=0, atol=1e-5)
+    else:
+        old = Float64(before).run(given)["y"]
+        np.testing.assert_allclose(Float64(after).run(given)["y"], old, rtol=0, atol=1e-12)
     # and the runtime, optimised, now gets it right
     again = examine(str(out), Options(), lambda kind, value: None)
     assert {(n.form, n.verdict) for n in again.norms} == {("LayerNormalization", "ok")}
