@@ -7,9 +7,10 @@ import onnx
 from onnx import helper
 
 from . import runtime, stress
-from .graph import Scope, boundary, cut, scopes
+from .graph import Scope, boundary, cut
 from .judge import Measure, Oracle, worst
 from .patterns import Norm, find
+from .safe_load import model_nodes
 
 
 def piece(model, norm: Norm, nodes, feeds: dict[str, np.ndarray], extra=()) -> onnx.ModelProto:
@@ -26,14 +27,16 @@ def fed(part: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.nda
     return {name: feeds[name].astype(helper.tensor_dtype_to_np_dtype(kind)) for name, kind in kinds.items()}
 
 
-def maker(model: onnx.ModelProto, norm: Norm) -> str:
-    """The operator that makes the norm's result in an optimised graph, empty when the result is gone."""
-    for scope in scopes(model):
-        node = scope.producer(norm.y)
-        if node is not None:
-            own = node.op_type in {n.op_type for n in norm.nodes} and norm.form == "decomposed"
-            return "no fused operator" if own else node.op_type
-    return ""
+def makers(model: onnx.ModelProto) -> dict[str, str]:
+    """The operator that makes each value of an optimised graph."""
+    return {name: node.op_type for node in model_nodes(model) for name in node.output}
+
+
+def made_by(made: dict[str, str], norm: Norm) -> str:
+    """What a norm became, given `makers` of the optimised graph; empty when its result is gone."""
+    operator = made.get(norm.y, "")
+    unfused = norm.form == "decomposed" and operator in {node.op_type for node in norm.nodes}
+    return "no fused operator" if unfused else operator
 
 
 def _element_type(scope: Scope, name: str, value: np.ndarray) -> int:
@@ -69,7 +72,7 @@ class Bench:
         for level, wanted in made.items():
             for part in candidates:
                 try:
-                    if maker(runtime.optimised(part, level), norm) == wanted:
+                    if made_by(makers(runtime.optimised(part, level)), norm) == wanted:
                         self._pieces[level] = part
                         break
                 except runtime.CannotRun:
@@ -131,19 +134,10 @@ class Bench:
             feeds[self._norm.x] = self._sessions["off"].run([self._norm.x], fed(part, feeds))[0]
         return feeds
 
-    def hardness(self, feeds: list[dict[str, np.ndarray]]) -> dict[str, float]:
-        """How hard rows are, by each of the measures that the stress families name."""
-        rows = [self._oracle.rows(f) for f in feeds]
-        with np.errstate(all="ignore"):
-            return {
-                stress.CONDITIONING: max(float(np.nanmax(r.conditioning, initial=0.0)) for r in rows),
-                stress.MAGNITUDE: max(float(np.nanmax(r.largest, initial=0.0)) for r in rows),
-                stress.SPREAD: min(float(np.sqrt(np.nanmin(r.variance, initial=np.inf))) for r in rows),
-            }
-
     def bare_fails(self, rows: np.ndarray) -> bool:
         """Whether the runtime's own operator fails on these rows too."""
         part = stress.bare(self._norm, *self.layout, self._kind)
         feeds = {"x": rows.astype(self.dtype)}
         y = runtime.Session(part, "off").run(["y"], feeds)[0]
-        return Oracle(find(part)[0], part).claim_error(feeds, y).ratio > 1
+        oracle = Oracle(find(part)[0], part)
+        return oracle.claim_error(oracle.rows(feeds), y).ratio > 1

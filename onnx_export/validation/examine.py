@@ -16,7 +16,7 @@ import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from . import inputs, lint, runtime, stress
-from .bench import Bench, fed, maker, piece
+from .bench import Bench, fed, made_by, makers, piece
 from .graph import Scope, boundary, inline, scopes
 from .judge import BROKEN, Measure, Oracle, type_name, worst
 from .patterns import Norm, find
@@ -196,7 +196,7 @@ class _Run:
         self._tap(main)
         self._levels = {level: self._results(level) for level in ("off", "basic", "all")}
         self._inputs: dict[str, dict[int, list[np.ndarray]]] = {}
-        self._dumps: dict[str, tuple[onnx.ModelProto, onnx.ModelProto]] = {}
+        self._dumps: dict[str, list[dict[str, str]]] = {}
 
     def _tap(self, main: Scope) -> None:
         """Run unoptimised with the boundary of every norm and of the additions before it exposed."""
@@ -333,8 +333,8 @@ class _Run:
         if level not in self._dumps:
             taps = [Tap(c.norm.scope, c.norm.y, copied=False) for c in self._cases if c.feeds]
             exposed, _ = expose(self._model, taps)
-            self._dumps[level] = tuple(runtime.optimised(m, level) for m in (self._model, exposed))
-        plain, tapped = (maker(dump, norm) for dump in self._dumps[level])
+            self._dumps[level] = [makers(runtime.optimised(m, level)) for m in (self._model, exposed)]
+        plain, tapped = (made_by(made, norm) for made in self._dumps[level])
         return plain or tapped
 
 
@@ -401,11 +401,12 @@ def _stress(model: onnx.ModelProto, case: _Case, options: Options, runtime_fault
     bench = case.bench
     if not bench.can_stress:
         return
-    seen = bench.hardness(case.feeds)
+    seen = stress.hardness(map(case.oracle.rows, case.feeds))
     for hard in stress.cases(*bench.layout, bench.dtype, norm.eps, options.seed):
         feeds = bench.feed(hard.rows)
+        rows = case.oracle.rows(feeds)
         for level in bench.levels:
-            error = case.oracle.claim_error(feeds, bench.run(level, feeds))
+            error = case.oracle.claim_error(rows, bench.run(level, feeds))
             said.points += [[c, min(r, 1e12), hard.family] for c, r in error.points[::8]]
             if error.ratio <= 1:
                 continue
@@ -414,7 +415,7 @@ def _stress(model: onnx.ModelProto, case: _Case, options: Options, runtime_fault
                 break
             blame = _culprit(model, case, [feeds]) if level == "off" else "optimiser"
             where = f"{hard.family}, optimisation {level!r}: {_amount(error)}"
-            if _reached(hard.hard_by, bench.hardness([feeds]), seen):
+            if _reached(hard.hard_by, stress.hardness([rows]), seen):
                 _settle(said, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
                 said.detail = f"fails on rows like those it meets, {where}"
                 return

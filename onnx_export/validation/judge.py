@@ -135,16 +135,15 @@ class Oracle:
             return Measure(np.inf, 0.0, np.inf)
         return compare(own, other, bound + 2.0**-51 * np.abs(other), rows)
 
-    def claim_error(self, feeds: dict[str, np.ndarray], y: np.ndarray) -> Measure:
+    def claim_error(self, rows: Rows, y: np.ndarray) -> Measure:
         """The runtime's result against C."""
-        return self._against(self.rows(feeds), None, y, 0.0)
+        return self._against(rows, rows.claim, y, 0.0)
 
     def runtime_error(self, feeds: dict[str, np.ndarray], y: np.ndarray, allowed: float = 0.0) -> Measure:
         """The runtime's result against G. `allowed` is added to the bound."""
         return self._against(self.rows(feeds), self.own(feeds), y, allowed)
 
-    def _against(self, rows: Rows, oracle: np.ndarray | None, y: np.ndarray, allowed: float) -> Measure:
-        oracle = rows.claim if oracle is None else oracle
+    def _against(self, rows: Rows, oracle: np.ndarray, y: np.ndarray, allowed: float) -> Measure:
         if y.shape != oracle.shape:
             return Measure(np.inf, 0.0, np.inf)
         half_ulp = 0.5 * _ulp(oracle, self._scope.dtype(self.norm.y), y.dtype) * self._roundings()
@@ -213,7 +212,7 @@ def compare(y: np.ndarray, oracle: np.ndarray, bound, rows: Rows, overflow: floa
         float(error[worst]) if judged[worst] else 0.0,
         float(bound[worst]),
         float(ratio[worst]),
-        _points(np.broadcast_to(rows.conditioning, ratio.shape), ratio),
+        _points(rows.conditioning, ratio),
     )
 
 
@@ -226,16 +225,17 @@ def worst(measures: Iterable[Measure]) -> Measure:
 
 
 def _points(conditioning: np.ndarray, ratio: np.ndarray, most: int = 24) -> list[tuple[float, float]]:
-    """For each distinct conditioning (one per row) the worst ratio, thinned out."""
-    values, index = np.unique(conditioning.ravel(), return_inverse=True)
-    worst = np.zeros(len(values))
-    np.maximum.at(worst, index, ratio.ravel())
-    step = -(-len(values) // most)
-    keep = [
-        chunk[np.argmax(worst[chunk])]
-        for chunk in np.split(np.arange(len(values)), range(step, len(values), step))
-    ]
-    return [(float(values[i]), float(worst[i])) for i in keep if np.isfinite(values[i])]
+    """The worst ratio of each row with the conditioning of the row, thinned to the worst of neighbours."""
+    conditioning = conditioning.reshape((1,) * (ratio.ndim - conditioning.ndim) + conditioning.shape)
+    within = tuple(axis for axis in range(ratio.ndim) if conditioning.shape[axis] == 1)
+    highest = np.max(ratio, axis=within, keepdims=True).ravel()
+    order = np.argsort(conditioning, axis=None)
+    points = []
+    for group in np.array_split(order, min(most, order.size)):
+        index = group[np.argmax(highest[group])]
+        if np.isfinite(conditioning.ravel()[index]):
+            points.append((float(conditioning.ravel()[index]), float(highest[index])))
+    return points
 
 
 def _ulp(y: np.ndarray, dtype: int, array: np.dtype) -> np.ndarray:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from .judge import Rows
 from .patterns import Norm
 
 # What makes a family of rows hard, and so what a model's own rows are compared with.
@@ -82,6 +83,17 @@ def cases(rows: int, n: int, dtype: np.dtype, eps: float, seed: int) -> Iterator
             spoiled = noise.copy()
             spoiled[0, n // 2] = poison
             yield case("NaN or Inf in another row", CONDITIONING, spoiled)
+
+
+def hardness(rows: Iterable[Rows]) -> dict[str, float]:
+    """How hard rows are, by each of the measures that the families name."""
+    rows = list(rows)
+    with np.errstate(all="ignore"):
+        return {
+            CONDITIONING: max(float(np.nanmax(r.conditioning, initial=0.0)) for r in rows),
+            MAGNITUDE: max(float(np.nanmax(r.largest, initial=0.0)) for r in rows),
+            SPREAD: min(float(np.sqrt(np.nanmin(r.variance, initial=np.inf))) for r in rows),
+        }
 
 
 def layout(norm: Norm, shape: tuple[int, ...]) -> tuple[int, int]:
