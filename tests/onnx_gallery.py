@@ -488,6 +488,15 @@ def one_pass_at_a_huge_mean():
 
 
 @specimen
+def scale_before_the_division():
+    """scale * (x - mean) / std + bias, read from left to right as Python does."""
+    nodes, constants = decomposed(square="Mul", bias=True)
+    at = next(i for i, n in enumerate(nodes) if n.op_type == "Div")
+    nodes[at : at + 2] = [node("Mul", "scale d", "scaled_d"), node("Div", "scaled_d std", "scaled")]
+    return Specimen(model(nodes, (3, N), constants))
+
+
+@specimen
 def decomposed_rms():
     constants = {"two": np.float32(2), "eps": np.float32(1e-6)} | weights()
     nodes = [

@@ -327,6 +327,13 @@ class _Decomposed:
     def _numerator(self, found: Norm, variance: _Variance, numerator: str) -> Norm | None:
         """What is divided must be what the variance was taken of, centred on the same mean."""
         inner, path = self._strip(numerator, _SAME)
+        product = self.scope.producer(inner)
+        if product is not None and product.op_type == "Mul" and not found.scale:  # scale * (x - mean) / std
+            for a, b in (product.input, reversed(product.input)):
+                value = self.scope.constant(a)
+                if value is not None and self._along_row(value, found):
+                    extended = replace(found, nodes=[*found.nodes, *path, product], scale=a)
+                    return self._numerator(extended, variance, b)
         if found.formula == "rms":
             return replace(found, nodes=[*found.nodes, *path]) if self._same(inner, variance.x) else None
         if variance.centred and self._same(inner, variance.centred):

@@ -1,0 +1,52 @@
+"""Fuzz the validator's loader, structure checks and pattern finder with mutated models.
+
+    python tests/fuzz/fuzz_onnx_loader.py -runs=20000
+
+Needs atheris. Only `Refused` and `Unreadable` may come out of the loader, and nothing out of the finder.
+Without -runs it stops after 20000; libFuzzer's other flags work too. A finding is written as crash-* to the
+working folder and belongs into tests/onnx_export/test_validate_hostile.py.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+
+with atheris.instrument_imports(include=["onnx_export"]):
+    from onnx_export.validation import patterns, safe_load
+
+import onnx_gallery
+
+LIMITS = safe_load.Limits(file_bytes=2**20, tensor_bytes=2**20, nodes=2000)
+
+
+def one_input(data: bytes) -> None:
+    try:
+        model = safe_load.parse(data, LIMITS)
+    except (safe_load.Refused, safe_load.Unreadable):
+        return
+    try:
+        safe_load.attach_external_data(model, Path("/nonexistent"), "/nonexistent")
+    except (safe_load.Refused, safe_load.Unreadable):
+        pass
+    safe_load.contradiction(model)
+    for norm in patterns.find(model):
+        assert norm.name is not None
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as corpus:
+        for build in onnx_gallery.SPECIMENS:
+            (Path(corpus) / build.__name__).write_bytes(build().model.SerializeToString())
+        flags = sys.argv[1:]
+        if not any(flag.startswith("-runs") for flag in flags):
+            flags.append("-runs=20000")
+        atheris.Setup([sys.argv[0], *flags, "-max_len=8192", "-timeout=20", corpus], one_input)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
