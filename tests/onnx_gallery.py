@@ -840,6 +840,14 @@ def attention_scaling():
 
 
 @specimen
+def namesakes_of_another_domain():
+    """acme's Sqrt is not the Sqrt of a norm."""
+    nodes, constants = decomposed()
+    next(n for n in nodes if n.op_type == "Sqrt").domain = "acme"
+    return Specimen(model(nodes, (3, N), constants), [], exit_code=2)
+
+
+@specimen
 def no_norm_at_all():
     return Specimen(model([node("Relu", "x", "y")]), [])
 

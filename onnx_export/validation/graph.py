@@ -22,6 +22,24 @@ _FOLDABLE = frozenset(
 _FOLDABLE_WITH_SCALAR = frozenset(["Add", "Sub", "Mul", "Div", "Pow"])
 
 
+def op(node: onnx.NodeProto) -> str:
+    """The operator of a node; one of another domain is not mistaken for its namesake."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
+
+
+# What the operators that patterns are made of must be fed; a node with less is none of them.
+_INPUTS = dict.fromkeys(["Add", "Sub", "Mul", "Div", "Pow"], 2)
+_INPUTS |= dict.fromkeys(["Sqrt", "Reciprocal", "Neg", "Identity", "Cast", "Relu", "Clip", "Max"], 1)
+_INPUTS |= dict.fromkeys(["ReduceMean", "ReduceSum", "ReduceSumSquare", "Unsqueeze", "Squeeze"], 1)
+_INPUTS |= dict.fromkeys(["Reshape", "Expand"], 2)
+
+
+def well_formed(node: onnx.NodeProto) -> bool:
+    """Whether a node has a result and the inputs its operator needs."""
+    count = _INPUTS.get(op(node), 0)
+    return bool(node.output and node.output[0] and len(node.input) >= count and all(node.input[:count]))
+
+
 class Scope:
     """One graph (main graph, subgraph or body of a function) with the scopes it lies in.
 
@@ -35,13 +53,14 @@ class Scope:
         Operator types of the nodes on that path.
     outer : Scope or None
     nodes : list of onnx.NodeProto
+        Those that are well formed; the others have no meaning, and the runtime will say so.
     """
 
     def __init__(
         self, graph, opsets, types: dict[str, onnx.TypeProto], path=(), kinds=(), outer=None
     ) -> None:
         self.graph, self.opsets, self.path, self.kinds, self.outer = graph, opsets, path, kinds, outer
-        self.nodes = list(graph.node)
+        self.nodes = [node for node in graph.node if well_formed(node)]
         self.is_function = isinstance(graph, onnx.FunctionProto)
         self._types = types
         self._producers = {name: node for node in self.nodes for name in node.output if name}
@@ -115,9 +134,9 @@ class Scope:
         if node is None:
             own = () if self.is_function else (value.name for value in self.graph.input)
             return None if self.outer is None or name in own else self.outer.constant(name, depth)
-        if node.op_type == "Constant":
+        if op(node) == "Constant":
             return _constant_value(node)
-        if depth == 0 or node.op_type not in _FOLDABLE | _FOLDABLE_WITH_SCALAR or node.domain:
+        if depth == 0 or op(node) not in _FOLDABLE | _FOLDABLE_WITH_SCALAR:
             return None
         inputs = {i: self.constant(i, depth - 1) for i in node.input if i}
         if any(value is None for value in inputs.values()):
@@ -206,11 +225,20 @@ def _untyped(name: str) -> onnx.ValueInfoProto:
     return onnx.ValueInfoProto(name=name)
 
 
-def attribute(node: onnx.NodeProto, name: str, default=None):
-    """The value of an attribute, or the default."""
+_KINDS = {
+    int: onnx.AttributeProto.INT,
+    float: onnx.AttributeProto.FLOAT,
+    tuple: onnx.AttributeProto.INTS,
+}
+
+
+def attribute(node: onnx.NodeProto, name: str, default: int | float | tuple):
+    """The value of an attribute that has the type of the default, or else the default."""
     for candidate in node.attribute:
-        if candidate.name == name and not candidate.ref_attr_name:
-            return helper.get_attribute_value(candidate)
+        wanted = candidate.name == name and candidate.type == _KINDS[type(default)]
+        if wanted and not candidate.ref_attr_name:
+            value = helper.get_attribute_value(candidate)
+            return tuple(value) if isinstance(default, tuple) else value
     return default
 
 

@@ -84,7 +84,7 @@ def _shapes(norm: Norm, finding) -> Iterator[Finding]:
         if given is None:
             continue
         if norm.formula in ("group", "instance"):
-            allowed = {shape[1], attribute(node, "num_groups")} if norm.formula == "group" else {shape[1]}
+            allowed = {shape[1], attribute(node, "num_groups", 0)} if norm.formula == "group" else {shape[1]}
             fits = len(given) == 1 and (given[0] is None or None in allowed or given[0] in allowed)
         else:
             fits = len(given) <= rank and all(

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from .graph import FUNCTION_KEY, Scope, attribute, scopes
+from .graph import FUNCTION_KEY, Scope, attribute, op, scopes
 
 # op type: (domains, formula, default epsilon)
 _NATIVE = {
@@ -32,6 +32,7 @@ _NATIVE = {
 _RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})
 _SAME = frozenset({"Identity", "Cast"})
 _LONGEST_NAME = 250
+_MOST_AXES = 64
 
 
 @dataclass(eq=False)
@@ -144,7 +145,7 @@ def _native(scope: Scope, node: onnx.NodeProto) -> Norm | None:
     domain = "" if node.domain == "ai.onnx" else node.domain
     domains, formula, default = _NATIVE.get(node.op_type, ((), "", 0.0))
     inputs = [*node.input, "", "", "", "", "", "", "", ""]
-    if domain not in domains or not inputs[0] or not node.output:
+    if domain not in domains or not inputs[0]:
         return None
     if node.op_type.startswith("Skip"):
         scale = inputs[2]
@@ -182,7 +183,7 @@ def _native_axes(node: onnx.NodeProto, formula: str, rank: int | None) -> tuple[
         return (-1,)
     axis = -1 if node.op_type.startswith("Skip") else attribute(node, "axis", -1)
     if rank is None or not -rank <= axis < rank:  # out of range: lint's business
-        return tuple(range(axis, 0)) if axis < 0 else (axis,)
+        return tuple(range(axis, 0)) if -_MOST_AXES <= axis < 0 else (axis,)
     return tuple(range(axis % rank, rank))
 
 
@@ -233,15 +234,13 @@ class _Decomposed:
 
     def match(self, node: onnx.NodeProto) -> Norm | None:
         """The norm whose standard deviation (or its reciprocal) `node` computes."""
-        if node.domain not in ("", "ai.onnx") or not node.input or not node.output:
-            return None
-        exponent = self._scalar(node.input[1]) if node.op_type == "Pow" and len(node.input) > 1 else None
-        if node.op_type != "Sqrt" and exponent not in (0.5, -0.5):
+        exponent = self._scalar(node.input[1]) if op(node) == "Pow" else None
+        if op(node) != "Sqrt" and exponent not in (0.5, -0.5):
             return None
         radicand, nodes = self._strip(node.input[0], _SAME | _RESHAPERS)
         total = self.scope.producer(radicand)
         eps, eps_dtype, eps_first = 0.0, self.scope.dtype(radicand), False
-        if total is not None and total.op_type == "Add" and len(total.input) == 2:
+        if total is not None and op(total) == "Add":
             for index, (a, b) in enumerate((total.input, reversed(total.input))):
                 if self._scalar(a) is not None:
                     eps, eps_dtype, eps_first = self._scalar(a), self._dtype(a), index == 0
@@ -282,22 +281,22 @@ class _Decomposed:
     def _restored(self, found: Norm, variance: _Variance) -> Norm:
         """Note a standard deviation that lost its axes and never got them back."""
         before = {id(node) for node in variance.nodes}
-        after = any(n.op_type in _RESHAPERS and id(n) not in before for n in found.nodes)
+        after = any(op(n) in _RESHAPERS and id(n) not in before for n in found.nodes)
         near = found.near_miss or ("" if variance.reshaped or after else variance.mean.spread)
         return replace(found, near_miss=near)
 
     def _divide(self, found: Norm, variance: _Variance, user, std: str, reciprocal: bool) -> Norm | None:
         """`user` applies std (or its reciprocal) to the centred value, by itself or a few nodes on."""
         extended = replace(found, nodes=[*found.nodes, user], y=user.output[0])
-        if user.op_type == "Div" and not reciprocal and user.input[1] == std:
+        if op(user) == "Div" and not reciprocal and user.input[1] == std:
             if self._scalar(user.input[0]) == 1:
                 return self._follow(extended, variance, True)
             return self._numerator(extended, variance, user.input[0])
-        if user.op_type == "Reciprocal" and not reciprocal:
+        if op(user) == "Reciprocal" and not reciprocal:
             return self._follow(extended, variance, True)
-        if user.op_type == "Pow" and not reciprocal and self._scalar(user.input[1]) == -1:
+        if op(user) == "Pow" and not reciprocal and self._scalar(user.input[1]) == -1:
             return self._follow(extended, variance, True)
-        if user.op_type == "Add" and not reciprocal:
+        if op(user) == "Add" and not reciprocal:
             other = user.input[1] if user.input[0] == std else user.input[0]
             if self._scalar(other) is not None and found.eps == 0:
                 note = "eps is added to the standard deviation, not to the variance"
@@ -308,7 +307,7 @@ class _Decomposed:
                     near_miss=found.near_miss or note,
                 )
                 return self._follow(extended, variance, False)
-        if user.op_type == "Mul" and reciprocal:
+        if op(user) == "Mul" and reciprocal:
             other = user.input[1] if user.input[0] == std else user.input[0]
             if self.scope.constant(other) is not None and not found.scale:
                 return self._follow(replace(extended, scale=other), variance, True)
@@ -328,7 +327,7 @@ class _Decomposed:
         """What is divided must be what the variance was taken of, centred on the same mean."""
         inner, path = self._strip(numerator, _SAME)
         product = self.scope.producer(inner)
-        if product is not None and product.op_type == "Mul" and not found.scale:  # scale * (x - mean) / std
+        if product is not None and op(product) == "Mul" and not found.scale:  # scale * (x - mean) / std
             for a, b in (product.input, reversed(product.input)):
                 value = self.scope.constant(a)
                 if value is not None and self._along_row(value, found):
@@ -360,10 +359,10 @@ class _Decomposed:
         if not self._same(self._strip(other, _SAME)[0], variance.x):
             return None
         for last in self.scope.consumers(user.output[0]):
-            if last.op_type not in ("Add", "Sub"):
+            if op(last) not in ("Add", "Sub"):
                 continue
             rest = last.input[1] if last.input[0] == user.output[0] else last.input[0]
-            offset = self._offset(rest, variance.x, rstd, last.op_type == "Sub")
+            offset = self._offset(rest, variance.x, rstd, op(last) == "Sub")
             if offset is not None:
                 bias, nodes, mean = offset
                 nodes = [*found.nodes, user, *nodes, last]
@@ -376,25 +375,25 @@ class _Decomposed:
         node = self.scope.producer(name)
         if node is None:
             return None
-        if node.op_type == "Mul":
+        if op(node) == "Mul":
             for a, b in (node.input, reversed(node.input)):
                 if b == rstd:
                     inner, path = self._strip(a, _SAME)
                     flip = self.scope.producer(inner)
-                    if not negated and flip is not None and flip.op_type == "Neg":
+                    if not negated and flip is not None and op(flip) == "Neg":
                         path, inner = [*path, flip], flip.input[0]
                     elif not negated:
                         continue
                     mean = self._mean(inner)
                     if mean is not None and self._same(mean.source, x):
                         return "", [node, *path, *mean.nodes], mean
-        if node.op_type == "Neg" and not negated:
+        if op(node) == "Neg" and not negated:
             inner = self._offset(node.input[0], x, rstd, True)
             return inner and (inner[0], [node, *inner[1]], inner[2])
-        if node.op_type == "Sub" and not negated and self.scope.constant(node.input[0]) is not None:
+        if op(node) == "Sub" and not negated and self.scope.constant(node.input[0]) is not None:
             inner = self._offset(node.input[1], x, rstd, True)
             return inner and (node.input[0], [node, *inner[1]], inner[2])
-        if node.op_type == "Add":
+        if op(node) == "Add":
             for a, b in (node.input, reversed(node.input)):
                 if self.scope.constant(a) is not None:
                     inner = self._offset(b, x, rstd, negated)
@@ -403,18 +402,18 @@ class _Decomposed:
 
     def _affine(self, found: Norm) -> Norm:
         """Take in a following multiplication and addition by constants that vary along the row alone."""
-        for op, slot in (("Mul", "scale"), ("Add", "bias")):
+        for wanted, slot in (("Mul", "scale"), ("Add", "bias")):
             if getattr(found, slot):
                 continue
             users = self.scope.consumers(found.y)
             path = []
-            while len(users) == 1 and users[0].op_type in _SAME and found.y not in self.scope.outputs:
+            while len(users) == 1 and op(users[0]) in _SAME and found.y not in self.scope.outputs:
                 path.append(users[0])
                 users = self.scope.consumers(users[0].output[0])
             last = path[-1].output[0] if path else found.y
             if (
                 len(users) != 1
-                or users[0].op_type != op
+                or op(users[0]) != wanted
                 or last in self.scope.outputs
                 or found.y in self.scope.outputs
             ):
@@ -434,7 +433,7 @@ class _Decomposed:
         if shape is None:
             return value.size == 1 or value.ndim == 1
         rank = len(shape)
-        axes = {axis % rank for axis in found.axes}
+        axes = {axis + rank if axis < 0 else axis for axis in found.axes}
         return value.ndim <= rank and all(
             size == 1 or rank - value.ndim + index in axes for index, size in enumerate(value.shape)
         )
@@ -446,14 +445,14 @@ class _Decomposed:
         node = self.scope.producer(inner)
         if node is None:
             return None
-        if node.op_type in ("Max", "Relu", "Clip"):  # rounding can leave a small negative difference
+        if op(node) in ("Max", "Relu", "Clip"):  # rounding can leave a small negative difference
             return self._extended(self._variance(self._clamped(node)), [*path, node])
-        if node.op_type == "Sub":
+        if op(node) == "Sub":
             return self._extended(self._one_pass(node), [*path, node])
-        if node.op_type in ("Mul", "Div") and self._mean(inner) is None:
+        if op(node) in ("Mul", "Div") and self._mean(inner) is None:
             for a, b in (node.input, reversed(node.input)):
                 found = self._variance(a)
-                if found and not (node.op_type == "Div" and a != node.input[0]):
+                if found and not (op(node) == "Div" and a != node.input[0]):
                     factor = self._scalar(b)
                     found.near_miss = found.near_miss or (
                         "the variance is rescaled before the root (an unbiased estimate divides by n - 1)"
@@ -469,7 +468,7 @@ class _Decomposed:
         base, exponent, nodes = squared
         near = mean.miscount or ("" if exponent == 2 else f"the exponent is {exponent:g}, not 2")
         nodes = [*nodes, *mean.nodes, *path]
-        reshaped = any(n.op_type in _RESHAPERS for n in path)
+        reshaped = any(op(n) in _RESHAPERS for n in path)
         centred = self._centred(base)
         if centred is None:
             if near:  # x / sqrt(mean(x^p)) that is no RMS norm: nothing was plausibly meant
@@ -505,12 +504,12 @@ class _Decomposed:
     def _extended(self, found: _Variance | None, nodes: list[onnx.NodeProto]) -> _Variance | None:
         if found is not None:
             found.nodes = [*found.nodes, *nodes]
-            found.reshaped = found.reshaped or any(node.op_type in _RESHAPERS for node in nodes)
+            found.reshaped = found.reshaped or any(op(node) in _RESHAPERS for node in nodes)
         return found
 
     def _clamped(self, node: onnx.NodeProto) -> str:
         """The input of max(0, v), relu(v) or clip(v, 0)."""
-        if node.op_type == "Max" and len(node.input) == 2:
+        if op(node) == "Max" and len(node.input) == 2:
             for a, b in (node.input, reversed(node.input)):
                 if self._scalar(a) is not None:
                     return b
@@ -521,28 +520,28 @@ class _Decomposed:
         node = self.scope.producer(inner)
         if node is None:
             return None
-        reshaped = any(n.op_type in _RESHAPERS for n in path)
-        if node.op_type == "ReduceMean":
+        reshaped = any(op(n) in _RESHAPERS for n in path)
+        if op(node) == "ReduceMean":
             return self._reduction(node, path, reshaped)
-        if node.op_type in ("Mul", "Div"):
+        if op(node) in ("Mul", "Div"):
             for a, b in (node.input, reversed(node.input)):
                 factor = self._scalar(b)
-                if not factor or (node.op_type == "Div" and b != node.input[1]):
+                if not factor or (op(node) == "Div" and b != node.input[1]):
                     continue
                 source, inner_path = self._strip(a, _SAME | _RESHAPERS)
                 total = self.scope.producer(source)
-                if total is not None and total.op_type in ("ReduceSum", "ReduceSumSquare"):
-                    reshaped = reshaped or any(n.op_type in _RESHAPERS for n in inner_path)
+                if total is not None and op(total) in ("ReduceSum", "ReduceSumSquare"):
+                    reshaped = reshaped or any(op(n) in _RESHAPERS for n in inner_path)
                     mean = self._reduction(total, [*path, *inner_path, node], reshaped)
                     if mean is not None:
-                        mean.stored_reciprocal = node.op_type == "Mul"
-                        mean.miscount = self._miscount(mean, 1 / factor if node.op_type == "Mul" else factor)
+                        mean.stored_reciprocal = op(node) == "Mul"
+                        mean.miscount = self._miscount(mean, 1 / factor if op(node) == "Mul" else factor)
                     return mean
         return None
 
     def _reduction(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> _Mean | None:
-        axes = attribute(node, "axes")
-        if axes is None and len(node.input) > 1 and node.input[1]:
+        axes = attribute(node, "axes", ())
+        if not axes and len(node.input) > 1 and node.input[1]:
             value = self.scope.constant(node.input[1])
             if value is None:
                 return None
@@ -557,7 +556,7 @@ class _Decomposed:
                 return None
             axes = sorted(axis % len(shape) for axis in axes)
         keepdims = bool(attribute(node, "keepdims", 1))
-        name = node.input[0] if node.op_type == "ReduceSumSquare" else source
+        name = node.input[0] if op(node) == "ReduceSumSquare" else source
         return _Mean(name, tuple(axes) if axes else None, keepdims, [*casts, node, *path], reshaped)
 
     def _miscount(self, mean: _Mean, divisor: float) -> str:
@@ -576,10 +575,10 @@ class _Decomposed:
         node = self.scope.producer(inner)
         if node is None:
             return None
-        if node.op_type == "Mul" and self._same(*node.input):
+        if op(node) == "Mul" and self._same(*node.input):
             base, more = self._strip(node.input[0], _SAME)
             return base, 2.0, [*path, node, *more]
-        if node.op_type == "Pow":
+        if op(node) == "Pow":
             exponent = self._scalar(node.input[1])
             if exponent is not None:
                 base, more = self._strip(node.input[0], _SAME)
@@ -590,12 +589,12 @@ class _Decomposed:
         """(x, mean, nodes) of x - mean(x)."""
         inner, path = self._strip(name, _SAME)
         node = self.scope.producer(inner)
-        if node is None or node.op_type not in ("Sub", "Add") or len(node.input) != 2:
+        if node is None or op(node) not in ("Sub", "Add"):
             return None
         subtracted, flip = node.input[1], []
-        if node.op_type == "Add":
+        if op(node) == "Add":
             negative = self.scope.producer(subtracted)
-            if negative is None or negative.op_type != "Neg":
+            if negative is None or op(negative) != "Neg":
                 return None
             subtracted, flip = negative.input[0], [negative]
         mean = self._mean(subtracted)
@@ -612,8 +611,8 @@ class _Decomposed:
         """Walk up from `name` through nodes that leave the numbers alone."""
         path = []
         node = self.scope.producer(name)
-        while node is not None and node.op_type in ops and node.input and len(path) < 64:
-            if node.op_type == "Cast" and not self._floating_cast(node):
+        while node is not None and op(node) in ops and len(path) < 64:
+            if op(node) == "Cast" and not self._floating_cast(node):
                 break
             path.append(node)
             name = node.input[0]
@@ -623,7 +622,7 @@ class _Decomposed:
     def _floating_cast(self, node: onnx.NodeProto) -> bool:
         floats = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
         source = self.scope.dtype(node.input[0])
-        return attribute(node, "to") in floats and source in (*floats, TensorProto.UNDEFINED)
+        return attribute(node, "to", 0) in floats and source in (*floats, TensorProto.UNDEFINED)
 
     def _users(self, name: str) -> Iterator[tuple[onnx.NodeProto, list[onnx.NodeProto]]]:
         """Consumers of a value, with the shape and type changes on the way."""
@@ -631,12 +630,7 @@ class _Decomposed:
         while pending:
             name, path = pending.pop(0)
             for user in self.scope.consumers(name):
-                if (
-                    user.op_type in _SAME | _RESHAPERS
-                    and user.input
-                    and user.input[0] == name
-                    and len(path) < 8
-                ):
+                if op(user) in _SAME | _RESHAPERS and user.input and user.input[0] == name and len(path) < 8:
                     pending.append((user.output[0], [*path, user]))
                 else:
                     yield user, path
@@ -653,9 +647,9 @@ class _Decomposed:
         nodes, pending = [], [name]
         while pending and len(nodes) < 32:
             node = self.scope.producer(pending.pop())
-            if node is not None and node.op_type not in ("Constant",) and node not in nodes:
+            if node is not None and op(node) not in ("Constant",) and node not in nodes:
                 nodes.append(node)
-                if node.op_type != "Shape":
+                if op(node) != "Shape":
                     pending += [i for i in node.input if i]
         return nodes
 
@@ -668,4 +662,6 @@ class _Decomposed:
         shape = self.scope.shape(x)
         if shape is None:
             return axes
-        return tuple(range(len(shape))) if axes is None else tuple(sorted(a % len(shape) for a in axes))
+        if axes is None:
+            return tuple(range(len(shape)))
+        return tuple(sorted(axis + len(shape) if axis < 0 else axis for axis in axes))
