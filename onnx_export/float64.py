@@ -227,7 +227,9 @@ def standardise(
         var + eps = 0 has xhat = 0, the limit for eps -> 0.
     """
     mean = np.mean(x, axis=axes, keepdims=True)
-    xhat, rstd = _divide_rms(x - mean, axes, eps)
+    d = x - mean
+    d = d - np.mean(d, axis=axes, keepdims=True)  # takes out what rounding the mean put in
+    xhat, rstd = _divide_rms(d, axes, eps)
     return xhat, mean, rstd
 
 

@@ -187,7 +187,9 @@ def _standardise(x: np.ndarray, axes: tuple[int, ...], eps: float, centred: bool
     n = int(np.prod([x.shape[axis] for axis in axes]))
     with np.errstate(all="ignore"):
         largest = np.max(np.abs(x), axis=axes, keepdims=True, initial=0.0)
-        d = x - np.mean(x, axis=axes, keepdims=True) if centred else x
+        d = x
+        for _ in range(2 if centred else 0):  # the second time takes out the rounding of the mean
+            d = d - np.mean(d, axis=axes, keepdims=True)
         moment = np.mean(d * d, axis=axes, keepdims=True)
         return d / np.sqrt(moment + eps), n, largest, moment
 
