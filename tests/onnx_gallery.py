@@ -195,6 +195,13 @@ def native_float64():
 
 
 @specimen
+def native_bfloat16():
+    """numpy has no bfloat16: taps and results are widened on the way."""
+    constants = weights(dtype=helper.tensor_dtype_to_np_dtype(BFLOAT))
+    return Specimen(model([native()], constants=constants, dtype=BFLOAT))
+
+
+@specimen
 def native_large_mean():
     return Specimen(model([native()], constants=weights()), input=rows(1e3))
 
@@ -641,6 +648,42 @@ def inside_a_local_function():
 def inside_a_local_function_native():
     calls = [node("Norm", "x", "y", domain="local")]
     return Specimen(model(calls, functions=[function("Norm", [native()], weights())]))
+
+
+@specimen
+def inside_a_function_of_another_opset():
+    """It cannot be written out, so it cannot be tapped; it is found and linted."""
+    calls = [node("Norm", "x", "y", domain="local")]
+    built = model(calls, functions=[function("Norm", [native(epsilon=0.0)], weights(), opset=18)])
+    return Specimen(built, [("layer", "not exercised", "")], {"eps-zero"}, 1)
+
+
+@specimen
+def residual_and_bias_before_the_norm():
+    """Two additions that onnxruntime takes into SkipLayerNormalization."""
+    nodes = [node("Add", "x b0", "shifted"), node("Add", "shifted skip", "sum"), native("sum")]
+    inputs = [value("x", (2, 3, N)), value("skip", (2, 3, N))]
+    constants = weights() | {"b0": rng().normal(size=N).astype(np.float32)}
+    return Specimen(model(nodes, constants=constants, inputs=inputs))
+
+
+@specimen
+def two_norms_in_a_row():
+    nodes = [native(y="h"), native("h", "y")]
+    return Specimen(model(nodes, constants=weights()), [OK, OK])
+
+
+@specimen
+def same_names_in_both_branches():
+    """Sibling graphs may use the same names for different values."""
+    branches = []
+    for op in ("Neg", "Abs"):
+        body = [node(op, "x", "h"), native("h", "t")]
+        branches.append(helper.make_graph(body, op, [], [value("t")]))
+    nodes = [node("If", "c", "y", then_branch=branches[0], else_branch=branches[1], name="choose")]
+    inputs = [value("x", (3, N)), value("c", [], TensorProto.BOOL)]
+    built = model(nodes, constants=weights(), inputs=inputs)
+    return Specimen(built, [("layer", "not exercised", ""), OK])  # attributes are sorted: else, then
 
 
 # ----------------------------------------------------------------- the four shapes the optimiser miscomputes

@@ -10,9 +10,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from .graph import Scope
 
-# numpy cannot take these from onnxruntime; float32 holds each of their values
-_WIDENED = frozenset({TensorProto.BFLOAT16})
-
 
 @dataclass(frozen=True)
 class Tap:
@@ -68,12 +65,8 @@ def _expose(model: onnx.ModelProto, tap: Tap, unique: str) -> str:
         levels.append((graph, node, attribute))
         graph = attribute.g
 
-    dtype = tap.scope.dtype(tap.value)
     name = tap.value
-    if dtype in _WIDENED:
-        graph.node.append(helper.make_node("Cast", [name], [unique], to=TensorProto.FLOAT))
-        name, dtype = unique, TensorProto.FLOAT
-    elif tap.copied or (levels and any(value.name == name for value in graph.output)):
+    if tap.copied or (levels and any(value.name == name for value in graph.output)):
         graph.node.append(helper.make_node("Identity", [name], [unique]))
         name = unique
     if levels or not any(value.name == name for value in graph.output):
@@ -84,7 +77,7 @@ def _expose(model: onnx.ModelProto, tap: Tap, unique: str) -> str:
         node.output.append(name)
         outer.output.append(onnx.ValueInfoProto(name=name))
         if node.op_type == "If":
-            _balance(node, attribute.name, dtype, tap, unique)
+            _balance(node, attribute.name, tap, unique)
         elif node.op_type == "Scan":
             for key in ("scan_output_axes", "scan_output_directions"):
                 for candidate in node.attribute:
@@ -93,10 +86,13 @@ def _expose(model: onnx.ModelProto, tap: Tap, unique: str) -> str:
     return name
 
 
-def _balance(node: onnx.NodeProto, taken: str, dtype: int, tap: Tap, unique: str) -> None:
+def _balance(node: onnx.NodeProto, taken: str, tap: Tap, unique: str) -> None:
     """Give the other branch an empty output."""
     shape = tap.scope.shape(tap.value)
-    empty = np.zeros([0] * (1 if shape is None else len(shape)), helper.tensor_dtype_to_np_dtype(dtype))
+    empty = np.zeros(
+        [0] * (1 if shape is None else len(shape)),
+        helper.tensor_dtype_to_np_dtype(tap.scope.dtype(tap.value)),
+    )
     for attribute in node.attribute:
         if attribute.HasField("g") and attribute.name != taken:
             name = f"{unique}_empty"
