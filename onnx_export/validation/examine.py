@@ -237,7 +237,7 @@ class _Run:
             count = min((len(values) for values in stacked.values()), default=0)
             case.feeds = [{name: values[i] for name, values in stacked.items()} for i in _spread(count)]
             if count == 0:
-                case.report.detail = "its branch was not taken"
+                case.report.detail = "no rows reached it: a branch not taken, a loop not entered, or an empty input"
 
     def _results(self, level: str) -> dict[int, list[np.ndarray]]:
         """The result of each norm that was reached, by position."""
