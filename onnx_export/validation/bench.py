@@ -27,16 +27,24 @@ def fed(part: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.nda
     return {name: feeds[name].astype(helper.tensor_dtype_to_np_dtype(kind)) for name, kind in kinds.items()}
 
 
-def makers(model: onnx.ModelProto) -> dict[str, str]:
-    """The operator that makes each value of an optimised graph."""
-    return {name: node.op_type for node in model_nodes(model) for name in node.output}
+def makers(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
+    """The node that makes each value of an optimised graph."""
+    return {name: node for node in model_nodes(model) for name in node.output}
 
 
-def made_by(made: dict[str, str], norm: Norm) -> str:
+def made_by(made: dict[str, onnx.NodeProto], norm: Norm) -> str:
     """What a norm became, given `makers` of the optimised graph; empty when its result is gone."""
-    operator = made.get(norm.y, "")
-    unfused = norm.form == "decomposed" and operator in {node.op_type for node in norm.nodes}
-    return "no fused operator" if unfused else operator
+    node = made.get(norm.y)
+    if node is None:
+        return ""
+    if norm.form == "decomposed" and node.op_type in {own.op_type for own in norm.nodes}:
+        return "no fused operator"
+    facts = [
+        f"{a.name} {helper.get_attribute_value(a):.6g}"
+        for a in node.attribute
+        if a.name in ("axis", "epsilon")
+    ]
+    return f"{node.op_type} ({', '.join(facts)})" if facts else node.op_type
 
 
 def _element_type(scope: Scope, name: str, value: np.ndarray) -> int:

@@ -101,7 +101,7 @@ def _plot(norm: NormReport, width: int = 340, height: int = 220) -> str:
     marks = []
     for c, r, kind in points:
         x, y = place(c, r)
-        colour = _RUN if kind == "run" else _STRESS
+        colour = _RUN if kind.startswith("run") else _STRESS
         marks.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}" fill-opacity=".6">'
             f"<title>{_text(kind)}</title></circle>"
