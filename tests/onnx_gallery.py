@@ -909,6 +909,32 @@ def stored_count_of_another_width():
 
 
 @specimen
+def clamp_that_bites():
+    """max(0, var) guards against rounding; max(2, var) is another function."""
+    nodes, constants = decomposed(square="Mul")
+    at = next(i for i, n in enumerate(nodes) if n.op_type == "Add")
+    nodes.insert(at, node("Max", "var floor", "floored"))
+    nodes[at + 1] = node("Add", "floored eps", "total")
+    built = model(nodes, (3, N), constants | {"floor": np.float32(2)})
+    return Specimen(built, [("layer", "wrong", "file")], exit_code=1)
+
+
+@specimen
+def claim_broken_in_the_eighth_digit():
+    """std + eps for sqrt(var + eps), eps 1e-7: no float32 run can tell, float64 can."""
+    nodes, constants = decomposed(square="Mul", eps=1e-7)
+    at = next(i for i, n in enumerate(nodes) if n.op_type == "Add")
+    nodes[at : at + 3] = [
+        node("Sqrt", "var", "std"),
+        node("Add", "std eps", "total"),
+        node("Div", "d total", "xhat"),
+    ]
+    calls = [node("layer_norm", "x", "y", domain="local")]
+    built = model(calls, functions=[function("layer_norm", nodes, constants)])
+    return Specimen(built, [("~layer", "wrong", "file")], {"near-miss"}, 1)
+
+
+@specimen
 def function_named_layer_norm_that_is_none():
     """A near miss that claims by its function's name to be a layer norm."""
     nodes, constants = decomposed(square="Mul")

@@ -24,6 +24,7 @@ from .patterns import Norm
 
 FACTOR = 8.0
 _MOST_POINTS = 200
+MOST = 1e12  # ratio in a plot; there are NaN and infinities beyond
 BROKEN = 100.0  # a runtime that is this many bounds off does not compute the norm at all
 
 

@@ -1,8 +1,8 @@
-"""Fuzz the validator's loader, structure checks and pattern finder with mutated models.
+"""Fuzz the validator's loader, structure checks, pattern finder and lints with mutated models.
 
     python tests/fuzz/fuzz_onnx_loader.py -runs=20000
 
-Needs atheris. Only `Refused` and `Unreadable` may come out of the loader, and nothing out of the finder.
+Needs atheris. Only `Refused` and `Unreadable` may come out of the loader, and nothing out of the rest.
 Without -runs it stops after 20000; libFuzzer's other flags work too. A finding is written as crash-* to the
 working folder and belongs into tests/onnx_export/test_validate_hostile.py.
 """
@@ -17,7 +17,7 @@ import atheris
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 with atheris.instrument_imports(include=["onnx_export"]):
-    from onnx_export.validation import patterns, safe_load
+    from onnx_export.validation import lint, patterns, safe_load
 
 import onnx_gallery  # noqa: E402  (after the path is set)
 
@@ -33,7 +33,7 @@ def one_input(data: bytes) -> None:
         safe_load.attach_external_data(model, Path("/nonexistent"), "/nonexistent")
     safe_load.contradiction(model)
     for norm in patterns.find(model):
-        assert norm.name is not None
+        list(lint.lint_norm(norm))
 
 
 def main() -> None:

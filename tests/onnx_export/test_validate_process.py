@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -190,6 +192,23 @@ def test_a_loop_without_end_meets_the_time_limit_and_the_lints_survive(tmp_path)
     assert report.exit_code() == 1
 
 
+def test_an_interrupt_ends_the_child_and_is_no_verdict(tmp_path):
+    onnx.save(endless(2**62), tmp_path / "m.onnx")
+    command = [sys.executable, "-m", "onnx_export.validation", str(tmp_path / "m.onnx")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 30
+    while not (child_ids := children.read_text().split()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    assert not any(Path(f"/proc/{number}").exists() for number in child_ids)
+
+
 def test_a_flood_of_memory_meets_the_limit(tmp_path):
     constants = gallery.weights() | {"shape": np.array([2**20, 2**14, 16])}
     nodes = [
@@ -243,3 +262,18 @@ def test_the_parent_never_imports_onnx(tmp_path):
         "assert not {'onnx', 'onnxruntime', 'rich', 'click'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_two_hundred_norms(tmp_path):
+    """Long models are judged whole, and the progress says how far it is."""
+    nodes, constants, x = [], gallery.weights(), "x"
+    for index in range(200):
+        nodes += [gallery.native(x, f"n{index}"), gallery.node("Add", f"{x} n{index}", f"h{index}")]
+        x = f"h{index}"
+    nodes.append(gallery.node("Identity", x, "y"))
+    onnx.save(gallery.model(nodes, (1, "time", gallery.N), constants), tmp_path / "m.onnx")
+    seen = []
+    report = validate(tmp_path / "m.onnx", progress=lambda *step: seen.append(step))
+    assert report.summary() == "200 layer norms: 200 ok"
+    assert {stage for stage, *_ in seen} >= {"read", "find", "run", "stress"}
+    assert seen[-1] == ("stress", 399, 400)
