@@ -79,6 +79,9 @@ def _shapes(norm: Norm, finding) -> Iterator[Finding]:
         if not -rank <= axis < rank:
             yield finding("error", "axis", f"axis {axis} is out of range for an input of {rank} dimensions")
             return
+    if norm.formula in ("group", "instance") and rank < 3:
+        yield finding("error", "axis", f"an input of {rank} dimensions has no axes after batch and channels")
+        return
     for slot in ("scale", "bias"):
         given = scope.shape(getattr(norm, slot)) if getattr(norm, slot) else None
         if given is None:

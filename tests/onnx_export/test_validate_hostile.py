@@ -121,7 +121,23 @@ def sparse_bomb():
 
 
 def infinite_axes():
-    return gallery.model(*gallery._split(gallery.decomposed(axes=(2**62,))))
+    return gallery.model(*gallery.parts(gallery.decomposed(axes=(2**62,))))
+
+
+def attribute_of_another_type():
+    model = norm_model()
+    model.graph.node[0].attribute.append(helper.make_attribute("axis", b"-1"))
+    return model
+
+
+def node_without_outputs():
+    nodes, constants = gallery.decomposed()
+    del nodes[-1].output[:]
+    return gallery.model(nodes, constants=constants, outputs=[gallery.value("scaled")])
+
+
+def axes_on_a_scalar():
+    return gallery.model(*gallery.parts(gallery.decomposed(), ()))
 
 
 FILES = {
@@ -156,6 +172,9 @@ FILES = {
     "dims_without_end": (with_tensor(dims=[1] * 100_000), UNREADABLE),
     "unknown_type": (with_tensor(data_type=999), UNREADABLE),
     "sparse_bomb": (sparse_bomb(), REFUSED),
+    "attribute_of_another_type": (attribute_of_another_type(), UNREADABLE),
+    "node_without_outputs": (node_without_outputs(), UNREADABLE),
+    "axes_on_a_scalar": (axes_on_a_scalar(), UNREADABLE),
     "axes_out_of_range": (infinite_axes(), UNREADABLE),
 }
 
