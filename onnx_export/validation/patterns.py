@@ -33,6 +33,9 @@ _RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})
 _SAME = frozenset({"Identity", "Cast"})
 _LONGEST_NAME = 250
 _MOST_AXES = 64
+_DEEPEST = (
+    5  # steps between a root and its variance, which a hostile file could make many, and double at each
+)
 
 
 @dataclass(eq=False)
@@ -370,10 +373,10 @@ class _Decomposed:
                 return replace(found, nodes=nodes, y=last.output[0], bias=bias, near_miss=near)
         return None
 
-    def _offset(self, name: str, x: str, rstd: str, negated: bool):
+    def _offset(self, name: str, x: str, rstd: str, negated: bool, depth: int = _DEEPEST):
         """bias - mean * rstd (or mean * rstd if negated) as (bias, nodes, mean)."""
         node = self.scope.producer(name)
-        if node is None:
+        if node is None or depth == 0:
             return None
         if op(node) == "Mul":
             for a, b in (node.input, reversed(node.input)):
@@ -388,15 +391,15 @@ class _Decomposed:
                     if mean is not None and self._same(mean.source, x):
                         return "", [node, *path, *mean.nodes], mean
         if op(node) == "Neg" and not negated:
-            inner = self._offset(node.input[0], x, rstd, True)
+            inner = self._offset(node.input[0], x, rstd, True, depth - 1)
             return inner and (inner[0], [node, *inner[1]], inner[2])
         if op(node) == "Sub" and not negated and self.scope.constant(node.input[0]) is not None:
-            inner = self._offset(node.input[1], x, rstd, True)
+            inner = self._offset(node.input[1], x, rstd, True, depth - 1)
             return inner and (node.input[0], [node, *inner[1]], inner[2])
         if op(node) == "Add":
             for a, b in (node.input, reversed(node.input)):
                 if self.scope.constant(a) is not None:
-                    inner = self._offset(b, x, rstd, negated)
+                    inner = self._offset(b, x, rstd, negated, depth - 1)
                     return inner and (a, [node, *inner[1]], inner[2])
         return None
 
@@ -440,18 +443,18 @@ class _Decomposed:
 
     # -- backwards: variance, mean
 
-    def _variance(self, name: str) -> _Variance | None:
+    def _variance(self, name: str, depth: int = _DEEPEST) -> _Variance | None:
         inner, path = self._strip(name, _SAME | _RESHAPERS)
         node = self.scope.producer(inner)
-        if node is None:
+        if node is None or depth == 0:
             return None
         if op(node) in ("Max", "Relu", "Clip"):  # rounding can leave a small negative difference
-            return self._extended(self._variance(self._clamped(node)), [*path, node])
+            return self._extended(self._variance(self._clamped(node), depth - 1), [*path, node])
         if op(node) == "Sub":
             return self._extended(self._one_pass(node), [*path, node])
         if op(node) in ("Mul", "Div") and self._mean(inner) is None:
             for a, b in (node.input, reversed(node.input)):
-                found = self._variance(a)
+                found = self._variance(a, depth - 1)
                 if found and not (op(node) == "Div" and a != node.input[0]):
                     factor = self._scalar(b)
                     found.near_miss = found.near_miss or (

@@ -43,8 +43,8 @@ class Case:
     report: NormReport
     producers: list[onnx.NodeProto]
     feeds: list[dict[str, np.ndarray]] = field(default_factory=list)
-    oracle: Oracle | None = None
-    bench: Bench | None = None
+    oracle: Oracle = field(init=False)
+    bench: Bench = field(init=False)
 
 
 class Run:

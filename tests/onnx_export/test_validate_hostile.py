@@ -136,6 +136,21 @@ def node_without_outputs():
     return gallery.model(nodes, constants=constants, outputs=[gallery.value("scaled")])
 
 
+def long_chain(op, count):
+    """Thousands of harmless nodes between a variance and its root; Mul doubles the paths at each."""
+    double = op in ("Mul", "Add")
+    chain = [gallery.node(op, f"v{i} v{i}" if double else f"v{i}", f"v{i + 1}") for i in range(count)]
+    nodes, constants = gallery.decomposed(square="Mul")
+    at = next(i for i, n in enumerate(nodes) if n.op_type == "Add")
+    nodes[at : at + 1] = [
+        gallery.node("Identity", "var", "v0"),
+        *chain,
+        gallery.node("Abs", f"v{count}", "total"),
+    ]
+    nodes.insert(-3, gallery.node("Sqrt", f"v{count}", "unused"))
+    return gallery.model(nodes, constants=constants)
+
+
 def axes_on_a_scalar():
     return gallery.model(*gallery.parts(gallery.decomposed(), ()))
 
@@ -174,6 +189,9 @@ FILES = {
     "sparse_bomb": (sparse_bomb(), REFUSED),
     "attribute_of_another_type": (attribute_of_another_type(), UNREADABLE),
     "node_without_outputs": (node_without_outputs(), UNREADABLE),
+    "long_chain_of_relu": (long_chain("Relu", 5000), 0),
+    "long_chain_of_identity": (long_chain("Identity", 5000), 0),
+    "doubling_chain": (long_chain("Mul", 100), 0),
     "axes_on_a_scalar": (axes_on_a_scalar(), UNREADABLE),
     "axes_out_of_range": (infinite_axes(), UNREADABLE),
 }
