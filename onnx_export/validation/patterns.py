@@ -33,9 +33,8 @@ _RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})
 _SAME = frozenset({"Identity", "Cast"})
 _LONGEST_NAME = 250
 _MOST_AXES = 64
-_DEEPEST = (
-    5  # steps between a root and its variance, which a hostile file could make many, and double at each
-)
+# Steps between a root and its variance. A hostile file could take thousands, with two ways at each.
+_DEEPEST = 5
 
 
 @dataclass(eq=False)

@@ -143,7 +143,7 @@ def long_chain(op, count):
     nodes, constants = gallery.decomposed(square="Mul")
     at = next(i for i, n in enumerate(nodes) if n.op_type == "Add")
     nodes[at : at + 1] = [
-        gallery.node("Identity", "var", "v0"),
+        gallery.node("Identity", "x" if double else "var", "v0"),
         *chain,
         gallery.node("Abs", f"v{count}", "total"),
     ]
