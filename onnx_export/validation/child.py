@@ -8,6 +8,7 @@ sandbox: the child has the rights of the user.
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import select
@@ -56,7 +57,12 @@ def run(
     for infer_shapes in (True, False):
         left = timeout - (time.monotonic() - started)
         with tempfile.TemporaryDirectory(prefix="cnorm-validate-") as scratch:
-            request = {"path": path, "options": {**options, "infer_shapes": infer_shapes}, "memory": memory}
+            request = {
+                "path": path,
+                "options": {**options, "infer_shapes": infer_shapes},
+                "memory": memory,
+                "seconds": math.ceil(left) + 1,
+            }
             outcome = _attempt(request, left, scratch, progress)
         if not outcome.trouble or outcome.stage != "shapes":
             break
@@ -148,6 +154,8 @@ def main() -> None:
     request = json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
+    # one thread computes, so this never comes before the parent's own limit; it ends a child left alone
+    resource.setrlimit(resource.RLIMIT_CPU, (request["seconds"], request["seconds"]))
     emit("stage", "start")
     emit("report", _examine(request, emit))
     emit("done", True)
