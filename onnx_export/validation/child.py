@@ -8,7 +8,6 @@ sandbox: the child has the rights of the user.
 from __future__ import annotations
 
 import json
-import math
 import os
 import resource
 import select
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from .examine import Options
 
 _MOST_OUTPUT = 2**28
+_LONGEST = 10**9  # seconds
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {} import main; main()"
 
 
@@ -61,7 +61,7 @@ def run(
                 "path": path,
                 "options": {**options, "infer_shapes": infer_shapes},
                 "memory": memory,
-                "seconds": math.ceil(left) + 1,
+                "seconds": int(min(max(left, 0), _LONGEST)) + 2,
             }
             outcome = _attempt(request, left, scratch, progress)
         if not outcome.trouble or outcome.stage != "shapes":

@@ -58,6 +58,8 @@ def _epsilon(norm: Norm, finding) -> Iterator[Finding]:
         yield finding("error", "eps-nan", "eps is NaN: every result will be NaN")
     elif norm.eps < 0:
         yield finding("error", "eps-negative", f"eps is {norm.eps:g}: rows of small variance give NaN")
+    elif norm.floor > 0:
+        return
     elif norm.eps == 0:
         yield finding(
             "error", "eps-zero", f"eps is 0 as stored ({type_name(norm.eps_dtype)}): constant rows give NaN"

@@ -68,6 +68,8 @@ class Norm:
         Whether the file says eps + var; it is the same sum, but not to every optimiser.
     stored_reciprocal : bool
         Whether a mean is a sum times a stored 1/n, which is rounded.
+    floor : float
+        What the variance is not allowed below; 0 unless the file says otherwise.
     """
 
     scope: Scope
@@ -86,6 +88,7 @@ class Norm:
     near_miss: str = ""
     eps_first: bool = False
     stored_reciprocal: bool = False
+    floor: float = 0.0
     name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -226,6 +229,7 @@ class _Variance:
     near_miss: str = ""
     stored_reciprocal: bool = False
     reshaped: bool = False  # after the mean, on the way to the square root
+    floor: float = 0.0
 
 
 class _Decomposed:
@@ -266,6 +270,7 @@ class _Decomposed:
             near_miss=variance.near_miss,
             eps_first=eps_first,
             stored_reciprocal=variance.stored_reciprocal,
+            floor=variance.floor,
         )
         return self._finish(found, variance, reciprocal=exponent == -0.5)
 
@@ -361,7 +366,7 @@ class _Decomposed:
         if not self._same(self._strip(other, _SAME)[0], variance.x):
             return None
         for last in self.scope.consumers(user.output[0]):
-            if op(last) not in ("Add", "Sub"):
+            if op(last) not in ("Add", "Sub") or (op(last) == "Sub" and last.input[0] != user.output[0]):
                 continue
             rest = last.input[1] if last.input[0] == user.output[0] else last.input[0]
             offset = self._offset(rest, variance.x, rstd, op(last) == "Sub")
@@ -395,10 +400,10 @@ class _Decomposed:
         if op(node) == "Sub" and not negated and self.scope.constant(node.input[0]) is not None:
             inner = self._offset(node.input[1], x, rstd, True, depth - 1)
             return inner and (node.input[0], [node, *inner[1]], inner[2])
-        if op(node) == "Add":
+        if op(node) == "Add" and not negated:
             for a, b in (node.input, reversed(node.input)):
                 if self.scope.constant(a) is not None:
-                    inner = self._offset(b, x, rstd, negated, depth - 1)
+                    inner = self._offset(b, x, rstd, False, depth - 1)
                     return inner and (a, [node, *inner[1]], inner[2])
         return None
 
@@ -448,7 +453,12 @@ class _Decomposed:
         if node is None or depth == 0:
             return None
         if op(node) in ("Max", "Relu", "Clip"):  # rounding can leave a small negative difference
-            return self._extended(self._variance(self._clamped(node), depth - 1), [*path, node])
+            clamped, floor = self._clamped(node)
+            found = self._extended(self._variance(clamped, depth - 1), [*path, node])
+            if found is not None and floor > 0:
+                found.floor = floor
+                found.near_miss = found.near_miss or f"the variance is not allowed below {floor:g}"
+            return found
         if op(node) == "Sub":
             return self._extended(self._one_pass(node), [*path, node])
         if op(node) in ("Mul", "Div") and self._mean(inner) is None:
@@ -509,13 +519,17 @@ class _Decomposed:
             found.reshaped = found.reshaped or any(op(node) in _RESHAPERS for node in nodes)
         return found
 
-    def _clamped(self, node: onnx.NodeProto) -> str:
-        """The input of max(0, v), relu(v) or clip(v, 0)."""
+    def _clamped(self, node: onnx.NodeProto) -> tuple[str, float]:
+        """(v, c) of max(c, v), relu(v) or clip(v, c)."""
         if op(node) == "Max" and len(node.input) == 2:
             for a, b in (node.input, reversed(node.input)):
-                if self._scalar(a) is not None:
-                    return b
-        return node.input[0]
+                floor = self._scalar(a)
+                if floor is not None:
+                    return b, floor
+        if op(node) == "Clip":
+            floor = self._scalar(node.input[1]) if len(node.input) > 1 and node.input[1] else None
+            return node.input[0], attribute(node, "min", 0.0) if floor is None else floor
+        return node.input[0], 0.0
 
     def _mean(self, name: str) -> _Mean | None:
         inner, path = self._strip(name, _SAME | _RESHAPERS)

@@ -183,7 +183,7 @@ def test_a_loop_without_end_meets_the_time_limit_and_the_lints_survive(tmp_path)
     model = endless(2**62)
     model.graph.node[1].attribute.append(onnx.helper.make_attribute("epsilon", 0.0))
     onnx.save(model, tmp_path / "m.onnx")
-    report = validate(tmp_path / "m.onnx", timeout=10)
+    report = validate(tmp_path / "m.onnx", timeout=20)
     assert "time limit" in report.problem
     assert "stage: run" in report.problem
     assert [f.code for f in report.findings] == ["eps-zero"]
