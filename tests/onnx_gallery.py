@@ -613,6 +613,21 @@ def inside_scan():
 
 
 @specimen
+def inside_scan_with_output_axes():
+    """A tap is one more scan output, and each of them has an axis and a direction."""
+    body = helper.make_graph(
+        [native("row", "n"), node("Identity", "h", "h_next")],
+        "body",
+        [value("h", [N]), value("row", [N])],
+        [value("h_next", [N]), value("n", [N])],
+    )
+    sides = {"scan_output_axes": [1], "scan_output_directions": [1]}
+    nodes = [node("Scan", "h0 x", "h y", body=body, num_scan_inputs=1, **sides)]
+    constants = weights() | {"h0": np.zeros(N, np.float32)}
+    return Specimen(model(nodes, (5, N), constants, outputs=[value("h"), value("y")]))
+
+
+@specimen
 def inside_if_inside_loop():
     then = helper.make_graph([native("h", "t")], "then", [], [value("t", (3, N))])
     other = helper.make_graph([node("Neg", "h", "e")], "else", [], [value("e", (3, N))])
@@ -981,6 +996,31 @@ def lint_eps_lost_in_float16():
     """1e-8 is 0 in float16."""
     built = model(*parts(decomposed(square="Mul", eps=1e-8, dtype=np.float16)), dtype=HALF)
     return Specimen(built, [OK], {"eps-zero"}, 1)
+
+
+@specimen
+def lint_eps_lost_in_a_cast():
+    """A float32 constant that a Cast makes 0."""
+    nodes, constants = decomposed(square="Mul", dtype=np.float16)
+    constants["eps_wide"] = np.float32(1e-8)
+    del constants["eps"]
+    nodes.insert(0, node("Cast", "eps_wide", "eps", to=HALF))
+    return Specimen(model(nodes, (3, N), constants, dtype=HALF), [OK], {"eps-zero"}, 1)
+
+
+@specimen
+def eps_added_in_float32_to_a_float16_variance():
+    """1e-8 would be lost in float16, but is added after a Cast."""
+    nodes, constants = decomposed(square="Mul", dtype=np.float16)
+    constants["eps"] = np.float32(1e-8)
+    at = next(i for i, n in enumerate(nodes) if n.op_type == "Add")
+    nodes[at : at + 2] = [
+        node("Cast", "var", "var_wide", to=FLOAT),
+        node("Add", "var_wide eps", "total"),
+        node("Sqrt", "total", "std_wide"),
+        node("Cast", "std_wide", "std", to=HALF),
+    ]
+    return Specimen(model(nodes, (3, N), constants, dtype=HALF))
 
 
 @specimen
