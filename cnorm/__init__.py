@@ -35,19 +35,26 @@ from cnorm._core import (
     weight_norm,
     weight_norm_backward,
 )
+from cnorm.checkpoints import from_safetensors, from_torch
 from cnorm.folds import fold_batch_norm, fold_weight_norm
-from cnorm.layers import LSTM, Linear
+from cnorm.layers import GRU, LSTM, RNN, Activation, Bidirectional, LayerNorm, Linear, Residual
 from cnorm.model import Model, demo_model, load
 from cnorm.specs import PRESETS, CellSpec
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "GRU",
     "LSTM",
     "PRESETS",
+    "RNN",
+    "Activation",
+    "Bidirectional",
     "CellSpec",
+    "LayerNorm",
     "Linear",
     "Model",
+    "Residual",
     "Stats",
     "Stream",
     "active_isa",
@@ -62,6 +69,8 @@ __all__ = [
     "divisive_norm_backward",
     "fold_batch_norm",
     "fold_weight_norm",
+    "from_safetensors",
+    "from_torch",
     "group_norm",
     "group_norm_backward",
     "instance_norm",

@@ -38,31 +38,79 @@ cdef extern from "cnorm_rnn.h" nogil:
 
     enum:
         CNORM_ALIGN
+        CNORM_ROWS
+        CNORM_GATE_PAD
 
     ctypedef struct cnorm_matrix:
-        ptrdiff_t gates, units, cols
+        ptrdiff_t gates, units, cols, group
         const float *panels
 
     ctypedef struct cnorm_linear:
         cnorm_matrix weight
         const float *bias
 
-    ctypedef struct cnorm_lstm:
-        cnorm_matrix weight_x, weight_h
+    ctypedef struct cnorm_row_norm:
+        ptrdiff_t n
+        const float *gain
+        const float *bias
+        float eps
+
+    ctypedef enum cnorm_activation:
+        pass
+    ctypedef enum cnorm_cell_kind:
+        pass
+    ctypedef enum cnorm_scope:
+        pass
+    ctypedef enum cnorm_cell_norm:
+        pass
+    ctypedef enum cnorm_reset:
+        pass
+
+    int CNORM_TANH, CNORM_RELU, CNORM_SIGMOID
+    int CNORM_LSTM, CNORM_GRU, CNORM_RNN
+    int CNORM_PLAIN, CNORM_SPLIT, CNORM_SUM
+    int CNORM_NO_CELL_NORM, CNORM_OUTPUT, CNORM_CARRY
+    int CNORM_AFTER, CNORM_CANDIDATE, CNORM_BEFORE
+
+    ctypedef struct cnorm_cell:
+        cnorm_cell_kind kind
+        cnorm_scope scope
+        cnorm_cell_norm cell_norm
+        cnorm_reset reset
+        cnorm_activation activation
+        int keep
+        float eps, cell_clip, projection_clip, zoneout
+        cnorm_matrix weight_x, weight_h, weight_n, weight_p
+        const float *inside_x
+        const float *inside_h
         const float *gain_x
         const float *gain_h
         const float *bias
+        const float *bias_n
         const float *gain_c
         const float *bias_c
-        float eps
+        const float *bias_p
 
     ctypedef enum cnorm_layer_kind:
         CNORM_LINEAR
-        CNORM_LSTM
+        CNORM_CELL
+        CNORM_ROW_NORM
+        CNORM_ACTIVATION
+        CNORM_RESIDUAL
+
+    ctypedef struct cnorm_elementwise:
+        ptrdiff_t n
+        cnorm_activation f
+    ctypedef struct cnorm_addition:
+        ptrdiff_t n
+        int back
 
     ctypedef union cnorm_layer_as:
         cnorm_linear linear
-        cnorm_lstm lstm
+        cnorm_cell cell
+        cnorm_row_norm norm
+        cnorm_elementwise activation
+        cnorm_addition residual
 
     ctypedef struct cnorm_layer:
         cnorm_layer_kind kind
@@ -70,12 +118,15 @@ cdef extern from "cnorm_rnn.h" nogil:
 
     ptrdiff_t cnorm_padded_units(ptrdiff_t units)
     ptrdiff_t cnorm_matrix_floats(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols)
-    cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, const float *w, int centred,
+    cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, ptrdiff_t group, const float *w,
                                    float *panels)
     ptrdiff_t cnorm_layer_inputs(const cnorm_layer *layer)
     ptrdiff_t cnorm_layer_outputs(const cnorm_layer *layer)
     ptrdiff_t cnorm_layer_state_floats(const cnorm_layer *layer)
     ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count)
-    ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count)
+    ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows)
     cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
-                           float *state, float *scratch, float *y, ptrdiff_t y_stride)
+                           float *state, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride)
+    cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x,
+                                ptrdiff_t x_stride, float *const *states, float *scratch, ptrdiff_t rows, float *y,
+                                ptrdiff_t y_stride)

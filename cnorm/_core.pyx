@@ -7,22 +7,10 @@ One module, in parts: two would each link a copy of the library, and with it of 
 """
 cimport numpy as cnp
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
-from libc.math cimport isinf
+from libc.math cimport INFINITY, isinf
 
-from cnorm._capi cimport (
-    CNORM_ALIGN, CNORM_BF16, CNORM_ERROR_ISA, CNORM_F16, CNORM_F32, CNORM_F64, CNORM_LINEAR, CNORM_LSTM, CNORM_OK,
-    cnorm_add_layer_norm, cnorm_backward_partials, cnorm_dtype, cnorm_isa_active, cnorm_isa_count, cnorm_isa_name,
-    cnorm_isa_use, cnorm_layer, cnorm_layer_inputs, cnorm_layer_norm, cnorm_layer_norm_backward, cnorm_layer_outputs,
-    cnorm_layer_state_floats, cnorm_matrix, cnorm_matrix_floats, cnorm_matrix_pack, cnorm_padded_units, cnorm_rms_norm,
-    cnorm_rms_norm_backward, cnorm_run, cnorm_scratch_floats, cnorm_sigmoid_f32, cnorm_state_floats, cnorm_status,
-    cnorm_strerror, cnorm_tanh_f32,
-)
-from cnorm._capi_family cimport (
-    cnorm_batch_norm, cnorm_batch_norm_backward, cnorm_batch_norm_inference, cnorm_batch_norm_inference_backward,
-    cnorm_batch_norm_scratch, cnorm_divisive_norm, cnorm_divisive_norm_backward, cnorm_divisive_norm_scratch,
-    cnorm_group_norm, cnorm_group_norm_backward, cnorm_smoothing_gradient, cnorm_weight_norm,
-    cnorm_weight_norm_backward,
-)
+from cnorm._capi cimport *
+from cnorm._capi_family cimport *
 
 import numbers
 import operator

@@ -29,14 +29,20 @@ cdef cnp.ndarray aligned_zeros(ptrdiff_t floats):
     return raw[start + (CNORM_ALIGN if start < 0 else 0):][:floats * 4].view(np.float32)
 
 
+ACTIVATION = {"tanh": CNORM_TANH, "relu": CNORM_RELU, "sigmoid": CNORM_SIGMOID}
+CELL_KIND = {"LSTM": CNORM_LSTM, "GRU": CNORM_GRU, "RNN": CNORM_RNN}
+SCOPE = {"none": CNORM_PLAIN, "split": CNORM_SPLIT, "sum": CNORM_SUM}
+CELL_NORM = {"none": CNORM_NO_CELL_NORM, "output": CNORM_OUTPUT, "carry": CNORM_CARRY}
+RESET = {"after": CNORM_AFTER, "candidate": CNORM_CANDIDATE, "before": CNORM_BEFORE}
+
+
 cdef class Network:
     """Packed weights of a stack of layers: what `cnorm.Model` computes with. Never written after construction.
 
     Parameters
     ----------
-    layers : sequence
-        Objects with `kind` ("LSTM" or "Linear"), `weights` (C-contiguous float32 arrays by name) and, for cells,
-        `eps`; their sizes fit one another.
+    layers : sequence of (kind, layer, size)
+        What `cnorm.layers.flat` returns; their sizes fit one another.
     identity : bytes
         Hash of configuration and weights; ties a saved stream to its model.
     """
@@ -45,12 +51,13 @@ cdef class Network:
     cdef readonly ptrdiff_t input_size, output_size
     cdef readonly bytes identity
     cdef readonly tuple state_arrays # (name, units, offset in the state) of each recurrent array
-    cdef ptrdiff_t state_floats, scratch_floats, macs # macs: multiply-adds of one step
+    cdef cnp.ndarray initial # the state at the start
+    cdef ptrdiff_t state_floats, macs # macs: multiply-adds of one step
     cdef list memory # keeps the packed arrays alive
 
     def __cinit__(self, layers, bytes identity):
         cdef cnorm_layer *at
-        cdef ptrdiff_t offset = 0, units
+        cdef ptrdiff_t offset = 0
         cdef int i
         self.count = len(layers)
         self.memory = []
@@ -58,60 +65,103 @@ cdef class Network:
         self.layers = <cnorm_layer *>PyMem_Calloc(self.count, sizeof(cnorm_layer))
         if self.layers == NULL:
             raise MemoryError()
-        names = []
-        for i, layer in enumerate(layers):
+        names, starts = [], []
+        for i, (kind, layer, size) in enumerate(layers):
             at = &self.layers[i]
-            w = layer.weights
-            if layer.kind == "LSTM":
-                at.kind = CNORM_LSTM
-                units = w["weight_h"].shape[1]
-                at.as_.lstm.weight_x = self.pack(w["weight_x"], 4, True)
-                at.as_.lstm.weight_h = self.pack(w["weight_h"], 4, True)
-                at.as_.lstm.gain_x = self.pad(w["gain_x"], 4)
-                at.as_.lstm.gain_h = self.pad(w["gain_h"], 4)
-                total = w["bias"].astype(np.float64) + w["bias_x"] + w["bias_h"]
-                at.as_.lstm.bias = self.pad(total.astype(np.float32), 4)
-                at.as_.lstm.gain_c = self.pad(w["gain_c"], 1)
-                at.as_.lstm.bias_c = self.pad(w["bias_c"], 1)
-                at.as_.lstm.eps = layer.eps
-                recurrent = len(names) // 2
-                names += [(f"h{recurrent}", units, offset), (f"c{recurrent}", units, offset + cnorm_padded_units(units))]
-            elif layer.kind == "Linear":
+            if kind == "Linear":
                 at.kind = CNORM_LINEAR
-                at.as_.linear.weight = self.pack(w["weight"], 1, False)
-                if "bias" in w:
-                    at.as_.linear.bias = self.pad(w["bias"], 1)
+                at.as_.linear.weight = self.pack(layer.weights["weight"], 1, 0)
+                at.as_.linear.bias = self.pad(layer.weights.get("bias"), 1, 0)
+            elif kind == "LayerNorm":
+                at.kind = CNORM_ROW_NORM
+                at.as_.norm.n, at.as_.norm.eps = size, layer.eps
+                at.as_.norm.gain = self.pad(layer.weights["weight"], 1, 0)
+                at.as_.norm.bias = self.pad(layer.weights.get("bias"), 1, 0)
+            elif kind == "Activation":
+                at.kind = CNORM_ACTIVATION
+                at.as_.activation.n = size
+                at.as_.activation.f = <cnorm_activation><int>ACTIVATION[layer.function]
+            elif kind == "Residual":
+                at.kind = CNORM_RESIDUAL
+                at.as_.residual.n, at.as_.residual.back = size, layer
             else:
-                raise TypeError(f"layers[{i}] must be a layer of cnorm, got {type(layer).__name__}")
+                at.kind = CNORM_CELL
+                packed = layer._packed()
+                self.pack_cell(&at.as_.cell, layer, packed)
+                number = sum(name[0] == "h" for name, _, _ in names)
+                names.append((f"h{number}", layer.output_size, offset))
+                starts.append(packed["h0"])
+                if kind == "LSTM":
+                    names.append((f"c{number}", layer.units, offset + cnorm_padded_units(layer.output_size)))
+                    starts.append(packed["c0"])
             offset += cnorm_layer_state_floats(at)
         self.state_arrays = tuple(names)
         self.input_size = cnorm_layer_inputs(&self.layers[0])
         self.output_size = cnorm_layer_outputs(&self.layers[self.count - 1])
         self.state_floats = cnorm_state_floats(self.layers, self.count)
-        self.scratch_floats = cnorm_scratch_floats(self.layers, self.count)
+        self.initial = aligned_zeros(self.state_floats)
+        for (_, units, offset), start in zip(names, starts):
+            if start is not None:
+                self.initial[offset:offset + units] = start
 
     def __dealloc__(self):
         PyMem_Free(self.layers)
 
-    cdef cnorm_matrix pack(self, cnp.ndarray w, ptrdiff_t gates, bint centred) except *:
+    cdef int pack_cell(self, cnorm_cell *cell, layer, packed) except -1:
+        cdef ptrdiff_t gates = packed["weight_x"].shape[0] // layer.units, group = packed["group"]
+        spec = layer.spec
+        cell.kind = <cnorm_cell_kind><int>CELL_KIND[spec.kind]
+        cell.scope = <cnorm_scope><int>SCOPE[spec.scope]
+        cell.cell_norm = <cnorm_cell_norm><int>CELL_NORM[spec.cell_norm]
+        cell.reset = <cnorm_reset><int>RESET[spec.reset]
+        cell.activation = <cnorm_activation><int>ACTIVATION[spec.activation]
+        cell.keep = spec.update == "keep"
+        cell.eps = 0 if layer.eps is None else layer.eps
+        cell.cell_clip = INFINITY if spec.cell_clip is None else spec.cell_clip
+        cell.projection_clip = INFINITY if spec.projection_clip is None else spec.projection_clip
+        cell.zoneout = spec.zoneout
+        cell.weight_x = self.pack(packed["weight_x"], gates, group)
+        cell.weight_h = self.pack(packed["weight_h"], packed["weight_h"].shape[0] // layer.units, group)
+        if packed["weight_n"] is not None:
+            cell.weight_n = self.pack(packed["weight_n"], 1, 0)
+        if packed["weight_p"] is not None:
+            cell.weight_p = self.pack(packed["weight_p"], 1, 0)
+        # what is added to a product is as long as the packed product
+        cell.inside_x = self.pad(packed["inside_x"], gates, CNORM_GATE_PAD)
+        cell.inside_h = self.pad(packed["inside_h"], gates, CNORM_GATE_PAD)
+        cell.gain_x, cell.gain_h = self.pad(packed["gain_x"], gates, 0), self.pad(packed["gain_h"], gates, 0)
+        cell.bias, cell.bias_n = self.pad(packed["bias"], gates, 0), self.pad(packed["bias_n"], 1, 0)
+        cell.gain_c, cell.bias_c = self.pad(packed["gain_c"], 1, 0), self.pad(packed["bias_c"], 1, 0)
+        cell.bias_p = self.pad(packed["bias_p"], 1, 0)
+        return 0
+
+    cdef cnorm_matrix pack(self, cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group) except *:
         cdef cnorm_matrix m
         cdef cnp.ndarray panels
-        m.gates, m.units, m.cols = gates, cnp.PyArray_DIMS(w)[0] // gates, cnp.PyArray_DIMS(w)[1]
+        m.gates, m.units, m.cols, m.group = gates, cnp.PyArray_DIMS(w)[0] // gates, cnp.PyArray_DIMS(w)[1], group
         panels = aligned_zeros(cnorm_matrix_floats(m.gates, m.units, m.cols))
         m.panels = <const float *>cnp.PyArray_DATA(panels)
-        check(cnorm_matrix_pack(m.gates, m.units, m.cols, <const float *>cnp.PyArray_DATA(w), centred,
+        check(cnorm_matrix_pack(m.gates, m.units, m.cols, m.group, <const float *>cnp.PyArray_DATA(w),
                                 <float *>cnp.PyArray_DATA(panels)))
         self.memory.append(panels)
         self.macs += cnp.PyArray_SIZE(w)
         return m
 
-    cdef const float *pad(self, cnp.ndarray v, ptrdiff_t gates) except NULL:
-        """v [gates * units] as [gates, padded units]."""
-        cdef ptrdiff_t units = cnp.PyArray_SIZE(v) // gates, width = cnorm_padded_units(units)
-        cdef cnp.ndarray padded = aligned_zeros(gates * width)
-        padded.reshape(gates, width)[:, :units] = v.reshape(gates, units)
+    cdef const float *pad(self, v, ptrdiff_t gates, ptrdiff_t more) except? NULL:
+        """v [gates * units] as [gates, padded units], and `more` zeros; NULL for None."""
+        cdef ptrdiff_t units, width
+        cdef cnp.ndarray padded
+        if v is None:
+            return NULL
+        units = v.size // gates
+        width = cnorm_padded_units(units)
+        padded = aligned_zeros(gates * width + more)
+        padded[:gates * width].reshape(gates, width)[:, :units] = v.reshape(gates, units)
         self.memory.append(padded)
         return <const float *>cnp.PyArray_DATA(padded)
+
+    cdef cnp.ndarray scratch(self, ptrdiff_t rows):
+        return aligned_zeros(cnorm_scratch_floats(self.layers, self.count, rows))
 
 
 cdef bytes SAVED = b"cnorm stream 1\n" # format of Stream.save: this, the model's identity, the arrays without padding
@@ -127,34 +177,36 @@ cdef class Stream:
     cdef Network network
     cdef cnp.ndarray state_memory, scratch_memory
     cdef float *state_
-    cdef float *scratch
     cdef int busy
 
-    def __init__(self, model):
+    def __init__(self, model, network=None):
         self.model = model
-        self.network = model._network
+        self.network = model._network if network is None else network
+        if self.network is None:
+            raise ValueError("a model with a bidirectional layer has no streams: it needs the whole sequence, see Model.run")
         self.state_memory = aligned_zeros(self.network.state_floats)
-        self.scratch_memory = aligned_zeros(self.network.scratch_floats)
+        self.state_memory[:] = self.network.initial
+        self.scratch_memory = self.network.scratch(1)
         self.state_ = <float *>cnp.PyArray_DATA(self.state_memory)
-        self.scratch = <float *>cnp.PyArray_DATA(self.scratch_memory)
 
     cdef int enter(self) except -1:
         if not take(&self.busy):
             raise RuntimeError("this stream is in use by another thread; give each thread a stream of its own")
         return 0
 
-    cdef int run(self, cnp.ndarray x, cnp.ndarray y, ptrdiff_t steps) except -1:
+    cdef int run(self, cnp.ndarray x, cnp.ndarray y, ptrdiff_t steps, cnp.ndarray scratch, ptrdiff_t rows) except -1:
         cdef Network net = self.network
+        cdef float *room = <float *>cnp.PyArray_DATA(scratch)
         cdef const float *px = <const float *>cnp.PyArray_DATA(x)
         cdef float *py = <float *>cnp.PyArray_DATA(y)
         cdef cnorm_status status
         self.enter()
         if net.macs * steps > RELEASE_GIL_ABOVE_MACS:
             with nogil:
-                status = cnorm_run(net.layers, net.count, steps, px, net.input_size, self.state_, self.scratch, py,
+                status = cnorm_run(net.layers, net.count, steps, px, net.input_size, self.state_, room, rows, py,
                                    net.output_size)
         else:
-            status = cnorm_run(net.layers, net.count, steps, px, net.input_size, self.state_, self.scratch, py,
+            status = cnorm_run(net.layers, net.count, steps, px, net.input_size, self.state_, room, rows, py,
                                net.output_size)
         give_back(&self.busy)
         return check(status)
@@ -185,7 +237,7 @@ cdef class Stream:
             y = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&self.network.output_size, cnp.NPY_FLOAT32, 0)
         else:
             y = frames_out(out, 1, 0, self.network.output_size)
-        self.run(a, y, 1)
+        self.run(a, y, 1, self.scratch_memory, 1)
         return y
 
     def process(self, x, out=None):
@@ -214,7 +266,10 @@ cdef class Stream:
             y = frames_out(out, 2, shape[0], shape[1])
             if not apart(y, a): # a later row of x could be overwritten before it is read
                 a = np.array(a, order="C", copy=True)
-        self.run(a, y, shape[0])
+        if shape[0] > 1: # several steps share one reading of the weights for the input, in a room of their own
+            self.run(a, y, shape[0], self.network.scratch(min(shape[0], CNORM_ROWS)), min(shape[0], CNORM_ROWS))
+        else:
+            self.run(a, y, shape[0], self.scratch_memory, 1)
         return y
 
     def state(self):
@@ -263,7 +318,7 @@ cdef class Stream:
         give_back(&self.busy)
 
     def reset(self, state=None):
-        """Back to the initial state, zero, or to a given one.
+        """Back to the state at the start, zero or what the cells have learned, or to a given one.
 
         Parameters
         ----------
@@ -274,7 +329,7 @@ cdef class Stream:
             self.set_state(state)
             return
         self.enter()
-        self.state_memory.fill(0)
+        self.state_memory[:] = self.network.initial
         give_back(&self.busy)
 
     def save(self):
@@ -317,6 +372,71 @@ cdef class Stream:
 
 def _stream_from(model, saved):
     return model.restore(saved)
+
+
+def step_many(model, streams, x, out=None, reset=None):
+    """See Model.step_many."""
+    cdef Network net = model._network
+    cdef Stream stream
+    cdef ptrdiff_t n, i, taken = 0, rows
+    cdef cnp.ndarray a, y, room
+    cdef const float *px
+    cdef float *py
+    cdef float *scratch
+    cdef float **states
+    cdef cnorm_status status
+    streams = list(streams)
+    n = len(streams)
+    for i, one in enumerate(streams):
+        if not isinstance(one, Stream):
+            raise TypeError(f"streams[{i}] must be a Stream, got {type(one).__name__}")
+        if (<Stream>one).network is not net:
+            raise ValueError(f"streams[{i}] is a stream of another model")
+    if len(set(map(id, streams))) != n:
+        raise ValueError("streams must not have the same stream twice")
+    a = frames(x, "x", 2, net.input_size)
+    if cnp.PyArray_DIMS(a)[0] != n:
+        raise ValueError(f"x must have a row for each of the {n} streams, got shape {(<object>a).shape}")
+    if out is None:
+        y = np.empty((n, net.output_size), np.float32)
+    else:
+        y = frames_out(out, 2, n, net.output_size)
+        if not apart(y, a):
+            a = np.array(a, order="C", copy=True)
+    if reset is not None:
+        reset = as_array(reset, "reset")
+        if reset.dtype != np.bool_:
+            raise TypeError(f"reset must have dtype bool, got {reset.dtype}")
+        if reset.shape != (n,):
+            raise ValueError(f"reset must have shape ({n},), got {reset.shape}")
+    rows = max(1, min(n, CNORM_ROWS))
+    room = net.scratch(rows)
+    states = <float **>PyMem_Calloc(max(n, 1), sizeof(float *))
+    if states == NULL:
+        raise MemoryError()
+    try:
+        for one in streams:
+            stream = one
+            stream.enter()
+            states[taken] = stream.state_
+            taken += 1
+        if reset is not None:
+            for i in np.flatnonzero(reset):
+                (<Stream>streams[i]).state_memory[:] = net.initial
+        px, py, scratch = <const float *>cnp.PyArray_DATA(a), <float *>cnp.PyArray_DATA(y), <float *>cnp.PyArray_DATA(room)
+        if net.macs * n > RELEASE_GIL_ABOVE_MACS:
+            with nogil:
+                status = cnorm_run_many(net.layers, net.count, n, px, net.input_size, states, scratch, rows, py,
+                                        net.output_size)
+        else:
+            status = cnorm_run_many(net.layers, net.count, n, px, net.input_size, states, scratch, rows, py,
+                                    net.output_size)
+        check(status)
+    finally:
+        PyMem_Free(states)
+        for i in range(taken):
+            give_back(&(<Stream>streams[i]).busy)
+    return y
 
 
 cdef cnp.ndarray frames(object x, str name, int ndim, ptrdiff_t width):

@@ -3,63 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
 
 from cnorm.specs import PRESETS, CellSpec
+from cnorm.weights import START, checked, packed
 
-__all__ = ["LSTM", "Linear"]
+__all__ = ["GRU", "LSTM", "RNN", "Activation", "Bidirectional", "LayerNorm", "Linear", "Residual"]
 
-
-def _checked_weights(weights, shapes: dict[str, tuple[int, ...]], layer: str, optional=()) -> Mapping[str, np.ndarray]:
-    """Read-only float32 copies of exactly the named arrays, shapes checked.
-
-    `shapes` has a letter for a size that the first array that has it decides, such as ("4H", "I").
-    """
-    if not isinstance(weights, Mapping):
-        raise TypeError(f"weights of {layer} must be a mapping of names to arrays, got {type(weights).__name__}")
-    missing = [name for name in shapes if name not in weights and name not in optional]
-    extra = [str(name) for name in weights if name not in shapes]
-    if missing or extra:
-        raise ValueError(
-            f"weights of {layer} must be {', '.join(shapes)}; missing: {', '.join(missing) or 'none'}; "
-            f"unknown: {', '.join(extra) or 'none'}"
-        )
-    sizes: dict[str, int] = {}
-    checked = {}
-    for name, letters in shapes.items():
-        if name not in weights:
-            continue
-        array = np.asarray(weights[name])
-        if array.dtype == np.float64:
-            raise TypeError(
-                f"weights[{name!r}] of {layer} is float64 and the runtime computes in float32: cast it yourself, "
-                f"weights[{name!r}].astype('float32')"
-            )
-        if array.dtype != np.float32 and array.dtype != np.float16 and array.dtype.name != "bfloat16":
-            raise TypeError(f"weights[{name!r}] of {layer} must be float32, float16 or bfloat16, got {array.dtype}")
-        if array.ndim != len(letters):
-            raise ValueError(f"weights[{name!r}] of {layer} must have shape [{', '.join(letters)}], got {array.shape}")
-        for length, symbol in zip(array.shape, letters, strict=True):
-            factor, letter = (int(symbol[:-1]), symbol[-1]) if len(symbol) > 1 else (1, symbol)
-            size = sizes.setdefault(letter, length // factor)
-            if size < 1 or length != factor * size:
-                known = ", ".join(f"{k} = {v}" for k, v in sizes.items())
-                raise ValueError(
-                    f"weights[{name!r}] of {layer} must have shape [{', '.join(letters)}] with {known}, got {array.shape}"
-                )
-        if not np.isfinite(array).all():
-            raise ValueError(f"weights[{name!r}] of {layer} must be finite, got NaN or infinity")
-        copy = np.array(array, dtype=np.float32, order="C", copy=True)
-        copy.flags.writeable = False
-        checked[name] = copy
-    return MappingProxyType(checked)
+ACTIVATIONS = ("tanh", "relu", "sigmoid")
 
 
 class _Layer:
-    """What all layers share: read-only attributes, equality by content, pickling by constructor arguments."""
+    """What all layers share: read-only attributes and a kind."""
 
     kind: ClassVar[str]
     weights: Mapping[str, np.ndarray]
@@ -72,8 +29,43 @@ class _Layer:
         self.__dict__[name] = value
 
 
-class LSTM(_Layer):
-    """A layer-normalised long short-term memory layer.
+class _Cell(_Layer):
+    """A recurrent layer: a spec, its eps and the checkpoint's tensors."""
+
+    def __init__(self, weights, *, preset, eps=None):
+        self.spec = _spec(self.kind, preset)
+        self.eps = _eps(eps, self.spec)
+        self.weights, sizes = checked(weights, self._entries(), f"{self.kind} {self.spec.name}")
+        self.input_size, self.units, self.output_size = sizes["I"], sizes["H"], sizes["P"]
+        self._sizes = sizes
+
+    def _entries(self):
+        """The spec's tensors as a single layer's names, and the state at the start."""
+        return [(_name(name, 0), shape, meaning) for name, shape, meaning in self.spec.weights] + list(START)
+
+    def _packed(self):
+        """See `cnorm.weights.packed`."""
+        return packed(self.spec, self._entries(), self.weights, self._sizes)
+
+    def __repr__(self):
+        eps = "" if self.eps is None else f", eps={self.eps:g}"
+        return f"{self.kind}({self.input_size} -> {self.output_size}, preset={self.spec.name!r}{eps})"
+
+    def __reduce__(self):
+        return _cell, (type(self), dict(self.weights), self.spec, self.eps)
+
+
+def _cell(layer, weights, spec, eps):
+    return layer(weights, preset=spec, eps=eps)
+
+
+def _name(template: str, layer: int, reverse: bool = False) -> str:
+    """The own name of a tensor of one layer of a stack."""
+    return template.format(layer=layer, even=2 * layer, odd=2 * layer + 1, reverse="_reverse" if reverse else "")
+
+
+class LSTM(_Cell):
+    """A long short-term memory layer, layer-normalised or plain.
 
     Preset ``ba2016`` (arXiv:1607.06450, Eq. 20-22), gates f, i, o, g::
 
@@ -81,46 +73,66 @@ class LSTM(_Layer):
         c = sigmoid(f) c + sigmoid(i) tanh(g)
         h = sigmoid(o) tanh(LN(c; gain_c, bias_c))
 
+    docs/cells.md has the equations of all presets.
+
     Parameters
     ----------
     weights : mapping of str to ndarray, float32 (float16 and bfloat16 are widened)
-        ``weight_x`` [4H, I], ``weight_h`` [4H, H], ``bias``, ``gain_x``, ``bias_x``, ``gain_h``, ``bias_h`` [4H],
-        ``gain_c``, ``bias_c`` [H]. Copied.
+        The preset's own tensors, by its own names and in its own layout: ``PRESETS["LSTM", preset].weights`` lists
+        them. ``h0`` [output_size] and ``c0`` [units] may be added to any: the state at the start, else zero. Copied.
     preset : str or CellSpec
         Which cell the weights are for. Never guessed: cells with the same names and shapes differ.
     eps : float, optional
         Added to each variance, rounded to float32; the preset's own if not given.
+
+    Attributes
+    ----------
+    spec : CellSpec
+    eps : float or None
+        None where nothing is normalised.
+    weights : mapping of str to ndarray, read-only
+    input_size, units, output_size : int
+        output_size is smaller than units where there is a projection.
 
     Raises
     ------
     TypeError
         For another type or dtype; float64 weights are refused, cast them.
     ValueError
-        For an unknown preset, missing, unknown, misshapen or non-finite weights, or an eps that is not positive.
+        For an unknown preset, a cell that the runtime does not compute, missing, unknown, misshapen or non-finite
+        weights, or an eps that is negative, missing or without a use.
     """
 
     kind = "LSTM"
 
-    def __init__(self, weights, *, preset, eps=None):
-        self.spec = _spec(self.kind, preset)
-        self.eps = _checked_eps(eps, self.spec)
-        gates, cell = ("4H",), ("H",)
-        shapes = {"weight_x": ("4H", "I"), "weight_h": ("4H", "H")}
-        shapes |= dict.fromkeys(("bias", "gain_x", "bias_x", "gain_h", "bias_h"), gates)
-        shapes |= dict.fromkeys(("gain_c", "bias_c"), cell)
-        self.weights = _checked_weights(weights, shapes, f"LSTM {self.spec.name}")
-        self.input_size = self.weights["weight_x"].shape[1]
-        self.output_size = self.weights["weight_h"].shape[1]
 
-    def __repr__(self):
-        return f"LSTM({self.input_size} -> {self.output_size}, preset={self.spec.name!r}, eps={self.eps:g})"
+class GRU(_Cell):
+    """A gated recurrent unit layer, layer-normalised or plain.
 
-    def __reduce__(self):
-        return _lstm, (dict(self.weights), self.spec.name, self.eps)
+    Preset ``ba2016`` (arXiv:1607.06450, Eq. 26-28), gates z, r, n::
+
+        (z, r) = LN(weight_h h; gain_h, bias_h) + LN(weight_x x; gain_x, bias_x)
+        n = tanh(LN(weight_xn x; gain_xn, bias_xn) + sigmoid(r) LN(weight_hn h; gain_hn, bias_hn))
+        h = (1 - sigmoid(z)) h + sigmoid(z) n
+
+    docs/cells.md has the equations of all presets. Parameters, attributes and errors as `LSTM`.
+    """
+
+    kind = "GRU"
 
 
-def _lstm(weights, preset, eps):
-    return LSTM(weights, preset=preset, eps=eps)
+class RNN(_Cell):
+    """A simple recurrent layer, layer-normalised.
+
+    Preset ``ba2016`` (arXiv:1607.06450, Eq. 4)::
+
+        h = tanh(LN(weight_h h + weight_x x; gain, bias))
+
+    and ``ba2016_relu`` with relu. docs/cells.md has the equations of all presets. Parameters, attributes and errors as
+    `LSTM`.
+    """
+
+    kind = "RNN"
 
 
 class Linear(_Layer):
@@ -141,8 +153,8 @@ class Linear(_Layer):
 
     def __init__(self, weight, bias=None):
         given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        self.weights = _checked_weights(given, {"weight": ("O", "I"), "bias": ("O",)}, "Linear", optional=("bias",))
-        self.output_size, self.input_size = self.weights["weight"].shape
+        self.weights, sizes = checked(given, (("weight", "O I", ""), ("bias", "O", "?")), "Linear")
+        self.output_size, self.input_size = sizes["O"], sizes["I"]
 
     def __repr__(self):
         return f"Linear({self.input_size} -> {self.output_size})"
@@ -151,10 +163,194 @@ class Linear(_Layer):
         return Linear, (self.weights["weight"], self.weights.get("bias"))
 
 
+class LayerNorm(_Layer):
+    """y = LN(x) weight + bias over the whole frame (arXiv:1607.06450, Eq. 3).
+
+    Parameters
+    ----------
+    weight : ndarray, shape (input_size,), float32 (float16 and bfloat16 are widened)
+    bias : ndarray, shape (input_size,), optional
+    eps : float
+        Added to the variance, rounded to float32.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `LSTM`.
+    """
+
+    kind = "LayerNorm"
+
+    def __init__(self, weight, bias=None, *, eps=1e-5):
+        given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        self.weights, sizes = checked(given, (("weight", "N", ""), ("bias", "N", "?")), "LayerNorm")
+        self.eps = _rounded_eps(eps)
+        self.input_size = self.output_size = sizes["N"]
+
+    def __repr__(self):
+        return f"LayerNorm({self.input_size}, eps={self.eps:g})"
+
+    def __reduce__(self):
+        return _layer_norm, (self.weights["weight"], self.weights.get("bias"), self.eps)
+
+
+def _layer_norm(weight, bias, eps):
+    return LayerNorm(weight, bias, eps=eps)
+
+
+class Activation(_Layer):
+    """A function of each element: "relu", "tanh" or "sigmoid".
+
+    Parameters
+    ----------
+    function : str
+
+    Attributes
+    ----------
+    input_size, output_size : None
+        Any: those of the layer before.
+    """
+
+    kind = "Activation"
+
+    def __init__(self, function):
+        if function not in ACTIVATIONS:
+            raise ValueError(f"function must be one of {', '.join(ACTIVATIONS)}, got {function!r}")
+        self.function = function
+        self.weights = {}
+        self.input_size = self.output_size = None
+
+    def __repr__(self):
+        return f"Activation({self.function!r})"
+
+    def __reduce__(self):
+        return Activation, (self.function,)
+
+
+class Residual(_Layer):
+    """y = x + layers(x).
+
+    Parameters
+    ----------
+    layers : sequence of layers
+        Applied in order; the last has as many outputs as the first has inputs. No `Bidirectional`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `cnorm.Model`.
+    """
+
+    kind = "Residual"
+
+    def __init__(self, layers):
+        self.layers = chained(layers)
+        if any(isinstance(layer, Bidirectional) for layer in self.layers):
+            raise ValueError("layers of Residual must not have a Bidirectional layer: put it on its own")
+        self.weights = {}
+        self.input_size, self.output_size = ends(self.layers)
+        if self.input_size != self.output_size:
+            raise ValueError(
+                f"layers of Residual must have as many outputs as inputs, got {self.input_size} -> {self.output_size}"
+            )
+
+    def __repr__(self):
+        return f"Residual([{', '.join(map(repr, self.layers))}])"
+
+    def __reduce__(self):
+        return Residual, (self.layers,)
+
+
+class Bidirectional(_Layer):
+    """y[t] = (forward's output at t, backward's output at t), backward having read the sequence from its end.
+
+    It needs the whole sequence: a model with one has `Model.run` and no streams.
+
+    Parameters
+    ----------
+    forward, backward : LSTM, GRU or RNN
+        With the same input_size.
+
+    Raises
+    ------
+    TypeError
+        If one is not a recurrent layer.
+    ValueError
+        If their input sizes differ.
+    """
+
+    kind = "Bidirectional"
+
+    def __init__(self, forward, backward):
+        for name, layer in (("forward", forward), ("backward", backward)):
+            if not isinstance(layer, _Cell):
+                raise TypeError(f"{name} must be a recurrent layer such as cnorm.LSTM, got {type(layer).__name__}")
+        if forward.input_size != backward.input_size:
+            raise ValueError(
+                f"backward must take the {forward.input_size} inputs that forward takes, got {backward.input_size}"
+            )
+        self.forward, self.backward = forward, backward
+        self.weights = {}
+        self.input_size, self.output_size = forward.input_size, forward.output_size + backward.output_size
+
+    def __repr__(self):
+        return f"Bidirectional({self.forward!r}, {self.backward!r})"
+
+    def __reduce__(self):
+        return Bidirectional, (self.forward, self.backward)
+
+
+def chained(layers) -> tuple[_Layer, ...]:
+    """The layers as a tuple, checked to fit one another."""
+    layers = tuple(layers)
+    if not layers:
+        raise ValueError("layers must have at least one layer, got none")
+    size = None
+    for i, layer in enumerate(layers):
+        if not isinstance(layer, _Layer):
+            raise TypeError(
+                f"layers[{i}] must be a layer such as cnorm.LSTM or cnorm.Linear, got {type(layer).__name__}"
+            )
+        if layer.input_size is not None and size is not None and layer.input_size != size:
+            raise ValueError(
+                f"layers[{i}] must take the {size} outputs of the layers before it, got {layer!r}, "
+                f"which takes {layer.input_size}"
+            )
+        size = layer.output_size or size
+    if size is None:
+        raise ValueError("layers must have a layer with a size, got activations only")
+    return layers
+
+
+def ends(layers) -> tuple[int, int]:
+    """Input size of the first and output size of the last that has one."""
+    sizes = [layer for layer in layers if layer.input_size is not None]
+    return sizes[0].input_size, sizes[-1].output_size
+
+
+def flat(layers, size: int) -> list[tuple[str, object, int]]:
+    """The layers as the runtime takes them: (kind, layer, size), a residual as its inner layers and an addition.
+
+    `size` is that of an activation or addition; for ("Residual", back, size) the second is how many places back the
+    layer is whose input is added.
+    """
+    flattened = []
+    for layer in layers:
+        if isinstance(layer, Residual):
+            inner = flat(layer.layers, size)
+            flattened += [*inner, ("Residual", len(inner), size)]
+        else:
+            size = layer.output_size or size
+            flattened.append((layer.kind, layer, size))
+    return flattened
+
+
 def _spec(kind: str, preset) -> CellSpec:
     if isinstance(preset, CellSpec):
-        if PRESETS.get((kind, preset.name)) != preset:
-            raise ValueError(f"preset must be one of the {kind} cells the runtime covers, got {preset}")
+        if preset.kind != kind:
+            raise ValueError(f"preset must be a spec of kind {kind}, got one of kind {preset.kind}")
+        if reason := preset.refusal():
+            raise ValueError(f"the runtime does not compute this {kind}: {reason}")
         return preset
     if not isinstance(preset, str):
         raise TypeError(f"preset must be a name or a CellSpec, got {type(preset).__name__}")
@@ -164,11 +360,17 @@ def _spec(kind: str, preset) -> CellSpec:
     return PRESETS[kind, preset]
 
 
-def _checked_eps(eps, spec: CellSpec) -> float:
-    if eps is None:
-        if spec.eps is None:
-            raise ValueError(f"eps must be given for preset {spec.name!r}: its checkpoints do not carry one")
-        eps = spec.eps
+def _eps(eps, spec: CellSpec) -> float | None:
+    if not spec.normalises:
+        if eps is not None:
+            raise ValueError(f"eps must not be given for preset {spec.name!r}, which normalises nothing")
+        return None
+    if eps is None and spec.eps is None:
+        raise ValueError(f"eps must be given for preset {spec.name!r}: its checkpoints do not carry one")
+    return _rounded_eps(spec.eps if eps is None else eps)
+
+
+def _rounded_eps(eps) -> float:
     if isinstance(eps, (str, bytes, bool)) or not hasattr(eps, "__float__"):
         raise TypeError(f"eps must be a real number, got {eps!r}")
     rounded = float(np.float32(min(float(eps), 3e38)))

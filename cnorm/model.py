@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import stat
@@ -14,8 +16,21 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from cnorm._core import Network, Stream
-from cnorm.layers import LSTM, Linear, _Layer
+from cnorm import _core
+from cnorm.layers import (
+    GRU,
+    LSTM,
+    RNN,
+    Activation,
+    Bidirectional,
+    LayerNorm,
+    Linear,
+    Residual,
+    chained,
+    ends,
+    flat,
+)
+from cnorm.specs import PRESETS, _from_json
 
 __all__ = ["Model", "demo_model", "load"]
 
@@ -53,21 +68,20 @@ class Model:
     """
 
     def __init__(self, layers):
-        layers = tuple(layers)
-        if not layers:
-            raise ValueError("layers must have at least one layer, got none")
-        for i, layer in enumerate(layers):
-            if not isinstance(layer, _Layer):
-                raise TypeError(
-                    f"layers[{i}] must be a layer such as cnorm.LSTM or cnorm.Linear, got {type(layer).__name__}"
-                )
-            if i and layer.input_size != layers[i - 1].output_size:
-                raise ValueError(
-                    f"layers[{i}] must take the {layers[i - 1].output_size} outputs of layers[{i - 1}], "
-                    f"got {layer!r}, which takes {layer.input_size}"
-                )
-        self._layers = layers
-        self._network = Network(layers, _identity(layers))
+        self._layers = layers = chained(layers)
+        self._input_size, self._output_size = ends(layers)
+        self._parts, self._network = [], None
+        size = self._input_size
+        for bidirectional, group in itertools.groupby(layers, lambda layer: isinstance(layer, Bidirectional)):
+            for part in ([layer] for layer in group) if bidirectional else [list(group)]:
+                if bidirectional:
+                    ways = (part[0].forward, part[0].backward)
+                    self._parts.append(tuple(_core.Network(flat([way], size), b"") for way in ways))
+                else:
+                    self._parts.append(_core.Network(flat(part, size), _identity(layers)))
+                size = part[-1].output_size or ends([*part])[1] if any(p.output_size for p in part) else size
+        if len(self._parts) == 1 and not isinstance(self._parts[0], tuple):
+            self._network = self._parts[0]
 
     @property
     def layers(self):
@@ -75,15 +89,73 @@ class Model:
 
     @property
     def input_size(self):
-        return self._network.input_size
+        return self._input_size
 
     @property
     def output_size(self):
-        return self._network.output_size
+        return self._output_size
 
     def stream(self):
-        """A new `Stream` with its state at zero."""
-        return Stream(self)
+        """A new `Stream`, its state at the start: zero, or what the cells have learned.
+
+        Raises
+        ------
+        ValueError
+            If a layer is bidirectional: it needs the whole sequence, see `run`.
+        """
+        return _core.Stream(self)
+
+    def step_many(self, streams, x, out=None, reset=None):
+        """One step of each of some streams of this model; the weights are read once for all.
+
+        Parameters
+        ----------
+        streams : sequence of Stream
+            Any of this model's, each once, in any order.
+        x : ndarray, shape (len(streams), input_size), float32
+        out : ndarray, shape (len(streams), output_size), float32, contiguous, optional
+        reset : ndarray, shape (len(streams),), bool, optional
+            Streams to reset before the step.
+
+        Returns
+        -------
+        y : ndarray, shape (len(streams), output_size), float32
+            Each row has the same bits as that stream's own `step`.
+
+        Raises
+        ------
+        TypeError
+            If something is not a stream, or of another dtype.
+        ValueError
+            For a stream twice or of another model, or another shape.
+        RuntimeError
+            If another thread is using one of the streams. On any error no stream has moved.
+        """
+        return _core.step_many(self, streams, x, out, reset)
+
+    def run(self, x):
+        """A whole sequence from the state at the start; the only way to run bidirectional layers.
+
+        Parameters
+        ----------
+        x : ndarray, shape (steps, input_size), float32
+
+        Returns
+        -------
+        y : ndarray, shape (steps, output_size), float32
+
+        Raises
+        ------
+        TypeError, ValueError
+            For another dtype or shape.
+        """
+        for part in self._parts:
+            if isinstance(part, tuple):
+                forward, backward = (_core.Stream(self, way) for way in part)
+                x = np.concatenate([forward.process(x), backward.process(x[::-1])[::-1]], axis=1)
+            else:
+                x = _core.Stream(self, part).process(x)
+        return x
 
     def restore(self, saved):
         """The stream that ``Stream.save`` wrote to bytes.
@@ -95,7 +167,7 @@ class Model:
         ValueError
             If it is truncated, of another version, or of a model with another configuration or other weights.
         """
-        stream = Stream(self)
+        stream = self.stream()
         stream._restore(saved)
         return stream
 
@@ -124,17 +196,44 @@ class Model:
 
 
 def _configuration(layers) -> str:
-    described = []
-    for layer in layers:
-        entry = {"type": layer.kind}
-        if hasattr(layer, "spec"):
-            entry |= {"preset": layer.spec.name, "eps": layer.eps}
-        described.append(entry)
-    return json.dumps({"format": FORMAT, "layers": described})
+    return json.dumps({"format": FORMAT, "layers": [_entry(layer) for layer in layers]})
+
+
+def _entry(layer) -> dict:
+    """What the file says of one layer beside its tensors."""
+    entry = {"type": layer.kind}
+    if isinstance(layer, (LSTM, GRU, RNN)):
+        preset = PRESETS.get((layer.kind, layer.spec.name)) == layer.spec
+        entry |= {"preset": layer.spec.name} if preset else {"spec": dataclasses.asdict(layer.spec)}
+        if layer.eps is not None:
+            entry["eps"] = layer.eps
+    elif isinstance(layer, LayerNorm):
+        entry["eps"] = layer.eps
+    elif isinstance(layer, Activation):
+        entry["function"] = layer.function
+    elif isinstance(layer, Residual):
+        entry["layers"] = [_entry(inner) for inner in layer.layers]
+    elif isinstance(layer, Bidirectional):
+        entry |= {"forward": _entry(layer.forward), "backward": _entry(layer.backward)}
+    return entry
 
 
 def _tensors(layers) -> dict[str, np.ndarray]:
-    return {f"layers.{i}.{name}": array for i, layer in enumerate(layers) for name, array in layer.weights.items()}
+    return {f"layers.{i}.{name}": array for i, layer in enumerate(layers) for name, array in _tensors_of(layer)}
+
+
+def _tensors_of(layer):
+    """(name, array) of one layer; those of inner layers have a prefix."""
+    if isinstance(layer, Residual):
+        inner = {str(i): one for i, one in enumerate(layer.layers)}
+    elif isinstance(layer, Bidirectional):
+        inner = {"forward": layer.forward, "backward": layer.backward}
+    else:
+        yield from layer.weights.items()
+        return
+    for prefix, one in inner.items():
+        for name, array in _tensors_of(one):
+            yield f"{prefix}.{name}", array
 
 
 def _identity(layers) -> bytes:
@@ -166,17 +265,11 @@ def load(path):
     ValueError
         If it is not such a file; the message says what was expected and what was found.
     """
-    data = _read(path)
-    try:
-        tensors = safetensors.numpy.load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a safetensors file: {error}") from None
-    text = header.get("__metadata__", {}).get(METADATA_KEY)
-    if text is None:
+    tensors, metadata = read_safetensors(path)
+    if METADATA_KEY not in metadata:
         raise ValueError(f"{path} is not a cnorm model: the metadata has no {METADATA_KEY!r}")
     try:
-        configuration = json.loads(text)
+        configuration = json.loads(metadata[METADATA_KEY])
         version, entries = configuration["format"], configuration["layers"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{path}: {METADATA_KEY!r} is not JSON with a format and layers") from None
@@ -189,8 +282,28 @@ def load(path):
         if tensors:
             raise ValueError(f"tensors that no layer takes: {', '.join(sorted(tensors))}")
         return Model(layers)
+    except RecursionError:
+        raise ValueError(f"{path}: the layers are nested too deep") from None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def read_safetensors(path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file that may come from a stranger."""
+    data = _read(path)
+    try:
+        tensors = safetensors.numpy.load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    except (
+        safetensors.SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
+        raise ValueError(f"{path} is not a safetensors file that NumPy can hold: {error}") from None
+    return tensors, header.get("__metadata__", {})
 
 
 def _read(path) -> bytes:
@@ -211,17 +324,38 @@ def _taken(tensors: dict, prefix: str) -> dict:
     return {name.removeprefix(prefix): tensors.pop(name) for name in names}
 
 
+CELLS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+
+
 def _layer(entry, weights):
+    """The layer of one entry; `weights` by its own names."""
     kind = entry.get("type") if isinstance(entry, dict) else None
-    if kind == "LSTM" and entry.keys() == {"type", "preset", "eps"}:
-        return LSTM(weights, preset=entry["preset"], eps=entry["eps"])
-    if kind == "Linear" and entry.keys() == {"type"}:
-        if "weight" not in weights or not weights.keys() <= {"weight", "bias"}:
-            raise ValueError(
-                f"Linear must have the tensors weight and bias, got {', '.join(sorted(weights)) or 'none'}"
-            )
-        return Linear(**weights)
-    raise ValueError(f"unknown layer in the configuration: {str(entry)[:200]}")
+    rest = set(entry) - {"type"} if kind else set()
+    if kind in CELLS and rest - {"eps"} in ({"preset"}, {"spec"}):
+        preset = entry["preset"] if "preset" in entry else _from_json(entry["spec"])
+        return CELLS[kind](weights, preset=preset, eps=entry.get("eps"))
+    if kind == "Linear" and not rest:
+        return Linear(**_weight_and_bias(kind, weights))
+    if kind == "LayerNorm" and rest == {"eps"}:
+        return LayerNorm(**_weight_and_bias(kind, weights), eps=entry["eps"])
+    inner = None
+    if kind == "Activation" and rest == {"function"}:
+        inner = Activation(entry["function"])
+    elif kind == "Residual" and rest == {"layers"} and isinstance(entry["layers"], list):
+        inner = Residual([_layer(one, _taken(weights, f"{i}.")) for i, one in enumerate(entry["layers"])])
+    elif kind == "Bidirectional" and rest == {"forward", "backward"}:
+        inner = Bidirectional(*(_layer(entry[way], _taken(weights, f"{way}.")) for way in ("forward", "backward")))
+    if inner is None:
+        raise ValueError(f"unknown layer in the configuration: {str(entry)[:200]}")
+    if weights:
+        raise ValueError(f"tensors that {kind} does not take: {', '.join(sorted(weights))}")
+    return inner
+
+
+def _weight_and_bias(kind: str, weights: dict) -> dict:
+    if "weight" not in weights or not weights.keys() <= {"weight", "bias"}:
+        raise ValueError(f"{kind} must have the tensors weight and bias, got {', '.join(sorted(weights)) or 'none'}")
+    return weights
 
 
 def demo_model():

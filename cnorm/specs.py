@@ -1,11 +1,29 @@
-"""What a recurrent cell computes, as data. A preset names a cell that exists in the wild; it is never guessed."""
+"""What a recurrent cell computes, as data. A preset names a cell that exists in the wild; it is never guessed.
+
+docs/cells.md has the equations of every preset.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 
 __all__ = ["PRESETS", "CellSpec"]
+
+MEANING = re.compile(r"(?P<part>\w+?)(?P<transposed>\.T)?(\[(?P<gates>\w+)\])?")  # of one use of a tensor
+GATES = {"LSTM": "fiog", "GRU": "zrn", "RNN": "a"}  # as the kernels order them
+CHOICES = {
+    "kind": tuple(GATES),
+    "scope": ("none", "split", "sum"),
+    "grouping": ("joint", "per_gate", "gates_and_candidate"),
+    "cell_norm": ("none", "output", "carry"),
+    "eps_place": ("variance", "std"),
+    "reset": ("after", "candidate", "before"),
+    "update": ("new", "keep"),
+    "activation": ("tanh", "relu"),
+}
 
 
 @dataclass(frozen=True)
@@ -13,39 +31,560 @@ class CellSpec:
     """One recurrent cell.
 
     Two checkpoints can have the same names and shapes and still mean different recurrences, so everything that
-    decides the result is here.
+    decides the result is here. `dataclasses.replace` makes a variant of a preset:
+    ``replace(PRESETS["LSTM", "haste"], zoneout=0.1)``.
 
     Attributes
     ----------
     kind : str
-        "LSTM".
+        "LSTM", "GRU" or "RNN".
     name : str
         The preset's name, as in the model file.
     source : str
         Where the equations are from.
-    scope : str
-        What is normalised before the gates: "split", LN(W_h h) + LN(W_x x), each over all gates together.
-    cell_norm : str
-        "output": h = o * tanh(LN(c)), and the next step sees the raw c.
     gates : str
-        Their order in the weights, a letter each.
+        Their order in the weights, a letter each: f, i, o, g (candidate) of an LSTM, z, r, n (candidate) of a GRU,
+        a of an RNN.
+    weights : tuple of (name, shape, meaning)
+        The checkpoint's own tensors. A shape is made of H (units), I (inputs), P (outputs: the units, or fewer after
+        a projection) and numbers: "4H I", or "I+H 3H" for one matrix over the joined [x, h]. A meaning is weight_x,
+        weight_h, weight_p (projection); inside_x, inside_h (bias within a layer norm); gain_x, gain_h, gain (of the
+        sum); bias_x, bias_h, bias (outside; a GRU's bias_h is under the reset gate where the product is); gain_c,
+        bias_c (cell norm); bias_p. .T says that the inputs come first, [..] names the gates if not all, + joins two
+        uses of one tensor, a space separates the parts of a stacked one, ? at the end says it may be missing. Every
+        cell may also have h0 "P" and c0 "H", the state at the start.
+    scope : str
+        "none": a = W_x x + W_h h + b. "split": LN(W_x x) + LN(W_h h) + b. "sum": LN(W_x x + W_h h) + b.
+    grouping : str
+        What one layer norm covers: "joint", all gates; "per_gate"; "gates_and_candidate", z and r together, n alone.
+    cell_norm : str
+        "none"; "output": h = o tanh(LN(c)), and the next step sees c; "carry": c becomes LN(c).
     eps : float or None
-        Added to the variance where the user gives none; None: the user must.
+        The eps where the user gives none; None: the user must, or there is nothing normalised.
+    eps_place : str
+        "variance": sqrt(var + eps). "std": sqrt(var) + eps, which the runtime refuses.
+    ddof : int
+        0: the variance divides by n. 1: by n - 1, which the runtime refuses.
+    reset : str
+        Where a GRU's reset gate acts: "after" the recurrent product, on the whole "candidate", or "before" the product.
+    update : str
+        What a GRU's update gate z weighs: "new", h = (1 - z) h + z n, or "keep", h = z h + (1 - z) n.
+    forget_bias, update_bias : float
+        Constants added to f, and to z, after everything else.
+    activation : str
+        Of the RNN: "tanh" or "relu".
+    cell_clip, projection_clip : float or None
+        The LSTM's c, and its projected h, are kept within plus and minus this.
+    zoneout : float
+        The inference form: h = zoneout h_before + (1 - zoneout) h_new.
     """
 
     kind: str
     name: str
     source: str
-    scope: str
-    cell_norm: str
     gates: str
-    eps: float | None
+    weights: tuple[tuple[str, str, str], ...]
+    scope: str = "none"
+    grouping: str = "joint"
+    cell_norm: str = "none"
+    eps: float | None = None
+    eps_place: str = "variance"
+    ddof: int = 0
+    reset: str = "after"
+    update: str = "new"
+    forget_bias: float = 0.0
+    update_bias: float = 0.0
+    activation: str = "tanh"
+    cell_clip: float | None = None
+    projection_clip: float | None = None
+    zoneout: float = 0.0
+
+    def __post_init__(self):
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if not isinstance(self.name, str) or not isinstance(self.source, str) or not isinstance(self.gates, str):
+            raise TypeError("name, source and gates must be strings")
+        if sorted(self.gates) != sorted(GATES[self.kind]):
+            raise ValueError(f"gates must be {GATES[self.kind]!r} in some order, got {self.gates!r}")
+        object.__setattr__(self, "weights", tuple(tuple(entry) for entry in self.weights))
+        if not all(len(entry) == 3 and all(isinstance(part, str) for part in entry) for entry in self.weights):
+            raise TypeError("weights must be (name, shape, meaning) triples of strings")
+        if self.ddof not in (0, 1):
+            raise ValueError(f"ddof must be 0 or 1, got {self.ddof!r}")
+        for name in ("forget_bias", "update_bias", "zoneout"):
+            if not _is_number(getattr(self, name)):
+                raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
+        for name in ("cell_clip", "projection_clip", "eps"):
+            value = getattr(self, name)
+            if value is not None and not (_is_number(value) and (value > 0 or (name == "eps" and value == 0))):
+                raise ValueError(f"{name} must be a positive number or None, got {value!r}")
+        if not 0 <= self.zoneout < 1:
+            raise ValueError(f"zoneout must be in [0, 1), got {self.zoneout!r}")
+
+    @property
+    def normalises(self) -> bool:
+        """Whether there is any layer norm, and so an eps."""
+        return self.scope != "none" or self.cell_norm != "none"
+
+    def refusal(self) -> str | None:
+        """Why the runtime does not compute this cell, or None: it computes exactly what is asked, or nothing."""
+        if self.eps_place == "std" and self.normalises:
+            return "eps is added to the standard deviation, and the runtime adds it to the variance"
+        if self.ddof == 1 and self.normalises:
+            return "the variance divides by n - 1, and the runtime's by n"
+        if self.kind == "GRU" and self.scope == "sum" and self.reset == "after":
+            return "the reset gate acts between two products whose sum is normalised"
+        if self.kind == "GRU" and self.scope != "none" and self.reset == "before":
+            return "the reset gate acts before the product, and the runtime has that without layer norm only"
+        if self.kind != "LSTM" and self.cell_norm != "none":
+            return "only an LSTM has a cell"
+        if self.kind != "GRU" and self.grouping == "gates_and_candidate":
+            return "only a GRU normalises its candidate apart"
+        if self.kind != "LSTM" and (self.forget_bias or self.cell_clip or self.projection_clip):
+            return "forget_bias and the clips belong to the LSTM"
+        if self.kind != "GRU" and self.update_bias:
+            return "update_bias belongs to the GRU"
+        useful = {"weight_x", "weight_h", "bias", "bias_x", "bias_h"}
+        useful |= {"none": set(), "split": {"gain_x", "gain_h"}, "sum": {"gain"}}[self.scope]
+        useful |= {"inside_x", "inside_h"} if self.scope != "none" else set()
+        useful |= {"weight_p", "bias_p"} if self.kind == "LSTM" else set()
+        useful |= {"gain_c", "bias_c"} if self.cell_norm != "none" else set()
+        for name, _, meaning in self.weights:
+            for use in meaning.removesuffix("?").replace("+", " ").split():
+                match = MEANING.fullmatch(use)
+                if not match or match["part"] not in useful or not set(match["gates"] or "") <= set(self.gates):
+                    return f"the weight {name} means {use!r}, which this cell has no use for"
+        return None
 
 
-PRESETS = MappingProxyType(
-    {
-        (spec.kind, spec.name): spec
-        for spec in (CellSpec("LSTM", "ba2016", "arXiv:1607.06450, Eq. 20-22", "split", "output", "fiog", 1e-5),)
-    }
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _from_json(entry: dict) -> CellSpec:
+    """The inverse of dataclasses.asdict, for data from a stranger."""
+    known = {field.name for field in fields(CellSpec)}
+    if not isinstance(entry, dict) or not entry.keys() <= known:
+        raise ValueError(f"a spec must be an object with some of {', '.join(sorted(known))}")
+    try:
+        return CellSpec(**entry)
+    except TypeError as error:
+        raise ValueError(f"not a cell: {error}") from None
+
+
+def _affine(*names, size):
+    """The gain and bias tensors of layer norms: (own gain, own bias, site) each."""
+    entries = []
+    for gain, bias, site in names:
+        site = f"_{site}" if site[:1].isalpha() else site
+        entries += [(gain, size, f"gain{site}"), (bias, size, f"bias{site}")]
+    return entries
+
+
+PAPER = "Ba, Kiros, Hinton 2016, arXiv:1607.06450"
+_CELL = _affine(("gain_c", "bias_c", "c"), size="H")
+_TFLITE = {"i": "input", "f": "forget", "g": "cell", "o": "output"}
+_DREAMER = {"kind": "GRU", "gates": "rnz", "scope": "sum", "reset": "candidate", "update_bias": -1.0, "eps": 1e-3}
+
+_ALL = (
+    CellSpec(
+        "LSTM",
+        "ba2016",
+        f"{PAPER}, Eq. 20-22",
+        "fiog",
+        (
+            ("weight_x", "4H I", "weight_x"),
+            ("weight_h", "4H H", "weight_h"),
+            ("bias", "4H", "bias"),
+            *_affine(("gain_x", "bias_x", "x"), ("gain_h", "bias_h", "h"), size="4H"),
+            *_CELL,
+        ),
+        scope="split",
+        cell_norm="output",
+        eps=1e-5,
+    ),
+    CellSpec(
+        "LSTM",
+        "draw",
+        f"{PAPER}, Eq. 29-31",
+        "fiog",
+        (("weight_x", "4H I", "weight_x"), ("weight_h", "4H H", "weight_h"), ("bias", "4H", "bias"), *_CELL),
+        cell_norm="output",
+        eps=1e-5,
+    ),
+    CellSpec(
+        "LSTM",
+        "ba2016_code",
+        "github.com/ryankiros/layer-norm, layers.py, lnlstm_layer",
+        "ifog",
+        (
+            ("W", "I 4H", "weight_x.T"),
+            ("U", "H 4H", "weight_h.T"),
+            ("b", "4H", "inside_x+bias"),
+            *_affine(("s1", "b1", "x"), ("s2", "b2", "h"), size="4H"),
+            ("s3", "H", "gain_c"),
+            ("b3", "H", "bias_c"),
+        ),
+        scope="split",
+        cell_norm="output",
+        eps=1e-5,
+    ),
+    CellSpec(
+        "LSTM",
+        "torch_custom",
+        "github.com/pytorch/pytorch, benchmarks/fastrnns/custom_lstms.py, LayerNormLSTMCell",
+        "ifgo",
+        (
+            ("weight_ih", "4H I", "weight_x"),
+            ("weight_hh", "4H H", "weight_h"),
+            *_affine(
+                ("layernorm_i.weight", "layernorm_i.bias", "x"),
+                ("layernorm_h.weight", "layernorm_h.bias", "h"),
+                size="4H",
+            ),
+            *_affine(("layernorm_c.weight", "layernorm_c.bias", "c"), size="H"),
+        ),
+        scope="split",
+        cell_norm="carry",
+        eps=1e-5,
+    ),
+    CellSpec(
+        "LSTM",
+        "torchaudio",
+        "github.com/pytorch/audio, torchaudio/models/rnnt.py, _CustomLSTM",
+        "ifgo",
+        (
+            ("x2g.weight", "4H I", "weight_x"),
+            ("p2g.weight", "4H H", "weight_h"),
+            *_affine(("g_norm.weight", "g_norm.bias", ""), size="4H"),
+            *_affine(("c_norm.weight", "c_norm.bias", "c"), size="H"),
+        ),
+        scope="sum",
+        cell_norm="carry",  # no eps: the class says 1e-5, the published model 1e-3
+    ),
+    CellSpec(
+        "LSTM",
+        "tfa",
+        "github.com/tensorflow/addons, tensorflow_addons/rnn/layer_norm_lstm_cell.py",
+        "ifgo",
+        (
+            ("kernel", "I 4H", "weight_x.T"),
+            ("recurrent_kernel", "H 4H", "weight_h.T"),
+            ("bias", "4H", "bias?"),
+            *_affine(
+                ("kernel_norm/gamma", "kernel_norm/beta", "x"),
+                ("recurrent_norm/gamma", "recurrent_norm/beta", "h"),
+                size="4H",
+            ),
+            *_affine(("state_norm/gamma", "state_norm/beta", "c"), size="H"),
+        ),
+        scope="split",
+        cell_norm="carry",
+        eps=1e-3,
+    ),
+    CellSpec(
+        "LSTM",
+        "tf_contrib",
+        "TensorFlow 1.15, tensorflow/contrib/rnn/python/ops/rnn_cell.py, LayerNormBasicLSTMCell",
+        "igfo",
+        (
+            ("kernel", "I+H 4H", "weight_x.T weight_h.T"),
+            *_affine(
+                ("input/gamma", "input/beta", "[i]"),
+                ("transform/gamma", "transform/beta", "[g]"),
+                ("forget/gamma", "forget/beta", "[f]"),
+                ("output/gamma", "output/beta", "[o]"),
+                size="H",
+            ),
+            *_affine(("state/gamma", "state/beta", "c"), size="H"),
+        ),
+        scope="sum",
+        grouping="per_gate",
+        cell_norm="carry",
+        forget_bias=1.0,
+        eps=1e-12,
+    ),
+    CellSpec(
+        "LSTM",
+        "haste",
+        "github.com/lmnt-com/haste, frameworks/pytorch/layer_norm_lstm.py",
+        "igfo",
+        (
+            ("kernel", "I 4H", "weight_x.T"),
+            ("recurrent_kernel", "H 4H", "weight_h.T"),
+            ("bias", "4H", "bias"),
+            ("gamma", "2 4H", "gain_x gain_h"),
+            ("gamma_h", "H", "gain_c"),
+            ("beta_h", "H", "bias_c"),
+        ),
+        scope="split",
+        cell_norm="output",
+        eps=1e-5,
+    ),
+    CellSpec(
+        "LSTM",
+        "baselines",
+        "github.com/openai/baselines, baselines/a2c/utils.py, lnlstm",
+        "ifog",
+        (
+            ("wx", "I 4H", "weight_x.T"),
+            ("wh", "H 4H", "weight_h.T"),
+            ("b", "4H", "bias"),
+            *_affine(("gx", "bx", "x"), ("gh", "bh", "h"), size="4H"),
+            *_affine(("gc", "bc", "c"), size="H"),
+        ),
+        scope="split",
+        cell_norm="output",
+        eps=1e-5,
+    ),
+    CellSpec(
+        "LSTM",
+        "di_engine",
+        "github.com/opendilab/DI-engine, ding/torch_utils/network/rnn.py, LSTM with norm_type LN",
+        "ifog",
+        (
+            ("wx.{layer}", "I 4H", "weight_x.T"),
+            ("wh.{layer}", "H 4H", "weight_h.T"),
+            ("bias", "1 4H", "bias"),
+            *_affine(
+                ("norm.{even}.weight", "norm.{even}.bias", "x"),
+                ("norm.{odd}.weight", "norm.{odd}.bias", "h"),
+                size="4H",
+            ),
+        ),
+        scope="split",
+        eps=1e-5,
+    ),
+    CellSpec(
+        "LSTM",
+        "lingvo",
+        "github.com/tensorflow/lingvo, lingvo/core/rnn_cell.py, LayerNormalizedLSTMCellSimple",
+        "gifo",
+        (
+            ("wm", "I+P 4H", "weight_x.T weight_h.T"),
+            ("ln_scale", "4H", "gain"),
+            ("b", "4H", "bias?"),
+            ("w_proj", "H P", "weight_p.T?"),
+        ),
+        scope="sum",
+        grouping="per_gate",
+        cell_clip=10.0,
+        eps=1e-8,
+    ),
+    CellSpec(
+        "LSTM",
+        "tflite",
+        "github.com/tensorflow/tensorflow, tensorflow/lite/kernels/lstm_eval.cc, with layer norm",
+        "ifgo",
+        (
+            *((f"input_to_{name}_weights", "H I", f"weight_x[{gate}]") for gate, name in _TFLITE.items()),
+            *((f"recurrent_to_{name}_weights", "H P", f"weight_h[{gate}]") for gate, name in _TFLITE.items()),
+            *((f"{name}_layer_norm_coefficients", "H", f"gain[{gate}]") for gate, name in _TFLITE.items()),
+            *((f"{name}_gate_bias", "H", f"bias[{gate}]") for gate, name in _TFLITE.items()),
+            ("projection_weights", "P H", "weight_p?"),
+            ("projection_bias", "P", "bias_p?"),
+        ),
+        scope="sum",
+        grouping="per_gate",
+        eps=1e-8,
+    ),
+    CellSpec(
+        "LSTM",
+        "torch",
+        "pytorch.org, torch.nn.LSTM and LSTMCell",
+        "ifgo",
+        (
+            ("weight_ih_l{layer}{reverse}", "4H I", "weight_x"),
+            ("weight_hh_l{layer}{reverse}", "4H P", "weight_h"),
+            ("bias_ih_l{layer}{reverse}", "4H", "bias_x?"),
+            ("bias_hh_l{layer}{reverse}", "4H", "bias_h?"),
+            ("weight_hr_l{layer}{reverse}", "P H", "weight_p?"),
+        ),
+    ),
+    CellSpec(
+        "LSTM",
+        "keras",
+        "keras.io, keras.layers.LSTM",
+        "ifgo",
+        (("kernel", "I 4H", "weight_x.T"), ("recurrent_kernel", "H 4H", "weight_h.T"), ("bias", "4H", "bias?")),
+    ),
+    CellSpec(
+        "LSTM",
+        "onnx",
+        "onnx.ai, operator LSTM",
+        "iofg",
+        (("W", "1 4H I", "weight_x"), ("R", "1 4H H", "weight_h"), ("B", "1 8H", "bias_x bias_h?")),
+    ),
+    CellSpec(
+        "GRU",
+        "ba2016",
+        f"{PAPER}, Eq. 26-28",
+        "zrn",
+        (
+            ("weight_x", "2H I", "weight_x[zr]"),
+            ("weight_h", "2H H", "weight_h[zr]"),
+            *_affine(("gain_x", "bias_x", "x[zr]"), ("gain_h", "bias_h", "h[zr]"), size="2H"),
+            ("weight_xn", "H I", "weight_x[n]"),
+            ("weight_hn", "H H", "weight_h[n]"),
+            *_affine(("gain_xn", "bias_xn", "x[n]"), ("gain_hn", "bias_hn", "h[n]"), size="H"),
+        ),
+        scope="split",
+        grouping="gates_and_candidate",
+        eps=1e-5,
+    ),
+    CellSpec(
+        "GRU",
+        "ba2016_code",
+        "github.com/ryankiros/layer-norm, layers.py, lngru_layer",
+        "rzn",
+        (
+            ("W", "I 2H", "weight_x.T[rz]"),
+            ("U", "H 2H", "weight_h.T[rz]"),
+            ("Wx", "I H", "weight_x.T[n]"),
+            ("Ux", "H H", "weight_h.T[n]"),
+            ("b", "2H", "inside_x[rz]"),
+            ("bx", "H", "inside_x[n]"),
+            *_affine(("s1", "b1", "x[rz]"), ("s3", "b3", "h[rz]"), size="2H"),
+            *_affine(("s2", "b2", "x[n]"), ("s4", "b4", "h[n]"), size="H"),
+        ),
+        scope="split",
+        grouping="gates_and_candidate",
+        update="keep",
+        eps=1e-5,
+    ),
+    CellSpec(
+        "GRU",
+        "haste",
+        "github.com/lmnt-com/haste, frameworks/pytorch/layer_norm_gru.py",
+        "zrn",
+        (
+            ("kernel", "I 3H", "weight_x.T"),
+            ("recurrent_kernel", "H 3H", "weight_h.T"),
+            ("bias", "3H", "bias_x"),
+            ("recurrent_bias", "3H", "bias_h"),
+            ("gamma", "2 3H", "gain_x gain_h"),
+        ),
+        scope="split",
+        update="keep",
+        eps=1e-5,
+    ),
+    CellSpec(
+        name="dreamer_v2",
+        source="github.com/danijar/dreamerv2, dreamerv2/common/nets.py, GRUCell",
+        weights=(
+            ("kernel", "I+H 3H", "weight_x.T weight_h.T"),
+            ("bias", "3H", "inside_x"),
+            ("gamma", "3H", "gain"),
+            ("beta", "3H", "bias"),
+        ),
+        **_DREAMER,
+    ),
+    CellSpec(
+        name="dreamer_v3",
+        source="github.com/danijar/dreamerv3 of 2023 (8fa35f8), dreamerv3/nets.py, RSSM._gru",
+        weights=(
+            ("kernel", "H+I 3H", "weight_h.T weight_x.T"),
+            ("norm/scale", "3H", "gain"),
+            ("norm/bias", "3H", "bias"),
+        ),
+        **_DREAMER,
+    ),
+    CellSpec(
+        name="dreamer_torch",
+        source="github.com/NM512/dreamerv3-torch, networks.py, GRUCell",
+        weights=(
+            ("layers.GRU_linear.weight", "3H I+H", "weight_x weight_h"),
+            ("layers.GRU_norm.weight", "3H", "gain"),
+            ("layers.GRU_norm.bias", "3H", "bias"),
+        ),
+        **_DREAMER,
+    ),
+    CellSpec(
+        "GRU",
+        "torch",
+        "pytorch.org, torch.nn.GRU and GRUCell",
+        "rzn",
+        (
+            ("weight_ih_l{layer}{reverse}", "3H I", "weight_x"),
+            ("weight_hh_l{layer}{reverse}", "3H H", "weight_h"),
+            ("bias_ih_l{layer}{reverse}", "3H", "bias_x?"),
+            ("bias_hh_l{layer}{reverse}", "3H", "bias_h?"),
+        ),
+        update="keep",
+    ),
+    CellSpec(
+        "GRU",
+        "keras",
+        "keras.io, keras.layers.GRU with reset_after=True",
+        "zrn",
+        (
+            ("kernel", "I 3H", "weight_x.T"),
+            ("recurrent_kernel", "H 3H", "weight_h.T"),
+            ("bias", "2 3H", "bias_x bias_h?"),
+        ),
+        update="keep",
+    ),
+    CellSpec(
+        "GRU",
+        "keras_reset_before",
+        "keras.io, keras.layers.GRU with reset_after=False",
+        "zrn",
+        (("kernel", "I 3H", "weight_x.T"), ("recurrent_kernel", "H 3H", "weight_h.T"), ("bias", "3H", "bias?")),
+        update="keep",
+        reset="before",
+    ),
+    CellSpec(
+        "GRU",
+        "onnx",
+        "onnx.ai, operator GRU with linear_before_reset = 0",
+        "zrn",
+        (("W", "1 3H I", "weight_x"), ("R", "1 3H H", "weight_h"), ("B", "1 6H", "bias_x bias_h?")),
+        update="keep",
+        reset="before",
+    ),
+    CellSpec(
+        "GRU",
+        "onnx_linear_before_reset",
+        "onnx.ai, operator GRU with linear_before_reset = 1",
+        "zrn",
+        (("W", "1 3H I", "weight_x"), ("R", "1 3H H", "weight_h"), ("B", "1 6H", "bias_x bias_h?")),
+        update="keep",
+    ),
+    CellSpec(
+        "RNN",
+        "ba2016",
+        f"{PAPER}, Eq. 4, tanh",
+        "a",
+        (("weight_x", "H I", "weight_x"), ("weight_h", "H H", "weight_h"), *_affine(("gain", "bias", ""), size="H")),
+        scope="sum",
+        eps=1e-5,
+    ),
+    CellSpec(
+        "RNN",
+        "ba2016_relu",
+        f"{PAPER}, Eq. 4, relu",
+        "a",
+        (("weight_x", "H I", "weight_x"), ("weight_h", "H H", "weight_h"), *_affine(("gain", "bias", ""), size="H")),
+        scope="sum",
+        activation="relu",
+        eps=1e-5,
+    ),
+    CellSpec(
+        "RNN",
+        "tfa",
+        "github.com/tensorflow/addons, tensorflow_addons/rnn/layer_norm_simple_rnn_cell.py",
+        "a",
+        (
+            ("kernel", "I H", "weight_x.T"),
+            ("recurrent_kernel", "H H", "weight_h.T"),
+            ("bias", "H", "bias?"),
+            ("layer_normalization/gamma", "H", "gain"),
+        ),
+        scope="sum",
+        eps=1e-5,
+    ),
 )
+
+PRESETS = MappingProxyType({(spec.kind, spec.name): spec for spec in _ALL})
 """Presets by (kind, name), such as ``PRESETS["LSTM", "ba2016"]``."""

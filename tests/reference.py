@@ -185,6 +185,253 @@ def _mean(rows):
     return rows.mean(axis=-1, keepdims=True)
 
 
+# ---- recurrent cells in the wild: one step each, in the checkpoint's own names and layout --------------------------
+# Written from the sources that docs/cells.md names, one by one, sharing nothing but the norm: no table, no spec.
+
+
+def lstm_ba2016_code(weights, x, h, c, eps=1e-5):
+    """ryankiros/layer-norm, lnlstm_layer: i, f, o, candidate; b is added inside the input's norm and again outside."""
+    w, x, h, c = _recurrent(weights, x, h, c)
+    below = _layer_norm_of(x @ w["W"] + w["b"], w["s1"], w["b1"], eps)
+    before = _layer_norm_of(h @ w["U"], w["s2"], w["b2"], eps)
+    i, f, o, g = np.split(before + below + w["b"], 4, axis=-1)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    return sigmoid(o) * np.tanh(_layer_norm_of(c, w["s3"], w["b3"], eps)), c
+
+
+def lstm_torch_custom(weights, x, h, c, eps=1e-5):
+    """PyTorch's fastrnns LayerNormLSTMCell: i, f, g, o; the cell itself is normalised and carried."""
+    w, x, h, c = _recurrent(weights, x, h, c)
+    gates = _layer_norm_of(x @ w["weight_ih"].T, w["layernorm_i.weight"], w["layernorm_i.bias"], eps)
+    gates = gates + _layer_norm_of(h @ w["weight_hh"].T, w["layernorm_h.weight"], w["layernorm_h.bias"], eps)
+    i, f, g, o = np.split(gates, 4, axis=-1)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    c = _layer_norm_of(c, w["layernorm_c.weight"], w["layernorm_c.bias"], eps)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def lstm_torchaudio(weights, x, h, c, eps):
+    """torchaudio's rnnt _CustomLSTM: i, f, g, o; one norm of the sum; the cell is normalised and carried."""
+    w, x, h, c = _recurrent(weights, x, h, c)
+    total = x @ w["x2g.weight"].T + h @ w["p2g.weight"].T
+    i, f, g, o = np.split(_layer_norm_of(total, w["g_norm.weight"], w["g_norm.bias"], eps), 4, axis=-1)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    c = _layer_norm_of(c, w["c_norm.weight"], w["c_norm.bias"], eps)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def lstm_tfa(weights, x, h, c, eps=1e-3):
+    """TensorFlow Addons LayerNormLSTMCell: i, f, candidate, o; the cell is normalised and carried."""
+    w, x, h, c = _recurrent(weights, x, h, c)
+    z = _layer_norm_of(x @ w["kernel"], w["kernel_norm/gamma"], w["kernel_norm/beta"], eps)
+    z = z + _layer_norm_of(h @ w["recurrent_kernel"], w["recurrent_norm/gamma"], w["recurrent_norm/beta"], eps)
+    i, f, g, o = np.split(z + w.get("bias", 0), 4, axis=-1)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    c = _layer_norm_of(c, w["state_norm/gamma"], w["state_norm/beta"], eps)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def lstm_tf_contrib(weights, x, h, c, eps=1e-12):
+    """TensorFlow 1 LayerNormBasicLSTMCell: i, j, f, o of [x, h], a norm each; forget bias 1; the cell is carried."""
+    w, x, h, c = _recurrent(weights, x, h, c)
+    parts = np.split(np.concatenate([x, h], axis=-1) @ w["kernel"], 4, axis=-1)
+    names = ("input", "transform", "forget", "output")
+    i, j, f, o = (
+        _layer_norm_of(part, w[f"{name}/gamma"], w[f"{name}/beta"], eps)
+        for part, name in zip(parts, names, strict=True)
+    )
+    c = c * sigmoid(f + 1.0) + sigmoid(i) * np.tanh(j)
+    c = _layer_norm_of(c, w["state/gamma"], w["state/beta"], eps)
+    return np.tanh(c) * sigmoid(o), c
+
+
+def lstm_haste(weights, x, h, c, eps=1e-5, zoneout=0.0):
+    """haste LayerNormLSTM at inference: i, g, f, o; norms with gain only; zoneout mixes h."""
+    w, x, before, c = _recurrent(weights, x, h, c)
+    v = _layer_norm_of(x @ w["kernel"], w["gamma"][0], 0, eps)
+    v = v + _layer_norm_of(before @ w["recurrent_kernel"], w["gamma"][1], 0, eps) + w["bias"]
+    i, g, f, o = np.split(v, 4, axis=-1)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    h = sigmoid(o) * np.tanh(_layer_norm_of(c, w["gamma_h"], w["beta_h"], eps))
+    return zoneout * before + (1 - zoneout) * h, c
+
+
+def lstm_baselines(weights, x, h, c, eps=1e-5):
+    """OpenAI baselines lnlstm: i, f, o, u; LN of the cell on its way out."""
+    w, x, h, c = _recurrent(weights, x, h, c)
+    z = _layer_norm_of(x @ w["wx"], w["gx"], w["bx"], eps) + _layer_norm_of(h @ w["wh"], w["gh"], w["bh"], eps) + w["b"]
+    i, f, o, u = np.split(z, 4, axis=-1)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(u)
+    return sigmoid(o) * np.tanh(_layer_norm_of(c, w["gc"], w["bc"], eps)), c
+
+
+def lstm_di_engine(weights, x, h, c, eps=1e-5):
+    """DI-engine LSTM with norm_type LN: i, f, o, u; the cell is not normalised."""
+    w, x, h, c = _recurrent(weights, x, h, c)
+    gate = _layer_norm_of(x @ w["wx.0"], w["norm.0.weight"], w["norm.0.bias"], eps)
+    gate = gate + _layer_norm_of(h @ w["wh.0"], w["norm.1.weight"], w["norm.1.bias"], eps) + w["bias"][0]
+    i, f, o, u = np.split(gate, 4, axis=-1)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(u)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def lstm_lingvo(weights, x, h, c, eps=1e-8, cap=10.0):
+    """Lingvo LayerNormalizedLSTMCellSimple: candidate, i, f, o of [x, h], a norm each; c capped; h may be projected."""
+    w, x, h, c = _recurrent(weights, x, h, c)
+    xmw = np.concatenate([x, h], axis=-1) @ w["wm"]
+    scales, biases = np.split(w["ln_scale"], 4), np.split(w.get("b", np.zeros_like(w["ln_scale"])), 4)
+    g, i, f, o = (
+        _layer_norm_of(part, scale, bias, eps)
+        for part, scale, bias in zip(np.split(xmw, 4, axis=-1), scales, biases, strict=True)
+    )
+    c = np.clip(sigmoid(f) * c + sigmoid(i) * np.tanh(g), -cap, cap)
+    m = sigmoid(o) * np.tanh(c)
+    return m @ w["w_proj"] if "w_proj" in w else m, c
+
+
+def lstm_tflite(weights, x, h, c, eps=1e-8, cell_clip=np.inf, projection_clip=np.inf):
+    """TensorFlow Lite LSTM with layer norm: a matrix, a coefficient and a bias for each gate."""
+    w, x, h, c = _recurrent(weights, x, h, c)
+
+    def gate(name, bias):
+        total = x @ w[f"input_to_{name}_weights"].T + h @ w[f"recurrent_to_{name}_weights"].T
+        return _layer_norm_of(total, w[f"{name}_layer_norm_coefficients"], w[bias], eps)
+
+    i, f = sigmoid(gate("input", "input_gate_bias")), sigmoid(gate("forget", "forget_gate_bias"))
+    g, o = np.tanh(gate("cell", "cell_gate_bias")), sigmoid(gate("output", "output_gate_bias"))
+    c = np.clip(f * c + i * g, -cell_clip, cell_clip)
+    h = o * np.tanh(c)
+    if "projection_weights" in w:
+        h = h @ w["projection_weights"].T + w.get("projection_bias", 0)
+        h = np.clip(h, -projection_clip, projection_clip)
+    return h, c
+
+
+def lstm_torch(weights, x, h, c):
+    """torch.nn.LSTM: i, f, g, o; h may be projected."""
+    w, x, h, c = _recurrent(weights, x, h, c)
+    gates = x @ w["weight_ih_l0"].T + w.get("bias_ih_l0", 0) + h @ w["weight_hh_l0"].T + w.get("bias_hh_l0", 0)
+    i, f, g, o = np.split(gates, 4, axis=-1)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    h = sigmoid(o) * np.tanh(c)
+    return h @ w["weight_hr_l0"].T if "weight_hr_l0" in w else h, c
+
+
+def lstm_keras(weights, x, h, c):
+    """keras.layers.LSTM: i, f, candidate, o."""
+    w, x, h, c = _recurrent(weights, x, h, c)
+    i, f, g, o = np.split(x @ w["kernel"] + h @ w["recurrent_kernel"] + w.get("bias", 0), 4, axis=-1)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def lstm_onnx(weights, x, h, c):
+    """The ONNX operator LSTM, one direction, no peepholes: i, o, f, c; B is Wb and Rb."""
+    w, x, h, c = _recurrent(weights, x, h, c)
+    bias = sum(np.split(w["B"][0], 2)) if "B" in w else 0
+    i, o, f, g = np.split(x @ w["W"][0].T + h @ w["R"][0].T + bias, 4, axis=-1)
+    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    return sigmoid(o) * np.tanh(c), c
+
+
+def gru_ba2016_code(weights, x, h, eps=1e-5):
+    """ryankiros/layer-norm, lngru_layer: r, u and the candidate apart; biases inside the input's norms; u keeps."""
+    w, x, h = _recurrent(weights, x, h)
+    below = _layer_norm_of(x @ w["W"] + w["b"], w["s1"], w["b1"], eps)
+    below_x = _layer_norm_of(x @ w["Wx"] + w["bx"], w["s2"], w["b2"], eps)
+    r, u = np.split(sigmoid(_layer_norm_of(h @ w["U"], w["s3"], w["b3"], eps) + below), 2, axis=-1)
+    candidate = np.tanh(_layer_norm_of(h @ w["Ux"], w["s4"], w["b4"], eps) * r + below_x)
+    return u * h + (1 - u) * candidate
+
+
+def gru_haste(weights, x, h, eps=1e-5, zoneout=0.0):
+    """haste LayerNormGRU at inference: z, r, h; one norm over all three, gain only; z keeps; zoneout mixes h."""
+    w, x, h = _recurrent(weights, x, h)
+    vx = np.split(_layer_norm_of(x @ w["kernel"], w["gamma"][0], 0, eps) + w["bias"], 3, axis=-1)
+    vh = np.split(_layer_norm_of(h @ w["recurrent_kernel"], w["gamma"][1], 0, eps) + w["recurrent_bias"], 3, axis=-1)
+    z, r = sigmoid(vx[0] + vh[0]), sigmoid(vx[1] + vh[1])
+    new = z * h + (1 - z) * np.tanh(vx[2] + r * vh[2])
+    return zoneout * h + (1 - zoneout) * new
+
+
+def _dreamer(parts, h):
+    """r, candidate, u; the reset gate acts on the whole candidate; u takes the new, with a bias of -1."""
+    reset, candidate, update = np.split(parts, 3, axis=-1)
+    update = sigmoid(update - 1)
+    return update * np.tanh(sigmoid(reset) * candidate) + (1 - update) * h
+
+
+def gru_dreamer_v2(weights, x, h, eps=1e-3):
+    """DreamerV2 GRUCell(norm=True): a norm over a biased product of [x, h]."""
+    w, x, h = _recurrent(weights, x, h)
+    total = np.concatenate([x, h], axis=-1) @ w["kernel"] + w["bias"]
+    return _dreamer(_layer_norm_of(total, w["gamma"], w["beta"], eps), h)
+
+
+def gru_dreamer_v3(weights, x, h, eps=1e-3):
+    """DreamerV3 of 2023: a norm over a product of [h, x] without bias."""
+    w, x, h = _recurrent(weights, x, h)
+    total = np.concatenate([h, x], axis=-1) @ w["kernel"]
+    return _dreamer(_layer_norm_of(total, w["norm/scale"], w["norm/bias"], eps), h)
+
+
+def gru_dreamer_torch(weights, x, h, eps=1e-3):
+    """The PyTorch ports: a norm over a product of [x, h] without bias."""
+    w, x, h = _recurrent(weights, x, h)
+    total = np.concatenate([x, h], axis=-1) @ w["layers.GRU_linear.weight"].T
+    return _dreamer(_layer_norm_of(total, w["layers.GRU_norm.weight"], w["layers.GRU_norm.bias"], eps), h)
+
+
+def gru_torch(weights, x, h):
+    """torch.nn.GRU: r, z, n; the reset gate acts after the product, and on its bias; z keeps."""
+    w, x, h = _recurrent(weights, x, h)
+    of_x = np.split(x @ w["weight_ih_l0"].T + w.get("bias_ih_l0", 0), 3, axis=-1)
+    of_h = np.split(h @ w["weight_hh_l0"].T + w.get("bias_hh_l0", 0), 3, axis=-1)
+    r, z = sigmoid(of_x[0] + of_h[0]), sigmoid(of_x[1] + of_h[1])
+    return (1 - z) * np.tanh(of_x[2] + r * of_h[2]) + z * h
+
+
+def gru_keras(weights, x, h):
+    """keras.layers.GRU with reset_after: z, r, candidate; bias [2, 3H], of the input and of the recurrence."""
+    w, x, h = _recurrent(weights, x, h)
+    bias = w.get("bias", np.zeros((2, 1)))
+    xz, xr, xh = np.split(x @ w["kernel"] + bias[0], 3, axis=-1)
+    hz, hr, hh = np.split(h @ w["recurrent_kernel"] + bias[1], 3, axis=-1)
+    z, r = sigmoid(xz + hz), sigmoid(xr + hr)
+    return z * h + (1 - z) * np.tanh(xh + r * hh)
+
+
+def gru_keras_reset_before(weights, x, h):
+    """keras.layers.GRU with reset_after=False: the reset gate acts on h before its product."""
+    w, x, h = _recurrent(weights, x, h)
+    xz, xr, xh = np.split(x @ w["kernel"] + w.get("bias", 0), 3, axis=-1)
+    kz, kr, kh = np.split(w["recurrent_kernel"], 3, axis=-1)
+    z, r = sigmoid(xz + h @ kz), sigmoid(xr + h @ kr)
+    return z * h + (1 - z) * np.tanh(xh + (r * h) @ kh)
+
+
+def gru_onnx(weights, x, h, linear_before_reset=False):
+    """The ONNX operator GRU, one direction: z, r, h; z keeps."""
+    w, x, h = _recurrent(weights, x, h)
+    wz, wr, wh = np.split(w["W"][0], 3)
+    rz, rr, rh = np.split(w["R"][0], 3)
+    wbz, wbr, wbh, rbz, rbr, rbh = np.split(w["B"][0], 6) if "B" in w else np.zeros((6, 1))
+    z = sigmoid(x @ wz.T + h @ rz.T + wbz + rbz)
+    r = sigmoid(x @ wr.T + h @ rr.T + wbr + rbr)
+    if linear_before_reset:
+        candidate = np.tanh(x @ wh.T + r * (h @ rh.T + rbh) + wbh)
+    else:
+        candidate = np.tanh(x @ wh.T + (r * h) @ rh.T + rbh + wbh)
+    return (1 - z) * candidate + z * h
+
+
+def rnn_tfa(weights, x, h, eps=1e-5):
+    """TensorFlow Addons LayerNormSimpleRNNCell: a norm with gain only over the sum, then the bias."""
+    w, x, h = _recurrent(weights, x, h)
+    total = x @ w["kernel"] + h @ w["recurrent_kernel"]
+    return np.tanh(_layer_norm_of(total, w["layer_normalization/gamma"], 0, eps) + w.get("bias", 0))
+
+
 # ---- the family
 
 

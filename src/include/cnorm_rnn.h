@@ -5,8 +5,9 @@
  * steps it brings scratch. A step does not allocate, lock or call the system.
  *
  *     for each matrix: cnorm_matrix_pack into cnorm_matrix_floats() floats, aligned to CNORM_ALIGN bytes
- *     state:   cnorm_state_floats() floats, zero at the start       scratch: cnorm_scratch_floats() floats
- *     cnorm_run(layers, count, 1, x, 0, state, scratch, y, 0)
+ *     state:   cnorm_state_floats() floats, zero at the start or what a cell has learned
+ *     scratch: cnorm_scratch_floats(layers, count, 1) floats
+ *     cnorm_run(layers, count, 1, x, 0, state, scratch, 1, y, 0)
  */
 #ifndef CNORM_RNN_H
 #define CNORM_RNN_H
@@ -20,45 +21,109 @@ extern "C" {
 enum {
     CNORM_ALIGN = 64,    /* bytes; of panels, state and scratch */
     CNORM_GATE_PAD = 16, /* the units of a gate are padded to a multiple of this, with zeros */
+    CNORM_ROWS = 8,      /* steps or streams that share one reading of the weights */
 };
 
 /* units padded to CNORM_GATE_PAD: the length of h, of c, and the stride from gate to gate of the vectors below */
 ptrdiff_t cnorm_padded_units(ptrdiff_t units);
 
-/* W [gates * units, cols] packed for one product. With `centred`, the mean over all rows has been taken from each
- * column, in float64: the layer norm of W x is then W x / sqrt(mean (W x)^2 + eps). */
+/* W [gates * units, cols] packed for one product. The gates are normalised in groups of `group` (the last one may be
+ * smaller; 0: not normalised): within a group the mean over its rows has been taken from each column, in float64. The
+ * layer norm of W x over the group is then W x / sqrt(mean (W x)^2 + eps). */
 typedef struct cnorm_matrix {
-    ptrdiff_t gates, units, cols;
+    ptrdiff_t gates, units, cols, group;
     const float *panels;
 } cnorm_matrix;
 
 ptrdiff_t cnorm_matrix_floats(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols);
-cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, const float *w, int centred,
+cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, ptrdiff_t group, const float *w,
                                float *panels);
 
-/* y [units] = W x + bias; bias [units] or NULL; gates = 1, not centred */
+/* y [units] = W x + bias; bias [units] or NULL; gates = 1, group = 0 */
 typedef struct cnorm_linear {
     cnorm_matrix weight;
     const float *bias;
 } cnorm_linear;
 
-/* Layer-normalised LSTM, Ba, Kiros, Hinton 2016, Eq. 20-22; gates f, i, o, g; both matrices centred.
- * State: h [padded], c [padded]. Output: h [units]. */
-typedef struct cnorm_lstm {
-    cnorm_matrix weight_x, weight_h; /* [4 * units, inputs], [4 * units, units] */
-    const float *gain_x, *gain_h;    /* [4, padded] */
-    const float *bias;               /* [4, padded]: bias + bias_x + bias_h */
-    const float *gain_c, *bias_c;    /* [units] */
+/* y [n] = LN(x) gain + bias; gain and bias [n] or NULL */
+typedef struct cnorm_row_norm {
+    ptrdiff_t n;
+    const float *gain, *bias;
     float eps;
-} cnorm_lstm;
+} cnorm_row_norm;
 
-typedef enum cnorm_layer_kind { CNORM_LINEAR, CNORM_LSTM } cnorm_layer_kind;
+typedef enum cnorm_activation { CNORM_TANH, CNORM_RELU, CNORM_SIGMOID } cnorm_activation;
+
+typedef enum cnorm_cell_kind { CNORM_LSTM, CNORM_GRU, CNORM_RNN } cnorm_cell_kind;
+
+typedef enum cnorm_scope {
+    CNORM_PLAIN, /* a = W_x x + W_h h + bias */
+    CNORM_SPLIT, /* a = LN(W_x x + inside_x) gain_x + LN(W_h h + inside_h) gain_h + bias */
+    CNORM_SUM,   /* a = LN(W_x x + inside_x + W_h h) gain_h + bias */
+} cnorm_scope;
+
+typedef enum cnorm_cell_norm {
+    CNORM_NO_CELL_NORM,
+    CNORM_OUTPUT, /* h = o tanh(LN(c)), and the next step sees c */
+    CNORM_CARRY,  /* c = LN(c), h = o tanh(c) */
+} cnorm_cell_norm;
+
+typedef enum cnorm_reset {
+    CNORM_AFTER,     /* n = tanh(a_n of x + r (a_n of h + bias_n)) */
+    CNORM_CANDIDATE, /* n = tanh(r a_n) */
+    CNORM_BEFORE,    /* n = tanh(a_n of x + W_n (r h)); weight_h has the gates z and r only, scope CNORM_PLAIN */
+} cnorm_reset;
+
+/* A recurrent cell. Its gates have pre-activations a by `scope`; with s = sigmoid,
+ *   CNORM_LSTM, gates f, i, o, g:  c = s(f) c + s(i) tanh(g), within +-cell_clip;  m = s(o) tanh(c), by cell_norm
+ *                                  h = m, or W_p m + bias_p within +-projection_clip
+ *   CNORM_GRU, gates z, r, n:      h = (1 - s(z)) h + s(z) n, or with `keep` h = s(z) h + (1 - s(z)) n; n by `reset`
+ *   CNORM_RNN, one gate:           h = activation(a)
+ * and at last h = zoneout h_before + (1 - zoneout) h. State: h [padded outputs], for the LSTM then c [padded units].
+ * A stored |h| or |c| below 2^-100 becomes 0. Vectors without a use are NULL. */
+typedef struct cnorm_cell {
+    cnorm_cell_kind kind;
+    cnorm_scope scope;
+    cnorm_cell_norm cell_norm;
+    cnorm_reset reset;
+    cnorm_activation activation;
+    int keep;
+    float eps, cell_clip, projection_clip, zoneout; /* clips: infinity for none */
+    cnorm_matrix weight_x, weight_h;                /* [gates * units, inputs], [gates * units, outputs] */
+    cnorm_matrix weight_n, weight_p;                /* [units, units] if CNORM_BEFORE; [outputs, units] or panels NULL */
+    const float *inside_x, *inside_h;               /* [gates, padded] and CNORM_GATE_PAD more, centred like the weights; or NULL */
+    const float *gain_x, *gain_h, *bias;            /* [gates, padded] */
+    const float *bias_n;                            /* [padded] or NULL */
+    const float *gain_c, *bias_c;                   /* [units] or NULL */
+    const float *bias_p;                            /* [padded outputs] or NULL */
+} cnorm_cell;
+
+typedef enum cnorm_layer_kind {
+    CNORM_LINEAR,
+    CNORM_CELL,
+    CNORM_ROW_NORM,
+    CNORM_ACTIVATION, /* y = f(x), n elements */
+    CNORM_RESIDUAL,   /* y = x + what went into the layer `back` places before this one, n elements */
+} cnorm_layer_kind;
+
+typedef struct cnorm_elementwise {
+    ptrdiff_t n;
+    cnorm_activation f;
+} cnorm_elementwise;
+
+typedef struct cnorm_addition {
+    ptrdiff_t n;
+    int back;
+} cnorm_addition;
 
 typedef struct cnorm_layer {
     cnorm_layer_kind kind;
     union {
         cnorm_linear linear;
-        cnorm_lstm lstm;
+        cnorm_cell cell;
+        cnorm_row_norm norm;
+        cnorm_elementwise activation;
+        cnorm_addition residual;
     } as;
 } cnorm_layer;
 
@@ -66,11 +131,18 @@ ptrdiff_t cnorm_layer_inputs(const cnorm_layer *layer);
 ptrdiff_t cnorm_layer_outputs(const cnorm_layer *layer);
 ptrdiff_t cnorm_layer_state_floats(const cnorm_layer *layer); /* 0 for a layer without state */
 ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count);
-ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count);
+
+/* `rows`, 1 to CNORM_ROWS: how many steps or streams the scratch has room for at once. More is faster, not other bits. */
+ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows);
 
 /* x [steps, inputs of the first layer] -> y [steps, outputs of the last]; the same bits however the steps are cut */
 cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
-                       float *state, float *scratch, float *y, ptrdiff_t y_stride);
+                       float *state, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride);
+
+/* One step of each of `streams` states: x [streams, inputs] -> y [streams, outputs], each with the bits of cnorm_run */
+cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x,
+                            ptrdiff_t x_stride, float *const *states, float *scratch, ptrdiff_t rows, float *y,
+                            ptrdiff_t y_stride);
 
 #ifdef __cplusplus
 }

@@ -13,6 +13,9 @@ enum {
     BLOCK = 16,        /* additions into a lane before its sum is added to the lane's total */
     FOLD = 8192,       /* elements after which lane sums are added to a float64 */
     LOOK_AHEAD = 2048, /* elements of the longest row of which two are worked on at a time */
+    SHORT_ROW = 512,   /* elements of the longest row for which aligned addresses cost more than they save */
+    BACKWARD_ROWS = VECTOR_BYTES == 64 ? 2 : 1, /* as many as the registers hold the sums of */
+    ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned vector crosses a line */
 };
 
 /* A sum of squares in [n Q_MIN, Q_MAX] has neither overflowed nor lost bits to subnormals. */
@@ -102,7 +105,7 @@ INLINE void add_f64(ptrdiff_t n, void *into, const void *from)
 #include "undefine_type.h"
 
 #include "activation.inl.h"
-#include "lstm.inl.h"
+#include "cell.inl.h"
 
 #define TABLE_OF(isa) cnorm_kernels_##isa
 #define TABLE(isa) TABLE_OF(isa)
@@ -133,6 +136,8 @@ const cnorm_kernels TABLE(CNORM_ISA) = {
     .smoothing_sum = BY_WHOLE_DTYPE(smoothing_sum),
     .sigmoid_f32 = sigmoid_f32,
     .tanh_f32 = tanh_f32,
+    .activation_f32 = activation_f32,
     .linear_step = linear_step,
-    .lstm_step = lstm_step,
+    .cell_inputs = cell_inputs,
+    .cell_step = cell_step,
 };

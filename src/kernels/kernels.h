@@ -22,6 +22,26 @@ static inline ptrdiff_t packed_rows(const cnorm_matrix *w)
     return (w->gates * padded_units(w->units) + PANEL - 1) / PANEL * PANEL;
 }
 
+/* floats from row to row of a cell's input products: the products, then the rstd of each gate */
+static inline ptrdiff_t input_row_floats(const cnorm_cell *cell) { return packed_rows(&cell->weight_x) + CNORM_GATE_PAD; }
+
+/* what `products` needs to lay `rows` vectors side by side */
+static inline ptrdiff_t interleaved_floats(const cnorm_matrix *w, ptrdiff_t rows) { return rows > 1 ? CNORM_ROWS * w->cols : 0; }
+
+/* scratch of cell_step, in the order in which it lays it out */
+static inline ptrdiff_t cell_step_floats(const cnorm_cell *cell, ptrdiff_t rows)
+{
+    const cnorm_matrix *second = cell->weight_n.panels ? &cell->weight_n : cell->weight_p.panels ? &cell->weight_p : NULL;
+    const ptrdiff_t width = padded_units(cell->weight_x.units), outputs = padded_units(cell->weight_h.cols);
+    ptrdiff_t interleaved = interleaved_floats(&cell->weight_h, rows);
+    ptrdiff_t floats = rows * packed_rows(&cell->weight_h) + 2 * width + outputs;
+    if (second) {
+        floats += rows * (packed_rows(second) + 2 * width);
+        if (interleaved_floats(second, rows) > interleaved) interleaved = interleaved_floats(second, rows);
+    }
+    return floats + interleaved;
+}
+
 /* A forward call. x, y, residual, sum of the storage type; gain, bias, stats of the compute type. */
 typedef struct cnorm_norm {
     ptrdiff_t rows, n;
@@ -117,9 +137,13 @@ typedef struct cnorm_kernels {
     double (*smoothing_sum[CNORM_DTYPES])(const cnorm_norm_backward *call);
     void (*sigmoid_f32)(ptrdiff_t n, const float *x, float *y);
     void (*tanh_f32)(ptrdiff_t n, const float *x, float *y);
-    /* state, scratch and panels aligned to CNORM_ALIGN */
-    void (*linear_step)(const cnorm_linear *layer, const float *x, float *y, float *scratch);
-    void (*lstm_step)(const cnorm_lstm *cell, const float *x, float *state, float *scratch);
+    void (*activation_f32)(cnorm_activation f, ptrdiff_t n, const float *x, float *y);
+    /* n <= CNORM_ROWS rows of x and y; state, scratch and panels aligned to CNORM_ALIGN; scratch by the functions below */
+    void (*linear_step)(const cnorm_linear *layer, ptrdiff_t n, const float *x, ptrdiff_t x_stride, float *y,
+                        ptrdiff_t y_stride, float *scratch);
+    void (*cell_inputs)(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride, float *zx, float *room);
+    void (*cell_step)(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride, const float *zx,
+                      float *const *state, float *scratch);
 } cnorm_kernels;
 
 /* One exported symbol per instruction set, plainest first; dispatch.c lists them from here.

@@ -1,12 +1,11 @@
-/* Packed matrix-vector product of float32, and the sum of its squares.
+/* Packed matrix-vector products of float32, of one vector or of several that share one reading of the weights.
  *
  * A matrix W [rows, cols] is packed as column panels: PANEL outputs lie in lanes, panels [rows/PANEL][cols][PANEL],
  * padded with zero rows, one layout for every instruction set. For each output
  *   (1) inputs in blocks of 16: block = sum over the block of W[r, k] x[k], from zero, in order of k
- *   (2) z[r] = sum of the blocks, in order
- *   (3) squares = sum of z[r]^2 over PANEL lanes, panel after panel, then the halving tree
- * so the order of every sum is fixed by the shape alone. Blocks keep the error of K = 1024 inputs at 8e-7 instead of
- * 3.4e-6 and cost nothing. (3) is what a layer norm of a centred product needs: its mean is zero by construction.
+ *   (2) z[r] = sum of the blocks, in order, + add[r]
+ * so the order of every sum is fixed by the shape alone, however many vectors there are. Blocks keep the error of
+ * K = 1024 inputs at 8e-7 instead of 3.4e-6 and cost nothing.
  */
 #ifndef CNORM_MATVEC_INL_H
 #define CNORM_MATVEC_INL_H
@@ -14,17 +13,14 @@
 #include "../simd/vector.h"
 #include "kernels.h"
 
-enum { PANELS_PER_FOLD = FOLD / PANEL };
+enum { MANY = VECTOR_BYTES == 64 ? 8 : 4 }; /* vectors at once: two accumulators each must stay in registers */
 
-/* z [rows padded to PANEL] = W x, returns the sum of its squares */
-INLINE double matvec_squares(const cnorm_matrix *w, const float *x, float *z)
+/* z [packed rows] = W x + add; add NULL: nothing */
+static void product(const cnorm_matrix *w, const float *x, const float *add, float *z)
 {
     const float *panel = w->panels;
-    const ptrdiff_t panels = packed_rows(w) / PANEL, cols = w->cols;
-    double total = 0;
-    f32v squares[LANE_VECTORS];
-    for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
-    for (ptrdiff_t p = 0; p < panels; ++p, panel += cols * PANEL, z += PANEL) {
+    const ptrdiff_t rows = packed_rows(w), cols = w->cols;
+    for (ptrdiff_t r = 0; r < rows; r += PANEL, panel += cols * PANEL) {
 #pragma GCC unroll 2
         for (int first = 0; first < LANE_VECTORS; first += PASS) {
             const float *at = panel + first * VL_F32;
@@ -59,14 +55,92 @@ INLINE double matvec_squares(const cnorm_matrix *w, const float *x, float *z)
             }
 #pragma GCC unroll 4
             for (int i = 0; i < PASS; ++i) {
-                store_f32(z + (first + i) * VL_F32, sum[i]);
-                squares[first + i] += sum[i] * sum[i];
+                const ptrdiff_t to = r + (first + i) * VL_F32;
+                store_f32(z + to, add ? sum[i] + load_f32(add + to) : sum[i]);
             }
         }
-        if ((p + 1) % PANELS_PER_FOLD == 0 || p + 1 == panels) {
-            total += (double)tree_f32(squares);
-            for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
+    }
+}
+
+/* `count` vectors, a constant; xt [cols, count] holds them side by side */
+INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, const float *add, ptrdiff_t add_stride,
+                             float *z, ptrdiff_t z_stride)
+{
+    const float *panel = w->panels;
+    const ptrdiff_t rows = packed_rows(w), cols = w->cols;
+    for (ptrdiff_t r = 0; r < rows; r += PANEL, panel += cols * PANEL) {
+        for (int first = 0; first < LANE_VECTORS; first += 2) {
+            const float *at = panel + first * VL_F32, *x = xt;
+            f32v sum[2 * MANY];
+#pragma GCC unroll 16
+            for (int i = 0; i < 2 * count; ++i) sum[i] = splat_f32(0);
+            for (ptrdiff_t k = 0; k < cols; k += BLOCK) {
+                const float *end = x + (cols - k < BLOCK ? cols - k : BLOCK) * count;
+                f32v block[2 * MANY];
+#pragma GCC unroll 16
+                for (int i = 0; i < 2 * count; ++i) block[i] = splat_f32(0);
+                for (; x < end; x += count, at += PANEL) {
+                    const f32v lo = load_f32(at), hi = load_f32(at + VL_F32);
+#pragma GCC unroll 8
+                    for (int s = 0; s < count; ++s) {
+                        const f32v xk = splat_f32(x[s]);
+                        block[2 * s] += lo * xk;
+                        block[2 * s + 1] += hi * xk;
+                    }
+                }
+#pragma GCC unroll 16
+                for (int i = 0; i < 2 * count; ++i) sum[i] += block[i];
+            }
+#pragma GCC unroll 16
+            for (int i = 0; i < 2 * count; ++i) {
+                const ptrdiff_t s = i / 2, to = r + (first + i % 2) * VL_F32;
+                store_f32(z + s * z_stride + to, add ? sum[i] + load_f32(add + s * add_stride + to) : sum[i]);
+            }
         }
+    }
+}
+
+/* z [n, packed rows] = W x + add for n <= CNORM_ROWS vectors; room [MANY * cols], unused for n = 1 */
+static void products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, const float *add, ptrdiff_t add_stride,
+                     float *z, ptrdiff_t z_stride, float *room)
+{
+    while (n > 0) {
+        const int count = n >= MANY ? MANY : n >= 4 ? 4 : n >= 2 ? 2 : 1;
+        for (ptrdiff_t k = 0; k < w->cols && count > 1; ++k)
+            for (int s = 0; s < count; ++s) room[k * count + s] = x[s][k];
+        if (count == 1) product(w, x[0], add, z);
+        else if (count == 2) product_together(w, 2, room, add, add_stride, z, z_stride);
+        else if (count == 4) product_together(w, 4, room, add, add_stride, z, z_stride);
+        else product_together(w, MANY, room, add, add_stride, z, z_stride);
+        n -= count;
+        x += count;
+        z += count * z_stride;
+        if (add) add += count * add_stride;
+    }
+}
+
+/* sum of squares of z [n], n a multiple of CNORM_GATE_PAD: lanes, the halving tree, float64 every FOLD elements */
+INLINE double sum_of_squares(const float *z, ptrdiff_t n)
+{
+    double total = 0;
+    for (ptrdiff_t start = 0; start < n; start += FOLD) {
+        const ptrdiff_t end = n - start < FOLD ? n : start + FOLD;
+        f32v squares[LANE_VECTORS];
+        for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
+        ptrdiff_t j = start;
+        for (; j + LANES_F32 <= end; j += LANES_F32)
+#pragma GCC unroll 8
+            for (int i = 0; i < LANE_VECTORS; ++i) {
+                const f32v v = load_f32(z + j + i * VL_F32);
+                squares[i] += v * v;
+            }
+        if (j < end)
+#pragma GCC unroll 4
+            for (int i = 0; i < CNORM_GATE_PAD / VL_F32; ++i) {
+                const f32v v = load_f32(z + j + i * VL_F32);
+                squares[i] += v * v;
+            }
+        total += (double)tree_f32(squares);
     }
     return total;
 }

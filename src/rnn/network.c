@@ -13,53 +13,61 @@ ptrdiff_t cnorm_matrix_floats(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols)
 {
     const ptrdiff_t limit = (ptrdiff_t)1 << 28; /* keeps every product below far from PTRDIFF_MAX */
     if (gates <= 0 || units <= 0 || cols <= 0 || gates > 64 || units > limit || cols > limit) return 0;
-    const cnorm_matrix shape = {gates, units, cols, NULL};
+    const cnorm_matrix shape = {gates, units, cols, 0, NULL};
     return packed_rows(&shape) * cols;
 }
 
-cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, const float *w, int centred,
+cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, ptrdiff_t group, const float *w,
                                float *panels)
 {
     const ptrdiff_t floats = cnorm_matrix_floats(gates, units, cols);
-    if (floats == 0) return CNORM_ERROR_SIZE;
+    if (floats == 0 || group < 0 || group > gates) return CNORM_ERROR_SIZE;
     if (!w || !panels) return CNORM_ERROR_NULL;
-    const ptrdiff_t rows = gates * units;
+    const ptrdiff_t rows = gates * units, span = (group ? group : gates) * units;
     const float_mode mode = float_mode_enter();
     memset(panels, 0, (size_t)floats * sizeof *panels);
     for (ptrdiff_t k = 0; k < cols; ++k) {
-        double mean = 0;
-        if (centred) {
-            for (ptrdiff_t r = 0; r < rows; ++r) mean += (double)w[r * cols + k];
-            mean /= (double)rows;
-        }
-        for (ptrdiff_t r = 0; r < rows; ++r) {
-            const ptrdiff_t at = r / units * padded_units(units) + r % units; /* the row of the packed matrix */
-            panels[at / PANEL * PANEL * cols + k * PANEL + at % PANEL] = (float)((double)w[r * cols + k] - mean);
+        for (ptrdiff_t first = 0; first < rows; first += span) {
+            const ptrdiff_t end = first + span < rows ? first + span : rows;
+            double mean = 0;
+            if (group) {
+                for (ptrdiff_t r = first; r < end; ++r) mean += (double)w[r * cols + k];
+                mean /= (double)(end - first);
+            }
+            for (ptrdiff_t r = first; r < end; ++r) {
+                const ptrdiff_t at = r / units * padded_units(units) + r % units; /* the row of the packed matrix */
+                panels[at / PANEL * PANEL * cols + k * PANEL + at % PANEL] = (float)((double)w[r * cols + k] - mean);
+            }
         }
     }
     float_mode_leave(mode);
     return CNORM_OK;
 }
 
-static const cnorm_matrix *input_matrix(const cnorm_layer *layer)
+ptrdiff_t cnorm_layer_inputs(const cnorm_layer *layer)
 {
-    return layer->kind == CNORM_LSTM ? &layer->as.lstm.weight_x : &layer->as.linear.weight;
+    switch (layer->kind) {
+    case CNORM_LINEAR: return layer->as.linear.weight.cols;
+    case CNORM_CELL: return layer->as.cell.weight_x.cols;
+    case CNORM_ROW_NORM: return layer->as.norm.n;
+    case CNORM_ACTIVATION: return layer->as.activation.n;
+    case CNORM_RESIDUAL: return layer->as.residual.n;
+    }
+    return 0;
 }
 
-ptrdiff_t cnorm_layer_inputs(const cnorm_layer *layer) { return input_matrix(layer)->cols; }
-ptrdiff_t cnorm_layer_outputs(const cnorm_layer *layer) { return input_matrix(layer)->units; }
+ptrdiff_t cnorm_layer_outputs(const cnorm_layer *layer)
+{
+    if (layer->kind == CNORM_LINEAR) return layer->as.linear.weight.units;
+    if (layer->kind == CNORM_CELL) return layer->as.cell.weight_h.cols;
+    return cnorm_layer_inputs(layer);
+}
 
 ptrdiff_t cnorm_layer_state_floats(const cnorm_layer *layer)
 {
-    return layer->kind == CNORM_LSTM ? 2 * padded_units(layer->as.lstm.weight_h.units) : 0;
-}
-
-/* what one step of this layer needs beside its output */
-static ptrdiff_t layer_scratch_floats(const cnorm_layer *layer)
-{
-    if (layer->kind == CNORM_LINEAR) return packed_rows(&layer->as.linear.weight);
-    const cnorm_lstm *cell = &layer->as.lstm;
-    return packed_rows(&cell->weight_x) + packed_rows(&cell->weight_h) + padded_units(cell->weight_h.units);
+    if (layer->kind != CNORM_CELL) return 0;
+    const cnorm_cell *cell = &layer->as.cell;
+    return padded_units(cell->weight_h.cols) + (cell->kind == CNORM_LSTM ? padded_units(cell->weight_x.units) : 0);
 }
 
 ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count)
@@ -69,55 +77,132 @@ ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count)
     return total;
 }
 
-/* the widest output between two layers, twice: a layer reads one half and writes the other */
-static ptrdiff_t passed_on_floats(const cnorm_layer *layers, int count)
+static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
+
+/* what `rows` rows of this layer need beside its output */
+static ptrdiff_t layer_scratch_floats(const cnorm_layer *layer, ptrdiff_t rows)
 {
-    ptrdiff_t widest = 0;
-    for (int i = 0; i < count; ++i) {
-        const ptrdiff_t width = padded_units(cnorm_layer_outputs(&layers[i]));
-        if (width > widest) widest = width;
+    if (layer->kind == CNORM_LINEAR) {
+        const cnorm_matrix *w = &layer->as.linear.weight;
+        return rows * packed_rows(w) + interleaved_floats(w, rows);
     }
-    return widest;
+    if (layer->kind != CNORM_CELL) return 0;
+    const cnorm_cell *cell = &layer->as.cell;
+    return rows * input_row_floats(cell) + larger(cell_step_floats(cell, rows), interleaved_floats(&cell->weight_x, rows));
 }
 
-ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count)
+/* the outputs of all layers but the last, [rows, padded outputs] each: a residual layer reads an earlier one */
+static ptrdiff_t output_floats(const cnorm_layer *layers, int count, ptrdiff_t rows)
+{
+    ptrdiff_t total = 0;
+    for (int i = 0; i < count; ++i) total += rows * padded_units(cnorm_layer_outputs(&layers[i]));
+    return total;
+}
+
+ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows)
 {
     ptrdiff_t largest = 0;
-    for (int i = 0; i < count; ++i) {
-        const ptrdiff_t floats = layer_scratch_floats(&layers[i]);
-        if (floats > largest) largest = floats;
-    }
-    return largest + 2 * passed_on_floats(layers, count);
+    for (int i = 0; i < count; ++i) largest = larger(largest, layer_scratch_floats(&layers[i], rows));
+    return output_floats(layers, count - 1, rows) + (largest + 15) / 16 * 16;
 }
 
-cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
-                       float *state, float *scratch, float *y, ptrdiff_t y_stride)
+typedef struct {
+    float *at;
+    ptrdiff_t stride;
+} output_rows;
+
+/* n rows of one cell: one step of each of n states, or n steps of the first one */
+static void run_cell(const cnorm_kernels *kernels, const cnorm_cell *cell, ptrdiff_t n, int steps, const float *x,
+                     ptrdiff_t x_stride, float *const *states, ptrdiff_t offset, float *scratch, output_rows y)
+{
+    const ptrdiff_t row = input_row_floats(cell), outputs = cell->weight_h.cols;
+    float *zx = scratch, *own = scratch + n * row;
+    kernels->cell_inputs(cell, n, x, x_stride, zx, own);
+    float *state[CNORM_ROWS];
+    for (ptrdiff_t s = 0; s < n; ++s) state[s] = states[steps ? 0 : s] + offset;
+    if (!steps) kernels->cell_step(cell, n, x, x_stride, zx, state, own);
+    for (ptrdiff_t s = 0; s < n; ++s) {
+        if (steps) kernels->cell_step(cell, 1, x + s * x_stride, x_stride, zx + s * row, state, own);
+        memcpy(y.at + s * y.stride, state[s], (size_t)outputs * sizeof(float));
+    }
+}
+
+/* n <= rows rows through all layers */
+static void run_rows(const cnorm_kernels *kernels, const cnorm_layer *layers, int count, ptrdiff_t rows, ptrdiff_t n,
+                     int steps, const float *x, ptrdiff_t x_stride, float *const *states, float *scratch, float *y,
+                     ptrdiff_t y_stride)
+{
+    float *own = scratch + output_floats(layers, count - 1, rows), *out = scratch;
+    ptrdiff_t offset = 0;
+    const float *in = x;
+    ptrdiff_t in_stride = x_stride;
+    for (int i = 0; i < count; ++i) {
+        const cnorm_layer *layer = &layers[i];
+        const ptrdiff_t width = padded_units(cnorm_layer_outputs(layer));
+        const output_rows to = i + 1 == count ? (output_rows){y, y_stride} : (output_rows){out, width};
+        switch (layer->kind) {
+        case CNORM_LINEAR: kernels->linear_step(&layer->as.linear, n, in, in_stride, to.at, to.stride, own); break;
+        case CNORM_CELL:
+            run_cell(kernels, &layer->as.cell, n, steps, in, in_stride, states, offset, own, to);
+            offset += cnorm_layer_state_floats(layer);
+            break;
+        case CNORM_ROW_NORM: {
+            const cnorm_row_norm *norm = &layer->as.norm;
+            kernels->layer_norm[CNORM_F32](&(cnorm_norm){
+                .rows = n, .n = norm->n, .x = in, .x_stride = in_stride, .gain = norm->gain, .bias = norm->bias,
+                .eps = (double)norm->eps, .y = to.at, .y_stride = to.stride});
+            break;
+        }
+        case CNORM_ACTIVATION:
+            for (ptrdiff_t s = 0; s < n; ++s)
+                kernels->activation_f32(layer->as.activation.f, layer->as.activation.n, in + s * in_stride,
+                                        to.at + s * to.stride);
+            break;
+        case CNORM_RESIDUAL: {
+            const int from = i - layer->as.residual.back; /* the layer whose input is added */
+            const float *kept = from == 0 ? x : scratch + output_floats(layers, from - 1, rows);
+            const ptrdiff_t stride = from == 0 ? x_stride : padded_units(layer->as.residual.n);
+            for (ptrdiff_t s = 0; s < n; ++s)
+                for (ptrdiff_t j = 0; j < layer->as.residual.n; ++j)
+                    to.at[s * to.stride + j] = kept[s * stride + j] + in[s * in_stride + j];
+            break;
+        }
+        }
+        in = to.at;
+        in_stride = to.stride;
+        out += rows * width;
+    }
+}
+
+static cnorm_status run(const cnorm_layer *layers, int count, ptrdiff_t total, int steps, const float *x,
+                        ptrdiff_t x_stride, float *const *states, float *scratch, ptrdiff_t rows, float *y,
+                        ptrdiff_t y_stride)
 {
     const cnorm_kernels *kernels = cnorm_active();
     if (!kernels) return CNORM_ERROR_ISA;
-    if (count <= 0 || steps < 0) return CNORM_ERROR_SIZE;
-    if (steps == 0) return CNORM_OK;
-    if (!layers || !x || !scratch || !y || (!state && cnorm_state_floats(layers, count))) return CNORM_ERROR_NULL;
-    const ptrdiff_t width = passed_on_floats(layers, count);
-    float *own = scratch + 2 * width;
+    if (count <= 0 || total < 0 || rows < 1 || rows > CNORM_ROWS) return CNORM_ERROR_SIZE;
+    if (total == 0) return CNORM_OK;
+    const int stateful = cnorm_state_floats(layers, count) > 0;
+    if (!layers || !x || !scratch || !y || (stateful && !states)) return CNORM_ERROR_NULL;
+    for (ptrdiff_t s = 0; stateful && s < (steps ? 1 : total); ++s)
+        if (!states[s]) return CNORM_ERROR_NULL;
     const float_mode mode = float_mode_enter();
-    for (ptrdiff_t t = 0; t < steps; ++t, x += x_stride, y += y_stride) {
-        const float *in = x;
-        float *layer_state = state;
-        for (int i = 0; i < count; ++i) {
-            const cnorm_layer *layer = &layers[i];
-            float *out = i + 1 == count ? y : scratch + (i % 2) * width;
-            if (layer->kind == CNORM_LSTM) {
-                kernels->lstm_step(&layer->as.lstm, in, layer_state, own);
-                if (i + 1 == count) memcpy(y, layer_state, (size_t)cnorm_layer_outputs(layer) * sizeof *y);
-                else out = layer_state; /* h is read where it lies */
-                layer_state += cnorm_layer_state_floats(layer);
-            } else {
-                kernels->linear_step(&layer->as.linear, in, out, own);
-            }
-            in = out;
-        }
-    }
+    for (ptrdiff_t t = 0; t < total; t += rows)
+        run_rows(kernels, layers, count, rows, total - t < rows ? total - t : rows, steps, x + t * x_stride, x_stride,
+                 steps ? states : states + t, scratch, y + t * y_stride, y_stride);
     float_mode_leave(mode);
     return CNORM_OK;
+}
+
+cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
+                       float *state, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride)
+{
+    return run(layers, count, steps, 1, x, x_stride, &state, scratch, rows, y, y_stride);
+}
+
+cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x,
+                            ptrdiff_t x_stride, float *const *states, float *scratch, ptrdiff_t rows, float *y,
+                            ptrdiff_t y_stride)
+{
+    return run(layers, count, streams, 0, x, x_stride, states, scratch, rows, y, y_stride);
 }

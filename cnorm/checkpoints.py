@@ -1,0 +1,184 @@
+"""Recurrent layers from other people's checkpoints: state dicts and safetensors files. No pickle is ever read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from cnorm.layers import GRU, LSTM, RNN, Bidirectional, _name
+from cnorm.model import METADATA_KEY, read_safetensors
+from cnorm.specs import PRESETS, CellSpec
+
+__all__ = ["from_safetensors", "from_torch"]
+
+CELLS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
+
+
+def from_torch(source, preset, *, kind=None, prefix="", eps=None):
+    """Recurrent layers from a PyTorch module or state dict.
+
+    A state dict does not say what its cell computes: a cell with the same names and shapes can be another recurrence
+    (see docs/cells.md), so the preset is the caller's statement and nothing here can check it.
+
+    Parameters
+    ----------
+    source : module or mapping of str to tensor or array
+        A module is asked for its state_dict(). float32; float16 and bfloat16 are widened.
+    preset : str or CellSpec
+        A name such as "torch", or a spec.
+    kind : {"LSTM", "GRU", "RNN"}, optional
+        Needed where a preset of that name exists for more than one.
+    prefix : str
+        What the names begin with. Everything that begins so must belong to the layers. ``{layer}`` in it stands for
+        0, 1, ... of a stack: ``"rnn.layers.{layer}.cell."``.
+    eps : float, optional
+        As for `cnorm.LSTM`.
+
+    Returns
+    -------
+    tuple of layers
+        As many as the checkpoint has, for `cnorm.Model`; `cnorm.Bidirectional` where it has reverse weights too.
+
+    Raises
+    ------
+    TypeError
+        For another type or dtype.
+    ValueError
+        For an unknown or ambiguous preset, or names and shapes that are not the preset's; the message lists what was
+        expected and what was found.
+
+    Examples
+    --------
+    >>> model = cnorm.Model(cnorm.from_torch(torch.nn.GRU(40, 128, num_layers=2), "torch", kind="GRU"))
+    """
+    if hasattr(source, "state_dict"):
+        source = source.state_dict()
+    if not isinstance(source, Mapping):
+        raise TypeError(f"source must be a module or a mapping of names to tensors, got {type(source).__name__}")
+    return _layers({str(name): _array(tensor) for name, tensor in source.items()}, preset, kind, prefix, eps)
+
+
+def from_safetensors(path, preset, *, kind=None, prefix="", eps=None):
+    """Recurrent layers from a safetensors file of another framework; parameters as `from_torch`.
+
+    Parameters
+    ----------
+    path : str or path-like
+        Read with the same care as by `cnorm.load`. A file that `cnorm.Model.save` wrote says what its cells are: it is
+        refused if that is not `preset`.
+
+    Raises
+    ------
+    OSError
+        If the file can't be read.
+    TypeError, ValueError
+        As `from_torch`.
+    """
+    tensors, metadata = read_safetensors(path)
+    spec = _spec(preset, kind)
+    if METADATA_KEY in metadata:
+        said = {entry.get("preset") for entry in _entries(metadata[METADATA_KEY]) if entry.get("type") in CELLS}
+        if said != {spec.name}:
+            raise ValueError(
+                f"{path} is a cnorm model whose cells are {', '.join(sorted(map(str, said))) or 'none'}, "
+                f"not {spec.name}: read it with cnorm.load"
+            )
+    try:
+        return _layers(tensors, spec, None, prefix, eps)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _entries(text: str) -> list[dict]:
+    try:
+        return [entry for entry in json.loads(text)["layers"] if isinstance(entry, dict)]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def _array(tensor):
+    """A NumPy array of a tensor, bfloat16 widened because NumPy has none."""
+    if not hasattr(tensor, "detach"):
+        return np.asarray(tensor)
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+
+
+def _spec(preset, kind) -> CellSpec:
+    if isinstance(preset, CellSpec):
+        if kind not in (None, preset.kind):
+            raise ValueError(f"kind must be that of the spec, {preset.kind}, or None, got {kind!r}")
+        return preset
+    kinds = [k for k, name in PRESETS if name == preset and kind in (None, k)]
+    if not kinds:
+        names = ", ".join(sorted({name for k, name in PRESETS if kind in (None, k)}))
+        raise ValueError(f"preset must be one of {names}{f' for {kind}' if kind else ''}, got {preset!r}")
+    if len(kinds) > 1:
+        raise ValueError(f"kind must be given: there is a preset {preset!r} for {', '.join(kinds)}")
+    return PRESETS[kinds[0], preset]
+
+
+def _layers(tensors: dict, preset, kind, prefix: str, eps):
+    spec = _spec(preset, kind)
+    cell = CELLS[spec.kind]
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix must be a str, got {type(prefix).__name__}")
+    pattern = re.escape(prefix).replace(r"\{layer\}", r"\d+")
+    left = {name: tensor for name, tensor in tensors.items() if re.match(pattern, name)}
+    if not left:
+        found = ", ".join(sorted(tensors)[:20]) or "none"
+        raise ValueError(f"no tensor has a name that begins with {prefix!r}; the names are {found}")
+    layers = []
+    while not layers or _has(left, spec, prefix, len(layers), False):
+        ways = [_take(left, spec, prefix, len(layers), reverse) for reverse in (False, True)]
+        ways = [cell(weights, preset=spec, eps=eps) for weights in ways if weights is not None]
+        layers.append(ways[0] if len(ways) == 1 else Bidirectional(*ways))
+    for name in _shared(spec, prefix):
+        if name in left and len(left.pop(name)) != len(layers):
+            raise ValueError(f"{name} must have a row for each of the {len(layers)} layers found")
+    if left:
+        raise ValueError(
+            f"the {len(layers)} layers of {spec.kind} {spec.name} found under {prefix!r} leave over "
+            f"{', '.join(sorted(left))}: give a longer prefix, or this is another cell"
+        )
+    return tuple(layers)
+
+
+def _names(spec: CellSpec, prefix: str, layer: int, reverse: bool) -> dict[str, str]:
+    """Names in the checkpoint -> names as a single layer's, h0 and c0 with them."""
+    start = prefix.replace("{layer}", str(layer))
+    templates = [name for name, _, _ in spec.weights] + ["h0", "c0"]
+    return {start + _name(template, layer, reverse): _name(template, 0) for template in templates}
+
+
+def _shared(spec: CellSpec, prefix: str) -> set[str]:
+    """Names of tensors with a row for each layer of the stack."""
+    numbered = any("{layer}" in name or "{even}" in name for name, _, _ in spec.weights)
+    return {prefix + name for name, shape, _ in spec.weights if numbered and shape.startswith("1 ")}
+
+
+def _has(tensors, spec, prefix, layer: int, reverse: bool) -> bool:
+    """Whether the checkpoint has anything that only this layer can own."""
+    own = _names(spec, prefix, layer, reverse).keys()
+    if layer or reverse:
+        own = own - _names(spec, prefix, 0, False).keys()
+    return any(name in tensors for name in own)
+
+
+def _take(left: dict, spec: CellSpec, prefix: str, layer: int, reverse: bool) -> dict | None:
+    """The weights of one layer and direction, removed from `left`; None where there is no reverse direction."""
+    if reverse and not _has(left, spec, prefix, layer, True):
+        return None
+    weights = {}
+    for name, own in _names(spec, prefix, layer, reverse).items():
+        cell_name = name.replace("_l0", "")  # torch.nn.LSTMCell and GRUCell have no number
+        if spec.name == "torch" and layer == 0 and not reverse and name not in left and cell_name in left:
+            name = cell_name
+        if name in _shared(spec, prefix) and name in left:
+            weights[own] = left[name][layer : layer + 1]
+        elif name in left:
+            weights[own] = left.pop(name)
+    return weights

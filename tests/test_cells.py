@@ -1,0 +1,428 @@
+"""Every preset against its own reference; what a spec refuses; how checkpoints are read."""
+
+import dataclasses
+import functools
+import itertools
+import json
+
+import numpy as np
+import pytest
+from cells import EPS, LAYERS, STEPS, random_cell, random_weights
+
+import cnorm
+import reference
+
+KEYS = sorted(cnorm.PRESETS)
+PROJECTED = [key for key in KEYS if any("weight_p" in meaning for _, _, meaning in cnorm.PRESETS[key].weights)]
+
+
+def tolerance(layer, state):
+    """A bound on the error of one step: 2e-6 for the cell 12 -> 64, elsewhere by the length of the sums.
+
+    A sum over k inputs in blocks of 16 has 16 + k / 16 roundings one after another; they are as good as random, so the
+    error grows with the root of their number. A norm over few values may have to divide by a small deviation, which
+    enlarges everything: narrow layers are allowed eight times as much.
+    """
+    roundings = 16 + max(layer.input_size, layer.output_size) / 16
+    narrow = 8 if layer.spec.normalises and layer.units < 32 else 1
+    return 2e-6 * np.sqrt(roundings / (16 + 64 / 16)) * narrow * np.maximum(1, np.abs(state))
+
+
+def walk(layer, advance, rng, steps, scale=1.0):
+    """One-step errors over the bound, along the float64 trajectory; the largest."""
+    stream = cnorm.Model([layer]).stream()
+    state = {name: np.float64(value) for name, value in stream.state().items()}
+    worst = 0
+    for _ in range(steps):
+        x = (scale * rng.standard_normal(layer.input_size)).astype(np.float32)
+        start = {name: np.float32(value) for name, value in state.items()}
+        stream.set_state(start)
+        y = stream.step(x)
+        state = advance(x, start)
+        for name, wanted in state.items():
+            error = np.abs(stream.state()[name] - wanted) / tolerance(layer, wanted)
+            assert not np.isnan(error).any()
+            worst = max(worst, error.max())
+        np.testing.assert_array_equal(y, stream.state()["h0"])
+    return worst
+
+
+def test_every_preset_has_a_reference():
+    assert [key for key, step in STEPS.items() if step is None] == []
+
+
+@pytest.mark.parametrize(("inputs", "units"), [(12, 64), (5, 7), (33, 50)])
+@pytest.mark.parametrize("key", KEYS, ids="-".join)
+def test_a_preset_computes_its_equations(key, inputs, units, rng):
+    """200 random steps, the first from the state zero."""
+    layer, advance = random_cell(key, rng, inputs, units)
+    assert walk(layer, advance, rng, 200) <= 1
+
+
+@pytest.mark.parametrize("key", KEYS, ids="-".join)
+def test_a_preset_without_its_optional_weights(key, rng):
+    layer, advance = random_cell(key, rng, 9, 16, optional=False)
+    assert walk(layer, advance, rng, 20) <= 1
+
+
+@pytest.mark.parametrize("key", PROJECTED, ids="-".join)
+def test_a_projection(key, rng):
+    layer, advance = random_cell(key, rng, 11, 40, outputs=13)
+    assert (layer.input_size, layer.units, layer.output_size) == (11, 40, 13)
+    assert walk(layer, advance, rng, 100) <= 1
+
+
+@pytest.mark.parametrize("units", [1, 2, 15, 16, 17, 31, 33, 48])
+@pytest.mark.parametrize("key", KEYS, ids="-".join)
+def test_any_width(key, units, isa, rng):
+    layer, advance = random_cell(key, rng, 3, units)
+    assert walk(layer, advance, rng, 5) <= 1
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_zoneout_of_haste(kind, rng):
+    spec = dataclasses.replace(cnorm.PRESETS[kind, "haste"], zoneout=0.25)
+    weights = random_weights(spec, rng, 8, 24)
+    layer = LAYERS[kind](weights, preset=spec)
+    step = functools.partial(STEPS[kind, "haste"], zoneout=0.25)
+
+    def advance(x, state):
+        if kind == "GRU":
+            return {"h0": step(weights, x, state["h0"])}
+        return dict(zip(("h0", "c0"), step(weights, x, state["h0"], state["c0"]), strict=True))
+
+    assert walk(layer, advance, rng, 100) <= 1
+
+
+def test_clips(rng):
+    spec = dataclasses.replace(cnorm.PRESETS["LSTM", "tflite"], cell_clip=0.3, projection_clip=0.05)
+    weights = random_weights(spec, rng, 8, 24, outputs=10)
+    layer = cnorm.LSTM(weights, preset=spec)
+    step = functools.partial(reference.lstm_tflite, cell_clip=0.3, projection_clip=0.05)
+    seen = []
+
+    def advance(x, state):
+        h, c = step(weights, x, state["h0"], state["c0"])
+        seen.append((np.abs(h).max(), np.abs(c).max()))
+        return {"h0": h, "c0": c}
+
+    assert walk(layer, advance, rng, 100) <= 1
+    assert np.allclose(np.max(seen, axis=0), (0.05, 0.3), rtol=1e-12), "nothing was clipped: the test tests nothing"
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if cnorm.PRESETS[key].scope != "none"], ids="-".join)
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_products_whose_squares_leave_float32(key, scale, rng):
+    """LN(W x) does not depend on the scale of x but for eps: the float64 way of a row must agree with the reference."""
+    spec = cnorm.PRESETS[key]
+    weights = random_weights(spec, rng, 6, 10)
+    layer = LAYERS[key[0]](weights, preset=spec, eps=1e-37)
+    step = functools.partial(STEPS[key], eps=1e-37)
+    names = ("h0", "c0") if key[0] == "LSTM" else ("h0",)
+
+    def advance(x, state):
+        result = step(weights, x, *(state[name] for name in names))
+        return dict(zip(names, result if key[0] == "LSTM" else [result], strict=True))
+
+    assert walk(layer, advance, rng, 10, scale) <= 1
+
+
+def test_carrying_the_raw_cell_and_the_normalised_one_differ(rng):
+    """The same names, shapes and weights, another recurrence: the reason for presets."""
+    carry = cnorm.PRESETS["LSTM", "torch_custom"]
+    output = dataclasses.replace(carry, cell_norm="output", name="torch_custom_output")
+    weights = random_weights(carry, rng, 12, 64)
+    x = rng.standard_normal((3, 12)).astype(np.float32)
+    one, other = (cnorm.Model([cnorm.LSTM(weights, preset=spec)]).stream().process(x) for spec in (carry, output))
+    np.testing.assert_array_equal(one[0], other[0])  # c starts at zero: the first step is the same
+    assert np.abs(one[1] - other[1]).max() > 1e-2
+
+
+def test_a_saved_file_of_one_preset_is_refused_as_another(tmp_path, rng):
+    layer, _ = random_cell(("LSTM", "torch_custom"), rng, 4, 6)
+    path = tmp_path / "model.safetensors"
+    cnorm.Model([layer]).save(path)
+    assert cnorm.load(path).layers[0].spec.cell_norm == "carry"
+    cnorm.from_safetensors(path, "torch_custom", prefix="layers.{layer}.")
+    lookalike = dataclasses.replace(layer.spec, cell_norm="output", name="lookalike")
+    with pytest.raises(ValueError, match="torch_custom, not lookalike"):
+        cnorm.from_safetensors(path, lookalike, prefix="layers.{layer}.")
+
+
+# ---- specs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", KEYS, ids="-".join)
+def test_a_spec_is_json_able_data(key):
+    spec = cnorm.PRESETS[key]
+    assert cnorm.CellSpec(**json.loads(json.dumps(dataclasses.asdict(spec)))) == spec
+    assert spec.refusal() is None
+
+
+@pytest.mark.parametrize(
+    ("key", "changes", "reason"),
+    [
+        (("LSTM", "ba2016"), {"eps_place": "std"}, "standard deviation"),
+        (("LSTM", "ba2016"), {"ddof": 1}, "n - 1"),
+        (("GRU", "dreamer_v2"), {"reset": "after"}, "between two products"),
+        (("GRU", "ba2016"), {"reset": "before"}, "without layer norm"),
+        (("RNN", "ba2016"), {"cell_norm": "carry"}, "only an LSTM"),
+        (("LSTM", "ba2016"), {"grouping": "gates_and_candidate"}, "only a GRU"),
+        (("LSTM", "ba2016"), {"scope": "none"}, "no use for"),
+        (("LSTM", "ba2016"), {"scope": "sum"}, "no use for"),
+        (("GRU", "torch"), {"forget_bias": 1.0}, "belong to the LSTM"),
+        (("LSTM", "torch"), {"update_bias": 1.0}, "belongs to the GRU"),
+    ],
+)
+def test_a_cell_that_is_not_covered_is_refused_with_a_reason(key, changes, reason, rng):
+    spec = dataclasses.replace(cnorm.PRESETS[key], **changes)
+    with pytest.raises(ValueError, match=reason):
+        LAYERS[key[0]](random_weights(spec, rng, 3, 4), preset=spec)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"scope": "both"}, {"gates": "ifgg"}, {"ddof": 2}, {"zoneout": 1.0}, {"cell_clip": -1.0}, {"eps": float("nan")}],
+)
+def test_a_spec_that_means_nothing_is_a_value_error(changes):
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        dataclasses.replace(cnorm.PRESETS["LSTM", "ba2016"], **changes)
+
+
+def test_the_preset_is_never_guessed(rng):
+    weights = random_weights(cnorm.PRESETS["LSTM", "ba2016"], rng, 3, 4)
+    with pytest.raises(TypeError, match="preset"):
+        cnorm.LSTM(weights)
+    with pytest.raises(ValueError, match=r"preset must be one of the LSTM presets ba2016,.*got 'lstm'"):
+        cnorm.LSTM(weights, preset="lstm")
+    with pytest.raises(ValueError, match="kind"):
+        cnorm.LSTM(weights, preset=cnorm.PRESETS["GRU", "ba2016"])
+
+
+def test_eps(rng):
+    weights = random_weights(cnorm.PRESETS["LSTM", "torchaudio"], rng, 3, 4)
+    with pytest.raises(ValueError, match="eps must be given"):
+        cnorm.LSTM(weights, preset="torchaudio")
+    plain = random_weights(cnorm.PRESETS["LSTM", "torch"], rng, 3, 4)
+    assert cnorm.LSTM(plain, preset="torch").eps is None
+    with pytest.raises(ValueError, match="normalises nothing"):
+        cnorm.LSTM(plain, preset="torch", eps=1e-5)
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+
+def test_names_and_shapes_are_checked(rng):
+    good = random_weights(cnorm.PRESETS["LSTM", "lingvo"], rng, 5, 8)
+    for name in ("wm", "ln_scale"):
+        without = {k: v for k, v in good.items() if k != name}
+        with pytest.raises(ValueError, match=f"missing: {name}; unknown: none"):
+            cnorm.LSTM(without, preset="lingvo")
+        with pytest.raises(ValueError, match=name):
+            cnorm.LSTM(good | {name: good[name][..., 1:]}, preset="lingvo")
+        with pytest.raises(ValueError, match=name):
+            cnorm.LSTM(good | {name: good[name][None]}, preset="lingvo")
+        with pytest.raises(ValueError, match="finite"):
+            cnorm.LSTM(good | {name: np.full_like(good[name], np.nan)}, preset="lingvo")
+        with pytest.raises(TypeError, match="float64"):
+            cnorm.LSTM(good | {name: good[name].astype(np.float64)}, preset="lingvo")
+    with pytest.raises(ValueError, match="unknown: peephole"):
+        cnorm.LSTM(good | {"peephole": good["ln_scale"]}, preset="lingvo")
+    with pytest.raises(TypeError, match="mapping"):
+        cnorm.LSTM(list(good.values()), preset="lingvo")
+
+
+def test_weights_are_copies_that_nobody_can_write(rng):
+    given = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
+    layer = cnorm.GRU(given, preset="torch")
+    kept = layer.weights["weight_ih_l0"].copy()
+    given["weight_ih_l0"][:] = 0
+    np.testing.assert_array_equal(layer.weights["weight_ih_l0"], kept)
+    with pytest.raises(ValueError, match="read-only"):
+        layer.weights["weight_ih_l0"][0] = 1
+    with pytest.raises(TypeError):
+        layer.weights["weight_ih_l0"] = kept
+
+
+def test_half_precision_weights_are_widened(rng):
+    given = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
+    half = {name: array.astype(np.float16) for name, array in given.items()}
+    wide = {name: array.astype(np.float32) for name, array in half.items()}
+    x = rng.standard_normal((4, 3)).astype(np.float32)
+    one, other = (cnorm.Model([cnorm.GRU(w, preset="torch")]).run(x) for w in (half, wide))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_the_state_at_the_start_can_be_part_of_the_weights(rng):
+    layer, _ = random_cell(("LSTM", "torch"), rng, 3, 5)
+    start = {"h0": rng.standard_normal(5).astype(np.float32), "c0": rng.standard_normal(5).astype(np.float32)}
+    stream = cnorm.Model([cnorm.LSTM(dict(layer.weights) | start, preset="torch")]).stream()
+    stream.step(np.ones(3, np.float32))
+    stream.reset()
+    for name, values in start.items():
+        np.testing.assert_array_equal(stream.state()[name], values)
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def numbered(weights, layer, reverse=""):
+    return {name.replace("_l0", f"_l{layer}{reverse}"): array for name, array in weights.items()}
+
+
+def test_a_stack(rng):
+    spec = cnorm.PRESETS["LSTM", "torch"]
+    weights = [random_weights(spec, rng, inputs, 8) for inputs in (5, 8, 8)]
+    given = {f"encoder.{name}": array for i, w in enumerate(weights) for name, array in numbered(w, i).items()}
+    layers = cnorm.from_torch(given, "torch", kind="LSTM", prefix="encoder.")
+    assert [layer.input_size for layer in layers] == [5, 8, 8]
+    x = rng.standard_normal((6, 5)).astype(np.float32)
+    wanted = cnorm.Model([cnorm.LSTM(w, preset="torch") for w in weights]).run(x)
+    np.testing.assert_array_equal(cnorm.Model(layers).run(x), wanted)
+
+
+def test_a_stack_with_the_layer_in_the_prefix(rng):
+    spec = cnorm.PRESETS["LSTM", "torch_custom"]
+    weights = [random_weights(spec, rng, inputs, 8) for inputs in (5, 8)]
+    given = {f"layers.{i}.cell.{name}": array for i, w in enumerate(weights) for name, array in w.items()}
+    layers = cnorm.from_torch(given, "torch_custom", prefix="layers.{layer}.cell.")
+    assert [layer.input_size for layer in layers] == [5, 8]
+    np.testing.assert_array_equal(layers[1].weights["weight_hh"], weights[1]["weight_hh"])
+
+
+def test_the_stack_of_di_engine_shares_a_bias(rng):
+    spec = cnorm.PRESETS["LSTM", "di_engine"]
+    one, two = (random_weights(spec, rng, inputs, 8) for inputs in (5, 8))
+    given = one | {name.replace(".0", ".1"): array for name, array in two.items() if name.startswith("w")}
+    given |= {"norm.2.weight": two["norm.0.weight"], "norm.2.bias": two["norm.0.bias"]}
+    given |= {"norm.3.weight": two["norm.1.weight"], "norm.3.bias": two["norm.1.bias"]}
+    given["bias"] = np.concatenate([one["bias"], two["bias"]])
+    layers = cnorm.from_torch(given, "di_engine")
+    for layer, weights in zip(layers, (one, two), strict=True):
+        assert layer.weights.keys() == weights.keys()
+        for name, array in weights.items():
+            np.testing.assert_array_equal(layer.weights[name], array)
+    given["bias"] = one["bias"]
+    with pytest.raises(ValueError, match="bias"):
+        cnorm.from_torch(given, "di_engine")
+
+
+def test_a_bidirectional_stack(rng):
+    spec = cnorm.PRESETS["GRU", "torch"]
+    weights = [[random_weights(spec, rng, inputs, 6) for _ in range(2)] for inputs in (4, 12)]
+    given = {}
+    for i, (forward, backward) in enumerate(weights):
+        given |= numbered(forward, i) | numbered(backward, i, "_reverse")
+    model = cnorm.Model(cnorm.from_torch(given, "torch", kind="GRU"))
+    assert model.output_size == 12
+    x = rng.standard_normal((7, 4)).astype(np.float32)
+    wanted = x
+    for forward, backward in weights:
+        f = cnorm.Model([cnorm.GRU(forward, preset="torch")]).run(wanted)
+        b = cnorm.Model([cnorm.GRU(backward, preset="torch")]).run(wanted[::-1])[::-1]
+        wanted = np.concatenate([f, b], axis=1)
+    np.testing.assert_array_equal(model.run(x), wanted)
+    with pytest.raises(ValueError, match="bidirectional"):
+        model.stream()
+
+
+def test_checkpoints_that_do_not_fit(rng):
+    good = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
+    with pytest.raises(ValueError, match="kind must be given"):
+        cnorm.from_torch(good, "torch")
+    with pytest.raises(ValueError, match=r"leave over fc\.weight"):
+        cnorm.from_torch(good | {"fc.weight": good["weight_ih_l0"]}, "torch", kind="GRU")
+    with pytest.raises(ValueError, match=r"no tensor has a name that begins with 'rnn\.'"):
+        cnorm.from_torch(good, "torch", kind="GRU", prefix="rnn.")
+    with pytest.raises(ValueError, match="missing: weight_hh_l0"):
+        cnorm.from_torch({k: v for k, v in good.items() if k != "weight_hh_l0"}, "torch", kind="GRU")
+    with pytest.raises(ValueError, match=r"weight_(ih|hh)_l0"):
+        cnorm.from_torch(good, "torch", kind="LSTM")
+    with pytest.raises(ValueError, match="preset must be one of"):
+        cnorm.from_torch(good, "pytorch")
+    with pytest.raises(TypeError, match="source"):
+        cnorm.from_torch(list(good), "torch", kind="GRU")
+
+
+# ---- PyTorch ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (kind, dict(zip(("num_layers", "bias", "bidirectional"), values, strict=True)))
+        for kind, *values in itertools.product(("LSTM", "GRU"), (1, 2), (True, False), (True, False))
+    ]
+    + [("LSTM", {"proj_size": 5})],
+)
+def test_torch_modules(kind, options, rng):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(1607)
+    module = getattr(torch.nn, kind)(6, 16, **options)
+    model = cnorm.Model(cnorm.from_torch(module, "torch", kind=kind))
+    x = rng.standard_normal((20, 6)).astype(np.float32)
+    with torch.no_grad():
+        wanted = module.double()(torch.from_numpy(x).double())[0].numpy()
+    # a plain cell with PyTorch's initial weights contracts: the error of a step does not grow
+    assert np.abs(model.run(x) - wanted).max() <= 4 * tolerance(_first_cell(model), 1.0)
+
+
+def _first_cell(model):
+    layer = model.layers[0]
+    return layer.forward if isinstance(layer, cnorm.Bidirectional) else layer
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_torch_cells(kind, rng):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(1607)
+    module = getattr(torch.nn, f"{kind}Cell")(6, 16)
+    (layer,) = cnorm.from_torch(module, "torch", kind=kind)
+    x = rng.standard_normal(6).astype(np.float32)
+    with torch.no_grad():
+        wanted = module.double()(torch.from_numpy(x).double()[None])
+    wanted = (wanted[0] if kind == "LSTM" else wanted)[0].numpy()
+    assert np.abs(cnorm.Model([layer]).stream().step(x) - wanted).max() <= tolerance(layer, 1.0)
+
+
+def torch_layer_norm_lstm(torch, split, carry, bias_after, w, x, h, c, eps):
+    """A straightforward layer-normalised LSTM of F.linear and F.layer_norm; gates i, f, g, o."""
+    norm = torch.nn.functional.layer_norm
+    wide = (len(w["wx"]),)
+    if split:
+        gates = norm(x @ w["wx"].T, wide, w["gx"], w["bx"], eps) + norm(h @ w["wh"].T, wide, w["gh"], w["bh"], eps)
+    else:
+        gates = norm(x @ w["wx"].T + h @ w["wh"].T, wide, w["gx"], w["bx"], eps)
+    i, f, g, o = (gates + bias_after).chunk(4, dim=-1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    normed = norm(c, c.shape[-1:], w["gc"], w["bc"], eps)
+    return torch.sigmoid(o) * torch.tanh(normed), normed if carry else c
+
+
+@pytest.mark.parametrize("preset", ["torch_custom", "torchaudio", "tfa"])
+def test_layer_norm_cells_written_in_torch(preset, rng):
+    torch = pytest.importorskip("torch")
+    spec = cnorm.PRESETS["LSTM", preset]
+    own = random_weights(spec, rng, 6, 16)
+    names = {"wx": "weight_x", "wh": "weight_h", "gx": "gain_x", "bx": "bias_x", "gh": "gain_h", "bh": "bias_h"}
+    names |= {"gc": "gain_c", "bc": "bias_c"}
+    if spec.scope == "sum":
+        names |= {"gx": "gain", "bx": "bias"}
+    by_meaning = {meaning.removesuffix("?"): own[name] for name, _, meaning in spec.weights}
+    by_meaning = {m.removesuffix(".T"): a.T if m.endswith(".T") else a for m, a in by_meaning.items()}
+    w = {short: torch.tensor(by_meaning[long]).double() for short, long in names.items() if long in by_meaning}
+    after = torch.tensor(by_meaning["bias"]).double() if spec.scope == "split" and "bias" in by_meaning else 0
+    layer = cnorm.LSTM(own, preset=preset, eps=1e-3)
+
+    def advance(x, state):
+        x, h, c = (torch.tensor(np.float64(a)) for a in (x, state["h0"], state["c0"]))
+        h, c = torch_layer_norm_lstm(torch, spec.scope == "split", True, after, w, x, h, c, 1e-3)
+        return {"h0": h.numpy(), "c0": c.numpy()}
+
+    assert walk(layer, advance, rng, 50) <= 1
+
+
+@pytest.mark.parametrize("key", sorted(EPS), ids="-".join)
+def test_a_preset_without_eps_names_the_reason(key):
+    assert cnorm.PRESETS[key].eps is None
+    assert cnorm.PRESETS[key].normalises
