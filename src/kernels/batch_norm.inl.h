@@ -45,7 +45,7 @@ static FN(batch) FN(batch_arrays)(void *scratch, ptrdiff_t channels, const T *ga
     return b;
 }
 
-INLINE V FN(take)(const T *p, ptrdiff_t k) { return k == VL ? FN(load)(p) : FN(load_some)(p, k, FN(splat)(0)); }
+INLINE V FN(take)(const T *p, ptrdiff_t k) { return k == VL ? FN(load)(p) : FN(load_range)(p, 0, k, FN(splat)(0)); }
 INLINE void FN(put)(T *p, ptrdiff_t k, V v)
 {
     if (k == VL) FN(store)(p, v);
@@ -106,7 +106,7 @@ INLINE void FN(channel_sums)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t sp
                     const T st[3] = {K[c], b->delta[c], b->rstd[c]};
                     FN(gradient_sums)(run, dy + sample * dy_stride + c * space, px, NULL, st, &s, &q);
                 } else {
-                    FN(sums)((FN(row)){px, NULL}, run, K[c], 1, &s, &q);
+                    FN(run_sums)(px, run, K[c], &s, &q);
                 }
                 b->sum[c] += s;
                 b->sum2[c] += q;
@@ -133,9 +133,9 @@ INLINE void FN(stream_columns)(ptrdiff_t n, const T *x, T *y, const FN(batch) *b
 {
     ptrdiff_t j = -(ptrdiff_t)((uintptr_t)y / sizeof(T)) & (VL - 1); /* up to here y is short of a vector's address */
     if (j > n) j = n;
-    if (j) FN(out_some)(y, j, FN(applied)(x, 0, j, b), joint);
+    if (j) FN(put_some)(y, j, FN(applied)(x, 0, j, b), joint);
     for (; j + VL <= n; j += VL) FN(stream)(y + j, FN(applied)(x, j, VL, b));
-    if (j < n) FN(out_some)(y + j, n - j, FN(applied)(x, j, n - j, b), joint);
+    if (j < n) FN(put_some)(y + j, n - j, FN(applied)(x, j, n - j, b), joint);
 }
 
 /* (4) for a few rows of columns, whose numbers are loaded once for all of them */
@@ -341,7 +341,7 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
     FN(batch) b = FN(batch_arrays)(call->scratch, channels, call->gain, NULL);
     for (ptrdiff_t c = 0; c < channels; ++c, st += 3) {
         b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
-        if (st[2] >= RSTD_MIN && st[2] <= RSTD_MAX) continue; /* NaN goes the slow way too */
+        if (FN(in_range)(st)) continue; /* NaN goes the slow way too */
         b.any_exact = 1;
         b.exact[c] = FN(exact_stats_with)(FN(channel_together)(samples, space, x, call->x_stride, c, &b), N, st[2]);
     }

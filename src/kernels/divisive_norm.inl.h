@@ -156,7 +156,7 @@ static double FN(smoothing_sum)(const cnorm_norm_backward *call)
     double total = 0;
     for (ptrdiff_t row = 0; row < call->rows; ++row, dy += call->dy_stride, x += call->x_stride, st += 3) {
         double sum, sum_x = 0, rstd = (double)st[2];
-        if (st[2] >= RSTD_MIN && st[2] <= RSTD_MAX) {
+        if (FN(in_range)(st)) {
             if (gain) FN(gradient_sums)(n, dy, x, gain, st, &sum, &sum_x);
             else FN(gradient_sums)(n, dy, x, NULL, st, &sum, &sum_x);
         } else {

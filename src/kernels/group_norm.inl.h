@@ -6,6 +6,19 @@
  * the sample's share of dbias and dgain, and weighted with the gain, the two means of (6). With space = 1 it is (5).
  */
 
+/* k < VL elements; joint is NULL unless streaming */
+INLINE void FN(put_some)(T *y, ptrdiff_t k, V v, FN(joint) *joint)
+{
+    if (joint) FN(join)(y, k, v, joint);
+    else FN(store_some)(y, k, v);
+}
+
+/* sums of layer_norm.inl.h about K, compiled once */
+static __attribute__((noinline)) void FN(run_sums)(const T *x, ptrdiff_t n, T K, double *S, double *Q)
+{
+    FN(sums)((FN(row)){x, NULL}, n, K, 1, NULL, S, Q);
+}
+
 /* (4) for a channel's run x [n], with one gain and one bias; joint is NULL unless streaming */
 INLINE void FN(normalise_run)(const T *x, ptrdiff_t n, const T st[3], T gain, T bias, T *y, FN(joint) *joint)
 {
@@ -15,12 +28,12 @@ INLINE void FN(normalise_run)(const T *x, ptrdiff_t n, const T st[3], T gain, T 
     if (joint) { /* up to here y is short of a whole vector's address */
         j = -(ptrdiff_t)((uintptr_t)y / sizeof(T)) & (VL - 1);
         if (j > n) j = n;
-        if (j) FN(out_some)(y, j, ((FN(load_some)(x, j, zero) - K) - delta) * rstd * g + b, joint);
+        if (j) FN(put_some)(y, j, ((FN(load_range)(x, 0, j, zero) - K) - delta) * rstd * g + b, joint);
         for (; j + VL <= n; j += VL) FN(stream)(y + j, ((FN(load)(x + j) - K) - delta) * rstd * g + b);
     }
     for (; j + VL <= n; j += VL) FN(store)(y + j, ((FN(load)(x + j) - K) - delta) * rstd * g + b);
     if (j < n)
-        FN(out_some)(y + j, n - j, ((FN(load_some)(x + j, n - j, zero) - K) - delta) * rstd * g + b, joint);
+        FN(put_some)(y + j, n - j, ((FN(load_range)(x + j, 0, n - j, zero) - K) - delta) * rstd * g + b, joint);
 }
 
 RARE void FN(wide_gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], double *A, double *B)
@@ -34,7 +47,7 @@ RARE void FN(wide_gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *
 }
 
 /* A = sum g and B = sum g xhat over x [n], with xhat of these stats and g = dy gain; gain may be NULL */
-INLINE void FN(gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], double *A, double *B)
+static __attribute__((noinline)) void FN(gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], double *A, double *B)
 {
     const V K = FN(splat)(st[0]), delta = FN(splat)(st[1]), rstd = FN(splat)(st[2]), zero = FN(splat)(0);
     *A = *B = 0;
@@ -62,10 +75,10 @@ INLINE void FN(gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *gai
                 const ptrdiff_t at = base + whole + i * VL;
                 const ptrdiff_t left = start + len - at < VL ? start + len - at : VL;
                 if (left > 0) { /* missing dy are zero, and with them both terms */
-                    V g = FN(load_some)(dy + at, left, zero);
-                    if (gain) g *= FN(load_some)(gain + at, left, zero);
+                    V g = FN(load_range)(dy + at, 0, left, zero);
+                    if (gain) g *= FN(load_range)(gain + at, 0, left, zero);
                     ap[i] += g;
-                    bp[i] += g * (((FN(load_some)(x + at, left, K) - K) - delta) * rstd);
+                    bp[i] += g * (((FN(load_range)(x + at, 0, left, K) - K) - delta) * rstd);
                 }
                 a[first + i] = ap[i];
                 b[first + i] = bp[i];
@@ -84,8 +97,8 @@ INLINE void FN(gradient_run)(ptrdiff_t n, const T *dy, const T *x, T gain, const
     const V scale = FN(splat)(gain), G = FN(splat)(mean_g), H = FN(splat)(mean_gx);
     for (ptrdiff_t j = 0; j < n; j += VL) {
         const ptrdiff_t left = n - j;
-        const V xv = left >= VL ? FN(load)(x + j) : FN(load_some)(x + j, left, zero);
-        const V g = (left >= VL ? FN(load)(dy + j) : FN(load_some)(dy + j, left, zero)) * scale;
+        const V xv = left >= VL ? FN(load)(x + j) : FN(load_range)(x + j, 0, left, zero);
+        const V g = (left >= VL ? FN(load)(dy + j) : FN(load_range)(dy + j, 0, left, zero)) * scale;
         const V v = rstd * ((g - G) - ((xv - K) - delta) * rstd * H);
         if (left >= VL) FN(store)(dx + j, v);
         else FN(store_some)(dx + j, left, v);
@@ -138,10 +151,12 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
             const T *bias = call->bias ? (const T *)call->bias + group * channels : NULL;
             T *y = (T *)call->y + sample * call->y_stride + group * n;
             T *st = call->stats ? (T *)call->stats + 3 * (sample * groups + group) : discarded;
-            if (!FN(row_stats)((FN(row)){x, NULL}, n, call->eps, 1, st)) {
+            if (!FN(row_stats)((FN(row)){x, NULL}, n, call->eps, 1, NULL, st)) {
                 FN(exact_group)(channels, space, x, gain, bias, call->eps, y, st);
             } else if (space == 1) {
-                FN(normalise)((FN(row)){x, NULL}, n, st, gain, bias, 1, y, NULL, joint, NULL);
+                FN(writer) w = {.row = {x, NULL}, .n = n, .gain = gain, .bias = bias, .y = y, .joint = joint, .soon = x + n};
+                FN(write_head)(&w, st, 1);
+                FN(write_rest)(&w, st, 1);
             } else {
                 for (ptrdiff_t c = 0; c < channels; ++c) /* 1 and -0 are what changes nothing */
                     FN(normalise_run)(x + c * space, space, st, gain ? gain[c] : 1, bias ? bias[c] : -(T)0, y + c * space,
@@ -183,7 +198,18 @@ RARE void FN(exact_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T 
         }
 }
 
-/* as backward_row: false, without (6), if a sum overflowed */
+/* space = 1: the row of a group; false, without (6), if a sum overflowed */
+INLINE int FN(backward_row)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], T *dx, T *dgain, T *dbias)
+{
+    const FN(gradient) row = {dy, x, dx, FN(splat)(st[0]), FN(splat)(st[1]), FN(splat)(st[2])};
+    double sums[1][2];
+    FN(backward_sums)(n, &row, 1, gain, 1, dgain, dbias, sums);
+    if (!(fabs(sums[0][0]) <= SUM_MAX && fabs(sums[0][1]) <= SUM_MAX)) return 0;
+    FN(backward_dx)(n, &row, gain, 1, sums[0]);
+    return 1;
+}
+
+/* space > 1, likewise */
 INLINE int FN(backward_group)(ptrdiff_t channels, ptrdiff_t space, const T *dy, const T *x, const T *gain, const T st[3],
                               T *dx, T *dgain, T *dbias)
 {
@@ -219,9 +245,9 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
             T *dx = (T *)call->dx + sample * call->dx_stride + group * n;
             T *dgain = (T *)call->dgain + group * channels, *dbias = (T *)call->dbias + group * channels;
             /* written so that NaN goes the slow way too */
-            if (!(st[2] >= RSTD_MIN && st[2] <= RSTD_MAX))
+            if (!FN(in_range)(st))
                 FN(exact_group_backward)(channels, space, dy, x, gain, st[2], dx, dgain, dbias);
-            else if (!(space == 1 ? FN(backward_row)(n, dy, x, gain, st, 1, dx, dgain, dbias)
+            else if (!(space == 1 ? FN(backward_row)(n, dy, x, gain, st, dx, dgain, dbias)
                                   : FN(backward_group)(channels, space, dy, x, gain, st, dx, dgain, dbias)))
                 FN(exact_group_backward)(channels, space, dy, x, gain, st[2], dx, NULL, NULL);
         }

@@ -14,7 +14,7 @@ RARE double FN(exact_norm)(const T *w, ptrdiff_t n, double *scale)
     for (ptrdiff_t j = 0; j < n; j += FN(PIECE)) {
         const ptrdiff_t len = n - j < FN(PIECE) ? n - j : FN(PIECE);
         for (ptrdiff_t i = 0; i < len; ++i) piece[i] = (double)w[j + i] * *scale;
-        sums_f64((row_f64){piece, NULL}, len, 0, 0, &S, &Q);
+        run_sums_f64(piece, len, 0, &S, &Q);
         squares += Q;
     }
     return squares == 0 ? 0 : 1.0 / sqrt(squares);
@@ -24,7 +24,7 @@ RARE double FN(exact_norm)(const T *w, ptrdiff_t n, double *scale)
 INLINE T FN(inverse_norm)(const T *w, ptrdiff_t n, double g, T *scale)
 {
     double S, Q;
-    FN(sums)((FN(row)){w, NULL}, n, 0, 0, &S, &Q);
+    FN(run_sums)(w, n, 0, &S, &Q);
     if (!(Q >= (double)n * Q_MIN && Q <= Q_MAX)) return 0; /* NaN goes the slow way too */
     const double inverse = 1.0 / sqrt(Q);
     *scale = (T)(g * inverse);
