@@ -99,7 +99,8 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
 ptrdiff_t cnorm_batch_norm_scratch(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
 {
     if (!known(dtype) || !countable(samples, channels, space)) return 0;
-    return channels * (BATCH_DOUBLES * 8 + BATCH_ITEMS * itemsize(dtype)) + samples * space * itemsize(dtype);
+    const ptrdiff_t items = channels * BATCH_ITEMS + samples * space;
+    return channels * BATCH_DOUBLES * 8 + (items * itemsize(dtype) + 7) / 8 * 8; /* whole float64, to be aligned at its end */
 }
 
 cnorm_status cnorm_batch_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *x,
