@@ -70,21 +70,11 @@ def axes_picture():
         shapes += cube(left, 40, meant)
         shapes.append(text(left + SIZE * (CELL + SLANT) / 2, 24, name, extra='font-weight="bold"'))
     bottom = 40 + SIZE * (SLANT + CELL)
+    across, down = 40 + SIZE * CELL, 40 + SIZE * SLANT + SIZE * CELL / 2
     shapes += [
         text(40 + SIZE * CELL / 2, bottom + 18, "channels"),
-        text(
-            28,
-            40 + SIZE * SLANT + SIZE * CELL / 2,
-            "space",
-            extra=f'transform="rotate(-90 28 {40 + SIZE * SLANT + SIZE * CELL / 2})"',
-        ),
-        text(
-            40 + SIZE * CELL + 38,
-            bottom - 6,
-            "batch",
-            "start",
-            f'transform="rotate(-45 {40 + SIZE * CELL + 20} {bottom - 10})"',
-        ),
+        text(28, down, "space", extra=f'transform="rotate(-90 28 {down})"'),
+        text(across + 22, bottom - 2, "batch", "start", f'transform="rotate(-45 {across + 22} {bottom - 2})"'),
     ]
     return svg(40 + 5 * pitch, bottom + 34, shapes)
 
