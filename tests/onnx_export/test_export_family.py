@@ -21,10 +21,11 @@ def run(model, x):
     return session.run(None, {"x": x})[0]
 
 
-def check(model, x, exact, ours, weight, slack=0):
+def check(model, x, exact, ours, weight, slack=0, onnxruntime_slack=0):
     """onnxruntime within layer norm's contract of the oracle, cnorm too, the float64 evaluation far closer."""
-    bound = (tolerances.xhat(exact, np.float32) + slack) * (1 + np.abs(weight).max())
-    tolerances.assert_within(run(model, x), exact, bound, "onnxruntime")
+    scale = 1 + np.abs(weight).max()
+    bound = (tolerances.xhat(exact, np.float32) + slack) * scale
+    tolerances.assert_within(run(model, x), exact, bound + onnxruntime_slack * scale, "onnxruntime")
     tolerances.assert_within(ours, exact, bound, "cnorm")
     np.testing.assert_allclose(Float64(model).run({"x": x})["y"], exact, rtol=0, atol=1e-6 if slack else 1e-12)
 
@@ -56,7 +57,13 @@ def test_group_norm(rng, shape, groups, opset):
     options = {"groups": groups, "space": len(shape) - 2, "opset": opset, "eps": 1e-3}
     model = onnx_export.export_family_norm("group_norm", weight, bias, **options)
     exact, _, _ = reference.group_norm(x, groups, weight, bias, eps=1e-3)
-    check(model, x, exact, cnorm.group_norm(x, groups, weight, bias, eps=1e-3), weight)
+    cancelled = 0
+    if opset >= 21:  # the operator's function body takes the variance as E[x^2] - mean^2: n + 3 roundings of E[x^2]
+        _, mean, rstd = reference.group_norm(x, groups, eps=1e-3)
+        power = ((mean**2 + rstd**-2) * rstd**2).max()
+        cancelled = (x[0].size // groups + 3) * 2.0**-24 * power * np.abs(exact).max()
+    ours = cnorm.group_norm(x, groups, weight, bias, eps=1e-3)
+    check(model, x, exact, ours, weight, onnxruntime_slack=cancelled)
     operators = [node.op_type for node in model.graph.node]
     assert (operators == ["GroupNormalization"]) == (opset >= 21)
 
