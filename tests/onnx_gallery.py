@@ -988,7 +988,7 @@ def lint_eps_negative():
 @specimen
 def lint_eps_nan():
     built = model([native(epsilon=float("nan"))], constants=weights())
-    return Specimen(built, [OK], {"eps-nan"}, 1)
+    return Specimen(built, [("layer", "not exercised", "")], {"eps-nan"}, 1)
 
 
 @specimen
@@ -1057,6 +1057,23 @@ def lint_no_axis_left():
     """InstanceNormalization normalises what follows batch and channels: here nothing does."""
     built = model([native(op="InstanceNormalization")], (2, N), weights())
     return Specimen(built, [("instance", "not exercised", "")], {"axis"}, 1)
+
+
+@specimen
+def lint_nan_in_a_row():
+    """The row is left out and said to be; the others are judged."""
+    spoiled = rows(0)
+    spoiled["x"][1, 2] = np.nan
+    return Specimen(model([native()], constants=weights()), [OK], {"non-finite"}, input=spoiled)
+
+
+@specimen
+def lint_nan_in_every_row():
+    """NaN on both sides is agreement about nothing."""
+    nodes = [node("Log", "negative", "h"), native("h")]
+    constants = weights() | {"minus": np.float32(-1)}
+    nodes = [node("Abs", "x", "a"), node("Mul", "a minus", "negative"), *nodes]
+    return Specimen(model(nodes, constants=constants), [("layer", "not exercised", "")], {"non-finite"})
 
 
 @specimen
