@@ -113,6 +113,8 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
             report.fixed = repair(Path(options.fix), model, cases)
         except OSError as error:
             report.problem = f"--fix: cannot write {options.fix}: {error.strerror}"
+        except runtime.CannotRun as error:
+            report.problem = _clip(f"--fix: wrote nothing, onnxruntime does not load the result: {error}")
     return report
 
 
