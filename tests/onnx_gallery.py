@@ -744,6 +744,41 @@ def trap_skip_axis_with_its_sum_as_output():
 
 
 @specimen
+def trap_inside_if():
+    norms, code, findings = trapped("eps-first")
+    nodes, constants = decomposed(y="t", eps=0.1, eps_first=True)
+    return Specimen(if_model(nodes, constants)[0], norms, findings, code)
+
+
+@specimen
+def trap_inside_a_local_function():
+    norms, code, findings = trapped("eps-first")
+    built = decomposed(eps=0.1, eps_first=True)
+    calls = [node("Norm", "x", "y", domain="local")]
+    return Specimen(model(calls, functions=[function("Norm", *built)]), norms, findings, code)
+
+
+@specimen
+def drift_is_not_blamed():
+    """Twelve steep layers between norms: optimised and unoptimised inputs part, and no norm is at fault."""
+    nodes, constants, x = [], {}, "x"
+    draw = rng()
+    for i in range(12):
+        norm, stored = decomposed(x=x, y=f"n{i}", prefix=f"p{i}_", width=64)
+        constants |= stored | {f"w{i}": draw.normal(size=(64, 64)).astype(np.float32)}
+        constants[f"b{i}"] = draw.normal(size=64).astype(np.float32)
+        nodes += [
+            *norm,
+            node("MatMul", f"n{i} w{i}", f"m{i}"),
+            node("Add", f"m{i} b{i}", f"a{i}"),
+            node("Sin", f"a{i}", f"h{i}"),
+        ]
+        x = f"h{i}"
+    nodes.append(node("Identity", x, "y"))
+    return Specimen(model(nodes, (4, 64), constants), [OK] * 12)
+
+
+@specimen
 def eps_first_of_the_default_size():
     """The optimiser puts 1e-5 in place of 1e-5: no harm done, none reported."""
     return Specimen(model(*parts(decomposed(eps=1e-5, eps_first=True))))
