@@ -6,7 +6,8 @@ report so far is handed over, so that a crash of the runtime loses no more than 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,7 +95,8 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     for position, case in enumerate(cases):
         emit("progress", (position, 2 * len(cases)))
         if case.feeds:
-            report.findings += run.judge(position)
+            with _apart(case, report):
+                report.findings += run.judge(position)
     emit("report", report)
 
     emit("stage", "stress")
@@ -102,7 +104,8 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     for position, case in enumerate(cases):
         emit("progress", (len(cases) + position, 2 * len(cases)))
         if case.feeds and not case.norm.near_miss and case.report.verdict == "ok":
-            _stress(model, case, options, runtime_faults)
+            with _apart(case, report):
+                _stress(model, case, options, runtime_faults)
     for family, message in runtime_faults.items():
         report.findings.append(Finding("note", "runtime-limit", f"{family}: {message}"))
     if options.fix:
@@ -116,6 +119,19 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         except runtime.CannotRun as error:
             report.problem = _clip(f"--fix: wrote nothing, onnxruntime does not load the result: {error}")
     return report
+
+
+@contextmanager
+def _apart(case: Case, report: ValidationReport) -> Iterator[None]:
+    """Keep what goes wrong with one norm from the verdicts of the others."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # of onnxruntime, of onnx's evaluator, or ours
+        case.report.verdict = "not exercised"
+        case.report.detail = _clip(f"could not be judged: {type(error).__name__}: {error}")
+        report.problem = report.problem or _clip(f"{case.norm.name} {case.report.detail}")
 
 
 def _clip(text: str) -> str:
