@@ -482,6 +482,13 @@ def one_pass_without_clamp():
 
 
 @specimen
+def one_pass_close_to_trouble():
+    """A mean of 8 is survived, one of 100 is not, and that is near enough to count."""
+    expected = [("layer", "inaccurate", "file")]
+    return Specimen(model(*parts(flax_nodes())), expected, exit_code=1, input=rows(8))
+
+
+@specimen
 def one_pass_at_a_large_mean():
     """A mean of 300 costs a one-pass variance five digits."""
     expected = [("layer", "inaccurate", "file")]

@@ -197,7 +197,7 @@ def _stress(model: onnx.ModelProto, case: Case, options: Options, runtime_faults
                 continue
             blame = culprit(model, case, [feeds]) if level == "off" else "optimiser"
             where = f"{hard.family}, optimisation {level!r}: {amount(error)}"
-            if _reached(hard.hard_by, stress.hardness([rows]), seen):
+            if stress.reached(hard.hard_by, stress.hardness([rows]), seen):
                 settle(said, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
                 said.detail = f"fails on rows like those it meets, {where}"
                 return
@@ -207,10 +207,3 @@ def _stress(model: onnx.ModelProto, case: Case, options: Options, runtime_faults
             if hard.family not in said.risks:
                 said.risks.append(hard.family)
             break
-
-
-def _reached(hard_by: str, failing: dict[str, float], seen: dict[str, float]) -> bool:
-    """Whether the model's own rows come within a factor of ten of the failing ones."""
-    if hard_by == stress.SPREAD:
-        return seen[hard_by] <= 10 * failing[hard_by]
-    return seen[hard_by] >= failing[hard_by] / 10
