@@ -741,6 +741,15 @@ def trap_skip_axis():
 
 
 @specimen
+def norm_after_a_trap_that_looking_springs():
+    """Tapping the inputs undoes the wrong fusion, so they do not show that the second norm's was wrong."""
+    norms, code, findings = trapped("skip-axis")
+    nodes = [node("Add", "x skip", "sum"), native("sum", "h", axis=1), node("Tanh", "h", "t"), native("t")]
+    inputs = [value("x", (2, N, N)), value("skip", (2, N, N))]
+    return Specimen(model(nodes, constants=weights(), inputs=inputs), [*norms, OK], findings, code)
+
+
+@specimen
 def trap_skip_axis_with_its_sum_as_output():
     """Looking at the sum stops the wrong fusion, in the model as in a tapped run: then all is well."""
     nodes = [node("Add", "x skip", "sum"), native("sum", axis=1)]

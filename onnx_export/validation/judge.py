@@ -213,11 +213,11 @@ def compare(y: np.ndarray, oracle: np.ndarray, bound, rows: Rows, overflow: floa
         ratio = np.where(judged, ratio, 0.0)
     if not ratio.size:
         return Measure()
-    worst = np.unravel_index(np.argmax(ratio), ratio.shape)
+    at = np.unravel_index(np.argmax(ratio), ratio.shape)
     return Measure(
-        float(error[worst]) if judged[worst] else 0.0,
-        float(bound[worst]),
-        float(ratio[worst]),
+        float(error[at]) if judged[at] else 0.0,
+        float(bound[at]),
+        float(ratio[at]),
         _points(rows.conditioning, ratio),
         int(np.sum(judged)),
     )
