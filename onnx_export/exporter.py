@@ -10,7 +10,7 @@ import re
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 import cnorm
 from cnorm.model import METADATA_KEY, _configuration, _tensors
@@ -55,7 +55,7 @@ def export(
     model : cnorm.Model
     path : str or path-like, optional
         Where to write the file. It appears whole or not at all. Weights of more than 1 GiB go to a second
-        file beside it (see `onnx_export.files.write`).
+        file beside it, to which the result then refers (see `onnx_export.files.write`).
     form : "step" or "sequence"
     opset : int
         Version of the ONNX operators, 13 or newer, as far as the installed onnxruntime loads it. Layer
@@ -91,7 +91,7 @@ def export(
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
     exporter = _Export(model, form, checked_opset(opset), _checked_batch(batch), functions, native_ops, dtype)
     exported = exporter.model()
-    write(exported, path)
+    write(exported, exporter.weights(), path)
     return exported
 
 
@@ -108,19 +108,21 @@ class _Export:
 
     def model(self) -> onnx.ModelProto:
         graph = self._step("", "cnorm") if self.form == "step" else self._sequence()
-        for name, array in _tensors(self.layers).items():
-            if name not in self.starts:
-                graph.initializer.append(numpy_helper.from_array(self._rounded(name, array), name))
         model = finished(graph, self.opset, list((self.functions or {}).values()))
         described = json.loads(_configuration(self.layers))
         described |= {"form": self.form, "dtype": self.dtype, "states": self.states}
         helper.set_model_props(model, {METADATA_KEY: json.dumps(described)})
         return model
 
+    def weights(self) -> dict[str, np.ndarray]:
+        """The initialisers: the model's own tensors, but those that no node reads."""
+        tensors = _tensors(self.layers).items()
+        return {name: self._rounded(name, array) for name, array in tensors if name not in self.starts}
+
     def _rounded(self, name: str, array: np.ndarray) -> np.ndarray:
         if self.dtype == "float16" and np.abs(array).max() > FLOAT16_MAX:
             raise ValueError(f"dtype must be 'float32': {name} has weights beyond the {FLOAT16_MAX:.0f} of float16")
-        return array.astype(self.dtype)
+        return array.astype(self.dtype, copy=False)
 
     def _step(self, prefix: str, name: str) -> onnx.GraphProto:
         """The graph of one step, or with a prefix to its names the body of a Scan."""
