@@ -22,7 +22,7 @@ def main():
         """Stream real speech through a trained layer-normalised LSTM, frame by frame; then export and prove it."""
         from cnorm.demo import run
 
-        run(out_dir)
+        sys.exit(0 if run(out_dir) else 1)
 
     @cnorm.command()
     def info():
