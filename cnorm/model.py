@@ -266,10 +266,15 @@ def load(path):
         If it is not such a file; the message says what was expected and what was found.
     """
     tensors, metadata = read_safetensors(path)
-    if METADATA_KEY not in metadata:
+    return from_tensors(path, metadata.get(METADATA_KEY), tensors)
+
+
+def from_tensors(path, text: str | None, tensors: dict[str, np.ndarray]) -> Model:
+    """The model of a configuration and its tensors, both perhaps from a stranger; `path` is for messages."""
+    if text is None:
         raise ValueError(f"{path} is not a cnorm model: the metadata has no {METADATA_KEY!r}")
     try:
-        configuration = json.loads(metadata[METADATA_KEY])
+        configuration = json.loads(text)
         version, entries = configuration["format"], configuration["layers"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{path}: {METADATA_KEY!r} is not JSON with a format and layers") from None

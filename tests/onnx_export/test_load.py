@@ -47,14 +47,25 @@ def change(path, edit):
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda model, _: model.ClearField("metadata_props"), "its metadata has no 'cnorm.model'"),
-        (lambda _, described: described.pop("layers"), "not JSON with a format, layers and states"),
+        (lambda model, _: model.ClearField("metadata_props"), "the metadata has no 'cnorm.model'"),
+        (lambda _, described: described.pop("layers"), "not JSON with a format and layers"),
         (lambda _, described: described.update(format=99), "format 99"),
+        (lambda _, described: described.update(states=[{"tensor": "t"}]), "not JSON with a table of states"),
+        (lambda _, described: described.update(states=3), "not JSON with a table of states"),
         (lambda _, described: described["layers"].pop(), r"layers\.1|no layer takes"),
         (lambda _, described: described["layers"][0].update(preset="mystery"), "preset must be one of"),
         (lambda model, _: model.graph.initializer.pop(0), "missing: weight_x"),
     ],
-    ids=["no metadata", "no layers", "newer format", "a layer short", "unknown preset", "a tensor short"],
+    ids=[
+        "no metadata",
+        "no layers",
+        "newer format",
+        "no initial",
+        "no table",
+        "a layer short",
+        "unknown preset",
+        "a tensor short",
+    ],
 )
 def test_other_files_are_refused_by_name(tmp_path, edit, says):
     path = tmp_path / "demo.onnx"
