@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import numpy as np
-import onnx
 from onnx import numpy_helper
 
-from cnorm.model import METADATA_KEY, Model, from_tensors
+from cnorm.model import MAX_FILE_BYTES, METADATA_KEY, Model, from_tensors
+from onnx_export.validation import safe_load
 
 __all__ = ["load"]
 
@@ -17,7 +17,8 @@ def load(path) -> Model:
     """Read a file that `export` wrote back into a model.
 
     The weights are the file's initialisers, so float32 files give a model whose steps have the bits of the
-    original's. The graph is not looked at: `check_parity` says whether it computes what the model does.
+    original's. The graph is not looked at: `check_parity` says whether it computes what the model does. The file
+    may come from a stranger: it is measured and checked before anything is made of it.
 
     Parameters
     ----------
@@ -29,12 +30,11 @@ def load(path) -> Model:
 
     Raises
     ------
-    OSError
-        If the file cannot be read.
     ValueError
-        If it is not such a file; the message says what was expected and what was found.
+        If the file cannot be read or is not such a file; the message says what was expected and what was found.
     """
-    onnx_model = onnx.load(path)
+    limits = safe_load.Limits(tensor_bytes=MAX_FILE_BYTES)
+    onnx_model = safe_load.load(path, external_data=True, limits=limits)
     text = {entry.key: entry.value for entry in onnx_model.metadata_props}.get(METADATA_KEY)
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx_model.graph.initializer}
     return from_tensors(path, text, tensors | _starts(path, text))
