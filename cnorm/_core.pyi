@@ -51,6 +51,61 @@ def layer_norm_backward(
     axis: int = -1,
     out: tuple[Array | None, Array | None, Array | None] | None = None,
 ) -> tuple[Array, Array | None, Array]: ...
+@overload
+def add_layer_norm(
+    x: Array,
+    residual: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    axis: int = -1,
+    out: Array | None = None,
+    sum_out: Array | None = None,
+    return_stats: Literal[False] = False,
+) -> tuple[Array, Array]: ...
+@overload
+def add_layer_norm(
+    x: Array,
+    residual: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    axis: int = -1,
+    out: Array | None = None,
+    sum_out: Array | None = None,
+    return_stats: Literal[True],
+) -> tuple[Array, Array, Stats]: ...
+@overload
+def rms_norm(
+    x: Array,
+    weight: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    axis: int = -1,
+    out: Array | None = None,
+    return_stats: Literal[False] = False,
+) -> Array: ...
+@overload
+def rms_norm(
+    x: Array,
+    weight: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    axis: int = -1,
+    out: Array | None = None,
+    return_stats: Literal[True],
+) -> tuple[Array, Stats]: ...
+def rms_norm_backward(
+    dy: Array,
+    x: Array,
+    weight: Array | None,
+    stats: Stats,
+    *,
+    axis: int = -1,
+    out: tuple[Array | None, Array | None] | None = None,
+) -> tuple[Array, Array | None]: ...
 def sigmoid(x: Array, out: Array | None = None) -> Array: ...
 def tanh(x: Array, out: Array | None = None) -> Array: ...
 
