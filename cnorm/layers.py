@@ -36,17 +36,17 @@ class _Cell(_Layer):
     def __init__(self, weights, *, preset, eps=None):
         self.spec = _spec(self.kind, preset)
         self.eps = _eps(eps, self.spec)
-        self.weights, sizes = checked(weights, self._entries(), f"{self.kind} {self.spec.name}")
+        self.weights, sizes = checked(weights, self.entries(), f"{self.kind} {self.spec.name}")
         self.input_size, self.units, self.output_size = sizes["I"], sizes["H"], sizes["P"]
         self._sizes = sizes
 
-    def _entries(self):
+    def entries(self):
         """The spec's tensors as a single layer's names, and the state at the start."""
         return [(_name(name, 0), shape, meaning) for name, shape, meaning in self.spec.weights] + list(START)
 
     def _packed(self):
         """See `cnorm.weights.packed`."""
-        return packed(self.spec, self._entries(), self.weights, self._sizes)
+        return packed(self.spec, self.entries(), self.weights, self._sizes)
 
     def __repr__(self):
         eps = "" if self.eps is None else f", eps={self.eps:g}"
