@@ -39,8 +39,12 @@ INLINE V FN(row_load)(FN(row) row, ptrdiff_t j)
 /* lanes from <= i < to < VL + from of the vector at j; the others hold `fill` */
 INLINE V FN(row_load_range)(FN(row) row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, V fill)
 {
-    V v = FN(load_range)(row.x + j, from, to, fill);
-    return row.residual ? FN(rounded)(v + FN(load_range)(row.residual + j, from, to, TN(splat)(0))) : v;
+    if (!row.residual) return FN(load_range)(row.x + j, from, to, fill);
+    const V zero = TN(splat)(0);
+    T sum[VL]; /* rounded to storage; fill is not */
+    TN(store)(sum, FN(rounded)(FN(load_range)(row.x + j, from, to, zero) +
+                               FN(load_range)(row.residual + j, from, to, zero)));
+    return TN(load_range)(sum, from, to, fill);
 }
 
 INLINE double FN(row_value)(FN(row) row, ptrdiff_t j)
