@@ -15,11 +15,14 @@
 
 enum { MANY = VECTOR_BYTES == 64 ? 8 : 4 }; /* vectors at once: two accumulators each must stay in registers */
 
-/* z [packed rows] = W x + add; add NULL: nothing */
-static void product(const cnorm_matrix *w, const float *x, const float *add, float *z)
+/* z [packed rows] = W x + add; add NULL: nothing. Returns sum_of_squares(z, rows), free while the weights are on their way. */
+static double product(const cnorm_matrix *w, const float *x, const float *add, float *z)
 {
     const float *panel = w->panels;
     const ptrdiff_t rows = packed_rows(w), cols = w->cols;
+    double total = 0;
+    f32v squares[LANE_VECTORS];
+    for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
     for (ptrdiff_t r = 0; r < rows; r += PANEL, panel += cols * PANEL) {
 #pragma GCC unroll 2
         for (int first = 0; first < LANE_VECTORS; first += PASS) {
@@ -56,10 +59,17 @@ static void product(const cnorm_matrix *w, const float *x, const float *add, flo
 #pragma GCC unroll 4
             for (int i = 0; i < PASS; ++i) {
                 const ptrdiff_t to = r + (first + i) * VL_F32;
-                store_f32(z + to, add ? sum[i] + load_f32(add + to) : sum[i]);
+                if (add) sum[i] += load_f32(add + to);
+                store_f32(z + to, sum[i]);
+                squares[first + i] += sum[i] * sum[i];
             }
         }
+        if ((r + PANEL) % FOLD == 0 || r + PANEL == rows) {
+            total += (double)tree_f32(squares);
+            for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
+        }
     }
+    return total;
 }
 
 /* `count` vectors, a constant; xt [cols, count] holds them side by side */
@@ -100,15 +110,17 @@ INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, 
     }
 }
 
-/* z [n, packed rows] = W x + add for n <= CNORM_ROWS vectors; room [MANY * cols], unused for n = 1 */
-static void products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, const float *add, ptrdiff_t add_stride,
+/* z [n, packed rows] = W x + add for n <= CNORM_ROWS vectors; room [MANY * cols], unused for n = 1. Returns the sum of
+ * squares of z if n = 1, else -1. */
+static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, const float *add, ptrdiff_t add_stride,
                      float *z, ptrdiff_t z_stride, float *room)
 {
+    if (n == 1) return product(w, x[0], add, z);
     while (n > 0) {
         const int count = n >= MANY ? MANY : n >= 4 ? 4 : n >= 2 ? 2 : 1;
         for (ptrdiff_t k = 0; k < w->cols && count > 1; ++k)
             for (int s = 0; s < count; ++s) room[k * count + s] = x[s][k];
-        if (count == 1) product(w, x[0], add, z);
+        if (count == 1) (void)product(w, x[0], add, z);
         else if (count == 2) product_together(w, 2, room, add, add_stride, z, z_stride);
         else if (count == 4) product_together(w, 4, room, add, add_stride, z, z_stride);
         else product_together(w, MANY, room, add, add_stride, z, z_stride);
@@ -117,6 +129,7 @@ static void products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, 
         z += count * z_stride;
         if (add) add += count * add_stride;
     }
+    return -1;
 }
 
 /* sum of squares of z [n], n a multiple of CNORM_GATE_PAD: lanes, the halving tree, float64 every FOLD elements */
