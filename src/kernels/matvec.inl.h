@@ -15,11 +15,21 @@
 
 enum { MANY = VECTOR_BYTES == 64 ? 8 : 4 }; /* vectors at once: two accumulators each must stay in registers */
 
+/* AVX-512 multiplies by one float of memory as fast as by a register, but a broadcast that two products share is an
+ * instruction of its own in their way (measured: 10.7 instead of 16 multiply-adds a cycle): a second pointer to the same
+ * floats, of which the compiler does not know, keeps it from sharing. */
+#if VECTOR_BYTES == 64
+#define ANOTHER(pointer) __asm__("" : "+r"(pointer))
+#else
+#define ANOTHER(pointer) ((void)(pointer))
+#endif
+
 /* z [packed rows] = W x + add; add NULL: nothing. Returns sum_of_squares(z, rows), free while the weights are on their way. */
 static double product(const cnorm_matrix *w, const float *x, const float *add, float *z)
 {
-    const float *panel = w->panels;
+    const float *panel = w->panels, *x2 = x;
     const ptrdiff_t rows = packed_rows(w), cols = w->cols;
+    ANOTHER(x2);
     double total = 0;
     f32v squares[LANE_VECTORS];
     for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
@@ -36,11 +46,10 @@ static double product(const cnorm_matrix *w, const float *x, const float *add, f
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) block[i] = splat_f32(0);
 #pragma GCC unroll 16
-                for (int j = 0; j < BLOCK; ++j, at += PANEL) {
-                    const f32v xk = splat_f32(x[k + j]);
+                for (int j = 0; j < BLOCK; ++j, at += PANEL)
 #pragma GCC unroll 4
-                    for (int i = 0; i < PASS; ++i) block[i] += load_f32(at + i * VL_F32) * xk;
-                }
+                    for (int i = 0; i < PASS; ++i)
+                        block[i] += load_f32(at + i * VL_F32) * splat_f32(i % 2 ? x2[k + j] : x[k + j]);
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) sum[i] += block[i];
             }
@@ -48,11 +57,10 @@ static double product(const cnorm_matrix *w, const float *x, const float *add, f
                 f32v block[PASS];
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) block[i] = splat_f32(0);
-                for (; k < cols; ++k, at += PANEL) {
-                    const f32v xk = splat_f32(x[k]);
+                for (; k < cols; ++k, at += PANEL)
 #pragma GCC unroll 4
-                    for (int i = 0; i < PASS; ++i) block[i] += load_f32(at + i * VL_F32) * xk;
-                }
+                    for (int i = 0; i < PASS; ++i)
+                        block[i] += load_f32(at + i * VL_F32) * splat_f32(i % 2 ? x2[k] : x[k]);
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) sum[i] += block[i];
             }
@@ -80,7 +88,8 @@ INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, 
     const ptrdiff_t rows = packed_rows(w), cols = w->cols;
     for (ptrdiff_t r = 0; r < rows; r += PANEL, panel += cols * PANEL) {
         for (int first = 0; first < LANE_VECTORS; first += 2) {
-            const float *at = panel + first * VL_F32, *x = xt;
+            const float *at = panel + first * VL_F32, *x = xt, *x2 = xt;
+            ANOTHER(x2);
             f32v sum[2 * MANY];
 #pragma GCC unroll 16
             for (int i = 0; i < 2 * count; ++i) sum[i] = splat_f32(0);
@@ -89,13 +98,12 @@ INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, 
                 f32v block[2 * MANY];
 #pragma GCC unroll 16
                 for (int i = 0; i < 2 * count; ++i) block[i] = splat_f32(0);
-                for (; x < end; x += count, at += PANEL) {
+                for (; x < end; x += count, x2 += count, at += PANEL) {
                     const f32v lo = load_f32(at), hi = load_f32(at + VL_F32);
 #pragma GCC unroll 8
                     for (int s = 0; s < count; ++s) {
-                        const f32v xk = splat_f32(x[s]);
-                        block[2 * s] += lo * xk;
-                        block[2 * s + 1] += hi * xk;
+                        block[2 * s] += lo * splat_f32(x[s]);
+                        block[2 * s + 1] += hi * splat_f32(x2[s]);
                     }
                 }
 #pragma GCC unroll 16
