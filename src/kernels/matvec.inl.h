@@ -27,9 +27,8 @@ enum { MANY = VECTOR_BYTES == 64 ? 8 : 4 }; /* vectors at once: two accumulators
 /* z [packed rows] = W x + add; add NULL: nothing. Returns sum_of_squares(z, rows), free while the weights are on their way. */
 static double product(const cnorm_matrix *w, const float *x, const float *add, float *z)
 {
-    const float *panel = w->panels, *x2 = x;
+    const float *panel = w->panels;
     const ptrdiff_t rows = packed_rows(w), cols = w->cols;
-    ANOTHER(x2);
     double total = 0;
     f32v squares[LANE_VECTORS];
     for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
@@ -49,7 +48,7 @@ static double product(const cnorm_matrix *w, const float *x, const float *add, f
                 for (int j = 0; j < BLOCK; ++j, at += PANEL)
 #pragma GCC unroll 4
                     for (int i = 0; i < PASS; ++i)
-                        block[i] += load_f32(at + i * VL_F32) * splat_f32(i % 2 ? x2[k + j] : x[k + j]);
+                        block[i] += load_f32(at + i * VL_F32) * splat_f32(x[k + j]);
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) sum[i] += block[i];
             }
@@ -60,7 +59,7 @@ static double product(const cnorm_matrix *w, const float *x, const float *add, f
                 for (; k < cols; ++k, at += PANEL)
 #pragma GCC unroll 4
                     for (int i = 0; i < PASS; ++i)
-                        block[i] += load_f32(at + i * VL_F32) * splat_f32(i % 2 ? x2[k] : x[k]);
+                        block[i] += load_f32(at + i * VL_F32) * splat_f32(x[k]);
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) sum[i] += block[i];
             }
