@@ -22,7 +22,7 @@ def main():
         """Stream real speech through a trained layer-normalised LSTM, frame by frame; then export and prove it."""
         from cnorm.demo import run
 
-        run(out_dir)
+        sys.exit(0 if run(out_dir) else 1)
 
     @cnorm.command()
     def info():
@@ -36,23 +36,32 @@ def main():
     @click.argument("out", type=click.Path(dir_okay=False))
     @click.option("--form", type=click.Choice(["step", "sequence"]), default="step", show_default=True)
     @click.option("--opset", type=int, default=17, show_default=True)
+    @click.option("--batch", default=None, metavar="NAME", help="Leave the batch open under this name; else it is 1.")
+    @click.option("--functions", is_flag=True, help="Make each cell a local function.")
+    @click.option("--native-ops", is_flag=True, help="Write plain cells as the operators LSTM, GRU and RNN.")
+    @click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True)
     @click.option("--check", is_flag=True, help="Compare with onnxruntime and float64; exit 1 if they part.")
-    def export(model, out, form, opset, check):
+    @click.option("--json", "as_json", is_flag=True, help="With --check: print the report as JSON.")
+    def export(model, out, batch, check, as_json, **options):
         """Write MODEL (safetensors, from Model.save) to OUT as ONNX."""
         import cnorm
         import onnx_export
 
         try:
             loaded = cnorm.load(model)
-            exported = onnx_export.export(loaded, out, form=form, opset=opset)
+            exported = onnx_export.export(loaded, out, batch=1 if batch is None else batch, **options)
         except (OSError, TypeError, ValueError) as error:
             raise click.ClickException(str(error)) from None
-        click.echo(f"{out}: {form} form, opset {opset}")
+        if not as_json:
+            click.echo(f"{out}: {options['form']} form, opset {options['opset']}, {options['dtype']}")
         if check:
             from rich.console import Console
 
             report = onnx_export.check_parity(loaded, exported)
-            Console().print(report)
+            if as_json:
+                click.echo(report.to_json())
+            else:
+                Console().print(report)
             sys.exit(0 if report.ok else 1)
 
     cnorm()

@@ -1,1 +1,25 @@
-"""Export of cnorm models to ONNX, parity checks, and a validator for anybody's ONNX layer norms."""
+"""Export cnorm models to ONNX, prove the export equal, and validate the layer norms of any ONNX file."""
+
+from importlib import import_module
+
+__all__ = ["OrtStream", "check_parity", "export", "export_norm", "load", "validate"]
+
+_HOME = {
+    "export": "exporter",
+    "export_norm": "norm_export",
+    "load": "loader",
+    "check_parity": "parity",
+    "OrtStream": "ort_stream",
+    "validate": "validation",
+}
+
+
+def __getattr__(name):
+    # onnx and onnxruntime take half a second to import: only when one of the names is used
+    if name in _HOME:
+        return getattr(import_module(f"onnx_export.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted(__all__)

@@ -215,7 +215,9 @@ def _eps(epsilon: float | None, default: float) -> float:
     return float(np.float32(default if epsilon is None else epsilon))
 
 
-def standardise(x: np.ndarray, axes: tuple[int, ...], eps: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def standardise(
+    x: np.ndarray, axes: tuple[int, ...], eps: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Subtract the mean over `axes` and divide by sqrt(var + eps), var centred and biased.
 
     Returns
@@ -225,7 +227,9 @@ def standardise(x: np.ndarray, axes: tuple[int, ...], eps: float) -> tuple[np.nd
         var + eps = 0 has xhat = 0, the limit for eps -> 0.
     """
     mean = np.mean(x, axis=axes, keepdims=True)
-    xhat, rstd = _divide_rms(x - mean, axes, eps)
+    d = x - mean
+    d = d - np.mean(d, axis=axes, keepdims=True)  # takes out what rounding the mean put in
+    xhat, rstd = _divide_rms(d, axes, eps)
     return xhat, mean, rstd
 
 

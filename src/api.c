@@ -3,7 +3,7 @@
 #include "dispatch.h"
 #include "float_mode.h"
 
-#include <math.h>
+#include <float.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@ const char *cnorm_strerror(cnorm_status status)
     case CNORM_OK: return "no error";
     case CNORM_ERROR_NULL: return "a pointer that must not be NULL is NULL";
     case CNORM_ERROR_SIZE: return "a size is negative, a row is empty, or the bytes do not fit ptrdiff_t";
-    case CNORM_ERROR_EPS: return "eps must be a finite number that is not negative";
+    case CNORM_ERROR_EPS: return "eps must be a number of the dtype, finite and not negative";
     case CNORM_ERROR_STRIDE: return "rows of an output overlap one another";
     case CNORM_ERROR_DTYPE: return "not a dtype that this function takes";
     case CNORM_ERROR_ISA: return "the instruction set is unknown or this machine lacks it";
@@ -51,7 +51,7 @@ static cnorm_status forward(void (*kernel)(const cnorm_norm *), cnorm_dtype dtyp
     if (!countable(call->rows, call->n)) return CNORM_ERROR_SIZE;
     if (call->rows == 0) return CNORM_OK;
     if (!call->x || !call->y) return CNORM_ERROR_NULL;
-    if (!(call->eps >= 0) || isinf(call->eps)) return CNORM_ERROR_EPS;
+    if (!(call->eps >= 0 && call->eps <= (dtype == CNORM_F64 ? DBL_MAX : (double)FLT_MAX))) return CNORM_ERROR_EPS;
     if (rows_overlap(call->rows, call->n, call->y_stride)) return CNORM_ERROR_STRIDE;
     if (call->sum && rows_overlap(call->rows, call->n, call->sum_stride)) return CNORM_ERROR_STRIDE;
     const float_mode mode = float_mode_enter();

@@ -19,21 +19,28 @@ static unsigned saved_state(void)
     return a;
 }
 
-int cnorm_cpu_has_avx2(void)
+enum { ASKED = 1, AVX2 = 2, AVX512 = 4 };
+
+static unsigned ask(void)
 {
+    const unsigned wanted = bit_AVX512F | bit_AVX512VL | bit_AVX512BW | bit_AVX512DQ, saved = saved_state();
     unsigned a, b, c, d;
-    if ((saved_state() & XMM_YMM) != XMM_YMM) return 0;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_AVX) || !(c & bit_F16C)) return 0;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & bit_AVX2);
+    if ((saved & XMM_YMM) != XMM_YMM) return ASKED;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_AVX) || !(c & bit_F16C)) return ASKED;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2)) return ASKED;
+    return ASKED | AVX2 | ((saved & OPMASK_ZMM) == OPMASK_ZMM && (b & wanted) == wanted ? AVX512 : 0);
 }
 
-int cnorm_cpu_has_avx512(void)
+/* asked once: cpuid traps in a virtual machine, and costs tens of microseconds there */
+static unsigned features(void)
 {
-    const unsigned wanted = bit_AVX512F | bit_AVX512VL | bit_AVX512BW | bit_AVX512DQ;
-    unsigned a, b, c, d;
-    if (!cnorm_cpu_has_avx2() || (saved_state() & OPMASK_ZMM) != OPMASK_ZMM) return 0;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & wanted) == wanted;
+    static _Atomic unsigned answer;
+    if (!answer) answer = ask();
+    return answer;
 }
+
+int cnorm_cpu_has_avx2(void) { return (features() & AVX2) != 0; }
+int cnorm_cpu_has_avx512(void) { return (features() & AVX512) != 0; }
 
 /* CPUID leaf 4 (Intel) and 0x8000001d (AMD): one data or unified cache per subleaf */
 ptrdiff_t cnorm_cpu_cache_bytes(void)

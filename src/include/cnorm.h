@@ -25,7 +25,7 @@ typedef enum cnorm_status {
     CNORM_OK = 0,
     CNORM_ERROR_NULL,  /* a pointer that must not be NULL is */
     CNORM_ERROR_SIZE,  /* a size is negative, n is 0, or the bytes do not fit ptrdiff_t */
-    CNORM_ERROR_EPS,   /* eps is negative, infinite or NaN */
+    CNORM_ERROR_EPS,   /* eps is negative, NaN, infinite, or beyond the dtype */
     CNORM_ERROR_STRIDE,/* rows of an output overlap one another */
     CNORM_ERROR_DTYPE, /* not a cnorm_dtype this function takes */
     CNORM_ERROR_ISA,   /* an instruction set that is unknown or that this machine lacks */

@@ -13,6 +13,9 @@ enum {
     BLOCK = 16,        /* additions into a lane before its sum is added to the lane's total */
     FOLD = 8192,       /* elements after which lane sums are added to a float64 */
     LOOK_AHEAD = 2048, /* elements of the longest row of which two are worked on at a time */
+    SHORT_ROW = 512,   /* elements of the longest row for which aligned addresses cost more than they save */
+    BACKWARD_ROWS = VECTOR_BYTES == 64 ? 2 : 1, /* as many as the registers hold the sums of */
+    ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned vector crosses a line */
 };
 
 /* A sum of squares in [n Q_MIN, Q_MAX] has neither overflowed nor lost bits to subnormals. */

@@ -36,11 +36,15 @@ INLINE V FN(row_load)(FN(row) row, ptrdiff_t j)
     return row.residual ? FN(rounded)(v + FN(load)(row.residual + j)) : v;
 }
 
-/* the first k < VL elements from j on; the other lanes hold `fill` */
-INLINE V FN(row_load_some)(FN(row) row, ptrdiff_t j, ptrdiff_t k, V fill)
+/* lanes from <= i < to < VL + from of the vector at j; the others hold `fill` */
+INLINE V FN(row_load_range)(FN(row) row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, V fill)
 {
-    V v = FN(load_some)(row.x + j, k, fill);
-    return row.residual ? FN(rounded)(v + FN(load_some)(row.residual + j, k, TN(splat)(0))) : v;
+    if (!row.residual) return FN(load_range)(row.x + j, from, to, fill);
+    const V zero = TN(splat)(0);
+    T sum[VL]; /* rounded to storage; fill is not */
+    TN(store)(sum, FN(rounded)(FN(load_range)(row.x + j, from, to, zero) +
+                               FN(load_range)(row.residual + j, from, to, zero)));
+    return TN(load_range)(sum, from, to, fill);
 }
 
 INLINE double FN(row_value)(FN(row) row, ptrdiff_t j)
@@ -49,42 +53,166 @@ INLINE double FN(row_value)(FN(row) row, ptrdiff_t j)
     return (double)(row.residual ? FN(value)(FN(stored)(v + FN(value)(row.residual[j]))) : v);
 }
 
-/* S = sum d and Q = sum d^2 over the row, d = x - K */
-INLINE void FN(sums)(FN(row) row, ptrdiff_t n, T K, const int centred, double *S, double *Q)
+/* Output is written in whole aligned vectors. When streaming, the vector that one row ends in and the next begins in
+ * is kept here until it is complete: a partial line would cost more than streaming saves. */
+typedef struct { X lanes[VL], *at; ptrdiff_t filled; } FN(joint);
+
+RARE void FN(flush)(FN(joint) *joint)
+{
+    for (ptrdiff_t i = 0; i < joint->filled; ++i) joint->at[i] = joint->lanes[i];
+    joint->filled = 0;
+}
+
+/* k < VL elements, which end a vector or begin one */
+static __attribute__((noinline)) void FN(join)(X *y, ptrdiff_t k, V v, FN(joint) *joint)
+{
+    if (joint->filled && joint->at + joint->filled != y) FN(flush)(joint);
+    if (!joint->filled) joint->at = y;
+    FN(store_some)(joint->lanes + joint->filled, k, v);
+    joint->filled += k;
+    if (joint->filled == VL) {
+        FN(stream)(joint->at, FN(load)(joint->lanes));
+        joint->filled = 0;
+    } else if ((uintptr_t)(y + k) % sizeof joint->lanes == 0) {
+        FN(flush)(joint);
+    }
+}
+
+/* A row being written: (4) for elements `at` to n; whole vectors up to `end`, at aligned addresses of y */
+typedef struct {
+    FN(row) row;
+    ptrdiff_t n, at, end;
+    V shift, delta, rstd;
+    const T *gain, *bias; /* may be NULL */
+    X *y, *sum;           /* sum may be NULL */
+    FN(joint) *joint, *sum_joint; /* NULL unless streaming */
+    const X *soon;        /* the row to fetch meanwhile, when streaming */
+} FN(writer);
+
+/* (4) for one whole vector at j; what is not `common` may have a K, and no gain or bias */
+INLINE V FN(normalised)(const FN(writer) *w, V x, ptrdiff_t j, const int centred, const int common)
+{
+    if (centred && !common) x -= w->shift;
+    V v = (centred ? x - w->delta : x) * w->rstd;
+    if (common || w->gain) v *= TN(load)(w->gain + j);
+    if (centred && (common || w->bias)) v += TN(load)(w->bias + j);
+    return v;
+}
+
+/* the k < VL elements from `at` on */
+INLINE void FN(write_some)(FN(writer) *w, ptrdiff_t k, const int centred)
+{
+    const V zero = TN(splat)(0), x = FN(row_load_range)(w->row, w->at, 0, k, zero);
+    V v = (centred ? (x - w->shift) - w->delta : x) * w->rstd;
+    if (w->gain) v *= TN(load_range)(w->gain + w->at, 0, k, zero);
+    if (w->bias) v += TN(load_range)(w->bias + w->at, 0, k, zero);
+    if (w->sum && w->sum_joint) FN(join)(w->sum + w->at, k, x, w->sum_joint);
+    else if (w->sum) FN(store_some)(w->sum + w->at, k, x);
+    if (w->joint) FN(join)(w->y + w->at, k, v, w->joint);
+    else FN(store_some)(w->y + w->at, k, v);
+    w->at += k;
+}
+
+INLINE void FN(write_whole)(FN(writer) *w, const int centred, const int common, const int stream_y, const int stream_sum)
+{
+    for (; w->at < w->end; w->at += VL) {
+        const ptrdiff_t j = w->at;
+        if (stream_y) __builtin_prefetch(w->soon + j);
+        const V x = FN(row_load)(w->row, j), v = FN(normalised)(w, x, j, centred, common);
+        if (w->sum && stream_sum) FN(stream)(w->sum + j, x);
+        else if (w->sum) FN(store)(w->sum + j, x);
+        if (stream_y) FN(stream)(w->y + j, v);
+        else FN(store)(w->y + j, v);
+    }
+}
+
+/* has its gain and bias and no K: worth loops without those branches */
+INLINE int FN(is_common)(const FN(writer) *w, const T stats[3], const int centred)
+{
+    return w->gain && (!centred || (w->bias && stats[0] == 0));
+}
+
+/* as far as the first whole vector */
+INLINE void FN(write_head)(FN(writer) *w, const T stats[3], const int centred)
+{
+    const ptrdiff_t misaligned = (ptrdiff_t)((uintptr_t)w->y / sizeof(X) % VL);
+    const ptrdiff_t head = misaligned == 0 || (!w->joint && w->n <= SHORT_ROW) ? 0 : VL - misaligned < w->n ? VL - misaligned : w->n;
+    w->shift = TN(splat)(stats[0]);
+    w->delta = TN(splat)(stats[1]);
+    w->rstd = TN(splat)(stats[2]);
+    w->at = 0;
+    w->end = head + (w->n - head) / VL * VL;
+    if (head) FN(write_some)(w, head, centred);
+}
+
+/* the rest of the row */
+INLINE void FN(write_rest)(FN(writer) *w, const T stats[3], const int centred)
+{
+    const int common = FN(is_common)(w, stats, centred);
+    if (w->joint && common) FN(write_whole)(w, centred, 1, 1, w->sum_joint != NULL);
+    else if (w->joint) FN(write_whole)(w, centred, 0, 1, w->sum_joint != NULL);
+    else if (common) FN(write_whole)(w, centred, 1, 0, 0);
+    else FN(write_whole)(w, centred, 0, 0, 0);
+    if (w->at < w->n) FN(write_some)(w, w->n - w->at, centred);
+}
+
+/* s += d and q += d^2 for one vector */
+INLINE void FN(count)(V d, const int centred, V *s, V *q)
+{
+    if (centred) *s += d;
+    *q += d * d;
+}
+
+/* S = sum d and Q = sum d^2 over the row, d = x - K. A writer, if there is one, is moved on in the same loop: the row
+ * before leaves for the caches while this one is summed.
+ *
+ * Where crossing cache lines costs most, loads are at aligned addresses. A lane's sum is then found `turn` lanes further
+ * on, and is turned back before the tree: the same additions in the same order. */
+INLINE void FN(sums)(FN(row) row, ptrdiff_t n, T K, const int centred, FN(writer) *w, double *S, double *Q)
 {
     const V shift = TN(splat)(K), zero = TN(splat)(0);
+    const ptrdiff_t turn = ALIGN_LOADS && n > SHORT_ROW ? (ptrdiff_t)((uintptr_t)row.x / sizeof(X) % VL) : 0;
     *S = *Q = 0;
     for (ptrdiff_t start = 0; start < n; start += FOLD) {
-        const ptrdiff_t end = n - start < FOLD ? n : start + FOLD;
+        const ptrdiff_t stop = n - start < FOLD ? n : start + FOLD;
         V s[LANE_VECTORS], q[LANE_VECTORS];
 #pragma GCC unroll 2
         for (int first = 0; first < LANE_VECTORS; first += PASS) {
 #pragma GCC unroll 4
             for (int i = 0; i < PASS; ++i) s[first + i] = q[first + i] = zero;
-            for (ptrdiff_t block = start; block < end; block += BLOCK * LANES) {
-                const ptrdiff_t len = end - block < BLOCK * LANES ? end - block : BLOCK * LANES;
-                const ptrdiff_t whole = len / LANES * LANES, base = block + first * VL;
+            for (ptrdiff_t block = start; block < stop; block += BLOCK * LANES) {
+                const ptrdiff_t end = stop - block < BLOCK * LANES ? stop : block + BLOCK * LANES;
+                ptrdiff_t j = block - turn + first * VL;
                 V sp[PASS], qp[PASS];
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) sp[i] = qp[i] = zero;
-                for (ptrdiff_t j = base; j < base + whole; j += LANES) {
+                if (turn) { /* the first vectors, without what lies before the block; what is missing reads as K */
 #pragma GCC unroll 4
-                    for (int i = 0; i < PASS; ++i) {
-                        const V d = TN(keep)(FN(row_load)(row, j + i * VL)) - shift;
-                        if (centred) sp[i] += d;
-                        qp[i] += d * d;
+                    for (int i = 0; i < PASS; ++i, j += VL) {
+                        const ptrdiff_t from = i == 0 ? turn : 0, to = end - j < VL ? end - j : VL;
+                        if (from < to) FN(count)(FN(row_load_range)(row, j, from, to, shift) - shift, centred, &sp[i], &qp[i]);
                     }
                 }
-                if (whole < len) {
+                const ptrdiff_t whole = end - (first + PASS) * VL + first * VL;
+                if (w) {
+                    for (; j <= whole && w->at + PASS * VL <= w->end; j += LANES, w->at += PASS * VL) {
 #pragma GCC unroll 4
-                    for (int i = 0; i < PASS; ++i) {
-                        const ptrdiff_t j = base + whole + i * VL, left = end - j;
-                        if (left > 0) { /* missing elements read as K, so that their d is zero */
-                            const V d = (left >= VL ? FN(row_load)(row, j) : FN(row_load_some)(row, j, left, shift)) - shift;
-                            if (centred) sp[i] += d;
-                            qp[i] += d * d;
+                        for (int i = 0; i < PASS; ++i) {
+                            const ptrdiff_t at = w->at + i * VL;
+                            FN(count)(TN(keep)(FN(row_load)(row, j + i * VL)) - shift, centred, &sp[i], &qp[i]);
+                            FN(store)(w->y + at, FN(normalised)(w, FN(row_load)(w->row, at), at, centred, 1));
                         }
                     }
+                }
+                for (; j <= whole; j += LANES) {
+#pragma GCC unroll 4
+                    for (int i = 0; i < PASS; ++i)
+                        FN(count)(TN(keep)(FN(row_load)(row, j + i * VL)) - shift, centred, &sp[i], &qp[i]);
+                }
+#pragma GCC unroll 4
+                for (int i = 0; i < PASS; ++i, j += VL) {
+                    if (end - j >= VL) FN(count)(FN(row_load)(row, j) - shift, centred, &sp[i], &qp[i]);
+                    else if (end > j) FN(count)(FN(row_load_range)(row, j, 0, end - j, shift) - shift, centred, &sp[i], &qp[i]);
                 }
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) {
@@ -92,6 +220,10 @@ INLINE void FN(sums)(FN(row) row, ptrdiff_t n, T K, const int centred, double *S
                     q[first + i] += qp[i];
                 }
             }
+        }
+        if (turn) {
+            TN(turn)(s, turn);
+            TN(turn)(q, turn);
         }
         if (centred) *S += (double)TN(tree)(s);
         *Q += (double)TN(tree)(q);
@@ -116,19 +248,19 @@ static __attribute__((noinline)) int FN(shifted_stats)(FN(row) row, ptrdiff_t n,
 {
     const double count = (double)n, per = 1.0 / count;
     double S, Q;
-    FN(sums)(row, n, (T)mean, 1, &S, &Q);
+    FN(sums)(row, n, (T)mean, 1, NULL, &S, &Q);
     const double delta = S * per, spread = Q - S * delta;
     if (!FN(accepted)(count, S * delta, spread, Q, eps)) return 0;
     FN(keep_stats)((double)(T)mean, delta, spread * per, eps, stats);
     return 1;
 }
 
-/* (1) and (2): stats = K, delta, rstd; false where the row needs (3) */
-INLINE int FN(row_stats)(FN(row) row, ptrdiff_t n, double eps, const int centred, T stats[3])
+/* (1) and (2): stats = K, delta, rstd; false where the row needs (3). w: see sums */
+INLINE int FN(row_stats)(FN(row) row, ptrdiff_t n, double eps, const int centred, FN(writer) *w, T stats[3])
 {
     const double count = (double)n, per = 1.0 / count;
     double S, Q;
-    FN(sums)(row, n, 0, centred, &S, &Q);
+    FN(sums)(row, n, 0, centred, w, &S, &Q);
     const double mean = S * per, spread = Q - S * mean;
     if (!FN(accepted)(count, S * mean, spread, Q, eps)) return centred && FN(shifted_stats)(row, n, mean, eps, stats);
     FN(keep_stats)(0, mean, spread * per, eps, stats);
@@ -154,7 +286,7 @@ RARE FN(exact) FN(exact_stats)(FN(row) row, ptrdiff_t n, double eps, int centred
         for (ptrdiff_t j = 0; j < n; j += FN(PIECE)) {
             const ptrdiff_t len = n - j < FN(PIECE) ? n - j : FN(PIECE);
             for (ptrdiff_t i = 0; i < len; ++i) piece[i] = (FN(row_value)(row, j + i) * e.scale - e.origin) - e.delta;
-            sums_f64((row_f64){piece, NULL}, len, 0, 1, &S, &Q);
+            sums_f64((row_f64){piece, NULL}, len, 0, 1, NULL, &S, &Q);
             sum += S;
             squares += Q;
         }
@@ -191,192 +323,162 @@ RARE void FN(exact_row)(FN(row) row, ptrdiff_t n, const T *gain, const T *bias, 
     stats[2] = (T)e.inv_std_dev;
 }
 
-/* Output is written in whole aligned vectors. When streaming, the vector that one row ends in and the next begins in
- * is kept here until it is complete: a partial line would cost more than streaming saves. */
-typedef struct { X lanes[VL], *at; ptrdiff_t filled; } FN(joint);
-
-INLINE void FN(flush)(FN(joint) *joint)
-{
-    for (ptrdiff_t i = 0; i < joint->filled; ++i) joint->at[i] = joint->lanes[i];
-    joint->filled = 0;
-}
-
-/* k < VL elements, which end a vector or begin one */
-INLINE void FN(out_some)(X *y, ptrdiff_t k, V v, FN(joint) *joint)
-{
-    if (!joint) {
-        FN(store_some)(y, k, v);
-        return;
-    }
-    if (joint->filled && joint->at + joint->filled != y) FN(flush)(joint);
-    if (!joint->filled) joint->at = y;
-    FN(store_some)(joint->lanes + joint->filled, k, v);
-    joint->filled += k;
-    if (joint->filled == VL) {
-        FN(stream)(joint->at, FN(load)(joint->lanes));
-        joint->filled = 0;
-    } else if ((uintptr_t)(y + k) % sizeof joint->lanes == 0) {
-        FN(flush)(joint);
-    }
-}
-
-/* (4) for a vector x of elements j and on; gain and bias may be NULL */
-INLINE V FN(normalised)(V x, const V stats[3], const T *gain, const T *bias, ptrdiff_t j, const int centred)
-{
-    V v = centred ? ((x - stats[0]) - stats[1]) * stats[2] : x * stats[2];
-    if (gain) v *= TN(load)(gain + j);
-    if (bias) v += TN(load)(bias + j);
-    return v;
-}
-
-/* (4) for elements begin to end, whole vectors */
-INLINE void FN(normalise_whole)(FN(row) row, ptrdiff_t begin, ptrdiff_t end, const V stats[3], const T *gain,
-                                const T *bias, const int centred, X *y, X *sum, const int stream_y, const int stream_sum)
-{
-    for (ptrdiff_t j = begin; j < end; j += VL) {
-        const V x = FN(row_load)(row, j), v = FN(normalised)(x, stats, gain, bias, j, centred);
-        if (sum && stream_sum) FN(stream)(sum + j, x);
-        else if (sum) FN(store)(sum + j, x);
-        if (stream_y) FN(stream)(y + j, v);
-        else FN(store)(y + j, v);
-    }
-}
-
-/* (4) for the k < VL elements from j on */
-INLINE void FN(normalise_some)(FN(row) row, ptrdiff_t j, ptrdiff_t k, const V stats[3], const T *gain, const T *bias,
-                               const int centred, X *y, X *sum, FN(joint) *joint, FN(joint) *sum_joint)
-{
-    const V zero = TN(splat)(0), x = FN(row_load_some)(row, j, k, zero);
-    V v = FN(normalised)(x, stats, NULL, NULL, j, centred);
-    if (gain) v *= TN(load_some)(gain + j, k, zero);
-    if (bias) v += TN(load_some)(bias + j, k, zero);
-    if (sum) FN(out_some)(sum + j, k, x, sum_joint);
-    FN(out_some)(y + j, k, v, joint);
-}
-
-/* (4): y [n], and sum [n] where there is a residual. joint and sum_joint are NULL unless streaming. */
-INLINE void FN(normalise)(FN(row) row, ptrdiff_t n, const T st[3], const T *gain, const T *bias, const int centred, X *y,
-                          X *sum, FN(joint) *joint, FN(joint) *sum_joint)
-{
-    const V stats[3] = {TN(splat)(st[0]), TN(splat)(st[1]), TN(splat)(st[2])};
-    const ptrdiff_t misaligned = (ptrdiff_t)((uintptr_t)y / sizeof(X) % VL);
-    ptrdiff_t begin = misaligned ? VL - misaligned : 0; /* up to here y is short of a whole vector's address */
-    if (begin > n) begin = n;
-    const ptrdiff_t end = begin + (n - begin) / VL * VL;
-    if (begin) FN(normalise_some)(row, 0, begin, stats, gain, bias, centred, y, sum, joint, sum_joint);
-    if (joint) FN(normalise_whole)(row, begin, end, stats, gain, bias, centred, y, sum, 1, sum_joint != NULL);
-    else if (gain && bias) FN(normalise_whole)(row, begin, end, stats, gain, bias, centred, y, sum, 0, 0);
-    else FN(normalise_whole)(row, begin, end, stats, gain, bias, centred, y, sum, 0, 0);
-    if (end < n) FN(normalise_some)(row, end, n - end, stats, gain, bias, centred, y, sum, joint, sum_joint);
-}
-
-/* Statistics of a row are taken before the row before it is written: the one's division and square root hide behind
- * the other's stores. Not for long rows, two of which would not fit the first cache. */
+/* Statistics of a row are taken before the row before it is written, or while: the one's division and square root hide
+ * behind the other's stores. Not for long rows, two of which would not fit the first cache. */
 INLINE void FN(norm_rows)(const cnorm_norm *call, const int centred, const int with_residual)
 {
     const ptrdiff_t rows = call->rows, n = call->n, ahead = n <= LOOK_AHEAD ? 1 : 0;
-    const T *gain = call->gain, *bias = call->bias;
     T *stats = call->stats, recent[2][3];
-    int plain[2];
-    FN(row) row[2];
+    int plain[2] = {0, 0};
     FN(joint) y_joint = {.filled = 0}, sum_joint = {.filled = 0};
-    FN(joint) *yj = call->streaming ? &y_joint : NULL, *sj = call->streaming && with_residual ? &sum_joint : NULL;
-    if (sj && ((uintptr_t)call->sum - (uintptr_t)call->y) % sizeof sj->lanes) sj = NULL; /* y's alignment decides */
+    FN(writer) w = {.n = n, .gain = call->gain, .bias = call->bias};
+    if (call->streaming) w.joint = &y_joint;
+    if (with_residual && w.joint && ((uintptr_t)call->sum - (uintptr_t)call->y) % sizeof y_joint.lanes == 0)
+        w.sum_joint = &sum_joint; /* y decides what is aligned */
     for (ptrdiff_t next = 0; next < rows + ahead; ++next) {
-        if (next < rows) {
-            FN(row) *to = &row[next % 2];
-            to->x = (const X *)call->x + next * call->x_stride;
-            to->residual = with_residual ? (const X *)call->residual + next * call->residual_stride : NULL;
-            plain[next % 2] = FN(row_stats)(*to, n, call->eps, centred, recent[next % 2]);
+        const ptrdiff_t r = next - ahead; /* the row to write */
+        T *st = recent[r & 1], *next_st = recent[next & 1];
+        if (r >= 0) {
+            w.row.x = (const X *)call->x + r * call->x_stride;
+            w.row.residual = with_residual ? (const X *)call->residual + r * call->residual_stride : NULL;
+            w.y = (X *)call->y + r * call->y_stride;
+            w.sum = with_residual ? (X *)call->sum + r * call->sum_stride : NULL;
+            w.soon = w.row.x + (1 + ahead) * call->x_stride;
         }
-        const ptrdiff_t r = next - ahead;
+        const int begun = ahead && r >= 0 && plain[r & 1] && !with_residual;
+        if (begun) FN(write_head)(&w, st, centred);
+        if (next < rows) {
+            const FN(row) row = {(const X *)call->x + next * call->x_stride,
+                                 with_residual ? (const X *)call->residual + next * call->residual_stride : NULL};
+            if (begun && !w.joint && FN(is_common)(&w, st, centred))
+                plain[next & 1] = FN(row_stats)(row, n, call->eps, centred, &w, next_st);
+            else plain[next & 1] = FN(row_stats)(row, n, call->eps, centred, NULL, next_st);
+        }
         if (r < 0) continue;
-        const FN(row) from = {row[r % 2].x, with_residual ? row[r % 2].residual : NULL};
-        X *y = (X *)call->y + r * call->y_stride, *sum = with_residual ? (X *)call->sum + r * call->sum_stride : NULL;
-        T *st = recent[r % 2];
-        if (plain[r % 2]) FN(normalise)(from, n, st, gain, bias, centred, y, sum, yj, sj);
-        else FN(exact_row)(from, n, gain, bias, call->eps, centred, y, sum, st);
+        if (plain[r & 1]) {
+            if (!begun) FN(write_head)(&w, st, centred);
+            FN(write_rest)(&w, st, centred);
+        } else {
+            FN(exact_row)(w.row, n, w.gain, w.bias, call->eps, centred, w.y, w.sum, st);
+        }
         if (stats) memcpy(stats + 3 * r, st, sizeof recent[0]);
     }
-    if (yj) FN(flush)(yj);
-    if (sj) FN(flush)(sj);
-    if (yj) stream_fence();
+    if (w.joint) {
+        FN(flush)(&y_joint);
+        FN(flush)(&sum_joint);
+        stream_fence();
+    }
 }
 
 static void FN(layer_norm)(const cnorm_norm *call) { FN(norm_rows)(call, 1, 0); }
 static void FN(add_layer_norm)(const cnorm_norm *call) { FN(norm_rows)(call, 1, 1); }
 static void FN(rms_norm)(const cnorm_norm *call) { FN(norm_rows)(call, 0, 0); }
 
-/* (5) for one vector; dgain and dbias are this block's running sums */
-INLINE void FN(backward_terms)(V x, V dy, V gain, const V stats[3], const int centred, V *g, V *gx, V *dgain, V *dbias)
+/* A row of the backward pass */
+typedef struct {
+    const X *dy, *x;
+    X *dx;
+    V shift, delta, rstd;
+} FN(gradient);
+
+INLINE V FN(xhat)(const FN(gradient) *row, V x, const int centred)
 {
-    const V xhat = centred ? ((x - stats[0]) - stats[1]) * stats[2] : x * stats[2];
+    return (centred ? (x - row->shift) - row->delta : x) * row->rstd;
+}
+
+/* (5) for one vector of one row; dgain and dbias are this block's running sums */
+INLINE void FN(backward_terms)(V xhat, V dy, V gain, const int centred, V *g, V *gx, V *dgain, V *dbias)
+{
     const V scaled = dy * gain;
     if (centred) *g += scaled, *dbias += dy;
     *gx += scaled * xhat;
     *dgain += dy * xhat;
 }
 
-/* (5) and (6) for one row; dgain [n], dbias [n] as in backward_terms; false, without (6), if a sum overflowed */
-INLINE int FN(backward_row)(ptrdiff_t n, const X *dy, const X *x, const T *gain, const T st[3], const int centred, X *dx,
-                            T *dgain, T *dbias)
+/* (5) for `count` rows, which share the traffic of dgain [n] and dbias [n]: sums = G n, H n of each */
+INLINE void FN(backward_sums)(ptrdiff_t n, const FN(gradient) *row, const int count, const T *gain, const int centred,
+                              T *dgain, T *dbias, double sums[][2])
 {
-    const V stats[3] = {TN(splat)(st[0]), TN(splat)(st[1]), TN(splat)(st[2])};
     const V zero = TN(splat)(0), one = TN(splat)(1);
-    double sum_g = 0, sum_gx = 0;
+    for (int r = 0; r < count; ++r) sums[r][0] = sums[r][1] = 0;
     for (ptrdiff_t start = 0; start < n; start += FOLD) {
-        const ptrdiff_t len = n - start < FOLD ? n - start : FOLD;
-        const ptrdiff_t whole = len / LANES * LANES;
-        V g[LANE_VECTORS], gx[LANE_VECTORS];
+        const ptrdiff_t stop = n - start < FOLD ? n : start + FOLD;
+        V g[BACKWARD_ROWS][LANE_VECTORS], gx[BACKWARD_ROWS][LANE_VECTORS];
 #pragma GCC unroll 2
         for (int first = 0; first < LANE_VECTORS; first += PASS) {
-            const ptrdiff_t base = start + first * VL;
-            V gp[PASS], gxp[PASS];
+#pragma GCC unroll 2
+            for (int r = 0; r < count; ++r)
 #pragma GCC unroll 4
-            for (int i = 0; i < PASS; ++i) gp[i] = gxp[i] = zero;
-            for (ptrdiff_t j = base; j < base + whole; j += LANES) {
+                for (int i = 0; i < PASS; ++i) g[r][first + i] = gx[r][first + i] = zero;
+            for (ptrdiff_t block = start; block < stop; block += BLOCK * LANES) {
+                const ptrdiff_t end = stop - block < BLOCK * LANES ? stop : block + BLOCK * LANES;
+                ptrdiff_t j = block + first * VL;
+                V gp[BACKWARD_ROWS][PASS], gxp[BACKWARD_ROWS][PASS];
+#pragma GCC unroll 2
+                for (int r = 0; r < count; ++r)
 #pragma GCC unroll 4
-                for (int i = 0; i < PASS; ++i) {
-                    const ptrdiff_t at = j + i * VL;
-                    V share_gain = TN(load)(dgain + at), share_bias = TN(load)(dbias + at);
-                    FN(backward_terms)(FN(load)(x + at), FN(load)(dy + at), gain ? TN(load)(gain + at) : one, stats,
-                                       centred, &gp[i], &gxp[i], &share_gain, &share_bias);
-                    TN(store)(dgain + at, share_gain);
-                    if (centred) TN(store)(dbias + at, share_bias);
+                    for (int i = 0; i < PASS; ++i) gp[r][i] = gxp[r][i] = zero;
+                for (; j + PASS * VL <= end; j += LANES) {
+#pragma GCC unroll 4
+                    for (int i = 0; i < PASS; ++i) {
+                        const ptrdiff_t at = j + i * VL;
+                        const V scale = gain ? TN(load)(gain + at) : one;
+                        V share_gain = TN(load)(dgain + at), share_bias = TN(load)(dbias + at);
+#pragma GCC unroll 2
+                        for (int r = 0; r < count; ++r)
+                            FN(backward_terms)(FN(xhat)(&row[r], FN(load)(row[r].x + at), centred),
+                                               FN(load)(row[r].dy + at), scale, centred, &gp[r][i], &gxp[r][i],
+                                               &share_gain, &share_bias);
+                        TN(store)(dgain + at, share_gain);
+                        if (centred) TN(store)(dbias + at, share_bias);
+                    }
                 }
-            }
-#pragma GCC unroll 4
-            for (int i = 0; i < PASS; ++i) {
-                const ptrdiff_t at = base + whole + i * VL;
-                const ptrdiff_t left = start + len - at < VL ? start + len - at : VL;
-                if (left > 0) { /* missing dy are zero, and with them every term */
-                    V share_gain = TN(load_some)(dgain + at, left, zero), share_bias = TN(load_some)(dbias + at, left, zero);
-                    FN(backward_terms)(FN(load_some)(x + at, left, stats[0]), FN(load_some)(dy + at, left, zero),
-                                       gain ? TN(load_some)(gain + at, left, zero) : one, stats, centred, &gp[i], &gxp[i],
-                                       &share_gain, &share_bias);
-                    TN(store_some)(dgain + at, left, share_gain);
-                    if (centred) TN(store_some)(dbias + at, left, share_bias);
+                for (int i = 0; i < PASS && j < end; ++i, j += VL) { /* missing dy are zero, and with them every term */
+                    const ptrdiff_t k = end - j < VL ? end - j : VL;
+                    const V scale = gain ? TN(load_range)(gain + j, 0, k, zero) : one;
+                    V share_gain = TN(load_range)(dgain + j, 0, k, zero), share_bias = TN(load_range)(dbias + j, 0, k, zero);
+                    for (int r = 0; r < count; ++r)
+                        FN(backward_terms)(FN(xhat)(&row[r], FN(load_range)(row[r].x + j, 0, k, row[r].shift), centred),
+                                           FN(load_range)(row[r].dy + j, 0, k, zero), scale, centred, &gp[r][i],
+                                           &gxp[r][i], &share_gain, &share_bias);
+                    TN(store_some)(dgain + j, k, share_gain);
+                    if (centred) TN(store_some)(dbias + j, k, share_bias);
                 }
-                g[first + i] = gp[i];
-                gx[first + i] = gxp[i];
+#pragma GCC unroll 2
+                for (int r = 0; r < count; ++r) {
+#pragma GCC unroll 4
+                    for (int i = 0; i < PASS; ++i) {
+                        g[r][first + i] += gp[r][i];
+                        gx[r][first + i] += gxp[r][i];
+                    }
+                }
             }
         }
-        if (centred) sum_g += (double)TN(tree)(g);
-        sum_gx += (double)TN(tree)(gx);
+#pragma GCC unroll 2
+        for (int r = 0; r < count; ++r) {
+            if (centred) sums[r][0] += (double)TN(tree)(g[r]);
+            sums[r][1] += (double)TN(tree)(gx[r]);
+        }
     }
-    if (!(fabs(sum_g) <= SUM_MAX && fabs(sum_gx) <= SUM_MAX)) return 0;
-    const V G = TN(splat)((T)(sum_g / (double)n)), H = TN(splat)((T)(sum_gx / (double)n));
-    for (ptrdiff_t j = 0; j < n; j += VL) {
-        const ptrdiff_t k = n - j < VL ? n - j : VL;
-        const V xv = k == VL ? FN(load)(x + j) : FN(load_some)(x + j, k, zero);
-        V g = k == VL ? FN(load)(dy + j) : FN(load_some)(dy + j, k, zero);
-        if (gain) g *= k == VL ? TN(load)(gain + j) : TN(load_some)(gain + j, k, zero);
-        const V xhat = centred ? ((xv - stats[0]) - stats[1]) * stats[2] : xv * stats[2];
-        const V v = stats[2] * (centred ? (g - G) - xhat * H : g - xhat * H); /* (6) */
-        if (k == VL) FN(store)(dx + j, v);
-        else FN(store_some)(dx + j, k, v);
+}
+
+/* (6) for one row */
+INLINE void FN(backward_dx)(ptrdiff_t n, const FN(gradient) *row, const T *gain, const int centred, const double sums[2])
+{
+    const V G = TN(splat)((T)(sums[0] / (double)n)), H = TN(splat)((T)(sums[1] / (double)n)), zero = TN(splat)(0);
+    ptrdiff_t j = 0;
+    for (; j + VL <= n; j += VL) {
+        V g = FN(load)(row->dy + j);
+        if (gain) g *= TN(load)(gain + j);
+        const V xhat = FN(xhat)(row, FN(load)(row->x + j), centred);
+        FN(store)(row->dx + j, row->rstd * ((centred ? g - G : g) - xhat * H));
     }
-    return 1;
+    if (j < n) {
+        V g = FN(load_range)(row->dy + j, 0, n - j, zero);
+        if (gain) g *= TN(load_range)(gain + j, 0, n - j, zero);
+        const V xhat = FN(xhat)(row, FN(load_range)(row->x + j, 0, n - j, zero), centred);
+        FN(store_some)(row->dx + j, n - j, row->rstd * ((centred ? g - G : g) - xhat * H));
+    }
 }
 
 /* (5) and (6) in float64, for rows whose xhat, dx or sums arithmetic in T cannot reach; dgain NULL: only (6) */
@@ -415,25 +517,40 @@ RARE void FN(exact_backward_row)(ptrdiff_t n, const X *dy, const X *x, const T *
     }
 }
 
+/* can the row do without the float64 path? written so that NaN can't */
+INLINE int FN(in_range)(const T st[3]) { return st[2] >= RSTD_MIN && st[2] <= RSTD_MAX; }
+
 /* One block of rows: partial [2, n] becomes this block's dgain and dbias */
 INLINE void FN(backward_rows)(const cnorm_norm_backward *call, const int centred)
 {
     const ptrdiff_t n = call->n;
-    const X *dy = call->dy, *x = call->x;
-    const T *gain = call->gain, *st = call->stats;
-    X *dx = call->dx;
+    const T *gain = call->gain, *stats = call->stats;
     T *dgain = call->partial, *dbias = dgain + n;
     memset(dgain, 0, 2 * (size_t)n * sizeof(T));
-    for (ptrdiff_t row = 0; row < call->rows; ++row) {
-        /* written so that NaN goes the slow way too */
-        if (!(st[2] >= RSTD_MIN && st[2] <= RSTD_MAX))
-            FN(exact_backward_row)(n, dy, x, gain, st, centred, dx, dgain, dbias);
-        else if (!FN(backward_row)(n, dy, x, gain, st, centred, dx, dgain, dbias))
-            FN(exact_backward_row)(n, dy, x, gain, st, centred, dx, NULL, NULL);
-        dy += call->dy_stride;
-        x += call->x_stride;
-        dx += call->dx_stride;
-        st += 3;
+    for (ptrdiff_t done = 0, count; done < call->rows; done += count) {
+        FN(gradient) row[BACKWARD_ROWS];
+        double sums[BACKWARD_ROWS][2];
+        for (count = 0; count < BACKWARD_ROWS && done + count < call->rows; ++count) {
+            const ptrdiff_t r = done + count;
+            const T *st = stats + 3 * r;
+            if (count && !FN(in_range)(st)) break;
+            row[count] = (FN(gradient)){.dy = (const X *)call->dy + r * call->dy_stride,
+                                        .x = (const X *)call->x + r * call->x_stride,
+                                        .dx = (X *)call->dx + r * call->dx_stride,
+                                        .shift = TN(splat)(st[0]), .delta = TN(splat)(st[1]), .rstd = TN(splat)(st[2])};
+            if (!FN(in_range)(st)) {
+                FN(exact_backward_row)(n, row[0].dy, row[0].x, gain, st, centred, row[0].dx, dgain, dbias);
+                count = 1;
+                goto next;
+            }
+        }
+        if (count == BACKWARD_ROWS) FN(backward_sums)(n, row, BACKWARD_ROWS, gain, centred, dgain, dbias, sums);
+        else for (int r = 0; r < count; ++r) FN(backward_sums)(n, row + r, 1, gain, centred, dgain, dbias, sums + r);
+        for (int r = 0; r < count; ++r) {
+            if (fabs(sums[r][0]) <= SUM_MAX && fabs(sums[r][1]) <= SUM_MAX) FN(backward_dx)(n, &row[r], gain, centred, sums[r]);
+            else FN(exact_backward_row)(n, row[r].dy, row[r].x, gain, stats + 3 * (done + r), centred, row[r].dx, NULL, NULL);
+        }
+    next:;
     }
 }
 

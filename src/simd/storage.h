@@ -1,7 +1,7 @@
 /* Storage types: what lies in memory, where the arithmetic is in float or double.
  *
  * f16 and bf16 are storage of float: widened exactly, rounded to nearest even, NaN kept, the same bits on machines
- * with and without instructions for it. They have the load, load_some, store, store_some and stream of vector.h;
+ * with and without instructions for it. They have the load, load_range, store, store_some and stream of vector.h;
  * and for all four types
  *     rounded_*   a vector as it would come back from storage
  *     value_*     one stored element          stored_*   one element to store
@@ -16,9 +16,9 @@ typedef uint16_t u16h __attribute__((vector_size(VECTOR_BYTES / 2))); /* as many
 #if VECTOR_BYTES == 64
 
 INLINE u16h load_u16(const uint16_t *p) { u16h v; memcpy(&v, p, sizeof v); return v; }
-INLINE u16h load_some_u16(const uint16_t *p, ptrdiff_t k)
+INLINE u16h load_range_u16(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)
 {
-    return (u16h)_mm256_maskz_loadu_epi16((__mmask16)((1u << k) - 1), p);
+    return (u16h)_mm256_maskz_loadu_epi16((__mmask16)((1u << to) - (1u << from)), p);
 }
 INLINE void store_some_u16(uint16_t *p, ptrdiff_t k, u16h v)
 {
@@ -33,10 +33,10 @@ INLINE u16h narrow_f16(f32v v) { return (u16h)_mm512_cvtps_ph((__m512)v, _MM_FRO
 #else
 
 INLINE u16h load_u16(const uint16_t *p) { u16h v; memcpy(&v, p, sizeof v); return v; }
-INLINE u16h load_some_u16(const uint16_t *p, ptrdiff_t k)
+INLINE u16h load_range_u16(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)
 {
     uint16_t lanes[VL_F32] = {0};
-    for (ptrdiff_t i = 0; i < k; ++i) lanes[i] = p[i];
+    for (ptrdiff_t i = from; i < to; ++i) lanes[i] = p[i];
     return load_u16(lanes);
 }
 INLINE void store_some_u16(uint16_t *p, ptrdiff_t k, u16h v)
@@ -98,11 +98,12 @@ INLINE u16h narrow_bf16(f32v v)
     INLINE void store_##type(uint16_t *p, f32v v) { u16h h = narrow_##type(v); memcpy(p, &h, sizeof h); }            \
     INLINE void store_some_##type(uint16_t *p, ptrdiff_t k, f32v v) { store_some_u16(p, k, narrow_##type(v)); }      \
     INLINE void stream_##type(uint16_t *p, f32v v) { stream_u16(p, narrow_##type(v)); }                              \
-    INLINE f32v load_some_##type(const uint16_t *p, ptrdiff_t k, f32v fill)                                          \
+    INLINE f32v load_range_##type(const uint16_t *p, ptrdiff_t from, ptrdiff_t to, f32v fill)                        \
     {                                                                                                                \
+        f32v v = widen_##type(load_range_u16(p, from, to));                                                          \
         float lanes[VL_F32];                                                                                         \
-        store_f32(lanes, widen_##type(load_some_u16(p, k)));                                                         \
-        for (ptrdiff_t i = k; i < VL_F32; ++i) lanes[i] = fill[0];                                                   \
+        memcpy(lanes, &fill, sizeof lanes);                                                                          \
+        for (ptrdiff_t i = from; i < to; ++i) lanes[i] = v[i];                                                       \
         return load_f32(lanes);                                                                                      \
     }
 HALF_STORAGE(f16)
@@ -110,7 +111,7 @@ HALF_STORAGE(bf16)
 
 /* one value, and a value rounded to what storage holds */
 #define STORED(type, storage, real, vector)                                                                          \
-    INLINE real value_##type(storage a) { return load_some_##type(&a, 1, (vector){0})[0]; }                          \
+    INLINE real value_##type(storage a) { return load_range_##type(&a, 0, 1, (vector){0})[0]; }                          \
     INLINE storage stored_##type(real a) { storage s; store_some_##type(&s, 1, a - (vector){0}); return s; }
 STORED(f16, uint16_t, float, f32v)
 STORED(bf16, uint16_t, float, f32v)

@@ -8,10 +8,11 @@
  * Arithmetic is the operators + - * / of the vector extensions of GCC (>= 12) and clang. This header adds
  *     splat_*      one value in every lane
  *     load_*       VL elements from any address              store_*     to any address
- *     load_some_*  the first k < VL elements, the rest of the lanes filled with a given value; reads nothing else
+ *     load_range_* lanes from <= i < to of the vector at any address, the others filled; reads nothing else
  *     store_some_* the first k < VL elements; writes nothing else
  *     stream_*     to an address aligned to the vector, past the caches where the machine can; end with stream_fence
  *     tree_*       the sum of LANE_VECTORS vectors by halving: lane i + lane i + LANES/2, and so on down to one
+ *     turn_*       all virtual lanes moved round; only where kernels load at aligned addresses
  *     keep_*       the value, in a register: stops the compiler from loading it a second time
  *     widen, narrow  half a vector of float <-> one vector of double, exact <-> rounded to nearest even
  * for f32 and f64; storage.h adds f16 and bf16, which are storage of float.
@@ -67,15 +68,15 @@ INLINE f64v load_f64(const double *p) { f64v v; memcpy(&v, p, sizeof v); return 
 INLINE void store_f32(float *p, f32v v) { memcpy(p, &v, sizeof v); }
 INLINE void store_f64(double *p, f64v v) { memcpy(p, &v, sizeof v); }
 
-#if defined(__AVX512F__)
+#if VECTOR_BYTES == 64
 
-INLINE f32v load_some_f32(const float *p, ptrdiff_t k, f32v fill)
+INLINE f32v load_range_f32(const float *p, ptrdiff_t from, ptrdiff_t to, f32v fill)
 {
-    return (f32v)_mm512_mask_loadu_ps((__m512)fill, (__mmask16)((1u << k) - 1), p);
+    return (f32v)_mm512_mask_loadu_ps((__m512)fill, (__mmask16)((1u << to) - (1u << from)), p);
 }
-INLINE f64v load_some_f64(const double *p, ptrdiff_t k, f64v fill)
+INLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to, f64v fill)
 {
-    return (f64v)_mm512_mask_loadu_pd((__m512d)fill, (__mmask8)((1u << k) - 1), p);
+    return (f64v)_mm512_mask_loadu_pd((__m512d)fill, (__mmask8)((1u << to) - (1u << from)), p);
 }
 INLINE void store_some_f32(float *p, ptrdiff_t k, f32v v)
 {
@@ -88,18 +89,18 @@ INLINE void store_some_f64(double *p, ptrdiff_t k, f64v v)
 
 #else
 
-INLINE f32v load_some_f32(const float *p, ptrdiff_t k, f32v fill)
+INLINE f32v load_range_f32(const float *p, ptrdiff_t from, ptrdiff_t to, f32v fill)
 {
     float lanes[VL_F32];
     memcpy(lanes, &fill, sizeof lanes);
-    for (ptrdiff_t i = 0; i < k; ++i) lanes[i] = p[i];
+    for (ptrdiff_t i = from; i < to; ++i) lanes[i] = p[i];
     return load_f32(lanes);
 }
-INLINE f64v load_some_f64(const double *p, ptrdiff_t k, f64v fill)
+INLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to, f64v fill)
 {
     double lanes[VL_F64];
     memcpy(lanes, &fill, sizeof lanes);
-    for (ptrdiff_t i = 0; i < k; ++i) lanes[i] = p[i];
+    for (ptrdiff_t i = from; i < to; ++i) lanes[i] = p[i];
     return load_f64(lanes);
 }
 INLINE void store_some_f32(float *p, ptrdiff_t k, f32v v)
@@ -203,6 +204,28 @@ INLINE double tree_f64(const f64v lanes[LANE_VECTORS])
                       ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7])));
 #endif
 }
+
+/* lane i of the result is lane i + turn, round and round, of all virtual lanes; 0 < turn < VL */
+#if VECTOR_BYTES == 64
+INLINE void turn_f32(f32v lanes[LANE_VECTORS], ptrdiff_t turn)
+{
+    const __m512i from = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+                                          _mm512_set1_epi32((int)turn));
+    const __m512 a = (__m512)lanes[0], b = (__m512)lanes[1];
+    lanes[0] = (f32v)_mm512_permutex2var_ps(a, from, b);
+    lanes[1] = (f32v)_mm512_permutex2var_ps(b, from, a);
+}
+INLINE void turn_f64(f64v lanes[LANE_VECTORS], ptrdiff_t turn)
+{
+    const __m512i from = _mm512_add_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi64(turn));
+    const __m512d a = (__m512d)lanes[0], b = (__m512d)lanes[1];
+    lanes[0] = (f64v)_mm512_permutex2var_pd(a, from, b);
+    lanes[1] = (f64v)_mm512_permutex2var_pd(b, from, a);
+}
+#else
+INLINE void turn_f32(f32v lanes[LANE_VECTORS], ptrdiff_t turn) { (void)lanes, (void)turn; } /* loads are not aligned */
+INLINE void turn_f64(f64v lanes[LANE_VECTORS], ptrdiff_t turn) { (void)lanes, (void)turn; }
+#endif
 
 /* ---- float <-> double --------------------------------------------------------------------------------------- */
 

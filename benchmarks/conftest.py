@@ -1,0 +1,24 @@
+"""What the benchmarks share. One thread everywhere: set before NumPy and its like are loaded."""
+
+import os
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[name] = "1"
+
+import pytest  # noqa: E402
+
+from cnorm import bench  # noqa: E402
+from cnorm.contenders.operations import check  # noqa: E402
+
+
+@pytest.fixture
+def race(benchmark):
+    """Check a contender against float64, then time it; what it ran on goes into the JSON beside the times."""
+
+    def run(contender, expected):
+        check(contender, expected)
+        benchmark.extra_info.update(bench.surroundings(), contender=contender.label, statement=contender.statement)
+        with contender.mode():
+            benchmark(contender.function())
+
+    return run

@@ -1,0 +1,117 @@
+"""`make bench`: one table of ratios, all from one interleaved run on one thread.
+
+Each figure says how many times faster cnorm is, geometric means over the shapes in `cnorm.bench.SIX`; the last column
+is what the project wants on an AVX-512 machine. Times and every shape for itself: `cnorm bench`.
+"""
+
+import math
+import os
+import subprocess
+import sys
+from importlib import util
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+import cnorm
+from cnorm import bench, bench_report, contenders, demo
+
+
+def main():
+    if any(os.environ.get(name) != value for name, value in bench.settled_environment().items()):
+        sys.exit(subprocess.call([sys.executable, *sys.orig_argv[1:]], env=bench.settled_environment()))
+    console = Console(highlight=False)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("")
+
+        def advance(description, total):
+            progress.update(task, description=description, total=total + 1, advance=1)
+
+        document = bench.norms([bench.SHAPES["call"], *bench.SIX], seconds=0.5, advance=advance)
+        progress.update(task, description="steps of the demo model")
+        steps = demo_steps()
+    bench_report.header(console, document)
+    console.print(ratios(document, steps))
+
+
+def demo_steps():
+    """Median microseconds of a step of the packaged model, streaming recorded speech, for each contender."""
+    model, (utterances, _) = cnorm.demo_model(), demo.recordings()
+    onnx_model = None
+    if util.find_spec("onnx") and util.find_spec("onnxruntime"):
+        import onnx_export
+
+        onnx_model = onnx_export.export(model).SerializeToString()
+    modules, _ = contenders.importable()
+    runners = [r for module in modules if hasattr(module, "steps") for r in module.steps(model, onnx_model)]
+    times, _ = contenders.latencies(runners, utterances[:200])
+    return {label: float(np.median(samples)) for label, samples in times.items()}
+
+
+def ratios(document, steps):
+    """The table: a row for each claim, a column for each variant of cnorm."""
+    labels = dict.fromkeys(r["contender"] for r in document["records"])
+    variants = [(document["isa"], "cnorm", 0)]
+    variants += [(label.split(", ")[1], label, 0) for label in labels if label.startswith("cnorm, avx")]
+    variants += [("mean/std = 10", "cnorm", 10)]
+    table = Table("cnorm is that many times faster", box=None, pad_edge=False, header_style="dim")
+    for title, _, _ in variants:
+        table.add_column(title, justify="right")
+    table.add_column("wanted", justify="right", style="dim")
+
+    def row(what, contender, wanted, sizes=bench.SIX, case=bench.FORWARD):
+        cells = []
+        for _, own, mean in variants:
+            ratio = bench.ratio(document, contender, case=case._replace(mean=mean), sizes=sizes, against=own)
+            cells.append(_ratio(ratio, wanted))
+        table.add_row(f"  {what}", *cells, f"{wanted:.2f}")
+
+    caches = document["caches"].get("L3", 32 << 20)
+    cached = [(rows, n) for rows, n in bench.SIX if 2 * 4 * rows * n < caches / 2]
+    beyond = [bench.SHAPES["memory"]]
+    table.add_row("[bold]forward, float32")
+    row("PyTorch", "PyTorch", 2.2)
+    row("onnxruntime, IO binding", "onnxruntime, IO binding", 3)
+    row("numba, fastmath, unsafe formula", "numba", 1)
+    row("the same, 16384x1024", "numba", 1.3, beyond)
+    row("np.copyto, inside the caches", "np.copyto", 1 / 1.5, cached)
+    row("np.copyto, 16384x1024", "np.copyto", 1 / 0.85, beyond)
+    table.add_row("[bold]backward, float32")
+    row("PyTorch", "PyTorch", 2, case=bench.BACKWARD)
+    for case in (bench.FLOAT16, bench.BFLOAT16):
+        table.add_row(f"[bold]forward, {case.dtype}")
+        row("PyTorch", "PyTorch", 3, case=case)
+        over_float32 = _time(document, bench.FORWARD) / _time(document, case)
+        table.add_row("  its own float32, 16384x1024", _ratio(over_float32, 1), *[""] * (len(variants) - 1), "1.00")
+    table.add_row("[bold]add_layer_norm, float32")
+    row("np.add, then layer_norm, 16384x1024", "cnorm, after np.add", 1 / 0.85, beyond, bench.ADD)
+    row("PyTorch", "PyTorch", 1, case=bench.ADD)
+    table.add_row("[bold]rms_norm, float32")
+    row("PyTorch", "PyTorch", 1, case=bench.RMS)
+    table.add_row("[bold]one call, 1x256, microseconds")
+    calls = [_time(document, bench.FORWARD._replace(mean=mean), own, bench.SHAPES["call"]) for _, own, mean in variants]
+    table.add_row("  layer_norm, out=", *(f"{time:.2f}" for time in calls), "<= 0.20")
+    table.add_row(f"[bold]one step of the demo model, {steps['cnorm']:.2f} us")
+    for label, wanted in (("onnxruntime, IO binding", 5), ("PyTorch, torch.jit", 10), ("PyTorch, eager", 20)):
+        against = steps.get(label, math.nan) / steps["cnorm"]
+        table.add_row(f"  {label}", _ratio(against, wanted), *[""] * (len(variants) - 1), f"{wanted:.2f}")
+    return table
+
+
+def _time(document, case, contender="cnorm", size=bench.SHAPES["memory"]):
+    for record in document["records"]:
+        if (bench.case_of(record), record["contender"], record["rows"], record["n"]) == (case, contender, *size):
+            return record["microseconds"]
+    return math.nan
+
+
+def _ratio(value, wanted):
+    if math.isnan(value):
+        return "-"
+    return f"[{'green' if value >= wanted else 'red'}]{value:.2f}[/]"
+
+
+if __name__ == "__main__":
+    main()

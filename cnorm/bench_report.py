@@ -1,0 +1,200 @@
+"""Tables and pictures of the documents that `cnorm.bench` measures; nothing is measured here."""
+
+import math
+
+from cnorm.bench import FORWARD, case_of, ratio
+
+__all__ = ["header", "norms_picture", "norms_tables", "rnn_picture", "rnn_tables"]
+
+# Okabe and Ito's colours, told apart by every kind of colour vision; the markers say it a second time.
+STYLES = {
+    "cnorm": {"color": "#0072B2", "marker": "o", "lw": 2.8, "zorder": 5},
+    "np.copyto": {"color": "#000000", "marker": "", "lw": 1.3, "ls": "--"},
+    "limit": {"color": "#000000", "marker": "", "lw": 1.3, "ls": "--"},
+    "numba": {"color": "#009E73", "marker": "s"},
+    "NumPy": {"color": "#CC79A7", "marker": "v"},
+    "onnxruntime, IO binding": {"color": "#E69F00", "marker": "D"},
+    "onnxruntime, run()": {"color": "#E69F00", "marker": "D", "ls": ":", "mfc": "white"},
+    "PyTorch": {"color": "#D55E00", "marker": "^"},
+    "PyTorch, eager": {"color": "#D55E00", "marker": "^"},
+    "PyTorch, torch.jit": {"color": "#D55E00", "marker": "^", "ls": ":", "mfc": "white"},
+    "onnxruntime, plain LSTM": {"color": "#56B4E9", "marker": "x"},
+}
+
+
+def header(console, document):
+    """What was measured where."""
+    found = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    kept = "contenders keep their memory" if document["memory_kept"] else "[red]contenders do not keep their memory[/]"
+    console.print(f"[bold]{document['processor']}[/], cnorm runs {document['isa']}, one thread, {kept}")
+    console.print(f"[dim]{found}[/]")
+    for sentence in document["left_out"]:
+        console.print(f"[yellow]{sentence}[/]")
+
+
+def norms_tables(console, document):
+    """One table for each operation: microseconds a call, and how many times cnorm's that is."""
+    from rich.table import Table
+
+    for case in dict.fromkeys(map(case_of, document["records"])):
+        records = [r for r in document["records"] if case_of(r) == case]
+        labels = list(dict.fromkeys(r["contender"] for r in records))
+        shapes = list(dict.fromkeys((r["rows"], r["n"]) for r in records))
+        times = {(r["contender"], r["rows"], r["n"]): r["microseconds"] for r in records}
+        table = Table(
+            title=f"\n{case}",
+            title_justify="left",
+            title_style="bold",
+            caption="microseconds a call; x: that many times cnorm's",
+            caption_justify="left",
+            box=None,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+            header_style="dim",
+        )
+        table.add_column("rows x n")
+        for label in labels:
+            heading = (
+                label.replace("np.", "np.\n").replace("onnx", "onnx-\n").replace(", ", "\n").replace("IO ", "IO\n")
+            )
+            table.add_column(heading, justify="right", style="bold" if label == "cnorm" else "")
+        for rows, n in shapes:
+            cells = []
+            for label in labels:
+                time = times.get((label, rows, n), math.nan)
+                against = ratio(document, label, case=case, sizes=[(rows, n)])
+                cells.append(_short(time) + ("\n " if label == "cnorm" else f"\n[dim]{_times(against)}[/]"))
+            table.add_row(f"{rows}x{n}", *cells)
+        over = [shape for shape in shapes if shape[0] > 1] or shapes
+        means = [ratio(document, label, case=case, sizes=over) for label in labels]
+        table.add_section()
+        cells = ["" if label == "cnorm" else _times(m) for label, m in zip(labels, means, strict=True)]
+        table.add_row("geometric\nmean" + (",\nrows > 1" if len(over) < len(shapes) else ""), *cells)
+        console.print(table)
+    if "fresh_memory" in document:
+        fresh = document["fresh_memory"]
+        found = ", ".join(f"{label} {_short(time)} us" for label, time in fresh["microseconds"].items())
+        console.print(
+            f"\n{fresh['rows']}x{fresh['n']} into a new array with the allocator as users have it, page faults "
+            f"included: {found}"
+        )
+
+
+def rnn_tables(console, document):
+    """Percentiles of a step for each size and contender, and the limit."""
+    from rich.table import Table
+
+    for limit in document["limits"]:
+        size = limit["input"], limit["hidden"]
+        records = [r for r in document["records"] if (r["input"], r["hidden"]) == size]
+        (own,) = (r["p50"] for r in records if r["contender"] == "cnorm")
+        table = Table(
+            title=f"\nLN-LSTM step, {size[0]} -> {size[1]}, microseconds over {records[0]['samples']} steps",
+            title_justify="left",
+            title_style="bold",
+            box=None,
+            pad_edge=False,
+            header_style="dim",
+        )
+        table.add_column("")
+        for name in ("p50", "p99", "p99.9", "max", "p50 against cnorm"):
+            table.add_column(name, justify="right")
+        for r in records:
+            against = "" if r["contender"] == "cnorm" else _times(r["p50"] / own)
+            cells = [_short(r[name] or math.nan) for name in ("p50", "p99", "p99.9", "max")]
+            table.add_row(r["contender"], *cells, against, style="bold" if r["contender"] == "cnorm" else "")
+        read = f"limit: {_bytes(limit['weight_bytes'])} read at {limit['read_gb_per_s']:.0f} GB/s"
+        table.add_row(read, _short(limit["microseconds"]), "", "", "", _times(limit["microseconds"] / own), style="dim")
+        console.print(table)
+    ways = " or ".join(dict.fromkeys(limit["read_by"] for limit in document["limits"]))
+    console.print(f"\n[dim]streaming reads measured with {ways}[/]")
+
+
+def norms_picture(document, file):
+    """Latency and memory traffic of `layer_norm` against the size of x, log-log."""
+    records = [r for r in document["records"] if case_of(r) == FORWARD]
+    records.sort(key=lambda r: r["moved_bytes"])
+    lines = {}
+    for r in records:
+        size, time = r["moved_bytes"], r["microseconds"]
+        lines.setdefault(r["contender"], []).append((size, time, size / time / 1e3))
+    marks = {f"{level}\n{_bytes(size)}": size for level, size in document["caches"].items()}
+    _two_panels(
+        document,
+        file,
+        lines,
+        marks,
+        titles=("Time of one layer_norm", "Memory it moves in that time"),
+        xlabel="x and y together, float32",
+        ylabels=("microseconds", "GB/s"),
+    )
+
+
+def rnn_picture(document, file):
+    """The median and the slowest thousandth of the steps against the hidden size, log-log."""
+    lines = {}
+    for r in document["records"]:
+        lines.setdefault(r["contender"], []).append((r["hidden"], r["p50"], r["p99.9"] or math.nan))
+    lines["limit"] = [(r["hidden"], r["microseconds"], math.nan) for r in document["limits"]]
+    _two_panels(
+        document,
+        file,
+        lines,
+        {},
+        titles=("One LN-LSTM step, batch 1: the median", "The slowest thousandth (p99.9)"),
+        xlabel="hidden units",
+        ylabels=("microseconds", "microseconds"),
+        sharey=True,
+    )
+
+
+def _two_panels(document, file, lines, marks, *, titles, xlabel, ylabels, sharey=False):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    style = {"font.size": 10.5, "axes.spines.top": False, "axes.spines.right": False, "axes.titleweight": "bold"}
+    with plt.rc_context(style):
+        figure, panels = plt.subplots(1, 2, figsize=(12, 5.2), sharey=sharey, layout="constrained")
+        for panel, (axes, title, ylabel) in enumerate(zip(panels, titles, ylabels, strict=True), 1):
+            for label in [label for label in STYLES if label in lines]:
+                points = lines[label]
+                shown = "limit: reading the weights once" if label == "limit" else label
+                axes.plot(*zip(*((p[0], p[panel]) for p in points), strict=True), label=shown, ms=5, **STYLES[label])
+            axes.set(xscale="log", yscale="log", title=title, xlabel=xlabel, ylabel=ylabel)
+            sizes = sorted({p[0] for points in lines.values() for p in points})
+            for text, size in marks.items():
+                if sizes[0] < size < sizes[-1]:
+                    axes.axvline(size, color="#b8bec4", lw=0.8, zorder=0)
+                    axes.annotate(text, (size, 0), (3, 3), xycoords=("data", "axes fraction"), va="bottom",
+                                  textcoords="offset points", color="#70767c", fontsize=9)  # fmt: skip
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+            axes.yaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.grid(axis="y", color="#e4e7ea", lw=0.6)
+            axes.xaxis.set_minor_locator(NullLocator())
+            ticks = [16**k for k in range(1, 10) if sizes[0] / 2 <= 4**k <= sizes[-1] * 2] if marks else sizes
+            axes.set_xticks(ticks, [_bytes(t) if marks else f"{t:g}" for t in ticks])
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+        found = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if name != "python")
+        figure.suptitle(
+            f"{document['processor']}, cnorm runs {document['isa']}, one thread; {found}", fontsize=9, color="#70767c"
+        )
+        figure.savefig(file, dpi=110, format="png")
+        plt.close(figure)
+
+
+def _short(microseconds):
+    digits = 2 if microseconds < 10 else 1 if microseconds < 100 else 0
+    return "-" if math.isnan(microseconds) else f"{microseconds:.{digits}f}"
+
+
+def _times(value):
+    return "-" if math.isnan(value) else f"{value:.2f}x"
+
+
+def _bytes(size):
+    unit = max(0, min(3, int(math.log2(size) // 10)))
+    return f"{size / 1024**unit:.3g} {('B', 'KiB', 'MiB', 'GiB')[unit]}"

@@ -1,0 +1,52 @@
+"""What a user might run instead of cnorm, one module each, for `cnorm demo`, `cnorm bench` and benchmarks/.
+
+Every module has the same names; what a runtime cannot do, its module lacks:
+
+``LABEL``, ``PACKAGES``
+    Its name, and what has to be importable.
+``layer_norm(x, weight, bias)``, ``layer_norm_backward(dy, x, weight, bias)``
+    The `Contender`\\ s for these arrays, x [rows, n], eps 1e-5.
+``steps(model, onnx_model)``
+    The contenders for one step of a recurrent model; their form is told in `timing`.
+``plain_steps(model)``
+    Contenders for one step of the plain LSTM with the same matrices, to see what the norms cost.
+
+The modules are in the package, not in benchmarks/, because the installed commands need them. Each imports its
+runtime only when a contender is made.
+"""
+
+from importlib import import_module, util
+
+from cnorm.contenders.cnorm_ import Cnorm
+from cnorm.contenders.onnxruntime_ import OrtBinding, OrtRun, ort_session
+from cnorm.contenders.timing import Contender, latencies, times
+from cnorm.contenders.torch_ import TorchEager, TorchJit
+
+__all__ = [
+    "MODULES",
+    "Cnorm",
+    "Contender",
+    "OrtBinding",
+    "OrtRun",
+    "TorchEager",
+    "TorchJit",
+    "importable",
+    "latencies",
+    "ort_session",
+    "times",
+]
+
+MODULES = ("cnorm_", "memcpy_", "numba_", "numpy_", "onnxruntime_", "torch_")
+
+
+def importable():
+    """The modules whose packages are here, and a sentence for each of the others."""
+    modules, left_out = [], []
+    for name in MODULES:
+        module = import_module(f"cnorm.contenders.{name}")
+        missing = [package for package in module.PACKAGES if util.find_spec(package) is None]
+        if missing:
+            left_out.append(f"{module.LABEL} is left out: {' and '.join(missing)} can't be imported")
+        else:
+            modules.append(module)
+    return modules, left_out

@@ -1,0 +1,80 @@
+"""cnorm itself."""
+
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
+
+import cnorm
+from cnorm.contenders.timing import Contender, empty_like
+
+LABEL = "cnorm"
+PACKAGES = ()
+
+
+def layer_norm(x, weight, bias):
+    names = {"layer_norm": cnorm.layer_norm, "x": x, "weight": weight, "bias": bias, "y": empty_like(x)}
+    return [
+        *_on_each_isa("layer_norm(x, weight, bias, out=y)", names),
+        Contender("cnorm, new array", "layer_norm(x, weight, bias)", names),
+    ]
+
+
+def layer_norm_backward(dy, x, weight, bias):
+    _, stats = cnorm.layer_norm(x, weight, bias, return_stats=True)
+    out = empty_like(x), np.empty_like(weight), np.empty_like(bias)
+    names = {"dy": dy, "x": x, "weight": weight, "stats": stats, "out": out}
+    names["layer_norm_backward"] = cnorm.layer_norm_backward
+    return _on_each_isa("layer_norm_backward(dy, x, weight, stats, out=out)", names)
+
+
+def rms_norm(x, weight):
+    names = {"rms_norm": cnorm.rms_norm, "x": x, "weight": weight, "y": empty_like(x)}
+    return _on_each_isa("rms_norm(x, weight, out=y)", names)
+
+
+def add_layer_norm(x, residual, weight, bias):
+    names = {"x": x, "residual": residual, "weight": weight, "bias": bias, "y": empty_like(x), "total": empty_like(x)}
+    names |= {"add_layer_norm": cnorm.add_layer_norm, "layer_norm": cnorm.layer_norm, "add": np.add}
+    apart = "layer_norm(add(x, residual, out=total), weight, bias, out=y), total"
+    return [
+        *_on_each_isa("add_layer_norm(x, residual, weight, bias, out=y, sum_out=total)", names),
+        Contender("cnorm, after np.add", apart, names),
+    ]
+
+
+def steps(model, onnx_model):
+    return [Cnorm(model)]
+
+
+def _on_each_isa(statement, names):
+    """The statement on the active instruction set and, but for the baseline, on the others."""
+    others = [isa for isa in cnorm.available_isas() if isa not in ("baseline", cnorm.active_isa())]
+    forced = [Contender(f"cnorm, {isa}", statement, names, mode=lambda isa=isa: _forced(isa)) for isa in others]
+    return [Contender("cnorm", statement, names), *forced]
+
+
+class Cnorm:
+    """`Stream.step` with an output array of its own."""
+
+    label = "cnorm"
+    mode = nullcontext
+
+    def __init__(self, model):
+        self.stream = model.stream()
+        self.y = np.empty(model.output_size, np.float32)
+
+    def reset(self):
+        self.stream.reset()
+
+    def step(self, x):
+        return self.stream.step(x, out=self.y)
+
+
+@contextmanager
+def _forced(isa):
+    before = cnorm.active_isa()
+    cnorm.use_isa(isa)
+    try:
+        yield
+    finally:
+        cnorm.use_isa(before)

@@ -1,0 +1,193 @@
+"""onnxruntime, one thread: its plain `run`, and IO binding, which is its fastest form."""
+
+from contextlib import nullcontext
+
+import numpy as np
+
+from cnorm.contenders.timing import Contender, empty_like
+
+LABEL = "onnxruntime"
+PACKAGES = ("onnx", "onnxruntime")
+
+
+def layer_norm(x, weight, bias):
+    return _one_node("LayerNormalization", {"x": x, "weight": weight, "bias": bias}, axis=-1, stash_type=1)
+
+
+def rms_norm(x, weight):
+    return _one_node("RMSNormalization", {"x": x, "weight": weight}, opset=23, ir_version=11, axis=-1, stash_type=1)
+
+
+def add_layer_norm(x, residual, weight, bias):
+    inputs = {"x": x, "residual": residual, "weight": weight, "bias": bias}
+    return _one_node("SkipLayerNormalization", inputs, ["y", "", "", "total"], domain="com.microsoft")
+
+
+def _one_node(kind, inputs, outputs=("y",), *, opset=17, ir_version=8, domain="", **attributes):
+    """`run` and IO binding of a model that is one node; its arrays [rows, n] are inputs, weight and bias constants."""
+    from onnx import helper, numpy_helper
+
+    x = inputs["x"]
+    if x.dtype.name == "bfloat16":  # it has no such kernels on CPUs
+        return []
+    node = helper.make_node(kind, list(inputs), list(outputs), domain=domain, epsilon=1e-5, **attributes)
+    made = {name: empty_like(x) for name in outputs if name}
+    feed = {name: array for name, array in inputs.items() if array.ndim == 2}
+    tensor = helper.np_dtype_to_tensor_dtype(x.dtype)
+    graph = helper.make_graph(
+        [node],
+        kind,
+        [helper.make_tensor_value_info(name, tensor, x.shape) for name in feed],
+        [helper.make_tensor_value_info(name, tensor, x.shape) for name in made],
+        [numpy_helper.from_array(array, name) for name, array in inputs.items() if name not in feed],
+    )
+    domains = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    onnx_model = helper.make_model(graph, opset_imports=domains, ir_version=ir_version)
+    session = ort_session(onnx_model.SerializeToString())
+    binding = session.io_binding()
+    for name, array in feed.items():
+        binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+    for name, array in made.items():
+        binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+    bound = {"run_with_iobinding": session.run_with_iobinding, "binding": binding, "feed": feed}
+    plain = {"run": session.run, "outputs": list(made), "feed": feed}
+    return [
+        Contender("onnxruntime, IO binding", "run_with_iobinding(binding)", bound, lambda _: tuple(made.values())),
+        Contender("onnxruntime, run()", "run(outputs, feed)", plain, tuple),
+    ]
+
+
+def steps(model, onnx_model):
+    return [OrtRun(onnx_model), OrtBinding(onnx_model)]
+
+
+def plain_steps(model):
+    return [OrtPlainLstm(model.layers[0])]
+
+
+def ort_session(onnx_model):
+    """An onnxruntime session, one thread, of the bytes of an ONNX file."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return ort.InferenceSession(onnx_model, options, providers=["CPUExecutionProvider"])
+
+
+def _state_names(session):
+    """Names of the states of a step model, ("h0_in", "h0_out"), ..., and their zero arrays [1, H]."""
+    inputs = [i for i in session.get_inputs() if i.name != "x"]
+    pairs = [(i.name, i.name.removesuffix("_in") + "_out") for i in inputs]
+    return pairs, [np.zeros(i.shape, np.float32) for i in inputs]
+
+
+class OrtRun:
+    """`InferenceSession.run` on the exported step model: the states go in and out as NumPy arrays."""
+
+    label = "onnxruntime, run()"
+    mode = nullcontext
+
+    def __init__(self, onnx_model):
+        self.session = ort_session(onnx_model)
+        pairs, self.zeros = _state_names(self.session)
+        self.inputs = [name for name, _ in pairs]
+        self.outputs = ["y", *(name for _, name in pairs)]
+        self.reset()
+
+    def reset(self):
+        self.feed = dict(zip(self.inputs, self.zeros, strict=True))
+
+    def step(self, x):
+        self.feed["x"] = x[np.newaxis]
+        y, *states = self.session.run(self.outputs, self.feed)
+        self.feed.update(zip(self.inputs, states, strict=True))
+        return y[0]
+
+
+class OrtBinding:
+    """The same session with IO binding, its fastest form here.
+
+    Two bindings made once pass the states back and forth: what one writes, the other reads. x and y are plain
+    NumPy arrays bound in place.
+    """
+
+    label = "onnxruntime, IO binding"
+    mode = nullcontext
+
+    def __init__(self, onnx_model):
+        session = ort_session(onnx_model)
+        self.run = session.run_with_iobinding  # without RunOptions: giving them makes each call 3 times slower
+        pairs, zeros = _state_names(session)
+        self.x = np.zeros(session.get_inputs()[0].shape, np.float32)
+        self.y = np.zeros(session.get_outputs()[0].shape, np.float32)
+        self.states = [[zero.copy() for zero in zeros] for _ in range(2)]
+        self.bindings = []
+        for here, there in (0, 1), (1, 0):
+            binding = session.io_binding()
+            arrays = [
+                ("x", self.x),
+                *((pair[0], state) for pair, state in zip(pairs, self.states[here], strict=True)),
+            ]
+            for name, array in arrays:
+                binding.bind_input(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+            arrays = [
+                ("y", self.y),
+                *((pair[1], state) for pair, state in zip(pairs, self.states[there], strict=True)),
+            ]
+            for name, array in arrays:
+                binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+            self.bindings.append(binding)
+        self.turn = 0
+
+    def reset(self):
+        for state in self.states[self.turn]:
+            state[:] = 0
+
+    def step(self, x):
+        self.x[0] = x
+        self.run(self.bindings[self.turn])
+        self.turn ^= 1
+        return self.y[0]
+
+
+class OrtPlainLstm(OrtBinding):
+    """onnxruntime's own LSTM operator on the matrices of a layer-normalised one: the same products, no norms."""
+
+    label = "onnxruntime, plain LSTM"
+
+    def __init__(self, lstm):
+        from onnx import TensorProto, helper, numpy_helper
+
+        inputs, hidden = lstm.input_size, lstm.output_size
+        f, i, o, g = range(4)
+        order = [i, o, f, g]  # the operator's
+        w, r = (lstm.weights[name].reshape(4, hidden, -1)[order] for name in ("weight_x", "weight_h"))
+        bias = np.concatenate(
+            [lstm.weights["bias"].reshape(4, hidden)[order].ravel(), np.zeros(4 * hidden, np.float32)]
+        )
+        constants = {
+            "w": w.reshape(1, 4 * hidden, inputs),
+            "r": r.reshape(1, 4 * hidden, hidden),
+            "b": bias[np.newaxis],
+        }
+
+        def value(name, *shape):
+            return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+        graph = helper.make_graph(
+            [
+                helper.make_node(
+                    "LSTM",
+                    ["x", "w", "r", "b", "", "h0_in", "c0_in"],
+                    ["y", "h0_out", "c0_out"],
+                    hidden_size=hidden,
+                )
+            ],
+            "plain_lstm",
+            [value("x", 1, 1, inputs), value("h0_in", 1, 1, hidden), value("c0_in", 1, 1, hidden)],
+            [value("y", 1, 1, 1, hidden), value("h0_out", 1, 1, hidden), value("c0_out", 1, 1, hidden)],
+            [numpy_helper.from_array(array, name) for name, array in constants.items()],
+        )
+        onnx_model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        super().__init__(onnx_model.SerializeToString())

@@ -1,0 +1,186 @@
+"""What contenders compute, on which inputs, and what is right: float64, written plainly."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+import cnorm
+from cnorm.contenders.timing import empty
+
+__all__ = ["OPERATIONS", "Case", "Operation", "check", "check_steps", "lstm_reference", "random_lstm"]
+
+EPS = 1e-5
+
+
+class Case(NamedTuple):
+    """An operation on rows of one dtype and one mean/std."""
+
+    operation: str
+    dtype: str = "float32"
+    mean: float = 0
+
+    def __str__(self):
+        return f"{self.operation}, {self.dtype}" + (f", rows with mean/std = {self.mean:g}" if self.mean else "")
+
+    def inputs(self, rng, rows, n):
+        """Name -> array: weight and bias [n], all others [rows, n]."""
+        dtype, arrays = as_dtype(self.dtype), {}
+        for name in OPERATIONS[self.operation].arguments:
+            if name == "weight":
+                arrays[name] = rng.uniform(0.5, 1.5, n).astype(dtype)
+            elif name == "bias":
+                arrays[name] = rng.uniform(-1, 1, n).astype(dtype)
+            else:
+                arrays[name] = empty((rows, n), dtype)
+                arrays[name][:] = rng.standard_normal((rows, n), dtype=np.float32) + np.float32(self.mean)
+        return arrays
+
+    def expected(self, **inputs):
+        """A tuple of float64 arrays."""
+        return OPERATIONS[self.operation].reference(**inputs)
+
+
+def as_dtype(name):
+    """A dtype by its name; bfloat16 is ml_dtypes'."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Names of the arguments; what is right, a tuple of float64 arrays; how many arrays [rows, n] move at least."""
+
+    arguments: tuple
+    reference: Callable
+    moved: int
+
+
+def _layer_norm(x, weight, bias):
+    weight, bias = weight.astype(np.float64), bias.astype(np.float64)
+    return (np.concatenate([_normalised(part)[0] * weight + bias for part in _parts(x)]),)
+
+
+def _layer_norm_backward(dy, x, weight, bias):
+    dx, dweight, dbias = [], 0.0, 0.0
+    for dy_part, x_part in zip(_parts(dy), _parts(x), strict=True):
+        dy_part = dy_part.astype(np.float64)
+        xhat, rstd = _normalised(x_part)
+        g = dy_part * weight
+        dx.append(rstd * (g - g.mean(-1, keepdims=True) - xhat * np.mean(g * xhat, -1, keepdims=True)))
+        dweight, dbias = dweight + (dy_part * xhat).sum(0), dbias + dy_part.sum(0)
+    return np.concatenate(dx), dweight, dbias
+
+
+def _rms_norm(x, weight):
+    y = []
+    for part in _parts(x):
+        part = part.astype(np.float64)
+        y.append(part / np.sqrt(np.mean(part * part, -1, keepdims=True) + EPS) * weight.astype(np.float64))
+    return (np.concatenate(y),)
+
+
+def _add_layer_norm(x, residual, weight, bias):
+    total = x + residual  # rounded to its dtype before it is normalised
+    return _layer_norm(total, weight, bias)[0], total.astype(np.float64)
+
+
+OPERATIONS = {
+    "layer_norm": Operation(("x", "weight", "bias"), _layer_norm, 2),
+    "layer_norm_backward": Operation(("dy", "x", "weight", "bias"), _layer_norm_backward, 3),
+    "rms_norm": Operation(("x", "weight"), _rms_norm, 2),
+    "add_layer_norm": Operation(("x", "residual", "weight", "bias"), _add_layer_norm, 4),
+}
+
+
+def _normalised(x):
+    x = x.astype(np.float64)
+    x -= x.mean(-1, keepdims=True)
+    rstd = 1 / np.sqrt(np.mean(x * x, -1, keepdims=True) + EPS)
+    return x * rstd, rstd
+
+
+def _parts(array, rows=256):
+    return (array[start : start + rows] for start in range(0, len(array), rows))
+
+
+def check(contender, expected):
+    """See that a contender, unless it is a limit, computes what it should, before it is timed.
+
+    This tells a wrong formula, not a rounding error: a float32 E[x^2] - E[x]^2 at mean/std 10 is off by up to
+    2e-4, and has to pass. Accuracy is the business of the tests.
+
+    Parameters
+    ----------
+    contender : Contender
+    expected : tuple of ndarray, float64
+
+    Raises
+    ------
+    ArithmeticError
+        If it doesn't; the message names the contender, the error and the bound.
+    """
+    if contender.limit:
+        return
+    outputs = contender.compute()
+    if len(outputs) != len(expected):
+        raise ArithmeticError(f"{contender.label} gives {len(outputs)} arrays instead of {len(expected)}")
+    for output, wanted in zip(outputs, expected, strict=True):
+        _compare(contender.label, output, wanted)
+
+
+def check_steps(runner, frames, expected):
+    """As `check`, for the output of a step contender after the last of the frames."""
+    runner.reset()
+    with runner.mode():
+        for x in frames:
+            y = np.array(runner.step(x)).reshape(-1)
+    _compare(runner.label, y, expected)
+
+
+def _compare(label, output, wanted):
+    if output.shape != wanted.shape:
+        raise ArithmeticError(f"{label} gives an array of shape {output.shape} instead of {wanted.shape}")
+    # float16 and bfloat16 are rounded once or twice on the way out
+    rounding = {"float16": 2.0**-10, "bfloat16": 2.0**-7}.get(output.dtype.name, 0)
+    bound = (1e-3 + rounding) * max(1.0, np.abs(wanted).max())
+    pairs = zip(_parts(output), _parts(wanted), strict=True)
+    error = max(np.abs(o.astype(np.float64) - w).max() for o, w in pairs)
+    if not error <= bound:  # NaN fails
+        raise ArithmeticError(f"{label} is off by {error:.2g}, more than {bound:.2g}")
+
+
+def random_lstm(rng, inputs, hidden):
+    """A layer-normalised LSTM with weights of ordinary size."""
+    weights = {
+        "weight_x": rng.standard_normal((4 * hidden, inputs)) / math.sqrt(inputs),
+        "weight_h": rng.standard_normal((4 * hidden, hidden)) / math.sqrt(hidden),
+    }
+    weights |= {name: rng.uniform(-0.5, 0.5, 4 * hidden) for name in ("bias", "bias_x", "bias_h")}
+    weights |= {name: rng.uniform(0.5, 1.5, 4 * hidden) for name in ("gain_x", "gain_h")}
+    weights |= {"gain_c": rng.uniform(0.5, 1.5, hidden), "bias_c": rng.uniform(-0.5, 0.5, hidden)}
+    weights = {name: array.astype(np.float32) for name, array in weights.items()}
+    return cnorm.Model([cnorm.LSTM(weights, preset="ba2016")])
+
+
+def lstm_reference(model, frames, normalise=True):
+    """y after the last of the frames [T, input], from a zero state, in float64 (arXiv:1607.06450, Eq. 20-22).
+
+    Without `normalise` it is the plain LSTM with the same matrices and gate bias.
+    """
+    w = {name: array.astype(np.float64) for name, array in model.layers[0].weights.items()}
+
+    def norm(a, site):
+        return _normalised(a)[0] * w[f"gain_{site}"] + w[f"bias_{site}"] if normalise else a
+
+    h = c = np.zeros(model.layers[0].output_size)
+    for x in frames:
+        f, i, o, g = np.split(norm(w["weight_h"] @ h, "h") + norm(w["weight_x"] @ x, "x") + w["bias"], 4)
+        c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
+        h = np.tanh(norm(c, "c")) / (1 + np.exp(-o))
+    return h

@@ -1,0 +1,48 @@
+"""One builder per family of layers: what an instance of it is, in ONNX operators.
+
+A builder module has
+
+``FIRST_OPSET``
+    The first opset of the default domain in which its form is valid.
+``states(layer)``
+    Recurrent arrays as {"h": units, ...}; empty for a layer without memory.
+``build(graph, layer, weights, x, states)``
+    Appends the nodes of one step to a `GraphBuilder` and returns (y, new states). `weights` maps the layer's
+    weights to the names of their values, `x` [B, input_size] and `states` [B, units] are names of values too.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from onnx_export.builders import elementwise, gru, linear, lstm, native, rnn
+
+__all__ = ["REFUSED", "builder", "native"]
+
+_BUILDERS = {
+    "Activation": elementwise,
+    "GRU": gru,
+    "LSTM": lstm,
+    "LayerNorm": elementwise,
+    "Linear": linear,
+    "RNN": rnn,
+}
+REFUSED = {
+    "Bidirectional": "its backward half needs the end of the sequence before the start, so a graph of it has no "
+    "states to carry from chunk to chunk",
+}
+
+
+def builder(layer) -> ModuleType:
+    """The module that builds `layer`.
+
+    Raises
+    ------
+    ValueError
+        If there is none, with the reason.
+    """
+    kind = getattr(layer, "kind", None)
+    if kind not in _BUILDERS:
+        reason = REFUSED.get(kind, f"there is one for {', '.join(sorted(_BUILDERS))}")
+        raise ValueError(f"model: there is no ONNX form of {layer!r}: {reason}")
+    return _BUILDERS[kind]

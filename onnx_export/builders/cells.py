@@ -1,0 +1,215 @@
+"""What all recurrent cells share: their tensors by meaning, products, norms and gates.
+
+A cell's tensors stay in the file as the checkpoint has them. Where the cell needs them cut, joined or in another
+order, that is a node on an initialiser, which every runtime computes once when it loads the file.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cnorm.specs import MEANING
+from onnx_export.builders.norms import layer_norm
+
+_UNGATED = ("weight_p", "gain_c", "bias_c", "bias_p", "h0", "c0")
+
+
+class Cell:
+    """A cell's tensors as values of a graph, and the nodes that every kind of cell is made of.
+
+    Parameters
+    ----------
+    graph : GraphBuilder
+    layer : cnorm.LSTM, cnorm.GRU or cnorm.RNN
+    weights : mapping of str to str
+        The layer's weights' names to the names of their values.
+    """
+
+    def __init__(self, graph, layer, weights):
+        self.graph, self.spec, self.eps, self.units = graph, layer.spec, layer.eps, layer.units
+        self._pieces: dict[str, list[tuple[str, str, bool]]] = {}  # part: (gates, value, inputs come first)
+        self._single: dict[tuple[str, str], str] = {}
+        for name, shape, meaning in layer._entries():
+            if name in weights:
+                self._sort(weights[name], name, shape.split(), meaning.removesuffix("?").split(), layer)
+
+    def _sort(self, value, name, symbols, meanings, layer) -> None:
+        """Take one tensor apart into what it means."""
+        graph = self.graph
+        if symbols[0] == "1":
+            value, symbols = self._squeeze(value, name), symbols[1:]
+        values = [value]
+        if len(meanings) > 1:
+            joined = [axis for axis, symbol in enumerate(symbols) if "+" in symbol]
+            if joined:  # one matrix over [x, h] or [h, x]
+                sizes = {"I": layer.input_size, "H": layer.units, "P": layer.output_size}
+                lengths = [sizes[letter] for letter in symbols[joined[0]].split("+")]
+                values = graph.split(value, lengths, [f"{name}_{i}" for i in range(2)], joined[0])
+            else:  # rows of a matrix, or parts of a vector
+                length = layer.weights[name].size // len(meanings)
+                rows = len(symbols) > 1
+                lengths = [1 if rows else length] * len(meanings)
+                values = graph.split(value, lengths, [f"{name}_{i}" for i in range(len(meanings))], 0)
+                values = [self._squeeze(v, name) for v in values] if rows else values
+        for value, uses in zip(values, meanings, strict=True):
+            for use in uses.split("+"):
+                match = MEANING.fullmatch(use)
+                letters = "" if match["part"] in _UNGATED else match["gates"] or self.spec.gates
+                piece = letters, value, bool(match["transposed"])
+                self._pieces.setdefault(match["part"], []).append(piece)
+
+    def _squeeze(self, value, name):
+        axes = self.graph.constant([0], f"{name}_axes", np.int64)
+        return self.graph.add("Squeeze", value, axes, name=f"{name}_flat")
+
+    def __contains__(self, part: str) -> bool:
+        return part in self._pieces
+
+    def vector(self, part: str, gates: str = "", otherwise: float | None = None) -> str | None:
+        """A part for some gates, in this order; if there is none, a constant vector or None."""
+        found = "".join(letters for letters, _, _ in self._pieces.get(part, [])) if gates else ""
+        if set(found) & set(gates) or (not gates and part in self):
+            return self._ordered(part, gates, 0, otherwise or 0.0)
+        if otherwise is None:
+            return None
+        length = (len(gates) or 1) * self.units
+        return self.graph.constant(np.full(length, otherwise), f"{part}_{otherwise:g}")
+
+    def product(self, part: str, x: str, name: str, gates: str = "", bias: str | None = None) -> str:
+        """x [B, inputs] by a matrix part of some gates -> [B, gates * units]."""
+        _, _, inputs_first = self._pieces[part][0]
+        matrix = self._ordered(part, gates, int(inputs_first))
+        given = [] if bias is None else [bias]
+        return self.graph.add("Gemm", x, matrix, *given, name=name, transB=0 if inputs_first else 1)
+
+    def matrix(self, part: str, gates: str) -> str:
+        """A matrix part [gates * units, inputs] for some gates, in this order."""
+        _, _, inputs_first = self._pieces[part][0]
+        value = self._ordered(part, gates, int(inputs_first))
+        return self.graph.add("Transpose", value, name=f"{part}_turned", perm=[1, 0]) if inputs_first else value
+
+    def _ordered(self, part: str, gates: str, axis: int, otherwise: float = 0.0) -> str:
+        for letters, value, _ in self._pieces.get(part, []):
+            if letters == gates:
+                return value
+        for letters, value, _ in self._pieces.get(part, []):
+            if len(letters) > 1 and set(letters) & set(gates):
+                lengths, names = [self.units] * len(letters), [f"{part}_{letter}" for letter in letters]
+                if (part, letters[0]) not in self._single:
+                    cut = self.graph.split(value, lengths, names, axis)
+                    self._single |= {(part, letter): v for letter, v in zip(letters, cut, strict=True)}
+            elif letters:
+                self._single[part, letters] = value
+        values = []
+        for gate in gates:
+            if (part, gate) not in self._single:
+                blank = np.full(self.units, otherwise)
+                self._single[part, gate] = self.graph.constant(blank, f"{part}_{gate}")
+            values.append(self._single[part, gate])
+        if len(values) == 1:
+            return values[0]
+        return self.graph.add("Concat", *values, name=f"{part}_{gates}", axis=axis)
+
+    def sum(self, values, name: str) -> str | None:
+        """The sum of those values that are there."""
+        values = [value for value in values if value is not None]
+        if not values:
+            return None
+        total = values[0]
+        for value in values[1:]:
+            total = self.graph.add("Add", total, value, name=name)
+        return total
+
+    def groups(self, order: str) -> list[str]:
+        """Gates that share one layer norm, in `order`."""
+        if self.spec.scope == "none" or self.spec.grouping == "joint":
+            return [order]
+        if self.spec.grouping == "per_gate":
+            return list(order)
+        return [order.replace("n", ""), "n"]
+
+    def norm(self, value: str, order: str, gain: str, bias: str, name: str) -> dict[str, str]:
+        """Layer norm by groups of gates: {gates: [B, gates * units]}; `gain` and `bias` are parts."""
+        groups = self.groups(order)
+        given = self.cut({order: value}, groups, name)
+        return {
+            letters: layer_norm(
+                self.graph,
+                given[letters],
+                self.vector(gain, letters, 1.0),
+                self.vector(bias, letters),
+                self.eps,
+                name if len(groups) == 1 else f"{name}_{letters}",
+            )
+            for letters in groups
+        }
+
+    def cut(self, values: dict[str, str], wanted: list[str], name: str) -> dict[str, str]:
+        """The same gates in other groups: {"zrn": ...} as {"zr": ..., "n": ...}."""
+        result = {}
+        for letters, value in values.items():
+            inside = [group for group in wanted if group in letters]
+            if inside == [letters]:
+                result[letters] = value
+            elif inside:
+                lengths = [len(group) * self.units for group in inside]
+                names = [f"{name}_{group}" for group in inside]
+                result |= dict(zip(inside, self.graph.split(value, lengths, names, -1), strict=True))
+        return result
+
+    def gates(self, x: str, h: str, order: str) -> dict[str, str]:
+        """Pre-activations of all gates, one value each."""
+        spec, graph = self.spec, self.graph
+        if spec.scope == "none":
+            bias = self.sum((self.vector(p, order) for p in ("bias", "bias_x", "bias_h")), "bias")
+            from_x = self.product("weight_x", x, "from_x", order, bias)
+            total = {order: graph.add("Add", self.product("weight_h", h, "from_h", order), from_x, name="gates")}
+        elif spec.scope == "sum":
+            inside = self.sum((self.vector(p, order) for p in ("inside_x", "inside_h")), "inside")
+            from_x = self.product("weight_x", x, "from_x", order, inside)
+            both = graph.add("Add", self.product("weight_h", h, "from_h", order), from_x, name="from_both")
+            total = self.norm(both, order, "gain", "bias", "norm")
+            rest = [self.vector(p, order) for p in ("bias_x", "bias_h")]
+            total = self.shifted(total, self.sum(rest, "bias"), order)
+        else:
+            from_x, from_h = self.split_norms(x, h, order)
+            total = {k: graph.add("Add", from_h[k], from_x[k], name=f"gates_{k}") for k in from_x}
+            total = self.shifted(total, self.vector("bias", order), order)
+        return self.cut(total, list(order), "gate")
+
+    def split_norms(self, x: str, h: str, order: str) -> tuple[dict[str, str], dict[str, str]]:
+        """LN(W_x x) and LN(W_h h) by groups."""
+        from_x = self.product("weight_x", x, "from_x", order, self.vector("inside_x", order))
+        from_h = self.product("weight_h", h, "from_h", order, self.vector("inside_h", order))
+        return (
+            self.norm(from_x, order, "gain_x", "bias_x", "norm_x"),
+            self.norm(from_h, order, "gain_h", "bias_h", "norm_h"),
+        )
+
+    def shifted(self, values: dict[str, str], bias: str | None, order: str) -> dict[str, str]:
+        """A bias [gates * units] added to the groups of gates."""
+        if bias is None:
+            return values
+        cut = self.cut({order: bias}, list(values), "bias")
+        return {k: self.graph.add("Add", v, cut[k], name=f"biased_{k}") for k, v in values.items()}
+
+    def activated(self, operator: str, value: str, name: str, shift: float = 0.0) -> str:
+        """Sigmoid or Tanh of a gate and the constant that its spec adds to it."""
+        if shift:
+            value = self.graph.add("Add", value, self.graph.constant(shift, f"{name}_shift"), name=f"{name}_shifted")
+        return self.graph.add(operator, value, name=name)
+
+    def clipped(self, value: str, limit: float | None, name: str) -> str:
+        if limit is None:
+            return value
+        limits = self.graph.constant(-limit, f"{name}_low"), self.graph.constant(limit, f"{name}_high")
+        return self.graph.add("Clip", value, *limits, name=name)
+
+    def zoneout(self, before: str, h: str) -> str:
+        """zoneout h_before + (1 - zoneout) h."""
+        if not self.spec.zoneout:
+            return h
+        graph, kept = self.graph, self.graph.constant(self.spec.zoneout, "zoneout")
+        rest = graph.constant(1 - np.float32(self.spec.zoneout), "zoneout_rest")
+        kept, new = graph.add("Mul", kept, before, name="h_kept"), graph.add("Mul", rest, h, name="h_new")
+        return graph.add("Add", kept, new, name="h_mixed")

@@ -1,0 +1,76 @@
+"""Recurrent layers without norms as the operators LSTM, GRU and RNN."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnx_export.builders.cells import Cell
+
+FIRST_OPSET = 13
+_ORDER = {"LSTM": "iofg", "GRU": "zrn", "RNN": "a"}  # of the gates, in the operators' weights
+
+
+def refusal(layer) -> str | None:
+    """Why an operator does not compute this cell; None if it does."""
+    spec = layer.spec
+    if spec.normalises:
+        return "the operators have no layer norm"
+    if spec.zoneout:
+        return "the operators have no zoneout"
+    if any(meaning.startswith("weight_p") and name in layer.weights for name, _, meaning in layer._entries()):
+        return "the operator LSTM has no projection"
+    if spec.cell_clip is not None:
+        return "the operator LSTM clips what enters its activations, not the cell"
+    if spec.kind == "GRU" and spec.reset == "candidate":
+        return "the operator GRU does not let the reset gate act on the whole candidate"
+    if spec.kind == "GRU" and spec.update == "new":
+        return "the operator GRU weighs the candidate with 1 - z, this cell with z"
+    return None
+
+
+def states(layer) -> dict[str, int]:
+    return {"h": layer.units} | ({"c": layer.units} if layer.kind == "LSTM" else {})
+
+
+def build(graph, layer, weights, x, states):
+    """x [B, input_size], or [T, B, input_size] where the graph takes whole sequences."""
+    if reason := refusal(layer):
+        raise ValueError(f"native_ops must be False for {layer!r}: {reason}")
+    cell, spec, order = Cell(graph, layer, weights), layer.spec, _ORDER[layer.kind]
+
+    def lengthened(value, name, axis=0):
+        return graph.add("Unsqueeze", value, graph.constant([axis], f"{name}_axes", np.int64), name=name)
+
+    def shortened(value, name, axis=0):
+        return graph.add("Squeeze", value, graph.constant([axis], f"{name}_axes", np.int64), name=name)
+
+    constant = {"LSTM": ("f", spec.forget_bias), "GRU": ("z", spec.update_bias), "RNN": ("a", 0.0)}[layer.kind]
+    shift = None
+    if constant[1]:
+        vector = np.where(np.array(list(order)) == constant[0], constant[1], 0.0).repeat(layer.units)
+        shift = graph.constant(vector, "shift")
+    bias_x = cell.sum([*(cell.vector(part, order) for part in ("bias", "bias_x")), shift], "bias_x_all")
+    bias_h = cell.vector("bias_h", order)
+    bias = ""
+    if bias_x or bias_h:
+        zero = np.zeros(len(order) * layer.units)
+        both = [value or graph.constant(zero, "no_bias") for value in (bias_x, bias_h)]
+        bias = lengthened(graph.add("Concat", *both, name="biases", axis=0), "B")
+
+    inputs = [
+        x if graph.sequence else lengthened(x, "X"),
+        lengthened(cell.matrix("weight_x", order), "W"),
+        lengthened(cell.matrix("weight_h", order), "R"),
+        bias,
+        "",  # lengths of sequences: all of them
+        *(lengthened(value, f"initial_{letter}") for letter, value in states.items()),
+    ]
+    options = {"hidden_size": layer.units}
+    if layer.kind == "GRU":
+        options["linear_before_reset"] = int(spec.reset == "after")
+    if layer.kind == "RNN":
+        options["activations"] = [{"tanh": "Tanh", "relu": "Relu"}[spec.activation]]
+    names = ("Y", *(f"Y_{letter}" for letter in states))
+    y, *after = graph.add(layer.kind, *inputs, name=names, **options)
+    new = {letter: shortened(value, letter) for letter, value in zip(states, after, strict=True)}
+    return (shortened(y, "y", 1) if graph.sequence else new["h"]), new

@@ -1,0 +1,3 @@
+from .command import validate
+
+validate(prog_name="cnorm validate")

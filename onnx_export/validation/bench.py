@@ -1,0 +1,151 @@
+"""One norm on the bench: cut out of its model, fed tapped or invented rows, at every optimisation level."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from . import runtime, stress
+from .graph import Scope, boundary, cut
+from .judge import Measure, Oracle, worst
+from .patterns import Norm, find
+from .safe_load import model_nodes
+
+
+def piece(model, norm: Norm, nodes, feeds: dict[str, np.ndarray], extra=()) -> onnx.ModelProto:
+    """Some nodes that end in the norm as a model of their own, sized for these values."""
+    kinds = {}
+    for name in boundary(norm.scope, nodes):
+        kinds[name] = (_element_type(norm.scope, name, feeds[name]), feeds[name].shape)
+    return cut(model, norm.scope, nodes, [norm.y, *extra], kinds)
+
+
+def fed(part: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The feeds a piece takes, in the types it takes them."""
+    kinds = {value.name: value.type.tensor_type.elem_type for value in part.graph.input}
+    return {name: feeds[name].astype(helper.tensor_dtype_to_np_dtype(kind)) for name, kind in kinds.items()}
+
+
+def makers(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
+    """The node that makes each value of an optimised graph."""
+    return {name: node for node in model_nodes(model) for name in node.output}
+
+
+def made_by(made: dict[str, onnx.NodeProto], norm: Norm) -> str:
+    """What a norm became, given `makers` of the optimised graph; empty when its result is gone."""
+    node = made.get(norm.y)
+    if node is None:
+        return ""
+    if norm.form == "decomposed" and node.op_type in {own.op_type for own in norm.nodes}:
+        return "no fused operator"
+    facts = [
+        f"{a.name} {helper.get_attribute_value(a):.6g}"
+        for a in node.attribute
+        if a.name in ("axis", "epsilon")
+    ]
+    return f"{node.op_type} ({', '.join(facts)})" if facts else node.op_type
+
+
+def _element_type(scope: Scope, name: str, value: np.ndarray) -> int:
+    return scope.dtype(name) or helper.np_dtype_to_tensor_dtype(value.dtype)
+
+
+class Bench:
+    """The norm, with the additions before it where an optimiser fuses them.
+
+    Parameters
+    ----------
+    model, norm
+    producers : list of onnx.NodeProto
+        The additions that make the norm's input.
+    oracle : Oracle
+    feeds : list of dict
+        Tapped values at the boundary of the norm and of the producers, one dict per iteration.
+    made : dict of str to str
+        For each optimisation level, what the norm became in the whole model. Only a piece that becomes the
+        same is evidence; a level for which there is none is left out of `levels`.
+    """
+
+    def __init__(self, model, norm: Norm, producers, oracle: Oracle, feeds, made: dict[str, str]) -> None:
+        self._norm, self._oracle, self._feeds = norm, oracle, feeds
+        self._base = feeds[0]
+        wide = [*producers, *norm.nodes]
+        sums = tuple(dict.fromkeys(node.output[0] for node in producers))
+        self._pieces = {"off": piece(model, norm, wide, self._base, sums)}
+        candidates = [
+            piece(model, norm, wide, self._base),
+            *([self._pieces["off"], piece(model, norm, norm.nodes, self._base)] if producers else []),
+        ]
+        for level, wanted in made.items():
+            for part in candidates:
+                try:
+                    if made_by(makers(runtime.optimised(part, level)), norm) == wanted:
+                        self._pieces[level] = part
+                        break
+                except runtime.CannotRun:
+                    continue
+        self._sessions = {level: runtime.Session(part, level) for level, part in self._pieces.items()}
+        self._made_x = norm.x in sums
+        self._plan_stress(producers)
+
+    @property
+    def levels(self) -> list[str]:
+        """Optimisation levels at which the piece stands for the norm in its model."""
+        return list(self._pieces)
+
+    def tapped(self, level: str) -> Measure:
+        """The error on the tapped values; none where the piece is no evidence or shapes differ."""
+        if level not in self._pieces:
+            return Measure()
+        return worst(
+            self._oracle.runtime_error(feeds, self.run(level, feeds))
+            for feeds in self._feeds
+            if all(feeds[name].shape == value.shape for name, value in self._base.items())
+        )
+
+    def run(self, level: str, feeds: dict[str, np.ndarray]) -> np.ndarray:
+        """The norm's result at one of `levels`."""
+        return self._sessions[level].run([self._norm.y], fed(self._pieces[level], feeds))[0]
+
+    # -- invented rows
+
+    def _plan_stress(self, producers) -> None:
+        """Find the value to put rows into, and those to put zeros into so that the norm sees the rows."""
+        norm = self._norm
+        self.can_stress = norm.x in self._base and norm.form != "EmbedLayerNormalization"
+        if not self.can_stress:
+            return
+        self._shape = self._base[norm.x].shape
+        self.layout = stress.layout(norm, self._shape)
+        self._kind = _element_type(norm.scope, norm.x, self._base[norm.x])
+        self.dtype = np.dtype(helper.tensor_dtype_to_np_dtype(self._kind))
+        terms = [norm.x]
+        if producers:
+            made = {node.output[0] for node in producers}
+            used = dict.fromkeys(name for node in producers for name in node.input)
+            terms = [name for name in used if name in self._base and name not in made]
+        elif norm.form.startswith("Skip"):
+            terms = list(norm.nodes[0].input[:2])
+        full = [name for name in terms if self._base[name].shape == self._shape]
+        self.can_stress = bool(full) and min(self.layout) > 0
+        if self.can_stress:
+            self._entry = full[0]
+            self._zeros = [name for name in terms if name != self._entry]
+
+    def feed(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Boundary values that make the norm see `rows` [rows, n], up to the rounding of the additions."""
+        zeros = {name: np.zeros_like(self._base[name]) for name in self._zeros}
+        feeds = {**self._base, **zeros, self._entry: stress.arrange(self._norm, rows, self._shape)}
+        if self._made_x:
+            part = self._pieces["off"]
+            feeds[self._norm.x] = self._sessions["off"].run([self._norm.x], fed(part, feeds))[0]
+        return feeds
+
+    def bare_fails(self, rows: np.ndarray) -> bool:
+        """Whether the runtime's own operator fails on these rows too."""
+        part = stress.bare(self._norm, *self.layout, self._kind)
+        feeds = {"x": rows.astype(self.dtype)}
+        y = runtime.Session(part, "off").run(["y"], feeds)[0]
+        oracle = Oracle(find(part)[0], part)
+        return oracle.claim_error(oracle.rows(feeds), y).ratio > 1

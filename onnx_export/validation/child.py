@@ -1,0 +1,189 @@
+"""Run the examination in a process of its own, with limits on time and memory.
+
+Parsing, shape inference and onnxruntime are C++ that was not written for hostile files. A crash, a hang or a
+flood of memory there ends the child and costs a sentence in the report. This contains accidents; it is no
+sandbox: the child has the rights of the user.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from .report import Finding, ValidationReport
+
+if TYPE_CHECKING:
+    from .examine import Options
+
+_MOST_OUTPUT = 2**28
+_LONGEST = 10**9  # seconds
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {} import main; main()"
+
+
+def run(
+    path: str,
+    options: dict[str, Any],
+    *,
+    timeout: float,
+    memory: int,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> ValidationReport:
+    """Examine `path` in a child process.
+
+    Parameters
+    ----------
+    path : str
+    options : dict
+        Fields of `examine.Options`.
+    timeout : float
+        Seconds of wall clock.
+    memory : int
+        Bytes of address space.
+    progress : callable, optional
+        Called with (stage, done, total).
+    """
+    started = time.monotonic()
+    outcome = _Outcome(ValidationReport(path))
+    for infer_shapes in (True, False):
+        left = timeout - (time.monotonic() - started)
+        with tempfile.TemporaryDirectory(prefix="cnorm-validate-") as scratch:
+            request = {
+                "path": path,
+                "options": {**options, "infer_shapes": infer_shapes},
+                "memory": memory,
+                "seconds": int(min(max(left, 0), _LONGEST)) + 2,
+            }
+            outcome = _attempt(request, left, scratch, progress)
+        if not outcome.trouble or outcome.stage != "shapes":
+            break
+    if not infer_shapes:
+        note = "shape inference brought the process down; the file was examined without it"
+        outcome.report.findings.append(Finding("warning", "shapes", note))
+    if outcome.trouble:
+        outcome.report.problem = outcome.report.problem or outcome.trouble
+    return outcome.report
+
+
+class _Outcome:
+    def __init__(self, report: ValidationReport) -> None:
+        self.report, self.stage, self.trouble, self.finished = report, "start", "", False
+
+
+def _attempt(request: dict[str, Any], timeout: float, scratch: str, progress) -> _Outcome:
+    outcome = _Outcome(ValidationReport(request["path"]))
+    command = [sys.executable, "-I", "-c", _START.format(__name__), json.dumps(sys.path)]
+    environment = {**os.environ, "TMPDIR": scratch, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is the parent's business
+    )
+    try:
+        process.stdin.write(json.dumps(request).encode())
+        process.stdin.close()
+        outcome.trouble = _listen(process, time.monotonic() + timeout, outcome, progress)
+        if outcome.trouble:
+            outcome.trouble = f"{outcome.trouble} (stage: {outcome.stage})"
+    except BrokenPipeError:
+        outcome.trouble = "the examining process did not start"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    if not outcome.trouble and not outcome.finished:
+        code = process.returncode
+        how = signal.Signals(-code).name if code < 0 else f"exit {code}"
+        outcome.trouble = f"the examining process died of {how} (stage: {outcome.stage})"
+    return outcome
+
+
+def _listen(process: subprocess.Popen, deadline: float, outcome: _Outcome, progress) -> str:
+    """Take in the child's lines; what went wrong, or nothing."""
+    pending, total = b"", 0
+    while True:
+        left = deadline - time.monotonic()
+        ready = select.select([process.stdout], [], [], max(0.0, left))[0] if left > 0 else []
+        if not ready:
+            return "the time limit was reached"
+        chunk = os.read(process.stdout.fileno(), 1 << 20)
+        if not chunk:
+            process.wait()
+            return ""
+        total += len(chunk)
+        if total > _MOST_OUTPUT:
+            return "the report is too large"
+        *lines, pending = (pending + chunk).split(b"\n")
+        for line in lines:
+            kind, value = json.loads(line)
+            if kind == "stage":
+                outcome.stage = value
+            elif kind == "report":
+                outcome.report = ValidationReport.from_dict(value)
+            elif kind == "done":
+                outcome.finished = True
+            if progress and kind in ("stage", "progress"):
+                progress(outcome.stage, *(value if kind == "progress" else (0, 0)))
+
+
+# -------------------------------------------------------------------------------------------- in the child
+
+
+def main() -> None:
+    """Entry point of the child: a request on stdin, lines of JSON on stdout."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever native code prints must not mix with the report
+
+    def emit(kind: str, value: object) -> None:
+        value = asdict(value) if isinstance(value, ValidationReport) else value
+        channel.write(json.dumps([kind, value]) + "\n")
+        channel.flush()
+
+    request = json.load(sys.stdin)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
+    # one thread computes, so this never comes before the parent's own limit; it ends a child left alone
+    resource.setrlimit(resource.RLIMIT_CPU, (request["seconds"], request["seconds"]))
+    emit("stage", "start")
+    emit("report", _examine(request, emit))
+    emit("done", True)
+
+
+def _examine(request: dict[str, Any], emit) -> ValidationReport:
+    latest = ValidationReport(request["path"])
+
+    def remember(kind: str, value: object) -> None:
+        nonlocal latest
+        if kind == "report":
+            latest = value
+        emit(kind, value)
+
+    try:
+        # imported here, under the limits: onnxruntime starts threads and allocates
+        from .examine import examine
+
+        return examine(request["path"], _options(request["options"]), remember)
+    except MemoryError:
+        return replace(latest, problem="the memory limit was reached")
+    except Exception as error:  # a bug of ours, or a file stranger than any we have met
+        return replace(latest, problem=f"unexpected {type(error).__name__}: {str(error)[:400]}")
+
+
+def _options(fields: dict[str, Any]) -> Options:
+    from .examine import Options
+    from .safe_load import Limits
+
+    named = tuple((name, size) for name, size in fields.pop("named", ()))
+    return Options(**{**fields, "named": named, "limits": Limits(**fields.get("limits", {}))})

@@ -1,0 +1,125 @@
+"""`cnorm validate MODEL.onnx`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from . import validate as run_validation
+from .report import CANNOT, SOUND, ValidationReport, plain, show
+
+
+def _sizes(_context, _option, values: tuple[str, ...]) -> dict[str, int]:
+    sizes = {}
+    for value in values:
+        name, _, size = value.rpartition("=")
+        if not name or not size.isascii() or not size.isdecimal() or not 0 < int(size) < 2**31:
+            raise click.BadParameter(f"{value!r} given, NAME=SIZE wanted")
+        sizes[name] = int(size)
+    return sizes
+
+
+@click.command(name="validate")
+@click.argument("model", type=click.Path(path_type=Path))
+@click.option(
+    "--input", type=click.Path(path_type=Path), help="Inputs: an .npz by name, or an .npy for the only one."
+)
+@click.option(
+    "--batch", type=click.IntRange(1), default=1, show_default=True, help="Size of a free first dimension."
+)
+@click.option(
+    "--dim", type=click.IntRange(1), default=8, show_default=True, help="Size of other free dimensions."
+)
+@click.option(
+    "--size", multiple=True, callback=_sizes, metavar="NAME=SIZE", help="Size of a free dimension by name."
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of generated inputs."
+)
+@click.option("--external-data", is_flag=True, help="Allow tensors in other files in the model's folder.")
+@click.option(
+    "--data-root", type=click.Path(path_type=Path), help="The folder external files must lie in instead."
+)
+@click.option("--strict", is_flag=True, help="Count risky norms and warnings as failures.")
+@click.option("--require-norm", is_flag=True, help="Fail (2) where there is no norm to validate.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
+@click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML file.")
+@click.option(
+    "--fix", type=click.Path(path_type=Path), help="Write a copy with LayerNormalization operators."
+)
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Seconds."
+)
+@click.option("--memory", type=click.FloatRange(0.5), default=8.0, show_default=True, help="GiB.")
+@click.pass_context
+def validate(context, model, size, strict, require_norm, as_json, html, memory, **options) -> None:
+    """Check that an ONNX file computes the layer norms it claims to.
+
+    \b
+    Exit codes: 0 all sound; 1 a wrong or inaccurate norm, or an error lint;
+    2 cannot validate; 3 refused for safety.
+    """
+    from rich.console import Console
+
+    try:
+        with _Progress(sys.stderr) as progress:
+            report = run_validation(
+                model, sizes=size, memory=int(memory * 2**30), progress=progress.update, **options
+            )
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        context.exit(CANNOT)
+    code = report.exit_code(strict=strict, require_norm=require_norm)
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        show(report, Console(file=sys.stdout, soft_wrap=False))
+    if html is not None:
+        try:
+            _write(html, report)
+        except OSError as error:
+            click.echo(f"--html: cannot write {plain(str(html))}: {error.strerror}", err=True)
+            code = code if code != SOUND else CANNOT
+    context.exit(code)
+
+
+def _write(path: Path, report: ValidationReport) -> None:
+    from .html import page
+
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(page(report))
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+class _Progress:
+    """A bar on a terminal, silence elsewhere."""
+
+    def __init__(self, stream) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+        self._bar = Progress(
+            *columns, console=Console(file=stream), transient=True, disable=not stream.isatty()
+        )
+        self._task = self._bar.add_task("start", total=None)
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._bar.stop()
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        self._bar.update(self._task, description=stage, completed=done, total=total or None)

@@ -1,0 +1,198 @@
+"""The whole examination of one file, in order: read, find, lint, run, judge, stress, repair.
+
+It runs in a child process (`child`), which is why it takes and reports plain data. After each stage the
+report so far is handed over, so that a crash of the runtime loses no more than the stage it happened in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import onnx
+import onnxruntime
+
+from . import inputs, lint, runtime, stress
+from .graph import inline
+from .judge import BROKEN, MOST, type_name
+from .patterns import Norm, find
+from .report import Finding, NormReport, ValidationReport
+from .run import Case, Run, amount, culprit, settle
+from .safe_load import (
+    Limits,
+    Refused,
+    Unreadable,
+    attach_external_data,
+    contradiction,
+    model_nodes,
+    parse,
+    read,
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user can choose; see `validation.validate`."""
+
+    input: str = ""
+    batch: int = 1
+    dim: int = 8
+    named: tuple[tuple[str, int], ...] = ()
+    seed: int = 0
+    external_data: bool = False
+    data_root: str = ""
+    fix: str = ""
+    infer_shapes: bool = True
+    limits: Limits = field(default_factory=Limits)
+
+
+def examine(path: str, options: Options, emit: Callable[[str, object], None]) -> ValidationReport:
+    """Examine a file.
+
+    Parameters
+    ----------
+    path : str
+    options : Options
+    emit : callable
+        Called with ("stage", name), ("report", ValidationReport) and ("progress", (done, total)).
+    """
+    versions = {"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__}
+    report = ValidationReport(str(path), versions=versions)
+    emit("stage", "read")
+    try:
+        model = parse(read(path, options.limits), options.limits)
+    except (Refused, Unreadable) as error:
+        report.problem, report.refused = _clip(str(error)), isinstance(error, Refused)
+        return report
+    try:
+        folder = Path(path).parent
+        attach_external_data(model, folder, (options.data_root or folder) if options.external_data else None)
+    except (Refused, Unreadable) as error:
+        report.problem, report.refused = _clip(str(error)), isinstance(error, Refused)
+    report.problem = report.problem or _clip(contradiction(model) or _foreign(model))
+
+    emit("stage", "find")
+    model, found = _find(model, options, report, emit)
+    report.norms = [_describe(norm) for norm in found]
+    report.findings += [*lint.lint_model(model), *(f for norm in found for f in lint.lint_norm(norm))]
+    emit("report", report)
+    if options.fix:
+        report.fixed = ["wrote nothing: the file was not run, so nothing is proved"]
+    if report.problem or not found:
+        return report
+
+    cases = [Case(n, r, stress.producers(n)) for n, r in zip(found, report.norms, strict=True)]
+    emit("stage", "run")
+    try:
+        sizes = inputs.Sizes(options.batch, options.dim, options.named)
+        run = Run(model, cases, options.input, sizes, options.seed)
+    except (inputs.MissingInput, runtime.CannotRun, Unreadable) as error:
+        report.problem = _clip(str(error))
+        return report
+    report.problem = _clip(run.trouble)
+    for position, case in enumerate(cases):
+        emit("progress", (position, 2 * len(cases)))
+        if case.feeds:
+            report.findings += run.judge(position)
+    emit("report", report)
+
+    emit("stage", "stress")
+    runtime_faults: dict[str, str] = {}
+    for position, case in enumerate(cases):
+        emit("progress", (len(cases) + position, 2 * len(cases)))
+        if case.feeds and not case.norm.near_miss and case.report.verdict == "ok":
+            _stress(model, case, options, runtime_faults)
+    for family, message in runtime_faults.items():
+        report.findings.append(Finding("note", "runtime-limit", f"{family}: {message}"))
+    if options.fix:
+        from .repair import repair
+
+        emit("stage", "fix")
+        try:
+            report.fixed = repair(Path(options.fix), model, cases)
+        except OSError as error:
+            report.problem = f"--fix: cannot write {options.fix}: {error.strerror}"
+    return report
+
+
+def _clip(text: str) -> str:
+    """A length people read: names in a file can be of any."""
+    return text if len(text) <= 500 else f"{text[:400]} ... {text[-90:]}"
+
+
+def _foreign(model: onnx.ModelProto) -> str:
+    local = {function.domain for function in model.functions}
+    foreign = {node.domain for node in model_nodes(model)} - runtime.KNOWN_DOMAINS - local
+    return f"needs operators of the domain {', '.join(map(repr, sorted(foreign)))}" if foreign else ""
+
+
+def _find(model, options: Options, report: ValidationReport, emit) -> tuple[onnx.ModelProto, list[Norm]]:
+    if not report.problem:
+        model = inline(model)
+    if options.infer_shapes:
+        emit("stage", "shapes")
+        try:
+            model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        except Exception as error:  # the C++ layer raises many kinds
+            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+            report.findings.append(Finding("note", "shapes", f"shapes could not be inferred: {reason}"))
+        emit("stage", "find")
+    return model, find(model)
+
+
+def _describe(norm: Norm) -> NormReport:
+    scope = " > ".join(filter(None, (norm.scope.label, norm.function and f"function {norm.function}")))
+    return NormReport(
+        norm.name,
+        _clip(scope),
+        norm.form,
+        norm.formula,
+        norm.variance,
+        None if norm.axes is None else list(norm.axes),
+        norm.eps,
+        type_name(norm.eps_dtype),
+        _clip(norm.scale),
+        _clip(norm.bias),
+        type_name(norm.compute_dtype),
+        norm.near_miss,
+    )
+
+
+def _stress(model: onnx.ModelProto, case: Case, options: Options, runtime_faults: dict[str, str]) -> None:
+    """Feed one norm hard rows, and note the families it fails."""
+    norm, said = case.norm, case.report
+    bench = case.bench
+    if not bench.can_stress:
+        return
+    seen = stress.hardness(map(case.oracle.rows, case.feeds))
+    for hard in stress.cases(*bench.layout, bench.dtype, norm.eps, options.seed):
+        feeds = bench.feed(hard.rows)
+        rows = case.oracle.rows(feeds)
+        for level in bench.levels:
+            error = case.oracle.claim_error(rows, bench.run(level, feeds))
+            if error.ratio > 1 and bench.bare_fails(hard.rows):
+                runtime_faults[hard.family] = "onnxruntime's own operator fails on such rows as well"
+                break
+            said.points += [[c, min(r, MOST), hard.family] for c, r in error.points[::8]]
+            if error.ratio <= 1:
+                continue
+            blame = culprit(model, case, [feeds]) if level == "off" else "optimiser"
+            where = f"{hard.family}, optimisation {level!r}: {amount(error)}"
+            if _reached(hard.hard_by, stress.hardness([rows]), seen):
+                settle(said, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
+                said.detail = f"fails on rows like those it meets, {where}"
+                return
+            if said.verdict == "ok":
+                settle(said, error, "risky", blame)
+                said.detail = f"fails on rows it has not met, {where}"
+            if hard.family not in said.risks:
+                said.risks.append(hard.family)
+            break
+
+
+def _reached(hard_by: str, failing: dict[str, float], seen: dict[str, float]) -> bool:
+    """Whether the model's own rows come within a factor of ten of the failing ones."""
+    if hard_by == stress.SPREAD:
+        return seen[hard_by] <= 10 * failing[hard_by]
+    return seen[hard_by] >= failing[hard_by] / 10

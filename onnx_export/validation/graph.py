@@ -1,0 +1,291 @@
+"""Views of an ONNX graph: who makes a value, who uses it, what is constant, and how to cut a piece out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, inliner, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from .safe_load import subgraphs
+
+FUNCTION_KEY = "cnorm.function"  # metadata written on the nodes of a local function before it is inlined
+
+# Constants are followed through these: none of them can blow a small tensor up.
+_FOLDABLE = frozenset(
+    {"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Transpose"}
+    | {"Neg", "Sqrt", "Reciprocal", "DequantizeLinear"}
+)
+_FOLDABLE_WITH_SCALAR = frozenset(["Add", "Sub", "Mul", "Div", "Pow"])
+
+
+def op(node: onnx.NodeProto) -> str:
+    """The operator of a node; one of another domain is not mistaken for its namesake."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
+
+
+# What the operators that patterns are made of must be fed; a node with less is none of them.
+_INPUTS = dict.fromkeys(["Add", "Sub", "Mul", "Div", "Pow"], 2)
+_INPUTS |= dict.fromkeys(["Sqrt", "Reciprocal", "Neg", "Identity", "Cast", "Relu", "Clip", "Max"], 1)
+_INPUTS |= dict.fromkeys(["ReduceMean", "ReduceSum", "ReduceSumSquare", "Unsqueeze", "Squeeze"], 1)
+_INPUTS |= dict.fromkeys(["Reshape", "Expand"], 2)
+
+
+def well_formed(node: onnx.NodeProto) -> bool:
+    """Whether a node has a result and the inputs its operator needs."""
+    count = _INPUTS.get(op(node), 0)
+    return bool(node.output and node.output[0] and len(node.input) >= count and all(node.input[:count]))
+
+
+class Scope:
+    """One graph (main graph, subgraph or body of a function) with the scopes it lies in.
+
+    Attributes
+    ----------
+    graph : onnx.GraphProto or onnx.FunctionProto
+    opsets : dict of str to int
+    path : tuple of (str, str, str)
+        How to get here from the main graph: (node's first output, attribute, label for people) per level.
+    kinds : tuple of str
+        Operator types of the nodes on that path.
+    outer : Scope or None
+    nodes : list of onnx.NodeProto
+        Those that are well formed; the others have no meaning, and the runtime will say so.
+    """
+
+    def __init__(
+        self, graph, opsets, types: dict[str, onnx.TypeProto], path=(), kinds=(), outer=None
+    ) -> None:
+        self.graph, self.opsets, self.path, self.kinds, self.outer = graph, opsets, path, kinds, outer
+        self.nodes = [node for node in graph.node if well_formed(node)]
+        self.is_function = isinstance(graph, onnx.FunctionProto)
+        self._types = types
+        self._producers = {name: node for node in self.nodes for name in node.output if name}
+        self._consumers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        for node in self.nodes:
+            for name in dict.fromkeys(_used(node)):
+                self._consumers[name].append(node)
+        self._initialisers = {} if self.is_function else {t.name: t for t in graph.initializer}
+        self.outputs = set(graph.output) if self.is_function else {value.name for value in graph.output}
+        self._constants: dict[str, np.ndarray | None] = {}
+
+    @property
+    def label(self) -> str:
+        """Where this graph lies, for people; empty for the main graph."""
+        return " > ".join(label for _, _, label in self.path)
+
+    def producer(self, name: str) -> onnx.NodeProto | None:
+        """The node of this graph that makes a value."""
+        return self._producers.get(name)
+
+    def consumers(self, name: str) -> list[onnx.NodeProto]:
+        """The nodes of this graph that use a value, themselves or in their subgraphs."""
+        return self._consumers.get(name, [])
+
+    def inner(self) -> Iterator[Scope]:
+        """The scopes directly inside this one."""
+        for node in self.nodes:
+            for attribute, graph in subgraphs(node):
+                label = f"{node.name or node.op_type}.{attribute}"
+                step = (node.output[0] if node.output else "", attribute, label)
+                types = self._types | _types(graph)
+                yield Scope(graph, self.opsets, types, (*self.path, step), (*self.kinds, node.op_type), self)
+
+    def dtype(self, name: str) -> int:
+        """ONNX element type of a value, UNDEFINED where unknown."""
+        constant = self.tensor(name)
+        if constant is not None:
+            return constant.data_type
+        if name in self._types:
+            return self._types[name].tensor_type.elem_type
+        return TensorProto.UNDEFINED
+
+    def shape(self, name: str) -> tuple[int | None, ...] | None:
+        """Dimensions of a value, None for each that is unknown, None for all when the rank is unknown."""
+        constant = self.tensor(name)
+        if constant is not None:
+            return tuple(constant.dims)
+        kind = self._types.get(name)
+        if kind is None or not kind.tensor_type.HasField("shape"):
+            return None
+        return tuple(d.dim_value if d.HasField("dim_value") else None for d in kind.tensor_type.shape.dim)
+
+    def tensor(self, name: str) -> onnx.TensorProto | None:
+        """The initialiser of this name, here or further out."""
+        if name in self._initialisers:
+            return self._initialisers[name]
+        if name in self._producers or self.outer is None:
+            return None
+        return self.outer.tensor(name)
+
+    def constant(self, name: str, depth: int = 16) -> np.ndarray | None:
+        """The value of `name` where the file alone decides it, None where it does not."""
+        if name not in self._constants:
+            self._constants[name] = self._fold(name, depth)
+        return self._constants[name]
+
+    def _fold(self, name: str, depth: int) -> np.ndarray | None:
+        if name in self._initialisers:
+            return _array(self._initialisers[name])
+        node = self._producers.get(name)
+        if node is None:
+            own = () if self.is_function else (value.name for value in self.graph.input)
+            return None if self.outer is None or name in own else self.outer.constant(name, depth)
+        if op(node) == "Constant":
+            return _constant_value(node)
+        if depth == 0 or op(node) not in _FOLDABLE | _FOLDABLE_WITH_SCALAR:
+            return None
+        inputs = {i: self.constant(i, depth - 1) for i in node.input if i}
+        if any(value is None for value in inputs.values()):
+            return None
+        if node.op_type in _FOLDABLE_WITH_SCALAR and all(value.size > 1 for value in inputs.values()):
+            return None
+        opsets = self.opsets
+        if (
+            node.op_type == "DequantizeLinear"
+        ):  # the evaluator starts at opset 19, which reads 13 the same way
+            opsets = opsets | {"": max(19, opsets.get("", 0))}
+        try:
+            with np.errstate(all="ignore"):
+                graph = helper.make_graph([node], "constant", [], [_untyped(node.output[0])])
+                return np.asarray(ReferenceEvaluator(graph, opsets=opsets).run(None, inputs)[0])
+        except Exception:  # a malformed node folds to nothing; the runtime will have its say
+            return None
+
+
+def _used(node: onnx.NodeProto) -> Iterator[str]:
+    """Names a node reads, those its subgraphs read included (a superset: their own names too)."""
+    yield from (name for name in node.input if name)
+    for _, graph in subgraphs(node):
+        for inner in graph.node:
+            yield from _used(inner)
+        yield from (value.name for value in graph.output)
+
+
+def _types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
+    return {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
+
+
+def _array(tensor: onnx.TensorProto) -> np.ndarray | None:
+    if tensor.data_location == TensorProto.EXTERNAL or tensor.data_type == TensorProto.STRING:
+        return None
+    return numpy_helper.to_array(tensor)
+
+
+def _constant_value(node: onnx.NodeProto) -> np.ndarray | None:
+    for attribute in node.attribute:
+        if attribute.name == "value" and attribute.HasField("t"):
+            return _array(attribute.t)
+        if attribute.name in ("value_float", "value_floats"):
+            value = attribute.f if attribute.name == "value_float" else list(attribute.floats)
+            return np.array(value, np.float32)
+        if attribute.name in ("value_int", "value_ints"):
+            return np.array(attribute.i if attribute.name == "value_int" else list(attribute.ints), np.int64)
+    return None
+
+
+def scopes(model: onnx.ModelProto) -> Iterator[Scope]:
+    """The main graph, its subgraphs, and the functions that could not be inlined."""
+    pending = [Scope(model.graph, opset_versions(model), _types(model.graph))]
+    for function in model.functions:
+        types = {v.name: v.type for v in function.value_info}
+        path = (("", "", f"function {function.name}"),)
+        pending.append(Scope(function, opset_versions(function), types, path))
+    while pending:
+        scope = pending.pop(0)
+        yield scope
+        pending += scope.inner()
+
+
+def opset_versions(model: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
+    """Imported opsets by domain; "ai.onnx" is another name of the domain ""."""
+    return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+
+
+def inline(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with its local functions written out, their nodes marked with the function's name.
+
+    onnxruntime inlines them as well before it optimises, so nothing changes for it. A function of another
+    opset than the model's is left as it is.
+    """
+    if not model.functions:
+        return model
+    marked = onnx.ModelProto()
+    marked.CopyFrom(model)
+    for function in marked.functions:
+        for node in function.node:
+            node.metadata_props.add(key=FUNCTION_KEY, value=function.name)
+    return inliner.inline_local_functions(marked)
+
+
+def _untyped(name: str) -> onnx.ValueInfoProto:
+    return onnx.ValueInfoProto(name=name)
+
+
+_KINDS = {
+    int: onnx.AttributeProto.INT,
+    float: onnx.AttributeProto.FLOAT,
+    tuple: onnx.AttributeProto.INTS,
+}
+
+
+def attribute(node: onnx.NodeProto, name: str, default: int | float | tuple):
+    """The value of an attribute that has the type of the default, or else the default."""
+    for candidate in node.attribute:
+        wanted = candidate.name == name and candidate.type == _KINDS[type(default)]
+        if wanted and not candidate.ref_attr_name:
+            value = helper.get_attribute_value(candidate)
+            return tuple(value) if isinstance(default, tuple) else value
+    return default
+
+
+def cut(
+    model: onnx.ModelProto,
+    scope: Scope,
+    nodes: Iterable[onnx.NodeProto],
+    outputs: list[str],
+    inputs: dict[str, tuple[int, tuple]],
+) -> onnx.ModelProto:
+    """A model of some nodes alone.
+
+    Parameters
+    ----------
+    model, scope
+        Where the nodes lie.
+    nodes : iterable of NodeProto
+        In any order; the cut keeps the order of the graph.
+    outputs : list of str
+        Values to return.
+    inputs : dict of str to (element type, shape)
+        Values to feed. Everything else the nodes use must be constant and is copied in.
+    """
+    chosen = {id(node) for node in nodes}
+    ordered = [node for node in scope.nodes if id(node) in chosen]
+    made = {name for node in ordered for name in node.output}
+    needed = dict.fromkeys(name for node in ordered for name in node.input if name)
+    stored = []
+    for name in needed:
+        if name not in made and name not in inputs:
+            value = scope.constant(name)
+            if value is None:
+                raise ValueError(f"{name!r} is neither constant nor fed")
+            stored.append(numpy_helper.from_array(value, name))
+    graph = helper.make_graph(
+        ordered,
+        "cut",
+        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
+        [_untyped(name) for name in outputs],
+        stored,
+    )
+    return helper.make_model(graph, ir_version=model.ir_version, opset_imports=model.opset_import)
+
+
+def boundary(scope: Scope, nodes: Iterable[onnx.NodeProto]) -> list[str]:
+    """The values some nodes use that neither they nor the file's constants supply."""
+    nodes = list(nodes)
+    made = {name for node in nodes for name in node.output}
+    used = dict.fromkeys(name for node in nodes for name in node.input if name)
+    return [name for name in used if name not in made and scope.constant(name) is None]

@@ -1,0 +1,147 @@
+"""Inputs to run a model on: the user's, and generated ones for the rest."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from .graph import Scope
+from .safe_load import Unreadable
+
+_MAX_BYTES = 2**31  # of generated or stored inputs together
+
+
+class MissingInput(ValueError):
+    """An input that cannot be made up."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of free dimensions: the first of an input (or one named batch), all others, and named ones."""
+
+    batch: int = 1
+    other: int = 8
+    named: tuple[tuple[str, int], ...] = ()
+
+    def of(self, name: str, position: int) -> int:
+        """Size of a free dimension with this name (which may be empty) at this place."""
+        named = dict(self.named)
+        if name in named:
+            return named[name]
+        is_batch = "batch" in name.lower() if name else position == 0
+        return self.batch if is_batch or position == 0 else self.other
+
+
+def read(path: str | os.PathLike, wanted: list[str]) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file by name, or of an .npy file as the only input.
+
+    Raises
+    ------
+    Unreadable
+        If it is neither, is too large, or holds Python objects.
+    """
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                if sum(member.file_size for member in archive.infolist()) > _MAX_BYTES:
+                    raise Unreadable(f"inputs: {path} unpacks to more than {_MAX_BYTES} bytes")
+            with np.load(path, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+        else:
+            array = np.load(path, allow_pickle=False)
+            if len(wanted) != 1:
+                raise Unreadable(f"inputs: an .npy file is for one input, the model wants {wanted}; use .npz")
+            arrays = {wanted[0]: array}
+    except Unreadable:
+        raise
+    except Exception as error:  # numpy and zipfile raise many kinds for a bad file
+        raise Unreadable(f"inputs: cannot read {path}: {error}") from error
+    unknown = sorted(set(arrays) - set(wanted))
+    if unknown:
+        raise Unreadable(f"inputs: {path} has {unknown}, the model wants {wanted}")
+    return arrays
+
+
+def complete(scope: Scope, given: dict[str, np.ndarray], sizes: Sizes, seed: int) -> dict[str, np.ndarray]:
+    """`given` and a generated array for each other input of the main graph.
+
+    Floats are drawn from N(0, 1), integers from {0, 1} (fewer where they index fewer rows), booleans are
+    true. A free dimension that shares its name with one of a given array has its size.
+
+    Raises
+    ------
+    MissingInput
+        Naming an input of a kind, or of a size, that is not made up.
+    """
+    graph = scope.graph
+    stored = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in stored]
+    known: dict[str, int] = {}
+    for value in inputs:
+        if value.name in given:
+            for dim, size in zip(value.type.tensor_type.shape.dim, given[value.name].shape, strict=False):
+                if dim.dim_param:
+                    known.setdefault(dim.dim_param, size)
+    rng = np.random.default_rng(seed)
+    feeds, total = dict(given), 0
+    for value in inputs:
+        if value.name in feeds:
+            feeds[value.name] = _cast(value, feeds[value.name])
+            continue
+        dims = value.type.tensor_type.shape.dim
+        if value.type.WhichOneof("value") != "tensor_type" or not value.type.tensor_type.HasField("shape"):
+            raise MissingInput(f"the input {value.name!r} is no tensor of known rank; supply it with --input")
+        shape = [
+            d.dim_value
+            if d.HasField("dim_value")
+            else known.setdefault(d.dim_param, sizes.of(d.dim_param, i))
+            if d.dim_param
+            else sizes.of("", i)
+            for i, d in enumerate(dims)
+        ]
+        total += prod(shape) * 8
+        if total > _MAX_BYTES:
+            raise MissingInput(f"the input {value.name!r} is too large to make up: {shape}")
+        feeds[value.name] = _draw(scope, value, shape, rng)
+    return feeds
+
+
+def _draw(scope: Scope, value: onnx.ValueInfoProto, shape: list[int], rng) -> np.ndarray:
+    kind = value.type.tensor_type.elem_type
+    if kind == TensorProto.BOOL:
+        return np.ones(shape, bool)
+    if kind in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16):
+        return rng.normal(size=shape).astype(helper.tensor_dtype_to_np_dtype(kind))
+    dtype = helper.tensor_dtype_to_np_dtype(kind) if kind in helper.get_all_tensor_dtypes() else None
+    if dtype is None or np.dtype(dtype).kind not in "iu":
+        name = TensorProto.DataType.Name(kind) if kind in TensorProto.DataType.values() else kind
+        raise MissingInput(f"the input {value.name!r} of type {name} is not made up; supply it with --input")
+    return rng.integers(0, max(1, min(2, _rows(scope, value.name))), size=shape).astype(dtype)
+
+
+def _rows(scope: Scope, name: str) -> int:
+    """Rows of the smallest constant table that this input indexes, by itself or after a Cast."""
+    rows = 2
+    for node in scope.consumers(name):
+        if node.op_type == "Cast":
+            rows = min(rows, _rows(scope, node.output[0]))
+        if node.op_type == "Gather" and len(node.input) > 1 and node.input[1] == name:
+            shape = scope.shape(node.input[0])
+            axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+            if shape and -len(shape) <= axis < len(shape) and shape[axis] is not None:
+                rows = min(rows, shape[axis])
+    return rows
+
+
+def _cast(value: onnx.ValueInfoProto, array: np.ndarray) -> np.ndarray:
+    """Numbers in the input's own type: a user's float64 file should not stop a float32 model."""
+    kind = value.type.tensor_type.elem_type
+    if kind in (TensorProto.STRING, TensorProto.UNDEFINED) or array.dtype.kind not in "fiub":
+        return array
+    return array.astype(helper.tensor_dtype_to_np_dtype(kind))

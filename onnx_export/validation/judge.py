@@ -1,0 +1,258 @@
+"""Judge one norm on one input, in float64.
+
+Two oracles are fed the values the norm itself was fed: C, the norm it claims to be, from the formula; and G,
+the file's own nodes, evaluated in float64. G against C judges the file; the runtime against G judges the
+runtime. The bound is
+
+    B = 8 u (sqrt(n) + max|x| / sqrt(var + eps)) max|scale|  +  half an ulp of the result,
+
+u the unit roundoff of the dtype of the statistics, n the row length, var centred, eps as stored. It allows
+for the rounding of the mean to one number of that dtype, which any plain two-pass kernel makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from ..float64 import Float64
+from .graph import Scope, attribute
+from .patterns import Norm
+
+FACTOR = 8.0
+_MOST_POINTS = 200
+MOST = 1e12  # ratio in a plot; there are NaN and infinities beyond
+BROKEN = 100.0  # a runtime that is this many bounds off does not compute the norm at all
+
+
+@dataclass
+class Rows:
+    """The rows a norm works on, and what decides how hard they are. Arrays broadcast against the result."""
+
+    n: int
+    largest: np.ndarray
+    variance: np.ndarray
+    eps: float
+    claim: np.ndarray
+    scale: float
+
+    @property
+    def conditioning(self) -> np.ndarray:
+        """max|x| / sqrt(var + eps): how many times the spread of its row an element is."""
+        with np.errstate(all="ignore"):
+            return self.largest / np.sqrt(self.variance + self.eps)
+
+    def rounding(self, unit: float) -> np.ndarray:
+        """B for a unit roundoff, without the rounding of the result."""
+        return FACTOR * unit * (np.sqrt(self.n) + self.conditioning) * self.scale
+
+
+@dataclass
+class Measure:
+    """An error and its bound, where their ratio is largest.
+
+    Attributes
+    ----------
+    ratio : float
+        Error over bound; infinite for NaN where the oracle is finite.
+    points : list of (float, float)
+        (conditioning, ratio) of rows, for the plot.
+    """
+
+    error: float = 0.0
+    bound: float = 0.0
+    ratio: float = 0.0
+    points: list[tuple[float, float]] = field(default_factory=list)
+
+
+def unit_roundoff(dtype: int) -> float:
+    """2^-p of a floating ONNX element type; unknown types count as float32."""
+    digits = {TensorProto.DOUBLE: 53, TensorProto.FLOAT16: 11, TensorProto.BFLOAT16: 8}
+    return 2.0 ** -digits.get(dtype, 24)
+
+
+class Oracle:
+    """C and G for one norm.
+
+    Parameters
+    ----------
+    norm : Norm
+    part : onnx.ModelProto
+        The norm's nodes cut out, with its own boundary values as inputs.
+    """
+
+    def __init__(self, norm: Norm, part) -> None:
+        self.norm = norm
+        self._own = Float64(part)
+        self._scope: Scope = norm.scope
+
+    def own(self, feeds: dict[str, np.ndarray]) -> np.ndarray:
+        """G: the file's nodes in float64."""
+        return np.asarray(self._own.run(feeds)[self.norm.y], np.float64)
+
+    def rows(self, feeds: dict[str, np.ndarray]) -> Rows:
+        """C, with the facts the bound needs."""
+        norm = self.norm
+        x = self._summed(feeds)
+        scale, bias = self._value(norm.scale, feeds), self._value(norm.bias, feeds)
+        if norm.formula in ("group", "instance"):
+            groups = (
+                attribute(norm.nodes[0], "num_groups", x.shape[1]) if norm.formula == "group" else x.shape[1]
+            )
+            grouped, ones = x.reshape(x.shape[0], groups, -1), (1,) * (x.ndim - 2)
+            xhat, n, largest, variance = _standardise(grouped, (2,), norm.eps, centred=True)
+            xhat = xhat.reshape(x.shape)
+
+            def per_channel(value):
+                return np.repeat(value, x.shape[1] // value.shape[-1], axis=-1).reshape(
+                    *value.shape[:-1], -1, *ones
+                )
+
+            largest, variance = per_channel(largest[..., 0]), per_channel(variance[..., 0])
+            scale, bias = (None if v is None else per_channel(v) for v in (scale, bias))
+        else:
+            axes = tuple(range(x.ndim)) if norm.axes is None else norm.axes
+            xhat, n, largest, variance = _standardise(x, axes, norm.eps, centred=norm.formula == "layer")
+        claim = xhat if scale is None else xhat * scale
+        claim = claim if bias is None else claim + bias
+        top = 1.0 if scale is None else float(np.max(np.abs(scale), initial=0.0))
+        return Rows(n, largest, variance, norm.eps, claim, top)
+
+    def file_error(self, feeds: dict[str, np.ndarray]) -> Measure:
+        """G against C: beyond the rounding of float64 (and of a stored 1/n) the file is another function."""
+        return self.equality(feeds, self.rows(feeds).claim)
+
+    def equality(self, feeds: dict[str, np.ndarray], other: np.ndarray) -> Measure:
+        """G against another float64 evaluation, by the rounding of float64 and of stored constants."""
+        rows, own = self.rows(feeds), self.own(feeds)
+        unit = unit_roundoff(self._scope.dtype(self.norm.x)) if self.norm.stored_reciprocal else 2.0**-53
+        bound = rows.rounding(unit)
+        if self.norm.variance == "one-pass":  # cancellation costs the square of the conditioning
+            bound = bound * (1 + rows.conditioning)
+        if own.shape != other.shape:
+            return Measure(np.inf, 0.0, np.inf)
+        return compare(own, other, bound + 2.0**-51 * np.abs(other), rows)
+
+    def claim_error(self, rows: Rows, y: np.ndarray) -> Measure:
+        """The runtime's result against C."""
+        return self._against(rows, rows.claim, y, 0.0)
+
+    def runtime_error(self, feeds: dict[str, np.ndarray], y: np.ndarray, allowed: float = 0.0) -> Measure:
+        """The runtime's result against G. `allowed` is added to the bound."""
+        return self._against(self.rows(feeds), self.own(feeds), y, allowed)
+
+    def _against(self, rows: Rows, oracle: np.ndarray, y: np.ndarray, allowed: float) -> Measure:
+        if y.shape != oracle.shape:
+            return Measure(np.inf, 0.0, np.inf)
+        half_ulp = 0.5 * _ulp(oracle, self._scope.dtype(self.norm.y), y.dtype) * self._roundings()
+        bound = rows.rounding(unit_roundoff(self.norm.compute_dtype)) + half_ulp + allowed
+        return compare(y.astype(np.float64), oracle, bound, rows, _largest(y.dtype))
+
+    def _roundings(self) -> int:
+        """Results rounded to a type narrower than that of the statistics: one, or scale and bias too."""
+        narrow = unit_roundoff(self.norm.compute_dtype)
+        return max(1, sum(unit_roundoff(self._scope.dtype(n.output[0])) > narrow for n in self.norm.nodes))
+
+    def _value(self, name: str, feeds: dict[str, np.ndarray]) -> np.ndarray | None:
+        if not name:
+            return None
+        value = feeds[name] if name in feeds else self._scope.constant(name)
+        return None if value is None else np.asarray(value).astype(np.float64)
+
+    def _summed(self, feeds: dict[str, np.ndarray]) -> np.ndarray:
+        """The rows themselves: x, or the sum that a Skip or Embed operator forms first."""
+        norm = self.norm
+        (node, *_) = norm.nodes
+        if norm.form == "EmbedLayerNormalization":
+            words, positions, kinds = (self._value(node.input[i], feeds) for i in (2, 3, 4))
+            ids, segments = (
+                feeds[node.input[i]] if node.input[i] in feeds else self._scope.constant(node.input[i])
+                for i in (0, 1)
+            )
+            total = words[ids] + positions[: ids.shape[1]]
+            return total if segments is None or kinds is None else total + kinds[segments]
+        x = self._value(norm.x, feeds)
+        if norm.form.startswith("Skip"):
+            place = 4 if norm.formula == "layer" else 3
+            extra = [node.input[1], node.input[place] if len(node.input) > place else ""]
+            for name in filter(None, extra):
+                x = x + self._value(name, feeds)
+        return x
+
+
+def _standardise(x: np.ndarray, axes: tuple[int, ...], eps: float, centred: bool):
+    """(xhat, n, max|x|, second moment), the last two with the reduced axes kept."""
+    n = int(np.prod([x.shape[axis] for axis in axes]))
+    with np.errstate(all="ignore"):
+        largest = np.max(np.abs(x), axis=axes, keepdims=True, initial=0.0)
+        d = x
+        for _ in range(2 if centred else 0):  # the second time takes out the rounding of the mean
+            d = d - np.mean(d, axis=axes, keepdims=True)
+        moment = np.mean(d * d, axis=axes, keepdims=True)
+        return d / np.sqrt(moment + eps), n, largest, moment
+
+
+def compare(y: np.ndarray, oracle: np.ndarray, bound, rows: Rows, overflow: float = np.inf) -> Measure:
+    """Largest |y - oracle| / bound over the elements where the oracle is a number of the result's range.
+
+    Elements beyond `overflow`, rows with NaN or Inf in them, and rows whose variance and eps are both 0 (0/0
+    by the formula) are left out.
+    """
+    with np.errstate(all="ignore"):
+        error = np.abs(y - oracle)
+        judged = np.isfinite(oracle) & (np.abs(oracle) <= overflow)
+        judged &= np.isfinite(rows.largest) & (rows.variance + rows.eps > 0)
+        bound = np.broadcast_to(np.asarray(bound, np.float64), error.shape)
+        ratio = np.where(np.isnan(error), np.inf, error / np.maximum(bound, np.finfo(float).tiny))
+        ratio = np.where(judged, ratio, 0.0)
+    if not ratio.size:
+        return Measure()
+    worst = np.unravel_index(np.argmax(ratio), ratio.shape)
+    return Measure(
+        float(error[worst]) if judged[worst] else 0.0,
+        float(bound[worst]),
+        float(ratio[worst]),
+        _points(rows.conditioning, ratio),
+    )
+
+
+def worst(measures: Iterable[Measure]) -> Measure:
+    """The measure of largest ratio, with the points of all."""
+    measures = list(measures)
+    found = max(measures, key=lambda m: m.ratio, default=Measure())
+    points = [point for m in measures for point in m.points][:_MOST_POINTS]
+    return replace(found, points=points)
+
+
+def _points(conditioning: np.ndarray, ratio: np.ndarray, most: int = 24) -> list[tuple[float, float]]:
+    """The worst ratio of each row with the conditioning of the row, thinned to the worst of neighbours."""
+    conditioning = conditioning.reshape((1,) * (ratio.ndim - conditioning.ndim) + conditioning.shape)
+    within = tuple(axis for axis in range(ratio.ndim) if conditioning.shape[axis] == 1)
+    highest = np.max(ratio, axis=within, keepdims=True).ravel()
+    order = np.argsort(conditioning, axis=None)
+    points = []
+    for group in np.array_split(order, min(most, order.size)):
+        index = group[np.argmax(highest[group])]
+        if np.isfinite(conditioning.ravel()[index]):
+            points.append((float(conditioning.ravel()[index]), float(highest[index])))
+    return points
+
+
+def _ulp(y: np.ndarray, dtype: int, array: np.dtype) -> np.ndarray:
+    if dtype == TensorProto.BFLOAT16:  # arrives widened
+        return np.abs(y) * 2.0**-7 + 2.0**-133
+    kind = array if array.kind == "f" else np.dtype(np.float32)
+    with np.errstate(all="ignore"):
+        return np.abs(np.spacing(np.abs(y).astype(kind))).astype(np.float64)
+
+
+def _largest(dtype: np.dtype) -> float:
+    return float(np.finfo(dtype).max) if dtype.kind == "f" else np.inf
+
+
+def type_name(dtype: int) -> str:
+    """float32 for TensorProto.FLOAT and so on."""
+    return helper.tensor_dtype_to_np_dtype(dtype).name if dtype else "unknown"

@@ -1,0 +1,120 @@
+"""What is wrong with a norm, or likely to go wrong, without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isnan
+
+import onnx
+from onnx import TensorProto, helper
+
+from . import runtime
+from .graph import attribute, opset_versions
+from .judge import type_name
+from .patterns import Norm
+from .report import Finding
+
+
+def lint_model(model: onnx.ModelProto) -> Iterator[Finding]:
+    """Findings about the file as a whole."""
+    opset = opset_versions(model).get("", 0)
+    if opset and not runtime.loads(opset, 8):
+        yield Finding("warning", "opset", f"opset {opset} is newer than the installed onnxruntime takes")
+    if not runtime.loads(17, model.ir_version):
+        yield Finding("warning", "ir", f"IR {model.ir_version} is not one the installed onnxruntime takes")
+
+
+def lint_norm(norm: Norm) -> Iterator[Finding]:
+    """Findings about one norm or near miss."""
+
+    def finding(level: str, code: str, message: str) -> Finding:
+        return Finding(level, code, message, norm.name)
+
+    if norm.near_miss:
+        yield finding("warning", "near-miss", f"looks like a layer norm, but {norm.near_miss}")
+    yield from _epsilon(norm, finding)
+    yield from _shapes(norm, finding)
+    node = norm.nodes[0]
+    stash = (
+        attribute(node, "stash_type", TensorProto.FLOAT) if norm.form != "decomposed" else TensorProto.FLOAT
+    )
+    if stash != TensorProto.FLOAT:
+        name = type_name(stash) if stash in helper.get_all_tensor_dtypes() else stash
+        yield finding("warning", "stash-type", f"stash_type {name}: runtimes support float32 alone")
+    trap = trap_of(norm)
+    if trap and runtime.miscomputes(trap):
+        yield finding(
+            "warning", "miscomputed", f"the installed onnxruntime gets this wrong: {runtime.TRAPS[trap]}"
+        )
+
+
+def _epsilon(norm: Norm, finding) -> Iterator[Finding]:
+    if isnan(norm.eps):
+        yield finding("error", "eps-nan", "eps is NaN: every result will be NaN")
+    elif norm.eps < 0:
+        yield finding("error", "eps-negative", f"eps is {norm.eps:g}: rows of small variance give NaN")
+    elif norm.floor > 0:
+        return
+    elif norm.eps == 0:
+        yield finding(
+            "error", "eps-zero", f"eps is 0 as stored ({type_name(norm.eps_dtype)}): constant rows give NaN"
+        )
+
+
+def _shapes(norm: Norm, finding) -> Iterator[Finding]:
+    node, scope = norm.nodes[0], norm.scope
+    shape = scope.shape(norm.x)
+    if shape is None or norm.form in ("decomposed", "EmbedLayerNormalization"):
+        return
+    rank = len(shape)
+    if norm.formula in ("layer", "rms") and not norm.form.startswith("Skip"):
+        axis = attribute(node, "axis", -1)
+        if not -rank <= axis < rank:
+            yield finding("error", "axis", f"axis {axis} is out of range for an input of {rank} dimensions")
+            return
+    if norm.formula in ("group", "instance") and rank < 3:
+        yield finding("error", "axis", f"an input of {rank} dimensions has no axes after batch and channels")
+        return
+    for slot in ("scale", "bias"):
+        given = scope.shape(getattr(norm, slot)) if getattr(norm, slot) else None
+        if given is None:
+            continue
+        if norm.formula in ("group", "instance"):
+            allowed = {shape[1], attribute(node, "num_groups", 0)} if norm.formula == "group" else {shape[1]}
+            fits = len(given) == 1 and (given[0] is None or None in allowed or given[0] in allowed)
+        else:
+            fits = len(given) <= rank and all(
+                a is None or b is None or a in (1, b)
+                for a, b in zip(reversed(given), reversed(shape), strict=False)
+            )
+        if not fits:
+            sizes = ["?" if size is None else size for size in shape]
+            yield finding(
+                "error", f"{slot}-shape", f"{slot} of shape {list(given)} does not broadcast to {sizes}"
+            )
+
+
+def trap_of(norm: Norm) -> str:
+    """Which of the graph shapes that optimisers get wrong this is, empty for none."""
+    if norm.form == "LayerNormalization":
+        producer = norm.scope.producer(norm.x)
+        scale = norm.scope.shape(norm.scale)
+        several = norm.axes is not None and len(norm.axes) > 1
+        if (
+            producer is not None
+            and producer.op_type == "Add"
+            and several
+            and scale is not None
+            and len(scale) == 1
+        ):
+            return "skip-axis"
+        return ""
+    # the fusion wants a power, and a scale as long as the row
+    if norm.form != "decomposed" or not norm.scale or not any(n.op_type == "Pow" for n in norm.nodes):
+        return ""
+    if "exponent" in norm.near_miss:
+        return "exponent"
+    if "keepdims" in norm.near_miss:
+        return "keepdims"
+    # where eps is what the optimiser puts in its place, nothing changes
+    return "eps-first" if norm.eps_first and abs(norm.eps - 1e-5) > 1e-9 else ""

@@ -1,0 +1,220 @@
+"""What the validator found: plain data, its JSON, its exit code and its table for the terminal."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = 1
+VERDICTS = ("ok", "risky", "inaccurate", "wrong", "not exercised")
+SOUND, UNSOUND, CANNOT, REFUSED = 0, 1, 2, 3
+
+
+@dataclass
+class Finding:
+    """Something the graph shows without being run, or a fact about the runtime.
+
+    Attributes
+    ----------
+    level : {"error", "warning", "note"}
+    code : str
+        Short and stable, such as "eps-zero"; docs/validator.md lists them.
+    message : str
+    norm : str
+        Name of the norm it is about, empty for the file or the runtime.
+    """
+
+    level: str
+    code: str
+    message: str
+    norm: str = ""
+
+
+@dataclass
+class NormReport:
+    """One norm and what became of it. Fields up to `near_miss` are those of `patterns.Norm`.
+
+    Attributes
+    ----------
+    verdict : {"ok", "risky", "inaccurate", "wrong", "not exercised"}
+    blame : {"", "file", "kernel", "optimiser", "runtime"}
+    detail : str
+        One sentence for people.
+    error, bound : float or None
+        Largest error against float64 where it is largest relative to its bound, and that bound.
+    conditioning : float or None
+        Largest max|x| / sqrt(var + eps) of a row seen in the run.
+    became : str
+        What the optimiser made of it, as operator names.
+    risks : list of str
+        Stress families that failed.
+    points : list of [float, float, str]
+        Conditioning and error/bound of tapped and stressed rows, and where they come from, for the plot.
+    """
+
+    name: str
+    scope: str
+    form: str
+    formula: str
+    variance: str
+    axes: list[int] | None
+    eps: float
+    eps_dtype: str
+    scale: str
+    bias: str
+    compute_dtype: str
+    near_miss: str = ""
+    verdict: str = "not exercised"
+    blame: str = ""
+    detail: str = ""
+    error: float | None = None
+    bound: float | None = None
+    conditioning: float | None = None
+    became: str = ""
+    risks: list[str] = field(default_factory=list)
+    points: list[list[Any]] = field(default_factory=list)
+
+
+@dataclass
+class ValidationReport:
+    """All that is known about one file.
+
+    Attributes
+    ----------
+    path : str
+    norms : list of NormReport
+    findings : list of Finding
+    problem : str
+        Why the file could not be (wholly) validated, empty when it could.
+    refused : bool
+        Whether the problem is one of safety.
+    versions : dict of str to str
+        Of onnx and onnxruntime.
+    fixed : list of str
+        What `--fix` did, one sentence per norm.
+    """
+
+    path: str
+    norms: list[NormReport] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    problem: str = ""
+    refused: bool = False
+    versions: dict[str, str] = field(default_factory=dict)
+    fixed: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every norm was found sound."""
+        return self.exit_code() == SOUND
+
+    def exit_code(self, *, strict: bool = False, require_norm: bool = False) -> int:
+        """3 refused, 1 unsound, 2 cannot validate, 0 sound; the first that applies, in this order."""
+        bad_verdicts = {"wrong", "inaccurate"} | ({"risky"} if strict else set())
+        bad_levels = {"error"} | ({"warning"} if strict else set())
+        if self.refused:
+            return REFUSED
+        if any(n.verdict in bad_verdicts for n in self.norms) or any(
+            f.level in bad_levels for f in self.findings
+        ):
+            return UNSOUND
+        if self.problem or (require_norm and not any(not n.near_miss for n in self.norms)):
+            return CANNOT
+        return SOUND
+
+    def summary(self) -> str:
+        """The result in one sentence."""
+        norms = [n for n in self.norms if not n.near_miss]
+        if not self.norms and not self.problem:
+            return "no layer norm in this file"
+        counts = {verdict: sum(n.verdict == verdict for n in self.norms) for verdict in VERDICTS}
+        near = len(self.norms) - len(norms)
+        parts = [f"{count} {verdict}" for verdict, count in counts.items() if count]
+        text = f"{len(norms)} layer norm{'s' * (len(norms) != 1)}"
+        text += f" and {near} near miss{'es' * (near != 1)}" if near else ""
+        return f"{text}: {', '.join(parts)}" if parts else text
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ValidationReport:
+        """The inverse of `dataclasses.asdict`."""
+        norms = [NormReport(**norm) for norm in data["norms"]]
+        return cls(**{**data, "norms": norms, "findings": [Finding(**f) for f in data["findings"]]})
+
+    def to_json(self) -> str:
+        """The report as JSON (schema: docs/validator.md); NaN and infinities are written as strings."""
+        data = {"schema": SCHEMA, "exit_code": self.exit_code(), "summary": self.summary(), **asdict(self)}
+        return json.dumps(_finite(data), indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and value - value != 0:
+        return repr(value)
+    return value
+
+
+def plain(text: str) -> str:
+    """`text` without anything a terminal could take for a command: controls, and marks that turn writing."""
+    return "".join(
+        c
+        if c.isprintable() and unicodedata.category(c) not in ("Cf", "Co", "Cn", "Cs")
+        else "\N{REPLACEMENT CHARACTER}"
+        for c in text
+    )
+
+
+_COLOURS = {
+    "ok": "green",
+    "risky": "yellow",
+    "inaccurate": "red",
+    "wrong": "bold red",
+    "not exercised": "dim",
+}
+
+
+def show(report: ValidationReport, console) -> None:
+    """Print the report on a rich console."""
+    from rich.table import Table
+    from rich.text import Text
+
+    def text(value: object, style: str = "") -> Text:
+        return Text(plain(str(value)), style=style)
+
+    if report.norms:
+        table = Table(title=text(report.path), title_justify="left", pad_edge=False)
+        for heading in ("norm", "what", "axes", "eps", "error", "bound", "verdict"):
+            table.add_column(heading, overflow="fold")
+        for norm in report.norms:
+            scale, bias = ("·scale" if norm.scale else ""), ("+bias" if norm.bias else "")
+            table.add_row(
+                text(f"{norm.name} ({norm.scope})" if norm.scope else norm.name),
+                text(
+                    f"{norm.formula}{scale}{bias}, {norm.variance}, {norm.compute_dtype}"
+                    + (", near miss" if norm.near_miss else "")
+                ),
+                text("all" if norm.axes is None else ",".join(map(str, norm.axes))),
+                text(f"{norm.eps:.7g}"),
+                text("" if norm.error is None else f"{norm.error:.0e}"),
+                text("" if norm.bound is None else f"{norm.bound:.0e}"),
+                text(
+                    f"{norm.verdict} ({norm.blame})" if norm.blame else norm.verdict, _COLOURS[norm.verdict]
+                ),
+            )
+        console.print(table)
+    for norm in report.norms:
+        if norm.detail:
+            console.print(text(f"{norm.name}: {norm.detail}", _COLOURS[norm.verdict]))
+    for finding in report.findings:
+        style = {"error": "red", "warning": "yellow", "note": "dim"}[finding.level]
+        about = f"{finding.norm}: " if finding.norm else ""
+        console.print(text(f"{finding.level}[{finding.code}] {about}{finding.message}", style))
+    for line in report.fixed:
+        console.print(text(line))
+    if report.problem:
+        word = "refused" if report.refused else "cannot validate"
+        console.print(text(f"{word}: {report.problem}", "bold red"))
+    console.print(text(report.summary()))

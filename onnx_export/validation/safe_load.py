@@ -1,0 +1,385 @@
+"""Read an ONNX file from a stranger.
+
+The file is parsed without its external data, measured, and only then completed with the external tensors,
+each from a file that has been checked. Nothing here executes the model.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, helper
+
+
+class Refused(ValueError):
+    """The file asks for something that is not safe to do."""
+
+
+class Unreadable(ValueError):
+    """The file is not an ONNX model that makes sense."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Caps on what a file may ask for; more is `Refused`.
+
+    Attributes
+    ----------
+    file_bytes : int
+        Size of the model file.
+    tensor_bytes : int
+        Declared size of all tensors together. The default is what one protobuf message can carry, because
+        the runtime is handed the whole model as one.
+    nodes : int
+        Nodes in all graphs, with every local function call written out.
+    depth : int
+        Nesting of subgraphs, and of function calls.
+    """
+
+    file_bytes: int = 2**31 - 1
+    tensor_bytes: int = 2**31 - 2**20
+    nodes: int = 200_000
+    depth: int = 16
+
+
+def load(
+    path: str | os.PathLike,
+    *,
+    external_data: bool = False,
+    data_root: str | os.PathLike | None = None,
+    limits: Limits | None = None,
+) -> onnx.ModelProto:
+    """Read, measure and check a model file.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    external_data : bool
+        Allow tensors in other files. Only regular files with one link, whose real path lies inside the
+        model's folder, are read.
+    data_root : path, optional
+        The folder that external files must lie in, in place of the model's own: for caches built of
+        symbolic links.
+    limits : Limits, optional
+        Caps on sizes.
+
+    Returns
+    -------
+    onnx.ModelProto
+        The model with all its tensors in memory.
+
+    Raises
+    ------
+    Refused
+        If the file is too large or too deep, or asks for external data that is not allowed.
+    Unreadable
+        If it cannot be read, is not ONNX, or contradicts itself.
+    """
+    limits = limits or Limits()
+    model = parse(read(path, limits), limits)
+    problem = contradiction(model)
+    if problem:
+        raise Unreadable(f"{Path(path).name}: {problem}")
+    folder = Path(path).parent
+    attach_external_data(model, folder, (data_root or folder) if external_data else None)
+    return model
+
+
+def read(path: str | os.PathLike, limits: Limits) -> bytes:
+    """The bytes of a regular file within the limits."""
+    try:
+        file, status = _open(path)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise Unreadable(f"cannot open the model: {getattr(error, 'strerror', None) or error}") from error
+    with file:
+        if status.st_size > limits.file_bytes:
+            raise Refused(f"the file has {status.st_size} bytes, the limit is {limits.file_bytes}")
+        return file.read(limits.file_bytes)
+
+
+def _open(path: str | os.PathLike, flags: int = 0) -> tuple[BinaryIO, os.stat_result]:
+    """Open a regular file, without waiting for a pipe; an OSError for anything else."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return open(descriptor, "rb"), status
+
+
+def parse(data: bytes, limits: Limits) -> onnx.ModelProto:
+    """Parse and measure, without external data."""
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as error:
+        raise Unreadable("not an ONNX file: it does not parse as a protobuf message") from error
+    if not model.HasField("graph") or not model.opset_import:
+        raise Unreadable("not an ONNX model: it has no graph or names no opset")
+    _check_size(model, limits)
+    _check_tensors(model, limits)
+    return model
+
+
+# ------------------------------------------------------------------------------------- graphs and functions
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """The graphs a node holds, with the name of the attribute each lies under."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.name, attribute.g
+        for index, graph in enumerate(attribute.graphs):
+            yield f"{attribute.name}[{index}]", graph
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """`graph` and every graph inside it."""
+    pending = [graph]
+    while pending:
+        graph = pending.pop()
+        yield graph
+        pending += [inner for node in graph.node for _, inner in subgraphs(node)]
+
+
+def model_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The main graph and every subgraph, those inside local functions included."""
+    yield from all_graphs(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            for _, inner in subgraphs(node):
+                yield from all_graphs(inner)
+
+
+def model_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node of the model, subgraphs and local functions included."""
+    for graph in model_graphs(model):
+        yield from graph.node
+    for function in model.functions:
+        yield from function.node
+
+
+def _check_size(model: onnx.ModelProto, limits: Limits) -> None:
+    """Count nodes as if every function call were written out: a few nested calls can stand for millions."""
+    functions = {(f.domain, f.name): f for f in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+    open_calls: list[tuple[str, str]] = []
+
+    def size(nodes, depth: int) -> int:
+        if depth > limits.depth:
+            raise Refused(f"graphs are nested more than {limits.depth} deep")
+        total = len(nodes)
+        for node in nodes:
+            total += sum(size(graph.node, depth + 1) for _, graph in subgraphs(node))
+            called = (node.domain, node.op_type)
+            if called in functions:
+                total += function_size(called)
+            if total > limits.nodes:
+                raise Refused(f"the model has more than {limits.nodes} nodes")
+        return total
+
+    def function_size(name: tuple[str, str]) -> int:
+        if name in open_calls:
+            raise Refused(f"the local function {name[1]} calls itself")
+        if len(open_calls) >= limits.depth:
+            raise Refused(f"function calls are nested more than {limits.depth} deep")
+        if name not in sizes:
+            open_calls.append(name)
+            sizes[name] = size(functions[name].node, 0)
+            open_calls.pop()
+        return sizes[name]
+
+    size(model.graph.node, 0)
+    for name in functions:
+        function_size(name)
+
+
+def contradiction(model: onnx.ModelProto) -> str | None:
+    """What makes the graph meaningless (an undefined or doubly defined name), or None."""
+    for graph, outer in _scopes(model.graph, frozenset()):
+        defined = {value.name for value in (*graph.input, *graph.initializer)}
+        defined |= {sparse.values.name for sparse in graph.sparse_initializer}
+        problem = _undefined(graph.node, defined, outer) or next(
+            (f"output {v.name!r} is never computed" for v in graph.output if v.name not in defined | outer),
+            None,
+        )
+        if problem:
+            return problem
+    for function in model.functions:
+        problem = _undefined(function.node, set(function.input), frozenset())
+        if problem:
+            return f"in function {function.name}: {problem}"
+    return None
+
+
+def _scopes(graph: onnx.GraphProto, outer: frozenset[str]):
+    """Each graph with the names it may use from outside (order within the outer graph is not checked)."""
+    yield graph, outer
+    visible = outer | {value.name for value in (*graph.input, *graph.initializer)}
+    visible |= {name for node in graph.node for name in node.output}
+    for node in graph.node:
+        for _, inner in subgraphs(node):
+            yield from _scopes(inner, visible)
+
+
+def _undefined(nodes, defined: set[str], outer: frozenset[str]) -> str | None:
+    for node in nodes:
+        for name in node.input:
+            if name and name not in defined and name not in outer:
+                return f"{node.op_type} uses {name!r}, which nothing before it defines"
+        for name in node.output:
+            if name and name in defined:
+                return f"{name!r} is defined twice"
+            defined.add(name)
+    return None
+
+
+# ------------------------------------------------------------------------------------------------- tensors
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    for graph in model_graphs(model):
+        yield from graph.initializer
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+    attributes = [a for node in model_nodes(model) for a in node.attribute]
+    attributes += [a for function in model.functions for a in function.attribute_proto]
+    for attribute in attributes:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        sparse_tensors = list(attribute.sparse_tensors)
+        if attribute.HasField("sparse_tensor"):
+            sparse_tensors.append(attribute.sparse_tensor)
+        for sparse in sparse_tensors:
+            yield from (sparse.values, sparse.indices)
+
+
+def _byte_size(tensor: onnx.TensorProto) -> int:
+    """Bytes the shape and type of a tensor ask for."""
+    count = prod(tensor.dims)
+    if tensor.data_type == TensorProto.STRING:
+        return count
+    bits = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
+    bits |= {getattr(TensorProto, name): 2 for name in ("INT2", "UINT2") if hasattr(TensorProto, name)}
+    if tensor.data_type in bits:
+        return (count * bits[tensor.data_type] + 7) // 8
+    try:
+        return count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    except KeyError:
+        raise Unreadable(f"tensor {tensor.name!r} has the unknown type {tensor.data_type}") from None
+
+
+def _check_tensors(model: onnx.ModelProto, limits: Limits) -> None:
+    total = 0
+    for tensor in _tensors(model):
+        if any(size < 0 for size in tensor.dims) or len(tensor.dims) > 64:
+            raise Unreadable(f"tensor {tensor.name!r} has the shape {list(tensor.dims)[:65]}")
+        wanted = _byte_size(tensor)
+        total += wanted
+        if total > limits.tensor_bytes:
+            raise Refused(f"the tensors declare more than {limits.tensor_bytes} bytes")
+        if tensor.data_location != TensorProto.EXTERNAL and _stored_size(tensor) != wanted:
+            raise Unreadable(
+                f"tensor {tensor.name!r}: shape {list(tensor.dims)} wants {wanted} bytes, "
+                f"{_stored_size(tensor)} are stored"
+            )
+    for graph in model_graphs(model):
+        for sparse in graph.sparse_initializer:
+            if prod(sparse.dims) * 8 > limits.tensor_bytes or any(size < 0 for size in sparse.dims):
+                raise Refused(f"the sparse tensor {sparse.values.name!r} is too large when written out")
+
+
+def _stored_size(tensor: onnx.TensorProto) -> int:
+    if tensor.HasField("raw_data"):
+        return len(tensor.raw_data)
+    stored = len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type)))
+    if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
+        stored //= 2
+    count = prod(tensor.dims)
+    # packed 2- and 4-bit types store several elements in one entry
+    per_entry = {TensorProto.INT4: 2, TensorProto.UINT4: 2, TensorProto.FLOAT4E2M1: 2}.get(
+        tensor.data_type, 1
+    )
+    expected = -(-count // per_entry)
+    return _byte_size(tensor) if stored == expected else stored * _byte_size(tensor) // max(count, 1)
+
+
+def attach_external_data(model: onnx.ModelProto, folder: Path, root: str | os.PathLike | None) -> None:
+    """Read the external tensors.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Completed in place.
+    folder : Path
+        Where locations start: the folder of the model.
+    root : path or None
+        Where the files must really lie. None allows no external tensors.
+    """
+    outside = [tensor for tensor in _tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
+    if outside and root is None:
+        raise Refused(
+            f"{len(outside)} tensors lie in other files ({outside[0].name!r} for one); "
+            "--external-data allows that"
+        )
+    for tensor in outside:
+        tensor.raw_data = _read_external(tensor, folder, os.path.realpath(root))
+        tensor.ClearField("external_data")
+        tensor.data_location = TensorProto.DEFAULT
+
+
+def _read_external(tensor: onnx.TensorProto, folder: Path, root: str) -> bytes:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    name = f"external data of {tensor.name!r}"
+    parts = PurePosixPath(location).parts
+    if not location or location.startswith("/") or ".." in parts or "\\" in location or "\0" in location:
+        raise Refused(f"{name}: the location {location!r} is not a plain relative path")
+    if set(entries) - {"location", "offset", "length", "checksum", "basepath"}:
+        raise Refused(f"{name}: unknown keys {sorted(entries)}")
+    offset, length = _number(entries, "offset", name), _number(entries, "length", name)
+
+    wanted = _byte_size(tensor)
+    if length is not None and length != wanted:
+        raise Refused(f"{name}: length {length}, but shape {list(tensor.dims)} wants {wanted} bytes")
+    real = os.path.realpath(os.path.join(folder, location))
+    if os.path.commonpath([root, real]) != root:
+        raise Refused(f"{name}: {location!r} leads out of the folder of the model (see --data-root)")
+    try:
+        file, status = _open(real, os.O_NOFOLLOW)
+    except OSError as error:
+        unsafe = error.errno in (errno.EINVAL, errno.ELOOP)  # no regular file, or a link put there just now
+        kind = Refused if unsafe else Unreadable
+        raise kind(f"{name}: cannot open {location!r}: {error.strerror}") from error
+    with file:
+        if status.st_nlink != 1:  # a second name may lie anywhere
+            raise Refused(f"{name}: {location!r} is a hard link")
+        if (offset or 0) + wanted > status.st_size or (
+            length is None and (offset or 0) + wanted != status.st_size
+        ):
+            raise Refused(
+                f"{name}: {wanted} bytes from {offset or 0} do not fit "
+                f"the {status.st_size} bytes of {location!r}"
+            )
+        file.seek(offset or 0)
+        return file.read(wanted)
+
+
+def _number(entries: dict[str, str], key: str, name: str) -> int | None:
+    if key not in entries:
+        return None
+    # isdecimal alone admits other scripts' digits; the length keeps int() quick
+    if not (entries[key].isascii() and entries[key].isdecimal() and len(entries[key]) < 20):
+        raise Refused(f"{name}: {key} {entries[key][:40]!r} is not a whole number")
+    return int(entries[key])

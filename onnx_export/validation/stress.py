@@ -1,0 +1,154 @@
+"""Rows that break weak norms, and the piece of a model they are fed to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from .judge import Rows
+from .patterns import Norm
+
+# What makes a family of rows hard, and so what a model's own rows are compared with.
+CONDITIONING, MAGNITUDE, SPREAD = "conditioning", "magnitude", "spread"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows of one kind.
+
+    Attributes
+    ----------
+    family : str
+    hard_by : str
+        CONDITIONING (max|x| / sqrt(var + eps)), MAGNITUDE (max|x|) or SPREAD (smallest std of a row).
+    rows : ndarray [rows, n]
+    """
+
+    family: str
+    hard_by: str
+    rows: np.ndarray
+
+
+def cases(rows: int, n: int, dtype: np.dtype, eps: float, seed: int) -> Iterator[Case]:
+    """Every family of hard rows for a norm over n elements.
+
+    Parameters
+    ----------
+    rows, n : int
+        Shape of each case.
+    dtype : dtype
+        Of the norm's input; values that would overflow it are left out.
+    eps : float
+        Of the norm; one family varies at its scale.
+    seed : int
+        Seed of the generator.
+    """
+    rng = np.random.default_rng(seed)
+    noise = rng.normal(size=(rows, n))
+    half = dtype.itemsize == 2
+    tiny_scales = (1e-4, 1e-7) if half else (1e-6, 1e-20, 1e-38)
+    huge_scales = (300.0, 7500.0) if half else (1e10, 1e18, 1e25, 3e37)
+    if dtype == np.float64:
+        tiny_scales, huge_scales = (*tiny_scales, 1e-300), (*huge_scales, 1e150, 1e300)
+
+    def case(family: str, hard_by: str, values: np.ndarray) -> Case:
+        with np.errstate(all="ignore"):
+            return Case(family, hard_by, values.astype(dtype))
+
+    for mean in (1e2, 1e3) if half else (1e2, 1e3, 1e4, 1e6):
+        yield case("large mean", CONDITIONING, mean + noise)
+    for level in (0.0, 1.0, -3.5, 1e4):
+        yield case("constant rows", CONDITIONING, np.full((rows, n), level))
+    for level in (0.0, 1.0):
+        yield case("near-constant rows", SPREAD, level + np.sqrt(max(eps, 1e-12)) * noise)
+    for scale in tiny_scales:
+        yield case("tiny values", SPREAD, scale * noise)
+    for scale in huge_scales:
+        limit = float(np.finfo(dtype).max) if dtype.kind == "f" else 3e38
+        yield case(
+            "float16 edge" if half else "huge values", MAGNITUDE, np.clip(scale * noise, -limit, limit)
+        )
+    outlier = noise.copy()
+    outlier[:, n // 2] = 1e4
+    yield case("one-hot outlier", CONDITIONING, outlier)
+    outlier = np.zeros((rows, n))
+    outlier[:, 0] = 1.0
+    yield case("one-hot outlier", CONDITIONING, outlier)
+    if rows > 1:
+        for poison in (np.nan, np.inf):
+            spoiled = noise.copy()
+            spoiled[0, n // 2] = poison
+            yield case("NaN or Inf in another row", CONDITIONING, spoiled)
+
+
+def hardness(rows: Iterable[Rows]) -> dict[str, float]:
+    """How hard rows are, by each of the measures that the families name."""
+    rows = list(rows)
+    with np.errstate(all="ignore"):
+        return {
+            CONDITIONING: max(float(np.nanmax(r.conditioning, initial=0.0)) for r in rows),
+            MAGNITUDE: max(float(np.nanmax(r.largest, initial=0.0)) for r in rows),
+            SPREAD: min(float(np.sqrt(np.nanmin(r.variance, initial=np.inf))) for r in rows),
+        }
+
+
+def layout(norm: Norm, shape: tuple[int, ...]) -> tuple[int, int]:
+    """(rows, n) of a norm's input of this shape."""
+    size = int(np.prod(shape))
+    n = int(np.prod([shape[axis] for axis in _axes(norm, shape)]))
+    if norm.formula == "group":
+        n = size // max(1, shape[0] * _groups(norm))
+    return (size // n if n else 0), n
+
+
+def arrange(norm: Norm, rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """[rows, n] laid out as the norm's input of this shape."""
+    if norm.formula in ("group", "instance"):
+        return rows.reshape(shape)
+    axes = _axes(norm, shape)
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    ordered = rows.reshape([shape[axis] for axis in (*kept, *axes)])
+    return np.ascontiguousarray(np.moveaxis(ordered, range(len(shape)), (*kept, *axes)))
+
+
+def _axes(norm: Norm, shape: tuple[int, ...]) -> list[int]:
+    axes = range(len(shape)) if norm.axes is None else norm.axes
+    return sorted(axis % len(shape) for axis in axes)
+
+
+def _groups(norm: Norm) -> int:
+    return next((a.i for a in norm.nodes[0].attribute if a.name == "num_groups"), 1)
+
+
+def bare(norm: Norm, rows: int, n: int, dtype: int) -> onnx.ModelProto:
+    """The runtime's own operator on the same rows: a plain LayerNormalization, or its RMS form."""
+    op = "SimplifiedLayerNormalization" if norm.formula == "rms" else "LayerNormalization"
+    scale = helper.make_tensor("scale", dtype, [n], np.ones(n))
+    node = helper.make_node(op, ["x", "scale"], ["y"], axis=-1, epsilon=norm.eps, stash_type=1)
+    graph = helper.make_graph(
+        [node],
+        "bare",
+        [helper.make_tensor_value_info("x", dtype, [rows, n])],
+        [helper.make_tensor_value_info("y", dtype, [rows, n])],
+        [scale],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def producers(norm: Norm) -> list[onnx.NodeProto]:
+    """The additions that make the norm's input: optimisers fuse them with the norm."""
+    found, names = [], [norm.x]
+    while names and len(found) < 3:
+        node = norm.scope.producer(names.pop(0))
+        if (
+            node is not None
+            and node.op_type == "Add"
+            and norm.scope.dtype(node.output[0]) != TensorProto.BFLOAT16
+        ):
+            found.append(node)
+            names += node.input
+    return found

@@ -1,0 +1,101 @@
+"""Make inner values of a model outputs of it, through any nesting of If, Loop and Scan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from .graph import Scope
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A value to expose.
+
+    Attributes
+    ----------
+    scope, value
+        Where it lies and its name.
+    copied : bool
+        Expose a copy. Inputs of a subgraph and values of outer graphs need one; in an optimised run a copy
+        would be one more node for the optimiser to see.
+    """
+
+    scope: Scope
+    value: str
+    copied: bool
+
+    @property
+    def levels(self) -> int:
+        """Leading dimensions the outer graphs add: one for each Loop or Scan round the value."""
+        return sum(kind in ("Loop", "Scan") for kind in self.scope.kinds)
+
+    @property
+    def obstacle(self) -> str:
+        """Why the value cannot be exposed, empty when it can."""
+        if self.scope.is_function:
+            return f"{self.scope.label} could not be inlined"
+        if set(self.scope.kinds) - {"If", "Loop", "Scan"}:
+            return f"values inside {self.scope.label} cannot be made outputs"
+        if "If" in self.scope.kinds and self.scope.dtype(self.value) == TensorProto.UNDEFINED:
+            return f"the type of {self.value!r} in {self.scope.label} is not known"
+        return ""
+
+
+def expose(model: onnx.ModelProto, taps: list[Tap]) -> tuple[onnx.ModelProto, list[str]]:
+    """A copy of `model` with `taps`, none of which has an obstacle, among its outputs; and their names there.
+
+    In an If, the branches that lack the value return an empty tensor; a Loop or Scan returns the values of
+    all iterations, stacked.
+    """
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(model)
+    return exposed, [_expose(exposed, tap, f"cnorm_tap_{index}") for index, tap in enumerate(taps)]
+
+
+def _expose(model: onnx.ModelProto, tap: Tap, unique: str) -> str:
+    levels = []
+    graph = model.graph
+    for first_output, attribute_name, _ in tap.scope.path:
+        node = next(n for n in graph.node if n.output and n.output[0] == first_output)
+        attribute = next(a for a in node.attribute if a.name == attribute_name)
+        levels.append((graph, node, attribute))
+        graph = attribute.g
+
+    name = tap.value
+    if tap.copied or (levels and any(value.name == name for value in graph.output)):
+        graph.node.append(helper.make_node("Identity", [name], [unique]))
+        name = unique
+    if levels or not any(value.name == name for value in graph.output):
+        graph.output.append(onnx.ValueInfoProto(name=name))
+
+    for depth, (outer, node, attribute) in reversed(list(enumerate(levels))):
+        name = f"{unique}_{depth}"
+        node.output.append(name)
+        outer.output.append(onnx.ValueInfoProto(name=name))
+        if node.op_type == "If":
+            _balance(node, attribute.name, tap, unique)
+        elif node.op_type == "Scan":
+            for key in ("scan_output_axes", "scan_output_directions"):
+                for candidate in node.attribute:
+                    if candidate.name == key:
+                        candidate.ints.append(0)
+    return name
+
+
+def _balance(node: onnx.NodeProto, taken: str, tap: Tap, unique: str) -> None:
+    """Give the other branch an empty output."""
+    shape = tap.scope.shape(tap.value)
+    empty = np.zeros(
+        [0] * (1 if shape is None else len(shape)),
+        helper.tensor_dtype_to_np_dtype(tap.scope.dtype(tap.value)),
+    )
+    for attribute in node.attribute:
+        if attribute.HasField("g") and attribute.name != taken:
+            name = f"{unique}_empty"
+            value = numpy_helper.from_array(empty, name)
+            attribute.g.node.append(helper.make_node("Constant", [], [name], value=value))
+            attribute.g.output.append(onnx.ValueInfoProto(name=name))

@@ -1,0 +1,143 @@
+/* What the tests of the C library share: a check that counts, exact random numbers, elements of any dtype, the loop
+ * over instruction sets. A test's main ends with `return check_result();`. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include "cnorm_rnn.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int check_failures;
+
+/* CHECK(condition, "what was being done, %d", ...) */
+#define CHECK(condition, ...)                                                      \
+    do {                                                                           \
+        if (!(condition) && ++check_failures <= 20) {                              \
+            fprintf(stderr, "%s:%d: not so: %s: ", __FILE__, __LINE__, #condition); \
+            fprintf(stderr, __VA_ARGS__);                                          \
+            fputc('\n', stderr);                                                   \
+        }                                                                          \
+    } while (0)
+
+static inline int check_result(void)
+{
+    if (check_failures) fprintf(stderr, "%d checks failed\n", check_failures);
+    return check_failures != 0;
+}
+
+/* for every instruction set this machine has, plainest first, with that one in use */
+#define FOR_EACH_ISA(isa)                                                                                   \
+    for (int isa = 0; isa < cnorm_isa_count() && cnorm_isa_use(cnorm_isa_name(isa)) == CNORM_OK; ++isa)
+
+/* ---- memory: zeroed, aligned to CNORM_ALIGN; a test that has no memory stops */
+
+static inline void *allocate(ptrdiff_t bytes)
+{
+    const size_t room = ((size_t)bytes / CNORM_ALIGN + 1) * CNORM_ALIGN;
+    void *p = aligned_alloc(CNORM_ALIGN, room);
+    if (!p) abort();
+    return memset(p, 0, room);
+}
+
+/* ---- random numbers from integers alone: the same on every machine */
+
+/* splitmix64 */
+static inline uint64_t random_bits(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* in [-1, 1), exact in float */
+static inline double uniform(uint64_t *state) { return (double)((int64_t)(random_bits(state) >> 40) - (1 << 23)) * 0x1p-23; }
+
+/* bell-shaped, mean 0 and standard deviation 1: the sum of twelve uniform numbers, exact in float */
+static inline double bell(uint64_t *state)
+{
+    int64_t sum = -6 * (1 << 20);
+    for (int i = 0; i < 4; ++i) {
+        const uint64_t bits = random_bits(state);
+        sum += (int64_t)((bits >> 44) + (bits >> 24 & 0xfffff) + (bits >> 4 & 0xfffff));
+    }
+    return (double)sum * 0x1p-20;
+}
+
+/* ---- elements of any dtype */
+
+static const cnorm_dtype dtypes[] = {CNORM_F32, CNORM_F64, CNORM_F16, CNORM_BF16};
+static const char *const dtype_names[] = {
+    [CNORM_F32] = "float32", [CNORM_F64] = "float64", [CNORM_F16] = "float16", [CNORM_BF16] = "bfloat16"};
+enum { DTYPES = sizeof dtypes / sizeof *dtypes };
+_Static_assert(DTYPES == (int)CNORM_DTYPES, "a new dtype belongs here");
+
+/* float16 and bfloat16 are storage; gain, bias, stats and sums are of the compute type */
+static inline cnorm_dtype compute_type(cnorm_dtype dtype) { return dtype == CNORM_F64 ? CNORM_F64 : CNORM_F32; }
+static inline ptrdiff_t size_of(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : dtype == CNORM_F32 ? 4 : 2; }
+
+static inline int fraction_bits(cnorm_dtype dtype)
+{
+    return dtype == CNORM_F64 ? 52 : dtype == CNORM_F32 ? 23 : dtype == CNORM_F16 ? 10 : 7;
+}
+static inline int exponent_bias(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 1023 : dtype == CNORM_F16 ? 15 : 127; }
+
+/* the unit roundoff, and the distance of subnormal numbers */
+static inline double roundoff(cnorm_dtype dtype) { return ldexp(1, -1 - fraction_bits(dtype)); }
+static inline double smallest(cnorm_dtype dtype) { return ldexp(1, 1 - exponent_bias(dtype) - fraction_bits(dtype)); }
+
+/* the 16-bit pattern of a number rounded to nearest even: its steps counted, so that a carry finds the next exponent */
+static inline uint16_t half_of(cnorm_dtype dtype, double value)
+{
+    const int fraction = fraction_bits(dtype), bias = exponent_bias(dtype), infinity = (2 * bias + 1) << fraction;
+    const int sign = signbit(value) ? 0x8000 : 0;
+    if (isnan(value)) return (uint16_t)(infinity | 1 << (fraction - 1));
+    int exponent = value == 0 || isinf(value) ? 1 - bias : ilogb(value);
+    if (exponent > bias || isinf(value)) return (uint16_t)(sign | infinity);
+    if (exponent < 1 - bias) exponent = 1 - bias;
+    const int steps = (int)nearbyint(ldexp(fabs(value), fraction - exponent));
+    return (uint16_t)(sign | (((exponent + bias - 1) << fraction) + steps));
+}
+
+static inline double half_value(cnorm_dtype dtype, uint16_t bits)
+{
+    const int fraction = fraction_bits(dtype), bias = exponent_bias(dtype), exponent = (bits & 0x7fff) >> fraction;
+    const int steps = bits & ((1 << fraction) - 1), implicit = exponent ? 1 << fraction : 0;
+    double value = ldexp(implicit + steps, (exponent ? exponent : 1) - bias - fraction);
+    if (exponent == 2 * bias + 1) value = steps ? (double)NAN : (double)INFINITY;
+    return bits & 0x8000 ? -value : value;
+}
+
+static inline double get(cnorm_dtype dtype, const void *buffer, ptrdiff_t i)
+{
+    if (dtype == CNORM_F64) return ((const double *)buffer)[i];
+    if (dtype == CNORM_F32) return (double)((const float *)buffer)[i];
+    return half_value(dtype, ((const uint16_t *)buffer)[i]);
+}
+
+static inline void put(cnorm_dtype dtype, void *buffer, ptrdiff_t i, double value)
+{
+    if (dtype == CNORM_F64) ((double *)buffer)[i] = value;
+    else if (dtype == CNORM_F32) ((float *)buffer)[i] = (float)value;
+    else ((uint16_t *)buffer)[i] = half_of(dtype, value);
+}
+
+/* payload and sign of NaN are not promised: write every one the same way */
+static inline void canonicalise(cnorm_dtype dtype, void *buffer, ptrdiff_t count)
+{
+    static const uint64_t nan64 = 0x7ff8000000000000u;
+    static const uint32_t nan32 = 0x7fc00000u;
+    const uint16_t nan16 = half_of(dtype, (double)NAN);
+    const int infinity = (2 * exponent_bias(dtype) + 1) << (fraction_bits(dtype) % 16);
+    for (ptrdiff_t i = 0; i < count; ++i) {
+        if (dtype == CNORM_F64 && isnan(((double *)buffer)[i])) memcpy((double *)buffer + i, &nan64, sizeof nan64);
+        if (dtype == CNORM_F32 && isnan(((float *)buffer)[i])) memcpy((float *)buffer + i, &nan32, sizeof nan32);
+        if (size_of(dtype) == 2 && (((uint16_t *)buffer)[i] & 0x7fff) > infinity) ((uint16_t *)buffer)[i] = nan16;
+    }
+}
+
+#endif

@@ -1,0 +1,230 @@
+/* The golden hashes: one file per operation and dtype, the same for every instruction set, compiler and machine.
+ *
+ *     golden DIRECTORY           every instruction set gives what the files say
+ *     golden --write DIRECTORY   write the files anew: a knowing change of results, to be told in the changelog
+ *
+ * A file names the kinds of input, so that a change shows where it is. Hashes are FNV-1a, 64 bits, over the results
+ * with every NaN written the same way.
+ */
+#include "network.h"
+#include "rows.h"
+
+static uint64_t hash_of(uint64_t hash, cnorm_dtype dtype, void *buffer, ptrdiff_t count)
+{
+    canonicalise(dtype, buffer, count);
+    for (ptrdiff_t i = 0; i < count * size_of(dtype); ++i) hash = (hash ^ ((unsigned char *)buffer)[i]) * 0x100000001b3u;
+    return hash;
+}
+static const uint64_t EMPTY = 0xcbf29ce484222325u;
+
+/* a JSON object in the making */
+typedef struct text {
+    char bytes[16384];
+    size_t length;
+} text;
+
+static void begin(text *t) { t->length = (size_t)snprintf(t->bytes, sizeof t->bytes, "{"); }
+static void add(text *t, const char *name, uint64_t hash)
+{
+    t->length += (size_t)snprintf(t->bytes + t->length, sizeof t->bytes - t->length, "%s\n  \"%s\": \"%016llx\"",
+                                  t->length == 1 ? "" : ",", name, (unsigned long long)hash);
+    if (t->length >= sizeof t->bytes) abort();
+}
+static void end(text *t) { t->length += (size_t)snprintf(t->bytes + t->length, sizeof t->bytes - t->length, "\n}\n"); }
+
+/* every tail of every vector width, and the folds at 8192 elements */
+static ptrdiff_t length_number(int i)
+{
+    static const ptrdiff_t long_ones[] = {96, 97, 127, 128, 129, 255, 256, 257, 1000, 1024, 8193};
+    if (i < 70) return i + 1;
+    return i - 70 < (int)(sizeof long_ones / sizeof *long_ones) ? long_ones[i - 70] : 0;
+}
+enum { ROWS = 3, LONGEST = 8193 };
+
+typedef struct buffers {
+    char x[ROWS * LONGEST * 8], y[ROWS * LONGEST * 8], dy[ROWS * LONGEST * 8], sum[ROWS * LONGEST * 8];
+    char gain[LONGEST * 8], bias[LONGEST * 8], stats[3 * 449 * 8], dgain[LONGEST * 8], dbias[LONGEST * 8], partials[2 * LONGEST * 8];
+} buffers;
+static _Alignas(CNORM_ALIGN) buffers b;
+
+static void fill_rows(row_kind kind, cnorm_dtype dtype, ptrdiff_t n, uint64_t *state)
+{
+    for (ptrdiff_t row = 0; row < ROWS; ++row) {
+        const int spares_this_row = (kind == ONE_NAN || kind == ONE_INFINITY) && row != 1;
+        fill_row(spares_this_row ? MEAN_0 : kind, dtype, n, b.x + row * n * size_of(dtype), state);
+    }
+    fill_row(MEAN_0, dtype, ROWS * n, b.dy, state);
+    fill_affine(dtype, n, b.gain, b.bias, state);
+}
+
+typedef enum operation { LAYER_NORM, RMS_NORM, ADD_LAYER_NORM } operation;
+
+static void hash_norm(operation op, cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, double eps, int gain, int bias, uint64_t *hash)
+{
+    const void *const g = gain ? b.gain : NULL, *const c = bias ? b.bias : NULL;
+    const cnorm_status status =
+        op == LAYER_NORM ? cnorm_layer_norm(dtype, rows, n, b.x, n, g, c, eps, b.y, n, b.stats)
+        : op == RMS_NORM ? cnorm_rms_norm(dtype, rows, n, b.x, n, g, eps, b.y, n, b.stats)
+                         : cnorm_add_layer_norm(dtype, rows, n, b.x, n, b.dy, n, g, c, eps, b.y, n, b.sum, n, b.stats);
+    CHECK(status == CNORM_OK, "n = %td", n);
+    *hash = hash_of(*hash, dtype, b.y, rows * n);
+    if (op == ADD_LAYER_NORM) *hash = hash_of(*hash, dtype, b.sum, rows * n);
+    *hash = hash_of(*hash, compute_type(dtype), b.stats, 3 * rows);
+}
+
+/* after hash_norm, whose statistics it takes */
+static void hash_backward(operation op, cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, int gain, uint64_t *hash)
+{
+    const void *const g = gain ? b.gain : NULL;
+    const cnorm_status status =
+        op == LAYER_NORM
+            ? cnorm_layer_norm_backward(dtype, rows, n, b.dy, n, b.x, n, g, b.stats, b.y, n, b.dgain, b.dbias, b.partials)
+            : cnorm_rms_norm_backward(dtype, rows, n, b.dy, n, b.x, n, g, b.stats, b.y, n, b.dgain, b.partials);
+    CHECK(status == CNORM_OK, "n = %td", n);
+    *hash = hash_of(*hash, dtype, b.y, rows * n);
+    *hash = hash_of(*hash, compute_type(dtype), b.dgain, n);
+    if (op == LAYER_NORM) *hash = hash_of(*hash, compute_type(dtype), b.dbias, n);
+}
+
+static void forward(operation op, cnorm_dtype dtype, text *out)
+{
+    for (row_kind kind = 0; kind < ROW_KINDS; ++kind) {
+        uint64_t hash = EMPTY, state = kind;
+        for (int i = 0, n; (n = (int)length_number(i)) != 0; ++i) {
+            fill_rows(kind, dtype, n, &state);
+            hash_norm(op, dtype, ROWS, n, i % 2 ? 1e-5 : 0, 1, op != RMS_NORM, &hash);
+            hash_norm(op, dtype, ROWS, n, i % 2 ? 0 : 1e-5, i & 1, op != RMS_NORM && i & 2, &hash);
+        }
+        add(out, row_names[kind], hash);
+    }
+}
+
+static void backward(operation op, cnorm_dtype dtype, text *out)
+{
+    uint64_t ignored = 0;
+    for (row_kind kind = 0; kind < ROW_KINDS; ++kind) {
+        uint64_t hash = EMPTY, state = kind;
+        for (int i = 0, n; (n = (int)length_number(i)) != 0; ++i) {
+            fill_rows(kind, dtype, n, &state);
+            hash_norm(op, dtype, ROWS, n, i % 2 ? 1e-5 : 0, 0, 0, &ignored);
+            hash_backward(op, dtype, ROWS, n, i % 3 != 0, &hash);
+        }
+        add(out, row_names[kind], hash);
+    }
+    static const int numbers_of_rows[] = {1, 63, 64, 65, 129, 449}; /* the tree over the blocks */
+    for (size_t i = 0; i < sizeof numbers_of_rows / sizeof *numbers_of_rows; ++i) {
+        const ptrdiff_t rows = numbers_of_rows[i], n = 37;
+        uint64_t hash = EMPTY, state = i;
+        fill_row(MEAN_1, dtype, rows * n, b.x, &state);
+        fill_row(MEAN_0, dtype, rows * n, b.dy, &state);
+        hash_norm(op, dtype, rows, n, 1e-5, 0, 0, &ignored);
+        hash_backward(op, dtype, rows, n, 0, &hash);
+        char name[32];
+        snprintf(name, sizeof name, "%td rows", rows);
+        add(out, name, hash);
+    }
+}
+
+static void layer_norm(cnorm_dtype dtype, text *out) { forward(LAYER_NORM, dtype, out); }
+static void rms_norm(cnorm_dtype dtype, text *out) { forward(RMS_NORM, dtype, out); }
+static void add_layer_norm(cnorm_dtype dtype, text *out) { forward(ADD_LAYER_NORM, dtype, out); }
+static void layer_norm_backward(cnorm_dtype dtype, text *out) { backward(LAYER_NORM, dtype, out); }
+static void rms_norm_backward(cnorm_dtype dtype, text *out) { backward(RMS_NORM, dtype, out); }
+
+static void elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *), text *out)
+{
+    static float x[520], y[520];
+    for (uint32_t exponent = 0; exponent < 512; exponent += 64) {
+        uint64_t hash = EMPTY;
+        for (uint32_t e = exponent; e < exponent + 64; ++e) {
+            uint32_t count = 0;
+            for (uint32_t m = 0; m < 1u << 23; m += 16381, ++count) { /* a prime: no round mantissas */
+                const uint32_t bits = e << 23 | m;
+                memcpy(&x[count], &bits, 4);
+            }
+            CHECK(f((ptrdiff_t)count, x, y) == CNORM_OK, "exponent %u", e);
+            hash = hash_of(hash, CNORM_F32, y, (ptrdiff_t)count);
+        }
+        char name[32];
+        snprintf(name, sizeof name, "bits from %08x", (unsigned)(exponent << 23));
+        add(out, name, hash);
+    }
+}
+static void sigmoid(cnorm_dtype dtype, text *out) { (void)dtype, elementwise(cnorm_sigmoid_f32, out); }
+static void hyperbolic_tangent(cnorm_dtype dtype, text *out) { (void)dtype, elementwise(cnorm_tanh_f32, out); }
+
+/* over some steps of their own trajectory */
+static void lstm_and_linear(cnorm_dtype dtype, text *out)
+{
+    (void)dtype;
+    static const int sizes[][3] = {{1, 1, 1}, {3, 2, 2}, {5, 15, 3}, {7, 16, 1}, {16, 17, 9}, {12, 64, 9}, {33, 100, 40}, {100, 130, 70}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
+        network net = network_random_of(sizes[i][0], sizes[i][1], sizes[i][2], allocate);
+        uint64_t state = i, hash = EMPTY;
+        static float x[20 * 100], y[20 * 70];
+        for (size_t j = 0; j < sizeof x / sizeof *x; ++j) x[j] = (float)bell(&state);
+        network_run(&net, 20, x, y);
+        hash = hash_of(hash, CNORM_F32, y, 20 * net.outputs);
+        hash = hash_of(hash, CNORM_F32, net.state, cnorm_state_floats(net.layers, NETWORK_LAYERS));
+        char name[64];
+        snprintf(name, sizeof name, "%td inputs, %td units, %td outputs", net.inputs, net.units, net.outputs);
+        add(out, name, hash);
+        network_free(&net);
+    }
+}
+
+static const struct {
+    const char *name;
+    void (*run)(cnorm_dtype dtype, text *out);
+    int dtypes; /* how many */
+} operations[] = {
+    {"layer_norm", layer_norm, CNORM_DTYPES},
+    {"add_layer_norm", add_layer_norm, CNORM_DTYPES},
+    {"rms_norm", rms_norm, CNORM_DTYPES},
+    {"layer_norm_backward", layer_norm_backward, CNORM_DTYPES},
+    {"rms_norm_backward", rms_norm_backward, CNORM_DTYPES},
+    {"sigmoid", sigmoid, 1},
+    {"tanh", hyperbolic_tangent, 1},
+    {"lstm", lstm_and_linear, 1},
+};
+
+/* compares one operation's hashes with its file on every instruction set, or writes the file */
+static int check_file(int write, const char *folder, size_t index, cnorm_dtype dtype)
+{
+    char path[1024];
+    static text got, wanted;
+    snprintf(path, sizeof path, "%s/%s.%s.json", folder, operations[index].name, dtype_names[dtype]);
+    FOR_EACH_ISA(isa) {
+        begin(&got);
+        operations[index].run(dtype, &got);
+        end(&got);
+        FILE *file = fopen(path, write && isa == 0 ? "wb" : "rb");
+        if (!file) {
+            perror(path);
+            return 0;
+        }
+        if (write && isa == 0) {
+            fwrite(got.bytes, 1, got.length, file);
+        } else {
+            wanted.length = fread(wanted.bytes, 1, sizeof wanted.bytes - 1, file);
+            wanted.bytes[wanted.length] = 0;
+            CHECK(strcmp(got.bytes, wanted.bytes) == 0, "%s says\n%s\nand %s gives\n%s", path, wanted.bytes, cnorm_isa_name(isa),
+                  got.bytes);
+        }
+        fclose(file);
+    }
+    return 1;
+}
+
+int main(int argc, char **argv)
+{
+    const int write = argc == 3 && strcmp(argv[1], "--write") == 0;
+    if (argc != 2 + write) {
+        fprintf(stderr, "usage: golden [--write] DIRECTORY\n");
+        return 2;
+    }
+    for (size_t i = 0; i < sizeof operations / sizeof *operations; ++i)
+        for (int dtype = 0; dtype < operations[i].dtypes; ++dtype)
+            if (!check_file(write, argv[1 + write], i, (cnorm_dtype)dtype)) return 1;
+    return check_result();
+}

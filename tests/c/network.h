@@ -1,0 +1,100 @@
+/* A random network of an LSTM and its read-out, [inputs] -> [units] -> [outputs], for the tests of cnorm_rnn.h. */
+#ifndef NETWORK_H
+#define NETWORK_H
+
+#include "check.h"
+
+enum { NETWORK_LAYERS = 2 };
+
+typedef struct network {
+    ptrdiff_t inputs, units, outputs;
+    /* as a user has them: [4, units, inputs], [4, units, units], [4, units] three times, [outputs, units] */
+    float *weight_x, *weight_h, *gain_x, *gain_h, *bias, *weight_y;
+    float *gain_c, *bias_c, *bias_y; /* [units], [units], [outputs]: taken as they are */
+    cnorm_layer layers[NETWORK_LAYERS];
+    float *state, *scratch;
+    void *owned[32];
+    int owns;
+} network;
+
+typedef void *allocator(ptrdiff_t bytes); /* zeroed memory, aligned to CNORM_ALIGN where bytes is a multiple of it */
+
+static inline float *network_floats(network *net, allocator *memory, ptrdiff_t count)
+{
+    return net->owned[net->owns++] = memory(count * (ptrdiff_t)sizeof(float));
+}
+
+static inline float *network_random(network *net, allocator *memory, ptrdiff_t count, double mean, double scale, uint64_t *state)
+{
+    float *v = network_floats(net, memory, count);
+    for (ptrdiff_t i = 0; i < count; ++i) v[i] = (float)(mean + scale * bell(state));
+    return v;
+}
+
+static inline cnorm_matrix network_pack(network *net, allocator *memory, ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols,
+                                        const float *w, int centred)
+{
+    float *panels = network_floats(net, memory, cnorm_matrix_floats(gates, units, cols));
+    CHECK(cnorm_matrix_pack(gates, units, cols, w, centred, panels) == CNORM_OK, "%td gates, %td units", gates, units);
+    return (cnorm_matrix){gates, units, cols, panels};
+}
+
+/* [4, units] -> [4, padded] */
+static inline float *network_pad(network *net, allocator *memory, const float *v)
+{
+    const ptrdiff_t padded = cnorm_padded_units(net->units);
+    float *out = network_floats(net, memory, 4 * padded);
+    for (ptrdiff_t i = 0; i < 4 * net->units; ++i) out[i / net->units * padded + i % net->units] = v[i];
+    return out;
+}
+
+static inline network network_random_of(ptrdiff_t inputs, ptrdiff_t units, ptrdiff_t outputs, allocator *memory)
+{
+    uint64_t seed = (uint64_t)(inputs * 10007 + units * 101 + outputs), *s = &seed;
+    network net = {.inputs = inputs, .units = units, .outputs = outputs}, *p = &net;
+    net.weight_x = network_random(p, memory, 4 * units * inputs, 0.1, 0.25, s);
+    net.weight_h = network_random(p, memory, 4 * units * units, -0.1, 0.25, s);
+    net.gain_x = network_random(p, memory, 4 * units, 1, 0.25, s);
+    net.gain_h = network_random(p, memory, 4 * units, 1, 0.25, s);
+    net.bias = network_random(p, memory, 4 * units, 0, 0.5, s);
+    net.gain_c = network_random(p, memory, units, 1, 0.25, s);
+    net.bias_c = network_random(p, memory, units, 0, 0.25, s);
+    net.weight_y = network_random(p, memory, outputs * units, 0, 0.25, s);
+    net.bias_y = network_random(p, memory, outputs, 0, 1, s);
+    net.layers[0] = (cnorm_layer){.kind = CNORM_LSTM, .as = {.lstm = {
+        .weight_x = network_pack(p, memory, 4, units, inputs, net.weight_x, 1),
+        .weight_h = network_pack(p, memory, 4, units, units, net.weight_h, 1),
+        .gain_x = network_pad(p, memory, net.gain_x),
+        .gain_h = network_pad(p, memory, net.gain_h),
+        .bias = network_pad(p, memory, net.bias),
+        .gain_c = net.gain_c,
+        .bias_c = net.bias_c,
+        .eps = 1e-5f,
+    }}};
+    net.layers[1] = (cnorm_layer){.kind = CNORM_LINEAR, .as = {.linear = {
+        .weight = network_pack(p, memory, 1, outputs, units, net.weight_y, 0),
+        .bias = net.bias_y,
+    }}};
+    net.state = network_floats(p, memory, cnorm_state_floats(net.layers, NETWORK_LAYERS));
+    net.scratch = network_floats(p, memory, cnorm_scratch_floats(net.layers, NETWORK_LAYERS));
+    return net;
+}
+
+static inline void network_reset(network *net)
+{
+    memset(net->state, 0, (size_t)cnorm_state_floats(net->layers, NETWORK_LAYERS) * sizeof(float));
+}
+
+/* x [steps, inputs] -> y [steps, outputs] */
+static inline void network_run(network *net, ptrdiff_t steps, const float *x, float *y)
+{
+    CHECK(cnorm_run(net->layers, NETWORK_LAYERS, steps, x, net->inputs, net->state, net->scratch, y, net->outputs) == CNORM_OK,
+          "%td units", net->units);
+}
+
+static inline void network_free(network *net)
+{
+    while (net->owns > 0) free(net->owned[--net->owns]);
+}
+
+#endif

@@ -1,0 +1,318 @@
+/* The C API as its header promises it: every status, nothing written on an error, no rows, in place, strides. */
+#include "check.h"
+
+enum { ROWS = 3, N = 21, STRIDE = 24 };
+
+static double x[ROWS * STRIDE], y[ROWS * STRIDE], dy[ROWS * STRIDE], gain[N], bias[N], stats[3 * ROWS];
+static double dx[ROWS * STRIDE], dgain[N], dbias[N], partials[2 * N];
+
+/* every output holds this byte until a call succeeds */
+enum { UNTOUCHED = 0xa5 };
+static void mark(void)
+{
+    memset(y, UNTOUCHED, sizeof y), memset(dx, UNTOUCHED, sizeof dx), memset(dgain, UNTOUCHED, sizeof dgain);
+    memset(dbias, UNTOUCHED, sizeof dbias), memset(stats, UNTOUCHED, sizeof stats), memset(partials, UNTOUCHED, sizeof partials);
+}
+static int all_bytes(const void *p, size_t bytes, int value)
+{
+    for (size_t i = 0; i < bytes; ++i)
+        if (((const unsigned char *)p)[i] != value) return 0;
+    return 1;
+}
+static int untouched(void)
+{
+    return all_bytes(y, sizeof y, UNTOUCHED) && all_bytes(dx, sizeof dx, UNTOUCHED) && all_bytes(dgain, sizeof dgain, UNTOUCHED) &&
+           all_bytes(dbias, sizeof dbias, UNTOUCHED) && all_bytes(stats, sizeof stats, UNTOUCHED) &&
+           all_bytes(partials, sizeof partials, UNTOUCHED);
+}
+
+/* a call that must fail with this status and write nothing */
+#define REFUSED(status, call)                                                                      \
+    do {                                                                                           \
+        mark();                                                                                    \
+        const cnorm_status got = (call);                                                           \
+        CHECK(got == (status), "%s gave: %s", #call, cnorm_strerror(got));                         \
+        CHECK(untouched(), "%s wrote", #call);                                                     \
+    } while (0)
+
+static cnorm_status forward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, double eps, ptrdiff_t y_stride)
+{
+    return cnorm_layer_norm(dtype, rows, n, x, STRIDE, gain, bias, eps, y, y_stride, stats);
+}
+static cnorm_status rms(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, double eps, ptrdiff_t y_stride)
+{
+    return cnorm_rms_norm(dtype, rows, n, x, STRIDE, gain, eps, y, y_stride, stats);
+}
+static cnorm_status add(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, double eps, ptrdiff_t y_stride)
+{
+    return cnorm_add_layer_norm(dtype, rows, n, x, STRIDE, dy, STRIDE, gain, bias, eps, y, y_stride, dx, STRIDE, stats);
+}
+typedef cnorm_status forward_call(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, double eps, ptrdiff_t y_stride);
+
+static cnorm_status backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t dx_stride)
+{
+    return cnorm_layer_norm_backward(dtype, rows, n, dy, STRIDE, x, STRIDE, gain, stats, dx, dx_stride, dgain, dbias, partials);
+}
+static cnorm_status rms_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t dx_stride)
+{
+    return cnorm_rms_norm_backward(dtype, rows, n, dy, STRIDE, x, STRIDE, gain, stats, dx, dx_stride, dgain, partials);
+}
+typedef cnorm_status backward_call(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t dx_stride);
+
+static cnorm_status blocks(ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t end)
+{
+    return cnorm_layer_norm_backward_blocks(CNORM_F64, rows, N, begin, end, dy, STRIDE, x, STRIDE, gain, stats, dx, STRIDE,
+                                            partials);
+}
+
+static void environment_names_an_unknown_isa(void)
+{
+    setenv("CNORM_ISA", "abacus", 1); /* read on first use, so this test comes first */
+    CHECK(cnorm_isa_active() == NULL, "an unknown CNORM_ISA");
+    REFUSED(CNORM_ERROR_ISA, forward(CNORM_F64, ROWS, N, 1e-5, STRIDE));
+    REFUSED(CNORM_ERROR_ISA, backward(CNORM_F64, ROWS, N, STRIDE));
+    REFUSED(CNORM_ERROR_ISA, rms(CNORM_F64, ROWS, N, 1e-5, STRIDE));
+    REFUSED(CNORM_ERROR_ISA, add(CNORM_F64, ROWS, N, 1e-5, STRIDE));
+    REFUSED(CNORM_ERROR_ISA, rms_backward(CNORM_F64, ROWS, N, STRIDE));
+    REFUSED(CNORM_ERROR_ISA, blocks(ROWS, 0, ROWS));
+    REFUSED(CNORM_ERROR_ISA, cnorm_backward_reduce(CNORM_F64, ROWS, N, partials, dgain, dbias));
+    REFUSED(CNORM_ERROR_ISA, cnorm_sigmoid_f32(1, (float *)x, (float *)y));
+    REFUSED(CNORM_ERROR_ISA, cnorm_tanh_f32(1, (float *)x, (float *)y));
+    setenv("CNORM_ISA", "", 1);
+    CHECK(cnorm_isa_active() == NULL, "an empty CNORM_ISA");
+    setenv("CNORM_ISA", "baseline", 1);
+    CHECK(cnorm_isa_active() && strcmp(cnorm_isa_active(), "baseline") == 0, "CNORM_ISA=baseline");
+}
+
+static void isas(void)
+{
+    const int count = cnorm_isa_count();
+    CHECK(count >= 1 && strcmp(cnorm_isa_name(0), "baseline") == 0, "%d instruction sets", count);
+    CHECK(!cnorm_isa_name(-1) && !cnorm_isa_name(count) && !cnorm_isa_name(1000), "a name out of range");
+    for (int i = 0; i < count; ++i) {
+        CHECK(cnorm_isa_use(cnorm_isa_name(i)) == CNORM_OK, "%s", cnorm_isa_name(i));
+        CHECK(cnorm_isa_active() == cnorm_isa_name(i), "%s", cnorm_isa_name(i));
+    }
+    CHECK(cnorm_isa_use("abacus") == CNORM_ERROR_ISA && cnorm_isa_use("") == CNORM_ERROR_ISA, "unknown");
+    CHECK(cnorm_isa_use(NULL) == CNORM_ERROR_ISA, "NULL");
+    CHECK(cnorm_isa_active() == cnorm_isa_name(count - 1), "a refused choice changed the active one");
+}
+
+static void strings(void)
+{
+    CHECK(cnorm_abi_version() == CNORM_ABI_VERSION, "%d", cnorm_abi_version());
+    for (int i = CNORM_OK; i <= CNORM_ERROR_ISA + 1; ++i)
+        for (int j = CNORM_OK; j < i; ++j)
+            CHECK(strcmp(cnorm_strerror((cnorm_status)i), cnorm_strerror((cnorm_status)j)) != 0, "%d and %d", i, j);
+    CHECK(cnorm_strerror((cnorm_status)-1) && cnorm_strerror((cnorm_status)1000), "out of range");
+}
+
+static void forward_nulls(void)
+{
+    REFUSED(CNORM_ERROR_NULL, cnorm_layer_norm(CNORM_F64, ROWS, N, NULL, STRIDE, gain, bias, 0, y, STRIDE, stats));
+    REFUSED(CNORM_ERROR_NULL, cnorm_layer_norm(CNORM_F64, ROWS, N, x, STRIDE, gain, bias, 0, NULL, STRIDE, stats));
+    REFUSED(CNORM_ERROR_NULL, cnorm_rms_norm(CNORM_F64, ROWS, N, NULL, STRIDE, gain, 0, y, STRIDE, stats));
+    REFUSED(CNORM_ERROR_NULL, cnorm_rms_norm(CNORM_F64, ROWS, N, x, STRIDE, gain, 0, NULL, STRIDE, stats));
+    for (int missing = 0; missing < 4; ++missing)
+        REFUSED(CNORM_ERROR_NULL,
+                cnorm_add_layer_norm(CNORM_F64, ROWS, N, missing == 0 ? NULL : x, STRIDE, missing == 1 ? NULL : dy, STRIDE, gain,
+                                     bias, 0, missing == 2 ? NULL : y, STRIDE, missing == 3 ? NULL : dx, STRIDE, stats));
+    REFUSED(CNORM_ERROR_STRIDE,
+            cnorm_add_layer_norm(CNORM_F64, ROWS, N, x, STRIDE, dy, STRIDE, gain, bias, 0, y, STRIDE, dx, N - 1, stats));
+    REFUSED(CNORM_OK, cnorm_layer_norm(CNORM_F64, 0, N, NULL, 0, NULL, NULL, 0, NULL, 0, NULL));
+    REFUSED(CNORM_OK, cnorm_rms_norm(CNORM_F64, 0, N, NULL, 0, NULL, 0, NULL, 0, NULL));
+    REFUSED(CNORM_OK, cnorm_add_layer_norm(CNORM_F64, 0, N, NULL, 0, NULL, 0, NULL, NULL, 0, NULL, 0, NULL, 0, NULL));
+}
+
+static void forward_errors(forward_call *call)
+{
+    const ptrdiff_t huge = PTRDIFF_MAX / 8;
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, -1, N, 0, STRIDE));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, ROWS, 0, 0, STRIDE));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, 0, 0, 0, STRIDE));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, ROWS, -N, 0, STRIDE));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, 2, huge, 0, huge));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, PTRDIFF_MAX, PTRDIFF_MAX, 0, STRIDE));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, PTRDIFF_MIN, PTRDIFF_MIN, 0, STRIDE));
+    REFUSED(CNORM_ERROR_EPS, call(CNORM_F64, ROWS, N, -1e-300, STRIDE));
+    REFUSED(CNORM_ERROR_EPS, call(CNORM_F64, ROWS, N, (double)NAN, STRIDE));
+    REFUSED(CNORM_ERROR_EPS, call(CNORM_F64, ROWS, N, (double)INFINITY, STRIDE));
+    REFUSED(CNORM_ERROR_EPS, call(CNORM_F64, ROWS, N, -(double)INFINITY, STRIDE));
+    REFUSED(CNORM_ERROR_EPS, call(CNORM_F32, ROWS, N, 1e39, STRIDE)); /* infinite once rounded to the dtype */
+    REFUSED(CNORM_ERROR_EPS, call(CNORM_BF16, ROWS, N, 1e39, STRIDE));
+    REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0, N - 1));
+    REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0, 1 - N));
+    REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0, 0));
+    REFUSED(CNORM_ERROR_DTYPE, call(CNORM_DTYPES, ROWS, N, 0, STRIDE));
+    REFUSED(CNORM_ERROR_DTYPE, call((cnorm_dtype)1000, ROWS, N, 0, STRIDE));
+}
+
+static void backward_errors(backward_call *call)
+{
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, -1, N, STRIDE));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, ROWS, 0, STRIDE));
+    REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, PTRDIFF_MAX, PTRDIFF_MAX, STRIDE));
+    REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, N - 1));
+    REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0));
+    REFUSED(CNORM_ERROR_DTYPE, call(CNORM_DTYPES, ROWS, N, STRIDE));
+}
+
+static void backward_nulls_and_blocks(void)
+{
+    const void *const null = NULL;
+    for (int missing = 0; missing < 7; ++missing)
+        REFUSED(CNORM_ERROR_NULL,
+                cnorm_layer_norm_backward(CNORM_F64, ROWS, N, missing == 0 ? null : dy, STRIDE, missing == 1 ? null : x,
+                                          STRIDE, gain, missing == 2 ? null : stats, missing == 3 ? NULL : dx, STRIDE,
+                                          missing == 4 ? NULL : dgain, missing == 5 ? NULL : dbias,
+                                          missing == 6 ? NULL : partials));
+    for (int missing = 0; missing < 6; ++missing)
+        REFUSED(CNORM_ERROR_NULL,
+                cnorm_rms_norm_backward(CNORM_F64, ROWS, N, missing == 0 ? null : dy, STRIDE, missing == 1 ? null : x, STRIDE,
+                                        gain, missing == 2 ? null : stats, missing == 3 ? NULL : dx, STRIDE,
+                                        missing == 4 ? NULL : dgain, missing == 5 ? NULL : partials));
+    REFUSED(CNORM_ERROR_SIZE, blocks(ROWS, -CNORM_BLOCK_ROWS, ROWS));
+    REFUSED(CNORM_ERROR_SIZE, blocks(ROWS, 1, ROWS));
+    REFUSED(CNORM_ERROR_SIZE, blocks(ROWS, 0, ROWS - 1));
+    REFUSED(CNORM_ERROR_SIZE, blocks(ROWS, 0, CNORM_BLOCK_ROWS));
+    REFUSED(CNORM_ERROR_SIZE, blocks(ROWS, CNORM_BLOCK_ROWS, 0));
+    REFUSED(CNORM_OK, blocks(ROWS, 0, 0));
+    REFUSED(CNORM_ERROR_NULL, cnorm_backward_reduce(CNORM_F64, ROWS, N, NULL, dgain, dbias));
+    REFUSED(CNORM_ERROR_NULL, cnorm_backward_reduce(CNORM_F64, ROWS, N, partials, NULL, dbias));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_backward_reduce(CNORM_F64, ROWS, -1, partials, dgain, dbias));
+    REFUSED(CNORM_ERROR_DTYPE, cnorm_backward_reduce(CNORM_DTYPES, ROWS, N, partials, dgain, dbias));
+    CHECK(cnorm_backward_partials(CNORM_DTYPES, ROWS, N) == 0, "unknown dtype");
+    CHECK(cnorm_backward_partials(CNORM_F32, -1, N) == 0, "negative rows");
+    CHECK(cnorm_backward_partials(CNORM_F32, ROWS, PTRDIFF_MAX) == 0, "bytes that can't be counted");
+    CHECK(cnorm_backward_partials(CNORM_F64, ROWS, N) == (ptrdiff_t)sizeof partials, "one block");
+    CHECK(cnorm_backward_partials(CNORM_F32, CNORM_BLOCK_ROWS + 1, N) == 2 * 2 * N * 4, "two blocks");
+    CHECK(cnorm_backward_partials(CNORM_F16, ROWS, N) == 2 * N * 4, "partials are of the compute type");
+    /* no rows: the sums over nothing are zero */
+    mark();
+    CHECK(cnorm_layer_norm_backward(CNORM_F64, 0, N, NULL, 0, NULL, 0, NULL, NULL, NULL, 0, dgain, dbias, NULL) == CNORM_OK,
+          "no rows");
+    CHECK(all_bytes(dgain, sizeof dgain, 0) && all_bytes(dbias, sizeof dbias, 0), "no rows");
+    mark();
+    CHECK(cnorm_rms_norm_backward(CNORM_F64, 0, N, NULL, 0, NULL, 0, NULL, NULL, NULL, 0, dgain, NULL) == CNORM_OK, "no rows");
+    CHECK(all_bytes(dgain, sizeof dgain, 0), "no rows");
+}
+
+static void elementwise_errors(void)
+{
+    float *const in = (float *)x, *const out = (float *)y;
+    cnorm_status (*const functions[])(ptrdiff_t, const float *, float *) = {cnorm_sigmoid_f32, cnorm_tanh_f32};
+    for (int i = 0; i < 2; ++i) {
+        REFUSED(CNORM_ERROR_SIZE, functions[i](-1, in, out));
+        REFUSED(CNORM_ERROR_NULL, functions[i](1, NULL, out));
+        REFUSED(CNORM_ERROR_NULL, functions[i](1, in, NULL));
+        REFUSED(CNORM_OK, functions[i](0, NULL, NULL));
+    }
+}
+
+static void network_errors(void)
+{
+    const float *const w = (const float *)x;
+    REFUSED(CNORM_ERROR_SIZE, cnorm_matrix_pack(0, 1, 1, w, 0, (float *)y));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_matrix_pack(1, 0, 1, w, 0, (float *)y));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_matrix_pack(1, 1, -1, w, 0, (float *)y));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_matrix_pack(4, PTRDIFF_MAX / 2, 1, w, 0, (float *)y));
+    REFUSED(CNORM_ERROR_NULL, cnorm_matrix_pack(1, 1, 1, NULL, 0, (float *)y));
+    REFUSED(CNORM_ERROR_NULL, cnorm_matrix_pack(1, 1, 1, w, 0, NULL));
+    CHECK(cnorm_matrix_floats(1, 1, PTRDIFF_MAX) == 0 && cnorm_matrix_floats(-4, 1, 1) == 0, "sizes that can't be");
+    static _Alignas(CNORM_ALIGN) float panels[64], scratch[256];
+    CHECK(cnorm_matrix_floats(1, 1, 1) <= 64, "room for the panel");
+    CHECK(cnorm_matrix_pack(1, 1, 1, w, 0, panels) == CNORM_OK, "1 x 1");
+    const cnorm_layer layer = {.kind = CNORM_LINEAR, .as = {.linear = {{1, 1, 1, panels}, NULL}}};
+    CHECK(cnorm_scratch_floats(&layer, 1) <= 256 && cnorm_state_floats(&layer, 1) == 0, "room for the scratch");
+    float *const out = (float *)y;
+    REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 0, 1, w, 1, NULL, scratch, out, 1));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 1, -1, w, 1, NULL, scratch, out, 1));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run(NULL, 1, 1, w, 1, NULL, scratch, out, 1));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run(&layer, 1, 1, NULL, 1, NULL, scratch, out, 1));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run(&layer, 1, 1, w, 1, NULL, NULL, out, 1));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run(&layer, 1, 1, w, 1, NULL, scratch, NULL, 1));
+    REFUSED(CNORM_OK, cnorm_run(&layer, 1, 0, NULL, 0, NULL, NULL, NULL, 0));
+}
+
+/* strides: padding between rows stays as it was, negative and zero strides are what they say; and in place */
+static void layouts(cnorm_dtype dtype, const char *isa)
+{
+    uint64_t state = 1;
+    const ptrdiff_t item = size_of(dtype);
+    for (ptrdiff_t i = 0; i < ROWS * STRIDE; ++i) put(dtype, x, i, bell(&state)), put(dtype, dy, i, bell(&state));
+    const cnorm_dtype computed = compute_type(dtype);
+    for (ptrdiff_t i = 0; i < N; ++i) put(computed, gain, i, bell(&state)), put(computed, bias, i, bell(&state));
+
+    mark();
+    CHECK(forward(dtype, ROWS, N, 1e-5, STRIDE) == CNORM_OK, "%s", isa);
+    double want[ROWS * STRIDE], again[ROWS * STRIDE];
+    memcpy(want, y, sizeof want);
+    for (int row = 0; row < ROWS; ++row)
+        CHECK(all_bytes((char *)y + (row * STRIDE + N) * item, (size_t)((STRIDE - N) * item), UNTOUCHED), "%s: padding of y", isa);
+
+    memcpy(again, x, sizeof again); /* in place */
+    CHECK(cnorm_layer_norm(dtype, ROWS, N, again, STRIDE, gain, bias, 1e-5, again, STRIDE, NULL) == CNORM_OK, "%s", isa);
+    for (int row = 0; row < ROWS; ++row) {
+        const ptrdiff_t at = row * STRIDE * item;
+        CHECK(memcmp((char *)again + at, (char *)want + at, (size_t)(N * item)) == 0, "%s: y is x", isa);
+    }
+    const ptrdiff_t last = (ROWS - 1) * STRIDE * item; /* backwards from the last row, into rows without padding */
+    CHECK(cnorm_layer_norm(dtype, ROWS, N, (char *)x + last, -STRIDE, gain, bias, 1e-5, again, N, NULL) == CNORM_OK, "%s", isa);
+    for (int row = 0; row < ROWS; ++row)
+        CHECK(memcmp((char *)again + row * N * item, (char *)want + last - row * STRIDE * item, (size_t)(N * item)) == 0,
+              "%s: negative stride of x, row %d", isa, row);
+    CHECK(cnorm_layer_norm(dtype, ROWS, N, x, 0, gain, bias, 1e-5, (char *)again + last, -STRIDE, NULL) == CNORM_OK, "%s", isa);
+    for (int row = 0; row < ROWS; ++row)
+        CHECK(memcmp((char *)again + row * STRIDE * item, want, (size_t)(N * item)) == 0, "%s: stride 0 of x, row %d", isa, row);
+
+    CHECK(add(dtype, ROWS, N, 1e-5, STRIDE) == CNORM_OK, "%s", isa); /* y over x, the sum over the residual; and the reverse */
+    for (int reverse = 0; reverse < 2; ++reverse) {
+        double first[ROWS * STRIDE], second[ROWS * STRIDE];
+        memcpy(first, x, sizeof first), memcpy(second, dy, sizeof second);
+        double *const over_x = reverse ? second : first, *const over_residual = reverse ? first : second;
+        CHECK(cnorm_add_layer_norm(dtype, ROWS, N, first, STRIDE, second, STRIDE, gain, bias, 1e-5, over_x, STRIDE, over_residual,
+                                   STRIDE, NULL) == CNORM_OK, "%s", isa);
+        for (int row = 0; row < ROWS; ++row) {
+            const ptrdiff_t at = row * STRIDE * item;
+            CHECK(memcmp((char *)over_x + at, (char *)y + at, (size_t)(N * item)) == 0, "%s: y in place, reverse %d", isa, reverse);
+            CHECK(memcmp((char *)over_residual + at, (char *)dx + at, (size_t)(N * item)) == 0, "%s: sum in place, reverse %d", isa,
+                  reverse);
+        }
+    }
+
+    mark();
+    CHECK(forward(dtype, ROWS, N, 1e-5, STRIDE) == CNORM_OK && backward(dtype, ROWS, N, STRIDE) == CNORM_OK, "%s", isa);
+    memcpy(want, dx, sizeof want);
+    for (int row = 0; row < ROWS; ++row)
+        CHECK(all_bytes((char *)dx + (row * STRIDE + N) * item, (size_t)((STRIDE - N) * item), UNTOUCHED), "%s: padding of dx", isa);
+    for (int over_x = 0; over_x < 2; ++over_x) { /* dx over dy, or over x */
+        double other_dgain[N], other_dbias[N];
+        memcpy(again, over_x ? x : dy, sizeof again);
+        CHECK(cnorm_layer_norm_backward(dtype, ROWS, N, over_x ? dy : again, STRIDE, over_x ? again : x, STRIDE, gain, stats,
+                                        again, STRIDE, other_dgain, other_dbias, partials) == CNORM_OK, "%s", isa);
+        for (int row = 0; row < ROWS; ++row)
+            CHECK(memcmp((char *)again + row * STRIDE * item, (char *)want + row * STRIDE * item, (size_t)(N * item)) == 0,
+                  "%s: dx is %s", isa, over_x ? "x" : "dy");
+        CHECK(memcmp(other_dgain, dgain, (size_t)(N * size_of(computed))) == 0 &&
+                  memcmp(other_dbias, dbias, (size_t)(N * size_of(computed))) == 0,
+              "%s: dgain and dbias in place", isa);
+    }
+}
+
+int main(void)
+{
+    environment_names_an_unknown_isa();
+    isas();
+    strings();
+    forward_nulls();
+    forward_call *const forwards[] = {forward, rms, add};
+    for (int i = 0; i < 3; ++i) forward_errors(forwards[i]);
+    backward_errors(backward);
+    backward_errors(rms_backward);
+    backward_nulls_and_blocks();
+    elementwise_errors();
+    network_errors();
+    FOR_EACH_ISA(isa)
+        for (int i = 0; i < DTYPES; ++i) layouts(dtypes[i], cnorm_isa_name(isa));
+    return check_result();
+}

@@ -1,0 +1,151 @@
+/* No kernel reads or writes outside its buffers: every buffer lies directly behind, then directly before, a page that
+ * may not be touched, for every length from 1 to 130, on every instruction set. A touch is a fault, and says where. */
+#include "dispatch.h"
+#include "network.h"
+#include "rows.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { LONGEST = 130, ROWS = 3, MANY_ROWS = 65 };
+
+static int at_end; /* where buffers lie in their pages */
+static char doing[256];
+
+static void fault(int number)
+{
+    static const char told[] = "touched a guard page: ";
+    (void)number;
+    (void)!write(2, told, sizeof told - 1);
+    (void)!write(2, doing, strlen(doing));
+    (void)!write(2, "\n", 1);
+    _exit(1);
+}
+
+/* a buffer of whole pages, filled with 0xff (NaN), between two guard pages */
+typedef struct guarded { char *pages; size_t bytes; } guarded;
+
+static guarded guarded_pages(ptrdiff_t bytes)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = ((size_t)bytes + page - 1) / page * page;
+    char *p = mmap(NULL, whole + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED || mprotect(p + page, whole, PROT_READ | PROT_WRITE) != 0) abort();
+    return (guarded){memset(p + page, 0xff, whole), whole};
+}
+
+/* its first or its last so many bytes; what is left over is filled anew, so that a wrong read shows in the result */
+static void *place(guarded g, ptrdiff_t bytes)
+{
+    memset(g.pages, 0xff, g.bytes);
+    return at_end ? g.pages + g.bytes - bytes : g.pages;
+}
+
+static int all_finite(cnorm_dtype dtype, const void *buffer, ptrdiff_t count)
+{
+    for (ptrdiff_t i = 0; i < count; ++i)
+        if (!isfinite(get(dtype, buffer, i))) return 0;
+    return 1;
+}
+
+static void norms(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
+{
+    static guarded x, dy, gain, bias, y, sum, stats, dx, dgain, dbias, partials;
+    if (!x.pages) {
+        guarded *const matrices[] = {&x, &dy, &y, &sum, &dx}, *const vectors[] = {&gain, &bias, &stats, &dgain, &dbias, &partials};
+        for (int i = 0; i < 5; ++i) *matrices[i] = guarded_pages(MANY_ROWS * LONGEST * 8);
+        for (int i = 0; i < 6; ++i) *vectors[i] = guarded_pages(4 * LONGEST * 8);
+    }
+    const cnorm_dtype computed = compute_type(dtype);
+    const ptrdiff_t count = rows * n, matrix = count * size_of(dtype), vector = n * size_of(computed);
+    void *const px = place(x, matrix), *const pdy = place(dy, matrix), *const py = place(y, matrix);
+    void *const psum = place(sum, matrix), *const pdx = place(dx, matrix), *const pgain = place(gain, vector);
+    void *const pbias = place(bias, vector), *const pstats = place(stats, 3 * rows * size_of(computed));
+    void *const pdgain = place(dgain, vector), *const pdbias = place(dbias, vector);
+    void *const ppartials = place(partials, cnorm_backward_partials(dtype, rows, n));
+    uint64_t state = (uint64_t)n;
+    fill_affine(dtype, n, pgain, pbias, &state);
+    static const row_kind kinds[] = {MEAN_0, MEAN_1E4, NEAR_OVERFLOW}; /* one sweep, two, the float64 rescue */
+    for (int kind = 0; kind < 3; ++kind) {
+        fill_row(kinds[kind], dtype, count, px, &state);
+        for (ptrdiff_t i = 0; i < count; ++i) put(dtype, pdy, i, uniform(&state) / 8);
+        for (int affine = 0; affine < 4; ++affine) {
+            void *const g = affine & 1 ? pgain : NULL, *const b = affine & 2 ? pbias : NULL, *const s = affine ? pstats : NULL;
+#define STEP(what, call, output)                                                                                             \
+    snprintf(doing, sizeof doing, "%s, %s, %s, %td rows, n = %td, affine %d, at the %s, on %s", what, dtype_names[dtype], \
+             row_names[kinds[kind]], rows, n, affine, at_end ? "end" : "start", cnorm_isa_active());                         \
+    CHECK(call == CNORM_OK && all_finite(dtype, output, count), "%s", doing)
+            STEP("add_layer_norm", cnorm_add_layer_norm(dtype, rows, n, px, n, pdy, n, g, b, 1e-5, py, n, psum, n, s), py);
+            STEP("rms_norm", cnorm_rms_norm(dtype, rows, n, px, n, g, 1e-5, py, n, pstats), py);
+            STEP("rms_norm_backward",
+                 cnorm_rms_norm_backward(dtype, rows, n, pdy, n, px, n, g, pstats, pdx, n, pdgain, ppartials), pdx);
+            STEP("layer_norm", cnorm_layer_norm(dtype, rows, n, px, n, g, b, 1e-5, py, n, s), py);
+            if (!s) continue;
+            STEP("layer_norm_backward",
+                 cnorm_layer_norm_backward(dtype, rows, n, pdy, n, px, n, g, pstats, pdx, n, pdgain, pdbias, ppartials), pdx);
+            CHECK(all_finite(computed, pdgain, n) && all_finite(computed, pdbias, n), "%s: dgain or dbias", doing);
+            cnorm_norm call = {.rows = rows, .n = n, .x = px, .residual = pdy, .x_stride = n, .residual_stride = n, .gain = g,
+                               .bias = b, .eps = 1e-5, .y = py, .sum = psum, .y_stride = n, .sum_stride = n, .stats = s, .streaming = 1};
+            STEP("add_layer_norm, streamed", (cnorm_active()->add_layer_norm[dtype](&call), CNORM_OK), py);
+            call.residual = NULL, call.sum = NULL;
+            STEP("layer_norm, streamed", (cnorm_active()->layer_norm[dtype](&call), CNORM_OK), py);
+        }
+    }
+}
+
+static void activations(ptrdiff_t n)
+{
+    static guarded x, y;
+    if (!x.pages) x = guarded_pages(LONGEST * 4), y = guarded_pages(LONGEST * 4);
+    snprintf(doing, sizeof doing, "activations, n = %td, at the %s, on %s", n, at_end ? "end" : "start", cnorm_isa_active());
+    float *const in = place(x, n * 4), *const out = place(y, n * 4);
+    uint64_t state = (uint64_t)n;
+    for (ptrdiff_t i = 0; i < n; ++i) in[i] = (float)bell(&state);
+    CHECK(cnorm_sigmoid_f32(n, in, out) == CNORM_OK && cnorm_tanh_f32(n, in, out) == CNORM_OK, "%s", doing);
+    CHECK(cnorm_sigmoid_f32(n, in, in) == CNORM_OK, "%s", doing);
+}
+
+/* each piece of a network's memory between guard pages of its own; given back all together */
+static guarded network_pages[64];
+static int network_pages_used;
+static void *network_memory(ptrdiff_t bytes)
+{
+    const guarded g = network_pages[network_pages_used++] = guarded_pages(bytes);
+    char *const p = at_end ? g.pages + g.bytes - bytes : g.pages;
+    return memset(p, 0, (size_t)bytes);
+}
+
+static void networks(ptrdiff_t inputs, ptrdiff_t units, ptrdiff_t outputs)
+{
+    enum { STEPS = 3 };
+    snprintf(doing, sizeof doing, "%td inputs, %td units, %td outputs, at the %s, on %s", inputs, units, outputs,
+             at_end ? "end" : "start", cnorm_isa_active());
+    network net = network_random_of(inputs, units, outputs, network_memory);
+    float *const x = network_random(&net, network_memory, STEPS * inputs, 0, 1, &(uint64_t){1});
+    float *const y = network_floats(&net, network_memory, STEPS * outputs);
+    network_run(&net, STEPS, x, y);
+    for (ptrdiff_t i = 0; i < STEPS * outputs; ++i) CHECK(isfinite(y[i]), "%s: y[%td]", doing, i);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    while (network_pages_used > 0) {
+        const guarded g = network_pages[--network_pages_used];
+        munmap(g.pages - page, g.bytes + 2 * page);
+    }
+}
+
+int main(void)
+{
+    signal(SIGSEGV, fault);
+    signal(SIGBUS, fault);
+    FOR_EACH_ISA(isa)
+        for (at_end = 0; at_end < 2; ++at_end)
+            for (ptrdiff_t n = 1; n <= LONGEST; ++n) {
+                for (int i = 0; i < DTYPES; ++i) norms(dtypes[i], ROWS, n);
+                activations(n);
+                networks(n, n % 40 + 1, n % 7 + 1);
+                if (n % 5 == 0) networks(n % 9 + 1, n, n);
+            }
+    FOR_EACH_ISA(isa)
+        for (at_end = 0; at_end < 2; ++at_end)
+            for (int i = 0; i < DTYPES; ++i) norms(dtypes[i], MANY_ROWS, 37);
+    return check_result();
+}

@@ -1,0 +1,159 @@
+/* The layer-normalised LSTM (Ba, Kiros, Hinton 2016, Eq. 20-22) and the read-out against plain float64 loops.
+ *
+ * A unit-gain LN-LSTM is chaotic: free runs drift apart with no bug anywhere. So each step starts from the float64
+ * trajectory's state rounded to float32, and beside every number the variance of its error is carried along, roundings
+ * taken as independent; four standard deviations are allowed. Worst-case bounds would allow a hundred times as much.
+ * Bit for bit, free runs must agree: between instruction sets, and however the steps are cut.
+ */
+#include "network.h"
+
+#define U 0x1p-24 /* the unit roundoff */
+
+enum { MOST = 4 * 130, STEPS = 40, BLOCK = 16 };
+
+/* numbers, and the variances of their errors */
+typedef struct uncertain { double v[MOST], s[MOST]; } uncertain;
+
+static double square(double a) { return a * a; }
+
+/* z [rows] = W [rows, cols] x, summed in blocks; `centred`: each column of W less its mean, rounded */
+static void product(ptrdiff_t rows, ptrdiff_t cols, const float *w, const double *x, const double *x_variance, int centred,
+                    uncertain *z)
+{
+    memset(z, 0, sizeof *z);
+    static double block[MOST];
+    memset(block, 0, sizeof block);
+    for (ptrdiff_t k = 0; k < cols; ++k) {
+        double mean = 0;
+        for (ptrdiff_t r = 0; centred && r < rows; ++r) mean += (double)w[r * cols + k] / (double)rows;
+        for (ptrdiff_t r = 0; r < rows; ++r) {
+            const double weight = (double)w[r * cols + k] - mean, term = weight * x[k];
+            block[r] += term;
+            z->s[r] += square(U) * ((1 + centred) * square(term) + square(block[r]));
+            if (x_variance) z->s[r] += square(weight) * x_variance[k];
+            if ((k + 1) % BLOCK == 0 || k + 1 == cols) {
+                z->v[r] += block[r];
+                z->s[r] += square(U * z->v[r]);
+                block[r] = 0;
+            }
+        }
+    }
+}
+
+/* z [n] becomes LN(z) gain: the error of z_i moves xhat_i, the mean and the deviation; seven roundings at most follow */
+static void normalise(ptrdiff_t n, double eps, const float *gain, uncertain *z)
+{
+    double mean = 0, var = 0, s_mean = 0, s_deviation = 0;
+    for (ptrdiff_t i = 0; i < n; ++i) mean += z->v[i] / (double)n, s_mean += z->s[i] / square((double)n);
+    for (ptrdiff_t i = 0; i < n; ++i) var += square(z->v[i] - mean) / (double)n;
+    const double rstd = 1 / sqrt(var + eps);
+    for (ptrdiff_t i = 0; i < n; ++i) s_deviation += z->s[i] * square((z->v[i] - mean) * rstd / (double)n);
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        const double xhat = (z->v[i] - mean) * rstd, g = (double)gain[i];
+        const double inherited = square(rstd) * (z->s[i] * (1 - 2 / (double)n) + s_mean + square(xhat) * s_deviation);
+        z->s[i] = square(g) * (inherited + 7 * square(U) * fmax(1, square(xhat)));
+        z->v[i] = xhat * g;
+    }
+}
+
+static double sigmoid(double a) { return 1 / (1 + exp(-a)); }
+
+/* h, c [units] move on by one step; y [outputs] */
+static void reference_step(const network *net, const float *x, double *h, double *c, uncertain *h_out, uncertain *c_out, uncertain *y)
+{
+    static uncertain zx, zh, ln;
+    double input[MOST];
+    const ptrdiff_t units = net->units;
+    for (ptrdiff_t k = 0; k < net->inputs; ++k) input[k] = (double)x[k];
+    product(4 * units, net->inputs, net->weight_x, input, NULL, 1, &zx);
+    product(4 * units, units, net->weight_h, h, NULL, 1, &zh);
+    normalise(4 * units, (double)1e-5f, net->gain_x, &zx);
+    normalise(4 * units, (double)1e-5f, net->gain_h, &zh);
+    for (ptrdiff_t j = 0; j < 4 * units; ++j) { /* (3): two sums, each rounded */
+        const double a = zx.v[j] + zh.v[j] + (double)net->bias[j];
+        zx.s[j] += zh.s[j] + square(U) * (square(zx.v[j] + zh.v[j]) + square(a));
+        zx.v[j] = a;
+    }
+    for (ptrdiff_t j = 0; j < units; ++j) { /* (4): sigmoid is at most 1/4 steep, tanh 1; each is rounded, as all else */
+        const double f = sigmoid(zx.v[j]), i = sigmoid(zx.v[units + j]), g = tanh(zx.v[3 * units + j]);
+        const double carried = f * c[j], added = i * g;
+        ln.v[j] = c_out->v[j] = carried + added;
+        ln.s[j] = c_out->s[j] = (zx.s[j] / 16 + square(U * f)) * square(c[j]) + (zx.s[units + j] / 16 + square(U * i)) * square(g) +
+                                (zx.s[3 * units + j] + square(U * g)) * square(i) +
+                                square(U) * (square(carried) + square(added) + square(carried + added));
+    }
+    normalise(units, (double)1e-5f, net->gain_c, &ln);
+    for (ptrdiff_t j = 0; j < units; ++j) { /* (5) */
+        const double a = ln.v[j] + (double)net->bias_c[j], o = sigmoid(zx.v[2 * units + j]), t = tanh(a);
+        h_out->v[j] = o * t;
+        h_out->s[j] = (zx.s[2 * units + j] / 16 + square(U * o)) * square(t) + (ln.s[j] + square(U * a) + square(U * t)) * square(o) +
+                      square(U * o * t);
+    }
+    product(net->outputs, units, net->weight_y, h_out->v, h_out->s, 0, y);
+    for (ptrdiff_t j = 0; j < net->outputs; ++j) {
+        y->v[j] += (double)net->bias_y[j];
+        y->s[j] += square(U * y->v[j]);
+    }
+}
+
+/* a state below 2^-100 becomes 0 */
+static void compare(const network *net, const char *what, ptrdiff_t n, const float *got, const uncertain *want)
+{
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        const double error = fabs((double)got[j] - want->v[j]), allowed = 4 * sqrt(want->s[j]) + 0x1p-100;
+        CHECK(error <= allowed, "%td units on %s: %s[%td] = %.9g, wanted %.9g, off by %.2g, allowed %.2g", net->units,
+              cnorm_isa_active(), what, j, (double)got[j], want->v[j], error, allowed);
+    }
+}
+
+static void steps_are_right(network *net, const float *x)
+{
+    static double h[MOST], c[MOST];
+    static uncertain h_out, c_out, y_out;
+    float y[MOST];
+    const ptrdiff_t padded = cnorm_padded_units(net->units);
+    memset(h, 0, sizeof h), memset(c, 0, sizeof c);
+    network_reset(net);
+    for (ptrdiff_t t = 0; t < STEPS; ++t, x += net->inputs) {
+        for (ptrdiff_t j = 0; j < net->units; ++j) {
+            net->state[j] = (float)h[j], net->state[padded + j] = (float)c[j];
+            h[j] = (double)net->state[j], c[j] = (double)net->state[padded + j];
+        }
+        network_run(net, 1, x, y);
+        reference_step(net, x, h, c, &h_out, &c_out, &y_out);
+        compare(net, "h", net->units, net->state, &h_out);
+        compare(net, "c", net->units, net->state + padded, &c_out);
+        compare(net, "y", net->outputs, y, &y_out);
+        for (ptrdiff_t j = net->units; j < padded; ++j)
+            CHECK(net->state[j] == 0 && net->state[padded + j] == 0, "padding %td of %td units", j, net->units);
+        memcpy(h, h_out.v, sizeof h), memcpy(c, c_out.v, sizeof c);
+    }
+}
+
+int main(void)
+{
+    static const int sizes[][3] = {{1, 1, 1}, {3, 2, 2}, {5, 15, 3}, {7, 16, 1}, {16, 17, 33}, {12, 64, 9}, {33, 100, 40}, {100, 130, 70}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
+        network net = network_random_of(sizes[i][0], sizes[i][1], sizes[i][2], allocate);
+        const ptrdiff_t outputs = STEPS * net.outputs;
+        uint64_t seed = i;
+        float *x = allocate(STEPS * net.inputs * 4), *y = allocate(outputs * 4), *first = allocate(outputs * 4);
+        for (ptrdiff_t j = 0; j < STEPS * net.inputs; ++j) x[j] = (float)bell(&seed);
+        FOR_EACH_ISA(isa) {
+            steps_are_right(&net, x);
+            network_reset(&net);
+            network_run(&net, STEPS, x, isa == 0 ? first : y);
+            CHECK(isa == 0 || memcmp(y, first, (size_t)outputs * 4) == 0, "%td units: %s and %s differ", net.units,
+                  cnorm_isa_name(isa), cnorm_isa_name(0));
+            network_reset(&net);
+            for (ptrdiff_t t = 0, cut = 1; t < STEPS; t += cut, cut = cut % 7 + 1) {
+                if (cut > STEPS - t) cut = STEPS - t;
+                network_run(&net, cut, x + t * net.inputs, y + t * net.outputs);
+            }
+            CHECK(memcmp(y, first, (size_t)outputs * 4) == 0, "%td units, %s: cut otherwise", net.units, cnorm_isa_name(isa));
+        }
+        free(x), free(y), free(first);
+        network_free(&net);
+    }
+    return check_result();
+}

@@ -1,0 +1,51 @@
+"""Fuzz the validator's loader, structure checks, pattern finder and lints with mutated models.
+
+    python tests/fuzz/fuzz_onnx_loader.py -runs=20000
+
+Needs atheris. Only `Refused` and `Unreadable` may come out of the loader, and nothing out of the rest.
+Without -runs it stops after 20000; libFuzzer's other flags work too. A finding is written as crash-* to the
+working folder and belongs into tests/onnx_export/test_validate_hostile.py.
+"""
+
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+import atheris
+
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+
+with atheris.instrument_imports(include=["onnx_export"]):
+    from onnx_export.validation import lint, patterns, safe_load
+
+import onnx_gallery  # noqa: E402  (after the path is set)
+
+LIMITS = safe_load.Limits(file_bytes=2**20, tensor_bytes=2**20, nodes=2000)
+
+
+def one_input(data: bytes) -> None:
+    try:
+        model = safe_load.parse(data, LIMITS)
+    except (safe_load.Refused, safe_load.Unreadable):
+        return
+    with suppress(safe_load.Refused, safe_load.Unreadable):
+        safe_load.attach_external_data(model, Path("/nonexistent"), "/nonexistent")
+    safe_load.contradiction(model)
+    for norm in patterns.find(model):
+        list(lint.lint_norm(norm))
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as corpus:
+        for build in onnx_gallery.SPECIMENS:
+            (Path(corpus) / build.__name__).write_bytes(build().model.SerializeToString())
+        flags = sys.argv[1:]
+        if not any(flag.startswith("-runs") for flag in flags):
+            flags.append("-runs=20000")
+        atheris.Setup([sys.argv[0], *flags, "-max_len=8192", "-timeout=20", corpus], one_input)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

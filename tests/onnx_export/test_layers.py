@@ -1,0 +1,169 @@
+"""Stacks: every layer beside the cells, states that begin elsewhere than at zero, and what has no ONNX form."""
+
+import json
+import os
+
+import cells
+import numpy as np
+import onnx
+import pytest
+
+import cnorm
+import onnx_export
+
+
+def linear(rng, inputs, outputs):
+    weight = (rng.standard_normal((outputs, inputs)) / np.sqrt(inputs)).astype(np.float32)
+    return cnorm.Linear(weight, rng.standard_normal(outputs).astype(np.float32))
+
+
+def layer_norm(rng, n, bias=True):
+    weight = (1 + 0.3 * rng.standard_normal(n)).astype(np.float32)
+    return cnorm.LayerNorm(weight, rng.standard_normal(n).astype(np.float32) if bias else None, eps=1e-4)
+
+
+def cell(rng, key, inputs, units, **start):
+    layer, _ = cells.random_cell(key, rng, inputs, units)
+    if not start:
+        return layer
+    return cells.LAYERS[key[0]](dict(layer.weights) | start, preset=layer.spec, eps=layer.eps)
+
+
+@pytest.fixture
+def stack(rng):
+    """Each kind of layer, a residual within a residual, cells of three kinds, one with a learned start."""
+    start = {"h0": rng.uniform(-1, 1, 6).astype(np.float32), "c0": rng.uniform(-1, 1, 6).astype(np.float32)}
+    inner = cnorm.Residual([cell(rng, ("RNN", "ba2016"), 6, 6), cnorm.Activation("sigmoid")])
+    return cnorm.Model(
+        [
+            cnorm.Activation("tanh"),
+            linear(rng, 5, 6),
+            layer_norm(rng, 6),
+            cnorm.Residual([cell(rng, ("LSTM", "torch_custom"), 6, 6, **start), inner, layer_norm(rng, 6, bias=False)]),
+            cell(rng, ("GRU", "torch"), 6, 4),
+            cnorm.Activation("relu"),
+            linear(rng, 4, 3),
+        ]
+    )
+
+
+@pytest.mark.parametrize("opset", [13, 17, 23])
+@pytest.mark.parametrize("functions", [False, True])
+@pytest.mark.parametrize("form", ["step", "sequence"])
+def test_a_stack_of_everything(rng, tmp_path, stack, form, functions, opset):
+    path = tmp_path / "stack.onnx"
+    exported = onnx_export.export(stack, path, form=form, functions=functions, opset=opset)
+    report = onnx_export.check_parity(stack, exported, steps=16)
+    assert report.ok, str(report)
+    again = onnx_export.load(path)
+    x = rng.standard_normal((20, 5)).astype(np.float32)
+    assert again.stream().process(x).tobytes() == stack.stream().process(x).tobytes()
+
+
+def test_learned_starts_are_in_the_state_table(rng, stack):
+    exported = onnx_export.export(stack)
+    described = json.loads(exported.metadata_props[0].value)
+    rows = {row["name"]: row for row in described["states"]}
+    assert list(rows) == ["h0", "c0", "h1", "h2"]
+    start = stack.stream().state()
+    for name, row in rows.items():
+        np.testing.assert_array_equal(np.full(row["units"], row["initial"], np.float32), start[name])
+    assert rows["c0"]["tensor"] == "layers.3.0.c0"
+    assert rows["h1"]["initial"] == 0
+    read = {name for node in exported.graph.node for name in node.input}
+    assert {t.name for t in exported.graph.initializer} <= read  # nothing that no node reads
+    stream = onnx_export.OrtStream(exported)
+    for name, array in stream.state().items():
+        np.testing.assert_array_equal(array, start[name])
+    x = rng.standard_normal(5).astype(np.float32)
+    np.testing.assert_allclose(stream.step(x), stack.stream().step(x), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("form", ["step", "sequence"])
+def test_native_operators_in_a_stack(rng, form):
+    """Linear layers and norms act on whole sequences there; no Scan."""
+    model = cnorm.Model(
+        [
+            cell(rng, ("LSTM", "keras"), 5, 6),
+            cnorm.Residual([layer_norm(rng, 6), linear(rng, 6, 6)]),
+            cell(rng, ("GRU", "onnx"), 6, 4),
+            linear(rng, 4, 3),
+        ]
+    )
+    exported = onnx_export.export(model, form=form, native_ops=True)
+    operators = [node.op_type for node in exported.graph.node]
+    assert operators.count("LSTM") == operators.count("GRU") == 1
+    assert "Scan" not in operators
+    report = onnx_export.check_parity(model, exported, steps=16)
+    assert report.ok, str(report)
+    x = rng.standard_normal((9, 5)).astype(np.float32)
+    y = onnx_export.OrtStream(exported).process(x)
+    np.testing.assert_allclose(y, model.stream().process(x), rtol=0, atol=2e-5)
+
+
+def test_constants_of_a_spec_reach_the_native_operator(rng):
+    """forget_bias and update_bias are no tensors of the checkpoint, and the operators have only tensors."""
+    from dataclasses import replace
+
+    for key, field in ((("LSTM", "torch"), "forget_bias"), (("GRU", "torch"), "update_bias")):
+        layer, _ = cells.random_cell(key, rng, 5, 6)
+        spec = replace(layer.spec, **{field: 1.5})
+        model = cnorm.Model([cells.LAYERS[key[0]](layer.weights, preset=spec)])
+        for native in (False, True):
+            report = onnx_export.check_parity(model, onnx_export.export(model, native_ops=native), steps=8)
+            assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("zoneout", [0.1, 0.9])
+def test_zoneout(rng, tmp_path, zoneout):
+    from dataclasses import replace
+
+    layer, _ = cells.random_cell(("LSTM", "haste"), rng, 5, 6)
+    model = cnorm.Model([cnorm.LSTM(layer.weights, preset=replace(layer.spec, zoneout=zoneout))])
+    report = onnx_export.check_parity(model, onnx_export.export(model, tmp_path / "m.onnx"), steps=16)
+    assert report.ok, str(report)
+    assert onnx_export.load(tmp_path / "m.onnx").layers[0].spec == model.layers[0].spec
+
+
+REFUSED = [
+    (("LSTM", "ba2016"), {}, "the operators have no layer norm"),
+    (("LSTM", "draw"), {}, "the operators have no layer norm"),
+    (("GRU", "torch"), {"zoneout": 0.1}, "the operators have no zoneout"),
+    (("LSTM", "torch"), {"cell_clip": 3.0}, "the operator LSTM clips what enters its activations, not the cell"),
+    (("GRU", "torch"), {"reset": "candidate"}, "does not let the reset gate act on the whole candidate"),
+    (("GRU", "torch"), {"update": "new"}, "weighs the candidate with 1 - z, this cell with z"),
+]
+
+
+@pytest.mark.parametrize(("key", "changes", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
+def test_native_operators_are_refused_with_the_reason(rng, tmp_path, key, changes, reason):
+    from dataclasses import replace
+
+    layer, _ = cells.random_cell(key, rng, 5, 6)
+    model = cnorm.Model([cells.LAYERS[key[0]](layer.weights, preset=replace(layer.spec, **changes))])
+    with pytest.raises(ValueError, match=f"native_ops must be False for .*{reason}"):
+        onnx_export.export(model, tmp_path / "m.onnx", native_ops=True)
+    assert os.listdir(tmp_path) == []
+    assert onnx_export.check_parity(model, onnx_export.export(model), steps=4).ok
+
+
+def test_a_projection_has_no_native_operator(rng):
+    layer, _ = cells.random_cell(("LSTM", "torch"), rng, 5, 6, 3)
+    with pytest.raises(ValueError, match="the operator LSTM has no projection"):
+        onnx_export.export(cnorm.Model([layer]), native_ops=True)
+
+
+def test_bidirectional_layers_have_no_form(rng, tmp_path):
+    both = cnorm.Bidirectional(cell(rng, ("GRU", "torch"), 5, 4), cell(rng, ("GRU", "torch"), 5, 4))
+    with pytest.raises(ValueError, match=r"no ONNX form of Bidirectional.*no states to carry from chunk to chunk"):
+        onnx_export.export(cnorm.Model([both]), tmp_path / "m.onnx", form="sequence")
+    assert os.listdir(tmp_path) == []
+
+
+def test_names_of_checkpoints_that_are_no_identifiers(rng):
+    """Formal names of a function's inputs are identifiers; the file's tensors keep the checkpoint's names."""
+    model = cnorm.Model([cell(rng, ("LSTM", "tfa"), 5, 6)])
+    exported = onnx_export.export(model, functions=True)
+    assert all(name.isidentifier() for f in exported.functions for name in (*f.input, *f.output))
+    assert "layers.0.kernel_norm/gamma" in {t.name for t in exported.graph.initializer}
+    onnx.checker.check_model(exported, full_check=True)

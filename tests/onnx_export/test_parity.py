@@ -1,0 +1,283 @@
+"""check_parity on the demo model, and on files that are wrong on purpose: it must see every one of them."""
+
+import io
+import json
+from importlib import resources
+
+import numpy as np
+import onnx
+import pytest
+
+import cnorm
+import onnx_export
+
+ENGINES = ("cnorm", "onnxruntime off", "onnxruntime basic", "onnxruntime all")
+
+
+@pytest.fixture(scope="module")
+def utterances():
+    with resources.as_file(resources.files("cnorm") / "data" / "japanese_vowels_test.npz") as path:
+        data = np.load(path)
+        return np.split(data["frames"], np.cumsum(data["lengths"])[:-1])
+
+
+@pytest.fixture(scope="module")
+def demo():
+    model = cnorm.demo_model()
+    return model, onnx_export.export(model)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("functions", [False, True])
+@pytest.mark.parametrize("form", ["step", "sequence"])
+def test_every_form_of_the_demo_model(demo, form, functions, dtype):
+    exported = onnx_export.export(demo[0], form=form, functions=functions, dtype=dtype, batch="batch")
+    report = onnx_export.check_parity(demo[0], exported, steps=8)
+    assert report.ok, str(report)
+
+
+def test_float16_is_judged_by_float16(demo):
+    """The bound grows with the unit roundoff, 8192 times, and no more: a broken file is still seen."""
+    half = onnx_export.export(demo[0], dtype="float16")
+    single = onnx_export.check_parity(*demo, steps=4)
+    report = onnx_export.check_parity(demo[0], half, steps=4)
+    for row, other in zip(report.rows, single.rows, strict=True):
+        assert row.bound < 8192 * 4 * other.bound
+    assert not onnx_export.check_parity(demo[0], broken(half, swap_gates), steps=4).ok
+
+
+def test_cells_of_two_units_have_an_ill_conditioned_norm(rng):
+    """Two cells that nearly meet: their norm enlarges any error, and the bound has to know."""
+    from models import random_linear, random_lstm
+
+    model = cnorm.Model([random_lstm(rng, 2, 2), random_linear(rng, 2, 3)])
+    report = onnx_export.check_parity(model, onnx_export.export(model), steps=300)
+    assert report.ok, str(report)
+
+
+def with_eps(model, eps):
+    lstm, linear = model.layers
+    return cnorm.Model([cnorm.LSTM(lstm.weights, preset="ba2016", eps=eps), linear])
+
+
+def worst(report, engine, against="float64"):
+    return max(row.max_abs for row in report.rows if (row.engine, row.against) == (engine, against))
+
+
+def test_the_demo_model_is_within_2e_6_per_step_over_64_steps(demo, utterances):
+    model, exported = demo
+    random = onnx_export.check_parity(model, exported, steps=64)
+    recorded = onnx_export.check_parity(model, exported, inputs=np.concatenate(utterances[:8])[:64])
+    for report in random, recorded:
+        assert report.ok, str(report)
+        assert report.steps == 64
+        assert {row.engine for row in report.rows} == set(ENGINES)
+        assert {row.tensor for row in report.rows} == {"y", "h0_out", "c0_out"}
+        for engine in ENGINES:
+            assert worst(report, engine) <= 2e-6, str(report)
+
+
+def test_free_runs_of_recorded_utterances_agree_within_5e_6(demo, utterances):
+    report = onnx_export.check_parity(*demo, inputs=utterances[::12])
+    assert report.ok, str(report)
+    assert report.inputs == "recorded"
+    for drift in report.drift:
+        assert drift.max_abs <= 5e-6, str(report)
+
+
+def test_the_same_seed_gives_the_same_report(demo):
+    assert onnx_export.check_parity(*demo, steps=3) == onnx_export.check_parity(*demo, steps=3)
+    assert onnx_export.check_parity(*demo, steps=3) != onnx_export.check_parity(*demo, steps=3, seed=1)
+
+
+def test_a_path_is_read(demo, tmp_path):
+    model, exported = demo
+    onnx.save(exported, tmp_path / "demo.onnx")
+    expected = onnx_export.check_parity(model, exported, steps=3)
+    for path in (tmp_path / "demo.onnx", str(tmp_path / "demo.onnx")):
+        assert onnx_export.check_parity(model, path, steps=3) == expected
+
+
+def broken(exported, change):
+    copy = onnx.ModelProto()
+    copy.CopyFrom(exported)
+    change({node.name: node for node in copy.graph.node}, copy)
+    return copy
+
+
+def swap_gates(nodes, _):
+    outputs = nodes["layers.0/gate_f"].output
+    outputs[0], outputs[1] = outputs[1], outputs[0]
+
+
+def drop_norm_of_h(nodes, _):
+    nodes["layers.0/norm_h"].op_type = "Identity"
+    del nodes["layers.0/norm_h"].input[1:], nodes["layers.0/norm_h"].attribute[:]
+
+
+def drop_norm_of_c(nodes, _):
+    nodes["layers.0/shown"].input[0] = "c0_out"
+
+
+def carry_the_normalised_cell(nodes, _):
+    """The difference between two presets whose weights have the same names and shapes."""
+    nodes["layers.0/c"].output[0] = "raw"
+    nodes["layers.0/norm_c"].input[0] = "raw"
+    nodes["layers.0/norm_c"].output[0] = "c0_out"
+    nodes["layers.0/shown"].input[0] = "c0_out"
+
+
+def forget_the_bias(nodes, _):
+    nodes["layers.0/biased_fiog"].op_type = "Identity"
+    del nodes["layers.0/biased_fiog"].input[1:]
+
+
+def stale_state(nodes, _):
+    nodes["layers.0/kept"].input[1] = "h0_in"
+
+
+def one_weight_off(_, copy):
+    tensor = next(t for t in copy.graph.initializer if t.name == "layers.0.weight_h")
+    array = onnx.numpy_helper.to_array(tensor).copy()
+    array[100, 30] += 0.01
+    tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+
+
+BREAKS = [
+    swap_gates,
+    drop_norm_of_h,
+    drop_norm_of_c,
+    carry_the_normalised_cell,
+    forget_the_bias,
+    stale_state,
+    one_weight_off,
+]
+
+
+@pytest.mark.parametrize("change", BREAKS, ids=lambda change: change.__name__)
+def test_a_broken_graph_is_reported(demo, change):
+    model, exported = demo
+    report = onnx_export.check_parity(model, broken(exported, change), steps=8)
+    assert not report.ok
+    assert not report
+    # the file says what it says, and onnxruntime computes it; it is cnorm's model that the file is not
+    assert report.first.engine == "cnorm"
+    assert all(row.ok for row in report.rows if row.engine != "cnorm")
+    assert f"cnorm and float64 go apart first in {report.first.tensor} at step" in report.verdict
+
+
+def test_a_lost_eps_is_reported(demo):
+    model = with_eps(demo[0], 1e-3)
+    exported = onnx_export.export(model)
+    assert onnx_export.check_parity(model, exported, steps=8).ok
+
+    def lose(nodes, _):
+        for node in nodes.values():
+            if node.op_type == "LayerNormalization":
+                del node.attribute[[a.name for a in node.attribute].index("epsilon")]
+
+    report = onnx_export.check_parity(model, broken(exported, lose), steps=8)
+    assert not report.ok
+
+
+def test_the_first_step_that_goes_apart_is_named(demo):
+    """A file that clips its cell at 1 is right until a cell gets there."""
+    model, exported = demo
+
+    def clip(nodes, copy):
+        nodes["layers.0/c"].output[0] = "raw"
+        limits = [onnx.numpy_helper.from_array(np.float32(v), n) for n, v in (("low", -1), ("high", 1))]
+        copy.graph.initializer.extend(limits)
+        at = next(i for i, node in enumerate(copy.graph.node) if node.name == "layers.0/c")
+        copy.graph.node.insert(at + 1, onnx.helper.make_node("Clip", ["raw", "low", "high"], ["c0_out"]))
+
+    x = np.random.default_rng(0).standard_normal((40, 12)).astype(np.float32)
+    stream, largest = model.stream(), []
+    for frame in x:
+        stream.step(frame)
+        largest.append(np.abs(stream.state()["c0"]).max())
+    expected = next(i for i, v in enumerate(largest) if v > 1)
+    assert expected > 0
+    report = onnx_export.check_parity(model, broken(exported, clip), inputs=[x[:expected], x])
+    assert (report.first.recording, report.first.step) == (1, expected)
+    assert f"at step {expected} of recording 1" in report.verdict
+
+
+def test_nan_is_infinitely_far(demo):
+    model, exported = demo
+
+    def poison(_, copy):
+        tensor = next(t for t in copy.graph.initializer if t.name == "layers.1.bias")
+        array = onnx.numpy_helper.to_array(tensor).copy()
+        array[0] = np.nan
+        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+
+    report = onnx_export.check_parity(model, broken(exported, poison), steps=2)
+    assert not report.ok
+    assert report.first.tensor == "y"
+    assert json.loads(report.to_json())["first"]["max_abs"] is None
+
+
+def test_the_report_as_json_text_and_table(demo):
+    report = onnx_export.check_parity(*demo, steps=4)
+    data = json.loads(report.to_json())
+    assert data["ok"] is True
+    assert data["steps"] == 4
+    assert data["first"] is None
+    assert len(data["rows"]) == len(report.rows) == 21
+    assert {
+        "engine",
+        "against",
+        "tensor",
+        "max_abs",
+        "max_ulp",
+        "used",
+        "bound",
+        "recording",
+        "step",
+        "ok",
+    } == set(data["rows"][0])
+    assert str(report).splitlines()[-1] == report.verdict
+
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=120)
+    console.print(report)
+    assert "onnxruntime all" in console.file.getvalue()
+    assert "equal within float32 rounding" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"inputs": np.zeros((3, 12))}, TypeError, r"inputs\[0\] must be a float32 array, got float64"),
+        ({"inputs": [np.zeros((3, 12), "f"), 3]}, TypeError, r"inputs\[1\] must be a float32 array, got int"),
+        ({"inputs": np.zeros((3, 11), "f")}, ValueError, r"inputs\[0\] must have shape \(steps, 12\)"),
+        ({"inputs": []}, ValueError, "at least one step"),
+        ({"inputs": "recording.npz"}, TypeError, "inputs must be an array or a list"),
+        ({"steps": 0}, ValueError, "steps must be at least 1"),
+        ({"steps": 1.5}, TypeError, "steps must be an integer"),
+    ],
+)
+def test_wrong_arguments(demo, options, error, says):
+    with pytest.raises(error, match=says):
+        onnx_export.check_parity(*demo, **options)
+
+
+def test_what_is_not_a_model(demo):
+    with pytest.raises(TypeError, match="model must be a cnorm"):
+        onnx_export.check_parity(demo[1], demo[1])
+
+
+def test_another_interface_is_refused(demo):
+    model, exported = demo
+    copy = onnx.ModelProto()
+    copy.CopyFrom(exported)
+    copy.graph.output[1].name = "state"
+    for node in copy.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["state" if n == "h0_out" else n for n in names]
+    with pytest.raises(ValueError, match="must have the outputs y, h0_out, c0_out, got y, state, c0_out"):
+        onnx_export.check_parity(model, copy)
+    with pytest.raises(ValueError, match="must have the inputs x, got"):
+        onnx_export.check_parity(cnorm.Model([cnorm.Linear(np.ones((3, 2), "f"))]), exported)

@@ -1,0 +1,48 @@
+"""Every specimen of the gallery gives exactly what it says."""
+
+import onnx_gallery as gallery
+import pytest
+
+from onnx_export.validation.examine import Options, examine
+
+
+def examined(specimen, folder):
+    path, options = gallery.lay_out(specimen, folder)
+    return examine(str(path), Options(**options), lambda kind, value: None)
+
+
+@pytest.mark.parametrize("build", gallery.SPECIMENS, ids=lambda build: build.__name__)
+def test_specimen(build, tmp_path):
+    specimen = build()
+    report = examined(specimen, tmp_path)
+    found = [("~" * bool(n.near_miss) + n.formula, n.verdict, n.blame) for n in report.norms]
+    said = f"{[n.detail for n in report.norms]} {report.problem}"
+    assert found == specimen.norms, said
+    assert {f.code for f in report.findings if f.level != "note"} == specimen.findings
+    assert report.exit_code() == specimen.exit_code, said
+
+
+def test_there_are_enough_specimens():
+    assert len(gallery.SPECIMENS) >= 40
+
+
+def test_the_report_says_what_the_optimiser_made_of_a_norm(tmp_path):
+    report = examined(gallery.trap_eps_first(), tmp_path)
+    if gallery.runtime.miscomputes("eps-first"):
+        assert report.norms[0].became == "LayerNormalization (axis -1, epsilon 1e-05)"
+        assert "wrong with 'basic'" in report.norms[0].detail
+    report = examined(gallery.trap_skip_axis(), tmp_path)
+    if gallery.runtime.miscomputes("skip-axis"):
+        assert report.norms[0].became.startswith("SkipLayerNormalization")
+
+
+def test_a_run_that_fails_names_the_inputs_that_were_made_up(tmp_path):
+    report = examined(gallery.made_up_input_that_does_not_fit(), tmp_path)
+    assert "made up were ['x', 'shape'], supply them with --input" in report.problem
+
+
+def test_the_runtime_is_blamed_once_not_each_norm(tmp_path):
+    """Rows of 1e25 overflow the squares of onnxruntime's own kernel: one note for any number of norms."""
+    report = examined(gallery.two_norms_in_a_row(), tmp_path)
+    assert [f.code for f in report.findings].count("runtime-limit") <= 1
+    assert [n.risks for n in report.norms] == [[], []]

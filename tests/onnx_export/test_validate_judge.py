@@ -1,0 +1,138 @@
+"""The bound: clean kernels stay within it, broken ones do not. The first test is its calibration."""
+
+import numpy as np
+import onnx
+import onnx_gallery as gallery
+import pytest
+
+from onnx_export.validation import runtime, stress
+from onnx_export.validation.judge import FACTOR, Measure, Oracle, unit_roundoff, worst
+from onnx_export.validation.patterns import find
+
+LENGTHS = (1, 2, 3, 7, 8, 16, 31, 64, 257, 1024, 4096)
+MEANS = (0.0, 1.0, 10.0, 1e2, 1e3, 1e4)
+DTYPES = {"float32": (np.float32, gallery.FLOAT), "float64": (np.float64, gallery.DOUBLE)}
+
+
+def norm_of(n, dtype, onnx_type, decomposed):
+    if decomposed:
+        nodes, constants = gallery.decomposed(square="Mul", dtype=dtype, width=n)
+    else:
+        nodes, constants = [gallery.native()], gallery.weights(n, dtype)
+    model = onnx.shape_inference.infer_shapes(gallery.model(nodes, (32, n), constants, dtype=onnx_type))
+    return model, Oracle(find(model)[0], model)
+
+
+def rows(n, mean, dtype):
+    return {"x": (mean + np.random.default_rng(n).normal(size=(32, n))).astype(dtype)}
+
+
+def used(oracle: Oracle, feeds, y) -> float:
+    """Multiples of u (sqrt(n) + conditioning) max|scale| that the error comes to: what FACTOR must exceed."""
+    facts = oracle.rows(feeds)
+    unit = unit_roundoff(oracle.norm.compute_dtype)
+    half_ulp = 0.5 * np.abs(np.spacing(facts.claim.astype(y.dtype))).astype(float)
+    excess = np.maximum(np.abs(y.astype(float) - facts.claim) - half_ulp, 0)
+    return float(np.max(excess / (facts.rounding(unit) / FACTOR)))
+
+
+# onnxruntime sums float64 rows one element after the other: at long rows and large means it is not clean.
+CLEAN = {
+    ("float32", "kernel"): (max(LENGTHS), max(MEANS), 2.5),
+    ("float32", "decomposed"): (max(LENGTHS), max(MEANS), 5.5),
+    ("float64", "kernel"): (max(LENGTHS), 1.0, 2.5),
+    ("float64", "decomposed"): (64, max(MEANS), 5.5),
+}
+
+
+@pytest.mark.parametrize("case", CLEAN, ids="-".join)
+def test_what_clean_kernels_use_of_the_factor(case):
+    """The operator and a centred decomposition, unoptimised: at most 1.84 and 4.50 of 8 in float32."""
+    longest, largest, most = CLEAN[case]
+    name, form = case
+    for n in (n for n in LENGTHS if n <= longest):
+        model, oracle = norm_of(n, *DTYPES[name], form == "decomposed")
+        session = runtime.Session(model, "off")
+        for mean in (mean for mean in MEANS if mean <= largest):
+            feeds = rows(n, mean, DTYPES[name][0])
+            (y,) = session.run(["y"], feeds)
+            assert oracle.runtime_error(feeds, y).ratio <= 1, (n, mean)
+            assert used(oracle, feeds, y) <= most, (n, mean)
+
+
+def plain(x, scale, bias, eps=1e-5, *, ddof=0, one_pass=False, dtype=np.float32):
+    x = x.astype(dtype)
+    mean = x.mean(-1, keepdims=True, dtype=dtype)
+    d = x - mean
+    var = (d * d).sum(-1, keepdims=True, dtype=dtype) / dtype(x.shape[-1] - ddof)
+    if one_pass:
+        var = (x * x).mean(-1, keepdims=True, dtype=dtype) - mean * mean
+    with np.errstate(all="ignore"):
+        return (d / np.sqrt(var + dtype(eps)) * scale + bias).astype(np.float32)
+
+
+BROKEN = {
+    "eps ten times too large": (lambda x, s, b: plain(x, s, b, eps=1e-4), 0.0),
+    "no eps": (lambda x, s, b: plain(1e-3 * x, s, b, eps=0) + 0 * x, 0.0),
+    "unbiased": (lambda x, s, b: plain(x, s, b, ddof=1), 0.0),
+    "one-pass at mean 100": (lambda x, s, b: plain(x, s, b, one_pass=True), 100.0),
+    "float16 inside": (lambda x, s, b: plain(x, s, b, dtype=np.float16), 0.0),
+    "scale forgotten": (lambda x, s, b: plain(x, 1, b), 0.0),
+    "bias forgotten": (lambda x, s, b: plain(x, s, 0), 0.0),
+    "one element wrong": (
+        lambda x, s, b: plain(x, s, b) + 1e-3 * (np.arange(x.size) == 5).reshape(x.shape),
+        0.0,
+    ),
+    "rows mixed up": (lambda x, s, b: plain(x, s, b)[::-1], 0.0),
+    "one NaN": (
+        lambda x, s, b: np.where(np.arange(x.size).reshape(x.shape) == 9, np.nan, plain(x, s, b)),
+        0.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_kernels_exceed_the_bound(name):
+    kernel, mean = BROKEN[name]
+    _, oracle = norm_of(64, np.float32, gallery.FLOAT, False)
+    feeds = rows(64, mean, np.float32)
+    weights = gallery.weights(64)
+    assert oracle.runtime_error(feeds, plain(feeds["x"], *weights.values())).ratio <= 1
+    y = np.asarray(kernel(feeds["x"], *weights.values()), np.float32)
+    assert oracle.runtime_error(feeds, y).ratio > 1
+
+
+def test_a_wrong_shape_is_infinitely_wrong():
+    _, oracle = norm_of(8, np.float32, gallery.FLOAT, False)
+    assert oracle.runtime_error(rows(8, 0, np.float32), np.zeros((32, 9), np.float32)).ratio == np.inf
+
+
+def test_rows_with_nan_or_inf_are_not_judged_but_their_neighbours_are():
+    model, oracle = norm_of(8, np.float32, gallery.FLOAT, False)
+    feeds = rows(8, 0, np.float32)
+    feeds["x"][3, 2] = np.nan
+    feeds["x"][4, 1] = np.inf
+    (y,) = runtime.Session(model, "off").run(["y"], feeds)
+    assert oracle.runtime_error(feeds, y).ratio <= 1
+    y[5, 0] = np.nan
+    assert oracle.runtime_error(feeds, y).ratio == np.inf
+
+
+def test_worst_of_many():
+    assert worst([]).ratio == 0
+    assert worst([Measure(1, 1, 0.5, [(1, 2)]), Measure(2, 1, 2.0, [(3, 4)])]) == Measure(
+        2, 1, 2.0, [(1, 2), (3, 4)]
+    )
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_stress_families_are_finite_in_their_dtype(dtype):
+    families = set()
+    for case in stress.cases(4, 16, np.dtype(dtype), 1e-5, seed=0):
+        families.add(case.family)
+        assert case.rows.shape == (4, 16)
+        assert case.rows.dtype == dtype
+        assert case.family.startswith("NaN") or np.isfinite(case.rows).all()
+    assert {"large mean", "constant rows", "near-constant rows", "tiny values", "one-hot outlier"} < families
+    assert ("float16 edge" in families) == (dtype == np.float16)
+    assert ("huge values" in families) == (dtype != np.float16)

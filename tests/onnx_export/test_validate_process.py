@@ -1,0 +1,281 @@
+"""The command, its exit codes and reports, and the child process that contains accidents."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_gallery as gallery
+import pytest
+from click.testing import CliRunner
+
+from onnx_export import validate
+from onnx_export.validation import child
+from onnx_export.validation.command import validate as command
+from onnx_export.validation.report import Finding, NormReport, ValidationReport
+
+CLEAN = [
+    gallery.native_layer_norm,
+    gallery.pytorch_pow,
+    gallery.flax_one_pass_benign,
+    gallery.native_float16,
+    gallery.quantised,
+    gallery.decomposed_dynamic_shape,
+    gallery.inside_if,
+    gallery.inside_loop,
+    gallery.inside_scan,
+    gallery.inside_a_local_function,
+    gallery.residual_before_the_norm,
+]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(command, [str(a) for a in arguments])
+
+
+def laid_out(build, folder):
+    path, options = gallery.lay_out(build(), folder)
+    return [path, *(["--input", options["input"]] if "input" in options else [])]
+
+
+@pytest.mark.parametrize("build", CLEAN, ids=lambda build: build.__name__)
+def test_clean_models_exit_0(build, tmp_path):
+    result = invoke(*laid_out(build, tmp_path))
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("build", "flags", "code"),
+    [
+        (gallery.one_pass_at_a_huge_mean, [], 1),
+        (gallery.flax_one_pass_benign, ["--strict"], 1),
+        (gallery.unbiased_variance, [], 0),
+        (gallery.unbiased_variance, ["--strict"], 1),
+        (gallery.no_norm_at_all, [], 0),
+        (gallery.no_norm_at_all, ["--require-norm"], 2),
+        (gallery.custom_domain, [], 2),
+        (gallery.broken_but_linted, [], 1),
+        (gallery.native_layer_norm, ["--size", "n"], 2),
+        (gallery.native_layer_norm, ["--size", "n=0"], 2),
+        (gallery.native_layer_norm, ["--batch", "0"], 2),
+        (gallery.native_layer_norm, ["--timeout", "0.01"], 2),
+    ],
+)
+def test_exit_codes(build, flags, code, tmp_path):
+    result = invoke(*laid_out(build, tmp_path), *flags)
+    assert result.exit_code == code, result.output
+
+
+def test_as_a_subprocess(tmp_path):
+    path, _ = gallery.lay_out(gallery.lint_eps_zero(), tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "onnx_export.validation", str(path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert done.returncode == 1, done.stderr
+    assert "error[eps-zero] y: eps is 0 as stored" in done.stdout
+    assert "1 layer norm: 1 ok" in done.stdout
+    assert done.stderr == ""
+
+
+def test_no_norm_is_said_plainly(tmp_path):
+    result = invoke(*laid_out(gallery.no_norm_at_all, tmp_path))
+    assert result.output == "no layer norm in this file\n"
+
+
+def test_json_matches_the_report(tmp_path):
+    path, *_ = laid_out(gallery.one_pass_at_a_huge_mean, tmp_path)
+    data = json.loads(invoke(*laid_out(gallery.one_pass_at_a_huge_mean, tmp_path), "--json").output)
+    report = validate(path, input=tmp_path / "input.npz")
+    assert data == json.loads(report.to_json())
+    assert data["schema"] == 1
+    assert data["exit_code"] == 1
+    assert data["norms"][0]["verdict"] == "wrong"
+    assert data["norms"][0]["eps"] == float(np.float32(1e-6))
+    again = {k: v for k, v in data.items() if k not in ("schema", "exit_code", "summary")}
+    assert ValidationReport.from_dict(again).to_json() == report.to_json()
+
+
+def test_json_has_no_bare_nan(tmp_path):
+    text = invoke(*laid_out(gallery.lint_eps_nan, tmp_path), "--json").output
+    parsed = json.loads(text, parse_constant=lambda token: pytest.fail(token))
+    assert parsed["norms"][0]["eps"] == "nan"
+
+
+def hostile_report():
+    name = "\x1b[2J<script>alert(1)</script>\u202e\u0007&\"'"
+    norm = NormReport(
+        name, name, name, "layer", "centred", [0], 1e-5, name, name, name, name, near_miss=name, detail=name
+    )
+    norm.points = [[1.0, 0.5, name], [1e3, float("inf"), "run"], [5.0, 0.0, "run"]]
+    return ValidationReport(name, [norm], [Finding("error", name, name, name)], name, fixed=[name])
+
+
+def test_html_is_static_and_escaped(tmp_path):
+    from onnx_export.validation.html import page
+
+    text = page(hostile_report())
+    assert "<script" not in text.lower()
+    assert not re.search(r"\son\w+\s*=", re.sub(r">[^<]*<", "><", text))
+    assert not set("\x1b\x07\u202e") & set(text)
+    assert not re.search(r"(src|href)\s*=|url\(|@import", text)
+    assert "<svg" in text
+
+
+def test_terminal_output_has_no_escapes_from_the_file():
+    from io import StringIO
+
+    from rich.console import Console
+
+    from onnx_export.validation.report import show
+
+    out = StringIO()
+    show(hostile_report(), Console(file=out, force_terminal=True, width=100))
+    bare = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())  # rich's own colours
+    assert not set("\x1b\x07\u202e") & set(bare)
+
+
+def test_html_is_written_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "report.html"
+    arguments = laid_out(gallery.native_layer_norm, tmp_path)
+    assert invoke(*arguments, "--html", target).exit_code == 0
+    assert target.read_text().startswith("<!doctype html>")
+    bad = invoke(*arguments, "--html", tmp_path / "no" / "report.html")
+    assert bad.exit_code == 2
+    assert "cannot write" in bad.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "report.html"]
+
+
+def test_bad_arguments_of_the_function():
+    for wrong in ({"batch": 0}, {"dim": -1}, {"timeout": 0}, {"sizes": {"n": 0}}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            validate("x.onnx", **wrong)
+
+
+# -- containment
+
+
+def endless(count):
+    body = onnx.helper.make_graph(
+        [gallery.node("Identity", "keep", "keep_next"), gallery.node("Sin", "h", "h_next")],
+        "body",
+        [
+            gallery.value("i", [], gallery.INT64),
+            gallery.value("keep", [], onnx.TensorProto.BOOL),
+            gallery.value("h", (3, 16)),
+        ],
+        [gallery.value("keep_next", [], onnx.TensorProto.BOOL), gallery.value("h_next", (3, 16))],
+    )
+    nodes = [gallery.node("Loop", "count true x", "h", body=body), gallery.native("h")]
+    constants = gallery.weights() | {"count": np.array(count), "true": np.array(True)}
+    return gallery.model(nodes, constants=constants)
+
+
+def test_a_loop_without_end_meets_the_time_limit_and_the_lints_survive(tmp_path):
+    model = endless(2**62)
+    model.graph.node[1].attribute.append(onnx.helper.make_attribute("epsilon", 0.0))
+    onnx.save(model, tmp_path / "m.onnx")
+    report = validate(tmp_path / "m.onnx", timeout=20)
+    assert "time limit" in report.problem
+    assert "stage: run" in report.problem
+    assert [f.code for f in report.findings] == ["eps-zero"]
+    assert report.exit_code() == 1
+
+
+def test_an_interrupt_ends_the_child_and_is_no_verdict(tmp_path):
+    onnx.save(endless(2**62), tmp_path / "m.onnx")
+    command = [sys.executable, "-m", "onnx_export.validation", str(tmp_path / "m.onnx")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    deadline = time.monotonic() + 60
+    child_id = ""
+    while time.monotonic() < deadline:
+        child_id, *_ = [*children.read_text().split(), ""]
+        if child_id and b"-I" in Path(f"/proc/{child_id}/cmdline").read_bytes().split(b"\0"):
+            break  # it runs its own program by now
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    assert not Path(f"/proc/{child_id}").exists()
+
+
+def test_a_flood_of_memory_meets_the_limit(tmp_path):
+    constants = gallery.weights() | {"shape": np.array([2**20, 2**14, 16])}
+    nodes = [
+        gallery.node("ConstantOfShape", "shape", "flood"),
+        gallery.node("ReduceMax", "flood", "top", axes=[0, 1], keepdims=0),
+        gallery.node("Add", "x top", "h"),
+        gallery.native("h"),
+    ]
+    onnx.save(gallery.model(nodes, constants=constants), tmp_path / "m.onnx")
+    report = validate(tmp_path / "m.onnx", memory=2 * 2**30, timeout=60)
+    assert report.problem
+    assert report.exit_code() == 2
+
+
+@pytest.mark.parametrize("stage", ["find", "shapes", "run", "stress"])
+def test_a_crash_costs_no_more_than_its_stage(stage, tmp_path, monkeypatch):
+    """The child is made to die as a segfault in the runtime would."""
+    path, _ = gallery.lay_out(gallery.lint_eps_zero(), tmp_path)
+    crash = (
+        "import json, os, sys; sys.path[:] = json.loads(sys.argv[1])\n"
+        "import onnx_export.validation.child as child\n"
+        "import onnx_export.validation.examine as module\n"
+        "real = module.examine\n"
+        "def examine(path, options, emit):\n"
+        "    def dying(kind, value):\n"
+        "        emit(kind, value)\n"
+        f"        if (kind, value) == ('stage', {stage!r}): os.kill(os.getpid(), 11)\n"
+        "    return real(path, options, dying)\n"
+        "module.examine = examine\n"
+        "child.main() #{}"
+    )
+    monkeypatch.setattr(child, "_START", crash)
+    report = validate(path)
+    codes = {f.code for f in report.findings if f.level != "note"}
+    if stage == "shapes":  # done again without shape inference
+        assert not report.problem
+        assert codes == {"eps-zero", "shapes"}
+    else:
+        assert "SIGSEGV" in report.problem
+        assert f"stage: {stage}" in report.problem
+        assert codes == (set() if stage == "find" else {"eps-zero"})
+    assert report.exit_code() == (2 if stage == "find" else 1)
+
+
+def test_the_parent_never_imports_onnx(tmp_path):
+    path, _ = gallery.lay_out(gallery.native_layer_norm(), tmp_path)
+    code = (
+        "import sys\n"
+        "from onnx_export import validate\n"
+        f"assert validate({str(path)!r}).ok\n"
+        "assert not {'onnx', 'onnxruntime', 'rich', 'click'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_two_hundred_norms(tmp_path):
+    """Long models are judged whole, and the progress says how far it is."""
+    nodes, constants, x = [], gallery.weights(), "x"
+    for index in range(200):
+        nodes += [gallery.native(x, f"n{index}"), gallery.node("Add", f"{x} n{index}", f"h{index}")]
+        x = f"h{index}"
+    nodes.append(gallery.node("Identity", x, "y"))
+    onnx.save(gallery.model(nodes, (1, "time", gallery.N), constants), tmp_path / "m.onnx")
+    seen = []
+    report = validate(tmp_path / "m.onnx", progress=lambda *step: seen.append(step))
+    assert report.summary() == "200 layer norms: 200 ok"
+    assert {stage for stage, *_ in seen} >= {"read", "find", "run", "stress"}
+    assert seen[-1] == ("stress", 399, 400)

@@ -1,0 +1,262 @@
+"""`cnorm bench`: what it checks, leaves out and writes. Nothing here looks at a time, but that it is one."""
+
+import io
+import json
+import math
+import platform
+import time
+
+import numpy as np
+import pytest
+
+import cnorm
+import reference
+from cnorm import bench, bench_report, contenders
+from cnorm.contenders import numpy_, operations, timing
+
+SIZES = [(2, 8), (3, 5)]
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Labels of the contenders that were timed, in order."""
+    labels = []
+
+    def times(made, **options):
+        labels.extend(contender.label for contender in made)
+        return timing.times(made, **options)
+
+    monkeypatch.setattr(contenders, "times", times)
+    return labels
+
+
+@pytest.fixture(scope="module")
+def document():
+    return bench.norms(SIZES, seconds=0.001)
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return bench.recurrent_steps([(3, 4)], seconds=0.001)
+
+
+def is_time(value):
+    return isinstance(value, float) and math.isfinite(value) and value > 0
+
+
+def check_surroundings(document, kind):
+    assert document["format"] == 1
+    assert document["kind"] == kind
+    assert document["isa"] == cnorm.active_isa()
+    assert document["versions"].keys() >= {"cnorm", "python", "numpy"}
+    assert isinstance(document["processor"], str)
+    assert isinstance(document["memory_kept"], bool)
+    assert all(isinstance(sentence, str) for sentence in document["left_out"])
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+
+
+def test_document_of_norms(document):
+    check_surroundings(document, "norms")
+    seen = {(bench.case_of(r), r["rows"], r["n"]) for r in document["records"]}
+    assert seen == {(case, *size) for case in bench.CASES for size in SIZES}
+    for record in document["records"]:
+        assert is_time(record["microseconds"])
+        assert is_time(record["best"])
+        assert record["samples"] >= timing.MIN_SAMPLES
+        assert record["best"] <= record["quartiles"][0] <= record["microseconds"] <= record["quartiles"][1]
+        assert record["moved_bytes"] % (record["rows"] * record["n"] * 2) == 0
+    labels = {r["contender"] for r in document["records"]}
+    assert labels >= {"cnorm", "cnorm, new array", "np.copyto", "NumPy"}
+    assert "fresh_memory" not in document  # nothing here is large enough for page faults to show
+
+
+def test_document_of_steps(steps):
+    check_surroundings(steps, "rnn")
+    for record in steps["records"]:
+        assert (record["input"], record["hidden"]) == (3, 4)
+        assert all(is_time(record[name]) for name in ("p50", "p99", "max"))
+        assert record["p50"] <= record["p99"] <= record["max"]
+        assert (record["p99.9"] is None) == (record["samples"] < 1000)
+    assert steps["records"][0]["contender"] == "cnorm"
+    (limit,) = steps["limits"]
+    assert limit["weight_bytes"] == 4 * (16 * 3 + 16 * 4)
+    assert limit["read_by"] in ("np.max", "sum compiled by numba")
+    assert is_time(limit["microseconds"])
+
+
+@pytest.mark.parametrize("case", bench.CASES, ids=str)
+def test_every_contender_of_the_norms_is_right(case):
+    """What is importable is not left out quietly because its own formula is wrong."""
+    inputs = case.inputs(np.random.default_rng(0), 65, 130)
+    for module in contenders.importable()[0]:
+        for contender in getattr(module, case.operation, lambda **_: [])(**inputs):
+            operations.check(contender, case.expected(**inputs))
+
+
+def test_large_inputs_lie_where_users_have_them():
+    for shape in ((256, 128), (1000, 333)):
+        assert timing.empty(shape, np.float32).ctypes.data % 4096 == 16
+        assert timing.empty_like(np.zeros(shape, np.float16)).shape == shape
+
+
+@pytest.mark.parametrize("name", bench.OPERATIONS)
+def test_references_agree_with_the_oracle(name):
+    inputs = bench.Case(name, mean=3).inputs(np.random.default_rng(1), 300, 7)
+    expected = bench.Case(name).expected(**inputs)
+    if name == "add_layer_norm":
+        total = inputs.pop("x") + inputs.pop("residual")
+        truth = reference.layer_norm(total, **inputs)[0], total
+    elif name == "layer_norm_backward":
+        truth = reference.layer_norm_backward(inputs["dy"], inputs["x"], inputs["weight"])
+    else:
+        truth = getattr(reference, name)(**inputs)[:1]
+    for ours, theirs in zip(expected, truth, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_reference_of_the_steps_agrees_with_the_oracle():
+    model = operations.random_lstm(np.random.default_rng(2), 3, 4)
+    frames, h, c = np.ones((2, 3)), np.zeros(4), np.zeros(4)
+    for x in frames:
+        h, c = reference.lstm_ba2016(model.layers[0].weights, x, h, c)
+    np.testing.assert_allclose(operations.lstm_reference(model, frames), h, rtol=1e-9, atol=1e-9)
+
+
+def test_a_wrong_contender_is_told_and_not_timed(monkeypatch, timed):
+    def wrong(x, weight, bias):
+        return [timing.Contender("NumPy", "x * weight", {"x": x, "weight": weight})]
+
+    monkeypatch.setattr(numpy_, "layer_norm", wrong)
+    document = bench.norms([(4, 8)], cases=[bench.FORWARD], seconds=0.001)
+    assert "cnorm" in timed
+    assert "NumPy" not in timed
+    assert "NumPy" not in {r["contender"] for r in document["records"]}
+    (sentence,) = (s for s in document["left_out"] if "4x8" in s)
+    assert sentence.startswith("layer_norm 4x8: NumPy is off by ")
+    assert sentence.endswith("it is not timed")
+
+
+def test_a_wrong_cnorm_ends_the_measurement(monkeypatch, timed):
+    monkeypatch.setattr(cnorm, "layer_norm", lambda x, weight, bias, out=None: x)
+    with pytest.raises(ArithmeticError, match="cnorm is off by"):
+        bench.norms([(4, 8)], cases=[bench.FORWARD])
+    assert timed == []
+
+
+def test_a_wrong_step_is_told_and_not_timed(monkeypatch):
+    class Wrong(contenders.Cnorm):
+        label = "wrong"
+
+        def step(self, x):
+            return super().step(-x)
+
+    monkeypatch.setattr(numpy_, "steps", lambda model, onnx_model: [Wrong(model)], raising=False)
+    document = bench.recurrent_steps([(3, 4)], seconds=0.001)
+    assert "wrong" not in {r["contender"] for r in document["records"]}
+    (sentence,) = (s for s in document["left_out"] if "wrong" in s)
+    assert sentence.startswith("LSTM 3 -> 4: wrong is off by ")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ((np.zeros((2, 3)), np.zeros(3)), "gives 2 arrays instead of 1"),
+        ((np.zeros((3, 2)),), r"gives an array of shape \(3, 2\) instead of \(2, 3\)"),
+        ((np.full((2, 3), np.nan),), "is off by nan, more than 0.001"),
+        ((np.full((2, 3), 0.0011),), "is off by 0.0011, more than 0.001"),
+    ],
+)
+def test_check(outputs, message):
+    contender = timing.Contender("somebody", "outputs", {"outputs": outputs})
+    with pytest.raises(ArithmeticError, match="somebody " + message):
+        operations.check(contender, (np.zeros((2, 3)),))
+
+
+def test_absent_packages_are_told(monkeypatch):
+    there = contenders.util.find_spec
+    absent = ("torch", "onnx", "onnxruntime", "numba")
+    monkeypatch.setattr(contenders.util, "find_spec", lambda name: None if name in absent else there(name))
+    document = bench.norms([(2, 8)], cases=[bench.FORWARD], seconds=0.001)
+    assert document["left_out"] == [
+        "numba is left out: numba can't be imported",
+        "onnxruntime is left out: onnx and onnxruntime can't be imported",
+        "PyTorch is left out: torch can't be imported",
+    ]
+    labels = {r["contender"].split(",")[0] for r in document["records"]}
+    assert labels == {"cnorm", "np.copyto", "NumPy"}
+    steps = bench.recurrent_steps([(3, 4)], seconds=0.001)
+    assert [r["contender"] for r in steps["records"]] == ["cnorm"]
+
+
+def test_contenders_take_turns():
+    """After calibration every round starts with another contender, and each runs once uncounted before its sample."""
+    calls = []
+
+    def slow(label):
+        calls.append(label)
+        time.sleep(0.005)  # longer than a sample takes at least: every sample is one call
+
+    made = [timing.Contender(label, f"slow({label!r})", {"slow": slow}) for label in "abc"]
+    samples = timing.times(made, seconds=1e-9)
+    assert [len(samples[label]) for label in "abc"] == [timing.MIN_SAMPLES] * 3
+    rounds = ("aabbcc", "bbccaa", "ccaabb")
+    expected = ["aabbcc", *(rounds[turn % 3] for turn in range(timing.MIN_SAMPLES))]
+    assert "".join(calls) == "".join(expected)
+
+
+def test_ratio_is_a_geometric_mean():
+    def record(contender, rows, microseconds, case=bench.FORWARD):
+        return {**case._asdict(), "rows": rows, "n": 8} | {
+            "contender": contender,
+            "microseconds": microseconds,
+        }
+
+    records = [record("cnorm", 1, 1.0), record("cnorm", 2, 2.0), record("slow", 1, 2.0), record("slow", 2, 16.0)]
+    document = {"records": [*records, record("slow", 1, 99.0, bench.BACKWARD)]}
+    assert bench.ratio(document, "slow", sizes=[(1, 8), (2, 8)]) == pytest.approx(4)
+    assert bench.ratio(document, "cnorm", sizes=[(1, 8)], against="slow") == pytest.approx(0.5)
+    assert math.isnan(bench.ratio(document, "slow", sizes=[(3, 8)]))
+    assert math.isnan(bench.ratio(document, "absent", sizes=[(1, 8)]))
+
+
+def test_tables_and_pictures(document, steps):
+    from rich.console import Console
+
+    console = Console(width=100, file=io.StringIO(), highlight=False)
+    bench_report.header(console, document | {"left_out": ["somebody is left out"]})
+    bench_report.norms_tables(console, document | {"fresh_memory": {"rows": 2, "n": 8, "microseconds": {"x": 1.5}}})
+    bench_report.rnn_tables(console, steps)
+    text = console.file.getvalue()
+    expected = ["somebody is left out", "2x8", "3x5", "mean/std = 10", "layer_norm_backward", "x 1.50 us"]
+    for words in [*expected, "LN-LSTM step, 3 -> 4", "p99.9", "limit: 448 B read at"]:
+        assert words in text, words
+    for draw, of in ((bench_report.norms_picture, document), (bench_report.rnn_picture, steps)):
+        file = io.BytesIO()
+        draw(of, file)
+        assert file.getvalue().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("rnn", [False, True])
+def test_run_measures_in_a_process_of_its_own(tmp_path, capfd, rnn):
+    document = bench.run(sizes=[(2, 3)], out_dir=tmp_path / "out", json=rnn, rnn=rnn)
+    stem = "rnn" if rnn else "norms"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [f"{stem}.json", f"{stem}.png"]
+    assert document == json.loads((tmp_path / "out" / f"{stem}.json").read_text())
+    assert document["memory_kept"] == (platform.libc_ver()[0] == "glibc")
+    printed = capfd.readouterr().out
+    if rnn:
+        assert json.loads(printed) == document
+    else:
+        assert "geometric" in printed
+
+
+def test_fresh_memory_is_measured_in_another_process():
+    found = bench.fresh_memory(2, 8)
+    assert "cnorm, new array" in found
+    assert all(is_time(value) for value in found.values())
+
+
+def test_a_failed_measurement_raises(tmp_path):
+    with pytest.raises(RuntimeError, match="measurement failed"):
+        bench.run(sizes=[(0, 0)], out_dir=tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,82 @@
+"""The demo: what it claims about the packaged model holds, and it runs from end to end."""
+
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import cnorm
+import onnx_export
+from cnorm import contenders, demo
+
+
+@pytest.fixture(scope="module")
+def recordings():
+    return demo.recordings()
+
+
+@pytest.fixture
+def console():
+    return Console(file=io.StringIO(), width=80)
+
+
+def test_accuracy_on_the_test_split(recordings):
+    utterances, labels = recordings
+    answers = demo.stream_all(cnorm.demo_model(), utterances)
+    named = [y[-1].argmax() for y in answers]
+    assert len(labels) == 370
+    assert np.mean(named == labels) >= 0.94
+
+
+def test_an_utterance_changes_processes_and_isas_half_way(console, recordings):
+    assert demo.hand_over(console, cnorm.demo_model(), recordings[0][:20])
+
+
+def test_isa_hashes_agree_and_the_isa_is_as_before(isa, console, recordings):
+    model, utterances = cnorm.demo_model(), recordings[0][:20]
+    answers = demo.stream_all(model, utterances)
+    assert demo.isa_hashes(console, model, utterances, answers)
+    assert cnorm.active_isa() == isa
+    assert not demo.isa_hashes(console, model, utterances, answers[::-1])
+    assert "NOT" in console.file.getvalue()
+
+
+def test_contenders_of_onnxruntime_compute_the_same(recordings):
+    onnx_model = onnx_export.export(cnorm.demo_model()).SerializeToString()
+    check([contenders.OrtRun(onnx_model), contenders.OrtBinding(onnx_model)], recordings[0][::20])
+
+
+def test_contenders_of_torch_compute_the_same(recordings):
+    pytest.importorskip("torch")
+    model = cnorm.demo_model()
+    check([contenders.TorchEager(model), contenders.TorchJit(model)], recordings[0][::20])
+
+
+def check(others, utterances):
+    """Free runs over recordings differ by at most 5e-6: 29 steps and no more, each within 2e-6."""
+    runners = [contenders.Cnorm(cnorm.demo_model()), *others]
+    times, answers = contenders.latencies(runners, utterances, at_a_time=4)
+    for other in others:
+        assert len(times[other.label]) == sum(map(len, utterances))
+        np.testing.assert_allclose(answers[other.label], answers["cnorm"], rtol=0, atol=5e-6)
+
+
+def test_from_end_to_end(tmp_path, capsys):
+    assert demo.run(tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"demo.onnx", "demo.png"}
+    assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    for expected in cnorm.__version__, "370/370", "95.4%", "onnxruntime, IO binding", "everything held":
+        assert expected in printed
+
+
+def test_without_the_optional_packages(tmp_path, capsys, monkeypatch):
+    find_spec = demo.util.find_spec
+    absent = "onnx", "onnxruntime", "torch", "matplotlib"
+    monkeypatch.setattr(demo.util, "find_spec", lambda name: None if name in absent else find_spec(name))
+    assert demo.run(tmp_path)
+    printed = capsys.readouterr().out
+    assert "pip install onnx onnxruntime" in printed
+    assert "pip install matplotlib" in printed
+    assert list(tmp_path.iterdir()) == []
