@@ -222,12 +222,12 @@ def test_inference_at_any_scale(rng, dtype):
     """
     big, small = (3e38, 1e-40) if dtype == np.float32 else (0.9e308, 1e-310)
     var_big, var_small = (1e38, 1e-42) if dtype == np.float32 else (1e306, 1e-312)
-    mean = np.array([big, -big, 0, 1, 0, 0], dtype)
-    var = np.array([var_big, 1, var_small, 0, 0, 2], dtype)
-    weight = np.array([1, small, small, 2, 3, big], dtype)
-    for shape in (5, 6), (4, 6, 3):
+    mean = np.array([big, -big, 0, 1, 0, 0, -big], dtype)
+    var = np.array([var_big, 1, var_small, 0, 0, 2, 1], dtype)
+    weight = np.array([1, small, small, 2, 3, big, 2.0**-50], dtype)  # the last: only x - mean overflows
+    for shape in (5, 7), (4, 7, 3):
         x = rng.uniform(-0.5, 0.5, shape).astype(dtype)
-        x[:, :2] *= dtype(big)
+        x[:, [0, 1, 6]] *= dtype(big)
         x[:, 2] *= dtype(var_small**0.5)
         with np.errstate(all="ignore"):
             y = cnorm.batch_norm_inference(x, mean, var, weight, eps=0)
