@@ -290,6 +290,22 @@ def test_control_characters_in_names_reach_no_report(folder):
     assert "<img" not in html.read_text()
 
 
+def test_a_path_that_is_no_text(folder):
+    path = os.fsencode(folder) + b"/\xff\x1b.onnx"
+    with open(path, "wb") as file:
+        file.write(norm_model().SerializeToString())
+    report = validate(os.fsdecode(path))
+    assert report.exit_code() == 0, report.problem
+    from click.testing import CliRunner
+
+    from onnx_export.validation.command import validate as command
+
+    for flags in ([], ["--json"]):
+        result = CliRunner().invoke(command, [os.fsdecode(path), *flags])
+        assert result.exit_code == 0, result.output
+        assert "\x1b" not in result.output
+
+
 def test_a_name_of_a_megabyte_does_not_fill_the_report(folder):
     model = norm_model()
     model.graph.node[0].name = "n" * 2**20
