@@ -202,7 +202,7 @@ def test_hostile_file(name, folder):
     content, code = FILES[name]
     path = folder / "m.onnx"
     path.write_bytes(raw(content))
-    report = validate(path, timeout=60)
+    report = validate(path, timeout=300)
     assert report.exit_code() == code, report.problem
     assert bool(report.problem) == (code != 0)
     assert "unexpected" not in report.problem
@@ -263,7 +263,7 @@ def test_no_regular_file(kind, folder):
     elif kind == "unreadable":
         path.write_bytes(b"")
         path.chmod(0)
-    report = validate(path, timeout=30)
+    report = validate(path, timeout=120)
     assert report.exit_code() == UNREADABLE
     assert "unexpected" not in report.problem
 
@@ -399,7 +399,7 @@ def test_external_file_that_is_not_what_it_seems(kind, folder):
         os.mkfifo(target)
     else:
         target.mkdir()
-    report = validate(external(folder, location, data=False), external_data=True, timeout=30)
+    report = validate(external(folder, location, data=False), external_data=True, timeout=120)
     assert report.exit_code() == REFUSED, report.problem
     if kind == "hardlink":
         target.unlink()
