@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_export import validate
-from onnx_export.validation.safe_load import Limits, Refused, Unreadable, load
+from onnx_export.validation.safe_load import Limits, Refused, Unreadable, load, parse
 
 UNREADABLE, REFUSED = 2, 3
 
@@ -445,3 +445,8 @@ def test_inputs_are_read_without_pickle_and_within_limits(folder):
     np.save(folder / "good.npy", np.ones((3, gallery.N)))
     assert validate(path, input=folder / "good.npy").exit_code() == 0
     assert validate(path, input=folder / "zip.npz").exit_code() == 0  # an empty archive: all is made up
+
+
+def test_a_recursive_function_is_named():
+    with pytest.raises(Refused, match="function F calls itself"):
+        parse(raw(recursive_function()), Limits())
