@@ -9,11 +9,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import reference
 from models import random_linear, random_lstm
 
 import cnorm
 import onnx_export
-import reference
 from onnx_export.exporter import newest_opset
 from onnx_export.float64 import Float64
 
