@@ -41,7 +41,9 @@ def main():
         sys.exit(0 if run(out_dir) else 1)
 
     @cnorm.command()
-    @click.option("--out", "out_dir", default="bench_out", show_default=True, help="Folder for the JSON and the picture.")
+    @click.option(
+        "--out", "out_dir", default="bench_out", show_default=True, help="Folder for the JSON and the picture."
+    )
     @click.option("--rnn", is_flag=True, help="Steps of recurrent networks instead of norms of rows.")
     def bench(out_dir, rnn):
         """Measure on this machine: cnorm, what else is importable, and the limits."""
@@ -74,7 +76,7 @@ def main():
 
         try:
             loaded = cnorm.load(model)
-            exported = onnx_export.export(loaded, out, batch=1 if batch is None else batch, **options)
+            onnx_export.export(loaded, out, batch=1 if batch is None else batch, **options)
         except (OSError, TypeError, ValueError) as error:
             raise click.ClickException(str(error)) from None
         if not as_json:
@@ -82,7 +84,7 @@ def main():
         if check:
             from rich.console import Console
 
-            report = onnx_export.check_parity(loaded, exported)
+            report = onnx_export.check_parity(loaded, out)
             if as_json:
                 click.echo(report.to_json())
             else:

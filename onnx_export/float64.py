@@ -215,9 +215,7 @@ def _eps(epsilon: float | None, default: float) -> float:
     return float(np.float32(default if epsilon is None else epsilon))
 
 
-def standardise(
-    x: np.ndarray, axes: tuple[int, ...], eps: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def standardise(x: np.ndarray, axes: tuple[int, ...], eps: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Subtract the mean over `axes` and divide by sqrt(var + eps), var centred and biased.
 
     Returns
@@ -261,6 +259,21 @@ class SimplifiedLayerNormalization(OpRun):
     def _run(self, x, scale, axis=-1, epsilon=None, **_):
         xhat, rstd = _divide_rms(x, _suffix(x, axis), _eps(epsilon, 1e-5))
         return xhat * scale, rstd
+
+
+class BatchNormalization(OpRun):
+    """onnx's own takes the statistics of the batch in every model below opset 14."""
+
+    def _run(self, x, scale, bias, mean, var, epsilon=None, momentum=None, training_mode=None, **_):
+        per_channel, eps = (-1,) + (1,) * (x.ndim - 2), _eps(epsilon, 1e-5)
+        if not training_mode:
+            d = x - mean.reshape(per_channel)
+            xhat = d / np.sqrt(var.reshape(per_channel) + eps)
+            return (xhat * scale.reshape(per_channel) + bias.reshape(per_channel),)
+        axes, share = (0, *range(2, x.ndim)), 0.9 if momentum is None else momentum
+        xhat = standardise(x, axes, eps)[0]
+        averages = (old * share + new * (1 - share) for old, new in ((mean, x.mean(axes)), (var, x.var(axes))))
+        return xhat * scale.reshape(per_channel) + bias.reshape(per_channel), *averages
 
 
 class GroupNormalization(OpRun):
@@ -320,6 +333,7 @@ _NORMS: list[Callable[..., OpRun]] = [
     LayerNormalization,
     RMSNormalization,
     SimplifiedLayerNormalization,
+    BatchNormalization,
     GroupNormalization,
     InstanceNormalization,
     SkipLayerNormalization,

@@ -4,7 +4,9 @@ import subprocess
 import sys
 
 # Cython's own additions
-ALLOWED = "cnorm._core.__pyx_capi__\ncnorm._core.__test__\ncnorm._core.*__reduce_cython__\ncnorm._core.*__setstate_cython__\n"
+ALLOWED = (
+    "cnorm._core.__pyx_capi__\ncnorm._core.__test__\ncnorm._core.*__reduce_cython__\ncnorm._core.*__setstate_cython__\n"
+)
 
 
 def test_stubs_match_the_extension(tmp_path):

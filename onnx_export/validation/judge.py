@@ -60,12 +60,15 @@ class Measure:
         Error over bound; infinite for NaN where the oracle is finite.
     points : list of (float, float)
         (conditioning, ratio) of rows, for the plot.
+    judged : int
+        Number of elements that could be judged.
     """
 
     error: float = 0.0
     bound: float = 0.0
     ratio: float = 0.0
     points: list[tuple[float, float]] = field(default_factory=list)
+    judged: int = 0
 
 
 def unit_roundoff(dtype: int) -> float:
@@ -99,17 +102,13 @@ class Oracle:
         x = self._summed(feeds)
         scale, bias = self._value(norm.scale, feeds), self._value(norm.bias, feeds)
         if norm.formula in ("group", "instance"):
-            groups = (
-                attribute(norm.nodes[0], "num_groups", x.shape[1]) if norm.formula == "group" else x.shape[1]
-            )
+            groups = attribute(norm.nodes[0], "num_groups", x.shape[1]) if norm.formula == "group" else x.shape[1]
             grouped, ones = x.reshape(x.shape[0], groups, -1), (1,) * (x.ndim - 2)
             xhat, n, largest, variance = _standardise(grouped, (2,), norm.eps, centred=True)
             xhat = xhat.reshape(x.shape)
 
             def per_channel(value):
-                return np.repeat(value, x.shape[1] // value.shape[-1], axis=-1).reshape(
-                    *value.shape[:-1], -1, *ones
-                )
+                return np.repeat(value, x.shape[1] // value.shape[-1], axis=-1).reshape(*value.shape[:-1], -1, *ones)
 
             largest, variance = per_channel(largest[..., 0]), per_channel(variance[..., 0])
             scale, bias = (None if v is None else per_channel(v) for v in (scale, bias))
@@ -169,8 +168,7 @@ class Oracle:
         if norm.form == "EmbedLayerNormalization":
             words, positions, kinds = (self._value(node.input[i], feeds) for i in (2, 3, 4))
             ids, segments = (
-                feeds[node.input[i]] if node.input[i] in feeds else self._scope.constant(node.input[i])
-                for i in (0, 1)
+                feeds[node.input[i]] if node.input[i] in feeds else self._scope.constant(node.input[i]) for i in (0, 1)
             )
             total = words[ids] + positions[: ids.shape[1]]
             return total if segments is None or kinds is None else total + kinds[segments]
@@ -210,21 +208,22 @@ def compare(y: np.ndarray, oracle: np.ndarray, bound, rows: Rows, overflow: floa
         ratio = np.where(judged, ratio, 0.0)
     if not ratio.size:
         return Measure()
-    worst = np.unravel_index(np.argmax(ratio), ratio.shape)
+    at = np.unravel_index(np.argmax(ratio), ratio.shape)
     return Measure(
-        float(error[worst]) if judged[worst] else 0.0,
-        float(bound[worst]),
-        float(ratio[worst]),
+        float(error[at]) if judged[at] else 0.0,
+        float(bound[at]),
+        float(ratio[at]),
         _points(rows.conditioning, ratio),
+        int(np.sum(judged)),
     )
 
 
 def worst(measures: Iterable[Measure]) -> Measure:
-    """The measure of largest ratio, with the points of all."""
+    """The measure of largest ratio, with the points and the count of all."""
     measures = list(measures)
     found = max(measures, key=lambda m: m.ratio, default=Measure())
     points = [point for m in measures for point in m.points][:_MOST_POINTS]
-    return replace(found, points=points)
+    return replace(found, points=points, judged=sum(m.judged for m in measures))
 
 
 def _points(conditioning: np.ndarray, ratio: np.ndarray, most: int = 24) -> list[tuple[float, float]]:

@@ -59,14 +59,15 @@ RARE void exact_group(const product_term *terms, int count, ptrdiff_t start, ptr
     }
 }
 
-/* (3): the r of each gate of z, which is the sum of the terms */
-INLINE void group_rstds(const product_term *terms, int count, double eps, float *z, float r[4])
+/* (3): the r of each gate of z, which is the sum of the terms; `known` is its sum of squares or -1 */
+INLINE void group_rstds(const product_term *terms, int count, double eps, double known, float *z, float r[4])
 {
     const cnorm_matrix *w = terms[0].w;
     const ptrdiff_t width = padded_units(w->units);
     for (ptrdiff_t first = 0; first < w->gates; first += w->group) {
         const ptrdiff_t gates = w->gates - first < w->group ? w->gates - first : w->group;
-        const double n = (double)(gates * w->units), squares = sum_of_squares(z + first * width, gates * width);
+        const double n = (double)(gates * w->units);
+        const double squares = gates == w->gates && known >= 0 ? known : sum_of_squares(z + first * width, gates * width);
         float rstd = 1;
         if (squares <= Q_MAX_F32 && (squares >= n * Q_MIN_F32 || eps >= Q_MIN_F32))
             rstd = (float)(1.0 / sqrt(squares / n + eps));
@@ -82,11 +83,11 @@ static void cell_inputs(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptr
     const ptrdiff_t stride = input_row_floats(cell);
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = x + s * x_stride;
-    products(&cell->weight_x, n, rows, cell->inside_x, 0, zx, stride, room);
+    const double squares = products(&cell->weight_x, n, rows, cell->inside_x, 0, zx, stride, room);
     if (cell->scope != CNORM_SPLIT) return;
     for (ptrdiff_t s = 0; s < n; ++s) {
         const product_term term = {&cell->weight_x, rows[s], cell->inside_x};
-        group_rstds(&term, 1, (double)cell->eps, zx + s * stride, zx + (s + 1) * stride - CNORM_GATE_PAD);
+        group_rstds(&term, 1, (double)cell->eps, squares, zx + s * stride, zx + (s + 1) * stride - CNORM_GATE_PAD);
     }
 }
 
@@ -248,15 +249,15 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
     float *in2 = z2 + n * second_row, *interleaved = in2 + (second ? 2 * n * width : 0);
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = state[s];
-    if (cell->scope == CNORM_SUM) products(&cell->weight_h, n, rows, zx, x_row, zh, h_row, interleaved);
-    else products(&cell->weight_h, n, rows, cell->inside_h, 0, zh, h_row, interleaved);
+    const int sum = cell->scope == CNORM_SUM;
+    const double squares = products(&cell->weight_h, n, rows, sum ? zx : cell->inside_h, sum ? x_row : 0, zh, h_row, interleaved);
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *h = state[s], *a = zh + s * h_row, *m = second ? in2 + s * width : h, rh[4];
         const float *ax = zx + s * x_row;
         if (cell->scope != CNORM_PLAIN) {
             const product_term terms[2] = {{&cell->weight_h, h, cell->inside_h},
                                            {&cell->weight_x, x + s * x_stride, cell->inside_x}};
-            group_rstds(terms, cell->scope == CNORM_SUM ? 2 : 1, (double)cell->eps, a, rh);
+            group_rstds(terms, sum ? 2 : 1, (double)cell->eps, squares, a, rh);
         }
         const int zoning = cell->zoneout > 0 && !second;
         if (zoning) memcpy(before, h, (size_t)out_width * sizeof *h);
@@ -268,7 +269,7 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
         rows[s] = m;
     }
     if (!second) return;
-    products(second, n, rows, NULL, 0, z2, second_row, interleaved);
+    (void)products(second, n, rows, NULL, 0, z2, second_row, interleaved);
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *h = state[s];
         const float *z = z2 + s * second_row;
@@ -292,7 +293,7 @@ static void linear_step(const cnorm_linear *layer, ptrdiff_t n, const float *x, 
     const ptrdiff_t row = packed_rows(&layer->weight);
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = x + s * x_stride;
-    products(&layer->weight, n, rows, NULL, 0, scratch, row, scratch + n * row);
+    (void)products(&layer->weight, n, rows, NULL, 0, scratch, row, scratch + n * row);
     for (ptrdiff_t s = 0; s < n; ++s)
         for (ptrdiff_t j = 0; j < layer->weight.units; ++j)
             y[s * y_stride + j] = scratch[s * row + j] + (layer->bias ? layer->bias[j] : 0.0f);

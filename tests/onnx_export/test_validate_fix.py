@@ -45,9 +45,9 @@ def fixed(build, folder):
 def feeds(model):
     rng = np.random.default_rng(3)
     return {
-        value.name: (
-            2 + rng.normal(size=[d.dim_value or 3 for d in value.type.tensor_type.shape.dim])
-        ).astype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+        value.name: (2 + rng.normal(size=[d.dim_value or 3 for d in value.type.tensor_type.shape.dim])).astype(
+            onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        )
         for value in model.graph.input
     }
 
@@ -60,6 +60,7 @@ def test_rewritten_and_equal(build, tmp_path):
     count = sum(node.op_type == "LayerNormalization" for node in after.graph.node)
     assert count == len(report.norms), report.fixed
     assert not {"Sqrt", "ReduceMean", "ReduceSum"} & {node.op_type for node in after.graph.node}
+    assert not any(node.metadata_props for node in after.graph.node)
     assert not any("scale" in t.name and "cnorm" not in t.name for t in after.graph.initializer)
 
     given = feeds(before)

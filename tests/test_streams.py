@@ -1,0 +1,558 @@
+"""Streams: the same bits whatever way the steps are cut, saved, shared or dispatched; and what they refuse."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cells import random_cell, random_weights
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import cnorm
+
+KEYS = sorted(cnorm.PRESETS)
+ISAS = cnorm.available_isas()
+
+
+def deep_model(rng):
+    """Every kind of layer, in sizes that are no multiple of anything."""
+    lstm, _ = random_cell(("LSTM", "ba2016"), rng, 5, 19)
+    gru, _ = random_cell(("GRU", "torch"), rng, 19, 19)
+    projected, _ = random_cell(("LSTM", "lingvo"), rng, 19, 33, outputs=7)
+    norm = cnorm.LayerNorm(*rng.standard_normal((2, 19)).astype(np.float32))
+    linear = cnorm.Linear(rng.standard_normal((19, 19)).astype(np.float32))
+    out = cnorm.Linear(rng.standard_normal((3, 7)).astype(np.float32), rng.standard_normal(3).astype(np.float32))
+    inner = cnorm.Residual([norm, linear, cnorm.Activation("relu")])
+    return cnorm.Model([lstm, cnorm.Residual([inner, gru]), cnorm.Activation("tanh"), projected, out])
+
+
+def same(one, other):
+    """The same names, and the same bits."""
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        assert array.tobytes() == other[name].tobytes(), name
+
+
+# ---- the same bits ---------------------------------------------------------------------------------------------------
+
+
+class Streams(RuleBasedStateMachine):
+    """Some streams of one model, each beside its history: the frames since it was last at the start."""
+
+    model = deep_model(np.random.default_rng(1607))
+    frames = np.random.default_rng(7).standard_normal((64, 5)).astype(np.float32)
+    plain: dict  # history of frame numbers -> the state and output of plain steps on one instruction set
+
+    @initialize()
+    def begin(self):
+        self.streams = [(self.model.stream(), ()) for _ in range(3)]
+        self.saved = None
+        self.plain = {(): (self.model.stream().state(), None)}
+
+    def advanced(self, history, frame):
+        """The state and output of a plain step, made once on the first instruction set."""
+        if (*history, frame) not in self.plain:
+            cnorm.use_isa(ISAS[0])
+            stream = self.model.stream()
+            stream.set_state(self.plain[history][0])
+            y = stream.step(self.frames[frame])
+            self.plain[*history, frame] = (stream.state(), y)
+        return self.plain[*history, frame]
+
+    which = st.integers(0, 2)
+    frame_numbers = st.integers(0, 63)
+
+    @rule(isa=st.sampled_from(ISAS))
+    def use_isa(self, isa):
+        cnorm.use_isa(isa)
+
+    @rule(which=which, frame=frame_numbers, given_out=st.booleans())
+    def step(self, which, frame, given_out):
+        stream, history = self.streams[which]
+        out = np.empty(3, np.float32) if given_out else None
+        y = stream.step(self.frames[frame], out=out)
+        assert out is None or y is out
+        isa = cnorm.active_isa()
+        assert y.tobytes() == self.advanced(history, frame)[1].tobytes()
+        cnorm.use_isa(isa)
+        self.streams[which] = stream, (*history, frame)
+
+    @rule(which=which, frames=st.lists(frame_numbers, max_size=20))
+    def process(self, which, frames):
+        stream, history = self.streams[which]
+        got = stream.process(self.frames[frames])
+        isa = cnorm.active_isa()
+        for frame, y in zip(frames, got, strict=True):
+            assert y.tobytes() == self.advanced(history, frame)[1].tobytes()
+            history = (*history, frame)
+        cnorm.use_isa(isa)
+        self.streams[which] = stream, history
+
+    @rule(subset=st.permutations(range(3)), count=st.integers(0, 3), frames=st.tuples(*[frame_numbers] * 3),
+          reset=st.none() | st.tuples(*[st.booleans()] * 3))  # fmt: skip
+    def step_many(self, subset, count, frames, reset):
+        subset, frames = subset[:count], list(frames[:count])
+        mask = None if reset is None else np.array(reset[:count], bool)
+        got = self.model.step_many([self.streams[i][0] for i in subset], self.frames[frames].reshape(-1, 5), reset=mask)
+        isa = cnorm.active_isa()
+        for row, (i, frame) in enumerate(zip(subset, frames, strict=True)):
+            stream, history = self.streams[i]
+            history = () if reset is not None and reset[row] else history
+            assert got[row].tobytes() == self.advanced(history, frame)[1].tobytes()
+            self.streams[i] = stream, (*history, frame)
+        cnorm.use_isa(isa)
+
+    @rule(which=which)
+    def save(self, which):
+        stream, history = self.streams[which]
+        self.saved = stream.save(), history
+
+    @precondition(lambda self: self.saved is not None)
+    @rule(which=which)
+    def restore(self, which):
+        data, history = self.saved
+        self.streams[which] = self.model.restore(data), history
+
+    @rule(which=which)
+    def reset(self, which):
+        self.streams[which][0].reset()
+        self.streams[which] = self.streams[which][0], ()
+
+    @rule(which=which, way=st.sampled_from([copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))]))
+    def duplicate(self, which, way):
+        stream, history = self.streams[which]
+        self.streams[(which + 1) % 3] = way(stream), history
+        stream_of_unpickled = self.streams[(which + 1) % 3][0]
+        if stream_of_unpickled.model is not self.model:  # an unpickled stream brings its model
+            self.streams[(which + 1) % 3] = self.model.restore(stream_of_unpickled.save()), history
+
+    @invariant()
+    def states_are_those_of_plain_steps(self):
+        for stream, history in getattr(self, "streams", ()):
+            same(stream.state(), self.plain[history][0])
+
+
+def test_any_interleaving_gives_the_bits_of_plain_steps_on_every_isa():
+    before = cnorm.active_isa()
+    try:
+        run_state_machine_as_test(
+            Streams,
+            settings=settings(
+                max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+            ),
+        )
+    finally:
+        cnorm.use_isa(before)
+
+
+@pytest.mark.parametrize("units", [3, 16, 40, 65])
+@pytest.mark.parametrize("key", KEYS, ids="-".join)
+def test_every_preset_has_the_same_bits_everywhere(key, units, rng):
+    """Plain steps against process and against many streams, on every instruction set."""
+    layer, _ = random_cell(key, rng, 21, units)
+    model = cnorm.Model([layer])
+    x = rng.standard_normal((21, 21)).astype(np.float32)
+    before, seen = cnorm.active_isa(), set()
+    try:
+        for isa in ISAS:
+            cnorm.use_isa(isa)
+            stream = model.stream()
+            plain = np.stack([stream.step(frame) for frame in x])
+            seen.add((plain.tobytes(), stream.save()))
+            whole = model.stream()
+            seen.add((whole.process(x).tobytes(), whole.save()))
+            streams = [model.stream() for _ in range(13)]
+            for frame in x:
+                rows = model.step_many(streams, np.repeat(frame[None], 13, axis=0))
+            assert {row.tobytes() for row in rows} == {plain[-1].tobytes()}
+            assert {stream.save() for stream in streams} == {whole.save()}
+    finally:
+        cnorm.use_isa(before)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 64])
+def test_many_streams_have_the_bits_of_each_alone(count, isa, rng):
+    model = deep_model(rng)
+    streams = [model.stream() for _ in range(count)]
+    x = rng.standard_normal((4, count, 5)).astype(np.float32)
+    many = np.stack([model.step_many(streams, frame) for frame in x])
+    alone = np.stack([model.stream().process(x[:, i]) for i in range(count)], axis=1)
+    assert many.tobytes() == alone.tobytes()
+
+
+def test_a_rescued_row_has_the_same_bits_in_company(isa, rng):
+    """Products that leave the range of float32 are done in float64, one by one."""
+    layer, _ = random_cell(("LSTM", "torchaudio"), rng, 6, 20)
+    model = cnorm.Model([layer])
+    x = (rng.standard_normal((9, 6)) * np.logspace(-30, 37, 9)[:, None]).astype(np.float32)
+    many = model.step_many([model.stream() for _ in range(9)], x)
+    assert np.isfinite(many).all()
+    assert many.tobytes() == b"".join(model.stream().step(frame).tobytes() for frame in x)
+    assert model.stream().process(x[::-1].copy())[0].tobytes() == many[-1].tobytes()
+
+
+def test_a_bad_value_stays_in_its_stream(isa, rng):
+    model = deep_model(rng)
+    good, bad, other = (model.stream() for _ in range(3))
+    x = rng.standard_normal((3, 5)).astype(np.float32)
+    x[1, 2] = np.inf
+    rows = model.step_many([good, bad, other], x)
+    assert np.isnan(rows[1]).all()
+    assert rows[0].tobytes() == model.stream().step(x[0]).tobytes()
+    assert rows[2].tobytes() == model.stream().step(x[2]).tobytes()
+    bad.reset()
+    assert np.isfinite(bad.step(x[0])).all()
+
+
+@pytest.mark.parametrize("key", KEYS, ids="-".join)
+def test_extreme_pre_activations_saturate(key, isa, rng):
+    layer, _ = random_cell(key, rng, 4, 9)
+    stream = cnorm.Model([layer]).stream()
+    for scale in (1e4, -1e4, 1e30, 0):
+        assert np.isfinite(stream.step(np.full(4, scale, np.float32))).all()
+
+
+# ---- silence ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", KEYS, ids="-".join)
+def test_silence_leaves_no_subnormal(key, rng):
+    """Some frames, then zeros: whatever decays ends at zero, and the same bits come again from a saved state."""
+    spec = cnorm.PRESETS[key]
+    weights = random_weights(spec, rng, 6, 24)
+    for name, _, meaning in spec.weights:
+        name = name.format(layer=0, even=0, odd=1, reverse="")
+        if name in weights and meaning.startswith(("bias", "inside")):
+            weights[name] = np.zeros_like(weights[name])  # or nothing would decay
+    layer = type(random_cell(key, rng, 6, 24)[0])(weights, preset=spec, eps=1e-3 if spec.normalises else None)
+    stream = cnorm.Model([layer]).stream()
+    stream.process(rng.standard_normal((50, 6)).astype(np.float32))
+    saved = stream.save()
+    steps = int(os.environ.get("CNORM_SOAK_STEPS", "3000"))
+    quiet = np.zeros((1000, 6), np.float32)
+    for _ in range(0, steps, 1000):
+        stream.process(quiet)
+        for name, array in stream.state().items():
+            assert ((array == 0) | (np.abs(array) >= 2.0**-100)).all(), name
+    again = stream.model.restore(saved)
+    again.process(np.zeros((steps // 1000 * 1000 // 10, 6), np.float32))
+    for _ in range(9):
+        again.process(np.zeros((steps // 1000 * 1000 // 10, 6), np.float32))
+    assert again.save() == stream.save()
+
+
+def test_a_decaying_state_ends_at_zero():
+    """c = 0.9 c would stick at the smallest subnormal for ever."""
+    weights = {name: np.zeros(shape, np.float32) for name, shape in (("kernel", (1, 4)), ("recurrent_kernel", (1, 4)))}
+    stream = cnorm.Model([cnorm.LSTM(weights, preset="keras")]).stream()
+    stream.set_state({"h0": np.ones(1, np.float32), "c0": np.ones(1, np.float32)})
+    stream.process(np.zeros((200, 1), np.float32))
+    same(stream.state(), {"h0": np.zeros(1, np.float32), "c0": np.zeros(1, np.float32)})
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(rng):
+    return deep_model(rng)
+
+
+def unchanged(*streams):
+    """A context that checks that the streams have not moved."""
+
+    class Check:
+        def __enter__(self):
+            self.before = [stream.save() for stream in streams]
+
+        def __exit__(self, *_):
+            assert [stream.save() for stream in streams] == self.before
+
+    return Check()
+
+
+@pytest.mark.parametrize(
+    ("x", "error"),
+    [
+        (np.zeros(6, np.float32), ValueError),
+        (np.zeros((1, 4), np.float32), ValueError),
+        (np.zeros(5), TypeError),
+        (np.zeros(5, np.int32), TypeError),
+        (np.zeros(5, ">f4"), TypeError),
+        ([0.0] * 5, TypeError),
+        (None, TypeError),
+        (np.ma.zeros(5, np.float32), TypeError),
+    ],
+)
+def test_a_frame_of_another_kind(model, x, error):
+    stream = model.stream()
+    stream.step(np.ones(5, np.float32))
+    with unchanged(stream):
+        with pytest.raises(error, match="x must"):
+            stream.step(x)
+        with pytest.raises((TypeError, ValueError)):
+            stream.process(x)
+
+
+@pytest.mark.parametrize(
+    ("out", "error"),
+    [
+        (np.zeros(4, np.float32), ValueError),
+        (np.zeros(3), TypeError),
+        (np.zeros(6, np.float32)[::2], ValueError),
+        ([0, 0, 0], TypeError),
+        (np.broadcast_to(np.float32(0), 3), ValueError),
+    ],
+)
+def test_an_out_of_another_kind(model, out, error):
+    stream = model.stream()
+    with unchanged(stream), pytest.raises(error, match="out must"):
+        stream.step(np.ones(5, np.float32), out=out)
+
+
+def test_strided_and_unaligned_frames(model, rng):
+    x = rng.standard_normal(5).astype(np.float32)
+    wanted = model.stream().step(x).tobytes()
+    assert model.stream().step(np.repeat(x, 2)[::2]).tobytes() == wanted
+    raw = np.zeros(21, np.uint8)
+    raw[1:] = x.view(np.uint8)
+    assert model.stream().step(raw[1:].view(np.float32)).tobytes() == wanted
+
+
+def test_out_may_be_the_input(rng):
+    layer, _ = random_cell(("GRU", "torch"), rng, 8, 8)
+    model = cnorm.Model([layer])
+    x = rng.standard_normal((20, 8)).astype(np.float32)
+    wanted = model.stream().process(x)
+    overlapping = np.zeros((21, 8), np.float32)
+    overlapping[:20] = x
+    assert model.stream().process(overlapping[:20], out=overlapping[1:]).tobytes() == wanted.tobytes()
+    assert model.stream().process(x, out=x).tobytes() == wanted.tobytes()
+
+
+def test_step_many_refuses_and_moves_nothing(model, rng):
+    streams = [model.stream() for _ in range(3)]
+    stranger = deep_model(rng).stream()
+    x = np.ones((3, 5), np.float32)
+    with unchanged(*streams, stranger):
+        with pytest.raises(ValueError, match="twice"):
+            model.step_many([streams[0], streams[1], streams[0]], x)
+        with pytest.raises(ValueError, match=r"streams\[2\] is a stream of another model"):
+            model.step_many([*streams[:2], stranger], x)
+        with pytest.raises(TypeError, match=r"streams\[1\]"):
+            model.step_many([streams[0], None, streams[1]], x)
+        with pytest.raises(ValueError, match="a row for each of the 3 streams"):
+            model.step_many(streams, x[:2])
+        with pytest.raises(ValueError, match="x must"):
+            model.step_many(streams, x[:, :4])
+        with pytest.raises(TypeError, match="float32"):
+            model.step_many(streams, x.astype(np.float64))
+        with pytest.raises(ValueError, match="out"):
+            model.step_many(streams, x, out=np.zeros((3, 4), np.float32))
+        with pytest.raises(TypeError, match="reset"):
+            model.step_many(streams, x, reset=np.zeros(3, np.int8))
+        with pytest.raises(ValueError, match="reset"):
+            model.step_many(streams, x, reset=np.zeros(2, bool))
+    assert model.step_many([], np.zeros((0, 5), np.float32)).shape == (0, 3)
+
+
+def test_states_that_do_not_fit(model):
+    stream = model.stream()
+    stream.step(np.ones(5, np.float32))
+    good = stream.state()
+    with unchanged(stream):
+        for name in good:
+            with pytest.raises(ValueError, match="names"):
+                stream.set_state({k: v for k, v in good.items() if k != name})
+            with pytest.raises(ValueError, match="finite"):
+                stream.set_state(good | {name: np.full_like(good[name], np.nan)})
+            with pytest.raises(ValueError, match="shape"):
+                stream.set_state(good | {name: good[name][1:]})
+            with pytest.raises(TypeError, match="float32"):
+                stream.reset(good | {name: good[name].astype(np.float64)})
+        with pytest.raises(TypeError, match="mapping"):
+            stream.set_state([1])
+
+
+def test_saved_streams_that_do_not_fit(model, rng):
+    saved = model.stream().save()
+    for data in (b"", saved[:-1], saved + b"\0", saved[4:], saved.replace(b"1\n", b"2\n")):
+        with pytest.raises(ValueError, match="saved"):
+            model.restore(data)
+    with pytest.raises(ValueError, match="another model"):
+        deep_model(rng).restore(saved)
+    with pytest.raises(TypeError, match="bytes"):
+        model.restore("text")
+
+
+def test_the_same_weights_with_another_spec_are_another_model(rng):
+    weights = random_weights(cnorm.PRESETS["LSTM", "haste"], rng, 3, 4)
+    one, other = (cnorm.Model([cnorm.LSTM(weights, preset="haste", eps=eps)]) for eps in (1e-5, 1e-3))
+    with pytest.raises(ValueError, match="another model"):
+        other.restore(one.stream().save())
+
+
+def test_two_threads_on_one_stream(rng):
+    """Every other use raises while one thread is inside, and that one's result is right."""
+    layer, _ = random_cell(("LSTM", "ba2016"), rng, 64, 256)
+    model = cnorm.Model([layer])
+    stream = model.stream()
+    x = rng.standard_normal((10_000, 64)).astype(np.float32)
+    results = []
+
+    def run():
+        while not results:
+            try:
+                results.append(stream.process(x))
+            except RuntimeError:  # the other thread was looking at the state
+                continue
+
+    worker = threading.Thread(target=run)
+    worker.start()
+    inside = False
+    while not inside and not results:
+        try:
+            stream.state()
+        except RuntimeError:
+            inside = True
+    uses = (lambda: stream.step(x[0]), stream.reset, stream.save, lambda: model.step_many([stream], x[:1]))
+    for use in uses:
+        with pytest.raises(RuntimeError, match="in use by another thread"):
+            use()
+    worker.join()
+    assert results[0].tobytes() == model.stream().process(x).tobytes()
+    stream.step(x[0])
+
+
+def test_threads_with_streams_of_their_own(model, rng):
+    x = rng.standard_normal((200, 5)).astype(np.float32)
+    wanted = model.stream().process(x).tobytes()
+    got = []
+
+    def run():
+        stream = model.stream()
+        got.append(np.stack([stream.step(frame) for frame in x]).tobytes())
+
+    workers = [threading.Thread(target=run) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert got == [wanted] * 4
+
+
+COUNTER = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+static long calls;
+long counted(void) { return calls; }
+#define COUNT(result, name, parameters, arguments) \\
+    result name parameters { static result (*real) parameters; \\
+        if (!real) real = (result (*) parameters)dlsym(RTLD_NEXT, #name); \\
+        __atomic_fetch_add(&calls, 1, __ATOMIC_RELAXED); return real arguments; }
+COUNT(void *, malloc, (size_t n), (n))
+COUNT(void *, realloc, (void *p, size_t n), (p, n))
+COUNT(void *, mmap, (void *p, size_t n, int a, int b, int c, long d), (p, n, a, b, c, d))
+COUNT(int, pthread_mutex_lock, (void *m), (m))
+"""
+
+STEPS_UNDER_COUNT = """
+import ctypes, itertools, sys
+import numpy as np, cnorm
+counted = ctypes.CDLL(sys.argv[1]).counted
+counted.restype = ctypes.c_long
+model = cnorm.demo_model()
+step, x, y = model.stream().step, np.ones(model.input_size, np.float32), np.empty(model.output_size, np.float32)
+for _ in itertools.repeat(None, 100): step(x, out=y)
+before = counted()
+for _ in itertools.repeat(None, 10000): step(x, out=y)
+after = counted()
+step(x); b"".join([bytes(1 << 20)] * 2)
+print(after - before, counted() - after)
+"""
+
+
+def test_a_step_does_not_allocate(tmp_path):
+    """Counted from outside, in a process of its own; the second figure shows that the counter counts."""
+    (tmp_path / "counter.c").write_text(COUNTER)
+    library = tmp_path / "counter.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, tmp_path / "counter.c", "-ldl"], check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", STEPS_UNDER_COUNT, library],
+        env=os.environ | {"LD_PRELOAD": str(library)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    during, allocating = map(int, run.stdout.split())
+    assert during < 10  # in 10000 steps: the interpreter's own housekeeping, nothing that comes with a step
+    assert allocating >= 2
+
+
+# libc and libm functions that neither allocate nor lock nor call the system
+HARMLESS = {
+    "memcpy",
+    "memset",
+    "memmove",
+    "memcmp",
+    "strcmp",
+    "fabs",
+    "fabsf",
+    "sqrt",
+    "ilogb",
+    "ldexp",
+    "scalbn",
+    "floor",
+}
+AT_FIRST_USE = {"getenv"}  # CNORM_ISA
+
+
+def test_the_library_calls_nothing_that_could_allocate_or_lock():
+    """No function of the C library can allocate, because none calls anything that could."""
+    objects = sorted((Path(__file__).parents[1] / "build").glob("cp*/src/**/*.o"))
+    assert objects
+    listing = subprocess.run(["nm", "--undefined-only", *objects], check=True, capture_output=True, text=True).stdout
+    called = {line.split()[-1] for line in listing.splitlines() if line.strip().startswith("U ")}
+    outside = {name for name in called if not name.startswith(("cnorm_", "_GLOBAL_OFFSET_TABLE_", "__stack_chk"))}
+    assert outside <= HARMLESS | AT_FIRST_USE
+    assert "memcpy" in outside
+
+
+def test_a_model_is_pickled_with_its_bits(model, rng):
+    x = rng.standard_normal((5, 5)).astype(np.float32)
+    other = pickle.loads(pickle.dumps(model))
+    assert other.stream().process(x).tobytes() == model.stream().process(x).tobytes()
+    other.restore(model.stream().save())
+
+
+def test_layers_that_do_not_fit(rng):
+    lstm, _ = random_cell(("LSTM", "torch"), rng, 3, 8)
+    with pytest.raises(ValueError, match=r"layers\[1\] must take the 8 outputs"):
+        cnorm.Model([lstm, cnorm.Linear(np.zeros((2, 7), np.float32))])
+    with pytest.raises(ValueError, match="as many outputs as inputs"):
+        cnorm.Residual([lstm])
+    with pytest.raises(ValueError, match="at least one layer"):
+        cnorm.Model([])
+    with pytest.raises(TypeError, match=r"layers\[0\] must be a layer"):
+        cnorm.Model([None])
+    with pytest.raises(ValueError, match="activations only"):
+        cnorm.Model([cnorm.Activation("relu")])
+    with pytest.raises(ValueError, match="function must be one of"):
+        cnorm.Activation("gelu")
+    with pytest.raises(TypeError, match="backward must be a recurrent layer"):
+        cnorm.Bidirectional(lstm, cnorm.Linear(np.zeros((2, 3), np.float32)))
+    with pytest.raises(AttributeError, match="immutable"):
+        lstm.eps = 1.0
