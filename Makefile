@@ -10,7 +10,7 @@ demo: .venv/built            ## the whole product in under 20 seconds
 	$(BIN)/cnorm demo
 
 test: .venv/built ctest      ## everything a contributor must see green
-	$(BIN)/python -P -m pytest
+	$(BIN)/python -P -m pytest -n auto
 
 lint: .venv/built            ## style of Python, Cython and stubs
 	$(BIN)/ruff check .
@@ -63,6 +63,10 @@ golden: .venv/built          ## write tests/golden anew: a knowing change of res
 
 exhaustive: .venv/built      ## sigmoid and tanh on all 2^32 float32 inputs: minutes
 	$(call c_tests,c,,--benchmark exhaustive)
+
+fuzz: .venv/built            ## the reader of strangers' ONNX files, under atheris
+	$(BIN)/python -m pip install --quiet atheris
+	$(BIN)/python -P tests/fuzz/fuzz_onnx_loader.py -runs=20000
 
 # An editable install rebuilds on import what has changed: edit C, run pytest.
 .venv/built: pyproject.toml

@@ -8,7 +8,6 @@ import math
 import os
 import subprocess
 import sys
-from importlib import util
 
 import numpy as np
 from rich.console import Console
@@ -39,13 +38,8 @@ def main():
 def demo_steps():
     """Median microseconds of a step of the packaged model, streaming recorded speech, for each contender."""
     model, (utterances, _) = cnorm.demo_model(), demo.recordings()
-    onnx_model = None
-    if util.find_spec("onnx") and util.find_spec("onnxruntime"):
-        import onnx_export
-
-        onnx_model = onnx_export.export(model).SerializeToString()
     modules, _ = contenders.importable()
-    runners = [r for module in modules if hasattr(module, "steps") for r in module.steps(model, onnx_model)]
+    runners = bench.step_contenders(modules, model)
     times, _ = contenders.latencies(runners, utterances[:200])
     return {label: float(np.median(samples)) for label, samples in times.items()}
 

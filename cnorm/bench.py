@@ -18,7 +18,7 @@ import numpy as np
 import cnorm
 from cnorm import contenders
 from cnorm.contenders import memcpy_
-from cnorm.contenders.operations import OPERATIONS, Case, as_dtype, check, check_steps, lstm_reference, random_lstm
+from cnorm.contenders.operations import CELLS, OPERATIONS, Case, after, as_dtype, check, check_steps, random_model
 from cnorm.info import processor, versions
 
 __all__ = ["CASES", "HIDDEN", "SHAPES", "SIX", "norms", "ratio", "recurrent_steps", "run"]
@@ -46,7 +46,7 @@ MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
-def run(sizes=None, out_dir="bench_out", json=False, rnn=False):
+def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, seconds=None):
     """Measure on this machine, in a process of its own; print tables, write a JSON file and a picture.
 
     Parameters
@@ -59,6 +59,8 @@ def run(sizes=None, out_dir="bench_out", json=False, rnn=False):
         Print the JSON document to standard output instead of the tables.
     rnn : bool
         Measure recurrent steps instead of layer norms.
+    seconds : float, optional
+        For each contender and size; as long as `norms` or `recurrent_steps` think right if not given.
 
     Returns
     -------
@@ -71,6 +73,7 @@ def run(sizes=None, out_dir="bench_out", json=False, rnn=False):
         If the measuring process failed; it has said why on standard error.
     """
     job = {"sizes": sizes, "out_dir": str(out_dir), "json": bool(json), "rnn": bool(rnn)}
+    job["options"] = {} if seconds is None else {"seconds": seconds}
     if _child(job, settled_environment()).returncode:
         raise RuntimeError("the measurement failed, see above")
     return json_module.loads((Path(out_dir) / f"{'rnn' if rnn else 'norms'}.json").read_text())
@@ -106,7 +109,7 @@ def _main(job):
             progress.update(task, description=description, total=total, advance=1)
 
         measure = recurrent_steps if job["rnn"] else norms
-        document = measure(job["sizes"] and [tuple(size) for size in job["sizes"]], advance=advance)
+        document = measure(job["sizes"] and [tuple(size) for size in job["sizes"]], advance=advance, **job["options"])
     text = json_module.dumps(document, indent=1)
     out_dir = Path(job["out_dir"])
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -284,63 +287,83 @@ def ratio(document, contender, *, case=FORWARD, sizes=None, against="cnorm"):
 # Recurrent steps
 
 
-def recurrent_steps(sizes=None, *, seconds=1.5, advance=lambda description, total: None):
-    """Time single steps of a layer-normalised LSTM, batch 1, in every importable contender, all in turns.
+def recurrent_steps(sizes=None, *, cells=CELLS, seconds=1.0, advance=lambda description, total: None):
+    """Time single steps of recurrent cells, batch 1, in every importable contender, all in turns.
 
     Parameters
     ----------
     sizes : sequence of (input, hidden), optional
+    cells : sequence of str in CELLS
     seconds : float
-        For each contender and size.
+        For each contender, cell and size.
     advance : callable
         As of `norms`.
 
     Returns
     -------
     dict
-        "records": one for each size and contender, with percentiles in microseconds; "limits": for each size the
-        time to read the weights once, at the streaming rate measured on an array of their size.
+        "records": one for each cell, size and contender, with percentiles in microseconds; "limits": for each cell
+        and size the time to read the weights once, at the streaming rate measured on an array of their size;
+        "many": microseconds a stream of `step_many` and of steps one by one, for numbers of streams.
     """
     sizes = list(sizes or HIDDEN)
     modules, left_out = contenders.importable()
     records, limits = [], []
-    for inputs, hidden in sizes:
-        advance(f"LSTM {inputs} -> {hidden}", len(sizes))
-        rng = np.random.default_rng(inputs + hidden)
-        model = random_lstm(rng, inputs, hidden)
-        frames = rng.standard_normal((50, inputs), dtype=np.float32)
-        runners, plain = step_contenders(modules, model)
-        start, normed, unnormed = frames[:3], *(lstm_reference(model, frames[:3], on) for on in (True, False))
-        made = [(runner, start, normed) for runner in runners] + [(runner, start, unnormed) for runner in plain]
-        fit = _fit(made, check_steps, f"LSTM {inputs} -> {hidden}", left_out)
-        trial, _ = contenders.latencies(fit, [frames], at_a_time=1)
-        a_step = sum(np.median(t) for t in trial.values()) / 1e6
-        repeats = int(np.clip(seconds * len(fit) / (a_step * len(frames)), 2, 400))
-        measured, _ = contenders.latencies(fit, [frames] * repeats, at_a_time=1)
-        for label, samples in measured.items():
-            row = {"input": inputs, "hidden": hidden, "contender": label, "samples": len(samples)}
-            row |= {f"p{q}": float(np.percentile(samples, q)) for q in (50, 99, 99.9)} | {"max": float(samples.max())}
-            if len(samples) < 1000:
-                row["p99.9"] = None  # it would be the maximum
-            records.append(row)
-        limits.append({"input": inputs, "hidden": hidden} | _limit(model))
-    return (
-        {"format": 1, "kind": "rnn"}
-        | surroundings()
-        | {"left_out": list(dict.fromkeys(left_out)), "records": records, "limits": limits}
-    )
+    for cell in cells:
+        for inputs, hidden in sizes:
+            what = f"{cell} {inputs} -> {hidden}"
+            advance(what, len(cells) * len(sizes) + 1)
+            rng = np.random.default_rng(inputs + hidden)
+            model = random_model(cell, rng, inputs, hidden)
+            frames = rng.standard_normal((50, inputs), dtype=np.float32)
+            expected = after(cell, model, frames[:3])
+            made = [(runner, frames[:3], expected) for runner in step_contenders(modules, model)]
+            fit = _fit(made, check_steps, what, left_out)
+            trial, _ = contenders.latencies(fit, [frames], at_a_time=1)
+            a_step = sum(np.median(t) for t in trial.values()) / 1e6
+            repeats = int(np.clip(seconds * len(fit) / (a_step * len(frames)), 2, 400))
+            measured, _ = contenders.latencies(fit, [frames] * repeats, at_a_time=1)
+            shared = {"cell": cell, "input": inputs, "hidden": hidden}
+            records += [{**shared, "contender": label} | _percentiles(t) for label, t in measured.items()]
+            limits.append(shared | _limit(model))
+    advance("step_many", len(cells) * len(sizes) + 1)
+    document = {"format": 1, "kind": "rnn"} | surroundings() | {"left_out": list(dict.fromkeys(left_out))}
+    return document | {"records": records, "limits": limits, "many": many_streams(seconds=seconds / 4)}
 
 
 def step_contenders(modules, model):
-    """Contenders for the model, and for the plain LSTM of its matrices."""
+    """Contenders for a step of the model; onnxruntime has its own operators for plain cells."""
     onnx_model = None
     if util.find_spec("onnx") and util.find_spec("onnxruntime"):
         import onnx_export
 
-        onnx_model = onnx_export.export(model, form="step").SerializeToString()
-    runners = [runner for module in modules if hasattr(module, "steps") for runner in module.steps(model, onnx_model)]
-    plain = [runner for module in modules if hasattr(module, "plain_steps") for runner in module.plain_steps(model)]
-    return runners, plain
+        plain = not any(hasattr(layer, "spec") and layer.spec.normalises for layer in model.layers)
+        onnx_model = onnx_export.export(model, form="step", native_ops=plain).SerializeToString()
+    return [runner for module in modules if hasattr(module, "steps") for runner in module.steps(model, onnx_model)]
+
+
+def many_streams(inputs=128, hidden=256, counts=(1, 4, 16, 64), *, seconds=0.5):
+    """Microseconds a stream, `step_many` beside steps one by one, of an LN-LSTM."""
+    rng, rows = np.random.default_rng(0), []
+    model = random_model("LN-LSTM", rng, inputs, hidden)
+    for count in counts:
+        x, y = rng.standard_normal((count, inputs), dtype=np.float32), np.empty((count, hidden), np.float32)
+        names = {"model": model, "streams": [model.stream() for _ in range(count)], "x": x, "y": y}
+        steps = [(stream.step, x[k], y[k]) for k, stream in enumerate([model.stream() for _ in range(count)])]
+        made = [
+            contenders.Contender("step_many", "model.step_many(streams, x, out=y)", names),
+            contenders.Contender("step", "[step(x, out=y) for step, x, y in steps]", {"steps": steps}),
+        ]
+        times = {label: float(np.median(t)) / count for label, t in contenders.times(made, seconds=seconds).items()}
+        rows.append({"input": inputs, "hidden": hidden, "streams": count} | times)
+    return rows
+
+
+def _percentiles(times):
+    row = {"samples": len(times)} | {f"p{q}": float(np.percentile(times, q)) for q in (50, 99, 99.9)}
+    if len(times) < 1000:
+        row["p99.9"] = None  # it would be the maximum
+    return row | {"max": float(times.max())}
 
 
 def _limit(model):

@@ -18,7 +18,6 @@ STYLES = {
     "PyTorch": {"color": "#D55E00", "marker": "^"},
     "PyTorch, eager": {"color": "#D55E00", "marker": "^"},
     "PyTorch, torch.jit": {"color": "#D55E00", "marker": "^", "ls": ":", "mfc": "white"},
-    "onnxruntime, plain LSTM": {"color": "#56B4E9", "marker": "x"},
 }
 
 
@@ -81,15 +80,18 @@ def norms_tables(console, document):
 
 
 def rnn_tables(console, document):
-    """Percentiles of a step for each size and contender, and the limit."""
+    """Percentiles of a step for each cell, size and contender, and the limit; then what norms and company cost."""
     from rich.table import Table
 
+    own = {}
     for limit in document["limits"]:
-        size = limit["input"], limit["hidden"]
-        records = [r for r in document["records"] if (r["input"], r["hidden"]) == size]
-        (own,) = (r["p50"] for r in records if r["contender"] == "cnorm")
+        shared = {name: limit[name] for name in ("cell", "input", "hidden")}
+        records = [r for r in document["records"] if r.items() >= shared.items()]
+        p50 = next(r["p50"] for r in records if r["contender"] == "cnorm")
+        own[tuple(shared.values())] = p50
+        sizes = f"{limit['input']} -> {limit['hidden']}"
         table = Table(
-            title=f"\nLN-LSTM step, {size[0]} -> {size[1]}, microseconds over {records[0]['samples']} steps",
+            title=f"\n{limit['cell']} step, {sizes}, microseconds over {records[0]['samples']} steps",
             title_justify="left",
             title_style="bold",
             box=None,
@@ -100,14 +102,23 @@ def rnn_tables(console, document):
         for name in ("p50", "p99", "p99.9", "max", "p50 against cnorm"):
             table.add_column(name, justify="right")
         for r in records:
-            against = "" if r["contender"] == "cnorm" else _times(r["p50"] / own)
+            against = "" if r["contender"] == "cnorm" else _times(r["p50"] / p50)
             cells = [_short(r[name] or math.nan) for name in ("p50", "p99", "p99.9", "max")]
             table.add_row(r["contender"], *cells, against, style="bold" if r["contender"] == "cnorm" else "")
         read = f"limit: {_bytes(limit['weight_bytes'])} read at {limit['read_gb_per_s']:.0f} GB/s"
-        table.add_row(read, _short(limit["microseconds"]), "", "", "", _times(limit["microseconds"] / own), style="dim")
+        table.add_row(read, _short(limit["microseconds"]), "", "", "", _times(limit["microseconds"] / p50), style="dim")
         console.print(table)
     ways = " or ".join(dict.fromkeys(limit["read_by"] for limit in document["limits"]))
-    console.print(f"\n[dim]streaming reads measured with {ways}[/]")
+    console.print(f"\n[dim]streaming reads measured with {ways}; for plain cells onnxruntime has its own operators[/]")
+    both = [(i, h) for cell, i, h in own if cell == "LN-LSTM" and ("LSTM", i, h) in own]
+    if both:
+        cost = ", ".join(f"{i} -> {h} {_times(own['LN-LSTM', i, h] / own['LSTM', i, h])}" for i, h in both)
+        console.print(f"cnorm's LN-LSTM against its plain LSTM: {cost}")
+    for row in document["many"]:
+        console.print(
+            f"{row['streams']} streams of an LN-LSTM {row['input']} -> {row['hidden']}: step_many "
+            f"{_short(row['step_many'])} us a stream, one by one {_short(row['step'])} us"
+        )
 
 
 def norms_picture(document, file):
@@ -133,9 +144,9 @@ def norms_picture(document, file):
 def rnn_picture(document, file):
     """The median and the slowest thousandth of the steps against the hidden size, log-log."""
     lines = {}
-    for r in document["records"]:
+    for r in _of_ln_lstm(document["records"]):
         lines.setdefault(r["contender"], []).append((r["hidden"], r["p50"], r["p99.9"] or math.nan))
-    lines["limit"] = [(r["hidden"], r["microseconds"], math.nan) for r in document["limits"]]
+    lines["limit"] = [(r["hidden"], r["microseconds"], math.nan) for r in _of_ln_lstm(document["limits"])]
     _two_panels(
         document,
         file,
@@ -146,6 +157,10 @@ def rnn_picture(document, file):
         ylabels=("microseconds", "microseconds"),
         sharey=True,
     )
+
+
+def _of_ln_lstm(records):
+    return [r for r in records if r["cell"] == "LN-LSTM"]
 
 
 def _two_panels(document, file, lines, marks, *, titles, xlabel, ylabels, sharey=False):
@@ -175,7 +190,7 @@ def _two_panels(document, file, lines, marks, *, titles, xlabel, ylabels, sharey
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.grid(axis="y", color="#e4e7ea", lw=0.6)
             axes.xaxis.set_minor_locator(NullLocator())
-            ticks = [16**k for k in range(1, 10) if sizes[0] / 2 <= 4**k <= sizes[-1] * 2] if marks else sizes
+            ticks = [16**k for k in range(1, 10) if sizes[0] <= 16**k <= sizes[-1]] if marks else sizes
             axes.set_xticks(ticks, [_bytes(t) if marks else f"{t:g}" for t in ticks])
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
         found = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if name != "python")

@@ -8,9 +8,9 @@ import time
 
 import numpy as np
 import pytest
+import reference
 
 import cnorm
-import reference
 from cnorm import bench, bench_report, contenders
 from cnorm.contenders import numpy_, operations, timing
 
@@ -77,11 +77,14 @@ def test_document_of_steps(steps):
         assert all(is_time(record[name]) for name in ("p50", "p99", "max"))
         assert record["p50"] <= record["p99"] <= record["max"]
         assert (record["p99.9"] is None) == (record["samples"] < 1000)
+    assert {r["cell"] for r in steps["records"]} == set(operations.CELLS)
     assert steps["records"][0]["contender"] == "cnorm"
-    (limit,) = steps["limits"]
-    assert limit["weight_bytes"] == 4 * (16 * 3 + 16 * 4)
-    assert limit["read_by"] in ("np.max", "sum compiled by numba")
-    assert is_time(limit["microseconds"])
+    assert [limit["weight_bytes"] for limit in steps["limits"]] == [4 * rows * 7 for rows in (16, 16, 12)]
+    for limit in steps["limits"]:
+        assert limit["read_by"] in ("np.max", "sum compiled by numba")
+        assert is_time(limit["microseconds"])
+    assert [row["streams"] for row in steps["many"]] == [1, 4, 16, 64]
+    assert all(is_time(row["step_many"]) and is_time(row["step"]) for row in steps["many"])
 
 
 @pytest.mark.parametrize("case", bench.CASES, ids=str)
@@ -114,12 +117,23 @@ def test_references_agree_with_the_oracle(name):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_reference_of_the_steps_agrees_with_the_oracle():
-    model = operations.random_lstm(np.random.default_rng(2), 3, 4)
+def test_reference_of_the_ln_lstm_agrees_with_the_oracle():
+    model = operations.random_model("LN-LSTM", np.random.default_rng(2), 3, 4)
     frames, h, c = np.ones((2, 3)), np.zeros(4), np.zeros(4)
     for x in frames:
         h, c = reference.lstm_ba2016(model.layers[0].weights, x, h, c)
-    np.testing.assert_allclose(operations.lstm_reference(model, frames), h, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(operations.after("LN-LSTM", model, frames), h, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cell", operations.CELLS)
+def test_every_contender_of_the_steps_is_right(cell):
+    """In particular cnorm, whose plain cells have their own tests against another reference."""
+    model = operations.random_model(cell, np.random.default_rng(3), 5, 7)
+    frames = np.random.default_rng(4).standard_normal((3, 5), dtype=np.float32)
+    runners = bench.step_contenders(contenders.importable()[0], model)
+    assert runners
+    for runner in runners:
+        operations.check_steps(runner, frames, operations.after(cell, model, frames))
 
 
 def test_a_wrong_contender_is_told_and_not_timed(monkeypatch, timed):
@@ -153,8 +167,8 @@ def test_a_wrong_step_is_told_and_not_timed(monkeypatch):
     monkeypatch.setattr(numpy_, "steps", lambda model, onnx_model: [Wrong(model)], raising=False)
     document = bench.recurrent_steps([(3, 4)], seconds=0.001)
     assert "wrong" not in {r["contender"] for r in document["records"]}
-    (sentence,) = (s for s in document["left_out"] if "wrong" in s)
-    assert sentence.startswith("LSTM 3 -> 4: wrong is off by ")
+    sentences = [s for s in document["left_out"] if "wrong" in s]
+    assert [s.partition(": wrong is off by ")[0] for s in sentences] == [f"{cell} 3 -> 4" for cell in operations.CELLS]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +199,7 @@ def test_absent_packages_are_told(monkeypatch):
     labels = {r["contender"].split(",")[0] for r in document["records"]}
     assert labels == {"cnorm", "np.copyto", "NumPy"}
     steps = bench.recurrent_steps([(3, 4)], seconds=0.001)
-    assert [r["contender"] for r in steps["records"]] == ["cnorm"]
+    assert {r["contender"] for r in steps["records"]} == {"cnorm"}
 
 
 def test_contenders_take_turns():
@@ -228,7 +242,7 @@ def test_tables_and_pictures(document, steps):
     bench_report.rnn_tables(console, steps)
     text = console.file.getvalue()
     expected = ["somebody is left out", "2x8", "3x5", "mean/std = 10", "layer_norm_backward", "x 1.50 us"]
-    for words in [*expected, "LN-LSTM step, 3 -> 4", "p99.9", "limit: 448 B read at"]:
+    for words in [*expected, "LN-LSTM step, 3 -> 4", "p99.9", "limit: 448 B read at", "64 streams"]:
         assert words in text, words
     for draw, of in ((bench_report.norms_picture, document), (bench_report.rnn_picture, steps)):
         file = io.BytesIO()
@@ -238,7 +252,7 @@ def test_tables_and_pictures(document, steps):
 
 @pytest.mark.parametrize("rnn", [False, True])
 def test_run_measures_in_a_process_of_its_own(tmp_path, capfd, rnn):
-    document = bench.run(sizes=[(2, 3)], out_dir=tmp_path / "out", json=rnn, rnn=rnn)
+    document = bench.run(sizes=[(2, 3)], out_dir=tmp_path / "out", json=rnn, rnn=rnn, seconds=0.001)
     stem = "rnn" if rnn else "norms"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [f"{stem}.json", f"{stem}.png"]
     assert document == json.loads((tmp_path / "out" / f"{stem}.json").read_text())

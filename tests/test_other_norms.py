@@ -3,10 +3,10 @@
 import ml_dtypes
 import numpy as np
 import pytest
+import reference
 import tolerances
 
 import cnorm
-import reference
 
 HALF = [np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 FULL = [np.dtype(np.float32), np.dtype(np.float64)]

@@ -8,8 +8,6 @@ Every module has the same names; what a runtime cannot do, its module lacks:
     The `Contender`\\ s for these arrays, x [rows, n], eps 1e-5.
 ``steps(model, onnx_model)``
     The contenders for one step of a recurrent model; their form is told in `timing`.
-``plain_steps(model)``
-    Contenders for one step of the plain LSTM with the same matrices, to see what the norms cost.
 
 The modules are in the package, not in benchmarks/, because the installed commands need them. Each imports its
 runtime only when a contender is made.

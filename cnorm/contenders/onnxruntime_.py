@@ -61,10 +61,6 @@ def steps(model, onnx_model):
     return [OrtRun(onnx_model), OrtBinding(onnx_model)]
 
 
-def plain_steps(model):
-    return [OrtPlainLstm(model.layers[0])]
-
-
 def ort_session(onnx_model):
     """An onnxruntime session, one thread, of the bytes of an ONNX file."""
     import onnxruntime as ort
@@ -149,45 +145,3 @@ class OrtBinding:
         self.run(self.bindings[self.turn])
         self.turn ^= 1
         return self.y[0]
-
-
-class OrtPlainLstm(OrtBinding):
-    """onnxruntime's own LSTM operator on the matrices of a layer-normalised one: the same products, no norms."""
-
-    label = "onnxruntime, plain LSTM"
-
-    def __init__(self, lstm):
-        from onnx import TensorProto, helper, numpy_helper
-
-        inputs, hidden = lstm.input_size, lstm.output_size
-        f, i, o, g = range(4)
-        order = [i, o, f, g]  # the operator's
-        w, r = (lstm.weights[name].reshape(4, hidden, -1)[order] for name in ("weight_x", "weight_h"))
-        bias = np.concatenate(
-            [lstm.weights["bias"].reshape(4, hidden)[order].ravel(), np.zeros(4 * hidden, np.float32)]
-        )
-        constants = {
-            "w": w.reshape(1, 4 * hidden, inputs),
-            "r": r.reshape(1, 4 * hidden, hidden),
-            "b": bias[np.newaxis],
-        }
-
-        def value(name, *shape):
-            return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-
-        graph = helper.make_graph(
-            [
-                helper.make_node(
-                    "LSTM",
-                    ["x", "w", "r", "b", "", "h0_in", "c0_in"],
-                    ["y", "h0_out", "c0_out"],
-                    hidden_size=hidden,
-                )
-            ],
-            "plain_lstm",
-            [value("x", 1, 1, inputs), value("h0_in", 1, 1, hidden), value("c0_in", 1, 1, hidden)],
-            [value("y", 1, 1, 1, hidden), value("h0_out", 1, 1, hidden), value("c0_out", 1, 1, hidden)],
-            [numpy_helper.from_array(array, name) for name, array in constants.items()],
-        )
-        onnx_model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        super().__init__(onnx_model.SerializeToString())

@@ -10,7 +10,7 @@ import numpy as np
 import cnorm
 from cnorm.contenders.timing import empty
 
-__all__ = ["OPERATIONS", "Case", "Operation", "check", "check_steps", "lstm_reference", "random_lstm"]
+__all__ = ["CELLS", "OPERATIONS", "Case", "Operation", "after", "as_dtype", "check", "check_steps", "random_model"]
 
 EPS = 1e-5
 
@@ -155,32 +155,64 @@ def _compare(label, output, wanted):
         raise ArithmeticError(f"{label} is off by {error:.2g}, more than {bound:.2g}")
 
 
-def random_lstm(rng, inputs, hidden):
-    """A layer-normalised LSTM with weights of ordinary size."""
-    weights = {
-        "weight_x": rng.standard_normal((4 * hidden, inputs)) / math.sqrt(inputs),
-        "weight_h": rng.standard_normal((4 * hidden, hidden)) / math.sqrt(hidden),
-    }
-    weights |= {name: rng.uniform(-0.5, 0.5, 4 * hidden) for name in ("bias", "bias_x", "bias_h")}
-    weights |= {name: rng.uniform(0.5, 1.5, 4 * hidden) for name in ("gain_x", "gain_h")}
-    weights |= {"gain_c": rng.uniform(0.5, 1.5, hidden), "bias_c": rng.uniform(-0.5, 0.5, hidden)}
-    weights = {name: array.astype(np.float32) for name, array in weights.items()}
-    return cnorm.Model([cnorm.LSTM(weights, preset="ba2016")])
+CELLS = ("LN-LSTM", "LSTM", "GRU")  # ba2016 of the paper, and PyTorch's plain ones
 
 
-def lstm_reference(model, frames, normalise=True):
-    """y after the last of the frames [T, input], from a zero state, in float64 (arXiv:1607.06450, Eq. 20-22).
+def random_model(cell, rng, inputs, hidden):
+    """A model of one of `CELLS` with weights of ordinary size."""
+    if cell == "LN-LSTM":
+        shapes = {"weight_x": (4 * hidden, inputs), "weight_h": (4 * hidden, hidden)}
+        shapes |= dict.fromkeys(("bias", "gain_x", "bias_x", "gain_h", "bias_h"), (4 * hidden,))
+        shapes |= dict.fromkeys(("gain_c", "bias_c"), (hidden,))
+    else:
+        rows = {"LSTM": 4, "GRU": 3}[cell] * hidden
+        shapes = {"weight_ih_l0": (rows, inputs), "weight_hh_l0": (rows, hidden)}
+        shapes |= dict.fromkeys(("bias_ih_l0", "bias_hh_l0"), (rows,))
+    weights = {}
+    for name, shape in shapes.items():
+        scale = 0.5 if len(shape) == 1 else 1 / math.sqrt(shape[1])
+        weights[name] = (rng.standard_normal(shape) * scale + name.startswith("gain")).astype(np.float32)
+    layer = cnorm.GRU if cell == "GRU" else cnorm.LSTM
+    return cnorm.Model([layer(weights, preset="ba2016" if cell == "LN-LSTM" else "torch")])
 
-    Without `normalise` it is the plain LSTM with the same matrices and gate bias.
-    """
-    w = {name: array.astype(np.float64) for name, array in model.layers[0].weights.items()}
+
+def after(cell, model, frames):
+    """y after the last of the frames [T, input] from a zero state, in float64."""
+    layer = model.layers[0]
+    w = {name.removesuffix("_l0"): array.astype(np.float64) for name, array in layer.weights.items()}
+    h = c = np.zeros(layer.output_size)
+    for x in frames:
+        h, c = _STEPS[cell](w, x, h, c)
+    return h
+
+
+def _ln_lstm(w, x, h, c):
+    """arXiv:1607.06450, Eq. 20-22."""
 
     def norm(a, site):
-        return _normalised(a)[0] * w[f"gain_{site}"] + w[f"bias_{site}"] if normalise else a
+        return _normalised(a)[0] * w[f"gain_{site}"] + w[f"bias_{site}"]
 
-    h = c = np.zeros(model.layers[0].output_size)
-    for x in frames:
-        f, i, o, g = np.split(norm(w["weight_h"] @ h, "h") + norm(w["weight_x"] @ x, "x") + w["bias"], 4)
-        c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
-        h = np.tanh(norm(c, "c")) / (1 + np.exp(-o))
-    return h
+    f, i, o, g = np.split(norm(w["weight_h"] @ h, "h") + norm(w["weight_x"] @ x, "x") + w["bias"], 4)
+    c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
+    return _sigmoid(o) * np.tanh(norm(c, "c")), c
+
+
+def _lstm(w, x, h, c):
+    i, f, g, o = np.split(w["weight_ih"] @ x + w["bias_ih"] + w["weight_hh"] @ h + w["bias_hh"], 4)
+    c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
+    return _sigmoid(o) * np.tanh(c), c
+
+
+def _gru(w, x, h, c):
+    from_x = np.split(w["weight_ih"] @ x + w["bias_ih"], 3)
+    from_h = np.split(w["weight_hh"] @ h + w["bias_hh"], 3)
+    r, z = (_sigmoid(from_x[k] + from_h[k]) for k in range(2))
+    n = np.tanh(from_x[2] + r * from_h[2])
+    return (1 - z) * n + z * h, c
+
+
+_STEPS = {"LN-LSTM": _ln_lstm, "LSTM": _lstm, "GRU": _gru}
+
+
+def _sigmoid(a):
+    return 1 / (1 + np.exp(-a))

@@ -79,17 +79,19 @@ def _array(tensor):
 
 
 def _torch_network(model):
-    """A step of an LSTM `ba2016`, with or without a read-out, as a torch module: (x, h, c) -> (y, h, c)."""
+    """A step of a cell in `operations.CELLS`, with or without a read-out: a torch module (x, h, c) -> (y, h, c)."""
     import torch
     from torch.nn import functional as F
 
-    lstm, *linear = model.layers
-    hidden, eps = lstm.output_size, lstm.eps
+    cell, *linear = model.layers
+    hidden = cell.output_size
 
-    class Step(torch.nn.Module):
+    eps = cell.eps
+
+    class LayerNormLstm(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            for name, value in lstm.weights.items():
+            for name, value in cell.weights.items():
                 self.register_buffer(name, torch.from_numpy(value.copy()))
             self.readout = torch.nn.Sequential(*map(_torch_linear, linear))
 
@@ -101,7 +103,22 @@ def _torch_network(model):
             h = o.sigmoid() * F.layer_norm(c, [hidden], self.gain_c, self.bias_c, eps).tanh()
             return self.readout(h), h, c
 
-    return Step().eval()
+    class Plain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = getattr(torch.nn, f"{cell.kind}Cell")(cell.input_size, hidden).requires_grad_(False)
+            state = {name.removesuffix("_l0"): torch.from_numpy(array.copy()) for name, array in cell.weights.items()}
+            self.cell.load_state_dict(state)
+            self.readout = torch.nn.Sequential(*map(_torch_linear, linear))
+
+        def forward(self, x, h, c):
+            if cell.kind == "LSTM":
+                h, c = self.cell(x, (h, c))
+            else:
+                h = self.cell(x, h)
+            return self.readout(h), h, c
+
+    return {"ba2016": LayerNormLstm, "torch": Plain}[cell.spec.name]().eval()
 
 
 def _torch_linear(layer):

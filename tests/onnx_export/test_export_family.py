@@ -5,11 +5,11 @@ import os
 import numpy as np
 import onnxruntime
 import pytest
+import reference
 import tolerances
 
 import cnorm
 import onnx_export
-import reference
 from onnx_export.exporter import newest_opset
 from onnx_export.float64 import Float64
 

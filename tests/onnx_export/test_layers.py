@@ -2,19 +2,16 @@
 
 import json
 import os
+from dataclasses import replace
 
 import cells
 import numpy as np
 import onnx
 import pytest
+from models import random_linear
 
 import cnorm
 import onnx_export
-
-
-def linear(rng, inputs, outputs):
-    weight = (rng.standard_normal((outputs, inputs)) / np.sqrt(inputs)).astype(np.float32)
-    return cnorm.Linear(weight, rng.standard_normal(outputs).astype(np.float32))
 
 
 def layer_norm(rng, n, bias=True):
@@ -37,12 +34,12 @@ def stack(rng):
     return cnorm.Model(
         [
             cnorm.Activation("tanh"),
-            linear(rng, 5, 6),
+            random_linear(rng, 5, 6),
             layer_norm(rng, 6),
             cnorm.Residual([cell(rng, ("LSTM", "torch_custom"), 6, 6, **start), inner, layer_norm(rng, 6, bias=False)]),
             cell(rng, ("GRU", "torch"), 6, 4),
             cnorm.Activation("relu"),
-            linear(rng, 4, 3),
+            random_linear(rng, 4, 3),
         ]
     )
 
@@ -85,9 +82,9 @@ def test_native_operators_in_a_stack(rng, form):
     model = cnorm.Model(
         [
             cell(rng, ("LSTM", "keras"), 5, 6),
-            cnorm.Residual([layer_norm(rng, 6), linear(rng, 6, 6)]),
+            cnorm.Residual([layer_norm(rng, 6), random_linear(rng, 6, 6)]),
             cell(rng, ("GRU", "onnx"), 6, 4),
-            linear(rng, 4, 3),
+            random_linear(rng, 4, 3),
         ]
     )
     exported = onnx_export.export(model, form=form, native_ops=True)
@@ -103,8 +100,6 @@ def test_native_operators_in_a_stack(rng, form):
 
 def test_constants_of_a_spec_reach_the_native_operator(rng):
     """forget_bias and update_bias are no tensors of the checkpoint, and the operators have only tensors."""
-    from dataclasses import replace
-
     for key, field in ((("LSTM", "torch"), "forget_bias"), (("GRU", "torch"), "update_bias")):
         layer, _ = cells.random_cell(key, rng, 5, 6)
         spec = replace(layer.spec, **{field: 1.5})
@@ -116,8 +111,6 @@ def test_constants_of_a_spec_reach_the_native_operator(rng):
 
 @pytest.mark.parametrize("zoneout", [0.1, 0.9])
 def test_zoneout(rng, tmp_path, zoneout):
-    from dataclasses import replace
-
     layer, _ = cells.random_cell(("LSTM", "haste"), rng, 5, 6)
     model = cnorm.Model([cnorm.LSTM(layer.weights, preset=replace(layer.spec, zoneout=zoneout))])
     report = onnx_export.check_parity(model, onnx_export.export(model, tmp_path / "m.onnx"), steps=16)
@@ -157,8 +150,6 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_specs_that_no_preset_has(rng, tmp_path, variant):
     """The builders follow the spec's fields, not its name."""
-    from dataclasses import replace
-
     key, changes, outputs = VARIANTS[variant]
     spec = replace(cnorm.PRESETS[key], name="variant", **changes)
     weights = cells.random_weights(spec, rng, 5, 6, outputs)
@@ -182,8 +173,6 @@ REFUSED = [
 
 @pytest.mark.parametrize(("key", "changes", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
 def test_native_operators_are_refused_with_the_reason(rng, tmp_path, key, changes, reason):
-    from dataclasses import replace
-
     layer, _ = cells.random_cell(key, rng, 5, 6)
     model = cnorm.Model([cells.LAYERS[key[0]](layer.weights, preset=replace(layer.spec, **changes))])
     with pytest.raises(ValueError, match=f"native_ops must be False for .*{reason}"):

@@ -7,6 +7,7 @@ from importlib import resources
 import numpy as np
 import onnx
 import pytest
+from models import random_linear, random_lstm
 
 import cnorm
 import onnx_export
@@ -48,11 +49,27 @@ def test_float16_is_judged_by_float16(demo):
 
 def test_cells_of_two_units_have_an_ill_conditioned_norm(rng):
     """Two cells that nearly meet: their norm enlarges any error, and the bound has to know."""
-    from models import random_linear, random_lstm
-
     model = cnorm.Model([random_lstm(rng, 2, 2), random_linear(rng, 2, 3)])
     report = onnx_export.check_parity(model, onnx_export.export(model), steps=300)
     assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("opset", [13, 17])
+def test_wide_layers(rng, opset):
+    """The bound follows the length of the sums: 3.8e-6 at 256."""
+    model = cnorm.Model([random_lstm(rng, 128, 256), random_linear(rng, 256, 10)])
+    report = onnx_export.check_parity(model, onnx_export.export(model, opset=opset), steps=8)
+    assert report.ok, str(report)
+    (row,) = (r for r in report.rows if (r.engine, r.against, r.tensor) == ("cnorm", "float64", "h0_out"))
+    assert row.bound >= 4 * 2.0**-24 * 16
+
+
+@pytest.mark.parametrize(("form", "opset"), [("step", 13), ("sequence", 17)])
+def test_the_validator_finds_and_clears_every_norm(demo, tmp_path, form, opset):
+    onnx_export.export(demo[0], tmp_path / "demo.onnx", form=form, opset=opset)
+    report = onnx_export.validate(tmp_path / "demo.onnx")
+    assert report.ok
+    assert [norm.formula for norm in report.norms] == ["layer"] * 3
 
 
 def with_eps(model, eps):

@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_export import validate
-from onnx_export.validation.safe_load import Limits, Refused, Unreadable, load
+from onnx_export.validation.safe_load import Limits, Refused, Unreadable, load, parse
 
 UNREADABLE, REFUSED = 2, 3
 
@@ -202,7 +202,7 @@ def test_hostile_file(name, folder):
     content, code = FILES[name]
     path = folder / "m.onnx"
     path.write_bytes(raw(content))
-    report = validate(path, timeout=60)
+    report = validate(path, timeout=300)
     assert report.exit_code() == code, report.problem
     assert bool(report.problem) == (code != 0)
     assert "unexpected" not in report.problem
@@ -263,7 +263,7 @@ def test_no_regular_file(kind, folder):
     elif kind == "unreadable":
         path.write_bytes(b"")
         path.chmod(0)
-    report = validate(path, timeout=30)
+    report = validate(path, timeout=120)
     assert report.exit_code() == UNREADABLE
     assert "unexpected" not in report.problem
 
@@ -397,7 +397,7 @@ def test_external_file_that_is_not_what_it_seems(kind, folder):
         os.mkfifo(target)
     else:
         target.mkdir()
-    report = validate(external(folder, location, data=False), external_data=True, timeout=30)
+    report = validate(external(folder, location, data=False), external_data=True, timeout=120)
     assert report.exit_code() == REFUSED, report.problem
     if kind == "hardlink":
         target.unlink()
@@ -443,3 +443,8 @@ def test_inputs_are_read_without_pickle_and_within_limits(folder):
     np.save(folder / "good.npy", np.ones((3, gallery.N)))
     assert validate(path, input=folder / "good.npy").exit_code() == 0
     assert validate(path, input=folder / "zip.npz").exit_code() == 0  # an empty archive: all is made up
+
+
+def test_a_recursive_function_is_named():
+    with pytest.raises(Refused, match="function F calls itself"):
+        parse(raw(recursive_function()), Limits())
