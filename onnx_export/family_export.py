@@ -7,7 +7,7 @@ import operator
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from onnx_export.builders import family
 from onnx_export.exporter import checked_opset, finished
@@ -116,9 +116,8 @@ def export_family_norm(
     graph.publish(y, "y")
     shape = ["samples", len(weight), *(f"space{i}" for i in range(space))]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
-    tensors = [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in stored.items()]
-    model = finished(helper.make_graph(graph.nodes, kind, values[:1], values[1:], tensors), graph.opset)
-    write(model, path)
+    model = finished(helper.make_graph(graph.nodes, kind, values[:1], values[1:]), graph.opset)
+    write(model, stored, path)
     return model
 
 
