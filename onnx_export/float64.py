@@ -215,9 +215,7 @@ def _eps(epsilon: float | None, default: float) -> float:
     return float(np.float32(default if epsilon is None else epsilon))
 
 
-def standardise(
-    x: np.ndarray, axes: tuple[int, ...], eps: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def standardise(x: np.ndarray, axes: tuple[int, ...], eps: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Subtract the mean over `axes` and divide by sqrt(var + eps), var centred and biased.
 
     Returns

@@ -260,9 +260,7 @@ def skip_layer_norm():
 
 @specimen
 def skip_simplified_layer_norm():
-    nodes = [
-        node("SkipSimplifiedLayerNormalization", "x skip scale", "y", domain="com.microsoft", epsilon=1e-5)
-    ]
+    nodes = [node("SkipSimplifiedLayerNormalization", "x skip scale", "y", domain="com.microsoft", epsilon=1e-5)]
     inputs = [value("x", (2, 3, N)), value("skip", (2, 3, N))]
     return Specimen(model(nodes, constants=weights(), inputs=inputs), [("rms", "ok", "")])
 
@@ -1040,9 +1038,7 @@ def lint_scale_shape():
 
 @specimen
 def lint_bias_shape():
-    built = model(
-        [native()], constants={"scale": np.ones(N, np.float32), "bias": np.ones((3, 3, N), np.float32)}
-    )
+    built = model([native()], constants={"scale": np.ones(N, np.float32), "bias": np.ones((3, 3, N), np.float32)})
     return Specimen(built, [("layer", "not exercised", "")], {"bias-shape"}, 1)
 
 

@@ -39,11 +39,7 @@ def made_by(made: dict[str, onnx.NodeProto], norm: Norm) -> str:
         return ""
     if norm.form == "decomposed" and node.op_type in {own.op_type for own in norm.nodes}:
         return "no fused operator"
-    facts = [
-        f"{a.name} {helper.get_attribute_value(a):.6g}"
-        for a in node.attribute
-        if a.name in ("axis", "epsilon")
-    ]
+    facts = [f"{a.name} {helper.get_attribute_value(a):.6g}" for a in node.attribute if a.name in ("axis", "epsilon")]
     return f"{node.op_type} ({', '.join(facts)})" if facts else node.op_type
 
 

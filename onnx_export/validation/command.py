@@ -25,35 +25,19 @@ def _sizes(_context, _option, values: tuple[str, ...]) -> dict[str, int]:
 
 @click.command(name="validate")
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option(
-    "--input", type=click.Path(path_type=Path), help="Inputs: an .npz by name, or an .npy for the only one."
-)
-@click.option(
-    "--batch", type=click.IntRange(1), default=1, show_default=True, help="Size of a free first dimension."
-)
-@click.option(
-    "--dim", type=click.IntRange(1), default=8, show_default=True, help="Size of other free dimensions."
-)
-@click.option(
-    "--size", multiple=True, callback=_sizes, metavar="NAME=SIZE", help="Size of a free dimension by name."
-)
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of generated inputs."
-)
+@click.option("--input", type=click.Path(path_type=Path), help="Inputs: an .npz by name, or an .npy for the only one.")
+@click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Size of a free first dimension.")
+@click.option("--dim", type=click.IntRange(1), default=8, show_default=True, help="Size of other free dimensions.")
+@click.option("--size", multiple=True, callback=_sizes, metavar="NAME=SIZE", help="Size of a free dimension by name.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of generated inputs.")
 @click.option("--external-data", is_flag=True, help="Allow tensors in other files in the model's folder.")
-@click.option(
-    "--data-root", type=click.Path(path_type=Path), help="The folder external files must lie in instead."
-)
+@click.option("--data-root", type=click.Path(path_type=Path), help="The folder external files must lie in instead.")
 @click.option("--strict", is_flag=True, help="Count risky norms and warnings as failures.")
 @click.option("--require-norm", is_flag=True, help="Fail (2) where there is no norm to validate.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML file.")
-@click.option(
-    "--fix", type=click.Path(path_type=Path), help="Write a copy with LayerNormalization operators."
-)
-@click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Seconds."
-)
+@click.option("--fix", type=click.Path(path_type=Path), help="Write a copy with LayerNormalization operators.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Seconds.")
 @click.option("--memory", type=click.FloatRange(0.5), default=8.0, show_default=True, help="GiB.")
 @click.pass_context
 def validate(context, model, size, strict, require_norm, as_json, html, memory, **options) -> None:
@@ -67,9 +51,7 @@ def validate(context, model, size, strict, require_norm, as_json, html, memory, 
 
     try:
         with _Progress(sys.stderr) as progress:
-            report = run_validation(
-                model, sizes=size, memory=int(memory * 2**30), progress=progress.update, **options
-            )
+            report = run_validation(model, sizes=size, memory=int(memory * 2**30), progress=progress.update, **options)
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         context.exit(CANNOT)
@@ -109,9 +91,7 @@ class _Progress:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        self._bar = Progress(
-            *columns, console=Console(file=stream), transient=True, disable=not stream.isatty()
-        )
+        self._bar = Progress(*columns, console=Console(file=stream), transient=True, disable=not stream.isatty())
         self._task = self._bar.add_task("start", total=None)
 
     def __enter__(self) -> _Progress:

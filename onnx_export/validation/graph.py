@@ -56,9 +56,7 @@ class Scope:
         Those that are well formed; the others have no meaning, and the runtime will say so.
     """
 
-    def __init__(
-        self, graph, opsets, types: dict[str, onnx.TypeProto], path=(), kinds=(), outer=None
-    ) -> None:
+    def __init__(self, graph, opsets, types: dict[str, onnx.TypeProto], path=(), kinds=(), outer=None) -> None:
         self.graph, self.opsets, self.path, self.kinds, self.outer = graph, opsets, path, kinds, outer
         self.nodes = [node for node in graph.node if well_formed(node)]
         self.is_function = isinstance(graph, onnx.FunctionProto)
@@ -144,9 +142,7 @@ class Scope:
         if node.op_type in _FOLDABLE_WITH_SCALAR and all(value.size > 1 for value in inputs.values()):
             return None
         opsets = self.opsets
-        if (
-            node.op_type == "DequantizeLinear"
-        ):  # the evaluator starts at opset 19, which reads 13 the same way
+        if node.op_type == "DequantizeLinear":  # the evaluator starts at opset 19, which reads 13 the same way
             opsets = opsets | {"": max(19, opsets.get("", 0))}
         try:
             with np.errstate(all="ignore"):

@@ -99,17 +99,13 @@ class Oracle:
         x = self._summed(feeds)
         scale, bias = self._value(norm.scale, feeds), self._value(norm.bias, feeds)
         if norm.formula in ("group", "instance"):
-            groups = (
-                attribute(norm.nodes[0], "num_groups", x.shape[1]) if norm.formula == "group" else x.shape[1]
-            )
+            groups = attribute(norm.nodes[0], "num_groups", x.shape[1]) if norm.formula == "group" else x.shape[1]
             grouped, ones = x.reshape(x.shape[0], groups, -1), (1,) * (x.ndim - 2)
             xhat, n, largest, variance = _standardise(grouped, (2,), norm.eps, centred=True)
             xhat = xhat.reshape(x.shape)
 
             def per_channel(value):
-                return np.repeat(value, x.shape[1] // value.shape[-1], axis=-1).reshape(
-                    *value.shape[:-1], -1, *ones
-                )
+                return np.repeat(value, x.shape[1] // value.shape[-1], axis=-1).reshape(*value.shape[:-1], -1, *ones)
 
             largest, variance = per_channel(largest[..., 0]), per_channel(variance[..., 0])
             scale, bias = (None if v is None else per_channel(v) for v in (scale, bias))
@@ -169,8 +165,7 @@ class Oracle:
         if norm.form == "EmbedLayerNormalization":
             words, positions, kinds = (self._value(node.input[i], feeds) for i in (2, 3, 4))
             ids, segments = (
-                feeds[node.input[i]] if node.input[i] in feeds else self._scope.constant(node.input[i])
-                for i in (0, 1)
+                feeds[node.input[i]] if node.input[i] in feeds else self._scope.constant(node.input[i]) for i in (0, 1)
             )
             total = words[ids] + positions[: ids.shape[1]]
             return total if segments is None or kinds is None else total + kinds[segments]

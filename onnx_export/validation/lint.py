@@ -35,17 +35,13 @@ def lint_norm(norm: Norm) -> Iterator[Finding]:
     yield from _epsilon(norm, finding)
     yield from _shapes(norm, finding)
     node = norm.nodes[0]
-    stash = (
-        attribute(node, "stash_type", TensorProto.FLOAT) if norm.form != "decomposed" else TensorProto.FLOAT
-    )
+    stash = attribute(node, "stash_type", TensorProto.FLOAT) if norm.form != "decomposed" else TensorProto.FLOAT
     if stash != TensorProto.FLOAT:
         name = type_name(stash) if stash in helper.get_all_tensor_dtypes() else stash
         yield finding("warning", "stash-type", f"stash_type {name}: runtimes support float32 alone")
     trap = trap_of(norm)
     if trap and runtime.miscomputes(trap):
-        yield finding(
-            "warning", "miscomputed", f"the installed onnxruntime gets this wrong: {runtime.TRAPS[trap]}"
-        )
+        yield finding("warning", "miscomputed", f"the installed onnxruntime gets this wrong: {runtime.TRAPS[trap]}")
 
 
 def _epsilon(norm: Norm, finding) -> Iterator[Finding]:
@@ -56,9 +52,7 @@ def _epsilon(norm: Norm, finding) -> Iterator[Finding]:
     elif norm.floor > 0:
         return
     elif norm.eps == 0:
-        yield finding(
-            "error", "eps-zero", f"eps is 0 as stored ({type_name(norm.eps_dtype)}): constant rows give NaN"
-        )
+        yield finding("error", "eps-zero", f"eps is 0 as stored ({type_name(norm.eps_dtype)}): constant rows give NaN")
 
 
 def _shapes(norm: Norm, finding) -> Iterator[Finding]:
@@ -84,14 +78,11 @@ def _shapes(norm: Norm, finding) -> Iterator[Finding]:
             fits = len(given) == 1 and (given[0] is None or None in allowed or given[0] in allowed)
         else:
             fits = len(given) <= rank and all(
-                a is None or b is None or a in (1, b)
-                for a, b in zip(reversed(given), reversed(shape), strict=False)
+                a is None or b is None or a in (1, b) for a, b in zip(reversed(given), reversed(shape), strict=False)
             )
         if not fits:
             sizes = ["?" if size is None else size for size in shape]
-            yield finding(
-                "error", f"{slot}-shape", f"{slot} of shape {list(given)} does not broadcast to {sizes}"
-            )
+            yield finding("error", f"{slot}-shape", f"{slot} of shape {list(given)} does not broadcast to {sizes}")
 
 
 def trap_of(norm: Norm) -> str:
@@ -100,13 +91,7 @@ def trap_of(norm: Norm) -> str:
         producer = norm.scope.producer(norm.x)
         scale = norm.scope.shape(norm.scale)
         several = norm.axes is not None and len(norm.axes) > 1
-        if (
-            producer is not None
-            and producer.op_type == "Add"
-            and several
-            and scale is not None
-            and len(scale) == 1
-        ):
+        if producer is not None and producer.op_type == "Add" and several and scale is not None and len(scale) == 1:
             return "skip-axis"
         return ""
     # the fusion wants a power, and a scale as long as the row

@@ -418,12 +418,7 @@ class _Decomposed:
                 path.append(users[0])
                 users = self.scope.consumers(users[0].output[0])
             last = path[-1].output[0] if path else found.y
-            if (
-                len(users) != 1
-                or op(users[0]) != wanted
-                or last in self.scope.outputs
-                or found.y in self.scope.outputs
-            ):
+            if len(users) != 1 or op(users[0]) != wanted or last in self.scope.outputs or found.y in self.scope.outputs:
                 continue
             (node,) = users
             other = node.input[1] if node.input[0] == last else node.input[0]

@@ -115,9 +115,7 @@ class ValidationReport:
         bad_levels = {"error"} | ({"warning"} if strict else set())
         if self.refused:
             return REFUSED
-        if any(n.verdict in bad_verdicts for n in self.norms) or any(
-            f.level in bad_levels for f in self.findings
-        ):
+        if any(n.verdict in bad_verdicts for n in self.norms) or any(f.level in bad_levels for f in self.findings):
             return UNSOUND
         if self.problem or (require_norm and not any(not n.near_miss for n in self.norms)):
             return CANNOT
@@ -200,9 +198,7 @@ def show(report: ValidationReport, console) -> None:
                 text(f"{norm.eps:.7g}"),
                 text("" if norm.error is None else f"{norm.error:.0e}"),
                 text("" if norm.bound is None else f"{norm.bound:.0e}"),
-                text(
-                    f"{norm.verdict} ({norm.blame})" if norm.blame else norm.verdict, _COLOURS[norm.verdict]
-                ),
+                text(f"{norm.verdict} ({norm.blame})" if norm.blame else norm.verdict, _COLOURS[norm.verdict]),
             )
         console.print(table)
     for norm in report.norms:

@@ -140,9 +140,7 @@ class Run:
             case.feeds = [{name: values[i] for name, values in stacked.items()} for i in _spread(count)]
             if not any(_has_rows(feeds, case.norm) for feeds in case.feeds):
                 case.feeds = []
-                case.report.detail = (
-                    "no rows reached it: a branch not taken, a loop not entered, or an empty input"
-                )
+                case.report.detail = "no rows reached it: a branch not taken, a loop not entered, or an empty input"
 
     def _results(self, level: str) -> dict[int, list[np.ndarray]]:
         """The result of each norm that was reached, by position."""

@@ -42,9 +42,7 @@ class Session:
         if dump is not None:
             options.optimized_model_filepath = str(dump)
         try:
-            self._session = ort.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-            )
+            self._session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # pybind exceptions of onnxruntime share no base class of their own
             raise CannotRun(_reason(error)) from error
 

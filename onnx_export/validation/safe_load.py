@@ -308,9 +308,7 @@ def _stored_size(tensor: onnx.TensorProto) -> int:
         stored //= 2
     count = prod(tensor.dims)
     # packed 2- and 4-bit types store several elements in one entry
-    per_entry = {TensorProto.INT4: 2, TensorProto.UINT4: 2, TensorProto.FLOAT4E2M1: 2}.get(
-        tensor.data_type, 1
-    )
+    per_entry = {TensorProto.INT4: 2, TensorProto.UINT4: 2, TensorProto.FLOAT4E2M1: 2}.get(tensor.data_type, 1)
     expected = -(-count // per_entry)
     return _byte_size(tensor) if stored == expected else stored * _byte_size(tensor) // max(count, 1)
 
@@ -330,8 +328,7 @@ def attach_external_data(model: onnx.ModelProto, folder: Path, root: str | os.Pa
     outside = [tensor for tensor in _tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
     if outside and root is None:
         raise Refused(
-            f"{len(outside)} tensors lie in other files ({outside[0].name!r} for one); "
-            "--external-data allows that"
+            f"{len(outside)} tensors lie in other files ({outside[0].name!r} for one); --external-data allows that"
         )
     for tensor in outside:
         tensor.raw_data = _read_external(tensor, folder, os.path.realpath(root))
@@ -365,12 +362,9 @@ def _read_external(tensor: onnx.TensorProto, folder: Path, root: str) -> bytes:
     with file:
         if status.st_nlink != 1:  # a second name may lie anywhere
             raise Refused(f"{name}: {location!r} is a hard link")
-        if (offset or 0) + wanted > status.st_size or (
-            length is None and (offset or 0) + wanted != status.st_size
-        ):
+        if (offset or 0) + wanted > status.st_size or (length is None and (offset or 0) + wanted != status.st_size):
             raise Refused(
-                f"{name}: {wanted} bytes from {offset or 0} do not fit "
-                f"the {status.st_size} bytes of {location!r}"
+                f"{name}: {wanted} bytes from {offset or 0} do not fit the {status.st_size} bytes of {location!r}"
             )
         file.seek(offset or 0)
         return file.read(wanted)

@@ -69,9 +69,7 @@ def cases(rows: int, n: int, dtype: np.dtype, eps: float, seed: int) -> Iterator
         yield case("tiny values", SPREAD, scale * noise)
     for scale in huge_scales:
         limit = float(np.finfo(dtype).max) if dtype.kind == "f" else 3e38
-        yield case(
-            "float16 edge" if half else "huge values", MAGNITUDE, np.clip(scale * noise, -limit, limit)
-        )
+        yield case("float16 edge" if half else "huge values", MAGNITUDE, np.clip(scale * noise, -limit, limit))
     outlier = noise.copy()
     outlier[:, n // 2] = 1e4
     yield case("one-hot outlier", CONDITIONING, outlier)
@@ -144,11 +142,7 @@ def producers(norm: Norm) -> list[onnx.NodeProto]:
     found, names = [], [norm.x]
     while names and len(found) < 3:
         node = norm.scope.producer(names.pop(0))
-        if (
-            node is not None
-            and node.op_type == "Add"
-            and norm.scope.dtype(node.output[0]) != TensorProto.BFLOAT16
-        ):
+        if node is not None and node.op_type == "Add" and norm.scope.dtype(node.output[0]) != TensorProto.BFLOAT16:
             found.append(node)
             names += node.input
     return found

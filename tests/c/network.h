@@ -32,11 +32,11 @@ static inline float *network_random(network *net, allocator *memory, ptrdiff_t c
 }
 
 static inline cnorm_matrix network_pack(network *net, allocator *memory, ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols,
-                                        const float *w, int centred)
+                                        ptrdiff_t group, const float *w)
 {
     float *panels = network_floats(net, memory, cnorm_matrix_floats(gates, units, cols));
-    CHECK(cnorm_matrix_pack(gates, units, cols, w, centred, panels) == CNORM_OK, "%td gates, %td units", gates, units);
-    return (cnorm_matrix){gates, units, cols, panels};
+    CHECK(cnorm_matrix_pack(gates, units, cols, group, w, panels) == CNORM_OK, "%td gates, %td units", gates, units);
+    return (cnorm_matrix){gates, units, cols, group, panels};
 }
 
 /* [4, units] -> [4, padded] */
@@ -61,9 +61,14 @@ static inline network network_random_of(ptrdiff_t inputs, ptrdiff_t units, ptrdi
     net.bias_c = network_random(p, memory, units, 0, 0.25, s);
     net.weight_y = network_random(p, memory, outputs * units, 0, 0.25, s);
     net.bias_y = network_random(p, memory, outputs, 0, 1, s);
-    net.layers[0] = (cnorm_layer){.kind = CNORM_LSTM, .as = {.lstm = {
-        .weight_x = network_pack(p, memory, 4, units, inputs, net.weight_x, 1),
-        .weight_h = network_pack(p, memory, 4, units, units, net.weight_h, 1),
+    net.layers[0] = (cnorm_layer){.kind = CNORM_CELL, .as = {.cell = {
+        .kind = CNORM_LSTM,
+        .scope = CNORM_SPLIT,
+        .cell_norm = CNORM_OUTPUT,
+        .cell_clip = INFINITY,
+        .projection_clip = INFINITY,
+        .weight_x = network_pack(p, memory, 4, units, inputs, 4, net.weight_x),
+        .weight_h = network_pack(p, memory, 4, units, units, 4, net.weight_h),
         .gain_x = network_pad(p, memory, net.gain_x),
         .gain_h = network_pad(p, memory, net.gain_h),
         .bias = network_pad(p, memory, net.bias),
@@ -72,11 +77,11 @@ static inline network network_random_of(ptrdiff_t inputs, ptrdiff_t units, ptrdi
         .eps = 1e-5f,
     }}};
     net.layers[1] = (cnorm_layer){.kind = CNORM_LINEAR, .as = {.linear = {
-        .weight = network_pack(p, memory, 1, outputs, units, net.weight_y, 0),
+        .weight = network_pack(p, memory, 1, outputs, units, 0, net.weight_y),
         .bias = net.bias_y,
     }}};
     net.state = network_floats(p, memory, cnorm_state_floats(net.layers, NETWORK_LAYERS));
-    net.scratch = network_floats(p, memory, cnorm_scratch_floats(net.layers, NETWORK_LAYERS));
+    net.scratch = network_floats(p, memory, cnorm_scratch_floats(net.layers, NETWORK_LAYERS, CNORM_ROWS));
     return net;
 }
 
@@ -88,7 +93,7 @@ static inline void network_reset(network *net)
 /* x [steps, inputs] -> y [steps, outputs] */
 static inline void network_run(network *net, ptrdiff_t steps, const float *x, float *y)
 {
-    CHECK(cnorm_run(net->layers, NETWORK_LAYERS, steps, x, net->inputs, net->state, net->scratch, y, net->outputs) == CNORM_OK,
+    CHECK(cnorm_run(net->layers, NETWORK_LAYERS, steps, x, net->inputs, net->state, net->scratch, CNORM_ROWS, y, net->outputs) == CNORM_OK,
           "%td units", net->units);
 }
 

@@ -36,9 +36,7 @@ def layer_norm(x, eps, axis=-1):
 def test_layer_normalization_is_float64_with_the_stored_epsilon(dtype, stash_type, axis):
     x = (1000 + 100 * RNG.normal(size=(3, 4, 5))).astype(dtype)
     scale = numpy_helper.from_array(np.full(x.shape[axis:], 3, dtype), "s")
-    node = helper.make_node(
-        "LayerNormalization", ["x", "s"], ["y"], axis=axis, epsilon=0.1, stash_type=stash_type
-    )
+    node = helper.make_node("LayerNormalization", ["x", "s"], ["y"], axis=axis, epsilon=0.1, stash_type=stash_type)
     y = run([node], {"x": x}, [scale])["y"]
     assert y.dtype == np.float64
     # the tolerance is far below the distance between 0.1 and its float32 value (1.5e-9 relative to var)
@@ -75,14 +73,10 @@ def test_local_functions_and_subgraphs(opset):
     ]
     function = helper.make_function("f", "Norm", ["x"], ["y"], body, [helper.make_opsetid("", opset)])
     then = helper.make_graph([helper.make_node("Norm", ["x"], ["t"], domain="f")], "then", [], [value("t")])
-    other = helper.make_graph(
-        [helper.make_node("Cast", ["x"], ["e"], to=TensorProto.FLOAT)], "else", [], [value("e")]
-    )
+    other = helper.make_graph([helper.make_node("Cast", ["x"], ["e"], to=TensorProto.FLOAT)], "else", [], [value("e")])
     x = (1e4 + RNG.normal(size=(2, 6))).astype(np.float32)
     node = helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other)
-    judge = Float64(
-        model([node], [value("x"), value("c", [], TensorProto.BOOL)], [value("y")], functions=[function])
-    )
+    judge = Float64(model([node], [value("x"), value("c", [], TensorProto.BOOL)], [value("y")], functions=[function]))
     taken = judge.run({"x": x, "c": np.array(True)})["y"]
     np.testing.assert_allclose(taken, 2 * layer_norm(x, float(np.float32(1e-5))), rtol=0, atol=1e-9)
     passed = judge.run({"x": x, "c": np.array(False)})["y"]

@@ -45,9 +45,9 @@ def fixed(build, folder):
 def feeds(model):
     rng = np.random.default_rng(3)
     return {
-        value.name: (
-            2 + rng.normal(size=[d.dim_value or 3 for d in value.type.tensor_type.shape.dim])
-        ).astype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+        value.name: (2 + rng.normal(size=[d.dim_value or 3 for d in value.type.tensor_type.shape.dim])).astype(
+            onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        )
         for value in model.graph.input
     }
 

@@ -363,9 +363,7 @@ def test_external_data_out_of_bounds(entries, code, folder):
 def test_external_file_too_short_and_too_long(folder):
     assert validate(external(folder, data=bytes(63)), external_data=True).exit_code() == REFUSED
     assert validate(external(folder, data=bytes(65)), external_data=True).exit_code() == REFUSED
-    assert (
-        validate(external(folder, data=bytes(80), offset=16, length=64), external_data=True).exit_code() == 0
-    )
+    assert validate(external(folder, data=bytes(80), offset=16, length=64), external_data=True).exit_code() == 0
 
 
 @pytest.mark.parametrize("kind", ["symlink", "folder_symlink", "hardlink", "fifo", "folder"])

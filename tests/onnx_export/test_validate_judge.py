@@ -120,9 +120,7 @@ def test_rows_with_nan_or_inf_are_not_judged_but_their_neighbours_are():
 
 def test_worst_of_many():
     assert worst([]).ratio == 0
-    assert worst([Measure(1, 1, 0.5, [(1, 2)]), Measure(2, 1, 2.0, [(3, 4)])]) == Measure(
-        2, 1, 2.0, [(1, 2), (3, 4)]
-    )
+    assert worst([Measure(1, 1, 0.5, [(1, 2)]), Measure(2, 1, 2.0, [(3, 4)])]) == Measure(2, 1, 2.0, [(1, 2), (3, 4)])
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
