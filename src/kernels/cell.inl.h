@@ -87,7 +87,7 @@ static void cell_inputs(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptr
     if (cell->scope != CNORM_SPLIT) return;
     for (ptrdiff_t s = 0; s < n; ++s) {
         const product_term term = {&cell->weight_x, rows[s], cell->inside_x};
-        group_rstds(&term, 1, cell->eps, squares, zx + s * stride, zx + (s + 1) * stride - CNORM_GATE_PAD);
+        group_rstds(&term, 1, (double)cell->eps, squares, zx + s * stride, zx + (s + 1) * stride - CNORM_GATE_PAD);
     }
 }
 
@@ -257,7 +257,7 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
         if (cell->scope != CNORM_PLAIN) {
             const product_term terms[2] = {{&cell->weight_h, h, cell->inside_h},
                                            {&cell->weight_x, x + s * x_stride, cell->inside_x}};
-            group_rstds(terms, sum ? 2 : 1, cell->eps, squares, a, rh);
+            group_rstds(terms, sum ? 2 : 1, (double)cell->eps, squares, a, rh);
         }
         const int zoning = cell->zoneout > 0 && !second;
         if (zoning) memcpy(before, h, (size_t)out_width * sizeof *h);
