@@ -3,7 +3,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 GROUPS := build test lint
-, := ,
 
 .PHONY: demo test lint bench ctest clang aarch64 valgrind sanitize golden exhaustive fuzz clean
 
@@ -11,7 +10,7 @@ demo: .venv/built            ## the whole product in under 20 seconds
 	$(BIN)/cnorm demo
 
 test: .venv/built ctest      ## everything a contributor must see green
-	$(BIN)/python -P -m pytest
+	$(BIN)/python -P -m pytest -n auto
 
 lint: .venv/built            ## style of Python, Cython and stubs
 	$(BIN)/ruff check .
@@ -23,8 +22,10 @@ bench: .venv/built           ## ratios against PyTorch, onnxruntime, numba, NumP
 	$(BIN)/python -P benchmarks/table.py
 
 # $(call c_tests,build folder,arguments of setup,arguments of test)
-c_tests = @test -d build/$1 || $(BIN)/meson setup -Dpython=false $2 build/$1 >/dev/null; \
+define c_tests
+	@test -d build/$1 || $(BIN)/meson setup -Dpython=false $2 build/$1 >/dev/null
 	$(BIN)/meson test -C build/$1 --print-errorlogs $3
+endef
 
 ctest: .venv/built           ## the C library's own tests, without Python
 	$(call c_tests,c)
@@ -34,17 +35,26 @@ clang: export CXX := clang++
 clang: .venv/built           ## the same, built by clang
 	$(call c_tests,clang)
 
-aarch64: .venv/built         ## the same for 64-bit ARM: gcc-aarch64-linux-gnu, g++-aarch64-linux-gnu, qemu-user
+aarch64: .venv/built         ## the same for 64-bit ARM, emulated: gcc-aarch64-linux-gnu, g++-aarch64-linux-gnu, qemu-user
 	$(call c_tests,aarch64,--cross-file tests/c/aarch64.ini,-t 10)
 
 valgrind: export CNORM_ISA := avx2
-valgrind: .venv/built        ## the same under valgrind, which knows no AVX-512
-	$(call c_tests,c,,-t 20 --wrap 'valgrind --quiet --error-exitcode=1 --leak-check=full')
+valgrind: .venv/built        ## under valgrind, which knows no AVX-512; the long tests would take an hour
+	$(call c_tests,c,,-t 20 --wrap 'valgrind --quiet --error-exitcode=1 --leak-check=full' test_capi test_guard_pages test_threads test_network)
 
-sanitize: .venv/built        ## the same with ASan and UBSan, then with TSan; then the extension under pytest
-	$(call c_tests,sanitize,--buildtype=debugoptimized -Db_sanitize=address$(,)undefined -Db_lundef=false,-t 5)
-	$(call c_tests,tsan,--buildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false,test_threads)
-	tests/c/sanitized_pytest.sh $(BIN)/python
+ADDRESS := -Db_sanitize=address,undefined -Db_lundef=false
+sanitize: .venv/built        ## with ASan and UBSan, the threads with TSan, too; then the extension under pytest
+	$(call c_tests,sanitize,--buildtype=debug --optimization=1 $(ADDRESS),-t 10)
+	$(call c_tests,tsan,--buildtype=debug --optimization=1 -Db_sanitize=thread -Db_lundef=false,-t 10 test_threads)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --upgrade --target build/asan/site -Cbuild-dir=build/asan \
+	  $(addprefix -Csetup-args=,-Dbuildtype=debug -Doptimization=1 $(ADDRESS)) .
+	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	  PYTHONPATH="build/asan/site:$$($(BIN)/python -c 'import sys; print(*(p for p in sys.path if "site-packages" in p), sep=":")')" \
+	  $(BIN)/python -S -P -m pytest -p no:cacheprovider $(SANITIZED)
+
+# -S above keeps the editable install, which lies in a .pth file, out of the way
+SANITIZED := $(addprefix tests/test_,activations.py errors.py layer_norm_forward.py layer_norm_backward.py other_norms.py)
 
 golden: .venv/built          ## write tests/golden anew: a knowing change of results, for the changelog
 	@test -d build/c || $(BIN)/meson setup -Dpython=false build/c >/dev/null
@@ -53,6 +63,10 @@ golden: .venv/built          ## write tests/golden anew: a knowing change of res
 
 exhaustive: .venv/built      ## sigmoid and tanh on all 2^32 float32 inputs: minutes
 	$(call c_tests,c,,--benchmark exhaustive)
+
+fuzz: .venv/built            ## the reader of strangers' ONNX files, under atheris
+	$(BIN)/python -m pip install --quiet atheris
+	$(BIN)/python -P tests/fuzz/fuzz_onnx_loader.py -runs=20000
 
 # An editable install rebuilds on import what has changed: edit C, run pytest.
 .venv/built: pyproject.toml

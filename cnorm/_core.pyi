@@ -51,6 +51,220 @@ def layer_norm_backward(
     axis: int = -1,
     out: tuple[Array | None, Array | None, Array | None] | None = None,
 ) -> tuple[Array, Array | None, Array]: ...
+@overload
+def add_layer_norm(
+    x: Array,
+    residual: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    axis: int = -1,
+    out: Array | None = None,
+    sum_out: Array | None = None,
+    return_stats: Literal[False] = False,
+) -> tuple[Array, Array]: ...
+@overload
+def add_layer_norm(
+    x: Array,
+    residual: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    axis: int = -1,
+    out: Array | None = None,
+    sum_out: Array | None = None,
+    return_stats: Literal[True],
+) -> tuple[Array, Array, Stats]: ...
+@overload
+def rms_norm(
+    x: Array,
+    weight: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    axis: int = -1,
+    out: Array | None = None,
+    return_stats: Literal[False] = False,
+) -> Array: ...
+@overload
+def rms_norm(
+    x: Array,
+    weight: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    axis: int = -1,
+    out: Array | None = None,
+    return_stats: Literal[True],
+) -> tuple[Array, Stats]: ...
+def rms_norm_backward(
+    dy: Array,
+    x: Array,
+    weight: Array | None,
+    stats: Stats,
+    *,
+    axis: int = -1,
+    out: tuple[Array | None, Array | None] | None = None,
+) -> tuple[Array, Array | None]: ...
+
+class BoundLayerNorm:
+    def __call__(self, x: Array, out: Array | None = None) -> Array: ...
+
+Gradients = tuple[Array, Array | None, Array]  # dx, dweight, dbias
+GradientsOut = tuple[Array | None, Array | None, Array | None]
+
+@overload
+def group_norm(
+    x: Array,
+    groups: int,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    out: Array | None = None,
+    return_stats: Literal[False] = False,
+) -> Array: ...
+@overload
+def group_norm(
+    x: Array,
+    groups: int,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    out: Array | None = None,
+    return_stats: Literal[True],
+) -> tuple[Array, Stats]: ...
+def group_norm_backward(
+    dy: Array,
+    x: Array,
+    groups: int,
+    weight: Array | None,
+    stats: Stats,
+    *,
+    out: GradientsOut | None = None,
+) -> Gradients: ...
+@overload
+def instance_norm(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    out: Array | None = None,
+    return_stats: Literal[False] = False,
+) -> Array: ...
+@overload
+def instance_norm(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    out: Array | None = None,
+    return_stats: Literal[True],
+) -> tuple[Array, Stats]: ...
+def instance_norm_backward(
+    dy: Array,
+    x: Array,
+    weight: Array | None,
+    stats: Stats,
+    *,
+    out: GradientsOut | None = None,
+) -> Gradients: ...
+@overload
+def batch_norm(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    running_mean: Array | None = None,
+    running_var: Array | None = None,
+    momentum: float = 0.1,
+    running_variance: Literal["unbiased", "biased"] = "unbiased",
+    eps: float = 1e-5,
+    out: Array | None = None,
+    return_stats: Literal[False] = False,
+) -> Array: ...
+@overload
+def batch_norm(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    running_mean: Array | None = None,
+    running_var: Array | None = None,
+    momentum: float = 0.1,
+    running_variance: Literal["unbiased", "biased"] = "unbiased",
+    eps: float = 1e-5,
+    out: Array | None = None,
+    return_stats: Literal[True],
+) -> tuple[Array, Stats]: ...
+def batch_norm_backward(
+    dy: Array,
+    x: Array,
+    weight: Array | None,
+    stats: Stats,
+    *,
+    out: GradientsOut | None = None,
+) -> Gradients: ...
+def batch_norm_inference(
+    x: Array,
+    mean: Array,
+    var: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    out: Array | None = None,
+) -> Array: ...
+def batch_norm_inference_backward(
+    dy: Array,
+    x: Array,
+    mean: Array,
+    var: Array,
+    weight: Array | None = None,
+    *,
+    eps: float = 1e-5,
+    out: GradientsOut | None = None,
+) -> Gradients: ...
+def weight_norm(weight: Array, gain: Array | None = None, *, out: Array | None = None) -> Array: ...
+def weight_norm_backward(
+    dv: Array,
+    weight: Array,
+    gain: Array | None = None,
+    *,
+    out: tuple[Array | None, Array | None] | None = None,
+) -> tuple[Array, Array | None]: ...
+def divisive_norm(
+    x: Array,
+    weight: Array | None = None,
+    bias: Array | None = None,
+    *,
+    sigma: float = 1.0,
+    mean_radius: int | None = None,
+    radius: int | None = None,
+    out: Array | None = None,
+) -> Array: ...
+def divisive_norm_backward(
+    dy: Array,
+    x: Array,
+    weight: Array | None = None,
+    *,
+    sigma: float = 1.0,
+    mean_radius: int | None = None,
+    radius: int | None = None,
+    out: GradientsOut | None = None,
+) -> tuple[Array, Array | None, Array, float]: ...
+def smoothing_gradient(
+    dy: Array,
+    x: Array,
+    weight: Array | None,
+    stats: Stats,
+    smoothing: float,
+    *,
+    axis: int = -1,
+) -> float: ...
 def sigmoid(x: Array, out: Array | None = None) -> Array: ...
 def tanh(x: Array, out: Array | None = None) -> Array: ...
 

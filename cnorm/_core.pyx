@@ -10,6 +10,7 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.math cimport INFINITY, isinf
 
 from cnorm._capi cimport *
+from cnorm._capi_family cimport *
 
 import numbers
 import operator
@@ -98,4 +99,5 @@ if cnorm_isa_active() == NULL:
 
 include "_arrays.pxi"
 include "_norms.pxi"
+include "_family.pxi"
 include "_streams.pxi"

@@ -205,6 +205,11 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, bint r
     >>> cnorm.layer_norm(np.float32([[1e6, 1e6 + 1, 1e6 + 2]])).round(4)
     array([[-1.2247,  0.    ,  1.2247]], dtype=float32)
     """
+    cdef cnp.ndarray quick
+    if not return_stats and type(axis) is int and axis == -1 and type(eps) is float and 0 <= <double>eps < 1e38:
+        quick = plain_layer_norm(x, weight, bias, eps, out)
+        if quick is not None:
+            return quick
     y, _, stats = forward(LAYER, x, None, weight, bias, eps, axis, out, None, return_stats)
     return (y, stats) if return_stats else y
 
@@ -421,3 +426,83 @@ def rms_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None)
     """
     dx, dweight, _ = backward(False, dy, x, weight, stats, axis, out)
     return dx, dweight
+
+
+# ---- the plain call: nothing to convert, nothing to copy -------------------------------------------------------------
+
+cdef inline bint plain(object x, ptrdiff_t n) noexcept:
+    """A C-contiguous, aligned float32 array of rows of n."""
+    return (type(x) is cnp.ndarray and cnp.PyArray_TYPE(<cnp.ndarray>x) == cnp.NPY_FLOAT32
+            and cnp.PyArray_NDIM(<cnp.ndarray>x) > 0 and cnp.PyArray_IS_C_CONTIGUOUS(<cnp.ndarray>x)
+            and cnp.PyArray_ISALIGNED(<cnp.ndarray>x) and cnp.PyArray_ISNOTSWAPPED(<cnp.ndarray>x)
+            and cnp.PyArray_DIMS(<cnp.ndarray>x)[cnp.PyArray_NDIM(<cnp.ndarray>x) - 1] == n)
+
+
+cdef inline bint plain_parameter(object p, ptrdiff_t n, cnp.ndarray y):
+    return p is None or (plain(p, n) and cnp.PyArray_NDIM(<cnp.ndarray>p) == 1 and apart(y, <cnp.ndarray>p))
+
+
+cdef cnp.ndarray plain_layer_norm(object x, object weight, object bias, double eps, object out):
+    """layer_norm over the last dimension where all arrays are plain float32; else None, and nothing is done."""
+    cdef cnp.ndarray a, y
+    cdef const void *pg = NULL
+    cdef const void *pb = NULL
+    cdef ptrdiff_t n, rows
+    cdef cnorm_status status
+    if type(x) is not cnp.ndarray or cnp.PyArray_NDIM(<cnp.ndarray>x) == 0:
+        return None
+    a = <cnp.ndarray>x
+    n = cnp.PyArray_DIMS(a)[cnp.PyArray_NDIM(a) - 1]
+    if n == 0 or not plain(a, n):
+        return None
+    if out is None:
+        y = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a), cnp.PyArray_DIMS(a), cnp.NPY_FLOAT32, 0)
+    elif (plain(out, n) and cnp.PyArray_SAMESHAPE(a, <cnp.ndarray>out) and cnp.PyArray_ISWRITEABLE(<cnp.ndarray>out)
+          and (cnp.PyArray_DATA(a) == cnp.PyArray_DATA(<cnp.ndarray>out) or apart(a, <cnp.ndarray>out))):
+        y = <cnp.ndarray>out
+    else:
+        return None
+    if not plain_parameter(weight, n, y) or not plain_parameter(bias, n, y):
+        return None
+    if weight is not None:
+        pg = cnp.PyArray_DATA(<cnp.ndarray>weight)
+    if bias is not None:
+        pb = cnp.PyArray_DATA(<cnp.ndarray>bias)
+    rows = cnp.PyArray_SIZE(a) // n
+    if rows * n > RELEASE_GIL_ABOVE:
+        with nogil:
+            status = cnorm_layer_norm(CNORM_F32, rows, n, cnp.PyArray_DATA(a), n, pg, pb, eps, cnp.PyArray_DATA(y), n, NULL)
+    else:
+        status = cnorm_layer_norm(CNORM_F32, rows, n, cnp.PyArray_DATA(a), n, pg, pb, eps, cnp.PyArray_DATA(y), n, NULL)
+    check(status)
+    return y
+
+
+cdef class BoundLayerNorm:
+    """The call of `cnorm.LayerNorm`: parameters are checked once, so a call costs little more than its arithmetic."""
+    cdef cnp.ndarray gain, shift
+    cdef double eps_
+
+    def _bind(self, gain, shift, double eps):
+        """gain, shift [n]: C-contiguous float32 arrays, checked by the caller; shift may be None."""
+        self.gain, self.shift, self.eps_ = gain, shift, eps
+
+    def __call__(self, x, out=None):
+        """Layer norm of x over its last dimension; the bits of ``layer_norm(x, weight, bias, eps=eps, out=out)``.
+
+        Parameters
+        ----------
+        x : ndarray, shape (..., n), float32, float16 or bfloat16
+        out : ndarray, shape and dtype of x, optional
+
+        Returns
+        -------
+        y : ndarray, shape and dtype of x
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `layer_norm`.
+        """
+        cdef cnp.ndarray y = plain_layer_norm(x, self.gain, self.shift, self.eps_, out)
+        return layer_norm(x, self.gain, self.shift, eps=self.eps_, out=out) if y is None else y

@@ -11,7 +11,23 @@ def main():
     except ImportError as error:
         sys.exit(f"the command line needs {error.name}: pip install 'cnorm-runtime[cli]'")
 
-    @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+    class WithValidator(click.Group):
+        """Adds ``validate``, whose module imports onnx, only when it is asked for."""
+
+        def list_commands(self, ctx):
+            return sorted([*super().list_commands(ctx), "validate"])
+
+        def get_command(self, ctx, name):
+            if name != "validate":
+                return super().get_command(ctx, name)
+            try:
+                from onnx_export.validation.command import validate
+            except ImportError as error:
+                missing = f"Needs {error.name}: pip install 'cnorm-runtime[onnx]'."
+                return click.Command("validate", help=missing, callback=lambda: sys.exit(missing))
+            return validate
+
+    @click.group(cls=WithValidator, context_settings={"help_option_names": ["-h", "--help"]})
     @click.version_option(package_name="cnorm-runtime")
     def cnorm():
         """Layer normalisation on CPUs: right, the same everywhere, fast, small."""
@@ -23,6 +39,17 @@ def main():
         from cnorm.demo import run
 
         sys.exit(0 if run(out_dir) else 1)
+
+    @cnorm.command()
+    @click.option(
+        "--out", "out_dir", default="bench_out", show_default=True, help="Folder for the JSON and the picture."
+    )
+    @click.option("--rnn", is_flag=True, help="Steps of recurrent networks instead of norms of rows.")
+    def bench(out_dir, rnn):
+        """Measure on this machine: cnorm, what else is importable, and the limits."""
+        from cnorm.bench import run
+
+        run(out_dir=out_dir, rnn=rnn)
 
     @cnorm.command()
     def info():
@@ -49,7 +76,7 @@ def main():
 
         try:
             loaded = cnorm.load(model)
-            exported = onnx_export.export(loaded, out, batch=1 if batch is None else batch, **options)
+            onnx_export.export(loaded, out, batch=1 if batch is None else batch, **options)
         except (OSError, TypeError, ValueError) as error:
             raise click.ClickException(str(error)) from None
         if not as_json:
@@ -57,7 +84,7 @@ def main():
         if check:
             from rich.console import Console
 
-            report = onnx_export.check_parity(loaded, exported)
+            report = onnx_export.check_parity(loaded, out)
             if as_json:
                 click.echo(report.to_json())
             else:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from cnorm._core import BoundLayerNorm
 from cnorm.specs import PRESETS, CellSpec
 from cnorm.weights import START, checked, packed
 
@@ -35,17 +36,17 @@ class _Cell(_Layer):
     def __init__(self, weights, *, preset, eps=None):
         self.spec = _spec(self.kind, preset)
         self.eps = _eps(eps, self.spec)
-        self.weights, sizes = checked(weights, self._entries(), f"{self.kind} {self.spec.name}")
+        self.weights, sizes = checked(weights, self.entries(), f"{self.kind} {self.spec.name}")
         self.input_size, self.units, self.output_size = sizes["I"], sizes["H"], sizes["P"]
         self._sizes = sizes
 
-    def _entries(self):
+    def entries(self):
         """The spec's tensors as a single layer's names, and the state at the start."""
         return [(_name(name, 0), shape, meaning) for name, shape, meaning in self.spec.weights] + list(START)
 
     def _packed(self):
         """See `cnorm.weights.packed`."""
-        return packed(self.spec, self._entries(), self.weights, self._sizes)
+        return packed(self.spec, self.entries(), self.weights, self._sizes)
 
     def __repr__(self):
         eps = "" if self.eps is None else f", eps={self.eps:g}"
@@ -163,8 +164,11 @@ class Linear(_Layer):
         return Linear, (self.weights["weight"], self.weights.get("bias"))
 
 
-class LayerNorm(_Layer):
-    """y = LN(x) weight + bias over the whole frame (arXiv:1607.06450, Eq. 3).
+class LayerNorm(_Layer, BoundLayerNorm):
+    """y = LN(x) weight + bias over the last dimension (arXiv:1607.06450, Eq. 3).
+
+    As a layer of a `Model` it normalises a frame. By itself it is `layer_norm` with its parameters bound, for many
+    calls: ``norm = cnorm.LayerNorm(weight, bias)``, then ``norm(x)`` or ``norm(x, out)``.
 
     Parameters
     ----------
@@ -186,6 +190,7 @@ class LayerNorm(_Layer):
         self.weights, sizes = checked(given, (("weight", "N", ""), ("bias", "N", "?")), "LayerNorm")
         self.eps = _rounded_eps(eps)
         self.input_size = self.output_size = sizes["N"]
+        self._bind(self.weights["weight"], self.weights.get("bias"), self.eps)
 
     def __repr__(self):
         return f"LayerNorm({self.input_size}, eps={self.eps:g})"

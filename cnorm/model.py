@@ -177,7 +177,7 @@ class Model:
         The file appears whole or not at all.
         """
         path = Path(path)
-        data = safetensors.numpy.save(_tensors(self._layers), metadata={METADATA_KEY: _configuration(self._layers)})
+        data = safetensors.numpy.save(named_tensors(self._layers), metadata={METADATA_KEY: configuration(self._layers)})
         handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -195,7 +195,8 @@ class Model:
         return Model, (self._layers,)
 
 
-def _configuration(layers) -> str:
+def configuration(layers) -> str:
+    """What a file says of the layers beside their tensors, as JSON."""
     return json.dumps({"format": FORMAT, "layers": [_entry(layer) for layer in layers]})
 
 
@@ -218,7 +219,8 @@ def _entry(layer) -> dict:
     return entry
 
 
-def _tensors(layers) -> dict[str, np.ndarray]:
+def named_tensors(layers) -> dict[str, np.ndarray]:
+    """All weights under the names they have in a file: ``layers.<i>.<name>``."""
     return {f"layers.{i}.{name}": array for i, layer in enumerate(layers) for name, array in _tensors_of(layer)}
 
 
@@ -237,8 +239,8 @@ def _tensors_of(layer):
 
 
 def _identity(layers) -> bytes:
-    digest = hashlib.sha256(_configuration(layers).encode())
-    for name, array in sorted(_tensors(layers).items()):
+    digest = hashlib.sha256(configuration(layers).encode())
+    for name, array in sorted(named_tensors(layers).items()):
         digest.update(f"{name}{array.shape}".encode())
         digest.update(array.astype("<f4").tobytes())
     return digest.digest()
@@ -266,11 +268,16 @@ def load(path):
         If it is not such a file; the message says what was expected and what was found.
     """
     tensors, metadata = read_safetensors(path)
-    if METADATA_KEY not in metadata:
+    return from_tensors(path, metadata.get(METADATA_KEY), tensors)
+
+
+def from_tensors(path, text: str | None, tensors: dict[str, np.ndarray]) -> Model:
+    """The model of a configuration and its tensors, both perhaps from a stranger; `path` is for messages."""
+    if text is None:
         raise ValueError(f"{path} is not a cnorm model: the metadata has no {METADATA_KEY!r}")
     try:
-        configuration = json.loads(metadata[METADATA_KEY])
-        version, entries = configuration["format"], configuration["layers"]
+        whole = json.loads(text)
+        version, entries = whole["format"], whole["layers"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{path}: {METADATA_KEY!r} is not JSON with a format and layers") from None
     if version != FORMAT:

@@ -2,10 +2,11 @@
 
 from importlib import import_module
 
-__all__ = ["OrtStream", "check_parity", "export", "export_norm", "load", "validate"]
+__all__ = ["OrtStream", "check_parity", "export", "export_family_norm", "export_norm", "load", "validate"]
 
 _HOME = {
     "export": "exporter",
+    "export_family_norm": "family_export",
     "export_norm": "norm_export",
     "load": "loader",
     "check_parity": "parity",

@@ -10,13 +10,14 @@ import re
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 import cnorm
-from cnorm.model import METADATA_KEY, _configuration, _tensors
+from cnorm.model import METADATA_KEY, configuration, named_tensors
 from onnx_export.builders import builder, native
 from onnx_export.files import write
 from onnx_export.graph import GraphBuilder
+from onnx_export.validation.runtime import loads
 
 __all__ = ["DOMAIN", "FIRST_OPSET", "checked_opset", "export", "finished", "newest_opset", "state_table"]
 
@@ -55,7 +56,7 @@ def export(
     model : cnorm.Model
     path : str or path-like, optional
         Where to write the file. It appears whole or not at all. Weights of more than 1 GiB go to a second
-        file beside it (see `onnx_export.files.write`).
+        file beside it, to which the result then refers (see `onnx_export.files.write`).
     form : "step" or "sequence"
     opset : int
         Version of the ONNX operators, 13 or newer, as far as the installed onnxruntime loads it. Layer
@@ -91,7 +92,7 @@ def export(
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
     exporter = _Export(model, form, checked_opset(opset), _checked_batch(batch), functions, native_ops, dtype)
     exported = exporter.model()
-    write(exported, path)
+    write(exported, exporter.weights(), path)
     return exported
 
 
@@ -108,19 +109,21 @@ class _Export:
 
     def model(self) -> onnx.ModelProto:
         graph = self._step("", "cnorm") if self.form == "step" else self._sequence()
-        for name, array in _tensors(self.layers).items():
-            if name not in self.starts:
-                graph.initializer.append(numpy_helper.from_array(self._rounded(name, array), name))
         model = finished(graph, self.opset, list((self.functions or {}).values()))
-        described = json.loads(_configuration(self.layers))
+        described = json.loads(configuration(self.layers))
         described |= {"form": self.form, "dtype": self.dtype, "states": self.states}
         helper.set_model_props(model, {METADATA_KEY: json.dumps(described)})
         return model
 
+    def weights(self) -> dict[str, np.ndarray]:
+        """The initialisers: the model's own tensors, but those that no node reads."""
+        tensors = named_tensors(self.layers).items()
+        return {name: self._rounded(name, array) for name, array in tensors if name not in self.starts}
+
     def _rounded(self, name: str, array: np.ndarray) -> np.ndarray:
         if self.dtype == "float16" and np.abs(array).max() > FLOAT16_MAX:
             raise ValueError(f"dtype must be 'float32': {name} has weights beyond the {FLOAT16_MAX:.0f} of float16")
-        return array.astype(self.dtype)
+        return array.astype(self.dtype, copy=False)
 
     def _step(self, prefix: str, name: str) -> onnx.GraphProto:
         """The graph of one step, or with a prefix to its names the body of a Scan."""
@@ -209,7 +212,7 @@ class _Export:
         if not known:
             body.publish(y, "y")
             outputs.append("y")
-        name = self._function(f"{layer.kind}_{layer.spec.name}", inputs, outputs, body.nodes)
+        name = self._function(re.sub(r"\W", "_", f"{layer.kind}_{layer.spec.name}"), inputs, outputs, body.nodes)
         results = graph.add(name, x, *states.values(), *weights.values(), name=tuple(outputs), domain=DOMAIN)
         after = dict(zip(new, results, strict=False))
         return (after[known[0]] if known else results[-1]), after
@@ -231,7 +234,7 @@ def finished(graph: onnx.GraphProto, opset: int, functions=()) -> onnx.ModelProt
         graph,
         opset_imports=opsets,
         functions=functions,
-        ir_version=max(FIRST_IR, helper.find_min_ir_version_for(opsets[:1])),
+        ir_version=_ir_version(opset),
         producer_name="cnorm",
         producer_version=cnorm.__version__,
     )
@@ -293,14 +296,10 @@ def _checked_batch(batch):
 def newest_opset() -> int:
     """The newest opset that the onnx package can write and the installed onnxruntime loads."""
     for opset in range(onnx.defs.onnx_opset_version(), FIRST_OPSET, -1):
-        values = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])] for name in ("x", "y")]
-        identity = helper.make_node("Identity", ["x"], ["y"])
-        probe = finished(helper.make_graph([identity], "probe", *values), opset)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4  # a refusal is what we are asking for, not an error to print
-        try:
-            onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        except Exception:  # onnxruntime's exceptions have no common base but this
-            continue
-        return opset
+        if loads(opset, _ir_version(opset)):
+            return opset
     return FIRST_OPSET
+
+
+def _ir_version(opset: int) -> int:
+    return max(FIRST_IR, helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))

@@ -7,8 +7,9 @@ import os
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import TensorProto, external_data_helper
+from onnx import helper, numpy_helper
 
 __all__ = ["write"]
 
@@ -16,12 +17,13 @@ EXTERNAL_ABOVE = 1 << 30  # bytes of weights; a protobuf message cannot hold 2 G
 PAGE = 4096  # tensors in the data file begin on a page, so that a runtime can map them
 
 
-def write(model: onnx.ModelProto, path) -> None:
-    """Check the model and write it to `path`, or only check it if that is None.
+def write(model: onnx.ModelProto, weights: dict[str, np.ndarray], path) -> None:
+    """Give the model its weights as initialisers, check it, and write it to `path` if that is not None.
 
-    Initialisers of more than 1 GiB together go to a second file, ``NAME.<hash of its content>.data``. That
-    name makes the pair safe to replace: an older model file keeps the data it was written with until the
-    moment the new one takes its place. (The older data then stays behind; delete it when nothing uses it.)
+    Weights of more than 1 GiB together go to a second file, ``NAME.<hash of its content>.data``, to which the
+    model then refers. That name makes the pair safe to replace: an older model file keeps the data it was written
+    with until the moment the new one takes its place. (The older data then stays behind; delete it when nothing
+    uses it.)
 
     Raises
     ------
@@ -30,49 +32,47 @@ def write(model: onnx.ModelProto, path) -> None:
     OSError
         If a file cannot be written. Neither is then there, and an older one is as it was.
     """
-    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    if size <= EXTERNAL_ABOVE:
+    size = sum(array.nbytes for array in weights.values())
+    external = size > EXTERNAL_ABOVE
+    if not external:
+        model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
         onnx.checker.check_model(model, full_check=True)
-        if path is not None:
-            path = Path(path)
-            with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-                _write_file(Path(folder, path.name), model.SerializeToString(deterministic=True))
-                os.replace(Path(folder, path.name), path)
-        return
     if path is None:
-        raise ValueError(f"path must be given: {size} bytes of weights need a second file beside the model's")
+        if external:
+            raise ValueError(f"path must be given: {size} bytes of weights need a second file beside the model's")
+        return
     path = Path(path)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        data, referring = _write_data(model, Path(folder), path.name)
-        _write_file(Path(folder, path.name), referring.SerializeToString(deterministic=True))
-        onnx.checker.check_model(Path(folder, path.name), full_check=True)
-        os.replace(Path(folder, data), path.with_name(data))
-        os.replace(Path(folder, path.name), path)
+        data = _write_data(model, weights, Path(folder), path.name) if external else None
+        Path(folder, path.name).write_bytes(model.SerializeToString(deterministic=True))
+        if data:
+            onnx.checker.check_model(Path(folder, path.name), full_check=True)
+        for name in (data, path.name) if data else (path.name,):  # the model last: it needs the data
+            os.chmod(Path(folder, name), 0o644)
+            os.replace(Path(folder, name), path.with_name(name))
 
 
-def _write_data(model: onnx.ModelProto, folder: Path, name: str) -> tuple[str, onnx.ModelProto]:
-    """Write the initialisers to a file in `folder`; its name, and the model that refers to it."""
-    referring = onnx.ModelProto()
-    referring.CopyFrom(model)
-    digest = hashlib.sha256()
-    places = []
+def _write_data(model: onnx.ModelProto, weights: dict[str, np.ndarray], folder: Path, name: str) -> str:
+    """Write the weights to a file in `folder`, refer to it from the model, return its name."""
+    digest, places = hashlib.sha256(), {}
     with open(folder / "data", "wb") as file:
-        for tensor in model.graph.initializer:
+        for weight, array in weights.items():
             start = file.tell() + -file.tell() % PAGE
-            for piece in (bytes(start - file.tell()), tensor.raw_data):
+            for piece in (bytes(start - file.tell()), np.ascontiguousarray(array.astype(_little(array), copy=False))):
                 digest.update(piece)
                 file.write(piece)
-            places.append((start, len(tensor.raw_data)))
+            places[weight] = start
     data = f"{name}.{digest.hexdigest()[:16]}.data"
-    os.chmod(folder / "data", 0o644)
     os.rename(folder / "data", folder / data)
-    for tensor, (start, length) in zip(referring.graph.initializer, places, strict=True):
-        external_data_helper.set_external_data(tensor, data, start, length)
-        tensor.ClearField("raw_data")
-        tensor.data_location = TensorProto.EXTERNAL
-    return data, referring
+    for weight, array in weights.items():
+        tensor = model.graph.initializer.add(
+            name=weight, dims=array.shape, data_type=helper.np_dtype_to_tensor_dtype(array.dtype)
+        )
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        for key, value in (("location", data), ("offset", places[weight]), ("length", array.nbytes)):
+            tensor.external_data.add(key=key, value=str(value))
+    return data
 
 
-def _write_file(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-    os.chmod(path, 0o644)
+def _little(array: np.ndarray) -> np.dtype:
+    return array.dtype.newbyteorder("<")

@@ -261,6 +261,21 @@ class SimplifiedLayerNormalization(OpRun):
         return xhat * scale, rstd
 
 
+class BatchNormalization(OpRun):
+    """onnx's own takes the statistics of the batch in every model below opset 14."""
+
+    def _run(self, x, scale, bias, mean, var, epsilon=None, momentum=None, training_mode=None, **_):
+        per_channel, eps = (-1,) + (1,) * (x.ndim - 2), _eps(epsilon, 1e-5)
+        if not training_mode:
+            d = x - mean.reshape(per_channel)
+            xhat = d / np.sqrt(var.reshape(per_channel) + eps)
+            return (xhat * scale.reshape(per_channel) + bias.reshape(per_channel),)
+        axes, share = (0, *range(2, x.ndim)), 0.9 if momentum is None else momentum
+        xhat = standardise(x, axes, eps)[0]
+        averages = (old * share + new * (1 - share) for old, new in ((mean, x.mean(axes)), (var, x.var(axes))))
+        return xhat * scale.reshape(per_channel) + bias.reshape(per_channel), *averages
+
+
 class GroupNormalization(OpRun):
     """Scale and bias are per channel from opset 21, per group in opset 18; their length tells which."""
 
@@ -318,6 +333,7 @@ _NORMS: list[Callable[..., OpRun]] = [
     LayerNormalization,
     RMSNormalization,
     SimplifiedLayerNormalization,
+    BatchNormalization,
     GroupNormalization,
     InstanceNormalization,
     SkipLayerNormalization,

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 
 import numpy as np
-import onnx
-import safetensors.numpy
 from onnx import numpy_helper
 
-import cnorm
-from cnorm.model import METADATA_KEY
+from cnorm.model import MAX_FILE_BYTES, METADATA_KEY, Model, from_tensors
+from onnx_export.validation import safe_load
 
 __all__ = ["load"]
 
 
-def load(path) -> cnorm.Model:
+def load(path) -> Model:
     """Read a file that `export` wrote back into a model.
 
     The weights are the file's initialisers, so float32 files give a model whose steps have the bits of the
-    original's. The graph is not looked at: `check_parity` says whether it computes what the model does.
+    original's. The graph is not looked at: `check_parity` says whether it computes what the model does. The file
+    may come from a stranger: it is measured and checked before anything is made of it.
 
     Parameters
     ----------
@@ -33,27 +30,20 @@ def load(path) -> cnorm.Model:
 
     Raises
     ------
-    OSError
-        If the file cannot be read.
     ValueError
-        If it is not such a file; the message says what was expected and what was found.
+        If the file cannot be read or is not such a file; the message says what was expected and what was found.
     """
-    onnx_model = onnx.load(path)
-    described = {entry.key: entry.value for entry in onnx_model.metadata_props}
-    if METADATA_KEY not in described:
-        raise ValueError(f"{path} is not an export of cnorm: its metadata has no {METADATA_KEY!r}")
+    limits = safe_load.Limits(tensor_bytes=MAX_FILE_BYTES)
+    onnx_model = safe_load.load(path, external_data=True, limits=limits)
+    text = {entry.key: entry.value for entry in onnx_model.metadata_props}.get(METADATA_KEY)
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx_model.graph.initializer}
+    return from_tensors(path, text, tensors | _starts(path, text))
+
+
+def _starts(path, text: str | None) -> dict[str, np.ndarray]:
+    """States at the start that the cells have learned: they are in the state table, not among the initialisers."""
     try:
-        whole = json.loads(described[METADATA_KEY])
-        configuration = {key: whole[key] for key in ("format", "layers")}
-        starts = {row["tensor"]: np.float32(row["initial"]) for row in whole["states"] if "tensor" in row}
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise ValueError(f"{path}: {METADATA_KEY!r} is not JSON with a format, layers and states") from None
-    tensors = {t.name: numpy_helper.to_array(t) for t in onnx_model.graph.initializer} | starts
-    # names, layout and configuration are the model file's own, so its reader checks and reads them
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "model.safetensors")
-        safetensors.numpy.save_file(tensors, file, metadata={METADATA_KEY: json.dumps(configuration)})
-        try:
-            return cnorm.load(file)
-        except ValueError as error:
-            raise ValueError(str(error).replace(str(file), str(path))) from None
+        rows = json.loads(text or "{}").get("states", [])
+        return {row["tensor"]: np.array(row["initial"], np.float32) for row in rows if "tensor" in row}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{path}: {METADATA_KEY!r} is not JSON with a table of states") from None

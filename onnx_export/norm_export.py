@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from onnx_export.builders import norms
 from onnx_export.exporter import checked_opset, finished
@@ -78,7 +78,6 @@ def export_norm(kind: str, weight, bias=None, path=None, *, eps: float = 1e-5, o
     graph.publish(y, "y")
     element = helper.np_dtype_to_tensor_dtype(weight.dtype)
     values = [helper.make_tensor_value_info(name, element, ["rows", *weight.shape]) for name in ("x", "y")]
-    tensors = [numpy_helper.from_array(array, name) for name, array in stored.items()]
-    model = finished(helper.make_graph(graph.nodes, kind, values[:1], values[1:], tensors), graph.opset)
-    write(model, path)
+    model = finished(helper.make_graph(graph.nodes, kind, values[:1], values[1:]), graph.opset)
+    write(model, stored, path)
     return model

@@ -10,14 +10,10 @@ import onnx
 import onnxruntime
 
 from cnorm.model import METADATA_KEY
+from onnx_export.validation.runtime import LEVELS
 
-__all__ = ["LEVELS", "OrtStream"]
+__all__ = ["OrtStream"]
 
-LEVELS = {
-    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-}
 _DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 

@@ -22,7 +22,9 @@ import cnorm
 from onnx_export.builders import builder
 from onnx_export.exporter import state_table
 from onnx_export.float64 import Float64
-from onnx_export.ort_stream import LEVELS, OrtStream
+from onnx_export.ort_stream import OrtStream
+from onnx_export.validation import safe_load
+from onnx_export.validation.runtime import LEVELS
 
 __all__ = ["Drift", "ParityReport", "Row", "check_parity"]
 
@@ -196,12 +198,12 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     TypeError
         For an argument of another type.
     ValueError
-        If the file has another interface than the model, or `inputs` another shape.
+        If the file cannot be read or has another interface than the model, or `inputs` another shape.
     """
     if not isinstance(model, cnorm.Model):
         raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
     if not isinstance(onnx_model, onnx.ModelProto):
-        onnx_model = onnx.load(onnx_model)
+        onnx_model = safe_load.load(onnx_model, external_data=True)
     recordings = _recordings(model, inputs, steps, seed)
     table = state_table(model)
     names = [row["name"] for row in table]

@@ -3,9 +3,9 @@
 import functools
 
 import numpy as np
+import reference
 
 import cnorm
-import reference
 
 # (kind, preset) -> its step in tests/reference.py
 STEPS = {key: getattr(reference, f"{key[0].lower()}_{key[1]}", None) for key in cnorm.PRESETS}

@@ -480,6 +480,13 @@ def one_pass_without_clamp():
 
 
 @specimen
+def one_pass_close_to_trouble():
+    """A mean of 8 is survived, one of 100 is not, and that is near enough to count."""
+    expected = [("layer", "inaccurate", "file")]
+    return Specimen(model(*parts(flax_nodes())), expected, exit_code=1, input=rows(8))
+
+
+@specimen
 def one_pass_at_a_large_mean():
     """A mean of 300 costs a one-pass variance five digits."""
     expected = [("layer", "inaccurate", "file")]
@@ -732,6 +739,15 @@ def trap_skip_axis():
 
 
 @specimen
+def norm_after_a_trap_that_looking_springs():
+    """Tapping the inputs undoes the wrong fusion, so they do not show that the second norm's was wrong."""
+    norms, code, findings = trapped("skip-axis")
+    nodes = [node("Add", "x skip", "sum"), native("sum", "h", axis=1), node("Tanh", "h", "t"), native("t")]
+    inputs = [value("x", (2, N, N)), value("skip", (2, N, N))]
+    return Specimen(model(nodes, constants=weights(), inputs=inputs), [*norms, OK], findings, code)
+
+
+@specimen
 def trap_skip_axis_with_its_sum_as_output():
     """Looking at the sum stops the wrong fusion, in the model as in a tapped run: then all is well."""
     nodes = [node("Add", "x skip", "sum"), native("sum", axis=1)]
@@ -739,6 +755,41 @@ def trap_skip_axis_with_its_sum_as_output():
     built = model(nodes, constants=weights(), inputs=inputs, outputs=[value("sum"), value("y")])
     findings = {"miscomputed"} if runtime.miscomputes("skip-axis") else set()
     return Specimen(built, [OK], findings)
+
+
+@specimen
+def trap_inside_if():
+    norms, code, findings = trapped("eps-first")
+    nodes, constants = decomposed(y="t", eps=0.1, eps_first=True)
+    return Specimen(if_model(nodes, constants)[0], norms, findings, code)
+
+
+@specimen
+def trap_inside_a_local_function():
+    norms, code, findings = trapped("eps-first")
+    built = decomposed(eps=0.1, eps_first=True)
+    calls = [node("Norm", "x", "y", domain="local")]
+    return Specimen(model(calls, functions=[function("Norm", *built)]), norms, findings, code)
+
+
+@specimen
+def drift_is_not_blamed():
+    """Twelve steep layers between norms: optimised and unoptimised inputs part, and no norm is at fault."""
+    nodes, constants, x = [], {}, "x"
+    draw = rng()
+    for i in range(12):
+        norm, stored = decomposed(x=x, y=f"n{i}", prefix=f"p{i}_", width=64)
+        constants |= stored | {f"w{i}": draw.normal(size=(64, 64)).astype(np.float32)}
+        constants[f"b{i}"] = draw.normal(size=64).astype(np.float32)
+        nodes += [
+            *norm,
+            node("MatMul", f"n{i} w{i}", f"m{i}"),
+            node("Add", f"m{i} b{i}", f"a{i}"),
+            node("Sin", f"a{i}", f"h{i}"),
+        ]
+        x = f"h{i}"
+    nodes.append(node("Identity", x, "y"))
+    return Specimen(model(nodes, (4, 64), constants), [OK] * 12)
 
 
 @specimen
@@ -986,7 +1037,7 @@ def lint_eps_negative():
 @specimen
 def lint_eps_nan():
     built = model([native(epsilon=float("nan"))], constants=weights())
-    return Specimen(built, [OK], {"eps-nan"}, 1)
+    return Specimen(built, [("layer", "not exercised", "")], {"eps-nan"}, 1)
 
 
 @specimen
@@ -1053,6 +1104,23 @@ def lint_no_axis_left():
     """InstanceNormalization normalises what follows batch and channels: here nothing does."""
     built = model([native(op="InstanceNormalization")], (2, N), weights())
     return Specimen(built, [("instance", "not exercised", "")], {"axis"}, 1)
+
+
+@specimen
+def lint_nan_in_a_row():
+    """The row is left out and said to be; the others are judged."""
+    spoiled = rows(0)
+    spoiled["x"][1, 2] = np.nan
+    return Specimen(model([native()], constants=weights()), [OK], {"non-finite"}, input=spoiled)
+
+
+@specimen
+def lint_nan_in_every_row():
+    """NaN on both sides is agreement about nothing."""
+    nodes = [node("Log", "negative", "h"), native("h")]
+    constants = weights() | {"minus": np.float32(-1)}
+    nodes = [node("Abs", "x", "a"), node("Mul", "a minus", "negative"), *nodes]
+    return Specimen(model(nodes, constants=constants), [("layer", "not exercised", "")], {"non-finite"})
 
 
 @specimen

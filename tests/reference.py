@@ -430,3 +430,148 @@ def rnn_tfa(weights, x, h, eps=1e-5):
     w, x, h = _recurrent(weights, x, h)
     total = x @ w["kernel"] + h @ w["recurrent_kernel"]
     return np.tanh(_layer_norm_of(total, w["layer_normalization/gamma"], 0, eps) + w.get("bias", 0))
+
+
+# ---- the family
+
+
+def group_norm(x, groups, weight=None, bias=None, eps=1e-5):
+    """y [like x], mean and rstd [samples, groups] for x [samples, channels, ...] (arXiv:1803.08494)."""
+    shape = np.shape(x)
+    grouped = np.reshape(x, (shape[0], groups, -1))
+    xhat, mean, rstd = layer_norm(grouped, eps=eps)
+    y = _affine(xhat.reshape(shape), per_channel(weight, x), per_channel(bias, x))
+    return y, mean[..., 0], rstd[..., 0]
+
+
+def group_norm_backward(dy, x, groups, weight=None, eps=1e-5):
+    """dx [like x], dweight and dbias [channels] of sum(dy * y)."""
+    shape = np.shape(x)
+    g = wide(dy) if weight is None else wide(dy) * wide(per_channel(weight, x))
+    grouped = np.reshape(x, (shape[0] * groups, -1))
+    xhat, _, rstd = _normalise(wide(grouped), _rounded_eps(eps, x))
+    g = g.reshape(grouped.shape)
+    dx = rstd * (g - _mean(g) - xhat * _mean(g * xhat))
+    axes = (0, *range(2, len(shape)))
+    return dx.reshape(shape), (wide(dy) * xhat.reshape(shape)).sum(axes), wide(dy).sum(axes)
+
+
+def batch_norm(x, weight=None, bias=None, eps=1e-5):
+    """y [like x], mean, var and rstd [channels] for x [samples, channels, ...] (arXiv:1502.03167)."""
+    rows = channel_rows(x)
+    xhat, mean, rstd = _normalise(wide(rows), _rounded_eps(eps, x))
+    d = wide(rows) - mean
+    y = _affine(from_channel_rows(xhat, x), per_channel(weight, x), per_channel(bias, x))
+    return y, mean[:, 0], _mean(d * d)[:, 0], rstd[:, 0]
+
+
+def batch_norm_backward(dy, x, weight=None, eps=1e-5):
+    """dx [like x], dweight and dbias [channels] of sum(dy * y), through mean and variance."""
+    xhat, _, rstd = _normalise(wide(channel_rows(x)), _rounded_eps(eps, x))
+    d = wide(channel_rows(dy))
+    g = d if weight is None else d * wide(weight)[:, None]
+    dx = rstd * (g - _mean(g) - xhat * _mean(g * xhat))
+    return from_channel_rows(dx, x), (d * xhat).sum(-1), d.sum(-1)
+
+
+def batch_norm_inference(x, mean, var, weight=None, bias=None, eps=1e-5):
+    """y [like x] with a given mean and variance [channels]."""
+    rstd = _reciprocal_root(wide(var), _rounded_eps(eps, x))
+    xhat = (wide(x) - wide(per_channel(mean, x))) * per_channel(rstd, x)
+    return _affine(xhat, per_channel(weight, x), per_channel(bias, x))
+
+
+def batch_norm_inference_backward(dy, x, mean, var, weight=None, eps=1e-5):
+    """dx [like x], dweight and dbias [channels] of sum(dy * y); mean and variance are constants."""
+    rstd = _reciprocal_root(wide(var), _rounded_eps(eps, x))
+    xhat = (wide(x) - wide(per_channel(mean, x))) * per_channel(rstd, x)
+    scale = rstd if weight is None else rstd * wide(weight)
+    axes = (0, *range(2, np.ndim(x)))
+    return wide(dy) * per_channel(scale, x), (wide(dy) * xhat).sum(axes), wide(dy).sum(axes)
+
+
+def weight_norm(weight, gain=None):
+    """g_i w_i / |w_i| for the rows of weight [outputs, ...] (arXiv:1602.07868, Eq. 2)."""
+    w = wide(weight).reshape(len(weight), -1)
+    u = w * _reciprocal_root((w * w).sum(-1, keepdims=True), 0)
+    return (u if gain is None else u * wide(gain)[:, None]).reshape(np.shape(weight))
+
+
+def weight_norm_backward(dv, weight, gain=None):
+    """dweight [like weight] and dgain [outputs] of sum(dv * v)."""
+    w, d = wide(weight).reshape(len(weight), -1), wide(dv).reshape(len(weight), -1)
+    inverse = _reciprocal_root((w * w).sum(-1, keepdims=True), 0)
+    u = w * inverse
+    dgain = (d * u).sum(-1, keepdims=True)
+    dw = (d - u * dgain) * inverse
+    if gain is not None:
+        dw = dw * wide(gain)[:, None]
+    return dw.reshape(np.shape(weight)), dgain[:, 0]
+
+
+def divisive_norm(x, weight=None, bias=None, sigma=1.0, mean_radius=None, radius=None):
+    """y [like x] along the last axis (arXiv:1611.04520), each field summed by itself."""
+    z, _, _ = _divisive(x, sigma, mean_radius, radius)
+    return _affine(z, weight, bias)
+
+
+def divisive_norm_backward(dy, x, weight=None, sigma=1.0, mean_radius=None, radius=None):
+    """dx [like x], dweight, dbias [n] and dsigma of sum(dy * y), by the matrices that the field means are."""
+    n = np.shape(x)[-1]
+    z, v, s = _divisive(x, sigma, mean_radius, radius)
+    inverse = np.where(s == 0, 0, 1 / np.where(s == 0, 1, s))
+    g = wide(dy) if weight is None else wide(dy) * wide(weight)
+    mean_a, mean_b = _field_mean(n, mean_radius, z.dtype), _field_mean(n, radius, z.dtype)
+    dv = g * inverse - v * ((g * z * inverse**2) @ mean_b)
+    dx = dv - dv @ mean_a
+    rows = tuple(range(np.ndim(x) - 1))
+    dsigma = -_rounded_eps(sigma, x) * (g * z * inverse**2).sum()
+    return dx, (wide(dy) * z).sum(rows), wide(dy).sum(rows), dsigma
+
+
+def smoothing_gradient(dy, x, weight, smoothing, axis=-1):
+    """dl/ds of sum(dy * layer_norm(x, eps=s^2)): sum of dy * gain * (x - mean) * (-s / sigma^3)."""
+    xhat, _, rstd = _normalise(_as_rows(x, axis), _rounded_eps(np.float64(smoothing) ** 2, x))
+    g = _as_rows(dy, axis) if weight is None else _as_rows(dy, axis) * wide(weight).ravel()
+    return -wide(np.float64(smoothing)) * (g * xhat * rstd**2).sum()
+
+
+def per_channel(p, x):
+    """p [channels] so that it broadcasts over x [samples, channels, ...]."""
+    return None if p is None else np.reshape(p, (-1,) + (1,) * (np.ndim(x) - 2))
+
+
+def channel_rows(x):
+    """x [samples, channels, ...] -> [channels, N]."""
+    return np.moveaxis(np.asarray(x), 1, 0).reshape(np.shape(x)[1], -1)
+
+
+def from_channel_rows(rows, x):
+    shape = np.shape(x)
+    return np.moveaxis(rows.reshape((shape[1], shape[0], *shape[2:])), 0, 1)
+
+
+def _divisive(x, sigma, mean_radius, radius):
+    """z, v and s, like x; v as the mean of differences, so that a large mean costs nothing."""
+    x_given, x = x, wide(x)
+    v = np.empty_like(x)
+    n = x.shape[-1]
+    for i in range(n):
+        around = x[..., _field(n, i, mean_radius)] - x[..., i : i + 1]
+        v[..., i] = -around.mean(-1)
+    mean_square = np.stack([(v[..., _field(n, i, radius)] ** 2).mean(-1) for i in range(n)], -1)
+    s = np.sqrt(_rounded_eps(sigma, x_given) ** 2 + mean_square)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(s == 0, 0, v / s), v, s
+
+
+def _field(n, i, radius):
+    return slice(None) if radius is None else slice(max(0, i - radius), i + radius + 1)
+
+
+def _field_mean(n, radius, dtype):
+    """The matrix M with (M a)_i = mean of a over the field of i."""
+    m = np.zeros((n, n), dtype)
+    for i in range(n):
+        m[i, _field(n, i, radius)] = 1
+    return m / m.sum(1, keepdims=True)

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+import reference
 import tolerances
 
-import reference
 from cnorm import _core
 
 pytestmark = pytest.mark.usefixtures("isa")

@@ -8,9 +8,9 @@ import time
 
 import numpy as np
 import pytest
+import reference
 
 import cnorm
-import reference
 from cnorm import bench, bench_report, contenders
 from cnorm.contenders import numpy_, operations, timing
 

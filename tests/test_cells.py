@@ -7,10 +7,10 @@ import json
 
 import numpy as np
 import pytest
+import reference
 from cells import EPS, LAYERS, STEPS, random_cell, random_weights
 
 import cnorm
-import reference
 
 KEYS = sorted(cnorm.PRESETS)
 PROJECTED = [key for key in KEYS if any("weight_p" in meaning for _, _, meaning in cnorm.PRESETS[key].weights)]

@@ -75,11 +75,33 @@ def operations(rng, dtype):
         "backward": lambda: cnorm.layer_norm_backward(dy, x, weight, stats),
         "statistics": lambda: cnorm.layer_norm(x, eps=0.7, return_stats=True)[1],
     }
+    volume, gradient = x.reshape(12, 2, 53), dy.reshape(12, 2, 53)
+    _, of_groups = cnorm.group_norm(volume, 2, return_stats=True)
+    _, of_batch = cnorm.batch_norm(x, weight, return_stats=True)
+    calls |= {
+        "batch": lambda: cnorm.batch_norm(x, weight, bias),
+        "batch, backward": lambda: cnorm.batch_norm_backward(dy, x, weight, of_batch),
+        "batch, averages": lambda: averages(x),
+        "inference": lambda: cnorm.batch_norm_inference(x_tiny, bias, weight * weight, weight),
+        "group": lambda: cnorm.group_norm(volume, 1, weight[:2], eps=0),
+        "group, backward": lambda: cnorm.group_norm_backward(gradient, volume, 2, weight[:2], of_groups),
+        "weight": lambda: cnorm.weight_norm(x),
+        "weight, backward": lambda: cnorm.weight_norm_backward(dy, x, bias[:24]),
+        "divisive": lambda: cnorm.divisive_norm(x, weight, mean_radius=2, radius=3),
+        "divisive, backward": lambda: cnorm.divisive_norm_backward(dy, x, weight, radius=3)[:3],
+        "smoothing": lambda: np.float64(cnorm.smoothing_gradient(dy, x, weight, stats, 0.1)),
+    }
     if dtype == np.float32:
         wild = rng.integers(0, 2**32, 4099, np.uint32).view(np.float32)
         calls["sigmoid"] = lambda: _core.sigmoid(wild)
         calls["tanh"] = lambda: _core.tanh(wild)
     return calls
+
+
+def averages(x):
+    running = np.zeros_like(x[0]), np.ones_like(x[0])
+    cnorm.batch_norm(x, running_mean=running[0], running_var=running[1])
+    return running
 
 
 def as_bytes(result):

@@ -3,10 +3,10 @@
 import inputs
 import numpy as np
 import pytest
+import reference
 import tolerances
 
 import cnorm
-import reference
 
 pytestmark = pytest.mark.usefixtures("isa")
 both_types = pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -63,13 +63,16 @@ def inv_std_dev(rstd, dtype):
     return (CONTRACT[np.dtype(dtype)] + unit_roundoff(dtype)) * rstd + smallest(dtype)
 
 
-def dx(dy, xhat_, rstd, dtype, weight=1):
-    """dx = rstd * (g - mean(g) - xhat * mean(g * xhat)): errors of means, xhat and rstd, four roundings."""
+def dx(dy, xhat_, rstd, dtype, weight=1, sums=None):
+    """dx = rstd * (g - mean(g) - xhat * mean(g * xhat)): errors of means, xhat and rstd, four roundings.
+
+    sums: the relative error of a sum, where it is not one over a row.
+    """
     g = np.abs(dy * weight)
     u, from_xhat = unit_roundoff(dtype), xhat(xhat_, dtype)
     mean_g = g.mean(-1, keepdims=True)
     mean_gx = (g * np.abs(xhat_)).mean(-1, keepdims=True)
-    sums = _row_sum(g.shape[-1], dtype)
+    sums = _row_sum(g.shape[-1], dtype) if sums is None else sums
     error_mean_g = (sums + u) * mean_g
     error_mean_gx = (sums + 2 * u) * mean_gx + (g * from_xhat).mean(-1, keepdims=True)
     terms = g + mean_g + np.abs(xhat_) * mean_gx
@@ -88,6 +91,26 @@ def dweight(dy, xhat_, dtype):
 def dbias(dy, dtype):
     """Sum over rows of dy: the summation's error alone."""
     return _column_sum(len(dy), dtype) * np.abs(dy).sum(axis=0)
+
+
+def channel_sum(x, dtype):
+    """A sum over a channel of x [samples, channels, ...]: 64 rows one after another, or runs of space."""
+    space = math.prod(x.shape[2:])
+    terms = len(x) * unit_roundoff(np.float64)
+    return terms + (min(len(x), BLOCK) * unit_roundoff(dtype) if space == 1 else _row_sum(space, dtype))
+
+
+def batch_xhat(xhat_, x, dtype):
+    """Any channel whose mean is shifted to within a standard deviation: see any_row."""
+    g = channel_sum(x, dtype) + 2 * unit_roundoff(dtype)
+    return g * (1.42 + 2.42 * np.abs(xhat_)) + 4 * unit_roundoff(dtype) * np.maximum(1, np.abs(xhat_))
+
+
+def affine(xhat_, from_xhat, dtype, weight=1, bias=0):
+    """The error of xhat times the gain, two roundings of the product, one of the sum, and subnormal units."""
+    u = unit_roundoff(dtype)
+    product, total = np.abs(xhat_ * weight), np.abs(xhat_ * weight + bias)
+    return from_xhat * np.abs(weight) + 2 * u * product + u * total + 2 * smallest(dtype)
 
 
 def assert_within(actual, expected, bound, what="y"):

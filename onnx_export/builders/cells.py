@@ -29,7 +29,7 @@ class Cell:
         self.graph, self.spec, self.eps, self.units = graph, layer.spec, layer.eps, layer.units
         self._pieces: dict[str, list[tuple[str, str, bool]]] = {}  # part: (gates, value, inputs come first)
         self._single: dict[tuple[str, str], str] = {}
-        for name, shape, meaning in layer._entries():
+        for name, shape, meaning in layer.entries():
             if name in weights:
                 self._sort(weights[name], name, shape.split(), meaning.removesuffix("?").split(), layer)
 

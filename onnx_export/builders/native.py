@@ -17,7 +17,7 @@ def refusal(layer) -> str | None:
         return "the operators have no layer norm"
     if spec.zoneout:
         return "the operators have no zoneout"
-    if any(meaning.startswith("weight_p") and name in layer.weights for name, _, meaning in layer._entries()):
+    if any(meaning.startswith("weight_p") and name in layer.weights for name, _, meaning in layer.entries()):
         return "the operator LSTM has no projection"
     if spec.cell_clip is not None:
         return "the operator LSTM clips what enters its activations, not the cell"

@@ -20,7 +20,7 @@ def layer_norm(graph, x: str, gain: str, bias: str | None, eps: float, name: str
         given = (x, gain) if bias is None else (x, gain, bias)
         return graph.add("LayerNormalization", *given, name=name, axis=-rank, epsilon=eps, stash_type=1)
     wide = _widened(graph, x, name)
-    centred = graph.add("Sub", wide, _mean(graph, wide, f"{name}_mean", rank), name=f"{name}_centred")
+    centred = graph.add("Sub", wide, mean(graph, wide, f"{name}_mean", rank), name=f"{name}_centred")
     return _scaled(graph, centred, gain, bias, eps, name, rank)
 
 
@@ -34,7 +34,7 @@ def rms_norm(graph, x: str, gain: str, eps: float, name: str, rank: int = 1) -> 
 def _scaled(graph, x, gain, bias, eps, name, rank):
     """x / sqrt(mean(x^2) + eps) * gain + bias, with x in float32."""
     square = graph.add("Mul", x, x, name=f"{name}_square")
-    power = _mean(graph, square, f"{name}_power", rank)
+    power = mean(graph, square, f"{name}_power", rank)
     small = graph.constant(eps, f"{name}_eps", np.float32)
     root = graph.add("Sqrt", graph.add("Add", power, small, name=f"{name}_power_eps"), name=f"{name}_root")
     y = graph.add("Div", x, root, name=f"{name}_normalised")
@@ -50,7 +50,8 @@ def _widened(graph, x, name):
     return graph.add("Cast", x, name=f"{name}_wide", to=TensorProto.FLOAT)
 
 
-def _mean(graph, x, name, rank):
+def mean(graph, x, name, rank):
+    """The mean over the last `rank` axes, which stay with length 1."""
     axes = list(range(-rank, 0))
     if graph.opset >= 18:  # the axes became an input
         return graph.add("ReduceMean", x, graph.constant(axes, f"{name}_axes", np.int64), name=name, keepdims=1)

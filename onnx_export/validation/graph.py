@@ -68,6 +68,7 @@ class Scope:
                 self._consumers[name].append(node)
         self._initialisers = {} if self.is_function else {t.name: t for t in graph.initializer}
         self.outputs = set(graph.output) if self.is_function else {value.name for value in graph.output}
+        self._inputs = set() if self.is_function else {value.name for value in graph.input}
         self._constants: dict[str, np.ndarray | None] = {}
 
     @property
@@ -115,7 +116,7 @@ class Scope:
         """The initialiser of this name, here or further out."""
         if name in self._initialisers:
             return self._initialisers[name]
-        if name in self._producers or self.outer is None:
+        if name in self._producers or name in self._inputs or self.outer is None:
             return None
         return self.outer.tensor(name)
 
@@ -130,8 +131,8 @@ class Scope:
             return _array(self._initialisers[name])
         node = self._producers.get(name)
         if node is None:
-            own = () if self.is_function else (value.name for value in self.graph.input)
-            return None if self.outer is None or name in own else self.outer.constant(name, depth)
+            known = self.outer is not None and name not in self._inputs
+            return self.outer.constant(name, depth) if known else None
         if op(node) == "Constant":
             return _constant_value(node)
         if depth == 0 or op(node) not in _FOLDABLE | _FOLDABLE_WITH_SCALAR:

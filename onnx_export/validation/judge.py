@@ -60,12 +60,15 @@ class Measure:
         Error over bound; infinite for NaN where the oracle is finite.
     points : list of (float, float)
         (conditioning, ratio) of rows, for the plot.
+    judged : int
+        Number of elements that could be judged.
     """
 
     error: float = 0.0
     bound: float = 0.0
     ratio: float = 0.0
     points: list[tuple[float, float]] = field(default_factory=list)
+    judged: int = 0
 
 
 def unit_roundoff(dtype: int) -> float:
@@ -205,21 +208,22 @@ def compare(y: np.ndarray, oracle: np.ndarray, bound, rows: Rows, overflow: floa
         ratio = np.where(judged, ratio, 0.0)
     if not ratio.size:
         return Measure()
-    worst = np.unravel_index(np.argmax(ratio), ratio.shape)
+    at = np.unravel_index(np.argmax(ratio), ratio.shape)
     return Measure(
-        float(error[worst]) if judged[worst] else 0.0,
-        float(bound[worst]),
-        float(ratio[worst]),
+        float(error[at]) if judged[at] else 0.0,
+        float(bound[at]),
+        float(ratio[at]),
         _points(rows.conditioning, ratio),
+        int(np.sum(judged)),
     )
 
 
 def worst(measures: Iterable[Measure]) -> Measure:
-    """The measure of largest ratio, with the points of all."""
+    """The measure of largest ratio, with the points and the count of all."""
     measures = list(measures)
     found = max(measures, key=lambda m: m.ratio, default=Measure())
     points = [point for m in measures for point in m.points][:_MOST_POINTS]
-    return replace(found, points=points)
+    return replace(found, points=points, judged=sum(m.judged for m in measures))
 
 
 def _points(conditioning: np.ndarray, ratio: np.ndarray, most: int = 24) -> list[tuple[float, float]]:

@@ -173,7 +173,7 @@ class Run:
         for level in made:
             if said.verdict == "ok":
                 self._judge_optimised(case, position, level)
-        return _range_lint(norm, rows)
+        return [*_finite_lint(norm, rows), *_range_lint(norm, rows)]
 
     def _judge_file(self, case: Case) -> None:
         """G against C."""
@@ -192,6 +192,9 @@ class Run:
         error = worst(map(case.oracle.runtime_error, case.feeds, results))
         said.error, said.bound = error.error, error.bound
         said.points += [[c, min(r, MOST), "run"] for c, r in error.points]
+        if not error.judged:
+            said.verdict = "not exercised"
+            said.detail = "NaN or Inf in every row, or by the formula itself: there is nothing to judge"
         if error.ratio > 1:
             blame = culprit(self._model, case, case.feeds)
             settle(said, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
@@ -290,6 +293,15 @@ def culprit(model: onnx.ModelProto, case: Case, tried: list[dict[str, np.ndarray
 def amount(measure: Measure) -> str:
     """An error in words."""
     return "NaN for finite input" if np.isnan(measure.error) else f"{measure.ratio:.3g} times the bound"
+
+
+def _finite_lint(norm: Norm, rows: list[Rows]) -> list[Finding]:
+    """Rows that cannot be right, whatever the norm does; they are left out of the verdict."""
+    spoiled = sum(int(np.sum(~np.isfinite(r.largest))) for r in rows)
+    if not spoiled:
+        return []
+    message = f"{spoiled} rows with NaN or Inf reached it and were not judged"
+    return [Finding("warning", "non-finite", message, norm.name)]
 
 
 def _range_lint(norm: Norm, rows: list[Rows]) -> list[Finding]:

@@ -94,6 +94,13 @@ def hardness(rows: Iterable[Rows]) -> dict[str, float]:
         }
 
 
+def reached(hard_by: str, failing: dict[str, float], seen: dict[str, float]) -> bool:
+    """Whether rows of this hardness come within a factor of ten of failing ones."""
+    if hard_by == SPREAD:
+        return seen[hard_by] <= 10 * failing[hard_by]
+    return seen[hard_by] >= failing[hard_by] / 10
+
+
 def layout(norm: Norm, shape: tuple[int, ...]) -> tuple[int, int]:
     """(rows, n) of a norm's input of this shape."""
     size = int(np.prod(shape))

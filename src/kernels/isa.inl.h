@@ -67,6 +67,10 @@ INLINE void add_f64(ptrdiff_t n, void *into, const void *from)
 #define X double
 #define FN(name) name##_f64
 #include "layer_norm.inl.h"
+#include "group_norm.inl.h"
+#include "batch_norm.inl.h"
+#include "weight_norm.inl.h"
+#include "divisive_norm.inl.h"
 #include "undefine_storage.h"
 #include "undefine_type.h"
 
@@ -85,6 +89,10 @@ INLINE void add_f64(ptrdiff_t n, void *into, const void *from)
 #define X float
 #define FN(name) name##_f32
 #include "layer_norm.inl.h"
+#include "group_norm.inl.h"
+#include "batch_norm.inl.h"
+#include "weight_norm.inl.h"
+#include "divisive_norm.inl.h"
 #include "undefine_storage.h"
 #define X uint16_t
 #define FN(name) name##_f16
@@ -104,6 +112,7 @@ INLINE void add_f64(ptrdiff_t n, void *into, const void *from)
 #define NAME_OF(isa) #isa
 #define NAME(isa) NAME_OF(isa)
 
+#define BY_WHOLE_DTYPE(name) {[CNORM_F32] = name##_f32, [CNORM_F64] = name##_f64}
 #define BY_DTYPE(name) {[CNORM_F32] = name##_f32, [CNORM_F64] = name##_f64, [CNORM_F16] = name##_f16, [CNORM_BF16] = name##_bf16}
 
 const cnorm_kernels TABLE(CNORM_ISA) = {
@@ -114,6 +123,17 @@ const cnorm_kernels TABLE(CNORM_ISA) = {
     .layer_norm_backward = BY_DTYPE(layer_norm_backward),
     .rms_norm_backward = BY_DTYPE(rms_norm_backward),
     .add = {[CNORM_F32] = add_f32, [CNORM_F64] = add_f64, [CNORM_F16] = add_f32, [CNORM_BF16] = add_f32},
+    .group_norm = BY_WHOLE_DTYPE(group_norm),
+    .group_norm_backward = BY_WHOLE_DTYPE(group_norm_backward),
+    .batch_norm = BY_WHOLE_DTYPE(batch_norm),
+    .batch_norm_backward = BY_WHOLE_DTYPE(batch_norm_backward),
+    .batch_norm_inference = BY_WHOLE_DTYPE(batch_norm_inference),
+    .batch_norm_inference_backward = BY_WHOLE_DTYPE(batch_norm_inference_backward),
+    .weight_norm = BY_WHOLE_DTYPE(weight_norm),
+    .weight_norm_backward = BY_WHOLE_DTYPE(weight_norm_backward),
+    .divisive_norm = BY_WHOLE_DTYPE(divisive_norm),
+    .divisive_norm_backward = BY_WHOLE_DTYPE(divisive_norm_backward),
+    .smoothing_sum = BY_WHOLE_DTYPE(smoothing_sum),
     .sigmoid_f32 = sigmoid_f32,
     .tanh_f32 = tanh_f32,
     .activation_f32 = activation_f32,

@@ -6,6 +6,7 @@
 #ifndef CNORM_KERNELS_H
 #define CNORM_KERNELS_H
 
+#include "cnorm_family.h"
 #include "cnorm_rnn.h"
 
 enum { PANEL = 32 }; /* outputs that lie in lanes in a packed matrix */
@@ -64,6 +65,50 @@ typedef struct cnorm_norm_backward {
     ptrdiff_t dx_stride;
     void *partial; /* [2, n] of the compute type: the block's dgain and dbias */
 } cnorm_norm_backward;
+/* Group and batch norm of volumes [samples, channels, space]. */
+typedef struct cnorm_volume_norm {
+    ptrdiff_t samples, channels, space, groups; /* groups divides channels; group norm only */
+    const void *x;
+    ptrdiff_t x_stride;
+    const void *gain, *bias; /* [channels] or NULL */
+    const void *mean, *var;  /* [channels]; inference only */
+    double eps;
+    void *y; /* may be exactly x */
+    ptrdiff_t y_stride;
+    void *stats;     /* group norm [samples, groups, 3], batch norm [channels, 3], or NULL */
+    double *moments; /* [2, channels] or NULL; batch norm only */
+    void *scratch;   /* batch norm only */
+    int streaming;   /* as in cnorm_norm */
+} cnorm_volume_norm;
+
+typedef struct cnorm_volume_norm_backward {
+    ptrdiff_t samples, channels, space, groups; /* group norm: at most CNORM_BLOCK_ROWS samples */
+    const void *dy, *x;
+    ptrdiff_t dy_stride, x_stride;
+    const void *gain, *stats, *mean, *var; /* as above */
+    double eps;
+    void *dx; /* may be exactly dy or x */
+    ptrdiff_t dx_stride;
+    void *dgain, *dbias; /* [channels] */
+    void *scratch;
+} cnorm_volume_norm_backward;
+
+/* the scratch of batch norm, per channel, besides one channel's numbers */
+enum { BATCH_DOUBLES = 7, BATCH_ITEMS = 10 };
+
+/* Divisive norm, forward or backward. */
+typedef struct cnorm_divisive {
+    ptrdiff_t rows, n, mean_radius, radius; /* radii below n */
+    const void *dy, *x;                     /* [rows, n] */
+    ptrdiff_t dy_stride, x_stride;
+    const void *gain, *bias; /* [n] or NULL */
+    double sigma;
+    void *out; /* [rows, n]: y, may be exactly x, or dx, may be exactly dy or x */
+    ptrdiff_t out_stride;
+    void *dgain, *dbias; /* [n] */
+    double *dsigma;
+    double *scratch; /* [11, n] */
+} cnorm_divisive;
 
 typedef struct cnorm_kernels {
     const char *name;
@@ -74,6 +119,22 @@ typedef struct cnorm_kernels {
     void (*rms_norm_backward[CNORM_DTYPES])(const cnorm_norm_backward *call);
     /* into [n] += from [n], of the compute type */
     void (*add[CNORM_DTYPES])(ptrdiff_t n, void *into, const void *from);
+    /* the family: float32 and float64 only */
+    void (*group_norm[CNORM_DTYPES])(const cnorm_volume_norm *call);
+    void (*group_norm_backward[CNORM_DTYPES])(const cnorm_volume_norm_backward *call);
+    void (*batch_norm[CNORM_DTYPES])(const cnorm_volume_norm *call);
+    void (*batch_norm_backward[CNORM_DTYPES])(const cnorm_volume_norm_backward *call);
+    void (*batch_norm_inference[CNORM_DTYPES])(const cnorm_volume_norm *call);
+    void (*batch_norm_inference_backward[CNORM_DTYPES])(const cnorm_volume_norm_backward *call);
+    void (*weight_norm[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, const void *w, ptrdiff_t w_stride, const void *gain,
+                                      void *v, ptrdiff_t v_stride);
+    void (*weight_norm_backward[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, const void *dv, ptrdiff_t dv_stride,
+                                               const void *w, ptrdiff_t w_stride, const void *gain, void *dw,
+                                               ptrdiff_t dw_stride, void *dgain);
+    void (*divisive_norm[CNORM_DTYPES])(const cnorm_divisive *call);
+    void (*divisive_norm_backward[CNORM_DTYPES])(const cnorm_divisive *call);
+    /* sum over rows of rstd^2 sum dy gain xhat; arguments as those of cnorm_norm_backward */
+    double (*smoothing_sum[CNORM_DTYPES])(const cnorm_norm_backward *call);
     void (*sigmoid_f32)(ptrdiff_t n, const float *x, float *y);
     void (*tanh_f32)(ptrdiff_t n, const float *x, float *y);
     void (*activation_f32)(cnorm_activation f, ptrdiff_t n, const float *x, float *y);

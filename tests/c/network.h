@@ -13,6 +13,7 @@ typedef struct network {
     float *gain_c, *bias_c, *bias_y; /* [units], [units], [outputs]: taken as they are */
     cnorm_layer layers[NETWORK_LAYERS];
     float *state, *scratch;
+    ptrdiff_t rows; /* steps or streams that the scratch has room for at once */
     void *owned[32];
     int owns;
 } network;
@@ -51,7 +52,7 @@ static inline float *network_pad(network *net, allocator *memory, const float *v
 static inline network network_random_of(ptrdiff_t inputs, ptrdiff_t units, ptrdiff_t outputs, allocator *memory)
 {
     uint64_t seed = (uint64_t)(inputs * 10007 + units * 101 + outputs), *s = &seed;
-    network net = {.inputs = inputs, .units = units, .outputs = outputs}, *p = &net;
+    network net = {.inputs = inputs, .units = units, .outputs = outputs, .rows = 1 + units % CNORM_ROWS}, *p = &net;
     net.weight_x = network_random(p, memory, 4 * units * inputs, 0.1, 0.25, s);
     net.weight_h = network_random(p, memory, 4 * units * units, -0.1, 0.25, s);
     net.gain_x = network_random(p, memory, 4 * units, 1, 0.25, s);
@@ -65,6 +66,7 @@ static inline network network_random_of(ptrdiff_t inputs, ptrdiff_t units, ptrdi
         .kind = CNORM_LSTM,
         .scope = CNORM_SPLIT,
         .cell_norm = CNORM_OUTPUT,
+        .eps = 1e-5f,
         .cell_clip = INFINITY,
         .projection_clip = INFINITY,
         .weight_x = network_pack(p, memory, 4, units, inputs, 4, net.weight_x),
@@ -74,14 +76,13 @@ static inline network network_random_of(ptrdiff_t inputs, ptrdiff_t units, ptrdi
         .bias = network_pad(p, memory, net.bias),
         .gain_c = net.gain_c,
         .bias_c = net.bias_c,
-        .eps = 1e-5f,
     }}};
     net.layers[1] = (cnorm_layer){.kind = CNORM_LINEAR, .as = {.linear = {
         .weight = network_pack(p, memory, 1, outputs, units, 0, net.weight_y),
         .bias = net.bias_y,
     }}};
     net.state = network_floats(p, memory, cnorm_state_floats(net.layers, NETWORK_LAYERS));
-    net.scratch = network_floats(p, memory, cnorm_scratch_floats(net.layers, NETWORK_LAYERS, CNORM_ROWS));
+    net.scratch = network_floats(p, memory, cnorm_scratch_floats(net.layers, NETWORK_LAYERS, net.rows));
     return net;
 }
 
@@ -93,7 +94,7 @@ static inline void network_reset(network *net)
 /* x [steps, inputs] -> y [steps, outputs] */
 static inline void network_run(network *net, ptrdiff_t steps, const float *x, float *y)
 {
-    CHECK(cnorm_run(net->layers, NETWORK_LAYERS, steps, x, net->inputs, net->state, net->scratch, CNORM_ROWS, y, net->outputs) == CNORM_OK,
+    CHECK(cnorm_run(net->layers, NETWORK_LAYERS, steps, x, net->inputs, net->state, net->scratch, net->rows, y, net->outputs) == CNORM_OK,
           "%td units", net->units);
 }
 

@@ -1,5 +1,6 @@
 /* No kernel reads or writes outside its buffers: every buffer lies directly behind, then directly before, a page that
  * may not be touched, for every length from 1 to 130, on every instruction set. A touch is a fault, and says where. */
+#include "cnorm_family.h"
 #include "dispatch.h"
 #include "network.h"
 #include "rows.h"
@@ -93,6 +94,74 @@ static void norms(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
     }
 }
 
+/* batch, group, weight and divisive norm of a volume; the channels of a matrix are as many as its columns */
+static void family(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
+{
+    static guarded x, dy, y, dx, gain, bias, var, stats, dgain, dbias, partials, scratch, numbers;
+    if (!x.pages) {
+        guarded *const all[] = {&x, &dy, &y, &dx, &gain, &bias, &var, &stats, &dgain, &dbias, &partials, &numbers};
+        for (int i = 0; i < 12; ++i) *all[i] = guarded_pages(3 * MANY_ROWS * LONGEST * 8);
+        scratch = guarded_pages(40 * MANY_ROWS * LONGEST * 8);
+    }
+    const ptrdiff_t n = channels * space, count = samples * n, item = size_of(dtype), vector = channels * item;
+    void *const px = place(x, count * item), *const pdy = place(dy, count * item), *const py = place(y, count * item);
+    void *const pdx = place(dx, count * item), *const pgain = place(gain, vector), *const pbias = place(bias, vector);
+    void *const pvar = place(var, vector), *const pdgain = place(dgain, vector), *const pdbias = place(dbias, vector);
+    void *const ppartials = place(partials, cnorm_backward_partials(dtype, samples, channels));
+    double *const moments = place(numbers, 2 * channels * 8);
+    uint64_t state = (uint64_t)n;
+    fill_affine(dtype, channels, pgain, pbias, &state);
+    for (ptrdiff_t c = 0; c < channels; ++c) put(dtype, pvar, c, 1 + uniform(&state));
+    static const row_kind kinds[] = {MEAN_0, MEAN_1E4, NEAR_OVERFLOW};
+    for (int kind = 0; kind < 3; ++kind) {
+        fill_row(kinds[kind], dtype, count, px, &state);
+        for (ptrdiff_t i = 0; i < count; ++i) put(dtype, pdy, i, uniform(&state) / 8);
+#define TRY(what, call, output, length)                                                                                   \
+    snprintf(doing, sizeof doing, "%s, %s, %s, [%td, %td, %td], at the %s, on %s", what, dtype_names[dtype],             \
+             row_names[kinds[kind]], samples, channels, space, at_end ? "end" : "start", cnorm_isa_active());             \
+    CHECK(call == CNORM_OK && all_finite(dtype, output, length), "%s", doing)
+        for (ptrdiff_t groups = 1; groups <= channels; groups += channels > 1 ? channels - 1 : 1) {
+            void *const st = place(stats, 3 * samples * groups * item);
+            TRY("group_norm", cnorm_group_norm(dtype, samples, channels, space, groups, px, n, pgain, pbias, 1e-5, py, n, st), py, count);
+            TRY("group_norm_backward", cnorm_group_norm_backward(dtype, samples, channels, space, groups, pdy, n, px, n, pgain, st,
+                                                                 pdx, n, pdgain, pdbias, ppartials), pdx, count);
+            cnorm_volume_norm call = {samples, channels, space, groups, .x = px, .x_stride = n, .gain = pgain, .bias = pbias,
+                                      .eps = 1e-5, .y = py, .y_stride = n, .streaming = 1};
+            TRY("group_norm, streamed", (cnorm_active()->group_norm[dtype](&call), CNORM_OK), py, count);
+        }
+        void *const work = place(scratch, cnorm_batch_norm_scratch(dtype, samples, channels, space));
+        void *const st = place(stats, 3 * vector);
+        cnorm_volume_norm call = {samples, channels, space, .x = px, .x_stride = n, .gain = pgain, .bias = pbias, .mean = pbias,
+                                  .var = pvar, .eps = 1e-5, .y = py, .y_stride = n, .scratch = work, .streaming = 1};
+        TRY("batch_norm_inference", cnorm_batch_norm_inference(dtype, samples, channels, space, px, n, pbias, pvar, pgain, pbias,
+                                                               1e-5, py, n, work), pdgain, channels);
+        TRY("batch_norm_inference, streamed", (cnorm_active()->batch_norm_inference[dtype](&call), CNORM_OK), pgain, channels);
+        if (samples * space > 1) {
+            TRY("batch_norm", cnorm_batch_norm(dtype, samples, channels, space, px, n, pgain, pbias, 1e-5, py, n, st, moments, work),
+                py, count);
+            TRY("batch_norm, streamed", (cnorm_active()->batch_norm[dtype](&call), CNORM_OK), py, count);
+            TRY("batch_norm_backward", cnorm_batch_norm_backward(dtype, samples, channels, space, pdy, n, px, n, pgain, st, pdx, n,
+                                                                 pdgain, pdbias, work), pdx, count);
+        }
+        TRY("batch_norm_inference_backward",
+            cnorm_batch_norm_inference_backward(dtype, samples, channels, space, pdy, n, pdy, n, pbias, pvar, pgain, 1e-5, pdx, n,
+                                                pdgain, pdbias, work), pdx, count);
+        void *const pg = place(numbers, samples * item);
+        for (ptrdiff_t i = 0; i < samples; ++i) put(dtype, pg, i, 1 + uniform(&state));
+        TRY("weight_norm", cnorm_weight_norm(dtype, samples, n, px, n, pg, py, n), py, count);
+        TRY("weight_norm_backward", cnorm_weight_norm_backward(dtype, samples, n, pdy, n, px, n, pg, pdx, n, pg), pdx, count);
+        if (space > 1) continue;
+        double *const fields = place(scratch, cnorm_divisive_norm_scratch(n)), *const dsigma = place(numbers, 8);
+        for (ptrdiff_t radius = 0; radius < 2 * n; radius = 3 * radius + 1) {
+            TRY("divisive_norm", cnorm_divisive_norm(dtype, samples, n, radius, radius / 2, px, n, pgain, pbias, 0.5, py, n, fields),
+                py, count);
+            TRY("divisive_norm_backward",
+                cnorm_divisive_norm_backward(dtype, samples, n, radius, radius / 2, pdy, n, px, n, pgain, 0.5, pdx, n, pdgain,
+                                             pdbias, dsigma, fields), pdx, count);
+        }
+    }
+}
+
 static void activations(ptrdiff_t n)
 {
     static guarded x, y;
@@ -140,12 +209,19 @@ int main(void)
         for (at_end = 0; at_end < 2; ++at_end)
             for (ptrdiff_t n = 1; n <= LONGEST; ++n) {
                 for (int i = 0; i < DTYPES; ++i) norms(dtypes[i], ROWS, n);
+                for (int whole = CNORM_F32; whole <= CNORM_F64; ++whole) {
+                    family((cnorm_dtype)whole, ROWS, n, 1);
+                    family((cnorm_dtype)whole, 2, 3, n);
+                }
                 activations(n);
                 networks(n, n % 40 + 1, n % 7 + 1);
                 if (n % 5 == 0) networks(n % 9 + 1, n, n);
             }
     FOR_EACH_ISA(isa)
         for (at_end = 0; at_end < 2; ++at_end)
-            for (int i = 0; i < DTYPES; ++i) norms(dtypes[i], MANY_ROWS, 37);
+            for (int i = 0; i < DTYPES; ++i) {
+                norms(dtypes[i], MANY_ROWS, 37);
+                if (dtypes[i] == CNORM_F32 || dtypes[i] == CNORM_F64) family(dtypes[i], MANY_ROWS, 37, 1);
+            }
     return check_result();
 }

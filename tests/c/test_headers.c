@@ -1,6 +1,7 @@
 /* The headers stand alone, in C99, C11 and C++17, and what they declare links. */
 #include "cnorm_rnn.h"
 #include "cnorm.h"
+#include "cnorm_family.h"
 
 int main(void)
 {
@@ -8,5 +9,6 @@ int main(void)
     cnorm_layer layer;
     layer.kind = CNORM_LINEAR;
     return cnorm_layer_norm(CNORM_F32, 1, 3, x, 3, NULL, NULL, 1e-5, y, 3, NULL) != CNORM_OK || !(y[0] < y[1] && y[1] < y[2]) ||
-           cnorm_state_floats(&layer, 1) != 0 || cnorm_abi_version() != CNORM_ABI_VERSION || !cnorm_isa_active();
+           cnorm_state_floats(&layer, 1) != 0 || cnorm_abi_version() != CNORM_ABI_VERSION || !cnorm_isa_active() ||
+           cnorm_weight_norm(CNORM_F32, 1, 3, x, 3, NULL, y, 3) != CNORM_OK;
 }

@@ -72,7 +72,7 @@ static void streams(void)
         uint64_t state = (uint64_t)i;
         stream_of[i].net = net; /* the layers are shared, state and scratch are not */
         stream_of[i].net.state = allocate(cnorm_state_floats(net.layers, NETWORK_LAYERS) * 4);
-        stream_of[i].net.scratch = allocate(cnorm_scratch_floats(net.layers, NETWORK_LAYERS, CNORM_ROWS) * 4);
+        stream_of[i].net.scratch = allocate(cnorm_scratch_floats(net.layers, NETWORK_LAYERS, net.rows) * 4);
         stream_of[i].x = input[i] = allocate(STEPS * INPUTS * 4);
         for (int j = 0; j < STEPS * INPUTS; ++j) input[i][j] = (float)bell(&state);
     }

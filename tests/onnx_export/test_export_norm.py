@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import reference
 import tolerances
 
 import onnx_export
-import reference
 from onnx_export.exporter import newest_opset
 from onnx_export.float64 import Float64
 

@@ -125,6 +125,51 @@ def test_zoneout(rng, tmp_path, zoneout):
     assert onnx_export.load(tmp_path / "m.onnx").layers[0].spec == model.layers[0].spec
 
 
+GATED = (("weight_x", "3H I", "weight_x"), ("weight_h", "3H H", "weight_h"))
+VARIANTS = {
+    "a cell at its clip": (("LSTM", "lingvo"), {"cell_clip": 0.1}, None),
+    "a projection at its clip": (("LSTM", "tflite"), {"projection_clip": 0.05}, 4),
+    "zoneout after a projection": (("LSTM", "torch"), {"zoneout": 0.3}, 4),
+    "a bias outside two norms": (
+        ("GRU", "haste"),
+        {"weights": (*GATED, ("bias", "3H", "bias"), ("gain", "6H", "gain_x gain_h"))},
+        None,
+    ),
+    "the candidate between its gates": (
+        ("GRU", "haste"),
+        {"gates": "rnz", "weights": (*GATED, ("bias", "3H", "bias_h"), ("gain", "3H", "gain_h"))},
+        None,
+    ),
+    "a bias for one gate": (("GRU", "torch"), {"weights": (*GATED, ("bias", "H", "bias_x[z]"))}, None),
+    "gains for two gates": (
+        ("GRU", "dreamer_v3"),
+        {"weights": (*GATED, ("gain", "2H", "gain[zn]"), ("inside", "3H", "inside_h"), ("after", "3H", "bias_h"))},
+        None,
+    ),
+    "a norm for each gate of a split": (
+        ("LSTM", "haste"),
+        {"grouping": "per_gate"},
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_specs_that_no_preset_has(rng, tmp_path, variant):
+    """The builders follow the spec's fields, not its name."""
+    from dataclasses import replace
+
+    key, changes, outputs = VARIANTS[variant]
+    spec = replace(cnorm.PRESETS[key], name="variant", **changes)
+    weights = cells.random_weights(spec, rng, 5, 6, outputs)
+    model = cnorm.Model([cells.LAYERS[key[0]](weights, preset=spec)])
+    for opset, functions in ((13, True), (17, False)):
+        exported = onnx_export.export(model, tmp_path / "m.onnx", opset=opset, functions=functions)
+        report = onnx_export.check_parity(model, exported, steps=16)
+        assert report.ok, str(report)
+    assert onnx_export.load(tmp_path / "m.onnx").layers[0].spec == spec
+
+
 REFUSED = [
     (("LSTM", "ba2016"), {}, "the operators have no layer norm"),
     (("LSTM", "draw"), {}, "the operators have no layer norm"),

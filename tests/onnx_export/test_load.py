@@ -47,14 +47,25 @@ def change(path, edit):
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda model, _: model.ClearField("metadata_props"), "its metadata has no 'cnorm.model'"),
-        (lambda _, described: described.pop("layers"), "not JSON with a format, layers and states"),
+        (lambda model, _: model.ClearField("metadata_props"), "the metadata has no 'cnorm.model'"),
+        (lambda _, described: described.pop("layers"), "not JSON with a format and layers"),
         (lambda _, described: described.update(format=99), "format 99"),
+        (lambda _, described: described.update(states=[{"tensor": "t"}]), "not JSON with a table of states"),
+        (lambda _, described: described.update(states=3), "not JSON with a table of states"),
         (lambda _, described: described["layers"].pop(), r"layers\.1|no layer takes"),
         (lambda _, described: described["layers"][0].update(preset="mystery"), "preset must be one of"),
-        (lambda model, _: model.graph.initializer.pop(0), "missing: weight_x"),
+        (lambda model, _: model.graph.initializer.pop(0), "which nothing before it defines"),
     ],
-    ids=["no metadata", "no layers", "newer format", "a layer short", "unknown preset", "a tensor short"],
+    ids=[
+        "no metadata",
+        "no layers",
+        "newer format",
+        "no initial",
+        "no table",
+        "a layer short",
+        "unknown preset",
+        "a tensor short",
+    ],
 )
 def test_other_files_are_refused_by_name(tmp_path, edit, says):
     path = tmp_path / "demo.onnx"
@@ -62,9 +73,29 @@ def test_other_files_are_refused_by_name(tmp_path, edit, says):
     change(path, edit)
     with pytest.raises(ValueError, match=says) as error:
         onnx_export.load(path)
-    assert str(path) in str(error.value)
+    assert path.name in str(error.value)
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(OSError, match="nothing"):
+    with pytest.raises(ValueError, match="cannot open the model: No such file"):
         onnx_export.load(tmp_path / "nothing.onnx")
+
+
+def test_a_file_from_a_stranger(tmp_path, monkeypatch):
+    """Weights outside the model's folder are not read, and what is not ONNX is not looked into."""
+    monkeypatch.setattr("onnx_export.files.EXTERNAL_ABOVE", 100)
+    (tmp_path / "inner").mkdir()
+    path = tmp_path / "inner" / "demo.onnx"
+    onnx_export.export(cnorm.demo_model(), path)
+    (data,) = path.parent.glob("*.data")
+    data.rename(tmp_path / data.name)
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        tensor.external_data[0].value = f"../{data.name}"
+    path.write_bytes(model.SerializeToString())
+    for read in (onnx_export.load, lambda p: onnx_export.check_parity(cnorm.demo_model(), p)):
+        with pytest.raises(ValueError, match=data.name):
+            read(path)
+    path.write_bytes(b"not a model")
+    with pytest.raises(ValueError, match="not an ONNX"):
+        onnx_export.load(path)

@@ -5,10 +5,10 @@ import warnings
 import numpy as np
 import onnx
 import pytest
+import reference
 from onnx.backend.test.loader import load_model_tests
 
 import cnorm
-import reference
 
 
 @pytest.fixture(scope="session")

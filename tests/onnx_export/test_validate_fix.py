@@ -60,6 +60,7 @@ def test_rewritten_and_equal(build, tmp_path):
     count = sum(node.op_type == "LayerNormalization" for node in after.graph.node)
     assert count == len(report.norms), report.fixed
     assert not {"Sqrt", "ReduceMean", "ReduceSum"} & {node.op_type for node in after.graph.node}
+    assert not any(node.metadata_props for node in after.graph.node)
     assert not any("scale" in t.name and "cnorm" not in t.name for t in after.graph.initializer)
 
     given = feeds(before)

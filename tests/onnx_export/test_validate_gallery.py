@@ -1,5 +1,7 @@
 """Every specimen of the gallery gives exactly what it says."""
 
+import importlib
+
 import onnx_gallery as gallery
 import pytest
 
@@ -46,3 +48,26 @@ def test_the_runtime_is_blamed_once_not_each_norm(tmp_path):
     report = examined(gallery.two_norms_in_a_row(), tmp_path)
     assert [f.code for f in report.findings].count("runtime-limit") <= 1
     assert [n.risks for n in report.norms] == [[], []]
+
+
+@pytest.mark.parametrize("step", ["run.culprit", "stress.cases", "bench.piece"])
+def test_trouble_with_one_norm_leaves_the_others(step, tmp_path, monkeypatch):
+    """A bug or a refusal met in judging costs one verdict and the exit code, never the report."""
+    module, name = step.split(".")
+    module = importlib.import_module(f"onnx_export.validation.{module}")
+    real, calls = getattr(module, name), []
+
+    def failing(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise RuntimeError("met something strange")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, name, failing)
+    build = gallery.one_pass_at_a_huge_mean if step == "run.culprit" else gallery.two_norms_in_a_row
+    report = examined(build(), tmp_path)
+    assert [n.verdict for n in report.norms] == (
+        ["not exercised"] if step == "run.culprit" else ["not exercised", "ok"]
+    )
+    assert "met something strange" in report.problem
+    assert report.exit_code() == 2

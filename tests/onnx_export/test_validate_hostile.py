@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_export import validate
-from onnx_export.validation.safe_load import Limits, Refused, Unreadable, load
+from onnx_export.validation.safe_load import Limits, Refused, Unreadable, load, parse
 
 UNREADABLE, REFUSED = 2, 3
 
@@ -202,7 +202,7 @@ def test_hostile_file(name, folder):
     content, code = FILES[name]
     path = folder / "m.onnx"
     path.write_bytes(raw(content))
-    report = validate(path, timeout=60)
+    report = validate(path, timeout=300)
     assert report.exit_code() == code, report.problem
     assert bool(report.problem) == (code != 0)
     assert "unexpected" not in report.problem
@@ -263,7 +263,7 @@ def test_no_regular_file(kind, folder):
     elif kind == "unreadable":
         path.write_bytes(b"")
         path.chmod(0)
-    report = validate(path, timeout=30)
+    report = validate(path, timeout=120)
     assert report.exit_code() == UNREADABLE
     assert "unexpected" not in report.problem
 
@@ -288,6 +288,22 @@ def test_control_characters_in_names_reach_no_report(folder):
     for text in (result.output, html.read_text()):
         assert not set("\x1b\x07\u202e") & set(text)
     assert "<img" not in html.read_text()
+
+
+def test_a_path_that_is_no_text(folder):
+    path = os.fsencode(folder) + b"/\xff\x1b.onnx"
+    with open(path, "wb") as file:
+        file.write(norm_model().SerializeToString())
+    report = validate(os.fsdecode(path))
+    assert report.exit_code() == 0, report.problem
+    from click.testing import CliRunner
+
+    from onnx_export.validation.command import validate as command
+
+    for flags in ([], ["--json"]):
+        result = CliRunner().invoke(command, [os.fsdecode(path), *flags])
+        assert result.exit_code == 0, result.output
+        assert "\x1b" not in result.output
 
 
 def test_a_name_of_a_megabyte_does_not_fill_the_report(folder):
@@ -381,7 +397,7 @@ def test_external_file_that_is_not_what_it_seems(kind, folder):
         os.mkfifo(target)
     else:
         target.mkdir()
-    report = validate(external(folder, location, data=False), external_data=True, timeout=30)
+    report = validate(external(folder, location, data=False), external_data=True, timeout=120)
     assert report.exit_code() == REFUSED, report.problem
     if kind == "hardlink":
         target.unlink()
@@ -427,3 +443,8 @@ def test_inputs_are_read_without_pickle_and_within_limits(folder):
     np.save(folder / "good.npy", np.ones((3, gallery.N)))
     assert validate(path, input=folder / "good.npy").exit_code() == 0
     assert validate(path, input=folder / "zip.npz").exit_code() == 0  # an empty archive: all is made up
+
+
+def test_a_recursive_function_is_named():
+    with pytest.raises(Refused, match="function F calls itself"):
+        parse(raw(recursive_function()), Limits())

@@ -120,7 +120,8 @@ def test_rows_with_nan_or_inf_are_not_judged_but_their_neighbours_are():
 
 def test_worst_of_many():
     assert worst([]).ratio == 0
-    assert worst([Measure(1, 1, 0.5, [(1, 2)]), Measure(2, 1, 2.0, [(3, 4)])]) == Measure(2, 1, 2.0, [(1, 2), (3, 4)])
+    both = worst([Measure(1, 1, 0.5, [(1, 2)], 3), Measure(2, 1, 2.0, [(3, 4)], 4)])
+    assert both == Measure(2, 1, 2.0, [(1, 2), (3, 4)], 7)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -134,3 +135,11 @@ def test_stress_families_are_finite_in_their_dtype(dtype):
     assert {"large mean", "constant rows", "near-constant rows", "tiny values", "one-hot outlier"} < families
     assert ("float16 edge" in families) == (dtype == np.float16)
     assert ("huge values" in families) == (dtype != np.float16)
+
+
+def test_rows_within_a_factor_of_ten_of_failing_ones_are_reached():
+    for hard_by in (stress.CONDITIONING, stress.MAGNITUDE):
+        assert stress.reached(hard_by, {hard_by: 100.0}, {hard_by: 11.0})
+        assert not stress.reached(hard_by, {hard_by: 100.0}, {hard_by: 9.0})
+    assert stress.reached(stress.SPREAD, {stress.SPREAD: 1e-3}, {stress.SPREAD: 9e-3})
+    assert not stress.reached(stress.SPREAD, {stress.SPREAD: 1e-3}, {stress.SPREAD: 11e-3})

@@ -192,7 +192,13 @@ def test_a_loop_without_end_meets_the_time_limit_and_the_lints_survive(tmp_path)
 
 def test_an_interrupt_ends_the_child_and_is_no_verdict(tmp_path):
     onnx.save(endless(2**62), tmp_path / "m.onnx")
-    command = [sys.executable, "-m", "onnx_export.validation", str(tmp_path / "m.onnx")]
+    # a shell's background job is started with interrupts ignored, and so would be what it starts
+    heed = (
+        "import runpy, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "runpy.run_module('onnx_export.validation', run_name='__main__')"
+    )
+    command = [sys.executable, "-c", heed, str(tmp_path / "m.onnx")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     deadline = time.monotonic() + 60

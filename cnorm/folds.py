@@ -1,0 +1,108 @@
+"""Normalisations that need no statistics of their input, folded into the linear layer before them."""
+
+import math
+
+import numpy as np
+
+from cnorm._core import weight_norm
+
+
+def fold_batch_norm(linear_weight, linear_bias, mean, var, weight=None, bias=None, *, eps=1e-5):
+    """The linear layer that a linear layer followed by an inference batch norm is.
+
+    ``batch_norm_inference(x @ W.T + b) = x @ W'.T + b'`` with ``scale = weight / sqrt(var + eps)``,
+    ``W'_i = scale_i * W_i`` and ``b' = (b - mean) * scale + bias``; computed in float64 and rounded once.
+
+    Parameters
+    ----------
+    linear_weight : ndarray, shape (outputs, inputs, ...), float32 or float64
+        Of a linear layer, or of a convolution.
+    linear_bias : ndarray, shape (outputs,), or None
+    mean, var : ndarray, shape (outputs,)
+        The statistics of the batch norm.
+    weight, bias : ndarray, shape (outputs,), optional
+        Gain and bias of the batch norm; 1 and 0 if not given.
+    eps : float
+        Of the batch norm, rounded to the dtype of linear_weight as `batch_norm_inference` does.
+
+    Returns
+    -------
+    weight : ndarray, shape and dtype of linear_weight
+    bias : ndarray, shape (outputs,), dtype of linear_weight
+
+    Raises
+    ------
+    TypeError
+        For an argument of another type or dtype.
+    ValueError
+        For a shape, variance or eps that can't be used.
+    """
+    w = _linear_weight(linear_weight, "linear_weight")
+    outputs = len(w)
+    mean, var = _per_output(mean, outputs, "mean"), _per_output(var, outputs, "var")
+    given = {"linear_bias": linear_bias, "weight": weight, "bias": bias}
+    b, gain, shift = (None if p is None else _per_output(p, outputs, name) for name, p in given.items())
+    if (var < 0).any():
+        raise ValueError(f"var must not be negative, got {var.min()} in output {var.argmin()}")
+    if not isinstance(eps, (int, float, np.floating)) or isinstance(eps, bool):
+        raise TypeError(f"eps must be a real number, got {eps!r}")
+    if not 0 <= eps < math.inf:
+        raise ValueError(f"eps must be finite and not negative, got {eps!r}")
+    spread = var + np.float64(w.dtype.type(eps))
+    scale = np.divide(1 if gain is None else gain, np.sqrt(spread), where=spread != 0, out=np.zeros(outputs))
+    folded = w.astype(np.float64) * scale.reshape((-1,) + (1,) * (w.ndim - 1))
+    folded_bias = ((0 if b is None else b) - mean) * scale + (0 if shift is None else shift)
+    return folded.astype(w.dtype), folded_bias.astype(w.dtype)
+
+
+def fold_weight_norm(weight, gain=None, bias=None):
+    """The plain linear layer that a weight-normalised one is.
+
+    `weight_norm` computed in float64 and rounded once; the bias stays as it is. For float32,
+    ``Linear(*fold_weight_norm(weight, gain, bias))``.
+
+    Parameters
+    ----------
+    weight : ndarray, shape (outputs, inputs, ...), float32 or float64
+        The directions.
+    gain : ndarray, shape (outputs,), optional
+        The lengths; 1 if not given.
+    bias : ndarray, shape (outputs,), optional
+
+    Returns
+    -------
+    weight : ndarray, shape and dtype of weight
+    bias : ndarray, shape (outputs,), dtype of weight, or None
+
+    Raises
+    ------
+    TypeError
+        For an argument of another type or dtype.
+    ValueError
+        For a shape that can't be used.
+    """
+    w = _linear_weight(weight, "weight")
+    g = None if gain is None else _per_output(gain, len(w), "gain")
+    b = None if bias is None else _per_output(bias, len(w), "bias").astype(w.dtype)
+    return weight_norm(w.astype(np.float64), g).astype(w.dtype), b
+
+
+def _linear_weight(weight, name):
+    if not isinstance(weight, np.ndarray):
+        raise TypeError(f"{name} must be an ndarray, got {type(weight).__name__}")
+    if weight.dtype not in (np.float32, np.float64):
+        raise TypeError(f"{name} must have dtype float32 or float64, got {weight.dtype}")
+    if weight.ndim < 2:
+        raise ValueError(f"{name} must have at least 2 dimensions, (outputs, inputs, ...), got shape {weight.shape}")
+    return weight
+
+
+def _per_output(array, outputs, name):
+    """[outputs] in float64."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"{name} must be an ndarray, got {type(array).__name__}")
+    if array.dtype not in (np.float32, np.float64):
+        raise TypeError(f"{name} must have dtype float32 or float64, got {array.dtype}")
+    if array.shape != (outputs,):
+        raise ValueError(f"{name} must have shape ({outputs},), one number for each output, got {array.shape}")
+    return array.astype(np.float64)

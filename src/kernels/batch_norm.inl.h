@@ -1,0 +1,386 @@
+/* Batch normalisation of x [samples, channels, space] (Ioffe, Szegedy 2015, arXiv:1502.03167): each channel over all
+ * samples and space, N = samples * space numbers.
+ *
+ * Forward
+ *   (1) K = a channel's first number plus the mean difference of the next few from it, rounded; one sweep of
+ *       d = x - K: S = sum d, Q = sum d^2, delta = S/N; accepted as in layer_norm.inl.h (2).
+ *   (2) If a channel fails, one more sweep with K + delta rounded for K, which counts for the failed channels only.
+ *   (3) A channel that fails again is copied together and done in float64, as in layer_norm.inl.h (3).
+ *   (4) y = ((x - K) - delta) scale + bias, scale = gain/sqrt(var + eps) rounded once
+ * Inference is (4) with K = the given mean and delta = 0.
+ * Backward, with xhat = ((x - K) - delta) rstd
+ *   (5) one sweep: A = sum dy, B = sum dy xhat;  dbias = A, dgain = B
+ *   (6) dx = rstd ((dy gain - gain A/N) - xhat gain B/N)
+ *
+ * With space = 1 the sums run down the columns, each in a lane of its own, and every 64 rows are added to a float64;
+ * otherwise they run over `space` elements as over a row, and every run is added to a float64.
+ * An element of y or dx is computed from itself and its channel's numbers alone, by one formula or the other.
+ */
+
+enum { FN(BATCH_FIRST) = 32 }; /* numbers that K comes from: mean - K is then small beside the deviation */
+
+/* The scratch: arrays [channels]. A channel with exact.scale != 0 is done in float64, because T can't carry it. */
+typedef struct {
+    double *sum, *sum2; /* S and Q, or A and B */
+    FN(exact) *exact;
+    T *K, *delta, *rstd, *gain, *bias, *scale, *G, *H;
+    T *block, *block2; /* the sums of 64 rows */
+    T *together;       /* [N]: one channel */
+    int any_exact;
+} FN(batch);
+
+static FN(batch) FN(batch_arrays)(void *scratch, ptrdiff_t channels, const T *gain, const T *bias)
+{
+    double *p = scratch;
+    T *q = (T *)(p + channels * BATCH_DOUBLES);
+    FN(batch) b = {.sum = p, .sum2 = p + channels, .exact = (FN(exact) *)(p + 2 * channels),
+                   .K = q, .delta = q + channels, .rstd = q + 2 * channels, .gain = q + 3 * channels,
+                   .bias = q + 4 * channels, .scale = q + 5 * channels, .G = q + 6 * channels, .H = q + 7 * channels,
+                   .block = q + 8 * channels, .block2 = q + 9 * channels, .together = q + channels * BATCH_ITEMS};
+    for (ptrdiff_t c = 0; c < channels; ++c) { /* 1 and -0 are what changes nothing */
+        b.gain[c] = gain ? gain[c] : 1;
+        b.bias[c] = bias ? bias[c] : -(T)0;
+        b.exact[c].scale = 0;
+    }
+    return b;
+}
+
+INLINE V FN(take)(const T *p, ptrdiff_t k) { return k == VL ? FN(load)(p) : FN(load_range)(p, 0, k, FN(splat)(0)); }
+INLINE void FN(put)(T *p, ptrdiff_t k, V v)
+{
+    if (k == VL) FN(store)(p, v);
+    else FN(store_some)(p, k, v);
+}
+
+/* block += d, block2 += d^2, or with dy: block += dy, block2 += dy xhat; over a few rows of columns */
+INLINE void FN(column_rows)(const ptrdiff_t rows, ptrdiff_t channels, const T *dy, ptrdiff_t dy_stride, const T *x,
+                            ptrdiff_t x_stride, const T *centre, const FN(batch) *b)
+{
+    for (ptrdiff_t j = 0; j < channels; j += VL) {
+        const ptrdiff_t k = channels - j < VL ? channels - j : VL;
+        const V K = FN(take)(centre + j, k);
+        V s = FN(take)(b->block + j, k), q = FN(take)(b->block2 + j, k);
+        for (ptrdiff_t r = 0; r < rows; ++r) {
+            const V d = FN(take)(x + r * x_stride + j, k) - K;
+            if (dy) {
+                const V g = FN(take)(dy + r * dy_stride + j, k);
+                s += g;
+                q += g * ((d - FN(take)(b->delta + j, k)) * FN(take)(b->rstd + j, k));
+            } else {
+                s += d;
+                q += d * d;
+            }
+        }
+        FN(put)(b->block + j, k, s);
+        FN(put)(b->block2 + j, k, q);
+    }
+}
+
+/* sum, sum2 = the two sums of every channel: with dy NULL those of (1) about K, else those of (5) */
+INLINE void FN(channel_sums)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, ptrdiff_t run, const T *dy,
+                             ptrdiff_t dy_stride, const T *x, ptrdiff_t x_stride, const T *K, const FN(batch) *b)
+{
+    memset(b->sum, 0, 2 * (size_t)channels * sizeof(double));
+    if (space == 1) {
+        for (ptrdiff_t begin = 0; begin < samples; begin += CNORM_BLOCK_ROWS) {
+            const ptrdiff_t end = samples - begin < CNORM_BLOCK_ROWS ? samples : begin + CNORM_BLOCK_ROWS;
+            memset(b->block, 0, 2 * (size_t)channels * sizeof(T));
+            ptrdiff_t row = begin; /* eight rows at a time: the running sums are read and written an eighth as often */
+            for (; row + 8 <= end; row += 8)
+                FN(column_rows)(8, channels, dy ? dy + row * dy_stride : NULL, dy_stride, x + row * x_stride, x_stride,
+                                K, b);
+            for (; row < end; ++row)
+                FN(column_rows)(1, channels, dy ? dy + row * dy_stride : NULL, dy_stride, x + row * x_stride, x_stride,
+                                K, b);
+            for (ptrdiff_t c = 0; c < channels; ++c) {
+                b->sum[c] += (double)b->block[c];
+                b->sum2[c] += (double)b->block2[c];
+            }
+        }
+    } else {
+        for (ptrdiff_t sample = 0; sample < samples; ++sample)
+            for (ptrdiff_t c = 0; c < channels; ++c) {
+                const T *px = x + sample * x_stride + c * space;
+                double s, q;
+                if (dy) {
+                    const T st[3] = {K[c], b->delta[c], b->rstd[c]};
+                    FN(gradient_sums)(run, dy + sample * dy_stride + c * space, px, NULL, st, &s, &q);
+                } else {
+                    FN(run_sums)(px, run, K[c], &s, &q);
+                }
+                b->sum[c] += s;
+                b->sum2[c] += q;
+            }
+    }
+}
+
+/* Can T carry (4)? |x - K| and the product then leave its range only where y does. NaN can't be carried. */
+INLINE int FN(carried)(T K, T scale)
+{
+    const T size = scale < 0 ? -scale : scale, centre = K < 0 ? -K : K;
+    return centre <= RSTD_MAX * RSTD_MAX && (size == 0 || (size >= RSTD_MIN && size <= RSTD_MAX));
+}
+
+/* (4) for the k <= VL columns from j on of a row x */
+INLINE V FN(applied)(const T *x, ptrdiff_t j, ptrdiff_t k, const FN(batch) *b)
+{
+    return ((FN(take)(x + j, k) - FN(take)(b->K + j, k)) - FN(take)(b->delta + j, k)) * FN(take)(b->scale + j, k) +
+           FN(take)(b->bias + j, k);
+}
+
+/* (4) for a row of columns, streaming */
+INLINE void FN(stream_columns)(ptrdiff_t n, const T *x, T *y, const FN(batch) *b, FN(joint) *joint)
+{
+    ptrdiff_t j = -(ptrdiff_t)((uintptr_t)y / sizeof(T)) & (VL - 1); /* up to here y is short of a vector's address */
+    if (j > n) j = n;
+    if (j) FN(put_some)(y, j, FN(applied)(x, 0, j, b), joint);
+    for (; j + VL <= n; j += VL) FN(stream)(y + j, FN(applied)(x, j, VL, b));
+    if (j < n) FN(put_some)(y + j, n - j, FN(applied)(x, j, n - j, b), joint);
+}
+
+/* (4) for a few rows of columns, whose numbers are loaded once for all of them */
+INLINE void FN(apply_columns)(const ptrdiff_t rows, ptrdiff_t n, const T *x, ptrdiff_t x_stride, T *y, ptrdiff_t y_stride,
+                              const FN(batch) *b)
+{
+    for (ptrdiff_t j = 0; j < n; j += VL) {
+        const ptrdiff_t k = n - j < VL ? n - j : VL;
+        const V K = FN(take)(b->K + j, k), delta = FN(take)(b->delta + j, k);
+        const V scale = FN(take)(b->scale + j, k), bias = FN(take)(b->bias + j, k);
+        for (ptrdiff_t r = 0; r < rows; ++r) {
+            const V v = ((FN(take)(x + r * x_stride + j, k) - K) - delta) * scale + bias;
+            FN(put)(y + r * y_stride + j, k, v);
+        }
+    }
+}
+
+/* (4) */
+static void FN(batch_apply)(const cnorm_volume_norm *call, const FN(batch) *b)
+{
+    const ptrdiff_t channels = call->channels, space = call->space;
+    const T *x = call->x;
+    T *y = call->y;
+    FN(joint) kept = {.filled = 0}, *joint = call->streaming ? &kept : NULL;
+    ptrdiff_t sample = 0;
+    if (space == 1 && !b->any_exact) {
+        for (; joint && sample < call->samples; ++sample)
+            FN(stream_columns)(channels, x + sample * call->x_stride, y + sample * call->y_stride, b, joint);
+        for (; sample + 4 <= call->samples; sample += 4)
+            FN(apply_columns)(4, channels, x + sample * call->x_stride, call->x_stride, y + sample * call->y_stride,
+                              call->y_stride, b);
+        for (; sample < call->samples; ++sample)
+            FN(apply_columns)(1, channels, x + sample * call->x_stride, 0, y + sample * call->y_stride, 0, b);
+    }
+    for (; sample < call->samples; ++sample, x += call->x_stride, y += call->y_stride) {
+        for (ptrdiff_t c = 0; c < channels; ++c) {
+            const T st[3] = {b->K[c], b->delta[c], b->scale[c]};
+            const T *px = x + c * space;
+            T *py = y + c * space;
+            if (b->exact[c].scale != 0)
+                for (ptrdiff_t j = 0; j < space; ++j)
+                    py[j] = (T)(FN(exact_xhat)(&b->exact[c], (double)px[j]) * (double)b->gain[c] + (double)b->bias[c]);
+            else FN(normalise_run)(px, space, st, 1, b->bias[c], py, joint);
+        }
+    }
+    if (joint) {
+        FN(flush)(joint);
+        stream_fence();
+    }
+}
+
+static const T *FN(channel_together)(ptrdiff_t samples, ptrdiff_t space, const T *x, ptrdiff_t x_stride, ptrdiff_t c,
+                                     const FN(batch) *b)
+{
+    for (ptrdiff_t sample = 0; sample < samples; ++sample)
+        memcpy(b->together + sample * space, x + sample * x_stride + c * space, (size_t)space * sizeof(T));
+    return b->together;
+}
+
+/* Accepts channel c with the sums about K, or not; moments [2, channels] or NULL */
+INLINE int FN(channel_stats)(ptrdiff_t N, ptrdiff_t channels, ptrdiff_t c, T K, double eps, const FN(batch) *b,
+                             double *moments)
+{
+    const double S = b->sum[c], Q = b->sum2[c], delta = S / (double)N, var = (Q - S * delta) / (double)N;
+    if (!FN(accepted)((double)N, S * delta, Q - S * delta, Q, eps)) return 0;
+    const double rstd = var + eps > 0 ? 1.0 / sqrt(var + eps) : 0;
+    b->K[c] = K;
+    b->delta[c] = (T)delta;
+    b->rstd[c] = (T)rstd;
+    b->scale[c] = (T)((double)b->gain[c] * rstd);
+    b->exact[c] = (FN(exact)){.scale = FN(carried)(K, b->scale[c]) ? 0 : 1, .origin = (double)K, .delta = delta,
+                              .rstd = rstd, .inv_std_dev = rstd};
+    if (moments) {
+        moments[c] = (double)K + delta;
+        moments[channels + c] = var;
+    }
+    return 1;
+}
+
+static void FN(batch_norm)(const cnorm_volume_norm *call)
+{
+    const ptrdiff_t samples = call->samples, channels = call->channels, space = call->space, N = samples * space;
+    const ptrdiff_t x_stride = call->x_stride;
+    const T *x = call->x;
+    const double eps = call->eps;
+    double *moments = call->moments;
+    FN(batch) b = FN(batch_arrays)(call->scratch, channels, call->gain, call->bias);
+
+    const ptrdiff_t run = space < FN(BATCH_FIRST) ? space : FN(BATCH_FIRST);
+    const ptrdiff_t enough = (FN(BATCH_FIRST) + run - 1) / run, first = samples < enough ? samples : enough;
+    for (ptrdiff_t c = 0; c < channels; ++c) b.G[c] = x[c * space];
+    FN(channel_sums)(first, channels, space, run, NULL, 0, x, x_stride, b.G, &b);
+    for (ptrdiff_t c = 0; c < channels; ++c) b.K[c] = (T)((double)b.G[c] + b.sum[c] / (double)(first * run));
+
+    int failed = 0; /* how many; they hold their next K in G and have a scale of -1 */
+    FN(channel_sums)(samples, channels, space, space, NULL, 0, x, x_stride, b.K, &b);
+    for (ptrdiff_t c = 0; c < channels; ++c) {
+        if (FN(channel_stats)(N, channels, c, b.K[c], eps, &b, moments)) b.G[c] = b.K[c];
+        else {
+            b.G[c] = (T)((double)b.K[c] + b.sum[c] / (double)N);
+            b.exact[c].scale = -1;
+            failed = 1;
+        }
+    }
+    if (failed) {
+        FN(channel_sums)(samples, channels, space, space, NULL, 0, x, x_stride, b.G, &b);
+        for (ptrdiff_t c = 0; c < channels; ++c) {
+            if (b.exact[c].scale != -1 || FN(channel_stats)(N, channels, c, b.G[c], eps, &b, moments)) continue;
+            const T *together = FN(channel_together)(samples, space, x, x_stride, c, &b);
+            const FN(exact) e = b.exact[c] = FN(exact_stats)((FN(row)){together, NULL}, N, eps, 1);
+            T st[3];
+            FN(stats_of)(&e, st);
+            b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
+            if (moments) {
+                const double inv = FN(exact_stats)((FN(row)){together, NULL}, N, 0, 1).inv_std_dev;
+                moments[c] = (e.origin + e.delta) / e.scale;
+                moments[channels + c] = inv == 0 ? 0 : 1.0 / inv / inv;
+            }
+        }
+    }
+    T *stats = call->stats;
+    for (ptrdiff_t c = 0; c < channels; ++c) {
+        b.any_exact |= b.exact[c].scale != 0;
+        if (stats) stats[3 * c] = b.K[c], stats[3 * c + 1] = b.delta[c], stats[3 * c + 2] = b.rstd[c];
+    }
+    FN(batch_apply)(call, &b);
+}
+
+/* The channels of a given mean and variance */
+INLINE void FN(given_stats)(ptrdiff_t channels, const T *mean, const T *var, double eps, FN(batch) *b)
+{
+    for (ptrdiff_t c = 0; c < channels; ++c) {
+        const double sum = (double)var[c] + eps, rstd = sum == 0 ? 0 : 1.0 / sqrt(sum);
+        b->K[c] = mean[c];
+        b->delta[c] = 0;
+        b->rstd[c] = (T)rstd;
+        b->scale[c] = (T)((double)b->gain[c] * rstd);
+        if (!FN(carried)(mean[c], b->scale[c]) || !FN(carried)(mean[c], b->rstd[c])) {
+            b->any_exact = 1; /* a quarter, so that x - mean stays finite in float64 too */
+            b->exact[c] = (FN(exact)){.scale = 0.25, .origin = 0.25 * (double)mean[c], .rstd = 4 * rstd,
+                                      .inv_std_dev = rstd};
+        }
+    }
+}
+
+static void FN(batch_norm_inference)(const cnorm_volume_norm *call)
+{
+    FN(batch) b = FN(batch_arrays)(call->scratch, call->channels, call->gain, call->bias);
+    FN(given_stats)(call->channels, call->mean, call->var, call->eps, &b);
+    FN(batch_apply)(call, &b);
+}
+
+/* (5): sums in sum and sum2, dgain and dbias written. Channels whose sums overflowed become exact ones. */
+static void FN(batch_gradient_sums)(const cnorm_volume_norm_backward *call, FN(batch) *b)
+{
+    const ptrdiff_t samples = call->samples, channels = call->channels, space = call->space;
+    const T *dy = call->dy, *x = call->x;
+    FN(channel_sums)(samples, channels, space, space, dy, call->dy_stride, x, call->x_stride, b->K, b);
+    for (ptrdiff_t c = 0; c < channels; ++c) {
+        FN(exact) *e = &b->exact[c];
+        if (e->scale == 0 && !(fabs(b->sum[c]) <= SUM_MAX && fabs(b->sum2[c]) <= SUM_MAX)) {
+            b->any_exact = 1;
+            *e = (FN(exact)){.scale = 1, .origin = (double)b->K[c], .delta = (double)b->delta[c],
+                             .rstd = (double)b->rstd[c], .inv_std_dev = (double)b->rstd[c]};
+        }
+        if (e->scale != 0) {
+            b->sum[c] = b->sum2[c] = 0;
+            for (ptrdiff_t sample = 0; sample < samples; ++sample)
+                for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
+                    const double g = (double)dy[sample * call->dy_stride + j];
+                    b->sum[c] += g;
+                    b->sum2[c] += g * FN(exact_xhat)(e, (double)x[sample * call->x_stride + j]);
+                }
+        }
+        ((T *)call->dbias)[c] = (T)b->sum[c];
+        ((T *)call->dgain)[c] = (T)b->sum2[c];
+    }
+}
+
+/* (6) for a few rows of columns, whose numbers are loaded once for all of them */
+INLINE void FN(gradient_columns)(const ptrdiff_t rows, const cnorm_volume_norm_backward *call, ptrdiff_t row,
+                                 const FN(batch) *b)
+{
+    const T *dy = (const T *)call->dy + row * call->dy_stride, *x = (const T *)call->x + row * call->x_stride;
+    T *dx = (T *)call->dx + row * call->dx_stride;
+    for (ptrdiff_t j = 0; j < call->channels; j += VL) {
+        const ptrdiff_t k = call->channels - j < VL ? call->channels - j : VL;
+        const V K = FN(take)(b->K + j, k), delta = FN(take)(b->delta + j, k), rstd = FN(take)(b->rstd + j, k);
+        const V gain = FN(take)(b->gain + j, k), G = FN(take)(b->G + j, k), H = FN(take)(b->H + j, k);
+        for (ptrdiff_t r = 0; r < rows; ++r) {
+            const V xhat = ((FN(take)(x + r * call->x_stride + j, k) - K) - delta) * rstd;
+            const V v = rstd * ((FN(take)(dy + r * call->dy_stride + j, k) * gain - G) - xhat * H);
+            FN(put)(dx + r * call->dx_stride + j, k, v);
+        }
+    }
+}
+
+static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
+{
+    const ptrdiff_t samples = call->samples, channels = call->channels, space = call->space, N = samples * space;
+    const T *dy = call->dy, *x = call->x, *st = call->stats;
+    T *dx = call->dx;
+    FN(batch) b = FN(batch_arrays)(call->scratch, channels, call->gain, NULL);
+    for (ptrdiff_t c = 0; c < channels; ++c, st += 3) {
+        b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
+        if (FN(in_range)(st)) continue; /* NaN goes the slow way too */
+        b.any_exact = 1;
+        b.exact[c] = FN(exact_stats_with)(FN(channel_together)(samples, space, x, call->x_stride, c, &b), N, st[2]);
+    }
+    FN(batch_gradient_sums)(call, &b);
+    for (ptrdiff_t c = 0; c < channels; ++c) {
+        b.sum[c] *= (double)b.gain[c] / (double)N;
+        b.sum2[c] *= (double)b.gain[c] / (double)N;
+        b.G[c] = (T)b.sum[c];
+        b.H[c] = (T)b.sum2[c];
+    }
+    ptrdiff_t sample = 0;
+    if (space == 1 && !b.any_exact) {
+        for (; sample + 4 <= samples; sample += 4) FN(gradient_columns)(4, call, sample, &b);
+        for (; sample < samples; ++sample) FN(gradient_columns)(1, call, sample, &b);
+    }
+    for (; sample < samples; ++sample, dy += call->dy_stride, x += call->x_stride, dx += call->dx_stride)
+        for (ptrdiff_t c = 0; c < channels; ++c) {
+            const FN(exact) *e = &b.exact[c];
+            const T stats[3] = {b.K[c], b.delta[c], b.rstd[c]};
+            if (e->scale == 0)
+                FN(gradient_run)(space, dy + c * space, x + c * space, b.gain[c], stats, b.G[c], b.H[c], dx + c * space);
+            else
+                for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j)
+                    dx[j] = (T)(e->inv_std_dev * (((double)dy[j] * (double)b.gain[c] - b.sum[c]) -
+                                                  FN(exact_xhat)(e, (double)x[j]) * b.sum2[c]));
+        }
+}
+
+static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *call)
+{
+    FN(batch) b = FN(batch_arrays)(call->scratch, call->channels, call->gain, NULL);
+    FN(given_stats)(call->channels, call->mean, call->var, call->eps, &b);
+    FN(batch_gradient_sums)(call, &b);
+    for (ptrdiff_t c = 0; c < call->channels; ++c) { /* dx = scale dy is (4) about zero */
+        b.K[c] = 0;
+        b.exact[c].origin = 0;
+    }
+    const cnorm_volume_norm of_dy = {.samples = call->samples, .channels = call->channels, .space = call->space,
+                                     .x = call->dy, .x_stride = call->dy_stride, .y = call->dx,
+                                     .y_stride = call->dx_stride};
+    FN(batch_apply)(&of_dy, &b);
+}

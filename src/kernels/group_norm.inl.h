@@ -1,0 +1,254 @@
+/* Group normalisation of x [samples, channels, space] (Wu, He 2018, arXiv:1803.08494): a row of layer_norm.inl.h is a
+ * group of channels of one sample with all their space; gain and bias are one number per channel. Instance
+ * normalisation has as many groups as channels. The statistics are those of layer_norm.inl.h.
+ *
+ * Backward: the sums of dy and dy xhat over each channel's run of `space` elements are folded in float64; they are
+ * the sample's share of dbias and dgain, and weighted with the gain, the two means of (6). With space = 1 it is (5).
+ */
+
+/* k < VL elements; joint is NULL unless streaming */
+INLINE void FN(put_some)(T *y, ptrdiff_t k, V v, FN(joint) *joint)
+{
+    if (joint) FN(join)(y, k, v, joint);
+    else FN(store_some)(y, k, v);
+}
+
+/* sums of layer_norm.inl.h about K, compiled once */
+static __attribute__((noinline)) void FN(run_sums)(const T *x, ptrdiff_t n, T K, double *S, double *Q)
+{
+    FN(sums)((FN(row)){x, NULL}, n, K, 1, NULL, S, Q);
+}
+
+/* (4) for a channel's run x [n], with one gain and one bias; joint is NULL unless streaming */
+INLINE void FN(normalise_run)(const T *x, ptrdiff_t n, const T st[3], T gain, T bias, T *y, FN(joint) *joint)
+{
+    const V K = FN(splat)(st[0]), delta = FN(splat)(st[1]), rstd = FN(splat)(st[2]), zero = FN(splat)(0);
+    const V g = FN(splat)(gain), b = FN(splat)(bias);
+    ptrdiff_t j = 0;
+    if (joint) { /* up to here y is short of a whole vector's address */
+        j = -(ptrdiff_t)((uintptr_t)y / sizeof(T)) & (VL - 1);
+        if (j > n) j = n;
+        if (j) FN(put_some)(y, j, ((FN(load_range)(x, 0, j, zero) - K) - delta) * rstd * g + b, joint);
+        for (; j + VL <= n; j += VL) FN(stream)(y + j, ((FN(load)(x + j) - K) - delta) * rstd * g + b);
+    }
+    for (; j + VL <= n; j += VL) FN(store)(y + j, ((FN(load)(x + j) - K) - delta) * rstd * g + b);
+    if (j < n)
+        FN(put_some)(y + j, n - j, ((FN(load_range)(x + j, 0, n - j, zero) - K) - delta) * rstd * g + b, joint);
+}
+
+RARE void FN(wide_gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], double *A, double *B)
+{
+    *A = *B = 0;
+    for (ptrdiff_t j = 0; j < n; ++j) {
+        const double g = (double)dy[j] * (gain ? (double)gain[j] : 1.0);
+        *A += g;
+        *B += g * ((((double)x[j] - (double)st[0]) - (double)st[1]) * (double)st[2]);
+    }
+}
+
+/* A = sum g and B = sum g xhat over x [n], with xhat of these stats and g = dy gain; gain may be NULL */
+static __attribute__((noinline)) void FN(gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], double *A, double *B)
+{
+    const V K = FN(splat)(st[0]), delta = FN(splat)(st[1]), rstd = FN(splat)(st[2]), zero = FN(splat)(0);
+    *A = *B = 0;
+    for (ptrdiff_t start = 0; start < n; start += FOLD) {
+        const ptrdiff_t len = n - start < FOLD ? n - start : FOLD;
+        const ptrdiff_t whole = len / LANES * LANES;
+        V a[LANE_VECTORS], b[LANE_VECTORS];
+#pragma GCC unroll 2
+        for (int first = 0; first < LANE_VECTORS; first += PASS) {
+            const ptrdiff_t base = start + first * VL;
+            V ap[PASS], bp[PASS];
+#pragma GCC unroll 4
+            for (int i = 0; i < PASS; ++i) ap[i] = bp[i] = zero;
+            for (ptrdiff_t j = base; j < base + whole; j += LANES) {
+#pragma GCC unroll 4
+                for (int i = 0; i < PASS; ++i) {
+                    V g = FN(load)(dy + j + i * VL);
+                    if (gain) g *= FN(load)(gain + j + i * VL);
+                    ap[i] += g;
+                    bp[i] += g * (((FN(load)(x + j + i * VL) - K) - delta) * rstd);
+                }
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < PASS; ++i) {
+                const ptrdiff_t at = base + whole + i * VL;
+                const ptrdiff_t left = start + len - at < VL ? start + len - at : VL;
+                if (left > 0) { /* missing dy are zero, and with them both terms */
+                    V g = FN(load_range)(dy + at, 0, left, zero);
+                    if (gain) g *= FN(load_range)(gain + at, 0, left, zero);
+                    ap[i] += g;
+                    bp[i] += g * (((FN(load_range)(x + at, 0, left, K) - K) - delta) * rstd);
+                }
+                a[first + i] = ap[i];
+                b[first + i] = bp[i];
+            }
+        }
+        *A += (double)FN(tree)(a);
+        *B += (double)FN(tree)(b);
+    }
+    if (!(fabs(*A) <= SUM_MAX && fabs(*B) <= SUM_MAX)) FN(wide_gradient_sums)(n, dy, x, gain, st, A, B);
+}
+
+/* (6) over a channel's run, with one gain */
+INLINE void FN(gradient_run)(ptrdiff_t n, const T *dy, const T *x, T gain, const T st[3], T mean_g, T mean_gx, T *dx)
+{
+    const V K = FN(splat)(st[0]), delta = FN(splat)(st[1]), rstd = FN(splat)(st[2]), zero = FN(splat)(0);
+    const V scale = FN(splat)(gain), G = FN(splat)(mean_g), H = FN(splat)(mean_gx);
+    for (ptrdiff_t j = 0; j < n; j += VL) {
+        const ptrdiff_t left = n - j;
+        const V xv = left >= VL ? FN(load)(x + j) : FN(load_range)(x + j, 0, left, zero);
+        const V g = (left >= VL ? FN(load)(dy + j) : FN(load_range)(dy + j, 0, left, zero)) * scale;
+        const V v = rstd * ((g - G) - ((xv - K) - delta) * rstd * H);
+        if (left >= VL) FN(store)(dx + j, v);
+        else FN(store_some)(dx + j, left, v);
+    }
+}
+
+/* The exact statistics of a row whose forward call left rstd: one in range carries the eps of that call, one out of
+ * range says that eps was negligible */
+RARE FN(exact) FN(exact_stats_with)(const T *x, ptrdiff_t n, T rstd)
+{
+    FN(exact) e = FN(exact_stats)((FN(row)){x, NULL}, n, 0, 1);
+    if (rstd == 0) e.rstd = e.inv_std_dev = 0;
+    else if (rstd >= RSTD_TINY && rstd <= RSTD_HUGE) {
+        e.inv_std_dev = (double)rstd;
+        e.rstd = e.inv_std_dev / e.scale;
+    }
+    return e;
+}
+
+INLINE void FN(stats_of)(const FN(exact) *e, T stats[3])
+{
+    stats[0] = (T)((e->origin + e->delta) / e->scale);
+    stats[1] = (T)(((e->origin - (double)stats[0] * e->scale) + e->delta) / e->scale);
+    stats[2] = (T)e->inv_std_dev;
+}
+
+RARE void FN(exact_group)(ptrdiff_t channels, ptrdiff_t space, const T *x, const T *gain, const T *bias, double eps, T *y,
+                          T stats[3])
+{
+    const FN(exact) e = FN(exact_stats)((FN(row)){x, NULL}, channels * space, eps, 1);
+    for (ptrdiff_t c = 0; c < channels; ++c)
+        for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
+            double v = FN(exact_xhat)(&e, (double)x[j]);
+            if (gain) v *= (double)gain[c];
+            if (bias) v += (double)bias[c];
+            y[j] = (T)v;
+        }
+    FN(stats_of)(&e, stats);
+}
+
+static void FN(group_norm)(const cnorm_volume_norm *call)
+{
+    const ptrdiff_t groups = call->groups, channels = call->channels / groups, space = call->space, n = channels * space;
+    T discarded[3];
+    FN(joint) kept = {.filled = 0}, *joint = call->streaming ? &kept : NULL;
+    for (ptrdiff_t sample = 0; sample < call->samples; ++sample)
+        for (ptrdiff_t group = 0; group < groups; ++group) {
+            const T *x = (const T *)call->x + sample * call->x_stride + group * n;
+            const T *gain = call->gain ? (const T *)call->gain + group * channels : NULL;
+            const T *bias = call->bias ? (const T *)call->bias + group * channels : NULL;
+            T *y = (T *)call->y + sample * call->y_stride + group * n;
+            T *st = call->stats ? (T *)call->stats + 3 * (sample * groups + group) : discarded;
+            if (!FN(row_stats)((FN(row)){x, NULL}, n, call->eps, 1, NULL, st)) {
+                FN(exact_group)(channels, space, x, gain, bias, call->eps, y, st);
+            } else if (space == 1) {
+                FN(writer) w = {.row = {x, NULL}, .n = n, .gain = gain, .bias = bias, .y = y, .joint = joint, .soon = x + n};
+                FN(write_head)(&w, st, 1);
+                FN(write_rest)(&w, st, 1);
+            } else {
+                for (ptrdiff_t c = 0; c < channels; ++c) /* 1 and -0 are what changes nothing */
+                    FN(normalise_run)(x + c * space, space, st, gain ? gain[c] : 1, bias ? bias[c] : -(T)0, y + c * space,
+                                      joint);
+            }
+        }
+    if (joint) {
+        FN(flush)(joint);
+        stream_fence();
+    }
+}
+
+/* all sums in float64; dgain NULL: only dx */
+RARE void FN(exact_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T *dy, const T *x, const T *gain, T rstd,
+                                   T *dx, T *dgain, T *dbias)
+{
+    const ptrdiff_t n = channels * space;
+    const FN(exact) e = FN(exact_stats_with)(x, n, rstd);
+    double G = 0, H = 0;
+    for (ptrdiff_t c = 0; c < channels; ++c) {
+        double sum = 0, sum_x = 0;
+        for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
+            sum += (double)dy[j];
+            sum_x += (double)dy[j] * FN(exact_xhat)(&e, (double)x[j]);
+        }
+        G += sum * (gain ? (double)gain[c] : 1.0);
+        H += sum_x * (gain ? (double)gain[c] : 1.0);
+        if (dgain) {
+            dgain[c] = (T)((double)dgain[c] + sum_x);
+            dbias[c] = (T)((double)dbias[c] + sum);
+        }
+    }
+    G /= (double)n;
+    H /= (double)n;
+    for (ptrdiff_t c = 0; c < channels; ++c)
+        for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
+            const double g = (double)dy[j] * (gain ? (double)gain[c] : 1.0);
+            dx[j] = (T)(e.inv_std_dev * ((g - G) - FN(exact_xhat)(&e, (double)x[j]) * H));
+        }
+}
+
+/* space = 1: the row of a group; false, without (6), if a sum overflowed */
+INLINE int FN(backward_row)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], T *dx, T *dgain, T *dbias)
+{
+    const FN(gradient) row = {dy, x, dx, FN(splat)(st[0]), FN(splat)(st[1]), FN(splat)(st[2])};
+    double sums[1][2];
+    FN(backward_sums)(n, &row, 1, gain, 1, dgain, dbias, sums);
+    if (!(fabs(sums[0][0]) <= SUM_MAX && fabs(sums[0][1]) <= SUM_MAX)) return 0;
+    FN(backward_dx)(n, &row, gain, 1, sums[0]);
+    return 1;
+}
+
+/* space > 1, likewise */
+INLINE int FN(backward_group)(ptrdiff_t channels, ptrdiff_t space, const T *dy, const T *x, const T *gain, const T st[3],
+                              T *dx, T *dgain, T *dbias)
+{
+    double G = 0, H = 0;
+    for (ptrdiff_t c = 0; c < channels; ++c) {
+        double sum, sum_x;
+        FN(gradient_sums)(space, dy + c * space, x + c * space, NULL, st, &sum, &sum_x);
+        G += sum * (gain ? (double)gain[c] : 1.0);
+        H += sum_x * (gain ? (double)gain[c] : 1.0);
+        dgain[c] += (T)sum_x;
+        dbias[c] += (T)sum;
+    }
+    if (!(fabs(G) <= SUM_MAX && fabs(H) <= SUM_MAX)) return 0;
+    G /= (double)(channels * space);
+    H /= (double)(channels * space);
+    for (ptrdiff_t c = 0; c < channels; ++c)
+        FN(gradient_run)(space, dy + c * space, x + c * space, gain ? gain[c] : 1, st, (T)G, (T)H, dx + c * space);
+    return 1;
+}
+
+/* One block of samples: dgain and dbias become this block's */
+static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
+{
+    const ptrdiff_t groups = call->groups, channels = call->channels / groups, space = call->space, n = channels * space;
+    memset(call->dgain, 0, (size_t)call->channels * sizeof(T));
+    memset(call->dbias, 0, (size_t)call->channels * sizeof(T));
+    for (ptrdiff_t sample = 0; sample < call->samples; ++sample)
+        for (ptrdiff_t group = 0; group < groups; ++group) {
+            const T *dy = (const T *)call->dy + sample * call->dy_stride + group * n;
+            const T *x = (const T *)call->x + sample * call->x_stride + group * n;
+            const T *gain = call->gain ? (const T *)call->gain + group * channels : NULL;
+            const T *st = (const T *)call->stats + 3 * (sample * groups + group);
+            T *dx = (T *)call->dx + sample * call->dx_stride + group * n;
+            T *dgain = (T *)call->dgain + group * channels, *dbias = (T *)call->dbias + group * channels;
+            /* written so that NaN goes the slow way too */
+            if (!FN(in_range)(st))
+                FN(exact_group_backward)(channels, space, dy, x, gain, st[2], dx, dgain, dbias);
+            else if (!(space == 1 ? FN(backward_row)(n, dy, x, gain, st, dx, dgain, dbias)
+                                  : FN(backward_group)(channels, space, dy, x, gain, st, dx, dgain, dbias)))
+                FN(exact_group_backward)(channels, space, dy, x, gain, st[2], dx, NULL, NULL);
+        }
+}

@@ -1,0 +1,454 @@
+"""cnorm.batch_norm, in training and inference, against the oracle, differences and PyTorch; and its fold."""
+
+import inputs
+import numpy as np
+import pytest
+import reference
+import tolerances
+
+import cnorm
+
+pytestmark = pytest.mark.usefixtures("isa")
+both_types = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+
+SHAPES = [
+    (2, 1),
+    (3, 5),
+    (64, 33),
+    (65, 17),
+    (129, 70),
+    (300, 100),
+    (1, 3, 2),
+    (4, 5, 6),
+    (3, 4, 100),
+    (2, 2, 8200),
+]
+SHAPES += [(70, 3, 5, 2), (5, 40, 3)]
+
+
+def columns(p):
+    """[channels] -> [channels, 1]."""
+    return 1 if p is None else reference.wide(p)[:, None]
+
+
+def check(x, dy, weight=None, bias=None, eps=1e-5):
+    """Forward and backward against the oracle, channel by channel."""
+    rows = reference.channel_rows
+    y, stats = cnorm.batch_norm(x, weight, bias, eps=eps, return_stats=True)
+    expected, mean, _, rstd = reference.batch_norm(x, weight, bias, eps)
+    xhat = rows(reference.batch_norm(x, eps=eps)[0])
+    from_xhat = tolerances.batch_xhat(xhat, x, x.dtype)
+    shift = 0 if bias is None else columns(bias)
+    bound = tolerances.affine(xhat, from_xhat, x.dtype, columns(weight), shift)
+    assert y.dtype == x.dtype
+    tolerances.assert_within(rows(y), rows(expected), bound, "y")
+    std = 1 / np.where(rstd > 0, rstd, np.inf)
+    u = tolerances.unit_roundoff(x.dtype)
+    sums = tolerances.channel_sum(x, x.dtype)
+    bound = 1.42 * sums * std + 2 * u * np.abs(mean) + tolerances.smallest(x.dtype)
+    tolerances.assert_within(stats.mean, mean, bound, "mean")
+    bound = (2.42 * sums + 2 * u) * rstd + tolerances.smallest(x.dtype)
+    tolerances.assert_within(stats.inv_std_dev, rstd, bound, "inv_std_dev")
+
+    got = cnorm.batch_norm_backward(dy, x, weight, stats)
+    wanted = reference.batch_norm_backward(dy, x, weight, eps)
+    d = reference.wide(rows(dy))
+    bound = tolerances.dx(d * columns(weight), xhat, rstd[:, None], x.dtype, sums=sums + u)
+    # xhat is as good as the sums are, not as the rows of layer norm are
+    g = np.abs(d * columns(weight))
+    terms = g + g.mean(-1, keepdims=True) + np.abs(xhat) * (g * np.abs(xhat)).mean(-1, keepdims=True)
+    bound = bound + rstd[:, None] * (
+        from_xhat * (g * np.abs(xhat)).mean(-1, keepdims=True)
+        + np.abs(xhat) * (g * from_xhat).mean(-1, keepdims=True)
+        + 2.42 * sums * terms
+    )
+    tolerances.assert_within(rows(got[0]), rows(wanted[0]), bound, "dx")
+    bound = (np.abs(d) * from_xhat).sum(-1) + (sums + 2 * u) * np.abs(d * xhat).sum(-1)
+    if weight is None:
+        assert got[1] is None
+    else:
+        tolerances.assert_within(got[1], wanted[1], bound + tolerances.smallest(x.dtype), "dweight")
+    tolerances.assert_within(got[2], wanted[2], (sums + u) * np.abs(d).sum(-1), "dbias")
+    return y
+
+
+def random_case(rng, shape, dtype, mean=0.0):
+    x = (mean + rng.standard_normal(shape)).astype(dtype)
+    dy = rng.standard_normal(shape).astype(dtype)
+    return x, dy, *inputs.random_affine(rng, shape[1], dtype)
+
+
+@both_types
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_shape(rng, dtype, shape):
+    x, dy, weight, bias = random_case(rng, shape, dtype)
+    check(x, dy, weight, bias)
+    check(x, dy)
+    check(x, dy, None, bias)
+    check(x, dy, weight)
+
+
+@both_types
+@pytest.mark.parametrize("mean", [0, 0.5, 1, 2, 4, 10, 1e2, 1e4, 1e6])
+def test_error_at_any_mean(rng, dtype, mean):
+    """Random columns keep layer norm's contract, 1e-6 of max(1, |xhat|) in float32."""
+    for shape in (1000, 40), (20, 5, 300):
+        x, dy, weight, bias = random_case(rng, shape, dtype, mean)
+        check(x, dy, weight, bias)
+        xhat = reference.batch_norm(x)[0]
+        tolerances.assert_within(cnorm.batch_norm(x), xhat, tolerances.xhat(xhat, dtype))
+
+
+@both_types
+def test_every_number_of_rows_and_columns(rng, dtype):
+    for n in [*range(1, 70), 127, 257]:
+        x, dy, weight, bias = random_case(rng, (9, n), dtype, 2)
+        check(x, dy, weight, bias)
+    for m in [*range(2, 70), 127, 128, 129, 1000]:
+        x, dy, weight, bias = random_case(rng, (m, 19), dtype, 2)
+        check(x, dy, weight, bias)
+
+
+@both_types
+@pytest.mark.parametrize("eps", [0, 1e-5])
+@pytest.mark.parametrize("space", [1, 4])
+def test_difficult_columns(rng, dtype, eps, space):
+    """Shifted, huge, tiny, constant and lopsided channels beside each other: none spoils another."""
+    for n in 8, 100, 1000:
+        x = np.moveaxis(inputs.difficult_rows(rng, n, dtype).reshape(24, -1, space), 0, 1)
+        x = np.ascontiguousarray(x[..., 0] if space == 1 else x)
+        weight, bias = inputs.random_affine(rng, 24, dtype)
+        y = cnorm.batch_norm(x, weight, bias, eps=eps)
+        expected = reference.batch_norm(x, weight, bias, eps)[0]
+        xhat = reference.batch_norm(x, eps=eps)[0]
+        from_xhat = tolerances.batch_xhat(xhat, x, dtype)
+        gain, shift = reference.per_channel(weight, x), reference.per_channel(bias, x)
+        tolerances.assert_within(y, expected, tolerances.affine(xhat, from_xhat, dtype, gain, shift))
+        for c in range(24):
+            alone = cnorm.batch_norm(x[:, c : c + 1], weight[c : c + 1], bias[c : c + 1], eps=eps)
+            assert alone.tobytes() == y[:, c : c + 1].tobytes(), c
+
+
+@both_types
+def test_the_first_rows_may_mislead(rng, dtype):
+    """The first guess of the mean comes from the first 32 rows; the guard notices a rest elsewhere."""
+    x, dy, weight, bias = random_case(rng, (2000, 7), dtype)
+    x[:40] += dtype(1e6)
+    check(x, dy, weight, bias)
+
+
+@both_types
+def test_gradients_of_rescued_channels(rng, dtype):
+    """A scale that T cannot carry: dx scales inversely and the rest not at all."""
+    limit = 100 * np.finfo(dtype).eps
+    for shape in (20, 3), (5, 3, 4):
+        x, dy, weight, _ = random_case(rng, shape, dtype)
+        scale = dtype(2.0**-100 if dtype == np.float32 else 2.0**-600)
+        results = []
+        for factor in dtype(1), scale:
+            moved = x.copy()
+            moved[:, 1] *= factor
+            _, stats = cnorm.batch_norm(moved, weight, eps=0, return_stats=True)
+            results.append(cnorm.batch_norm_backward(dy, moved, weight, stats))
+        plain, rescued = results
+        assert rescued[0][:, ::2].tobytes() == plain[0][:, ::2].tobytes()
+        for i in range(3):
+            at = (slice(None), 1) if i == 0 else 1
+            got = rescued[i][at] * scale if i == 0 else rescued[i][at]
+            np.testing.assert_allclose(got, plain[i][at], rtol=0, atol=limit * np.abs(dy).sum())
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (3, 2, 4)])
+@pytest.mark.parametrize("mean", [0, 100])
+def test_gradients_are_finite_differences(rng, shape, mean):
+    h = 2.0**-17
+    x, dy, weight, bias = random_case(rng, shape, np.float64, mean)
+    var = rng.uniform(0.5, 2, shape[1])
+    _, stats = cnorm.batch_norm(x, weight, bias, return_stats=True)
+    centre = np.full(shape[1], float(mean))
+    forward = {
+        "training": cnorm.batch_norm,
+        "inference": lambda x, w, b: cnorm.batch_norm_inference(x, centre, var, w, b),
+    }
+    backward = {
+        "training": cnorm.batch_norm_backward(dy, x, weight, stats),
+        "inference": cnorm.batch_norm_inference_backward(dy, x, centre, var, weight),
+    }
+    for kind, gradients in backward.items():
+        for i, gradient in enumerate(gradients):
+            difference = np.empty_like(gradient)
+            for at in np.ndindex(gradient.shape):
+                ends = []
+                for step in h, -h:
+                    arguments = [a.copy() for a in (x, weight, bias)]
+                    arguments[i][at] += step
+                    ends.append(forward[kind](*arguments))
+                difference[at] = (dy * (ends[0] - ends[1])).sum() / (2 * h)
+            np.testing.assert_allclose(gradient, difference, rtol=0, atol=1e-8 * max(1, np.abs(gradient).max()))
+
+
+@both_types
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_inference(rng, dtype, shape):
+    x, dy, weight, bias = random_case(rng, shape, dtype, 1)
+    mean = rng.standard_normal(shape[1]).astype(dtype)
+    var = rng.uniform(0, 2, shape[1]).astype(dtype)
+    u = tolerances.unit_roundoff(dtype)
+    for gain, shift in (weight, bias), (None, bias), (weight, None), (None, None):
+        y = cnorm.batch_norm_inference(x, mean, var, gain, shift)
+        expected = reference.batch_norm_inference(x, mean, var, gain, shift)
+        unshifted = reference.batch_norm_inference(x, mean, var, gain)
+        # difference, scale and product are rounded once each, then the sum
+        bound = 4 * u * (np.abs(unshifted) + np.abs(expected))
+        tolerances.assert_within(y, expected, bound + tolerances.smallest(dtype))
+        got = cnorm.batch_norm_inference_backward(dy, x, mean, var, gain)
+        wanted = reference.batch_norm_inference_backward(dy, x, mean, var, gain)
+        tolerances.assert_within(got[0], wanted[0], 3 * u * np.abs(wanted[0]), "dx")
+        sums = tolerances.channel_sum(x, dtype) + 6 * u
+        axes = (0, *range(2, x.ndim))
+        xhat = reference.batch_norm_inference(x, mean, var)
+        if gain is None:
+            assert got[1] is None
+        else:
+            tolerances.assert_within(got[1], wanted[1], sums * np.abs(dy * xhat).sum(axes), "dweight")
+        tolerances.assert_within(got[2], wanted[2], sums * np.abs(dy).sum(axes), "dbias")
+
+
+@both_types
+def test_inference_at_any_scale(rng, dtype):
+    """Statistics and gains that T cannot multiply: the channel is done in float64 and rounded once.
+
+    float64 has no wider type: there xhat itself must be a number.
+    """
+    big, small = (3e38, 1e-40) if dtype == np.float32 else (0.9e308, 1e-310)
+    var_big, var_small = (1e38, 1e-42) if dtype == np.float32 else (1e306, 1e-312)
+    mean = np.array([big, -big, 0, 1, 0, 0], dtype)
+    var = np.array([var_big, 1, var_small, 0, 0, 2], dtype)
+    weight = np.array([1, small, small, 2, 3, big], dtype)
+    for shape in (5, 6), (4, 6, 3):
+        x = rng.uniform(-0.5, 0.5, shape).astype(dtype)
+        x[:, :2] *= dtype(big)
+        x[:, 2] *= dtype(var_small**0.5)
+        with np.errstate(all="ignore"):
+            y = cnorm.batch_norm_inference(x, mean, var, weight, eps=0)
+            expected = reference.batch_norm_inference(x, mean, var, weight, eps=0)
+        assert np.isfinite(expected).all()
+        u = tolerances.unit_roundoff(dtype)
+        tolerances.assert_within(y, expected, 8 * u * np.abs(expected) + 2 * tolerances.smallest(dtype))
+        assert not y[:, 3:5].any()
+
+
+@both_types
+@pytest.mark.parametrize("kind", ["unbiased", "biased"])
+def test_running_averages(rng, dtype, kind):
+    for shape in (10, 4), (3, 4, 5):
+        x = rng.standard_normal(shape).astype(dtype) + dtype(3)
+        number = x.size // 4
+        mean, var = np.full(4, 2, dtype), np.full(4, 5, dtype)
+        cnorm.batch_norm(x, running_mean=mean, running_var=var, momentum=0.25, running_variance=kind)
+        _, batch_mean, batch_var, _ = reference.batch_norm(x)
+        factor = number / (number - 1) if kind == "unbiased" else 1
+        for got, wanted in (mean, 0.75 * 2 + 0.25 * batch_mean), (var, 0.75 * 5 + 0.25 * factor * batch_var):
+            np.testing.assert_allclose(got.astype(np.float64), np.float64(wanted), rtol=8 * np.finfo(dtype).eps)
+    strided = np.zeros(8, dtype)[::2]
+    cnorm.batch_norm(x, running_mean=strided, running_var=var, momentum=1)
+    np.testing.assert_allclose(strided, np.float64(batch_mean), rtol=8 * np.finfo(dtype).eps)
+
+
+@both_types
+def test_pytorch_agrees(rng, dtype):
+    torch = pytest.importorskip("torch")
+    limit = 30 * np.finfo(dtype).eps
+    for shape in (128, 48), (6, 12, 9), (3, 4, 8, 8):
+        x, dy, weight, bias = random_case(rng, shape, dtype, 0.5)
+        mean, var = np.zeros(shape[1], dtype), np.ones(shape[1], dtype)
+        tensors = [torch.tensor(a, requires_grad=True) for a in (x, weight, bias)]
+        running = [torch.tensor(a) for a in (mean, var)]
+        theirs = torch.nn.functional.batch_norm(tensors[0], *running, *tensors[1:], training=True)
+        theirs.backward(torch.tensor(dy))
+        y, stats = cnorm.batch_norm(x, weight, bias, running_mean=mean, running_var=var, return_stats=True)
+        np.testing.assert_allclose(y, theirs.detach().numpy(), rtol=0, atol=limit * np.abs(y).max())
+        for ours, tensor in zip((mean, var), running, strict=True):
+            np.testing.assert_allclose(ours, tensor.numpy(), rtol=limit, atol=limit)
+        for ours, tensor in zip(cnorm.batch_norm_backward(dy, x, weight, stats), tensors, strict=True):
+            np.testing.assert_allclose(ours, tensor.grad.numpy(), rtol=0, atol=limit * np.abs(dy).sum())
+        theirs = torch.nn.functional.batch_norm(
+            torch.tensor(x), *running, torch.tensor(weight), torch.tensor(bias)
+        ).numpy()
+        ours = cnorm.batch_norm_inference(x, mean, var, weight, bias)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=limit * np.abs(theirs).max())
+
+
+@both_types
+def test_the_fold_is_the_inference_norm(rng, dtype):
+    """x W' + b' = batch norm of (x W + b): against the oracle of both, within the roundings of W' and b'."""
+    w, x = rng.standard_normal((9, 5)).astype(dtype), rng.standard_normal((20, 5)).astype(dtype)
+    b, mean, bias = rng.standard_normal((3, 9)).astype(dtype)
+    var, weight = rng.uniform(0.1, 2, (2, 9)).astype(dtype)
+    var[3] = 0
+    for eps in 1e-5, 0:
+        for linear_bias, gain, shift in (b, weight, bias), (None, None, None), (b, None, bias):
+            folded, folded_bias = cnorm.fold_batch_norm(w, linear_bias, mean, var, gain, shift, eps=eps)
+            assert folded.dtype == folded_bias.dtype == dtype
+            a = reference.wide(x) @ reference.wide(w).T + (0 if linear_bias is None else linear_bias)
+            scale = reference._reciprocal_root(reference.wide(var), reference._rounded_eps(eps, x))
+            scale = scale if gain is None else scale * gain
+            expected = (a - mean) * scale + (0 if shift is None else shift)
+            got = reference.wide(x) @ reference.wide(folded).T + folded_bias
+            terms = np.abs(reference.wide(x)) @ np.abs(folded).T + np.abs(folded_bias)
+            b_terms = (np.abs(mean) + (0 if linear_bias is None else np.abs(b))) * np.abs(scale)
+            u, u64 = tolerances.unit_roundoff(dtype), tolerances.unit_roundoff(np.float64)
+            tolerances.assert_within(
+                got, expected, u * terms + 6 * u64 * (terms + b_terms) + tolerances.smallest(dtype)
+            )
+    convolution = rng.standard_normal((9, 2, 3, 3)).astype(dtype)
+    folded, _ = cnorm.fold_batch_norm(convolution, b, mean, var, weight)
+    flat, _ = cnorm.fold_batch_norm(convolution.reshape(9, 18), b, mean, var, weight)
+    assert np.array_equal(folded.reshape(9, 18), flat)
+
+
+@both_types
+def test_edges(rng, dtype):
+    """Two rows are -1 and 1; constants normalise to the bias; inference takes no rows and one."""
+    x = np.array([[1, -5], [3, 7]], dtype)
+    assert np.array_equal(cnorm.batch_norm(x, eps=0), [[-1, -1], [1, 1]])
+    constant = np.full((50, 4), 3.3, dtype)
+    weight, bias = inputs.random_affine(rng, 4, dtype)
+    for eps in 0, 1e-5:
+        y, stats = cnorm.batch_norm(constant, weight, bias, eps=eps, return_stats=True)
+        assert np.array_equal(y, np.broadcast_to(bias, y.shape))
+        assert np.array_equal(stats.mean, constant[0])
+        _, dweight, _ = cnorm.batch_norm_backward(constant, constant, weight, stats)
+        assert not dweight.any()
+    for rows in 0, 1:
+        y = cnorm.batch_norm_inference(constant[:rows], bias, weight * weight)
+        assert y.shape == (rows, 4)
+    _, _, dbias = cnorm.batch_norm_inference_backward(constant[:0], constant[:0], bias, weight * weight)
+    assert not dbias.any()
+
+
+@both_types
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("shape", [(40, 6), (5, 6, 7)])
+def test_nan_and_inf_stay_in_their_channel(rng, dtype, bad, shape):
+    x, dy, weight, bias = random_case(rng, shape, dtype)
+    clean, stats = cnorm.batch_norm(x, weight, bias, return_stats=True)
+    clean_dx, _, _ = cnorm.batch_norm_backward(dy, x, weight, stats)
+    x[3, 2] = bad
+    y, stats = cnorm.batch_norm(x, weight, bias, return_stats=True)
+    others = np.arange(6) != 2
+    assert np.isnan(y[:, 2]).all()
+    assert y[:, others].tobytes() == clean[:, others].tobytes()
+    dx, _, _ = cnorm.batch_norm_backward(dy, x, weight, stats)
+    assert np.isnan(dx[:, 2]).all()
+    assert dx[:, others].tobytes() == clean_dx[:, others].tobytes()
+
+
+@both_types
+def test_an_inference_row_alone_is_the_row_in_a_batch(rng, dtype):
+    x, _, weight, bias = random_case(rng, (9, 37), dtype)
+    mean, var = bias + dtype(1), weight * weight
+    mean[5] = np.finfo(dtype).max  # one channel in float64 changes no other
+    y = cnorm.batch_norm_inference(x, mean, var, weight, bias)
+    for i in range(9):
+        assert cnorm.batch_norm_inference(x[i : i + 1], mean, var, weight, bias).tobytes() == y[i].tobytes()
+    mean[5] = 0
+    others = np.arange(37) != 5
+    plain = cnorm.batch_norm_inference(x, mean, var, weight, bias)
+    assert plain[:, others].tobytes() == y[:, others].tobytes()
+
+
+@both_types
+def test_random_views_and_out(rng, dtype):
+    for shape in [(3, 4), (5, 6, 7), (2, 4, 3, 3)] * 10:
+        x, dy, room = (inputs.random_view(rng, dtype, shape) for _ in range(3))
+        weight, bias, mean, var = (inputs.random_view(rng, dtype, shape[1:2]) for _ in range(4))
+        var = var * var
+        p = [np.ascontiguousarray(a) for a in (x, weight, bias, dy, mean, var)]
+        expected, stats = cnorm.batch_norm(p[0], p[1], p[2], return_stats=True)
+        calls = [
+            (lambda out, x=x, w=weight, b=bias: cnorm.batch_norm(x, w, b, out=out), expected),
+            (
+                lambda out, x=x, w=weight, b=bias, m=mean, v=var: cnorm.batch_norm_inference(x, m, v, w, b, out=out),
+                cnorm.batch_norm_inference(p[0], p[4], p[5], p[1], p[2]),
+            ),
+        ]
+        for call, wanted in calls:
+            assert np.array_equal(call(None), wanted)
+            assert call(room) is room
+            assert np.array_equal(room, wanted)
+        in_place = x.copy()
+        assert np.array_equal(cnorm.batch_norm(in_place, weight, bias, out=in_place), expected)
+        wanted = cnorm.batch_norm_backward(p[3], p[0], p[1], stats)
+        inference = cnorm.batch_norm_inference_backward(p[3], p[0], p[4], p[5], p[1])
+        for start in dy, x:
+            in_place = start.copy()
+            pair = (in_place, x) if start is dy else (dy, in_place)
+            cnorm.batch_norm_backward(*pair, weight, stats, out=(in_place, None, None))
+            assert np.array_equal(in_place, wanted[0])
+            in_place = start.copy()
+            pair = (in_place, x) if start is dy else (dy, in_place)
+            cnorm.batch_norm_inference_backward(*pair, mean, var, weight, out=(in_place, None, None))
+            assert np.array_equal(in_place, inference[0])
+        for got in (
+            cnorm.batch_norm_backward(dy, x, weight, stats),
+            cnorm.batch_norm_backward(dy, x, weight, stats, out=(room, np.empty_like(p[1]), np.empty_like(p[1]))),
+        ):
+            for a, b in zip(got, wanted, strict=True):
+                assert np.array_equal(a, b)
+
+
+def test_one_number_per_channel_is_an_error_that_says_why(rng):
+    for x in np.ones((1, 5), np.float32), np.ones((0, 5)), np.ones((1, 5, 1), np.float32):
+        with pytest.raises(ValueError, match=r"more than one number per channel in training.*every output the bias"):
+            cnorm.batch_norm(x)
+    assert cnorm.batch_norm(np.float32([[[1, 2]]])).shape == (1, 1, 2)
+
+
+def test_errors(rng):
+    x, dy, weight, bias = random_case(rng, (4, 6), np.float32)
+    mean, var = bias.copy(), np.ones_like(bias)
+    _, stats = cnorm.batch_norm(x, return_stats=True)
+    norm, infer, back, fold = (
+        cnorm.batch_norm,
+        cnorm.batch_norm_inference,
+        cnorm.batch_norm_backward,
+        cnorm.fold_batch_norm,
+    )
+    for call, error, words in [
+        (lambda: norm(x, weight[:3]), ValueError, r"weight must have shape \(6,\)"),
+        (lambda: norm(x[0]), ValueError, "at least 2 dimensions"),
+        (lambda: norm(x, running_mean=mean), ValueError, "given together"),
+        (lambda: norm(x, running_mean=mean, running_var=var, momentum=2), ValueError, "momentum must be in"),
+        (lambda: norm(x, running_mean=mean, running_var=mean), ValueError, "must not overlap running_var"),
+        (
+            lambda: norm(x, running_mean=list(mean), running_var=var),
+            TypeError,
+            "running_mean must be a NumPy array",
+        ),
+        (
+            lambda: norm(x, running_mean=mean, running_var=var.astype("d")),
+            TypeError,
+            "running_var must have dtype",
+        ),
+        (lambda: norm(x, running_variance="half"), ValueError, '"unbiased" or "biased"'),
+        (lambda: norm(x, eps=np.inf), ValueError, "eps"),
+        (lambda: infer(x, mean, -var), ValueError, "var must not be negative"),
+        (lambda: infer(x, None, var), TypeError, "mean must be an array"),
+        (lambda: infer(x, mean, var, out=mean), ValueError, "out must have shape"),
+        (lambda: infer(x[:, :2], mean[:2], var[:2], out=x[:, 1:3]), ValueError, "out must not overlap x"),
+        (lambda: back(dy, x, weight, stats[:3]), ValueError, r"stats must have the shape \(6,\)"),
+        (lambda: back(dy.astype("d"), x, weight, stats), TypeError, "dy must have the dtype of x"),
+        (lambda: back(dy, x, weight, stats, out=(None, None)), ValueError, "tuple of 3"),
+        (lambda: fold(weight, None, mean, var), ValueError, "at least 2 dimensions"),
+        (lambda: fold(x.T, None, mean[:2], var), ValueError, r"mean must have shape \(6,\)"),
+        (lambda: fold(x.T, None, mean, -var), ValueError, "var must not be negative"),
+        (lambda: fold(x.T, None, None, var), TypeError, "mean must be an ndarray"),
+        (lambda: fold(x.T, None, mean, var, eps=-1), ValueError, "eps"),
+    ]:
+        with pytest.raises(error, match=words):
+            call()
+    before = mean.copy()
+    with pytest.raises(ValueError, match="out must have shape"):
+        norm(x, running_mean=mean, running_var=var, out=x[:2])
+    assert np.array_equal(mean, before)

@@ -1,0 +1,213 @@
+"""cnorm.divisive_norm and the smoothing term, against the oracle, differences, layer norm and batch norm."""
+
+import inputs
+import numpy as np
+import pytest
+import reference
+import tolerances
+
+import cnorm
+
+pytestmark = pytest.mark.usefixtures("isa")
+both_types = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+
+FIELDS = [(None, None), (0, 0), (1, 2), (3, 1), (7, None), (None, 4), (5, 5), (1000, 1000)]
+
+
+def forward_bound(x, z, dtype, weight=None, bias=None):
+    """float64 inside: a dozen of its roundings of z, then those of gain and bias; and one rounding to T."""
+    gain = 1 if weight is None else np.abs(reference.wide(weight))
+    shift = 0 if bias is None else np.abs(reference.wide(bias))
+    u, u64 = tolerances.unit_roundoff(dtype), tolerances.unit_roundoff(np.float64)
+    inside = 16 * u64 * (np.maximum(1, np.abs(z)) * gain + shift)
+    return inside + u * (np.abs(z) * gain + shift) + tolerances.smallest(dtype)
+
+
+@both_types
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+@pytest.mark.parametrize("sigma", [1, 0.01, 0])
+def test_every_field(rng, dtype, fields, sigma):
+    options = {"sigma": sigma, "mean_radius": fields[0], "radius": fields[1]}
+    for n in 1, 2, 3, 7, 16, 33, 100:
+        x, dy = (rng.standard_normal((2, 4, n)) + 1).astype(dtype)
+        weight, bias = inputs.random_affine(rng, n, dtype)
+        z = reference.divisive_norm(x, **options)
+        for gain, shift in (weight, bias), (None, None), (None, bias), (weight, None):
+            y = cnorm.divisive_norm(x, gain, shift, **options)
+            assert y.dtype == dtype
+            expected = reference.divisive_norm(x, gain, shift, **options)
+            tolerances.assert_within(y, expected, forward_bound(x, z, dtype, gain, shift))
+            got = cnorm.divisive_norm_backward(dy, x, gain, **options)
+            wanted = reference.divisive_norm_backward(dy, x, gain, **options)
+            assert (got[1] is None) == (gain is None)
+            assert isinstance(got[3], float)
+            # gradients grow with 1/s; where s is nearly 0, so does what their terms lose to each other
+            _, v, s = reference._divisive(x, sigma, *fields)
+            steep = (1 / np.where(s == 0, np.inf, s)).max() ** 2 * max(1, np.abs(v).max())
+            u = tolerances.unit_roundoff(dtype)
+            slack = 300 * tolerances.unit_roundoff(np.float64) * max(1, steep) * max(1, np.abs(dy).sum())
+            for name, a, b in zip(("dx", "dweight", "dbias"), got[:3], wanted[:3], strict=True):
+                if a is not None:
+                    tolerances.assert_within(a, b, 2 * u * np.abs(b) + slack, name)
+            assert abs(got[3] - wanted[3]) <= slack * max(1, steep)
+
+
+@both_types
+@pytest.mark.parametrize("mean", [1, 100, 1e4, 1e6])
+def test_any_mean(rng, dtype, mean):
+    """A mean far above the deviation costs nothing: layer norm's bound, and for float64 a few roundings."""
+    x = (mean + rng.standard_normal((6, 500))).astype(dtype)
+    for fields in (None, None), (20, 20), (3, 50):
+        options = {"sigma": 0.1, "mean_radius": fields[0], "radius": fields[1]}
+        z = reference.divisive_norm(x, **options)
+        tolerances.assert_within(cnorm.divisive_norm(x, **options), z, forward_bound(x, z, dtype))
+
+
+@both_types
+@pytest.mark.parametrize("eps", [1e-5, 0])
+def test_full_fields_are_layer_norm(rng, dtype, eps):
+    for n in 2, 33, 1000:
+        x, dy = (rng.standard_normal((2, 20, n)) + 2).astype(dtype)
+        weight, bias = inputs.random_affine(rng, n, dtype)
+        sigma = np.sqrt(eps)
+        y, stats = cnorm.layer_norm(x, weight, bias, eps=eps, return_stats=True)
+        xhat, _, rstd = reference.layer_norm(x, eps=eps)
+        # sigma is rounded to T and then squared, eps is rounded to T: two roundings apart
+        bound = tolerances.forward(xhat, dtype, weight, bias)
+        bound = 2 * bound + 2 * np.finfo(dtype).eps * np.abs(xhat * weight)
+        tolerances.assert_within(cnorm.divisive_norm(x, weight, bias, sigma=sigma), reference.wide(y), bound)
+        got = cnorm.divisive_norm_backward(dy, x, weight, sigma=sigma)
+        wanted = cnorm.layer_norm_backward(dy, x, weight, stats)
+        bound = 2 * tolerances.dx(reference.wide(dy), xhat, rstd, dtype, reference.wide(weight))
+        tolerances.assert_within(got[0], reference.wide(wanted[0]), bound)
+
+
+@both_types
+def test_over_the_batch_it_is_batch_norm(rng, dtype):
+    """Along the batch axis, with sigma = 0."""
+    x = (rng.standard_normal((40, 9)) + 2).astype(dtype)
+    y = cnorm.divisive_norm(np.ascontiguousarray(x.T), sigma=0).T
+    expected = cnorm.batch_norm(x, eps=0)
+    xhat = reference.batch_norm(x, eps=0)[0]
+    tolerances.assert_within(y, reference.wide(expected), 2 * tolerances.batch_xhat(xhat, x, dtype))
+
+
+@pytest.mark.parametrize("fields", FIELDS[:-1], ids=str)
+def test_gradients_are_finite_differences(rng, fields):
+    h = 2.0**-17
+    x, dy = rng.standard_normal((2, 3, 9))
+    weight, bias = rng.standard_normal((2, 9))
+    radii = {"mean_radius": fields[0], "radius": fields[1]}
+    gradients = cnorm.divisive_norm_backward(dy, x, weight, sigma=0.7, **radii)
+    for i, gradient in enumerate(map(np.asarray, gradients)):
+        difference = np.empty_like(gradient)
+        for at in np.ndindex(gradient.shape):
+            ends = []
+            for step in h, -h:
+                arguments = [x.copy(), weight.copy(), bias.copy(), np.array(0.7)]
+                arguments[i][at] += step
+                ends.append(cnorm.divisive_norm(*arguments[:3], sigma=float(arguments[3]), **radii))
+            difference[at] = (dy * (ends[0] - ends[1])).sum() / (2 * h)
+        np.testing.assert_allclose(gradient, difference, rtol=0, atol=1e-8 * max(1, np.abs(gradient).max()))
+
+
+@both_types
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("smoothing", [0.5, 1e-3, 0])
+def test_smoothing_gradient(rng, dtype, axis, smoothing):
+    """Against the oracle; in float64 also against differences of the forward kernel."""
+    x, dy = rng.standard_normal((2, 5, 4, 9)).astype(dtype)
+    weight, _ = rng.standard_normal((2, *x.shape[axis:])).astype(dtype)
+    for gain in weight, None:
+        _, stats = cnorm.layer_norm(x, gain, eps=smoothing**2, axis=axis, return_stats=True)
+        got = cnorm.smoothing_gradient(dy, x, gain, stats, smoothing, axis=axis)
+        expected = reference.smoothing_gradient(dy, x, gain, smoothing, axis)
+        scale = np.abs(dy).sum() * np.abs(stats.inv_std_dev).max() ** 2 * 10
+        assert abs(got - expected) <= 20 * np.finfo(dtype).eps * scale * smoothing
+        if dtype == np.float64 and smoothing == 0.5:
+            h = 2.0**-17
+            ends = [cnorm.layer_norm(x, gain, eps=(smoothing + s) ** 2, axis=axis) for s in (h, -h)]
+            difference = (dy * (ends[0] - ends[1])).sum() / (2 * h)
+            assert abs(got - difference) <= 1e-8 * scale
+
+
+def test_smoothing_gradients_of_the_two_norms_agree(rng):
+    x, dy = rng.standard_normal((2, 6, 30))
+    weight = rng.standard_normal(30)
+    _, stats = cnorm.layer_norm(x, weight, eps=0.09, return_stats=True)
+    ds = cnorm.smoothing_gradient(dy, x, weight, stats, 0.3)
+    np.testing.assert_allclose(ds, cnorm.divisive_norm_backward(dy, x, weight, sigma=0.3)[3], rtol=1e-11)
+
+
+@both_types
+def test_nothing_leaves_a_trace_outside_its_fields(rng, dtype):
+    """Beyond both radii an outlier, NaN or infinity changes no bit."""
+    x = rng.standard_normal((1, 60)).astype(dtype)
+    clean = cnorm.divisive_norm(x, sigma=0.1, mean_radius=2, radius=3)
+    for bad in 1e20, np.nan, np.inf:
+        spoilt = x.copy()
+        spoilt[0, 30] = bad
+        y = cnorm.divisive_norm(spoilt, sigma=0.1, mean_radius=2, radius=3)
+        near = np.abs(np.arange(60) - 30) <= 5
+        if dtype == np.float32 or np.isnan(bad):
+            assert y[0, ~near].tobytes() == clean[0, ~near].tobytes(), bad
+        if not np.isfinite(bad):
+            assert np.isnan(y[0, near]).all()
+
+
+@both_types
+def test_any_scale(rng, dtype):
+    """sigma = 0: a power of two changes nothing, up to where squares leave the range of T."""
+    x = rng.standard_normal((3, 50)).astype(dtype)
+    expected = cnorm.divisive_norm(x, sigma=0, mean_radius=3, radius=4)
+    for exponent in (-110, -60, 60, 120) if dtype == np.float32 else (-900, -500, 500, 1000):
+        y = cnorm.divisive_norm(x * dtype(2.0**exponent), sigma=0, mean_radius=3, radius=4)
+        assert y.tobytes() == expected.tobytes(), exponent
+    assert not cnorm.divisive_norm(np.full((2, 9), 3.3, dtype), sigma=0).any()
+    assert not cnorm.divisive_norm(x, sigma=0, mean_radius=0).any()
+    assert not cnorm.divisive_norm(x * dtype(1e-30), sigma=1e30).round(20).any()
+
+
+@both_types
+def test_random_views_and_out(rng, dtype):
+    for shape in [(4,), (3, 4), (5, 6, 7)] * 8:
+        x, dy, room = (inputs.random_view(rng, dtype, shape) for _ in range(3))
+        weight, bias = (inputs.random_view(rng, dtype, shape[-1:]) for _ in range(2))
+        plain = [np.ascontiguousarray(a) for a in (x, weight, bias, dy)]
+        options = {"sigma": 0.5, "mean_radius": 1, "radius": 2}
+        expected = cnorm.divisive_norm(*plain[:3], **options)
+        assert np.array_equal(cnorm.divisive_norm(x, weight, bias, **options), expected)
+        assert cnorm.divisive_norm(x, weight, bias, out=room, **options) is room
+        assert np.array_equal(room, expected)
+        in_place = x.copy()
+        cnorm.divisive_norm(in_place, weight, bias, out=in_place, **options)
+        assert np.array_equal(in_place, expected)
+        wanted = cnorm.divisive_norm_backward(plain[3], plain[0], plain[1], **options)
+        in_place = dy.copy()
+        got = cnorm.divisive_norm_backward(in_place, x, weight, out=(in_place, None, None), **options)
+        for a, b in zip(got, wanted, strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_errors(rng):
+    x = rng.standard_normal((3, 6), np.float32)
+    norm, back, smooth = cnorm.divisive_norm, cnorm.divisive_norm_backward, cnorm.smoothing_gradient
+    _, stats = cnorm.layer_norm(x, return_stats=True)
+    for call, error, words in [
+        (lambda: norm(x, sigma=-1), ValueError, "sigma must be finite and not negative"),
+        (lambda: norm(x, sigma=1e39), ValueError, "sigma must be finite"),
+        (lambda: norm(x, sigma=np.nan), ValueError, "sigma must be finite"),
+        (lambda: norm(x, sigma="1"), TypeError, "sigma must be a real number"),
+        (lambda: norm(x, radius=-1), ValueError, "radius must be at least 0"),
+        (lambda: norm(x, mean_radius=1.5), TypeError, "mean_radius must be an integer"),
+        (lambda: norm(x, x[0, :3]), ValueError, r"weight must have shape \(6,\)"),
+        (lambda: norm(x[:, :0]), ValueError, "at least one element"),
+        (lambda: norm(x[:2], out=x[1:]), ValueError, "out must not overlap x"),
+        (lambda: back(x[:2], x), ValueError, "dy must have the shape of x"),
+        (lambda: back(x, x, out=(None, None)), ValueError, "tuple of 3"),
+        (lambda: smooth(x, x, None, stats, -1), ValueError, "smoothing must be finite"),
+        (lambda: smooth(x, x, None, stats[:2], 1), ValueError, "stats must have the shape"),
+        (lambda: smooth(x, x, x, stats, 1), ValueError, "weight must have the normalised shape"),
+    ]:
+        with pytest.raises(error, match=words):
+            call()

@@ -1,0 +1,185 @@
+"""cnorm.weight_norm against the oracle, differences and PyTorch; and its fold."""
+
+import inputs
+import numpy as np
+import pytest
+import reference
+import tolerances
+
+import cnorm
+
+pytestmark = pytest.mark.usefixtures("isa")
+both_types = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+
+
+def check(w, dv, gain=None):
+    """Forward and backward against the oracle."""
+    n = w[0].size
+    u = tolerances.unit_roundoff(w.dtype)
+    sums = tolerances._row_sum(n, w.dtype) + u
+    v = cnorm.weight_norm(w, gain)
+    expected = reference.weight_norm(w, gain)
+    assert v.dtype == w.dtype
+    # half the error of the sum of squares, the scale, the product
+    tolerances.assert_within(v, expected, (sums / 2 + 3 * u) * np.abs(expected) + tolerances.smallest(w.dtype), "v")
+
+    got = cnorm.weight_norm_backward(dv, w, gain)
+    wanted = reference.weight_norm_backward(dv, w, gain)
+    rows = len(w), -1
+    unit = np.abs(reference.weight_norm(w).reshape(rows))
+    d = np.abs(reference.wide(dv).reshape(rows))
+    along = (d * unit).sum(-1)
+    bound = (sums * 1.5 + 4 * u) * along + tolerances.smallest(w.dtype)
+    if gain is None:
+        assert got[1] is None
+    else:
+        tolerances.assert_within(got[1], wanted[1], bound, "dgain")
+    w_rows = reference.wide(w).reshape(rows)
+    inverse = reference._reciprocal_root((w_rows * w_rows).sum(-1, keepdims=True), 0)
+    scale = inverse * (1 if gain is None else np.abs(reference.wide(gain))[:, None])
+    bound = scale * ((sums / 2 + 5 * u) * d + (2.5 * sums + 10 * u) * unit * along[:, None])
+    bound = bound + 2 * tolerances.smallest(w.dtype)
+    tolerances.assert_within(got[0].reshape(rows), wanted[0].reshape(rows), bound, "dweight")
+
+
+@both_types
+def test_every_length(rng, dtype):
+    for n in inputs.LENGTHS:
+        w, dv = (rng.standard_normal((2, 5, n)) + 0.3).astype(dtype)
+        check(w, dv, rng.standard_normal(5).astype(dtype))
+        check(w, dv)
+
+
+@both_types
+def test_convolutions(rng, dtype):
+    w, dv = rng.standard_normal((2, 7, 3, 5, 5)).astype(dtype)
+    gain = rng.standard_normal(7).astype(dtype)
+    check(w, dv, gain)
+    assert np.array_equal(cnorm.weight_norm(w, gain).reshape(7, 75), cnorm.weight_norm(w.reshape(7, 75), gain))
+
+
+@both_types
+def test_every_kind_of_row(rng, dtype):
+    for n in 2, 33, 1000:
+        w = inputs.difficult_rows(rng, n, dtype)
+        dv = rng.standard_normal(w.shape).astype(dtype)
+        length = np.sqrt((reference.wide(w) ** 2).sum(-1))
+        fits = (length == 0) | (length > 1e6 / float(np.finfo(dtype).max))  # else dweight is not a number of T
+        check(w[fits], dv[fits], (1 + rng.random(fits.sum())).astype(dtype))
+
+
+@both_types
+def test_gains_of_any_scale(rng, dtype):
+    w, dv = rng.standard_normal((2, 6, 40)).astype(dtype)
+    info = np.finfo(dtype)
+    gain = np.array([0, info.max / 50, info.tiny, -info.max / 100, info.smallest_subnormal, -1], dtype)
+    check(w, dv / dtype(100), gain)
+
+
+def test_gradients_are_finite_differences(rng):
+    h = 2.0**-17
+    w, dv = rng.standard_normal((2, 3, 7))
+    gain = rng.standard_normal(3)
+    for i, gradient in enumerate(cnorm.weight_norm_backward(dv, w, gain)):
+        difference = np.empty_like(gradient)
+        for at in np.ndindex(gradient.shape):
+            ends = []
+            for step in h, -h:
+                arguments = [w.copy(), gain.copy()]
+                arguments[i][at] += step
+                ends.append(cnorm.weight_norm(*arguments))
+            difference[at] = (dv * (ends[0] - ends[1])).sum() / (2 * h)
+        np.testing.assert_allclose(gradient, difference, rtol=0, atol=1e-8 * max(1, np.abs(gradient).max()))
+
+
+@both_types
+def test_pytorch_agrees(rng, dtype):
+    torch = pytest.importorskip("torch")
+    limit = 20 * np.finfo(dtype).eps
+    w, dv = rng.standard_normal((2, 9, 50)).astype(dtype)
+    gain = rng.standard_normal(9).astype(dtype)
+    layer = torch.nn.Linear(50, 9, dtype=torch.tensor(w).dtype)
+    torch.nn.utils.parametrizations.weight_norm(layer)
+    with torch.no_grad():
+        layer.parametrizations.weight.original0.copy_(torch.tensor(gain[:, None]))
+        layer.parametrizations.weight.original1.copy_(torch.tensor(w))
+    layer.weight.backward(torch.tensor(dv))
+    np.testing.assert_allclose(cnorm.weight_norm(w, gain), layer.weight.detach(), rtol=0, atol=limit * 4)
+    dw, dgain = cnorm.weight_norm_backward(dv, w, gain)
+    theirs = layer.parametrizations.weight
+    np.testing.assert_allclose(dw, theirs.original1.grad, rtol=0, atol=limit * 20)
+    np.testing.assert_allclose(dgain, theirs.original0.grad[:, 0], rtol=0, atol=limit * 50)
+
+
+@both_types
+def test_the_fold_is_rounded_once(rng, dtype):
+    w = rng.standard_normal((9, 50)).astype(dtype)
+    gain, bias = rng.standard_normal((2, 9)).astype(dtype)
+    folded, same_bias = cnorm.fold_weight_norm(w, gain, bias)
+    expected = reference.weight_norm(w, gain)
+    u, u64 = tolerances.unit_roundoff(dtype), tolerances.unit_roundoff(np.float64)
+    tolerances.assert_within(folded, expected, (u + 30 * u64) * np.abs(expected))
+    assert folded.dtype == dtype
+    assert np.array_equal(same_bias, bias)
+    assert cnorm.fold_weight_norm(w)[1] is None
+
+
+def test_a_folded_layer_runs(rng):
+    w, x = rng.standard_normal((4, 3), np.float32), rng.standard_normal(3, np.float32)
+    gain, bias = rng.standard_normal((2, 4)).astype(np.float32)
+    layer = cnorm.Linear(*cnorm.fold_weight_norm(w, gain, bias))
+    y = cnorm.Model([layer]).stream().step(x)
+    expected = reference.weight_norm(w, gain) @ reference.wide(x) + bias
+    np.testing.assert_allclose(y, expected, rtol=0, atol=1e-6)
+
+
+@both_types
+def test_rows_of_zeros_and_nan(rng, dtype):
+    w, dv = rng.standard_normal((2, 4, 9)).astype(dtype)
+    w[1], w[2, 3] = 0, np.nan
+    gain = np.full(4, 2, dtype)
+    v = cnorm.weight_norm(w, gain)
+    dw, dgain = cnorm.weight_norm_backward(dv, w, gain)
+    assert not v[1].any()
+    assert not dw[1].any()
+    assert dgain[1] == 0
+    assert np.isnan(v[2]).all()
+    assert np.isfinite(v[[0, 1, 3]]).all()
+    assert cnorm.weight_norm(w[:0]).shape == (0, 9)
+
+
+@both_types
+def test_random_views_and_out(rng, dtype):
+    for shape in [(3, 4), (5, 6, 7)] * 10:
+        w, dv, room = (inputs.random_view(rng, dtype, shape) for _ in range(3))
+        gain = inputs.random_view(rng, dtype, shape[:1])
+        plain = [np.ascontiguousarray(a) for a in (w, gain, dv)]
+        expected = cnorm.weight_norm(*plain[:2])
+        assert np.array_equal(cnorm.weight_norm(w, gain), expected)
+        assert cnorm.weight_norm(w, gain, out=room) is room
+        assert np.array_equal(room, expected)
+        wanted = cnorm.weight_norm_backward(plain[2], *plain[:2])
+        in_place = dv.copy()
+        got = cnorm.weight_norm_backward(in_place, w, gain, out=(in_place, np.empty(shape[0], dtype)))
+        for a, b in zip(got, wanted, strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_errors(rng):
+    w = rng.standard_normal((4, 6), np.float32)
+    norm, back, fold = cnorm.weight_norm, cnorm.weight_norm_backward, cnorm.fold_weight_norm
+    for call, error, words in [
+        (lambda: norm(w[0]), ValueError, "at least 2 dimensions"),
+        (lambda: norm(w, w[0]), ValueError, r"gain must have shape \(4,\), one number for each output"),
+        (lambda: norm(w, np.ones(4)), TypeError, "gain must have the dtype"),
+        (lambda: norm(w.astype(np.int32)), TypeError, "weight must have dtype"),
+        (lambda: norm(w[:, :0]), ValueError, "at least one element"),
+        (lambda: norm(w[:3], out=w[1:]), ValueError, "out must not overlap weight"),
+        (lambda: back(w[:2], w), ValueError, "dv must have the shape of weight"),
+        (lambda: back(w, w, out=(None,)), ValueError, "tuple of 2"),
+        (lambda: fold(w.tolist()), TypeError, "weight must be an ndarray"),
+        (lambda: fold(w, w[0]), ValueError, r"gain must have shape \(4,\)"),
+        (lambda: fold(w, None, np.ones(4, int)), TypeError, "bias must have dtype"),
+    ]:
+        with pytest.raises(error, match=words):
+            call()
