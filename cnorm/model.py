@@ -310,7 +310,7 @@ def read_safetensors(path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         RecursionError,
     ) as error:
         raise ValueError(f"{path} is not a safetensors file that NumPy can hold: {error}") from None
-    return tensors, header.get("__metadata__", {})
+    return tensors, header.get("__metadata__") or {}
 
 
 def _read(path) -> bytes:

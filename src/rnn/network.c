@@ -182,9 +182,9 @@ static cnorm_status run(const cnorm_layer *layers, int count, ptrdiff_t total, i
     if (!kernels) return CNORM_ERROR_ISA;
     if (count <= 0 || total < 0 || rows < 1 || rows > CNORM_ROWS) return CNORM_ERROR_SIZE;
     if (total == 0) return CNORM_OK;
-    if (!layers) return CNORM_ERROR_NULL;
+    if (!layers || !x || !scratch || !y) return CNORM_ERROR_NULL;
     const int stateful = cnorm_state_floats(layers, count) > 0;
-    if (!x || !scratch || !y || (stateful && !states)) return CNORM_ERROR_NULL;
+    if (stateful && !states) return CNORM_ERROR_NULL;
     for (ptrdiff_t s = 0; stateful && s < (steps ? 1 : total); ++s)
         if (!states[s]) return CNORM_ERROR_NULL;
     const float_mode mode = float_mode_enter();

@@ -216,10 +216,12 @@ static void network_errors(void)
     REFUSED(CNORM_ERROR_SIZE, cnorm_matrix_pack(1, 0, 1, 0, w, (float *)y));
     REFUSED(CNORM_ERROR_SIZE, cnorm_matrix_pack(1, 1, -1, 0, w, (float *)y));
     REFUSED(CNORM_ERROR_SIZE, cnorm_matrix_pack(4, PTRDIFF_MAX / 2, 1, 0, w, (float *)y));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_matrix_pack(2, 1, 1, 3, w, (float *)y));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_matrix_pack(2, 1, 1, -1, w, (float *)y));
     REFUSED(CNORM_ERROR_NULL, cnorm_matrix_pack(1, 1, 1, 0, NULL, (float *)y));
     REFUSED(CNORM_ERROR_NULL, cnorm_matrix_pack(1, 1, 1, 0, w, NULL));
     CHECK(cnorm_matrix_floats(1, 1, PTRDIFF_MAX) == 0 && cnorm_matrix_floats(-4, 1, 1) == 0, "sizes that can't be");
-    static _Alignas(CNORM_ALIGN) float panels[64], scratch[256];
+    static _Alignas(CNORM_ALIGN) float panels[64], scratch[512];
     CHECK(cnorm_matrix_floats(1, 1, 1) <= 64, "room for the panel");
     CHECK(cnorm_matrix_pack(1, 1, 1, 0, w, panels) == CNORM_OK, "1 x 1");
     const cnorm_layer layer = {.kind = CNORM_LINEAR, .as = {.linear = {{1, 1, 1, 0, panels}, NULL}}};
@@ -232,6 +234,7 @@ static void network_errors(void)
     REFUSED(CNORM_ERROR_NULL, cnorm_run(&layer, 1, 1, w, 1, NULL, NULL, 1, out, 1));
     REFUSED(CNORM_ERROR_NULL, cnorm_run(&layer, 1, 1, w, 1, NULL, scratch, 1, NULL, 1));
     REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 1, 1, w, 1, NULL, scratch, 0, out, 1));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 1, 1, w, 1, NULL, scratch, CNORM_ROWS + 1, out, 1));
     REFUSED(CNORM_OK, cnorm_run(&layer, 1, 0, NULL, 0, NULL, NULL, 1, NULL, 0));
 }
 

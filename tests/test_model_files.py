@@ -1,0 +1,325 @@
+"""Model files: what is saved comes back to the bit; what a stranger sends is an error, never a crash."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from cells import LAYERS, random_cell, random_weights
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_streams import deep_model
+
+import cnorm
+
+KEYS = sorted(cnorm.PRESETS)
+
+
+def small_model(rng):
+    layer, _ = random_cell(("LSTM", "ba2016"), rng, 3, 4)
+    return cnorm.Model([layer, cnorm.Linear(np.ones((2, 4), np.float32))])
+
+
+@pytest.fixture
+def path(tmp_path, rng):
+    small_model(rng).save(tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def contents(path):
+    data = path.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def write(path, header, body, length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + body)
+
+
+def write_configuration(path, configuration):
+    """The same tensors under another configuration."""
+    header, body = contents(path)
+    text = configuration if isinstance(configuration, str) else json.dumps(configuration)
+    header["__metadata__"]["cnorm.model"] = text
+    write(path, header, body)
+
+
+def configuration(path):
+    return json.loads(contents(path)[0]["__metadata__"]["cnorm.model"])
+
+
+# ---- there and back --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", KEYS, ids="-".join)
+def test_every_preset_comes_back(key, tmp_path, rng):
+    layer, _ = random_cell(key, rng, 3, 6)
+    model = cnorm.Model([layer])
+    model.save(tmp_path / "one")
+    other = cnorm.load(tmp_path / "one")
+    assert other.layers[0].spec == layer.spec
+    assert other.layers[0].eps == layer.eps
+    x = rng.standard_normal((5, 3)).astype(np.float32)
+    assert other.run(x).tobytes() == model.run(x).tobytes()
+    other.restore(model.stream().save())  # the same configuration and weights: the same hash
+
+
+def test_every_kind_of_layer_comes_back(tmp_path, rng):
+    forward, _ = random_cell(("GRU", "torch"), rng, 5, 3)
+    backward, _ = random_cell(("LSTM", "torchaudio"), rng, 5, 2)
+    for model in (deep_model(rng), cnorm.Model([cnorm.Bidirectional(forward, backward), cnorm.Activation("sigmoid")])):
+        model.save(tmp_path / "one")
+        x = rng.standard_normal((5, 5)).astype(np.float32)
+        assert cnorm.load(tmp_path / "one").run(x).tobytes() == model.run(x).tobytes()
+
+
+def test_a_spec_that_is_no_preset_comes_back(tmp_path, rng):
+    spec = dataclasses.replace(cnorm.PRESETS["LSTM", "haste"], name="mine", zoneout=0.125, cell_clip=3.0)
+    layer = LAYERS["LSTM"](random_weights(spec, rng, 3, 6), preset=spec)
+    cnorm.Model([layer]).save(tmp_path / "one")
+    assert cnorm.load(tmp_path / "one").layers[0].spec == spec
+
+
+def test_saving_is_all_or_nothing(path, rng, monkeypatch):
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no"):
+        small_model(rng).save(path)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
+
+
+# ---- hostile ---------------------------------------------------------------------------------------------------------
+
+
+def refused(path, match=None):
+    with pytest.raises(ValueError, match=match) as caught:
+        cnorm.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_every_truncation_is_refused(path):
+    data = path.read_bytes()
+    for length in [*range(64), *range(64, len(data), 37), len(data) - 1]:
+        path.write_bytes(data[:length])
+        refused(path)
+    path.write_bytes(data + b"\0")
+    refused(path)
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**31, 2**63, 2**64 - 1])
+def test_header_lengths_that_lie(path, length):
+    header, body = contents(path)
+    write(path, header, body, length)
+    refused(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b" " * 100_000,
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b"{",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b'{"a": NaN}',
+        b'{"a": 1}',
+    ],
+    ids=["empty", "spaces", "no UTF-8", "list", "null", "open", "deep list", "deep object", "NaN", "number"],
+)
+def test_headers_that_are_none(path, text):
+    write(path, text, b"\0" * 64)
+    refused(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": [-1, 3]},
+        {"shape": [1.5, 3]},
+        {"shape": [2**40, 2**40]},
+        {"shape": [16] * 65},
+        {"shape": [16, 4]},
+        {"shape": "16"},
+        {"dtype": "F31"},
+        {"dtype": None},
+        {"data_offsets": [192, 0]},
+        {"data_offsets": [-192, 0]},
+        {"data_offsets": [0, 2**62]},
+        {"data_offsets": [8, 200]},
+        {"data_offsets": [0]},
+    ],
+    ids=str,
+)
+def test_tensors_that_lie(path, change):
+    header, body = contents(path)
+    header["layers.0.weight_x"] |= change
+    write(path, header, body)
+    refused(path)
+
+
+def test_tensors_that_share_or_leave_bytes(path):
+    header, body = contents(path)
+    header["layers.0.gain_x"]["data_offsets"] = header["layers.0.gain_h"]["data_offsets"]
+    write(path, header, body)
+    refused(path)
+
+
+@pytest.mark.parametrize("metadata", [1, [], {"cnorm.model": 1}, {"cnorm.model": None}, {}, None])
+def test_metadata_of_another_kind(path, metadata):
+    header, body = contents(path)
+    header["__metadata__"] = metadata
+    write(path, header, body)
+    refused(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", "[" * 5000, '{"format": 1}', '{"format": 1, "layers": 3}', '{"format": 2, "layers": []}',
+     '{"format": 1, "layers": []}', '{"format": 1, "layers": [null]}', '{"format": 1, "layers": [{"type": []}]}'],
+)  # fmt: skip
+def test_configurations_that_are_none(path, text):
+    write_configuration(path, text)
+    refused(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"type": "GRU"},
+        {"type": "Pickle"},
+        {"preset": "draw"},
+        {"preset": "torch_custom"},
+        {"preset": 3},
+        {"preset": None},
+        {"eps": -1},
+        {"eps": "small"},
+        {"eps": None, "preset": "torch"},
+        {"eps": float("nan")},
+        {"surprise": 1},
+        {"spec": {}},
+    ],
+    ids=str,
+)
+def test_layers_that_are_none(path, change):
+    described = configuration(path)
+    described["layers"][0] |= change
+    write_configuration(path, described)
+    refused(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "GRU"},
+        {"scope": "both"},
+        {"gates": 3},
+        {"weights": [["a"]]},
+        {"surprise": 1},
+        {"zoneout": "x"},
+        {"eps_place": "std"},
+        {"weights": [["x", "4H I", "eval"]]},
+    ],
+    ids=str,
+)
+def test_specs_that_are_none(path, change):
+    described = configuration(path)
+    del described["layers"][0]["preset"]
+    described["layers"][0]["spec"] = dataclasses.asdict(cnorm.PRESETS["LSTM", "ba2016"]) | change
+    write_configuration(path, described)
+    refused(path)
+
+
+def test_nesting_without_end(path):
+    inner = {"type": "Activation", "function": "relu"}
+    for _ in range(300):
+        inner = {"type": "Residual", "layers": [inner]}
+    write_configuration(path, {"format": 1, "layers": [inner]})
+    refused(path)
+
+
+def test_missing_and_left_over_tensors(tmp_path, rng):
+    path = tmp_path / "model"
+    small_model(rng).save(path)
+    tensors = safetensors.numpy.load_file(path)
+    metadata = contents(path)[0]["__metadata__"]
+    for name in tensors:
+        without = {other: array for other, array in tensors.items() if other != name}
+        safetensors.numpy.save_file(without, path, metadata=metadata)
+        refused(path, name.split(".")[-1])
+    more = tensors | {"layers.2.weight": tensors["layers.1.weight"]}
+    safetensors.numpy.save_file(more, path, metadata=metadata)
+    refused(path, r"no layer takes: layers\.2\.weight")
+    bad = tensors | {"layers.0.bias": np.full(16, np.inf, np.float32)}
+    safetensors.numpy.save_file(bad, path, metadata=metadata)
+    refused(path, "finite")
+    for dtype in (np.float64, np.int32):
+        safetensors.numpy.save_file(tensors | {"layers.0.bias": np.ones(16, dtype)}, path, metadata=metadata)
+        refused(path, "bias")
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_flipped_bytes_never_crash(data, path):
+    """A file with a few bytes changed loads or is refused; weights are anything, so it may well load."""
+    whole = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    other = path.with_name("flipped")
+    other.write_bytes(whole)
+    with contextlib.suppress(ValueError):
+        cnorm.load(other)
+
+
+def test_what_is_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        cnorm.load(tmp_path / "absent")
+    with pytest.raises((OSError, ValueError)):
+        cnorm.load(tmp_path)
+    os.symlink(tmp_path / "loop", tmp_path / "loop")
+    with pytest.raises(OSError, match="loop"):
+        cnorm.load(tmp_path / "loop")
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ValueError, match="regular"):
+        cnorm.load(tmp_path / "fifo")
+    with pytest.raises(ValueError, match="regular"):
+        cnorm.load("/dev/zero")
+
+
+def test_a_checkpoint_of_another_framework_is_no_model(tmp_path, rng):
+    weights = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
+    safetensors.numpy.save_file(weights, tmp_path / "gru")
+    refused(tmp_path / "gru", "not a cnorm model")
+    (layer,) = cnorm.from_safetensors(tmp_path / "gru", "torch", kind="GRU")
+    np.testing.assert_array_equal(layer.weights["weight_ih_l0"], weights["weight_ih_l0"])
+    with pytest.raises(ValueError, match="gru"):
+        cnorm.from_safetensors(tmp_path / "gru", "torch", kind="LSTM")
+    (tmp_path / "gru").write_bytes((tmp_path / "gru").read_bytes()[:-1])
+    with pytest.raises(ValueError, match="not a safetensors file"):
+        cnorm.from_safetensors(tmp_path / "gru", "torch", kind="GRU")
+
+
+def test_no_loader_knows_pickle(tmp_path):
+    """A pickle under any name is refused without being run."""
+    run = tmp_path / "run"
+    (tmp_path / "evil").write_bytes(b"cos\nsystem\n(S'touch " + str(run).encode() + b"'\ntR.")
+    refused(tmp_path / "evil")
+    with pytest.raises(ValueError, match="safetensors"):
+        cnorm.from_safetensors(tmp_path / "evil", "torch", kind="GRU")
+    assert not run.exists()
+    code = "import sys, cnorm; cnorm.demo_model(); print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
