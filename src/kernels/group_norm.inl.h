@@ -154,7 +154,7 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
             if (!FN(row_stats)((FN(row)){x, NULL}, n, call->eps, 1, NULL, st)) {
                 FN(exact_group)(channels, space, x, gain, bias, call->eps, y, st);
             } else if (space == 1) {
-                FN(writer) w = {.row = {x, NULL}, .n = n, .gain = gain, .bias = bias, .y = y, .joint = joint, .soon = x + n};
+                FN(writer) w = {.row = {x, NULL}, .n = n, .gain = gain, .bias = bias, .y = y, .joint = joint};
                 FN(write_head)(&w, st, 1);
                 FN(write_rest)(&w, st, 1);
             } else {

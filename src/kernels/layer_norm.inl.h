@@ -86,7 +86,6 @@ typedef struct {
     const T *gain, *bias; /* may be NULL */
     X *y, *sum;           /* sum may be NULL */
     FN(joint) *joint, *sum_joint; /* NULL unless streaming */
-    const X *soon;        /* the row to fetch meanwhile, when streaming */
 } FN(writer);
 
 /* (4) for one whole vector at j; what is not `common` may have a K, and no gain or bias */
@@ -117,7 +116,6 @@ INLINE void FN(write_whole)(FN(writer) *w, const int centred, const int common, 
 {
     for (; w->at < w->end; w->at += VL) {
         const ptrdiff_t j = w->at;
-        if (stream_y) __builtin_prefetch(w->soon + j);
         const V x = FN(row_load)(w->row, j), v = FN(normalised)(w, x, j, centred, common);
         if (w->sum && stream_sum) FN(stream)(w->sum + j, x);
         else if (w->sum) FN(store)(w->sum + j, x);
@@ -324,10 +322,11 @@ RARE void FN(exact_row)(FN(row) row, ptrdiff_t n, const T *gain, const T *bias, 
 }
 
 /* Statistics of a row are taken before the row before it is written, or while: the one's division and square root hide
- * behind the other's stores. Not for long rows, two of which would not fit the first cache. */
+ * behind the other's stores. Not for long rows, two of which would not fit the first cache, nor when streaming, where
+ * memory is waited for anyway. */
 INLINE void FN(norm_rows)(const cnorm_norm *call, const int centred, const int with_residual)
 {
-    const ptrdiff_t rows = call->rows, n = call->n, ahead = n <= LOOK_AHEAD ? 1 : 0;
+    const ptrdiff_t rows = call->rows, n = call->n, ahead = n <= LOOK_AHEAD && !call->streaming ? 1 : 0;
     T *stats = call->stats, recent[2][3];
     int plain[2] = {0, 0};
     FN(joint) y_joint = {.filled = 0}, sum_joint = {.filled = 0};
@@ -343,7 +342,6 @@ INLINE void FN(norm_rows)(const cnorm_norm *call, const int centred, const int w
             w.row.residual = with_residual ? (const X *)call->residual + r * call->residual_stride : NULL;
             w.y = (X *)call->y + r * call->y_stride;
             w.sum = with_residual ? (X *)call->sum + r * call->sum_stride : NULL;
-            w.soon = w.row.x + (1 + ahead) * call->x_stride;
         }
         const int begun = ahead && r >= 0 && plain[r & 1] && !with_residual;
         if (begun) FN(write_head)(&w, st, centred);
