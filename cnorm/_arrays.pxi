@@ -16,7 +16,7 @@ cdef cnp.ndarray as_array(object a, str name):
     return np.asarray(a)
 
 
-cdef int bfloat16_number = -1 # the type number that NumPy gave ml_dtypes.bfloat16; it differs from run to run
+cdef int bfloat16_number = -1  # the type number that NumPy gave ml_dtypes.bfloat16; it differs from run to run
 
 
 cdef cnorm_dtype dtype_of(cnp.ndarray a, str name) except *:
@@ -73,7 +73,7 @@ cdef double checked_eps(object eps) except -1.0:
 
 cdef struct Rows:
     char *data
-    ptrdiff_t stride # elements from row to row
+    ptrdiff_t stride  # elements from row to row
 
 
 cdef bint as_rows(cnp.ndarray a, int axis, Rows *rows) noexcept:
@@ -91,7 +91,7 @@ cdef bint as_rows(cnp.ndarray a, int axis, Rows *rows) noexcept:
             return False
         expected *= shape[i]
     step = 0
-    for i in range(axis - 1, -1, -1): # the leading dimensions must collapse into one
+    for i in range(axis - 1, -1, -1):  # the leading dimensions must collapse into one
         if shape[i] == 1:
             continue
         if step == 0:
@@ -100,13 +100,13 @@ cdef bint as_rows(cnp.ndarray a, int axis, Rows *rows) noexcept:
             rows.stride = strides[i] // item
             step = strides[i]
             expected = step * shape[i]
-            if step == 0: # a broadcast row: only one leading dimension can be so
+            if step == 0:  # a broadcast row: only one leading dimension can be so
                 return all_one(shape, i)
         elif strides[i] != expected:
             return False
         else:
             expected *= shape[i]
-    if step == 0: # one row
+    if step == 0:  # one row
         rows.stride = expected // item
     return True
 
@@ -181,7 +181,7 @@ cdef int check_out(cnp.ndarray out, str name, cnp.ndarray like) except -1:
     if not cnp.PyArray_ISWRITEABLE(out):
         raise ValueError(f"{name} must be writable, got a read-only array")
     if not cnp.PyArray_IS_C_CONTIGUOUS(out):
-        room = out.itemsize # bytes that the dimensions seen so far span, smallest stride first
+        room = out.itemsize  # bytes that the dimensions seen so far span, smallest stride first
         for stride, length in sorted((abs(s), n) for s, n in zip((<object>out).strides, (<object>out).shape) if n > 1):
             if stride < room:
                 raise ValueError(f"{name} must have a place for each element, got a view with strides "

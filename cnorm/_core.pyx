@@ -21,9 +21,11 @@ import numpy as np
 cnp.import_array()
 
 cdef enum:
-    RELEASE_GIL_ABOVE = 16384       # elements of a norm; giving the GIL away costs about 20 ns
-    RELEASE_GIL_ABOVE_MACS = 262144 # multiply-adds of a network, about 20 us: a shorter step keeps it, because
-                                    # taking it back can cost 5 ms when another thread is busy
+    # elements of a norm; giving the GIL away costs about 20 ns
+    RELEASE_GIL_ABOVE = 16384
+    # multiply-adds of a network, about 20 us: a shorter step keeps it, because taking it back can cost 5 ms when
+    # another thread is busy
+    RELEASE_GIL_ABOVE_MACS = 262144
 
 cdef extern from *:
     """

@@ -350,8 +350,8 @@ def instance_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
 cdef int check_batch(Volume *v) except -1:
     if v.samples * v.space < 2:
         raise ValueError("x must have more than one number per channel in training, got "
-                         f"{v.samples * v.space}: the mean would be the number itself, its deviation 0 and every output "
-                         "the bias, whatever x is; batch_norm_inference takes any number")
+                         f"{v.samples * v.space}: the mean would be the number itself, its deviation 0 and "
+                         "every output the bias, whatever x is; batch_norm_inference takes any number")
     return 0
 
 
@@ -503,7 +503,8 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     cdef cnorm_status status
     volume_of(a, 2, &v)
     check_batch(&v)
-    d, gain, like = gradient_of(dy, a), vector(weight, a, v.channels, "weight", "channel"), np.empty(v.channels, a.dtype)
+    d, gain = gradient_of(dy, a), vector(weight, a, v.channels, "weight", "channel")
+    like = np.empty(v.channels, a.dtype)
     check_stats(stats, (v.channels,), a, "(channels,)")
     results = gradients_of(out, "(dx, dweight, dbias)", (a, like, like), ("dy", "x"),
                            (("dy", d), ("x", a), ("weight", gain), ("stats", stats._data)))
@@ -571,7 +572,8 @@ def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=
     volume_of(a, 2, &v)
     cdef cnp.ndarray gain = vector(weight, a, v.channels, "weight", "channel")
     cdef cnp.ndarray shift = vector(bias, a, v.channels, "bias", "channel")
-    cdef cnp.ndarray centre = given_moment(mean, a, v.channels, "mean"), spread = given_moment(var, a, v.channels, "var")
+    cdef cnp.ndarray centre = given_moment(mean, a, v.channels, "mean")
+    cdef cnp.ndarray spread = given_moment(var, a, v.channels, "var")
     cdef cnp.ndarray y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift), ("mean", centre),
                                             ("var", spread)))
     a = rows_of(a, 1, &source)
@@ -626,7 +628,8 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
     cdef cnorm_status status
     volume_of(a, 2, &v)
     cdef cnp.ndarray gain = vector(weight, a, v.channels, "weight", "channel")
-    cdef cnp.ndarray centre = given_moment(mean, a, v.channels, "mean"), spread = given_moment(var, a, v.channels, "var")
+    cdef cnp.ndarray centre = given_moment(mean, a, v.channels, "mean")
+    cdef cnp.ndarray spread = given_moment(var, a, v.channels, "var")
     d, like = gradient_of(dy, a), np.empty(v.channels, a.dtype)
     results = gradients_of(out, "(dx, dweight, dbias)", (a, like, like), ("dy", "x"),
                            (("dy", d), ("x", a), ("weight", gain), ("mean", centre), ("var", spread)))
@@ -656,7 +659,8 @@ cdef cnp.ndarray matrix_of(object weight, ptrdiff_t *rows, ptrdiff_t *n):
     cdef cnp.ndarray a = as_array(weight, "weight")
     whole_dtype(a, "weight")
     if cnp.PyArray_NDIM(a) < 2:
-        raise ValueError(f"weight must have at least 2 dimensions, (outputs, inputs, ...), got shape {(<object>a).shape}")
+        raise ValueError(f"weight must have at least 2 dimensions, (outputs, inputs, ...), got shape "
+                         f"{(<object>a).shape}")
     count_rows(a, 1, rows, n)
     return a
 

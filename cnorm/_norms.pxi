@@ -19,7 +19,7 @@ cdef class Stats:
     ValueError
         If the shapes differ.
     """
-    cdef readonly cnp.ndarray _data # [*x.shape[:axis], 1, ..., 3]: shift, delta, rstd
+    cdef readonly cnp.ndarray _data  # [*x.shape[:axis], 1, ..., 3]: shift, delta, rstd
 
     def __init__(self, mean, inv_std_dev):
         cdef cnp.ndarray m = as_array(mean, "mean"), r = as_array(inv_std_dev, "inv_std_dev")
@@ -34,7 +34,7 @@ cdef class Stats:
     @property
     def mean(self):
         """Mean of each row, ndarray of shape x.shape[:axis] + (1, ...)."""
-        cdef float_mode mode = float_mode_enter() # NumPy would add in whatever mode somebody has left set
+        cdef float_mode mode = float_mode_enter()  # NumPy would add in whatever mode somebody has left set
         mean = self._data[..., 0] + self._data[..., 1]
         float_mode_leave(mode)
         return mean
@@ -118,7 +118,7 @@ cdef forward(Kind kind, x, residual, weight, bias, eps, axis, out, sum_out, bint
     if out is not None:
         check_apart(y, "out", a, "x", True)
         check_apart(y, "out", r, "residual", True)
-        check_apart(y, "out", gain, "weight", False) # a copy of a strided weight is apart, and safe
+        check_apart(y, "out", gain, "weight", False)  # a copy of a strided weight is apart, and safe
         check_apart(y, "out", shift, "bias", False)
         check_apart(y, "out", total, "sum_out", False)
     if sum_out is not None:
@@ -344,7 +344,7 @@ cdef backward(bint centred, dy, x, weight, Stats stats, axis, out):
             status = cnorm_rms_norm_backward(dtype, rows, n, gradient.data, gradient.stride, source.data,
                                              source.stride, pg, ps, sink.data, sink.stride, pdgain, pp)
     check(status)
-    with np.errstate(over="ignore", under="ignore"): # a sum may not fit float16: infinity, as the dtype has it
+    with np.errstate(over="ignore", under="ignore"):  # a sum may not fit float16: infinity, as the dtype has it
         for result, value in zip(results, (target, dgain, dbias)):
             if result is not value:
                 result[...] = value
@@ -471,7 +471,8 @@ cdef cnp.ndarray plain_layer_norm(object x, object weight, object bias, double e
     rows = cnp.PyArray_SIZE(a) // n
     if rows * n > RELEASE_GIL_ABOVE:
         with nogil:
-            status = cnorm_layer_norm(CNORM_F32, rows, n, cnp.PyArray_DATA(a), n, pg, pb, eps, cnp.PyArray_DATA(y), n, NULL)
+            status = cnorm_layer_norm(CNORM_F32, rows, n, cnp.PyArray_DATA(a), n, pg, pb, eps, cnp.PyArray_DATA(y), n,
+                                      NULL)
     else:
         status = cnorm_layer_norm(CNORM_F32, rows, n, cnp.PyArray_DATA(a), n, pg, pb, eps, cnp.PyArray_DATA(y), n, NULL)
     check(status)

@@ -50,10 +50,10 @@ cdef class Network:
     cdef int count
     cdef readonly ptrdiff_t input_size, output_size
     cdef readonly bytes identity
-    cdef readonly tuple state_arrays # (name, units, offset in the state) of each recurrent array
-    cdef cnp.ndarray initial # the state at the start
-    cdef ptrdiff_t state_floats, macs # macs: multiply-adds of one step
-    cdef list memory # keeps the packed arrays alive
+    cdef readonly tuple state_arrays  # (name, units, offset in the state) of each recurrent array
+    cdef cnp.ndarray initial  # the state at the start
+    cdef ptrdiff_t state_floats, macs  # macs: multiply-adds of one step
+    cdef list memory  # keeps the packed arrays alive
 
     def __cinit__(self, layers, bytes identity):
         cdef cnorm_layer *at
@@ -164,7 +164,7 @@ cdef class Network:
         return aligned_zeros(cnorm_scratch_floats(self.layers, self.count, rows))
 
 
-cdef bytes SAVED = b"cnorm stream 1\n" # format of Stream.save: this, the model's identity, the arrays without padding
+cdef bytes SAVED = b"cnorm stream 1\n"  # format of Stream.save: this, the model's identity, the arrays without padding
 
 
 cdef class Stream:
@@ -183,7 +183,8 @@ cdef class Stream:
         self.model = model
         self.network = model._network if network is None else network
         if self.network is None:
-            raise ValueError("a model with a bidirectional layer has no streams: it needs the whole sequence, see Model.run")
+            raise ValueError("a model with a bidirectional layer has no streams: it needs the whole sequence, see "
+                             "Model.run")
         self.state_memory = aligned_zeros(self.network.state_floats)
         self.state_memory[:] = self.network.initial
         self.scratch_memory = self.network.scratch(1)
@@ -264,9 +265,9 @@ cdef class Stream:
             y = cnp.PyArray_EMPTY(2, shape, cnp.NPY_FLOAT32, 0)
         else:
             y = frames_out(out, 2, shape[0], shape[1])
-            if not apart(y, a): # a later row of x could be overwritten before it is read
+            if not apart(y, a):  # a later row of x could be overwritten before it is read
                 a = np.array(a, order="C", copy=True)
-        if shape[0] > 1: # several steps share one reading of the weights for the input, in a room of their own
+        if shape[0] > 1:  # several steps share one reading of the weights for the input, in a room of their own
             self.run(a, y, shape[0], self.network.scratch(min(shape[0], CNORM_ROWS)), min(shape[0], CNORM_ROWS))
         else:
             self.run(a, y, shape[0], self.scratch_memory, 1)
@@ -423,7 +424,8 @@ def step_many(model, streams, x, out=None, reset=None):
         if reset is not None:
             for i in np.flatnonzero(reset):
                 (<Stream>streams[i]).state_memory[:] = net.initial
-        px, py, scratch = <const float *>cnp.PyArray_DATA(a), <float *>cnp.PyArray_DATA(y), <float *>cnp.PyArray_DATA(room)
+        px, py = <const float *>cnp.PyArray_DATA(a), <float *>cnp.PyArray_DATA(y)
+        scratch = <float *>cnp.PyArray_DATA(room)
         if net.macs * n > RELEASE_GIL_ABOVE_MACS:
             with nogil:
                 status = cnorm_run_many(net.layers, net.count, n, px, net.input_size, states, scratch, rows, py,
