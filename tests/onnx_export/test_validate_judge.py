@@ -5,6 +5,7 @@ import onnx
 import onnx_gallery as gallery
 import pytest
 
+from onnx_export import validate
 from onnx_export.validation import runtime, stress
 from onnx_export.validation.judge import FACTOR, Measure, Oracle, unit_roundoff, worst
 from onnx_export.validation.patterns import find
@@ -58,6 +59,26 @@ def test_what_clean_kernels_use_of_the_factor(case):
             (y,) = session.run(["y"], feeds)
             assert oracle.runtime_error(feeds, y).ratio <= 1, (n, mean)
             assert used(oracle, feeds, y) <= most, (n, mean)
+
+
+def test_a_fused_residual_norm_is_risky_if_its_kernel_sums_poorly(tmp_path):
+    """onnxruntime 1.31.1 adds a row of SkipLayerNormalization one element after the other: 2.0 bounds at n = 1024."""
+    n, mean = 1024, 100.0
+    nodes = [gallery.node("Add", "x skip", "sum"), gallery.native("sum")]
+    inputs = [gallery.value(name, (2, 32, n)) for name in ("x", "skip")]
+    model = gallery.model(nodes, constants=gallery.weights(n), inputs=inputs, outputs=[gallery.value("y", (2, 32, n))])
+    onnx.save(model, tmp_path / "model.onnx")
+    _, oracle = norm_of(n, np.float32, gallery.FLOAT, False)
+    x = rows(n, mean, np.float32)["x"]
+    both = np.stack([x, x[::-1]])
+    (y,) = runtime.Session(model, "all").run(["y"], {"x": both, "skip": np.zeros_like(both)})
+    poor = oracle.runtime_error({"x": x}, y[0]).ratio > 1
+    report = validate(tmp_path / "model.onnx")
+    (norm,) = report.norms
+    assert norm.became.startswith("SkipLayerNormalization")
+    assert (norm.verdict, norm.blame) == (("risky", "optimiser") if poor else ("ok", ""))
+    assert ("large mean" in norm.risks) == poor
+    assert report.exit_code() == 0
 
 
 def plain(x, scale, bias, eps=1e-5, *, ddof=0, one_pass=False, dtype=np.float32):

@@ -96,6 +96,7 @@ def exported(module, folder, *, opset, current, shape=(2, 5, 64)):
 
 def modules():
     torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
 
     class Written(torch.nn.Module):
         """The norm as one writes it by hand: the scale is applied before the division."""
@@ -145,7 +146,11 @@ def test_pytorch_written_by_hand(opset, current, unbiased, tmp_path):
 
 @pytest.mark.parametrize(("opset", "current"), EXPORTERS)
 def test_pytorch_transformer(opset, current, tmp_path):
-    """Two layers, two norms each. The old exporter takes them only inside TransformerEncoder."""
+    """Two layers, two norms each. The old exporter takes them only inside TransformerEncoder.
+
+    onnxruntime makes SkipLayerNormalization of a norm behind a residual addition, and sums its rows less well
+    (test_validate_judge.py): such a norm may be risky at a large mean, by a little at this width.
+    """
     torch, _ = modules()
     layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
     module = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -155,7 +160,9 @@ def test_pytorch_transformer(opset, current, tmp_path):
     nodes = {match for n in onnx.load(path).graph.node for match in re.findall(names, n.name)}
     assert len(report.norms) == len(nodes) == 4
     assert {re.search(names, n.name).group() for n in report.norms} == nodes
-    assert [n.verdict for n in report.norms] == ["ok"] * 4, [n.detail for n in report.norms]
+    for n in report.norms:
+        skip = n.became.startswith("SkipLayerNormalization") and "large mean" in n.risks
+        assert n.verdict == ("risky" if skip else "ok"), n.detail
     assert report.exit_code() == 0
 
 
