@@ -41,7 +41,7 @@ static int rows_overlap(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t stride)
 static int streaming(const cnorm_norm *call, cnorm_dtype dtype)
 {
     const ptrdiff_t bytes = call->rows * call->n * stored_bytes(dtype);
-    return bytes >= cnorm_cpu_cache_bytes() / 2 && call->n >= 64 && call->y_stride == call->n && call->y != call->x &&
+    return bytes >= cnorm_cpu_cache_bytes() / 4 && call->n >= 64 && call->y_stride == call->n && call->y != call->x &&
            call->y != call->residual && (!call->sum || (call->sum_stride == call->n && call->sum != call->x &&
                                                         call->sum != call->residual));
 }

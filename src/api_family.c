@@ -47,7 +47,7 @@ static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dty
     if (rows_overlap(call->samples, n, call->y_stride)) return CNORM_ERROR_STRIDE;
     /* storing past the caches pays once the output is larger than what they could hold for its reader */
     const ptrdiff_t together = call->groups ? n / call->groups : n;
-    call->streaming = call->samples * n * itemsize(dtype) >= cnorm_cpu_cache_bytes() / 2 && together >= 64 &&
+    call->streaming = call->samples * n * itemsize(dtype) >= cnorm_cpu_cache_bytes() / 4 && together >= 64 &&
                       call->y_stride == n && call->y != call->x;
     RUN(call->eps = rounded(dtype, call->eps); kernel(call));
 }

@@ -245,12 +245,12 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
         for (ptrdiff_t c = 0; c < channels; ++c) {
             if (b.exact[c].scale != -1 || FN(channel_stats)(N, channels, c, b.G[c], eps, &b, moments)) continue;
             const T *together = FN(channel_together)(samples, space, x, x_stride, c, &b);
-            const FN(exact) e = b.exact[c] = FN(exact_stats)((FN(row)){together, NULL}, N, eps, 1);
+            const FN(exact) e = b.exact[c] = FN(exact_stats)(together, N, eps, 1);
             T st[3];
             FN(stats_of)(&e, st);
             b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
             if (moments) {
-                const double inv = FN(exact_stats)((FN(row)){together, NULL}, N, 0, 1).inv_std_dev;
+                const double inv = FN(exact_stats)(together, N, 0, 1).inv_std_dev;
                 moments[c] = (e.origin + e.delta) / e.scale;
                 moments[channels + c] = inv == 0 ? 0 : 1.0 / inv / inv;
             }

@@ -16,7 +16,7 @@ INLINE void FN(put_some)(T *y, ptrdiff_t k, V v, FN(joint) *joint)
 /* sums of layer_norm.inl.h about K, compiled once */
 static __attribute__((noinline)) void FN(run_sums)(const T *x, ptrdiff_t n, T K, double *S, double *Q)
 {
-    FN(sums)((FN(row)){x, NULL}, n, K, 1, NULL, S, Q);
+    FN(sums)(&(FN(row)){.x = x}, n, K, 1, NULL, 0, NULL, S, Q);
 }
 
 /* (4) for a channel's run x [n], with one gain and one bias; joint is NULL unless streaming */
@@ -109,7 +109,7 @@ INLINE void FN(gradient_run)(ptrdiff_t n, const T *dy, const T *x, T gain, const
  * range says that eps was negligible */
 RARE FN(exact) FN(exact_stats_with)(const T *x, ptrdiff_t n, T rstd)
 {
-    FN(exact) e = FN(exact_stats)((FN(row)){x, NULL}, n, 0, 1);
+    FN(exact) e = FN(exact_stats)(x, n, 0, 1);
     if (rstd == 0) e.rstd = e.inv_std_dev = 0;
     else if (rstd >= RSTD_TINY && rstd <= RSTD_HUGE) {
         e.inv_std_dev = (double)rstd;
@@ -128,7 +128,7 @@ INLINE void FN(stats_of)(const FN(exact) *e, T stats[3])
 RARE void FN(exact_group)(ptrdiff_t channels, ptrdiff_t space, const T *x, const T *gain, const T *bias, double eps, T *y,
                           T stats[3])
 {
-    const FN(exact) e = FN(exact_stats)((FN(row)){x, NULL}, channels * space, eps, 1);
+    const FN(exact) e = FN(exact_stats)(x, channels * space, eps, 1);
     for (ptrdiff_t c = 0; c < channels; ++c)
         for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
             double v = FN(exact_xhat)(&e, (double)x[j]);
@@ -151,12 +151,12 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
             const T *bias = call->bias ? (const T *)call->bias + group * channels : NULL;
             T *y = (T *)call->y + sample * call->y_stride + group * n;
             T *st = call->stats ? (T *)call->stats + 3 * (sample * groups + group) : discarded;
-            if (!FN(row_stats)((FN(row)){x, NULL}, n, call->eps, 1, NULL, st)) {
+            if (!FN(row_stats)(&(FN(row)){.x = x}, n, call->eps, 1, NULL, 0, NULL, st)) {
                 FN(exact_group)(channels, space, x, gain, bias, call->eps, y, st);
             } else if (space == 1) {
-                FN(writer) w = {.row = {x, NULL}, .n = n, .gain = gain, .bias = bias, .y = y, .joint = joint};
-                FN(write_head)(&w, st, 1);
-                FN(write_rest)(&w, st, 1);
+                FN(writer) w = {.x = x, .n = n, .gain = gain, .bias = bias, .y = y, .joint = joint};
+                FN(write_head)(&w, st, joint ? FN(lanes_before)(y) : 0, 1, FN(SHIFTED));
+                FN(write_rest)(&w, 1, FN(SHIFTED), 0);
             } else {
                 for (ptrdiff_t c = 0; c < channels; ++c) /* 1 and -0 are what changes nothing */
                     FN(normalise_run)(x + c * space, space, st, gain ? gain[c] : 1, bias ? bias[c] : -(T)0, y + c * space,

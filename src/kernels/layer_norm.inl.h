@@ -5,15 +5,16 @@
  * Included once per storage type X, with its compute type T (float for float16 and bfloat16), the vocabulary FN(name)
  * of X and TN(name), V, VL, LANES of T, and the limits of T, all defined by isa.inl.h. `centred` is a constant where
  * these functions are called: 1 layer norm, 0 RMS norm. A row is x [n], or with a residual the sum x + residual
- * rounded to X, recomputed wherever it is needed.
+ * rounded to X, which is stored while its sums are taken, and read from there ever after.
  *
  * Forward
- *   (1) one sweep: S = sum x, Q = sum x^2; m = S/n.  Accepted with K = 0, delta = m if S m <= Q - S m, that is
- *       mean^2 <= var, and Q can neither have overflowed nor drowned in subnormals.
- *   (2) else one sweep of d = x - K with K = m rounded: S = sum d, Q = sum d^2, delta = S/n, the same test.
+ *   (1) one sweep: S = sum d, Q = sum d^2 of d = x - K; delta = S/n. K = 0, or, where the first LANES elements have one
+ *       sign, their mean rounded. Accepted if S delta <= Q - S delta, that is (mean - K)^2 <= var, and Q can neither
+ *       have overflowed nor drowned in subnormals.
+ *   (2) else the same with K = K + delta rounded, the mean.
  *   (3) else the row is done in float64, scaled by a power of two and shifted by its first element.
  *   var = (Q - S delta)/n,  rstd = 1/sqrt(var + eps), or 0 where var + eps = 0
- *   (4) y = ((x - K) - delta) rstd gain + bias
+ *   (4) y = (d - delta) rstd gain + bias
  * The mean stays the unevaluated pair K + delta: rounding it to one T is the largest error of a careful kernel.
  * RMS norm takes K = delta = 0 and var = Q/n; only the range of Q can send it to (3).
  *
@@ -26,36 +27,40 @@
  * tree and added to a float64 every FOLD elements. One long chain would round the same way hundreds of times.
  */
 
-enum { FN(PIECE) = 256 }; /* elements that a rare float64 path widens at a time: little stack */
+enum {
+    FN(PIECE) = 256,                          /* elements that a rare float64 path widens at a time: little stack */
+    FN(NEAR) = NEAR_BYTES / (int)sizeof(T),   /* elements of the longest row that stays in the first cache */
+    FN(ROOM) = FN(NEAR) + 2 * VL,             /* for a row, wherever in a vector it begins */
+};
 
-typedef struct { const X *x, *residual; } FN(row); /* residual may be NULL */
+/* A row to read, and where its sum with the residual goes */
+typedef struct FN(joint) FN(joint);
+typedef struct {
+    const X *x, *residual; /* residual may be NULL, and is with sum */
+    X *sum;
+    FN(joint) *sum_joint; /* NULL unless the sum is streamed */
+} FN(row);
 
-INLINE V FN(row_load)(FN(row) row, ptrdiff_t j)
+INLINE V FN(row_load)(const FN(row) *row, ptrdiff_t j)
 {
-    V v = FN(load)(row.x + j);
-    return row.residual ? FN(rounded)(v + FN(load)(row.residual + j)) : v;
+    V v = FN(load)(row->x + j);
+    return row->residual ? FN(rounded)(v + FN(load)(row->residual + j)) : TN(keep)(v);
 }
 
-/* lanes from <= i < to < VL + from of the vector at j; the others hold `fill` */
-INLINE V FN(row_load_range)(FN(row) row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, V fill)
+/* lanes from <= i < to of the vector at j; the others hold `fill` */
+INLINE V FN(row_load_range)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, V fill)
 {
-    if (!row.residual) return FN(load_range)(row.x + j, from, to, fill);
+    if (!row->residual) return FN(load_range)(row->x + j, from, to, fill);
     const V zero = TN(splat)(0);
     T sum[VL]; /* rounded to storage; fill is not */
-    TN(store)(sum, FN(rounded)(FN(load_range)(row.x + j, from, to, zero) +
-                               FN(load_range)(row.residual + j, from, to, zero)));
+    TN(store)(sum, FN(rounded)(FN(load_range)(row->x + j, from, to, zero) +
+                               FN(load_range)(row->residual + j, from, to, zero)));
     return TN(load_range)(sum, from, to, fill);
-}
-
-INLINE double FN(row_value)(FN(row) row, ptrdiff_t j)
-{
-    T v = FN(value)(row.x[j]);
-    return (double)(row.residual ? FN(value)(FN(stored)(v + FN(value)(row.residual[j]))) : v);
 }
 
 /* Output is written in whole aligned vectors. When streaming, the vector that one row ends in and the next begins in
  * is kept here until it is complete: a partial line would cost more than streaming saves. */
-typedef struct { X lanes[VL], *at; ptrdiff_t filled; } FN(joint);
+struct FN(joint) { X lanes[VL], *at; ptrdiff_t filled; };
 
 RARE void FN(flush)(FN(joint) *joint)
 {
@@ -78,80 +83,125 @@ static __attribute__((noinline)) void FN(join)(X *y, ptrdiff_t k, V v, FN(joint)
     }
 }
 
-/* A row being written: (4) for elements `at` to n; whole vectors up to `end`, at aligned addresses of y */
+/* where to read a row again */
+INLINE const X *FN(stored_row)(const FN(row) *row)
+{
+    if (row->sum_joint) FN(flush)(row->sum_joint);
+    return row->residual ? row->sum : row->x;
+}
+
+/* A row being written: (4) for elements `at` to n; whole vectors up to `end`. What its d comes from is a constant where
+ * these functions are called. */
+enum FN(origin) {
+    FN(KEPT),    /* d */
+    FN(PLAIN),   /* x, K being 0 */
+    FN(SHIFTED), /* x - K */
+};
 typedef struct {
-    FN(row) row;
+    const T *d;
+    const X *x;
     ptrdiff_t n, at, end;
     V shift, delta, rstd;
     const T *gain, *bias; /* may be NULL */
-    X *y, *sum;           /* sum may be NULL */
-    FN(joint) *joint, *sum_joint; /* NULL unless streaming */
+    X *y;
+    FN(joint) *joint; /* NULL unless y is streamed */
 } FN(writer);
 
-/* (4) for one whole vector at j; what is not `common` may have a K, and no gain or bias */
-INLINE V FN(normalised)(const FN(writer) *w, V x, ptrdiff_t j, const int centred, const int common)
+INLINE V FN(normalised)(const FN(writer) *w, V d, V gain, V bias, const int centred)
 {
-    if (centred && !common) x -= w->shift;
-    V v = (centred ? x - w->delta : x) * w->rstd;
-    if (common || w->gain) v *= TN(load)(w->gain + j);
-    if (centred && (common || w->bias)) v += TN(load)(w->bias + j);
-    return v;
+    const V xhat = (centred ? d - w->delta : d) * w->rstd;
+    return centred ? xhat * gain + bias : xhat * gain;
+}
+
+/* (4) for one whole vector at j; affine says that there are a gain and a bias, which RMS norm has not */
+INLINE V FN(whole)(const FN(writer) *w, ptrdiff_t j, const int centred, const enum FN(origin) origin, const int affine)
+{
+    V d = origin == FN(KEPT) ? TN(load)(w->d + j) : FN(load)(w->x + j);
+    if (origin == FN(SHIFTED)) d -= w->shift;
+    const V gain = affine || w->gain ? TN(load)(w->gain + j) : TN(splat)(1);
+    const V bias = !centred ? gain : affine || w->bias ? TN(load)(w->bias + j) : TN(splat)(-(T)0);
+    return FN(normalised)(w, d, gain, bias, centred);
 }
 
 /* the k < VL elements from `at` on */
-INLINE void FN(write_some)(FN(writer) *w, ptrdiff_t k, const int centred)
+INLINE void FN(write_some)(FN(writer) *w, ptrdiff_t k, const int centred, const enum FN(origin) origin)
 {
-    const V zero = TN(splat)(0), x = FN(row_load_range)(w->row, w->at, 0, k, zero);
-    V v = (centred ? (x - w->shift) - w->delta : x) * w->rstd;
-    if (w->gain) v *= TN(load_range)(w->gain + w->at, 0, k, zero);
-    if (w->bias) v += TN(load_range)(w->bias + w->at, 0, k, zero);
-    if (w->sum && w->sum_joint) FN(join)(w->sum + w->at, k, x, w->sum_joint);
-    else if (w->sum) FN(store_some)(w->sum + w->at, k, x);
+    const V zero = TN(splat)(0), one = TN(splat)(1), minus = TN(splat)(-(T)0);
+    V d = origin == FN(KEPT) ? TN(load_range)(w->d + w->at, 0, k, zero) : FN(load_range)(w->x + w->at, 0, k, zero);
+    if (origin == FN(SHIFTED)) d -= w->shift;
+    const V gain = w->gain ? TN(load_range)(w->gain + w->at, 0, k, one) : one;
+    const V bias = !centred ? gain : w->bias ? TN(load_range)(w->bias + w->at, 0, k, minus) : minus;
+    const V v = FN(normalised)(w, d, gain, bias, centred);
     if (w->joint) FN(join)(w->y + w->at, k, v, w->joint);
     else FN(store_some)(w->y + w->at, k, v);
     w->at += k;
 }
 
-INLINE void FN(write_whole)(FN(writer) *w, const int centred, const int common, const int stream_y, const int stream_sum)
-{
-    for (; w->at < w->end; w->at += VL) {
-        const ptrdiff_t j = w->at;
-        const V x = FN(row_load)(w->row, j), v = FN(normalised)(w, x, j, centred, common);
-        if (w->sum && stream_sum) FN(stream)(w->sum + j, x);
-        else if (w->sum) FN(store)(w->sum + j, x);
-        if (stream_y) FN(stream)(w->y + j, v);
-        else FN(store)(w->y + j, v);
-    }
-}
+/* lanes of an aligned vector that lie before p */
+INLINE ptrdiff_t FN(lanes_before)(const X *p) { return (ptrdiff_t)((uintptr_t)p / sizeof(X) % VL); }
 
-/* has its gain and bias and no K: worth loops without those branches */
-INLINE int FN(is_common)(const FN(writer) *w, const T stats[3], const int centred)
+/* what comes before the first whole vector, where vectors begin `turn` lanes before the row */
+INLINE void FN(write_head)(FN(writer) *w, const T stats[3], ptrdiff_t turn, const int centred, const enum FN(origin) origin)
 {
-    return w->gain && (!centred || (w->bias && stats[0] == 0));
-}
-
-/* as far as the first whole vector */
-INLINE void FN(write_head)(FN(writer) *w, const T stats[3], const int centred)
-{
-    const ptrdiff_t misaligned = (ptrdiff_t)((uintptr_t)w->y / sizeof(X) % VL);
-    const ptrdiff_t head = misaligned == 0 || (!w->joint && w->n <= SHORT_ROW) ? 0 : VL - misaligned < w->n ? VL - misaligned : w->n;
+    const ptrdiff_t rest = turn ? VL - turn : 0, head = rest < w->n ? rest : w->n;
     w->shift = TN(splat)(stats[0]);
     w->delta = TN(splat)(stats[1]);
     w->rstd = TN(splat)(stats[2]);
     w->at = 0;
     w->end = head + (w->n - head) / VL * VL;
-    if (head) FN(write_some)(w, head, centred);
+    if (head) FN(write_some)(w, head, centred, origin);
+}
+
+/* GROUP whole vectors from `at` on, all of them read before one is written: a load that overlaps in part, in the last 12
+ * bits of its address, a store just made would wait for it */
+INLINE void FN(write_group)(FN(writer) *w, const int centred, const enum FN(origin) origin, const int affine, const int stream)
+{
+    V v[GROUP];
+#pragma GCC unroll 4
+    for (int i = 0; i < GROUP; ++i) v[i] = TN(keep)(FN(whole)(w, w->at + i * VL, centred, origin, affine));
+#pragma GCC unroll 4
+    for (int i = 0; i < GROUP; ++i) {
+        if (stream) FN(stream)(w->y + w->at + i * VL, v[i]);
+        else FN(store)(w->y + w->at + i * VL, v[i]);
+    }
+    w->at += GROUP * VL;
 }
 
 /* the rest of the row */
-INLINE void FN(write_rest)(FN(writer) *w, const T stats[3], const int centred)
+INLINE void FN(write_rest)(FN(writer) *w, const int centred, const enum FN(origin) origin, const int affine)
 {
-    const int common = FN(is_common)(w, stats, centred);
-    if (w->joint && common) FN(write_whole)(w, centred, 1, 1, w->sum_joint != NULL);
-    else if (w->joint) FN(write_whole)(w, centred, 0, 1, w->sum_joint != NULL);
-    else if (common) FN(write_whole)(w, centred, 1, 0, 0);
-    else FN(write_whole)(w, centred, 0, 0, 0);
-    if (w->at < w->n) FN(write_some)(w, w->n - w->at, centred);
+    if (w->joint) {
+        while (w->at + GROUP * VL <= w->end) FN(write_group)(w, centred, origin, affine, 1);
+        for (; w->at < w->end; w->at += VL) FN(stream)(w->y + w->at, FN(whole)(w, w->at, centred, origin, affine));
+    } else {
+        while (w->at + GROUP * VL <= w->end) FN(write_group)(w, centred, origin, affine, 0);
+        for (; w->at < w->end; w->at += VL) FN(store)(w->y + w->at, FN(whole)(w, w->at, centred, origin, affine));
+    }
+    if (w->at < w->n) FN(write_some)(w, w->n - w->at, centred, origin);
+}
+
+/* d = x - K of the whole vector at j; kept, if there is where */
+INLINE V FN(shifted)(const FN(row) *row, ptrdiff_t j, V shift, T *kept)
+{
+    const V v = FN(row_load)(row, j), d = v - shift;
+    if (row->residual && row->sum_joint) FN(stream)(row->sum + j, v);
+    else if (row->residual) FN(store)(row->sum + j, v);
+    if (kept) TN(store)(kept + j, d);
+    return d;
+}
+
+/* the same of a vector that the row begins or ends in; d = 0 where there is no row */
+INLINE V FN(shift_some)(const FN(row) *row, ptrdiff_t n, ptrdiff_t j, V shift, T *kept)
+{
+    const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
+    const V d = FN(row_load_range)(row, j, from, to, shift) - shift;
+    if (row->residual) {
+        const V v = FN(row_load_range)(row, j + from, 0, to - from, shift);
+        if (row->sum_joint) FN(join)(row->sum + j + from, to - from, v, row->sum_joint);
+        else FN(store_some)(row->sum + j + from, to - from, v);
+    }
+    if (kept) TN(store)(kept + j, d);
+    return d;
 }
 
 /* s += d and q += d^2 for one vector */
@@ -161,15 +211,16 @@ INLINE void FN(count)(V d, const int centred, V *s, V *q)
     *q += d * d;
 }
 
-/* S = sum d and Q = sum d^2 over the row, d = x - K. A writer, if there is one, is moved on in the same loop: the row
- * before leaves for the caches while this one is summed.
+/* S = sum d and Q = sum d^2 over the row. A writer, if there is one, is moved on in the same loop: the row before leaves
+ * for the caches while this one is summed.
  *
- * Where crossing cache lines costs most, loads are at aligned addresses. A lane's sum is then found `turn` lanes further
- * on, and is turned back before the tree: the same additions in the same order. */
-INLINE void FN(sums)(FN(row) row, ptrdiff_t n, T K, const int centred, FN(writer) *w, double *S, double *Q)
+ * Vectors begin `turn` lanes before the row, so that those kept lie where those written will. A lane's sum is then found
+ * `turn` lanes further on, and is turned back before the tree: the same additions in the same order. */
+INLINE void FN(sums)(const FN(row) *row, ptrdiff_t n, T K, const int centred, T *kept, ptrdiff_t turn, FN(writer) *w,
+                     double *S, double *Q)
 {
+    const enum FN(origin) origin = kept ? FN(KEPT) : FN(PLAIN); /* of what w writes */
     const V shift = TN(splat)(K), zero = TN(splat)(0);
-    const ptrdiff_t turn = ALIGN_LOADS && n > SHORT_ROW ? (ptrdiff_t)((uintptr_t)row.x / sizeof(X) % VL) : 0;
     *S = *Q = 0;
     for (ptrdiff_t start = 0; start < n; start += FOLD) {
         const ptrdiff_t stop = n - start < FOLD ? n : start + FOLD;
@@ -184,33 +235,34 @@ INLINE void FN(sums)(FN(row) row, ptrdiff_t n, T K, const int centred, FN(writer
                 V sp[PASS], qp[PASS];
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) sp[i] = qp[i] = zero;
-                if (turn) { /* the first vectors, without what lies before the block; what is missing reads as K */
+                for (int edge = turn ? 0 : 1; edge < 2; ++edge) {
+                    /* the first vectors of the block, one of which may have begun in the block before, and the last */
+                    if (edge == 1) {
+                        if (w && PASS == LANE_VECTORS) {
+                            for (; j + GROUP * VL <= end && w->at + GROUP * VL <= w->end; j += GROUP * VL) {
 #pragma GCC unroll 4
-                    for (int i = 0; i < PASS; ++i, j += VL) {
-                        const ptrdiff_t from = i == 0 ? turn : 0, to = end - j < VL ? end - j : VL;
-                        if (from < to) FN(count)(FN(row_load_range)(row, j, from, to, shift) - shift, centred, &sp[i], &qp[i]);
-                    }
-                }
-                const ptrdiff_t whole = end - (first + PASS) * VL + first * VL;
-                if (w) {
-                    for (; j <= whole && w->at + PASS * VL <= w->end; j += LANES, w->at += PASS * VL) {
+                                for (int i = 0; i < GROUP; ++i)
+                                    FN(count)(FN(shifted)(row, j + i * VL, shift, kept), centred, &sp[i % PASS], &qp[i % PASS]);
+                                FN(write_group)(w, centred, origin, 1, 0);
+                            }
+                        }
+                        for (; j + PASS * VL <= end; j += LANES) {
 #pragma GCC unroll 4
-                        for (int i = 0; i < PASS; ++i) {
-                            const ptrdiff_t at = w->at + i * VL;
-                            FN(count)(TN(keep)(FN(row_load)(row, j + i * VL)) - shift, centred, &sp[i], &qp[i]);
-                            FN(store)(w->y + at, FN(normalised)(w, FN(row_load)(w->row, at), at, centred, 1));
+                            for (int i = 0; i < PASS; ++i)
+                                FN(count)(FN(shifted)(row, j + i * VL, shift, kept), centred, &sp[i], &qp[i]);
                         }
                     }
-                }
-                for (; j <= whole; j += LANES) {
 #pragma GCC unroll 4
-                    for (int i = 0; i < PASS; ++i)
-                        FN(count)(TN(keep)(FN(row_load)(row, j + i * VL)) - shift, centred, &sp[i], &qp[i]);
-                }
-#pragma GCC unroll 4
-                for (int i = 0; i < PASS; ++i, j += VL) {
-                    if (end - j >= VL) FN(count)(FN(row_load)(row, j) - shift, centred, &sp[i], &qp[i]);
-                    else if (end > j) FN(count)(FN(row_load_range)(row, j, 0, end - j, shift) - shift, centred, &sp[i], &qp[i]);
+                    for (int i = 0; i < PASS; ++i) {
+                        const ptrdiff_t at = j + i * VL, from = at < block ? turn : 0, to = end - at < VL ? end - at : VL;
+                        if (from >= to) continue;
+                        V d = from && block && kept ? TN(load)(kept + at)
+                              : at < 0 || at + VL > n ? FN(shift_some)(row, n, at, shift, kept)
+                                                      : FN(shifted)(row, at, shift, kept);
+                        if (from || to < VL) d = TN(only)(d, from, to);
+                        FN(count)(d, centred, &sp[i], &qp[i]);
+                    }
+                    j += LANES;
                 }
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) {
@@ -234,57 +286,68 @@ INLINE int FN(accepted)(double n, double mean_square, double spread, double Q, d
     return mean_square <= spread && Q <= Q_MAX && (Q >= n * Q_MIN || eps >= Q_MIN);
 }
 
-INLINE void FN(keep_stats)(double K, double delta, double var, double eps, T stats[3])
-{
-    stats[0] = (T)K;
-    stats[1] = (T)delta;
-    stats[2] = (T)(1.0 / sqrt(var + eps));
-}
-
-/* (2), for rows with a large mean: false where the row needs (3) */
-static __attribute__((noinline)) int FN(shifted_stats)(FN(row) row, ptrdiff_t n, double mean, double eps, T stats[3])
+/* (1) or (2) with this K: stats = K, delta, rstd; false, with the mean in *mean, where it is not accepted */
+INLINE int FN(stats_with)(const FN(row) *row, ptrdiff_t n, double eps, T K, const int centred, T *kept, ptrdiff_t turn,
+                          FN(writer) *w, T stats[3], double *mean)
 {
     const double count = (double)n, per = 1.0 / count;
     double S, Q;
-    FN(sums)(row, n, (T)mean, 1, NULL, &S, &Q);
+    FN(sums)(row, n, K, centred, kept, turn, w, &S, &Q);
     const double delta = S * per, spread = Q - S * delta;
+    *mean = (double)K + delta;
     if (!FN(accepted)(count, S * delta, spread, Q, eps)) return 0;
-    FN(keep_stats)((double)(T)mean, delta, spread * per, eps, stats);
+    stats[0] = K;
+    stats[1] = (T)delta;
+    stats[2] = (T)(1.0 / sqrt(spread * per + eps));
     return 1;
 }
 
-/* (1) and (2): stats = K, delta, rstd; false where the row needs (3). w: see sums */
-INLINE int FN(row_stats)(FN(row) row, ptrdiff_t n, double eps, const int centred, FN(writer) *w, T stats[3])
+/* (2) */
+static __attribute__((noinline)) int FN(shifted_stats)(const X *x, ptrdiff_t n, double eps, double mean, T *kept,
+                                                       ptrdiff_t turn, T stats[3])
 {
-    const double count = (double)n, per = 1.0 / count;
-    double S, Q;
-    FN(sums)(row, n, 0, centred, w, &S, &Q);
-    const double mean = S * per, spread = Q - S * mean;
-    if (!FN(accepted)(count, S * mean, spread, Q, eps)) return centred && FN(shifted_stats)(row, n, mean, eps, stats);
-    FN(keep_stats)(0, mean, spread * per, eps, stats);
-    return 1;
+    const FN(row) row = {.x = x};
+    return FN(stats_with)(&row, n, eps, (T)mean, 1, kept, turn, NULL, stats, &mean);
+}
+
+/* (1) and (2): stats = K, delta, rstd; false where the row needs (3). kept, turn and w: see sums */
+INLINE int FN(row_stats)(const FN(row) *row, ptrdiff_t n, double eps, const int centred, T *kept, ptrdiff_t turn,
+                         FN(writer) *w, T stats[3])
+{
+    double mean;
+    if (centred && n >= LANES) {
+        V lanes[LANE_VECTORS];
+        for (int i = 0; i < LANE_VECTORS; ++i) lanes[i] = FN(row_load)(row, i * VL);
+        if (TN(one_sign)(lanes)) {
+            const T K = TN(tree)(lanes) * ((T)1 / LANES);
+            return FN(stats_with)(row, n, eps, K, 1, kept, turn, NULL, stats, &mean) ||
+                   FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats);
+        }
+    }
+    return FN(stats_with)(row, n, eps, 0, centred, kept, turn, w, stats, &mean) ||
+           (centred && FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats));
 }
 
 /* What (3) finds: x scale = origin + delta + xhat / rstd; inv_std_dev is what rstd is in units of x */
 typedef struct { double scale, origin, delta, rstd, inv_std_dev; } FN(exact);
 
 /* (3): the statistics of any row, by a shifted sweep and a centred one */
-RARE FN(exact) FN(exact_stats)(FN(row) row, ptrdiff_t n, double eps, int centred)
+RARE FN(exact) FN(exact_stats)(const X *x, ptrdiff_t n, double eps, int centred)
 {
     FN(exact) e = {.scale = 1};
     if (sizeof(T) == 8) { /* float64 needs no scale for float data */
         double largest = 0;
-        for (ptrdiff_t j = 0; j < n; ++j) largest = larger_finite(largest, FN(row_value)(row, j));
+        for (ptrdiff_t j = 0; j < n; ++j) largest = larger_finite(largest, (double)FN(value)(x[j]));
         e.scale = scale_for(largest, eps);
     }
     double piece[FN(PIECE)], S, Q, var = 0;
-    e.origin = centred ? FN(row_value)(row, 0) * e.scale : 0;
+    e.origin = centred ? (double)FN(value)(x[0]) * e.scale : 0;
     for (int sweep = 0; sweep < 2; ++sweep) {
         double sum = 0, squares = 0;
         for (ptrdiff_t j = 0; j < n; j += FN(PIECE)) {
             const ptrdiff_t len = n - j < FN(PIECE) ? n - j : FN(PIECE);
-            for (ptrdiff_t i = 0; i < len; ++i) piece[i] = (FN(row_value)(row, j + i) * e.scale - e.origin) - e.delta;
-            sums_f64((row_f64){piece, NULL}, len, 0, 1, NULL, &S, &Q);
+            for (ptrdiff_t i = 0; i < len; ++i) piece[i] = ((double)FN(value)(x[j + i]) * e.scale - e.origin) - e.delta;
+            sums_f64(&(row_f64){.x = piece}, len, 0, 1, NULL, 0, NULL, &S, &Q);
             sum += S;
             squares += Q;
         }
@@ -304,16 +367,13 @@ RARE FN(exact) FN(exact_stats)(FN(row) row, ptrdiff_t n, double eps, int centred
 INLINE double FN(exact_xhat)(const FN(exact) *e, double x) { return ((x * e->scale - e->origin) - e->delta) * e->rstd; }
 
 /* (3) and (4) in float64, rounded once to T */
-RARE void FN(exact_row)(FN(row) row, ptrdiff_t n, const T *gain, const T *bias, double eps,
-                                                    int centred, X *y, X *sum, T stats[3])
+RARE void FN(exact_row)(const X *x, ptrdiff_t n, const T *gain, const T *bias, double eps, int centred, X *y, T stats[3])
 {
-    const FN(exact) e = FN(exact_stats)(row, n, eps, centred);
+    const FN(exact) e = FN(exact_stats)(x, n, eps, centred);
     for (ptrdiff_t j = 0; j < n; ++j) {
-        const double x = FN(row_value)(row, j);
-        double v = FN(exact_xhat)(&e, x);
+        double v = FN(exact_xhat)(&e, (double)FN(value)(x[j]));
         if (gain) v *= (double)gain[j];
         if (bias) v += (double)bias[j];
-        if (sum) sum[j] = FN(stored)((T)x);
         y[j] = FN(stored)((T)v);
     }
     stats[0] = (T)((e.origin + e.delta) / e.scale);
@@ -321,51 +381,112 @@ RARE void FN(exact_row)(FN(row) row, ptrdiff_t n, const T *gain, const T *bias, 
     stats[2] = (T)e.inv_std_dev;
 }
 
-/* Statistics of a row are taken before the row before it is written, or while: the one's division and square root hide
- * behind the other's stores. Not for long rows, two of which would not fit the first cache, nor when streaming, where
- * memory is waited for anyway. */
-INLINE void FN(norm_rows)(const cnorm_norm *call, const int centred, const int with_residual)
+INLINE FN(row) FN(row_of)(const cnorm_norm *call, ptrdiff_t r, const int with_residual, FN(joint) *sum_joint)
 {
-    const ptrdiff_t rows = call->rows, n = call->n, ahead = n <= LOOK_AHEAD && !call->streaming ? 1 : 0;
+    FN(row) row = {.x = (const X *)call->x + r * call->x_stride};
+    if (with_residual) {
+        row.residual = (const X *)call->residual + r * call->residual_stride;
+        row.sum = (X *)call->sum + r * call->sum_stride;
+        row.sum_joint = sum_joint;
+    }
+    return row;
+}
+
+/* Gain or bias beside the rows that are kept: where there is none, what changes nothing. A copy begins as many lanes after
+ * a vector's beginning as the rows do; for a few rows it is not worth making. */
+INLINE const T *FN(beside)(const cnorm_norm *call, const T *from, T nothing, ptrdiff_t turn, T room[FN(ROOM)])
+{
+    if (from && call->rows < 8) return from;
+    if (from) memcpy(room + turn, from, (size_t)call->n * sizeof(T));
+    else for (ptrdiff_t j = 0; j < call->n; ++j) room[turn + j] = nothing;
+    return room + turn;
+}
+
+/* Rows short enough to stay in the first cache, with gain and bias, between being summed and being written. A row is
+ * written while the next is summed: its division and square root, and the wait for memory, hide behind the other's work.
+ * Of a sum, and of what had to be widened, d is kept. */
+INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int with_residual)
+{
+    const int keep = with_residual || sizeof(X) < sizeof(T);
+    _Alignas(VECTOR_BYTES) T room[4][FN(ROOM)];
+    const ptrdiff_t rows = call->rows, n = call->n;
+    const int aligned = call->streaming || (ALIGN_LOADS && n > SHORT_ROW);
+    const ptrdiff_t turn_of_first = aligned ? FN(lanes_before)(call->streaming ? call->y : call->x) : 0;
     T *stats = call->stats, recent[2][3];
     int plain[2] = {0, 0};
     FN(joint) y_joint = {.filled = 0}, sum_joint = {.filled = 0};
-    FN(writer) w = {.n = n, .gain = call->gain, .bias = call->bias};
-    if (call->streaming) w.joint = &y_joint;
-    if (with_residual && w.joint && ((uintptr_t)call->sum - (uintptr_t)call->y) % sizeof y_joint.lanes == 0)
-        w.sum_joint = &sum_joint; /* y decides what is aligned */
-    for (ptrdiff_t next = 0; next < rows + ahead; ++next) {
-        const ptrdiff_t r = next - ahead; /* the row to write */
-        T *st = recent[r & 1], *next_st = recent[next & 1];
-        if (r >= 0) {
-            w.row.x = (const X *)call->x + r * call->x_stride;
-            w.row.residual = with_residual ? (const X *)call->residual + r * call->residual_stride : NULL;
-            w.y = (X *)call->y + r * call->y_stride;
-            w.sum = with_residual ? (X *)call->sum + r * call->sum_stride : NULL;
-        }
-        const int begun = ahead && r >= 0 && plain[r & 1] && !with_residual;
-        if (begun) FN(write_head)(&w, st, centred);
+    FN(writer) w = {.n = n,
+                    .gain = FN(beside)(call, call->gain, 1, turn_of_first, room[2]),
+                    .bias = centred ? FN(beside)(call, call->bias, -(T)0, turn_of_first, room[3]) : NULL,
+                    .joint = call->streaming ? &y_joint : NULL};
+    FN(joint) *to_sum = with_residual && call->streaming && /* y decides what is aligned */
+                                ((uintptr_t)call->sum - (uintptr_t)call->y) % sizeof y_joint.lanes == 0
+                            ? &sum_joint : NULL;
+    ptrdiff_t turn = 0;
+    for (ptrdiff_t next = 0; next <= rows; ++next) {
+        const ptrdiff_t r = next - 1; /* the row to write */
+        const int writing = next && plain[r & 1], shifted = !keep && writing && recent[r & 1][0] != 0;
+        if (writing && shifted) FN(write_head)(&w, recent[r & 1], turn, centred, FN(SHIFTED));
+        else if (writing) FN(write_head)(&w, recent[r & 1], turn, centred, keep ? FN(KEPT) : FN(PLAIN));
+        X *const y = (X *)call->y + next * call->y_stride;
+        const FN(row) row = FN(row_of)(call, next, with_residual, to_sum);
+        turn = aligned ? FN(lanes_before)(call->streaming ? y : row.x) : 0;
+        T *const kept = keep ? room[next & 1] + turn : NULL;
         if (next < rows) {
-            const FN(row) row = {(const X *)call->x + next * call->x_stride,
-                                 with_residual ? (const X *)call->residual + next * call->residual_stride : NULL};
-            if (begun && !w.joint && FN(is_common)(&w, st, centred))
-                plain[next & 1] = FN(row_stats)(row, n, call->eps, centred, &w, next_st);
-            else plain[next & 1] = FN(row_stats)(row, n, call->eps, centred, NULL, next_st);
+            plain[next & 1] = writing && !shifted && !w.joint
+                                  ? FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, recent[next & 1])
+                                  : FN(row_stats)(&row, n, call->eps, centred, kept, turn, NULL, recent[next & 1]);
         }
-        if (r < 0) continue;
-        if (plain[r & 1]) {
-            if (!begun) FN(write_head)(&w, st, centred);
-            FN(write_rest)(&w, st, centred);
-        } else {
-            FN(exact_row)(w.row, n, w.gain, w.bias, call->eps, centred, w.y, w.sum, st);
+        if (writing && shifted) {
+            FN(write_rest)(&w, centred, FN(SHIFTED), 1);
+        } else if (writing) {
+            FN(write_rest)(&w, centred, keep ? FN(KEPT) : FN(PLAIN), 1);
+        } else if (next) {
+            const FN(row) last = FN(row_of)(call, r, with_residual, to_sum);
+            FN(exact_row)(FN(stored_row)(&last), n, call->gain, call->bias, call->eps, centred, w.y, recent[r & 1]);
         }
-        if (stats) memcpy(stats + 3 * r, st, sizeof recent[0]);
+        if (stats && next) memcpy(stats + 3 * r, recent[r & 1], sizeof recent[0]);
+        w.d = kept;
+        w.x = row.x;
+        w.y = y;
     }
     if (w.joint) {
         FN(flush)(&y_joint);
         FN(flush)(&sum_joint);
         stream_fence();
     }
+}
+
+/* Rows that are read twice: long ones, and those whose output is streamed and for which look-ahead would not pay */
+INLINE void FN(far_rows)(const cnorm_norm *call, const int centred, const int with_residual)
+{
+    FN(joint) joint = {.filled = 0};
+    FN(writer) w = {.n = call->n, .gain = call->gain, .bias = call->bias, .joint = call->streaming ? &joint : NULL};
+    for (ptrdiff_t r = 0; r < call->rows; ++r) {
+        T stats[3];
+        const FN(row) row = FN(row_of)(call, r, with_residual, NULL);
+        w.x = with_residual ? row.sum : row.x;
+        w.y = (X *)call->y + r * call->y_stride;
+        const ptrdiff_t turn = ALIGN_LOADS && !with_residual ? FN(lanes_before)(w.x) : 0;
+        if (FN(row_stats)(&row, call->n, call->eps, centred, NULL, turn, NULL, stats)) {
+            FN(write_head)(&w, stats, w.joint ? FN(lanes_before)(w.y) : turn, centred, FN(SHIFTED));
+            FN(write_rest)(&w, centred, FN(SHIFTED), 0);
+        } else {
+            FN(exact_row)(w.x, call->n, call->gain, call->bias, call->eps, centred, w.y, stats);
+        }
+        if (call->stats) memcpy((T *)call->stats + 3 * r, stats, sizeof stats);
+    }
+    if (w.joint) {
+        FN(flush)(&joint);
+        stream_fence();
+    }
+}
+
+INLINE void FN(norm_rows)(const cnorm_norm *call, const int centred, const int with_residual)
+{
+    const int kept = with_residual || sizeof(X) < sizeof(T);
+    if (call->n <= FN(NEAR) && (kept || !call->streaming)) FN(near_rows)(call, centred, with_residual);
+    else FN(far_rows)(call, centred, with_residual);
 }
 
 static void FN(layer_norm)(const cnorm_norm *call) { FN(norm_rows)(call, 1, 0); }
@@ -483,7 +604,7 @@ INLINE void FN(backward_dx)(ptrdiff_t n, const FN(gradient) *row, const T *gain,
 RARE void FN(exact_backward_row)(ptrdiff_t n, const X *dy, const X *x, const T *gain, const T st[3], int centred, X *dx,
                                  T *dgain, T *dbias)
 {
-    FN(exact) e = FN(exact_stats)((FN(row)){x, NULL}, n, 0, centred);
+    FN(exact) e = FN(exact_stats)(x, n, 0, centred);
     /* a rstd in range carries the eps of the forward call; one out of range says that eps was negligible */
     if (st[2] == 0) e.rstd = e.inv_std_dev = 0;
     else if (st[2] >= RSTD_TINY && st[2] <= RSTD_HUGE) {

@@ -29,8 +29,20 @@ INLINE i32v extend_u16(u16h v) { return (i32v)_mm512_cvtepu16_epi32((__m256i)v);
 INLINE u16h truncate_u16(i32v v) { return (u16h)_mm512_cvtepi32_epi16((__m512i)v); }
 INLINE f32v widen_f16(u16h v) { return (f32v)_mm512_cvtph_ps((__m256i)v); }
 INLINE u16h narrow_f16(f32v v) { return (u16h)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
+INLINE f32v fill_range(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
+{
+    return (f32v)_mm512_mask_mov_ps((__m512)fill, (__mmask16)((1u << to) - (1u << from)), (__m512)v);
+}
 
 #else
+
+INLINE f32v fill_range(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
+{
+    float lanes[VL_F32];
+    memcpy(lanes, &fill, sizeof lanes);
+    for (ptrdiff_t i = from; i < to; ++i) lanes[i] = v[i];
+    return load_f32(lanes);
+}
 
 INLINE u16h load_u16(const uint16_t *p) { u16h v; memcpy(&v, p, sizeof v); return v; }
 INLINE u16h load_range_u16(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)
@@ -88,9 +100,15 @@ INLINE f32v widen_bf16(u16h v) { return (f32v)(extend_u16(v) << 16); }
 INLINE u16h narrow_bf16(f32v v)
 {
     typedef uint32_t u32v __attribute__((vector_size(VECTOR_BYTES)));
-    const u32v bits = (u32v)v, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const u32v nan = (u32v)(v != v); /* rounding could carry a NaN into infinity */
-    return truncate_u16((i32v)((rounded & ~nan) | (((bits >> 16) | 0x40) & nan)));
+    const u32v bits = (u32v)v, high = bits >> 16, rounded = (bits + ((high & 1) + 0x7fff)) >> 16;
+    /* rounding could carry a NaN into infinity */
+#if VECTOR_BYTES == 64
+    const __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+    return truncate_u16((i32v)_mm512_mask_or_epi32((__m512i)rounded, nan, (__m512i)high, _mm512_set1_epi32(0x40)));
+#else
+    const u32v nan = (u32v)(v != v);
+    return truncate_u16((i32v)((rounded & ~nan) | ((high | 0x40) & nan)));
+#endif
 }
 
 #define HALF_STORAGE(type)                                                                                           \
@@ -100,11 +118,7 @@ INLINE u16h narrow_bf16(f32v v)
     INLINE void stream_##type(uint16_t *p, f32v v) { stream_u16(p, narrow_##type(v)); }                              \
     INLINE f32v load_range_##type(const uint16_t *p, ptrdiff_t from, ptrdiff_t to, f32v fill)                        \
     {                                                                                                                \
-        f32v v = widen_##type(load_range_u16(p, from, to));                                                          \
-        float lanes[VL_F32];                                                                                         \
-        memcpy(lanes, &fill, sizeof lanes);                                                                          \
-        for (ptrdiff_t i = from; i < to; ++i) lanes[i] = v[i];                                                       \
-        return load_f32(lanes);                                                                                      \
+        return fill_range(widen_##type(load_range_u16(p, from, to)), from, to, fill);                                \
     }
 HALF_STORAGE(f16)
 HALF_STORAGE(bf16)

@@ -12,7 +12,9 @@
  *     store_some_* the first k < VL elements; writes nothing else
  *     stream_*     to an address aligned to the vector, past the caches where the machine can; end with stream_fence
  *     tree_*       the sum of LANE_VECTORS vectors by halving: lane i + lane i + LANES/2, and so on down to one
- *     turn_*       all virtual lanes moved round; only where kernels load at aligned addresses
+ *     only_*       lanes from <= i < to, the others zero
+ *     turn_*       all virtual lanes moved round
+ *     one_sign_*   have all virtual lanes one sign?
  *     keep_*       the value, in a register: stops the compiler from loading it a second time
  *     widen, narrow  half a vector of float <-> one vector of double, exact <-> rounded to nearest even
  * for f32 and f64; storage.h adds f16 and bf16, which are storage of float.
@@ -89,6 +91,25 @@ INLINE void store_some_f64(double *p, ptrdiff_t k, f64v v)
 
 #else
 
+#if VECTOR_BYTES == 32
+/* -1 in the lanes from <= i < to */
+INLINE __m256i mask_32(ptrdiff_t from, ptrdiff_t to)
+{
+    static const int32_t step[24] = {0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
+    return _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(step + 8 - from)),
+                            _mm256_loadu_si256((const __m256i *)(step + 16 - to)));
+}
+INLINE f32v load_range_f32(const float *p, ptrdiff_t from, ptrdiff_t to, f32v fill)
+{
+    const __m256i mask = mask_32(from, to);
+    return (f32v)_mm256_blendv_ps((__m256)fill, _mm256_maskload_ps(p, mask), (__m256)mask);
+}
+INLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to, f64v fill)
+{
+    const __m256i mask = mask_32(2 * from, 2 * to);
+    return (f64v)_mm256_blendv_pd((__m256d)fill, _mm256_maskload_pd(p, mask), (__m256d)mask);
+}
+#else
 INLINE f32v load_range_f32(const float *p, ptrdiff_t from, ptrdiff_t to, f32v fill)
 {
     float lanes[VL_F32];
@@ -103,6 +124,7 @@ INLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to, f64v f
     for (ptrdiff_t i = from; i < to; ++i) lanes[i] = p[i];
     return load_f64(lanes);
 }
+#endif
 INLINE void store_some_f32(float *p, ptrdiff_t k, f32v v)
 {
     for (ptrdiff_t i = 0; i < k; ++i) p[i] = v[i];
@@ -205,6 +227,8 @@ INLINE double tree_f64(const f64v lanes[LANE_VECTORS])
 #endif
 }
 
+/* ---- lanes ---------------------------------------------------------------------------------------------------- */
+
 /* lane i of the result is lane i + turn, round and round, of all virtual lanes; 0 < turn < VL */
 #if VECTOR_BYTES == 64
 INLINE void turn_f32(f32v lanes[LANE_VECTORS], ptrdiff_t turn)
@@ -222,9 +246,75 @@ INLINE void turn_f64(f64v lanes[LANE_VECTORS], ptrdiff_t turn)
     lanes[0] = (f64v)_mm512_permutex2var_pd(a, from, b);
     lanes[1] = (f64v)_mm512_permutex2var_pd(b, from, a);
 }
+INLINE f32v only_f32(f32v v, ptrdiff_t from, ptrdiff_t to)
+{
+    return (f32v)_mm512_maskz_mov_ps((__mmask16)((1u << to) - (1u << from)), (__m512)v);
+}
+INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to)
+{
+    return (f64v)_mm512_maskz_mov_pd((__mmask8)((1u << to) - (1u << from)), (__m512d)v);
+}
 #else
-INLINE void turn_f32(f32v lanes[LANE_VECTORS], ptrdiff_t turn) { (void)lanes, (void)turn; } /* loads are not aligned */
-INLINE void turn_f64(f64v lanes[LANE_VECTORS], ptrdiff_t turn) { (void)lanes, (void)turn; }
+#define LANES_MOVED(type, T, V)                                                                                      \
+    INLINE void turn_##type(V lanes[LANE_VECTORS], ptrdiff_t turn)                                                   \
+    {                                                                                                                \
+        T twice[2][128 / sizeof(T)];                                                                                 \
+        memcpy(twice[0], lanes, 128);                                                                                \
+        memcpy(twice[1], lanes, 128);                                                                                \
+        memcpy(lanes, twice[0] + turn, 128);                                                                         \
+    }                                                                                                                \
+    INLINE V only_##type(V v, ptrdiff_t from, ptrdiff_t to)                                                        \
+    {                                                                                                                \
+        T lanes[sizeof(V) / sizeof(T)];                                                                              \
+        store_##type(lanes, v);                                                                                      \
+        return load_range_##type(lanes, from, to, (V){0});                                                           \
+    }
+LANES_MOVED(f32, float, f32v)
+LANES_MOVED(f64, double, f64v)
+#undef LANES_MOVED
+#endif
+
+/* have all virtual lanes one sign bit? */
+#if VECTOR_BYTES == 64
+INLINE int one_sign_f32(const f32v lanes[LANE_VECTORS])
+{
+    const unsigned a = _mm512_movepi32_mask((__m512i)lanes[0]), b = _mm512_movepi32_mask((__m512i)lanes[1]);
+    return (a | b) == 0 || (a & b) == 0xffff;
+}
+INLINE int one_sign_f64(const f64v lanes[LANE_VECTORS])
+{
+    const unsigned a = _mm512_movepi64_mask((__m512i)lanes[0]), b = _mm512_movepi64_mask((__m512i)lanes[1]);
+    return (a | b) == 0 || (a & b) == 0xff;
+}
+#else
+INLINE int one_sign_i32(i32v either, i32v both)
+{
+    int32_t any = 0, all = -1;
+    for (size_t i = 0; i < sizeof(i32v) / 4; ++i) any |= either[i], all &= both[i];
+    return any >= 0 || all < 0;
+}
+INLINE int one_sign_i64(i64v either, i64v both)
+{
+    int64_t any = 0, all = -1;
+    for (size_t i = 0; i < sizeof(i64v) / 8; ++i) any |= either[i], all &= both[i];
+    return any >= 0 || all < 0;
+}
+INLINE int one_sign_f32(const f32v lanes[LANE_VECTORS])
+{
+    i32v either = (i32v)lanes[0], both = either;
+    for (int i = 1; i < LANE_VECTORS; ++i) either |= (i32v)lanes[i], both &= (i32v)lanes[i];
+#if VECTOR_BYTES == 32
+    return _mm256_movemask_ps((__m256)either) == 0 || _mm256_movemask_ps((__m256)both) == 0xff;
+#else
+    return one_sign_i32(either, both);
+#endif
+}
+INLINE int one_sign_f64(const f64v lanes[LANE_VECTORS])
+{
+    i64v either = (i64v)lanes[0], both = either;
+    for (int i = 1; i < LANE_VECTORS; ++i) either |= (i64v)lanes[i], both &= (i64v)lanes[i];
+    return one_sign_i64(either, both);
+}
 #endif
 
 /* ---- float <-> double --------------------------------------------------------------------------------------- */
