@@ -37,11 +37,15 @@ static int rows_overlap(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t stride)
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
-/* Storing past the caches pays once the output is larger than what they could hold for its reader. */
+/* Storing past the caches pays once the output is larger than what they could hold for its reader, beside its inputs. */
+static int beyond_caches(ptrdiff_t rows, ptrdiff_t n, cnorm_dtype dtype)
+{
+    return n >= 64 && rows * n * stored_bytes(dtype) >= cnorm_cpu_cache_bytes() / 4;
+}
+
 static int streaming(const cnorm_norm *call, cnorm_dtype dtype)
 {
-    const ptrdiff_t bytes = call->rows * call->n * stored_bytes(dtype);
-    return bytes >= cnorm_cpu_cache_bytes() / 4 && call->n >= 64 && call->y_stride == call->n && call->y != call->x &&
+    return beyond_caches(call->rows, call->n, dtype) && call->y_stride == call->n && call->y != call->x &&
            call->y != call->residual && (!call->sum || (call->sum_stride == call->n && call->sum != call->x &&
                                                         call->sum != call->residual));
 }
@@ -118,9 +122,11 @@ static cnorm_status backward_blocks(void (*const *kernel)(const cnorm_norm_backw
     if (!call->dy || !call->x || !call->stats || !call->dx || !call->partial) return CNORM_ERROR_NULL;
     if (rows_overlap(rows, n, call->dx_stride)) return CNORM_ERROR_STRIDE;
     const ptrdiff_t stored = stored_bytes(dtype), computed = computed_bytes(dtype);
+    const int streaming = beyond_caches(rows, n, dtype) && call->dx_stride == n && call->dx != call->x && call->dx != call->dy;
     const float_mode mode = float_mode_enter();
     for (ptrdiff_t row = begin; row < end; row += CNORM_BLOCK_ROWS) {
         cnorm_norm_backward block = *call;
+        block.streaming = streaming;
         block.rows = end - row < CNORM_BLOCK_ROWS ? end - row : CNORM_BLOCK_ROWS;
         block.dy = (const char *)call->dy + row * call->dy_stride * stored;
         block.x = (const char *)call->x + row * call->x_stride * stored;

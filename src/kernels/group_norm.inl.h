@@ -199,13 +199,14 @@ RARE void FN(exact_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T 
 }
 
 /* space = 1: the row of a group; false, without (6), if a sum overflowed */
-INLINE int FN(backward_row)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], T *dx, T *dgain, T *dbias)
+INLINE int FN(backward_channels)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], T *dx, T *dgain, T *dbias)
 {
     const FN(gradient) row = {dy, x, dx, FN(splat)(st[0]), FN(splat)(st[1]), FN(splat)(st[2])};
-    double sums[1][2];
-    FN(backward_sums)(n, &row, 1, gain, 1, dgain, dbias, sums);
-    if (!(fabs(sums[0][0]) <= SUM_MAX && fabs(sums[0][1]) <= SUM_MAX)) return 0;
-    FN(backward_dx)(n, &row, gain, 1, sums[0]);
+    const FN(shares) shares = {.gain = gain, .dgain = dgain, .dbias = dbias};
+    double sums[2];
+    FN(backward_sums)(n, &row, &shares, 0, 1, 0, sums);
+    if (!(fabs(sums[0]) <= SUM_MAX && fabs(sums[1]) <= SUM_MAX)) return 0;
+    FN(backward_dx)(n, &row, gain, 0, 1, 0, sums, NULL);
     return 1;
 }
 
@@ -247,7 +248,7 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
             /* written so that NaN goes the slow way too */
             if (!FN(in_range)(st))
                 FN(exact_group_backward)(channels, space, dy, x, gain, st[2], dx, dgain, dbias);
-            else if (!(space == 1 ? FN(backward_row)(n, dy, x, gain, st, dx, dgain, dbias)
+            else if (!(space == 1 ? FN(backward_channels)(n, dy, x, gain, st, dx, dgain, dbias)
                                   : FN(backward_group)(channels, space, dy, x, gain, st, dx, dgain, dbias)))
                 FN(exact_group_backward)(channels, space, dy, x, gain, st[2], dx, NULL, NULL);
         }

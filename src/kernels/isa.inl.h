@@ -15,7 +15,6 @@ enum {
     NEAR_BYTES = 8192, /* of the longest row that is kept in the first cache from its sums to its output */
     SHORT_ROW = 512,   /* elements of the longest row for which aligned addresses cost more than they save */
     GROUP = 4,         /* vectors written at a time */
-    BACKWARD_ROWS = VECTOR_BYTES == 64 ? 2 : 1, /* as many as the registers hold the sums of */
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned vector crosses a line */
 };
 

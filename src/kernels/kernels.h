@@ -64,7 +64,9 @@ typedef struct cnorm_norm_backward {
     void *dx;                 /* [rows, n], may be exactly dy or x */
     ptrdiff_t dx_stride;
     void *partial; /* [2, n] of the compute type: the block's dgain and dbias */
+    int streaming; /* dx: as in cnorm_norm */
 } cnorm_norm_backward;
+
 /* Group and batch norm of volumes [samples, channels, space]. */
 typedef struct cnorm_volume_norm {
     ptrdiff_t samples, channels, space, groups; /* groups divides channels; group norm only */

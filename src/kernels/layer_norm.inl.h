@@ -500,103 +500,149 @@ typedef struct {
     V shift, delta, rstd;
 } FN(gradient);
 
-INLINE V FN(xhat)(const FN(gradient) *row, V x, const int centred)
+/* plain, a constant where these functions are called: K is 0 */
+INLINE V FN(xhat)(const FN(gradient) *row, V x, const int centred, const int plain)
 {
-    return (centred ? (x - row->shift) - row->delta : x) * row->rstd;
+    if (centred && !plain) x -= row->shift;
+    return (centred ? x - row->delta : x) * row->rstd;
 }
 
-/* (5) for one vector of one row; dgain and dbias are this block's running sums */
-INLINE void FN(backward_terms)(V xhat, V dy, V gain, const int centred, V *g, V *gx, V *dgain, V *dbias)
+/* What a block of rows adds up, and gain, which may be NULL: in whole vectors on the stack where rows are short, padded
+ * with zeros, so that vectors may begin `turn` lanes before the row; else where the caller has them, and turn is 0. */
+typedef struct {
+    const T *gain;
+    T *dgain, *dbias;
+    int padded;
+} FN(shares);
+
+/* (5) for lanes from <= i < to of the vector at j: the terms of G n and H n. Missing dy are zero, and with them every term. */
+INLINE void FN(backward_terms)(const FN(gradient) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const FN(shares) *to_add,
+                               const int centred, const int plain, V *g, V *gx)
 {
-    const V scaled = dy * gain;
-    if (centred) *g += scaled, *dbias += dy;
-    *gx += scaled * xhat;
-    *dgain += dy * xhat;
+    const V zero = TN(splat)(0);
+    const int whole = to - from == VL, all = whole || to_add->padded;
+    const V dy = whole ? FN(load)(row->dy + j) : FN(load_range)(row->dy + j, from, to, zero);
+    const V x = whole ? FN(load)(row->x + j) : FN(load_range)(row->x + j, from, to, row->shift);
+    const V xhat = FN(xhat)(row, x, centred, plain);
+    T *const dgain = to_add->dgain + j, *const dbias = to_add->dbias + j;
+    *g = dy;
+    if (to_add->gain) *g *= all ? TN(load)(to_add->gain + j) : TN(load_range)(to_add->gain + j, from, to, zero);
+    *gx = *g * xhat;
+    const V share_gain = (all ? TN(load)(dgain) : TN(load_range)(dgain, from, to, zero)) + dy * xhat;
+    if (all) TN(store)(dgain, share_gain);
+    else TN(store_some)(dgain, to, share_gain);
+    if (!centred) return;
+    const V share_bias = (all ? TN(load)(dbias) : TN(load_range)(dbias, from, to, zero)) + dy;
+    if (all) TN(store)(dbias, share_bias);
+    else TN(store_some)(dbias, to, share_bias);
 }
 
-/* (5) for `count` rows, which share the traffic of dgain [n] and dbias [n]: sums = G n, H n of each */
-INLINE void FN(backward_sums)(ptrdiff_t n, const FN(gradient) *row, const int count, const T *gain, const int centred,
-                              T *dgain, T *dbias, double sums[][2])
+/* (5) for one row: sums = G n, H n. For `turn` see sums. */
+INLINE void FN(backward_sums)(ptrdiff_t n, const FN(gradient) *row, const FN(shares) *to_add, ptrdiff_t turn, const int centred,
+                              const int plain, double sums[2])
 {
-    const V zero = TN(splat)(0), one = TN(splat)(1);
-    for (int r = 0; r < count; ++r) sums[r][0] = sums[r][1] = 0;
+    const V zero = TN(splat)(0);
+    sums[0] = sums[1] = 0;
     for (ptrdiff_t start = 0; start < n; start += FOLD) {
         const ptrdiff_t stop = n - start < FOLD ? n : start + FOLD;
-        V g[BACKWARD_ROWS][LANE_VECTORS], gx[BACKWARD_ROWS][LANE_VECTORS];
+        V g[LANE_VECTORS], gx[LANE_VECTORS], tg, tgx;
 #pragma GCC unroll 2
         for (int first = 0; first < LANE_VECTORS; first += PASS) {
-#pragma GCC unroll 2
-            for (int r = 0; r < count; ++r)
+            V carried_g = zero, carried_gx = zero; /* of the vector in which one block ends and the next begins */
 #pragma GCC unroll 4
-                for (int i = 0; i < PASS; ++i) g[r][first + i] = gx[r][first + i] = zero;
+            for (int i = 0; i < PASS; ++i) g[first + i] = gx[first + i] = zero;
             for (ptrdiff_t block = start; block < stop; block += BLOCK * LANES) {
                 const ptrdiff_t end = stop - block < BLOCK * LANES ? stop : block + BLOCK * LANES;
-                ptrdiff_t j = block + first * VL;
-                V gp[BACKWARD_ROWS][PASS], gxp[BACKWARD_ROWS][PASS];
-#pragma GCC unroll 2
-                for (int r = 0; r < count; ++r)
+                ptrdiff_t j = block - turn + first * VL;
+                V gp[PASS], gxp[PASS];
 #pragma GCC unroll 4
-                    for (int i = 0; i < PASS; ++i) gp[r][i] = gxp[r][i] = zero;
-                for (; j + PASS * VL <= end; j += LANES) {
+                for (int i = 0; i < PASS; ++i) gp[i] = gxp[i] = zero;
+                for (int edge = turn ? 0 : 1; edge < 2; ++edge) { /* see sums */
+                    if (edge == 1) {
+                        for (; j + PASS * VL <= end; j += LANES) {
 #pragma GCC unroll 4
-                    for (int i = 0; i < PASS; ++i) {
-                        const ptrdiff_t at = j + i * VL;
-                        const V scale = gain ? TN(load)(gain + at) : one;
-                        V share_gain = TN(load)(dgain + at), share_bias = TN(load)(dbias + at);
-#pragma GCC unroll 2
-                        for (int r = 0; r < count; ++r)
-                            FN(backward_terms)(FN(xhat)(&row[r], FN(load)(row[r].x + at), centred),
-                                               FN(load)(row[r].dy + at), scale, centred, &gp[r][i], &gxp[r][i],
-                                               &share_gain, &share_bias);
-                        TN(store)(dgain + at, share_gain);
-                        if (centred) TN(store)(dbias + at, share_bias);
+                            for (int i = 0; i < PASS; ++i) {
+                                FN(backward_terms)(row, j + i * VL, 0, VL, to_add, centred, plain, &tg, &tgx);
+                                if (centred) gp[i] += tg;
+                                gxp[i] += tgx;
+                            }
+                        }
                     }
-                }
-                for (int i = 0; i < PASS && j < end; ++i, j += VL) { /* missing dy are zero, and with them every term */
-                    const ptrdiff_t k = end - j < VL ? end - j : VL;
-                    const V scale = gain ? TN(load_range)(gain + j, 0, k, zero) : one;
-                    V share_gain = TN(load_range)(dgain + j, 0, k, zero), share_bias = TN(load_range)(dbias + j, 0, k, zero);
-                    for (int r = 0; r < count; ++r)
-                        FN(backward_terms)(FN(xhat)(&row[r], FN(load_range)(row[r].x + j, 0, k, row[r].shift), centred),
-                                           FN(load_range)(row[r].dy + j, 0, k, zero), scale, centred, &gp[r][i],
-                                           &gxp[r][i], &share_gain, &share_bias);
-                    TN(store_some)(dgain + j, k, share_gain);
-                    if (centred) TN(store_some)(dbias + j, k, share_bias);
-                }
-#pragma GCC unroll 2
-                for (int r = 0; r < count; ++r) {
 #pragma GCC unroll 4
-                    for (int i = 0; i < PASS; ++i) {
-                        g[r][first + i] += gp[r][i];
-                        gx[r][first + i] += gxp[r][i];
+                    for (int i = 0; i < PASS; ++i, j += VL) {
+                        if (j < block && block) {
+                            gp[i] += TN(only)(carried_g, turn, VL);
+                            gxp[i] += TN(only)(carried_gx, turn, VL);
+                        } else if (j < end) {
+                            const ptrdiff_t from = j < 0 ? turn : 0, to = n - j < VL ? n - j : VL;
+                            FN(backward_terms)(row, j, from, to, to_add, centred, plain, &tg, &tgx);
+                            if (end - j < VL && end < n) {
+                                carried_g = tg;
+                                carried_gx = tgx;
+                                tg = TN(only)(tg, 0, end - j);
+                                tgx = TN(only)(tgx, 0, end - j);
+                            }
+                            if (centred) gp[i] += tg;
+                            gxp[i] += tgx;
+                        }
                     }
+                    j += (LANE_VECTORS - PASS) * VL;
+                }
+#pragma GCC unroll 4
+                for (int i = 0; i < PASS; ++i) {
+                    g[first + i] += gp[i];
+                    gx[first + i] += gxp[i];
                 }
             }
         }
-#pragma GCC unroll 2
-        for (int r = 0; r < count; ++r) {
-            if (centred) sums[r][0] += (double)TN(tree)(g[r]);
-            sums[r][1] += (double)TN(tree)(gx[r]);
+        if (turn) {
+            TN(turn)(g, turn);
+            TN(turn)(gx, turn);
         }
+        if (centred) sums[0] += (double)TN(tree)(g);
+        sums[1] += (double)TN(tree)(gx);
     }
 }
 
-/* (6) for one row */
-INLINE void FN(backward_dx)(ptrdiff_t n, const FN(gradient) *row, const T *gain, const int centred, const double sums[2])
+/* (6) for the vector at j, or for its first k elements */
+INLINE V FN(dx)(const FN(gradient) *row, ptrdiff_t j, ptrdiff_t k, const T *gain, V G, V H, const int centred, const int plain)
 {
-    const V G = TN(splat)((T)(sums[0] / (double)n)), H = TN(splat)((T)(sums[1] / (double)n)), zero = TN(splat)(0);
-    ptrdiff_t j = 0;
-    for (; j + VL <= n; j += VL) {
-        V g = FN(load)(row->dy + j);
-        if (gain) g *= TN(load)(gain + j);
-        const V xhat = FN(xhat)(row, FN(load)(row->x + j), centred);
-        FN(store)(row->dx + j, row->rstd * ((centred ? g - G : g) - xhat * H));
+    const V zero = TN(splat)(0);
+    V g = k == VL ? FN(load)(row->dy + j) : FN(load_range)(row->dy + j, 0, k, zero);
+    if (gain) g *= k == VL ? TN(load)(gain + j) : TN(load_range)(gain + j, 0, k, zero);
+    const V x = k == VL ? FN(load)(row->x + j) : FN(load_range)(row->x + j, 0, k, zero);
+    return row->rstd * ((centred ? g - G : g) - FN(xhat)(row, x, centred, plain) * H);
+}
+
+/* (6) for one row; vectors begin `turn` lanes before it, joint is NULL unless dx is streamed */
+INLINE void FN(backward_dx)(ptrdiff_t n, const FN(gradient) *row, const T *gain, ptrdiff_t turn, const int centred,
+                            const int plain, const double sums[2], FN(joint) *joint)
+{
+    const V G = TN(splat)((T)(sums[0] / (double)n)), H = TN(splat)((T)(sums[1] / (double)n));
+    const ptrdiff_t rest = turn ? VL - turn : 0, head = rest < n ? rest : n;
+    ptrdiff_t j = head;
+    if (head) {
+        const V v = FN(dx)(row, 0, head, gain, G, H, centred, plain);
+        if (joint) FN(join)(row->dx, head, v, joint);
+        else FN(store_some)(row->dx, head, v);
     }
-    if (j < n) {
-        V g = FN(load_range)(row->dy + j, 0, n - j, zero);
-        if (gain) g *= TN(load_range)(gain + j, 0, n - j, zero);
-        const V xhat = FN(xhat)(row, FN(load_range)(row->x + j, 0, n - j, zero), centred);
-        FN(store_some)(row->dx + j, n - j, row->rstd * ((centred ? g - G : g) - xhat * H));
+    for (; j + GROUP * VL <= n; j += GROUP * VL) { /* in groups: see write_group */
+        V v[GROUP];
+#pragma GCC unroll 4
+        for (int i = 0; i < GROUP; ++i) v[i] = TN(keep)(FN(dx)(row, j + i * VL, VL, gain, G, H, centred, plain));
+#pragma GCC unroll 4
+        for (int i = 0; i < GROUP; ++i) {
+            if (joint) FN(stream)(row->dx + j + i * VL, v[i]);
+            else FN(store)(row->dx + j + i * VL, v[i]);
+        }
+    }
+    for (; j < n; j += VL) {
+        const ptrdiff_t k = n - j < VL ? n - j : VL;
+        const V v = k == VL ? FN(dx)(row, j, VL, gain, G, H, centred, plain) : FN(dx)(row, j, k, gain, G, H, centred, plain);
+        if (joint && k == VL) FN(stream)(row->dx + j, v);
+        else if (joint) FN(join)(row->dx + j, k, v, joint);
+        else if (k == VL) FN(store)(row->dx + j, v);
+        else FN(store_some)(row->dx + j, k, v);
     }
 }
 
@@ -639,37 +685,53 @@ RARE void FN(exact_backward_row)(ptrdiff_t n, const X *dy, const X *x, const T *
 /* can the row do without the float64 path? written so that NaN can't */
 INLINE int FN(in_range)(const T st[3]) { return st[2] >= RSTD_MIN && st[2] <= RSTD_MAX; }
 
+/* (5) and (6) for a row that does without the float64 path, unless its sums overflow */
+INLINE void FN(backward_row)(ptrdiff_t n, const FN(gradient) *row, const FN(shares) *to_add, ptrdiff_t turn, const int centred,
+                             const int plain, const T st[3], FN(joint) *joint)
+{
+    double sums[2];
+    FN(backward_sums)(n, row, to_add, turn, centred, plain, sums);
+    if (!(fabs(sums[0]) <= SUM_MAX && fabs(sums[1]) <= SUM_MAX))
+        FN(exact_backward_row)(n, row->dy, row->x, to_add->gain, st, centred, row->dx, NULL, NULL);
+    else if (joint) FN(backward_dx)(n, row, to_add->gain, FN(lanes_before)(row->dx), centred, plain, sums, joint);
+    else FN(backward_dx)(n, row, to_add->gain, turn, centred, plain, sums, NULL);
+}
+
 /* One block of rows: partial [2, n] becomes this block's dgain and dbias */
 INLINE void FN(backward_rows)(const cnorm_norm_backward *call, const int centred)
 {
+    _Alignas(VECTOR_BYTES) T room[3][FN(ROOM)];
     const ptrdiff_t n = call->n;
-    const T *gain = call->gain, *stats = call->stats;
-    T *dgain = call->partial, *dbias = dgain + n;
-    memset(dgain, 0, 2 * (size_t)n * sizeof(T));
-    for (ptrdiff_t done = 0, count; done < call->rows; done += count) {
-        FN(gradient) row[BACKWARD_ROWS];
-        double sums[BACKWARD_ROWS][2];
-        for (count = 0; count < BACKWARD_ROWS && done + count < call->rows; ++count) {
-            const ptrdiff_t r = done + count;
-            const T *st = stats + 3 * r;
-            if (count && !FN(in_range)(st)) break;
-            row[count] = (FN(gradient)){.dy = (const X *)call->dy + r * call->dy_stride,
-                                        .x = (const X *)call->x + r * call->x_stride,
-                                        .dx = (X *)call->dx + r * call->dx_stride,
-                                        .shift = TN(splat)(st[0]), .delta = TN(splat)(st[1]), .rstd = TN(splat)(st[2])};
-            if (!FN(in_range)(st)) {
-                FN(exact_backward_row)(n, row[0].dy, row[0].x, gain, st, centred, row[0].dx, dgain, dbias);
-                count = 1;
-                goto next;
-            }
-        }
-        if (count == BACKWARD_ROWS) FN(backward_sums)(n, row, BACKWARD_ROWS, gain, centred, dgain, dbias, sums);
-        else for (int r = 0; r < count; ++r) FN(backward_sums)(n, row + r, 1, gain, centred, dgain, dbias, sums + r);
-        for (int r = 0; r < count; ++r) {
-            if (fabs(sums[r][0]) <= SUM_MAX && fabs(sums[r][1]) <= SUM_MAX) FN(backward_dx)(n, &row[r], gain, centred, sums[r]);
-            else FN(exact_backward_row)(n, row[r].dy, row[r].x, gain, stats + 3 * (done + r), centred, row[r].dx, NULL, NULL);
-        }
-    next:;
+    const int padded = n <= FN(NEAR) && call->rows > 1;
+    const ptrdiff_t turn = ALIGN_LOADS && padded && n > SHORT_ROW && call->x_stride % VL == 0 ? FN(lanes_before)(call->x) : 0;
+    FN(shares) shares = {.gain = call->gain, .dgain = call->partial, .dbias = (T *)call->partial + n, .padded = padded};
+    if (padded) {
+        for (int i = 0; i < 3; ++i) memset(room[i], 0, (size_t)(n + 2 * VL) * sizeof(T));
+        if (call->gain) shares.gain = memcpy(room[2] + turn, call->gain, (size_t)n * sizeof(T));
+        shares.dgain = room[0] + turn;
+        shares.dbias = room[1] + turn;
+    } else {
+        memset(call->partial, 0, 2 * (size_t)n * sizeof(T));
+    }
+    FN(joint) kept = {.filled = 0}, *joint = call->streaming ? &kept : NULL;
+    for (ptrdiff_t r = 0; r < call->rows; ++r) {
+        const T *st = (const T *)call->stats + 3 * r;
+        const FN(gradient) row = {.dy = (const X *)call->dy + r * call->dy_stride,
+                                  .x = (const X *)call->x + r * call->x_stride,
+                                  .dx = (X *)call->dx + r * call->dx_stride,
+                                  .shift = TN(splat)(st[0]), .delta = TN(splat)(st[1]), .rstd = TN(splat)(st[2])};
+        if (!FN(in_range)(st))
+            FN(exact_backward_row)(n, row.dy, row.x, shares.gain, st, centred, row.dx, shares.dgain, shares.dbias);
+        else if (st[0] == 0) FN(backward_row)(n, &row, &shares, turn, centred, 1, st, joint);
+        else FN(backward_row)(n, &row, &shares, turn, centred, 0, st, joint);
+    }
+    if (padded) {
+        memcpy(call->partial, shares.dgain, (size_t)n * sizeof(T));
+        memcpy((T *)call->partial + n, shares.dbias, (size_t)n * sizeof(T));
+    }
+    if (joint) {
+        FN(flush)(joint);
+        stream_fence();
     }
 }
 
