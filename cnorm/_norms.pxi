@@ -281,18 +281,33 @@ cdef cnp.ndarray like_x(cnp.ndarray a, cnp.ndarray x, str name):
     return a
 
 
+cdef int check_stats_of(Stats stats, cnp.ndarray x, cnorm_dtype dtype, int first) except -1:
+    cdef cnp.ndarray data = stats._data
+    cdef int i, ndim = cnp.PyArray_NDIM(x)
+    cdef bint fits = cnp.PyArray_NDIM(data) == ndim + 1
+    if cnp.PyArray_TYPE(data) != compute_number(dtype):
+        kind = "float64" if dtype == CNORM_F64 else "float32"
+        raise TypeError(f"stats must be {kind} for x of dtype {x.dtype}, got {data.dtype}")
+    if fits:
+        for i in range(ndim):
+            fits &= cnp.PyArray_DIMS(data)[i] == (cnp.PyArray_DIMS(x)[i] if i < first else 1)
+    if not fits:
+        expected = (<object>x).shape[:first] + (1,) * (ndim - first)
+        raise ValueError(f"stats must have the shape {expected}, that of x.shape[:axis] + (1, ...), got "
+                         f"{(<object>data).shape[:-1]}")
+    return 0
+
+
 cdef backward(bint centred, dy, x, weight, Stats stats, axis, out):
     """What the two backward functions share: (dx, dweight or None, dbias or None)."""
-    cdef cnp.ndarray a = as_array(x, "x"), d, given = None, gain = None, target, dgain, dbias, partials
+    cdef cnp.ndarray a = as_array(x, "x"), d, given = None, gain = None, like, target, dx, dweight, dbias = None
+    cdef cnp.ndarray dgain_to, dbias_to = None, partials
     cdef cnorm_dtype dtype = dtype_of(a, "x")
-    cdef int first = first_normalised(axis, cnp.PyArray_NDIM(a), a), i, j
+    cdef int first = first_normalised(axis, cnp.PyArray_NDIM(a), a)
     cdef ptrdiff_t rows, n
+    cdef cnp.npy_intp bytes_of_partials
     cdef Rows source, gradient, sink
     cdef const void *pg = NULL
-    cdef void *ps
-    cdef void *pdgain
-    cdef void *pdbias
-    cdef void *pp
     cdef cnorm_status status
     count_rows(a, first, &rows, &n)
     d = like_x(as_array(dy, "dy"), a, "dy")
@@ -300,55 +315,72 @@ cdef backward(bint centred, dy, x, weight, Stats stats, axis, out):
         given = as_array(weight, "weight")
         gain = parameter(given, a, dtype, first, "weight")
         pg = cnp.PyArray_DATA(gain)
-    if cnp.PyArray_TYPE(stats._data) != compute_number(dtype):
-        kind = "float64" if dtype == CNORM_F64 else "float32"
-        raise TypeError(f"stats must be {kind} for x of dtype {a.dtype}, got {stats._data.dtype}")
-    expected = (<object>a).shape[:first] + (1,) * (cnp.PyArray_NDIM(a) - first)
-    if (<object>stats._data).shape[:-1] != expected:
-        raise ValueError(f"stats must have the shape {expected}, that of x.shape[:axis] + (1, ...), got "
-                         f"{(<object>stats._data).shape[:-1]}")
-    wanted = ("dx", "dweight", "dbias") if centred else ("dx", "dweight")
-    if out is None:
-        out = (None,) * len(wanted)
-    elif not isinstance(out, tuple):
-        raise TypeError(f"out must be a tuple ({', '.join(wanted)}) or None, got {type(out).__name__}")
-    elif len(out) != len(wanted):
-        raise ValueError(f"out must be a tuple of {len(wanted)}, ({', '.join(wanted)}), got {len(out)}")
-    if weight is None and out[1] is not None:
+    check_stats_of(stats, a, dtype, first)
+    to_dx = to_dweight = to_dbias = None
+    if out is not None:
+        wanted = ("dx", "dweight", "dbias") if centred else ("dx", "dweight")
+        if not isinstance(out, tuple):
+            raise TypeError(f"out must be a tuple ({', '.join(wanted)}) or None, got {type(out).__name__}")
+        if len(out) != len(wanted):
+            raise ValueError(f"out must be a tuple of {len(wanted)}, ({', '.join(wanted)}), got {len(out)}")
+        to_dx, to_dweight = out[0], out[1]
+        to_dbias = out[2] if centred else None
+    if weight is None and to_dweight is not None:
         raise ValueError("out[1] must be None where weight is None")
-    like = a if given is None else given
-    small = np.empty((<object>a).shape[first:], like.dtype)
-    results = [output(out[i], f"out[{i}]", a if i == 0 else small) for i in range(len(wanted))]
-    for i in range(len(wanted)):
-        name = f"out[{i}]"
-        check_apart(results[i], name, d, "dy", i == 0)
-        check_apart(results[i], name, a, "x", i == 0)
-        check_apart(results[i], name, given, "weight", False)
-        check_apart(results[i], name, stats._data, "stats", False)
-        for j in range(i):
-            check_apart(results[i], name, results[j], f"out[{j}]", False)
+    like = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a) - first, cnp.PyArray_DIMS(a) + first,
+                             cnp.PyArray_TYPE(a if given is None else given), 0)
+    dx = output(to_dx, "out[0]", a)
+    dweight = output(to_dweight, "out[1]", like)
+    if centred:
+        dbias = output(to_dbias, "out[2]", like)
+    if out is not None:
+        check_apart_from_inputs(dx, "out[0]", d, a, given, stats._data, True)
+        check_apart_from_inputs(dweight, "out[1]", d, a, given, stats._data, False)
+        check_apart(dweight, "out[1]", dx, "out[0]", False)
+        if centred:
+            check_apart_from_inputs(dbias, "out[2]", d, a, given, stats._data, False)
+            check_apart(dbias, "out[2]", dx, "out[0]", False)
+            check_apart(dbias, "out[2]", dweight, "out[1]", False)
     d = rows_of(d, first, &gradient)
     a = rows_of(a, first, &source)
-    target = rows_to(results[0], first, &sink)
-    dgain = computed(results[1], dtype)
-    dbias = computed(results[2], dtype) if centred else None
-    partials = np.empty(cnorm_backward_partials(dtype, rows, n), np.uint8)
-    ps, pp, pdgain = cnp.PyArray_DATA(stats._data), cnp.PyArray_DATA(partials), cnp.PyArray_DATA(dgain)
+    target = rows_to(dx, first, &sink)
+    dgain_to = computed(dweight, dtype)
     if centred:
-        pdbias = cnp.PyArray_DATA(dbias)
+        dbias_to = computed(dbias, dtype)
+    bytes_of_partials = cnorm_backward_partials(dtype, rows, n)
+    partials = cnp.PyArray_EMPTY(1, &bytes_of_partials, cnp.NPY_UINT8, 0)
+    if rows * n > RELEASE_GIL_ABOVE:
         with nogil:
-            status = cnorm_layer_norm_backward(dtype, rows, n, gradient.data, gradient.stride, source.data,
-                                               source.stride, pg, ps, sink.data, sink.stride, pdgain, pdbias, pp)
+            status = call_backward(centred, dtype, rows, n, gradient, source, pg, cnp.PyArray_DATA(stats._data), sink,
+                                   dgain_to, dbias_to, cnp.PyArray_DATA(partials))
     else:
-        with nogil:
-            status = cnorm_rms_norm_backward(dtype, rows, n, gradient.data, gradient.stride, source.data,
-                                             source.stride, pg, ps, sink.data, sink.stride, pdgain, pp)
+        status = call_backward(centred, dtype, rows, n, gradient, source, pg, cnp.PyArray_DATA(stats._data), sink,
+                               dgain_to, dbias_to, cnp.PyArray_DATA(partials))
     check(status)
-    with np.errstate(over="ignore", under="ignore"):  # a sum may not fit float16: infinity, as the dtype has it
-        for result, value in zip(results, (target, dgain, dbias)):
-            if result is not value:
-                result[...] = value
-    return results[0], None if weight is None else results[1], results[2] if centred else None
+    if target is not dx or dgain_to is not dweight or dbias_to is not dbias:
+        with np.errstate(over="ignore", under="ignore"):  # a sum may not fit float16: infinity, as the dtype has it
+            for result, value in ((dx, target), (dweight, dgain_to), (dbias, dbias_to)):
+                if result is not value:
+                    result[...] = value
+    return dx, None if weight is None else dweight, dbias
+
+
+cdef int check_apart_from_inputs(cnp.ndarray out, str name, cnp.ndarray dy, cnp.ndarray x, weight, cnp.ndarray stats,
+                                 bint in_place) except -1:
+    check_apart(out, name, dy, "dy", in_place)
+    check_apart(out, name, x, "x", in_place)
+    check_apart(out, name, weight, "weight", False)
+    return check_apart(out, name, stats, "stats", False)
+
+
+cdef cnorm_status call_backward(bint centred, cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, Rows dy, Rows x,
+                                const void *gain, const void *stats, Rows dx, cnp.ndarray dgain, cnp.ndarray dbias,
+                                void *partials) noexcept nogil:
+    if centred:
+        return cnorm_layer_norm_backward(dtype, rows, n, dy.data, dy.stride, x.data, x.stride, gain, stats, dx.data,
+                                         dx.stride, cnp.PyArray_DATA(dgain), cnp.PyArray_DATA(dbias), partials)
+    return cnorm_rms_norm_backward(dtype, rows, n, dy.data, dy.stride, x.data, x.stride, gain, stats, dx.data, dx.stride,
+                                   cnp.PyArray_DATA(dgain), partials)
 
 
 cdef cnp.ndarray computed(cnp.ndarray result, cnorm_dtype dtype):
