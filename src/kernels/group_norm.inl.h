@@ -155,8 +155,14 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
                 FN(exact_group)(channels, space, x, gain, bias, call->eps, y, st);
             } else if (space == 1) {
                 FN(writer) w = {.x = x, .n = n, .gain = gain, .bias = bias, .y = y, .joint = joint};
-                FN(write_head)(&w, st, joint ? FN(lanes_before)(y) : 0, 1, FN(SHIFTED));
-                FN(write_rest)(&w, 1, FN(SHIFTED), 0);
+                const ptrdiff_t turn = joint ? FN(lanes_before)(y) : 0;
+                if (st[0] == 0 && gain && bias) {
+                    FN(write_head)(&w, st, turn, 1, FN(PLAIN));
+                    FN(write_rest)(&w, 1, FN(PLAIN), 1);
+                } else {
+                    FN(write_head)(&w, st, turn, 1, FN(SHIFTED));
+                    FN(write_rest)(&w, 1, FN(SHIFTED), 0);
+                }
             } else {
                 for (ptrdiff_t c = 0; c < channels; ++c) /* 1 and -0 are what changes nothing */
                     FN(normalise_run)(x + c * space, space, st, gain ? gain[c] : 1, bias ? bias[c] : -(T)0, y + c * space,

@@ -8,6 +8,12 @@
 
 /* A path that few rows take: compiled small. */
 #define RARE static __attribute__((noinline, cold))
+/* A vector at the edge of a row: in line, but where that would make many times the code. */
+#if VECTOR_BYTES == 16
+#define EDGE static __attribute__((noinline))
+#else
+#define EDGE INLINE
+#endif
 
 enum {
     BLOCK = 16,        /* additions into a lane before its sum is added to the lane's total */

@@ -191,14 +191,16 @@ INLINE V FN(shifted)(const FN(row) *row, ptrdiff_t j, V shift, T *kept)
 }
 
 /* the same of a vector that the row begins or ends in; d = 0 where there is no row */
-INLINE V FN(shift_some)(const FN(row) *row, ptrdiff_t n, ptrdiff_t j, V shift, T *kept)
+EDGE V FN(shifted_some)(FN(row) row, ptrdiff_t n, ptrdiff_t j, V shift, T *kept)
 {
     const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
-    const V d = FN(row_load_range)(row, j, from, to, shift) - shift;
-    if (row->residual) {
-        const V v = FN(row_load_range)(row, j + from, 0, to - from, shift);
-        if (row->sum_joint) FN(join)(row->sum + j + from, to - from, v, row->sum_joint);
-        else FN(store_some)(row->sum + j + from, to - from, v);
+    const V v = FN(row_load_range)(&row, j, from, to, shift), d = v - shift;
+    if (row.residual) {
+        T lanes[VL];
+        TN(store)(lanes, v);
+        const V sum = TN(load_range)(lanes + from, 0, to - from, shift);
+        if (row.sum_joint) FN(join)(row.sum + j + from, to - from, sum, row.sum_joint);
+        else FN(store_some)(row.sum + j + from, to - from, sum);
     }
     if (kept) TN(store)(kept + j, d);
     return d;
@@ -211,15 +213,14 @@ INLINE void FN(count)(V d, const int centred, V *s, V *q)
     *q += d * d;
 }
 
-/* S = sum d and Q = sum d^2 over the row. A writer, if there is one, is moved on in the same loop: the row before leaves
- * for the caches while this one is summed.
+/* S = sum d and Q = sum d^2 over the row. A writer of a plain row, if there is one, is moved on in the same loop: the row
+ * before leaves for the caches while this one is summed.
  *
  * Vectors begin `turn` lanes before the row, so that those kept lie where those written will. A lane's sum is then found
  * `turn` lanes further on, and is turned back before the tree: the same additions in the same order. */
 INLINE void FN(sums)(const FN(row) *row, ptrdiff_t n, T K, const int centred, T *kept, ptrdiff_t turn, FN(writer) *w,
                      double *S, double *Q)
 {
-    const enum FN(origin) origin = kept ? FN(KEPT) : FN(PLAIN); /* of what w writes */
     const V shift = TN(splat)(K), zero = TN(splat)(0);
     *S = *Q = 0;
     for (ptrdiff_t start = 0; start < n; start += FOLD) {
@@ -243,7 +244,7 @@ INLINE void FN(sums)(const FN(row) *row, ptrdiff_t n, T K, const int centred, T 
 #pragma GCC unroll 4
                                 for (int i = 0; i < GROUP; ++i)
                                     FN(count)(FN(shifted)(row, j + i * VL, shift, kept), centred, &sp[i % PASS], &qp[i % PASS]);
-                                FN(write_group)(w, centred, origin, 1, 0);
+                                FN(write_group)(w, centred, FN(PLAIN), 1, 0);
                             }
                         }
                         for (; j + PASS * VL <= end; j += LANES) {
@@ -257,7 +258,7 @@ INLINE void FN(sums)(const FN(row) *row, ptrdiff_t n, T K, const int centred, T 
                         const ptrdiff_t at = j + i * VL, from = at < block ? turn : 0, to = end - at < VL ? end - at : VL;
                         if (from >= to) continue;
                         V d = from && block && kept ? TN(load)(kept + at)
-                              : at < 0 || at + VL > n ? FN(shift_some)(row, n, at, shift, kept)
+                              : at < 0 || at + VL > n ? FN(shifted_some)(*row, n, at, shift, kept)
                                                       : FN(shifted)(row, at, shift, kept);
                         if (from || to < VL) d = TN(only)(d, from, to);
                         FN(count)(d, centred, &sp[i], &qp[i]);
@@ -402,9 +403,9 @@ INLINE const T *FN(beside)(const cnorm_norm *call, const T *from, T nothing, ptr
     return room + turn;
 }
 
-/* Rows short enough to stay in the first cache, with gain and bias, between being summed and being written. A row is
- * written while the next is summed: its division and square root, and the wait for memory, hide behind the other's work.
- * Of a sum, and of what had to be widened, d is kept. */
+/* Rows short enough to stay in the first cache, with gain and bias, between being summed and being written. The next row
+ * is summed before a row is written, or while: its division and square root, and the wait for memory, hide behind the
+ * other's work. Of a sum, and of what had to be widened, d is kept. */
 INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int with_residual)
 {
     const int keep = with_residual || sizeof(X) < sizeof(T);
@@ -433,7 +434,7 @@ INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int w
         turn = aligned ? FN(lanes_before)(call->streaming ? y : row.x) : 0;
         T *const kept = keep ? room[next & 1] + turn : NULL;
         if (next < rows) {
-            plain[next & 1] = writing && !shifted && !w.joint
+            plain[next & 1] = writing && !keep && !shifted && !w.joint
                                   ? FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, recent[next & 1])
                                   : FN(row_stats)(&row, n, call->eps, centred, kept, turn, NULL, recent[next & 1]);
         }
@@ -537,6 +538,13 @@ INLINE void FN(backward_terms)(const FN(gradient) *row, ptrdiff_t j, ptrdiff_t f
     else TN(store_some)(dbias, to, share_bias);
 }
 
+/* the same of a vector at an edge of the row */
+EDGE void FN(backward_edge)(FN(gradient) row, ptrdiff_t n, ptrdiff_t j, FN(shares) to_add, int centred, V terms[2])
+{
+    const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
+    FN(backward_terms)(&row, j, from, to, &to_add, centred, 0, &terms[0], &terms[1]);
+}
+
 /* (5) for one row: sums = G n, H n. For `turn` see sums. */
 INLINE void FN(backward_sums)(ptrdiff_t n, const FN(gradient) *row, const FN(shares) *to_add, ptrdiff_t turn, const int centred,
                               const int plain, double sums[2])
@@ -574,8 +582,14 @@ INLINE void FN(backward_sums)(ptrdiff_t n, const FN(gradient) *row, const FN(sha
                             gp[i] += TN(only)(carried_g, turn, VL);
                             gxp[i] += TN(only)(carried_gx, turn, VL);
                         } else if (j < end) {
-                            const ptrdiff_t from = j < 0 ? turn : 0, to = n - j < VL ? n - j : VL;
-                            FN(backward_terms)(row, j, from, to, to_add, centred, plain, &tg, &tgx);
+                            if (j >= 0 && n - j >= VL) {
+                                FN(backward_terms)(row, j, 0, VL, to_add, centred, plain, &tg, &tgx);
+                            } else {
+                                V terms[2];
+                                FN(backward_edge)(*row, n, j, *to_add, centred, terms);
+                                tg = terms[0];
+                                tgx = terms[1];
+                            }
                             if (end - j < VL && end < n) {
                                 carried_g = tg;
                                 carried_gx = tgx;

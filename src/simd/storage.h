@@ -97,19 +97,26 @@ INLINE u16h narrow_f16(f32v v)
 #endif
 
 INLINE f32v widen_bf16(u16h v) { return (f32v)(extend_u16(v) << 16); }
+/* adds just under half of the last place kept, and its last bit: ties go to even. NaN apart: it could carry to infinity. */
+#if VECTOR_BYTES == 64
+INLINE u16h narrow_bf16(f32v v)
+{
+    const __m512i bits = (__m512i)v, one = _mm512_set1_epi32(1), place = _mm512_set1_epi32(0x10000);
+    const __mmask16 odd = _mm512_test_epi32_mask(bits, place), nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+    const __m512i half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_mask_or_epi32(_mm512_mask_add_epi32(half, odd, half, one), nan, bits,
+                                                 _mm512_set1_epi32(0x400000));
+    const __m512i high = _mm512_castsi256_si512(_mm256_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1));
+    return (u16h)_mm512_castsi512_si256(_mm512_permutexvar_epi16(high, rounded));
+}
+#else
 INLINE u16h narrow_bf16(f32v v)
 {
     typedef uint32_t u32v __attribute__((vector_size(VECTOR_BYTES)));
-    const u32v bits = (u32v)v, high = bits >> 16, rounded = (bits + ((high & 1) + 0x7fff)) >> 16;
-    /* rounding could carry a NaN into infinity */
-#if VECTOR_BYTES == 64
-    const __mmask16 nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
-    return truncate_u16((i32v)_mm512_mask_or_epi32((__m512i)rounded, nan, (__m512i)high, _mm512_set1_epi32(0x40)));
-#else
-    const u32v nan = (u32v)(v != v);
+    const u32v bits = (u32v)v, high = bits >> 16, rounded = (bits + ((high & 1) + 0x7fff)) >> 16, nan = (u32v)(v != v);
     return truncate_u16((i32v)((rounded & ~nan) | ((high | 0x40) & nan)));
-#endif
 }
+#endif
 
 #define HALF_STORAGE(type)                                                                                           \
     INLINE f32v load_##type(const uint16_t *p) { return widen_##type(load_u16(p)); }                                 \
