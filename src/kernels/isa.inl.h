@@ -6,8 +6,8 @@
 #include "../simd/vector.h"
 #include "kernels.h"
 
-/* A path that few rows take: compiled small. */
-#define RARE static __attribute__((noinline, cold))
+/* A path that few rows take. Not marked cold: GCC 12 would take the loops that lead to it for cold, too. */
+#define RARE static __attribute__((noinline))
 /* A vector at the edge of a row: in line, but where that would make many times the code. */
 #if VECTOR_BYTES == 16
 #define EDGE static __attribute__((noinline))
