@@ -139,36 +139,56 @@ RARE void FN(exact_group)(ptrdiff_t channels, ptrdiff_t space, const T *x, const
     FN(stats_of)(&e, stats);
 }
 
+/* A group whose sums are taken; plain: that were accepted, see (1) to (3) of layer_norm.inl.h */
+typedef struct {
+    const T *x, *gain, *bias;
+    T *y, stats[3];
+    int plain;
+} FN(group);
+
+INLINE void FN(write_channels)(ptrdiff_t channels, ptrdiff_t space, double eps, FN(group) *g, FN(joint) *joint)
+{
+    if (!g->plain) {
+        FN(exact_group)(channels, space, g->x, g->gain, g->bias, eps, g->y, g->stats);
+    } else if (space == 1) {
+        FN(writer) w = {.x = g->x, .n = channels, .gain = g->gain, .bias = g->bias, .y = g->y, .joint = joint};
+        const ptrdiff_t turn = joint ? FN(lanes_before)(g->y) : 0;
+        if (g->stats[0] == 0 && g->gain && g->bias) {
+            FN(write_head)(&w, g->stats, turn, 1, FN(PLAIN));
+            FN(write_rest)(&w, 1, FN(PLAIN), 1);
+        } else {
+            FN(write_head)(&w, g->stats, turn, 1, FN(SHIFTED));
+            FN(write_rest)(&w, 1, FN(SHIFTED), 0);
+        }
+    } else {
+        for (ptrdiff_t c = 0; c < channels; ++c) /* 1 and -0 are what changes nothing */
+            FN(normalise_run)(g->x + c * space, space, g->stats, g->gain ? g->gain[c] : 1, g->bias ? g->bias[c] : -(T)0,
+                              g->y + c * space, joint);
+    }
+}
+
+/* Short groups are written after the next one is summed: division and square root hide behind its sums. */
 static void FN(group_norm)(const cnorm_volume_norm *call)
 {
     const ptrdiff_t groups = call->groups, channels = call->channels / groups, space = call->space, n = channels * space;
-    T discarded[3];
+    const ptrdiff_t total = call->samples * groups, ahead = n <= SHORT_ROW ? 1 : 0;
     FN(joint) kept = {.filled = 0}, *joint = call->streaming ? &kept : NULL;
-    for (ptrdiff_t sample = 0; sample < call->samples; ++sample)
-        for (ptrdiff_t group = 0; group < groups; ++group) {
-            const T *x = (const T *)call->x + sample * call->x_stride + group * n;
-            const T *gain = call->gain ? (const T *)call->gain + group * channels : NULL;
-            const T *bias = call->bias ? (const T *)call->bias + group * channels : NULL;
-            T *y = (T *)call->y + sample * call->y_stride + group * n;
-            T *st = call->stats ? (T *)call->stats + 3 * (sample * groups + group) : discarded;
-            if (!FN(row_stats)(&(FN(row)){.x = x}, n, call->eps, 1, NULL, 0, NULL, st)) {
-                FN(exact_group)(channels, space, x, gain, bias, call->eps, y, st);
-            } else if (space == 1) {
-                FN(writer) w = {.x = x, .n = n, .gain = gain, .bias = bias, .y = y, .joint = joint};
-                const ptrdiff_t turn = joint ? FN(lanes_before)(y) : 0;
-                if (st[0] == 0 && gain && bias) {
-                    FN(write_head)(&w, st, turn, 1, FN(PLAIN));
-                    FN(write_rest)(&w, 1, FN(PLAIN), 1);
-                } else {
-                    FN(write_head)(&w, st, turn, 1, FN(SHIFTED));
-                    FN(write_rest)(&w, 1, FN(SHIFTED), 0);
-                }
-            } else {
-                for (ptrdiff_t c = 0; c < channels; ++c) /* 1 and -0 are what changes nothing */
-                    FN(normalise_run)(x + c * space, space, st, gain ? gain[c] : 1, bias ? bias[c] : -(T)0, y + c * space,
-                                      joint);
-            }
+    FN(group) recent[2];
+    for (ptrdiff_t next = 0, sample = 0, group = 0; next < total + ahead; ++next) {
+        if (next < total) {
+            FN(group) *g = &recent[next & 1];
+            g->x = (const T *)call->x + sample * call->x_stride + group * n;
+            g->y = (T *)call->y + sample * call->y_stride + group * n;
+            g->gain = call->gain ? (const T *)call->gain + group * channels : NULL;
+            g->bias = call->bias ? (const T *)call->bias + group * channels : NULL;
+            g->plain = FN(row_stats)(&(FN(row)){.x = g->x}, n, call->eps, 1, NULL, 0, NULL, g->stats);
+            if (++group == groups) ++sample, group = 0;
         }
+        const ptrdiff_t r = next - ahead; /* the group to write */
+        if (r < 0) continue;
+        FN(write_channels)(channels, space, call->eps, &recent[r & 1], joint);
+        if (call->stats) memcpy((T *)call->stats + 3 * r, recent[r & 1].stats, sizeof recent[0].stats);
+    }
     if (joint) {
         FN(flush)(joint);
         stream_fence();
