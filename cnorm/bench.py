@@ -302,9 +302,10 @@ def recurrent_steps(sizes=None, *, cells=CELLS, seconds=1.0, advance=lambda desc
     Returns
     -------
     dict
-        "records": one for each cell, size and contender, with percentiles in microseconds; "limits": for each cell
-        and size the time to read the weights once, at the streaming rate measured on an array of their size;
-        "many": microseconds a stream of `step_many` and of steps one by one, for numbers of streams.
+        "records": one for each cell, size and contender, with percentiles in microseconds over at least 1000 steps;
+        "limits": for each cell and size the time to read the weights once, at the streaming rate measured on an array
+        of their size, and the time of the matrix-vector products alone; "many": microseconds a stream of `step_many`
+        and of steps one by one, for numbers of streams; "call": what a call of `Stream.step` costs.
     """
     sizes = list(sizes or HIDDEN)
     modules, left_out = contenders.importable()
@@ -321,14 +322,15 @@ def recurrent_steps(sizes=None, *, cells=CELLS, seconds=1.0, advance=lambda desc
             fit = _fit(made, check_steps, what, left_out)
             trial, _ = contenders.latencies(fit, [frames], at_a_time=1)
             a_step = sum(np.median(t) for t in trial.values()) / 1e6
-            repeats = int(np.clip(seconds * len(fit) / (a_step * len(frames)), 2, 400))
-            measured, _ = contenders.latencies(fit, [frames] * repeats, at_a_time=1)
+            repeats = int(np.clip(seconds * len(fit) / (a_step * len(frames)), 20, 400))
+            measured, _ = contenders.latencies(fit, [frames] * repeats, at_a_time=1, uncounted=2)
             shared = {"cell": cell, "input": inputs, "hidden": hidden}
             records += [{**shared, "contender": label} | _percentiles(t) for label, t in measured.items()]
             limits.append(shared | _limit(model))
     advance("step_many", len(cells) * len(sizes) + 1)
     document = {"format": 1, "kind": "rnn"} | surroundings() | {"left_out": list(dict.fromkeys(left_out))}
-    return document | {"records": records, "limits": limits, "many": many_streams(seconds=seconds / 4)}
+    last = {"many": many_streams(seconds=seconds / 4), "call": call_overhead(seconds=seconds / 4)}
+    return document | {"records": records, "limits": limits} | last
 
 
 def step_contenders(modules, model):
@@ -342,7 +344,7 @@ def step_contenders(modules, model):
     return [runner for module in modules if hasattr(module, "steps") for runner in module.steps(model, onnx_model)]
 
 
-def many_streams(inputs=128, hidden=256, counts=(1, 4, 16, 64), *, seconds=0.5):
+def many_streams(inputs=128, hidden=256, counts=(1, 2, 4, 8, 16, 64, 256), *, seconds=0.5):
     """Microseconds a stream, `step_many` beside steps one by one, of an LN-LSTM."""
     rng, rows = np.random.default_rng(0), []
     model = random_model("LN-LSTM", rng, inputs, hidden)
@@ -359,21 +361,40 @@ def many_streams(inputs=128, hidden=256, counts=(1, 4, 16, 64), *, seconds=0.5):
     return rows
 
 
+def call_overhead(*, seconds=0.5):
+    """Microseconds of a step of a GRU 1 -> 1: called from Python, and within the C loop of `Stream.process`."""
+    stream = random_model("GRU", np.random.default_rng(0), 1, 1).stream()
+    many = np.ones((1000, 1), np.float32)
+    names = {"stream": stream, "x": many[0], "y": many[0].copy(), "many": many, "out": many.copy()}
+    made = [
+        contenders.Contender("step", "stream.step(x, out=y)", names),
+        contenders.Contender("process", "stream.process(many, out=out)", names),
+    ]
+    times = {label: float(np.median(t)) for label, t in contenders.times(made, seconds=seconds).items()}
+    return {"step": times["step"], "inside": times["process"] / len(many)}
+
+
 def _percentiles(times):
     row = {"samples": len(times)} | {f"p{q}": float(np.percentile(times, q)) for q in (50, 99, 99.9)}
-    if len(times) < 1000:
-        row["p99.9"] = None  # it would be the maximum
     return row | {"max": float(times.max())}
 
 
 def _limit(model):
-    """Bytes of the matrices, the fastest streaming read of as many (at least 256 KiB), and the time that makes."""
-    size = sum(array.nbytes for layer in model.layers for array in layer.weights.values() if array.ndim == 2)
-    x = np.ones(max(size, 256 << 10) // 4, np.float32)
-    measured = contenders.times(memcpy_.streaming_read(x), seconds=0.1)
-    how, best = min(((label, float(np.median(t))) for label, t in measured.items()), key=lambda pair: pair[1])
-    rate = x.nbytes / best  # bytes a microsecond
-    return {"weight_bytes": size, "read_gb_per_s": rate / 1e3, "read_by": how, "microseconds": size / rate}
+    """Bytes of the matrices, the fastest streaming read of as many (at least 256 KiB), the time that makes; and the
+    time of one matrix-vector product as large as all of them, a `Linear` layer."""
+    matrices = [array for layer in model.layers for array in layer.weights.values() if array.ndim == 2]
+    joined = np.concatenate(matrices, axis=1)
+    x = np.ones(max(joined.nbytes, 256 << 10) // 4, np.float32)
+    step = cnorm.Model([cnorm.Linear(joined)]).stream().step
+    names = {"step": step, "x": np.ones(joined.shape[1], np.float32), "y": np.empty(len(joined), np.float32)}
+    product = contenders.Contender("product", "step(x, out=y)", names)
+    measured = contenders.times([product, *memcpy_.streaming_read(x)], seconds=0.1)
+    medians = {label: float(np.median(t)) for label, t in measured.items()}
+    alone = medians.pop("product")
+    how = min(medians, key=medians.get)
+    rate = x.nbytes / medians[how]  # bytes a microsecond
+    read = {"read_gb_per_s": rate / 1e3, "read_by": how, "microseconds": joined.nbytes / rate}
+    return {"weight_bytes": joined.nbytes, **read, "product_microseconds": alone}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ STYLES = {
     "cnorm": {"color": "#0072B2", "marker": "o", "lw": 2.8, "zorder": 5},
     "np.copyto": {"color": "#000000", "marker": "", "lw": 1.3, "ls": "--"},
     "limit": {"color": "#000000", "marker": "", "lw": 1.3, "ls": "--"},
+    "step_many": {"color": "#0072B2", "marker": "o", "lw": 2.8, "zorder": 5},
+    "step": {"color": "#56B4E9", "marker": "s"},
     "numba": {"color": "#009E73", "marker": "s"},
     "NumPy": {"color": "#CC79A7", "marker": "v"},
     "onnxruntime, IO binding": {"color": "#E69F00", "marker": "D"},
@@ -103,10 +105,11 @@ def rnn_tables(console, document):
             table.add_column(name, justify="right")
         for r in records:
             against = "" if r["contender"] == "cnorm" else _times(r["p50"] / p50)
-            cells = [_short(r[name] or math.nan) for name in ("p50", "p99", "p99.9", "max")]
+            cells = [_short(r[name]) for name in ("p50", "p99", "p99.9", "max")]
             table.add_row(r["contender"], *cells, against, style="bold" if r["contender"] == "cnorm" else "")
         read = f"limit: {_bytes(limit['weight_bytes'])} read at {limit['read_gb_per_s']:.0f} GB/s"
-        table.add_row(read, _short(limit["microseconds"]), "", "", "", _times(limit["microseconds"] / p50), style="dim")
+        for what, time in (("cnorm's products alone", limit["product_microseconds"]), (read, limit["microseconds"])):
+            table.add_row(what, _short(time), "", "", "", _times(time / p50), style="dim")
         console.print(table)
     ways = " or ".join(dict.fromkeys(limit["read_by"] for limit in document["limits"]))
     console.print(f"\n[dim]streaming reads measured with {ways}; for plain cells onnxruntime has its own operators[/]")
@@ -114,56 +117,84 @@ def rnn_tables(console, document):
     if both:
         cost = ", ".join(f"{i} -> {h} {_times(own['LN-LSTM', i, h] / own['LSTM', i, h])}" for i, h in both)
         console.print(f"cnorm's LN-LSTM against its plain LSTM: {cost}")
+    shares = ", ".join(
+        f"{limit['input']} -> {limit['hidden']} {limit['microseconds'] / limit['product_microseconds']:.0%}"
+        for limit in _of_ln_lstm(document["limits"])
+    )
+    if shares:
+        console.print(f"rate at which the products read the weights, of that of the streaming read: {shares}")
+    call = document["call"]
+    console.print(
+        f"a GRU 1 -> 1: {_short(call['step'])} us a step from Python, {_short(call['inside'])} us within process: "
+        f"the call costs {_short(call['step'] - call['inside'])} us"
+    )
+    first = document["many"][0]
+    table = Table(
+        title=f"\nMany streams of an LN-LSTM {first['input']} -> {first['hidden']}, microseconds a stream",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        header_style="dim",
+    )
+    for name in ("streams", "step_many", "one by one", "faster", "steps a second"):
+        table.add_column(name, justify="right")
     for row in document["many"]:
-        console.print(
-            f"{row['streams']} streams of an LN-LSTM {row['input']} -> {row['hidden']}: step_many "
-            f"{_short(row['step_many'])} us a stream, one by one {_short(row['step'])} us"
-        )
+        many, one = row["step_many"], row["step"]
+        table.add_row(str(row["streams"]), _short(many), _short(one), _times(one / many), f"{1e6 / many:,.0f}")
+    console.print(table)
 
 
 def norms_picture(document, file):
     """Latency and memory traffic of `layer_norm` against the size of x, log-log."""
     records = [r for r in document["records"] if case_of(r) == FORWARD]
     records.sort(key=lambda r: r["moved_bytes"])
-    lines = {}
+    time, rate = {}, {}
     for r in records:
-        size, time = r["moved_bytes"], r["microseconds"]
-        lines.setdefault(r["contender"], []).append((size, time, size / time / 1e3))
+        size = r["moved_bytes"]
+        time.setdefault(r["contender"], []).append((size, r["microseconds"]))
+        rate.setdefault(r["contender"], []).append((size, size / r["microseconds"] / 1e3))
     marks = {f"{level}\n{_bytes(size)}": size for level, size in document["caches"].items()}
-    _two_panels(
-        document,
-        file,
-        lines,
-        marks,
-        titles=("Time of one layer_norm", "Memory it moves in that time"),
-        xlabel="x and y together, float32",
-        ylabels=("microseconds", "GB/s"),
-    )
+    shared = {"xlabel": "x and y together, float32", "marks": marks}
+    panels = [
+        {"title": "Time of one layer_norm", "ylabel": "microseconds", "lines": time, **shared},
+        {"title": "Memory it moves in that time", "ylabel": "GB/s", "lines": rate, **shared},
+    ]
+    _picture(document, file, panels)
 
 
 def rnn_picture(document, file):
-    """The median and the slowest thousandth of the steps against the hidden size, log-log."""
-    lines = {}
+    """Steps against the hidden size, the median and the slowest thousandth, and against the streams; log-log."""
+    median, slow = {}, {}
     for r in _of_ln_lstm(document["records"]):
-        lines.setdefault(r["contender"], []).append((r["hidden"], r["p50"], r["p99.9"] or math.nan))
-    lines["limit"] = [(r["hidden"], r["microseconds"], math.nan) for r in _of_ln_lstm(document["limits"])]
-    _two_panels(
-        document,
-        file,
-        lines,
-        {},
-        titles=("One LN-LSTM step, batch 1: the median", "The slowest thousandth (p99.9)"),
-        xlabel="hidden units",
-        ylabels=("microseconds", "microseconds"),
-        sharey=True,
-    )
+        median.setdefault(r["contender"], []).append((r["hidden"], r["p50"]))
+        slow.setdefault(r["contender"], []).append((r["hidden"], r["p99.9"]))
+    limits = [(r["hidden"], r["microseconds"]) for r in _of_ln_lstm(document["limits"])]
+    many = document["many"]
+    lines = {name: [(row["streams"], row[name]) for row in many] for name in ("step_many", "step")}
+    of = f"LN-LSTM {many[0]['input']} -> {many[0]['hidden']}"
+    panels = [
+        {"title": "One LN-LSTM step: the median", "xlabel": "hidden units", "ylabel": "microseconds",
+         "lines": median | {"limit": limits}},
+        {"title": "The slowest thousandth (p99.9)", "xlabel": "hidden units", "ylabel": "microseconds", "lines": slow},
+        {"title": "step_many", "xlabel": f"streams of an {of}", "ylabel": "microseconds a stream", "lines": lines},
+    ]  # fmt: skip
+    _picture(document, file, panels, shared=2)
 
 
 def _of_ln_lstm(records):
     return [r for r in records if r["cell"] == "LN-LSTM"]
 
 
-def _two_panels(document, file, lines, marks, *, titles, xlabel, ylabels, sharey=False):
+SHOWN = {
+    "limit": "limit: reading the weights once",
+    "step": "cnorm, streams one by one",
+    "step_many": "cnorm, step_many",
+}
+
+
+def _picture(document, file, panels, *, shared=0):
+    """Panels side by side; the first `shared` have the same scale upwards."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -172,14 +203,15 @@ def _two_panels(document, file, lines, marks, *, titles, xlabel, ylabels, sharey
 
     style = {"font.size": 10.5, "axes.spines.top": False, "axes.spines.right": False, "axes.titleweight": "bold"}
     with plt.rc_context(style):
-        figure, panels = plt.subplots(1, 2, figsize=(12, 5.2), sharey=sharey, layout="constrained")
-        for panel, (axes, title, ylabel) in enumerate(zip(panels, titles, ylabels, strict=True), 1):
+        figure, row = plt.subplots(1, len(panels), figsize=(2 + 5 * len(panels), 5.2), layout="constrained")
+        named = {}
+        for panel, axes in zip(panels, row, strict=True):
+            lines, marks = panel["lines"], panel.get("marks", {})
             for label in [label for label in STYLES if label in lines]:
-                points = lines[label]
-                shown = "limit: reading the weights once" if label == "limit" else label
-                axes.plot(*zip(*((p[0], p[panel]) for p in points), strict=True), label=shown, ms=5, **STYLES[label])
-            axes.set(xscale="log", yscale="log", title=title, xlabel=xlabel, ylabel=ylabel)
-            sizes = sorted({p[0] for points in lines.values() for p in points})
+                (line,) = axes.plot(*zip(*lines[label], strict=True), ms=5, **STYLES[label])
+                named.setdefault(SHOWN.get(label, label), line)
+            axes.set(xscale="log", yscale="log", title=panel["title"], xlabel=panel["xlabel"], ylabel=panel["ylabel"])
+            sizes = sorted({x for points in lines.values() for x, _ in points})
             for text, size in marks.items():
                 if sizes[0] < size < sizes[-1]:
                     axes.axvline(size, color="#b8bec4", lw=0.8, zorder=0)
@@ -192,7 +224,10 @@ def _two_panels(document, file, lines, marks, *, titles, xlabel, ylabels, sharey
             axes.xaxis.set_minor_locator(NullLocator())
             ticks = [16**k for k in range(1, 10) if sizes[0] <= 16**k <= sizes[-1]] if marks else sizes
             axes.set_xticks(ticks, [_bytes(t) if marks else f"{t:g}" for t in ticks])
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+        for axes in row[1:shared]:
+            axes.sharey(row[0])
+            row[0].autoscale(axis="y")
+        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=4, frameon=False)
         found = ", ".join(f"{name} {version}" for name, version in document["versions"].items() if name != "python")
         figure.suptitle(
             f"{document['processor']}, cnorm runs {document['isa']}, one thread; {found}", fontsize=9, color="#70767c"

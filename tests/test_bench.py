@@ -74,17 +74,20 @@ def test_document_of_steps(steps):
     check_surroundings(steps, "rnn")
     for record in steps["records"]:
         assert (record["input"], record["hidden"]) == (3, 4)
-        assert all(is_time(record[name]) for name in ("p50", "p99", "max"))
-        assert record["p50"] <= record["p99"] <= record["max"]
-        assert (record["p99.9"] is None) == (record["samples"] < 1000)
+        assert all(is_time(record[name]) for name in ("p50", "p99", "p99.9", "max"))
+        assert record["p50"] <= record["p99"] <= record["p99.9"] <= record["max"]
+        assert record["samples"] >= 1000  # or p99.9 would be the maximum
     assert {r["cell"] for r in steps["records"]} == set(operations.CELLS)
     assert steps["records"][0]["contender"] == "cnorm"
     assert [limit["weight_bytes"] for limit in steps["limits"]] == [4 * rows * 7 for rows in (16, 16, 12)]
     for limit in steps["limits"]:
         assert limit["read_by"] in ("np.max", "sum compiled by numba")
         assert is_time(limit["microseconds"])
-    assert [row["streams"] for row in steps["many"]] == [1, 4, 16, 64]
+        assert is_time(limit["product_microseconds"])
+    assert [row["streams"] for row in steps["many"]] == [1, 2, 4, 8, 16, 64, 256]
     assert all(is_time(row["step_many"]) and is_time(row["step"]) for row in steps["many"])
+    assert steps["call"].keys() == {"step", "inside"}
+    assert all(map(is_time, steps["call"].values()))
 
 
 @pytest.mark.parametrize("case", bench.CASES, ids=str)
@@ -218,6 +221,24 @@ def test_contenders_take_turns():
     assert "".join(calls) == "".join(expected)
 
 
+def test_uncounted_steps_come_before_each_turn():
+    steps = []
+
+    class Runner:
+        label, mode, reset = "runner", timing.nullcontext, lambda self: steps.append("reset")
+
+        def step(self, x):
+            steps.append(float(x[0]))
+            return x
+
+    utterances = [np.full((3, 1), k, np.float32) for k in range(2)]
+    times, answers = timing.latencies([Runner()], utterances, at_a_time=1, uncounted=2)
+    turns = [["reset", k, k, "reset", k, k, k] for k in range(2)]
+    assert steps == [*["reset", 0, 0, 0], *turns[0], *turns[1]]
+    assert len(times["runner"]) == 6
+    assert [y.tolist() for y in answers["runner"]] == [[0], [1]]
+
+
 def test_ratio_is_a_geometric_mean():
     def record(contender, rows, microseconds, case=bench.FORWARD):
         return {**case._asdict(), "rows": rows, "n": 8} | {
@@ -242,7 +263,8 @@ def test_tables_and_pictures(document, steps):
     bench_report.rnn_tables(console, steps)
     text = console.file.getvalue()
     expected = ["somebody is left out", "2x8", "3x5", "mean/std = 10", "layer_norm_backward", "x 1.50 us"]
-    for words in [*expected, "LN-LSTM step, 3 -> 4", "p99.9", "limit: 448 B read at", "64 streams"]:
+    expected += ["LN-LSTM step, 3 -> 4", "p99.9", "limit: 448 B read at", "products alone", "call costs", "a second"]
+    for words in expected:
         assert words in text, words
     for draw, of in ((bench_report.norms_picture, document), (bench_report.rnn_picture, steps)):
         file = io.BytesIO()

@@ -115,7 +115,7 @@ def times(contenders, *, seconds=0.3):
     return {contender.label: 1e6 * row for contender, row in zip(contenders, samples, strict=True)}
 
 
-def latencies(contenders, utterances, *, at_a_time=10, after=None):
+def latencies(contenders, utterances, *, at_a_time=10, uncounted=0, after=None):
     """Time every step of every contender on the same utterances, in turns.
 
     Each contender streams `at_a_time` utterances, then the next one does, and so on: whatever else the
@@ -125,6 +125,8 @@ def latencies(contenders, utterances, *, at_a_time=10, after=None):
     ----------
     contenders : sequence
     utterances : sequence of ndarray, shape (T, input_size), float32
+    uncounted : int
+        Steps before each turn that bring a contender's own data back into the caches.
     after : callable, optional
         Called without arguments after each turn.
 
@@ -145,6 +147,7 @@ def latencies(contenders, utterances, *, at_a_time=10, after=None):
         for start in range(0, len(utterances), at_a_time):
             for contender in contenders:
                 turn = utterances[start : start + at_a_time]
+                _stream(contender, [turn[0][:uncounted]] if uncounted else [], [], [])
                 _stream(contender, turn, times[contender.label], answers[contender.label])
             if after:
                 after()
