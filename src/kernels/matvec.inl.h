@@ -93,7 +93,7 @@ INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, 
     for (ptrdiff_t r = 0; r < rows; r += PANEL, panel += cols * PANEL) {
         for (int first = 0; first < LANE_VECTORS; first += 2) {
             const float *at = panel + first * VL_F32, *x = xt, *x2 = xt;
-            ANOTHER(x2);
+            if (count > 2) ANOTHER(x2); /* two are bound by their loads, which sharing makes fewer */
             f32v sum[2 * MANY];
 #pragma GCC unroll 16
             for (int i = 0; i < 2 * count; ++i) sum[i] = splat_f32(0);
