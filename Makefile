@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 GROUPS := build test lint
 
-.PHONY: demo test lint bench ctest clang aarch64 valgrind sanitize golden exhaustive fuzz clean
+.PHONY: demo test lint bench ctest clang aarch64 valgrind sanitize golden exhaustive soak fuzz clean
 
 demo: .venv/built            ## the whole product in under 20 seconds
 	$(BIN)/cnorm demo
@@ -63,6 +63,9 @@ golden: .venv/built          ## write tests/golden anew: a knowing change of res
 
 exhaustive: .venv/built      ## sigmoid and tanh on all 2^32 float32 inputs: minutes
 	$(call c_tests,c,,--benchmark exhaustive)
+
+soak: .venv/built            ## ten million silent steps of every cell: minutes
+	CNORM_SOAK_STEPS=10000000 $(BIN)/python -P -m pytest -n auto tests/test_streams.py -k silence
 
 fuzz: .venv/built            ## the reader of strangers' ONNX files, under atheris
 	$(BIN)/python -m pip install --quiet atheris
