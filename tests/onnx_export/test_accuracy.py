@@ -33,5 +33,5 @@ def test_root_mean_square_error_of_a_step(inputs, units, steps, isa, rng):
         for squared, got in zip(squares, (ours, np.concatenate(theirs)), strict=True):
             squared += np.sum((got - exact) ** 2, axis=1)
     ours, theirs = np.sqrt(squares / (steps * units))
-    assert (0 < theirs).all()
+    assert (theirs > 0).all()
     assert (ours <= 1.25 * theirs).all(), (ours, theirs)
