@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 
 import numpy as np
 
-from cnorm.layers import GRU, LSTM, RNN, Bidirectional, _name
-from cnorm.model import METADATA_KEY, read_safetensors
+from cnorm.layers import GRU, LSTM, RNN, Bidirectional, _eps, _name
+from cnorm.model import METADATA_KEY, read_safetensors, spec_of
 from cnorm.specs import PRESETS, CellSpec
+from cnorm.weights import optional_biases
 
 __all__ = ["from_safetensors", "from_torch"]
 
 CELLS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 
 
-def from_torch(source, preset, *, kind=None, prefix="", eps=None):
+def from_torch(source, preset, *, kind=None, prefix="", eps=None, bias=None):
     """Recurrent layers from a PyTorch module or state dict.
 
     A state dict does not say what its cell computes: a cell with the same names and shapes can be another recurrence
@@ -36,6 +38,9 @@ def from_torch(source, preset, *, kind=None, prefix="", eps=None):
         0, 1, ... of a stack: ``"rnn.layers.{layer}.cell."``.
     eps : float, optional
         As for `cnorm.LSTM`.
+    bias : bool, optional
+        Whether the layers have the biases that are optional in the preset; False: they have none. If not given, what
+        the attribute `bias` of a module such as torch.nn.LSTM says, else True. A bias is never missing quietly.
 
     Returns
     -------
@@ -55,20 +60,21 @@ def from_torch(source, preset, *, kind=None, prefix="", eps=None):
     >>> model = cnorm.Model(cnorm.from_torch(torch.nn.GRU(40, 128, num_layers=2), "torch", kind="GRU"))
     """
     if hasattr(source, "state_dict"):
+        bias = getattr(source, "bias", None) if bias is None else bias
         source = source.state_dict()
     if not isinstance(source, Mapping):
         raise TypeError(f"source must be a module or a mapping of names to tensors, got {type(source).__name__}")
-    return _layers({str(name): _array(tensor) for name, tensor in source.items()}, preset, kind, prefix, eps)
+    return _layers({str(name): _array(tensor) for name, tensor in source.items()}, preset, kind, prefix, eps, bias)
 
 
-def from_safetensors(path, preset, *, kind=None, prefix="", eps=None):
+def from_safetensors(path, preset, *, kind=None, prefix="", eps=None, bias=None):
     """Recurrent layers from a safetensors file of another framework; parameters as `from_torch`.
 
     Parameters
     ----------
     path : str or path-like
         Read with the same care as by `cnorm.load`. A file that `cnorm.Model.save` wrote says what its cells are: it is
-        refused if that is not `preset`.
+        refused if that is not what is asked for, eps included.
 
     Raises
     ------
@@ -79,24 +85,46 @@ def from_safetensors(path, preset, *, kind=None, prefix="", eps=None):
     """
     tensors, metadata = read_safetensors(path)
     spec = _spec(preset, kind)
-    if METADATA_KEY in metadata:
-        said = {entry.get("preset") for entry in _entries(metadata[METADATA_KEY]) if entry.get("type") in CELLS}
-        if said != {spec.name}:
-            raise ValueError(
-                f"{path} is a cnorm model whose cells are {', '.join(sorted(map(str, said))) or 'none'}, "
-                f"not {spec.name}: read it with cnorm.load"
-            )
     try:
-        return _layers(tensors, spec, None, prefix, eps)
+        if METADATA_KEY in metadata:
+            _same_cells(metadata[METADATA_KEY], prefix, spec, _eps(eps, spec))
+        return _layers(tensors, spec, None, prefix, eps, bias)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _entries(text: str) -> list[dict]:
+def _same_cells(text: str, prefix: str, spec: CellSpec, eps: float | None):
+    """See that the cells which a model file describes under the prefix are those asked for."""
     try:
-        return [entry for entry in json.loads(text)["layers"] if isinstance(entry, dict)]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return []
+        entries = [cell for i, entry in enumerate(json.loads(text)["layers"]) for cell in _cells(entry, f"layers.{i}.")]
+        said = [(start, _spec(spec_of(entry), entry["type"]), entry.get("eps")) for start, entry in entries]
+    except (KeyError, TypeError, RecursionError, json.JSONDecodeError):
+        raise ValueError(f"{METADATA_KEY!r} does not describe layers") from None
+    said = [one for one in said if re.match(_pattern(prefix), one[0])]
+    if not said:
+        raise ValueError(f"this cnorm model has no recurrent layer under {prefix!r}: read it with cnorm.load")
+    names = [field.name for field in fields(spec) if field.name not in ("name", "source")]
+    for start, its, its_eps in said:
+        pairs = [(name, getattr(its, name), getattr(spec, name)) for name in names]
+        pairs.append(("the layer's eps", its_eps, eps))
+        differing = [f"{name} is {theirs!r}, not {ours!r}" for name, theirs, ours in pairs if theirs != ours]
+        if differing:
+            raise ValueError(
+                f"{start.rstrip('.')} was saved as {its.kind} {its.name} and is not the {spec.kind} {spec.name} asked "
+                f"for: {'; '.join(differing)}; read it with cnorm.load"
+            )
+
+
+def _cells(entry: dict, start: str):
+    """(what its tensors' names begin with, entry) of each recurrent layer in an entry of a model file."""
+    if entry["type"] in CELLS:
+        yield start, entry
+    elif entry["type"] == "Residual":
+        for i, inner in enumerate(entry["layers"]):
+            yield from _cells(inner, f"{start}{i}.")
+    elif entry["type"] == "Bidirectional":
+        for way in ("forward", "backward"):
+            yield from _cells(entry[way], f"{start}{way}.")
 
 
 def _array(tensor):
@@ -121,13 +149,19 @@ def _spec(preset, kind) -> CellSpec:
     return PRESETS[kinds[0], preset]
 
 
-def _layers(tensors: dict, preset, kind, prefix: str, eps):
+def _pattern(prefix: str) -> str:
+    return re.escape(prefix).replace(r"\{layer\}", r"\d+")
+
+
+def _layers(tensors: dict, preset, kind, prefix: str, eps, bias):
     spec = _spec(preset, kind)
     cell = CELLS[spec.kind]
     if not isinstance(prefix, str):
         raise TypeError(f"prefix must be a str, got {type(prefix).__name__}")
-    pattern = re.escape(prefix).replace(r"\{layer\}", r"\d+")
-    left = {name: tensor for name, tensor in tensors.items() if re.match(pattern, name)}
+    bias = True if bias is None else bias
+    if not isinstance(bias, bool):
+        raise TypeError(f"bias must be True, False or None, got {bias!r}")
+    left = {name: tensor for name, tensor in tensors.items() if re.match(_pattern(prefix), name)}
     if not left:
         found = ", ".join(sorted(tensors)[:20]) or "none"
         raise ValueError(f"no tensor has a name that begins with {prefix!r}; the names are {found}")
@@ -135,6 +169,8 @@ def _layers(tensors: dict, preset, kind, prefix: str, eps):
     while not layers or _has(left, spec, prefix, len(layers), False):
         ways = [_take(left, spec, prefix, len(layers), reverse) for reverse in (False, True)]
         ways = [cell(weights, preset=spec, eps=eps) for weights in ways if weights is not None]
+        for way in ways:
+            _check_biases(way, bias)
         layers.append(ways[0] if len(ways) == 1 else Bidirectional(*ways))
     for name in _shared(spec, prefix):
         if name in left and len(left.pop(name)) != len(layers):
@@ -145,6 +181,18 @@ def _layers(tensors: dict, preset, kind, prefix: str, eps):
             f"{', '.join(sorted(left))}: give a longer prefix, or this is another cell"
         )
     return tuple(layers)
+
+
+def _check_biases(layer, bias: bool):
+    """A spec may have optional biases: see that all of them are there, or none."""
+    if bias and layer.absent_biases:
+        raise ValueError(
+            f"missing: {', '.join(layer.absent_biases)} of a {layer.kind} {layer.spec.name}; give bias=False if the "
+            f"checkpoint has no bias"
+        )
+    having = [name for name in optional_biases(layer.entries(), layer.weights) if name in layer.weights]
+    if having and not bias:
+        raise ValueError(f"bias must not be False: the checkpoint has {', '.join(having)}")
 
 
 def _names(spec: CellSpec, prefix: str, layer: int, reverse: bool) -> dict[str, str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from cnorm._core import BoundLayerNorm
 from cnorm.specs import PRESETS, CellSpec
-from cnorm.weights import START, checked, packed
+from cnorm.weights import START, checked, optional_biases, packed
 
 __all__ = ["GRU", "LSTM", "RNN", "Activation", "Bidirectional", "LayerNorm", "Linear", "Residual"]
 
@@ -21,6 +21,7 @@ class _Layer:
 
     kind: ClassVar[str]
     weights: Mapping[str, np.ndarray]
+    absent_biases: tuple[str, ...] = ()  # optional ones that it does not have
     input_size: int
     output_size: int
 
@@ -39,6 +40,13 @@ class _Cell(_Layer):
         self.weights, sizes = checked(weights, self.entries(), f"{self.kind} {self.spec.name}")
         self.input_size, self.units, self.output_size = sizes["I"], sizes["H"], sizes["P"]
         self._sizes = sizes
+        optional = optional_biases(self.entries(), self.weights)
+        self.absent_biases = tuple(name for name in optional if name not in self.weights)
+        if 0 < len(self.absent_biases) < len(optional):
+            raise ValueError(
+                f"weights of {self.kind} {self.spec.name} must have all of {', '.join(optional)} or none of them; "
+                f"missing: {', '.join(self.absent_biases)}"
+            )
 
     def entries(self):
         """The spec's tensors as a single layer's names, and the state at the start."""
@@ -155,6 +163,7 @@ class Linear(_Layer):
     def __init__(self, weight, bias=None):
         given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         self.weights, sizes = checked(given, (("weight", "O I", ""), ("bias", "O", "?")), "Linear")
+        self.absent_biases = ("bias",) if bias is None else ()
         self.output_size, self.input_size = sizes["O"], sizes["I"]
 
     def __repr__(self):
@@ -188,6 +197,7 @@ class LayerNorm(_Layer, BoundLayerNorm):
     def __init__(self, weight, bias=None, *, eps=1e-5):
         given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         self.weights, sizes = checked(given, (("weight", "N", ""), ("bias", "N", "?")), "LayerNorm")
+        self.absent_biases = ("bias",) if bias is None else ()
         self.eps = _rounded_eps(eps)
         self.input_size = self.output_size = sizes["N"]
         self._bind(self.weights["weight"], self.weights.get("bias"), self.eps)

@@ -216,7 +216,7 @@ def _entry(layer) -> dict:
         entry["layers"] = [_entry(inner) for inner in layer.layers]
     elif isinstance(layer, Bidirectional):
         entry |= {"forward": _entry(layer.forward), "backward": _entry(layer.backward)}
-    return entry
+    return entry | ({"without": list(layer.absent_biases)} if layer.absent_biases else {})
 
 
 def named_tensors(layers) -> dict[str, np.ndarray]:
@@ -337,16 +337,16 @@ CELLS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 def _layer(entry, weights):
     """The layer of one entry; `weights` by its own names."""
     kind = entry.get("type") if isinstance(entry, dict) else None
-    rest = set(entry) - {"type"} if kind else set()
-    if kind in CELLS and rest - {"eps"} in ({"preset"}, {"spec"}):
-        preset = entry["preset"] if "preset" in entry else _from_json(entry["spec"])
-        return CELLS[kind](weights, preset=preset, eps=entry.get("eps"))
-    if kind == "Linear" and not rest:
-        return Linear(**_weight_and_bias(kind, weights))
-    if kind == "LayerNorm" and rest == {"eps"}:
-        return LayerNorm(**_weight_and_bias(kind, weights), eps=entry["eps"])
+    rest = set(entry) - {"type", "without"} if kind else set()
     inner = None
-    if kind == "Activation" and rest == {"function"}:
+    if kind in CELLS and rest - {"eps"} in ({"preset"}, {"spec"}):
+        inner = CELLS[kind](weights, preset=spec_of(entry), eps=entry.get("eps"))
+        weights = {}
+    elif kind == "Linear" and not rest:
+        inner, weights = Linear(**_weight_and_bias(kind, weights)), {}
+    elif kind == "LayerNorm" and rest == {"eps"}:
+        inner, weights = LayerNorm(**_weight_and_bias(kind, weights), eps=entry["eps"]), {}
+    elif kind == "Activation" and rest == {"function"}:
         inner = Activation(entry["function"])
     elif kind == "Residual" and rest == {"layers"} and isinstance(entry["layers"], list):
         inner = Residual([_layer(one, _taken(weights, f"{i}.")) for i, one in enumerate(entry["layers"])])
@@ -356,7 +356,17 @@ def _layer(entry, weights):
         raise ValueError(f"unknown layer in the configuration: {str(entry)[:200]}")
     if weights:
         raise ValueError(f"tensors that {kind} does not take: {', '.join(sorted(weights))}")
+    if list(inner.absent_biases) != entry.get("without", []):
+        raise ValueError(
+            f"the biases that {inner!r} is without must be those that the configuration names, "
+            f"{str(entry.get('without', []))[:200]}, got {list(inner.absent_biases)}"
+        )
     return inner
+
+
+def spec_of(entry):
+    """Preset or spec of a recurrent layer's entry."""
+    return entry["preset"] if "preset" in entry else _from_json(entry["spec"])
 
 
 def _weight_and_bias(kind: str, weights: dict) -> dict:

@@ -44,6 +44,17 @@ def checked(weights, entries, layer: str) -> tuple[Mapping[str, np.ndarray], dic
     return MappingProxyType(arrays), sizes
 
 
+def optional_biases(entries, weights) -> list[str]:
+    """Names of the biases that a layer may be without; a projection's only where there is a projection."""
+    projected = any(meaning.startswith("weight_p") and name in weights for name, _, meaning in entries)
+    skipped = () if projected else ("bias_p",)
+    return [
+        name
+        for name, _, meaning in entries
+        if meaning.startswith("bias") and meaning.endswith("?") and meaning.removesuffix("?") not in skipped
+    ]
+
+
 def _with_shape(entry) -> str:
     name, shape, meaning = entry
     return f"{name} [{', '.join(shape.split())}]{' (optional)' if meaning.endswith('?') else ''}"

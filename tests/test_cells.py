@@ -8,9 +8,11 @@ import json
 import numpy as np
 import pytest
 import reference
+import safetensors.numpy
 from cells import EPS, LAYERS, STEPS, random_cell, random_weights
 
 import cnorm
+from cnorm.weights import optional_biases
 
 KEYS = sorted(cnorm.PRESETS)
 PROJECTED = [key for key in KEYS if any("weight_p" in meaning for _, _, meaning in cnorm.PRESETS[key].weights)]
@@ -144,9 +146,54 @@ def test_a_saved_file_of_one_preset_is_refused_as_another(tmp_path, rng):
     cnorm.Model([layer]).save(path)
     assert cnorm.load(path).layers[0].spec.cell_norm == "carry"
     cnorm.from_safetensors(path, "torch_custom", prefix="layers.{layer}.")
-    lookalike = dataclasses.replace(layer.spec, cell_norm="output", name="lookalike")
-    with pytest.raises(ValueError, match="torch_custom, not lookalike"):
-        cnorm.from_safetensors(path, lookalike, prefix="layers.{layer}.")
+    as_layers = functools.partial(cnorm.from_safetensors, path, prefix="layers.{layer}.")
+    same = dataclasses.replace(layer.spec, name="mine", source="mine")  # only labels
+    assert as_layers(same)[0].spec == same
+    for name in ("lookalike", "torch_custom"):
+        lookalike = dataclasses.replace(layer.spec, cell_norm="output", name=name)
+        message = f"not the LSTM {name} asked for: cell_norm is 'carry', not 'output'; read it with cnorm.load"
+        with pytest.raises(ValueError, match=message):
+            as_layers(lookalike)
+    with pytest.raises(ValueError, match=r"the layer's eps is 9\.99.*e-06, not 0\.0009765625"):
+        as_layers("torch_custom", eps=2.0**-10)
+    with pytest.raises(ValueError, match="kind is 'LSTM', not 'GRU'"):
+        as_layers("torch", kind="GRU")
+
+
+def test_a_saved_file_with_a_spec_of_its_own(tmp_path, rng):
+    spec = dataclasses.replace(cnorm.PRESETS["LSTM", "torch_custom"], cell_norm="output")  # the name has stayed
+    path = tmp_path / "model.safetensors"
+    cnorm.Model([cnorm.LSTM(random_weights(spec, rng, 4, 6), preset=spec)]).save(path)
+    assert cnorm.from_safetensors(path, spec, prefix="layers.0.")[0].spec == spec
+    with pytest.raises(ValueError, match="cell_norm is 'output', not 'carry'"):
+        cnorm.from_safetensors(path, "torch_custom", prefix="layers.0.")
+
+
+def test_only_what_is_read_of_a_saved_file_has_to_agree(tmp_path, rng):
+    carry, _ = random_cell(("LSTM", "torch_custom"), rng, 6, 6)
+    spec = dataclasses.replace(carry.spec, cell_norm="output")
+    output = cnorm.LSTM(dict(carry.weights), preset=spec)
+    path = tmp_path / "model.safetensors"
+    model = [carry, cnorm.Residual([output, cnorm.Activation("tanh")]), cnorm.Bidirectional(carry, output)]
+    cnorm.Model([*model, cnorm.Linear(np.ones((2, 12), np.float32))]).save(path)
+    under = {"layers.0.": carry.spec, "layers.1.0.": spec, "layers.2.forward.": carry.spec, "layers.2.backward.": spec}
+    for prefix, preset in under.items():
+        assert cnorm.from_safetensors(path, preset, prefix=prefix)[0].spec == preset
+        with pytest.raises(ValueError, match="cell_norm"):
+            cnorm.from_safetensors(path, spec if preset is carry.spec else carry.spec, prefix=prefix)
+    for prefix in ("layers.3.", "layers.0.weight", "model."):
+        with pytest.raises(ValueError, match=f"no recurrent layer under '{prefix}'"):
+            cnorm.from_safetensors(path, carry.spec, prefix=prefix)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"layers": 1}', '{"layers": [1]}', '{"layers": [{"type": "LSTM"}]}', "[" * 5000]
+)
+def test_a_saved_file_that_does_not_say_what_it_is(text, tmp_path, rng):
+    weights = random_weights(cnorm.PRESETS["LSTM", "torch"], rng, 3, 4)
+    safetensors.numpy.save_file(weights, tmp_path / "model", metadata={"cnorm.model": text})
+    with pytest.raises(ValueError, match=r"model: .*(does not describe layers|no recurrent layer)"):
+        cnorm.from_safetensors(tmp_path / "model", "torch", kind="LSTM")
 
 
 # ---- specs -----------------------------------------------------------------------------------------------------------
@@ -264,6 +311,48 @@ def test_the_state_at_the_start_can_be_part_of_the_weights(rng):
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+BIASED = [key for key in KEYS if optional_biases(cnorm.PRESETS[key].weights, ())]
+
+
+@pytest.mark.parametrize("key", BIASED, ids="-".join)
+def test_a_bias_is_never_missing_quietly(key, rng):
+    """A state dict that has lost its biases is no state dict of a layer without."""
+    spec = cnorm.PRESETS[key]
+    given = random_weights(spec, rng, 5, 8)
+    names = [name.format(layer=0, even=0, odd=1, reverse="") for name in optional_biases(spec.weights, ())]
+    bare = {name: array for name, array in given.items() if name not in names}
+    read = functools.partial(cnorm.from_torch, preset=spec, eps=EPS.get(key))
+    for some in ([name] for name in names):
+        with pytest.raises(ValueError, match=f"missing: {some[0]}"):
+            read({name: array for name, array in given.items() if name not in some})
+    with pytest.raises(ValueError, match=f"missing: {', '.join(names)} .*give bias=False"):
+        read(bare)
+    with pytest.raises(ValueError, match=f"bias must not be False: the checkpoint has {', '.join(names)}"):
+        read(given, bias=False)
+    assert read(given)[0].absent_biases == ()
+    assert read(bare, bias=False)[0].absent_biases == tuple(names)
+    with pytest.raises(TypeError, match="bias must be True, False or None"):
+        read(given, bias="no")
+
+
+def test_a_projection_has_its_bias_or_says_that_it_has_none(rng):
+    given = random_weights(cnorm.PRESETS["LSTM", "tflite"], rng, 5, 8, outputs=3)
+    del given["projection_bias"]
+    with pytest.raises(ValueError, match="missing: projection_bias"):
+        cnorm.from_torch(given, "tflite")
+    assert cnorm.from_torch(given, "tflite", bias=False)[0].output_size == 3
+    without = {name: array for name, array in given.items() if not name.startswith("projection")}
+    with pytest.raises(ValueError, match="recurrent"):  # its matrix is still for 3 outputs
+        cnorm.from_torch(without, "tflite")
+
+
+def test_half_of_the_biases_is_a_mistake(rng):
+    weights = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
+    del weights["bias_hh_l0"]
+    with pytest.raises(ValueError, match="all of bias_ih_l0, bias_hh_l0 or none of them; missing: bias_hh_l0"):
+        cnorm.GRU(weights, preset="torch")
 
 
 def numbered(weights, layer, reverse=""):

@@ -272,6 +272,34 @@ def test_missing_and_left_over_tensors(tmp_path, rng):
         refused(path, "bias")
 
 
+def test_a_lost_bias_is_an_error(tmp_path, rng):
+    """The configuration names the biases that a layer is without; an optional one that is missing besides was lost."""
+
+    def layers(bias):
+        biases = [np.ones(n, np.float32) if bias else None for n in (4, 4)]
+        cell = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4, optional=bias)
+        inner = cnorm.Residual([cnorm.Linear(np.ones((4, 4), np.float32), biases[0])])
+        return [cnorm.GRU(cell, preset="torch"), inner, cnorm.LayerNorm(np.ones(4, np.float32), biases[1])]
+
+    path = tmp_path / "model"
+    for bias in (True, False):
+        cnorm.Model(layers(bias)).save(path)
+        assert [one.absent_biases == () for one in cnorm.load(path).layers] == [bias, True, bias]
+    bare = contents(path)[0]["__metadata__"]
+    cnorm.Model(layers(True)).save(path)
+    tensors, metadata = safetensors.numpy.load_file(path), contents(path)[0]["__metadata__"]
+    lost = ("layers.1.0.bias", "layers.2.bias", "layers.0.bias_ih_l0")
+    for name in lost:
+        without = {other: array for other, array in tensors.items() if other != name}
+        safetensors.numpy.save_file(without, path, metadata=metadata)
+        refused(path, r"without must be .*\[\], got \['bias'\]|missing: bias_ih_l0")
+    without = {other: array for other, array in tensors.items() if "bias_" not in other}
+    safetensors.numpy.save_file(without, path, metadata=metadata)
+    refused(path, r"\[\], got \['bias_ih_l0', 'bias_hh_l0'\]")
+    safetensors.numpy.save_file(tensors, path, metadata=bare)
+    refused(path, r"\['bias_ih_l0', 'bias_hh_l0'\], got \[\]")
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_flipped_bytes_never_crash(data, path):
