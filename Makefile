@@ -40,7 +40,7 @@ aarch64: .venv/built         ## the same for 64-bit ARM, emulated: gcc-aarch64-l
 
 valgrind: export CNORM_ISA := avx2
 valgrind: .venv/built        ## under valgrind, which knows no AVX-512; the long tests would take an hour
-	$(call c_tests,c,,-t 20 --wrap 'valgrind --quiet --error-exitcode=1 --leak-check=full' test_capi test_guard_pages test_threads test_network)
+	$(call c_tests,c,,-t 20 --wrap 'valgrind --quiet --error-exitcode=1 --leak-check=full' test_capi test_guard_pages test_threads test_network test_cells)
 
 ADDRESS := -Db_sanitize=address,undefined -Db_lundef=false
 sanitize: .venv/built        ## with ASan and UBSan, the threads with TSan, too; then the extension under pytest

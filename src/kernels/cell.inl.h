@@ -235,6 +235,7 @@ static void rnn_row(const cnorm_cell *cell, const float *zx, const float *zh, co
         else a = preactivation(cell, CNORM_PLAIN, zx, zh, rx, rh, 0, j);
         store_f32(h + j, without_tiny(activated(cell->activation, a)));
     }
+    for (ptrdiff_t j = cell->weight_x.units; j < width; ++j) h[j] = 0; /* sigmoid(0) is not */
 }
 
 /* (2) to (4) for n streams: x [n, inputs] and its zx -> state[s] = h [padded outputs], c [padded units] */

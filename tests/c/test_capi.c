@@ -236,6 +236,23 @@ static void network_errors(void)
     REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 1, 1, w, 1, NULL, scratch, 0, out, 1));
     REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 1, 1, w, 1, NULL, scratch, CNORM_ROWS + 1, out, 1));
     REFUSED(CNORM_OK, cnorm_run(&layer, 1, 0, NULL, 0, NULL, NULL, 1, NULL, 0));
+    const cnorm_layer cell = {.kind = CNORM_CELL, .as = {.cell = {.kind = CNORM_RNN, .weight_x = {1, 1, 1, 0, panels}, .weight_h = {1, 1, 1, 0, panels}}}};
+    static _Alignas(CNORM_ALIGN) float state[16];
+    float *const both[] = {state, state}, *const one[] = {state, NULL};
+    CHECK(cnorm_state_floats(&cell, 1) <= 16, "room for the state");
+    REFUSED(CNORM_ERROR_NULL, cnorm_run(&cell, 1, 1, w, 1, NULL, scratch, 1, out, 1));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&cell, 1, 2, w, 1, NULL, scratch, 1, out, 1));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&cell, 1, 2, w, 1, one, scratch, 1, out, 1));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(NULL, 1, 2, w, 1, both, scratch, 1, out, 1));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&cell, 1, 2, NULL, 1, both, scratch, 1, out, 1));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&cell, 1, 2, w, 1, both, NULL, 1, out, 1));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&cell, 1, 2, w, 1, both, scratch, 1, NULL, 1));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_run_many(&cell, 0, 2, w, 1, both, scratch, 1, out, 1));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_run_many(&cell, 1, -2, w, 1, both, scratch, 1, out, 1));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_run_many(&cell, 1, 2, w, 1, both, scratch, 0, out, 1));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_run_many(&cell, 1, 2, w, 1, both, scratch, CNORM_ROWS + 1, out, 1));
+    REFUSED(CNORM_OK, cnorm_run_many(&cell, 1, 0, NULL, 0, NULL, NULL, 1, NULL, 0));
+    CHECK(state[0] == 0, "a state moved");
 }
 
 /* strides: padding between rows stays as it was, negative and zero strides are what they say; and in place */
