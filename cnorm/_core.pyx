@@ -8,6 +8,7 @@ One module, in parts: two would each link a copy of the library, and with it of 
 cimport numpy as cnp
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.math cimport INFINITY, isinf
+from libc.string cimport memcpy
 
 from cnorm._capi cimport *
 from cnorm._capi_family cimport *

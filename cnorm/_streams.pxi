@@ -308,15 +308,19 @@ cdef class Stream:
             raise TypeError(f"state must be a mapping of names to arrays, got {type(state).__name__}")
         if set(state.keys()) != expected.keys():
             raise ValueError(f"state must have the names {sorted(expected)}, got {sorted(map(str, state.keys()))}")
-        checked = {}
-        for name, units in expected.items():
-            checked[name] = frames(state[name], f"state[{name!r}]", 1, units)
-            if not np.isfinite(checked[name]).all():
-                raise ValueError(f"state[{name!r}] must be finite, got NaN or infinity")
-        self.enter()
+        cdef cnp.ndarray whole = self.network.initial.copy()
         for name, units, offset in self.network.state_arrays:
-            self.state_memory[offset:offset + units] = checked[name]
+            array = frames(state[name], f"state[{name!r}]", 1, units)
+            if not np.isfinite(array).all():
+                raise ValueError(f"state[{name!r}] must be finite, got NaN or infinity")
+            whole[offset:offset + units] = array
+        self.replace(whole)
+
+    cdef int replace(self, cnp.ndarray whole) except -1:
+        self.enter()  # and nothing fails after it
+        memcpy(self.state_, cnp.PyArray_DATA(whole), self.network.state_floats * sizeof(float))
         give_back(&self.busy)
+        return 0
 
     def reset(self, state=None):
         """Back to the state at the start, zero or what the cells have learned, or to a given one.
@@ -328,10 +332,8 @@ cdef class Stream:
         """
         if state is not None:
             self.set_state(state)
-            return
-        self.enter()
-        self.state_memory[:] = self.network.initial
-        give_back(&self.busy)
+        else:
+            self.replace(self.network.initial)
 
     def save(self):
         """The state as bytes, for ``model.restore``, here or in another process or machine.
@@ -380,7 +382,7 @@ def step_many(model, streams, x, out=None, reset=None):
     cdef Network net = model._network
     cdef Stream stream
     cdef ptrdiff_t n, i, taken = 0, rows
-    cdef cnp.ndarray a, y, room
+    cdef cnp.ndarray a, y, room, mask = None
     cdef const float *px
     cdef float *py
     cdef float *scratch
@@ -410,6 +412,7 @@ def step_many(model, streams, x, out=None, reset=None):
             raise TypeError(f"reset must have dtype bool, got {reset.dtype}")
         if reset.shape != (n,):
             raise ValueError(f"reset must have shape ({n},), got {reset.shape}")
+        mask = np.ascontiguousarray(reset)
     rows = max(1, min(n, CNORM_ROWS))
     room = net.scratch(rows)
     states = <float **>PyMem_Calloc(max(n, 1), sizeof(float *))
@@ -421,9 +424,9 @@ def step_many(model, streams, x, out=None, reset=None):
             stream.enter()
             states[taken] = stream.state_
             taken += 1
-        if reset is not None:
-            for i in np.flatnonzero(reset):
-                (<Stream>streams[i]).state_memory[:] = net.initial
+        for i in range(n if mask is not None else 0):  # from here on nothing fails
+            if (<const unsigned char *>cnp.PyArray_DATA(mask))[i]:
+                memcpy(states[i], cnp.PyArray_DATA(net.initial), net.state_floats * sizeof(float))
         px, py = <const float *>cnp.PyArray_DATA(a), <float *>cnp.PyArray_DATA(y)
         scratch = <float *>cnp.PyArray_DATA(room)
         if net.macs * n > RELEASE_GIL_ABOVE_MACS:

@@ -276,7 +276,7 @@ def from_tensors(path, text: str | None, tensors: dict[str, np.ndarray]) -> Mode
     if text is None:
         raise ValueError(f"{path} is not a cnorm model: the metadata has no {METADATA_KEY!r}")
     try:
-        whole = json.loads(text)
+        whole = json.loads(text, object_pairs_hook=_each_once)
         version, entries = whole["format"], whole["layers"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{path}: {METADATA_KEY!r} is not JSON with a format and layers") from None
@@ -299,18 +299,32 @@ def read_safetensors(path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The tensors and the metadata of a safetensors file that may come from a stranger."""
     data = _read(path)
     try:
-        tensors = safetensors.numpy.load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    except (
-        safetensors.SafetensorError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
-        raise ValueError(f"{path} is not a safetensors file that NumPy can hold: {error}") from None
+        found = safetensors.deserialize(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=_each_once)
+        tensors = {name: _array(name, tensor) for name, tensor in found}
+    except (safetensors.SafetensorError, ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is not a safetensors file that can be read: {error}") from None
     return tensors, header.get("__metadata__") or {}
+
+
+DTYPES = {f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}
+DTYPES |= {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "?"}
+
+
+def _array(name: str, tensor: dict) -> np.ndarray:
+    """A tensor as NumPy has it, bfloat16 widened because NumPy has none."""
+    if tensor["dtype"] not in DTYPES:
+        raise ValueError(f"tensor {name!r} has dtype {tensor['dtype']}, none of {', '.join(DTYPES)}")
+    array = np.frombuffer(tensor["data"], DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+    return (array.astype(np.uint32) << 16).view(np.float32) if tensor["dtype"] == "BF16" else array
+
+
+def _each_once(pairs: list) -> dict:
+    """Of a JSON object: a name twice would mean what its reader likes."""
+    names = dict(pairs)
+    if len(names) != len(pairs):
+        raise ValueError("a name is there twice")
+    return names
 
 
 def _read(path) -> bytes:

@@ -138,8 +138,25 @@ def test_header_lengths_that_lie(path, length):
         b'{"a":' * 100_000,
         b'{"a": NaN}',
         b'{"a": 1}',
+        b'{"a": {"dtype": "F32", "shape": [1' + b"0" * 400 + b'], "data_offsets": [0, 64]}}',
+        b'{"a": {"dtype": "F32", "shape": [16], "data_offsets": [0, 1' + b"0" * 400 + b"]}}",
+        b'{"a": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}',
     ],
-    ids=["empty", "spaces", "no UTF-8", "list", "null", "open", "deep list", "deep object", "NaN", "number"],
+    ids=[
+        "empty",
+        "spaces",
+        "no UTF-8",
+        "list",
+        "null",
+        "open",
+        "deep list",
+        "deep object",
+        "NaN",
+        "number",
+        "huge size",
+        "huge offset",
+        "true",
+    ],
 )
 def test_headers_that_are_none(path, text):
     write(path, text, b"\0" * 64)
@@ -179,6 +196,50 @@ def test_tensors_that_share_or_leave_bytes(path):
     refused(path)
 
 
+def test_a_name_twice(path):
+    """Whichever of two tensors of one name is meant: not this file."""
+    header, body = contents(path)
+    entry = json.dumps(header["layers.0.gain_x"])
+    text = json.dumps(header)
+    write(path, text.replace('{"__metadata__"', f'{{"layers.0.gain_x": {entry}, "__metadata__"', 1).encode(), body)
+    refused(path)
+
+
+def test_empty_tensors(tmp_path, rng):
+    """Several may lie at one offset; no layer takes them."""
+    path = tmp_path / "model"
+    small_model(rng).save(path)
+    tensors, metadata = safetensors.numpy.load_file(path), contents(path)[0]["__metadata__"]
+    empty = {"layers.0.bias": np.empty(0, np.float32), "layers.1.bias": np.empty(0, np.float32)}
+    safetensors.numpy.save_file(tensors | empty, path, metadata=metadata)
+    refused(path, "bias")
+
+
+def test_a_header_of_a_hundred_megabytes(path):
+    header, body = contents(path)
+    write(path, json.dumps(header).encode() + b" " * (100 << 20), body)
+    refused(path)
+
+
+def test_half_precision_in_a_file(path):
+    """float16 and bfloat16 tensors are widened exactly, as they are in memory."""
+    import ml_dtypes
+
+    tensors, metadata = safetensors.numpy.load_file(path), contents(path)[0]["__metadata__"]
+    for dtype in (np.float16, ml_dtypes.bfloat16):
+        half = {name: array.astype(dtype) for name, array in tensors.items()}
+        safetensors.numpy.save_file(half, path, metadata=metadata)
+        for name, array in cnorm.load(path).layers[0].weights.items():
+            np.testing.assert_array_equal(array, half[f"layers.0.{name}"].astype(np.float32))
+
+
+def test_names_that_are_no_text(tmp_path, rng):
+    path = os.path.join(os.fsencode(tmp_path), b"\xff\xfe.safetensors")
+    small_model(rng).save(os.fsdecode(path))
+    for name in (path, os.fsdecode(path)):
+        assert cnorm.load(name).output_size == 2
+
+
 @pytest.mark.parametrize("metadata", [1, [], {"cnorm.model": 1}, {"cnorm.model": None}, {}, None])
 def test_metadata_of_another_kind(path, metadata):
     header, body = contents(path)
@@ -189,7 +250,7 @@ def test_metadata_of_another_kind(path, metadata):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", "[" * 5000, '{"format": 1}', '{"format": 1, "layers": 3}', '{"format": 2, "layers": []}',
+    ["", "{", "[]", "null", '{"format": 1, "format": 1, "layers": []}', "[" * 5000, '{"format": 1}', '{"format": 1, "layers": 3}', '{"format": 2, "layers": []}',
      '{"format": 1, "layers": []}', '{"format": 1, "layers": [null]}', '{"format": 1, "layers": [{"type": []}]}'],
 )  # fmt: skip
 def test_configurations_that_are_none(path, text):
@@ -326,6 +387,10 @@ def test_what_is_no_file(tmp_path):
         cnorm.load(tmp_path / "fifo")
     with pytest.raises(ValueError, match="regular"):
         cnorm.load("/dev/zero")
+    with open(tmp_path / "large", "wb") as file:
+        file.truncate((4 << 30) + 1)  # of holes
+    with pytest.raises(ValueError, match="4294967297 bytes, more than"):
+        cnorm.load(tmp_path / "large")
 
 
 def test_a_checkpoint_of_another_framework_is_no_model(tmp_path, rng):

@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -407,6 +408,34 @@ def test_states_that_do_not_fit(model):
             stream.set_state([1])
 
 
+def test_a_state_that_steps_the_stream_while_it_is_read(model):
+    """Code of the caller's runs before anything is changed, and not in the middle."""
+    stream = model.stream()
+
+    class Meddling(dict):
+        def __getitem__(self, name):
+            stream.step(np.ones(5, np.float32))
+            stream.reset()
+            return super().__getitem__(name)
+
+    stream.step(np.full(5, 2, np.float32))
+    wanted = stream.state()
+    stream.set_state(Meddling(wanted))
+    same(stream.state(), wanted)
+
+
+def test_a_saved_state_that_is_not_finite(model):
+    """What a NaN has spoiled can be saved and looked at, but nobody goes on from it."""
+    stream = model.stream()
+    stream.step(np.full(5, np.nan, np.float32))
+    with pytest.raises(ValueError, match="finite"):
+        model.restore(stream.save())
+    saved = model.stream().save()
+    for bad in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="finite"):
+            model.restore(saved[:-4] + np.float32(bad).tobytes())
+
+
 def test_saved_streams_that_do_not_fit(model, rng):
     saved = model.stream().save()
     for data in (b"", saved[:-1], saved + b"\0", saved[4:], saved.replace(b"1\n", b"2\n")):
@@ -472,6 +501,127 @@ def test_threads_with_streams_of_their_own(model, rng):
     for worker in workers:
         worker.join()
     assert got == [wanted] * 4
+
+
+def python(code):
+    """What a script prints in a process of its own."""
+    script = "import os, sys, numpy as np, cnorm\n" + textwrap.dedent(code)
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def test_both_go_on_after_a_fork():
+    """The streams are two then: each process steps its own copy, alone and many together."""
+    printed = python("""
+        model = cnorm.demo_model()
+        x = np.random.default_rng(0).standard_normal((30, 12)).astype(np.float32)
+        wanted = model.stream().process(x)
+        streams = [model.stream() for _ in range(9)]
+        for frame in x[:10]: model.step_many(streams, np.repeat(frame[None], 9, axis=0))
+
+        def go_on():
+            own = np.stack([streams[0].step(frame) for frame in x[10:]])
+            others = np.stack([model.step_many(streams[1:], np.repeat(frame[None], 8, axis=0)) for frame in x[10:]])
+            return own.tobytes() == wanted[10:].tobytes() and (others == wanted[10:, None]).all()
+
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if go_on() else 1)
+        print(go_on(), os.waitpid(child, 0)[1])
+        """)
+    assert printed == "True 0\n"
+
+
+def test_a_hundred_thousand_streams_of_one_model():
+    """A stream of a cell with 16 units takes 2 KiB, and none of it stays."""
+    printed = python("""
+        import gc, resource
+        n, model = 100_000, cnorm.Model([cnorm.GRU({
+            "weight_ih_l0": np.full((48, 12), 0.1, np.float32), "weight_hh_l0": np.full((48, 16), -0.1, np.float32),
+        }, preset="torch")])
+        x = np.random.default_rng(0).standard_normal((n, 12)).astype(np.float32)
+
+        def resident():
+            gc.collect()
+            return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+        y = np.zeros((n, 16), np.float32)
+        model.step_many([model.stream() for _ in range(9)], x[:9], out=y[:9])
+        sizes = [resident()]
+        for _ in range(3):
+            streams = [model.stream() for _ in range(n)]
+            for _ in range(2): model.step_many(streams, x, out=y)
+            right = all(y[i].tobytes() == model.stream().process(x[[i, i]])[1].tobytes() for i in range(0, n, 997))
+            sizes.append(resident())
+            del streams
+        print(right, (sizes[1] - sizes[0]) / n, (sizes[3] - sizes[1]) / n)
+        """)
+    right, each, more = printed.split()
+    assert right == "True"
+    assert float(each) < 2048
+    assert float(more) < 16
+
+
+def test_weights_larger_than_memory():
+    """Views of one element that claim 2^62 bytes: a MemoryError before anything is touched."""
+
+    def claimed(*shape):
+        return np.lib.stride_tricks.as_strided(np.ones(1, np.float32), shape, (0,) * len(shape))
+
+    units = 2**29
+    with pytest.raises(MemoryError):
+        cnorm.LSTM(
+            {"weight_ih_l0": claimed(4 * units, 2**28), "weight_hh_l0": claimed(4 * units, units)}, preset="torch"
+        )
+    with pytest.raises(MemoryError):
+        cnorm.Linear(claimed(2**30, 2**30))
+    stream = cnorm.demo_model().stream()
+    with unchanged(stream), pytest.raises(MemoryError):
+        stream.process(np.lib.stride_tricks.as_strided(np.ones(12, np.float32), (2**56, 12), (0, 4)))
+
+
+def test_every_allocation_may_fail():
+    """The k-th allocation fails, for all k: a MemoryError, no stream has moved, and the next call is right."""
+    pytest.importorskip("_testcapi")
+    printed = python("""
+        from _testcapi import remove_mem_hooks, set_nomemory
+        model = cnorm.demo_model()
+        x = np.random.default_rng(0).standard_normal((9, 12)).astype(np.float32)
+        streams = [model.stream() for _ in range(9)]
+        for _ in range(2): model.step_many(streams, x)
+        state, saved, mask = streams[0].state(), streams[0].save(), np.arange(9) % 2 == 0
+        before, failures = [stream.save() for stream in streams], 0
+        calls = [
+            lambda: model.stream(),
+            lambda: streams[0].step(x[0]),
+            lambda: streams[0].process(x),
+            lambda: streams[0].reset(),
+            lambda: streams[0].reset(state),
+            lambda: streams[0].state(),
+            lambda: streams[0].save(),
+            lambda: model.restore(saved),
+            lambda: model.step_many(streams, x, reset=mask),
+            lambda: cnorm.Model(model.layers),
+        ]
+        for call in calls:
+            for k in range(10_000):
+                set_nomemory(k, k + 1)
+                try:
+                    call()
+                except (MemoryError, SystemError):  # NumPy's all() forgets to say which
+                    remove_mem_hooks()
+                    failures += 1
+                    assert [stream.save() for stream in streams] == before
+                else:
+                    remove_mem_hooks()
+                    break
+            for stream, old in zip(streams, before):
+                stream.set_state(model.restore(old).state())
+        print(failures > 50, model.step_many(streams, x).tobytes() == np.stack(
+            [model.stream().process(x[[i] * 3])[2] for i in range(9)]).tobytes())
+        """)
+    assert printed == "True True\n"
 
 
 COUNTER = """
