@@ -250,7 +250,8 @@ def test_metadata_of_another_kind(path, metadata):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '{"format": 1, "format": 1, "layers": []}', "[" * 5000, '{"format": 1}', '{"format": 1, "layers": 3}', '{"format": 2, "layers": []}',
+    ["", "{", "[]", "null", "[" * 5000, '{"format": 1, "format": 1, "layers": [{"type": "Linear"}]}',
+     '{"format": 1}', '{"format": 1, "layers": 3}', '{"format": 2, "layers": []}',
      '{"format": 1, "layers": []}', '{"format": 1, "layers": [null]}', '{"format": 1, "layers": [{"type": []}]}'],
 )  # fmt: skip
 def test_configurations_that_are_none(path, text):
