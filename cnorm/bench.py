@@ -388,7 +388,7 @@ def _limit(model):
     step = cnorm.Model([cnorm.Linear(joined)]).stream().step
     names = {"step": step, "x": np.ones(joined.shape[1], np.float32), "y": np.empty(len(joined), np.float32)}
     product = contenders.Contender("product", "step(x, out=y)", names)
-    measured = contenders.times([product, *memcpy_.streaming_read(x)], seconds=0.1)
+    measured = contenders.times([product, *memcpy_.streaming_read(x)], seconds=0.3)
     medians = {label: float(np.median(t)) for label, t in measured.items()}
     alone = medians.pop("product")
     how = min(medians, key=medians.get)

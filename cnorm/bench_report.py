@@ -164,7 +164,7 @@ def norms_picture(document, file):
 
 
 def rnn_picture(document, file):
-    """Steps against the hidden size, the median and the slowest thousandth, and against the streams; log-log."""
+    """Steps against the hidden size, the median and the slowest thousandth, log-log; a step against the streams."""
     median, slow = {}, {}
     for r in _of_ln_lstm(document["records"]):
         median.setdefault(r["contender"], []).append((r["hidden"], r["p50"]))
@@ -177,7 +177,8 @@ def rnn_picture(document, file):
         {"title": "One LN-LSTM step: the median", "xlabel": "hidden units", "ylabel": "microseconds",
          "lines": median | {"limit": limits}},
         {"title": "The slowest thousandth (p99.9)", "xlabel": "hidden units", "ylabel": "microseconds", "lines": slow},
-        {"title": "step_many", "xlabel": f"streams of an {of}", "ylabel": "microseconds a stream", "lines": lines},
+        {"title": "step_many", "xlabel": f"streams of an {of}", "ylabel": "microseconds a stream", "lines": lines,
+         "from_zero": True},
     ]  # fmt: skip
     _picture(document, file, panels, shared=2)
 
@@ -203,7 +204,7 @@ def _picture(document, file, panels, *, shared=0):
 
     style = {"font.size": 10.5, "axes.spines.top": False, "axes.spines.right": False, "axes.titleweight": "bold"}
     with plt.rc_context(style):
-        figure, row = plt.subplots(1, len(panels), figsize=(2 + 5 * len(panels), 5.2), layout="constrained")
+        figure, row = plt.subplots(1, len(panels), figsize=(3 + 4.5 * len(panels), 5.2), layout="constrained")
         named = {}
         for panel, axes in zip(panels, row, strict=True):
             lines, marks = panel["lines"], panel.get("marks", {})
@@ -217,8 +218,12 @@ def _picture(document, file, panels, *, shared=0):
                     axes.axvline(size, color="#b8bec4", lw=0.8, zorder=0)
                     axes.annotate(text, (size, 0), (3, 3), xycoords=("data", "axes fraction"), va="bottom",
                                   textcoords="offset points", color="#70767c", fontsize=9)  # fmt: skip
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
-            axes.yaxis.set_minor_locator(NullLocator())
+            if panel.get("from_zero"):
+                axes.set_yscale("linear")
+                axes.set_ylim(bottom=0)
+            else:
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+                axes.yaxis.set_minor_locator(NullLocator())
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axes.grid(axis="y", color="#e4e7ea", lw=0.6)
             axes.xaxis.set_minor_locator(NullLocator())
