@@ -379,8 +379,8 @@ cdef cnorm_status call_backward(bint centred, cnorm_dtype dtype, ptrdiff_t rows,
     if centred:
         return cnorm_layer_norm_backward(dtype, rows, n, dy.data, dy.stride, x.data, x.stride, gain, stats, dx.data,
                                          dx.stride, cnp.PyArray_DATA(dgain), cnp.PyArray_DATA(dbias), partials)
-    return cnorm_rms_norm_backward(dtype, rows, n, dy.data, dy.stride, x.data, x.stride, gain, stats, dx.data, dx.stride,
-                                   cnp.PyArray_DATA(dgain), partials)
+    return cnorm_rms_norm_backward(dtype, rows, n, dy.data, dy.stride, x.data, x.stride, gain, stats, dx.data,
+                                   dx.stride, cnp.PyArray_DATA(dgain), partials)
 
 
 cdef cnp.ndarray computed(cnp.ndarray result, cnorm_dtype dtype):
