@@ -1,12 +1,8 @@
-"""Batch, group, instance, weight and divisive norm give the same bits on every instruction set, in every
-floating-point mode, and the bits that tests/golden/family.json says.
-
-`python tests/test_family_bits.py` writes that file anew: a knowing change of results, to be told in the changelog.
+"""Batch, group, instance, weight and divisive norm give the same bits on every instruction set, at every alignment,
+streaming or not. Their golden hashes are checked in C: tests/c/golden.c.
 """
 
 import hashlib
-import json
-from pathlib import Path
 
 import inputs
 import numpy as np
@@ -14,7 +10,6 @@ import pytest
 
 import cnorm
 
-GOLDEN = Path(__file__).parent / "golden" / "family.json"
 both_types = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 
@@ -88,9 +83,8 @@ def hashes(dtype, shapes):
     }
 
 
-SMALL = [(3, 16), (70, 37), (5, 16, 9), (2, 3, 4, 5)]
-ALL = SMALL + [(m, n) for m, n in zip(range(2, 36), range(1, 69, 2), strict=True)]
-ALL += [(130, 70), (3, 4, 33), (2, 3, 8193), (9, 5, 2, 2), (4, 1025)]
+SHAPES = [(m, n) for m, n in zip(range(2, 36), range(1, 69, 2), strict=True)]
+SHAPES += [(3, 16), (70, 37), (5, 16, 9), (2, 3, 4, 5), (130, 70), (3, 4, 33), (2, 3, 8193), (9, 5, 2, 2), (4, 1025)]
 
 
 @both_types
@@ -100,17 +94,11 @@ def test_isas_agree(dtype):
     try:
         for isa in cnorm.available_isas():
             cnorm.use_isa(isa)
-            found[isa] = hashes(dtype, ALL)
+            found[isa] = hashes(dtype, SHAPES)
     finally:
         cnorm.use_isa(before)
     for isa, of_isa in found.items():
         assert of_isa == found["baseline"], isa
-
-
-@both_types
-@pytest.mark.usefixtures("isa")
-def test_golden_hashes(dtype):
-    assert hashes(dtype, SMALL) == json.loads(GOLDEN.read_text())[np.dtype(dtype).name]
 
 
 @both_types
@@ -147,9 +135,3 @@ def test_streaming_stores_give_the_same_bits(shape):
     in_place = x.copy()
     cnorm.group_norm(x, 1, weight, bias, out=room)
     assert np.array_equal(cnorm.group_norm(in_place, 1, weight, bias, out=in_place), room)
-
-
-if __name__ == "__main__":
-    GOLDEN.parent.mkdir(exist_ok=True)
-    written = {np.dtype(dtype).name: hashes(dtype, SMALL) for dtype in (np.float32, np.float64)}
-    GOLDEN.write_text(json.dumps(written, indent=2) + "\n")

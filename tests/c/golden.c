@@ -6,6 +6,7 @@
  * A file names the kinds of input, so that a change shows where it is. Hashes are FNV-1a, 64 bits, over the results
  * with every NaN written the same way.
  */
+#include "cnorm_family.h"
 #include "network.h"
 #include "rows.h"
 
@@ -43,7 +44,9 @@ enum { ROWS = 3, LONGEST = 8193 };
 
 typedef struct buffers {
     char x[ROWS * LONGEST * 8], y[ROWS * LONGEST * 8], dy[ROWS * LONGEST * 8], sum[ROWS * LONGEST * 8];
-    char gain[LONGEST * 8], bias[LONGEST * 8], stats[3 * 449 * 8], dgain[LONGEST * 8], dbias[LONGEST * 8], partials[2 * LONGEST * 8];
+    char gain[LONGEST * 8], bias[LONGEST * 8], var[LONGEST * 8], stats[3 * ROWS * LONGEST * 8], dgain[LONGEST * 8], dbias[LONGEST * 8];
+    char partials[2 * LONGEST * 8], scratch[11 * LONGEST * 8], channel[ROWS * LONGEST * 8];
+    double moments[2 * LONGEST];
 } buffers;
 static _Alignas(CNORM_ALIGN) buffers b;
 
@@ -131,6 +134,163 @@ static void add_layer_norm(cnorm_dtype dtype, text *out) { forward(ADD_LAYER_NOR
 static void layer_norm_backward(cnorm_dtype dtype, text *out) { backward(LAYER_NORM, dtype, out); }
 static void rms_norm_backward(cnorm_dtype dtype, text *out) { backward(RMS_NORM, dtype, out); }
 
+/* ---- the family: volumes [samples, channels, space] whose channels are of one kind, but every third one ordinary */
+
+typedef struct volume { ptrdiff_t samples, channels, space, n; int number; } volume;
+
+/* every tail over the channels of a matrix, every tail over space, blocks of 64 samples, the folds at 8192 elements */
+static volume volume_number(int i)
+{
+    static const ptrdiff_t others[][3] = {{65, 37, 1}, {129, 16, 1}, {130, 3, 3}, {9, 6, 4}, {3, 5, 257}, {1, 4, 1025}, {2, 1, 8193}};
+    volume v = {0, 0, 0, 0, i};
+    if (i < 70) v.samples = 2 + i % 4, v.channels = i + 1, v.space = 1;
+    else if (i < 110) v.samples = 2, v.channels = 1 + i % 5, v.space = i - 68;
+    else if (i - 110 < (int)(sizeof others / sizeof *others))
+        v.samples = others[i - 110][0], v.channels = others[i - 110][1], v.space = others[i - 110][2];
+    v.n = v.channels * v.space;
+    return v;
+}
+
+static void fill_volume(row_kind kind, cnorm_dtype dtype, volume v, uint64_t *state)
+{
+    const ptrdiff_t item = size_of(dtype), run = v.space * item;
+    for (ptrdiff_t c = 0; c < v.channels; ++c) {
+        fill_row(c % 3 == 1 ? MEAN_0 : kind, dtype, v.samples * v.space, b.channel, state);
+        for (ptrdiff_t i = 0; i < v.samples; ++i) memcpy(b.x + (i * v.channels + c) * run, b.channel + i * run, (size_t)run);
+    }
+    fill_row(MEAN_0, dtype, v.samples * v.n, b.dy, state);
+    fill_affine(dtype, v.n, b.gain, b.bias, state);
+    for (ptrdiff_t c = 0; c < v.channels; ++c) put(dtype, b.var, c, get(dtype, b.gain, c) * get(dtype, b.gain, c));
+}
+
+static double eps_of(volume v) { return v.number % 2 ? 1e-5 : 0; }
+static const void *gain_of(volume v) { return v.number % 3 ? b.gain : NULL; }
+#define VOLUME dtype, v.samples, v.channels, v.space
+#define MATRIX dtype, v.samples, v.n
+#define HASHED(call) CHECK((call) == CNORM_OK, "[%td, %td, %td]", v.samples, v.channels, v.space)
+
+static void hash_batch_norm(cnorm_dtype dtype, volume v, uint64_t *hash)
+{
+    HASHED(cnorm_batch_norm(VOLUME, b.x, v.n, gain_of(v), b.bias, eps_of(v), b.y, v.n, b.stats, b.moments, b.scratch));
+    *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
+    *hash = hash_of(*hash, dtype, b.stats, 3 * v.channels);
+    *hash = hash_of(*hash, CNORM_F64, b.moments, 2 * v.channels);
+}
+
+static void hash_gradients(cnorm_dtype dtype, volume v, ptrdiff_t parameters, uint64_t *hash)
+{
+    *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
+    *hash = hash_of(*hash, dtype, b.dgain, parameters);
+    *hash = hash_of(*hash, dtype, b.dbias, parameters);
+}
+
+static void hash_batch_norm_backward(cnorm_dtype dtype, volume v, uint64_t *hash)
+{
+    HASHED(cnorm_batch_norm(VOLUME, b.x, v.n, NULL, NULL, eps_of(v), b.y, v.n, b.stats, NULL, b.scratch));
+    HASHED(cnorm_batch_norm_backward(VOLUME, b.dy, v.n, b.x, v.n, gain_of(v), b.stats, b.y, v.n, b.dgain, b.dbias, b.scratch));
+    hash_gradients(dtype, v, v.channels, hash);
+}
+
+static void hash_inference(cnorm_dtype dtype, volume v, uint64_t *hash)
+{
+    HASHED(cnorm_batch_norm_inference(VOLUME, b.x, v.n, b.bias, b.var, gain_of(v), b.bias, eps_of(v), b.y, v.n, b.scratch));
+    *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
+}
+
+static void hash_inference_backward(cnorm_dtype dtype, volume v, uint64_t *hash)
+{
+    HASHED(cnorm_batch_norm_inference_backward(VOLUME, b.dy, v.n, b.x, v.n, b.bias, b.var, gain_of(v), eps_of(v), b.y, v.n, b.dgain,
+                                               b.dbias, b.scratch));
+    hash_gradients(dtype, v, v.channels, hash);
+}
+
+/* one group, every channel its own (instance norm), and groups of two where that divides */
+static void hash_group_norm_or_backward(int backward, cnorm_dtype dtype, volume v, uint64_t *hash)
+{
+    for (ptrdiff_t per_group = 1; per_group <= v.channels; ++per_group) {
+        if (v.channels % per_group || (per_group > 2 && per_group < v.channels)) continue;
+        const ptrdiff_t groups = v.channels / per_group;
+        HASHED(cnorm_group_norm(VOLUME, groups, b.x, v.n, gain_of(v), b.bias, eps_of(v), b.y, v.n, b.stats));
+        if (backward) {
+            HASHED(cnorm_group_norm_backward(VOLUME, groups, b.dy, v.n, b.x, v.n, gain_of(v), b.stats, b.y, v.n, b.dgain, b.dbias,
+                                             b.partials));
+            hash_gradients(dtype, v, v.channels, hash);
+        } else {
+            *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
+            *hash = hash_of(*hash, dtype, b.stats, 3 * v.samples * groups);
+        }
+    }
+}
+static void hash_group_norm(cnorm_dtype dtype, volume v, uint64_t *hash) { hash_group_norm_or_backward(0, dtype, v, hash); }
+static void hash_group_norm_backward(cnorm_dtype dtype, volume v, uint64_t *hash) { hash_group_norm_or_backward(1, dtype, v, hash); }
+
+/* the gain of a row is a number of dy, of which there are enough */
+static void hash_weight_norm(cnorm_dtype dtype, volume v, uint64_t *hash)
+{
+    HASHED(cnorm_weight_norm(MATRIX, b.x, v.n, v.number % 3 ? b.dy : NULL, b.y, v.n));
+    *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
+}
+
+static void hash_weight_norm_backward(cnorm_dtype dtype, volume v, uint64_t *hash)
+{
+    HASHED(cnorm_weight_norm_backward(MATRIX, b.dy, v.n, b.x, v.n, v.number % 3 ? b.dy : NULL, b.y, v.n, b.dgain));
+    *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
+    *hash = hash_of(*hash, dtype, b.dgain, v.samples);
+}
+
+/* fields of one place, of a few, of the whole row */
+static ptrdiff_t radius_of(volume v) { return v.number % 4 == 3 ? v.n : v.number % 4 * 2; }
+
+static void hash_divisive_norm(cnorm_dtype dtype, volume v, uint64_t *hash)
+{
+    HASHED(cnorm_divisive_norm(MATRIX, radius_of(v), v.number % 5, b.x, v.n, gain_of(v), b.bias, eps_of(v), b.y, v.n, b.scratch));
+    *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
+}
+
+static void hash_divisive_norm_backward(cnorm_dtype dtype, volume v, uint64_t *hash)
+{
+    double dsigma;
+    HASHED(cnorm_divisive_norm_backward(MATRIX, radius_of(v), v.number % 5, b.dy, v.n, b.x, v.n, gain_of(v), eps_of(v), b.y, v.n,
+                                        b.dgain, b.dbias, &dsigma, b.scratch));
+    hash_gradients(dtype, v, v.n, hash);
+    *hash = hash_of(*hash, CNORM_F64, &dsigma, 1);
+}
+
+static void hash_smoothing_gradient(cnorm_dtype dtype, volume v, uint64_t *hash)
+{
+    double ds;
+    HASHED(cnorm_layer_norm(MATRIX, b.x, v.n, NULL, NULL, 0.01, b.y, v.n, b.stats));
+    HASHED(cnorm_smoothing_gradient(MATRIX, b.dy, v.n, b.x, v.n, gain_of(v), b.stats, 0.1, &ds));
+    *hash = hash_of(*hash, CNORM_F64, &ds, 1);
+}
+
+static void over_volumes(void (*hash_one)(cnorm_dtype dtype, volume v, uint64_t *hash), cnorm_dtype dtype, text *out)
+{
+    for (row_kind kind = 0; kind < ROW_KINDS; ++kind) {
+        uint64_t hash = EMPTY, state = kind;
+        volume v;
+        for (int i = 0; v = volume_number(i), v.n != 0; ++i) {
+            fill_volume(kind, dtype, v, &state);
+            hash_one(dtype, v, &hash);
+        }
+        add(out, row_names[kind], hash);
+    }
+}
+
+static void batch_norm(cnorm_dtype dtype, text *out) { over_volumes(hash_batch_norm, dtype, out); }
+static void batch_norm_backward(cnorm_dtype dtype, text *out) { over_volumes(hash_batch_norm_backward, dtype, out); }
+static void inference(cnorm_dtype dtype, text *out) { over_volumes(hash_inference, dtype, out); }
+static void inference_backward(cnorm_dtype dtype, text *out) { over_volumes(hash_inference_backward, dtype, out); }
+static void group_norm(cnorm_dtype dtype, text *out) { over_volumes(hash_group_norm, dtype, out); }
+static void group_norm_backward(cnorm_dtype dtype, text *out) { over_volumes(hash_group_norm_backward, dtype, out); }
+static void weight_norm(cnorm_dtype dtype, text *out) { over_volumes(hash_weight_norm, dtype, out); }
+static void weight_norm_backward(cnorm_dtype dtype, text *out) { over_volumes(hash_weight_norm_backward, dtype, out); }
+static void divisive_norm(cnorm_dtype dtype, text *out) { over_volumes(hash_divisive_norm, dtype, out); }
+static void divisive_norm_backward(cnorm_dtype dtype, text *out) { over_volumes(hash_divisive_norm_backward, dtype, out); }
+static void smoothing_gradient(cnorm_dtype dtype, text *out) { over_volumes(hash_smoothing_gradient, dtype, out); }
+
+/* ---- the recurrent runtime */
+
 static void elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *), text *out)
 {
     static float x[520], y[520];
@@ -176,13 +336,24 @@ static void lstm_and_linear(cnorm_dtype dtype, text *out)
 static const struct {
     const char *name;
     void (*run)(cnorm_dtype dtype, text *out);
-    int dtypes; /* how many */
+    int dtypes; /* how many: all, float32 and float64, float32 */
 } operations[] = {
     {"layer_norm", layer_norm, CNORM_DTYPES},
     {"add_layer_norm", add_layer_norm, CNORM_DTYPES},
     {"rms_norm", rms_norm, CNORM_DTYPES},
     {"layer_norm_backward", layer_norm_backward, CNORM_DTYPES},
     {"rms_norm_backward", rms_norm_backward, CNORM_DTYPES},
+    {"batch_norm", batch_norm, 2},
+    {"batch_norm_backward", batch_norm_backward, 2},
+    {"batch_norm_inference", inference, 2},
+    {"batch_norm_inference_backward", inference_backward, 2},
+    {"group_norm", group_norm, 2},
+    {"group_norm_backward", group_norm_backward, 2},
+    {"weight_norm", weight_norm, 2},
+    {"weight_norm_backward", weight_norm_backward, 2},
+    {"divisive_norm", divisive_norm, 2},
+    {"divisive_norm_backward", divisive_norm_backward, 2},
+    {"smoothing_gradient", smoothing_gradient, 2},
     {"sigmoid", sigmoid, 1},
     {"tanh", hyperbolic_tangent, 1},
     {"lstm", lstm_and_linear, 1},
