@@ -2,10 +2,21 @@
 
 import os
 
+import hypothesis
 import numpy as np
 import pytest
 
 import cnorm
+
+# the same examples each time, however long they take; fixtures choose an instruction set for all examples of a test
+hypothesis.settings.register_profile(
+    "cnorm",
+    max_examples=50,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile("cnorm")
 
 
 @pytest.fixture(params=cnorm.available_isas())

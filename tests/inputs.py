@@ -49,17 +49,6 @@ def difficult_rows(rng, n, dtype):
     return np.stack(rows).astype(dtype)
 
 
-def random_view(rng, dtype, shape=None):
-    """Random values of the shape, or of a random one, in a random layout; no two share a place."""
-    shape = tuple(rng.integers(1, 7, rng.integers(1, 5))) if shape is None else shape
-    order = rng.permutation(len(shape))
-    step = rng.choice([-2, -1, 1, 1, 1, 2, 3], len(shape))
-    margin = rng.integers(0, 3, len(shape))
-    room = rng.standard_normal([shape[i] * abs(step[i]) + margin[i] for i in order]).astype(dtype)
-    room = room.transpose(np.argsort(order))
-    return room[tuple(slice(None, None, s) for s in step)][tuple(slice(0, n) for n in shape)]
-
-
 def canonical_bytes(array):
     """The bytes of an array with every NaN written one way: payload and sign of NaN are not promised."""
     array = np.array(array)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from cells import LAYERS, random_cell, random_weights
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_streams import deep_model
 
@@ -362,7 +362,7 @@ def test_a_lost_bias_is_an_error(tmp_path, rng):
     refused(path, r"\['bias_ih_l0', 'bias_hh_l0'\], got \[\]")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(data=st.data())
 def test_flipped_bytes_never_crash(data, path):
     """A file with a few bytes changed loads or is refused; weights are anything, so it may well load."""

@@ -152,9 +152,7 @@ def test_any_interleaving_gives_the_bits_of_plain_steps_on_every_isa():
     try:
         run_state_machine_as_test(
             Streams,
-            settings=settings(
-                max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-            ),
+            settings=settings(max_examples=40, stateful_step_count=30, suppress_health_check=list(HealthCheck)),
         )
     finally:
         cnorm.use_isa(before)
