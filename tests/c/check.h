@@ -129,14 +129,16 @@ static inline void put(cnorm_dtype dtype, void *buffer, ptrdiff_t i, double valu
 /* payload and sign of NaN are not promised: write every one the same way */
 static inline void canonicalise(cnorm_dtype dtype, void *buffer, ptrdiff_t count)
 {
-    static const uint64_t nan64 = 0x7ff8000000000000u;
-    static const uint32_t nan32 = 0x7fc00000u;
-    const uint16_t nan16 = half_of(dtype, (double)NAN);
-    const int infinity = (2 * exponent_bias(dtype) + 1) << (fraction_bits(dtype) % 16);
-    for (ptrdiff_t i = 0; i < count; ++i) {
-        if (dtype == CNORM_F64 && isnan(((double *)buffer)[i])) memcpy((double *)buffer + i, &nan64, sizeof nan64);
-        if (dtype == CNORM_F32 && isnan(((float *)buffer)[i])) memcpy((float *)buffer + i, &nan32, sizeof nan32);
-        if (size_of(dtype) == 2 && (((uint16_t *)buffer)[i] & 0x7fff) > infinity) ((uint16_t *)buffer)[i] = nan16;
+    if (dtype == CNORM_F64) {
+        for (double *p = buffer, *end = p + count; p < end; ++p)
+            if (isnan(*p)) memcpy(p, &(uint64_t){0x7ff8000000000000u}, sizeof *p);
+    } else if (dtype == CNORM_F32) {
+        for (float *p = buffer, *end = p + count; p < end; ++p)
+            if (isnan(*p)) memcpy(p, &(uint32_t){0x7fc00000u}, sizeof *p);
+    } else {
+        const int infinity = (2 * exponent_bias(dtype) + 1) << fraction_bits(dtype);
+        for (uint16_t *p = buffer, *end = p + count; p < end; ++p)
+            if ((*p & 0x7fff) > infinity) *p = half_of(dtype, (double)NAN);
     }
 }
 
