@@ -176,13 +176,60 @@ def test_subnormals_survive_the_import():
 
 
 def test_results_survive_a_fork():
+    """Used before, then on both sides of the fork: norms, and one stream that both go on with."""
     run = python("""
         import os, cnorm, numpy as np
         x = np.random.default_rng(0).standard_normal((64, 300), np.float32)
-        expected = cnorm.layer_norm(x).tobytes()
+        model = cnorm.demo_model()
+        frames = np.random.default_rng(1).standard_normal((9, model.input_size), np.float32)
+        expected, scores = cnorm.layer_norm(x).tobytes(), model.stream().process(frames)
+        stream = model.stream()
+        stream.process(frames[:4])
         child = os.fork()
+        right = cnorm.layer_norm(x).tobytes() == expected and stream.process(frames[4:]).tobytes() == scores[4:].tobytes()
         if child == 0:
-            os._exit(0 if cnorm.layer_norm(x).tobytes() == expected else 1)
-        print(os.waitpid(child, 0)[1])
+            os._exit(0 if right else 1)
+        print(right, os.waitpid(child, 0)[1])
         """)
-    assert run.stdout == "0\n", run.stdout + run.stderr
+    assert run.stdout == "True 0\n", run.stdout + run.stderr
+
+
+def test_an_interrupt_leaves_everything_whole():
+    """Ctrl-C during a long call: the call ends, then KeyboardInterrupt is raised; output and state are those of the call.
+
+    A second thread sees the output begin to change, so the call is under way, and sends the signal.
+    """
+    run = python("""
+        import os, signal, threading, cnorm, numpy as np
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start background jobs without it
+
+        def interrupted(call, out):
+            first = out[:1]
+            def send():
+                while np.isnan(first).all():
+                    pass
+                os.kill(os.getpid(), signal.SIGINT)
+            out[...] = np.nan
+            sender = threading.Thread(target=send)
+            sender.start()
+            try:
+                call(out)
+                sender.join()
+            except KeyboardInterrupt:
+                sender.join()
+                return True
+            return False
+
+        rng = np.random.default_rng(0)
+        x = rng.standard_normal((8192, 1024), np.float32)
+        y = np.empty_like(x)
+        print(interrupted(lambda out: cnorm.layer_norm(x, out=out), y), np.array_equal(y, cnorm.layer_norm(x)))
+        model = cnorm.demo_model()
+        frames = rng.standard_normal((20000, model.input_size), np.float32)
+        stream, other = model.stream(), model.stream()
+        scores = np.empty((20000, model.output_size), np.float32)
+        print(interrupted(lambda out: stream.process(frames, out=out), scores))
+        print(np.array_equal(scores, other.process(frames)), stream.save() == other.save())
+        print(stream.step(frames[0]).tobytes() == other.step(frames[0]).tobytes())
+        """)
+    assert run.stdout.split() == ["True"] * 6, run.stdout + run.stderr

@@ -1,8 +1,22 @@
 /* Threads that share the rows of a backward pass give the bits of the one call, and streams in threads that share one
- * network give the bits of each alone. */
+ * network give the bits of each alone; on small stacks. */
 #include "network.h"
 
 #include <pthread.h>
+
+/* 64 KiB, as embedded threads have them; the sanitizers' own frames are larger */
+static pthread_t start(void *(*work)(void *argument), void *argument)
+{
+    pthread_t thread;
+    pthread_attr_t attributes;
+    if (pthread_attr_init(&attributes) != 0) abort();
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    if (pthread_attr_setstacksize(&attributes, 1 << 16) != 0) abort();
+#endif
+    if (pthread_create(&thread, &attributes, work, argument) != 0) abort();
+    pthread_attr_destroy(&attributes);
+    return thread;
+}
 
 enum { ROWS = 64 * 9 + 17, N = 77, MOST_THREADS = 7 };
 
@@ -37,7 +51,7 @@ static void backward(cnorm_dtype dtype)
         memset(dx, 0xff, sizeof dx), memset(partials, 0xff, sizeof partials);
         for (int i = 0; i < threads; ++i) {
             shares[i] = (share){dtype, i, threads, CNORM_OK};
-            if (pthread_create(&thread[i], NULL, blocks, &shares[i]) != 0) abort();
+            thread[i] = start(blocks, &shares[i]);
         }
         for (int i = 0; i < threads; ++i) {
             pthread_join(thread[i], NULL);
@@ -77,7 +91,7 @@ static void streams(void)
         for (int j = 0; j < STEPS * INPUTS; ++j) input[i][j] = (float)bell(&state);
     }
     for (int i = 0; i < MOST_THREADS; ++i)
-        if (pthread_create(&thread[i], NULL, step_by_step, &stream_of[i]) != 0) abort();
+        thread[i] = start(step_by_step, &stream_of[i]);
     for (int i = 0; i < MOST_THREADS; ++i) pthread_join(thread[i], NULL);
     for (int i = 0; i < MOST_THREADS; ++i) {
         static float alone[STEPS * OUTPUTS];
