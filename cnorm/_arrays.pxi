@@ -13,7 +13,10 @@ cdef cnp.ndarray as_array(object a, str name):
     if not (isinstance(a, np.ndarray) or hasattr(a, "__array__") or hasattr(a, "__array_interface__")
             or hasattr(a, "__dlpack__") or isinstance(a, (memoryview, bytearray)) or type(a).__name__ == "array"):
         raise TypeError(f"{name} must be an array of float32, float64, float16 or bfloat16, got {type(a).__name__}")
-    return np.asarray(a)
+    try:
+        return np.asarray(a)
+    except Exception as error:  # whatever the other library says about an array on a GPU, or one with a gradient
+        raise TypeError(f"{name} must be an array that NumPy can read, got {type(a).__name__}: {error}") from error
 
 
 cdef int bfloat16_number = -1  # the type number that NumPy gave ml_dtypes.bfloat16; it differs from run to run
@@ -65,7 +68,10 @@ cdef double checked_eps(object eps) except -1.0:
         raise TypeError(f"eps must be a real number, got {eps!r}")
     if isinstance(eps, np.ndarray) and (eps.ndim or eps.dtype.kind not in "fiu"):
         raise TypeError(f"eps must be a real number, got {eps!r}")
-    value = float(eps)
+    try:
+        value = float(eps)
+    except OverflowError:
+        value = INFINITY
     if not value >= 0 or isinf(value):
         raise ValueError(f"eps must be finite and not negative, got {eps!r}")
     return value

@@ -186,7 +186,8 @@ def test_results_survive_a_fork():
         stream = model.stream()
         stream.process(frames[:4])
         child = os.fork()
-        right = cnorm.layer_norm(x).tobytes() == expected and stream.process(frames[4:]).tobytes() == scores[4:].tobytes()
+        right = cnorm.layer_norm(x).tobytes() == expected
+        right = right and stream.process(frames[4:]).tobytes() == scores[4:].tobytes()
         if child == 0:
             os._exit(0 if right else 1)
         print(right, os.waitpid(child, 0)[1])
@@ -195,7 +196,7 @@ def test_results_survive_a_fork():
 
 
 def test_an_interrupt_leaves_everything_whole():
-    """Ctrl-C during a long call: the call ends, then KeyboardInterrupt is raised; output and state are those of the call.
+    """Ctrl-C during a long call: the call ends, then KeyboardInterrupt is raised; output and state are complete.
 
     A second thread sees the output begin to change, so the call is under way, and sends the signal.
     """

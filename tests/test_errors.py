@@ -39,6 +39,16 @@ class Convertible:
         return self.array
 
 
+class Elsewhere:
+    """An array in the memory of a GPU."""
+
+    def __dlpack__(self, **_):
+        raise BufferError("the memory is on a GPU")
+
+    def __dlpack_device__(self):
+        return 2, 0
+
+
 class Subclass(np.ndarray):
     pass
 
@@ -51,6 +61,7 @@ class Subclass(np.ndarray):
     [
         None,
         "text",
+        1.0,
         object(),
         np.zeros((2, 3), object),
         np.full((2, 3), "a"),
@@ -129,6 +140,16 @@ def test_x_a_torch_tensor(x):
         assert "x" in str(error).split()  # noqa: PT017
     else:
         np.testing.assert_array_equal(np.asarray(y), cnorm.layer_norm(x))
+
+
+def test_arrays_that_numpy_cannot_read(x):
+    torch = pytest.importorskip("torch")
+    trained, nowhere = torch.ones(N, requires_grad=True), torch.empty(N, device="meta")
+    for bad in Elsewhere(), trained, nowhere, Convertible(None):
+        with raises(TypeError, "x"):
+            cnorm.layer_norm(bad)
+        with raises(TypeError, "bias"):
+            cnorm.layer_norm(x, None, bad)
 
 
 def test_x_of_no_dimension():
@@ -229,7 +250,7 @@ def test_axis_out_of_range(x, axis):
         cnorm.layer_norm(x, axis=axis)
 
 
-@pytest.mark.parametrize("axis", [None, (1,), (0, 1), [1], 1.0, "1", np.float32(1), np.array([1])])
+@pytest.mark.parametrize("axis", [None, (1,), (0, 1), [1], 1.0, "1", True, np.True_, np.float32(1), np.array([1])])
 def test_axis_of_another_type(x, axis):
     with raises(TypeError, "axis"):
         cnorm.layer_norm(x, axis=axis)
@@ -240,14 +261,23 @@ def test_axis_of_a_numpy_integer(x, axis):
     np.testing.assert_array_equal(cnorm.layer_norm(x, axis=axis), cnorm.layer_norm(x))
 
 
-@pytest.mark.parametrize("eps", [-1e-5, -1, -1e-300, float("nan"), float("inf"), -float("inf"), np.float32("nan")])
+@pytest.mark.parametrize(
+    "eps", [-1e-5, -1, -1e-300, float("nan"), float("inf"), -float("inf"), np.float32("nan"), 10**400]
+)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_eps_of_another_value(x, eps, dtype):
     with raises(ValueError, "eps"):
         cnorm.layer_norm(x.astype(dtype), eps=eps)
 
 
-@pytest.mark.parametrize("eps", [None, "1e-5", 1j, [1e-5], (1e-5,), np.array([1e-5, 1e-5])])
+def test_eps_beyond_the_type(x):
+    assert not cnorm.layer_norm(x.astype(np.float64), eps=1e300).round(20).any()
+    for norm in cnorm.layer_norm, cnorm.rms_norm:
+        with raises(ValueError, "eps"):
+            norm(x, eps=1e39)
+
+
+@pytest.mark.parametrize("eps", [None, "1e-5", 1j, True, np.True_, [1e-5], (1e-5,), np.array([1e-5, 1e-5])])
 def test_eps_of_another_type(x, eps):
     with raises(TypeError, "eps"):
         cnorm.layer_norm(x, eps=eps)
