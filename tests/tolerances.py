@@ -52,6 +52,15 @@ def rescued(y):
     return 6e-8 * np.maximum(1, np.abs(y))
 
 
+def half(exact, dtype):
+    """float16 or bfloat16: the contract of float32, then half a unit in the last place of where that may have led.
+
+    From |y| = 2^-8 on that is less than one unit of y: the contract's 1e-6 is half a unit of float16 there.
+    """
+    off = CONTRACT[np.dtype(np.float32)] * np.maximum(1, np.abs(exact))
+    return off + np.spacing((np.abs(exact) + off).astype(dtype)).astype(np.float64) / 2
+
+
 def mean(mean_, rstd, dtype):
     """An error of the mean moves xhat by rstd times itself, which the contract bounds; then one rounding."""
     std = np.where(rstd > 0, 1 / np.where(rstd > 0, rstd, 1), 0)

@@ -1,0 +1,84 @@
+"""The largest error of layer_norm beside PyTorch and onnxruntime: 4096 rows of each length, the means that
+docs/numerics.md names, all runtimes on the same rows. Gain 1, bias 0, eps 1e-5. Prints the tables of docs/numerics.md.
+"""
+
+import itertools
+import math
+
+import numpy as np
+
+from cnorm import contenders
+from cnorm.contenders.operations import as_dtype
+
+MEANS = (0, 0.5, 1, 2, 3.9, 4.1, 10, 1e2, 1e4, 1e6)
+LENGTHS = (100, 1024, 8192)
+ROWS, PART = 4096, 256
+RUNTIMES = ("cnorm", "PyTorch", "onnxruntime, IO binding")
+
+
+def exact(x):
+    """Layer norm of x in longdouble for float64, else in float64."""
+    wide, eps = (np.longdouble, 1e-5) if x.dtype == np.float64 else (np.float64, float(np.float32(1e-5)))
+    x = x.astype(wide)
+    x -= x.mean(-1, keepdims=True)
+    x -= x.mean(-1, keepdims=True)  # what rounding left of the mean
+    return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)
+
+
+def error(y, wanted):
+    """The largest error, by max(1, |y|); of float16 and bfloat16 by the unit in the last place of max(2^-8, |y|)."""
+    size = np.abs(wanted)
+    if y.itemsize == 2:
+        unit = np.spacing(np.maximum(2.0**-8, size).astype(y.dtype)).astype(wanted.dtype)
+    else:
+        unit = np.maximum(1, size)
+    return float((np.abs(y.astype(wanted.dtype) - wanted) / unit).max())  # NaN where there is one
+
+
+def largest_errors(dtype, rows):
+    """Runtime -> its largest error over all lengths; rows(rng, n) makes [PART, n] in a float type."""
+    dtype, modules, worst = as_dtype(dtype), contenders.importable()[0], {}
+    for n in LENGTHS:
+        rng = np.random.default_rng(n)
+        weight, bias = np.ones(n, dtype), np.zeros(n, dtype)
+        for _ in range(0, ROWS, PART):
+            with np.errstate(over="ignore"):
+                x = rows(rng, n).astype(dtype)
+            if not np.isfinite(x).all():
+                return {}  # not numbers of this type
+            wanted = exact(x)
+            for module in modules:
+                for contender in getattr(module, "layer_norm", lambda **_: [])(x=x, weight=weight, bias=bias):
+                    if contender.label in RUNTIMES:
+                        found = worst.get(contender.label, 0), error(contender.compute()[0], wanted)
+                        worst[contender.label] = math.nan if any(map(math.isnan, found)) else max(found)
+    return worst
+
+
+def cases():
+    """Name -> rows(rng, n), float64."""
+    for mean in MEANS:
+        yield f"{mean:g}", lambda rng, n, mean=mean: mean + rng.standard_normal((PART, n))
+    yield "0, times 1e20", lambda rng, n: 1e20 * rng.standard_normal((PART, n))
+
+
+def table(*columns):
+    """A Markdown table of the largest errors for columns (dtype, runtime); its last row has the worst of each."""
+    heads = [f"{dtype}, {runtime.split(',')[0]}" for dtype, runtime in columns]
+    print(f"| mean/std | {' | '.join(heads)} |\n|---|{'---:|' * len(heads)}", flush=True)
+    worst = [0.0] * len(heads)
+    for name, rows in cases():
+        errors = {dtype: largest_errors(dtype, rows) for dtype in dict(columns)}
+        found = [errors[dtype].get(runtime) for dtype, runtime in columns]
+        print(f"| {name} | {' | '.join(map(shown, found))} |", flush=True)
+        worst = [w if f is None else f if math.isnan(f) else max(w, f) for w, f in zip(worst, found, strict=True)]
+    print(f"| worst | {' | '.join(map(shown, worst))} |\n", flush=True)
+
+
+def shown(value):
+    return "" if value is None else f"{value:.2g}"
+
+
+if __name__ == "__main__":
+    table(*itertools.product(["float32", "float64"], RUNTIMES))
+    table(*itertools.product(["float16"], RUNTIMES), *itertools.product(["bfloat16"], RUNTIMES[:2]))
