@@ -58,8 +58,11 @@ def largest_errors(dtype, rows):
 def cases():
     """Name -> rows(rng, n), float64."""
     for mean in MEANS:
-        yield f"{mean:g}", lambda rng, n, mean=mean: mean + rng.standard_normal((PART, n))
-    yield "0, times 1e20", lambda rng, n: 1e20 * rng.standard_normal((PART, n))
+        yield (
+            (f"{mean:g}" if mean < 100 else f"1e{math.log10(mean):.0f}"),
+            lambda rng, n, mean=mean: mean + rng.standard_normal((PART, n)),
+        )
+    yield "0, all times 1e20", lambda rng, n: 1e20 * rng.standard_normal((PART, n))
 
 
 def table(*columns):
@@ -76,7 +79,7 @@ def table(*columns):
 
 
 def shown(value):
-    return "" if value is None else f"{value:.2g}"
+    return "" if value is None else f"{value:.2g}".replace("e-0", "e-").replace("e+0", "e").replace("nan", "NaN")
 
 
 if __name__ == "__main__":

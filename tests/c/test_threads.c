@@ -2,16 +2,18 @@
  * network give the bits of each alone; on small stacks. */
 #include "network.h"
 
+#include <limits.h>
 #include <pthread.h>
 
-/* 64 KiB, as embedded threads have them; the sanitizers' own frames are larger */
+/* 64 KiB, as embedded threads have them, or the least that the system allows; the sanitizers' own frames are larger */
 static pthread_t start(void *(*work)(void *argument), void *argument)
 {
     pthread_t thread;
     pthread_attr_t attributes;
     if (pthread_attr_init(&attributes) != 0) abort();
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    if (pthread_attr_setstacksize(&attributes, 1 << 16) != 0) abort();
+    const size_t least = (size_t)PTHREAD_STACK_MIN, small = 1 << 16;
+    if (pthread_attr_setstacksize(&attributes, small < least ? least : small) != 0) abort();
 #endif
     if (pthread_create(&thread, &attributes, work, argument) != 0) abort();
     pthread_attr_destroy(&attributes);
