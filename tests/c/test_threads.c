@@ -1,5 +1,5 @@
 /* Threads that share the rows of a backward pass give the bits of the one call, and streams in threads that share one
- * network give the bits of each alone; on small stacks. */
+ * network give the bits of each alone. So does a forward pass; all on small stacks. */
 #include "network.h"
 
 #include <limits.h>
@@ -67,6 +67,31 @@ static void backward(cnorm_dtype dtype)
     }
 }
 
+/* rows long enough to be kept beside their gain and bias, on the stack, from their sums to their output */
+enum { LONG_ROWS = 3, LONG = 2000 };
+static _Alignas(CNORM_ALIGN) char y[2][LONG_ROWS * LONG * 8], sum[2][LONG_ROWS * LONG * 8];
+static char long_gain[LONG * 8], long_bias[LONG * 8];
+
+static void *add_and_normalise(void *argument)
+{
+    share *const s = argument;
+    s->status = cnorm_add_layer_norm(s->dtype, LONG_ROWS, LONG, x, LONG, dy, LONG, long_gain, long_bias, 1e-5, y[s->first], LONG,
+                                     sum[s->first], LONG, NULL);
+    return NULL;
+}
+
+/* of the x and dy of the backward pass */
+static void forward(cnorm_dtype dtype)
+{
+    uint64_t state = 2;
+    for (ptrdiff_t i = 0; i < LONG; ++i) put(compute_type(dtype), long_gain, i, bell(&state)), put(compute_type(dtype), long_bias, i, 1);
+    share here = {dtype, 0, 1, CNORM_OK}, there = {dtype, 1, 1, CNORM_OK};
+    add_and_normalise(&here);
+    pthread_join(start(add_and_normalise, &there), NULL);
+    CHECK(here.status == CNORM_OK && there.status == CNORM_OK, "%s", dtype_names[dtype]);
+    CHECK(memcmp(y[0], y[1], sizeof y[0]) == 0 && memcmp(sum[0], sum[1], sizeof sum[0]) == 0, "forward, %s", dtype_names[dtype]);
+}
+
 enum { STEPS = 200, INPUTS = 12, UNITS = 40, OUTPUTS = 9 };
 
 typedef struct stream { network net; const float *x; float y[STEPS * OUTPUTS]; } stream;
@@ -109,6 +134,6 @@ int main(void)
 {
     streams(); /* first, so that its threads race for the choice of instruction set */
     FOR_EACH_ISA(isa)
-        for (int i = 0; i < DTYPES; ++i) backward(dtypes[i]);
+        for (int i = 0; i < DTYPES; ++i) backward(dtypes[i]), forward(dtypes[i]);
     return check_result();
 }
