@@ -45,10 +45,14 @@ static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dty
     if (!call->x || !call->y) return CNORM_ERROR_NULL;
     if (!usable(dtype, call->eps)) return CNORM_ERROR_EPS;
     if (rows_overlap(call->samples, n, call->y_stride)) return CNORM_ERROR_STRIDE;
-    /* storing past the caches pays once the output is larger than what they could hold for its reader */
+    /* storing past the caches pays once the output is larger than what they could hold for its reader, in runs that are
+     * whole cache lines or long enough for their two ends not to count */
+    enum { LINE = 64 };
     const ptrdiff_t together = call->groups ? n / call->groups : n;
+    const ptrdiff_t run = (call->space > 1 ? call->space : together) * itemsize(dtype);
+    const int whole_lines = (uintptr_t)call->y % LINE == 0 && run % LINE == 0;
     call->streaming = call->samples * n * itemsize(dtype) >= cnorm_cpu_cache_bytes() / 4 && together >= 64 &&
-                      call->y_stride == n && call->y != call->x;
+                      call->y_stride == n && call->y != call->x && (whole_lines || run >= 16 * LINE);
     RUN(call->eps = rounded(dtype, call->eps); kernel(call));
 }
 
