@@ -420,18 +420,18 @@ INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int w
                     .gain = FN(beside)(call, call->gain, 1, turn_of_first, room[2]),
                     .bias = centred ? FN(beside)(call, call->bias, -(T)0, turn_of_first, room[3]) : NULL,
                     .joint = call->streaming ? &y_joint : NULL};
-    FN(joint) *to_sum = with_residual && call->streaming && /* y decides what is aligned */
-                                ((uintptr_t)call->sum - (uintptr_t)call->y) % sizeof y_joint.lanes == 0
-                            ? &sum_joint : NULL;
-    ptrdiff_t turn = 0;
+    FN(joint) *to_sum = with_residual && call->streaming ? &sum_joint : NULL;
+    ptrdiff_t turn_of_y = 0;
     for (ptrdiff_t next = 0; next <= rows; ++next) {
         const ptrdiff_t r = next - 1; /* the row to write */
         const int writing = next && plain[r & 1], shifted = !keep && writing && recent[r & 1][0] != 0;
-        if (writing && shifted) FN(write_head)(&w, recent[r & 1], turn, centred, FN(SHIFTED));
-        else if (writing) FN(write_head)(&w, recent[r & 1], turn, centred, keep ? FN(KEPT) : FN(PLAIN));
+        if (writing && shifted) FN(write_head)(&w, recent[r & 1], turn_of_y, centred, FN(SHIFTED));
+        else if (writing) FN(write_head)(&w, recent[r & 1], turn_of_y, centred, keep ? FN(KEPT) : FN(PLAIN));
         X *const y = (X *)call->y + next * call->y_stride;
         const FN(row) row = FN(row_of)(call, next, with_residual, to_sum);
-        turn = aligned ? FN(lanes_before)(call->streaming ? y : row.x) : 0;
+        /* what is streamed must be aligned; else the loads are */
+        turn_of_y = aligned ? FN(lanes_before)(call->streaming ? y : row.x) : 0;
+        const ptrdiff_t turn = to_sum ? FN(lanes_before)(row.sum) : turn_of_y;
         T *const kept = keep ? room[next & 1] + turn : NULL;
         if (next < rows) {
             plain[next & 1] = writing && !keep && !shifted && !w.joint
