@@ -47,15 +47,11 @@ INLINE V FN(row_load)(const FN(row) *row, ptrdiff_t j)
     return row->residual ? FN(rounded)(v + FN(load)(row->residual + j)) : TN(keep)(v);
 }
 
-/* lanes from <= i < to of the vector at j; the others hold `fill` */
-INLINE V FN(row_load_range)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, V fill)
+/* lanes from <= i < to of the vector at j; the others hold anything finite */
+INLINE V FN(row_load_range)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to)
 {
-    if (!row->residual) return FN(load_range)(row->x + j, from, to, fill);
-    const V zero = TN(splat)(0);
-    T sum[VL]; /* rounded to storage; fill is not */
-    TN(store)(sum, FN(rounded)(FN(load_range)(row->x + j, from, to, zero) +
-                               FN(load_range)(row->residual + j, from, to, zero)));
-    return TN(load_range)(sum, from, to, fill);
+    const V zero = TN(splat)(0), v = FN(load_range)(row->x + j, from, to, zero);
+    return row->residual ? FN(rounded)(v + FN(load_range)(row->residual + j, from, to, zero)) : v;
 }
 
 /* Output is written in whole aligned vectors. When streaming, the vector that one row ends in and the next begins in
@@ -193,14 +189,12 @@ INLINE V FN(shifted)(const FN(row) *row, ptrdiff_t j, V shift, T *kept)
 /* the same of a vector that the row begins or ends in; d = 0 where there is no row */
 EDGE V FN(shifted_some)(FN(row) row, ptrdiff_t n, ptrdiff_t j, V shift, T *kept)
 {
-    const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
-    const V v = FN(row_load_range)(&row, j, from, to, shift), d = v - shift;
+    const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL, k = to - from;
+    const V d = TN(only)(FN(row_load_range)(&row, j, from, to) - shift, from, to);
     if (row.residual) {
-        T lanes[VL];
-        TN(store)(lanes, v);
-        const V sum = TN(load_range)(lanes + from, 0, to - from, shift);
-        if (row.sum_joint) FN(join)(row.sum + j + from, to - from, sum, row.sum_joint);
-        else FN(store_some)(row.sum + j + from, to - from, sum);
+        const V sum = FN(row_load_range)(&row, j + from, 0, k);
+        if (row.sum_joint) FN(join)(row.sum + j + from, k, sum, row.sum_joint);
+        else FN(store_some)(row.sum + j + from, k, sum);
     }
     if (kept) TN(store)(kept + j, d);
     return d;

@@ -262,16 +262,27 @@ INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to)
         memcpy(twice[0], lanes, 128);                                                                                \
         memcpy(twice[1], lanes, 128);                                                                                \
         memcpy(lanes, twice[0] + turn, 128);                                                                         \
-    }                                                                                                                \
-    INLINE V only_##type(V v, ptrdiff_t from, ptrdiff_t to)                                                        \
-    {                                                                                                                \
-        T lanes[sizeof(V) / sizeof(T)];                                                                              \
-        store_##type(lanes, v);                                                                                      \
-        return load_range_##type(lanes, from, to, (V){0});                                                           \
     }
 LANES_MOVED(f32, float, f32v)
 LANES_MOVED(f64, double, f64v)
 #undef LANES_MOVED
+#if VECTOR_BYTES == 32
+INLINE f32v only_f32(f32v v, ptrdiff_t from, ptrdiff_t to) { return (f32v)((i32v)v & (i32v)mask_32(from, to)); }
+INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to) { return (f64v)((i64v)v & (i64v)mask_32(2 * from, 2 * to)); }
+#else
+INLINE f32v only_f32(f32v v, ptrdiff_t from, ptrdiff_t to)
+{
+    float lanes[VL_F32];
+    store_f32(lanes, v);
+    return load_range_f32(lanes, from, to, (f32v){0});
+}
+INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to)
+{
+    double lanes[VL_F64];
+    store_f64(lanes, v);
+    return load_range_f64(lanes, from, to, (f64v){0});
+}
+#endif
 #endif
 
 /* have all virtual lanes one sign bit? */
