@@ -54,7 +54,8 @@ sanitize: .venv/built        ## with ASan and UBSan, the threads with TSan, too;
 	  PYTHONPATH="build/asan/site:$$($(BIN)/python -c 'import sys; print(*(p for p in sys.path if "site-packages" in p), sep=":")')" \
 	  $(BIN)/python -S -P -m pytest -q -n auto -p no:cacheprovider -k 'not hundred_thousand_streams' $(SANITIZED)
 
-# Every entry of the extension; the kernels are the C tests' business, and bytes a stream are not ASan's. -S keeps the editable install, a .pth file, out.
+# Every entry of the extension; the kernels are the C tests' business, and what a stream takes is not ASan's. -S keeps the
+# editable install, a .pth file, out.
 SANITIZED := $(patsubst %,tests/test_%.py,errors properties other_norms batch_norm group_norm weight_norm divisive_norm streams)
 
 golden: .venv/built          ## write tests/golden anew: a knowing change of results, for the changelog

@@ -47,7 +47,7 @@ INLINE V FN(row_load)(const FN(row) *row, ptrdiff_t j)
     return row->residual ? FN(rounded)(v + FN(load)(row->residual + j)) : TN(keep)(v);
 }
 
-/* lanes from <= i < to of the vector at j; the others hold anything finite */
+/* lanes from <= i < to of the vector at j, the others zero */
 INLINE V FN(row_load_range)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to)
 {
     const V zero = TN(splat)(0), v = FN(load_range)(row->x + j, from, to, zero);
@@ -98,7 +98,7 @@ typedef struct {
     const X *x;
     ptrdiff_t n, at, end;
     V shift, delta, rstd;
-    const T *gain, *bias; /* may be NULL */
+    const T *gain, *bias; /* may be NULL; RMS norm has no bias */
     X *y;
     FN(joint) *joint; /* NULL unless y is streamed */
 } FN(writer);
@@ -109,7 +109,7 @@ INLINE V FN(normalised)(const FN(writer) *w, V d, V gain, V bias, const int cent
     return centred ? xhat * gain + bias : xhat * gain;
 }
 
-/* (4) for one whole vector at j; affine says that there are a gain and a bias, which RMS norm has not */
+/* (4) for one whole vector at j; affine, a constant, says that neither gain nor bias is NULL */
 INLINE V FN(whole)(const FN(writer) *w, ptrdiff_t j, const int centred, const enum FN(origin) origin, const int affine)
 {
     V d = origin == FN(KEPT) ? TN(load)(w->d + j) : FN(load)(w->x + j);
