@@ -205,17 +205,31 @@ def test_a_row_alone_is_the_row_in_a_batch(rng, dtype):
 
 
 @both_types
-def test_any_alignment_gives_the_same_bits(rng, dtype):
-    x, dy = (rng.standard_normal((2, 5, 70)) + 1).astype(dtype)
-    weight, _ = inputs.random_affine(rng, 70, dtype)
+@pytest.mark.parametrize("shape", [(5, 70), (3, 528), (2, 1024), (2, 1300)])
+def test_any_alignment_gives_the_same_bits(rng, dtype, shape):
+    """Long rows are summed in vectors that begin before the row, and blocks of 512 end within them."""
+    x, dy = (rng.standard_normal((2, *shape)) + 1).astype(dtype)
+    x[0] -= dtype(1)  # a row without a shift
+    weight, _ = inputs.random_affine(rng, shape[1], dtype)
     expected = [g.tobytes() for g in gradients(dy, x, weight)]
-    for offset in range(64):
+    for offset in range(0, 64, 1 if shape[1] == 70 else 4):
         moved = [inputs.at_byte_offset(a, (offset * k) % 64) for a, k in ((dy, 1), (x, 3), (weight, 5))]
         assert [g.tobytes() for g in gradients(*moved)] == expected
         out = tuple(inputs.at_byte_offset(np.zeros_like(a), (offset * 7) % 64) for a in (x, weight, weight))
         _, stats = cnorm.layer_norm(x, weight, return_stats=True)
-        cnorm.layer_norm_backward(dy, x, weight, stats, out=out)
+        cnorm.layer_norm_backward(dy, moved[1], weight, stats, out=out)
         assert [g.tobytes() for g in out] == expected
+
+
+def test_a_large_batch_at_any_alignment(rng):
+    """dx is stored past the caches, and the rows are those of small batches."""
+    x, dy = (np.tile(rng.standard_normal((64, 777), np.float32), (150, 1)) for _ in range(2))
+    _, stats = cnorm.layer_norm(x, return_stats=True)
+    expected, _, _ = cnorm.layer_norm_backward(dy[:64], x[:64], None, stats[:64])
+    for offset in 0, 4, 16, 36, 60:
+        dx = inputs.at_byte_offset(np.zeros_like(x), 64 - offset)
+        cnorm.layer_norm_backward(dy, inputs.at_byte_offset(x, offset), None, stats, out=(dx, None, None))
+        np.testing.assert_array_equal(dx.reshape(150, 64, 777), np.broadcast_to(expected, (150, 64, 777)))
 
 
 @both_types

@@ -1,5 +1,6 @@
 """rms_norm, add_layer_norm and the half dtypes. What layer_norm has been tested for is compared with it bit for bit."""
 
+import inputs
 import ml_dtypes
 import numpy as np
 import pytest
@@ -201,3 +202,19 @@ def test_rms_backward_without_weight_and_in_place(isa, rng, dtype, shape):
     into = (dy, dweight.copy())
     cnorm.rms_norm_backward(dy, x, ones, stats, out=into)
     assert (bits(into[0]), bits(into[1])) == (bits(dx), bits(dweight))
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
+def test_long_rows_at_any_alignment_give_the_same_bits(rng, dtype):
+    """Rows of several blocks of sums, at a mean with and without a shift, each input and output somewhere else."""
+    x, residual = (rng.standard_normal((2, 4, 1040)) + np.float32([[0], [3], [40], [0]])).astype(dtype)
+    sums = [a.tobytes() for a in cnorm.add_layer_norm(x, residual)]
+    norm, rms = cnorm.layer_norm(x).tobytes(), cnorm.rms_norm(x).tobytes()
+    size = x.itemsize
+    for offset in range(0, 64, max(size, 4)):
+        moved, other = inputs.at_byte_offset(x, offset), inputs.at_byte_offset(residual, (3 * offset) % 64)
+        y, total = (inputs.at_byte_offset(np.zeros_like(x), (k * offset) % 64) for k in (5, 7))
+        assert cnorm.layer_norm(moved, out=y).tobytes() == norm
+        assert cnorm.rms_norm(moved, out=y).tobytes() == rms
+        assert [a.tobytes() for a in cnorm.add_layer_norm(moved, other, out=y, sum_out=total)] == sums
