@@ -62,14 +62,14 @@ static void sigmoid_f32(ptrdiff_t n, const float *x, float *y)
 {
     ptrdiff_t i = 0;
     for (; i + VL_F32 <= n; i += VL_F32) store_f32(y + i, sigmoid_v(load_f32(x + i)));
-    if (i < n) store_some_f32(y + i, n - i, sigmoid_v(load_range_f32(x + i, 0, n - i, splat_f32(0))));
+    if (i < n) store_range_f32(y + i, 0, n - i, sigmoid_v(load_range_f32(x + i, 0, n - i, splat_f32(0))));
 }
 
 static void tanh_f32(ptrdiff_t n, const float *x, float *y)
 {
     ptrdiff_t i = 0;
     for (; i + VL_F32 <= n; i += VL_F32) store_f32(y + i, tanh_v(load_f32(x + i)));
-    if (i < n) store_some_f32(y + i, n - i, tanh_v(load_range_f32(x + i, 0, n - i, splat_f32(0))));
+    if (i < n) store_range_f32(y + i, 0, n - i, tanh_v(load_range_f32(x + i, 0, n - i, splat_f32(0))));
 }
 
 #endif

@@ -49,7 +49,7 @@ INLINE V FN(take)(const T *p, ptrdiff_t k) { return k == VL ? FN(load)(p) : FN(l
 INLINE void FN(put)(T *p, ptrdiff_t k, V v)
 {
     if (k == VL) FN(store)(p, v);
-    else FN(store_some)(p, k, v);
+    else FN(store_range)(p, 0, k, v);
 }
 
 /* block += d, block2 += d^2, or with dy: block += dy, block2 += dy xhat; over a few rows of columns */
@@ -121,21 +121,30 @@ INLINE int FN(carried)(T K, T scale)
     return centre <= RSTD_MAX * RSTD_MAX && (size == 0 || (size >= RSTD_MIN && size <= RSTD_MAX));
 }
 
-/* (4) for the k <= VL columns from j on of a row x */
-INLINE V FN(applied)(const T *x, ptrdiff_t j, ptrdiff_t k, const FN(batch) *b)
+INLINE V FN(take_range)(const T *p, ptrdiff_t from, ptrdiff_t to)
 {
-    return ((FN(take)(x + j, k) - FN(take)(b->K + j, k)) - FN(take)(b->delta + j, k)) * FN(take)(b->scale + j, k) +
-           FN(take)(b->bias + j, k);
+    return to - from == VL ? FN(load)(p) : FN(load_range)(p, from, to, FN(splat)(0));
+}
+
+/* (4) for the columns in lanes from <= i < to of the vector at j of a row x */
+INLINE V FN(applied)(const T *x, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const FN(batch) *b)
+{
+    const V d = (FN(take_range)(x + j, from, to) - FN(take_range)(b->K + j, from, to)) - FN(take_range)(b->delta + j, from, to);
+    return d * FN(take_range)(b->scale + j, from, to) + FN(take_range)(b->bias + j, from, to);
 }
 
 /* (4) for a row of columns, streaming */
 INLINE void FN(stream_columns)(ptrdiff_t n, const T *x, T *y, const FN(batch) *b, FN(joint) *joint)
 {
-    ptrdiff_t j = -(ptrdiff_t)((uintptr_t)y / sizeof(T)) & (VL - 1); /* up to here y is short of a vector's address */
-    if (j > n) j = n;
-    if (j) FN(put_some)(y, j, FN(applied)(x, 0, j, b), joint);
-    for (; j + VL <= n; j += VL) FN(stream)(y + j, FN(applied)(x, j, VL, b));
-    if (j < n) FN(put_some)(y + j, n - j, FN(applied)(x, j, n - j, b), joint);
+    const ptrdiff_t turn = FN(lanes_before)(y);
+    ptrdiff_t j = -turn;
+    if (turn) {
+        const ptrdiff_t to = n + turn < VL ? n + turn : VL;
+        FN(join)(y + j, turn, to, FN(applied)(x, j, turn, to, b), joint);
+        j += VL;
+    }
+    for (; j + VL <= n; j += VL) FN(stream)(y + j, FN(applied)(x, j, 0, VL, b));
+    if (j < n) FN(join)(y + j, 0, n - j, FN(applied)(x, j, 0, n - j, b), joint);
 }
 
 /* (4) for a few rows of columns, whose numbers are loaded once for all of them */
@@ -159,7 +168,7 @@ static void FN(batch_apply)(const cnorm_volume_norm *call, const FN(batch) *b)
     const ptrdiff_t channels = call->channels, space = call->space;
     const T *x = call->x;
     T *y = call->y;
-    FN(joint) kept = {.filled = 0}, *joint = call->streaming ? &kept : NULL;
+    FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
     ptrdiff_t sample = 0;
     if (space == 1 && !b->any_exact) {
         for (; joint && sample < call->samples; ++sample)

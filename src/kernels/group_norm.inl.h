@@ -6,13 +6,6 @@
  * the sample's share of dbias and dgain, and weighted with the gain, the two means of (6). With space = 1 it is (5).
  */
 
-/* k < VL elements; joint is NULL unless streaming */
-INLINE void FN(put_some)(T *y, ptrdiff_t k, V v, FN(joint) *joint)
-{
-    if (joint) FN(join)(y, k, v, joint);
-    else FN(store_some)(y, k, v);
-}
-
 /* sums of layer_norm.inl.h about K, compiled once */
 static __attribute__((noinline)) void FN(run_sums)(const T *x, ptrdiff_t n, T K, double *S, double *Q)
 {
@@ -24,16 +17,20 @@ INLINE void FN(normalise_run)(const T *x, ptrdiff_t n, const T st[3], T gain, T 
 {
     const V K = FN(splat)(st[0]), delta = FN(splat)(st[1]), rstd = FN(splat)(st[2]), zero = FN(splat)(0);
     const V g = FN(splat)(gain), b = FN(splat)(bias);
-    ptrdiff_t j = 0;
-    if (joint) { /* up to here y is short of a whole vector's address */
-        j = -(ptrdiff_t)((uintptr_t)y / sizeof(T)) & (VL - 1);
-        if (j > n) j = n;
-        if (j) FN(put_some)(y, j, ((FN(load_range)(x, 0, j, zero) - K) - delta) * rstd * g + b, joint);
-        for (; j + VL <= n; j += VL) FN(stream)(y + j, ((FN(load)(x + j) - K) - delta) * rstd * g + b);
+    const ptrdiff_t turn = joint ? FN(lanes_before)(y) : 0;
+    ptrdiff_t j = -turn;
+    if (turn) {
+        const ptrdiff_t to = n + turn < VL ? n + turn : VL;
+        FN(put_range)(y + j, turn, to, ((FN(load_range)(x + j, turn, to, zero) - K) - delta) * rstd * g + b, joint);
+        j += VL;
     }
-    for (; j + VL <= n; j += VL) FN(store)(y + j, ((FN(load)(x + j) - K) - delta) * rstd * g + b);
+    for (; j + VL <= n; j += VL) {
+        const V v = ((FN(load)(x + j) - K) - delta) * rstd * g + b;
+        if (joint) FN(stream)(y + j, v);
+        else FN(store)(y + j, v);
+    }
     if (j < n)
-        FN(put_some)(y + j, n - j, ((FN(load_range)(x + j, 0, n - j, zero) - K) - delta) * rstd * g + b, joint);
+        FN(put_range)(y + j, 0, n - j, ((FN(load_range)(x + j, 0, n - j, zero) - K) - delta) * rstd * g + b, joint);
 }
 
 RARE void FN(wide_gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], double *A, double *B)
@@ -101,7 +98,7 @@ INLINE void FN(gradient_run)(ptrdiff_t n, const T *dy, const T *x, T gain, const
         const V g = (left >= VL ? FN(load)(dy + j) : FN(load_range)(dy + j, 0, left, zero)) * scale;
         const V v = rstd * ((g - G) - ((xv - K) - delta) * rstd * H);
         if (left >= VL) FN(store)(dx + j, v);
-        else FN(store_some)(dx + j, left, v);
+        else FN(store_range)(dx + j, 0, left, v);
     }
 }
 
@@ -172,7 +169,7 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
 {
     const ptrdiff_t groups = call->groups, channels = call->channels / groups, space = call->space, n = channels * space;
     const ptrdiff_t total = call->samples * groups, ahead = n <= SHORT_ROW ? 1 : 0;
-    FN(joint) kept = {.filled = 0}, *joint = call->streaming ? &kept : NULL;
+    FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
     FN(group) recent[2];
     for (ptrdiff_t next = 0, sample = 0, group = 0; next < total + ahead; ++next) {
         if (next < total) {

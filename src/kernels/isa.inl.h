@@ -21,12 +21,22 @@ enum {
     NEAR_BYTES = 8192, /* of the longest row that is kept in the first cache from its sums to its output */
     SHORT_ROW = 512,   /* elements of the longest row for which aligned addresses cost more than they save */
     GROUP = 4,         /* vectors written at a time */
+    PAGE_BYTES = 4096, /* a load waits for a store just made to an address with the same low bits */
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned vector crosses a line */
 };
 
 /* A sum of squares in [n Q_MIN, Q_MAX] has neither overflowed nor lost bits to subnormals. */
 #define Q_MAX_F32 0x1p120
 #define Q_MIN_F32 0x1p-90
+
+/* How far into room what is stored there does not hold up loads from a and b: half a page on from a, unless that is just
+ * ahead of b */
+INLINE ptrdiff_t apart_in_page(const void *room, const void *a, const void *b)
+{
+    const uintptr_t far = (uintptr_t)a + PAGE_BYTES / 2, ahead_of_b = (far - (uintptr_t)b) % PAGE_BYTES;
+    const uintptr_t to = ahead_of_b < PAGE_BYTES / 4 ? far + PAGE_BYTES / 4 : far;
+    return (ptrdiff_t)((to - (uintptr_t)room) % PAGE_BYTES / VECTOR_BYTES * VECTOR_BYTES);
+}
 
 INLINE double larger_finite(double a, double b)
 {

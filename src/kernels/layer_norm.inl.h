@@ -54,29 +54,40 @@ INLINE V FN(row_load_range)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptr
     return row->residual ? FN(rounded)(v + FN(load_range)(row->residual + j, from, to, zero)) : v;
 }
 
-/* Output is written in whole aligned vectors. When streaming, the vector that one row ends in and the next begins in
- * is kept here until it is complete: a partial line would cost more than streaming saves. */
-struct FN(joint) { X lanes[VL], *at; ptrdiff_t filled; };
+/* Output is streamed in whole aligned vectors. The one that a row ends in and the next begins in is kept here until it is
+ * complete: a partial line would cost more than streaming saves. */
+struct FN(joint) { V v; X *at; ptrdiff_t from, to; }; /* lanes from <= i < to of v wait for the vector at `at` */
 
 RARE void FN(flush)(FN(joint) *joint)
 {
-    for (ptrdiff_t i = 0; i < joint->filled; ++i) joint->at[i] = joint->lanes[i];
-    joint->filled = 0;
+    if (joint->to) FN(store_range)(joint->at, joint->from, joint->to, joint->v);
+    joint->from = joint->to = 0;
 }
 
-/* k < VL elements, which end a vector or begin one */
-static __attribute__((noinline)) void FN(join)(X *y, ptrdiff_t k, V v, FN(joint) *joint)
+/* lanes from <= i < to of the aligned vector at y, not all of them */
+static __attribute__((noinline)) void FN(join)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(joint) *joint)
 {
-    if (joint->filled && joint->at + joint->filled != y) FN(flush)(joint);
-    if (!joint->filled) joint->at = y;
-    FN(store_some)(joint->lanes + joint->filled, k, v);
-    joint->filled += k;
-    if (joint->filled == VL) {
-        FN(stream)(joint->at, FN(load)(joint->lanes));
-        joint->filled = 0;
-    } else if ((uintptr_t)(y + k) % sizeof joint->lanes == 0) {
+    if (joint->at == y && joint->to == from) {
+        joint->v = TN(fill)(TN(keep)(joint->v), joint->from, joint->to, v);
+    } else {
         FN(flush)(joint);
+        *joint = (FN(joint)){v, y, from, from};
     }
+    joint->to = to;
+    if (to < VL) return;
+    if (joint->from) {
+        FN(flush)(joint);
+    } else {
+        FN(stream)(y, joint->v);
+        joint->to = 0;
+    }
+}
+
+/* the same where output may not be streamed: joint is then NULL */
+INLINE void FN(put_range)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(joint) *joint)
+{
+    if (joint) FN(join)(y, from, to, v, joint);
+    else FN(store_range)(y, from, to, v);
 }
 
 /* where to read a row again */
@@ -119,18 +130,17 @@ INLINE V FN(whole)(const FN(writer) *w, ptrdiff_t j, const int centred, const en
     return FN(normalised)(w, d, gain, bias, centred);
 }
 
-/* the k < VL elements from `at` on */
-INLINE void FN(write_some)(FN(writer) *w, ptrdiff_t k, const int centred, const enum FN(origin) origin)
+/* what there is of the vector at `at`, where the row begins or ends in it */
+INLINE void FN(write_edge)(FN(writer) *w, const int centred, const enum FN(origin) origin)
 {
     const V zero = TN(splat)(0), one = TN(splat)(1), minus = TN(splat)(-(T)0);
-    V d = origin == FN(KEPT) ? TN(load_range)(w->d + w->at, 0, k, zero) : FN(load_range)(w->x + w->at, 0, k, zero);
+    const ptrdiff_t at = w->at, from = at < 0 ? -at : 0, to = w->n - at < VL ? w->n - at : VL;
+    V d = origin == FN(KEPT) ? TN(load_range)(w->d + at, from, to, zero) : FN(load_range)(w->x + at, from, to, zero);
     if (origin == FN(SHIFTED)) d -= w->shift;
-    const V gain = w->gain ? TN(load_range)(w->gain + w->at, 0, k, one) : one;
-    const V bias = !centred ? gain : w->bias ? TN(load_range)(w->bias + w->at, 0, k, minus) : minus;
-    const V v = FN(normalised)(w, d, gain, bias, centred);
-    if (w->joint) FN(join)(w->y + w->at, k, v, w->joint);
-    else FN(store_some)(w->y + w->at, k, v);
-    w->at += k;
+    const V gain = w->gain ? TN(load_range)(w->gain + at, from, to, one) : one;
+    const V bias = !centred ? gain : w->bias ? TN(load_range)(w->bias + at, from, to, minus) : minus;
+    FN(put_range)(w->y + at, from, to, FN(normalised)(w, d, gain, bias, centred), w->joint);
+    w->at += VL;
 }
 
 /* lanes of an aligned vector that lie before p */
@@ -139,13 +149,12 @@ INLINE ptrdiff_t FN(lanes_before)(const X *p) { return (ptrdiff_t)((uintptr_t)p 
 /* what comes before the first whole vector, where vectors begin `turn` lanes before the row */
 INLINE void FN(write_head)(FN(writer) *w, const T stats[3], ptrdiff_t turn, const int centred, const enum FN(origin) origin)
 {
-    const ptrdiff_t rest = turn ? VL - turn : 0, head = rest < w->n ? rest : w->n;
     w->shift = TN(splat)(stats[0]);
     w->delta = TN(splat)(stats[1]);
     w->rstd = TN(splat)(stats[2]);
-    w->at = 0;
-    w->end = head + (w->n - head) / VL * VL;
-    if (head) FN(write_some)(w, head, centred, origin);
+    w->at = -turn;
+    w->end = (w->n + turn) / VL * VL - turn;
+    if (turn) FN(write_edge)(w, centred, origin);
 }
 
 /* GROUP whole vectors from `at` on, all of them read before one is written: a load that overlaps in part, in the last 12
@@ -173,7 +182,7 @@ INLINE void FN(write_rest)(FN(writer) *w, const int centred, const enum FN(origi
         while (w->at + GROUP * VL <= w->end) FN(write_group)(w, centred, origin, affine, 0);
         for (; w->at < w->end; w->at += VL) FN(store)(w->y + w->at, FN(whole)(w, w->at, centred, origin, affine));
     }
-    if (w->at < w->n) FN(write_some)(w, w->n - w->at, centred, origin);
+    if (w->at < w->n) FN(write_edge)(w, centred, origin);
 }
 
 /* d = x - K of the whole vector at j; kept, if there is where */
@@ -189,13 +198,9 @@ INLINE V FN(shifted)(const FN(row) *row, ptrdiff_t j, V shift, T *kept)
 /* the same of a vector that the row begins or ends in; d = 0 where there is no row */
 EDGE V FN(shifted_some)(FN(row) row, ptrdiff_t n, ptrdiff_t j, V shift, T *kept)
 {
-    const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL, k = to - from;
-    const V d = TN(only)(FN(row_load_range)(&row, j, from, to) - shift, from, to);
-    if (row.residual) {
-        const V sum = FN(row_load_range)(&row, j + from, 0, k);
-        if (row.sum_joint) FN(join)(row.sum + j + from, k, sum, row.sum_joint);
-        else FN(store_some)(row.sum + j + from, k, sum);
-    }
+    const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
+    const V v = FN(row_load_range)(&row, j, from, to), d = TN(only)(v - shift, from, to);
+    if (row.residual) FN(put_range)(row.sum + j, from, to, v, row.sum_joint);
     if (kept) TN(store)(kept + j, d);
     return d;
 }
@@ -409,7 +414,7 @@ INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int w
     const ptrdiff_t turn_of_first = aligned ? FN(lanes_before)(call->streaming ? call->y : call->x) : 0;
     T *stats = call->stats, recent[2][3];
     int plain[2] = {0, 0};
-    FN(joint) y_joint = {.filled = 0}, sum_joint = {.filled = 0};
+    FN(joint) y_joint = {.to = 0}, sum_joint = {.to = 0};
     FN(writer) w = {.n = n,
                     .gain = FN(beside)(call, call->gain, 1, turn_of_first, room[2]),
                     .bias = centred ? FN(beside)(call, call->bias, -(T)0, turn_of_first, room[3]) : NULL,
@@ -455,7 +460,7 @@ INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int w
 /* Rows that are read twice: long ones, and those whose output is streamed and for which look-ahead would not pay */
 INLINE void FN(far_rows)(const cnorm_norm *call, const int centred, const int with_residual)
 {
-    FN(joint) joint = {.filled = 0};
+    FN(joint) joint = {.to = 0};
     FN(writer) w = {.n = call->n, .gain = call->gain, .bias = call->bias, .joint = call->streaming ? &joint : NULL};
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
         T stats[3];
@@ -525,11 +530,11 @@ INLINE void FN(backward_terms)(const FN(gradient) *row, ptrdiff_t j, ptrdiff_t f
     *gx = *g * xhat;
     const V share_gain = (all ? TN(load)(dgain) : TN(load_range)(dgain, from, to, zero)) + dy * xhat;
     if (all) TN(store)(dgain, share_gain);
-    else TN(store_some)(dgain, to, share_gain);
+    else TN(store_range)(dgain, from, to, share_gain);
     if (!centred) return;
     const V share_bias = (all ? TN(load)(dbias) : TN(load_range)(dbias, from, to, zero)) + dy;
     if (all) TN(store)(dbias, share_bias);
-    else TN(store_some)(dbias, to, share_bias);
+    else TN(store_range)(dbias, from, to, share_bias);
 }
 
 /* the same of a vector at an edge of the row */
@@ -612,13 +617,15 @@ INLINE void FN(backward_sums)(ptrdiff_t n, const FN(gradient) *row, const FN(sha
     }
 }
 
-/* (6) for the vector at j, or for its first k elements */
-INLINE V FN(dx)(const FN(gradient) *row, ptrdiff_t j, ptrdiff_t k, const T *gain, V G, V H, const int centred, const int plain)
+/* (6) for lanes from <= i < to of the vector at j */
+INLINE V FN(dx)(const FN(gradient) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const T *gain, V G, V H, const int centred,
+                const int plain)
 {
     const V zero = TN(splat)(0);
-    V g = k == VL ? FN(load)(row->dy + j) : FN(load_range)(row->dy + j, 0, k, zero);
-    if (gain) g *= k == VL ? TN(load)(gain + j) : TN(load_range)(gain + j, 0, k, zero);
-    const V x = k == VL ? FN(load)(row->x + j) : FN(load_range)(row->x + j, 0, k, zero);
+    const int whole = to - from == VL;
+    V g = whole ? FN(load)(row->dy + j) : FN(load_range)(row->dy + j, from, to, zero);
+    if (gain) g *= whole ? TN(load)(gain + j) : TN(load_range)(gain + j, from, to, zero);
+    const V x = whole ? FN(load)(row->x + j) : FN(load_range)(row->x + j, from, to, zero);
     return row->rstd * ((centred ? g - G : g) - FN(xhat)(row, x, centred, plain) * H);
 }
 
@@ -627,31 +634,28 @@ INLINE void FN(backward_dx)(ptrdiff_t n, const FN(gradient) *row, const T *gain,
                             const int plain, const double sums[2], FN(joint) *joint)
 {
     const V G = TN(splat)((T)(sums[0] / (double)n)), H = TN(splat)((T)(sums[1] / (double)n));
-    const ptrdiff_t rest = turn ? VL - turn : 0, head = rest < n ? rest : n;
-    ptrdiff_t j = head;
-    if (head) {
-        const V v = FN(dx)(row, 0, head, gain, G, H, centred, plain);
-        if (joint) FN(join)(row->dx, head, v, joint);
-        else FN(store_some)(row->dx, head, v);
+    ptrdiff_t j = -turn;
+    if (turn) {
+        const ptrdiff_t to = n + turn < VL ? n + turn : VL;
+        FN(put_range)(row->dx + j, turn, to, FN(dx)(row, j, turn, to, gain, G, H, centred, plain), joint);
+        j += VL;
     }
     for (; j + GROUP * VL <= n; j += GROUP * VL) { /* in groups: see write_group */
         V v[GROUP];
 #pragma GCC unroll 4
-        for (int i = 0; i < GROUP; ++i) v[i] = TN(keep)(FN(dx)(row, j + i * VL, VL, gain, G, H, centred, plain));
+        for (int i = 0; i < GROUP; ++i) v[i] = TN(keep)(FN(dx)(row, j + i * VL, 0, VL, gain, G, H, centred, plain));
 #pragma GCC unroll 4
         for (int i = 0; i < GROUP; ++i) {
             if (joint) FN(stream)(row->dx + j + i * VL, v[i]);
             else FN(store)(row->dx + j + i * VL, v[i]);
         }
     }
-    for (; j < n; j += VL) {
-        const ptrdiff_t k = n - j < VL ? n - j : VL;
-        const V v = k == VL ? FN(dx)(row, j, VL, gain, G, H, centred, plain) : FN(dx)(row, j, k, gain, G, H, centred, plain);
-        if (joint && k == VL) FN(stream)(row->dx + j, v);
-        else if (joint) FN(join)(row->dx + j, k, v, joint);
-        else if (k == VL) FN(store)(row->dx + j, v);
-        else FN(store_some)(row->dx + j, k, v);
+    for (; j + VL <= n; j += VL) {
+        const V v = FN(dx)(row, j, 0, VL, gain, G, H, centred, plain);
+        if (joint) FN(stream)(row->dx + j, v);
+        else FN(store)(row->dx + j, v);
     }
+    if (j < n) FN(put_range)(row->dx + j, 0, n - j, FN(dx)(row, j, 0, n - j, gain, G, H, centred, plain), joint);
 }
 
 /* (5) and (6) in float64, for rows whose xhat, dx or sums arithmetic in T cannot reach; dgain NULL: only (6) */
@@ -708,20 +712,21 @@ INLINE void FN(backward_row)(ptrdiff_t n, const FN(gradient) *row, const FN(shar
 /* One block of rows: partial [2, n] becomes this block's dgain and dbias */
 INLINE void FN(backward_rows)(const cnorm_norm_backward *call, const int centred)
 {
-    _Alignas(VECTOR_BYTES) T room[3][FN(ROOM)];
     const ptrdiff_t n = call->n;
     const int padded = n <= FN(NEAR) && call->rows > 1;
+    _Alignas(VECTOR_BYTES) T space[PAGE_BYTES / sizeof(T) + 3 * FN(ROOM)];
+    T *const room = space + apart_in_page(space, call->x, call->dy) / (ptrdiff_t)sizeof(T);
     const ptrdiff_t turn = ALIGN_LOADS && padded && n > SHORT_ROW && call->x_stride % VL == 0 ? FN(lanes_before)(call->x) : 0;
     FN(shares) shares = {.gain = call->gain, .dgain = call->partial, .dbias = (T *)call->partial + n, .padded = padded};
     if (padded) {
-        for (int i = 0; i < 3; ++i) memset(room[i], 0, (size_t)(n + 2 * VL) * sizeof(T));
-        if (call->gain) shares.gain = memcpy(room[2] + turn, call->gain, (size_t)n * sizeof(T));
-        shares.dgain = room[0] + turn;
-        shares.dbias = room[1] + turn;
+        for (int i = 0; i < 3; ++i) memset(room + i * FN(ROOM), 0, (size_t)(n + 2 * VL) * sizeof(T));
+        shares.dgain = room + turn;
+        shares.dbias = room + FN(ROOM) + turn;
+        if (call->gain) shares.gain = memcpy(room + 2 * FN(ROOM) + turn, call->gain, (size_t)n * sizeof(T));
     } else {
         memset(call->partial, 0, 2 * (size_t)n * sizeof(T));
     }
-    FN(joint) kept = {.filled = 0}, *joint = call->streaming ? &kept : NULL;
+    FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
         const T *st = (const T *)call->stats + 3 * r;
         const FN(gradient) row = {.dy = (const X *)call->dy + r * call->dy_stride,

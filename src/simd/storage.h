@@ -1,7 +1,7 @@
 /* Storage types: what lies in memory, where the arithmetic is in float or double.
  *
  * f16 and bf16 are storage of float: widened exactly, rounded to nearest even, NaN kept, the same bits on machines
- * with and without instructions for it. They have the load, load_range, store, store_some and stream of vector.h;
+ * with and without instructions for it. They have the load, load_range, store, store_range and stream of vector.h;
  * and for all four types
  *     rounded_*   a vector as it would come back from storage
  *     value_*     one stored element          stored_*   one element to store
@@ -20,29 +20,17 @@ INLINE u16h load_range_u16(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)
 {
     return (u16h)_mm256_maskz_loadu_epi16((__mmask16)((1u << to) - (1u << from)), p);
 }
-INLINE void store_some_u16(uint16_t *p, ptrdiff_t k, u16h v)
+INLINE void store_range_u16(uint16_t *p, ptrdiff_t from, ptrdiff_t to, u16h v)
 {
-    _mm256_mask_storeu_epi16(p, (__mmask16)((1u << k) - 1), (__m256i)v);
+    _mm256_mask_storeu_epi16(p, (__mmask16)((1u << to) - (1u << from)), (__m256i)v);
 }
 INLINE void stream_u16(uint16_t *p, u16h v) { _mm256_stream_si256((__m256i *)p, (__m256i)v); }
 INLINE i32v extend_u16(u16h v) { return (i32v)_mm512_cvtepu16_epi32((__m256i)v); }
 INLINE u16h truncate_u16(i32v v) { return (u16h)_mm512_cvtepi32_epi16((__m512i)v); }
 INLINE f32v widen_f16(u16h v) { return (f32v)_mm512_cvtph_ps((__m256i)v); }
 INLINE u16h narrow_f16(f32v v) { return (u16h)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
-INLINE f32v fill_range(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
-{
-    return (f32v)_mm512_mask_mov_ps((__m512)fill, (__mmask16)((1u << to) - (1u << from)), (__m512)v);
-}
 
 #else
-
-INLINE f32v fill_range(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
-{
-    float lanes[VL_F32];
-    memcpy(lanes, &fill, sizeof lanes);
-    for (ptrdiff_t i = from; i < to; ++i) lanes[i] = v[i];
-    return load_f32(lanes);
-}
 
 INLINE u16h load_u16(const uint16_t *p) { u16h v; memcpy(&v, p, sizeof v); return v; }
 INLINE u16h load_range_u16(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)
@@ -51,9 +39,9 @@ INLINE u16h load_range_u16(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)
     for (ptrdiff_t i = from; i < to; ++i) lanes[i] = p[i];
     return load_u16(lanes);
 }
-INLINE void store_some_u16(uint16_t *p, ptrdiff_t k, u16h v)
+INLINE void store_range_u16(uint16_t *p, ptrdiff_t from, ptrdiff_t to, u16h v)
 {
-    for (ptrdiff_t i = 0; i < k; ++i) p[i] = v[i];
+    for (ptrdiff_t i = from; i < to; ++i) p[i] = v[i];
 }
 
 #if VECTOR_BYTES == 32
@@ -121,11 +109,14 @@ INLINE u16h narrow_bf16(f32v v)
 #define HALF_STORAGE(type)                                                                                           \
     INLINE f32v load_##type(const uint16_t *p) { return widen_##type(load_u16(p)); }                                 \
     INLINE void store_##type(uint16_t *p, f32v v) { u16h h = narrow_##type(v); memcpy(p, &h, sizeof h); }            \
-    INLINE void store_some_##type(uint16_t *p, ptrdiff_t k, f32v v) { store_some_u16(p, k, narrow_##type(v)); }      \
+    INLINE void store_range_##type(uint16_t *p, ptrdiff_t from, ptrdiff_t to, f32v v)                                \
+    {                                                                                                                \
+        store_range_u16(p, from, to, narrow_##type(v));                                                              \
+    }                                                                                                                \
     INLINE void stream_##type(uint16_t *p, f32v v) { stream_u16(p, narrow_##type(v)); }                              \
     INLINE f32v load_range_##type(const uint16_t *p, ptrdiff_t from, ptrdiff_t to, f32v fill)                        \
     {                                                                                                                \
-        return fill_range(widen_##type(load_range_u16(p, from, to)), from, to, fill);                                \
+        return fill_f32(widen_##type(load_range_u16(p, from, to)), from, to, fill);                                  \
     }
 HALF_STORAGE(f16)
 HALF_STORAGE(bf16)
@@ -133,7 +124,7 @@ HALF_STORAGE(bf16)
 /* one value, and a value rounded to what storage holds */
 #define STORED(type, storage, real, vector)                                                                          \
     INLINE real value_##type(storage a) { return load_range_##type(&a, 0, 1, (vector){0})[0]; }                          \
-    INLINE storage stored_##type(real a) { storage s; store_some_##type(&s, 1, a - (vector){0}); return s; }
+    INLINE storage stored_##type(real a) { storage s; store_range_##type(&s, 0, 1, a - (vector){0}); return s; }
 STORED(f16, uint16_t, float, f32v)
 STORED(bf16, uint16_t, float, f32v)
 INLINE float value_f32(float a) { return a; }

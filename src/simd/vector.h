@@ -9,10 +9,11 @@
  *     splat_*      one value in every lane
  *     load_*       VL elements from any address              store_*     to any address
  *     load_range_* lanes from <= i < to of the vector at any address, the others filled; reads nothing else
- *     store_some_* the first k < VL elements; writes nothing else
+ *     store_range_* lanes from <= i < to to the vector at any address; writes nothing else
  *     stream_*     to an address aligned to the vector, past the caches where the machine can; end with stream_fence
  *     tree_*       the sum of LANE_VECTORS vectors by halving: lane i + lane i + LANES/2, and so on down to one
- *     only_*       lanes from <= i < to, the others zero
+ *     fill_*       lanes from <= i < to of one vector, the others of another
+ *     only_*       the others zero
  *     turn_*       all virtual lanes moved round
  *     one_sign_*   have all virtual lanes one sign?
  *     keep_*       the value, in a register: stops the compiler from loading it a second time
@@ -80,13 +81,21 @@ INLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to, f64v f
 {
     return (f64v)_mm512_mask_loadu_pd((__m512d)fill, (__mmask8)((1u << to) - (1u << from)), p);
 }
-INLINE void store_some_f32(float *p, ptrdiff_t k, f32v v)
+INLINE void store_range_f32(float *p, ptrdiff_t from, ptrdiff_t to, f32v v)
 {
-    _mm512_mask_storeu_ps(p, (__mmask16)((1u << k) - 1), (__m512)v);
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << to) - (1u << from)), (__m512)v);
 }
-INLINE void store_some_f64(double *p, ptrdiff_t k, f64v v)
+INLINE void store_range_f64(double *p, ptrdiff_t from, ptrdiff_t to, f64v v)
 {
-    _mm512_mask_storeu_pd(p, (__mmask8)((1u << k) - 1), (__m512d)v);
+    _mm512_mask_storeu_pd(p, (__mmask8)((1u << to) - (1u << from)), (__m512d)v);
+}
+INLINE f32v fill_f32(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
+{
+    return (f32v)_mm512_mask_mov_ps((__m512)fill, (__mmask16)((1u << to) - (1u << from)), (__m512)v);
+}
+INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)
+{
+    return (f64v)_mm512_mask_mov_pd((__m512d)fill, (__mmask8)((1u << to) - (1u << from)), (__m512d)v);
 }
 
 #else
@@ -103,6 +112,14 @@ INLINE f32v load_range_f32(const float *p, ptrdiff_t from, ptrdiff_t to, f32v fi
 {
     const __m256i mask = mask_32(from, to);
     return (f32v)_mm256_blendv_ps((__m256)fill, _mm256_maskload_ps(p, mask), (__m256)mask);
+}
+INLINE f32v fill_f32(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
+{
+    return (f32v)_mm256_blendv_ps((__m256)fill, (__m256)v, (__m256)mask_32(from, to));
+}
+INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)
+{
+    return (f64v)_mm256_blendv_pd((__m256d)fill, (__m256d)v, (__m256d)mask_32(2 * from, 2 * to));
 }
 INLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to, f64v fill)
 {
@@ -124,14 +141,26 @@ INLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to, f64v f
     for (ptrdiff_t i = from; i < to; ++i) lanes[i] = p[i];
     return load_f64(lanes);
 }
-#endif
-INLINE void store_some_f32(float *p, ptrdiff_t k, f32v v)
+INLINE f32v fill_f32(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
 {
-    for (ptrdiff_t i = 0; i < k; ++i) p[i] = v[i];
+    float lanes[VL_F32];
+    store_f32(lanes, v);
+    return load_range_f32(lanes, from, to, fill);
 }
-INLINE void store_some_f64(double *p, ptrdiff_t k, f64v v)
+INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)
 {
-    for (ptrdiff_t i = 0; i < k; ++i) p[i] = v[i];
+    double lanes[VL_F64];
+    store_f64(lanes, v);
+    return load_range_f64(lanes, from, to, fill);
+}
+#endif
+INLINE void store_range_f32(float *p, ptrdiff_t from, ptrdiff_t to, f32v v)
+{
+    for (ptrdiff_t i = from; i < to; ++i) p[i] = v[i];
+}
+INLINE void store_range_f64(double *p, ptrdiff_t from, ptrdiff_t to, f64v v)
+{
+    for (ptrdiff_t i = from; i < to; ++i) p[i] = v[i];
 }
 
 #endif
@@ -229,6 +258,9 @@ INLINE double tree_f64(const f64v lanes[LANE_VECTORS])
 
 /* ---- lanes ---------------------------------------------------------------------------------------------------- */
 
+INLINE f32v only_f32(f32v v, ptrdiff_t from, ptrdiff_t to) { return fill_f32(v, from, to, (f32v){0}); }
+INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to) { return fill_f64(v, from, to, (f64v){0}); }
+
 /* lane i of the result is lane i + turn, round and round, of all virtual lanes; 0 < turn < VL */
 #if VECTOR_BYTES == 64
 INLINE void turn_f32(f32v lanes[LANE_VECTORS], ptrdiff_t turn)
@@ -246,14 +278,6 @@ INLINE void turn_f64(f64v lanes[LANE_VECTORS], ptrdiff_t turn)
     lanes[0] = (f64v)_mm512_permutex2var_pd(a, from, b);
     lanes[1] = (f64v)_mm512_permutex2var_pd(b, from, a);
 }
-INLINE f32v only_f32(f32v v, ptrdiff_t from, ptrdiff_t to)
-{
-    return (f32v)_mm512_maskz_mov_ps((__mmask16)((1u << to) - (1u << from)), (__m512)v);
-}
-INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to)
-{
-    return (f64v)_mm512_maskz_mov_pd((__mmask8)((1u << to) - (1u << from)), (__m512d)v);
-}
 #else
 #define LANES_MOVED(type, T, V)                                                                                      \
     INLINE void turn_##type(V lanes[LANE_VECTORS], ptrdiff_t turn)                                                   \
@@ -266,23 +290,6 @@ INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to)
 LANES_MOVED(f32, float, f32v)
 LANES_MOVED(f64, double, f64v)
 #undef LANES_MOVED
-#if VECTOR_BYTES == 32
-INLINE f32v only_f32(f32v v, ptrdiff_t from, ptrdiff_t to) { return (f32v)((i32v)v & (i32v)mask_32(from, to)); }
-INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to) { return (f64v)((i64v)v & (i64v)mask_32(2 * from, 2 * to)); }
-#else
-INLINE f32v only_f32(f32v v, ptrdiff_t from, ptrdiff_t to)
-{
-    float lanes[VL_F32];
-    store_f32(lanes, v);
-    return load_range_f32(lanes, from, to, (f32v){0});
-}
-INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to)
-{
-    double lanes[VL_F64];
-    store_f64(lanes, v);
-    return load_range_f64(lanes, from, to, (f64v){0});
-}
-#endif
 #endif
 
 /* have all virtual lanes one sign bit? */
