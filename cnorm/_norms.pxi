@@ -207,7 +207,7 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, bint r
     """
     cdef cnp.ndarray quick
     if not return_stats and type(axis) is int and axis == -1 and type(eps) is float and 0 <= <double>eps < 1e38:
-        quick = plain_layer_norm(x, weight, bias, eps, out)
+        quick = plain_norm(LAYER, x, weight, bias, eps, out)
         if quick is not None:
             return quick
     y, _, stats = forward(LAYER, x, None, weight, bias, eps, axis, out, None, return_stats)
@@ -268,6 +268,11 @@ def rms_norm(x, weight=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=F
     TypeError, ValueError
         As `layer_norm`.
     """
+    cdef cnp.ndarray quick
+    if not return_stats and type(axis) is int and axis == -1 and type(eps) is float and 0 <= <double>eps < 1e38:
+        quick = plain_norm(RMS, x, weight, None, eps, out)
+        if quick is not None:
+            return quick
     y, _, stats = forward(RMS, x, None, weight, None, eps, axis, out, None, return_stats)
     return (y, stats) if return_stats else y
 
@@ -462,39 +467,60 @@ def rms_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None)
 
 # ---- the plain call: nothing to convert, nothing to copy -------------------------------------------------------------
 
-cdef inline bint plain(object x, ptrdiff_t n) noexcept:
-    """A C-contiguous, aligned float32 array of rows of n."""
-    return (type(x) is cnp.ndarray and cnp.PyArray_TYPE(<cnp.ndarray>x) == cnp.NPY_FLOAT32
+cdef inline bint plain(object x, int number, ptrdiff_t n) noexcept:
+    """A C-contiguous, aligned array of rows of n, of the dtype with this type number."""
+    return (type(x) is cnp.ndarray and cnp.PyArray_TYPE(<cnp.ndarray>x) == number
             and cnp.PyArray_NDIM(<cnp.ndarray>x) > 0 and cnp.PyArray_IS_C_CONTIGUOUS(<cnp.ndarray>x)
             and cnp.PyArray_ISALIGNED(<cnp.ndarray>x) and cnp.PyArray_ISNOTSWAPPED(<cnp.ndarray>x)
             and cnp.PyArray_DIMS(<cnp.ndarray>x)[cnp.PyArray_NDIM(<cnp.ndarray>x) - 1] == n)
 
 
-cdef inline bint plain_parameter(object p, ptrdiff_t n, cnp.ndarray y):
-    return p is None or (plain(p, n) and cnp.PyArray_NDIM(<cnp.ndarray>p) == 1 and apart(y, <cnp.ndarray>p))
+cdef inline bint plain_parameter(object p, int number, ptrdiff_t n, cnp.ndarray y):
+    return p is None or (plain(p, number, n) and cnp.PyArray_NDIM(<cnp.ndarray>p) == 1 and apart(y, <cnp.ndarray>p))
 
 
-cdef cnp.ndarray plain_layer_norm(object x, object weight, object bias, double eps, object out):
-    """layer_norm over the last dimension where all arrays are plain float32; else None, and nothing is done."""
+cdef cnp.ndarray plain_norm(Kind kind, object x, object weight, object bias, double eps, object out, ptrdiff_t bound=0):
+    """layer_norm or rms_norm over the last dimension where all arrays are plain; else None, and nothing is done.
+
+    bound: the length of the float32 weight and bias of a BoundLayerNorm, which were checked once and can't be written to.
+    """
     cdef cnp.ndarray a, y
+    cdef ptrdiff_t n, rows
+    cdef int number
+    cdef cnorm_dtype dtype
     cdef const void *pg = NULL
     cdef const void *pb = NULL
-    cdef ptrdiff_t n, rows
     cdef cnorm_status status
     if type(x) is not cnp.ndarray or cnp.PyArray_NDIM(<cnp.ndarray>x) == 0:
         return None
     a = <cnp.ndarray>x
+    number = cnp.PyArray_TYPE(a)
+    if number == cnp.NPY_FLOAT32:
+        dtype = CNORM_F32
+    elif number == cnp.NPY_FLOAT16:
+        dtype = CNORM_F16
+    elif number == bfloat16_number:
+        dtype = CNORM_BF16
+    elif number == cnp.NPY_FLOAT64:
+        dtype = CNORM_F64
+    else:
+        return None
     n = cnp.PyArray_DIMS(a)[cnp.PyArray_NDIM(a) - 1]
-    if n == 0 or not plain(a, n):
+    if n == 0 or not plain(a, number, n):
         return None
     if out is None:
-        y = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a), cnp.PyArray_DIMS(a), cnp.NPY_FLOAT32, 0)
-    elif (plain(out, n) and cnp.PyArray_SAMESHAPE(a, <cnp.ndarray>out) and cnp.PyArray_ISWRITEABLE(<cnp.ndarray>out)
+        y = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a), cnp.PyArray_DIMS(a), number, 0)
+    elif (plain(out, number, n) and cnp.PyArray_SAMESHAPE(a, <cnp.ndarray>out)
+          and cnp.PyArray_ISWRITEABLE(<cnp.ndarray>out)
           and (cnp.PyArray_DATA(a) == cnp.PyArray_DATA(<cnp.ndarray>out) or apart(a, <cnp.ndarray>out))):
         y = <cnp.ndarray>out
     else:
         return None
-    if not plain_parameter(weight, n, y) or not plain_parameter(bias, n, y):
+    if bound:
+        if n != bound or dtype == CNORM_F64:
+            return None
+    elif not (plain_parameter(weight, compute_number(dtype), n, y)
+              and plain_parameter(bias, compute_number(dtype), n, y)):
         return None
     if weight is not None:
         pg = cnp.PyArray_DATA(<cnp.ndarray>weight)
@@ -503,12 +529,18 @@ cdef cnp.ndarray plain_layer_norm(object x, object weight, object bias, double e
     rows = cnp.PyArray_SIZE(a) // n
     if rows * n > RELEASE_GIL_ABOVE:
         with nogil:
-            status = cnorm_layer_norm(CNORM_F32, rows, n, cnp.PyArray_DATA(a), n, pg, pb, eps, cnp.PyArray_DATA(y), n,
-                                      NULL)
+            status = call_plain(kind, dtype, rows, n, cnp.PyArray_DATA(a), pg, pb, eps, cnp.PyArray_DATA(y))
     else:
-        status = cnorm_layer_norm(CNORM_F32, rows, n, cnp.PyArray_DATA(a), n, pg, pb, eps, cnp.PyArray_DATA(y), n, NULL)
+        status = call_plain(kind, dtype, rows, n, cnp.PyArray_DATA(a), pg, pb, eps, cnp.PyArray_DATA(y))
     check(status)
     return y
+
+
+cdef inline cnorm_status call_plain(Kind kind, cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x,
+                                    const void *gain, const void *bias, double eps, void *y) noexcept nogil:
+    if kind == RMS:
+        return cnorm_rms_norm(dtype, rows, n, x, n, gain, eps, y, n, NULL)
+    return cnorm_layer_norm(dtype, rows, n, x, n, gain, bias, eps, y, n, NULL)
 
 
 cdef class BoundLayerNorm:
@@ -517,7 +549,7 @@ cdef class BoundLayerNorm:
     cdef double eps_
 
     def _bind(self, gain, shift, double eps):
-        """gain, shift [n]: C-contiguous float32 arrays, checked by the caller; shift may be None."""
+        """gain, shift [n]: C-contiguous, read-only float32 arrays, checked by the caller; shift may be None."""
         self.gain, self.shift, self.eps_ = gain, shift, eps
 
     def __call__(self, x, out=None):
@@ -537,5 +569,6 @@ cdef class BoundLayerNorm:
         TypeError, ValueError
             As `layer_norm`.
         """
-        cdef cnp.ndarray y = plain_layer_norm(x, self.gain, self.shift, self.eps_, out)
+        cdef cnp.ndarray y = plain_norm(LAYER, x, self.gain, self.shift, self.eps_, out,
+                                         cnp.PyArray_DIMS(self.gain)[0])
         return layer_norm(x, self.gain, self.shift, eps=self.eps_, out=out) if y is None else y
