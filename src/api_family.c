@@ -38,21 +38,27 @@ static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded
 
 /* ---- group and batch normalisation --------------------------------------------------------------------------------- */
 
+/* Storing past the caches pays once the output [samples, n] is larger than what they could hold for its reader, in runs
+ * that are whole cache lines or long enough for their two ends not to count. */
+static int streaming(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, ptrdiff_t groups,
+                     const void *out, ptrdiff_t out_stride)
+{
+    enum { LINE = 64 };
+    const ptrdiff_t n = channels * space, together = groups ? n / groups : n;
+    const ptrdiff_t run = (space > 1 ? space : together) * itemsize(dtype);
+    const int whole_lines = (uintptr_t)out % LINE == 0 && run % LINE == 0;
+    return samples * n * itemsize(dtype) >= cnorm_cpu_cache_bytes() / 4 && together >= 64 && out_stride == n &&
+           (whole_lines || run >= 16 * LINE);
+}
+
 static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dtype dtype, cnorm_volume_norm *call)
 {
-    const ptrdiff_t n = call->channels * call->space;
     if (call->samples == 0) return CNORM_OK;
     if (!call->x || !call->y) return CNORM_ERROR_NULL;
     if (!usable(dtype, call->eps)) return CNORM_ERROR_EPS;
-    if (rows_overlap(call->samples, n, call->y_stride)) return CNORM_ERROR_STRIDE;
-    /* storing past the caches pays once the output is larger than what they could hold for its reader, in runs that are
-     * whole cache lines or long enough for their two ends not to count */
-    enum { LINE = 64 };
-    const ptrdiff_t together = call->groups ? n / call->groups : n;
-    const ptrdiff_t run = (call->space > 1 ? call->space : together) * itemsize(dtype);
-    const int whole_lines = (uintptr_t)call->y % LINE == 0 && run % LINE == 0;
-    call->streaming = call->samples * n * itemsize(dtype) >= cnorm_cpu_cache_bytes() / 4 && together >= 64 &&
-                      call->y_stride == n && call->y != call->x && (whole_lines || run >= 16 * LINE);
+    if (rows_overlap(call->samples, call->channels * call->space, call->y_stride)) return CNORM_ERROR_STRIDE;
+    call->streaming = call->y != call->x && streaming(dtype, call->samples, call->channels, call->space, call->groups,
+                                                      call->y, call->y_stride);
     RUN(call->eps = rounded(dtype, call->eps); kernel(call));
 }
 
@@ -84,6 +90,7 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
     ENTER(countable(samples, channels, space) && groups > 0 && channels % groups == 0);
     if (!dgain || !dbias || (samples && !stats)) return CNORM_ERROR_NULL;
     const ptrdiff_t item = itemsize(dtype);
+    const int stream = dx != dy && dx != x && streaming(dtype, samples, channels, space, groups, dx, dx_stride);
     for (ptrdiff_t i = 0; i < samples; i += CNORM_BLOCK_ROWS) {
         char *partial = partials ? (char *)partials + i / CNORM_BLOCK_ROWS * 2 * channels * item : NULL;
         const cnorm_status status = backward(
@@ -94,7 +101,8 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
                                           .x_stride = x_stride, .gain = gain,
                                           .stats = (const char *)stats + i * groups * 3 * item,
                                           .dx = (char *)dx + i * dx_stride * item, .dx_stride = dx_stride,
-                                          .dgain = partial, .dbias = partial + channels * item, .scratch = partial});
+                                          .dgain = partial, .dbias = partial + channels * item, .scratch = partial,
+                                          .streaming = stream});
         if (status != CNORM_OK) return status;
     }
     return cnorm_backward_reduce(dtype, samples, channels, partials, dgain, dbias);
@@ -126,11 +134,12 @@ cnorm_status cnorm_batch_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
 {
     ENTER(countable(samples, channels, space) && samples * space > 1);
     if (!stats) return CNORM_ERROR_NULL;
+    const int stream = dx != dy && dx != x && streaming(dtype, samples, channels, space, 0, dx, dx_stride);
     return backward(table->batch_norm_backward[dtype], dtype,
                     &(cnorm_volume_norm_backward){samples, channels, space, .dy = dy, .x = x, .dy_stride = dy_stride,
                                                   .x_stride = x_stride, .gain = gain, .stats = stats, .dx = dx,
                                                   .dx_stride = dx_stride, .dgain = dgain, .dbias = dbias,
-                                                  .scratch = scratch});
+                                                  .scratch = scratch, .streaming = stream});
 }
 
 cnorm_status cnorm_batch_norm_inference(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
@@ -154,11 +163,12 @@ cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, ptrdiff_t sa
 {
     ENTER(countable(samples, channels, space));
     if (!mean || !var) return CNORM_ERROR_NULL;
+    const int stream = dx != dy && dx != x && streaming(dtype, samples, channels, space, 0, dx, dx_stride);
     return backward(table->batch_norm_inference_backward[dtype], dtype,
                     &(cnorm_volume_norm_backward){samples, channels, space, .dy = dy, .x = x, .dy_stride = dy_stride,
                                                   .x_stride = x_stride, .gain = gain, .mean = mean, .var = var,
                                                   .eps = eps, .dx = dx, .dx_stride = dx_stride, .dgain = dgain,
-                                                  .dbias = dbias, .scratch = scratch});
+                                                  .dbias = dbias, .scratch = scratch, .streaming = stream});
 }
 
 /* ---- weight and divisive normalisation ------------------------------------------------------------------------------- */

@@ -45,34 +45,39 @@ static FN(batch) FN(batch_arrays)(void *scratch, ptrdiff_t channels, const T *ga
     return b;
 }
 
-INLINE V FN(take)(const T *p, ptrdiff_t k) { return k == VL ? FN(load)(p) : FN(load_range)(p, 0, k, FN(splat)(0)); }
-INLINE void FN(put)(T *p, ptrdiff_t k, V v)
+/* lanes from <= i < to of the vector at p, which may be all */
+INLINE V FN(take)(const T *p, ptrdiff_t from, ptrdiff_t to)
 {
-    if (k == VL) FN(store)(p, v);
-    else FN(store_range)(p, 0, k, v);
+    return to - from == VL ? FN(load)(p) : FN(load_range)(p, from, to, FN(splat)(0));
+}
+INLINE void FN(put)(T *p, ptrdiff_t from, ptrdiff_t to, V v)
+{
+    if (to - from == VL) FN(store)(p, v);
+    else FN(store_range)(p, from, to, v);
 }
 
-/* block += d, block2 += d^2, or with dy: block += dy, block2 += dy xhat; over a few rows of columns */
+/* block += d, block2 += d^2, or with dy: block += dy, block2 += dy xhat; over a few rows of columns. Vectors begin `turn`
+ * lanes before the row. */
 INLINE void FN(column_rows)(const ptrdiff_t rows, ptrdiff_t channels, const T *dy, ptrdiff_t dy_stride, const T *x,
-                            ptrdiff_t x_stride, const T *centre, const FN(batch) *b)
+                            ptrdiff_t x_stride, const T *centre, ptrdiff_t turn, const FN(batch) *b)
 {
-    for (ptrdiff_t j = 0; j < channels; j += VL) {
-        const ptrdiff_t k = channels - j < VL ? channels - j : VL;
-        const V K = FN(take)(centre + j, k);
-        V s = FN(take)(b->block + j, k), q = FN(take)(b->block2 + j, k);
+    for (ptrdiff_t j = -turn; j < channels; j += VL) {
+        const ptrdiff_t from = j < 0 ? -j : 0, to = channels - j < VL ? channels - j : VL;
+        const V K = FN(take)(centre + j, from, to);
+        V s = FN(take)(b->block + j, from, to), q = FN(take)(b->block2 + j, from, to);
         for (ptrdiff_t r = 0; r < rows; ++r) {
-            const V d = FN(take)(x + r * x_stride + j, k) - K;
+            const V d = FN(take)(x + r * x_stride + j, from, to) - K;
             if (dy) {
-                const V g = FN(take)(dy + r * dy_stride + j, k);
+                const V g = FN(take)(dy + r * dy_stride + j, from, to);
                 s += g;
-                q += g * ((d - FN(take)(b->delta + j, k)) * FN(take)(b->rstd + j, k));
+                q += g * ((d - FN(take)(b->delta + j, from, to)) * FN(take)(b->rstd + j, from, to));
             } else {
                 s += d;
                 q += d * d;
             }
         }
-        FN(put)(b->block + j, k, s);
-        FN(put)(b->block2 + j, k, q);
+        FN(put)(b->block + j, from, to, s);
+        FN(put)(b->block2 + j, from, to, q);
     }
 }
 
@@ -82,16 +87,19 @@ INLINE void FN(channel_sums)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t sp
 {
     memset(b->sum, 0, 2 * (size_t)channels * sizeof(double));
     if (space == 1) {
+        const ptrdiff_t turn = ALIGN_LOADS && x_stride % VL == 0 ? FN(lanes_before)(x) : 0;
         for (ptrdiff_t begin = 0; begin < samples; begin += CNORM_BLOCK_ROWS) {
             const ptrdiff_t end = samples - begin < CNORM_BLOCK_ROWS ? samples : begin + CNORM_BLOCK_ROWS;
             memset(b->block, 0, 2 * (size_t)channels * sizeof(T));
-            ptrdiff_t row = begin; /* eight rows at a time: the running sums are read and written an eighth as often */
-            for (; row + 8 <= end; row += 8)
-                FN(column_rows)(8, channels, dy ? dy + row * dy_stride : NULL, dy_stride, x + row * x_stride, x_stride,
-                                K, b);
+            ptrdiff_t row = begin;
+            /* Rows together: the running sums are read and written as much less often. More than eight lines a whole page
+             * apart do not stay in the first cache, and an unaligned dy needs each of its lines twice. */
+            for (; !dy && row + 8 <= end; row += 8)
+                FN(column_rows)(8, channels, NULL, 0, x + row * x_stride, x_stride, K, turn, b);
+            for (; dy && row + 4 <= end; row += 4)
+                FN(column_rows)(4, channels, dy + row * dy_stride, dy_stride, x + row * x_stride, x_stride, K, turn, b);
             for (; row < end; ++row)
-                FN(column_rows)(1, channels, dy ? dy + row * dy_stride : NULL, dy_stride, x + row * x_stride, x_stride,
-                                K, b);
+                FN(column_rows)(1, channels, dy ? dy + row * dy_stride : NULL, 0, x + row * x_stride, 0, K, turn, b);
             for (ptrdiff_t c = 0; c < channels; ++c) {
                 b->sum[c] += (double)b->block[c];
                 b->sum2[c] += (double)b->block2[c];
@@ -121,45 +129,67 @@ INLINE int FN(carried)(T K, T scale)
     return centre <= RSTD_MAX * RSTD_MAX && (size == 0 || (size >= RSTD_MIN && size <= RSTD_MAX));
 }
 
-INLINE V FN(take_range)(const T *p, ptrdiff_t from, ptrdiff_t to)
-{
-    return to - from == VL ? FN(load)(p) : FN(load_range)(p, from, to, FN(splat)(0));
-}
+/* what (4), or backward (6), needs to know of the columns in a vector */
+typedef struct { V K, delta, scale, bias, rstd, gain, G, H; } FN(columns);
 
-/* (4) for the columns in lanes from <= i < to of the vector at j of a row x */
-INLINE V FN(applied)(const T *x, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const FN(batch) *b)
+INLINE FN(columns) FN(columns_at)(const FN(batch) *b, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const int backward)
 {
-    const V d = (FN(take_range)(x + j, from, to) - FN(take_range)(b->K + j, from, to)) - FN(take_range)(b->delta + j, from, to);
-    return d * FN(take_range)(b->scale + j, from, to) + FN(take_range)(b->bias + j, from, to);
-}
-
-/* (4) for a row of columns, streaming */
-INLINE void FN(stream_columns)(ptrdiff_t n, const T *x, T *y, const FN(batch) *b, FN(joint) *joint)
-{
-    const ptrdiff_t turn = FN(lanes_before)(y);
-    ptrdiff_t j = -turn;
-    if (turn) {
-        const ptrdiff_t to = n + turn < VL ? n + turn : VL;
-        FN(join)(y + j, turn, to, FN(applied)(x, j, turn, to, b), joint);
-        j += VL;
+    FN(columns) c = {.K = FN(take)(b->K + j, from, to), .delta = FN(take)(b->delta + j, from, to)};
+    if (backward) {
+        c.rstd = FN(take)(b->rstd + j, from, to);
+        c.gain = FN(take)(b->gain + j, from, to);
+        c.G = FN(take)(b->G + j, from, to);
+        c.H = FN(take)(b->H + j, from, to);
+    } else {
+        c.scale = FN(take)(b->scale + j, from, to);
+        c.bias = FN(take)(b->bias + j, from, to);
     }
-    for (; j + VL <= n; j += VL) FN(stream)(y + j, FN(applied)(x, j, 0, VL, b));
-    if (j < n) FN(join)(y + j, 0, n - j, FN(applied)(x, j, 0, n - j, b), joint);
+    return c;
 }
 
-/* (4) for a few rows of columns, whose numbers are loaded once for all of them */
-INLINE void FN(apply_columns)(const ptrdiff_t rows, ptrdiff_t n, const T *x, ptrdiff_t x_stride, T *y, ptrdiff_t y_stride,
-                              const FN(batch) *b)
+INLINE V FN(applied)(const FN(columns) *c, const T *dy, const T *x, ptrdiff_t from, ptrdiff_t to)
 {
-    for (ptrdiff_t j = 0; j < n; j += VL) {
-        const ptrdiff_t k = n - j < VL ? n - j : VL;
-        const V K = FN(take)(b->K + j, k), delta = FN(take)(b->delta + j, k);
-        const V scale = FN(take)(b->scale + j, k), bias = FN(take)(b->bias + j, k);
+    const V d = (FN(take)(x, from, to) - c->K) - c->delta;
+    return dy ? c->rstd * ((FN(take)(dy, from, to) * c->gain - c->G) - d * c->rstd * c->H) : d * c->scale + c->bias;
+}
+
+/* (4), or with dy (6), for a few rows of columns, whose numbers are loaded once for all of them. joint is NULL unless out is
+ * streamed; then its rows, if they are more than one, begin equally far into a vector. */
+INLINE void FN(apply_columns)(const ptrdiff_t rows, ptrdiff_t n, const T *dy, ptrdiff_t dy_stride, const T *x,
+                              ptrdiff_t x_stride, T *out, ptrdiff_t out_stride, const FN(batch) *b, FN(joint) *joint)
+{
+    const ptrdiff_t turn = joint ? FN(lanes_before)(out) : 0, end = (n + turn) / VL * VL - turn;
+    for (ptrdiff_t j = turn ? VL - turn : 0; j < end; j += VL) {
+        const FN(columns) c = FN(columns_at)(b, j, 0, VL, dy != NULL);
         for (ptrdiff_t r = 0; r < rows; ++r) {
-            const V v = ((FN(take)(x + r * x_stride + j, k) - K) - delta) * scale + bias;
-            FN(put)(y + r * y_stride + j, k, v);
+            const V v = FN(applied)(&c, dy ? dy + r * dy_stride + j : NULL, x + r * x_stride + j, 0, VL);
+            if (joint) FN(stream)(out + r * out_stride + j, v);
+            else FN(store)(out + r * out_stride + j, v);
         }
     }
+    for (ptrdiff_t r = 0; r < rows; ++r, dy = dy ? dy + dy_stride : NULL, x += x_stride, out += out_stride) {
+        /* the vectors that the row begins and ends in */
+        for (ptrdiff_t j = turn ? -turn : end; j < n; j = j < end ? end : n) {
+            const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
+            const FN(columns) c = FN(columns_at)(b, j, from, to, dy != NULL);
+            FN(put_range)(out + j, from, to, FN(applied)(&c, dy ? dy + j : NULL, x + j, from, to), joint);
+        }
+    }
+}
+
+/* the same for all rows. Forward, streamed rows go one by one: what four share is less than what reading one page after the
+ * other saves. */
+INLINE void FN(apply_all_columns)(ptrdiff_t rows, ptrdiff_t n, const T *dy, ptrdiff_t dy_stride, const T *x,
+                                  ptrdiff_t x_stride, T *out, ptrdiff_t out_stride, const FN(batch) *b, FN(joint) *joint)
+{
+    ptrdiff_t r = 0;
+    for (; r + 4 <= rows && !(joint && (!dy || n % VL)); r += 4) {
+        const T *px = x + r * x_stride, *pdy = dy ? dy + r * dy_stride : NULL;
+        if (joint) FN(apply_columns)(4, n, pdy, dy_stride, px, x_stride, out + r * out_stride, out_stride, b, joint);
+        else FN(apply_columns)(4, n, pdy, dy_stride, px, x_stride, out + r * out_stride, out_stride, b, NULL);
+    }
+    for (; r < rows; ++r)
+        FN(apply_columns)(1, n, dy ? dy + r * dy_stride : NULL, 0, x + r * x_stride, 0, out + r * out_stride, 0, b, joint);
 }
 
 /* (4) */
@@ -169,17 +199,10 @@ static void FN(batch_apply)(const cnorm_volume_norm *call, const FN(batch) *b)
     const T *x = call->x;
     T *y = call->y;
     FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
-    ptrdiff_t sample = 0;
-    if (space == 1 && !b->any_exact) {
-        for (; joint && sample < call->samples; ++sample)
-            FN(stream_columns)(channels, x + sample * call->x_stride, y + sample * call->y_stride, b, joint);
-        for (; sample + 4 <= call->samples; sample += 4)
-            FN(apply_columns)(4, channels, x + sample * call->x_stride, call->x_stride, y + sample * call->y_stride,
-                              call->y_stride, b);
-        for (; sample < call->samples; ++sample)
-            FN(apply_columns)(1, channels, x + sample * call->x_stride, 0, y + sample * call->y_stride, 0, b);
-    }
-    for (; sample < call->samples; ++sample, x += call->x_stride, y += call->y_stride) {
+    const int by_columns = space == 1 && !b->any_exact;
+    if (by_columns)
+        FN(apply_all_columns)(call->samples, channels, NULL, 0, x, call->x_stride, y, call->y_stride, b, joint);
+    for (ptrdiff_t sample = 0; !by_columns && sample < call->samples; ++sample, x += call->x_stride, y += call->y_stride) {
         for (ptrdiff_t c = 0; c < channels; ++c) {
             const T st[3] = {b->K[c], b->delta[c], b->scale[c]};
             const T *px = x + c * space;
@@ -324,24 +347,6 @@ static void FN(batch_gradient_sums)(const cnorm_volume_norm_backward *call, FN(b
     }
 }
 
-/* (6) for a few rows of columns, whose numbers are loaded once for all of them */
-INLINE void FN(gradient_columns)(const ptrdiff_t rows, const cnorm_volume_norm_backward *call, ptrdiff_t row,
-                                 const FN(batch) *b)
-{
-    const T *dy = (const T *)call->dy + row * call->dy_stride, *x = (const T *)call->x + row * call->x_stride;
-    T *dx = (T *)call->dx + row * call->dx_stride;
-    for (ptrdiff_t j = 0; j < call->channels; j += VL) {
-        const ptrdiff_t k = call->channels - j < VL ? call->channels - j : VL;
-        const V K = FN(take)(b->K + j, k), delta = FN(take)(b->delta + j, k), rstd = FN(take)(b->rstd + j, k);
-        const V gain = FN(take)(b->gain + j, k), G = FN(take)(b->G + j, k), H = FN(take)(b->H + j, k);
-        for (ptrdiff_t r = 0; r < rows; ++r) {
-            const V xhat = ((FN(take)(x + r * call->x_stride + j, k) - K) - delta) * rstd;
-            const V v = rstd * ((FN(take)(dy + r * call->dy_stride + j, k) * gain - G) - xhat * H);
-            FN(put)(dx + r * call->dx_stride + j, k, v);
-        }
-    }
-}
-
 static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
 {
     const ptrdiff_t samples = call->samples, channels = call->channels, space = call->space, N = samples * space;
@@ -361,22 +366,27 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
         b.G[c] = (T)b.sum[c];
         b.H[c] = (T)b.sum2[c];
     }
-    ptrdiff_t sample = 0;
-    if (space == 1 && !b.any_exact) {
-        for (; sample + 4 <= samples; sample += 4) FN(gradient_columns)(4, call, sample, &b);
-        for (; sample < samples; ++sample) FN(gradient_columns)(1, call, sample, &b);
-    }
-    for (; sample < samples; ++sample, dy += call->dy_stride, x += call->x_stride, dx += call->dx_stride)
+    FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
+    const int by_columns = space == 1 && !b.any_exact;
+    if (by_columns)
+        FN(apply_all_columns)(samples, channels, dy, call->dy_stride, x, call->x_stride, dx, call->dx_stride, &b, joint);
+    for (ptrdiff_t sample = 0; !by_columns && sample < samples;
+         ++sample, dy += call->dy_stride, x += call->x_stride, dx += call->dx_stride)
         for (ptrdiff_t c = 0; c < channels; ++c) {
             const FN(exact) *e = &b.exact[c];
             const T stats[3] = {b.K[c], b.delta[c], b.rstd[c]};
             if (e->scale == 0)
-                FN(gradient_run)(space, dy + c * space, x + c * space, b.gain[c], stats, b.G[c], b.H[c], dx + c * space);
+                FN(gradient_run)(space, dy + c * space, x + c * space, b.gain[c], stats, b.G[c], b.H[c], dx + c * space,
+                                 joint);
             else
                 for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j)
                     dx[j] = (T)(e->inv_std_dev * (((double)dy[j] * (double)b.gain[c] - b.sum[c]) -
                                                   FN(exact_xhat)(e, (double)x[j]) * b.sum2[c]));
         }
+    if (joint) {
+        FN(flush)(joint);
+        stream_fence();
+    }
 }
 
 static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *call)
@@ -390,6 +400,6 @@ static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *
     }
     const cnorm_volume_norm of_dy = {.samples = call->samples, .channels = call->channels, .space = call->space,
                                      .x = call->dy, .x_stride = call->dy_stride, .y = call->dx,
-                                     .y_stride = call->dx_stride};
+                                     .y_stride = call->dx_stride, .streaming = call->streaming};
     FN(batch_apply)(&of_dy, &b);
 }

@@ -87,18 +87,21 @@ static __attribute__((noinline)) void FN(gradient_sums)(ptrdiff_t n, const T *dy
     if (!(fabs(*A) <= SUM_MAX && fabs(*B) <= SUM_MAX)) FN(wide_gradient_sums)(n, dy, x, gain, st, A, B);
 }
 
-/* (6) over a channel's run, with one gain */
-INLINE void FN(gradient_run)(ptrdiff_t n, const T *dy, const T *x, T gain, const T st[3], T mean_g, T mean_gx, T *dx)
+/* (6) over a channel's run, with one gain; joint is NULL unless streaming */
+INLINE void FN(gradient_run)(ptrdiff_t n, const T *dy, const T *x, T gain, const T st[3], T mean_g, T mean_gx, T *dx,
+                             FN(joint) *joint)
 {
     const V K = FN(splat)(st[0]), delta = FN(splat)(st[1]), rstd = FN(splat)(st[2]), zero = FN(splat)(0);
     const V scale = FN(splat)(gain), G = FN(splat)(mean_g), H = FN(splat)(mean_gx);
-    for (ptrdiff_t j = 0; j < n; j += VL) {
-        const ptrdiff_t left = n - j;
-        const V xv = left >= VL ? FN(load)(x + j) : FN(load_range)(x + j, 0, left, zero);
-        const V g = (left >= VL ? FN(load)(dy + j) : FN(load_range)(dy + j, 0, left, zero)) * scale;
+    for (ptrdiff_t j = joint ? -FN(lanes_before)(dx) : 0; j < n; j += VL) {
+        const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
+        const int whole = to - from == VL;
+        const V xv = whole ? FN(load)(x + j) : FN(load_range)(x + j, from, to, zero);
+        const V g = (whole ? FN(load)(dy + j) : FN(load_range)(dy + j, from, to, zero)) * scale;
         const V v = rstd * ((g - G) - ((xv - K) - delta) * rstd * H);
-        if (left >= VL) FN(store)(dx + j, v);
-        else FN(store_range)(dx + j, 0, left, v);
+        if (!whole) FN(put_range)(dx + j, from, to, v, joint);
+        else if (joint) FN(stream)(dx + j, v);
+        else FN(store)(dx + j, v);
     }
 }
 
@@ -222,20 +225,22 @@ RARE void FN(exact_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T 
 }
 
 /* space = 1: the row of a group; false, without (6), if a sum overflowed */
-INLINE int FN(backward_channels)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], T *dx, T *dgain, T *dbias)
+INLINE int FN(backward_channels)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], T *dx, T *dgain, T *dbias,
+                              FN(joint) *joint)
 {
     const FN(gradient) row = {dy, x, dx, FN(splat)(st[0]), FN(splat)(st[1]), FN(splat)(st[2])};
     const FN(shares) shares = {.gain = gain, .dgain = dgain, .dbias = dbias};
     double sums[2];
     FN(backward_sums)(n, &row, &shares, 0, 1, 0, sums);
     if (!(fabs(sums[0]) <= SUM_MAX && fabs(sums[1]) <= SUM_MAX)) return 0;
-    FN(backward_dx)(n, &row, gain, 0, 1, 0, sums, NULL);
+    if (joint) FN(backward_dx)(n, &row, gain, FN(lanes_before)(dx), 1, 0, sums, joint);
+    else FN(backward_dx)(n, &row, gain, 0, 1, 0, sums, NULL);
     return 1;
 }
 
 /* space > 1, likewise */
 INLINE int FN(backward_group)(ptrdiff_t channels, ptrdiff_t space, const T *dy, const T *x, const T *gain, const T st[3],
-                              T *dx, T *dgain, T *dbias)
+                              T *dx, T *dgain, T *dbias, FN(joint) *joint)
 {
     double G = 0, H = 0;
     for (ptrdiff_t c = 0; c < channels; ++c) {
@@ -250,7 +255,7 @@ INLINE int FN(backward_group)(ptrdiff_t channels, ptrdiff_t space, const T *dy, 
     G /= (double)(channels * space);
     H /= (double)(channels * space);
     for (ptrdiff_t c = 0; c < channels; ++c)
-        FN(gradient_run)(space, dy + c * space, x + c * space, gain ? gain[c] : 1, st, (T)G, (T)H, dx + c * space);
+        FN(gradient_run)(space, dy + c * space, x + c * space, gain ? gain[c] : 1, st, (T)G, (T)H, dx + c * space, joint);
     return 1;
 }
 
@@ -260,6 +265,7 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
     const ptrdiff_t groups = call->groups, channels = call->channels / groups, space = call->space, n = channels * space;
     memset(call->dgain, 0, (size_t)call->channels * sizeof(T));
     memset(call->dbias, 0, (size_t)call->channels * sizeof(T));
+    FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
     for (ptrdiff_t sample = 0; sample < call->samples; ++sample)
         for (ptrdiff_t group = 0; group < groups; ++group) {
             const T *dy = (const T *)call->dy + sample * call->dy_stride + group * n;
@@ -271,8 +277,12 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
             /* written so that NaN goes the slow way too */
             if (!FN(in_range)(st))
                 FN(exact_group_backward)(channels, space, dy, x, gain, st[2], dx, dgain, dbias);
-            else if (!(space == 1 ? FN(backward_channels)(n, dy, x, gain, st, dx, dgain, dbias)
-                                  : FN(backward_group)(channels, space, dy, x, gain, st, dx, dgain, dbias)))
+            else if (!(space == 1 ? FN(backward_channels)(n, dy, x, gain, st, dx, dgain, dbias, joint)
+                                  : FN(backward_group)(channels, space, dy, x, gain, st, dx, dgain, dbias, joint)))
                 FN(exact_group_backward)(channels, space, dy, x, gain, st[2], dx, NULL, NULL);
         }
+    if (joint) {
+        FN(flush)(joint);
+        stream_fence();
+    }
 }

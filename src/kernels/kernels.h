@@ -93,6 +93,7 @@ typedef struct cnorm_volume_norm_backward {
     ptrdiff_t dx_stride;
     void *dgain, *dbias; /* [channels] */
     void *scratch;
+    int streaming; /* as in cnorm_norm, of dx */
 } cnorm_volume_norm_backward;
 
 /* the scratch of batch norm, per channel, besides one channel's numbers */

@@ -62,7 +62,7 @@ static void FN(weight_norm_backward)(ptrdiff_t rows, ptrdiff_t n, const void *pd
             double sum, dg;
             FN(gradient_sums)(n, dv, w, NULL, st, &sum, &dg);
             /* gradient_run has 1/|w| before the bracket: g goes inside */
-            FN(gradient_run)(n, dv, w, (T)g, st, 0, (T)(g * dg), dw);
+            FN(gradient_run)(n, dv, w, (T)g, st, 0, (T)(g * dg), dw, NULL);
             dgain[row] = (T)dg;
         } else {
             double power, dg = 0;
