@@ -38,17 +38,15 @@ static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded
 
 /* ---- group and batch normalisation --------------------------------------------------------------------------------- */
 
+enum { LINE = 64 }; /* bytes of a cache line */
+
 /* Storing past the caches pays once the output [samples, n] is larger than what they could hold for its reader, in runs
  * that are whole cache lines or long enough for their two ends not to count. */
-static int streaming(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, ptrdiff_t groups,
-                     const void *out, ptrdiff_t out_stride)
+static int streaming(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t n, ptrdiff_t run, const void *out, ptrdiff_t out_stride)
 {
-    enum { LINE = 64 };
-    const ptrdiff_t n = channels * space, together = groups ? n / groups : n;
-    const ptrdiff_t run = (space > 1 ? space : together) * itemsize(dtype);
-    const int whole_lines = (uintptr_t)out % LINE == 0 && run % LINE == 0;
-    return samples * n * itemsize(dtype) >= cnorm_cpu_cache_bytes() / 4 && together >= 64 && out_stride == n &&
-           (whole_lines || run >= 16 * LINE);
+    const ptrdiff_t item = itemsize(dtype);
+    const int whole_lines = (uintptr_t)out % LINE == 0 && run * item % LINE == 0;
+    return samples * n * item >= cnorm_cpu_cache_bytes() / 4 && out_stride == n && (whole_lines || run * item >= 16 * LINE);
 }
 
 static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dtype dtype, cnorm_volume_norm *call)
@@ -57,8 +55,11 @@ static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dty
     if (!call->x || !call->y) return CNORM_ERROR_NULL;
     if (!usable(dtype, call->eps)) return CNORM_ERROR_EPS;
     if (rows_overlap(call->samples, call->channels * call->space, call->y_stride)) return CNORM_ERROR_STRIDE;
-    call->streaming = call->y != call->x && streaming(dtype, call->samples, call->channels, call->space, call->groups,
-                                                      call->y, call->y_stride);
+    const ptrdiff_t together = call->groups ? call->channels / call->groups : call->channels;
+    /* without space the groups of a row are written as one run, unless they are tiny */
+    const ptrdiff_t run = call->space > 1 ? call->space : together * itemsize(dtype) < LINE ? together : call->channels;
+    call->streaming = call->y != call->x && streaming(dtype, call->samples, call->channels * call->space, run, call->y,
+                                                      call->y_stride);
     RUN(call->eps = rounded(dtype, call->eps); kernel(call));
 }
 
@@ -90,7 +91,8 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
     ENTER(countable(samples, channels, space) && groups > 0 && channels % groups == 0);
     if (!dgain || !dbias || (samples && !stats)) return CNORM_ERROR_NULL;
     const ptrdiff_t item = itemsize(dtype);
-    const int stream = dx != dy && dx != x && streaming(dtype, samples, channels, space, groups, dx, dx_stride);
+    const ptrdiff_t run = space > 1 ? space : channels / groups;
+    const int stream = dx != dy && dx != x && streaming(dtype, samples, channels * space, run, dx, dx_stride);
     for (ptrdiff_t i = 0; i < samples; i += CNORM_BLOCK_ROWS) {
         char *partial = partials ? (char *)partials + i / CNORM_BLOCK_ROWS * 2 * channels * item : NULL;
         const cnorm_status status = backward(
@@ -134,7 +136,8 @@ cnorm_status cnorm_batch_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
 {
     ENTER(countable(samples, channels, space) && samples * space > 1);
     if (!stats) return CNORM_ERROR_NULL;
-    const int stream = dx != dy && dx != x && streaming(dtype, samples, channels, space, 0, dx, dx_stride);
+    const ptrdiff_t run = space > 1 ? space : channels;
+    const int stream = dx != dy && dx != x && streaming(dtype, samples, channels * space, run, dx, dx_stride);
     return backward(table->batch_norm_backward[dtype], dtype,
                     &(cnorm_volume_norm_backward){samples, channels, space, .dy = dy, .x = x, .dy_stride = dy_stride,
                                                   .x_stride = x_stride, .gain = gain, .stats = stats, .dx = dx,
@@ -163,7 +166,8 @@ cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, ptrdiff_t sa
 {
     ENTER(countable(samples, channels, space));
     if (!mean || !var) return CNORM_ERROR_NULL;
-    const int stream = dx != dy && dx != x && streaming(dtype, samples, channels, space, 0, dx, dx_stride);
+    const ptrdiff_t run = space > 1 ? space : channels;
+    const int stream = dx != dy && dx != x && streaming(dtype, samples, channels * space, run, dx, dx_stride);
     return backward(table->batch_norm_inference_backward[dtype], dtype,
                     &(cnorm_volume_norm_backward){samples, channels, space, .dy = dy, .x = x, .dy_stride = dy_stride,
                                                   .x_stride = x_stride, .gain = gain, .mean = mean, .var = var,

@@ -123,15 +123,33 @@ def test_any_alignment_gives_the_same_bits(dtype):
 
 
 @pytest.mark.usefixtures("isa")
-@pytest.mark.parametrize("shape", [(8192, 1031), (4, 2053, 1031)], ids=str)
+@pytest.mark.parametrize("shape", [(8192, 1031), (4, 2053, 1031), (4096, 1056)], ids=str)
 def test_streaming_stores_give_the_same_bits(shape):
     """Outputs larger than the caches take another way to memory, joined at every alignment of the rows."""
-    x = numbers(int(np.prod(shape)), np.float32, 3).reshape(shape)
+    x, dy = numbers(2 * int(np.prod(shape)), np.float32, 3).reshape(2, *shape)
     weight, bias = numbers(2 * shape[1], np.float32, 4).reshape(2, -1)
+    variance = weight * weight
+    groups = (1, 3, 33) if shape[1] % 33 == 0 else (1,)  # 33 groups of 32 in a row
     room = inputs.at_byte_offset(x, 20)
-    in_place = x.copy()  # in place nothing streams
-    cnorm.batch_norm_inference(x, bias, weight * weight, weight, bias, out=room)
-    assert np.array_equal(cnorm.batch_norm_inference(in_place, bias, weight * weight, weight, bias, out=in_place), room)
-    in_place = x.copy()
-    cnorm.group_norm(x, 1, weight, bias, out=room)
-    assert np.array_equal(cnorm.group_norm(in_place, 1, weight, bias, out=in_place), room)
+
+    def check(norm, x):
+        """norm(x, out) into the room, streamed, and in place, where nothing streams."""
+        in_place = x.copy()
+        norm(x, room)
+        norm(in_place, in_place)
+        assert np.array_equal(in_place, room)
+
+    check(lambda x, out: cnorm.batch_norm_inference(x, bias, variance, weight, bias, out=out), x)
+    check(lambda x, out: cnorm.batch_norm(x, weight, bias, out=out), x)
+    _, stats = cnorm.batch_norm(x, weight, bias, return_stats=True)
+    check(lambda dy, out: cnorm.batch_norm_backward(dy, x, weight, stats, out=(out, None, None)), dy)
+    check(lambda dy, out: cnorm.batch_norm_inference_backward(dy, x, bias, variance, weight, out=(out, None, None)), dy)
+    for count in groups:
+        check(lambda x, out, count=count: cnorm.group_norm(x, count, weight, bias, out=out), x)
+        _, stats = cnorm.group_norm(x, count, weight, bias, return_stats=True)
+        check(
+            lambda dy, out, count=count, stats=stats: cnorm.group_norm_backward(
+                dy, x, count, weight, stats, out=(out, None, None)
+            ),
+            dy,
+        )

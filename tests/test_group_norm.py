@@ -124,6 +124,26 @@ def test_one_group_is_layer_norm(rng, dtype):
 
 
 @both_types
+@pytest.mark.parametrize("with_affine", [True, False])
+def test_groups_of_a_matrix_are_rows_of_layer_norm(rng, dtype, with_affine):
+    """The same bits, wherever in a vector a group begins, next to whatever other group, however many there are."""
+    for n in [*range(1, 36), 63, 64, 65, 130]:
+        for groups in (2, 5, 70):
+            x = rng.standard_normal((3, groups, n)).astype(dtype)
+            x[0, ::3] += dtype(100)  # takes a shift
+            x[1, 1] *= dtype(1e30)  # float32 takes the float64 path
+            weight, bias = inputs.random_affine(rng, groups * n, dtype) if with_affine else (None, None)
+            x = inputs.at_byte_offset(x.reshape(3, -1), n * x.itemsize % 64)
+            y, stats = cnorm.group_norm(x, groups, weight, bias, return_stats=True)
+            for group in range(groups):
+                part = slice(group * n, (group + 1) * n)
+                affine = (weight[part], bias[part]) if with_affine else ()
+                expected, layer_stats = cnorm.layer_norm(x[:, part], *affine, return_stats=True)
+                assert y[:, part].tobytes() == expected.tobytes(), (n, groups, group)
+                assert stats.mean[:, group].tobytes() == layer_stats.mean[:, 0].tobytes()
+
+
+@both_types
 def test_instance_norm_is_a_group_per_channel(rng, dtype):
     x, dy, weight, bias = random_case(rng, (4, 6, 5, 7), dtype, 2)
     y, stats = cnorm.instance_norm(x, weight, bias, return_stats=True)

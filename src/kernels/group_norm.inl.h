@@ -139,55 +139,118 @@ RARE void FN(exact_group)(ptrdiff_t channels, ptrdiff_t space, const T *x, const
     FN(stats_of)(&e, stats);
 }
 
-/* A group whose sums are taken; plain: that were accepted, see (1) to (3) of layer_norm.inl.h */
-typedef struct {
-    const T *x, *gain, *bias;
-    T *y, stats[3];
-    int plain;
-} FN(group);
+enum { FN(TOGETHER) = 64 };
 
-INLINE void FN(write_channels)(ptrdiff_t channels, ptrdiff_t space, double eps, FN(group) *g, FN(joint) *joint)
+/* A few groups of one sample, one behind the other. plain: accepted, see (1) to (3) of layer_norm.inl.h. */
+typedef struct {
+    ptrdiff_t count;
+    T K[FN(TOGETHER)], delta[FN(TOGETHER)], rstd[FN(TOGETHER)];
+    int plain[FN(TOGETHER)], all_plain, all_about_0;
+} FN(groups);
+
+/* The square roots and divisions, which are much of the work for short groups, are done for all groups in one loop. */
+INLINE void FN(groups_stats)(const T *x, ptrdiff_t n, double eps, FN(groups) *g)
 {
-    if (!g->plain) {
-        FN(exact_group)(channels, space, g->x, g->gain, g->bias, eps, g->y, g->stats);
-    } else if (space == 1) {
-        FN(writer) w = {.x = g->x, .n = channels, .gain = g->gain, .bias = g->bias, .y = g->y, .joint = joint};
-        const ptrdiff_t turn = joint ? FN(lanes_before)(g->y) : 0;
-        if (g->stats[0] == 0 && g->gain && g->bias) {
-            FN(write_head)(&w, g->stats, turn, 1, FN(PLAIN));
-            FN(write_rest)(&w, 1, FN(PLAIN), 1);
+    const double size = (double)n, per = 1.0 / size;
+    double S[FN(TOGETHER)], Q[FN(TOGETHER)];
+    g->all_plain = g->all_about_0 = 1;
+    for (ptrdiff_t i = 0; i < g->count; ++i) {
+        const FN(row) row = {.x = x + i * n};
+        if (FN(guessed)(&row, n, 1, &g->K[i])) {
+            FN(run_sums)(row.x, n, g->K[i], &S[i], &Q[i]);
+            g->all_about_0 = 0;
         } else {
-            FN(write_head)(&w, g->stats, turn, 1, FN(SHIFTED));
-            FN(write_rest)(&w, 1, FN(SHIFTED), 0);
+            g->K[i] = 0;
+            FN(sums)(&row, n, 0, 1, NULL, 0, NULL, &S[i], &Q[i]);
         }
-    } else {
-        for (ptrdiff_t c = 0; c < channels; ++c) /* 1 and -0 are what changes nothing */
-            FN(normalise_run)(g->x + c * space, space, g->stats, g->gain ? g->gain[c] : 1, g->bias ? g->bias[c] : -(T)0,
-                              g->y + c * space, joint);
+    }
+    for (ptrdiff_t i = 0; i < g->count; ++i) {
+        const double delta = S[i] * per, spread = Q[i] - S[i] * delta;
+        g->delta[i] = (T)delta;
+        g->rstd[i] = (T)(1.0 / sqrt(spread * per + eps));
+        g->plain[i] = FN(accepted)(size, S[i] * delta, spread, Q[i], eps);
+    }
+    for (ptrdiff_t i = 0; i < g->count; ++i) g->all_plain &= g->plain[i];
+    if (g->all_plain) return;
+    g->all_plain = 1;
+    for (ptrdiff_t i = 0; i < g->count; ++i) {
+        if (g->plain[i]) continue;
+        T stats[3];
+        g->plain[i] = FN(shifted_stats)(x + i * n, n, eps, (double)g->K[i] + S[i] * per, NULL, 0, stats);
+        g->K[i] = stats[0], g->delta[i] = stats[1], g->rstd[i] = stats[2];
+        g->all_plain &= g->plain[i];
+        g->all_about_0 = 0;
     }
 }
 
-/* Short groups are written after the next one is summed: division and square root hide behind its sums. */
+/* (4) for groups with space = 1 and n >= VL that are all plain, in the vectors of y: one that a group ends in has lanes of
+ * the next, too */
+INLINE void FN(write_groups)(const FN(groups) *g, ptrdiff_t n, FN(writer) *w, const enum FN(origin) origin, const int affine)
+{
+    const ptrdiff_t turn = w->joint ? FN(lanes_before)(w->y) : 0;
+    w->at = -turn;
+    for (ptrdiff_t i = 0; i < g->count; ++i) {
+        w->shift = FN(splat)(g->K[i]);
+        w->delta = FN(splat)(g->delta[i]);
+        w->rstd = FN(splat)(g->rstd[i]);
+        if (w->at < 0) FN(write_edge)(w, 1, origin);
+        const ptrdiff_t end = (i + 1) * n, left = (end - w->at) % VL;
+        w->end = end - left;
+        FN(write_whole)(w, 1, origin, affine);
+        if (left && i + 1 < g->count) {
+            w->shift = FN(fill)(w->shift, 0, left, FN(splat)(g->K[i + 1]));
+            w->delta = FN(fill)(w->delta, 0, left, FN(splat)(g->delta[i + 1]));
+            w->rstd = FN(fill)(w->rstd, 0, left, FN(splat)(g->rstd[i + 1]));
+            w->end += VL;
+            FN(write_whole)(w, 1, origin, affine);
+        }
+    }
+    if (w->at < w->n) FN(write_edge)(w, 1, origin);
+}
+
+/* (4) for one group */
+INLINE void FN(write_group_of)(ptrdiff_t channels, ptrdiff_t space, const T *x, const T stats[3], const T *gain,
+                               const T *bias, T *y, FN(joint) *joint)
+{
+    if (space == 1) {
+        FN(writer) w = {.x = x, .n = channels, .gain = gain, .bias = bias, .y = y, .joint = joint};
+        FN(write_head)(&w, stats, joint ? FN(lanes_before)(y) : 0, 1, FN(SHIFTED));
+        FN(write_rest)(&w, 1, FN(SHIFTED), 0);
+        return;
+    }
+    for (ptrdiff_t c = 0; c < channels; ++c) /* 1 and -0 are what changes nothing */
+        FN(normalise_run)(x + c * space, space, stats, gain ? gain[c] : 1, bias ? bias[c] : -(T)0, y + c * space, joint);
+}
+
 static void FN(group_norm)(const cnorm_volume_norm *call)
 {
-    const ptrdiff_t groups = call->groups, channels = call->channels / groups, space = call->space, n = channels * space;
-    const ptrdiff_t total = call->samples * groups, ahead = n <= SHORT_ROW ? 1 : 0;
+    const ptrdiff_t channels = call->channels / call->groups, space = call->space, n = channels * space;
+    const ptrdiff_t near = FN(NEAR) / n, together = near < 1 ? 1 : near < FN(TOGETHER) ? near : FN(TOGETHER);
     FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
-    FN(group) recent[2];
-    for (ptrdiff_t next = 0, sample = 0, group = 0; next < total + ahead; ++next) {
-        if (next < total) {
-            FN(group) *g = &recent[next & 1];
-            g->x = (const T *)call->x + sample * call->x_stride + group * n;
-            g->y = (T *)call->y + sample * call->y_stride + group * n;
-            g->gain = call->gain ? (const T *)call->gain + group * channels : NULL;
-            g->bias = call->bias ? (const T *)call->bias + group * channels : NULL;
-            g->plain = FN(row_stats)(&(FN(row)){.x = g->x}, n, call->eps, 1, NULL, 0, NULL, g->stats);
-            if (++group == groups) ++sample, group = 0;
+    FN(groups) g;
+    for (ptrdiff_t sample = 0; sample < call->samples; ++sample) {
+        for (ptrdiff_t first = 0; first < call->groups; first += together) {
+            const T *x = (const T *)call->x + sample * call->x_stride + first * n;
+            const T *gain = call->gain ? (const T *)call->gain + first * channels : NULL;
+            const T *bias = call->bias ? (const T *)call->bias + first * channels : NULL;
+            T *y = (T *)call->y + sample * call->y_stride + first * n;
+            g.count = call->groups - first < together ? call->groups - first : together;
+            FN(groups_stats)(x, n, call->eps, &g);
+            if (space == 1 && n >= VL && g.all_plain) {
+                FN(writer) w = {.x = x, .n = g.count * n, .gain = gain, .bias = bias, .y = y, .joint = joint};
+                if (g.all_about_0 && gain && bias) FN(write_groups)(&g, n, &w, FN(PLAIN), 1);
+                else FN(write_groups)(&g, n, &w, FN(SHIFTED), 0);
+            }
+            for (ptrdiff_t i = 0; i < g.count; ++i) {
+                T stats[3] = {g.K[i], g.delta[i], g.rstd[i]};
+                const T *gain_of = gain ? gain + i * channels : NULL, *bias_of = bias ? bias + i * channels : NULL;
+                if (!g.plain[i])
+                    FN(exact_group)(channels, space, x + i * n, gain_of, bias_of, call->eps, y + i * n, stats);
+                else if (!(space == 1 && n >= VL && g.all_plain))
+                    FN(write_group_of)(channels, space, x + i * n, stats, gain_of, bias_of, y + i * n, joint);
+                if (call->stats) memcpy((T *)call->stats + 3 * (sample * call->groups + first + i), stats, sizeof stats);
+            }
         }
-        const ptrdiff_t r = next - ahead; /* the group to write */
-        if (r < 0) continue;
-        FN(write_channels)(channels, space, call->eps, &recent[r & 1], joint);
-        if (call->stats) memcpy((T *)call->stats + 3 * r, recent[r & 1].stats, sizeof recent[0].stats);
     }
     if (joint) {
         FN(flush)(joint);

@@ -172,8 +172,8 @@ INLINE void FN(write_group)(FN(writer) *w, const int centred, const enum FN(orig
     w->at += GROUP * VL;
 }
 
-/* the rest of the row */
-INLINE void FN(write_rest)(FN(writer) *w, const int centred, const enum FN(origin) origin, const int affine)
+/* whole vectors from `at` up to `end` */
+INLINE void FN(write_whole)(FN(writer) *w, const int centred, const enum FN(origin) origin, const int affine)
 {
     if (w->joint) {
         while (w->at + GROUP * VL <= w->end) FN(write_group)(w, centred, origin, affine, 1);
@@ -182,6 +182,12 @@ INLINE void FN(write_rest)(FN(writer) *w, const int centred, const enum FN(origi
         while (w->at + GROUP * VL <= w->end) FN(write_group)(w, centred, origin, affine, 0);
         for (; w->at < w->end; w->at += VL) FN(store)(w->y + w->at, FN(whole)(w, w->at, centred, origin, affine));
     }
+}
+
+/* the rest of the row */
+INLINE void FN(write_rest)(FN(writer) *w, const int centred, const enum FN(origin) origin, const int affine)
+{
+    FN(write_whole)(w, centred, origin, affine);
     if (w->at < w->n) FN(write_edge)(w, centred, origin);
 }
 
@@ -283,7 +289,7 @@ INLINE void FN(sums)(const FN(row) *row, ptrdiff_t n, T K, const int centred, T 
 /* The guard of (1) and (2), written so that NaN fails it */
 INLINE int FN(accepted)(double n, double mean_square, double spread, double Q, double eps)
 {
-    return mean_square <= spread && Q <= Q_MAX && (Q >= n * Q_MIN || eps >= Q_MIN);
+    return (mean_square <= spread) & (Q <= Q_MAX) & ((Q >= n * Q_MIN) | (eps >= Q_MIN));
 }
 
 /* (1) or (2) with this K: stats = K, delta, rstd; false, with the mean in *mean, where it is not accepted */
@@ -310,20 +316,26 @@ static __attribute__((noinline)) int FN(shifted_stats)(const X *x, ptrdiff_t n, 
     return FN(stats_with)(&row, n, eps, (T)mean, 1, kept, turn, NULL, stats, &mean);
 }
 
+/* (1): is there a K to begin with? */
+INLINE int FN(guessed)(const FN(row) *row, ptrdiff_t n, const int centred, T *K)
+{
+    if (!centred || n < LANES) return 0;
+    V lanes[LANE_VECTORS];
+    for (int i = 0; i < LANE_VECTORS; ++i) lanes[i] = FN(row_load)(row, i * VL);
+    if (!TN(one_sign)(lanes)) return 0;
+    *K = TN(tree)(lanes) * ((T)1 / LANES);
+    return 1;
+}
+
 /* (1) and (2): stats = K, delta, rstd; false where the row needs (3). kept, turn and w: see sums */
 INLINE int FN(row_stats)(const FN(row) *row, ptrdiff_t n, double eps, const int centred, T *kept, ptrdiff_t turn,
                          FN(writer) *w, T stats[3])
 {
     double mean;
-    if (centred && n >= LANES) {
-        V lanes[LANE_VECTORS];
-        for (int i = 0; i < LANE_VECTORS; ++i) lanes[i] = FN(row_load)(row, i * VL);
-        if (TN(one_sign)(lanes)) {
-            const T K = TN(tree)(lanes) * ((T)1 / LANES);
-            return FN(stats_with)(row, n, eps, K, 1, kept, turn, NULL, stats, &mean) ||
-                   FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats);
-        }
-    }
+    T K;
+    if (FN(guessed)(row, n, centred, &K))
+        return FN(stats_with)(row, n, eps, K, 1, kept, turn, NULL, stats, &mean) ||
+               FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats);
     return FN(stats_with)(row, n, eps, 0, centred, kept, turn, w, stats, &mean) ||
            (centred && FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats));
 }

@@ -143,15 +143,13 @@ INLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to, f64v f
 }
 INLINE f32v fill_f32(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
 {
-    float lanes[VL_F32];
-    store_f32(lanes, v);
-    return load_range_f32(lanes, from, to, fill);
+    const i32v lane = {0, 1, 2, 3}, in = (lane >= (int32_t)from) & (lane < (int32_t)to);
+    return (f32v)(((i32v)v & in) | ((i32v)fill & ~in));
 }
 INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)
 {
-    double lanes[VL_F64];
-    store_f64(lanes, v);
-    return load_range_f64(lanes, from, to, fill);
+    const i64v lane = {0, 1}, in = (lane >= (int64_t)from) & (lane < (int64_t)to);
+    return (f64v)(((i64v)v & in) | ((i64v)fill & ~in));
 }
 #endif
 INLINE void store_range_f32(float *p, ptrdiff_t from, ptrdiff_t to, f32v v)
