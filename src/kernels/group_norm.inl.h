@@ -148,27 +148,44 @@ typedef struct {
     int plain[FN(TOGETHER)], all_plain, all_about_0;
 } FN(groups);
 
-/* The square roots and divisions, which are much of the work for short groups, are done for all groups in one loop. */
+/* The lanes of the sums of one group, n <= FOLD, down to a vector each */
+INLINE void FN(group_sums)(const T *x, ptrdiff_t n, T K, V *s, V *q)
+{
+    V sum[LANE_VECTORS], sum2[LANE_VECTORS];
+    FN(lane_sums)(&(FN(row)){.x = x}, n, 0, n, K, 1, NULL, 0, NULL, sum, sum2);
+    *s = FN(fold)(sum);
+    *q = FN(fold)(sum2);
+}
+
+/* The trees, square roots and divisions, which are most of the work for short groups, are done for many at once. */
 INLINE void FN(groups_stats)(const T *x, ptrdiff_t n, double eps, FN(groups) *g)
 {
     const double size = (double)n, per = 1.0 / size;
-    double S[FN(TOGETHER)], Q[FN(TOGETHER)];
+    T S[FN(TOGETHER)], Q[FN(TOGETHER)];
     g->all_plain = g->all_about_0 = 1;
-    for (ptrdiff_t i = 0; i < g->count; ++i) {
-        const FN(row) row = {.x = x + i * n};
-        if (FN(guessed)(&row, n, 1, &g->K[i])) {
-            FN(run_sums)(row.x, n, g->K[i], &S[i], &Q[i]);
-            g->all_about_0 = 0;
-        } else {
-            g->K[i] = 0;
-            FN(sums)(&row, n, 0, 1, NULL, 0, NULL, &S[i], &Q[i]);
+    for (ptrdiff_t first = 0; first < g->count; first += VL) {
+        V s[VL], q[VL];
+        for (ptrdiff_t i = 0; i < VL; ++i) {
+            s[i] = q[i] = FN(splat)(0);
+            if (first + i >= g->count) continue;
+            const T *group = x + (first + i) * n;
+            T *K = &g->K[first + i];
+            if (FN(guessed)(&(FN(row)){.x = group}, n, 1, K)) {
+                FN(group_sums)(group, n, *K, &s[i], &q[i]);
+                g->all_about_0 = 0;
+            } else {
+                *K = 0;
+                FN(group_sums)(group, n, 0, &s[i], &q[i]);
+            }
         }
+        FN(store)(S + first, FN(trees)(s));
+        FN(store)(Q + first, FN(trees)(q));
     }
     for (ptrdiff_t i = 0; i < g->count; ++i) {
-        const double delta = S[i] * per, spread = Q[i] - S[i] * delta;
+        const double sum = (double)S[i], sum2 = (double)Q[i], delta = sum * per, spread = sum2 - sum * delta;
         g->delta[i] = (T)delta;
         g->rstd[i] = (T)(1.0 / sqrt(spread * per + eps));
-        g->plain[i] = FN(accepted)(size, S[i] * delta, spread, Q[i], eps);
+        g->plain[i] = FN(accepted)(size, sum * delta, spread, sum2, eps);
     }
     for (ptrdiff_t i = 0; i < g->count; ++i) g->all_plain &= g->plain[i];
     if (g->all_plain) return;
@@ -176,7 +193,7 @@ INLINE void FN(groups_stats)(const T *x, ptrdiff_t n, double eps, FN(groups) *g)
     for (ptrdiff_t i = 0; i < g->count; ++i) {
         if (g->plain[i]) continue;
         T stats[3];
-        g->plain[i] = FN(shifted_stats)(x + i * n, n, eps, (double)g->K[i] + S[i] * per, NULL, 0, stats);
+        g->plain[i] = FN(shifted_stats)(x + i * n, n, eps, (double)g->K[i] + (double)S[i] * per, NULL, 0, stats);
         g->K[i] = stats[0], g->delta[i] = stats[1], g->rstd[i] = stats[2];
         g->all_plain &= g->plain[i];
         g->all_about_0 = 0;
@@ -208,25 +225,27 @@ INLINE void FN(write_groups)(const FN(groups) *g, ptrdiff_t n, FN(writer) *w, co
     if (w->at < w->n) FN(write_edge)(w, 1, origin);
 }
 
-/* (4) for one group */
-INLINE void FN(write_group_of)(ptrdiff_t channels, ptrdiff_t space, const T *x, const T stats[3], const T *gain,
-                               const T *bias, T *y, FN(joint) *joint)
+/* (4) for one group, plain or not */
+INLINE void FN(write_channels)(ptrdiff_t channels, ptrdiff_t space, const T *x, int plain, const T *gain, const T *bias,
+                               double eps, T *y, FN(joint) *joint, T stats[3])
 {
-    if (space == 1) {
+    if (!plain) {
+        FN(exact_group)(channels, space, x, gain, bias, eps, y, stats);
+    } else if (space == 1) {
         FN(writer) w = {.x = x, .n = channels, .gain = gain, .bias = bias, .y = y, .joint = joint};
         FN(write_head)(&w, stats, joint ? FN(lanes_before)(y) : 0, 1, FN(SHIFTED));
         FN(write_rest)(&w, 1, FN(SHIFTED), 0);
-        return;
+    } else {
+        for (ptrdiff_t c = 0; c < channels; ++c) /* 1 and -0 are what changes nothing */
+            FN(normalise_run)(x + c * space, space, stats, gain ? gain[c] : 1, bias ? bias[c] : -(T)0, y + c * space, joint);
     }
-    for (ptrdiff_t c = 0; c < channels; ++c) /* 1 and -0 are what changes nothing */
-        FN(normalise_run)(x + c * space, space, stats, gain ? gain[c] : 1, bias ? bias[c] : -(T)0, y + c * space, joint);
 }
 
-static void FN(group_norm)(const cnorm_volume_norm *call)
+/* Groups short enough for several of them to be in the first cache, from their sums to their output */
+static void FN(short_groups)(const cnorm_volume_norm *call, FN(joint) *joint)
 {
     const ptrdiff_t channels = call->channels / call->groups, space = call->space, n = channels * space;
-    const ptrdiff_t near = FN(NEAR) / n, together = near < 1 ? 1 : near < FN(TOGETHER) ? near : FN(TOGETHER);
-    FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
+    const ptrdiff_t together = FN(NEAR) / n < FN(TOGETHER) ? FN(NEAR) / n : FN(TOGETHER);
     FN(groups) g;
     for (ptrdiff_t sample = 0; sample < call->samples; ++sample) {
         for (ptrdiff_t first = 0; first < call->groups; first += together) {
@@ -236,20 +255,40 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
             T *y = (T *)call->y + sample * call->y_stride + first * n;
             g.count = call->groups - first < together ? call->groups - first : together;
             FN(groups_stats)(x, n, call->eps, &g);
-            if (space == 1 && n >= VL && g.all_plain) {
+            const int as_one = space == 1 && n >= VL && g.all_plain;
+            if (as_one) {
                 FN(writer) w = {.x = x, .n = g.count * n, .gain = gain, .bias = bias, .y = y, .joint = joint};
                 if (g.all_about_0 && gain && bias) FN(write_groups)(&g, n, &w, FN(PLAIN), 1);
                 else FN(write_groups)(&g, n, &w, FN(SHIFTED), 0);
+                if (!call->stats) continue;
             }
             for (ptrdiff_t i = 0; i < g.count; ++i) {
                 T stats[3] = {g.K[i], g.delta[i], g.rstd[i]};
-                const T *gain_of = gain ? gain + i * channels : NULL, *bias_of = bias ? bias + i * channels : NULL;
-                if (!g.plain[i])
-                    FN(exact_group)(channels, space, x + i * n, gain_of, bias_of, call->eps, y + i * n, stats);
-                else if (!(space == 1 && n >= VL && g.all_plain))
-                    FN(write_group_of)(channels, space, x + i * n, stats, gain_of, bias_of, y + i * n, joint);
+                if (!as_one)
+                    FN(write_channels)(channels, space, x + i * n, g.plain[i], gain ? gain + i * channels : NULL,
+                                       bias ? bias + i * channels : NULL, call->eps, y + i * n, joint, stats);
                 if (call->stats) memcpy((T *)call->stats + 3 * (sample * call->groups + first + i), stats, sizeof stats);
             }
+        }
+    }
+}
+
+static void FN(group_norm)(const cnorm_volume_norm *call)
+{
+    const ptrdiff_t channels = call->channels / call->groups, space = call->space, n = channels * space;
+    FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
+    if (2 * n <= FN(NEAR)) {
+        FN(short_groups)(call, joint);
+    } else {
+        for (ptrdiff_t i = 0; i < call->samples * call->groups; ++i) {
+            const ptrdiff_t sample = i / call->groups, group = i % call->groups;
+            const T *x = (const T *)call->x + sample * call->x_stride + group * n;
+            T stats[3];
+            const int plain = FN(row_stats)(&(FN(row)){.x = x}, n, call->eps, 1, NULL, 0, NULL, stats);
+            FN(write_channels)(channels, space, x, plain, call->gain ? (const T *)call->gain + group * channels : NULL,
+                               call->bias ? (const T *)call->bias + group * channels : NULL, call->eps,
+                               (T *)call->y + sample * call->y_stride + group * n, joint, stats);
+            if (call->stats) memcpy((T *)call->stats + 3 * i, stats, sizeof stats);
         }
     }
     if (joint) {

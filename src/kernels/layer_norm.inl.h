@@ -218,69 +218,75 @@ INLINE void FN(count)(V d, const int centred, V *s, V *q)
     *q += d * d;
 }
 
-/* S = sum d and Q = sum d^2 over the row. A writer of a plain row, if there is one, is moved on in the same loop: the row
- * before leaves for the caches while this one is summed.
+/* The lanes of S = sum d and Q = sum d^2 over start <= j < stop of the row, of which start is a multiple of FOLD. A writer of
+ * a plain row, if there is one, is moved on in the same loop: the row before leaves for the caches while this one is summed.
  *
  * Vectors begin `turn` lanes before the row, so that those kept lie where those written will. A lane's sum is then found
  * `turn` lanes further on, and is turned back before the tree: the same additions in the same order. */
-INLINE void FN(sums)(const FN(row) *row, ptrdiff_t n, T K, const int centred, T *kept, ptrdiff_t turn, FN(writer) *w,
-                     double *S, double *Q)
+INLINE void FN(lane_sums)(const FN(row) *row, ptrdiff_t n, ptrdiff_t start, ptrdiff_t stop, T K, const int centred, T *kept,
+                          ptrdiff_t turn, FN(writer) *w, V s[LANE_VECTORS], V q[LANE_VECTORS])
 {
     const V shift = TN(splat)(K), zero = TN(splat)(0);
-    *S = *Q = 0;
-    for (ptrdiff_t start = 0; start < n; start += FOLD) {
-        const ptrdiff_t stop = n - start < FOLD ? n : start + FOLD;
-        V s[LANE_VECTORS], q[LANE_VECTORS];
 #pragma GCC unroll 2
-        for (int first = 0; first < LANE_VECTORS; first += PASS) {
+    for (int first = 0; first < LANE_VECTORS; first += PASS) {
 #pragma GCC unroll 4
-            for (int i = 0; i < PASS; ++i) s[first + i] = q[first + i] = zero;
-            for (ptrdiff_t block = start; block < stop; block += BLOCK * LANES) {
-                const ptrdiff_t end = stop - block < BLOCK * LANES ? stop : block + BLOCK * LANES;
-                ptrdiff_t j = block - turn + first * VL;
-                V sp[PASS], qp[PASS];
+        for (int i = 0; i < PASS; ++i) s[first + i] = q[first + i] = zero;
+        for (ptrdiff_t block = start; block < stop; block += BLOCK * LANES) {
+            const ptrdiff_t end = stop - block < BLOCK * LANES ? stop : block + BLOCK * LANES;
+            ptrdiff_t j = block - turn + first * VL;
+            V sp[PASS], qp[PASS];
 #pragma GCC unroll 4
-                for (int i = 0; i < PASS; ++i) sp[i] = qp[i] = zero;
-                for (int edge = turn ? 0 : 1; edge < 2; ++edge) {
-                    /* the first vectors of the block, one of which may have begun in the block before, and the last */
-                    if (edge == 1) {
-                        if (w && PASS == LANE_VECTORS) {
-                            for (; j + GROUP * VL <= end && w->at + GROUP * VL <= w->end; j += GROUP * VL) {
+            for (int i = 0; i < PASS; ++i) sp[i] = qp[i] = zero;
+            for (int edge = turn ? 0 : 1; edge < 2; ++edge) {
+                /* the first vectors of the block, one of which may have begun in the block before, and the last */
+                if (edge == 1) {
+                    if (w && PASS == LANE_VECTORS) {
+                        for (; j + GROUP * VL <= end && w->at + GROUP * VL <= w->end; j += GROUP * VL) {
 #pragma GCC unroll 4
-                                for (int i = 0; i < GROUP; ++i)
-                                    FN(count)(FN(shifted)(row, j + i * VL, shift, kept), centred, &sp[i % PASS], &qp[i % PASS]);
-                                FN(write_group)(w, centred, FN(PLAIN), 1, 0);
-                            }
-                        }
-                        for (; j + PASS * VL <= end; j += LANES) {
-#pragma GCC unroll 4
-                            for (int i = 0; i < PASS; ++i)
-                                FN(count)(FN(shifted)(row, j + i * VL, shift, kept), centred, &sp[i], &qp[i]);
+                            for (int i = 0; i < GROUP; ++i)
+                                FN(count)(FN(shifted)(row, j + i * VL, shift, kept), centred, &sp[i % PASS], &qp[i % PASS]);
+                            FN(write_group)(w, centred, FN(PLAIN), 1, 0);
                         }
                     }
+                    for (; j + PASS * VL <= end; j += LANES) {
 #pragma GCC unroll 4
-                    for (int i = 0; i < PASS; ++i) {
-                        const ptrdiff_t at = j + i * VL, from = at < block ? turn : 0, to = end - at < VL ? end - at : VL;
-                        if (from >= to) continue;
-                        V d = from && block && kept ? TN(load)(kept + at)
-                              : at < 0 || at + VL > n ? FN(shifted_some)(*row, n, at, shift, kept)
-                                                      : FN(shifted)(row, at, shift, kept);
-                        if (from || to < VL) d = TN(only)(d, from, to);
-                        FN(count)(d, centred, &sp[i], &qp[i]);
+                        for (int i = 0; i < PASS; ++i)
+                            FN(count)(FN(shifted)(row, j + i * VL, shift, kept), centred, &sp[i], &qp[i]);
                     }
-                    j += LANES;
                 }
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) {
-                    s[first + i] += sp[i];
-                    q[first + i] += qp[i];
+                    const ptrdiff_t at = j + i * VL, from = at < block ? turn : 0, to = end - at < VL ? end - at : VL;
+                    if (from >= to) continue;
+                    V d = from && block && kept ? TN(load)(kept + at)
+                          : at < 0 || at + VL > n ? FN(shifted_some)(*row, n, at, shift, kept)
+                                                  : FN(shifted)(row, at, shift, kept);
+                    if (from || to < VL) d = TN(only)(d, from, to);
+                    FN(count)(d, centred, &sp[i], &qp[i]);
                 }
+                j += LANES;
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < PASS; ++i) {
+                s[first + i] += sp[i];
+                q[first + i] += qp[i];
             }
         }
-        if (turn) {
-            TN(turn)(s, turn);
-            TN(turn)(q, turn);
-        }
+    }
+    if (turn) {
+        TN(turn)(s, turn);
+        TN(turn)(q, turn);
+    }
+}
+
+/* S = sum d and Q = sum d^2 over the row; the rest see lane_sums */
+INLINE void FN(sums)(const FN(row) *row, ptrdiff_t n, T K, const int centred, T *kept, ptrdiff_t turn, FN(writer) *w,
+                     double *S, double *Q)
+{
+    *S = *Q = 0;
+    for (ptrdiff_t start = 0; start < n; start += FOLD) {
+        V s[LANE_VECTORS], q[LANE_VECTORS];
+        FN(lane_sums)(row, n, start, n - start < FOLD ? n : start + FOLD, K, centred, kept, turn, w, s, q);
         if (centred) *S += (double)TN(tree)(s);
         *Q += (double)TN(tree)(q);
     }

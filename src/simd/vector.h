@@ -12,6 +12,8 @@
  *     store_range_* lanes from <= i < to to the vector at any address; writes nothing else
  *     stream_*     to an address aligned to the vector, past the caches where the machine can; end with stream_fence
  *     tree_*       the sum of LANE_VECTORS vectors by halving: lane i + lane i + LANES/2, and so on down to one
+ *     fold_*       the same down to one vector, and
+ *     trees_*      from there for VL sums at once, which is cheaper: sum i goes to lane i
  *     fill_*       lanes from <= i < to of one vector, the others of another
  *     only_*       the others zero
  *     turn_*       all virtual lanes moved round
@@ -223,36 +225,98 @@ typedef float f32x8 __attribute__((vector_size(32)));
 typedef double f64x4 __attribute__((vector_size(32)));
 #endif
 
+/* of all virtual lanes down to one vector */
+#define FOLD_LANES(type, V)                                                                                          \
+    INLINE V fold_##type(const V lanes[LANE_VECTORS])                                                                \
+    {                                                                                                                \
+        V v[LANE_VECTORS];                                                                                           \
+        for (int i = 0; i < LANE_VECTORS; ++i) v[i] = lanes[i];                                                      \
+        for (int half = LANE_VECTORS / 2; half; half /= 2)                                                           \
+            for (int i = 0; i < half; ++i) v[i] += v[i + half];                                                      \
+        return v[0];                                                                                                 \
+    }
+FOLD_LANES(f32, f32v)
+FOLD_LANES(f64, f64v)
+#undef FOLD_LANES
+
 INLINE float tree_f32(const f32v lanes[LANE_VECTORS])
 {
+    const f32v v = fold_f32(lanes);
 #if VECTOR_BYTES == 64
-    f32v v = lanes[0] + lanes[1];
     f32x8 w = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
               __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
     return tree_f32x4(__builtin_shufflevector(w, w, 0, 1, 2, 3) + __builtin_shufflevector(w, w, 4, 5, 6, 7));
 #elif VECTOR_BYTES == 32
-    f32v w = (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
-    return tree_f32x4(__builtin_shufflevector(w, w, 0, 1, 2, 3) + __builtin_shufflevector(w, w, 4, 5, 6, 7));
+    return tree_f32x4(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
 #else
-    return tree_f32x4(((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
-                      ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7])));
+    return tree_f32x4(v);
 #endif
 }
 
 INLINE double tree_f64(const f64v lanes[LANE_VECTORS])
 {
+    const f64v v = fold_f64(lanes);
 #if VECTOR_BYTES == 64
-    f64v v = lanes[0] + lanes[1];
     f64x4 w = __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
     return tree_f64x2(__builtin_shufflevector(w, w, 0, 1) + __builtin_shufflevector(w, w, 2, 3));
 #elif VECTOR_BYTES == 32
-    f64v w = (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
-    return tree_f64x2(__builtin_shufflevector(w, w, 0, 1) + __builtin_shufflevector(w, w, 2, 3));
+    return tree_f64x2(__builtin_shufflevector(v, v, 0, 1) + __builtin_shufflevector(v, v, 2, 3));
 #else
-    return tree_f64x2(((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
-                      ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7])));
+    return tree_f64x2(v);
 #endif
 }
+
+/* Of two vectors of blocks of 2 h lanes: the first half of each block + its second half */
+#define FROM(i, h) ((i) / (h) * 2 * (h) + (i) % (h))
+#define FROM_2(k, h) k + FROM(0, h), k + FROM(1, h)
+#define FROM_4(k, h) FROM_2(k, h), k + FROM(2, h), k + FROM(3, h)
+#define FROM_8(k, h) FROM_4(k, h), k + FROM(4, h), k + FROM(5, h), k + FROM(6, h), k + FROM(7, h)
+#define FROM_16(k, h)                                                                                                \
+    FROM_8(k, h), k + FROM(8, h), k + FROM(9, h), k + FROM(10, h), k + FROM(11, h), k + FROM(12, h), k + FROM(13, h), \
+        k + FROM(14, h), k + FROM(15, h)
+#define HALVE(vl, h)                                                                                                 \
+    for (int i = 0; i < (h); ++i)                                                                                    \
+        v[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], FROM_##vl(0, h)) +                                     \
+               __builtin_shufflevector(v[2 * i], v[2 * i + 1], FROM_##vl(h, h))
+
+INLINE f32v trees_f32(f32v v[VL_F32])
+{
+#if VECTOR_BYTES == 64
+    HALVE(16, 8);
+    HALVE(16, 4);
+    HALVE(16, 2);
+    HALVE(16, 1);
+#elif VECTOR_BYTES == 32
+    HALVE(8, 4);
+    HALVE(8, 2);
+    HALVE(8, 1);
+#else
+    HALVE(4, 2);
+    HALVE(4, 1);
+#endif
+    return v[0];
+}
+
+INLINE f64v trees_f64(f64v v[VL_F64])
+{
+#if VECTOR_BYTES == 64
+    HALVE(8, 4);
+    HALVE(8, 2);
+    HALVE(8, 1);
+#elif VECTOR_BYTES == 32
+    HALVE(4, 2);
+    HALVE(4, 1);
+#else
+    HALVE(2, 1);
+#endif
+    return v[0];
+}
+#undef FROM
+#undef FROM_2
+#undef FROM_4
+#undef FROM_8
+#undef FROM_16
+#undef HALVE
 
 /* ---- lanes ---------------------------------------------------------------------------------------------------- */
 
