@@ -49,6 +49,11 @@ def validate(context, model, size, strict, require_norm, as_json, html, memory, 
     """
     from rich.console import Console
 
+    if options["data_root"] is not None and not options["external_data"]:
+        raise click.UsageError("--data-root says where the files of --external-data lie: give both")
+    for option, path in (("--html", html), ("--fix", options["fix"])):
+        if path is not None and path.exists() and model.exists() and path.samefile(model):
+            raise click.UsageError(f"{option} must name another file than MODEL, which it would replace")
     try:
         with _Progress(sys.stderr) as progress:
             report = run_validation(model, sizes=size, memory=int(memory * 2**30), progress=progress.update, **options)
