@@ -69,9 +69,12 @@ def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, seconds=None)
 
     Raises
     ------
+    OSError
+        If the folder can't be made.
     RuntimeError
         If the measuring process failed; it has said why on standard error.
     """
+    Path(out_dir).mkdir(parents=True, exist_ok=True)  # not after minutes of measuring
     job = {"sizes": sizes, "out_dir": str(out_dir), "json": bool(json), "rnn": bool(rnn)}
     job["options"] = {} if seconds is None else {"seconds": seconds}
     if _child(job, settled_environment()).returncode:
@@ -111,9 +114,7 @@ def _main(job):
         measure = recurrent_steps if job["rnn"] else norms
         document = measure(job["sizes"] and [tuple(size) for size in job["sizes"]], advance=advance, **job["options"])
     text = json_module.dumps(document, indent=1)
-    out_dir = Path(job["out_dir"])
-    out_dir.mkdir(parents=True, exist_ok=True)
-    stem = out_dir / ("rnn" if job["rnn"] else "norms")
+    stem = Path(job["out_dir"]) / ("rnn" if job["rnn"] else "norms")
     _write(stem.with_suffix(".json"), lambda file: file.write(text.encode()))
     tables = bench_report.rnn_tables if job["rnn"] else bench_report.norms_tables
     picture = bench_report.rnn_picture if job["rnn"] else bench_report.norms_picture
