@@ -9,14 +9,12 @@ from dataclasses import fields
 
 import numpy as np
 
-from cnorm.layers import GRU, LSTM, RNN, Bidirectional, _eps, _name
-from cnorm.model import METADATA_KEY, read_safetensors, spec_of
+from cnorm.layers import Bidirectional, _eps, _name
+from cnorm.model import CELLS, METADATA_KEY, read_safetensors, spec_of
 from cnorm.specs import PRESETS, CellSpec
 from cnorm.weights import optional_biases
 
 __all__ = ["from_safetensors", "from_torch"]
-
-CELLS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 
 
 def from_torch(source, preset, *, kind=None, prefix="", eps=None, bias=None):
@@ -136,6 +134,8 @@ def _array(tensor):
 
 
 def _spec(preset, kind) -> CellSpec:
+    if kind is not None and kind not in CELLS:
+        raise ValueError(f"kind must be one of {', '.join(CELLS)}, or None, got {kind!r}")
     if isinstance(preset, CellSpec):
         if kind not in (None, preset.kind):
             raise ValueError(f"kind must be that of the spec, {preset.kind}, or None, got {kind!r}")
