@@ -181,7 +181,11 @@ cdef class Stream:
 
     def __init__(self, model, network=None):
         self.model = model
-        self.network = model._network if network is None else network
+        if network is None:
+            network = getattr(model, "_network", False)
+            if network is False:
+                raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
+        self.network = network
         if self.network is None:
             raise ValueError("a model with a bidirectional layer has no streams: it needs the whole sequence, see "
                              "Model.run")
@@ -341,7 +345,8 @@ cdef class Stream:
         Returns
         -------
         bytes
-            Tied to the model by a hash of its configuration and weights.
+            Tied to the model by a hash of its configuration and weights. A state that a NaN or infinity has spoiled is
+            saved too, but ``model.restore``, and with it copying and unpickling, refuses it.
         """
         arrays = self.state()
         return SAVED + self.network.identity + b"".join(a.astype("<f4").tobytes() for a in arrays.values())

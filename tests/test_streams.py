@@ -714,6 +714,11 @@ def test_layers_that_do_not_fit(rng):
         cnorm.Model([])
     with pytest.raises(TypeError, match=r"layers\[0\] must be a layer"):
         cnorm.Model([None])
+    for bad in lstm, None:
+        with pytest.raises(TypeError, match="layers must be a sequence of layers"):
+            cnorm.Model(bad)
+    with pytest.raises(TypeError, match=r"model must be a cnorm\.Model, got int"):
+        cnorm.Stream(1)
     with pytest.raises(ValueError, match="activations only"):
         cnorm.Model([cnorm.Activation("relu")])
     with pytest.raises(ValueError, match="function must be one of"):
