@@ -242,6 +242,8 @@ cdef class Stream:
             y = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&self.network.output_size, cnp.NPY_FLOAT32, 0)
         else:
             y = frames_out(out, 1, 0, self.network.output_size)
+            if cnp.PyArray_DATA(y) != cnp.PyArray_DATA(a) and not apart(y, a):  # or x is overwritten before it is read
+                a = np.array(a, order="C", copy=True)
         self.run(a, y, 1, self.scratch_memory, 1)
         return y
 
