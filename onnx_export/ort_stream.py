@@ -18,7 +18,7 @@ _DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
 class OrtStream:
-    """One conversation with an exported model, run by onnxruntime: the methods of `cnorm.Stream`.
+    """One conversation with an exported model, run by onnxruntime, with the methods of `cnorm.Stream` but for saving.
 
     Inputs and outputs are bound once. There are two bindings, each reading the states that the other writes,
     and all buffers are NumPy arrays that onnxruntime uses in place: a step is a copy of x in, one call, and a
