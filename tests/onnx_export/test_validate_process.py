@@ -163,6 +163,15 @@ def test_bad_arguments_of_the_function():
             validate("x.onnx", **wrong)
 
 
+def test_a_report_prints_and_says_whether_all_is_sound(tmp_path):
+    for build, sound in ((gallery.native_layer_norm, True), (gallery.one_pass_at_a_huge_mean, False)):
+        path = laid_out(build, tmp_path)
+        report = validate(path[0], **({"input": path[2]} if len(path) > 1 else {}))
+        assert bool(report) is report.ok is sound
+        assert report.norms[0].verdict in str(report)
+        assert report.summary() in str(report)
+
+
 def test_the_model_is_never_replaced_by_a_report(tmp_path):
     path = laid_out(gallery.native_layer_norm, tmp_path)[0]
     before = path.read_bytes()
