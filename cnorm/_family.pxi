@@ -79,6 +79,9 @@ cdef list gradients_of(object out, str names, likes, in_place, inputs):
         raise TypeError(f"out must be a tuple {names} or None, got {type(out).__name__}")
     elif len(out) != len(likes):
         raise ValueError(f"out must be a tuple of {len(likes)}, {names}, got {len(out)}")
+    parameter = names.strip("()").split(", ")[1].removeprefix("d")
+    if out[1] is not None and dict(inputs)[parameter] is None:
+        raise ValueError(f"out[1] must be None where {parameter} is None")
     results = [output(given, f"out[{i}]", like) for i, (given, like) in enumerate(zip(out, likes))]
     for i in range(len(results)):
         if out[i] is None:
