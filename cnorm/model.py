@@ -177,26 +177,31 @@ class Model:
 
         The file appears whole or not at all.
         """
-        path = Path(path)
         data = safetensors.numpy.save(named_tensors(self._layers), metadata={METADATA_KEY: configuration(self._layers)})
-        try:
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from None  # not the temporary's name
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(path, data)
 
     def __repr__(self):
         return f"Model([{', '.join(map(repr, self._layers))}])"
 
     def __reduce__(self):
         return Model, (self._layers,)
+
+
+def write_whole(path, data: bytes) -> None:
+    """Write a file that appears whole or not at all; an OSError names it, not the temporary one beside it."""
+    path = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def configuration(layers) -> str:

@@ -45,6 +45,9 @@ def test_errors_are_one_sentence_and_leave_no_file(tmp_path):
         assert done.returncode == code
         assert says in done.stderr
         assert "Traceback" not in done.stderr
+    done = command("demo.safetensors", "absent/demo.onnx", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "No such file or directory: 'absent/demo.onnx'" in done.stderr
     assert os.listdir(tmp_path) == ["demo.safetensors"]
 
 
