@@ -51,7 +51,7 @@ def main():
     )
     @click.option("--rnn", is_flag=True, help="Steps of recurrent networks instead of norms of rows.")
     def bench(out_dir, rnn):
-        """Measure on this machine: cnorm, what else is importable, and the limits."""
+        """Measure on this machine, for some minutes: cnorm, what else is importable, and the limits."""
         from cnorm.bench import run
 
         try:
