@@ -58,7 +58,8 @@ def from_torch(source, preset, *, kind=None, prefix="", eps=None, bias=None):
     >>> model = cnorm.Model(cnorm.from_torch(torch.nn.GRU(40, 128, num_layers=2), "torch", kind="GRU"))
     """
     if hasattr(source, "state_dict"):
-        bias = getattr(source, "bias", None) if bias is None else bias
+        own = getattr(source, "bias", None)  # of another module it may be the tensor
+        bias = own if bias is None and isinstance(own, bool) else bias
         source = source.state_dict()
     if not isinstance(source, Mapping):
         raise TypeError(f"source must be a module or a mapping of names to tensors, got {type(source).__name__}")

@@ -298,6 +298,14 @@ def test_biases_whose_sum_leaves_float32_are_refused(rng):
         cnorm.Model([cnorm.LSTM(weights | large, preset="torch")])
 
 
+def test_a_module_of_another_kind():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=r"weights of LSTM torch must be weight_ih_l0 .* missing: weight_ih_l0"):
+        cnorm.from_torch(torch.nn.Linear(3, 4), "torch", kind="LSTM")
+    with pytest.raises(ValueError, match="kind must be one of LSTM, GRU, RNN, or None, got 'lstm'"):
+        cnorm.from_torch(torch.nn.LSTM(3, 4), "torch", kind="lstm")
+
+
 def test_a_tensor_with_a_gradient_is_named():
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=r"weights\['weight_ih_l0'\] of GRU torch must be an array that NumPy can read"):
