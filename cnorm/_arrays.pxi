@@ -12,7 +12,7 @@ cdef cnp.ndarray as_array(object a, str name):
                         "pass x.filled(value)")
     if not (isinstance(a, np.ndarray) or hasattr(a, "__array__") or hasattr(a, "__array_interface__")
             or hasattr(a, "__dlpack__") or isinstance(a, (memoryview, bytearray)) or type(a).__name__ == "array"):
-        raise TypeError(f"{name} must be an array of float32, float64, float16 or bfloat16, got {type(a).__name__}")
+        raise TypeError(f"{name} must be an array, NumPy's or one that NumPy can read, got {type(a).__name__}")
     try:
         return np.asarray(a)
     except Exception as error:  # whatever the other library says about an array on a GPU, or one with a gradient
@@ -62,19 +62,24 @@ cdef int first_normalised(object axis, int ndim, cnp.ndarray x) except -1:
     return i + ndim if i < 0 else i
 
 
-cdef double checked_eps(object eps) except -1.0:
-    cdef double value
-    if type(eps) is not float and not isinstance(eps, (numbers.Real, np.ndarray)) or isinstance(eps, bool):
-        raise TypeError(f"eps must be a real number, got {eps!r}")
-    if isinstance(eps, np.ndarray) and (eps.ndim or eps.dtype.kind not in "fiu"):
-        raise TypeError(f"eps must be a real number, got {eps!r}")
+cdef double real_number(object value, str name) except -1.0:
+    """A number, finite and not negative."""
+    cdef double number
+    if type(value) is not float and not isinstance(value, (numbers.Real, np.ndarray)) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a real number, got {value!r}")
+    if isinstance(value, np.ndarray) and (value.ndim or value.dtype.kind not in "fiu"):
+        raise TypeError(f"{name} must be a real number, got {value!r}")
     try:
-        value = float(eps)
+        number = float(value)
     except OverflowError:
-        value = INFINITY
-    if not value >= 0 or isinf(value):
-        raise ValueError(f"eps must be finite and not negative, got {eps!r}")
-    return value
+        number = INFINITY
+    if not number >= 0 or isinf(number):
+        raise ValueError(f"{name} must be finite and not negative, got {value!r}")
+    return number
+
+
+cdef double checked_eps(object eps) except -1.0:
+    return real_number(eps, "eps")
 
 
 cdef struct Rows:

@@ -90,9 +90,10 @@ def use_isa(name):
     """
     if not isinstance(name, str):
         raise TypeError(f"name must be a str, got {type(name).__name__}")
-    if cnorm_isa_use(name.encode()) == CNORM_ERROR_ISA:
+    if name not in available_isas():  # before it becomes a C string, which ends at a NUL
         raise ValueError(f"name must be an instruction set that this machine can run, one of {available_isas()}, "
                          f"got {name!r}")
+    check(cnorm_isa_use(name.encode()))
 
 
 if cnorm_isa_active() == NULL:

@@ -79,6 +79,9 @@ cdef list gradients_of(object out, str names, likes, in_place, inputs):
         raise TypeError(f"out must be a tuple {names} or None, got {type(out).__name__}")
     elif len(out) != len(likes):
         raise ValueError(f"out must be a tuple of {len(likes)}, {names}, got {len(out)}")
+    parameter = names.strip("()").split(", ")[1].removeprefix("d")
+    if out[1] is not None and dict(inputs)[parameter] is None:
+        raise ValueError(f"out[1] must be None where {parameter} is None")
     results = [output(given, f"out[{i}]", like) for i, (given, like) in enumerate(zip(out, likes))]
     for i in range(len(results)):
         if out[i] is None:
@@ -119,11 +122,8 @@ cdef ptrdiff_t whole_number(object value, str name, ptrdiff_t least) except -1:
 
 cdef double smoothing_term(object value, cnp.ndarray x, str name) except -1.0:
     """sigma >= 0, finite in x's dtype too."""
-    if isinstance(value, bool) or not isinstance(value, (numbers.Real, np.ndarray)) or (
-            isinstance(value, np.ndarray) and (value.ndim or value.dtype.kind not in "fiu")):
-        raise TypeError(f"{name} must be a real number, got {value!r}")
-    cdef double number = float(value)
-    if not 0 <= number <= float(np.finfo(x.dtype).max):
+    cdef double number = real_number(value, name)
+    if number > float(np.finfo(x.dtype).max):
         raise ValueError(f"{name} must be finite and not negative, got {value!r}")
     return number
 
@@ -415,7 +415,7 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef Volume v
     cdef Rows source, sink
-    cdef double e = checked_eps(eps), share = 0
+    cdef double e = checked_eps(eps), share
     cdef double *pm
     cdef cnorm_status status
     cdef float_mode mode
@@ -429,10 +429,10 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
         raise ValueError(f'running_variance must be "unbiased" or "biased", got {running_variance!r}')
     if (running_mean is None) != (running_var is None):
         raise ValueError("running_mean and running_var must be given together or not at all")
+    share = real_number(momentum, "momentum")
+    if share > 1:
+        raise ValueError(f"momentum must be in [0, 1], got {momentum!r}")
     if running_mean is not None:
-        share = smoothing_term(momentum, a, "momentum")
-        if share > 1:
-            raise ValueError(f"momentum must be in [0, 1], got {momentum!r}")
         mean = running_average(running_mean, a, v.channels, "running_mean")
         var = running_average(running_var, a, v.channels, "running_var")
         for average, name in ((mean, "running_mean"), (var, "running_var")):
@@ -531,7 +531,7 @@ cdef cnp.ndarray given_moment(object p, cnp.ndarray x, ptrdiff_t channels, str n
         raise TypeError(f"{name} must be an array of shape ({channels},), got None")
     cdef cnp.ndarray a = vector(p, x, channels, name, "channel")
     if name == "var" and np.less(a, 0).any():
-        raise ValueError(f"var must not be negative, got {a.min()!r} in channel {a.argmin()}")
+        raise ValueError(f"var must not be negative, got {a.min()} in channel {a.argmin()}")
     return a
 
 

@@ -181,7 +181,11 @@ cdef class Stream:
 
     def __init__(self, model, network=None):
         self.model = model
-        self.network = model._network if network is None else network
+        if network is None:
+            network = getattr(model, "_network", False)
+            if network is False:
+                raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
+        self.network = network
         if self.network is None:
             raise ValueError("a model with a bidirectional layer has no streams: it needs the whole sequence, see "
                              "Model.run")
@@ -238,6 +242,8 @@ cdef class Stream:
             y = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&self.network.output_size, cnp.NPY_FLOAT32, 0)
         else:
             y = frames_out(out, 1, 0, self.network.output_size)
+            if cnp.PyArray_DATA(y) != cnp.PyArray_DATA(a) and not apart(y, a):  # or x is overwritten before it is read
+                a = np.array(a, order="C", copy=True)
         self.run(a, y, 1, self.scratch_memory, 1)
         return y
 
@@ -341,7 +347,8 @@ cdef class Stream:
         Returns
         -------
         bytes
-            Tied to the model by a hash of its configuration and weights.
+            Tied to the model by a hash of its configuration and weights. A state that a NaN or infinity has spoiled is
+            saved too, but ``model.restore``, and with it copying and unpickling, refuses it.
         """
         arrays = self.state()
         return SAVED + self.network.identity + b"".join(a.astype("<f4").tobytes() for a in arrays.values())

@@ -4,6 +4,7 @@
 documents. Contenders are checked against float64 before any of them is timed.
 """
 
+import io
 import json as json_module
 import math
 import os
@@ -20,6 +21,7 @@ from cnorm import contenders
 from cnorm.contenders import memcpy_
 from cnorm.contenders.operations import CELLS, OPERATIONS, Case, after, as_dtype, check, check_steps, random_model
 from cnorm.info import processor, versions
+from cnorm.model import write_whole
 
 __all__ = ["CASES", "HIDDEN", "SHAPES", "SIX", "norms", "ratio", "recurrent_steps", "run"]
 
@@ -69,9 +71,12 @@ def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, seconds=None)
 
     Raises
     ------
+    OSError
+        If the folder can't be made.
     RuntimeError
         If the measuring process failed; it has said why on standard error.
     """
+    Path(out_dir).mkdir(parents=True, exist_ok=True)  # not after minutes of measuring
     job = {"sizes": sizes, "out_dir": str(out_dir), "json": bool(json), "rnn": bool(rnn)}
     job["options"] = {} if seconds is None else {"seconds": seconds}
     if _child(job, settled_environment()).returncode:
@@ -111,15 +116,15 @@ def _main(job):
         measure = recurrent_steps if job["rnn"] else norms
         document = measure(job["sizes"] and [tuple(size) for size in job["sizes"]], advance=advance, **job["options"])
     text = json_module.dumps(document, indent=1)
-    out_dir = Path(job["out_dir"])
-    out_dir.mkdir(parents=True, exist_ok=True)
-    stem = out_dir / ("rnn" if job["rnn"] else "norms")
-    _write(stem.with_suffix(".json"), lambda file: file.write(text.encode()))
+    stem = Path(job["out_dir"]) / ("rnn" if job["rnn"] else "norms")
+    write_whole(stem.with_suffix(".json"), text.encode())
     tables = bench_report.rnn_tables if job["rnn"] else bench_report.norms_tables
     picture = bench_report.rnn_picture if job["rnn"] else bench_report.norms_picture
     drawn = util.find_spec("matplotlib") is not None
     if drawn:
-        _write(stem.with_suffix(".png"), lambda file: picture(document, file))
+        drawing = io.BytesIO()
+        picture(document, drawing)
+        write_whole(stem.with_suffix(".png"), drawing.getvalue())
     if job["json"]:
         print(text)
         return
@@ -127,13 +132,6 @@ def _main(job):
     tables(console, document)
     console.print(f"{stem}.json: every figure")
     console.print(f"{stem}.png: the picture" if drawn else "no picture: pip install matplotlib")
-
-
-def _write(path, write):
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("wb") as file:
-        write(file)
-    os.replace(temporary, path)
 
 
 def norms(sizes=None, *, cases=CASES, seconds=0.2, advance=lambda description, total: None):

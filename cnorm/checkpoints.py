@@ -9,14 +9,12 @@ from dataclasses import fields
 
 import numpy as np
 
-from cnorm.layers import GRU, LSTM, RNN, Bidirectional, _eps, _name
-from cnorm.model import METADATA_KEY, read_safetensors, spec_of
+from cnorm.layers import Bidirectional, _eps, _name
+from cnorm.model import CELLS, METADATA_KEY, read_safetensors, spec_of
 from cnorm.specs import PRESETS, CellSpec
 from cnorm.weights import optional_biases
 
 __all__ = ["from_safetensors", "from_torch"]
-
-CELLS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 
 
 def from_torch(source, preset, *, kind=None, prefix="", eps=None, bias=None):
@@ -60,7 +58,8 @@ def from_torch(source, preset, *, kind=None, prefix="", eps=None, bias=None):
     >>> model = cnorm.Model(cnorm.from_torch(torch.nn.GRU(40, 128, num_layers=2), "torch", kind="GRU"))
     """
     if hasattr(source, "state_dict"):
-        bias = getattr(source, "bias", None) if bias is None else bias
+        own = getattr(source, "bias", None)  # of another module it may be the tensor
+        bias = own if bias is None and isinstance(own, bool) else bias
         source = source.state_dict()
     if not isinstance(source, Mapping):
         raise TypeError(f"source must be a module or a mapping of names to tensors, got {type(source).__name__}")
@@ -136,6 +135,8 @@ def _array(tensor):
 
 
 def _spec(preset, kind) -> CellSpec:
+    if kind is not None and kind not in CELLS:
+        raise ValueError(f"kind must be one of {', '.join(CELLS)}, or None, got {kind!r}")
     if isinstance(preset, CellSpec):
         if kind not in (None, preset.kind):
             raise ValueError(f"kind must be that of the spec, {preset.kind}, or None, got {kind!r}")

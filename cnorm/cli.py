@@ -1,5 +1,6 @@
 """The command ``cnorm``. Every subcommand imports what it needs when it runs."""
 
+import os
 import sys
 
 
@@ -38,7 +39,11 @@ def main():
         """Stream real speech through a trained layer-normalised LSTM, frame by frame; then export and prove it."""
         from cnorm.demo import run
 
-        sys.exit(0 if run(out_dir) else 1)
+        try:
+            held = run(out_dir)
+        except OSError as error:
+            raise click.ClickException(str(error)) from None
+        sys.exit(0 if held else 1)
 
     @cnorm.command()
     @click.option(
@@ -46,10 +51,13 @@ def main():
     )
     @click.option("--rnn", is_flag=True, help="Steps of recurrent networks instead of norms of rows.")
     def bench(out_dir, rnn):
-        """Measure on this machine: cnorm, what else is importable, and the limits."""
+        """Measure on this machine, for some minutes: cnorm, what else is importable, and the limits."""
         from cnorm.bench import run
 
-        run(out_dir=out_dir, rnn=rnn)
+        try:
+            run(out_dir=out_dir, rnn=rnn)
+        except (OSError, RuntimeError) as error:
+            raise click.ClickException(str(error)) from None
 
     @cnorm.command()
     def info():
@@ -71,6 +79,10 @@ def main():
     @click.option("--json", "as_json", is_flag=True, help="With --check: print the report as JSON.")
     def export(model, out, batch, check, as_json, **options):
         """Write MODEL (safetensors, from Model.save) to OUT as ONNX."""
+        if as_json and not check:
+            raise click.UsageError("--json prints the report of --check: give both")
+        if os.path.exists(out) and os.path.samefile(model, out):
+            raise click.UsageError("OUT must be another file than MODEL, which it would replace")
         import cnorm
         import onnx_export
 

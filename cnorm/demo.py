@@ -6,6 +6,7 @@ that layer_norm is right at any mean. It leaves `demo.onnx` and `demo.png`. Each
 """
 
 import hashlib
+import io
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import numpy as np
 import cnorm
 from cnorm import contenders
 from cnorm.info import processor, versions
+from cnorm.model import write_whole
 
 __all__ = ["run"]
 
@@ -290,9 +292,9 @@ def picture(console, times, utterances, labels, answers, path):
         figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained")
         draw_latency(left, times)
         draw_posterior(right, utterances, labels, answers)
-        temporary = path.with_suffix(".tmp")
-        figure.savefig(temporary, dpi=110, format="png")
-        os.replace(temporary, path)
+        drawing = io.BytesIO()
+        figure.savefig(drawing, dpi=110, format="png")
+        write_whole(path, drawing.getvalue())
         plt.close(figure)
     console.print(f"{path}: latency, and one utterance frame by frame")
 

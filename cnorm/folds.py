@@ -1,10 +1,9 @@
 """Normalisations that need no statistics of their input, folded into the linear layer before them."""
 
-import math
-
 import numpy as np
 
 from cnorm._core import weight_norm
+from cnorm.layers import rounded
 
 
 def fold_batch_norm(linear_weight, linear_bias, mean, var, weight=None, bias=None, *, eps=1e-5):
@@ -44,11 +43,7 @@ def fold_batch_norm(linear_weight, linear_bias, mean, var, weight=None, bias=Non
     b, gain, shift = (None if p is None else _per_output(p, outputs, name) for name, p in given.items())
     if (var < 0).any():
         raise ValueError(f"var must not be negative, got {var.min()} in output {var.argmin()}")
-    if not isinstance(eps, (int, float, np.floating)) or isinstance(eps, bool):
-        raise TypeError(f"eps must be a real number, got {eps!r}")
-    if not 0 <= eps < math.inf:
-        raise ValueError(f"eps must be finite and not negative, got {eps!r}")
-    spread = var + np.float64(w.dtype.type(eps))
+    spread = var + rounded(eps, "eps", w.dtype)
     scale = np.divide(1 if gain is None else gain, np.sqrt(spread), where=spread != 0, out=np.zeros(outputs))
     folded = w.astype(np.float64) * scale.reshape((-1,) + (1,) * (w.ndim - 1))
     folded_bias = ((0 if b is None else b) - mean) * scale + (0 if shift is None else shift)

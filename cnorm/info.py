@@ -36,8 +36,8 @@ def show() -> None:
     table = Table(show_header=False, box=None)
     table.add_row("cnorm", cnorm.__version__)
     table.add_row("processor", processor())
-    isas = [f"[bold]{isa}[/]" if isa == cnorm.active_isa() else isa for isa in cnorm.available_isas()]
-    table.add_row("instruction sets", f"{', '.join(isas)}  (bold: active; CNORM_ISA or cnorm.use_isa chooses)")
+    table.add_row("instruction sets", ", ".join(cnorm.available_isas()))
+    table.add_row("active", f"{cnorm.active_isa()}  (CNORM_ISA or cnorm.use_isa chooses)")
     table.add_row("Python", platform.python_version())
     for package, version in versions("numpy", "safetensors", "onnx", "onnxruntime", "torch", "ml_dtypes").items():
         table.add_row(package, version)

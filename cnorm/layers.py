@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import numbers
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -195,10 +196,15 @@ class LayerNorm(_Layer, BoundLayerNorm):
     kind = "LayerNorm"
 
     def __init__(self, weight, bias=None, *, eps=1e-5):
+        if isinstance(weight, (int, tuple)):
+            raise TypeError(
+                f"weight must be an array, got {type(weight).__name__}: there is no normalized_shape; for {weight} "
+                f"without a gain write np.ones({weight}, np.float32)"
+            )
         given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         self.weights, sizes = checked(given, (("weight", "N", ""), ("bias", "N", "?")), "LayerNorm")
         self.absent_biases = ("bias",) if bias is None else ()
-        self.eps = _rounded_eps(eps)
+        self.eps = rounded(eps, "eps")
         self.input_size = self.output_size = sizes["N"]
         self._bind(self.weights["weight"], self.weights.get("bias"), self.eps)
 
@@ -317,6 +323,8 @@ class Bidirectional(_Layer):
 
 def chained(layers) -> tuple[_Layer, ...]:
     """The layers as a tuple, checked to fit one another."""
+    if not isinstance(layers, Iterable):
+        raise TypeError(f"layers must be a sequence of layers, got {type(layers).__name__}")
     layers = tuple(layers)
     if not layers:
         raise ValueError("layers must have at least one layer, got none")
@@ -382,13 +390,15 @@ def _eps(eps, spec: CellSpec) -> float | None:
         return None
     if eps is None and spec.eps is None:
         raise ValueError(f"eps must be given for preset {spec.name!r}: its checkpoints do not carry one")
-    return _rounded_eps(spec.eps if eps is None else eps)
+    return rounded(spec.eps if eps is None else eps, "eps")
 
 
-def _rounded_eps(eps) -> float:
-    if isinstance(eps, (str, bytes, bool)) or not hasattr(eps, "__float__"):
-        raise TypeError(f"eps must be a real number, got {eps!r}")
-    rounded = float(np.float32(min(float(eps), 3e38)))
-    if not (0 <= rounded < 3e38 and float(eps) >= 0):
-        raise ValueError(f"eps must be finite and not negative, got {eps!r}")
-    return rounded
+def rounded(value, name: str, dtype=np.float32) -> float:
+    """An eps or sigma, finite in `dtype` and not negative, rounded to it."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a real number, got {value!r}")
+    if not 0 <= value <= float(np.finfo(dtype).max):
+        raise ValueError(f"{name} must be finite and not negative, got {value!r} for {np.dtype(dtype)}")
+    return float(np.dtype(dtype).type(float(value)))

@@ -165,7 +165,8 @@ class Model:
         TypeError
             If `saved` is not bytes.
         ValueError
-            If it is truncated, of another version, or of a model with another configuration or other weights.
+            If it is truncated, of another version, or of a model with another configuration or other weights, or if its
+            state is not finite.
         """
         stream = self.stream()
         stream._restore(saved)
@@ -176,23 +177,31 @@ class Model:
 
         The file appears whole or not at all.
         """
-        path = Path(path)
         data = safetensors.numpy.save(named_tensors(self._layers), metadata={METADATA_KEY: configuration(self._layers)})
-        handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(path, data)
 
     def __repr__(self):
         return f"Model([{', '.join(map(repr, self._layers))}])"
 
     def __reduce__(self):
         return Model, (self._layers,)
+
+
+def write_whole(path, data: bytes) -> None:
+    """Write a file that appears whole or not at all; an OSError names it, not the temporary one beside it."""
+    path = Path(path)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def configuration(layers) -> str:
@@ -330,10 +339,11 @@ def _each_once(pairs: list) -> dict:
 def _read(path) -> bytes:
     # O_NONBLOCK: opening a FIFO must not wait for a writer
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        raise ValueError(f"{path} is not a regular file")
     with os.fdopen(handle, "rb") as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{path} is not a regular file")
         if status.st_size > MAX_FILE_BYTES:
             raise ValueError(f"{path} has {status.st_size} bytes, more than the {MAX_FILE_BYTES} that are read")
         return file.read(status.st_size)
@@ -350,7 +360,7 @@ CELLS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 
 def _layer(entry, weights):
     """The layer of one entry; `weights` by its own names."""
-    kind = entry.get("type") if isinstance(entry, dict) else None
+    kind = entry["type"] if isinstance(entry, dict) and isinstance(entry.get("type"), str) else None
     rest = set(entry) - {"type", "without"} if kind else set()
     inner = None
     if kind in CELLS and rest - {"eps"} in ({"preset"}, {"spec"}):

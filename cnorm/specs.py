@@ -5,8 +5,8 @@ docs/cells.md has the equations of every preset.
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
@@ -159,7 +159,8 @@ class CellSpec:
 
 
 def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Finite as a float: JSON has integers of any length."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _from_json(entry: dict) -> CellSpec:

@@ -61,7 +61,12 @@ def _with_shape(entry) -> str:
 
 
 def _float32(given, name: str, layer: str) -> np.ndarray:
-    array = np.asarray(given)
+    try:
+        array = np.asarray(given)
+    except Exception as error:  # whatever the other library says about a tensor on a GPU, or one with a gradient
+        raise TypeError(
+            f"weights[{name!r}] of {layer} must be an array that NumPy can read, got {type(given).__name__}: {error}"
+        ) from error
     if array.dtype == np.float64:
         raise TypeError(
             f"weights[{name!r}] of {layer} is float64 and the runtime computes in float32: cast it yourself, "
@@ -166,6 +171,8 @@ def packed(spec: CellSpec, entries, weights: Mapping[str, np.ndarray], sizes: di
     result |= {name: parts.get((name, "")) for name in ("gain_c", "bias_c", "bias_p", "h0", "c0")}
     for name, array in result.items():
         if array is not None:
+            if np.abs(array).max() > np.finfo(np.float32).max:  # a constant or a sum: each tensor is finite
+                raise ValueError(f"weights of {spec.kind} {spec.name} leave the range of float32 where they add up")
             array = array.reshape(-1, array.shape[-1]) if name.startswith("weight_") else array.reshape(-1)
             result[name] = np.ascontiguousarray(array, np.float32)
     return result | {"group": group}

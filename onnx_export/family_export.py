@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import operator
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from cnorm.layers import rounded
 from onnx_export.builders import family
 from onnx_export.exporter import checked_opset, finished
 from onnx_export.files import write
@@ -100,7 +100,7 @@ def export_family_norm(
         None if r is None else min(_whole(r, name, 0), len(weight) - 1)
         for r, name in ((mean_radius, "mean_radius"), (radius, "radius"))
     ]
-    eps, sigma = (_number(value, name) for value, name in ((eps, "eps"), (sigma, "sigma")))
+    eps, sigma = (rounded(value, name) for value, name in ((eps, "eps"), (sigma, "sigma")))
     if sigma == 0:
         raise ValueError("sigma must be positive: where the deviation is 0 as well, ONNX would give NaN")
 
@@ -127,12 +127,3 @@ def _whole(value, name, least):
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
     return operator.index(value)
-
-
-def _number(value, name):
-    """Rounded to float32."""
-    if isinstance(value, (str, bool)) or not hasattr(value, "__float__"):
-        raise TypeError(f"{name} must be a real number, got {value!r}")
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be finite and not negative, got {value!r}")
-    return float(np.float32(value))

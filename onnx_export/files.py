@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import tempfile
@@ -11,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-__all__ = ["write"]
+__all__ = ["write", "write_whole"]
 
 EXTERNAL_ABOVE = 1 << 30  # bytes of weights; a protobuf message cannot hold 2 GiB
 PAGE = 4096  # tensors in the data file begin on a page, so that a runtime can map them
@@ -42,6 +43,8 @@ def write(model: onnx.ModelProto, weights: dict[str, np.ndarray], path) -> None:
             raise ValueError(f"path must be given: {size} bytes of weights need a second file beside the model's")
         return
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))  # not the temporary's name
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         data = _write_data(model, weights, Path(folder), path.name) if external else None
         Path(folder, path.name).write_bytes(model.SerializeToString(deterministic=True))
@@ -50,6 +53,20 @@ def write(model: onnx.ModelProto, weights: dict[str, np.ndarray], path) -> None:
         for name in (data, path.name) if data else (path.name,):  # the model last: it needs the data
             os.chmod(Path(folder, name), 0o644)
             os.replace(Path(folder, name), path.with_name(name))
+
+
+def write_whole(path, data: bytes) -> None:
+    """Write one file that appears whole or not at all. The validator does without `cnorm.model`, which has the like."""
+    path = Path(path)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def _write_data(model: onnx.ModelProto, weights: dict[str, np.ndarray], folder: Path, name: str) -> str:

@@ -44,6 +44,7 @@ def _starts(path, text: str | None) -> dict[str, np.ndarray]:
     """States at the start that the cells have learned: they are in the state table, not among the initialisers."""
     try:
         rows = json.loads(text or "{}").get("states", [])
-        return {row["tensor"]: np.array(row["initial"], np.float32) for row in rows if "tensor" in row}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        with np.errstate(over="ignore"):  # the layer refuses infinity
+            return {str(row["tensor"]): np.array(row["initial"], np.float32) for row in rows if "tensor" in row}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ValueError(f"{path}: {METADATA_KEY!r} is not JSON with a table of states") from None

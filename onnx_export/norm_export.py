@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from cnorm.layers import rounded
 from onnx_export.builders import norms
 from onnx_export.exporter import checked_opset, finished
 from onnx_export.files import write
@@ -64,13 +65,9 @@ def export_norm(kind: str, weight, bias=None, path=None, *, eps: float = 1e-5, o
         if array.shape != weight.shape or not array.ndim or not array.size:
             wanted = "at least one element" if name == "weight" else f"the shape of weight, {weight.shape}"
             raise ValueError(f"{name} must have {wanted}, got shape {array.shape}")
-    if isinstance(eps, (str, bool)) or not hasattr(eps, "__float__"):
-        raise TypeError(f"eps must be a real number, got {eps!r}")
-    if not 0 <= eps < np.inf:
-        raise ValueError(f"eps must be finite and not negative, got {eps!r}")
+    eps = rounded(eps, "eps")
 
     graph = GraphBuilder(checked_opset(opset), weight.dtype, taken=["x", *stored])
-    eps = float(np.float32(eps))
     if kind == "layer_norm":
         y = norms.layer_norm(graph, "x", "weight", None if bias is None else "bias", eps, "norm", weight.ndim)
     else:

@@ -18,7 +18,7 @@ _DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
 class OrtStream:
-    """One conversation with an exported model, run by onnxruntime: the methods of `cnorm.Stream`.
+    """One conversation with an exported model, run by onnxruntime, with the methods of `cnorm.Stream` but for saving.
 
     Inputs and outputs are bound once. There are two bindings, each reading the states that the other writes,
     and all buffers are NumPy arrays that onnxruntime uses in place: a step is a copy of x in, one call, and a
@@ -112,8 +112,11 @@ class OrtStream:
         return binding
 
     def step(self, x, out=None):
-        """One step: x [input_size] -> y [output_size]. Raises TypeError or ValueError for another x."""
-        self._x[...] = self._checked(x, "x", (self.input_size,))
+        """One step: x [input_size] -> y [output_size]. Raises TypeError or ValueError for another x or out."""
+        x = self._checked(x, "x", (self.input_size,))
+        if out is not None:
+            self._checked(out, "out", (self.output_size,))
+        self._x[...] = x
         self.session.run_with_iobinding(self._bindings[self._turn])
         self._turn = 1 - self._turn
         if out is None:
@@ -124,7 +127,9 @@ class OrtStream:
     def process(self, x, out=None):
         """Many steps: x [T, input_size] -> y [T, output_size]; one call for a file of form "sequence"."""
         x = self._checked(x, "x", (None, self.input_size))
-        out = np.empty((len(x), self.output_size), self.dtype) if out is None else out
+        if out is None:
+            out = np.empty((len(x), self.output_size), self.dtype)
+        self._checked(out, "out", (len(x), self.output_size))
         if not self._sequence:
             for frame, y in zip(x, out, strict=True):
                 self.step(frame, out=y)
@@ -161,8 +166,8 @@ class OrtStream:
         if not isinstance(array, np.ndarray) or array.dtype != self.dtype:
             got = getattr(array, "dtype", type(array).__name__)
             raise TypeError(f"{name} must be an array of {self.dtype}, got {got}")
-        if len(array.shape) != len(shape) or array.shape[-1] != shape[-1]:
-            wanted = "(" + ", ".join("T" if n is None else str(n) for n in shape) + ")"
+        if len(array.shape) != len(shape) or any(n not in (None, m) for n, m in zip(shape, array.shape, strict=True)):
+            wanted = f"({shape[0]},)" if len(shape) == 1 else f"({'T' if shape[0] is None else shape[0]}, {shape[1]})"
             raise ValueError(f"{name} must have shape {wanted}, got {array.shape}")
         return array
 
@@ -173,6 +178,10 @@ def _initial(session, names, dtype) -> dict[str, np.ndarray]:
     shapes = {value.name: value.shape for value in session.get_inputs()}
     try:
         table = {row["name"]: row["initial"] for row in json.loads(text).get("states", [])}
-        return {name: np.full(shapes[f"{name}_in"][-1], table.get(name, 0), dtype) for name in names}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        with np.errstate(over="ignore"):
+            initial = {name: np.full(shapes[f"{name}_in"][-1], table.get(name, 0), dtype) for name in names}
+        if not all(np.isfinite(array).all() for array in initial.values()):
+            raise ValueError("NaN or infinity among the initial states")
+        return initial
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"onnx_model: {METADATA_KEY!r} has no state table that fits the inputs: {error!r}") from None

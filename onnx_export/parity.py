@@ -93,6 +93,8 @@ class ParityReport:
         "random" or "recorded".
     onnxruntime : str
         Its version.
+    dtype : str
+        Of the file: "float32" or "float16", whose rounding the bounds allow for.
     """
 
     rows: tuple[Row, ...]
@@ -101,6 +103,7 @@ class ParityReport:
     steps: int
     inputs: str
     onnxruntime: str
+    dtype: str = "float32"
 
     @property
     def ok(self) -> bool:
@@ -114,7 +117,7 @@ class ParityReport:
         """One sentence."""
         setting = f"{self.steps} {self.inputs} steps, onnxruntime {self.onnxruntime}"
         if self.first is None:
-            return f"equal within float32 rounding: {setting}"
+            return f"equal within {self.dtype} rounding: {setting}"
         f = self.first
         return (
             f"not equal: {f.engine} and {f.against} go apart first in {f.tensor} at step {f.step} of "
@@ -243,6 +246,7 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
         steps=sum(map(len, recordings)),
         inputs="random" if inputs is None else "recorded",
         onnxruntime=onnxruntime.__version__,
+        dtype=dtype.name,
     )
 
 

@@ -380,6 +380,8 @@ def test_errors(rng):
         (lambda: norm(x[0]), ValueError, "at least 2 dimensions"),
         (lambda: norm(x, running_mean=mean), ValueError, "given together"),
         (lambda: norm(x, running_mean=mean, running_var=var, momentum=2), ValueError, "momentum must be in"),
+        (lambda: norm(x, momentum=2), ValueError, "momentum must be in"),
+        (lambda: norm(x, momentum=None), TypeError, "momentum must be a real number"),
         (lambda: norm(x, running_mean=mean, running_var=mean), ValueError, "must not overlap running_var"),
         (
             lambda: norm(x, running_mean=list(mean), running_var=var),
@@ -391,6 +393,8 @@ def test_errors(rng):
             TypeError,
             "running_var must have dtype",
         ),
+        (lambda: fold(weight[:, None], None, mean, var, eps=1e39), ValueError, "eps must be finite"),
+        (lambda: fold(weight[:, None], None, mean, var, eps=10**400), ValueError, "eps must be finite"),
         (lambda: norm(x, running_variance="half"), ValueError, '"unbiased" or "biased"'),
         (lambda: norm(x, eps=np.inf), ValueError, "eps"),
         (lambda: infer(x, mean, -var), ValueError, "var must not be negative"),

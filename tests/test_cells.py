@@ -254,6 +254,15 @@ def test_eps(rng):
     assert cnorm.LSTM(plain, preset="torch").eps is None
     with pytest.raises(ValueError, match="normalises nothing"):
         cnorm.LSTM(plain, preset="torch", eps=1e-5)
+    gain = np.ones(4, np.float32)
+    for bad in None, "1e-5", 1j, True, np.True_, [1e-5], np.array([1e-5]):
+        with pytest.raises(TypeError, match="eps must be a real number"):
+            cnorm.LayerNorm(gain, eps=bad)
+    for bad in -1e-5, float("nan"), float("inf"), 1e39, 10**400:
+        with pytest.raises(ValueError, match="eps must be finite and not negative"):
+            cnorm.LayerNorm(gain, eps=bad)
+    for good in 1e-5, np.float32(1e-5), np.array(1e-5):
+        assert cnorm.LayerNorm(gain, eps=good).eps == np.float32(1e-5)
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
@@ -277,6 +286,30 @@ def test_names_and_shapes_are_checked(rng):
         cnorm.LSTM(good | {"peephole": good["ln_scale"]}, preset="lingvo")
     with pytest.raises(TypeError, match="mapping"):
         cnorm.LSTM(list(good.values()), preset="lingvo")
+    for shape in 8, (8,):
+        with pytest.raises(TypeError, match=r"weight must be an array, got .* no normalized_shape"):
+            cnorm.LayerNorm(shape)
+
+
+def test_biases_whose_sum_leaves_float32_are_refused(rng):
+    weights = random_weights(cnorm.PRESETS["LSTM", "torch"], rng, 3, 4)
+    large = {name: np.full(16, 3e38, np.float32) for name in ("bias_ih_l0", "bias_hh_l0")}
+    with pytest.raises(ValueError, match="LSTM torch leave the range of float32"):
+        cnorm.Model([cnorm.LSTM(weights | large, preset="torch")])
+
+
+def test_a_module_of_another_kind():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=r"weights of LSTM torch must be weight_ih_l0 .* missing: weight_ih_l0"):
+        cnorm.from_torch(torch.nn.Linear(3, 4), "torch", kind="LSTM")
+    with pytest.raises(ValueError, match="kind must be one of LSTM, GRU, RNN, or None, got 'lstm'"):
+        cnorm.from_torch(torch.nn.LSTM(3, 4), "torch", kind="lstm")
+
+
+def test_a_tensor_with_a_gradient_is_named():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"weights\['weight_ih_l0'\] of GRU torch must be an array that NumPy can read"):
+        cnorm.GRU(dict(torch.nn.GRU(3, 4).named_parameters()), preset="torch")
 
 
 def test_weights_are_copies_that_nobody_can_write(rng):

@@ -1,6 +1,8 @@
 """The demo: what it claims about the packaged model holds, and it runs from end to end."""
 
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -80,3 +82,13 @@ def test_without_the_optional_packages(tmp_path, capsys, monkeypatch):
     assert "pip install onnx onnxruntime" in printed
     assert "pip install matplotlib" in printed
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["demo", "bench"])
+def test_a_folder_that_can_not_be_made_is_one_sentence(command, tmp_path):
+    (tmp_path / "file").touch()
+    code = f"import sys; from cnorm.cli import main; sys.argv = ['cnorm', {command!r}, '--out', 'file']; main()"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "file" in done.stderr
+    assert "Traceback" not in done.stderr

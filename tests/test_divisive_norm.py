@@ -177,6 +177,7 @@ def test_errors(rng):
         (lambda: norm(x, sigma=1e39), ValueError, "sigma must be finite"),
         (lambda: norm(x, sigma=np.nan), ValueError, "sigma must be finite"),
         (lambda: norm(x, sigma="1"), TypeError, "sigma must be a real number"),
+        (lambda: norm(x, sigma=10**400), ValueError, "sigma must be finite and not negative"),
         (lambda: norm(x, radius=-1), ValueError, "radius must be at least 0"),
         (lambda: norm(x, mean_radius=1.5), TypeError, "mean_radius must be an integer"),
         (lambda: norm(x, x[0, :3]), ValueError, r"weight must have shape \(6,\)"),

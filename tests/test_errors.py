@@ -95,27 +95,19 @@ def test_x_masked_without_a_mask(x):
         cnorm.layer_norm(np.ma.masked_array(x))
 
 
+@pytest.mark.parametrize("make", [Convertible, memoryview], ids=["__array__", "memoryview"])
+def test_x_that_numpy_reads_as_it_is(x, make):
+    np.testing.assert_array_equal(cnorm.layer_norm(make(x)), cnorm.layer_norm(x))
+
+
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda x: x.tolist(),
-        lambda x: tuple(map(tuple, x.tolist())),
-        Convertible,
-        lambda x: x.astype(">f4"),
-        memoryview,
-    ],
-    ids=["list", "tuple", "__array__", "big-endian", "memoryview"],
+    [lambda x: x.tolist(), lambda x: tuple(map(tuple, x.tolist())), lambda x: x.astype(">f4")],
+    ids=["list", "tuple", "big-endian"],
 )
-def test_x_that_numpy_could_convert(x, make):
-    """Converted without a change of value, or refused; never misread."""
-    made = make(x)
-    try:
-        y = cnorm.layer_norm(made)
-    except TypeError as error:
-        assert "x" in str(error).split()  # noqa: PT017
-    else:
-        expected = cnorm.layer_norm(np.asarray(made).astype(np.asarray(made).dtype.newbyteorder("=")))
-        np.testing.assert_array_equal(y, expected)
+def test_x_that_numpy_would_convert(x, make):
+    with raises(TypeError, "x"):
+        cnorm.layer_norm(make(x))
 
 
 @pytest.mark.parametrize("make", [np.asmatrix, lambda x: x.view(Subclass)], ids=["matrix", "subclass"])
@@ -134,12 +126,7 @@ def test_x_memory_mapped(x, tmp_path):
 
 def test_x_a_torch_tensor(x):
     torch = pytest.importorskip("torch")
-    try:
-        y = cnorm.layer_norm(torch.from_numpy(x))
-    except TypeError as error:
-        assert "x" in str(error).split()  # noqa: PT017
-    else:
-        np.testing.assert_array_equal(np.asarray(y), cnorm.layer_norm(x))
+    np.testing.assert_array_equal(cnorm.layer_norm(torch.from_numpy(x)), cnorm.layer_norm(x))
 
 
 def test_arrays_that_numpy_cannot_read(x):

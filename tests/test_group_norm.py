@@ -272,6 +272,11 @@ def test_errors(rng):
             ValueError,
             r"out\[1\] must not overlap",
         ),
+        (
+            lambda: back(dy, x, 2, None, stats, out=(None, bias, None)),
+            ValueError,
+            r"out\[1\] must be None where weight",
+        ),
         (lambda: back(dy, x, 2, weight, stats, out=(None, bias, bias)), ValueError, r"must not overlap out"),
     ]:
         with pytest.raises(error, match=words):

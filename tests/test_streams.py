@@ -362,6 +362,28 @@ def test_out_may_be_the_input(rng):
     assert model.stream().process(x, out=x).tobytes() == wanted.tobytes()
 
 
+@pytest.mark.parametrize("last", ["cell", "linear", "norm", "activation", "residual"])
+def test_out_may_lie_partly_over_the_input(last, isa, rng):
+    """Layers that read x while they write y, wide enough for several vectors."""
+    n = 96
+    linear, norm = cnorm.Linear(rng.standard_normal((n, n), np.float32)), cnorm.LayerNorm(np.ones(n, np.float32))
+    layers = {
+        "cell": [random_cell(("GRU", "torch"), rng, n, n)[0]],
+        "linear": [linear],
+        "norm": [norm],
+        "activation": [norm, cnorm.Activation("tanh")],
+        "residual": [cnorm.Residual([linear])],
+    }
+    model, x = cnorm.Model(layers[last]), rng.standard_normal(n, np.float32)
+    wanted = model.stream().step(x).tobytes()
+    for shift in (-n, -n + 1, -33, -8, -1, 0, 1, 8, 33, n - 1, n):
+        room = np.zeros(3 * n, np.float32)
+        room[n : 2 * n] = x
+        out = room[n + shift : 2 * n + shift]
+        assert model.stream().step(room[n : 2 * n], out=out).tobytes() == wanted, shift
+        assert out.tobytes() == wanted
+
+
 def test_step_many_refuses_and_moves_nothing(model, rng):
     streams = [model.stream() for _ in range(3)]
     stranger = deep_model(rng).stream()
@@ -714,6 +736,11 @@ def test_layers_that_do_not_fit(rng):
         cnorm.Model([])
     with pytest.raises(TypeError, match=r"layers\[0\] must be a layer"):
         cnorm.Model([None])
+    for bad in lstm, None:
+        with pytest.raises(TypeError, match="layers must be a sequence of layers"):
+            cnorm.Model(bad)
+    with pytest.raises(TypeError, match=r"model must be a cnorm\.Model, got int"):
+        cnorm.Stream(1)
     with pytest.raises(ValueError, match="activations only"):
         cnorm.Model([cnorm.Activation("relu")])
     with pytest.raises(ValueError, match="function must be one of"):

@@ -4,7 +4,7 @@ Every module has the same names; what a runtime cannot do, its module lacks:
 
 ``LABEL``, ``PACKAGES``
     Its name, and what has to be importable.
-``layer_norm(x, weight, bias)``, ``layer_norm_backward(dy, x, weight, bias)``
+``layer_norm(x, weight, bias)`` and the other names and arguments of `operations.OPERATIONS`
     The `Contender`\\ s for these arrays, x [rows, n], eps 1e-5.
 ``steps(model, onnx_model)``
     The contenders for one step of a recurrent model; their form is told in `timing`.

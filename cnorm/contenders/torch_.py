@@ -84,9 +84,7 @@ def _torch_network(model):
     from torch.nn import functional as F
 
     cell, *linear = model.layers
-    hidden = cell.output_size
-
-    eps = cell.eps
+    hidden, eps = cell.output_size, cell.eps
 
     class LayerNormLstm(torch.nn.Module):
         def __init__(self):

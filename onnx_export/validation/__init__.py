@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -68,22 +69,24 @@ def validate(
 
     Raises
     ------
+    TypeError
+        If a size is not an integer.
     ValueError
         If a size, the timeout or the memory limit is not positive.
     """
-    for name, value in (("batch", batch), ("dim", dim), ("timeout", timeout), ("memory", memory)):
+    whole = {"batch": batch, "dim": dim} | {f"sizes[{name!r}]": size for name, size in (sizes or {}).items()}
+    for name, value in (whole | {"timeout": timeout, "memory": memory}).items():
+        if name in whole and (isinstance(value, bool) or not hasattr(value, "__index__")):
+            raise TypeError(f"{name} must be an integer, got {value!r}")
         if not value > 0:
-            raise ValueError(f"{name}: {value} given, a positive number wanted")
-    for name, value in (sizes or {}).items():
-        if not value > 0:
-            raise ValueError(f"sizes: {value} given for {name!r}, a positive number wanted")
+            raise ValueError(f"{name} must be positive, got {value}")
     from . import child
 
     options = {
         "input": os.fspath(input) if input is not None else "",
-        "batch": batch,
-        "dim": dim,
-        "named": list((sizes or {}).items()),
+        "batch": operator.index(batch),
+        "dim": operator.index(dim),
+        "named": [(name, operator.index(size)) for name, size in (sizes or {}).items()],
         "seed": seed,
         "external_data": external_data,
         "data_root": os.fspath(data_root) if data_root is not None else "",

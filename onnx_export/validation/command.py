@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 import click
 
 from . import validate as run_validation
-from .report import CANNOT, SOUND, ValidationReport, plain, show
+from .report import CANNOT, SOUND, plain, show
 
 
 def _sizes(_context, _option, values: tuple[str, ...]) -> dict[str, int]:
@@ -49,6 +47,11 @@ def validate(context, model, size, strict, require_norm, as_json, html, memory, 
     """
     from rich.console import Console
 
+    if options["data_root"] is not None and not options["external_data"]:
+        raise click.UsageError("--data-root says where the files of --external-data lie: give both")
+    for option, path in (("--html", html), ("--fix", options["fix"])):
+        if path is not None and path.exists() and model.exists() and path.samefile(model):
+            raise click.UsageError(f"{option} must name another file than MODEL, which it would replace")
     try:
         with _Progress(sys.stderr) as progress:
             report = run_validation(model, sizes=size, memory=int(memory * 2**30), progress=progress.update, **options)
@@ -61,26 +64,15 @@ def validate(context, model, size, strict, require_norm, as_json, html, memory, 
     else:
         show(report, Console(file=sys.stdout, soft_wrap=False))
     if html is not None:
+        from ..files import write_whole
+        from .html import page
+
         try:
-            _write(html, report)
+            write_whole(html, page(report).encode())
         except OSError as error:
             click.echo(f"--html: cannot write {plain(str(html))}: {error.strerror}", err=True)
             code = code if code != SOUND else CANNOT
     context.exit(code)
-
-
-def _write(path: Path, report: ValidationReport) -> None:
-    from .html import page
-
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(page(report))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 class _Progress:

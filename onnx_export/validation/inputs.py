@@ -34,8 +34,7 @@ class Sizes:
         named = dict(self.named)
         if name in named:
             return named[name]
-        is_batch = "batch" in name.lower() if name else position == 0
-        return self.batch if is_batch or position == 0 else self.other
+        return self.batch if position == 0 or "batch" in name.lower() else self.other
 
 
 def read(path: str | os.PathLike, wanted: list[str]) -> dict[str, np.ndarray]:
@@ -61,7 +60,9 @@ def read(path: str | os.PathLike, wanted: list[str]) -> dict[str, np.ndarray]:
     except Unreadable:
         raise
     except Exception as error:  # numpy and zipfile raise many kinds for a bad file
-        raise Unreadable(f"inputs: cannot read {path}: {error}") from error
+        # numpy advises to switch pickle on
+        reason = "neither .npz nor .npy, or with pickled objects in it" if "pickle" in str(error) else error
+        raise Unreadable(f"inputs: cannot read {path}: {reason}") from error
     unknown = sorted(set(arrays) - set(wanted))
     if unknown:
         raise Unreadable(f"inputs: {path} has {unknown}, the model wants {wanted}")
@@ -77,11 +78,15 @@ def complete(scope: Scope, given: dict[str, np.ndarray], sizes: Sizes, seed: int
     Raises
     ------
     MissingInput
-        Naming an input of a kind, or of a size, that is not made up.
+        Naming an input of a kind, or of a size, that is not made up, or a named size that no input has.
     """
     graph = scope.graph
     stored = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in stored]
+    free = {dim.dim_param for value in inputs for dim in value.type.tensor_type.shape.dim if dim.dim_param}
+    strange = sorted(dict(sizes.named).keys() - free)
+    if strange:
+        raise MissingInput(f"no input has a free dimension named {strange}; there are {sorted(free) or 'none'}")
     known: dict[str, int] = {}
     for value in inputs:
         if value.name in given:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from ..files import write_whole
 from ..float64 import Float64
 from . import runtime, stress
 from .graph import FUNCTION_KEY, Scope, opset_versions
@@ -68,7 +67,7 @@ def repair(path: Path, model: onnx.ModelProto, cases: Sequence) -> list[str]:
     if count:
         _forget_functions(fixed)
         runtime.Session(fixed, "off")  # a file that does not load is not written
-        _write(path, fixed)
+        write_whole(path, fixed.SerializeToString())
     what = f"wrote {path}" if count else "wrote nothing"
     return [*said, f"{what}: {count} of {len(said)} decomposed norms rewritten"]
 
@@ -214,16 +213,3 @@ def _forget_functions(model: onnx.ModelProto) -> None:
         for prop in list(node.metadata_props):
             if prop.key == FUNCTION_KEY:
                 node.metadata_props.remove(prop)
-
-
-def _write(path: Path, model: onnx.ModelProto) -> None:
-    data = model.SerializeToString()
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

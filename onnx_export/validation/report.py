@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from dataclasses import asdict, dataclass, field
+from io import StringIO
 from typing import Any
 
 SCHEMA = 1
@@ -79,7 +80,7 @@ class NormReport:
 
 @dataclass
 class ValidationReport:
-    """All that is known about one file.
+    """All that is known about one file. True in a condition if every norm was found sound; `print` shows the table.
 
     Attributes
     ----------
@@ -108,6 +109,16 @@ class ValidationReport:
     def ok(self) -> bool:
         """Whether every norm was found sound."""
         return self.exit_code() == SOUND
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        text = StringIO()
+        show(self, Console(file=text, width=120))
+        return text.getvalue().rstrip()
 
     def exit_code(self, *, strict: bool = False, require_norm: bool = False) -> int:
         """3 refused, 1 unsound, 2 cannot validate, 0 sound; the first that applies, in this order."""

@@ -86,12 +86,15 @@ def load(
         If it cannot be read, is not ONNX, or contradicts itself.
     """
     limits = limits or Limits()
-    model = parse(read(path, limits), limits)
-    problem = contradiction(model)
-    if problem:
-        raise Unreadable(f"{Path(path).name}: {problem}")
-    folder = Path(path).parent
-    attach_external_data(model, folder, (data_root or folder) if external_data else None)
+    try:
+        model = parse(read(path, limits), limits)
+        problem = contradiction(model)
+        if problem:
+            raise Unreadable(problem)
+        folder = Path(path).parent
+        attach_external_data(model, folder, (data_root or folder) if external_data else None)
+    except (Refused, Unreadable) as error:
+        raise type(error)(f"{os.fsdecode(path)}: {error}") from error
     return model
 
 

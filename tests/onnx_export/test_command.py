@@ -35,9 +35,28 @@ def test_every_option_and_the_report_as_json(tmp_path):
 
 def test_errors_are_one_sentence_and_leave_no_file(tmp_path):
     cnorm.demo_model().save(tmp_path / "demo.safetensors")
-    for options, says in ((["--native-ops"], "the operators have no layer norm"), (["--opset", "99"], "opset must be")):
+    wrong = (
+        (["--native-ops"], 1, "the operators have no layer norm"),
+        (["--opset", "99"], 1, "opset must be"),
+        (["--json"], 2, "--json prints the report of --check"),
+    )
+    for options, code, says in wrong:
         done = command("demo.safetensors", "demo.onnx", *options, cwd=tmp_path)
-        assert done.returncode == 1
+        assert done.returncode == code
         assert says in done.stderr
         assert "Traceback" not in done.stderr
+    done = command("demo.safetensors", "absent/demo.onnx", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "No such file or directory: 'absent/demo.onnx'" in done.stderr
     assert os.listdir(tmp_path) == ["demo.safetensors"]
+
+
+def test_the_model_is_never_replaced_by_its_export(tmp_path):
+    cnorm.demo_model().save(tmp_path / "demo.safetensors")
+    before = (tmp_path / "demo.safetensors").read_bytes()
+    os.symlink(tmp_path / "demo.safetensors", tmp_path / "link")
+    for out in "demo.safetensors", "./demo.safetensors", "link":
+        done = command("demo.safetensors", out, cwd=tmp_path)
+        assert done.returncode == 2
+        assert "OUT must be another file than MODEL" in done.stderr
+    assert (tmp_path / "demo.safetensors").read_bytes() == before

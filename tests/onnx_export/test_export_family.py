@@ -123,6 +123,7 @@ ONES = np.ones(6, np.float32)
         (("divisive_norm", ONES.astype("d")), {}, TypeError, "weight must be an array of float32, got float64"),
         (("divisive_norm", ONES, ONES[:2]), {}, ValueError, "bias must have one axis"),
         (("divisive_norm", ONES), {"eps": np.nan}, ValueError, "eps must be finite"),
+        (("divisive_norm", ONES), {"sigma": 1e300}, ValueError, "sigma must be finite"),
         (("divisive_norm", ONES), {"opset": 12}, ValueError, "opset must be from 13"),
     ],
 )

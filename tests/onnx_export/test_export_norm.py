@@ -90,6 +90,8 @@ def test_the_operators_say_everything(rng):
         (("rms_norm", np.ones(3, "f"), np.ones(3, "f")), {}, ValueError, "bias must be None for 'rms_norm'"),
         (("layer_norm", np.ones(3, "f")), {"eps": -1}, ValueError, "eps must be finite and not negative"),
         (("layer_norm", np.ones(3, "f")), {"eps": np.nan}, ValueError, "eps must be finite and not negative"),
+        (("layer_norm", np.ones(3, "f")), {"eps": 1e300}, ValueError, "eps must be finite and not negative"),
+        (("layer_norm", np.ones(3, "f")), {"eps": 10**400}, ValueError, "eps must be finite and not negative"),
         (("layer_norm", np.ones(3, "f")), {"eps": "1"}, TypeError, "eps must be a real number"),
         (("layer_norm", np.ones(3, "f")), {"opset": 12}, ValueError, "opset must be from 13"),
     ],

@@ -52,6 +52,12 @@ def change(path, edit):
         (lambda _, described: described.update(format=99), "format 99"),
         (lambda _, described: described.update(states=[{"tensor": "t"}]), "not JSON with a table of states"),
         (lambda _, described: described.update(states=3), "not JSON with a table of states"),
+        (
+            lambda _, described: described["states"][0].update(tensor="layers.0.h0", initial=10**400),
+            "not JSON with a table of states",
+        ),
+        (lambda _, described: described["states"][0].update(tensor="layers.0.h0", initial=[1e300] * 64), "finite"),
+        (lambda _, described: described["states"][0].update(tensor=1), "tensors that no layer takes: 1"),
         (lambda _, described: described["layers"].pop(), r"layers\.1|no layer takes"),
         (lambda _, described: described["layers"][0].update(preset="mystery"), "preset must be one of"),
         (lambda model, _: model.graph.initializer.pop(0), "which nothing before it defines"),
@@ -62,6 +68,9 @@ def change(path, edit):
         "newer format",
         "no initial",
         "no table",
+        "an integer that no float holds",
+        "beyond float32",
+        "a number for a name",
         "a layer short",
         "unknown preset",
         "a tensor short",
@@ -77,7 +86,7 @@ def test_other_files_are_refused_by_name(tmp_path, edit, says):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ValueError, match="cannot open the model: No such file"):
+    with pytest.raises(ValueError, match=r"nothing\.onnx: cannot open the model: No such file"):
         onnx_export.load(tmp_path / "nothing.onnx")
 
 

@@ -103,17 +103,26 @@ def test_wrong_arguments_change_nothing(rng, model):
         (np.ones(5), TypeError, "x must be an array of float32, got float64"),
         ([1.0] * 5, TypeError, "x must be an array of float32, got list"),
         (np.float32(1), TypeError, "got float32|x must"),
-        (np.ones(4, np.float32), ValueError, r"x must have shape \(5\), got \(4,\)"),
-        (np.ones((1, 5), np.float32), ValueError, r"x must have shape \(5\), got \(1, 5\)"),
+        (np.ones(4, np.float32), ValueError, r"x must have shape \(5,\), got \(4,\)"),
+        (np.ones((1, 5), np.float32), ValueError, r"x must have shape \(5,\), got \(1, 5\)"),
     ]:
         with pytest.raises(error, match=says):
             stream.step(x)
     with pytest.raises(ValueError, match=r"x must have shape \(T, 5\), got \(5,\)"):
         stream.process(np.ones(5, np.float32))
+    size = stream.output_size
+    for out, error, says in [
+        (np.ones(size), TypeError, "out must be an array of float32, got float64"),
+        (np.ones(1, np.float32), ValueError, r"out must have shape \(\d+,\), got \(1,\)"),
+    ]:
+        with pytest.raises(error, match=says):
+            stream.step(np.ones(5, np.float32), out=out)
+    with pytest.raises(ValueError, match=r"out must have shape \(2, \d+\), got \(1, \d+\)"):
+        stream.process(np.ones((2, 5), np.float32), out=np.ones((1, size), np.float32))
     for state, says in [
         ({}, "state must have the names"),
         (before | {"z": before["h0"]}, "state must have the names"),
-        (before | {"c1": before["c1"][:3]}, r"state\['c1'\] must have shape \(6\), got \(3,\)"),
+        (before | {"c1": before["c1"][:3]}, r"state\['c1'\] must have shape \(6,\), got \(3,\)"),
     ]:
         with pytest.raises(ValueError, match=says):
             stream.set_state(state)
@@ -142,7 +151,14 @@ def test_files_that_onnxruntime_does_not_load(model, tmp_path):
         OrtStream(tmp_path / "nothing.onnx")
 
 
-@pytest.mark.parametrize("text", ["[", "[]", '{"states": [{}]}', '{"states": [{"name": "h0", "initial": [1, 2]}]}'])
+@pytest.mark.parametrize(
+    "text",
+    ["[", "[]", '{"states": [{}]}']
+    + [
+        f'{{"states": [{{"name": "h0", "initial": {value}}}]}}' for value in ("[1, 2]", "NaN", "1e300", "1" + 400 * "0")
+    ],
+    ids=lambda text: text[:50],
+)
 def test_a_state_table_that_does_not_fit(model, text):
     exported = onnx_export.export(model)
     exported.metadata_props[0].value = text

@@ -42,6 +42,8 @@ def test_float16_is_judged_by_float16(demo):
     half = onnx_export.export(demo[0], dtype="float16")
     single = onnx_export.check_parity(*demo, steps=4)
     report = onnx_export.check_parity(demo[0], half, steps=4)
+    assert single.verdict.startswith("equal within float32 rounding")
+    assert report.verdict.startswith("equal within float16 rounding")
     for row, other in zip(report.rows, single.rows, strict=True):
         assert row.bound < 8192 * 4 * other.bound
     assert not onnx_export.check_parity(demo[0], broken(half, swap_gates), steps=4).ok

@@ -158,6 +158,49 @@ def test_bad_arguments_of_the_function():
     for wrong in ({"batch": 0}, {"dim": -1}, {"timeout": 0}, {"sizes": {"n": 0}}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             validate("x.onnx", **wrong)
+    for wrong in ({"batch": 1.5}, {"dim": "8"}, {"sizes": {"n": True}}):
+        with pytest.raises(TypeError, match=f"{next(iter(wrong))}.* must be an integer"):
+            validate("x.onnx", **wrong)
+
+
+def test_a_report_prints_and_says_whether_all_is_sound(tmp_path):
+    for build, sound in ((gallery.native_layer_norm, True), (gallery.one_pass_at_a_huge_mean, False)):
+        path = laid_out(build, tmp_path)
+        report = validate(path[0], **({"input": path[2]} if len(path) > 1 else {}))
+        assert bool(report) is report.ok is sound
+        assert report.norms[0].verdict in str(report)
+        assert report.summary() in str(report)
+
+
+def test_the_model_is_never_replaced_by_a_report(tmp_path):
+    path = laid_out(gallery.native_layer_norm, tmp_path)[0]
+    before = path.read_bytes()
+    for option in "--html", "--fix":
+        result = invoke(path, option, path)
+        assert result.exit_code == 2
+        assert f"{option} must name another file than MODEL" in result.output
+    assert path.read_bytes() == before
+
+
+def test_options_without_a_use_are_errors(tmp_path):
+    arguments = laid_out(gallery.decomposed_dynamic_shape, tmp_path)
+    result = invoke(*arguments, "--size", "absent=3")
+    assert result.exit_code == 2
+    assert "no input has a free dimension named ['absent']" in " ".join(result.output.split())
+    result = invoke(*arguments, "--data-root", tmp_path)
+    assert result.exit_code == 2
+    assert "give both" in result.output
+
+
+def test_nobody_is_told_to_switch_pickle_on(tmp_path):
+    path = laid_out(gallery.native_layer_norm, tmp_path)[0]
+    np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
+    (tmp_path / "text.npy").write_text("no array")
+    for name in "objects.npy", "text.npy":
+        result = invoke(path, "--input", tmp_path / name)
+        assert result.exit_code == 2
+        assert "neither .npz nor .npy, or with pickled objects" in " ".join(result.output.split())
+        assert "allow_pickle" not in result.output
 
 
 # -- containment
