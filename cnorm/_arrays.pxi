@@ -4,8 +4,8 @@ cdef cnp.ndarray as_array(object a, str name):
     """Any array-like that is not a plain Python number or sequence, as an ndarray."""
     if type(a) is cnp.ndarray:
         return <cnp.ndarray>a
-    if isinstance(a, tuple) and name == "weight":
-        raise TypeError("weight must be an array or None, got a tuple: there is no normalized_shape; the shape of "
+    if isinstance(a, (tuple, list, int)) and name == "weight":
+        raise TypeError(f"weight must be an array or None, got {a!r:.40}: there is no normalized_shape; the shape of "
                         "weight says it, or axis=-k for the last k dimensions: layer_norm(x, weight, bias, axis=-k)")
     if isinstance(a, np.ma.MaskedArray):
         raise TypeError(f"{name} must be a plain array, got a MaskedArray, whose mask would be ignored; "

@@ -569,6 +569,13 @@ cdef class BoundLayerNorm:
         TypeError, ValueError
             As `layer_norm`.
         """
-        cdef cnp.ndarray y = plain_norm(LAYER, x, self.gain, self.shift, self.eps_, out,
-                                         cnp.PyArray_DIMS(self.gain)[0])
-        return layer_norm(x, self.gain, self.shift, eps=self.eps_, out=out) if y is None else y
+        cdef ptrdiff_t n = cnp.PyArray_DIMS(self.gain)[0]
+        cdef cnp.ndarray y = plain_norm(LAYER, x, self.gain, self.shift, self.eps_, out, n), a
+        if y is not None:
+            return y
+        a = as_array(x, "x")  # the parameters are right: what does not fit them is x
+        if dtype_of(a, "x") == CNORM_F64:
+            raise TypeError("x must have dtype float32, float16 or bfloat16, as weight is float32, got float64")
+        if cnp.PyArray_NDIM(a) == 0 or cnp.PyArray_DIMS(a)[cnp.PyArray_NDIM(a) - 1] != n:
+            raise ValueError(f"x must have shape (..., {n}), got {(<object>a).shape}")
+        return layer_norm(x, self.gain, self.shift, eps=self.eps_, out=out)

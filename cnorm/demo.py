@@ -232,11 +232,11 @@ def isa_hashes(console, model, utterances, answers):
 
 
 def precision(console):
-    """Print the max error of layer norms of mean + N(0, 1) against float64; judge ours by its contract."""
+    """Print the max absolute error of layer norms of mean + N(0, 1) against float64; judge ours by its contract."""
     from rich.table import Table
 
     rows, n, eps = 512, 1024, 1e-5
-    title(console, "Right at any mean", f"max error, layer norm of mean + N(0, 1), float32, n = {n}")
+    title(console, "Right at any mean", f"max absolute error, layer norm of mean + N(0, 1), float32, n = {n}")
 
     def two_pass(x):
         centred = x - x.mean(-1, keepdims=True)

@@ -163,13 +163,29 @@ def test_x_larger_than_memory(shape):
 # weight and bias ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("normalized_shape", [(N,), (4, N), ()])
-def test_weight_a_tuple(x, normalized_shape):
+@pytest.mark.parametrize("normalized_shape", [(N,), (4, N), (), [N], N])
+def test_weight_a_shape(x, normalized_shape):
     """torch.nn.functional.layer_norm takes the shape there; the message says what to write instead."""
     with raises(TypeError, "weight") as caught:
         cnorm.layer_norm(x, normalized_shape)
     assert "normalized_shape" in str(caught.value)
     assert "axis" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (np.zeros((3, N + 1), np.float32), ValueError),
+        (np.zeros((), np.float32), ValueError),
+        (np.zeros((3, N)), TypeError),
+        (np.zeros((3, N), np.int32), TypeError),
+        ([0.0] * N, TypeError),
+    ],
+)
+def test_bound_parameters_are_not_blamed(bad, error):
+    """Whoever calls cnorm.LayerNorm(weight)(x) gave weight long ago: the message is about x."""
+    with raises(error, "x"):
+        cnorm.LayerNorm(np.ones(N, np.float32))(bad)
 
 
 @pytest.mark.parametrize("name", ["weight", "bias"])

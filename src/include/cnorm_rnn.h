@@ -135,7 +135,8 @@ ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count);
 /* `rows`, 1 to CNORM_ROWS: how many steps or streams the scratch has room for at once. More is faster, not other bits. */
 ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows);
 
-/* x [steps, inputs of the first layer] -> y [steps, outputs of the last]; the same bits however the steps are cut */
+/* x [steps, inputs of the first layer] -> y [steps, outputs of the last]; the same bits however the steps are cut. y is
+ * exactly x, with its stride, or touches it nowhere. */
 cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
                        float *state, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride);
 
