@@ -275,6 +275,12 @@ static void FN(short_groups)(const cnorm_volume_norm *call, FN(joint) *joint)
 
 static void FN(group_norm)(const cnorm_volume_norm *call)
 {
+    if (call->groups == 1 && call->space == 1) {
+        FN(layer_norm)(&(cnorm_norm){.rows = call->samples, .n = call->channels, .x = call->x, .x_stride = call->x_stride,
+                                     .gain = call->gain, .bias = call->bias, .eps = call->eps, .y = call->y,
+                                     .y_stride = call->y_stride, .stats = call->stats, .streaming = call->streaming});
+        return;
+    }
     const ptrdiff_t channels = call->channels / call->groups, space = call->space, n = channels * space;
     FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
     if (2 * n <= FN(NEAR)) {

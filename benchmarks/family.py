@@ -1,0 +1,103 @@
+"""Batch, group and instance norm beside np.copyto, the price of moving x to y, and PyTorch where it is importable.
+
+Every contender is checked against float64 and then timed in turns, as `cnorm bench` does for layer norm. Prints a
+Markdown table; figures above 1 say that cnorm is faster.
+"""
+
+import os
+import subprocess
+import sys
+from importlib import util
+
+import numpy as np
+
+import cnorm
+from cnorm import bench
+from cnorm.contenders import Contender, memcpy_, times
+from cnorm.contenders.operations import check
+from cnorm.contenders.timing import empty, empty_like
+
+SHAPES = ((128, 768), (16384, 1024), (64, 256, 1024))
+GROUPS = (1, 8, 32)
+EPS = 1e-5
+
+
+def expected(x, dy, groups=None):
+    """y and dx of batch norm, or of group norm, in float64; the weight is 1, the bias 0."""
+    wide = x.astype(np.float64)
+    axes = (0, *range(2, x.ndim)) if groups is None else -1
+    rows = wide if groups is None else wide.reshape(len(x) * groups, -1)
+    var = rows.var(axes, keepdims=True)
+    xhat = (rows - rows.mean(axes, keepdims=True)) / np.sqrt(var + EPS)
+    g = dy.astype(np.float64).reshape(rows.shape)
+    dx = (g - g.mean(axes, keepdims=True) - xhat * (g * xhat).mean(axes, keepdims=True)) / np.sqrt(var + EPS)
+    return xhat.reshape(x.shape), dx.reshape(x.shape)
+
+
+def cases(x, dy):
+    """(what, cnorm's statement, PyTorch's or None, what is right), all over the names that `main` gives."""
+    y, dx = expected(x, dy)
+    yield "batch norm, inference", "cnorm.batch_norm_inference(x, mean, var, w, b, out=y)", None, y
+    yield "batch norm, training", "cnorm.batch_norm(x, w, b, out=y)", "F.batch_norm(tx, None, None, tw, tb, True)", y
+    yield (
+        "batch norm, backward",
+        "cnorm.batch_norm_backward(dy, x, w, stats, out=(y, None, None))[0]",
+        "backward(tdy, tx, tw, None, None, tmean, trstd, True, 1e-5, [True, True, True])[0]",
+        dx,
+    )
+    for groups in GROUPS:
+        y, _ = expected(x, dy, groups)
+        yield (
+            f"group norm, {groups}",
+            f"cnorm.group_norm(x, {groups}, w, b, out=y)",
+            f"F.group_norm(tx, {groups}, tw, tb)",
+            y,
+        )
+    if x.ndim > 2:
+        yield (
+            "instance norm",
+            "cnorm.instance_norm(x, w, b, out=y)",
+            "F.instance_norm(tx, None, None, tw, tb)",
+            expected(x, dy, x.shape[1])[0],
+        )
+
+
+def main():
+    if any(os.environ.get(name) != value for name, value in bench.settled_environment().items()):
+        sys.exit(subprocess.call([sys.executable, *sys.orig_argv[1:]], env=bench.settled_environment()))
+    rng = np.random.default_rng(0)
+    print(f"cnorm {cnorm.__version__}, {cnorm.active_isa()}, float32, one thread\n")
+    print("| x | operation | cnorm, us | np.copyto | PyTorch |\n|---|---|---:|---:|---:|")
+    for shape in SHAPES:
+        x, dy = empty(shape, np.float32), empty(shape, np.float32)
+        x[:], dy[:] = rng.standard_normal(shape, np.float32), rng.standard_normal(shape, np.float32)
+        axes = (0, *range(2, x.ndim))
+        mean, var = (moment(axes, np.float64).astype(np.float32) for moment in (x.mean, x.var))
+        names = {"cnorm": cnorm, "x": x, "dy": dy, "y": empty_like(x), "mean": mean, "var": var}
+        names |= {"w": np.ones_like(mean), "b": np.zeros_like(mean), "stats": cnorm.batch_norm(x, return_stats=True)[1]}
+        if torch_here := util.find_spec("torch") is not None:
+            names |= of_torch(**names)
+        for what, ours, theirs, right in cases(x, dy):
+            contenders = [Contender("cnorm", ours, names), *memcpy_.layer_norm(x.reshape(len(x), -1), None, None)]
+            if theirs and torch_here:
+                contenders.append(Contender("PyTorch", theirs, names))
+            for contender in contenders:
+                check(contender, (right,))
+            medians = {label: float(np.median(samples)) for label, samples in times(contenders).items()}
+            own = medians.pop("cnorm")
+            ratios = [f"{medians[label] / own:.2f}" if label in medians else "" for label in ("np.copyto", "PyTorch")]
+            print(f"| {'x'.join(map(str, shape))} | {what} | {own:.0f} | {' | '.join(ratios)} |", flush=True)
+
+
+def of_torch(x, dy, w, b, **_):
+    import torch
+
+    torch.set_num_threads(1)
+    tensors = {f"t{name}": torch.from_numpy(array) for name, array in (("x", x), ("dy", dy), ("w", w), ("b", b))}
+    _, mean, rstd = torch.native_batch_norm(tensors["tx"], None, None, None, None, True, 0.1, EPS)
+    backward = torch.ops.aten.native_batch_norm_backward
+    return tensors | {"F": torch.nn.functional, "tmean": mean, "trstd": rstd, "backward": backward}
+
+
+if __name__ == "__main__":
+    main()
