@@ -9,7 +9,7 @@
 /* sums of layer_norm.inl.h about K, compiled once */
 static __attribute__((noinline)) void FN(run_sums)(const T *x, ptrdiff_t n, T K, double *S, double *Q)
 {
-    FN(sums)(&(FN(row)){.x = x}, n, K, 1, NULL, 0, NULL, S, Q);
+    FN(sums)(&(FN(row)){.x = x}, n, K, 1, NULL, 0, NULL, FN(PLAIN), S, Q);
 }
 
 /* (4) for a channel's run x [n], with one gain and one bias; joint is NULL unless streaming */
@@ -152,7 +152,7 @@ typedef struct {
 INLINE void FN(group_sums)(const T *x, ptrdiff_t n, T K, V *s, V *q)
 {
     V sum[LANE_VECTORS], sum2[LANE_VECTORS];
-    FN(lane_sums)(&(FN(row)){.x = x}, n, 0, n, K, 1, NULL, 0, NULL, sum, sum2);
+    FN(lane_sums)(&(FN(row)){.x = x}, n, 0, n, K, 1, NULL, 0, NULL, FN(PLAIN), sum, sum2);
     *s = FN(fold)(sum);
     *q = FN(fold)(sum2);
 }
@@ -290,7 +290,7 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
             const ptrdiff_t sample = i / call->groups, group = i % call->groups;
             const T *x = (const T *)call->x + sample * call->x_stride + group * n;
             T stats[3];
-            const int plain = FN(row_stats)(&(FN(row)){.x = x}, n, call->eps, 1, NULL, 0, NULL, stats);
+            const int plain = FN(row_stats)(&(FN(row)){.x = x}, n, call->eps, 1, NULL, 0, NULL, FN(PLAIN), stats);
             FN(write_channels)(channels, space, x, plain, call->gain ? (const T *)call->gain + group * channels : NULL,
                                call->bias ? (const T *)call->bias + group * channels : NULL, call->eps,
                                (T *)call->y + sample * call->y_stride + group * n, joint, stats);

@@ -218,13 +218,14 @@ INLINE void FN(count)(V d, const int centred, V *s, V *q)
     *q += d * d;
 }
 
-/* The lanes of S = sum d and Q = sum d^2 over start <= j < stop of the row, of which start is a multiple of FOLD. A writer of
- * a plain row, if there is one, is moved on in the same loop: the row before leaves for the caches while this one is summed.
+/* The lanes of S = sum d and Q = sum d^2 over start <= j < stop of the row, of which start is a multiple of FOLD. A writer,
+ * if there is one, is moved on in the same loop: the row before leaves while this one is summed. `of` is what it writes: a
+ * PLAIN row, not streamed, or a KEPT one, streamed.
  *
  * Vectors begin `turn` lanes before the row, so that those kept lie where those written will. A lane's sum is then found
  * `turn` lanes further on, and is turned back before the tree: the same additions in the same order. */
 INLINE void FN(lane_sums)(const FN(row) *row, ptrdiff_t n, ptrdiff_t start, ptrdiff_t stop, T K, const int centred, T *kept,
-                          ptrdiff_t turn, FN(writer) *w, V s[LANE_VECTORS], V q[LANE_VECTORS])
+                          ptrdiff_t turn, FN(writer) *w, const enum FN(origin) of, V s[LANE_VECTORS], V q[LANE_VECTORS])
 {
     const V shift = TN(splat)(K), zero = TN(splat)(0);
 #pragma GCC unroll 2
@@ -245,7 +246,7 @@ INLINE void FN(lane_sums)(const FN(row) *row, ptrdiff_t n, ptrdiff_t start, ptrd
 #pragma GCC unroll 4
                             for (int i = 0; i < GROUP; ++i)
                                 FN(count)(FN(shifted)(row, j + i * VL, shift, kept), centred, &sp[i % PASS], &qp[i % PASS]);
-                            FN(write_group)(w, centred, FN(PLAIN), 1, 0);
+                            FN(write_group)(w, centred, of, 1, of == FN(KEPT));
                         }
                     }
                     for (; j + PASS * VL <= end; j += LANES) {
@@ -281,12 +282,12 @@ INLINE void FN(lane_sums)(const FN(row) *row, ptrdiff_t n, ptrdiff_t start, ptrd
 
 /* S = sum d and Q = sum d^2 over the row; the rest see lane_sums */
 INLINE void FN(sums)(const FN(row) *row, ptrdiff_t n, T K, const int centred, T *kept, ptrdiff_t turn, FN(writer) *w,
-                     double *S, double *Q)
+                     const enum FN(origin) of, double *S, double *Q)
 {
     *S = *Q = 0;
     for (ptrdiff_t start = 0; start < n; start += FOLD) {
         V s[LANE_VECTORS], q[LANE_VECTORS];
-        FN(lane_sums)(row, n, start, n - start < FOLD ? n : start + FOLD, K, centred, kept, turn, w, s, q);
+        FN(lane_sums)(row, n, start, n - start < FOLD ? n : start + FOLD, K, centred, kept, turn, w, of, s, q);
         if (centred) *S += (double)TN(tree)(s);
         *Q += (double)TN(tree)(q);
     }
@@ -300,11 +301,11 @@ INLINE int FN(accepted)(double n, double mean_square, double spread, double Q, d
 
 /* (1) or (2) with this K: stats = K, delta, rstd; false, with the mean in *mean, where it is not accepted */
 INLINE int FN(stats_with)(const FN(row) *row, ptrdiff_t n, double eps, T K, const int centred, T *kept, ptrdiff_t turn,
-                          FN(writer) *w, T stats[3], double *mean)
+                          FN(writer) *w, const enum FN(origin) of, T stats[3], double *mean)
 {
     const double count = (double)n, per = 1.0 / count;
     double S, Q;
-    FN(sums)(row, n, K, centred, kept, turn, w, &S, &Q);
+    FN(sums)(row, n, K, centred, kept, turn, w, of, &S, &Q);
     const double delta = S * per, spread = Q - S * delta;
     *mean = (double)K + delta;
     if (!FN(accepted)(count, S * delta, spread, Q, eps)) return 0;
@@ -319,7 +320,7 @@ static __attribute__((noinline)) int FN(shifted_stats)(const X *x, ptrdiff_t n, 
                                                        ptrdiff_t turn, T stats[3])
 {
     const FN(row) row = {.x = x};
-    return FN(stats_with)(&row, n, eps, (T)mean, 1, kept, turn, NULL, stats, &mean);
+    return FN(stats_with)(&row, n, eps, (T)mean, 1, kept, turn, NULL, FN(PLAIN), stats, &mean);
 }
 
 /* (1): is there a K to begin with? */
@@ -333,16 +334,16 @@ INLINE int FN(guessed)(const FN(row) *row, ptrdiff_t n, const int centred, T *K)
     return 1;
 }
 
-/* (1) and (2): stats = K, delta, rstd; false where the row needs (3). kept, turn and w: see sums */
+/* (1) and (2): stats = K, delta, rstd; false where the row needs (3). kept, turn, w and of: see lane_sums */
 INLINE int FN(row_stats)(const FN(row) *row, ptrdiff_t n, double eps, const int centred, T *kept, ptrdiff_t turn,
-                         FN(writer) *w, T stats[3])
+                         FN(writer) *w, const enum FN(origin) of, T stats[3])
 {
     double mean;
     T K;
     if (FN(guessed)(row, n, centred, &K))
-        return FN(stats_with)(row, n, eps, K, 1, kept, turn, NULL, stats, &mean) ||
+        return FN(stats_with)(row, n, eps, K, 1, kept, turn, of == FN(KEPT) ? w : NULL, of, stats, &mean) ||
                FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats);
-    return FN(stats_with)(row, n, eps, 0, centred, kept, turn, w, stats, &mean) ||
+    return FN(stats_with)(row, n, eps, 0, centred, kept, turn, w, of, stats, &mean) ||
            (centred && FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats));
 }
 
@@ -365,7 +366,7 @@ RARE FN(exact) FN(exact_stats)(const X *x, ptrdiff_t n, double eps, int centred)
         for (ptrdiff_t j = 0; j < n; j += FN(PIECE)) {
             const ptrdiff_t len = n - j < FN(PIECE) ? n - j : FN(PIECE);
             for (ptrdiff_t i = 0; i < len; ++i) piece[i] = ((double)FN(value)(x[j + i]) * e.scale - e.origin) - e.delta;
-            sums_f64(&(row_f64){.x = piece}, len, 0, 1, NULL, 0, NULL, &S, &Q);
+            sums_f64(&(row_f64){.x = piece}, len, 0, 1, NULL, 0, NULL, PLAIN_f64, &S, &Q);
             sum += S;
             squares += Q;
         }
@@ -451,9 +452,12 @@ INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int w
         const ptrdiff_t turn = to_sum ? FN(lanes_before)(row.sum) : turn_of_y;
         T *const kept = keep ? room[next & 1] + turn : NULL;
         if (next < rows) {
-            plain[next & 1] = writing && !keep && !shifted && !w.joint
-                                  ? FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, recent[next & 1])
-                                  : FN(row_stats)(&row, n, call->eps, centred, kept, turn, NULL, recent[next & 1]);
+            if (with_residual && writing && w.joint)
+                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(KEPT), recent[next & 1]);
+            else if (!keep && writing && !shifted && !w.joint)
+                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(PLAIN), recent[next & 1]);
+            else
+                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, NULL, FN(PLAIN), recent[next & 1]);
         }
         if (writing && shifted) {
             FN(write_rest)(&w, centred, FN(SHIFTED), 1);
@@ -486,7 +490,7 @@ INLINE void FN(far_rows)(const cnorm_norm *call, const int centred, const int wi
         w.x = with_residual ? row.sum : row.x;
         w.y = (X *)call->y + r * call->y_stride;
         const ptrdiff_t turn = ALIGN_LOADS && !with_residual ? FN(lanes_before)(w.x) : 0;
-        if (FN(row_stats)(&row, call->n, call->eps, centred, NULL, turn, NULL, stats)) {
+        if (FN(row_stats)(&row, call->n, call->eps, centred, NULL, turn, NULL, FN(PLAIN), stats)) {
             FN(write_head)(&w, stats, w.joint ? FN(lanes_before)(w.y) : turn, centred, FN(SHIFTED));
             FN(write_rest)(&w, centred, FN(SHIFTED), 0);
         } else {
