@@ -152,9 +152,16 @@ cdef cnp.ndarray parameter(object p, cnp.ndarray x, cnorm_dtype dtype, int axis,
     if not fits:
         raise ValueError(f"{name} must have the normalised shape {(<object>x).shape[axis:]} (x has shape "
                          f"{(<object>x).shape}, axis={axis}), got {(<object>a).shape}")
-    if number != wanted or not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
-        a = np.array(a, dtype=np.float64 if wanted == cnp.NPY_FLOAT64 else np.float32, order="C", copy=True)
-    return a
+    if not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
+        a = np.array(a, order="C", copy=True)
+    return a if number == wanted else widened(a, dtype)
+
+
+cdef cnp.ndarray widened(cnp.ndarray a, cnorm_dtype dtype):
+    """A C-contiguous array of float16 or bfloat16 as float32."""
+    cdef cnp.ndarray wide = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a), cnp.PyArray_DIMS(a), cnp.NPY_FLOAT32, 0)
+    check(cnorm_widen(dtype, cnp.PyArray_SIZE(a), cnp.PyArray_DATA(a), <float *>cnp.PyArray_DATA(wide)))
+    return wide
 
 
 cdef cnp.ndarray rows_to(cnp.ndarray y, int axis, Rows *rows):

@@ -28,6 +28,7 @@ cdef extern from "cnorm_rnn.h" nogil:
     cnorm_status cnorm_rms_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
                                          ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
                                          const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain, void *partials)
+    cnorm_status cnorm_widen(cnorm_dtype dtype, ptrdiff_t n, const void *x, float *y)
     cnorm_status cnorm_sigmoid_f32(ptrdiff_t n, const float *x, float *y)
     cnorm_status cnorm_tanh_f32(ptrdiff_t n, const float *x, float *y)
 

@@ -516,6 +516,11 @@ cdef cnp.ndarray plain_norm(Kind kind, object x, object weight, object bias, dou
         y = <cnp.ndarray>out
     else:
         return None
+    if dtype == CNORM_F16 or dtype == CNORM_BF16:
+        if weight is not None and plain(weight, number, n) and cnp.PyArray_NDIM(<cnp.ndarray>weight) == 1:
+            weight = widened(<cnp.ndarray>weight, dtype)
+        if bias is not None and plain(bias, number, n) and cnp.PyArray_NDIM(<cnp.ndarray>bias) == 1:
+            bias = widened(<cnp.ndarray>bias, dtype)
     if bound:
         if n != bound or dtype == CNORM_F64:
             return None

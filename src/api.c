@@ -35,6 +35,20 @@ static int rows_overlap(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t stride)
     return rows > 1 && stride < n && stride > -n;
 }
 
+cnorm_status cnorm_widen(cnorm_dtype dtype, ptrdiff_t n, const void *x, float *y)
+{
+    const cnorm_kernels *kernels = cnorm_active();
+    if (!kernels) return CNORM_ERROR_ISA;
+    if (dtype != CNORM_F16 && dtype != CNORM_BF16) return CNORM_ERROR_DTYPE;
+    if (n < 0) return CNORM_ERROR_SIZE;
+    if (n == 0) return CNORM_OK;
+    if (!x || !y) return CNORM_ERROR_NULL;
+    const float_mode mode = float_mode_enter();
+    kernels->widen[dtype](n, x, y);
+    float_mode_leave(mode);
+    return CNORM_OK;
+}
+
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
 /* Storing past the caches pays once the output is larger than what they could hold for its reader, beside its inputs. */

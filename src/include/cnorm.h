@@ -41,6 +41,9 @@ int cnorm_abi_version(void);
  * Below, "compute type" means float32 for these two and the dtype itself for the others. */
 typedef enum cnorm_dtype { CNORM_F32 = 0, CNORM_F64 = 1, CNORM_F16 = 2, CNORM_BF16 = 3, CNORM_DTYPES } cnorm_dtype;
 
+/* x [n], float16 or bfloat16 -> y [n], exactly: parameters that are stored so, for the functions below */
+cnorm_status cnorm_widen(cnorm_dtype dtype, ptrdiff_t n, const void *x, float *y);
+
 /* ---- layer normalisation: y = (x - mean) / sqrt(var + eps) * gain + bias, row by row -------------------------
  *
  * x, y [rows, n] of dtype; gain, bias [n] of the compute type, or NULL (1 and 0).

@@ -66,6 +66,17 @@ INLINE void add_f64(ptrdiff_t n, void *into, const void *from)
     for (ptrdiff_t j = 0; j < n; ++j) a[j] += b[j];
 }
 
+#define WIDEN(type)                                                                                                  \
+    static void widened_##type(ptrdiff_t n, const void *x, float *y)                                                 \
+    {                                                                                                                \
+        const uint16_t *p = x;                                                                                       \
+        ptrdiff_t j = 0;                                                                                             \
+        for (; j + VL_F32 <= n; j += VL_F32) store_f32(y + j, load_##type(p + j));                                   \
+        if (j < n) store_range_f32(y + j, 0, n - j, load_range_##type(p + j, 0, n - j, splat_f32(0)));               \
+    }
+WIDEN(f16)
+WIDEN(bf16)
+
 /* float64 first: the rescue of the others sums in float64. RSTD_MIN and _MAX: between these xhat and dx can be had
  * without the float64 path; RSTD_TINY and _HUGE bound the normal numbers. */
 #define T double
@@ -138,6 +149,7 @@ const cnorm_kernels TABLE(CNORM_ISA) = {
     .rms_norm = BY_DTYPE(rms_norm),
     .layer_norm_backward = BY_DTYPE(layer_norm_backward),
     .rms_norm_backward = BY_DTYPE(rms_norm_backward),
+    .widen = {[CNORM_F16] = widened_f16, [CNORM_BF16] = widened_bf16},
     .add = {[CNORM_F32] = add_f32, [CNORM_F64] = add_f64, [CNORM_F16] = add_f32, [CNORM_BF16] = add_f32},
     .group_norm = BY_WHOLE_DTYPE(group_norm),
     .group_norm_backward = BY_WHOLE_DTYPE(group_norm_backward),

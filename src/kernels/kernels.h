@@ -120,6 +120,8 @@ typedef struct cnorm_kernels {
     void (*rms_norm[CNORM_DTYPES])(const cnorm_norm *call);
     void (*layer_norm_backward[CNORM_DTYPES])(const cnorm_norm_backward *call);
     void (*rms_norm_backward[CNORM_DTYPES])(const cnorm_norm_backward *call);
+    /* x [n] -> y [n]: float16 and bfloat16 only */
+    void (*widen[CNORM_DTYPES])(ptrdiff_t n, const void *x, float *y);
     /* into [n] += from [n], of the compute type */
     void (*add[CNORM_DTYPES])(ptrdiff_t n, void *into, const void *from);
     /* the family: float32 and float64 only */

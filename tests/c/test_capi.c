@@ -76,6 +76,7 @@ static void environment_names_an_unknown_isa(void)
     REFUSED(CNORM_ERROR_ISA, rms_backward(CNORM_F64, ROWS, N, STRIDE));
     REFUSED(CNORM_ERROR_ISA, blocks(ROWS, 0, ROWS));
     REFUSED(CNORM_ERROR_ISA, cnorm_backward_reduce(CNORM_F64, ROWS, N, partials, dgain, dbias));
+    REFUSED(CNORM_ERROR_ISA, cnorm_widen(CNORM_F16, 1, x, (float *)y));
     REFUSED(CNORM_ERROR_ISA, cnorm_sigmoid_f32(1, (float *)x, (float *)y));
     REFUSED(CNORM_ERROR_ISA, cnorm_tanh_f32(1, (float *)x, (float *)y));
     setenv("CNORM_ISA", "", 1);
@@ -209,6 +210,35 @@ static void elementwise_errors(void)
     }
 }
 
+/* every number of both types, against what their definition says */
+static void widening(void)
+{
+    enum { ALL = 1 << 16 };
+    static uint16_t stored[ALL];
+    static float wide[ALL + 1];
+    const cnorm_dtype types[] = {CNORM_F16, CNORM_BF16};
+    for (int i = 0; i < ALL; ++i) stored[i] = (uint16_t)i;
+    for (int k = 0; k < 2; ++k) {
+        const int fraction = k ? 7 : 10, largest = k ? 255 : 31, excess = k ? 127 : 15;
+        for (ptrdiff_t n = 0; n < 40; ++n) {
+            wide[n] = -1;
+            CHECK(cnorm_widen(types[k], n, stored + 0x3bf0, wide) == CNORM_OK && wide[n] == -1, "%td more than asked for", n);
+        }
+        CHECK(cnorm_widen(types[k], ALL, stored, wide) == CNORM_OK, "all of them");
+        for (int i = 0; i < ALL; ++i) {
+            const int exponent = (i & 0x7fff) >> fraction, part = i & ((1 << fraction) - 1);
+            const double size = ldexp((double)part + (exponent ? 1 << fraction : 0), (exponent ? exponent : 1) - excess - fraction);
+            if (exponent == largest && part) CHECK(isnan(wide[i]), "%#x is NaN", i);
+            else CHECK((double)wide[i] == (i & 0x8000 ? -1 : 1) * (exponent == largest ? (double)INFINITY : size), "%#x is %g", i, (double)wide[i]);
+        }
+    }
+    REFUSED(CNORM_ERROR_DTYPE, cnorm_widen(CNORM_F32, 1, stored, wide));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_widen(CNORM_F16, -1, stored, wide));
+    REFUSED(CNORM_ERROR_NULL, cnorm_widen(CNORM_F16, 1, NULL, wide));
+    REFUSED(CNORM_ERROR_NULL, cnorm_widen(CNORM_BF16, 1, stored, NULL));
+    REFUSED(CNORM_OK, cnorm_widen(CNORM_BF16, 0, NULL, NULL));
+}
+
 static void network_errors(void)
 {
     const float *const w = (const float *)x;
@@ -333,7 +363,9 @@ int main(void)
     backward_nulls_and_blocks();
     elementwise_errors();
     network_errors();
-    FOR_EACH_ISA(isa)
+    FOR_EACH_ISA(isa) {
+        widening();
         for (int i = 0; i < DTYPES; ++i) layouts(dtypes[i], cnorm_isa_name(isa));
+    }
     return check_result();
 }
