@@ -479,10 +479,12 @@ cdef inline bint plain_parameter(object p, int number, ptrdiff_t n, cnp.ndarray 
     return p is None or (plain(p, number, n) and cnp.PyArray_NDIM(<cnp.ndarray>p) == 1 and apart(y, <cnp.ndarray>p))
 
 
-cdef cnp.ndarray plain_norm(Kind kind, object x, object weight, object bias, double eps, object out, ptrdiff_t bound=0):
+cdef cnp.ndarray plain_norm(Kind kind, object x, object weight, object bias, double eps, object out,
+                            ptrdiff_t bound=0):
     """layer_norm or rms_norm over the last dimension where all arrays are plain; else None, and nothing is done.
 
-    bound: the length of the float32 weight and bias of a BoundLayerNorm, which were checked once and can't be written to.
+    bound: the length of the float32 weight and bias of a BoundLayerNorm, which were checked once and can't be written
+    to; or 0.
     """
     cdef cnp.ndarray a, y
     cdef ptrdiff_t n, rows
