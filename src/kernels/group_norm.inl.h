@@ -139,7 +139,7 @@ RARE void FN(exact_group)(ptrdiff_t channels, ptrdiff_t space, const T *x, const
     FN(stats_of)(&e, stats);
 }
 
-enum { FN(TOGETHER) = 64 };
+enum { FN(TOGETHER) = 64 }; /* groups at a time; a whole number of vectors */
 
 /* A few groups of one sample, one behind the other. plain: accepted, see (1) to (3) of layer_norm.inl.h. */
 typedef struct {
