@@ -35,14 +35,19 @@ def expected(x, dy, groups=None):
 
 
 def cases(x, dy):
-    """(what, cnorm's statement, PyTorch's or None, what is right), all over the names that `main` gives."""
+    """(what, cnorm's statement, PyTorch's, what is right), all over the names that `main` gives."""
     y, dx = expected(x, dy)
-    yield "batch norm, inference", "cnorm.batch_norm_inference(x, mean, var, w, b, out=y)", None, y
+    yield (
+        "batch norm, inference",
+        "cnorm.batch_norm_inference(x, mean, var, w, b, out=y)",
+        "F.batch_norm(tx, tmean, tvar, tw, tb)",
+        y,
+    )
     yield "batch norm, training", "cnorm.batch_norm(x, w, b, out=y)", "F.batch_norm(tx, None, None, tw, tb, True)", y
     yield (
         "batch norm, backward",
         "cnorm.batch_norm_backward(dy, x, w, stats, out=(y, None, None))[0]",
-        "backward(tdy, tx, tw, None, None, tmean, trstd, True, 1e-5, [True, True, True])[0]",
+        "backward(tdy, tx, tw, None, None, saved_mean, saved_rstd, True, 1e-5, [True, True, True])[0]",
         dx,
     )
     for groups in GROUPS:
@@ -79,7 +84,7 @@ def main():
             names |= of_torch(**names)
         for what, ours, theirs, right in cases(x, dy):
             contenders = [Contender("cnorm", ours, names), *memcpy_.layer_norm(x.reshape(len(x), -1), None, None)]
-            if theirs and torch_here:
+            if torch_here:
                 contenders.append(Contender("PyTorch", theirs, names))
             for contender in contenders:
                 check(contender, (right,))
@@ -89,14 +94,14 @@ def main():
             print(f"| {'x'.join(map(str, shape))} | {what} | {own:.0f} | {' | '.join(ratios)} |", flush=True)
 
 
-def of_torch(x, dy, w, b, **_):
+def of_torch(**arrays):
     import torch
 
     torch.set_num_threads(1)
-    tensors = {f"t{name}": torch.from_numpy(array) for name, array in (("x", x), ("dy", dy), ("w", w), ("b", b))}
+    tensors = {f"t{name}": torch.from_numpy(array) for name, array in arrays.items() if isinstance(array, np.ndarray)}
     _, mean, rstd = torch.native_batch_norm(tensors["tx"], None, None, None, None, True, 0.1, EPS)
     backward = torch.ops.aten.native_batch_norm_backward
-    return tensors | {"F": torch.nn.functional, "tmean": mean, "trstd": rstd, "backward": backward}
+    return tensors | {"F": torch.nn.functional, "saved_mean": mean, "saved_rstd": rstd, "backward": backward}
 
 
 if __name__ == "__main__":
