@@ -465,7 +465,7 @@ def rms_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None)
     return dx, dweight
 
 
-# ---- the plain call: nothing to convert, nothing to copy -------------------------------------------------------------
+# ---- the plain call: nothing to copy, and nothing to convert but weights in half precision ---------------------------
 
 cdef inline bint plain(object x, int number, ptrdiff_t n) noexcept:
     """A C-contiguous, aligned array of rows of n, of the dtype with this type number."""
