@@ -215,21 +215,23 @@ static void widening(void)
 {
     enum { ALL = 1 << 16 };
     static uint16_t stored[ALL];
-    static float wide[ALL + 1];
+    static float wide[ALL];
     const cnorm_dtype types[] = {CNORM_F16, CNORM_BF16};
     for (int i = 0; i < ALL; ++i) stored[i] = (uint16_t)i;
     for (int k = 0; k < 2; ++k) {
         const int fraction = k ? 7 : 10, largest = k ? 255 : 31, excess = k ? 127 : 15;
-        for (ptrdiff_t n = 0; n < 40; ++n) {
-            wide[n] = -1;
-            CHECK(cnorm_widen(types[k], n, stored + 0x3bf0, wide) == CNORM_OK && wide[n] == -1, "%td more than asked for", n);
-        }
         CHECK(cnorm_widen(types[k], ALL, stored, wide) == CNORM_OK, "all of them");
         for (int i = 0; i < ALL; ++i) {
             const int exponent = (i & 0x7fff) >> fraction, part = i & ((1 << fraction) - 1);
             const double size = ldexp((double)part + (exponent ? 1 << fraction : 0), (exponent ? exponent : 1) - excess - fraction);
             if (exponent == largest && part) CHECK(isnan(wide[i]), "%#x is NaN", i);
             else CHECK((double)wide[i] == (i & 0x8000 ? -1 : 1) * (exponent == largest ? (double)INFINITY : size), "%#x is %g", i, (double)wide[i]);
+        }
+        for (ptrdiff_t n = 0; n < 40; ++n) { /* every length about a vector: all of it, and no more */
+            float part[41];
+            for (int i = 0; i <= 40; ++i) part[i] = -1;
+            CHECK(cnorm_widen(types[k], n, stored + 0x3bf0, part) == CNORM_OK && part[n] == -1, "%td more than asked for", n);
+            CHECK(memcmp(part, wide + 0x3bf0, (size_t)n * sizeof *part) == 0, "the first %td", n);
         }
     }
     REFUSED(CNORM_ERROR_DTYPE, cnorm_widen(CNORM_F32, 1, stored, wide));
