@@ -9,10 +9,10 @@
 static ptrdiff_t itemsize(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : 4; }
 static int known(cnorm_dtype dtype) { return dtype == CNORM_F32 || dtype == CNORM_F64; }
 
-/* 88 is the most that a function needs per element: eleven float64 */
+/* 160 is more than any function needs per element: batch norm 18 float64, and a page */
 static int countable(ptrdiff_t a, ptrdiff_t b, ptrdiff_t c)
 {
-    return a >= 0 && b > 0 && c > 0 && b <= PTRDIFF_MAX / 88 / c && (a == 0 || b * c <= PTRDIFF_MAX / 88 / a);
+    return a >= 0 && b > 0 && c > 0 && b <= PTRDIFF_MAX / 160 / c && (a == 0 || b * c <= PTRDIFF_MAX / 160 / a);
 }
 
 static int rows_overlap(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t stride)
@@ -38,15 +38,13 @@ static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded
 
 /* ---- group and batch normalisation --------------------------------------------------------------------------------- */
 
-enum { LINE = 64 }; /* bytes of a cache line */
-
 /* Storing past the caches pays once the output [samples, n] is larger than what they could hold for its reader, in runs
  * that are whole cache lines or long enough for their two ends not to count. */
 static int streaming(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t n, ptrdiff_t run, const void *out, ptrdiff_t out_stride)
 {
     const ptrdiff_t item = itemsize(dtype);
-    const int whole_lines = (uintptr_t)out % LINE == 0 && run * item % LINE == 0;
-    return samples * n * item >= cnorm_cpu_cache_bytes() / 4 && out_stride == n && (whole_lines || run * item >= 16 * LINE);
+    const int whole_lines = (uintptr_t)out % CNORM_LINE == 0 && run * item % CNORM_LINE == 0;
+    return samples * n * item >= cnorm_cpu_cache_bytes() / 4 && out_stride == n && (whole_lines || run * item >= 16 * CNORM_LINE);
 }
 
 static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dtype dtype, cnorm_volume_norm *call)
@@ -57,7 +55,7 @@ static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dty
     if (rows_overlap(call->samples, call->channels * call->space, call->y_stride)) return CNORM_ERROR_STRIDE;
     const ptrdiff_t together = call->groups ? call->channels / call->groups : call->channels;
     /* without space the groups of a row are written as one run, unless they are tiny */
-    const ptrdiff_t run = call->space > 1 ? call->space : together * itemsize(dtype) < LINE ? together : call->channels;
+    const ptrdiff_t run = call->space > 1 ? call->space : together * itemsize(dtype) < CNORM_LINE ? together : call->channels;
     call->streaming = call->y != call->x && streaming(dtype, call->samples, call->channels * call->space, run, call->y,
                                                       call->y_stride);
     RUN(call->eps = rounded(dtype, call->eps); kernel(call));
@@ -113,8 +111,9 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
 ptrdiff_t cnorm_batch_norm_scratch(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
 {
     if (!known(dtype) || !countable(samples, channels, space)) return 0;
-    const ptrdiff_t items = channels * BATCH_ITEMS + samples * space;
-    return channels * BATCH_DOUBLES * 8 + (items * itemsize(dtype) + 7) / 8 * 8; /* whole float64, to be aligned at its end */
+    const ptrdiff_t item = itemsize(dtype), line = (channels * item + CNORM_LINE - 1) / CNORM_LINE * CNORM_LINE;
+    const ptrdiff_t bytes = channels * BATCH_DOUBLES * 8 + line * BATCH_ITEMS + samples * space * item + PAGE_BYTES;
+    return (bytes + 7) / 8 * 8; /* whole float64, to be aligned at its end */
 }
 
 cnorm_status cnorm_batch_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *x,

@@ -7,7 +7,7 @@
  *   (2) If a channel fails, one more sweep with K + delta rounded for K, which counts for the failed channels only.
  *   (3) A channel that fails again is copied together and done in float64, as in layer_norm.inl.h (3).
  *   (4) y = ((x - K) - delta) scale + bias, scale = gain/sqrt(var + eps) rounded once
- * Inference is (4) with K = the given mean and delta = 0.
+ * Inference is (4) with K = the given mean and no delta.
  * Backward, with xhat = ((x - K) - delta) rstd
  *   (5) one sweep: A = sum dy, B = sum dy xhat;  dbias = A, dgain = B
  *   (6) dx = rstd ((dy gain - gain A/N) - xhat gain B/N)
@@ -27,16 +27,20 @@ typedef struct {
     T *block, *block2; /* the sums of 64 rows */
     T *together;       /* [N]: one channel */
     int any_exact;
+    int given;         /* inference: delta is 0 */
 } FN(batch);
 
-static FN(batch) FN(batch_arrays)(void *scratch, ptrdiff_t channels, const T *gain, const T *bias)
+/* Arrays of T begin where out does in its page, and in whole vectors of it: so the store that a load may have to wait for
+ * is always a page back. */
+static FN(batch) FN(batch_arrays)(void *scratch, ptrdiff_t channels, const T *gain, const T *bias, const T *out)
 {
+    const ptrdiff_t line = CNORM_LINE / (ptrdiff_t)sizeof(T), n = (channels + line - 1) / line * line;
     double *p = scratch;
     T *q = (T *)(p + channels * BATCH_DOUBLES);
-    FN(batch) b = {.sum = p, .sum2 = p + channels, .exact = (FN(exact) *)(p + 2 * channels),
-                   .K = q, .delta = q + channels, .rstd = q + 2 * channels, .gain = q + 3 * channels,
-                   .bias = q + 4 * channels, .scale = q + 5 * channels, .G = q + 6 * channels, .H = q + 7 * channels,
-                   .block = q + 8 * channels, .block2 = q + 9 * channels, .together = q + channels * BATCH_ITEMS};
+    q += ((uintptr_t)out - (uintptr_t)q) % PAGE_BYTES / sizeof(T);
+    FN(batch) b = {.sum = p, .sum2 = p + channels, .exact = (FN(exact) *)(p + 2 * channels), .K = q, .delta = q + n,
+                   .rstd = q + 2 * n, .gain = q + 3 * n, .bias = q + 4 * n, .scale = q + 5 * n, .G = q + 6 * n,
+                   .H = q + 7 * n, .block = q + 8 * n, .block2 = q + 9 * n, .together = q + n * BATCH_ITEMS};
     for (ptrdiff_t c = 0; c < channels; ++c) { /* 1 and -0 are what changes nothing */
         b.gain[c] = gain ? gain[c] : 1;
         b.bias[c] = bias ? bias[c] : -(T)0;
@@ -90,7 +94,8 @@ INLINE void FN(channel_sums)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t sp
         const ptrdiff_t turn = ALIGN_LOADS && x_stride % VL == 0 ? FN(lanes_before)(x) : 0;
         for (ptrdiff_t begin = 0; begin < samples; begin += CNORM_BLOCK_ROWS) {
             const ptrdiff_t end = samples - begin < CNORM_BLOCK_ROWS ? samples : begin + CNORM_BLOCK_ROWS;
-            memset(b->block, 0, 2 * (size_t)channels * sizeof(T));
+            memset(b->block, 0, (size_t)channels * sizeof(T));
+            memset(b->block2, 0, (size_t)channels * sizeof(T));
             ptrdiff_t row = begin;
             /* Rows together: the running sums are read and written as much less often. More than eight lines a whole page
              * apart do not stay in the first cache, and an unaligned dy needs each of its lines twice. */
@@ -129,12 +134,15 @@ INLINE int FN(carried)(T K, T scale)
     return centre <= RSTD_MAX * RSTD_MAX && (size == 0 || (size >= RSTD_MIN && size <= RSTD_MAX));
 }
 
-/* what (4), or backward (6), needs to know of the columns in a vector */
+/* What (4), or backward (6), needs to know of the columns in a vector. `given`, a constant where these functions are called,
+ * says that delta is 0 and is not read: an array less of five is a sixth of the time. */
 typedef struct { V K, delta, scale, bias, rstd, gain, G, H; } FN(columns);
 
-INLINE FN(columns) FN(columns_at)(const FN(batch) *b, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const int backward)
+INLINE FN(columns) FN(columns_at)(const FN(batch) *b, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const int backward,
+                                const int given)
 {
-    FN(columns) c = {.K = FN(take)(b->K + j, from, to), .delta = FN(take)(b->delta + j, from, to)};
+    FN(columns) c = {.K = FN(take)(b->K + j, from, to)};
+    if (!given) c.delta = FN(take)(b->delta + j, from, to);
     if (backward) {
         c.rstd = FN(take)(b->rstd + j, from, to);
         c.gain = FN(take)(b->gain + j, from, to);
@@ -147,22 +155,24 @@ INLINE FN(columns) FN(columns_at)(const FN(batch) *b, ptrdiff_t j, ptrdiff_t fro
     return c;
 }
 
-INLINE V FN(applied)(const FN(columns) *c, const T *dy, const T *x, ptrdiff_t from, ptrdiff_t to)
+INLINE V FN(applied)(const FN(columns) *c, const T *dy, const T *x, ptrdiff_t from, ptrdiff_t to, const int given)
 {
-    const V d = (FN(take)(x, from, to) - c->K) - c->delta;
+    V d = FN(take)(x, from, to) - c->K;
+    if (!given) d -= c->delta;
     return dy ? c->rstd * ((FN(take)(dy, from, to) * c->gain - c->G) - d * c->rstd * c->H) : d * c->scale + c->bias;
 }
 
 /* (4), or with dy (6), for a few rows of columns, whose numbers are loaded once for all of them. joint is NULL unless out is
  * streamed; then its rows, if they are more than one, begin equally far into a vector. */
 INLINE void FN(apply_columns)(const ptrdiff_t rows, ptrdiff_t n, const T *dy, ptrdiff_t dy_stride, const T *x,
-                              ptrdiff_t x_stride, T *out, ptrdiff_t out_stride, const FN(batch) *b, FN(joint) *joint)
+                              ptrdiff_t x_stride, T *out, ptrdiff_t out_stride, const FN(batch) *b, const int given,
+                              FN(joint) *joint)
 {
     const ptrdiff_t turn = joint ? FN(lanes_before)(out) : 0, end = (n + turn) / VL * VL - turn;
     for (ptrdiff_t j = turn ? VL - turn : 0; j < end; j += VL) {
-        const FN(columns) c = FN(columns_at)(b, j, 0, VL, dy != NULL);
+        const FN(columns) c = FN(columns_at)(b, j, 0, VL, dy != NULL, given);
         for (ptrdiff_t r = 0; r < rows; ++r) {
-            const V v = FN(applied)(&c, dy ? dy + r * dy_stride + j : NULL, x + r * x_stride + j, 0, VL);
+            const V v = FN(applied)(&c, dy ? dy + r * dy_stride + j : NULL, x + r * x_stride + j, 0, VL, given);
             if (joint) FN(stream)(out + r * out_stride + j, v);
             else FN(store)(out + r * out_stride + j, v);
         }
@@ -171,8 +181,8 @@ INLINE void FN(apply_columns)(const ptrdiff_t rows, ptrdiff_t n, const T *dy, pt
         /* the vectors that the row begins and ends in */
         for (ptrdiff_t j = turn ? -turn : end; j < n; j = j < end ? end : n) {
             const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
-            const FN(columns) c = FN(columns_at)(b, j, from, to, dy != NULL);
-            FN(put_range)(out + j, from, to, FN(applied)(&c, dy ? dy + j : NULL, x + j, from, to), joint);
+            const FN(columns) c = FN(columns_at)(b, j, from, to, dy != NULL, given);
+            FN(put_range)(out + j, from, to, FN(applied)(&c, dy ? dy + j : NULL, x + j, from, to, given), joint);
         }
     }
 }
@@ -180,16 +190,17 @@ INLINE void FN(apply_columns)(const ptrdiff_t rows, ptrdiff_t n, const T *dy, pt
 /* the same for all rows. Forward, streamed rows go one by one: what four share is less than what reading one page after the
  * other saves. */
 INLINE void FN(apply_all_columns)(ptrdiff_t rows, ptrdiff_t n, const T *dy, ptrdiff_t dy_stride, const T *x,
-                                  ptrdiff_t x_stride, T *out, ptrdiff_t out_stride, const FN(batch) *b, FN(joint) *joint)
+                                  ptrdiff_t x_stride, T *out, ptrdiff_t out_stride, const FN(batch) *b, const int given,
+                                  FN(joint) *joint)
 {
     ptrdiff_t r = 0;
     for (; r + 4 <= rows && !(joint && (!dy || n % VL)); r += 4) {
         const T *px = x + r * x_stride, *pdy = dy ? dy + r * dy_stride : NULL;
-        if (joint) FN(apply_columns)(4, n, pdy, dy_stride, px, x_stride, out + r * out_stride, out_stride, b, joint);
-        else FN(apply_columns)(4, n, pdy, dy_stride, px, x_stride, out + r * out_stride, out_stride, b, NULL);
+        if (joint) FN(apply_columns)(4, n, pdy, dy_stride, px, x_stride, out + r * out_stride, out_stride, b, given, joint);
+        else FN(apply_columns)(4, n, pdy, dy_stride, px, x_stride, out + r * out_stride, out_stride, b, given, NULL);
     }
     for (; r < rows; ++r)
-        FN(apply_columns)(1, n, dy ? dy + r * dy_stride : NULL, 0, x + r * x_stride, 0, out + r * out_stride, 0, b, joint);
+        FN(apply_columns)(1, n, dy ? dy + r * dy_stride : NULL, 0, x + r * x_stride, 0, out + r * out_stride, 0, b, given, joint);
 }
 
 /* (4) */
@@ -200,8 +211,10 @@ static void FN(batch_apply)(const cnorm_volume_norm *call, const FN(batch) *b)
     T *y = call->y;
     FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
     const int by_columns = space == 1 && !b->any_exact;
-    if (by_columns)
-        FN(apply_all_columns)(call->samples, channels, NULL, 0, x, call->x_stride, y, call->y_stride, b, joint);
+    if (by_columns && b->given)
+        FN(apply_all_columns)(call->samples, channels, NULL, 0, x, call->x_stride, y, call->y_stride, b, 1, joint);
+    else if (by_columns)
+        FN(apply_all_columns)(call->samples, channels, NULL, 0, x, call->x_stride, y, call->y_stride, b, 0, joint);
     for (ptrdiff_t sample = 0; !by_columns && sample < call->samples; ++sample, x += call->x_stride, y += call->y_stride) {
         for (ptrdiff_t c = 0; c < channels; ++c) {
             const T st[3] = {b->K[c], b->delta[c], b->scale[c]};
@@ -254,7 +267,7 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
     const T *x = call->x;
     const double eps = call->eps;
     double *moments = call->moments;
-    FN(batch) b = FN(batch_arrays)(call->scratch, channels, call->gain, call->bias);
+    FN(batch) b = FN(batch_arrays)(call->scratch, channels, call->gain, call->bias, call->y);
 
     const ptrdiff_t run = space < FN(BATCH_FIRST) ? space : FN(BATCH_FIRST);
     const ptrdiff_t enough = (FN(BATCH_FIRST) + run - 1) / run, first = samples < enough ? samples : enough;
@@ -299,6 +312,7 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
 /* The channels of a given mean and variance */
 INLINE void FN(given_stats)(ptrdiff_t channels, const T *mean, const T *var, double eps, FN(batch) *b)
 {
+    b->given = 1;
     for (ptrdiff_t c = 0; c < channels; ++c) {
         const double sum = (double)var[c] + eps, rstd = sum == 0 ? 0 : 1.0 / sqrt(sum);
         b->K[c] = mean[c];
@@ -315,7 +329,7 @@ INLINE void FN(given_stats)(ptrdiff_t channels, const T *mean, const T *var, dou
 
 static void FN(batch_norm_inference)(const cnorm_volume_norm *call)
 {
-    FN(batch) b = FN(batch_arrays)(call->scratch, call->channels, call->gain, call->bias);
+    FN(batch) b = FN(batch_arrays)(call->scratch, call->channels, call->gain, call->bias, call->y);
     FN(given_stats)(call->channels, call->mean, call->var, call->eps, &b);
     FN(batch_apply)(call, &b);
 }
@@ -352,7 +366,7 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
     const ptrdiff_t samples = call->samples, channels = call->channels, space = call->space, N = samples * space;
     const T *dy = call->dy, *x = call->x, *st = call->stats;
     T *dx = call->dx;
-    FN(batch) b = FN(batch_arrays)(call->scratch, channels, call->gain, NULL);
+    FN(batch) b = FN(batch_arrays)(call->scratch, channels, call->gain, NULL, call->dx);
     for (ptrdiff_t c = 0; c < channels; ++c, st += 3) {
         b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
         if (FN(in_range)(st)) continue; /* NaN goes the slow way too */
@@ -369,7 +383,8 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
     FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
     const int by_columns = space == 1 && !b.any_exact;
     if (by_columns)
-        FN(apply_all_columns)(samples, channels, dy, call->dy_stride, x, call->x_stride, dx, call->dx_stride, &b, joint);
+        FN(apply_all_columns)(samples, channels, dy, call->dy_stride, x, call->x_stride, dx, call->dx_stride, &b, 0,
+                              joint);
     for (ptrdiff_t sample = 0; !by_columns && sample < samples;
          ++sample, dy += call->dy_stride, x += call->x_stride, dx += call->dx_stride)
         for (ptrdiff_t c = 0; c < channels; ++c) {
@@ -391,7 +406,7 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
 
 static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *call)
 {
-    FN(batch) b = FN(batch_arrays)(call->scratch, call->channels, call->gain, NULL);
+    FN(batch) b = FN(batch_arrays)(call->scratch, call->channels, call->gain, NULL, call->dx);
     FN(given_stats)(call->channels, call->mean, call->var, call->eps, &b);
     FN(batch_gradient_sums)(call, &b);
     for (ptrdiff_t c = 0; c < call->channels; ++c) { /* dx = scale dy is (4) about zero */

@@ -21,7 +21,6 @@ enum {
     NEAR_BYTES = 8192, /* of the longest row that is kept in the first cache from its sums to its output */
     SHORT_ROW = 512,   /* elements of the longest row for which aligned addresses cost more than they save */
     GROUP = 4,         /* vectors written at a time */
-    PAGE_BYTES = 4096, /* a load waits for a store just made to an address with the same low bits */
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned vector crosses a line */
 };
 

@@ -96,8 +96,8 @@ typedef struct cnorm_volume_norm_backward {
     int streaming; /* as in cnorm_norm, of dx */
 } cnorm_volume_norm_backward;
 
-/* the scratch of batch norm, per channel, besides one channel's numbers */
-enum { BATCH_DOUBLES = 7, BATCH_ITEMS = 10 };
+/* the scratch of batch norm, per channel, besides one channel's numbers; and bytes of a cache line and of a page */
+enum { BATCH_DOUBLES = 7, BATCH_ITEMS = 10, CNORM_LINE = 64, PAGE_BYTES = 4096 };
 
 /* Divisive norm, forward or backward. */
 typedef struct cnorm_divisive {

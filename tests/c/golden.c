@@ -45,7 +45,7 @@ enum { ROWS = 3, LONGEST = 8193 };
 typedef struct buffers {
     char x[ROWS * LONGEST * 8], y[ROWS * LONGEST * 8], dy[ROWS * LONGEST * 8], sum[ROWS * LONGEST * 8];
     char gain[LONGEST * 8], bias[LONGEST * 8], var[LONGEST * 8], stats[3 * ROWS * LONGEST * 8], dgain[LONGEST * 8], dbias[LONGEST * 8];
-    char partials[2 * LONGEST * 8], scratch[11 * LONGEST * 8], channel[ROWS * LONGEST * 8];
+    char partials[2 * LONGEST * 8], scratch[24 * LONGEST * 8], channel[ROWS * LONGEST * 8];
     double moments[2 * LONGEST];
 } buffers;
 static _Alignas(CNORM_ALIGN) buffers b;
@@ -166,11 +166,13 @@ static void fill_volume(row_kind kind, cnorm_dtype dtype, volume v, uint64_t *st
 static double eps_of(volume v) { return v.number % 2 ? 1e-5 : 0; }
 static const void *gain_of(volume v) { return v.number % 3 ? b.gain : NULL; }
 #define VOLUME dtype, v.samples, v.channels, v.space
+#define ENOUGH_SCRATCH CHECK((size_t)cnorm_batch_norm_scratch(VOLUME) <= sizeof b.scratch, "[%td, %td, %td]", v.samples, v.channels, v.space)
 #define MATRIX dtype, v.samples, v.n
 #define HASHED(call) CHECK((call) == CNORM_OK, "[%td, %td, %td]", v.samples, v.channels, v.space)
 
 static void hash_batch_norm(cnorm_dtype dtype, volume v, uint64_t *hash)
 {
+    ENOUGH_SCRATCH;
     HASHED(cnorm_batch_norm(VOLUME, b.x, v.n, gain_of(v), b.bias, eps_of(v), b.y, v.n, b.stats, b.moments, b.scratch));
     *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
     *hash = hash_of(*hash, dtype, b.stats, 3 * v.channels);
@@ -186,6 +188,7 @@ static void hash_gradients(cnorm_dtype dtype, volume v, ptrdiff_t parameters, ui
 
 static void hash_batch_norm_backward(cnorm_dtype dtype, volume v, uint64_t *hash)
 {
+    ENOUGH_SCRATCH;
     HASHED(cnorm_batch_norm(VOLUME, b.x, v.n, NULL, NULL, eps_of(v), b.y, v.n, b.stats, NULL, b.scratch));
     HASHED(cnorm_batch_norm_backward(VOLUME, b.dy, v.n, b.x, v.n, gain_of(v), b.stats, b.y, v.n, b.dgain, b.dbias, b.scratch));
     hash_gradients(dtype, v, v.channels, hash);
@@ -193,12 +196,14 @@ static void hash_batch_norm_backward(cnorm_dtype dtype, volume v, uint64_t *hash
 
 static void hash_inference(cnorm_dtype dtype, volume v, uint64_t *hash)
 {
+    ENOUGH_SCRATCH;
     HASHED(cnorm_batch_norm_inference(VOLUME, b.x, v.n, b.bias, b.var, gain_of(v), b.bias, eps_of(v), b.y, v.n, b.scratch));
     *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
 }
 
 static void hash_inference_backward(cnorm_dtype dtype, volume v, uint64_t *hash)
 {
+    ENOUGH_SCRATCH;
     HASHED(cnorm_batch_norm_inference_backward(VOLUME, b.dy, v.n, b.x, v.n, b.bias, b.var, gain_of(v), eps_of(v), b.y, v.n, b.dgain,
                                                b.dbias, b.scratch));
     hash_gradients(dtype, v, v.channels, hash);
