@@ -127,11 +127,12 @@ def test_one_group_is_layer_norm(rng, dtype):
 @pytest.mark.parametrize("with_affine", [True, False])
 def test_groups_of_a_matrix_are_rows_of_layer_norm(rng, dtype, with_affine):
     """The same bits, wherever in a vector a group begins, next to whatever other group, however many there are."""
-    for n in [*range(1, 36), 63, 64, 65, 130]:
+    for n in [*range(1, 36), 63, 64, 65, 96, 130, 512, 544]:
         for groups in (2, 5, 70):
             x = rng.standard_normal((3, groups, n)).astype(dtype)
             x[0, ::3] += dtype(100)  # takes a shift
             x[1, 1] *= dtype(1e30)  # float32 takes the float64 path
+            x[2, 1] = -0.0  # whose sum is +0
             weight, bias = inputs.random_affine(rng, groups * n, dtype) if with_affine else (None, None)
             x = inputs.at_byte_offset(x.reshape(3, -1), n * x.itemsize % 64)
             y, stats = cnorm.group_norm(x, groups, weight, bias, return_stats=True)

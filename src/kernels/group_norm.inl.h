@@ -139,48 +139,60 @@ RARE void FN(exact_group)(ptrdiff_t channels, ptrdiff_t space, const T *x, const
     FN(stats_of)(&e, stats);
 }
 
-enum { FN(TOGETHER) = 64 }; /* groups at a time; a whole number of vectors */
-
-/* A few groups of one sample, one behind the other. plain: accepted, see (1) to (3) of layer_norm.inl.h. */
+/* A few groups of one sample, one behind the other: as many as have their trees, square roots and divisions, which are most
+ * of the work for short groups, done at once. plain: accepted, see (1) to (3) of layer_norm.inl.h. */
 typedef struct {
     ptrdiff_t count;
-    T K[FN(TOGETHER)], delta[FN(TOGETHER)], rstd[FN(TOGETHER)];
-    int plain[FN(TOGETHER)], all_plain, all_about_0;
+    T K[VL], delta[VL], rstd[VL];
+    int plain[VL], all_plain, all_about_0;
 } FN(groups);
 
-/* The lanes of the sums of one group, n <= FOLD, down to a vector each */
-INLINE void FN(group_sums)(const T *x, ptrdiff_t n, T K, V *s, V *q)
+/* (1) for one group, n <= FOLD, about K: the lanes of its sums down to a vector each */
+INLINE void FN(group_sums)(const T *x, ptrdiff_t n, T K, const int shifted, V *s, V *q)
 {
+    const V shift = FN(splat)(K);
     V sum[LANE_VECTORS], sum2[LANE_VECTORS];
-    FN(lane_sums)(&(FN(row)){.x = x}, n, 0, n, K, 1, NULL, 0, NULL, FN(PLAIN), sum, sum2);
+    if (n % LANES == 0 && n <= BLOCK * LANES) {
+        /* the zeros that lane_sums begins with are a fifth of the time of a short group, and only give a zero its sign */
+        for (int i = 0; i < LANE_VECTORS; ++i) {
+            sum[i] = FN(load)(x + i * VL);
+            if (shifted) sum[i] -= shift;
+            sum2[i] = sum[i] * sum[i];
+        }
+        for (ptrdiff_t j = LANES; j < n; j += LANES) {
+            for (int i = 0; i < LANE_VECTORS; ++i) {
+                V d = FN(load)(x + j + i * VL);
+                if (shifted) d -= shift;
+                FN(count)(d, 1, &sum[i], &sum2[i]);
+            }
+        }
+    } else {
+        FN(lane_sums)(&(FN(row)){.x = x}, n, 0, n, K, 1, NULL, 0, NULL, FN(PLAIN), sum, sum2);
+    }
     *s = FN(fold)(sum);
     *q = FN(fold)(sum2);
 }
 
-/* The trees, square roots and divisions, which are most of the work for short groups, are done for many at once. */
 INLINE void FN(groups_stats)(const T *x, ptrdiff_t n, double eps, FN(groups) *g)
 {
     const double size = (double)n, per = 1.0 / size;
-    T S[FN(TOGETHER)], Q[FN(TOGETHER)];
+    const V zero = FN(splat)(0);
+    T S[VL], Q[VL];
+    V s[VL], q[VL];
     g->all_plain = g->all_about_0 = 1;
-    for (ptrdiff_t first = 0; first < g->count; first += VL) {
-        V s[VL], q[VL];
-        for (ptrdiff_t i = 0; i < VL; ++i) {
-            s[i] = q[i] = FN(splat)(0);
-            if (first + i >= g->count) continue;
-            const T *group = x + (first + i) * n;
-            T *K = &g->K[first + i];
-            if (FN(guessed)(&(FN(row)){.x = group}, n, 1, K)) {
-                FN(group_sums)(group, n, *K, &s[i], &q[i]);
-                g->all_about_0 = 0;
-            } else {
-                *K = 0;
-                FN(group_sums)(group, n, 0, &s[i], &q[i]);
-            }
+    for (ptrdiff_t i = 0; i < VL; ++i) {
+        s[i] = q[i] = zero;
+        if (i >= g->count) continue;
+        const T *group = x + i * n;
+        if (FN(guessed)(&(FN(row)){.x = group}, n, 1, &g->K[i])) {
+            FN(group_sums)(group, n, g->K[i], 1, &s[i], &q[i]);
+            g->all_about_0 = 0;
+        } else {
+            FN(group_sums)(group, n, g->K[i] = 0, 0, &s[i], &q[i]);
         }
-        FN(store)(S + first, FN(trees)(s));
-        FN(store)(Q + first, FN(trees)(q));
     }
+    FN(store)(S, FN(trees)(s) + zero); /* -0 + 0 = 0 */
+    FN(store)(Q, FN(trees)(q));
     for (ptrdiff_t i = 0; i < g->count; ++i) {
         const double sum = (double)S[i], sum2 = (double)Q[i], delta = sum * per, spread = sum2 - sum * delta;
         g->delta[i] = (T)delta;
@@ -202,27 +214,27 @@ INLINE void FN(groups_stats)(const T *x, ptrdiff_t n, double eps, FN(groups) *g)
 
 /* (4) for groups with space = 1 and n >= VL that are all plain, in the vectors of y: one that a group ends in has lanes of
  * the next, too */
-INLINE void FN(write_groups)(const FN(groups) *g, ptrdiff_t n, FN(writer) *w, const enum FN(origin) origin, const int affine)
+INLINE void FN(write_groups)(const FN(groups) *g, ptrdiff_t n, const T *x, const T *gain, const T *bias, T *y,
+                             FN(joint) *joint, const enum FN(origin) origin, const int affine)
 {
-    const ptrdiff_t turn = w->joint ? FN(lanes_before)(w->y) : 0;
-    w->at = -turn;
+    FN(writer) w = {.x = x, .n = g->count * n, .gain = gain, .bias = bias, .y = y, .joint = joint};
+    w.at = joint ? -FN(lanes_before)(y) : 0;
     for (ptrdiff_t i = 0; i < g->count; ++i) {
-        w->shift = FN(splat)(g->K[i]);
-        w->delta = FN(splat)(g->delta[i]);
-        w->rstd = FN(splat)(g->rstd[i]);
-        if (w->at < 0) FN(write_edge)(w, 1, origin);
-        const ptrdiff_t end = (i + 1) * n, left = (end - w->at) % VL;
-        w->end = end - left;
-        FN(write_whole)(w, 1, origin, affine);
+        w.shift = FN(splat)(g->K[i]);
+        w.delta = FN(splat)(g->delta[i]);
+        w.rstd = FN(splat)(g->rstd[i]);
+        if (w.at < 0) FN(write_edge)(&w, 1, origin);
+        const ptrdiff_t end = (i + 1) * n;
+        while (w.at + VL <= end) FN(write_vector)(&w, 1, origin, affine, joint != NULL);
+        const ptrdiff_t left = end - w.at;
         if (left && i + 1 < g->count) {
-            w->shift = FN(fill)(w->shift, 0, left, FN(splat)(g->K[i + 1]));
-            w->delta = FN(fill)(w->delta, 0, left, FN(splat)(g->delta[i + 1]));
-            w->rstd = FN(fill)(w->rstd, 0, left, FN(splat)(g->rstd[i + 1]));
-            w->end += VL;
-            FN(write_whole)(w, 1, origin, affine);
+            w.shift = FN(fill)(w.shift, 0, left, FN(splat)(g->K[i + 1]));
+            w.delta = FN(fill)(w.delta, 0, left, FN(splat)(g->delta[i + 1]));
+            w.rstd = FN(fill)(w.rstd, 0, left, FN(splat)(g->rstd[i + 1]));
+            FN(write_vector)(&w, 1, origin, affine, joint != NULL);
         }
     }
-    if (w->at < w->n) FN(write_edge)(w, 1, origin);
+    if (w.at < w.n) FN(write_edge)(&w, 1, origin);
 }
 
 /* (4) for one group, plain or not */
@@ -245,24 +257,29 @@ INLINE void FN(write_channels)(ptrdiff_t channels, ptrdiff_t space, const T *x, 
 static void FN(short_groups)(const cnorm_volume_norm *call, FN(joint) *joint)
 {
     const ptrdiff_t channels = call->channels / call->groups, space = call->space, n = channels * space;
-    const ptrdiff_t together = FN(NEAR) / n < FN(TOGETHER) ? FN(NEAR) / n : FN(TOGETHER);
+    const ptrdiff_t together = FN(NEAR) / n < VL ? FN(NEAR) / n : VL;
+    const T *all_gain = call->gain, *all_bias = call->bias;
+    _Alignas(VECTOR_BYTES) T room[2][FN(ROOM)];
+    if (space == 1 && call->channels <= FN(NEAR)) {
+        const ptrdiff_t turn = joint ? FN(lanes_before)(call->y) : 0;
+        all_gain = FN(beside)(call->samples, call->channels, all_gain, 1, turn, room[0]);
+        all_bias = FN(beside)(call->samples, call->channels, all_bias, -(T)0, turn, room[1]);
+    }
     FN(groups) g;
     for (ptrdiff_t sample = 0; sample < call->samples; ++sample) {
         for (ptrdiff_t first = 0; first < call->groups; first += together) {
             const T *x = (const T *)call->x + sample * call->x_stride + first * n;
-            const T *gain = call->gain ? (const T *)call->gain + first * channels : NULL;
-            const T *bias = call->bias ? (const T *)call->bias + first * channels : NULL;
+            const T *gain = all_gain ? all_gain + first * channels : NULL;
+            const T *bias = all_bias ? all_bias + first * channels : NULL;
             T *y = (T *)call->y + sample * call->y_stride + first * n;
             g.count = call->groups - first < together ? call->groups - first : together;
             FN(groups_stats)(x, n, call->eps, &g);
-            const int as_one = space == 1 && n >= VL && g.all_plain;
-            if (as_one) {
-                FN(writer) w = {.x = x, .n = g.count * n, .gain = gain, .bias = bias, .y = y, .joint = joint};
-                if (g.all_about_0 && gain && bias) FN(write_groups)(&g, n, &w, FN(PLAIN), 1);
-                else FN(write_groups)(&g, n, &w, FN(SHIFTED), 0);
-                if (!call->stats) continue;
-            }
-            for (ptrdiff_t i = 0; i < g.count; ++i) {
+            const int as_one = space == 1 && n >= VL && g.all_plain, simple = g.all_about_0 && gain && bias;
+            if (as_one && joint && simple) FN(write_groups)(&g, n, x, gain, bias, y, joint, FN(PLAIN), 1);
+            else if (as_one && joint) FN(write_groups)(&g, n, x, gain, bias, y, joint, FN(SHIFTED), 0);
+            else if (as_one && simple) FN(write_groups)(&g, n, x, gain, bias, y, NULL, FN(PLAIN), 1);
+            else if (as_one) FN(write_groups)(&g, n, x, gain, bias, y, NULL, FN(SHIFTED), 0);
+            for (ptrdiff_t i = 0; i < g.count && !(as_one && !call->stats); ++i) {
                 T stats[3] = {g.K[i], g.delta[i], g.rstd[i]};
                 if (!as_one)
                     FN(write_channels)(channels, space, x + i * n, g.plain[i], gain ? gain + i * channels : NULL,

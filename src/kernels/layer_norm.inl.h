@@ -172,15 +172,24 @@ INLINE void FN(write_group)(FN(writer) *w, const int centred, const enum FN(orig
     w->at += GROUP * VL;
 }
 
+/* the whole vector at `at` */
+INLINE void FN(write_vector)(FN(writer) *w, const int centred, const enum FN(origin) origin, const int affine, const int stream)
+{
+    const V v = FN(whole)(w, w->at, centred, origin, affine);
+    if (stream) FN(stream)(w->y + w->at, v);
+    else FN(store)(w->y + w->at, v);
+    w->at += VL;
+}
+
 /* whole vectors from `at` up to `end` */
 INLINE void FN(write_whole)(FN(writer) *w, const int centred, const enum FN(origin) origin, const int affine)
 {
     if (w->joint) {
         while (w->at + GROUP * VL <= w->end) FN(write_group)(w, centred, origin, affine, 1);
-        for (; w->at < w->end; w->at += VL) FN(stream)(w->y + w->at, FN(whole)(w, w->at, centred, origin, affine));
+        while (w->at < w->end) FN(write_vector)(w, centred, origin, affine, 1);
     } else {
         while (w->at + GROUP * VL <= w->end) FN(write_group)(w, centred, origin, affine, 0);
-        for (; w->at < w->end; w->at += VL) FN(store)(w->y + w->at, FN(whole)(w, w->at, centred, origin, affine));
+        while (w->at < w->end) FN(write_vector)(w, centred, origin, affine, 0);
     }
 }
 
@@ -330,7 +339,7 @@ INLINE int FN(guessed)(const FN(row) *row, ptrdiff_t n, const int centred, T *K)
     V lanes[LANE_VECTORS];
     for (int i = 0; i < LANE_VECTORS; ++i) lanes[i] = FN(row_load)(row, i * VL);
     if (!TN(one_sign)(lanes)) return 0;
-    *K = TN(tree)(lanes) * ((T)1 / LANES);
+    *K = TN(tree)(lanes) * ((T)1 / LANES) + 0; /* never -0: x - K is to be x where K = 0 */
     return 1;
 }
 
@@ -413,11 +422,11 @@ INLINE FN(row) FN(row_of)(const cnorm_norm *call, ptrdiff_t r, const int with_re
 
 /* Gain or bias beside the rows that are kept: where there is none, what changes nothing. A copy begins as many lanes after
  * a vector's beginning as the rows do; for a few rows it is not worth making. */
-INLINE const T *FN(beside)(const cnorm_norm *call, const T *from, T nothing, ptrdiff_t turn, T room[FN(ROOM)])
+INLINE const T *FN(beside)(ptrdiff_t rows, ptrdiff_t n, const T *from, T nothing, ptrdiff_t turn, T room[FN(ROOM)])
 {
-    if (from && call->rows < 8) return from;
-    if (from) memcpy(room + turn, from, (size_t)call->n * sizeof(T));
-    else for (ptrdiff_t j = 0; j < call->n; ++j) room[turn + j] = nothing;
+    if (from && rows < 8) return from;
+    if (from) memcpy(room + turn, from, (size_t)n * sizeof(T));
+    else for (ptrdiff_t j = 0; j < n; ++j) room[turn + j] = nothing;
     return room + turn;
 }
 
@@ -435,8 +444,8 @@ INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int w
     int plain[2] = {0, 0};
     FN(joint) y_joint = {.to = 0}, sum_joint = {.to = 0};
     FN(writer) w = {.n = n,
-                    .gain = FN(beside)(call, call->gain, 1, turn_of_first, room[2]),
-                    .bias = centred ? FN(beside)(call, call->bias, -(T)0, turn_of_first, room[3]) : NULL,
+                    .gain = FN(beside)(rows, n, call->gain, 1, turn_of_first, room[2]),
+                    .bias = centred ? FN(beside)(rows, n, call->bias, -(T)0, turn_of_first, room[3]) : NULL,
                     .joint = call->streaming ? &y_joint : NULL};
     FN(joint) *to_sum = with_residual && call->streaming ? &sum_joint : NULL;
     ptrdiff_t turn_of_y = 0;
