@@ -21,6 +21,7 @@ enum {
     NEAR_BYTES = 8192, /* of the longest row that is kept in the first cache from its sums to its output */
     SHORT_ROW = 512,   /* elements of the longest row for which aligned addresses cost more than they save */
     GROUP = 4,         /* vectors written at a time */
+    LEAD = VECTOR_BYTES == 64 ? 16 : 0, /* vectors: see lane_sums */
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned vector crosses a line */
 };
 
@@ -35,6 +36,13 @@ INLINE ptrdiff_t apart_in_page(const void *room, const void *a, const void *b)
     const uintptr_t far = (uintptr_t)a + PAGE_BYTES / 2, ahead_of_b = (far - (uintptr_t)b) % PAGE_BYTES;
     const uintptr_t to = ahead_of_b < PAGE_BYTES / 4 ? far + PAGE_BYTES / 4 : far;
     return (ptrdiff_t)((to - (uintptr_t)room) % PAGE_BYTES / VECTOR_BYTES * VECTOR_BYTES);
+}
+
+/* How far into room, in whole vectors, something begins where p does in its page: a load from it then comes before the store
+ * to p that has the same low bits, and all of a page after the one before */
+INLINE ptrdiff_t level_in_page(const void *room, const void *p)
+{
+    return (ptrdiff_t)(((uintptr_t)p - (uintptr_t)room) % PAGE_BYTES / VECTOR_BYTES * VECTOR_BYTES);
 }
 
 INLINE double larger_finite(double a, double b)

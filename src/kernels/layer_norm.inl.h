@@ -229,7 +229,8 @@ INLINE void FN(count)(V d, const int centred, V *s, V *q)
 
 /* The lanes of S = sum d and Q = sum d^2 over start <= j < stop of the row, of which start is a multiple of FOLD. A writer,
  * if there is one, is moved on in the same loop: the row before leaves while this one is summed. `of` is what it writes: a
- * PLAIN row, not streamed, or a KEPT one, streamed.
+ * PLAIN or SHIFTED row, not streamed, or a KEPT one, streamed. A long row is LEAD vectors ahead: behind what it then leaves of
+ * the row before hide its tree, square root and division.
  *
  * Vectors begin `turn` lanes before the row, so that those kept lie where those written will. A lane's sum is then found
  * `turn` lanes further on, and is turned back before the tree: the same additions in the same order. */
@@ -251,6 +252,13 @@ INLINE void FN(lane_sums)(const FN(row) *row, ptrdiff_t n, ptrdiff_t start, ptrd
                 /* the first vectors of the block, one of which may have begun in the block before, and the last */
                 if (edge == 1) {
                     if (w && PASS == LANE_VECTORS) {
+                        if (!block && n >= 3 * LEAD * VL) {
+                            for (; j + PASS * VL <= LEAD * VL; j += LANES) {
+#pragma GCC unroll 4
+                                for (int i = 0; i < PASS; ++i)
+                                    FN(count)(FN(shifted)(row, j + i * VL, shift, kept), centred, &sp[i], &qp[i]);
+                            }
+                        }
                         for (; j + GROUP * VL <= end && w->at + GROUP * VL <= w->end; j += GROUP * VL) {
 #pragma GCC unroll 4
                             for (int i = 0; i < GROUP; ++i)
@@ -278,8 +286,8 @@ INLINE void FN(lane_sums)(const FN(row) *row, ptrdiff_t n, ptrdiff_t start, ptrd
             }
 #pragma GCC unroll 4
             for (int i = 0; i < PASS; ++i) {
-                s[first + i] += sp[i];
-                q[first + i] += qp[i];
+                s[first + i] = block == start ? sp[i] : s[first + i] + sp[i];
+                q[first + i] = block == start ? qp[i] : q[first + i] + qp[i];
             }
         }
     }
@@ -350,7 +358,7 @@ INLINE int FN(row_stats)(const FN(row) *row, ptrdiff_t n, double eps, const int 
     double mean;
     T K;
     if (FN(guessed)(row, n, centred, &K))
-        return FN(stats_with)(row, n, eps, K, 1, kept, turn, of == FN(KEPT) ? w : NULL, of, stats, &mean) ||
+        return FN(stats_with)(row, n, eps, K, 1, kept, turn, of == FN(PLAIN) ? NULL : w, of, stats, &mean) ||
                FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats);
     return FN(stats_with)(row, n, eps, 0, centred, kept, turn, w, of, stats, &mean) ||
            (centred && FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats));
@@ -436,7 +444,8 @@ INLINE const T *FN(beside)(ptrdiff_t rows, ptrdiff_t n, const T *from, T nothing
 INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int with_residual)
 {
     const int keep = with_residual || sizeof(X) < sizeof(T);
-    _Alignas(VECTOR_BYTES) T room[4][FN(ROOM)];
+    _Alignas(VECTOR_BYTES) T room[2][FN(ROOM)], space[PAGE_BYTES / sizeof(T) + 2 * FN(ROOM)];
+    T *const level = space + level_in_page(space, call->y) / (ptrdiff_t)sizeof(T);
     const ptrdiff_t rows = call->rows, n = call->n;
     const int aligned = call->streaming || (ALIGN_LOADS && n > SHORT_ROW);
     const ptrdiff_t turn_of_first = aligned ? FN(lanes_before)(call->streaming ? call->y : call->x) : 0;
@@ -444,8 +453,8 @@ INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int w
     int plain[2] = {0, 0};
     FN(joint) y_joint = {.to = 0}, sum_joint = {.to = 0};
     FN(writer) w = {.n = n,
-                    .gain = FN(beside)(rows, n, call->gain, 1, turn_of_first, room[2]),
-                    .bias = centred ? FN(beside)(rows, n, call->bias, -(T)0, turn_of_first, room[3]) : NULL,
+                    .gain = FN(beside)(rows, n, call->gain, 1, turn_of_first, level),
+                    .bias = centred ? FN(beside)(rows, n, call->bias, -(T)0, turn_of_first, level + FN(ROOM)) : NULL,
                     .joint = call->streaming ? &y_joint : NULL};
     FN(joint) *to_sum = with_residual && call->streaming ? &sum_joint : NULL;
     ptrdiff_t turn_of_y = 0;
@@ -463,7 +472,9 @@ INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int w
         if (next < rows) {
             if (with_residual && writing && w.joint)
                 plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(KEPT), recent[next & 1]);
-            else if (!keep && writing && !shifted && !w.joint)
+            else if (!keep && shifted && !w.joint)
+                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(SHIFTED), recent[next & 1]);
+            else if (!keep && writing && !w.joint)
                 plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(PLAIN), recent[next & 1]);
             else
                 plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, NULL, FN(PLAIN), recent[next & 1]);
@@ -493,6 +504,13 @@ INLINE void FN(far_rows)(const cnorm_norm *call, const int centred, const int wi
 {
     FN(joint) joint = {.to = 0};
     FN(writer) w = {.n = call->n, .gain = call->gain, .bias = call->bias, .joint = call->streaming ? &joint : NULL};
+    _Alignas(VECTOR_BYTES) T space[PAGE_BYTES / sizeof(T) + 2 * FN(ROOM)];
+    if (call->n <= FN(NEAR)) {
+        T *const room = space + level_in_page(space, call->y) / (ptrdiff_t)sizeof(T);
+        const ptrdiff_t turn = FN(lanes_before)(call->y);
+        w.gain = FN(beside)(call->rows, call->n, call->gain, 1, turn, room);
+        w.bias = centred ? FN(beside)(call->rows, call->n, call->bias, -(T)0, turn, room + FN(ROOM)) : NULL;
+    }
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
         T stats[3];
         const FN(row) row = FN(row_of)(call, r, with_residual, NULL);
