@@ -470,7 +470,7 @@ INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int w
         const ptrdiff_t turn = to_sum ? FN(lanes_before)(row.sum) : turn_of_y;
         T *const kept = keep ? room[next & 1] + turn : NULL;
         if (next < rows) {
-            if (with_residual && writing && w.joint)
+            if (keep && writing && w.joint)
                 plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(KEPT), recent[next & 1]);
             else if (!keep && shifted && !w.joint)
                 plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(SHIFTED), recent[next & 1]);

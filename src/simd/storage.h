@@ -84,20 +84,26 @@ INLINE u16h narrow_f16(f32v v)
 #endif
 #endif
 
-INLINE f32v widen_bf16(u16h v) { return (f32v)(extend_u16(v) << 16); }
-/* adds just under half of the last place kept, and its last bit: ties go to even. NaN apart: it could carry to infinity. */
+/* Narrowing adds just under half of the last place kept, and its last bit: ties go to even. NaN apart: it could carry to 0. */
 #if VECTOR_BYTES == 64
+INLINE f32v widen_bf16(u16h v)
+{
+    const __m512i low = _mm512_castsi256_si512((__m256i)v);
+    const __m512i from = _mm512_cvtepu16_epi32(_mm256_set_epi16(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+    return (f32v)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, _mm512_slli_epi32(from, 16), low);
+}
 INLINE u16h narrow_bf16(f32v v)
 {
-    const __m512i bits = (__m512i)v, one = _mm512_set1_epi32(1), place = _mm512_set1_epi32(0x10000);
-    const __mmask16 odd = _mm512_test_epi32_mask(bits, place), nan = _mm512_cmp_ps_mask((__m512)v, (__m512)v, _CMP_UNORD_Q);
+    const __m512i default_nan = _mm512_set1_epi32(0x33); /* 3 for either kind of NaN, 0 for what stays as it is */
+    const __m512i bits = (__m512i)_mm512_fixupimm_ps((__m512)v, (__m512)v, default_nan, 0);
+    const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
     const __m512i half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
-    const __m512i rounded = _mm512_mask_or_epi32(_mm512_mask_add_epi32(half, odd, half, one), nan, bits,
-                                                 _mm512_set1_epi32(0x400000));
+    const __m512i rounded = _mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
     const __m512i high = _mm512_castsi256_si512(_mm256_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1));
     return (u16h)_mm512_castsi512_si256(_mm512_permutexvar_epi16(high, rounded));
 }
 #else
+INLINE f32v widen_bf16(u16h v) { return (f32v)(extend_u16(v) << 16); }
 INLINE u16h narrow_bf16(f32v v)
 {
     typedef uint32_t u32v __attribute__((vector_size(VECTOR_BYTES)));
