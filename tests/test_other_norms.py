@@ -47,7 +47,7 @@ def test_half_with_float32_weights(isa, rng, dtype):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_a_nan_stays_one_when_it_is_rounded(isa, rng, dtype):
     """Whatever it carries: all ones would become -0 by rounding up, a small one infinity by rounding down."""
-    kinds = np.array([0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0xFFFF8001, 0x7F800001, 0x7FC08000], np.uint32).view(np.float32)
+    kinds = np.array([0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0xFFFF8001, 0x7F800001], np.uint32).view(np.float32)
     x, bias = rows(rng, (9, 50), dtype), rows(rng, 50, np.float32)
     bias[::2] = np.resize(kinds, 25)
     y = cnorm.layer_norm(x, None, bias)
