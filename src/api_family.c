@@ -43,8 +43,8 @@ static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded
 static int streaming(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t n, ptrdiff_t run, const void *out, ptrdiff_t out_stride)
 {
     const ptrdiff_t item = itemsize(dtype);
-    const int whole_lines = (uintptr_t)out % CNORM_LINE == 0 && run * item % CNORM_LINE == 0;
-    return samples * n * item >= cnorm_cpu_cache_bytes() / 4 && out_stride == n && (whole_lines || run * item >= 16 * CNORM_LINE);
+    const int whole_lines = (uintptr_t)out % LINE_BYTES == 0 && run * item % LINE_BYTES == 0;
+    return samples * n * item >= cnorm_cpu_cache_bytes() / 4 && out_stride == n && (whole_lines || run * item >= 16 * LINE_BYTES);
 }
 
 static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dtype dtype, cnorm_volume_norm *call)
@@ -55,7 +55,7 @@ static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dty
     if (rows_overlap(call->samples, call->channels * call->space, call->y_stride)) return CNORM_ERROR_STRIDE;
     const ptrdiff_t together = call->groups ? call->channels / call->groups : call->channels;
     /* without space the groups of a row are written as one run, unless they are tiny */
-    const ptrdiff_t run = call->space > 1 ? call->space : together * itemsize(dtype) < CNORM_LINE ? together : call->channels;
+    const ptrdiff_t run = call->space > 1 ? call->space : together * itemsize(dtype) < LINE_BYTES ? together : call->channels;
     call->streaming = call->y != call->x && streaming(dtype, call->samples, call->channels * call->space, run, call->y,
                                                       call->y_stride);
     RUN(call->eps = rounded(dtype, call->eps); kernel(call));
@@ -111,7 +111,7 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
 ptrdiff_t cnorm_batch_norm_scratch(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
 {
     if (!known(dtype) || !countable(samples, channels, space)) return 0;
-    const ptrdiff_t item = itemsize(dtype), line = (channels * item + CNORM_LINE - 1) / CNORM_LINE * CNORM_LINE;
+    const ptrdiff_t item = itemsize(dtype), line = (channels * item + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
     const ptrdiff_t bytes = channels * BATCH_DOUBLES * 8 + line * BATCH_ITEMS + samples * space * item + PAGE_BYTES;
     return (bytes + 7) / 8 * 8; /* whole float64, to be aligned at its end */
 }

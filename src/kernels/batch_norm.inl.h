@@ -34,7 +34,7 @@ typedef struct {
  * is always a page back. */
 static FN(batch) FN(batch_arrays)(void *scratch, ptrdiff_t channels, const T *gain, const T *bias, const T *out)
 {
-    const ptrdiff_t line = CNORM_LINE / (ptrdiff_t)sizeof(T), n = (channels + line - 1) / line * line;
+    const ptrdiff_t line = LINE_BYTES / (ptrdiff_t)sizeof(T), n = (channels + line - 1) / line * line;
     double *p = scratch;
     T *q = (T *)(p + channels * BATCH_DOUBLES);
     q += ((uintptr_t)out - (uintptr_t)q) % PAGE_BYTES / sizeof(T);

@@ -259,12 +259,10 @@ static void FN(short_groups)(const cnorm_volume_norm *call, FN(joint) *joint)
     const ptrdiff_t channels = call->channels / call->groups, space = call->space, n = channels * space;
     const ptrdiff_t together = FN(NEAR) / n < VL ? FN(NEAR) / n : VL;
     const T *all_gain = call->gain, *all_bias = call->bias;
-    _Alignas(VECTOR_BYTES) T room[2][FN(ROOM)];
-    if (space == 1 && call->channels <= FN(NEAR)) {
-        const ptrdiff_t turn = joint ? FN(lanes_before)(call->y) : 0;
-        all_gain = FN(beside)(call->samples, call->channels, all_gain, 1, turn, room[0]);
-        all_bias = FN(beside)(call->samples, call->channels, all_bias, -(T)0, turn, room[1]);
-    }
+    _Alignas(VECTOR_BYTES) T for_affine[FN(BESIDE)];
+    if (space == 1 && call->channels <= FN(NEAR))
+        FN(beside)(call->samples, call->channels, call->y, joint ? FN(lanes_before)(call->y) : 0, 1, for_affine, &all_gain,
+                   &all_bias);
     FN(groups) g;
     for (ptrdiff_t sample = 0; sample < call->samples; ++sample) {
         for (ptrdiff_t first = 0; first < call->groups; first += together) {

@@ -96,8 +96,10 @@ typedef struct cnorm_volume_norm_backward {
     int streaming; /* as in cnorm_norm, of dx */
 } cnorm_volume_norm_backward;
 
-/* the scratch of batch norm, per channel, besides one channel's numbers; and bytes of a cache line and of a page */
-enum { BATCH_DOUBLES = 7, BATCH_ITEMS = 10, CNORM_LINE = 64, PAGE_BYTES = 4096 };
+enum { LINE_BYTES = 64, PAGE_BYTES = 4096 }; /* of the cache, and of memory */
+
+/* the scratch of batch norm, per channel, besides one channel's numbers, a line for each array, and a page */
+enum { BATCH_DOUBLES = 7, BATCH_ITEMS = 10 };
 
 /* Divisive norm, forward or backward. */
 typedef struct cnorm_divisive {

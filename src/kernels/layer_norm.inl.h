@@ -31,6 +31,7 @@ enum {
     FN(PIECE) = 256,                          /* elements that a rare float64 path widens at a time: little stack */
     FN(NEAR) = NEAR_BYTES / (int)sizeof(T),   /* elements of the longest row that stays in the first cache */
     FN(ROOM) = FN(NEAR) + 2 * VL,             /* for a row, wherever in a vector it begins */
+    FN(BESIDE) = PAGE_BYTES / (int)sizeof(T) + 2 * FN(ROOM), /* for gain and bias, wherever in a page they begin */
 };
 
 /* A row to read, and where its sum with the residual goes */
@@ -428,14 +429,23 @@ INLINE FN(row) FN(row_of)(const cnorm_norm *call, ptrdiff_t r, const int with_re
     return row;
 }
 
-/* Gain or bias beside the rows that are kept: where there is none, what changes nothing. A copy begins as many lanes after
- * a vector's beginning as the rows do; for a few rows it is not worth making. */
-INLINE const T *FN(beside)(ptrdiff_t rows, ptrdiff_t n, const T *from, T nothing, ptrdiff_t turn, T room[FN(ROOM)])
+/* Gain or bias for rows of at most NEAR elements: where there is none, what changes nothing. For a few rows a copy is not
+ * worth making. */
+INLINE const T *FN(copied)(ptrdiff_t rows, ptrdiff_t n, const T *from, T nothing, T *room)
 {
     if (from && rows < 8) return from;
-    if (from) memcpy(room + turn, from, (size_t)n * sizeof(T));
-    else for (ptrdiff_t j = 0; j < n; ++j) room[turn + j] = nothing;
-    return room + turn;
+    if (from) memcpy(room, from, (size_t)n * sizeof(T));
+    else for (ptrdiff_t j = 0; j < n; ++j) room[j] = nothing;
+    return room;
+}
+
+/* Both of them, beginning `turn` lanes into a vector, as the rows do, and level with y. RMS norm gets no bias. */
+INLINE void FN(beside)(ptrdiff_t rows, ptrdiff_t n, const void *y, ptrdiff_t turn, const int centred, T room[FN(BESIDE)],
+                       const T **gain, const T **bias)
+{
+    T *const level = room + level_in_page(room, y) / (ptrdiff_t)sizeof(T) + turn;
+    *gain = FN(copied)(rows, n, *gain, 1, level);
+    if (centred) *bias = FN(copied)(rows, n, *bias, -(T)0, level + FN(ROOM));
 }
 
 /* Rows short enough to stay in the first cache, with gain and bias, between being summed and being written. The next row
@@ -444,18 +454,15 @@ INLINE const T *FN(beside)(ptrdiff_t rows, ptrdiff_t n, const T *from, T nothing
 INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int with_residual)
 {
     const int keep = with_residual || sizeof(X) < sizeof(T);
-    _Alignas(VECTOR_BYTES) T room[2][FN(ROOM)], space[PAGE_BYTES / sizeof(T) + 2 * FN(ROOM)];
-    T *const level = space + level_in_page(space, call->y) / (ptrdiff_t)sizeof(T);
+    _Alignas(VECTOR_BYTES) T room[2][FN(ROOM)], for_affine[FN(BESIDE)];
     const ptrdiff_t rows = call->rows, n = call->n;
     const int aligned = call->streaming || (ALIGN_LOADS && n > SHORT_ROW);
     const ptrdiff_t turn_of_first = aligned ? FN(lanes_before)(call->streaming ? call->y : call->x) : 0;
     T *stats = call->stats, recent[2][3];
     int plain[2] = {0, 0};
     FN(joint) y_joint = {.to = 0}, sum_joint = {.to = 0};
-    FN(writer) w = {.n = n,
-                    .gain = FN(beside)(rows, n, call->gain, 1, turn_of_first, level),
-                    .bias = centred ? FN(beside)(rows, n, call->bias, -(T)0, turn_of_first, level + FN(ROOM)) : NULL,
-                    .joint = call->streaming ? &y_joint : NULL};
+    FN(writer) w = {.n = n, .gain = call->gain, .bias = call->bias, .joint = call->streaming ? &y_joint : NULL};
+    FN(beside)(rows, n, call->y, turn_of_first, centred, for_affine, &w.gain, &w.bias);
     FN(joint) *to_sum = with_residual && call->streaming ? &sum_joint : NULL;
     ptrdiff_t turn_of_y = 0;
     for (ptrdiff_t next = 0; next <= rows; ++next) {
@@ -504,13 +511,9 @@ INLINE void FN(far_rows)(const cnorm_norm *call, const int centred, const int wi
 {
     FN(joint) joint = {.to = 0};
     FN(writer) w = {.n = call->n, .gain = call->gain, .bias = call->bias, .joint = call->streaming ? &joint : NULL};
-    _Alignas(VECTOR_BYTES) T space[PAGE_BYTES / sizeof(T) + 2 * FN(ROOM)];
-    if (call->n <= FN(NEAR)) {
-        T *const room = space + level_in_page(space, call->y) / (ptrdiff_t)sizeof(T);
-        const ptrdiff_t turn = FN(lanes_before)(call->y);
-        w.gain = FN(beside)(call->rows, call->n, call->gain, 1, turn, room);
-        w.bias = centred ? FN(beside)(call->rows, call->n, call->bias, -(T)0, turn, room + FN(ROOM)) : NULL;
-    }
+    _Alignas(VECTOR_BYTES) T for_affine[FN(BESIDE)];
+    if (call->n <= FN(NEAR))
+        FN(beside)(call->rows, call->n, call->y, FN(lanes_before)(call->y), centred, for_affine, &w.gain, &w.bias);
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
         T stats[3];
         const FN(row) row = FN(row_of)(call, r, with_residual, NULL);
