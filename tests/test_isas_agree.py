@@ -1,6 +1,7 @@
 """Every instruction set gives the same bits: compared byte for byte, NaN written one way."""
 
 import inputs
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -82,6 +83,16 @@ def test_every_kind_of_row(rng, dtype, eps):
         dy = rng.standard_normal(x.shape).astype(dtype)
         weight, bias = inputs.random_affine(rng, n, dtype)
         assert_isas_agree(forward_and_backward, x, dy, weight, bias, eps)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("eps", [0, 1e-5])
+def test_every_kind_of_half_row(rng, dtype, eps):
+    for n in [*range(1, 71), 100, 512, 767, 1000, 8193]:
+        with np.errstate(over="ignore"):
+            x = inputs.difficult_rows(rng, n, np.float32).astype(dtype)
+        weight, bias = inputs.random_affine(rng, n, np.float32)
+        assert_isas_agree(forward_and_backward, x, x[::-1], weight, bias, eps)
 
 
 @both_types

@@ -45,14 +45,15 @@ def test_half_with_float32_weights(isa, rng, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_a_nan_stays_one_when_it_is_rounded(isa, rng, dtype):
+@pytest.mark.parametrize("shape", [(1, 130), (9, 130), (9, 1024), (3, 4100), (1100, 4100), (5000, 1024)], ids=str)
+def test_a_nan_stays_one_when_it_is_rounded(isa, rng, dtype, shape):
     """Whatever it carries: all ones would become -0 by rounding up, a small one infinity by rounding down."""
     kinds = np.array([0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0xFFFF8001, 0x7F800001], np.uint32).view(np.float32)
-    x, bias = rows(rng, (9, 50), dtype), rows(rng, 50, np.float32)
-    bias[::2] = np.resize(kinds, 25)
-    y = cnorm.layer_norm(x, None, bias)
-    assert np.isnan(y[:, ::2]).all()
-    assert np.isfinite(y[:, 1::2]).all()
+    x, spoilt = rows(rng, shape, dtype), rows(rng, shape[1:], np.float32)
+    spoilt[::2] = np.resize(kinds, shape[1] // 2)
+    for y in cnorm.layer_norm(x, None, spoilt), cnorm.layer_norm(x, spoilt), cnorm.rms_norm(x, spoilt):
+        assert np.isnan(y[:, ::2]).all()
+        assert np.isfinite(y[:, 1::2]).all()
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

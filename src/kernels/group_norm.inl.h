@@ -205,8 +205,9 @@ INLINE void FN(groups_stats)(const T *x, ptrdiff_t n, double eps, FN(groups) *g)
     for (ptrdiff_t i = 0; i < g->count; ++i) {
         if (g->plain[i]) continue;
         T stats[3];
-        g->plain[i] = FN(shifted_stats)(x + i * n, n, eps, (double)g->K[i] + (double)S[i] * per, NULL, 0, stats);
-        g->K[i] = stats[0], g->delta[i] = stats[1], g->rstd[i] = stats[2];
+        double square = 1;
+        g->plain[i] = FN(shifted_stats)(x + i * n, n, eps, (double)g->K[i] + (double)S[i] * per, NULL, 0, stats, &square);
+        g->K[i] = stats[0], g->delta[i] = stats[1], g->rstd[i] = FN(rstd_of)(square);
         g->all_plain &= g->plain[i];
         g->all_about_0 = 0;
     }
@@ -305,7 +306,9 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
             const ptrdiff_t sample = i / call->groups, group = i % call->groups;
             const T *x = (const T *)call->x + sample * call->x_stride + group * n;
             T stats[3];
-            const int plain = FN(row_stats)(&(FN(row)){.x = x}, n, call->eps, 1, NULL, 0, NULL, FN(PLAIN), stats);
+            double square = 1;
+            const int plain = FN(row_stats)(&(FN(row)){.x = x}, n, call->eps, 1, NULL, 0, NULL, FN(PLAIN), stats, &square);
+            stats[2] = FN(rstd_of)(square);
             FN(write_channels)(channels, space, x, plain, call->gain ? (const T *)call->gain + group * channels : NULL,
                                call->bias ? (const T *)call->bias + group * channels : NULL, call->eps,
                                (T *)call->y + sample * call->y_stride + group * n, joint, stats);

@@ -121,7 +121,8 @@ INLINE V FN(normalised)(const FN(writer) *w, V d, V gain, V bias, const int cent
     return centred ? xhat * gain + bias : xhat * gain;
 }
 
-/* (4) for one whole vector at j; affine, a constant, says that neither gain nor bias is NULL */
+/* (4) for one whole vector at j; affine, a constant, says that neither gain nor bias is NULL, nor has a NaN that would not do
+ * for store_two */
 INLINE V FN(whole)(const FN(writer) *w, ptrdiff_t j, const int centred, const enum FN(origin) origin, const int affine)
 {
     V d = origin == FN(KEPT) ? TN(load)(w->d + j) : FN(load)(w->x + j);
@@ -166,9 +167,12 @@ INLINE void FN(write_group)(FN(writer) *w, const int centred, const enum FN(orig
 #pragma GCC unroll 4
     for (int i = 0; i < GROUP; ++i) v[i] = TN(keep)(FN(whole)(w, w->at + i * VL, centred, origin, affine));
 #pragma GCC unroll 4
-    for (int i = 0; i < GROUP; ++i) {
-        if (stream) FN(stream)(w->y + w->at + i * VL, v[i]);
-        else FN(store)(w->y + w->at + i * VL, v[i]);
+    for (int i = 0; i < GROUP; i += 2) {
+        X *const y = w->y + w->at + i * VL;
+        if (affine && stream) FN(stream_two)(y, v[i], v[i + 1]);
+        else if (affine) FN(store_two)(y, v[i], v[i + 1]);
+        else if (stream) FN(stream)(y, v[i]), FN(stream)(y + VL, v[i + 1]);
+        else FN(store)(y, v[i]), FN(store)(y + VL, v[i + 1]);
     }
     w->at += GROUP * VL;
 }
@@ -230,8 +234,8 @@ INLINE void FN(count)(V d, const int centred, V *s, V *q)
 
 /* The lanes of S = sum d and Q = sum d^2 over start <= j < stop of the row, of which start is a multiple of FOLD. A writer,
  * if there is one, is moved on in the same loop: the row before leaves while this one is summed. `of` is what it writes: a
- * PLAIN or SHIFTED row, not streamed, or a KEPT one, streamed. A long row is LEAD vectors ahead: behind what it then leaves of
- * the row before hide its tree, square root and division.
+ * PLAIN or SHIFTED row, not streamed, or a KEPT one. Sums are LEAD vectors ahead: what they then leave of the row before is
+ * written while the tree is waited for.
  *
  * Vectors begin `turn` lanes before the row, so that those kept lie where those written will. A lane's sum is then found
  * `turn` lanes further on, and is turned back before the tree: the same additions in the same order. */
@@ -253,7 +257,7 @@ INLINE void FN(lane_sums)(const FN(row) *row, ptrdiff_t n, ptrdiff_t start, ptrd
                 /* the first vectors of the block, one of which may have begun in the block before, and the last */
                 if (edge == 1) {
                     if (w && PASS == LANE_VECTORS) {
-                        if (!block && n >= 3 * LEAD * VL) {
+                        if (!block && n >= LONG_ROW) {
                             for (; j + PASS * VL <= LEAD * VL; j += LANES) {
 #pragma GCC unroll 4
                                 for (int i = 0; i < PASS; ++i)
@@ -264,7 +268,8 @@ INLINE void FN(lane_sums)(const FN(row) *row, ptrdiff_t n, ptrdiff_t start, ptrd
 #pragma GCC unroll 4
                             for (int i = 0; i < GROUP; ++i)
                                 FN(count)(FN(shifted)(row, j + i * VL, shift, kept), centred, &sp[i % PASS], &qp[i % PASS]);
-                            FN(write_group)(w, centred, of, 1, of == FN(KEPT));
+                            if (of == FN(KEPT) && w->joint) FN(write_group)(w, centred, of, 1, 1);
+                            else FN(write_group)(w, centred, of, 1, 0);
                         }
                     }
                     for (; j + PASS * VL <= end; j += LANES) {
@@ -317,9 +322,13 @@ INLINE int FN(accepted)(double n, double mean_square, double spread, double Q, d
     return (mean_square <= spread) & (Q <= Q_MAX) & ((Q >= n * Q_MIN) | (eps >= Q_MIN));
 }
 
-/* (1) or (2) with this K: stats = K, delta, rstd; false, with the mean in *mean, where it is not accepted */
+/* from var + eps */
+INLINE T FN(rstd_of)(double square) { return (T)(1.0 / sqrt(square)); }
+
+/* (1) or (2) with this K: stats = K, delta; *square = var + eps, whose root and quotient the caller may put off until there
+ * is other work to wait behind. False, with the mean in *mean, where it is not accepted. */
 INLINE int FN(stats_with)(const FN(row) *row, ptrdiff_t n, double eps, T K, const int centred, T *kept, ptrdiff_t turn,
-                          FN(writer) *w, const enum FN(origin) of, T stats[3], double *mean)
+                          FN(writer) *w, const enum FN(origin) of, T stats[3], double *square, double *mean)
 {
     const double count = (double)n, per = 1.0 / count;
     double S, Q;
@@ -329,16 +338,16 @@ INLINE int FN(stats_with)(const FN(row) *row, ptrdiff_t n, double eps, T K, cons
     if (!FN(accepted)(count, S * delta, spread, Q, eps)) return 0;
     stats[0] = K;
     stats[1] = (T)delta;
-    stats[2] = (T)(1.0 / sqrt(spread * per + eps));
+    *square = spread * per + eps;
     return 1;
 }
 
 /* (2) */
 static __attribute__((noinline)) int FN(shifted_stats)(const X *x, ptrdiff_t n, double eps, double mean, T *kept,
-                                                       ptrdiff_t turn, T stats[3])
+                                                       ptrdiff_t turn, T stats[3], double *square)
 {
     const FN(row) row = {.x = x};
-    return FN(stats_with)(&row, n, eps, (T)mean, 1, kept, turn, NULL, FN(PLAIN), stats, &mean);
+    return FN(stats_with)(&row, n, eps, (T)mean, 1, kept, turn, NULL, FN(PLAIN), stats, square, &mean);
 }
 
 /* (1): is there a K to begin with? */
@@ -352,17 +361,17 @@ INLINE int FN(guessed)(const FN(row) *row, ptrdiff_t n, const int centred, T *K)
     return 1;
 }
 
-/* (1) and (2): stats = K, delta, rstd; false where the row needs (3). kept, turn, w and of: see lane_sums */
+/* (1) and (2): see stats_with; false where the row needs (3). kept, turn, w and of: see lane_sums */
 INLINE int FN(row_stats)(const FN(row) *row, ptrdiff_t n, double eps, const int centred, T *kept, ptrdiff_t turn,
-                         FN(writer) *w, const enum FN(origin) of, T stats[3])
+                         FN(writer) *w, const enum FN(origin) of, T stats[3], double *square)
 {
     double mean;
     T K;
     if (FN(guessed)(row, n, centred, &K))
-        return FN(stats_with)(row, n, eps, K, 1, kept, turn, of == FN(PLAIN) ? NULL : w, of, stats, &mean) ||
-               FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats);
-    return FN(stats_with)(row, n, eps, 0, centred, kept, turn, w, of, stats, &mean) ||
-           (centred && FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats));
+        return FN(stats_with)(row, n, eps, K, 1, kept, turn, of == FN(PLAIN) ? NULL : w, of, stats, square, &mean) ||
+               FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats, square);
+    return FN(stats_with)(row, n, eps, 0, centred, kept, turn, w, of, stats, square, &mean) ||
+           (centred && FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats, square));
 }
 
 /* What (3) finds: x scale = origin + delta + xhat / rstd; inv_std_dev is what rstd is in units of x */
@@ -430,11 +439,13 @@ INLINE FN(row) FN(row_of)(const cnorm_norm *call, ptrdiff_t r, const int with_re
 }
 
 /* Gain or bias for rows of at most NEAR elements: where there is none, what changes nothing. For a few rows a copy is not
- * worth making. */
+ * worth making, but for half types, of which a NaN must be arithmetic's own. */
 INLINE const T *FN(copied)(ptrdiff_t rows, ptrdiff_t n, const T *from, T nothing, T *room)
 {
-    if (from && rows < 8) return from;
-    if (from) memcpy(room, from, (size_t)n * sizeof(T));
+    const int half = sizeof(X) < sizeof(T);
+    if (from && !half && rows < 8) return from;
+    if (from && !half) memcpy(room, from, (size_t)n * sizeof(T));
+    else if (from) for (ptrdiff_t j = 0; j < n; ++j) room[j] = from[j] == from[j] ? from[j] : (T)NAN;
     else for (ptrdiff_t j = 0; j < n; ++j) room[j] = nothing;
     return room;
 }
@@ -449,21 +460,24 @@ INLINE void FN(beside)(ptrdiff_t rows, ptrdiff_t n, const void *y, ptrdiff_t tur
 }
 
 /* Rows short enough to stay in the first cache, with gain and bias, between being summed and being written. The next row
- * is summed before a row is written, or while: its division and square root, and the wait for memory, hide behind the
- * other's work. Of a sum, and of what had to be widened, d is kept. */
-INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int with_residual)
+ * is summed before a row is written, or, where that pays, while. The tree of its sums, and after the writing square root and
+ * division, thus wait beside other work, each no longer than a processor looks ahead. Of a sum, and of what had to be
+ * widened, d is kept. */
+INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int with_residual, const int streaming)
 {
-    const int keep = with_residual || sizeof(X) < sizeof(T);
+    const int half = sizeof(X) < sizeof(T), keep = with_residual || half;
     _Alignas(VECTOR_BYTES) T room[2][FN(ROOM)], for_affine[FN(BESIDE)];
     const ptrdiff_t rows = call->rows, n = call->n;
-    const int aligned = call->streaming || (ALIGN_LOADS && n > SHORT_ROW);
-    const ptrdiff_t turn_of_first = aligned ? FN(lanes_before)(call->streaming ? call->y : call->x) : 0;
+    const int overlap = streaming || n >= LONG_ROW;
+    const int aligned = streaming || (ALIGN_LOADS && !half && n > SHORT_ROW);
+    const ptrdiff_t turn_of_first = aligned ? FN(lanes_before)(streaming ? call->y : call->x) : 0;
     T *stats = call->stats, recent[2][3];
     int plain[2] = {0, 0};
+    double square = 1;
     FN(joint) y_joint = {.to = 0}, sum_joint = {.to = 0};
-    FN(writer) w = {.n = n, .gain = call->gain, .bias = call->bias, .joint = call->streaming ? &y_joint : NULL};
+    FN(writer) w = {.n = n, .gain = call->gain, .bias = call->bias, .joint = streaming ? &y_joint : NULL};
     FN(beside)(rows, n, call->y, turn_of_first, centred, for_affine, &w.gain, &w.bias);
-    FN(joint) *to_sum = with_residual && call->streaming ? &sum_joint : NULL;
+    FN(joint) *to_sum = with_residual && streaming ? &sum_joint : NULL;
     ptrdiff_t turn_of_y = 0;
     for (ptrdiff_t next = 0; next <= rows; ++next) {
         const ptrdiff_t r = next - 1; /* the row to write */
@@ -473,18 +487,21 @@ INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int w
         X *const y = (X *)call->y + next * call->y_stride;
         const FN(row) row = FN(row_of)(call, next, with_residual, to_sum);
         /* what is streamed must be aligned; else the loads are */
-        turn_of_y = aligned ? FN(lanes_before)(call->streaming ? y : row.x) : 0;
-        const ptrdiff_t turn = to_sum ? FN(lanes_before)(row.sum) : turn_of_y;
+        turn_of_y = aligned ? FN(lanes_before)(streaming ? y : row.x) : 0;
+        const ptrdiff_t turn = to_sum ? FN(lanes_before)(row.sum) : half ? 0 : turn_of_y;
         T *const kept = keep ? room[next & 1] + turn : NULL;
         if (next < rows) {
-            if (keep && writing && w.joint)
-                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(KEPT), recent[next & 1]);
-            else if (!keep && shifted && !w.joint)
-                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(SHIFTED), recent[next & 1]);
-            else if (!keep && writing && !w.joint)
-                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(PLAIN), recent[next & 1]);
+            T *const its = recent[next & 1];
+            int accepted;
+            if (keep && writing && overlap)
+                accepted = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(KEPT), its, &square);
+            else if (shifted && overlap)
+                accepted = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(SHIFTED), its, &square);
+            else if (!keep && writing && overlap)
+                accepted = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(PLAIN), its, &square);
             else
-                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, NULL, FN(PLAIN), recent[next & 1]);
+                accepted = FN(row_stats)(&row, n, call->eps, centred, kept, turn, NULL, FN(PLAIN), its, &square);
+            plain[next & 1] = accepted;
         }
         if (writing && shifted) {
             FN(write_rest)(&w, centred, FN(SHIFTED), 1);
@@ -494,12 +511,13 @@ INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int w
             const FN(row) last = FN(row_of)(call, r, with_residual, to_sum);
             FN(exact_row)(FN(stored_row)(&last), n, call->gain, call->bias, call->eps, centred, w.y, recent[r & 1]);
         }
+        recent[next & 1][2] = FN(rstd_of)(square); /* not yet that of a row left to exact_row */
         if (stats && next) memcpy(stats + 3 * r, recent[r & 1], sizeof recent[0]);
         w.d = kept;
         w.x = row.x;
         w.y = y;
     }
-    if (w.joint) {
+    if (streaming) {
         FN(flush)(&y_joint);
         FN(flush)(&sum_joint);
         stream_fence();
@@ -516,11 +534,13 @@ INLINE void FN(far_rows)(const cnorm_norm *call, const int centred, const int wi
         FN(beside)(call->rows, call->n, call->y, FN(lanes_before)(call->y), centred, for_affine, &w.gain, &w.bias);
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
         T stats[3];
+        double square;
         const FN(row) row = FN(row_of)(call, r, with_residual, NULL);
         w.x = with_residual ? row.sum : row.x;
         w.y = (X *)call->y + r * call->y_stride;
         const ptrdiff_t turn = ALIGN_LOADS && !with_residual ? FN(lanes_before)(w.x) : 0;
-        if (FN(row_stats)(&row, call->n, call->eps, centred, NULL, turn, NULL, FN(PLAIN), stats)) {
+        if (FN(row_stats)(&row, call->n, call->eps, centred, NULL, turn, NULL, FN(PLAIN), stats, &square)) {
+            stats[2] = FN(rstd_of)(square);
             FN(write_head)(&w, stats, w.joint ? FN(lanes_before)(w.y) : turn, centred, FN(SHIFTED));
             FN(write_rest)(&w, centred, FN(SHIFTED), 0);
         } else {
@@ -537,7 +557,8 @@ INLINE void FN(far_rows)(const cnorm_norm *call, const int centred, const int wi
 INLINE void FN(norm_rows)(const cnorm_norm *call, const int centred, const int with_residual)
 {
     const int kept = with_residual || sizeof(X) < sizeof(T);
-    if (call->n <= FN(NEAR) && (kept || !call->streaming)) FN(near_rows)(call, centred, with_residual);
+    if (call->n <= FN(NEAR) && !call->streaming) FN(near_rows)(call, centred, with_residual, 0);
+    else if (call->n <= FN(NEAR) && kept) FN(near_rows)(call, centred, with_residual, 1);
     else FN(far_rows)(call, centred, with_residual);
 }
 

@@ -5,6 +5,7 @@
  * and for all four types
  *     rounded_*   a vector as it would come back from storage
  *     value_*     one stored element          stored_*   one element to store
+ *     store_two_*, stream_two_*   two vectors, one behind the other, in which a NaN is arithmetic's own
  */
 #ifndef CNORM_SIMD_STORAGE_H
 #define CNORM_SIMD_STORAGE_H
@@ -84,33 +85,51 @@ INLINE u16h narrow_f16(f32v v)
 #endif
 #endif
 
-/* Narrowing adds just under half of the last place kept, and its last bit: ties go to even. NaN apart: it could carry to 0. */
+/* bfloat16 is the high half of a float. Narrowing adds just under half of the last place kept, and its last bit: ties go to
+ * even. A NaN apart, unless it is arithmetic's own, with one bit set: it could carry to 0. */
+typedef uint32_t u32v __attribute__((vector_size(VECTOR_BYTES)));
+typedef uint16_t u16v __attribute__((vector_size(VECTOR_BYTES)));
 #if VECTOR_BYTES == 64
+#define HIGH 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, \
+             33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63
 INLINE f32v widen_bf16(u16h v)
 {
     const __m512i low = _mm512_castsi256_si512((__m256i)v);
     const __m512i from = _mm512_cvtepu16_epi32(_mm256_set_epi16(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
     return (f32v)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, _mm512_slli_epi32(from, 16), low);
 }
+INLINE u32v carried_bf16(u32v bits)
+{
+    const __mmask16 odd = _mm512_test_epi32_mask((__m512i)bits, _mm512_set1_epi32(0x10000));
+    const __m512i half = (__m512i)(bits + 0x7fff);
+    return (u32v)_mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
+}
 INLINE u16h narrow_bf16(f32v v)
 {
     const __m512i default_nan = _mm512_set1_epi32(0x33); /* 3 for either kind of NaN, 0 for what stays as it is */
-    const __m512i bits = (__m512i)_mm512_fixupimm_ps((__m512)v, (__m512)v, default_nan, 0);
-    const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-    const __m512i half = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
-    const __m512i rounded = _mm512_mask_add_epi32(half, odd, half, _mm512_set1_epi32(1));
+    const u32v bits = (u32v)_mm512_fixupimm_ps((__m512)v, (__m512)v, default_nan, 0);
     const __m512i high = _mm512_castsi256_si512(_mm256_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1));
-    return (u16h)_mm512_castsi512_si256(_mm512_permutexvar_epi16(high, rounded));
+    return (u16h)_mm512_castsi512_si256(_mm512_permutexvar_epi16(high, (__m512i)carried_bf16(bits)));
 }
 #else
+#if VECTOR_BYTES == 32
+#define HIGH 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#else
+#define HIGH 1, 3, 5, 7, 9, 11, 13, 15
+#endif
 INLINE f32v widen_bf16(u16h v) { return (f32v)(extend_u16(v) << 16); }
+INLINE u32v carried_bf16(u32v bits) { return bits + ((bits >> 16 & 1) + 0x7fff); }
 INLINE u16h narrow_bf16(f32v v)
 {
-    typedef uint32_t u32v __attribute__((vector_size(VECTOR_BYTES)));
-    const u32v bits = (u32v)v, high = bits >> 16, rounded = (bits + ((high & 1) + 0x7fff)) >> 16, nan = (u32v)(v != v);
-    return truncate_u16((i32v)((rounded & ~nan) | ((high | 0x40) & nan)));
+    const u32v bits = (u32v)v, nan = (u32v)(v != v);
+    return truncate_u16((i32v)(((carried_bf16(bits) & ~nan) | ((bits | 0x400000) & nan)) >> 16));
 }
 #endif
+INLINE u16v narrow_two_bf16(f32v a, f32v b)
+{
+    return __builtin_shufflevector((u16v)carried_bf16((u32v)a), (u16v)carried_bf16((u32v)b), HIGH);
+}
+#undef HIGH
 
 #define HALF_STORAGE(type)                                                                                           \
     INLINE f32v load_##type(const uint16_t *p) { return widen_##type(load_u16(p)); }                                 \
@@ -126,6 +145,34 @@ INLINE u16h narrow_bf16(f32v v)
     }
 HALF_STORAGE(f16)
 HALF_STORAGE(bf16)
+
+#define TWO(type, storage, vector)                                                                                   \
+    INLINE void store_two_##type(storage *p, vector a, vector b)                                                     \
+    {                                                                                                                \
+        store_##type(p, a);                                                                                          \
+        store_##type(p + sizeof(vector) / sizeof(a[0]), b);                                                          \
+    }                                                                                                                \
+    INLINE void stream_two_##type(storage *p, vector a, vector b)                                                    \
+    {                                                                                                                \
+        stream_##type(p, a);                                                                                         \
+        stream_##type(p + sizeof(vector) / sizeof(a[0]), b);                                                         \
+    }
+TWO(f32, float, f32v)
+TWO(f64, double, f64v)
+TWO(f16, uint16_t, f32v)
+INLINE void store_two_bf16(uint16_t *p, f32v a, f32v b)
+{
+    const u16v two = narrow_two_bf16(a, b);
+    memcpy(p, &two, sizeof two);
+}
+INLINE void stream_two_bf16(uint16_t *p, f32v a, f32v b)
+{
+    const u16v two = narrow_two_bf16(a, b);
+    u16h half[2];
+    memcpy(half, &two, sizeof two);
+    stream_u16(p, half[0]);
+    stream_u16(p + VL_F32, half[1]);
+}
 
 /* one value, and a value rounded to what storage holds */
 #define STORED(type, storage, real, vector)                                                                          \
