@@ -20,7 +20,7 @@ enum {
     FOLD = 8192,       /* elements after which lane sums are added to a float64 */
     NEAR_BYTES = 8192, /* of the longest row that is kept in the first cache from its sums to its output */
     SHORT_ROW = 512,   /* elements of the longest row for which aligned addresses cost more than they save */
-    GROUP = 4,         /* vectors written at a time */
+    GROUP = 4,         /* vectors written at a time, an even number */
     LONG_ROW = 768,    /* elements of the shortest row that is written while the next is summed */
     LEAD = 16,         /* vectors by which the sums are then ahead: see lane_sums */
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned vector crosses a line */

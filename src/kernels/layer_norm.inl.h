@@ -492,16 +492,14 @@ INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int w
         T *const kept = keep ? room[next & 1] + turn : NULL;
         if (next < rows) {
             T *const its = recent[next & 1];
-            int accepted;
             if (keep && writing && overlap)
-                accepted = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(KEPT), its, &square);
+                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(KEPT), its, &square);
             else if (shifted && overlap)
-                accepted = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(SHIFTED), its, &square);
+                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(SHIFTED), its, &square);
             else if (!keep && writing && overlap)
-                accepted = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(PLAIN), its, &square);
+                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(PLAIN), its, &square);
             else
-                accepted = FN(row_stats)(&row, n, call->eps, centred, kept, turn, NULL, FN(PLAIN), its, &square);
-            plain[next & 1] = accepted;
+                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, NULL, FN(PLAIN), its, &square);
         }
         if (writing && shifted) {
             FN(write_rest)(&w, centred, FN(SHIFTED), 1);
