@@ -354,13 +354,17 @@ RARE void FN(exact_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T 
 INLINE int FN(backward_channels)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], T *dx, T *dgain, T *dbias,
                               FN(joint) *joint)
 {
-    const FN(gradient) row = {dy, x, dx, FN(splat)(st[0]), FN(splat)(st[1]), FN(splat)(st[2])};
+    const ptrdiff_t ahead = AHEAD_BYTES / (ptrdiff_t)sizeof(T);
+    const FN(gradient) row = {dy, x, dx, FN(splat)(st[0]), FN(splat)(st[1]), FN(splat)(st[2]), ahead, ahead};
     const FN(shares) shares = {.gain = gain, .dgain = dgain, .dbias = dbias};
     double sums[2];
-    FN(backward_sums)(n, &row, &shares, 0, 1, 0, sums);
-    if (!(fabs(sums[0]) <= SUM_MAX && fabs(sums[1]) <= SUM_MAX)) return 0;
-    if (joint) FN(backward_dx)(n, &row, gain, FN(lanes_before)(dx), 1, 0, sums, joint);
-    else FN(backward_dx)(n, &row, gain, 0, 1, 0, sums, NULL);
+    FN(backward_sums)(n, &row, &shares, 0, 1, 0, joint != NULL, sums);
+    if (!(fabs(sums[0]) <= SUM_MAX && fabs(sums[1]) <= SUM_MAX)) {
+        if (joint) FN(add_shares)(n, row, shares, 1);
+        return 0;
+    }
+    if (joint) FN(backward_dx)(n, &row, &shares, FN(lanes_before)(dx), 1, 0, sums, joint);
+    else FN(backward_dx)(n, &row, &shares, 0, 1, 0, sums, NULL);
     return 1;
 }
 

@@ -569,6 +569,7 @@ typedef struct {
     const X *dy, *x;
     X *dx;
     V shift, delta, rstd;
+    ptrdiff_t dy_ahead, x_ahead; /* how far on lies what is fetched while dx is streamed */
 } FN(gradient);
 
 /* plain, a constant where these functions are called: K is 0 */
@@ -579,45 +580,75 @@ INLINE V FN(xhat)(const FN(gradient) *row, V x, const int centred, const int pla
 }
 
 /* What a block of rows adds up, and gain, which may be NULL: in whole vectors on the stack where rows are short, padded
- * with zeros, so that vectors may begin `turn` lanes before the row; else where the caller has them, and turn is 0. */
+ * with zeros, so that vectors may begin `turn` lanes before the row; else where the caller has them, and turn is 0.
+ * They are added to in (5), but where dx is streamed in (6): a store waits until those before it are done, and streamed
+ * ones take as long as memory takes. */
 typedef struct {
     const T *gain;
     T *dgain, *dbias;
     int padded;
 } FN(shares);
+typedef struct { V dgain, dbias; } FN(share); /* one vector of them */
 
-/* (5) for lanes from <= i < to of the vector at j: the terms of G n and H n. Missing dy are zero, and with them every term. */
-INLINE void FN(backward_terms)(const FN(gradient) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const FN(shares) *to_add,
-                               const int centred, const int plain, V *g, V *gx)
+/* lanes from <= i < to of the vector at j, with those of a row */
+INLINE FN(share) FN(with_share)(const FN(shares) *to_add, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, V dy, V xhat,
+                                const int centred)
 {
     const V zero = TN(splat)(0);
-    const int whole = to - from == VL, all = whole || to_add->padded;
+    const int all = to - from == VL || to_add->padded;
+    const T *dgain = to_add->dgain + j, *dbias = to_add->dbias + j;
+    FN(share) share = {(all ? TN(load)(dgain) : TN(load_range)(dgain, from, to, zero)) + dy * xhat, zero};
+    if (centred) share.dbias = (all ? TN(load)(dbias) : TN(load_range)(dbias, from, to, zero)) + dy;
+    return share;
+}
+
+INLINE void FN(put_share)(const FN(shares) *to_add, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, FN(share) share, const int centred)
+{
+    const int all = to - from == VL || to_add->padded;
+    if (all) TN(store)(to_add->dgain + j, share.dgain);
+    else TN(store_range)(to_add->dgain + j, from, to, share.dgain);
+    if (!centred) return;
+    if (all) TN(store)(to_add->dbias + j, share.dbias);
+    else TN(store_range)(to_add->dbias + j, from, to, share.dbias);
+}
+
+/* A vector of a row: lanes from <= i < to of dy, g and xhat at j. Missing dy are zero, and with them every term. */
+typedef struct { V dy, g, xhat; } FN(terms);
+INLINE FN(terms) FN(terms_at)(const FN(gradient) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const FN(shares) *to_add,
+                              const int centred, const int plain)
+{
+    const V zero = TN(splat)(0);
+    const int whole = to - from == VL;
     const V dy = whole ? FN(load)(row->dy + j) : FN(load_range)(row->dy + j, from, to, zero);
     const V x = whole ? FN(load)(row->x + j) : FN(load_range)(row->x + j, from, to, row->shift);
-    const V xhat = FN(xhat)(row, x, centred, plain);
-    T *const dgain = to_add->dgain + j, *const dbias = to_add->dbias + j;
-    *g = dy;
-    if (to_add->gain) *g *= all ? TN(load)(to_add->gain + j) : TN(load_range)(to_add->gain + j, from, to, zero);
-    *gx = *g * xhat;
-    const V share_gain = (all ? TN(load)(dgain) : TN(load_range)(dgain, from, to, zero)) + dy * xhat;
-    if (all) TN(store)(dgain, share_gain);
-    else TN(store_range)(dgain, from, to, share_gain);
-    if (!centred) return;
-    const V share_bias = (all ? TN(load)(dbias) : TN(load_range)(dbias, from, to, zero)) + dy;
-    if (all) TN(store)(dbias, share_bias);
-    else TN(store_range)(dbias, from, to, share_bias);
+    const T *gain = to_add->gain;
+    if (!gain) return (FN(terms)){dy, dy, FN(xhat)(row, x, centred, plain)};
+    const V at_j = whole || to_add->padded ? TN(load)(gain + j) : TN(load_range)(gain + j, from, to, zero);
+    return (FN(terms)){dy, dy * at_j, FN(xhat)(row, x, centred, plain)};
+}
+
+/* (5) for lanes from <= i < to of the vector at j: the terms of G n and H n */
+INLINE void FN(backward_terms)(const FN(gradient) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const FN(shares) *to_add,
+                               const int centred, const int plain, const int streaming, V *g, V *gx)
+{
+    const FN(terms) t = FN(terms_at)(row, j, from, to, to_add, centred, plain);
+    *g = t.g;
+    *gx = t.g * t.xhat;
+    if (!streaming)
+        FN(put_share)(to_add, j, from, to, FN(with_share)(to_add, j, from, to, t.dy, t.xhat, centred), centred);
 }
 
 /* the same of a vector at an edge of the row */
-EDGE void FN(backward_edge)(FN(gradient) row, ptrdiff_t n, ptrdiff_t j, FN(shares) to_add, int centred, V terms[2])
+EDGE void FN(backward_edge)(FN(gradient) row, ptrdiff_t n, ptrdiff_t j, FN(shares) to_add, int centred, int streaming,
+                            V terms[2])
 {
     const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
-    FN(backward_terms)(&row, j, from, to, &to_add, centred, 0, &terms[0], &terms[1]);
+    FN(backward_terms)(&row, j, from, to, &to_add, centred, 0, streaming, &terms[0], &terms[1]);
 }
 
 /* (5) for one row: sums = G n, H n. For `turn` see sums. */
 INLINE void FN(backward_sums)(ptrdiff_t n, const FN(gradient) *row, const FN(shares) *to_add, ptrdiff_t turn, const int centred,
-                              const int plain, double sums[2])
+                              const int plain, const int streaming, double sums[2])
 {
     const V zero = TN(splat)(0);
     sums[0] = sums[1] = 0;
@@ -640,7 +671,7 @@ INLINE void FN(backward_sums)(ptrdiff_t n, const FN(gradient) *row, const FN(sha
                         for (; j + PASS * VL <= end; j += LANES) {
 #pragma GCC unroll 4
                             for (int i = 0; i < PASS; ++i) {
-                                FN(backward_terms)(row, j + i * VL, 0, VL, to_add, centred, plain, &tg, &tgx);
+                                FN(backward_terms)(row, j + i * VL, 0, VL, to_add, centred, plain, streaming, &tg, &tgx);
                                 if (centred) gp[i] += tg;
                                 gxp[i] += tgx;
                             }
@@ -653,10 +684,10 @@ INLINE void FN(backward_sums)(ptrdiff_t n, const FN(gradient) *row, const FN(sha
                             gxp[i] += TN(only)(carried_gx, turn, VL);
                         } else if (j < end) {
                             if (j >= 0 && n - j >= VL) {
-                                FN(backward_terms)(row, j, 0, VL, to_add, centred, plain, &tg, &tgx);
+                                FN(backward_terms)(row, j, 0, VL, to_add, centred, plain, streaming, &tg, &tgx);
                             } else {
                                 V terms[2];
-                                FN(backward_edge)(*row, n, j, *to_add, centred, terms);
+                                FN(backward_edge)(*row, n, j, *to_add, centred, streaming, terms);
                                 tg = terms[0];
                                 tgx = terms[1];
                             }
@@ -688,45 +719,60 @@ INLINE void FN(backward_sums)(ptrdiff_t n, const FN(gradient) *row, const FN(sha
     }
 }
 
-/* (6) for lanes from <= i < to of the vector at j */
-INLINE V FN(dx)(const FN(gradient) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const T *gain, V G, V H, const int centred,
-                const int plain)
+/* (6) for lanes from <= i < to of the vector at j. For dx that is streamed, share is not NULL: it gets what dgain and dbias
+ * become there, and a row further on is fetched, as otherwise memory would be read between the streams only. */
+INLINE V FN(dx)(const FN(gradient) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const FN(shares) *to_add, V G, V H,
+                const int centred, const int plain, FN(share) *share)
 {
-    const V zero = TN(splat)(0);
-    const int whole = to - from == VL;
-    V g = whole ? FN(load)(row->dy + j) : FN(load_range)(row->dy + j, from, to, zero);
-    if (gain) g *= whole ? TN(load)(gain + j) : TN(load_range)(gain + j, from, to, zero);
-    const V x = whole ? FN(load)(row->x + j) : FN(load_range)(row->x + j, from, to, zero);
-    return row->rstd * ((centred ? g - G : g) - FN(xhat)(row, x, centred, plain) * H);
+    const FN(terms) t = FN(terms_at)(row, j, from, to, to_add, centred, plain);
+    if (share) {
+        *share = FN(with_share)(to_add, j, from, to, t.dy, t.xhat, centred);
+        fetch(row->dy, (row->dy_ahead + j) * (ptrdiff_t)sizeof(X));
+        fetch(row->x, (row->x_ahead + j) * (ptrdiff_t)sizeof(X));
+    }
+    return row->rstd * ((centred ? t.g - G : t.g) - t.xhat * H);
 }
 
-/* (6) for one row; vectors begin `turn` lanes before it, joint is NULL unless dx is streamed */
-INLINE void FN(backward_dx)(ptrdiff_t n, const FN(gradient) *row, const T *gain, ptrdiff_t turn, const int centred,
+/* the same, written where it goes; joint is NULL unless dx is streamed */
+INLINE void FN(put_dx)(const FN(gradient) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const FN(shares) *to_add, V G, V H,
+                       const int centred, const int plain, FN(joint) *joint)
+{
+    FN(share) share;
+    const V v = FN(dx)(row, j, from, to, to_add, G, H, centred, plain, joint ? &share : NULL);
+    if (joint) FN(put_share)(to_add, j, from, to, share, centred);
+    if (to - from < VL) FN(put_range)(row->dx + j, from, to, v, joint);
+    else if (joint) FN(stream)(row->dx + j, v);
+    else FN(store)(row->dx + j, v);
+}
+
+/* (6) for one row; vectors begin `turn` lanes before it */
+INLINE void FN(backward_dx)(ptrdiff_t n, const FN(gradient) *row, const FN(shares) *to_add, ptrdiff_t turn, const int centred,
                             const int plain, const double sums[2], FN(joint) *joint)
 {
     const V G = TN(splat)((T)(sums[0] / (double)n)), H = TN(splat)((T)(sums[1] / (double)n));
     ptrdiff_t j = -turn;
     if (turn) {
-        const ptrdiff_t to = n + turn < VL ? n + turn : VL;
-        FN(put_range)(row->dx + j, turn, to, FN(dx)(row, j, turn, to, gain, G, H, centred, plain), joint);
+        FN(put_dx)(row, j, turn, n + turn < VL ? n + turn : VL, to_add, G, H, centred, plain, joint);
         j += VL;
     }
     for (; j + GROUP * VL <= n; j += GROUP * VL) { /* in groups: see write_group */
         V v[GROUP];
-#pragma GCC unroll 4
-        for (int i = 0; i < GROUP; ++i) v[i] = TN(keep)(FN(dx)(row, j + i * VL, 0, VL, gain, G, H, centred, plain));
+        FN(share) share[GROUP];
 #pragma GCC unroll 4
         for (int i = 0; i < GROUP; ++i) {
-            if (joint) FN(stream)(row->dx + j + i * VL, v[i]);
-            else FN(store)(row->dx + j + i * VL, v[i]);
+            const ptrdiff_t at = j + i * VL;
+            v[i] = TN(keep)(FN(dx)(row, at, 0, VL, to_add, G, H, centred, plain, joint ? &share[i] : NULL));
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < GROUP; ++i) {
+            const ptrdiff_t at = j + i * VL;
+            if (joint) FN(put_share)(to_add, at, 0, VL, share[i], centred);
+            if (joint) FN(stream)(row->dx + at, v[i]);
+            else FN(store)(row->dx + at, v[i]);
         }
     }
-    for (; j + VL <= n; j += VL) {
-        const V v = FN(dx)(row, j, 0, VL, gain, G, H, centred, plain);
-        if (joint) FN(stream)(row->dx + j, v);
-        else FN(store)(row->dx + j, v);
-    }
-    if (j < n) FN(put_range)(row->dx + j, 0, n - j, FN(dx)(row, j, 0, n - j, gain, G, H, centred, plain), joint);
+    for (; j + VL <= n; j += VL) FN(put_dx)(row, j, 0, VL, to_add, G, H, centred, plain, joint);
+    if (j < n) FN(put_dx)(row, j, 0, n - j, to_add, G, H, centred, plain, joint);
 }
 
 /* (5) and (6) in float64, for rows whose xhat, dx or sums arithmetic in T cannot reach; dgain NULL: only (6) */
@@ -768,16 +814,30 @@ RARE void FN(exact_backward_row)(ptrdiff_t n, const X *dy, const X *x, const T *
 /* can the row do without the float64 path? written so that NaN can't */
 INLINE int FN(in_range)(const T st[3]) { return st[2] >= RSTD_MIN && st[2] <= RSTD_MAX; }
 
+/* the share of a row whose dx is left to exact_backward_row */
+RARE void FN(add_shares)(ptrdiff_t n, FN(gradient) row, FN(shares) to_add, int centred)
+{
+    for (ptrdiff_t j = 0; j < n; j += VL) {
+        const ptrdiff_t to = n - j < VL ? n - j : VL;
+        const FN(terms) t = FN(terms_at)(&row, j, 0, to, &to_add, centred, 0);
+        FN(put_share)(&to_add, j, 0, to, FN(with_share)(&to_add, j, 0, to, t.dy, t.xhat, centred), centred);
+    }
+}
+
 /* (5) and (6) for a row that does without the float64 path, unless its sums overflow */
 INLINE void FN(backward_row)(ptrdiff_t n, const FN(gradient) *row, const FN(shares) *to_add, ptrdiff_t turn, const int centred,
                              const int plain, const T st[3], FN(joint) *joint)
 {
     double sums[2];
-    FN(backward_sums)(n, row, to_add, turn, centred, plain, sums);
-    if (!(fabs(sums[0]) <= SUM_MAX && fabs(sums[1]) <= SUM_MAX))
+    FN(backward_sums)(n, row, to_add, turn, centred, plain, joint != NULL, sums);
+    if (!(fabs(sums[0]) <= SUM_MAX && fabs(sums[1]) <= SUM_MAX)) {
+        if (joint) FN(add_shares)(n, *row, *to_add, centred);
         FN(exact_backward_row)(n, row->dy, row->x, to_add->gain, st, centred, row->dx, NULL, NULL);
-    else if (joint) FN(backward_dx)(n, row, to_add->gain, FN(lanes_before)(row->dx), centred, plain, sums, joint);
-    else FN(backward_dx)(n, row, to_add->gain, turn, centred, plain, sums, NULL);
+    } else if (joint) {
+        FN(backward_dx)(n, row, to_add, FN(lanes_before)(row->dx), centred, plain, sums, joint);
+    } else {
+        FN(backward_dx)(n, row, to_add, turn, centred, plain, sums, NULL);
+    }
 }
 
 /* One block of rows: partial [2, n] becomes this block's dgain and dbias */
@@ -791,19 +851,23 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, const int centred
     FN(shares) shares = {.gain = call->gain, .dgain = call->partial, .dbias = (T *)call->partial + n, .padded = padded};
     if (padded) {
         for (int i = 0; i < 3; ++i) memset(room + i * FN(ROOM), 0, (size_t)(n + 2 * VL) * sizeof(T));
-        shares.dgain = room + turn;
-        shares.dbias = room + FN(ROOM) + turn;
-        if (call->gain) shares.gain = memcpy(room + 2 * FN(ROOM) + turn, call->gain, (size_t)n * sizeof(T));
+        /* as the vectors begin that are added to them */
+        T *const at = room + (call->streaming ? FN(lanes_before)(call->dx) : turn);
+        shares.dgain = at;
+        shares.dbias = at + FN(ROOM);
+        if (call->gain) shares.gain = memcpy(at + 2 * FN(ROOM), call->gain, (size_t)n * sizeof(T));
     } else {
         memset(call->partial, 0, 2 * (size_t)n * sizeof(T));
     }
     FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
+    const ptrdiff_t ahead = AHEAD_BYTES / (n * (ptrdiff_t)sizeof(X));
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
         const T *st = (const T *)call->stats + 3 * r;
         const FN(gradient) row = {.dy = (const X *)call->dy + r * call->dy_stride,
                                   .x = (const X *)call->x + r * call->x_stride,
                                   .dx = (X *)call->dx + r * call->dx_stride,
-                                  .shift = TN(splat)(st[0]), .delta = TN(splat)(st[1]), .rstd = TN(splat)(st[2])};
+                                  .shift = TN(splat)(st[0]), .delta = TN(splat)(st[1]), .rstd = TN(splat)(st[2]),
+                                  .dy_ahead = ahead * call->dy_stride, .x_ahead = ahead * call->x_stride};
         if (!FN(in_range)(st))
             FN(exact_backward_row)(n, row.dy, row.x, shares.gain, st, centred, row.dx, shares.dgain, shares.dbias);
         else if (st[0] == 0) FN(backward_row)(n, &row, &shares, turn, centred, 1, st, joint);

@@ -11,6 +11,7 @@
  *     load_range_* lanes from <= i < to of the vector at any address, the others filled; reads nothing else
  *     store_range_* lanes from <= i < to to the vector at any address; writes nothing else
  *     stream_*     to an address aligned to the vector, past the caches where the machine can; end with stream_fence
+ *     fetch        begins to bring the line that many bytes on into the second cache; any address will do
  *     tree_*       the sum of LANE_VECTORS vectors by halving: lane i + lane i + LANES/2, and so on down to one
  *     fold_*       the same down to one vector, and
  *     trees_*      from there for VL sums at once, which is cheaper: sum i goes to lane i
@@ -165,7 +166,9 @@ INLINE void store_range_f64(double *p, ptrdiff_t from, ptrdiff_t to, f64v v)
 
 #endif
 
-/* ---- one aligned store that does not pull its line into the caches ----------------------------------------------- */
+/* ---- a line brought in ahead, and one aligned store that does not pull its line into the caches ------------------ */
+
+INLINE void fetch(const void *p, ptrdiff_t bytes) { __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)bytes), 0, 2); }
 
 #if defined(__SSE2__)
 INLINE void stream_f32(float *p, f32v v)

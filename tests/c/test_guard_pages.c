@@ -93,6 +93,9 @@ static void norms(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
             STEP("add_layer_norm, streamed", (cnorm_active()->add_layer_norm[dtype](&call), CNORM_OK), py);
             call.residual = NULL, call.sum = NULL;
             STEP("layer_norm, streamed", (cnorm_active()->layer_norm[dtype](&call), CNORM_OK), py);
+            cnorm_norm_backward back = {.rows = rows, .n = n, .dy = pdy, .x = px, .dy_stride = n, .x_stride = n, .gain = g,
+                                        .stats = s, .dx = pdx, .dx_stride = n, .partial = ppartials, .streaming = 1};
+            STEP("layer_norm_backward, streamed", (cnorm_active()->layer_norm_backward[dtype](&back), CNORM_OK), pdx);
         }
     }
 }

@@ -137,6 +137,13 @@ static void same_when_streaming(results *r, const void *g, const void *b)
         memset(y, 0x55, (size_t)bytes);
         (now.op == RMS_NORM ? kernels->rms_norm : kernels->layer_norm)[now.dtype](&call);
         same_bits("streamed y", now.dtype, y + shift, r->y, ROWS * now.n);
+        cnorm_norm_backward back = {.rows = ROWS, .n = now.n, .dy = dy, .dy_stride = now.n, .x = x, .x_stride = now.n, .gain = g,
+                                    .stats = r->stats, .dx = y + shift, .dx_stride = now.n, .partial = partials, .streaming = 1};
+        memset(y, 0x55, (size_t)bytes), memset(partials, 0x55, sizeof partials);
+        (now.op == RMS_NORM ? kernels->rms_norm_backward : kernels->layer_norm_backward)[now.dtype](&back);
+        same_bits("dgain beside streamed dx", now.computed, partials, r->dgain, now.n);
+        same_bits("streamed dx", now.dtype, y + shift, r->dx, ROWS * now.n);
+        if (now.op == LAYER_NORM) same_bits("dbias beside streamed dx", now.computed, partials + now.n * size_of(now.computed), r->dbias, now.n);
         if (now.op == RMS_NORM) continue;
         call.residual = dy, call.residual_stride = now.n, call.sum = sum + now.n % 2 * shift, call.sum_stride = now.n;
         memset(y, 0x55, (size_t)bytes), memset(sum, 0x55, (size_t)bytes);
