@@ -847,7 +847,8 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, const int centred
     const int padded = n <= FN(NEAR) && call->rows > 1;
     _Alignas(VECTOR_BYTES) T space[PAGE_BYTES / sizeof(T) + 3 * FN(ROOM)];
     T *const room = space + apart_in_page(space, call->x, call->dy) / (ptrdiff_t)sizeof(T);
-    const ptrdiff_t turn = ALIGN_LOADS && padded && n > SHORT_ROW && call->x_stride % VL == 0 ? FN(lanes_before)(call->x) : 0;
+    const int aligned = ALIGN_LOADS && sizeof(X) == sizeof(T) && padded && n > SHORT_ROW && call->x_stride % VL == 0;
+    const ptrdiff_t turn = aligned ? FN(lanes_before)(call->x) : 0;
     FN(shares) shares = {.gain = call->gain, .dgain = call->partial, .dbias = (T *)call->partial + n, .padded = padded};
     if (padded) {
         for (int i = 0; i < 3; ++i) memset(room + i * FN(ROOM), 0, (size_t)(n + 2 * VL) * sizeof(T));
