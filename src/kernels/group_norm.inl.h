@@ -354,8 +354,7 @@ RARE void FN(exact_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T 
 INLINE int FN(backward_channels)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], T *dx, T *dgain, T *dbias,
                               FN(joint) *joint)
 {
-    const ptrdiff_t ahead = AHEAD_BYTES / (ptrdiff_t)sizeof(T);
-    const FN(gradient) row = {dy, x, dx, FN(splat)(st[0]), FN(splat)(st[1]), FN(splat)(st[2]), ahead, ahead};
+    const FN(gradient) row = {dy, x, dx, FN(splat)(st[0]), FN(splat)(st[1]), FN(splat)(st[2]), AHEAD_BYTES, AHEAD_BYTES};
     const FN(shares) shares = {.gain = gain, .dgain = dgain, .dbias = dbias};
     double sums[2];
     FN(backward_sums)(n, &row, &shares, 0, 1, 0, joint != NULL, sums);

@@ -23,7 +23,7 @@ enum {
     GROUP = 4,         /* vectors written at a time, an even number */
     LONG_ROW = 768,    /* elements of the shortest row that is written while the next is summed */
     LEAD = 16,         /* vectors by which the sums are then ahead: see lane_sums */
-    AHEAD_BYTES = 16384, /* between what the backward pass reads and what it fetches while dx is streamed */
+    AHEAD_BYTES = 16384, /* of rows, between the one that is streamed and the one fetched meanwhile */
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned vector crosses a line */
 };
 

@@ -113,7 +113,23 @@ typedef struct {
     const T *gain, *bias; /* may be NULL; RMS norm has no bias */
     X *y;
     FN(joint) *joint; /* NULL unless y is streamed */
+    const X *residual; /* NULL unless the sum is streamed too; rows ahead of it and x are then fetched */
+    ptrdiff_t x_ahead, residual_ahead;
 } FN(writer);
+
+/* bytes to the row to fetch while this one is streamed: else memory would be read between the streams only */
+INLINE ptrdiff_t FN(ahead)(ptrdiff_t n, ptrdiff_t stride)
+{
+    const ptrdiff_t item = sizeof(X), rows = AHEAD_BYTES / (n * item);
+    return rows * stride * item;
+}
+
+INLINE void FN(fetch_ahead)(const FN(writer) *w, ptrdiff_t j)
+{
+    if (!w->residual) return;
+    fetch(w->x + j, w->x_ahead, VL * sizeof(X));
+    fetch(w->residual + j, w->residual_ahead, VL * sizeof(X));
+}
 
 INLINE V FN(normalised)(const FN(writer) *w, V d, V gain, V bias, const int centred)
 {
@@ -142,6 +158,7 @@ INLINE void FN(write_edge)(FN(writer) *w, const int centred, const enum FN(origi
     const V gain = w->gain ? TN(load_range)(w->gain + at, from, to, one) : one;
     const V bias = !centred ? gain : w->bias ? TN(load_range)(w->bias + at, from, to, minus) : minus;
     FN(put_range)(w->y + at, from, to, FN(normalised)(w, d, gain, bias, centred), w->joint);
+    FN(fetch_ahead)(w, at);
     w->at += VL;
 }
 
@@ -167,6 +184,8 @@ INLINE void FN(write_group)(FN(writer) *w, const int centred, const enum FN(orig
 #pragma GCC unroll 4
     for (int i = 0; i < GROUP; ++i) v[i] = TN(keep)(FN(whole)(w, w->at + i * VL, centred, origin, affine));
 #pragma GCC unroll 4
+    for (int i = 0; stream && i < GROUP; ++i) FN(fetch_ahead)(w, w->at + i * VL);
+#pragma GCC unroll 4
     for (int i = 0; i < GROUP; i += 2) {
         X *const y = w->y + w->at + i * VL;
         if (affine && stream) FN(stream_two)(y, v[i], v[i + 1]);
@@ -181,7 +200,7 @@ INLINE void FN(write_group)(FN(writer) *w, const int centred, const enum FN(orig
 INLINE void FN(write_vector)(FN(writer) *w, const int centred, const enum FN(origin) origin, const int affine, const int stream)
 {
     const V v = FN(whole)(w, w->at, centred, origin, affine);
-    if (stream) FN(stream)(w->y + w->at, v);
+    if (stream) FN(stream)(w->y + w->at, v), FN(fetch_ahead)(w, w->at);
     else FN(store)(w->y + w->at, v);
     w->at += VL;
 }
@@ -478,6 +497,7 @@ INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int w
     FN(writer) w = {.n = n, .gain = call->gain, .bias = call->bias, .joint = streaming ? &y_joint : NULL};
     FN(beside)(rows, n, call->y, turn_of_first, centred, for_affine, &w.gain, &w.bias);
     FN(joint) *to_sum = with_residual && streaming ? &sum_joint : NULL;
+    w.x_ahead = FN(ahead)(n, call->x_stride), w.residual_ahead = FN(ahead)(n, call->residual_stride);
     ptrdiff_t turn_of_y = 0;
     for (ptrdiff_t next = 0; next <= rows; ++next) {
         const ptrdiff_t r = next - 1; /* the row to write */
@@ -513,6 +533,7 @@ INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int w
         if (stats && next) memcpy(stats + 3 * r, recent[r & 1], sizeof recent[0]);
         w.d = kept;
         w.x = row.x;
+        w.residual = to_sum ? row.residual : NULL;
         w.y = y;
     }
     if (streaming) {
@@ -569,7 +590,7 @@ typedef struct {
     const X *dy, *x;
     X *dx;
     V shift, delta, rstd;
-    ptrdiff_t dy_ahead, x_ahead; /* how far on lies what is fetched while dx is streamed */
+    ptrdiff_t dy_ahead, x_ahead; /* see ahead */
 } FN(gradient);
 
 /* plain, a constant where these functions are called: K is 0 */
@@ -720,15 +741,15 @@ INLINE void FN(backward_sums)(ptrdiff_t n, const FN(gradient) *row, const FN(sha
 }
 
 /* (6) for lanes from <= i < to of the vector at j. For dx that is streamed, share is not NULL: it gets what dgain and dbias
- * become there, and a row further on is fetched, as otherwise memory would be read between the streams only. */
+ * become there, and rows ahead are fetched. */
 INLINE V FN(dx)(const FN(gradient) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const FN(shares) *to_add, V G, V H,
                 const int centred, const int plain, FN(share) *share)
 {
     const FN(terms) t = FN(terms_at)(row, j, from, to, to_add, centred, plain);
     if (share) {
         *share = FN(with_share)(to_add, j, from, to, t.dy, t.xhat, centred);
-        fetch(row->dy, (row->dy_ahead + j) * (ptrdiff_t)sizeof(X));
-        fetch(row->x, (row->x_ahead + j) * (ptrdiff_t)sizeof(X));
+        fetch(row->dy + j, row->dy_ahead, VL * sizeof(X));
+        fetch(row->x + j, row->x_ahead, VL * sizeof(X));
     }
     return row->rstd * ((centred ? t.g - G : t.g) - t.xhat * H);
 }
@@ -861,14 +882,13 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, const int centred
         memset(call->partial, 0, 2 * (size_t)n * sizeof(T));
     }
     FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
-    const ptrdiff_t ahead = AHEAD_BYTES / (n * (ptrdiff_t)sizeof(X));
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
         const T *st = (const T *)call->stats + 3 * r;
         const FN(gradient) row = {.dy = (const X *)call->dy + r * call->dy_stride,
                                   .x = (const X *)call->x + r * call->x_stride,
                                   .dx = (X *)call->dx + r * call->dx_stride,
                                   .shift = TN(splat)(st[0]), .delta = TN(splat)(st[1]), .rstd = TN(splat)(st[2]),
-                                  .dy_ahead = ahead * call->dy_stride, .x_ahead = ahead * call->x_stride};
+                                  .dy_ahead = FN(ahead)(n, call->dy_stride), .x_ahead = FN(ahead)(n, call->x_stride)};
         if (!FN(in_range)(st))
             FN(exact_backward_row)(n, row.dy, row.x, shares.gain, st, centred, row.dx, shares.dgain, shares.dbias);
         else if (st[0] == 0) FN(backward_row)(n, &row, &shares, turn, centred, 1, st, joint);

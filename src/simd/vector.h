@@ -11,7 +11,7 @@
  *     load_range_* lanes from <= i < to of the vector at any address, the others filled; reads nothing else
  *     store_range_* lanes from <= i < to to the vector at any address; writes nothing else
  *     stream_*     to an address aligned to the vector, past the caches where the machine can; end with stream_fence
- *     fetch        begins to bring the line that many bytes on into the second cache; any address will do
+ *     fetch        begins to bring `size` bytes at `ahead` bytes from p into the second cache; any address will do
  *     tree_*       the sum of LANE_VECTORS vectors by halving: lane i + lane i + LANES/2, and so on down to one
  *     fold_*       the same down to one vector, and
  *     trees_*      from there for VL sums at once, which is cheaper: sum i goes to lane i
@@ -168,7 +168,11 @@ INLINE void store_range_f64(double *p, ptrdiff_t from, ptrdiff_t to, f64v v)
 
 /* ---- a line brought in ahead, and one aligned store that does not pull its line into the caches ------------------ */
 
-INLINE void fetch(const void *p, ptrdiff_t bytes) { __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)bytes), 0, 2); }
+/* A line is asked for twice: a processor that is busy drops what it is asked for now and then. */
+INLINE void fetch(const void *p, ptrdiff_t ahead, ptrdiff_t size)
+{
+    for (ptrdiff_t i = 0; i < size; i += 32) __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)(ahead + i)), 0, 2);
+}
 
 #if defined(__SSE2__)
 INLINE void stream_f32(float *p, f32v v)
