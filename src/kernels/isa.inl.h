@@ -20,10 +20,10 @@ enum {
     FOLD = 8192,       /* elements after which lane sums are added to a float64 */
     NEAR_BYTES = 8192, /* of the longest row that is kept in the first cache from its sums to its output */
     SHORT_ROW = 512,   /* elements of the longest row for which aligned addresses cost more than they save */
-    GROUP = 4,         /* vectors written at a time, an even number */
+    GROUP = VECTOR_BYTES == 64 ? 2 : 4, /* vectors written at a time, an even number */
     LONG_ROW = 768,    /* elements of the shortest row that is written while the next is summed */
     LEAD = 16,         /* vectors by which the sums are then ahead: see lane_sums */
-    AHEAD_BYTES = 16384, /* of rows, between the one that is streamed and the one fetched meanwhile */
+    AHEAD_BYTES = 24576, /* of rows, between the one that is streamed and the one fetched meanwhile */
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned vector crosses a line */
 };
 
