@@ -51,17 +51,17 @@ cnorm_status cnorm_widen(cnorm_dtype dtype, ptrdiff_t n, const void *x, float *y
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
-/* Storing past the caches pays once the output is larger than what they could hold for its reader, beside its inputs. */
-static int beyond_caches(ptrdiff_t rows, ptrdiff_t n, cnorm_dtype dtype)
+/* Storing past the caches pays once the output is larger than the part of them that could hold it for its reader. */
+static int beyond_caches(ptrdiff_t rows, ptrdiff_t n, cnorm_dtype dtype, ptrdiff_t part)
 {
-    return n >= 64 && rows * n * stored_bytes(dtype) >= cnorm_cpu_cache_bytes() / 4;
+    return n >= 64 && rows * n * stored_bytes(dtype) >= part;
 }
 
 static int streaming(const cnorm_norm *call, cnorm_dtype dtype)
 {
     /* arithmetic sets the pace of half types, and the alignment that streaming needs is more of it */
-    const ptrdiff_t rows = stored_bytes(dtype) == 2 && !call->sum ? call->rows / 2 : call->rows;
-    return beyond_caches(rows, call->n, dtype) && call->y_stride == call->n && call->y != call->x &&
+    const ptrdiff_t caches = cnorm_cpu_cache_bytes(), part = stored_bytes(dtype) == 2 && !call->sum ? caches / 2 : caches / 4;
+    return beyond_caches(call->rows, call->n, dtype, part) && call->y_stride == call->n && call->y != call->x &&
            call->y != call->residual && (!call->sum || (call->sum_stride == call->n && call->sum != call->x &&
                                                         call->sum != call->residual));
 }
@@ -138,7 +138,8 @@ static cnorm_status backward_blocks(void (*const *kernel)(const cnorm_norm_backw
     if (!call->dy || !call->x || !call->stats || !call->dx || !call->partial) return CNORM_ERROR_NULL;
     if (rows_overlap(rows, n, call->dx_stride)) return CNORM_ERROR_STRIDE;
     const ptrdiff_t stored = stored_bytes(dtype), computed = computed_bytes(dtype);
-    const int streaming = beyond_caches(rows, n, dtype) && call->dx_stride == n && call->dx != call->x && call->dx != call->dy;
+    const int streaming = beyond_caches(rows, n, dtype, cnorm_cpu_cache_bytes() / 4) && call->dx_stride == n &&
+                          call->dx != call->x && call->dx != call->dy;
     const float_mode mode = float_mode_enter();
     for (ptrdiff_t row = begin; row < end; row += CNORM_BLOCK_ROWS) {
         cnorm_norm_backward block = *call;

@@ -44,7 +44,8 @@ RARE void FN(wide_gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *
 }
 
 /* A = sum g and B = sum g xhat over x [n], with xhat of these stats and g = dy gain; gain may be NULL */
-static __attribute__((noinline)) void FN(gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], double *A, double *B)
+static __attribute__((noinline)) void FN(gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3],
+                                                        double *A, double *B)
 {
     const V K = FN(splat)(st[0]), delta = FN(splat)(st[1]), rstd = FN(splat)(st[2]), zero = FN(splat)(0);
     *A = *B = 0;

@@ -623,7 +623,8 @@ INLINE FN(share) FN(with_share)(const FN(shares) *to_add, ptrdiff_t j, ptrdiff_t
     return share;
 }
 
-INLINE void FN(put_share)(const FN(shares) *to_add, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, FN(share) share, const int centred)
+INLINE void FN(put_share)(const FN(shares) *to_add, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, FN(share) share,
+                          const int centred)
 {
     const int all = to - from == VL || to_add->padded;
     if (all) TN(store)(to_add->dgain + j, share.dgain);

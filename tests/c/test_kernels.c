@@ -143,7 +143,8 @@ static void same_when_streaming(results *r, const void *g, const void *b)
         (now.op == RMS_NORM ? kernels->rms_norm_backward : kernels->layer_norm_backward)[now.dtype](&back);
         same_bits("dgain beside streamed dx", now.computed, partials, r->dgain, now.n);
         same_bits("streamed dx", now.dtype, y + shift, r->dx, ROWS * now.n);
-        if (now.op == LAYER_NORM) same_bits("dbias beside streamed dx", now.computed, partials + now.n * size_of(now.computed), r->dbias, now.n);
+        if (now.op == LAYER_NORM) same_bits("dbias beside streamed dx", now.computed,
+                                             partials + now.n * size_of(now.computed), r->dbias, now.n);
         if (now.op == RMS_NORM) continue;
         call.residual = dy, call.residual_stride = now.n, call.sum = sum + now.n % 2 * shift, call.sum_stride = now.n;
         memset(y, 0x55, (size_t)bytes), memset(sum, 0x55, (size_t)bytes);
