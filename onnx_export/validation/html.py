@@ -85,7 +85,7 @@ def _norm(norm: NormReport) -> str:
 
 def _plot(norm: NormReport, width: int = 340, height: int = 220) -> str:
     """Error over bound against conditioning, both logarithmic; the line is the bound."""
-    left, right, top, bottom = 48, 10, 10, 34
+    left, right, top, bottom = 62, 10, 20, 34
     points = [(c, r, kind) for c, r, kind in norm.points if c > 0 and isfinite(c)]
     if not points:
         return ""
@@ -123,7 +123,9 @@ def _plot(norm: NormReport, width: int = 340, height: int = 220) -> str:
         'stroke-dasharray="4 3"/>'
         + "".join(ticks)
         + "".join(marks)
-        + f'<text x="{(width + left) / 2}" y="{height - 4}" text-anchor="middle">conditioning</text>'
-        f'<text x="{width - right - 4}" y="{top + 14}" text-anchor="end"><tspan fill="{_RUN}">● run</tspan> '
+        + f'<text x="{left + inner_width / 2}" y="{height - 4}" text-anchor="middle">conditioning</text>'
+        f'<text transform="translate(12 {top + inner_height / 2}) rotate(-90)" text-anchor="middle">'
+        "error / bound</text>"
+        f'<text x="{width - right}" y="{top - 7}" text-anchor="end"><tspan fill="{_RUN}">● run</tspan> '
         f'<tspan fill="{_STRESS}">● stress</tspan></text></svg>'
     )
