@@ -874,8 +874,8 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, const int centred
     FN(shares) shares = {.gain = call->gain, .dgain = call->partial, .dbias = (T *)call->partial + n, .padded = padded};
     if (padded) {
         for (int i = 0; i < 3; ++i) memset(room + i * FN(ROOM), 0, (size_t)(n + 2 * VL) * sizeof(T));
-        /* as the vectors begin that are added to them */
-        T *const at = room + (call->streaming ? FN(lanes_before)(call->dx) : turn);
+        /* as the vectors begin that are added to them, or, where that differs from row to row, behind room for a whole one */
+        T *const at = room + (!call->streaming ? turn : n % VL ? VL : FN(lanes_before)(call->dx));
         shares.dgain = at;
         shares.dbias = at + FN(ROOM);
         if (call->gain) shares.gain = memcpy(at + 2 * FN(ROOM), call->gain, (size_t)n * sizeof(T));
