@@ -29,7 +29,7 @@ cdef class Stats:
             raise TypeError(f"inv_std_dev must have the dtype of mean, {m.dtype}, got {r.dtype}")
         if not cnp.PyArray_SAMESHAPE(m, r):
             raise ValueError(f"inv_std_dev must have the shape of mean, {(<object>m).shape}, got {(<object>r).shape}")
-        self._data = np.stack([m, np.zeros_like(m), r], axis=-1)
+        self._data = np.ascontiguousarray(np.stack([m, np.zeros_like(m), r], axis=-1))  # stack may keep Fortran's order
 
     @property
     def mean(self):
@@ -576,8 +576,12 @@ cdef class BoundLayerNorm:
         TypeError, ValueError
             As `layer_norm`.
         """
-        cdef ptrdiff_t n = cnp.PyArray_DIMS(self.gain)[0]
-        cdef cnp.ndarray y = plain_norm(LAYER, x, self.gain, self.shift, self.eps_, out, n), a
+        cdef ptrdiff_t n
+        cdef cnp.ndarray y, a
+        if self.gain is None:
+            raise RuntimeError("LayerNorm.__init__ was not called")
+        n = cnp.PyArray_DIMS(self.gain)[0]
+        y = plain_norm(LAYER, x, self.gain, self.shift, self.eps_, out, n)
         if y is not None:
             return y
         a = as_array(x, "x")  # the parameters are right: what does not fit them is x

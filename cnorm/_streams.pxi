@@ -71,12 +71,12 @@ cdef class Network:
             if kind == "Linear":
                 at.kind = CNORM_LINEAR
                 at.as_.linear.weight = self.pack(layer.weights["weight"], 1, 0)
-                at.as_.linear.bias = self.pad(layer.weights.get("bias"), 1, 0)
+                at.as_.linear.bias = self.pad(layer.weights.get("bias"), 1, size, 0)
             elif kind == "LayerNorm":
                 at.kind = CNORM_ROW_NORM
                 at.as_.norm.n, at.as_.norm.eps = size, layer.eps
-                at.as_.norm.gain = self.pad(layer.weights["weight"], 1, 0)
-                at.as_.norm.bias = self.pad(layer.weights.get("bias"), 1, 0)
+                at.as_.norm.gain = self.pad(layer.weights["weight"], 1, size, 0)
+                at.as_.norm.bias = self.pad(layer.weights.get("bias"), 1, size, 0)
             elif kind == "Activation":
                 at.kind = CNORM_ACTIVATION
                 at.as_.activation.n = size
@@ -108,7 +108,7 @@ cdef class Network:
         PyMem_Free(self.layers)
 
     cdef int pack_cell(self, cnorm_cell *cell, layer, packed) except -1:
-        cdef ptrdiff_t gates = packed["weight_x"].shape[0] // layer.units, group = packed["group"]
+        cdef ptrdiff_t units = layer.units, gates = len(layer.spec.gates), group = packed["group"]
         spec = layer.spec
         cell.kind = <cnorm_cell_kind><int>CELL_KIND[spec.kind]
         cell.scope = <cnorm_scope><int>SCOPE[spec.scope]
@@ -121,18 +121,19 @@ cdef class Network:
         cell.projection_clip = INFINITY if spec.projection_clip is None else spec.projection_clip
         cell.zoneout = spec.zoneout
         cell.weight_x = self.pack(packed["weight_x"], gates, group)
-        cell.weight_h = self.pack(packed["weight_h"], packed["weight_h"].shape[0] // layer.units, group)
+        cell.weight_h = self.pack(packed["weight_h"], packed["weight_h"].shape[0] // units, group)
         if packed["weight_n"] is not None:
             cell.weight_n = self.pack(packed["weight_n"], 1, 0)
         if packed["weight_p"] is not None:
             cell.weight_p = self.pack(packed["weight_p"], 1, 0)
         # what is added to a product is as long as the packed product
-        cell.inside_x = self.pad(packed["inside_x"], gates, CNORM_GATE_PAD)
-        cell.inside_h = self.pad(packed["inside_h"], gates, CNORM_GATE_PAD)
-        cell.gain_x, cell.gain_h = self.pad(packed["gain_x"], gates, 0), self.pad(packed["gain_h"], gates, 0)
-        cell.bias, cell.bias_n = self.pad(packed["bias"], gates, 0), self.pad(packed["bias_n"], 1, 0)
-        cell.gain_c, cell.bias_c = self.pad(packed["gain_c"], 1, 0), self.pad(packed["bias_c"], 1, 0)
-        cell.bias_p = self.pad(packed["bias_p"], 1, 0)
+        cell.inside_x = self.pad(packed["inside_x"], gates, units, CNORM_GATE_PAD)
+        cell.inside_h = self.pad(packed["inside_h"], gates, units, CNORM_GATE_PAD)
+        cell.gain_x = self.pad(packed["gain_x"], gates, units, 0)
+        cell.gain_h = self.pad(packed["gain_h"], gates, units, 0)
+        cell.bias, cell.bias_n = self.pad(packed["bias"], gates, units, 0), self.pad(packed["bias_n"], 1, units, 0)
+        cell.gain_c, cell.bias_c = self.pad(packed["gain_c"], 1, units, 0), self.pad(packed["bias_c"], 1, units, 0)
+        cell.bias_p = self.pad(packed["bias_p"], 1, layer.output_size, 0)
         return 0
 
     cdef cnorm_matrix pack(self, cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group) except *:
@@ -147,14 +148,12 @@ cdef class Network:
         self.macs += cnp.PyArray_SIZE(w)
         return m
 
-    cdef const float *pad(self, v, ptrdiff_t gates, ptrdiff_t more) except? NULL:
+    cdef const float *pad(self, v, ptrdiff_t gates, ptrdiff_t units, ptrdiff_t more) except? NULL:
         """v [gates * units] as [gates, padded units], and `more` zeros; NULL for None."""
-        cdef ptrdiff_t units, width
+        cdef ptrdiff_t width = cnorm_padded_units(units)
         cdef cnp.ndarray padded
         if v is None:
             return NULL
-        units = v.size // gates
-        width = cnorm_padded_units(units)
         padded = aligned_zeros(gates * width + more)
         padded[:gates * width].reshape(gates, width)[:, :units] = v.reshape(gates, units)
         self.memory.append(padded)
@@ -164,6 +163,7 @@ cdef class Network:
         return aligned_zeros(cnorm_scratch_floats(self.layers, self.count, rows))
 
 
+cdef str NO_STREAMS = "a model with a bidirectional layer has no streams: it needs the whole sequence, see Model.run"
 cdef bytes SAVED = b"cnorm stream 1\n"  # format of Stream.save: this, the model's identity, the arrays without padding
 
 
@@ -179,7 +179,7 @@ cdef class Stream:
     cdef float *state_
     cdef int busy
 
-    def __init__(self, model, network=None):
+    def __cinit__(self, model, network=None):
         self.model = model
         if network is None:
             network = getattr(model, "_network", False)
@@ -187,8 +187,7 @@ cdef class Stream:
                 raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
         self.network = network
         if self.network is None:
-            raise ValueError("a model with a bidirectional layer has no streams: it needs the whole sequence, see "
-                             "Model.run")
+            raise ValueError(NO_STREAMS)
         self.state_memory = aligned_zeros(self.network.state_floats)
         self.state_memory[:] = self.network.initial
         self.scratch_memory = self.network.scratch(1)
@@ -395,6 +394,8 @@ def step_many(model, streams, x, out=None, reset=None):
     cdef float *scratch
     cdef float **states
     cdef cnorm_status status
+    if net is None:
+        raise ValueError(NO_STREAMS)
     streams = list(streams)
     n = len(streams)
     for i, one in enumerate(streams):

@@ -13,6 +13,8 @@ from types import MappingProxyType
 __all__ = ["PRESETS", "CellSpec"]
 
 MEANING = re.compile(r"(?P<part>\w+?)(?P<transposed>\.T)?(\[(?P<gates>\w+)\])?")  # of one use of a tensor
+PLACEHOLDER = re.compile(r"\{(layer|even|odd|reverse)\}")  # in a tensor's name, which is a format string
+UNGATED = ("weight_p", "gain_c", "bias_c", "bias_p", "h0", "c0")  # parts that gates do not share
 GATES = {"LSTM": "fiog", "GRU": "zrn", "RNN": "a"}  # as the kernels order them
 CHOICES = {
     "kind": tuple(GATES),
@@ -110,6 +112,11 @@ class CellSpec:
         object.__setattr__(self, "weights", tuple(tuple(entry) for entry in self.weights))
         if not all(len(entry) == 3 and all(isinstance(part, str) for part in entry) for entry in self.weights):
             raise TypeError("weights must be (name, shape, meaning) triples of strings")
+        for name, _, _ in self.weights:
+            if set(PLACEHOLDER.sub("", name)) & {"{", "}"}:
+                raise ValueError(
+                    f"weights: a name has no braces but {{layer}}, {{even}}, {{odd}}, {{reverse}}, got {name!r}"
+                )
         if self.ddof not in (0, 1):
             raise ValueError(f"ddof must be 0 or 1, got {self.ddof!r}")
         for name in ("forget_bias", "update_bias", "zoneout"):
@@ -155,7 +162,57 @@ class CellSpec:
                 match = MEANING.fullmatch(use)
                 if not match or match["part"] not in useful or not set(match["gates"] or "") <= set(self.gates):
                     return f"the weight {name} means {use!r}, which this cell has no use for"
+        return self._misfit()
+
+    def _misfit(self) -> str | None:
+        """What the kernels would miss, or read beyond: a shape unlike its meaning, a part missing or twice."""
+        names = [name.format(layer=0, even=0, odd=1, reverse="") for name, _, _ in self.weights]
+        if len({"h0", "c0", *names}) < len(names) + 2:
+            return "two of its weights have the same name"
+        projected = any(meaning.startswith("weight_p") for _, _, meaning in self.weights)
+        places, turns = [], set()
+        for name, shape, meaning in self.weights:
+            for uses, symbols in _pieces(shape if projected else shape.replace("P", "H"), meaning):
+                for match in map(MEANING.fullmatch, uses.split("+")):
+                    part, gates, turned = match["part"], match["gates"] or self.gates, bool(match["transposed"])
+                    optional = meaning.endswith("?") and part in ("weight_x", "weight_h")
+                    if optional or symbols[:: -1 if turned else 1] != _shape(part, len(gates), projected):
+                        return f"the weight {name} of shape {shape!r} can't be {meaning!r}"
+                    places += [(part, "")] if part in UNGATED else [(part, gate) for gate in gates]
+                    turns.add((part, turned))
+        if len(set(places)) < len(places):
+            return "two of its weights are the same part of it"
+        if missing := {(part, gate) for part in ("weight_x", "weight_h") for gate in self.gates} - set(places):
+            return f"none of its weights is {' or '.join(sorted(f'{part}[{gate}]' for part, gate in missing))}"
+        if len({part for part, _ in turns}) < len(turns):
+            return "one part of it has its inputs first in one weight and last in another"
         return None
+
+
+def _pieces(shape: str, meaning: str) -> list[tuple[str, list[str]]]:
+    """What each part of a tensor means, and its shape: of one, a joined matrix, stacked rows or stacked vectors."""
+    symbols, meanings = shape.split(), meaning.removesuffix("?").split()
+    if symbols[:1] == ["1"]:
+        symbols = symbols[1:]
+    count = len(meanings)
+    if count == 1:
+        return [(meanings[0], symbols)]
+    for axis, symbol in enumerate(symbols):
+        if symbol.count("+") == count - 1:
+            shapes = ([*symbols[:axis], term, *symbols[axis + 1 :]] for term in symbol.split("+"))
+            return list(zip(meanings, shapes, strict=True))
+    if symbols[:1] == [str(count)]:
+        return [(m, symbols[1:]) for m in meanings]
+    stacked = re.fullmatch(r"([0-9]{1,2})H", shape.removeprefix("1 "))
+    rows = int(stacked[1]) // count if stacked and int(stacked[1]) % count == 0 else 0
+    return [(m, [f"{rows}H" if rows > 1 else "H"] if rows else []) for m in meanings]
+
+
+def _shape(part: str, gates: int, projected: bool) -> list[str]:
+    """A part's shape, outputs first."""
+    rows, outputs = f"{gates}H" if gates > 1 else "H", "P" if projected else "H"
+    shapes = {"weight_x": [rows, "I"], "weight_h": [rows, outputs], "weight_p": [outputs, "H"], "bias_p": [outputs]}
+    return shapes.get(part, ["H"] if part in UNGATED else [rows])
 
 
 def _is_number(value) -> bool:

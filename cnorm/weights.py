@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from cnorm.specs import GATES, MEANING, CellSpec
+from cnorm.specs import GATES, MEANING, UNGATED, CellSpec
 
 START = (("h0", "P", "h0?"), ("c0", "H", "c0?"))  # the state at the start, which every cell may have
 
@@ -200,7 +200,7 @@ def _parts(spec: CellSpec, entries, weights, sizes) -> dict[tuple[str, str], np.
                 match = MEANING.fullmatch(use)
                 part, letters = match["part"], match["gates"] or spec.gates
                 outputs_first = piece.T if match["transposed"] else piece
-                if part in ("weight_p", "gain_c", "bias_c", "bias_p", "h0", "c0"):
+                if part in UNGATED:
                     parts[part, ""] = outputs_first
                     continue
                 for gate, rows in zip(letters, np.split(outputs_first, len(letters)), strict=True):

@@ -228,6 +228,57 @@ def test_a_cell_that_is_not_covered_is_refused_with_a_reason(key, changes, reaso
 
 
 @pytest.mark.parametrize(
+    ("preset", "place", "entry", "reason"),
+    [
+        ("ba2016", 0, ("weight_x", "4Z I", "weight_x"), "'4Z I' can't be 'weight_x'"),
+        ("ba2016", 0, ("weight_x", "0H I", "weight_x"), "'0H I' can't be"),
+        ("ba2016", 0, ("weight_x", "-4H I", "weight_x"), "'-4H I' can't be"),
+        ("ba2016", 0, ("weight_x", "4H I٤", "weight_x"), "can't be"),
+        ("ba2016", 0, ("weight_x", "I 4H", "weight_x"), "can't be"),
+        ("ba2016", 0, ("weight_x", "4H 0I", "weight_x"), "can't be"),
+        ("ba2016", 0, ("weight_x", "", "weight_x"), "can't be"),
+        ("ba2016", 0, ("weight_x", "4H I", "weight_x?"), "can't be 'weight_x\\?'"),
+        ("ba2016", 0, ("weight_x", "4H H", "weight_h"), "the same part"),
+        ("ba2016", 0, ("weight_x", "4H", "bias"), "the same part"),
+        ("ba2016", 0, ("weight_x", "4H", "inside_x"), r"none of its weights is weight_x\[f\]"),
+        ("ba2016", 0, ("weight_x", "3H I", "weight_x[fio]"), r"none of its weights is weight_x\[g\]"),
+        ("ba2016", 0, ("weight_x", "4H I", "weight_x[ffio]"), "the same part"),
+        ("ba2016", 0, ("weight_x", "4H I+H", "weight_x weight_h"), "the same part"),
+        ("ba2016", 0, ("weight_x", "2 4H I", "weight_x weight_h"), "can't be"),
+        ("ba2016", 0, ("weight_x", "8H", "weight_x weight_h"), "can't be"),
+        ("ba2016", 0, ("weight_h", "4H I", "weight_x"), "the same name"),
+        ("ba2016", 0, ("h0", "4H I", "weight_x"), "the same name"),
+        ("ba2016", -1, ("bias_c", "I", "bias_c"), "'I' can't be 'bias_c'"),
+        ("ba2016", -2, ("gain_c", "1", "gain_c"), "can't be"),
+        ("ba2016", 3, ("gain_x", "4I", "gain_x"), "can't be"),
+        ("torch", 1, ("weight_hh", "4H H", "weight_h"), "can't be"),  # there is a projection
+        ("torch", 4, ("weight_hr", "H P", "weight_p?"), "can't be"),
+        ("tflite", 0, ("input_to_input_weights", "I H", "weight_x.T[i]"), "inputs first in one"),
+        ("tf_contrib", 0, ("kernel", "2I+H 4H", "weight_x.T weight_h.T"), "can't be"),
+        ("tf_contrib", 0, ("kernel", "I+H+H 4H", "weight_x.T weight_h.T"), "can't be"),
+        ("haste", 3, ("gamma", "3 4H", "gain_x gain_h"), "can't be"),
+        ("onnx", 2, ("B", "1 9H", "bias_x bias_h?"), "can't be"),
+    ],
+    ids=str,
+)
+def test_a_spec_whose_weights_can_not_be_what_they_are_said_to_be_is_refused(preset, place, entry, reason):
+    entries = list(cnorm.PRESETS["LSTM", preset].weights)
+    entries[place] = entry
+    spec = dataclasses.replace(cnorm.PRESETS["LSTM", preset], weights=tuple(entries))
+    with pytest.raises(ValueError, match=f"does not compute this LSTM: .*{reason}"):
+        cnorm.LSTM({}, preset=spec)
+
+
+@pytest.mark.parametrize(
+    "name", ["{0}", "{}", "{foo}", "{layer.foo}", "{layer:>300000000}", "{layer!r}", "{{layer}}", "}"]
+)
+def test_a_tensor_s_name_is_no_program(name):
+    entries = cnorm.PRESETS["LSTM", "ba2016"].weights
+    with pytest.raises(ValueError, match="no braces but"):
+        dataclasses.replace(cnorm.PRESETS["LSTM", "ba2016"], weights=((name, *entries[0][1:]), *entries[1:]))
+
+
+@pytest.mark.parametrize(
     "changes",
     [{"scope": "both"}, {"gates": "ifgg"}, {"ddof": 2}, {"zoneout": 1.0}, {"cell_clip": -1.0}, {"eps": float("nan")}],
 )

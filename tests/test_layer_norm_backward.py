@@ -384,3 +384,22 @@ def test_inputs_are_left_alone(rng, dtype):
     second = cnorm.layer_norm_backward(dy, x, weight, stats)
     assert [a.tobytes() for a in [*arrays, stats.mean, stats.inv_std_dev]] == before
     assert [g.tobytes() for g in first] == [g.tobytes() for g in second]
+
+
+def test_stats_of_any_memory_layout(rng):
+    x, dy = rng.standard_normal((2, 4, 5, 8), np.float32)
+    mean, inv_std_dev = x.mean(-1, keepdims=True), 1 / x.std(-1, keepdims=True)
+    wanted = [g.tobytes() for g in cnorm.layer_norm_backward(dy, x, None, cnorm.Stats(mean, inv_std_dev))[::2]]
+    for layout in np.asfortranarray, lambda a: np.repeat(a, 2, 0)[::2], lambda a: a[::-1].copy()[::-1]:
+        stats = cnorm.Stats(layout(mean), layout(inv_std_dev))
+        assert [g.tobytes() for g in cnorm.layer_norm_backward(dy, x, None, stats)[::2]] == wanted
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_nan_in_given_stats_is_not_put_right(rng, dtype):
+    x, dy = rng.standard_normal((2, 3, 8)).astype(dtype)
+    mean = np.zeros((3, 1), np.float32 if dtype == np.float16 else dtype)
+    for bad in cnorm.Stats(mean, mean + np.nan), cnorm.Stats(mean + np.nan, mean + 1):
+        dx, _, dbias = cnorm.layer_norm_backward(dy, x, None, bad)
+        assert np.isnan(dx).all()
+        assert np.isfinite(dbias).all()

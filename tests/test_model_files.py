@@ -308,6 +308,9 @@ def test_layers_that_are_none(path, change):
         {"eps": 10**400},
         {"eps_place": "std"},
         {"weights": [["x", "4H I", "eval"]]},
+        {"weights": [["x", "4Z I", "weight_x"], ["h", "4H H", "weight_h"]]},
+        {"weights": [["x", "H I", "weight_x"], ["h", "H H", "weight_h"]]},
+        {"weights": [["{layer:>300000000}", "4H I", "weight_x"], ["h", "4H H", "weight_h"]]},
     ],
     ids=lambda change: str(change)[:40],
 )

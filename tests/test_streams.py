@@ -384,6 +384,24 @@ def test_out_may_lie_partly_over_the_input(last, isa, rng):
         assert out.tobytes() == wanted
 
 
+def test_objects_that_were_never_initialised():
+    """A subclass that forgets super().__init__, or who calls __new__: an exception, not whatever memory holds."""
+    with pytest.raises(TypeError, match="positional argument"):
+        cnorm.Stream.__new__(cnorm.Stream)
+    norm = cnorm.LayerNorm.__new__(cnorm.LayerNorm)
+    with pytest.raises(RuntimeError, match=r"LayerNorm\.__init__ was not called"):
+        norm(np.zeros((1, 3), np.float32))
+
+
+def test_a_bidirectional_model_has_no_streams(rng):
+    cell, _ = random_cell(("GRU", "torch"), rng, 5, 3)
+    model = cnorm.Model([cnorm.Bidirectional(cell, cell)])
+    with pytest.raises(ValueError, match="has no streams"):
+        model.stream()
+    with pytest.raises(ValueError, match="has no streams"):
+        model.step_many([], np.zeros((0, 5), np.float32))
+
+
 def test_step_many_refuses_and_moves_nothing(model, rng):
     streams = [model.stream() for _ in range(3)]
     stranger = deep_model(rng).stream()

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cnorm.specs import MEANING
+from cnorm.specs import MEANING, UNGATED
 from onnx_export.builders.norms import layer_norm
-
-_UNGATED = ("weight_p", "gain_c", "bias_c", "bias_p", "h0", "c0")
 
 
 class Cell:
@@ -54,7 +52,7 @@ class Cell:
         for value, uses in zip(values, meanings, strict=True):
             for use in uses.split("+"):
                 match = MEANING.fullmatch(use)
-                letters = "" if match["part"] in _UNGATED else match["gates"] or self.spec.gates
+                letters = "" if match["part"] in UNGATED else match["gates"] or self.spec.gates
                 piece = letters, value, bool(match["transposed"])
                 self._pieces.setdefault(match["part"], []).append(piece)
 

@@ -371,7 +371,7 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
         b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
         if (FN(in_range)(st)) continue; /* NaN goes the slow way too */
         b.any_exact = 1;
-        b.exact[c] = FN(exact_stats_with)(FN(channel_together)(samples, space, x, call->x_stride, c, &b), N, st[2]);
+        b.exact[c] = FN(exact_stats_with)(FN(channel_together)(samples, space, x, call->x_stride, c, &b), N, st, 1);
     }
     FN(batch_gradient_sums)(call, &b);
     for (ptrdiff_t c = 0; c < channels; ++c) {

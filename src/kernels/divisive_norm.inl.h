@@ -160,7 +160,7 @@ static double FN(smoothing_sum)(const cnorm_norm_backward *call)
             if (gain) FN(gradient_sums)(n, dy, x, gain, st, &sum, &sum_x);
             else FN(gradient_sums)(n, dy, x, NULL, st, &sum, &sum_x);
         } else {
-            const FN(exact) e = FN(exact_stats_with)(x, n, st[2]);
+            const FN(exact) e = FN(exact_stats_with)(x, n, st, 1);
             for (ptrdiff_t j = 0; j < n; ++j)
                 sum_x += (double)dy[j] * (gain ? (double)gain[j] : 1.0) * FN(exact_xhat)(&e, (double)x[j]);
             rstd = e.inv_std_dev;

@@ -106,26 +106,6 @@ INLINE void FN(gradient_run)(ptrdiff_t n, const T *dy, const T *x, T gain, const
     }
 }
 
-/* The exact statistics of a row whose forward call left rstd: one in range carries the eps of that call, one out of
- * range says that eps was negligible */
-RARE FN(exact) FN(exact_stats_with)(const T *x, ptrdiff_t n, T rstd)
-{
-    FN(exact) e = FN(exact_stats)(x, n, 0, 1);
-    if (rstd == 0) e.rstd = e.inv_std_dev = 0;
-    else if (rstd >= RSTD_TINY && rstd <= RSTD_HUGE) {
-        e.inv_std_dev = (double)rstd;
-        e.rstd = e.inv_std_dev / e.scale;
-    }
-    return e;
-}
-
-INLINE void FN(stats_of)(const FN(exact) *e, T stats[3])
-{
-    stats[0] = (T)((e->origin + e->delta) / e->scale);
-    stats[1] = (T)(((e->origin - (double)stats[0] * e->scale) + e->delta) / e->scale);
-    stats[2] = (T)e->inv_std_dev;
-}
-
 RARE void FN(exact_group)(ptrdiff_t channels, ptrdiff_t space, const T *x, const T *gain, const T *bias, double eps, T *y,
                           T stats[3])
 {
@@ -323,11 +303,11 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
 }
 
 /* all sums in float64; dgain NULL: only dx */
-RARE void FN(exact_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T *dy, const T *x, const T *gain, T rstd,
+RARE void FN(exact_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T *dy, const T *x, const T *gain, const T st[3],
                                    T *dx, T *dgain, T *dbias)
 {
     const ptrdiff_t n = channels * space;
-    const FN(exact) e = FN(exact_stats_with)(x, n, rstd);
+    const FN(exact) e = FN(exact_stats_with)(x, n, st, 1);
     double G = 0, H = 0;
     for (ptrdiff_t c = 0; c < channels; ++c) {
         double sum = 0, sum_x = 0;
@@ -406,10 +386,10 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
             T *dgain = (T *)call->dgain + group * channels, *dbias = (T *)call->dbias + group * channels;
             /* written so that NaN goes the slow way too */
             if (!FN(in_range)(st))
-                FN(exact_group_backward)(channels, space, dy, x, gain, st[2], dx, dgain, dbias);
+                FN(exact_group_backward)(channels, space, dy, x, gain, st, dx, dgain, dbias);
             else if (!(space == 1 ? FN(backward_channels)(n, dy, x, gain, st, dx, dgain, dbias, joint)
                                   : FN(backward_group)(channels, space, dy, x, gain, st, dx, dgain, dbias, joint)))
-                FN(exact_group_backward)(channels, space, dy, x, gain, st[2], dx, NULL, NULL);
+                FN(exact_group_backward)(channels, space, dy, x, gain, st, dx, NULL, NULL);
         }
     if (joint) {
         FN(flush)(joint);

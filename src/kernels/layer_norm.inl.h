@@ -429,6 +429,28 @@ RARE FN(exact) FN(exact_stats)(const X *x, ptrdiff_t n, double eps, int centred)
     return e;
 }
 
+/* The same for a row of known stats: a rstd in range carries the eps of the forward call, one out of range says that eps
+ * was negligible; 0 is kept, and so is any NaN. */
+RARE FN(exact) FN(exact_stats_with)(const X *x, ptrdiff_t n, const T st[3], int centred)
+{
+    FN(exact) e = FN(exact_stats)(x, n, 0, centred);
+    const T mean = st[0] + st[1], rstd = mean == mean ? st[2] : mean;
+    if (rstd == 0 || rstd != rstd) {
+        e.rstd = e.inv_std_dev = (double)rstd;
+    } else if (rstd >= RSTD_TINY && rstd <= RSTD_HUGE) {
+        e.inv_std_dev = (double)rstd;
+        e.rstd = e.inv_std_dev / e.scale;
+    }
+    return e;
+}
+
+INLINE void FN(stats_of)(const FN(exact) *e, T stats[3])
+{
+    stats[0] = (T)((e->origin + e->delta) / e->scale);
+    stats[1] = (T)(((e->origin - (double)stats[0] * e->scale) + e->delta) / e->scale);
+    stats[2] = (T)e->inv_std_dev;
+}
+
 INLINE double FN(exact_xhat)(const FN(exact) *e, double x) { return ((x * e->scale - e->origin) - e->delta) * e->rstd; }
 
 /* (3) and (4) in float64, rounded once to T */
@@ -441,9 +463,7 @@ RARE void FN(exact_row)(const X *x, ptrdiff_t n, const T *gain, const T *bias, d
         if (bias) v += (double)bias[j];
         y[j] = FN(stored)((T)v);
     }
-    stats[0] = (T)((e.origin + e.delta) / e.scale);
-    stats[1] = (T)(((e.origin - (double)stats[0] * e.scale) + e.delta) / e.scale);
-    stats[2] = (T)e.inv_std_dev;
+    FN(stats_of)(&e, stats);
 }
 
 INLINE FN(row) FN(row_of)(const cnorm_norm *call, ptrdiff_t r, const int with_residual, FN(joint) *sum_joint)
@@ -801,13 +821,7 @@ INLINE void FN(backward_dx)(ptrdiff_t n, const FN(gradient) *row, const FN(share
 RARE void FN(exact_backward_row)(ptrdiff_t n, const X *dy, const X *x, const T *gain, const T st[3], int centred, X *dx,
                                  T *dgain, T *dbias)
 {
-    FN(exact) e = FN(exact_stats)(x, n, 0, centred);
-    /* a rstd in range carries the eps of the forward call; one out of range says that eps was negligible */
-    if (st[2] == 0) e.rstd = e.inv_std_dev = 0;
-    else if (st[2] >= RSTD_TINY && st[2] <= RSTD_HUGE) {
-        e.inv_std_dev = (double)st[2];
-        e.rstd = e.inv_std_dev / e.scale;
-    }
+    const FN(exact) e = FN(exact_stats_with)(x, n, st, centred);
     double g_scale = 1;
     if (sizeof(T) == 8) {
         double largest = 0;
