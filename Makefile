@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 GROUPS := build test lint
 
-.PHONY: demo test lint bench ctest clang aarch64 valgrind sanitize golden exhaustive soak fuzz clean
+.PHONY: demo test lint bench ctest clang aarch64 valgrind asan sanitize golden exhaustive soak fuzz clean
 
 demo: .venv/built            ## the whole product in under 20 seconds
 	$(BIN)/cnorm demo
@@ -44,6 +44,9 @@ valgrind: .venv/built        ## under valgrind, which knows no AVX-512; every 7t
 	  test_capi test_guard_pages test_threads test_network test_cells)
 
 ADDRESS := -Db_sanitize=address,undefined -Db_lundef=false
+asan: .venv/built            ## with ASan alone, which takes a few minutes
+	$(call c_tests,asan,--buildtype=debug --optimization=1 -Db_sanitize=address -Db_lundef=false,-t 10)
+
 sanitize: .venv/built        ## with ASan and UBSan, the threads with TSan, too; then the extension under pytest
 	$(call c_tests,sanitize,--buildtype=debug --optimization=1 $(ADDRESS),-t 10)
 	$(call c_tests,tsan,--buildtype=debug --optimization=1 -Db_sanitize=thread -Db_lundef=false,-t 10 test_threads)
