@@ -219,10 +219,10 @@ def native_constant_row():
 
 @specimen
 def native_no_rows():
-    """Nothing to judge is not a fault, but it is said."""
+    """Nothing to judge is not a fault, but nothing is proved either."""
     empty = {"x": np.zeros((0, N), np.float32)}
     built = model([native()], ("rows", N), weights())
-    return Specimen(built, [("layer", "not exercised", "")], input=empty)
+    return Specimen(built, [("layer", "not exercised", "")], exit_code=2, input=empty)
 
 
 @specimen
@@ -588,7 +588,7 @@ def inside_if_decomposed():
 @specimen
 def inside_a_branch_not_taken():
     built, feeds = if_model([native(y="t")], weights(), taken=False)
-    return Specimen(built, [("layer", "not exercised", "")], input=feeds)
+    return Specimen(built, [("layer", "not exercised", "")], exit_code=2, input=feeds)
 
 
 @specimen
@@ -1120,7 +1120,7 @@ def lint_nan_in_every_row():
     nodes = [node("Log", "negative", "h"), native("h")]
     constants = weights() | {"minus": np.float32(-1)}
     nodes = [node("Abs", "x", "a"), node("Mul", "a minus", "negative"), *nodes]
-    return Specimen(model(nodes, constants=constants), [("layer", "not exercised", "")], {"non-finite"})
+    return Specimen(model(nodes, constants=constants), [("layer", "not exercised", "")], {"non-finite"}, 2)
 
 
 @specimen

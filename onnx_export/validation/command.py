@@ -30,8 +30,8 @@ def _sizes(_context, _option, values: tuple[str, ...]) -> dict[str, int]:
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of generated inputs.")
 @click.option("--external-data", is_flag=True, help="Allow tensors in other files in the model's folder.")
 @click.option("--data-root", type=click.Path(path_type=Path), help="The folder external files must lie in instead.")
-@click.option("--strict", is_flag=True, help="Count risky norms and warnings as failures.")
-@click.option("--require-norm", is_flag=True, help="Fail (2) where there is no norm to validate.")
+@click.option("--strict", is_flag=True, help="Fail (1) on risky norms and warnings, and (2) on norms not exercised.")
+@click.option("--require-norm", is_flag=True, help="Fail (2) where no norm was judged.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML file.")
 @click.option("--fix", type=click.Path(path_type=Path), help="Write a copy with LayerNormalization operators.")
@@ -42,8 +42,8 @@ def validate(context, model, size, strict, require_norm, as_json, html, memory, 
     """Check that an ONNX file computes the layer norms it claims to.
 
     \b
-    Exit codes: 0 all sound; 1 a wrong or inaccurate norm, or an error lint;
-    2 cannot validate; 3 refused for safety.
+    Exit codes: 0 all that was exercised is sound; 1 a wrong or inaccurate norm,
+    or an error lint; 2 cannot validate, or no norm was exercised; 3 refused for safety.
     """
     from rich.console import Console
 

@@ -80,7 +80,7 @@ class NormReport:
 
 @dataclass
 class ValidationReport:
-    """All that is known about one file. True in a condition if every norm was found sound; `print` shows the table.
+    """All that is known about one file. True in a condition if `ok`; `print` shows the table.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class ValidationReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every norm was found sound."""
+        """Whether `exit_code` is 0: no norm is unsound, and one was judged if there are any."""
         return self.exit_code() == SOUND
 
     def __bool__(self) -> bool:
@@ -128,7 +128,9 @@ class ValidationReport:
             return REFUSED
         if any(n.verdict in bad_verdicts for n in self.norms) or any(f.level in bad_levels for f in self.findings):
             return UNSOUND
-        if self.problem or (require_norm and not any(not n.near_miss for n in self.norms)):
+        judged = [n for n in self.norms if n.verdict != "not exercised"]
+        too_few = len(judged) < len(self.norms) if strict else self.norms and not judged
+        if self.problem or too_few or (require_norm and all(n.near_miss for n in judged)):
             return CANNOT
         return SOUND
 

@@ -59,6 +59,13 @@ def test_clean_models_exit_0(build, tmp_path):
         (gallery.unbiased_variance, ["--strict"], 1),
         (gallery.no_norm_at_all, [], 0),
         (gallery.no_norm_at_all, ["--require-norm"], 2),
+        (gallery.inside_a_branch_not_taken, [], 2),
+        (gallery.inside_a_branch_not_taken, ["--strict", "--require-norm"], 2),
+        (gallery.native_no_rows, ["--require-norm"], 2),
+        (gallery.lint_nan_in_every_row, [], 2),
+        (gallery.lint_nan_in_every_row, ["--strict"], 1),
+        (gallery.same_names_in_both_branches, ["--require-norm"], 0),
+        (gallery.same_names_in_both_branches, ["--strict"], 2),
         (gallery.custom_domain, [], 2),
         (gallery.broken_but_linted, [], 1),
         (gallery.native_layer_norm, ["--size", "n"], 2),
@@ -164,7 +171,8 @@ def test_bad_arguments_of_the_function():
 
 
 def test_a_report_prints_and_says_whether_all_is_sound(tmp_path):
-    for build, sound in ((gallery.native_layer_norm, True), (gallery.one_pass_at_a_huge_mean, False)):
+    wrong, unseen = gallery.one_pass_at_a_huge_mean, gallery.native_no_rows
+    for build, sound in ((gallery.native_layer_norm, True), (wrong, False), (unseen, False)):
         path = laid_out(build, tmp_path)
         report = validate(path[0], **({"input": path[2]} if len(path) > 1 else {}))
         assert bool(report) is report.ok is sound
