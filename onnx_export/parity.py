@@ -42,7 +42,7 @@ class Row:
     tensor : str
         The graph's name of an output or next state.
     max_abs, max_ulp : float
-        Largest absolute difference, and largest in units in the last place of the float32 judge's value.
+        Largest absolute difference, and largest in units in the last place of the judge's value in the file's dtype.
     used : float
         The largest part of its bound that a step used: 1 is the limit.
     bound : float
@@ -217,7 +217,7 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     engines |= {f"onnxruntime {level}": OrtStream(onnx_model, optimisation=level) for level in LEVELS}
     dtype = engines["onnxruntime off"].dtype
     pairs = [(name, "float64") for name in engines] + [("cnorm", f"onnxruntime {level}") for level in LEVELS]
-    measure = _Measure(pairs, _longest_sum(model.layers), float(np.finfo(dtype).eps) / 2)
+    measure = _Measure(pairs, _longest_sum(model.layers), dtype)
     rng = np.random.default_rng(seed)
 
     for number, recording in enumerate(recordings):
@@ -283,9 +283,9 @@ class _Judge:
 class _Measure:
     """Collects the differences of all steps."""
 
-    def __init__(self, pairs, longest, unit):
-        self.pairs, self.longest, self.unit = pairs, longest, unit
-        self.noise = unit * math.sqrt(max(longest, 64) / 6)
+    def __init__(self, pairs, longest, dtype):
+        self.pairs, self.longest, self.dtype, self.unit = pairs, longest, dtype, float(np.finfo(dtype).eps) / 2
+        self.noise = self.unit * math.sqrt(max(longest, 64) / 6)
         self.rows: dict[tuple[str, str, str], Row] = {}
         self.drifts: dict[tuple[str, str, str], float] = {}
         self.first: Row | None = None
@@ -297,14 +297,16 @@ class _Measure:
                 allowed = bound(self.longest, exact, self.unit, spread[tensor])
                 allowed *= 1 if against == "float64" else 2
                 apart = _apart(results[engine][tensor], results[against][tensor])
-                ulp = np.spacing(np.abs(exact).astype(results[engine][tensor].dtype)).astype(np.float64)
-                largest, used = _largest(apart), _largest(apart) / allowed
-                where = recording, step
-                row = Row(engine, against, tensor, largest, _largest(apart / ulp), used, allowed, *where, used <= 1)
+                largest, ulp = _largest(apart), _largest(apart / self._ulp(exact))
+                used = largest / allowed
+                row = Row(engine, against, tensor, largest, ulp, used, allowed, recording, step, used <= 1)
                 key = engine, against, tensor
                 self.rows[key] = _worse(self.rows.get(key, row), row)
                 if self.first is None and not row.ok:
                     self.first = row
+
+    def _ulp(self, exact) -> np.ndarray:
+        return np.spacing(np.abs(exact).astype(self.dtype)).astype(np.float64)
 
     def drift(self, runs) -> None:
         for engine, against in self.pairs:
