@@ -40,7 +40,8 @@ class Row:
     engine, against : str
         "cnorm", "onnxruntime off", "onnxruntime basic", "onnxruntime all" or "float64".
     tensor : str
-        The graph's name of an output or next state.
+        The graph's name of an output or next state, or of a state's input where the file begins it otherwise than
+        the model.
     max_abs, max_ulp : float
         Largest absolute difference, and largest in units in the last place of the judge's value in the file's dtype.
     used : float
@@ -208,24 +209,25 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     if not isinstance(onnx_model, onnx.ModelProto):
         onnx_model = safe_load.load(onnx_model, external_data=True)
     recordings = _recordings(model, inputs, steps, seed)
-    table = state_table(model)
-    names = [row["name"] for row in table]
+    names = [row["name"] for row in state_table(model)]
     _check_interface(model, onnx_model, names)
 
     judge = _Judge(onnx_model, names)
     engines = {"cnorm": model.stream()}
     engines |= {f"onnxruntime {level}": OrtStream(onnx_model, optimisation=level) for level in LEVELS}
     dtype = engines["onnxruntime off"].dtype
+    starts = {name: _rounded(engine.state(), dtype) for name, engine in engines.items()}
+    of_file = starts["onnxruntime off"]
     pairs = [(name, "float64") for name in engines] + [("cnorm", f"onnxruntime {level}") for level in LEVELS]
     measure = _Measure(pairs, _longest_sum(model.layers), dtype)
+    measure.starts(starts["cnorm"], of_file)
     rng = np.random.default_rng(seed)
 
     for number, recording in enumerate(recordings):
-        start = {row["name"]: np.full(row["units"], row["initial"], dtype) for row in table}
-        trajectory, free = start, dict.fromkeys(engines, start)
+        trajectory, free = of_file, starts
         for step, frame in enumerate(recording):
             x = frame.astype(dtype)
-            start = {name: array.astype(dtype) for name, array in trajectory.items()}
+            start = _rounded(trajectory, dtype)
             results = {"float64": judge.step(x, start)}
             results |= {name: _step(engine, x, start) for name, engine in engines.items()}
             spread = judge.spread(x, start, results["float64"], measure.noise, rng)
@@ -250,10 +252,14 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     )
 
 
+def _rounded(state, dtype) -> dict[str, np.ndarray]:
+    return {name: array.astype(dtype) for name, array in state.items()}
+
+
 def _step(stream, x, state) -> dict[str, np.ndarray]:
     """One step of a cnorm or onnxruntime stream from a given state: {"y": ..., "h0_out": ...}."""
     dtype = getattr(stream, "dtype", np.float32)
-    stream.set_state({name: array.astype(dtype) for name, array in state.items()})
+    stream.set_state(_rounded(state, dtype))
     y = stream.step(x.astype(dtype))
     return {"y": y} | {f"{name}_out": array for name, array in stream.state().items()}
 
@@ -289,6 +295,16 @@ class _Measure:
         self.rows: dict[tuple[str, str, str], Row] = {}
         self.drifts: dict[tuple[str, str, str], float] = {}
         self.first: Row | None = None
+
+    def starts(self, ours, files) -> None:
+        """A row for each state that begins otherwise; nothing is computed before the first step, so nothing is allowed."""
+        for name, exact in files.items():
+            apart = _apart(ours[name], exact)
+            if apart.any():
+                ulp = _largest(apart / self._ulp(exact))
+                row = Row("cnorm", "float64", f"{name}_in", _largest(apart), ulp, math.inf, 0.0, 0, 0, False)
+                self.rows[row.engine, row.against, row.tensor] = row
+                self.first = self.first or row
 
     def judge(self, results, spread, recording, step) -> None:
         """One step. Two engines may each be off by the bound, so twice as far from each other."""

@@ -201,6 +201,24 @@ def test_a_lost_eps_is_reported(demo):
     assert not report.ok
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_another_start_is_reported(demo, dtype):
+    """Each step agrees, from whatever state: only the table and the free runs show it."""
+    lstm, linear = demo[0].layers
+    started = cnorm.LSTM({**lstm.weights, "h0": np.full(64, 0.3, "f")}, preset="ba2016")
+    other = cnorm.Model([started, linear])
+    exported = onnx_export.export(other, dtype=dtype)
+    assert onnx_export.check_parity(other, exported, steps=4).ok
+    for model, of in ((demo[0], exported), (other, onnx_export.export(demo[0], dtype=dtype))):
+        report = onnx_export.check_parity(model, of, steps=4)
+        assert not report.ok
+        assert [row.tensor for row in report.rows if not row.ok] == ["h0_in"]
+        assert report.verdict.startswith("not equal: cnorm and float64 go apart first in h0_in at step 0")
+        assert max(drift.max_abs for drift in report.drift) > 0.1
+        assert json.loads(report.to_json())["first"]["used"] is None
+        assert "inf%" in str(report)
+
+
 def test_the_first_step_that_goes_apart_is_named(demo):
     """A file that clips its cell at 1 is right until a cell gets there."""
     model, exported = demo
