@@ -89,7 +89,7 @@ class ParityReport:
     first : Row or None
         The first step and tensor that went apart, with the differences of that step.
     steps : int
-        Steps judged.
+        Steps judged; a recording ends where a state is no longer finite.
     inputs : str
         "random" or "recorded".
     onnxruntime : str
@@ -173,8 +173,8 @@ def bound(longest: int, exact: np.ndarray, unit: float = UNIT, spread: float = 0
     errors that reach it, however they came about. The float64 graph shows by how much: `spread` is how far
     its results move when the step's inputs are off by u sqrt(n / 6).
     """
-    size = float(np.max(np.abs(exact), initial=1.0))
-    return max(4 * unit * math.sqrt(max(longest, 64)) * size, 4 * spread)
+    size = float(np.max(np.abs(exact), initial=1.0, where=np.isfinite(exact)))  # what is not finite allows nothing
+    return max(4 * unit * math.sqrt(max(longest, 64)) * size, 4 * spread if math.isfinite(spread) else 0.0)
 
 
 def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int = 0) -> ParityReport:
@@ -185,7 +185,7 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     model : cnorm.Model
     onnx_model : onnx.ModelProto, str or path-like
         With the interface of `export`, form "step" or "sequence".
-    inputs : ndarray [T, input_size], float32, or a list of them, optional
+    inputs : ndarray [T, input_size], float32 and finite, or a list of them, optional
         Recordings, each run from the initial state, all their steps judged. Without them, standard normal
         numbers.
     steps : int
@@ -202,7 +202,8 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     TypeError
         For an argument of another type.
     ValueError
-        If the file cannot be read or has another interface than the model, or `inputs` another shape.
+        If the file cannot be read or has another interface than the model, or `inputs` another shape, or numbers
+        that are not finite.
     """
     if not isinstance(model, cnorm.Model):
         raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
@@ -221,7 +222,7 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     pairs = [(name, "float64") for name in engines] + [("cnorm", f"onnxruntime {level}") for level in LEVELS]
     measure = _Measure(pairs, _longest_sum(model.layers), dtype)
     measure.starts(starts["cnorm"], of_file)
-    rng = np.random.default_rng(seed)
+    rng, judged = np.random.default_rng(seed), 0
 
     for number, recording in enumerate(recordings):
         trajectory, free = of_file, starts
@@ -232,6 +233,7 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
             results |= {name: _step(engine, x, start) for name, engine in engines.items()}
             spread = judge.spread(x, start, results["float64"], measure.noise, rng)
             measure.judge(results, spread, number, step)
+            judged += 1
 
             runs = {"float64": judge.step(x, trajectory)}
             runs |= {name: _step(engine, x, free[name]) for name, engine in engines.items()}
@@ -245,7 +247,7 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
         rows=tuple(measure.rows.values()),
         drift=tuple(Drift(*key, apart) for key, apart in measure.drifts.items()),
         first=measure.first,
-        steps=sum(map(len, recordings)),
+        steps=judged,
         inputs="random" if inputs is None else "recorded",
         onnxruntime=onnxruntime.__version__,
         dtype=dtype.name,
@@ -297,7 +299,7 @@ class _Measure:
         self.first: Row | None = None
 
     def starts(self, ours, files) -> None:
-        """A row for each state that begins otherwise; nothing is computed before the first step, so nothing is allowed."""
+        """A row for each state that begins otherwise; none is computed by then, so no difference is allowed."""
         for name, exact in files.items():
             apart = _apart(ours[name], exact)
             if apart.any():
@@ -379,6 +381,9 @@ def _recordings(model, inputs, steps, seed) -> list[np.ndarray]:
             raise TypeError(f"inputs[{i}] must be a float32 array, got {got}")
         if recording.ndim != 2 or recording.shape[1] != model.input_size:
             raise ValueError(f"inputs[{i}] must have shape (steps, {model.input_size}), got {recording.shape}")
+        if not np.isfinite(recording).all():  # NaN on all sides would be agreement about nothing
+            step = int(np.argmin(np.isfinite(recording).all(axis=1)))
+            raise ValueError(f"inputs[{i}] must be finite, got NaN or infinity at step {step}")
     if not sum(map(len, inputs)):
         raise ValueError("inputs must have at least one step, got none")
     return [np.ascontiguousarray(recording) for recording in inputs]

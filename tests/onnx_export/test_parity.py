@@ -255,6 +255,21 @@ def test_nan_is_infinitely_far(demo):
     assert not report.ok
     assert report.first.tensor == "y"
     assert json.loads(report.to_json())["first"]["max_abs"] is None
+    assert 0 < report.first.bound < 1e-3
+
+
+def test_steps_after_a_state_that_is_not_finite_are_not_counted(demo):
+    """Weights of NaN reach the cell at once: two recordings, one step of each."""
+    model, exported = demo
+
+    def poison(_, copy):
+        tensor = next(t for t in copy.graph.initializer if t.name == "layers.0.weight_h")
+        tensor.CopyFrom(onnx.numpy_helper.from_array(np.full(tensor.dims, np.nan, "f"), tensor.name))
+
+    report = onnx_export.check_parity(model, broken(exported, poison), inputs=2 * [np.ones((5, 12), "f")])
+    assert not report.ok
+    assert report.steps == 2
+    assert "2 recorded steps" in report.verdict
 
 
 def test_the_report_as_json_text_and_table(demo):
@@ -292,6 +307,7 @@ def test_the_report_as_json_text_and_table(demo):
         ({"inputs": np.zeros((3, 12))}, TypeError, r"inputs\[0\] must be a float32 array, got float64"),
         ({"inputs": [np.zeros((3, 12), "f"), 3]}, TypeError, r"inputs\[1\] must be a float32 array, got int"),
         ({"inputs": np.zeros((3, 11), "f")}, ValueError, r"inputs\[0\] must have shape \(steps, 12\)"),
+        ({"inputs": [np.diag([0, 0, np.nan] + 9 * [0.0]).astype("f")]}, ValueError, r"finite, got NaN .* at step 2"),
         ({"inputs": []}, ValueError, "at least one step"),
         ({"inputs": "recording.npz"}, TypeError, "inputs must be an array or a list"),
         ({"steps": 0}, ValueError, "steps must be at least 1"),
