@@ -162,12 +162,14 @@ def main() -> None:
 
 
 def _examine(request: dict[str, Any], emit) -> ValidationReport:
-    latest = ValidationReport(request["path"])
+    latest, stage = ValidationReport(request["path"]), "start"
 
     def remember(kind: str, value: object) -> None:
-        nonlocal latest
+        nonlocal latest, stage
         if kind == "report":
             latest = value
+        elif kind == "stage":
+            stage = value
         emit(kind, value)
 
     try:
@@ -176,7 +178,8 @@ def _examine(request: dict[str, Any], emit) -> ValidationReport:
 
         return examine(request["path"], _options(request["options"]), remember)
     except MemoryError:
-        return replace(latest, problem="the memory limit was reached")
+        limit = f"the memory limit of {request['memory'] / 2**30:.3g} GiB"
+        return replace(latest, problem=f"{limit} was reached (stage: {stage})")
     except Exception as error:  # a bug of ours, or a file stranger than any we have met
         return replace(latest, problem=f"unexpected {type(error).__name__}: {str(error)[:400]}")
 

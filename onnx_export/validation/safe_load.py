@@ -107,7 +107,7 @@ def read(path: str | os.PathLike, limits: Limits) -> bytes:
     with file:
         if status.st_size > limits.file_bytes:
             raise Refused(f"the file has {status.st_size} bytes, the limit is {limits.file_bytes}")
-        return file.read(limits.file_bytes)
+        return file.read(status.st_size)  # reserves what it is asked for, so not the limit
 
 
 def _open(path: str | os.PathLike, flags: int = 0) -> tuple[BinaryIO, os.stat_result]:

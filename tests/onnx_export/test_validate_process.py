@@ -282,6 +282,16 @@ def test_a_flood_of_memory_meets_the_limit(tmp_path):
     assert report.exit_code() == 2
 
 
+def test_the_memory_limit_counts_what_is_needed_and_is_named(tmp_path):
+    path = laid_out(gallery.native_layer_norm, tmp_path)[0]
+    result = invoke(path, "--memory", "0.5")
+    assert result.exit_code == 0, result.output
+    os.truncate(path, 2**30)
+    report = validate(path, memory=2**29)
+    assert report.problem == "the memory limit of 0.5 GiB was reached (stage: read)"
+    assert report.exit_code() == 2
+
+
 @pytest.mark.parametrize("stage", ["find", "shapes", "run", "stress"])
 def test_a_crash_costs_no_more_than_its_stage(stage, tmp_path, monkeypatch):
     """The child is made to die as a segfault in the runtime would."""
