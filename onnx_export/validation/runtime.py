@@ -31,7 +31,7 @@ class Session:
     Raises
     ------
     CannotRun
-        With the first line of the runtime's reason.
+        With the runtime's reason.
     """
 
     def __init__(self, model: onnx.ModelProto, level: str, dump: Path | None = None) -> None:
@@ -77,8 +77,8 @@ def optimised(model: onnx.ModelProto, level: str) -> onnx.ModelProto:
 
 
 def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__)[:400]
+    text = " ".join(str(error).split())  # what was got and what was expected stand on later lines
+    return (text or type(error).__name__)[:400]
 
 
 @cache

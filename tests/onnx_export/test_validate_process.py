@@ -200,6 +200,14 @@ def test_options_without_a_use_are_errors(tmp_path):
     assert "give both" in result.output
 
 
+def test_an_input_of_another_shape_is_told_what_was_expected(tmp_path):
+    path = laid_out(gallery.native_layer_norm, tmp_path)[0]
+    np.save(tmp_path / "wide.npy", np.zeros((3, gallery.N + 1), "f"))
+    problem = validate(path, input=tmp_path / "wide.npy").problem
+    assert "dimensions for input: x" in problem
+    assert f"Got: {gallery.N + 1} Expected: {gallery.N}" in problem
+
+
 def test_nobody_is_told_to_switch_pickle_on(tmp_path):
     path = laid_out(gallery.native_layer_norm, tmp_path)[0]
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
