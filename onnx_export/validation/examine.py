@@ -91,7 +91,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     except (inputs.MissingInput, runtime.CannotRun, Unreadable) as error:
         report.problem = _clip(str(error))
         return report
-    report.problem = _clip(run.trouble)
+    report.problem, report.fixed = _clip(run.trouble), []
     for position, case in enumerate(cases):
         emit("progress", (position, 2 * len(cases)))
         if case.feeds:

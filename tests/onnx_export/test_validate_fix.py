@@ -113,6 +113,8 @@ def test_a_difference_in_float64_stops_the_rewrite(tmp_path, monkeypatch):
 def test_an_unwritable_path_is_reported_and_leaves_nothing(tmp_path):
     path, _ = gallery.lay_out(gallery.pytorch_mul(), tmp_path)
     report = examine(str(path), Options(fix=str(tmp_path / "no" / "x.onnx")), lambda kind, value: None)
-    assert "--fix" in report.problem
+    assert "--fix: cannot write" in report.problem
+    assert report.fixed == []  # not "the file was not run": it was
+    assert [norm.verdict for norm in report.norms] == ["ok"]
     assert report.exit_code() == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx"]
