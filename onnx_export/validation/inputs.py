@@ -6,13 +6,14 @@ import os
 import zipfile
 from dataclasses import dataclass
 from math import prod
+from typing import BinaryIO
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
 from .graph import Scope
-from .safe_load import Unreadable
+from .safe_load import Unreadable, open_regular
 
 _MAX_BYTES = 2**31  # of generated or stored inputs together
 
@@ -43,30 +44,40 @@ def read(path: str | os.PathLike, wanted: list[str]) -> dict[str, np.ndarray]:
     Raises
     ------
     Unreadable
-        If it is neither, is too large, or holds Python objects.
+        If it is neither, no regular file, is too large, or holds Python objects.
     """
     try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                if sum(member.file_size for member in archive.infolist()) > _MAX_BYTES:
-                    raise Unreadable(f"inputs: {path} unpacks to more than {_MAX_BYTES} bytes")
-            with np.load(path, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-        else:
-            array = np.load(path, allow_pickle=False)
-            if len(wanted) != 1:
-                raise Unreadable(f"inputs: an .npy file is for one input, the model wants {wanted}; use .npz")
-            arrays = {wanted[0]: array}
+        file, status = open_regular(path)
+        with file:
+            if status.st_size > _MAX_BYTES:
+                raise Unreadable(f"inputs: {path} has {status.st_size} bytes, the limit is {_MAX_BYTES}")
+            arrays = _arrays(file, path, wanted)
     except Unreadable:
         raise
     except Exception as error:  # numpy and zipfile raise many kinds for a bad file
         # numpy advises to switch pickle on
-        reason = "neither .npz nor .npy, or with pickled objects in it" if "pickle" in str(error) else error
+        pickled = "neither .npz nor .npy, or with pickled objects in it" if "pickle" in str(error) else ""
+        reason = pickled or getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Unreadable(f"inputs: cannot read {path}: {reason}") from error
     unknown = sorted(set(arrays) - set(wanted))
     if unknown:
         raise Unreadable(f"inputs: {path} has {unknown}, the model wants {wanted}")
     return arrays
+
+
+def _arrays(file: BinaryIO, path: str | os.PathLike, wanted: list[str]) -> dict[str, np.ndarray]:
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            if sum(member.file_size for member in archive.infolist()) > _MAX_BYTES:
+                raise Unreadable(f"inputs: {path} unpacks to more than {_MAX_BYTES} bytes")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    file.seek(0)
+    array = np.load(file, allow_pickle=False)
+    if len(wanted) != 1:
+        raise Unreadable(f"inputs: an .npy file is for one input, the model wants {wanted}; use .npz")
+    return {wanted[0]: array}
 
 
 def complete(scope: Scope, given: dict[str, np.ndarray], sizes: Sizes, seed: int) -> dict[str, np.ndarray]:

@@ -101,7 +101,7 @@ def load(
 def read(path: str | os.PathLike, limits: Limits) -> bytes:
     """The bytes of a regular file within the limits."""
     try:
-        file, status = _open(path)
+        file, status = open_regular(path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise Unreadable(f"cannot open the model: {getattr(error, 'strerror', None) or error}") from error
     with file:
@@ -110,7 +110,7 @@ def read(path: str | os.PathLike, limits: Limits) -> bytes:
         return file.read(status.st_size)  # reserves what it is asked for, so not the limit
 
 
-def _open(path: str | os.PathLike, flags: int = 0) -> tuple[BinaryIO, os.stat_result]:
+def open_regular(path: str | os.PathLike, flags: int = 0) -> tuple[BinaryIO, os.stat_result]:
     """Open a regular file, without waiting for a pipe; an OSError for anything else."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     status = os.fstat(descriptor)
@@ -357,7 +357,7 @@ def _read_external(tensor: onnx.TensorProto, folder: Path, root: str) -> bytes:
     if os.path.commonpath([root, real]) != root:
         raise Refused(f"{name}: {location!r} leads out of the folder of the model (see --data-root)")
     try:
-        file, status = _open(real, os.O_NOFOLLOW)
+        file, status = open_regular(real, os.O_NOFOLLOW)
     except OSError as error:
         unsafe = error.errno in (errno.EINVAL, errno.ELOOP)  # no regular file, or a link put there just now
         kind = Refused if unsafe else Unreadable

@@ -440,6 +440,18 @@ def test_inputs_are_read_without_pickle_and_within_limits(folder):
         report = validate(path, input=folder / name)
         assert report.exit_code() == UNREADABLE, name
         assert "inputs" in report.problem, name
+    (folder / "long.npy").touch()
+    os.truncate(folder / "long.npy", 2**31 + 1)
+    os.mkfifo(folder / "pipe.npy")
+    for name, reason in {
+        "/dev/zero": "not a regular file",
+        folder / "pipe.npy": "not a regular file",
+        folder / "long.npy": "the limit is",
+        folder / "none.npy": "No such file",
+    }.items():
+        report = validate(path, input=name, timeout=20)
+        assert report.exit_code() == UNREADABLE
+        assert reason in report.problem
     np.save(folder / "good.npy", np.ones((3, gallery.N)))
     assert validate(path, input=folder / "good.npy").exit_code() == 0
     assert validate(path, input=folder / "zip.npz").exit_code() == 0  # an empty archive: all is made up
