@@ -52,7 +52,8 @@ def validate(
     external_data, data_root
         As in `safe_load.load`.
     fix : path, optional
-        Write a copy in which decomposed norms, where proved equal, are LayerNormalization operators.
+        Write a copy in which decomposed norms, where proved equal, are LayerNormalization operators. Not over the
+        model itself.
     timeout : float
         Seconds for everything.
     memory : int
@@ -72,7 +73,7 @@ def validate(
     TypeError
         If a size is not an integer.
     ValueError
-        If a size, the timeout or the memory limit is not positive.
+        If a size, the timeout or the memory limit is not positive, or `fix` is the model's own file.
     """
     whole = {"batch": batch, "dim": dim} | {f"sizes[{name!r}]": size for name, size in (sizes or {}).items()}
     for name, value in (whole | {"timeout": timeout, "memory": memory}).items():
@@ -80,6 +81,8 @@ def validate(
             raise TypeError(f"{name} must be an integer, got {value!r}")
         if not value > 0:
             raise ValueError(f"{name} must be positive, got {value}")
+    if fix is not None and replaces(fix, path):
+        raise ValueError(f"fix must name another file than the model, which it would replace, got {os.fspath(fix)!r}")
     from . import child
 
     options = {
@@ -94,3 +97,8 @@ def validate(
         "limits": asdict(limits) if limits else {},
     }
     return child.run(os.fspath(path), options, timeout=timeout, memory=memory, progress=progress)
+
+
+def replaces(path: str | os.PathLike, model: str | os.PathLike) -> bool:
+    """Whether a file written to `path` would take the place of `model`, whatever the two are called."""
+    return os.path.exists(path) and os.path.exists(model) and os.path.samefile(path, model)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from . import replaces
 from . import validate as run_validation
 from .report import CANNOT, SOUND, plain, show
 
@@ -50,7 +51,7 @@ def validate(context, model, size, strict, require_norm, as_json, html, memory, 
     if options["data_root"] is not None and not options["external_data"]:
         raise click.UsageError("--data-root says where the files of --external-data lie: give both")
     for option, path in (("--html", html), ("--fix", options["fix"])):
-        if path is not None and path.exists() and model.exists() and path.samefile(model):
+        if path is not None and replaces(path, model):
             raise click.UsageError(f"{option} must name another file than MODEL, which it would replace")
     try:
         with _Progress(sys.stderr) as progress:

@@ -190,6 +190,19 @@ def test_the_model_is_never_replaced_by_a_report(tmp_path):
     assert path.read_bytes() == before
 
 
+def test_the_model_is_never_replaced_by_its_repair(tmp_path):
+    """Under any of its names, from Python as from the command line."""
+    path = laid_out(gallery.pytorch_pow, tmp_path)[0]
+    before = path.read_bytes()
+    (tmp_path / "link.onnx").symlink_to(path)
+    for fix in path, str(path), tmp_path / "link.onnx":
+        with pytest.raises(ValueError, match="fix must name another file than the model"):
+            validate(path, fix=fix)
+    assert path.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["link.onnx", "model.onnx"]
+    assert validate(path, fix=tmp_path / "fixed.onnx").fixed[-1].startswith("wrote ")
+
+
 def test_options_without_a_use_are_errors(tmp_path):
     arguments = laid_out(gallery.decomposed_dynamic_shape, tmp_path)
     result = invoke(*arguments, "--size", "absent=3")
