@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 import cnorm
 from cnorm.model import METADATA_KEY, configuration, named_tensors
 from onnx_export.builders import builder, native
+from onnx_export.builders.norms import checked_eps
 from onnx_export.files import write
 from onnx_export.graph import GraphBuilder
 from onnx_export.validation.runtime import loads
@@ -81,7 +82,7 @@ def export(
         If `model` or an option is of another type.
     ValueError
         For an unknown form or dtype, an opset out of range, a layer without an ONNX form or without a native operator,
-        or weights beyond float16's range.
+        an eps of 0, or weights beyond float16's range.
     OSError
         If the file cannot be written.
     """
@@ -184,6 +185,7 @@ class _Export:
                     x = graph.add("Add", x, inner, name="y")
                     continue
                 family = builder(layer)
+                checked_eps(getattr(layer, "eps", None), f"model: eps of {layer!r}")
                 if self.native_ops and family.states(layer):
                     family = native
                 if self.opset < family.FIRST_OPSET:

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 from cnorm.layers import rounded
 from onnx_export.builders import family
+from onnx_export.builders.norms import checked_eps
 from onnx_export.exporter import checked_opset, finished
 from onnx_export.files import write
 from onnx_export.graph import GraphBuilder
@@ -49,16 +50,17 @@ def export_family_norm(
     path : str or path-like, optional
         Where to write the file. It appears whole or not at all.
     mean, var : ndarray, shape (n,), float32
-        For "batch_norm": the statistics.
+        For "batch_norm": the statistics; var is not negative.
     groups : int
         For "group_norm".
     space : int
         How many axes x has besides samples and channels, each of any length; at least 1 for "instance_norm". For
         "divisive_norm", whose x is [rows, n], it is 0.
     sigma, mean_radius, radius
-        For "divisive_norm", as in `cnorm.divisive_norm`; sigma is positive, because 0/0 is NaN in ONNX.
+        For "divisive_norm", as in `cnorm.divisive_norm`; the square of sigma is positive in float32, because 0/0 is
+        NaN in ONNX.
     eps : float
-        Rounded to float32.
+        Rounded to float32, and positive there for the same reason; for "batch_norm" 0 will do where no var is 0.
     opset : int
         As in `export`. "group_norm" is the operator GroupNormalization from 21 on, below it is composed of others,
         as "divisive_norm" always is.
@@ -72,8 +74,8 @@ def export_family_norm(
     TypeError
         For weights of another type.
     ValueError
-        For an unknown kind, shapes that differ, an option that this kind has not or needs, an eps, sigma or radius
-        that can't be used, an opset out of range.
+        For an unknown kind, shapes that differ, an option that this kind has not or needs, a var, eps, sigma or
+        radius that can't be used, an opset out of range.
     OSError
         If the file cannot be written.
     """
@@ -101,8 +103,14 @@ def export_family_norm(
         for r, name in ((mean_radius, "mean_radius"), (radius, "radius"))
     ]
     eps, sigma = (rounded(value, name) for value, name in ((eps, "eps"), (sigma, "sigma")))
-    if sigma == 0:
-        raise ValueError("sigma must be positive: where the deviation is 0 as well, ONNX would give NaN")
+    if kind == "divisive_norm" and not 2.0**-149 <= sigma * sigma <= float(np.finfo(np.float32).max):
+        reason = "where it is 0 and the deviation as well, ONNX would give NaN"
+        raise ValueError(f"sigma must be positive, and its square a float32 that is: {reason}, got {sigma:g}")
+    if kind == "batch_norm" and not (var >= 0).all():
+        channel = int(np.argmin(var >= 0))
+        raise ValueError(f"var must not be negative, got {var[channel]} in channel {channel}")
+    if kind in ("group_norm", "instance_norm") or (kind == "batch_norm" and not var.all()):
+        checked_eps(eps)
 
     graph = GraphBuilder(checked_opset(opset), np.float32, taken=["x", *stored])
     if kind == "batch_norm":

@@ -33,7 +33,7 @@ def export_norm(kind: str, weight, bias=None, path=None, *, eps: float = 1e-5, o
     path : str or path-like, optional
         Where to write the file. It appears whole or not at all.
     eps : float
-        Rounded to float32.
+        Rounded to float32, and positive there: 0/0 is NaN in ONNX.
     opset : int
         As in `export`. "layer_norm" is the operator LayerNormalization from 17 on, "rms_norm" RMSNormalization
         from 23 on; below they are composed of others.
@@ -47,7 +47,7 @@ def export_norm(kind: str, weight, bias=None, path=None, *, eps: float = 1e-5, o
     TypeError
         For weights of another type.
     ValueError
-        For an unknown kind, shapes that differ, an eps that is negative or not finite, an opset out of range.
+        For an unknown kind, shapes that differ, an eps that is not positive or not finite, an opset out of range.
     OSError
         If the file cannot be written.
     """
@@ -65,7 +65,7 @@ def export_norm(kind: str, weight, bias=None, path=None, *, eps: float = 1e-5, o
         if array.shape != weight.shape or not array.ndim or not array.size:
             wanted = "at least one element" if name == "weight" else f"the shape of weight, {weight.shape}"
             raise ValueError(f"{name} must have {wanted}, got shape {array.shape}")
-    eps = rounded(eps, "eps")
+    eps = norms.checked_eps(rounded(eps, "eps"))
 
     graph = GraphBuilder(checked_opset(opset), weight.dtype, taken=["x", *stored])
     if kind == "layer_norm":

@@ -14,6 +14,13 @@ LAYER_NORM_OPSET = 17  # LayerNormalization is an operator from here on
 RMS_NORM_OPSET = 23  # and RMSNormalization from here
 
 
+def checked_eps(eps: float | None, of: str = "eps") -> float | None:
+    """An eps as it is stored, in float32; cnorm makes rows without variance the bias at any eps, ONNX only above 0."""
+    if eps == 0:
+        raise ValueError(f"{of} must be positive in float32: where the variance is 0 too, ONNX would give NaN, got 0")
+    return eps
+
+
 def layer_norm(graph, x: str, gain: str, bias: str | None, eps: float, name: str, rank: int = 1) -> str:
     """(x - mean) / sqrt(var + eps) * gain + bias over the last `rank` axes."""
     if graph.opset >= LAYER_NORM_OPSET:

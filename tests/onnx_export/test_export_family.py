@@ -103,7 +103,16 @@ def test_bias_may_be_left_out(rng):
     np.testing.assert_allclose(run(model, x), cnorm.group_norm(x, 2, weight), rtol=0, atol=1e-5)
 
 
+def test_batch_norm_without_eps_where_every_channel_varies(rng):
+    x, weight, _ = random_case(rng, (5, 6))
+    var = np.linspace(0.5, 2, 6, dtype=np.float32)
+    model = onnx_export.export_family_norm("batch_norm", weight, mean=0 * var, var=var, eps=0)
+    exact = reference.batch_norm_inference(x, 0 * var, var, weight, eps=0)
+    check(model, x, exact, cnorm.batch_norm_inference(x, 0 * var, var, weight, eps=0), weight)
+
+
 ONES = np.ones(6, np.float32)
+FALLING = np.arange(3, -3, -1, dtype=np.float32)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +126,12 @@ ONES = np.ones(6, np.float32)
         (("instance_norm", ONES), {}, ValueError, "space must be at least 1"),
         (("instance_norm", ONES), {"space": 1, "mean": ONES}, ValueError, "mean and var must be None"),
         (("divisive_norm", ONES), {"sigma": 0}, ValueError, "sigma must be positive"),
+        (("divisive_norm", ONES), {"sigma": 1e-30}, ValueError, "sigma must be positive, and its square a float32"),
+        (("divisive_norm", ONES), {"sigma": 1e30}, ValueError, "sigma must be positive, and its square a float32"),
+        (("group_norm", ONES), {"groups": 2, "eps": 0}, ValueError, "eps must be positive in float32"),
+        (("instance_norm", ONES), {"space": 1, "eps": 1e-46}, ValueError, "eps must be positive in float32"),
+        (("batch_norm", ONES), {"mean": ONES, "var": 0 * ONES, "eps": 0}, ValueError, "eps must be positive"),
+        (("batch_norm", ONES), {"mean": ONES, "var": FALLING}, ValueError, r"negative, got -1\.0 in channel 4"),
         (("divisive_norm", ONES), {"radius": -1}, ValueError, "radius must be at least 0"),
         (("divisive_norm", ONES), {"radius": 1.0}, TypeError, "radius must be an integer"),
         (("divisive_norm", ONES), {"space": 1}, ValueError, "space must be 0"),

@@ -92,6 +92,8 @@ def test_the_operators_say_everything(rng):
         (("layer_norm", np.ones(3, "f")), {"eps": np.nan}, ValueError, "eps must be finite and not negative"),
         (("layer_norm", np.ones(3, "f")), {"eps": 1e300}, ValueError, "eps must be finite and not negative"),
         (("layer_norm", np.ones(3, "f")), {"eps": 10**400}, ValueError, "eps must be finite and not negative"),
+        (("layer_norm", np.ones(3, "f")), {"eps": 0}, ValueError, "eps must be positive in float32"),
+        (("rms_norm", np.ones(3, "e")), {"eps": 1e-46}, ValueError, "eps must be positive in float32"),
         (("layer_norm", np.ones(3, "f")), {"eps": "1"}, TypeError, "eps must be a real number"),
         (("layer_norm", np.ones(3, "f")), {"opset": 12}, ValueError, "opset must be from 13"),
     ],

@@ -194,6 +194,19 @@ def test_bidirectional_layers_have_no_form(rng, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("eps", [0, 1e-46])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_norms_without_eps_are_refused_by_name(rng, tmp_path, dtype, eps):
+    """A step from zeros would be NaN at once: the norm of W h has nothing but zeros to divide."""
+    weight = np.ones(6, np.float32)
+    recurrent = cnorm.LSTM(cell(rng, ("LSTM", "ba2016"), 6, 6).weights, preset="ba2016", eps=eps)
+    layers = (cnorm.LayerNorm(weight, eps=eps), cnorm.Residual([cnorm.LayerNorm(weight, eps=eps)]), recurrent)
+    for layer, name in zip(layers, (r"LayerNorm\(6, eps=0\)", r"LayerNorm\(6, eps=0\)", "LSTM"), strict=True):
+        with pytest.raises(ValueError, match=f"model: eps of {name}.* must be positive in float32"):
+            onnx_export.export(cnorm.Model([layer]), tmp_path / "m.onnx", dtype=dtype)
+    assert os.listdir(tmp_path) == []
+
+
 def test_names_of_checkpoints_that_are_no_identifiers(rng):
     """Formal names of a function's inputs are identifiers; the file's tensors keep the checkpoint's names."""
     model = cnorm.Model([cell(rng, ("LSTM", "tfa"), 5, 6)])
