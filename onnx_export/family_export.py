@@ -62,8 +62,8 @@ def export_family_norm(
     eps : float
         Rounded to float32, and positive there for the same reason; for "batch_norm" 0 will do where no var is 0.
     opset : int
-        As in `export`. "group_norm" is the operator GroupNormalization from 21 on, below it is composed of others,
-        as "divisive_norm" always is.
+        As in `export`. "group_norm" with space axes is the operator GroupNormalization from 21 on; else it is composed
+        of others, as "divisive_norm" always is.
 
     Returns
     -------
