@@ -97,6 +97,8 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         if case.feeds:
             with _apart(case, report):
                 report.findings += run.judge(position)
+    if all(norm.verdict == "not exercised" for norm in report.norms):
+        report.problem = report.problem or "no norm was exercised, so nothing is proved"
     emit("report", report)
 
     emit("stage", "stress")

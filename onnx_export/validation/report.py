@@ -129,8 +129,8 @@ class ValidationReport:
         if any(n.verdict in bad_verdicts for n in self.norms) or any(f.level in bad_levels for f in self.findings):
             return UNSOUND
         judged = [n for n in self.norms if n.verdict != "not exercised"]
-        too_few = len(judged) < len(self.norms) if strict else self.norms and not judged
-        if self.problem or too_few or (require_norm and all(n.near_miss for n in judged)):
+        unseen = strict and len(judged) < len(self.norms)
+        if self.problem or unseen or (require_norm and all(n.near_miss for n in judged)):
             return CANNOT
         return SOUND
 

@@ -79,6 +79,11 @@ def test_exit_codes(build, flags, code, tmp_path):
     assert result.exit_code == code, result.output
 
 
+def test_it_is_said_that_no_norm_was_exercised(tmp_path):
+    result = invoke(*laid_out(gallery.inside_a_branch_not_taken, tmp_path))
+    assert "cannot validate: no norm was exercised, so nothing is proved" in result.output
+
+
 def test_as_a_subprocess(tmp_path):
     path, _ = gallery.lay_out(gallery.lint_eps_zero(), tmp_path)
     done = subprocess.run(
