@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import itertools
 import json
@@ -175,7 +177,12 @@ class Model:
     def save(self, path):
         """Write the model to a safetensors file: weights by name, configuration as JSON in the metadata.
 
-        The file appears whole or not at all.
+        The file appears whole or not at all; one that is there keeps its mode.
+
+        Raises
+        ------
+        OSError
+            If it can't be written, or what is there is not a regular file.
         """
         data = safetensors.numpy.save(named_tensors(self._layers), metadata={METADATA_KEY: configuration(self._layers)})
         write_whole(path, data)
@@ -188,20 +195,39 @@ class Model:
 
 
 def write_whole(path, data: bytes) -> None:
-    """Write a file that appears whole or not at all; an OSError names it, not the temporary one beside it."""
-    path = Path(path)
+    """Write a file that appears whole or not at all, as `replacing` says."""
+    with replacing(path) as file:
+        file.write_bytes(data)
+
+
+@contextlib.contextmanager
+def replacing(path):
+    """A path in a folder of its own, to write to; then all that lies in that folder goes to where `path` is.
+
+    A link stays and what it leads to is replaced. What is there keeps its mode, what is new has the umask's.
+
+    Raises
+    ------
+    OSError
+        It names `path`. What is no regular file is refused, and on any error what was there stays as it was.
+    """
+    path = os.fsdecode(path)
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            mode = os.stat(path).st_mode
+        except FileNotFoundError:
+            mode = None
+        if mode is not None and not stat.S_ISREG(mode):
+            raise OSError(errno.EEXIST, "what is there is not a regular file")
+        target = Path(os.path.realpath(path))
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+            yield Path(folder, target.name)
+            for name in sorted(os.listdir(folder), key=target.name.__eq__):  # the file last: it may need the others
+                if mode is not None:
+                    os.chmod(Path(folder, name), stat.S_IMODE(mode) & 0o777)
+                os.replace(Path(folder, name), target.with_name(name))
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        raise OSError(error.errno, error.strerror or str(error), path) from None
 
 
 def configuration(layers) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+
+from cnorm.model import replacing, write_whole
 
 __all__ = ["write", "write_whole"]
 
@@ -42,31 +42,11 @@ def write(model: onnx.ModelProto, weights: dict[str, np.ndarray], path) -> None:
         if external:
             raise ValueError(f"path must be given: {size} bytes of weights need a second file beside the model's")
         return
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))  # not the temporary's name
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        data = _write_data(model, weights, Path(folder), path.name) if external else None
-        Path(folder, path.name).write_bytes(model.SerializeToString(deterministic=True))
+    with replacing(path) as file:
+        data = _write_data(model, weights, file.parent, file.name) if external else None
+        file.write_bytes(model.SerializeToString(deterministic=True))
         if data:
-            onnx.checker.check_model(Path(folder, path.name), full_check=True)
-        for name in (data, path.name) if data else (path.name,):  # the model last: it needs the data
-            os.chmod(Path(folder, name), 0o644)
-            os.replace(Path(folder, name), path.with_name(name))
-
-
-def write_whole(path, data: bytes) -> None:
-    """Write one file that appears whole or not at all. The validator does without `cnorm.model`, which has the like."""
-    path = Path(path)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+            onnx.checker.check_model(file, full_check=True)
 
 
 def _write_data(model: onnx.ModelProto, weights: dict[str, np.ndarray], folder: Path, name: str) -> str:

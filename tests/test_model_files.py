@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import stat
 import struct
 import subprocess
 import sys
@@ -104,6 +105,45 @@ def test_a_path_that_can_not_be_written_is_named(tmp_path, rng):
     with pytest.raises(FileNotFoundError) as caught:
         small_model(rng).save(tmp_path / "absent" / "model")
     assert caught.value.filename == str(tmp_path / "absent" / "model")
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path, rng):
+    """A device or a pipe would become a file, and whoever reads the pipe would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    os.symlink("pipe", tmp_path / "link")
+    os.mkdir(tmp_path / "folder")
+    for name in ("pipe", "link", "folder"):
+        with pytest.raises(OSError, match=rf"not a regular file: '{tmp_path / name}'$"):
+            small_model(rng).save(tmp_path / name)
+    assert stat.S_ISFIFO(os.stat(tmp_path / "link").st_mode)
+    assert os.path.islink(tmp_path / "link")
+    os.symlink("loop", tmp_path / "loop")
+    for name in (str(tmp_path / "loop"), ""):
+        with pytest.raises(OSError, match=rf": '{name}'$"):
+            small_model(rng).save(name)
+    assert sorted(os.listdir(tmp_path)) == ["folder", "link", "loop", "pipe"]
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path, rng):
+    os.mkdir(tmp_path / "folder")
+    os.symlink("folder/model", tmp_path / "link")
+    for _ in range(2):  # where it leads to nothing yet, and where it does
+        small_model(rng).save(tmp_path / "link")
+        assert os.readlink(tmp_path / "link") == "folder/model"
+        assert cnorm.load(tmp_path / "folder" / "model").output_size == 2
+    assert os.listdir(tmp_path / "folder") == ["model"]
+
+
+def test_files_have_the_mode_of_the_umask_or_of_what_they_replace(tmp_path, rng):
+    before = os.umask(0o027)
+    try:
+        small_model(rng).save(tmp_path / "new")
+        assert stat.S_IMODE(os.stat(tmp_path / "new").st_mode) == 0o640
+        os.chmod(tmp_path / "new", 0o606)
+        small_model(rng).save(tmp_path / "new")
+        assert stat.S_IMODE(os.stat(tmp_path / "new").st_mode) == 0o606
+    finally:
+        os.umask(before)
 
 
 # ---- hostile ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import subprocess
 import sys
 
@@ -327,6 +328,28 @@ def test_large_weights_go_to_a_second_file(tmp_path, small_limit):
     np.testing.assert_array_equal(
         onnx_export.load(path).layers[0].weights["weight_h"], model.layers[0].weights["weight_h"]
     )
+
+
+def test_modes_links_and_what_is_no_file(tmp_path, small_limit):
+    """As for `cnorm.Model.save`; the second file has the mode of the first and lies beside what a link leads to."""
+    (tmp_path / "folder").mkdir()
+    os.symlink("folder/real.onnx", tmp_path / "link")
+    before = os.umask(0o077)
+    try:
+        for mode in (0o600, 0o640):
+            onnx_export.export(cnorm.demo_model(), tmp_path / "link")
+            files = sorted((tmp_path / "folder").iterdir())
+            assert [file.suffix for file in files] == [".onnx", ".data"]
+            assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {mode}
+            os.chmod(files[0], 0o640)
+    finally:
+        os.umask(before)
+    assert os.readlink(tmp_path / "link") == "folder/real.onnx"
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "folder"):
+        with pytest.raises(OSError, match=rf"not a regular file: '{tmp_path / name}'$"):
+            onnx_export.export(cnorm.demo_model(), tmp_path / name)
+    assert sorted(os.listdir(tmp_path)) == ["folder", "link", "pipe"]
 
 
 def test_an_interrupted_pair_leaves_the_old_pair_whole(tmp_path, small_limit, monkeypatch, rng):

@@ -163,7 +163,12 @@ def test_html_is_written_whole_or_not_at_all(tmp_path):
     bad = invoke(*arguments, "--html", tmp_path / "no" / "report.html")
     assert bad.exit_code == 2
     assert "cannot write" in bad.output
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "report.html"]
+    os.mkfifo(tmp_path / "pipe")
+    for option in ("--html", "--fix"):
+        bad = invoke(laid_out(gallery.decomposed_dynamic_shape, tmp_path)[0], option, tmp_path / "pipe")
+        assert bad.exit_code == 2
+        assert "not a regular file" in " ".join(bad.output.split())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx", "pipe", "report.html"]
 
 
 def test_bad_arguments_of_the_function():
