@@ -154,7 +154,7 @@ class Model:
         for part in self._parts:
             if isinstance(part, tuple):
                 forward, backward = (_core.Stream(self, way) for way in part)
-                x = np.concatenate([forward.process(x), backward.process(x[::-1])[::-1]], axis=1)
+                x = np.concatenate([forward.process(x), backward.process(np.asarray(x)[::-1])[::-1]], axis=1)
             else:
                 x = _core.Stream(self, part).process(x)
         return x

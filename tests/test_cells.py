@@ -480,6 +480,16 @@ def test_the_stack_of_di_engine_shares_a_bias(rng):
         cnorm.from_torch(given, "di_engine")
 
 
+class Unsliceable:
+    """As PyTorch's tensors, which have no slices with a negative step."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
 def test_a_bidirectional_stack(rng):
     spec = cnorm.PRESETS["GRU", "torch"]
     weights = [[random_weights(spec, rng, inputs, 6) for _ in range(2)] for inputs in (4, 12)]
@@ -495,6 +505,7 @@ def test_a_bidirectional_stack(rng):
         b = cnorm.Model([cnorm.GRU(backward, preset="torch")]).run(wanted[::-1])[::-1]
         wanted = np.concatenate([f, b], axis=1)
     np.testing.assert_array_equal(model.run(x), wanted)
+    np.testing.assert_array_equal(model.run(Unsliceable(x)), wanted)
     with pytest.raises(ValueError, match="bidirectional"):
         model.stream()
 
