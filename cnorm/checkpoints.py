@@ -164,12 +164,17 @@ def _layers(tensors: dict, preset, kind, prefix: str, eps, bias):
         raise TypeError(f"bias must be True, False or None, got {bias!r}")
     left = {name: tensor for name, tensor in tensors.items() if re.match(_pattern(prefix), name)}
     if not left:
-        found = ", ".join(sorted(tensors)[:20]) or "none"
-        raise ValueError(f"no tensor has a name that begins with {prefix!r}; the names are {found}")
+        raise ValueError(f"no tensor has a name that begins with {prefix!r}; {_found(tensors, spec, prefix)}")
     layers = []
     while not layers or _has(left, spec, prefix, len(layers), False):
         ways = [_take(left, spec, prefix, len(layers), reverse) for reverse in (False, True)]
-        ways = [cell(weights, preset=spec, eps=eps) for weights in ways if weights is not None]
+        ways = [weights for weights in ways if weights is not None]
+        try:
+            ways = [cell(weights, preset=spec, eps=eps) for weights in ways]
+        except ValueError as error:
+            if all(weights.keys() >= _needed(spec) for weights in ways):
+                raise
+            raise ValueError(f"{error}; {_found(tensors, spec, prefix)}") from None
         for way in ways:
             _check_biases(way, bias)
         layers.append(ways[0] if len(ways) == 1 else Bidirectional(*ways))
@@ -179,9 +184,33 @@ def _layers(tensors: dict, preset, kind, prefix: str, eps, bias):
     if left:
         raise ValueError(
             f"the {len(layers)} layers of {spec.kind} {spec.name} found under {prefix!r} leave over "
-            f"{', '.join(sorted(left))}: give a longer prefix, or this is another cell"
+            f"{_listed(left)}: give a longer prefix, or this is another cell"
         )
     return tuple(layers)
+
+
+def _needed(spec: CellSpec) -> set[str]:
+    """Names, as a single layer's, of what every cell of the spec has."""
+    return {_name(name, 0) for name, _, meaning in spec.weights if not meaning.endswith("?")}
+
+
+def _found(names, spec: CellSpec, prefix: str) -> str:
+    """Which names a checkpoint has, and the prefixes under which a layer of the spec is among them."""
+    needed = _needed(spec)
+    forms = [needed, {name.replace("_l0", "") for name in needed}] if spec.name == "torch" else [needed]
+    fitting = set()
+    for form in forms:
+        first = min(form)
+        starts = {name.removesuffix(first) for name in names if name.endswith(first)}
+        fitting |= {start for start in starts if start != prefix and all(start + name in names for name in form)}
+    advice = f"; prefixes that would fit: {_listed(map(repr, fitting))}" if fitting else ""
+    return f"the names are {_listed(names) or 'none'}{advice}"
+
+
+def _listed(names) -> str:
+    """A dozen names, and how many more there are."""
+    names = sorted(names)
+    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
 def _check_biases(layer, bias: bool):

@@ -528,6 +528,31 @@ def test_checkpoints_that_do_not_fit(rng):
         cnorm.from_torch(list(good), "torch", kind="GRU")
 
 
+def test_a_checkpoint_that_does_not_fit_is_described(rng):
+    """What was found stands beside what was expected, and a prefix where one would do."""
+    good = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
+    cell = {name.replace("_l0", ""): array for name, array in good.items()}
+    net = {"fc.weight": good["weight_ih_l0"]} | {f"rnn.{name}": array for name, array in good.items()}
+    found = r"the names are fc\.weight, rnn\.bias_hh_l0, rnn\.bias_ih_l0, rnn\.weight_hh_l0, rnn\.weight_ih_l0"
+    for prefix in ("", "rnn", "lstm."):
+        with pytest.raises(ValueError, match=rf"{found}; prefixes that would fit: 'rnn\.'$"):
+            cnorm.from_torch(net, "torch", kind="GRU", prefix=prefix)
+    with pytest.raises(ValueError, match=rf"missing: .*{found}$"):
+        cnorm.from_torch(net, "haste", kind="GRU", prefix="rnn.")
+    with pytest.raises(ValueError, match=r"would fit: ''$"):
+        cnorm.from_torch(good, "torch", kind="GRU", prefix="rnn.")
+    two = {f"{way}.{name}": array for name, array in cell.items() for way in "ab"}
+    with pytest.raises(ValueError, match=r"would fit: 'a\.', 'b\.'$"):
+        cnorm.from_torch(two, "torch", kind="GRU")
+    many = {f"conv.{i:02}": good["bias_hh_l0"] for i in range(30)}
+    with pytest.raises(ValueError, match=r"the names are conv\.00, .*, conv\.11 and 18 more$"):
+        cnorm.from_torch(many, "torch", kind="GRU")
+    with pytest.raises(ValueError, match=r"leave over conv\.00, .*, conv\.11 and 18 more: give"):
+        cnorm.from_torch(many | good, "torch", kind="GRU")
+    with pytest.raises(ValueError, match=r"must be finite, got NaN or infinity$"):  # the names are not wrong
+        cnorm.from_torch({name: np.full_like(a, np.nan) for name, a in good.items()}, "torch", kind="GRU")
+
+
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------
 
 
