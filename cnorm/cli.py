@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib import util
 
 
 def main():
@@ -12,23 +13,29 @@ def main():
     except ImportError as error:
         sys.exit(f"the command line needs {error.name}: pip install 'cnorm-runtime[cli]'")
 
-    class WithValidator(click.Group):
-        """Adds ``validate``, whose module imports onnx, only when it is asked for."""
+    class Commands(click.Group):
+        """Adds ``validate``, from where it is at home; those that need onnx say so where it is not installed."""
 
         def list_commands(self, ctx):
             return sorted([*super().list_commands(ctx), "validate"])
 
         def get_command(self, ctx, name):
+            missing = [package for package in ("onnx", "onnxruntime") if util.find_spec(package) is None]
+            if missing and name in ("export", "validate"):
+                text = f"Needs {' and '.join(missing)}: pip install 'cnorm-runtime[onnx]'."
+                anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+                return click.Command(name, anything, help=text, callback=lambda: refuse(text))
             if name != "validate":
                 return super().get_command(ctx, name)
-            try:
-                from onnx_export.validation.command import validate
-            except ImportError as error:
-                missing = f"Needs {error.name}: pip install 'cnorm-runtime[onnx]'."
-                return click.Command("validate", help=missing, callback=lambda: sys.exit(missing))
+            from onnx_export.validation.command import validate
+
             return validate
 
-    @click.group(cls=WithValidator, context_settings={"help_option_names": ["-h", "--help"]})
+    def refuse(text):
+        click.echo(text, err=True)
+        sys.exit(2)
+
+    @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
     @click.version_option(package_name="cnorm-runtime")
     def cnorm():
         """Layer normalisation on CPUs: right, the same everywhere, fast, small."""

@@ -9,11 +9,9 @@ import cnorm
 import onnx_export
 
 
-def command(*arguments, cwd):
-    code = "import sys; from cnorm.cli import main; sys.argv[0] = 'cnorm'; main()"
-    return subprocess.run(
-        [sys.executable, "-P", "-c", code, "export", *arguments], capture_output=True, text=True, cwd=cwd
-    )
+def command(*arguments, cwd, before="", name="export"):
+    code = f"import sys; {before}from cnorm.cli import main; sys.argv[0] = 'cnorm'; main()"
+    return subprocess.run([sys.executable, "-P", "-c", code, name, *arguments], capture_output=True, text=True, cwd=cwd)
 
 
 def test_export_and_check(tmp_path):
@@ -60,3 +58,19 @@ def test_the_model_is_never_replaced_by_its_export(tmp_path):
         assert done.returncode == 2
         assert "OUT must be another file than MODEL" in done.stderr
     assert (tmp_path / "demo.safetensors").read_bytes() == before
+
+
+def test_what_is_not_installed_is_named_in_one_line(tmp_path):
+    cnorm.demo_model().save(tmp_path / "demo.safetensors")
+    for absent in (["onnx"], ["onnxruntime"], ["onnx", "onnxruntime"]):
+        before = f"sys.modules |= dict.fromkeys({absent}); "
+        says = f"Needs {' and '.join(absent)}: pip install 'cnorm-runtime[onnx]'.\n"
+        for name, *arguments in (
+            ("export", "demo.safetensors", "demo.onnx", "--opset", "17", "--check"),
+            ("validate", "demo.onnx", "--html", "demo.html"),
+            ("validate",),
+        ):
+            done = command(*arguments, cwd=tmp_path, before=before, name=name)
+            assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
+        assert says.split(":")[0] in command(cwd=tmp_path, before=before, name="--help").stdout
+    assert os.listdir(tmp_path) == ["demo.safetensors"]
