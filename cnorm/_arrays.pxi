@@ -62,8 +62,8 @@ cdef int first_normalised(object axis, int ndim, cnp.ndarray x) except -1:
     return i + ndim if i < 0 else i
 
 
-cdef double real_number(object value, str name) except -1.0:
-    """A number, finite and not negative."""
+cdef double real_number(object value, str name, cnorm_dtype dtype=CNORM_F64) except -1.0:
+    """A number, not negative, finite in what `dtype` is computed in."""
     cdef double number
     if type(value) is not float and not isinstance(value, (numbers.Real, np.ndarray)) or isinstance(value, bool):
         raise TypeError(f"{name} must be a real number, got {value!r}")
@@ -75,11 +75,9 @@ cdef double real_number(object value, str name) except -1.0:
         number = INFINITY
     if not number >= 0 or isinf(number):
         raise ValueError(f"{name} must be finite and not negative, got {value!r}")
+    if number > FLT_MAX and dtype != CNORM_F64:
+        raise ValueError(f"{name} must be finite in float32, got {value!r}")
     return number
-
-
-cdef double checked_eps(object eps) except -1.0:
-    return real_number(eps, "eps")
 
 
 cdef struct Rows:

@@ -7,6 +7,7 @@ One module, in parts: two would each link a copy of the library, and with it of 
 """
 cimport numpy as cnp
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, isinf
 from libc.string cimport memcpy
 

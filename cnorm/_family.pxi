@@ -120,27 +120,19 @@ cdef ptrdiff_t whole_number(object value, str name, ptrdiff_t least) except -1:
     return min(number, 1 << 60)
 
 
-cdef double smoothing_term(object value, cnp.ndarray x, str name) except -1.0:
-    """sigma >= 0, finite in x's dtype too."""
-    cdef double number = real_number(value, name)
-    if number > float(np.finfo(x.dtype).max):
-        raise ValueError(f"{name} must be finite and not negative, got {value!r}")
-    return number
-
-
 # ---- group and instance normalisation ------------------------------------------------------------------------------
 
 cdef ptrdiff_t checked_groups(object groups, Volume *v) except -1:
     cdef ptrdiff_t number = whole_number(groups, "groups", 1)
     if v.channels % number:
-        raise ValueError(f"groups must divide the number of channels, {v.channels}, got {number}")
+        raise ValueError(f"groups must divide the number of channels, {v.channels}, got {groups}")
     return number
 
 
 cdef object group_forward(cnp.ndarray a, Volume *v, ptrdiff_t groups, object weight, object bias, object eps,
                           object out, bint return_stats):
     cdef cnorm_dtype dtype = whole_dtype(a, "x")
-    cdef double e = checked_eps(eps)
+    cdef double e = real_number(eps, "eps", dtype)
     cdef cnp.ndarray gain = vector(weight, a, v.channels, "weight", "channel"), target
     cdef cnp.ndarray shift = vector(bias, a, v.channels, "bias", "channel")
     cdef cnp.ndarray y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift)))
@@ -162,14 +154,14 @@ cdef object group_forward(cnp.ndarray a, Volume *v, ptrdiff_t groups, object wei
 
 
 cdef object group_backward(object dy, cnp.ndarray a, Volume *v, ptrdiff_t groups, object weight, Stats stats,
-                           object out):
+                           str units, object out):
     cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef cnp.ndarray d = gradient_of(dy, a), gain = vector(weight, a, v.channels, "weight", "channel")
     cdef cnp.ndarray like = np.empty(v.channels, a.dtype), target, dgain, dbias, partials
     cdef Rows gradient, source, sink
     cdef ptrdiff_t m = v.samples, c = v.channels, s = v.space
     cdef cnorm_status status
-    check_stats(stats, (v.samples, groups), a, "(samples, groups)")
+    check_stats(stats, (v.samples, groups), a, units)
     results = gradients_of(out, "(dx, dweight, dbias)", (a, like, like), ("dy", "x"),
                            (("dy", d), ("x", a), ("weight", gain), ("stats", stats._data)))
     d = rows_of(d, 1, &gradient)
@@ -273,7 +265,7 @@ def group_norm_backward(dy, x, groups, weight, Stats stats not None, *, out=None
     cdef Volume v
     whole_dtype(a, "x")
     volume_of(a, 2, &v)
-    return group_backward(dy, a, &v, checked_groups(groups, &v), weight, stats, out)
+    return group_backward(dy, a, &v, checked_groups(groups, &v), weight, stats, "(samples, groups)", out)
 
 
 def instance_norm(x, weight=None, bias=None, *, eps=1e-5, out=None, bint return_stats=False):
@@ -342,7 +334,7 @@ def instance_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     cdef Volume v
     whole_dtype(a, "x")
     volume_of(a, 3, &v)
-    return group_backward(dy, a, &v, v.channels, weight, stats, out)
+    return group_backward(dy, a, &v, v.channels, weight, stats, "(samples, channels)", out)
 
 
 # ---- batch normalisation -------------------------------------------------------------------------------------------
@@ -415,7 +407,7 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef Volume v
     cdef Rows source, sink
-    cdef double e = checked_eps(eps), share
+    cdef double e = real_number(eps, "eps", dtype), share
     cdef double *pm
     cdef cnorm_status status
     cdef float_mode mode
@@ -567,7 +559,7 @@ def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=
     cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef Volume v
     cdef Rows source, sink
-    cdef double e = checked_eps(eps)
+    cdef double e = real_number(eps, "eps", dtype)
     cdef cnorm_status status
     volume_of(a, 2, &v)
     cdef cnp.ndarray gain = vector(weight, a, v.channels, "weight", "channel")
@@ -624,7 +616,7 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
     cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef Volume v
     cdef Rows gradient, source, sink
-    cdef double e = checked_eps(eps)
+    cdef double e = real_number(eps, "eps", dtype)
     cdef cnorm_status status
     volume_of(a, 2, &v)
     cdef cnp.ndarray gain = vector(weight, a, v.channels, "weight", "channel")
@@ -821,7 +813,7 @@ def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, rad
     cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef int last = cnp.PyArray_NDIM(a) - 1
     cdef ptrdiff_t r_mean = checked_radius(mean_radius, "mean_radius", n), r = checked_radius(radius, "radius", n)
-    cdef double s = smoothing_term(sigma, a, "sigma")
+    cdef double s = real_number(sigma, "sigma", dtype)
     cdef cnp.ndarray gain = vector(weight, a, n, "weight", "element of a row")
     cdef cnp.ndarray shift = vector(bias, a, n, "bias", "element of a row")
     cdef cnp.ndarray y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift)))
@@ -877,7 +869,7 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
     cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef int last = cnp.PyArray_NDIM(a) - 1
     cdef ptrdiff_t r_mean = checked_radius(mean_radius, "mean_radius", n), r = checked_radius(radius, "radius", n)
-    cdef double s = smoothing_term(sigma, a, "sigma"), dsigma = 0
+    cdef double s = real_number(sigma, "sigma", dtype), dsigma = 0
     cdef cnp.ndarray gain = vector(weight, a, n, "weight", "element of a row")
     cdef Rows gradient, source, sink
     cdef cnorm_status status
@@ -935,7 +927,7 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
     cdef int first = first_normalised(axis, cnp.PyArray_NDIM(a), a)
     cdef ptrdiff_t rows, n
     cdef Rows gradient, source
-    cdef double s = smoothing_term(smoothing, a, "smoothing"), ds = 0
+    cdef double s = real_number(smoothing, "smoothing", dtype), ds = 0
     cdef cnorm_status status
     count_rows(a, first, &rows, &n)
     d = gradient_of(dy, a)

@@ -97,7 +97,7 @@ cdef forward(Kind kind, x, residual, weight, bias, eps, axis, out, sum_out, bint
     cdef Stats stats = None
     cdef cnorm_dtype dtype = dtype_of(a, "x")
     cdef int first = first_normalised(axis, cnp.PyArray_NDIM(a), a)
-    cdef double e = checked_eps(eps)
+    cdef double e = real_number(eps, "eps", dtype)
     cdef ptrdiff_t rows, n
     cdef Rows source, other, sink, sum_sink
     cdef const void *pg = NULL

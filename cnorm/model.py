@@ -299,6 +299,8 @@ def load(path):
     ------
     OSError
         If the file can't be read.
+    TypeError
+        If `path` is no path.
     ValueError
         If it is not such a file; the message says what was expected and what was found.
     """
@@ -363,6 +365,8 @@ def _each_once(pairs: list) -> dict:
 
 
 def _read(path) -> bytes:
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"path must be a str or path-like, got {type(path).__name__}")
     # O_NONBLOCK: opening a FIFO must not wait for a writer
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     status = os.fstat(handle)

@@ -247,6 +247,7 @@ def test_errors(rng):
     norm, back = cnorm.group_norm, cnorm.group_norm_backward
     for call, error, words in [
         (lambda: norm(x, 4), ValueError, "groups must divide the number of channels, 6, got 4"),
+        (lambda: norm(x, 10**30), ValueError, f"groups must divide the number of channels, 6, got {10**30}$"),
         (lambda: norm(x, 0), ValueError, "groups must be at least 1"),
         (lambda: norm(x, 2.0), TypeError, "groups must be an integer"),
         (lambda: norm(x, True), TypeError, "groups must be an integer"),
@@ -261,11 +262,17 @@ def test_errors(rng):
         (lambda: norm(x, 2, weight, bias.astype(np.float64)), TypeError, "bias must have the dtype of x"),
         (lambda: norm(x.astype(np.int32), 2), TypeError, "x must have dtype float32 or float64"),
         (lambda: norm(x, 2, eps=-1), ValueError, "eps"),
+        (lambda: norm(x, 2, eps=1e39), ValueError, r"eps must be finite in float32, got 1e\+39"),
         (lambda: norm(x, 2, eps="a"), TypeError, "eps"),
         (lambda: norm(x, 2, out=x[:2]), ValueError, "out must have shape"),
         (lambda: norm(x[:2], 2, out=x[1:]), ValueError, "out must not overlap x"),
         (lambda: back(dy[:2], x, 2, weight, stats), ValueError, "dy must have the shape of x"),
-        (lambda: back(dy, x, 3, weight, stats), ValueError, r"stats must have the shape \(3, 3\)"),
+        (lambda: back(dy, x, 3, weight, stats), ValueError, r"shape \(3, 3\), \(samples, groups\), got \(3, 2\)"),
+        (
+            lambda: cnorm.instance_norm_backward(dy, x, weight, stats),
+            ValueError,
+            r"stats must have the shape \(3, 6\), \(samples, channels\), got \(3, 2\)",
+        ),
         (lambda: back(dy, x, 2, weight, None), TypeError, "stats"),
         (lambda: back(dy, x, 2, weight, stats, out=[None] * 3), TypeError, "out must be a tuple"),
         (

@@ -434,6 +434,8 @@ def test_flipped_bytes_never_crash(data, path):
 def test_what_is_no_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         cnorm.load(tmp_path / "absent")
+    with pytest.raises(TypeError, match="path must be a str or path-like, got int"):
+        cnorm.load(3)
     descriptors = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None
     refused(tmp_path, "regular")
     if descriptors is not None:
