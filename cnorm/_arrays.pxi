@@ -1,12 +1,15 @@
 """Arrays to pointers: dtype, shape, stride and overlap checks that all entries share."""
 
-cdef cnp.ndarray as_array(object a, str name):
-    """Any array-like that is not a plain Python number or sequence, as an ndarray."""
+cdef cnp.ndarray as_array(object a, str name, str call=None):
+    """Any array-like that is not a plain Python number or sequence, as an ndarray.
+
+    call: what to write where others have a normalized_shape in this argument's place.
+    """
     if type(a) is cnp.ndarray:
         return <cnp.ndarray>a
-    if isinstance(a, (tuple, list, int)) and name == "weight":
-        raise TypeError(f"weight must be an array or None, got {a!r:.40}: there is no normalized_shape; the shape of "
-                        "weight says it, or axis=-k for the last k dimensions: layer_norm(x, weight, bias, axis=-k)")
+    if call is not None and isinstance(a, (tuple, list, int)):
+        raise TypeError(f"{name} must be an array or None, got {a!r:.40}: there is no normalized_shape; the shape of "
+                        f"{name} says it, or axis=-k for the last k dimensions: {call}")
     if isinstance(a, np.ma.MaskedArray):
         raise TypeError(f"{name} must be a plain array, got a MaskedArray, whose mask would be ignored; "
                         "pass x.filled(value)")
@@ -136,9 +139,9 @@ cdef cnp.ndarray rows_of(cnp.ndarray a, int axis, Rows *rows):
     return a
 
 
-cdef cnp.ndarray parameter(object p, cnp.ndarray x, cnorm_dtype dtype, int axis, str name):
-    """weight or bias of the normalised shape, C-contiguous, in the compute type."""
-    cdef cnp.ndarray a = as_array(p, name)
+cdef cnp.ndarray parameter(object p, cnp.ndarray x, cnorm_dtype dtype, int axis, str name, str call=None):
+    """weight or bias of the normalised shape, C-contiguous, in the compute type; call as in `as_array`."""
+    cdef cnp.ndarray a = as_array(p, name, call)
     cdef int i, ndim = cnp.PyArray_NDIM(x) - axis, number = cnp.PyArray_TYPE(a), wanted = compute_number(dtype)
     cdef bint fits = cnp.PyArray_NDIM(a) == ndim
     if (number != wanted and number != cnp.PyArray_TYPE(x)) or not cnp.PyArray_ISNOTSWAPPED(a):

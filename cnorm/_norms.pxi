@@ -91,6 +91,10 @@ cdef enum Kind:
     RMS
 
 
+cdef tuple CALLS = ("layer_norm(x, weight, bias, axis=-k)", "add_layer_norm(x, residual, weight, bias, axis=-k)",
+                    "rms_norm(x, weight, axis=-k)")
+
+
 cdef forward(Kind kind, x, residual, weight, bias, eps, axis, out, sum_out, bint return_stats):
     """What the three forward functions share: (y, sum or None, stats or None)."""
     cdef cnp.ndarray a = as_array(x, "x"), r = None, y, total = None, gain = None, shift = None, y_to, total_to = None
@@ -106,7 +110,7 @@ cdef forward(Kind kind, x, residual, weight, bias, eps, axis, out, sum_out, bint
     cdef cnorm_status status
     count_rows(a, first, &rows, &n)
     if weight is not None:
-        gain = parameter(weight, a, dtype, first, "weight")
+        gain = parameter(weight, a, dtype, first, "weight", CALLS[<int>kind])
         pg = cnp.PyArray_DATA(gain)
     if bias is not None:
         shift = parameter(bias, a, dtype, first, "bias")

@@ -168,8 +168,29 @@ def test_weight_a_shape(x, normalized_shape):
     """torch.nn.functional.layer_norm takes the shape there; the message says what to write instead."""
     with raises(TypeError, "weight") as caught:
         cnorm.layer_norm(x, normalized_shape)
-    assert "normalized_shape" in str(caught.value)
-    assert "axis" in str(caught.value)
+    assert "no normalized_shape" in str(caught.value)
+    assert str(caught.value).endswith(": layer_norm(x, weight, bias, axis=-k)")
+    with pytest.raises(TypeError, match=r"no normalized_shape; .*: rms_norm\(x, weight, axis=-k\)$"):
+        cnorm.rms_norm(x, normalized_shape)
+    with pytest.raises(TypeError, match=r"no normalized_shape; .*: add_layer_norm\(x, residual, weight, bias, axis=-k"):
+        cnorm.add_layer_norm(x, x, normalized_shape)
+
+
+@pytest.mark.parametrize("bad", [(N,), [1.0, 2.0], N])
+def test_other_weights_are_no_shape(x, stats, bad):
+    """Nobody has a normalized_shape there."""
+    v = x[:, :, None]
+    for call in (
+        lambda: cnorm.weight_norm(bad),
+        lambda: cnorm.batch_norm(x, bad),
+        lambda: cnorm.group_norm(x, 3, bad),
+        lambda: cnorm.instance_norm(v, bad),
+        lambda: cnorm.divisive_norm(x, bad),
+        lambda: cnorm.layer_norm_backward(x, x, bad, stats),
+        lambda: cnorm.smoothing_gradient(x, x, bad, stats, 1.0),
+    ):
+        with pytest.raises(TypeError, match=rf"^weight must be an array, .* got {type(bad).__name__}$"):
+            call()
 
 
 @pytest.mark.parametrize(
