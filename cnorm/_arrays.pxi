@@ -1,6 +1,6 @@
 """Arrays to pointers: dtype, shape, stride and overlap checks that all entries share."""
 
-cdef cnp.ndarray as_array(object a, str name, str call=None):
+cpdef cnp.ndarray as_array(object a, str name, str call=None):
     """Any array-like that is not a plain Python number or sequence, as an ndarray.
 
     call: what to write where others have a normalized_shape in this argument's place.

@@ -347,13 +347,6 @@ cdef int check_batch(Volume *v) except -1:
     return 0
 
 
-cdef cnp.ndarray running_average(object r, cnp.ndarray x, ptrdiff_t channels, str name):
-    if not isinstance(r, np.ndarray):
-        raise TypeError(f"{name} must be a NumPy array, which is updated in place, got {type(r).__name__}")
-    check_out(r, name, np.empty(channels, x.dtype))
-    return r
-
-
 def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None, momentum=0.1,
                running_variance="unbiased", eps=1e-5, out=None, bint return_stats=False):
     """Batch normalisation in training: each channel by its mean and variance over the whole batch.
@@ -403,7 +396,7 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     array([[-1., -1.],
            [ 1.,  1.]], dtype=float32)
     """
-    cdef cnp.ndarray a = as_array(x, "x"), target, scratch, moments
+    cdef cnp.ndarray a = as_array(x, "x"), like, target, scratch, moments
     cdef cnorm_dtype dtype = whole_dtype(a, "x")
     cdef Volume v
     cdef Rows source, sink
@@ -425,8 +418,9 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     if share > 1:
         raise ValueError(f"momentum must be in [0, 1], got {momentum!r}")
     if running_mean is not None:
-        mean = running_average(running_mean, a, v.channels, "running_mean")
-        var = running_average(running_var, a, v.channels, "running_var")
+        like = np.empty(v.channels, a.dtype)
+        mean = output(running_mean, "running_mean", like)
+        var = output(running_var, "running_var", like)
         for average, name in ((mean, "running_mean"), (var, "running_var")):
             for other, other_name in ((a, "x"), (gain, "weight"), (shift, "bias"), (y, "out")):
                 check_apart(average, name, other, other_name, False)

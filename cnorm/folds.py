@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cnorm._core import weight_norm
+from cnorm._core import as_array, weight_norm
 from cnorm.layers import rounded
 
 
@@ -83,8 +83,7 @@ def fold_weight_norm(weight, gain=None, bias=None):
 
 
 def _linear_weight(weight, name):
-    if not isinstance(weight, np.ndarray):
-        raise TypeError(f"{name} must be an ndarray, got {type(weight).__name__}")
+    weight = as_array(weight, name)
     if weight.dtype not in (np.float32, np.float64):
         raise TypeError(f"{name} must have dtype float32 or float64, got {weight.dtype}")
     if weight.ndim < 2:
@@ -94,8 +93,7 @@ def _linear_weight(weight, name):
 
 def _per_output(array, outputs, name):
     """[outputs] in float64."""
-    if not isinstance(array, np.ndarray):
-        raise TypeError(f"{name} must be an ndarray, got {type(array).__name__}")
+    array = as_array(array, name)
     if array.dtype not in (np.float32, np.float64):
         raise TypeError(f"{name} must have dtype float32 or float64, got {array.dtype}")
     if array.shape != (outputs,):

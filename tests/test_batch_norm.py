@@ -303,6 +303,8 @@ def test_the_fold_is_the_inference_norm(rng, dtype):
             )
     convolution = rng.standard_normal((9, 2, 3, 3)).astype(dtype)
     folded, _ = cnorm.fold_batch_norm(convolution, b, mean, var, weight)
+    read, _ = cnorm.fold_batch_norm(memoryview(convolution), *map(memoryview, (b, mean, var, weight)))  # or a tensor
+    assert np.array_equal(folded, read)
     flat, _ = cnorm.fold_batch_norm(convolution.reshape(9, 18), b, mean, var, weight)
     assert np.array_equal(folded.reshape(9, 18), flat)
 
@@ -389,6 +391,11 @@ def test_errors(rng):
             "running_mean must be a NumPy array",
         ),
         (
+            lambda: norm(x, running_mean=np.ma.array(mean), running_var=var),
+            TypeError,
+            "running_mean must be a NumPy array or None, got MaskedArray",
+        ),
+        (
             lambda: norm(x, running_mean=mean, running_var=var.astype("d")),
             TypeError,
             "running_var must have dtype",
@@ -407,8 +414,10 @@ def test_errors(rng):
         (lambda: fold(weight, None, mean, var), ValueError, "at least 2 dimensions"),
         (lambda: fold(x.T, None, mean[:2], var), ValueError, r"mean must have shape \(6,\)"),
         (lambda: fold(x.T, None, mean, -var), ValueError, "var must not be negative"),
-        (lambda: fold(x.T, None, None, var), TypeError, "mean must be an ndarray"),
+        (lambda: fold(x.T, None, None, var), TypeError, "mean must be an array"),
         (lambda: fold(x.T, None, mean, var, eps=-1), ValueError, "eps"),
+        (lambda: fold(np.ma.array(x.T), None, mean, var), TypeError, "linear_weight must be a plain array"),
+        (lambda: fold(x.T, None, mean, np.ma.array(var)), TypeError, "var must be a plain array"),
     ]:
         with pytest.raises(error, match=words):
             call()

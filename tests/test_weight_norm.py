@@ -161,7 +161,7 @@ def test_errors(rng):
         (lambda: back(w[:2], w), ValueError, "dv must have the shape of weight"),
         (lambda: back(w, w, out=(None,)), ValueError, "tuple of 2"),
         (lambda: back(w, w, out=(None, w[:, 0].copy())), ValueError, r"out\[1\] must be None where gain is None"),
-        (lambda: fold(w.tolist()), TypeError, "weight must be an ndarray"),
+        (lambda: fold(w.tolist()), TypeError, "weight must be an array"),
         (lambda: fold(w, w[0]), ValueError, r"gain must have shape \(4,\)"),
         (lambda: fold(w, None, np.ones(4, int)), TypeError, "bias must have dtype"),
     ]:
