@@ -189,3 +189,26 @@ def test_contraction_is_off_for_every_c_file_of_ours():
     assert ours
     for entry in ours:
         assert "-ffp-contract=off" in entry["command"], entry["file"]
+
+
+@pytest.mark.parametrize("python", ["true", "false"])
+def test_the_c_library_is_installed_for_c_alone(tmp_path, python):
+    """A wheel has it inside the extension. Nothing is compiled here."""
+    meson = [sys.executable, "-m", "mesonbuild.mesonmain"]
+    setup = [*meson, "setup", f"-Dpython={python}", f"--prefix={tmp_path}", "-Dlibdir=lib", tmp_path / "build", ROOT]
+    subprocess.run(setup, check=True, capture_output=True)
+    asked = subprocess.run([*meson, "introspect", "--installed", tmp_path / "build"], check=True, capture_output=True)
+    installed = {Path(place).relative_to(tmp_path).as_posix() for place in json.loads(asked.stdout).values()}
+    for_c = {
+        "lib/libcnorm.a",
+        "lib/pkgconfig/cnorm.pc",
+        *(f"include/{path.name}" for path in ROOT.glob("src/include/*")),
+    }
+    if python == "true":
+        assert not installed & for_c
+        return
+    assert installed == for_c
+    description = (tmp_path / "build" / "meson-private" / "cnorm.pc").read_text()
+    assert (
+        "Libs: -L${libdir} -lcnorm -lm\nCflags: -I${includedir}\n" in description
+    )  # a static library needs libm at once
