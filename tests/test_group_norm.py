@@ -106,6 +106,14 @@ def test_gradients_of_rescued_groups(rng, dtype):
     np.testing.assert_allclose(dbias_scaled, dbias, rtol=0, atol=limit * np.abs(dbias).max())
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 5), (3, 4, 200)])
+def test_gradients_whose_products_with_the_gain_leave_float32(rng, shape):
+    """dy and dx are numbers of float32; g = dy gain is not, and neither are its sums."""
+    x, dy, weight, _ = random_case(rng, shape, np.float32)
+    x, dy, weight = np.float32(1e10) * x, np.float32(1e30) * dy, np.float32(1e10) * np.abs(weight)
+    check(x, dy, 2, weight)
+
+
 @both_types
 def test_one_group_is_layer_norm(rng, dtype):
     """The same bits: of a matrix in all results, of a volume in y and the statistics."""
