@@ -114,6 +114,16 @@ def test_gradients_whose_products_with_the_gain_leave_float32(rng, shape):
     check(x, dy, 2, weight)
 
 
+def test_gradient_sums_that_overflow_on_the_way(rng):
+    """The second half of each channel cancels what the first has added up, beyond what float32 holds."""
+    x, dy = rng.standard_normal((2, 3, 4, 640))
+    dy = 2e37 * (1 + 0.1 * dy)
+    x, dy = (np.concatenate([a, b], axis=-1).astype(np.float32) for a, b in ((10 * x, 10 * x), (dy, -dy)))
+    weight, bias = inputs.random_affine(rng, 4, np.float32)
+    for groups in 1, 2, 4:
+        check(x, dy, groups, weight, bias)
+
+
 @both_types
 def test_one_group_is_layer_norm(rng, dtype):
     """The same bits: of a matrix in all results, of a volume in y and the statistics."""
