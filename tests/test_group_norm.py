@@ -125,6 +125,15 @@ def test_gradient_sums_that_overflow_on_the_way(rng):
 
 
 @both_types
+@pytest.mark.parametrize("shape", [(3, 12), (3, 4, 10)])
+def test_gradients_of_rescued_groups_keep_eps(rng, dtype, shape):
+    """Where T cannot carry xhat, an eps as large as the variance still counts."""
+    for exponent in (-14, 18) if dtype == np.float32 else (-130, 150):
+        x, dy, weight, _ = random_case(rng, shape, dtype)
+        check(x * dtype(10.0**exponent), dy, 2, weight, eps=10.0 ** (2 * exponent))
+
+
+@both_types
 def test_one_group_is_layer_norm(rng, dtype):
     """The same bits: of a matrix in all results, of a volume in y and the statistics."""
     for n in [*range(1, 40), 1000]:
