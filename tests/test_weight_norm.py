@@ -76,6 +76,16 @@ def test_gains_of_any_scale(rng, dtype):
     check(w, dv / dtype(100), gain)
 
 
+@both_types
+def test_gain_over_length_may_leave_the_type(rng, dtype):
+    """v is a number of T and so is 1/|w|, but g/|w| overflows or is subnormal."""
+    size, other = (1e-12, 1e30) if dtype == np.float32 else (1e-100, 1e220)
+    for w_size, g_size in (size, other), (1 / size, 1 / other):
+        w, dv = rng.standard_normal((2, 5, 40))
+        w, dv = (w_size * w).astype(dtype), (w_size * dv).astype(dtype)
+        check(w, dv, (g_size * rng.uniform(1, 2, 5)).astype(dtype))
+
+
 def test_gradients_are_finite_differences(rng):
     h = 2.0**-17
     w, dv = rng.standard_normal((2, 3, 7))
