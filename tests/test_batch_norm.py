@@ -158,6 +158,19 @@ def test_gradients_of_rescued_channels(rng, dtype):
             np.testing.assert_allclose(got, plain[i][at], rtol=0, atol=limit * np.abs(dy).sum())
 
 
+@both_types
+@pytest.mark.parametrize("shape", [(40, 5), (6, 5, 9)])
+def test_gain_over_deviation_may_leave_the_type(rng, dtype, shape):
+    """y is a number of T and so is 1/std, but gain/std overflows or is subnormal; the next channels are plain."""
+    size, other = (1e-12, 1e30) if dtype == np.float32 else (1e-100, 1e220)
+    x, dy, weight, _ = random_case(rng, shape, dtype)
+    for channel, power in (1, 1), (3, -1):
+        x[:, channel] *= dtype(size**power)
+        dy[:, channel] *= dtype(size**power)
+        weight[channel] *= dtype(other**power)
+    check(x, dy, weight, eps=0)
+
+
 @pytest.mark.parametrize("shape", [(6, 3), (3, 2, 4)])
 @pytest.mark.parametrize("mean", [0, 100])
 def test_gradients_are_finite_differences(rng, shape, mean):
