@@ -171,6 +171,17 @@ def test_gain_over_deviation_may_leave_the_type(rng, dtype, shape):
     check(x, dy, weight, eps=0)
 
 
+@pytest.mark.parametrize("shape", [(40, 5), (6, 5, 200)])
+def test_gradient_sums_that_overflow_on_the_way(rng, shape):
+    """The second half of the samples cancels what the first has added up, beyond what float32 holds."""
+    x, dy, weight, bias = random_case(rng, shape, np.float32)
+    half = shape[0] // 2
+    x[:, ::3] *= 100
+    dy[:half, ::3] = np.float32(3e37) * (1 + np.abs(dy[:half, ::3]))
+    x[half:], dy[half:] = x[:half], -dy[:half]
+    check(x, dy, weight, bias)
+
+
 @pytest.mark.parametrize("shape", [(6, 3), (3, 2, 4)])
 @pytest.mark.parametrize("mean", [0, 100])
 def test_gradients_are_finite_differences(rng, shape, mean):
