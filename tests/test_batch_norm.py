@@ -280,6 +280,24 @@ def test_running_averages(rng, dtype, kind):
 
 
 @both_types
+@pytest.mark.parametrize("shape", [(20, 5), (4, 5, 7)])
+def test_running_averages_of_rescued_channels(rng, dtype, shape):
+    """The variance that is averaged has no eps in it, and T need not be able to sum its squares.
+
+    With g of tolerances.any_row it is off by 2 g + 2.84 g of itself, and rounded.
+    """
+    exponents = np.array([0, -15, 18, 1, -16] if dtype == np.float32 else [0, -140, 151, 1, -141])
+    x = rng.standard_normal(shape)
+    x = (x * reference.per_channel(10.0**exponents, x)).astype(dtype)
+    limit = 4.84 * tolerances.channel_sum(x, dtype) + 2 * tolerances.unit_roundoff(dtype)
+    for eps in 0, 1e-5:
+        mean, var = np.zeros(5, dtype), np.zeros(5, dtype)
+        cnorm.batch_norm(x, running_mean=mean, running_var=var, momentum=0.25, running_variance="biased", eps=eps)
+        wanted = 0.25 * reference.batch_norm(x)[2]
+        tolerances.assert_within(var, wanted, limit * wanted, "running_var")
+
+
+@both_types
 def test_pytorch_agrees(rng, dtype):
     torch = pytest.importorskip("torch")
     limit = 30 * np.finfo(dtype).eps
