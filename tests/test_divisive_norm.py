@@ -64,6 +64,17 @@ def test_any_mean(rng, dtype, mean):
 
 
 @both_types
+def test_fields_that_the_end_of_the_row_cuts_off(rng, dtype):
+    """Those that lie in the last block altogether: their sums, too, carry their rounding errors along."""
+    for n in 20, 21, 30, 40, 60, 75:
+        x = (1e6 + rng.standard_normal((3, n))).astype(dtype)
+        for fields in (10, 10), (13, 2), (12, None):
+            options = {"sigma": 0.1, "mean_radius": fields[0], "radius": fields[1]}
+            z = reference.divisive_norm(x, **options)
+            tolerances.assert_within(cnorm.divisive_norm(x, **options), z, forward_bound(x, z, dtype))
+
+
+@both_types
 @pytest.mark.parametrize("eps", [1e-5, 0])
 def test_full_fields_are_layer_norm(rng, dtype, eps):
     for n in 2, 33, 1000:
