@@ -150,6 +150,20 @@ def test_smoothing_gradients_of_the_two_norms_agree(rng):
     np.testing.assert_allclose(ds, cnorm.divisive_norm_backward(dy, x, weight, sigma=0.3)[3], rtol=1e-11)
 
 
+def test_smoothing_gradient_of_rows_whose_deviation_has_no_reciprocal(rng):
+    """1/std overflows float32 or is subnormal: all in float64 then, a rounding for each addition and some for xhat."""
+    x, dy = rng.standard_normal((2, 5, 60)).astype(np.float32)
+    huge = np.where(x < 0, np.float32(-3e38), np.float32(3e38))
+    for rows, smoothing in (x * np.float32(2.0**-132), 2.0**-100), (huge, 1.0):
+        for gain in None, x[0]:
+            _, stats = cnorm.layer_norm(rows, gain, eps=smoothing**2, return_stats=True)
+            got = cnorm.smoothing_gradient(dy, rows, gain, stats, smoothing)
+            expected = reference.smoothing_gradient(dy, rows, gain, smoothing)
+            xhat, _, rstd = reference.layer_norm(rows, eps=smoothing**2)
+            size = (np.abs(dy * (1 if gain is None else gain) * xhat) * rstd**2).sum() * smoothing
+            assert abs(got - expected) <= (x.size + 20) * tolerances.unit_roundoff(np.float64) * size
+
+
 @both_types
 def test_nothing_leaves_a_trace_outside_its_fields(rng, dtype):
     """Beyond both radii an outlier, NaN or infinity changes no bit."""
