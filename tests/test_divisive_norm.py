@@ -193,6 +193,20 @@ def test_any_scale(rng, dtype):
     assert not cnorm.divisive_norm(x * dtype(1e-30), sigma=1e30).round(20).any()
 
 
+@both_types
+def test_a_sigma_that_outweighs_the_row(rng, dtype):
+    """y = v / sigma then, to the bit for powers of two, up to where the square of sigma leaves the range of T."""
+    x = rng.standard_normal((3, 50)).astype(dtype)
+    few, many = (40, 100) if dtype == np.float32 else (40, 600)
+    one, other = (
+        dtype(2.0**exponent) * cnorm.divisive_norm(x, sigma=2.0**exponent, mean_radius=3, radius=4)
+        for exponent in (few, many)
+    )
+    v = 2.0**few * reference.divisive_norm(x, sigma=2.0**few, mean_radius=3, radius=4)
+    tolerances.assert_within(one, v, forward_bound(x, v, dtype))
+    assert other.tobytes() == one.tobytes()
+
+
 def test_errors(rng):
     x = rng.standard_normal((3, 6), np.float32)
     norm, back, smooth = cnorm.divisive_norm, cnorm.divisive_norm_backward, cnorm.smoothing_gradient
