@@ -207,6 +207,15 @@ def test_a_sigma_that_outweighs_the_row(rng, dtype):
     assert other.tobytes() == one.tobytes()
 
 
+def test_sigma_is_rounded_to_the_dtype(rng):
+    x, dy = rng.standard_normal((2, 30, 50)).astype(np.float32)
+    sigma = 1 + 0.45 * float(np.finfo(np.float32).eps)  # which is 1 in float32
+    assert cnorm.divisive_norm(x, sigma=sigma).tobytes() == cnorm.divisive_norm(x, sigma=1).tobytes()
+    gradients = (cnorm.divisive_norm_backward(dy, x, x[0], sigma=s) for s in (sigma, 1))
+    for one, other in zip(*gradients, strict=True):
+        assert np.float64(one).tobytes() == np.float64(other).tobytes()
+
+
 def test_errors(rng):
     x = rng.standard_normal((3, 6), np.float32)
     norm, back, smooth = cnorm.divisive_norm, cnorm.divisive_norm_backward, cnorm.smoothing_gradient
