@@ -101,6 +101,23 @@ def test_isas_agree(dtype):
         assert of_isa == found["baseline"], isa
 
 
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("shape", [(6, 300), (3, 300, 4)])
+def test_eps_is_rounded_to_the_dtype(shape):
+    """1 and a bit is 1 in float32; the variances beside it are many, so that some result would show the bit."""
+    x, dy = (numbers(int(np.prod(shape)), np.float32, seed).reshape(shape) for seed in (1, 2))
+    weight, mean = numbers(600, np.float32, 3).reshape(2, 300)
+    found = []
+    for eps in 1, 1 + 0.45 * float(np.finfo(np.float32).eps):
+        _, stats = cnorm.group_norm(x, 100, weight, eps=eps, return_stats=True)
+        _, batch = cnorm.batch_norm(x, weight, eps=eps, return_stats=True)
+        y = cnorm.batch_norm_inference(x, mean, weight * weight, eps=eps)
+        gradients = cnorm.batch_norm_inference_backward(dy, x, mean, weight * weight, weight, eps=eps)
+        found.append([stats.inv_std_dev, batch.inv_std_dev, y, *gradients])
+    for one, other in zip(*found, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
 @both_types
 @pytest.mark.usefixtures("isa")
 def test_any_alignment_gives_the_same_bits(dtype):
