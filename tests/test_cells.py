@@ -129,6 +129,29 @@ def test_products_whose_squares_leave_float32(key, scale, rng):
     assert walk(layer, advance, rng, 10, scale) <= 1
 
 
+INSIDE = [key for key in KEYS if any("inside" in meaning for _, _, meaning in cnorm.PRESETS[key].weights)]
+
+
+@pytest.mark.parametrize("key", INSIDE, ids="-".join)
+@pytest.mark.parametrize("scale", [1e-16, 1e20])
+def test_a_bias_inside_the_norm_of_products_whose_squares_leave_float32(key, scale, rng):
+    """It is part of the row that is done in float64: as large as the product here, from the state zero."""
+    spec = cnorm.PRESETS[key]
+    weights = random_weights(spec, rng, 6, 10)
+    for name, _, meaning in spec.weights:
+        if "inside" in meaning:
+            weights[name] *= np.float32(scale)
+    layer = LAYERS[key[0]](weights, preset=spec, eps=1e-37)
+    step = functools.partial(STEPS[key], eps=1e-37)
+    names = ("h0", "c0") if key[0] == "LSTM" else ("h0",)
+
+    def advance(x, state):
+        result = step(weights, x, *(state[name] for name in names))
+        return dict(zip(names, result if key[0] == "LSTM" else [result], strict=True))
+
+    assert max(walk(layer, advance, rng, 1, scale) for _ in range(10)) <= 1
+
+
 def test_carrying_the_raw_cell_and_the_normalised_one_differ(rng):
     """The same names, shapes and weights, another recurrence: the reason for presets."""
     carry = cnorm.PRESETS["LSTM", "torch_custom"]
