@@ -152,6 +152,16 @@ def test_a_bias_inside_the_norm_of_products_whose_squares_leave_float32(key, sca
     assert max(walk(layer, advance, rng, 1, scale) for _ in range(10)) <= 1
 
 
+def test_every_bias_of_a_gate_counts(rng):
+    """Those of the input and of the recurrence and one of the sum, beside a bias under the reset gate."""
+    spec = cnorm.PRESETS["GRU", "torch"]
+    spec = dataclasses.replace(spec, name="mine", weights=(*spec.weights, ("bias", "3H", "bias")))
+    weights = random_weights(spec, rng, 9, 16)
+    together = weights | {"bias_ih_l0": np.float64(weights["bias_ih_l0"]) + weights["bias"]}
+    layer = cnorm.GRU(weights, preset=spec)
+    assert walk(layer, lambda x, state: {"h0": reference.gru_torch(together, x, state["h0"])}, rng, 50) <= 1
+
+
 def test_carrying_the_raw_cell_and_the_normalised_one_differ(rng):
     """The same names, shapes and weights, another recurrence: the reason for presets."""
     carry = cnorm.PRESETS["LSTM", "torch_custom"]
