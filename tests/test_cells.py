@@ -162,6 +162,16 @@ def test_every_bias_of_a_gate_counts(rng):
     assert walk(layer, lambda x, state: {"h0": reference.gru_torch(together, x, state["h0"])}, rng, 50) <= 1
 
 
+def test_both_biases_inside_the_norm_of_a_sum_count(rng):
+    spec = cnorm.PRESETS["GRU", "dreamer_v2"]
+    spec = dataclasses.replace(spec, name="mine", weights=(*spec.weights, ("bias_h", "3H", "inside_h")))
+    weights = random_weights(spec, rng, 9, 16)
+    weights["bias_h"] = rng.standard_normal(48).astype(np.float32)
+    together = weights | {"bias": np.float64(weights["bias"]) + weights["bias_h"]}
+    layer = cnorm.GRU(weights, preset=spec)
+    assert walk(layer, lambda x, state: {"h0": reference.gru_dreamer_v2(together, x, state["h0"])}, rng, 50) <= 1
+
+
 def test_carrying_the_raw_cell_and_the_normalised_one_differ(rng):
     """The same names, shapes and weights, another recurrence: the reason for presets."""
     carry = cnorm.PRESETS["LSTM", "torch_custom"]
