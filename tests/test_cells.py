@@ -518,9 +518,9 @@ def test_the_stack_of_di_engine_shares_a_bias(rng):
         assert layer.weights.keys() == weights.keys()
         for name, array in weights.items():
             np.testing.assert_array_equal(layer.weights[name], array)
-    given["bias"] = one["bias"]
-    with pytest.raises(ValueError, match="bias"):
-        cnorm.from_torch(given, "di_engine")
+    for rows in (one["bias"], np.concatenate([given["bias"], two["bias"]])):
+        with pytest.raises(ValueError, match="bias"):
+            cnorm.from_torch(given | {"bias": rows}, "di_engine")
 
 
 class Unsliceable:
