@@ -553,6 +553,12 @@ def test_a_bidirectional_stack(rng):
         model.stream()
 
 
+def test_both_directions_read_the_same_sequence(rng):
+    forward, backward = (random_cell(("GRU", "torch"), rng, inputs, 6)[0] for inputs in (4, 5))
+    with pytest.raises(ValueError, match="backward must take the 4 inputs that forward takes, got 5"):
+        cnorm.Bidirectional(forward, backward)
+
+
 def test_checkpoints_that_do_not_fit(rng):
     good = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
     with pytest.raises(ValueError, match="kind must be given"):
