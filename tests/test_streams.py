@@ -1,6 +1,7 @@
 """Streams: the same bits whatever way the steps are cut, saved, shared or dispatched; and what they refuse."""
 
 import copy
+import dataclasses
 import os
 import pickle
 import subprocess
@@ -203,6 +204,17 @@ def test_a_rescued_row_has_the_same_bits_in_company(isa, rng):
     assert np.isfinite(many).all()
     assert many.tobytes() == b"".join(model.stream().step(frame).tobytes() for frame in x)
     assert model.stream().process(x[::-1].copy())[0].tobytes() == many[-1].tobytes()
+
+
+def test_gates_longer_than_a_fold_have_the_same_bits_in_company(isa, rng):
+    """A norm over 4 * 2112 pre-activations, whose squares one stream sums beside its product and two sum after it."""
+    spec = dataclasses.replace(cnorm.PRESETS["LSTM", "tflite"], name="mine", grouping="joint")
+    model = cnorm.Model([cnorm.LSTM(random_weights(spec, rng, 3, 2112, outputs=5), preset=spec)])
+    one, streams = model.stream(), [model.stream() for _ in range(2)]
+    for x in rng.standard_normal((20, 3)).astype(np.float32):
+        rows = model.step_many(streams, np.stack([x, x]))
+        assert one.step(x).tobytes() == rows[0].tobytes() == rows[1].tobytes()
+        same(one.state(), streams[0].state())
 
 
 def test_a_bad_value_stays_in_its_stream(isa, rng):
