@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cells import random_cell, random_weights
+from cells import LAYERS, random_cell, random_weights
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -292,6 +292,24 @@ def test_a_decaying_state_ends_at_zero():
     stream.set_state({"h0": np.ones(1, np.float32), "c0": np.ones(1, np.float32)})
     stream.process(np.zeros((200, 1), np.float32))
     same(stream.state(), {"h0": np.zeros(1, np.float32), "c0": np.zeros(1, np.float32)})
+
+
+TINY = np.float32([2.0**-100, -(2.0**-100), 2.0**-101, -(2.0**-101), 2.0**-149, 0.5])
+
+
+def without_tiny(array):
+    return np.where(np.abs(array) < 2.0**-100, np.float32(0), array)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_a_tiny_h_that_zoneout_kept_is_zero(kind, isa, rng):
+    """With these weights the new h is zero: what is stored is half of the old one."""
+    spec = dataclasses.replace(cnorm.PRESETS[kind, "haste"], name="mine", zoneout=0.5)
+    weights = {name: np.zeros_like(array) for name, array in random_weights(spec, rng, 3, 6).items()}
+    weights["bias"][:6] = -200  # closes the update gate of the GRU
+    stream = cnorm.Model([LAYERS[kind](weights, preset=spec)]).stream()
+    stream.set_state(stream.state() | {"h0": 2 * TINY})
+    assert stream.step(np.zeros(3, np.float32)).tobytes() == without_tiny(TINY).tobytes()
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
