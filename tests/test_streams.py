@@ -312,6 +312,15 @@ def test_a_tiny_h_that_zoneout_kept_is_zero(kind, isa, rng):
     assert stream.step(np.zeros(3, np.float32)).tobytes() == without_tiny(TINY).tobytes()
 
 
+def test_a_tiny_c_that_a_norm_made_is_zero(isa, rng):
+    """A cell that carries LN(c) stores its bias where the gain is zero."""
+    weights = random_weights(cnorm.PRESETS["LSTM", "torch_custom"], rng, 3, 6)
+    weights |= {"layernorm_c.weight": np.zeros(6, np.float32), "layernorm_c.bias": TINY}
+    stream = cnorm.Model([cnorm.LSTM(weights, preset="torch_custom")]).stream()
+    stream.step(np.ones(3, np.float32))
+    assert stream.state()["c0"].tobytes() == without_tiny(TINY).tobytes()
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
