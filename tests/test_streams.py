@@ -321,6 +321,13 @@ def test_a_tiny_c_that_a_norm_made_is_zero(isa, rng):
     assert stream.state()["c0"].tobytes() == without_tiny(TINY).tobytes()
 
 
+def test_a_tiny_h_that_a_projection_made_is_zero(isa, rng):
+    weights = random_weights(cnorm.PRESETS["LSTM", "tflite"], rng, 3, 9, outputs=6)
+    weights |= {"projection_weights": np.zeros((6, 9), np.float32), "projection_bias": TINY}
+    stream = cnorm.Model([cnorm.LSTM(weights, preset="tflite")]).stream()
+    assert stream.step(np.ones(3, np.float32)).tobytes() == without_tiny(TINY).tobytes()
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 
