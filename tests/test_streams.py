@@ -538,6 +538,17 @@ def test_the_same_weights_with_another_spec_are_another_model(rng):
         other.restore(one.stream().save())
 
 
+def test_the_same_numbers_in_other_tensors_are_another_model(rng):
+    """Neither the names of tensors nor their shapes are a matter of the configuration alone."""
+    numbers = rng.standard_normal(6).astype(np.float32)
+    weights = random_weights(cnorm.PRESETS["LSTM", "torch"], rng, 3, 6)
+    cells = [cnorm.LSTM(weights | {start: numbers}, preset="torch") for start in ("h0", "c0")]
+    for pair in (cells, [cnorm.Linear(numbers.reshape(shape)) for shape in ((2, 3), (3, 2))]):
+        one, other = (cnorm.Model([layer]) for layer in pair)
+        with pytest.raises(ValueError, match="another model"):
+            other.restore(one.stream().save())
+
+
 def test_two_threads_on_one_stream(rng):
     """Every other use raises while one thread is inside, and that one's result is right."""
     layer, _ = random_cell(("LSTM", "ba2016"), rng, 64, 256)
