@@ -370,6 +370,16 @@ def test_nesting_without_end(path):
     refused(path)
 
 
+def test_ten_thousand_layers_and_no_more(path):
+    described = configuration(path)
+    described["layers"] += [{"type": "Activation", "function": "relu"}] * (10_000 - len(described["layers"]))
+    write_configuration(path, described)
+    assert len(cnorm.load(path).layers) == 10_000
+    described["layers"] += described["layers"][-1:]
+    write_configuration(path, described)
+    refused(path, "at most 10000")
+
+
 def test_missing_and_left_over_tensors(tmp_path, rng):
     path = tmp_path / "model"
     small_model(rng).save(path)
