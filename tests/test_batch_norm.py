@@ -171,6 +171,26 @@ def test_gain_over_deviation_may_leave_the_type(rng, dtype, shape):
     check(x, dy, weight, eps=0)
 
 
+@both_types
+def test_gain_over_deviation_may_underflow_to_zero(rng, dtype):
+    """Then it must not pass for a gain of 0: y and dx are numbers of T."""
+    size, gain = (1e13, 1e-35) if dtype == np.float32 else (1e100, 1e-250)
+    x = (size * rng.uniform(1, 2, (2, 1, 20)) * [[[-1]], [[1]]]).astype(dtype)
+    mean, var, weight = np.zeros(1, dtype), np.full(1, size * size, dtype), np.full(1, gain, dtype)
+    for got, wanted in (
+        (cnorm.batch_norm(x, weight, eps=0), reference.batch_norm(x, weight, eps=0)[0]),
+        (
+            cnorm.batch_norm_inference(x, mean, var, weight, eps=0),
+            reference.batch_norm_inference(x, mean, var, weight, eps=0),
+        ),
+        (
+            cnorm.batch_norm_inference_backward(x, x, mean, var, weight, eps=0)[0],
+            reference.batch_norm_inference_backward(x, x, mean, var, weight, eps=0)[0],
+        ),
+    ):
+        np.testing.assert_allclose(got.astype(np.longdouble), wanted, rtol=100 * np.finfo(dtype).eps, atol=0)
+
+
 @pytest.mark.parametrize("shape", [(40, 5), (6, 5, 200)])
 def test_gradient_sums_that_overflow_on_the_way(rng, shape):
     """The second half of the samples cancels what the first has added up, beyond what float32 holds."""

@@ -78,9 +78,9 @@ def test_gains_of_any_scale(rng, dtype):
 
 @both_types
 def test_gain_over_length_may_leave_the_type(rng, dtype):
-    """v is a number of T and so is 1/|w|, but g/|w| overflows or is subnormal."""
-    size, other = (1e-12, 1e30) if dtype == np.float32 else (1e-100, 1e220)
-    for w_size, g_size in (size, other), (1 / size, 1 / other):
+    """v is a number of T and so is 1/|w|, but g/|w| overflows, is subnormal or underflows to 0."""
+    size, other, tiny = (1e-12, 1e30, 1e-35) if dtype == np.float32 else (1e-100, 1e220, 1e-250)
+    for w_size, g_size in (size, other), (1 / size, 1 / other), (1 / size, tiny):
         w, dv = rng.standard_normal((2, 5, 40))
         w, dv = (w_size * w).astype(dtype), (w_size * dv).astype(dtype)
         check(w, dv, (g_size * rng.uniform(1, 2, 5)).astype(dtype))

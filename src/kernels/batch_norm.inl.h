@@ -127,11 +127,12 @@ INLINE void FN(channel_sums)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t sp
     }
 }
 
-/* Can T carry (4)? |x - K| and the product then leave its range only where y does. NaN can't be carried. */
-INLINE int FN(carried)(T K, T scale)
+/* Can T carry (4) with scale, gain times rstd rounded? |x - K| and the product then leave its range only where y does. NaN
+ * can't be carried, nor can a 0 that neither gain nor rstd is. */
+INLINE int FN(carried)(T K, T scale, double gain, double rstd)
 {
     const T size = scale < 0 ? -scale : scale, centre = K < 0 ? -K : K;
-    return centre <= RSTD_MAX * RSTD_MAX && (size == 0 || (size >= RSTD_MIN && size <= RSTD_MAX));
+    return centre <= RSTD_MAX * RSTD_MAX && (gain == 0 || rstd == 0 || (size >= RSTD_MIN && size <= RSTD_MAX));
 }
 
 /* What (4), or backward (6), needs to know of the columns in a vector. `given`, a constant where these functions are called,
@@ -251,8 +252,8 @@ INLINE int FN(channel_stats)(ptrdiff_t N, ptrdiff_t channels, ptrdiff_t c, T K, 
     b->delta[c] = (T)delta;
     b->rstd[c] = (T)rstd;
     b->scale[c] = (T)((double)b->gain[c] * rstd);
-    b->exact[c] = (FN(exact)){.scale = FN(carried)(K, b->scale[c]) ? 0 : 1, .origin = (double)K, .delta = delta,
-                              .rstd = rstd, .inv_std_dev = rstd};
+    b->exact[c] = (FN(exact)){.scale = FN(carried)(K, b->scale[c], (double)b->gain[c], rstd) ? 0 : 1, .origin = (double)K,
+                              .delta = delta, .rstd = rstd, .inv_std_dev = rstd};
     if (moments) {
         moments[c] = (double)K + delta;
         moments[channels + c] = var;
@@ -319,7 +320,7 @@ INLINE void FN(given_stats)(ptrdiff_t channels, const T *mean, const T *var, dou
         b->delta[c] = 0;
         b->rstd[c] = (T)rstd;
         b->scale[c] = (T)((double)b->gain[c] * rstd);
-        if (!FN(carried)(mean[c], b->scale[c]) || !FN(carried)(mean[c], b->rstd[c])) {
+        if (!FN(carried)(mean[c], b->scale[c], (double)b->gain[c], rstd) || !FN(carried)(mean[c], b->rstd[c], 1, rstd)) {
             b->any_exact = 1; /* a quarter, so that x - mean stays finite in float64 too */
             b->exact[c] = (FN(exact)){.scale = 0.25, .origin = 0.25 * (double)mean[c], .rstd = 4 * rstd,
                                       .inv_std_dev = rstd};

@@ -28,7 +28,7 @@ INLINE T FN(inverse_norm)(const T *w, ptrdiff_t n, double g, T *scale)
     if (!(Q >= (double)n * Q_MIN && Q <= Q_MAX)) return 0; /* NaN goes the slow way too */
     const double inverse = 1.0 / sqrt(Q);
     *scale = (T)(g * inverse);
-    return FN(carried)(0, *scale) && FN(carried)(0, (T)inverse) ? (T)inverse : 0;
+    return FN(carried)(0, *scale, g, inverse) && FN(carried)(0, (T)inverse, 1, inverse) ? (T)inverse : 0;
 }
 
 static void FN(weight_norm)(ptrdiff_t rows, ptrdiff_t n, const void *pw, ptrdiff_t w_stride, const void *pgain,
