@@ -52,7 +52,7 @@ cdef class Network:
     cdef readonly bytes identity
     cdef readonly tuple state_arrays  # (name, units, offset in the state) of each recurrent array
     cdef cnp.ndarray initial  # the state at the start
-    cdef ptrdiff_t state_floats, macs  # macs: multiply-adds of one step
+    cdef ptrdiff_t state_floats, macs, packed  # macs: multiply-adds of one step; packed: floats of all panels
     cdef list memory  # keeps the packed arrays alive
 
     def __cinit__(self, layers, bytes identity):
@@ -140,12 +140,16 @@ cdef class Network:
         cdef cnorm_matrix m
         cdef cnp.ndarray panels
         m.gates, m.units, m.cols, m.group = gates, cnp.PyArray_DIMS(w)[0] // gates, cnp.PyArray_DIMS(w)[1], group
+        self.macs += cnp.PyArray_SIZE(w)
+        self.packed += cnorm_matrix_floats(m.gates, m.units, m.cols)
+        if self.packed > max(1 << 28, 8 * self.macs):  # panels have 32 rows: a file of single ones could fill memory
+            raise ValueError(f"layers take {4 * self.packed} bytes packed in panels of 32 rows: more than 1 GiB, and "
+                             f"more than 8 times the {4 * self.macs} bytes of their weights")
         panels = aligned_zeros(cnorm_matrix_floats(m.gates, m.units, m.cols))
         m.panels = <const float *>cnp.PyArray_DATA(panels)
         check(cnorm_matrix_pack(m.gates, m.units, m.cols, m.group, <const float *>cnp.PyArray_DATA(w),
                                 <float *>cnp.PyArray_DATA(panels)))
         self.memory.append(panels)
-        self.macs += cnp.PyArray_SIZE(w)
         return m
 
     cdef const float *pad(self, v, ptrdiff_t gates, ptrdiff_t units, ptrdiff_t more) except? NULL:

@@ -362,6 +362,12 @@ def test_specs_that_are_none(path, change):
     refused(path)
 
 
+def test_matrices_that_packing_would_blow_up():
+    """One row is padded to a panel of 32: 64 MiB would take 2 GiB."""
+    with pytest.raises(ValueError, match="layers take 2147483648 bytes packed in panels"):
+        cnorm.Model([cnorm.Linear(np.zeros((1, 1 << 24), np.float32))])
+
+
 def test_nesting_without_end(path):
     inner = {"type": "Activation", "function": "relu"}
     for _ in range(300):
