@@ -55,10 +55,10 @@ sanitize: .venv/built        ## with ASan and UBSan, the threads with TSan, too;
 	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=64 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  PYTHONPATH="build/asan/site:$$($(BIN)/python -c 'import sys; print(*(p for p in sys.path if "site-packages" in p), sep=":")')" \
-	  $(BIN)/python -S -P -m pytest -q -n auto -p no:cacheprovider -k 'not hundred_thousand_streams' $(SANITIZED)
+	  $(BIN)/python -S -P -m pytest -q -p no:cacheprovider -k 'not hundred_thousand_streams' $(SANITIZED)
 
 # Every entry of the extension; the kernels are the C tests' business, and what a stream takes is not ASan's. -S keeps the
-# editable install, a .pth file, out.
+# editable install, a .pth file, out: in one process, as the workers of xdist would have it in again.
 SANITIZED := $(patsubst %,tests/test_%.py,errors properties other_norms batch_norm group_norm weight_norm divisive_norm streams)
 
 golden: .venv/built          ## write tests/golden anew: a knowing change of results, for the changelog
