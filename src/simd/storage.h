@@ -13,6 +13,7 @@
 #include "vector.h"
 
 typedef uint16_t u16h __attribute__((vector_size(VECTOR_BYTES / 2))); /* as many as a vector has floats */
+typedef uint32_t u32v __attribute__((vector_size(VECTOR_BYTES)));
 
 #if VECTOR_BYTES == 64
 
@@ -76,7 +77,8 @@ INLINE u16h narrow_f16(f32v v)
     const i32v too_large = magnitude >= 0x47800000; /* 2^16; what rounds up to it from below carries by itself */
     const i32v subnormal = magnitude < 0x38800000;  /* 2^-14: adding 0.5 rounds at 2^-24, the step of subnormals */
     const i32v small = (i32v)((f32v)magnitude + 0.5f) - 0x3f000000;
-    const i32v normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+    const u32v m = (u32v)magnitude; /* of a NaN the sum may pass 2^31 */
+    const i32v normal = (i32v)((m - 0x38000000 + 0xfff + ((m >> 13) & 1)) >> 13);
     i32v half = select_i32(subnormal, small, normal);
     half = select_i32(too_large, (i32v){0} + 0x7c00, half);
     half = select_i32(nan, (i32v){0} + 0x7e00, half);
@@ -87,7 +89,6 @@ INLINE u16h narrow_f16(f32v v)
 
 /* bfloat16 is the high half of a float. Narrowing adds just under half of the last place kept, and its last bit: ties go to
  * even. A NaN apart, unless it is arithmetic's own, with one bit set: it could carry to 0. */
-typedef uint32_t u32v __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint16_t u16v __attribute__((vector_size(VECTOR_BYTES)));
 #if VECTOR_BYTES == 64
 #define HIGH 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, \
