@@ -43,10 +43,10 @@ valgrind: .venv/built        ## under valgrind, which knows no AVX-512; every 7t
 	$(call c_tests,c,,-t 20 --wrap 'valgrind --quiet --error-exitcode=1 --leak-check=full' --test-args 7 \
 	  test_capi test_guard_pages test_threads test_network test_cells)
 
-ADDRESS := -Db_sanitize=address,undefined -Db_lundef=false
 asan: .venv/built            ## with ASan alone, which takes a few minutes
 	$(call c_tests,asan,--buildtype=debug --optimization=1 -Db_sanitize=address -Db_lundef=false,-t 10)
 
+ADDRESS := -Db_sanitize=address,undefined -Db_lundef=false
 sanitize: .venv/built        ## with ASan and UBSan, the threads with TSan, too; then the extension under pytest
 	$(call c_tests,sanitize,--buildtype=debug --optimization=1 $(ADDRESS),-t 10)
 	$(call c_tests,tsan,--buildtype=debug --optimization=1 -Db_sanitize=thread -Db_lundef=false,-t 10 test_threads)

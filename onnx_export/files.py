@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from cnorm.model import replacing, write_whole
+from cnorm.model import replacing
 
-__all__ = ["write", "write_whole"]
+__all__ = ["write"]
 
 EXTERNAL_ABOVE = 1 << 30  # bytes of weights; a protobuf message cannot hold 2 GiB
 PAGE = 4096  # tensors in the data file begin on a page, so that a runtime can map them

@@ -209,6 +209,5 @@ def test_the_c_library_is_installed_for_c_alone(tmp_path, python):
         return
     assert installed == for_c
     description = (tmp_path / "build" / "meson-private" / "cnorm.pc").read_text()
-    assert (
-        "Libs: -L${libdir} -lcnorm -lm\nCflags: -I${includedir}\n" in description
-    )  # a static library needs libm at once
+    # a static library needs libm at once
+    assert "Libs: -L${libdir} -lcnorm -lm\nCflags: -I${includedir}\n" in description

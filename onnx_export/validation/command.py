@@ -65,7 +65,8 @@ def validate(context, model, size, strict, require_norm, as_json, html, memory, 
     else:
         show(report, Console(file=sys.stdout, soft_wrap=False))
     if html is not None:
-        from ..files import write_whole
+        from cnorm.model import write_whole
+
         from .html import page
 
         try:

@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ..files import write_whole
+from cnorm.model import write_whole
+
 from ..float64 import Float64
 from . import runtime, stress
 from .graph import FUNCTION_KEY, Scope, opset_versions
