@@ -176,13 +176,16 @@ INLINE void FN(write_head)(FN(writer) *w, const T stats[3], ptrdiff_t turn, cons
     if (turn) FN(write_edge)(w, centred, origin);
 }
 
-/* GROUP whole vectors from `at` on, all of them read before one is written: a load that overlaps in part, in the last 12
- * bits of its address, a store just made would wait for it */
-INLINE void FN(write_group)(FN(writer) *w, const int centred, const enum FN(origin) origin, const int affine, const int stream)
+/* (4) for GROUP whole vectors from `at` on. All are read before one is written: a load that overlaps in part, in the last 12
+ * bits of its address, a store just made would wait for it. */
+INLINE void FN(group)(const FN(writer) *w, const int centred, const enum FN(origin) origin, const int affine, V v[GROUP])
 {
-    V v[GROUP];
 #pragma GCC unroll 4
     for (int i = 0; i < GROUP; ++i) v[i] = TN(keep)(FN(whole)(w, w->at + i * VL, centred, origin, affine));
+}
+
+INLINE void FN(put_group)(FN(writer) *w, const V v[GROUP], const int affine, const int stream)
+{
 #pragma GCC unroll 4
     for (int i = 0; stream && i < GROUP; ++i) FN(fetch_ahead)(w, w->at + i * VL);
 #pragma GCC unroll 4
@@ -194,6 +197,13 @@ INLINE void FN(write_group)(FN(writer) *w, const int centred, const enum FN(orig
         else FN(store)(y, v[i]), FN(store)(y + VL, v[i + 1]);
     }
     w->at += GROUP * VL;
+}
+
+INLINE void FN(write_group)(FN(writer) *w, const int centred, const enum FN(origin) origin, const int affine, const int stream)
+{
+    V v[GROUP];
+    FN(group)(w, centred, origin, affine, v);
+    FN(put_group)(w, v, affine, stream);
 }
 
 /* the whole vector at `at` */
@@ -251,6 +261,26 @@ INLINE void FN(count)(V d, const int centred, V *s, V *q)
     *q += d * d;
 }
 
+/* count for GROUP whole vectors at j, and as many of the row before written */
+INLINE void FN(sum_and_write)(const FN(row) *row, ptrdiff_t j, V shift, T *kept, const int centred, V s[PASS], V q[PASS],
+                              FN(writer) *w, const enum FN(origin) of)
+{
+    V d[GROUP], v[GROUP];
+    if (LOADS_FIRST) {
+#pragma GCC unroll 4
+        for (int i = 0; i < GROUP; ++i) d[i] = TN(keep)(FN(shifted)(row, j + i * VL, shift, kept));
+        FN(group)(w, centred, of, 1, v);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < GROUP; ++i) {
+        if (!LOADS_FIRST) d[i] = FN(shifted)(row, j + i * VL, shift, kept);
+        FN(count)(d[i], centred, &s[i % PASS], &q[i % PASS]);
+    }
+    if (!LOADS_FIRST) FN(group)(w, centred, of, 1, v);
+    if (of == FN(KEPT) && w->joint) FN(put_group)(w, v, 1, 1);
+    else FN(put_group)(w, v, 1, 0);
+}
+
 /* The lanes of S = sum d and Q = sum d^2 over start <= j < stop of the row, of which start is a multiple of FOLD. A writer,
  * if there is one, is moved on in the same loop: the row before leaves while this one is summed. `of` is what it writes: a
  * PLAIN or SHIFTED row, not streamed, or a KEPT one. Sums are LEAD vectors ahead: what they then leave of the row before is
@@ -284,11 +314,7 @@ INLINE void FN(lane_sums)(const FN(row) *row, ptrdiff_t n, ptrdiff_t start, ptrd
                             }
                         }
                         for (; j + GROUP * VL <= end && w->at + GROUP * VL <= w->end; j += GROUP * VL) {
-#pragma GCC unroll 4
-                            for (int i = 0; i < GROUP; ++i)
-                                FN(count)(FN(shifted)(row, j + i * VL, shift, kept), centred, &sp[i % PASS], &qp[i % PASS]);
-                            if (of == FN(KEPT) && w->joint) FN(write_group)(w, centred, of, 1, 1);
-                            else FN(write_group)(w, centred, of, 1, 0);
+                            FN(sum_and_write)(row, j, shift, kept, centred, sp, qp, w, of);
                         }
                     }
                     for (; j + PASS * VL <= end; j += LANES) {
@@ -384,13 +410,18 @@ INLINE int FN(guessed)(const FN(row) *row, ptrdiff_t n, const int centred, T *K)
 INLINE int FN(row_stats)(const FN(row) *row, ptrdiff_t n, double eps, const int centred, T *kept, ptrdiff_t turn,
                          FN(writer) *w, const enum FN(origin) of, T stats[3], double *square)
 {
-    double mean;
-    T K;
-    if (FN(guessed)(row, n, centred, &K))
-        return FN(stats_with)(row, n, eps, K, 1, kept, turn, of == FN(PLAIN) ? NULL : w, of, stats, square, &mean) ||
-               FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats, square);
-    return FN(stats_with)(row, n, eps, 0, centred, kept, turn, w, of, stats, square, &mean) ||
-           (centred && FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, stats, square));
+    double mean, again_square;
+    T K, again[3]; /* apart: what a function that is not in line may write to cannot stay in registers */
+    if (FN(guessed)(row, n, centred, &K)) {
+        if (FN(stats_with)(row, n, eps, K, 1, kept, turn, of == FN(PLAIN) ? NULL : w, of, stats, square, &mean)) return 1;
+    } else {
+        if (FN(stats_with)(row, n, eps, 0, centred, kept, turn, w, of, stats, square, &mean)) return 1;
+        if (!centred) return 0;
+    }
+    const int accepted = FN(shifted_stats)(FN(stored_row)(row), n, eps, mean, kept, turn, again, &again_square);
+    stats[0] = again[0], stats[1] = again[1];
+    *square = again_square;
+    return accepted;
 }
 
 /* What (3) finds: x scale = origin + delta + xhat / rstd; inv_std_dev is what rstd is in units of x */
@@ -505,52 +536,59 @@ INLINE void FN(beside)(ptrdiff_t rows, ptrdiff_t n, const void *y, ptrdiff_t tur
 INLINE void FN(near_rows)(const cnorm_norm *call, const int centred, const int with_residual, const int streaming)
 {
     const int half = sizeof(X) < sizeof(T), keep = with_residual || half;
-    _Alignas(VECTOR_BYTES) T room[2][FN(ROOM)], for_affine[FN(BESIDE)];
+    _Alignas(VECTOR_BYTES) T for_rows[FN(BESIDE)], for_affine[FN(BESIDE)];
     const ptrdiff_t rows = call->rows, n = call->n;
     const int overlap = streaming || n >= LONG_ROW;
     const int aligned = streaming || (ALIGN_LOADS && !half && n > SHORT_ROW);
     const ptrdiff_t turn_of_first = aligned ? FN(lanes_before)(streaming ? call->y : call->x) : 0;
-    T *stats = call->stats, recent[2][3];
-    int plain[2] = {0, 0};
+    T *stats = call->stats, last[3] = {0}, its[3] = {0}; /* K, delta and rstd of the row to write, and of the next */
+    int plain = 0, next_plain = 0;
     double square = 1;
     FN(joint) y_joint = {.to = 0}, sum_joint = {.to = 0};
     FN(writer) w = {.n = n, .gain = call->gain, .bias = call->bias, .joint = streaming ? &y_joint : NULL};
     FN(beside)(rows, n, call->y, turn_of_first, centred, for_affine, &w.gain, &w.bias);
+    /* a row is stored as gain and bias are loaded, vector after vector: loads from the same place in a page would wait */
+    T *const room = for_rows + apart_in_page(for_rows, w.gain, w.bias) / (ptrdiff_t)sizeof(T);
     FN(joint) *to_sum = with_residual && streaming ? &sum_joint : NULL;
     w.x_ahead = FN(ahead)(n, call->x_stride), w.residual_ahead = FN(ahead)(n, call->residual_stride);
     ptrdiff_t turn_of_y = 0;
     for (ptrdiff_t next = 0; next <= rows; ++next) {
         const ptrdiff_t r = next - 1; /* the row to write */
-        const int writing = next && plain[r & 1], shifted = !keep && writing && recent[r & 1][0] != 0;
-        if (writing && shifted) FN(write_head)(&w, recent[r & 1], turn_of_y, centred, FN(SHIFTED));
-        else if (writing) FN(write_head)(&w, recent[r & 1], turn_of_y, centred, keep ? FN(KEPT) : FN(PLAIN));
+        const int writing = next && plain, shifted = !keep && writing && last[0] != 0;
+        if (writing && shifted) FN(write_head)(&w, last, turn_of_y, centred, FN(SHIFTED));
+        else if (writing) FN(write_head)(&w, last, turn_of_y, centred, keep ? FN(KEPT) : FN(PLAIN));
         X *const y = (X *)call->y + next * call->y_stride;
         const FN(row) row = FN(row_of)(call, next, with_residual, to_sum);
         /* what is streamed must be aligned; else the loads are */
         turn_of_y = aligned ? FN(lanes_before)(streaming ? y : row.x) : 0;
         const ptrdiff_t turn = to_sum ? FN(lanes_before)(row.sum) : half ? 0 : turn_of_y;
-        T *const kept = keep ? room[next & 1] + turn : NULL;
+        T *const kept = keep ? room + (next & 1) * FN(ROOM) + turn : NULL;
         if (next < rows) {
-            T *const its = recent[next & 1];
             if (keep && writing && overlap)
-                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(KEPT), its, &square);
+                next_plain = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(KEPT), its, &square);
             else if (shifted && overlap)
-                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(SHIFTED), its, &square);
+                next_plain = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(SHIFTED), its, &square);
             else if (!keep && writing && overlap)
-                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(PLAIN), its, &square);
+                next_plain = FN(row_stats)(&row, n, call->eps, centred, kept, turn, &w, FN(PLAIN), its, &square);
             else
-                plain[next & 1] = FN(row_stats)(&row, n, call->eps, centred, kept, turn, NULL, FN(PLAIN), its, &square);
+                next_plain = FN(row_stats)(&row, n, call->eps, centred, kept, turn, NULL, FN(PLAIN), its, &square);
         }
         if (writing && shifted) {
             FN(write_rest)(&w, centred, FN(SHIFTED), 1);
         } else if (writing) {
             FN(write_rest)(&w, centred, keep ? FN(KEPT) : FN(PLAIN), 1);
         } else if (next) {
-            const FN(row) last = FN(row_of)(call, r, with_residual, to_sum);
-            FN(exact_row)(FN(stored_row)(&last), n, call->gain, call->bias, call->eps, centred, w.y, recent[r & 1]);
+            const FN(row) again = FN(row_of)(call, r, with_residual, to_sum);
+            T exact[3];
+            FN(exact_row)(FN(stored_row)(&again), n, call->gain, call->bias, call->eps, centred, w.y, exact);
+            for (int i = 0; i < 3; ++i) last[i] = exact[i];
         }
-        recent[next & 1][2] = FN(rstd_of)(square); /* not yet that of a row left to exact_row */
-        if (stats && next) memcpy(stats + 3 * r, recent[r & 1], sizeof recent[0]);
+        its[2] = FN(rstd_of)(square); /* not yet that of a row left to exact_row */
+        for (int i = 0; i < 3; ++i) {
+            if (stats && next) stats[3 * r + i] = last[i];
+            last[i] = its[i];
+        }
+        plain = next_plain;
         w.d = kept;
         w.x = row.x;
         w.residual = to_sum ? row.residual : NULL;
