@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
@@ -172,13 +173,13 @@ class CellSpec:
         projected = any(meaning.startswith("weight_p") for _, _, meaning in self.weights)
         places, turns = [], set()
         for name, shape, meaning in self.weights:
-            for uses, symbols in _pieces(shape if projected else shape.replace("P", "H"), meaning):
-                for match in map(MEANING.fullmatch, uses.split("+")):
-                    part, gates, turned = match["part"], match["gates"] or self.gates, bool(match["transposed"])
+            _, _, pieces = taken_apart(shape if projected else shape.replace("P", "H"), meaning)
+            for uses, symbols in pieces:
+                for part, gates, turned in meant(uses, self.gates):
                     optional = meaning.endswith("?") and part in ("weight_x", "weight_h")
                     if optional or symbols[:: -1 if turned else 1] != _shape(part, len(gates), projected):
                         return f"the weight {name} of shape {shape!r} can't be {meaning!r}"
-                    places += [(part, "")] if part in UNGATED else [(part, gate) for gate in gates]
+                    places += [(part, gate) for gate in gates or [""]]
                     turns.add((part, turned))
         if len(set(places)) < len(places):
             return "two of its weights are the same part of it"
@@ -189,23 +190,33 @@ class CellSpec:
         return None
 
 
-def _pieces(shape: str, meaning: str) -> list[tuple[str, list[str]]]:
-    """What each part of a tensor means, and its shape: of one, a joined matrix, stacked rows or stacked vectors."""
+def taken_apart(shape: str, meaning: str) -> tuple[bool, int | None, list[tuple[str, list[str]]]]:
+    """What each part of a tensor means, and its shape: of one, a joined matrix, stacked rows or stacked vectors.
+
+    Before them: has the tensor a leading 1, and along which axis, that apart, does a joined matrix have its parts?
+    """
     symbols, meanings = shape.split(), meaning.removesuffix("?").split()
-    if symbols[:1] == ["1"]:
-        symbols = symbols[1:]
+    leading = symbols[:1] == ["1"]
+    symbols = symbols[leading:]
     count = len(meanings)
     if count == 1:
-        return [(meanings[0], symbols)]
+        return leading, None, [(meanings[0], symbols)]
     for axis, symbol in enumerate(symbols):
         if symbol.count("+") == count - 1:
             shapes = ([*symbols[:axis], term, *symbols[axis + 1 :]] for term in symbol.split("+"))
-            return list(zip(meanings, shapes, strict=True))
+            return leading, axis, list(zip(meanings, shapes, strict=True))
     if symbols[:1] == [str(count)]:
-        return [(m, symbols[1:]) for m in meanings]
-    stacked = re.fullmatch(r"([0-9]{1,2})H", shape.removeprefix("1 "))
+        return leading, None, [(m, symbols[1:]) for m in meanings]
+    stacked = re.fullmatch(r"([0-9]{1,2})H", " ".join(symbols))
     rows = int(stacked[1]) // count if stacked and int(stacked[1]) % count == 0 else 0
-    return [(m, [f"{rows}H" if rows > 1 else "H"] if rows else []) for m in meanings]
+    return leading, None, [(m, [f"{rows}H" if rows > 1 else "H"] if rows else []) for m in meanings]
+
+
+def meant(uses: str, gates: str) -> Iterator[tuple[str, str, bool]]:
+    """A tensor's part is that part of a cell, for these gates ("" where gates don't share it), inputs first or not."""
+    for match in map(MEANING.fullmatch, uses.split("+")):
+        letters = "" if match["part"] in UNGATED else match["gates"] or gates
+        yield match["part"], letters, bool(match["transposed"])
 
 
 def _shape(part: str, gates: int, projected: bool) -> list[str]:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from cnorm.specs import GATES, MEANING, UNGATED, CellSpec
+from cnorm.specs import GATES, CellSpec, meant, taken_apart
 
 START = (("h0", "P", "h0?"), ("c0", "H", "c0?"))  # the state at the start, which every cell may have
 
@@ -185,24 +185,16 @@ def _parts(spec: CellSpec, entries, weights, sizes) -> dict[tuple[str, str], np.
         if name not in weights:
             continue
         array = np.float64(weights[name])
-        symbols = shape.split()
-        if symbols[0] == "1":
-            array, symbols = array[0], symbols[1:]
-        meanings = meaning.removesuffix("?").split()
-        joined = [axis for axis, symbol in enumerate(symbols) if "+" in symbol]
-        if joined:
-            first = symbols[joined[0]].split("+")[0]
-            pieces = np.split(array, [sizes[first]], axis=joined[0])
+        leading, axis, pieces = taken_apart(shape, meaning)
+        array = array[0] if leading else array
+        if axis is not None:
+            _, first = pieces[0]
+            cut = np.split(array, [sizes[first[axis]]], axis)
         else:
-            pieces = array.reshape(len(meanings), -1) if len(meanings) > 1 else [array]
-        for piece, uses in zip(pieces, meanings, strict=True):
-            for use in uses.split("+"):
-                match = MEANING.fullmatch(use)
-                part, letters = match["part"], match["gates"] or spec.gates
-                outputs_first = piece.T if match["transposed"] else piece
-                if part in UNGATED:
-                    parts[part, ""] = outputs_first
-                    continue
-                for gate, rows in zip(letters, np.split(outputs_first, len(letters)), strict=True):
-                    parts[part, gate] = rows
+            cut = array.reshape(len(pieces), -1) if len(pieces) > 1 else [array]
+        for piece, (uses, _) in zip(cut, pieces, strict=True):
+            for part, letters, turned in meant(uses, spec.gates):
+                outputs_first = piece.T if turned else piece
+                rows = np.split(outputs_first, len(letters)) if letters else [outputs_first]
+                parts |= {(part, gate): its for gate, its in zip(letters or [""], rows, strict=True)}
     return parts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cnorm.specs import MEANING, UNGATED
+from cnorm.specs import meant, taken_apart
 from onnx_export.builders.norms import layer_norm
 
 
@@ -29,32 +29,27 @@ class Cell:
         self._single: dict[tuple[str, str], str] = {}
         for name, shape, meaning in layer.entries():
             if name in weights:
-                self._sort(weights[name], name, shape.split(), meaning.removesuffix("?").split(), layer)
+                self._sort(weights[name], name, shape, meaning, layer)
 
-    def _sort(self, value, name, symbols, meanings, layer) -> None:
+    def _sort(self, value, name, shape, meaning, layer) -> None:
         """Take one tensor apart into what it means."""
         graph = self.graph
-        if symbols[0] == "1":
-            value, symbols = self._squeeze(value, name), symbols[1:]
+        leading, axis, pieces = taken_apart(shape, meaning)
+        names = [f"{name}_{i}" for i in range(len(pieces))]
+        if leading:
+            value = self._squeeze(value, name)
         values = [value]
-        if len(meanings) > 1:
-            joined = [axis for axis, symbol in enumerate(symbols) if "+" in symbol]
-            if joined:  # one matrix over [x, h] or [h, x]
-                sizes = {"I": layer.input_size, "H": layer.units, "P": layer.output_size}
-                lengths = [sizes[letter] for letter in symbols[joined[0]].split("+")]
-                values = graph.split(value, lengths, [f"{name}_{i}" for i in range(2)], joined[0])
-            else:  # rows of a matrix, or parts of a vector
-                length = layer.weights[name].size // len(meanings)
-                rows = len(symbols) > 1
-                lengths = [1 if rows else length] * len(meanings)
-                values = graph.split(value, lengths, [f"{name}_{i}" for i in range(len(meanings))], 0)
-                values = [self._squeeze(v, name) for v in values] if rows else values
-        for value, uses in zip(values, meanings, strict=True):
-            for use in uses.split("+"):
-                match = MEANING.fullmatch(use)
-                letters = "" if match["part"] in UNGATED else match["gates"] or self.spec.gates
-                piece = letters, value, bool(match["transposed"])
-                self._pieces.setdefault(match["part"], []).append(piece)
+        if axis is not None:  # one matrix over [x, h] or [h, x]
+            sizes = {"I": layer.input_size, "H": layer.units, "P": layer.output_size}
+            values = graph.split(value, [sizes[symbols[axis]] for _, symbols in pieces], names, axis)
+        elif len(pieces) > 1:  # rows of a matrix, or parts of a vector
+            rows = layer.weights[name].ndim > 1 + leading
+            length = 1 if rows else layer.weights[name].size // len(pieces)
+            values = graph.split(value, [length] * len(pieces), names, 0)
+            values = [self._squeeze(v, name) for v in values] if rows else values
+        for value, (uses, _) in zip(values, pieces, strict=True):
+            for part, letters, turned in meant(uses, self.spec.gates):
+                self._pieces.setdefault(part, []).append((letters, value, turned))
 
     def _squeeze(self, value, name):
         axes = self.graph.constant([0], f"{name}_axes", np.int64)
