@@ -31,7 +31,7 @@ enum {
     FN(PIECE) = 256,                          /* elements that a rare float64 path widens at a time: little stack */
     FN(NEAR) = NEAR_BYTES / (int)sizeof(T),   /* elements of the longest row that stays in the first cache */
     FN(ROOM) = FN(NEAR) + 2 * VL,             /* for a row, wherever in a vector it begins */
-    FN(BESIDE) = PAGE_BYTES / (int)sizeof(T) + 2 * FN(ROOM), /* for gain and bias, wherever in a page they begin */
+    FN(BESIDE) = PAGE_BYTES / (int)sizeof(T) + 2 * FN(ROOM), /* for two rows, wherever in a page they begin */
 };
 
 /* A row to read, and where its sum with the residual goes */
