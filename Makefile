@@ -23,7 +23,7 @@ bench: .venv/built           ## ratios against PyTorch, onnxruntime, numba, NumP
 
 # $(call c_tests,build folder,arguments of setup,arguments of test)
 define c_tests
-	@test -d build/$1 || $(BIN)/meson setup -Dpython=false $2 build/$1 >/dev/null
+	@test -f build/$1/build.ninja || $(BIN)/meson setup -Dpython=false $2 build/$1 >/dev/null
 	$(BIN)/meson test -C build/$1 --print-errorlogs $3
 endef
 
@@ -50,11 +50,11 @@ ADDRESS := -Db_sanitize=address,undefined -Db_lundef=false
 sanitize: .venv/built        ## with ASan and UBSan, the threads with TSan, too; then the extension under pytest
 	$(call c_tests,sanitize,--buildtype=debug --optimization=1 $(ADDRESS),-t 10)
 	$(call c_tests,tsan,--buildtype=debug --optimization=1 -Db_sanitize=thread -Db_lundef=false,-t 10 test_threads)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --upgrade --target build/asan/site -Cbuild-dir=build/asan \
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --upgrade --target build/sanitize-python/site -Cbuild-dir=build/sanitize-python \
 	  $(addprefix -Csetup-args=,-Dbuildtype=debug -Doptimization=1 $(ADDRESS)) .
 	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=64 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	  PYTHONPATH="build/asan/site:$$($(BIN)/python -c 'import sys; print(*(p for p in sys.path if "site-packages" in p), sep=":")')" \
+	  PYTHONPATH="build/sanitize-python/site:$$($(BIN)/python -c 'import sys; print(*(p for p in sys.path if "site-packages" in p), sep=":")')" \
 	  $(BIN)/python -S -P -m pytest -q -p no:cacheprovider -k 'not hundred_thousand_streams' $(SANITIZED)
 
 # Every entry of the extension; the kernels are the C tests' business, and what a stream takes is not ASan's. -S keeps the
@@ -62,7 +62,7 @@ sanitize: .venv/built        ## with ASan and UBSan, the threads with TSan, too;
 SANITIZED := $(patsubst %,tests/test_%.py,errors properties other_norms batch_norm group_norm weight_norm divisive_norm streams)
 
 golden: .venv/built          ## write tests/golden anew: a knowing change of results, for the changelog
-	@test -d build/c || $(BIN)/meson setup -Dpython=false build/c >/dev/null
+	@test -f build/c/build.ninja || $(BIN)/meson setup -Dpython=false build/c >/dev/null
 	$(BIN)/meson compile -C build/c golden
 	build/c/tests/c/golden --write tests/golden
 

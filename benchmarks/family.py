@@ -4,9 +4,6 @@ Every contender is checked against float64 and then timed in turns, as `cnorm be
 Markdown table; figures above 1 say that cnorm is faster.
 """
 
-import os
-import subprocess
-import sys
 from importlib import util
 
 import numpy as np
@@ -68,8 +65,7 @@ def cases(x, dy):
 
 
 def main():
-    if any(os.environ.get(name) != value for name, value in bench.settled_environment().items()):
-        sys.exit(subprocess.call([sys.executable, *sys.orig_argv[1:]], env=bench.settled_environment()))
+    bench.settle()
     rng = np.random.default_rng(0)
     print(f"cnorm {cnorm.__version__}, {cnorm.active_isa()}, float32, one thread\n")
     print("| x | operation | cnorm, us | np.copyto | PyTorch |\n|---|---|---:|---:|---:|")

@@ -5,9 +5,6 @@ is what the project wants on an AVX-512 machine. Times and every shape for itsel
 """
 
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 from rich.console import Console
@@ -19,8 +16,7 @@ from cnorm import bench, bench_report, contenders, demo
 
 
 def main():
-    if any(os.environ.get(name) != value for name, value in bench.settled_environment().items()):
-        sys.exit(subprocess.call([sys.executable, *sys.orig_argv[1:]], env=bench.settled_environment()))
+    bench.settle()
     console = Console(highlight=False)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("")

@@ -43,6 +43,16 @@ cdef cnorm_dtype dtype_of(cnp.ndarray a, str name) except *:
     raise TypeError(f"{name} must have dtype float32, float64, float16 or bfloat16 in native byte order, got {a.dtype}")
 
 
+cdef cnp.ndarray array_like(object given, str name, cnp.ndarray x, str of):
+    """`given` as an array of the shape and dtype of x, which goes by the name `of`."""
+    cdef cnp.ndarray a = as_array(given, name)
+    if cnp.PyArray_TYPE(a) != cnp.PyArray_TYPE(x) or not cnp.PyArray_ISNOTSWAPPED(a):
+        raise TypeError(f"{name} must have the dtype of {of}, {x.dtype}, got {a.dtype}")
+    if not cnp.PyArray_SAMESHAPE(a, x):
+        raise ValueError(f"{name} must have the shape of {of}, {(<object>x).shape}, got {(<object>a).shape}")
+    return a
+
+
 cdef int compute_number(cnorm_dtype dtype) noexcept:
     """NumPy's type number of the compute type: statistics, and weights inside."""
     return cnp.NPY_FLOAT64 if dtype == CNORM_F64 else cnp.NPY_FLOAT32
@@ -224,4 +234,21 @@ cdef int check_apart(cnp.ndarray out, str name, object other, str other_name, bi
     if other is not None and not apart(out, other) and not (in_place and same_place(out, other)):
         raise ValueError(f"{name} must not overlap {other_name}" +
                          (" (exactly the same array is in place and allowed)" if in_place else ""))
+    return 0
+
+
+cdef cnp.ndarray computed(cnp.ndarray result, cnorm_dtype dtype):
+    """A gradient of weight or bias: `result` itself where C can write to it, else an array to copy from."""
+    if (cnp.PyArray_TYPE(result) == compute_number(dtype) and cnp.PyArray_IS_C_CONTIGUOUS(result)
+            and cnp.PyArray_ISALIGNED(result)):
+        return result
+    return np.empty((<object>result).shape, np.float64 if dtype == CNORM_F64 else np.float32)
+
+
+cdef int deliver(results, computed) except -1:
+    """Copy what C could not write where it is wanted; what does not fit float16 is infinite, as the dtype has it."""
+    for result, source in zip(results, computed):
+        if result is not source:
+            with KernelArithmetic():
+                result[...] = source
     return 0

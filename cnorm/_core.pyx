@@ -44,6 +44,21 @@ cdef extern from "float_mode.h" nogil:
     void float_mode_leave(float_mode mode)
 
 
+cdef class KernelArithmetic:
+    """Within it NumPy rounds as the kernels do, whatever mode somebody has left set, and warns of nothing."""
+    cdef float_mode mode
+    cdef object errstate
+
+    def __enter__(self):
+        self.errstate = np.errstate(all="ignore")
+        self.errstate.__enter__()
+        self.mode = float_mode_enter()
+
+    def __exit__(self, *error):
+        float_mode_leave(self.mode)
+        self.errstate.__exit__(*error)
+
+
 cdef int check(cnorm_status status) except -1:
     if status != CNORM_OK:
         raise ValueError(cnorm_strerror(status).decode())

@@ -44,23 +44,6 @@ cdef void *data_of(cnp.ndarray a) noexcept:
     return NULL if a is None else cnp.PyArray_DATA(a)
 
 
-cdef cnp.ndarray gradient_of(object dy, cnp.ndarray x, str name="dy", str like="x"):
-    """dy of the dtype and shape of x."""
-    cdef cnp.ndarray d = as_array(dy, name)
-    if cnp.PyArray_TYPE(d) != cnp.PyArray_TYPE(x) or not cnp.PyArray_ISNOTSWAPPED(d):
-        raise TypeError(f"{name} must have the dtype of {like}, {x.dtype}, got {d.dtype}")
-    if not cnp.PyArray_SAMESHAPE(d, x):
-        raise ValueError(f"{name} must have the shape of {like}, {(<object>x).shape}, got {(<object>d).shape}")
-    return d
-
-
-cdef int deliver(results, computed) except -1:
-    for result, source in zip(results, computed):
-        if result is not source:
-            result[...] = source
-    return 0
-
-
 cdef cnp.ndarray result_of(object out, cnp.ndarray x, inputs):
     """The array y that a forward call fills: `out`, checked against the inputs (name, array), or a new one."""
     cdef cnp.ndarray y = output(out, "out", x)
@@ -94,20 +77,6 @@ cdef list gradients_of(object out, str names, likes, in_place, inputs):
     return results
 
 
-cdef Stats stats_like(shape, cnp.ndarray x):
-    cdef Stats stats = Stats.__new__(Stats)
-    stats._data = np.empty(shape + (3,), x.dtype)
-    return stats
-
-
-cdef int check_stats(Stats stats, shape, cnp.ndarray x, str what) except -1:
-    if stats._data.dtype != x.dtype:
-        raise TypeError(f"stats must have the dtype of x, {x.dtype}, got {stats._data.dtype}")
-    if (<object>stats._data).shape[:-1] != shape:
-        raise ValueError(f"stats must have the shape {shape}, {what}, got {(<object>stats._data).shape[:-1]}")
-    return 0
-
-
 cdef ptrdiff_t whole_number(object value, str name, ptrdiff_t least) except -1:
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -136,7 +105,7 @@ cdef object group_forward(cnp.ndarray a, Volume *v, ptrdiff_t groups, object wei
     cdef cnp.ndarray gain = vector(weight, a, v.channels, "weight", "channel"), target
     cdef cnp.ndarray shift = vector(bias, a, v.channels, "bias", "channel")
     cdef cnp.ndarray y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift)))
-    cdef Stats stats = stats_like((v.samples, groups), a) if return_stats else None
+    cdef Stats stats = empty_stats((v.samples, groups), dtype) if return_stats else None
     cdef Rows source, sink
     cdef void *pg = data_of(gain)
     cdef void *pb = data_of(shift)
@@ -156,18 +125,18 @@ cdef object group_forward(cnp.ndarray a, Volume *v, ptrdiff_t groups, object wei
 cdef object group_backward(object dy, cnp.ndarray a, Volume *v, ptrdiff_t groups, object weight, Stats stats,
                            str units, object out):
     cdef cnorm_dtype dtype = whole_dtype(a, "x")
-    cdef cnp.ndarray d = gradient_of(dy, a), gain = vector(weight, a, v.channels, "weight", "channel")
+    cdef cnp.ndarray d = array_like(dy, "dy", a, "x"), gain = vector(weight, a, v.channels, "weight", "channel")
     cdef cnp.ndarray like = np.empty(v.channels, a.dtype), target, dgain, dbias, partials
     cdef Rows gradient, source, sink
     cdef ptrdiff_t m = v.samples, c = v.channels, s = v.space
     cdef cnorm_status status
-    check_stats(stats, (v.samples, groups), a, units)
+    check_stats(stats, (v.samples, groups), a, dtype, units)
     results = gradients_of(out, "(dx, dweight, dbias)", (a, like, like), ("dy", "x"),
                            (("dy", d), ("x", a), ("weight", gain), ("stats", stats._data)))
     d = rows_of(d, 1, &gradient)
     a = rows_of(a, 1, &source)
     target = rows_to(results[0], 1, &sink)
-    dgain, dbias = np.require(results[1], None, "CA"), np.require(results[2], None, "CA")
+    dgain, dbias = computed(results[1], dtype), computed(results[2], dtype)
     partials = np.empty(cnorm_backward_partials(dtype, m, c), np.uint8)
     cdef void *pg = data_of(gain)
     cdef void *ps = data_of(stats._data)
@@ -251,8 +220,8 @@ def group_norm_backward(dy, x, groups, weight, Stats stats not None, *, out=None
     Returns
     -------
     dx : ndarray, shape and dtype of x
-    dweight : ndarray, shape (channels,), or None where weight is None
-    dbias : ndarray, shape (channels,)
+    dweight : ndarray, shape (channels,), dtype of x, or None where weight is None
+    dbias : ndarray, shape (channels,), dtype of x
 
     Raises
     ------
@@ -320,8 +289,8 @@ def instance_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     Returns
     -------
     dx : ndarray, shape and dtype of x
-    dweight : ndarray, shape (channels,), or None where weight is None
-    dbias : ndarray, shape (channels,)
+    dweight : ndarray, shape (channels,), dtype of x, or None where weight is None
+    dbias : ndarray, shape (channels,), dtype of x
 
     Raises
     ------
@@ -366,7 +335,8 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     momentum : float
         The share of this batch in the averages, as in PyTorch; ONNX's momentum is 1 minus this.
     running_variance : {"unbiased", "biased"}
-        Whether running_var averages the variance with N - 1 below (PyTorch) or N (ONNX); N is samples times space.
+        Whether the variance that running_var averages divides by N - 1 (PyTorch) or by N (ONNX); N is samples times
+        space.
         y always takes the biased one.
     eps : float
         Added to the variance, rounded to the dtype of x.
@@ -403,17 +373,17 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     cdef double e = real_number(eps, "eps", dtype), share
     cdef double *pm
     cdef cnorm_status status
-    cdef float_mode mode
     volume_of(a, 2, &v)
     check_batch(&v)
     cdef cnp.ndarray gain = vector(weight, a, v.channels, "weight", "channel")
     cdef cnp.ndarray shift = vector(bias, a, v.channels, "bias", "channel"), mean = None, var = None
     cdef cnp.ndarray y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift)))
-    cdef Stats stats = stats_like((v.channels,), a)
+    cdef Stats stats = empty_stats((v.channels,), dtype)
     if running_variance not in ("unbiased", "biased"):
         raise ValueError(f'running_variance must be "unbiased" or "biased", got {running_variance!r}')
     if (running_mean is None) != (running_var is None):
-        raise ValueError("running_mean and running_var must be given together or not at all")
+        given, absent = ("running_var", "running_mean") if running_mean is None else ("running_mean", "running_var")
+        raise ValueError(f"{absent} must be given too where {given} is, got None")
     share = real_number(momentum, "momentum")
     if share > 1:
         raise ValueError(f"momentum must be in [0, 1], got {momentum!r}")
@@ -440,13 +410,11 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     check(status)
     deliver((y,), (target,))
     if mean is not None:
-        mode = float_mode_enter()
-        number = float(v.samples * v.space)
-        batch_var = moments[1] * (number / (number - 1)) if running_variance == "unbiased" else moments[1]
-        with np.errstate(all="ignore"):
+        with KernelArithmetic():
+            number = float(v.samples * v.space)
+            batch_var = moments[1] * (number / (number - 1)) if running_variance == "unbiased" else moments[1]
             mean[...] = (1 - share) * mean.astype(np.float64) + share * moments[0]
             var[...] = (1 - share) * var.astype(np.float64) + share * batch_var
-        float_mode_leave(mode)
     return (y, stats) if return_stats else y
 
 
@@ -472,8 +440,8 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     Returns
     -------
     dx : ndarray, shape and dtype of x
-    dweight : ndarray, shape (channels,), or None where weight is None
-    dbias : ndarray, shape (channels,)
+    dweight : ndarray, shape (channels,), dtype of x, or None where weight is None
+    dbias : ndarray, shape (channels,), dtype of x
 
     Raises
     ------
@@ -489,15 +457,15 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     cdef cnorm_status status
     volume_of(a, 2, &v)
     check_batch(&v)
-    d, gain = gradient_of(dy, a), vector(weight, a, v.channels, "weight", "channel")
+    d, gain = array_like(dy, "dy", a, "x"), vector(weight, a, v.channels, "weight", "channel")
     like = np.empty(v.channels, a.dtype)
-    check_stats(stats, (v.channels,), a, "(channels,)")
+    check_stats(stats, (v.channels,), a, dtype, "(channels,)")
     results = gradients_of(out, "(dx, dweight, dbias)", (a, like, like), ("dy", "x"),
                            (("dy", d), ("x", a), ("weight", gain), ("stats", stats._data)))
     d = rows_of(d, 1, &gradient)
     a = rows_of(a, 1, &source)
     target = rows_to(results[0], 1, &sink)
-    dgain, dbias = np.require(results[1], None, "CA"), np.require(results[2], None, "CA")
+    dgain, dbias = computed(results[1], dtype), computed(results[2], dtype)
     scratch = np.empty(cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space), np.uint8)
     cdef void *pg = data_of(gain)
     cdef void *ps = data_of(stats._data)
@@ -523,6 +491,8 @@ cdef cnp.ndarray given_moment(object p, cnp.ndarray x, ptrdiff_t channels, str n
 
 def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=None):
     """Batch normalisation with a given mean and variance: ``(x - mean) / sqrt(var + eps) * weight + bias``.
+
+    Ioffe, Szegedy, "Batch Normalization", arXiv:1502.03167, Algorithm 2, step 11.
 
     Parameters
     ----------
@@ -582,7 +552,8 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
     """Gradients of `batch_norm_inference`; mean and variance are constants.
 
     ``dx = dy * weight / sqrt(var + eps)``; summed over samples and space,
-    ``dweight = sum(dy * (x - mean)) / sqrt(var + eps)`` and ``dbias = sum(dy)``.
+    ``dweight = sum(dy * (x - mean)) / sqrt(var + eps)`` and ``dbias = sum(dy)`` (the chain rule through step 11 of
+    Algorithm 2 of arXiv:1502.03167).
 
     Parameters
     ----------
@@ -596,8 +567,8 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
     Returns
     -------
     dx : ndarray, shape and dtype of x
-    dweight : ndarray, shape (channels,), or None where weight is None
-    dbias : ndarray, shape (channels,)
+    dweight : ndarray, shape (channels,), dtype of x, or None where weight is None
+    dbias : ndarray, shape (channels,), dtype of x
 
     Raises
     ------
@@ -616,13 +587,13 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
     cdef cnp.ndarray gain = vector(weight, a, v.channels, "weight", "channel")
     cdef cnp.ndarray centre = given_moment(mean, a, v.channels, "mean")
     cdef cnp.ndarray spread = given_moment(var, a, v.channels, "var")
-    d, like = gradient_of(dy, a), np.empty(v.channels, a.dtype)
+    d, like = array_like(dy, "dy", a, "x"), np.empty(v.channels, a.dtype)
     results = gradients_of(out, "(dx, dweight, dbias)", (a, like, like), ("dy", "x"),
                            (("dy", d), ("x", a), ("weight", gain), ("mean", centre), ("var", spread)))
     d = rows_of(d, 1, &gradient)
     a = rows_of(a, 1, &source)
     target = rows_to(results[0], 1, &sink)
-    dgain, dbias = np.require(results[1], None, "CA"), np.require(results[2], None, "CA")
+    dgain, dbias = computed(results[1], dtype), computed(results[2], dtype)
     scratch = np.empty(cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space), np.uint8)
     cdef void *pmean = data_of(centre)
     cdef void *pvar = data_of(spread)
@@ -641,9 +612,9 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
 
 # ---- weight normalisation ------------------------------------------------------------------------------------------
 
-cdef cnp.ndarray matrix_of(object weight, ptrdiff_t *rows, ptrdiff_t *n):
+cdef cnp.ndarray matrix_of(object weight, cnorm_dtype *dtype, ptrdiff_t *rows, ptrdiff_t *n):
     cdef cnp.ndarray a = as_array(weight, "weight")
-    whole_dtype(a, "weight")
+    dtype[0] = whole_dtype(a, "weight")
     if cnp.PyArray_NDIM(a) < 2:
         raise ValueError(f"weight must have at least 2 dimensions, (outputs, inputs, ...), got shape "
                          f"{(<object>a).shape}")
@@ -685,8 +656,8 @@ def weight_norm(weight, gain=None, *, out=None):
     array([[6., 8.]], dtype=float32)
     """
     cdef ptrdiff_t rows, n
-    cdef cnp.ndarray a = matrix_of(weight, &rows, &n), target
-    cdef cnorm_dtype dtype = whole_dtype(a, "weight")
+    cdef cnorm_dtype dtype
+    cdef cnp.ndarray a = matrix_of(weight, &dtype, &rows, &n), target
     cdef cnp.ndarray g = vector(gain, a, rows, "gain", "output")
     cdef cnp.ndarray v = result_of(out, a, (("weight", a), ("gain", g)))
     cdef Rows source, sink
@@ -719,7 +690,7 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
     Returns
     -------
     dweight : ndarray, shape and dtype of weight
-    dgain : ndarray, shape (outputs,), or None where gain is None
+    dgain : ndarray, shape (outputs,), dtype of weight, or None where gain is None
 
     Raises
     ------
@@ -729,9 +700,9 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
         For a shape or overlap that can't be used. The outputs are then unchanged.
     """
     cdef ptrdiff_t rows, n
-    cdef cnp.ndarray a = matrix_of(weight, &rows, &n), target, dgain
-    cdef cnorm_dtype dtype = whole_dtype(a, "weight")
-    cdef cnp.ndarray d = gradient_of(dv, a, "dv", "weight"), g = vector(gain, a, rows, "gain", "output")
+    cdef cnorm_dtype dtype
+    cdef cnp.ndarray a = matrix_of(weight, &dtype, &rows, &n), target, dgain
+    cdef cnp.ndarray d = array_like(dv, "dv", a, "weight"), g = vector(gain, a, rows, "gain", "output")
     cdef Rows gradient, source, sink
     cdef cnorm_status status
     results = gradients_of(out, "(dweight, dgain)", (a, np.empty(rows, a.dtype)), ("dv", "weight"),
@@ -739,7 +710,7 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
     d = rows_of(d, 1, &gradient)
     a = rows_of(a, 1, &source)
     target = rows_to(results[0], 1, &sink)
-    dgain = np.require(results[1], None, "CA")
+    dgain = computed(results[1], dtype)
     cdef void *pg = data_of(g)
     cdef void *pdg = data_of(dgain)
     with nogil:
@@ -756,9 +727,9 @@ cdef ptrdiff_t checked_radius(object radius, str name, ptrdiff_t n) except -1:
     return n if radius is None else whole_number(radius, name, 0)
 
 
-cdef cnp.ndarray lines_of(object x, ptrdiff_t *rows, ptrdiff_t *n):
+cdef cnp.ndarray lines_of(object x, cnorm_dtype *dtype, ptrdiff_t *rows, ptrdiff_t *n):
     cdef cnp.ndarray a = as_array(x, "x")
-    whole_dtype(a, "x")
+    dtype[0] = whole_dtype(a, "x")
     count_rows(a, first_normalised(-1, cnp.PyArray_NDIM(a), a), rows, n)
     return a
 
@@ -803,8 +774,8 @@ def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, rad
     array([[-1., -1.,  1.,  1.]], dtype=float32)
     """
     cdef ptrdiff_t rows, n
-    cdef cnp.ndarray a = lines_of(x, &rows, &n), target, scratch
-    cdef cnorm_dtype dtype = whole_dtype(a, "x")
+    cdef cnorm_dtype dtype
+    cdef cnp.ndarray a = lines_of(x, &dtype, &rows, &n), target, scratch
     cdef int last = cnp.PyArray_NDIM(a) - 1
     cdef ptrdiff_t r_mean = checked_radius(mean_radius, "mean_radius", n), r = checked_radius(radius, "radius", n)
     cdef double s = real_number(sigma, "sigma", dtype)
@@ -846,8 +817,8 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
     Returns
     -------
     dx : ndarray, shape and dtype of x
-    dweight : ndarray, shape (n,), or None where weight is None
-    dbias : ndarray, shape (n,)
+    dweight : ndarray, shape (n,), dtype of x, or None where weight is None
+    dbias : ndarray, shape (n,), dtype of x
     dsigma : float
         The gradient for sigma, summed over everything.
 
@@ -859,21 +830,21 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
         For a shape, sigma, radius or overlap that can't be used. The outputs are then unchanged.
     """
     cdef ptrdiff_t rows, n
-    cdef cnp.ndarray a = lines_of(x, &rows, &n), d, like, target, dgain, dbias, scratch
-    cdef cnorm_dtype dtype = whole_dtype(a, "x")
+    cdef cnorm_dtype dtype
+    cdef cnp.ndarray a = lines_of(x, &dtype, &rows, &n), d, like, target, dgain, dbias, scratch
     cdef int last = cnp.PyArray_NDIM(a) - 1
     cdef ptrdiff_t r_mean = checked_radius(mean_radius, "mean_radius", n), r = checked_radius(radius, "radius", n)
     cdef double s = real_number(sigma, "sigma", dtype), dsigma = 0
     cdef cnp.ndarray gain = vector(weight, a, n, "weight", "element of a row")
     cdef Rows gradient, source, sink
     cdef cnorm_status status
-    d, like = gradient_of(dy, a), np.empty(n, a.dtype)
+    d, like = array_like(dy, "dy", a, "x"), np.empty(n, a.dtype)
     results = gradients_of(out, "(dx, dweight, dbias)", (a, like, like), ("dy", "x"),
                            (("dy", d), ("x", a), ("weight", gain)))
     d = rows_of(d, last, &gradient)
     a = rows_of(a, last, &source)
     target = rows_to(results[0], last, &sink)
-    dgain, dbias = np.require(results[1], None, "CA"), np.require(results[2], None, "CA")
+    dgain, dbias = computed(results[1], dtype), computed(results[2], dtype)
     scratch = np.empty(cnorm_divisive_norm_scratch(n), np.uint8)
     cdef void *pg = data_of(gain)
     cdef void *pdg = data_of(dgain)
@@ -897,8 +868,12 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
     ----------
     dy : ndarray, shape and dtype of x
         Gradient of the loss for the output.
-    x, weight, axis
-        As in the forward call; weight may be None.
+    x : ndarray, shape (..., n), float32 or float64
+        The input of the forward call.
+    weight : ndarray, shape x.shape[axis:], dtype of x, or None
+        The weight of the forward call.
+    axis : int
+        As in the forward call.
     stats : Stats
         Of the forward call, ``layer_norm(x, weight, bias, eps=smoothing**2, return_stats=True)``.
     smoothing : float
@@ -924,11 +899,10 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
     cdef double s = real_number(smoothing, "smoothing", dtype), ds = 0
     cdef cnorm_status status
     count_rows(a, first, &rows, &n)
-    d = gradient_of(dy, a)
+    d = array_like(dy, "dy", a, "x")
     if weight is not None:
         gain = parameter(weight, a, dtype, first, "weight")
-    check_stats(stats, (<object>a).shape[:first] + (1,) * (cnp.PyArray_NDIM(a) - first), a,
-                "that of x.shape[:axis] + (1, ...)")
+    check_stats(stats, one_per_row(a, first), a, dtype, "x.shape[:axis] + (1, ...)")
     d = rows_of(d, first, &gradient)
     a = rows_of(a, first, &source)
     cdef void *pg = data_of(gain)

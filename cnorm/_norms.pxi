@@ -3,14 +3,15 @@
 cdef class Stats:
     """What the backward pass needs of the forward one: each row's mean and 1/sqrt(var + eps).
 
-    Returned by ``layer_norm(..., return_stats=True)``; there the mean is kept exactly, as an unevaluated sum of two
-    numbers. ``stats[i:j]`` selects rows along the leading dimensions.
+    Returned by a norm with ``return_stats=True``; there the mean is kept exactly, as an unevaluated sum of two numbers.
+    ``stats[i:j]`` selects rows along the leading dimensions.
 
     Parameters
     ----------
-    mean, inv_std_dev : ndarray, shape x.shape[:axis] + (1, ...)
-        float32, or float64 where x is float64.
-        Plain statistics from elsewhere, such as the two extra outputs of ONNX LayerNormalization.
+    mean, inv_std_dev : ndarray, float32, or float64 where x is float64
+        Plain statistics from elsewhere, such as the two extra outputs of ONNX LayerNormalization. Their shape is
+        x.shape[:axis] + (1, ...) for layer and RMS norm, (samples, groups) for group norm, (samples, channels) for
+        instance norm and (channels,) for batch norm.
 
     Raises
     ------
@@ -33,15 +34,13 @@ cdef class Stats:
 
     @property
     def mean(self):
-        """Mean of each row, ndarray of shape x.shape[:axis] + (1, ...)."""
-        cdef float_mode mode = float_mode_enter()  # NumPy would add in whatever mode somebody has left set
-        mean = self._data[..., 0] + self._data[..., 1]
-        float_mode_leave(mode)
-        return mean
+        """The means, ndarray of the shape that the class tells."""
+        with KernelArithmetic():
+            return self._data[..., 0] + self._data[..., 1]
 
     @property
     def inv_std_dev(self):
-        """1/sqrt(var + eps) of each row, or 0 where var + eps = 0; ndarray of shape x.shape[:axis] + (1, ...)."""
+        """1/sqrt(var + eps), or 0 where var + eps = 0; ndarray of the shape that the class tells."""
         return self._data[..., 2].copy()
 
     def __getitem__(self, rows):
@@ -64,11 +63,26 @@ def _stats_from(data):
     return stats
 
 
-cdef Stats empty_stats(cnp.ndarray x, cnorm_dtype dtype, int axis):
+cdef tuple one_per_row(cnp.ndarray x, int axis):
+    """The shape of what there is one of for each row of x."""
+    return (<object>x).shape[:axis] + (1,) * (cnp.PyArray_NDIM(x) - axis)
+
+
+cdef Stats empty_stats(tuple shape, cnorm_dtype dtype):
     cdef Stats stats = Stats.__new__(Stats)
-    stats._data = np.empty((<object>x).shape[:axis] + (1,) * (cnp.PyArray_NDIM(x) - axis) + (3,),
-                           np.float64 if dtype == CNORM_F64 else np.float32)
+    stats._data = np.empty(shape + (3,), np.float64 if dtype == CNORM_F64 else np.float32)
     return stats
+
+
+cdef int check_stats(Stats stats, tuple shape, cnp.ndarray x, cnorm_dtype dtype, str what) except -1:
+    """Stats of this shape, for x of this dtype; `what` says what the shape is."""
+    if cnp.PyArray_TYPE(stats._data) != compute_number(dtype):
+        kind = "float64" if dtype == CNORM_F64 else "float32"
+        raise TypeError(f"stats must be {kind} for x of dtype {x.dtype}, got {stats._data.dtype}")
+    given = (<object>stats._data).shape[:-1]
+    if given != shape:
+        raise ValueError(f"stats must have the shape {shape}, {what}, got {given}")
+    return 0
 
 
 cdef int count_rows(cnp.ndarray x, int axis, ptrdiff_t *rows, ptrdiff_t *n) except -1:
@@ -117,7 +131,7 @@ cdef forward(Kind kind, x, residual, weight, bias, eps, axis, out, sum_out, bint
         pb = cnp.PyArray_DATA(shift)
     y = output(out, "out", a)
     if kind == ADD_LAYER:
-        r = like_x(as_array(residual, "residual"), a, "residual")
+        r = array_like(residual, "residual", a, "x")
         total = output(sum_out, "sum_out", a)
     if out is not None:
         check_apart(y, "out", a, "x", True)
@@ -131,7 +145,7 @@ cdef forward(Kind kind, x, residual, weight, bias, eps, axis, out, sum_out, bint
         check_apart(total, "sum_out", gain, "weight", False)
         check_apart(total, "sum_out", shift, "bias", False)
     if return_stats:
-        stats = empty_stats(a, dtype, first)
+        stats = empty_stats(one_per_row(a, first), dtype)
         ps = cnp.PyArray_DATA(stats._data)
     a = rows_of(a, first, &source)
     y_to = rows_to(y, first, &sink)
@@ -281,32 +295,6 @@ def rms_norm(x, weight=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=F
     return (y, stats) if return_stats else y
 
 
-cdef cnp.ndarray like_x(cnp.ndarray a, cnp.ndarray x, str name):
-    """`a`, checked to have the shape and dtype of x."""
-    if cnp.PyArray_TYPE(a) != cnp.PyArray_TYPE(x) or not cnp.PyArray_ISNOTSWAPPED(a):
-        raise TypeError(f"{name} must have the dtype of x, {x.dtype}, got {a.dtype}")
-    if not cnp.PyArray_SAMESHAPE(a, x):
-        raise ValueError(f"{name} must have the shape of x, {(<object>x).shape}, got {(<object>a).shape}")
-    return a
-
-
-cdef int check_stats_of(Stats stats, cnp.ndarray x, cnorm_dtype dtype, int first) except -1:
-    cdef cnp.ndarray data = stats._data
-    cdef int i, ndim = cnp.PyArray_NDIM(x)
-    cdef bint fits = cnp.PyArray_NDIM(data) == ndim + 1
-    if cnp.PyArray_TYPE(data) != compute_number(dtype):
-        kind = "float64" if dtype == CNORM_F64 else "float32"
-        raise TypeError(f"stats must be {kind} for x of dtype {x.dtype}, got {data.dtype}")
-    if fits:
-        for i in range(ndim):
-            fits &= cnp.PyArray_DIMS(data)[i] == (cnp.PyArray_DIMS(x)[i] if i < first else 1)
-    if not fits:
-        expected = (<object>x).shape[:first] + (1,) * (ndim - first)
-        raise ValueError(f"stats must have the shape {expected}, that of x.shape[:axis] + (1, ...), got "
-                         f"{(<object>data).shape[:-1]}")
-    return 0
-
-
 cdef backward(bint centred, dy, x, weight, Stats stats, axis, out):
     """What the two backward functions share: (dx, dweight or None, dbias or None)."""
     cdef cnp.ndarray a = as_array(x, "x"), d, given = None, gain = None, like, target, dx, dweight, dbias = None
@@ -319,12 +307,12 @@ cdef backward(bint centred, dy, x, weight, Stats stats, axis, out):
     cdef const void *pg = NULL
     cdef cnorm_status status
     count_rows(a, first, &rows, &n)
-    d = like_x(as_array(dy, "dy"), a, "dy")
+    d = array_like(dy, "dy", a, "x")
     if weight is not None:
         given = as_array(weight, "weight")
         gain = parameter(given, a, dtype, first, "weight")
         pg = cnp.PyArray_DATA(gain)
-    check_stats_of(stats, a, dtype, first)
+    check_stats(stats, one_per_row(a, first), a, dtype, "x.shape[:axis] + (1, ...)")
     to_dx = to_dweight = to_dbias = None
     if out is not None:
         wanted = ("dx", "dweight", "dbias") if centred else ("dx", "dweight")
@@ -367,10 +355,7 @@ cdef backward(bint centred, dy, x, weight, Stats stats, axis, out):
                                dgain_to, dbias_to, cnp.PyArray_DATA(partials))
     check(status)
     if target is not dx or dgain_to is not dweight or dbias_to is not dbias:
-        with np.errstate(over="ignore", under="ignore"):  # a sum may not fit float16: infinity, as the dtype has it
-            for result, value in ((dx, target), (dweight, dgain_to), (dbias, dbias_to)):
-                if result is not value:
-                    result[...] = value
+        deliver((dx, dweight, dbias), (target, dgain_to, dbias_to))
     return dx, None if weight is None else dweight, dbias
 
 
@@ -390,14 +375,6 @@ cdef cnorm_status call_backward(bint centred, cnorm_dtype dtype, ptrdiff_t rows,
                                          dx.stride, cnp.PyArray_DATA(dgain), cnp.PyArray_DATA(dbias), partials)
     return cnorm_rms_norm_backward(dtype, rows, n, dy.data, dy.stride, x.data, x.stride, gain, stats, dx.data,
                                    dx.stride, cnp.PyArray_DATA(dgain), partials)
-
-
-cdef cnp.ndarray computed(cnp.ndarray result, cnorm_dtype dtype):
-    """`result` itself where C can write to it, else an array of the compute type to copy from."""
-    if (cnp.PyArray_TYPE(result) == compute_number(dtype) and cnp.PyArray_IS_C_CONTIGUOUS(result)
-            and cnp.PyArray_ISALIGNED(result)):
-        return result
-    return np.empty((<object>result).shape, np.float64 if dtype == CNORM_F64 else np.float32)
 
 
 def layer_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None):

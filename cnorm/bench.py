@@ -89,6 +89,13 @@ def settled_environment():
     return {**os.environ, **THREADS, **MEMORY}
 
 
+def settle():
+    """Start this script anew, in that environment, unless it is in it."""
+    environment = settled_environment()
+    if environment != os.environ:
+        sys.exit(subprocess.call([sys.executable, *sys.orig_argv[1:]], env=environment))
+
+
 def _child(job, environment, **options):
     # -P: a source folder that happens to be the working directory is not the package that runs here
     command = [sys.executable, "-P", "-m", "cnorm.bench", json_module.dumps(job)]

@@ -81,7 +81,7 @@ class Model:
                     self._parts.append(tuple(_core.Network(flat([way], size), b"") for way in ways))
                 else:
                     self._parts.append(_core.Network(flat(part, size), _identity(layers)))
-                size = part[-1].output_size or ends([*part])[1] if any(p.output_size for p in part) else size
+                size = ends(part)[1] if any(layer.output_size for layer in part) else size
         if len(self._parts) == 1 and not isinstance(self._parts[0], tuple):
             self._network = self._parts[0]
 

@@ -17,9 +17,15 @@ _HOME = {
 
 def __getattr__(name):
     # onnx and onnxruntime take half a second to import: only when one of the names is used
-    if name in _HOME:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
         return getattr(import_module(f"onnx_export.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("onnx", "onnxruntime"):
+            raise
+        needs = f"onnx_export.{name} needs {error.name}: pip install 'cnorm-runtime[onnx]'"
+        raise ModuleNotFoundError(needs, name=error.name) from None
 
 
 def __dir__():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools as tools
+import functools
 import json
 import operator
 import re
@@ -188,8 +188,6 @@ class _Export:
                 checked_eps(getattr(layer, "eps", None), f"model: eps of {layer!r}")
                 if self.native_ops and family.states(layer):
                     family = native
-                if self.opset < family.FIRST_OPSET:
-                    raise ValueError(f"opset must be at least {family.FIRST_OPSET} for {layer!r}, got {self.opset}")
                 weights = {name: own + name for name in layer.weights if own + name not in self.starts}
                 given = {letter: next(before) for letter in family.states(layer)}
                 graph.scope = f"{prefix}{i}/"
@@ -294,7 +292,7 @@ def _checked_batch(batch):
     return 1
 
 
-@tools.cache
+@functools.cache
 def newest_opset() -> int:
     """The newest opset that the onnx package can write and the installed onnxruntime loads."""
     for opset in range(onnx.defs.onnx_opset_version(), FIRST_OPSET, -1):

@@ -211,7 +211,7 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
         onnx_model = safe_load.load(onnx_model, external_data=True)
     recordings = _recordings(model, inputs, steps, seed)
     names = [row["name"] for row in state_table(model)]
-    _check_interface(model, onnx_model, names)
+    _check_interface(onnx_model, names)
 
     judge = _Judge(onnx_model, names)
     engines = {"cnorm": model.stream()}
@@ -389,7 +389,7 @@ def _recordings(model, inputs, steps, seed) -> list[np.ndarray]:
     return [np.ascontiguousarray(recording) for recording in inputs]
 
 
-def _check_interface(model, onnx_model, names) -> None:
+def _check_interface(onnx_model, names) -> None:
     stored = {tensor.name for tensor in onnx_model.graph.initializer}
     found = [value.name for value in onnx_model.graph.input if value.name not in stored]
     wanted = ["x", *(f"{name}_in" for name in names)]

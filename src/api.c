@@ -1,4 +1,5 @@
 /* Level 1 entries: check what a C caller can get wrong, then one call through the table. */
+#include "checks.h"
 #include "cpu.h"
 #include "dispatch.h"
 #include "float_mode.h"
@@ -12,7 +13,7 @@ const char *cnorm_strerror(cnorm_status status)
     switch (status) {
     case CNORM_OK: return "no error";
     case CNORM_ERROR_NULL: return "a pointer that must not be NULL is NULL";
-    case CNORM_ERROR_SIZE: return "a size is negative, a row is empty, or the bytes do not fit ptrdiff_t";
+    case CNORM_ERROR_SIZE: return "a size is negative, a row is empty, groups or rows do not come out even, or the bytes do not fit ptrdiff_t";
     case CNORM_ERROR_EPS: return "eps must be a number of the dtype, finite and not negative";
     case CNORM_ERROR_STRIDE: return "rows of an output overlap one another";
     case CNORM_ERROR_DTYPE: return "not a dtype that this function takes";
@@ -25,15 +26,9 @@ int cnorm_abi_version(void) { return CNORM_ABI_VERSION; }
 
 static int known(cnorm_dtype dtype) { return dtype >= CNORM_F32 && dtype < CNORM_DTYPES; }
 static ptrdiff_t stored_bytes(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : dtype == CNORM_F32 ? 4 : 2; }
-static ptrdiff_t computed_bytes(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : 4; }
 
 /* can rows * n items be counted in bytes? 16 covers the widest item, and leaves room for two of them side by side */
 static int countable(ptrdiff_t rows, ptrdiff_t n) { return rows >= 0 && n > 0 && (rows == 0 || n <= PTRDIFF_MAX / 16 / rows); }
-
-static int rows_overlap(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t stride)
-{
-    return rows > 1 && stride < n && stride > -n;
-}
 
 cnorm_status cnorm_widen(cnorm_dtype dtype, ptrdiff_t n, const void *x, float *y)
 {

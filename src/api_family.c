@@ -1,4 +1,5 @@
 /* Level 1 entries of cnorm_family.h: check what a C caller can get wrong, then one call through the table. */
+#include "checks.h"
 #include "cpu.h"
 #include "dispatch.h"
 #include "float_mode.h"
@@ -6,18 +7,12 @@
 #include <math.h>
 #include <stdint.h>
 
-static ptrdiff_t itemsize(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : 4; }
 static int known(cnorm_dtype dtype) { return dtype == CNORM_F32 || dtype == CNORM_F64; }
 
 /* 160 is more than any function needs per element: batch norm 18 float64, and a page */
 static int countable(ptrdiff_t a, ptrdiff_t b, ptrdiff_t c)
 {
     return a >= 0 && b > 0 && c > 0 && b <= PTRDIFF_MAX / 160 / c && (a == 0 || b * c <= PTRDIFF_MAX / 160 / a);
-}
-
-static int rows_overlap(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t stride)
-{
-    return rows > 1 && stride < n && stride > -n;
 }
 
 static double rounded(cnorm_dtype dtype, double a) { return dtype == CNORM_F32 ? (double)(float)a : a; }
@@ -42,7 +37,7 @@ static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded
  * that are whole cache lines or long enough for their two ends not to count. */
 static int streaming(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t n, ptrdiff_t run, const void *out, ptrdiff_t out_stride)
 {
-    const ptrdiff_t item = itemsize(dtype);
+    const ptrdiff_t item = computed_bytes(dtype);
     const int whole_lines = (uintptr_t)out % LINE_BYTES == 0 && run * item % LINE_BYTES == 0;
     return samples * n * item >= cnorm_cpu_cache_bytes() / 4 && out_stride == n && (whole_lines || run * item >= 16 * LINE_BYTES);
 }
@@ -55,7 +50,7 @@ static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dty
     if (rows_overlap(call->samples, call->channels * call->space, call->y_stride)) return CNORM_ERROR_STRIDE;
     const ptrdiff_t together = call->groups ? call->channels / call->groups : call->channels;
     /* without space the groups of a row are written as one run, unless they are tiny */
-    const ptrdiff_t run = call->space > 1 ? call->space : together * itemsize(dtype) < LINE_BYTES ? together : call->channels;
+    const ptrdiff_t run = call->space > 1 ? call->space : together * computed_bytes(dtype) < LINE_BYTES ? together : call->channels;
     call->streaming = call->y != call->x && streaming(dtype, call->samples, call->channels * call->space, run, call->y,
                                                       call->y_stride);
     RUN(call->eps = rounded(dtype, call->eps); kernel(call));
@@ -87,12 +82,12 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
                                        ptrdiff_t dx_stride, void *dgain, void *dbias, void *partials)
 {
     ENTER(countable(samples, channels, space) && groups > 0 && channels % groups == 0);
-    if (!dgain || !dbias || (samples && !stats)) return CNORM_ERROR_NULL;
-    const ptrdiff_t item = itemsize(dtype);
+    if (!dgain || !dbias || (samples && (!stats || !partials))) return CNORM_ERROR_NULL;
+    const ptrdiff_t item = computed_bytes(dtype);
     const ptrdiff_t run = space > 1 ? space : channels / groups;
     const int stream = dx != dy && dx != x && streaming(dtype, samples, channels * space, run, dx, dx_stride);
     for (ptrdiff_t i = 0; i < samples; i += CNORM_BLOCK_ROWS) {
-        char *partial = partials ? (char *)partials + i / CNORM_BLOCK_ROWS * 2 * channels * item : NULL;
+        char *partial = (char *)partials + i / CNORM_BLOCK_ROWS * 2 * channels * item;
         const cnorm_status status = backward(
             table->group_norm_backward[dtype], dtype,
             &(cnorm_volume_norm_backward){samples - i < CNORM_BLOCK_ROWS ? samples - i : CNORM_BLOCK_ROWS, channels,
@@ -111,7 +106,7 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
 ptrdiff_t cnorm_batch_norm_scratch(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
 {
     if (!known(dtype) || !countable(samples, channels, space)) return 0;
-    const ptrdiff_t item = itemsize(dtype), line = (channels * item + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+    const ptrdiff_t item = computed_bytes(dtype), line = (channels * item + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
     const ptrdiff_t bytes = channels * BATCH_DOUBLES * 8 + line * BATCH_ITEMS + samples * space * item + PAGE_BYTES;
     return (bytes + 7) / 8 * 8; /* whole float64, to be aligned at its end */
 }

@@ -65,7 +65,5 @@ ptrdiff_t cnorm_cpu_cache_bytes(void)
 #else
 
 ptrdiff_t cnorm_cpu_cache_bytes(void) { return GUESSED_CACHE; }
-int cnorm_cpu_has_avx2(void) { return 0; }
-int cnorm_cpu_has_avx512(void) { return 0; }
 
 #endif

@@ -4,8 +4,10 @@
 
 #include <stddef.h>
 
+#if defined(__x86_64__)
 int cnorm_cpu_has_avx2(void);   /* AVX2 and F16C */
 int cnorm_cpu_has_avx512(void); /* F, VL, BW and DQ */
+#endif
 
 /* bytes of the largest cache; a guess of 32 MiB where the processor does not tell */
 ptrdiff_t cnorm_cpu_cache_bytes(void);

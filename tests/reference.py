@@ -26,7 +26,7 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5, axis=-1):
     A row with var + eps = 0 has xhat = 0 and rstd = 0. A row with NaN or Inf is NaN.
     """
     rows = _as_rows(x, axis)
-    xhat, mean, rstd = _normalise(rows, _rounded_eps(eps, x))
+    xhat, mean, rstd = _normalise(rows, rounded_eps(eps, x))
     y = _affine(xhat.reshape(np.shape(x)), weight, bias)
     stats_shape = _stats_shape(x, axis)
     return y, mean.reshape(stats_shape), rstd.reshape(stats_shape)
@@ -34,7 +34,7 @@ def layer_norm(x, weight=None, bias=None, eps=1e-5, axis=-1):
 
 def layer_norm_backward(dy, x, weight=None, eps=1e-5, axis=-1):
     """dx [like x], dweight and dbias [x.shape[axis:]] of sum(dy * y)."""
-    xhat, _, rstd = _normalise(_as_rows(x, axis), _rounded_eps(eps, x))
+    xhat, _, rstd = _normalise(_as_rows(x, axis), rounded_eps(eps, x))
     dy_rows = _as_rows(dy, axis)
     g = dy_rows if weight is None else dy_rows * wide(weight).ravel()
     with np.errstate(all="ignore"):
@@ -48,7 +48,7 @@ def layer_norm_backward(dy, x, weight=None, eps=1e-5, axis=-1):
 def rms_norm(x, weight=None, eps=1e-5, axis=-1):
     """y [like x] and rstd [x.shape[:axis] + (1, ...)]: x / sqrt(mean(x^2) + eps) * weight."""
     rows = _as_rows(x, axis)
-    rstd = _reciprocal_root(_mean(rows * rows), _rounded_eps(eps, x))
+    rstd = reciprocal_root(_mean(rows * rows), rounded_eps(eps, x))
     y = _affine((rows * rstd).reshape(np.shape(x)), weight, None)
     return y, rstd.reshape(_stats_shape(x, axis))
 
@@ -56,7 +56,7 @@ def rms_norm(x, weight=None, eps=1e-5, axis=-1):
 def rms_norm_backward(dy, x, weight=None, eps=1e-5, axis=-1):
     """dx [like x] and dweight [x.shape[axis:]] of sum(dy * y)."""
     rows, dy_rows = _as_rows(x, axis), _as_rows(dy, axis)
-    rstd = _reciprocal_root(_mean(rows * rows), _rounded_eps(eps, x))
+    rstd = reciprocal_root(_mean(rows * rows), rounded_eps(eps, x))
     xhat = rows * rstd
     g = dy_rows if weight is None else dy_rows * wide(weight).ravel()
     dx = rstd * (g - xhat * _mean(g * xhat))
@@ -139,11 +139,11 @@ def _normalise(rows, eps):
         d = d - delta
         rest = _mean(d)  # what is missing because delta was rounded
         d = d - rest
-        rstd = _reciprocal_root(_mean(d * d), eps)
+        rstd = reciprocal_root(_mean(d * d), eps)
         return d * rstd, first + (delta + rest), rstd
 
 
-def _reciprocal_root(square, eps):
+def reciprocal_root(square, eps):
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(square + eps == 0, 0, 1 / np.sqrt(square + eps))
 
@@ -165,7 +165,7 @@ def _recurrent(weights, *arrays):
     return {name: np.float64(w) for name, w in weights.items()}, *(np.float64(a) for a in arrays)
 
 
-def _rounded_eps(eps, x):
+def rounded_eps(eps, x):
     """eps as the kernels see it: rounded to the type they compute in."""
     compute = np.float64 if np.asarray(x).dtype == np.float64 else np.float32
     return wide(compute(eps))
@@ -449,7 +449,7 @@ def group_norm_backward(dy, x, groups, weight=None, eps=1e-5):
     shape = np.shape(x)
     g = wide(dy) if weight is None else wide(dy) * wide(per_channel(weight, x))
     grouped = np.reshape(x, (shape[0] * groups, -1))
-    xhat, _, rstd = _normalise(wide(grouped), _rounded_eps(eps, x))
+    xhat, _, rstd = _normalise(wide(grouped), rounded_eps(eps, x))
     g = g.reshape(grouped.shape)
     dx = rstd * (g - _mean(g) - xhat * _mean(g * xhat))
     axes = (0, *range(2, len(shape)))
@@ -459,7 +459,7 @@ def group_norm_backward(dy, x, groups, weight=None, eps=1e-5):
 def batch_norm(x, weight=None, bias=None, eps=1e-5):
     """y [like x], mean, var and rstd [channels] for x [samples, channels, ...] (arXiv:1502.03167)."""
     rows = channel_rows(x)
-    xhat, mean, rstd = _normalise(wide(rows), _rounded_eps(eps, x))
+    xhat, mean, rstd = _normalise(wide(rows), rounded_eps(eps, x))
     d = wide(rows) - mean
     y = _affine(from_channel_rows(xhat, x), per_channel(weight, x), per_channel(bias, x))
     return y, mean[:, 0], _mean(d * d)[:, 0], rstd[:, 0]
@@ -467,7 +467,7 @@ def batch_norm(x, weight=None, bias=None, eps=1e-5):
 
 def batch_norm_backward(dy, x, weight=None, eps=1e-5):
     """dx [like x], dweight and dbias [channels] of sum(dy * y), through mean and variance."""
-    xhat, _, rstd = _normalise(wide(channel_rows(x)), _rounded_eps(eps, x))
+    xhat, _, rstd = _normalise(wide(channel_rows(x)), rounded_eps(eps, x))
     d = wide(channel_rows(dy))
     g = d if weight is None else d * wide(weight)[:, None]
     dx = rstd * (g - _mean(g) - xhat * _mean(g * xhat))
@@ -476,14 +476,14 @@ def batch_norm_backward(dy, x, weight=None, eps=1e-5):
 
 def batch_norm_inference(x, mean, var, weight=None, bias=None, eps=1e-5):
     """y [like x] with a given mean and variance [channels]."""
-    rstd = _reciprocal_root(wide(var), _rounded_eps(eps, x))
+    rstd = reciprocal_root(wide(var), rounded_eps(eps, x))
     xhat = (wide(x) - wide(per_channel(mean, x))) * per_channel(rstd, x)
     return _affine(xhat, per_channel(weight, x), per_channel(bias, x))
 
 
 def batch_norm_inference_backward(dy, x, mean, var, weight=None, eps=1e-5):
     """dx [like x], dweight and dbias [channels] of sum(dy * y); mean and variance are constants."""
-    rstd = _reciprocal_root(wide(var), _rounded_eps(eps, x))
+    rstd = reciprocal_root(wide(var), rounded_eps(eps, x))
     xhat = (wide(x) - wide(per_channel(mean, x))) * per_channel(rstd, x)
     scale = rstd if weight is None else rstd * wide(weight)
     axes = (0, *range(2, np.ndim(x)))
@@ -493,14 +493,14 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, eps=1e-5):
 def weight_norm(weight, gain=None):
     """g_i w_i / |w_i| for the rows of weight [outputs, ...] (arXiv:1602.07868, Eq. 2)."""
     w = wide(weight).reshape(len(weight), -1)
-    u = w * _reciprocal_root((w * w).sum(-1, keepdims=True), 0)
+    u = w * reciprocal_root((w * w).sum(-1, keepdims=True), 0)
     return (u if gain is None else u * wide(gain)[:, None]).reshape(np.shape(weight))
 
 
 def weight_norm_backward(dv, weight, gain=None):
     """dweight [like weight] and dgain [outputs] of sum(dv * v)."""
     w, d = wide(weight).reshape(len(weight), -1), wide(dv).reshape(len(weight), -1)
-    inverse = _reciprocal_root((w * w).sum(-1, keepdims=True), 0)
+    inverse = reciprocal_root((w * w).sum(-1, keepdims=True), 0)
     u = w * inverse
     dgain = (d * u).sum(-1, keepdims=True)
     dw = (d - u * dgain) * inverse
@@ -525,13 +525,13 @@ def divisive_norm_backward(dy, x, weight=None, sigma=1.0, mean_radius=None, radi
     dv = g * inverse - v * ((g * z * inverse**2) @ mean_b)
     dx = dv - dv @ mean_a
     rows = tuple(range(np.ndim(x) - 1))
-    dsigma = -_rounded_eps(sigma, x) * (g * z * inverse**2).sum()
+    dsigma = -rounded_eps(sigma, x) * (g * z * inverse**2).sum()
     return dx, (wide(dy) * z).sum(rows), wide(dy).sum(rows), dsigma
 
 
 def smoothing_gradient(dy, x, weight, smoothing, axis=-1):
     """dl/ds of sum(dy * layer_norm(x, eps=s^2)): sum of dy * gain * (x - mean) * (-s / sigma^3)."""
-    xhat, _, rstd = _normalise(_as_rows(x, axis), _rounded_eps(np.float64(smoothing) ** 2, x))
+    xhat, _, rstd = _normalise(_as_rows(x, axis), rounded_eps(np.float64(smoothing) ** 2, x))
     g = _as_rows(dy, axis) if weight is None else _as_rows(dy, axis) * wide(weight).ravel()
     return -wide(np.float64(smoothing)) * (g * xhat * rstd**2).sum()
 
@@ -557,15 +557,15 @@ def _divisive(x, sigma, mean_radius, radius):
     v = np.empty_like(x)
     n = x.shape[-1]
     for i in range(n):
-        around = x[..., _field(n, i, mean_radius)] - x[..., i : i + 1]
+        around = x[..., _field(i, mean_radius)] - x[..., i : i + 1]
         v[..., i] = -around.mean(-1)
-    mean_square = np.stack([(v[..., _field(n, i, radius)] ** 2).mean(-1) for i in range(n)], -1)
-    s = np.sqrt(_rounded_eps(sigma, x_given) ** 2 + mean_square)
+    mean_square = np.stack([(v[..., _field(i, radius)] ** 2).mean(-1) for i in range(n)], -1)
+    s = np.sqrt(rounded_eps(sigma, x_given) ** 2 + mean_square)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(s == 0, 0, v / s), v, s
 
 
-def _field(n, i, radius):
+def _field(i, radius):
     return slice(None) if radius is None else slice(max(0, i - radius), i + radius + 1)
 
 
@@ -573,5 +573,5 @@ def _field_mean(n, radius, dtype):
     """The matrix M with (M a)_i = mean of a over the field of i."""
     m = np.zeros((n, n), dtype)
     for i in range(n):
-        m[i, _field(n, i, radius)] = 1
+        m[i, _field(i, radius)] = 1
     return m / m.sum(1, keepdims=True)

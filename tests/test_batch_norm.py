@@ -350,7 +350,7 @@ def test_the_fold_is_the_inference_norm(rng, dtype):
             folded, folded_bias = cnorm.fold_batch_norm(w, linear_bias, mean, var, gain, shift, eps=eps)
             assert folded.dtype == folded_bias.dtype == dtype
             a = reference.wide(x) @ reference.wide(w).T + (0 if linear_bias is None else linear_bias)
-            scale = reference._reciprocal_root(reference.wide(var), reference._rounded_eps(eps, x))
+            scale = reference.reciprocal_root(reference.wide(var), reference.rounded_eps(eps, x))
             scale = scale if gain is None else scale * gain
             expected = (a - mean) * scale + (0 if shift is None else shift)
             got = reference.wide(x) @ reference.wide(folded).T + folded_bias
@@ -419,7 +419,7 @@ def test_an_inference_row_alone_is_the_row_in_a_batch(rng, dtype):
     assert plain[:, others].tobytes() == y[:, others].tobytes()
 
 
-def test_one_number_per_channel_is_an_error_that_says_why(rng):
+def test_one_number_per_channel_is_an_error_that_says_why():
     for x in np.ones((1, 5), np.float32), np.ones((0, 5)), np.ones((1, 5, 1), np.float32):
         with pytest.raises(ValueError, match=r"more than one number per channel in training.*every output the bias"):
             cnorm.batch_norm(x)
@@ -439,7 +439,7 @@ def test_errors(rng):
     for call, error, words in [
         (lambda: norm(x, weight[:3]), ValueError, r"weight must have shape \(6,\)"),
         (lambda: norm(x[0]), ValueError, "at least 2 dimensions"),
-        (lambda: norm(x, running_mean=mean), ValueError, "given together"),
+        (lambda: norm(x, running_mean=mean), ValueError, "must be given too where running_"),
         (lambda: norm(x, running_mean=mean, running_var=var, momentum=2), ValueError, "momentum must be in"),
         (lambda: norm(x, momentum=2), ValueError, "momentum must be in"),
         (lambda: norm(x, momentum=None), TypeError, "momentum must be a real number"),
@@ -484,3 +484,11 @@ def test_errors(rng):
     with pytest.raises(ValueError, match="out must have shape"):
         norm(x, running_mean=mean, running_var=var, out=x[:2])
     assert np.array_equal(mean, before)
+
+
+def test_averages_that_overflow_are_infinite_and_warn_nobody():
+    mean, var = np.zeros(1), np.ones(1)
+    x = np.float64([[1.2e154], [-1.2e154]])  # the biased variance is finite, the unbiased one is not
+    y = cnorm.batch_norm(x, running_mean=mean, running_var=var)
+    np.testing.assert_array_equal(y, [[1], [-1]])
+    assert (mean[0], var[0]) == (0, np.inf)

@@ -40,7 +40,7 @@ def check(x, dy, groups, weight=None, bias=None, eps=1e-5):
     channel = [a.reshape(x.shape[1], -1) for a in (reference.channel_rows(dy), reference.channel_rows(xhat))]
     d, h = reference.wide(channel[0]), channel[1]
     # a run of space in lanes, then 64 samples one after another and a tree, all of the same roundings
-    sums = tolerances._row_sum(x[0, 0].size, x.dtype) + tolerances._column_sum(len(x), x.dtype)
+    sums = tolerances.row_sum(x[0, 0].size, x.dtype) + tolerances.column_sum(len(x), x.dtype)
     u = tolerances.unit_roundoff(x.dtype)
     bound = (np.abs(d) * tolerances.xhat(h, x.dtype)).sum(-1) + (sums + 2 * u) * np.abs(d * h).sum(-1)
     if weight is None:

@@ -16,7 +16,7 @@ def check(w, dv, gain=None):
     """Forward and backward against the oracle."""
     n = w[0].size
     u = tolerances.unit_roundoff(w.dtype)
-    sums = tolerances._row_sum(n, w.dtype) + u
+    sums = tolerances.row_sum(n, w.dtype) + u
     v = cnorm.weight_norm(w, gain)
     expected = reference.weight_norm(w, gain)
     assert v.dtype == w.dtype
@@ -35,7 +35,7 @@ def check(w, dv, gain=None):
     else:
         tolerances.assert_within(got[1], wanted[1], bound, "dgain")
     w_rows = reference.wide(w).reshape(rows)
-    inverse = reference._reciprocal_root((w_rows * w_rows).sum(-1, keepdims=True), 0)
+    inverse = reference.reciprocal_root((w_rows * w_rows).sum(-1, keepdims=True), 0)
     scale = inverse * (1 if gain is None else np.abs(reference.wide(gain))[:, None])
     bound = scale * ((sums / 2 + 5 * u) * d + (2.5 * sums + 10 * u) * unit * along[:, None])
     bound = bound + 2 * tolerances.smallest(w.dtype)

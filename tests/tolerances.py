@@ -43,7 +43,7 @@ def any_row(xhat_, dtype):
     sum|x| / n <= sqrt(2) std, so the mean is off by 1.42 g std; sum(x^2) / n <= 2 var, so var is off by
     2 g var + 2 |mean| 1.42 g std, and rstd by 2.42 g. Four roundings of xhat follow.
     """
-    g = _row_sum(np.shape(xhat_)[-1], dtype) + 2 * unit_roundoff(dtype)
+    g = row_sum(np.shape(xhat_)[-1], dtype) + 2 * unit_roundoff(dtype)
     return g * (1.42 + 2.42 * np.abs(xhat_)) + 4 * unit_roundoff(dtype) * np.maximum(1, np.abs(xhat_))
 
 
@@ -81,7 +81,7 @@ def dx(dy, xhat_, rstd, dtype, weight=1, sums=None):
     u, from_xhat = unit_roundoff(dtype), xhat(xhat_, dtype)
     mean_g = g.mean(-1, keepdims=True)
     mean_gx = (g * np.abs(xhat_)).mean(-1, keepdims=True)
-    sums = _row_sum(g.shape[-1], dtype) if sums is None else sums
+    sums = row_sum(g.shape[-1], dtype) if sums is None else sums
     error_mean_g = (sums + u) * mean_g
     error_mean_gx = (sums + 2 * u) * mean_gx + (g * from_xhat).mean(-1, keepdims=True)
     terms = g + mean_g + np.abs(xhat_) * mean_gx
@@ -94,19 +94,19 @@ def dweight(dy, xhat_, dtype):
     """Sum over rows of dy * xhat: the error of each xhat, a rounding of each product, and the summation's."""
     products = np.abs(dy * xhat_).sum(axis=0)
     from_xhat = (np.abs(dy) * xhat(xhat_, dtype)).sum(axis=0)
-    return from_xhat + (unit_roundoff(dtype) + _column_sum(len(dy), dtype)) * products + len(dy) * smallest(dtype)
+    return from_xhat + (unit_roundoff(dtype) + column_sum(len(dy), dtype)) * products + len(dy) * smallest(dtype)
 
 
 def dbias(dy, dtype):
     """Sum over rows of dy: the summation's error alone."""
-    return _column_sum(len(dy), dtype) * np.abs(dy).sum(axis=0)
+    return column_sum(len(dy), dtype) * np.abs(dy).sum(axis=0)
 
 
 def channel_sum(x, dtype):
     """A sum over a channel of x [samples, channels, ...]: 64 rows one after another, or runs of space."""
     space = math.prod(x.shape[2:])
     terms = len(x) * unit_roundoff(np.float64)
-    return terms + (min(len(x), BLOCK) * unit_roundoff(dtype) if space == 1 else _row_sum(space, dtype))
+    return terms + (min(len(x), BLOCK) * unit_roundoff(dtype) if space == 1 else row_sum(space, dtype))
 
 
 def batch_xhat(xhat_, x, dtype):
@@ -145,13 +145,13 @@ def ulps(actual, exact):
     return np.abs(actual.astype(np.float64) - exact) / ulp
 
 
-def _row_sum(n, dtype):
+def row_sum(n, dtype):
     """Roundings an element meets: its lane's chain, the halving tree, and a float64 chain of folds."""
     lanes = LANES[np.dtype(dtype)]
     chain = math.ceil(min(n, FOLD) / lanes) + math.log2(lanes)
     return chain * unit_roundoff(dtype) + math.ceil(n / FOLD) * unit_roundoff(np.float64)
 
 
-def _column_sum(rows, dtype):
+def column_sum(rows, dtype):
     """Roundings a row meets: the chain within its block and the tree over the blocks."""
     return (min(rows, BLOCK) + math.ceil(math.log2(max(1, rows / BLOCK)))) * unit_roundoff(dtype)

@@ -2,8 +2,6 @@
 
 A builder module has
 
-``FIRST_OPSET``
-    The first opset of the default domain in which its form is valid.
 ``states(layer)``
     Recurrent arrays as {"h": units, ...}; empty for a layer without memory.
 ``build(graph, layer, weights, x, states)``
@@ -17,7 +15,7 @@ from types import ModuleType
 
 from onnx_export.builders import elementwise, gru, linear, lstm, native, rnn
 
-__all__ = ["REFUSED", "builder", "native"]
+__all__ = ["builder", "native"]
 
 _BUILDERS = {
     "Activation": elementwise,
@@ -27,7 +25,7 @@ _BUILDERS = {
     "Linear": linear,
     "RNN": rnn,
 }
-REFUSED = {
+_REFUSED = {
     "Bidirectional": "its backward half needs the end of the sequence before the start, so a graph of it has no "
     "states to carry from chunk to chunk",
 }
@@ -43,6 +41,6 @@ def builder(layer) -> ModuleType:
     """
     kind = getattr(layer, "kind", None)
     if kind not in _BUILDERS:
-        reason = REFUSED.get(kind, f"there is one for {', '.join(sorted(_BUILDERS))}")
+        reason = _REFUSED.get(kind, f"there is one for {', '.join(sorted(_BUILDERS))}")
         raise ValueError(f"model: there is no ONNX form of {layer!r}: {reason}")
     return _BUILDERS[kind]

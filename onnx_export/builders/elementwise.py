@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from onnx_export.builders.norms import layer_norm
 
-FIRST_OPSET = 13
 _OPERATORS = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
 
 

@@ -1,7 +1,5 @@
 """y = weight x + bias."""
 
-FIRST_OPSET = 13
-
 
 def states(layer) -> dict[str, int]:
     return {}

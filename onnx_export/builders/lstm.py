@@ -5,8 +5,6 @@ from __future__ import annotations
 from onnx_export.builders.cells import Cell
 from onnx_export.builders.norms import layer_norm
 
-FIRST_OPSET = 13
-
 
 def states(layer) -> dict[str, int]:
     return {"h": layer.output_size, "c": layer.units}

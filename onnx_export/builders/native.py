@@ -6,7 +6,6 @@ import numpy as np
 
 from onnx_export.builders.cells import Cell
 
-FIRST_OPSET = 13
 _ORDER = {"LSTM": "iofg", "GRU": "zrn", "RNN": "a"}  # of the gates, in the operators' weights
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from onnx_export.builders.cells import Cell
 
-FIRST_OPSET = 13
-
 
 def states(layer) -> dict[str, int]:
     return {"h": layer.units}

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from .report import Finding, NormReport, ValidationReport
+from onnx_export.validation.report import Finding, NormReport, ValidationReport
 
 if TYPE_CHECKING:
-    from .safe_load import Limits
+    from onnx_export.validation.safe_load import Limits
 
 __all__ = ["Finding", "NormReport", "ValidationReport", "validate"]
 
@@ -83,7 +83,7 @@ def validate(
             raise ValueError(f"{name} must be positive, got {value}")
     if fix is not None and replaces(fix, path):
         raise ValueError(f"fix must name another file than the model, which it would replace, got {os.fspath(fix)!r}")
-    from . import child
+    from onnx_export.validation import child
 
     options = {
         "input": os.fspath(input) if input is not None else "",

@@ -1,3 +1,3 @@
-from .command import validate
+from onnx_export.validation.command import validate
 
 validate(prog_name="cnorm validate")

@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from . import runtime, stress
-from .graph import Scope, boundary, cut
-from .judge import Measure, Oracle, worst
-from .patterns import Norm, find
-from .safe_load import model_nodes
+from onnx_export.validation import runtime, stress
+from onnx_export.validation.graph import Scope, boundary, cut
+from onnx_export.validation.judge import Measure, Oracle, worst
+from onnx_export.validation.patterns import Norm, find
+from onnx_export.validation.safe_load import model_nodes
 
 
 def piece(model, norm: Norm, nodes, feeds: dict[str, np.ndarray], extra=()) -> onnx.ModelProto:

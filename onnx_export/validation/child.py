@@ -20,10 +20,10 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from .report import Finding, ValidationReport
+from onnx_export.validation.report import Finding, ValidationReport
 
 if TYPE_CHECKING:
-    from .examine import Options
+    from onnx_export.validation.examine import Options
 
 _MOST_OUTPUT = 2**28
 _LONGEST = 10**9  # seconds
@@ -174,7 +174,7 @@ def _examine(request: dict[str, Any], emit) -> ValidationReport:
 
     try:
         # imported here, under the limits: onnxruntime starts threads and allocates
-        from .examine import examine
+        from onnx_export.validation.examine import examine
 
         return examine(request["path"], _options(request["options"]), remember)
     except MemoryError:
@@ -185,8 +185,8 @@ def _examine(request: dict[str, Any], emit) -> ValidationReport:
 
 
 def _options(fields: dict[str, Any]) -> Options:
-    from .examine import Options
-    from .safe_load import Limits
+    from onnx_export.validation.examine import Options
+    from onnx_export.validation.safe_load import Limits
 
     named = tuple((name, size) for name, size in fields.pop("named", ()))
     return Options(**{**fields, "named": named, "limits": Limits(**fields.get("limits", {}))})

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from . import replaces
-from . import validate as run_validation
-from .report import CANNOT, SOUND, plain, show
+from onnx_export.validation import replaces
+from onnx_export.validation import validate as run_validation
+from onnx_export.validation.report import CANNOT, SOUND, plain, show
 
 
 def _sizes(_context, _option, values: tuple[str, ...]) -> dict[str, int]:
@@ -66,8 +66,7 @@ def validate(context, model, size, strict, require_norm, as_json, html, memory, 
         show(report, Console(file=sys.stdout, soft_wrap=False))
     if html is not None:
         from cnorm.model import write_whole
-
-        from .html import page
+        from onnx_export.validation.html import page
 
         try:
             write_whole(html, page(report).encode())

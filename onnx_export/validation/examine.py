@@ -14,13 +14,13 @@ from pathlib import Path
 import onnx
 import onnxruntime
 
-from . import inputs, lint, runtime, stress
-from .graph import inline
-from .judge import BROKEN, MOST, type_name
-from .patterns import Norm, find
-from .report import Finding, NormReport, ValidationReport
-from .run import Case, Run, amount, culprit, settle
-from .safe_load import (
+from onnx_export.validation import inputs, lint, runtime, stress
+from onnx_export.validation.graph import inline
+from onnx_export.validation.judge import BROKEN, MOST, type_name
+from onnx_export.validation.patterns import Norm, find
+from onnx_export.validation.report import Finding, NormReport, ValidationReport
+from onnx_export.validation.run import Case, Run, amount, culprit, settle
+from onnx_export.validation.safe_load import (
     Limits,
     Refused,
     Unreadable,
@@ -111,7 +111,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     for family, message in runtime_faults.items():
         report.findings.append(Finding("note", "runtime-limit", f"{family}: {message}"))
     if options.fix:
-        from .repair import repair
+        from onnx_export.validation.repair import repair
 
         emit("stage", "fix")
         try:
@@ -186,7 +186,7 @@ def _stress(model: onnx.ModelProto, case: Case, options: Options, runtime_faults
     if not bench.can_stress:
         return
     seen = stress.hardness(map(case.oracle.rows, case.feeds))
-    for hard in stress.cases(*bench.layout, bench.dtype, norm.eps, options.seed):
+    for hard in stress.hard_rows(*bench.layout, bench.dtype, norm.eps, options.seed):
         feeds = bench.feed(hard.rows)
         rows = case.oracle.rows(feeds)
         for level in bench.levels:

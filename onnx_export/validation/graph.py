@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from .safe_load import subgraphs
+from onnx_export.validation.safe_load import subgraphs
 
 FUNCTION_KEY = "cnorm.function"  # metadata written on the nodes of a local function before it is inlined
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from math import isfinite, log10
 
-from .report import NormReport, ValidationReport, plain
+from onnx_export.validation.report import NormReport, ValidationReport, plain
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em;

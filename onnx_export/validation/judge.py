@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from onnx import TensorProto, helper
 
-from ..float64 import Float64
-from .graph import Scope, attribute
-from .patterns import Norm
+from onnx_export.float64 import Float64
+from onnx_export.validation.graph import Scope, attribute
+from onnx_export.validation.patterns import Norm
 
 FACTOR = 8.0
 _MOST_POINTS = 200

@@ -8,11 +8,11 @@ from math import isnan
 import onnx
 from onnx import TensorProto, helper
 
-from . import runtime
-from .graph import attribute, opset_versions
-from .judge import type_name
-from .patterns import Norm
-from .report import Finding
+from onnx_export.validation import runtime
+from onnx_export.validation.graph import attribute, opset_versions
+from onnx_export.validation.judge import type_name
+from onnx_export.validation.patterns import Norm
+from onnx_export.validation.report import Finding
 
 
 def lint_model(model: onnx.ModelProto) -> Iterator[Finding]:

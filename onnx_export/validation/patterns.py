@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from .graph import FUNCTION_KEY, Scope, attribute, op, scopes
+from onnx_export.validation.graph import FUNCTION_KEY, Scope, attribute, op, scopes
 
 # op type: (domains, formula, default epsilon)
 _NATIVE = {

@@ -10,12 +10,11 @@ import onnx
 from onnx import helper, numpy_helper
 
 from cnorm.model import write_whole
-
-from ..float64 import Float64
-from . import runtime, stress
-from .graph import FUNCTION_KEY, Scope, opset_versions
-from .patterns import Norm
-from .safe_load import model_nodes
+from onnx_export.float64 import Float64
+from onnx_export.validation import runtime, stress
+from onnx_export.validation.graph import FUNCTION_KEY, Scope, opset_versions
+from onnx_export.validation.patterns import Norm
+from onnx_export.validation.safe_load import model_nodes
 
 _FIRST_OPSET = 17
 
@@ -78,7 +77,7 @@ def _obstacle(model: onnx.ModelProto, case) -> str:
     if norm.near_miss:
         return f"it is no layer norm: {norm.near_miss}"
     if norm.formula != "layer":
-        return "it is an RMS norm, and RMSNormalization needs opset 23"
+        return "it is an RMS norm, and only layer norms are rewritten"
     if norm.scope.path:
         return f"it lies in {norm.scope.label}; only the main graph is rewritten"
     if opset_versions(model).get("", 0) < _FIRST_OPSET:

@@ -40,7 +40,7 @@ class NormReport:
     Attributes
     ----------
     verdict : {"ok", "risky", "inaccurate", "wrong", "not exercised"}
-    blame : {"", "file", "kernel", "optimiser", "runtime"}
+    blame : {"", "file", "kernel", "optimiser"}
     detail : str
         One sentence for people.
     error, bound : float or None

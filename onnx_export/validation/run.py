@@ -8,14 +8,14 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from . import inputs, runtime
-from .bench import Bench, fed, made_by, makers, piece
-from .graph import boundary, scopes
-from .judge import BROKEN, MOST, Measure, Oracle, Rows, worst
-from .patterns import Norm
-from .report import Finding, NormReport
-from .safe_load import model_nodes
-from .taps import Tap, expose
+from onnx_export.validation import inputs, runtime
+from onnx_export.validation.bench import Bench, fed, made_by, makers, piece
+from onnx_export.validation.graph import boundary, scopes
+from onnx_export.validation.judge import BROKEN, MOST, Measure, Oracle, Rows, worst
+from onnx_export.validation.patterns import Norm
+from onnx_export.validation.report import Finding, NormReport
+from onnx_export.validation.safe_load import model_nodes
+from onnx_export.validation.taps import Tap, expose
 
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}

@@ -9,15 +9,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from .judge import Rows
-from .patterns import Norm
+from onnx_export.validation.judge import Rows
+from onnx_export.validation.patterns import Norm
 
 # What makes a family of rows hard, and so what a model's own rows are compared with.
 CONDITIONING, MAGNITUDE, SPREAD = "conditioning", "magnitude", "spread"
 
 
 @dataclass(frozen=True)
-class Case:
+class HardRows:
     """Rows of one kind.
 
     Attributes
@@ -33,7 +33,7 @@ class Case:
     rows: np.ndarray
 
 
-def cases(rows: int, n: int, dtype: np.dtype, eps: float, seed: int) -> Iterator[Case]:
+def hard_rows(rows: int, n: int, dtype: np.dtype, eps: float, seed: int) -> Iterator[HardRows]:
     """Every family of hard rows for a norm over n elements.
 
     Parameters
@@ -55,9 +55,9 @@ def cases(rows: int, n: int, dtype: np.dtype, eps: float, seed: int) -> Iterator
     if dtype == np.float64:
         tiny_scales, huge_scales = (*tiny_scales, 1e-300), (*huge_scales, 1e150, 1e300)
 
-    def case(family: str, hard_by: str, values: np.ndarray) -> Case:
+    def case(family: str, hard_by: str, values: np.ndarray) -> HardRows:
         with np.errstate(all="ignore"):
-            return Case(family, hard_by, values.astype(dtype))
+            return HardRows(family, hard_by, values.astype(dtype))
 
     for mean in (1e2, 1e3) if half else (1e2, 1e3, 1e4, 1e6):
         yield case("large mean", CONDITIONING, mean + noise)

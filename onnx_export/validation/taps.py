@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from .graph import Scope
+from onnx_export.validation.graph import Scope
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ extern "C" {
 typedef enum cnorm_status {
     CNORM_OK = 0,
     CNORM_ERROR_NULL,  /* a pointer that must not be NULL is */
-    CNORM_ERROR_SIZE,  /* a size is negative, n is 0, or the bytes do not fit ptrdiff_t */
+    CNORM_ERROR_SIZE,  /* a size is negative, a row is empty, groups do not divide the channels, a range of
+                          rows is none of theirs, or the bytes do not fit ptrdiff_t */
     CNORM_ERROR_EPS,   /* eps is negative, NaN, infinite, or beyond the dtype */
     CNORM_ERROR_STRIDE,/* rows of an output overlap one another */
     CNORM_ERROR_DTYPE, /* not a cnorm_dtype this function takes */

@@ -276,7 +276,7 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
     FN(channel_sums)(first, channels, space, run, NULL, 0, x, x_stride, b.G, &b);
     for (ptrdiff_t c = 0; c < channels; ++c) b.K[c] = (T)((double)b.G[c] + b.sum[c] / (double)(first * run));
 
-    int failed = 0; /* how many; they hold their next K in G and have a scale of -1 */
+    int failed = 0; /* is there any? They hold their next K in G and have a scale of -1 */
     FN(channel_sums)(samples, channels, space, space, NULL, 0, x, x_stride, b.K, &b);
     for (ptrdiff_t c = 0; c < channels; ++c) {
         if (FN(channel_stats)(N, channels, c, b.K[c], eps, &b, moments)) b.G[c] = b.K[c];

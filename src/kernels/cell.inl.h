@@ -34,7 +34,7 @@ typedef struct product_term {
 } product_term;
 
 /* (2) and (3) where float32 squares overflow or drown: z becomes z r, in float64 and rounded once */
-RARE void exact_group(const product_term *terms, int count, ptrdiff_t start, ptrdiff_t rows, double n, double eps,
+RARE void exact_product(const product_term *terms, int count, ptrdiff_t start, ptrdiff_t rows, double n, double eps,
                       float *z)
 {
     double squares = 0, rstd = 0;
@@ -72,7 +72,7 @@ INLINE void group_rstds(const product_term *terms, int count, double eps, double
         if (squares <= Q_MAX_F32 && (squares >= n * Q_MIN_F32 || eps >= Q_MIN_F32))
             rstd = (float)(1.0 / sqrt(squares / n + eps));
         else
-            exact_group(terms, count, first * width, gates * width, n, eps, z);
+            exact_product(terms, count, first * width, gates * width, n, eps, z);
         for (ptrdiff_t g = first; g < first + gates; ++g) r[g] = rstd;
     }
 }
@@ -122,7 +122,7 @@ INLINE void lstm_gates(const cnorm_cell *cell, cnorm_scope scope, const float *z
     }
 }
 
-/* h = zoneout h + (1 - zoneout) new, which may be h */
+/* h = zoneout before + (1 - zoneout) h */
 INLINE void zone_out(const cnorm_cell *cell, ptrdiff_t width, const float *before, float *h)
 {
     const f32v keep = splat_f32(cell->zoneout), take = splat_f32(1 - cell->zoneout);

@@ -145,7 +145,7 @@ typedef struct cnorm_kernels {
     void (*sigmoid_f32)(ptrdiff_t n, const float *x, float *y);
     void (*tanh_f32)(ptrdiff_t n, const float *x, float *y);
     void (*activation_f32)(cnorm_activation f, ptrdiff_t n, const float *x, float *y);
-    /* n <= CNORM_ROWS rows of x and y; state, scratch and panels aligned to CNORM_ALIGN; scratch by the functions below */
+    /* n <= CNORM_ROWS rows of x and y; state, scratch and panels aligned to CNORM_ALIGN; scratch by the functions above */
     void (*linear_step)(const cnorm_linear *layer, ptrdiff_t n, const float *x, ptrdiff_t x_stride, float *y,
                         ptrdiff_t y_stride, float *scratch);
     void (*cell_inputs)(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride, float *zx, float *room);

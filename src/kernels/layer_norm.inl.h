@@ -727,7 +727,7 @@ EDGE void FN(backward_edge)(FN(gradient) row, ptrdiff_t n, ptrdiff_t j, FN(share
     FN(backward_terms)(&row, j, from, to, &to_add, centred, 0, streaming, &terms[0], &terms[1]);
 }
 
-/* (5) for one row: sums = G n, H n. For `turn` see sums. */
+/* (5) for one row: sums = G n, H n. For `turn` see lane_sums. */
 INLINE void FN(backward_sums)(ptrdiff_t n, const FN(gradient) *row, const FN(shares) *to_add, ptrdiff_t turn, const int centred,
                               const int plain, const int streaming, double sums[2])
 {
@@ -747,7 +747,7 @@ INLINE void FN(backward_sums)(ptrdiff_t n, const FN(gradient) *row, const FN(sha
                 V gp[PASS], gxp[PASS];
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) gp[i] = gxp[i] = zero;
-                for (int edge = turn ? 0 : 1; edge < 2; ++edge) { /* see sums */
+                for (int edge = turn ? 0 : 1; edge < 2; ++edge) { /* see lane_sums */
                     if (edge == 1) {
                         for (; j + PASS * VL <= end; j += LANES) {
 #pragma GCC unroll 4

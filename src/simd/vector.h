@@ -20,7 +20,8 @@
  *     turn_*       all virtual lanes moved round
  *     one_sign_*   have all virtual lanes one sign?
  *     keep_*       the value, in a register: stops the compiler from loading it a second time
- *     widen, narrow  half a vector of float <-> one vector of double, exact <-> rounded to nearest even
+ *     widen_lo, widen_hi  the lower or upper half of a vector of float as one of double, exactly
+ *     narrow       two vectors of double as one of float, rounded to nearest even
  * for f32 and f64; storage.h adds f16 and bf16, which are storage of float.
  */
 #ifndef CNORM_SIMD_VECTOR_H

@@ -74,3 +74,11 @@ def test_what_is_not_installed_is_named_in_one_line(tmp_path):
             assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
         assert says.split(":")[0] in command(cwd=tmp_path, before=before, name="--help").stdout
     assert os.listdir(tmp_path) == ["demo.safetensors"]
+
+
+def test_a_name_whose_package_is_not_installed_says_what_to_install():
+    code = "import sys; sys.modules['onnx'] = None; import onnx_export; onnx_export."
+    for name in set(onnx_export.__all__) - {"validate"}:  # it imports onnx in its child process only
+        done = subprocess.run([sys.executable, "-P", "-c", code + name], capture_output=True, text=True)
+        says = f"ModuleNotFoundError: onnx_export.{name} needs onnx: pip install 'cnorm-runtime[onnx]'\n"
+        assert done.stderr.endswith(says)

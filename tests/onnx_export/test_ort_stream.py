@@ -74,7 +74,7 @@ def test_set_state_and_reset(rng, model):
     np.testing.assert_array_equal(stream.step(x), first)
 
 
-def test_nothing_is_bound_in_a_step(rng, model, monkeypatch):
+def test_nothing_is_bound_in_a_step(model, monkeypatch):
     stream = OrtStream(onnx_export.export(model))
 
     def forbidden(*_, **__):
@@ -86,7 +86,7 @@ def test_nothing_is_bound_in_a_step(rng, model, monkeypatch):
     stream.step(np.zeros(5, np.float32))
 
 
-def test_float16(rng, model):
+def test_float16(model):
     stream = OrtStream(onnx_export.export(model, dtype="float16"), optimisation="off")
     assert stream.dtype == np.float16
     assert stream.step(np.ones(5, np.float16)).dtype == np.float16
@@ -94,7 +94,7 @@ def test_float16(rng, model):
         stream.step(np.ones(5, np.float32))
 
 
-def test_wrong_arguments_change_nothing(rng, model):
+def test_wrong_arguments_change_nothing(model):
     exported = onnx_export.export(model)
     stream = OrtStream(exported)
     stream.step(np.ones(5, np.float32))

@@ -28,7 +28,7 @@ REWRITTEN = [
 ]
 LEFT = {
     gallery.unbiased_variance: "no layer norm",
-    gallery.decomposed_rms: "RMSNormalization needs opset 23",
+    gallery.decomposed_rms: "only layer norms are rewritten",
     gallery.pytorch_opset_11: "needs opset 17",
     gallery.inside_if_decomposed: "only the main graph",
     gallery.stored_count_of_another_width: "row length is not fixed",

@@ -50,7 +50,7 @@ def test_the_runtime_is_blamed_once_not_each_norm(tmp_path):
     assert [n.risks for n in report.norms] == [[], []]
 
 
-@pytest.mark.parametrize("step", ["run.culprit", "stress.cases", "bench.piece"])
+@pytest.mark.parametrize("step", ["run.culprit", "stress.hard_rows", "bench.piece"])
 def test_trouble_with_one_norm_leaves_the_others(step, tmp_path, monkeypatch):
     """A bug or a refusal met in judging costs one verdict and the exit code, never the report."""
     module, name = step.split(".")

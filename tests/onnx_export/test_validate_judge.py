@@ -148,7 +148,7 @@ def test_worst_of_many():
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_stress_families_are_finite_in_their_dtype(dtype):
     families = set()
-    for case in stress.cases(4, 16, np.dtype(dtype), 1e-5, seed=0):
+    for case in stress.hard_rows(4, 16, np.dtype(dtype), 1e-5, seed=0):
         families.add(case.family)
         assert case.rows.shape == (4, 16)
         assert case.rows.dtype == dtype
