@@ -13,11 +13,12 @@ cpdef cnp.ndarray as_array(object a, str name, str call=None):
     if isinstance(a, np.ma.MaskedArray):
         raise TypeError(f"{name} must be a plain array, got a MaskedArray, whose mask would be ignored; "
                         "pass x.filled(value)")
-    if not (isinstance(a, np.ndarray) or hasattr(a, "__array__") or hasattr(a, "__array_interface__")
-            or hasattr(a, "__dlpack__") or isinstance(a, (memoryview, bytearray)) or type(a).__name__ == "array"):
+    readable = (isinstance(a, (np.ndarray, memoryview, bytearray)) or hasattr(a, "__array__")
+                or hasattr(a, "__array_interface__") or type(a).__name__ == "array")
+    if not readable and not hasattr(a, "__dlpack__"):
         raise TypeError(f"{name} must be an array, NumPy's or one that NumPy can read, got {type(a).__name__}")
     try:
-        return np.asarray(a)
+        return np.asarray(a) if readable else np.from_dlpack(a)
     except Exception as error:  # whatever the other library says about an array on a GPU, or one with a gradient
         raise TypeError(f"{name} must be an array that NumPy can read, got {type(a).__name__}: {error}") from error
 
@@ -149,9 +150,8 @@ cdef cnp.ndarray rows_of(cnp.ndarray a, int axis, Rows *rows):
     return a
 
 
-cdef cnp.ndarray parameter(object p, cnp.ndarray x, cnorm_dtype dtype, int axis, str name, str call=None):
-    """weight or bias of the normalised shape, C-contiguous, in the compute type; call as in `as_array`."""
-    cdef cnp.ndarray a = as_array(p, name, call)
+cdef cnp.ndarray parameter(cnp.ndarray a, cnp.ndarray x, cnorm_dtype dtype, int axis, str name):
+    """weight or bias `a`, checked to have the normalised shape; C-contiguous, in the compute type."""
     cdef int i, ndim = cnp.PyArray_NDIM(x) - axis, number = cnp.PyArray_TYPE(a), wanted = compute_number(dtype)
     cdef bint fits = cnp.PyArray_NDIM(a) == ndim
     if (number != wanted and number != cnp.PyArray_TYPE(x)) or not cnp.PyArray_ISNOTSWAPPED(a):
@@ -163,9 +163,15 @@ cdef cnp.ndarray parameter(object p, cnp.ndarray x, cnorm_dtype dtype, int axis,
     if not fits:
         raise ValueError(f"{name} must have the normalised shape {(<object>x).shape[axis:]} (x has shape "
                          f"{(<object>x).shape}, axis={axis}), got {(<object>a).shape}")
-    if not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
-        a = np.array(a, order="C", copy=True)
+    a = contiguous(a)
     return a if number == wanted else widened(a, dtype)
+
+
+cdef cnp.ndarray contiguous(cnp.ndarray a):
+    """`a` where C can read it as it lies, else a copy; None stays None."""
+    if a is None or (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
+        return a
+    return np.array(a, order="C", copy=True)
 
 
 cdef cnp.ndarray widened(cnp.ndarray a, cnorm_dtype dtype):

@@ -27,7 +27,7 @@ cdef int volume_of(cnp.ndarray x, int least, Volume *volume) except -1:
 
 
 cdef cnp.ndarray vector(object p, cnp.ndarray x, ptrdiff_t length, str name, str what):
-    """p [length] of x's dtype, C-contiguous; None stays None. `what` says what there is one number for."""
+    """p [length] of x's dtype; None stays None. `what` says what there is one number for."""
     if p is None:
         return None
     cdef cnp.ndarray a = as_array(p, name)
@@ -35,8 +35,6 @@ cdef cnp.ndarray vector(object p, cnp.ndarray x, ptrdiff_t length, str name, str
         raise TypeError(f"{name} must have the dtype of x, {x.dtype}, got {a.dtype}")
     if cnp.PyArray_NDIM(a) != 1 or cnp.PyArray_DIMS(a)[0] != length:
         raise ValueError(f"{name} must have shape ({length},), one number for each {what}, got {(<object>a).shape}")
-    if not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
-        a = np.array(a, order="C", copy=True)
     return a
 
 
@@ -107,7 +105,9 @@ cdef object group_forward(cnp.ndarray a, Volume *v, ptrdiff_t groups, object wei
     cdef cnp.ndarray y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift)))
     cdef Stats stats = empty_stats((v.samples, groups), dtype) if return_stats else None
     cdef Rows source, sink
+    gain = contiguous(gain)
     cdef void *pg = data_of(gain)
+    shift = contiguous(shift)
     cdef void *pb = data_of(shift)
     cdef void *ps = data_of(stats._data) if return_stats else NULL
     cdef ptrdiff_t m = v.samples, c = v.channels, s = v.space
@@ -138,6 +138,7 @@ cdef object group_backward(object dy, cnp.ndarray a, Volume *v, ptrdiff_t groups
     target = rows_to(results[0], 1, &sink)
     dgain, dbias = computed(results[1], dtype), computed(results[2], dtype)
     partials = np.empty(cnorm_backward_partials(dtype, m, c), np.uint8)
+    gain = contiguous(gain)
     cdef void *pg = data_of(gain)
     cdef void *ps = data_of(stats._data)
     cdef void *pdg = data_of(dgain)
@@ -379,7 +380,7 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     cdef cnp.ndarray shift = vector(bias, a, v.channels, "bias", "channel"), mean = None, var = None
     cdef cnp.ndarray y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift)))
     cdef Stats stats = empty_stats((v.channels,), dtype)
-    if running_variance not in ("unbiased", "biased"):
+    if not isinstance(running_variance, str) or running_variance not in ("unbiased", "biased"):
         raise ValueError(f'running_variance must be "unbiased" or "biased", got {running_variance!r}')
     if (running_mean is None) != (running_var is None):
         given, absent = ("running_var", "running_mean") if running_mean is None else ("running_mean", "running_var")
@@ -400,7 +401,9 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     moments = np.empty((2, v.channels))
     scratch = np.empty(cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space), np.uint8)
     pm = <double *>cnp.PyArray_DATA(moments)
+    gain = contiguous(gain)
     cdef void *pg = data_of(gain)
+    shift = contiguous(shift)
     cdef void *pb = data_of(shift)
     cdef void *ps = data_of(stats._data)
     cdef void *pw = data_of(scratch)
@@ -467,6 +470,7 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     target = rows_to(results[0], 1, &sink)
     dgain, dbias = computed(results[1], dtype), computed(results[2], dtype)
     scratch = np.empty(cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space), np.uint8)
+    gain = contiguous(gain)
     cdef void *pg = data_of(gain)
     cdef void *ps = data_of(stats._data)
     cdef void *pdg = data_of(dgain)
@@ -480,12 +484,20 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     return results[0], None if weight is None else results[1], results[2]
 
 
+def check_var(var, what):
+    """No variance is negative, be it subnormal; NaN may be; `what` says what there is one for."""
+    with KernelArithmetic():
+        negative = np.less(var, 0)
+    if negative.any():
+        raise ValueError(f"var must not be negative, got {var[negative][0]} in {what} {negative.argmax()}")
+
+
 cdef cnp.ndarray given_moment(object p, cnp.ndarray x, ptrdiff_t channels, str name):
     if p is None:
         raise TypeError(f"{name} must be an array of shape ({channels},), got None")
     cdef cnp.ndarray a = vector(p, x, channels, name, "channel")
-    if name == "var" and np.less(a, 0).any():
-        raise ValueError(f"var must not be negative, got {a.min()} in channel {a.argmin()}")
+    if name == "var":
+        check_var(a, "channel")
     return a
 
 
@@ -535,9 +547,13 @@ def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=
     a = rows_of(a, 1, &source)
     target = rows_to(y, 1, &sink)
     scratch = np.empty(cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space), np.uint8)
+    centre = contiguous(centre)
     cdef void *pmean = data_of(centre)
+    spread = contiguous(spread)
     cdef void *pvar = data_of(spread)
+    gain = contiguous(gain)
     cdef void *pg = data_of(gain)
+    shift = contiguous(shift)
     cdef void *pb = data_of(shift)
     cdef void *pw = data_of(scratch)
     with nogil:
@@ -595,8 +611,11 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
     target = rows_to(results[0], 1, &sink)
     dgain, dbias = computed(results[1], dtype), computed(results[2], dtype)
     scratch = np.empty(cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space), np.uint8)
+    centre = contiguous(centre)
     cdef void *pmean = data_of(centre)
+    spread = contiguous(spread)
     cdef void *pvar = data_of(spread)
+    gain = contiguous(gain)
     cdef void *pg = data_of(gain)
     cdef void *pdg = data_of(dgain)
     cdef void *pdb = data_of(dbias)
@@ -618,6 +637,8 @@ cdef cnp.ndarray matrix_of(object weight, cnorm_dtype *dtype, ptrdiff_t *rows, p
     if cnp.PyArray_NDIM(a) < 2:
         raise ValueError(f"weight must have at least 2 dimensions, (outputs, inputs, ...), got shape "
                          f"{(<object>a).shape}")
+    if cnp.PyArray_SIZE(a) == 0 and cnp.PyArray_DIMS(a)[0]:
+        raise ValueError(f"weight must have at least one input for each output, got shape {(<object>a).shape}")
     count_rows(a, 1, rows, n)
     return a
 
@@ -661,6 +682,7 @@ def weight_norm(weight, gain=None, *, out=None):
     cdef cnp.ndarray g = vector(gain, a, rows, "gain", "output")
     cdef cnp.ndarray v = result_of(out, a, (("weight", a), ("gain", g)))
     cdef Rows source, sink
+    g = contiguous(g)
     cdef void *pg = data_of(g)
     cdef cnorm_status status
     a = rows_of(a, 1, &source)
@@ -711,6 +733,7 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
     a = rows_of(a, 1, &source)
     target = rows_to(results[0], 1, &sink)
     dgain = computed(results[1], dtype)
+    g = contiguous(g)
     cdef void *pg = data_of(g)
     cdef void *pdg = data_of(dgain)
     with nogil:
@@ -787,7 +810,9 @@ def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, rad
     a = rows_of(a, last, &source)
     target = rows_to(y, last, &sink)
     scratch = np.empty(cnorm_divisive_norm_scratch(n), np.uint8)
+    gain = contiguous(gain)
     cdef void *pg = data_of(gain)
+    shift = contiguous(shift)
     cdef void *pb = data_of(shift)
     cdef void *pw = data_of(scratch)
     with nogil:
@@ -846,6 +871,7 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
     target = rows_to(results[0], last, &sink)
     dgain, dbias = computed(results[1], dtype), computed(results[2], dtype)
     scratch = np.empty(cnorm_divisive_norm_scratch(n), np.uint8)
+    gain = contiguous(gain)
     cdef void *pg = data_of(gain)
     cdef void *pdg = data_of(dgain)
     cdef void *pdb = data_of(dbias)
@@ -901,10 +927,11 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
     count_rows(a, first, &rows, &n)
     d = array_like(dy, "dy", a, "x")
     if weight is not None:
-        gain = parameter(weight, a, dtype, first, "weight")
+        gain = parameter(as_array(weight, "weight"), a, dtype, first, "weight")
     check_stats(stats, one_per_row(a, first), a, dtype, "x.shape[:axis] + (1, ...)")
     d = rows_of(d, first, &gradient)
     a = rows_of(a, first, &source)
+    gain = contiguous(gain)
     cdef void *pg = data_of(gain)
     cdef void *ps = data_of(stats._data)
     with nogil:

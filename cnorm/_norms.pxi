@@ -44,11 +44,10 @@ cdef class Stats:
         return self._data[..., 2].copy()
 
     def __getitem__(self, rows):
-        cdef Stats part = Stats.__new__(Stats)
-        part._data = np.ascontiguousarray(self._data[rows])
-        if part._data.ndim < 2 or part._data.shape[part._data.ndim - 1] != 3:
+        parts = [number[rows] for number in np.moveaxis(self._data, -1, 0)]
+        if np.ndim(parts[0]) == 0:
             raise IndexError(f"rows must select along the leading dimensions of stats, got {rows!r}")
-        return part
+        return _stats_from(np.stack(parts, axis=-1))
 
     def __repr__(self):
         return f"Stats(mean={self.mean!r}, inv_std_dev={self.inv_std_dev!r})"
@@ -59,7 +58,7 @@ cdef class Stats:
 
 def _stats_from(data):
     cdef Stats stats = Stats.__new__(Stats)
-    stats._data = data
+    stats._data = np.ascontiguousarray(data)
     return stats
 
 
@@ -76,6 +75,8 @@ cdef Stats empty_stats(tuple shape, cnorm_dtype dtype):
 
 cdef int check_stats(Stats stats, tuple shape, cnp.ndarray x, cnorm_dtype dtype, str what) except -1:
     """Stats of this shape, for x of this dtype; `what` says what the shape is."""
+    if stats._data is None:
+        raise RuntimeError("Stats.__init__ was not called")
     if cnp.PyArray_TYPE(stats._data) != compute_number(dtype):
         kind = "float64" if dtype == CNORM_F64 else "float32"
         raise TypeError(f"stats must be {kind} for x of dtype {x.dtype}, got {stats._data.dtype}")
@@ -111,7 +112,8 @@ cdef tuple CALLS = ("layer_norm(x, weight, bias, axis=-k)", "add_layer_norm(x, r
 
 cdef forward(Kind kind, x, residual, weight, bias, eps, axis, out, sum_out, bint return_stats):
     """What the three forward functions share: (y, sum or None, stats or None)."""
-    cdef cnp.ndarray a = as_array(x, "x"), r = None, y, total = None, gain = None, shift = None, y_to, total_to = None
+    cdef cnp.ndarray a = as_array(x, "x"), r = None, y, total = None, w = None, b = None, gain = None, shift = None
+    cdef cnp.ndarray y_to, total_to = None
     cdef Stats stats = None
     cdef cnorm_dtype dtype = dtype_of(a, "x")
     cdef int first = first_normalised(axis, cnp.PyArray_NDIM(a), a)
@@ -124,10 +126,12 @@ cdef forward(Kind kind, x, residual, weight, bias, eps, axis, out, sum_out, bint
     cdef cnorm_status status
     count_rows(a, first, &rows, &n)
     if weight is not None:
-        gain = parameter(weight, a, dtype, first, "weight", CALLS[<int>kind])
+        w = as_array(weight, "weight", CALLS[<int>kind])
+        gain = parameter(w, a, dtype, first, "weight")
         pg = cnp.PyArray_DATA(gain)
     if bias is not None:
-        shift = parameter(bias, a, dtype, first, "bias")
+        b = as_array(bias, "bias")
+        shift = parameter(b, a, dtype, first, "bias")
         pb = cnp.PyArray_DATA(shift)
     y = output(out, "out", a)
     if kind == ADD_LAYER:
@@ -136,14 +140,14 @@ cdef forward(Kind kind, x, residual, weight, bias, eps, axis, out, sum_out, bint
     if out is not None:
         check_apart(y, "out", a, "x", True)
         check_apart(y, "out", r, "residual", True)
-        check_apart(y, "out", gain, "weight", False)  # a copy of a strided weight is apart, and safe
-        check_apart(y, "out", shift, "bias", False)
+        check_apart(y, "out", w, "weight", False)
+        check_apart(y, "out", b, "bias", False)
         check_apart(y, "out", total, "sum_out", False)
     if sum_out is not None:
         check_apart(total, "sum_out", a, "x", True)
         check_apart(total, "sum_out", r, "residual", True)
-        check_apart(total, "sum_out", gain, "weight", False)
-        check_apart(total, "sum_out", shift, "bias", False)
+        check_apart(total, "sum_out", w, "weight", False)
+        check_apart(total, "sum_out", b, "bias", False)
     if return_stats:
         stats = empty_stats(one_per_row(a, first), dtype)
         ps = cnp.PyArray_DATA(stats._data)
@@ -500,9 +504,9 @@ cdef cnp.ndarray plain_norm(Kind kind, object x, object weight, object bias, dou
     else:
         return None
     if dtype == CNORM_F16 or dtype == CNORM_BF16:
-        if weight is not None and plain(weight, number, n) and cnp.PyArray_NDIM(<cnp.ndarray>weight) == 1:
+        if weight is not None and plain_parameter(weight, number, n, y):
             weight = widened(<cnp.ndarray>weight, dtype)
-        if bias is not None and plain(bias, number, n) and cnp.PyArray_NDIM(<cnp.ndarray>bias) == 1:
+        if bias is not None and plain_parameter(bias, number, n, y):
             bias = widened(<cnp.ndarray>bias, dtype)
     if bound:
         if n != bound or dtype == CNORM_F64:

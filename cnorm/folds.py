@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cnorm._core import as_array, weight_norm
+from cnorm._core import KernelArithmetic, as_array, check_var, weight_norm
 from cnorm.layers import rounded
 
 
@@ -38,16 +38,16 @@ def fold_batch_norm(linear_weight, linear_bias, mean, var, weight=None, bias=Non
     """
     w = _linear_weight(linear_weight, "linear_weight")
     outputs = len(w)
-    mean, var = _per_output(mean, outputs, "mean"), _per_output(var, outputs, "var")
-    given = {"linear_bias": linear_bias, "weight": weight, "bias": bias}
-    b, gain, shift = (None if p is None else _per_output(p, outputs, name) for name, p in given.items())
-    if (var < 0).any():
-        raise ValueError(f"var must not be negative, got {var.min()} in output {var.argmin()}")
-    spread = var + rounded(eps, "eps", w.dtype)
-    scale = np.divide(1 if gain is None else gain, np.sqrt(spread), where=spread != 0, out=np.zeros(outputs))
-    folded = w.astype(np.float64) * scale.reshape((-1,) + (1,) * (w.ndim - 1))
-    folded_bias = ((0 if b is None else b) - mean) * scale + (0 if shift is None else shift)
-    return folded.astype(w.dtype), folded_bias.astype(w.dtype)
+    with KernelArithmetic():
+        mean, var = _per_output(mean, outputs, "mean"), _per_output(var, outputs, "var")
+        given = {"linear_bias": linear_bias, "weight": weight, "bias": bias}
+        b, gain, shift = (None if p is None else _per_output(p, outputs, name) for name, p in given.items())
+        check_var(var, "output")
+        spread = var + rounded(eps, "eps", w.dtype)
+        scale = np.divide(1 if gain is None else gain, np.sqrt(spread), where=spread != 0, out=np.zeros(outputs))
+        folded = w.astype(np.float64) * scale.reshape((-1,) + (1,) * (w.ndim - 1))
+        folded_bias = ((0 if b is None else b) - mean) * scale + (0 if shift is None else shift)
+        return folded.astype(w.dtype), folded_bias.astype(w.dtype)
 
 
 def fold_weight_norm(weight, gain=None, bias=None):
@@ -77,9 +77,10 @@ def fold_weight_norm(weight, gain=None, bias=None):
         For a shape that can't be used.
     """
     w = _linear_weight(weight, "weight")
-    g = None if gain is None else _per_output(gain, len(w), "gain")
-    b = None if bias is None else _per_output(bias, len(w), "bias").astype(w.dtype)
-    return weight_norm(w.astype(np.float64), g).astype(w.dtype), b
+    with KernelArithmetic():
+        g = None if gain is None else _per_output(gain, len(w), "gain")
+        b = None if bias is None else _per_output(bias, len(w), "bias").astype(w.dtype)
+        return weight_norm(w.astype(np.float64), g).astype(w.dtype), b
 
 
 def _linear_weight(weight, name):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 import numpy as np
 
-from cnorm._core import BoundLayerNorm
+from cnorm._core import BoundLayerNorm, KernelArithmetic
 from cnorm.specs import PRESETS, CellSpec
 from cnorm.weights import START, checked, optional_biases, packed
 
@@ -55,7 +56,8 @@ class _Cell(_Layer):
 
     def _packed(self):
         """See `cnorm.weights.packed`."""
-        return packed(self.spec, self.entries(), self.weights, self._sizes)
+        with KernelArithmetic():
+            return packed(self.spec, self.entries(), self.weights, self._sizes)
 
     def __repr__(self):
         eps = "" if self.eps is None else f", eps={self.eps:g}"
@@ -399,6 +401,11 @@ def rounded(value, name: str, dtype=np.float32) -> float:
         value = value[()]
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a real number, got {value!r}")
-    if not 0 <= value <= float(np.finfo(dtype).max):
-        raise ValueError(f"{name} must be finite and not negative, got {value!r} for {np.dtype(dtype)}")
-    return float(np.dtype(dtype).type(float(value)))
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    with KernelArithmetic():
+        if not 0 <= number <= float(np.finfo(dtype).max):
+            raise ValueError(f"{name} must be finite and not negative, got {value!r} for {np.dtype(dtype)}")
+        return float(np.dtype(dtype).type(number))

@@ -233,6 +233,10 @@ cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff
     ENTER(countable(rows, n, 1));
     if (!ds || (rows && (!dy || !x || !stats))) return CNORM_ERROR_NULL;
     if (!usable(dtype, s)) return CNORM_ERROR_EPS;
+    if (s == 0) { /* and so is ds, but what it is a multiple of may be infinite */
+        *ds = 0;
+        return CNORM_OK;
+    }
     RUN(*ds = -s * table->smoothing_sum[dtype](&(cnorm_norm_backward){
             rows, n, .dy = dy, .x = x, .dy_stride = dy_stride, .x_stride = x_stride, .gain = gain, .stats = stats}));
 }

@@ -486,6 +486,27 @@ def test_errors(rng):
     assert np.array_equal(mean, before)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_inference_gradients_of_a_row_see_no_other(rng, dtype):
+    """Whether the sums of a channel overflow or not: its dx has none."""
+    x, dy = rng.standard_normal((2, 4, 40)).astype(dtype)
+    mean, weight = rng.standard_normal((2, 40)).astype(dtype)
+    var = rng.uniform(0.1, 1, 40).astype(dtype)
+    alone = cnorm.batch_norm_inference_backward(dy[:1], x[:1], mean, var, weight)[0]
+    x[1], dy[1] = 100, 0.9 * np.finfo(dtype).max
+    assert cnorm.batch_norm_inference_backward(dy, x, mean, var, weight)[0][:1].tobytes() == alone.tobytes()
+    for space in 1, 3:
+        volume = [np.repeat(array[..., None], space, axis=2) for array in (dy, x)]
+        dx = cnorm.batch_norm_inference_backward(*volume, mean, var, weight)[0]
+        assert dx[:1, :, 0].tobytes() == alone.tobytes()
+
+
+def test_var_is_judged_by_its_negative_numbers():
+    x, mean, var = np.ones((1, 3), np.float32), np.zeros(3, np.float32), np.float32([np.nan, -1, 2])
+    with pytest.raises(ValueError, match=r"var must not be negative, got -1.0 in channel 1"):
+        cnorm.batch_norm_inference(x, mean, var)
+
+
 def test_averages_that_overflow_are_infinite_and_warn_nobody():
     mean, var = np.zeros(1), np.ones(1)
     x = np.float64([[1.2e154], [-1.2e154]])  # the biased variance is finite, the unbiased one is not

@@ -75,6 +75,9 @@ def operations(rng, dtype):
         "backward": lambda: cnorm.layer_norm_backward(dy, x, weight, stats),
         "statistics": lambda: cnorm.layer_norm(x, eps=0.7, return_stats=True)[1],
     }
+    shapes = {"weight_ih_l0": (20, 3), "weight_hh_l0": (20, 5), "bias_ih_l0": (20,), "bias_hh_l0": (20,)}
+    cell = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    frames = rng.standard_normal((4, 3)).astype(np.float32)
     volume, gradient = x.reshape(12, 2, 53), dy.reshape(12, 2, 53)
     variance = weight * weight
     _, of_groups = cnorm.group_norm(volume, 2, return_stats=True)
@@ -91,6 +94,10 @@ def operations(rng, dtype):
         "divisive": lambda: cnorm.divisive_norm(x, weight, mean_radius=2, radius=3),
         "divisive, backward": lambda: cnorm.divisive_norm_backward(dy, x, weight, radius=3)[:3],
         "smoothing": lambda: np.float64(cnorm.smoothing_gradient(dy, x, weight, stats, 0.1)),
+        "fold": lambda: cnorm.fold_batch_norm(x, None, x[:, 0], np.abs(x[:, 1]), dy[:, 0], eps=1e-7),
+        "fold of weight norm": lambda: cnorm.fold_weight_norm(x, dy[:, 0])[0],
+        "an eps": lambda: np.float64([cnorm.LayerNorm(np.ones(3, np.float32), eps=e).eps for e in (1e-5, 1e-40)]),
+        "a cell": lambda: cnorm.Model([cnorm.LSTM(cell, preset="torch")]).run(frames),
     }
     if dtype == np.float32:
         wild = rng.integers(0, 2**32, 4099, np.uint32).view(np.float32)

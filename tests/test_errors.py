@@ -1,5 +1,7 @@
 """Bad input to the norms: the exception's type, the argument's name in its message, and nothing written."""
 
+from importlib import util
+
 import inputs
 import numpy as np
 import pytest
@@ -129,10 +131,16 @@ def test_x_a_torch_tensor(x):
     np.testing.assert_array_equal(cnorm.layer_norm(torch.from_numpy(x)), cnorm.layer_norm(x))
 
 
+def unreadable():
+    yield from (Elsewhere(), Convertible(None))
+    if util.find_spec("torch"):
+        import torch
+
+        yield from (torch.ones(N, requires_grad=True), torch.empty(N, device="meta"))
+
+
 def test_arrays_that_numpy_cannot_read(x):
-    torch = pytest.importorskip("torch")
-    trained, nowhere = torch.ones(N, requires_grad=True), torch.empty(N, device="meta")
-    for bad in Elsewhere(), trained, nowhere, Convertible(None):
+    for bad in unreadable():
         with raises(TypeError, "x"):
             cnorm.layer_norm(bad)
         with raises(TypeError, "bias"):
@@ -334,6 +342,75 @@ def test_out_of_another_shape(x, shape):
         cnorm.layer_norm(x, out=np.zeros(shape, np.float32))
     assert str(shape) in str(caught.value)
     assert str((4, N)) in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_out_over_a_parameter_that_has_to_be_copied(x, dtype, name):
+    """Strided, or a half type, which is widened: what C reads is a copy, what would be lost is the caller's."""
+    room = np.arange(2 * N).astype(dtype)
+    given = room[:N] if dtype == np.float16 else room[::2]
+    before = room.copy()
+    for call in cnorm.layer_norm, cnorm.rms_norm, lambda x, **given: cnorm.add_layer_norm(x, x, **given):
+        if name == "bias" and call is cnorm.rms_norm:
+            continue
+        with raises(ValueError, f"out must not overlap {name}"):
+            call(x[0].astype(dtype), **{name: given}, out=given)
+    with raises(ValueError, "sum_out must not overlap weight"):
+        cnorm.add_layer_norm(x[0].astype(dtype), x[1].astype(dtype), given, sum_out=given)
+    assert room.tobytes() == before.tobytes()
+
+
+def test_out_over_a_strided_parameter_of_the_family(x):
+    room = np.ones(2 * N, np.float32)
+    given, stats = room[::2], cnorm.batch_norm(x, return_stats=True)[1]
+    row, average = given[None], np.zeros(N, np.float32)
+    for call, name in [
+        (lambda: cnorm.group_norm(x[:1], 2, given, out=row), "weight"),
+        (lambda: cnorm.batch_norm_inference(x[:1], given, average, out=row), "mean"),
+        (lambda: cnorm.batch_norm_inference(x[:1], average, given, out=row), "var"),
+        (lambda: cnorm.batch_norm_inference(x[:1], average, average, None, given, out=row), "bias"),
+        (lambda: cnorm.batch_norm(x, given, running_mean=given, running_var=average), "weight"),
+        (lambda: cnorm.batch_norm_backward(x, x, given, stats, out=(None, given, None)), "weight"),
+        (lambda: cnorm.divisive_norm(x[:1], given, out=row), "weight"),
+    ]:
+        with raises(ValueError, f"must not overlap {name}"):
+            call()
+    assert (room == 1).all()
+
+
+def test_stats_that_were_never_made(x):
+    empty = cnorm.Stats.__new__(cnorm.Stats)
+    for call in (
+        lambda: cnorm.layer_norm_backward(x, x, None, empty),
+        lambda: cnorm.rms_norm_backward(x, x, None, empty),
+        lambda: cnorm.group_norm_backward(x, x, 1, None, empty),
+        lambda: cnorm.batch_norm_backward(x, x, None, empty),
+        lambda: cnorm.smoothing_gradient(x, x, None, empty, 0.1),
+    ):
+        with raises(RuntimeError, "Stats"):
+            call()
+
+
+def test_stats_are_selected_as_their_mean_is(x):
+    _, stats = cnorm.group_norm(x, 3, return_stats=True)
+    for rows in (slice(1, 3), 2, (slice(None), 1), (..., 0), (..., slice(None, None, -1)), [0, 2]):
+        part = stats[rows]
+        np.testing.assert_array_equal(part.mean, stats.mean[rows])
+        np.testing.assert_array_equal(part.inv_std_dev, stats.inv_std_dev[rows])
+    with raises(IndexError, "rows"):
+        stats[0, 0]
+
+
+def test_x_that_has_dlpack_alone(x):
+    class Foreign:
+        def __dlpack__(self, **options):
+            return x.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return x.__dlpack_device__()
+
+    assert cnorm.layer_norm(Foreign()).tobytes() == cnorm.layer_norm(x).tobytes()
 
 
 def test_out_read_only(x):

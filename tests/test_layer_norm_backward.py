@@ -159,6 +159,10 @@ def test_constant_rows_give_no_dweight(rng, dtype):
     weight, _ = inputs.random_affine(rng, 37, dtype)
     _, dweight, _ = check(dy, x, weight)
     assert not dweight.any()
+    huge = np.full((3, 37), 0.9 * np.finfo(dtype).max, dtype)
+    tiny_eps = 1e-30 if dtype == np.float32 else 1e-300  # 1/sqrt of it is far beyond what it is in units of x
+    _, dweight, _ = check(dy[:3], huge, weight, eps=tiny_eps)
+    assert not dweight.any()
 
 
 @both_types
@@ -318,6 +322,45 @@ def test_dy_whose_sum_overflows(rng, dtype):
     x = (rng.standard_normal((3, 1000)) + 1).astype(dtype)
     dy = ((rng.standard_normal(x.shape) + 3) * (float(np.finfo(dtype).max) / 100)).astype(dtype)
     check(dy, x)
+
+
+@both_types
+def test_dy_near_the_largest_number(dtype):
+    """Its sum is in range, and what is subtracted from dy must not take dy out of it."""
+    x = np.array([[0, 10, 0.1, -10]], dtype)
+    dy = np.array([[0.999, -0.235, -0.999, -0.235]], dtype) * np.finfo(dtype).max
+    check(dy, x)
+    if dtype == np.float64:  # the others need more room for their sums
+        return
+    _, stats = cnorm.group_norm(x, 1, return_stats=True)
+    dx, _, _ = cnorm.group_norm_backward(dy, x, 1, None, stats)
+    assert dx.tobytes() == gradients(dy, x)[0].tobytes()
+    columns = np.ascontiguousarray(x.T), np.ascontiguousarray(dy.T)
+    _, stats = cnorm.batch_norm(columns[0], return_stats=True)
+    assert np.isfinite(cnorm.batch_norm_backward(columns[1], columns[0], None, stats)[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("x_scale", "dy_scale", "gain_scale"),
+    [
+        (1e-309, 1e-9, 1),
+        (1e307, 1e300, 1),
+        (1e307, 1e-270, 1),
+        (1e-200, 1e-238, 1e289),
+        (1e195, 1, 1.2e307),
+    ],
+)
+def test_float64_whose_scales_meet_in_dx_alone(rng, x_scale, dy_scale, gain_scale):
+    """1/std, dy gain and their sums are beyond float64 by themselves; their product is not."""
+    for n in 4, 100:
+        x, dy = rng.standard_normal((2, 3, n))
+        weight, _ = inputs.random_affine(rng, n, np.float64)
+        check(dy * dy_scale, x * x_scale, weight * gain_scale, eps=0)
+        assert not gradients(np.zeros_like(dy), x * x_scale, eps=0)[0].any()
+    volume, given = x * x_scale, dy * dy_scale
+    _, stats = cnorm.group_norm(volume, 1, eps=0, return_stats=True)
+    expected = gradients(given, volume, eps=0)[0]
+    np.testing.assert_allclose(cnorm.group_norm_backward(given, volume, 1, None, stats)[0], expected, rtol=1e-12)
 
 
 @both_types

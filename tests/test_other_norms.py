@@ -117,6 +117,7 @@ def test_add_layer_norm_is_the_norm_of_the_rounded_sum(isa, rng, dtype, shape, m
     assert bits(total) == bits(expected_sum)
     assert bits(y) == bits(expected)
     assert bits(stats.mean) == bits(expected_stats.mean)
+    assert bits(stats.inv_std_dev) == bits(expected_stats.inv_std_dev)
 
 
 @pytest.mark.parametrize("dtype", FULL + HALF, ids=str)
@@ -156,15 +157,35 @@ def test_a_residual_unlike_x(bad):
 @pytest.mark.parametrize("mean", [0.0, 1.0, 1e4])
 def test_rms_norm_against_the_oracle(isa, rng, dtype, shape, mean):
     x, weight = rows(rng, shape, dtype, mean), rows(rng, shape[-1:], dtype)
-    eps = float(dtype.type(1e-5))
-    y, stats = cnorm.rms_norm(x, weight, eps=eps, return_stats=True)
-    wide = x.astype(np.longdouble)
-    inv = 1 / np.sqrt((wide**2).mean(-1, keepdims=True) + eps)
-    xhat = wide * inv
-    bound = tolerances.forward(xhat, dtype, weight.astype(np.longdouble))
-    assert (np.abs(y - xhat * weight) <= bound).all()
+    y, stats = cnorm.rms_norm(x, weight, return_stats=True)
+    expected, inv = reference.rms_norm(x, weight)
+    bound = tolerances.forward(reference.rms_norm(x)[0], dtype, reference.wide(weight))
+    tolerances.assert_within(y, expected, bound)
     assert not stats.mean.any()
-    assert (np.abs(stats.inv_std_dev - inv) <= tolerances.inv_std_dev(inv, dtype)).all()
+    tolerances.assert_within(stats.inv_std_dev, inv, tolerances.inv_std_dev(inv, dtype), "inv_std_dev")
+
+
+@pytest.mark.parametrize("dtype", FULL, ids=str)
+def test_rms_gradients_against_the_oracle(isa, rng, dtype):
+    for count, n in [(3, n) for n in inputs.LENGTHS] + [(70, 33), (70, 1100)]:
+        x, dy, weight = rows(rng, (count, n), dtype), rows(rng, (count, n), dtype), rows(rng, n, dtype)
+        _, stats = cnorm.rms_norm(x, weight, return_stats=True)
+        dx, dweight = cnorm.rms_norm_backward(dy, x, weight, stats)
+        expected_dx, expected_dweight = reference.rms_norm_backward(dy, x, weight)
+        (xhat, rstd), wide = reference.rms_norm(x), reference.wide(dy)
+        bound = tolerances.dx(wide, xhat, rstd, dtype, reference.wide(weight))
+        tolerances.assert_within(dx, expected_dx, bound, "dx")
+        tolerances.assert_within(dweight, expected_dweight, tolerances.dweight(wide, xhat, dtype), "dweight")
+
+
+@pytest.mark.parametrize("dtype", FULL, ids=str)
+def test_rms_gradients_near_the_largest_number(isa, dtype):
+    x, dy = np.array([[9, 3.5]], dtype), np.array([[0.59, -0.94]], dtype) * np.finfo(dtype).max
+    _, stats = cnorm.rms_norm(x, return_stats=True)
+    dx, _ = cnorm.rms_norm_backward(dy, x, None, stats)
+    xhat, rstd = reference.rms_norm(x)
+    bound = tolerances.dx(reference.wide(dy), xhat, rstd, dtype)
+    tolerances.assert_within(dx, reference.rms_norm_backward(dy, x)[0], bound, "dx")
 
 
 @pytest.mark.parametrize("scale", [1e20, 1e-30, 3e37])

@@ -166,7 +166,7 @@ def test_errors(rng):
         (lambda: norm(w, w[0]), ValueError, r"gain must have shape \(4,\), one number for each output"),
         (lambda: norm(w, np.ones(4)), TypeError, "gain must have the dtype"),
         (lambda: norm(w.astype(np.int32)), TypeError, "weight must have dtype"),
-        (lambda: norm(w[:, :0]), ValueError, "at least one element"),
+        (lambda: norm(w[:, :0]), ValueError, "at least one input"),
         (lambda: norm(w[:3], out=w[1:]), ValueError, "out must not overlap weight"),
         (lambda: back(w[:2], w), ValueError, "dv must have the shape of weight"),
         (lambda: back(w, w, out=(None,)), ValueError, "tuple of 2"),

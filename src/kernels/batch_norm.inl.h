@@ -127,8 +127,8 @@ INLINE void FN(channel_sums)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t sp
     }
 }
 
-/* Can T carry (4) with scale, gain times rstd rounded? |x - K| and the product then leave its range only where y does. NaN
- * can't be carried, nor can a 0 that neither gain nor rstd is. */
+/* Can T carry (4) with scale, gain times rstd rounded? |x - K| and the product then leave its range only where y does, or
+ * would but for the bias. NaN can't be carried, nor can a 0 that neither gain nor rstd is. */
 INLINE int FN(carried)(T K, T scale, double gain, double rstd)
 {
     const T size = scale < 0 ? -scale : scale, centre = K < 0 ? -K : K;
@@ -396,8 +396,8 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
                                  joint);
             else
                 for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j)
-                    dx[j] = (T)(e->inv_std_dev * (((double)dy[j] * (double)b.gain[c] - b.sum[c]) -
-                                                  FN(exact_xhat)(e, (double)x[j]) * b.sum2[c]));
+                    dx[j] = (T)FN(times_inv_std_dev)(e, ((double)dy[j] * (double)b.gain[c] - b.sum[c]) -
+                                                            FN(exact_xhat)(e, (double)x[j]) * b.sum2[c], 0);
         }
     if (joint) {
         FN(flush)(joint);
@@ -410,9 +410,12 @@ static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *
     FN(batch) b = FN(batch_arrays)(call->scratch, call->channels, call->gain, NULL, call->dx);
     FN(given_stats)(call->channels, call->mean, call->var, call->eps, &b);
     FN(batch_gradient_sums)(call, &b);
-    for (ptrdiff_t c = 0; c < call->channels; ++c) { /* dx = scale dy is (4) about zero */
+    b.any_exact = 0;
+    for (ptrdiff_t c = 0; c < call->channels; ++c) { /* dx = scale dy is (4) about zero, whatever its sums were */
         b.K[c] = 0;
         b.exact[c].origin = 0;
+        if (b.exact[c].scale == 1) b.exact[c].scale = 0; /* given_stats takes a quarter */
+        b.any_exact |= b.exact[c].scale != 0;
     }
     const cnorm_volume_norm of_dy = {.samples = call->samples, .channels = call->channels, .space = call->space,
                                      .x = call->dy, .x_stride = call->dy_stride, .y = call->dx,

@@ -327,7 +327,7 @@ RARE void FN(exact_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T 
     for (ptrdiff_t c = 0; c < channels; ++c)
         for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
             const double g = (double)dy[j] * (gain ? (double)gain[c] : 1.0);
-            dx[j] = (T)(e.inv_std_dev * ((g - G) - FN(exact_xhat)(&e, (double)x[j]) * H));
+            dx[j] = (T)FN(times_inv_std_dev)(&e, (g - G) - FN(exact_xhat)(&e, (double)x[j]) * H, 0);
         }
 }
 

@@ -471,9 +471,15 @@ RARE FN(exact) FN(exact_stats_with)(const X *x, ptrdiff_t n, const T st[3], int 
         e.rstd = e.inv_std_dev = (double)rstd;
     } else if (rstd >= RSTD_TINY && rstd <= RSTD_HUGE) {
         e.inv_std_dev = (double)rstd;
-        e.rstd = e.inv_std_dev / e.scale;
+        if (e.rstd != 0) e.rstd = e.inv_std_dev / e.scale; /* 0: a constant row, whose quotient could overflow */
     }
     return e;
+}
+
+/* v 2^power inv_std_dev, each of which may by itself be beyond float64 */
+INLINE double FN(times_inv_std_dev)(const FN(exact) *e, double v, int power)
+{
+    return e->rstd == 0 ? ldexp(v * e->inv_std_dev, power) : ldexp(v * e->rstd, ilogb(e->scale) + power);
 }
 
 INLINE void FN(stats_of)(const FN(exact) *e, T stats[3])
@@ -861,16 +867,20 @@ RARE void FN(exact_backward_row)(ptrdiff_t n, const X *dy, const X *x, const T *
                                  T *dgain, T *dbias)
 {
     const FN(exact) e = FN(exact_stats_with)(x, n, st, centred);
-    double g_scale = 1;
+    double dy_scale = 1, gain_scale = 1;
     if (sizeof(T) == 8) {
-        double largest = 0;
-        for (ptrdiff_t j = 0; j < n; ++j) largest = larger_finite(largest, (double)FN(value)(dy[j]));
-        g_scale = scale_for(largest, 0);
+        double largest = 0, largest_gain = 0;
+        for (ptrdiff_t j = 0; j < n; ++j) {
+            largest = larger_finite(largest, (double)FN(value)(dy[j]));
+            if (gain) largest_gain = larger_finite(largest_gain, (double)gain[j]);
+        }
+        dy_scale = scale_for(largest, 0);
+        if (gain) gain_scale = scale_for(largest_gain, 0);
     }
     double sum_g = 0, sum_gx = 0;
     for (ptrdiff_t j = 0; j < n; ++j) {
         const double d = (double)FN(value)(dy[j]), xhat = FN(exact_xhat)(&e, (double)FN(value)(x[j]));
-        const double g = d * g_scale * (gain ? (double)gain[j] : 1.0);
+        const double g = d * dy_scale * (gain ? (double)gain[j] * gain_scale : 1.0);
         sum_g += g;
         sum_gx += g * xhat;
         if (dgain) {
@@ -879,10 +889,11 @@ RARE void FN(exact_backward_row)(ptrdiff_t n, const X *dy, const X *x, const T *
         }
     }
     const double G = centred ? sum_g / (double)n : 0, H = sum_gx / (double)n;
+    const int power = -ilogb(dy_scale) - ilogb(gain_scale);
     for (ptrdiff_t j = 0; j < n; ++j) {
         const double xhat = FN(exact_xhat)(&e, (double)FN(value)(x[j]));
-        const double g = (double)FN(value)(dy[j]) * g_scale * (gain ? (double)gain[j] : 1.0);
-        dx[j] = FN(stored)((T)(e.inv_std_dev * ((g - G) - xhat * H) / g_scale));
+        const double g = (double)FN(value)(dy[j]) * dy_scale * (gain ? (double)gain[j] * gain_scale : 1.0);
+        dx[j] = FN(stored)((T)FN(times_inv_std_dev)(&e, (g - G) - xhat * H, power));
     }
 }
 

@@ -69,7 +69,7 @@ static void FN(weight_norm_backward)(ptrdiff_t rows, ptrdiff_t n, const void *pd
             const double inverse = FN(exact_norm)(w, n, &power);
             for (ptrdiff_t j = 0; j < n; ++j) dg += (double)dv[j] * ((double)w[j] * power * inverse);
             for (ptrdiff_t j = 0; j < n; ++j)
-                dw[j] = (T)(g * (((double)dv[j] - (double)w[j] * power * inverse * dg) * inverse * power));
+                dw[j] = (T)(g * (((double)dv[j] - (double)w[j] * power * inverse * dg) * inverse) * power);
             dgain[row] = (T)dg;
         }
     }
