@@ -25,10 +25,10 @@ from onnx_export.validation.safe_load import (
     Refused,
     Unreadable,
     attach_external_data,
-    contradiction,
     model_nodes,
     parse,
     read,
+    sort_nodes,
 )
 
 
@@ -71,7 +71,13 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         attach_external_data(model, folder, (options.data_root or folder) if options.external_data else None)
     except (Refused, Unreadable) as error:
         report.problem, report.refused = _clip(str(error)), isinstance(error, Refused)
-    report.problem = report.problem or _clip(contradiction(model) or _foreign(model))
+    try:
+        if sort_nodes(model):
+            message = "nodes come before what they use, which the standard forbids; onnxruntime sorts them"
+            report.findings.append(Finding("warning", "order", message))
+    except Unreadable as error:
+        report.problem = report.problem or _clip(str(error))
+    report.problem = report.problem or _clip(_foreign(model))
 
     emit("stage", "find")
     model, found = _find(model, options, report, emit)

@@ -60,7 +60,7 @@ def change(path, edit):
         (lambda _, described: described["states"][0].update(tensor=1), "tensors that no layer takes: 1"),
         (lambda _, described: described["layers"].pop(), r"layers\.1|no layer takes"),
         (lambda _, described: described["layers"][0].update(preset="mystery"), "preset must be one of"),
-        (lambda model, _: model.graph.initializer.pop(0), "which nothing before it defines"),
+        (lambda model, _: model.graph.initializer.pop(0), "which nothing defines"),
     ],
     ids=[
         "no metadata",
