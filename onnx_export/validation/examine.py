@@ -117,15 +117,15 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     for family, message in runtime_faults.items():
         report.findings.append(Finding("note", "runtime-limit", f"{family}: {message}"))
     if options.fix:
-        from onnx_export.validation.repair import repair
+        from onnx_export.validation.repair import CannotRepair, repair
 
         emit("stage", "fix")
         try:
-            report.fixed = repair(Path(options.fix), model, cases)
+            report.fixed = repair(Path(options.fix), model, cases, run.feeds)
         except OSError as error:
             report.problem = f"--fix: cannot write {options.fix}: {error.strerror}"
-        except runtime.CannotRun as error:
-            report.problem = _clip(f"--fix: wrote nothing, onnxruntime does not load the result: {error}")
+        except CannotRepair as error:
+            report.problem = _clip(f"--fix: wrote nothing, {error}")
     return report
 
 
