@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 import onnxruntime
 
-from onnx_export.validation import inputs, lint, runtime, stress
+from onnx_export.validation import inputs, lint, replaces, runtime, stress
 from onnx_export.validation.graph import inline
 from onnx_export.validation.judge import BROKEN, MOST, type_name
 from onnx_export.validation.patterns import Norm, find
@@ -25,6 +25,7 @@ from onnx_export.validation.safe_load import (
     Refused,
     Unreadable,
     attach_external_data,
+    external_files,
     model_nodes,
     parse,
     read,
@@ -66,8 +67,13 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     except (Refused, Unreadable) as error:
         report.problem, report.refused = _clip(str(error)), isinstance(error, Refused)
         return report
+    folder = Path(path).parent
+    report.external_data = external_files(model, folder)
+    emit("report", report)
+    if options.fix and any(replaces(options.fix, file) for file in report.external_data):
+        report.problem = f"--fix must name another file than {options.fix}, which holds tensors of the model"
+        return report
     try:
-        folder = Path(path).parent
         attach_external_data(model, folder, (options.data_root or folder) if options.external_data else None)
     except (Refused, Unreadable) as error:
         report.problem, report.refused = _clip(str(error)), isinstance(error, Refused)

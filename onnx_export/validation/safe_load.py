@@ -387,6 +387,12 @@ def _stored_size(tensor: onnx.TensorProto) -> int:
     return _byte_size(tensor) if stored == expected else stored * _byte_size(tensor) // max(count, 1)
 
 
+def external_files(model: onnx.ModelProto, folder: Path) -> list[str]:
+    """The paths of the files that a model's external tensors claim to lie in, each once; nothing is checked."""
+    entries = (e for t in _tensors(model) if t.data_location == TensorProto.EXTERNAL for e in t.external_data)
+    return [os.path.join(folder, name) for name in dict.fromkeys(e.value for e in entries if e.key == "location")]
+
+
 def attach_external_data(model: onnx.ModelProto, folder: Path, root: str | os.PathLike | None) -> None:
     """Read the external tensors.
 
