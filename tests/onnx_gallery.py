@@ -1252,3 +1252,9 @@ def domain_by_its_long_name_in_a_branch_and_in_a_function():
     built.functions.append(function("Norm", [native()], weights()))
     built.opset_import.add(domain="local", version=1)
     return Specimen(long_domain(built), [OK, OK], input=feeds)
+
+
+@specimen
+def negative_dimension():
+    """Some exporters write -1 for a dimension that is free."""
+    return Specimen(model(*parts(decomposed(), (-1, N))))

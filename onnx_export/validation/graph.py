@@ -42,6 +42,11 @@ def well_formed(node: onnx.NodeProto) -> bool:
     return bool(node.output and node.output[0] and len(node.input) >= count and all(node.input[:count]))
 
 
+def size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
+    """The size a file fixes for a dimension, None for none; runtimes read a negative one as none."""
+    return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
+
+
 class Scope:
     """One graph (main graph, subgraph or body of a function) with the scopes it lies in.
 
@@ -112,7 +117,7 @@ class Scope:
         kind = self._types.get(name)
         if kind is None or not kind.tensor_type.HasField("shape"):
             return None
-        return tuple(d.dim_value if d.HasField("dim_value") else None for d in kind.tensor_type.shape.dim)
+        return tuple(map(size, kind.tensor_type.shape.dim))
 
     def tensor(self, name: str) -> onnx.TensorProto | None:
         """The initialiser of this name, here or further out."""

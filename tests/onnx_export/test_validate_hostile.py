@@ -509,6 +509,16 @@ def test_inputs_are_read_without_pickle_and_within_limits(folder):
     assert validate(path, input=folder / "zip.npz").exit_code() == 0  # an empty archive: all is made up
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "complex128", "U4", "S4", "M8[s]", "V2"])
+def test_an_input_of_no_numbers_is_named(dtype, folder):
+    onnx.save(norm_model(), folder / "m.onnx")
+    np.savez(folder / "in.npz", x=np.zeros((3, gallery.N), dtype))
+    report = validate(folder / "m.onnx", input=folder / "in.npz")
+    assert report.exit_code() == UNREADABLE
+    wanted = f"inputs: 'x' must hold real numbers or truth values, got dtype {np.dtype(dtype)}"
+    assert report.problem == wanted
+
+
 def test_a_recursive_function_is_named():
     with pytest.raises(Refused, match="function F calls itself"):
         parse(raw(recursive_function()), Limits())
