@@ -82,11 +82,18 @@ def load(
 
     Raises
     ------
+    OSError
+        If the file is not there.
+    TypeError
+        If `path` is no path.
     Refused
         If the file is too large or too deep, or asks for external data that is not allowed.
     Unreadable
         If it cannot be read, is not ONNX, or contradicts itself.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be a str or path-like, got {type(path).__name__}")
+    os.stat(path)  # what is absent is an OSError, as to any other reader
     limits = limits or Limits()
     try:
         model = parse(read(path, limits), limits)
