@@ -14,9 +14,8 @@ def test_public_names_have_types(tmp_path):
     lines = [f"reveal_type(onnx_export.{name})" for name in onnx_export.__all__]
     (tmp_path / "user.py").write_text("\n".join(["import onnx_export", *lines, "onnx_export.exprot()"]))
     root = Path(onnx_export.__file__).parents[1]
-    source = (
-        {} if root.name == "site-packages" else {"MYPYPATH": str(root)}
-    )  # of an editable install mypy knows nothing
+    # mypy does not see an editable install by itself, and minds being shown another
+    source = {} if root.name == "site-packages" else {"MYPYPATH": str(root)}
     done = subprocess.run(
         [sys.executable, "-P", "-m", "mypy", "--follow-imports=silent", "user.py"],
         cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, **source},
