@@ -1,6 +1,16 @@
 """Export cnorm models to ONNX, prove the export equal, and validate the layer norms of any ONNX file."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx_export.exporter import export as export
+    from onnx_export.family_export import export_family_norm as export_family_norm
+    from onnx_export.loader import load as load
+    from onnx_export.norm_export import export_norm as export_norm
+    from onnx_export.ort_stream import OrtStream as OrtStream
+    from onnx_export.parity import check_parity as check_parity
+    from onnx_export.validation import validate as validate
 
 __all__ = ["OrtStream", "check_parity", "export", "export_family_norm", "export_norm", "load", "validate"]
 
@@ -15,7 +25,7 @@ _HOME = {
 }
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> object:
     # onnx and onnxruntime take half a second to import: only when one of the names is used
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -28,5 +38,5 @@ def __getattr__(name):
         raise ModuleNotFoundError(needs, name=error.name) from None
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return sorted(__all__)

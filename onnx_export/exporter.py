@@ -27,6 +27,7 @@ FIRST_IR = 8  # of opset 17; every onnxruntime that runs LayerNormalization read
 FORMS = ("step", "sequence")
 DTYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 FLOAT16_MAX = float(np.finfo(np.float16).max)
+TIME = "T"  # the name of the dimension of steps
 DOMAIN = "cnorm"  # of the local functions
 
 
@@ -63,7 +64,8 @@ def export(
         Version of the ONNX operators, 13 or newer, as far as the installed onnxruntime loads it. Layer
         normalisation is the operator LayerNormalization from 17 on, composed of others below.
     batch : 1 or str
-        The number of conversations in one call, or the name of a dimension that stays open.
+        The number of conversations in one call, or the name of a dimension that stays open. In form "sequence"
+        "T" is taken.
     functions : bool
         Make each recurrent cell a local function of the domain "cnorm", not a run of nodes.
     native_ops : bool
@@ -91,7 +93,7 @@ def export(
     for name, value, known in (("form", form, FORMS), ("dtype", dtype, DTYPES)):
         if not isinstance(value, str) or value not in known:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
-    exporter = _Export(model, form, checked_opset(opset), _checked_batch(batch), functions, native_ops, dtype)
+    exporter = _Export(model, form, checked_opset(opset), _checked_batch(batch, form), functions, native_ops, dtype)
     exported = exporter.model()
     write(exported, exporter.weights(), path)
     return exported
@@ -144,7 +146,7 @@ class _Export:
         graph.publish(y, prefix + "y")
 
     def _sequence(self) -> onnx.GraphProto:
-        inputs, outputs = self._interface("", ["T"])
+        inputs, outputs = self._interface("", [TIME])
         if self.native_ops:
             graph = GraphBuilder(self.opset, self.dtype)
             graph.sequence = True
@@ -280,7 +282,9 @@ def checked_opset(opset) -> int:
     return opset
 
 
-def _checked_batch(batch):
+def _checked_batch(batch, form):
+    if form == "sequence" and batch == TIME:
+        raise ValueError(f"batch must be another name than {TIME!r}, which a sequence has for its steps, got {batch!r}")
     if isinstance(batch, str):
         if not batch.isidentifier():
             raise ValueError(f"batch must be 1 or the name of a dimension, got {batch!r}")

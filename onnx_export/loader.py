@@ -30,8 +30,13 @@ def load(path) -> Model:
 
     Raises
     ------
+    OSError
+        If the file is not there.
+    TypeError
+        If `path` is no path.
     ValueError
-        If the file cannot be read or is not such a file; the message says what was expected and what was found.
+        If the file cannot be read for another reason or is not such a file; the message says what was expected and
+        what was found.
     """
     limits = safe_load.Limits(tensor_bytes=MAX_FILE_BYTES)
     onnx_model = safe_load.load(path, external_data=True, limits=limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -43,11 +44,16 @@ class OrtStream:
 
     Raises
     ------
+    OSError
+        If there is no file of the name `onnx_model`.
+    TypeError
+        If `onnx_model` is neither a model nor a path.
     ValueError
         For an unknown optimisation, or a file with another interface.
 
     Examples
     --------
+    >>> import cnorm, numpy as np, onnx_export
     >>> stream = onnx_export.OrtStream(onnx_export.export(cnorm.demo_model()))
     >>> stream.step(np.zeros(12, np.float32)).shape
     (9,)
@@ -60,8 +66,11 @@ class OrtStream:
         options.graph_optimization_level = LEVELS[optimisation]
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
-        of_a_file = not isinstance(onnx_model, onnx.ModelProto)
-        source = os.fspath(onnx_model) if of_a_file else onnx_model.SerializeToString()
+        if isinstance(checked_model(onnx_model), onnx.ModelProto):
+            source = onnx_model.SerializeToString()
+        else:
+            source = os.fsdecode(onnx_model)
+            os.stat(source)  # what is absent is an OSError, as to any other reader
         try:
             self.session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's exceptions have no common base but this
@@ -112,7 +121,24 @@ class OrtStream:
         return binding
 
     def step(self, x, out=None):
-        """One step: x [input_size] -> y [output_size]. Raises TypeError or ValueError for another x or out."""
+        """One step.
+
+        Parameters
+        ----------
+        x : ndarray, shape (input_size,)
+        out : ndarray, shape (output_size,), optional
+
+        Returns
+        -------
+        y : ndarray, shape (output_size,)
+
+        Raises
+        ------
+        TypeError
+            If x or out is no array of `dtype`.
+        ValueError
+            For another shape. State and `out` are then unchanged.
+        """
         x = self._checked(x, "x", (self.input_size,))
         if out is not None:
             self._checked(out, "out", (self.output_size,))
@@ -125,7 +151,22 @@ class OrtStream:
         return out
 
     def process(self, x, out=None):
-        """Many steps: x [T, input_size] -> y [T, output_size]; one call for a file of form "sequence"."""
+        """Many steps, in one call for a file of form "sequence".
+
+        Parameters
+        ----------
+        x : ndarray, shape (steps, input_size)
+        out : ndarray, shape (steps, output_size), optional
+
+        Returns
+        -------
+        y : ndarray, shape (steps, output_size)
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `step`.
+        """
         x = self._checked(x, "x", (None, self.input_size))
         if out is None:
             out = np.empty((len(x), self.output_size), self.dtype)
@@ -148,7 +189,22 @@ class OrtStream:
         return {name: array[0].copy() for name, array in self._buffers[self._turn].items()}
 
     def set_state(self, state) -> None:
-        """Replace all states; ValueError for other names or shapes, and nothing has then changed."""
+        """Replace all states.
+
+        Parameters
+        ----------
+        state : mapping of str to ndarray, shape (units,)
+            The names and shapes of `state`, all of them.
+
+        Raises
+        ------
+        TypeError
+            If it is no mapping, or an array is not of `dtype`.
+        ValueError
+            For other names or shapes. Nothing has then changed.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state must be a mapping of names to arrays, got {type(state).__name__}")
         if set(state) != set(self._states):
             raise ValueError(f"state must have the names {sorted(self._states)}, got {sorted(state)}")
         current = self._buffers[self._turn]
@@ -159,7 +215,13 @@ class OrtStream:
             current[name][...] = array
 
     def reset(self, state=None) -> None:
-        """Back to the initial state of the file's table, or to a given one."""
+        """Back to the initial state of the file's table, or to a given one.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `set_state`.
+        """
         self.set_state(self._initial if state is None else state)
 
     def _checked(self, array, name: str, shape):
@@ -170,6 +232,13 @@ class OrtStream:
             wanted = f"({shape[0]},)" if len(shape) == 1 else f"({'T' if shape[0] is None else shape[0]}, {shape[1]})"
             raise ValueError(f"{name} must have shape {wanted}, got {array.shape}")
         return array
+
+
+def checked_model(onnx_model):
+    """What may be given for a model: itself, or the path of its file."""
+    if not isinstance(onnx_model, (onnx.ModelProto, str, os.PathLike)):
+        raise TypeError(f"onnx_model must be an onnx.ModelProto, a str or path-like, got {type(onnx_model).__name__}")
+    return onnx_model
 
 
 def _initial(session, names, dtype) -> dict[str, np.ndarray]:

@@ -22,7 +22,7 @@ import cnorm
 from onnx_export.builders import builder
 from onnx_export.exporter import state_table
 from onnx_export.float64 import Float64
-from onnx_export.ort_stream import OrtStream
+from onnx_export.ort_stream import OrtStream, checked_model
 from onnx_export.validation import safe_load
 from onnx_export.validation.runtime import LEVELS
 
@@ -201,13 +201,15 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     ------
     TypeError
         For an argument of another type.
+    OSError
+        If there is no file of the name `onnx_model`.
     ValueError
-        If the file cannot be read or has another interface than the model, or `inputs` another shape, or numbers
-        that are not finite.
+        If the file cannot be read for another reason or has another interface than the model, or `inputs` another
+        shape, or numbers that are not finite.
     """
     if not isinstance(model, cnorm.Model):
         raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
-    if not isinstance(onnx_model, onnx.ModelProto):
+    if not isinstance(checked_model(onnx_model), onnx.ModelProto):
         onnx_model = safe_load.load(onnx_model, external_data=True)
     recordings = _recordings(model, inputs, steps, seed)
     names = [row["name"] for row in state_table(model)]

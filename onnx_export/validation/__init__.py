@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, SupportsIndex
 
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
 
@@ -48,16 +50,16 @@ def validate(
     sizes : mapping of str to int, optional
         Sizes of free dimensions by name.
     seed : int
-        Seed of all generated numbers.
+        Seed of all generated numbers, not negative.
     external_data, data_root
         As in `safe_load.load`.
     fix : path, optional
         Write a copy in which decomposed norms, where proved equal, are LayerNormalization operators. Not over the
-        model itself.
+        model, its external data or the inputs.
     timeout : float
-        Seconds for everything.
+        Seconds for everything, finite.
     memory : int
-        Bytes of address space for the child.
+        Bytes of address space for the child; a lower limit that this process is under stays.
     limits : safe_load.Limits, optional
         Caps on what the file may declare.
     progress : callable, optional
@@ -71,34 +73,54 @@ def validate(
     Raises
     ------
     TypeError
-        If a size is not an integer.
+        If a path is none, a size or the seed is no integer, or the timeout or memory no number.
     ValueError
-        If a size, the timeout or the memory limit is not positive, or `fix` is the model's own file.
+        If a size, the timeout or the memory limit is not positive, the seed is negative, or `fix` is the model's own
+        file or that of the inputs.
     """
+    paths = {"path": path, "input": input, "data_root": data_root, "fix": fix}
+    texts = {name: _text(name, value) for name, value in paths.items() if value is not None or name == "path"}
     whole = {"batch": batch, "dim": dim} | {f"sizes[{name!r}]": size for name, size in (sizes or {}).items()}
-    for name, value in (whole | {"timeout": timeout, "memory": memory}).items():
-        if name in whole and (isinstance(value, bool) or not hasattr(value, "__index__")):
+    for name, value in (whole | {"seed": seed}).items():
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
             raise TypeError(f"{name} must be an integer, got {value!r}")
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")
-    if fix is not None and replaces(fix, path):
-        raise ValueError(f"fix must name another file than the model, which it would replace, got {os.fspath(fix)!r}")
+    for name, value in (whole | {"timeout": timeout, "memory": memory}).items():
+        if isinstance(value, bool) or not isinstance(value, Real | SupportsIndex):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+    if operator.index(seed) < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
+    for name, role in (("path", "the model"), ("input", "the inputs")):
+        if fix is not None and name in texts and replaces(texts["fix"], texts[name]):
+            raise ValueError(f"fix must name another file than {role}, which it would replace, got {texts['fix']!r}")
     from onnx_export.validation import child
 
     options = {
-        "input": os.fspath(input) if input is not None else "",
+        "input": texts.get("input", ""),
         "batch": operator.index(batch),
         "dim": operator.index(dim),
         "named": [(name, operator.index(size)) for name, size in (sizes or {}).items()],
-        "seed": seed,
+        "seed": operator.index(seed),
         "external_data": external_data,
-        "data_root": os.fspath(data_root) if data_root is not None else "",
-        "fix": os.fspath(fix) if fix is not None else "",
+        "data_root": texts.get("data_root", ""),
+        "fix": texts.get("fix", ""),
         "limits": asdict(limits) if limits else {},
     }
-    return child.run(os.fspath(path), options, timeout=timeout, memory=memory, progress=progress)
+    return child.run(texts["path"], options, timeout=timeout, memory=memory, progress=progress)
 
 
-def replaces(path: str | os.PathLike, model: str | os.PathLike) -> bool:
-    """Whether a file written to `path` would take the place of `model`, whatever the two are called."""
-    return os.path.exists(path) and os.path.exists(model) and os.path.samefile(path, model)
+def _text(name: str, path: object) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"{name} must be a str or path-like, got {type(path).__name__}")
+    return os.fsdecode(path)
+
+
+def replaces(path: str | os.PathLike, other: str | os.PathLike) -> bool:
+    """Whether a file written to `path` would take the place of `other`, there or not, whatever the two are called."""
+    try:
+        if os.path.exists(path) and os.path.exists(other):
+            return os.path.samefile(path, other)
+        return os.path.realpath(path) == os.path.realpath(other)
+    except (OSError, ValueError):  # no name of a file, such as one with a NUL in it
+        return False

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _MOST_OUTPUT = 2**28
 _LONGEST = 10**9  # seconds
+_LARGEST = 2**60  # bytes of address space; a limit must fit the system's type
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {} import main; main()"
 
 
@@ -46,13 +47,13 @@ def run(
     options : dict
         Fields of `examine.Options`.
     timeout : float
-        Seconds of wall clock.
+        Seconds of wall clock; more than 30 years are as many.
     memory : int
         Bytes of address space.
     progress : callable, optional
         Called with (stage, done, total).
     """
-    started = time.monotonic()
+    started, timeout = time.monotonic(), min(timeout, _LONGEST)
     outcome = _Outcome(ValidationReport(path))
     for infer_shapes in (True, False):
         left = timeout - (time.monotonic() - started)
@@ -60,8 +61,8 @@ def run(
             request = {
                 "path": path,
                 "options": {**options, "infer_shapes": infer_shapes},
-                "memory": memory,
-                "seconds": int(min(max(left, 0), _LONGEST)) + 2,
+                "memory": int(min(memory, _LARGEST)),
+                "seconds": int(max(left, 0)) + 2,
             }
             outcome = _attempt(request, left, scratch, progress)
         if not outcome.trouble or outcome.stage != "shapes":
@@ -152,13 +153,21 @@ def main() -> None:
         channel.flush()
 
     request = json.load(sys.stdin)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (request["memory"], request["memory"]))
+    _limit(resource.RLIMIT_CORE, 0)
+    request["memory"] = _limit(resource.RLIMIT_AS, request["memory"])
     # one thread computes, so this never comes before the parent's own limit; it ends a child left alone
-    resource.setrlimit(resource.RLIMIT_CPU, (request["seconds"], request["seconds"]))
+    _limit(resource.RLIMIT_CPU, request["seconds"])
     emit("stage", "start")
     emit("report", _examine(request, emit))
     emit("done", True)
+
+
+def _limit(kind: int, wanted: int) -> int:
+    """Set a limit as far as the one we are under lets us; what it is then."""
+    hard = resource.getrlimit(kind)[1]
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(kind, (most, most))
+    return most
 
 
 def _examine(request: dict[str, Any], emit) -> ValidationReport:

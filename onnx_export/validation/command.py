@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import math
 import sys
 from pathlib import Path
 
@@ -10,6 +12,9 @@ import click
 from onnx_export.validation import replaces
 from onnx_export.validation import validate as run_validation
 from onnx_export.validation.report import CANNOT, SOUND, plain, show
+
+_POSITIVE = click.FloatRange(0, min_open=True)
+_MOST_MEMORY = 2.0**30  # GiB: any more is the same
 
 
 def _sizes(_context, _option, values: tuple[str, ...]) -> dict[str, int]:
@@ -20,6 +25,12 @@ def _sizes(_context, _option, values: tuple[str, ...]) -> dict[str, int]:
             raise click.BadParameter(f"{value!r} given, NAME=SIZE wanted")
         sizes[name] = int(size)
     return sizes
+
+
+def _finite(_context, _option, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} given, a finite number wanted")
+    return value
 
 
 @click.command(name="validate")
@@ -36,8 +47,8 @@ def _sizes(_context, _option, values: tuple[str, ...]) -> dict[str, int]:
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML file.")
 @click.option("--fix", type=click.Path(path_type=Path), help="Write a copy with LayerNormalization operators.")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, help="Seconds.")
-@click.option("--memory", type=click.FloatRange(0.5), default=8.0, show_default=True, help="GiB.")
+@click.option("--timeout", type=_POSITIVE, callback=_finite, default=600.0, show_default=True, help="Seconds.")
+@click.option("--memory", type=click.FloatRange(0.5), callback=_finite, default=8.0, show_default=True, help="GiB.")
 @click.pass_context
 def validate(context, model, size, strict, require_norm, as_json, html, memory, **options) -> None:
     """Check that an ONNX file computes the layer norms it claims to.
@@ -50,12 +61,11 @@ def validate(context, model, size, strict, require_norm, as_json, html, memory, 
 
     if options["data_root"] is not None and not options["external_data"]:
         raise click.UsageError("--data-root says where the files of --external-data lie: give both")
-    for option, path in (("--html", html), ("--fix", options["fix"])):
-        if path is not None and replaces(path, model):
-            raise click.UsageError(f"{option} must name another file than MODEL, which it would replace")
+    _keep_apart({"--fix": options["fix"], "--html": html}, {"MODEL": model, "--input": options["input"]})
+    memory = int(min(memory, _MOST_MEMORY) * 2**30)
     try:
         with _Progress(sys.stderr) as progress:
-            report = run_validation(model, sizes=size, memory=int(memory * 2**30), progress=progress.update, **options)
+            report = run_validation(model, sizes=size, memory=memory, progress=progress.update, **options)
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         context.exit(CANNOT)
@@ -69,11 +79,26 @@ def validate(context, model, size, strict, require_norm, as_json, html, memory, 
         from onnx_export.validation.html import page
 
         try:
+            if any(replaces(html, file) for file in report.external_data):
+                raise FileExistsError(errno.EEXIST, "it holds tensors of MODEL")
             write_whole(html, page(report).encode())
         except OSError as error:
             click.echo(f"--html: cannot write {plain(str(html))}: {error.strerror}", err=True)
             code = code if code != SOUND else CANNOT
     context.exit(code)
+
+
+def _keep_apart(outputs: dict[str, Path | None], others: dict[str, Path | None]) -> None:
+    """A usage error where an output would take the place of a file that is an input, or of the other output."""
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        if str(path) == "-":
+            raise click.UsageError(f"{option} must name a file, got '-'")
+        for name, other in others.items():
+            if other is not None and replaces(path, other):
+                raise click.UsageError(f"{option} must name another file than {name}, which it would replace")
+        others = others | {option: path}
 
 
 class _Progress:

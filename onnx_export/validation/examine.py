@@ -14,7 +14,7 @@ from pathlib import Path
 import onnx
 import onnxruntime
 
-from onnx_export.validation import inputs, lint, runtime, stress
+from onnx_export.validation import inputs, lint, replaces, runtime, stress
 from onnx_export.validation.graph import inline
 from onnx_export.validation.judge import BROKEN, MOST, type_name
 from onnx_export.validation.patterns import Norm, find
@@ -25,10 +25,11 @@ from onnx_export.validation.safe_load import (
     Refused,
     Unreadable,
     attach_external_data,
-    contradiction,
+    external_files,
     model_nodes,
     parse,
     read,
+    sort_nodes,
 )
 
 
@@ -66,12 +67,23 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     except (Refused, Unreadable) as error:
         report.problem, report.refused = _clip(str(error)), isinstance(error, Refused)
         return report
+    folder = Path(path).parent
+    report.external_data = external_files(model, folder)
+    emit("report", report)
+    if options.fix and any(replaces(options.fix, file) for file in report.external_data):
+        report.problem = f"--fix must name another file than {options.fix}, which holds tensors of the model"
+        return report
     try:
-        folder = Path(path).parent
         attach_external_data(model, folder, (options.data_root or folder) if options.external_data else None)
     except (Refused, Unreadable) as error:
         report.problem, report.refused = _clip(str(error)), isinstance(error, Refused)
-    report.problem = report.problem or _clip(contradiction(model) or _foreign(model))
+    try:
+        if sort_nodes(model):
+            message = "nodes come before what they use, which the standard forbids; onnxruntime sorts them"
+            report.findings.append(Finding("warning", "order", message))
+    except Unreadable as error:
+        report.problem = report.problem or _clip(str(error))
+    report.problem = report.problem or _clip(_foreign(model))
 
     emit("stage", "find")
     model, found = _find(model, options, report, emit)
@@ -111,15 +123,15 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     for family, message in runtime_faults.items():
         report.findings.append(Finding("note", "runtime-limit", f"{family}: {message}"))
     if options.fix:
-        from onnx_export.validation.repair import repair
+        from onnx_export.validation.repair import CannotRepair, repair
 
         emit("stage", "fix")
         try:
-            report.fixed = repair(Path(options.fix), model, cases)
+            report.fixed = repair(Path(options.fix), model, cases, run.feeds)
         except OSError as error:
             report.problem = f"--fix: cannot write {options.fix}: {error.strerror}"
-        except runtime.CannotRun as error:
-            report.problem = _clip(f"--fix: wrote nothing, onnxruntime does not load the result: {error}")
+        except CannotRepair as error:
+            report.problem = _clip(f"--fix: wrote nothing, {error}")
     return report
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import chain, count
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnx_export.validation.safe_load import subgraphs
+from onnx_export.validation.safe_load import model_graphs, model_nodes, subgraphs
 
 FUNCTION_KEY = "cnorm.function"  # metadata written on the nodes of a local function before it is inlined
 
@@ -40,6 +42,11 @@ def well_formed(node: onnx.NodeProto) -> bool:
     return bool(node.output and node.output[0] and len(node.input) >= count and all(node.input[:count]))
 
 
+def size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
+    """The size a file fixes for a dimension, None for none; runtimes read a negative one as none."""
+    return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
+
+
 class Scope:
     """One graph (main graph, subgraph or body of a function) with the scopes it lies in.
 
@@ -64,7 +71,7 @@ class Scope:
         self._producers = {name: node for node in self.nodes for name in node.output if name}
         self._consumers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
         for node in self.nodes:
-            for name in dict.fromkeys(_used(node)):
+            for name in dict.fromkeys(used(node)):
                 self._consumers[name].append(node)
         self._initialisers = {} if self.is_function else {t.name: t for t in graph.initializer}
         self.outputs = set(graph.output) if self.is_function else {value.name for value in graph.output}
@@ -110,7 +117,7 @@ class Scope:
         kind = self._types.get(name)
         if kind is None or not kind.tensor_type.HasField("shape"):
             return None
-        return tuple(d.dim_value if d.HasField("dim_value") else None for d in kind.tensor_type.shape.dim)
+        return tuple(map(size, kind.tensor_type.shape.dim))
 
     def tensor(self, name: str) -> onnx.TensorProto | None:
         """The initialiser of this name, here or further out."""
@@ -153,13 +160,29 @@ class Scope:
             return None
 
 
-def _used(node: onnx.NodeProto) -> Iterator[str]:
+def used(node: onnx.NodeProto) -> Iterator[str]:
     """Names a node reads, those its subgraphs read included (a superset: their own names too)."""
     yield from (name for name in node.input if name)
     for _, graph in subgraphs(node):
         for inner in graph.node:
-            yield from _used(inner)
+            yield from used(inner)
         yield from (value.name for value in graph.output)
+
+
+def free_prefix(model: onnx.ModelProto, stem: str) -> str:
+    """`stem`, or `stem` and a number: no name in the model begins with it and an underscore."""
+    taken = {match[1] for match in map(re.compile(rf"{stem}(\d*)_").match, _names(model)) if match}
+    return stem + next(number for number in chain([""], map(str, count(2))) if number not in taken)
+
+
+def _names(model: onnx.ModelProto) -> Iterator[str]:
+    """The name of every value, wherever it lies."""
+    for graph in model_graphs(model):
+        for field in (graph.input, graph.output, graph.initializer, graph.value_info):
+            yield from (each.name for each in field)
+        yield from (sparse.values.name for sparse in graph.sparse_initializer)
+    for owner in chain(model_nodes(model), model.functions):
+        yield from (*owner.input, *owner.output)
 
 
 def _types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from onnx_export.validation.graph import Scope
+from onnx_export.validation.graph import Scope, size
 from onnx_export.validation.safe_load import Unreadable, open_regular
 
 _MAX_BYTES = 2**31  # of generated or stored inputs together
@@ -90,6 +90,8 @@ def complete(scope: Scope, given: dict[str, np.ndarray], sizes: Sizes, seed: int
     ------
     MissingInput
         Naming an input of a kind, or of a size, that is not made up, or a named size that no input has.
+    Unreadable
+        Naming a given array that holds no numbers.
     """
     graph = scope.graph
     stored = {tensor.name for tensor in graph.initializer}
@@ -101,9 +103,9 @@ def complete(scope: Scope, given: dict[str, np.ndarray], sizes: Sizes, seed: int
     known: dict[str, int] = {}
     for value in inputs:
         if value.name in given:
-            for dim, size in zip(value.type.tensor_type.shape.dim, given[value.name].shape, strict=False):
+            for dim, length in zip(value.type.tensor_type.shape.dim, given[value.name].shape, strict=False):
                 if dim.dim_param:
-                    known.setdefault(dim.dim_param, size)
+                    known.setdefault(dim.dim_param, length)
     rng = np.random.default_rng(seed)
     feeds, total = dict(given), 0
     for value in inputs:
@@ -114,8 +116,8 @@ def complete(scope: Scope, given: dict[str, np.ndarray], sizes: Sizes, seed: int
         if value.type.WhichOneof("value") != "tensor_type" or not value.type.tensor_type.HasField("shape"):
             raise MissingInput(f"the input {value.name!r} is no tensor of known rank; supply it with --input")
         shape = [
-            d.dim_value
-            if d.HasField("dim_value")
+            fixed
+            if (fixed := size(d)) is not None
             else known.setdefault(d.dim_param, sizes.of(d.dim_param, i))
             if d.dim_param
             else sizes.of("", i)
@@ -157,7 +159,9 @@ def _rows(scope: Scope, name: str) -> int:
 
 def _cast(value: onnx.ValueInfoProto, array: np.ndarray) -> np.ndarray:
     """Numbers in the input's own type: a user's float64 file should not stop a float32 model."""
+    if array.dtype.kind not in "fiub":
+        raise Unreadable(f"inputs: {value.name!r} must hold real numbers or truth values, got dtype {array.dtype}")
     kind = value.type.tensor_type.elem_type
-    if kind in (TensorProto.STRING, TensorProto.UNDEFINED) or array.dtype.kind not in "fiub":
+    if kind in (TensorProto.STRING, TensorProto.UNDEFINED):
         return array
     return array.astype(helper.tensor_dtype_to_np_dtype(kind))

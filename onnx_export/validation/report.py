@@ -95,6 +95,8 @@ class ValidationReport:
         Of onnx and onnxruntime.
     fixed : list of str
         What `--fix` did, one sentence per norm.
+    external_data : list of str
+        Files beside the model that its tensors lie in, read or not.
     """
 
     path: str
@@ -104,6 +106,7 @@ class ValidationReport:
     refused: bool = False
     versions: dict[str, str] = field(default_factory=dict)
     fixed: list[str] = field(default_factory=list)
+    external_data: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:

@@ -92,6 +92,11 @@ class Run:
         self._inputs: dict[str, dict[int, list[np.ndarray]]] = {}
         self._dumps: dict[str, list[dict[str, onnx.NodeProto]]] = {}
 
+    @property
+    def feeds(self) -> dict[str, np.ndarray]:
+        """The inputs of the model, read or made up."""
+        return self._feeds
+
     def _tap(self) -> None:
         """Run unoptimised with the boundary of every norm and of the additions before it exposed."""
         try:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, count
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -80,17 +82,22 @@ def load(
 
     Raises
     ------
+    OSError
+        If the file is not there.
+    TypeError
+        If `path` is no path.
     Refused
         If the file is too large or too deep, or asks for external data that is not allowed.
     Unreadable
         If it cannot be read, is not ONNX, or contradicts itself.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be a str or path-like, got {type(path).__name__}")
+    os.stat(path)  # what is absent is an OSError, as to any other reader
     limits = limits or Limits()
     try:
         model = parse(read(path, limits), limits)
-        problem = contradiction(model)
-        if problem:
-            raise Unreadable(problem)
+        sort_nodes(model)
         folder = Path(path).parent
         attach_external_data(model, folder, (data_root or folder) if external_data else None)
     except (Refused, Unreadable) as error:
@@ -121,7 +128,7 @@ def open_regular(path: str | os.PathLike, flags: int = 0) -> tuple[BinaryIO, os.
 
 
 def parse(data: bytes, limits: Limits) -> onnx.ModelProto:
-    """Parse and measure, without external data."""
+    """Parse and measure, without external data; the domain "ai.onnx" goes by its other name "" from here on."""
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -129,6 +136,7 @@ def parse(data: bytes, limits: Limits) -> onnx.ModelProto:
         raise Unreadable("not an ONNX file: it does not parse as a protobuf message") from error
     if not model.HasField("graph") or not model.opset_import:
         raise Unreadable("not an ONNX model: it has no graph or names no opset")
+    _name_domains_alike(model)
     _check_size(model, limits)
     _check_tensors(model, limits)
     return model
@@ -207,44 +215,114 @@ def _check_size(model: onnx.ModelProto, limits: Limits) -> None:
         function_size(name)
 
 
-def contradiction(model: onnx.ModelProto) -> str | None:
-    """What makes the graph meaningless (an undefined or doubly defined name), or None."""
-    for graph, outer in _scopes(model.graph, frozenset()):
-        defined = {value.name for value in (*graph.input, *graph.initializer)}
-        defined |= {sparse.values.name for sparse in graph.sparse_initializer}
-        problem = _undefined(graph.node, defined, outer) or next(
-            (f"output {v.name!r} is never computed" for v in graph.output if v.name not in defined | outer),
-            None,
-        )
-        if problem:
-            return problem
+def _name_domains_alike(model: onnx.ModelProto) -> None:
+    """Call the domain "ai.onnx" by its other name "", the only one that onnx's own tools know."""
+    for named in chain(model_nodes(model), model.functions):
+        if named.domain == "ai.onnx":
+            named.domain = ""
+    for owner in (model, *model.functions):
+        versions: dict[str, int] = {}
+        for opset in owner.opset_import:
+            domain = "" if opset.domain == "ai.onnx" else opset.domain
+            if versions.setdefault(domain, opset.version) != opset.version:
+                raise Unreadable(f"opset {versions[domain]} and {opset.version} of the domain {domain!r} are imported")
+        owner.ClearField("opset_import")
+        owner.opset_import.extend(helper.make_opsetid(*item) for item in versions.items())
+
+
+def sort_nodes(model: onnx.ModelProto) -> bool:
+    """Put every node behind those whose results it uses, subgraphs and local functions included.
+
+    The standard demands that order; onnxruntime makes it itself, so there are files without.
+
+    Returns
+    -------
+    bool
+        Whether a node had to move.
+
+    Raises
+    ------
+    Unreadable
+        If a name is used and never defined, or defined twice, or nodes use each other's results in a circle.
+    """
+    missing, moved = _sort(model.graph, {value.name for value in model.graph.input})
+    if missing:
+        raise Unreadable(_undefined(missing))
     for function in model.functions:
-        problem = _undefined(function.node, set(function.input), frozenset())
-        if problem:
-            return f"in function {function.name}: {problem}"
-    return None
+        try:
+            missing, inner_moved = _sort(function, set(function.input))
+        except Unreadable as error:
+            raise Unreadable(f"in function {function.name}: {error}") from None
+        if missing:
+            raise Unreadable(f"in function {function.name}: {_undefined(missing)}")
+        moved |= inner_moved
+    return moved
 
 
-def _scopes(graph: onnx.GraphProto, outer: frozenset[str]):
-    """Each graph with the names it may use from outside (order within the outer graph is not checked)."""
-    yield graph, outer
-    visible = outer | {value.name for value in (*graph.input, *graph.initializer)}
-    visible |= {name for node in graph.node for name in node.output}
-    for node in graph.node:
+def _undefined(missing: dict[str, str]) -> str:
+    name, user = next(iter(missing.items()))
+    return f"{user} uses {name!r}, which nothing defines" if user else f"output {name!r} is never computed"
+
+
+def _sort(graph: onnx.GraphProto | onnx.FunctionProto, defined: set[str]) -> tuple[dict[str, str], bool]:
+    """Sort one graph and those inside it.
+
+    Returns
+    -------
+    dict of str to str
+        The names it takes from outside, and the operator that uses each; empty for an output of the graph.
+    bool
+        Whether a node had to move.
+    """
+    outputs: dict[str, str] = {}
+    if isinstance(graph, onnx.GraphProto):
+        defined = defined | {tensor.name for tensor in graph.initializer}
+        defined |= {sparse.values.name for sparse in graph.sparse_initializer}
+        outputs = {value.name: "" for value in graph.output}
+    maker: dict[str, int] = {}
+    uses: list[dict[str, str]] = []
+    moved = False
+    for index, node in enumerate(graph.node):
+        uses.append(dict.fromkeys(filter(None, node.input), node.op_type))
         for _, inner in subgraphs(node):
-            yield from _scopes(inner, visible)
+            taken, inner_moved = _sort(inner, {value.name for value in inner.input})
+            uses[-1] |= taken
+            moved |= inner_moved
+        for name in filter(None, node.output):
+            if name in defined or name in maker:
+                raise Unreadable(f"{name!r} is defined twice")
+            maker[name] = index
+
+    needs = [{maker[name] for name in used if name in maker} for used in uses]
+    if any(max(before, default=-1) >= index for index, before in enumerate(needs)):
+        ranks = _ranks(needs)
+        if -1 in ranks:
+            raise Unreadable(f"nodes use each other's results in a circle ({graph.node[ranks.index(-1)].op_type})")
+        rank = iter(ranks)
+        graph.node.sort(key=lambda _: next(rank))
+        moved = True
+    inside = defined | maker.keys()
+    free = {name: user for used in (*uses, outputs) for name, user in used.items() if name not in inside}
+    return free, moved
 
 
-def _undefined(nodes, defined: set[str], outer: frozenset[str]) -> str | None:
-    for node in nodes:
-        for name in node.input:
-            if name and name not in defined and name not in outer:
-                return f"{node.op_type} uses {name!r}, which nothing before it defines"
-        for name in node.output:
-            if name and name in defined:
-                return f"{name!r} is defined twice"
-            defined.add(name)
-    return None
+def _ranks(needs: list[set[int]]) -> list[int]:
+    """A place for each node behind those it needs; -1 for what never gets its turn."""
+    users: list[list[int]] = [[] for _ in needs]
+    for index, before in enumerate(needs):
+        for other in before:
+            users[other].append(index)
+    waiting = [len(before) for before in needs]
+    ready = deque(index for index, others in enumerate(waiting) if not others)
+    ranks, turn = [-1] * len(needs), count()
+    while ready:
+        done = ready.popleft()
+        ranks[done] = next(turn)
+        for user in users[done]:
+            waiting[user] -= 1
+            if not waiting[user]:
+                ready.append(user)
+    return ranks
 
 
 # ------------------------------------------------------------------------------------------------- tensors
@@ -314,6 +392,12 @@ def _stored_size(tensor: onnx.TensorProto) -> int:
     per_entry = {TensorProto.INT4: 2, TensorProto.UINT4: 2, TensorProto.FLOAT4E2M1: 2}.get(tensor.data_type, 1)
     expected = -(-count // per_entry)
     return _byte_size(tensor) if stored == expected else stored * _byte_size(tensor) // max(count, 1)
+
+
+def external_files(model: onnx.ModelProto, folder: Path) -> list[str]:
+    """The paths of the files that a model's external tensors claim to lie in, each once; nothing is checked."""
+    entries = (e for t in _tensors(model) if t.data_location == TensorProto.EXTERNAL for e in t.external_data)
+    return [os.path.join(folder, name) for name in dict.fromkeys(e.value for e in entries if e.key == "location")]
 
 
 def attach_external_data(model: onnx.ModelProto, folder: Path, root: str | os.PathLike | None) -> None:

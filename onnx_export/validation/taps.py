@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx_export.validation.graph import Scope
+from onnx_export.validation.graph import Scope, free_prefix
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def expose(model: onnx.ModelProto, taps: list[Tap]) -> tuple[onnx.ModelProto, li
     """
     exposed = onnx.ModelProto()
     exposed.CopyFrom(model)
-    return exposed, [_expose(exposed, tap, f"cnorm_tap_{index}") for index, tap in enumerate(taps)]
+    prefix = free_prefix(model, "cnorm_tap")
+    return exposed, [_expose(exposed, tap, f"{prefix}_{index}") for index, tap in enumerate(taps)]
 
 
 def _expose(model: onnx.ModelProto, tap: Tap, unique: str) -> str:

@@ -162,6 +162,7 @@ def test_a_path_without_a_folder(tmp_path, monkeypatch):
         ({"batch": 2}, ValueError, "batch must be 1 or the name"),
         ({"batch": "a b"}, ValueError, "batch must be 1 or the name"),
         ({"batch": None}, TypeError, "batch must be 1 or the name"),
+        ({"batch": "T", "form": "sequence"}, ValueError, "batch must be another name than 'T'"),
     ],
 )
 def test_wrong_options_leave_no_file(tmp_path, options, error, says):

@@ -35,6 +35,9 @@ def test_float16_comes_back_rounded(tmp_path):
             np.testing.assert_array_equal(other.weights[name], array.astype(np.float16).astype(np.float32))
 
 
+READERS = [onnx_export.load, onnx_export.OrtStream, lambda path: onnx_export.check_parity(cnorm.demo_model(), path)]
+
+
 def change(path, edit):
     model = onnx.load(path)
     described = json.loads(model.metadata_props[0].value)
@@ -60,7 +63,7 @@ def change(path, edit):
         (lambda _, described: described["states"][0].update(tensor=1), "tensors that no layer takes: 1"),
         (lambda _, described: described["layers"].pop(), r"layers\.1|no layer takes"),
         (lambda _, described: described["layers"][0].update(preset="mystery"), "preset must be one of"),
-        (lambda model, _: model.graph.initializer.pop(0), "which nothing before it defines"),
+        (lambda model, _: model.graph.initializer.pop(0), "which nothing defines"),
     ],
     ids=[
         "no metadata",
@@ -86,8 +89,17 @@ def test_other_files_are_refused_by_name(tmp_path, edit, says):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ValueError, match=r"nothing\.onnx: cannot open the model: No such file"):
-        onnx_export.load(tmp_path / "nothing.onnx")
+    """An OSError, as from `cnorm.load`, whoever reads."""
+    for read in READERS:
+        with pytest.raises(FileNotFoundError, match=r"No such file .*nothing\.onnx"):
+            read(tmp_path / "nothing.onnx")
+
+
+def test_what_is_no_path_is_named():
+    for read, name in zip(READERS, ("path", "onnx_model", "onnx_model"), strict=True):
+        for wrong in 3, None, [b"x"]:
+            with pytest.raises(TypeError, match=f"^{name} must be .* str or path-like, got {type(wrong).__name__}"):
+                read(wrong)
 
 
 def test_a_file_from_a_stranger(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """OrtStream gives what session.run gives, without building anything in a step."""
 
+import doctest
+
 import numpy as np
 import onnxruntime
 import pytest
@@ -147,8 +149,9 @@ def test_files_that_onnxruntime_does_not_load(model, tmp_path):
     exported.opset_import[0].version = 99
     with pytest.raises(ValueError, match=f"onnxruntime {onnxruntime.__version__} does not load it"):
         OrtStream(exported)
+    (tmp_path / "text.onnx").write_text("no model")
     with pytest.raises(ValueError, match="does not load it"):
-        OrtStream(tmp_path / "nothing.onnx")
+        OrtStream(tmp_path / "text.onnx")
 
 
 @pytest.mark.parametrize(
@@ -164,3 +167,14 @@ def test_a_state_table_that_does_not_fit(model, text):
     exported.metadata_props[0].value = text
     with pytest.raises(ValueError, match="has no state table that fits the inputs"):
         OrtStream(exported)
+
+
+def test_the_example_in_the_docstring():
+    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
+    (example,) = finder.find(OrtStream, "OrtStream", globs={})
+    assert runner.run(example) == (0, 3)
+
+
+def test_a_state_that_is_no_mapping(model):
+    with pytest.raises(TypeError, match=r"^state must be a mapping of names to arrays, got int"):
+        OrtStream(onnx_export.export(model)).set_state(3)

@@ -1,5 +1,7 @@
 """--fix rewrites what it has proved, computes the same afterwards, and says why it left the rest."""
 
+import importlib
+
 import numpy as np
 import onnx
 import onnx_gallery as gallery
@@ -98,11 +100,11 @@ def test_a_difference_in_float64_stops_the_rewrite(tmp_path, monkeypatch):
     honest = repair._operator
 
     def crooked(case, prefix):
-        nodes, stored = honest(case, prefix)
-        for attribute in nodes[0].attribute:
+        operator = honest(case, prefix)
+        for attribute in operator.nodes[0].attribute:
             if attribute.name == "epsilon":
                 attribute.f *= 1.01
-        return nodes, stored
+        return operator
 
     monkeypatch.setattr(repair, "_operator", crooked)
     report, out = fixed(gallery.pytorch_mul, tmp_path)
@@ -118,3 +120,142 @@ def test_an_unwritable_path_is_reported_and_leaves_nothing(tmp_path):
     assert [norm.verdict for norm in report.norms] == ["ok"]
     assert report.exit_code() == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx"]
+
+
+def two_norms(first, second, joined="Add", **options):
+    """Two norms of x by name, and what they are joined by."""
+    (nodes, constants), (others, more) = first, second
+    return gallery.model([*nodes, *others, gallery.node(joined, "y0 y1", "y")], constants=constants | more, **options)
+
+
+def norms_over_both_axes(time):
+    last, other = (
+        gallery.decomposed(y="y0", prefix="p_"),
+        gallery.decomposed(y="y1", prefix="q_", axes=(1,), affine=False),
+    )
+    return two_norms(last, other, shape=(2, time, gallery.N))
+
+
+def assert_computes_the_same(path, model, atol=1e-5):
+    given = feeds(model)
+    after = onnx.load(path)
+    onnx.checker.check_model(after, full_check=True)
+    old, new = (runtime.Session(m, "off").run(["y"], given)[0] for m in (model, after))
+    np.testing.assert_allclose(new, old, rtol=0, atol=atol)
+
+
+def test_a_repaired_file_is_repaired_again(tmp_path):
+    """What the first repair left is rewritten once it can be, and the names of the first are not taken twice."""
+
+    def examine_fix(path, out):
+        return examine(str(path), Options(fix=str(out)), lambda kind, value: None)
+
+    onnx.save(norms_over_both_axes("T"), tmp_path / "m.onnx")
+    report = examine_fix(tmp_path / "m.onnx", tmp_path / "r1.onnx")
+    assert "row length is not fixed" in report.fixed[1]
+    halfway = onnx.load(tmp_path / "r1.onnx")
+    del halfway.graph.value_info[:]
+    halfway.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 16
+    onnx.save(halfway, tmp_path / "m.onnx")
+    report = examine_fix(tmp_path / "m.onnx", tmp_path / "r2.onnx")
+    assert report.fixed[-1].endswith("1 of 1 decomposed norms rewritten")
+    assert_computes_the_same(tmp_path / "r2.onnx", norms_over_both_axes(16))
+    assert [node.op_type for node in onnx.load(tmp_path / "r2.onnx").graph.node].count("LayerNormalization") == 2
+
+
+@pytest.mark.parametrize("name", ["cnorm_fixed_0_scale", "cnorm_tap_0", "cnorm_tap_0_0"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_names_of_ours_may_be_taken(name, inside, tmp_path):
+    nodes, constants = gallery.decomposed(y="h")
+    if inside:
+        branch = onnx.helper.make_graph([gallery.node("Neg", "h", name)], "g", [], [gallery.value(name)])
+        nodes.append(gallery.node("If", "yes", "y", then_branch=branch, else_branch=branch))
+        constants["yes"] = np.array(True)
+    else:
+        nodes += [gallery.node("Neg", "h", name), gallery.node("Abs", name, "y")]
+    model = gallery.model(nodes, constants=constants)
+    report, out = fixed(lambda: gallery.Specimen(model), tmp_path)
+    assert [norm.verdict for norm in report.norms] == ["ok"], report.problem
+    assert_computes_the_same(out, model)
+
+
+def test_a_model_that_became_another_is_not_written(tmp_path, monkeypatch):
+    """The whole is held against the original, were all its parts proved equal."""
+    from onnx_export.validation import repair
+
+    honest = repair._replaced
+
+    def miswired(model, chosen):
+        fixed = honest(model, chosen)
+        fixed.graph.initializer[0].raw_data = bytes(4 * gallery.N)
+        return fixed
+
+    monkeypatch.setattr(repair, "_replaced", miswired)
+    report, out = fixed(gallery.pytorch_mul, tmp_path)
+    assert report.problem == "--fix: wrote nothing, the outputs are others"
+    assert not out.exists()
+
+    def twice(model, chosen):
+        fixed = honest(model, chosen)
+        fixed.graph.initializer.append(fixed.graph.initializer[0])
+        return fixed
+
+    monkeypatch.setattr(repair, "_replaced", twice)
+    report, out = fixed(gallery.pytorch_mul, tmp_path)
+    assert "--fix: wrote nothing, onnx's checker refuses the result" in report.problem
+    assert "not unique" in report.problem
+    assert not out.exists()
+
+
+def test_where_float32_is_to_blame_float64_has_the_last_word(tmp_path):
+    """The one-pass variance of the original is far off; the operator is right, and the same function."""
+    report, out = fixed(gallery.one_pass_at_a_huge_mean, tmp_path)
+    assert report.norms[0].verdict == "wrong"
+    assert report.fixed[-1].endswith("1 of 1 decomposed norms rewritten"), report.problem
+    assert out.exists()
+
+
+def test_a_model_with_random_numbers_cannot_be_compared_and_that_is_said(tmp_path):
+    nodes, constants = gallery.decomposed(y="h")
+    nodes += [gallery.node("RandomNormalLike", "x", "noise"), gallery.node("Add", "h noise", "y")]
+    report, out = fixed(lambda: gallery.Specimen(gallery.model(nodes, constants=constants)), tmp_path)
+    assert "not compared: the model gives other results at each run" in report.fixed[-1]
+    assert out.exists()
+
+
+def test_an_unused_norm_does_not_stop_the_others(tmp_path):
+    used, idle = gallery.decomposed(y="y0", prefix="p_"), gallery.decomposed(y="y1", prefix="q_")
+    model = gallery.model([*used[0], *idle[0], gallery.node("Neg", "y0", "y")], constants=used[1] | idle[1])
+    report, out = fixed(lambda: gallery.Specimen(model), tmp_path)
+    assert report.fixed[-1].endswith("2 of 2 decomposed norms rewritten"), report.problem
+    assert_computes_the_same(out, model)
+    assert "y1" in {name for node in onnx.load(out).graph.node for name in node.output}  # idle it was and is
+
+
+def test_a_scale_that_widens_the_result_is_left(tmp_path):
+    wide, plain = gallery.decomposed(y="y0", prefix="p_"), gallery.decomposed(y="y1", prefix="q_", affine=False)
+    model = two_norms(wide, plain, shape=(4, 1))
+    report, out = fixed(lambda: gallery.Specimen(model), tmp_path)
+    assert report.fixed[0].endswith("its scale of shape [16] is not one for the axes [1] of [4, 1]")
+    assert report.fixed[-1].endswith("1 of 2 decomposed norms rewritten")
+    assert_computes_the_same(out, model)
+
+
+@pytest.mark.parametrize("step", ["bench.piece", "repair._operator", "repair.Float64", "stress.hard_rows"])
+def test_trouble_with_one_norm_leaves_the_others_rewritten(step, tmp_path, monkeypatch):
+    module, name = step.split(".")
+    module = importlib.import_module(f"onnx_export.validation.{module}")
+    real, calls = getattr(module, name), []
+
+    def failing(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise ValueError("met something strange")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, name, failing)
+    model = two_norms(gallery.decomposed(y="y0", prefix="p_"), gallery.decomposed(y="y1", prefix="q_"))
+    report, out = fixed(lambda: gallery.Specimen(model), tmp_path)
+    assert report.fixed[0].startswith("left y0: it ")
+    assert report.fixed[-1].endswith("1 of 2 decomposed norms rewritten")
+    assert_computes_the_same(out, model)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import struct
+import time
 
 import numpy as np
 import onnx
@@ -11,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_export import validate
-from onnx_export.validation.safe_load import Limits, Refused, Unreadable, load, parse
+from onnx_export.validation.safe_load import Limits, Refused, Unreadable, load, parse, sort_nodes
 
 UNREADABLE, REFUSED = 2, 3
 
@@ -101,6 +102,37 @@ def cyclic():
     return gallery.model(nodes, constants=gallery.weights())
 
 
+def backwards(count):
+    """A chain whose every node stands before the one it uses."""
+    nodes = [gallery.node("Neg", f"v{i}", f"v{i + 1}") for i in range(count)]
+    nodes = [gallery.native(f"v{count}"), *reversed(nodes), gallery.node("Abs", "x", "v0")]
+    return gallery.model(nodes, constants=gallery.weights())
+
+
+def branches_backwards(count):
+    """Each of many branches uses what stands behind it; names of the outer graph must not be copied for each."""
+    nodes = []
+    for i in range(count):
+        branch = helper.make_graph([gallery.node("Neg", f"v{i}", "t")], "g", [], [gallery.value("t")])
+        nodes.append(gallery.node("If", "c", f"v{i + 1}", then_branch=branch, else_branch=branch))
+    inputs = [gallery.value("x"), gallery.value("c", [], TensorProto.BOOL)]
+    nodes = [gallery.node("Identity", f"v{count}", "y"), *reversed(nodes), gallery.node("Abs", "x", "v0")]
+    return gallery.model(nodes, inputs=inputs)
+
+
+def cycle_through_a_branch():
+    """The branch uses the result of the very node that it belongs to."""
+    branch = helper.make_graph([gallery.node("Neg", "y", "t")], "g", [], [gallery.value("t")])
+    nodes = [gallery.node("If", "c", "y", then_branch=branch, else_branch=branch)]
+    return gallery.model(nodes, inputs=[gallery.value("c", [], TensorProto.BOOL)])
+
+
+def two_opsets():
+    model = norm_model()
+    model.opset_import.add(domain="ai.onnx", version=13)
+    return model
+
+
 def missing_initialiser():
     model = norm_model()
     del model.graph.initializer[1]
@@ -169,6 +201,8 @@ FILES = {
     "deeper_function_bomb": (function_bomb(40), REFUSED),
     "recursive_function": (recursive_function(), REFUSED),
     "cycle": (cyclic(), UNREADABLE),
+    "cycle_through_a_branch": (cycle_through_a_branch(), UNREADABLE),
+    "two_opsets_of_one_domain": (two_opsets(), UNREADABLE),
     "missing_initialiser": (missing_initialiser(), UNREADABLE),
     "defined_twice": (defined_twice(), UNREADABLE),
     "unknown_operator": (gallery.model([gallery.node("Nonsense", "x", "y")]), 0),
@@ -207,6 +241,24 @@ def test_hostile_file(name, folder):
     assert bool(report.problem) == (code != 0)
     assert "unexpected" not in report.problem
     assert len(report.problem) < 600
+
+
+@pytest.mark.parametrize("build", [backwards, branches_backwards], ids=lambda build: build.__name__)
+def test_sorting_takes_no_longer_than_reading(build):
+    model = build(30_000)
+    began = time.process_time()
+    assert sort_nodes(model)
+    assert not sort_nodes(model)
+    assert time.process_time() - began < 20
+    made = {"x", "c", "scale", "bias"}
+    for node in model.graph.node:
+        assert made.issuperset(node.input)
+        made.update(node.output)
+
+
+def test_a_circle_is_named():
+    with pytest.raises(Unreadable, match=r"in a circle \(Add\)"):
+        sort_nodes(cyclic())
 
 
 def test_nesting_beyond_what_protobuf_parses(folder):
@@ -455,6 +507,16 @@ def test_inputs_are_read_without_pickle_and_within_limits(folder):
     np.save(folder / "good.npy", np.ones((3, gallery.N)))
     assert validate(path, input=folder / "good.npy").exit_code() == 0
     assert validate(path, input=folder / "zip.npz").exit_code() == 0  # an empty archive: all is made up
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128", "U4", "S4", "M8[s]", "V2"])
+def test_an_input_of_no_numbers_is_named(dtype, folder):
+    onnx.save(norm_model(), folder / "m.onnx")
+    np.savez(folder / "in.npz", x=np.zeros((3, gallery.N), dtype))
+    report = validate(folder / "m.onnx", input=folder / "in.npz")
+    assert report.exit_code() == UNREADABLE
+    wanted = f"inputs: 'x' must hold real numbers or truth values, got dtype {np.dtype(dtype)}"
+    assert report.problem == wanted
 
 
 def test_a_recursive_function_is_named():

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -175,9 +176,46 @@ def test_bad_arguments_of_the_function():
     for wrong in ({"batch": 0}, {"dim": -1}, {"timeout": 0}, {"sizes": {"n": 0}}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             validate("x.onnx", **wrong)
-    for wrong in ({"batch": 1.5}, {"dim": "8"}, {"sizes": {"n": True}}):
+    for wrong in ({"batch": 1.5}, {"dim": "8"}, {"sizes": {"n": True}}, {"seed": 0.5}):
         with pytest.raises(TypeError, match=f"{next(iter(wrong))}.* must be an integer"):
             validate("x.onnx", **wrong)
+    for name in "timeout", "memory":
+        for value in float("nan"), float("inf"), -1.0:
+            with pytest.raises(ValueError, match=f"^{name} must be positive and finite, got "):
+                validate("x.onnx", **{name: value})
+        with pytest.raises(TypeError, match=f"^{name} must be a number, got '9'"):
+            validate("x.onnx", **{name: "9"})
+    with pytest.raises(ValueError, match=r"^seed must not be negative, got -1"):
+        validate("x.onnx", seed=-1)
+    for name in "path", "input", "data_root", "fix":
+        with pytest.raises(TypeError, match=f"^{name} must be a str or path-like, got int"):
+            validate(**{"path": "x.onnx", name: 3})
+
+
+@pytest.mark.parametrize("option", ["--timeout", "--memory"])
+def test_limits_without_measure(option, tmp_path):
+    """No number and no end are wrong usage; more than there is comes to all there is."""
+    path = laid_out(gallery.native_layer_norm, tmp_path)[0]
+    for value in "nan", "inf":
+        result = invoke(path, option, value)
+        assert result.exit_code == 2
+        assert f"Invalid value for '{option}': {value} given, a finite number wanted" in result.output
+    result = invoke(path, option, "1e300")
+    assert result.exit_code == 0, result.output
+    assert validate(path, **{option.strip("-"): 10**400}).ok
+
+
+@pytest.mark.parametrize("limit", ["-v 6000000", "-t 300", "-c 0"])
+def test_lower_limits_of_the_shell_stay(limit, tmp_path):
+    """Batch systems and containers set hard limits, and who is not root cannot raise them."""
+    path = laid_out(gallery.native_layer_norm, tmp_path)[0]
+    command = ["bash", "-c", f'ulimit {limit}; exec "$0" -P -m onnx_export.validation "$1"', sys.executable, str(path)]
+    if os.geteuid() == 0:
+        if not shutil.which("setpriv"):
+            pytest.skip("root may raise limits, and there is no setpriv to forbid it")
+        command = ["setpriv", "--bounding-set", "-sys_resource", "--inh-caps", "-sys_resource", *command]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_report_prints_and_says_whether_all_is_sound(tmp_path):
@@ -211,6 +249,54 @@ def test_the_model_is_never_replaced_by_its_repair(tmp_path):
     assert path.read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ["link.onnx", "model.onnx"]
     assert validate(path, fix=tmp_path / "fixed.onnx").fixed[-1].startswith("wrote ")
+
+
+def with_external_data(folder):
+    onnx.save(
+        gallery.pytorch_pow().model,
+        folder / "m.onnx",
+        save_as_external_data=True,
+        location="m.data",
+        size_threshold=0,
+    )
+    return folder / "m.onnx"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--input in.npz --html in.npz", "--html must name another file than --input"),
+        ("--input in.npz --fix link", "--fix must name another file than --input"),
+        ("--fix x.onnx --html ./x.onnx", "--html must name another file than --fix"),
+        ("--html -", "--html must name a file, got '-'"),
+        ("--fix -", "--fix must name a file, got '-'"),
+        ("--external-data --fix m.data", "--fix must name another file than m.data, which holds tensors of the model"),
+        ("--external-data --html m.data", "--html: cannot write m.data: it holds tensors of MODEL"),
+        ("--html m.data", "--html: cannot write m.data: it holds tensors of MODEL"),
+    ],
+)
+def test_what_is_read_is_never_replaced(options, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = with_external_data(tmp_path)
+    np.savez("in.npz", x=np.zeros((3, gallery.N), "f"))
+    os.symlink("in.npz", "link")
+    before = {name: Path(name).read_bytes() for name in os.listdir()}
+    result = invoke(path.name, *options.split())
+    assert result.exit_code == (3 if options == "--html m.data" else 2)  # without --external-data it is refused
+    assert says in " ".join(result.output.split())
+    assert {name: Path(name).read_bytes() for name in os.listdir()} == before
+
+
+def test_what_is_read_is_never_replaced_from_python(tmp_path):
+    path = with_external_data(tmp_path)
+    np.savez(tmp_path / "in.npz", x=np.zeros((3, gallery.N), "f"))
+    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="fix must name another file than the inputs"):
+        validate(path, input=tmp_path / "in.npz", fix=tmp_path / "in.npz", external_data=True)
+    report = validate(path, fix=tmp_path / "m.data", external_data=True)
+    assert "which holds tensors of the model" in report.problem
+    assert report.external_data == [str(tmp_path / "m.data")]
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
 def test_options_without_a_use_are_errors(tmp_path):
