@@ -792,6 +792,76 @@ def drift_is_not_blamed():
     return Specimen(model(nodes, (4, 64), constants), [OK] * 12)
 
 
+def half_chain(norm, mean=0.0, count=3, shape=(64, 64), gain=0.125):
+    """float16 layers with norms between; onnxruntime keeps float32 from node to node, unless somebody looks."""
+    draw = rng()
+    nodes, x = [], "x"
+    constants = {f"w{i}": (gain * draw.normal(size=(64, 64))).astype(np.float16) for i in range(count)}
+    constants |= {"mean": np.full(64, mean, np.float16)}
+    for i in range(count):
+        more, stored = norm(f"a{i}", f"y{i}", f"p{i}_")
+        constants |= stored
+        nodes += [node("MatMul", f"{x} w{i}", f"m{i}"), node("Sin", f"m{i}", f"s{i}")]
+        nodes += [node("Add", f"s{i} mean", f"a{i}"), *more]
+        x = f"y{i}"
+    return model([*nodes, node("Identity", x, "y")], shape, constants, dtype=HALF)
+
+
+def native_float16_norm(x, y, prefix):
+    affine = weights(64, np.float16)
+    return [native(x, y, f"{prefix}scale", f"{prefix}bias")], {f"{prefix}{name}": a for name, a in affine.items()}
+
+
+@specimen
+def float16_norms_in_a_row():
+    """Each is judged on inputs and a result of the same run: another run rounds elsewhere."""
+    return Specimen(half_chain(native_float16_norm, 3.0), [OK] * 3)
+
+
+@specimen
+def float16_decomposed_norms_in_a_row():
+    def norm(x, y, prefix):
+        return decomposed(x=x, y=y, prefix=prefix, dtype=np.float16, width=64)
+
+    return Specimen(half_chain(norm, 3.0), [OK] * 3)
+
+
+@specimen
+def float16_norms_without_a_kernel_of_that_type():
+    """An InstanceNormalization in float32 takes the sum before it unrounded: nobody's fault, at any mean."""
+
+    def norm(x, y, prefix):
+        affine = {f"{prefix}ones": np.ones(8, np.float16), f"{prefix}zeros": np.zeros(8, np.float16)}
+        return [native(x, y, f"{prefix}ones", f"{prefix}zeros", op="InstanceNormalization")], affine
+
+    return Specimen(half_chain(norm, 3.0, shape=(2, 8, 64)), [("instance", "ok", "")] * 3)
+
+
+@specimen
+def float16_drift_by_looking():
+    """Reshaped sums are rounded to float16 only where they are looked at."""
+
+    def norm(x, y, prefix):
+        constants = {"ones": np.ones(8, np.float16), "zeros": np.zeros(8, np.float16)}
+        constants |= {"split": np.array([8, 8, -1]), "joined": np.array([64, 64])}
+        reshape = node("Reshape", f"{x} split", f"{prefix}x"), node("Reshape", f"{prefix}y joined", y)
+        inner = native(f"{prefix}x", f"{prefix}y", "ones", "zeros", op="InstanceNormalization")
+        return [reshape[0], inner, reshape[1]], constants
+
+    return Specimen(half_chain(norm, 3.0, count=6, gain=0.5), [("instance", "ok", "")] * 6)
+
+
+@specimen
+def float16_trap_between_sound_norms():
+    """Drift is measured, so a norm that the optimiser breaks is still seen, in float16 as well."""
+    norms, code, findings = trapped("eps-first")
+
+    def norm(x, y, prefix):
+        return decomposed(x=x, y=y, prefix=prefix, dtype=np.float16, width=64, eps=0.1, eps_first=prefix == "p1_")
+
+    return Specimen(half_chain(norm), [OK, *norms, OK], findings, code)
+
+
 @specimen
 def eps_first_of_the_default_size():
     """The optimiser puts 1e-5 in place of 1e-5: no harm done, none reported."""
@@ -1184,6 +1254,13 @@ def broken_but_linted():
     nodes = [node("Magic", "x", "h", domain="acme"), native("h", epsilon=-1.0)]
     built = model(nodes, constants=weights())
     return Specimen(built, [("layer", "not exercised", "")], {"eps-negative"}, 1)
+
+
+@specimen
+def dropout_in_training():
+    """A Dropout told to train draws another mask in every run."""
+    constants = weights() | {"ratio": np.float32(0.5), "training": np.array(True)}
+    return Specimen(model([node("Dropout", "x ratio training", "h"), native("h")], constants=constants))
 
 
 @specimen

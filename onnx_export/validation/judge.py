@@ -37,6 +37,7 @@ class Rows:
     variance: np.ndarray
     eps: float
     claim: np.ndarray
+    scaled: np.ndarray
     scale: float
 
     @property
@@ -115,10 +116,10 @@ class Oracle:
         else:
             axes = tuple(range(x.ndim)) if norm.axes is None else norm.axes
             xhat, n, largest, variance = _standardise(x, axes, norm.eps, centred=norm.formula == "layer")
-        claim = xhat if scale is None else xhat * scale
-        claim = claim if bias is None else claim + bias
+        scaled = xhat if scale is None else xhat * scale
+        claim = scaled if bias is None else scaled + bias
         top = 1.0 if scale is None else float(np.max(np.abs(scale), initial=0.0))
-        return Rows(n, largest, variance, norm.eps, claim, top)
+        return Rows(n, largest, variance, norm.eps, claim, scaled, top)
 
     def file_error(self, feeds: dict[str, np.ndarray]) -> Measure:
         """G against C: beyond the rounding of float64 (and of a stored 1/n) the file is another function."""
@@ -135,15 +136,28 @@ class Oracle:
             return Measure(np.inf, 0.0, np.inf)
         return compare(own, other, bound + 2.0**-51 * np.abs(other), rows)
 
-    def claim_error(self, rows: Rows, y: np.ndarray) -> Measure:
-        """The runtime's result against C."""
-        return self._against(rows, rows.claim, y, 0.0)
+    def carried(self, feeds: dict[str, np.ndarray]) -> np.ndarray | float:
+        """What the result may differ by where the runtime computes in a wider type than x has and never rounds it.
 
-    def runtime_error(self, feeds: dict[str, np.ndarray], y: np.ndarray, allowed: float = 0.0) -> Measure:
+        With x off by u|x|, (x - mean) / std is off by at most u conditioning (1 + 1 + |xhat|): for x, for the mean
+        and, as the mean of |xhat| is at most 1, for the deviation.
+        """
+        unit = unit_roundoff(self._scope.dtype(self.norm.x))
+        if unit <= unit_roundoff(TensorProto.FLOAT):
+            return 0.0
+        rows = self.rows(feeds)
+        with np.errstate(all="ignore"):
+            return np.nan_to_num(unit * rows.conditioning * (2 * rows.scale + np.abs(rows.scaled)), posinf=0.0)
+
+    def claim_error(self, rows: Rows, y: np.ndarray, allowed: np.ndarray | float = 0.0) -> Measure:
+        """The runtime's result against C. `allowed` is added to the bound."""
+        return self._against(rows, rows.claim, y, allowed)
+
+    def runtime_error(self, feeds: dict[str, np.ndarray], y: np.ndarray, allowed: np.ndarray | float = 0.0) -> Measure:
         """The runtime's result against G. `allowed` is added to the bound."""
         return self._against(self.rows(feeds), self.own(feeds), y, allowed)
 
-    def _against(self, rows: Rows, oracle: np.ndarray, y: np.ndarray, allowed: float) -> Measure:
+    def _against(self, rows: Rows, oracle: np.ndarray, y: np.ndarray, allowed: np.ndarray | float) -> Measure:
         if y.shape != oracle.shape:
             return Measure(np.inf, 0.0, np.inf)
         half_ulp = 0.5 * _ulp(oracle, self._scope.dtype(self.norm.y), y.dtype) * self._roundings()
@@ -224,6 +238,13 @@ def worst(measures: Iterable[Measure]) -> Measure:
     found = max(measures, key=lambda m: m.ratio, default=Measure())
     points = [point for m in measures for point in m.points][:_MOST_POINTS]
     return replace(found, points=points, judged=sum(m.judged for m in measures))
+
+
+def moved(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference between two results where both are numbers, times a margin of 4."""
+    with np.errstate(all="ignore"):
+        change = np.abs(one.astype(np.float64) - other) if one.shape == other.shape else np.zeros(1)
+    return 4 * float(np.max(change, where=np.isfinite(change), initial=0.0))
 
 
 def _points(conditioning: np.ndarray, ratio: np.ndarray, most: int = 24) -> list[tuple[float, float]]:

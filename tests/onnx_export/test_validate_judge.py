@@ -123,6 +123,23 @@ def test_broken_kernels_exceed_the_bound(name):
     assert oracle.runtime_error(feeds, y).ratio > 1
 
 
+def test_a_half_input_that_was_never_rounded_is_allowed_for_and_no_more():
+    """A float16 x that a float32 kernel takes unrounded from the node before it."""
+    _, oracle = norm_of(64, np.float16, gallery.HALF, False)
+    affine = [value.astype(np.float16) for value in gallery.weights(64).values()]
+    for mean in (0.0, 3.0, 100.0):
+        x = mean + np.random.default_rng(3).normal(size=(32, 64))
+        feeds = {"x": x.astype(np.float16)}
+        y = plain(x, *affine, dtype=np.float64).astype(np.float16)
+        assert oracle.runtime_error(feeds, y).ratio > 1
+        assert oracle.runtime_error(feeds, y, oracle.carried(feeds)).ratio <= 1
+        if mean <= 3:
+            for broken in (plain(x, 1, affine[1]), plain(x, affine[0], 0), y[::-1]):
+                assert oracle.runtime_error(feeds, broken.astype(np.float16), oracle.carried(feeds)).ratio > 1
+    _, single = norm_of(64, np.float32, gallery.FLOAT, False)
+    assert single.carried(rows(64, 3.0, np.float32)) == 0
+
+
 def test_a_wrong_shape_is_infinitely_wrong():
     _, oracle = norm_of(8, np.float32, gallery.FLOAT, False)
     assert oracle.runtime_error(rows(8, 0, np.float32), np.zeros((32, 9), np.float32)).ratio == np.inf
