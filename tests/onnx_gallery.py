@@ -375,6 +375,32 @@ def mixed_precision():
 
 
 @specimen
+def mixed_precision_float64():
+    """Statistics in float64, scale and bias in float32: each of three roundings counts, also where two terms cancel."""
+    nodes, constants = decomposed(x="wide", y="exact", affine=False, dtype=np.float64, width=64)
+    nodes = [
+        node("Cast", "x", "wide", to=DOUBLE),
+        *nodes,
+        node("Cast", "exact", "xhat", to=FLOAT),
+        node("Mul", "xhat scale", "scaled"),
+        node("Add", "scaled bias", "y"),
+    ]
+    return Specimen(model(nodes, (256, 64), constants | weights(64)))
+
+
+@specimen
+def float16_mean_float64_variance():
+    """PyTorch 2.13 exports a float16 norm so at opset 14: its power is stored as a float64."""
+    nodes, constants = decomposed(dtype=np.float16, width=64)
+    constants |= {"power": np.float64(2), "eps": np.float64(1e-5)}
+    at = next(i for i, n in enumerate(nodes) if n.op_type == "Pow")
+    nodes[at : at + 1] = [node("Cast", "d", "wide", to=DOUBLE), node("Pow", "wide power", "square")]
+    at = next(i for i, n in enumerate(nodes) if n.op_type == "Div")
+    nodes[at : at + 1] = [node("Cast", "std", "half", to=HALF), node("Div", "d half", "xhat")]
+    return Specimen(model(nodes, (64, 64), constants, dtype=HALF))
+
+
+@specimen
 def paddle():
     """Two separate subtractions of the mean, Pow of one and Div of the other."""
     constants = {"two": np.float32(2), "eps": np.float32(1e-5)} | weights()
@@ -433,6 +459,27 @@ def keras_3_form():
         node("Add", "scaled offset", "y"),
     ]
     return Specimen(model(nodes, constants=constants))
+
+
+def far_bias(scale):
+    """Keras's form where the bias dwarfs the scale: `bias - mean * factor` is rounded as well as the result."""
+    specimen = keras_batch_normalization_form()
+    for tensor in specimen.model.graph.initializer:
+        if tensor.name in ("scale", "bias"):
+            values = np.full(N, scale) if tensor.name == "scale" else 3 * rng().normal(size=N)
+            tensor.CopyFrom(numpy_helper.from_array(values.astype(np.float32), tensor.name))
+    specimen.model.graph.input[0].CopyFrom(value("x", ("rows", N)))
+    return Specimen(specimen.model, input=rows(0, 64))
+
+
+@specimen
+def keras_form_with_a_bias_far_above_the_scale():
+    return far_bias(0.03)
+
+
+@specimen
+def keras_form_with_hardly_a_scale():
+    return far_bias(0.01)
 
 
 def flax_nodes(clamp=True):

@@ -218,6 +218,12 @@ def inline(model: onnx.ModelProto) -> onnx.ModelProto:
     return inliner.inline_local_functions(marked)
 
 
+def unit_roundoff(dtype: int) -> float:
+    """2^-p of a floating ONNX element type; unknown types count as float32."""
+    digits = {TensorProto.DOUBLE: 53, TensorProto.FLOAT16: 11, TensorProto.BFLOAT16: 8}
+    return 2.0 ** -digits.get(dtype, 24)
+
+
 def _untyped(name: str) -> onnx.ValueInfoProto:
     return onnx.ValueInfoProto(name=name)
 

@@ -7,7 +7,8 @@ runtime. The bound is
     B = 8 u (sqrt(n) + max|x| / sqrt(var + eps)) max|scale|  +  half an ulp of the result,
 
 u the unit roundoff of the dtype of the statistics, n the row length, var centred, eps as stored. It allows
-for the rounding of the mean to one number of that dtype, which any plain two-pass kernel makes.
+for the rounding of the mean to one number of that dtype, which any plain two-pass kernel makes. Each further
+rounding on the way to the result adds u (|xhat scale| + |y|), u that of its type: no value on the way is larger.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnx_export.float64 import Float64
-from onnx_export.validation.graph import Scope, attribute
+from onnx_export.validation.graph import Scope, attribute, unit_roundoff
 from onnx_export.validation.patterns import Norm
 
 FACTOR = 8.0
 _MOST_POINTS = 200
 MOST = 1e12  # ratio in a plot; there are NaN and infinities beyond
+_SMALLEST = {TensorProto.FLOAT16: 2.0**-24, TensorProto.BFLOAT16: 2.0**-133}  # below it u is no measure of a rounding
 BROKEN = 100.0  # a runtime that is this many bounds off does not compute the norm at all
 
 
@@ -70,12 +72,6 @@ class Measure:
     ratio: float = 0.0
     points: list[tuple[float, float]] = field(default_factory=list)
     judged: int = 0
-
-
-def unit_roundoff(dtype: int) -> float:
-    """2^-p of a floating ONNX element type; unknown types count as float32."""
-    digits = {TensorProto.DOUBLE: 53, TensorProto.FLOAT16: 11, TensorProto.BFLOAT16: 8}
-    return 2.0 ** -digits.get(dtype, 24)
 
 
 class Oracle:
@@ -160,14 +156,22 @@ class Oracle:
     def _against(self, rows: Rows, oracle: np.ndarray, y: np.ndarray, allowed: np.ndarray | float) -> Measure:
         if y.shape != oracle.shape:
             return Measure(np.inf, 0.0, np.inf)
-        half_ulp = 0.5 * _ulp(oracle, self._scope.dtype(self.norm.y), y.dtype) * self._roundings()
-        bound = rows.rounding(unit_roundoff(self.norm.compute_dtype)) + half_ulp + allowed
+        bound = rows.rounding(unit_roundoff(self.norm.compute_dtype)) + allowed
+        bound = bound + 0.5 * _ulp(oracle, self._scope.dtype(self.norm.y), y.dtype)
+        within = np.abs(rows.scaled) + np.abs(rows.claim)  # no value between xhat scale and the result is larger
+        for dtype in self._roundings():
+            bound = bound + unit_roundoff(dtype) * within + _SMALLEST.get(dtype, 0.0)
         return compare(y.astype(np.float64), oracle, bound, rows, _largest(y.dtype))
 
-    def _roundings(self) -> int:
-        """Results rounded to a type narrower than that of the statistics: one, or scale and bias too."""
-        narrow = unit_roundoff(self.norm.compute_dtype)
-        return max(1, sum(unit_roundoff(self._scope.dtype(n.output[0])) > narrow for n in self.norm.nodes))
+    def _roundings(self) -> list[int]:
+        """Types that values after the statistics are rounded to, beyond what the first term allows for.
+
+        Those narrower than the statistics' own; and `bias - mean * f`, which is rounded where the bias is large.
+        """
+        norm, scope = self.norm, self._scope
+        unit = unit_roundoff(norm.compute_dtype)
+        types = [scope.dtype(node.output[0]) for node in norm.nodes if norm.y not in node.output]
+        return [t for t in types if unit_roundoff(t) > unit] + norm.folded * [scope.dtype(norm.y)]
 
     def _value(self, name: str, feeds: dict[str, np.ndarray]) -> np.ndarray | None:
         if not name:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnx_export.validation.graph import FUNCTION_KEY, Scope, attribute, op, scopes
+from onnx_export.validation.graph import FUNCTION_KEY, Scope, attribute, op, scopes, unit_roundoff
 
 # op type: (domains, formula, default epsilon)
 _NATIVE = {
@@ -70,6 +70,8 @@ class Norm:
         Whether a mean is a sum times a stored 1/n, which is rounded.
     floor : float
         What the variance is not allowed below; 0 unless the file says otherwise.
+    folded : bool
+        Whether mean and bias are put together before they meet x.
     """
 
     scope: Scope
@@ -89,6 +91,7 @@ class Norm:
     eps_first: bool = False
     stored_reciprocal: bool = False
     floor: float = 0.0
+    folded: bool = False
     name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -266,7 +269,7 @@ class _Decomposed:
             self._axes(variance.mean.axes, variance.x),
             eps,
             eps_dtype,
-            self._dtype(variance.mean.source),
+            self._narrowest(variance.centred, variance.mean.source),
             near_miss=variance.near_miss,
             eps_first=eps_first,
             stored_reciprocal=variance.stored_reciprocal,
@@ -374,7 +377,7 @@ class _Decomposed:
                 bias, nodes, mean = offset
                 nodes = [*found.nodes, user, *nodes, last]
                 near = found.near_miss or mean.spread
-                return replace(found, nodes=nodes, y=last.output[0], bias=bias, near_miss=near)
+                return replace(found, nodes=nodes, y=last.output[0], bias=bias, near_miss=near, folded=bool(bias))
         return None
 
     def _offset(self, name: str, x: str, rstd: str, negated: bool, depth: int = _DEEPEST):
@@ -668,6 +671,10 @@ class _Decomposed:
         dtype = self.scope.dtype(name)
         value = self.scope.constant(name) if dtype == TensorProto.UNDEFINED else None
         return dtype if value is None else onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+
+    def _narrowest(self, *names: str) -> int:
+        """The type of these values that has the fewest digits; of those that are there."""
+        return max((self._dtype(name) for name in names if name), key=unit_roundoff)
 
     def _axes(self, axes: tuple[int, ...] | None, x: str) -> tuple[int, ...] | None:
         shape = self.scope.shape(x)

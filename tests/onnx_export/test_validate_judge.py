@@ -4,10 +4,12 @@ import numpy as np
 import onnx
 import onnx_gallery as gallery
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from onnx_export import validate
 from onnx_export.validation import runtime, stress
-from onnx_export.validation.judge import FACTOR, Measure, Oracle, unit_roundoff, worst
+from onnx_export.validation.graph import unit_roundoff
+from onnx_export.validation.judge import FACTOR, Measure, Oracle, worst
 from onnx_export.validation.patterns import find
 
 LENGTHS = (1, 2, 3, 7, 8, 16, 31, 64, 257, 1024, 4096)
@@ -138,6 +140,15 @@ def test_a_half_input_that_was_never_rounded_is_allowed_for_and_no_more():
                 assert oracle.runtime_error(feeds, broken.astype(np.float16), oracle.carried(feeds)).ratio > 1
     _, single = norm_of(64, np.float32, gallery.FLOAT, False)
     assert single.carried(rows(64, 3.0, np.float32)) == 0
+
+
+def test_statistics_are_as_precise_as_their_narrowest_type():
+    """A mean and deviations in float16 are no better for a variance in float64."""
+    model = onnx.shape_inference.infer_shapes(gallery.float16_mean_float64_variance().model)
+    oracle = Oracle(find(model)[0], model)
+    feeds = {"x": rows(64, 3.0, np.float16)["x"].repeat(2, axis=0)}
+    (y,) = ReferenceEvaluator(model).run(["y"], feeds)
+    assert oracle.runtime_error(feeds, y).ratio <= 1
 
 
 def test_a_wrong_shape_is_infinitely_wrong():
