@@ -959,6 +959,43 @@ def unbiased_sum():
     return Specimen(model(nodes, constants=constants), [NEAR], {"near-miss"})
 
 
+def sum_nodes(divide, count, n=N, dtype=np.float32, centred=True):
+    """A norm whose second moment is a sum divided by, or multiplied with one over, a stored count."""
+    constants = {"axes": np.array([-1]), "eps": np.array(1e-3, dtype)}
+    constants["count"] = np.array(count if divide else 1 / count, dtype)
+    nodes = [
+        *([node("ReduceMean", "x", "mean", axes=[-1]), node("Sub", "x mean", "d")] if centred else ()),
+        node("Mul", "d d" if centred else "x x", "square"),
+        node("ReduceSum", "square axes", "sum"),
+        node("Div" if divide else "Mul", "sum count", "var"),
+        node("Add", "var eps", "total"),
+        node("Sqrt", "total", "std"),
+        node("Div", "d std" if centred else "x std", "y"),
+    ]
+    return model(nodes, (3, n), constants, dtype=HALF if dtype == np.float16 else FLOAT)
+
+
+@specimen
+def one_over_n_in_float16():
+    """1/768 is not a float16, and 1/767 is another one."""
+    return Specimen(sum_nodes(False, 768, 768, np.float16))
+
+
+@specimen
+def one_over_n_minus_1_in_float16():
+    return Specimen(sum_nodes(False, 767, 768, np.float16), [NEAR], {"near-miss"})
+
+
+@specimen
+def rms_with_one_over_n_in_float16():
+    return Specimen(sum_nodes(False, 768, 768, np.float16, centred=False), [("rms", "ok", "")])
+
+
+@specimen
+def rms_over_n_minus_1():
+    return Specimen(sum_nodes(True, N - 1, centred=False), [("~rms", "ok", "")], {"near-miss"})
+
+
 @specimen
 def annotated_transformer():
     """(x - mean) / (std + eps), the std unbiased: a well-known norm, but no layer norm."""

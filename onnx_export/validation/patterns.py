@@ -481,9 +481,9 @@ class _Decomposed:
         reshaped = any(op(n) in _RESHAPERS for n in path)
         centred = self._centred(base)
         if centred is None:
-            if near:  # x / sqrt(mean(x^p)) that is no RMS norm: nothing was plausibly meant
+            if exponent != 2:  # x / sqrt(mean(x^p)): nothing was plausibly meant
                 return None
-            return _Variance(base, "", "rms", "centred", mean, nodes, "", mean.stored_reciprocal, reshaped)
+            return _Variance(base, "", "rms", "centred", mean, nodes, near, mean.stored_reciprocal, reshaped)
         x, inner_mean, centre_nodes = centred
         outer_axes, inner_axes = self._axes(mean.axes, x), self._axes(inner_mean.axes, x)
         if outer_axes != inner_axes:
@@ -549,7 +549,7 @@ class _Decomposed:
                     mean = self._reduction(total, [*path, *inner_path, node], reshaped)
                     if mean is not None:
                         mean.stored_reciprocal = op(node) == "Mul"
-                        mean.miscount = self._miscount(mean, 1 / factor if op(node) == "Mul" else factor)
+                        mean.miscount = self._miscount(mean, b, 1 / factor if op(node) == "Mul" else factor)
                     return mean
         return None
 
@@ -573,15 +573,19 @@ class _Decomposed:
         name = node.input[0] if op(node) == "ReduceSumSquare" else source
         return _Mean(name, tuple(axes) if axes else None, keepdims, [*casts, node, *path], reshaped)
 
-    def _miscount(self, mean: _Mean, divisor: float) -> str:
+    def _miscount(self, mean: _Mean, factor: str, divisor: float) -> str:
         shape = self.scope.shape(mean.source)
         if shape is None or mean.axes is None or any(shape[a] is None for a in mean.axes):
             return ""
         count = int(np.prod([shape[axis] for axis in mean.axes]))
-        if abs(divisor - count) <= 1e-3:
+        stored = self._narrowest(factor, self._strip(factor, _SAME)[0])
+        unit = max(unit_roundoff(stored), 2.0**-50)  # of float64, our own arithmetic here is the coarser
+        unbiased = abs(divisor - count + 1) < abs(divisor - count)
+        # n may have been rounded before 1/n was, but what lies nearer to n - 1 has to be 1/n to the last digit
+        if divisor > 0 and 1 - min(divisor / count, count / divisor) <= (1 if unbiased else 2) * unit:
             return ""
-        kind = " (unbiased)" if abs(divisor - count + 1) <= 1e-3 else ""
-        return f"a sum over {count} elements is divided by {divisor:g}{kind}"
+        kind = " (unbiased)" if abs(divisor - count + 1) <= 2 * unit * count else ""
+        return f"a sum over {count} elements is divided by {divisor:.6g}{kind}"
 
     def _square(self, name: str) -> tuple[str, float, list[onnx.NodeProto]] | None:
         """(base, exponent, nodes) of base^exponent."""

@@ -2,10 +2,13 @@
 
 import importlib
 
+import numpy as np
+import onnx
 import onnx_gallery as gallery
 import pytest
 
 from onnx_export.validation.examine import Options, examine
+from onnx_export.validation.patterns import find
 
 
 def examined(specimen, folder):
@@ -22,6 +25,25 @@ def test_specimen(build, tmp_path):
     assert found == specimen.norms, said
     assert {f.code for f in report.findings if f.level != "note"} == specimen.findings
     assert report.exit_code() == specimen.exit_code, said
+
+
+@pytest.mark.parametrize(
+    "n, dtype",
+    [(n, np.float16) for n in (2, 3, 7, 333, 767, 768, 1000, 4095)]
+    + [(n, np.float32) for n in (2, 3, 7, 333, 768, 50000, 100003)],
+)
+@pytest.mark.parametrize("divide", [True, False])
+def test_a_count_is_told_from_its_neighbours_as_far_as_its_type_can(divide, n, dtype):
+    """1/n as stored is no near miss at any length; 1/(n - 1) is one, unless it rounds to the same number."""
+
+    def near_miss(count):
+        model = onnx.shape_inference.infer_shapes(gallery.sum_nodes(divide, count, n, dtype))
+        return find(model)[0].near_miss
+
+    assert near_miss(n) == ""
+    as_stored = {float(dtype(count if divide else 1 / count)) for count in (n, n - 1)}
+    if len(as_stored) == 2 and not (dtype == np.float16 and n > 1000):
+        assert near_miss(n - 1).endswith("(unbiased)")
 
 
 def test_there_are_enough_specimens():
