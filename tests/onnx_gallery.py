@@ -1283,6 +1283,42 @@ def lint_stash_type():
     return Specimen(built, [OK], {"stash-type"})
 
 
+def beside_a_norm(nodes, constants):
+    """A native norm y after something strange that ends in h."""
+    more = {f"n_{name}": array for name, array in weights().items()}
+    return model([*nodes, native("h", "y", "n_scale", "n_bias")], constants=constants | more)
+
+
+@specimen
+def axes_that_are_floats():
+    """No runtime takes them, so there is no mean; the norm that follows is still found."""
+    nodes, constants = decomposed(y="h", opset=18)
+    constants["axes_mean"] = np.array([-1.0], np.float32)
+    built = beside_a_norm(nodes, constants)
+    built.opset_import[0].version = 18
+    return Specimen(built, [("rms", "not exercised", ""), ("layer", "not exercised", "")], exit_code=2)
+
+
+@specimen
+def stash_type_of_no_type():
+    nodes = [native("x", "h", "n_scale", "n_bias", stash_type=99)]
+    return Specimen(beside_a_norm(nodes, {}), [OK, OK], {"stash-type"})
+
+
+@specimen
+def a_thousand_additions_to_a_deviation():
+    nodes, constants = decomposed(y="h", affine=False)
+    constants["nothing"] = np.float32(0)
+    division = nodes.pop()
+    at, last = next(i for i, n in enumerate(nodes) if n.op_type == "Add"), "s0"
+    nodes[at:] = [node("Sqrt", "var", last)]
+    for i in range(1, 1500):
+        nodes.append(node("Add", f"{last} nothing", f"s{i}"))
+        last = f"s{i}"
+    division.input[1] = last
+    return Specimen(beside_a_norm([*nodes, division], constants))
+
+
 @specimen
 def lint_opset():
     built = model([native()], constants=weights(), opset=onnx.defs.onnx_opset_version(), ir=8)

@@ -279,4 +279,5 @@ def _largest(dtype: np.dtype) -> float:
 
 def type_name(dtype: int) -> str:
     """float32 for TensorProto.FLOAT and so on."""
-    return helper.tensor_dtype_to_np_dtype(dtype).name if dtype else "unknown"
+    known = dtype in helper.get_all_tensor_dtypes() and dtype != TensorProto.UNDEFINED
+    return helper.tensor_dtype_to_np_dtype(dtype).name if known else "unknown"

@@ -7,7 +7,7 @@ nodes really compute the norm is decided in float64 by `judge`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,7 +33,8 @@ _RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})
 _SAME = frozenset({"Identity", "Cast"})
 _LONGEST_NAME = 250
 _MOST_AXES = 64
-# Steps between a root and its variance. A hostile file could take thousands, with two ways at each.
+# Steps from a variance to its root, and from there to the division. A hostile file could take thousands, with two ways
+# at each.
 _DEEPEST = 5
 
 
@@ -111,21 +112,29 @@ class Norm:
         return self.form != "decomposed" or "layernorm" in self.function.lower().replace("_", "")
 
 
-def find(model: onnx.ModelProto) -> list[Norm]:
+def find(model: onnx.ModelProto, trouble: Callable[[str, Exception], None] | None = None) -> list[Norm]:
     """Every norm and near miss of the model, in the order of the graph, outer graphs first.
 
     Parameters
     ----------
     model : onnx.ModelProto
         Best after shape inference, with local functions inlined: without types and ranks less can be said.
+    trouble : callable, optional
+        Told the name of a node that could not be looked at, and why; by default that is raised.
     """
-    return [norm for scope in scopes(model) for norm in _find_in(scope)]
+    return [norm for scope in scopes(model) for norm in _find_in(scope, trouble)]
 
 
-def _find_in(scope: Scope) -> Iterator[Norm]:
+def _find_in(scope: Scope, trouble: Callable[[str, Exception], None] | None) -> Iterator[Norm]:
     taken: set[int] = set()
     for node in scope.nodes:
-        norm = _native(scope, node) or _Decomposed(scope).match(node)
+        try:
+            norm = _native(scope, node) or _Decomposed(scope).match(node)
+        except Exception as error:  # what a stranger's file makes us do wrong costs one norm
+            if trouble is None or isinstance(error, MemoryError):
+                raise
+            trouble(node.name or node.output[0], error)
+            continue
         if norm and not taken & {id(n) for n in norm.nodes}:
             taken |= {id(n) for n in norm.nodes}
             yield norm
@@ -295,17 +304,19 @@ class _Decomposed:
         near = found.near_miss or ("" if variance.reshaped or after else variance.mean.spread)
         return replace(found, near_miss=near)
 
-    def _divide(self, found: Norm, variance: _Variance, user, std: str, reciprocal: bool) -> Norm | None:
+    def _divide(
+        self, found: Norm, variance: _Variance, user, std: str, reciprocal: bool, depth: int = _DEEPEST
+    ) -> Norm | None:
         """`user` applies std (or its reciprocal) to the centred value, by itself or a few nodes on."""
         extended = replace(found, nodes=[*found.nodes, user], y=user.output[0])
         if op(user) == "Div" and not reciprocal and user.input[1] == std:
             if self._scalar(user.input[0]) == 1:
-                return self._follow(extended, variance, True)
+                return self._follow(extended, variance, True, depth)
             return self._numerator(extended, variance, user.input[0])
         if op(user) == "Reciprocal" and not reciprocal:
-            return self._follow(extended, variance, True)
+            return self._follow(extended, variance, True, depth)
         if op(user) == "Pow" and not reciprocal and self._scalar(user.input[1]) == -1:
-            return self._follow(extended, variance, True)
+            return self._follow(extended, variance, True, depth)
         if op(user) == "Add" and not reciprocal:
             other = user.input[1] if user.input[0] == std else user.input[0]
             if self._scalar(other) is not None and found.eps == 0:
@@ -316,19 +327,21 @@ class _Decomposed:
                     eps_dtype=self._dtype(other),
                     near_miss=found.near_miss or note,
                 )
-                return self._follow(extended, variance, False)
+                return self._follow(extended, variance, False, depth)
         if op(user) == "Mul" and reciprocal:
             other = user.input[1] if user.input[0] == std else user.input[0]
             if self.scope.constant(other) is not None and not found.scale:
-                return self._follow(replace(extended, scale=other), variance, True)
+                return self._follow(replace(extended, scale=other), variance, True, depth)
             return self._numerator(extended, variance, other) or self._folded_mean(found, variance, user, std)
         return None
 
-    def _follow(self, found: Norm, variance: _Variance, reciprocal: bool) -> Norm | None:
+    def _follow(self, found: Norm, variance: _Variance, reciprocal: bool, depth: int) -> Norm | None:
+        if depth == 0:
+            return None
         for user, path in self._users(found.y):
             extended = replace(found, nodes=[*found.nodes, *path])
             std = path[-1].output[0] if path else found.y
-            whole = self._divide(extended, variance, user, std, reciprocal)
+            whole = self._divide(extended, variance, user, std, reciprocal, depth - 1)
             if whole is not None:
                 return whole
         return None
@@ -557,7 +570,7 @@ class _Decomposed:
         axes = attribute(node, "axes", ())
         if not axes and len(node.input) > 1 and node.input[1]:
             value = self.scope.constant(node.input[1])
-            if value is None:
+            if value is None or value.dtype.kind not in "iu":
                 return None
             axes = value.ravel().tolist()
         if not axes and attribute(node, "noop_with_empty_axes", 0):

@@ -28,7 +28,7 @@ def test_specimen(build, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "n, dtype",
+    ("n", "dtype"),
     [(n, np.float16) for n in (2, 3, 7, 333, 767, 768, 1000, 4095)]
     + [(n, np.float32) for n in (2, 3, 7, 333, 768, 50000, 100003)],
 )
@@ -70,6 +70,29 @@ def test_the_runtime_is_blamed_once_not_each_norm(tmp_path):
     report = examined(gallery.two_norms_in_a_row(), tmp_path)
     assert [f.code for f in report.findings].count("runtime-limit") <= 1
     assert [n.risks for n in report.norms] == [[], []]
+
+
+@pytest.mark.parametrize("step", ["patterns._native_axes", "lint.trap_of"])
+def test_trouble_in_looking_at_one_norm_leaves_the_others(step, tmp_path, monkeypatch):
+    """It is a finding about that node, and the exit code says that not all was looked at."""
+    module, name = step.split(".")
+    module = importlib.import_module(f"onnx_export.validation.{module}")
+    real, calls = getattr(module, name), []
+
+    def failing(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise RecursionError("met something strange")
+        return real(*arguments)
+
+    monkeypatch.setattr(module, name, failing)
+    report = examined(gallery.two_norms_in_a_row(), tmp_path)
+    assert [n.verdict for n in report.norms] == ["ok"] * (1 if step == "patterns._native_axes" else 2)
+    (finding,) = [f for f in report.findings if f.code == "unread"]
+    assert finding.norm == "h"
+    assert "met something strange" in finding.message
+    assert "met something strange" in report.problem
+    assert report.exit_code() == 2
 
 
 @pytest.mark.parametrize("step", ["run.culprit", "stress.hard_rows", "bench.piece"])
