@@ -1248,6 +1248,21 @@ def lint_bias_shape():
 
 
 @specimen
+def lint_nan_in_the_scale():
+    """The column it spoils is left out, the others are judged."""
+    constants = weights()
+    constants["scale"][3] = np.nan
+    return Specimen(model([native()], constants=constants), [OK], {"scale-nan"}, 1)
+
+
+@specimen
+def lint_inf_in_the_bias():
+    nodes, constants = decomposed(square="Mul")
+    constants["bias"][3] = np.inf
+    return Specimen(model(nodes, (3, N), constants), [OK], {"bias-nan"}, 1)
+
+
+@specimen
 def lint_axis():
     built = model([native(axis=5)], constants=weights())
     return Specimen(built, [("layer", "not exercised", "")], {"axis"}, 1)

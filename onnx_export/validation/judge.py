@@ -114,7 +114,7 @@ class Oracle:
             xhat, n, largest, variance = _standardise(x, axes, norm.eps, centred=norm.formula == "layer")
         scaled = xhat if scale is None else xhat * scale
         claim = scaled if bias is None else scaled + bias
-        top = 1.0 if scale is None else float(np.max(np.abs(scale), initial=0.0))
+        top = 1.0 if scale is None else float(np.max(np.abs(scale), where=np.isfinite(scale), initial=0.0))
         return Rows(n, largest, variance, norm.eps, claim, scaled, top)
 
     def file_error(self, feeds: dict[str, np.ndarray]) -> Measure:
