@@ -1032,6 +1032,83 @@ def clamped_variance():
     return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss"})
 
 
+def misspelt(*instead, of, **constants):
+    """A decomposed norm with some nodes in place of those that make these values, as a function LayerNorm and plain."""
+    nodes, more = decomposed(square="Mul", eps=1e-3)
+    at = next(i for i, n in enumerate(nodes) if n.output[0] in of)
+    nodes = [n for n in nodes if n.output[0] not in of]
+    nodes[at:at] = instead
+    return nodes, more | constants
+
+
+@specimen
+def variance_minus_eps():
+    """Rows of small variance give NaN, and that is an error by itself."""
+    nodes, constants = misspelt(node("Sub", "var eps", "total"), of=["total"])
+    return Specimen(model(nodes, (3, N), constants), [OK], {"eps-negative"}, 1)
+
+
+@specimen
+def clipped_deviation():
+    clipped = node("Sqrt", "total", "root"), node("Clip", "root floor", "std")
+    nodes, constants = misspelt(*clipped, of=["std"], floor=np.float32(1e-2))
+    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss"})
+
+
+@specimen
+def divided_by_the_variance():
+    """Much larger than the norm where rows vary little, and its roundings with it."""
+    nodes, constants = misspelt(node("Div", "d total", "xhat"), of=["std", "xhat"])
+    small = {"x": 0.05 * rows(0)["x"]}
+    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss"}, input=small)
+
+
+@specimen
+def not_centred():
+    nodes, constants = misspelt(node("Div", "x std", "xhat"), of=["xhat"])
+    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss"})
+
+
+@specimen
+def not_centred_by_claim():
+    nodes, constants = misspelt(node("Div", "x std", "xhat"), of=["xhat"])
+    calls = [node("LayerNormalization", "x", "y", domain="local")]
+    built = model(calls, functions=[function("LayerNormalization", nodes, constants)])
+    return Specimen(built, [("~layer", "wrong", "file")], {"near-miss"}, 1)
+
+
+@specimen
+def centred_after_the_division():
+    """x / std - mean / std is a layer norm, if not one that is looked for, and no near miss."""
+    split = node("Div", "x std", "a"), node("Div", "mean std", "b"), node("Sub", "a b", "xhat")
+    nodes, constants = misspelt(*split, of=["xhat"])
+    return Specimen(model(nodes, (3, N), constants), [])
+
+
+@specimen
+def softmax_spelled_out():
+    constants = {"axes": np.array([-1])}
+    nodes = [
+        node("ReduceMax", "x", "top", axes=[-1]),
+        node("Sub", "x top", "d"),
+        node("Exp", "d", "e"),
+        node("ReduceSum", "e axes", "sum"),
+        node("Div", "e sum", "y"),
+    ]
+    return Specimen(model(nodes, constants=constants), [])
+
+
+@specimen
+def slope_of_a_regression():
+    """A covariance over a variance with an eps: divided is no deviation."""
+    nodes, constants = decomposed(square="Mul", affine=False)
+    nodes = nodes[:-2]
+    nodes += [node("Mul", "d z", "product"), node("ReduceMean", "product", "cov", axes=[-1])]
+    nodes += [node("Div", "cov total", "y")]
+    inputs = [value("x", (3, N)), value("z", (3, N))]
+    return Specimen(model(nodes, (3, N), constants, inputs=inputs), [])
+
+
 @specimen
 def subtracted_the_other_way_round():
     """mean * r - x * r: minus a norm, and not mistaken for one."""
@@ -1172,6 +1249,48 @@ def function_named_layer_norm_that_is_none():
     calls = [node("LayerNorm", "x", "y", domain="local")]
     built = model(calls, functions=[function("LayerNorm", nodes, constants)])
     return Specimen(built, [("~layer", "wrong", "file")], {"near-miss"}, 1)
+
+
+def broken_claim(*instead, of):
+    nodes, constants = misspelt(*instead, of=of)
+    built = model([node("LayerNorm", "x", "y", domain="local")], functions=[function("LayerNorm", nodes, constants)])
+    return Specimen(built, [], {"broken-claim"}, 1)
+
+
+@specimen
+def claim_without_a_root_or_an_eps():
+    return broken_claim(node("Div", "d var", "xhat"), of=["total", "std", "xhat"])
+
+
+@specimen
+def claim_that_multiplies_by_the_deviation():
+    return broken_claim(node("Mul", "d std", "xhat"), of=["xhat"])
+
+
+@specimen
+def claim_that_does_nothing():
+    calls = [node("LayerNorm", "x", "y", domain="local")]
+    built = model(calls, functions=[function("LayerNorm", [node("Identity", "x", "y")], {})])
+    return Specimen(built, [], {"broken-claim"}, 1)
+
+
+@specimen
+def claim_kept_by_a_function_it_calls():
+    """Nothing is wrong with a LayerNorm that leaves the arithmetic to another function, be it in a branch."""
+    inner = function("Normalise", *decomposed())
+    branch = helper.make_graph([node("Normalise", "x", "t", domain="local")], "then", [], [value("t", (3, N))])
+    other = helper.make_graph([node("Neg", "x", "e")], "else", [], [value("e", (3, N))])
+    body = [node("If", "taken", "y", then_branch=branch, else_branch=other)]
+    outer = function("LayerNorm", body, {"taken": np.array(True)})
+    outer.opset_import.append(helper.make_opsetid("local", 1))
+    built = model([node("LayerNorm", "x", "y", domain="local")], functions=[inner, outer])
+    return Specimen(built)
+
+
+@specimen
+def claim_of_an_unused_function():
+    idle = function("LayerNorm", [node("Identity", "x", "y")], {})
+    return Specimen(model([native()], constants=weights(), functions=[idle]))
 
 
 # ----------------------------------------------------------------------------------------------------- lints

@@ -17,7 +17,7 @@ import onnxruntime
 from onnx_export.validation import inputs, lint, runtime, stress
 from onnx_export.validation.graph import inline
 from onnx_export.validation.judge import BROKEN, MOST, type_name
-from onnx_export.validation.patterns import Norm, find
+from onnx_export.validation.patterns import Norm, broken_claims, find
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
 from onnx_export.validation.run import Case, Run, amount, culprit, settle
 from onnx_export.validation.safe_load import (
@@ -159,6 +159,7 @@ def _foreign(model: onnx.ModelProto) -> str:
 
 
 def _find(model, options: Options, report: ValidationReport, emit) -> tuple[onnx.ModelProto, list[Norm]]:
+    given = model
     if not report.problem:
         model = inline(model)
     if options.infer_shapes:
@@ -169,7 +170,12 @@ def _find(model, options: Options, report: ValidationReport, emit) -> tuple[onnx
             reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
             report.findings.append(Finding("note", "shapes", f"shapes could not be inferred: {reason}"))
         emit("stage", "find")
-    return model, find(model, lambda name, error: report.findings.append(_unread(name, error)))
+    found = find(model, lambda name, error: report.findings.append(_unread(name, error)))
+    for name in broken_claims(given, found):
+        report.findings.append(
+            Finding("error", "broken-claim", "a function of this name, and no norm in it", _clip(name))
+        )
+    return model, found
 
 
 def _describe(norm: Norm) -> NormReport:

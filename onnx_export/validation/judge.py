@@ -156,12 +156,21 @@ class Oracle:
     def _against(self, rows: Rows, oracle: np.ndarray, y: np.ndarray, allowed: np.ndarray | float) -> Measure:
         if y.shape != oracle.shape:
             return Measure(np.inf, 0.0, np.inf)
-        bound = rows.rounding(unit_roundoff(self.norm.compute_dtype)) + allowed
+        bound = rows.rounding(unit_roundoff(self.norm.compute_dtype)) * self._size(rows, oracle) + allowed
         bound = bound + 0.5 * _ulp(oracle, self._scope.dtype(self.norm.y), y.dtype)
         within = np.abs(rows.scaled) + np.abs(rows.claim)  # no value between xhat scale and the result is larger
         for dtype in self._roundings():
             bound = bound + unit_roundoff(dtype) * within + _SMALLEST.get(dtype, 0.0)
         return compare(y.astype(np.float64), oracle, bound, rows, _largest(y.dtype))
+
+    def _size(self, rows: Rows, oracle: np.ndarray) -> float:
+        """How many times larger than the norm a near miss comes out, which its roundings are as well."""
+        if not self.norm.near_miss:
+            return 1.0
+        with np.errstate(all="ignore"):
+            sizes = [np.abs(oracle - (rows.claim - rows.scaled)), np.abs(rows.scaled)]
+            own, norm = (float(np.max(size, where=np.isfinite(size), initial=0.0)) for size in sizes)
+        return max(1.0, own / norm) if norm > 0 else 1.0
 
     def _roundings(self) -> list[int]:
         """Types that values after the statistics are rounded to, beyond what the first term allows for.

@@ -14,7 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnx_export.validation.graph import FUNCTION_KEY, Scope, attribute, op, scopes, unit_roundoff
+from onnx_export.validation.graph import FUNCTION_KEY, Scope, attribute, every, op, scopes, unit_roundoff
+from onnx_export.validation.safe_load import model_nodes
 
 # op type: (domains, formula, default epsilon)
 _NATIVE = {
@@ -109,7 +110,30 @@ class Norm:
     @property
     def claimed(self) -> bool:
         """Whether the file says in so many words that this is a layer norm."""
-        return self.form != "decomposed" or "layernorm" in self.function.lower().replace("_", "")
+        return self.form != "decomposed" or claims(self.function)
+
+
+def claims(name: str) -> bool:
+    """Whether a function of this name says that it is a layer norm."""
+    return "layernorm" in name.lower().replace("_", "")
+
+
+def broken_claims(model: onnx.ModelProto, norms: list[Norm]) -> list[str]:
+    """Functions of a model, not inlined yet, that are used and named LayerNorm and hold nothing like one.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    norms : list of Norm
+        Found in it once it was inlined.
+    """
+    calls = {f.name: {node.op_type for node in every(f.node)} for f in model.functions}
+    holding = {p.value for norm in norms for node in norm.nodes for p in node.metadata_props if p.key == FUNCTION_KEY}
+    holding |= {norm.function for norm in norms}
+    while more := {name for name, called in calls.items() if called & holding} - holding:
+        holding |= more
+    used = set().union(*calls.values(), (node.op_type for node in model_nodes(model)))
+    return [name for name in calls if claims(name) and name in used and name not in holding]
 
 
 def find(model: onnx.ModelProto, trouble: Callable[[str, Exception], None] | None = None) -> list[Norm]:
@@ -251,13 +275,27 @@ class _Decomposed:
         self.scope = scope
 
     def match(self, node: onnx.NodeProto) -> Norm | None:
-        """The norm whose standard deviation (or its reciprocal) `node` computes."""
+        """The norm whose standard deviation (or its reciprocal) `node` computes, or that lacks one and divides there."""
         exponent = self._scalar(node.input[1]) if op(node) == "Pow" else None
-        if op(node) != "Sqrt" and exponent not in (0.5, -0.5):
+        if op(node) == "Sqrt" or exponent in (0.5, -0.5):
+            begun = self._begin(node, node.input[0])
+            return begun and self._finish(*begun, reciprocal=exponent == -0.5)
+        begun = self._begin(node, node.input[1]) if op(node) == "Div" else None
+        if begun is None or begun[0].formula != "layer" or begun[0].eps == 0:
             return None
-        radicand, nodes = self._strip(node.input[0], _SAME | _RESHAPERS)
+        found, variance = begun
+        found = replace(found, near_miss=found.near_miss or "it divides by the variance, not by its root")
+        whole = self._numerator(found, variance, node.input[0])
+        return whole and self._affine(self._restored(whole, variance))
+
+    def _begin(self, node: onnx.NodeProto, name: str) -> tuple[Norm, _Variance] | None:
+        """What `node` begins if it is fed var + eps, called `name`."""
+        radicand, nodes = self._strip(name, _SAME | _RESHAPERS)
         total = self.scope.producer(radicand)
         eps, eps_dtype, eps_first = 0.0, self.scope.dtype(radicand), False
+        if total is not None and op(total) == "Sub" and self._scalar(total.input[1]) is not None:
+            eps, eps_dtype = -self._scalar(total.input[1]), self._dtype(total.input[1])
+            radicand, nodes = total.input[0], [*nodes, total]
         if total is not None and op(total) == "Add":
             for index, (a, b) in enumerate((total.input, reversed(total.input))):
                 if self._scalar(a) is not None:
@@ -284,7 +322,7 @@ class _Decomposed:
             stored_reciprocal=variance.stored_reciprocal,
             floor=variance.floor,
         )
-        return self._finish(found, variance, reciprocal=exponent == -0.5)
+        return found, variance
 
     # -- forwards: division, scale, bias
 
@@ -312,7 +350,13 @@ class _Decomposed:
         if op(user) == "Div" and not reciprocal and user.input[1] == std:
             if self._scalar(user.input[0]) == 1:
                 return self._follow(extended, variance, True, depth)
-            return self._numerator(extended, variance, user.input[0])
+            return self._numerator(extended, variance, user.input[0]) or self._uncentred(extended, variance, user)
+        if op(user) in ("Max", "Clip") and not reciprocal:
+            inner, floor = self._clamped(user)
+            if inner != std or not floor > 0:
+                return None
+            near = found.near_miss or f"the deviation is not allowed below {floor:g}"
+            return self._follow(replace(extended, near_miss=near, floor=floor), variance, False, depth)
         if op(user) == "Reciprocal" and not reciprocal:
             return self._follow(extended, variance, True, depth)
         if op(user) == "Pow" and not reciprocal and self._scalar(user.input[1]) == -1:
@@ -373,6 +417,15 @@ class _Decomposed:
             near_miss=near,
             stored_reciprocal=found.stored_reciprocal or mean.stored_reciprocal,
         )
+
+    def _uncentred(self, found: Norm, variance: _Variance, user) -> Norm | None:
+        """x / std, unless something is subtracted from it afterwards."""
+        later = {op(node) for node in self.scope.consumers(user.output[0])}
+        if found.formula != "layer" or not self._same(user.input[0], variance.x) or later & {"Add", "Sub"}:
+            return None
+        path = self._strip(user.input[0], _SAME)[1]
+        near = found.near_miss or "x is divided by the deviation, not x - mean"
+        return replace(found, nodes=[*found.nodes, *path], near_miss=near)
 
     def _folded_mean(self, found: Norm, variance: _Variance, user, rstd: str) -> Norm | None:
         """x * r + (bias - mean * r), r being rstd or rstd * scale: TensorFlow's batch_normalization."""
