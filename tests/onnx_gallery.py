@@ -1033,7 +1033,7 @@ def clamped_variance():
 
 
 def misspelt(*instead, of, **constants):
-    """A decomposed norm with some nodes in place of those that make these values, as a function LayerNorm and plain."""
+    """A decomposed norm with some nodes in place of those that make these values."""
     nodes, more = decomposed(square="Mul", eps=1e-3)
     at = next(i for i, n in enumerate(nodes) if n.output[0] in of)
     nodes = [n for n in nodes if n.output[0] not in of]

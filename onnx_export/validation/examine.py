@@ -172,9 +172,8 @@ def _find(model, options: Options, report: ValidationReport, emit) -> tuple[onnx
         emit("stage", "find")
     found = find(model, lambda name, error: report.findings.append(_unread(name, error)))
     for name in broken_claims(given, found):
-        report.findings.append(
-            Finding("error", "broken-claim", "a function of this name, and no norm in it", _clip(name))
-        )
+        message = "a local function of this name, and no layer norm was recognised in it"
+        report.findings.append(Finding("error", "broken-claim", message, _clip(name)))
     return model, found
 
 

@@ -275,7 +275,7 @@ class _Decomposed:
         self.scope = scope
 
     def match(self, node: onnx.NodeProto) -> Norm | None:
-        """The norm whose standard deviation (or its reciprocal) `node` computes, or that lacks one and divides there."""
+        """The norm whose standard deviation (or its reciprocal) `node` computes, or that divides there without."""
         exponent = self._scalar(node.input[1]) if op(node) == "Pow" else None
         if op(node) == "Sqrt" or exponent in (0.5, -0.5):
             begun = self._begin(node, node.input[0])
