@@ -899,14 +899,29 @@ def float16_drift_by_looking():
 
 
 @specimen
-def float16_trap_between_sound_norms():
-    """Drift is measured, so a norm that the optimiser breaks is still seen, in float16 as well."""
-    norms, code, findings = trapped("eps-first")
+def float16_kernel_that_is_at_fault():
+    """GroupNormalization's one-pass variance at a mean of 100, by itself as in its model: not for want of rounding."""
 
     def norm(x, y, prefix):
-        return decomposed(x=x, y=y, prefix=prefix, dtype=np.float16, width=64, eps=0.1, eps_first=prefix == "p1_")
+        affine = {f"{prefix}ones": np.ones(8, np.float16), f"{prefix}zeros": np.zeros(8, np.float16)}
+        return [native(x, y, f"{prefix}ones", f"{prefix}zeros", op="GroupNormalization", num_groups=2)], affine
 
-    return Specimen(half_chain(norm), [OK, *norms, OK], findings, code)
+    built = half_chain(norm, 100.0, count=2, shape=(2, 8, 64))
+    built.opset_import[0].version, built.ir_version = 21, 10
+    return Specimen(built, [("group", "wrong", "kernel")] * 2, exit_code=1)
+
+
+@specimen
+def float16_trap_between_sound_norms():
+    """Drift is measured, so a norm that the optimiser breaks is still seen, in float16 as well."""
+    norms, code, findings = trapped("exponent")
+
+    def norm(x, y, prefix):
+        power = 4.0 if prefix == "p1_" else 2.0
+        return decomposed(x=x, y=y, prefix=prefix, dtype=np.float16, width=64, power=power)
+
+    broken = ("~layer", *norms[0][1:])
+    return Specimen(half_chain(norm, 1.0), [OK, broken, OK], findings | {"near-miss"}, code)
 
 
 @specimen
