@@ -375,6 +375,32 @@ def mixed_precision():
 
 
 @specimen
+def mixed_precision_float64():
+    """Statistics in float64, scale and bias in float32: each of three roundings counts, also where two terms cancel."""
+    nodes, constants = decomposed(x="wide", y="exact", affine=False, dtype=np.float64, width=64)
+    nodes = [
+        node("Cast", "x", "wide", to=DOUBLE),
+        *nodes,
+        node("Cast", "exact", "xhat", to=FLOAT),
+        node("Mul", "xhat scale", "scaled"),
+        node("Add", "scaled bias", "y"),
+    ]
+    return Specimen(model(nodes, (256, 64), constants | weights(64)))
+
+
+@specimen
+def float16_mean_float64_variance():
+    """PyTorch 2.13 exports a float16 norm so at opset 14: its power is stored as a float64."""
+    nodes, constants = decomposed(dtype=np.float16, width=64)
+    constants |= {"power": np.float64(2), "eps": np.float64(1e-5)}
+    at = next(i for i, n in enumerate(nodes) if n.op_type == "Pow")
+    nodes[at : at + 1] = [node("Cast", "d", "wide", to=DOUBLE), node("Pow", "wide power", "square")]
+    at = next(i for i, n in enumerate(nodes) if n.op_type == "Div")
+    nodes[at : at + 1] = [node("Cast", "std", "half", to=HALF), node("Div", "d half", "xhat")]
+    return Specimen(model(nodes, (64, 64), constants, dtype=HALF))
+
+
+@specimen
 def paddle():
     """Two separate subtractions of the mean, Pow of one and Div of the other."""
     constants = {"two": np.float32(2), "eps": np.float32(1e-5)} | weights()
@@ -433,6 +459,27 @@ def keras_3_form():
         node("Add", "scaled offset", "y"),
     ]
     return Specimen(model(nodes, constants=constants))
+
+
+def far_bias(scale):
+    """Keras's form where the bias dwarfs the scale: `bias - mean * factor` is rounded as well as the result."""
+    specimen = keras_batch_normalization_form()
+    for tensor in specimen.model.graph.initializer:
+        if tensor.name in ("scale", "bias"):
+            values = np.full(N, scale) if tensor.name == "scale" else 3 * rng().normal(size=N)
+            tensor.CopyFrom(numpy_helper.from_array(values.astype(np.float32), tensor.name))
+    specimen.model.graph.input[0].CopyFrom(value("x", ("rows", N)))
+    return Specimen(specimen.model, input=rows(0, 64))
+
+
+@specimen
+def keras_form_with_a_bias_far_above_the_scale():
+    return far_bias(0.03)
+
+
+@specimen
+def keras_form_with_hardly_a_scale():
+    return far_bias(0.01)
 
 
 def flax_nodes(clamp=True):
@@ -792,6 +839,91 @@ def drift_is_not_blamed():
     return Specimen(model(nodes, (4, 64), constants), [OK] * 12)
 
 
+def half_chain(norm, mean=0.0, count=3, shape=(64, 64), gain=0.125):
+    """float16 layers with norms between; onnxruntime keeps float32 from node to node, unless somebody looks."""
+    draw = rng()
+    nodes, x = [], "x"
+    constants = {f"w{i}": (gain * draw.normal(size=(64, 64))).astype(np.float16) for i in range(count)}
+    constants |= {"mean": np.full(64, mean, np.float16)}
+    for i in range(count):
+        more, stored = norm(f"a{i}", f"y{i}", f"p{i}_")
+        constants |= stored
+        nodes += [node("MatMul", f"{x} w{i}", f"m{i}"), node("Sin", f"m{i}", f"s{i}")]
+        nodes += [node("Add", f"s{i} mean", f"a{i}"), *more]
+        x = f"y{i}"
+    return model([*nodes, node("Identity", x, "y")], shape, constants, dtype=HALF)
+
+
+def native_float16_norm(x, y, prefix):
+    affine = weights(64, np.float16)
+    return [native(x, y, f"{prefix}scale", f"{prefix}bias")], {f"{prefix}{name}": a for name, a in affine.items()}
+
+
+@specimen
+def float16_norms_in_a_row():
+    """Each is judged on inputs and a result of the same run: another run rounds elsewhere."""
+    return Specimen(half_chain(native_float16_norm, 3.0), [OK] * 3)
+
+
+@specimen
+def float16_decomposed_norms_in_a_row():
+    def norm(x, y, prefix):
+        return decomposed(x=x, y=y, prefix=prefix, dtype=np.float16, width=64)
+
+    return Specimen(half_chain(norm, 3.0), [OK] * 3)
+
+
+@specimen
+def float16_norms_without_a_kernel_of_that_type():
+    """An InstanceNormalization in float32 takes the sum before it unrounded: nobody's fault, at any mean."""
+
+    def norm(x, y, prefix):
+        affine = {f"{prefix}ones": np.ones(8, np.float16), f"{prefix}zeros": np.zeros(8, np.float16)}
+        return [native(x, y, f"{prefix}ones", f"{prefix}zeros", op="InstanceNormalization")], affine
+
+    return Specimen(half_chain(norm, 3.0, shape=(2, 8, 64)), [("instance", "ok", "")] * 3)
+
+
+@specimen
+def float16_drift_by_looking():
+    """Reshaped sums are rounded to float16 only where they are looked at."""
+
+    def norm(x, y, prefix):
+        constants = {"ones": np.ones(8, np.float16), "zeros": np.zeros(8, np.float16)}
+        constants |= {"split": np.array([8, 8, -1]), "joined": np.array([64, 64])}
+        reshape = node("Reshape", f"{x} split", f"{prefix}x"), node("Reshape", f"{prefix}y joined", y)
+        inner = native(f"{prefix}x", f"{prefix}y", "ones", "zeros", op="InstanceNormalization")
+        return [reshape[0], inner, reshape[1]], constants
+
+    return Specimen(half_chain(norm, 3.0, count=6, gain=0.5), [("instance", "ok", "")] * 6)
+
+
+@specimen
+def float16_kernel_that_is_at_fault():
+    """GroupNormalization's one-pass variance at a mean of 100, by itself as in its model: not for want of rounding."""
+
+    def norm(x, y, prefix):
+        affine = {f"{prefix}ones": np.ones(8, np.float16), f"{prefix}zeros": np.zeros(8, np.float16)}
+        return [native(x, y, f"{prefix}ones", f"{prefix}zeros", op="GroupNormalization", num_groups=2)], affine
+
+    built = half_chain(norm, 100.0, count=2, shape=(2, 8, 64))
+    built.opset_import[0].version, built.ir_version = 21, 10
+    return Specimen(built, [("group", "wrong", "kernel")] * 2, exit_code=1)
+
+
+@specimen
+def float16_trap_between_sound_norms():
+    """Drift is measured, so a norm that the optimiser breaks is still seen, in float16 as well."""
+    norms, code, findings = trapped("exponent")
+
+    def norm(x, y, prefix):
+        power = 4.0 if prefix == "p1_" else 2.0
+        return decomposed(x=x, y=y, prefix=prefix, dtype=np.float16, width=64, power=power)
+
+    broken = ("~layer", *norms[0][1:])
+    return Specimen(half_chain(norm, 1.0), [OK, broken, OK], findings | {"near-miss"}, code)
+
+
 @specimen
 def eps_first_of_the_default_size():
     """The optimiser puts 1e-5 in place of 1e-5: no harm done, none reported."""
@@ -842,6 +974,43 @@ def unbiased_sum():
     return Specimen(model(nodes, constants=constants), [NEAR], {"near-miss"})
 
 
+def sum_nodes(divide, count, n=N, dtype=np.float32, centred=True):
+    """A norm whose second moment is a sum divided by, or multiplied with one over, a stored count."""
+    constants = {"axes": np.array([-1]), "eps": np.array(1e-3, dtype)}
+    constants["count"] = np.array(count if divide else 1 / count, dtype)
+    nodes = [
+        *([node("ReduceMean", "x", "mean", axes=[-1]), node("Sub", "x mean", "d")] if centred else ()),
+        node("Mul", "d d" if centred else "x x", "square"),
+        node("ReduceSum", "square axes", "sum"),
+        node("Div" if divide else "Mul", "sum count", "var"),
+        node("Add", "var eps", "total"),
+        node("Sqrt", "total", "std"),
+        node("Div", "d std" if centred else "x std", "y"),
+    ]
+    return model(nodes, (3, n), constants, dtype=HALF if dtype == np.float16 else FLOAT)
+
+
+@specimen
+def one_over_n_in_float16():
+    """1/768 is not a float16, and 1/767 is another one."""
+    return Specimen(sum_nodes(False, 768, 768, np.float16))
+
+
+@specimen
+def one_over_n_minus_1_in_float16():
+    return Specimen(sum_nodes(False, 767, 768, np.float16), [NEAR], {"near-miss"})
+
+
+@specimen
+def rms_with_one_over_n_in_float16():
+    return Specimen(sum_nodes(False, 768, 768, np.float16, centred=False), [("rms", "ok", "")])
+
+
+@specimen
+def rms_over_n_minus_1():
+    return Specimen(sum_nodes(True, N - 1, centred=False), [("~rms", "ok", "")], {"near-miss"})
+
+
 @specimen
 def annotated_transformer():
     """(x - mean) / (std + eps), the std unbiased: a well-known norm, but no layer norm."""
@@ -876,6 +1045,83 @@ def clamped_variance():
     at = next(i for i, n in enumerate(nodes) if n.op_type == "Add")
     nodes[at] = node("Max", "var eps", "total")
     return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss"})
+
+
+def misspelt(*instead, of, **constants):
+    """A decomposed norm with some nodes in place of those that make these values."""
+    nodes, more = decomposed(square="Mul", eps=1e-3)
+    at = next(i for i, n in enumerate(nodes) if n.output[0] in of)
+    nodes = [n for n in nodes if n.output[0] not in of]
+    nodes[at:at] = instead
+    return nodes, more | constants
+
+
+@specimen
+def variance_minus_eps():
+    """Rows of small variance give NaN, and that is an error by itself."""
+    nodes, constants = misspelt(node("Sub", "var eps", "total"), of=["total"])
+    return Specimen(model(nodes, (3, N), constants), [OK], {"eps-negative"}, 1)
+
+
+@specimen
+def clipped_deviation():
+    clipped = node("Sqrt", "total", "root"), node("Clip", "root floor", "std")
+    nodes, constants = misspelt(*clipped, of=["std"], floor=np.float32(1e-2))
+    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss"})
+
+
+@specimen
+def divided_by_the_variance():
+    """Much larger than the norm where rows vary little, and its roundings with it."""
+    nodes, constants = misspelt(node("Div", "d total", "xhat"), of=["std", "xhat"])
+    small = {"x": 0.05 * rows(0)["x"]}
+    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss"}, input=small)
+
+
+@specimen
+def not_centred():
+    nodes, constants = misspelt(node("Div", "x std", "xhat"), of=["xhat"])
+    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss"})
+
+
+@specimen
+def not_centred_by_claim():
+    nodes, constants = misspelt(node("Div", "x std", "xhat"), of=["xhat"])
+    calls = [node("LayerNormalization", "x", "y", domain="local")]
+    built = model(calls, functions=[function("LayerNormalization", nodes, constants)])
+    return Specimen(built, [("~layer", "wrong", "file")], {"near-miss"}, 1)
+
+
+@specimen
+def centred_after_the_division():
+    """x / std - mean / std is a layer norm, if not one that is looked for, and no near miss."""
+    split = node("Div", "x std", "a"), node("Div", "mean std", "b"), node("Sub", "a b", "xhat")
+    nodes, constants = misspelt(*split, of=["xhat"])
+    return Specimen(model(nodes, (3, N), constants), [])
+
+
+@specimen
+def softmax_spelled_out():
+    constants = {"axes": np.array([-1])}
+    nodes = [
+        node("ReduceMax", "x", "top", axes=[-1]),
+        node("Sub", "x top", "d"),
+        node("Exp", "d", "e"),
+        node("ReduceSum", "e axes", "sum"),
+        node("Div", "e sum", "y"),
+    ]
+    return Specimen(model(nodes, constants=constants), [])
+
+
+@specimen
+def slope_of_a_regression():
+    """A covariance over a variance with an eps: divided is no deviation."""
+    nodes, constants = decomposed(square="Mul", affine=False)
+    nodes = nodes[:-2]
+    nodes += [node("Mul", "d z", "product"), node("ReduceMean", "product", "cov", axes=[-1])]
+    nodes += [node("Div", "cov total", "y")]
+    inputs = [value("x", (3, N)), value("z", (3, N))]
+    return Specimen(model(nodes, (3, N), constants, inputs=inputs), [])
 
 
 @specimen
@@ -1020,6 +1266,48 @@ def function_named_layer_norm_that_is_none():
     return Specimen(built, [("~layer", "wrong", "file")], {"near-miss"}, 1)
 
 
+def broken_claim(*instead, of):
+    nodes, constants = misspelt(*instead, of=of)
+    built = model([node("LayerNorm", "x", "y", domain="local")], functions=[function("LayerNorm", nodes, constants)])
+    return Specimen(built, [], {"broken-claim"}, 1)
+
+
+@specimen
+def claim_without_a_root_or_an_eps():
+    return broken_claim(node("Div", "d var", "xhat"), of=["total", "std", "xhat"])
+
+
+@specimen
+def claim_that_multiplies_by_the_deviation():
+    return broken_claim(node("Mul", "d std", "xhat"), of=["xhat"])
+
+
+@specimen
+def claim_that_does_nothing():
+    calls = [node("LayerNorm", "x", "y", domain="local")]
+    built = model(calls, functions=[function("LayerNorm", [node("Identity", "x", "y")], {})])
+    return Specimen(built, [], {"broken-claim"}, 1)
+
+
+@specimen
+def claim_kept_by_a_function_it_calls():
+    """Nothing is wrong with a LayerNorm that leaves the arithmetic to another function, be it in a branch."""
+    inner = function("Normalise", *decomposed())
+    branch = helper.make_graph([node("Normalise", "x", "t", domain="local")], "then", [], [value("t", (3, N))])
+    other = helper.make_graph([node("Neg", "x", "e")], "else", [], [value("e", (3, N))])
+    body = [node("If", "taken", "y", then_branch=branch, else_branch=other)]
+    outer = function("LayerNorm", body, {"taken": np.array(True)})
+    outer.opset_import.append(helper.make_opsetid("local", 1))
+    built = model([node("LayerNorm", "x", "y", domain="local")], functions=[inner, outer])
+    return Specimen(built)
+
+
+@specimen
+def claim_of_an_unused_function():
+    idle = function("LayerNorm", [node("Identity", "x", "y")], {})
+    return Specimen(model([native()], constants=weights(), functions=[idle]))
+
+
 # ----------------------------------------------------------------------------------------------------- lints
 
 
@@ -1094,6 +1382,21 @@ def lint_bias_shape():
 
 
 @specimen
+def lint_nan_in_the_scale():
+    """The column it spoils is left out, the others are judged."""
+    constants = weights()
+    constants["scale"][3] = np.nan
+    return Specimen(model([native()], constants=constants), [OK], {"scale-nan"}, 1)
+
+
+@specimen
+def lint_inf_in_the_bias():
+    nodes, constants = decomposed(square="Mul")
+    constants["bias"][3] = np.inf
+    return Specimen(model(nodes, (3, N), constants), [OK], {"bias-nan"}, 1)
+
+
+@specimen
 def lint_axis():
     built = model([native(axis=5)], constants=weights())
     return Specimen(built, [("layer", "not exercised", "")], {"axis"}, 1)
@@ -1127,6 +1430,42 @@ def lint_nan_in_every_row():
 def lint_stash_type():
     built = model([native(stash_type=16)], constants=weights())
     return Specimen(built, [OK], {"stash-type"})
+
+
+def beside_a_norm(nodes, constants):
+    """A native norm y after something strange that ends in h."""
+    more = {f"n_{name}": array for name, array in weights().items()}
+    return model([*nodes, native("h", "y", "n_scale", "n_bias")], constants=constants | more)
+
+
+@specimen
+def axes_that_are_floats():
+    """No runtime takes them, so there is no mean; the norm that follows is still found."""
+    nodes, constants = decomposed(y="h", opset=18)
+    constants["axes_mean"] = np.array([-1.0], np.float32)
+    built = beside_a_norm(nodes, constants)
+    built.opset_import[0].version = 18
+    return Specimen(built, [("rms", "not exercised", ""), ("layer", "not exercised", "")], exit_code=2)
+
+
+@specimen
+def stash_type_of_no_type():
+    nodes = [native("x", "h", "n_scale", "n_bias", stash_type=99)]
+    return Specimen(beside_a_norm(nodes, {}), [OK, OK], {"stash-type"})
+
+
+@specimen
+def a_thousand_additions_to_a_deviation():
+    nodes, constants = decomposed(y="h", affine=False)
+    constants["nothing"] = np.float32(0)
+    division = nodes.pop()
+    at, last = next(i for i, n in enumerate(nodes) if n.op_type == "Add"), "s0"
+    nodes[at:] = [node("Sqrt", "var", last)]
+    for i in range(1, 1500):
+        nodes.append(node("Add", f"{last} nothing", f"s{i}"))
+        last = f"s{i}"
+    division.input[1] = last
+    return Specimen(beside_a_norm([*nodes, division], constants))
 
 
 @specimen
@@ -1184,6 +1523,13 @@ def broken_but_linted():
     nodes = [node("Magic", "x", "h", domain="acme"), native("h", epsilon=-1.0)]
     built = model(nodes, constants=weights())
     return Specimen(built, [("layer", "not exercised", "")], {"eps-negative"}, 1)
+
+
+@specimen
+def dropout_in_training():
+    """A Dropout told to train draws another mask in every run."""
+    constants = weights() | {"ratio": np.float32(0.5), "training": np.array(True)}
+    return Specimen(model([node("Dropout", "x ratio training", "h"), native("h")], constants=constants))
 
 
 @specimen

@@ -236,9 +236,23 @@ def inline(model: onnx.ModelProto) -> onnx.ModelProto:
     marked = onnx.ModelProto()
     marked.CopyFrom(model)
     for function in marked.functions:
-        for node in function.node:
+        for node in every(function.node):
             node.metadata_props.add(key=FUNCTION_KEY, value=function.name)
     return inliner.inline_local_functions(marked)
+
+
+def unit_roundoff(dtype: int) -> float:
+    """2^-p of a floating ONNX element type; unknown types count as float32."""
+    digits = {TensorProto.DOUBLE: 53, TensorProto.FLOAT16: 11, TensorProto.BFLOAT16: 8}
+    return 2.0 ** -digits.get(dtype, 24)
+
+
+def every(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Nodes and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for _, graph in subgraphs(node):
+            yield from every(graph.node)
 
 
 def _untyped(name: str) -> onnx.ValueInfoProto:

@@ -7,7 +7,8 @@ runtime. The bound is
     B = 8 u (sqrt(n) + max|x| / sqrt(var + eps)) max|scale|  +  half an ulp of the result,
 
 u the unit roundoff of the dtype of the statistics, n the row length, var centred, eps as stored. It allows
-for the rounding of the mean to one number of that dtype, which any plain two-pass kernel makes.
+for the rounding of the mean to one number of that dtype, which any plain two-pass kernel makes. Each further
+rounding on the way to the result adds u (|xhat scale| + |y|), u that of its type: no value on the way is larger.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnx_export.float64 import Float64
-from onnx_export.validation.graph import Scope, attribute
+from onnx_export.validation.graph import Scope, attribute, unit_roundoff
 from onnx_export.validation.patterns import Norm
 
 FACTOR = 8.0
 _MOST_POINTS = 200
 MOST = 1e12  # ratio in a plot; there are NaN and infinities beyond
+_SMALLEST = {TensorProto.FLOAT16: 2.0**-24, TensorProto.BFLOAT16: 2.0**-133}  # below it u is no measure of a rounding
 BROKEN = 100.0  # a runtime that is this many bounds off does not compute the norm at all
 
 
@@ -37,6 +39,7 @@ class Rows:
     variance: np.ndarray
     eps: float
     claim: np.ndarray
+    scaled: np.ndarray
     scale: float
 
     @property
@@ -69,12 +72,6 @@ class Measure:
     ratio: float = 0.0
     points: list[tuple[float, float]] = field(default_factory=list)
     judged: int = 0
-
-
-def unit_roundoff(dtype: int) -> float:
-    """2^-p of a floating ONNX element type; unknown types count as float32."""
-    digits = {TensorProto.DOUBLE: 53, TensorProto.FLOAT16: 11, TensorProto.BFLOAT16: 8}
-    return 2.0 ** -digits.get(dtype, 24)
 
 
 class Oracle:
@@ -115,10 +112,10 @@ class Oracle:
         else:
             axes = tuple(range(x.ndim)) if norm.axes is None else norm.axes
             xhat, n, largest, variance = _standardise(x, axes, norm.eps, centred=norm.formula == "layer")
-        claim = xhat if scale is None else xhat * scale
-        claim = claim if bias is None else claim + bias
-        top = 1.0 if scale is None else float(np.max(np.abs(scale), initial=0.0))
-        return Rows(n, largest, variance, norm.eps, claim, top)
+        scaled = xhat if scale is None else xhat * scale
+        claim = scaled if bias is None else scaled + bias
+        top = 1.0 if scale is None else float(np.max(np.abs(scale), where=np.isfinite(scale), initial=0.0))
+        return Rows(n, largest, variance, norm.eps, claim, scaled, top)
 
     def file_error(self, feeds: dict[str, np.ndarray]) -> Measure:
         """G against C: beyond the rounding of float64 (and of a stored 1/n) the file is another function."""
@@ -135,25 +132,55 @@ class Oracle:
             return Measure(np.inf, 0.0, np.inf)
         return compare(own, other, bound + 2.0**-51 * np.abs(other), rows)
 
-    def claim_error(self, rows: Rows, y: np.ndarray) -> Measure:
-        """The runtime's result against C."""
-        return self._against(rows, rows.claim, y, 0.0)
+    def carried(self, feeds: dict[str, np.ndarray]) -> np.ndarray | float:
+        """What the result may differ by where the runtime computes in a wider type than x has and never rounds it.
 
-    def runtime_error(self, feeds: dict[str, np.ndarray], y: np.ndarray, allowed: float = 0.0) -> Measure:
+        With x off by u|x|, (x - mean) / std is off by at most u conditioning (1 + 1 + |xhat|): for x, for the mean
+        and, as the mean of |xhat| is at most 1, for the deviation.
+        """
+        unit = unit_roundoff(self._scope.dtype(self.norm.x))
+        if unit <= unit_roundoff(TensorProto.FLOAT):
+            return 0.0
+        rows = self.rows(feeds)
+        with np.errstate(all="ignore"):
+            return np.nan_to_num(unit * rows.conditioning * (2 * rows.scale + np.abs(rows.scaled)), posinf=0.0)
+
+    def claim_error(self, rows: Rows, y: np.ndarray, allowed: np.ndarray | float = 0.0) -> Measure:
+        """The runtime's result against C. `allowed` is added to the bound."""
+        return self._against(rows, rows.claim, y, allowed)
+
+    def runtime_error(self, feeds: dict[str, np.ndarray], y: np.ndarray, allowed: np.ndarray | float = 0.0) -> Measure:
         """The runtime's result against G. `allowed` is added to the bound."""
         return self._against(self.rows(feeds), self.own(feeds), y, allowed)
 
-    def _against(self, rows: Rows, oracle: np.ndarray, y: np.ndarray, allowed: float) -> Measure:
+    def _against(self, rows: Rows, oracle: np.ndarray, y: np.ndarray, allowed: np.ndarray | float) -> Measure:
         if y.shape != oracle.shape:
             return Measure(np.inf, 0.0, np.inf)
-        half_ulp = 0.5 * _ulp(oracle, self._scope.dtype(self.norm.y), y.dtype) * self._roundings()
-        bound = rows.rounding(unit_roundoff(self.norm.compute_dtype)) + half_ulp + allowed
+        bound = rows.rounding(unit_roundoff(self.norm.compute_dtype)) * self._size(rows, oracle) + allowed
+        bound = bound + 0.5 * _ulp(oracle, self._scope.dtype(self.norm.y), y.dtype)
+        within = np.abs(rows.scaled) + np.abs(rows.claim)  # no value between xhat scale and the result is larger
+        for dtype in self._roundings():
+            bound = bound + unit_roundoff(dtype) * within + _SMALLEST.get(dtype, 0.0)
         return compare(y.astype(np.float64), oracle, bound, rows, _largest(y.dtype))
 
-    def _roundings(self) -> int:
-        """Results rounded to a type narrower than that of the statistics: one, or scale and bias too."""
-        narrow = unit_roundoff(self.norm.compute_dtype)
-        return max(1, sum(unit_roundoff(self._scope.dtype(n.output[0])) > narrow for n in self.norm.nodes))
+    def _size(self, rows: Rows, oracle: np.ndarray) -> float:
+        """How many times larger than the norm a near miss comes out, which its roundings are as well."""
+        if not self.norm.near_miss:
+            return 1.0
+        with np.errstate(all="ignore"):
+            sizes = [np.abs(oracle - (rows.claim - rows.scaled)), np.abs(rows.scaled)]
+            own, norm = (float(np.max(size, where=np.isfinite(size), initial=0.0)) for size in sizes)
+        return max(1.0, own / norm) if norm > 0 else 1.0
+
+    def _roundings(self) -> list[int]:
+        """Types that values after the statistics are rounded to, beyond what the first term allows for.
+
+        Those narrower than the statistics' own; and `bias - mean * f`, which is rounded where the bias is large.
+        """
+        norm, scope = self.norm, self._scope
+        unit = unit_roundoff(norm.compute_dtype)
+        types = [scope.dtype(node.output[0]) for node in norm.nodes if norm.y not in node.output]
+        return [t for t in types if unit_roundoff(t) > unit] + norm.folded * [scope.dtype(norm.y)]
 
     def _value(self, name: str, feeds: dict[str, np.ndarray]) -> np.ndarray | None:
         if not name:
@@ -226,6 +253,13 @@ def worst(measures: Iterable[Measure]) -> Measure:
     return replace(found, points=points, judged=sum(m.judged for m in measures))
 
 
+def moved(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference between two results where both are numbers, times a margin of 4."""
+    with np.errstate(all="ignore"):
+        change = np.abs(one.astype(np.float64) - other) if one.shape == other.shape else np.zeros(1)
+    return 4 * float(np.max(change, where=np.isfinite(change), initial=0.0))
+
+
 def _points(conditioning: np.ndarray, ratio: np.ndarray, most: int = 24) -> list[tuple[float, float]]:
     """The worst ratio of each row with the conditioning of the row, thinned to the worst of neighbours."""
     conditioning = conditioning.reshape((1,) * (ratio.ndim - conditioning.ndim) + conditioning.shape)
@@ -254,4 +288,5 @@ def _largest(dtype: np.dtype) -> float:
 
 def type_name(dtype: int) -> str:
     """float32 for TensorProto.FLOAT and so on."""
-    return helper.tensor_dtype_to_np_dtype(dtype).name if dtype else "unknown"
+    known = dtype in helper.get_all_tensor_dtypes() and dtype != TensorProto.UNDEFINED
+    return helper.tensor_dtype_to_np_dtype(dtype).name if known else "unknown"

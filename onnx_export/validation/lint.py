@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import isnan
 
+import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -34,6 +35,11 @@ def lint_norm(norm: Norm) -> Iterator[Finding]:
         yield finding("warning", "near-miss", f"looks like a layer norm, but {norm.near_miss}")
     yield from _epsilon(norm, finding)
     yield from _shapes(norm, finding)
+    for slot in ("scale", "bias"):
+        value = norm.scope.constant(getattr(norm, slot)) if getattr(norm, slot) else None
+        bad = 0 if value is None else int(np.sum(~np.isfinite(value.astype(np.float64))))
+        if bad:
+            yield finding("error", f"{slot}-nan", f"{slot} holds NaN or Inf, {bad} of {value.size} values")
     node = norm.nodes[0]
     stash = attribute(node, "stash_type", TensorProto.FLOAT) if norm.form != "decomposed" else TensorProto.FLOAT
     if stash != TensorProto.FLOAT:

@@ -7,14 +7,15 @@ nodes really compute the norm is decided in float64 by `judge`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnx_export.validation.graph import FUNCTION_KEY, Scope, attribute, op, scopes
+from onnx_export.validation.graph import FUNCTION_KEY, Scope, attribute, every, op, scopes, unit_roundoff
+from onnx_export.validation.safe_load import model_nodes
 
 # op type: (domains, formula, default epsilon)
 _NATIVE = {
@@ -33,7 +34,8 @@ _RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})
 _SAME = frozenset({"Identity", "Cast"})
 _LONGEST_NAME = 250
 _MOST_AXES = 64
-# Steps between a root and its variance. A hostile file could take thousands, with two ways at each.
+# Steps from a variance to its root, and from there to the division. A hostile file could take thousands, with two ways
+# at each.
 _DEEPEST = 5
 
 
@@ -70,6 +72,8 @@ class Norm:
         Whether a mean is a sum times a stored 1/n, which is rounded.
     floor : float
         What the variance is not allowed below; 0 unless the file says otherwise.
+    folded : bool
+        Whether mean and bias are put together before they meet x.
     """
 
     scope: Scope
@@ -89,6 +93,7 @@ class Norm:
     eps_first: bool = False
     stored_reciprocal: bool = False
     floor: float = 0.0
+    folded: bool = False
     name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -105,24 +110,55 @@ class Norm:
     @property
     def claimed(self) -> bool:
         """Whether the file says in so many words that this is a layer norm."""
-        return self.form != "decomposed" or "layernorm" in self.function.lower().replace("_", "")
+        return self.form != "decomposed" or claims(self.function)
 
 
-def find(model: onnx.ModelProto) -> list[Norm]:
+def claims(name: str) -> bool:
+    """Whether a function of this name says that it is a layer norm."""
+    return "layernorm" in name.lower().replace("_", "")
+
+
+def broken_claims(model: onnx.ModelProto, norms: list[Norm]) -> list[str]:
+    """Functions of a model, not inlined yet, that are used and named LayerNorm and hold nothing like one.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    norms : list of Norm
+        Found in it once it was inlined.
+    """
+    calls = {f.name: {node.op_type for node in every(f.node)} for f in model.functions}
+    holding = {p.value for norm in norms for node in norm.nodes for p in node.metadata_props if p.key == FUNCTION_KEY}
+    holding |= {norm.function for norm in norms}
+    while more := {name for name, called in calls.items() if called & holding} - holding:
+        holding |= more
+    used = set().union(*calls.values(), (node.op_type for node in model_nodes(model)))
+    return [name for name in calls if claims(name) and name in used and name not in holding]
+
+
+def find(model: onnx.ModelProto, trouble: Callable[[str, Exception], None] | None = None) -> list[Norm]:
     """Every norm and near miss of the model, in the order of the graph, outer graphs first.
 
     Parameters
     ----------
     model : onnx.ModelProto
         Best after shape inference, with local functions inlined: without types and ranks less can be said.
+    trouble : callable, optional
+        Told the name of a node that could not be looked at, and why; by default that is raised.
     """
-    return [norm for scope in scopes(model) for norm in _find_in(scope)]
+    return [norm for scope in scopes(model) for norm in _find_in(scope, trouble)]
 
 
-def _find_in(scope: Scope) -> Iterator[Norm]:
+def _find_in(scope: Scope, trouble: Callable[[str, Exception], None] | None) -> Iterator[Norm]:
     taken: set[int] = set()
     for node in scope.nodes:
-        norm = _native(scope, node) or _Decomposed(scope).match(node)
+        try:
+            norm = _native(scope, node) or _Decomposed(scope).match(node)
+        except Exception as error:  # what a stranger's file makes us do wrong costs one norm
+            if trouble is None or isinstance(error, MemoryError):
+                raise
+            trouble(node.name or node.output[0], error)
+            continue
         if norm and not taken & {id(n) for n in norm.nodes}:
             taken |= {id(n) for n in norm.nodes}
             yield norm
@@ -239,13 +275,27 @@ class _Decomposed:
         self.scope = scope
 
     def match(self, node: onnx.NodeProto) -> Norm | None:
-        """The norm whose standard deviation (or its reciprocal) `node` computes."""
+        """The norm whose standard deviation (or its reciprocal) `node` computes, or that divides there without."""
         exponent = self._scalar(node.input[1]) if op(node) == "Pow" else None
-        if op(node) != "Sqrt" and exponent not in (0.5, -0.5):
+        if op(node) == "Sqrt" or exponent in (0.5, -0.5):
+            begun = self._begin(node, node.input[0])
+            return begun and self._finish(*begun, reciprocal=exponent == -0.5)
+        begun = self._begin(node, node.input[1]) if op(node) == "Div" else None
+        if begun is None or begun[0].formula != "layer" or begun[0].eps == 0:
             return None
-        radicand, nodes = self._strip(node.input[0], _SAME | _RESHAPERS)
+        found, variance = begun
+        found = replace(found, near_miss=found.near_miss or "it divides by the variance, not by its root")
+        whole = self._numerator(found, variance, node.input[0])
+        return whole and self._affine(self._restored(whole, variance))
+
+    def _begin(self, node: onnx.NodeProto, name: str) -> tuple[Norm, _Variance] | None:
+        """What `node` begins if it is fed var + eps, called `name`."""
+        radicand, nodes = self._strip(name, _SAME | _RESHAPERS)
         total = self.scope.producer(radicand)
         eps, eps_dtype, eps_first = 0.0, self.scope.dtype(radicand), False
+        if total is not None and op(total) == "Sub" and self._scalar(total.input[1]) is not None:
+            eps, eps_dtype = -self._scalar(total.input[1]), self._dtype(total.input[1])
+            radicand, nodes = total.input[0], [*nodes, total]
         if total is not None and op(total) == "Add":
             for index, (a, b) in enumerate((total.input, reversed(total.input))):
                 if self._scalar(a) is not None:
@@ -266,13 +316,13 @@ class _Decomposed:
             self._axes(variance.mean.axes, variance.x),
             eps,
             eps_dtype,
-            self._dtype(variance.mean.source),
+            self._narrowest(variance.centred, variance.mean.source),
             near_miss=variance.near_miss,
             eps_first=eps_first,
             stored_reciprocal=variance.stored_reciprocal,
             floor=variance.floor,
         )
-        return self._finish(found, variance, reciprocal=exponent == -0.5)
+        return found, variance
 
     # -- forwards: division, scale, bias
 
@@ -292,17 +342,25 @@ class _Decomposed:
         near = found.near_miss or ("" if variance.reshaped or after else variance.mean.spread)
         return replace(found, near_miss=near)
 
-    def _divide(self, found: Norm, variance: _Variance, user, std: str, reciprocal: bool) -> Norm | None:
+    def _divide(
+        self, found: Norm, variance: _Variance, user, std: str, reciprocal: bool, depth: int = _DEEPEST
+    ) -> Norm | None:
         """`user` applies std (or its reciprocal) to the centred value, by itself or a few nodes on."""
         extended = replace(found, nodes=[*found.nodes, user], y=user.output[0])
         if op(user) == "Div" and not reciprocal and user.input[1] == std:
             if self._scalar(user.input[0]) == 1:
-                return self._follow(extended, variance, True)
-            return self._numerator(extended, variance, user.input[0])
+                return self._follow(extended, variance, True, depth)
+            return self._numerator(extended, variance, user.input[0]) or self._uncentred(extended, variance, user)
+        if op(user) in ("Max", "Clip") and not reciprocal:
+            inner, floor = self._clamped(user)
+            if inner != std or not floor > 0:
+                return None
+            near = found.near_miss or f"the deviation is not allowed below {floor:g}"
+            return self._follow(replace(extended, near_miss=near, floor=floor), variance, False, depth)
         if op(user) == "Reciprocal" and not reciprocal:
-            return self._follow(extended, variance, True)
+            return self._follow(extended, variance, True, depth)
         if op(user) == "Pow" and not reciprocal and self._scalar(user.input[1]) == -1:
-            return self._follow(extended, variance, True)
+            return self._follow(extended, variance, True, depth)
         if op(user) == "Add" and not reciprocal:
             other = user.input[1] if user.input[0] == std else user.input[0]
             if self._scalar(other) is not None and found.eps == 0:
@@ -313,19 +371,21 @@ class _Decomposed:
                     eps_dtype=self._dtype(other),
                     near_miss=found.near_miss or note,
                 )
-                return self._follow(extended, variance, False)
+                return self._follow(extended, variance, False, depth)
         if op(user) == "Mul" and reciprocal:
             other = user.input[1] if user.input[0] == std else user.input[0]
             if self.scope.constant(other) is not None and not found.scale:
-                return self._follow(replace(extended, scale=other), variance, True)
+                return self._follow(replace(extended, scale=other), variance, True, depth)
             return self._numerator(extended, variance, other) or self._folded_mean(found, variance, user, std)
         return None
 
-    def _follow(self, found: Norm, variance: _Variance, reciprocal: bool) -> Norm | None:
+    def _follow(self, found: Norm, variance: _Variance, reciprocal: bool, depth: int) -> Norm | None:
+        if depth == 0:
+            return None
         for user, path in self._users(found.y):
             extended = replace(found, nodes=[*found.nodes, *path])
             std = path[-1].output[0] if path else found.y
-            whole = self._divide(extended, variance, user, std, reciprocal)
+            whole = self._divide(extended, variance, user, std, reciprocal, depth - 1)
             if whole is not None:
                 return whole
         return None
@@ -358,6 +418,15 @@ class _Decomposed:
             stored_reciprocal=found.stored_reciprocal or mean.stored_reciprocal,
         )
 
+    def _uncentred(self, found: Norm, variance: _Variance, user) -> Norm | None:
+        """x / std, unless something is subtracted from it afterwards."""
+        later = {op(node) for node in self.scope.consumers(user.output[0])}
+        if found.formula != "layer" or not self._same(user.input[0], variance.x) or later & {"Add", "Sub"}:
+            return None
+        path = self._strip(user.input[0], _SAME)[1]
+        near = found.near_miss or "x is divided by the deviation, not x - mean"
+        return replace(found, nodes=[*found.nodes, *path], near_miss=near)
+
     def _folded_mean(self, found: Norm, variance: _Variance, user, rstd: str) -> Norm | None:
         """x * r + (bias - mean * r), r being rstd or rstd * scale: TensorFlow's batch_normalization."""
         if found.formula == "rms":
@@ -374,7 +443,7 @@ class _Decomposed:
                 bias, nodes, mean = offset
                 nodes = [*found.nodes, user, *nodes, last]
                 near = found.near_miss or mean.spread
-                return replace(found, nodes=nodes, y=last.output[0], bias=bias, near_miss=near)
+                return replace(found, nodes=nodes, y=last.output[0], bias=bias, near_miss=near, folded=bool(bias))
         return None
 
     def _offset(self, name: str, x: str, rstd: str, negated: bool, depth: int = _DEEPEST):
@@ -478,9 +547,9 @@ class _Decomposed:
         reshaped = any(op(n) in _RESHAPERS for n in path)
         centred = self._centred(base)
         if centred is None:
-            if near:  # x / sqrt(mean(x^p)) that is no RMS norm: nothing was plausibly meant
+            if exponent != 2:  # x / sqrt(mean(x^p)): nothing was plausibly meant
                 return None
-            return _Variance(base, "", "rms", "centred", mean, nodes, "", mean.stored_reciprocal, reshaped)
+            return _Variance(base, "", "rms", "centred", mean, nodes, near, mean.stored_reciprocal, reshaped)
         x, inner_mean, centre_nodes = centred
         outer_axes, inner_axes = self._axes(mean.axes, x), self._axes(inner_mean.axes, x)
         if outer_axes != inner_axes:
@@ -546,7 +615,7 @@ class _Decomposed:
                     mean = self._reduction(total, [*path, *inner_path, node], reshaped)
                     if mean is not None:
                         mean.stored_reciprocal = op(node) == "Mul"
-                        mean.miscount = self._miscount(mean, 1 / factor if op(node) == "Mul" else factor)
+                        mean.miscount = self._miscount(mean, b, 1 / factor if op(node) == "Mul" else factor)
                     return mean
         return None
 
@@ -554,7 +623,7 @@ class _Decomposed:
         axes = attribute(node, "axes", ())
         if not axes and len(node.input) > 1 and node.input[1]:
             value = self.scope.constant(node.input[1])
-            if value is None:
+            if value is None or value.dtype.kind not in "iu":
                 return None
             axes = value.ravel().tolist()
         if not axes and attribute(node, "noop_with_empty_axes", 0):
@@ -570,15 +639,19 @@ class _Decomposed:
         name = node.input[0] if op(node) == "ReduceSumSquare" else source
         return _Mean(name, tuple(axes) if axes else None, keepdims, [*casts, node, *path], reshaped)
 
-    def _miscount(self, mean: _Mean, divisor: float) -> str:
+    def _miscount(self, mean: _Mean, factor: str, divisor: float) -> str:
         shape = self.scope.shape(mean.source)
         if shape is None or mean.axes is None or any(shape[a] is None for a in mean.axes):
             return ""
         count = int(np.prod([shape[axis] for axis in mean.axes]))
-        if abs(divisor - count) <= 1e-3:
+        stored = self._narrowest(factor, self._strip(factor, _SAME)[0])
+        unit = max(unit_roundoff(stored), 2.0**-50)  # of float64, our own arithmetic here is the coarser
+        unbiased = abs(divisor - count + 1) < abs(divisor - count)
+        # n may have been rounded before 1/n was, but what lies nearer to n - 1 has to be 1/n to the last digit
+        if divisor > 0 and 1 - min(divisor / count, count / divisor) <= (1 if unbiased else 2) * unit:
             return ""
-        kind = " (unbiased)" if abs(divisor - count + 1) <= 1e-3 else ""
-        return f"a sum over {count} elements is divided by {divisor:g}{kind}"
+        kind = " (unbiased)" if abs(divisor - count + 1) <= 2 * unit * count else ""
+        return f"a sum over {count} elements is divided by {divisor:.6g}{kind}"
 
     def _square(self, name: str) -> tuple[str, float, list[onnx.NodeProto]] | None:
         """(base, exponent, nodes) of base^exponent."""
@@ -668,6 +741,10 @@ class _Decomposed:
         dtype = self.scope.dtype(name)
         value = self.scope.constant(name) if dtype == TensorProto.UNDEFINED else None
         return dtype if value is None else onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+
+    def _narrowest(self, *names: str) -> int:
+        """The type of these values that has the fewest digits; of those that are there."""
+        return max((self._dtype(name) for name in names if name), key=unit_roundoff)
 
     def _axes(self, axes: tuple[int, ...] | None, x: str) -> tuple[int, ...] | None:
         shape = self.scope.shape(x)

@@ -2,11 +2,14 @@
 
 import importlib
 
+import numpy as np
+import onnx
 import onnx_gallery as gallery
 import onnxruntime
 import pytest
 
 from onnx_export.validation.examine import Options, examine
+from onnx_export.validation.patterns import find
 
 
 def examined(specimen, folder):
@@ -23,6 +26,25 @@ def test_specimen(build, tmp_path):
     assert found == specimen.norms, said
     assert {f.code for f in report.findings if f.level != "note"} == specimen.findings
     assert report.exit_code() == specimen.exit_code, said
+
+
+@pytest.mark.parametrize(
+    ("n", "dtype"),
+    [(n, np.float16) for n in (2, 3, 7, 333, 767, 768, 1000, 4095)]
+    + [(n, np.float32) for n in (2, 3, 7, 333, 768, 50000, 100003)],
+)
+@pytest.mark.parametrize("divide", [True, False])
+def test_a_count_is_told_from_its_neighbours_as_far_as_its_type_can(divide, n, dtype):
+    """1/n as stored is no near miss at any length; 1/(n - 1) is one, unless it rounds to the same number."""
+
+    def near_miss(count):
+        model = onnx.shape_inference.infer_shapes(gallery.sum_nodes(divide, count, n, dtype))
+        return find(model)[0].near_miss
+
+    assert near_miss(n) == ""
+    as_stored = {float(dtype(count if divide else 1 / count)) for count in (n, n - 1)}
+    if len(as_stored) == 2 and not (dtype == np.float16 and n > 1000):
+        assert near_miss(n - 1).endswith("(unbiased)")
 
 
 def test_there_are_enough_specimens():
@@ -54,6 +76,29 @@ def test_the_runtime_is_blamed_once_not_each_norm(tmp_path):
     report = examined(gallery.two_norms_in_a_row(), tmp_path)
     assert [f.code for f in report.findings].count("runtime-limit") <= 1
     assert [n.risks for n in report.norms] == [[], []]
+
+
+@pytest.mark.parametrize("step", ["patterns._native_axes", "lint.trap_of"])
+def test_trouble_in_looking_at_one_norm_leaves_the_others(step, tmp_path, monkeypatch):
+    """It is a finding about that node, and the exit code says that not all was looked at."""
+    module, name = step.split(".")
+    module = importlib.import_module(f"onnx_export.validation.{module}")
+    real, calls = getattr(module, name), []
+
+    def failing(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise RecursionError("met something strange")
+        return real(*arguments)
+
+    monkeypatch.setattr(module, name, failing)
+    report = examined(gallery.two_norms_in_a_row(), tmp_path)
+    assert [n.verdict for n in report.norms] == ["ok"] * (1 if step == "patterns._native_axes" else 2)
+    (finding,) = [f for f in report.findings if f.code == "unread"]
+    assert finding.norm == "h"
+    assert "met something strange" in finding.message
+    assert "met something strange" in report.problem
+    assert report.exit_code() == 2
 
 
 @pytest.mark.parametrize("step", ["run.culprit", "stress.hard_rows", "bench.piece"])

@@ -4,10 +4,12 @@ import numpy as np
 import onnx
 import onnx_gallery as gallery
 import pytest
+from onnx.reference import ReferenceEvaluator
 
 from onnx_export import validate
 from onnx_export.validation import runtime, stress
-from onnx_export.validation.judge import FACTOR, Measure, Oracle, unit_roundoff, worst
+from onnx_export.validation.graph import unit_roundoff
+from onnx_export.validation.judge import FACTOR, Measure, Oracle, worst
 from onnx_export.validation.patterns import find
 
 LENGTHS = (1, 2, 3, 7, 8, 16, 31, 64, 257, 1024, 4096)
@@ -121,6 +123,32 @@ def test_broken_kernels_exceed_the_bound(name):
     assert oracle.runtime_error(feeds, plain(feeds["x"], *weights.values())).ratio <= 1
     y = np.asarray(kernel(feeds["x"], *weights.values()), np.float32)
     assert oracle.runtime_error(feeds, y).ratio > 1
+
+
+def test_a_half_input_that_was_never_rounded_is_allowed_for_and_no_more():
+    """A float16 x that a float32 kernel takes unrounded from the node before it."""
+    _, oracle = norm_of(64, np.float16, gallery.HALF, False)
+    affine = [value.astype(np.float16) for value in gallery.weights(64).values()]
+    for mean in (0.0, 3.0, 100.0):
+        x = mean + np.random.default_rng(3).normal(size=(32, 64))
+        feeds = {"x": x.astype(np.float16)}
+        y = plain(x, *affine, dtype=np.float64).astype(np.float16)
+        assert oracle.runtime_error(feeds, y).ratio > 1
+        assert oracle.runtime_error(feeds, y, oracle.carried(feeds)).ratio <= 1
+        if mean <= 3:
+            for broken in (plain(x, 1, affine[1]), plain(x, affine[0], 0), y[::-1]):
+                assert oracle.runtime_error(feeds, broken.astype(np.float16), oracle.carried(feeds)).ratio > 1
+    _, single = norm_of(64, np.float32, gallery.FLOAT, False)
+    assert single.carried(rows(64, 3.0, np.float32)) == 0
+
+
+def test_statistics_are_as_precise_as_their_narrowest_type():
+    """A mean and deviations in float16 are no better for a variance in float64."""
+    model = onnx.shape_inference.infer_shapes(gallery.float16_mean_float64_variance().model)
+    oracle = Oracle(find(model)[0], model)
+    feeds = {"x": rows(64, 3.0, np.float16)["x"].repeat(2, axis=0)}
+    (y,) = ReferenceEvaluator(model).run(["y"], feeds)
+    assert oracle.runtime_error(feeds, y).ratio <= 1
 
 
 def test_a_wrong_shape_is_infinitely_wrong():
