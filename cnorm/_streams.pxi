@@ -110,6 +110,12 @@ cdef class Network:
     cdef int pack_cell(self, cnorm_cell *cell, layer, packed) except -1:
         cdef ptrdiff_t units = layer.units, gates = len(layer.spec.gates), group = packed["group"]
         spec = layer.spec
+        shapes = {"weight_x": (gates * units, layer.input_size), "weight_n": (units, units),
+                  "weight_h": ((gates - (packed["weight_n"] is not None)) * units, layer.output_size),
+                  "weight_p": (layer.output_size, units)}
+        for name, shape in shapes.items():  # what the kernels read: nothing may be shorter
+            if packed[name] is not None and packed[name].shape != shape:
+                raise ValueError(f"{name} of {layer!r} must be packed as {shape}, got {packed[name].shape}")
         cell.kind = <cnorm_cell_kind><int>CELL_KIND[spec.kind]
         cell.scope = <cnorm_scope><int>SCOPE[spec.scope]
         cell.cell_norm = <cnorm_cell_norm><int>CELL_NORM[spec.cell_norm]
@@ -139,6 +145,8 @@ cdef class Network:
     cdef cnorm_matrix pack(self, cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group) except *:
         cdef cnorm_matrix m
         cdef cnp.ndarray panels
+        if gates < 1:
+            raise ValueError(f"gates must be at least 1, got {gates}")
         m.gates, m.units, m.cols, m.group = gates, cnp.PyArray_DIMS(w)[0] // gates, cnp.PyArray_DIMS(w)[1], group
         self.macs += cnp.PyArray_SIZE(w)
         self.packed += cnorm_matrix_floats(m.gates, m.units, m.cols)

@@ -191,7 +191,8 @@ def _parts(spec: CellSpec, entries, weights, sizes) -> dict[tuple[str, str], np.
             _, first = pieces[0]
             cut = np.split(array, [sizes[first[axis]]], axis)
         else:
-            cut = array.reshape(len(pieces), -1) if len(pieces) > 1 else [array]
+            stacked = array if array.ndim > 1 else array.reshape(len(pieces), -1)  # along an axis, or end to end
+            cut = stacked if len(pieces) > 1 else [array]
         for piece, (uses, _) in zip(cut, pieces, strict=True):
             for part, letters, turned in meant(uses, spec.gates):
                 outputs_first = piece.T if turned else piece

@@ -172,6 +172,60 @@ def test_both_biases_inside_the_norm_of_a_sum_count(rng):
     assert walk(layer, lambda x, state: {"h0": reference.gru_dreamer_v2(together, x, state["h0"])}, rng, 50) <= 1
 
 
+def stacked(gates, part, turned=""):
+    """A matrix's gates one after the other along an axis of their own."""
+    return " ".join(f"{part}{turned}[{gate}]" for gate in gates)
+
+
+@pytest.mark.parametrize("axes", ["4 H {}", "1 4 H {}"])
+@pytest.mark.parametrize("parts", [("weight_x",), ("weight_h",), ("weight_x", "weight_h")])
+def test_stacked_matrices_have_the_bits_of_plain_ones(parts, axes, tmp_path, rng):
+    plain = cnorm.PRESETS["LSTM", "ba2016"]
+    weights = random_weights(plain, rng, 5, 7)
+    entries = {
+        name: (name, axes.format("IH"[name == "weight_h"]), stacked("fiog", name)) if name in parts else (name, *rest)
+        for name, *rest in plain.weights
+    }
+    spec = dataclasses.replace(plain, name="mine", weights=tuple(entries.values()))
+    lead = (1,) * axes.startswith("1")
+    given = {name: w.reshape(*lead, 4, 7, -1) if name in parts else w for name, w in weights.items()}
+    x = rng.standard_normal((6, 5)).astype(np.float32)
+    model = cnorm.Model([cnorm.LSTM(given, preset=spec)])
+    model.save(tmp_path / "model")
+    wanted = cnorm.Model([cnorm.LSTM(weights, preset=plain)]).run(x).tobytes()
+    assert model.run(x).tobytes() == cnorm.load(tmp_path / "model").run(x).tobytes() == wanted
+
+
+def test_stacked_matrices_with_the_inputs_first(rng):
+    plain = cnorm.PRESETS["LSTM", "torch"]
+    weights = random_weights(plain, rng, 5, 7)
+    entry = ("weight_ih_l0", "4 I H", stacked("ifgo", "weight_x", ".T"))
+    spec = dataclasses.replace(plain, name="mine", weights=(entry, *plain.weights[1:]))
+    given = weights | {"weight_ih_l0": weights["weight_ih_l0"].reshape(4, 7, 5).swapaxes(1, 2)}
+    x = rng.standard_normal((6, 5)).astype(np.float32)
+    one, other = (cnorm.Model([cnorm.LSTM(w, preset=p)]).run(x) for w, p in ((given, spec), (weights, plain)))
+    assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [(("LSTM", "lingvo"), "weight_x"), (("LSTM", "lingvo"), "weight_h"), (("LSTM", "lingvo"), "weight_p"),
+     (("GRU", "onnx"), "weight_n")],
+)  # fmt: skip
+def test_nothing_is_packed_that_the_kernels_would_read_beyond(key, name, rng):
+    """Whatever brought the weights into the kernels' form."""
+
+    class Mistaken(LAYERS[key[0]]):
+        def _packed(self):
+            right = super()._packed()
+            return right | {name: right[name][:, 1:].copy()}
+
+    spec = cnorm.PRESETS[key]
+    layer = Mistaken(random_weights(spec, rng, 5, 7, outputs=3 if "lingvo" in key else None), preset=spec)
+    with pytest.raises(ValueError, match=rf"{name} of .* must be packed as \(.*\), got \("):
+        cnorm.Model([layer])
+
+
 def test_carrying_the_raw_cell_and_the_normalised_one_differ(rng):
     """The same names, shapes and weights, another recurrence: the reason for presets."""
     carry = cnorm.PRESETS["LSTM", "torch_custom"]
