@@ -12,7 +12,7 @@ import numpy as np
 from cnorm.layers import Bidirectional, _eps, _name
 from cnorm.model import CELLS, METADATA_KEY, read_safetensors, spec_of
 from cnorm.specs import PRESETS, CellSpec
-from cnorm.weights import optional_biases
+from cnorm.weights import START, optional_biases
 
 __all__ = ["from_safetensors", "from_torch"]
 
@@ -226,9 +226,9 @@ def _check_biases(layer, bias: bool):
 
 
 def _names(spec: CellSpec, prefix: str, layer: int, reverse: bool) -> dict[str, str]:
-    """Names in the checkpoint -> names as a single layer's, h0 and c0 with them."""
+    """Names in the checkpoint -> names as a single layer's, the state at the start with them."""
     start = prefix.replace("{layer}", str(layer))
-    templates = [name for name, _, _ in spec.weights] + ["h0", "c0"]
+    templates = [name for name, _, _ in (*spec.weights, *START[spec.kind])]
     return {start + _name(template, layer, reverse): _name(template, 0) for template in templates}
 
 

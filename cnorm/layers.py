@@ -10,7 +10,7 @@ import numpy as np
 
 from cnorm._core import BoundLayerNorm
 from cnorm.specs import PRESETS, CellSpec
-from cnorm.weights import START, checked, optional_biases, packed
+from cnorm.weights import START, checked, optional_biases, packed, projected
 
 __all__ = ["GRU", "LSTM", "RNN", "Activation", "Bidirectional", "LayerNorm", "Linear", "Residual"]
 
@@ -49,9 +49,12 @@ class _Cell(_Layer):
                 f"missing: {', '.join(self.absent_biases)}"
             )
 
+        if self.spec.projection_clip is not None and not projected(self.entries(), self.weights):
+            raise ValueError(f"weights of {self.kind} {self.spec.name} must have a projection for its projection_clip")
+
     def entries(self):
         """The spec's tensors as a single layer's names, and the state at the start."""
-        return [(_name(name, 0), shape, meaning) for name, shape, meaning in self.spec.weights] + list(START)
+        return [(_name(name, 0), shape, meaning) for name, shape, meaning in self.spec.weights] + list(START[self.kind])
 
     def _packed(self):
         """See `cnorm.weights.packed`."""
@@ -89,7 +92,8 @@ class LSTM(_Cell):
     ----------
     weights : mapping of str to ndarray, float32 (float16 and bfloat16 are widened)
         The preset's own tensors, by its own names and in its own layout: ``PRESETS["LSTM", preset].weights`` lists
-        them. ``h0`` [output_size] and ``c0`` [units] may be added to any: the state at the start, else zero. Copied.
+        them. ``h0`` [output_size] and, to an LSTM's, ``c0`` [units] may be added to any: the state at the start, else
+        zero. Copied.
     preset : str or CellSpec
         Which cell the weights are for. Never guessed: cells with the same names and shapes differ.
     eps : float, optional

@@ -196,6 +196,20 @@ def test_stacked_matrices_have_the_bits_of_plain_ones(parts, axes, tmp_path, rng
     assert model.run(x).tobytes() == cnorm.load(tmp_path / "model").run(x).tobytes() == wanted
 
 
+@pytest.mark.parametrize("terms", ["3H+H fio g", "2H+2H fi og", "H+3H f iog", "H+H+2H f i og", "H+2H+H f io g"])
+def test_joined_tensors_are_cut_wherever_they_join(terms, rng):
+    axis, *gates = terms.split()
+    plain = cnorm.PRESETS["LSTM", "ba2016"]
+    shapes = {"weight_x": f"{axis} I", "weight_h": f"{axis} H", "bias": axis}
+    joined = [(name, shapes.get(name, shape), " ".join(f"{name}[{g}]" for g in gates) if name in shapes else meaning)
+              for name, shape, meaning in plain.weights]  # fmt: skip
+    weights = random_weights(plain, rng, 5, 7)
+    x = rng.standard_normal((6, 5)).astype(np.float32)
+    spec = dataclasses.replace(plain, name="mine", weights=tuple(joined))
+    one, other = (cnorm.Model([cnorm.LSTM(weights, preset=p)]).run(x) for p in (spec, plain))
+    assert one.tobytes() == other.tobytes()
+
+
 def test_stacked_matrices_with_the_inputs_first(rng):
     plain = cnorm.PRESETS["LSTM", "torch"]
     weights = random_weights(plain, rng, 5, 7)
@@ -310,12 +324,21 @@ def test_a_spec_is_json_able_data(key):
         (("LSTM", "ba2016"), {"ddof": 1}, "n - 1"),
         (("GRU", "dreamer_v2"), {"reset": "after"}, "between two products"),
         (("GRU", "ba2016"), {"reset": "before"}, "without layer norm"),
-        (("RNN", "ba2016"), {"cell_norm": "carry"}, "only an LSTM"),
+        (("RNN", "ba2016"), {"cell_norm": "carry"}, "cell_norm belongs to the LSTM, got 'carry'"),
         (("LSTM", "ba2016"), {"grouping": "gates_and_candidate"}, "only a GRU"),
         (("LSTM", "ba2016"), {"scope": "none"}, "no use for"),
         (("LSTM", "ba2016"), {"scope": "sum"}, "no use for"),
-        (("GRU", "torch"), {"forget_bias": 1.0}, "belong to the LSTM"),
-        (("LSTM", "torch"), {"update_bias": 1.0}, "belongs to the GRU"),
+        (("GRU", "torch"), {"forget_bias": 1.0}, "forget_bias belongs to the LSTM"),
+        (("GRU", "torch"), {"cell_clip": 1.0}, "cell_clip belongs to the LSTM"),
+        (("RNN", "ba2016"), {"projection_clip": 1.0}, "projection_clip belongs to the LSTM"),
+        (("LSTM", "keras"), {"projection_clip": 1.0}, "belongs to a projection"),
+        (("LSTM", "torch"), {"reset": "before"}, "reset belongs to the GRU, got 'before'"),
+        (("LSTM", "torch"), {"reset": "candidate"}, "reset belongs to the GRU"),
+        (("RNN", "ba2016"), {"reset": "before"}, "reset belongs to the GRU"),
+        (("LSTM", "torch"), {"update": "keep"}, "update belongs to the GRU"),
+        (("LSTM", "torch"), {"activation": "relu"}, "activation belongs to the RNN"),
+        (("GRU", "torch"), {"activation": "relu"}, "activation belongs to the RNN"),
+        (("LSTM", "torch"), {"update_bias": 1.0}, "update_bias belongs to the GRU"),
     ],
 )
 def test_a_cell_that_is_not_covered_is_refused_with_a_reason(key, changes, reason, rng):
@@ -355,6 +378,11 @@ def test_a_cell_that_is_not_covered_is_refused_with_a_reason(key, changes, reaso
         ("tf_contrib", 0, ("kernel", "I+H+H 4H", "weight_x.T weight_h.T"), "can't be"),
         ("haste", 3, ("gamma", "3 4H", "gain_x gain_h"), "can't be"),
         ("onnx", 2, ("B", "1 9H", "bias_x bias_h?"), "can't be"),
+        ("ba2016", 2, ("bias", "4H", ""), "means '', which"),
+        ("ba2016", 2, ("bias", "4H", "?"), "means '', which"),
+        ("ba2016", 2, ("bias", "4H", "bias+"), "means '', which"),
+        ("ba2016", 2, ("bias", "4H", "+bias"), "means '', which"),
+        ("ba2016", 2, ("bias", "4H", "bias  inside_x"), "means '', which"),
     ],
     ids=str,
 )
@@ -489,6 +517,22 @@ def test_the_state_at_the_start_can_be_part_of_the_weights(rng):
     stream.reset()
     for name, values in start.items():
         np.testing.assert_array_equal(stream.state()[name], values)
+
+
+@pytest.mark.parametrize("key", [("GRU", "torch"), ("RNN", "tfa")], ids="-".join)
+def test_only_an_lstm_has_a_c_at_the_start(key, rng):
+    weights = random_weights(cnorm.PRESETS[key], rng, 3, 5) | {"c0": np.zeros(5, np.float32)}
+    with pytest.raises(ValueError, match="unknown: c0"):
+        LAYERS[key[0]](weights, preset=cnorm.PRESETS[key])
+    with pytest.raises(ValueError, match="leave over c0"):
+        cnorm.from_torch(weights, cnorm.PRESETS[key])
+
+
+def test_a_clip_of_a_projection_that_is_missing(rng):
+    spec = dataclasses.replace(cnorm.PRESETS["LSTM", "torch"], name="mine", projection_clip=0.5)
+    with pytest.raises(ValueError, match="LSTM mine must have a projection for its projection_clip"):
+        cnorm.LSTM(random_weights(spec, rng, 3, 4), preset=spec)
+    assert cnorm.LSTM(random_weights(spec, rng, 3, 4, 2), preset=spec).output_size == 2
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
