@@ -57,8 +57,8 @@ cdef class Network:
 
     def __cinit__(self, layers, bytes identity):
         cdef cnorm_layer *at
-        cdef ptrdiff_t offset = 0
-        cdef int i
+        cdef ptrdiff_t offset = 0, room
+        cdef int i, number = 0
         self.count = len(layers)
         self.memory = []
         self.identity = identity
@@ -88,13 +88,17 @@ cdef class Network:
                 at.kind = CNORM_CELL
                 packed = layer._packed()
                 self.pack_cell(&at.as_.cell, layer, packed)
-                number = sum(name[0] == "h" for name, _, _ in names)
                 names.append((f"h{number}", layer.output_size, offset))
                 starts.append(packed["h0"])
                 if kind == "LSTM":
                     names.append((f"c{number}", layer.units, offset + cnorm_padded_units(layer.output_size)))
                     starts.append(packed["c0"])
+                number += 1
             offset += cnorm_layer_state_floats(at)
+        room = cnorm_scratch_floats(self.layers, self.count, 1)
+        if room > max(1 << 24, 8 * self.macs):  # each output has its own: a file of activations could fill memory
+            raise ValueError(f"layers take {4 * room} bytes for the outputs of one step: more than 64 MiB, and more "
+                             f"than 8 times the {4 * self.macs} bytes of their weights")
         self.state_arrays = tuple(names)
         self.input_size = cnorm_layer_inputs(&self.layers[0])
         self.output_size = cnorm_layer_outputs(&self.layers[self.count - 1])

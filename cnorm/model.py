@@ -39,6 +39,7 @@ __all__ = ["Model", "demo_model", "load"]
 METADATA_KEY = "cnorm.model"
 FORMAT = 1
 MAX_FILE_BYTES = 4 << 30
+MAX_LAYERS = 10_000
 
 
 class Model:
@@ -73,6 +74,7 @@ class Model:
         self._layers = layers = chained(layers)
         self._input_size, self._output_size = ends(layers)
         self._parts, self._network = [], None
+        identity = _identity(layers)
         size = self._input_size
         for bidirectional, group in itertools.groupby(layers, lambda layer: isinstance(layer, Bidirectional)):
             for part in ([layer] for layer in group) if bidirectional else [list(group)]:
@@ -80,7 +82,7 @@ class Model:
                     ways = (part[0].forward, part[0].backward)
                     self._parts.append(tuple(_core.Network(flat([way], size), b"") for way in ways))
                 else:
-                    self._parts.append(_core.Network(flat(part, size), _identity(layers)))
+                    self._parts.append(_core.Network(flat(part, size), identity))
                 size = ends(part)[1] if any(layer.output_size for layer in part) else size
         if len(self._parts) == 1 and not isinstance(self._parts[0], tuple):
             self._network = self._parts[0]
@@ -319,13 +321,12 @@ def from_tensors(path, text: str | None, tensors: dict[str, np.ndarray]) -> Mode
         raise ValueError(f"{path}: {METADATA_KEY!r} is not JSON with a format and layers") from None
     if version != FORMAT:
         raise ValueError(f"{path} has format {version!r}; this version reads format {FORMAT}")
-    if not isinstance(entries, list) or len(entries) > 10_000:
-        raise ValueError(f"{path}: layers must be a list of at most 10000 entries")
+    if not isinstance(entries, list):
+        raise ValueError(f"{path}: layers must be a list, got {str(entries)[:200]}")
     try:
-        layers = [_layer(entry, _taken(tensors, f"layers.{i}.")) for i, entry in enumerate(entries)]
-        if tensors:
-            raise ValueError(f"tensors that no layer takes: {', '.join(sorted(tensors))}")
-        return Model(layers)
+        if (count := _count(entries)) > MAX_LAYERS:
+            raise ValueError(f"layers must have at most {MAX_LAYERS} entries, nested ones included, got {count}")
+        return Model(map(_layer, entries, _shares(tensors, len(entries), "layers.")))
     except RecursionError:
         raise ValueError(f"{path}: the layers are nested too deep") from None
     except (ValueError, TypeError) as error:
@@ -379,10 +380,25 @@ def _read(path) -> bytes:
         return file.read(status.st_size)
 
 
-def _taken(tensors: dict, prefix: str) -> dict:
-    """Remove the tensors of one layer and return them by their own names."""
-    names = [name for name in tensors if name.startswith(prefix)]
-    return {name.removeprefix(prefix): tensors.pop(name) for name in names}
+def _count(entries: list) -> int:
+    """How many layers a file describes, nested ones included."""
+    nested = (entry["layers"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("layers"), list))
+    return len(entries) + sum(map(_count, nested))
+
+
+def _shares(tensors: dict, layers: int | tuple, start: str = "") -> list[dict]:
+    """The tensors of each of some layers, numbered or named, by their own names; all must be one's."""
+    shares = {f"{start}{layer}.": {} for layer in (range(layers) if isinstance(layers, int) else layers)}
+    left = []
+    for name, tensor in tensors.items():
+        prefix = name[: name.find(".", len(start)) + 1]
+        if prefix in shares:
+            shares[prefix][name.removeprefix(prefix)] = tensor
+        else:
+            left.append(name)
+    if left:
+        raise ValueError(f"tensors that no layer takes: {', '.join(sorted(left))}")
+    return list(shares.values())
 
 
 CELLS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
@@ -403,9 +419,10 @@ def _layer(entry, weights):
     elif kind == "Activation" and rest == {"function"}:
         inner = Activation(entry["function"])
     elif kind == "Residual" and rest == {"layers"} and isinstance(entry["layers"], list):
-        inner = Residual([_layer(one, _taken(weights, f"{i}.")) for i, one in enumerate(entry["layers"])])
+        inner, weights = Residual(map(_layer, entry["layers"], _shares(weights, len(entry["layers"])))), {}
     elif kind == "Bidirectional" and rest == {"forward", "backward"}:
-        inner = Bidirectional(*(_layer(entry[way], _taken(weights, f"{way}.")) for way in ("forward", "backward")))
+        ways = ("forward", "backward")
+        inner, weights = Bidirectional(*map(_layer, map(entry.get, ways), _shares(weights, ways))), {}
     if inner is None:
         raise ValueError(f"unknown layer in the configuration: {str(entry)[:200]}")
     if weights:

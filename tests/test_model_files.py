@@ -384,6 +384,36 @@ def test_ten_thousand_layers_and_no_more(path):
     described["layers"] += described["layers"][-1:]
     write_configuration(path, described)
     refused(path, "at most 10000")
+    described["layers"][2:] = [{"type": "Residual", "layers": described["layers"][2:]}]  # 2, this one and 9999 in it
+    write_configuration(path, described)
+    refused(path, "at most 10000 entries, nested ones included, got 10002")
+
+
+def test_many_layers_are_read_in_as_many_steps(path):
+    """Each took its tensors from among all of them: minutes for ten thousand. Counted in calls."""
+    cell = {"weight_x": (1, 1), "weight_h": (1, 1), "gain": 1, "bias": 1}
+    entry = {"type": "RNN", "preset": "ba2016", "eps": 1e-5}
+
+    def calls(count):
+        tensors = {f"layers.0.{i}.{name}": np.ones(s, np.float32) for i in range(count) for name, s in cell.items()}
+        described = {"format": 1, "layers": [{"type": "Residual", "layers": [entry] * count}]}
+        safetensors.numpy.save_file(tensors, path, metadata={"cnorm.model": json.dumps(described)})
+        counted = []
+        sys.setprofile(lambda _, event, __: counted.append(event))
+        model = cnorm.load(path)
+        sys.setprofile(None)
+        assert list(model.stream().state()) == [f"h{i}" for i in range(count)]
+        return len(counted)
+
+    assert calls(200) < 2.2 * calls(100)
+
+
+def test_outputs_that_would_fill_memory(tmp_path):
+    """The output of each layer has room of its own, and an activation takes none in the file."""
+    layers = [cnorm.LayerNorm(np.ones(200_000, np.float32)), *[cnorm.Activation("relu")] * 200]
+    with pytest.raises(ValueError, match=r"layers take 160000000 bytes for the outputs of one step: more than 64 MiB"):
+        cnorm.Model(layers)
+    assert cnorm.Model(layers[:50]).output_size == 200_000
 
 
 def test_missing_and_left_over_tensors(tmp_path, rng):
