@@ -12,7 +12,7 @@ import numpy as np
 from cnorm.layers import Bidirectional, _eps, _name
 from cnorm.model import CELLS, METADATA_KEY, read_safetensors, spec_of
 from cnorm.specs import PRESETS, CellSpec
-from cnorm.weights import START, optional_biases
+from cnorm.weights import START, optional_tensors
 
 __all__ = ["from_safetensors", "from_torch"]
 
@@ -37,8 +37,9 @@ def from_torch(source, preset, *, kind=None, prefix="", eps=None, bias=None):
     eps : float, optional
         As for `cnorm.LSTM`.
     bias : bool, optional
-        Whether the layers have the biases that are optional in the preset; False: they have none. If not given, what
-        the attribute `bias` of a module such as torch.nn.LSTM says, else True. A bias is never missing quietly.
+        Whether the layers have the biases that are optional in the preset, and whatever else is in a spec, but for a
+        projection and the state at the start; False: they have none. If not given, what the attribute `bias` of a
+        module such as torch.nn.LSTM says, else True. A bias is never missing quietly.
 
     Returns
     -------
@@ -176,7 +177,7 @@ def _layers(tensors: dict, preset, kind, prefix: str, eps, bias):
                 raise
             raise ValueError(f"{error}; {_found(tensors, spec, prefix)}") from None
         for way in ways:
-            _check_biases(way, bias)
+            _check_optional(way, bias)
         layers.append(ways[0] if len(ways) == 1 else Bidirectional(*ways))
     for name in _shared(spec, prefix):
         if name in left and len(left.pop(name)) != len(layers):
@@ -213,14 +214,15 @@ def _listed(names) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
-def _check_biases(layer, bias: bool):
-    """A spec may have optional biases: see that all of them are there, or none."""
-    if bias and layer.absent_biases:
+def _check_optional(layer, bias: bool):
+    """A spec may have optional biases, or other tensors: see that all of them are there, or none."""
+    optional = optional_tensors(layer.entries(), layer.weights)
+    having = [name for name in optional if name in layer.weights]
+    if bias and len(having) < len(optional):
         raise ValueError(
-            f"missing: {', '.join(layer.absent_biases)} of a {layer.kind} {layer.spec.name}; give bias=False if the "
-            f"checkpoint has no bias"
+            f"missing: {', '.join(name for name in optional if name not in having)} of a {layer.kind} "
+            f"{layer.spec.name}; give bias=False if the checkpoint has no bias"
         )
-    having = [name for name in optional_biases(layer.entries(), layer.weights) if name in layer.weights]
     if having and not bias:
         raise ValueError(f"bias must not be False: the checkpoint has {', '.join(having)}")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from cnorm._core import BoundLayerNorm
 from cnorm.specs import PRESETS, CellSpec
-from cnorm.weights import START, checked, optional_biases, packed, projected
+from cnorm.weights import START, checked, optional_tensors, packed, projected
 
 __all__ = ["GRU", "LSTM", "RNN", "Activation", "Bidirectional", "LayerNorm", "Linear", "Residual"]
 
@@ -41,7 +41,7 @@ class _Cell(_Layer):
         self.weights, sizes = checked(weights, self.entries(), f"{self.kind} {self.spec.name}")
         self.input_size, self.units, self.output_size = sizes["I"], sizes["H"], sizes["P"]
         self._sizes = sizes
-        optional = optional_biases(self.entries(), self.weights)
+        optional = optional_tensors(self.entries(), self.weights, "bias")
         self.absent_biases = tuple(name for name in optional if name not in self.weights)
         if 0 < len(self.absent_biases) < len(optional):
             raise ValueError(

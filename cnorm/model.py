@@ -245,6 +245,8 @@ def _entry(layer) -> dict:
         entry |= {"preset": layer.spec.name} if preset else {"spec": dataclasses.asdict(layer.spec)}
         if layer.eps is not None:
             entry["eps"] = layer.eps
+        if with_ := _with(layer):
+            entry["with"] = with_
     elif isinstance(layer, LayerNorm):
         entry["eps"] = layer.eps
     elif isinstance(layer, Activation):
@@ -254,6 +256,12 @@ def _entry(layer) -> dict:
     elif isinstance(layer, Bidirectional):
         entry |= {"forward": _entry(layer.forward), "backward": _entry(layer.backward)}
     return entry | ({"without": list(layer.absent_biases)} if layer.absent_biases else {})
+
+
+def _with(layer) -> list[str]:
+    """The optional tensors that a cell has, but for biases: "without" says which of those it has not."""
+    optional = (name for name, _, meaning in layer.entries() if meaning[-1:] == "?" and not meaning.startswith("bias"))
+    return [name for name in optional if name in layer.weights]
 
 
 def named_tensors(layers) -> dict[str, np.ndarray]:
@@ -407,7 +415,7 @@ CELLS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 def _layer(entry, weights):
     """The layer of one entry; `weights` by its own names."""
     kind = entry["type"] if isinstance(entry, dict) and isinstance(entry.get("type"), str) else None
-    rest = set(entry) - {"type", "without"} if kind else set()
+    rest = set(entry) - {"type", "without", *(["with"] if kind in CELLS else [])} if kind else set()
     inner = None
     if kind in CELLS and rest - {"eps"} in ({"preset"}, {"spec"}):
         inner = CELLS[kind](weights, preset=spec_of(entry), eps=entry.get("eps"))
@@ -431,6 +439,11 @@ def _layer(entry, weights):
         raise ValueError(
             f"the biases that {inner!r} is without must be those that the configuration names, "
             f"{str(entry.get('without', []))[:200]}, got {list(inner.absent_biases)}"
+        )
+    if "with" in entry and _with(inner) != entry["with"]:  # an older file does not say it
+        raise ValueError(
+            f"the optional tensors of {inner!r} must be those that the configuration names, "
+            f"{str(entry['with'])[:200]}, got {_with(inner)}"
         )
     return inner
 

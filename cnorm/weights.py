@@ -49,14 +49,14 @@ def projected(entries, weights) -> bool:
     return any(meaning.startswith("weight_p") and name in weights for name, _, meaning in entries)
 
 
-def optional_biases(entries, weights) -> list[str]:
-    """Names of the biases that a layer may be without; a projection's only where there is a projection."""
-    skipped = () if projected(entries, weights) else ("bias_p",)
-    return [
-        name
-        for name, _, meaning in entries
-        if meaning.startswith("bias") and meaning.endswith("?") and meaning.removesuffix("?") not in skipped
-    ]
+def optional_tensors(entries, weights, part: str = "") -> list[str]:
+    """Names of what a layer may be without, or of such `part`s; a bias of a projection only where there is one.
+
+    The projection itself and the state at the start are not among them: a layer without is the usual case.
+    """
+    usual = ("weight_p", "h0", "c0") if projected(entries, weights) else ("weight_p", "h0", "c0", "bias_p")
+    optional = [(name, meaning) for name, _, meaning in entries if meaning.endswith("?")]
+    return [name for name, meaning in optional if meaning.startswith(part) and not meaning.startswith(usual)]
 
 
 def _with_shape(entry) -> str:

@@ -12,7 +12,7 @@ import safetensors.numpy
 from cells import EPS, LAYERS, STEPS, random_cell, random_weights
 
 import cnorm
-from cnorm.weights import optional_biases
+from cnorm.weights import optional_tensors
 
 KEYS = sorted(cnorm.PRESETS)
 PROJECTED = [key for key in KEYS if any("weight_p" in meaning for _, _, meaning in cnorm.PRESETS[key].weights)]
@@ -538,7 +538,7 @@ def test_a_clip_of_a_projection_that_is_missing(rng):
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-BIASED = [key for key in KEYS if optional_biases(cnorm.PRESETS[key].weights, ())]
+BIASED = [key for key in KEYS if optional_tensors(cnorm.PRESETS[key].weights, ())]
 
 
 @pytest.mark.parametrize("key", BIASED, ids="-".join)
@@ -546,7 +546,7 @@ def test_a_bias_is_never_missing_quietly(key, rng):
     """A state dict that has lost its biases is no state dict of a layer without."""
     spec = cnorm.PRESETS[key]
     given = random_weights(spec, rng, 5, 8)
-    names = [name.format(layer=0, even=0, odd=1, reverse="") for name in optional_biases(spec.weights, ())]
+    names = [name.format(layer=0, even=0, odd=1, reverse="") for name in optional_tensors(spec.weights, ())]
     bare = {name: array for name, array in given.items() if name not in names}
     read = functools.partial(cnorm.from_torch, preset=spec, eps=EPS.get(key))
     for some in ([name] for name in names):
@@ -571,6 +571,20 @@ def test_a_projection_has_its_bias_or_says_that_it_has_none(rng):
     without = {name: array for name, array in given.items() if not name.startswith("projection")}
     with pytest.raises(ValueError, match="recurrent"):  # its matrix is still for 3 outputs
         cnorm.from_torch(without, "tflite")
+
+
+@pytest.mark.parametrize("entry", [("b", "4H", "inside_x+bias?"), ("g", "2 4H", "gain_x gain_h?")], ids=str)
+def test_whatever_is_optional_is_never_missing_quietly(entry, rng):
+    plain = cnorm.PRESETS["LSTM", "ba2016"]
+    spec = dataclasses.replace(plain, name="mine", weights=(*plain.weights[:2], entry))
+    given = random_weights(spec, rng, 5, 8)
+    bare = {name: array for name, array in given.items() if name != entry[0]}
+    with pytest.raises(ValueError, match=f"missing: {entry[0]} of a LSTM mine"):
+        cnorm.from_torch(bare, spec)
+    with pytest.raises(ValueError, match=f"bias must not be False: the checkpoint has {entry[0]}"):
+        cnorm.from_torch(given, spec, bias=False)
+    assert cnorm.from_torch(given, spec)[0].weights.keys() == given.keys()
+    assert cnorm.from_torch(bare, spec, bias=False)[0].weights.keys() == bare.keys()
 
 
 def test_half_of_the_biases_is_a_mistake(rng):

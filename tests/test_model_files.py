@@ -464,6 +464,40 @@ def test_a_lost_bias_is_an_error(tmp_path, rng):
     refused(path, r"\['bias_ih_l0', 'bias_hh_l0'\], got \[\]")
 
 
+def test_a_lost_optional_tensor_is_an_error(tmp_path, rng):
+    """A state at the start, a gain or a bias within a norm: without it the file would load and mean something else."""
+    matrices = (("x", "4H I", "weight_x"), ("y", "4H P", "weight_h"), ("p", "P H", "weight_p?"))
+    vectors = (("b", "4H", "inside_x+bias?"), ("g", "2 4H", "gain_x gain_h?"))
+    spec = dataclasses.replace(cnorm.PRESETS["LSTM", "ba2016"], name="mine", weights=matrices + vectors)
+    weights = random_weights(spec, rng, 4, 4, 4) | {name: np.ones(4, np.float32) for name in ("h0", "c0")}
+    cell, path = cnorm.LSTM(weights, preset=spec), tmp_path / "model"
+    cnorm.Model([cell, cnorm.Residual([cell])]).save(path)
+    tensors, metadata = safetensors.numpy.load_file(path), contents(path)[0]["__metadata__"]
+    assert [layer["with"] for layer in configuration(path)["layers"][:1]] == [["p", "b", "g", "h0", "c0"]]
+    for lost in [name for name in tensors if name.split(".")[-1] in ("p", "b", "g", "h0", "c0")]:
+        without = {name: array for name, array in tensors.items() if name != lost}
+        safetensors.numpy.save_file(without, path, metadata=metadata)
+        refused(path, r"must be those that the configuration names, \['p', 'b', 'g', 'h0', 'c0'\], got ")
+    safetensors.numpy.save_file(tensors, path, metadata=metadata)
+    assert cnorm.load(path).layers[0].weights.keys() == weights.keys()
+
+
+def test_a_file_that_does_not_say_what_is_optional_in_it(tmp_path, rng):
+    """As files were before; and one that says it in another way."""
+    weights = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4) | {"h0": np.ones(4, np.float32)}
+    path = tmp_path / "model"
+    cnorm.Model([cnorm.GRU(weights, preset="torch"), cnorm.Linear(np.ones((2, 4), np.float32))]).save(path)
+    described = configuration(path)
+    assert described["layers"][0].pop("with") == ["h0"]
+    write_configuration(path, described)
+    assert cnorm.load(path).stream().state()["h0"].tolist() == [1.0] * 4
+    for place, said in ((0, []), (0, None), (0, ["c0"]), (0, "h0"), (1, [])):
+        wrong = json.loads(json.dumps(described))
+        wrong["layers"][place]["with"] = said
+        write_configuration(path, wrong)
+        refused(path, "optional tensors of GRU|unknown layer")
+
+
 @settings(max_examples=150)
 @given(data=st.data())
 def test_flipped_bytes_never_crash(data, path):
