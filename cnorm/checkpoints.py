@@ -10,7 +10,7 @@ from dataclasses import fields
 import numpy as np
 
 from cnorm.layers import Bidirectional, _eps, _name
-from cnorm.model import CELLS, METADATA_KEY, read_safetensors, spec_of
+from cnorm.model import CELLS, METADATA_KEY, array_of, raw_safetensors, spec_of
 from cnorm.specs import PRESETS, CellSpec
 from cnorm.weights import START, optional_tensors
 
@@ -64,7 +64,8 @@ def from_torch(source, preset, *, kind=None, prefix="", eps=None, bias=None):
         source = source.state_dict()
     if not isinstance(source, Mapping):
         raise TypeError(f"source must be a module or a mapping of names to tensors, got {type(source).__name__}")
-    return _layers({str(name): _array(tensor) for name, tensor in source.items()}, preset, kind, prefix, eps, bias)
+    tensors = {str(name): tensor for name, tensor in source.items()}
+    return _layers(tensors, _array, _spec(preset, kind), prefix, eps, bias)
 
 
 def from_safetensors(path, preset, *, kind=None, prefix="", eps=None, bias=None):
@@ -83,12 +84,12 @@ def from_safetensors(path, preset, *, kind=None, prefix="", eps=None, bias=None)
     TypeError, ValueError
         As `from_torch`.
     """
-    tensors, metadata = read_safetensors(path)
+    tensors, metadata = raw_safetensors(path)
     spec = _spec(preset, kind)
     try:
         if METADATA_KEY in metadata:
             _same_cells(metadata[METADATA_KEY], prefix, spec, _eps(eps, spec))
-        return _layers(tensors, spec, None, prefix, eps, bias)
+        return _layers(tensors, array_of, spec, prefix, eps, bias)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -127,15 +128,22 @@ def _cells(entry: dict, start: str):
             yield from _cells(entry[way], f"{start}{way}.")
 
 
-def _array(tensor):
+def _array(name: str, tensor):
     """A NumPy array of a tensor, bfloat16 widened because NumPy has none."""
-    if not hasattr(tensor, "detach"):
-        return np.asarray(tensor)
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    try:
+        if not hasattr(tensor, "detach"):
+            return np.asarray(tensor)
+        tensor = tensor.detach().cpu()
+        return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    except Exception as error:  # of a tensor without data, or of a dtype that NumPy has not
+        raise TypeError(f"source[{name!r}] must be a tensor that NumPy can read: {error}") from error
 
 
 def _spec(preset, kind) -> CellSpec:
+    if not isinstance(kind, str | None):
+        raise TypeError(f"kind must be a str or None, got {type(kind).__name__}")
+    if not isinstance(preset, str | CellSpec):
+        raise TypeError(f"preset must be a name or a CellSpec, got {type(preset).__name__}")
     if kind is not None and kind not in CELLS:
         raise ValueError(f"kind must be one of {', '.join(CELLS)}, or None, got {kind!r}")
     if isinstance(preset, CellSpec):
@@ -152,18 +160,19 @@ def _spec(preset, kind) -> CellSpec:
 
 
 def _pattern(prefix: str) -> str:
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix must be a str, got {type(prefix).__name__}")
     return re.escape(prefix).replace(r"\{layer\}", r"\d+")
 
 
-def _layers(tensors: dict, preset, kind, prefix: str, eps, bias):
-    spec = _spec(preset, kind)
+def _layers(tensors: dict, array, spec: CellSpec, prefix: str, eps, bias):
+    """The layers whose tensors begin with the prefix; `array` makes one of a name and a tensor."""
     cell = CELLS[spec.kind]
-    if not isinstance(prefix, str):
-        raise TypeError(f"prefix must be a str, got {type(prefix).__name__}")
     bias = True if bias is None else bias
     if not isinstance(bias, bool):
         raise TypeError(f"bias must be True, False or None, got {bias!r}")
-    left = {name: tensor for name, tensor in tensors.items() if re.match(_pattern(prefix), name)}
+    pattern = re.compile(_pattern(prefix))
+    left = {name: array(name, tensor) for name, tensor in tensors.items() if pattern.match(name)}
     if not left:
         raise ValueError(f"no tensor has a name that begins with {prefix!r}; {_found(tensors, spec, prefix)}")
     layers = []
@@ -258,7 +267,7 @@ def _take(left: dict, spec: CellSpec, prefix: str, layer: int, reverse: bool) ->
         if spec.name == "torch" and layer == 0 and not reverse and name not in left and cell_name in left:
             name = cell_name
         if name in _shared(spec, prefix) and name in left:
-            weights[own] = left[name][layer : layer + 1]
+            weights[own] = left[name][layer : layer + 1] if left[name].ndim else left[name]
         elif name in left:
             weights[own] = left.pop(name)
     return weights

@@ -343,21 +343,29 @@ def from_tensors(path, text: str | None, tensors: dict[str, np.ndarray]) -> Mode
 
 def read_safetensors(path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The tensors and the metadata of a safetensors file that may come from a stranger."""
+    raw, metadata = raw_safetensors(path)
+    try:
+        return {name: array_of(name, tensor) for name, tensor in raw.items()}, metadata
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def raw_safetensors(path) -> tuple[dict[str, dict], dict[str, str]]:
+    """What `array_of` makes tensors of, and the metadata: of a dtype that NumPy has not, none need be made."""
     data = _read(path)
     try:
         found = safetensors.deserialize(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=_each_once)
-        tensors = {name: _array(name, tensor) for name, tensor in found}
     except (safetensors.SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not a safetensors file that can be read: {error}") from None
-    return tensors, header.get("__metadata__") or {}
+    return dict(found), header.get("__metadata__") or {}
 
 
 DTYPES = {f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}
 DTYPES |= {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "?"}
 
 
-def _array(name: str, tensor: dict) -> np.ndarray:
+def array_of(name: str, tensor: dict) -> np.ndarray:
     """A tensor as NumPy has it, bfloat16 widened because NumPy has none."""
     if tensor["dtype"] not in DTYPES:
         raise ValueError(f"tensor {name!r} has dtype {tensor['dtype']}, none of {', '.join(DTYPES)}")

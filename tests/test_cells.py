@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import itertools
 import json
 
@@ -630,7 +631,7 @@ def test_the_stack_of_di_engine_shares_a_bias(rng):
         assert layer.weights.keys() == weights.keys()
         for name, array in weights.items():
             np.testing.assert_array_equal(layer.weights[name], array)
-    for rows in (one["bias"], np.concatenate([given["bias"], two["bias"]])):
+    for rows in (one["bias"], one["bias"][0, 0], np.concatenate([given["bias"], two["bias"]])):
         with pytest.raises(ValueError, match="bias"):
             cnorm.from_torch(given | {"bias": rows}, "di_engine")
 
@@ -689,6 +690,27 @@ def test_checkpoints_that_do_not_fit(rng):
         cnorm.from_torch(list(good), "torch", kind="GRU")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefix": 3}, "prefix must be a str, got int"),
+        ({"kind": ["GRU"]}, "kind must be a str or None, got list"),
+        ({"preset": 3}, "preset must be a name or a CellSpec, got int"),
+        ({"preset": np.array(["torch", "keras"])}, "preset must be a name or a CellSpec, got ndarray"),
+    ],
+    ids=str,
+)
+def test_a_wrong_type_is_named(options, message, tmp_path, rng):
+    layer, _ = random_cell(("GRU", "torch"), rng, 3, 4)
+    safetensors.numpy.save_file(dict(layer.weights), tmp_path / "foreign")
+    cnorm.Model([layer]).save(tmp_path / "own")
+    sources = [(cnorm.from_torch, layer.weights)]
+    sources += [(cnorm.from_safetensors, tmp_path / name) for name in ("foreign", "own")]
+    for read, source in sources:
+        with pytest.raises(TypeError, match=message):
+            read(source, **({"preset": "torch", "kind": "GRU"} | options))
+
+
 def test_a_checkpoint_that_does_not_fit_is_described(rng):
     """What was found stands beside what was expected, and a prefix where one would do."""
     good = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
@@ -740,6 +762,23 @@ def test_torch_modules(kind, options, rng):
 def _first_cell(model):
     layer = model.layers[0]
     return layer.forward if isinstance(layer, cnorm.Bidirectional) else layer
+
+
+def test_tensors_that_no_array_can_be_made_of(tmp_path):
+    """They may be elsewhere in a checkpoint; under the prefix they are an error that names them."""
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.GRU(4, 5))
+    state = module.state_dict() | {"0.weight": torch.zeros(3, 4).to(torch.float8_e4m3fn)}
+    (layer,) = cnorm.from_torch(state, "torch", kind="GRU", prefix="1.")
+    importlib.import_module("safetensors.torch").save_file(state, tmp_path / "file")
+    (other,) = cnorm.from_safetensors(tmp_path / "file", "torch", kind="GRU", prefix="1.")
+    assert layer.weights["weight_ih_l0"].tobytes() == other.weights["weight_ih_l0"].tobytes()
+    with pytest.raises(TypeError, match=r"source\['0.weight'\] must be a tensor that NumPy can read: .*Float8"):
+        cnorm.from_torch(state, "torch", kind="GRU")
+    with pytest.raises(ValueError, match=r"file: tensor '0.weight' has dtype F8_E4M3"):
+        cnorm.from_safetensors(tmp_path / "file", "torch", kind="GRU")
+    with pytest.raises(TypeError, match=r"source\['weight_ih_l0'\] must be a tensor that NumPy can read: .* meta"):
+        cnorm.from_torch(torch.nn.GRU(3, 4, device="meta"), "torch", kind="GRU")
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
