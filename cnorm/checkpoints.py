@@ -56,6 +56,7 @@ def from_torch(source, preset, *, kind=None, prefix="", eps=None, bias=None):
 
     Examples
     --------
+    >>> import cnorm, torch
     >>> model = cnorm.Model(cnorm.from_torch(torch.nn.GRU(40, 128, num_layers=2), "torch", kind="GRU"))
     """
     if hasattr(source, "state_dict"):
@@ -76,6 +77,11 @@ def from_safetensors(path, preset, *, kind=None, prefix="", eps=None, bias=None)
     path : str or path-like
         Read with the same care as by `cnorm.load`. A file that `cnorm.Model.save` wrote says what its cells are: it is
         refused if that is not what is asked for, eps included.
+
+    Returns
+    -------
+    tuple of layers
+        As `from_torch`.
 
     Raises
     ------
@@ -132,7 +138,7 @@ def _array(name: str, tensor):
     """A NumPy array of a tensor, bfloat16 widened because NumPy has none."""
     try:
         if not hasattr(tensor, "detach"):
-            return np.asarray(tensor)
+            return np.asanyarray(tensor)  # a mask is refused later, with the layer's name
         tensor = tensor.detach().cpu()
         return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
     except Exception as error:  # of a tensor without data, or of a dtype that NumPy has not

@@ -234,11 +234,20 @@ class Activation(_Layer):
     ----------
     input_size, output_size : None
         Any: those of the layer before.
+
+    Raises
+    ------
+    TypeError
+        If `function` is no str.
+    ValueError
+        For another name.
     """
 
     kind = "Activation"
 
     def __init__(self, function):
+        if not isinstance(function, str):
+            raise TypeError(f"function must be a str, got {type(function).__name__}")
         if function not in ACTIVATIONS:
             raise ValueError(f"function must be one of {', '.join(ACTIVATIONS)}, got {function!r}")
         self.function = function

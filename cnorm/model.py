@@ -64,6 +64,7 @@ class Model:
 
     Examples
     --------
+    >>> import cnorm, numpy as np
     >>> model = cnorm.demo_model()
     >>> stream = model.stream()
     >>> stream.step(np.zeros(12, np.float32)).shape
@@ -101,6 +102,10 @@ class Model:
 
     def stream(self):
         """A new `Stream`, its state at the start: zero, or what the cells have learned.
+
+        Returns
+        -------
+        Stream
 
         Raises
         ------
@@ -164,6 +169,14 @@ class Model:
     def restore(self, saved):
         """The stream that ``Stream.save`` wrote to bytes.
 
+        Parameters
+        ----------
+        saved : bytes
+
+        Returns
+        -------
+        Stream
+
         Raises
         ------
         TypeError
@@ -181,10 +194,16 @@ class Model:
 
         The file appears whole or not at all; one that is there keeps its mode.
 
+        Parameters
+        ----------
+        path : str or path-like
+
         Raises
         ------
         OSError
-            If it can't be written, or what is there is not a regular file.
+            If it can't be written, is a folder's name, or what is there is not a regular file.
+        TypeError
+            If `path` is no path.
         """
         data = safetensors.numpy.save(named_tensors(self._layers), metadata={METADATA_KEY: configuration(self._layers)})
         write_whole(path, data)
@@ -213,8 +232,10 @@ def replacing(path):
     OSError
         It names `path`. What is no regular file is refused, and on any error what was there stays as it was.
     """
-    path = os.fsdecode(path)
+    path = _decoded(path)
     try:
+        if os.path.basename(path) in ("", os.curdir, os.pardir):  # else "new/" would be a file "new"
+            raise OSError(errno.EISDIR, "the path is that of a folder")
         try:
             mode = os.stat(path).st_mode
         except FileNotFoundError:
@@ -222,7 +243,7 @@ def replacing(path):
         if mode is not None and not stat.S_ISREG(mode):
             raise OSError(errno.EEXIST, "what is there is not a regular file")
         target = Path(os.path.realpath(path))
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name[:32]}.") as folder:
             yield Path(folder, target.name)
             for name in sorted(os.listdir(folder), key=target.name.__eq__):  # the file last: it may need the others
                 if mode is not None:
@@ -381,11 +402,15 @@ def _each_once(pairs: list) -> dict:
     return names
 
 
-def _read(path) -> bytes:
+def _decoded(path) -> str:
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError(f"path must be a str or path-like, got {type(path).__name__}")
+    return os.fsdecode(path)
+
+
+def _read(path) -> bytes:
     # O_NONBLOCK: opening a FIFO must not wait for a writer
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    handle = os.open(_decoded(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
         os.close(handle)

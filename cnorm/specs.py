@@ -5,8 +5,9 @@ docs/cells.md has the equations of every preset.
 
 from __future__ import annotations
 
+import math
+import numbers
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from types import MappingProxyType
@@ -120,9 +121,13 @@ class CellSpec:
             raise TypeError("name, source and gates must be strings")
         if sorted(self.gates) != sorted(GATES[self.kind]):
             raise ValueError(f"gates must be {GATES[self.kind]!r} in some order, got {self.gates!r}")
-        object.__setattr__(self, "weights", tuple(tuple(entry) for entry in self.weights))
-        if not all(len(entry) == 3 and all(isinstance(part, str) for part in entry) for entry in self.weights):
-            raise TypeError("weights must be (name, shape, meaning) triples of strings")
+        try:
+            triples = tuple(tuple(entry) for entry in self.weights)
+        except TypeError:  # no sequence, or not of sequences
+            triples = ((),)
+        if not all(len(entry) == 3 and all(isinstance(part, str) for part in entry) for entry in triples):
+            raise TypeError(f"weights must be (name, shape, meaning) triples of strings, got {self.weights!r:.80}")
+        object.__setattr__(self, "weights", triples)
         for name, _, _ in self.weights:
             if set(PLACEHOLDER.sub("", name)) & {"{", "}"}:
                 raise ValueError(
@@ -133,10 +138,15 @@ class CellSpec:
         for name in ("forget_bias", "update_bias", "zoneout"):
             if not _is_number(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
-        for name in ("cell_clip", "projection_clip", "eps"):
+        for name in ("cell_clip", "projection_clip"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and (value > 0 or (name == "eps" and value == 0))):
+            if value is not None and not (_is_number(value) and value > 0):
                 raise ValueError(f"{name} must be a positive number or None, got {value!r}")
+        if self.eps is not None and not (_is_number(self.eps) and self.eps >= 0):
+            raise ValueError(f"eps must be a finite number, not negative, or None, got {self.eps!r}")
+        for name in ("forget_bias", "update_bias", "zoneout", "cell_clip", "projection_clip", "eps"):
+            if getattr(self, name) is not None:  # NumPy's numbers would not be JSON
+                object.__setattr__(self, name, float(getattr(self, name)))
         if not 0 <= self.zoneout < 1:
             raise ValueError(f"zoneout must be in [0, 1), got {self.zoneout!r}")
 
@@ -237,7 +247,10 @@ def _shape(part: str, gates: int, projected: bool) -> list[str]:
 
 def _is_number(value) -> bool:
     """Finite as a float: JSON has integers of any length."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    try:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _from_json(entry: dict) -> CellSpec:

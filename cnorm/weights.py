@@ -65,6 +65,11 @@ def _with_shape(entry) -> str:
 
 
 def _float32(given, name: str, layer: str) -> np.ndarray:
+    if isinstance(given, np.ma.MaskedArray):
+        raise TypeError(
+            f"weights[{name!r}] of {layer} must be a plain array, got a MaskedArray, whose mask would be ignored; "
+            f"pass weights[{name!r}].filled(value)"
+        )
     try:
         array = np.asarray(given)
     except Exception as error:  # whatever the other library says about a tensor on a GPU, or one with a gradient

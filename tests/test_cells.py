@@ -413,6 +413,25 @@ def test_a_spec_that_means_nothing_is_a_value_error(changes):
         dataclasses.replace(cnorm.PRESETS["LSTM", "ba2016"], **changes)
 
 
+@pytest.mark.parametrize("weights", [None, 3, [3], "abc", [("a", "4H")], [("a", "4H", 3)]], ids=str)
+def test_weights_of_a_spec_that_are_none(weights):
+    with pytest.raises(TypeError, match=r"weights must be \(name, shape, meaning\) triples of strings, got "):
+        dataclasses.replace(cnorm.PRESETS["LSTM", "ba2016"], weights=weights)
+
+
+def test_numbers_of_a_spec_may_be_numpy_s(tmp_path, rng):
+    """They become Python's, which JSON has."""
+    changes = {"eps": np.float32(2.0**-20), "forget_bias": np.int64(1), "cell_clip": np.float16(2), "zoneout": 0}
+    spec = dataclasses.replace(cnorm.PRESETS["LSTM", "haste"], name="mine", **changes)
+    assert {name: type(getattr(spec, name)) for name in changes} == dict.fromkeys(changes, float)
+    assert (spec.eps, spec.forget_bias, spec.cell_clip) == (2.0**-20, 1.0, 2.0)
+    cnorm.Model([cnorm.LSTM(random_weights(spec, rng, 3, 4), preset=spec)]).save(tmp_path / "model")
+    assert cnorm.load(tmp_path / "model").layers[0].spec == spec
+    for bad in "1e-5", True, -1.0, np.float32("nan"), 10**400, 1j, np.ones(1):
+        with pytest.raises(ValueError, match="eps must be a finite number, not negative, or None, got "):
+            dataclasses.replace(spec, eps=bad)
+
+
 def test_the_preset_is_never_guessed(rng):
     weights = random_weights(cnorm.PRESETS["LSTM", "ba2016"], rng, 3, 4)
     with pytest.raises(TypeError, match="preset"):
@@ -461,6 +480,10 @@ def test_names_and_shapes_are_checked(rng):
             cnorm.LSTM(good | {name: good[name].astype(np.float64)}, preset="lingvo")
     with pytest.raises(ValueError, match="unknown: peephole"):
         cnorm.LSTM(good | {"peephole": good["ln_scale"]}, preset="lingvo")
+    masked = good | {"wm": np.ma.masked_less(good["wm"], 0)}
+    for read in (cnorm.LSTM, cnorm.from_torch):
+        with pytest.raises(TypeError, match=r"weights\['wm'\] of LSTM lingvo must be a plain array, got a MaskedArray"):
+            read(masked, preset="lingvo")
     with pytest.raises(TypeError, match="mapping"):
         cnorm.LSTM(list(good.values()), preset="lingvo")
     for shape in 8, (8,):

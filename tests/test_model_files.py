@@ -124,6 +124,21 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, rng):
     assert sorted(os.listdir(tmp_path)) == ["folder", "link", "loop", "pipe"]
 
 
+def test_a_folder_s_name_is_no_file_s(tmp_path, rng):
+    for name in ("new/", "new/.", "new/.."):
+        with pytest.raises(OSError, match=rf"the path is that of a folder: '{tmp_path}/{name}'$"):
+            small_model(rng).save(f"{tmp_path}/{name}")
+    with pytest.raises(TypeError, match="path must be a str or path-like, got int"):
+        small_model(rng).save(3)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_name_as_long_as_names_can_be(tmp_path, rng):
+    small_model(rng).save(tmp_path / ("a" * 255))
+    assert cnorm.load(tmp_path / ("a" * 255)).output_size == 2
+    assert os.listdir(tmp_path) == ["a" * 255]
+
+
 def test_a_link_stays_and_its_target_is_replaced(tmp_path, rng):
     os.mkdir(tmp_path / "folder")
     os.symlink("folder/model", tmp_path / "link")
