@@ -57,8 +57,8 @@ cdef class Network:
 
     def __cinit__(self, layers, bytes identity):
         cdef cnorm_layer *at
-        cdef ptrdiff_t offset = 0
-        cdef int i
+        cdef ptrdiff_t offset = 0, room
+        cdef int i, number = 0
         self.count = len(layers)
         self.memory = []
         self.identity = identity
@@ -88,13 +88,17 @@ cdef class Network:
                 at.kind = CNORM_CELL
                 packed = layer._packed()
                 self.pack_cell(&at.as_.cell, layer, packed)
-                number = sum(name[0] == "h" for name, _, _ in names)
                 names.append((f"h{number}", layer.output_size, offset))
                 starts.append(packed["h0"])
                 if kind == "LSTM":
                     names.append((f"c{number}", layer.units, offset + cnorm_padded_units(layer.output_size)))
                     starts.append(packed["c0"])
+                number += 1
             offset += cnorm_layer_state_floats(at)
+        room = cnorm_scratch_floats(self.layers, self.count, 1)
+        if room > max(1 << 24, 8 * self.macs):  # each output has its own: a file of activations could fill memory
+            raise ValueError(f"layers take {4 * room} bytes for the outputs of one step: more than 64 MiB, and more "
+                             f"than 8 times the {4 * self.macs} bytes of their weights")
         self.state_arrays = tuple(names)
         self.input_size = cnorm_layer_inputs(&self.layers[0])
         self.output_size = cnorm_layer_outputs(&self.layers[self.count - 1])
@@ -110,6 +114,12 @@ cdef class Network:
     cdef int pack_cell(self, cnorm_cell *cell, layer, packed) except -1:
         cdef ptrdiff_t units = layer.units, gates = len(layer.spec.gates), group = packed["group"]
         spec = layer.spec
+        shapes = {"weight_x": (gates * units, layer.input_size), "weight_n": (units, units),
+                  "weight_h": ((gates - (packed["weight_n"] is not None)) * units, layer.output_size),
+                  "weight_p": (layer.output_size, units)}
+        for name, shape in shapes.items():  # what the kernels read: nothing may be shorter
+            if packed[name] is not None and packed[name].shape != shape:
+                raise ValueError(f"{name} of {layer!r} must be packed as {shape}, got {packed[name].shape}")
         cell.kind = <cnorm_cell_kind><int>CELL_KIND[spec.kind]
         cell.scope = <cnorm_scope><int>SCOPE[spec.scope]
         cell.cell_norm = <cnorm_cell_norm><int>CELL_NORM[spec.cell_norm]
@@ -139,6 +149,8 @@ cdef class Network:
     cdef cnorm_matrix pack(self, cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group) except *:
         cdef cnorm_matrix m
         cdef cnp.ndarray panels
+        if gates < 1:
+            raise ValueError(f"gates must be at least 1, got {gates}")
         m.gates, m.units, m.cols, m.group = gates, cnp.PyArray_DIMS(w)[0] // gates, cnp.PyArray_DIMS(w)[1], group
         self.macs += cnp.PyArray_SIZE(w)
         self.packed += cnorm_matrix_floats(m.gates, m.units, m.cols)
@@ -174,9 +186,15 @@ cdef bytes SAVED = b"cnorm stream 1\n"  # format of Stream.save: this, the model
 cdef class Stream:
     """One conversation with a `Model`: its own recurrent state, stepped by one thread at a time.
 
-    Made by ``model.stream()``; the state starts at zero. A stream is small: the state and one step's scratch. A NaN or
-    infinity in x goes into the state and stays there until `reset`.
+    Made by ``model.stream()``; the state starts at zero, or at what the cells have learned. A stream is small: the
+    state and one step's scratch. A NaN or infinity in x goes into the state and stays there until `reset`.
+
+    Parameters
+    ----------
+    model : Model
+        Without bidirectional layers.
     """
+    cdef object __weakref__
     cdef readonly object model
     cdef Network network
     cdef cnp.ndarray state_memory, scratch_memory
@@ -289,6 +307,11 @@ cdef class Stream:
         -------
         dict of str to ndarray, shape (units,), float32
             ``h0``, ``c0``, ``h1``, ...; the number counts recurrent layers.
+
+        Raises
+        ------
+        RuntimeError
+            If another thread is using this stream.
         """
         self.enter()
         try:
@@ -311,6 +334,8 @@ cdef class Stream:
             If an array is not float32.
         ValueError
             For a missing or unknown name, another shape, NaN or infinity. The state is then unchanged.
+        RuntimeError
+            If another thread is using this stream.
         """
         expected = {name: units for name, units, _ in self.network.state_arrays}
         if not hasattr(state, "keys"):
@@ -338,6 +363,11 @@ cdef class Stream:
         ----------
         state : mapping, optional
             As for `set_state`.
+
+        Raises
+        ------
+        TypeError, ValueError, RuntimeError
+            As `set_state`.
         """
         if state is not None:
             self.set_state(state)
@@ -352,6 +382,11 @@ cdef class Stream:
         bytes
             Tied to the model by a hash of its configuration and weights. A state that a NaN or infinity has spoiled is
             saved too, but ``model.restore``, and with it copying and unpickling, refuses it.
+
+        Raises
+        ------
+        RuntimeError
+            If another thread is using this stream.
         """
         arrays = self.state()
         return SAVED + self.network.identity + b"".join(a.astype("<f4").tobytes() for a in arrays.values())
@@ -400,15 +435,19 @@ def step_many(model, streams, x, out=None, reset=None):
     cdef cnorm_status status
     if net is None:
         raise ValueError(NO_STREAMS)
+    if not hasattr(streams, "__iter__"):
+        raise TypeError(f"streams must be a sequence of Stream, got {type(streams).__name__}")
     streams = list(streams)
     n = len(streams)
+    places = {}
     for i, one in enumerate(streams):
         if not isinstance(one, Stream):
             raise TypeError(f"streams[{i}] must be a Stream, got {type(one).__name__}")
         if (<Stream>one).network is not net:
             raise ValueError(f"streams[{i}] is a stream of another model")
-    if len(set(map(id, streams))) != n:
-        raise ValueError("streams must not have the same stream twice")
+        if places.setdefault(id(one), i) != i:
+            raise ValueError(f"streams must not have the same stream twice, got streams[{places[id(one)]}] again as "
+                             f"streams[{i}]")
     a = frames(x, "x", 2, net.input_size)
     if cnp.PyArray_DIMS(a)[0] != n:
         raise ValueError(f"x must have a row for each of the {n} streams, got shape {(<object>a).shape}")
@@ -482,5 +521,6 @@ cdef cnp.ndarray frames_out(object out, int ndim, ptrdiff_t steps, ptrdiff_t wid
         wanted = f"({width},)" if ndim == 1 else f"({steps}, {width})"
         raise ValueError(f"out must have shape {wanted}, got {(<object>y).shape}")
     if not (cnp.PyArray_IS_C_CONTIGUOUS(y) and cnp.PyArray_ISALIGNED(y) and cnp.PyArray_ISWRITEABLE(y)):
-        raise ValueError("out must be C-contiguous, aligned and writable")
+        raise ValueError(f"out must be C-contiguous, aligned and writable, got shape {(<object>y).shape} with strides "
+                         f"{(<object>y).strides}, aligned {y.flags.aligned}, writable {y.flags.writeable}")
     return y

@@ -10,9 +10,9 @@ from dataclasses import fields
 import numpy as np
 
 from cnorm.layers import Bidirectional, _eps, _name
-from cnorm.model import CELLS, METADATA_KEY, read_safetensors, spec_of
+from cnorm.model import CELLS, METADATA_KEY, array_of, raw_safetensors, spec_of
 from cnorm.specs import PRESETS, CellSpec
-from cnorm.weights import optional_biases
+from cnorm.weights import START, optional_tensors
 
 __all__ = ["from_safetensors", "from_torch"]
 
@@ -37,8 +37,9 @@ def from_torch(source, preset, *, kind=None, prefix="", eps=None, bias=None):
     eps : float, optional
         As for `cnorm.LSTM`.
     bias : bool, optional
-        Whether the layers have the biases that are optional in the preset; False: they have none. If not given, what
-        the attribute `bias` of a module such as torch.nn.LSTM says, else True. A bias is never missing quietly.
+        Whether the layers have the biases that are optional in the preset, and whatever else is in a spec, but for a
+        projection and the state at the start; False: they have none. If not given, what the attribute `bias` of a
+        module such as torch.nn.LSTM says, else True. A bias is never missing quietly.
 
     Returns
     -------
@@ -55,6 +56,7 @@ def from_torch(source, preset, *, kind=None, prefix="", eps=None, bias=None):
 
     Examples
     --------
+    >>> import cnorm, torch
     >>> model = cnorm.Model(cnorm.from_torch(torch.nn.GRU(40, 128, num_layers=2), "torch", kind="GRU"))
     """
     if hasattr(source, "state_dict"):
@@ -63,7 +65,8 @@ def from_torch(source, preset, *, kind=None, prefix="", eps=None, bias=None):
         source = source.state_dict()
     if not isinstance(source, Mapping):
         raise TypeError(f"source must be a module or a mapping of names to tensors, got {type(source).__name__}")
-    return _layers({str(name): _array(tensor) for name, tensor in source.items()}, preset, kind, prefix, eps, bias)
+    tensors = {str(name): tensor for name, tensor in source.items()}
+    return _layers(tensors, _array, _spec(preset, kind), prefix, eps, bias)
 
 
 def from_safetensors(path, preset, *, kind=None, prefix="", eps=None, bias=None):
@@ -75,6 +78,11 @@ def from_safetensors(path, preset, *, kind=None, prefix="", eps=None, bias=None)
         Read with the same care as by `cnorm.load`. A file that `cnorm.Model.save` wrote says what its cells are: it is
         refused if that is not what is asked for, eps included.
 
+    Returns
+    -------
+    tuple of layers
+        As `from_torch`.
+
     Raises
     ------
     OSError
@@ -82,12 +90,12 @@ def from_safetensors(path, preset, *, kind=None, prefix="", eps=None, bias=None)
     TypeError, ValueError
         As `from_torch`.
     """
-    tensors, metadata = read_safetensors(path)
+    tensors, metadata = raw_safetensors(path)
     spec = _spec(preset, kind)
     try:
         if METADATA_KEY in metadata:
             _same_cells(metadata[METADATA_KEY], prefix, spec, _eps(eps, spec))
-        return _layers(tensors, spec, None, prefix, eps, bias)
+        return _layers(tensors, array_of, spec, prefix, eps, bias)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -126,15 +134,22 @@ def _cells(entry: dict, start: str):
             yield from _cells(entry[way], f"{start}{way}.")
 
 
-def _array(tensor):
+def _array(name: str, tensor):
     """A NumPy array of a tensor, bfloat16 widened because NumPy has none."""
-    if not hasattr(tensor, "detach"):
-        return np.asarray(tensor)
-    tensor = tensor.detach().cpu()
-    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    try:
+        if not hasattr(tensor, "detach"):
+            return np.asanyarray(tensor)  # a mask is refused later, with the layer's name
+        tensor = tensor.detach().cpu()
+        return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+    except Exception as error:  # of a tensor without data, or of a dtype that NumPy has not
+        raise TypeError(f"source[{name!r}] must be a tensor that NumPy can read: {error}") from error
 
 
 def _spec(preset, kind) -> CellSpec:
+    if not isinstance(kind, str | None):
+        raise TypeError(f"kind must be a str or None, got {type(kind).__name__}")
+    if not isinstance(preset, str | CellSpec):
+        raise TypeError(f"preset must be a name or a CellSpec, got {type(preset).__name__}")
     if kind is not None and kind not in CELLS:
         raise ValueError(f"kind must be one of {', '.join(CELLS)}, or None, got {kind!r}")
     if isinstance(preset, CellSpec):
@@ -151,18 +166,19 @@ def _spec(preset, kind) -> CellSpec:
 
 
 def _pattern(prefix: str) -> str:
+    if not isinstance(prefix, str):
+        raise TypeError(f"prefix must be a str, got {type(prefix).__name__}")
     return re.escape(prefix).replace(r"\{layer\}", r"\d+")
 
 
-def _layers(tensors: dict, preset, kind, prefix: str, eps, bias):
-    spec = _spec(preset, kind)
+def _layers(tensors: dict, array, spec: CellSpec, prefix: str, eps, bias):
+    """The layers whose tensors begin with the prefix; `array` makes one of a name and a tensor."""
     cell = CELLS[spec.kind]
-    if not isinstance(prefix, str):
-        raise TypeError(f"prefix must be a str, got {type(prefix).__name__}")
     bias = True if bias is None else bias
     if not isinstance(bias, bool):
         raise TypeError(f"bias must be True, False or None, got {bias!r}")
-    left = {name: tensor for name, tensor in tensors.items() if re.match(_pattern(prefix), name)}
+    pattern = re.compile(_pattern(prefix))
+    left = {name: array(name, tensor) for name, tensor in tensors.items() if pattern.match(name)}
     if not left:
         raise ValueError(f"no tensor has a name that begins with {prefix!r}; {_found(tensors, spec, prefix)}")
     layers = []
@@ -176,7 +192,7 @@ def _layers(tensors: dict, preset, kind, prefix: str, eps, bias):
                 raise
             raise ValueError(f"{error}; {_found(tensors, spec, prefix)}") from None
         for way in ways:
-            _check_biases(way, bias)
+            _check_optional(way, bias)
         layers.append(ways[0] if len(ways) == 1 else Bidirectional(*ways))
     for name in _shared(spec, prefix):
         if name in left and len(left.pop(name)) != len(layers):
@@ -213,22 +229,23 @@ def _listed(names) -> str:
     return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
-def _check_biases(layer, bias: bool):
-    """A spec may have optional biases: see that all of them are there, or none."""
-    if bias and layer.absent_biases:
+def _check_optional(layer, bias: bool):
+    """A spec may have optional biases, or other tensors: see that all of them are there, or none."""
+    optional = optional_tensors(layer.entries(), layer.weights)
+    having = [name for name in optional if name in layer.weights]
+    if bias and len(having) < len(optional):
         raise ValueError(
-            f"missing: {', '.join(layer.absent_biases)} of a {layer.kind} {layer.spec.name}; give bias=False if the "
-            f"checkpoint has no bias"
+            f"missing: {', '.join(name for name in optional if name not in having)} of a {layer.kind} "
+            f"{layer.spec.name}; give bias=False if the checkpoint has no bias"
         )
-    having = [name for name in optional_biases(layer.entries(), layer.weights) if name in layer.weights]
     if having and not bias:
         raise ValueError(f"bias must not be False: the checkpoint has {', '.join(having)}")
 
 
 def _names(spec: CellSpec, prefix: str, layer: int, reverse: bool) -> dict[str, str]:
-    """Names in the checkpoint -> names as a single layer's, h0 and c0 with them."""
+    """Names in the checkpoint -> names as a single layer's, the state at the start with them."""
     start = prefix.replace("{layer}", str(layer))
-    templates = [name for name, _, _ in spec.weights] + ["h0", "c0"]
+    templates = [name for name, _, _ in (*spec.weights, *START[spec.kind])]
     return {start + _name(template, layer, reverse): _name(template, 0) for template in templates}
 
 
@@ -256,7 +273,7 @@ def _take(left: dict, spec: CellSpec, prefix: str, layer: int, reverse: bool) ->
         if spec.name == "torch" and layer == 0 and not reverse and name not in left and cell_name in left:
             name = cell_name
         if name in _shared(spec, prefix) and name in left:
-            weights[own] = left[name][layer : layer + 1]
+            weights[own] = left[name][layer : layer + 1] if left[name].ndim else left[name]
         elif name in left:
             weights[own] = left.pop(name)
     return weights

@@ -110,4 +110,11 @@ def main():
                 Console().print(report)
             sys.exit(0 if report.ok else 1)
 
-    cnorm()
+    try:
+        try:
+            cnorm()
+        finally:
+            print(end="", flush=True)  # a full disk is seen here at the latest
+    except (OSError, UnicodeEncodeError) as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or what is left is written once more at exit
+        sys.exit(f"cnorm: {' '.join(str(error).split())}")

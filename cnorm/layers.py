@@ -11,7 +11,7 @@ import numpy as np
 
 from cnorm._core import BoundLayerNorm, KernelArithmetic
 from cnorm.specs import PRESETS, CellSpec
-from cnorm.weights import START, checked, optional_biases, packed
+from cnorm.weights import START, checked, optional_tensors, packed, projected
 
 __all__ = ["GRU", "LSTM", "RNN", "Activation", "Bidirectional", "LayerNorm", "Linear", "Residual"]
 
@@ -42,7 +42,7 @@ class _Cell(_Layer):
         self.weights, sizes = checked(weights, self.entries(), f"{self.kind} {self.spec.name}")
         self.input_size, self.units, self.output_size = sizes["I"], sizes["H"], sizes["P"]
         self._sizes = sizes
-        optional = optional_biases(self.entries(), self.weights)
+        optional = optional_tensors(self.entries(), self.weights, "bias")
         self.absent_biases = tuple(name for name in optional if name not in self.weights)
         if 0 < len(self.absent_biases) < len(optional):
             raise ValueError(
@@ -50,9 +50,12 @@ class _Cell(_Layer):
                 f"missing: {', '.join(self.absent_biases)}"
             )
 
+        if self.spec.projection_clip is not None and not projected(self.entries(), self.weights):
+            raise ValueError(f"weights of {self.kind} {self.spec.name} must have a projection for its projection_clip")
+
     def entries(self):
         """The spec's tensors as a single layer's names, and the state at the start."""
-        return [(_name(name, 0), shape, meaning) for name, shape, meaning in self.spec.weights] + list(START)
+        return [(_name(name, 0), shape, meaning) for name, shape, meaning in self.spec.weights] + list(START[self.kind])
 
     def _packed(self):
         """See `cnorm.weights.packed`."""
@@ -91,7 +94,8 @@ class LSTM(_Cell):
     ----------
     weights : mapping of str to ndarray, float32 (float16 and bfloat16 are widened)
         The preset's own tensors, by its own names and in its own layout: ``PRESETS["LSTM", preset].weights`` lists
-        them. ``h0`` [output_size] and ``c0`` [units] may be added to any: the state at the start, else zero. Copied.
+        them. ``h0`` [output_size] and, to an LSTM's, ``c0`` [units] may be added to any: the state at the start, else
+        zero. Copied.
     preset : str or CellSpec
         Which cell the weights are for. Never guessed: cells with the same names and shapes differ.
     eps : float, optional
@@ -232,11 +236,20 @@ class Activation(_Layer):
     ----------
     input_size, output_size : None
         Any: those of the layer before.
+
+    Raises
+    ------
+    TypeError
+        If `function` is no str.
+    ValueError
+        For another name.
     """
 
     kind = "Activation"
 
     def __init__(self, function):
+        if not isinstance(function, str):
+            raise TypeError(f"function must be a str, got {type(function).__name__}")
         if function not in ACTIVATIONS:
             raise ValueError(f"function must be one of {', '.join(ACTIVATIONS)}, got {function!r}")
         self.function = function

@@ -39,6 +39,7 @@ __all__ = ["Model", "demo_model", "load"]
 METADATA_KEY = "cnorm.model"
 FORMAT = 1
 MAX_FILE_BYTES = 4 << 30
+MAX_LAYERS = 10_000
 
 
 class Model:
@@ -63,6 +64,7 @@ class Model:
 
     Examples
     --------
+    >>> import cnorm, numpy as np
     >>> model = cnorm.demo_model()
     >>> stream = model.stream()
     >>> stream.step(np.zeros(12, np.float32)).shape
@@ -73,6 +75,7 @@ class Model:
         self._layers = layers = chained(layers)
         self._input_size, self._output_size = ends(layers)
         self._parts, self._network = [], None
+        identity = _identity(layers)
         size = self._input_size
         for bidirectional, group in itertools.groupby(layers, lambda layer: isinstance(layer, Bidirectional)):
             for part in ([layer] for layer in group) if bidirectional else [list(group)]:
@@ -80,7 +83,7 @@ class Model:
                     ways = (part[0].forward, part[0].backward)
                     self._parts.append(tuple(_core.Network(flat([way], size), b"") for way in ways))
                 else:
-                    self._parts.append(_core.Network(flat(part, size), _identity(layers)))
+                    self._parts.append(_core.Network(flat(part, size), identity))
                 size = ends(part)[1] if any(layer.output_size for layer in part) else size
         if len(self._parts) == 1 and not isinstance(self._parts[0], tuple):
             self._network = self._parts[0]
@@ -99,6 +102,10 @@ class Model:
 
     def stream(self):
         """A new `Stream`, its state at the start: zero, or what the cells have learned.
+
+        Returns
+        -------
+        Stream
 
         Raises
         ------
@@ -162,6 +169,14 @@ class Model:
     def restore(self, saved):
         """The stream that ``Stream.save`` wrote to bytes.
 
+        Parameters
+        ----------
+        saved : bytes
+
+        Returns
+        -------
+        Stream
+
         Raises
         ------
         TypeError
@@ -179,10 +194,16 @@ class Model:
 
         The file appears whole or not at all; one that is there keeps its mode.
 
+        Parameters
+        ----------
+        path : str or path-like
+
         Raises
         ------
         OSError
-            If it can't be written, or what is there is not a regular file.
+            If it can't be written, is a folder's name, or what is there is not a regular file.
+        TypeError
+            If `path` is no path.
         """
         data = safetensors.numpy.save(named_tensors(self._layers), metadata={METADATA_KEY: configuration(self._layers)})
         write_whole(path, data)
@@ -211,8 +232,10 @@ def replacing(path):
     OSError
         It names `path`. What is no regular file is refused, and on any error what was there stays as it was.
     """
-    path = os.fsdecode(path)
+    path = _decoded(path)
     try:
+        if os.path.basename(path) in ("", os.curdir, os.pardir):  # else "new/" would be a file "new"
+            raise OSError(errno.EISDIR, "the path is that of a folder")
         try:
             mode = os.stat(path).st_mode
         except FileNotFoundError:
@@ -220,7 +243,7 @@ def replacing(path):
         if mode is not None and not stat.S_ISREG(mode):
             raise OSError(errno.EEXIST, "what is there is not a regular file")
         target = Path(os.path.realpath(path))
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name[:32]}.") as folder:
             yield Path(folder, target.name)
             for name in sorted(os.listdir(folder), key=target.name.__eq__):  # the file last: it may need the others
                 if mode is not None:
@@ -243,6 +266,8 @@ def _entry(layer) -> dict:
         entry |= {"preset": layer.spec.name} if preset else {"spec": dataclasses.asdict(layer.spec)}
         if layer.eps is not None:
             entry["eps"] = layer.eps
+        if with_ := _with(layer):
+            entry["with"] = with_
     elif isinstance(layer, LayerNorm):
         entry["eps"] = layer.eps
     elif isinstance(layer, Activation):
@@ -252,6 +277,12 @@ def _entry(layer) -> dict:
     elif isinstance(layer, Bidirectional):
         entry |= {"forward": _entry(layer.forward), "backward": _entry(layer.backward)}
     return entry | ({"without": list(layer.absent_biases)} if layer.absent_biases else {})
+
+
+def _with(layer) -> list[str]:
+    """The optional tensors that a cell has, but for biases: "without" says which of those it has not."""
+    optional = (name for name, _, meaning in layer.entries() if meaning[-1:] == "?" and not meaning.startswith("bias"))
+    return [name for name in optional if name in layer.weights]
 
 
 def named_tensors(layers) -> dict[str, np.ndarray]:
@@ -319,13 +350,12 @@ def from_tensors(path, text: str | None, tensors: dict[str, np.ndarray]) -> Mode
         raise ValueError(f"{path}: {METADATA_KEY!r} is not JSON with a format and layers") from None
     if version != FORMAT:
         raise ValueError(f"{path} has format {version!r}; this version reads format {FORMAT}")
-    if not isinstance(entries, list) or len(entries) > 10_000:
-        raise ValueError(f"{path}: layers must be a list of at most 10000 entries")
+    if not isinstance(entries, list):
+        raise ValueError(f"{path}: layers must be a list, got {str(entries)[:200]}")
     try:
-        layers = [_layer(entry, _taken(tensors, f"layers.{i}.")) for i, entry in enumerate(entries)]
-        if tensors:
-            raise ValueError(f"tensors that no layer takes: {', '.join(sorted(tensors))}")
-        return Model(layers)
+        if (count := _count(entries)) > MAX_LAYERS:
+            raise ValueError(f"layers must have at most {MAX_LAYERS} entries, nested ones included, got {count}")
+        return Model(map(_layer, entries, _shares(tensors, len(entries), "layers.")))
     except RecursionError:
         raise ValueError(f"{path}: the layers are nested too deep") from None
     except (ValueError, TypeError) as error:
@@ -334,21 +364,29 @@ def from_tensors(path, text: str | None, tensors: dict[str, np.ndarray]) -> Mode
 
 def read_safetensors(path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The tensors and the metadata of a safetensors file that may come from a stranger."""
+    raw, metadata = raw_safetensors(path)
+    try:
+        return {name: array_of(name, tensor) for name, tensor in raw.items()}, metadata
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def raw_safetensors(path) -> tuple[dict[str, dict], dict[str, str]]:
+    """What `array_of` makes tensors of, and the metadata: of a dtype that NumPy has not, none need be made."""
     data = _read(path)
     try:
         found = safetensors.deserialize(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=_each_once)
-        tensors = {name: _array(name, tensor) for name, tensor in found}
     except (safetensors.SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not a safetensors file that can be read: {error}") from None
-    return tensors, header.get("__metadata__") or {}
+    return dict(found), header.get("__metadata__") or {}
 
 
 DTYPES = {f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}
 DTYPES |= {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "?"}
 
 
-def _array(name: str, tensor: dict) -> np.ndarray:
+def array_of(name: str, tensor: dict) -> np.ndarray:
     """A tensor as NumPy has it, bfloat16 widened because NumPy has none."""
     if tensor["dtype"] not in DTYPES:
         raise ValueError(f"tensor {name!r} has dtype {tensor['dtype']}, none of {', '.join(DTYPES)}")
@@ -364,11 +402,15 @@ def _each_once(pairs: list) -> dict:
     return names
 
 
-def _read(path) -> bytes:
+def _decoded(path) -> str:
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError(f"path must be a str or path-like, got {type(path).__name__}")
+    return os.fsdecode(path)
+
+
+def _read(path) -> bytes:
     # O_NONBLOCK: opening a FIFO must not wait for a writer
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    handle = os.open(_decoded(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
         os.close(handle)
@@ -379,10 +421,25 @@ def _read(path) -> bytes:
         return file.read(status.st_size)
 
 
-def _taken(tensors: dict, prefix: str) -> dict:
-    """Remove the tensors of one layer and return them by their own names."""
-    names = [name for name in tensors if name.startswith(prefix)]
-    return {name.removeprefix(prefix): tensors.pop(name) for name in names}
+def _count(entries: list) -> int:
+    """How many layers a file describes, nested ones included."""
+    nested = (entry["layers"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("layers"), list))
+    return len(entries) + sum(map(_count, nested))
+
+
+def _shares(tensors: dict, layers: int | tuple, start: str = "") -> list[dict]:
+    """The tensors of each of some layers, numbered or named, by their own names; all must be one's."""
+    shares = {f"{start}{layer}.": {} for layer in (range(layers) if isinstance(layers, int) else layers)}
+    left = []
+    for name, tensor in tensors.items():
+        prefix = name[: name.find(".", len(start)) + 1]
+        if prefix in shares:
+            shares[prefix][name.removeprefix(prefix)] = tensor
+        else:
+            left.append(name)
+    if left:
+        raise ValueError(f"tensors that no layer takes: {', '.join(sorted(left))}")
+    return list(shares.values())
 
 
 CELLS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
@@ -391,7 +448,7 @@ CELLS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 def _layer(entry, weights):
     """The layer of one entry; `weights` by its own names."""
     kind = entry["type"] if isinstance(entry, dict) and isinstance(entry.get("type"), str) else None
-    rest = set(entry) - {"type", "without"} if kind else set()
+    rest = set(entry) - {"type", "without", *(["with"] if kind in CELLS else [])} if kind else set()
     inner = None
     if kind in CELLS and rest - {"eps"} in ({"preset"}, {"spec"}):
         inner = CELLS[kind](weights, preset=spec_of(entry), eps=entry.get("eps"))
@@ -403,9 +460,10 @@ def _layer(entry, weights):
     elif kind == "Activation" and rest == {"function"}:
         inner = Activation(entry["function"])
     elif kind == "Residual" and rest == {"layers"} and isinstance(entry["layers"], list):
-        inner = Residual([_layer(one, _taken(weights, f"{i}.")) for i, one in enumerate(entry["layers"])])
+        inner, weights = Residual(map(_layer, entry["layers"], _shares(weights, len(entry["layers"])))), {}
     elif kind == "Bidirectional" and rest == {"forward", "backward"}:
-        inner = Bidirectional(*(_layer(entry[way], _taken(weights, f"{way}.")) for way in ("forward", "backward")))
+        ways = ("forward", "backward")
+        inner, weights = Bidirectional(*map(_layer, map(entry.get, ways), _shares(weights, ways))), {}
     if inner is None:
         raise ValueError(f"unknown layer in the configuration: {str(entry)[:200]}")
     if weights:
@@ -414,6 +472,11 @@ def _layer(entry, weights):
         raise ValueError(
             f"the biases that {inner!r} is without must be those that the configuration names, "
             f"{str(entry.get('without', []))[:200]}, got {list(inner.absent_biases)}"
+        )
+    if "with" in entry and _with(inner) != entry["with"]:  # an older file does not say it
+        raise ValueError(
+            f"the optional tensors of {inner!r} must be those that the configuration names, "
+            f"{str(entry['with'])[:200]}, got {_with(inner)}"
         )
     return inner
 

@@ -5,8 +5,9 @@ docs/cells.md has the equations of every preset.
 
 from __future__ import annotations
 
+import math
+import numbers
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from types import MappingProxyType
@@ -17,6 +18,16 @@ MEANING = re.compile(r"(?P<part>\w+?)(?P<transposed>\.T)?(\[(?P<gates>\w+)\])?")
 PLACEHOLDER = re.compile(r"\{(layer|even|odd|reverse)\}")  # in a tensor's name, which is a format string
 UNGATED = ("weight_p", "gain_c", "bias_c", "bias_p", "h0", "c0")  # parts that gates do not share
 GATES = {"LSTM": "fiog", "GRU": "zrn", "RNN": "a"}  # as the kernels order them
+OWNERS = {  # fields that mean something in one kind of cell only
+    "cell_norm": "LSTM",
+    "forget_bias": "LSTM",
+    "cell_clip": "LSTM",
+    "projection_clip": "LSTM",
+    "reset": "GRU",
+    "update": "GRU",
+    "update_bias": "GRU",
+    "activation": "RNN",
+}
 CHOICES = {
     "kind": tuple(GATES),
     "scope": ("none", "split", "sum"),
@@ -55,7 +66,7 @@ class CellSpec:
         sum); bias_x, bias_h, bias (outside; a GRU's bias_h is under the reset gate where the product is); gain_c,
         bias_c (cell norm); bias_p. .T says that the inputs come first, [..] names the gates if not all, + joins two
         uses of one tensor, a space separates the parts of a stacked one, ? at the end says it may be missing. Every
-        cell may also have h0 "P" and c0 "H", the state at the start.
+        cell may also have h0 "P", and an LSTM c0 "H", the state at the start.
     scope : str
         "none": a = W_x x + W_h h + b. "split": LN(W_x x) + LN(W_h h) + b. "sum": LN(W_x x + W_h h) + b.
     grouping : str
@@ -110,9 +121,13 @@ class CellSpec:
             raise TypeError("name, source and gates must be strings")
         if sorted(self.gates) != sorted(GATES[self.kind]):
             raise ValueError(f"gates must be {GATES[self.kind]!r} in some order, got {self.gates!r}")
-        object.__setattr__(self, "weights", tuple(tuple(entry) for entry in self.weights))
-        if not all(len(entry) == 3 and all(isinstance(part, str) for part in entry) for entry in self.weights):
-            raise TypeError("weights must be (name, shape, meaning) triples of strings")
+        try:
+            triples = tuple(tuple(entry) for entry in self.weights)
+        except TypeError:  # no sequence, or not of sequences
+            triples = ((),)
+        if not all(len(entry) == 3 and all(isinstance(part, str) for part in entry) for entry in triples):
+            raise TypeError(f"weights must be (name, shape, meaning) triples of strings, got {self.weights!r:.80}")
+        object.__setattr__(self, "weights", triples)
         for name, _, _ in self.weights:
             if set(PLACEHOLDER.sub("", name)) & {"{", "}"}:
                 raise ValueError(
@@ -123,10 +138,15 @@ class CellSpec:
         for name in ("forget_bias", "update_bias", "zoneout"):
             if not _is_number(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
-        for name in ("cell_clip", "projection_clip", "eps"):
+        for name in ("cell_clip", "projection_clip"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and (value > 0 or (name == "eps" and value == 0))):
+            if value is not None and not (_is_number(value) and value > 0):
                 raise ValueError(f"{name} must be a positive number or None, got {value!r}")
+        if self.eps is not None and not (_is_number(self.eps) and self.eps >= 0):
+            raise ValueError(f"eps must be a finite number, not negative, or None, got {self.eps!r}")
+        for name in ("forget_bias", "update_bias", "zoneout", "cell_clip", "projection_clip", "eps"):
+            if getattr(self, name) is not None:  # NumPy's numbers would not be JSON
+                object.__setattr__(self, name, float(getattr(self, name)))
         if not 0 <= self.zoneout < 1:
             raise ValueError(f"zoneout must be in [0, 1), got {self.zoneout!r}")
 
@@ -145,21 +165,20 @@ class CellSpec:
             return "the reset gate acts between two products whose sum is normalised"
         if self.kind == "GRU" and self.scope != "none" and self.reset == "before":
             return "the reset gate acts before the product, and the runtime has that without layer norm only"
-        if self.kind != "LSTM" and self.cell_norm != "none":
-            return "only an LSTM has a cell"
         if self.kind != "GRU" and self.grouping == "gates_and_candidate":
             return "only a GRU normalises its candidate apart"
-        if self.kind != "LSTM" and (self.forget_bias or self.cell_clip or self.projection_clip):
-            return "forget_bias and the clips belong to the LSTM"
-        if self.kind != "GRU" and self.update_bias:
-            return "update_bias belongs to the GRU"
+        for name, owner in OWNERS.items():
+            if self.kind != owner and getattr(self, name) != getattr(CellSpec, name):
+                return f"{name} belongs to the {owner}, got {getattr(self, name)!r}"
+        if self.projection_clip is not None and not any("weight_p" in meaning for _, _, meaning in self.weights):
+            return "projection_clip belongs to a projection, and none of its weights is one"
         useful = {"weight_x", "weight_h", "bias", "bias_x", "bias_h"}
         useful |= {"none": set(), "split": {"gain_x", "gain_h"}, "sum": {"gain"}}[self.scope]
         useful |= {"inside_x", "inside_h"} if self.scope != "none" else set()
         useful |= {"weight_p", "bias_p"} if self.kind == "LSTM" else set()
         useful |= {"gain_c", "bias_c"} if self.cell_norm != "none" else set()
         for name, _, meaning in self.weights:
-            for use in meaning.removesuffix("?").replace("+", " ").split():
+            for use in re.split(r"[ +]", meaning.removesuffix("?")):
                 match = MEANING.fullmatch(use)
                 if not match or match["part"] not in useful or not set(match["gates"] or "") <= set(self.gates):
                     return f"the weight {name} means {use!r}, which this cell has no use for"
@@ -228,7 +247,10 @@ def _shape(part: str, gates: int, projected: bool) -> list[str]:
 
 def _is_number(value) -> bool:
     """Finite as a float: JSON has integers of any length."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    try:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _from_json(entry: dict) -> CellSpec:

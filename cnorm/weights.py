@@ -10,7 +10,7 @@ import numpy as np
 
 from cnorm.specs import GATES, CellSpec, meant, taken_apart
 
-START = (("h0", "P", "h0?"), ("c0", "H", "c0?"))  # the state at the start, which every cell may have
+START = {kind: (("h0", "P", "h0?"), ("c0", "H", "c0?"))[: 1 + (kind == "LSTM")] for kind in GATES}  # optional
 
 
 def checked(weights, entries, layer: str) -> tuple[Mapping[str, np.ndarray], dict[str, int]]:
@@ -36,23 +36,27 @@ def checked(weights, entries, layer: str) -> tuple[Mapping[str, np.ndarray], dic
             f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(extra) or 'none'}"
         )
     arrays = {name: _float32(weights[name], name, layer) for name in shapes if name in weights}
-    if not any(meaning.startswith("weight_p") and name in arrays for name, _, meaning in entries):
-        shapes = {name: shape.replace("P", "H") for name, shape in shapes.items()}  # no projection
+    if not projected(entries, arrays):
+        shapes = {name: shape.replace("P", "H") for name, shape in shapes.items()}
     sizes = _sizes(arrays, shapes, layer)
     if "H" in sizes:
         sizes.setdefault("P", sizes["H"])
     return MappingProxyType(arrays), sizes
 
 
-def optional_biases(entries, weights) -> list[str]:
-    """Names of the biases that a layer may be without; a projection's only where there is a projection."""
-    projected = any(meaning.startswith("weight_p") and name in weights for name, _, meaning in entries)
-    skipped = () if projected else ("bias_p",)
-    return [
-        name
-        for name, _, meaning in entries
-        if meaning.startswith("bias") and meaning.endswith("?") and meaning.removesuffix("?") not in skipped
-    ]
+def projected(entries, weights) -> bool:
+    """Whether a projection is among the weights."""
+    return any(meaning.startswith("weight_p") and name in weights for name, _, meaning in entries)
+
+
+def optional_tensors(entries, weights, part: str = "") -> list[str]:
+    """Names of what a layer may be without, or of such `part`s; a bias of a projection only where there is one.
+
+    The projection itself and the state at the start are not among them: a layer without is the usual case.
+    """
+    usual = ("weight_p", "h0", "c0") if projected(entries, weights) else ("weight_p", "h0", "c0", "bias_p")
+    optional = [(name, meaning) for name, _, meaning in entries if meaning.endswith("?")]
+    return [name for name, meaning in optional if meaning.startswith(part) and not meaning.startswith(usual)]
 
 
 def _with_shape(entry) -> str:
@@ -61,6 +65,11 @@ def _with_shape(entry) -> str:
 
 
 def _float32(given, name: str, layer: str) -> np.ndarray:
+    if isinstance(given, np.ma.MaskedArray):
+        raise TypeError(
+            f"weights[{name!r}] of {layer} must be a plain array, got a MaskedArray, whose mask would be ignored; "
+            f"pass weights[{name!r}].filled(value)"
+        )
     try:
         array = np.asarray(given)
     except Exception as error:  # whatever the other library says about a tensor on a GPU, or one with a gradient
@@ -84,6 +93,11 @@ def _float32(given, name: str, layer: str) -> np.ndarray:
 def _terms(symbol: str) -> list[tuple[int, str]]:
     """ "I+4H" -> [(1, "I"), (4, "H")]; a number is a factor without a letter."""
     return [(int(re.match(r"\d*", term)[0] or 1), term.lstrip("0123456789")) for term in symbol.split("+")]
+
+
+def length_of(symbol: str, sizes: Mapping[str, int]) -> int:
+    """How long an axis is: "4H" is 4 times H."""
+    return sum(factor * sizes[letter] for factor, letter in _terms(symbol))
 
 
 def _sizes(arrays, shapes, layer: str) -> dict[str, int]:
@@ -158,7 +172,7 @@ def packed(spec: CellSpec, entries, weights: Mapping[str, np.ndarray], sizes: di
         inside = {"x": inside["h"] + (0 if inside["x"] is None else inside["x"]), "h": None}
     ones = np.ones((len(order), units))
     weight_x, weight_h, weight_n = gates("weight_x"), gates("weight_h"), None
-    if spec.reset == "before":
+    if spec.kind == "GRU" and spec.reset == "before":
         weight_h, weight_n = weight_h[:2], weight_h[2]
     gain_h = gates("gain" if spec.scope == "sum" else "gain_h", 1.0)
     gain_x = gates("gain_x", 1.0)
@@ -188,10 +202,11 @@ def _parts(spec: CellSpec, entries, weights, sizes) -> dict[tuple[str, str], np.
         leading, axis, pieces = taken_apart(shape, meaning)
         array = array[0] if leading else array
         if axis is not None:
-            _, first = pieces[0]
-            cut = np.split(array, [sizes[first[axis]]], axis)
+            ends = np.cumsum([length_of(symbols[axis], sizes) for _, symbols in pieces])
+            cut = np.split(array, ends[:-1], axis)
         else:
-            cut = array.reshape(len(pieces), -1) if len(pieces) > 1 else [array]
+            stacked = array if array.ndim > 1 else array.reshape(len(pieces), -1)  # along an axis, or end to end
+            cut = stacked if len(pieces) > 1 else [array]
         for piece, (uses, _) in zip(cut, pieces, strict=True):
             for part, letters, turned in meant(uses, spec.gates):
                 outputs_first = piece.T if turned else piece

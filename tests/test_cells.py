@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 import itertools
 import json
 
@@ -12,7 +13,7 @@ import safetensors.numpy
 from cells import EPS, LAYERS, STEPS, random_cell, random_weights
 
 import cnorm
-from cnorm.weights import optional_biases
+from cnorm.weights import optional_tensors
 
 KEYS = sorted(cnorm.PRESETS)
 PROJECTED = [key for key in KEYS if any("weight_p" in meaning for _, _, meaning in cnorm.PRESETS[key].weights)]
@@ -172,6 +173,74 @@ def test_both_biases_inside_the_norm_of_a_sum_count(rng):
     assert walk(layer, lambda x, state: {"h0": reference.gru_dreamer_v2(together, x, state["h0"])}, rng, 50) <= 1
 
 
+def stacked(gates, part, turned=""):
+    """A matrix's gates one after the other along an axis of their own."""
+    return " ".join(f"{part}{turned}[{gate}]" for gate in gates)
+
+
+@pytest.mark.parametrize("axes", ["4 H {}", "1 4 H {}"])
+@pytest.mark.parametrize("parts", [("weight_x",), ("weight_h",), ("weight_x", "weight_h")])
+def test_stacked_matrices_have_the_bits_of_plain_ones(parts, axes, tmp_path, rng):
+    plain = cnorm.PRESETS["LSTM", "ba2016"]
+    weights = random_weights(plain, rng, 5, 7)
+    entries = {
+        name: (name, axes.format("IH"[name == "weight_h"]), stacked("fiog", name)) if name in parts else (name, *rest)
+        for name, *rest in plain.weights
+    }
+    spec = dataclasses.replace(plain, name="mine", weights=tuple(entries.values()))
+    lead = (1,) * axes.startswith("1")
+    given = {name: w.reshape(*lead, 4, 7, -1) if name in parts else w for name, w in weights.items()}
+    x = rng.standard_normal((6, 5)).astype(np.float32)
+    model = cnorm.Model([cnorm.LSTM(given, preset=spec)])
+    model.save(tmp_path / "model")
+    wanted = cnorm.Model([cnorm.LSTM(weights, preset=plain)]).run(x).tobytes()
+    assert model.run(x).tobytes() == cnorm.load(tmp_path / "model").run(x).tobytes() == wanted
+
+
+@pytest.mark.parametrize("terms", ["3H+H fio g", "2H+2H fi og", "H+3H f iog", "H+H+2H f i og", "H+2H+H f io g"])
+def test_joined_tensors_are_cut_wherever_they_join(terms, rng):
+    axis, *gates = terms.split()
+    plain = cnorm.PRESETS["LSTM", "ba2016"]
+    shapes = {"weight_x": f"{axis} I", "weight_h": f"{axis} H", "bias": axis}
+    joined = [(name, shapes.get(name, shape), " ".join(f"{name}[{g}]" for g in gates) if name in shapes else meaning)
+              for name, shape, meaning in plain.weights]  # fmt: skip
+    weights = random_weights(plain, rng, 5, 7)
+    x = rng.standard_normal((6, 5)).astype(np.float32)
+    spec = dataclasses.replace(plain, name="mine", weights=tuple(joined))
+    one, other = (cnorm.Model([cnorm.LSTM(weights, preset=p)]).run(x) for p in (spec, plain))
+    assert one.tobytes() == other.tobytes()
+
+
+def test_stacked_matrices_with_the_inputs_first(rng):
+    plain = cnorm.PRESETS["LSTM", "torch"]
+    weights = random_weights(plain, rng, 5, 7)
+    entry = ("weight_ih_l0", "4 I H", stacked("ifgo", "weight_x", ".T"))
+    spec = dataclasses.replace(plain, name="mine", weights=(entry, *plain.weights[1:]))
+    given = weights | {"weight_ih_l0": weights["weight_ih_l0"].reshape(4, 7, 5).swapaxes(1, 2)}
+    x = rng.standard_normal((6, 5)).astype(np.float32)
+    one, other = (cnorm.Model([cnorm.LSTM(w, preset=p)]).run(x) for w, p in ((given, spec), (weights, plain)))
+    assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [(("LSTM", "lingvo"), "weight_x"), (("LSTM", "lingvo"), "weight_h"), (("LSTM", "lingvo"), "weight_p"),
+     (("GRU", "onnx"), "weight_n")],
+)  # fmt: skip
+def test_nothing_is_packed_that_the_kernels_would_read_beyond(key, name, rng):
+    """Whatever brought the weights into the kernels' form."""
+
+    class Mistaken(LAYERS[key[0]]):
+        def _packed(self):
+            right = super()._packed()
+            return right | {name: right[name][:, 1:].copy()}
+
+    spec = cnorm.PRESETS[key]
+    layer = Mistaken(random_weights(spec, rng, 5, 7, outputs=3 if "lingvo" in key else None), preset=spec)
+    with pytest.raises(ValueError, match=rf"{name} of .* must be packed as \(.*\), got \("):
+        cnorm.Model([layer])
+
+
 def test_carrying_the_raw_cell_and_the_normalised_one_differ(rng):
     """The same names, shapes and weights, another recurrence: the reason for presets."""
     carry = cnorm.PRESETS["LSTM", "torch_custom"]
@@ -256,12 +325,21 @@ def test_a_spec_is_json_able_data(key):
         (("LSTM", "ba2016"), {"ddof": 1}, "n - 1"),
         (("GRU", "dreamer_v2"), {"reset": "after"}, "between two products"),
         (("GRU", "ba2016"), {"reset": "before"}, "without layer norm"),
-        (("RNN", "ba2016"), {"cell_norm": "carry"}, "only an LSTM"),
+        (("RNN", "ba2016"), {"cell_norm": "carry"}, "cell_norm belongs to the LSTM, got 'carry'"),
         (("LSTM", "ba2016"), {"grouping": "gates_and_candidate"}, "only a GRU"),
         (("LSTM", "ba2016"), {"scope": "none"}, "no use for"),
         (("LSTM", "ba2016"), {"scope": "sum"}, "no use for"),
-        (("GRU", "torch"), {"forget_bias": 1.0}, "belong to the LSTM"),
-        (("LSTM", "torch"), {"update_bias": 1.0}, "belongs to the GRU"),
+        (("GRU", "torch"), {"forget_bias": 1.0}, "forget_bias belongs to the LSTM"),
+        (("GRU", "torch"), {"cell_clip": 1.0}, "cell_clip belongs to the LSTM"),
+        (("RNN", "ba2016"), {"projection_clip": 1.0}, "projection_clip belongs to the LSTM"),
+        (("LSTM", "keras"), {"projection_clip": 1.0}, "belongs to a projection"),
+        (("LSTM", "torch"), {"reset": "before"}, "reset belongs to the GRU, got 'before'"),
+        (("LSTM", "torch"), {"reset": "candidate"}, "reset belongs to the GRU"),
+        (("RNN", "ba2016"), {"reset": "before"}, "reset belongs to the GRU"),
+        (("LSTM", "torch"), {"update": "keep"}, "update belongs to the GRU"),
+        (("LSTM", "torch"), {"activation": "relu"}, "activation belongs to the RNN"),
+        (("GRU", "torch"), {"activation": "relu"}, "activation belongs to the RNN"),
+        (("LSTM", "torch"), {"update_bias": 1.0}, "update_bias belongs to the GRU"),
     ],
 )
 def test_a_cell_that_is_not_covered_is_refused_with_a_reason(key, changes, reason, rng):
@@ -301,6 +379,11 @@ def test_a_cell_that_is_not_covered_is_refused_with_a_reason(key, changes, reaso
         ("tf_contrib", 0, ("kernel", "I+H+H 4H", "weight_x.T weight_h.T"), "can't be"),
         ("haste", 3, ("gamma", "3 4H", "gain_x gain_h"), "can't be"),
         ("onnx", 2, ("B", "1 9H", "bias_x bias_h?"), "can't be"),
+        ("ba2016", 2, ("bias", "4H", ""), "means '', which"),
+        ("ba2016", 2, ("bias", "4H", "?"), "means '', which"),
+        ("ba2016", 2, ("bias", "4H", "bias+"), "means '', which"),
+        ("ba2016", 2, ("bias", "4H", "+bias"), "means '', which"),
+        ("ba2016", 2, ("bias", "4H", "bias  inside_x"), "means '', which"),
     ],
     ids=str,
 )
@@ -328,6 +411,25 @@ def test_a_tensor_s_name_is_no_program(name):
 def test_a_spec_that_means_nothing_is_a_value_error(changes):
     with pytest.raises(ValueError, match=next(iter(changes))):
         dataclasses.replace(cnorm.PRESETS["LSTM", "ba2016"], **changes)
+
+
+@pytest.mark.parametrize("weights", [None, 3, [3], "abc", [("a", "4H")], [("a", "4H", 3)]], ids=str)
+def test_weights_of_a_spec_that_are_none(weights):
+    with pytest.raises(TypeError, match=r"weights must be \(name, shape, meaning\) triples of strings, got "):
+        dataclasses.replace(cnorm.PRESETS["LSTM", "ba2016"], weights=weights)
+
+
+def test_numbers_of_a_spec_may_be_numpy_s(tmp_path, rng):
+    """They become Python's, which JSON has."""
+    changes = {"eps": np.float32(2.0**-20), "forget_bias": np.int64(1), "cell_clip": np.float16(2), "zoneout": 0}
+    spec = dataclasses.replace(cnorm.PRESETS["LSTM", "haste"], name="mine", **changes)
+    assert {name: type(getattr(spec, name)) for name in changes} == dict.fromkeys(changes, float)
+    assert (spec.eps, spec.forget_bias, spec.cell_clip) == (2.0**-20, 1.0, 2.0)
+    cnorm.Model([cnorm.LSTM(random_weights(spec, rng, 3, 4), preset=spec)]).save(tmp_path / "model")
+    assert cnorm.load(tmp_path / "model").layers[0].spec == spec
+    for bad in "1e-5", True, -1.0, np.float32("nan"), 10**400, 1j, np.ones(1):
+        with pytest.raises(ValueError, match="eps must be a finite number, not negative, or None, got "):
+            dataclasses.replace(spec, eps=bad)
 
 
 def test_the_preset_is_never_guessed(rng):
@@ -378,6 +480,10 @@ def test_names_and_shapes_are_checked(rng):
             cnorm.LSTM(good | {name: good[name].astype(np.float64)}, preset="lingvo")
     with pytest.raises(ValueError, match="unknown: peephole"):
         cnorm.LSTM(good | {"peephole": good["ln_scale"]}, preset="lingvo")
+    masked = good | {"wm": np.ma.masked_less(good["wm"], 0)}
+    for read in (cnorm.LSTM, cnorm.from_torch):
+        with pytest.raises(TypeError, match=r"weights\['wm'\] of LSTM lingvo must be a plain array, got a MaskedArray"):
+            read(masked, preset="lingvo")
     with pytest.raises(TypeError, match="mapping"):
         cnorm.LSTM(list(good.values()), preset="lingvo")
     for shape in 8, (8,):
@@ -437,10 +543,26 @@ def test_the_state_at_the_start_can_be_part_of_the_weights(rng):
         np.testing.assert_array_equal(stream.state()[name], values)
 
 
+@pytest.mark.parametrize("key", [("GRU", "torch"), ("RNN", "tfa")], ids="-".join)
+def test_only_an_lstm_has_a_c_at_the_start(key, rng):
+    weights = random_weights(cnorm.PRESETS[key], rng, 3, 5) | {"c0": np.zeros(5, np.float32)}
+    with pytest.raises(ValueError, match="unknown: c0"):
+        LAYERS[key[0]](weights, preset=cnorm.PRESETS[key])
+    with pytest.raises(ValueError, match="leave over c0"):
+        cnorm.from_torch(weights, cnorm.PRESETS[key])
+
+
+def test_a_clip_of_a_projection_that_is_missing(rng):
+    spec = dataclasses.replace(cnorm.PRESETS["LSTM", "torch"], name="mine", projection_clip=0.5)
+    with pytest.raises(ValueError, match="LSTM mine must have a projection for its projection_clip"):
+        cnorm.LSTM(random_weights(spec, rng, 3, 4), preset=spec)
+    assert cnorm.LSTM(random_weights(spec, rng, 3, 4, 2), preset=spec).output_size == 2
+
+
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-BIASED = [key for key in KEYS if optional_biases(cnorm.PRESETS[key].weights, ())]
+BIASED = [key for key in KEYS if optional_tensors(cnorm.PRESETS[key].weights, ())]
 
 
 @pytest.mark.parametrize("key", BIASED, ids="-".join)
@@ -448,7 +570,7 @@ def test_a_bias_is_never_missing_quietly(key, rng):
     """A state dict that has lost its biases is no state dict of a layer without."""
     spec = cnorm.PRESETS[key]
     given = random_weights(spec, rng, 5, 8)
-    names = [name.format(layer=0, even=0, odd=1, reverse="") for name in optional_biases(spec.weights, ())]
+    names = [name.format(layer=0, even=0, odd=1, reverse="") for name in optional_tensors(spec.weights, ())]
     bare = {name: array for name, array in given.items() if name not in names}
     read = functools.partial(cnorm.from_torch, preset=spec, eps=EPS.get(key))
     for some in ([name] for name in names):
@@ -473,6 +595,20 @@ def test_a_projection_has_its_bias_or_says_that_it_has_none(rng):
     without = {name: array for name, array in given.items() if not name.startswith("projection")}
     with pytest.raises(ValueError, match="recurrent"):  # its matrix is still for 3 outputs
         cnorm.from_torch(without, "tflite")
+
+
+@pytest.mark.parametrize("entry", [("b", "4H", "inside_x+bias?"), ("g", "2 4H", "gain_x gain_h?")], ids=str)
+def test_whatever_is_optional_is_never_missing_quietly(entry, rng):
+    plain = cnorm.PRESETS["LSTM", "ba2016"]
+    spec = dataclasses.replace(plain, name="mine", weights=(*plain.weights[:2], entry))
+    given = random_weights(spec, rng, 5, 8)
+    bare = {name: array for name, array in given.items() if name != entry[0]}
+    with pytest.raises(ValueError, match=f"missing: {entry[0]} of a LSTM mine"):
+        cnorm.from_torch(bare, spec)
+    with pytest.raises(ValueError, match=f"bias must not be False: the checkpoint has {entry[0]}"):
+        cnorm.from_torch(given, spec, bias=False)
+    assert cnorm.from_torch(given, spec)[0].weights.keys() == given.keys()
+    assert cnorm.from_torch(bare, spec, bias=False)[0].weights.keys() == bare.keys()
 
 
 def test_half_of_the_biases_is_a_mistake(rng):
@@ -518,7 +654,7 @@ def test_the_stack_of_di_engine_shares_a_bias(rng):
         assert layer.weights.keys() == weights.keys()
         for name, array in weights.items():
             np.testing.assert_array_equal(layer.weights[name], array)
-    for rows in (one["bias"], np.concatenate([given["bias"], two["bias"]])):
+    for rows in (one["bias"], one["bias"][0, 0], np.concatenate([given["bias"], two["bias"]])):
         with pytest.raises(ValueError, match="bias"):
             cnorm.from_torch(given | {"bias": rows}, "di_engine")
 
@@ -577,6 +713,27 @@ def test_checkpoints_that_do_not_fit(rng):
         cnorm.from_torch(list(good), "torch", kind="GRU")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefix": 3}, "prefix must be a str, got int"),
+        ({"kind": ["GRU"]}, "kind must be a str or None, got list"),
+        ({"preset": 3}, "preset must be a name or a CellSpec, got int"),
+        ({"preset": np.array(["torch", "keras"])}, "preset must be a name or a CellSpec, got ndarray"),
+    ],
+    ids=str,
+)
+def test_a_wrong_type_is_named(options, message, tmp_path, rng):
+    layer, _ = random_cell(("GRU", "torch"), rng, 3, 4)
+    safetensors.numpy.save_file(dict(layer.weights), tmp_path / "foreign")
+    cnorm.Model([layer]).save(tmp_path / "own")
+    sources = [(cnorm.from_torch, layer.weights)]
+    sources += [(cnorm.from_safetensors, tmp_path / name) for name in ("foreign", "own")]
+    for read, source in sources:
+        with pytest.raises(TypeError, match=message):
+            read(source, **({"preset": "torch", "kind": "GRU"} | options))
+
+
 def test_a_checkpoint_that_does_not_fit_is_described(rng):
     """What was found stands beside what was expected, and a prefix where one would do."""
     good = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
@@ -628,6 +785,23 @@ def test_torch_modules(kind, options, rng):
 def _first_cell(model):
     layer = model.layers[0]
     return layer.forward if isinstance(layer, cnorm.Bidirectional) else layer
+
+
+def test_tensors_that_no_array_can_be_made_of(tmp_path):
+    """They may be elsewhere in a checkpoint; under the prefix they are an error that names them."""
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.GRU(4, 5))
+    state = module.state_dict() | {"0.weight": torch.zeros(3, 4).to(torch.float8_e4m3fn)}
+    (layer,) = cnorm.from_torch(state, "torch", kind="GRU", prefix="1.")
+    importlib.import_module("safetensors.torch").save_file(state, tmp_path / "file")
+    (other,) = cnorm.from_safetensors(tmp_path / "file", "torch", kind="GRU", prefix="1.")
+    assert layer.weights["weight_ih_l0"].tobytes() == other.weights["weight_ih_l0"].tobytes()
+    with pytest.raises(TypeError, match=r"source\['0.weight'\] must be a tensor that NumPy can read: .*Float8"):
+        cnorm.from_torch(state, "torch", kind="GRU")
+    with pytest.raises(ValueError, match=r"file: tensor '0.weight' has dtype F8_E4M3"):
+        cnorm.from_safetensors(tmp_path / "file", "torch", kind="GRU")
+    with pytest.raises(TypeError, match=r"source\['weight_ih_l0'\] must be a tensor that NumPy can read: .* meta"):
+        cnorm.from_torch(torch.nn.GRU(3, 4, device="meta"), "torch", kind="GRU")
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])

@@ -1,6 +1,7 @@
 """The demo: what it claims about the packaged model holds, and it runs from end to end."""
 
 import io
+import os
 import subprocess
 import sys
 
@@ -92,3 +93,25 @@ def test_a_folder_that_can_not_be_made_is_one_sentence(command, tmp_path):
     assert done.returncode == 1
     assert "file" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "to", "encoding", "message"),
+    [
+        ("info", "/dev/full", "utf-8", "No space left on device"),
+        ("--help", "/dev/full", "utf-8", "No space left on device"),
+        ("demo", os.devnull, "ascii", "can't encode"),
+    ],
+)
+def test_output_that_can_not_be_written_is_one_line(command, to, encoding, message, tmp_path):
+    if not os.path.exists(to):
+        pytest.skip(f"there is no {to}")
+    code = f"import sys; from cnorm.cli import main; sys.argv = ['cnorm', {command!r}]; main()"
+    with open(to, "w") as out:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+            env=os.environ | {"PYTHONIOENCODING": encoding},
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -124,6 +124,21 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, rng):
     assert sorted(os.listdir(tmp_path)) == ["folder", "link", "loop", "pipe"]
 
 
+def test_a_folder_s_name_is_no_file_s(tmp_path, rng):
+    for name in ("new/", "new/.", "new/.."):
+        with pytest.raises(OSError, match=rf"the path is that of a folder: '{tmp_path}/{name}'$"):
+            small_model(rng).save(f"{tmp_path}/{name}")
+    with pytest.raises(TypeError, match="path must be a str or path-like, got int"):
+        small_model(rng).save(3)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_name_as_long_as_names_can_be(tmp_path, rng):
+    small_model(rng).save(tmp_path / ("a" * 255))
+    assert cnorm.load(tmp_path / ("a" * 255)).output_size == 2
+    assert os.listdir(tmp_path) == ["a" * 255]
+
+
 def test_a_link_stays_and_its_target_is_replaced(tmp_path, rng):
     os.mkdir(tmp_path / "folder")
     os.symlink("folder/model", tmp_path / "link")
@@ -384,6 +399,36 @@ def test_ten_thousand_layers_and_no_more(path):
     described["layers"] += described["layers"][-1:]
     write_configuration(path, described)
     refused(path, "at most 10000")
+    described["layers"][2:] = [{"type": "Residual", "layers": described["layers"][2:]}]  # 2, this one and 9999 in it
+    write_configuration(path, described)
+    refused(path, "at most 10000 entries, nested ones included, got 10002")
+
+
+def test_many_layers_are_read_in_as_many_steps(path):
+    """Each took its tensors from among all of them: minutes for ten thousand. Counted in calls."""
+    cell = {"weight_x": (1, 1), "weight_h": (1, 1), "gain": 1, "bias": 1}
+    entry = {"type": "RNN", "preset": "ba2016", "eps": 1e-5}
+
+    def calls(count):
+        tensors = {f"layers.0.{i}.{name}": np.ones(s, np.float32) for i in range(count) for name, s in cell.items()}
+        described = {"format": 1, "layers": [{"type": "Residual", "layers": [entry] * count}]}
+        safetensors.numpy.save_file(tensors, path, metadata={"cnorm.model": json.dumps(described)})
+        counted = []
+        sys.setprofile(lambda _, event, __: counted.append(event))
+        model = cnorm.load(path)
+        sys.setprofile(None)
+        assert list(model.stream().state()) == [f"h{i}" for i in range(count)]
+        return len(counted)
+
+    assert calls(200) < 2.2 * calls(100)
+
+
+def test_outputs_that_would_fill_memory(tmp_path):
+    """The output of each layer has room of its own, and an activation takes none in the file."""
+    layers = [cnorm.LayerNorm(np.ones(200_000, np.float32)), *[cnorm.Activation("relu")] * 200]
+    with pytest.raises(ValueError, match=r"layers take 160000000 bytes for the outputs of one step: more than 64 MiB"):
+        cnorm.Model(layers)
+    assert cnorm.Model(layers[:50]).output_size == 200_000
 
 
 def test_missing_and_left_over_tensors(tmp_path, rng):
@@ -432,6 +477,40 @@ def test_a_lost_bias_is_an_error(tmp_path, rng):
     refused(path, r"\[\], got \['bias_ih_l0', 'bias_hh_l0'\]")
     safetensors.numpy.save_file(tensors, path, metadata=bare)
     refused(path, r"\['bias_ih_l0', 'bias_hh_l0'\], got \[\]")
+
+
+def test_a_lost_optional_tensor_is_an_error(tmp_path, rng):
+    """A state at the start, a gain or a bias within a norm: without it the file would load and mean something else."""
+    matrices = (("x", "4H I", "weight_x"), ("y", "4H P", "weight_h"), ("p", "P H", "weight_p?"))
+    vectors = (("b", "4H", "inside_x+bias?"), ("g", "2 4H", "gain_x gain_h?"))
+    spec = dataclasses.replace(cnorm.PRESETS["LSTM", "ba2016"], name="mine", weights=matrices + vectors)
+    weights = random_weights(spec, rng, 4, 4, 4) | {name: np.ones(4, np.float32) for name in ("h0", "c0")}
+    cell, path = cnorm.LSTM(weights, preset=spec), tmp_path / "model"
+    cnorm.Model([cell, cnorm.Residual([cell])]).save(path)
+    tensors, metadata = safetensors.numpy.load_file(path), contents(path)[0]["__metadata__"]
+    assert [layer["with"] for layer in configuration(path)["layers"][:1]] == [["p", "b", "g", "h0", "c0"]]
+    for lost in [name for name in tensors if name.split(".")[-1] in ("p", "b", "g", "h0", "c0")]:
+        without = {name: array for name, array in tensors.items() if name != lost}
+        safetensors.numpy.save_file(without, path, metadata=metadata)
+        refused(path, r"must be those that the configuration names, \['p', 'b', 'g', 'h0', 'c0'\], got ")
+    safetensors.numpy.save_file(tensors, path, metadata=metadata)
+    assert cnorm.load(path).layers[0].weights.keys() == weights.keys()
+
+
+def test_a_file_that_does_not_say_what_is_optional_in_it(tmp_path, rng):
+    """As files were before; and one that says it in another way."""
+    weights = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4) | {"h0": np.ones(4, np.float32)}
+    path = tmp_path / "model"
+    cnorm.Model([cnorm.GRU(weights, preset="torch"), cnorm.Linear(np.ones((2, 4), np.float32))]).save(path)
+    described = configuration(path)
+    assert described["layers"][0].pop("with") == ["h0"]
+    write_configuration(path, described)
+    assert cnorm.load(path).stream().state()["h0"].tolist() == [1.0] * 4
+    for place, said in ((0, []), (0, None), (0, ["c0"]), (0, "h0"), (1, [])):
+        wrong = json.loads(json.dumps(described))
+        wrong["layers"][place]["with"] = said
+        write_configuration(path, wrong)
+        refused(path, "optional tensors of GRU|unknown layer")
 
 
 @settings(max_examples=150)

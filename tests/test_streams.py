@@ -2,12 +2,14 @@
 
 import copy
 import dataclasses
+import gc
 import os
 import pickle
 import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -388,6 +390,23 @@ def test_an_out_of_another_kind(model, out, error):
         stream.step(np.ones(5, np.float32), out=out)
 
 
+def test_an_out_that_can_not_be_written_is_described(model):
+    still = np.zeros(3, np.float32)
+    still.flags.writeable = False
+    for out, given in ((np.zeros(6, np.float32)[::2], r"\(8,\), aligned True, writable True"),
+                       (still, r"\(4,\), aligned True, writable False")):  # fmt: skip
+        with pytest.raises(ValueError, match=rf"aligned and writable, got shape \(3,\) with strides {given}$"):
+            model.stream().step(np.ones(5, np.float32), out=out)
+
+
+def test_a_stream_can_be_referred_to_weakly(model):
+    streams = weakref.WeakSet([model.stream()])
+    gc.collect()
+    assert len(streams) == 0
+    kept = model.stream()
+    assert weakref.ref(kept)() is kept
+
+
 def test_strided_and_unaligned_frames(model, rng):
     x = rng.standard_normal(5).astype(np.float32)
     wanted = model.stream().step(x).tobytes()
@@ -453,7 +472,10 @@ def test_step_many_refuses_and_moves_nothing(model, rng):
     stranger = deep_model(rng).stream()
     x = np.ones((3, 5), np.float32)
     with unchanged(*streams, stranger):
-        with pytest.raises(ValueError, match="twice"):
+        for wrong in None, 3, streams[0]:
+            with pytest.raises(TypeError, match=r"streams must be a sequence of Stream, got (NoneType|int|Stream)"):
+                model.step_many(wrong, x)
+        with pytest.raises(ValueError, match=r"same stream twice, got streams\[\d\] again as streams\[\d\]"):
             model.step_many([streams[0], streams[1], streams[0]], x)
         with pytest.raises(ValueError, match=r"streams\[2\] is a stream of another model"):
             model.step_many([*streams[:2], stranger], x)
@@ -820,6 +842,9 @@ def test_layers_that_do_not_fit(rng):
         cnorm.Model([cnorm.Activation("relu")])
     with pytest.raises(ValueError, match="function must be one of"):
         cnorm.Activation("gelu")
+    for bad in None, np.array(["relu", "tanh"]):
+        with pytest.raises(TypeError, match=r"function must be a str, got (NoneType|ndarray)"):
+            cnorm.Activation(bad)
     with pytest.raises(TypeError, match="backward must be a recurrent layer"):
         cnorm.Bidirectional(lstm, cnorm.Linear(np.zeros((2, 3), np.float32)))
     with pytest.raises(AttributeError, match="immutable"):

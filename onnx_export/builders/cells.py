@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from cnorm.specs import meant, taken_apart
+from cnorm.weights import length_of
 from onnx_export.builders.norms import layer_norm
 
 
@@ -41,7 +42,7 @@ class Cell:
         values = [value]
         if axis is not None:  # one matrix over [x, h] or [h, x]
             sizes = {"I": layer.input_size, "H": layer.units, "P": layer.output_size}
-            values = graph.split(value, [sizes[symbols[axis]] for _, symbols in pieces], names, axis)
+            values = graph.split(value, [length_of(symbols[axis], sizes) for _, symbols in pieces], names, axis)
         elif len(pieces) > 1:  # rows of a matrix, or parts of a vector
             rows = layer.weights[name].ndim > 1 + leading
             length = 1 if rows else layer.weights[name].size // len(pieces)

@@ -160,7 +160,7 @@ static void run_rows(const cnorm_kernels *kernels, const cnorm_layer *layers, in
             break;
         case CNORM_RESIDUAL: {
             const int from = i - layer->as.residual.back; /* the layer whose input is added */
-            const float *kept = from == 0 ? x : scratch + output_floats(layers, from - 1, rows);
+            const float *kept = from == 0 ? x : out - output_floats(layers + from - 1, i - from + 1, rows);
             const ptrdiff_t stride = from == 0 ? x_stride : padded_units(layer->as.residual.n);
             for (ptrdiff_t s = 0; s < n; ++s)
                 for (ptrdiff_t j = 0; j < layer->as.residual.n; ++j)
