@@ -6,6 +6,8 @@ in where mu and sigma come from: batch norm takes them from each unit over the d
 over the units, weight norm has ``mu = 0`` and ``sigma_i = |w_i|``.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +39,7 @@ class InvarianceTable:
     effects: np.ndarray
 
     @property
-    def invariant(self):
+    def invariant(self) -> np.ndarray:
         """ndarray, shape (3, 6), bool: the change is rounding, below 1e-9; one that is not is far above."""
         return self.effects < 1e-9
 
@@ -53,7 +55,7 @@ class InvarianceTable:
         return "\n".join(lines)
 
 
-def invariance_table(*, cases=40, inputs=7, units=9, seed=0):
+def invariance_table(*, cases: int = 40, inputs: int = 7, units: int = 9, seed: int = 0) -> InvarianceTable:
     """Measures Table 1 of arXiv:1607.06450 with cnorm's own norms, in float64 with eps 0.
 
     A random linear layer is normalised before and after its weights or its data are transformed: W to 1.7 W, W
@@ -103,7 +105,18 @@ def invariance_table(*, cases=40, inputs=7, units=9, seed=0):
     )
 
 
-def fisher_glm(weight, gain, bias, x, *, norm, output="gaussian", phi=1.0, eps=0.0, cross=True):
+def fisher_glm(
+    weight: np.ndarray,
+    gain: np.ndarray,
+    bias: np.ndarray,
+    x: np.ndarray,
+    *,
+    norm: str,
+    output: str = "gaussian",
+    phi: float = 1.0,
+    eps: float = 0.0,
+    cross: bool = True,
+) -> np.ndarray:
     """Fisher information of a normalised generalised linear model (arXiv:1607.06450, Eq. 12-14).
 
     Unit i has the parameters (w_i, b_i, g_i) and the natural parameter

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 
-from cnorm.layers import Bidirectional, _eps, _name
+from cnorm.layers import Bidirectional, Layer, _eps, _name
 from cnorm.model import CELLS, METADATA_KEY, array_of, raw_safetensors, spec_of
 from cnorm.specs import PRESETS, CellSpec
 from cnorm.weights import START, optional_tensors
@@ -17,7 +19,15 @@ from cnorm.weights import START, optional_tensors
 __all__ = ["from_safetensors", "from_torch"]
 
 
-def from_torch(source, preset, *, kind=None, prefix="", eps=None, bias=None):
+def from_torch(
+    source: Any,
+    preset: str | CellSpec,
+    *,
+    kind: str | None = None,
+    prefix: str = "",
+    eps: float | None = None,
+    bias: bool | None = None,
+) -> tuple[Layer, ...]:
     """Recurrent layers from a PyTorch module or state dict.
 
     A state dict does not say what its cell computes: a cell with the same names and shapes can be another recurrence
@@ -69,7 +79,15 @@ def from_torch(source, preset, *, kind=None, prefix="", eps=None, bias=None):
     return _layers(tensors, _array, _spec(preset, kind), prefix, eps, bias)
 
 
-def from_safetensors(path, preset, *, kind=None, prefix="", eps=None, bias=None):
+def from_safetensors(
+    path: str | os.PathLike[str],
+    preset: str | CellSpec,
+    *,
+    kind: str | None = None,
+    prefix: str = "",
+    eps: float | None = None,
+    bias: bool | None = None,
+) -> tuple[Layer, ...]:
     """Recurrent layers from a safetensors file of another framework; parameters as `from_torch`.
 
     Parameters

@@ -6,7 +6,16 @@ from cnorm._core import KernelArithmetic, as_array, check_var, weight_norm
 from cnorm.layers import rounded
 
 
-def fold_batch_norm(linear_weight, linear_bias, mean, var, weight=None, bias=None, *, eps=1e-5):
+def fold_batch_norm(
+    linear_weight: np.ndarray,
+    linear_bias: np.ndarray | None,
+    mean: np.ndarray,
+    var: np.ndarray,
+    weight: np.ndarray | None = None,
+    bias: np.ndarray | None = None,
+    *,
+    eps: float = 1e-5,
+) -> tuple[np.ndarray, np.ndarray]:
     """The linear layer that a linear layer followed by an inference batch norm is.
 
     ``batch_norm_inference(x @ W.T + b) = x @ W'.T + b'`` with ``scale = weight / sqrt(var + eps)``,
@@ -50,7 +59,9 @@ def fold_batch_norm(linear_weight, linear_bias, mean, var, weight=None, bias=Non
         return folded.astype(w.dtype), folded_bias.astype(w.dtype)
 
 
-def fold_weight_norm(weight, gain=None, bias=None):
+def fold_weight_norm(
+    weight: np.ndarray, gain: np.ndarray | None = None, bias: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray | None]:
     """The plain linear layer that a weight-normalised one is.
 
     `weight_norm` computed in float64 and rounded once; the bias stays as it is. For float32,

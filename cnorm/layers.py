@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -18,7 +18,7 @@ __all__ = ["GRU", "LSTM", "RNN", "Activation", "Bidirectional", "LayerNorm", "Li
 ACTIVATIONS = ("tanh", "relu", "sigmoid")
 
 
-class _Layer:
+class Layer:
     """What all layers share: read-only attributes and a kind."""
 
     kind: ClassVar[str]
@@ -33,10 +33,10 @@ class _Layer:
         self.__dict__[name] = value
 
 
-class _Cell(_Layer):
+class _Cell(Layer):
     """A recurrent layer: a spec, its eps and the checkpoint's tensors."""
 
-    def __init__(self, weights, *, preset, eps=None):
+    def __init__(self, weights: Mapping[str, Any], *, preset: str | CellSpec, eps: float | None = None) -> None:
         self.spec = _spec(self.kind, preset)
         self.eps = _eps(eps, self.spec)
         self.weights, sizes = checked(weights, self.entries(), f"{self.kind} {self.spec.name}")
@@ -53,7 +53,7 @@ class _Cell(_Layer):
         if self.spec.projection_clip is not None and not projected(self.entries(), self.weights):
             raise ValueError(f"weights of {self.kind} {self.spec.name} must have a projection for its projection_clip")
 
-    def entries(self):
+    def entries(self) -> list[tuple[str, str, str]]:
         """The spec's tensors as a single layer's names, and the state at the start."""
         return [(_name(name, 0), shape, meaning) for name, shape, meaning in self.spec.weights] + list(START[self.kind])
 
@@ -151,7 +151,7 @@ class RNN(_Cell):
     kind = "RNN"
 
 
-class Linear(_Layer):
+class Linear(Layer):
     """y = weight x + bias.
 
     Parameters
@@ -167,7 +167,7 @@ class Linear(_Layer):
 
     kind = "Linear"
 
-    def __init__(self, weight, bias=None):
+    def __init__(self, weight: Any, bias: Any = None) -> None:
         given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         self.weights, sizes = checked(given, (("weight", "O I", ""), ("bias", "O", "?")), "Linear")
         self.absent_biases = ("bias",) if bias is None else ()
@@ -180,7 +180,7 @@ class Linear(_Layer):
         return Linear, (self.weights["weight"], self.weights.get("bias"))
 
 
-class LayerNorm(_Layer, BoundLayerNorm):
+class LayerNorm(Layer, BoundLayerNorm):
     """y = LN(x) weight + bias over the last dimension (arXiv:1607.06450, Eq. 3).
 
     As a layer of a `Model` it normalises a frame. By itself it is `layer_norm` with its parameters bound, for many
@@ -201,7 +201,7 @@ class LayerNorm(_Layer, BoundLayerNorm):
 
     kind = "LayerNorm"
 
-    def __init__(self, weight, bias=None, *, eps=1e-5):
+    def __init__(self, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> None:
         if isinstance(weight, (int, tuple)):
             raise TypeError(
                 f"weight must be an array, got {type(weight).__name__}: there is no normalized_shape; for {weight} "
@@ -225,7 +225,7 @@ def _layer_norm(weight, bias, eps):
     return LayerNorm(weight, bias, eps=eps)
 
 
-class Activation(_Layer):
+class Activation(Layer):
     """A function of each element: "relu", "tanh" or "sigmoid".
 
     Parameters
@@ -247,7 +247,7 @@ class Activation(_Layer):
 
     kind = "Activation"
 
-    def __init__(self, function):
+    def __init__(self, function: str) -> None:
         if not isinstance(function, str):
             raise TypeError(f"function must be a str, got {type(function).__name__}")
         if function not in ACTIVATIONS:
@@ -263,7 +263,7 @@ class Activation(_Layer):
         return Activation, (self.function,)
 
 
-class Residual(_Layer):
+class Residual(Layer):
     """y = x + layers(x).
 
     Parameters
@@ -279,7 +279,7 @@ class Residual(_Layer):
 
     kind = "Residual"
 
-    def __init__(self, layers):
+    def __init__(self, layers: Iterable[Layer]) -> None:
         self.layers = chained(layers)
         if any(isinstance(layer, Bidirectional) for layer in self.layers):
             raise ValueError("layers of Residual must not have a Bidirectional layer: put it on its own")
@@ -297,7 +297,7 @@ class Residual(_Layer):
         return Residual, (self.layers,)
 
 
-class Bidirectional(_Layer):
+class Bidirectional(Layer):
     """y[t] = (forward's output at t, backward's output at t), backward having read the sequence from its end.
 
     It needs the whole sequence: a model with one has `Model.run` and no streams.
@@ -317,7 +317,7 @@ class Bidirectional(_Layer):
 
     kind = "Bidirectional"
 
-    def __init__(self, forward, backward):
+    def __init__(self, forward: _Cell, backward: _Cell) -> None:
         for name, layer in (("forward", forward), ("backward", backward)):
             if not isinstance(layer, _Cell):
                 raise TypeError(f"{name} must be a recurrent layer such as cnorm.LSTM, got {type(layer).__name__}")
@@ -336,7 +336,7 @@ class Bidirectional(_Layer):
         return Bidirectional, (self.forward, self.backward)
 
 
-def chained(layers) -> tuple[_Layer, ...]:
+def chained(layers) -> tuple[Layer, ...]:
     """The layers as a tuple, checked to fit one another."""
     if not isinstance(layers, Iterable):
         raise TypeError(f"layers must be a sequence of layers, got {type(layers).__name__}")
@@ -345,7 +345,7 @@ def chained(layers) -> tuple[_Layer, ...]:
         raise ValueError("layers must have at least one layer, got none")
     size = None
     for i, layer in enumerate(layers):
-        if not isinstance(layer, _Layer):
+        if not isinstance(layer, Layer):
             raise TypeError(
                 f"layers[{i}] must be a layer such as cnorm.LSTM or cnorm.Linear, got {type(layer).__name__}"
             )

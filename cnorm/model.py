@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import tempfile
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from cnorm.layers import (
     RNN,
     Activation,
     Bidirectional,
+    Layer,
     LayerNorm,
     Linear,
     Residual,
@@ -71,7 +73,7 @@ class Model:
     (9,)
     """
 
-    def __init__(self, layers):
+    def __init__(self, layers: Iterable[Layer]) -> None:
         self._layers = layers = chained(layers)
         self._input_size, self._output_size = ends(layers)
         self._parts, self._network = [], None
@@ -89,18 +91,18 @@ class Model:
             self._network = self._parts[0]
 
     @property
-    def layers(self):
+    def layers(self) -> tuple[Layer, ...]:
         return self._layers
 
     @property
-    def input_size(self):
+    def input_size(self) -> int:
         return self._input_size
 
     @property
-    def output_size(self):
+    def output_size(self) -> int:
         return self._output_size
 
-    def stream(self):
+    def stream(self) -> _core.Stream:
         """A new `Stream`, its state at the start: zero, or what the cells have learned.
 
         Returns
@@ -114,7 +116,13 @@ class Model:
         """
         return _core.Stream(self)
 
-    def step_many(self, streams, x, out=None, reset=None):
+    def step_many(
+        self,
+        streams: Sequence[_core.Stream],
+        x: np.ndarray,
+        out: np.ndarray | None = None,
+        reset: np.ndarray | None = None,
+    ) -> np.ndarray:
         """One step of each of some streams of this model; the weights are read once for all.
 
         Parameters
@@ -142,7 +150,7 @@ class Model:
         """
         return _core.step_many(self, streams, x, out, reset)
 
-    def run(self, x):
+    def run(self, x: np.ndarray) -> np.ndarray:
         """A whole sequence from the state at the start; the only way to run bidirectional layers.
 
         Parameters
@@ -166,7 +174,7 @@ class Model:
                 x = _core.Stream(self, part).process(x)
         return x
 
-    def restore(self, saved):
+    def restore(self, saved: bytes) -> _core.Stream:
         """The stream that ``Stream.save`` wrote to bytes.
 
         Parameters
@@ -189,7 +197,7 @@ class Model:
         stream._restore(saved)
         return stream
 
-    def save(self, path):
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file: weights by name, configuration as JSON in the metadata.
 
         The file appears whole or not at all; one that is there keeps its mode.
@@ -312,7 +320,7 @@ def _identity(layers) -> bytes:
     return digest.digest()
 
 
-def load(path):
+def load(path: str | os.PathLike[str]) -> Model:
     """Read a model that `Model.save` wrote.
 
     The file may come from a stranger: it is read whole into memory, at most 4 GiB of a regular file, parsed by the
@@ -492,7 +500,7 @@ def _weight_and_bias(kind: str, weights: dict) -> dict:
     return weights
 
 
-def demo_model():
+def demo_model() -> Model:
     """The packaged model: a layer-normalised LSTM, 12 -> 64, and a read-out to 9 speakers.
 
     Trained on Japanese Vowels by examples/japanese_vowels/train.py.

@@ -211,3 +211,32 @@ def test_the_c_library_is_installed_for_c_alone(tmp_path, python):
     description = (tmp_path / "build" / "meson-private" / "cnorm.pc").read_text()
     # a static library needs libm at once
     assert "Libs: -L${libdir} -lcnorm -lm\nCflags: -I${includedir}\n" in description
+
+
+# libc and libm functions that neither allocate nor lock nor call the system
+HARMLESS = {
+    "memcpy",
+    "memset",
+    "memmove",
+    "memcmp",
+    "strcmp",
+    "fabs",
+    "fabsf",
+    "sqrt",
+    "ilogb",
+    "ldexp",
+    "scalbn",
+    "floor",
+}
+AT_FIRST_USE = {"getenv"}  # CNORM_ISA
+
+
+def test_the_library_calls_nothing_that_could_allocate_or_lock():
+    """No function of the C library can allocate, because none calls anything that could."""
+    objects = sorted((build_folder() / "src").rglob("*.o"))
+    assert objects
+    listing = subprocess.run(["nm", "--undefined-only", *objects], check=True, capture_output=True, text=True).stdout
+    called = {line.split()[-1] for line in listing.splitlines() if line.strip().startswith("U ")}
+    outside = {name for name in called if not name.startswith(("cnorm_", "_GLOBAL_OFFSET_TABLE_", "__stack_chk"))}
+    assert outside <= HARMLESS | AT_FIRST_USE
+    assert "memcpy" in outside

@@ -1,7 +1,13 @@
-"""The hand-written stubs say what the extension module has."""
+"""The hand-written stubs say what the extension module has, and plain Python says its own types."""
 
+import inspect
 import subprocess
 import sys
+
+import pytest
+
+import cnorm
+import cnorm.analysis
 
 # Cython's own additions
 ALLOWED = (
@@ -17,3 +23,24 @@ def test_stubs_match_the_extension(tmp_path):
         cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def written_in_python():
+    """Public functions and methods, but for the extension's, by name."""
+    public = [getattr(cnorm, name) for name in cnorm.__all__] + [
+        cnorm.analysis.invariance_table,
+        cnorm.analysis.fisher_glm,
+    ]
+    for thing in public:
+        if inspect.isfunction(thing):
+            yield thing.__name__, thing
+        for name, part in inspect.getmembers(thing) if inspect.isclass(thing) else []:
+            part = part.fget if isinstance(part, property) else part
+            if inspect.isfunction(part) and (name == "__init__" or name[0] != "_"):
+                yield f"{thing.__name__}.{name}", part
+
+
+@pytest.mark.parametrize("function", dict(written_in_python()).values(), ids=dict(written_in_python()))
+def test_every_argument_and_result_has_a_type(function):
+    types = inspect.get_annotations(function)
+    assert {name for name in inspect.signature(function).parameters if name != "self"} | {"return"} == types.keys()
