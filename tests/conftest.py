@@ -1,5 +1,6 @@
 """Fixtures every test file may use."""
 
+import importlib
 import os
 
 import hypothesis
@@ -34,3 +35,23 @@ def rng():
     seed = int(os.environ.get("CNORM_TEST_SEED", "1607"))
     print(f"rng seed: {seed} (CNORM_TEST_SEED={seed} repeats it)")
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def fails_once(monkeypatch):
+    """Makes a step of the validator, "module.function", fail the first time it is called."""
+
+    def arrange(step, error):
+        module, name = step.split(".")
+        module = importlib.import_module(f"onnx_export.validation.{module}")
+        real, calls = getattr(module, name), []
+
+        def failing(*arguments, **options):
+            calls.append(arguments)
+            if len(calls) == 1:
+                raise error
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(module, name, failing)
+
+    return arrange

@@ -1,7 +1,5 @@
 """Every specimen of the gallery gives exactly what it says."""
 
-import importlib
-
 import numpy as np
 import onnx
 import onnx_gallery as gallery
@@ -79,19 +77,9 @@ def test_the_runtime_is_blamed_once_not_each_norm(tmp_path):
 
 
 @pytest.mark.parametrize("step", ["patterns._native_axes", "lint.trap_of"])
-def test_trouble_in_looking_at_one_norm_leaves_the_others(step, tmp_path, monkeypatch):
+def test_trouble_in_looking_at_one_norm_leaves_the_others(step, tmp_path, fails_once):
     """It is a finding about that node, and the exit code says that not all was looked at."""
-    module, name = step.split(".")
-    module = importlib.import_module(f"onnx_export.validation.{module}")
-    real, calls = getattr(module, name), []
-
-    def failing(*arguments):
-        calls.append(arguments)
-        if len(calls) == 1:
-            raise RecursionError("met something strange")
-        return real(*arguments)
-
-    monkeypatch.setattr(module, name, failing)
+    fails_once(step, RecursionError("met something strange"))
     report = examined(gallery.two_norms_in_a_row(), tmp_path)
     assert [n.verdict for n in report.norms] == ["ok"] * (1 if step == "patterns._native_axes" else 2)
     (finding,) = [f for f in report.findings if f.code == "unread"]
@@ -102,19 +90,9 @@ def test_trouble_in_looking_at_one_norm_leaves_the_others(step, tmp_path, monkey
 
 
 @pytest.mark.parametrize("step", ["run.culprit", "stress.hard_rows", "bench.piece"])
-def test_trouble_with_one_norm_leaves_the_others(step, tmp_path, monkeypatch):
+def test_trouble_with_one_norm_leaves_the_others(step, tmp_path, fails_once):
     """A bug or a refusal met in judging costs one verdict and the exit code, never the report."""
-    module, name = step.split(".")
-    module = importlib.import_module(f"onnx_export.validation.{module}")
-    real, calls = getattr(module, name), []
-
-    def failing(*arguments, **options):
-        calls.append(arguments)
-        if len(calls) == 1:
-            raise RuntimeError("met something strange")
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(module, name, failing)
+    fails_once(step, RuntimeError("met something strange"))
     build = gallery.one_pass_at_a_huge_mean if step == "run.culprit" else gallery.two_norms_in_a_row
     report = examined(build(), tmp_path)
     assert [n.verdict for n in report.norms] == (
