@@ -251,9 +251,9 @@ cdef cnp.ndarray computed(cnp.ndarray result, cnorm_dtype dtype):
     return np.empty((<object>result).shape, np.float64 if dtype == CNORM_F64 else np.float32)
 
 
-cdef int deliver(results, computed) except -1:
+cdef int deliver(results, sources) except -1:
     """Copy what C could not write where it is wanted; what does not fit float16 is infinite, as the dtype has it."""
-    for result, source in zip(results, computed):
+    for result, source in zip(results, sources):
         if result is not source:
             with KernelArithmetic():
                 result[...] = source

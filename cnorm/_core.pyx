@@ -55,8 +55,8 @@ cdef class KernelArithmetic:
         self.mode = float_mode_enter()
 
     def __exit__(self, *error):
+        self.errstate.__exit__(*error)  # first: it fails where nothing was entered, and there is no mode to go back to
         float_mode_leave(self.mode)
-        self.errstate.__exit__(*error)
 
 
 cdef int check(cnorm_status status) except -1:

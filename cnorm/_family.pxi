@@ -908,7 +908,7 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
     Returns
     -------
     ds : float
-        In float64, summed over the rows in order.
+        In float64, summed over the rows in order; 0 where smoothing is 0, whatever x is.
 
     Raises
     ------
@@ -931,7 +931,6 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
     check_stats(stats, one_per_row(a, first), a, dtype, "x.shape[:axis] + (1, ...)")
     d = rows_of(d, first, &gradient)
     a = rows_of(a, first, &source)
-    gain = contiguous(gain)
     cdef void *pg = data_of(gain)
     cdef void *ps = data_of(stats._data)
     with nogil:

@@ -80,9 +80,9 @@ cdef int check_stats(Stats stats, tuple shape, cnp.ndarray x, cnorm_dtype dtype,
     if cnp.PyArray_TYPE(stats._data) != compute_number(dtype):
         kind = "float64" if dtype == CNORM_F64 else "float32"
         raise TypeError(f"stats must be {kind} for x of dtype {x.dtype}, got {stats._data.dtype}")
-    given = (<object>stats._data).shape[:-1]
-    if given != shape:
-        raise ValueError(f"stats must have the shape {shape}, {what}, got {given}")
+    given = (<object>stats._data).shape
+    if given != shape + (3,):
+        raise ValueError(f"stats must have the shape {shape}, {what}, got {given[:-1]}")
     return 0
 
 
@@ -358,8 +358,7 @@ cdef backward(bint centred, dy, x, weight, Stats stats, axis, out):
         status = call_backward(centred, dtype, rows, n, gradient, source, pg, cnp.PyArray_DATA(stats._data), sink,
                                dgain_to, dbias_to, cnp.PyArray_DATA(partials))
     check(status)
-    if target is not dx or dgain_to is not dweight or dbias_to is not dbias:
-        deliver((dx, dweight, dbias), (target, dgain_to, dbias_to))
+    deliver((dx, dweight, dbias), (target, dgain_to, dbias_to))
     return dx, None if weight is None else dweight, dbias
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from cnorm.layers import Bidirectional, Layer, _eps, _name
-from cnorm.model import CELLS, METADATA_KEY, array_of, raw_safetensors, spec_of
-from cnorm.specs import PRESETS, CellSpec
-from cnorm.weights import START, optional_tensors
+from cnorm.model import CELLS, METADATA_KEY, array_of, check_with, raw_safetensors, spec_of
+from cnorm.specs import PRESETS, START, CellSpec
+from cnorm.weights import optional_tensors
 
 __all__ = ["from_safetensors", "from_torch"]
 
@@ -111,33 +111,38 @@ def from_safetensors(
     tensors, metadata = raw_safetensors(path)
     spec = _spec(preset, kind)
     try:
+        said = []
         if METADATA_KEY in metadata:
-            _same_cells(metadata[METADATA_KEY], prefix, spec, _eps(eps, spec))
-        return _layers(tensors, array_of, spec, prefix, eps, bias)
+            said = _same_cells(metadata[METADATA_KEY], prefix, spec, _eps(eps, spec))
+        layers = _layers(tensors, array_of, spec, prefix, eps, bias)
+        for layer, entry in zip(layers, said, strict=False):
+            check_with(layer, entry)
+        return layers
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _same_cells(text: str, prefix: str, spec: CellSpec, eps: float | None):
-    """See that the cells which a model file describes under the prefix are those asked for."""
+def _same_cells(text: str, prefix: str, spec: CellSpec, eps: float | None) -> list[dict]:
+    """See that the cells which a model file describes under the prefix are those asked for; their entries."""
     try:
         entries = [cell for i, entry in enumerate(json.loads(text)["layers"]) for cell in _cells(entry, f"layers.{i}.")]
-        said = [(start, _spec(spec_of(entry), entry["type"]), entry.get("eps")) for start, entry in entries]
+        said = [(start, _spec(spec_of(entry), entry["type"]), entry) for start, entry in entries]
     except (KeyError, TypeError, RecursionError, json.JSONDecodeError):
         raise ValueError(f"{METADATA_KEY!r} does not describe layers") from None
     said = [one for one in said if re.match(_pattern(prefix), one[0])]
     if not said:
         raise ValueError(f"this cnorm model has no recurrent layer under {prefix!r}: read it with cnorm.load")
     names = [field.name for field in fields(spec) if field.name not in ("name", "source")]
-    for start, its, its_eps in said:
+    for start, its, entry in said:
         pairs = [(name, getattr(its, name), getattr(spec, name)) for name in names]
-        pairs.append(("the layer's eps", its_eps, eps))
+        pairs.append(("the layer's eps", entry.get("eps"), eps))
         differing = [f"{name} is {theirs!r}, not {ours!r}" for name, theirs, ours in pairs if theirs != ours]
         if differing:
             raise ValueError(
                 f"{start.rstrip('.')} was saved as {its.kind} {its.name} and is not the {spec.kind} {spec.name} asked "
                 f"for: {'; '.join(differing)}; read it with cnorm.load"
             )
+    return [entry for _, _, entry in said]
 
 
 def _cells(entry: dict, start: str):

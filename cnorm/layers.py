@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cnorm._core import BoundLayerNorm, KernelArithmetic
-from cnorm.specs import PRESETS, CellSpec
-from cnorm.weights import START, checked, optional_tensors, packed, projected
+from cnorm.specs import PRESETS, START, CellSpec, projected
+from cnorm.weights import checked, optional_tensors, packed, present
 
 __all__ = ["GRU", "LSTM", "RNN", "Activation", "Bidirectional", "LayerNorm", "Linear", "Residual"]
 
@@ -49,9 +49,13 @@ class _Cell(Layer):
                 f"weights of {self.kind} {self.spec.name} must have all of {', '.join(optional)} or none of them; "
                 f"missing: {', '.join(self.absent_biases)}"
             )
-
-        if self.spec.projection_clip is not None and not projected(self.entries(), self.weights):
-            raise ValueError(f"weights of {self.kind} {self.spec.name} must have a projection for its projection_clip")
+        having = present(self.entries(), self.weights)
+        of_projection = [name for name, _, meaning in having if "bias_p" in meaning]
+        of_projection += ["projection_clip"] if self.spec.projection_clip is not None else []
+        if of_projection and not projected(having):
+            raise ValueError(
+                f"weights of {self.kind} {self.spec.name} must have a projection for {' and '.join(of_projection)}"
+            )
 
     def entries(self) -> list[tuple[str, str, str]]:
         """The spec's tensors as a single layer's names, and the state at the start."""
@@ -418,7 +422,7 @@ def rounded(value, name: str, dtype=np.float32) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
+    if not 0 <= number <= float(np.finfo(dtype).max):
+        raise ValueError(f"{name} must be finite and not negative, got {value!r} for {np.dtype(dtype)}")
     with KernelArithmetic():
-        if not 0 <= number <= float(np.finfo(dtype).max):
-            raise ValueError(f"{name} must be finite and not negative, got {value!r} for {np.dtype(dtype)}")
         return float(np.dtype(dtype).type(number))

@@ -481,12 +481,17 @@ def _layer(entry, weights):
             f"the biases that {inner!r} is without must be those that the configuration names, "
             f"{str(entry.get('without', []))[:200]}, got {list(inner.absent_biases)}"
         )
-    if "with" in entry and _with(inner) != entry["with"]:  # an older file does not say it
-        raise ValueError(
-            f"the optional tensors of {inner!r} must be those that the configuration names, "
-            f"{str(entry['with'])[:200]}, got {_with(inner)}"
-        )
+    check_with(inner, entry)
     return inner
+
+
+def check_with(layer, entry: dict):
+    """See that a layer has the optional tensors that its entry names; an older file does not say it."""
+    if "with" in entry and _with(layer) != entry["with"]:
+        raise ValueError(
+            f"the optional tensors of {layer!r} must be those that the configuration names, "
+            f"{str(entry['with'])[:200]}, got {_with(layer)}"
+        )
 
 
 def spec_of(entry):

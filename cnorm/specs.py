@@ -18,6 +18,8 @@ MEANING = re.compile(r"(?P<part>\w+?)(?P<transposed>\.T)?(\[(?P<gates>\w+)\])?")
 PLACEHOLDER = re.compile(r"\{(layer|even|odd|reverse)\}")  # in a tensor's name, which is a format string
 UNGATED = ("weight_p", "gain_c", "bias_c", "bias_p", "h0", "c0")  # parts that gates do not share
 GATES = {"LSTM": "fiog", "GRU": "zrn", "RNN": "a"}  # as the kernels order them
+# the state at the start, which a checkpoint may have, too
+START = {kind: (("h0", "P", "h0?"), ("c0", "H", "c0?"))[: 1 + (kind == "LSTM")] for kind in GATES}
 OWNERS = {  # fields that mean something in one kind of cell only
     "cell_norm": "LSTM",
     "forget_bias": "LSTM",
@@ -170,7 +172,7 @@ class CellSpec:
         for name, owner in OWNERS.items():
             if self.kind != owner and getattr(self, name) != getattr(CellSpec, name):
                 return f"{name} belongs to the {owner}, got {getattr(self, name)!r}"
-        if self.projection_clip is not None and not any("weight_p" in meaning for _, _, meaning in self.weights):
+        if self.projection_clip is not None and not projected(self.weights):
             return "projection_clip belongs to a projection, and none of its weights is one"
         useful = {"weight_x", "weight_h", "bias", "bias_x", "bias_h"}
         useful |= {"none": set(), "split": {"gain_x", "gain_h"}, "sum": {"gain"}}[self.scope]
@@ -187,16 +189,17 @@ class CellSpec:
     def _misfit(self) -> str | None:
         """What the kernels would miss, or read beyond: a shape unlike its meaning, a part missing or twice."""
         names = [name.format(layer=0, even=0, odd=1, reverse="") for name, _, _ in self.weights]
-        if len({"h0", "c0", *names}) < len(names) + 2:
+        names += [name for name, _, _ in START[self.kind]]
+        if len(set(names)) < len(names):
             return "two of its weights have the same name"
-        projected = any(meaning.startswith("weight_p") for _, _, meaning in self.weights)
+        has_projection = projected(self.weights)
         places, turns = [], set()
         for name, shape, meaning in self.weights:
-            _, _, pieces = taken_apart(shape if projected else shape.replace("P", "H"), meaning)
+            _, _, pieces = taken_apart(shape if has_projection else shape.replace("P", "H"), meaning)
             for uses, symbols in pieces:
                 for part, gates, turned in meant(uses, self.gates):
                     optional = meaning.endswith("?") and part in ("weight_x", "weight_h")
-                    if optional or symbols[:: -1 if turned else 1] != _shape(part, len(gates), projected):
+                    if optional or symbols[:: -1 if turned else 1] != _shape(part, len(gates), has_projection):
                         return f"the weight {name} of shape {shape!r} can't be {meaning!r}"
                     places += [(part, gate) for gate in gates or [""]]
                     turns.add((part, turned))
@@ -207,6 +210,11 @@ class CellSpec:
         if len({part for part, _ in turns}) < len(turns):
             return "one part of it has its inputs first in one weight and last in another"
         return None
+
+
+def projected(entries) -> bool:
+    """Whether one of these tensors (name, shape, meaning) is a projection, or has one in it."""
+    return any("weight_p" in meaning for _, _, meaning in entries)
 
 
 def taken_apart(shape: str, meaning: str) -> tuple[bool, int | None, list[tuple[str, list[str]]]]:

@@ -8,9 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from cnorm.specs import GATES, CellSpec, meant, taken_apart
-
-START = {kind: (("h0", "P", "h0?"), ("c0", "H", "c0?"))[: 1 + (kind == "LSTM")] for kind in GATES}  # optional
+from cnorm.specs import GATES, CellSpec, meant, projected, taken_apart
 
 
 def checked(weights, entries, layer: str) -> tuple[Mapping[str, np.ndarray], dict[str, int]]:
@@ -36,7 +34,7 @@ def checked(weights, entries, layer: str) -> tuple[Mapping[str, np.ndarray], dic
             f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(extra) or 'none'}"
         )
     arrays = {name: _float32(weights[name], name, layer) for name in shapes if name in weights}
-    if not projected(entries, arrays):
+    if not projected(present(entries, arrays)):
         shapes = {name: shape.replace("P", "H") for name, shape in shapes.items()}
     sizes = _sizes(arrays, shapes, layer)
     if "H" in sizes:
@@ -44,9 +42,9 @@ def checked(weights, entries, layer: str) -> tuple[Mapping[str, np.ndarray], dic
     return MappingProxyType(arrays), sizes
 
 
-def projected(entries, weights) -> bool:
-    """Whether a projection is among the weights."""
-    return any(meaning.startswith("weight_p") and name in weights for name, _, meaning in entries)
+def present(entries, weights) -> list:
+    """The entries of tensors that are there."""
+    return [entry for entry in entries if entry[0] in weights]
 
 
 def optional_tensors(entries, weights, part: str = "") -> list[str]:
@@ -54,7 +52,7 @@ def optional_tensors(entries, weights, part: str = "") -> list[str]:
 
     The projection itself and the state at the start are not among them: a layer without is the usual case.
     """
-    usual = ("weight_p", "h0", "c0") if projected(entries, weights) else ("weight_p", "h0", "c0", "bias_p")
+    usual = ("weight_p", "h0", "c0") if projected(present(entries, weights)) else ("weight_p", "h0", "c0", "bias_p")
     optional = [(name, meaning) for name, _, meaning in entries if meaning.endswith("?")]
     return [name for name, meaning in optional if meaning.startswith(part) and not meaning.startswith(usual)]
 
@@ -204,9 +202,10 @@ def _parts(spec: CellSpec, entries, weights, sizes) -> dict[tuple[str, str], np.
         if axis is not None:
             ends = np.cumsum([length_of(symbols[axis], sizes) for _, symbols in pieces])
             cut = np.split(array, ends[:-1], axis)
-        else:
-            stacked = array if array.ndim > 1 else array.reshape(len(pieces), -1)  # along an axis, or end to end
-            cut = stacked if len(pieces) > 1 else [array]
+        elif len(pieces) == 1:
+            cut = [array]
+        else:  # along an axis of their own, or end to end
+            cut = array if array.ndim > 1 else array.reshape(len(pieces), -1)
         for piece, (uses, _) in zip(cut, pieces, strict=True):
             for part, letters, turned in meant(uses, spec.gates):
                 outputs_first = piece.T if turned else piece

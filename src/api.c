@@ -13,7 +13,8 @@ const char *cnorm_strerror(cnorm_status status)
     switch (status) {
     case CNORM_OK: return "no error";
     case CNORM_ERROR_NULL: return "a pointer that must not be NULL is NULL";
-    case CNORM_ERROR_SIZE: return "a size is negative, a row is empty, groups or rows do not come out even, or the bytes do not fit ptrdiff_t";
+    case CNORM_ERROR_SIZE:
+        return "a size is negative, a row is empty, groups or rows do not come out even, or the bytes do not fit ptrdiff_t";
     case CNORM_ERROR_EPS: return "eps must be a number of the dtype, finite and not negative";
     case CNORM_ERROR_STRIDE: return "rows of an output overlap one another";
     case CNORM_ERROR_DTYPE: return "not a dtype that this function takes";

@@ -501,6 +501,18 @@ def test_inference_gradients_of_a_row_see_no_other(rng, dtype):
         assert dx[:1, :, 0].tobytes() == alone.tobytes()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_inference_dx_does_not_depend_on_the_mean(rng, dtype):
+    tiny, var, weight, far = (1e-30, 1e8, 1e6, 1e35) if dtype == np.float32 else (1e-290, 1e80, 1e60, 1e258)
+    dy = (tiny * rng.standard_normal((3, 5))).astype(dtype)
+    x, var, weight = np.ones_like(dy), np.full(5, var, dtype), np.full(5, weight, dtype)
+    near, away = (
+        cnorm.batch_norm_inference_backward(dy, x, np.full(5, mean, dtype), var, weight, eps=0)[0] for mean in (0, far)
+    )
+    assert near.tobytes() == away.tobytes()
+    assert near.all()
+
+
 def test_var_is_judged_by_its_negative_numbers():
     x, mean, var = np.ones((1, 3), np.float32), np.zeros(3, np.float32), np.float32([np.nan, -1, 2])
     with pytest.raises(ValueError, match=r"var must not be negative, got -1.0 in channel 1"):

@@ -554,7 +554,7 @@ def test_only_an_lstm_has_a_c_at_the_start(key, rng):
 
 def test_a_clip_of_a_projection_that_is_missing(rng):
     spec = dataclasses.replace(cnorm.PRESETS["LSTM", "torch"], name="mine", projection_clip=0.5)
-    with pytest.raises(ValueError, match="LSTM mine must have a projection for its projection_clip"):
+    with pytest.raises(ValueError, match="LSTM mine must have a projection for projection_clip"):
         cnorm.LSTM(random_weights(spec, rng, 3, 4), preset=spec)
     assert cnorm.LSTM(random_weights(spec, rng, 3, 4, 2), preset=spec).output_size == 2
 
@@ -584,6 +584,13 @@ def test_a_bias_is_never_missing_quietly(key, rng):
     assert read(bare, bias=False)[0].absent_biases == tuple(names)
     with pytest.raises(TypeError, match="bias must be True, False or None"):
         read(given, bias="no")
+
+
+def test_a_bias_of_a_projection_that_is_missing(rng):
+    given = random_weights(cnorm.PRESETS["LSTM", "tflite"], rng, 5, 8, outputs=8)
+    del given["projection_weights"]
+    with pytest.raises(ValueError, match="LSTM tflite must have a projection for projection_bias"):
+        cnorm.LSTM(given, preset="tflite")
 
 
 def test_a_projection_has_its_bias_or_says_that_it_has_none(rng):

@@ -133,6 +133,12 @@ def test_modes_set_by_others_change_no_bits_and_stay_set(rng, control, dtype, mo
         assert as_bytes(result) == expected, name
 
 
+def test_a_mode_that_was_never_entered_is_not_left(control):
+    with pytest.raises(AttributeError):
+        _core.KernelArithmetic().__exit__()
+    assert control.read_control() & ~STICKY == DEFAULT
+
+
 @pytest.mark.usefixtures("isa")
 def test_the_default_mode_stays_the_default(rng, control):
     for name, call in operations(rng, np.float32).items():

@@ -400,6 +400,9 @@ def test_stats_are_selected_as_their_mean_is(x):
         np.testing.assert_array_equal(part.inv_std_dev, stats.inv_std_dev[rows])
     with raises(IndexError, "rows"):
         stats[0, 0]
+    make, (numbers,) = stats.__reduce__()
+    with raises(ValueError, "stats"):
+        cnorm.group_norm_backward(x, x, 3, None, make(numbers[..., :2]))
 
 
 def test_x_that_has_dlpack_alone(x):

@@ -361,6 +361,10 @@ def test_float64_whose_scales_meet_in_dx_alone(rng, x_scale, dy_scale, gain_scal
     _, stats = cnorm.group_norm(volume, 1, eps=0, return_stats=True)
     expected = gradients(given, volume, eps=0)[0]
     np.testing.assert_allclose(cnorm.group_norm_backward(given, volume, 1, None, stats)[0], expected, rtol=1e-12)
+    columns, dy_columns = np.ascontiguousarray(volume.T), np.ascontiguousarray(given.T)
+    _, stats = cnorm.batch_norm(columns, eps=0, return_stats=True)
+    dx, _, _ = cnorm.batch_norm_backward(dy_columns, columns, None, stats)
+    np.testing.assert_allclose(dx.T, expected, rtol=1e-12)
 
 
 @both_types

@@ -86,6 +86,13 @@ def test_gain_over_length_may_leave_the_type(rng, dtype):
         check(w, dv, (g_size * rng.uniform(1, 2, 5)).astype(dtype))
 
 
+def test_gradients_whose_scales_meet_in_dweight_alone():
+    """g/|w| dv is a number of float64 where g dv, g/|w| or dv/|w| is not."""
+    for size, gain, scale in (1e300, 1e300, 1e20), (1e-300, 1e-200, 1e-200), (1e-310, 1e-12, 1e10), (1.7e307, 1e14, 1):
+        w, dv = size * np.array([[1, 2, -1.0]]), scale * np.array([[1, -1, 3.0]])
+        check(w, dv, np.array([gain]))
+
+
 def test_gradients_are_finite_differences(rng):
     h = 2.0**-17
     w, dv = rng.standard_normal((2, 3, 7))

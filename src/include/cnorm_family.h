@@ -82,7 +82,7 @@ cnorm_status cnorm_divisive_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptr
 
 /* ---- the smoothing term of layer normalisation ------------------------------------------------------------------------
  *
- * With eps = s^2: *ds = the gradient for s, -s sum over rows of rstd^2 sum dy gain xhat.
+ * With eps = s^2: *ds = the gradient for s, -s sum over rows of rstd^2 sum dy gain xhat; 0 where s is 0.
  * dy, x [rows, n]; gain [n] or NULL; stats [rows, 3] of the forward call.
  */
 cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,

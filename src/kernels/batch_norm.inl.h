@@ -414,7 +414,7 @@ static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *
     for (ptrdiff_t c = 0; c < call->channels; ++c) { /* dx = scale dy is (4) about zero, whatever its sums were */
         b.K[c] = 0;
         b.exact[c].origin = 0;
-        if (b.exact[c].scale == 1) b.exact[c].scale = 0; /* given_stats takes a quarter */
+        if (b.exact[c].scale != 0 && FN(carried)(0, b.scale[c], (double)b.gain[c], b.exact[c].inv_std_dev)) b.exact[c].scale = 0;
         b.any_exact |= b.exact[c].scale != 0;
     }
     const cnorm_volume_norm of_dy = {.samples = call->samples, .channels = call->channels, .space = call->space,

@@ -35,7 +35,7 @@ typedef struct product_term {
 
 /* (2) and (3) where float32 squares overflow or drown: z becomes z r, in float64 and rounded once */
 RARE void exact_product(const product_term *terms, int count, ptrdiff_t start, ptrdiff_t rows, double n, double eps,
-                      float *z)
+                        float *z)
 {
     double squares = 0, rstd = 0;
     for (int i = 0; i < count; ++i)

@@ -66,10 +66,12 @@ static void FN(weight_norm_backward)(ptrdiff_t rows, ptrdiff_t n, const void *pd
             dgain[row] = (T)dg;
         } else {
             double power, dg = 0;
-            const double inverse = FN(exact_norm)(w, n, &power);
+            const double inverse = FN(exact_norm)(w, n, &power), g_scale = scale_for(larger_finite(0, g), 0);
             for (ptrdiff_t j = 0; j < n; ++j) dg += (double)dv[j] * ((double)w[j] * power * inverse);
-            for (ptrdiff_t j = 0; j < n; ++j)
-                dw[j] = (T)(g * (((double)dv[j] - (double)w[j] * power * inverse * dg) * inverse) * power);
+            for (ptrdiff_t j = 0; j < n; ++j) { /* powers of two last, and at once: each by itself may be too much */
+                const double off_axis = (double)dv[j] - (double)w[j] * power * inverse * dg;
+                dw[j] = (T)ldexp(g * g_scale * (off_axis * inverse), ilogb(power) - ilogb(g_scale));
+            }
             dgain[row] = (T)dg;
         }
     }

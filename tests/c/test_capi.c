@@ -1,5 +1,6 @@
 /* The C API as its header promises it: every status, nothing written on an error, no rows, in place, strides. */
 #include "check.h"
+#include "cnorm_family.h"
 
 enum { ROWS = 3, N = 21, STRIDE = 24 };
 
@@ -198,6 +199,25 @@ static void backward_nulls_and_blocks(void)
     CHECK(all_bytes(dgain, sizeof dgain, 0), "no rows");
 }
 
+static void family_errors(void)
+{
+    const void *const null = NULL;
+    for (int missing = 0; missing < 7; ++missing)
+        REFUSED(CNORM_ERROR_NULL,
+                cnorm_group_norm_backward(CNORM_F64, ROWS, N, 1, 3, missing == 0 ? null : dy, STRIDE, missing == 1 ? null : x,
+                                          STRIDE, gain, missing == 2 ? null : stats, missing == 3 ? NULL : dx, STRIDE,
+                                          missing == 4 ? NULL : dgain, missing == 5 ? NULL : dbias,
+                                          missing == 6 ? NULL : partials));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_group_norm(CNORM_F64, ROWS, N, 1, 2, x, STRIDE, gain, bias, 0, y, STRIDE, NULL));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_group_norm(CNORM_F64, ROWS, N, 0, 3, x, STRIDE, gain, bias, 0, y, STRIDE, NULL));
+    REFUSED(CNORM_ERROR_STRIDE, cnorm_group_norm(CNORM_F64, ROWS, N, 1, 3, x, STRIDE, gain, bias, 0, y, N - 1, NULL));
+    REFUSED(CNORM_ERROR_DTYPE, cnorm_group_norm(CNORM_F16, ROWS, N, 1, 3, x, STRIDE, gain, bias, 0, y, STRIDE, NULL));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_batch_norm(CNORM_F64, 1, N, 1, x, STRIDE, gain, bias, 0, y, STRIDE, NULL, NULL, partials));
+    REFUSED(CNORM_ERROR_NULL, cnorm_batch_norm(CNORM_F64, ROWS, N, 1, x, STRIDE, gain, bias, 0, y, STRIDE, NULL, NULL, NULL));
+    REFUSED(CNORM_ERROR_NULL, cnorm_weight_norm(CNORM_F64, ROWS, N, NULL, STRIDE, gain, y, STRIDE));
+    REFUSED(CNORM_ERROR_EPS, cnorm_smoothing_gradient(CNORM_F64, ROWS, N, dy, STRIDE, x, STRIDE, gain, stats, -1, dgain));
+}
+
 static void elementwise_errors(void)
 {
     float *const in = (float *)x, *const out = (float *)y;
@@ -363,6 +383,7 @@ int main(void)
     backward_errors(backward);
     backward_errors(rms_backward);
     backward_nulls_and_blocks();
+    family_errors();
     elementwise_errors();
     network_errors();
     FOR_EACH_ISA(isa) {
