@@ -120,7 +120,26 @@ def _obstacle(model: onnx.ModelProto, case) -> str:
                 return f"its inner value {name!r} is used elsewhere"
     if norm.scope.dtype(norm.x) != norm.scope.dtype(norm.y):
         return "its input and result differ in type"
+    replaceable = _replaceable(model, norm)
+    if replaceable:
+        return f"its {replaceable!r} can be replaced by the caller"
     return _misfit(case, "scale") or _misfit(case, "bias")
+
+
+def _replaceable(model: onnx.ModelProto, norm: Norm) -> str:
+    """An input of the model with a stored default that the norm's constants come from, empty for none."""
+    defaults = {value.name for value in model.graph.input} & {tensor.name for tensor in model.graph.initializer}
+    inside = {id(node) for node in norm.nodes}
+    pending, seen = [norm.y], {norm.x}
+    while pending:
+        name = pending.pop()
+        if name in defaults:
+            return name
+        node = norm.scope.producer(name)
+        if name not in seen and node and (id(node) in inside or norm.scope.constant(name) is not None):
+            pending += [each for each in node.input if each not in seen]
+        seen.add(name)
+    return ""
 
 
 def _misfit(case, slot: str) -> str:

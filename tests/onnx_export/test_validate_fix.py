@@ -247,3 +247,28 @@ def test_trouble_with_one_norm_leaves_the_others_rewritten(step, tmp_path, fails
     assert report.fixed[0].startswith("left y0: it ")
     assert report.fixed[-1].endswith("1 of 2 decomposed norms rewritten")
     assert_computes_the_same(out, model)
+
+
+@pytest.mark.parametrize("name", ["scale", "bias", "eps", "power", "stored_scale"])
+def test_what_the_caller_may_replace_is_not_frozen(name, tmp_path):
+    """An initialiser that is an input too is a default; keep_initializers_as_inputs=True writes such files."""
+    nodes, constants = gallery.decomposed()
+    if name == "stored_scale":  # the scale folds from it
+        constants[name] = constants.pop("scale")
+        nodes.insert(0, gallery.node("Identity", name, "scale"))
+    inputs = [gallery.value("x", (3, gallery.N)), gallery.value(name, constants[name].shape)]
+    report, out = fixed(lambda: gallery.Specimen(gallery.model(nodes, constants=constants, inputs=inputs)), tmp_path)
+    assert report.fixed[0].endswith(f"its {name!r} can be replaced by the caller"), report.problem
+    assert not out.exists()
+
+
+def test_an_input_with_a_default_outside_the_norm_stops_nothing(tmp_path):
+    nodes, constants = gallery.decomposed(x="h")
+    constants["shift"] = np.ones(gallery.N, np.float32)
+    nodes.insert(0, gallery.node("Add", "x shift", "h"))
+    inputs = [gallery.value("x", (3, gallery.N)), gallery.value("shift", (gallery.N,))]
+    model = gallery.model(nodes, constants=constants, inputs=inputs)
+    model.graph.value_info.append(gallery.value("h", (3, gallery.N)))
+    report, out = fixed(lambda: gallery.Specimen(model), tmp_path)
+    assert report.fixed[-1].endswith("1 of 1 decomposed norms rewritten"), report.problem
+    assert_computes_the_same(out, model)
