@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from onnx import TensorProto, helper
 
 
@@ -136,6 +136,7 @@ def parse(data: bytes, limits: Limits) -> onnx.ModelProto:
         raise Unreadable("not an ONNX file: it does not parse as a protobuf message") from error
     if not model.HasField("graph") or not model.opset_import:
         raise Unreadable("not an ONNX model: it has no graph or names no opset")
+    _check_text(model)
     _name_domains_alike(model)
     _check_size(model, limits)
     _check_tensors(model, limits)
@@ -215,6 +216,19 @@ def _check_size(model: onnx.ModelProto, limits: Limits) -> None:
         function_size(name)
 
 
+def _check_text(model: onnx.ModelProto) -> None:
+    """Protobuf hands text that is not UTF-8 out as bytes, which nothing after this expects."""
+    pending: list[Message] = [model]
+    while pending:
+        for field, value in pending.pop().ListFields():
+            if field.type == field.TYPE_MESSAGE:
+                pending += [value] if isinstance(value, Message) else value
+            elif field.type == field.TYPE_STRING and field.name != "doc_string":  # which is never read
+                texts = [value] if isinstance(value, (str, bytes)) else value
+                if any(isinstance(text, bytes) for text in texts):
+                    raise Unreadable("a name that is not UTF-8")
+
+
 def _name_domains_alike(model: onnx.ModelProto) -> None:
     """Call the domain "ai.onnx" by its other name "", the only one that onnx's own tools know."""
     for named in chain(model_nodes(model), model.functions):
@@ -226,8 +240,9 @@ def _name_domains_alike(model: onnx.ModelProto) -> None:
             domain = "" if opset.domain == "ai.onnx" else opset.domain
             if versions.setdefault(domain, opset.version) != opset.version:
                 raise Unreadable(f"opset {versions[domain]} and {opset.version} of the domain {domain!r} are imported")
-        owner.ClearField("opset_import")
-        owner.opset_import.extend(helper.make_opsetid(*item) for item in versions.items())
+        if list(versions.items()) != [(opset.domain, opset.version) for opset in owner.opset_import]:
+            owner.ClearField("opset_import")
+            owner.opset_import.extend(helper.make_opsetid(*item) for item in versions.items())
 
 
 def sort_nodes(model: onnx.ModelProto) -> bool:

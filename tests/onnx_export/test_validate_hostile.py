@@ -323,6 +323,38 @@ def test_no_regular_file(kind, folder):
 # -- names
 
 
+TEXT = {
+    "opset": lambda model: model.opset_import.add(domain="MARK", version=1),
+    "function": lambda model: model.functions.add(name="f", domain="MARK"),
+    "node": lambda model: setattr(model.graph.node[0], "name", "MARK"),
+    "operator": lambda model: setattr(model.graph.node[0], "op_type", "MARK"),
+    "input": lambda model: model.graph.node[0].input.append("MARK"),
+    "attribute": lambda model: model.graph.node[0].attribute.add(name="MARK"),
+    "subgraph": lambda model: model.graph.node[0].attribute.add(name="g").g.node.add(name="MARK"),
+    "value": lambda model: model.graph.value_info.add(name="MARK"),
+    "dimension": lambda model: model.graph.input[0].type.tensor_type.shape.dim.add(dim_param="MARK"),
+    "tensor": lambda model: setattr(model.graph.initializer[0], "name", "MARK"),
+    "location": lambda model: model.graph.initializer[0].external_data.add(key="location", value="MARK"),
+    "metadata": lambda model: model.graph.node[0].metadata_props.add(key="cnorm.function", value="MARK"),
+}
+
+
+@pytest.mark.parametrize("place", TEXT)
+def test_text_that_is_not_utf_8(place):
+    model = norm_model()
+    TEXT[place](model)
+    with pytest.raises(Unreadable, match="a name that is not UTF-8"):
+        parse(raw(model).replace(b"MARK", b"MA\xff\xfe"), Limits())
+
+
+def test_prose_need_not_be_utf_8(folder):
+    model = norm_model()
+    model.doc_string = "MARK"
+    (folder / "m.onnx").write_bytes(raw(model).replace(b"MARK", b"MA\xff\xfe"))
+    report = validate(folder / "m.onnx")
+    assert report.exit_code() == 0, report.problem
+
+
 def test_control_characters_in_names_reach_no_report(folder):
     evil = "\x1b]0;owned\x07\x1b[2J<img src=x>\u202e"
     model = gallery.model(
