@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from math import prod
@@ -361,9 +361,9 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield from (sparse.values, sparse.indices)
 
 
-def _byte_size(tensor: onnx.TensorProto) -> int:
-    """Bytes the shape and type of a tensor ask for."""
-    count = prod(tensor.dims)
+def _byte_size(tensor: onnx.TensorProto, count: int | None = None) -> int:
+    """Bytes the shape and type of a tensor ask for, or that `count` of its elements do."""
+    count = prod(tensor.dims) if count is None else count
     if tensor.data_type == TensorProto.STRING:
         return count
     bits = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
@@ -383,7 +383,8 @@ def _check_tensors(model: onnx.ModelProto, limits: Limits) -> None:
             raise Unreadable(f"tensor {tensor.name!r} has the shape {list(tensor.dims)[:65]}")
         wanted = _byte_size(tensor)
         total += wanted
-        if total > limits.tensor_bytes:
+        extent = _byte_size(tensor, _extent(tensor.dims))
+        if max(total, extent) > limits.tensor_bytes:
             raise Refused(f"the tensors declare more than {limits.tensor_bytes} bytes")
         if tensor.data_location != TensorProto.EXTERNAL and _stored_size(tensor) != wanted:
             raise Unreadable(
@@ -392,8 +393,13 @@ def _check_tensors(model: onnx.ModelProto, limits: Limits) -> None:
             )
     for graph in model_graphs(model):
         for sparse in graph.sparse_initializer:
-            if prod(sparse.dims) * 8 > limits.tensor_bytes or any(size < 0 for size in sparse.dims):
+            if _extent(sparse.dims) * 8 > limits.tensor_bytes or any(size < 0 for size in sparse.dims):
                 raise Refused(f"the sparse tensor {sparse.values.name!r} is too large when written out")
+
+
+def _extent(dims: Sequence[int]) -> int:
+    """What NumPy reckons an array's size by: it refuses a huge one even where a dimension of 0 leaves no elements."""
+    return prod(max(size, 1) for size in dims)
 
 
 def _stored_size(tensor: onnx.TensorProto) -> int:

@@ -218,6 +218,7 @@ FILES = {
     "dims_negative": (with_tensor(dims=[-1]), UNREADABLE),
     "dims_huge": (with_tensor(dims=[2**40]), REFUSED),
     "dims_wrap_64_bits": (with_tensor(dims=[4194305, 4194305, 211106198978564]), REFUSED),
+    "dims_huge_and_empty": (with_tensor(dims=[0, 2**61, 4], raw_data=b""), REFUSED),
     "dims_without_end": (with_tensor(dims=[1] * 100_000), UNREADABLE),
     "unknown_type": (with_tensor(data_type=999), UNREADABLE),
     "sparse_bomb": (sparse_bomb(), REFUSED),
