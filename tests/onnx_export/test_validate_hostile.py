@@ -4,6 +4,7 @@ import contextlib
 import os
 import struct
 import time
+import tracemalloc
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_export import validate
+from onnx_export.validation.graph import scopes
 from onnx_export.validation.safe_load import Limits, Refused, Unreadable, load, parse, sort_nodes
 
 UNREADABLE, REFUSED = 2, 3
@@ -255,6 +257,20 @@ def test_sorting_takes_no_longer_than_reading(build):
     for node in model.graph.node:
         assert made.issuperset(node.input)
         made.update(node.output)
+
+
+def test_types_are_not_copied_into_each_branch():
+    branch = helper.make_graph([gallery.node("Neg", "v7", "t")], "g", [], [gallery.value("t")])
+    nodes = [gallery.node("If", "c", f"b{i}", then_branch=branch, else_branch=branch) for i in range(200)]
+    model = gallery.model(nodes, inputs=[gallery.value("c", [], TensorProto.BOOL)])
+    model.graph.value_info.extend(gallery.value(f"v{i}", [i]) for i in range(20_000))
+    tracemalloc.start()
+    try:
+        found = list(scopes(model))
+        assert tracemalloc.get_traced_memory()[1] < 3e7  # with copies some 2e8
+    finally:
+        tracemalloc.stop()
+    assert {(scope.shape("v7"), scope.dtype("v7")) for scope in found} == {((7,), TensorProto.FLOAT)}
 
 
 def test_a_circle_is_named():
