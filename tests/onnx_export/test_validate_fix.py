@@ -205,6 +205,52 @@ def test_a_model_that_became_another_is_not_written(tmp_path, monkeypatch):
     assert not out.exists()
 
 
+def test_one_large_row_hides_no_other(tmp_path, monkeypatch):
+    from onnx_export.validation import repair
+
+    honest = repair._replaced
+
+    def miswired(model, chosen):
+        fixed = honest(model, chosen)
+        for tensor in fixed.graph.initializer:
+            if tensor.name.endswith("_scale"):
+                tensor.raw_data = (1.5 * onnx.numpy_helper.to_array(tensor)).tobytes()
+        return fixed
+
+    monkeypatch.setattr(repair, "_replaced", miswired)
+    nodes, constants = gallery.decomposed(y="h")
+    constants["high"] = np.array([[0.0], [0.0], [1e5]], np.float32)
+    model = gallery.model([*nodes, gallery.node("Add", "h high", "y")], constants=constants)
+    report, out = fixed(lambda: gallery.Specimen(model), tmp_path)
+    assert report.problem == "--fix: wrote nothing, the outputs are others"
+    assert not out.exists()
+
+
+def test_outputs_alike_but_for_rounding():
+    from onnx_export.validation.repair import _agree
+
+    a = np.array([[1, -2, np.nan], [np.inf, 1e-3, 0], [1e-9, 0, 0]], np.float32)
+    near = a + np.array([1e-3, 1e-7, 1e-8], np.float32)[:, None]
+    assert _agree([a], [near])
+    assert not _agree([a], [a + np.float32(1e-5)])
+    assert not _agree([np.float16([[1], [1e4]])], [np.float16([[2], [1e4]])])
+    for at, value in (((0, 2), 0), ((1, 0), 1), ((1, 0), -np.inf), ((0, 0), np.nan)):
+        other = a.copy()
+        other[at] = value
+        assert not _agree([a], [other])
+    for same in (np.float32(3), np.float16([]), np.zeros((0, 3)), np.zeros((3, 0)), np.array(["a"]), np.array([True])):
+        assert _agree([same], [same])
+
+
+def test_an_output_that_is_nan_throughout_is_not_compared_and_that_is_said(tmp_path):
+    nodes, constants = gallery.decomposed(y="h")
+    constants["nothing"] = np.array(np.nan, np.float32)
+    nodes.append(gallery.node("Mul", "h nothing", "y"))
+    report, out = fixed(lambda: gallery.Specimen(gallery.model(nodes, constants=constants)), tmp_path)
+    assert "not compared: 'y' has no finite element" in report.fixed[-1], report.problem
+    assert out.exists()
+
+
 def test_where_float32_is_to_blame_float64_has_the_last_word(tmp_path):
     """The one-pass variance of the original is far off; the operator is right, and the same function."""
     report, out = fixed(gallery.one_pass_at_a_huge_mean, tmp_path)
