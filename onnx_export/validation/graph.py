@@ -97,27 +97,31 @@ class Scope:
             for attribute, graph in subgraphs(node):
                 label = f"{node.name or node.op_type}.{attribute}"
                 step = (node.output[0] if node.output else "", attribute, label)
-                types = self._types | _types(graph)
-                yield Scope(graph, self.opsets, types, (*self.path, step), (*self.kinds, node.op_type), self)
+                yield Scope(graph, self.opsets, _types(graph), (*self.path, step), (*self.kinds, node.op_type), self)
 
     def dtype(self, name: str) -> int:
         """ONNX element type of a value, UNDEFINED where unknown."""
         constant = self.tensor(name)
         if constant is not None:
             return constant.data_type
-        if name in self._types:
-            return self._types[name].tensor_type.elem_type
-        return TensorProto.UNDEFINED
+        kind = self._type(name)
+        return TensorProto.UNDEFINED if kind is None else kind.tensor_type.elem_type
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
         """Dimensions of a value, None for each that is unknown, None for all when the rank is unknown."""
         constant = self.tensor(name)
         if constant is not None:
             return tuple(constant.dims)
-        kind = self._types.get(name)
+        kind = self._type(name)
         if kind is None or not kind.tensor_type.HasField("shape"):
             return None
         return tuple(map(size, kind.tensor_type.shape.dim))
+
+    def _type(self, name: str) -> onnx.TypeProto | None:
+        """The type the file states for a value, here or further out."""
+        if name in self._types or name in self._producers or self.outer is None:
+            return self._types.get(name)
+        return self.outer._type(name)
 
     def tensor(self, name: str) -> onnx.TensorProto | None:
         """The initialiser of this name, here or further out."""

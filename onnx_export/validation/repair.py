@@ -18,7 +18,8 @@ from onnx_export.validation.patterns import Norm
 from onnx_export.validation.safe_load import model_nodes
 
 _FIRST_OPSET = 17
-_AGREE = 1e-3  # of the largest element: float32 rounds by less, a model wired wrongly is off by more
+_AGREE = 1e-3  # of the largest element of a row: float32 rounds by less, a model wired wrongly is off by more
+_NOISE = 1e-7  # of the largest element of all: a row that cancels holds no more than the others' rounding
 
 
 class CannotRepair(RuntimeError):
@@ -120,7 +121,26 @@ def _obstacle(model: onnx.ModelProto, case) -> str:
                 return f"its inner value {name!r} is used elsewhere"
     if norm.scope.dtype(norm.x) != norm.scope.dtype(norm.y):
         return "its input and result differ in type"
+    replaceable = _replaceable(model, norm)
+    if replaceable:
+        return f"its {replaceable!r} can be replaced by the caller"
     return _misfit(case, "scale") or _misfit(case, "bias")
+
+
+def _replaceable(model: onnx.ModelProto, norm: Norm) -> str:
+    """An input of the model with a stored default that the norm's constants come from, empty for none."""
+    defaults = {value.name for value in model.graph.input} & {tensor.name for tensor in model.graph.initializer}
+    inside = {id(node) for node in norm.nodes}
+    pending, seen = [norm.y], {norm.x}
+    while pending:
+        name = pending.pop()
+        if name in defaults:
+            return name
+        node = norm.scope.producer(name)
+        if name not in seen and node and (id(node) in inside or norm.scope.constant(name) is not None):
+            pending += [each for each in node.input if each not in seen]
+        seen.add(name)
+    return ""
 
 
 def _misfit(case, slot: str) -> str:
@@ -242,7 +262,7 @@ def _proof(model: onnx.ModelProto, fixed: onnx.ModelProto, feeds: dict[str, np.n
         session = runtime.Session(model, "off")
         before, after = session.run(names, feeds), runtime.Session(fixed, "off").run(names, feeds)
         if _agree(before, after):
-            return ""
+            return _unseen(names, before)
         if not _agree(before, session.run(names, feeds)):
             return " (not compared: the model gives other results at each run)"
     except runtime.CannotRun as error:
@@ -257,6 +277,14 @@ def _proof(model: onnx.ModelProto, fixed: onnx.ModelProto, feeds: dict[str, np.n
         raise CannotRepair(f"the outputs are others, and float64 cannot tell why: {reason}") from error
     if not _agree(*exact):
         raise CannotRepair("the outputs are others")
+    return _unseen(names, exact[0])
+
+
+def _unseen(names: list[str], outputs: list[np.ndarray]) -> str:
+    """What there is to say of outputs that are equal by being NaN or infinite throughout."""
+    for name, output in zip(names, map(np.asarray, outputs), strict=True):
+        if output.dtype.kind == "f" and output.size and not np.isfinite(output).any():
+            return f" (not compared: {name!r} has no finite element)"
     return ""
 
 
@@ -278,9 +306,11 @@ def _alike(a: np.ndarray, b: np.ndarray) -> bool:
         return False
     if a.dtype.kind != "f":
         return bool(np.all(a == b))
+    a, b = np.atleast_1d(a, b)
     with np.errstate(all="ignore"):
-        largest = float(np.max(np.abs(a), initial=0.0, where=np.isfinite(a)))
-        return np.allclose(a, b, rtol=0.0, atol=_AGREE * largest, equal_nan=True)
+        size = np.where(np.isfinite(a), np.abs(a), 0)
+        slack = np.maximum(_AGREE * size.max(-1, initial=0, keepdims=True), _NOISE * size.max(initial=0))
+        return bool(np.all((np.abs(a - b) <= slack) | (a == b) | (np.isnan(a) & np.isnan(b))))
 
 
 def _forget_functions(model: onnx.ModelProto) -> None:

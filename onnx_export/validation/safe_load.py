@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 from math import prod
@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from onnx import TensorProto, helper
 
 
@@ -136,6 +136,7 @@ def parse(data: bytes, limits: Limits) -> onnx.ModelProto:
         raise Unreadable("not an ONNX file: it does not parse as a protobuf message") from error
     if not model.HasField("graph") or not model.opset_import:
         raise Unreadable("not an ONNX model: it has no graph or names no opset")
+    _check_text(model)
     _name_domains_alike(model)
     _check_size(model, limits)
     _check_tensors(model, limits)
@@ -215,6 +216,19 @@ def _check_size(model: onnx.ModelProto, limits: Limits) -> None:
         function_size(name)
 
 
+def _check_text(model: onnx.ModelProto) -> None:
+    """Protobuf hands text that is not UTF-8 out as bytes, which nothing after this expects."""
+    pending: list[Message] = [model]
+    while pending:
+        for field, value in pending.pop().ListFields():
+            if field.type == field.TYPE_MESSAGE:
+                pending += [value] if isinstance(value, Message) else value
+            elif field.type == field.TYPE_STRING and field.name != "doc_string":  # which is never read
+                texts = [value] if isinstance(value, (str, bytes)) else value
+                if any(isinstance(text, bytes) for text in texts):
+                    raise Unreadable("a name that is not UTF-8")
+
+
 def _name_domains_alike(model: onnx.ModelProto) -> None:
     """Call the domain "ai.onnx" by its other name "", the only one that onnx's own tools know."""
     for named in chain(model_nodes(model), model.functions):
@@ -226,8 +240,9 @@ def _name_domains_alike(model: onnx.ModelProto) -> None:
             domain = "" if opset.domain == "ai.onnx" else opset.domain
             if versions.setdefault(domain, opset.version) != opset.version:
                 raise Unreadable(f"opset {versions[domain]} and {opset.version} of the domain {domain!r} are imported")
-        owner.ClearField("opset_import")
-        owner.opset_import.extend(helper.make_opsetid(*item) for item in versions.items())
+        if list(versions.items()) != [(opset.domain, opset.version) for opset in owner.opset_import]:
+            owner.ClearField("opset_import")
+            owner.opset_import.extend(helper.make_opsetid(*item) for item in versions.items())
 
 
 def sort_nodes(model: onnx.ModelProto) -> bool:
@@ -346,9 +361,9 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
             yield from (sparse.values, sparse.indices)
 
 
-def _byte_size(tensor: onnx.TensorProto) -> int:
-    """Bytes the shape and type of a tensor ask for."""
-    count = prod(tensor.dims)
+def _byte_size(tensor: onnx.TensorProto, count: int | None = None) -> int:
+    """Bytes the shape and type of a tensor ask for, or that `count` of its elements do."""
+    count = prod(tensor.dims) if count is None else count
     if tensor.data_type == TensorProto.STRING:
         return count
     bits = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4}
@@ -368,7 +383,8 @@ def _check_tensors(model: onnx.ModelProto, limits: Limits) -> None:
             raise Unreadable(f"tensor {tensor.name!r} has the shape {list(tensor.dims)[:65]}")
         wanted = _byte_size(tensor)
         total += wanted
-        if total > limits.tensor_bytes:
+        extent = _byte_size(tensor, _extent(tensor.dims))
+        if max(total, extent) > limits.tensor_bytes:
             raise Refused(f"the tensors declare more than {limits.tensor_bytes} bytes")
         if tensor.data_location != TensorProto.EXTERNAL and _stored_size(tensor) != wanted:
             raise Unreadable(
@@ -377,8 +393,13 @@ def _check_tensors(model: onnx.ModelProto, limits: Limits) -> None:
             )
     for graph in model_graphs(model):
         for sparse in graph.sparse_initializer:
-            if prod(sparse.dims) * 8 > limits.tensor_bytes or any(size < 0 for size in sparse.dims):
+            if _extent(sparse.dims) * 8 > limits.tensor_bytes or any(size < 0 for size in sparse.dims):
                 raise Refused(f"the sparse tensor {sparse.values.name!r} is too large when written out")
+
+
+def _extent(dims: Sequence[int]) -> int:
+    """What NumPy reckons an array's size by: it refuses a huge one even where a dimension of 0 leaves no elements."""
+    return prod(max(size, 1) for size in dims)
 
 
 def _stored_size(tensor: onnx.TensorProto) -> int:

@@ -205,6 +205,52 @@ def test_a_model_that_became_another_is_not_written(tmp_path, monkeypatch):
     assert not out.exists()
 
 
+def test_one_large_row_hides_no_other(tmp_path, monkeypatch):
+    from onnx_export.validation import repair
+
+    honest = repair._replaced
+
+    def miswired(model, chosen):
+        fixed = honest(model, chosen)
+        for tensor in fixed.graph.initializer:
+            if tensor.name.endswith("_scale"):
+                tensor.raw_data = (1.5 * onnx.numpy_helper.to_array(tensor)).tobytes()
+        return fixed
+
+    monkeypatch.setattr(repair, "_replaced", miswired)
+    nodes, constants = gallery.decomposed(y="h")
+    constants["high"] = np.array([[0.0], [0.0], [1e5]], np.float32)
+    model = gallery.model([*nodes, gallery.node("Add", "h high", "y")], constants=constants)
+    report, out = fixed(lambda: gallery.Specimen(model), tmp_path)
+    assert report.problem == "--fix: wrote nothing, the outputs are others"
+    assert not out.exists()
+
+
+def test_outputs_alike_but_for_rounding():
+    from onnx_export.validation.repair import _agree
+
+    a = np.array([[1, -2, np.nan], [np.inf, 1e-3, 0], [1e-9, 0, 0]], np.float32)
+    near = a + np.array([1e-3, 1e-7, 1e-8], np.float32)[:, None]
+    assert _agree([a], [near])
+    assert not _agree([a], [a + np.float32(1e-5)])
+    assert not _agree([np.float16([[1], [1e4]])], [np.float16([[2], [1e4]])])
+    for at, value in (((0, 2), 0), ((1, 0), 1), ((1, 0), -np.inf), ((0, 0), np.nan)):
+        other = a.copy()
+        other[at] = value
+        assert not _agree([a], [other])
+    for same in (np.float32(3), np.float16([]), np.zeros((0, 3)), np.zeros((3, 0)), np.array(["a"]), np.array([True])):
+        assert _agree([same], [same])
+
+
+def test_an_output_that_is_nan_throughout_is_not_compared_and_that_is_said(tmp_path):
+    nodes, constants = gallery.decomposed(y="h")
+    constants["nothing"] = np.array(np.nan, np.float32)
+    nodes.append(gallery.node("Mul", "h nothing", "y"))
+    report, out = fixed(lambda: gallery.Specimen(gallery.model(nodes, constants=constants)), tmp_path)
+    assert "not compared: 'y' has no finite element" in report.fixed[-1], report.problem
+    assert out.exists()
+
+
 def test_where_float32_is_to_blame_float64_has_the_last_word(tmp_path):
     """The one-pass variance of the original is far off; the operator is right, and the same function."""
     report, out = fixed(gallery.one_pass_at_a_huge_mean, tmp_path)
@@ -246,4 +292,29 @@ def test_trouble_with_one_norm_leaves_the_others_rewritten(step, tmp_path, fails
     report, out = fixed(lambda: gallery.Specimen(model), tmp_path)
     assert report.fixed[0].startswith("left y0: it ")
     assert report.fixed[-1].endswith("1 of 2 decomposed norms rewritten")
+    assert_computes_the_same(out, model)
+
+
+@pytest.mark.parametrize("name", ["scale", "bias", "eps", "power", "stored_scale"])
+def test_what_the_caller_may_replace_is_not_frozen(name, tmp_path):
+    """An initialiser that is an input too is a default; keep_initializers_as_inputs=True writes such files."""
+    nodes, constants = gallery.decomposed()
+    if name == "stored_scale":  # the scale folds from it
+        constants[name] = constants.pop("scale")
+        nodes.insert(0, gallery.node("Identity", name, "scale"))
+    inputs = [gallery.value("x", (3, gallery.N)), gallery.value(name, constants[name].shape)]
+    report, out = fixed(lambda: gallery.Specimen(gallery.model(nodes, constants=constants, inputs=inputs)), tmp_path)
+    assert report.fixed[0].endswith(f"its {name!r} can be replaced by the caller"), report.problem
+    assert not out.exists()
+
+
+def test_an_input_with_a_default_outside_the_norm_stops_nothing(tmp_path):
+    nodes, constants = gallery.decomposed(x="h")
+    constants["shift"] = np.ones(gallery.N, np.float32)
+    nodes.insert(0, gallery.node("Add", "x shift", "h"))
+    inputs = [gallery.value("x", (3, gallery.N)), gallery.value("shift", (gallery.N,))]
+    model = gallery.model(nodes, constants=constants, inputs=inputs)
+    model.graph.value_info.append(gallery.value("h", (3, gallery.N)))
+    report, out = fixed(lambda: gallery.Specimen(model), tmp_path)
+    assert report.fixed[-1].endswith("1 of 1 decomposed norms rewritten"), report.problem
     assert_computes_the_same(out, model)

@@ -4,6 +4,7 @@ import contextlib
 import os
 import struct
 import time
+import tracemalloc
 
 import numpy as np
 import onnx
@@ -12,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_export import validate
+from onnx_export.validation.graph import scopes
 from onnx_export.validation.safe_load import Limits, Refused, Unreadable, load, parse, sort_nodes
 
 UNREADABLE, REFUSED = 2, 3
@@ -218,6 +220,7 @@ FILES = {
     "dims_negative": (with_tensor(dims=[-1]), UNREADABLE),
     "dims_huge": (with_tensor(dims=[2**40]), REFUSED),
     "dims_wrap_64_bits": (with_tensor(dims=[4194305, 4194305, 211106198978564]), REFUSED),
+    "dims_huge_and_empty": (with_tensor(dims=[0, 2**61, 4], raw_data=b""), REFUSED),
     "dims_without_end": (with_tensor(dims=[1] * 100_000), UNREADABLE),
     "unknown_type": (with_tensor(data_type=999), UNREADABLE),
     "sparse_bomb": (sparse_bomb(), REFUSED),
@@ -254,6 +257,20 @@ def test_sorting_takes_no_longer_than_reading(build):
     for node in model.graph.node:
         assert made.issuperset(node.input)
         made.update(node.output)
+
+
+def test_types_are_not_copied_into_each_branch():
+    branch = helper.make_graph([gallery.node("Neg", "v7", "t")], "g", [], [gallery.value("t")])
+    nodes = [gallery.node("If", "c", f"b{i}", then_branch=branch, else_branch=branch) for i in range(200)]
+    model = gallery.model(nodes, inputs=[gallery.value("c", [], TensorProto.BOOL)])
+    model.graph.value_info.extend(gallery.value(f"v{i}", [i]) for i in range(20_000))
+    tracemalloc.start()
+    try:
+        found = list(scopes(model))
+        assert tracemalloc.get_traced_memory()[1] < 3e7  # with copies some 2e8
+    finally:
+        tracemalloc.stop()
+    assert {(scope.shape("v7"), scope.dtype("v7")) for scope in found} == {((7,), TensorProto.FLOAT)}
 
 
 def test_a_circle_is_named():
@@ -321,6 +338,38 @@ def test_no_regular_file(kind, folder):
 
 
 # -- names
+
+
+TEXT = {
+    "opset": lambda model: model.opset_import.add(domain="MARK", version=1),
+    "function": lambda model: model.functions.add(name="f", domain="MARK"),
+    "node": lambda model: setattr(model.graph.node[0], "name", "MARK"),
+    "operator": lambda model: setattr(model.graph.node[0], "op_type", "MARK"),
+    "input": lambda model: model.graph.node[0].input.append("MARK"),
+    "attribute": lambda model: model.graph.node[0].attribute.add(name="MARK"),
+    "subgraph": lambda model: model.graph.node[0].attribute.add(name="g").g.node.add(name="MARK"),
+    "value": lambda model: model.graph.value_info.add(name="MARK"),
+    "dimension": lambda model: model.graph.input[0].type.tensor_type.shape.dim.add(dim_param="MARK"),
+    "tensor": lambda model: setattr(model.graph.initializer[0], "name", "MARK"),
+    "location": lambda model: model.graph.initializer[0].external_data.add(key="location", value="MARK"),
+    "metadata": lambda model: model.graph.node[0].metadata_props.add(key="cnorm.function", value="MARK"),
+}
+
+
+@pytest.mark.parametrize("place", TEXT)
+def test_text_that_is_not_utf_8(place):
+    model = norm_model()
+    TEXT[place](model)
+    with pytest.raises(Unreadable, match="a name that is not UTF-8"):
+        parse(raw(model).replace(b"MARK", b"MA\xff\xfe"), Limits())
+
+
+def test_prose_need_not_be_utf_8(folder):
+    model = norm_model()
+    model.doc_string = "MARK"
+    (folder / "m.onnx").write_bytes(raw(model).replace(b"MARK", b"MA\xff\xfe"))
+    report = validate(folder / "m.onnx")
+    assert report.exit_code() == 0, report.problem
 
 
 def test_control_characters_in_names_reach_no_report(folder):
