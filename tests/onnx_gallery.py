@@ -1100,6 +1100,35 @@ def centred_after_the_division():
     return Specimen(model(nodes, (3, N), constants), [])
 
 
+def centred_later(name):
+    """Functions in which the mean over the deviation meets x over the deviation a few nodes on: sound norms all."""
+    scaled = node("Mul", "a scale", "sa"), node("Mul", "b scale", "sb")
+    affine = node("Mul", "xhat scale", "scaled"), node("Add", "scaled bias", "y")
+    ends = [
+        [*scaled, node("Sub", "sa sb", "scaled"), node("Add", "scaled bias", "y")],
+        [*scaled, node("Sub", "bias sb", "offset"), node("Add", "sa offset", "y")],
+        [node("Identity", "a", "same"), node("Sub", "same b", "xhat"), *affine],
+        [node("Neg", "b", "minus"), node("Sum", "a minus", "xhat"), *affine],
+    ]
+    functions, calls = [], []
+    for i, end in enumerate(ends):
+        split = node("Div", "x std", "a"), node("Div", "mean std", "b")
+        functions.append(function(f"{name}{i}", *misspelt(*split, *end, of=["xhat", "scaled", "y"])))
+        calls.append(node(f"{name}{i}", "x", f"y{i}", domain="local"))
+    return model([*calls, node("Concat", "y0 y1 y2 y3", "y", axis=0)], functions=functions)
+
+
+@specimen
+def centred_some_nodes_after_the_division():
+    return Specimen(centred_later("Norm"), [])
+
+
+@specimen
+def centred_some_nodes_after_the_division_by_claim():
+    """Not recognised, which is what is said of them; they are not called wrong."""
+    return Specimen(centred_later("LayerNorm"), [], {"broken-claim"}, 1)
+
+
 @specimen
 def softmax_spelled_out():
     constants = {"axes": np.array([-1])}

@@ -32,11 +32,13 @@ _NATIVE = {
 # Between a statistic and its use these change the shape at most.
 _RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})
 _SAME = frozenset({"Identity", "Cast"})
+_SUMS = frozenset({"Add", "Sub", "Sum"})
 _LONGEST_NAME = 250
 _MOST_AXES = 64
 # Steps from a variance to its root, and from there to the division. A hostile file could take thousands, with two ways
 # at each.
 _DEEPEST = 5
+_FARTHEST = 64  # values that are followed forward from x / std
 
 
 @dataclass(eq=False)
@@ -419,10 +421,17 @@ class _Decomposed:
         )
 
     def _uncentred(self, found: Norm, variance: _Variance, user) -> Norm | None:
-        """x / std, unless something is subtracted from it afterwards."""
-        later = {op(node) for node in self.scope.consumers(user.output[0])}
-        if found.formula != "layer" or not self._same(user.input[0], variance.x) or later & {"Add", "Sub"}:
+        """x / std, unless it meets something that is no constant in a sum afterwards: that may be its mean."""
+        if found.formula != "layer" or not self._same(user.input[0], variance.x):
             return None
+        reached = [user.output[0]]
+        for name in reached:
+            for node in self.scope.consumers(name):
+                known = all(self.scope.constant(other) is not None for other in node.input if other not in ("", name))
+                if len(reached) > _FARTHEST or (op(node) in _SUMS and not known):
+                    return None
+                if op(node) in _SAME | _RESHAPERS | {"Neg"} or (op(node) in _SUMS | {"Mul", "Div"} and known):
+                    reached.append(node.output[0])
         path = self._strip(user.input[0], _SAME)[1]
         near = found.near_miss or "x is divided by the deviation, not x - mean"
         return replace(found, nodes=[*found.nodes, *path], near_miss=near)
