@@ -1093,6 +1093,27 @@ def not_centred_by_claim():
 
 
 @specimen
+def not_centred_without_an_eps():
+    """What a near miss lacks is a warning, too."""
+    nodes, constants = misspelt(node("Sqrt", "var", "std"), node("Div", "x std", "xhat"), of=["total", "std", "xhat"])
+    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss", "eps-zero"})
+
+
+@specimen
+def not_centred_with_a_negative_eps():
+    instead = node("Sub", "var eps", "total"), node("Sqrt", "total", "std"), node("Div", "x std", "xhat")
+    nodes, constants = misspelt(*instead, of=["total", "std", "xhat"])
+    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss", "eps-negative"})
+
+
+@specimen
+def not_centred_without_an_eps_by_claim():
+    nodes, constants = misspelt(node("Sqrt", "var", "std"), node("Div", "x std", "xhat"), of=["total", "std", "xhat"])
+    built = model([node("LayerNorm", "x", "y", domain="local")], functions=[function("LayerNorm", nodes, constants)])
+    return Specimen(built, [("~layer", "wrong", "file")], {"near-miss", "eps-zero"}, 1)
+
+
+@specimen
 def centred_after_the_division():
     """x / std - mean / std is a layer norm, if not one that is looked for, and no near miss."""
     split = node("Div", "x std", "a"), node("Div", "mean std", "b"), node("Sub", "a b", "xhat")
