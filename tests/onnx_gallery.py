@@ -1367,6 +1367,14 @@ def claim_kept_by_a_function_it_calls():
 
 
 @specimen
+def claim_kept_by_a_namesake_of_another_domain():
+    idle = function("LayerNorm", [node("Identity", "x", "y")], {})
+    idle.domain = "other"
+    calls = [node("LayerNorm", "x", "h", domain="local"), node("LayerNorm", "h", "y", domain="other")]
+    return Specimen(model(calls, functions=[function("LayerNorm", *decomposed()), idle]), [OK], {"broken-claim"}, 1)
+
+
+@specimen
 def claim_of_an_unused_function():
     idle = function("LayerNorm", [node("Identity", "x", "y")], {})
     return Specimen(model([native()], constants=weights(), functions=[idle]))

@@ -18,7 +18,7 @@ import onnxruntime
 from onnx_export.validation import inputs, lint, replaces, runtime, stress
 from onnx_export.validation.graph import inline
 from onnx_export.validation.judge import BROKEN, MOST, type_name
-from onnx_export.validation.patterns import Norm, broken_claims, find
+from onnx_export.validation.patterns import Norm, broken_claims, find, mark_functions
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
 from onnx_export.validation.run import Case, Run, amount, culprit, settle
 from onnx_export.validation.safe_load import (
@@ -173,6 +173,7 @@ def _foreign(model: onnx.ModelProto) -> str:
 
 def _find(model, options: Options, report: ValidationReport, emit) -> tuple[onnx.ModelProto, list[Norm]]:
     given = model
+    mark_functions(given)
     if not report.problem:
         model = inline(model)
     if options.infer_shapes:

@@ -7,6 +7,7 @@ nodes really compute the norm is decided in float64 by `judge`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -106,7 +107,7 @@ class Norm:
         """The local function it came from, empty for none."""
         for prop in self.nodes[0].metadata_props:
             if prop.key == FUNCTION_KEY:
-                return prop.value
+                return prop.value.partition("\n")[0]
         return self.scope.graph.name if self.scope.is_function else ""
 
     @property
@@ -120,22 +121,42 @@ def claims(name: str) -> bool:
     return "layernorm" in name.lower().replace("_", "")
 
 
+def _function_key(name: str, domain: str) -> str:
+    return f"{name}\n{domain}"
+
+
+def mark_functions(model: onnx.ModelProto) -> None:
+    """Write on the nodes of local functions whose they are, before inlining marks them with the bare name."""
+    for function in model.functions:
+        for node in every(function.node):
+            node.metadata_props.add(key=FUNCTION_KEY, value=_function_key(function.name, function.domain))
+
+
 def broken_claims(model: onnx.ModelProto, norms: list[Norm]) -> list[str]:
     """Functions of a model, not inlined yet, that are used and named LayerNorm and hold nothing like one.
 
     Parameters
     ----------
     model : onnx.ModelProto
+        With its functions marked.
     norms : list of Norm
         Found in it once it was inlined.
     """
-    calls = {f.name: {node.op_type for node in every(f.node)} for f in model.functions}
+    names = {_function_key(f.name, f.domain): f.name for f in model.functions}
+    callers: dict[str, set[str]] = defaultdict(set)
+    for function in model.functions:
+        for node in every(function.node):
+            callers[_function_key(node.op_type, node.domain)].add(_function_key(function.name, function.domain))
     holding = {p.value for norm in norms for node in norm.nodes for p in node.metadata_props if p.key == FUNCTION_KEY}
-    holding |= {norm.function for norm in norms}
-    while more := {name for name, called in calls.items() if called & holding} - holding:
+    graphs = [norm.scope.graph for norm in norms if norm.scope.is_function]
+    holding |= {_function_key(graph.name, graph.domain) for graph in graphs}
+    pending = list(holding)
+    while pending:
+        more = callers.get(pending.pop(), set()) - holding
         holding |= more
-    used = set().union(*calls.values(), (node.op_type for node in model_nodes(model)))
-    return [name for name in calls if claims(name) and name in used and name not in holding]
+        pending += more
+    used = callers.keys() | {_function_key(node.op_type, node.domain) for node in model_nodes(model)}
+    return [name for key, name in names.items() if claims(name) and key in used and key not in holding]
 
 
 def find(model: onnx.ModelProto, trouble: Callable[[str, Exception], None] | None = None) -> list[Norm]:
