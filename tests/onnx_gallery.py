@@ -1521,6 +1521,13 @@ def axes_that_are_floats():
 
 
 @specimen
+def three_terms_in_the_addition_of_the_eps():
+    nodes, constants = misspelt(node("Add", "var eps eps", "total"), of=["total"])
+    nodes[-1].output[0] = "h"
+    return Specimen(beside_a_norm(nodes, constants), [("layer", "not exercised", "")], exit_code=2)
+
+
+@specimen
 def stash_type_of_no_type():
     nodes = [native("x", "h", "n_scale", "n_bias", stash_type=99)]
     return Specimen(beside_a_norm(nodes, {}), [OK, OK], {"stash-type"})

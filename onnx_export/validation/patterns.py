@@ -15,7 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnx_export.validation.graph import FUNCTION_KEY, Scope, attribute, every, op, scopes, unit_roundoff
+from onnx_export.validation.graph import FUNCTION_KEY, Scope, attribute, every, scopes, unit_roundoff
+from onnx_export.validation.graph import op as any_op
 from onnx_export.validation.safe_load import model_nodes
 
 # op type: (domains, formula, default epsilon)
@@ -34,12 +35,19 @@ _NATIVE = {
 _RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})
 _SAME = frozenset({"Identity", "Cast"})
 _SUMS = frozenset({"Add", "Sub", "Sum"})
+_OF_TWO = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
 _LONGEST_NAME = 250
 _MOST_AXES = 64
 # Steps from a variance to its root, and from there to the division. A hostile file could take thousands, with two ways
 # at each.
 _DEEPEST = 5
 _FARTHEST = 64  # values that are followed forward from x / std
+
+
+def op(node: onnx.NodeProto) -> str:
+    """The operator of a node; one of two operands that is fed more has no meaning, and is none."""
+    kind = any_op(node)
+    return "" if kind in _OF_TWO and len(node.input) != 2 else kind
 
 
 @dataclass(eq=False)

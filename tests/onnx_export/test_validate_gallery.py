@@ -47,6 +47,21 @@ def test_a_count_is_told_from_its_neighbours_as_far_as_its_type_can(divide, n, d
         assert near_miss(n - 1).endswith("(unbiased)")
 
 
+FORMS = ["pytorch_pow", "pytorch_mul", "keras_batch_normalization_form", "keras_3_form", "scale_before_the_division"]
+
+
+@pytest.mark.parametrize("form", [*FORMS, "flax_one_pass_benign", "residual_before_the_norm", "unbiased_sum"])
+def test_a_third_operand_is_no_trouble_to_the_finder(form):
+    whole = onnx.shape_inference.infer_shapes(getattr(gallery, form)().model)
+    for at, node in enumerate(whole.graph.node):
+        for first in (True, False):
+            if node.op_type in ("Add", "Sub", "Mul", "Div", "Pow"):
+                model = onnx.ModelProto()
+                model.CopyFrom(whole)
+                model.graph.node[at].input.insert(0 if first else 2, "x")
+                find(model)
+
+
 def test_claims_are_looked_into_in_a_time_that_is_linear_in_the_functions():
     """A norm at the bottom of 8000 functions, each called by the one before it."""
     names = [f"LayerNorm{i}" for i in range(8000)]
