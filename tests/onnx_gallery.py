@@ -899,16 +899,30 @@ def float16_drift_by_looking():
 
 
 @specimen
-def float16_kernel_that_is_at_fault():
-    """GroupNormalization's one-pass variance at a mean of 100, by itself as in its model: not for want of rounding."""
+def float16_norms_in_a_row_at_a_large_mean():
+    return Specimen(half_chain(native_float16_norm, 30.0), [OK] * 3)
 
+
+def group_norm_chain(mean, count):
     def norm(x, y, prefix):
         affine = {f"{prefix}ones": np.ones(8, np.float16), f"{prefix}zeros": np.zeros(8, np.float16)}
         return [native(x, y, f"{prefix}ones", f"{prefix}zeros", op="GroupNormalization", num_groups=2)], affine
 
-    built = half_chain(norm, 100.0, count=2, shape=(2, 8, 64))
+    built = half_chain(norm, mean, count, shape=(2, 8, 64))
     built.opset_import[0].version, built.ir_version = 21, 10
-    return Specimen(built, [("group", "wrong", "kernel")] * 2, exit_code=1)
+    return built
+
+
+@specimen
+def float16_kernel_that_is_at_fault():
+    """GroupNormalization's one-pass variance at a mean of 100, by itself as in its model: not for want of rounding."""
+    return Specimen(group_norm_chain(100.0, 2), [("group", "wrong", "kernel")] * 2, exit_code=1)
+
+
+@specimen
+def float16_kernel_that_is_at_risk():
+    """The same on hard rows alone: an addition before it excuses nothing that it gets wrong by itself."""
+    return Specimen(group_norm_chain(0.0, 1), [("group", "risky", "kernel")])
 
 
 @specimen
@@ -1093,11 +1107,61 @@ def not_centred_by_claim():
 
 
 @specimen
+def not_centred_without_an_eps():
+    """What a near miss lacks is a warning, too."""
+    nodes, constants = misspelt(node("Sqrt", "var", "std"), node("Div", "x std", "xhat"), of=["total", "std", "xhat"])
+    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss", "eps-zero"})
+
+
+@specimen
+def not_centred_with_a_negative_eps():
+    instead = node("Sub", "var eps", "total"), node("Sqrt", "total", "std"), node("Div", "x std", "xhat")
+    nodes, constants = misspelt(*instead, of=["total", "std", "xhat"])
+    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss", "eps-negative"})
+
+
+@specimen
+def not_centred_without_an_eps_by_claim():
+    nodes, constants = misspelt(node("Sqrt", "var", "std"), node("Div", "x std", "xhat"), of=["total", "std", "xhat"])
+    built = model([node("LayerNorm", "x", "y", domain="local")], functions=[function("LayerNorm", nodes, constants)])
+    return Specimen(built, [("~layer", "wrong", "file")], {"near-miss", "eps-zero"}, 1)
+
+
+@specimen
 def centred_after_the_division():
     """x / std - mean / std is a layer norm, if not one that is looked for, and no near miss."""
     split = node("Div", "x std", "a"), node("Div", "mean std", "b"), node("Sub", "a b", "xhat")
     nodes, constants = misspelt(*split, of=["xhat"])
     return Specimen(model(nodes, (3, N), constants), [])
+
+
+def centred_later(name):
+    """Functions in which the mean over the deviation meets x over the deviation a few nodes on: sound norms all."""
+    scaled = node("Mul", "a scale", "sa"), node("Mul", "b scale", "sb")
+    affine = node("Mul", "xhat scale", "scaled"), node("Add", "scaled bias", "y")
+    ends = [
+        [*scaled, node("Sub", "sa sb", "scaled"), node("Add", "scaled bias", "y")],
+        [*scaled, node("Sub", "bias sb", "offset"), node("Add", "sa offset", "y")],
+        [node("Identity", "a", "same"), node("Sub", "same b", "xhat"), *affine],
+        [node("Neg", "b", "minus"), node("Sum", "a minus", "xhat"), *affine],
+    ]
+    functions, calls = [], []
+    for i, end in enumerate(ends):
+        split = node("Div", "x std", "a"), node("Div", "mean std", "b")
+        functions.append(function(f"{name}{i}", *misspelt(*split, *end, of=["xhat", "scaled", "y"])))
+        calls.append(node(f"{name}{i}", "x", f"y{i}", domain="local"))
+    return model([*calls, node("Concat", "y0 y1 y2 y3", "y", axis=0)], functions=functions)
+
+
+@specimen
+def centred_some_nodes_after_the_division():
+    return Specimen(centred_later("Norm"), [])
+
+
+@specimen
+def centred_some_nodes_after_the_division_by_claim():
+    """Not recognised, which is what is said of them; they are not called wrong."""
+    return Specimen(centred_later("LayerNorm"), [], {"broken-claim"}, 1)
 
 
 @specimen
@@ -1303,6 +1367,14 @@ def claim_kept_by_a_function_it_calls():
 
 
 @specimen
+def claim_kept_by_a_namesake_of_another_domain():
+    idle = function("LayerNorm", [node("Identity", "x", "y")], {})
+    idle.domain = "other"
+    calls = [node("LayerNorm", "x", "h", domain="local"), node("LayerNorm", "h", "y", domain="other")]
+    return Specimen(model(calls, functions=[function("LayerNorm", *decomposed()), idle]), [OK], {"broken-claim"}, 1)
+
+
+@specimen
 def claim_of_an_unused_function():
     idle = function("LayerNorm", [node("Identity", "x", "y")], {})
     return Specimen(model([native()], constants=weights(), functions=[idle]))
@@ -1446,6 +1518,13 @@ def axes_that_are_floats():
     built = beside_a_norm(nodes, constants)
     built.opset_import[0].version = 18
     return Specimen(built, [("rms", "not exercised", ""), ("layer", "not exercised", "")], exit_code=2)
+
+
+@specimen
+def three_terms_in_the_addition_of_the_eps():
+    nodes, constants = misspelt(node("Add", "var eps eps", "total"), of=["total"])
+    nodes[-1].output[0] = "h"
+    return Specimen(beside_a_norm(nodes, constants), [("layer", "not exercised", "")], exit_code=2)
 
 
 @specimen

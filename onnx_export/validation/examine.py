@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -17,7 +18,7 @@ import onnxruntime
 from onnx_export.validation import inputs, lint, replaces, runtime, stress
 from onnx_export.validation.graph import inline
 from onnx_export.validation.judge import BROKEN, MOST, type_name
-from onnx_export.validation.patterns import Norm, broken_claims, find
+from onnx_export.validation.patterns import Norm, broken_claims, find, mark_functions
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
 from onnx_export.validation.run import Case, Run, amount, culprit, settle
 from onnx_export.validation.safe_load import (
@@ -172,6 +173,7 @@ def _foreign(model: onnx.ModelProto) -> str:
 
 def _find(model, options: Options, report: ValidationReport, emit) -> tuple[onnx.ModelProto, list[Norm]]:
     given = model
+    mark_functions(given)
     if not report.problem:
         model = inline(model)
     if options.infer_shapes:
@@ -218,7 +220,7 @@ def _stress(model: onnx.ModelProto, case: Case, options: Options, runtime_faults
         feeds = bench.feed(hard.rows)
         rows = case.oracle.rows(feeds)
         for level in bench.levels:
-            error = case.oracle.claim_error(rows, bench.run(level, feeds), bench.allowed(feeds))
+            error = bench.measured(level, feeds, partial(case.oracle.claim_error, rows))
             if error.ratio > 1 and bench.bare_fails(hard.rows):
                 runtime_faults[hard.family] = "onnxruntime's own operator fails on such rows as well"
                 break

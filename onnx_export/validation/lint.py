@@ -51,14 +51,15 @@ def lint_norm(norm: Norm) -> Iterator[Finding]:
 
 
 def _epsilon(norm: Norm, finding) -> Iterator[Finding]:
+    level = "warning" if norm.near_miss and not norm.claimed else "error"  # a near miss may be meant
     if isnan(norm.eps):
         yield finding("error", "eps-nan", "eps is NaN: every result will be NaN")
     elif norm.eps < 0:
-        yield finding("error", "eps-negative", f"eps is {norm.eps:g}: rows of small variance give NaN")
+        yield finding(level, "eps-negative", f"eps is {norm.eps:g}: rows of small variance give NaN")
     elif norm.floor > 0:
         return
     elif norm.eps == 0:
-        yield finding("error", "eps-zero", f"eps is 0 as stored ({type_name(norm.eps_dtype)}): constant rows give NaN")
+        yield finding(level, "eps-zero", f"eps is 0 as stored ({type_name(norm.eps_dtype)}): constant rows give NaN")
 
 
 def _shapes(norm: Norm, finding) -> Iterator[Finding]:

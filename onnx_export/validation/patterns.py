@@ -7,6 +7,7 @@ nodes really compute the norm is decided in float64 by `judge`.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnx_export.validation.graph import FUNCTION_KEY, Scope, attribute, every, op, scopes, unit_roundoff
+from onnx_export.validation.graph import FUNCTION_KEY, Scope, attribute, every, scopes, unit_roundoff
+from onnx_export.validation.graph import op as any_op
 from onnx_export.validation.safe_load import model_nodes
 
 # op type: (domains, formula, default epsilon)
@@ -32,11 +34,20 @@ _NATIVE = {
 # Between a statistic and its use these change the shape at most.
 _RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})
 _SAME = frozenset({"Identity", "Cast"})
+_SUMS = frozenset({"Add", "Sub", "Sum"})
+_OF_TWO = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
 _LONGEST_NAME = 250
 _MOST_AXES = 64
 # Steps from a variance to its root, and from there to the division. A hostile file could take thousands, with two ways
 # at each.
 _DEEPEST = 5
+_FARTHEST = 64  # values that are followed forward from x / std
+
+
+def op(node: onnx.NodeProto) -> str:
+    """The operator of a node; one of two operands that is fed more has no meaning, and is none."""
+    kind = any_op(node)
+    return "" if kind in _OF_TWO and len(node.input) != 2 else kind
 
 
 @dataclass(eq=False)
@@ -104,7 +115,7 @@ class Norm:
         """The local function it came from, empty for none."""
         for prop in self.nodes[0].metadata_props:
             if prop.key == FUNCTION_KEY:
-                return prop.value
+                return prop.value.partition("\n")[0]
         return self.scope.graph.name if self.scope.is_function else ""
 
     @property
@@ -118,22 +129,42 @@ def claims(name: str) -> bool:
     return "layernorm" in name.lower().replace("_", "")
 
 
+def _function_key(name: str, domain: str) -> str:
+    return f"{name}\n{domain}"
+
+
+def mark_functions(model: onnx.ModelProto) -> None:
+    """Write on the nodes of local functions whose they are, before inlining marks them with the bare name."""
+    for function in model.functions:
+        for node in every(function.node):
+            node.metadata_props.add(key=FUNCTION_KEY, value=_function_key(function.name, function.domain))
+
+
 def broken_claims(model: onnx.ModelProto, norms: list[Norm]) -> list[str]:
     """Functions of a model, not inlined yet, that are used and named LayerNorm and hold nothing like one.
 
     Parameters
     ----------
     model : onnx.ModelProto
+        With its functions marked.
     norms : list of Norm
         Found in it once it was inlined.
     """
-    calls = {f.name: {node.op_type for node in every(f.node)} for f in model.functions}
+    names = {_function_key(f.name, f.domain): f.name for f in model.functions}
+    callers: dict[str, set[str]] = defaultdict(set)
+    for function in model.functions:
+        for node in every(function.node):
+            callers[_function_key(node.op_type, node.domain)].add(_function_key(function.name, function.domain))
     holding = {p.value for norm in norms for node in norm.nodes for p in node.metadata_props if p.key == FUNCTION_KEY}
-    holding |= {norm.function for norm in norms}
-    while more := {name for name, called in calls.items() if called & holding} - holding:
+    graphs = [norm.scope.graph for norm in norms if norm.scope.is_function]
+    holding |= {_function_key(graph.name, graph.domain) for graph in graphs}
+    pending = list(holding)
+    while pending:
+        more = callers.get(pending.pop(), set()) - holding
         holding |= more
-    used = set().union(*calls.values(), (node.op_type for node in model_nodes(model)))
-    return [name for name in calls if claims(name) and name in used and name not in holding]
+        pending += more
+    used = callers.keys() | {_function_key(node.op_type, node.domain) for node in model_nodes(model)}
+    return [name for key, name in names.items() if claims(name) and key in used and key not in holding]
 
 
 def find(model: onnx.ModelProto, trouble: Callable[[str, Exception], None] | None = None) -> list[Norm]:
@@ -419,10 +450,17 @@ class _Decomposed:
         )
 
     def _uncentred(self, found: Norm, variance: _Variance, user) -> Norm | None:
-        """x / std, unless something is subtracted from it afterwards."""
-        later = {op(node) for node in self.scope.consumers(user.output[0])}
-        if found.formula != "layer" or not self._same(user.input[0], variance.x) or later & {"Add", "Sub"}:
+        """x / std, unless it meets something that is no constant in a sum afterwards: that may be its mean."""
+        if found.formula != "layer" or not self._same(user.input[0], variance.x):
             return None
+        reached = [user.output[0]]
+        for name in reached:
+            for node in self.scope.consumers(name):
+                known = all(self.scope.constant(other) is not None for other in node.input if other not in ("", name))
+                if len(reached) > _FARTHEST or (op(node) in _SUMS and not known):
+                    return None
+                if op(node) in _SAME | _RESHAPERS | {"Neg"} or (op(node) in _SUMS | {"Mul", "Div"} and known):
+                    reached.append(node.output[0])
         path = self._strip(user.input[0], _SAME)[1]
         near = found.near_miss or "x is divided by the deviation, not x - mean"
         return replace(found, nodes=[*found.nodes, *path], near_miss=near)

@@ -1,5 +1,7 @@
 """Every specimen of the gallery gives exactly what it says."""
 
+import time
+
 import numpy as np
 import onnx
 import onnx_gallery as gallery
@@ -7,7 +9,7 @@ import onnxruntime
 import pytest
 
 from onnx_export.validation.examine import Options, examine
-from onnx_export.validation.patterns import find
+from onnx_export.validation.patterns import broken_claims, find
 
 
 def examined(specimen, folder):
@@ -43,6 +45,35 @@ def test_a_count_is_told_from_its_neighbours_as_far_as_its_type_can(divide, n, d
     as_stored = {float(dtype(count if divide else 1 / count)) for count in (n, n - 1)}
     if len(as_stored) == 2 and not (dtype == np.float16 and n > 1000):
         assert near_miss(n - 1).endswith("(unbiased)")
+
+
+FORMS = ["pytorch_pow", "pytorch_mul", "keras_batch_normalization_form", "keras_3_form", "scale_before_the_division"]
+
+
+@pytest.mark.parametrize("form", [*FORMS, "flax_one_pass_benign", "residual_before_the_norm", "unbiased_sum"])
+def test_a_third_operand_is_no_trouble_to_the_finder(form):
+    whole = onnx.shape_inference.infer_shapes(getattr(gallery, form)().model)
+    for at, node in enumerate(whole.graph.node):
+        for first in (True, False):
+            if node.op_type in ("Add", "Sub", "Mul", "Div", "Pow"):
+                model = onnx.ModelProto()
+                model.CopyFrom(whole)
+                model.graph.node[at].input.insert(0 if first else 2, "x")
+                find(model)
+
+
+def test_claims_are_looked_into_in_a_time_that_is_linear_in_the_functions():
+    """A norm at the bottom of 8000 functions, each called by the one before it."""
+    names = [f"LayerNorm{i}" for i in range(8000)]
+    calls = [gallery.node(name, "x", "y", domain="local") for name in names]
+    bodies = [[call] for call in calls[1:]] + [[gallery.native()]]
+    functions = [gallery.function(name, body, {}) for name, body in zip(names, bodies, strict=True)]
+    model = gallery.model(calls[:1], functions=functions)
+    norms = find(model)
+    start = time.process_time()
+    assert broken_claims(model, norms) == []
+    assert broken_claims(model, []) == names
+    assert time.process_time() - start < 3
 
 
 def test_there_are_enough_specimens():

@@ -8,8 +8,9 @@ from onnx.reference import ReferenceEvaluator
 
 from onnx_export import validate
 from onnx_export.validation import runtime, stress
+from onnx_export.validation.examine import Options, examine
 from onnx_export.validation.graph import unit_roundoff
-from onnx_export.validation.judge import FACTOR, Measure, Oracle, worst
+from onnx_export.validation.judge import FACTOR, Measure, Oracle, moved, worst
 from onnx_export.validation.patterns import find
 
 LENGTHS = (1, 2, 3, 7, 8, 16, 31, 64, 257, 1024, 4096)
@@ -140,6 +141,85 @@ def test_a_half_input_that_was_never_rounded_is_allowed_for_and_no_more():
                 assert oracle.runtime_error(feeds, broken.astype(np.float16), oracle.carried(feeds)).ratio > 1
     _, single = norm_of(64, np.float32, gallery.FLOAT, False)
     assert single.carried(rows(64, 3.0, np.float32)) == 0
+
+
+def test_what_an_unrounded_half_input_is_worth():
+    """u conditioning (2 max|scale| + |xhat scale|), u that of float16, written out."""
+    _, oracle = norm_of(64, np.float16, gallery.HALF, False)
+    feeds = rows(64, 30.0, np.float16)
+    x, scale = feeds["x"].astype(float), gallery.weights(64)["scale"].astype(np.float16).astype(float)
+    std = np.sqrt(x.var(-1, keepdims=True) + float(np.float32(1e-5)))
+    scaled = (x - x.mean(-1, keepdims=True)) / std * scale
+    conditioning = np.abs(x).max(-1, keepdims=True) / std
+    expected = 2.0**-11 * conditioning * (2 * np.abs(scale).max() + np.abs(scaled))
+    np.testing.assert_allclose(oracle.carried(feeds), expected, rtol=1e-9)
+
+
+def test_how_far_a_result_may_move():
+    one = np.array([1.0, 2.0, np.nan, np.inf, 3.0], np.float16)
+    assert moved(one, np.array([1.5, 2.0, 7.0, 7.0, 2.75], np.float16)) == 4 * 0.5
+    assert moved(one, one) == 0
+    assert moved(one, one[1:]) == 0
+
+
+ROUNDED = {
+    gallery.native_float16: [],  # the operator's own: the result alone is rounded
+    gallery.pytorch_mul: [],  # the type of its statistics throughout
+    gallery.keras_batch_normalization_form: [gallery.FLOAT],  # bias - mean * f
+    gallery.mixed_precision: [gallery.HALF, gallery.HALF],  # xhat, and xhat * scale
+    gallery.mixed_precision_float64: [gallery.FLOAT, gallery.FLOAT],
+}
+
+
+@pytest.mark.parametrize("build", ROUNDED, ids=lambda build: build.__name__)
+def test_the_bound_counts_each_rounding_on_the_way(build):
+    """B with its terms written out: u of the statistics, half an ulp, and u (|xhat scale| + |y|) a rounding."""
+    model = onnx.shape_inference.infer_shapes(build().model)
+    oracle = Oracle(find(model)[0], model)
+    (x,) = model.graph.input
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(x.type.tensor_type.elem_type)
+    feeds = rows(x.type.tensor_type.shape.dim[1].dim_value, 1.0, dtype)
+    facts, own = oracle.rows(feeds), oracle.own(feeds)
+    bound = 8 * unit_roundoff(oracle.norm.compute_dtype) * (np.sqrt(facts.n) + facts.conditioning) * facts.scale
+    bound = bound + 0.5 * np.spacing(np.abs(own).astype(dtype)).astype(float)
+    assert oracle._roundings() == ROUNDED[build]
+    for rounded in ROUNDED[build]:
+        bound = bound + unit_roundoff(rounded) * (np.abs(facts.scaled) + np.abs(facts.claim))
+        bound = bound + (2.0**-24 if rounded == gallery.HALF else 0)
+    measure = oracle.runtime_error(feeds, np.zeros_like(own, dtype))
+    assert measure.ratio == pytest.approx(np.max(np.abs(own) / bound), rel=1e-9)
+
+
+def without_bias(norm):
+    return [gallery.native(norm.input[0], norm.output[0], norm.input[1], "")]
+
+
+def over_the_other_axis(norm):
+    flips = [gallery.node("Transpose", norm.input[0], "flipped", perm=[1, 0])]
+    flips += [gallery.node("Transpose", "wrong", norm.output[0], perm=[1, 0])]
+    return [flips[0], gallery.native("flipped", "wrong", *norm.input[1:]), flips[1]]
+
+
+@pytest.mark.parametrize("mistake", [without_bias, over_the_other_axis])
+def test_an_optimiser_that_breaks_a_half_type_norm_in_its_model_alone_is_blamed(mistake, tmp_path, monkeypatch):
+    """It cannot be reproduced with the norm cut out; what drift and rounding are allowed must not cover it."""
+
+    class Session(runtime.Session):
+        def __init__(self, model, level, dump=None):
+            made = [node.output[0] for node in model.graph.node]
+            if level != "off" and dump is None and {"y0", "y1", "y2"} <= set(made):  # the whole model, not a cut
+                whole, model = model, onnx.ModelProto()
+                model.CopyFrom(whole)
+                at = made.index("y1")
+                nodes = [*whole.graph.node[:at], *mistake(whole.graph.node[at]), *whole.graph.node[at + 1 :]]
+                del model.graph.node[:]
+                model.graph.node.extend(nodes)
+            super().__init__(model, level, dump)
+
+    monkeypatch.setattr(runtime, "Session", Session)
+    onnx.save(gallery.half_chain(gallery.native_float16_norm, 3.0), tmp_path / "model.onnx")
+    report = examine(str(tmp_path / "model.onnx"), Options(), lambda kind, value: None)
+    assert [(n.verdict, n.blame) for n in report.norms] == [("ok", ""), ("wrong", "optimiser"), ("ok", "")]
 
 
 def test_statistics_are_as_precise_as_their_narrowest_type():
