@@ -140,7 +140,7 @@ def mark_functions(model: onnx.ModelProto) -> None:
             node.metadata_props.add(key=FUNCTION_KEY, value=_function_key(function.name, function.domain))
 
 
-def broken_claims(model: onnx.ModelProto, norms: list[Norm]) -> list[str]:
+def unproved_claims(model: onnx.ModelProto, norms: list[Norm]) -> list[str]:
     """Functions of a model, not inlined yet, that are used and named LayerNorm and hold nothing like one.
 
     Parameters
@@ -679,7 +679,7 @@ class _Decomposed:
 
     def _miscount(self, mean: _Mean, factor: str, divisor: float) -> str:
         shape = self.scope.shape(mean.source)
-        if shape is None or mean.axes is None or any(shape[a] is None for a in mean.axes):
+        if shape is None or mean.axes is None or any(not shape[a] for a in mean.axes):
             return ""
         count = int(np.prod([shape[axis] for axis in mean.axes]))
         stored = self._narrowest(factor, self._strip(factor, _SAME)[0])
