@@ -16,9 +16,9 @@ import onnx
 import onnxruntime
 
 from onnx_export.validation import inputs, lint, replaces, runtime, stress
-from onnx_export.validation.graph import inline
+from onnx_export.validation.graph import inline, mark_functions
 from onnx_export.validation.judge import BROKEN, MOST, type_name
-from onnx_export.validation.patterns import Norm, find, mark_functions, unproved_claims
+from onnx_export.validation.patterns import Norm, find, unproved_claims
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
 from onnx_export.validation.run import Case, Run, amount, culprit, settle
 from onnx_export.validation.safe_load import (
@@ -173,8 +173,8 @@ def _foreign(model: onnx.ModelProto) -> str:
 
 
 def _find(model, options: Options, report: ValidationReport, emit) -> tuple[onnx.ModelProto, list[Norm]]:
+    mark_functions(model)
     given = model
-    mark_functions(given)
     if not report.problem:
         model = inline(model)
     if options.infer_shapes:

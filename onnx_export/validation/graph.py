@@ -14,7 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnx_export.validation.safe_load import model_graphs, model_nodes, subgraphs
 
-FUNCTION_KEY = "cnorm.function"  # metadata written on the nodes of a local function before it is inlined
+FUNCTION_KEY = "cnorm.function"  # metadata of a node: the local function it is of, which inlining would forget
 
 # Constants are followed through these: none of them can blow a small tensor up.
 _FOLDABLE = frozenset(
@@ -229,20 +229,25 @@ def opset_versions(model: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int
     return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
 
 
+def function_key(name: str, domain: str) -> str:
+    """What tells local functions apart; the name is its first line."""
+    return f"{name}\n{domain}"
+
+
+def mark_functions(model: onnx.ModelProto) -> None:
+    """Write on the nodes of local functions whose they are."""
+    for function in model.functions:
+        for node in every(function.node):
+            node.metadata_props.add(key=FUNCTION_KEY, value=function_key(function.name, function.domain))
+
+
 def inline(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with its local functions written out, their nodes marked with the function's name.
+    """`model` with its local functions written out; their nodes keep their marks.
 
     onnxruntime inlines them as well before it optimises, so nothing changes for it. A function of another
     opset than the model's is left as it is.
     """
-    if not model.functions:
-        return model
-    marked = onnx.ModelProto()
-    marked.CopyFrom(model)
-    for function in marked.functions:
-        for node in every(function.node):
-            node.metadata_props.add(key=FUNCTION_KEY, value=function.name)
-    return inliner.inline_local_functions(marked)
+    return inliner.inline_local_functions(model) if model.functions else model
 
 
 def unit_roundoff(dtype: int) -> float:

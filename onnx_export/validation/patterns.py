@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnx_export.validation.graph import FUNCTION_KEY, Scope, attribute, every, scopes, unit_roundoff
+from onnx_export.validation.graph import FUNCTION_KEY, Scope, attribute, every, function_key, scopes, unit_roundoff
 from onnx_export.validation.graph import op as any_op
 from onnx_export.validation.safe_load import model_nodes
 
@@ -129,17 +129,6 @@ def claims(name: str) -> bool:
     return "layernorm" in name.lower().replace("_", "")
 
 
-def _function_key(name: str, domain: str) -> str:
-    return f"{name}\n{domain}"
-
-
-def mark_functions(model: onnx.ModelProto) -> None:
-    """Write on the nodes of local functions whose they are, before inlining marks them with the bare name."""
-    for function in model.functions:
-        for node in every(function.node):
-            node.metadata_props.add(key=FUNCTION_KEY, value=_function_key(function.name, function.domain))
-
-
 def unproved_claims(model: onnx.ModelProto, norms: list[Norm]) -> list[str]:
     """Functions of a model, not inlined yet, that are used and named LayerNorm and hold nothing like one.
 
@@ -150,20 +139,20 @@ def unproved_claims(model: onnx.ModelProto, norms: list[Norm]) -> list[str]:
     norms : list of Norm
         Found in it once it was inlined.
     """
-    names = {_function_key(f.name, f.domain): f.name for f in model.functions}
+    names = {function_key(f.name, f.domain): f.name for f in model.functions}
     callers: dict[str, set[str]] = defaultdict(set)
     for function in model.functions:
         for node in every(function.node):
-            callers[_function_key(node.op_type, node.domain)].add(_function_key(function.name, function.domain))
+            callers[function_key(node.op_type, node.domain)].add(function_key(function.name, function.domain))
     holding = {p.value for norm in norms for node in norm.nodes for p in node.metadata_props if p.key == FUNCTION_KEY}
     graphs = [norm.scope.graph for norm in norms if norm.scope.is_function]
-    holding |= {_function_key(graph.name, graph.domain) for graph in graphs}
+    holding |= {function_key(graph.name, graph.domain) for graph in graphs}
     pending = list(holding)
     while pending:
         more = callers.get(pending.pop(), set()) - holding
         holding |= more
         pending += more
-    used = callers.keys() | {_function_key(node.op_type, node.domain) for node in model_nodes(model)}
+    used = callers.keys() | {function_key(node.op_type, node.domain) for node in model_nodes(model)}
     return [name for key, name in names.items() if claims(name) and key in used and key not in holding]
 
 

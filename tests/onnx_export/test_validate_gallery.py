@@ -1,7 +1,5 @@
 """Every specimen of the gallery gives exactly what it says."""
 
-import time
-
 import numpy as np
 import onnx
 import onnx_gallery as gallery
@@ -59,21 +57,24 @@ def test_a_third_operand_is_no_trouble_to_the_finder(form):
                 model = onnx.ModelProto()
                 model.CopyFrom(whole)
                 model.graph.node[at].input.insert(0 if first else 2, "x")
-                find(model)
+                assert len(find(model)) <= len(find(whole))
 
 
-def test_claims_are_looked_into_in_a_time_that_is_linear_in_the_functions():
-    """A norm at the bottom of 8000 functions, each called by the one before it."""
-    names = [f"LayerNorm{i}" for i in range(8000)]
-    calls = [gallery.node(name, "x", "y", domain="local") for name in names]
-    bodies = [[call] for call in calls[1:]] + [[gallery.native()]]
-    functions = [gallery.function(name, body, {}) for name, body in zip(names, bodies, strict=True)]
-    model = gallery.model(calls[:1], functions=functions)
-    norms = find(model)
-    start = time.process_time()
-    assert unproved_claims(model, norms) == []
-    assert unproved_claims(model, []) == names
-    assert time.process_time() - start < 3
+def test_claims_are_looked_into_in_as_many_steps_as_there_are_functions(work):
+    """A norm at the bottom of many functions, each called by the one before it."""
+
+    def steps(count):
+        names = [f"LayerNorm{i}" for i in range(count)]
+        calls = [gallery.node(name, "x", "y", domain="local") for name in names]
+        bodies = [[call] for call in calls[1:]] + [[gallery.native()]]
+        functions = [gallery.function(name, body, {}) for name, body in zip(names, bodies, strict=True)]
+        model = gallery.model(calls[:1], functions=functions)
+        norms = find(model)
+        assert unproved_claims(model, norms) == []
+        assert unproved_claims(model, []) == names
+        return work(lambda: unproved_claims(model, norms))
+
+    assert steps(400) < 2.2 * steps(200)
 
 
 def test_there_are_enough_specimens():

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import struct
-import time
 import tracemalloc
 
 import numpy as np
@@ -247,12 +246,12 @@ def test_hostile_file(name, folder):
 
 
 @pytest.mark.parametrize("build", [backwards, branches_backwards], ids=lambda build: build.__name__)
-def test_sorting_takes_no_longer_than_reading(build):
+def test_many_nodes_are_sorted_in_as_many_steps(build, work):
+    few, more = build(200), build(400)
+    assert work(lambda: sort_nodes(more)) < 2.2 * work(lambda: sort_nodes(few))
     model = build(30_000)
-    began = time.process_time()
     assert sort_nodes(model)
     assert not sort_nodes(model)
-    assert time.process_time() - began < 20
     made = {"x", "c", "scale", "bias"}
     for node in model.graph.node:
         assert made.issuperset(node.input)
