@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cnorm import bench, contenders
+from cnorm.tools import bench, contenders
 
 MODULES, LEFT_OUT = contenders.importable()
 

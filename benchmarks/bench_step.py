@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from cnorm import bench, contenders
-from cnorm.contenders.operations import CELLS, after, check_steps, random_model
+from cnorm.tools import bench, contenders
+from cnorm.tools.contenders.operations import CELLS, after, check_steps, random_model
 
 MODULES, LEFT_OUT = contenders.importable()
 

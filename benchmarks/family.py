@@ -9,10 +9,10 @@ from importlib import util
 import numpy as np
 
 import cnorm
-from cnorm import bench
-from cnorm.contenders import Contender, memcpy_, times
-from cnorm.contenders.operations import check
-from cnorm.contenders.timing import empty, empty_like
+from cnorm.tools import bench
+from cnorm.tools.contenders import Contender, memcpy_, times
+from cnorm.tools.contenders.operations import check
+from cnorm.tools.contenders.timing import empty, empty_like
 
 SHAPES = ((128, 768), (16384, 1024), (64, 256, 1024))
 GROUPS = (1, 8, 32)

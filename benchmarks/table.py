@@ -1,7 +1,7 @@
 """`make bench`: one table of ratios, all from one interleaved run on one thread.
 
-Each figure says how many times faster cnorm is, geometric means over the shapes in `cnorm.bench.SIX`; the last column
-is what the project wants on an AVX-512 machine. Times and every shape for itself: `cnorm bench`.
+Each figure says how many times faster cnorm is, geometric means over the shapes in `cnorm.tools.bench.SIX`; the
+last column is the project's aim on an AVX-512 machine. Times and every shape for itself: `cnorm bench`.
 """
 
 import math
@@ -12,7 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import cnorm
-from cnorm import bench, bench_report, contenders, demo
+from cnorm.tools import bench, bench_report, contenders, demo
 
 
 def main():

@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 
 import cnorm
-from cnorm import bench
-from cnorm.contenders.timing import empty
+from cnorm.tools import bench
+from cnorm.tools.contenders.timing import empty
 
 ROUNDS, SECONDS = 25, 0.05
 

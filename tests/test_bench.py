@@ -11,8 +11,8 @@ import pytest
 import reference
 
 import cnorm
-from cnorm import bench, bench_report, contenders
-from cnorm.contenders import numpy_, operations, timing
+from cnorm.tools import bench, bench_report, contenders
+from cnorm.tools.contenders import numpy_, operations, timing
 
 SIZES = [(2, 8), (3, 5)]
 

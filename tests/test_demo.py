@@ -11,7 +11,7 @@ from rich.console import Console
 
 import cnorm
 import onnx_export
-from cnorm import contenders, demo
+from cnorm.tools import contenders, demo
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_without_the_optional_packages(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("command", ["demo", "bench"])
 def test_a_folder_that_can_not_be_made_is_one_sentence(command, tmp_path):
     (tmp_path / "file").touch()
-    code = f"import sys; from cnorm.cli import main; sys.argv = ['cnorm', {command!r}, '--out', 'file']; main()"
+    code = f"import sys; from cnorm.tools.cli import main; sys.argv = ['cnorm', {command!r}, '--out', 'file']; main()"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
     assert "file" in done.stderr
@@ -106,7 +106,7 @@ def test_a_folder_that_can_not_be_made_is_one_sentence(command, tmp_path):
 def test_output_that_can_not_be_written_is_one_line(command, to, encoding, message, tmp_path):
     if not os.path.exists(to):
         pytest.skip(f"there is no {to}")
-    code = f"import sys; from cnorm.cli import main; sys.argv = ['cnorm', {command!r}]; main()"
+    code = f"import sys; from cnorm.tools.cli import main; sys.argv = ['cnorm', {command!r}]; main()"
     with open(to, "w") as out:
         done = subprocess.run(
             [sys.executable, "-P", "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, cwd=tmp_path,

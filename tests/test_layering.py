@@ -107,11 +107,17 @@ def test_nothing_in_cnorm_imports_the_exporter_but_the_commands():
         for module, inside in imports_of(path):
             if module == "onnx_export":
                 assert inside, f"{path} imports onnx_export at the top"
-                assert path.name in {"bench.py", "cli.py", "demo.py"}, f"{path} imports onnx_export"
+                assert path.parent.name == "tools", f"{path} imports onnx_export"
     cython = [path for path in (ROOT / "cnorm").iterdir() if path.suffix in {".pyx", ".pxi", ".pxd"}]
     assert len(cython) > 2
     for path in cython:
         assert "onnx_export" not in path.read_text(), path
+
+
+def test_nothing_in_the_library_imports_the_tools():
+    for path in python_sources("cnorm"):
+        if "tools" not in path.parts and path.name != "__main__.py":
+            assert "cnorm.tools" not in path.read_text(), path
 
 
 def test_extras_are_imported_inside_functions_only():

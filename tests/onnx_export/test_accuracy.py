@@ -7,7 +7,7 @@ from models import random_lstm
 
 import cnorm
 import onnx_export
-from cnorm import contenders
+from cnorm.tools import contenders
 
 
 @pytest.mark.parametrize(("inputs", "units", "steps"), [(12, 64, 200), (128, 256, 60), (1024, 1024, 20)])

@@ -10,7 +10,7 @@ import onnx_export
 
 
 def command(*arguments, cwd, before="", name="export"):
-    code = f"import sys; {before}from cnorm.cli import main; sys.argv[0] = 'cnorm'; main()"
+    code = f"import sys; {before}from cnorm.tools.cli import main; sys.argv[0] = 'cnorm'; main()"
     return subprocess.run([sys.executable, "-P", "-c", code, name, *arguments], capture_output=True, text=True, cwd=cwd)
 
 

@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 
-from cnorm.contenders.timing import Contender
+from cnorm.tools.contenders.timing import Contender
 
 LABEL = "PyTorch"
 PACKAGES = ("torch",)

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 import cnorm
-from cnorm import contenders
-from cnorm.contenders import memcpy_
-from cnorm.contenders.operations import CELLS, OPERATIONS, Case, after, as_dtype, check, check_steps, random_model
-from cnorm.info import processor, versions
 from cnorm.model import write_whole
+from cnorm.tools import contenders
+from cnorm.tools.contenders import memcpy_
+from cnorm.tools.contenders.operations import CELLS, OPERATIONS, Case, after, as_dtype, check, check_steps, random_model
+from cnorm.tools.info import processor, versions
 
 __all__ = ["CASES", "HIDDEN", "SHAPES", "SIX", "norms", "ratio", "recurrent_steps", "run"]
 
@@ -98,7 +98,7 @@ def settle():
 
 def _child(job, environment, **options):
     # -P: a source folder that happens to be the working directory is not the package that runs here
-    command = [sys.executable, "-P", "-m", "cnorm.bench", json_module.dumps(job)]
+    command = [sys.executable, "-P", "-m", "cnorm.tools.bench", json_module.dumps(job)]
     return subprocess.run(command, env=environment, check=False, **options)
 
 
@@ -107,7 +107,7 @@ def _main(job):
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from cnorm import bench_report
+    from cnorm.tools import bench_report
 
     if "fresh" in job:
         print(json_module.dumps(_fresh(*job["fresh"])))

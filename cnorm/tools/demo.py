@@ -17,9 +17,9 @@ from time import perf_counter
 import numpy as np
 
 import cnorm
-from cnorm import contenders
-from cnorm.info import processor, versions
 from cnorm.model import write_whole
+from cnorm.tools import contenders
+from cnorm.tools.info import processor, versions
 
 __all__ = ["run"]
 
@@ -192,7 +192,7 @@ def hand_over(console, model, utterances):
     isa = next((name for name in cnorm.available_isas() if name != cnorm.active_isa()), cnorm.active_isa())
     # -P: a source folder that happens to be the working directory is not the package that runs here
     child = subprocess.run(
-        [sys.executable, "-P", "-c", f"from cnorm import demo; demo.take_over({index}, {half})"],
+        [sys.executable, "-P", "-c", f"from cnorm.tools import demo; demo.take_over({index}, {half})"],
         input=saved,
         env={**os.environ, "CNORM_ISA": isa},
         capture_output=True,

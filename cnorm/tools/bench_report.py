@@ -1,8 +1,8 @@
-"""Tables and pictures of the documents that `cnorm.bench` measures; nothing is measured here."""
+"""Tables and pictures of the documents that `cnorm.tools.bench` measures; nothing is measured here."""
 
 import math
 
-from cnorm.bench import FORWARD, case_of, ratio
+from cnorm.tools.bench import FORWARD, case_of, ratio
 
 __all__ = ["header", "norms_picture", "norms_tables", "rnn_picture", "rnn_tables"]
 

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from cnorm.contenders.timing import Contender, empty_like
+from cnorm.tools.contenders.timing import Contender, empty_like
 
 LABEL = "onnxruntime"
 PACKAGES = ("onnx", "onnxruntime")

@@ -5,7 +5,7 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 
 import cnorm
-from cnorm.contenders.timing import Contender, empty_like
+from cnorm.tools.contenders.timing import Contender, empty_like
 
 LABEL = "cnorm"
 PACKAGES = ()

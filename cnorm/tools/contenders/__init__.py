@@ -15,10 +15,10 @@ runtime only when a contender is made.
 
 from importlib import import_module, util
 
-from cnorm.contenders.cnorm_ import Cnorm
-from cnorm.contenders.onnxruntime_ import OrtBinding, OrtRun, ort_session
-from cnorm.contenders.timing import Contender, latencies, times
-from cnorm.contenders.torch_ import TorchEager, TorchJit
+from cnorm.tools.contenders.cnorm_ import Cnorm
+from cnorm.tools.contenders.onnxruntime_ import OrtBinding, OrtRun, ort_session
+from cnorm.tools.contenders.timing import Contender, latencies, times
+from cnorm.tools.contenders.torch_ import TorchEager, TorchJit
 
 __all__ = [
     "MODULES",
@@ -41,7 +41,7 @@ def importable():
     """The modules whose packages are here, and a sentence for each of the others."""
     modules, left_out = [], []
     for name in MODULES:
-        module = import_module(f"cnorm.contenders.{name}")
+        module = import_module(f"cnorm.tools.contenders.{name}")
         missing = [package for package in module.PACKAGES if util.find_spec(package) is None]
         if missing:
             left_out.append(f"{module.LABEL} is left out: {' and '.join(missing)} can't be imported")

@@ -44,7 +44,7 @@ def main():
     @click.option("--out", "out_dir", default="demo_out", show_default=True, help="Folder for demo.onnx and demo.png.")
     def demo(out_dir):
         """Stream real speech through a trained layer-normalised LSTM, frame by frame; then export and prove it."""
-        from cnorm.demo import run
+        from cnorm.tools.demo import run
 
         try:
             held = run(out_dir)
@@ -59,7 +59,7 @@ def main():
     @click.option("--rnn", is_flag=True, help="Steps of recurrent networks instead of norms of rows.")
     def bench(out_dir, rnn):
         """Measure on this machine, for some minutes: cnorm, what else is importable, and the limits."""
-        from cnorm.bench import run
+        from cnorm.tools.bench import run
 
         try:
             run(out_dir=out_dir, rnn=rnn)
@@ -69,7 +69,7 @@ def main():
     @cnorm.command()
     def info():
         """Versions, instruction sets and what is installed."""
-        from cnorm.info import show
+        from cnorm.tools.info import show
 
         show()
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 import cnorm
-from cnorm.contenders.timing import empty
+from cnorm.tools.contenders.timing import empty
 
 __all__ = ["CELLS", "OPERATIONS", "Case", "Operation", "after", "as_dtype", "check", "check_steps", "random_model"]
 
