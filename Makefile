@@ -59,7 +59,7 @@ sanitize: .venv/built        ## with ASan and UBSan, the threads with TSan, too;
 
 # Every entry of the extension; the kernels are the C tests' business, and what a stream takes is not ASan's. -S keeps the
 # editable install, a .pth file, out: in one process, as the workers of xdist would have it in again.
-SANITIZED := $(patsubst %,tests/test_%.py,errors properties other_norms batch_norm group_norm weight_norm divisive_norm streams)
+SANITIZED := $(patsubst %,tests/norms/test_%.py,errors properties other_norms batch_norm group_norm weight_norm divisive_norm) tests/rnn/test_streams.py
 
 golden: .venv/built          ## write tests/golden anew: a knowing change of results, for the changelog
 	@test -f build/c/build.ninja || $(BIN)/meson setup -Dpython=false build/c >/dev/null
@@ -70,7 +70,7 @@ exhaustive: .venv/built      ## sigmoid and tanh on all 2^32 float32 inputs: min
 	$(call c_tests,c,,--benchmark exhaustive)
 
 soak: .venv/built            ## ten million silent steps of every cell: minutes
-	CNORM_SOAK_STEPS=10000000 $(BIN)/python -P -m pytest -n auto tests/test_streams.py -k silence
+	CNORM_SOAK_STEPS=10000000 $(BIN)/python -P -m pytest -n auto tests/rnn/test_streams.py -k silence
 
 fuzz: .venv/built            ## the reader of strangers' ONNX files, under atheris
 	$(BIN)/python -m pip install --quiet atheris

@@ -1,5 +1,5 @@
 /* The plainest instruction set against a plain loop in long double, and every other bit for bit against the plainest.
- * The tolerances are the numerics contract's; tests/tolerances.py derives the same ones. */
+ * The tolerances are the numerics contract's; tests/support/tolerances.py derives the same ones. */
 #include "dispatch.h"
 #include "rows.h"
 

@@ -4,7 +4,7 @@
 
 Needs atheris. Only `Refused` and `Unreadable` may come out of the loader, and nothing out of the rest.
 Without -runs it stops after 20000; libFuzzer's other flags work too. A finding is written as crash-* to the
-working folder and belongs into tests/onnx_export/test_validate_hostile.py.
+working folder and belongs into tests/validator/test_hostile.py.
 """
 
 import sys
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import atheris
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
 
 with atheris.instrument_imports(include=["onnx_export"]):
     from onnx_export.validation import lint, patterns, safe_load

@@ -12,7 +12,7 @@ import pytest
 import cnorm
 import onnx_export
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def examples():

@@ -25,23 +25,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from models import deep_model
 
 import cnorm
 
 KEYS = sorted(cnorm.PRESETS)
 ISAS = cnorm.available_isas()
-
-
-def deep_model(rng):
-    """Every kind of layer, in sizes that are no multiple of anything."""
-    lstm, _ = random_cell(("LSTM", "ba2016"), rng, 5, 19)
-    gru, _ = random_cell(("GRU", "torch"), rng, 19, 19)
-    projected, _ = random_cell(("LSTM", "lingvo"), rng, 19, 33, outputs=7)
-    norm = cnorm.LayerNorm(*rng.standard_normal((2, 19)).astype(np.float32))
-    linear = cnorm.Linear(rng.standard_normal((19, 19)).astype(np.float32))
-    out = cnorm.Linear(rng.standard_normal((3, 7)).astype(np.float32), rng.standard_normal(3).astype(np.float32))
-    inner = cnorm.Residual([norm, linear, cnorm.Activation("relu")])
-    return cnorm.Model([lstm, cnorm.Residual([inner, gru]), cnorm.Activation("tanh"), projected, out])
 
 
 def same(one, other):

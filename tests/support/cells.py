@@ -7,7 +7,7 @@ import reference
 
 import cnorm
 
-# (kind, preset) -> its step in tests/reference.py
+# (kind, preset) -> its step in tests/support/reference.py
 STEPS = {key: getattr(reference, f"{key[0].lower()}_{key[1]}", None) for key in cnorm.PRESETS}
 STEPS["RNN", "ba2016_relu"] = functools.partial(reference.rnn_ba2016, activation="relu")
 STEPS["GRU", "onnx_linear_before_reset"] = functools.partial(reference.gru_onnx, linear_before_reset=True)

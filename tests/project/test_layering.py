@@ -14,7 +14,7 @@ import pytest
 import cnorm
 from cnorm import _core
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXTRAS = {"click", "rich", "matplotlib", "onnx", "onnxruntime", "onnx_export", "torch", "numba", "ml_dtypes"}
 
 

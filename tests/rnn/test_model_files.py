@@ -15,7 +15,7 @@ import safetensors.numpy
 from cells import LAYERS, random_cell, random_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_streams import deep_model
+from models import deep_model
 
 import cnorm
 
