@@ -258,3 +258,104 @@ cdef int deliver(results, sources) except -1:
             with KernelArithmetic():
                 result[...] = source
     return 0
+
+
+cdef int count_rows(cnp.ndarray x, int axis, ptrdiff_t *rows, ptrdiff_t *n) except -1:
+    cdef int i
+    rows[0] = n[0] = 1
+    for i in range(cnp.PyArray_NDIM(x)):
+        if i < axis:
+            rows[0] *= cnp.PyArray_DIMS(x)[i]
+        else:
+            n[0] *= cnp.PyArray_DIMS(x)[i]
+    if n[0] == 0:
+        raise ValueError(f"x must have at least one element in each row: axis={axis} leaves rows of shape "
+                         f"{(<object>x).shape[axis:]} (x has shape {(<object>x).shape})")
+    return 0
+
+
+cdef cnorm_dtype whole_dtype(cnp.ndarray a, str name) except *:
+    """float32 or float64: the family has no half types."""
+    cdef int number = cnp.PyArray_TYPE(a)
+    if number not in (cnp.NPY_FLOAT32, cnp.NPY_FLOAT64) or not cnp.PyArray_ISNOTSWAPPED(a):
+        raise TypeError(f"{name} must have dtype float32 or float64 in native byte order, got {a.dtype}")
+    return CNORM_F32 if number == cnp.NPY_FLOAT32 else CNORM_F64
+
+
+cdef struct Volume:
+    ptrdiff_t samples, channels, space
+
+
+cdef int volume_of(cnp.ndarray x, int least, Volume *volume) except -1:
+    """x [samples, channels, *space]."""
+    cdef int i
+    if cnp.PyArray_NDIM(x) < least:
+        raise ValueError(f"x must have at least {least} dimensions, (samples, channels{', space, ...' * (least - 2)}), "
+                         f"got shape {(<object>x).shape}")
+    volume.samples, volume.channels, volume.space = cnp.PyArray_DIMS(x)[0], cnp.PyArray_DIMS(x)[1], 1
+    for i in range(2, cnp.PyArray_NDIM(x)):
+        volume.space *= cnp.PyArray_DIMS(x)[i]
+    if volume.channels * volume.space == 0:
+        raise ValueError(f"x must have at least one element in each sample, got shape {(<object>x).shape}")
+    return 0
+
+
+cdef cnp.ndarray vector(object p, cnp.ndarray x, ptrdiff_t length, str name, str what):
+    """p [length] of x's dtype; None stays None. `what` says what there is one number for."""
+    if p is None:
+        return None
+    cdef cnp.ndarray a = as_array(p, name)
+    if cnp.PyArray_TYPE(a) != cnp.PyArray_TYPE(x) or not cnp.PyArray_ISNOTSWAPPED(a):
+        raise TypeError(f"{name} must have the dtype of x, {x.dtype}, got {a.dtype}")
+    if cnp.PyArray_NDIM(a) != 1 or cnp.PyArray_DIMS(a)[0] != length:
+        raise ValueError(f"{name} must have shape ({length},), one number for each {what}, got {(<object>a).shape}")
+    return a
+
+
+cdef void *data_of(cnp.ndarray a) noexcept:
+    return NULL if a is None else cnp.PyArray_DATA(a)
+
+
+cdef cnp.ndarray result_of(object out, cnp.ndarray x, inputs):
+    """The array y that a forward call fills: `out`, checked against the inputs (name, array), or a new one."""
+    cdef cnp.ndarray y = output(out, "out", x)
+    if out is not None:
+        for name, array in inputs:
+            check_apart(y, "out", array, name, array is x)
+    return y
+
+
+cdef list gradients_of(object out, str names, likes, in_place, inputs):
+    """The arrays that a backward call fills: `out`, a tuple, checked against the inputs (name, array) and itself."""
+    cdef int i, j
+    if out is None:
+        out = (None,) * len(likes)
+    elif not isinstance(out, tuple):
+        raise TypeError(f"out must be a tuple {names} or None, got {type(out).__name__}")
+    elif len(out) != len(likes):
+        raise ValueError(f"out must be a tuple of {len(likes)}, {names}, got {len(out)}")
+    parameter = names.strip("()").split(", ")[1].removeprefix("d")
+    if out[1] is not None and dict(inputs)[parameter] is None:
+        raise ValueError(f"out[1] must be None where {parameter} is None")
+    results = [output(given, f"out[{i}]", like) for i, (given, like) in enumerate(zip(out, likes))]
+    for i in range(len(results)):
+        if out[i] is None:
+            continue
+        for name, array in inputs:
+            check_apart(results[i], f"out[{i}]", array, name, i == 0 and name in in_place)
+        for j in range(len(results)):
+            if j != i:
+                check_apart(results[i], f"out[{i}]", results[j], f"out[{j}]", False)
+    return results
+
+
+cdef ptrdiff_t whole_number(object value, str name, ptrdiff_t least) except -1:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return min(number, 1 << 60)

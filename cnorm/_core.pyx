@@ -12,7 +12,7 @@ from libc.math cimport INFINITY, isinf
 from libc.string cimport memcpy
 
 from cnorm._capi cimport *
-from cnorm._capi_family cimport *
+from cnorm._capi_norms cimport *
 
 import numbers
 import operator
@@ -118,6 +118,11 @@ if cnorm_isa_active() == NULL:
 
 
 include "_arrays.pxi"
-include "_norms.pxi"
-include "_family.pxi"
-include "_streams.pxi"
+include "_stats.pxi"
+include "_layer_norm.pxi"
+include "_group_norm.pxi"
+include "_batch_norm.pxi"
+include "_weight_norm.pxi"
+include "_divisive_norm.pxi"
+include "_network.pxi"
+include "_stream.pxi"
