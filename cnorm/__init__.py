@@ -39,7 +39,8 @@ from cnorm.checkpoints import from_safetensors, from_torch
 from cnorm.folds import fold_batch_norm, fold_weight_norm
 from cnorm.layers import GRU, LSTM, RNN, Activation, Bidirectional, LayerNorm, Linear, Residual
 from cnorm.model import Model, demo_model, load
-from cnorm.specs import PRESETS, CellSpec
+from cnorm.presets import PRESETS
+from cnorm.specs import CellSpec
 
 __version__ = "0.1.0"
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from cnorm.files import array_of, raw_safetensors
 from cnorm.layers import Bidirectional, Layer, _eps, _name
-from cnorm.model import CELLS, METADATA_KEY, array_of, check_with, raw_safetensors, spec_of
-from cnorm.specs import PRESETS, START, CellSpec
+from cnorm.model_files import CELLS, METADATA_KEY, check_with, spec_of
+from cnorm.presets import PRESETS
+from cnorm.specs import START, CellSpec
 from cnorm.weights import optional_tensors
 
 __all__ = ["from_safetensors", "from_torch"]

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cnorm._core import BoundLayerNorm, KernelArithmetic
-from cnorm.specs import PRESETS, START, CellSpec, projected
+from cnorm.presets import PRESETS
+from cnorm.specs import START, CellSpec, projected
 from cnorm.weights import checked, optional_tensors, packed, present
 
 __all__ = ["GRU", "LSTM", "RNN", "Activation", "Bidirectional", "LayerNorm", "Linear", "Residual"]

@@ -13,7 +13,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 import cnorm
-from cnorm.model import METADATA_KEY, configuration, named_tensors
+from cnorm.model_files import METADATA_KEY, configuration, named_tensors
 from onnx_export.builders import builder, native
 from onnx_export.builders.norms import checked_eps
 from onnx_export.files import write

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from cnorm.model import replacing
+from cnorm.files import replacing
 
 __all__ = ["write"]
 

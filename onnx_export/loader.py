@@ -7,7 +7,9 @@ import json
 import numpy as np
 from onnx import numpy_helper
 
-from cnorm.model import MAX_FILE_BYTES, METADATA_KEY, Model, from_tensors
+from cnorm.files import MAX_FILE_BYTES
+from cnorm.model import Model, model_of
+from cnorm.model_files import METADATA_KEY
 from onnx_export.validation import safe_load
 
 __all__ = ["load"]
@@ -42,7 +44,7 @@ def load(path) -> Model:
     onnx_model = safe_load.load(path, external_data=True, limits=limits)
     text = {entry.key: entry.value for entry in onnx_model.metadata_props}.get(METADATA_KEY)
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx_model.graph.initializer}
-    return from_tensors(path, text, tensors | _starts(path, text))
+    return model_of(path, text, tensors | _starts(path, text))
 
 
 def _starts(path, text: str | None) -> dict[str, np.ndarray]:

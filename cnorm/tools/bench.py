@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 import cnorm
-from cnorm.model import write_whole
+from cnorm.files import write_whole
 from cnorm.tools import contenders
 from cnorm.tools.contenders import memcpy_
 from cnorm.tools.contenders.operations import CELLS, OPERATIONS, Case, after, as_dtype, check, check_steps, random_model

@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 import cnorm
-from cnorm.model import write_whole
+from cnorm.files import write_whole
 from cnorm.tools import contenders
 from cnorm.tools.info import processor, versions
 

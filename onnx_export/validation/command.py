@@ -75,7 +75,7 @@ def validate(context, model, size, strict, require_norm, as_json, html, memory, 
     else:
         show(report, Console(file=sys.stdout, soft_wrap=False))
     if html is not None:
-        from cnorm.model import write_whole
+        from cnorm.files import write_whole
         from onnx_export.validation.html import page
 
         try:

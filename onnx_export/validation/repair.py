@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from cnorm.model import write_whole
+from cnorm.files import write_whole
 from onnx_export.float64 import Float64
 from onnx_export.validation import runtime, stress
 from onnx_export.validation.graph import FUNCTION_KEY, free_prefix, opset_versions, used
