@@ -2,9 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-GROUPS := build test lint
 
-.PHONY: demo test lint bench ctest clang aarch64 valgrind asan sanitize golden exhaustive soak fuzz clean
+.PHONY: demo test lint bench ctest clang aarch64 valgrind asan sanitize golden exhaustive soak fuzz lock clean
 
 demo: .venv/built            ## the whole product in under 20 seconds
 	$(BIN)/cnorm demo
@@ -77,12 +76,17 @@ fuzz: .venv/built            ## the reader of strangers' ONNX files, under ather
 	$(BIN)/python -P tests/fuzz/fuzz_onnx_loader.py -runs=20000
 
 # An editable install rebuilds on import what has changed: edit C, run pytest.
-.venv/built: pyproject.toml
+.venv/built: pyproject.toml requirements.lock
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet $(GROUPS:%=--group %)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
+
+lock: .venv/built            ## write requirements.lock anew: newest versions of the tools, with the hashes of their files
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --upgrade --generate-hashes --no-emit-index-url --no-annotate \
+	  --custom-compile-command 'make lock' --group build --group test --group lint --output-file requirements.lock
 
 clean:
 	rm -rf .venv build demo_out bench_out

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import platform
 import sys
 
 import hypothesis
@@ -72,3 +73,11 @@ def work():
         return len(counted)
 
     return count
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Name the instruction sets of this architecture that no test ran on, because the processor lacks them."""
+    wanted = {"x86_64": ["baseline", "avx2", "avx512"]}.get(platform.machine(), [])
+    for name in wanted:
+        if name not in cnorm.available_isas():
+            terminalreporter.write_line(f"!!! NOT RUN: instruction set {name}, which this processor lacks", red=True)
