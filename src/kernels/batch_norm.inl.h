@@ -22,11 +22,11 @@ enum { FN(BATCH_FIRST) = 32 }; /* numbers that K comes from: mean - K is then sm
 /* The scratch: arrays [channels]. A channel with exact.scale != 0 is done in float64, because T can't carry it. */
 typedef struct {
     double *sum, *sum2; /* S and Q, or A and B */
-    FN(exact) *exact;
+    FN(f64_stats) *f64;
     T *K, *delta, *rstd, *gain, *bias, *scale, *G, *H;
     T *block, *block2; /* the sums of 64 rows */
     T *together;       /* [N]: one channel */
-    int any_exact;
+    int any_f64;
     int given;         /* inference: delta is 0 */
 } FN(batch);
 
@@ -38,13 +38,13 @@ static FN(batch) FN(batch_arrays)(void *scratch, ptrdiff_t channels, const T *ga
     double *p = scratch;
     T *q = (T *)(p + channels * BATCH_DOUBLES);
     q += ((uintptr_t)out - (uintptr_t)q) % PAGE_BYTES / sizeof(T);
-    FN(batch) b = {.sum = p, .sum2 = p + channels, .exact = (FN(exact) *)(p + 2 * channels), .K = q, .delta = q + n,
+    FN(batch) b = {.sum = p, .sum2 = p + channels, .f64 = (FN(f64_stats) *)(p + 2 * channels), .K = q, .delta = q + n,
                    .rstd = q + 2 * n, .gain = q + 3 * n, .bias = q + 4 * n, .scale = q + 5 * n, .G = q + 6 * n,
                    .H = q + 7 * n, .block = q + 8 * n, .block2 = q + 9 * n, .together = q + n * BATCH_ITEMS};
     for (ptrdiff_t c = 0; c < channels; ++c) { /* 1 and -0 are what changes nothing */
         b.gain[c] = gain ? gain[c] : 1;
         b.bias[c] = bias ? bias[c] : -(T)0;
-        b.exact[c].scale = 0;
+        b.f64[c].scale = 0;
     }
     return b;
 }
@@ -60,12 +60,12 @@ INLINE void FN(put)(T *p, ptrdiff_t from, ptrdiff_t to, V v)
     else FN(store_range)(p, from, to, v);
 }
 
-/* block += d, block2 += d^2, or with dy: block += dy, block2 += dy xhat; over a few rows of columns. Vectors begin `turn`
+/* block += d, block2 += d^2, or with dy: block += dy, block2 += dy xhat; over a few rows of columns. Vectors begin `lane_offset`
  * lanes before the row. */
 INLINE void FN(column_rows)(const ptrdiff_t rows, ptrdiff_t channels, const T *dy, ptrdiff_t dy_stride, const T *x,
-                            ptrdiff_t x_stride, const T *centre, ptrdiff_t turn, const FN(batch) *b)
+                            ptrdiff_t x_stride, const T *centre, ptrdiff_t lane_offset, const FN(batch) *b)
 {
-    for (ptrdiff_t j = -turn; j < channels; j += VL) {
+    for (ptrdiff_t j = -lane_offset; j < channels; j += VL) {
         const ptrdiff_t from = j < 0 ? -j : 0, to = channels - j < VL ? channels - j : VL;
         const V K = FN(take)(centre + j, from, to);
         V s = FN(take)(b->block + j, from, to), q = FN(take)(b->block2 + j, from, to);
@@ -91,7 +91,7 @@ INLINE void FN(channel_sums)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t sp
 {
     memset(b->sum, 0, 2 * (size_t)channels * sizeof(double));
     if (space == 1) {
-        const ptrdiff_t turn = ALIGN_LOADS && x_stride % VL == 0 ? FN(lanes_before)(x) : 0;
+        const ptrdiff_t lane_offset = ALIGN_LOADS && x_stride % VL == 0 ? FN(lane_offset_of)(x) : 0;
         for (ptrdiff_t begin = 0; begin < samples; begin += CNORM_BLOCK_ROWS) {
             const ptrdiff_t end = samples - begin < CNORM_BLOCK_ROWS ? samples : begin + CNORM_BLOCK_ROWS;
             memset(b->block, 0, (size_t)channels * sizeof(T));
@@ -100,11 +100,11 @@ INLINE void FN(channel_sums)(ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t sp
             /* Rows together: the running sums are read and written as much less often. More than eight lines a whole page
              * apart do not stay in the first cache, and an unaligned dy needs each of its lines twice. */
             for (; !dy && row + 8 <= end; row += 8)
-                FN(column_rows)(8, channels, NULL, 0, x + row * x_stride, x_stride, K, turn, b);
+                FN(column_rows)(8, channels, NULL, 0, x + row * x_stride, x_stride, K, lane_offset, b);
             for (; dy && row + 4 <= end; row += 4)
-                FN(column_rows)(4, channels, dy + row * dy_stride, dy_stride, x + row * x_stride, x_stride, K, turn, b);
+                FN(column_rows)(4, channels, dy + row * dy_stride, dy_stride, x + row * x_stride, x_stride, K, lane_offset, b);
             for (; row < end; ++row)
-                FN(column_rows)(1, channels, dy ? dy + row * dy_stride : NULL, 0, x + row * x_stride, 0, K, turn, b);
+                FN(column_rows)(1, channels, dy ? dy + row * dy_stride : NULL, 0, x + row * x_stride, 0, K, lane_offset, b);
             for (ptrdiff_t c = 0; c < channels; ++c) {
                 b->sum[c] += (double)b->block[c];
                 b->sum2[c] += (double)b->block2[c];
@@ -163,27 +163,27 @@ INLINE V FN(applied)(const FN(columns) *c, const T *dy, const T *x, ptrdiff_t fr
     return dy ? c->rstd * ((FN(take)(dy, from, to) * c->gain - c->G) - d * c->rstd * c->H) : d * c->scale + c->bias;
 }
 
-/* (4), or with dy (6), for a few rows of columns, whose numbers are loaded once for all of them. joint is NULL unless out is
+/* (4), or with dy (6), for a few rows of columns, whose numbers are loaded once for all of them. carry is NULL unless out is
  * streamed; then its rows, if they are more than one, begin equally far into a vector. */
 INLINE void FN(apply_columns)(const ptrdiff_t rows, ptrdiff_t n, const T *dy, ptrdiff_t dy_stride, const T *x,
                               ptrdiff_t x_stride, T *out, ptrdiff_t out_stride, const FN(batch) *b, const int given,
-                              FN(joint) *joint)
+                              FN(carry) *carry)
 {
-    const ptrdiff_t turn = joint ? FN(lanes_before)(out) : 0, end = (n + turn) / VL * VL - turn;
-    for (ptrdiff_t j = turn ? VL - turn : 0; j < end; j += VL) {
+    const ptrdiff_t lane_offset = carry ? FN(lane_offset_of)(out) : 0, end = (n + lane_offset) / VL * VL - lane_offset;
+    for (ptrdiff_t j = lane_offset ? VL - lane_offset : 0; j < end; j += VL) {
         const FN(columns) c = FN(columns_at)(b, j, 0, VL, dy != NULL, given);
         for (ptrdiff_t r = 0; r < rows; ++r) {
             const V v = FN(applied)(&c, dy ? dy + r * dy_stride + j : NULL, x + r * x_stride + j, 0, VL, given);
-            if (joint) FN(stream)(out + r * out_stride + j, v);
+            if (carry) FN(stream)(out + r * out_stride + j, v);
             else FN(store)(out + r * out_stride + j, v);
         }
     }
     for (ptrdiff_t r = 0; r < rows; ++r, dy = dy ? dy + dy_stride : NULL, x += x_stride, out += out_stride) {
         /* the vectors that the row begins and ends in */
-        for (ptrdiff_t j = turn ? -turn : end; j < n; j = j < end ? end : n) {
+        for (ptrdiff_t j = lane_offset ? -lane_offset : end; j < n; j = j < end ? end : n) {
             const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
             const FN(columns) c = FN(columns_at)(b, j, from, to, dy != NULL, given);
-            FN(put_range)(out + j, from, to, FN(applied)(&c, dy ? dy + j : NULL, x + j, from, to, given), joint);
+            FN(put_range)(out + j, from, to, FN(applied)(&c, dy ? dy + j : NULL, x + j, from, to, given), carry);
         }
     }
 }
@@ -192,16 +192,16 @@ INLINE void FN(apply_columns)(const ptrdiff_t rows, ptrdiff_t n, const T *dy, pt
  * other saves. */
 INLINE void FN(apply_all_columns)(ptrdiff_t rows, ptrdiff_t n, const T *dy, ptrdiff_t dy_stride, const T *x,
                                   ptrdiff_t x_stride, T *out, ptrdiff_t out_stride, const FN(batch) *b, const int given,
-                                  FN(joint) *joint)
+                                  FN(carry) *carry)
 {
     ptrdiff_t r = 0;
-    for (; r + 4 <= rows && !(joint && (!dy || n % VL)); r += 4) {
+    for (; r + 4 <= rows && !(carry && (!dy || n % VL)); r += 4) {
         const T *px = x + r * x_stride, *pdy = dy ? dy + r * dy_stride : NULL;
-        if (joint) FN(apply_columns)(4, n, pdy, dy_stride, px, x_stride, out + r * out_stride, out_stride, b, given, joint);
+        if (carry) FN(apply_columns)(4, n, pdy, dy_stride, px, x_stride, out + r * out_stride, out_stride, b, given, carry);
         else FN(apply_columns)(4, n, pdy, dy_stride, px, x_stride, out + r * out_stride, out_stride, b, given, NULL);
     }
     for (; r < rows; ++r)
-        FN(apply_columns)(1, n, dy ? dy + r * dy_stride : NULL, 0, x + r * x_stride, 0, out + r * out_stride, 0, b, given, joint);
+        FN(apply_columns)(1, n, dy ? dy + r * dy_stride : NULL, 0, x + r * x_stride, 0, out + r * out_stride, 0, b, given, carry);
 }
 
 /* (4) */
@@ -210,25 +210,25 @@ static void FN(batch_apply)(const cnorm_volume_norm *call, const FN(batch) *b)
     const ptrdiff_t channels = call->channels, space = call->space;
     const T *x = call->x;
     T *y = call->y;
-    FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
-    const int by_columns = space == 1 && !b->any_exact;
+    FN(carry) kept = {.to = 0}, *carry = call->streaming ? &kept : NULL;
+    const int by_columns = space == 1 && !b->any_f64;
     if (by_columns && b->given)
-        FN(apply_all_columns)(call->samples, channels, NULL, 0, x, call->x_stride, y, call->y_stride, b, 1, joint);
+        FN(apply_all_columns)(call->samples, channels, NULL, 0, x, call->x_stride, y, call->y_stride, b, 1, carry);
     else if (by_columns)
-        FN(apply_all_columns)(call->samples, channels, NULL, 0, x, call->x_stride, y, call->y_stride, b, 0, joint);
+        FN(apply_all_columns)(call->samples, channels, NULL, 0, x, call->x_stride, y, call->y_stride, b, 0, carry);
     for (ptrdiff_t sample = 0; !by_columns && sample < call->samples; ++sample, x += call->x_stride, y += call->y_stride) {
         for (ptrdiff_t c = 0; c < channels; ++c) {
             const T st[3] = {b->K[c], b->delta[c], b->scale[c]};
             const T *px = x + c * space;
             T *py = y + c * space;
-            if (b->exact[c].scale != 0)
+            if (b->f64[c].scale != 0)
                 for (ptrdiff_t j = 0; j < space; ++j)
-                    py[j] = (T)(FN(exact_xhat)(&b->exact[c], (double)px[j]) * (double)b->gain[c] + (double)b->bias[c]);
-            else FN(normalise_run)(px, space, st, 1, b->bias[c], py, joint);
+                    py[j] = (T)(FN(f64_xhat)(&b->f64[c], (double)px[j]) * (double)b->gain[c] + (double)b->bias[c]);
+            else FN(normalise_run)(px, space, st, 1, b->bias[c], py, carry);
         }
     }
-    if (joint) {
-        FN(flush)(joint);
+    if (carry) {
+        FN(flush)(carry);
         stream_fence();
     }
 }
@@ -252,7 +252,7 @@ INLINE int FN(channel_stats)(ptrdiff_t N, ptrdiff_t channels, ptrdiff_t c, T K, 
     b->delta[c] = (T)delta;
     b->rstd[c] = (T)rstd;
     b->scale[c] = (T)((double)b->gain[c] * rstd);
-    b->exact[c] = (FN(exact)){.scale = FN(carried)(K, b->scale[c], (double)b->gain[c], rstd) ? 0 : 1, .origin = (double)K,
+    b->f64[c] = (FN(f64_stats)){.scale = FN(carried)(K, b->scale[c], (double)b->gain[c], rstd) ? 0 : 1, .origin = (double)K,
                               .delta = delta, .rstd = rstd, .inv_std_dev = rstd};
     if (moments) {
         moments[c] = (double)K + delta;
@@ -282,21 +282,21 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
         if (FN(channel_stats)(N, channels, c, b.K[c], eps, &b, moments)) b.G[c] = b.K[c];
         else {
             b.G[c] = (T)((double)b.K[c] + b.sum[c] / (double)N);
-            b.exact[c].scale = -1;
+            b.f64[c].scale = -1;
             failed = 1;
         }
     }
     if (failed) {
         FN(channel_sums)(samples, channels, space, space, NULL, 0, x, x_stride, b.G, &b);
         for (ptrdiff_t c = 0; c < channels; ++c) {
-            if (b.exact[c].scale != -1 || FN(channel_stats)(N, channels, c, b.G[c], eps, &b, moments)) continue;
+            if (b.f64[c].scale != -1 || FN(channel_stats)(N, channels, c, b.G[c], eps, &b, moments)) continue;
             const T *together = FN(channel_together)(samples, space, x, x_stride, c, &b);
-            const FN(exact) e = b.exact[c] = FN(exact_stats)(together, N, eps, 1);
+            const FN(f64_stats) e = b.f64[c] = FN(f64_row_stats)(together, N, eps, 1);
             T st[3];
-            FN(stats_of)(&e, st);
+            FN(f64_store_stats)(&e, st);
             b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
             if (moments) {
-                const double inv = FN(exact_stats)(together, N, 0, 1).inv_std_dev;
+                const double inv = FN(f64_row_stats)(together, N, 0, 1).inv_std_dev;
                 moments[c] = (e.origin + e.delta) / e.scale;
                 moments[channels + c] = inv == 0 ? 0 : 1.0 / inv / inv;
             }
@@ -304,7 +304,7 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
     }
     T *stats = call->stats;
     for (ptrdiff_t c = 0; c < channels; ++c) {
-        b.any_exact |= b.exact[c].scale != 0;
+        b.any_f64 |= b.f64[c].scale != 0;
         if (stats) stats[3 * c] = b.K[c], stats[3 * c + 1] = b.delta[c], stats[3 * c + 2] = b.rstd[c];
     }
     FN(batch_apply)(call, &b);
@@ -321,8 +321,8 @@ INLINE void FN(given_stats)(ptrdiff_t channels, const T *mean, const T *var, dou
         b->rstd[c] = (T)rstd;
         b->scale[c] = (T)((double)b->gain[c] * rstd);
         if (!FN(carried)(mean[c], b->scale[c], (double)b->gain[c], rstd) || !FN(carried)(mean[c], b->rstd[c], 1, rstd)) {
-            b->any_exact = 1; /* a quarter, so that x - mean stays finite in float64 too */
-            b->exact[c] = (FN(exact)){.scale = 0.25, .origin = 0.25 * (double)mean[c], .rstd = 4 * rstd,
+            b->any_f64 = 1; /* a quarter, so that x - mean stays finite in float64 too */
+            b->f64[c] = (FN(f64_stats)){.scale = 0.25, .origin = 0.25 * (double)mean[c], .rstd = 4 * rstd,
                                       .inv_std_dev = rstd};
         }
     }
@@ -342,10 +342,10 @@ static void FN(batch_gradient_sums)(const cnorm_volume_norm_backward *call, FN(b
     const T *dy = call->dy, *x = call->x;
     FN(channel_sums)(samples, channels, space, space, dy, call->dy_stride, x, call->x_stride, b->K, b);
     for (ptrdiff_t c = 0; c < channels; ++c) {
-        FN(exact) *e = &b->exact[c];
+        FN(f64_stats) *e = &b->f64[c];
         if (e->scale == 0 && !(fabs(b->sum[c]) <= SUM_MAX && fabs(b->sum2[c]) <= SUM_MAX)) {
-            b->any_exact = 1;
-            *e = (FN(exact)){.scale = 1, .origin = (double)b->K[c], .delta = (double)b->delta[c],
+            b->any_f64 = 1;
+            *e = (FN(f64_stats)){.scale = 1, .origin = (double)b->K[c], .delta = (double)b->delta[c],
                              .rstd = (double)b->rstd[c], .inv_std_dev = (double)b->rstd[c]};
         }
         if (e->scale != 0) {
@@ -354,7 +354,7 @@ static void FN(batch_gradient_sums)(const cnorm_volume_norm_backward *call, FN(b
                 for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
                     const double g = (double)dy[sample * call->dy_stride + j];
                     b->sum[c] += g;
-                    b->sum2[c] += g * FN(exact_xhat)(e, (double)x[sample * call->x_stride + j]);
+                    b->sum2[c] += g * FN(f64_xhat)(e, (double)x[sample * call->x_stride + j]);
                 }
         }
         ((T *)call->dbias)[c] = (T)b->sum[c];
@@ -370,9 +370,9 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
     FN(batch) b = FN(batch_arrays)(call->scratch, channels, call->gain, NULL, call->dx);
     for (ptrdiff_t c = 0; c < channels; ++c, st += 3) {
         b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
-        if (FN(in_range)(st)) continue; /* NaN goes the slow way too */
-        b.any_exact = 1;
-        b.exact[c] = FN(exact_stats_with)(FN(channel_together)(samples, space, x, call->x_stride, c, &b), N, st, 1);
+        if (FN(rstd_in_range)(st)) continue; /* NaN goes the slow way too */
+        b.any_f64 = 1;
+        b.f64[c] = FN(f64_given_stats)(FN(channel_together)(samples, space, x, call->x_stride, c, &b), N, st, 1);
     }
     FN(batch_gradient_sums)(call, &b);
     for (ptrdiff_t c = 0; c < channels; ++c) {
@@ -381,26 +381,26 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
         b.G[c] = (T)b.sum[c];
         b.H[c] = (T)b.sum2[c];
     }
-    FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
-    const int by_columns = space == 1 && !b.any_exact;
+    FN(carry) kept = {.to = 0}, *carry = call->streaming ? &kept : NULL;
+    const int by_columns = space == 1 && !b.any_f64;
     if (by_columns)
         FN(apply_all_columns)(samples, channels, dy, call->dy_stride, x, call->x_stride, dx, call->dx_stride, &b, 0,
-                              joint);
+                              carry);
     for (ptrdiff_t sample = 0; !by_columns && sample < samples;
          ++sample, dy += call->dy_stride, x += call->x_stride, dx += call->dx_stride)
         for (ptrdiff_t c = 0; c < channels; ++c) {
-            const FN(exact) *e = &b.exact[c];
+            const FN(f64_stats) *e = &b.f64[c];
             const T stats[3] = {b.K[c], b.delta[c], b.rstd[c]};
             if (e->scale == 0)
                 FN(gradient_run)(space, dy + c * space, x + c * space, b.gain[c], stats, b.G[c], b.H[c], dx + c * space,
-                                 joint);
+                                 carry);
             else
                 for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j)
                     dx[j] = (T)FN(times_inv_std_dev)(e, ((double)dy[j] * (double)b.gain[c] - b.sum[c]) -
-                                                            FN(exact_xhat)(e, (double)x[j]) * b.sum2[c], 0);
+                                                            FN(f64_xhat)(e, (double)x[j]) * b.sum2[c], 0);
         }
-    if (joint) {
-        FN(flush)(joint);
+    if (carry) {
+        FN(flush)(carry);
         stream_fence();
     }
 }
@@ -410,12 +410,12 @@ static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *
     FN(batch) b = FN(batch_arrays)(call->scratch, call->channels, call->gain, NULL, call->dx);
     FN(given_stats)(call->channels, call->mean, call->var, call->eps, &b);
     FN(batch_gradient_sums)(call, &b);
-    b.any_exact = 0;
+    b.any_f64 = 0;
     for (ptrdiff_t c = 0; c < call->channels; ++c) { /* dx = scale dy is (4) about zero, whatever its sums were */
         b.K[c] = 0;
-        b.exact[c].origin = 0;
-        if (b.exact[c].scale != 0 && FN(carried)(0, b.scale[c], (double)b.gain[c], b.exact[c].inv_std_dev)) b.exact[c].scale = 0;
-        b.any_exact |= b.exact[c].scale != 0;
+        b.f64[c].origin = 0;
+        if (b.f64[c].scale != 0 && FN(carried)(0, b.scale[c], (double)b.gain[c], b.f64[c].inv_std_dev)) b.f64[c].scale = 0;
+        b.any_f64 |= b.f64[c].scale != 0;
     }
     const cnorm_volume_norm of_dy = {.samples = call->samples, .channels = call->channels, .space = call->space,
                                      .x = call->dy, .x_stride = call->dy_stride, .y = call->dx,

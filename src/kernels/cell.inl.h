@@ -34,7 +34,7 @@ typedef struct product_term {
 } product_term;
 
 /* (2) and (3) where float32 squares overflow or drown: z becomes z r, in float64 and rounded once */
-RARE void exact_product(const product_term *terms, int count, ptrdiff_t start, ptrdiff_t rows, double n, double eps,
+RARE void f64_product(const product_term *terms, int count, ptrdiff_t start, ptrdiff_t rows, double n, double eps,
                         float *z)
 {
     double squares = 0, rstd = 0;
@@ -54,8 +54,8 @@ RARE void exact_product(const product_term *terms, int count, ptrdiff_t start, p
             if (sweep == 0) squares += sum * sum;
             else z[r] = (float)(sum * rstd);
         }
-        const double spread = squares / n + eps;
-        if (sweep == 0) rstd = spread == 0 ? 0 : 1.0 / sqrt(spread);
+        const double var_eps = squares / n + eps;
+        if (sweep == 0) rstd = var_eps == 0 ? 0 : 1.0 / sqrt(var_eps);
     }
 }
 
@@ -72,7 +72,7 @@ INLINE void group_rstds(const product_term *terms, int count, double eps, double
         if (squares <= Q_MAX_F32 && (squares >= n * Q_MIN_F32 || eps >= Q_MIN_F32))
             rstd = (float)(1.0 / sqrt(squares / n + eps));
         else
-            exact_product(terms, count, first * width, gates * width, n, eps, z);
+            f64_product(terms, count, first * width, gates * width, n, eps, z);
         for (ptrdiff_t g = first; g < first + gates; ++g) r[g] = rstd;
     }
 }

@@ -156,13 +156,13 @@ static double FN(smoothing_sum)(const cnorm_norm_backward *call)
     double total = 0;
     for (ptrdiff_t row = 0; row < call->rows; ++row, dy += call->dy_stride, x += call->x_stride, st += 3) {
         double sum, sum_x = 0, rstd = (double)st[2];
-        if (FN(in_range)(st)) {
+        if (FN(rstd_in_range)(st)) {
             if (gain) FN(gradient_sums)(n, dy, x, gain, st, &sum, &sum_x);
             else FN(gradient_sums)(n, dy, x, NULL, st, &sum, &sum_x);
         } else {
-            const FN(exact) e = FN(exact_stats_with)(x, n, st, 1);
+            const FN(f64_stats) e = FN(f64_given_stats)(x, n, st, 1);
             for (ptrdiff_t j = 0; j < n; ++j)
-                sum_x += (double)dy[j] * (gain ? (double)gain[j] : 1.0) * FN(exact_xhat)(&e, (double)x[j]);
+                sum_x += (double)dy[j] * (gain ? (double)gain[j] : 1.0) * FN(f64_xhat)(&e, (double)x[j]);
             rstd = e.inv_std_dev;
         }
         total += sum_x * rstd * rstd;

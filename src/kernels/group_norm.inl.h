@@ -12,25 +12,25 @@ static __attribute__((noinline)) void FN(run_sums)(const T *x, ptrdiff_t n, T K,
     FN(sums)(&(FN(row)){.x = x}, n, K, 1, NULL, 0, NULL, FN(PLAIN), S, Q);
 }
 
-/* (4) for a channel's run x [n], with one gain and one bias; joint is NULL unless streaming */
-INLINE void FN(normalise_run)(const T *x, ptrdiff_t n, const T st[3], T gain, T bias, T *y, FN(joint) *joint)
+/* (4) for a channel's run x [n], with one gain and one bias; carry is NULL unless streaming */
+INLINE void FN(normalise_run)(const T *x, ptrdiff_t n, const T st[3], T gain, T bias, T *y, FN(carry) *carry)
 {
     const V K = FN(splat)(st[0]), delta = FN(splat)(st[1]), rstd = FN(splat)(st[2]), zero = FN(splat)(0);
     const V g = FN(splat)(gain), b = FN(splat)(bias);
-    const ptrdiff_t turn = joint ? FN(lanes_before)(y) : 0;
-    ptrdiff_t j = -turn;
-    if (turn) {
-        const ptrdiff_t to = n + turn < VL ? n + turn : VL;
-        FN(put_range)(y + j, turn, to, ((FN(load_range)(x + j, turn, to, zero) - K) - delta) * rstd * g + b, joint);
+    const ptrdiff_t lane_offset = carry ? FN(lane_offset_of)(y) : 0;
+    ptrdiff_t j = -lane_offset;
+    if (lane_offset) {
+        const ptrdiff_t to = n + lane_offset < VL ? n + lane_offset : VL;
+        FN(put_range)(y + j, lane_offset, to, ((FN(load_range)(x + j, lane_offset, to, zero) - K) - delta) * rstd * g + b, carry);
         j += VL;
     }
     for (; j + VL <= n; j += VL) {
         const V v = ((FN(load)(x + j) - K) - delta) * rstd * g + b;
-        if (joint) FN(stream)(y + j, v);
+        if (carry) FN(stream)(y + j, v);
         else FN(store)(y + j, v);
     }
     if (j < n)
-        FN(put_range)(y + j, 0, n - j, ((FN(load_range)(x + j, 0, n - j, zero) - K) - delta) * rstd * g + b, joint);
+        FN(put_range)(y + j, 0, n - j, ((FN(load_range)(x + j, 0, n - j, zero) - K) - delta) * rstd * g + b, carry);
 }
 
 RARE void FN(wide_gradient_sums)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], double *A, double *B)
@@ -88,36 +88,36 @@ static __attribute__((noinline)) void FN(gradient_sums)(ptrdiff_t n, const T *dy
     if (!(fabs(*A) <= SUM_MAX && fabs(*B) <= SUM_MAX)) FN(wide_gradient_sums)(n, dy, x, gain, st, A, B);
 }
 
-/* (6) over a channel's run, with one gain; joint is NULL unless streaming */
+/* (6) over a channel's run, with one gain; carry is NULL unless streaming */
 INLINE void FN(gradient_run)(ptrdiff_t n, const T *dy, const T *x, T gain, const T st[3], T mean_g, T mean_gx, T *dx,
-                             FN(joint) *joint)
+                             FN(carry) *carry)
 {
     const V K = FN(splat)(st[0]), delta = FN(splat)(st[1]), rstd = FN(splat)(st[2]), zero = FN(splat)(0);
     const V scale = FN(splat)(gain), G = FN(splat)(mean_g), H = FN(splat)(mean_gx);
-    for (ptrdiff_t j = joint ? -FN(lanes_before)(dx) : 0; j < n; j += VL) {
+    for (ptrdiff_t j = carry ? -FN(lane_offset_of)(dx) : 0; j < n; j += VL) {
         const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
         const int whole = to - from == VL;
         const V xv = whole ? FN(load)(x + j) : FN(load_range)(x + j, from, to, zero);
         const V g = (whole ? FN(load)(dy + j) : FN(load_range)(dy + j, from, to, zero)) * scale;
         const V v = rstd * ((g - G) - ((xv - K) - delta) * rstd * H);
-        if (!whole) FN(put_range)(dx + j, from, to, v, joint);
-        else if (joint) FN(stream)(dx + j, v);
+        if (!whole) FN(put_range)(dx + j, from, to, v, carry);
+        else if (carry) FN(stream)(dx + j, v);
         else FN(store)(dx + j, v);
     }
 }
 
-RARE void FN(exact_group)(ptrdiff_t channels, ptrdiff_t space, const T *x, const T *gain, const T *bias, double eps, T *y,
+RARE void FN(f64_group)(ptrdiff_t channels, ptrdiff_t space, const T *x, const T *gain, const T *bias, double eps, T *y,
                           T stats[3])
 {
-    const FN(exact) e = FN(exact_stats)(x, channels * space, eps, 1);
+    const FN(f64_stats) e = FN(f64_row_stats)(x, channels * space, eps, 1);
     for (ptrdiff_t c = 0; c < channels; ++c)
         for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
-            double v = FN(exact_xhat)(&e, (double)x[j]);
+            double v = FN(f64_xhat)(&e, (double)x[j]);
             if (gain) v *= (double)gain[c];
             if (bias) v += (double)bias[c];
             y[j] = (T)v;
         }
-    FN(stats_of)(&e, stats);
+    FN(f64_store_stats)(&e, stats);
 }
 
 /* A few groups of one sample, one behind the other: as many as have their trees, square roots and divisions, which are most
@@ -144,7 +144,7 @@ INLINE void FN(group_sums)(const T *x, ptrdiff_t n, T K, const int shifted, V *s
             for (int i = 0; i < LANE_VECTORS; ++i) {
                 V d = FN(load)(x + j + i * VL);
                 if (shifted) d -= shift;
-                FN(count)(d, 1, &sum[i], &sum2[i]);
+                FN(accumulate)(d, 1, &sum[i], &sum2[i]);
             }
         }
     } else {
@@ -165,7 +165,7 @@ INLINE void FN(groups_stats)(const T *x, ptrdiff_t n, double eps, FN(groups) *g)
         s[i] = q[i] = zero;
         if (i >= g->count) continue;
         const T *group = x + i * n;
-        if (FN(guessed)(&(FN(row)){.x = group}, n, 1, &g->K[i])) {
+        if (FN(initial_shift)(&(FN(row)){.x = group}, n, 1, &g->K[i])) {
             FN(group_sums)(group, n, g->K[i], 1, &s[i], &q[i]);
             g->all_about_0 = 0;
         } else {
@@ -175,10 +175,10 @@ INLINE void FN(groups_stats)(const T *x, ptrdiff_t n, double eps, FN(groups) *g)
     FN(store)(S, FN(trees)(s) + zero); /* -0 + 0 = 0 */
     FN(store)(Q, FN(trees)(q));
     for (ptrdiff_t i = 0; i < g->count; ++i) {
-        const double sum = (double)S[i], sum2 = (double)Q[i], delta = sum * per, spread = sum2 - sum * delta;
+        const double sum = (double)S[i], sum2 = (double)Q[i], delta = sum * per, m2 = sum2 - sum * delta;
         g->delta[i] = (T)delta;
-        g->rstd[i] = (T)(1.0 / sqrt(spread * per + eps));
-        g->plain[i] = FN(accepted)(size, sum * delta, spread, sum2, eps);
+        g->rstd[i] = (T)(1.0 / sqrt(m2 * per + eps));
+        g->plain[i] = FN(accepted)(size, sum * delta, m2, sum2, eps);
     }
     for (ptrdiff_t i = 0; i < g->count; ++i) g->all_plain &= g->plain[i];
     if (g->all_plain) return;
@@ -197,23 +197,23 @@ INLINE void FN(groups_stats)(const T *x, ptrdiff_t n, double eps, FN(groups) *g)
 /* (4) for groups with space = 1 and n >= VL that are all plain, in the vectors of y: one that a group ends in has lanes of
  * the next, too */
 INLINE void FN(write_groups)(const FN(groups) *g, ptrdiff_t n, const T *x, const T *gain, const T *bias, T *y,
-                             FN(joint) *joint, const enum FN(origin) origin, const int affine)
+                             FN(carry) *carry, const enum FN(origin) origin, const int affine)
 {
-    FN(writer) w = {.x = x, .n = g->count * n, .gain = gain, .bias = bias, .y = y, .joint = joint};
-    w.at = joint ? -FN(lanes_before)(y) : 0;
+    FN(writer) w = {.x = x, .n = g->count * n, .gain = gain, .bias = bias, .y = y, .carry = carry};
+    w.at = carry ? -FN(lane_offset_of)(y) : 0;
     for (ptrdiff_t i = 0; i < g->count; ++i) {
         w.shift = FN(splat)(g->K[i]);
         w.delta = FN(splat)(g->delta[i]);
         w.rstd = FN(splat)(g->rstd[i]);
         if (w.at < 0) FN(write_edge)(&w, 1, origin);
         const ptrdiff_t end = (i + 1) * n;
-        while (w.at + VL <= end) FN(write_vector)(&w, 1, origin, affine, joint != NULL);
+        while (w.at + VL <= end) FN(write_vector)(&w, 1, origin, affine, carry != NULL);
         const ptrdiff_t left = end - w.at;
         if (left && i + 1 < g->count) {
             w.shift = FN(fill)(w.shift, 0, left, FN(splat)(g->K[i + 1]));
             w.delta = FN(fill)(w.delta, 0, left, FN(splat)(g->delta[i + 1]));
             w.rstd = FN(fill)(w.rstd, 0, left, FN(splat)(g->rstd[i + 1]));
-            FN(write_vector)(&w, 1, origin, affine, joint != NULL);
+            FN(write_vector)(&w, 1, origin, affine, carry != NULL);
         }
     }
     if (w.at < w.n) FN(write_edge)(&w, 1, origin);
@@ -221,29 +221,29 @@ INLINE void FN(write_groups)(const FN(groups) *g, ptrdiff_t n, const T *x, const
 
 /* (4) for one group, plain or not */
 INLINE void FN(write_channels)(ptrdiff_t channels, ptrdiff_t space, const T *x, int plain, const T *gain, const T *bias,
-                               double eps, T *y, FN(joint) *joint, T stats[3])
+                               double eps, T *y, FN(carry) *carry, T stats[3])
 {
     if (!plain) {
-        FN(exact_group)(channels, space, x, gain, bias, eps, y, stats);
+        FN(f64_group)(channels, space, x, gain, bias, eps, y, stats);
     } else if (space == 1) {
-        FN(writer) w = {.x = x, .n = channels, .gain = gain, .bias = bias, .y = y, .joint = joint};
-        FN(write_head)(&w, stats, joint ? FN(lanes_before)(y) : 0, 1, FN(SHIFTED));
+        FN(writer) w = {.x = x, .n = channels, .gain = gain, .bias = bias, .y = y, .carry = carry};
+        FN(write_head)(&w, stats, carry ? FN(lane_offset_of)(y) : 0, 1, FN(SHIFTED));
         FN(write_rest)(&w, 1, FN(SHIFTED), 0);
     } else {
         for (ptrdiff_t c = 0; c < channels; ++c) /* 1 and -0 are what changes nothing */
-            FN(normalise_run)(x + c * space, space, stats, gain ? gain[c] : 1, bias ? bias[c] : -(T)0, y + c * space, joint);
+            FN(normalise_run)(x + c * space, space, stats, gain ? gain[c] : 1, bias ? bias[c] : -(T)0, y + c * space, carry);
     }
 }
 
 /* Groups short enough for several of them to be in the first cache, from their sums to their output */
-static void FN(short_groups)(const cnorm_volume_norm *call, FN(joint) *joint)
+static void FN(short_groups)(const cnorm_volume_norm *call, FN(carry) *carry)
 {
     const ptrdiff_t channels = call->channels / call->groups, space = call->space, n = channels * space;
-    const ptrdiff_t together = FN(NEAR) / n < VL ? FN(NEAR) / n : VL;
+    const ptrdiff_t together = FN(CACHED) / n < VL ? FN(CACHED) / n : VL;
     const T *all_gain = call->gain, *all_bias = call->bias;
-    _Alignas(VECTOR_BYTES) T for_affine[FN(BESIDE)];
-    if (space == 1 && call->channels <= FN(NEAR))
-        FN(beside)(call->samples, call->channels, call->y, joint ? FN(lanes_before)(call->y) : 0, 1, for_affine, &all_gain,
+    _Alignas(VECTOR_BYTES) T for_affine[FN(PARAM_SPACE)];
+    if (space == 1 && call->channels <= FN(CACHED))
+        FN(place_params)(call->samples, call->channels, call->y, carry ? FN(lane_offset_of)(call->y) : 0, 1, for_affine, &all_gain,
                    &all_bias);
     FN(groups) g;
     for (ptrdiff_t sample = 0; sample < call->samples; ++sample) {
@@ -255,15 +255,15 @@ static void FN(short_groups)(const cnorm_volume_norm *call, FN(joint) *joint)
             g.count = call->groups - first < together ? call->groups - first : together;
             FN(groups_stats)(x, n, call->eps, &g);
             const int as_one = space == 1 && n >= VL && g.all_plain, simple = g.all_about_0 && gain && bias;
-            if (as_one && joint && simple) FN(write_groups)(&g, n, x, gain, bias, y, joint, FN(PLAIN), 1);
-            else if (as_one && joint) FN(write_groups)(&g, n, x, gain, bias, y, joint, FN(SHIFTED), 0);
+            if (as_one && carry && simple) FN(write_groups)(&g, n, x, gain, bias, y, carry, FN(PLAIN), 1);
+            else if (as_one && carry) FN(write_groups)(&g, n, x, gain, bias, y, carry, FN(SHIFTED), 0);
             else if (as_one && simple) FN(write_groups)(&g, n, x, gain, bias, y, NULL, FN(PLAIN), 1);
             else if (as_one) FN(write_groups)(&g, n, x, gain, bias, y, NULL, FN(SHIFTED), 0);
             for (ptrdiff_t i = 0; i < g.count && !(as_one && !call->stats); ++i) {
                 T stats[3] = {g.K[i], g.delta[i], g.rstd[i]};
                 if (!as_one)
                     FN(write_channels)(channels, space, x + i * n, g.plain[i], gain ? gain + i * channels : NULL,
-                                       bias ? bias + i * channels : NULL, call->eps, y + i * n, joint, stats);
+                                       bias ? bias + i * channels : NULL, call->eps, y + i * n, carry, stats);
                 if (call->stats) memcpy((T *)call->stats + 3 * (sample * call->groups + first + i), stats, sizeof stats);
             }
         }
@@ -279,9 +279,9 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
         return;
     }
     const ptrdiff_t channels = call->channels / call->groups, space = call->space, n = channels * space;
-    FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
-    if (2 * n <= FN(NEAR)) {
-        FN(short_groups)(call, joint);
+    FN(carry) kept = {.to = 0}, *carry = call->streaming ? &kept : NULL;
+    if (2 * n <= FN(CACHED)) {
+        FN(short_groups)(call, carry);
     } else {
         for (ptrdiff_t i = 0; i < call->samples * call->groups; ++i) {
             const ptrdiff_t sample = i / call->groups, group = i % call->groups;
@@ -292,28 +292,28 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
             stats[2] = FN(rstd_of)(square);
             FN(write_channels)(channels, space, x, plain, call->gain ? (const T *)call->gain + group * channels : NULL,
                                call->bias ? (const T *)call->bias + group * channels : NULL, call->eps,
-                               (T *)call->y + sample * call->y_stride + group * n, joint, stats);
+                               (T *)call->y + sample * call->y_stride + group * n, carry, stats);
             if (call->stats) memcpy((T *)call->stats + 3 * i, stats, sizeof stats);
         }
     }
-    if (joint) {
-        FN(flush)(joint);
+    if (carry) {
+        FN(flush)(carry);
         stream_fence();
     }
 }
 
 /* all sums in float64; dgain NULL: only dx */
-RARE void FN(exact_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T *dy, const T *x, const T *gain, const T st[3],
+RARE void FN(f64_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T *dy, const T *x, const T *gain, const T st[3],
                                    T *dx, T *dgain, T *dbias)
 {
     const ptrdiff_t n = channels * space;
-    const FN(exact) e = FN(exact_stats_with)(x, n, st, 1);
+    const FN(f64_stats) e = FN(f64_given_stats)(x, n, st, 1);
     double G = 0, H = 0;
     for (ptrdiff_t c = 0; c < channels; ++c) {
         double sum = 0, sum_x = 0;
         for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
             sum += (double)dy[j];
-            sum_x += (double)dy[j] * FN(exact_xhat)(&e, (double)x[j]);
+            sum_x += (double)dy[j] * FN(f64_xhat)(&e, (double)x[j]);
         }
         G += sum * (gain ? (double)gain[c] : 1.0);
         H += sum_x * (gain ? (double)gain[c] : 1.0);
@@ -327,30 +327,30 @@ RARE void FN(exact_group_backward)(ptrdiff_t channels, ptrdiff_t space, const T 
     for (ptrdiff_t c = 0; c < channels; ++c)
         for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
             const double g = (double)dy[j] * (gain ? (double)gain[c] : 1.0);
-            dx[j] = (T)FN(times_inv_std_dev)(&e, (g - G) - FN(exact_xhat)(&e, (double)x[j]) * H, 0);
+            dx[j] = (T)FN(times_inv_std_dev)(&e, (g - G) - FN(f64_xhat)(&e, (double)x[j]) * H, 0);
         }
 }
 
 /* space = 1: the row of a group; false, without (6), if a sum overflowed */
 INLINE int FN(backward_channels)(ptrdiff_t n, const T *dy, const T *x, const T *gain, const T st[3], T *dx, T *dgain, T *dbias,
-                              FN(joint) *joint)
+                              FN(carry) *carry)
 {
     const FN(gradient) row = {dy, x, dx, FN(splat)(st[0]), FN(splat)(st[1]), FN(splat)(st[2]), AHEAD_BYTES, AHEAD_BYTES};
-    const FN(shares) shares = {.gain = gain, .dgain = dgain, .dbias = dbias};
+    const FN(param_grads) param_grads = {.gain = gain, .dgain = dgain, .dbias = dbias};
     double sums[2];
-    FN(backward_sums)(n, &row, &shares, 0, 1, 0, joint != NULL, sums);
+    FN(backward_sums)(n, &row, &param_grads, 0, 1, 0, carry != NULL, sums);
     if (!(fabs(sums[0]) <= SUM_MAX && fabs(sums[1]) <= SUM_MAX)) {
-        if (joint) FN(add_shares)(n, row, shares, 1);
+        if (carry) FN(add_param_grads)(n, row, param_grads, 1);
         return 0;
     }
-    if (joint) FN(backward_dx)(n, &row, &shares, FN(lanes_before)(dx), 1, 0, sums, joint);
-    else FN(backward_dx)(n, &row, &shares, 0, 1, 0, sums, NULL);
+    if (carry) FN(backward_dx)(n, &row, &param_grads, FN(lane_offset_of)(dx), 1, 0, sums, carry);
+    else FN(backward_dx)(n, &row, &param_grads, 0, 1, 0, sums, NULL);
     return 1;
 }
 
 /* space > 1, likewise */
 INLINE int FN(backward_group)(ptrdiff_t channels, ptrdiff_t space, const T *dy, const T *x, const T *gain, const T st[3],
-                              T *dx, T *dgain, T *dbias, FN(joint) *joint)
+                              T *dx, T *dgain, T *dbias, FN(carry) *carry)
 {
     double G = 0, H = 0;
     for (ptrdiff_t c = 0; c < channels; ++c) {
@@ -365,7 +365,7 @@ INLINE int FN(backward_group)(ptrdiff_t channels, ptrdiff_t space, const T *dy, 
     G /= (double)(channels * space);
     H /= (double)(channels * space);
     for (ptrdiff_t c = 0; c < channels; ++c)
-        FN(gradient_run)(space, dy + c * space, x + c * space, gain ? gain[c] : 1, st, (T)G, (T)H, dx + c * space, joint);
+        FN(gradient_run)(space, dy + c * space, x + c * space, gain ? gain[c] : 1, st, (T)G, (T)H, dx + c * space, carry);
     return 1;
 }
 
@@ -375,7 +375,7 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
     const ptrdiff_t groups = call->groups, channels = call->channels / groups, space = call->space, n = channels * space;
     memset(call->dgain, 0, (size_t)call->channels * sizeof(T));
     memset(call->dbias, 0, (size_t)call->channels * sizeof(T));
-    FN(joint) kept = {.to = 0}, *joint = call->streaming ? &kept : NULL;
+    FN(carry) kept = {.to = 0}, *carry = call->streaming ? &kept : NULL;
     for (ptrdiff_t sample = 0; sample < call->samples; ++sample)
         for (ptrdiff_t group = 0; group < groups; ++group) {
             const T *dy = (const T *)call->dy + sample * call->dy_stride + group * n;
@@ -385,14 +385,14 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
             T *dx = (T *)call->dx + sample * call->dx_stride + group * n;
             T *dgain = (T *)call->dgain + group * channels, *dbias = (T *)call->dbias + group * channels;
             /* written so that NaN goes the slow way too */
-            if (!FN(in_range)(st))
-                FN(exact_group_backward)(channels, space, dy, x, gain, st, dx, dgain, dbias);
-            else if (!(space == 1 ? FN(backward_channels)(n, dy, x, gain, st, dx, dgain, dbias, joint)
-                                  : FN(backward_group)(channels, space, dy, x, gain, st, dx, dgain, dbias, joint)))
-                FN(exact_group_backward)(channels, space, dy, x, gain, st, dx, NULL, NULL);
+            if (!FN(rstd_in_range)(st))
+                FN(f64_group_backward)(channels, space, dy, x, gain, st, dx, dgain, dbias);
+            else if (!(space == 1 ? FN(backward_channels)(n, dy, x, gain, st, dx, dgain, dbias, carry)
+                                  : FN(backward_group)(channels, space, dy, x, gain, st, dx, dgain, dbias, carry)))
+                FN(f64_group_backward)(channels, space, dy, x, gain, st, dx, NULL, NULL);
         }
-    if (joint) {
-        FN(flush)(joint);
+    if (carry) {
+        FN(flush)(carry);
         stream_fence();
     }
 }

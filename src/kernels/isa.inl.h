@@ -5,48 +5,7 @@
 #include "../simd/storage.h"
 #include "../simd/vector.h"
 #include "kernels.h"
-
-/* A path that few rows take. Not marked cold: GCC 12 would take the loops that lead to it for cold, too. */
-#define RARE static __attribute__((noinline))
-/* A vector at the edge of a row: in line, but where that would make many times the code. */
-#if VECTOR_BYTES == 16
-#define EDGE static __attribute__((noinline))
-#else
-#define EDGE INLINE
-#endif
-
-enum {
-    BLOCK = 16,        /* additions into a lane before its sum is added to the lane's total */
-    FOLD = 8192,       /* elements after which lane sums are added to a float64 */
-    NEAR_BYTES = 8192, /* of the longest row that is kept in the first cache from its sums to its output */
-    SHORT_ROW = 512,   /* elements of the longest row for which aligned addresses cost more than they save */
-    GROUP = VECTOR_BYTES == 64 ? 2 : 4, /* vectors written at a time, an even number */
-    LOADS_FIRST = VECTOR_BYTES == 64, /* of a group summed and one written: 3 % faster, with registers for all of it */
-    LONG_ROW = 768,    /* elements of the shortest row that is written while the next is summed */
-    LEAD = 16,         /* vectors by which the sums are then ahead: see lane_sums */
-    AHEAD_BYTES = 24576, /* of rows, between the one that is streamed and the one fetched meanwhile */
-    ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned vector crosses a line */
-};
-
-/* A sum of squares in [n Q_MIN, Q_MAX] has neither overflowed nor lost bits to subnormals. */
-#define Q_MAX_F32 0x1p120
-#define Q_MIN_F32 0x1p-90
-
-/* How far into room what is stored there does not hold up loads from a and b: half a page on from a, unless that is just
- * ahead of b */
-INLINE ptrdiff_t apart_in_page(const void *room, const void *a, const void *b)
-{
-    const uintptr_t far = (uintptr_t)a + PAGE_BYTES / 2, ahead_of_b = (far - (uintptr_t)b) % PAGE_BYTES;
-    const uintptr_t to = ahead_of_b < PAGE_BYTES / 4 ? far + PAGE_BYTES / 4 : far;
-    return (ptrdiff_t)((to - (uintptr_t)room) % PAGE_BYTES / VECTOR_BYTES * VECTOR_BYTES);
-}
-
-/* How far into room, in whole vectors, something begins where p does in its page: a load from it then comes before the store
- * to p that has the same low bits, and all of a page after the one before */
-INLINE ptrdiff_t level_in_page(const void *room, const void *p)
-{
-    return (ptrdiff_t)(((uintptr_t)p - (uintptr_t)room) % PAGE_BYTES / VECTOR_BYTES * VECTOR_BYTES);
-}
+#include "tuning.h"
 
 INLINE double larger_finite(double a, double b)
 {
@@ -104,6 +63,7 @@ WIDEN(bf16)
 #define X double
 #define FN(name) name##_f64
 #include "layer_norm.inl.h"
+#include "layer_norm_backward.inl.h"
 #include "group_norm.inl.h"
 #include "batch_norm.inl.h"
 #include "weight_norm.inl.h"
@@ -126,6 +86,7 @@ WIDEN(bf16)
 #define X float
 #define FN(name) name##_f32
 #include "layer_norm.inl.h"
+#include "layer_norm_backward.inl.h"
 #include "group_norm.inl.h"
 #include "batch_norm.inl.h"
 #include "weight_norm.inl.h"
@@ -134,10 +95,12 @@ WIDEN(bf16)
 #define X uint16_t
 #define FN(name) name##_f16
 #include "layer_norm.inl.h"
+#include "layer_norm_backward.inl.h"
 #include "undefine_storage.h"
 #define X uint16_t
 #define FN(name) name##_bf16
 #include "layer_norm.inl.h"
+#include "layer_norm_backward.inl.h"
 #include "undefine_storage.h"
 #include "undefine_type.h"
 

@@ -5,7 +5,7 @@
  */
 
 /* w scale = u |w| scale; 1/|w scale|, or 0 for a row of zeros */
-RARE double FN(exact_norm)(const T *w, ptrdiff_t n, double *scale)
+RARE double FN(f64_norm)(const T *w, ptrdiff_t n, double *scale)
 {
     double piece[FN(PIECE)], squares = 0, S, Q, largest = 0;
     if (sizeof(T) == 8) /* float64 needs no scale for float data */
@@ -43,7 +43,7 @@ static void FN(weight_norm)(ptrdiff_t rows, ptrdiff_t n, const void *pw, ptrdiff
             FN(normalise_run)(w, n, st, 1, -(T)0, v, NULL);
         } else {
             double scale;
-            const double inverse = FN(exact_norm)(w, n, &scale);
+            const double inverse = FN(f64_norm)(w, n, &scale);
             for (ptrdiff_t j = 0; j < n; ++j) v[j] = (T)((double)w[j] * scale * inverse * g);
         }
     }
@@ -66,7 +66,7 @@ static void FN(weight_norm_backward)(ptrdiff_t rows, ptrdiff_t n, const void *pd
             dgain[row] = (T)dg;
         } else {
             double power, dg = 0;
-            const double inverse = FN(exact_norm)(w, n, &power), g_scale = scale_for(larger_finite(0, g), 0);
+            const double inverse = FN(f64_norm)(w, n, &power), g_scale = scale_for(larger_finite(0, g), 0);
             for (ptrdiff_t j = 0; j < n; ++j) dg += (double)dv[j] * ((double)w[j] * power * inverse);
             for (ptrdiff_t j = 0; j < n; ++j) { /* powers of two last, and at once: each by itself may be too much */
                 const double off_axis = (double)dv[j] - (double)w[j] * power * inverse * dg;
