@@ -10,9 +10,17 @@ from onnx import numpy_helper
 from cnorm.files import MAX_FILE_BYTES
 from cnorm.model import Model, model_of
 from cnorm.model_files import METADATA_KEY
+from onnx_export.files import EXTERNAL_ABOVE
+from onnx_export.text import quoted
 from onnx_export.validation import safe_load
 
 __all__ = ["load"]
+
+# Nothing here runs in a process of its own, so the caps are those of files that `export` writes: weights of more than
+# EXTERNAL_ABOVE bytes lie in a second file.
+_LIMITS = safe_load.Limits(
+    file_bytes=EXTERNAL_ABOVE + (64 << 20), tensor_bytes=MAX_FILE_BYTES, messages=100_000, nodes=50_000
+)
 
 
 def load(path) -> Model:
@@ -40,11 +48,13 @@ def load(path) -> Model:
         If the file cannot be read for another reason or is not such a file; the message says what was expected and
         what was found.
     """
-    limits = safe_load.Limits(tensor_bytes=MAX_FILE_BYTES)
-    onnx_model = safe_load.load(path, external_data=True, limits=limits)
-    text = {entry.key: entry.value for entry in onnx_model.metadata_props}.get(METADATA_KEY)
+    onnx_model = safe_load.load(path, external_data=True, metadata_key=METADATA_KEY, limits=_LIMITS)
+    text = {entry.key: entry.value for entry in onnx_model.metadata_props}[METADATA_KEY]
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx_model.graph.initializer}
-    return model_of(path, text, tensors | _starts(path, text))
+    starts = _starts(path, text)
+    for name in starts.keys() & tensors.keys():
+        raise ValueError(f"{path}: the state table gives values to {quoted(name)}, which is a weight of the graph")
+    return model_of(path, text, tensors | starts)
 
 
 def _starts(path, text: str | None) -> dict[str, np.ndarray]:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import click
 
+from onnx_export.text import printable
 from onnx_export.validation import replaces
 from onnx_export.validation import validate as run_validation
-from onnx_export.validation.report import CANNOT, SOUND, plain, show
+from onnx_export.validation.report import CANNOT, SOUND, show
 
 _POSITIVE = click.FloatRange(0, min_open=True)
 _MOST_MEMORY = 2.0**30  # GiB: any more is the same
@@ -83,7 +84,7 @@ def validate(context, model, size, strict, require_norm, as_json, html, memory, 
                 raise FileExistsError(errno.EEXIST, "it holds tensors of MODEL")
             write_whole(html, page(report).encode())
         except OSError as error:
-            click.echo(f"--html: cannot write {plain(str(html))}: {error.strerror}", err=True)
+            click.echo(f"--html: cannot write {printable(str(html))}: {error.strerror}", err=True)
             code = code if code != SOUND else CANNOT
     context.exit(code)
 

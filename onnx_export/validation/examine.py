@@ -15,6 +15,7 @@ from pathlib import Path
 import onnx
 import onnxruntime
 
+from onnx_export.text import clip
 from onnx_export.validation import inputs, lint, replaces, runtime, stress
 from onnx_export.validation.graph import inline, mark_functions
 from onnx_export.validation.judge import BROKEN, MOST, type_name
@@ -66,7 +67,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     try:
         model = parse(read(path, options.limits), options.limits)
     except (Refused, Unreadable) as error:
-        report.problem, report.refused = _clip(str(error)), isinstance(error, Refused)
+        report.problem, report.refused = clip(str(error)), isinstance(error, Refused)
         return report
     folder = Path(path).parent
     report.external_data = external_files(model, folder)
@@ -77,14 +78,14 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     try:
         attach_external_data(model, folder, (options.data_root or folder) if options.external_data else None)
     except (Refused, Unreadable) as error:
-        report.problem, report.refused = _clip(str(error)), isinstance(error, Refused)
+        report.problem, report.refused = clip(str(error)), isinstance(error, Refused)
     try:
         if sort_nodes(model):
             message = "nodes come before what they use, which the standard forbids; onnxruntime sorts them"
             report.findings.append(Finding("warning", "order", message))
     except Unreadable as error:
-        report.problem = report.problem or _clip(str(error))
-    report.problem = report.problem or _clip(_foreign(model))
+        report.problem = report.problem or clip(str(error))
+    report.problem = report.problem or clip(_foreign(model))
 
     emit("stage", "find")
     model, found = _find(model, options, report, emit)
@@ -110,9 +111,9 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         sizes = inputs.Sizes(options.batch, options.dim, options.named)
         run = Run(model, cases, options.input, sizes, options.seed)
     except (inputs.MissingInput, runtime.CannotRun, Unreadable) as error:
-        report.problem = _clip(str(error))
+        report.problem = clip(str(error))
         return report
-    report.problem, report.fixed = _clip(run.trouble or unread), []
+    report.problem, report.fixed = clip(run.trouble or unread), []
     for position, case in enumerate(cases):
         emit("progress", (position, 2 * len(cases)))
         if case.feeds:
@@ -140,7 +141,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         except OSError as error:
             report.problem = f"--fix: cannot write {options.fix}: {error.strerror}"
         except CannotRepair as error:
-            report.problem = _clip(f"--fix: wrote nothing, {error}")
+            report.problem = clip(f"--fix: wrote nothing, {error}")
     return report
 
 
@@ -153,17 +154,12 @@ def _apart(case: Case, report: ValidationReport) -> Iterator[None]:
         raise
     except Exception as error:  # of onnxruntime, of onnx's evaluator, or ours
         case.report.verdict = "not exercised"
-        case.report.detail = _clip(f"could not be judged: {type(error).__name__}: {error}")
-        report.problem = report.problem or _clip(f"{case.norm.name} {case.report.detail}")
+        case.report.detail = clip(f"could not be judged: {type(error).__name__}: {error}")
+        report.problem = report.problem or clip(f"{case.norm.name} {case.report.detail}")
 
 
 def _unread(name: str, error: Exception) -> Finding:
-    return Finding("warning", "unread", _clip(f"could not be looked at: {type(error).__name__}: {error}"), _clip(name))
-
-
-def _clip(text: str) -> str:
-    """A length people read: names in a file can be of any."""
-    return text if len(text) <= 500 else f"{text[:400]} ... {text[-90:]}"
+    return Finding("warning", "unread", clip(f"could not be looked at: {type(error).__name__}: {error}"), clip(name))
 
 
 def _foreign(model: onnx.ModelProto) -> str:
@@ -188,7 +184,7 @@ def _find(model, options: Options, report: ValidationReport, emit) -> tuple[onnx
     found = find(model, lambda name, error: report.findings.append(_unread(name, error)))
     for name in unproved_claims(given, found):
         message = "a local function of this name, in which no norm was recognised: what it claims is not proved"
-        report.findings.append(Finding("warning", "unproved-claim", message, _clip(name)))
+        report.findings.append(Finding("warning", "unproved-claim", message, clip(name)))
     return model, found
 
 
@@ -196,15 +192,15 @@ def _describe(norm: Norm) -> NormReport:
     scope = " > ".join(filter(None, (norm.scope.label, norm.function and f"function {norm.function}")))
     return NormReport(
         norm.name,
-        _clip(scope),
+        clip(scope),
         norm.form,
         norm.formula,
         norm.variance,
         None if norm.axes is None else list(norm.axes),
         norm.eps,
         type_name(norm.eps_dtype),
-        _clip(norm.scale),
-        _clip(norm.bias),
+        clip(norm.scale),
+        clip(norm.bias),
         type_name(norm.compute_dtype),
         norm.near_miss,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from math import isfinite, log10
 
-from onnx_export.validation.report import NormReport, ValidationReport, plain
+from onnx_export.text import printable
+from onnx_export.validation.report import NormReport, ValidationReport
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em;
@@ -33,7 +34,7 @@ _RUN, _STRESS = "#0969da", "#bc4c00"
 
 
 def _text(value: object) -> str:
-    return escape(plain(str(value)), quote=True)
+    return escape(printable(str(value)), quote=True)
 
 
 def page(report: ValidationReport) -> str:

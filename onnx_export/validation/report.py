@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from dataclasses import asdict, dataclass, field
 from io import StringIO
 from typing import Any
+
+from onnx_export.text import printable
 
 SCHEMA = 1
 VERDICTS = ("ok", "risky", "inaccurate", "wrong", "not exercised")
@@ -171,16 +172,6 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def plain(text: str) -> str:
-    """`text` without anything a terminal could take for a command: controls, and marks that turn writing."""
-    return "".join(
-        c
-        if c.isprintable() and unicodedata.category(c) not in ("Cf", "Co", "Cn", "Cs")
-        else "\N{REPLACEMENT CHARACTER}"
-        for c in text
-    )
-
-
 _COLOURS = {
     "ok": "green",
     "risky": "yellow",
@@ -196,7 +187,7 @@ def show(report: ValidationReport, console) -> None:
     from rich.text import Text
 
     def text(value: object, style: str = "") -> Text:
-        return Text(plain(str(value)), style=style)
+        return Text(printable(str(value)), style=style)
 
     if report.norms:
         table = Table(title=text(report.path), title_justify="left", pad_edge=False)

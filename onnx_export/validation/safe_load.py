@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
@@ -21,12 +21,22 @@ import onnx
 from google.protobuf.message import DecodeError, Message
 from onnx import TensorProto, helper
 
+from onnx_export import wire
+from onnx_export.text import clip, printable, quoted
 
-class Refused(ValueError):
+
+class _Unusable(ValueError):
+    """Its message may quote names of an untrusted file: of any length, with control characters in them."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(clip(printable(message)))
+
+
+class Refused(_Unusable):
     """The file asks for something that is not safe to do."""
 
 
-class Unreadable(ValueError):
+class Unreadable(_Unusable):
     """The file is not an ONNX model that makes sense."""
 
 
@@ -41,6 +51,8 @@ class Limits:
     tensor_bytes : int
         Declared size of all tensors together. The default is what one protobuf message can carry, because
         the runtime is handed the whole model as one.
+    messages : int
+        Protobuf messages and repeated strings of any kind, counted before the file is parsed (`wire.exceeds`).
     nodes : int
         Nodes in all graphs, with every local function call written out.
     depth : int
@@ -49,6 +61,7 @@ class Limits:
 
     file_bytes: int = 2**31 - 1
     tensor_bytes: int = 2**31 - 2**20
+    messages: int = 1_000_000
     nodes: int = 200_000
     depth: int = 16
 
@@ -58,6 +71,7 @@ def load(
     *,
     external_data: bool = False,
     data_root: str | os.PathLike | None = None,
+    metadata_key: str = "",
     limits: Limits | None = None,
 ) -> onnx.ModelProto:
     """Read, measure and check a model file.
@@ -72,6 +86,8 @@ def load(
     data_root : path, optional
         The folder that external files must lie in, in place of the model's own: for caches built of
         symbolic links.
+    metadata_key : str
+        A key that the metadata must have; a file without it is not parsed.
     limits : Limits, optional
         Caps on sizes.
 
@@ -96,7 +112,7 @@ def load(
     os.stat(path)  # what is absent is an OSError, as to any other reader
     limits = limits or Limits()
     try:
-        model = parse(read(path, limits), limits)
+        model = parse(read(path, limits), limits, metadata_key)
         sort_nodes(model)
         folder = Path(path).parent
         attach_external_data(model, folder, (data_root or folder) if external_data else None)
@@ -127,8 +143,9 @@ def open_regular(path: str | os.PathLike, flags: int = 0) -> tuple[BinaryIO, os.
     return open(descriptor, "rb"), status
 
 
-def parse(data: bytes, limits: Limits) -> onnx.ModelProto:
+def parse(data: bytes, limits: Limits, metadata_key: str = "") -> onnx.ModelProto:
     """Parse and measure, without external data; the domain "ai.onnx" goes by its other name "" from here on."""
+    _check_unparsed(data, limits, metadata_key)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
@@ -141,6 +158,21 @@ def parse(data: bytes, limits: Limits) -> onnx.ModelProto:
     _check_size(model, limits)
     _check_tensors(model, limits)
     return model
+
+
+def _check_unparsed(data: bytes, limits: Limits, metadata_key: str) -> None:
+    """Refuse what would take protobuf, and every walk over the model after it, too much memory and time."""
+    try:
+        if wire.exceeds(data, limits.messages):
+            raise Refused(f"the model holds more than {limits.messages} nodes, attributes, tensors, names and the like")
+        keys = Counter(key for key, _ in wire.metadata(data))
+    except wire.Malformed as error:
+        raise Unreadable(f"not an ONNX file: it does not parse as a protobuf message ({error})") from None
+    for key, times in keys.items():
+        if times > 1:
+            raise Unreadable(f"the metadata has the key {quoted(key)} {times} times")
+    if metadata_key and metadata_key not in keys:
+        raise Unreadable(f"the metadata has no {metadata_key!r}")
 
 
 # ------------------------------------------------------------------------------------- graphs and functions
@@ -202,7 +234,7 @@ def _check_size(model: onnx.ModelProto, limits: Limits) -> None:
 
     def function_size(name: tuple[str, str]) -> int:
         if name in open_calls:
-            raise Refused(f"the local function {name[1]} calls itself")
+            raise Refused(f"the local function {quoted(name[1])} calls itself")
         if len(open_calls) >= limits.depth:
             raise Refused(f"function calls are nested more than {limits.depth} deep")
         if name not in sizes:
@@ -239,7 +271,8 @@ def _name_domains_alike(model: onnx.ModelProto) -> None:
         for opset in owner.opset_import:
             domain = "" if opset.domain == "ai.onnx" else opset.domain
             if versions.setdefault(domain, opset.version) != opset.version:
-                raise Unreadable(f"opset {versions[domain]} and {opset.version} of the domain {domain!r} are imported")
+                both = f"opset {versions[domain]} and {opset.version}"
+                raise Unreadable(f"{both} of the domain {quoted(domain)} are imported")
         if list(versions.items()) != [(opset.domain, opset.version) for opset in owner.opset_import]:
             owner.ClearField("opset_import")
             owner.opset_import.extend(helper.make_opsetid(*item) for item in versions.items())
@@ -267,16 +300,18 @@ def sort_nodes(model: onnx.ModelProto) -> bool:
         try:
             missing, inner_moved = _sort(function, set(function.input))
         except Unreadable as error:
-            raise Unreadable(f"in function {function.name}: {error}") from None
+            raise Unreadable(f"in function {quoted(function.name)}: {error}") from None
         if missing:
-            raise Unreadable(f"in function {function.name}: {_undefined(missing)}")
+            raise Unreadable(f"in function {quoted(function.name)}: {_undefined(missing)}")
         moved |= inner_moved
     return moved
 
 
 def _undefined(missing: dict[str, str]) -> str:
     name, user = next(iter(missing.items()))
-    return f"{user} uses {name!r}, which nothing defines" if user else f"output {name!r} is never computed"
+    if not user:
+        return f"output {quoted(name)} is never computed"
+    return f"{clip(printable(user), 80)} uses {quoted(name)}, which nothing defines"
 
 
 def _sort(graph: onnx.GraphProto | onnx.FunctionProto, defined: set[str]) -> tuple[dict[str, str], bool]:
@@ -291,8 +326,12 @@ def _sort(graph: onnx.GraphProto | onnx.FunctionProto, defined: set[str]) -> tup
     """
     outputs: dict[str, str] = {}
     if isinstance(graph, onnx.GraphProto):
-        defined = defined | {tensor.name for tensor in graph.initializer}
-        defined |= {sparse.values.name for sparse in graph.sparse_initializer}
+        stored = [tensor.name for tensor in graph.initializer]
+        stored += [sparse.values.name for sparse in graph.sparse_initializer]
+        if len(set(stored)) != len(stored):
+            twice = next(name for name, count in Counter(stored).items() if count > 1)
+            raise Unreadable(f"the initialiser {quoted(twice)} is there twice")
+        defined = defined | set(stored)
         outputs = {value.name: "" for value in graph.output}
     maker: dict[str, int] = {}
     uses: list[dict[str, str]] = []
@@ -305,14 +344,15 @@ def _sort(graph: onnx.GraphProto | onnx.FunctionProto, defined: set[str]) -> tup
             moved |= inner_moved
         for name in filter(None, node.output):
             if name in defined or name in maker:
-                raise Unreadable(f"{name!r} is defined twice")
+                raise Unreadable(f"{quoted(name)} is defined twice")
             maker[name] = index
 
     needs = [{maker[name] for name in used if name in maker} for used in uses]
     if any(max(before, default=-1) >= index for index, before in enumerate(needs)):
         ranks = _ranks(needs)
         if -1 in ranks:
-            raise Unreadable(f"nodes use each other's results in a circle ({graph.node[ranks.index(-1)].op_type})")
+            stuck = quoted(graph.node[ranks.index(-1)].op_type)
+            raise Unreadable(f"nodes use each other's results in a circle ({stuck})")
         rank = iter(ranks)
         graph.node.sort(key=lambda _: next(rank))
         moved = True
@@ -373,14 +413,14 @@ def _byte_size(tensor: onnx.TensorProto, count: int | None = None) -> int:
     try:
         return count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     except KeyError:
-        raise Unreadable(f"tensor {tensor.name!r} has the unknown type {tensor.data_type}") from None
+        raise Unreadable(f"tensor {quoted(tensor.name)} has the unknown type {tensor.data_type}") from None
 
 
 def _check_tensors(model: onnx.ModelProto, limits: Limits) -> None:
     total = 0
     for tensor in _tensors(model):
         if any(size < 0 for size in tensor.dims) or len(tensor.dims) > 64:
-            raise Unreadable(f"tensor {tensor.name!r} has the shape {list(tensor.dims)[:65]}")
+            raise Unreadable(f"tensor {quoted(tensor.name)} has the shape {list(tensor.dims)[:65]}")
         wanted = _byte_size(tensor)
         total += wanted
         extent = _byte_size(tensor, _extent(tensor.dims))
@@ -388,13 +428,13 @@ def _check_tensors(model: onnx.ModelProto, limits: Limits) -> None:
             raise Refused(f"the tensors declare more than {limits.tensor_bytes} bytes")
         if tensor.data_location != TensorProto.EXTERNAL and _stored_size(tensor) != wanted:
             raise Unreadable(
-                f"tensor {tensor.name!r}: shape {list(tensor.dims)} wants {wanted} bytes, "
+                f"tensor {quoted(tensor.name)}: shape {list(tensor.dims)} wants {wanted} bytes, "
                 f"{_stored_size(tensor)} are stored"
             )
     for graph in model_graphs(model):
         for sparse in graph.sparse_initializer:
             if _extent(sparse.dims) * 8 > limits.tensor_bytes or any(size < 0 for size in sparse.dims):
-                raise Refused(f"the sparse tensor {sparse.values.name!r} is too large when written out")
+                raise Refused(f"the sparse tensor {quoted(sparse.values.name)} is too large when written out")
 
 
 def _extent(dims: Sequence[int]) -> int:
@@ -436,7 +476,8 @@ def attach_external_data(model: onnx.ModelProto, folder: Path, root: str | os.Pa
     outside = [tensor for tensor in _tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
     if outside and root is None:
         raise Refused(
-            f"{len(outside)} tensors lie in other files ({outside[0].name!r} for one); --external-data allows that"
+            f"{len(outside)} tensors lie in other files ({quoted(outside[0].name)} for one); "
+            "--external-data allows that"
         )
     for tensor in outside:
         tensor.raw_data = _read_external(tensor, folder, os.path.realpath(root))
@@ -447,12 +488,12 @@ def attach_external_data(model: onnx.ModelProto, folder: Path, root: str | os.Pa
 def _read_external(tensor: onnx.TensorProto, folder: Path, root: str) -> bytes:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    name = f"external data of {tensor.name!r}"
+    name = f"external data of {quoted(tensor.name)}"
     parts = PurePosixPath(location).parts
     if not location or location.startswith("/") or ".." in parts or "\\" in location or "\0" in location:
-        raise Refused(f"{name}: the location {location!r} is not a plain relative path")
+        raise Refused(f"{name}: the location {quoted(location)} is not a plain relative path")
     if set(entries) - {"location", "offset", "length", "checksum", "basepath"}:
-        raise Refused(f"{name}: unknown keys {sorted(entries)}")
+        raise Refused(f"{name}: unknown keys {quoted(str(sorted(entries)))}")
     offset, length = _number(entries, "offset", name), _number(entries, "length", name)
 
     wanted = _byte_size(tensor)
@@ -460,19 +501,19 @@ def _read_external(tensor: onnx.TensorProto, folder: Path, root: str) -> bytes:
         raise Refused(f"{name}: length {length}, but shape {list(tensor.dims)} wants {wanted} bytes")
     real = os.path.realpath(os.path.join(folder, location))
     if os.path.commonpath([root, real]) != root:
-        raise Refused(f"{name}: {location!r} leads out of the folder of the model (see --data-root)")
+        raise Refused(f"{name}: {quoted(location)} leads out of the folder of the model (see --data-root)")
     try:
         file, status = open_regular(real, os.O_NOFOLLOW)
     except OSError as error:
         unsafe = error.errno in (errno.EINVAL, errno.ELOOP)  # no regular file, or a link put there just now
         kind = Refused if unsafe else Unreadable
-        raise kind(f"{name}: cannot open {location!r}: {error.strerror}") from error
+        raise kind(f"{name}: cannot open {quoted(location)}: {error.strerror}") from error
     with file:
         if status.st_nlink != 1:  # a second name may lie anywhere
-            raise Refused(f"{name}: {location!r} is a hard link")
+            raise Refused(f"{name}: {quoted(location)} is a hard link")
         if (offset or 0) + wanted > status.st_size or (length is None and (offset or 0) + wanted != status.st_size):
             raise Refused(
-                f"{name}: {wanted} bytes from {offset or 0} do not fit the {status.st_size} bytes of {location!r}"
+                f"{name}: {wanted} bytes from {offset or 0} do not fit the {status.st_size} bytes of {quoted(location)}"
             )
         file.seek(offset or 0)
         return file.read(wanted)
@@ -483,5 +524,5 @@ def _number(entries: dict[str, str], key: str, name: str) -> int | None:
         return None
     # isdecimal alone admits other scripts' digits; the length keeps int() quick
     if not (entries[key].isascii() and entries[key].isdecimal() and len(entries[key]) < 20):
-        raise Refused(f"{name}: {key} {entries[key][:40]!r} is not a whole number")
+        raise Refused(f"{name}: {key} {quoted(entries[key])} is not a whole number")
     return int(entries[key])

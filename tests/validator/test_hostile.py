@@ -273,7 +273,7 @@ def test_types_are_not_copied_into_each_branch():
 
 
 def test_a_circle_is_named():
-    with pytest.raises(Unreadable, match=r"in a circle \(Add\)"):
+    with pytest.raises(Unreadable, match=r"in a circle \('Add'\)"):
         sort_nodes(cyclic())
 
 
@@ -568,5 +568,5 @@ def test_an_input_of_no_numbers_is_named(dtype, folder):
 
 
 def test_a_recursive_function_is_named():
-    with pytest.raises(Refused, match="function F calls itself"):
+    with pytest.raises(Refused, match="function 'F' calls itself"):
         parse(raw(recursive_function()), Limits())

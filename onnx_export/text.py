@@ -1,0 +1,25 @@
+"""Names of an untrusted file in messages: printable and of bounded length."""
+
+from __future__ import annotations
+
+import unicodedata
+
+
+def printable(text: str) -> str:
+    """`text` without control characters and without marks that change the direction of writing."""
+    return "".join(
+        c
+        if c.isprintable() and unicodedata.category(c) not in ("Cf", "Co", "Cn", "Cs")
+        else "\N{REPLACEMENT CHARACTER}"
+        for c in text
+    )
+
+
+def clip(text: str, most: int = 500) -> str:
+    """`text`, or its beginning and end where it is longer than `most` characters."""
+    return text if len(text) <= most else f"{text[: most * 4 // 5]} ... {text[-(most // 5 - 5) :]}"
+
+
+def quoted(name: str) -> str:
+    """A name of an untrusted file for a message: printable, in quotes, at most 80 characters."""
+    return repr(clip(printable(name[:1000]), 80))

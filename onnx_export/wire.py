@@ -1,0 +1,159 @@
+"""The protobuf wire format of an ONNX file, read without building a message.
+
+An empty message costs an untrusted file two bytes and the parser a few hundred, so everything a file holds is counted
+here before protobuf sees it. Which field of a message is a message itself comes from onnx's own descriptors. The
+format: https://protobuf.dev/programming-guides/encoding
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import onnx
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types; groups, 3 and 4, are in no ONNX file
+_MESSAGE, _STRING, _BINARY = 11, 9, 12  # field types of a descriptor
+_SCALARS_PER_MESSAGE = 8  # fields that hold no message and no repeated text cost an eighth of one that does
+
+
+class Malformed(ValueError):
+    """The bytes are not in the wire format."""
+
+
+def exceeds(data: bytes, most: int) -> bool:
+    """Whether a serialised ModelProto holds more than `most` messages and repeated strings, wherever they are nested.
+
+    Every other field counts an eighth: lists of unpacked numbers take memory and time as well. The scan stops where
+    the budget is spent, so its time is bounded by `most` and not by the file.
+
+    Raises
+    ------
+    Malformed
+        If the bytes that were looked at are not in the wire format.
+    """
+    try:
+        return _scan(data, most * _SCALARS_PER_MESSAGE)
+    except IndexError:
+        raise Malformed("it ends inside a field") from None
+
+
+def _scan(data: bytes, budget: int) -> bool:
+    position, end, fields = 0, len(data), _fields(onnx.ModelProto.DESCRIPTOR)
+    outer: list[tuple[int, dict]] = []
+    while True:
+        if position == end:
+            if not outer:
+                return False
+            end, fields = outer.pop()
+            continue
+        budget -= 1
+        if budget < 0:
+            return True
+        tag = data[position]
+        position += 1
+        if tag > 127:
+            if data[position] > 127:
+                tag, position = _varint(data, position - 1)
+            else:  # two bytes, as of every field from number 16 on
+                tag += (data[position] << 7) - 128
+                position += 1
+        if tag & 7 != _BYTES:
+            position = _after_number(data, position, tag & 7)
+        else:
+            size = data[position]
+            position += 1
+            if size > 127:
+                size, position = _varint(data, position - 1)
+            counted = fields.get(tag)
+            if counted is not None:
+                budget -= _SCALARS_PER_MESSAGE - 1
+            if position + size > end:
+                raise Malformed("a field reaches beyond the message it lies in")
+            if counted:  # a message with fields: go inside
+                outer.append((end, fields))
+                end, fields = position + size, counted
+            else:
+                position += size
+        if position > end:
+            raise Malformed("a field reaches beyond the message it lies in")
+
+
+def metadata(data: bytes) -> list[tuple[str, str]]:
+    """The keys and values of a serialised ModelProto's metadata, in order; the graph is passed over.
+
+    Raises
+    ------
+    Malformed
+        If the bytes are not in the wire format, or a key or value is not UTF-8.
+    """
+    model = onnx.ModelProto.DESCRIPTOR.fields_by_name["metadata_props"].number
+    entry = onnx.StringStringEntryProto.DESCRIPTOR.fields_by_name
+    pairs = []
+    try:
+        for number, content in _chunks(data):
+            if number == model:
+                last = dict(_chunks(content))  # of a field that is there twice the last one counts
+                pairs.append(tuple(last.get(entry[name].number, b"").decode() for name in ("key", "value")))
+    except IndexError:
+        raise Malformed("it ends inside a field") from None
+    except UnicodeDecodeError:
+        raise Malformed("a name that is not UTF-8") from None
+    return pairs
+
+
+def _chunks(data: bytes):
+    """(field number, content) of each field that has a length."""
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        if tag & 7 != _BYTES:
+            position = _after_number(data, position, tag & 7)
+            continue
+        size, position = _varint(data, position)
+        if position + size > len(data):
+            raise Malformed("a field reaches beyond the message it lies in")
+        yield tag >> 3, data[position : position + size]
+        position += size
+
+
+def _after_number(data: bytes, position: int, wire_type: int) -> int:
+    """Where the field after a number begins."""
+    if wire_type == _VARINT:
+        while data[position] > 127:
+            position += 1
+        return position + 1
+    if wire_type in (_FIXED32, _FIXED64):
+        return position + (4 if wire_type == _FIXED32 else 8)
+    raise Malformed(f"a field has the wire type {wire_type}")
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """(value, position after it)."""
+    value = shift = 0
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+        shift += 7
+        if shift > 63:
+            raise Malformed("a number has more than ten bytes")
+
+
+@cache
+def _fields(descriptor) -> dict[int, dict]:
+    """The fields of a message that are counted, by tag: a message's own fields, or {} for a repeated string."""
+    table: dict[int, dict] = {}
+    _TABLES[descriptor.full_name] = table
+    for field in descriptor.fields:
+        tag = field.number << 3 | _BYTES
+        if field.type == _MESSAGE:
+            inner = field.message_type
+            table[tag] = _TABLES[inner.full_name] if inner.full_name in _TABLES else _fields(inner)
+        elif field.type in (_STRING, _BINARY) and field.is_repeated:
+            table[tag] = {}
+    return table
+
+
+_TABLES: dict[str, dict[int, dict]] = {}
