@@ -24,13 +24,15 @@ static inline void float_mode_leave(float_mode mode)
 
 #elif defined(__aarch64__)
 
-typedef unsigned long float_mode;
+#include <stdint.h>
+
+typedef uint64_t float_mode; /* FPCR: 64 bits, which `unsigned long` has not on Windows */
 
 static inline float_mode float_mode_enter(void)
 {
     float_mode mode;
     __asm__ volatile("mrs %0, fpcr" : "=r"(mode));
-    if (mode != 0) __asm__ volatile("msr fpcr, %0" ::"r"(0ul));
+    if (mode != 0) __asm__ volatile("msr fpcr, %0" ::"r"((uint64_t)0));
     return mode;
 }
 static inline void float_mode_leave(float_mode mode)

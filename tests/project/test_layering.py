@@ -175,6 +175,22 @@ def test_the_search_for_fused_instructions_finds_them(tmp_path):
     assert re.search(rf"^\s*[0-9a-f]+:\s+({FORBIDDEN})\b", listing, re.MULTILINE)
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64-v4 is a level of x86-64")
+@pytest.mark.parametrize("compiler", ["cc", *(["clang"] if shutil.which("clang") else [])])
+def test_no_fused_instruction_with_an_embedders_flags(tmp_path, compiler):
+    """GNU dialects of C contract a * b + c by default; none of our own flags is given here."""
+    flags = ["-std=gnu17", "-O2", "-march=x86-64-v4", "-w", "-I", ROOT / "src" / "include", "-I", ROOT / "src"]
+    mnemonic = re.compile(rf"^\s+({FORBIDDEN})\b", re.MULTILINE)
+    sources = [path for path in c_sources() if path.suffix == ".c" and not path.stem.startswith("isa_")]
+    for path in [*sources, ROOT / "src" / "kernels" / "isa_avx512.c"]:
+        listing = run(compiler, *flags, "-S", path, "-o", "-")
+        found = mnemonic.search(listing)
+        assert found is None, f"{path.name} as compiled by {compiler}: {found[1]}"
+    contracted = tmp_path / "contracted.c"
+    contracted.write_text("float contracted(float a, float b, float c) { return a * b + c; }\n")
+    assert mnemonic.search(run(compiler, *flags, "-S", contracted, "-o", "-")), f"{compiler} does not contract"
+
+
 def test_no_fast_math_no_lto_anywhere_in_the_build():
     commands = (build_folder() / "build.ninja").read_text()
     for flag in (

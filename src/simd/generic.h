@@ -1,0 +1,20 @@
+/* Words of vector.h for any machine, NEON among them: 16 bytes. Included by vector.h. */
+#ifndef CNORM_SIMD_GENERIC_H
+#define CNORM_SIMD_GENERIC_H
+
+#include "vector_16.h"
+
+#if defined(__aarch64__)
+#define REGISTER_CONSTRAINT "+w"
+#endif
+
+/* ordinary stores: AArch64 cores skip the read of a line that is written whole */
+INLINE void stream_f32(float *p, f32v v) { store_f32(p, v); }
+INLINE void stream_f64(double *p, f64v v) { store_f64(p, v); }
+INLINE void stream_fence(void) {}
+
+INLINE f64v widen_lo(f32v v) { return (f64v){(double)v[0], (double)v[1]}; }
+INLINE f64v widen_hi(f32v v) { return (f64v){(double)v[2], (double)v[3]}; }
+INLINE f32v narrow(f64v lo, f64v hi) { return (f32v){(float)lo[0], (float)lo[1], (float)hi[0], (float)hi[1]}; }
+
+#endif

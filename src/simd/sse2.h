@@ -1,0 +1,21 @@
+/* Words of vector.h for SSE2, the x86-64 baseline: 16 bytes. Included by vector.h. */
+#ifndef CNORM_SIMD_SSE2_H
+#define CNORM_SIMD_SSE2_H
+
+#include "vector_16.h"
+
+#define REGISTER_CONSTRAINT "+x"
+
+INLINE void stream_f32(float *p, f32v v) { _mm_stream_ps(p, (__m128)v); }
+INLINE void stream_f64(double *p, f64v v) { _mm_stream_ps((float *)p, (__m128)v); }
+INLINE void stream_fence(void) { _mm_sfence(); }
+
+/* GCC 12 has no good code for vectors of 8 bytes: half a vector is in the low half of a whole one */
+INLINE f64v widen_lo(f32v v) { return (f64v)_mm_cvtps_pd((__m128)v); }
+INLINE f64v widen_hi(f32v v) { return (f64v)_mm_cvtps_pd(_mm_movehl_ps((__m128)v, (__m128)v)); }
+INLINE f32v narrow(f64v lo, f64v hi)
+{
+    return (f32v)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)lo), _mm_cvtpd_ps((__m128d)hi));
+}
+
+#endif

@@ -1,0 +1,90 @@
+/* Words of vector.h and storage.h for 16-byte vectors in plain C. Included by sse2.h and generic.h. */
+#ifndef CNORM_SIMD_VECTOR_16_H
+#define CNORM_SIMD_VECTOR_16_H
+
+#include "loops.h"
+
+INLINE f32v load_range_f32(const float *p, ptrdiff_t from, ptrdiff_t to, f32v fill)
+{
+    float lanes[VL_F32];
+    memcpy(lanes, &fill, sizeof lanes);
+    for (ptrdiff_t i = from; i < to; ++i) lanes[i] = p[i];
+    return load_f32(lanes);
+}
+INLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to, f64v fill)
+{
+    double lanes[VL_F64];
+    memcpy(lanes, &fill, sizeof lanes);
+    for (ptrdiff_t i = from; i < to; ++i) lanes[i] = p[i];
+    return load_f64(lanes);
+}
+INLINE f32v fill_f32(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
+{
+    const i32v lane = {0, 1, 2, 3}, in = (lane >= (int32_t)from) & (lane < (int32_t)to);
+    return (f32v)(((i32v)v & in) | ((i32v)fill & ~in));
+}
+INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)
+{
+    const i64v lane = {0, 1}, in = (lane >= (int64_t)from) & (lane < (int64_t)to);
+    return (f64v)(((i64v)v & in) | ((i64v)fill & ~in));
+}
+
+/* ---- sums over lanes ----------------------------------------------------------------------------------------- */
+
+INLINE float vector_tree_f32(f32v v) { return tree_f32x4(v); }
+INLINE double vector_tree_f64(f64v v) { return tree_f64x2(v); }
+INLINE f32v trees_f32(f32v v[VL_F32])
+{
+    HALVE(4, 2);
+    HALVE(4, 1);
+    return v[0];
+}
+INLINE f64v trees_f64(f64v v[VL_F64])
+{
+    HALVE(2, 1);
+    return v[0];
+}
+
+/* ---- lanes --------------------------------------------------------------------------------------------------- */
+
+INLINE int one_sign_f32(const f32v lanes[LANE_VECTORS])
+{
+    i32v any, every;
+    combine_bits_f32(lanes, &any, &every);
+    int32_t any_lane = 0, every_lane = -1;
+    for (int i = 0; i < VL_F32; ++i) any_lane |= any[i], every_lane &= every[i];
+    return any_lane >= 0 || every_lane < 0;
+}
+
+/* ---- conversions --------------------------------------------------------------------------------------------- */
+
+INLINE void stream_u16(uint16_t *p, u16h v) { memcpy(p, &v, sizeof v); }
+INLINE i32v extend_u16(u16h v) { return (i32v){v[0], v[1], v[2], v[3]}; }
+INLINE u16h truncate_u16(i32v v) { return (u16h){(uint16_t)v[0], (uint16_t)v[1], (uint16_t)v[2], (uint16_t)v[3]}; }
+
+INLINE i32v select_i32(i32v mask, i32v a, i32v b) { return (a & mask) | (b & ~mask); }
+INLINE f32v widen_f16(u16h v)
+{
+    const i32v bits = extend_u16(v), exponent = bits & 0x7c00;
+    /* moved up by 13 bits the exponent is too small by 112; the multiplication by 2^112 is exact for subnormals, too */
+    const i32v finite = (i32v)((f32v)((bits & 0x7fff) << 13) * 0x1p112f);
+    const i32v special = ((bits & 0x7fff) << 13) | 0x7f800000;
+    return (f32v)(select_i32(exponent == 0x7c00, special, finite) | (bits & 0x8000) << 16);
+}
+INLINE u16h narrow_f16(f32v v)
+{
+    const i32v bits = (i32v)v, magnitude = bits & 0x7fffffff;
+    const i32v nan = magnitude > 0x7f800000;
+    const i32v too_large = magnitude >= 0x47800000; /* 2^16; a smaller number that rounds up to it carries into the exponent */
+    const i32v subnormal = magnitude < 0x38800000;  /* 2^-14; adding 0.5 rounds at 2^-24, the step of subnormals */
+    const i32v small = (i32v)((f32v)magnitude + 0.5f) - 0x3f000000;
+    const u32v m = (u32v)magnitude; /* unsigned: of a NaN the sum may pass 2^31 */
+    const i32v normal = (i32v)((m - 0x38000000 + 0xfff + ((m >> 13) & 1)) >> 13);
+    i32v half = select_i32(subnormal, small, normal);
+    half = select_i32(too_large, (i32v){0} + 0x7c00, half);
+    half = select_i32(nan, (i32v){0} + 0x7e00, half);
+    return truncate_u16(half | ((bits >> 16) & 0x8000));
+}
+INLINE u16v upper_halves(u16v a, u16v b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
+
+#endif
