@@ -86,7 +86,7 @@ cdef class Network:
                 at.as_.residual.n, at.as_.residual.back = size, layer
             else:
                 at.kind = CNORM_CELL
-                packed = layer._packed()
+                packed = layer.packed()
                 self.pack_cell(&at.as_.cell, layer, packed)
                 names.append((f"h{number}", layer.output_size, offset))
                 starts.append(packed["h0"])

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from cnorm.files import array_of, raw_safetensors
-from cnorm.layers import Bidirectional, Layer, _eps, _name
+from cnorm.layers import Bidirectional, Layer, _eps
 from cnorm.model_files import CELLS, METADATA_KEY, check_with, spec_of
 from cnorm.presets import PRESETS
-from cnorm.specs import START, CellSpec
-from cnorm.weights import optional_tensors
+from cnorm.specs import INITIAL, CellSpec
+from cnorm.tensors import optional_tensors
 
 __all__ = ["from_safetensors", "from_torch"]
 
@@ -232,7 +232,7 @@ def _layers(tensors: dict, array, spec: CellSpec, prefix: str, eps, bias):
 
 def _needed(spec: CellSpec) -> set[str]:
     """Names, as a single layer's, of what every cell of the spec has."""
-    return {_name(name, 0) for name, _, meaning in spec.weights if not meaning.endswith("?")}
+    return {tensor.named().name for tensor in spec.tensors if not tensor.optional}
 
 
 def _found(names, spec: CellSpec, prefix: str) -> str:
@@ -256,7 +256,7 @@ def _listed(names) -> str:
 
 def _check_optional(layer, bias: bool):
     """A spec may have optional biases, or other tensors: see that all of them are there, or none."""
-    optional = optional_tensors(layer.entries(), layer.weights)
+    optional = [tensor.name for tensor in optional_tensors(layer.tensors, layer.weights)]
     having = [name for name in optional if name in layer.weights]
     if bias and len(having) < len(optional):
         raise ValueError(
@@ -270,14 +270,14 @@ def _check_optional(layer, bias: bool):
 def _names(spec: CellSpec, prefix: str, layer: int, reverse: bool) -> dict[str, str]:
     """Names in the checkpoint -> names as a single layer's, the state at the start with them."""
     start = prefix.replace("{layer}", str(layer))
-    templates = [name for name, _, _ in (*spec.weights, *START[spec.kind])]
-    return {start + _name(template, layer, reverse): _name(template, 0) for template in templates}
+    tensors = (*spec.tensors, *INITIAL[spec.kind])
+    return {start + tensor.named(layer, reverse).name: tensor.named().name for tensor in tensors}
 
 
 def _shared(spec: CellSpec, prefix: str) -> set[str]:
     """Names of tensors with a row for each layer of the stack."""
-    numbered = any("{layer}" in name or "{even}" in name for name, _, _ in spec.weights)
-    return {prefix + name for name, shape, _ in spec.weights if numbered and shape.startswith("1 ")}
+    numbered = any("{layer}" in tensor.name or "{even}" in tensor.name for tensor in spec.tensors)
+    return {prefix + tensor.name for tensor in spec.tensors if numbered and tensor.leading}
 
 
 def _has(tensors, spec, prefix, layer: int, reverse: bool) -> bool:

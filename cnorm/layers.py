@@ -11,12 +11,15 @@ import numpy as np
 
 from cnorm._core import BoundLayerNorm, KernelArithmetic
 from cnorm.presets import PRESETS
-from cnorm.specs import START, CellSpec, projected
-from cnorm.weights import checked, optional_tensors, packed, present
+from cnorm.specs import INITIAL, CellSpec
+from cnorm.tensors import Tensor, has_projection, optional_tensors, present
+from cnorm.weights import checked, packed
 
 __all__ = ["GRU", "LSTM", "RNN", "Activation", "Bidirectional", "LayerNorm", "Linear", "Residual"]
 
 ACTIVATIONS = ("tanh", "relu", "sigmoid")
+LINEAR = Tensor("weight", ("O", "I")), Tensor("bias", ("O",), optional=True)
+LAYER_NORM = Tensor("weight", ("N",)), Tensor("bias", ("N",), optional=True)
 
 
 class Layer:
@@ -35,37 +38,33 @@ class Layer:
 
 
 class _Cell(Layer):
-    """A recurrent layer: a spec, its eps and the checkpoint's tensors."""
+    """A recurrent layer: a spec, its eps, the tensors that a checkpoint has for one layer, and their arrays."""
 
     def __init__(self, weights: Mapping[str, Any], *, preset: str | CellSpec, eps: float | None = None) -> None:
         self.spec = _spec(self.kind, preset)
         self.eps = _eps(eps, self.spec)
-        self.weights, sizes = checked(weights, self.entries(), f"{self.kind} {self.spec.name}")
+        name = f"{self.kind} {self.spec.name}"
+        self.tensors = tuple(tensor.named() for tensor in (*self.spec.tensors, *INITIAL[self.kind]))
+        self.weights, sizes = checked(weights, self.tensors, name)
         self.input_size, self.units, self.output_size = sizes["I"], sizes["H"], sizes["P"]
         self._sizes = sizes
-        optional = optional_tensors(self.entries(), self.weights, "bias")
+        optional = [tensor.name for tensor in optional_tensors(self.tensors, self.weights) if tensor.is_bias()]
         self.absent_biases = tuple(name for name in optional if name not in self.weights)
         if 0 < len(self.absent_biases) < len(optional):
             raise ValueError(
-                f"weights of {self.kind} {self.spec.name} must have all of {', '.join(optional)} or none of them; "
+                f"weights of {name} must have all of {', '.join(optional)} or none of them; "
                 f"missing: {', '.join(self.absent_biases)}"
             )
-        having = present(self.entries(), self.weights)
-        of_projection = [name for name, _, meaning in having if "bias_p" in meaning]
+        given = present(self.tensors, self.weights)
+        of_projection = [tensor.name for tensor in given if any(use.part == "bias_p" for use in tensor.uses())]
         of_projection += ["projection_clip"] if self.spec.projection_clip is not None else []
-        if of_projection and not projected(having):
-            raise ValueError(
-                f"weights of {self.kind} {self.spec.name} must have a projection for {' and '.join(of_projection)}"
-            )
+        if of_projection and not has_projection(given):
+            raise ValueError(f"weights of {name} must have a projection for {' and '.join(of_projection)}")
 
-    def entries(self) -> list[tuple[str, str, str]]:
-        """The spec's tensors as a single layer's names, and the state at the start."""
-        return [(_name(name, 0), shape, meaning) for name, shape, meaning in self.spec.weights] + list(START[self.kind])
-
-    def _packed(self):
-        """See `cnorm.weights.packed`."""
+    def packed(self) -> dict:
+        """The weights as the kernels take them, see `cnorm.weights.packed`."""
         with KernelArithmetic():
-            return packed(self.spec, self.entries(), self.weights, self._sizes)
+            return packed(self.spec, self.tensors, self.weights, self._sizes)
 
     def __repr__(self):
         eps = "" if self.eps is None else f", eps={self.eps:g}"
@@ -77,11 +76,6 @@ class _Cell(Layer):
 
 def _cell(layer, weights, spec, eps):
     return layer(weights, preset=spec, eps=eps)
-
-
-def _name(template: str, layer: int, reverse: bool = False) -> str:
-    """The own name of a tensor of one layer of a stack."""
-    return template.format(layer=layer, even=2 * layer, odd=2 * layer + 1, reverse="_reverse" if reverse else "")
 
 
 class LSTM(_Cell):
@@ -174,7 +168,7 @@ class Linear(Layer):
 
     def __init__(self, weight: Any, bias: Any = None) -> None:
         given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        self.weights, sizes = checked(given, (("weight", "O I", ""), ("bias", "O", "?")), "Linear")
+        self.weights, sizes = checked(given, LINEAR, "Linear")
         self.absent_biases = ("bias",) if bias is None else ()
         self.output_size, self.input_size = sizes["O"], sizes["I"]
 
@@ -213,7 +207,7 @@ class LayerNorm(Layer, BoundLayerNorm):
                 f"without a gain write np.ones({weight}, np.float32)"
             )
         given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        self.weights, sizes = checked(given, (("weight", "N", ""), ("bias", "N", "?")), "LayerNorm")
+        self.weights, sizes = checked(given, LAYER_NORM, "LayerNorm")
         self.absent_biases = ("bias",) if bias is None else ()
         self.eps = rounded(eps, "eps")
         self.input_size = self.output_size = sizes["N"]

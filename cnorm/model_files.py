@@ -49,8 +49,7 @@ def _entry(layer) -> dict:
 
 def _with(layer) -> list[str]:
     """The optional tensors that a cell has, but for biases: "without" says which of those it has not."""
-    optional = (name for name, _, meaning in layer.entries() if meaning[-1:] == "?" and not meaning.startswith("bias"))
-    return [name for name in optional if name in layer.weights]
+    return [t.name for t in layer.tensors if t.optional and not t.is_bias() and t.name in layer.weights]
 
 
 def named_tensors(layers) -> dict[str, np.ndarray]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
+
+from cnorm.tensors import PLACEHOLDER, UNGATED, Tensor, Use, has_projection, parse
 
 __all__ = ["CellSpec"]
 
-MEANING = re.compile(r"(?P<part>\w+?)(?P<transposed>\.T)?(\[(?P<gates>\w+)\])?")  # of one use of a tensor
-PLACEHOLDER = re.compile(r"\{(layer|even|odd|reverse)\}")  # in a tensor's name, which is a format string
-UNGATED = ("weight_p", "gain_c", "bias_c", "bias_p", "h0", "c0")  # parts that gates do not share
 GATES = {"LSTM": "fiog", "GRU": "zrn", "RNN": "a"}  # as the kernels order them
-# the state at the start, which a checkpoint may have, too
-START = {kind: (("h0", "P", "h0?"), ("c0", "H", "c0?"))[: 1 + (kind == "LSTM")] for kind in GATES}
+# the initial state, which a checkpoint may have, too
+_H0, _C0 = parse("h0", "P", "h0?", ""), parse("c0", "H", "c0?", "")
+INITIAL = {"LSTM": (_H0, _C0), "GRU": (_H0,), "RNN": (_H0,)}
 OWNERS = {  # fields that mean something in one kind of cell only
     "cell_norm": "LSTM",
     "forget_bias": "LSTM",
@@ -148,6 +147,11 @@ class CellSpec:
         if not 0 <= self.zoneout < 1:
             raise ValueError(f"zoneout must be in [0, 1), got {self.zoneout!r}")
 
+    @functools.cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The weights, parsed; names with their placeholders."""
+        return tuple(parse(*triple, self.gates) for triple in self.weights)
+
     @property
     def normalises(self) -> bool:
         """Whether there is any layer norm, and so an eps."""
@@ -168,85 +172,51 @@ class CellSpec:
         for name, owner in OWNERS.items():
             if self.kind != owner and getattr(self, name) != getattr(CellSpec, name):
                 return f"{name} belongs to the {owner}, got {getattr(self, name)!r}"
-        if self.projection_clip is not None and not projected(self.weights):
+        if self.projection_clip is not None and not has_projection(self.tensors):
             return "projection_clip belongs to a projection, and none of its weights is one"
         useful = {"weight_x", "weight_h", "bias", "bias_x", "bias_h"}
         useful |= {"none": set(), "split": {"gain_x", "gain_h"}, "sum": {"gain"}}[self.scope]
         useful |= {"inside_x", "inside_h"} if self.scope != "none" else set()
         useful |= {"weight_p", "bias_p"} if self.kind == "LSTM" else set()
         useful |= {"gain_c", "bias_c"} if self.cell_norm != "none" else set()
-        for name, _, meaning in self.weights:
-            for use in re.split(r"[ +]", meaning.removesuffix("?")):
-                match = MEANING.fullmatch(use)
-                if not match or match["part"] not in useful or not set(match["gates"] or "") <= set(self.gates):
-                    return f"the weight {name} means {use!r}, which this cell has no use for"
+        for tensor in self.tensors:
+            for use in tensor.uses():
+                gates = "" if use.part in UNGATED else self.gates
+                if use.part not in useful or not set(use.gates) <= set(gates):
+                    return f"the weight {tensor.name} means {str(use)!r}, which this cell has no use for"
         return self._misfit()
 
     def _misfit(self) -> str | None:
         """What the kernels would miss, or read beyond: a shape unlike its meaning, a part missing or twice."""
-        names = [name.format(layer=0, even=0, odd=1, reverse="") for name, _, _ in self.weights]
-        names += [name for name, _, _ in START[self.kind]]
+        names = [tensor.named().name for tensor in (*self.tensors, *INITIAL[self.kind])]
         if len(set(names)) < len(names):
             return "two of its weights have the same name"
-        has_projection = projected(self.weights)
-        places, turns = [], set()
-        for name, shape, meaning in self.weights:
-            _, _, pieces = taken_apart(shape if has_projection else shape.replace("P", "H"), meaning)
-            for uses, symbols in pieces:
-                for part, gates, turned in meant(uses, self.gates):
-                    optional = meaning.endswith("?") and part in ("weight_x", "weight_h")
-                    if optional or symbols[:: -1 if turned else 1] != _shape(part, len(gates), has_projection):
-                        return f"the weight {name} of shape {shape!r} can't be {meaning!r}"
-                    places += [(part, gate) for gate in gates or [""]]
-                    turns.add((part, turned))
+        projected = has_projection(self.tensors)
+        places, orders = [], set()
+        for tensor, (_, shape, meaning) in zip(self.tensors, self.weights, strict=True):
+            for piece in (tensor if projected else tensor.without_projection()).pieces:
+                for use in piece.uses:
+                    mandatory = use.part in ("weight_x", "weight_h")
+                    axes = piece.axes[::-1] if use.transposed else piece.axes
+                    if (tensor.optional and mandatory) or axes != _axes(use, projected):
+                        return f"the weight {tensor.name} of shape {shape!r} can't be {meaning!r}"
+                    places += [(use.part, gate) for gate in use.gates or [""]]
+                    orders.add((use.part, use.transposed))
         if len(set(places)) < len(places):
             return "two of its weights are the same part of it"
         if missing := {(part, gate) for part in ("weight_x", "weight_h") for gate in self.gates} - set(places):
             return f"none of its weights is {' or '.join(sorted(f'{part}[{gate}]' for part, gate in missing))}"
-        if len({part for part, _ in turns}) < len(turns):
+        if len({part for part, _ in orders}) < len(orders):
             return "one part of it has its inputs first in one weight and last in another"
         return None
 
 
-def projected(entries) -> bool:
-    """Whether one of these tensors (name, shape, meaning) is a projection, or has one in it."""
-    return any("weight_p" in meaning for _, _, meaning in entries)
-
-
-def taken_apart(shape: str, meaning: str) -> tuple[bool, int | None, list[tuple[str, list[str]]]]:
-    """What each part of a tensor means, and its shape: of one, a joined matrix, stacked rows or stacked vectors.
-
-    Before them: has the tensor a leading 1, and along which axis, that apart, does a joined matrix have its parts?
-    """
-    symbols, meanings = shape.split(), meaning.removesuffix("?").split()
-    leading = symbols[:1] == ["1"]
-    symbols = symbols[leading:]
-    count = len(meanings)
-    if count == 1:
-        return leading, None, [(meanings[0], symbols)]
-    for axis, symbol in enumerate(symbols):
-        if symbol.count("+") == count - 1:
-            shapes = ([*symbols[:axis], term, *symbols[axis + 1 :]] for term in symbol.split("+"))
-            return leading, axis, list(zip(meanings, shapes, strict=True))
-    if symbols[:1] == [str(count)]:
-        return leading, None, [(m, symbols[1:]) for m in meanings]
-    stacked = re.fullmatch(r"([0-9]{1,2})H", " ".join(symbols))
-    rows = int(stacked[1]) // count if stacked and int(stacked[1]) % count == 0 else 0
-    return leading, None, [(m, [f"{rows}H" if rows > 1 else "H"] if rows else []) for m in meanings]
-
-
-def meant(uses: str, gates: str) -> Iterator[tuple[str, str, bool]]:
-    """A tensor's part is that part of a cell, for these gates ("" where gates don't share it), inputs first or not."""
-    for match in map(MEANING.fullmatch, uses.split("+")):
-        letters = "" if match["part"] in UNGATED else match["gates"] or gates
-        yield match["part"], letters, bool(match["transposed"])
-
-
-def _shape(part: str, gates: int, projected: bool) -> list[str]:
-    """A part's shape, outputs first."""
+def _axes(use: Use, projected: bool) -> tuple[str, ...]:
+    """The axes of a part, outputs first."""
+    gates = len(use.gates)
     rows, outputs = f"{gates}H" if gates > 1 else "H", "P" if projected else "H"
-    shapes = {"weight_x": [rows, "I"], "weight_h": [rows, outputs], "weight_p": [outputs, "H"], "bias_p": [outputs]}
-    return shapes.get(part, ["H"] if part in UNGATED else [rows])
+    axes = {"weight_x": (rows, "I"), "weight_h": (rows, outputs), "weight_p": (outputs, "H"), "bias_p": (outputs,)}
+    return axes.get(use.part, ("H",) if use.part in UNGATED else (rows,))
 
 
 def _is_number(value) -> bool:

@@ -2,64 +2,47 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
 
-from cnorm.specs import GATES, CellSpec, meant, projected, taken_apart
+from cnorm.specs import GATES, CellSpec
+from cnorm.tensors import Tensor, has_projection, present, terms
 
 
-def checked(weights, entries, layer: str) -> tuple[Mapping[str, np.ndarray], dict[str, int]]:
+def checked(weights, tensors, layer: str) -> tuple[Mapping[str, np.ndarray], dict[str, int]]:
     """Read-only float32 copies of exactly the named arrays, and the sizes that their shapes agree on.
 
     Parameters
     ----------
     weights : mapping of str to array
-    entries : sequence of (name, shape, meaning)
-        As in `CellSpec.weights`.
+    tensors : sequence of Tensor
     layer : str
         For messages.
     """
     if not isinstance(weights, Mapping):
         raise TypeError(f"weights of {layer} must be a mapping of names to arrays, got {type(weights).__name__}")
-    shapes = {name: shape for name, shape, _ in entries}
-    needed = [name for name, _, meaning in entries if not meaning.endswith("?")]
-    missing = [name for name in needed if name not in weights]
-    extra = [str(name) for name in weights if name not in shapes]
+    missing = [tensor.name for tensor in tensors if tensor.name not in weights and not tensor.optional]
+    known = {tensor.name for tensor in tensors}
+    extra = [str(name) for name in weights if name not in known]
     if missing or extra:
         raise ValueError(
-            f"weights of {layer} must be {', '.join(_with_shape(e) for e in entries)}; "
+            f"weights of {layer} must be {', '.join(map(_with_shape, tensors))}; "
             f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(extra) or 'none'}"
         )
-    arrays = {name: _float32(weights[name], name, layer) for name in shapes if name in weights}
-    if not projected(present(entries, arrays)):
-        shapes = {name: shape.replace("P", "H") for name, shape in shapes.items()}
-    sizes = _sizes(arrays, shapes, layer)
+    given = present(tensors, weights)
+    arrays = {tensor.name: _float32(weights[tensor.name], tensor.name, layer) for tensor in given}
+    if not has_projection(given):
+        given = [tensor.without_projection() for tensor in given]
+    sizes = _sizes(arrays, {tensor.name: tensor.axes for tensor in given}, layer)
     if "H" in sizes:
         sizes.setdefault("P", sizes["H"])
     return MappingProxyType(arrays), sizes
 
 
-def present(entries, weights) -> list:
-    """The entries of tensors that are there."""
-    return [entry for entry in entries if entry[0] in weights]
-
-
-def optional_tensors(entries, weights, part: str = "") -> list[str]:
-    """Names of what a layer may be without, or of such `part`s; a bias of a projection only where there is one.
-
-    The projection itself and the state at the start are not among them: a layer without is the usual case.
-    """
-    usual = ("weight_p", "h0", "c0") if projected(present(entries, weights)) else ("weight_p", "h0", "c0", "bias_p")
-    optional = [(name, meaning) for name, _, meaning in entries if meaning.endswith("?")]
-    return [name for name, meaning in optional if meaning.startswith(part) and not meaning.startswith(usual)]
-
-
-def _with_shape(entry) -> str:
-    name, shape, meaning = entry
-    return f"{name} [{', '.join(shape.split())}]{' (optional)' if meaning.endswith('?') else ''}"
+def _with_shape(tensor: Tensor) -> str:
+    return f"{tensor.name} [{', '.join(tensor.axes)}]{' (optional)' if tensor.optional else ''}"
 
 
 def _float32(given, name: str, layer: str) -> np.ndarray:
@@ -88,44 +71,36 @@ def _float32(given, name: str, layer: str) -> np.ndarray:
     return copy
 
 
-def _terms(symbol: str) -> list[tuple[int, str]]:
-    """ "I+4H" -> [(1, "I"), (4, "H")]; a number is a factor without a letter."""
-    return [(int(re.match(r"\d*", term)[0] or 1), term.lstrip("0123456789")) for term in symbol.split("+")]
-
-
-def length_of(symbol: str, sizes: Mapping[str, int]) -> int:
-    """How long an axis is: "4H" is 4 times H."""
-    return sum(factor * sizes[letter] for factor, letter in _terms(symbol))
-
-
-def _sizes(arrays, shapes, layer: str) -> dict[str, int]:
+def _sizes(arrays, axes, layer: str) -> dict[str, int]:
     """The value of each letter; every axis is one equation."""
     equations = []
     for name, array in arrays.items():
-        symbols = shapes[name].split()
-        if array.ndim != len(symbols):
-            raise ValueError(f"weights[{name!r}] of {layer} must have shape [{', '.join(symbols)}], got {array.shape}")
-        equations += [(name, _terms(symbol), length) for symbol, length in zip(symbols, array.shape, strict=True)]
+        if array.ndim != len(axes[name]):
+            raise ValueError(
+                f"weights[{name!r}] of {layer} must have shape [{', '.join(axes[name])}], got {array.shape}"
+            )
+        equations += [(name, terms(axis), length) for axis, length in zip(axes[name], array.shape, strict=True)]
     sizes = {"": 1}
     for _ in equations:  # each round solves at least one letter, or none is left
-        for _, terms, length in equations:
-            unknown = [(factor, letter) for factor, letter in terms if letter not in sizes]
+        for _, summands, length in equations:
+            unknown = [(factor, letter) for factor, letter in summands if letter not in sizes]
             if len(unknown) == 1:
                 factor, letter = unknown[0]
-                rest = length - sum(f * sizes[known] for f, known in terms if known in sizes)
+                rest = length - sum(f * sizes[known] for f, known in summands if known in sizes)
                 if rest >= factor:
                     sizes[letter] = rest // factor
-    for name, terms, length in equations:
-        if any(letter not in sizes for _, letter in terms) or length != sum(f * sizes[letter] for f, letter in terms):
+    for name, summands, length in equations:
+        solved = all(letter in sizes for _, letter in summands)
+        if not solved or length != sum(factor * sizes[letter] for factor, letter in summands):
             known = ", ".join(f"{letter} = {size}" for letter, size in sizes.items() if letter) or "sizes of at least 1"
             raise ValueError(
-                f"weights[{name!r}] of {layer} must have shape [{', '.join(shapes[name].split())}] with "
+                f"weights[{name!r}] of {layer} must have shape [{', '.join(axes[name])}] with "
                 f"{known}, got {arrays[name].shape}"
             )
     return sizes
 
 
-def packed(spec: CellSpec, entries, weights: Mapping[str, np.ndarray], sizes: dict[str, int]) -> dict:
+def packed(spec: CellSpec, tensors, weights: Mapping[str, np.ndarray], sizes: dict[str, int]) -> dict:
     """A cell's weights as the kernels take them: gates in their order, biases that meet added up.
 
     Everything is computed in float64 and rounded to float32 once.
@@ -137,48 +112,33 @@ def packed(spec: CellSpec, entries, weights: Mapping[str, np.ndarray], sizes: di
         weight_n [H, H] or None, weight_p [P, H] or None; inside_x, inside_h, gain_x, gain_h, bias [gates * H],
         bias_n, gain_c, bias_c [H], bias_p, h0 [P], c0 [H], each None if there is none.
     """
-    parts = _parts(spec, entries, weights, sizes)
+    parts = _parts(tensors, weights, sizes)
     order, units = GATES[spec.kind], sizes["H"]
     group = {"joint": len(order), "per_gate": 1, "gates_and_candidate": 2}[spec.grouping] if spec.scope != "none" else 0
 
     def gates(part, otherwise=0.0):
-        """[gates, H, ...] of a part that may be missing, for all gates or some."""
+        """[gates, H, ...] of a part; a gate that it does not have is filled, None if it has none."""
         found = {gate: parts[part, gate] for gate in order if (part, gate) in parts}
-        if not found:
-            return None
         blank = np.full(units, otherwise)
-        return np.stack([found.get(gate, blank) for gate in order])
+        return np.stack([found.get(gate, blank) for gate in order]) if found else None
 
-    def centred(bias):
-        if bias is None:
-            return None
-        firsts = range(group, len(order), group)
-        return np.concatenate([span - span.mean() for span in np.split(bias, firsts)])
+    def gain(part):
+        given = gates(part, 1.0)
+        return np.ones((len(order), units)) if given is None else given
 
-    bias = np.zeros((len(order), units))
-    for part in ("bias", "bias_x", "bias_h"):
-        given = gates(part)
-        bias += 0 if given is None else given
-    bias_n = parts.get(("bias_h", "n")) if spec.reset == "after" else None
-    if bias_n is not None:  # under the reset gate
-        bias[order.index("n")] = sum(parts.get((part, "n"), 0) for part in ("bias", "bias_x"))
-    constant = {"LSTM": ("f", spec.forget_bias), "GRU": ("z", spec.update_bias), "RNN": ("a", 0.0)}[spec.kind]
-    bias[order.index(constant[0])] += constant[1]
-
-    inside = {"x": gates("inside_x"), "h": gates("inside_h")}
-    if spec.scope == "sum" and inside["h"] is not None:
-        inside = {"x": inside["h"] + (0 if inside["x"] is None else inside["x"]), "h": None}
-    ones = np.ones((len(order), units))
-    weight_x, weight_h, weight_n = gates("weight_x"), gates("weight_h"), None
+    inside_x, inside_h = gates("inside_x"), gates("inside_h")
+    if spec.scope == "sum" and inside_h is not None:
+        inside_x, inside_h = inside_h + (0 if inside_x is None else inside_x), None
+    weight_h, weight_n = gates("weight_h"), None
     if spec.kind == "GRU" and spec.reset == "before":
         weight_h, weight_n = weight_h[:2], weight_h[2]
-    gain_h = gates("gain" if spec.scope == "sum" else "gain_h", 1.0)
-    gain_x = gates("gain_x", 1.0)
+    bias, bias_n = _outside_bias(spec, parts, gates)
     result = {
-        "weight_x": weight_x, "weight_h": weight_h, "weight_n": weight_n, "weight_p": parts.get(("weight_p", "")),
-        "inside_x": centred(inside["x"]), "inside_h": centred(inside["h"]),
-        "gain_x": ones if gain_x is None else gain_x, "gain_h": ones if gain_h is None else gain_h, "bias": bias,
-        "bias_n": bias_n,
+        "weight_x": gates("weight_x"), "weight_h": weight_h, "weight_n": weight_n,
+        "weight_p": parts.get(("weight_p", "")),
+        "inside_x": _centred(inside_x, group), "inside_h": _centred(inside_h, group),
+        "gain_x": gain("gain_x"), "gain_h": gain("gain" if spec.scope == "sum" else "gain_h"),
+        "bias": bias, "bias_n": bias_n,
     }  # fmt: skip
     result |= {name: parts.get((name, "")) for name in ("gain_c", "bias_c", "bias_p", "h0", "c0")}
     for name, array in result.items():
@@ -190,25 +150,43 @@ def packed(spec: CellSpec, entries, weights: Mapping[str, np.ndarray], sizes: di
     return result | {"group": group}
 
 
-def _parts(spec: CellSpec, entries, weights, sizes) -> dict[tuple[str, str], np.ndarray]:
+def _outside_bias(spec: CellSpec, parts, gates) -> tuple[np.ndarray, np.ndarray | None]:
+    """bias [gates, H], the sum of all outside a norm; bias_n [H], a GRU's under the reset gate."""
+    order = GATES[spec.kind]
+    bias = np.zeros(gates("weight_x").shape[:2])
+    for part in ("bias", "bias_x", "bias_h"):
+        given = gates(part)
+        bias += 0 if given is None else given
+    bias_n = parts.get(("bias_h", "n")) if spec.reset == "after" else None
+    if bias_n is not None:
+        bias[order.index("n")] = sum(parts.get((part, "n"), 0) for part in ("bias", "bias_x"))
+    gate, constant = {"LSTM": ("f", spec.forget_bias), "GRU": ("z", spec.update_bias), "RNN": ("a", 0.0)}[spec.kind]
+    bias[order.index(gate)] += constant
+    return bias, bias_n
+
+
+def _centred(bias: np.ndarray | None, group: int) -> np.ndarray | None:
+    """A bias inside a norm, [gates, H], less the mean of its group of gates."""
+    if bias is None:
+        return None
+    firsts = range(group, len(bias), group)
+    return np.concatenate([span - span.mean() for span in np.split(bias, firsts)])
+
+
+def _parts(tensors, weights, sizes) -> dict[tuple[str, str], np.ndarray]:
     """float64 arrays by (part, gate), matrices with the outputs first; gate "" for what has no gates."""
     parts = {}
-    for name, shape, meaning in entries:
-        if name not in weights:
-            continue
-        array = np.float64(weights[name])
-        leading, axis, pieces = taken_apart(shape, meaning)
-        array = array[0] if leading else array
-        if axis is not None:
-            ends = np.cumsum([length_of(symbols[axis], sizes) for _, symbols in pieces])
-            cut = np.split(array, ends[:-1], axis)
-        elif len(pieces) == 1:
-            cut = [array]
-        else:  # along an axis of their own, or end to end
-            cut = array if array.ndim > 1 else array.reshape(len(pieces), -1)
-        for piece, (uses, _) in zip(cut, pieces, strict=True):
-            for part, letters, turned in meant(uses, spec.gates):
-                outputs_first = piece.T if turned else piece
-                rows = np.split(outputs_first, len(letters)) if letters else [outputs_first]
-                parts |= {(part, gate): its for gate, its in zip(letters or [""], rows, strict=True)}
+    for tensor in present(tensors, weights):
+        array = np.float64(weights[tensor.name])
+        array = array[0] if tensor.leading else array
+        if tensor.split_axis is None:
+            slices = [array]
+        else:
+            slices = np.split(array, np.cumsum(tensor.lengths(sizes))[:-1], tensor.split_axis)
+        for piece, its in zip(tensor.pieces, slices, strict=True):
+            for use in piece.uses:
+                matrix = its[0] if tensor.stacked else its
+                outputs_first = matrix.T if use.transposed else matrix
+                rows = np.split(outputs_first, len(use.gates)) if use.gates else [outputs_first]
+                parts |= {(use.part, gate): row for gate, row in zip(use.gates or [""], rows, strict=True)}
     return parts

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cnorm.specs import meant, taken_apart
-from cnorm.weights import length_of
+from cnorm.tensors import Tensor, present
 from onnx_export.builders.norms import layer_norm
 
 
@@ -28,29 +27,23 @@ class Cell:
         self.graph, self.spec, self.eps, self.units = graph, layer.spec, layer.eps, layer.units
         self._pieces: dict[str, list[tuple[str, str, bool]]] = {}  # part: (gates, value, inputs come first)
         self._single: dict[tuple[str, str], str] = {}
-        for name, shape, meaning in layer.entries():
-            if name in weights:
-                self._sort(weights[name], name, shape, meaning, layer)
+        for tensor in present(layer.tensors, weights):
+            self._sort(weights[tensor.name], tensor, layer)
 
-    def _sort(self, value, name, shape, meaning, layer) -> None:
-        """Take one tensor apart into what it means."""
-        graph = self.graph
-        leading, axis, pieces = taken_apart(shape, meaning)
-        names = [f"{name}_{i}" for i in range(len(pieces))]
-        if leading:
+    def _sort(self, value: str, tensor: Tensor, layer) -> None:
+        """Split one tensor into the parts of the cell that it holds."""
+        graph, name = self.graph, tensor.name
+        if tensor.leading:
             value = self._squeeze(value, name)
         values = [value]
-        if axis is not None:  # one matrix over [x, h] or [h, x]
-            sizes = {"I": layer.input_size, "H": layer.units, "P": layer.output_size}
-            values = graph.split(value, [length_of(symbols[axis], sizes) for _, symbols in pieces], names, axis)
-        elif len(pieces) > 1:  # rows of a matrix, or parts of a vector
-            rows = layer.weights[name].ndim > 1 + leading
-            length = 1 if rows else layer.weights[name].size // len(pieces)
-            values = graph.split(value, [length] * len(pieces), names, 0)
-            values = [self._squeeze(v, name) for v in values] if rows else values
-        for value, (uses, _) in zip(values, pieces, strict=True):
-            for part, letters, turned in meant(uses, self.spec.gates):
-                self._pieces.setdefault(part, []).append((letters, value, turned))
+        if tensor.split_axis is not None:
+            sizes = {"I": layer.input_size, "H": layer.units, "P": layer.output_size, "": 1}
+            names = [f"{name}_{i}" for i in range(len(tensor.pieces))]
+            values = graph.split(value, tensor.lengths(sizes), names, tensor.split_axis)
+            values = [self._squeeze(v, name) for v in values] if tensor.stacked else values
+        for value, piece in zip(values, tensor.pieces, strict=True):
+            for use in piece.uses:
+                self._pieces.setdefault(use.part, []).append((use.gates, value, use.transposed))
 
     def _squeeze(self, value, name):
         axes = self.graph.constant([0], f"{name}_axes", np.int64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from cnorm.tensors import has_projection, present
 from onnx_export.builders.cells import Cell
 
 _ORDER = {"LSTM": "iofg", "GRU": "zrn", "RNN": "a"}  # of the gates, in the operators' weights
@@ -16,7 +17,7 @@ def refusal(layer) -> str | None:
         return "the operators have no layer norm"
     if spec.zoneout:
         return "the operators have no zoneout"
-    if any(meaning.startswith("weight_p") and name in layer.weights for name, _, meaning in layer.entries()):
+    if has_projection(present(layer.tensors, layer.weights)):
         return "the operator LSTM has no projection"
     if spec.cell_clip is not None:
         return "the operator LSTM clips what enters its activations, not the cell"

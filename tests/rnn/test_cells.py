@@ -13,7 +13,7 @@ import safetensors.numpy
 from cells import EPS, LAYERS, STEPS, random_cell, random_weights
 
 import cnorm
-from cnorm.weights import optional_tensors
+from cnorm.tensors import optional_tensors
 
 KEYS = sorted(cnorm.PRESETS)
 PROJECTED = [key for key in KEYS if any("weight_p" in meaning for _, _, meaning in cnorm.PRESETS[key].weights)]
@@ -231,8 +231,8 @@ def test_nothing_is_packed_that_the_kernels_would_read_beyond(key, name, rng):
     """Whatever brought the weights into the kernels' form."""
 
     class Mistaken(LAYERS[key[0]]):
-        def _packed(self):
-            right = super()._packed()
+        def packed(self):
+            right = super().packed()
             return right | {name: right[name][:, 1:].copy()}
 
     spec = cnorm.PRESETS[key]
@@ -562,7 +562,7 @@ def test_a_clip_of_a_projection_that_is_missing(rng):
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-BIASED = [key for key in KEYS if optional_tensors(cnorm.PRESETS[key].weights, ())]
+BIASED = [key for key in KEYS if optional_tensors(cnorm.PRESETS[key].tensors, ())]
 
 
 @pytest.mark.parametrize("key", BIASED, ids="-".join)
@@ -570,7 +570,7 @@ def test_a_bias_is_never_missing_quietly(key, rng):
     """A state dict that has lost its biases is no state dict of a layer without."""
     spec = cnorm.PRESETS[key]
     given = random_weights(spec, rng, 5, 8)
-    names = [name.format(layer=0, even=0, odd=1, reverse="") for name in optional_tensors(spec.weights, ())]
+    names = [tensor.named().name for tensor in optional_tensors(spec.tensors, ())]
     bare = {name: array for name, array in given.items() if name not in names}
     read = functools.partial(cnorm.from_torch, preset=spec, eps=EPS.get(key))
     for some in ([name] for name in names):

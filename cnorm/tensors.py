@@ -1,0 +1,176 @@
+"""What a checkpoint's tensor holds: the (name, shape, meaning) triples of `CellSpec.weights`, parsed once.
+
+The language is described at `cnorm.CellSpec`. A *part* is a part of a cell, such as weight_x or gain_c; a tensor
+holds one part, several joined end to end or along an axis, or one that the cell uses twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+__all__ = ["Piece", "Tensor", "Use", "axis_length", "has_projection", "optional_tensors", "parse", "present"]
+
+USE = re.compile(r"(?P<part>\w+?)(?P<transposed>\.T)?(\[(?P<gates>\w+)\])?")
+PLACEHOLDER = re.compile(r"\{(layer|even|odd|reverse)\}")  # in a tensor's name, which is a format string
+UNGATED = ("weight_p", "gain_c", "bias_c", "bias_p", "h0", "c0")  # parts that gates do not share
+
+
+@dataclass(frozen=True)
+class Use:
+    """One part of a cell that a tensor, or a piece of it, is.
+
+    Attributes
+    ----------
+    part : str
+        Such as "weight_x"; a text that is no use, as it stands.
+    gates : str
+        A letter for each, in the order of the rows; "" for a part that the gates do not share.
+    transposed : bool
+        A matrix with the inputs first, [inputs, outputs].
+    """
+
+    part: str
+    gates: str = ""
+    transposed: bool = False
+
+    def __str__(self):
+        return self.part + ".T" * self.transposed + (f"[{self.gates}]" if self.gates else "")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor, or a slice of one: its axes, and what it is used as."""
+
+    axes: tuple[str, ...]
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a checkpoint.
+
+    Attributes
+    ----------
+    name : str
+        With placeholders where it is one of a stack of layers, see `named`.
+    axes : tuple of str
+        Of the whole tensor: "4H", "I", "I+H", "2".
+    pieces : tuple of Piece
+        What it is cut into; of a tensor that is not cut, itself.
+    optional : bool
+    leading : bool
+        The first axis is "1" and is dropped before cutting.
+    split_axis : int or None
+        Along which the pieces lie; None if the tensor is not cut.
+    stacked : bool
+        `split_axis` has one entry for each piece, and is dropped; else the pieces lie end to end.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    pieces: tuple[Piece, ...] = ()
+    optional: bool = False
+    leading: bool = False
+    split_axis: int | None = None
+    stacked: bool = False
+
+    def named(self, layer: int = 0, reverse: bool = False) -> Tensor:
+        """The tensor of one layer and direction of a stack."""
+        numbers = {"layer": layer, "even": 2 * layer, "odd": 2 * layer + 1}
+        return replace(self, name=self.name.format(**numbers, reverse="_reverse" if reverse else ""))
+
+    def uses(self) -> Iterator[Use]:
+        return (use for piece in self.pieces for use in piece.uses)
+
+    def is_part(self, *parts: str) -> bool:
+        """Whether it is, before anything else, one of these parts."""
+        return bool(self.pieces) and self.pieces[0].uses[0].part in parts
+
+    def is_bias(self) -> bool:
+        return bool(self.pieces) and self.pieces[0].uses[0].part.startswith("bias")
+
+    def without_projection(self) -> Tensor:
+        """The same where there is none: P outputs are H units."""
+        pieces = tuple(replace(piece, axes=_p_is_h(piece.axes)) for piece in self.pieces)
+        return replace(self, axes=_p_is_h(self.axes), pieces=pieces)
+
+    def lengths(self, sizes: Mapping[str, int]) -> list[int]:
+        """How much of `split_axis` each piece has."""
+        if self.stacked:
+            return [1] * len(self.pieces)
+        return [axis_length(piece.axes[self.split_axis], sizes) for piece in self.pieces]
+
+
+def _p_is_h(axes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(axis.replace("P", "H") for axis in axes)
+
+
+def parse(name: str, shape: str, meaning: str, gates: str) -> Tensor:
+    """The tensor of a triple. Whatever is wrong with it stays visible in its pieces: `CellSpec.refusal` looks.
+
+    Parameters
+    ----------
+    name, shape, meaning : str
+        As in `CellSpec.weights`.
+    gates : str
+        The cell's, in the order of the checkpoint.
+    """
+    axes, optional = tuple(shape.split()), meaning.endswith("?")
+    uses = [tuple(_use(text, gates) for text in part.split("+")) for part in meaning.removesuffix("?").split(" ")]
+    leading = axes[:1] == ("1",)
+    split_axis, stacked, cut = _cut(axes[leading:], len(uses))
+    pieces = tuple(Piece(*piece) for piece in zip(cut, uses, strict=True))
+    return Tensor(name, axes, pieces, optional, leading, split_axis, stacked)
+
+
+def _use(text: str, gates: str) -> Use:
+    match = USE.fullmatch(text)
+    if not match:
+        return Use(text)
+    everywhere = "" if match["part"] in UNGATED else gates
+    return Use(match["part"], match["gates"] or everywhere, bool(match["transposed"]))
+
+
+def _cut(axes: tuple[str, ...], count: int) -> tuple[int | None, bool, list[tuple[str, ...]]]:
+    """`split_axis`, `stacked` and the axes of each of `count` pieces; no axes where the shape does not fit."""
+    if count == 1:
+        return None, False, [axes]
+    for i, axis in enumerate(axes):
+        if axis.count("+") == count - 1:
+            return i, False, [(*axes[:i], term, *axes[i + 1 :]) for term in axis.split("+")]
+    if axes[:1] == (str(count),):
+        return 0, True, [axes[1:]] * count
+    vector = re.fullmatch(r"([0-9]{1,2})H", " ".join(axes))
+    rows = int(vector[1]) // count if vector and int(vector[1]) % count == 0 else 0
+    return 0, False, [((f"{rows}H" if rows > 1 else "H",) if rows else ())] * count
+
+
+def terms(axis: str) -> list[tuple[int, str]]:
+    """ "I+4H" -> [(1, "I"), (4, "H")]; a number is a factor without a letter."""
+    return [(int(re.match(r"\d*", term)[0] or 1), term.lstrip("0123456789")) for term in axis.split("+")]
+
+
+def axis_length(axis: str, sizes: Mapping[str, int]) -> int:
+    """How long an axis is: "4H" is 4 times H. `sizes` has "": 1 for plain numbers."""
+    return sum(factor * sizes[letter] for factor, letter in terms(axis))
+
+
+def has_projection(tensors: Iterable[Tensor]) -> bool:
+    """Whether one of the tensors is a projection, or has one in it."""
+    return any(use.part == "weight_p" for tensor in tensors for use in tensor.uses())
+
+
+def present(tensors: Iterable[Tensor], weights) -> list[Tensor]:
+    """Those that are there."""
+    return [tensor for tensor in tensors if tensor.name in weights]
+
+
+def optional_tensors(tensors: Iterable[Tensor], weights) -> list[Tensor]:
+    """What a layer with these weights may be without; a bias of a projection only where there is one.
+
+    The projection itself and the initial state are not among them: a layer without is the usual case.
+    """
+    usual = ["weight_p", "h0", "c0"] + ["bias_p"] * (not has_projection(present(tensors, weights)))
+    return [tensor for tensor in tensors if tensor.optional and not tensor.is_part(*usual)]
