@@ -7,13 +7,15 @@ What comes out is what the file says, free of the rounding of any particular ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+
+from onnx_export.operators import kernels, standardise
 
 NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT})
 
@@ -205,67 +207,11 @@ def _widen_tensor(tensor: onnx.TensorProto) -> None:
     tensor.CopyFrom(wide)
 
 
-# ------------------------------------------------------------------------------------------- norm kernels
-# The reference evaluator refuses some stash types, expands GroupNormalization into a body that casts to
-# float32, and knows none of onnxruntime's own operators. Formulas: the ONNX operator documentation, and
-# onnxruntime's ContribOperators.md for the domain com.microsoft.
-
-
-def _eps(epsilon: float | None, default: float) -> float:
-    return float(np.float32(default if epsilon is None else epsilon))
-
-
-def standardise(x: np.ndarray, axes: tuple[int, ...], eps: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Subtract the mean over `axes` and divide by sqrt(var + eps), var centred and biased.
-
-    Returns
-    -------
-    xhat, mean, rstd : ndarray
-        `xhat` has the shape of `x`, the statistics keep the reduced axes with length 1. A row with
-        var + eps = 0 has xhat = 0, the limit for eps -> 0.
-    """
-    mean = np.mean(x, axis=axes, keepdims=True)
-    d = x - mean
-    d = d - np.mean(d, axis=axes, keepdims=True)  # takes out what rounding the mean put in
-    xhat, rstd = _divide_rms(d, axes, eps)
-    return xhat, mean, rstd
-
-
-def _divide_rms(x: np.ndarray, axes: tuple[int, ...], eps: float) -> tuple[np.ndarray, np.ndarray]:
-    power = np.mean(x * x, axis=axes, keepdims=True) + eps
-    with np.errstate(all="ignore"):
-        rrms = 1 / np.sqrt(power)
-        return np.where(power == 0, 0.0, x * rrms), rrms
-
-
-def _suffix(x: np.ndarray, axis: int | None) -> tuple[int, ...]:
-    axis = -1 if axis is None else axis
-    return tuple(range(axis + x.ndim if axis < 0 else axis, x.ndim))
-
-
-class LayerNormalization(OpRun):
-    def _run(self, x, scale, bias=None, axis=-1, epsilon=None, **_):
-        xhat, mean, rstd = standardise(x, _suffix(x, axis), _eps(epsilon, 1e-5))
-        y = xhat * scale
-        return (y if bias is None else y + bias), mean, rstd
-
-
-class RMSNormalization(OpRun):
-    def _run(self, x, scale, axis=-1, epsilon=None, **_):
-        return (_divide_rms(x, _suffix(x, axis), _eps(epsilon, 1e-5))[0] * scale,)
-
-
-class SimplifiedLayerNormalization(OpRun):
-    def _run(self, x, scale, axis=-1, epsilon=None, **_):
-        xhat, rstd = _divide_rms(x, _suffix(x, axis), _eps(epsilon, 1e-5))
-        return xhat * scale, rstd
-
-
 class BatchNormalization(OpRun):
     """onnx's own takes the statistics of the batch in every model below opset 14."""
 
     def _run(self, x, scale, bias, mean, var, epsilon=None, momentum=None, training_mode=None, **_):
-        per_channel, eps = (-1,) + (1,) * (x.ndim - 2), _eps(epsilon, 1e-5)
+        per_channel, eps = (-1,) + (1,) * (x.ndim - 2), float(np.float32(1e-5 if epsilon is None else epsilon))
         if not training_mode:
             d = x - mean.reshape(per_channel)
             xhat = d / np.sqrt(var.reshape(per_channel) + eps)
@@ -276,76 +222,8 @@ class BatchNormalization(OpRun):
         return xhat * scale.reshape(per_channel) + bias.reshape(per_channel), *averages
 
 
-class GroupNormalization(OpRun):
-    """Scale and bias are per channel from opset 21, per group in opset 18; their length tells which."""
-
-    def _run(self, x, scale, bias, num_groups=None, epsilon=None, **_):
-        channels, ones = x.shape[1], (1,) * (x.ndim - 2)
-        groups = x.reshape(x.shape[0], num_groups, channels // num_groups, *x.shape[2:])
-        y = standardise(groups, tuple(range(2, groups.ndim)), _eps(epsilon, 1e-5))[0].reshape(x.shape)
-        repeat = channels // len(scale)
-        return (y * np.repeat(scale, repeat).reshape(-1, *ones) + np.repeat(bias, repeat).reshape(-1, *ones),)
-
-
-class InstanceNormalization(OpRun):
-    def _run(self, x, scale, bias, epsilon=None, **_):
-        ones = (1,) * (x.ndim - 2)
-        xhat = standardise(x, tuple(range(2, x.ndim)), _eps(epsilon, 1e-5))[0]
-        return (xhat * scale.reshape(-1, *ones) + bias.reshape(-1, *ones),)
-
-
-class SkipLayerNormalization(OpRun):
-    op_domain = "com.microsoft"
-
-    def _run(self, x, skip, gamma, beta=None, bias=None, epsilon=None, **_):
-        total = x + skip if bias is None else x + skip + bias
-        xhat, mean, rstd = standardise(total, (-1,), _eps(epsilon, 1e-12))
-        y = xhat * gamma
-        return (y if beta is None else y + beta), mean, rstd, total
-
-
-class SkipSimplifiedLayerNormalization(OpRun):
-    op_domain = "com.microsoft"
-
-    def _run(self, x, skip, gamma, bias=None, epsilon=None, **_):
-        total = x + skip if bias is None else x + skip + bias
-        xhat, rrms = _divide_rms(total, (-1,), _eps(epsilon, 1e-12))
-        return xhat * gamma, rrms, rrms, total
-
-
-class EmbedLayerNormalization(OpRun):
-    op_domain = "com.microsoft"
-
-    def _run(self, ids, segments, words, positions, kinds, gamma, beta, mask=None, where=None, **attributes):
-        total = words[ids] + (positions[: ids.shape[1]] if where is None else positions[where])
-        if segments is not None:
-            total = total + kinds[segments]
-        lengths = np.zeros(len(ids), np.int32) if mask is None else mask.sum(axis=1).astype(np.int32)
-        eps = _eps(attributes.get("epsilon"), 1e-12)
-        return standardise(total, (-1,), eps)[0] * gamma + beta, lengths, total
-
-
-def _as_contrib(kernel: type[OpRun]) -> type[OpRun]:
-    return type(kernel.__name__, (kernel,), {"op_domain": "com.microsoft"})
-
-
-_NORMS: list[Callable[..., OpRun]] = [
-    LayerNormalization,
-    RMSNormalization,
-    SimplifiedLayerNormalization,
-    BatchNormalization,
-    GroupNormalization,
-    InstanceNormalization,
-    SkipLayerNormalization,
-    SkipSimplifiedLayerNormalization,
-    EmbedLayerNormalization,
-    _as_contrib(LayerNormalization),
-    _as_contrib(SimplifiedLayerNormalization),
-]
-
-
 class _Evaluator(ReferenceEvaluator):
-    """onnx's evaluator with the kernels above, in subgraphs and local functions too."""
+    """onnx's evaluator with kernels of our own for the norms, in subgraphs and local functions too."""
 
     def __init__(self, proto, new_ops=None, **options):
-        super().__init__(proto, new_ops=[*_NORMS, *(new_ops or [])], **options)
+        super().__init__(proto, new_ops=[BatchNormalization, *kernels(), *(new_ops or [])], **options)

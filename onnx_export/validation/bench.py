@@ -12,7 +12,8 @@ from onnx import helper
 from onnx_export.validation import runtime, stress
 from onnx_export.validation.graph import Scope, boundary, cut
 from onnx_export.validation.judge import Measure, Oracle, worst
-from onnx_export.validation.patterns import Norm, find
+from onnx_export.validation.norm import Norm
+from onnx_export.validation.patterns import find
 from onnx_export.validation.safe_load import model_nodes
 
 
@@ -40,7 +41,7 @@ def made_by(made: dict[str, onnx.NodeProto], norm: Norm) -> str:
     node = made.get(norm.y)
     if node is None:
         return ""
-    if norm.form == "decomposed" and node.op_type in {own.op_type for own in norm.nodes}:
+    if not norm.operator and node.op_type in {own.op_type for own in norm.nodes}:
         return "no fused operator"
     facts = [f"{a.name} {helper.get_attribute_value(a):.6g}" for a in node.attribute if a.name in ("axis", "epsilon")]
     return f"{node.op_type} ({', '.join(facts)})" if facts else node.op_type
@@ -126,30 +127,29 @@ class Bench:
     def _plan_stress(self, producers) -> None:
         """Find the value to put rows into, and those to put zeros into so that the norm sees the rows."""
         norm = self._norm
-        self.can_stress = norm.x in self._base and norm.form != "EmbedLayerNormalization"
+        self.can_stress = norm.x in self._base and not (norm.operator and norm.operator.lookup)
         if not self.can_stress:
             return
         self._shape = self._base[norm.x].shape
-        self.layout = stress.layout(norm, self._shape)
+        self.layout = norm.formula.layout(self._shape, norm.axes, norm.nodes[0])
         self._kind = _element_type(norm.scope, norm.x, self._base[norm.x])
         self.dtype = np.dtype(helper.tensor_dtype_to_np_dtype(self._kind))
-        terms = [norm.x]
+        terms = norm.terms
         if producers:
             made = {node.output[0] for node in producers}
             used = dict.fromkeys(name for node in producers for name in node.input)
             terms = [name for name in used if name in self._base and name not in made]
-        elif norm.form.startswith("Skip"):
-            terms = list(norm.nodes[0].input[:2])
-        full = [name for name in terms if self._base[name].shape == self._shape]
+        fed_terms = [name for name in terms if name in self._base]
+        full = [name for name in fed_terms if self._base[name].shape == self._shape]
         self.can_stress = bool(full) and min(self.layout) > 0
         if self.can_stress:
             self._entry = full[0]
-            self._zeros = [name for name in terms if name != self._entry]
+            self._zeros = [name for name in fed_terms if name != self._entry]
 
     def feed(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Boundary values that make the norm see `rows` [rows, n], up to the rounding of the additions."""
         zeros = {name: np.zeros_like(self._base[name]) for name in self._zeros}
-        feeds = {**self._base, **zeros, self._entry: stress.arrange(self._norm, rows, self._shape)}
+        feeds = {**self._base, **zeros, self._entry: self._norm.formula.arrange(rows, self._shape, self._norm.axes)}
         if self._made_x:
             part = self._pieces["off"]
             feeds[self._norm.x] = self._sessions["off"].run([self._norm.x], fed(part, feeds))[0]

@@ -19,7 +19,8 @@ from onnx_export.text import clip
 from onnx_export.validation import inputs, lint, replaces, runtime, stress
 from onnx_export.validation.graph import inline, mark_functions
 from onnx_export.validation.judge import BROKEN, MOST, type_name
-from onnx_export.validation.patterns import Norm, find, unproved_claims
+from onnx_export.validation.norm import Norm, unproved_claims
+from onnx_export.validation.patterns import find
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
 from onnx_export.validation.run import Case, Run, amount, culprit, settle
 from onnx_export.validation.safe_load import (
@@ -191,18 +192,18 @@ def _find(model, options: Options, report: ValidationReport, emit) -> tuple[onnx
 def _describe(norm: Norm) -> NormReport:
     scope = " > ".join(filter(None, (norm.scope.label, norm.function and f"function {norm.function}")))
     return NormReport(
-        norm.name,
-        clip(scope),
-        norm.form,
-        norm.formula,
-        norm.variance,
-        None if norm.axes is None else list(norm.axes),
-        norm.eps,
-        type_name(norm.eps_dtype),
-        clip(norm.scale),
-        clip(norm.bias),
-        type_name(norm.compute_dtype),
-        norm.near_miss,
+        name=norm.name,
+        scope=clip(scope),
+        form=norm.form,
+        formula=norm.formula.name,
+        variance=norm.variance,
+        axes=None if norm.axes is None else list(norm.axes),
+        eps=norm.eps,
+        eps_dtype=type_name(norm.eps_dtype),
+        scale=clip(norm.scale),
+        bias=clip(norm.bias),
+        compute_dtype=type_name(norm.compute_dtype),
+        near_miss=norm.near_miss,
     )
 
 

@@ -20,8 +20,8 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from onnx_export.float64 import Float64
-from onnx_export.validation.graph import Scope, attribute, unit_roundoff
-from onnx_export.validation.patterns import Norm
+from onnx_export.validation.graph import Scope, unit_roundoff
+from onnx_export.validation.norm import Norm
 
 FACTOR = 8.0
 _MOST_POINTS = 200
@@ -95,27 +95,21 @@ class Oracle:
 
     def rows(self, feeds: dict[str, np.ndarray]) -> Rows:
         """C, with the facts the bound needs."""
-        norm = self.norm
-        x = self._summed(feeds)
-        scale, bias = self._value(norm.scale, feeds), self._value(norm.bias, feeds)
-        if norm.formula in ("group", "instance"):
-            groups = attribute(norm.nodes[0], "num_groups", x.shape[1]) if norm.formula == "group" else x.shape[1]
-            grouped, ones = x.reshape(x.shape[0], groups, -1), (1,) * (x.ndim - 2)
-            xhat, n, largest, variance = _standardise(grouped, (2,), norm.eps, centred=True)
-            xhat = xhat.reshape(x.shape)
+        norm, node = self.norm, self.norm.nodes[0]
 
-            def per_channel(value):
-                return np.repeat(value, x.shape[1] // value.shape[-1], axis=-1).reshape(*value.shape[:-1], -1, *ones)
+        def value(name):
+            return feeds[name] if name in feeds else self._scope.constant(name)
 
-            largest, variance = per_channel(largest[..., 0]), per_channel(variance[..., 0])
-            scale, bias = (None if v is None else per_channel(v) for v in (scale, bias))
-        else:
-            axes = tuple(range(x.ndim)) if norm.axes is None else norm.axes
-            xhat, n, largest, variance = _standardise(x, axes, norm.eps, centred=norm.formula == "layer")
-        scaled = xhat if scale is None else xhat * scale
-        claim = scaled if bias is None else scaled + bias
+        x = norm.operator.rows(node, value) if norm.operator else np.asarray(value(norm.x)).astype(np.float64)
+        done = norm.formula.apply(x, norm.axes, norm.eps, node)
+        scale, bias = (
+            None if name == "" or value(name) is None else np.asarray(value(name)).astype(np.float64)
+            for name in (norm.scale, norm.bias)
+        )
         top = 1.0 if scale is None else float(np.max(np.abs(scale), where=np.isfinite(scale), initial=0.0))
-        return Rows(n, largest, variance, norm.eps, claim, scaled, top)
+        scaled = done.xhat if scale is None else done.xhat * norm.formula.spread_parameter(scale, x)
+        claim = scaled if bias is None else scaled + norm.formula.spread_parameter(bias, x)
+        return Rows(done.n, done.largest, done.variance, norm.eps, claim, scaled, top)
 
     def file_error(self, feeds: dict[str, np.ndarray]) -> Measure:
         """G against C: beyond the rounding of float64 (and of a stored 1/n) the file is another function."""
@@ -181,43 +175,6 @@ class Oracle:
         unit = unit_roundoff(norm.compute_dtype)
         types = [scope.dtype(node.output[0]) for node in norm.nodes if norm.y not in node.output]
         return [t for t in types if unit_roundoff(t) > unit] + norm.folded * [scope.dtype(norm.y)]
-
-    def _value(self, name: str, feeds: dict[str, np.ndarray]) -> np.ndarray | None:
-        if not name:
-            return None
-        value = feeds[name] if name in feeds else self._scope.constant(name)
-        return None if value is None else np.asarray(value).astype(np.float64)
-
-    def _summed(self, feeds: dict[str, np.ndarray]) -> np.ndarray:
-        """The rows themselves: x, or the sum that a Skip or Embed operator forms first."""
-        norm = self.norm
-        (node, *_) = norm.nodes
-        if norm.form == "EmbedLayerNormalization":
-            words, positions, kinds = (self._value(node.input[i], feeds) for i in (2, 3, 4))
-            ids, segments = (
-                feeds[node.input[i]] if node.input[i] in feeds else self._scope.constant(node.input[i]) for i in (0, 1)
-            )
-            total = words[ids] + positions[: ids.shape[1]]
-            return total if segments is None or kinds is None else total + kinds[segments]
-        x = self._value(norm.x, feeds)
-        if norm.form.startswith("Skip"):
-            place = 4 if norm.formula == "layer" else 3
-            extra = [node.input[1], node.input[place] if len(node.input) > place else ""]
-            for name in filter(None, extra):
-                x = x + self._value(name, feeds)
-        return x
-
-
-def _standardise(x: np.ndarray, axes: tuple[int, ...], eps: float, centred: bool):
-    """(xhat, n, max|x|, second moment), the last two with the reduced axes kept."""
-    n = int(np.prod([x.shape[axis] for axis in axes]))
-    with np.errstate(all="ignore"):
-        largest = np.max(np.abs(x), axis=axes, keepdims=True, initial=0.0)
-        d = x
-        for _ in range(2 if centred else 0):  # the second time takes out the rounding of the mean
-            d = d - np.mean(d, axis=axes, keepdims=True)
-        moment = np.mean(d * d, axis=axes, keepdims=True)
-        return d / np.sqrt(moment + eps), n, largest, moment
 
 
 def compare(y: np.ndarray, oracle: np.ndarray, bound, rows: Rows, overflow: float = np.inf) -> Measure:

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from onnx_export.validation import runtime
 from onnx_export.validation.graph import attribute, opset_versions
 from onnx_export.validation.judge import type_name
-from onnx_export.validation.patterns import Norm
+from onnx_export.validation.norm import Norm
 from onnx_export.validation.report import Finding
 
 
@@ -41,7 +41,7 @@ def lint_norm(norm: Norm) -> Iterator[Finding]:
         if bad:
             yield finding("error", f"{slot}-nan", f"{slot} holds NaN or Inf, {bad} of {value.size} values")
     node = norm.nodes[0]
-    stash = attribute(node, "stash_type", TensorProto.FLOAT) if norm.form != "decomposed" else TensorProto.FLOAT
+    stash = attribute(node, "stash_type", TensorProto.FLOAT) if norm.operator else TensorProto.FLOAT
     if stash != TensorProto.FLOAT:
         name = type_name(stash) if stash in helper.get_all_tensor_dtypes() else stash
         yield finding("warning", "stash-type", f"stash_type {name}: runtimes support float32 alone")
@@ -65,44 +65,31 @@ def _epsilon(norm: Norm, finding) -> Iterator[Finding]:
 def _shapes(norm: Norm, finding) -> Iterator[Finding]:
     node, scope = norm.nodes[0], norm.scope
     shape = scope.shape(norm.x)
-    if shape is None or norm.form in ("decomposed", "EmbedLayerNormalization"):
+    operator = norm.operator
+    if shape is None or operator is None or operator.lookup:
         return
-    rank = len(shape)
-    if norm.formula in ("layer", "rms") and not norm.form.startswith("Skip"):
-        axis = attribute(node, "axis", -1)
-        if not -rank <= axis < rank:
-            yield finding("error", "axis", f"axis {axis} is out of range for an input of {rank} dimensions")
-            return
-    if norm.formula in ("group", "instance") and rank < 3:
-        yield finding("error", "axis", f"an input of {rank} dimensions has no axes after batch and channels")
+    fault = operator.axis_error(node, len(shape))
+    if fault:
+        yield finding("error", "axis", fault)
         return
     for slot in ("scale", "bias"):
         given = scope.shape(getattr(norm, slot)) if getattr(norm, slot) else None
-        if given is None:
-            continue
-        if norm.formula in ("group", "instance"):
-            allowed = {shape[1], attribute(node, "num_groups", 0)} if norm.formula == "group" else {shape[1]}
-            fits = len(given) == 1 and (given[0] is None or None in allowed or given[0] in allowed)
-        else:
-            fits = len(given) <= rank and all(
-                a is None or b is None or a in (1, b) for a, b in zip(reversed(given), reversed(shape), strict=False)
-            )
-        if not fits:
+        if given is not None and not norm.formula.accepts(given, shape, node):
             sizes = ["?" if size is None else size for size in shape]
             yield finding("error", f"{slot}-shape", f"{slot} of shape {list(given)} does not broadcast to {sizes}")
 
 
 def trap_of(norm: Norm) -> str:
     """Which of the graph shapes that optimisers get wrong this is, empty for none."""
-    if norm.form == "LayerNormalization":
+    if norm.operator:
         producer = norm.scope.producer(norm.x)
         scale = norm.scope.shape(norm.scale)
         several = norm.axes is not None and len(norm.axes) > 1
         if producer is not None and producer.op_type == "Add" and several and scale is not None and len(scale) == 1:
-            return "skip-axis"
+            return norm.operator.trap_behind_add
         return ""
     # the fusion wants a power, and a scale as long as the row
-    if norm.form != "decomposed" or not norm.scale or not any(n.op_type == "Pow" for n in norm.nodes):
+    if not norm.scale or not any(n.op_type == "Pow" for n in norm.nodes):
         return ""
     if "exponent" in norm.near_miss:
         return "exponent"

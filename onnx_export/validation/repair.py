@@ -14,7 +14,7 @@ from cnorm.files import write_whole
 from onnx_export.float64 import Float64
 from onnx_export.validation import runtime, stress
 from onnx_export.validation.graph import FUNCTION_KEY, free_prefix, opset_versions, used
-from onnx_export.validation.patterns import Norm
+from onnx_export.validation.norm import Norm
 from onnx_export.validation.safe_load import model_nodes
 
 _FIRST_OPSET = 17
@@ -70,7 +70,7 @@ def repair(path: Path, model: onnx.ModelProto, cases: Sequence, feeds: dict[str,
     said, chosen = [], []
     for case in cases:
         norm = case.norm
-        if norm.form != "decomposed":
+        if norm.operator:
             continue
         try:
             reason = _obstacle(model, case)
@@ -98,7 +98,7 @@ def _obstacle(model: onnx.ModelProto, case) -> str:
     norm = case.norm
     if norm.near_miss:
         return f"it is no layer norm: {norm.near_miss}"
-    if norm.formula != "layer":
+    if not norm.formula.centred:
         return "it is an RMS norm, and only layer norms are rewritten"
     if norm.scope.path:
         return f"it lies in {norm.scope.label}; only the main graph is rewritten"
@@ -208,7 +208,7 @@ def _difference(model: onnx.ModelProto, case, replacement: _Operator) -> str:
     bench = case.bench
     trials = list(case.feeds)
     for hard in stress.hard_rows(*bench.layout, bench.dtype, norm.eps, seed=0):
-        trials.append({**case.feeds[0], norm.x: stress.arrange(norm, hard.rows, shape)})
+        trials.append({**case.feeds[0], norm.x: norm.formula.arrange(hard.rows, shape, norm.axes)})
     for feeds in trials:
         ratio = case.oracle.equality(feeds, operator.run({norm.x: feeds[norm.x]})[norm.y]).ratio
         if ratio > 1:

@@ -12,7 +12,7 @@ from onnx_export.validation import inputs, runtime
 from onnx_export.validation.bench import Bench, fed, made_by, makers, piece
 from onnx_export.validation.graph import Scope, boundary, op, scopes
 from onnx_export.validation.judge import BROKEN, MOST, Measure, Oracle, Rows, moved, worst
-from onnx_export.validation.patterns import Norm
+from onnx_export.validation.norm import Norm
 from onnx_export.validation.report import Finding, NormReport
 from onnx_export.validation.taps import Tap, expose
 
@@ -307,7 +307,7 @@ _WHO = {
 
 def culprit(model: onnx.ModelProto, case: Case, tried: list[dict[str, np.ndarray]]) -> str:
     """Tell a poor kernel from a formula that no kernel computes well in its precision."""
-    if case.norm.form == "decomposed":
+    if not case.norm.operator:
         part = piece(model, case.norm, case.norm.nodes, tried[0])
         try:
             with np.errstate(all="ignore"):
@@ -336,7 +336,7 @@ def _finite_lint(norm: Norm, rows: list[Rows]) -> list[Finding]:
 
 def _range_lint(norm: Norm, rows: list[Rows]) -> list[Finding]:
     """Squares of the range seen that overflow float16; onnxruntime's CPU hides it by computing in float32."""
-    if norm.compute_dtype != onnx.TensorProto.FLOAT16 or norm.form != "decomposed":
+    if norm.compute_dtype != onnx.TensorProto.FLOAT16 or norm.operator:
         return []
     # no deviation exceeds twice the largest element, nor the root of the sum of squared deviations
     largest = max(float(np.max(r.largest, initial=0.0)) for r in rows)

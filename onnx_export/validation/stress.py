@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnx_export.validation.judge import Rows
-from onnx_export.validation.patterns import Norm
+from onnx_export.validation.norm import Norm
 
 # What makes a family of rows hard, and so what a model's own rows are compared with.
 CONDITIONING, MAGNITUDE, SPREAD = "conditioning", "magnitude", "spread"
@@ -101,39 +101,10 @@ def reached(hard_by: str, failing: dict[str, float], seen: dict[str, float]) -> 
     return seen[hard_by] >= failing[hard_by] / 10
 
 
-def layout(norm: Norm, shape: tuple[int, ...]) -> tuple[int, int]:
-    """(rows, n) of a norm's input of this shape."""
-    size = int(np.prod(shape))
-    n = int(np.prod([shape[axis] for axis in _axes(norm, shape)]))
-    if norm.formula == "group":
-        n = size // max(1, shape[0] * _groups(norm))
-    return (size // n if n else 0), n
-
-
-def arrange(norm: Norm, rows: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """[rows, n] laid out as the norm's input of this shape."""
-    if norm.formula in ("group", "instance"):
-        return rows.reshape(shape)
-    axes = _axes(norm, shape)
-    kept = [axis for axis in range(len(shape)) if axis not in axes]
-    ordered = rows.reshape([shape[axis] for axis in (*kept, *axes)])
-    return np.ascontiguousarray(np.moveaxis(ordered, range(len(shape)), (*kept, *axes)))
-
-
-def _axes(norm: Norm, shape: tuple[int, ...]) -> list[int]:
-    axes = range(len(shape)) if norm.axes is None else norm.axes
-    return sorted(axis % len(shape) for axis in axes)
-
-
-def _groups(norm: Norm) -> int:
-    return next((a.i for a in norm.nodes[0].attribute if a.name == "num_groups"), 1)
-
-
 def bare(norm: Norm, rows: int, n: int, dtype: int) -> onnx.ModelProto:
     """The runtime's own operator on the same rows: a plain LayerNormalization, or its RMS form."""
-    op = "SimplifiedLayerNormalization" if norm.formula == "rms" else "LayerNormalization"
     scale = helper.make_tensor("scale", dtype, [n], np.ones(n))
-    node = helper.make_node(op, ["x", "scale"], ["y"], axis=-1, epsilon=norm.eps, stash_type=1)
+    node = helper.make_node(norm.formula.bare, ["x", "scale"], ["y"], axis=-1, epsilon=norm.eps, stash_type=1)
     graph = helper.make_graph(
         [node],
         "bare",

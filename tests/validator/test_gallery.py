@@ -7,7 +7,8 @@ import onnxruntime
 import pytest
 
 from onnx_export.validation.examine import Options, examine
-from onnx_export.validation.patterns import find, unproved_claims
+from onnx_export.validation.norm import unproved_claims
+from onnx_export.validation.patterns import find
 
 
 def examined(specimen, folder):
@@ -108,12 +109,12 @@ def test_the_runtime_is_blamed_once_not_each_norm(tmp_path):
     assert [n.risks for n in report.norms] == [[], []]
 
 
-@pytest.mark.parametrize("step", ["patterns._native_axes", "lint.trap_of"])
+@pytest.mark.parametrize("step", ["patterns.operator_of", "lint.trap_of"])
 def test_trouble_in_looking_at_one_norm_leaves_the_others(step, tmp_path, fails_once):
     """It is a finding about that node, and the exit code says that not all was looked at."""
     fails_once(step, RecursionError("met something strange"))
     report = examined(gallery.two_norms_in_a_row(), tmp_path)
-    assert [n.verdict for n in report.norms] == ["ok"] * (1 if step == "patterns._native_axes" else 2)
+    assert [n.verdict for n in report.norms] == ["ok"] * (1 if step == "patterns.operator_of" else 2)
     (finding,) = [f for f in report.findings if f.code == "unread"]
     assert finding.norm == "h"
     assert "met something strange" in finding.message

@@ -1,0 +1,389 @@
+"""The normalisation operators of ONNX and onnxruntime: all that is particular to one of them is said here, once.
+
+An `Operator` says which of its inputs are which, over which axes it works, and holds its kernel in float64; a
+`Formula` says how rows are standardised and laid out. To add an operator, add its kernel and its line in
+`OPERATORS`, a specimen in tests/support/gallery and its name in docs/validator.md.
+
+Formulas: the ONNX operator documentation, and onnxruntime's ContribOperators.md for the domain com.microsoft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import onnx
+from onnx.reference.op_run import OpRun
+
+_MOST_AXES = 64  # of a negative axis where the rank is unknown
+
+# ------------------------------------------------------------------------------------------------ the formulas
+
+
+def standardise(x: np.ndarray, axes: tuple[int, ...], eps: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Subtract the mean over `axes` and divide by sqrt(var + eps), var centred and biased.
+
+    Returns
+    -------
+    xhat, mean, rstd : ndarray
+        `xhat` has the shape of `x`, the statistics keep the reduced axes with length 1. A row with
+        var + eps = 0 has xhat = 0, the limit for eps -> 0.
+    """
+    mean = np.mean(x, axis=axes, keepdims=True)
+    d = x - mean
+    d = d - np.mean(d, axis=axes, keepdims=True)  # takes out what rounding the mean put in
+    xhat, rstd = divide_rms(d, axes, eps)
+    return xhat, mean, rstd
+
+
+def divide_rms(x: np.ndarray, axes: tuple[int, ...], eps: float) -> tuple[np.ndarray, np.ndarray]:
+    """x / sqrt(mean(x^2) + eps) over `axes`, and the reciprocal root; 0 where the radicand is 0."""
+    power = np.mean(x * x, axis=axes, keepdims=True) + eps
+    with np.errstate(all="ignore"):
+        rrms = 1 / np.sqrt(power)
+        return np.where(power == 0, 0.0, x * rrms), rrms
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """Rows after a formula: xhat [shape of x], and largest |x| and second moment, which broadcast against it."""
+
+    n: int
+    xhat: np.ndarray
+    largest: np.ndarray
+    variance: np.ndarray
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Statistics over the axes of a norm, one scale and bias for all rows.
+
+    Attributes
+    ----------
+    name : str
+        As reports say it.
+    centred : bool
+        Whether the mean is subtracted.
+    bare : str
+        onnxruntime's own operator for plain rows of this formula.
+    """
+
+    name: str
+    centred: bool = True
+    bare: str = "LayerNormalization"
+    channels: ClassVar[bool] = False
+
+    def apply(self, x: np.ndarray, axes: tuple[int, ...] | None, eps: float, _node: onnx.NodeProto) -> Standardised:
+        """Standardise in float64; a row with variance + eps = 0 gives 0/0."""
+        axes = tuple(range(x.ndim)) if axes is None else axes
+        n = int(np.prod([x.shape[axis] for axis in axes]))
+        with np.errstate(all="ignore"):
+            largest = np.max(np.abs(x), axis=axes, keepdims=True, initial=0.0)
+            d = x
+            for _ in range(2 if self.centred else 0):  # the second time takes out the rounding of the mean
+                d = d - np.mean(d, axis=axes, keepdims=True)
+            moment = np.mean(d * d, axis=axes, keepdims=True)
+            return Standardised(n, d / np.sqrt(moment + eps), largest, moment)
+
+    def spread_parameter(self, value: np.ndarray, _x: np.ndarray) -> np.ndarray:
+        """A scale or bias in a shape that broadcasts against x."""
+        return value
+
+    def layout(self, shape: tuple[int, ...], axes: tuple[int, ...] | None, _node: onnx.NodeProto) -> tuple[int, int]:
+        """(rows, n) of an input of this shape."""
+        n = int(np.prod([shape[axis] for axis in _positive(axes, shape)]))
+        return (int(np.prod(shape)) // n if n else 0), n
+
+    def arrange(self, rows: np.ndarray, shape: tuple[int, ...], axes: tuple[int, ...] | None) -> np.ndarray:
+        """Rows [rows, n] laid out as an input of this shape."""
+        axes = _positive(axes, shape)
+        kept = [axis for axis in range(len(shape)) if axis not in axes]
+        ordered = rows.reshape([shape[axis] for axis in (*kept, *axes)])
+        return np.ascontiguousarray(np.moveaxis(ordered, range(len(shape)), (*kept, *axes)))
+
+    def accepts(self, given: Sequence[int | None], shape: Sequence[int | None], _node: onnx.NodeProto) -> bool:
+        """Whether a scale or bias of the shape `given` fits an input of `shape`; None is a size not known."""
+        return len(given) <= len(shape) and all(
+            a is None or b is None or a in (1, b) for a, b in zip(reversed(given), reversed(shape), strict=False)
+        )
+
+
+@dataclass(frozen=True)
+class GroupFormula(Formula):
+    """Statistics over the channels of a group and all that lies behind axis 1; scale and bias per channel or group."""
+
+    channels: ClassVar[bool] = True
+
+    def groups(self, node: onnx.NodeProto, channels: int) -> int:
+        """Groups that the channels are in."""
+        return _integer(node, "num_groups", channels)
+
+    def apply(self, x, _axes, eps, node) -> Standardised:
+        grouped = x.reshape(x.shape[0], self.groups(node, x.shape[1]), -1)
+        done = super().apply(grouped, (2,), eps, node)
+        largest, variance = (self.spread_parameter(each[..., 0], x) for each in (done.largest, done.variance))
+        return Standardised(done.n, done.xhat.reshape(x.shape), largest, variance)
+
+    def spread_parameter(self, value, x):
+        ones = (1,) * (x.ndim - 2)
+        return np.repeat(value, x.shape[1] // value.shape[-1], axis=-1).reshape(*value.shape[:-1], -1, *ones)
+
+    def layout(self, shape, _axes, node):
+        rows = shape[0] * self.groups(node, shape[1])
+        return (rows, int(np.prod(shape)) // rows) if rows else (0, 0)
+
+    def arrange(self, rows, shape, _axes):
+        return rows.reshape(shape)
+
+    def accepts(self, given, shape, node):
+        allowed = {shape[1], self.groups(node, 0)}
+        return len(given) == 1 and (given[0] is None or None in allowed or given[0] in allowed)
+
+
+@dataclass(frozen=True)
+class InstanceFormula(GroupFormula):
+    """Every channel is a group of its own."""
+
+    def groups(self, node, channels):
+        return channels
+
+
+LAYER = Formula("layer")
+RMS = Formula("rms", centred=False, bare="SimplifiedLayerNormalization")
+GROUP = GroupFormula("group")
+INSTANCE = InstanceFormula("instance")
+
+
+def _positive(axes: tuple[int, ...] | None, shape: tuple[int, ...]) -> list[int]:
+    return sorted(axis % len(shape) for axis in (range(len(shape)) if axes is None else axes))
+
+
+def _integer(node: onnx.NodeProto, name: str, default: int) -> int:
+    """An integer attribute of a node."""
+    kinds = (onnx.AttributeProto.INT, onnx.AttributeProto.UNDEFINED)
+    return next((a.i for a in node.attribute if a.name == name and a.type in kinds and not a.ref_attr_name), default)
+
+
+# ------------------------------------------------------------------------------------------- kernels in float64
+# onnx's reference evaluator refuses some stash types, expands GroupNormalization into a body that casts to float32,
+# and knows none of onnxruntime's own operators.
+
+
+def _eps(epsilon: float | None, default: float) -> float:
+    return float(np.float32(default if epsilon is None else epsilon))
+
+
+def _suffix(x: np.ndarray, axis: int | None) -> tuple[int, ...]:
+    axis = -1 if axis is None else axis
+    return tuple(range(axis + x.ndim if axis < 0 else axis, x.ndim))
+
+
+class LayerNormalization(OpRun):
+    def _run(self, x, scale, bias=None, axis=-1, epsilon=None, **_):
+        xhat, mean, rstd = standardise(x, _suffix(x, axis), _eps(epsilon, 1e-5))
+        y = xhat * scale
+        return (y if bias is None else y + bias), mean, rstd
+
+
+class RMSNormalization(OpRun):
+    def _run(self, x, scale, axis=-1, epsilon=None, **_):
+        return (divide_rms(x, _suffix(x, axis), _eps(epsilon, 1e-5))[0] * scale,)
+
+
+class SimplifiedLayerNormalization(OpRun):
+    def _run(self, x, scale, axis=-1, epsilon=None, **_):
+        xhat, rstd = divide_rms(x, _suffix(x, axis), _eps(epsilon, 1e-5))
+        return xhat * scale, rstd
+
+
+class GroupNormalization(OpRun):
+    """Scale and bias are per channel from opset 21, per group in opset 18; their length tells which."""
+
+    def _run(self, x, scale, bias, num_groups=None, epsilon=None, **_):
+        channels, ones = x.shape[1], (1,) * (x.ndim - 2)
+        groups = x.reshape(x.shape[0], num_groups, channels // num_groups, *x.shape[2:])
+        y = standardise(groups, tuple(range(2, groups.ndim)), _eps(epsilon, 1e-5))[0].reshape(x.shape)
+        repeat = channels // len(scale)
+        return (y * np.repeat(scale, repeat).reshape(-1, *ones) + np.repeat(bias, repeat).reshape(-1, *ones),)
+
+
+class InstanceNormalization(OpRun):
+    def _run(self, x, scale, bias, epsilon=None, **_):
+        ones = (1,) * (x.ndim - 2)
+        xhat = standardise(x, tuple(range(2, x.ndim)), _eps(epsilon, 1e-5))[0]
+        return (xhat * scale.reshape(-1, *ones) + bias.reshape(-1, *ones),)
+
+
+class SkipLayerNormalization(OpRun):
+    def _run(self, x, skip, gamma, beta=None, bias=None, epsilon=None, **_):
+        total = x + skip if bias is None else x + skip + bias
+        xhat, mean, rstd = standardise(total, (-1,), _eps(epsilon, 1e-12))
+        y = xhat * gamma
+        return (y if beta is None else y + beta), mean, rstd, total
+
+
+class SkipSimplifiedLayerNormalization(OpRun):
+    def _run(self, x, skip, gamma, bias=None, epsilon=None, **_):
+        total = x + skip if bias is None else x + skip + bias
+        xhat, rrms = divide_rms(total, (-1,), _eps(epsilon, 1e-12))
+        return xhat * gamma, rrms, rrms, total
+
+
+class EmbedLayerNormalization(OpRun):
+    def _run(self, ids, segments, words, positions, kinds, gamma, beta, mask=None, where=None, **attributes):
+        total = words[ids] + (positions[: ids.shape[1]] if where is None else positions[where])
+        if segments is not None:
+            total = total + kinds[segments]
+        lengths = np.zeros(len(ids), np.int32) if mask is None else mask.sum(axis=1).astype(np.int32)
+        eps = _eps(attributes.get("epsilon"), 1e-12)
+        return standardise(total, (-1,), eps)[0] * gamma + beta, lengths, total
+
+
+class MeanVarianceNormalization(OpRun):
+    """onnx defines it with 1e-9 added to the deviation; onnxruntime's kernel does the same."""
+
+    def _run(self, x, axes=None, **_):
+        axes = tuple(axes or (0, 2, 3))
+        d = x - np.mean(x, axis=axes, keepdims=True)
+        d = d - np.mean(d, axis=axes, keepdims=True)
+        return (d / (np.sqrt(np.mean(d * d, axis=axes, keepdims=True)) + 1e-9),)
+
+
+# ------------------------------------------------------------------------------------------------ the operators
+
+
+def trailing_axes(node: onnx.NodeProto, rank: int | None) -> tuple[int, ...]:
+    """From the attribute `axis` to the last; as the file says it where the rank is unknown or the axis out of range."""
+    axis = _integer(node, "axis", -1)
+    if rank is None or not -rank <= axis < rank:
+        return tuple(range(axis, 0)) if -_MOST_AXES <= axis < 0 else (axis,)
+    return tuple(range(axis % rank, rank))
+
+
+def last_axis(_node: onnx.NodeProto, rank: int | None) -> tuple[int, ...]:
+    """The last one."""
+    return (-1,) if rank is None else (rank - 1,)
+
+
+def looked_up_axis(_node: onnx.NodeProto, _rank: int | None) -> tuple[int, ...]:
+    """The last of the rows, whose rank is not that of any input."""
+    return (-1,)
+
+
+def behind_channels(_node: onnx.NodeProto, rank: int | None) -> tuple[int, ...]:
+    """All behind batch and channels."""
+    return tuple(range(2, rank or 3))
+
+
+def listed_axes(node: onnx.NodeProto, rank: int | None) -> tuple[int, ...]:
+    """Those of the attribute `axes`, [0, 2, 3] without one."""
+    listed = next((tuple(a.ints) for a in node.attribute if a.name == "axes"), ()) or (0, 2, 3)
+    return tuple(sorted(axis % rank if rank and -rank <= axis < rank else axis for axis in listed[:_MOST_AXES]))
+
+
+Value = Callable[[str], "np.ndarray | None"]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator that computes a norm.
+
+    Attributes
+    ----------
+    kernel : type of OpRun
+        Computes it in float64; its class is named as the operator.
+    domains : tuple of str
+    formula : Formula
+    axes : callable
+        (node, rank of x or None) to the normalised axes.
+    eps : float or None
+        What the attribute epsilon is where it is absent; None: the operator has no epsilon.
+    x, scale, bias : int or None
+        Places among the inputs.
+    added : tuple of int
+        Places of what is added to x before the statistics.
+    lookup : bool
+        Whether the rows are looked up in tables, so that no input holds them.
+    trap_behind_add : str
+        What onnxruntime may break when an addition stands before it; see `ort.TRAPS`.
+    """
+
+    kernel: type[OpRun]
+    domains: tuple[str, ...]
+    formula: Formula
+    axes: Callable[[onnx.NodeProto, int | None], tuple[int, ...]] = trailing_axes
+    eps: float | None = 1e-5
+    x: int = 0
+    scale: int | None = 1
+    bias: int | None = 2
+    added: tuple[int, ...] = ()
+    lookup: bool = False
+    trap_behind_add: str = ""
+
+    @property
+    def name(self) -> str:
+        """The op type."""
+        return self.kernel.__name__
+
+    def input(self, node: onnx.NodeProto, place: int | None) -> str:
+        """The name at one of the places, empty for none."""
+        return node.input[place] if place is not None and place < len(node.input) else ""
+
+    def terms(self, node: onnx.NodeProto) -> list[str]:
+        """The values whose sum is the rows."""
+        return [name for name in (self.input(node, place) for place in (self.x, *self.added)) if name]
+
+    def rows(self, node: onnx.NodeProto, value: Value) -> np.ndarray:
+        """The rows in float64, from the values of the inputs."""
+        if self.lookup:
+            return _embedded(node, value)
+        return sum(_wide(value(name)) for name in self.terms(node))
+
+    def axis_error(self, node: onnx.NodeProto, rank: int) -> str:
+        """Why an input of this rank cannot be normalised, empty where it can."""
+        if self.formula.channels:
+            return "" if rank > 2 else f"an input of {rank} dimensions has no axes after batch and channels"
+        wrong = next((axis for axis in self.axes(node, rank) if not -rank <= axis < rank), None)
+        if wrong is None or self.lookup:
+            return ""
+        axis = _integer(node, "axis", -1) if self.axes is trailing_axes else wrong
+        return f"axis {axis} is out of range for an input of {rank} dimensions"
+
+
+def _wide(value: np.ndarray | None) -> np.ndarray:
+    return np.asarray(value).astype(np.float64)
+
+
+def _embedded(node: onnx.NodeProto, value: Value) -> np.ndarray:
+    """The rows of EmbedLayerNormalization: sums of rows of its tables."""
+    ids, segments, words, positions, kinds = (value(name) if name else None for name in node.input[:5])
+    total = _wide(words)[ids] + _wide(positions)[: ids.shape[1]]
+    return total if segments is None or kinds is None else total + _wide(kinds)[segments]
+
+
+_ONNX, _BOTH, _MICROSOFT = ("",), ("", "com.microsoft"), ("com.microsoft",)
+
+OPERATORS = [
+    Operator(LayerNormalization, _BOTH, LAYER, trap_behind_add="skip-axis"),
+    Operator(RMSNormalization, _ONNX, RMS, bias=None),
+    Operator(SimplifiedLayerNormalization, _BOTH, RMS, bias=None),
+    Operator(SkipLayerNormalization, _MICROSOFT, LAYER, last_axis, 1e-12, scale=2, bias=3, added=(1, 4)),
+    Operator(SkipSimplifiedLayerNormalization, _MICROSOFT, RMS, last_axis, 1e-12, scale=2, bias=None, added=(1, 3)),
+    Operator(EmbedLayerNormalization, _MICROSOFT, LAYER, looked_up_axis, 1e-12, x=2, scale=5, bias=6, lookup=True),
+    Operator(GroupNormalization, _ONNX, GROUP, behind_channels),
+    Operator(InstanceNormalization, _ONNX, INSTANCE, behind_channels),
+]
+
+_BY_NAME = {(domain, operator.name): operator for operator in OPERATORS for domain in operator.domains}
+
+
+def operator_of(node: onnx.NodeProto) -> Operator | None:
+    """What a node is, None for no norm; the domain "ai.onnx" is the domain ""."""
+    return _BY_NAME.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+
+
+def kernels() -> list[type[OpRun]]:
+    """The kernels as onnx's reference evaluator takes them: one class for each domain."""
+    return [type(name, (operator.kernel,), {"op_domain": domain}) for (domain, name), operator in _BY_NAME.items()]

@@ -1,0 +1,301 @@
+"""Norms in primitive operators: forward from the square root through the division to scale and bias."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import onnx
+from onnx import TensorProto
+
+from onnx_export.operators import RMS
+from onnx_export.validation.moments import DEEPEST, Moments, Variance
+from onnx_export.validation.norm import Norm
+from onnx_export.validation.values import RESHAPERS, SAME, SUMS, op
+
+_FARTHEST = 64  # values that are followed forward from x / std
+
+
+@dataclass(frozen=True)
+class Match:
+    """What has been recognised on the way from a root to a norm's result.
+
+    Attributes
+    ----------
+    y : str
+        How far the match has come.
+    std : str
+        The value that is the deviation, or where `reciprocal` one over it, under its latest name.
+    """
+
+    variance: Variance
+    nodes: tuple[onnx.NodeProto, ...]
+    y: str
+    std: str
+    reciprocal: bool
+    eps: float = 0.0
+    eps_dtype: int = TensorProto.UNDEFINED
+    eps_first: bool = False
+    scale: str = ""
+    bias: str = ""
+    near_miss: str = ""
+    error: bool = False
+    stored_reciprocal: bool = False
+    floor: float = 0.0
+    folded: bool = False
+
+    @property
+    def rms(self) -> bool:
+        """Whether no mean is subtracted."""
+        return self.variance.formula is RMS
+
+    def add(self, *nodes: onnx.NodeProto, note: str = "", **changes) -> Match:
+        """The same some nodes on; the first note stays."""
+        return replace(self, nodes=(*self.nodes, *nodes), near_miss=self.near_miss or note, **changes)
+
+
+class Matcher(Moments):
+    """Matches the arithmetic round the square roots of a scope."""
+
+    def match(self, node: onnx.NodeProto) -> Norm | None:
+        """The norm whose standard deviation (or its reciprocal) `node` computes, or that divides there without."""
+        exponent = self.scalar(node.input[1]) if op(node) == "Pow" else None
+        if op(node) == "Sqrt" or exponent in (0.5, -0.5):
+            begun = self._begin(node, node.input[0], reciprocal=exponent == -0.5)
+            whole = begun and self._follow(begun, DEEPEST)
+        else:
+            begun = self._begin(node, node.input[1], reciprocal=False) if op(node) == "Div" else None
+            if begun is None or begun.rms or begun.eps == 0:
+                return None
+            begun = begun.add(note="it divides by the variance, not by its root", error=True)
+            whole = self._numerator(begun, node.input[0])
+        return self._norm(self._affine(self._restored(whole))) if whole else None
+
+    def _begin(self, node: onnx.NodeProto, name: str, reciprocal: bool) -> Match | None:
+        """What `node` begins if it is fed var + eps, called `name`."""
+        radicand, nodes = self.strip(name, SAME | RESHAPERS)
+        total = self.scope.producer(radicand)
+        eps, eps_dtype, eps_first = 0.0, self.scope.dtype(radicand), False
+        if total is not None and op(total) == "Sub" and self.scalar(total.input[1]) is not None:
+            eps, eps_dtype = -self.scalar(total.input[1]), self.dtype(total.input[1])
+            radicand, nodes = total.input[0], [*nodes, total]
+        if total is not None and op(total) == "Add":
+            for index, (a, b) in enumerate((total.input, reversed(total.input))):
+                if self.scalar(a) is not None:
+                    eps, eps_dtype, eps_first = self.scalar(a), self.dtype(a), index == 0
+                    radicand, nodes = b, [*nodes, total]
+                    break
+        variance = self.variance(radicand)
+        if variance is None:
+            return None
+        return Match(
+            variance=variance,
+            nodes=(*variance.nodes, *nodes, node),
+            y=node.output[0],
+            std=node.output[0],
+            reciprocal=reciprocal,
+            eps=eps,
+            eps_dtype=eps_dtype,
+            eps_first=eps_first,
+            near_miss=variance.near_miss,
+            error=variance.error,
+            stored_reciprocal=variance.stored_reciprocal,
+            floor=variance.floor,
+        )
+
+    def _norm(self, found: Match) -> Norm:
+        variance = found.variance
+        return Norm(
+            scope=self.scope,
+            nodes=list(found.nodes),
+            formula=variance.formula,
+            variance=variance.form,
+            x=variance.x,
+            y=found.y,
+            axes=self.axes(variance.mean.axes, variance.x),
+            eps=found.eps,
+            eps_dtype=found.eps_dtype,
+            compute_dtype=self.narrowest(variance.centred, variance.mean.source),
+            scale=found.scale,
+            bias=found.bias,
+            near_miss=found.near_miss,
+            error=found.error,
+            eps_first=found.eps_first,
+            stored_reciprocal=found.stored_reciprocal,
+            floor=found.floor,
+            folded=found.folded,
+        )
+
+    # -- from the deviation to the quotient
+
+    def _follow(self, found: Match, depth: int) -> Match | None:
+        """What the consumers of the deviation make of it."""
+        if depth < 0:
+            return None
+        for user, std, path in self.users(found.std):
+            whole = self._divide(found.add(*path, std=std), user, depth)
+            if whole is not None:
+                return whole
+        return None
+
+    def _divide(self, found: Match, user: onnx.NodeProto, depth: int) -> Match | None:
+        """`user` applies the deviation (or its reciprocal) to the centred value, by itself or a few nodes on."""
+        extended = found.add(user, y=user.output[0])
+        further = replace(extended, std=user.output[0])
+        if op(user) == "Mul":
+            return self._multiplied(found, extended, user, depth)
+        if found.reciprocal:
+            return None
+        if op(user) == "Div" and user.input[1] == found.std:
+            if self.scalar(user.input[0]) == 1:
+                return self._follow(replace(further, reciprocal=True), depth - 1)
+            return self._numerator(extended, user.input[0]) or self._uncentred(extended, user)
+        if op(user) in ("Max", "Clip"):
+            inner, floor = self.clamped(user)
+            note = f"the deviation is not allowed below {floor:g}"
+            noted = replace(further, floor=floor, near_miss=found.near_miss or note)
+            return self._follow(noted, depth - 1) if inner == found.std and floor > 0 else None
+        if op(user) == "Reciprocal" or (op(user) == "Pow" and self.scalar(user.input[1]) == -1):
+            return self._follow(replace(further, reciprocal=True), depth - 1)
+        if op(user) == "Add" and found.eps == 0:
+            other = user.input[1] if user.input[0] == found.std else user.input[0]
+            if self.scalar(other) is not None:
+                note = "eps is added to the standard deviation, not to the variance"
+                eps = {"eps": self.scalar(other), "eps_dtype": self.dtype(other)}
+                return self._follow(further.add(note=note, **eps), depth - 1)
+        return None
+
+    def _multiplied(self, found: Match, extended: Match, user: onnx.NodeProto, depth: int) -> Match | None:
+        """rstd times the centred value, or times a scale that it meets first."""
+        if not found.reciprocal:
+            return None
+        other = user.input[1] if user.input[0] == found.std else user.input[0]
+        if self.scope.constant(other) is not None and not found.scale:
+            return self._follow(replace(extended, scale=other, std=user.output[0]), depth - 1)
+        return self._numerator(extended, other) or self._folded_mean(found, user)
+
+    # -- the numerator
+
+    def _numerator(self, found: Match, numerator: str) -> Match | None:
+        """What is divided must be what the variance was taken of, centred on the same mean."""
+        variance = found.variance
+        inner, path = self.strip(numerator)
+        wanted = variance.x if found.rms else variance.centred
+        if wanted and self.same(inner, wanted):
+            return found.add(*path)
+        product = self.made_by(inner, "Mul")
+        if product is not None and not found.scale:  # scale * (x - mean) / std
+            for a, b in (product.input, reversed(product.input)):
+                value = self.scope.constant(a)
+                if value is not None and self.along_row(value, variance.x, variance.mean.axes):
+                    return self._numerator(found.add(*path, product, scale=a), b)
+        centred = None if found.rms else self.centred(inner)
+        if centred is None or not self.same(centred[0], variance.x):
+            return None
+        _, mean, nodes = centred
+        own, other = self.axes(mean.axes, variance.x), self.axes(variance.mean.axes, variance.x)
+        note = mean.broadcast_trap
+        if own != other:
+            note = note or f"the mean is over axes {own}, the variance over {other}"
+        rounded = found.stored_reciprocal or mean.stored_reciprocal
+        error = found.error or (own != other and not found.near_miss)
+        return found.add(*path, *nodes, note=note, stored_reciprocal=rounded, error=error)
+
+    def _uncentred(self, found: Match, user: onnx.NodeProto) -> Match | None:
+        """x / std, unless it meets something that is no constant in a sum afterwards: that may be its mean."""
+        variance = found.variance
+        if found.rms or not self.same(user.input[0], variance.x):
+            return None
+        reached = [user.output[0]]
+        for name in reached:
+            for node in self.scope.consumers(name):
+                known = all(self.scope.constant(other) is not None for other in node.input if other not in ("", name))
+                if len(reached) > _FARTHEST or (op(node) in SUMS and not known):
+                    return None
+                if op(node) in SAME | RESHAPERS | {"Neg"} or (op(node) in SUMS | {"Mul", "Div"} and known):
+                    reached.append(node.output[0])
+        path = self.strip(user.input[0])[1]
+        return found.add(*path, note="x is divided by the deviation, not x - mean")
+
+    # -- mean and bias put together before they meet x
+
+    def _folded_mean(self, found: Match, user: onnx.NodeProto) -> Match | None:
+        """x * r + (bias - mean * r), r being rstd or rstd * scale: TensorFlow's batch_normalization."""
+        variance = found.variance
+        other = user.input[1] if user.input[0] == found.std else user.input[0]
+        if found.rms or not self.same(other, variance.x):
+            return None
+        product = user.output[0]
+        for last in self.scope.consumers(product):
+            if op(last) not in ("Add", "Sub") or (op(last) == "Sub" and last.input[0] != product):
+                continue
+            rest = last.input[1] if last.input[0] == product else last.input[0]
+            offset = self._offset(rest, found, op(last) == "Sub")
+            if offset is not None:
+                bias, nodes, mean = offset
+                nodes = (user, *nodes, last)
+                return found.add(*nodes, note=mean.broadcast_trap, y=last.output[0], bias=bias, folded=bool(bias))
+        return None
+
+    def _offset(self, name: str, found: Match, negated: bool, depth: int = DEEPEST):
+        """bias - mean * rstd (or mean * rstd if negated) as (bias, nodes, mean)."""
+        node = self.scope.producer(name)
+        if node is None or depth == 0:
+            return None
+        if op(node) == "Mul":
+            return self._scaled_mean(node, found, negated)
+        if op(node) == "Neg" and not negated:
+            inner = self._offset(node.input[0], found, True, depth - 1)
+            return inner and (inner[0], [node, *inner[1]], inner[2])
+        if op(node) == "Sub" and not negated and self.scope.constant(node.input[0]) is not None:
+            inner = self._offset(node.input[1], found, True, depth - 1)
+            return inner and (node.input[0], [node, *inner[1]], inner[2])
+        if op(node) == "Add" and not negated:
+            for a, b in (node.input, reversed(node.input)):
+                if self.scope.constant(a) is not None:
+                    inner = self._offset(b, found, False, depth - 1)
+                    return inner and (a, [node, *inner[1]], inner[2])
+        return None
+
+    def _scaled_mean(self, node: onnx.NodeProto, found: Match, negated: bool):
+        """mean * rstd if negated, -mean * rstd if not, as `_offset` gives it."""
+        for a, b in (node.input, reversed(node.input)):
+            if b != found.std:
+                continue
+            inner, path = self.strip(a)
+            flip = None if negated else self.made_by(inner, "Neg")
+            if flip is not None:
+                path, inner = [*path, flip], flip.input[0]
+            elif not negated:
+                continue
+            mean = self.mean(inner)
+            if mean is not None and self.same(mean.source, found.variance.x):
+                return "", [node, *path, *mean.nodes], mean
+        return None
+
+    # -- after the quotient
+
+    def _restored(self, found: Match) -> Match:
+        """Note a standard deviation that lost its axes and never got them back."""
+        variance = found.variance
+        before = {id(node) for node in variance.nodes}
+        after = any(op(n) in RESHAPERS and id(n) not in before for n in found.nodes)
+        return found if variance.reshaped or after else found.add(note=variance.mean.broadcast_trap)
+
+    def _affine(self, found: Match) -> Match:
+        """Take in a following multiplication and addition by constants that vary along the row alone."""
+        for wanted, slot in (("Mul", "scale"), ("Add", "bias")):
+            if getattr(found, slot):
+                continue
+            users, path, last = self.scope.consumers(found.y), [], found.y
+            while len(users) == 1 and op(users[0]) in SAME and last not in self.scope.outputs:
+                path.append(users[0])
+                last = users[0].output[0]
+                users = self.scope.consumers(last)
+            if len(users) != 1 or op(users[0]) != wanted or {last, found.y} & self.scope.outputs:
+                continue
+            (node,) = users
+            other = node.input[1] if node.input[0] == last else node.input[0]
+            value = self.scope.constant(other)
+            if value is not None and self.along_row(value, found.variance.x, found.variance.mean.axes):
+                found = found.add(*path, node, y=node.output[0], **{slot: other})
+        return found

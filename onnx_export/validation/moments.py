@@ -1,0 +1,356 @@
+"""Means and second moments in primitive operators: the statistics a norm begins with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import onnx
+
+from onnx_export.operators import LAYER, RMS, Formula
+from onnx_export.validation.graph import attribute, unit_roundoff
+from onnx_export.validation.values import RESHAPERS, SAME, Values, op
+
+# Steps from a variance to its root. A hostile file could take thousands, with two ways at each.
+DEEPEST = 5
+_SUMS = ("ReduceSum", "ReduceSumSquare")
+KEEPDIMS = "keepdims=0: the statistic broadcasts along the wrong axis"
+
+
+@dataclass(frozen=True)
+class Mean:
+    """mean(source) over axes, or mean(source^2) where `squared`.
+
+    Attributes
+    ----------
+    reshaped : bool
+        Whether the reduced axes may have been put back.
+    stored_reciprocal : bool
+        Whether it is a sum times a stored 1/n.
+    miscount : str
+        What the sum is divided by, where that is not n.
+    """
+
+    source: str
+    axes: tuple[int, ...] | None
+    keepdims: bool
+    nodes: tuple[onnx.NodeProto, ...]
+    squared: bool = False
+    reshaped: bool = False
+    stored_reciprocal: bool = False
+    miscount: str = ""
+
+    @property
+    def broadcast_trap(self) -> str:
+        """What goes wrong beside its source without the reduced axes; empty when nothing does."""
+        leading = self.axes is None or self.axes == tuple(range(len(self.axes)))
+        return "" if self.keepdims or self.reshaped or leading else KEEPDIMS
+
+
+@dataclass(frozen=True)
+class Variance:
+    """Second moment of x about its mean, or about zero (RMS).
+
+    Attributes
+    ----------
+    centred : str
+        The value x - mean, empty where it is not formed for the variance.
+    form : {"centred", "one-pass"}
+    mean : Mean
+        The outer mean, of the squares.
+    reshaped : bool
+        Whether the reduced axes may have been put back on the way to the square root.
+    error : bool
+        Whether the near miss is one that nobody means.
+    """
+
+    x: str
+    centred: str
+    formula: Formula
+    form: str
+    mean: Mean
+    nodes: tuple[onnx.NodeProto, ...]
+    near_miss: str = ""
+    error: bool = False
+    stored_reciprocal: bool = False
+    reshaped: bool = False
+    floor: float = 0.0
+
+    def through(self, nodes: list[onnx.NodeProto], note: str = "", **changes) -> Variance:
+        """The same some nodes on; the first note stays."""
+        reshaped = self.reshaped or any(op(node) in RESHAPERS for node in nodes)
+        near = self.near_miss or note
+        return replace(self, nodes=(*self.nodes, *nodes), reshaped=reshaped, near_miss=near, **changes)
+
+
+class Moments(Values):
+    """Recognises statistics, backwards from their results."""
+
+    def mean(self, name: str) -> Mean | None:
+        """The mean that a value is, changes of shape after it included."""
+        inner, path = self.strip(name, SAME | RESHAPERS)
+        node = self.scope.producer(inner)
+        if node is None:
+            return None
+        reshaped = any(op(n) in RESHAPERS for n in path)
+        if op(node) == "ReduceMean":
+            return self._of_means(self._reduction(node, path, reshaped))
+        if op(node) == "GlobalAveragePool":
+            return self._pooled(node, path, reshaped)
+        return self._divided_sum(node, path, reshaped) if op(node) in ("Mul", "Div") else None
+
+    def _divided_sum(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
+        """A sum over n, or times 1/n; n may be computed from shapes."""
+        for a, b in (node.input, reversed(node.input)):
+            factor = self.scalar(b)
+            counted = factor is None and self.counted(b)
+            if not (factor or counted) or (op(node) == "Div" and b != node.input[1]):
+                continue
+            source, inner_path = self.strip(a, SAME | RESHAPERS)
+            total = self.made_by(source, *_SUMS)
+            if total is None:
+                continue
+            reshaped = reshaped or any(op(n) in RESHAPERS for n in inner_path)
+            count_nodes = self.chain(b)[0] if counted else []
+            found = self._reduction(total, [*path, *inner_path, node, *count_nodes], reshaped)
+            if found is None or counted:
+                return found
+            miscount = self._miscount(found, b, 1 / factor if op(node) == "Mul" else factor)
+            return replace(found, stored_reciprocal=op(node) == "Mul", miscount=miscount)
+        return None
+
+    def _reduction(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
+        axes = self._reduced_axes(node)
+        if axes is None:
+            return None
+        source, casts = self.strip(node.input[0])
+        shape = self.scope.shape(source)
+        if axes and shape is not None:
+            if not all(-len(shape) <= axis < len(shape) for axis in axes):
+                return None
+            axes = tuple(sorted(axis % len(shape) for axis in axes))
+        keepdims = bool(attribute(node, "keepdims", 1))
+        squared = op(node) == "ReduceSumSquare"
+        found = Mean(source, axes or None, keepdims, (*casts, node, *path), squared, reshaped)
+        return self._before_unsqueeze(found)
+
+    def _reduced_axes(self, node: onnx.NodeProto) -> tuple[int, ...] | None:
+        """The axes of a reduction, empty for all of them, None where the file does not say."""
+        axes = attribute(node, "axes", ())
+        if not axes and len(node.input) > 1 and node.input[1]:
+            value = self.scope.constant(node.input[1])
+            if value is None or value.dtype.kind not in "iu":
+                return None
+            axes = tuple(value.ravel().tolist())
+        return None if not axes and attribute(node, "noop_with_empty_axes", 0) else axes
+
+    def _pooled(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
+        """GlobalAveragePool: the mean over all axes behind the first two."""
+        source, casts = self.strip(node.input[0])
+        shape = self.scope.shape(source)
+        if shape is None or len(shape) < 3:
+            return None
+        axes = tuple(range(2, len(shape)))
+        return self._before_unsqueeze(Mean(source, axes, True, (*casts, node, *path), reshaped=reshaped))
+
+    def _of_means(self, found: Mean | None) -> Mean | None:
+        """The mean over some axes of a mean over others is one over both."""
+        inner = found and not found.squared and self.mean(found.source)
+        if not inner or not inner.keepdims or inner.axes is None or found.axes is None:
+            return found
+        axes = tuple(sorted({*inner.axes, *found.axes}))
+        rounded = inner.stored_reciprocal or found.stored_reciprocal
+        return replace(
+            inner,
+            axes=axes,
+            keepdims=found.keepdims,
+            nodes=(*inner.nodes, *found.nodes),
+            reshaped=found.reshaped,
+            stored_reciprocal=rounded,
+            miscount=inner.miscount or found.miscount,
+        )
+
+    def _before_unsqueeze(self, found: Mean) -> Mean:
+        """A mean of an unsqueezed value as one of that value, its axes counted without those of length 1."""
+        node = self.made_by(found.source, "Unsqueeze")
+        shape = self.scope.shape(found.source)
+        if node is None or shape is None or found.axes is None:
+            return found
+        stored = attribute(node, "axes", ())
+        if not stored and len(node.input) > 1:
+            value = self.scope.constant(node.input[1])
+            stored = () if value is None else tuple(value.ravel().tolist())
+        added = {axis % len(shape) for axis in stored}
+        kept = [axis for axis in range(len(shape)) if axis not in added]
+        axes = tuple(kept.index(axis) for axis in found.axes if axis in kept)
+        if not stored or not axes:
+            return found
+        source, casts = self.strip(node.input[0])
+        return replace(found, source=source, axes=axes, nodes=(*casts, node, *found.nodes))
+
+    def _miscount(self, mean: Mean, factor: str, divisor: float) -> str:
+        count = self.count(mean.axes, mean.source)
+        if not count:
+            return ""
+        stored = self.narrowest(factor, self.strip(factor)[0])
+        unit = max(unit_roundoff(stored), 2.0**-50)  # of float64, our own arithmetic here is the coarser
+        unbiased = abs(divisor - count + 1) < abs(divisor - count)
+        # n may have been rounded before 1/n was, but a divisor nearer to n - 1 has to be 1/n to the last digit
+        if divisor > 0 and 1 - min(divisor / count, count / divisor) <= (1 if unbiased else 2) * unit:
+            return ""
+        kind = " (unbiased)" if abs(divisor - count + 1) <= 2 * unit * count else ""
+        return f"a sum over {count} elements is divided by {divisor:.6g}{kind}"
+
+    # -- squares
+
+    def power(self, name: str) -> tuple[str, float, list[onnx.NodeProto]] | None:
+        """(base, exponent, nodes) of base^exponent."""
+        inner, path = self.strip(name, SAME | RESHAPERS)
+        node = self.scope.producer(inner)
+        if node is None:
+            return None
+        if op(node) == "Mul" and self.same(*node.input):
+            base, more = self.strip(node.input[0])
+            return base, 2.0, [*path, node, *more]
+        exponent = self.scalar(node.input[1]) if op(node) == "Pow" else None
+        if exponent is None:
+            return None
+        base, more = self.strip(node.input[0])
+        return base, exponent, [*path, node, *more]
+
+    def second_moment(self, name: str) -> tuple[str, float, Mean, list[onnx.NodeProto]] | None:
+        """(base, exponent, mean, nodes) of mean(base^exponent)."""
+        mean = self.mean(name)
+        if mean is None:
+            return None
+        if mean.squared:
+            base, path = self.strip(mean.source)
+            return base, 2.0, mean, [*path, *mean.nodes]
+        squared = self.power(mean.source)
+        if squared is None:
+            return None
+        base, exponent, nodes = squared
+        return base, exponent, mean, [*nodes, *mean.nodes]
+
+    def centred(self, name: str) -> tuple[str, Mean, list[onnx.NodeProto]] | None:
+        """(x, mean, nodes) of x - mean(x)."""
+        inner, path = self.strip(name)
+        node = self.made_by(inner, "Sub", "Add")
+        if node is None:
+            return None
+        subtracted, flip = node.input[1], []
+        if op(node) == "Add":
+            negative = self.made_by(subtracted, "Neg")
+            if negative is None:
+                return None
+            subtracted, flip = negative.input[0], [negative]
+        mean = self.mean(subtracted)
+        if mean is None or mean.squared:
+            return None
+        x, casts = self.strip(node.input[0])
+        if not self.same(x, mean.source):
+            return None
+        return x, mean, [*casts, *mean.nodes, *flip, node, *path]
+
+    # -- variances
+
+    def variance(self, name: str, depth: int = DEEPEST) -> Variance | None:
+        """The second moment that a value is, with what has been done to it since."""
+        inner, path = self.strip(name, SAME | RESHAPERS)
+        node = self.scope.producer(inner)
+        if node is None or depth == 0:
+            return None
+        if op(node) in ("Max", "Relu", "Clip"):  # rounding can leave a small negative difference
+            return self._clamped_variance(node, path, depth)
+        if op(node) == "Sub":
+            found = self._one_pass(node)
+            return found and found.through([*path, node])
+        if op(node) in ("Mul", "Div") and self.mean(inner) is None:
+            return self._rescaled(node, path, depth)
+        moment = self.second_moment(inner)
+        return moment and self._two_pass(moment, path)
+
+    def _clamped_variance(self, node: onnx.NodeProto, path: list[onnx.NodeProto], depth: int) -> Variance | None:
+        clamped, floor = self.clamped(node)
+        found = self.variance(clamped, depth - 1)
+        if found is None:
+            return None
+        if not floor > 0:
+            return found.through([*path, node])
+        return found.through([*path, node], f"the variance is not allowed below {floor:g}", floor=floor)
+
+    def _rescaled(self, node: onnx.NodeProto, path: list[onnx.NodeProto], depth: int) -> Variance | None:
+        for a, b in (node.input, reversed(node.input)):
+            found = self.variance(a, depth - 1)
+            if found and not (op(node) == "Div" and a != node.input[0]):
+                note = "the variance is rescaled before the root (an unbiased estimate divides by n - 1)"
+                return found.through([*path, node, *([] if self.scalar(b) else self.chain(b)[0])], note)
+        return None
+
+    def _two_pass(self, moment, path: list[onnx.NodeProto]) -> Variance | None:
+        """mean((x - mean(x))^2), or mean(x^2)."""
+        base, exponent, mean, nodes = moment
+        near = mean.miscount or ("" if exponent == 2 else f"the exponent is {exponent:g}, not 2")
+        error = exponent != 2
+        centred = self.centred(base)
+        if centred is None:
+            if exponent != 2:  # x / sqrt(mean(x^p)): nothing was plausibly meant
+                return None
+            found = Variance(base, "", RMS, "centred", mean, tuple(nodes), near)
+            return replace(found, stored_reciprocal=mean.stored_reciprocal).through(path)
+        x, inner_mean, centre_nodes = centred
+        outer, inner = self.axes(mean.axes, x), self.axes(inner_mean.axes, x)
+        if outer != inner and not near:
+            near, error = f"the mean is over axes {_shown(inner)}, the variance over {_shown(outer)}", True
+        found = Variance(
+            x,
+            base,
+            LAYER,
+            "centred",
+            mean,
+            (*centre_nodes, *nodes),
+            near or inner_mean.miscount or inner_mean.broadcast_trap,
+            error,
+            mean.stored_reciprocal or inner_mean.stored_reciprocal,
+        )
+        return found.through(path)
+
+    def _one_pass(self, node: onnx.NodeProto) -> Variance | None:
+        """E[x^2] - E[x]^2."""
+        second, first = self.second_moment(node.input[0]), self.power(node.input[1])
+        mean = first and self.mean(first[0])
+        if second is None or mean is None or mean.squared or not self.same(second[0], mean.source):
+            return None
+        _, exponent, outer, nodes = second
+        near, error = outer.miscount or mean.miscount, False
+        if exponent != 2 or first[1] != 2:
+            near, error = f"the exponents are {exponent:g} and {first[1]:g}, not 2", True
+        if self.axes(mean.axes, mean.source) != self.axes(outer.axes, mean.source) and not near:
+            near = f"the mean is over axes {_shown(mean.axes)}, the second moment over {_shown(outer.axes)}"
+            error = True
+        return Variance(
+            mean.source,
+            "",
+            LAYER,
+            "one-pass",
+            outer,
+            (*nodes, *mean.nodes, *first[2]),
+            near,
+            error,
+            mean.stored_reciprocal or outer.stored_reciprocal,
+        )
+
+    def clamped(self, node: onnx.NodeProto) -> tuple[str, float]:
+        """(v, c) of max(c, v), relu(v) or clip(v, c)."""
+        if op(node) == "Max" and len(node.input) == 2:
+            for a, b in (node.input, reversed(node.input)):
+                floor = self.scalar(a)
+                if floor is not None:
+                    return b, floor
+        if op(node) == "Clip":
+            floor = self.scalar(node.input[1]) if len(node.input) > 1 and node.input[1] else None
+            return node.input[0], attribute(node, "min", 0.0) if floor is None else floor
+        return node.input[0], 0.0
+
+
+def _shown(axes: tuple[int, ...] | None) -> str:
+    return "all" if axes is None else str(axes)

@@ -1,0 +1,147 @@
+"""One norm of a graph: what it is made of, what it is called and what it claims."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import onnx
+
+from onnx_export.operators import Formula, Operator
+from onnx_export.validation.graph import FUNCTION_KEY, Scope, every, function_key
+from onnx_export.validation.safe_load import model_nodes
+
+_LONGEST_NAME = 250
+
+
+@dataclass(eq=False, kw_only=True)
+class Norm:
+    """One norm, or something that looks like one.
+
+    Attributes
+    ----------
+    scope : Scope
+        The graph it lies in.
+    nodes : list of onnx.NodeProto
+        The nodes it consists of.
+    operator : Operator or None
+        None for a norm in primitive operators.
+    formula : Formula
+    variance : {"centred", "one-pass", "operator"}
+        How the second moment is formed; "operator" leaves it to the runtime.
+    x, y : str
+        Value normalised and result. Of a Skip or Embed operator `x` is the first of its inputs.
+    axes : tuple of int or None
+        Normalised axes, non-negative where the rank is known; None stands for all.
+    eps : float
+        As stored, in the dtype `eps_dtype`.
+    compute_dtype : int
+        ONNX element type of the statistics.
+    scale, bias : str
+        Value names, empty where absent.
+    near_miss : str
+        Why it is no layer norm although one was plausibly meant; empty for a norm.
+    error : bool
+        Whether the near miss is one that nobody means.
+    eps_first : bool
+        Whether the file says eps + var; it is the same sum, but not to every optimiser.
+    stored_reciprocal : bool
+        Whether a mean is a sum times a stored 1/n, which is rounded.
+    floor : float
+        What the variance is not allowed below; 0 unless the file says otherwise.
+    folded : bool
+        Whether mean and bias are put together before they meet x.
+    """
+
+    scope: Scope
+    nodes: list[onnx.NodeProto]
+    formula: Formula
+    x: str
+    y: str
+    axes: tuple[int, ...] | None
+    eps: float
+    eps_dtype: int
+    compute_dtype: int
+    operator: Operator | None = None
+    variance: str = "operator"
+    scale: str = ""
+    bias: str = ""
+    near_miss: str = ""
+    error: bool = False
+    eps_first: bool = False
+    stored_reciprocal: bool = False
+    floor: float = 0.0
+    folded: bool = False
+    name: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self.name = _name(self)[:_LONGEST_NAME]
+
+    @property
+    def form(self) -> str:
+        """The operator's name, or "decomposed"."""
+        return self.operator.name if self.operator else "decomposed"
+
+    @property
+    def terms(self) -> list[str]:
+        """The values whose sum is the rows."""
+        return self.operator.terms(self.nodes[0]) if self.operator else [self.x]
+
+    @property
+    def function(self) -> str:
+        """The local function it came from, empty for none."""
+        for prop in self.nodes[0].metadata_props:
+            if prop.key == FUNCTION_KEY:
+                return prop.value.partition("\n")[0]
+        return self.scope.graph.name if self.scope.is_function else ""
+
+    @property
+    def claimed(self) -> bool:
+        """Whether the file says in so many words that this is a layer norm."""
+        return self.operator is not None or claims(self.function)
+
+
+def claims(name: str) -> bool:
+    """Whether a function of this name says that it is a layer norm."""
+    return "layernorm" in name.lower().replace("_", "")
+
+
+def unproved_claims(model: onnx.ModelProto, norms: list[Norm]) -> list[str]:
+    """Functions of a model, not inlined yet, that are used and named LayerNorm and hold nothing like one.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        With its functions marked.
+    norms : list of Norm
+        Found in it once it was inlined.
+    """
+    names = {function_key(f.name, f.domain): f.name for f in model.functions}
+    callers: dict[str, set[str]] = defaultdict(set)
+    for function in model.functions:
+        for node in every(function.node):
+            callers[function_key(node.op_type, node.domain)].add(function_key(function.name, function.domain))
+    holding = {p.value for norm in norms for node in norm.nodes for p in node.metadata_props if p.key == FUNCTION_KEY}
+    graphs = [norm.scope.graph for norm in norms if norm.scope.is_function]
+    holding |= {function_key(graph.name, graph.domain) for graph in graphs}
+    pending = list(holding)
+    while pending:
+        more = callers.get(pending.pop(), set()) - holding
+        holding |= more
+        pending += more
+    used = callers.keys() | {function_key(node.op_type, node.domain) for node in model_nodes(model)}
+    return [name for key, name in names.items() if claims(name) and key in used and key not in holding]
+
+
+def _name(norm: Norm) -> str:
+    """The module path that exporters leave in node names, or else the name of a node or of the result."""
+    if norm.operator:
+        return norm.nodes[0].name or norm.y
+    names = [n.name for n in norm.nodes if n.name and "/" in n.name.strip("/")]
+    parts = [name.split("/")[:-1] for name in names]
+    common = []
+    for level in zip(*parts, strict=False):
+        if len(set(level)) != 1:
+            break
+        common.append(level[0])
+    return "/".join(common) if any(common) else norm.y

@@ -1,0 +1,157 @@
+"""What a value of a graph is, seen through the nodes that leave its numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from onnx_export.validation.graph import Scope, attribute, unit_roundoff
+from onnx_export.validation.graph import op as any_op
+
+SAME = frozenset({"Identity", "Cast", "CastLike"})
+RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})  # between a statistic and its use
+SUMS = frozenset({"Add", "Sub", "Sum"})
+_OF_TWO = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
+_FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
+_LONGEST_PATH = 64
+_LONGEST_CHAIN = 48
+
+
+def op(node: onnx.NodeProto) -> str:
+    """The operator of a node; one of two operands that is fed more has no meaning, and is none."""
+    kind = any_op(node)
+    return "" if kind in _OF_TWO and len(node.input) != 2 else kind
+
+
+class Values:
+    """Questions about the values of one scope."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    def made_by(self, name: str, *ops: str) -> onnx.NodeProto | None:
+        """The node that makes a value, if it is one of these operators."""
+        node = self.scope.producer(name)
+        return node if node is not None and op(node) in ops else None
+
+    def strip(self, name: str, ops: frozenset[str] = SAME) -> tuple[str, list[onnx.NodeProto]]:
+        """Walk up from `name` through nodes that leave the numbers alone, and choices between it and a constant."""
+        path: list[onnx.NodeProto] = []
+        while len(path) < _LONGEST_PATH:
+            node = self.scope.producer(name)
+            source = None if node is None else self._unchanged(node, ops)
+            if source is None:
+                break
+            path.append(node)
+            name = source
+        return name, path
+
+    def _unchanged(self, node: onnx.NodeProto, ops: frozenset[str]) -> str | None:
+        """The input whose numbers are those of the result, None for none."""
+        kind = op(node)
+        if kind == "Where" and len(node.input) == 3:
+            return self._guarded(node)
+        if kind not in ops:
+            return None
+        return node.input[0] if kind not in ("Cast", "CastLike") or self._floating(node) else None
+
+    def _guarded(self, node: onnx.NodeProto) -> str | None:
+        """What Where(condition, value, constant) gives for the rows that need no guard."""
+        condition, *branches = node.input
+        known = self.scope.constant(condition)
+        if known is not None and known.size and (known.all() or not known.any()):
+            return branches[0 if known.all() else 1]
+        stored = [self.scalar(branch) is not None for branch in branches]
+        return branches[stored.index(False)] if sorted(stored) == [False, True] else None
+
+    def _floating(self, cast: onnx.NodeProto) -> bool:
+        like = cast.input[1] if op(cast) == "CastLike" and len(cast.input) > 1 else ""
+        target = self.scope.dtype(like) if like else attribute(cast, "to", 0)
+        known = (*_FLOATS, TensorProto.UNDEFINED)
+        return target in (known if like else _FLOATS) and self.scope.dtype(cast.input[0]) in known
+
+    def users(self, name: str) -> Iterator[tuple[onnx.NodeProto, str, list[onnx.NodeProto]]]:
+        """(consumer, the name it takes the value by, changes of shape and type on the way) of a value."""
+        pending: list[tuple[str, list[onnx.NodeProto]]] = [(name, [])]
+        while pending:
+            name, path = pending.pop(0)
+            for user in self.scope.consumers(name):
+                if self._unchanged(user, SAME | RESHAPERS) == name and len(path) < 8:
+                    pending.append((user.output[0], [*path, user]))
+                else:
+                    yield user, name, path
+
+    def same(self, a: str, b: str) -> bool:
+        """Whether two values are one but for its type."""
+        return self.strip(a)[0] == self.strip(b)[0]
+
+    def scalar(self, name: str) -> float | None:
+        """A constant of one element."""
+        value = self.scope.constant(name)
+        return float(value.ravel()[0]) if value is not None and value.size == 1 and value.dtype.kind in "fiu" else None
+
+    def counted(self, name: str) -> bool:
+        """Whether a value is computed from shapes and constants alone."""
+        leaves = self.chain(name)[1]
+        return not leaves
+
+    def chain(self, name: str) -> tuple[list[onnx.NodeProto], list[str]]:
+        """The nodes that compute a value from shapes and constants, and the other values that go into it."""
+        nodes: list[onnx.NodeProto] = []
+        leaves: list[str] = []
+        pending = [name]
+        while pending:
+            current = pending.pop()
+            node = self.scope.producer(current)
+            if self.scope.constant(current) is not None:
+                continue
+            if node is None or len(nodes) >= _LONGEST_CHAIN:
+                leaves.append(current)
+            elif node not in nodes:
+                nodes.append(node)
+                if op(node) not in ("Shape", "Size"):
+                    pending += [i for i in node.input if i]
+        return nodes, leaves
+
+    def dtype(self, name: str) -> int:
+        """ONNX element type, of a folded constant its own."""
+        dtype = self.scope.dtype(name)
+        value = self.scope.constant(name) if dtype == TensorProto.UNDEFINED else None
+        return dtype if value is None else onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+
+    def narrowest(self, *names: str) -> int:
+        """The type of these values that has the fewest digits; of those that are there."""
+        return max((self.dtype(name) for name in names if name), key=unit_roundoff)
+
+    def axes(self, axes: tuple[int, ...] | None, x: str) -> tuple[int, ...] | None:
+        """Axes of x, non-negative where its rank is known."""
+        shape = self.scope.shape(x)
+        if shape is None:
+            return axes
+        if axes is None:
+            return tuple(range(len(shape)))
+        return tuple(sorted(axis + len(shape) if axis < 0 else axis for axis in axes))
+
+    def count(self, axes: tuple[int, ...] | None, x: str) -> int | None:
+        """Elements of x over these axes, None where the file does not fix them."""
+        shape = self.scope.shape(x)
+        if shape is None or axes is None or any(not -len(shape) <= axis < len(shape) for axis in axes):
+            return None
+        sizes = [shape[axis] for axis in axes]
+        return None if not all(sizes) else int(np.prod(sizes))
+
+    def along_row(self, value: np.ndarray, x: str, axes: tuple[int, ...] | None) -> bool:
+        """Whether a scale or bias varies along the normalised axes alone."""
+        shape = self.scope.shape(x)
+        if axes is None:
+            return True
+        if shape is None:
+            return value.size == 1 or value.ndim == 1
+        rank = len(shape)
+        inside = {axis + rank if axis < 0 else axis for axis in axes}
+        return value.ndim <= rank and all(
+            size == 1 or rank - value.ndim + index in inside for index, size in enumerate(value.shape)
+        )
