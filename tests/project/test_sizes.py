@@ -1,0 +1,165 @@
+"""Limits on the size of files, functions and parameter lists, so that each can be read at one sitting."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILE_LINES, KERNEL_FILE_LINES, FUNCTION_LINES, PARAMETERS = 450, 250, 50, 7
+# files that were written before the limits: an entry goes when its file meets them, none is added
+OLDER = {
+    "src/kernels/batch_norm.inl.h",
+    "src/kernels/cell.inl.h",
+    "src/kernels/divisive_norm.inl.h",
+    "src/kernels/group_norm.inl.h",
+    "src/kernels/layer_norm.inl.h",
+    "src/kernels/layer_norm_backward.inl.h",
+    "src/kernels/matvec.inl.h",
+    "src/kernels/row_float64.inl.h",
+    "src/kernels/row_stats.inl.h",
+    "src/kernels/sweep.inl.h",
+    "src/kernels/weight_norm.inl.h",
+    "src/rnn/network.c",
+    "cnorm/_batch_norm.pxi",
+    "cnorm/_layer_norm.pxi",
+    "cnorm/_network.pxi",
+    "cnorm/_stream.pxi",
+    "cnorm/tools/bench_report.py",
+    "cnorm/tools/contenders/numba_.py",
+    "onnx_export/family_export.py",
+    "onnx_export/float64.py",
+    "onnx_export/validation/examine.py",
+    "onnx_export/validation/patterns.py",
+    "onnx_export/validation/safe_load.py",
+}
+
+
+def sources(*suffixes):
+    found = [p for d in ("src", "cnorm", "onnx_export") for p in sorted((ROOT / d).rglob("*")) if p.suffix in suffixes]
+    assert found
+    return [p for p in found if str(p.relative_to(ROOT)) not in OLDER]
+
+
+def c_functions(text):
+    """(name, lines, parameters) of each definition: a brace at the start of a line or of a one-line body."""
+    code = re.sub(r"/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m[0]), text, flags=re.S)
+    head = re.compile(r"^(?!typedef)[A-Za-z_](?:[\w \t*]|[A-Z]N\(\w+\))*?[ *]([A-Z]N\(\w+\)|\w+)\(", re.M)
+    for match in head.finditer(code):
+        at, depth = match.end(), 1
+        while depth:
+            depth += {"(": 1, ")": -1}.get(code[at], 0)
+            at += 1
+        parameters = code[match.end() : at - 1]
+        body = re.match(r"\s*\{", code[at:])
+        if not body:
+            continue
+        end, depth = at + body.end(), 1
+        while depth:
+            depth += {"{": 1, "}": -1}.get(code[end], 0)
+            end += 1
+        count = 0 if parameters.strip() in ("", "void") else len(split_top(parameters))
+        yield match[1], code.count("\n", match.start(), end) + 1, count
+
+
+def split_top(text):
+    """Split at commas outside brackets."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(c, 0)
+        if c == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return parts
+
+
+def python_functions(text):
+    """(name, lines without the docstring, parameters without self) of each function."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = node.end_lineno - node.lineno + 1
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(getattr(first, "value", None), ast.Constant):
+                lines -= first.end_lineno - first.lineno + 1
+            inner = [n for n in node.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+            lines -= sum(n.end_lineno - n.lineno + 1 for n in inner)
+            names = [a.arg for a in node.args.posonlyargs + node.args.args if a.arg not in ("self", "cls")]
+            yield node.name, lines, len(names) + len(node.args.kwonlyargs)
+
+
+def cython_functions(text):
+    """As `python_functions`, by indentation."""
+    lines = text.split("\n")
+    head = re.compile(r"^(\s*)(?:def|cdef inline|cdef|cpdef)\s+(?:[\w.* ]+?\s+\**)?\**(\w+)\(")
+    for i, line in enumerate(lines):
+        match = head.match(line)
+        if not match or match[2] == "extern":
+            continue
+        whole = "\n".join(lines[i:])
+        at = whole.index(match[2] + "(") + len(match[2]) + 1
+        start, depth = at, 1
+        while depth:
+            depth += {"(": 1, ")": -1}.get(whole[at], 0)
+            at += 1
+        if not re.match(r"[^\n]*:\s*(#[^\n]*)?\n", whole[at:] + "\n"):
+            continue
+        names = [
+            p for p in split_top(whole[start : at - 1]) if p.strip() and p.strip() not in ("self", "cls", "*", "/")
+        ]
+        body = whole[at:].split("\n")[1:]
+        indented = []
+        for b in body:
+            if b.strip() and len(b) - len(b.lstrip()) <= len(match[1]):
+                break
+            indented.append(b)
+        code = "\n".join(indented).rstrip()
+        bare = re.sub(r'^\s*[rf]?""".*?"""', "", code, count=1, flags=re.S)
+        yield match[2], whole[:at].count("\n") + 1 + bare.count("\n") + (1 if bare.strip() else 0), len(names)
+
+
+def functions(path):
+    text = path.read_text()
+    if path.suffix in (".c", ".h", ".inc"):
+        return c_functions(text)
+    return python_functions(text) if path.suffix == ".py" else cython_functions(text)
+
+
+def test_no_file_is_too_long():
+    long = []
+    for path in sources(".c", ".h", ".inc", ".py", ".pyx", ".pxi", ".pxd"):
+        limit = KERNEL_FILE_LINES if "kernels" in path.parts else FILE_LINES
+        lines = path.read_text().count("\n")
+        if lines > limit:
+            long.append(f"{path.relative_to(ROOT)}: {lines} lines, at most {limit}")
+    assert not long, "\n".join(long)
+
+
+def test_no_function_is_too_long_or_takes_too_much():
+    found = []
+    for path in sources(".c", ".h", ".inc", ".py", ".pyx", ".pxi"):
+        name = str(path.relative_to(ROOT))
+        for function, lines, parameters in functions(path):
+            # the entries of the C library and the options of public Python functions are arguments of one name each
+            public = function.startswith("cnorm_") or (path.suffix != ".c" and not function.startswith("_"))
+            public = public and path.suffix in (".c", ".py", ".pxi")
+            if lines > FUNCTION_LINES or (not public and parameters > PARAMETERS):
+                found.append(f"{name}: {function} has {lines} lines and {parameters} parameters")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text", "expected"),
+    [
+        (".c", "static int f(int a, const int *b)\n{\n    return a;\n}\n", [("f", 4, 2)]),
+        (".h", "INLINE V FN(load)(const X *p) { return *p; }\n", [("FN(load)", 1, 1)]),
+        (".c", "int g(void); /* { */\n", []),
+        (".py", 'def f(a, *, b):\n    """Doc.\n\n    more\n    """\n    return a\n', [("f", 2, 2)]),
+        (".pxi", 'cdef int g(A self, int b) except -1:\n    """Doc."""\n    return 1\n\nx = 1\n', [("g", 3, 2)]),
+    ],
+)
+def test_the_counts(suffix, text, expected, tmp_path):
+    path = tmp_path / f"file{suffix}"
+    path.write_text(text)
+    assert list(functions(path)) == expected
