@@ -17,8 +17,8 @@ from cnorm.model_files import METADATA_KEY, configuration, named_tensors
 from onnx_export.builders import builder, native
 from onnx_export.builders.norms import checked_eps
 from onnx_export.files import write
-from onnx_export.graph import GraphBuilder
-from onnx_export.validation.runtime import loads
+from onnx_export.graph_builder import GraphBuilder
+from onnx_export.ort import loads
 
 __all__ = ["DOMAIN", "FIRST_OPSET", "checked_opset", "export", "finished", "newest_opset", "state_table"]
 

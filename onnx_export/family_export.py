@@ -13,7 +13,7 @@ from onnx_export.builders import family
 from onnx_export.builders.norms import checked_eps
 from onnx_export.exporter import checked_opset, finished
 from onnx_export.files import write
-from onnx_export.graph import GraphBuilder
+from onnx_export.graph_builder import GraphBuilder
 
 __all__ = ["export_family_norm"]
 

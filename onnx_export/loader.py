@@ -10,15 +10,15 @@ from onnx import numpy_helper
 from cnorm.files import MAX_FILE_BYTES
 from cnorm.model import Model, model_of
 from cnorm.model_files import METADATA_KEY
+from onnx_export import model_io
 from onnx_export.files import EXTERNAL_ABOVE
 from onnx_export.text import quoted
-from onnx_export.validation import safe_load
 
 __all__ = ["load"]
 
 # Nothing here runs in a process of its own, so the caps are those of files that `export` writes: weights of more than
 # EXTERNAL_ABOVE bytes lie in a second file.
-_LIMITS = safe_load.Limits(
+_LIMITS = model_io.Limits(
     file_bytes=EXTERNAL_ABOVE + (64 << 20), tensor_bytes=MAX_FILE_BYTES, messages=100_000, nodes=50_000
 )
 
@@ -48,7 +48,7 @@ def load(path) -> Model:
         If the file cannot be read for another reason or is not such a file; the message says what was expected and
         what was found.
     """
-    onnx_model = safe_load.load(path, external_data=True, metadata_key=METADATA_KEY, limits=_LIMITS)
+    onnx_model = model_io.load(path, external_data=True, metadata_key=METADATA_KEY, limits=_LIMITS)
     text = {entry.key: entry.value for entry in onnx_model.metadata_props}[METADATA_KEY]
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx_model.graph.initializer}
     starts = _starts(path, text)

@@ -10,7 +10,7 @@ from cnorm.layers import rounded
 from onnx_export.builders import norms
 from onnx_export.exporter import checked_opset, finished
 from onnx_export.files import write
-from onnx_export.graph import GraphBuilder
+from onnx_export.graph_builder import GraphBuilder
 
 __all__ = ["export_norm"]
 

@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 
 from cnorm.model_files import METADATA_KEY
-from onnx_export.validation.runtime import LEVELS
+from onnx_export.ort import LEVELS
 
 __all__ = ["OrtStream"]
 

@@ -19,12 +19,12 @@ import onnx
 import onnxruntime
 
 import cnorm
+from onnx_export import model_io
 from onnx_export.builders import builder
 from onnx_export.exporter import state_table
 from onnx_export.float64 import Float64
+from onnx_export.ort import LEVELS
 from onnx_export.ort_stream import OrtStream, checked_model
-from onnx_export.validation import safe_load
-from onnx_export.validation.runtime import LEVELS
 
 __all__ = ["Drift", "ParityReport", "Row", "check_parity"]
 
@@ -210,7 +210,7 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     if not isinstance(model, cnorm.Model):
         raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
     if not isinstance(checked_model(onnx_model), onnx.ModelProto):
-        onnx_model = safe_load.load(onnx_model, external_data=True)
+        onnx_model = model_io.load(onnx_model, external_data=True)
     recordings = _recordings(model, inputs, steps, seed)
     names = [row["name"] for row in state_table(model)]
     _check_interface(onnx_model, names)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
 
 if TYPE_CHECKING:
-    from onnx_export.validation.safe_load import Limits
+    from onnx_export.model_io import Limits
 
 __all__ = ["Finding", "NormReport", "ValidationReport", "validate"]
 
@@ -52,7 +52,7 @@ def validate(
     seed : int
         Seed of all generated numbers, not negative.
     external_data, data_root
-        As in `safe_load.load`.
+        As in `model_io.load`.
     fix : path, optional
         Write a copy in which decomposed norms, where proved equal, are LayerNormalization operators. Not over the
         model, its external data or the inputs.
@@ -60,7 +60,7 @@ def validate(
         Seconds for everything, finite.
     memory : int
         Bytes of address space for the child; a lower limit that this process is under stays.
-    limits : safe_load.Limits, optional
+    limits : model_io.Limits, optional
         Caps on what the file may declare.
     progress : callable, optional
         Called with (stage, done, total) now and then.

@@ -9,12 +9,13 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from onnx_export.validation import runtime, stress
+from onnx_export import ort
+from onnx_export.nodes import model_nodes
+from onnx_export.validation import stress
 from onnx_export.validation.graph import Scope, boundary, cut
 from onnx_export.validation.judge import Measure, Oracle, worst
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.patterns import find
-from onnx_export.validation.safe_load import model_nodes
 
 
 def piece(model, norm: Norm, nodes, feeds: dict[str, np.ndarray], extra=()) -> onnx.ModelProto:
@@ -74,17 +75,17 @@ class Bench:
         sums = tuple(dict.fromkeys(node.output[0] for node in producers))
         self._pieces = {"off": piece(model, norm, wide, self._base, sums)}
         alone = piece(model, norm, norm.nodes, self._base) if producers else None
-        self._alone = alone and (alone, runtime.Session(alone, "off"))
+        self._alone = alone and (alone, ort.Session(alone, "off"))
         candidates = [piece(model, norm, wide, self._base), *([self._pieces["off"], alone] if alone else [])]
         for level, wanted in made.items():
             for part in candidates:
                 try:
-                    if made_by(makers(runtime.optimised(part, level)), norm) == wanted:
+                    if made_by(makers(ort.optimised(part, level)), norm) == wanted:
                         self._pieces[level] = part
                         break
-                except runtime.CannotRun:
+                except ort.CannotRun:
                     continue
-        self._sessions = {level: runtime.Session(part, level) for level, part in self._pieces.items()}
+        self._sessions = {level: ort.Session(part, level) for level, part in self._pieces.items()}
         self._made_x = norm.x in sums
         self._made = len(sums)
         self._plan_stress(producers)
@@ -159,6 +160,6 @@ class Bench:
         """Whether the runtime's own operator fails on these rows too."""
         part = stress.bare(self._norm, *self.layout, self._kind)
         feeds = {"x": rows.astype(self.dtype)}
-        y = runtime.Session(part, "off").run(["y"], feeds)[0]
+        y = ort.Session(part, "off").run(["y"], feeds)[0]
         oracle = Oracle(find(part)[0], part)
         return oracle.claim_error(oracle.rows(feeds), y).ratio > 1

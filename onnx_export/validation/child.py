@@ -194,8 +194,8 @@ def _examine(request: dict[str, Any], emit) -> ValidationReport:
 
 
 def _options(fields: dict[str, Any]) -> Options:
+    from onnx_export.model_io import Limits
     from onnx_export.validation.examine import Options
-    from onnx_export.validation.safe_load import Limits
 
     named = tuple((name, size) for name, size in fields.pop("named", ()))
     return Options(**{**fields, "named": named, "limits": Limits(**fields.get("limits", {}))})

@@ -15,25 +15,17 @@ from pathlib import Path
 import onnx
 import onnxruntime
 
+from onnx_export import ort
+from onnx_export.model_io import Limits, Refused, Unreadable, attach_external_data, external_files, parse, read
+from onnx_export.nodes import model_nodes, sort_nodes
 from onnx_export.text import clip
-from onnx_export.validation import inputs, lint, replaces, runtime, stress
+from onnx_export.validation import inputs, lint, replaces, stress
 from onnx_export.validation.graph import inline, mark_functions
 from onnx_export.validation.judge import BROKEN, MOST, type_name
 from onnx_export.validation.norm import Norm, unproved_claims
 from onnx_export.validation.patterns import find
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
 from onnx_export.validation.run import Case, Run, amount, culprit, settle
-from onnx_export.validation.safe_load import (
-    Limits,
-    Refused,
-    Unreadable,
-    attach_external_data,
-    external_files,
-    model_nodes,
-    parse,
-    read,
-    sort_nodes,
-)
 
 
 @dataclass(frozen=True)
@@ -111,7 +103,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     try:
         sizes = inputs.Sizes(options.batch, options.dim, options.named)
         run = Run(model, cases, options.input, sizes, options.seed)
-    except (inputs.MissingInput, runtime.CannotRun, Unreadable) as error:
+    except (inputs.MissingInput, ort.CannotRun, Unreadable) as error:
         report.problem = clip(str(error))
         return report
     report.problem, report.fixed = clip(run.trouble or unread), []
@@ -165,7 +157,7 @@ def _unread(name: str, error: Exception) -> Finding:
 
 def _foreign(model: onnx.ModelProto) -> str:
     local = {function.domain for function in model.functions}
-    foreign = {node.domain for node in model_nodes(model)} - runtime.KNOWN_DOMAINS - local
+    foreign = {node.domain for node in model_nodes(model)} - ort.KNOWN_DOMAINS - local
     return f"needs operators of the domain {', '.join(map(repr, sorted(foreign)))}" if foreign else ""
 
 

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from onnx_export.validation.safe_load import model_graphs, model_nodes, subgraphs
+from onnx_export.nodes import model_graphs, model_nodes, subgraphs
 
 FUNCTION_KEY = "cnorm.function"  # metadata of a node: the local function it is of, which inlining would forget
 

@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from onnx_export.model_io import Unreadable, open_regular
 from onnx_export.validation.graph import Scope, size
-from onnx_export.validation.safe_load import Unreadable, open_regular
 
 _MAX_BYTES = 2**31  # of generated or stored inputs together
 

@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from onnx_export.validation import runtime
+from onnx_export import ort
+from onnx_export.validation import traps
 from onnx_export.validation.graph import attribute, opset_versions
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.norm import Norm
@@ -19,9 +20,9 @@ from onnx_export.validation.report import Finding
 def lint_model(model: onnx.ModelProto) -> Iterator[Finding]:
     """Findings about the file as a whole."""
     opset = opset_versions(model).get("", 0)
-    if opset and not runtime.loads(opset, 8):
+    if opset and not ort.loads(opset, 8):
         yield Finding("warning", "opset", f"opset {opset} is newer than the installed onnxruntime takes")
-    if not runtime.loads(17, model.ir_version):
+    if not ort.loads(17, model.ir_version):
         yield Finding("warning", "ir", f"IR {model.ir_version} is not one the installed onnxruntime takes")
 
 
@@ -46,8 +47,8 @@ def lint_norm(norm: Norm) -> Iterator[Finding]:
         name = type_name(stash) if stash in helper.get_all_tensor_dtypes() else stash
         yield finding("warning", "stash-type", f"stash_type {name}: runtimes support float32 alone")
     trap = trap_of(norm)
-    if trap and runtime.miscomputes(trap):
-        yield finding("warning", "miscomputed", f"the installed onnxruntime gets this wrong: {runtime.TRAPS[trap]}")
+    if trap and traps.miscomputes(trap):
+        yield finding("warning", "miscomputed", f"the installed onnxruntime gets this wrong: {traps.TRAPS[trap]}")
 
 
 def _epsilon(norm: Norm, finding) -> Iterator[Finding]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from onnx_export.nodes import model_nodes
 from onnx_export.operators import Formula, Operator
 from onnx_export.validation.graph import FUNCTION_KEY, Scope, every, function_key
-from onnx_export.validation.safe_load import model_nodes
 
 _LONGEST_NAME = 250
 

@@ -11,11 +11,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from cnorm.files import write_whole
+from onnx_export import ort
 from onnx_export.float64 import Float64
-from onnx_export.validation import runtime, stress
+from onnx_export.nodes import model_nodes
+from onnx_export.validation import stress
 from onnx_export.validation.graph import FUNCTION_KEY, free_prefix, opset_versions, used
 from onnx_export.validation.norm import Norm
-from onnx_export.validation.safe_load import model_nodes
 
 _FIRST_OPSET = 17
 _AGREE = 1e-3  # of the largest element of a row: float32 rounds by less, a model wired wrongly is off by more
@@ -259,13 +260,13 @@ def _proof(model: onnx.ModelProto, fixed: onnx.ModelProto, feeds: dict[str, np.n
         raise CannotRepair(f"onnx's checker refuses the result: {fault}")
     names = [value.name for value in model.graph.output]
     try:
-        session = runtime.Session(model, "off")
-        before, after = session.run(names, feeds), runtime.Session(fixed, "off").run(names, feeds)
+        session = ort.Session(model, "off")
+        before, after = session.run(names, feeds), ort.Session(fixed, "off").run(names, feeds)
         if _agree(before, after):
             return _unseen(names, before)
         if not _agree(before, session.run(names, feeds)):
             return " (not compared: the model gives other results at each run)"
-    except runtime.CannotRun as error:
+    except ort.CannotRun as error:
         raise CannotRepair(f"onnxruntime does not run the result: {error}") from error
     # float32 may be to blame, in a one-pass variance above all
     try:

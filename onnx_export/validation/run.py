@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from onnx_export.validation import inputs, runtime
+from onnx_export import ort
+from onnx_export.validation import inputs
 from onnx_export.validation.bench import Bench, fed, made_by, makers, piece
 from onnx_export.validation.graph import Scope, boundary, op, scopes
 from onnx_export.validation.judge import BROKEN, MOST, Measure, Oracle, Rows, moved, worst
@@ -70,7 +71,7 @@ class Run:
 
     Raises
     ------
-    inputs.MissingInput, safe_load.Unreadable, runtime.CannotRun
+    inputs.MissingInput, model_io.Unreadable, ort.CannotRun
         If there is nothing to judge.
     """
 
@@ -89,7 +90,7 @@ class Run:
         for level in ("basic", "all"):
             try:
                 self._levels[level] = self._results(level)
-            except runtime.CannotRun as error:
+            except ort.CannotRun as error:
                 self.trouble = f"onnxruntime does not run the model with optimisation {level!r}: {error}"
         self._inputs: dict[str, dict[int, list[np.ndarray]]] = {}
         self._dumps: dict[str, list[dict[str, onnx.NodeProto]]] = {}
@@ -103,7 +104,7 @@ class Run:
         """Run unoptimised with every norm's result and boundary, and that of the additions before it, exposed."""
         try:
             self._try_tap(self._cases)
-        except runtime.CannotRun as error:
+        except ort.CannotRun as error:
             self._run_plainly()
             inner = [case for case in self._cases if case.norm.scope.path]
             for case in inner:
@@ -113,14 +114,14 @@ class Run:
     def _run_plainly(self) -> None:
         """Run the model as it is; where that fails, tapping is not to blame."""
         try:
-            session = runtime.Session(self._model, "off")
-        except runtime.CannotRun as error:
-            raise runtime.CannotRun(f"onnxruntime does not load the model: {error}") from error
+            session = ort.Session(self._model, "off")
+        except ort.CannotRun as error:
+            raise ort.CannotRun(f"onnxruntime does not load the model: {error}") from error
         try:
             session.run([], self._feeds)
-        except runtime.CannotRun as error:
+        except ort.CannotRun as error:
             made_up = f"; made up were {self._made_up}, supply them with --input" if self._made_up else ""
-            raise runtime.CannotRun(f"onnxruntime does not run the model: {error}{made_up}") from error
+            raise ort.CannotRun(f"onnxruntime does not run the model: {error}{made_up}") from error
 
     def _try_tap(self, cases: list[Case]) -> None:
         taps: dict[tuple[int, str], Tap] = {}
@@ -136,7 +137,7 @@ class Run:
             taps |= {(id(scope), name): t for name, t in tap.items()}
             wanted.append((case, list(names)))
         exposed, names = expose(self._model, list(taps.values()))
-        values = runtime.Session(exposed, "off").run(names, self._feeds) if names else []
+        values = ort.Session(exposed, "off").run(names, self._feeds) if names else []
         by_key = dict(zip(taps, values, strict=True))
         for case, needed in wanted:
             scope = case.norm.scope
@@ -157,7 +158,7 @@ class Run:
 
     def _tapped(self, level: str, which: list[int], taps: list[Tap]) -> dict[int, list[np.ndarray]]:
         exposed, names = expose(self._model, taps)
-        values = runtime.Session(exposed, level).run(names, self._feeds) if names else []
+        values = ort.Session(exposed, level).run(names, self._feeds) if names else []
         result = {}
         for index, tap, value in zip(which, taps, values, strict=True):
             stacked = _iterations(value, tap.levels)
@@ -216,7 +217,7 @@ class Run:
         ran = []
         for feeds in case.feeds:
             part = piece(self._model, case.norm, case.norm.nodes, feeds)
-            ran += runtime.Session(part, "off").run([case.norm.y], fed(part, feeds))
+            ran += ort.Session(part, "off").run([case.norm.y], fed(part, feeds))
         return worst(map(case.oracle.runtime_error, case.feeds, ran))
 
     def _judge_optimised(self, case: Case, position: int, level: str) -> None:
@@ -263,7 +264,7 @@ class Run:
         if level not in self._dumps:
             taps = [Tap(c.norm.scope, c.norm.y, copied=False) for c in self._cases if c.feeds]
             exposed, _ = expose(self._model, taps)
-            self._dumps[level] = [makers(runtime.optimised(m, level)) for m in (self._model, exposed)]
+            self._dumps[level] = [makers(ort.optimised(m, level)) for m in (self._model, exposed)]
         plain, tapped = (made_by(made, norm) for made in self._dumps[level])
         return plain or tapped, plain in ("", tapped)
 

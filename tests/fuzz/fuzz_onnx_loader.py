@@ -17,22 +17,23 @@ import atheris
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
 
 with atheris.instrument_imports(include=["onnx_export"]):
-    from onnx_export.validation import lint, patterns, safe_load
+    from onnx_export import model_io, nodes
+    from onnx_export.validation import lint, patterns
 
 import onnx_gallery  # noqa: E402  (after the path is set)
 
-LIMITS = safe_load.Limits(file_bytes=2**20, tensor_bytes=2**20, nodes=2000)
+LIMITS = model_io.Limits(file_bytes=2**20, tensor_bytes=2**20, nodes=2000)
 
 
 def one_input(data: bytes) -> None:
     try:
-        model = safe_load.parse(data, LIMITS)
-    except (safe_load.Refused, safe_load.Unreadable):
+        model = model_io.parse(data, LIMITS)
+    except (model_io.Refused, model_io.Unreadable):
         return
-    with suppress(safe_load.Refused, safe_load.Unreadable):
-        safe_load.attach_external_data(model, Path("/nonexistent"), "/nonexistent")
-    with suppress(safe_load.Unreadable):
-        safe_load.sort_nodes(model)
+    with suppress(model_io.Refused, model_io.Unreadable):
+        model_io.attach_external_data(model, Path("/nonexistent"), "/nonexistent")
+    with suppress(model_io.Unreadable):
+        nodes.sort_nodes(model)
     for norm in patterns.find(model):
         list(lint.lint_norm(norm))
 

@@ -120,6 +120,13 @@ def test_nothing_in_the_library_imports_the_tools():
             assert "cnorm.tools" not in path.read_text(), path
 
 
+def test_the_exporter_does_not_import_the_validator():
+    front = ROOT / "onnx_export" / "__init__.py"  # which names both, and imports neither before it is used
+    for path in python_sources("onnx_export"):
+        if "validation" not in path.parts and path != front:
+            assert "onnx_export.validation" not in path.read_text(), path
+
+
 def test_extras_are_imported_inside_functions_only():
     for path in python_sources("cnorm"):
         for module, inside in imports_of(path):

@@ -14,7 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx_export.validation import runtime, safe_load
+from onnx_export import nodes, ort
+from onnx_export.validation import traps
 
 FLOAT, HALF, DOUBLE, BFLOAT = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16
 INT64, INT8 = TensorProto.INT64, TensorProto.INT8
@@ -161,7 +162,7 @@ def rows(mean, count=3, n=N, spread=1.0):
 
 def trapped(trap: str) -> tuple[list[tuple[str, str, str]], int, set[str]]:
     """What is expected of a trap: it depends on whether the installed onnxruntime falls into it."""
-    if runtime.miscomputes(trap):
+    if traps.miscomputes(trap):
         return [("layer", "wrong", "optimiser")], 1, {"miscomputed"}
     return [OK], 0, set()
 
@@ -800,7 +801,7 @@ def trap_skip_axis_with_its_sum_as_output():
     nodes = [node("Add", "x skip", "sum"), native("sum", axis=1)]
     inputs = [value("x", (2, N, N)), value("skip", (2, N, N))]
     built = model(nodes, constants=weights(), inputs=inputs, outputs=[value("sum"), value("y")])
-    findings = {"miscomputed"} if runtime.miscomputes("skip-axis") else set()
+    findings = {"miscomputed"} if traps.miscomputes("skip-axis") else set()
     return Specimen(built, [OK], findings)
 
 
@@ -1550,7 +1551,7 @@ def a_thousand_additions_to_a_deviation():
 @specimen
 def lint_opset():
     built = model([native()], constants=weights(), opset=onnx.defs.onnx_opset_version(), ir=8)
-    if runtime.loads(onnx.defs.onnx_opset_version(), 8):
+    if ort.loads(onnx.defs.onnx_opset_version(), 8):
         return Specimen(built)
     return Specimen(built, [("layer", "not exercised", "")], {"opset"}, 2)
 
@@ -1651,7 +1652,7 @@ def long_domain(built):
     for owner in (built, *built.functions):
         for opset in owner.opset_import:
             opset.domain = opset.domain or "ai.onnx"
-    for each in safe_load.model_nodes(built):
+    for each in nodes.model_nodes(built):
         each.domain = each.domain or "ai.onnx"
     return built
 

@@ -11,8 +11,7 @@ from onnx import helper, numpy_helper
 
 import cnorm
 import onnx_export
-from onnx_export import wire
-from onnx_export.validation import safe_load as model_io
+from onnx_export import model_io, wire
 
 COUNT = 3_000_000
 

@@ -5,8 +5,8 @@ import onnx
 import onnx_gallery as gallery
 import pytest
 
+from onnx_export import ort
 from onnx_export.float64 import Float64
-from onnx_export.validation import runtime
 from onnx_export.validation.examine import Options, examine
 
 REWRITTEN = [
@@ -65,7 +65,7 @@ def test_rewritten_and_equal(build, tmp_path):
 
     given = feeds(before)
     if build is gallery.quantised_scale:  # onnx's evaluator has no DequantizeLinear this old
-        old = runtime.Session(before, "off").run(["y"], given)[0]
+        old = ort.Session(before, "off").run(["y"], given)[0]
         np.testing.assert_allclose(Float64(after).run(given)["y"], old, rtol=0, atol=1e-5)
     else:
         old = Float64(before).run(given)["y"]
@@ -73,7 +73,7 @@ def test_rewritten_and_equal(build, tmp_path):
     # and the runtime, optimised, now gets it right
     again = examine(str(out), Options(), lambda kind, value: None)
     assert {(n.form, n.verdict) for n in again.norms} == {("LayerNormalization", "ok")}
-    assert runtime.Session(after, "all").run(["y"], given)[0].shape == old.shape
+    assert ort.Session(after, "all").run(["y"], given)[0].shape == old.shape
 
 
 @pytest.mark.parametrize("build", LEFT, ids=lambda build: build.__name__)
@@ -138,7 +138,7 @@ def assert_computes_the_same(path, model, atol=1e-5):
     given = feeds(model)
     after = onnx.load(path)
     onnx.checker.check_model(after, full_check=True)
-    old, new = (runtime.Session(m, "off").run(["y"], given)[0] for m in (model, after))
+    old, new = (ort.Session(m, "off").run(["y"], given)[0] for m in (model, after))
     np.testing.assert_allclose(new, old, rtol=0, atol=atol)
 
 

@@ -90,7 +90,7 @@ def test_there_are_enough_specimens():
     ],
 )
 def test_the_report_says_what_the_optimiser_made_of_a_norm(trap, build, level, became, tmp_path):
-    if not gallery.runtime.miscomputes(trap):
+    if not gallery.traps.miscomputes(trap):
         pytest.skip(f"onnxruntime {onnxruntime.__version__} gets {trap} right")
     norm = examined(build(), tmp_path).norms[0]
     assert norm.became.startswith(became)

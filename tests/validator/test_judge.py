@@ -6,8 +6,8 @@ import onnx_gallery as gallery
 import pytest
 from onnx.reference import ReferenceEvaluator
 
-from onnx_export import validate
-from onnx_export.validation import runtime, stress
+from onnx_export import ort, validate
+from onnx_export.validation import stress
 from onnx_export.validation.examine import Options, examine
 from onnx_export.validation.graph import unit_roundoff
 from onnx_export.validation.judge import FACTOR, Measure, Oracle, moved, worst
@@ -56,7 +56,7 @@ def test_what_clean_kernels_use_of_the_factor(case):
     name, form = case
     for n in (n for n in LENGTHS if n <= longest):
         model, oracle = norm_of(n, *DTYPES[name], form == "decomposed")
-        session = runtime.Session(model, "off")
+        session = ort.Session(model, "off")
         for mean in (mean for mean in MEANS if mean <= largest):
             feeds = rows(n, mean, DTYPES[name][0])
             (y,) = session.run(["y"], feeds)
@@ -74,7 +74,7 @@ def test_a_fused_residual_norm_is_risky_if_its_kernel_sums_poorly(tmp_path):
     _, oracle = norm_of(n, np.float32, gallery.FLOAT, False)
     x = rows(n, mean, np.float32)["x"]
     both = np.stack([x, x[::-1]])
-    (y,) = runtime.Session(model, "all").run(["y"], {"x": both, "skip": np.zeros_like(both)})
+    (y,) = ort.Session(model, "all").run(["y"], {"x": both, "skip": np.zeros_like(both)})
     poor = oracle.runtime_error({"x": x}, y[0]).ratio > 1
     report = validate(tmp_path / "model.onnx")
     (norm,) = report.norms
@@ -204,7 +204,7 @@ def over_the_other_axis(norm):
 def test_an_optimiser_that_breaks_a_half_type_norm_in_its_model_alone_is_blamed(mistake, tmp_path, monkeypatch):
     """It cannot be reproduced with the norm cut out; what drift and rounding are allowed must not cover it."""
 
-    class Session(runtime.Session):
+    class Session(ort.Session):
         def __init__(self, model, level, dump=None):
             made = [node.output[0] for node in model.graph.node]
             if level != "off" and dump is None and {"y0", "y1", "y2"} <= set(made):  # the whole model, not a cut
@@ -216,7 +216,7 @@ def test_an_optimiser_that_breaks_a_half_type_norm_in_its_model_alone_is_blamed(
                 model.graph.node.extend(nodes)
             super().__init__(model, level, dump)
 
-    monkeypatch.setattr(runtime, "Session", Session)
+    monkeypatch.setattr(ort, "Session", Session)
     onnx.save(gallery.half_chain(gallery.native_float16_norm, 3.0), tmp_path / "model.onnx")
     report = examine(str(tmp_path / "model.onnx"), Options(), lambda kind, value: None)
     assert [(n.verdict, n.blame) for n in report.norms] == [("ok", ""), ("wrong", "optimiser"), ("ok", "")]
@@ -241,7 +241,7 @@ def test_rows_with_nan_or_inf_are_not_judged_but_their_neighbours_are():
     feeds = rows(8, 0, np.float32)
     feeds["x"][3, 2] = np.nan
     feeds["x"][4, 1] = np.inf
-    (y,) = runtime.Session(model, "off").run(["y"], feeds)
+    (y,) = ort.Session(model, "off").run(["y"], feeds)
     assert oracle.runtime_error(feeds, y).ratio <= 1
     y[5, 0] = np.nan
     assert oracle.runtime_error(feeds, y).ratio == np.inf

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from onnx_export import validate
-from onnx_export.validation.safe_load import model_nodes
+from onnx_export.nodes import model_nodes
 
 EPS = float(np.float32(1e-6))
 

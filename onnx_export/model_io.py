@@ -1,4 +1,4 @@
-"""Read an ONNX file from a stranger.
+"""Read an ONNX file that is untrusted input.
 
 The file is parsed without its external data, measured, and only then completed with the external tensors,
 each from a file that has been checked. Nothing here executes the model.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -22,22 +22,9 @@ from google.protobuf.message import DecodeError, Message
 from onnx import TensorProto, helper
 
 from onnx_export import wire
-from onnx_export.text import clip, printable, quoted
-
-
-class _Unusable(ValueError):
-    """Its message may quote names of an untrusted file: of any length, with control characters in them."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(clip(printable(message)))
-
-
-class Refused(_Unusable):
-    """The file asks for something that is not safe to do."""
-
-
-class Unreadable(_Unusable):
-    """The file is not an ONNX model that makes sense."""
+from onnx_export.errors import Refused, Unreadable
+from onnx_export.nodes import model_graphs, model_nodes, sort_nodes, subgraphs
+from onnx_export.text import quoted
 
 
 @dataclass(frozen=True)
@@ -178,41 +165,6 @@ def _check_unparsed(data: bytes, limits: Limits, metadata_key: str) -> None:
 # ------------------------------------------------------------------------------------- graphs and functions
 
 
-def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """The graphs a node holds, with the name of the attribute each lies under."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.name, attribute.g
-        for index, graph in enumerate(attribute.graphs):
-            yield f"{attribute.name}[{index}]", graph
-
-
-def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """`graph` and every graph inside it."""
-    pending = [graph]
-    while pending:
-        graph = pending.pop()
-        yield graph
-        pending += [inner for node in graph.node for _, inner in subgraphs(node)]
-
-
-def model_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The main graph and every subgraph, those inside local functions included."""
-    yield from all_graphs(model.graph)
-    for function in model.functions:
-        for node in function.node:
-            for _, inner in subgraphs(node):
-                yield from all_graphs(inner)
-
-
-def model_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node of the model, subgraphs and local functions included."""
-    for graph in model_graphs(model):
-        yield from graph.node
-    for function in model.functions:
-        yield from function.node
-
-
 def _check_size(model: onnx.ModelProto, limits: Limits) -> None:
     """Count nodes as if every function call were written out: a few nested calls can stand for millions."""
     functions = {(f.domain, f.name): f for f in model.functions}
@@ -276,108 +228,6 @@ def _name_domains_alike(model: onnx.ModelProto) -> None:
         if list(versions.items()) != [(opset.domain, opset.version) for opset in owner.opset_import]:
             owner.ClearField("opset_import")
             owner.opset_import.extend(helper.make_opsetid(*item) for item in versions.items())
-
-
-def sort_nodes(model: onnx.ModelProto) -> bool:
-    """Put every node behind those whose results it uses, subgraphs and local functions included.
-
-    The standard demands that order; onnxruntime makes it itself, so there are files without.
-
-    Returns
-    -------
-    bool
-        Whether a node had to move.
-
-    Raises
-    ------
-    Unreadable
-        If a name is used and never defined, or defined twice, or nodes use each other's results in a circle.
-    """
-    missing, moved = _sort(model.graph, {value.name for value in model.graph.input})
-    if missing:
-        raise Unreadable(_undefined(missing))
-    for function in model.functions:
-        try:
-            missing, inner_moved = _sort(function, set(function.input))
-        except Unreadable as error:
-            raise Unreadable(f"in function {quoted(function.name)}: {error}") from None
-        if missing:
-            raise Unreadable(f"in function {quoted(function.name)}: {_undefined(missing)}")
-        moved |= inner_moved
-    return moved
-
-
-def _undefined(missing: dict[str, str]) -> str:
-    name, user = next(iter(missing.items()))
-    if not user:
-        return f"output {quoted(name)} is never computed"
-    return f"{clip(printable(user), 80)} uses {quoted(name)}, which nothing defines"
-
-
-def _sort(graph: onnx.GraphProto | onnx.FunctionProto, defined: set[str]) -> tuple[dict[str, str], bool]:
-    """Sort one graph and those inside it.
-
-    Returns
-    -------
-    dict of str to str
-        The names it takes from outside, and the operator that uses each; empty for an output of the graph.
-    bool
-        Whether a node had to move.
-    """
-    outputs: dict[str, str] = {}
-    if isinstance(graph, onnx.GraphProto):
-        stored = [tensor.name for tensor in graph.initializer]
-        stored += [sparse.values.name for sparse in graph.sparse_initializer]
-        if len(set(stored)) != len(stored):
-            twice = next(name for name, count in Counter(stored).items() if count > 1)
-            raise Unreadable(f"the initialiser {quoted(twice)} is there twice")
-        defined = defined | set(stored)
-        outputs = {value.name: "" for value in graph.output}
-    maker: dict[str, int] = {}
-    uses: list[dict[str, str]] = []
-    moved = False
-    for index, node in enumerate(graph.node):
-        uses.append(dict.fromkeys(filter(None, node.input), node.op_type))
-        for _, inner in subgraphs(node):
-            taken, inner_moved = _sort(inner, {value.name for value in inner.input})
-            uses[-1] |= taken
-            moved |= inner_moved
-        for name in filter(None, node.output):
-            if name in defined or name in maker:
-                raise Unreadable(f"{quoted(name)} is defined twice")
-            maker[name] = index
-
-    needs = [{maker[name] for name in used if name in maker} for used in uses]
-    if any(max(before, default=-1) >= index for index, before in enumerate(needs)):
-        ranks = _ranks(needs)
-        if -1 in ranks:
-            stuck = quoted(graph.node[ranks.index(-1)].op_type)
-            raise Unreadable(f"nodes use each other's results in a circle ({stuck})")
-        rank = iter(ranks)
-        graph.node.sort(key=lambda _: next(rank))
-        moved = True
-    inside = defined | maker.keys()
-    free = {name: user for used in (*uses, outputs) for name, user in used.items() if name not in inside}
-    return free, moved
-
-
-def _ranks(needs: list[set[int]]) -> list[int]:
-    """A place for each node behind those it needs; -1 for what never gets its turn."""
-    users: list[list[int]] = [[] for _ in needs]
-    for index, before in enumerate(needs):
-        for other in before:
-            users[other].append(index)
-    waiting = [len(before) for before in needs]
-    ready = deque(index for index, others in enumerate(waiting) if not others)
-    ranks, turn = [-1] * len(needs), count()
-    while ready:
-        done = ready.popleft()
-        ranks[done] = next(turn)
-        for user in users[done]:
-            waiting[user] -= 1
-            if not waiting[user]:
-                ready.append(user)
-    return ranks
 
 
 # ------------------------------------------------------------------------------------------------- tensors

@@ -1,0 +1,149 @@
+"""The graphs and nodes of a model: walk over all of them, sort them topologically."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from itertools import count
+
+import onnx
+
+from onnx_export.errors import Unreadable
+from onnx_export.text import clip, printable, quoted
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
+    """The graphs a node holds, with the name of the attribute each lies under."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.name, attribute.g
+        for index, graph in enumerate(attribute.graphs):
+            yield f"{attribute.name}[{index}]", graph
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """`graph` and every graph inside it."""
+    pending = [graph]
+    while pending:
+        graph = pending.pop()
+        yield graph
+        pending += [inner for node in graph.node for _, inner in subgraphs(node)]
+
+
+def model_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The main graph and every subgraph, those inside local functions included."""
+    yield from all_graphs(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            for _, inner in subgraphs(node):
+                yield from all_graphs(inner)
+
+
+def model_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Every node of the model, subgraphs and local functions included."""
+    for graph in model_graphs(model):
+        yield from graph.node
+    for function in model.functions:
+        yield from function.node
+
+
+def sort_nodes(model: onnx.ModelProto) -> bool:
+    """Put every node behind those whose results it uses, subgraphs and local functions included.
+
+    The standard demands that order; onnxruntime makes it itself, so there are files without.
+
+    Returns
+    -------
+    bool
+        Whether a node had to move.
+
+    Raises
+    ------
+    Unreadable
+        If a name is used and never defined, or defined twice, or nodes use each other's results in a circle.
+    """
+    missing, moved = _sort(model.graph, {value.name for value in model.graph.input})
+    if missing:
+        raise Unreadable(_undefined(missing))
+    for function in model.functions:
+        try:
+            missing, inner_moved = _sort(function, set(function.input))
+        except Unreadable as error:
+            raise Unreadable(f"in function {quoted(function.name)}: {error}") from None
+        if missing:
+            raise Unreadable(f"in function {quoted(function.name)}: {_undefined(missing)}")
+        moved |= inner_moved
+    return moved
+
+
+def _undefined(missing: dict[str, str]) -> str:
+    name, user = next(iter(missing.items()))
+    if not user:
+        return f"output {quoted(name)} is never computed"
+    return f"{clip(printable(user), 80)} uses {quoted(name)}, which nothing defines"
+
+
+def _sort(graph: onnx.GraphProto | onnx.FunctionProto, defined: set[str]) -> tuple[dict[str, str], bool]:
+    """Sort one graph and those inside it.
+
+    Returns
+    -------
+    dict of str to str
+        The names it takes from outside, and the operator that uses each; empty for an output of the graph.
+    bool
+        Whether a node had to move.
+    """
+    outputs: dict[str, str] = {}
+    if isinstance(graph, onnx.GraphProto):
+        stored = [tensor.name for tensor in graph.initializer]
+        stored += [sparse.values.name for sparse in graph.sparse_initializer]
+        if len(set(stored)) != len(stored):
+            twice = next(name for name, count in Counter(stored).items() if count > 1)
+            raise Unreadable(f"the initialiser {quoted(twice)} is there twice")
+        defined = defined | set(stored)
+        outputs = {value.name: "" for value in graph.output}
+    maker: dict[str, int] = {}
+    uses: list[dict[str, str]] = []
+    moved = False
+    for index, node in enumerate(graph.node):
+        uses.append(dict.fromkeys(filter(None, node.input), node.op_type))
+        for _, inner in subgraphs(node):
+            taken, inner_moved = _sort(inner, {value.name for value in inner.input})
+            uses[-1] |= taken
+            moved |= inner_moved
+        for name in filter(None, node.output):
+            if name in defined or name in maker:
+                raise Unreadable(f"{quoted(name)} is defined twice")
+            maker[name] = index
+
+    needs = [{maker[name] for name in used if name in maker} for used in uses]
+    if any(max(before, default=-1) >= index for index, before in enumerate(needs)):
+        ranks = _ranks(needs)
+        if -1 in ranks:
+            stuck = quoted(graph.node[ranks.index(-1)].op_type)
+            raise Unreadable(f"nodes use each other's results in a circle ({stuck})")
+        rank = iter(ranks)
+        graph.node.sort(key=lambda _: next(rank))
+        moved = True
+    inside = defined | maker.keys()
+    free = {name: user for used in (*uses, outputs) for name, user in used.items() if name not in inside}
+    return free, moved
+
+
+def _ranks(needs: list[set[int]]) -> list[int]:
+    """Topological order (Kahn): the place of each node behind those it needs; -1 for nodes on a cycle."""
+    users: list[list[int]] = [[] for _ in needs]
+    for index, before in enumerate(needs):
+        for other in before:
+            users[other].append(index)
+    waiting = [len(before) for before in needs]
+    ready = deque(index for index, others in enumerate(waiting) if not others)
+    ranks, place = [-1] * len(needs), count()
+    while ready:
+        done = ready.popleft()
+        ranks[done] = next(place)
+        for user in users[done]:
+            waiting[user] -= 1
+            if not waiting[user]:
+                ready.append(user)
+    return ranks
