@@ -1,0 +1,377 @@
+"""How checkpoints of other frameworks and saved files are read as recurrent layers."""
+
+import dataclasses
+import functools
+import importlib
+import itertools
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from cells import EPS, random_cell, random_weights, step_tolerance, worst_step
+
+import cnorm
+from cnorm.tensors import optional_tensors
+
+KEYS = sorted(cnorm.PRESETS)
+
+
+def test_a_saved_file_of_one_preset_is_refused_as_another(tmp_path, rng):
+    layer, _ = random_cell(("LSTM", "torch_custom"), rng, 4, 6)
+    path = tmp_path / "model.safetensors"
+    cnorm.Model([layer]).save(path)
+    assert cnorm.load(path).layers[0].spec.cell_norm == "carry"
+    cnorm.from_safetensors(path, "torch_custom", prefix="layers.{layer}.")
+    as_layers = functools.partial(cnorm.from_safetensors, path, prefix="layers.{layer}.")
+    same = dataclasses.replace(layer.spec, name="mine", source="mine")  # only labels
+    assert as_layers(same)[0].spec == same
+    for name in ("lookalike", "torch_custom"):
+        lookalike = dataclasses.replace(layer.spec, cell_norm="output", name=name)
+        message = f"not the LSTM {name} asked for: cell_norm is 'carry', not 'output'; read it with cnorm.load"
+        with pytest.raises(ValueError, match=message):
+            as_layers(lookalike)
+    with pytest.raises(ValueError, match=r"the layer's eps is 9\.99.*e-06, not 0\.0009765625"):
+        as_layers("torch_custom", eps=2.0**-10)
+    with pytest.raises(ValueError, match="kind is 'LSTM', not 'GRU'"):
+        as_layers("torch", kind="GRU")
+
+
+def test_a_saved_file_with_a_spec_of_its_own(tmp_path, rng):
+    spec = dataclasses.replace(cnorm.PRESETS["LSTM", "torch_custom"], cell_norm="output")  # the name has stayed
+    path = tmp_path / "model.safetensors"
+    cnorm.Model([cnorm.LSTM(random_weights(spec, rng, 4, 6), preset=spec)]).save(path)
+    assert cnorm.from_safetensors(path, spec, prefix="layers.0.")[0].spec == spec
+    with pytest.raises(ValueError, match="cell_norm is 'output', not 'carry'"):
+        cnorm.from_safetensors(path, "torch_custom", prefix="layers.0.")
+
+
+def test_only_what_is_read_of_a_saved_file_has_to_agree(tmp_path, rng):
+    carry, _ = random_cell(("LSTM", "torch_custom"), rng, 6, 6)
+    spec = dataclasses.replace(carry.spec, cell_norm="output")
+    output = cnorm.LSTM(dict(carry.weights), preset=spec)
+    path = tmp_path / "model.safetensors"
+    model = [carry, cnorm.Residual([output, cnorm.Activation("tanh")]), cnorm.Bidirectional(carry, output)]
+    cnorm.Model([*model, cnorm.Linear(np.ones((2, 12), np.float32))]).save(path)
+    under = {"layers.0.": carry.spec, "layers.1.0.": spec, "layers.2.forward.": carry.spec, "layers.2.backward.": spec}
+    for prefix, preset in under.items():
+        assert cnorm.from_safetensors(path, preset, prefix=prefix)[0].spec == preset
+        with pytest.raises(ValueError, match="cell_norm"):
+            cnorm.from_safetensors(path, spec if preset is carry.spec else carry.spec, prefix=prefix)
+    for prefix in ("layers.3.", "layers.0.weight", "model."):
+        with pytest.raises(ValueError, match=f"no recurrent layer under '{prefix}'"):
+            cnorm.from_safetensors(path, carry.spec, prefix=prefix)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"layers": 1}', '{"layers": [1]}', '{"layers": [{"type": "LSTM"}]}', "[" * 5000]
+)
+def test_refuses_malformed_configurations(text, tmp_path, rng):
+    weights = random_weights(cnorm.PRESETS["LSTM", "torch"], rng, 3, 4)
+    safetensors.numpy.save_file(weights, tmp_path / "model", metadata={"cnorm.model": text})
+    with pytest.raises(ValueError, match=r"model: .*(does not describe layers|no recurrent layer)"):
+        cnorm.from_safetensors(tmp_path / "model", "torch", kind="LSTM")
+
+
+BIASED = [key for key in KEYS if optional_tensors(cnorm.PRESETS[key].tensors, ())]
+
+
+@pytest.mark.parametrize("key", BIASED, ids="-".join)
+def test_missing_bias_is_reported(key, rng):
+    """A state dict that has lost its biases is no state dict of a layer without."""
+    spec = cnorm.PRESETS[key]
+    given = random_weights(spec, rng, 5, 8)
+    names = [tensor.named().name for tensor in optional_tensors(spec.tensors, ())]
+    bare = {name: array for name, array in given.items() if name not in names}
+    read = functools.partial(cnorm.from_torch, preset=spec, eps=EPS.get(key))
+    for some in ([name] for name in names):
+        with pytest.raises(ValueError, match=f"missing: {some[0]}"):
+            read({name: array for name, array in given.items() if name not in some})
+    with pytest.raises(ValueError, match=f"missing: {', '.join(names)} .*give bias=False"):
+        read(bare)
+    with pytest.raises(ValueError, match=f"bias must not be False: the checkpoint has {', '.join(names)}"):
+        read(given, bias=False)
+    assert read(given)[0].absent_biases == ()
+    assert read(bare, bias=False)[0].absent_biases == tuple(names)
+    with pytest.raises(TypeError, match="bias must be True, False or None"):
+        read(given, bias="no")
+
+
+def test_projection_bias_without_projection_is_refused(rng):
+    given = random_weights(cnorm.PRESETS["LSTM", "tflite"], rng, 5, 8, outputs=8)
+    del given["projection_weights"]
+    with pytest.raises(ValueError, match="LSTM tflite must have a projection for projection_bias"):
+        cnorm.LSTM(given, preset="tflite")
+
+
+def test_a_projection_has_its_bias_or_says_that_it_has_none(rng):
+    given = random_weights(cnorm.PRESETS["LSTM", "tflite"], rng, 5, 8, outputs=3)
+    del given["projection_bias"]
+    with pytest.raises(ValueError, match="missing: projection_bias"):
+        cnorm.from_torch(given, "tflite")
+    assert cnorm.from_torch(given, "tflite", bias=False)[0].output_size == 3
+    without = {name: array for name, array in given.items() if not name.startswith("projection")}
+    with pytest.raises(ValueError, match="recurrent"):  # its matrix is still for 3 outputs
+        cnorm.from_torch(without, "tflite")
+
+
+@pytest.mark.parametrize("entry", [("b", "4H", "inside_x+bias?"), ("g", "2 4H", "gain_x gain_h?")], ids=str)
+def test_missing_optional_tensor_is_reported(entry, rng):
+    plain = cnorm.PRESETS["LSTM", "ba2016"]
+    spec = dataclasses.replace(plain, name="mine", weights=(*plain.weights[:2], entry))
+    given = random_weights(spec, rng, 5, 8)
+    bare = {name: array for name, array in given.items() if name != entry[0]}
+    with pytest.raises(ValueError, match=f"missing: {entry[0]} of a LSTM mine"):
+        cnorm.from_torch(bare, spec)
+    with pytest.raises(ValueError, match=f"bias must not be False: the checkpoint has {entry[0]}"):
+        cnorm.from_torch(given, spec, bias=False)
+    assert cnorm.from_torch(given, spec)[0].weights.keys() == given.keys()
+    assert cnorm.from_torch(bare, spec, bias=False)[0].weights.keys() == bare.keys()
+
+
+def test_refuses_one_bias_of_two(rng):
+    weights = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
+    del weights["bias_hh_l0"]
+    with pytest.raises(ValueError, match="all of bias_ih_l0, bias_hh_l0 or none of them; missing: bias_hh_l0"):
+        cnorm.GRU(weights, preset="torch")
+
+
+def numbered(weights, layer, reverse=""):
+    return {name.replace("_l0", f"_l{layer}{reverse}"): array for name, array in weights.items()}
+
+
+def test_a_stack(rng):
+    spec = cnorm.PRESETS["LSTM", "torch"]
+    weights = [random_weights(spec, rng, inputs, 8) for inputs in (5, 8, 8)]
+    given = {f"encoder.{name}": array for i, w in enumerate(weights) for name, array in numbered(w, i).items()}
+    layers = cnorm.from_torch(given, "torch", kind="LSTM", prefix="encoder.")
+    assert [layer.input_size for layer in layers] == [5, 8, 8]
+    x = rng.standard_normal((6, 5)).astype(np.float32)
+    wanted = cnorm.Model([cnorm.LSTM(w, preset="torch") for w in weights]).run(x)
+    np.testing.assert_array_equal(cnorm.Model(layers).run(x), wanted)
+
+
+def test_a_stack_with_the_layer_in_the_prefix(rng):
+    spec = cnorm.PRESETS["LSTM", "torch_custom"]
+    weights = [random_weights(spec, rng, inputs, 8) for inputs in (5, 8)]
+    given = {f"layers.{i}.cell.{name}": array for i, w in enumerate(weights) for name, array in w.items()}
+    layers = cnorm.from_torch(given, "torch_custom", prefix="layers.{layer}.cell.")
+    assert [layer.input_size for layer in layers] == [5, 8]
+    np.testing.assert_array_equal(layers[1].weights["weight_hh"], weights[1]["weight_hh"])
+
+
+def test_the_stack_of_di_engine_shares_a_bias(rng):
+    spec = cnorm.PRESETS["LSTM", "di_engine"]
+    one, two = (random_weights(spec, rng, inputs, 8) for inputs in (5, 8))
+    given = one | {name.replace(".0", ".1"): array for name, array in two.items() if name.startswith("w")}
+    given |= {"norm.2.weight": two["norm.0.weight"], "norm.2.bias": two["norm.0.bias"]}
+    given |= {"norm.3.weight": two["norm.1.weight"], "norm.3.bias": two["norm.1.bias"]}
+    given["bias"] = np.concatenate([one["bias"], two["bias"]])
+    layers = cnorm.from_torch(given, "di_engine")
+    for layer, weights in zip(layers, (one, two), strict=True):
+        assert layer.weights.keys() == weights.keys()
+        for name, array in weights.items():
+            np.testing.assert_array_equal(layer.weights[name], array)
+    for rows in (one["bias"], one["bias"][0, 0], np.concatenate([given["bias"], two["bias"]])):
+        with pytest.raises(ValueError, match="bias"):
+            cnorm.from_torch(given | {"bias": rows}, "di_engine")
+
+
+class Unsliceable:
+    """As PyTorch's tensors, which have no slices with a negative step."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
+
+
+def test_a_bidirectional_stack(rng):
+    spec = cnorm.PRESETS["GRU", "torch"]
+    weights = [[random_weights(spec, rng, inputs, 6) for _ in range(2)] for inputs in (4, 12)]
+    given = {}
+    for i, (forward, backward) in enumerate(weights):
+        given |= numbered(forward, i) | numbered(backward, i, "_reverse")
+    model = cnorm.Model(cnorm.from_torch(given, "torch", kind="GRU"))
+    assert model.output_size == 12
+    x = rng.standard_normal((7, 4)).astype(np.float32)
+    wanted = x
+    for forward, backward in weights:
+        f = cnorm.Model([cnorm.GRU(forward, preset="torch")]).run(wanted)
+        b = cnorm.Model([cnorm.GRU(backward, preset="torch")]).run(wanted[::-1])[::-1]
+        wanted = np.concatenate([f, b], axis=1)
+    np.testing.assert_array_equal(model.run(x), wanted)
+    np.testing.assert_array_equal(model.run(Unsliceable(x)), wanted)
+    with pytest.raises(ValueError, match="bidirectional"):
+        model.stream()
+
+
+def test_both_directions_read_the_same_sequence(rng):
+    forward, backward = (random_cell(("GRU", "torch"), rng, inputs, 6)[0] for inputs in (4, 5))
+    with pytest.raises(ValueError, match="backward must take the 4 inputs that forward takes, got 5"):
+        cnorm.Bidirectional(forward, backward)
+
+
+def test_checkpoints_that_do_not_fit(rng):
+    good = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
+    with pytest.raises(ValueError, match="kind must be given"):
+        cnorm.from_torch(good, "torch")
+    with pytest.raises(ValueError, match=r"leave over fc\.weight"):
+        cnorm.from_torch(good | {"fc.weight": good["weight_ih_l0"]}, "torch", kind="GRU")
+    with pytest.raises(ValueError, match=r"no tensor has a name that begins with 'rnn\.'"):
+        cnorm.from_torch(good, "torch", kind="GRU", prefix="rnn.")
+    with pytest.raises(ValueError, match="missing: weight_hh_l0"):
+        cnorm.from_torch({k: v for k, v in good.items() if k != "weight_hh_l0"}, "torch", kind="GRU")
+    with pytest.raises(ValueError, match=r"weight_(ih|hh)_l0"):
+        cnorm.from_torch(good, "torch", kind="LSTM")
+    with pytest.raises(ValueError, match="preset must be one of"):
+        cnorm.from_torch(good, "pytorch")
+    with pytest.raises(TypeError, match="source"):
+        cnorm.from_torch(list(good), "torch", kind="GRU")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefix": 3}, "prefix must be a str, got int"),
+        ({"kind": ["GRU"]}, "kind must be a str or None, got list"),
+        ({"preset": 3}, "preset must be a name or a CellSpec, got int"),
+        ({"preset": np.array(["torch", "keras"])}, "preset must be a name or a CellSpec, got ndarray"),
+    ],
+    ids=str,
+)
+def test_type_errors_name_the_argument(options, message, tmp_path, rng):
+    layer, _ = random_cell(("GRU", "torch"), rng, 3, 4)
+    safetensors.numpy.save_file(dict(layer.weights), tmp_path / "foreign")
+    cnorm.Model([layer]).save(tmp_path / "own")
+    sources = [(cnorm.from_torch, layer.weights)]
+    sources += [(cnorm.from_safetensors, tmp_path / name) for name in ("foreign", "own")]
+    for read, source in sources:
+        with pytest.raises(TypeError, match=message):
+            read(source, **({"preset": "torch", "kind": "GRU"} | options))
+
+
+def test_a_checkpoint_that_does_not_fit_is_described(rng):
+    """What was found stands beside what was expected, and a prefix where one would do."""
+    good = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
+    cell = {name.replace("_l0", ""): array for name, array in good.items()}
+    net = {"fc.weight": good["weight_ih_l0"]} | {f"rnn.{name}": array for name, array in good.items()}
+    found = r"the names are fc\.weight, rnn\.bias_hh_l0, rnn\.bias_ih_l0, rnn\.weight_hh_l0, rnn\.weight_ih_l0"
+    for prefix in ("", "rnn", "lstm."):
+        with pytest.raises(ValueError, match=rf"{found}; prefixes that would fit: 'rnn\.'$"):
+            cnorm.from_torch(net, "torch", kind="GRU", prefix=prefix)
+    with pytest.raises(ValueError, match=rf"missing: .*{found}$"):
+        cnorm.from_torch(net, "haste", kind="GRU", prefix="rnn.")
+    with pytest.raises(ValueError, match=r"would fit: ''$"):
+        cnorm.from_torch(good, "torch", kind="GRU", prefix="rnn.")
+    two = {f"{way}.{name}": array for name, array in cell.items() for way in "ab"}
+    with pytest.raises(ValueError, match=r"would fit: 'a\.', 'b\.'$"):
+        cnorm.from_torch(two, "torch", kind="GRU")
+    many = {f"conv.{i:02}": good["bias_hh_l0"] for i in range(30)}
+    with pytest.raises(ValueError, match=r"the names are conv\.00, .*, conv\.11 and 18 more$"):
+        cnorm.from_torch(many, "torch", kind="GRU")
+    with pytest.raises(ValueError, match=r"leave over conv\.00, .*, conv\.11 and 18 more: give"):
+        cnorm.from_torch(many | good, "torch", kind="GRU")
+    with pytest.raises(ValueError, match=r"must be finite, got NaN or infinity$"):  # the names are not wrong
+        cnorm.from_torch({name: np.full_like(a, np.nan) for name, a in good.items()}, "torch", kind="GRU")
+
+
+# ---- PyTorch ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (kind, dict(zip(("num_layers", "bias", "bidirectional"), values, strict=True)))
+        for kind, *values in itertools.product(("LSTM", "GRU"), (1, 2), (True, False), (True, False))
+    ]
+    + [("LSTM", {"proj_size": 5})],
+)
+def test_torch_modules(kind, options, rng):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(1607)
+    module = getattr(torch.nn, kind)(6, 16, **options)
+    model = cnorm.Model(cnorm.from_torch(module, "torch", kind=kind))
+    x = rng.standard_normal((20, 6)).astype(np.float32)
+    with torch.no_grad():
+        wanted = module.double()(torch.from_numpy(x).double())[0].numpy()
+    # a plain cell with PyTorch's initial weights contracts: the error of a step does not grow
+    assert np.abs(model.run(x) - wanted).max() <= 4 * step_tolerance(_first_cell(model), 1.0)
+
+
+def _first_cell(model):
+    layer = model.layers[0]
+    return layer.forward if isinstance(layer, cnorm.Bidirectional) else layer
+
+
+def test_tensors_that_no_array_can_be_made_of(tmp_path):
+    """They may be elsewhere in a checkpoint; under the prefix they are an error that names them."""
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.GRU(4, 5))
+    state = module.state_dict() | {"0.weight": torch.zeros(3, 4).to(torch.float8_e4m3fn)}
+    (layer,) = cnorm.from_torch(state, "torch", kind="GRU", prefix="1.")
+    importlib.import_module("safetensors.torch").save_file(state, tmp_path / "file")
+    (other,) = cnorm.from_safetensors(tmp_path / "file", "torch", kind="GRU", prefix="1.")
+    assert layer.weights["weight_ih_l0"].tobytes() == other.weights["weight_ih_l0"].tobytes()
+    with pytest.raises(TypeError, match=r"source\['0.weight'\] must be a tensor that NumPy can read: .*Float8"):
+        cnorm.from_torch(state, "torch", kind="GRU")
+    with pytest.raises(ValueError, match=r"file: tensor '0.weight' has dtype F8_E4M3"):
+        cnorm.from_safetensors(tmp_path / "file", "torch", kind="GRU")
+    with pytest.raises(TypeError, match=r"source\['weight_ih_l0'\] must be a tensor that NumPy can read: .* meta"):
+        cnorm.from_torch(torch.nn.GRU(3, 4, device="meta"), "torch", kind="GRU")
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_torch_cells(kind, rng):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(1607)
+    module = getattr(torch.nn, f"{kind}Cell")(6, 16)
+    (layer,) = cnorm.from_torch(module, "torch", kind=kind)
+    x = rng.standard_normal(6).astype(np.float32)
+    with torch.no_grad():
+        wanted = module.double()(torch.from_numpy(x).double()[None])
+    wanted = (wanted[0] if kind == "LSTM" else wanted)[0].numpy()
+    assert np.abs(cnorm.Model([layer]).stream().step(x) - wanted).max() <= step_tolerance(layer, 1.0)
+
+
+def torch_layer_norm_lstm(torch, split, carry, bias_after, w, x, h, c, eps):
+    """A straightforward layer-normalised LSTM of F.linear and F.layer_norm; gates i, f, g, o."""
+    norm = torch.nn.functional.layer_norm
+    wide = (len(w["wx"]),)
+    if split:
+        gates = norm(x @ w["wx"].T, wide, w["gx"], w["bx"], eps) + norm(h @ w["wh"].T, wide, w["gh"], w["bh"], eps)
+    else:
+        gates = norm(x @ w["wx"].T + h @ w["wh"].T, wide, w["gx"], w["bx"], eps)
+    i, f, g, o = (gates + bias_after).chunk(4, dim=-1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    normed = norm(c, c.shape[-1:], w["gc"], w["bc"], eps)
+    return torch.sigmoid(o) * torch.tanh(normed), normed if carry else c
+
+
+@pytest.mark.parametrize("preset", ["torch_custom", "torchaudio", "tfa"])
+def test_layer_norm_cells_written_in_torch(preset, rng):
+    torch = pytest.importorskip("torch")
+    spec = cnorm.PRESETS["LSTM", preset]
+    own = random_weights(spec, rng, 6, 16)
+    names = {"wx": "weight_x", "wh": "weight_h", "gx": "gain_x", "bx": "bias_x", "gh": "gain_h", "bh": "bias_h"}
+    names |= {"gc": "gain_c", "bc": "bias_c"}
+    if spec.scope == "sum":
+        names |= {"gx": "gain", "bx": "bias"}
+    by_meaning = {meaning.removesuffix("?"): own[name] for name, _, meaning in spec.weights}
+    by_meaning = {m.removesuffix(".T"): a.T if m.endswith(".T") else a for m, a in by_meaning.items()}
+    w = {short: torch.tensor(by_meaning[long]).double() for short, long in names.items() if long in by_meaning}
+    after = torch.tensor(by_meaning["bias"]).double() if spec.scope == "split" and "bias" in by_meaning else 0
+    layer = cnorm.LSTM(own, preset=preset, eps=1e-3)
+
+    def advance(x, state):
+        x, h, c = (torch.tensor(np.float64(a)) for a in (x, state["h0"], state["c0"]))
+        h, c = torch_layer_norm_lstm(torch, spec.scope == "split", True, after, w, x, h, c, 1e-3)
+        return {"h0": h.numpy(), "c0": c.numpy()}
+
+    assert worst_step(layer, advance, rng, 50) <= 1
+
+
+@pytest.mark.parametrize("key", sorted(EPS), ids="-".join)
+def test_a_preset_without_eps_names_the_reason(key):
+    assert cnorm.PRESETS[key].eps is None
+    assert cnorm.PRESETS[key].normalises
