@@ -1,9 +1,19 @@
-"""Arrays to pointers: dtype, shape, stride and overlap checks that all entries share."""
+"""Checks that all entries share: type, dtype, shape and overlap of arrays, and plain numbers."""
+
+cdef str quoted(object value):
+    """repr of a value that may come from an untrusted source: at most 80 characters, none of them a control character.
+
+    repr escapes control characters in strings, but not those in the names of a type.
+    """
+    cdef str text = str(value) if isinstance(value, np.dtype) else repr(value)
+    text = "".join([c if c.isprintable() else repr(c)[1:-1] for c in text[:81]])
+    return text if len(text) <= 80 else text[:77] + "..."
+
 
 cpdef cnp.ndarray as_array(object a, str name, str call=None):
     """Any array-like that is not a plain Python number or sequence, as an ndarray.
 
-    call: what to write where others have a normalized_shape in this argument's place.
+    call: the right way to write the call, for messages, where other libraries have a normalized_shape in this place.
     """
     if type(a) is cnp.ndarray:
         return <cnp.ndarray>a
@@ -19,14 +29,17 @@ cpdef cnp.ndarray as_array(object a, str name, str call=None):
         raise TypeError(f"{name} must be an array, NumPy's or one that NumPy can read, got {type(a).__name__}")
     try:
         return np.asarray(a) if readable else np.from_dlpack(a)
-    except Exception as error:  # whatever the other library says about an array on a GPU, or one with a gradient
+    except Exception as error:  # the other library's own error, for an array on a GPU or one with a gradient
         raise TypeError(f"{name} must be an array that NumPy can read, got {type(a).__name__}: {error}") from error
 
+
+# ---- dtypes ----------------------------------------------------------------------------------------------------
 
 cdef int bfloat16_number = -1  # the type number that NumPy gave ml_dtypes.bfloat16; it differs from run to run
 
 
-cdef cnorm_dtype dtype_of(cnp.ndarray a, str name) except *:
+cdef int dtype_of(cnp.ndarray a, str name) except -1:
+    """The cnorm_dtype of `a`."""
     global bfloat16_number
     cdef int number = cnp.PyArray_TYPE(a)
     if cnp.PyArray_ISNOTSWAPPED(a):
@@ -41,154 +54,145 @@ cdef cnorm_dtype dtype_of(cnp.ndarray a, str name) except *:
         if a.dtype.name == "bfloat16" and a.dtype.type.__module__ == "ml_dtypes":
             bfloat16_number = number
             return CNORM_BF16
-    raise TypeError(f"{name} must have dtype float32, float64, float16 or bfloat16 in native byte order, got {a.dtype}")
+    raise TypeError(f"{name} must have dtype float32, float64, float16 or bfloat16 in native byte order, "
+                    f"got {quoted(a.dtype)}")
 
 
-cdef cnp.ndarray array_like(object given, str name, cnp.ndarray x, str of):
-    """`given` as an array of the shape and dtype of x, which goes by the name `of`."""
-    cdef cnp.ndarray a = as_array(given, name)
-    if cnp.PyArray_TYPE(a) != cnp.PyArray_TYPE(x) or not cnp.PyArray_ISNOTSWAPPED(a):
-        raise TypeError(f"{name} must have the dtype of {of}, {x.dtype}, got {a.dtype}")
-    if not cnp.PyArray_SAMESHAPE(a, x):
-        raise ValueError(f"{name} must have the shape of {of}, {(<object>x).shape}, got {(<object>a).shape}")
-    return a
+cdef int full_dtype_of(cnp.ndarray a, str name) except -1:
+    """The cnorm_dtype of an array for a norm that has no half types."""
+    cdef int number = cnp.PyArray_TYPE(a)
+    if number not in (cnp.NPY_FLOAT32, cnp.NPY_FLOAT64) or not cnp.PyArray_ISNOTSWAPPED(a):
+        raise TypeError(f"{name} must have dtype float32 or float64 in native byte order, got {quoted(a.dtype)}")
+    return CNORM_F32 if number == cnp.NPY_FLOAT32 else CNORM_F64
 
 
-cdef int compute_number(cnorm_dtype dtype) noexcept:
-    """NumPy's type number of the compute type: statistics, and weights inside."""
+cdef inline int compute_number(cnorm_dtype dtype) noexcept:
+    """NumPy's type number of the compute type: that of statistics, and of parameters in C."""
     return cnp.NPY_FLOAT64 if dtype == CNORM_F64 else cnp.NPY_FLOAT32
 
 
-cdef int first_normalised(object axis, int ndim, cnp.ndarray x) except -1:
+cdef inline bint has_dtype(cnp.ndarray a, int number) noexcept:
+    return cnp.PyArray_TYPE(a) == number and cnp.PyArray_ISNOTSWAPPED(a)
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------
+
+cdef cnp.ndarray array_like(object given, str name, cnp.ndarray x, str x_name):
+    """`given` as an array, checked to have the shape and dtype of x, which goes by `x_name` in messages."""
+    cdef cnp.ndarray a = as_array(given, name)
+    if not has_dtype(a, cnp.PyArray_TYPE(x)):
+        raise TypeError(f"{name} must have the dtype of {x_name}, {x.dtype}, got {quoted(a.dtype)}")
+    if not cnp.PyArray_SAMESHAPE(a, x):
+        raise ValueError(f"{name} must have the shape of {x_name}, {(<object>x).shape}, got {(<object>a).shape}")
+    return a
+
+
+cdef inline int first_normalised(object axis, cnp.ndarray x) except -1:
     """axis as an index from the front."""
-    if type(axis) is int and ndim > 0 and -ndim <= axis < ndim:
-        return axis + ndim if axis < 0 else axis
+    cdef int ndim = cnp.PyArray_NDIM(x), overflow
+    cdef long number
+    if type(axis) is int:  # without Python's comparisons, which take 30 ns
+        number = PyLong_AsLongAndOverflow(axis, &overflow)
+        if -ndim <= number < ndim and not overflow:
+            return <int>number + ndim if number < 0 else <int>number
     try:
         i = None if isinstance(axis, bool) else operator.index(axis)
     except TypeError:
         i = None
     if i is None:
-        raise TypeError(f"axis must be an integer, the first normalised dimension, got {axis!r}")
+        raise TypeError(f"axis must be an integer, the first normalised dimension, got {quoted(axis)}")
     if ndim == 0:
         raise ValueError("x must have at least one dimension, got a 0-dimensional array")
     if not -ndim <= i < ndim:
-        raise ValueError(f"axis must be in [{-ndim}, {ndim}) for x of shape {(<object>x).shape}, got {axis}")
+        raise ValueError(f"axis must be in [{-ndim}, {ndim}) for x of shape {(<object>x).shape}, got {quoted(axis)}")
     return i + ndim if i < 0 else i
 
 
-cdef double real_number(object value, str name, cnorm_dtype dtype=CNORM_F64) except -1.0:
-    """A number, not negative, finite in what `dtype` is computed in."""
-    cdef double number
-    if type(value) is not float and not isinstance(value, (numbers.Real, np.ndarray)) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a real number, got {value!r}")
-    if isinstance(value, np.ndarray) and (value.ndim or value.dtype.kind not in "fiu"):
-        raise TypeError(f"{name} must be a real number, got {value!r}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = INFINITY
-    if not number >= 0 or isinf(number):
-        raise ValueError(f"{name} must be finite and not negative, got {value!r}")
-    if number > FLT_MAX and dtype != CNORM_F64:
-        raise ValueError(f"{name} must be finite in float32, got {value!r}")
-    return number
-
-
-cdef struct Rows:
-    char *data
-    ptrdiff_t stride  # elements from row to row
-
-
-cdef bint as_rows(cnp.ndarray a, int axis, Rows *rows) noexcept:
-    """True if `a` already is [rows, n] with the row's elements together and one stride between rows."""
-    cdef int ndim = cnp.PyArray_NDIM(a), i
-    cdef cnp.npy_intp item = cnp.PyArray_ITEMSIZE(a), expected = item, step
-    cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(a)
-    cdef cnp.npy_intp *strides = cnp.PyArray_STRIDES(a)
-    rows.data = <char *>cnp.PyArray_DATA(a)
-    rows.stride = 0
-    if not cnp.PyArray_ISALIGNED(a):
-        return False
-    for i in range(ndim - 1, axis - 1, -1):
-        if shape[i] != 1 and strides[i] != expected:
-            return False
-        expected *= shape[i]
-    step = 0
-    for i in range(axis - 1, -1, -1):  # the leading dimensions must collapse into one
-        if shape[i] == 1:
-            continue
-        if step == 0:
-            if strides[i] % item:
-                return False
-            rows.stride = strides[i] // item
-            step = strides[i]
-            expected = step * shape[i]
-            if step == 0:  # a broadcast row: only one leading dimension can be so
-                return all_one(shape, i)
-        elif strides[i] != expected:
-            return False
-        else:
-            expected *= shape[i]
-    if step == 0:  # one row
-        rows.stride = expected // item
-    return True
-
-
-cdef bint all_one(cnp.npy_intp *shape, int before) noexcept:
-    cdef int i
-    for i in range(before):
-        if shape[i] != 1:
-            return False
-    return True
-
-
-cdef cnp.ndarray rows_of(cnp.ndarray a, int axis, Rows *rows):
-    """`a` as rows; a copy where its strides do not allow that. The result keeps the memory alive."""
-    if not as_rows(a, axis, rows):
-        a = np.array(a, order="C", copy=True)
-        as_rows(a, axis, rows)
+cdef cnp.ndarray per_channel(object p, cnp.ndarray x, ptrdiff_t length, str name, str each):
+    """p [length], of x's dtype; None stays None. `each` names what has one number, for messages."""
+    if p is None:
+        return None
+    cdef cnp.ndarray a = as_array(p, name)
+    if not has_dtype(a, cnp.PyArray_TYPE(x)):
+        raise TypeError(f"{name} must have the dtype of x, {x.dtype}, got {quoted(a.dtype)}")
+    if cnp.PyArray_NDIM(a) != 1 or cnp.PyArray_DIMS(a)[0] != length:
+        raise ValueError(f"{name} must have shape ({length},), one number for each {each}, got {(<object>a).shape}")
     return a
 
 
-cdef cnp.ndarray parameter(cnp.ndarray a, cnp.ndarray x, cnorm_dtype dtype, int axis, str name):
-    """weight or bias `a`, checked to have the normalised shape; C-contiguous, in the compute type."""
-    cdef int i, ndim = cnp.PyArray_NDIM(x) - axis, number = cnp.PyArray_TYPE(a), wanted = compute_number(dtype)
-    cdef bint fits = cnp.PyArray_NDIM(a) == ndim
-    if (number != wanted and number != cnp.PyArray_TYPE(x)) or not cnp.PyArray_ISNOTSWAPPED(a):
-        also = " or float32" if wanted == cnp.NPY_FLOAT32 and dtype != CNORM_F32 else ""
-        raise TypeError(f"{name} must have the dtype of x, {x.dtype}{also}, got {a.dtype}")
-    if fits:
-        for i in range(ndim):
-            fits = fits and cnp.PyArray_DIMS(a)[i] == cnp.PyArray_DIMS(x)[axis + i]
-    if not fits:
-        raise ValueError(f"{name} must have the normalised shape {(<object>x).shape[axis:]} (x has shape "
-                         f"{(<object>x).shape}, axis={axis}), got {(<object>a).shape}")
-    a = contiguous(a)
-    return a if number == wanted else widened(a, dtype)
+# ---- numbers ---------------------------------------------------------------------------------------------------
+
+cdef inline double real_number(object value, str name, cnorm_dtype dtype=CNORM_F64) except -1.0:
+    """A number, not negative, finite in the compute type of `dtype`."""
+    cdef double number
+    if type(value) is float:
+        number = <double>value
+    else:
+        if not isinstance(value, (numbers.Real, np.ndarray)) or isinstance(value, bool):
+            raise TypeError(f"{name} must be a real number, got {quoted(value)}")
+        if isinstance(value, np.ndarray) and (value.ndim or value.dtype.kind not in "fiu"):
+            raise TypeError(f"{name} must be a real number, got {quoted(value)}")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = INFINITY
+    if not number >= 0 or isinf(number):
+        raise ValueError(f"{name} must be finite and not negative, got {quoted(value)}")
+    if number > FLT_MAX and dtype != CNORM_F64:
+        raise ValueError(f"{name} must be finite in float32, got {quoted(value)}")
+    return number
 
 
-cdef cnp.ndarray contiguous(cnp.ndarray a):
-    """`a` where C can read it as it lies, else a copy; None stays None."""
-    if a is None or (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
-        return a
-    return np.array(a, order="C", copy=True)
+cdef ptrdiff_t whole_number(object value, str name, ptrdiff_t least) except -1:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be an integer, got {quoted(value)}")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {quoted(number)}")
+    return min(number, 1 << 60)
 
 
-cdef cnp.ndarray widened(cnp.ndarray a, cnorm_dtype dtype):
-    """A C-contiguous array of float16 or bfloat16 as float32."""
-    cdef cnp.ndarray wide = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a), cnp.PyArray_DIMS(a), cnp.NPY_FLOAT32, 0)
-    check(cnorm_widen(dtype, cnp.PyArray_SIZE(a), cnp.PyArray_DATA(a), <float *>cnp.PyArray_DATA(wide)))
-    return wide
+# ---- outputs and overlap ---------------------------------------------------------------------------------------
+
+cdef cnp.ndarray output(object out, str name, cnp.ndarray like):
+    """The caller's array, checked to have the shape and dtype of `like`, or a new one."""
+    if out is None:
+        return cnp.PyArray_EMPTY(cnp.PyArray_NDIM(like), cnp.PyArray_DIMS(like), cnp.PyArray_TYPE(like), 0)
+    check_array(out, name)
+    check_output(out, name, like)
+    return out
 
 
-cdef cnp.ndarray rows_to(cnp.ndarray y, int axis, Rows *rows):
-    """y itself where its strides let C write rows to it, else an array to copy from."""
-    if as_rows(y, axis, rows):
-        return y
-    return rows_of(np.empty((<object>y).shape, y.dtype), axis, rows)
+cdef int check_array(object out, str name) except -1:
+    """out must be an ndarray itself: results written to a copy, or past a mask, would be lost."""
+    if type(out) is not cnp.ndarray and (not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray)):
+        raise TypeError(f"{name} must be a NumPy array or None, got {type(out).__name__}")
+    return 0
 
 
-cdef bint same_place(cnp.ndarray a, cnp.ndarray b):
+cdef int check_output(cnp.ndarray out, str name, cnp.ndarray like) except -1:
+    """out must be writable, of the shape and dtype of `like`, and no two of its elements may share memory."""
+    if not has_dtype(out, cnp.PyArray_TYPE(like)):
+        raise TypeError(f"{name} must have dtype {like.dtype}, got {quoted(out.dtype)}")
+    if not cnp.PyArray_SAMESHAPE(out, like):
+        raise ValueError(f"{name} must have shape {(<object>like).shape}, got {(<object>out).shape}")
+    if not cnp.PyArray_ISWRITEABLE(out):
+        raise ValueError(f"{name} must be writable, got a read-only array")
+    if not cnp.PyArray_IS_C_CONTIGUOUS(out):
+        span = out.itemsize  # bytes that the dimensions seen so far reach over, smallest stride first
+        for stride, length in sorted((abs(s), n) for s, n in zip((<object>out).strides, (<object>out).shape) if n > 1):
+            if stride < span:
+                raise ValueError(f"{name} must have a place for each element, got a view with strides "
+                                 f"{(<object>out).strides} for shape {(<object>out).shape}")
+            span += stride * (length - 1)
+    return 0
+
+
+cdef bint same_view(cnp.ndarray a, cnp.ndarray b) noexcept:
+    """Whether element i of `a` is element i of `b`, for arrays of one shape and dtype."""
     cdef int i
     if cnp.PyArray_DATA(a) != cnp.PyArray_DATA(b) or cnp.PyArray_NDIM(a) != cnp.PyArray_NDIM(b):
         return False
@@ -198,8 +202,8 @@ cdef bint same_place(cnp.ndarray a, cnp.ndarray b):
     return True
 
 
-cdef bint apart(cnp.ndarray a, cnp.ndarray b):
-    """True at once for two contiguous arrays that do not touch; else NumPy decides exactly."""
+cdef inline bint disjoint(cnp.ndarray a, cnp.ndarray b) except -1:
+    """Whether no byte belongs to both: by address for two contiguous arrays, else NumPy decides exactly."""
     cdef char *p = <char *>cnp.PyArray_DATA(a)
     cdef char *q = <char *>cnp.PyArray_DATA(b)
     if cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_IS_C_CONTIGUOUS(b):
@@ -207,155 +211,48 @@ cdef bint apart(cnp.ndarray a, cnp.ndarray b):
     return not np.shares_memory(a, b)
 
 
-cdef int check_out(cnp.ndarray out, str name, cnp.ndarray like) except -1:
-    """out must be a writable array of the shape and dtype of `like`, each element in a place of its own."""
-    if cnp.PyArray_TYPE(out) != cnp.PyArray_TYPE(like) or not cnp.PyArray_ISNOTSWAPPED(out):
-        raise TypeError(f"{name} must have dtype {like.dtype}, got {out.dtype}")
-    if not cnp.PyArray_SAMESHAPE(out, like):
-        raise ValueError(f"{name} must have shape {(<object>like).shape}, got {(<object>out).shape}")
-    if not cnp.PyArray_ISWRITEABLE(out):
-        raise ValueError(f"{name} must be writable, got a read-only array")
-    if not cnp.PyArray_IS_C_CONTIGUOUS(out):
-        room = out.itemsize  # bytes that the dimensions seen so far span, smallest stride first
-        for stride, length in sorted((abs(s), n) for s, n in zip((<object>out).strides, (<object>out).shape) if n > 1):
-            if stride < room:
-                raise ValueError(f"{name} must have a place for each element, got a view with strides "
-                                 f"{(<object>out).strides} for shape {(<object>out).shape}")
-            room += stride * (length - 1)
-    return 0
-
-
-cdef cnp.ndarray output(object out, str name, cnp.ndarray like):
-    """The caller's array, checked, or a new one."""
-    if out is None:
-        return cnp.PyArray_EMPTY(cnp.PyArray_NDIM(like), cnp.PyArray_DIMS(like), cnp.PyArray_TYPE(like), 0)
-    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
-        raise TypeError(f"{name} must be a NumPy array or None, got {type(out).__name__}")
-    check_out(out, name, like)
-    return out
-
-
-cdef int check_apart(cnp.ndarray out, str name, object other, str other_name, bint in_place) except -1:
-    """out may be exactly `other` if in_place, else must not touch it."""
-    if other is not None and not apart(out, other) and not (in_place and same_place(out, other)):
+cdef inline int check_disjoint(cnp.ndarray out, str name, cnp.ndarray other, str other_name, bint in_place) except -1:
+    """out must not overlap `other`, but may be the same view of it if `in_place`; None overlaps nothing."""
+    if other is not None and not (in_place and same_view(out, other)) and not disjoint(out, other):
         raise ValueError(f"{name} must not overlap {other_name}" +
                          (" (exactly the same array is in place and allowed)" if in_place else ""))
     return 0
 
 
-cdef cnp.ndarray computed(cnp.ndarray result, cnorm_dtype dtype):
-    """A gradient of weight or bias: `result` itself where C can write to it, else an array to copy from."""
-    if (cnp.PyArray_TYPE(result) == compute_number(dtype) and cnp.PyArray_IS_C_CONTIGUOUS(result)
-            and cnp.PyArray_ISALIGNED(result)):
-        return result
-    return np.empty((<object>result).shape, np.float64 if dtype == CNORM_F64 else np.float32)
-
-
-cdef int deliver(results, sources) except -1:
-    """Copy what C could not write where it is wanted; what does not fit float16 is infinite, as the dtype has it."""
-    for result, source in zip(results, sources):
-        if result is not source:
-            with KernelArithmetic():
-                result[...] = source
-    return 0
-
-
-cdef int count_rows(cnp.ndarray x, int axis, ptrdiff_t *rows, ptrdiff_t *n) except -1:
-    cdef int i
-    rows[0] = n[0] = 1
-    for i in range(cnp.PyArray_NDIM(x)):
-        if i < axis:
-            rows[0] *= cnp.PyArray_DIMS(x)[i]
-        else:
-            n[0] *= cnp.PyArray_DIMS(x)[i]
-    if n[0] == 0:
-        raise ValueError(f"x must have at least one element in each row: axis={axis} leaves rows of shape "
-                         f"{(<object>x).shape[axis:]} (x has shape {(<object>x).shape})")
-    return 0
-
-
-cdef cnorm_dtype whole_dtype(cnp.ndarray a, str name) except *:
-    """float32 or float64: the family has no half types."""
-    cdef int number = cnp.PyArray_TYPE(a)
-    if number not in (cnp.NPY_FLOAT32, cnp.NPY_FLOAT64) or not cnp.PyArray_ISNOTSWAPPED(a):
-        raise TypeError(f"{name} must have dtype float32 or float64 in native byte order, got {a.dtype}")
-    return CNORM_F32 if number == cnp.NPY_FLOAT32 else CNORM_F64
-
-
-cdef struct Volume:
-    ptrdiff_t samples, channels, space
-
-
-cdef int volume_of(cnp.ndarray x, int least, Volume *volume) except -1:
-    """x [samples, channels, *space]."""
-    cdef int i
-    if cnp.PyArray_NDIM(x) < least:
-        raise ValueError(f"x must have at least {least} dimensions, (samples, channels{', space, ...' * (least - 2)}), "
-                         f"got shape {(<object>x).shape}")
-    volume.samples, volume.channels, volume.space = cnp.PyArray_DIMS(x)[0], cnp.PyArray_DIMS(x)[1], 1
-    for i in range(2, cnp.PyArray_NDIM(x)):
-        volume.space *= cnp.PyArray_DIMS(x)[i]
-    if volume.channels * volume.space == 0:
-        raise ValueError(f"x must have at least one element in each sample, got shape {(<object>x).shape}")
-    return 0
-
-
-cdef cnp.ndarray vector(object p, cnp.ndarray x, ptrdiff_t length, str name, str what):
-    """p [length] of x's dtype; None stays None. `what` says what there is one number for."""
-    if p is None:
-        return None
-    cdef cnp.ndarray a = as_array(p, name)
-    if cnp.PyArray_TYPE(a) != cnp.PyArray_TYPE(x) or not cnp.PyArray_ISNOTSWAPPED(a):
-        raise TypeError(f"{name} must have the dtype of x, {x.dtype}, got {a.dtype}")
-    if cnp.PyArray_NDIM(a) != 1 or cnp.PyArray_DIMS(a)[0] != length:
-        raise ValueError(f"{name} must have shape ({length},), one number for each {what}, got {(<object>a).shape}")
-    return a
-
-
-cdef void *data_of(cnp.ndarray a) noexcept:
-    return NULL if a is None else cnp.PyArray_DATA(a)
-
-
-cdef cnp.ndarray result_of(object out, cnp.ndarray x, inputs):
-    """The array y that a forward call fills: `out`, checked against the inputs (name, array), or a new one."""
+cdef cnp.ndarray result_of(object out, cnp.ndarray x, tuple inputs):
+    """The array y of a forward pass: `out`, checked against the `inputs` (name, array), or a new one."""
     cdef cnp.ndarray y = output(out, "out", x)
     if out is not None:
         for name, array in inputs:
-            check_apart(y, "out", array, name, array is x)
+            check_disjoint(y, "out", array, name, array is x)
     return y
 
 
-cdef list gradients_of(object out, str names, likes, in_place, inputs):
-    """The arrays that a backward call fills: `out`, a tuple, checked against the inputs (name, array) and itself."""
+cdef list gradients_of(object out, tuple names, tuple likes, tuple inputs):
+    """The results of a backward pass: the arrays in `out`, checked against the inputs and one another, or new ones.
+
+    likes: arrays of the shapes and dtypes of the results.
+    inputs: pairs (name, array); the first two are the output's gradient and x, in whose place dx may be written. The
+    second of `names` is the gradient of one of them.
+    """
     cdef int i, j
+    cdef str wanted = f"({', '.join(names)})"
     if out is None:
-        out = (None,) * len(likes)
-    elif not isinstance(out, tuple):
-        raise TypeError(f"out must be a tuple {names} or None, got {type(out).__name__}")
-    elif len(out) != len(likes):
-        raise ValueError(f"out must be a tuple of {len(likes)}, {names}, got {len(out)}")
-    parameter = names.strip("()").split(", ")[1].removeprefix("d")
+        return [output(None, "", like) for like in likes]
+    if not isinstance(out, tuple):
+        raise TypeError(f"out must be a tuple {wanted} or None, got {type(out).__name__}")
+    if len(out) != len(names):
+        raise ValueError(f"out must be a tuple of {len(names)}, {wanted}, got {len(out)}")
+    parameter = names[1].removeprefix("d")
     if out[1] is not None and dict(inputs)[parameter] is None:
         raise ValueError(f"out[1] must be None where {parameter} is None")
     results = [output(given, f"out[{i}]", like) for i, (given, like) in enumerate(zip(out, likes))]
     for i in range(len(results)):
         if out[i] is None:
             continue
-        for name, array in inputs:
-            check_apart(results[i], f"out[{i}]", array, name, i == 0 and name in in_place)
+        for j, (name, array) in enumerate(inputs):
+            check_disjoint(results[i], f"out[{i}]", array, name, i == 0 and j < 2)
         for j in range(len(results)):
             if j != i:
-                check_apart(results[i], f"out[{i}]", results[j], f"out[{j}]", False)
+                check_disjoint(results[i], f"out[{i}]", results[j], f"out[{j}]", False)
     return results
-
-
-cdef ptrdiff_t whole_number(object value, str name, ptrdiff_t least) except -1:
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None:
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    return min(number, 1 << 60)

@@ -1,10 +1,61 @@
 """Batch normalisation, in training and with given moments."""
 
-cdef int check_batch(Volume *v) except -1:
-    if v.samples * v.space < 2:
+cdef cnorm_status call_batch_norm(Call *c) noexcept nogil:
+    return cnorm_batch_norm(c.dtype, c.rows, c.channels, c.space, c.x.data, c.x.stride, c.gain, c.bias, c.eps, c.y.data,
+                            c.y.stride, c.stats, c.moments, c.scratch)
+
+
+cdef cnorm_status call_batch_norm_backward(Call *c) noexcept nogil:
+    return cnorm_batch_norm_backward(c.dtype, c.rows, c.channels, c.space, c.dy.data, c.dy.stride, c.x.data,
+                                     c.x.stride, c.gain, c.stats, c.y.data, c.y.stride, c.dgain, c.dbias, c.scratch)
+
+
+cdef cnorm_status call_batch_norm_inference(Call *c) noexcept nogil:
+    return cnorm_batch_norm_inference(c.dtype, c.rows, c.channels, c.space, c.x.data, c.x.stride, c.mean, c.var, c.gain,
+                                      c.bias, c.eps, c.y.data, c.y.stride, c.scratch)
+
+
+cdef cnorm_status call_batch_norm_inference_backward(Call *c) noexcept nogil:
+    return cnorm_batch_norm_inference_backward(c.dtype, c.rows, c.channels, c.space, c.dy.data, c.dy.stride, c.x.data,
+                                               c.x.stride, c.mean, c.var, c.gain, c.eps, c.y.data, c.y.stride, c.dgain,
+                                               c.dbias, c.scratch)
+
+
+cdef int set_batch(Call *call, cnp.ndarray x) except -1:
+    """`set_samples` for training, which needs more than one number per channel."""
+    set_samples(call, x, 2)
+    if call.rows * call.space < 2:
         raise ValueError("x must have more than one number per channel in training, got "
-                         f"{v.samples * v.space}: the mean would be the number itself, its deviation 0 and "
+                         f"{call.rows * call.space}: the mean would be the number itself, its deviation 0 and "
                          "every output the bias, whatever x is; batch_norm_inference takes any number")
+    return 0
+
+
+cdef cnp.ndarray reserve_batch(Call *call):
+    return reserve(call, cnorm_batch_norm_scratch(call.dtype, call.rows, call.channels, call.space))
+
+
+cdef tuple running_averages(object mean, object var, cnp.ndarray x, tuple others):
+    """running_mean and running_var [channels], both checked as outputs beside `others` (name, array); or None twice."""
+    cdef cnp.ndarray like, m, v
+    if (mean is None) != (var is None):
+        given, absent = ("running_var", "running_mean") if mean is None else ("running_mean", "running_var")
+        raise ValueError(f"{absent} must be given too where {given} is, got None")
+    if mean is None:
+        return None, None
+    like = np.empty(cnp.PyArray_DIMS(x)[1], x.dtype)
+    m, v = output(mean, "running_mean", like), output(var, "running_var", like)
+    for name, array in others:
+        check_disjoint(m, "running_mean", array, name, False)
+        check_disjoint(v, "running_var", array, name, False)
+    check_disjoint(m, "running_mean", v, "running_var", False)
+    return m, v
+
+
+cdef int update(average, batch, double factor, double momentum) except -1:
+    """average = (1 - momentum) average + momentum (factor batch), in float64 and rounded once."""
+    with default_float_env():
+        average[...] = (1 - momentum) * average.astype(np.float64) + momentum * (factor * batch)
     return 0
 
 
@@ -58,57 +109,36 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     array([[-1., -1.],
            [ 1.,  1.]], dtype=float32)
     """
-    cdef cnp.ndarray a = as_array(x, "x"), like, target, scratch, moments
-    cdef cnorm_dtype dtype = whole_dtype(a, "x")
-    cdef Volume v
-    cdef Rows source, sink
-    cdef double e = real_number(eps, "eps", dtype), share
-    cdef double *pm
-    cdef cnorm_status status
-    volume_of(a, 2, &v)
-    check_batch(&v)
-    cdef cnp.ndarray gain = vector(weight, a, v.channels, "weight", "channel")
-    cdef cnp.ndarray shift = vector(bias, a, v.channels, "bias", "channel"), mean = None, var = None
-    cdef cnp.ndarray y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift)))
-    cdef Stats stats = empty_stats((v.channels,), dtype)
+    cdef Call call
+    cdef cnp.ndarray a = as_array(x, "x"), moments, y
+    cdef double share
+    set_batch(&call, a)
+    call.eps = real_number(eps, "eps", call.dtype)
+    cdef cnp.ndarray gain = per_channel(weight, a, call.channels, "weight", "channel")
+    cdef cnp.ndarray shift = per_channel(bias, a, call.channels, "bias", "channel")
+    y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift)))
     if not isinstance(running_variance, str) or running_variance not in ("unbiased", "biased"):
-        raise ValueError(f'running_variance must be "unbiased" or "biased", got {running_variance!r}')
-    if (running_mean is None) != (running_var is None):
-        given, absent = ("running_var", "running_mean") if running_mean is None else ("running_mean", "running_var")
-        raise ValueError(f"{absent} must be given too where {given} is, got None")
+        raise ValueError(f'running_variance must be "unbiased" or "biased", got {quoted(running_variance)}')
     share = real_number(momentum, "momentum")
     if share > 1:
-        raise ValueError(f"momentum must be in [0, 1], got {momentum!r}")
-    if running_mean is not None:
-        like = np.empty(v.channels, a.dtype)
-        mean = output(running_mean, "running_mean", like)
-        var = output(running_var, "running_var", like)
-        for average, name in ((mean, "running_mean"), (var, "running_var")):
-            for other, other_name in ((a, "x"), (gain, "weight"), (shift, "bias"), (y, "out")):
-                check_apart(average, name, other, other_name, False)
-        check_apart(mean, "running_mean", var, "running_var", False)
-    a = rows_of(a, 1, &source)
-    target = rows_to(y, 1, &sink)
-    moments = np.empty((2, v.channels))
-    scratch = np.empty(cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space), np.uint8)
-    pm = <double *>cnp.PyArray_DATA(moments)
-    gain = contiguous(gain)
-    cdef void *pg = data_of(gain)
-    shift = contiguous(shift)
-    cdef void *pb = data_of(shift)
-    cdef void *ps = data_of(stats._data)
-    cdef void *pw = data_of(scratch)
-    with nogil:
-        status = cnorm_batch_norm(dtype, v.samples, v.channels, v.space, source.data, source.stride, pg, pb, e,
-                                  sink.data, sink.stride, ps, pm, pw)
-    check(status)
-    deliver((y,), (target,))
+        raise ValueError(f"momentum must be in [0, 1], got {quoted(momentum)}")
+    mean, var = running_averages(running_mean, running_var, a,
+                                 (("x", a), ("weight", gain), ("bias", shift), ("out", y)))
+    cdef Stats stats = empty_stats((call.channels,), call.dtype)
+    moments = np.empty((2, call.channels))
+    a = read_rows(&call, &call.x, a)
+    gain = read_parameter(&call, &call.gain, gain)
+    shift = read_parameter(&call, &call.bias, shift)
+    cdef cnp.ndarray written = write_rows(&call, &call.y, y)
+    call.stats = cnp.PyArray_DATA(stats._data)
+    call.moments = <double *>cnp.PyArray_DATA(moments)
+    scratch = reserve_batch(&call)
+    launch(&call, call_batch_norm)
+    copy_back(y, written)
     if mean is not None:
-        with KernelArithmetic():
-            number = float(v.samples * v.space)
-            batch_var = moments[1] * (number / (number - 1)) if running_variance == "unbiased" else moments[1]
-            mean[...] = (1 - share) * mean.astype(np.float64) + share * moments[0]
-            var[...] = (1 - share) * var.astype(np.float64) + share * batch_var
+        number = float(call.rows * call.space)
+        update(mean, moments[0], 1, share)
+        update(var, moments[1], number / (number - 1) if running_variance == "unbiased" else 1, share)
     return (y, stats) if return_stats else y
 
 
@@ -144,49 +174,43 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     ValueError
         For a shape or overlap that can't be used. The outputs are then unchanged.
     """
-    cdef cnp.ndarray a = as_array(x, "x"), d, gain, like, target, dgain, dbias, scratch
-    cdef cnorm_dtype dtype = whole_dtype(a, "x")
-    cdef Volume v
-    cdef Rows gradient, source, sink
-    cdef cnorm_status status
-    volume_of(a, 2, &v)
-    check_batch(&v)
-    d, gain = array_like(dy, "dy", a, "x"), vector(weight, a, v.channels, "weight", "channel")
-    like = np.empty(v.channels, a.dtype)
-    check_stats(stats, (v.channels,), a, dtype, "(channels,)")
-    results = gradients_of(out, "(dx, dweight, dbias)", (a, like, like), ("dy", "x"),
-                           (("dy", d), ("x", a), ("weight", gain), ("stats", stats._data)))
-    d = rows_of(d, 1, &gradient)
-    a = rows_of(a, 1, &source)
-    target = rows_to(results[0], 1, &sink)
-    dgain, dbias = computed(results[1], dtype), computed(results[2], dtype)
-    scratch = np.empty(cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space), np.uint8)
-    gain = contiguous(gain)
-    cdef void *pg = data_of(gain)
-    cdef void *ps = data_of(stats._data)
-    cdef void *pdg = data_of(dgain)
-    cdef void *pdb = data_of(dbias)
-    cdef void *pw = data_of(scratch)
-    with nogil:
-        status = cnorm_batch_norm_backward(dtype, v.samples, v.channels, v.space, gradient.data, gradient.stride,
-                                           source.data, source.stride, pg, ps, sink.data, sink.stride, pdg, pdb, pw)
-    check(status)
-    deliver(results, (target, dgain, dbias))
-    return results[0], None if weight is None else results[1], results[2]
+    cdef Call call
+    cdef cnp.ndarray a = as_array(x, "x")
+    set_batch(&call, a)
+    check_stats(stats, (call.channels,), a, call.dtype, "(channels,)")
+    call.stats = cnp.PyArray_DATA(stats._data)
+    return batch_gradients(&call, call_batch_norm_backward, dy, a, weight, (("stats", stats._data),), out)
 
 
-def check_var(var, what):
-    """No variance is negative, be it subnormal; NaN may be; `what` says what there is one for."""
-    with KernelArithmetic():
+cdef tuple batch_gradients(Call *call, Entry entry, object dy, cnp.ndarray x, object weight, tuple statistics,
+                           object out):
+    """Gradients for x, weight and bias; `statistics` (name, array) were read by the caller."""
+    cdef cnp.ndarray d = array_like(dy, "dy", x, "x")
+    cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
+    like = np.empty(call.channels, x.dtype)
+    results = gradients_of(out, ("dx", "dweight", "dbias"), (x, like, like),
+                           (("dy", d), ("x", x), ("weight", gain), *statistics))
+    d = read_rows(call, &call.dy, d)
+    x = read_rows(call, &call.x, x)
+    gain = read_parameter(call, &call.gain, gain)
+    scratch = reserve_batch(call)
+    run_backward(call, entry, results)
+    return results[0], None if gain is None else results[1], results[2]
+
+
+def check_var(var, each):
+    """No variance may be negative, be it subnormal; NaN may be. `each` names what has one variance, for messages."""
+    with default_float_env():
         negative = np.less(var, 0)
     if negative.any():
-        raise ValueError(f"var must not be negative, got {var[negative][0]} in {what} {negative.argmax()}")
+        raise ValueError(f"var must not be negative, got {var[negative][0]} in {each} {negative.argmax()}")
 
 
-cdef cnp.ndarray given_moment(object p, cnp.ndarray x, ptrdiff_t channels, str name):
+cdef cnp.ndarray given_moment(object p, cnp.ndarray x, str name):
+    """mean or var [channels], which must be given."""
     if p is None:
-        raise TypeError(f"{name} must be an array of shape ({channels},), got None")
-    cdef cnp.ndarray a = vector(p, x, channels, name, "channel")
+        raise TypeError(f"{name} must be an array of shape ({cnp.PyArray_DIMS(x)[1]},), got None")
+    cdef cnp.ndarray a = per_channel(p, x, cnp.PyArray_DIMS(x)[1], name, "channel")
     if name == "var":
         check_var(a, "channel")
     return a
@@ -222,36 +246,23 @@ def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=
     ValueError
         For a shape, variance, eps or overlap that can't be used. `out` is then unchanged.
     """
-    cdef cnp.ndarray a = as_array(x, "x"), target, scratch
-    cdef cnorm_dtype dtype = whole_dtype(a, "x")
-    cdef Volume v
-    cdef Rows source, sink
-    cdef double e = real_number(eps, "eps", dtype)
-    cdef cnorm_status status
-    volume_of(a, 2, &v)
-    cdef cnp.ndarray gain = vector(weight, a, v.channels, "weight", "channel")
-    cdef cnp.ndarray shift = vector(bias, a, v.channels, "bias", "channel")
-    cdef cnp.ndarray centre = given_moment(mean, a, v.channels, "mean")
-    cdef cnp.ndarray spread = given_moment(var, a, v.channels, "var")
-    cdef cnp.ndarray y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift), ("mean", centre),
-                                            ("var", spread)))
-    a = rows_of(a, 1, &source)
-    target = rows_to(y, 1, &sink)
-    scratch = np.empty(cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space), np.uint8)
-    centre = contiguous(centre)
-    cdef void *pmean = data_of(centre)
-    spread = contiguous(spread)
-    cdef void *pvar = data_of(spread)
-    gain = contiguous(gain)
-    cdef void *pg = data_of(gain)
-    shift = contiguous(shift)
-    cdef void *pb = data_of(shift)
-    cdef void *pw = data_of(scratch)
-    with nogil:
-        status = cnorm_batch_norm_inference(dtype, v.samples, v.channels, v.space, source.data, source.stride, pmean,
-                                            pvar, pg, pb, e, sink.data, sink.stride, pw)
-    check(status)
-    deliver((y,), (target,))
+    cdef Call call
+    cdef cnp.ndarray a = as_array(x, "x")
+    set_samples(&call, a, 2)
+    call.eps = real_number(eps, "eps", call.dtype)
+    cdef cnp.ndarray gain = per_channel(weight, a, call.channels, "weight", "channel")
+    cdef cnp.ndarray shift = per_channel(bias, a, call.channels, "bias", "channel")
+    cdef cnp.ndarray m = given_moment(mean, a, "mean"), v = given_moment(var, a, "var")
+    cdef cnp.ndarray y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift), ("mean", m), ("var", v)))
+    a = read_rows(&call, &call.x, a)
+    m = read_parameter(&call, &call.mean, m)
+    v = read_parameter(&call, &call.var, v)
+    gain = read_parameter(&call, &call.gain, gain)
+    shift = read_parameter(&call, &call.bias, shift)
+    cdef cnp.ndarray written = write_rows(&call, &call.y, y)
+    scratch = reserve_batch(&call)
+    launch(&call, call_batch_norm_inference)
+    copy_back(y, written)
     return y
 
 
@@ -284,37 +295,12 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
     ValueError
         For a shape, variance, eps or overlap that can't be used. The outputs are then unchanged.
     """
-    cdef cnp.ndarray a = as_array(x, "x"), d, like, target, dgain, dbias, scratch
-    cdef cnorm_dtype dtype = whole_dtype(a, "x")
-    cdef Volume v
-    cdef Rows gradient, source, sink
-    cdef double e = real_number(eps, "eps", dtype)
-    cdef cnorm_status status
-    volume_of(a, 2, &v)
-    cdef cnp.ndarray gain = vector(weight, a, v.channels, "weight", "channel")
-    cdef cnp.ndarray centre = given_moment(mean, a, v.channels, "mean")
-    cdef cnp.ndarray spread = given_moment(var, a, v.channels, "var")
-    d, like = array_like(dy, "dy", a, "x"), np.empty(v.channels, a.dtype)
-    results = gradients_of(out, "(dx, dweight, dbias)", (a, like, like), ("dy", "x"),
-                           (("dy", d), ("x", a), ("weight", gain), ("mean", centre), ("var", spread)))
-    d = rows_of(d, 1, &gradient)
-    a = rows_of(a, 1, &source)
-    target = rows_to(results[0], 1, &sink)
-    dgain, dbias = computed(results[1], dtype), computed(results[2], dtype)
-    scratch = np.empty(cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space), np.uint8)
-    centre = contiguous(centre)
-    cdef void *pmean = data_of(centre)
-    spread = contiguous(spread)
-    cdef void *pvar = data_of(spread)
-    gain = contiguous(gain)
-    cdef void *pg = data_of(gain)
-    cdef void *pdg = data_of(dgain)
-    cdef void *pdb = data_of(dbias)
-    cdef void *pw = data_of(scratch)
-    with nogil:
-        status = cnorm_batch_norm_inference_backward(dtype, v.samples, v.channels, v.space, gradient.data,
-                                                     gradient.stride, source.data, source.stride, pmean, pvar, pg, e,
-                                                     sink.data, sink.stride, pdg, pdb, pw)
-    check(status)
-    deliver(results, (target, dgain, dbias))
-    return results[0], None if weight is None else results[1], results[2]
+    cdef Call call
+    cdef cnp.ndarray a = as_array(x, "x")
+    set_samples(&call, a, 2)
+    call.eps = real_number(eps, "eps", call.dtype)
+    cdef cnp.ndarray m = given_moment(mean, a, "mean"), v = given_moment(var, a, "var")
+    given = (("mean", m), ("var", v))
+    m = read_parameter(&call, &call.mean, m)
+    v = read_parameter(&call, &call.var, v)
+    return batch_gradients(&call, call_batch_norm_inference_backward, dy, a, weight, given, out)

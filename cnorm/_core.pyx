@@ -6,6 +6,7 @@ Arrays go through the NumPy C-API: typed memoryviews cost ten times as much per 
 One module, in parts: two would each link a copy of the library, and with it of the active instruction set.
 """
 cimport numpy as cnp
+from cpython.long cimport PyLong_AsLongAndOverflow
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, isinf
@@ -31,11 +32,11 @@ cdef enum:
 
 cdef extern from *:
     """
-    static int take(int *flag) { return __atomic_exchange_n(flag, 1, __ATOMIC_ACQUIRE) == 0; }
-    static void give_back(int *flag) { __atomic_store_n(flag, 0, __ATOMIC_RELEASE); }
+    static int try_lock(int *flag) { return __atomic_exchange_n(flag, 1, __ATOMIC_ACQUIRE) == 0; }
+    static void unlock(int *flag) { __atomic_store_n(flag, 0, __ATOMIC_RELEASE); }
     """
-    bint take(int *flag) nogil
-    void give_back(int *flag) nogil
+    bint try_lock(int *flag) nogil
+    void unlock(int *flag) nogil
 
 cdef extern from "float_mode.h" nogil:
     ctypedef struct float_mode:
@@ -44,7 +45,7 @@ cdef extern from "float_mode.h" nogil:
     void float_mode_leave(float_mode mode)
 
 
-cdef class KernelArithmetic:
+cdef class default_float_env:
     """Within it NumPy rounds as the kernels do, whatever mode somebody has left set, and warns of nothing."""
     cdef float_mode mode
     cdef object errstate
@@ -118,6 +119,7 @@ if cnorm_isa_active() == NULL:
 
 
 include "_arrays.pxi"
+include "_call.pxi"
 include "_stats.pxi"
 include "_layer_norm.pxi"
 include "_group_norm.pxi"

@@ -1,14 +1,29 @@
 """Divisive normalisation, and the gradient of layer normalisation for its smoothing term."""
 
-cdef ptrdiff_t checked_radius(object radius, str name, ptrdiff_t n) except -1:
-    return n if radius is None else whole_number(radius, name, 0)
+cdef cnorm_status call_divisive_norm(Call *c) noexcept nogil:
+    return cnorm_divisive_norm(c.dtype, c.rows, c.n, c.mean_radius, c.radius, c.x.data, c.x.stride, c.gain, c.bias,
+                               c.eps, c.y.data, c.y.stride, c.scratch)
 
 
-cdef cnp.ndarray lines_of(object x, cnorm_dtype *dtype, ptrdiff_t *rows, ptrdiff_t *n):
-    cdef cnp.ndarray a = as_array(x, "x")
-    dtype[0] = whole_dtype(a, "x")
-    count_rows(a, first_normalised(-1, cnp.PyArray_NDIM(a), a), rows, n)
-    return a
+cdef cnorm_status call_divisive_norm_backward(Call *c) noexcept nogil:
+    return cnorm_divisive_norm_backward(c.dtype, c.rows, c.n, c.mean_radius, c.radius, c.dy.data, c.dy.stride, c.x.data,
+                                        c.x.stride, c.gain, c.eps, c.y.data, c.y.stride, c.dgain, c.dbias,
+                                        &c.dsmoothing, c.scratch)
+
+
+cdef cnorm_status call_smoothing_gradient(Call *c) noexcept nogil:
+    return cnorm_smoothing_gradient(c.dtype, c.rows, c.n, c.dy.data, c.dy.stride, c.x.data, c.x.stride, c.gain, c.stats,
+                                    c.eps, &c.dsmoothing)
+
+
+cdef int set_fields(Call *call, cnp.ndarray x, object sigma, object mean_radius, object radius) except -1:
+    """Set what both passes take beside arrays: rows along the last axis, the two radii (None: a whole row), sigma."""
+    full_dtype_of(x, "x")
+    set_rows(call, x, -1)
+    call.mean_radius = call.n if mean_radius is None else whole_number(mean_radius, "mean_radius", 0)
+    call.radius = call.n if radius is None else whole_number(radius, "radius", 0)
+    call.eps = real_number(sigma, "sigma", call.dtype)
+    return 0
 
 
 def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, radius=None, out=None):
@@ -50,30 +65,19 @@ def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, rad
     >>> cnorm.divisive_norm(np.float32([[0, 2, 10, 12]]), sigma=0, mean_radius=1, radius=0)
     array([[-1., -1.,  1.,  1.]], dtype=float32)
     """
-    cdef ptrdiff_t rows, n
-    cdef cnorm_dtype dtype
-    cdef cnp.ndarray a = lines_of(x, &dtype, &rows, &n), target, scratch
-    cdef int last = cnp.PyArray_NDIM(a) - 1
-    cdef ptrdiff_t r_mean = checked_radius(mean_radius, "mean_radius", n), r = checked_radius(radius, "radius", n)
-    cdef double s = real_number(sigma, "sigma", dtype)
-    cdef cnp.ndarray gain = vector(weight, a, n, "weight", "element of a row")
-    cdef cnp.ndarray shift = vector(bias, a, n, "bias", "element of a row")
+    cdef Call call
+    cdef cnp.ndarray a = as_array(x, "x")
+    set_fields(&call, a, sigma, mean_radius, radius)
+    cdef cnp.ndarray gain = per_channel(weight, a, call.n, "weight", "element of a row")
+    cdef cnp.ndarray shift = per_channel(bias, a, call.n, "bias", "element of a row")
     cdef cnp.ndarray y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift)))
-    cdef Rows source, sink
-    cdef cnorm_status status
-    a = rows_of(a, last, &source)
-    target = rows_to(y, last, &sink)
-    scratch = np.empty(cnorm_divisive_norm_scratch(n), np.uint8)
-    gain = contiguous(gain)
-    cdef void *pg = data_of(gain)
-    shift = contiguous(shift)
-    cdef void *pb = data_of(shift)
-    cdef void *pw = data_of(scratch)
-    with nogil:
-        status = cnorm_divisive_norm(dtype, rows, n, r_mean, r, source.data, source.stride, pg, pb, s, sink.data,
-                                     sink.stride, pw)
-    check(status)
-    deliver((y,), (target,))
+    a = read_rows(&call, &call.x, a)
+    gain = read_parameter(&call, &call.gain, gain)
+    shift = read_parameter(&call, &call.bias, shift)
+    cdef cnp.ndarray written = write_rows(&call, &call.y, y)
+    scratch = reserve(&call, cnorm_divisive_norm_scratch(call.n))
+    launch(&call, call_divisive_norm)
+    copy_back(y, written)
     return y
 
 
@@ -108,34 +112,19 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
     ValueError
         For a shape, sigma, radius or overlap that can't be used. The outputs are then unchanged.
     """
-    cdef ptrdiff_t rows, n
-    cdef cnorm_dtype dtype
-    cdef cnp.ndarray a = lines_of(x, &dtype, &rows, &n), d, like, target, dgain, dbias, scratch
-    cdef int last = cnp.PyArray_NDIM(a) - 1
-    cdef ptrdiff_t r_mean = checked_radius(mean_radius, "mean_radius", n), r = checked_radius(radius, "radius", n)
-    cdef double s = real_number(sigma, "sigma", dtype), dsigma = 0
-    cdef cnp.ndarray gain = vector(weight, a, n, "weight", "element of a row")
-    cdef Rows gradient, source, sink
-    cdef cnorm_status status
-    d, like = array_like(dy, "dy", a, "x"), np.empty(n, a.dtype)
-    results = gradients_of(out, "(dx, dweight, dbias)", (a, like, like), ("dy", "x"),
-                           (("dy", d), ("x", a), ("weight", gain)))
-    d = rows_of(d, last, &gradient)
-    a = rows_of(a, last, &source)
-    target = rows_to(results[0], last, &sink)
-    dgain, dbias = computed(results[1], dtype), computed(results[2], dtype)
-    scratch = np.empty(cnorm_divisive_norm_scratch(n), np.uint8)
-    gain = contiguous(gain)
-    cdef void *pg = data_of(gain)
-    cdef void *pdg = data_of(dgain)
-    cdef void *pdb = data_of(dbias)
-    cdef void *pw = data_of(scratch)
-    with nogil:
-        status = cnorm_divisive_norm_backward(dtype, rows, n, r_mean, r, gradient.data, gradient.stride, source.data,
-                                              source.stride, pg, s, sink.data, sink.stride, pdg, pdb, &dsigma, pw)
-    check(status)
-    deliver(results, (target, dgain, dbias))
-    return results[0], None if weight is None else results[1], results[2], dsigma
+    cdef Call call
+    cdef cnp.ndarray a = as_array(x, "x")
+    set_fields(&call, a, sigma, mean_radius, radius)
+    cdef cnp.ndarray gain = per_channel(weight, a, call.n, "weight", "element of a row")
+    cdef cnp.ndarray d = array_like(dy, "dy", a, "x")
+    like = np.empty(call.n, a.dtype)
+    results = gradients_of(out, ("dx", "dweight", "dbias"), (a, like, like), (("dy", d), ("x", a), ("weight", gain)))
+    d = read_rows(&call, &call.dy, d)
+    a = read_rows(&call, &call.x, a)
+    gain = read_parameter(&call, &call.gain, gain)
+    scratch = reserve(&call, cnorm_divisive_norm_scratch(call.n))
+    run_backward(&call, call_divisive_norm_backward, results)
+    return results[0], None if gain is None else results[1], results[2], call.dsmoothing
 
 
 def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-1):
@@ -171,24 +160,16 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
     ValueError
         For a shape, axis or smoothing that can't be used.
     """
-    cdef cnp.ndarray a = as_array(x, "x"), gain = None, d
-    cdef cnorm_dtype dtype = whole_dtype(a, "x")
-    cdef int first = first_normalised(axis, cnp.PyArray_NDIM(a), a)
-    cdef ptrdiff_t rows, n
-    cdef Rows gradient, source
-    cdef double s = real_number(smoothing, "smoothing", dtype), ds = 0
-    cdef cnorm_status status
-    count_rows(a, first, &rows, &n)
-    d = array_like(dy, "dy", a, "x")
-    if weight is not None:
-        gain = parameter(as_array(weight, "weight"), a, dtype, first, "weight")
-    check_stats(stats, one_per_row(a, first), a, dtype, "x.shape[:axis] + (1, ...)")
-    d = rows_of(d, first, &gradient)
-    a = rows_of(a, first, &source)
-    cdef void *pg = data_of(gain)
-    cdef void *ps = data_of(stats._data)
-    with nogil:
-        status = cnorm_smoothing_gradient(dtype, rows, n, gradient.data, gradient.stride, source.data, source.stride,
-                                          pg, ps, s, &ds)
-    check(status)
-    return ds
+    cdef Call call
+    cdef cnp.ndarray a = as_array(x, "x")
+    full_dtype_of(a, "x")
+    set_rows(&call, a, axis)
+    call.eps = real_number(smoothing, "smoothing", call.dtype)
+    cdef cnp.ndarray d = array_like(dy, "dy", a, "x"), w = per_element(weight, &call, a, "weight")
+    check_stats(stats, one_per_row(a, call.axis), a, call.dtype, "x.shape[:axis] + (1, ...)")
+    d = read_rows(&call, &call.dy, d)
+    a = read_rows(&call, &call.x, a)
+    w = read_parameter(&call, &call.gain, w)
+    call.stats = cnp.PyArray_DATA(stats._data)
+    launch(&call, call_smoothing_gradient)
+    return call.dsmoothing

@@ -1,66 +1,74 @@
 """Group and instance normalisation."""
 
-cdef ptrdiff_t checked_groups(object groups, Volume *v) except -1:
-    cdef ptrdiff_t number = whole_number(groups, "groups", 1)
-    if v.channels % number:
-        raise ValueError(f"groups must divide the number of channels, {v.channels}, got {groups}")
-    return number
+cdef cnorm_status call_group_norm(Call *c) noexcept nogil:
+    return cnorm_group_norm(c.dtype, c.rows, c.channels, c.space, c.groups, c.x.data, c.x.stride, c.gain, c.bias, c.eps,
+                            c.y.data, c.y.stride, c.stats)
 
 
-cdef object group_forward(cnp.ndarray a, Volume *v, ptrdiff_t groups, object weight, object bias, object eps,
-                          object out, bint return_stats):
-    cdef cnorm_dtype dtype = whole_dtype(a, "x")
-    cdef double e = real_number(eps, "eps", dtype)
-    cdef cnp.ndarray gain = vector(weight, a, v.channels, "weight", "channel"), target
-    cdef cnp.ndarray shift = vector(bias, a, v.channels, "bias", "channel")
-    cdef cnp.ndarray y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift)))
-    cdef Stats stats = empty_stats((v.samples, groups), dtype) if return_stats else None
-    cdef Rows source, sink
-    gain = contiguous(gain)
-    cdef void *pg = data_of(gain)
-    shift = contiguous(shift)
-    cdef void *pb = data_of(shift)
-    cdef void *ps = data_of(stats._data) if return_stats else NULL
-    cdef ptrdiff_t m = v.samples, c = v.channels, s = v.space
-    cdef cnorm_status status
-    a = rows_of(a, 1, &source)
-    target = rows_to(y, 1, &sink)
-    with nogil:
-        status = cnorm_group_norm(dtype, m, c, s, groups, source.data, source.stride, pg, pb, e, sink.data,
-                                  sink.stride, ps)
-    check(status)
-    deliver((y,), (target,))
+cdef cnorm_status call_group_norm_backward(Call *c) noexcept nogil:
+    return cnorm_group_norm_backward(c.dtype, c.rows, c.channels, c.space, c.groups, c.dy.data, c.dy.stride, c.x.data,
+                                     c.x.stride, c.gain, c.stats, c.y.data, c.y.stride, c.dgain, c.dbias, c.scratch)
+
+
+cdef int set_samples(Call *call, cnp.ndarray x, int least) except -1:
+    """Set dtype, axis and sizes of the call, for x [samples, channels, *space] of at least `least` dimensions."""
+    cdef int i
+    call.gain = call.bias = call.stats = NULL  # optional; entries take nothing else that their caller did not set
+    call.dtype = <cnorm_dtype>full_dtype_of(x, "x")
+    if cnp.PyArray_NDIM(x) < least:
+        raise ValueError(f"x must have at least {least} dimensions, (samples, channels{', space, ...' * (least - 2)}), "
+                         f"got shape {(<object>x).shape}")
+    call.axis, call.rows, call.channels, call.space = 1, cnp.PyArray_DIMS(x)[0], cnp.PyArray_DIMS(x)[1], 1
+    for i in range(2, cnp.PyArray_NDIM(x)):
+        call.space *= cnp.PyArray_DIMS(x)[i]
+    call.n = call.channels * call.space
+    if call.n == 0:
+        raise ValueError(f"x must have at least one element in each sample, got shape {(<object>x).shape}")
+    return 0
+
+
+cdef int set_groups(Call *call, object groups) except -1:
+    call.groups = whole_number(groups, "groups", 1)
+    if call.channels % call.groups:
+        raise ValueError(f"groups must divide the number of channels, {call.channels}, got {quoted(groups)}")
+    return 0
+
+
+cdef object group_forward(Call *call, cnp.ndarray x, object weight, object bias, object eps, object out,
+                          bint return_stats):
+    call.eps = real_number(eps, "eps", call.dtype)
+    cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
+    cdef cnp.ndarray shift = per_channel(bias, x, call.channels, "bias", "channel")
+    cdef cnp.ndarray y = result_of(out, x, (("x", x), ("weight", gain), ("bias", shift)))
+    cdef Stats stats = None
+    if return_stats:
+        stats = empty_stats((call.rows, call.groups), call.dtype)
+        call.stats = cnp.PyArray_DATA(stats._data)
+    x = read_rows(call, &call.x, x)
+    gain = read_parameter(call, &call.gain, gain)
+    shift = read_parameter(call, &call.bias, shift)
+    cdef cnp.ndarray written = write_rows(call, &call.y, y)
+    launch(call, call_group_norm)
+    copy_back(y, written)
     return (y, stats) if return_stats else y
 
 
-cdef object group_backward(object dy, cnp.ndarray a, Volume *v, ptrdiff_t groups, object weight, Stats stats,
-                           str units, object out):
-    cdef cnorm_dtype dtype = whole_dtype(a, "x")
-    cdef cnp.ndarray d = array_like(dy, "dy", a, "x"), gain = vector(weight, a, v.channels, "weight", "channel")
-    cdef cnp.ndarray like = np.empty(v.channels, a.dtype), target, dgain, dbias, partials
-    cdef Rows gradient, source, sink
-    cdef ptrdiff_t m = v.samples, c = v.channels, s = v.space
-    cdef cnorm_status status
-    check_stats(stats, (v.samples, groups), a, dtype, units)
-    results = gradients_of(out, "(dx, dweight, dbias)", (a, like, like), ("dy", "x"),
-                           (("dy", d), ("x", a), ("weight", gain), ("stats", stats._data)))
-    d = rows_of(d, 1, &gradient)
-    a = rows_of(a, 1, &source)
-    target = rows_to(results[0], 1, &sink)
-    dgain, dbias = computed(results[1], dtype), computed(results[2], dtype)
-    partials = np.empty(cnorm_backward_partials(dtype, m, c), np.uint8)
-    gain = contiguous(gain)
-    cdef void *pg = data_of(gain)
-    cdef void *ps = data_of(stats._data)
-    cdef void *pdg = data_of(dgain)
-    cdef void *pdb = data_of(dbias)
-    cdef void *pp = data_of(partials)
-    with nogil:
-        status = cnorm_group_norm_backward(dtype, m, c, s, groups, gradient.data, gradient.stride, source.data,
-                                           source.stride, pg, ps, sink.data, sink.stride, pdg, pdb, pp)
-    check(status)
-    deliver(results, (target, dgain, dbias))
-    return results[0], None if weight is None else results[1], results[2]
+cdef tuple group_gradients(Call *call, object dy, cnp.ndarray x, object weight, Stats stats, str stats_shape,
+                           object out):
+    """Gradients for x, weight and bias; `stats_shape` says in messages what stands for the groups."""
+    cdef cnp.ndarray d = array_like(dy, "dy", x, "x")
+    cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
+    check_stats(stats, (call.rows, call.groups), x, call.dtype, stats_shape)
+    like = np.empty(call.channels, x.dtype)
+    results = gradients_of(out, ("dx", "dweight", "dbias"), (x, like, like),
+                           (("dy", d), ("x", x), ("weight", gain), ("stats", stats._data)))
+    d = read_rows(call, &call.dy, d)
+    x = read_rows(call, &call.x, x)
+    gain = read_parameter(call, &call.gain, gain)
+    call.stats = cnp.PyArray_DATA(stats._data)
+    scratch = reserve(call, cnorm_backward_partials(call.dtype, call.rows, call.channels))
+    run_backward(call, call_group_norm_backward, results)
+    return results[0], None if gain is None else results[1], results[2]
 
 
 def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, out=None, bint return_stats=False):
@@ -104,11 +112,11 @@ def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, out=None, bint re
     >>> cnorm.group_norm(np.float32([[0, 2, 10, 30]]), 2, eps=0)
     array([[-1.,  1., -1.,  1.]], dtype=float32)
     """
+    cdef Call call
     cdef cnp.ndarray a = as_array(x, "x")
-    cdef Volume v
-    whole_dtype(a, "x")
-    volume_of(a, 2, &v)
-    return group_forward(a, &v, checked_groups(groups, &v), weight, bias, eps, out, return_stats)
+    set_samples(&call, a, 2)
+    set_groups(&call, groups)
+    return group_forward(&call, a, weight, bias, eps, out, return_stats)
 
 
 def group_norm_backward(dy, x, groups, weight, Stats stats not None, *, out=None):
@@ -142,11 +150,11 @@ def group_norm_backward(dy, x, groups, weight, Stats stats not None, *, out=None
     ValueError
         For a shape, number of groups or overlap that can't be used. The outputs are then unchanged.
     """
+    cdef Call call
     cdef cnp.ndarray a = as_array(x, "x")
-    cdef Volume v
-    whole_dtype(a, "x")
-    volume_of(a, 2, &v)
-    return group_backward(dy, a, &v, checked_groups(groups, &v), weight, stats, "(samples, groups)", out)
+    set_samples(&call, a, 2)
+    set_groups(&call, groups)
+    return group_gradients(&call, dy, a, weight, stats, "(samples, groups)", out)
 
 
 def instance_norm(x, weight=None, bias=None, *, eps=1e-5, out=None, bint return_stats=False):
@@ -177,11 +185,11 @@ def instance_norm(x, weight=None, bias=None, *, eps=1e-5, out=None, bint return_
     ValueError
         For a shape, eps or overlap that can't be used. `out` is then unchanged.
     """
+    cdef Call call
     cdef cnp.ndarray a = as_array(x, "x")
-    cdef Volume v
-    whole_dtype(a, "x")
-    volume_of(a, 3, &v)
-    return group_forward(a, &v, v.channels, weight, bias, eps, out, return_stats)
+    set_samples(&call, a, 3)
+    call.groups = call.channels
+    return group_forward(&call, a, weight, bias, eps, out, return_stats)
 
 
 def instance_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
@@ -211,8 +219,8 @@ def instance_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     ValueError
         For a shape or overlap that can't be used. The outputs are then unchanged.
     """
+    cdef Call call
     cdef cnp.ndarray a = as_array(x, "x")
-    cdef Volume v
-    whole_dtype(a, "x")
-    volume_of(a, 3, &v)
-    return group_backward(dy, a, &v, v.channels, weight, stats, "(samples, channels)", out)
+    set_samples(&call, a, 3)
+    call.groups = call.channels
+    return group_gradients(&call, dy, a, weight, stats, "(samples, channels)", out)

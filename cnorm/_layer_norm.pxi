@@ -1,83 +1,91 @@
 """Layer and RMS normalisation, with a residual or without, and their backward passes."""
 
-cdef enum Kind:
-    LAYER
-    ADD_LAYER
-    RMS
+cdef cnorm_status call_layer_norm(Call *c) noexcept nogil:
+    return cnorm_layer_norm(c.dtype, c.rows, c.n, c.x.data, c.x.stride, c.gain, c.bias, c.eps, c.y.data, c.y.stride,
+                            c.stats)
 
 
-cdef tuple CALLS = ("layer_norm(x, weight, bias, axis=-k)", "add_layer_norm(x, residual, weight, bias, axis=-k)",
-                    "rms_norm(x, weight, axis=-k)")
+cdef cnorm_status call_add_layer_norm(Call *c) noexcept nogil:
+    return cnorm_add_layer_norm(c.dtype, c.rows, c.n, c.x.data, c.x.stride, c.residual.data, c.residual.stride, c.gain,
+                                c.bias, c.eps, c.y.data, c.y.stride, c.total.data, c.total.stride, c.stats)
 
 
-cdef forward(Kind kind, x, residual, weight, bias, eps, axis, out, sum_out, bint return_stats):
-    """What the three forward functions share: (y, sum or None, stats or None)."""
-    cdef cnp.ndarray a = as_array(x, "x"), r = None, y, total = None, w = None, b = None, gain = None, shift = None
-    cdef cnp.ndarray y_to, total_to = None
+cdef cnorm_status call_rms_norm(Call *c) noexcept nogil:
+    return cnorm_rms_norm(c.dtype, c.rows, c.n, c.x.data, c.x.stride, c.gain, c.eps, c.y.data, c.y.stride, c.stats)
+
+
+cdef cnorm_status call_layer_norm_backward(Call *c) noexcept nogil:
+    return cnorm_layer_norm_backward(c.dtype, c.rows, c.n, c.dy.data, c.dy.stride, c.x.data, c.x.stride, c.gain,
+                                     c.stats, c.y.data, c.y.stride, c.dgain, c.dbias, c.scratch)
+
+
+cdef cnorm_status call_rms_norm_backward(Call *c) noexcept nogil:
+    return cnorm_rms_norm_backward(c.dtype, c.rows, c.n, c.dy.data, c.dy.stride, c.x.data, c.x.stride, c.gain, c.stats,
+                                   c.y.data, c.y.stride, c.dgain, c.scratch)
+
+
+cdef inline int set_rows(Call *call, cnp.ndarray x, object axis) except -1:
+    """Set dtype, axis and sizes of the call, for x [rows, n] with rows from `axis` on."""
+    cdef int i
+    call.gain = call.bias = call.stats = NULL  # optional; entries take nothing else that their caller did not set
+    call.dtype = <cnorm_dtype>dtype_of(x, "x")
+    call.axis = first_normalised(axis, x)
+    call.rows = call.n = 1
+    for i in range(cnp.PyArray_NDIM(x)):
+        if i < call.axis:
+            call.rows *= cnp.PyArray_DIMS(x)[i]
+        else:
+            call.n *= cnp.PyArray_DIMS(x)[i]
+    if call.n == 0:
+        raise ValueError(f"x must have at least one element in each row: axis={call.axis} leaves rows of shape "
+                         f"{(<object>x).shape[call.axis:]} (x has shape {(<object>x).shape})")
+    return 0
+
+
+cdef inline cnp.ndarray per_element(object p, Call *call, cnp.ndarray x, str name, str usage=None):
+    """weight or bias, checked to have the normalised shape of x; None stays None. `usage` as `call` of `as_array`."""
+    if p is None:
+        return None
+    cdef cnp.ndarray a = as_array(p, name, usage)
+    cdef int i, ndim = cnp.PyArray_NDIM(x) - call.axis
+    cdef bint fits = cnp.PyArray_NDIM(a) == ndim
+    for i in range(ndim if fits else 0):
+        fits = fits and cnp.PyArray_DIMS(a)[i] == cnp.PyArray_DIMS(x)[call.axis + i]
+    if not fits or not (has_dtype(a, compute_number(call.dtype)) or has_dtype(a, cnp.PyArray_TYPE(x))):
+        refuse_parameter(a, call, x, name)
+    return a
+
+
+cdef int refuse_parameter(cnp.ndarray a, Call *call, cnp.ndarray x, str name) except -1:
+    if not has_dtype(a, compute_number(call.dtype)) and not has_dtype(a, cnp.PyArray_TYPE(x)):
+        also = " or float32" if call.dtype == CNORM_F16 or call.dtype == CNORM_BF16 else ""
+        raise TypeError(f"{name} must have the dtype of x, {x.dtype}{also}, got {quoted(a.dtype)}")
+    raise ValueError(f"{name} must have the normalised shape {(<object>x).shape[call.axis:]} (x has shape "
+                     f"{(<object>x).shape}, axis={call.axis}), got {(<object>a).shape}")
+
+
+cdef int check_row_output(cnp.ndarray out, str name, cnp.ndarray x, cnp.ndarray residual, cnp.ndarray weight,
+                          cnp.ndarray bias) except -1:
+    check_disjoint(out, name, x, "x", True)
+    check_disjoint(out, name, residual, "residual", True)
+    check_disjoint(out, name, weight, "weight", False)
+    return check_disjoint(out, name, bias, "bias", False)
+
+
+cdef inline Stats normalise(Call *call, Entry entry, cnp.ndarray x, cnp.ndarray weight, cnp.ndarray bias,
+                            cnp.ndarray y, bint return_stats):
+    """Run a forward pass whose arguments are checked; the Stats if wanted."""
     cdef Stats stats = None
-    cdef cnorm_dtype dtype = dtype_of(a, "x")
-    cdef int first = first_normalised(axis, cnp.PyArray_NDIM(a), a)
-    cdef double e = real_number(eps, "eps", dtype)
-    cdef ptrdiff_t rows, n
-    cdef Rows source, other, sink, sum_sink
-    cdef const void *pg = NULL
-    cdef const void *pb = NULL
-    cdef void *ps = NULL
-    cdef cnorm_status status
-    count_rows(a, first, &rows, &n)
-    if weight is not None:
-        w = as_array(weight, "weight", CALLS[<int>kind])
-        gain = parameter(w, a, dtype, first, "weight")
-        pg = cnp.PyArray_DATA(gain)
-    if bias is not None:
-        b = as_array(bias, "bias")
-        shift = parameter(b, a, dtype, first, "bias")
-        pb = cnp.PyArray_DATA(shift)
-    y = output(out, "out", a)
-    if kind == ADD_LAYER:
-        r = array_like(residual, "residual", a, "x")
-        total = output(sum_out, "sum_out", a)
-    if out is not None:
-        check_apart(y, "out", a, "x", True)
-        check_apart(y, "out", r, "residual", True)
-        check_apart(y, "out", w, "weight", False)
-        check_apart(y, "out", b, "bias", False)
-        check_apart(y, "out", total, "sum_out", False)
-    if sum_out is not None:
-        check_apart(total, "sum_out", a, "x", True)
-        check_apart(total, "sum_out", r, "residual", True)
-        check_apart(total, "sum_out", w, "weight", False)
-        check_apart(total, "sum_out", b, "bias", False)
     if return_stats:
-        stats = empty_stats(one_per_row(a, first), dtype)
-        ps = cnp.PyArray_DATA(stats._data)
-    a = rows_of(a, first, &source)
-    y_to = rows_to(y, first, &sink)
-    if kind == ADD_LAYER:
-        r = rows_of(r, first, &other)
-        total_to = rows_to(total, first, &sum_sink)
-    if rows * n > RELEASE_GIL_ABOVE:
-        with nogil:
-            status = call_forward(kind, dtype, rows, n, source, other, pg, pb, e, sink, sum_sink, ps)
-    else:
-        status = call_forward(kind, dtype, rows, n, source, other, pg, pb, e, sink, sum_sink, ps)
-    check(status)
-    if y_to is not y:
-        y[...] = y_to
-    if total_to is not total:
-        total[...] = total_to
-    return y, total, stats
-
-
-cdef cnorm_status call_forward(Kind kind, cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, Rows x, Rows r,
-                               const void *gain, const void *bias, double eps, Rows y, Rows total,
-                               void *stats) noexcept nogil:
-    if kind == LAYER:
-        return cnorm_layer_norm(dtype, rows, n, x.data, x.stride, gain, bias, eps, y.data, y.stride, stats)
-    if kind == RMS:
-        return cnorm_rms_norm(dtype, rows, n, x.data, x.stride, gain, eps, y.data, y.stride, stats)
-    return cnorm_add_layer_norm(dtype, rows, n, x.data, x.stride, r.data, r.stride, gain, bias, eps, y.data, y.stride,
-                                total.data, total.stride, stats)
+        stats = empty_stats(one_per_row(x, call.axis), call.dtype)
+        call.stats = cnp.PyArray_DATA(stats._data)
+    x = read_rows(call, &call.x, x)
+    weight = read_parameter(call, &call.gain, weight)
+    bias = read_parameter(call, &call.bias, bias)
+    cdef cnp.ndarray written = write_rows(call, &call.y, y)
+    launch(call, entry)
+    copy_back(y, written)
+    return stats
 
 
 def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=False):
@@ -127,12 +135,16 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, bint r
     >>> cnorm.layer_norm(np.float32([[1e6, 1e6 + 1, 1e6 + 2]])).round(4)
     array([[-1.2247,  0.    ,  1.2247]], dtype=float32)
     """
-    cdef cnp.ndarray quick
-    if not return_stats and type(axis) is int and axis == -1 and type(eps) is float and 0 <= <double>eps < 1e38:
-        quick = plain_norm(LAYER, x, weight, bias, eps, out)
-        if quick is not None:
-            return quick
-    y, _, stats = forward(LAYER, x, None, weight, bias, eps, axis, out, None, return_stats)
+    cdef Call call
+    cdef cnp.ndarray a = as_array(x, "x")
+    set_rows(&call, a, axis)
+    call.eps = real_number(eps, "eps", call.dtype)
+    cdef cnp.ndarray w = per_element(weight, &call, a, "weight", "layer_norm(x, weight, bias, axis=-k)")
+    cdef cnp.ndarray b = per_element(bias, &call, a, "bias")
+    cdef cnp.ndarray y = output(out, "out", a)
+    if out is not None:
+        check_row_output(y, "out", a, None, w, b)
+    stats = normalise(&call, call_layer_norm, a, w, b, y, return_stats)
     return (y, stats) if return_stats else y
 
 
@@ -165,7 +177,24 @@ def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, ou
     TypeError, ValueError
         As `layer_norm`. Outputs are then unchanged.
     """
-    y, total, stats = forward(ADD_LAYER, x, residual, weight, bias, eps, axis, out, sum_out, return_stats)
+    cdef Call call
+    cdef cnp.ndarray a = as_array(x, "x")
+    set_rows(&call, a, axis)
+    call.eps = real_number(eps, "eps", call.dtype)
+    cdef cnp.ndarray w = per_element(weight, &call, a, "weight", "add_layer_norm(x, residual, weight, bias, axis=-k)")
+    cdef cnp.ndarray b = per_element(bias, &call, a, "bias")
+    cdef cnp.ndarray y = output(out, "out", a)
+    cdef cnp.ndarray r = array_like(residual, "residual", a, "x")
+    cdef cnp.ndarray total = output(sum_out, "sum_out", a)
+    if out is not None:
+        check_row_output(y, "out", a, r, w, b)
+        check_disjoint(y, "out", total, "sum_out", False)
+    if sum_out is not None:
+        check_row_output(total, "sum_out", a, r, w, b)
+    r = read_rows(&call, &call.residual, r)
+    cdef cnp.ndarray total_written = write_rows(&call, &call.total, total)
+    stats = normalise(&call, call_add_layer_norm, a, w, b, y, return_stats)
+    copy_back(total, total_written)
     return (y, total, stats) if return_stats else (y, total)
 
 
@@ -190,94 +219,40 @@ def rms_norm(x, weight=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=F
     TypeError, ValueError
         As `layer_norm`.
     """
-    cdef cnp.ndarray quick
-    if not return_stats and type(axis) is int and axis == -1 and type(eps) is float and 0 <= <double>eps < 1e38:
-        quick = plain_norm(RMS, x, weight, None, eps, out)
-        if quick is not None:
-            return quick
-    y, _, stats = forward(RMS, x, None, weight, None, eps, axis, out, None, return_stats)
+    cdef Call call
+    cdef cnp.ndarray a = as_array(x, "x")
+    set_rows(&call, a, axis)
+    call.eps = real_number(eps, "eps", call.dtype)
+    cdef cnp.ndarray w = per_element(weight, &call, a, "weight", "rms_norm(x, weight, axis=-k)")
+    cdef cnp.ndarray y = output(out, "out", a)
+    if out is not None:
+        check_row_output(y, "out", a, None, w, None)
+    stats = normalise(&call, call_rms_norm, a, w, None, y, return_stats)
     return (y, stats) if return_stats else y
 
 
-cdef backward(bint centred, dy, x, weight, Stats stats, axis, out):
-    """What the two backward functions share: (dx, dweight or None, dbias or None)."""
-    cdef cnp.ndarray a = as_array(x, "x"), d, given = None, gain = None, like, target, dx, dweight, dbias = None
-    cdef cnp.ndarray dgain_to, dbias_to = None, partials
-    cdef cnorm_dtype dtype = dtype_of(a, "x")
-    cdef int first = first_normalised(axis, cnp.PyArray_NDIM(a), a)
-    cdef ptrdiff_t rows, n
-    cdef cnp.npy_intp bytes_of_partials
-    cdef Rows source, gradient, sink
-    cdef const void *pg = NULL
-    cdef cnorm_status status
-    count_rows(a, first, &rows, &n)
-    d = array_like(dy, "dy", a, "x")
-    if weight is not None:
-        given = as_array(weight, "weight")
-        gain = parameter(given, a, dtype, first, "weight")
-        pg = cnp.PyArray_DATA(gain)
-    check_stats(stats, one_per_row(a, first), a, dtype, "x.shape[:axis] + (1, ...)")
-    to_dx = to_dweight = to_dbias = None
-    if out is not None:
-        wanted = ("dx", "dweight", "dbias") if centred else ("dx", "dweight")
-        if not isinstance(out, tuple):
-            raise TypeError(f"out must be a tuple ({', '.join(wanted)}) or None, got {type(out).__name__}")
-        if len(out) != len(wanted):
-            raise ValueError(f"out must be a tuple of {len(wanted)}, ({', '.join(wanted)}), got {len(out)}")
-        to_dx, to_dweight = out[0], out[1]
-        to_dbias = out[2] if centred else None
-    if weight is None and to_dweight is not None:
-        raise ValueError("out[1] must be None where weight is None")
-    like = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a) - first, cnp.PyArray_DIMS(a) + first,
-                             cnp.PyArray_TYPE(a if given is None else given), 0)
-    dx = output(to_dx, "out[0]", a)
-    dweight = output(to_dweight, "out[1]", like)
-    if centred:
-        dbias = output(to_dbias, "out[2]", like)
-    if out is not None:
-        check_apart_from_inputs(dx, "out[0]", d, a, given, stats._data, True)
-        check_apart_from_inputs(dweight, "out[1]", d, a, given, stats._data, False)
-        check_apart(dweight, "out[1]", dx, "out[0]", False)
-        if centred:
-            check_apart_from_inputs(dbias, "out[2]", d, a, given, stats._data, False)
-            check_apart(dbias, "out[2]", dx, "out[0]", False)
-            check_apart(dbias, "out[2]", dweight, "out[1]", False)
-    d = rows_of(d, first, &gradient)
-    a = rows_of(a, first, &source)
-    target = rows_to(dx, first, &sink)
-    dgain_to = computed(dweight, dtype)
-    if centred:
-        dbias_to = computed(dbias, dtype)
-    bytes_of_partials = cnorm_backward_partials(dtype, rows, n)
-    partials = cnp.PyArray_EMPTY(1, &bytes_of_partials, cnp.NPY_UINT8, 0)
-    if rows * n > RELEASE_GIL_ABOVE:
-        with nogil:
-            status = call_backward(centred, dtype, rows, n, gradient, source, pg, cnp.PyArray_DATA(stats._data), sink,
-                                   dgain_to, dbias_to, cnp.PyArray_DATA(partials))
-    else:
-        status = call_backward(centred, dtype, rows, n, gradient, source, pg, cnp.PyArray_DATA(stats._data), sink,
-                               dgain_to, dbias_to, cnp.PyArray_DATA(partials))
-    check(status)
-    deliver((dx, dweight, dbias), (target, dgain_to, dbias_to))
-    return dx, None if weight is None else dweight, dbias
-
-
-cdef int check_apart_from_inputs(cnp.ndarray out, str name, cnp.ndarray dy, cnp.ndarray x, weight, cnp.ndarray stats,
-                                 bint in_place) except -1:
-    check_apart(out, name, dy, "dy", in_place)
-    check_apart(out, name, x, "x", in_place)
-    check_apart(out, name, weight, "weight", False)
-    return check_apart(out, name, stats, "stats", False)
-
-
-cdef cnorm_status call_backward(bint centred, cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, Rows dy, Rows x,
-                                const void *gain, const void *stats, Rows dx, cnp.ndarray dgain, cnp.ndarray dbias,
-                                void *partials) noexcept nogil:
-    if centred:
-        return cnorm_layer_norm_backward(dtype, rows, n, dy.data, dy.stride, x.data, x.stride, gain, stats, dx.data,
-                                         dx.stride, cnp.PyArray_DATA(dgain), cnp.PyArray_DATA(dbias), partials)
-    return cnorm_rms_norm_backward(dtype, rows, n, dy.data, dy.stride, x.data, x.stride, gain, stats, dx.data,
-                                   dx.stride, cnp.PyArray_DATA(dgain), partials)
+cdef list row_gradients(Entry entry, object dy, object x, object weight, Stats stats, object axis, object out):
+    """The gradients for x, weight and bias; an RMS norm has no bias."""
+    cdef Call call
+    cdef cnp.ndarray a = as_array(x, "x"), like
+    set_rows(&call, a, axis)
+    cdef cnp.ndarray d = array_like(dy, "dy", a, "x"), w = per_element(weight, &call, a, "weight")
+    check_stats(stats, one_per_row(a, call.axis), a, call.dtype, "x.shape[:axis] + (1, ...)")
+    like = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a) - call.axis, cnp.PyArray_DIMS(a) + call.axis,
+                             cnp.PyArray_TYPE(a if w is None else w), 0)
+    names, likes = ("dx", "dweight", "dbias"), (a, like, like)
+    if entry == call_rms_norm_backward:
+        names, likes = names[:2], likes[:2]
+    results = gradients_of(out, names, likes, (("dy", d), ("x", a), ("weight", w), ("stats", stats._data)))
+    d = read_rows(&call, &call.dy, d)
+    a = read_rows(&call, &call.x, a)
+    w = read_parameter(&call, &call.gain, w)
+    call.stats = cnp.PyArray_DATA(stats._data)
+    scratch = reserve(&call, cnorm_backward_partials(call.dtype, call.rows, call.n))
+    run_backward(&call, entry, results)
+    if w is None:
+        results[1] = None
+    return results
 
 
 def layer_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None):
@@ -319,7 +294,7 @@ def layer_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=Non
     -----
     dweight and dbias are summed over blocks of 64 rows and a fixed tree over the blocks: the same bits everywhere.
     """
-    return backward(True, dy, x, weight, stats, axis, out)
+    return tuple(row_gradients(call_layer_norm_backward, dy, x, weight, stats, axis, out))
 
 
 def rms_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None):
@@ -345,97 +320,11 @@ def rms_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None)
     TypeError, ValueError
         As `layer_norm_backward`.
     """
-    dx, dweight, _ = backward(False, dy, x, weight, stats, axis, out)
-    return dx, dweight
-
-
-# ---- the plain call: nothing to copy, and nothing to convert but weights in half precision ---------------------------
-
-cdef inline bint plain(object x, int number, ptrdiff_t n) noexcept:
-    """A C-contiguous, aligned array of rows of n, of the dtype with this type number."""
-    return (type(x) is cnp.ndarray and cnp.PyArray_TYPE(<cnp.ndarray>x) == number
-            and cnp.PyArray_NDIM(<cnp.ndarray>x) > 0 and cnp.PyArray_IS_C_CONTIGUOUS(<cnp.ndarray>x)
-            and cnp.PyArray_ISALIGNED(<cnp.ndarray>x) and cnp.PyArray_ISNOTSWAPPED(<cnp.ndarray>x)
-            and cnp.PyArray_DIMS(<cnp.ndarray>x)[cnp.PyArray_NDIM(<cnp.ndarray>x) - 1] == n)
-
-
-cdef inline bint plain_parameter(object p, int number, ptrdiff_t n, cnp.ndarray y):
-    return p is None or (plain(p, number, n) and cnp.PyArray_NDIM(<cnp.ndarray>p) == 1 and apart(y, <cnp.ndarray>p))
-
-
-cdef cnp.ndarray plain_norm(Kind kind, object x, object weight, object bias, double eps, object out,
-                            ptrdiff_t bound=0):
-    """layer_norm or rms_norm over the last dimension where all arrays are plain; else None, and nothing is done.
-
-    bound: the length of the float32 weight and bias of a BoundLayerNorm, which were checked once and can't be written
-    to; or 0.
-    """
-    cdef cnp.ndarray a, y
-    cdef ptrdiff_t n, rows
-    cdef int number
-    cdef cnorm_dtype dtype
-    cdef const void *pg = NULL
-    cdef const void *pb = NULL
-    cdef cnorm_status status
-    if type(x) is not cnp.ndarray or cnp.PyArray_NDIM(<cnp.ndarray>x) == 0:
-        return None
-    a = <cnp.ndarray>x
-    number = cnp.PyArray_TYPE(a)
-    if number == cnp.NPY_FLOAT32:
-        dtype = CNORM_F32
-    elif number == cnp.NPY_FLOAT16:
-        dtype = CNORM_F16
-    elif number == bfloat16_number:
-        dtype = CNORM_BF16
-    elif number == cnp.NPY_FLOAT64:
-        dtype = CNORM_F64
-    else:
-        return None
-    n = cnp.PyArray_DIMS(a)[cnp.PyArray_NDIM(a) - 1]
-    if n == 0 or not plain(a, number, n):
-        return None
-    if out is None:
-        y = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a), cnp.PyArray_DIMS(a), number, 0)
-    elif (plain(out, number, n) and cnp.PyArray_SAMESHAPE(a, <cnp.ndarray>out)
-          and cnp.PyArray_ISWRITEABLE(<cnp.ndarray>out)
-          and (cnp.PyArray_DATA(a) == cnp.PyArray_DATA(<cnp.ndarray>out) or apart(a, <cnp.ndarray>out))):
-        y = <cnp.ndarray>out
-    else:
-        return None
-    if dtype == CNORM_F16 or dtype == CNORM_BF16:
-        if weight is not None and plain_parameter(weight, number, n, y):
-            weight = widened(<cnp.ndarray>weight, dtype)
-        if bias is not None and plain_parameter(bias, number, n, y):
-            bias = widened(<cnp.ndarray>bias, dtype)
-    if bound:
-        if n != bound or dtype == CNORM_F64:
-            return None
-    elif not (plain_parameter(weight, compute_number(dtype), n, y)
-              and plain_parameter(bias, compute_number(dtype), n, y)):
-        return None
-    if weight is not None:
-        pg = cnp.PyArray_DATA(<cnp.ndarray>weight)
-    if bias is not None:
-        pb = cnp.PyArray_DATA(<cnp.ndarray>bias)
-    rows = cnp.PyArray_SIZE(a) // n
-    if rows * n > RELEASE_GIL_ABOVE:
-        with nogil:
-            status = call_plain(kind, dtype, rows, n, cnp.PyArray_DATA(a), pg, pb, eps, cnp.PyArray_DATA(y))
-    else:
-        status = call_plain(kind, dtype, rows, n, cnp.PyArray_DATA(a), pg, pb, eps, cnp.PyArray_DATA(y))
-    check(status)
-    return y
-
-
-cdef inline cnorm_status call_plain(Kind kind, cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x,
-                                    const void *gain, const void *bias, double eps, void *y) noexcept nogil:
-    if kind == RMS:
-        return cnorm_rms_norm(dtype, rows, n, x, n, gain, eps, y, n, NULL)
-    return cnorm_layer_norm(dtype, rows, n, x, n, gain, bias, eps, y, n, NULL)
+    return tuple(row_gradients(call_rms_norm_backward, dy, x, weight, stats, axis, out))
 
 
 cdef class BoundLayerNorm:
-    """The call of `cnorm.LayerNorm`: parameters are checked once, so a call costs little more than its arithmetic."""
+    """The call of `cnorm.LayerNorm`: `layer_norm` with parameters that were checked once."""
     cdef cnp.ndarray gain, shift
     cdef double eps_
 
@@ -460,17 +349,19 @@ cdef class BoundLayerNorm:
         TypeError, ValueError
             As `layer_norm`.
         """
-        cdef ptrdiff_t n
-        cdef cnp.ndarray y, a
+        cdef Call call
+        cdef cnp.ndarray a = as_array(x, "x"), y
         if self.gain is None:
             raise RuntimeError("LayerNorm.__init__ was not called")
-        n = cnp.PyArray_DIMS(self.gain)[0]
-        y = plain_norm(LAYER, x, self.gain, self.shift, self.eps_, out, n)
-        if y is not None:
-            return y
-        a = as_array(x, "x")  # the parameters are right: what does not fit them is x
         if dtype_of(a, "x") == CNORM_F64:
             raise TypeError("x must have dtype float32, float16 or bfloat16, as weight is float32, got float64")
-        if cnp.PyArray_NDIM(a) == 0 or cnp.PyArray_DIMS(a)[cnp.PyArray_NDIM(a) - 1] != n:
-            raise ValueError(f"x must have shape (..., {n}), got {(<object>a).shape}")
-        return layer_norm(x, self.gain, self.shift, eps=self.eps_, out=out)
+        if (cnp.PyArray_NDIM(a) == 0
+                or cnp.PyArray_DIMS(a)[cnp.PyArray_NDIM(a) - 1] != cnp.PyArray_DIMS(self.gain)[0]):
+            raise ValueError(f"x must have shape (..., {len(self.gain)}), got {(<object>a).shape}")
+        set_rows(&call, a, -1)
+        call.eps = self.eps_
+        y = output(out, "out", a)
+        if out is not None:
+            check_disjoint(y, "out", a, "x", True)  # nobody else can write to the gain and bias
+        normalise(&call, call_layer_norm, a, self.gain, self.shift, y, False)
+        return y

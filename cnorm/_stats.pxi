@@ -35,7 +35,7 @@ cdef class Stats:
     @property
     def mean(self):
         """The means, ndarray of the shape that the class tells."""
-        with KernelArithmetic():
+        with default_float_env():
             return self._data[..., 0] + self._data[..., 1]
 
     @property
@@ -57,13 +57,18 @@ cdef class Stats:
 
 
 def _stats_from(data):
+    """Stats of an array [..., 3] as `Stats` keeps it, perhaps pickled on a machine with another byte order."""
     cdef Stats stats = Stats.__new__(Stats)
-    stats._data = np.ascontiguousarray(data)
+    if not isinstance(data, np.ndarray) or data.dtype.kind != "f" or data.dtype.itemsize not in (4, 8):
+        raise TypeError(f"stats must hold an array of dtype float32 or float64, got {quoted(data)}")
+    if data.shape[-1:] != (3,):
+        raise ValueError(f"stats must hold an array of shape (..., 3), got {data.shape}")
+    stats._data = np.ascontiguousarray(data, data.dtype.newbyteorder("="))
     return stats
 
 
 cdef tuple one_per_row(cnp.ndarray x, int axis):
-    """The shape of what there is one of for each row of x."""
+    """x.shape with 1 for each normalised dimension."""
     return (<object>x).shape[:axis] + (1,) * (cnp.PyArray_NDIM(x) - axis)
 
 
@@ -73,14 +78,14 @@ cdef Stats empty_stats(tuple shape, cnorm_dtype dtype):
     return stats
 
 
-cdef int check_stats(Stats stats, tuple shape, cnp.ndarray x, cnorm_dtype dtype, str what) except -1:
-    """Stats of this shape, for x of this dtype; `what` says what the shape is."""
+cdef int check_stats(Stats stats, tuple shape, cnp.ndarray x, cnorm_dtype dtype, str meaning) except -1:
+    """Stats of this shape, for x of this dtype; `meaning` says in messages how the shape follows from x's."""
     if stats._data is None:
         raise RuntimeError("Stats.__init__ was not called")
     if cnp.PyArray_TYPE(stats._data) != compute_number(dtype):
-        kind = "float64" if dtype == CNORM_F64 else "float32"
-        raise TypeError(f"stats must be {kind} for x of dtype {x.dtype}, got {stats._data.dtype}")
+        wanted = "float64" if dtype == CNORM_F64 else "float32"
+        raise TypeError(f"stats must be {wanted} for x of dtype {x.dtype}, got {stats._data.dtype}")
     given = (<object>stats._data).shape
     if given != shape + (3,):
-        raise ValueError(f"stats must have the shape {shape}, {what}, got {given[:-1]}")
+        raise ValueError(f"stats must have the shape {shape}, {meaning}, got {given[:-1]}")
     return 0

@@ -37,7 +37,7 @@ cdef class Stream:
         self.state_ = <float *>cnp.PyArray_DATA(self.state_memory)
 
     cdef int enter(self) except -1:
-        if not take(&self.busy):
+        if not try_lock(&self.busy):
             raise RuntimeError("this stream is in use by another thread; give each thread a stream of its own")
         return 0
 
@@ -55,7 +55,7 @@ cdef class Stream:
         else:
             status = cnorm_run(net.layers, net.count, steps, px, net.input_size, self.state_, room, rows, py,
                                net.output_size)
-        give_back(&self.busy)
+        unlock(&self.busy)
         return check(status)
 
     def step(self, x, out=None):
@@ -84,7 +84,7 @@ cdef class Stream:
             y = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&self.network.output_size, cnp.NPY_FLOAT32, 0)
         else:
             y = frames_out(out, 1, 0, self.network.output_size)
-            if cnp.PyArray_DATA(y) != cnp.PyArray_DATA(a) and not apart(y, a):  # or x is overwritten before it is read
+            if cnp.PyArray_DATA(y) != cnp.PyArray_DATA(a) and not disjoint(y, a):  # else x is overwritten unread
                 a = np.array(a, order="C", copy=True)
         self.run(a, y, 1, self.scratch_memory, 1)
         return y
@@ -113,7 +113,7 @@ cdef class Stream:
             y = cnp.PyArray_EMPTY(2, shape, cnp.NPY_FLOAT32, 0)
         else:
             y = frames_out(out, 2, shape[0], shape[1])
-            if not apart(y, a):  # a later row of x could be overwritten before it is read
+            if not disjoint(y, a):  # a later row of x could be overwritten before it is read
                 a = np.array(a, order="C", copy=True)
         if shape[0] > 1:  # several steps share one reading of the weights for the input, in a room of their own
             self.run(a, y, shape[0], self.network.scratch(min(shape[0], CNORM_ROWS)), min(shape[0], CNORM_ROWS))
@@ -139,7 +139,7 @@ cdef class Stream:
             return {name: self.state_memory[offset:offset + units].copy()
                     for name, units, offset in self.network.state_arrays}
         finally:
-            give_back(&self.busy)
+            unlock(&self.busy)
 
     def set_state(self, state):
         """Replace the whole recurrent state.
@@ -174,7 +174,7 @@ cdef class Stream:
     cdef int replace(self, cnp.ndarray whole) except -1:
         self.enter()  # and nothing fails after it
         memcpy(self.state_, cnp.PyArray_DATA(whole), self.network.state_floats * sizeof(float))
-        give_back(&self.busy)
+        unlock(&self.busy)
         return 0
 
     def reset(self, state=None):
@@ -276,7 +276,7 @@ def step_many(model, streams, x, out=None, reset=None):
         y = np.empty((n, net.output_size), np.float32)
     else:
         y = frames_out(out, 2, n, net.output_size)
-        if not apart(y, a):
+        if not disjoint(y, a):
             a = np.array(a, order="C", copy=True)
     if reset is not None:
         reset = as_array(reset, "reset")
@@ -312,7 +312,7 @@ def step_many(model, streams, x, out=None, reset=None):
     finally:
         PyMem_Free(states)
         for i in range(taken):
-            give_back(&(<Stream>streams[i]).busy)
+            unlock(&(<Stream>streams[i]).busy)
     return y
 
 
@@ -332,8 +332,7 @@ cdef cnp.ndarray frames(object x, str name, int ndim, ptrdiff_t width):
 cdef cnp.ndarray frames_out(object out, int ndim, ptrdiff_t steps, ptrdiff_t width):
     """The caller's output array, checked."""
     cdef cnp.ndarray y
-    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
-        raise TypeError(f"out must be a NumPy array or None, got {type(out).__name__}")
+    check_array(out, "out")
     y = out
     if cnp.PyArray_TYPE(y) != cnp.NPY_FLOAT32 or not cnp.PyArray_ISNOTSWAPPED(y):
         raise TypeError(f"out must have dtype float32, got {y.dtype}")

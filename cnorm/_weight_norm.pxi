@@ -1,15 +1,23 @@
 """Weight normalisation."""
 
-cdef cnp.ndarray matrix_of(object weight, cnorm_dtype *dtype, ptrdiff_t *rows, ptrdiff_t *n):
-    cdef cnp.ndarray a = as_array(weight, "weight")
-    dtype[0] = whole_dtype(a, "weight")
-    if cnp.PyArray_NDIM(a) < 2:
+cdef cnorm_status call_weight_norm(Call *c) noexcept nogil:
+    return cnorm_weight_norm(c.dtype, c.rows, c.n, c.x.data, c.x.stride, c.gain, c.y.data, c.y.stride)
+
+
+cdef cnorm_status call_weight_norm_backward(Call *c) noexcept nogil:
+    return cnorm_weight_norm_backward(c.dtype, c.rows, c.n, c.dy.data, c.dy.stride, c.x.data, c.x.stride, c.gain,
+                                      c.y.data, c.y.stride, c.dgain)
+
+
+cdef int set_matrix(Call *call, cnp.ndarray weight) except -1:
+    """Set dtype, axis and sizes of the call, for weight [outputs, inputs, ...]."""
+    full_dtype_of(weight, "weight")
+    if cnp.PyArray_NDIM(weight) < 2:
         raise ValueError(f"weight must have at least 2 dimensions, (outputs, inputs, ...), got shape "
-                         f"{(<object>a).shape}")
-    if cnp.PyArray_SIZE(a) == 0 and cnp.PyArray_DIMS(a)[0]:
-        raise ValueError(f"weight must have at least one input for each output, got shape {(<object>a).shape}")
-    count_rows(a, 1, rows, n)
-    return a
+                         f"{(<object>weight).shape}")
+    if cnp.PyArray_SIZE(weight) == 0 and cnp.PyArray_DIMS(weight)[0]:
+        raise ValueError(f"weight must have at least one input for each output, got shape {(<object>weight).shape}")
+    return set_rows(call, weight, 1)
 
 
 def weight_norm(weight, gain=None, *, out=None):
@@ -45,21 +53,16 @@ def weight_norm(weight, gain=None, *, out=None):
     >>> cnorm.weight_norm(np.float32([[3, 4]]), np.float32([10]))
     array([[6., 8.]], dtype=float32)
     """
-    cdef ptrdiff_t rows, n
-    cdef cnorm_dtype dtype
-    cdef cnp.ndarray a = matrix_of(weight, &dtype, &rows, &n), target
-    cdef cnp.ndarray g = vector(gain, a, rows, "gain", "output")
-    cdef cnp.ndarray v = result_of(out, a, (("weight", a), ("gain", g)))
-    cdef Rows source, sink
-    g = contiguous(g)
-    cdef void *pg = data_of(g)
-    cdef cnorm_status status
-    a = rows_of(a, 1, &source)
-    target = rows_to(v, 1, &sink)
-    with nogil:
-        status = cnorm_weight_norm(dtype, rows, n, source.data, source.stride, pg, sink.data, sink.stride)
-    check(status)
-    deliver((v,), (target,))
+    cdef Call call
+    cdef cnp.ndarray w = as_array(weight, "weight")
+    set_matrix(&call, w)
+    cdef cnp.ndarray g = per_channel(gain, w, call.rows, "gain", "output")
+    cdef cnp.ndarray v = result_of(out, w, (("weight", w), ("gain", g)))
+    w = read_rows(&call, &call.x, w)
+    g = read_parameter(&call, &call.gain, g)
+    cdef cnp.ndarray written = write_rows(&call, &call.y, v)
+    launch(&call, call_weight_norm)
+    copy_back(v, written)
     return v
 
 
@@ -90,24 +93,14 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
     ValueError
         For a shape or overlap that can't be used. The outputs are then unchanged.
     """
-    cdef ptrdiff_t rows, n
-    cdef cnorm_dtype dtype
-    cdef cnp.ndarray a = matrix_of(weight, &dtype, &rows, &n), target, dgain
-    cdef cnp.ndarray d = array_like(dv, "dv", a, "weight"), g = vector(gain, a, rows, "gain", "output")
-    cdef Rows gradient, source, sink
-    cdef cnorm_status status
-    results = gradients_of(out, "(dweight, dgain)", (a, np.empty(rows, a.dtype)), ("dv", "weight"),
-                           (("dv", d), ("weight", a), ("gain", g)))
-    d = rows_of(d, 1, &gradient)
-    a = rows_of(a, 1, &source)
-    target = rows_to(results[0], 1, &sink)
-    dgain = computed(results[1], dtype)
-    g = contiguous(g)
-    cdef void *pg = data_of(g)
-    cdef void *pdg = data_of(dgain)
-    with nogil:
-        status = cnorm_weight_norm_backward(dtype, rows, n, gradient.data, gradient.stride, source.data, source.stride,
-                                            pg, sink.data, sink.stride, pdg)
-    check(status)
-    deliver(results, (target, dgain))
-    return results[0], None if gain is None else results[1]
+    cdef Call call
+    cdef cnp.ndarray w = as_array(weight, "weight")
+    set_matrix(&call, w)
+    cdef cnp.ndarray d = array_like(dv, "dv", w, "weight"), g = per_channel(gain, w, call.rows, "gain", "output")
+    results = gradients_of(out, ("dweight", "dgain"), (w, np.empty(call.rows, w.dtype)),
+                           (("dv", d), ("weight", w), ("gain", g)))
+    d = read_rows(&call, &call.dy, d)
+    w = read_rows(&call, &call.x, w)
+    g = read_parameter(&call, &call.gain, g)
+    run_backward(&call, call_weight_norm_backward, results)
+    return results[0], None if g is None else results[1]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cnorm._core import KernelArithmetic, as_array, check_var, weight_norm
+from cnorm._core import as_array, check_var, default_float_env, weight_norm
 from cnorm.layers import rounded
 
 
@@ -47,7 +47,7 @@ def fold_batch_norm(
     """
     w = _linear_weight(linear_weight, "linear_weight")
     outputs = len(w)
-    with KernelArithmetic():
+    with default_float_env():
         mean, var = _per_output(mean, outputs, "mean"), _per_output(var, outputs, "var")
         given = {"linear_bias": linear_bias, "weight": weight, "bias": bias}
         b, gain, shift = (None if p is None else _per_output(p, outputs, name) for name, p in given.items())
@@ -88,7 +88,7 @@ def fold_weight_norm(
         For a shape that can't be used.
     """
     w = _linear_weight(weight, "weight")
-    with KernelArithmetic():
+    with default_float_env():
         g = None if gain is None else _per_output(gain, len(w), "gain")
         b = None if bias is None else _per_output(bias, len(w), "bias").astype(w.dtype)
         return weight_norm(w.astype(np.float64), g).astype(w.dtype), b

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cnorm._core import BoundLayerNorm, KernelArithmetic
+from cnorm._core import BoundLayerNorm, default_float_env
 from cnorm.presets import PRESETS
 from cnorm.specs import INITIAL, CellSpec
 from cnorm.tensors import Tensor, has_projection, optional_tensors, present
@@ -63,7 +63,7 @@ class _Cell(Layer):
 
     def packed(self) -> dict:
         """The weights as the kernels take them, see `cnorm.weights.packed`."""
-        with KernelArithmetic():
+        with default_float_env():
             return packed(self.spec, self.tensors, self.weights, self._sizes)
 
     def __repr__(self):
@@ -419,5 +419,5 @@ def rounded(value, name: str, dtype=np.float32) -> float:
         number = math.inf
     if not 0 <= number <= float(np.finfo(dtype).max):
         raise ValueError(f"{name} must be finite and not negative, got {value!r} for {np.dtype(dtype)}")
-    with KernelArithmetic():
+    with default_float_env():
         return float(np.dtype(dtype).type(number))

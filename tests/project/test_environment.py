@@ -135,7 +135,7 @@ def test_modes_set_by_others_change_no_bits_and_stay_set(rng, control, dtype, mo
 
 def test_a_mode_that_was_never_entered_is_not_left(control):
     with pytest.raises(AttributeError):
-        _core.KernelArithmetic().__exit__()
+        _core.default_float_env().__exit__()
     assert control.read_control() & ~STICKY == DEFAULT
 
 

@@ -1,0 +1,176 @@
+"""One call of the C library: its sizes, inputs, outputs and scratch, and the launcher that all norms share."""
+
+cdef struct Rows:
+    char *data
+    ptrdiff_t stride  # elements from row to row
+
+
+cdef struct Call:
+    # sizes
+    cnorm_dtype dtype  # of x
+    int axis  # the dimension of x with which a row begins
+    ptrdiff_t rows, n  # x is [rows, n]
+    ptrdiff_t channels, space, groups  # where a row is a sample, n = channels * space
+    ptrdiff_t mean_radius, radius
+    double eps  # or another smoothing term
+    # inputs
+    Rows x, residual, dy  # [rows, n]
+    const void *gain
+    const void *bias
+    const void *mean
+    const void *var
+    # input of a backward pass, output of a forward pass
+    void *stats
+    # outputs
+    Rows y, total  # [rows, n]; in a backward pass y is dx
+    void *dgain
+    void *dbias
+    double dsmoothing
+    double *moments
+    # scratch
+    void *scratch
+
+
+ctypedef cnorm_status (*Entry)(Call *) noexcept nogil
+
+
+cdef inline int launch(Call *call, Entry entry) except -1:
+    cdef cnorm_status status
+    if call.rows * call.n > RELEASE_GIL_ABOVE:
+        with nogil:
+            status = entry(call)
+    else:
+        status = entry(call)
+    return check(status)
+
+
+# Each of these sets a pointer of the call to an array, or to a copy where C can't use the array's layout, and returns
+# the one that it set: the caller keeps that until `launch` has returned.
+
+cdef inline cnp.ndarray read_rows(Call *call, Rows *rows, cnp.ndarray a):
+    """a as [rows, n]."""
+    if not as_rows(a, call, rows):
+        a = np.array(a, order="C", copy=True)
+        as_rows(a, call, rows)
+    return a
+
+
+cdef inline cnp.ndarray write_rows(Call *call, Rows *rows, cnp.ndarray result):
+    """result as [rows, n]; `copy_back` comes after the call."""
+    if not as_rows(result, call, rows):
+        result = np.empty((<object>result).shape, result.dtype)
+        as_rows(result, call, rows)
+    return result
+
+
+cdef inline cnp.ndarray read_parameter(Call *call, const void **pointer, cnp.ndarray a):
+    """a as contiguous elements of the compute type; None is NULL."""
+    if a is not None:
+        if not is_plain(a, compute_number(call.dtype)):
+            a = converted(a, call.dtype)
+        pointer[0] = cnp.PyArray_DATA(a)
+    return a
+
+
+cdef cnp.ndarray write_gradient(Call *call, void **pointer, cnp.ndarray result):
+    """result, a parameter's gradient, as contiguous elements of the compute type; `copy_back` comes after the call."""
+    if not is_plain(result, compute_number(call.dtype)):
+        result = np.empty((<object>result).shape, np.float64 if call.dtype == CNORM_F64 else np.float32)
+    pointer[0] = cnp.PyArray_DATA(result)
+    return result
+
+
+cdef cnp.ndarray reserve(Call *call, cnp.npy_intp size):
+    """Scratch of `size` bytes."""
+    cdef cnp.ndarray scratch = cnp.PyArray_EMPTY(1, &size, cnp.NPY_UINT8, 0)
+    call.scratch = cnp.PyArray_DATA(scratch)
+    return scratch
+
+
+cdef inline int copy_back(cnp.ndarray result, cnp.ndarray written) except -1:
+    """Copy what C wrote to the caller's array, unless that is it; a float32 too large for float16 becomes infinite."""
+    if written is not result:
+        with default_float_env():
+            result[...] = written
+    return 0
+
+
+cdef int run_backward(Call *call, Entry entry, list results) except -1:
+    """Launch a backward pass whose inputs are set; `results` are those for x, for the gain and perhaps for the bias."""
+    cdef cnp.ndarray dx = write_rows(call, &call.y, results[0])
+    cdef cnp.ndarray dgain = write_gradient(call, &call.dgain, results[1]), dbias = None
+    if len(results) > 2:
+        dbias = write_gradient(call, &call.dbias, results[2])
+    launch(call, entry)
+    copy_back(results[0], dx)
+    copy_back(results[1], dgain)
+    if dbias is not None:
+        copy_back(results[2], dbias)
+    return 0
+
+
+cdef inline bint is_plain(cnp.ndarray a, int number) noexcept:
+    """Whether C can use the elements as they lie: one after the other, of the type with this number."""
+    return cnp.PyArray_TYPE(a) == number and cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)
+
+
+cdef cnp.ndarray converted(cnp.ndarray a, cnorm_dtype dtype):
+    """A parameter `a` of this or of the compute type as contiguous elements of the compute type."""
+    cdef cnp.ndarray wide
+    if not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
+        a = np.array(a, order="C", copy=True)
+    if cnp.PyArray_TYPE(a) == compute_number(dtype):
+        return a
+    wide = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a), cnp.PyArray_DIMS(a), cnp.NPY_FLOAT32, 0)
+    check(cnorm_widen(dtype, cnp.PyArray_SIZE(a), cnp.PyArray_DATA(a), <float *>cnp.PyArray_DATA(wide)))
+    return wide
+
+
+cdef inline bint as_rows(cnp.ndarray a, Call *call, Rows *rows) noexcept:
+    """True if `a` is [rows, n] as it lies: contiguous elements in each row and one stride between rows."""
+    if cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a):
+        rows.data, rows.stride = <char *>cnp.PyArray_DATA(a), call.n
+        return True
+    return as_strided_rows(a, call.axis, rows)
+
+
+cdef bint as_strided_rows(cnp.ndarray a, int axis, Rows *rows) noexcept:
+    cdef int ndim = cnp.PyArray_NDIM(a), i
+    cdef cnp.npy_intp item = cnp.PyArray_ITEMSIZE(a), expected = item, step
+    cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(a)
+    cdef cnp.npy_intp *strides = cnp.PyArray_STRIDES(a)
+    rows.data = <char *>cnp.PyArray_DATA(a)
+    rows.stride = 0
+    if not cnp.PyArray_ISALIGNED(a):
+        return False
+    for i in range(ndim - 1, axis - 1, -1):
+        if shape[i] != 1 and strides[i] != expected:
+            return False
+        expected *= shape[i]
+    step = 0
+    for i in range(axis - 1, -1, -1):  # the leading dimensions must collapse into one
+        if shape[i] == 1:
+            continue
+        if step == 0:
+            if strides[i] % item:
+                return False
+            rows.stride = strides[i] // item
+            step = strides[i]
+            expected = step * shape[i]
+            if step == 0:  # a broadcast row: only one leading dimension can be so
+                return all_one(shape, i)
+        elif strides[i] != expected:
+            return False
+        else:
+            expected *= shape[i]
+    if step == 0:  # one row
+        rows.stride = expected // item
+    return True
+
+
+cdef bint all_one(cnp.npy_intp *shape, int before) noexcept:
+    cdef int i
+    for i in range(before):
+        if shape[i] != 1:
+            return False
+    return True
