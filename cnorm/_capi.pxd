@@ -67,11 +67,11 @@ cdef extern from "cnorm_rnn.h" nogil:
     ctypedef enum cnorm_reset:
         pass
 
-    int CNORM_TANH, CNORM_RELU, CNORM_SIGMOID
-    int CNORM_LSTM, CNORM_GRU, CNORM_RNN
-    int CNORM_PLAIN, CNORM_SPLIT, CNORM_SUM
-    int CNORM_NO_CELL_NORM, CNORM_OUTPUT, CNORM_CARRY
-    int CNORM_AFTER, CNORM_CANDIDATE, CNORM_BEFORE
+    int CNORM_ACTIVATION_TANH, CNORM_ACTIVATION_RELU, CNORM_ACTIVATION_SIGMOID
+    int CNORM_CELL_LSTM, CNORM_CELL_GRU, CNORM_CELL_RNN
+    int CNORM_SCOPE_NONE, CNORM_SCOPE_SPLIT, CNORM_SCOPE_SUM
+    int CNORM_CELL_NORM_NONE, CNORM_CELL_NORM_OUTPUT, CNORM_CELL_NORM_CARRY
+    int CNORM_RESET_AFTER, CNORM_RESET_CANDIDATE, CNORM_RESET_BEFORE
 
     ctypedef struct cnorm_cell:
         cnorm_cell_kind kind
@@ -93,11 +93,11 @@ cdef extern from "cnorm_rnn.h" nogil:
         const float *bias_p
 
     ctypedef enum cnorm_layer_kind:
-        CNORM_LINEAR
-        CNORM_CELL
-        CNORM_ROW_NORM
-        CNORM_ACTIVATION
-        CNORM_RESIDUAL
+        CNORM_LAYER_LINEAR
+        CNORM_LAYER_CELL
+        CNORM_LAYER_NORM
+        CNORM_LAYER_ACTIVATION
+        CNORM_LAYER_RESIDUAL
 
     ctypedef struct cnorm_elementwise:
         ptrdiff_t n

@@ -1,7 +1,7 @@
-# Mirror of src/include/cnorm_family.h; no logic.
+# Mirror of src/include/cnorm_norms.h; no logic.
 from cnorm._capi cimport cnorm_dtype, cnorm_status
 
-cdef extern from "cnorm_family.h" nogil:
+cdef extern from "cnorm_norms.h" nogil:
     cnorm_status cnorm_group_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
                                   ptrdiff_t groups, const void *x, ptrdiff_t x_stride, const void *gain,
                                   const void *bias, double eps, void *y, ptrdiff_t y_stride, void *stats)

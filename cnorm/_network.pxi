@@ -29,11 +29,11 @@ cdef cnp.ndarray aligned_zeros(ptrdiff_t floats):
     return raw[start + (CNORM_ALIGN if start < 0 else 0):][:floats * 4].view(np.float32)
 
 
-ACTIVATION = {"tanh": CNORM_TANH, "relu": CNORM_RELU, "sigmoid": CNORM_SIGMOID}
-CELL_KIND = {"LSTM": CNORM_LSTM, "GRU": CNORM_GRU, "RNN": CNORM_RNN}
-SCOPE = {"none": CNORM_PLAIN, "split": CNORM_SPLIT, "sum": CNORM_SUM}
-CELL_NORM = {"none": CNORM_NO_CELL_NORM, "output": CNORM_OUTPUT, "carry": CNORM_CARRY}
-RESET = {"after": CNORM_AFTER, "candidate": CNORM_CANDIDATE, "before": CNORM_BEFORE}
+ACTIVATION = {"tanh": CNORM_ACTIVATION_TANH, "relu": CNORM_ACTIVATION_RELU, "sigmoid": CNORM_ACTIVATION_SIGMOID}
+CELL_KIND = {"LSTM": CNORM_CELL_LSTM, "GRU": CNORM_CELL_GRU, "RNN": CNORM_CELL_RNN}
+SCOPE = {"none": CNORM_SCOPE_NONE, "split": CNORM_SCOPE_SPLIT, "sum": CNORM_SCOPE_SUM}
+CELL_NORM = {"none": CNORM_CELL_NORM_NONE, "output": CNORM_CELL_NORM_OUTPUT, "carry": CNORM_CELL_NORM_CARRY}
+RESET = {"after": CNORM_RESET_AFTER, "candidate": CNORM_RESET_CANDIDATE, "before": CNORM_RESET_BEFORE}
 
 
 cdef class Network:
@@ -69,23 +69,23 @@ cdef class Network:
         for i, (kind, layer, size) in enumerate(layers):
             at = &self.layers[i]
             if kind == "Linear":
-                at.kind = CNORM_LINEAR
+                at.kind = CNORM_LAYER_LINEAR
                 at.as_.linear.weight = self.pack(layer.weights["weight"], 1, 0)
                 at.as_.linear.bias = self.pad(layer.weights.get("bias"), 1, size, 0)
             elif kind == "LayerNorm":
-                at.kind = CNORM_ROW_NORM
+                at.kind = CNORM_LAYER_NORM
                 at.as_.norm.n, at.as_.norm.eps = size, layer.eps
                 at.as_.norm.gain = self.pad(layer.weights["weight"], 1, size, 0)
                 at.as_.norm.bias = self.pad(layer.weights.get("bias"), 1, size, 0)
             elif kind == "Activation":
-                at.kind = CNORM_ACTIVATION
+                at.kind = CNORM_LAYER_ACTIVATION
                 at.as_.activation.n = size
                 at.as_.activation.f = <cnorm_activation><int>ACTIVATION[layer.function]
             elif kind == "Residual":
-                at.kind = CNORM_RESIDUAL
+                at.kind = CNORM_LAYER_RESIDUAL
                 at.as_.residual.n, at.as_.residual.back = size, layer
             else:
-                at.kind = CNORM_CELL
+                at.kind = CNORM_LAYER_CELL
                 packed = layer.packed()
                 self.pack_cell(&at.as_.cell, layer, packed)
                 names.append((f"h{number}", layer.output_size, offset))

@@ -28,8 +28,11 @@ int cnorm_abi_version(void) { return CNORM_ABI_VERSION; }
 static int known(cnorm_dtype dtype) { return dtype >= CNORM_F32 && dtype < CNORM_DTYPES; }
 static ptrdiff_t stored_bytes(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : dtype == CNORM_F32 ? 4 : 2; }
 
-/* can rows * n items be counted in bytes? 16 covers the widest item, and leaves room for two of them side by side */
-static int countable(ptrdiff_t rows, ptrdiff_t n) { return rows >= 0 && n > 0 && (rows == 0 || n <= PTRDIFF_MAX / 16 / rows); }
+/* can rows * n items be counted in bytes, and n by itself? 16 is two of the widest items */
+static int countable(ptrdiff_t rows, ptrdiff_t n)
+{
+    return rows >= 0 && n > 0 && n <= PTRDIFF_MAX / 16 / (rows > 0 ? rows : 1);
+}
 
 cnorm_status cnorm_widen(cnorm_dtype dtype, ptrdiff_t n, const void *x, float *y)
 {
@@ -40,7 +43,7 @@ cnorm_status cnorm_widen(cnorm_dtype dtype, ptrdiff_t n, const void *x, float *y
     if (n == 0) return CNORM_OK;
     if (!x || !y) return CNORM_ERROR_NULL;
     const float_mode mode = float_mode_enter();
-    kernels->widen[dtype](n, x, y);
+    kernels->to_float[dtype](&(cnorm_conversion){n, x, y});
     float_mode_leave(mode);
     return CNORM_OK;
 }
@@ -186,8 +189,11 @@ cnorm_status cnorm_backward_reduce(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t 
     const float_mode mode = float_mode_enter();
     /* the fixed tree: 0+1, 2+3, ...; then 0+2, 4+6, ...; and so on */
     for (ptrdiff_t step = 1; step < count; step *= 2)
-        for (ptrdiff_t b = 0; b + step < count; b += 2 * step)
-            kernels->add[dtype](2 * n, (char *)partials + b * 2 * bytes, (char *)partials + (b + step) * 2 * bytes);
+        for (ptrdiff_t b = 0; b + step < count; b += 2 * step) {
+            char *into = (char *)partials + b * 2 * bytes, *from = into + step * 2 * bytes;
+            if (dtype == CNORM_F64) kernels->add_f64(2 * n, (double *)into, (const double *)from);
+            else kernels->add_f32(2 * n, (float *)into, (const float *)from);
+        }
     float_mode_leave(mode);
     if (count) memcpy(dgain, partials, (size_t)bytes);
     else memset(dgain, 0, (size_t)bytes);

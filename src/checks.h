@@ -1,4 +1,4 @@
-/* What the entries of api.c and api_family.c check alike. */
+/* What the entries of api.c and api_norms.c check alike. */
 #ifndef CNORM_CHECKS_H
 #define CNORM_CHECKS_H
 

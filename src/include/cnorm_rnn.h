@@ -52,33 +52,33 @@ typedef struct cnorm_row_norm {
     float eps;
 } cnorm_row_norm;
 
-typedef enum cnorm_activation { CNORM_TANH, CNORM_RELU, CNORM_SIGMOID } cnorm_activation;
+typedef enum cnorm_activation { CNORM_ACTIVATION_TANH, CNORM_ACTIVATION_RELU, CNORM_ACTIVATION_SIGMOID } cnorm_activation;
 
-typedef enum cnorm_cell_kind { CNORM_LSTM, CNORM_GRU, CNORM_RNN } cnorm_cell_kind;
+typedef enum cnorm_cell_kind { CNORM_CELL_LSTM, CNORM_CELL_GRU, CNORM_CELL_RNN } cnorm_cell_kind;
 
 typedef enum cnorm_scope {
-    CNORM_PLAIN, /* a = W_x x + W_h h + bias */
-    CNORM_SPLIT, /* a = LN(W_x x + inside_x) gain_x + LN(W_h h + inside_h) gain_h + bias */
-    CNORM_SUM,   /* a = LN(W_x x + inside_x + W_h h) gain_h + bias */
+    CNORM_SCOPE_NONE, /* a = W_x x + W_h h + bias */
+    CNORM_SCOPE_SPLIT, /* a = LN(W_x x + inside_x) gain_x + LN(W_h h + inside_h) gain_h + bias */
+    CNORM_SCOPE_SUM,   /* a = LN(W_x x + inside_x + W_h h) gain_h + bias */
 } cnorm_scope;
 
 typedef enum cnorm_cell_norm {
-    CNORM_NO_CELL_NORM,
-    CNORM_OUTPUT, /* h = o tanh(LN(c)), and the next step sees c */
-    CNORM_CARRY,  /* c = LN(c), h = o tanh(c) */
+    CNORM_CELL_NORM_NONE,
+    CNORM_CELL_NORM_OUTPUT, /* h = o tanh(LN(c)), and the next step sees c */
+    CNORM_CELL_NORM_CARRY,  /* c = LN(c), h = o tanh(c) */
 } cnorm_cell_norm;
 
 typedef enum cnorm_reset {
-    CNORM_AFTER,     /* n = tanh(a_n of x + r (a_n of h + bias_n)) */
-    CNORM_CANDIDATE, /* n = tanh(r a_n) */
-    CNORM_BEFORE,    /* n = tanh(a_n of x + W_n (r h)); weight_h has the gates z and r only, scope CNORM_PLAIN */
+    CNORM_RESET_AFTER,     /* n = tanh(a_n of x + r (a_n of h + bias_n)) */
+    CNORM_RESET_CANDIDATE, /* n = tanh(r a_n) */
+    CNORM_RESET_BEFORE,    /* n = tanh(a_n of x + W_n (r h)); weight_h has the gates z and r only, scope CNORM_SCOPE_NONE */
 } cnorm_reset;
 
 /* A recurrent cell. Its gates have pre-activations a by `scope`; with s = sigmoid,
- *   CNORM_LSTM, gates f, i, o, g:  c = s(f) c + s(i) tanh(g), within +-cell_clip;  m = s(o) tanh(c), by cell_norm
+ *   CNORM_CELL_LSTM, gates f, i, o, g:  c = s(f) c + s(i) tanh(g), within +-cell_clip;  m = s(o) tanh(c), by cell_norm
  *                                  h = m, or W_p m + bias_p within +-projection_clip
- *   CNORM_GRU, gates z, r, n:      h = (1 - s(z)) h + s(z) n, or with `keep` h = s(z) h + (1 - s(z)) n; n by `reset`
- *   CNORM_RNN, one gate:           h = activation(a)
+ *   CNORM_CELL_GRU, gates z, r, n:      h = (1 - s(z)) h + s(z) n, or with `keep` h = s(z) h + (1 - s(z)) n; n by `reset`
+ *   CNORM_CELL_RNN, one gate:           h = activation(a)
  * and at last h = zoneout h_before + (1 - zoneout) h. State: h [padded outputs], for the LSTM then c [padded units].
  * A stored |h| or |c| below 2^-100 becomes 0. Vectors without a use are NULL. */
 typedef struct cnorm_cell {
@@ -90,7 +90,7 @@ typedef struct cnorm_cell {
     int keep;
     float eps, cell_clip, projection_clip, zoneout; /* clips: infinity for none */
     cnorm_matrix weight_x, weight_h;                /* [gates * units, inputs], [gates * units, outputs] */
-    cnorm_matrix weight_n, weight_p;                /* [units, units] if CNORM_BEFORE; [outputs, units] or panels NULL */
+    cnorm_matrix weight_n, weight_p;                /* [units, units] if CNORM_RESET_BEFORE; [outputs, units] or panels NULL */
     const float *inside_x, *inside_h;               /* [gates, padded] and CNORM_GATE_PAD more, centred like the weights; or NULL */
     const float *gain_x, *gain_h, *bias;            /* [gates, padded] */
     const float *bias_n;                            /* [padded] or NULL */
@@ -99,11 +99,11 @@ typedef struct cnorm_cell {
 } cnorm_cell;
 
 typedef enum cnorm_layer_kind {
-    CNORM_LINEAR,
-    CNORM_CELL,
-    CNORM_ROW_NORM,
-    CNORM_ACTIVATION, /* y = f(x), n elements */
-    CNORM_RESIDUAL,   /* y = x + what went into the layer `back` places before this one, n elements */
+    CNORM_LAYER_LINEAR,
+    CNORM_LAYER_CELL,
+    CNORM_LAYER_NORM,
+    CNORM_LAYER_ACTIVATION, /* y = f(x), n elements */
+    CNORM_LAYER_RESIDUAL,   /* y = x + what went into the layer `back` places before this one, n elements */
 } cnorm_layer_kind;
 
 typedef struct cnorm_elementwise {

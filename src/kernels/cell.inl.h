@@ -1,7 +1,7 @@
 /* One step of a recurrent cell, as cnorm_rnn.h defines it, for up to CNORM_ROWS streams that share the weights.
  *
  *   (1) zx = W_x x + inside_x      for all streams, or for several steps of one stream: nothing here needs the state
- *   (2) zh = W_h h + inside_h, and with CNORM_SUM + zx
+ *   (2) zh = W_h h + inside_h, and with CNORM_SCOPE_SUM + zx
  *   (3) r = 1/sqrt(mean z^2 + eps) of each LN group: the weights are centred, so LN(W x) = z r gain + bias
  *   (4) the gates and the state, one pass
  * Gates are padded to CNORM_GATE_PAD units; padding is zero in weights, gains and biases, and stays zero in the state.
@@ -84,27 +84,27 @@ static void cell_inputs(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptr
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = x + s * x_stride;
     const double squares = products(&cell->weight_x, n, rows, cell->inside_x, 0, zx, stride, room);
-    if (cell->scope != CNORM_SPLIT) return;
+    if (cell->scope != CNORM_SCOPE_SPLIT) return;
     for (ptrdiff_t s = 0; s < n; ++s) {
         const product_term term = {&cell->weight_x, rows[s], cell->inside_x};
         group_rstds(&term, 1, (double)cell->eps, squares, zx + s * stride, zx + (s + 1) * stride - CNORM_GATE_PAD);
     }
 }
 
-/* the two parts of a pre-activation, without bias; with CNORM_SUM all of it is the part of h */
+/* the two parts of a pre-activation, without bias; with CNORM_SCOPE_SUM all of it is the part of h */
 INLINE f32v part_x(const cnorm_cell *cell, cnorm_scope scope, const float *zx, const float *rx, ptrdiff_t g, ptrdiff_t at)
 {
-    return scope == CNORM_SPLIT ? (load_f32(zx + at) * splat_f32(rx[g])) * load_f32(cell->gain_x + at) : load_f32(zx + at);
+    return scope == CNORM_SCOPE_SPLIT ? (load_f32(zx + at) * splat_f32(rx[g])) * load_f32(cell->gain_x + at) : load_f32(zx + at);
 }
 INLINE f32v part_h(const cnorm_cell *cell, cnorm_scope scope, const float *zh, const float *rh, ptrdiff_t g, ptrdiff_t at)
 {
-    return scope == CNORM_PLAIN ? load_f32(zh + at) : (load_f32(zh + at) * splat_f32(rh[g])) * load_f32(cell->gain_h + at);
+    return scope == CNORM_SCOPE_NONE ? load_f32(zh + at) : (load_f32(zh + at) * splat_f32(rh[g])) * load_f32(cell->gain_h + at);
 }
 INLINE f32v preactivation(const cnorm_cell *cell, cnorm_scope scope, const float *zx, const float *zh, const float *rx,
                           const float *rh, ptrdiff_t g, ptrdiff_t at)
 {
     const f32v h = part_h(cell, scope, zh, rh, g, at);
-    return (scope == CNORM_SUM ? h : h + part_x(cell, scope, zx, rx, g, at)) + load_f32(cell->bias + at);
+    return (scope == CNORM_SCOPE_SUM ? h : h + part_x(cell, scope, zx, rx, g, at)) + load_f32(cell->bias + at);
 }
 
 /* c and the output gate o [padded units] */
@@ -137,19 +137,19 @@ static void lstm_row(const cnorm_cell *cell, const float *zx, const float *zh, c
     const ptrdiff_t units = cell->weight_x.units, width = padded_units(units);
     const float *rx = zx + input_row_floats(cell) - CNORM_GATE_PAD;
     float *o = room, *normed = room + width;
-    if (cell->scope == CNORM_SPLIT) lstm_gates(cell, CNORM_SPLIT, zx, zh, rx, rh, c, o);
-    else if (cell->scope == CNORM_SUM) lstm_gates(cell, CNORM_SUM, zx, zh, rx, rh, c, o);
-    else lstm_gates(cell, CNORM_PLAIN, zx, zh, rx, rh, c, o);
+    if (cell->scope == CNORM_SCOPE_SPLIT) lstm_gates(cell, CNORM_SCOPE_SPLIT, zx, zh, rx, rh, c, o);
+    else if (cell->scope == CNORM_SCOPE_SUM) lstm_gates(cell, CNORM_SCOPE_SUM, zx, zh, rx, rh, c, o);
+    else lstm_gates(cell, CNORM_SCOPE_NONE, zx, zh, rx, rh, c, o);
     if (cell->cell_clip < INFINITY)
         for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, clipped(load_f32(c + j), cell->cell_clip));
     const float *out = c;
-    if (cell->cell_norm != CNORM_NO_CELL_NORM) {
+    if (cell->cell_norm != CNORM_CELL_NORM_NONE) {
         for (ptrdiff_t j = units; j < width; ++j) normed[j] = 0;
         layer_norm_f32(&(cnorm_norm){.rows = 1, .n = units, .x = c, .gain = cell->gain_c, .bias = cell->bias_c,
                                      .eps = (double)cell->eps, .y = normed});
         out = normed;
     }
-    if (cell->cell_norm == CNORM_CARRY)
+    if (cell->cell_norm == CNORM_CELL_NORM_CARRY)
         for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, without_tiny(load_f32(normed + j)));
     for (ptrdiff_t j = 0; j < width; j += VL_F32)
         store_f32(m + j, without_tiny(load_f32(o + j) * tanh_v(load_f32(out + j))));
@@ -170,7 +170,7 @@ INLINE void gru_gates(const cnorm_cell *cell, cnorm_scope scope, cnorm_reset res
         const f32v z = sigmoid_v(preactivation(cell, scope, zx, zh, rx, rh, 0, j));
         const f32v r = sigmoid_v(preactivation(cell, scope, zx, zh, rx, rh, 1, width + j));
         f32v n;
-        if (reset == CNORM_CANDIDATE) {
+        if (reset == CNORM_RESET_CANDIDATE) {
             n = r * preactivation(cell, scope, zx, zh, rx, rh, 2, at);
         } else {
             f32v of_h = part_h(cell, scope, zh, rh, 2, at);
@@ -184,20 +184,20 @@ INLINE void gru_gates(const cnorm_cell *cell, cnorm_scope scope, cnorm_reset res
 static void gru_row(const cnorm_cell *cell, const float *zx, const float *zh, const float *rh, float *h)
 {
     const float *rx = zx + input_row_floats(cell) - CNORM_GATE_PAD;
-    if (cell->scope == CNORM_SPLIT && cell->reset == CNORM_AFTER) gru_gates(cell, CNORM_SPLIT, CNORM_AFTER, zx, zh, rx, rh, h);
-    else if (cell->scope == CNORM_SPLIT) gru_gates(cell, CNORM_SPLIT, CNORM_CANDIDATE, zx, zh, rx, rh, h);
-    else if (cell->scope == CNORM_SUM) gru_gates(cell, CNORM_SUM, CNORM_CANDIDATE, zx, zh, rx, rh, h);
-    else if (cell->reset == CNORM_AFTER) gru_gates(cell, CNORM_PLAIN, CNORM_AFTER, zx, zh, rx, rh, h);
-    else gru_gates(cell, CNORM_PLAIN, CNORM_CANDIDATE, zx, zh, rx, rh, h);
+    if (cell->scope == CNORM_SCOPE_SPLIT && cell->reset == CNORM_RESET_AFTER) gru_gates(cell, CNORM_SCOPE_SPLIT, CNORM_RESET_AFTER, zx, zh, rx, rh, h);
+    else if (cell->scope == CNORM_SCOPE_SPLIT) gru_gates(cell, CNORM_SCOPE_SPLIT, CNORM_RESET_CANDIDATE, zx, zh, rx, rh, h);
+    else if (cell->scope == CNORM_SCOPE_SUM) gru_gates(cell, CNORM_SCOPE_SUM, CNORM_RESET_CANDIDATE, zx, zh, rx, rh, h);
+    else if (cell->reset == CNORM_RESET_AFTER) gru_gates(cell, CNORM_SCOPE_NONE, CNORM_RESET_AFTER, zx, zh, rx, rh, h);
+    else gru_gates(cell, CNORM_SCOPE_NONE, CNORM_RESET_CANDIDATE, zx, zh, rx, rh, h);
 }
 
-/* CNORM_BEFORE in two parts round the product W_n (r h): z and r h go to z and rh [padded units] */
+/* CNORM_RESET_BEFORE in two parts round the product W_n (r h): z and r h go to z and rh [padded units] */
 static void gru_before_row(const cnorm_cell *cell, const float *zx, const float *zh, const float *h, float *z, float *rh)
 {
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        store_f32(z + j, sigmoid_v(preactivation(cell, CNORM_PLAIN, zx, zh, NULL, NULL, 0, j)));
-        store_f32(rh + j, sigmoid_v(preactivation(cell, CNORM_PLAIN, zx, zh, NULL, NULL, 1, width + j)) * load_f32(h + j));
+        store_f32(z + j, sigmoid_v(preactivation(cell, CNORM_SCOPE_NONE, zx, zh, NULL, NULL, 0, j)));
+        store_f32(rh + j, sigmoid_v(preactivation(cell, CNORM_SCOPE_NONE, zx, zh, NULL, NULL, 1, width + j)) * load_f32(h + j));
     }
 }
 static void gru_before_end(const cnorm_cell *cell, const float *zx, const float *zn, const float *z, float *h)
@@ -211,15 +211,15 @@ static void gru_before_end(const cnorm_cell *cell, const float *zx, const float 
 
 INLINE f32v activated(cnorm_activation f, f32v a)
 {
-    if (f == CNORM_TANH) return tanh_v(a);
-    if (f == CNORM_SIGMOID) return sigmoid_v(a);
+    if (f == CNORM_ACTIVATION_TANH) return tanh_v(a);
+    if (f == CNORM_ACTIVATION_SIGMOID) return sigmoid_v(a);
     return (f32v)((i32v)a & ~(i32v)(a < splat_f32(0))); /* NaN stays NaN */
 }
 
 static void activation_f32(cnorm_activation f, ptrdiff_t n, const float *x, float *y)
 {
-    if (f == CNORM_TANH) tanh_f32(n, x, y);
-    else if (f == CNORM_SIGMOID) sigmoid_f32(n, x, y);
+    if (f == CNORM_ACTIVATION_TANH) tanh_f32(n, x, y);
+    else if (f == CNORM_ACTIVATION_SIGMOID) sigmoid_f32(n, x, y);
     else
         for (ptrdiff_t i = 0; i < n; ++i) y[i] = x[i] < 0 ? 0 : x[i];
 }
@@ -230,9 +230,9 @@ static void rnn_row(const cnorm_cell *cell, const float *zx, const float *zh, co
     const float *rx = zx + input_row_floats(cell) - CNORM_GATE_PAD;
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         f32v a;
-        if (cell->scope == CNORM_SPLIT) a = preactivation(cell, CNORM_SPLIT, zx, zh, rx, rh, 0, j);
-        else if (cell->scope == CNORM_SUM) a = preactivation(cell, CNORM_SUM, zx, zh, rx, rh, 0, j);
-        else a = preactivation(cell, CNORM_PLAIN, zx, zh, rx, rh, 0, j);
+        if (cell->scope == CNORM_SCOPE_SPLIT) a = preactivation(cell, CNORM_SCOPE_SPLIT, zx, zh, rx, rh, 0, j);
+        else if (cell->scope == CNORM_SCOPE_SUM) a = preactivation(cell, CNORM_SCOPE_SUM, zx, zh, rx, rh, 0, j);
+        else a = preactivation(cell, CNORM_SCOPE_NONE, zx, zh, rx, rh, 0, j);
         store_f32(h + j, without_tiny(activated(cell->activation, a)));
     }
     for (ptrdiff_t j = cell->weight_x.units; j < width; ++j) h[j] = 0; /* sigmoid(0) is not */
@@ -250,20 +250,20 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
     float *in2 = z2 + n * second_row, *interleaved = in2 + (second ? 2 * n * width : 0);
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = state[s];
-    const int sum = cell->scope == CNORM_SUM;
+    const int sum = cell->scope == CNORM_SCOPE_SUM;
     const double squares = products(&cell->weight_h, n, rows, sum ? zx : cell->inside_h, sum ? x_row : 0, zh, h_row, interleaved);
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *h = state[s], *a = zh + s * h_row, *m = second ? in2 + s * width : h, rh[4];
         const float *ax = zx + s * x_row;
-        if (cell->scope != CNORM_PLAIN) {
+        if (cell->scope != CNORM_SCOPE_NONE) {
             const product_term terms[2] = {{&cell->weight_h, h, cell->inside_h},
                                            {&cell->weight_x, x + s * x_stride, cell->inside_x}};
             group_rstds(terms, sum ? 2 : 1, (double)cell->eps, squares, a, rh);
         }
         const int zoning = cell->zoneout > 0 && !second;
         if (zoning) memcpy(before, h, (size_t)out_width * sizeof *h);
-        if (cell->kind == CNORM_LSTM) lstm_row(cell, ax, a, rh, h + out_width, m, room);
-        else if (cell->kind == CNORM_RNN) rnn_row(cell, ax, a, rh, h);
+        if (cell->kind == CNORM_CELL_LSTM) lstm_row(cell, ax, a, rh, h + out_width, m, room);
+        else if (cell->kind == CNORM_CELL_RNN) rnn_row(cell, ax, a, rh, h);
         else if (second) gru_before_row(cell, ax, a, h, in2 + (n + s) * width, m);
         else gru_row(cell, ax, a, rh, h);
         if (zoning) zone_out(cell, out_width, before, h);
@@ -275,7 +275,7 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
         float *h = state[s];
         const float *z = z2 + s * second_row;
         if (cell->zoneout > 0) memcpy(before, h, (size_t)out_width * sizeof *h);
-        if (cell->kind == CNORM_GRU) {
+        if (cell->kind == CNORM_CELL_GRU) {
             gru_before_end(cell, zx + s * x_row, z, in2 + (n + s) * width, h);
         } else {
             for (ptrdiff_t j = 0; j < out_width; j += VL_F32) {

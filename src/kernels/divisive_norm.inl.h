@@ -149,7 +149,7 @@ static void FN(divisive_norm_backward)(const cnorm_divisive *call)
 }
 
 /* sum over rows of rstd^2 sum g xhat: times -s it is dl/ds of layer normalisation with eps = s^2 */
-static double FN(smoothing_sum)(const cnorm_norm_backward *call)
+static void FN(smoothing_gradient)(const cnorm_norm_backward *call)
 {
     const ptrdiff_t n = call->n;
     const T *dy = call->dy, *x = call->x, *gain = call->gain, *st = call->stats;
@@ -157,8 +157,8 @@ static double FN(smoothing_sum)(const cnorm_norm_backward *call)
     for (ptrdiff_t row = 0; row < call->rows; ++row, dy += call->dy_stride, x += call->x_stride, st += 3) {
         double sum, sum_x = 0, rstd = (double)st[2];
         if (FN(rstd_in_range)(st)) {
-            if (gain) FN(gradient_sums)(n, dy, x, gain, st, &sum, &sum_x);
-            else FN(gradient_sums)(n, dy, x, NULL, st, &sum, &sum_x);
+            const FN(run) run = {n, dy, x, NULL, st};
+            FN(gradient_sums)(&run, gain, &sum, &sum_x);
         } else {
             const FN(f64_stats) e = FN(f64_given_stats)(x, n, st, 1);
             for (ptrdiff_t j = 0; j < n; ++j)
@@ -167,5 +167,5 @@ static double FN(smoothing_sum)(const cnorm_norm_backward *call)
         }
         total += sum_x * rstd * rstd;
     }
-    return total;
+    *(double *)call->partial = total;
 }

@@ -22,26 +22,23 @@ INLINE double scale_for(double largest, double eps)
     return ldexp(1.0, exponent < -1000 ? 1000 : -exponent);
 }
 
-INLINE void add_f32(ptrdiff_t n, void *into, const void *from)
+INLINE void add_f32(ptrdiff_t n, float *into, const float *from)
 {
-    float *a = into;
-    const float *b = from;
-    for (ptrdiff_t j = 0; j < n; ++j) a[j] += b[j];
+    for (ptrdiff_t j = 0; j < n; ++j) into[j] += from[j];
 }
-INLINE void add_f64(ptrdiff_t n, void *into, const void *from)
+INLINE void add_f64(ptrdiff_t n, double *into, const double *from)
 {
-    double *a = into;
-    const double *b = from;
-    for (ptrdiff_t j = 0; j < n; ++j) a[j] += b[j];
+    for (ptrdiff_t j = 0; j < n; ++j) into[j] += from[j];
 }
 
 #define WIDEN(type)                                                                                                  \
-    static void widened_##type(ptrdiff_t n, const void *x, float *y)                                                 \
+    static void to_float_##type(const cnorm_conversion *call)                                                   \
     {                                                                                                                \
-        const uint16_t *p = x;                                                                                       \
-        ptrdiff_t j = 0;                                                                                             \
-        for (; j + VL_F32 <= n; j += VL_F32) store_f32(y + j, load_##type(p + j));                                   \
-        if (j < n) store_range_f32(y + j, 0, n - j, load_range_##type(p + j, 0, n - j, splat_f32(0)));               \
+        const uint16_t *x = call->x;                                                                                 \
+        float *y = call->y;                                                                                          \
+        ptrdiff_t n = call->n, j = 0;                                                                                \
+        for (; j + VL_F32 <= n; j += VL_F32) store_f32(y + j, load_##type(x + j));                                   \
+        if (j < n) store_range_f32(y + j, 0, n - j, load_range_##type(x + j, 0, n - j, splat_f32(0)));               \
     }
 WIDEN(f16)
 WIDEN(bf16)
@@ -64,8 +61,10 @@ WIDEN(bf16)
 #define FN(name) name##_f64
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
+#include "channel_run.inl.h"
 #include "group_norm.inl.h"
 #include "batch_norm.inl.h"
+#include "batch_norm_backward.inl.h"
 #include "weight_norm.inl.h"
 #include "divisive_norm.inl.h"
 #include "undefine_storage.h"
@@ -87,8 +86,10 @@ WIDEN(bf16)
 #define FN(name) name##_f32
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
+#include "channel_run.inl.h"
 #include "group_norm.inl.h"
 #include "batch_norm.inl.h"
+#include "batch_norm_backward.inl.h"
 #include "weight_norm.inl.h"
 #include "divisive_norm.inl.h"
 #include "undefine_storage.h"
@@ -112,33 +113,13 @@ WIDEN(bf16)
 #define NAME_OF(isa) #isa
 #define NAME(isa) NAME_OF(isa)
 
-#define BY_WHOLE_DTYPE(name) {[CNORM_F32] = name##_f32, [CNORM_F64] = name##_f64}
-#define BY_DTYPE(name) {[CNORM_F32] = name##_f32, [CNORM_F64] = name##_f64, [CNORM_F16] = name##_f16, [CNORM_BF16] = name##_bf16}
+#define WHOLE(name) [CNORM_F32] = name##_f32, [CNORM_F64] = name##_f64
+#define HALF(name) [CNORM_F16] = name##_f16, [CNORM_BF16] = name##_bf16
+#define ALL(name) WHOLE(name), HALF(name)
+#define KERNEL(name, call, dtypes) .name = {dtypes(name)},
+#define FUNCTION(name, arguments) .name = name,
 
 const cnorm_kernels TABLE(CNORM_ISA) = {
     .name = NAME(CNORM_ISA),
-    .layer_norm = BY_DTYPE(layer_norm),
-    .add_layer_norm = BY_DTYPE(add_layer_norm),
-    .rms_norm = BY_DTYPE(rms_norm),
-    .layer_norm_backward = BY_DTYPE(layer_norm_backward),
-    .rms_norm_backward = BY_DTYPE(rms_norm_backward),
-    .widen = {[CNORM_F16] = widened_f16, [CNORM_BF16] = widened_bf16},
-    .add = {[CNORM_F32] = add_f32, [CNORM_F64] = add_f64, [CNORM_F16] = add_f32, [CNORM_BF16] = add_f32},
-    .group_norm = BY_WHOLE_DTYPE(group_norm),
-    .group_norm_backward = BY_WHOLE_DTYPE(group_norm_backward),
-    .batch_norm = BY_WHOLE_DTYPE(batch_norm),
-    .batch_norm_backward = BY_WHOLE_DTYPE(batch_norm_backward),
-    .batch_norm_inference = BY_WHOLE_DTYPE(batch_norm_inference),
-    .batch_norm_inference_backward = BY_WHOLE_DTYPE(batch_norm_inference_backward),
-    .weight_norm = BY_WHOLE_DTYPE(weight_norm),
-    .weight_norm_backward = BY_WHOLE_DTYPE(weight_norm_backward),
-    .divisive_norm = BY_WHOLE_DTYPE(divisive_norm),
-    .divisive_norm_backward = BY_WHOLE_DTYPE(divisive_norm_backward),
-    .smoothing_sum = BY_WHOLE_DTYPE(smoothing_sum),
-    .sigmoid_f32 = sigmoid_f32,
-    .tanh_f32 = tanh_f32,
-    .activation_f32 = activation_f32,
-    .linear_step = linear_step,
-    .cell_inputs = cell_inputs,
-    .cell_step = cell_step,
+#include "kernels.inc"
 };

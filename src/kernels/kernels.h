@@ -6,8 +6,11 @@
 #ifndef CNORM_KERNELS_H
 #define CNORM_KERNELS_H
 
-#include "cnorm_family.h"
+#include "cnorm_norms.h"
 #include "cnorm_rnn.h"
+#include "layout.h"
+
+#include <stdint.h>
 
 enum { PANEL = 32 }; /* outputs that lie in lanes in a packed matrix */
 
@@ -63,7 +66,7 @@ typedef struct cnorm_norm_backward {
     const void *gain, *stats; /* [n] or NULL; [rows, 3] */
     void *dx;                 /* [rows, n], may be exactly dy or x */
     ptrdiff_t dx_stride;
-    void *partial; /* [2, n] of the compute type: the block's dgain and dbias */
+    void *partial; /* [2, n] of the compute type: the block's dgain and dbias; smoothing_gradient: one double */
     int streaming; /* dx: as in cnorm_norm */
 } cnorm_norm_backward;
 
@@ -98,8 +101,32 @@ typedef struct cnorm_volume_norm_backward {
 
 enum { LINE_BYTES = 64, PAGE_BYTES = 4096 }; /* of the cache, and of memory */
 
-/* the scratch of batch norm, per channel, besides one channel's numbers, a line for each array, and a page */
-enum { BATCH_DOUBLES = 7, BATCH_ITEMS = 10 };
+/* The scratch of batch norm of N = samples * space numbers a channel, T of `item` bytes; with memory NULL only its size.
+ * Arrays of T begin at the page offset of `out`, in whole vectors of it: the store that a load may be taken to alias
+ * (4K aliasing) is then always a page back. */
+typedef struct cnorm_batch_arrays {
+    double *sum, *sum2;   /* [channels] */
+    void *f64_stats;      /* [channels, 5] of float64 */
+    void *of_channels[10]; /* each [channels] of T, in lines of their own */
+    void *contiguous;     /* [N] of T */
+    ptrdiff_t bytes;
+} cnorm_batch_arrays;
+
+static inline cnorm_batch_arrays batch_arrays(void *memory, ptrdiff_t item, ptrdiff_t N, ptrdiff_t channels, const void *out)
+{
+    layout s = {memory, 0};
+    cnorm_batch_arrays a;
+    a.sum = layout_take(&s, channels * 8);
+    a.sum2 = layout_take(&s, channels * 8);
+    a.f64_stats = layout_take(&s, channels * 5 * 8);
+    if (memory) s.used += (ptrdiff_t)(((uintptr_t)out - (uintptr_t)s.memory - (uintptr_t)s.used) % PAGE_BYTES / (size_t)item * (size_t)item);
+    else s.used += PAGE_BYTES;
+    for (int i = 0; i < 10; ++i)
+        a.of_channels[i] = layout_take(&s, (channels * item + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES);
+    a.contiguous = layout_take(&s, N * item);
+    a.bytes = (s.used + 7) / 8 * 8; /* whole float64, to be aligned at its end */
+    return a;
+}
 
 /* Divisive norm, forward or backward. */
 typedef struct cnorm_divisive {
@@ -115,42 +142,34 @@ typedef struct cnorm_divisive {
     double *scratch; /* [11, n] */
 } cnorm_divisive;
 
+/* y [n] = x [n], of half type, widened */
+typedef struct cnorm_conversion {
+    ptrdiff_t n;
+    const void *x;
+    float *y;
+} cnorm_conversion;
+
+/* Weight norm, forward or backward. */
+typedef struct cnorm_weight {
+    ptrdiff_t rows, n;
+    const void *dv, *w; /* [rows, n]; dv: backward only */
+    ptrdiff_t dv_stride, w_stride;
+    const void *gain;   /* [rows] or NULL */
+    void *out;          /* [rows, n]: v, may be exactly w, or dw, may be exactly dv or w */
+    ptrdiff_t out_stride;
+    void *dgain;        /* [rows] */
+} cnorm_weight;
+
+/* The table of one instruction set, declared from the list in kernels.inc. What the functions of one type do:
+ *     add_*             into [n] += from [n]
+ *     sigmoid_f32, tanh_f32, activation_f32   y [n] = f(x [n]); y may be x
+ *     linear_step, cell_inputs, cell_step     n <= CNORM_ROWS rows of x and y; state, scratch and panels aligned to
+ *                       CNORM_ALIGN; the size of scratch from the function above that lays it out */
+#define KERNEL(name, call, dtypes) void (*name[CNORM_DTYPES])(const call *);
+#define FUNCTION(name, arguments) void (*name) arguments;
 typedef struct cnorm_kernels {
     const char *name;
-    void (*layer_norm[CNORM_DTYPES])(const cnorm_norm *call);
-    void (*add_layer_norm[CNORM_DTYPES])(const cnorm_norm *call);
-    void (*rms_norm[CNORM_DTYPES])(const cnorm_norm *call);
-    void (*layer_norm_backward[CNORM_DTYPES])(const cnorm_norm_backward *call);
-    void (*rms_norm_backward[CNORM_DTYPES])(const cnorm_norm_backward *call);
-    /* x [n] -> y [n]: float16 and bfloat16 only */
-    void (*widen[CNORM_DTYPES])(ptrdiff_t n, const void *x, float *y);
-    /* into [n] += from [n], of the compute type */
-    void (*add[CNORM_DTYPES])(ptrdiff_t n, void *into, const void *from);
-    /* the family: float32 and float64 only */
-    void (*group_norm[CNORM_DTYPES])(const cnorm_volume_norm *call);
-    void (*group_norm_backward[CNORM_DTYPES])(const cnorm_volume_norm_backward *call);
-    void (*batch_norm[CNORM_DTYPES])(const cnorm_volume_norm *call);
-    void (*batch_norm_backward[CNORM_DTYPES])(const cnorm_volume_norm_backward *call);
-    void (*batch_norm_inference[CNORM_DTYPES])(const cnorm_volume_norm *call);
-    void (*batch_norm_inference_backward[CNORM_DTYPES])(const cnorm_volume_norm_backward *call);
-    void (*weight_norm[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, const void *w, ptrdiff_t w_stride, const void *gain,
-                                      void *v, ptrdiff_t v_stride);
-    void (*weight_norm_backward[CNORM_DTYPES])(ptrdiff_t rows, ptrdiff_t n, const void *dv, ptrdiff_t dv_stride,
-                                               const void *w, ptrdiff_t w_stride, const void *gain, void *dw,
-                                               ptrdiff_t dw_stride, void *dgain);
-    void (*divisive_norm[CNORM_DTYPES])(const cnorm_divisive *call);
-    void (*divisive_norm_backward[CNORM_DTYPES])(const cnorm_divisive *call);
-    /* sum over rows of rstd^2 sum dy gain xhat; arguments as those of cnorm_norm_backward */
-    double (*smoothing_sum[CNORM_DTYPES])(const cnorm_norm_backward *call);
-    void (*sigmoid_f32)(ptrdiff_t n, const float *x, float *y);
-    void (*tanh_f32)(ptrdiff_t n, const float *x, float *y);
-    void (*activation_f32)(cnorm_activation f, ptrdiff_t n, const float *x, float *y);
-    /* n <= CNORM_ROWS rows of x and y; state, scratch and panels aligned to CNORM_ALIGN; scratch by the functions above */
-    void (*linear_step)(const cnorm_linear *layer, ptrdiff_t n, const float *x, ptrdiff_t x_stride, float *y,
-                        ptrdiff_t y_stride, float *scratch);
-    void (*cell_inputs)(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride, float *zx, float *room);
-    void (*cell_step)(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride, const float *zx,
-                      float *const *state, float *scratch);
+#include "kernels.inc"
 } cnorm_kernels;
 
 /* One exported symbol per instruction set, plainest first; dispatch.c lists them from here.

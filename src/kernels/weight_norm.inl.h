@@ -4,16 +4,18 @@
  * A row whose Q or g/|w| T can't carry is done in float64, scaled by a power of two.
  */
 
-/* w scale = u |w| scale; 1/|w scale|, or 0 for a row of zeros */
-RARE double FN(f64_norm)(const T *w, ptrdiff_t n, double *scale)
+/* 1/|w 2^power|, or 0 for a row of zeros */
+RARE double FN(f64_inverse_norm)(const T *w, ptrdiff_t n, int *power)
 {
-    double piece[FN(PIECE)], squares = 0, S, Q, largest = 0;
-    if (sizeof(T) == 8) /* float64 needs no scale for float data */
+    double piece[FN(PIECE)], squares = 0, S, Q, largest = 0, scale = 1;
+    if (sizeof(T) == 8) { /* squares of floats need no scale in float64 */
         for (ptrdiff_t j = 0; j < n; ++j) largest = larger_finite(largest, (double)w[j]);
-    *scale = sizeof(T) == 8 ? scale_for(largest, 0) : 1;
+        scale = scale_for(largest, 0);
+    }
+    *power = ilogb(scale);
     for (ptrdiff_t j = 0; j < n; j += FN(PIECE)) {
         const ptrdiff_t len = n - j < FN(PIECE) ? n - j : FN(PIECE);
-        for (ptrdiff_t i = 0; i < len; ++i) piece[i] = (double)w[j + i] * *scale;
+        for (ptrdiff_t i = 0; i < len; ++i) piece[i] = (double)w[j + i] * scale;
         run_sums_f64(piece, len, 0, &S, &Q);
         squares += Q;
     }
@@ -25,54 +27,62 @@ INLINE T FN(inverse_norm)(const T *w, ptrdiff_t n, double g, T *scale)
 {
     double S, Q;
     FN(run_sums)(w, n, 0, &S, &Q);
-    if (!(Q >= (double)n * Q_MIN && Q <= Q_MAX)) return 0; /* NaN goes the slow way too */
+    if (!(Q >= (double)n * Q_MIN && Q <= Q_MAX)) return 0; /* NaN takes the float64 path, too */
     const double inverse = 1.0 / sqrt(Q);
     *scale = (T)(g * inverse);
-    return FN(carried)(0, *scale, g, inverse) && FN(carried)(0, (T)inverse, 1, inverse) ? (T)inverse : 0;
+    return FN(representable)(0, *scale, g, inverse) && FN(representable)(0, (T)inverse, 1, inverse) ? (T)inverse : 0;
 }
 
-static void FN(weight_norm)(ptrdiff_t rows, ptrdiff_t n, const void *pw, ptrdiff_t w_stride, const void *pgain,
-                            void *pv, ptrdiff_t v_stride)
+static void FN(weight_norm)(const cnorm_weight *call)
 {
-    const T *w = pw, *gain = pgain;
-    T *v = pv;
-    for (ptrdiff_t row = 0; row < rows; ++row, w += w_stride, v += v_stride) {
+    const T *w = call->w, *gain = call->gain;
+    T *v = call->out;
+    for (ptrdiff_t row = 0; row < call->rows; ++row, w += call->w_stride, v += call->out_stride) {
         const double g = gain ? (double)gain[row] : 1.0;
         T st[3] = {0};
-        if (FN(inverse_norm)(w, n, g, &st[2]) != 0) {
-            FN(normalise_run)(w, n, st, 1, -(T)0, v, NULL);
+        if (FN(inverse_norm)(w, call->n, g, &st[2]) != 0) {
+            const FN(run) run = {call->n, NULL, w, v, st};
+            FN(normalise_run)(&run, 1, -(T)0, NULL);
         } else {
-            double scale;
-            const double inverse = FN(f64_norm)(w, n, &scale);
-            for (ptrdiff_t j = 0; j < n; ++j) v[j] = (T)((double)w[j] * scale * inverse * g);
+            int power;
+            const double inverse = FN(f64_inverse_norm)(w, call->n, &power);
+            for (ptrdiff_t j = 0; j < call->n; ++j) v[j] = (T)((double)w[j] * ldexp(1, power) * inverse * g);
         }
     }
 }
 
-static void FN(weight_norm_backward)(ptrdiff_t rows, ptrdiff_t n, const void *pdv, ptrdiff_t dv_stride, const void *pw,
-                                     ptrdiff_t w_stride, const void *pgain, void *pdw, ptrdiff_t dw_stride, void *pdgain)
+RARE void FN(f64_weight_backward)(const FN(run) *run, double g, T *dgain)
 {
-    const T *dv = pdv, *w = pw, *gain = pgain;
-    T *dw = pdw, *dgain = pdgain;
-    for (ptrdiff_t row = 0; row < rows; ++row, dv += dv_stride, w += w_stride, dw += dw_stride) {
+    int power;
+    double dg = 0;
+    const double inverse = FN(f64_inverse_norm)(run->x, run->n, &power), scale = ldexp(1, power);
+    const double g_scale = scale_for(larger_finite(0, g), 0);
+    for (ptrdiff_t j = 0; j < run->n; ++j) dg += (double)run->dy[j] * ((double)run->x[j] * scale * inverse);
+    for (ptrdiff_t j = 0; j < run->n; ++j) { /* powers of two last, and at once: each by itself may be too much */
+        const double off_axis = (double)run->dy[j] - (double)run->x[j] * scale * inverse * dg;
+        run->out[j] = (T)ldexp(g * g_scale * (off_axis * inverse), power - ilogb(g_scale));
+    }
+    *dgain = (T)dg;
+}
+
+static void FN(weight_norm_backward)(const cnorm_weight *call)
+{
+    const T *gain = call->gain;
+    T *dgain = call->dgain;
+    for (ptrdiff_t row = 0; row < call->rows; ++row) {
         const double g = gain ? (double)gain[row] : 1.0;
         T st[3] = {0}, scale;
-        st[2] = FN(inverse_norm)(w, n, g, &scale);
+        const FN(run) run = {call->n, (const T *)call->dv + row * call->dv_stride, (const T *)call->w + row * call->w_stride,
+                             (T *)call->out + row * call->out_stride, st};
+        st[2] = FN(inverse_norm)(run.x, call->n, g, &scale);
         if (st[2] != 0) {
             double sum, dg;
-            FN(gradient_sums)(n, dv, w, NULL, st, &sum, &dg);
+            FN(gradient_sums)(&run, NULL, &sum, &dg);
             /* gradient_run has 1/|w| before the bracket: g goes inside */
-            FN(gradient_run)(n, dv, w, (T)g, st, 0, (T)(g * dg), dw, NULL);
+            FN(gradient_run)(&run, (T)g, 0, (T)(g * dg), NULL);
             dgain[row] = (T)dg;
         } else {
-            double power, dg = 0;
-            const double inverse = FN(f64_norm)(w, n, &power), g_scale = scale_for(larger_finite(0, g), 0);
-            for (ptrdiff_t j = 0; j < n; ++j) dg += (double)dv[j] * ((double)w[j] * power * inverse);
-            for (ptrdiff_t j = 0; j < n; ++j) { /* powers of two last, and at once: each by itself may be too much */
-                const double off_axis = (double)dv[j] - (double)w[j] * power * inverse * dg;
-                dw[j] = (T)ldexp(g * g_scale * (off_axis * inverse), ilogb(power) - ilogb(g_scale));
-            }
-            dgain[row] = (T)dg;
+            FN(f64_weight_backward)(&run, g, &dgain[row]);
         }
     }
 }

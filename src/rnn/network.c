@@ -47,27 +47,27 @@ cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols,
 ptrdiff_t cnorm_layer_inputs(const cnorm_layer *layer)
 {
     switch (layer->kind) {
-    case CNORM_LINEAR: return layer->as.linear.weight.cols;
-    case CNORM_CELL: return layer->as.cell.weight_x.cols;
-    case CNORM_ROW_NORM: return layer->as.norm.n;
-    case CNORM_ACTIVATION: return layer->as.activation.n;
-    case CNORM_RESIDUAL: return layer->as.residual.n;
+    case CNORM_LAYER_LINEAR: return layer->as.linear.weight.cols;
+    case CNORM_LAYER_CELL: return layer->as.cell.weight_x.cols;
+    case CNORM_LAYER_NORM: return layer->as.norm.n;
+    case CNORM_LAYER_ACTIVATION: return layer->as.activation.n;
+    case CNORM_LAYER_RESIDUAL: return layer->as.residual.n;
     }
     return 0;
 }
 
 ptrdiff_t cnorm_layer_outputs(const cnorm_layer *layer)
 {
-    if (layer->kind == CNORM_LINEAR) return layer->as.linear.weight.units;
-    if (layer->kind == CNORM_CELL) return layer->as.cell.weight_h.cols;
+    if (layer->kind == CNORM_LAYER_LINEAR) return layer->as.linear.weight.units;
+    if (layer->kind == CNORM_LAYER_CELL) return layer->as.cell.weight_h.cols;
     return cnorm_layer_inputs(layer);
 }
 
 ptrdiff_t cnorm_layer_state_floats(const cnorm_layer *layer)
 {
-    if (layer->kind != CNORM_CELL) return 0;
+    if (layer->kind != CNORM_LAYER_CELL) return 0;
     const cnorm_cell *cell = &layer->as.cell;
-    return padded_units(cell->weight_h.cols) + (cell->kind == CNORM_LSTM ? padded_units(cell->weight_x.units) : 0);
+    return padded_units(cell->weight_h.cols) + (cell->kind == CNORM_CELL_LSTM ? padded_units(cell->weight_x.units) : 0);
 }
 
 ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count)
@@ -82,11 +82,11 @@ static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 /* what `rows` rows of this layer need beside its output */
 static ptrdiff_t layer_scratch_floats(const cnorm_layer *layer, ptrdiff_t rows)
 {
-    if (layer->kind == CNORM_LINEAR) {
+    if (layer->kind == CNORM_LAYER_LINEAR) {
         const cnorm_matrix *w = &layer->as.linear.weight;
         return rows * packed_rows(w) + interleaved_floats(w, rows);
     }
-    if (layer->kind != CNORM_CELL) return 0;
+    if (layer->kind != CNORM_LAYER_CELL) return 0;
     const cnorm_cell *cell = &layer->as.cell;
     return rows * input_row_floats(cell) + larger(cell_step_floats(cell, rows), interleaved_floats(&cell->weight_x, rows));
 }
@@ -141,24 +141,24 @@ static void run_rows(const cnorm_kernels *kernels, const cnorm_layer *layers, in
         const ptrdiff_t width = padded_units(cnorm_layer_outputs(layer));
         const output_rows to = i + 1 == count ? (output_rows){y, y_stride} : (output_rows){out, width};
         switch (layer->kind) {
-        case CNORM_LINEAR: kernels->linear_step(&layer->as.linear, n, in, in_stride, to.at, to.stride, own); break;
-        case CNORM_CELL:
+        case CNORM_LAYER_LINEAR: kernels->linear_step(&layer->as.linear, n, in, in_stride, to.at, to.stride, own); break;
+        case CNORM_LAYER_CELL:
             run_cell(kernels, &layer->as.cell, n, steps, in, in_stride, states, offset, own, to);
             offset += cnorm_layer_state_floats(layer);
             break;
-        case CNORM_ROW_NORM: {
+        case CNORM_LAYER_NORM: {
             const cnorm_row_norm *norm = &layer->as.norm;
             kernels->layer_norm[CNORM_F32](&(cnorm_norm){
                 .rows = n, .n = norm->n, .x = in, .x_stride = in_stride, .gain = norm->gain, .bias = norm->bias,
                 .eps = (double)norm->eps, .y = to.at, .y_stride = to.stride});
             break;
         }
-        case CNORM_ACTIVATION:
+        case CNORM_LAYER_ACTIVATION:
             for (ptrdiff_t s = 0; s < n; ++s)
                 kernels->activation_f32(layer->as.activation.f, layer->as.activation.n, in + s * in_stride,
                                         to.at + s * to.stride);
             break;
-        case CNORM_RESIDUAL: {
+        case CNORM_LAYER_RESIDUAL: {
             const int from = i - layer->as.residual.back; /* the layer whose input is added */
             const float *kept = from == 0 ? x : out - output_floats(layers + from - 1, i - from + 1, rows);
             const ptrdiff_t stride = from == 0 ? x_stride : padded_units(layer->as.residual.n);

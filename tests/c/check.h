@@ -76,6 +76,20 @@ static const char *const dtype_names[] = {
 enum { DTYPES = sizeof dtypes / sizeof *dtypes };
 _Static_assert(DTYPES == (int)CNORM_DTYPES, "a new dtype belongs here");
 
+/* Whether the list of kernels has that kernel for that storage type. */
+static inline int kernel_takes(const char *kernel, cnorm_dtype dtype)
+{
+    enum { WHOLE = 1 << CNORM_F32 | 1 << CNORM_F64, HALF = 1 << CNORM_F16 | 1 << CNORM_BF16, ALL = WHOLE | HALF };
+    static const struct { const char *name; int dtypes; } kernels[] = {
+#define KERNEL(name, call, dtypes) {#name, dtypes},
+#define FUNCTION(name, arguments)
+#include "kernels/kernels.inc"
+    };
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; ++i)
+        if (strcmp(kernels[i].name, kernel) == 0) return kernels[i].dtypes >> dtype & 1;
+    return 0;
+}
+
 /* float16 and bfloat16 are storage; gain, bias, stats and sums are of the compute type */
 static inline cnorm_dtype compute_type(cnorm_dtype dtype) { return dtype == CNORM_F64 ? CNORM_F64 : CNORM_F32; }
 static inline ptrdiff_t size_of(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : dtype == CNORM_F32 ? 4 : 2; }

@@ -62,10 +62,10 @@ static inline network network_random_of(ptrdiff_t inputs, ptrdiff_t units, ptrdi
     net.bias_c = network_random(p, memory, units, 0, 0.25, s);
     net.weight_y = network_random(p, memory, outputs * units, 0, 0.25, s);
     net.bias_y = network_random(p, memory, outputs, 0, 1, s);
-    net.layers[0] = (cnorm_layer){.kind = CNORM_CELL, .as = {.cell = {
-        .kind = CNORM_LSTM,
-        .scope = CNORM_SPLIT,
-        .cell_norm = CNORM_OUTPUT,
+    net.layers[0] = (cnorm_layer){.kind = CNORM_LAYER_CELL, .as = {.cell = {
+        .kind = CNORM_CELL_LSTM,
+        .scope = CNORM_SCOPE_SPLIT,
+        .cell_norm = CNORM_CELL_NORM_OUTPUT,
         .eps = 1e-5f,
         .cell_clip = INFINITY,
         .projection_clip = INFINITY,
@@ -77,7 +77,7 @@ static inline network network_random_of(ptrdiff_t inputs, ptrdiff_t units, ptrdi
         .gain_c = net.gain_c,
         .bias_c = net.bias_c,
     }}};
-    net.layers[1] = (cnorm_layer){.kind = CNORM_LINEAR, .as = {.linear = {
+    net.layers[1] = (cnorm_layer){.kind = CNORM_LAYER_LINEAR, .as = {.linear = {
         .weight = network_pack(p, memory, 1, outputs, units, 0, net.weight_y),
         .bias = net.bias_y,
     }}};

@@ -1,6 +1,6 @@
 /* The C API as its header promises it: every status, nothing written on an error, no rows, in place, strides. */
 #include "check.h"
-#include "cnorm_family.h"
+#include "cnorm_norms.h"
 
 enum { ROWS = 3, N = 21, STRIDE = 24 };
 
@@ -199,7 +199,7 @@ static void backward_nulls_and_blocks(void)
     CHECK(all_bytes(dgain, sizeof dgain, 0), "no rows");
 }
 
-static void family_errors(void)
+static void other_norm_errors(void)
 {
     const void *const null = NULL;
     for (int missing = 0; missing < 7; ++missing)
@@ -276,7 +276,7 @@ static void network_errors(void)
     static _Alignas(CNORM_ALIGN) float panels[64], scratch[512];
     CHECK(cnorm_matrix_floats(1, 1, 1) <= 64, "room for the panel");
     CHECK(cnorm_matrix_pack(1, 1, 1, 0, w, panels) == CNORM_OK, "1 x 1");
-    const cnorm_layer layer = {.kind = CNORM_LINEAR, .as = {.linear = {{1, 1, 1, 0, panels}, NULL}}};
+    const cnorm_layer layer = {.kind = CNORM_LAYER_LINEAR, .as = {.linear = {{1, 1, 1, 0, panels}, NULL}}};
     CHECK(cnorm_scratch_floats(&layer, 1, 1) <= 256 && cnorm_state_floats(&layer, 1) == 0, "room for the scratch");
     float *const out = (float *)y;
     REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 0, 1, w, 1, NULL, scratch, 1, out, 1));
@@ -288,7 +288,7 @@ static void network_errors(void)
     REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 1, 1, w, 1, NULL, scratch, 0, out, 1));
     REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 1, 1, w, 1, NULL, scratch, CNORM_ROWS + 1, out, 1));
     REFUSED(CNORM_OK, cnorm_run(&layer, 1, 0, NULL, 0, NULL, NULL, 1, NULL, 0));
-    const cnorm_layer cell = {.kind = CNORM_CELL, .as = {.cell = {.kind = CNORM_RNN, .weight_x = {1, 1, 1, 0, panels}, .weight_h = {1, 1, 1, 0, panels}}}};
+    const cnorm_layer cell = {.kind = CNORM_LAYER_CELL, .as = {.cell = {.kind = CNORM_CELL_RNN, .weight_x = {1, 1, 1, 0, panels}, .weight_h = {1, 1, 1, 0, panels}}}};
     static _Alignas(CNORM_ALIGN) float state[16];
     float *const both[] = {state, state}, *const one[] = {state, NULL};
     CHECK(cnorm_state_floats(&cell, 1) <= 16, "room for the state");
@@ -383,7 +383,7 @@ int main(void)
     backward_errors(backward);
     backward_errors(rms_backward);
     backward_nulls_and_blocks();
-    family_errors();
+    other_norm_errors();
     elementwise_errors();
     network_errors();
     FOR_EACH_ISA(isa) {

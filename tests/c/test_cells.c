@@ -15,14 +15,14 @@ typedef struct cell_case {
 } cell_case;
 
 static const cell_case cases[] = {
-    {"GRU, split, reset after", CNORM_GRU, CNORM_SPLIT, 2, CNORM_AFTER, 0, CNORM_TANH},
-    {"GRU, split jointly, reset on the candidate", CNORM_GRU, CNORM_SPLIT, 3, CNORM_CANDIDATE, 1, CNORM_TANH},
-    {"GRU, sum, reset on the candidate", CNORM_GRU, CNORM_SUM, 3, CNORM_CANDIDATE, 0, CNORM_TANH},
-    {"GRU, plain, reset after", CNORM_GRU, CNORM_PLAIN, 0, CNORM_AFTER, 1, CNORM_TANH},
-    {"GRU, plain, reset before", CNORM_GRU, CNORM_PLAIN, 0, CNORM_BEFORE, 1, CNORM_TANH},
-    {"RNN, sum", CNORM_RNN, CNORM_SUM, 1, CNORM_AFTER, 0, CNORM_TANH},
-    {"RNN, split, relu", CNORM_RNN, CNORM_SPLIT, 1, CNORM_AFTER, 0, CNORM_RELU},
-    {"RNN, plain, sigmoid", CNORM_RNN, CNORM_PLAIN, 0, CNORM_AFTER, 0, CNORM_SIGMOID},
+    {"GRU, split, reset after", CNORM_CELL_GRU, CNORM_SCOPE_SPLIT, 2, CNORM_RESET_AFTER, 0, CNORM_ACTIVATION_TANH},
+    {"GRU, split jointly, reset on the candidate", CNORM_CELL_GRU, CNORM_SCOPE_SPLIT, 3, CNORM_RESET_CANDIDATE, 1, CNORM_ACTIVATION_TANH},
+    {"GRU, sum, reset on the candidate", CNORM_CELL_GRU, CNORM_SCOPE_SUM, 3, CNORM_RESET_CANDIDATE, 0, CNORM_ACTIVATION_TANH},
+    {"GRU, plain, reset after", CNORM_CELL_GRU, CNORM_SCOPE_NONE, 0, CNORM_RESET_AFTER, 1, CNORM_ACTIVATION_TANH},
+    {"GRU, plain, reset before", CNORM_CELL_GRU, CNORM_SCOPE_NONE, 0, CNORM_RESET_BEFORE, 1, CNORM_ACTIVATION_TANH},
+    {"RNN, sum", CNORM_CELL_RNN, CNORM_SCOPE_SUM, 1, CNORM_RESET_AFTER, 0, CNORM_ACTIVATION_TANH},
+    {"RNN, split, relu", CNORM_CELL_RNN, CNORM_SCOPE_SPLIT, 1, CNORM_RESET_AFTER, 0, CNORM_ACTIVATION_RELU},
+    {"RNN, plain, sigmoid", CNORM_CELL_RNN, CNORM_SCOPE_NONE, 0, CNORM_RESET_AFTER, 0, CNORM_ACTIVATION_SIGMOID},
 };
 
 /* as a user has them: weights [gates, units, .], vectors [gates, units], bias_n [units], weight_n [units, units] */
@@ -51,10 +51,10 @@ static const float *padded(subject *s, const float *v, ptrdiff_t gates, int cent
 
 static void make(subject *s, const cell_case *is, ptrdiff_t inputs, ptrdiff_t units)
 {
-    *s = (subject){.is = is, .inputs = inputs, .units = units, .gates = is->kind == CNORM_GRU ? 3 : 1};
+    *s = (subject){.is = is, .inputs = inputs, .units = units, .gates = is->kind == CNORM_CELL_GRU ? 3 : 1};
     network *const m = &s->memory;
     uint64_t seed = (uint64_t)(inputs * 1009 + units);
-    const ptrdiff_t rows = s->gates * units, of_h = is->reset == CNORM_BEFORE ? 2 : s->gates;
+    const ptrdiff_t rows = s->gates * units, of_h = is->reset == CNORM_RESET_BEFORE ? 2 : s->gates;
     const double scale = 1 / sqrt((double)(inputs + units));
     s->weight_x = network_random(m, allocate, rows * inputs, 0.1 * scale, scale, &seed);
     s->weight_h = network_random(m, allocate, rows * units, -0.1 * scale, scale, &seed);
@@ -72,13 +72,13 @@ static void make(subject *s, const cell_case *is, ptrdiff_t inputs, ptrdiff_t un
         .weight_h = network_pack(m, allocate, of_h, units, units, is->group, s->weight_h),
         .bias = padded(s, s->bias, s->gates, 0),
     };
-    if (is->reset == CNORM_BEFORE) cell.weight_n = network_pack(m, allocate, 1, units, units, 0, s->weight_n);
-    if (is->kind == CNORM_GRU && is->reset == CNORM_AFTER) cell.bias_n = padded(s, s->bias_n, 1, 0);
-    if (is->scope != CNORM_PLAIN) cell.inside_x = padded(s, s->inside_x, s->gates, 1), cell.gain_h = padded(s, s->gain_h, s->gates, 0);
-    if (is->scope == CNORM_SPLIT) cell.inside_h = padded(s, s->inside_h, s->gates, 1), cell.gain_x = padded(s, s->gain_x, s->gates, 0);
-    s->layers[0] = (cnorm_layer){.kind = CNORM_CELL, .as = {.cell = cell}};
+    if (is->reset == CNORM_RESET_BEFORE) cell.weight_n = network_pack(m, allocate, 1, units, units, 0, s->weight_n);
+    if (is->kind == CNORM_CELL_GRU && is->reset == CNORM_RESET_AFTER) cell.bias_n = padded(s, s->bias_n, 1, 0);
+    if (is->scope != CNORM_SCOPE_NONE) cell.inside_x = padded(s, s->inside_x, s->gates, 1), cell.gain_h = padded(s, s->gain_h, s->gates, 0);
+    if (is->scope == CNORM_SCOPE_SPLIT) cell.inside_h = padded(s, s->inside_h, s->gates, 1), cell.gain_x = padded(s, s->gain_x, s->gates, 0);
+    s->layers[0] = (cnorm_layer){.kind = CNORM_LAYER_CELL, .as = {.cell = cell}};
     const float *weight_y = network_random(m, allocate, OUTPUTS * units, 0, 0.25, &seed);
-    s->layers[1] = (cnorm_layer){.kind = CNORM_LINEAR, .as = {.linear = {.weight = network_pack(m, allocate, 1, OUTPUTS, units, 0, weight_y)}}};
+    s->layers[1] = (cnorm_layer){.kind = CNORM_LAYER_LINEAR, .as = {.linear = {.weight = network_pack(m, allocate, 1, OUTPUTS, units, 0, weight_y)}}};
 }
 
 /* a [gates * units] = W x + inside */
@@ -112,23 +112,23 @@ static void reference_step(const subject *s, const float *x, const double *h, do
     const ptrdiff_t units = s->units, rows = s->gates * units;
     double *input = calloc((size_t)s->inputs, sizeof *input), *ax = calloc((size_t)rows, sizeof *ax), *ah = calloc((size_t)rows, sizeof *ah);
     for (ptrdiff_t k = 0; k < s->inputs; ++k) input[k] = (double)x[k];
-    product(s, s->inputs, s->weight_x, input, is->scope == CNORM_PLAIN ? NULL : s->inside_x, ax);
-    product(s, units, s->weight_h, h, is->scope == CNORM_SPLIT ? s->inside_h : NULL, ah);
-    if (is->scope == CNORM_SUM)
+    product(s, s->inputs, s->weight_x, input, is->scope == CNORM_SCOPE_NONE ? NULL : s->inside_x, ax);
+    product(s, units, s->weight_h, h, is->scope == CNORM_SCOPE_SPLIT ? s->inside_h : NULL, ah);
+    if (is->scope == CNORM_SCOPE_SUM)
         for (ptrdiff_t i = 0; i < rows; ++i) ah[i] += ax[i], ax[i] = 0;
-    if (is->scope == CNORM_SPLIT) normalise(s, s->gain_x, ax);
-    if (is->scope != CNORM_PLAIN) normalise(s, s->gain_h, ah);
+    if (is->scope == CNORM_SCOPE_SPLIT) normalise(s, s->gain_x, ax);
+    if (is->scope != CNORM_SCOPE_NONE) normalise(s, s->gain_h, ah);
     for (ptrdiff_t i = 0; i < rows; ++i) ax[i] += (double)s->bias[i];
-    for (ptrdiff_t j = 0; j < units && is->kind == CNORM_RNN; ++j) {
+    for (ptrdiff_t j = 0; j < units && is->kind == CNORM_CELL_RNN; ++j) {
         const double a = ax[j] + ah[j];
-        next[j] = is->f == CNORM_TANH ? tanh(a) : is->f == CNORM_RELU ? fmax(a, 0) : sigmoid(a);
+        next[j] = is->f == CNORM_ACTIVATION_TANH ? tanh(a) : is->f == CNORM_ACTIVATION_RELU ? fmax(a, 0) : sigmoid(a);
     }
-    for (ptrdiff_t j = 0; j < units && is->kind == CNORM_GRU; ++j) {
+    for (ptrdiff_t j = 0; j < units && is->kind == CNORM_CELL_GRU; ++j) {
         const double z = sigmoid(ax[j] + ah[j]), r = sigmoid(ax[units + j] + ah[units + j]);
         const double of_x = ax[2 * units + j], of_h = ah[2 * units + j];
         double n = r * (of_x + of_h);
-        if (is->reset == CNORM_AFTER) n = of_x + r * (of_h + (double)s->bias_n[j]);
-        if (is->reset == CNORM_BEFORE) {
+        if (is->reset == CNORM_RESET_AFTER) n = of_x + r * (of_h + (double)s->bias_n[j]);
+        if (is->reset == CNORM_RESET_BEFORE) {
             n = of_x;
             for (ptrdiff_t k = 0; k < units; ++k)
                 n += (double)s->weight_n[j * units + k] * sigmoid(ax[units + k] + ah[units + k]) * h[k];
@@ -143,7 +143,7 @@ static void reference_step(const subject *s, const float *x, const double *h, do
 static void steps_are_right(const subject *s, const float *x, float *state, float *scratch)
 {
     const ptrdiff_t width = cnorm_padded_units(s->units), most = s->inputs > s->units ? s->inputs : s->units;
-    const double bound = 2e-6 * sqrt((16 + (double)most / 16) / 20) * (s->is->scope != CNORM_PLAIN && s->units < 32 ? 8 : 1);
+    const double bound = 2e-6 * sqrt((16 + (double)most / 16) / 20) * (s->is->scope != CNORM_SCOPE_NONE && s->units < 32 ? 8 : 1);
     double *h = calloc((size_t)s->units, sizeof *h), *next = calloc((size_t)s->units, sizeof *next);
     for (ptrdiff_t t = 0; t < STEPS; ++t, x += s->inputs) {
         float y[OUTPUTS];

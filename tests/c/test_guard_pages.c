@@ -3,7 +3,7 @@
  *
  *     test_guard_pages [STEP]    every STEP-th length: under valgrind, which takes 40 times as long
  */
-#include "cnorm_family.h"
+#include "cnorm_norms.h"
 #include "dispatch.h"
 #include "network.h"
 #include "rows.h"
@@ -45,6 +45,25 @@ static void *place(guarded g, ptrdiff_t bytes)
     return at_end ? g.pages + g.bytes - bytes : g.pages;
 }
 
+/* which kernels have been run, by storage type; told from the list at the end */
+static struct { const char *kernel; int dtypes; } tried[64];
+static void note(const char *kernel, cnorm_dtype dtype)
+{
+    int i = 0;
+    while (tried[i].kernel && strcmp(tried[i].kernel, kernel) != 0) ++i;
+    tried[i].kernel = kernel;
+    tried[i].dtypes |= 1 << dtype;
+}
+
+static void check_that_tried(const char *kernel)
+{
+    int seen = 0;
+    for (int i = 0; tried[i].kernel; ++i)
+        if (strcmp(tried[i].kernel, kernel) == 0) seen = tried[i].dtypes;
+    for (int i = 0; i < DTYPES; ++i)
+        CHECK(!kernel_takes(kernel, (cnorm_dtype)i) || seen >> i & 1, "%s of %s is not tried", kernel, dtype_names[i]);
+}
+
 static int all_finite(cnorm_dtype dtype, const void *buffer, ptrdiff_t count)
 {
     for (ptrdiff_t i = 0; i < count; ++i)
@@ -76,6 +95,7 @@ static void norms(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
         for (int affine = 0; affine < 4; ++affine) {
             void *const g = affine & 1 ? pgain : NULL, *const b = affine & 2 ? pbias : NULL, *const s = affine ? pstats : NULL;
 #define STEP(what, call, output)                                                                                             \
+    note(what, dtype);                                                                                                       \
     snprintf(doing, sizeof doing, "%s, %s, %s, %td rows, n = %td, affine %d, at the %s, on %s", what, dtype_names[dtype], \
              row_names[kinds[kind]], rows, n, affine, at_end ? "end" : "start", cnorm_isa_active());                         \
     CHECK(call == CNORM_OK && all_finite(dtype, output, count), "%s", doing)
@@ -101,7 +121,7 @@ static void norms(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
 }
 
 /* batch, group, weight and divisive norm of a volume; the channels of a matrix are as many as its columns */
-static void family(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
+static void other_norms(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
 {
     static guarded x, dy, y, dx, gain, bias, var, stats, dgain, dbias, partials, scratch, numbers;
     if (!x.pages) {
@@ -123,6 +143,7 @@ static void family(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptr
         fill_row(kinds[kind], dtype, count, px, &state);
         for (ptrdiff_t i = 0; i < count; ++i) put(dtype, pdy, i, uniform(&state) / 8);
 #define TRY(what, call, output, length)                                                                                   \
+    note(what, dtype);                                                                                                    \
     snprintf(doing, sizeof doing, "%s, %s, %s, [%td, %td, %td], at the %s, on %s", what, dtype_names[dtype],             \
              row_names[kinds[kind]], samples, channels, space, at_end ? "end" : "start", cnorm_isa_active());             \
     CHECK(call == CNORM_OK && all_finite(dtype, output, length), "%s", doing)
@@ -152,6 +173,10 @@ static void family(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptr
         TRY("batch_norm_inference_backward",
             cnorm_batch_norm_inference_backward(dtype, samples, channels, space, pdy, n, pdy, n, pbias, pvar, pgain, 1e-5, pdx, n,
                                                 pdgain, pdbias, work), pdx, count);
+        double *const ds = place(numbers, 8);
+        TRY("layer_norm", cnorm_layer_norm(dtype, samples, n, px, n, NULL, NULL, 1e-5, py, n, place(stats, 3 * samples * item)), py, count);
+        TRY("smoothing_gradient", cnorm_smoothing_gradient(dtype, samples, n, pdy, n, px, n, NULL, at_end ? stats.pages + stats.bytes -
+            3 * samples * item : stats.pages, 0.1, ds), ds, 0);
         void *const pg = place(numbers, samples * item);
         for (ptrdiff_t i = 0; i < samples; ++i) put(dtype, pg, i, 1 + uniform(&state));
         TRY("weight_norm", cnorm_weight_norm(dtype, samples, n, px, n, pg, py, n), py, count);
@@ -166,6 +191,15 @@ static void family(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptr
                                              pdbias, dsigma, fields), pdx, count);
         }
     }
+}
+
+static void conversions(cnorm_dtype dtype, ptrdiff_t n)
+{
+    static guarded x, y;
+    if (!x.pages) x = guarded_pages(LONGEST * 2), y = guarded_pages(LONGEST * 4);
+    snprintf(doing, sizeof doing, "to_float, n = %td, at the %s, on %s", n, at_end ? "end" : "start", cnorm_isa_active());
+    note("to_float", dtype);
+    CHECK(cnorm_widen(dtype, n, place(x, n * 2), place(y, n * 4)) == CNORM_OK, "%s", doing);
 }
 
 static void activations(ptrdiff_t n)
@@ -218,10 +252,12 @@ int main(int argc, char **argv)
             for (ptrdiff_t n = 1; n <= LONGEST; n += step) {
                 for (int i = 0; i < DTYPES; ++i) norms(dtypes[i], ROWS, n);
                 for (int whole = CNORM_F32; whole <= CNORM_F64; ++whole) {
-                    family((cnorm_dtype)whole, ROWS, n, 1);
-                    family((cnorm_dtype)whole, 2, 3, n);
+                    other_norms((cnorm_dtype)whole, ROWS, n, 1);
+                    other_norms((cnorm_dtype)whole, 2, 3, n);
                 }
                 activations(n);
+                conversions(CNORM_F16, n);
+                conversions(CNORM_BF16, n);
                 networks(n, n % 40 + 1, n % 7 + 1);
                 if (n % 5 == 0) networks(n % 9 + 1, n, n);
             }
@@ -229,7 +265,10 @@ int main(int argc, char **argv)
         for (at_end = 0; at_end < 2; ++at_end)
             for (int i = 0; i < DTYPES; ++i) {
                 norms(dtypes[i], MANY_ROWS, 37);
-                if (dtypes[i] == CNORM_F32 || dtypes[i] == CNORM_F64) family(dtypes[i], MANY_ROWS, 37, 1);
+                if (dtypes[i] == CNORM_F32 || dtypes[i] == CNORM_F64) other_norms(dtypes[i], MANY_ROWS, 37, 1);
             }
+#define KERNEL(name, call, dtypes) check_that_tried(#name);
+#define FUNCTION(name, arguments)
+#include "kernels/kernels.inc"
     return check_result();
 }

@@ -1,13 +1,13 @@
 /* The headers stand alone, in C99, C11 and C++17, and what they declare links. */
 #include "cnorm_rnn.h"
 #include "cnorm.h"
-#include "cnorm_family.h"
+#include "cnorm_norms.h"
 
 int main(void)
 {
     float x[3] = {1, 2, 4}, y[3] = {0, 0, 0};
     cnorm_layer layer;
-    layer.kind = CNORM_LINEAR;
+    layer.kind = CNORM_LAYER_LINEAR;
     return cnorm_layer_norm(CNORM_F32, 1, 3, x, 3, NULL, NULL, 1e-5, y, 3, NULL) != CNORM_OK || !(y[0] < y[1] && y[1] < y[2]) ||
            cnorm_state_floats(&layer, 1) != 0 || cnorm_abi_version() != CNORM_ABI_VERSION || !cnorm_isa_active() ||
            cnorm_weight_norm(CNORM_F32, 1, 3, x, 3, NULL, y, 3) != CNORM_OK;

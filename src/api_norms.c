@@ -1,4 +1,4 @@
-/* Level 1 entries of cnorm_family.h: check what a C caller can get wrong, then one call through the table. */
+/* Level 1 entries of cnorm_norms.h: check what a C caller can get wrong, then one call through the table. */
 #include "checks.h"
 #include "cpu.h"
 #include "dispatch.h"
@@ -106,9 +106,7 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
 ptrdiff_t cnorm_batch_norm_scratch(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
 {
     if (!known(dtype) || !countable(samples, channels, space)) return 0;
-    const ptrdiff_t item = computed_bytes(dtype), line = (channels * item + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
-    const ptrdiff_t bytes = channels * BATCH_DOUBLES * 8 + line * BATCH_ITEMS + samples * space * item + PAGE_BYTES;
-    return (bytes + 7) / 8 * 8; /* whole float64, to be aligned at its end */
+    return batch_arrays(NULL, computed_bytes(dtype), samples * space, channels, NULL).bytes;
 }
 
 cnorm_status cnorm_batch_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *x,
@@ -178,7 +176,8 @@ cnorm_status cnorm_weight_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, c
     if (rows == 0) return CNORM_OK;
     if (!w || !v) return CNORM_ERROR_NULL;
     if (rows_overlap(rows, n, v_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->weight_norm[dtype](rows, n, w, w_stride, gain, v, v_stride));
+    RUN(table->weight_norm[dtype](&(cnorm_weight){rows, n, .w = w, .w_stride = w_stride, .gain = gain, .out = v,
+                                                  .out_stride = v_stride}));
 }
 
 cnorm_status cnorm_weight_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dv,
@@ -189,7 +188,7 @@ cnorm_status cnorm_weight_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdi
     if (rows == 0) return CNORM_OK;
     if (!dv || !w || !dw || !dgain) return CNORM_ERROR_NULL;
     if (rows_overlap(rows, n, dw_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->weight_norm_backward[dtype](rows, n, dv, dv_stride, w, w_stride, gain, dw, dw_stride, dgain));
+    RUN(table->weight_norm_backward[dtype](&(cnorm_weight){rows, n, dv, w, dv_stride, w_stride, gain, dw, dw_stride, dgain}));
 }
 
 ptrdiff_t cnorm_divisive_norm_scratch(ptrdiff_t n) { return countable(0, n, 1) ? 11 * 8 * n : 0; }
@@ -237,6 +236,9 @@ cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff
         *ds = 0;
         return CNORM_OK;
     }
-    RUN(*ds = -s * table->smoothing_sum[dtype](&(cnorm_norm_backward){
-            rows, n, .dy = dy, .x = x, .dy_stride = dy_stride, .x_stride = x_stride, .gain = gain, .stats = stats}));
+    double sum;
+    RUN(table->smoothing_gradient[dtype](&(cnorm_norm_backward){
+            rows, n, .dy = dy, .x = x, .dy_stride = dy_stride, .x_stride = x_stride, .gain = gain, .stats = stats,
+            .partial = &sum});
+        *ds = -s * sum);
 }

@@ -1,12 +1,12 @@
-/* cnorm: the family of layer normalisation. This header is the manual of batch, group, instance, weight and divisive
+/* cnorm: norms other than layer and RMS norm. This header is the manual of batch, group, instance, weight and divisive
  * normalisation; the conventions are those of cnorm.h.
  *
  * A volume x [samples, channels, space] has one sample every x_stride elements, and a sample's channels and space lie
  * together; space is 1 for a matrix. gain and bias are [channels] or NULL (1 and 0).
  * Instance normalisation is group normalisation with as many groups as channels.
  */
-#ifndef CNORM_FAMILY_H
-#define CNORM_FAMILY_H
+#ifndef CNORM_NORMS_H
+#define CNORM_NORMS_H
 
 #include "cnorm.h"
 
