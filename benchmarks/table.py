@@ -12,7 +12,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 import cnorm
-from cnorm.tools import bench, bench_report, contenders, demo
+from cnorm.tools import bench, contenders, demo
+from cnorm.tools.bench import cases, report
 
 
 def main():
@@ -27,7 +28,7 @@ def main():
         document = bench.norms([bench.SHAPES["call"], *bench.SIX], seconds=0.5, advance=advance)
         progress.update(task, description="steps of the demo model")
         steps = demo_steps()
-    bench_report.header(console, document)
+    report.header(console, document)
     console.print(ratios(document, steps))
 
 
@@ -69,17 +70,17 @@ def ratios(document, steps):
     row("np.copyto, inside the caches", "np.copyto", 1 / 1.5, cached)
     row("np.copyto, 16384x1024", "np.copyto", 1 / 0.85, beyond)
     table.add_row("[bold]backward, float32")
-    row("PyTorch", "PyTorch", 2, case=bench.BACKWARD)
-    for case in (bench.FLOAT16, bench.BFLOAT16):
+    row("PyTorch", "PyTorch", 2, case=cases.BACKWARD)
+    for case in (cases.FLOAT16, cases.BFLOAT16):
         table.add_row(f"[bold]forward, {case.dtype}")
         row("PyTorch", "PyTorch", 3, case=case)
         over_float32 = _time(document, bench.FORWARD) / _time(document, case)
         table.add_row("  its own float32, 16384x1024", _ratio(over_float32, 1), *[""] * (len(variants) - 1), "1.00")
     table.add_row("[bold]add_layer_norm, float32")
-    row("np.add, then layer_norm, 16384x1024", "cnorm, after np.add", 1 / 0.85, beyond, bench.ADD)
-    row("PyTorch", "PyTorch", 1, case=bench.ADD)
+    row("np.add, then layer_norm, 16384x1024", "cnorm, after np.add", 1 / 0.85, beyond, cases.ADD)
+    row("PyTorch", "PyTorch", 1, case=cases.ADD)
     table.add_row("[bold]rms_norm, float32")
-    row("PyTorch", "PyTorch", 1, case=bench.RMS)
+    row("PyTorch", "PyTorch", 1, case=cases.RMS)
     table.add_row("[bold]one call, 1x256, microseconds")
     calls = [_time(document, bench.FORWARD._replace(mean=mean), own, bench.SHAPES["call"]) for _, own, mean in variants]
     table.add_row("  layer_norm, out=", *(f"{time:.2f}" for time in calls), "<= 0.20")

@@ -11,7 +11,8 @@ import pytest
 import reference
 
 import cnorm
-from cnorm.tools import bench, bench_report, contenders
+from cnorm.tools import bench, contenders
+from cnorm.tools.bench import cases, report
 from cnorm.tools.contenders import numpy_, operations, timing
 
 SIZES = [(2, 8), (3, 5)]
@@ -105,10 +106,10 @@ def test_large_inputs_lie_where_users_have_them():
         assert timing.empty_like(np.zeros(shape, np.float16)).shape == shape
 
 
-@pytest.mark.parametrize("name", bench.OPERATIONS)
+@pytest.mark.parametrize("name", operations.OPERATIONS)
 def test_references_agree_with_the_oracle(name):
-    inputs = bench.Case(name, mean=3).inputs(np.random.default_rng(1), 300, 7)
-    expected = bench.Case(name).expected(**inputs)
+    inputs = cases.Case(name, mean=3).inputs(np.random.default_rng(1), 300, 7)
+    expected = cases.Case(name).expected(**inputs)
     if name == "add_layer_norm":
         total = inputs.pop("x") + inputs.pop("residual")
         truth = reference.layer_norm(total, **inputs)[0], total
@@ -247,7 +248,7 @@ def test_ratio_is_a_geometric_mean():
         }
 
     records = [record("cnorm", 1, 1.0), record("cnorm", 2, 2.0), record("slow", 1, 2.0), record("slow", 2, 16.0)]
-    document = {"records": [*records, record("slow", 1, 99.0, bench.BACKWARD)]}
+    document = {"records": [*records, record("slow", 1, 99.0, cases.BACKWARD)]}
     assert bench.ratio(document, "slow", sizes=[(1, 8), (2, 8)]) == pytest.approx(4)
     assert bench.ratio(document, "cnorm", sizes=[(1, 8)], against="slow") == pytest.approx(0.5)
     assert math.isnan(bench.ratio(document, "slow", sizes=[(3, 8)]))
@@ -258,15 +259,15 @@ def test_tables_and_pictures(document, steps):
     from rich.console import Console
 
     console = Console(width=100, file=io.StringIO(), highlight=False)
-    bench_report.header(console, document | {"left_out": ["somebody is left out"]})
-    bench_report.norms_tables(console, document | {"fresh_memory": {"rows": 2, "n": 8, "microseconds": {"x": 1.5}}})
-    bench_report.rnn_tables(console, steps)
+    report.header(console, document | {"left_out": ["somebody is left out"]})
+    report.norms_tables(console, document | {"fresh_memory": {"rows": 2, "n": 8, "microseconds": {"x": 1.5}}})
+    report.rnn_tables(console, steps)
     text = console.file.getvalue()
     expected = ["somebody is left out", "2x8", "3x5", "mean/std = 10", "layer_norm_backward", "x 1.50 us"]
     expected += ["LN-LSTM step, 3 -> 4", "p99.9", "limit: 448 B read at", "products alone", "call costs", "a second"]
     for words in expected:
         assert words in text, words
-    for draw, of in ((bench_report.norms_picture, document), (bench_report.rnn_picture, steps)):
+    for draw, of in ((report.norms_picture, document), (report.rnn_picture, steps)):
         file = io.BytesIO()
         draw(of, file)
         assert file.getvalue().startswith(b"\x89PNG")

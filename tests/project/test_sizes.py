@@ -26,8 +26,6 @@ OLDER = {
     "cnorm/_layer_norm.pxi",
     "cnorm/_network.pxi",
     "cnorm/_stream.pxi",
-    "cnorm/tools/bench_report.py",
-    "cnorm/tools/contenders/numba_.py",
     "onnx_export/family_export.py",
     "onnx_export/float64.py",
     "onnx_export/validation/examine.py",

@@ -22,8 +22,8 @@ def layer_norm_backward(dy, x, weight, bias):
     mean = x.mean(-1, dtype=np.float64).astype(x.dtype)
     rstd = (1 / np.sqrt(x.var(-1, dtype=np.float64) + 1e-5)).astype(x.dtype)
     out = {"dx": empty_like(x), "dweight": np.empty_like(weight), "dbias": np.empty_like(bias)}
-    statement = "layer_norm_backward(dy, x, weight, mean, rstd, dx, dweight, dbias)"
-    return _contender(statement, _layer_norm_backward, dy=dy, x=x, weight=weight, mean=mean, rstd=rstd, **out)
+    statement = "layer_norm_backward(dy, x, weight, stats, dx, dweight, dbias)"
+    return _contender(statement, _layer_norm_backward, dy=dy, x=x, weight=weight, stats=(mean, rstd), **out)
 
 
 def rms_norm(x, weight):
@@ -63,7 +63,8 @@ def _layer_norm(x, weight, bias, y):
     return y
 
 
-def _layer_norm_backward(dy, x, weight, mean, rstd, dx, dweight, dbias):
+def _layer_norm_backward(dy, x, weight, stats, dx, dweight, dbias):
+    mean, rstd = stats
     rows, n = x.shape
     dweight[:] = 0
     dbias[:] = 0

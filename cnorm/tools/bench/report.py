@@ -1,8 +1,8 @@
-"""Tables and pictures of the documents that `cnorm.tools.bench` measures; nothing is measured here."""
+"""Tables and pictures of the documents of measurements; nothing is measured here."""
 
 import math
 
-from cnorm.tools.bench import FORWARD, case_of, ratio
+from cnorm.tools.bench.cases import FORWARD, case_of, ratio
 
 __all__ = ["header", "norms_picture", "norms_tables", "rnn_picture", "rnn_tables"]
 
@@ -82,40 +82,18 @@ def norms_tables(console, document):
 
 
 def rnn_tables(console, document):
-    """Percentiles of a step for each cell, size and contender, and the limit; then what norms and company cost."""
-    from rich.table import Table
-
-    own = {}
+    """Percentiles of a step for each cell, size and contender, and the limit; the costs of norms, calls, one stream."""
+    medians = {}
     for limit in document["limits"]:
         shared = {name: limit[name] for name in ("cell", "input", "hidden")}
         records = [r for r in document["records"] if r.items() >= shared.items()]
-        p50 = next(r["p50"] for r in records if r["contender"] == "cnorm")
-        own[tuple(shared.values())] = p50
-        sizes = f"{limit['input']} -> {limit['hidden']}"
-        table = Table(
-            title=f"\n{limit['cell']} step, {sizes}, microseconds over {records[0]['samples']} steps",
-            title_justify="left",
-            title_style="bold",
-            box=None,
-            pad_edge=False,
-            header_style="dim",
-        )
-        table.add_column("")
-        for name in ("p50", "p99", "p99.9", "max", "p50 against cnorm"):
-            table.add_column(name, justify="right")
-        for r in records:
-            against = "" if r["contender"] == "cnorm" else _times(r["p50"] / p50)
-            cells = [_short(r[name]) for name in ("p50", "p99", "p99.9", "max")]
-            table.add_row(r["contender"], *cells, against, style="bold" if r["contender"] == "cnorm" else "")
-        read = f"limit: {_bytes(limit['weight_bytes'])} read at {limit['read_gb_per_s']:.0f} GB/s"
-        for what, time in (("cnorm's products alone", limit["product_microseconds"]), (read, limit["microseconds"])):
-            table.add_row(what, _short(time), "", "", "", _times(time / p50), style="dim")
-        console.print(table)
+        medians[tuple(shared.values())] = next(r["p50"] for r in records if r["contender"] == "cnorm")
+        console.print(_step_table(limit, records))
     ways = " or ".join(dict.fromkeys(limit["read_by"] for limit in document["limits"]))
     console.print(f"\n[dim]streaming reads measured with {ways}; for plain cells onnxruntime has its own operators[/]")
-    both = [(i, h) for cell, i, h in own if cell == "LN-LSTM" and ("LSTM", i, h) in own]
+    both = [(i, h) for cell, i, h in medians if cell == "LN-LSTM" and ("LSTM", i, h) in medians]
     if both:
-        cost = ", ".join(f"{i} -> {h} {_times(own['LN-LSTM', i, h] / own['LSTM', i, h])}" for i, h in both)
+        cost = ", ".join(f"{i} -> {h} {_times(medians['LN-LSTM', i, h] / medians['LSTM', i, h])}" for i, h in both)
         console.print(f"cnorm's LN-LSTM against its plain LSTM: {cost}")
     shares = ", ".join(
         f"{limit['input']} -> {limit['hidden']} {limit['microseconds'] / limit['product_microseconds']:.0%}"
@@ -128,21 +106,44 @@ def rnn_tables(console, document):
         f"a GRU 1 -> 1: {_short(call['step'])} us a step from Python, {_short(call['inside'])} us within process: "
         f"the call costs {_short(call['step'] - call['inside'])} us"
     )
-    first = document["many"][0]
-    table = Table(
-        title=f"\nMany streams of an LN-LSTM {first['input']} -> {first['hidden']}, microseconds a stream",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-        header_style="dim",
-    )
-    for name in ("streams", "step_many", "one by one", "faster", "steps a second"):
-        table.add_column(name, justify="right")
-    for row in document["many"]:
+    console.print(_many_table(document["many"]))
+
+
+def _step_table(limit, records):
+    """One cell at one size: a row for each contender, then for the products alone and the limit."""
+    sizes = f"{limit['input']} -> {limit['hidden']}"
+    columns = ("", "p50", "p99", "p99.9", "max", "p50 against cnorm")
+    table = _table(f"{limit['cell']} step, {sizes}, microseconds over {records[0]['samples']} steps", columns)
+    own = next(r["p50"] for r in records if r["contender"] == "cnorm")
+    for r in records:
+        is_own = r["contender"] == "cnorm"
+        cells = [_short(r[name]) for name in ("p50", "p99", "p99.9", "max")]
+        table.add_row(r["contender"], *cells, "" if is_own else _times(r["p50"] / own), style="bold" if is_own else "")
+    read = f"limit: {_bytes(limit['weight_bytes'])} read at {limit['read_gb_per_s']:.0f} GB/s"
+    for what, time in (("cnorm's products alone", limit["product_microseconds"]), (read, limit["microseconds"])):
+        table.add_row(what, _short(time), "", "", "", _times(time / own), style="dim")
+    return table
+
+
+def _many_table(rows):
+    """Streams stepped together and one by one."""
+    title = f"Many streams of an LN-LSTM {rows[0]['input']} -> {rows[0]['hidden']}, microseconds a stream"
+    table = _table(title, ("streams", "step_many", "one by one", "faster", "steps a second"), first="right")
+    for row in rows:
         many, one = row["step_many"], row["step"]
         table.add_row(str(row["streams"]), _short(many), _short(one), _times(one / many), f"{1e6 / many:,.0f}")
-    console.print(table)
+    return table
+
+
+def _table(title, columns, first="left"):
+    """A table with a bold title and figures flush right; `first` is the first column's side."""
+    from rich.table import Table
+
+    style = {"title_justify": "left", "title_style": "bold", "header_style": "dim"}
+    table = Table(title=f"\n{title}", box=None, pad_edge=False, **style)
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if i else first)
+    return table
 
 
 def norms_picture(document, file):

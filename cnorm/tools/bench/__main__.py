@@ -1,0 +1,53 @@
+"""The measuring process, started by `cnorm.tools.bench.run`: ``python -m cnorm.tools.bench JOB``, a job in JSON."""
+
+import io
+import json
+import sys
+from importlib import util
+from pathlib import Path
+
+from cnorm.files import write_whole
+from cnorm.tools.bench import report
+from cnorm.tools.bench.measure_norms import fresh, norms
+from cnorm.tools.bench.measure_steps import recurrent_steps
+
+
+def main(job):
+    """Measure what the job says, write the files, print the tables."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    if "fresh" in job:
+        print(json.dumps(fresh(*job["fresh"])))
+        return
+    console = Console(highlight=False)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def advance(description, total):
+            progress.update(task, description=description, total=total, advance=1)
+
+        measure = recurrent_steps if job["rnn"] else norms
+        document = measure(job["sizes"] and [tuple(size) for size in job["sizes"]], advance=advance, **job["options"])
+    text = json.dumps(document, indent=1)
+    stem = Path(job["out_dir"]) / ("rnn" if job["rnn"] else "norms")
+    write_whole(stem.with_suffix(".json"), text.encode())
+    tables = report.rnn_tables if job["rnn"] else report.norms_tables
+    picture = report.rnn_picture if job["rnn"] else report.norms_picture
+    drawn = util.find_spec("matplotlib") is not None
+    if drawn:
+        drawing = io.BytesIO()
+        picture(document, drawing)
+        write_whole(stem.with_suffix(".png"), drawing.getvalue())
+    if job["json"]:
+        print(text)
+        return
+    report.header(console, document)
+    tables(console, document)
+    console.print(f"{stem}.json: every figure")
+    console.print(f"{stem}.png: the picture" if drawn else "no picture: pip install matplotlib")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

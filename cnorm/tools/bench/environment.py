@@ -1,0 +1,62 @@
+"""What a measuring process is started with, and what the machine is: figures mean nothing without either."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import cnorm
+from cnorm.tools.info import processor, versions
+
+__all__ = ["MEMORY", "caches", "child", "settle", "settled_environment", "surroundings"]
+
+# Contenders that return new arrays would pay page faults for each one: the allocator keeps its memory instead.
+# What users see without this is reported beside it. And everybody gets one thread.
+MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30)}
+THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+def settled_environment():
+    """The environment a process has to be started with, for its measurements to count."""
+    return {**os.environ, **THREADS, **MEMORY}
+
+
+def settle():
+    """Start this script anew, in that environment, unless it is in it."""
+    environment = settled_environment()
+    if environment != os.environ:
+        sys.exit(subprocess.call([sys.executable, *sys.orig_argv[1:]], env=environment))
+
+
+def child(job, environment, **options):
+    # -P: a source folder that happens to be the working directory is not the package that runs here
+    command = [sys.executable, "-P", "-m", "cnorm.tools.bench", json.dumps(job)]
+    return subprocess.run(command, env=environment, check=False, **options)
+
+
+def surroundings():
+    """What the figures depend on: processor, caches, instruction set, versions, and whether memory is kept."""
+    return {
+        "processor": processor(),
+        "caches": caches(),
+        "isa": cnorm.active_isa(),
+        "versions": {"cnorm": cnorm.__version__, "python": sys.version.split()[0]}
+        | versions("numpy", "onnxruntime", "torch", "numba"),
+        "memory_kept": platform.libc_ver()[0] == "glibc"
+        and all(os.environ.get(name) == value for name, value in MEMORY.items()),
+    }
+
+
+def caches():
+    """Sizes of the first processor's data caches in bytes, {"L1": 32768, ...}; empty where the system doesn't tell."""
+    sizes = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction" and size.endswith("K"):
+            sizes[f"L{level}"] = int(size[:-1]) * 1024
+    return sizes

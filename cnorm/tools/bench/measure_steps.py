@@ -1,0 +1,124 @@
+"""Single steps of recurrent cells, batch 1, by every contender that can be imported."""
+
+from importlib import util
+
+import numpy as np
+
+import cnorm
+from cnorm.tools import contenders
+from cnorm.tools.bench.cases import HIDDEN
+from cnorm.tools.bench.environment import surroundings
+from cnorm.tools.contenders import memcpy_
+from cnorm.tools.contenders.operations import CELLS, after, check_steps, correct, random_model
+
+__all__ = ["recurrent_steps", "step_contenders"]
+
+
+def recurrent_steps(sizes=None, *, cells=CELLS, seconds=1.0, advance=lambda description, total: None):
+    """Time single steps of recurrent cells, batch 1, in every importable contender, all in turns.
+
+    Parameters
+    ----------
+    sizes : sequence of (input, hidden), optional
+    cells : sequence of str in CELLS
+    seconds : float
+        For each contender, cell and size.
+    advance : callable
+        As of `norms`.
+
+    Returns
+    -------
+    dict
+        "records": one for each cell, size and contender, with percentiles in microseconds over at least 1000 steps;
+        "limits": for each cell and size the time to read the weights once, at the streaming rate measured on an array
+        of their size, and the time of the matrix-vector products alone; "many": microseconds a stream of `step_many`
+        and of steps one by one, for numbers of streams; "call": what a call of `Stream.step` costs.
+    """
+    sizes = list(sizes or HIDDEN)
+    modules, left_out = contenders.importable()
+    records, limits = [], []
+    for cell in cells:
+        for inputs, hidden in sizes:
+            what = f"{cell} {inputs} -> {hidden}"
+            advance(what, len(cells) * len(sizes) + 1)
+            rng = np.random.default_rng(inputs + hidden)
+            model = random_model(cell, rng, inputs, hidden)
+            frames = rng.standard_normal((50, inputs), dtype=np.float32)
+            expected = after(cell, model, frames[:3])
+            made = [(runner, frames[:3], expected) for runner in step_contenders(modules, model)]
+            passed = correct(made, check_steps, what, left_out)
+            trial, _ = contenders.latencies(passed, [frames], at_a_time=1)
+            a_step = sum(np.median(t) for t in trial.values()) / 1e6
+            repeats = int(np.clip(seconds * len(passed) / (a_step * len(frames)), 20, 400))
+            measured, _ = contenders.latencies(passed, [frames] * repeats, at_a_time=1, uncounted=2)
+            shared = {"cell": cell, "input": inputs, "hidden": hidden}
+            records += [{**shared, "contender": label} | _percentiles(t) for label, t in measured.items()]
+            limits.append(shared | _limit(model))
+    advance("step_many", len(cells) * len(sizes) + 1)
+    document = {"format": 1, "kind": "rnn"} | surroundings() | {"left_out": list(dict.fromkeys(left_out))}
+    last = {"many": many_streams(seconds=seconds / 4), "call": call_overhead(seconds=seconds / 4)}
+    return document | {"records": records, "limits": limits} | last
+
+
+def step_contenders(modules, model):
+    """Contenders for a step of the model; onnxruntime has its own operators for plain cells."""
+    onnx_model = None
+    if util.find_spec("onnx") and util.find_spec("onnxruntime"):
+        import onnx_export
+
+        plain = not any(hasattr(layer, "spec") and layer.spec.normalises for layer in model.layers)
+        onnx_model = onnx_export.export(model, form="step", native_ops=plain).SerializeToString()
+    return [runner for module in modules if hasattr(module, "steps") for runner in module.steps(model, onnx_model)]
+
+
+def many_streams(inputs=128, hidden=256, counts=(1, 2, 4, 8, 16, 64, 256), *, seconds=0.5):
+    """Microseconds a stream, `step_many` beside steps one by one, of an LN-LSTM."""
+    rng, rows = np.random.default_rng(0), []
+    model = random_model("LN-LSTM", rng, inputs, hidden)
+    for count in counts:
+        x, y = rng.standard_normal((count, inputs), dtype=np.float32), np.empty((count, hidden), np.float32)
+        names = {"model": model, "streams": [model.stream() for _ in range(count)], "x": x, "y": y}
+        steps = [(stream.step, x[k], y[k]) for k, stream in enumerate([model.stream() for _ in range(count)])]
+        made = [
+            contenders.Contender("step_many", "model.step_many(streams, x, out=y)", names),
+            contenders.Contender("step", "[step(x, out=y) for step, x, y in steps]", {"steps": steps}),
+        ]
+        times = {label: float(np.median(t)) / count for label, t in contenders.times(made, seconds=seconds).items()}
+        rows.append({"input": inputs, "hidden": hidden, "streams": count} | times)
+    return rows
+
+
+def call_overhead(*, seconds=0.5):
+    """Microseconds of a step of a GRU 1 -> 1: called from Python, and within the C loop of `Stream.process`."""
+    stream = random_model("GRU", np.random.default_rng(0), 1, 1).stream()
+    many = np.ones((1000, 1), np.float32)
+    names = {"stream": stream, "x": many[0], "y": many[0].copy(), "many": many, "out": many.copy()}
+    made = [
+        contenders.Contender("step", "stream.step(x, out=y)", names),
+        contenders.Contender("process", "stream.process(many, out=out)", names),
+    ]
+    times = {label: float(np.median(t)) for label, t in contenders.times(made, seconds=seconds).items()}
+    return {"step": times["step"], "inside": times["process"] / len(many)}
+
+
+def _percentiles(times):
+    row = {"samples": len(times)} | {f"p{q}": float(np.percentile(times, q)) for q in (50, 99, 99.9)}
+    return row | {"max": float(times.max())}
+
+
+def _limit(model):
+    """Bytes of the matrices, the fastest streaming read of as many (at least 256 KiB), the time that makes; and the
+    time of one matrix-vector product as large as all of them, a `Linear` layer."""
+    matrices = [array for layer in model.layers for array in layer.weights.values() if array.ndim == 2]
+    joined = np.concatenate(matrices, axis=1)
+    x = np.ones(max(joined.nbytes, 256 << 10) // 4, np.float32)
+    step = cnorm.Model([cnorm.Linear(joined)]).stream().step
+    names = {"step": step, "x": np.ones(joined.shape[1], np.float32), "y": np.empty(len(joined), np.float32)}
+    product = contenders.Contender("product", "step(x, out=y)", names)
+    measured = contenders.times([product, *memcpy_.streaming_read(x)], seconds=0.3)
+    medians = {label: float(np.median(t)) for label, t in measured.items()}
+    alone = medians.pop("product")
+    how = min(medians, key=medians.get)
+    rate = x.nbytes / medians[how]  # bytes a microsecond
+    read = {"read_gb_per_s": rate / 1e3, "read_by": how, "microseconds": joined.nbytes / rate}
+    return {"weight_bytes": joined.nbytes, **read, "product_microseconds": alone}
