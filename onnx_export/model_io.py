@@ -68,8 +68,8 @@ def load(
     path : path
         The file.
     external_data : bool
-        Allow tensors in other files. Only regular files with one link, whose real path lies inside the
-        model's folder, are read.
+        Allow tensors in other files than the `sidecars` of the model. Only regular files with one link, whose real
+        path lies inside the model's folder, are read.
     data_root : path, optional
         The folder that external files must lie in, in place of the model's own: for caches built of
         symbolic links.
@@ -102,7 +102,7 @@ def load(
         model = parse(read(path, limits), limits, metadata_key)
         sort_nodes(model)
         folder = Path(path).parent
-        attach_external_data(model, folder, (data_root or folder) if external_data else None)
+        attach_external_data(model, folder, (data_root or folder) if external_data else None, sidecars(path))
     except (Refused, Unreadable) as error:
         raise type(error)(f"{os.fsdecode(path)}: {error}") from error
     return model
@@ -311,7 +311,14 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[str]:
     return [os.path.join(folder, name) for name in dict.fromkeys(e.value for e in entries if e.key == "location")]
 
 
-def attach_external_data(model: onnx.ModelProto, folder: Path, root: str | os.PathLike | None) -> None:
+def sidecars(path: str | os.PathLike) -> tuple[str, ...]:
+    """The data files that exporters write beside a model of this name."""
+    return (f"{Path(path).name}.data", f"{Path(path).stem}.data")
+
+
+def attach_external_data(
+    model: onnx.ModelProto, folder: Path, root: str | os.PathLike | None, allowed: tuple[str, ...] = ()
+) -> None:
     """Read the external tensors.
 
     Parameters
@@ -321,16 +328,20 @@ def attach_external_data(model: onnx.ModelProto, folder: Path, root: str | os.Pa
     folder : Path
         Where locations start: the folder of the model.
     root : path or None
-        Where the files must really lie. None allows no external tensors.
+        Where the files must really lie. None allows those of `allowed` alone.
+    allowed : tuple of str
+        Locations that are read without being asked for, from the model's own folder.
     """
     outside = [tensor for tensor in _tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
-    if outside and root is None:
-        raise Refused(
-            f"{len(outside)} tensors lie in other files ({quoted(outside[0].name)} for one); "
-            "--external-data allows that"
-        )
+    for tensor in outside if root is None else ():
+        location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+        if location not in allowed:
+            raise Refused(
+                f"{len(outside)} tensors lie in other files ({quoted(tensor.name)} in {quoted(location)} for one); "
+                "--external-data allows that"
+            )
     for tensor in outside:
-        tensor.raw_data = _read_external(tensor, folder, os.path.realpath(root))
+        tensor.raw_data = _read_external(tensor, folder, os.path.realpath(folder if root is None else root))
         tensor.ClearField("external_data")
         tensor.data_location = TensorProto.DEFAULT
 

@@ -9,23 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import onnx
 import onnxruntime
 
 from onnx_export import ort
-from onnx_export.model_io import Limits, Refused, Unreadable, attach_external_data, external_files, parse, read
+from onnx_export.model_io import (
+    Limits,
+    Refused,
+    Unreadable,
+    attach_external_data,
+    external_files,
+    parse,
+    read,
+    sidecars,
+)
 from onnx_export.nodes import model_nodes, sort_nodes
-from onnx_export.text import clip
-from onnx_export.validation import inputs, lint, replaces, stress
+from onnx_export.text import clip, quoted
+from onnx_export.validation import inputs, lint, replaces, stress, verdict
 from onnx_export.validation.graph import inline, mark_functions
-from onnx_export.validation.judge import BROKEN, MOST, type_name
+from onnx_export.validation.judge import type_name
 from onnx_export.validation.norm import Norm, unproved_claims
 from onnx_export.validation.patterns import find
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
-from onnx_export.validation.run import Case, Run, amount, culprit, settle
+from onnx_export.validation.run import Case, Run
 
 
 @dataclass(frozen=True)
@@ -69,7 +77,11 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         report.problem = f"--fix must name another file than {options.fix}, which holds tensors of the model"
         return report
     try:
-        attach_external_data(model, folder, (options.data_root or folder) if options.external_data else None)
+        root = (options.data_root or folder) if options.external_data else None
+        attach_external_data(model, folder, root, sidecars(path))
+        if report.external_data and root is None:
+            names = ", ".join(quoted(Path(file).name) for file in report.external_data)
+            report.findings.append(Finding("note", "sidecar", f"tensors were read from {names} beside the model"))
     except (Refused, Unreadable) as error:
         report.problem, report.refused = clip(str(error)), isinstance(error, Refused)
     try:
@@ -111,20 +123,20 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         emit("progress", (position, 2 * len(cases)))
         if case.feeds:
             with _apart(case, report):
-                report.findings += run.judge(position)
+                report.findings += verdict.judge(run, case, position)
     if all(norm.verdict == "not exercised" for norm in report.norms):
         report.problem = report.problem or "no norm was exercised, so nothing is proved"
     emit("report", report)
 
     emit("stage", "stress")
-    runtime_faults: dict[str, str] = {}
+    about_runtime: dict[tuple[str, str], Finding] = {}
     for position, case in enumerate(cases):
         emit("progress", (len(cases) + position, 2 * len(cases)))
         if case.feeds and not case.norm.near_miss and case.report.verdict == "ok":
             with _apart(case, report):
-                _stress(model, case, options, runtime_faults)
-    for family, message in runtime_faults.items():
-        report.findings.append(Finding("note", "runtime-limit", f"{family}: {message}"))
+                for finding in verdict.judge_stress(run, case, options.seed):
+                    about_runtime[finding.code, finding.message] = finding
+    report.findings += about_runtime.values()
     if options.fix:
         from onnx_export.validation.repair import CannotRepair, repair
 
@@ -146,8 +158,7 @@ def _apart(case: Case, report: ValidationReport) -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:  # of onnxruntime, of onnx's evaluator, or ours
-        case.report.verdict = "not exercised"
-        case.report.detail = clip(f"could not be judged: {type(error).__name__}: {error}")
+        verdict.not_judged(case.report, f"could not be judged: {type(error).__name__}: {error}")
         report.problem = report.problem or clip(f"{case.norm.name} {case.report.detail}")
 
 
@@ -197,35 +208,3 @@ def _describe(norm: Norm) -> NormReport:
         compute_dtype=type_name(norm.compute_dtype),
         near_miss=norm.near_miss,
     )
-
-
-def _stress(model: onnx.ModelProto, case: Case, options: Options, runtime_faults: dict[str, str]) -> None:
-    """Feed one norm hard rows, and note the families it fails."""
-    norm, said = case.norm, case.report
-    bench = case.bench
-    if not bench.can_stress:
-        return
-    seen = stress.hardness(map(case.oracle.rows, case.feeds))
-    for hard in stress.hard_rows(*bench.layout, bench.dtype, norm.eps, options.seed):
-        feeds = bench.feed(hard.rows)
-        rows = case.oracle.rows(feeds)
-        for level in bench.levels:
-            error = bench.measured(level, feeds, partial(case.oracle.claim_error, rows))
-            if error.ratio > 1 and bench.bare_fails(hard.rows):
-                runtime_faults[hard.family] = "onnxruntime's own operator fails on such rows as well"
-                break
-            said.points += [[c, min(r, MOST), hard.family] for c, r in error.points[::8]]
-            if error.ratio <= 1:
-                continue
-            blame = culprit(model, case, [feeds]) if level == "off" else "optimiser"
-            where = f"{hard.family}, optimisation {level!r}: {amount(error)}"
-            if stress.reached(hard.hard_by, stress.hardness([rows]), seen):
-                settle(said, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
-                said.detail = f"fails on rows like those it meets, {where}"
-                return
-            if said.verdict == "ok":
-                settle(said, error, "risky", blame)
-                said.detail = f"fails on rows it has not met, {where}"
-            if hard.family not in said.risks:
-                said.risks.append(hard.family)
-            break

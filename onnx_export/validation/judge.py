@@ -25,9 +25,7 @@ from onnx_export.validation.norm import Norm
 
 FACTOR = 8.0
 _MOST_POINTS = 200
-MOST = 1e12  # ratio in a plot; there are NaN and infinities beyond
 _SMALLEST = {TensorProto.FLOAT16: 2.0**-24, TensorProto.BFLOAT16: 2.0**-133}  # below it u is no measure of a rounding
-BROKEN = 100.0  # a runtime that is this many bounds off does not compute the norm at all
 
 
 @dataclass

@@ -33,7 +33,8 @@ def lint_norm(norm: Norm) -> Iterator[Finding]:
         return Finding(level, code, message, norm.name)
 
     if norm.near_miss:
-        yield finding("warning", "near-miss", f"looks like a layer norm, but {norm.near_miss}")
+        level = "error" if norm.error else "warning"
+        yield finding(level, "near-miss", f"looks like a layer norm, but {norm.near_miss}")
     yield from _epsilon(norm, finding)
     yield from _shapes(norm, finding)
     for slot in ("scale", "bias"):

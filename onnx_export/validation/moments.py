@@ -290,7 +290,7 @@ class Moments(Values):
         """mean((x - mean(x))^2), or mean(x^2)."""
         base, exponent, mean, nodes = moment
         near = mean.miscount or ("" if exponent == 2 else f"the exponent is {exponent:g}, not 2")
-        error = exponent != 2
+        error = exponent % 2 != 0  # odd powers and fractions of negative deviations; an even one may be meant
         centred = self.centred(base)
         if centred is None:
             if exponent != 2:  # x / sqrt(mean(x^p)): nothing was plausibly meant

@@ -12,6 +12,7 @@ from onnx_export.text import printable
 SCHEMA = 1
 VERDICTS = ("ok", "risky", "inaccurate", "wrong", "not exercised")
 SOUND, UNSOUND, CANNOT, REFUSED = 0, 1, 2, 3
+MOST_RATIO = 1e12  # of error and bound in a plot; there are NaN and infinities beyond
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The whole model at every optimisation level, and what its norms are to be blamed for."""
+"""The whole model at every optimisation level, and what each norm was fed and made of it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx.reference import ReferenceEvaluator
 
 from onnx_export import ort
 from onnx_export.validation import inputs
 from onnx_export.validation.bench import Bench, fed, made_by, makers, piece
 from onnx_export.validation.graph import Scope, boundary, op, scopes
-from onnx_export.validation.judge import BROKEN, MOST, Measure, Oracle, Rows, moved, worst
+from onnx_export.validation.judge import Measure, Oracle, Rows, moved, worst
 from onnx_export.validation.norm import Norm
-from onnx_export.validation.report import Finding, NormReport
+from onnx_export.validation.report import NormReport
 from onnx_export.validation.taps import Tap, expose
 
 _RANDOM = frozenset(
@@ -57,7 +56,7 @@ class Run:
     ----------
     model : onnx.ModelProto
     cases : list of Case
-        Their feeds are set here, their verdicts by `judge`.
+        Their feeds are set here.
     file : str
         Of inputs, empty for none.
     sizes : inputs.Sizes
@@ -66,6 +65,11 @@ class Run:
 
     Attributes
     ----------
+    model : onnx.ModelProto
+    random : bool
+        Whether two runs of the model may differ.
+    made_up : list of str
+        Inputs that were generated.
     trouble : str
         Optimisation levels at which the model does not run, and why; empty when there are none.
 
@@ -76,14 +80,14 @@ class Run:
     """
 
     def __init__(self, model, cases: list[Case], file: str, sizes: inputs.Sizes, seed: int) -> None:
-        self._model, self._cases = model, cases
+        self.model, self._cases = model, cases
         main = next(iter(scopes(model)))
         stored = {tensor.name for tensor in model.graph.initializer}
         wanted = [value.name for value in model.graph.input if value.name not in stored]
         given = inputs.read(file, wanted) if file else {}
         self._feeds = inputs.complete(main, given, sizes, seed)
-        self._made_up = [name for name in wanted if name not in given]
-        self._random = any(_draws(scope, node) for scope in scopes(model) for node in scope.nodes)
+        self.made_up = [name for name in wanted if name not in given]
+        self.random = any(_draws(scope, node) for scope in scopes(model) for node in scope.nodes)
         self._tap()
         self._levels = {"off": self._results("off")}
         self.trouble = ""
@@ -94,6 +98,11 @@ class Run:
                 self.trouble = f"onnxruntime does not run the model with optimisation {level!r}: {error}"
         self._inputs: dict[str, dict[int, list[np.ndarray]]] = {}
         self._dumps: dict[str, list[dict[str, onnx.NodeProto]]] = {}
+
+    @property
+    def finite_inputs(self) -> bool:
+        """Whether no input of the model holds NaN or Inf."""
+        return all(np.isfinite(v.astype(np.float64)).all() for v in self._feeds.values() if v.dtype.kind in "fV")
 
     @property
     def feeds(self) -> dict[str, np.ndarray]:
@@ -114,13 +123,13 @@ class Run:
     def _run_plainly(self) -> None:
         """Run the model as it is; where that fails, tapping is not to blame."""
         try:
-            session = ort.Session(self._model, "off")
+            session = ort.Session(self.model, "off")
         except ort.CannotRun as error:
             raise ort.CannotRun(f"onnxruntime does not load the model: {error}") from error
         try:
             session.run([], self._feeds)
         except ort.CannotRun as error:
-            made_up = f"; made up were {self._made_up}, supply them with --input" if self._made_up else ""
+            made_up = f"; made up were {self.made_up}, supply them with --input" if self.made_up else ""
             raise ort.CannotRun(f"onnxruntime does not run the model: {error}{made_up}") from error
 
     def _try_tap(self, cases: list[Case]) -> None:
@@ -136,7 +145,7 @@ class Run:
                 continue
             taps |= {(id(scope), name): t for name, t in tap.items()}
             wanted.append((case, list(names)))
-        exposed, names = expose(self._model, list(taps.values()))
+        exposed, names = expose(self.model, list(taps.values()))
         values = ort.Session(exposed, "off").run(names, self._feeds) if names else []
         by_key = dict(zip(taps, values, strict=True))
         for case, needed in wanted:
@@ -157,7 +166,7 @@ class Run:
         return self._tapped(level, reached, taps)
 
     def _tapped(self, level: str, which: list[int], taps: list[Tap]) -> dict[int, list[np.ndarray]]:
-        exposed, names = expose(self._model, taps)
+        exposed, names = expose(self.model, taps)
         values = ort.Session(exposed, level).run(names, self._feeds) if names else []
         result = {}
         for index, tap, value in zip(which, taps, values, strict=True):
@@ -165,82 +174,37 @@ class Run:
             result[index] = [stacked[i] for i in _spread(len(stacked))]
         return result
 
-    def judge(self, position: int) -> list[Finding]:
-        """Set the verdict of one case that has feeds; lints of the values seen."""
+    def prepare(self, position: int) -> list[Rows]:
+        """Give a case that has feeds its oracle and its bench; the rows it was fed."""
         case = self._cases[position]
-        norm, said, feeds = case.norm, case.report, case.feeds
-        case.oracle = Oracle(norm, piece(self._model, norm, norm.nodes, feeds[0]))
-        made = {level: self._became(norm, level)[0] for level in self._levels if level != "off"}
-        case.bench = Bench(self._model, norm, case.producers, case.oracle, feeds, made)
-        rows = [case.oracle.rows(f) for f in feeds]
-        said.conditioning = max(float(np.max(r.conditioning, initial=0.0)) for r in rows)
-        said.verdict = "ok"
-        self._judge_file(case)
-        if said.verdict == "ok":
-            self._judge_kernel(case)
-        for level in made:
-            if said.verdict == "ok":
-                self._judge_optimised(case, position, level)
-        return [*_finite_lint(norm, rows), *_range_lint(norm, rows)]
+        norm, feeds = case.norm, case.feeds
+        case.oracle = Oracle(norm, piece(self.model, norm, norm.nodes, feeds[0]))
+        made = {level: self.became(norm, level)[0] for level in self.optimised}
+        case.bench = Bench(self.model, norm, case.producers, case.oracle, feeds, made)
+        return [case.oracle.rows(f) for f in feeds]
 
-    def _judge_file(self, case: Case) -> None:
-        """G against C."""
-        norm, said = case.norm, case.report
-        if norm.near_miss and not norm.claimed:
-            return
-        error = worst(map(case.oracle.file_error, case.feeds))
-        if error.ratio > 1:
-            settle(said, error, "wrong", "file")
-            why = norm.near_miss or "its nodes compute another function"
-            said.detail = f"the file does not compute the layer norm it claims: {why}"
+    @property
+    def optimised(self) -> list[str]:
+        """The optimisation levels at which the model runs."""
+        return [level for level in self._levels if level != "off"]
 
-    def _judge_kernel(self, case: Case) -> None:
-        """The unoptimised runtime against G, result and inputs from one run."""
-        said = case.report
-        error = worst(map(case.oracle.runtime_error, case.feeds, case.results))
-        if error.ratio > 1 and self._alone(case).ratio <= 1:  # then x was not what the tap says: not rounded yet
-            error = worst(
-                map(case.oracle.runtime_error, case.feeds, case.results, map(case.oracle.carried, case.feeds))
-            )
-        said.error, said.bound = error.error, error.bound
-        said.points += [[c, min(r, MOST), "run"] for c, r in error.points]
-        if not error.judged:
-            said.verdict = "not exercised"
-            said.detail = "NaN or Inf in every row, or by the formula itself: there is nothing to judge"
-        if error.ratio > 1:
-            blame = culprit(self._model, case, case.feeds)
-            settle(said, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
-            said.detail = f"{_WHO[blame].format(norm=case.norm)}: {amount(error)}"
+    def results(self, level: str, position: int) -> list[np.ndarray]:
+        """What a norm made of each of its feeds at an optimisation level."""
+        return self._levels[level][position]
 
-    def _alone(self, case: Case) -> Measure:
+    def drifts(self, position: int) -> bool:
+        """Whether the input of a norm in an optimised run may be another than in the unoptimised one."""
+        return self.random or any(c.report.blame == "optimiser" for c in self._cases[:position])
+
+    def alone(self, case: Case) -> Measure:
         """The unoptimised norm by itself, fed values that are of the types the file gives them."""
         ran = []
         for feeds in case.feeds:
-            part = piece(self._model, case.norm, case.norm.nodes, feeds)
+            part = piece(self.model, case.norm, case.norm.nodes, feeds)
             ran += ort.Session(part, "off").run([case.norm.y], fed(part, feeds))
         return worst(map(case.oracle.runtime_error, case.feeds, ran))
 
-    def _judge_optimised(self, case: Case, position: int, level: str) -> None:
-        """The optimised runtime against G, for a norm that is right without optimisation."""
-        said, results = case.report, self._levels[level][position]
-        said.became, faithful = self._became(case.norm, level)
-        alone = case.bench.tapped(level)
-        error = alone
-        if faithful:
-            whole = worst(map(case.oracle.runtime_error, case.feeds, results))
-            if whole.ratio <= 1:
-                return
-            # not reproduced in isolation: its input has drifted, or the rest of the graph matters
-            drifted = self._random or any(c.report.blame == "optimiser" for c in self._cases[:position])
-            if alone.ratio <= 1 and not drifted:
-                drift = self._drift(case, position, level)
-                error = worst(map(case.oracle.runtime_error, case.feeds, results, drift))
-        if error.ratio > 1:
-            settle(said, error, "wrong", "optimiser")
-            said.points += [[c, min(r, MOST), f"run, optimisation {level}"] for c, r in error.points]
-            said.detail = f"right without optimisation, wrong with {level!r}, which makes it {said.became}"
-
-    def _drift(self, case: Case, position: int, level: str) -> list[np.ndarray | float]:
+    def drift(self, case: Case, position: int, level: str) -> list[np.ndarray | float]:
         """How far an optimised result may be off for what is upstream of the norm; with a margin.
 
         What the optimiser does there moves the norm's input, and so the exact result. And a runtime that keeps half
@@ -259,12 +223,12 @@ class Run:
             allowed.append(looking)
         return allowed
 
-    def _became(self, norm: Norm, level: str) -> tuple[str, bool]:
+    def became(self, norm: Norm, level: str) -> tuple[str, bool]:
         """What the optimiser makes of a norm, and whether tapping its result leaves it at that."""
         if level not in self._dumps:
             taps = [Tap(c.norm.scope, c.norm.y, copied=False) for c in self._cases if c.feeds]
-            exposed, _ = expose(self._model, taps)
-            self._dumps[level] = [makers(ort.optimised(m, level)) for m in (self._model, exposed)]
+            exposed, _ = expose(self.model, taps)
+            self._dumps[level] = [makers(ort.optimised(m, level)) for m in (self.model, exposed)]
         plain, tapped = (made_by(made, norm) for made in self._dumps[level])
         return plain or tapped, plain in ("", tapped)
 
@@ -292,58 +256,3 @@ def _has_rows(feeds: dict[str, np.ndarray], norm: Norm) -> bool:
 def _spread(count: int) -> list[int]:
     """At most _ITERATIONS indices, first and last among them."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, _ITERATIONS))}) if count else []
-
-
-def settle(said: NormReport, measure: Measure, verdict: str, blame: str) -> None:
-    """Write down a verdict and the error it rests on."""
-    said.verdict, said.blame = verdict, blame
-    said.error, said.bound = measure.error, measure.bound
-
-
-_WHO = {
-    "file": "the file's formula ({norm.variance} variance) in its own precision, on any runtime",
-    "kernel": "onnxruntime without optimisation",
-}
-
-
-def culprit(model: onnx.ModelProto, case: Case, tried: list[dict[str, np.ndarray]]) -> str:
-    """Tell a poor kernel from a formula that no kernel computes well in its precision."""
-    if not case.norm.operator:
-        part = piece(model, case.norm, case.norm.nodes, tried[0])
-        try:
-            with np.errstate(all="ignore"):
-                evaluator = ReferenceEvaluator(part)
-                plain = [evaluator.run(None, fed(part, feeds))[0] for feeds in tried]
-            if worst(map(case.oracle.runtime_error, tried, plain)).ratio > 1:
-                return "file"
-        except Exception:  # onnx's evaluator does not know every operator; then the runtime is all we know
-            pass
-    return "kernel"
-
-
-def amount(measure: Measure) -> str:
-    """An error in words."""
-    return "NaN for finite input" if np.isnan(measure.error) else f"{measure.ratio:.3g} times the bound"
-
-
-def _finite_lint(norm: Norm, rows: list[Rows]) -> list[Finding]:
-    """Rows that cannot be right, whatever the norm does; they are left out of the verdict."""
-    spoiled = sum(int(np.sum(~np.isfinite(r.largest))) for r in rows)
-    if not spoiled:
-        return []
-    message = f"{spoiled} rows with NaN or Inf reached it and were not judged"
-    return [Finding("warning", "non-finite", message, norm.name)]
-
-
-def _range_lint(norm: Norm, rows: list[Rows]) -> list[Finding]:
-    """Squares of the range seen that overflow float16; onnxruntime's CPU hides it by computing in float32."""
-    if norm.compute_dtype != onnx.TensorProto.FLOAT16 or norm.operator:
-        return []
-    # no deviation exceeds twice the largest element, nor the root of the sum of squared deviations
-    largest = max(float(np.max(r.largest, initial=0.0)) for r in rows)
-    spread = max(float(np.sqrt(np.max(r.variance, initial=0.0) * r.n)) for r in rows)
-    square = min(2 * largest, spread) ** 2
-    if square <= float(np.finfo(np.float16).max):
-        return []
-    message = f"squares up to {square:.3g} overflow float16 where it is computed in float16"
-    return [Finding("warning", "float16-overflow", message, norm.name)]

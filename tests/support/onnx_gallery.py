@@ -1090,7 +1090,7 @@ def divided_by_the_variance():
     """Much larger than the norm where rows vary little, and its roundings with it."""
     nodes, constants = misspelt(node("Div", "d total", "xhat"), of=["std", "xhat"])
     small = {"x": 0.05 * rows(0)["x"]}
-    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss"}, input=small)
+    return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss"}, 1, input=small)
 
 
 @specimen
@@ -1202,14 +1202,14 @@ def subtracted_the_other_way_round():
 @specimen
 def mismatched_axes():
     built = model(*parts(decomposed(axes=(-1,), variance_axes=(-2, -1), square="Mul"), (2, 4, N)))
-    return Specimen(built, [NEAR], {"near-miss"})
+    return Specimen(built, [NEAR], {"near-miss"}, 1)
 
 
 @specimen
 def exponent_3():
     """Without a scale it is not what the optimiser looks for."""
     built = model(*parts(decomposed(power=3.0, affine=False, eps=50.0)))
-    return Specimen(built, [NEAR], {"near-miss"})
+    return Specimen(built, [NEAR], {"near-miss"}, 1)
 
 
 @specimen

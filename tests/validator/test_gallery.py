@@ -122,14 +122,14 @@ def test_trouble_in_looking_at_one_norm_leaves_the_others(step, tmp_path, fails_
     assert report.exit_code() == 2
 
 
-@pytest.mark.parametrize("step", ["run.culprit", "stress.hard_rows", "bench.piece"])
+@pytest.mark.parametrize("step", ["verdict.culprit", "stress.hard_rows", "bench.piece"])
 def test_trouble_with_one_norm_leaves_the_others(step, tmp_path, fails_once):
     """A bug or a refusal met in judging costs one verdict and the exit code, never the report."""
     fails_once(step, RuntimeError("met something strange"))
-    build = gallery.one_pass_at_a_huge_mean if step == "run.culprit" else gallery.two_norms_in_a_row
+    build = gallery.one_pass_at_a_huge_mean if step == "verdict.culprit" else gallery.two_norms_in_a_row
     report = examined(build(), tmp_path)
     assert [n.verdict for n in report.norms] == (
-        ["not exercised"] if step == "run.culprit" else ["not exercised", "ok"]
+        ["not exercised"] if step == "verdict.culprit" else ["not exercised", "ok"]
     )
     assert "met something strange" in report.problem
     assert report.exit_code() == 2

@@ -256,7 +256,7 @@ def with_external_data(folder):
         gallery.pytorch_pow().model,
         folder / "m.onnx",
         save_as_external_data=True,
-        location="m.data",
+        location="w.data",
         size_threshold=0,
     )
     return folder / "m.onnx"
@@ -270,9 +270,9 @@ def with_external_data(folder):
         ("--fix x.onnx --html ./x.onnx", "--html must name another file than --fix"),
         ("--html -", "--html must name a file, got '-'"),
         ("--fix -", "--fix must name a file, got '-'"),
-        ("--external-data --fix m.data", "--fix must name another file than m.data, which holds tensors of the model"),
-        ("--external-data --html m.data", "--html: cannot write m.data: it holds tensors of MODEL"),
-        ("--html m.data", "--html: cannot write m.data: it holds tensors of MODEL"),
+        ("--external-data --fix w.data", "--fix must name another file than w.data, which holds tensors of the model"),
+        ("--external-data --html w.data", "--html: cannot write w.data: it holds tensors of MODEL"),
+        ("--html w.data", "--html: cannot write w.data: it holds tensors of MODEL"),
     ],
 )
 def test_what_is_read_is_never_replaced(options, says, tmp_path, monkeypatch):
@@ -282,7 +282,7 @@ def test_what_is_read_is_never_replaced(options, says, tmp_path, monkeypatch):
     os.symlink("in.npz", "link")
     before = {name: Path(name).read_bytes() for name in os.listdir()}
     result = invoke(path.name, *options.split())
-    assert result.exit_code == (3 if options == "--html m.data" else 2)  # without --external-data it is refused
+    assert result.exit_code == (3 if options == "--html w.data" else 2)  # without --external-data it is refused
     assert says in " ".join(result.output.split())
     assert {name: Path(name).read_bytes() for name in os.listdir()} == before
 
@@ -293,9 +293,9 @@ def test_what_is_read_is_never_replaced_from_python(tmp_path):
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
     with pytest.raises(ValueError, match="fix must name another file than the inputs"):
         validate(path, input=tmp_path / "in.npz", fix=tmp_path / "in.npz", external_data=True)
-    report = validate(path, fix=tmp_path / "m.data", external_data=True)
+    report = validate(path, fix=tmp_path / "w.data", external_data=True)
     assert "which holds tensors of the model" in report.problem
-    assert report.external_data == [str(tmp_path / "m.data")]
+    assert report.external_data == [str(tmp_path / "w.data")]
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 

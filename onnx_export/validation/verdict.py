@@ -1,0 +1,233 @@
+"""Every verdict on a norm, and all that decides one: how far off it is, on whose rows, and who is to blame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from onnx_export.text import clip
+from onnx_export.validation import stress
+from onnx_export.validation.bench import fed, piece
+from onnx_export.validation.judge import Measure, Rows, worst
+from onnx_export.validation.report import MOST_RATIO, Finding, NormReport
+from onnx_export.validation.run import Case, Run
+
+BROKEN = 100.0  # a runtime that is this many bounds off does not compute the norm at all
+# An optimised operator that is less exact than the one it replaces, on rows that the run has not met: up to here it is
+# a note. SkipLayerNormalization reaches 2 bounds at n = 1024 and a mean of 100, 7 at n = 4096 and a mean of 10^4
+# (docs/validator.md, "The factor 8").
+TOLERATED = 10.0
+
+_WHO = {
+    "file": "the file's formula ({norm.variance} variance) in its own precision, on any runtime",
+    "kernel": "onnxruntime without optimisation",
+}
+# What to switch off so that the optimiser does not make such an operator.
+_FUSIONS = {
+    "SkipLayerNormalization": "SkipLayerNormFusion",
+    "SkipSimplifiedLayerNormalization": "SkipLayerNormFusion",
+    "EmbedLayerNormalization": "EmbedLayerNormFusion",
+    "LayerNormalization": "LayerNormFusion",
+    "SimplifiedLayerNormalization": "SimplifiedLayerNormFusion",
+}
+
+
+def not_judged(report: NormReport, reason: str) -> None:
+    """No verdict, and why."""
+    report.verdict, report.detail = "not exercised", clip(reason)
+
+
+def settle(report: NormReport, measure: Measure, verdict: str, blame: str) -> None:
+    """Write down a verdict and the error it rests on."""
+    report.verdict, report.blame = verdict, blame
+    report.error, report.bound = measure.error, measure.bound
+
+
+def judge(run: Run, case: Case, position: int) -> list[Finding]:
+    """Set the verdict of a case that has feeds, from the rows of the run; findings about the values seen."""
+    said = case.report
+    rows = run.prepare(position)
+    said.conditioning = max(float(np.max(r.conditioning, initial=0.0)) for r in rows)
+    said.verdict = "ok"
+    _judge_file(case)
+    if said.verdict == "ok":
+        _judge_kernel(run, case)
+    for level in run.optimised:
+        if said.verdict == "ok":
+            _judge_optimised(run, case, position, level)
+    return [*_lost_rows(case, rows), *_spoiled_rows(run, case, rows), *_overflow(case, rows)]
+
+
+def _judge_file(case: Case) -> None:
+    """G against C."""
+    norm, said = case.norm, case.report
+    if norm.near_miss and not norm.claimed:
+        return
+    error = worst(map(case.oracle.file_error, case.feeds))
+    if error.ratio > 1:
+        settle(said, error, "wrong", "file")
+        why = norm.near_miss or f"its nodes compute another function ({norm.formula.name} over {_axes(norm)})"
+        said.detail = f"the file does not compute the layer norm it claims: {why}"
+
+
+def _axes(norm) -> str:
+    return "all axes" if norm.axes is None else f"axes {list(norm.axes)}"
+
+
+def _judge_kernel(run: Run, case: Case) -> None:
+    """The unoptimised runtime against G, result and inputs from one run."""
+    said = case.report
+    error = worst(map(case.oracle.runtime_error, case.feeds, case.results))
+    if error.ratio > 1 and run.alone(case).ratio <= 1:  # then x was not what the tap says: not rounded yet
+        error = worst(map(case.oracle.runtime_error, case.feeds, case.results, map(case.oracle.carried, case.feeds)))
+    said.error, said.bound = error.error, error.bound
+    said.points += [[c, min(r, MOST_RATIO), "run"] for c, r in error.points]
+    if not error.judged:
+        not_judged(said, "NaN or Inf in every row, or by the formula itself: there is nothing to judge")
+    if error.ratio > 1:
+        blame = culprit(run.model, case, case.feeds)
+        settle(said, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
+        said.detail = f"{_WHO[blame].format(norm=case.norm)}: {amount(error)}"
+
+
+def _judge_optimised(run: Run, case: Case, position: int, level: str) -> None:
+    """The optimised runtime against G, for a norm that is right without optimisation."""
+    said, results = case.report, run.results(level, position)
+    said.became, faithful = run.became(case.norm, level)
+    alone = case.bench.tapped(level)
+    error = alone
+    if faithful:
+        whole = worst(map(case.oracle.runtime_error, case.feeds, results))
+        if whole.ratio <= 1:
+            return
+        # not reproduced in isolation: its input has drifted, or the rest of the graph matters
+        if alone.ratio <= 1 and not run.drifts(position):
+            drift = run.drift(case, position, level)
+            error = worst(map(case.oracle.runtime_error, case.feeds, results, drift))
+    if error.ratio > 1:
+        settle(said, error, "wrong", "optimiser")
+        said.points += [[c, min(r, MOST_RATIO), f"run, optimisation {level}"] for c, r in error.points]
+        said.detail = f"right without optimisation, wrong with {level!r}, which makes it {said.became}{remedy(said)}"
+
+
+def culprit(model: onnx.ModelProto, case: Case, tried: list[dict[str, np.ndarray]]) -> str:
+    """Tell a poor kernel from a formula that no kernel computes well in its precision."""
+    if not case.norm.operator:
+        part = piece(model, case.norm, case.norm.nodes, tried[0])
+        try:
+            with np.errstate(all="ignore"):
+                evaluator = ReferenceEvaluator(part)
+                plain = [evaluator.run(None, fed(part, feeds))[0] for feeds in tried]
+            if worst(map(case.oracle.runtime_error, tried, plain)).ratio > 1:
+                return "file"
+        except Exception:  # onnx's evaluator does not know every operator; then the runtime is all we know
+            pass
+    return "kernel"
+
+
+def amount(measure: Measure) -> str:
+    """An error in words."""
+    return "NaN for finite input" if np.isnan(measure.error) else f"{measure.ratio:.3g} times the bound"
+
+
+def remedy(report: NormReport) -> str:
+    """What to tell onnxruntime so that the optimiser leaves the norm alone, empty where it is not known."""
+    fusion = _FUSIONS.get(report.became.split(" ")[0])
+    return f'; InferenceSession(..., disabled_optimizers=["{fusion}"]) avoids it' if fusion else ""
+
+
+# ------------------------------------------------------------------------------------------------- hard rows
+
+
+def judge_stress(run: Run, case: Case, seed: int) -> Iterator[Finding]:
+    """Feed a sound norm hard rows. It fails for rows like those of the run alone, and for the file's own fault.
+
+    Yields what the runtime is to blame for: its own operator fails on such rows as well, or the optimised one is
+    less exact than the norm it replaces.
+    """
+    norm, said, bench = case.norm, case.report, case.bench
+    if not bench.can_stress:
+        return
+    seen = stress.hardness(map(case.oracle.rows, case.feeds))
+    for hard in stress.hard_rows(*bench.layout, bench.dtype, norm.eps, seed):
+        feeds = bench.feed(hard.rows)
+        rows = case.oracle.rows(feeds)
+        for level in bench.levels:
+            error = bench.measured(level, feeds, partial(case.oracle.claim_error, rows))
+            if error.ratio > 1 and level != "off":
+                said.became = run.became(norm, level)[0]
+            if error.ratio > 1 and bench.bare_fails(hard.rows):
+                yield Finding("note", "runtime-limit", f"{hard.family}: onnxruntime's own operator fails as well")
+                break
+            said.points += [[c, min(r, MOST_RATIO), hard.family] for c, r in error.points[::8]]
+            if error.ratio <= 1:
+                continue
+            blame = culprit(run.model, case, [feeds]) if level == "off" else "optimiser"
+            if blame == "optimiser" and error.ratio <= TOLERATED:
+                message = (
+                    f"{hard.family}: the optimiser makes it a less exact {said.became or 'operator'}{remedy(said)}"
+                )
+                yield Finding("note", "optimiser-precision", message)
+                break
+            where = f"{hard.family}, optimisation {level!r}: {amount(error)}{remedy(said) * (blame == 'optimiser')}"
+            if blame == "file" and stress.reached(hard.hard_by, stress.hardness([rows]), seen):
+                settle(said, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
+                said.detail = f"fails on rows like those it meets, {where}"
+                return
+            if said.verdict == "ok":
+                settle(said, error, "risky", blame)
+                said.detail = f"fails on rows it has not met, {where}"
+            if hard.family not in said.risks:
+                said.risks.append(hard.family)
+            break
+
+
+# ------------------------------------------------------------------------------------------- values of the run
+
+
+def _lost_rows(case: Case, rows: list[Rows]) -> list[Finding]:
+    """Finite rows that come out as NaN or Inf, whoever computes them."""
+    norm, lost = case.norm, 0
+    for facts, y in zip(rows, case.results, strict=True):
+        if y.shape != facts.claim.shape:
+            continue
+        limit = float(np.finfo(y.dtype).max) if y.dtype.kind == "f" else np.inf
+        with np.errstate(all="ignore"):
+            fine = np.isfinite(facts.largest) & (facts.variance + norm.eps > 0)
+            fine = fine & np.isfinite(facts.claim) & (np.abs(facts.claim) <= limit)
+            lost += int(np.sum(fine & ~np.isfinite(y.astype(np.float64))))
+    if not lost:
+        return []
+    return [Finding("error", "nan", f"{lost} elements of finite rows came out as NaN or Inf", norm.name)]
+
+
+def _spoiled_rows(run: Run, case: Case, rows: list[Rows]) -> list[Finding]:
+    """Rows that cannot be right, whatever the norm does; they are left out of the verdict."""
+    spoiled = sum(int(np.sum(~np.isfinite(r.largest))) for r in rows)
+    if not spoiled:
+        return []
+    message, level = f"{spoiled} rows with NaN or Inf reached it and were not judged", "warning"
+    if run.finite_inputs and not run.made_up:
+        message, level = f"{message}, though every input of the model is finite", "error"
+    elif run.made_up:
+        message += f"; made up were {clip(str(run.made_up), 100)}"
+    return [Finding(level, "non-finite", message, case.norm.name)]
+
+
+def _overflow(case: Case, rows: list[Rows]) -> list[Finding]:
+    """Squares of the range seen that overflow float16; onnxruntime's CPU hides it by computing in float32."""
+    norm = case.norm
+    if norm.compute_dtype != onnx.TensorProto.FLOAT16 or norm.operator:
+        return []
+    # no deviation exceeds twice the largest element, nor the root of the sum of squared deviations
+    largest = max(float(np.max(r.largest, initial=0.0)) for r in rows)
+    spread = max(float(np.sqrt(np.max(r.variance, initial=0.0) * r.n)) for r in rows)
+    square = min(2 * largest, spread) ** 2
+    if square <= float(np.finfo(np.float16).max):
+        return []
+    message = f"squares up to {square:.3g} overflow float16 where it is computed in float16"
+    return [Finding("warning", "float16-overflow", message, norm.name)]
