@@ -22,7 +22,7 @@ bench: .venv/built           ## ratios against PyTorch, onnxruntime, numba, NumP
 
 # $(call c_tests,build folder,arguments of setup,arguments of test)
 define c_tests
-	@test -f build/$1/build.ninja || $(BIN)/meson setup -Dpython=false $2 build/$1 >/dev/null
+	@test -f build/$1/build.ninja || $(BIN)/meson setup -Dpython=false -Dstrict=true $2 build/$1 >/dev/null
 	$(BIN)/meson test -C build/$1 --print-errorlogs $3
 endef
 
@@ -61,7 +61,7 @@ sanitize: .venv/built        ## with ASan and UBSan, the threads with TSan, too;
 SANITIZED := $(patsubst %,tests/norms/test_%.py,errors properties other_norms batch_norm group_norm weight_norm divisive_norm) tests/rnn/test_streams.py
 
 golden: .venv/built          ## write tests/golden anew: a knowing change of results, for the changelog
-	@test -f build/c/build.ninja || $(BIN)/meson setup -Dpython=false build/c >/dev/null
+	@test -f build/c/build.ninja || $(BIN)/meson setup -Dpython=false -Dstrict=true build/c >/dev/null
 	$(BIN)/meson compile -C build/c golden
 	build/c/tests/c/golden --write tests/golden
 

@@ -19,6 +19,8 @@ const char *cnorm_strerror(cnorm_status status)
     case CNORM_ERROR_STRIDE: return "rows of an output overlap one another";
     case CNORM_ERROR_DTYPE: return "not a dtype that this function takes";
     case CNORM_ERROR_ISA: return "the instruction set is unknown or this machine lacks it";
+    case CNORM_ERROR_LAYER:
+        return "a layer has an unknown kind or option, sizes that do not fit, a clip that is not positive, or lacks a vector";
     }
     return "unknown status";
 }

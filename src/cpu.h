@@ -4,6 +4,8 @@
 
 #include <stddef.h>
 
+#pragma GCC visibility push(hidden)
+
 #if defined(__x86_64__)
 int cnorm_cpu_has_avx2(void);   /* AVX2 and F16C */
 int cnorm_cpu_has_avx512(void); /* F, VL, BW and DQ */
@@ -11,5 +13,7 @@ int cnorm_cpu_has_avx512(void); /* F, VL, BW and DQ */
 
 /* bytes of the largest cache; a guess of 32 MiB where the processor does not tell */
 ptrdiff_t cnorm_cpu_cache_bytes(void);
+
+#pragma GCC visibility pop
 
 #endif

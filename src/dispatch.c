@@ -43,7 +43,9 @@ const cnorm_kernels *cnorm_active(void)
     if (table) return table;
     const char *forced = getenv("CNORM_ISA");
     table = forced ? named(forced) : runnable(cnorm_isa_count() - 1);
-    if (table) atomic_store_explicit(&active, table, memory_order_release);
+    /* another thread may have chosen one meanwhile: that one stays */
+    const cnorm_kernels *chosen = NULL;
+    if (table && !atomic_compare_exchange_strong(&active, &chosen, table)) return chosen;
     return table;
 }
 

@@ -30,6 +30,7 @@ typedef enum cnorm_status {
     CNORM_ERROR_STRIDE,/* rows of an output overlap one another */
     CNORM_ERROR_DTYPE, /* not a cnorm_dtype this function takes */
     CNORM_ERROR_ISA,   /* an instruction set that is unknown or that this machine lacks */
+    CNORM_ERROR_LAYER, /* a layer of cnorm_rnn.h: an unknown kind or option, sizes that do not fit, a vector that is missing */
 } cnorm_status;
 
 /* One English sentence, never NULL */

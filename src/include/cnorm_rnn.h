@@ -132,6 +132,10 @@ ptrdiff_t cnorm_layer_outputs(const cnorm_layer *layer);
 ptrdiff_t cnorm_layer_state_floats(const cnorm_layer *layer); /* 0 for a layer without state */
 ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count);
 
+/* CNORM_ERROR_LAYER unless every layer has a known kind and options, the matrices and vectors that those need, sizes that
+ * fit each other and the layer before, and clips above 0. cnorm_run checks the same. */
+cnorm_status cnorm_layers_check(const cnorm_layer *layers, int count);
+
 /* `rows`, 1 to CNORM_ROWS: how many steps or streams the scratch has room for at once. More is faster, not other bits. */
 ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows);
 

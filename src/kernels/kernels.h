@@ -182,7 +182,7 @@ typedef struct cnorm_kernels {
 #define CNORM_ISAS(X) X(baseline, 1)
 #endif
 
-#define CNORM_DECLARE(name, condition) extern const cnorm_kernels cnorm_kernels_##name;
+#define CNORM_DECLARE(name, condition) extern __attribute__((visibility("hidden"))) const cnorm_kernels cnorm_kernels_##name;
 CNORM_ISAS(CNORM_DECLARE)
 #undef CNORM_DECLARE
 

@@ -187,6 +187,8 @@ static cnorm_status run(const cnorm_layer *layers, int count, ptrdiff_t total, i
     if (stateful && !states) return CNORM_ERROR_NULL;
     for (ptrdiff_t s = 0; stateful && s < (steps ? 1 : total); ++s)
         if (!states[s]) return CNORM_ERROR_NULL;
+    const cnorm_status fits = cnorm_layers_check(layers, count);
+    if (fits != CNORM_OK) return fits;
     const float_mode mode = float_mode_enter();
     for (ptrdiff_t t = 0; t < total; t += rows)
         run_rows(kernels, layers, count, rows, total - t < rows ? total - t : rows, steps, x + t * x_stride, x_stride,

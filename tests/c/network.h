@@ -100,7 +100,7 @@ static inline void network_run(network *net, ptrdiff_t steps, const float *x, fl
 
 static inline void network_free(network *net)
 {
-    while (net->owns > 0) free(net->owned[--net->owns]);
+    while (net->owns > 0) release(net->owned[--net->owns]);
 }
 
 #endif

@@ -1,5 +1,5 @@
 /* The C API as its header promises it: every status, nothing written on an error, no rows, in place, strides. */
-#include "check.h"
+#include "network.h"
 #include "cnorm_norms.h"
 
 enum { ROWS = 3, N = 21, STRIDE = 24 };
@@ -307,6 +307,63 @@ static void network_errors(void)
     CHECK(state[0] == 0, "a state moved");
 }
 
+/* a forgotten vector, a zeroed struct, sizes that do not fit: each by itself, from a network that runs */
+static void layer_errors(void)
+{
+    network net = network_random_of(3, 5, 2, allocate);
+    cnorm_layer *const cell = &net.layers[0], *const linear = &net.layers[1];
+    const cnorm_layer good_cell = *cell, good_linear = *linear;
+    float in[3] = {1, 2, 3}, out[2];
+#define SPOILED(change)                                                                                               \
+    do {                                                                                                              \
+        *cell = good_cell, *linear = good_linear;                                                                     \
+        network_run(&net, 1, in, out);                                                                                \
+        change;                                                                                                       \
+        CHECK(cnorm_layers_check(net.layers, 2) == CNORM_ERROR_LAYER, "%s", #change);                                 \
+        CHECK(cnorm_run(net.layers, 2, 1, in, 3, net.state, net.scratch, 1, out, 2) == CNORM_ERROR_LAYER, "%s", #change); \
+    } while (0)
+    SPOILED(cell->kind = (cnorm_layer_kind)17);
+    SPOILED(cell->kind = (cnorm_layer_kind)-1);
+    SPOILED(memset(&cell->as, 0, sizeof cell->as));
+    SPOILED(memset(&linear->as, 0, sizeof linear->as));
+    SPOILED(cell->as.cell.kind = (cnorm_cell_kind)3);
+    SPOILED(cell->as.cell.kind = CNORM_CELL_GRU);
+    SPOILED(cell->as.cell.scope = (cnorm_scope)3);
+    SPOILED(cell->as.cell.scope = CNORM_SCOPE_NONE);
+    SPOILED(cell->as.cell.cell_norm = (cnorm_cell_norm)3);
+    SPOILED(cell->as.cell.gain_x = NULL);
+    SPOILED(cell->as.cell.gain_h = NULL);
+    SPOILED(cell->as.cell.bias = NULL);
+    SPOILED(cell->as.cell.cell_clip = 0);
+    SPOILED(cell->as.cell.cell_clip = NAN);
+    SPOILED(cell->as.cell.eps = -1);
+    SPOILED(cell->as.cell.eps = INFINITY);
+    SPOILED(cell->as.cell.zoneout = 2);
+    SPOILED(cell->as.cell.weight_x.panels = NULL);
+    SPOILED(cell->as.cell.weight_h.units = 6);
+    SPOILED(cell->as.cell.weight_h.cols = 6);
+    SPOILED(cell->as.cell.weight_x.group = 0);
+    SPOILED((cell->as.cell.weight_p = linear->as.linear.weight, cell->as.cell.projection_clip = INFINITY));
+    SPOILED(linear->as.linear.weight.panels = NULL);
+    SPOILED(linear->as.linear.weight.cols = 4);
+    SPOILED((linear->kind = CNORM_LAYER_NORM, linear->as.norm = (cnorm_row_norm){4, NULL, NULL, 1e-5f}));
+    SPOILED((linear->kind = CNORM_LAYER_NORM, linear->as.norm = (cnorm_row_norm){5, NULL, NULL, NAN}));
+    SPOILED((linear->kind = CNORM_LAYER_ACTIVATION, linear->as.activation = (cnorm_elementwise){5, (cnorm_activation)3}));
+    SPOILED((linear->kind = CNORM_LAYER_RESIDUAL, linear->as.residual = (cnorm_addition){5, 2}));
+    SPOILED((linear->kind = CNORM_LAYER_RESIDUAL, linear->as.residual = (cnorm_addition){5, 1}));
+    CHECK(cnorm_layers_check(NULL, 1) == CNORM_ERROR_NULL && cnorm_layers_check(net.layers, 0) == CNORM_ERROR_SIZE, "no layers");
+    network_free(&net);
+}
+
+/* n * item overflows although there are no rows */
+static void sizes_without_rows(void)
+{
+    REFUSED(CNORM_ERROR_SIZE, cnorm_backward_reduce(CNORM_F32, 0, PTRDIFF_MAX, partials, dgain, dbias));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_layer_norm_backward(CNORM_F32, 0, PTRDIFF_MAX, dy, 0, x, 0, NULL, stats, dx, 0, dgain, dbias, partials));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_group_norm_backward(CNORM_F64, 0, PTRDIFF_MAX, 1, 1, dy, 0, x, 0, NULL, stats, dx, 0, dgain,
+                                                        dbias, partials));
+}
+
 /* strides: padding between rows stays as it was, negative and zero strides are what they say; and in place */
 static void layouts(cnorm_dtype dtype, const char *isa)
 {
@@ -386,6 +443,8 @@ int main(void)
     other_norm_errors();
     elementwise_errors();
     network_errors();
+    layer_errors();
+    sizes_without_rows();
     FOR_EACH_ISA(isa) {
         widening();
         for (int i = 0; i < DTYPES; ++i) layouts(dtypes[i], cnorm_isa_name(isa));

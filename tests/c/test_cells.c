@@ -193,10 +193,10 @@ static void many_are_as_each_alone(const subject *s, const float *x, const float
         }
         for (int i = 0; i < STREAMS; ++i)
             CHECK(memcmp(own[i], states[i], (size_t)floats * 4) == 0, "%s on %s: state %d", s->is->name, cnorm_isa_active(), i);
-        free(scratch);
+        release(scratch);
     }
-    for (int i = 0; i < STREAMS; ++i) free(own[i]);
-    free(y);
+    for (int i = 0; i < STREAMS; ++i) release(own[i]);
+    release(y);
 }
 
 int main(void)
@@ -225,8 +225,8 @@ int main(void)
                       cnorm_isa_name(isa), cnorm_isa_name(0));
                 many_are_as_each_alone(&s, x, y, states);
             }
-            for (int k = 0; k < STREAMS; ++k) free(states[k]);
-            free(x), free(y), free(first), free(scratch);
+            for (int k = 0; k < STREAMS; ++k) release(states[k]);
+            release(x), release(y), release(first), release(scratch);
             network_free(&s.memory);
         }
     }

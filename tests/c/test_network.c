@@ -152,7 +152,7 @@ int main(void)
             }
             CHECK(memcmp(y, first, (size_t)outputs * 4) == 0, "%td units, %s: cut otherwise", net.units, cnorm_isa_name(isa));
         }
-        free(x), free(y), free(first);
+        release(x), release(y), release(first);
         network_free(&net);
     }
     return check_result();

@@ -125,7 +125,7 @@ static void streams(void)
         network_reset(&net);
         network_run(&net, STEPS, stream_of[i].x, alone);
         CHECK(memcmp(alone, stream_of[i].y, sizeof alone) == 0, "stream %d", i);
-        free(stream_of[i].net.state), free(stream_of[i].net.scratch), free(input[i]);
+        release(stream_of[i].net.state), release(stream_of[i].net.scratch), release(input[i]);
     }
     network_free(&net);
 }
