@@ -21,6 +21,10 @@ __all__ = ["load"]
 _LIMITS = model_io.Limits(
     file_bytes=EXTERNAL_ABOVE + (64 << 20), tensor_bytes=MAX_FILE_BYTES, messages=100_000, nodes=50_000
 )
+_FOREIGN = (
+    "`export` did not write it. Build the layers from the checkpoint's tensors, cnorm.LSTM(tensors, preset=...), and "
+    "let check_parity(model, file) prove them (docs/onnx.md, files of others)"
+)
 
 
 def load(path) -> Model:
@@ -48,7 +52,12 @@ def load(path) -> Model:
         If the file cannot be read for another reason or is not such a file; the message says what was expected and
         what was found.
     """
-    onnx_model = model_io.load(path, external_data=True, metadata_key=METADATA_KEY, limits=_LIMITS)
+    try:
+        onnx_model = model_io.load(path, external_data=True, metadata_key=METADATA_KEY, limits=_LIMITS)
+    except model_io.Unreadable as error:
+        if f"the metadata has no {METADATA_KEY!r}" not in str(error):
+            raise
+        raise model_io.Unreadable(f"{error}: {_FOREIGN}") from None
     text = {entry.key: entry.value for entry in onnx_model.metadata_props}[METADATA_KEY]
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx_model.graph.initializer}
     starts = _starts(path, text)

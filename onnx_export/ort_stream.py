@@ -77,7 +77,8 @@ class OrtStream:
             reason = str(error).splitlines()[0][:300]
             raise ValueError(f"onnx_model: onnxruntime {onnxruntime.__version__} does not load it: {reason}") from None
         self._bind()
-        self._initial = _initial(self.session, self._states, self.dtype)
+        text = self.session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+        self._initial = initial_states(text, {k: v.shape[1] for k, v in self._buffers[0].items()}, self.dtype)
         self.reset()
 
     def _bind(self) -> None:
@@ -97,8 +98,7 @@ class OrtStream:
         if x.type not in _DTYPES or any(v.type != x.type for v in (*inputs.values(), *outputs.values())):
             raise ValueError(f"onnx_model must be all float32 or all float16, got {x.type} for x")
         self.dtype = np.dtype(_DTYPES[x.type])
-        if len(x.shape) not in (2, 3) or not isinstance(x.shape[-1], int):
-            raise ValueError(f"onnx_model must have x [batch, size] or [T, batch, size], got {x.shape}")
+        _check_shapes(x, y, inputs.values(), outputs.values())
         self._sequence = len(x.shape) == 3
         self.input_size, self.output_size = x.shape[-1], y.shape[-1]
         ones = (1,) * (len(x.shape) - 1)  # one step of one conversation
@@ -234,6 +234,24 @@ class OrtStream:
         return array
 
 
+def _check_shapes(x, y, inputs, outputs) -> None:
+    """ValueError for a file that cannot take one step of one conversation."""
+    if len(x.shape) not in (2, 3):
+        raise ValueError(f"onnx_model must have x [batch, size] or [T, batch, size], got {x.shape}")
+    if len(x.shape) == 3 and isinstance(x.shape[0], int) and x.shape[0] != 1:
+        raise ValueError(
+            f"onnx_model must take single steps, got x {x.shape}, {x.shape[0]} steps in each call: run such a file "
+            "with onnxruntime.InferenceSession"
+        )
+    for value in (*inputs, *outputs):
+        if not isinstance(value.shape[-1] if value.shape else None, int):
+            raise ValueError(f"onnx_model must have {value.name} of a fixed size, got {value.shape}")
+        if value is not x and value is not y and len(value.shape) != 2:
+            raise ValueError(f"onnx_model must have {value.name} [batch, units], got {value.shape}")
+        if len(value.shape) > 1 and isinstance(value.shape[-2], int) and value.shape[-2] != 1:
+            raise ValueError(f"onnx_model must have a batch of 1 or an open one, got {value.name} {value.shape}")
+
+
 def checked_model(onnx_model):
     """What may be given for a model: itself, or the path of its file."""
     if not isinstance(onnx_model, (onnx.ModelProto, str, os.PathLike)):
@@ -241,14 +259,12 @@ def checked_model(onnx_model):
     return onnx_model
 
 
-def _initial(session, names, dtype) -> dict[str, np.ndarray]:
-    """What the file's state table says the states begin with; zero where there is no table."""
-    text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY, "{}")
-    shapes = {value.name: value.shape for value in session.get_inputs()}
+def initial_states(text: str | None, units: Mapping[str, int], dtype) -> dict[str, np.ndarray]:
+    """What a file's state table, untrusted JSON, says the states begin with; zero where there is no table."""
     try:
-        table = {row["name"]: row["initial"] for row in json.loads(text).get("states", [])}
+        table = {row["name"]: row["initial"] for row in json.loads(text or "{}").get("states", [])}
         with np.errstate(over="ignore"):
-            initial = {name: np.full(shapes[f"{name}_in"][-1], table.get(name, 0), dtype) for name in names}
+            initial = {name: np.full(size, table.get(name, 0), dtype) for name, size in units.items()}
         if not all(np.isfinite(array).all() for array in initial.values()):
             raise ValueError("NaN or infinity among the initial states")
         return initial

@@ -12,153 +12,34 @@ import json
 import math
 import operator
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import onnx
 import onnxruntime
 
 import cnorm
+from cnorm.files import each_once
+from cnorm.model_files import METADATA_KEY, configuration
 from onnx_export import model_io
 from onnx_export.builders import builder
 from onnx_export.exporter import state_table
-from onnx_export.float64 import Float64
+from onnx_export.nodes import model_nodes
 from onnx_export.ort import LEVELS
-from onnx_export.ort_stream import OrtStream, checked_model
+from onnx_export.ort_stream import checked_model, initial_states
+from onnx_export.parity_engines import CnormEngine, Float64Engine, OrtEngine, interface
+from onnx_export.parity_report import Drift, ParityReport, Row
+from onnx_export.text import clip, printable
 
 __all__ = ["Drift", "ParityReport", "Row", "check_parity"]
 
+BATCH = 3  # rows of the call that must give each row's own results
 UNIT = 2.0**-24  # unit roundoff of float32
 
 
-@dataclass(frozen=True)
-class Row:
-    """One tensor of one engine against another, the worst over all steps.
-
-    Attributes
-    ----------
-    engine, against : str
-        "cnorm", "onnxruntime off", "onnxruntime basic", "onnxruntime all" or "float64".
-    tensor : str
-        The graph's name of an output or next state, or of a state's input where the file begins it otherwise than
-        the model.
-    max_abs, max_ulp : float
-        Largest absolute difference, and largest in units in the last place of the judge's value in the file's dtype.
-    used : float
-        The largest part of its bound that a step used: 1 is the limit.
-    bound : float
-        Absolute difference that was allowed in that step.
-    recording, step : int
-        That step.
-    ok : bool
-        Every step was within its bound.
-    """
-
-    engine: str
-    against: str
-    tensor: str
-    max_abs: float
-    max_ulp: float
-    used: float
-    bound: float
-    recording: int
-    step: int
-    ok: bool
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Largest absolute difference of two engines running freely, each from its own state. Not judged."""
-
-    engine: str
-    against: str
-    tensor: str
-    max_abs: float
-
-
-@dataclass(frozen=True)
-class ParityReport:
-    """The result of `check_parity`. True in a condition if the file and the model agree.
-
-    Attributes
-    ----------
-    ok : bool
-        Every row is within its bound.
-    rows : tuple of Row
-    drift : tuple of Drift
-    first : Row or None
-        The first step and tensor that went apart, with the differences of that step.
-    steps : int
-        Steps judged; a recording ends where a state is no longer finite.
-    inputs : str
-        "random" or "recorded".
-    onnxruntime : str
-        Its version.
-    dtype : str
-        Of the file: "float32" or "float16", whose rounding the bounds allow for.
-    """
-
-    rows: tuple[Row, ...]
-    drift: tuple[Drift, ...]
-    first: Row | None
-    steps: int
-    inputs: str
-    onnxruntime: str
-    dtype: str = "float32"
-
-    @property
-    def ok(self) -> bool:
-        return all(row.ok for row in self.rows)
-
-    def __bool__(self) -> bool:
-        return self.ok
-
-    @property
-    def verdict(self) -> str:
-        """One sentence."""
-        setting = f"{self.steps} {self.inputs} steps, onnxruntime {self.onnxruntime}"
-        if self.first is None:
-            return f"equal within {self.dtype} rounding: {setting}"
-        f = self.first
-        return (
-            f"not equal: {f.engine} and {f.against} go apart first in {f.tensor} at step {f.step} of "
-            f"recording {f.recording}, by {f.max_abs:.3g} where {f.bound:.3g} is allowed ({setting})"
-        )
-
-    def to_json(self) -> str:
-        """The whole report as JSON; an infinite or undefined difference is null."""
-        report = {"ok": self.ok, "verdict": self.verdict} | asdict(self)
-        return json.dumps(_without_nan(report), indent=1, allow_nan=False)
-
-    def __str__(self) -> str:
-        lines = [f"{'engine':<18} {'against':<18} {'tensor':<8} {'max abs':>9} {'ULP':>9} {'used':>6}"]
-        lines += [
-            f"{r.engine:<18} {r.against:<18} {r.tensor:<8} {r.max_abs:9.2e} {r.max_ulp:9.3g} {r.used:6.0%}"
-            + ("" if r.ok else "  too far")
-            for r in self.rows
-        ]
-        lines += [f"{d.engine:<18} {d.against:<18} {d.tensor:<8} {d.max_abs:9.2e}  drift" for d in self.drift]
-        return "\n".join([*lines, self.verdict])
-
-    def __rich__(self):
-        from rich.table import Table
-
-        table = Table(title=self.verdict, caption="used: part of what a step may be off; drift: free runs, not judged")
-        for heading in ("engine", "against", "tensor"):
-            table.add_column(heading)
-        for heading in ("max abs", "ULP", "used", "drift"):
-            table.add_column(heading, justify="right")
-        drift = {(d.engine, d.against, d.tensor): d.max_abs for d in self.drift}
-        for r in self.rows:
-            apart = drift.get((r.engine, r.against, r.tensor))
-            cells = (r.engine, r.against, r.tensor, f"{r.max_abs:.1e}", f"{r.max_ulp:.3g}", f"{r.used:.0%}")
-            shown = "" if apart is None else f"{apart:.1e}"
-            table.add_row(*cells, shown, style=None if r.ok else "bold red")
-        return table
-
-
-def bound(longest: int, exact: np.ndarray, unit: float = UNIT, spread: float = 0.0) -> float:
-    """How far one step may be from float64: the larger of 4 u sqrt(n) max(1, max|exact|) and 4 `spread`.
+def bound(longest: int, exact: np.ndarray, unit: float = UNIT, sensitivity: float = 0.0) -> float:
+    """How far one step may be from float64: the larger of 4 u sqrt(n) max(1, max|exact|) and 4 `sensitivity`.
 
     Each of the n additions of a product rounds by at most u times the partial sum, u / sqrt(3) in the mean
     square; if the terms have no preferred sign the roundings add up to u sqrt(n / 6) times the size of the
@@ -170,11 +51,11 @@ def bound(longest: int, exact: np.ndarray, unit: float = UNIT, spread: float = 0
     n = 64 this is 1.9e-6. Values above 1 (cells, logits) round in proportion to their size.
 
     Where a norm meets numbers that hardly differ (the cell of a layer of two units, say) it enlarges the
-    errors that reach it, however they came about. The float64 graph shows by how much: `spread` is how far
+    errors that reach it, however they came about. The float64 graph shows by how much: `sensitivity` is how far
     its results move when the step's inputs are off by u sqrt(n / 6).
     """
     size = float(np.max(np.abs(exact), initial=1.0, where=np.isfinite(exact)))  # what is not finite allows nothing
-    return max(4 * unit * math.sqrt(max(longest, 64)) * size, 4 * spread if math.isfinite(spread) else 0.0)
+    return max(4 * unit * math.sqrt(max(longest, 64)) * size, 4 * sensitivity if math.isfinite(sensitivity) else 0.0)
 
 
 def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int = 0) -> ParityReport:
@@ -184,12 +65,13 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     ----------
     model : cnorm.Model
     onnx_model : onnx.ModelProto, str or path-like
-        With the interface of `export`, form "step" or "sequence".
+        With the interface of `export`, form "step" or "sequence"; who wrote it does not matter. A file with a fixed
+        number of steps is judged by whole calls.
     inputs : ndarray [T, input_size], float32 and finite, or a list of them, optional
         Recordings, each run from the initial state, all their steps judged. Without them, standard normal
         numbers.
     steps : int
-        Number of random steps.
+        Number of random steps, rounded up to whole calls.
     seed : int
         Of the random inputs.
 
@@ -204,97 +86,215 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     OSError
         If there is no file of the name `onnx_model`.
     ValueError
-        If the file cannot be read for another reason or has another interface than the model, or `inputs` another
-        shape, or numbers that are not finite.
+        If the file cannot be read, loaded or run for another reason or has another interface than the model, or
+        `inputs` another shape, or numbers that are not finite.
     """
     if not isinstance(model, cnorm.Model):
         raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
     if not isinstance(checked_model(onnx_model), onnx.ModelProto):
         onnx_model = model_io.load(onnx_model, external_data=True)
     recordings = _recordings(model, inputs, steps, seed)
-    names = [row["name"] for row in state_table(model)]
-    _check_interface(onnx_model, names)
+    return _Check(model, onnx_model, recordings, inputs is None, seed).report()
 
-    judge = _Judge(onnx_model, names)
-    engines = {"cnorm": model.stream()}
-    engines |= {f"onnxruntime {level}": OrtStream(onnx_model, optimisation=level) for level in LEVELS}
-    dtype = engines["onnxruntime off"].dtype
-    starts = {name: _rounded(engine.state(), dtype) for name, engine in engines.items()}
-    of_file = starts["onnxruntime off"]
-    pairs = [(name, "float64") for name in engines] + [("cnorm", f"onnxruntime {level}") for level in LEVELS]
-    measure = _Measure(pairs, _longest_sum(model.layers), dtype)
-    measure.starts(starts["cnorm"], of_file)
-    rng, judged = np.random.default_rng(seed), 0
 
-    for number, recording in enumerate(recordings):
-        trajectory, free = of_file, starts
-        for step, frame in enumerate(recording):
-            x = frame.astype(dtype)
-            start = _rounded(trajectory, dtype)
-            results = {"float64": judge.step(x, start)}
-            results |= {name: _step(engine, x, start) for name, engine in engines.items()}
-            spread = judge.spread(x, start, results["float64"], measure.noise, rng)
-            measure.judge(results, spread, number, step)
-            judged += 1
+class _Check:
+    """One call of `check_parity`, its arguments checked."""
 
-            runs = {"float64": judge.step(x, trajectory)}
-            runs |= {name: _step(engine, x, free[name]) for name, engine in engines.items()}
-            measure.drift(runs)
-            trajectory = {name: runs["float64"][f"{name}_out"] for name in names}
-            free = {engine: {n: runs[engine][f"{n}_out"] for n in names} for engine in engines}
+    def __init__(self, model, onnx_model, recordings, random: bool, seed: int):
+        units = {row["name"]: row["units"] for row in state_table(model)}
+        self.given = interface(onnx_model, model.input_size, units)
+        self.frames = self.given.frames or 1  # of one call
+        self.random, self.recordings = random, _whole_calls(recordings, self.frames, random)
+        self.judge = Float64Engine(onnx_model, self.given)
+        self.engines = {"cnorm": CnormEngine(model)}
+        self.engines |= {f"onnxruntime {level}": OrtEngine(onnx_model, self.given, level) for level in LEVELS}
+        self.rng = np.random.default_rng(seed)
+        text = {entry.key: entry.value for entry in onnx_model.metadata_props}.get(METADATA_KEY)
+        self.metadata = _metadata_difference(text, model)
+        self.of_file = {n: a[None] for n, a in initial_states(text, units, self.given.dtype).items()}
+        self.of_model = _rounded(self.engines["cnorm"].initial(), self.given.dtype)
+        self.clips = _cell_clips(model.layers)
+        native = any(node.op_type in ("LSTM", "GRU", "RNN") and not node.domain for node in model_nodes(onnx_model))
+        self.measure = _Measure(_longest_sum(model.layers), self.given.dtype, self.frames, native)
+        self.samples: list[tuple] = []  # the first calls that were judged: x, states, exact, sensitivity
+
+    def report(self) -> ParityReport:
+        self.measure.starts(self.of_model, self.of_file)
+        judged = sum(self._recording(i, recording) for i, recording in enumerate(self.recordings))
+        judged += self._beyond_the_clip()
+        if self.given.sequence and self.given.frames is None:
+            self._chunks()
+        if self.given.open_batch:
+            self._batch()
+        return ParityReport(
+            rows=tuple(self.measure.rows.values()),
+            drift=tuple(Drift(*key, apart) for key, apart in self.measure.drifts.items()),
+            first=self.measure.first,
+            steps=judged,
+            inputs="random" if self.random else "recorded",
+            onnxruntime=onnxruntime.__version__,
+            dtype=self.given.dtype.name,
+            metadata=self.metadata,
+        )
+
+    def _recording(self, number: int, recording: np.ndarray) -> int:
+        """Judge each call from the float64 trajectory's state, and run all engines freely beside it."""
+        trajectory = self.of_file
+        free = {name: self.of_model if name == "cnorm" else self.of_file for name in self.engines}
+        for step in range(0, len(recording), self.frames):
+            x = recording[step : step + self.frames, None].astype(self.given.dtype)
+            self._judged(x, trajectory, number, step)
+
+            runs = {"float64": self.judge.call(x, trajectory)}
+            runs |= {name: engine.call(x, free[name]) for name, engine in self.engines.items()}
+            self.measure.drift(runs)
+            trajectory = self._next(runs["float64"])
+            free = {name: self._next(runs[name]) for name in self.engines}
             states = [array for state in (trajectory, *free.values()) for array in state.values()]
             if not all(np.isfinite(array).all() for array in states):
-                break  # reported by now as infinitely far; no engine need start from it
-    return ParityReport(
-        rows=tuple(measure.rows.values()),
-        drift=tuple(Drift(*key, apart) for key, apart in measure.drifts.items()),
-        first=measure.first,
-        steps=judged,
-        inputs="random" if inputs is None else "recorded",
-        onnxruntime=onnxruntime.__version__,
-        dtype=dtype.name,
-    )
+                return step + self.frames  # reported by now as infinitely far; no engine need start from it
+        return len(recording)
+
+    def _judged(self, x, states, number: int, step: int) -> None:
+        start = _rounded(states, self.given.dtype)
+        results = {"float64": self.judge.call(x, start)}
+        results |= {name: engine.call(x, start) for name, engine in self.engines.items()}
+        sensitivity = self._sensitivity(x, start, results["float64"])
+        self.measure.judge(results, sensitivity, number, step)
+        if len(self.samples) < BATCH:
+            self.samples.append((x, start, results["float64"], sensitivity))
+
+    def _next(self, results) -> dict[str, np.ndarray]:
+        return {name: results[f"{name}_out"] for name in self.given.states}
+
+    def _sensitivity(self, x, states, exact, samples=3) -> dict[str, float]:
+        """How far the outputs move if the inputs of the call are off by the measure's `noise`, relatively."""
+        largest = dict.fromkeys(exact, 0.0)
+        for _ in range(samples):
+            near = {
+                n: a * (1 + self.measure.noise * self.rng.standard_normal(a.shape))
+                for n, a in {"x": x, **states}.items()
+            }
+            moved = self.judge.call(near.pop("x"), near)
+            largest = {n: max(largest[n], _largest(np.abs(moved[n] - exact[n]))) for n in exact}
+        return largest
+
+    def _beyond_the_clip(self) -> int:
+        """A call from cells far beyond their clip, which ordinary input may never reach."""
+        if not self.clips:
+            return 0
+        states = {name: np.array(array, np.float64) for name, array in self.of_file.items()}
+        for name, limit in self.clips.items():
+            states[name] = np.where(np.arange(states[name].size) % 2, -4.0, 4.0)[None] * limit
+        x = self.recordings[0][: self.frames, None].astype(self.given.dtype)
+        self._judged(x, states, len(self.recordings), 0)
+        return self.frames
+
+    def _chunks(self) -> None:
+        """Many steps in one call, and in three, against the same engine's single steps."""
+        longest = max(range(len(self.recordings)), key=lambda i: len(self.recordings[i]))
+        x = self.recordings[longest][:, None].astype(self.given.dtype)
+        if len(x) < 3:
+            x = self.rng.standard_normal((3, *x.shape[1:])).astype(self.given.dtype)
+        cuts = [0, (len(x) + 2) // 3, (2 * len(x) + 2) // 3, len(x)]
+        for name, engine in self.engines.items():
+            if name == "cnorm":
+                continue
+            single = self._run(engine, x, range(len(x) + 1))
+            for whole in (self._run(engine, x, (0, len(x))), self._run(engine, x, cuts)):
+                self.measure.chunks(name, single, whole, longest)
+
+    def _run(self, engine, x, cuts) -> dict[str, np.ndarray]:
+        """Run x freely in calls that begin and end at `cuts`: all of y and the last states."""
+        states, ys = self.of_file, []
+        for start, end in pairwise(cuts):
+            results = engine.call(x[start:end], states)
+            states = self._next(results)
+            ys.append(results["y"])
+        return {"y": np.concatenate(ys)} | {f"{name}_out": array for name, array in states.items()}
+
+    def _batch(self) -> None:
+        """Rows of one call against the float64 calls of one row each."""
+        while len(self.samples) < BATCH:  # fewer calls were judged
+            x, start, *_ = self.samples[0]
+            x = self.rng.standard_normal(x.shape).astype(x.dtype)
+            exact = self.judge.call(x, start)
+            self.samples.append((x, start, exact, self._sensitivity(x, start, exact)))
+        x = np.concatenate([sample[0] for sample in self.samples], axis=1)
+        states = {n: np.concatenate([sample[1][n] for sample in self.samples]) for n in self.given.states}
+        for name, engine in self.engines.items():
+            if name == "cnorm":
+                continue
+            results = engine.call(x, states)
+            for row, (_, _, exact, sensitivity) in enumerate(self.samples):
+                one = {n: a[..., row : row + 1, :] for n, a in results.items()}
+                self.measure.row(name, f"float64, batch {BATCH}", one, exact, sensitivity, (0, row * self.frames))
+
+
+def _whole_calls(recordings, frames: int, random: bool) -> list[np.ndarray]:
+    """Recordings of a multiple of the steps that a call takes; random ones are repeated up to one."""
+    if random:
+        return [np.resize(x, (-(-len(x) // frames) * frames, x.shape[1])) for x in recordings]
+    for i, recording in enumerate(recordings):
+        if len(recording) % frames:
+            raise ValueError(
+                f"onnx_model takes {frames} steps in each call: recordings must have a multiple of that many steps, "
+                f"got {len(recording)} in recording {i}"
+            )
+    return recordings
+
+
+def _metadata_difference(text: str | None, model) -> str | None:
+    """How the configuration of a file's metadata, untrusted JSON, differs from the model's."""
+    if text is None:
+        return None
+    try:
+        found = json.loads(text, object_pairs_hook=each_once)
+        found = {key: found[key] for key in ("format", "layers")}
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return f"{METADATA_KEY!r} is not JSON with a format and layers"
+    return _difference(found, json.loads(configuration(model.layers)), "")
+
+
+def _difference(found, wanted, where: str) -> str | None:
+    """The first place where two JSON values differ."""
+    if isinstance(found, dict) and isinstance(wanted, dict) and found.keys() == wanted.keys():
+        pairs = [(found[key], wanted[key], f"{where}.{key}") for key in wanted]
+    elif isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        pairs = [(*pair, f"{where}[{i}]") for i, pair in enumerate(zip(found, wanted, strict=True))]
+    elif found == wanted:
+        return None
+    else:
+        got = clip(printable(json.dumps(found)), 200)
+        return f"{where.lstrip('.')} is {got}, the model's is {clip(json.dumps(wanted), 200)}"
+    return next(filter(None, (_difference(*pair) for pair in pairs)), None)
+
+
+def _cell_clips(layers) -> dict[str, float]:
+    """The state of each clipped cell, and its limit."""
+    clips, recurrent = {}, 0
+    pending = list(layers)
+    while pending:
+        layer = pending.pop(0)
+        if layer.kind == "Residual":
+            pending = [*layer.layers, *pending]
+        elif builder(layer).states(layer):
+            if layer.spec.cell_clip is not None:
+                clips[f"c{recurrent}"] = layer.spec.cell_clip
+            recurrent += 1
+    return clips
 
 
 def _rounded(state, dtype) -> dict[str, np.ndarray]:
     return {name: array.astype(dtype) for name, array in state.items()}
 
 
-def _step(stream, x, state) -> dict[str, np.ndarray]:
-    """One step of a cnorm or onnxruntime stream from a given state: {"y": ..., "h0_out": ...}."""
-    dtype = getattr(stream, "dtype", np.float32)
-    stream.set_state(_rounded(state, dtype))
-    y = stream.step(x.astype(dtype))
-    return {"y": y} | {f"{name}_out": array for name, array in stream.state().items()}
-
-
-class _Judge:
-    """The file's graph in float64."""
-
-    def __init__(self, onnx_model, names):
-        self.graph, self.names = Float64(onnx_model), names
-        self.leading = (1,) * (len(onnx_model.graph.input[0].type.tensor_type.shape.dim) - 1)
-
-    def step(self, x, states):
-        feeds = {"x": x.reshape(*self.leading, -1)}
-        feeds |= {f"{name}_in": states[name][None] for name in self.names}
-        return {name: array.reshape(array.shape[-1]) for name, array in self.graph.run(feeds).items()}
-
-    def spread(self, x, states, exact, noise, rng, samples=3) -> dict[str, float]:
-        """How far the step moves if its inputs are off by `noise`, relatively."""
-        spread = dict.fromkeys(exact, 0.0)
-        for _ in range(samples):
-            near = {n: a * (1 + noise * rng.standard_normal(a.shape)) for n, a in {"x": x, **states}.items()}
-            moved = self.step(near.pop("x"), near)
-            spread = {n: max(spread[n], _largest(np.abs(moved[n] - exact[n]))) for n in exact}
-        return spread
-
-
 class _Measure:
     """Collects the differences of all steps."""
 
-    def __init__(self, pairs, longest, dtype):
-        self.pairs, self.longest, self.dtype, self.unit = pairs, longest, dtype, float(np.finfo(dtype).eps) / 2
+    def __init__(self, longest: int, dtype, frames: int, native: bool):
+        self.longest, self.frames, self.native = longest, frames, native
+        self.dtype, self.unit = dtype, float(np.finfo(dtype).eps) / 2
         self.noise = self.unit * math.sqrt(max(longest, 64) / 6)
         self.rows: dict[tuple[str, str, str], Row] = {}
         self.drifts: dict[tuple[str, str, str], float] = {}
@@ -305,35 +305,66 @@ class _Measure:
         for name, exact in files.items():
             apart = _apart(ours[name], exact)
             if apart.any():
-                ulp = _largest(apart / self._ulp(exact))
-                row = Row("cnorm", "float64", f"{name}_in", _largest(apart), ulp, math.inf, 0.0, 0, 0, False)
-                self.rows[row.engine, row.against, row.tensor] = row
-                self.first = self.first or row
+                self._add("cnorm", "float64", f"{name}_in", apart, exact, 0.0, (0, 0))
 
-    def judge(self, results, spread, recording, step) -> None:
-        """One step. Two engines may each be off by the bound, so twice as far from each other."""
-        for engine, against in self.pairs:
-            for tensor, exact in results["float64"].items():
-                allowed = bound(self.longest, exact, self.unit, spread[tensor])
-                allowed *= 1 if against == "float64" else 2
+    def judge(self, results, sensitivity, recording, step) -> None:
+        """One call. Two engines may each be off by the bound, so twice as far from each other."""
+        exact = results["float64"]
+        for engine, against in _pairs(results):
+            if against == "float64":
+                self.row(engine, against, results[engine], exact, sensitivity, (recording, step))
+                continue
+            for tensor, value in exact.items():
                 apart = _apart(results[engine][tensor], results[against][tensor])
-                largest, ulp = _largest(apart), _largest(apart / self._ulp(exact))
-                used = largest / allowed
-                row = Row(engine, against, tensor, largest, ulp, used, allowed, recording, step, used <= 1)
-                key = engine, against, tensor
-                self.rows[key] = _worse(self.rows.get(key, row), row)
-                if self.first is None and not row.ok:
-                    self.first = row
+                allowed = 2 * self._allowed(value, sensitivity[tensor])
+                self._add(engine, against, tensor, apart, value, allowed, (recording, step))
+
+    def row(self, engine, against, results, exact, sensitivity, place) -> None:
+        """One engine's call against the exact results."""
+        for tensor, value in exact.items():
+            allowed = self._allowed(value, sensitivity[tensor])
+            self._add(engine, against, tensor, _apart(results[tensor], value), value, allowed, place)
+
+    def chunks(self, engine, single, whole, recording) -> None:
+        """The same steps in other calls.
+
+        A Scan or Loop runs the same operators on the same numbers, so its bits are the same. The operators LSTM, GRU
+        and RNN multiply all frames of a call at once and may round otherwise; they have no norm that would enlarge
+        an error, so each step may add one of its own.
+        """
+        for tensor, exact in single.items():
+            apart = np.where(whole[tensor] == exact, 0.0, _apart(whole[tensor], exact))
+            step = int(np.argmax(apart.reshape(len(apart), -1).any(axis=1))) if tensor == "y" else len(single["y"]) - 1
+            allowed = 2 * len(single["y"]) * bound(self.longest, exact, self.unit) if self.native else 0.0
+            self._add(engine, "single steps", tensor, apart, exact, allowed, (recording, step))
+
+    def _allowed(self, exact, sensitivity) -> float:
+        return self.frames * bound(self.longest, exact, self.unit, sensitivity)
+
+    def _add(self, engine, against, tensor, apart, exact, allowed: float, place: tuple[int, int]) -> None:
+        largest, ulp = _largest(apart), _largest(apart / self._ulp(exact))
+        used = largest / allowed if allowed else math.inf if largest else 0.0
+        row = Row(engine, against, tensor, largest, ulp, used, allowed, *place, used <= 1)
+        key = engine, against, tensor
+        self.rows[key] = _worse(self.rows.get(key, row), row)
+        if self.first is None and not row.ok:
+            self.first = row
 
     def _ulp(self, exact) -> np.ndarray:
         return np.spacing(np.abs(exact).astype(self.dtype)).astype(np.float64)
 
     def drift(self, runs) -> None:
-        for engine, against in self.pairs:
+        for engine, against in _pairs(runs):
             for tensor, array in runs[engine].items():
                 key = engine, against, tensor
                 apart = _largest(_apart(array, runs[against][tensor]))
                 self.drifts[key] = max(self.drifts.get(key, 0.0), apart)
+
+
+def _pairs(results) -> list[tuple[str, str]]:
+    """Each engine and float64, cnorm and each onnxruntime."""
+    engines = [name for name in results if name != "float64"]
+    return [(name, "float64") for name in engines] + [("cnorm", name) for name in engines if name != "cnorm"]
 
 
 def _worse(old: Row, new: Row) -> Row:
@@ -389,23 +420,3 @@ def _recordings(model, inputs, steps, seed) -> list[np.ndarray]:
     if not sum(map(len, inputs)):
         raise ValueError("inputs must have at least one step, got none")
     return [np.ascontiguousarray(recording) for recording in inputs]
-
-
-def _check_interface(onnx_model, names) -> None:
-    stored = {tensor.name for tensor in onnx_model.graph.initializer}
-    found = [value.name for value in onnx_model.graph.input if value.name not in stored]
-    wanted = ["x", *(f"{name}_in" for name in names)]
-    if set(found) != set(wanted):
-        raise ValueError(f"onnx_model must have the inputs {', '.join(wanted)}, got {', '.join(found)}")
-    found = [value.name for value in onnx_model.graph.output]
-    wanted = ["y", *(f"{name}_out" for name in names)]
-    if set(found) != set(wanted):
-        raise ValueError(f"onnx_model must have the outputs {', '.join(wanted)}, got {', '.join(found)}")
-
-
-def _without_nan(value):
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -120,3 +120,12 @@ def test_a_file_from_a_stranger(tmp_path, monkeypatch):
     path.write_bytes(b"not a model")
     with pytest.raises(ValueError, match="not an ONNX"):
         onnx_export.load(path)
+
+
+def test_a_file_of_others_is_refused_with_a_way_out(tmp_path):
+    exported = onnx_export.export(cnorm.demo_model())
+    exported.ClearField("metadata_props")
+    onnx.save(exported, tmp_path / "foreign.onnx")
+    says = r"the metadata has no 'cnorm.model': .* cnorm.LSTM\(tensors, preset=...\), and let check_parity"
+    with pytest.raises(ValueError, match=says):
+        onnx_export.load(tmp_path / "foreign.onnx")

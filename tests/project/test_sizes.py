@@ -30,7 +30,6 @@ OLDER = {
     "onnx_export/float64.py",
     "onnx_export/validation/examine.py",
     "onnx_export/validation/patterns.py",
-    "onnx_export/validation/safe_load.py",
 }
 
 

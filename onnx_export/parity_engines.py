@@ -1,0 +1,173 @@
+"""The engines that `check_parity` compares, behind one call: x [T, B, inputs] and states [B, units] to y and states."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from onnx_export.float64 import Float64
+from onnx_export.ort import CannotRun, Session
+from onnx_export.text import clip, printable
+
+__all__ = ["CnormEngine", "Float64Engine", "Interface", "OrtEngine", "interface"]
+
+_DTYPES = {TensorProto.FLOAT: np.dtype(np.float32), TensorProto.FLOAT16: np.dtype(np.float16)}
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The shapes that a file of one step, or of a sequence, takes.
+
+    Attributes
+    ----------
+    sequence : bool
+        x is [T, B, inputs], not [B, inputs].
+    frames : int or None
+        Steps in one call, None for any number.
+    open_batch : bool
+        Any number of rows in one call.
+    dtype : numpy dtype
+        Of all inputs and outputs.
+    states : tuple of str
+        "h0", ...: the names of inputs and outputs without _in and _out.
+    """
+
+    sequence: bool
+    frames: int | None
+    open_batch: bool
+    dtype: np.dtype
+    states: tuple[str, ...]
+
+    def feeds(self, x: np.ndarray, states) -> dict[str, np.ndarray]:
+        """By name, of x [T, B, inputs]."""
+        return {"x": x if self.sequence else x[0]} | {f"{name}_in": states[name] for name in self.states}
+
+    def results(self, values, steps: int, rows: int) -> dict[str, np.ndarray]:
+        """The outputs as y [T, B, outputs] and the next states [B, units]; ValueError for other shapes."""
+        found = dict(values)
+        for name, array in found.items():
+            leading = (steps, rows) if name == "y" else (rows,)
+            fits = array.ndim > 1 and array.size == np.prod(leading, dtype=int) * array.shape[-1]
+            if not fits or (name == "y" and self.sequence and array.shape[:-1] != leading):
+                raise ValueError(
+                    f"onnx_model must give {name} [{', '.join(map(str, leading))}, size], got shape {array.shape}"
+                )
+            found[name] = array.reshape(*leading, array.shape[-1])
+        return found
+
+
+def interface(onnx_model: onnx.ModelProto, input_size: int, states: dict[str, int]) -> Interface:
+    """The interface of a file, checked against the sizes of a model.
+
+    Parameters
+    ----------
+    onnx_model : onnx.ModelProto
+    input_size : int
+    states : dict of str to int
+        Name and units of each state.
+
+    Raises
+    ------
+    ValueError
+        For other names, types, numbers of axes or sizes.
+    """
+    stored = {tensor.name for tensor in onnx_model.graph.initializer}
+    inputs = {value.name: value for value in onnx_model.graph.input if value.name not in stored}
+    outputs = {value.name: value for value in onnx_model.graph.output}
+    for kind, found, first, suffix in (("inputs", inputs, "x", "_in"), ("outputs", outputs, "y", "_out")):
+        wanted = [first, *(f"{name}{suffix}" for name in states)]
+        if set(found) != set(wanted):
+            got = clip(printable(", ".join(found)))
+            raise ValueError(f"onnx_model must have the {kind} {', '.join(wanted)}, got {got}")
+    types = {value.type.tensor_type.elem_type for value in (*inputs.values(), *outputs.values())}
+    if len(types) != 1 or not types <= _DTYPES.keys():
+        names = sorted(TensorProto.DataType.Name(t) if t in TensorProto.DataType.values() else str(t) for t in types)
+        raise ValueError(f"onnx_model must be all float32 or all float16, got {', '.join(names)}")
+    x = _shape(inputs["x"])
+    if len(x) not in (2, 3):
+        raise ValueError(f"onnx_model must have x [batch, size] or [T, batch, size], got {x}")
+    for name, shape, size in [("x", x, input_size)] + [
+        (f"{name}_in", _shape(inputs[f"{name}_in"]), units) for name, units in states.items()
+    ]:
+        if name != "x" and len(shape) != 2:
+            raise ValueError(f"onnx_model must have {name} [batch, {size}], got {shape}")
+        if shape[-2] not in (1, None) or shape[-1] not in (size, None):
+            raise ValueError(f"onnx_model must have {name} [..., 1 or an open batch, {size}], got {shape}")
+    frames = 1 if len(x) == 2 else x[0]
+    if frames is not None and frames < 1:
+        raise ValueError(f"onnx_model must take at least one step, got x {x}")
+    open_batch = all(_shape(value)[-2] is None for value in inputs.values())
+    return Interface(len(x) == 3, frames, open_batch, _DTYPES[types.pop()], tuple(states))
+
+
+def _shape(value: onnx.ValueInfoProto) -> list[int | None]:
+    """None for a size that is open."""
+    return [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
+
+
+class Float64Engine:
+    """The file's graph in float64."""
+
+    def __init__(self, onnx_model: onnx.ModelProto, given: Interface):
+        self._given = given
+        with _reasons():
+            self._graph = Float64(onnx_model)
+
+    def call(self, x: np.ndarray, states) -> dict[str, np.ndarray]:
+        with _reasons():
+            found = self._graph.run(self._given.feeds(x, states))
+        return self._given.results(found.items(), *x.shape[:2])
+
+
+@contextmanager
+def _reasons():
+    """The evaluator raises whatever its kernels do, and the file may come from anywhere."""
+    try:
+        yield
+    except Exception as error:
+        reason = clip(printable(f"{type(error).__name__}: {error}"), 300)
+        raise ValueError(f"onnx_model: the float64 evaluation of the graph fails: {reason}") from None
+
+
+class OrtEngine:
+    """The file in onnxruntime at one optimisation level."""
+
+    def __init__(self, onnx_model: onnx.ModelProto, given: Interface, level: str):
+        self._given, self._level = given, level
+        self._names = ["y", *(f"{name}_out" for name in given.states)]
+        try:
+            self._session = Session(onnx_model, level)
+        except CannotRun as error:
+            raise ValueError(f"onnx_model: onnxruntime does not load it: {printable(str(error))}") from None
+
+    def call(self, x: np.ndarray, states) -> dict[str, np.ndarray]:
+        dtype = self._given.dtype
+        feeds = self._given.feeds(x.astype(dtype), {name: array.astype(dtype) for name, array in states.items()})
+        try:
+            found = self._session.run(self._names, feeds)
+        except CannotRun as error:
+            shapes = f"x {list(feeds['x'].shape)} at optimisation {self._level!r}"
+            raise ValueError(
+                f"onnx_model: onnxruntime does not run it with {shapes}: {printable(str(error))}"
+            ) from None
+        return self._given.results(zip(self._names, found, strict=True), *x.shape[:2])
+
+
+class CnormEngine:
+    """The model itself, which takes one row at a time."""
+
+    def __init__(self, model):
+        self._stream = model.stream()
+
+    def initial(self) -> dict[str, np.ndarray]:
+        self._stream.reset()
+        return {name: array[None] for name, array in self._stream.state().items()}
+
+    def call(self, x: np.ndarray, states) -> dict[str, np.ndarray]:
+        self._stream.set_state({name: array[0].astype(np.float32) for name, array in states.items()})
+        y = self._stream.process(np.ascontiguousarray(x[:, 0], np.float32))
+        return {"y": y[:, None]} | {f"{name}_out": array[None] for name, array in self._stream.state().items()}

@@ -1,0 +1,152 @@
+"""What `check_parity` reports: as an object, as JSON, as text and as a table."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+
+__all__ = ["Drift", "ParityReport", "Row"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor of one engine against another, the worst over all steps.
+
+    Attributes
+    ----------
+    engine : str
+        "cnorm", "onnxruntime off", "onnxruntime basic" or "onnxruntime all".
+    against : str
+        "float64", or an engine; "float64, batch 3" where rows of one call are compared with calls of one row each;
+        "single steps" where a call of many steps is compared with the same engine's calls of one step.
+    tensor : str
+        The graph's name of an output or next state, or of a state's input where the file begins it otherwise than
+        the model.
+    max_abs, max_ulp : float
+        Largest absolute difference, and largest in units in the last place of the judge's value in the file's dtype.
+    used : float
+        The largest part of its bound that a step used: 1 is the limit.
+    bound : float
+        Absolute difference that was allowed in that step.
+    recording, step : int
+        That step.
+    ok : bool
+        Every step was within its bound.
+    """
+
+    engine: str
+    against: str
+    tensor: str
+    max_abs: float
+    max_ulp: float
+    used: float
+    bound: float
+    recording: int
+    step: int
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Largest absolute difference of two engines running freely, each from its own state. Not judged."""
+
+    engine: str
+    against: str
+    tensor: str
+    max_abs: float
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """The result of `check_parity`. True in a condition if the file and the model agree.
+
+    Attributes
+    ----------
+    ok : bool
+        Every row is within its bound, and the metadata describes the model.
+    rows : tuple of Row
+    drift : tuple of Drift
+    first : Row or None
+        The first step and tensor that went apart, with the differences of that step.
+    steps : int
+        Steps judged; a recording ends where a state is no longer finite.
+    inputs : str
+        "random" or "recorded".
+    onnxruntime : str
+        Its version.
+    dtype : str
+        Of the file: "float32" or "float16", whose rounding the bounds allow for.
+    metadata : str or None
+        How the configuration in the file's metadata differs from the model's; None where it does not, or there is
+        none.
+    """
+
+    rows: tuple[Row, ...]
+    drift: tuple[Drift, ...]
+    first: Row | None
+    steps: int
+    inputs: str
+    onnxruntime: str
+    dtype: str = "float32"
+    metadata: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.metadata is None and all(row.ok for row in self.rows)
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        setting = f"{self.steps} {self.inputs} steps, onnxruntime {self.onnxruntime}"
+        if self.first is None and self.metadata:
+            return f"not equal: the graph computes the model, but its metadata describes another: {self.metadata}"
+        if self.first is None:
+            return f"equal within {self.dtype} rounding: {setting}"
+        f = self.first
+        return (
+            f"not equal: {f.engine} and {f.against} go apart first in {f.tensor} at step {f.step} of "
+            f"recording {f.recording}, by {f.max_abs:.3g} where {f.bound:.3g} is allowed ({setting})"
+        )
+
+    def to_json(self) -> str:
+        """The whole report as JSON; an infinite or undefined difference is null."""
+        report = {"ok": self.ok, "verdict": self.verdict} | asdict(self)
+        return json.dumps(_without_nan(report), indent=1, allow_nan=False)
+
+    def __str__(self) -> str:
+        lines = [f"{'engine':<18} {'against':<18} {'tensor':<8} {'max abs':>9} {'ULP':>9} {'used':>6}"]
+        lines += [
+            f"{r.engine:<18} {r.against:<18} {r.tensor:<8} {r.max_abs:9.2e} {r.max_ulp:9.3g} {r.used:6.0%}"
+            + ("" if r.ok else "  too far")
+            for r in self.rows
+        ]
+        lines += [f"{d.engine:<18} {d.against:<18} {d.tensor:<8} {d.max_abs:9.2e}  drift" for d in self.drift]
+        return "\n".join([*lines, self.verdict])
+
+    def __rich__(self):
+        from rich.table import Table
+
+        table = Table(title=self.verdict, caption="used: part of its bound that a step used; drift: not judged")
+        for heading in ("engine", "against", "tensor"):
+            table.add_column(heading)
+        for heading in ("max abs", "ULP", "used", "drift"):
+            table.add_column(heading, justify="right")
+        drift = {(d.engine, d.against, d.tensor): d.max_abs for d in self.drift}
+        for r in self.rows:
+            apart = drift.get((r.engine, r.against, r.tensor))
+            cells = (r.engine, r.against, r.tensor, f"{r.max_abs:.1e}", f"{r.max_ulp:.3g}", f"{r.used:.0%}")
+            shown = "" if apart is None else f"{apart:.1e}"
+            table.add_row(*cells, shown, style=None if r.ok else "bold red")
+        return table
+
+
+def _without_nan(value):
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
