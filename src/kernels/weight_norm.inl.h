@@ -22,6 +22,15 @@ RARE double FN(f64_inverse_norm)(const T *w, ptrdiff_t n, int *power)
     return squares == 0 ? 0 : 1.0 / sqrt(squares);
 }
 
+/* a b c 2^power: from float64 each product by itself could leave the range, from float it can't, and power is 0 */
+INLINE double FN(product)(double a, double b, double c, int power)
+{
+    if (sizeof(T) == 4) return a * b * c;
+    int of_a = 0, of_b = 0, of_c = 0;
+    a = frexp(a, &of_a), b = frexp(b, &of_b), c = frexp(c, &of_c);
+    return ldexp(a * b * c, of_a + of_b + of_c + power);
+}
+
 /* 1/|w|, or 0 where T can't carry the row */
 INLINE T FN(inverse_norm)(const T *w, ptrdiff_t n, double g, T *scale)
 {
@@ -46,7 +55,7 @@ static void FN(weight_norm)(const cnorm_weight *call)
         } else {
             int power;
             const double inverse = FN(f64_inverse_norm)(w, call->n, &power);
-            for (ptrdiff_t j = 0; j < call->n; ++j) v[j] = (T)((double)w[j] * ldexp(1, power) * inverse * g);
+            for (ptrdiff_t j = 0; j < call->n; ++j) v[j] = (T)FN(product)((double)w[j], inverse, g, power);
         }
     }
 }
@@ -55,12 +64,11 @@ RARE void FN(f64_weight_backward)(const FN(run) *run, double g, T *dgain)
 {
     int power;
     double dg = 0;
-    const double inverse = FN(f64_inverse_norm)(run->x, run->n, &power), scale = ldexp(1, power);
-    const double g_scale = scale_for(larger_finite(0, g), 0);
-    for (ptrdiff_t j = 0; j < run->n; ++j) dg += (double)run->dy[j] * ((double)run->x[j] * scale * inverse);
-    for (ptrdiff_t j = 0; j < run->n; ++j) { /* powers of two last, and at once: each by itself may be too much */
-        const double off_axis = (double)run->dy[j] - (double)run->x[j] * scale * inverse * dg;
-        run->out[j] = (T)ldexp(g * g_scale * (off_axis * inverse), power - ilogb(g_scale));
+    const double inverse = FN(f64_inverse_norm)(run->x, run->n, &power);
+    for (ptrdiff_t j = 0; j < run->n; ++j) dg += FN(product)((double)run->x[j], inverse, (double)run->dy[j], power);
+    for (ptrdiff_t j = 0; j < run->n; ++j) {
+        const double off_axis = (double)run->dy[j] - FN(product)((double)run->x[j], inverse, dg, power);
+        run->out[j] = (T)FN(product)(off_axis, inverse, g, power);
     }
     *dgain = (T)dg;
 }

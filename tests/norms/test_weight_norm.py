@@ -184,3 +184,10 @@ def test_errors(rng):
     ]:
         with pytest.raises(error, match=words):
             call()
+
+
+def test_elements_far_below_the_largest_keep_their_digits():
+    """1e-160 beside 1e160: the squares leave the range of float64, and w/|w| does until the gain is there."""
+    w, gain = np.array([[1e160, 1e-160, -3e-170]]), np.array([1e30])
+    v = cnorm.weight_norm(w, gain)
+    np.testing.assert_allclose(v, [[1e30, 1e-290, -3e-300]], rtol=1e-15)

@@ -254,6 +254,7 @@ HARMLESS = {
     "sqrt",
     "ilogb",
     "ldexp",
+    "frexp",
     "scalbn",
     "floor",
 }
