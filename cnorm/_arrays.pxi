@@ -71,6 +71,11 @@ cdef inline int compute_number(cnorm_dtype dtype) noexcept:
     return cnp.NPY_FLOAT64 if dtype == CNORM_F64 else cnp.NPY_FLOAT32
 
 
+cdef object compute_dtype(cnp.ndarray x):
+    """NumPy's dtype of the compute type of x."""
+    return np.dtype(np.float32) if cnp.PyArray_ITEMSIZE(x) == 2 else x.dtype
+
+
 cdef inline bint has_dtype(cnp.ndarray a, int number) noexcept:
     return cnp.PyArray_TYPE(a) == number and cnp.PyArray_ISNOTSWAPPED(a)
 
@@ -109,12 +114,13 @@ cdef inline int first_normalised(object axis, cnp.ndarray x) except -1:
 
 
 cdef cnp.ndarray per_channel(object p, cnp.ndarray x, ptrdiff_t length, str name, str each):
-    """p [length], of x's dtype; None stays None. `each` names what has one number, for messages."""
+    """p [length], of x's dtype or the compute type; None stays None. `each` names what has one number, for messages."""
     if p is None:
         return None
     cdef cnp.ndarray a = as_array(p, name)
-    if not has_dtype(a, cnp.PyArray_TYPE(x)):
-        raise TypeError(f"{name} must have the dtype of x, {x.dtype}, got {quoted(a.dtype)}")
+    if not has_dtype(a, cnp.PyArray_TYPE(x)) and not has_dtype(a, compute_dtype(x).num):
+        also = " or float32" if cnp.PyArray_ITEMSIZE(x) == 2 else ""
+        raise TypeError(f"{name} must have the dtype of x, {x.dtype}{also}, got {quoted(a.dtype)}")
     if cnp.PyArray_NDIM(a) != 1 or cnp.PyArray_DIMS(a)[0] != length:
         raise ValueError(f"{name} must have shape ({length},), one number for each {each}, got {(<object>a).shape}")
     return a

@@ -43,7 +43,7 @@ cdef tuple running_averages(object mean, object var, cnp.ndarray x, tuple others
         raise ValueError(f"{absent} must be given too where {given} is, got None")
     if mean is None:
         return None, None
-    like = np.empty(cnp.PyArray_DIMS(x)[1], x.dtype)
+    like = np.empty(cnp.PyArray_DIMS(x)[1], compute_dtype(x))
     m, v = output(mean, "running_mean", like), output(var, "running_var", like)
     for name, array in others:
         check_disjoint(m, "running_mean", array, name, False)
@@ -69,11 +69,11 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
 
     Parameters
     ----------
-    x : ndarray, shape (samples, channels, ...), float32 or float64
+    x : ndarray, shape (samples, channels, ...), float32, float64, float16 or ml_dtypes.bfloat16
         More than one number per channel.
-    weight, bias : ndarray, shape (channels,), dtype of x, optional
+    weight, bias : ndarray, shape (channels,), dtype of x or float32, optional
         Gain and bias of each channel; 1 and 0 if not given.
-    running_mean, running_var : ndarray, shape (channels,), dtype of x, optional
+    running_mean, running_var : ndarray, shape (channels,), dtype of x or, for half types, float32, optional
         Averages for inference, both or neither; updated in place to ``(1 - momentum) * running + momentum * batch``.
     momentum : float
         The share of this batch in the averages, as in PyTorch; ONNX's momentum is 1 minus this.
@@ -164,8 +164,8 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     Returns
     -------
     dx : ndarray, shape and dtype of x
-    dweight : ndarray, shape (channels,), dtype of x, or None where weight is None
-    dbias : ndarray, shape (channels,), dtype of x
+    dweight : ndarray, shape (channels,), dtype of weight, or None where weight is None
+    dbias : ndarray, shape (channels,), dtype of weight, or of x where weight is None
 
     Raises
     ------
@@ -187,7 +187,7 @@ cdef tuple batch_gradients(Call *call, Entry entry, object dy, cnp.ndarray x, ob
     """Gradients for x, weight and bias; `statistics` (name, array) were read by the caller."""
     cdef cnp.ndarray d = array_like(dy, "dy", x, "x")
     cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
-    like = np.empty(call.channels, x.dtype)
+    like = parameter_like(call, gain, x)
     results = gradients_of(out, ("dx", "dweight", "dbias"), (x, like, like),
                            (("dy", d), ("x", x), ("weight", gain), *statistics))
     d = read_rows(call, &call.dy, d)
@@ -223,11 +223,11 @@ def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=
 
     Parameters
     ----------
-    x : ndarray, shape (samples, channels, ...), float32 or float64
+    x : ndarray, shape (samples, channels, ...), float32, float64, float16 or ml_dtypes.bfloat16
         Any number of samples.
-    mean, var : ndarray, shape (channels,), dtype of x
+    mean, var : ndarray, shape (channels,), dtype of x or float32
         Such as the running averages of `batch_norm`; var is not negative.
-    weight, bias : ndarray, shape (channels,), dtype of x, optional
+    weight, bias : ndarray, shape (channels,), dtype of x or float32, optional
         Gain and bias of each channel; 1 and 0 if not given.
     eps : float
         Added to the variance, rounded to the dtype of x.
@@ -285,8 +285,8 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
     Returns
     -------
     dx : ndarray, shape and dtype of x
-    dweight : ndarray, shape (channels,), dtype of x, or None where weight is None
-    dbias : ndarray, shape (channels,), dtype of x
+    dweight : ndarray, shape (channels,), dtype of weight, or None where weight is None
+    dbias : ndarray, shape (channels,), dtype of weight, or of x where weight is None
 
     Raises
     ------

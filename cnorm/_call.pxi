@@ -80,6 +80,11 @@ cdef cnp.ndarray write_gradient(Call *call, void **pointer, cnp.ndarray result):
     return result
 
 
+cdef cnp.ndarray parameter_like(Call *call, cnp.ndarray weight, cnp.ndarray x):
+    """The shape and dtype of a channel parameter's gradient: the dtype of weight, or of x where that is None."""
+    return np.empty(call.channels, (x if weight is None else weight).dtype)
+
+
 cdef cnp.ndarray reserve(Call *call, cnp.npy_intp size):
     """Scratch of `size` bytes."""
     cdef cnp.ndarray scratch = cnp.PyArray_EMPTY(1, &size, cnp.NPY_UINT8, 0)

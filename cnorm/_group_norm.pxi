@@ -14,7 +14,7 @@ cdef int set_samples(Call *call, cnp.ndarray x, int least) except -1:
     """Set dtype, axis and sizes of the call, for x [samples, channels, *space] of at least `least` dimensions."""
     cdef int i
     call.gain = call.bias = call.stats = NULL  # optional; entries take nothing else that their caller did not set
-    call.dtype = <cnorm_dtype>full_dtype_of(x, "x")
+    call.dtype = <cnorm_dtype>dtype_of(x, "x")
     if cnp.PyArray_NDIM(x) < least:
         raise ValueError(f"x must have at least {least} dimensions, (samples, channels{', space, ...' * (least - 2)}), "
                          f"got shape {(<object>x).shape}")
@@ -59,7 +59,7 @@ cdef tuple group_gradients(Call *call, object dy, cnp.ndarray x, object weight, 
     cdef cnp.ndarray d = array_like(dy, "dy", x, "x")
     cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
     check_stats(stats, (call.rows, call.groups), x, call.dtype, stats_shape)
-    like = np.empty(call.channels, x.dtype)
+    like = parameter_like(call, gain, x)
     results = gradients_of(out, ("dx", "dweight", "dbias"), (x, like, like),
                            (("dy", d), ("x", x), ("weight", gain), ("stats", stats._data)))
     d = read_rows(call, &call.dy, d)
@@ -80,11 +80,11 @@ def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, out=None, bint re
 
     Parameters
     ----------
-    x : ndarray, shape (samples, channels, ...), float32 or float64
+    x : ndarray, shape (samples, channels, ...), float32, float64, float16 or ml_dtypes.bfloat16
         Two dimensions or more.
     groups : int
         How many; it divides the number of channels. Neighbouring channels make a group.
-    weight, bias : ndarray, shape (channels,), dtype of x, optional
+    weight, bias : ndarray, shape (channels,), dtype of x or float32, optional
         Gain and bias of each channel; 1 and 0 if not given.
     eps : float
         Added to the variance, rounded to the dtype of x.
@@ -140,8 +140,8 @@ def group_norm_backward(dy, x, groups, weight, Stats stats not None, *, out=None
     Returns
     -------
     dx : ndarray, shape and dtype of x
-    dweight : ndarray, shape (channels,), dtype of x, or None where weight is None
-    dbias : ndarray, shape (channels,), dtype of x
+    dweight : ndarray, shape (channels,), dtype of weight, or None where weight is None
+    dbias : ndarray, shape (channels,), dtype of weight, or of x where weight is None
 
     Raises
     ------
@@ -167,7 +167,7 @@ def instance_norm(x, weight=None, bias=None, *, eps=1e-5, out=None, bint return_
     ----------
     x : ndarray, shape (samples, channels, space, ...), float32 or float64
         Three dimensions or more.
-    weight, bias : ndarray, shape (channels,), dtype of x, optional
+    weight, bias : ndarray, shape (channels,), dtype of x or float32, optional
         Gain and bias of each channel; 1 and 0 if not given.
     eps, out, return_stats
         As in `group_norm`; the `Stats` have shape (samples, channels).
@@ -209,8 +209,8 @@ def instance_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     Returns
     -------
     dx : ndarray, shape and dtype of x
-    dweight : ndarray, shape (channels,), dtype of x, or None where weight is None
-    dbias : ndarray, shape (channels,), dtype of x
+    dweight : ndarray, shape (channels,), dtype of weight, or None where weight is None
+    dbias : ndarray, shape (channels,), dtype of weight, or of x where weight is None
 
     Raises
     ------

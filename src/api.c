@@ -27,9 +27,6 @@ const char *cnorm_strerror(cnorm_status status)
 
 int cnorm_abi_version(void) { return CNORM_ABI_VERSION; }
 
-static int known(cnorm_dtype dtype) { return dtype >= CNORM_F32 && dtype < CNORM_DTYPES; }
-static ptrdiff_t stored_bytes(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : dtype == CNORM_F32 ? 4 : 2; }
-
 /* can rows * n items be counted in bytes, and n by itself? 16 is two of the widest items */
 static int countable(ptrdiff_t rows, ptrdiff_t n)
 {
@@ -88,7 +85,7 @@ cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, co
 {
     const cnorm_kernels *kernels = cnorm_active();
     if (!kernels) return CNORM_ERROR_ISA;
-    if (!known(dtype)) return CNORM_ERROR_DTYPE;
+    if (!known_dtype(dtype)) return CNORM_ERROR_DTYPE;
     return forward(kernels->layer_norm[dtype], dtype,
                    &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gain = gain, .bias = bias,
                                  .eps = eps, .y = y, .y_stride = y_stride, .stats = stats});
@@ -100,7 +97,7 @@ cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n
 {
     const cnorm_kernels *kernels = cnorm_active();
     if (!kernels) return CNORM_ERROR_ISA;
-    if (!known(dtype)) return CNORM_ERROR_DTYPE;
+    if (!known_dtype(dtype)) return CNORM_ERROR_DTYPE;
     if (rows > 0 && (!residual || !sum)) return CNORM_ERROR_NULL;
     return forward(kernels->add_layer_norm[dtype], dtype,
                    &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = x_stride, .residual = residual,
@@ -113,7 +110,7 @@ cnorm_status cnorm_rms_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, cons
 {
     const cnorm_kernels *kernels = cnorm_active();
     if (!kernels) return CNORM_ERROR_ISA;
-    if (!known(dtype)) return CNORM_ERROR_DTYPE;
+    if (!known_dtype(dtype)) return CNORM_ERROR_DTYPE;
     return forward(kernels->rms_norm[dtype], dtype,
                    &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gain = gain, .eps = eps, .y = y,
                                  .y_stride = y_stride, .stats = stats});
@@ -125,14 +122,14 @@ static ptrdiff_t blocks(ptrdiff_t rows) { return (rows + CNORM_BLOCK_ROWS - 1) /
 
 ptrdiff_t cnorm_backward_partials(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
 {
-    return known(dtype) && countable(rows, n) ? blocks(rows) * 2 * n * computed_bytes(dtype) : 0;
+    return known_dtype(dtype) && countable(rows, n) ? blocks(rows) * 2 * n * computed_bytes(dtype) : 0;
 }
 
 static cnorm_status backward_blocks(void (*const *kernel)(const cnorm_norm_backward *), cnorm_dtype dtype,
                                     ptrdiff_t begin, ptrdiff_t end, const cnorm_norm_backward *call)
 {
     const ptrdiff_t rows = call->rows, n = call->n;
-    if (!known(dtype)) return CNORM_ERROR_DTYPE;
+    if (!known_dtype(dtype)) return CNORM_ERROR_DTYPE;
     if (!countable(rows, n) || begin < 0 || end > rows || begin > end) return CNORM_ERROR_SIZE;
     if (begin % CNORM_BLOCK_ROWS || (end % CNORM_BLOCK_ROWS && end != rows)) return CNORM_ERROR_SIZE;
     if (begin == end) return CNORM_OK;
@@ -184,7 +181,7 @@ cnorm_status cnorm_backward_reduce(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t 
 {
     const cnorm_kernels *kernels = cnorm_active();
     if (!kernels) return CNORM_ERROR_ISA;
-    if (!known(dtype)) return CNORM_ERROR_DTYPE;
+    if (!known_dtype(dtype)) return CNORM_ERROR_DTYPE;
     if (!countable(rows, n)) return CNORM_ERROR_SIZE;
     if (!dgain || (rows && !partials)) return CNORM_ERROR_NULL;
     const ptrdiff_t count = blocks(rows), bytes = n * computed_bytes(dtype);

@@ -7,22 +7,20 @@
 #include <math.h>
 #include <stdint.h>
 
-static int known(cnorm_dtype dtype) { return dtype == CNORM_F32 || dtype == CNORM_F64; }
-
 /* 160 is more than any function needs per element: batch norm 18 float64, and a page */
 static int countable(ptrdiff_t a, ptrdiff_t b, ptrdiff_t c)
 {
     return a >= 0 && b > 0 && c > 0 && b <= PTRDIFF_MAX / 160 / c && (a == 0 || b * c <= PTRDIFF_MAX / 160 / a);
 }
 
-static double rounded(cnorm_dtype dtype, double a) { return dtype == CNORM_F32 ? (double)(float)a : a; }
+static double rounded(cnorm_dtype dtype, double a) { return dtype == CNORM_F64 ? a : (double)(float)a; }
 static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded(dtype, a)); }
 
-/* every entry's first lines: `table` is the active one */
-#define ENTER(ok)                                                                                                    \
+/* every entry's first lines: `table` is the active one, which has this kernel for this dtype */
+#define ENTER(kernel, ok)                                                                                                    \
     const cnorm_kernels *table = cnorm_active();                                                                     \
     if (!table) return CNORM_ERROR_ISA;                                                                              \
-    if (!known(dtype)) return CNORM_ERROR_DTYPE;                                                                     \
+    if (!known_dtype(dtype) || !table->kernel[dtype]) return CNORM_ERROR_DTYPE;                                      \
     if (!(ok)) return CNORM_ERROR_SIZE
 /* and its last: the statement runs in the default floating-point mode */
 #define RUN(statement)                                                                                               \
@@ -37,7 +35,7 @@ static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded
  * that are whole cache lines or long enough for their two ends not to count. */
 static int streaming(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t n, ptrdiff_t run, const void *out, ptrdiff_t out_stride)
 {
-    const ptrdiff_t item = computed_bytes(dtype);
+    const ptrdiff_t item = stored_bytes(dtype);
     const int whole_lines = (uintptr_t)out % LINE_BYTES == 0 && run * item % LINE_BYTES == 0;
     return samples * n * item >= cnorm_cpu_cache_bytes() / 4 && out_stride == n && (whole_lines || run * item >= 16 * LINE_BYTES);
 }
@@ -48,9 +46,7 @@ static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dty
     if (!call->x || !call->y) return CNORM_ERROR_NULL;
     if (!usable(dtype, call->eps)) return CNORM_ERROR_EPS;
     if (rows_overlap(call->samples, call->channels * call->space, call->y_stride)) return CNORM_ERROR_STRIDE;
-    const ptrdiff_t together = call->groups ? call->channels / call->groups : call->channels;
-    /* without space the groups of a row are written as one run, unless they are tiny */
-    const ptrdiff_t run = call->space > 1 ? call->space : together * computed_bytes(dtype) < LINE_BYTES ? together : call->channels;
+    const ptrdiff_t run = call->space > 1 ? call->space : call->groups ? call->channels / call->groups : call->channels;
     call->streaming = call->y != call->x && streaming(dtype, call->samples, call->channels * call->space, run, call->y,
                                                       call->y_stride);
     RUN(call->eps = rounded(dtype, call->eps); kernel(call));
@@ -70,7 +66,7 @@ cnorm_status cnorm_group_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t ch
                               ptrdiff_t groups, const void *x, ptrdiff_t x_stride, const void *gain, const void *bias,
                               double eps, void *y, ptrdiff_t y_stride, void *stats)
 {
-    ENTER(countable(samples, channels, space) && groups > 0 && channels % groups == 0);
+    ENTER(group_norm, countable(samples, channels, space) && groups > 0 && channels % groups == 0);
     return forward(table->group_norm[dtype], dtype,
                    &(cnorm_volume_norm){samples, channels, space, groups, .x = x, .x_stride = x_stride, .gain = gain,
                                         .bias = bias, .eps = eps, .y = y, .y_stride = y_stride, .stats = stats});
@@ -81,9 +77,9 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
                                        ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
                                        ptrdiff_t dx_stride, void *dgain, void *dbias, void *partials)
 {
-    ENTER(countable(samples, channels, space) && groups > 0 && channels % groups == 0);
+    ENTER(group_norm_backward, countable(samples, channels, space) && groups > 0 && channels % groups == 0);
     if (!dgain || !dbias || (samples && (!stats || !partials))) return CNORM_ERROR_NULL;
-    const ptrdiff_t item = computed_bytes(dtype);
+    const ptrdiff_t stored = stored_bytes(dtype), item = computed_bytes(dtype);
     const ptrdiff_t run = space > 1 ? space : channels / groups;
     const int stream = dx != dy && dx != x && streaming(dtype, samples, channels * space, run, dx, dx_stride);
     for (ptrdiff_t i = 0; i < samples; i += CNORM_BLOCK_ROWS) {
@@ -91,11 +87,11 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
         const cnorm_status status = backward(
             table->group_norm_backward[dtype], dtype,
             &(cnorm_volume_norm_backward){samples - i < CNORM_BLOCK_ROWS ? samples - i : CNORM_BLOCK_ROWS, channels,
-                                          space, groups, .dy = (const char *)dy + i * dy_stride * item,
-                                          .x = (const char *)x + i * x_stride * item, .dy_stride = dy_stride,
+                                          space, groups, .dy = (const char *)dy + i * dy_stride * stored,
+                                          .x = (const char *)x + i * x_stride * stored, .dy_stride = dy_stride,
                                           .x_stride = x_stride, .gain = gain,
                                           .stats = (const char *)stats + i * groups * 3 * item,
-                                          .dx = (char *)dx + i * dx_stride * item, .dx_stride = dx_stride,
+                                          .dx = (char *)dx + i * dx_stride * stored, .dx_stride = dx_stride,
                                           .dgain = partial, .dbias = partial + channels * item, .scratch = partial,
                                           .streaming = stream});
         if (status != CNORM_OK) return status;
@@ -105,7 +101,7 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
 
 ptrdiff_t cnorm_batch_norm_scratch(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
 {
-    if (!known(dtype) || !countable(samples, channels, space)) return 0;
+    if (!known_dtype(dtype) || !countable(samples, channels, space)) return 0;
     return batch_arrays(NULL, computed_bytes(dtype), samples * space, channels, NULL).bytes;
 }
 
@@ -113,7 +109,7 @@ cnorm_status cnorm_batch_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t ch
                               ptrdiff_t x_stride, const void *gain, const void *bias, double eps, void *y,
                               ptrdiff_t y_stride, void *stats, double *moments, void *scratch)
 {
-    ENTER(countable(samples, channels, space) && samples * space > 1);
+    ENTER(batch_norm, countable(samples, channels, space) && samples * space > 1);
     if (!scratch) return CNORM_ERROR_NULL;
     return forward(table->batch_norm[dtype], dtype,
                    &(cnorm_volume_norm){samples, channels, space, .x = x, .x_stride = x_stride, .gain = gain,
@@ -126,7 +122,7 @@ cnorm_status cnorm_batch_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
                                        const void *gain, const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain,
                                        void *dbias, void *scratch)
 {
-    ENTER(countable(samples, channels, space) && samples * space > 1);
+    ENTER(batch_norm_backward, countable(samples, channels, space) && samples * space > 1);
     if (!stats) return CNORM_ERROR_NULL;
     const ptrdiff_t run = space > 1 ? space : channels;
     const int stream = dx != dy && dx != x && streaming(dtype, samples, channels * space, run, dx, dx_stride);
@@ -142,7 +138,7 @@ cnorm_status cnorm_batch_norm_inference(cnorm_dtype dtype, ptrdiff_t samples, pt
                                         const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride,
                                         void *scratch)
 {
-    ENTER(countable(samples, channels, space));
+    ENTER(batch_norm_inference, countable(samples, channels, space));
     if (!mean || !var || !scratch) return CNORM_ERROR_NULL;
     return forward(table->batch_norm_inference[dtype], dtype,
                    &(cnorm_volume_norm){samples, channels, space, .x = x, .x_stride = x_stride, .gain = gain,
@@ -156,7 +152,7 @@ cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, ptrdiff_t sa
                                                  const void *gain, double eps, void *dx, ptrdiff_t dx_stride,
                                                  void *dgain, void *dbias, void *scratch)
 {
-    ENTER(countable(samples, channels, space));
+    ENTER(batch_norm_inference_backward, countable(samples, channels, space));
     if (!mean || !var) return CNORM_ERROR_NULL;
     const ptrdiff_t run = space > 1 ? space : channels;
     const int stream = dx != dy && dx != x && streaming(dtype, samples, channels * space, run, dx, dx_stride);
@@ -172,7 +168,7 @@ cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, ptrdiff_t sa
 cnorm_status cnorm_weight_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *w, ptrdiff_t w_stride,
                                const void *gain, void *v, ptrdiff_t v_stride)
 {
-    ENTER(countable(rows, n, 1));
+    ENTER(weight_norm, countable(rows, n, 1));
     if (rows == 0) return CNORM_OK;
     if (!w || !v) return CNORM_ERROR_NULL;
     if (rows_overlap(rows, n, v_stride)) return CNORM_ERROR_STRIDE;
@@ -184,7 +180,7 @@ cnorm_status cnorm_weight_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdi
                                         ptrdiff_t dv_stride, const void *w, ptrdiff_t w_stride, const void *gain,
                                         void *dw, ptrdiff_t dw_stride, void *dgain)
 {
-    ENTER(countable(rows, n, 1));
+    ENTER(weight_norm_backward, countable(rows, n, 1));
     if (rows == 0) return CNORM_OK;
     if (!dv || !w || !dw || !dgain) return CNORM_ERROR_NULL;
     if (rows_overlap(rows, n, dw_stride)) return CNORM_ERROR_STRIDE;
@@ -200,7 +196,7 @@ cnorm_status cnorm_divisive_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n,
                                  ptrdiff_t radius, const void *x, ptrdiff_t x_stride, const void *gain,
                                  const void *bias, double sigma, void *y, ptrdiff_t y_stride, void *scratch)
 {
-    ENTER(countable(rows, n, 1) && mean_radius >= 0 && radius >= 0);
+    ENTER(divisive_norm, countable(rows, n, 1) && mean_radius >= 0 && radius >= 0);
     if (rows == 0) return CNORM_OK;
     if (!x || !y || !scratch) return CNORM_ERROR_NULL;
     if (!usable(dtype, sigma)) return CNORM_ERROR_EPS;
@@ -215,7 +211,7 @@ cnorm_status cnorm_divisive_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptr
                                           ptrdiff_t x_stride, const void *gain, double sigma, void *dx,
                                           ptrdiff_t dx_stride, void *dgain, void *dbias, double *dsigma, void *scratch)
 {
-    ENTER(countable(rows, n, 1) && mean_radius >= 0 && radius >= 0);
+    ENTER(divisive_norm_backward, countable(rows, n, 1) && mean_radius >= 0 && radius >= 0);
     if (!dgain || !dbias || !dsigma || !scratch || (rows && (!dy || !x || !dx))) return CNORM_ERROR_NULL;
     if (!usable(dtype, sigma)) return CNORM_ERROR_EPS;
     if (rows_overlap(rows, n, dx_stride)) return CNORM_ERROR_STRIDE;
@@ -229,7 +225,7 @@ cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff
                                       ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
                                       const void *stats, double s, double *ds)
 {
-    ENTER(countable(rows, n, 1));
+    ENTER(smoothing_gradient, countable(rows, n, 1));
     if (!ds || (rows && (!dy || !x || !stats))) return CNORM_ERROR_NULL;
     if (!usable(dtype, s)) return CNORM_ERROR_EPS;
     if (s == 0) { /* and so is ds, but what it is a multiple of may be infinite */

@@ -4,6 +4,9 @@
  * A volume x [samples, channels, space] has one sample every x_stride elements, and a sample's channels and space lie
  * together; space is 1 for a matrix. gain and bias are [channels] or NULL (1 and 0).
  * Instance normalisation is group normalisation with as many groups as channels.
+ *
+ * Group and batch normalisation take every dtype: x, y, dy and dx are of the dtype; gain, bias, mean, var, stats, dgain
+ * and dbias of the compute type. Weight, divisive and the smoothing term take float32 and float64.
  */
 #ifndef CNORM_NORMS_H
 #define CNORM_NORMS_H

@@ -97,11 +97,19 @@ WIDEN(bf16)
 #define FN(name) name##_f16
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
+#include "channel_run.inl.h"
+#include "group_norm.inl.h"
+#include "batch_norm.inl.h"
+#include "batch_norm_backward.inl.h"
 #include "undefine_storage.h"
 #define X uint16_t
 #define FN(name) name##_bf16
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
+#include "channel_run.inl.h"
+#include "group_norm.inl.h"
+#include "batch_norm.inl.h"
+#include "batch_norm_backward.inl.h"
 #include "undefine_storage.h"
 #include "undefine_type.h"
 

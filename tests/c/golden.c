@@ -160,7 +160,8 @@ static void fill_volume(row_kind kind, cnorm_dtype dtype, volume v, uint64_t *st
     }
     fill_row(MEAN_0, dtype, v.samples * v.n, b.dy, state);
     fill_affine(dtype, v.n, b.gain, b.bias, state);
-    for (ptrdiff_t c = 0; c < v.channels; ++c) put(dtype, b.var, c, get(dtype, b.gain, c) * get(dtype, b.gain, c));
+    const cnorm_dtype computed = compute_type(dtype);
+    for (ptrdiff_t c = 0; c < v.channels; ++c) put(computed, b.var, c, get(computed, b.gain, c) * get(computed, b.gain, c));
 }
 
 static double eps_of(volume v) { return v.number % 2 ? 1e-5 : 0; }
@@ -175,15 +176,15 @@ static void hash_batch_norm(cnorm_dtype dtype, volume v, uint64_t *hash)
     ENOUGH_SCRATCH;
     HASHED(cnorm_batch_norm(VOLUME, b.x, v.n, gain_of(v), b.bias, eps_of(v), b.y, v.n, b.stats, b.moments, b.scratch));
     *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
-    *hash = hash_of(*hash, dtype, b.stats, 3 * v.channels);
+    *hash = hash_of(*hash, compute_type(dtype), b.stats, 3 * v.channels);
     *hash = hash_of(*hash, CNORM_F64, b.moments, 2 * v.channels);
 }
 
 static void hash_gradients(cnorm_dtype dtype, volume v, ptrdiff_t parameters, uint64_t *hash)
 {
     *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
-    *hash = hash_of(*hash, dtype, b.dgain, parameters);
-    *hash = hash_of(*hash, dtype, b.dbias, parameters);
+    *hash = hash_of(*hash, compute_type(dtype), b.dgain, parameters);
+    *hash = hash_of(*hash, compute_type(dtype), b.dbias, parameters);
 }
 
 static void hash_batch_norm_backward(cnorm_dtype dtype, volume v, uint64_t *hash)
@@ -222,7 +223,7 @@ static void hash_group_norm_or_backward(int backward, cnorm_dtype dtype, volume 
             hash_gradients(dtype, v, v.channels, hash);
         } else {
             *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
-            *hash = hash_of(*hash, dtype, b.stats, 3 * v.samples * groups);
+            *hash = hash_of(*hash, compute_type(dtype), b.stats, 3 * v.samples * groups);
         }
     }
 }

@@ -211,9 +211,10 @@ static void other_norm_errors(void)
     REFUSED(CNORM_ERROR_SIZE, cnorm_group_norm(CNORM_F64, ROWS, N, 1, 2, x, STRIDE, gain, bias, 0, y, STRIDE, NULL));
     REFUSED(CNORM_ERROR_SIZE, cnorm_group_norm(CNORM_F64, ROWS, N, 0, 3, x, STRIDE, gain, bias, 0, y, STRIDE, NULL));
     REFUSED(CNORM_ERROR_STRIDE, cnorm_group_norm(CNORM_F64, ROWS, N, 1, 3, x, STRIDE, gain, bias, 0, y, N - 1, NULL));
-    REFUSED(CNORM_ERROR_DTYPE, cnorm_group_norm(CNORM_F16, ROWS, N, 1, 3, x, STRIDE, gain, bias, 0, y, STRIDE, NULL));
+    REFUSED(CNORM_ERROR_DTYPE, cnorm_group_norm((cnorm_dtype)4, ROWS, N, 1, 3, x, STRIDE, gain, bias, 0, y, STRIDE, NULL));
     REFUSED(CNORM_ERROR_SIZE, cnorm_batch_norm(CNORM_F64, 1, N, 1, x, STRIDE, gain, bias, 0, y, STRIDE, NULL, NULL, partials));
     REFUSED(CNORM_ERROR_NULL, cnorm_batch_norm(CNORM_F64, ROWS, N, 1, x, STRIDE, gain, bias, 0, y, STRIDE, NULL, NULL, NULL));
+    REFUSED(CNORM_ERROR_DTYPE, cnorm_weight_norm(CNORM_F16, ROWS, N, x, STRIDE, gain, y, STRIDE));
     REFUSED(CNORM_ERROR_NULL, cnorm_weight_norm(CNORM_F64, ROWS, N, NULL, STRIDE, gain, y, STRIDE));
     REFUSED(CNORM_ERROR_EPS, cnorm_smoothing_gradient(CNORM_F64, ROWS, N, dy, STRIDE, x, STRIDE, gain, stats, -1, dgain));
 }

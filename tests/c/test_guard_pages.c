@@ -129,7 +129,8 @@ static void other_norms(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels
         for (int i = 0; i < 12; ++i) *all[i] = guarded_pages(3 * MANY_ROWS * LONGEST * 8);
         scratch = guarded_pages(40 * MANY_ROWS * LONGEST * 8);
     }
-    const ptrdiff_t n = channels * space, count = samples * n, item = size_of(dtype), vector = channels * item;
+    const cnorm_dtype computed = compute_type(dtype);
+    const ptrdiff_t n = channels * space, count = samples * n, item = size_of(dtype), wide = size_of(computed), vector = channels * wide;
     void *const px = place(x, count * item), *const pdy = place(dy, count * item), *const py = place(y, count * item);
     void *const pdx = place(dx, count * item), *const pgain = place(gain, vector), *const pbias = place(bias, vector);
     void *const pvar = place(var, vector), *const pdgain = place(dgain, vector), *const pdbias = place(dbias, vector);
@@ -137,7 +138,7 @@ static void other_norms(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels
     double *const moments = place(numbers, 2 * channels * 8);
     uint64_t state = (uint64_t)n;
     fill_affine(dtype, channels, pgain, pbias, &state);
-    for (ptrdiff_t c = 0; c < channels; ++c) put(dtype, pvar, c, 1 + uniform(&state));
+    for (ptrdiff_t c = 0; c < channels; ++c) put(computed, pvar, c, 1 + uniform(&state));
     static const row_kind kinds[] = {MEAN_0, MEAN_1E4, NEAR_OVERFLOW};
     for (int kind = 0; kind < 3; ++kind) {
         fill_row(kinds[kind], dtype, count, px, &state);
@@ -148,7 +149,7 @@ static void other_norms(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels
              row_names[kinds[kind]], samples, channels, space, at_end ? "end" : "start", cnorm_isa_active());             \
     CHECK(call == CNORM_OK && all_finite(dtype, output, length), "%s", doing)
         for (ptrdiff_t groups = 1; groups <= channels; groups += channels > 1 ? channels - 1 : 1) {
-            void *const st = place(stats, 3 * samples * groups * item);
+            void *const st = place(stats, 3 * samples * groups * wide);
             TRY("group_norm", cnorm_group_norm(dtype, samples, channels, space, groups, px, n, pgain, pbias, 1e-5, py, n, st), py, count);
             TRY("group_norm_backward", cnorm_group_norm_backward(dtype, samples, channels, space, groups, pdy, n, px, n, pgain, st,
                                                                  pdx, n, pdgain, pdbias, ppartials), pdx, count);
@@ -161,8 +162,8 @@ static void other_norms(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels
         cnorm_volume_norm call = {samples, channels, space, .x = px, .x_stride = n, .gain = pgain, .bias = pbias, .mean = pbias,
                                   .var = pvar, .eps = 1e-5, .y = py, .y_stride = n, .scratch = work, .streaming = 1};
         TRY("batch_norm_inference", cnorm_batch_norm_inference(dtype, samples, channels, space, px, n, pbias, pvar, pgain, pbias,
-                                                               1e-5, py, n, work), pdgain, channels);
-        TRY("batch_norm_inference, streamed", (cnorm_active()->batch_norm_inference[dtype](&call), CNORM_OK), pgain, channels);
+                                                               1e-5, py, n, work), py, 0);
+        TRY("batch_norm_inference, streamed", (cnorm_active()->batch_norm_inference[dtype](&call), CNORM_OK), py, 0);
         if (samples * space > 1) {
             TRY("batch_norm", cnorm_batch_norm(dtype, samples, channels, space, px, n, pgain, pbias, 1e-5, py, n, st, moments, work),
                 py, count);
@@ -173,6 +174,7 @@ static void other_norms(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels
         TRY("batch_norm_inference_backward",
             cnorm_batch_norm_inference_backward(dtype, samples, channels, space, pdy, n, pdy, n, pbias, pvar, pgain, 1e-5, pdx, n,
                                                 pdgain, pdbias, work), pdx, count);
+        if (!kernel_takes("weight_norm", dtype)) continue;
         double *const ds = place(numbers, 8);
         TRY("layer_norm", cnorm_layer_norm(dtype, samples, n, px, n, NULL, NULL, 1e-5, py, n, place(stats, 3 * samples * item)), py, count);
         TRY("smoothing_gradient", cnorm_smoothing_gradient(dtype, samples, n, pdy, n, px, n, NULL, at_end ? stats.pages + stats.bytes -
@@ -251,9 +253,9 @@ int main(int argc, char **argv)
         for (at_end = 0; at_end < 2; ++at_end)
             for (ptrdiff_t n = 1; n <= LONGEST; n += step) {
                 for (int i = 0; i < DTYPES; ++i) norms(dtypes[i], ROWS, n);
-                for (int whole = CNORM_F32; whole <= CNORM_F64; ++whole) {
-                    other_norms((cnorm_dtype)whole, ROWS, n, 1);
-                    other_norms((cnorm_dtype)whole, 2, 3, n);
+                for (int i = 0; i < DTYPES; ++i) {
+                    other_norms(dtypes[i], ROWS, n, 1);
+                    other_norms(dtypes[i], 2, 3, n);
                 }
                 activations(n);
                 conversions(CNORM_F16, n);
@@ -265,7 +267,7 @@ int main(int argc, char **argv)
         for (at_end = 0; at_end < 2; ++at_end)
             for (int i = 0; i < DTYPES; ++i) {
                 norms(dtypes[i], MANY_ROWS, 37);
-                if (dtypes[i] == CNORM_F32 || dtypes[i] == CNORM_F64) other_norms(dtypes[i], MANY_ROWS, 37, 1);
+                other_norms(dtypes[i], MANY_ROWS, 37, 1);
             }
 #define KERNEL(name, call, dtypes) check_that_tried(#name);
 #define FUNCTION(name, arguments)

@@ -287,7 +287,7 @@ def test_errors(rng):
             r"weight must have shape \(6,\), one number for each channel",
         ),
         (lambda: norm(x, 2, weight, bias.astype(np.float64)), TypeError, "bias must have the dtype of x"),
-        (lambda: norm(x.astype(np.int32), 2), TypeError, "x must have dtype float32 or float64"),
+        (lambda: norm(x.astype(np.int32), 2), TypeError, "x must have dtype float32, float64, float16 or bfloat16"),
         (lambda: norm(x, 2, eps=-1), ValueError, "eps"),
         (lambda: norm(x, 2, eps=1e39), ValueError, r"eps must be finite in float32, got 1e\+39"),
         (lambda: norm(x, 2, eps="a"), TypeError, "eps"),
