@@ -279,6 +279,8 @@ class Network:
     input_size: int
     output_size: int
     identity: bytes
+    macs: int
+    packed: int
     state_arrays: tuple[tuple[str, int, int], ...]
     def __init__(self, layers: Any, identity: bytes) -> None: ...
 

@@ -52,7 +52,8 @@ cdef class Network:
     cdef readonly bytes identity
     cdef readonly tuple state_arrays  # (name, units, offset in the state) of each recurrent array
     cdef cnp.ndarray initial  # the state at the start
-    cdef ptrdiff_t state_floats, macs, packed  # macs: multiply-adds of one step; packed: floats of all panels
+    cdef ptrdiff_t state_floats
+    cdef readonly ptrdiff_t macs, packed  # macs: multiply-adds of one step; packed: floats of all panels
     cdef list memory  # keeps the packed arrays alive
 
     def __cinit__(self, layers, bytes identity):

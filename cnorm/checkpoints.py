@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from cnorm.files import array_of, raw_safetensors
+from cnorm.files import array_of, each_once, raw_safetensors
 from cnorm.layers import Bidirectional, Layer, _eps
 from cnorm.model_files import CELLS, METADATA_KEY, check_with, spec_of
 from cnorm.presets import PRESETS
 from cnorm.specs import INITIAL, CellSpec
 from cnorm.tensors import optional_tensors
+from cnorm.text import listed, message_of, quoted
+from cnorm.weights import as_array
 
 __all__ = ["from_safetensors", "from_torch"]
 
@@ -29,6 +31,7 @@ def from_torch(
     prefix: str = "",
     eps: float | None = None,
     bias: bool | None = None,
+    only: bool = False,
 ) -> tuple[Layer, ...]:
     """Recurrent layers from a PyTorch module or state dict.
 
@@ -52,6 +55,9 @@ def from_torch(
         Whether the layers have the biases that are optional in the preset, and whatever else is in a spec, but for a
         projection and the state at the start; False: they have none. If not given, what the attribute `bias` of a
         module such as torch.nn.LSTM says, else True. A bias is never missing quietly.
+    only : bool
+        A prefix such as "rnn.0." is refused where the checkpoint has the same cell under "rnn.1." too: "rnn.{layer}."
+        reads them all. True: the others are left out on purpose.
 
     Returns
     -------
@@ -78,7 +84,7 @@ def from_torch(
     if not isinstance(source, Mapping):
         raise TypeError(f"source must be a module or a mapping of names to tensors, got {type(source).__name__}")
     tensors = {str(name): tensor for name, tensor in source.items()}
-    return _layers(tensors, _array, _spec(preset, kind), prefix, eps, bias)
+    return _layers(tensors, _array, _spec(preset, kind), prefix, eps=eps, bias=bias, only=only)
 
 
 def from_safetensors(
@@ -89,6 +95,7 @@ def from_safetensors(
     prefix: str = "",
     eps: float | None = None,
     bias: bool | None = None,
+    only: bool = False,
 ) -> tuple[Layer, ...]:
     """Recurrent layers from a safetensors file of another framework; parameters as `from_torch`.
 
@@ -116,20 +123,24 @@ def from_safetensors(
         said = []
         if METADATA_KEY in metadata:
             said = _same_cells(metadata[METADATA_KEY], prefix, spec, _eps(eps, spec))
-        layers = _layers(tensors, array_of, spec, prefix, eps, bias)
+        layers = _layers(tensors, array_of, spec, prefix, eps=eps, bias=bias, only=only)
         for layer, entry in zip(layers, said, strict=False):
             check_with(layer, entry)
         return layers
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {message_of(error)}") from None
 
 
 def _same_cells(text: str, prefix: str, spec: CellSpec, eps: float | None) -> list[dict]:
     """See that the cells which a model file describes under the prefix are those asked for; their entries."""
     try:
-        entries = [cell for i, entry in enumerate(json.loads(text)["layers"]) for cell in _cells(entry, f"layers.{i}.")]
+        whole = json.loads(text, object_pairs_hook=each_once)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{METADATA_KEY!r} does not describe layers: {error}") from None
+    try:
+        entries = [cell for i, entry in enumerate(whole["layers"]) for cell in _cells(entry, f"layers.{i}.")]
         said = [(start, _spec(spec_of(entry), entry["type"]), entry) for start, entry in entries]
-    except (KeyError, TypeError, RecursionError, json.JSONDecodeError):
+    except (KeyError, TypeError, RecursionError):
         raise ValueError(f"{METADATA_KEY!r} does not describe layers") from None
     said = [one for one in said if re.match(_pattern(prefix), one[0])]
     if not said:
@@ -159,15 +170,12 @@ def _cells(entry: dict, start: str):
             yield from _cells(entry[way], f"{start}{way}.")
 
 
-def _array(name: str, tensor):
-    """A NumPy array of a tensor, bfloat16 widened because NumPy has none."""
+def _array(name: str, tensor) -> np.ndarray:
+    """A NumPy array of a tensor of a state dict."""
     try:
-        if not hasattr(tensor, "detach"):
-            return np.asanyarray(tensor)  # a mask is refused later, with the layer's name
-        tensor = tensor.detach().cpu()
-        return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+        return as_array(tensor)
     except Exception as error:  # of a tensor without data, or of a dtype that NumPy has not
-        raise TypeError(f"source[{name!r}] must be a tensor that NumPy can read: {error}") from error
+        raise TypeError(f"source[{quoted(name)}] must be a tensor that NumPy can read: {message_of(error)}") from error
 
 
 def _spec(preset, kind) -> CellSpec:
@@ -196,12 +204,12 @@ def _pattern(prefix: str) -> str:
     return re.escape(prefix).replace(r"\{layer\}", r"\d+")
 
 
-def _layers(tensors: dict, array, spec: CellSpec, prefix: str, eps, bias):
+def _layers(tensors: dict, array, spec: CellSpec, prefix: str, *, eps, bias, only):
     """The layers whose tensors begin with the prefix; `array` makes one of a name and a tensor."""
-    cell = CELLS[spec.kind]
     bias = True if bias is None else bias
-    if not isinstance(bias, bool):
-        raise TypeError(f"bias must be True, False or None, got {bias!r}")
+    for name, value in (("bias", bias), ("only", only)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True, False{' or None' if name == 'bias' else ''}, got {value!r}")
     pattern = re.compile(_pattern(prefix))
     left = {name: array(name, tensor) for name, tensor in tensors.items() if pattern.match(name)}
     if not left:
@@ -211,7 +219,7 @@ def _layers(tensors: dict, array, spec: CellSpec, prefix: str, eps, bias):
         ways = [_take(left, spec, prefix, len(layers), reverse) for reverse in (False, True)]
         ways = [weights for weights in ways if weights is not None]
         try:
-            ways = [cell(weights, preset=spec, eps=eps) for weights in ways]
+            ways = [CELLS[spec.kind](weights, preset=spec, eps=eps) for weights in ways]
         except ValueError as error:
             if all(weights.keys() >= _needed(spec) for weights in ways):
                 raise
@@ -225,9 +233,25 @@ def _layers(tensors: dict, array, spec: CellSpec, prefix: str, eps, bias):
     if left:
         raise ValueError(
             f"the {len(layers)} layers of {spec.kind} {spec.name} found under {prefix!r} leave over "
-            f"{_listed(left)}: give a longer prefix, or this is another cell"
+            f"{listed(sorted(left))}: give a longer prefix, or this is another cell"
         )
+    if not only:
+        _refuse_siblings(tensors, spec, prefix, len(layers))
     return tuple(layers)
+
+
+def _refuse_siblings(names, spec: CellSpec, prefix: str, layers: int) -> None:
+    """See that no other layer of the same cell has a prefix that differs in one number alone."""
+    read = {prefix.replace("{layer}", str(layer)) for layer in range(layers)}
+    others = _prefixes(names, spec) - read
+    for match in re.finditer(r"(?<![^./_])[0-9]+(?![^./_])", prefix):
+        start, end = re.escape(prefix[: match.start()]), re.escape(prefix[match.end() :])
+        if siblings := {other for other in others if re.fullmatch(f"{start}[0-9]+{end}", other)}:
+            together = f"{prefix[: match.start()]}{{layer}}{prefix[match.end() :]}"
+            raise ValueError(
+                f"prefix {prefix!r} leaves out the same cell under {listed(map(repr, sorted(siblings)))}: "
+                f"prefix={together!r} reads all of them as a stack, only=True this one alone"
+            )
 
 
 def _needed(spec: CellSpec) -> set[str]:
@@ -235,23 +259,27 @@ def _needed(spec: CellSpec) -> set[str]:
     return {tensor.named().name for tensor in spec.tensors if not tensor.optional}
 
 
-def _found(names, spec: CellSpec, prefix: str) -> str:
-    """Which names a checkpoint has, and the prefixes under which a layer of the spec is among them."""
-    needed = _needed(spec)
-    forms = [needed, {name.replace("_l0", "") for name in needed}] if spec.name == "torch" else [needed]
-    fitting = set()
-    for form in forms:
+def _prefixes(names, spec: CellSpec) -> set[str]:
+    """The prefixes under which a whole layer of the spec is found."""
+    needed, found = _needed(spec), set()
+    for form in (needed, {_of_cell(name, spec) for name in needed}):
         first = min(form)
         starts = {name.removesuffix(first) for name in names if name.endswith(first)}
-        fitting |= {start for start in starts if start != prefix and all(start + name in names for name in form)}
-    advice = f"; prefixes that would fit: {_listed(map(repr, fitting))}" if fitting else ""
-    return f"the names are {_listed(names) or 'none'}{advice}"
+        found |= {start for start in starts if all(start + name in names for name in form)}
+    return found
 
 
-def _listed(names) -> str:
-    """A dozen names, and how many more there are."""
-    names = sorted(names)
-    return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+def _found(names, spec: CellSpec, prefix: str) -> str:
+    """Which names a checkpoint has, and the prefixes under which a layer of the spec is among them."""
+    fitting = _prefixes(names, spec) - {prefix}
+    for start in sorted(fitting):  # "rnn.0." and "rnn.1." as "rnn.{layer}."
+        for match in re.finditer(r"(?<![^./_])0(?![^./_])", start):
+            stack = (start[: match.start()], start[match.end() :])
+            members = {other for other in fitting if re.fullmatch("[0-9]+".join(map(re.escape, stack)), other)}
+            if len(members) > 1:
+                fitting = (fitting - members) | {"{layer}".join(stack)}
+    advice = f"; prefixes that would fit: {listed(map(repr, sorted(fitting)))}" if fitting else ""
+    return f"the names are {listed(sorted(names))}{advice}"
 
 
 def _check_optional(layer, bias: bool):
@@ -268,10 +296,15 @@ def _check_optional(layer, bias: bool):
 
 
 def _names(spec: CellSpec, prefix: str, layer: int, reverse: bool) -> dict[str, str]:
-    """Names in the checkpoint -> names as a single layer's, the state at the start with them."""
-    start = prefix.replace("{layer}", str(layer))
+    """Names in the checkpoint -> names as a single layer's, the initial state with them."""
+    start, number = prefix.replace("{layer}", str(layer)), 0 if "{layer}" in prefix else layer
     tensors = (*spec.tensors, *INITIAL[spec.kind])
-    return {start + tensor.named(layer, reverse).name: tensor.named().name for tensor in tensors}
+    return {start + tensor.named(number, reverse).name: tensor.named().name for tensor in tensors}
+
+
+def _of_cell(name: str, spec: CellSpec) -> str:
+    """The same tensor's name in torch.nn.LSTMCell and GRUCell, which have no number."""
+    return name.replace("_l0", "") if spec.name == "torch" else name
 
 
 def _shared(spec: CellSpec, prefix: str) -> set[str]:
@@ -285,7 +318,7 @@ def _has(tensors, spec, prefix, layer: int, reverse: bool) -> bool:
     own = _names(spec, prefix, layer, reverse).keys()
     if layer or reverse:
         own = own - _names(spec, prefix, 0, False).keys()
-    return any(name in tensors for name in own)
+    return any(name in tensors or _of_cell(name, spec) in tensors for name in own)
 
 
 def _take(left: dict, spec: CellSpec, prefix: str, layer: int, reverse: bool) -> dict | None:
@@ -294,9 +327,8 @@ def _take(left: dict, spec: CellSpec, prefix: str, layer: int, reverse: bool) ->
         return None
     weights = {}
     for name, own in _names(spec, prefix, layer, reverse).items():
-        cell_name = name.replace("_l0", "")  # torch.nn.LSTMCell and GRUCell have no number
-        if spec.name == "torch" and layer == 0 and not reverse and name not in left and cell_name in left:
-            name = cell_name
+        if name not in left and not reverse:
+            name = _of_cell(name, spec)
         if name in _shared(spec, prefix) and name in left:
             weights[own] = left[name][layer : layer + 1] if left[name].ndim else left[name]
         elif name in left:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
+import shutil
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
 import safetensors
+
+from cnorm.text import message_of, quoted
 
 __all__ = ["MAX_FILE_BYTES", "array_of", "raw_safetensors", "read_safetensors", "replacing", "write_whole"]
 
@@ -30,12 +35,14 @@ def write_whole(path, data: bytes) -> None:
 def replacing(path):
     """A path in a folder of its own, to write to; then all that lies in that folder goes to where `path` is.
 
-    A link stays and what it leads to is replaced. What is there keeps its mode, what is new has the umask's.
+    The data is on the disk (fsync of each file, of the folder after) before it takes the place of older data. A link
+    stays and its target is replaced. A file that is there keeps its mode, a new one has the umask's. The folder of a
+    process that was killed is removed by the next that replaces the same file.
 
     Raises
     ------
     OSError
-        It names `path`. What is no regular file is refused, and on any error what was there stays as it was.
+        It names `path`. Anything but a regular file is refused, and on any error the older file stays as it was.
     """
     path = decoded(path)
     try:
@@ -46,16 +53,68 @@ def replacing(path):
         except FileNotFoundError:
             mode = None
         if mode is not None and not stat.S_ISREG(mode):
-            raise OSError(errno.EEXIST, "what is there is not a regular file")
+            raise OSError(errno.EEXIST, "the path is that of something not a regular file")
         target = Path(os.path.realpath(path))
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name[:32]}.") as folder:
+        with _temporary_folder(target) as folder:
             yield Path(folder, target.name)
-            for name in sorted(os.listdir(folder), key=target.name.__eq__):  # the file last: it may need the others
+            names = sorted(os.listdir(folder), key=target.name.__eq__)  # the file last: it may need the others
+            for name in names:
                 if mode is not None:
                     os.chmod(Path(folder, name), stat.S_IMODE(mode) & 0o777)
+                _sync(Path(folder, name))
+            for name in names:
                 os.replace(Path(folder, name), target.with_name(name))
+            _sync(target.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), path) from None
+
+
+TEMPORARY = ".cnorm-tmp"  # how the name of a folder that `replacing` writes in ends
+UNLOCKED_SECONDS = 2.0  # between making a folder and locking it: far less
+
+
+@contextlib.contextmanager
+def _temporary_folder(target: Path):
+    """A new folder beside `target`, locked for as long as this process lives; unlocked ones of others are removed."""
+    start = f".{target.name[:32]}."
+    with contextlib.suppress(OSError):  # a folder that can be written and not read, or is not there: seen below
+        for other in os.scandir(target.parent):
+            if other.name.startswith(start) and other.name.endswith(TEMPORARY) and other.is_dir(follow_symlinks=False):
+                _remove_if_unlocked(other.path)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=start, suffix=TEMPORARY) as folder:
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks: nobody removes it either
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield folder
+        finally:
+            os.close(handle)
+
+
+def _remove_if_unlocked(folder: str) -> None:
+    """Remove a folder of this user's that no living process holds, and that is older than a few seconds."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            status = os.fstat(handle)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # one just made may not be locked yet
+            if status.st_uid == os.geteuid() and abs(time.time() - status.st_mtime) > UNLOCKED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(handle)
+
+
+def _sync(path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk; some file systems sync no folders."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
 
 
 def read_safetensors(path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -64,7 +123,7 @@ def read_safetensors(path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     try:
         return {name: array_of(name, tensor) for name, tensor in raw.items()}, metadata
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {message_of(error)}") from None
 
 
 def raw_safetensors(path) -> tuple[dict[str, dict], dict[str, str]]:
@@ -74,23 +133,23 @@ def raw_safetensors(path) -> tuple[dict[str, dict], dict[str, str]]:
         found = safetensors.deserialize(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=each_once)
     except (safetensors.SafetensorError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a safetensors file that can be read: {error}") from None
+        raise ValueError(f"{path} is not a safetensors file that can be read: {message_of(error)}") from None
     return dict(found), header.get("__metadata__") or {}
 
 
 def array_of(name: str, tensor: dict) -> np.ndarray:
     """A tensor as NumPy has it, bfloat16 widened because NumPy has none."""
     if tensor["dtype"] not in DTYPES:
-        raise ValueError(f"tensor {name!r} has dtype {tensor['dtype']}, none of {', '.join(DTYPES)}")
+        raise ValueError(f"tensor {quoted(name)} has dtype {tensor['dtype']}, none of {', '.join(DTYPES)}")
     array = np.frombuffer(tensor["data"], DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
     return (array.astype(np.uint32) << 16).view(np.float32) if tensor["dtype"] == "BF16" else array
 
 
 def each_once(pairs: list) -> dict:
-    """Of a JSON object: a name twice would mean what its reader likes."""
+    """The object of `json.loads`, duplicate keys refused: readers disagree on which of them counts."""
     names = dict(pairs)
     if len(names) != len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("a key is there twice")
     return names
 
 

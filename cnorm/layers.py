@@ -13,7 +13,7 @@ from cnorm._core import BoundLayerNorm, default_float_env
 from cnorm.presets import PRESETS
 from cnorm.specs import INITIAL, CellSpec
 from cnorm.tensors import Tensor, has_projection, optional_tensors, present
-from cnorm.weights import checked, packed
+from cnorm.weights import as_array, checked, packed
 
 __all__ = ["GRU", "LSTM", "RNN", "Activation", "Bidirectional", "LayerNorm", "Linear", "Residual"]
 
@@ -156,6 +156,7 @@ class Linear(Layer):
     Parameters
     ----------
     weight : ndarray, shape (output_size, input_size), float32 (float16 and bfloat16 are widened)
+        Or a torch.nn.Linear, which brings its bias.
     bias : ndarray, shape (output_size,), optional
 
     Raises
@@ -167,6 +168,10 @@ class Linear(Layer):
     kind = "Linear"
 
     def __init__(self, weight: Any, bias: Any = None) -> None:
+        if hasattr(weight, "in_features") and hasattr(weight, "weight"):  # a torch.nn.Linear
+            if bias is not None:
+                raise TypeError("bias must not be given beside a module, which brings its own")
+            weight, bias = (None if own is None else as_array(own) for own in (weight.weight, weight.bias))
         given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         self.weights, sizes = checked(given, LINEAR, "Linear")
         self.absent_biases = ("bias",) if bias is None else ()

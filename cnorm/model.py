@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
 
 import numpy as np
 import safetensors.numpy
 
 from cnorm import _core
+from cnorm.comparison import Comparison, compare
 from cnorm.files import read_safetensors, write_whole
 from cnorm.layers import Bidirectional, Layer, chained, ends, flat
 from cnorm.model_files import METADATA_KEY, configuration, identity, layers_from, named_tensors
+from cnorm.text import clip, message_of
 
 __all__ = ["Model", "demo_model", "load"]
+
+PANEL_FLOATS = 1 << 28  # panels have 32 rows: a file of single ones could fill the memory
+SHOWN_LAYERS = 6
 
 
 class Model:
@@ -61,8 +66,19 @@ class Model:
                 else:
                     self._parts.append(_core.Network(flat(part, size), digest))
                 size = ends(part)[1] if any(layer.output_size for layer in part) else size
+                self._check_panels()
         if len(self._parts) == 1 and not isinstance(self._parts[0], tuple):
             self._network = self._parts[0]
+
+    def _check_panels(self) -> None:
+        """All networks together must not take far more than their weights, as each alone must not."""
+        networks = [one for part in self._parts for one in (part if isinstance(part, tuple) else [part])]
+        packed, weights = sum(one.packed for one in networks), sum(one.macs for one in networks)
+        if packed > max(PANEL_FLOATS, 8 * weights):
+            raise ValueError(
+                f"layers take {4 * packed} bytes packed in panels of 32 rows: more than {4 * PANEL_FLOATS}, and more "
+                f"than 8 times the {4 * weights} bytes of their weights"
+            )
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -148,6 +164,42 @@ class Model:
                 x = _core.Stream(self, part).process(x)
         return x
 
+    def check(self, x: np.ndarray, expected: np.ndarray) -> Comparison:
+        """Whether the model gives another runtime's outputs: is it the right preset, are these the right weights?
+
+        Two frames are the least, because cells that differ in the state they carry agree in the first; some tens of
+        frames of ordinary size are better. Layer-normalised recurrences enlarge rounding errors, so the bound grows
+        with the frames, and those where it says nothing any more are not judged.
+
+        Parameters
+        ----------
+        x : ndarray, shape (steps, input_size), float32
+            One sequence, from the initial state.
+        expected : ndarray, shape (steps, output_size), floating
+            What the framework that trained the model gives for it.
+
+        Returns
+        -------
+        Comparison
+            ``ok``, ``worst_frame``, its ``error`` and ``bound``, and ``errors`` and ``bounds`` of all frames; its text
+            is one sentence. The bound is an estimate for float32 in any order of summation, derived at
+            `cnorm.comparison.compare`; it does not allow for TF32, float16 or bfloat16 products.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For another dtype or shape.
+
+        Examples
+        --------
+        >>> import cnorm, numpy as np
+        >>> model = cnorm.demo_model()
+        >>> x = np.random.default_rng(0).standard_normal((20, 12), dtype=np.float32)
+        >>> model.check(x, model.run(x)).ok
+        True
+        """
+        return compare(self, x, expected)
+
     def restore(self, saved: bytes) -> _core.Stream:
         """The stream that ``Stream.save`` wrote to bytes.
 
@@ -190,8 +242,15 @@ class Model:
         data = safetensors.numpy.save(named_tensors(self._layers), metadata={METADATA_KEY: configuration(self._layers)})
         write_whole(path, data)
 
+    def arrays(self) -> Iterator[np.ndarray]:
+        """All weights, read-only, in the order of the layers."""
+        return iter(named_tensors(self._layers).values())
+
     def __repr__(self):
-        return f"Model([{', '.join(map(repr, self._layers))}])"
+        shown = [repr(layer) for layer in self._layers]
+        if len(shown) > SHOWN_LAYERS:
+            shown[SHOWN_LAYERS // 2 : 1 - SHOWN_LAYERS // 2] = [f"... {len(shown) - SHOWN_LAYERS + 1} more ..."]
+        return f"Model([{', '.join(clip(one, 200) for one in shown)}])"
 
     def __reduce__(self):
         return Model, (self._layers,)
@@ -231,7 +290,7 @@ def model_of(path, text: str | None, tensors: dict[str, np.ndarray]) -> Model:
     except RecursionError:
         raise ValueError(f"{path}: the layers are nested too deep") from None
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {message_of(error)}") from None
 
 
 def demo_model() -> Model:

@@ -12,6 +12,7 @@ from cnorm.files import each_once
 from cnorm.layers import GRU, LSTM, RNN, Activation, Bidirectional, Layer, LayerNorm, Linear, Residual
 from cnorm.presets import PRESETS
 from cnorm.specs import spec_from_json
+from cnorm.text import listed
 
 __all__ = ["METADATA_KEY", "check_with", "configuration", "identity", "layers_from", "named_tensors", "spec_of"]
 
@@ -114,7 +115,7 @@ def _shares(tensors: dict, layers: int | tuple, start: str = "") -> list[dict]:
         else:
             left.append(name)
     if left:
-        raise ValueError(f"tensors that no layer takes: {', '.join(sorted(left))}")
+        raise ValueError(f"tensors that no layer takes: {listed(sorted(left))}")
     return list(shares.values())
 
 
@@ -140,7 +141,7 @@ def _layer(entry, weights):
     if inner is None:
         raise ValueError(f"unknown layer in the configuration: {str(entry)[:200]}")
     if weights:
-        raise ValueError(f"tensors that {kind} does not take: {', '.join(sorted(weights))}")
+        raise ValueError(f"tensors that {kind} does not take: {listed(sorted(weights))}")
     if list(inner.absent_biases) != entry.get("without", []):
         raise ValueError(
             f"the biases that {inner!r} is without must be those that the configuration names, "
@@ -166,5 +167,5 @@ def spec_of(entry):
 
 def _weight_and_bias(kind: str, weights: dict) -> dict:
     if "weight" not in weights or not weights.keys() <= {"weight", "bias"}:
-        raise ValueError(f"{kind} must have the tensors weight and bias, got {', '.join(sorted(weights)) or 'none'}")
+        raise ValueError(f"{kind} must have the tensors weight and bias, got {listed(sorted(weights))}")
     return weights

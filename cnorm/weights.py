@@ -9,6 +9,7 @@ import numpy as np
 
 from cnorm.specs import GATES, CellSpec
 from cnorm.tensors import Tensor, has_projection, present, terms
+from cnorm.text import listed
 
 
 def checked(weights, tensors, layer: str) -> tuple[Mapping[str, np.ndarray], dict[str, int]]:
@@ -29,7 +30,7 @@ def checked(weights, tensors, layer: str) -> tuple[Mapping[str, np.ndarray], dic
     if missing or extra:
         raise ValueError(
             f"weights of {layer} must be {', '.join(map(_with_shape, tensors))}; "
-            f"missing: {', '.join(missing) or 'none'}; unknown: {', '.join(extra) or 'none'}"
+            f"missing: {listed(missing, 20)}; unknown: {listed(extra)}"
         )
     given = present(tensors, weights)
     arrays = {tensor.name: _float32(weights[tensor.name], tensor.name, layer) for tensor in given}
@@ -39,6 +40,14 @@ def checked(weights, tensors, layer: str) -> tuple[Mapping[str, np.ndarray], dic
     if "H" in sizes:
         sizes.setdefault("P", sizes["H"])
     return MappingProxyType(arrays), sizes
+
+
+def as_array(tensor) -> np.ndarray:
+    """A tensor of PyTorch's as a NumPy array, bfloat16 widened because NumPy has none; anything else as it is."""
+    if not hasattr(tensor, "detach"):
+        return np.asanyarray(tensor)  # a mask is refused later, with the layer's name
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
 
 
 def _with_shape(tensor: Tensor) -> str:

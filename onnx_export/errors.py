@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onnx_export.text import clip, printable
+from cnorm.text import clip, printable
 
 
 class _Unusable(ValueError):

@@ -10,9 +10,9 @@ from onnx import numpy_helper
 from cnorm.files import MAX_FILE_BYTES
 from cnorm.model import Model, model_of
 from cnorm.model_files import METADATA_KEY
+from cnorm.text import quoted
 from onnx_export import model_io
 from onnx_export.files import EXTERNAL_ABOVE
-from onnx_export.text import quoted
 
 __all__ = ["load"]
 

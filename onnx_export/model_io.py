@@ -21,10 +21,10 @@ import onnx
 from google.protobuf.message import DecodeError, Message
 from onnx import TensorProto, helper
 
+from cnorm.text import quoted
 from onnx_export import wire
 from onnx_export.errors import Refused, Unreadable
 from onnx_export.nodes import model_graphs, model_nodes, sort_nodes, subgraphs
-from onnx_export.text import quoted
 
 
 @dataclass(frozen=True)

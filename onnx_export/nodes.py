@@ -8,8 +8,8 @@ from itertools import count
 
 import onnx
 
+from cnorm.text import clip, printable, quoted
 from onnx_export.errors import Unreadable
-from onnx_export.text import clip, printable, quoted
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:

@@ -22,6 +22,7 @@ import onnxruntime
 import cnorm
 from cnorm.files import each_once
 from cnorm.model_files import METADATA_KEY, configuration
+from cnorm.text import clip, printable
 from onnx_export import model_io
 from onnx_export.builders import builder
 from onnx_export.exporter import state_table
@@ -30,7 +31,6 @@ from onnx_export.ort import LEVELS
 from onnx_export.ort_stream import checked_model, initial_states
 from onnx_export.parity_engines import CnormEngine, Float64Engine, OrtEngine, interface
 from onnx_export.parity_report import Drift, ParityReport, Row
-from onnx_export.text import clip, printable
 
 __all__ = ["Drift", "ParityReport", "Row", "check_parity"]
 

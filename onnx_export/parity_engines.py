@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from cnorm.text import clip, printable
 from onnx_export.float64 import Float64
 from onnx_export.ort import CannotRun, Session
-from onnx_export.text import clip, printable
 
 __all__ = ["CnormEngine", "Float64Engine", "Interface", "OrtEngine", "interface"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from onnx_export.text import printable
+from cnorm.text import printable
 from onnx_export.validation import replaces
 from onnx_export.validation import validate as run_validation
 from onnx_export.validation.report import CANNOT, SOUND, show

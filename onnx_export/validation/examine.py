@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx
 import onnxruntime
 
+from cnorm.text import clip, quoted
 from onnx_export import ort
 from onnx_export.model_io import (
     Limits,
@@ -26,7 +27,6 @@ from onnx_export.model_io import (
     sidecars,
 )
 from onnx_export.nodes import model_nodes, sort_nodes
-from onnx_export.text import clip, quoted
 from onnx_export.validation import inputs, lint, replaces, stress, verdict
 from onnx_export.validation.graph import inline, mark_functions
 from onnx_export.validation.judge import type_name

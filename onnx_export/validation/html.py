@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from math import isfinite, log10
 
-from onnx_export.text import printable
+from cnorm.text import printable
 from onnx_export.validation.report import NormReport, ValidationReport
 
 _STYLE = """

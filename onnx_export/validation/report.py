@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from io import StringIO
 from typing import Any
 
-from onnx_export.text import printable
+from cnorm.text import printable
 
 SCHEMA = 1
 VERDICTS = ("ok", "risky", "inaccurate", "wrong", "not exercised")

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from onnx_export.text import clip
+from cnorm.text import clip
 from onnx_export.validation import stress
 from onnx_export.validation.bench import fed, piece
 from onnx_export.validation.judge import Measure, Rows, worst

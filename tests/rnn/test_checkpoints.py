@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import safetensors.numpy
-from cells import EPS, random_cell, random_weights, step_tolerance, worst_step
+from cells import EPS, LAYERS, random_cell, random_weights, step_tolerance, worst_step
 
 import cnorm
 from cnorm.tensors import optional_tensors
@@ -276,6 +276,41 @@ def test_a_checkpoint_that_does_not_fit_is_described(rng):
         cnorm.from_torch({name: np.full_like(a, np.nan) for name, a in good.items()}, "torch", kind="GRU")
 
 
+def in_folders(rng, *prefixes):
+    """A state dict with a GRU's tensors, those of a module of PyTorch's, under each prefix."""
+    spec = cnorm.PRESETS["GRU", "torch"]
+    return {p + name: w for p in prefixes for name, w in random_weights(spec, rng, 4, 4).items()}
+
+
+def test_refuses_a_prefix_that_leaves_layers_of_the_stack_unread(rng):
+    given = in_folders(rng, "rnn.0.", "rnn.1.", "other.")
+    message = r"prefix 'rnn.0.' leaves out the same cell under 'rnn.1.': prefix='rnn.{layer}.' reads all"
+    with pytest.raises(ValueError, match=message):
+        cnorm.from_torch(given, "torch", kind="GRU", prefix="rnn.0.")
+    assert len(cnorm.from_torch(given, "torch", kind="GRU", prefix="rnn.0.", only=True)) == 1
+    assert len(cnorm.from_torch(given, "torch", kind="GRU", prefix="rnn.{layer}.")) == 2
+    assert len(cnorm.from_torch(given, "torch", kind="GRU", prefix="other.")) == 1
+    with pytest.raises(TypeError, match="only must be True, False, got 1"):
+        cnorm.from_torch(given, "torch", kind="GRU", prefix="other.", only=1)
+
+
+def test_a_list_of_modules_is_read_with_the_layer_in_the_prefix(rng):
+    """Each has the names of a layer 0, or of a cell without a number."""
+    given = in_folders(rng, "rnn.0.", "rnn.1.", "rnn.2.")
+    cells = {name.replace("_l0", ""): array for name, array in given.items()}
+    for tensors in (given, cells):
+        layers = cnorm.from_torch(tensors, "torch", kind="GRU", prefix="rnn.{layer}.")
+        for i, layer in enumerate(layers):
+            np.testing.assert_array_equal(layer.weights["bias_ih_l0"], given[f"rnn.{i}.bias_ih_l0"])
+        assert len(layers) == 3
+
+
+def test_suggests_the_prefix_of_the_whole_stack(rng):
+    given = in_folders(rng, "rnn.0.", "rnn.1.", "other.", "a0.")
+    with pytest.raises(ValueError, match=r"prefixes that would fit: 'a0.', 'other.', 'rnn.{layer}.'$"):
+        cnorm.from_torch(given, "torch", kind="GRU")
+
+
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------
 
 
@@ -375,3 +410,87 @@ def test_layer_norm_cells_written_in_torch(preset, rng):
 def test_a_preset_without_eps_names_the_reason(key):
     assert cnorm.PRESETS[key].eps is None
     assert cnorm.PRESETS[key].normalises
+
+
+def test_linear_takes_a_module():
+    torch = pytest.importorskip("torch")
+    for bias in (True, False):
+        module = torch.nn.Linear(3, 2, bias=bias)
+        x = np.ones((1, 3), np.float32)
+        wanted = module(torch.from_numpy(x)).detach().numpy()
+        np.testing.assert_allclose(cnorm.Model([cnorm.Linear(module)]).run(x), wanted, rtol=1e-6)
+    with pytest.raises(TypeError, match="bias must not be given beside a module"):
+        cnorm.Linear(module, np.ones(2, np.float32))
+    with pytest.raises(TypeError, match="must be"):  # [rows, n] as well, and something else
+        cnorm.Linear(torch.nn.Embedding(3, 2))
+
+
+# ---- Model.check -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_check_says_that_outputs_of_torch_agree(kind, rng):
+    torch = pytest.importorskip("torch")
+    module = getattr(torch.nn, kind)(6, 20, num_layers=2, bidirectional=True, batch_first=True)
+    x = rng.standard_normal((50, 6), dtype=np.float32)
+    expected = module(torch.from_numpy(x)[None])[0][0].detach().numpy()
+    report = cnorm.Model(cnorm.from_torch(module, "torch", kind=kind)).check(x, expected)
+    assert report.ok
+    assert report.judged == 50
+    assert str(report).startswith("the outputs agree: worst at frame ")
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        (("LSTM", "torch_custom"), {"cell_norm": "output"}),
+        (("LSTM", "ba2016"), {"eps": 1e-3}),
+        (("GRU", "haste"), {"update": "new"}),
+        (("LSTM", "torch"), {"gates": "iofg"}),
+        (("GRU", "keras"), {"reset": "before"}),
+    ],
+    ids=str,
+)
+def test_check_finds_another_cell_with_the_same_tensors(key, other, rng):
+    """Against float64, 40 frames: a right cell agrees, one that differs by a name does not."""
+    layer, advance = random_cell(key, rng, 12, 64)
+    state = {name: np.float64(value) for name, value in cnorm.Model([layer]).stream().state().items()}
+    x, expected = rng.standard_normal((40, 12), dtype=np.float32), []
+    for frame in x:
+        state = advance(frame, state)
+        expected.append(state["h0"])
+    report = cnorm.Model([layer]).check(x, np.array(expected))
+    assert report.ok, str(report)
+    assert report.judged >= 10
+    weights = dict(layer.weights)
+    spec = dataclasses.replace(layer.spec, name="other", **other)
+    if "reset" in other:
+        weights["bias"] = weights["bias"][0] + weights["bias"][1]
+        entries = [(*entry[:1], "3H", "bias?") if entry[0] == "bias" else entry for entry in spec.weights]
+        spec = dataclasses.replace(spec, weights=tuple(entries))
+    wrong = cnorm.Model([LAYERS[key[0]](weights, preset=spec)]).check(x, np.array(expected))
+    assert not wrong.ok
+    assert wrong.error > wrong.bound
+    assert str(wrong).startswith("the outputs differ: worst at frame ")
+
+
+def test_check_does_not_pass_what_it_can_not_judge(rng):
+    model = cnorm.Model([random_cell(("GRU", "torch"), rng, 3, 4)[0]])
+    x = rng.standard_normal((5, 3), dtype=np.float32)
+    y = model.run(x)
+    one = model.check(x[:1], y[:1])
+    assert not one.ok
+    assert str(one).startswith("not decided: 1 of 1 frames judged")
+    spoiled = y.copy()
+    spoiled[3, 1] = np.nan
+    report = model.check(x, spoiled)
+    assert not report.ok
+    assert report.worst_frame == 3
+    with pytest.raises(TypeError, match="ok"):
+        bool(report)
+    with pytest.raises(ValueError, match=r"expected must have the shape \(5, 4\) of the outputs, got \(5, 3\)"):
+        model.check(x, x)
+    with pytest.raises(TypeError, match="expected must be an array of floats, got int64"):
+        model.check(x, np.zeros((5, 4), np.int64))
+    with pytest.raises(ValueError, match="x must have at least one frame"):
+        model.check(x[:0], y[:0])

@@ -2,12 +2,14 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import stat
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,6 +101,67 @@ def test_saving_is_all_or_nothing(path, rng, monkeypatch):
         small_model(rng).save(path)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
+
+
+def test_data_is_on_the_disk_before_it_replaces_older_data(path, rng, monkeypatch):
+    """fsync of what is written, then the renaming, then fsync of the folder."""
+    done, fsync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (done.append(os.fstat(handle).st_ino), fsync(handle)))
+    monkeypatch.setattr(os, "replace", lambda one, other: (done.append("replace"), replace(one, other)))
+    small_model(rng).save(path)
+    assert done == [path.stat().st_ino, "replace", path.parent.stat().st_ino]
+
+
+def test_a_file_system_that_syncs_no_folders(path, rng, monkeypatch):
+    def fail(handle):
+        raise OSError(errno.EINVAL, "no")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    small_model(rng).save(path)
+    cnorm.load(path)
+
+
+KILLED = """
+import os, signal, sys, time
+from cnorm.files import replacing
+
+with replacing(sys.argv[1]) as file:
+    file.write_bytes(b"half")
+    print("writing", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_writer_leaves_the_file_and_no_litter(path, rng):
+    """Its folder goes with the next writing of that file; that of a writer that lives stays."""
+    before = path.read_bytes()
+    writers = []
+    for _ in range(2):
+        command = [sys.executable, "-P", "-c", KILLED, str(path)]
+        writers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert writers[-1].stdout.readline() == "writing\n"
+    killed, living = writers
+    (folder,) = (f for f in path.parent.iterdir() if f.is_dir() and folder_of(f, killed))
+    killed.kill()
+    killed.wait()
+    assert path.read_bytes() == before
+    for hidden in path.parent.glob(".*"):
+        os.utime(hidden, (0, 0))
+    small_model(rng).save(path)
+    assert not folder.exists()
+    assert len(os.listdir(path.parent)) == 2  # the file, and the folder of the other
+    living.kill()
+    living.wait()
+    small_model(rng).save(path)
+    assert os.listdir(path.parent) == [path.name]
+    for writer in writers:
+        writer.stdout.close()
+
+
+def folder_of(folder, process):
+    """Whether a process has a folder open."""
+    handles = Path(f"/proc/{process.pid}/fd").iterdir()
+    return any(os.path.realpath(handle) == str(folder) for handle in handles)
 
 
 def test_a_path_that_can_not_be_written_is_named(tmp_path, rng):
@@ -571,3 +634,59 @@ def test_no_loader_knows_pickle(tmp_path):
     assert not run.exists()
     code = "import sys, cnorm; cnorm.demo_model(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_refuses_duplicate_keys_of_a_configuration(path):
+    """The file is read by two doors; JSON readers disagree on which of two values counts."""
+    text = contents(path)[0]["__metadata__"]["cnorm.model"]
+    write_configuration(path, text.replace('"type": "LSTM"', '"type": "GRU", "type": "LSTM"'))
+    with pytest.raises(ValueError, match="not JSON with a format and layers"):
+        cnorm.load(path)
+    with pytest.raises(ValueError, match="a key is there twice"):
+        cnorm.from_safetensors(path, "ba2016", kind="LSTM", prefix="layers.0.")
+
+
+def test_limits_the_panels_of_a_model_not_of_a_network(monkeypatch, rng):
+    """Bidirectional layers cut a model into networks, each of which may be below the limit."""
+    cell, _ = random_cell(("GRU", "torch"), rng, 1, 1)
+    layers = [cnorm.Bidirectional(cell, cell), cnorm.Linear(np.ones((1, 2), np.float32))] * 20
+    cnorm.Model(layers)
+    monkeypatch.setattr("cnorm.model.PANEL_FLOATS", 4096)
+    cnorm.Model(layers[:2])
+    with pytest.raises(ValueError, match=r"layers take \d+ bytes packed in panels of 32 rows: more than 16384"):
+        cnorm.Model(layers)
+
+
+HOSTILE = "\x1b[2J\u202e" + "x" * 1_000_000
+
+
+@pytest.mark.parametrize("read", [cnorm.load, lambda path: cnorm.from_safetensors(path, "torch", kind="LSTM")])
+def test_quoted_names_are_bounded_and_printable(read, tmp_path):
+    one = np.ones((4, 4), np.float32)
+    metadata = {"cnorm.model": json.dumps({"format": 1, "layers": [{"type": "Linear", HOSTILE: 1}]})}
+    for name, described in ((f"layers.0.{HOSTILE}", metadata), (HOSTILE, None), (f"weight_ih_l0{HOSTILE}", None)):
+        safetensors.numpy.save_file({name: one}, tmp_path / "file", metadata=described)
+        with pytest.raises(ValueError, match="file") as error:
+            read(tmp_path / "file")
+        assert len(str(error.value)) < 3000
+        assert str(error.value).isprintable()
+    safetensors.numpy.save_file({"a": one}, tmp_path / "file", metadata={"cnorm.model": json.dumps({HOSTILE: 1})})
+    with pytest.raises(ValueError, match="file") as error:
+        read(tmp_path / "file")
+    assert len(str(error.value)) < 3000
+
+
+def test_quoted_names_of_a_state_dict_are_bounded_and_printable():
+    for take in (lambda w: cnorm.LSTM(w, preset="torch"), lambda w: cnorm.from_torch(w, "torch", kind="LSTM")):
+        with pytest.raises(ValueError, match=r"xxx \.\.\. xxx") as error:
+            take({f"{i}{HOSTILE}": np.ones(1, np.float32) for i in range(50)})
+        assert len(str(error.value)) < 3000
+        assert str(error.value).isprintable()
+
+
+def test_the_text_of_a_model_is_short():
+    layers = [cnorm.Linear(np.ones((2, 2), np.float32))] * 10_000
+    text = "Linear(2 -> 2)"
+    assert repr(cnorm.Model(layers)) == f"Model([{text}, {text}, {text}, ... 9995 more ..., {text}, {text}])"
+    assert repr(cnorm.Model(layers[:6])).count(text) == 6
+    assert len(repr(cnorm.Model([cnorm.Residual(layers[:1000])]))) < 300

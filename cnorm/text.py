@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterable
+
+__all__ = ["clip", "listed", "message_of", "printable", "quoted"]
 
 
 def printable(text: str) -> str:
@@ -23,3 +26,15 @@ def clip(text: str, most: int = 500) -> str:
 def quoted(name: str) -> str:
     """A name of an untrusted file for a message: printable, in quotes, at most 80 characters."""
     return repr(clip(printable(name[:1000]), 80))
+
+
+def listed(names: Iterable[str], most: int = 12) -> str:
+    """The first `most` of some names, and how many more there are; "none" if there are none."""
+    names = [str(name) for name in names]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(clip(printable(name[:1000]), 80) for name in names[:most]) or "none") + more
+
+
+def message_of(error: Exception) -> str:
+    """What an error says, where that may quote an untrusted file: printable, at most 2000 characters."""
+    return clip(printable(str(error)[:100_000]), 2000)
