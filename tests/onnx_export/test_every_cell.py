@@ -50,7 +50,7 @@ def trajectory(key, outputs):
         advance(perturbed(x, noise, rng), {n: perturbed(a, noise, rng) for n, a in before.items()}) for _ in range(8)
     ]
     spread = {name: max(np.abs(moved[name] - exact[name]).max() for moved in near) for name in exact}
-    return model, x, before, exact, {name: bound(UNITS, exact[name], spread=spread[name]) for name in exact}
+    return model, x, before, exact, {name: bound(UNITS, exact[name], sensitivity=spread[name]) for name in exact}
 
 
 def perturbed(array, noise, rng):
