@@ -8,12 +8,6 @@ typedef struct {
     const T *st;     /* K, delta, rstd */
 } FN(run);
 
-/* (1) about K, compiled once: S = sum d and Q = sum d^2 of d = x - K */
-static __attribute__((noinline)) void FN(run_sums)(const X *x, ptrdiff_t n, T K, double *S, double *Q)
-{
-    FN(sums)(&(FN(row)){.x = x}, n, K, 1, NULL, 0, NULL, FN(PLAIN), S, Q);
-}
-
 /* lanes from <= i < to of the vector at p, which may be all of them */
 INLINE V FN(load_some)(const X *p, ptrdiff_t from, ptrdiff_t to)
 {

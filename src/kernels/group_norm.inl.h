@@ -44,16 +44,14 @@ RARE void FN(f64_group)(const FN(one_group) *group, double eps, T stats[3])
 INLINE void FN(norm_group)(const FN(one_group) *group, double eps, FN(carry) *carry, T stats[3])
 {
     const ptrdiff_t channels = group->channels, n = channels * group->space;
-    double square = 1;
-    if (!FN(row_stats)(&(FN(row)){.x = group->x}, n, eps, 1, NULL, 0, NULL, FN(PLAIN), stats, &square)) {
+    if (!FN(row_stats)(group->x, n, eps, 0, stats)) {
         FN(f64_group)(group, eps, stats);
         return;
     }
-    stats[2] = FN(rstd_of)(square);
     if (group->space == 1) {
-        FN(writer) w = {.x = group->x, .n = n, .gain = group->gain, .bias = group->bias, .y = group->out, .carry = carry};
-        FN(write_head)(&w, stats, carry ? FN(lane_offset_of)(group->out) : 0, 1, FN(SHIFTED));
-        FN(write_rest)(&w, 1, FN(SHIFTED), 0);
+        const FN(writer) w = {.x = group->x, .n = n, .gain = group->gain, .bias = group->bias, .y = group->out, .carry = carry,
+                              .lane_offset = carry ? FN(lane_offset_of)(group->out) : 0};
+        FN(write_whole_row)(&w, stats, 1);
         return;
     }
     for (ptrdiff_t c = 0; c < channels; ++c) { /* a gain of 1 and a bias of -0 change nothing */
@@ -125,20 +123,14 @@ RARE void FN(f64_group_backward)(const FN(one_group) *group, const T st[3], int 
 /* space = 1: the row of a group; false, without (6), if a sum overflowed */
 INLINE int FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
 {
-    const ptrdiff_t n = group->channels;
-    const FN(gradient) row = {.dy = group->dy, .x = group->x, .dx = group->out, .shift = TN(splat)(st[0]),
-                              .delta = TN(splat)(st[1]), .rstd = TN(splat)(st[2]), .dy_ahead = AHEAD_BYTES,
-                              .x_ahead = AHEAD_BYTES};
-    const FN(param_grads) to_add = {.gain = group->gain, .dgain = group->dgain, .dbias = group->dbias};
-    double sums[2];
-    FN(backward_sums)(n, &row, &to_add, 0, 1, 0, carry != NULL, sums);
-    if (!(fabs(sums[0]) <= SUM_MAX && fabs(sums[1]) <= SUM_MAX)) {
-        if (carry) FN(add_param_grads)(n, row, to_add, 1);
-        return 0;
-    }
-    if (carry) FN(backward_dx)(n, &row, &to_add, FN(lane_offset_of)(group->out), 1, 0, sums, carry);
-    else FN(backward_dx)(n, &row, &to_add, 0, 1, 0, sums, NULL);
-    return 1;
+    const FN(row) row = {.n = group->channels, .x = group->x, .dy = group->dy, .gain = group->gain, .dgain = group->dgain,
+                         .dbias = group->dbias, .K = TN(splat)(st[0]), .delta = TN(splat)(st[1]), .rstd = TN(splat)(st[2])};
+    FN(gradient) dx = {.dx = group->out, .lane_offset = carry ? FN(lane_offset_of)(group->out) : 0, .carry = carry,
+                       .dy_ahead = AHEAD_BYTES, .x_ahead = AHEAD_BYTES};
+    if (!carry) return FN(backward_row)(&row, &dx, CENTRED | SHIFTED);
+    if (FN(backward_row)(&row, &dx, CENTRED | SHIFTED | NONTEMPORAL)) return 1;
+    FN(add_param_grads_alone)(&row, st, 1);
+    return 0;
 }
 
 /* space > 1, likewise */

@@ -59,6 +59,10 @@ WIDEN(bf16)
 #define RSTD_HUGE 0x1.fffffffffffffp1023
 #define X double
 #define FN(name) name##_f64
+#include "sink.inl.h"
+#include "sweep.inl.h"
+#include "row_stats.inl.h"
+#include "row_float64.inl.h"
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
 #include "channel_run.inl.h"
@@ -84,6 +88,10 @@ WIDEN(bf16)
 #define RSTD_HUGE 0x1.fffffep127f
 #define X float
 #define FN(name) name##_f32
+#include "sink.inl.h"
+#include "sweep.inl.h"
+#include "row_stats.inl.h"
+#include "row_float64.inl.h"
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
 #include "channel_run.inl.h"
@@ -95,6 +103,10 @@ WIDEN(bf16)
 #include "undefine_storage.h"
 #define X uint16_t
 #define FN(name) name##_f16
+#include "sink.inl.h"
+#include "sweep.inl.h"
+#include "row_stats.inl.h"
+#include "row_float64.inl.h"
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
 #include "channel_run.inl.h"
@@ -104,6 +116,10 @@ WIDEN(bf16)
 #include "undefine_storage.h"
 #define X uint16_t
 #define FN(name) name##_bf16
+#include "sink.inl.h"
+#include "sweep.inl.h"
+#include "row_stats.inl.h"
+#include "row_float64.inl.h"
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
 #include "channel_run.inl.h"

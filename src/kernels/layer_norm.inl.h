@@ -1,187 +1,166 @@
-/* Layer and RMS normalisation of rows, forward and backward.
+/* Layer and RMS normalisation of rows.
  *     layer norm   Ba, Kiros, Hinton 2016, arXiv:1607.06450, Eq. 3
  *     RMS norm     Zhang, Sennrich 2019, arXiv:1910.07467, Eq. 4: the same with the mean taken as 0
  *
- * Included once per storage type X, with its compute type T (float for float16 and bfloat16), the vocabulary FN(name)
- * of X and TN(name), V, VL, LANES of T, and the limits of T, all defined by isa.inl.h. `centred` is a constant where
- * these functions are called: 1 layer norm, 0 RMS norm. A row is x [n], or with a residual the sum x + residual
- * rounded to X, which is stored while its sums are taken, and read from there ever after.
- *
- * Forward
- *   (1) one sweep: S = sum d, Q = sum d^2 of d = x - K; delta = S/n. K = 0, or, where the first LANES elements have one
- *       sign, their mean rounded. Accepted if S delta <= Q - S delta, that is (mean - K)^2 <= var, and Q can neither
- *       have overflowed nor drowned in subnormals.
+ * A row is x [n], or with a residual the sum x + residual rounded to the storage type X, which is an output too.
+ *   (1) one sweep (sweep.inl.h): S = sum d, Q = sum d^2 of d = x - K; delta = S/n. K = 0, or, where the first LANES elements
+ *       have one sign, their mean rounded. Accepted if S delta <= Q - S delta = m2, that is (mean - K)^2 <= var, and Q can
+ *       neither have overflowed nor drowned in subnormals (row_stats.inl.h).
  *   (2) else the same with K = K + delta rounded, the mean.
- *   (3) else the row is done in float64, scaled by a power of two and shifted by its first element.
- *   var = (Q - S delta)/n,  rstd = 1/sqrt(var + eps), or 0 where var + eps = 0
- *   (4) y = (d - delta) rstd gain + bias
+ *   (3) else the row is done in float64, scaled by a power of two (row_float64.inl.h).
+ *   var = m2/n,  rstd = 1/sqrt(var + eps), or 0 where var + eps = 0
+ *   (4) y = (d - delta) rstd gain + bias (sink.inl.h)
  * The mean stays the unevaluated pair K + delta: rounding it to one T is the largest error of a careful kernel.
  * RMS norm takes K = delta = 0 and var = Q/n; only the range of Q can send it to (3).
  *
- * Backward, with xhat = ((x - K) - delta) rstd and g = dy gain
- *   (5) one sweep: G = mean g, H = mean g xhat, and this row's share of dgain = sum dy xhat, dbias = sum dy
- *   (6) dx = rstd ((g - G) - xhat H)        RMS norm: G = 0
- * dgain and dbias are summed row after row within blocks of 64 rows, and over the blocks by a fixed tree.
- *
- * Sums run in LANES virtual lanes: blocks of BLOCK additions from zero, block sums added in order, folded by the halving
- * tree and added to a float64 every FOLD elements. One long chain would round the same way hundreds of times.
+ * Included once per storage type X with its compute type T. `centred`: 1 layer norm, 0 RMS norm.
  */
 
-enum {
-    FN(PIECE) = 256,                          /* elements that a rare float64 path widens at a time: little stack */
-    FN(CACHED) = CACHED_BYTES / (int)sizeof(T),   /* elements of the longest row that stays in the first cache */
-    FN(ROW_SPACE) = FN(CACHED) + 2 * VL,             /* for a row, wherever in a vector it begins */
-    FN(PARAM_SPACE) = PAGE_BYTES / (int)sizeof(T) + 2 * FN(ROW_SPACE), /* for two rows, wherever in a page they begin */
-};
-
-#include "stage.inl.h"
-#include "sink.inl.h"
-#include "sweep.inl.h"
-#include "row_stats.inl.h"
-#include "row_float64.inl.h"
-
-INLINE FN(row) FN(row_of)(const cnorm_norm *call, ptrdiff_t r, const int with_residual, FN(carry) *sum_carry)
+/* A parameter [n] in `space`; where there is none, `nothing` n times, what changes nothing. For half types a NaN becomes
+ * arithmetic's own: see PARAMS. */
+INLINE const T *FN(param)(const T *from, T nothing, ptrdiff_t n, T *space)
 {
-    FN(row) row = {.x = (const X *)call->x + r * call->x_stride};
-    if (with_residual) {
+    if (from && sizeof(X) == sizeof(T)) return memcpy(space, from, (size_t)n * sizeof(T));
+    for (ptrdiff_t j = 0; j < n; ++j) space[j] = !from ? nothing : from[j] == from[j] ? from[j] : (T)NAN;
+    return space;
+}
+
+/* Gain and bias for rows of at most CACHED elements, with the page offset and the lane offset of the rows of y. A copy is not
+ * worth making for a few rows, but for half types. RMS norm has no bias. */
+INLINE void FN(place_params)(const cnorm_norm *call, ptrdiff_t lane_offset, const int mode, T space[FN(PARAM_SPACE)],
+                             FN(writer) *w)
+{
+    T *const at = space + offset_matching(space, call->y) / (ptrdiff_t)sizeof(T) + lane_offset;
+    const int few = call->rows < 8 && sizeof(X) == sizeof(T);
+    w->gain = call->gain && few ? call->gain : FN(param)(call->gain, 1, call->n, at);
+    if (mode & CENTRED) w->bias = call->bias && few ? call->bias : FN(param)(call->bias, -(T)0, call->n, at + FN(ROW_SPACE));
+}
+
+INLINE FN(row) FN(row_of)(const cnorm_norm *call, ptrdiff_t r, const int mode)
+{
+    FN(row) row = {.n = call->n, .x = (const X *)call->x + r * call->x_stride};
+    if (mode & SUM && call->sum) {
         row.residual = (const X *)call->residual + r * call->residual_stride;
         row.sum = (X *)call->sum + r * call->sum_stride;
-        row.sum_carry = sum_carry;
     }
     return row;
 }
 
-/* Gain or bias for rows of at most CACHED elements: where there is none, what changes nothing. For a few rows a copy is not
- * worth making, but for half types, of which a NaN must be arithmetic's own. */
-INLINE const T *FN(copied)(ptrdiff_t rows, ptrdiff_t n, const T *from, T nothing, T *room)
+/* (3) and (4) for row r, which (2) refused; its sum, whose end may still be in sum_carry, is stored */
+RARE FN(stats) FN(rescue_row)(const cnorm_norm *call, ptrdiff_t r, int centred, FN(carry) *sum_carry)
 {
-    const int half = sizeof(X) < sizeof(T);
-    if (from && !half && rows < 8) return from;
-    if (from && !half) memcpy(room, from, (size_t)n * sizeof(T));
-    else if (from) for (ptrdiff_t j = 0; j < n; ++j) room[j] = from[j] == from[j] ? from[j] : (T)NAN;
-    else for (ptrdiff_t j = 0; j < n; ++j) room[j] = nothing;
-    return room;
+    FN(stats) stats = {.accepted = 1};
+    if (sum_carry) FN(flush)(sum_carry);
+    const X *const x = call->sum ? (const X *)call->sum + r * call->sum_stride : (const X *)call->x + r * call->x_stride;
+    FN(f64_norm_row)(x, call, centred, (X *)call->y + r * call->y_stride, stats.st);
+    return stats;
 }
 
-/* Both of them, beginning `lane_offset` lanes into a vector, as the rows do, and level with y. RMS norm gets no bias. */
-INLINE void FN(place_params)(ptrdiff_t rows, ptrdiff_t n, const void *y, ptrdiff_t lane_offset, const int centred, T room[FN(PARAM_SPACE)],
-                       const T **gain, const T **bias)
+/* (4) for a row read from x */
+static NOINLINE void FN(write_whole_row)(const FN(writer) *writer, const T st[3], int centred)
 {
-    T *const level = room + offset_matching(room, y) / (ptrdiff_t)sizeof(T) + lane_offset;
-    *gain = FN(copied)(rows, n, *gain, 1, level);
-    if (centred) *bias = FN(copied)(rows, n, *bias, -(T)0, level + FN(ROW_SPACE));
+    FN(writer) w = *writer;
+    if (w.carry && centred) FN(begin_row)(&w, st, CENTRED | SHIFTED), FN(write_rest)(&w, CENTRED | SHIFTED | NONTEMPORAL);
+    else if (w.carry) FN(begin_row)(&w, st, 0), FN(write_rest)(&w, NONTEMPORAL);
+    else if (centred) FN(begin_row)(&w, st, CENTRED | SHIFTED), FN(write_rest)(&w, CENTRED | SHIFTED);
+    else FN(begin_row)(&w, st, 0), FN(write_rest)(&w, 0);
 }
 
-/* Rows short enough to stay in the first cache, with gain and bias, between being summed and being written. The next row
- * is summed before a row is written, or, where that pays, while. The tree of its sums, and after the writing square root and
- * division, thus wait beside other work, each no longer than a processor looks ahead. Of a sum, and of what had to be
- * widened, d is kept. */
-INLINE void FN(cached_rows)(const cnorm_norm *call, const int centred, const int with_residual, const int streaming)
+/* Rows of at most CACHED elements stay in the first cache from their sums to their output. Software pipelining: row r is
+ * summed while, where that pays, row r - 1 is written; the rest of row r - 1 is written while the tree of r's sums is waited
+ * for; the square root and quotient of r are taken while the sums of r + 1 begin. */
+INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
 {
-    const int half = sizeof(X) < sizeof(T), keep = with_residual || half;
-    _Alignas(VECTOR_BYTES) T for_rows[FN(PARAM_SPACE)], for_affine[FN(PARAM_SPACE)];
-    const ptrdiff_t rows = call->rows, n = call->n;
-    const int overlap = streaming || n >= LONG_ROW;
-    const int aligned = streaming || (ALIGN_LOADS && !half && n > SHORT_ROW);
-    const ptrdiff_t first_lane_offset = aligned ? FN(lane_offset_of)(streaming ? call->y : call->x) : 0;
-    T *stats = call->stats, last[3] = {0}, its[3] = {0}; /* K, delta and rstd of the row to write, and of the next */
-    int plain = 0, next_plain = 0;
-    double square = 1;
-    FN(carry) y_carry = {.to = 0}, sum_carry = {.to = 0};
-    FN(writer) w = {.n = n, .gain = call->gain, .bias = call->bias, .carry = streaming ? &y_carry : NULL};
-    FN(place_params)(rows, n, call->y, first_lane_offset, centred, for_affine, &w.gain, &w.bias);
-    /* a row is stored as gain and bias are loaded, vector after vector: loads from the same place in a page would wait */
-    T *const room = for_rows + offset_away_from(for_rows, w.gain, w.bias) / (ptrdiff_t)sizeof(T);
-    FN(carry) *to_sum = with_residual && streaming ? &sum_carry : NULL;
-    w.x_ahead = FN(ahead)(n, call->x_stride), w.residual_ahead = FN(ahead)(n, call->residual_stride);
-    ptrdiff_t lane_offset_of_y = 0;
-    for (ptrdiff_t next = 0; next <= rows; ++next) {
-        const ptrdiff_t r = next - 1; /* the row to write */
-        const int writing = next && plain, shifted = !keep && writing && last[0] != 0;
-        if (writing && shifted) FN(write_head)(&w, last, lane_offset_of_y, centred, FN(SHIFTED));
-        else if (writing) FN(write_head)(&w, last, lane_offset_of_y, centred, keep ? FN(KEPT) : FN(PLAIN));
-        X *const y = (X *)call->y + next * call->y_stride;
-        const FN(row) row = FN(row_of)(call, next, with_residual, to_sum);
-        /* what is streamed must be aligned; else the loads are */
-        lane_offset_of_y = aligned ? FN(lane_offset_of)(streaming ? y : row.x) : 0;
-        const ptrdiff_t lane_offset = to_sum ? FN(lane_offset_of)(row.sum) : half ? 0 : lane_offset_of_y;
-        T *const kept = keep ? room + (next & 1) * FN(ROW_SPACE) + lane_offset : NULL;
-        if (next < rows) {
-            if (keep && writing && overlap)
-                next_plain = FN(row_stats)(&row, n, call->eps, centred, kept, lane_offset, &w, FN(KEPT), its, &square);
-            else if (shifted && overlap)
-                next_plain = FN(row_stats)(&row, n, call->eps, centred, kept, lane_offset, &w, FN(SHIFTED), its, &square);
-            else if (!keep && writing && overlap)
-                next_plain = FN(row_stats)(&row, n, call->eps, centred, kept, lane_offset, &w, FN(PLAIN), its, &square);
-            else
-                next_plain = FN(row_stats)(&row, n, call->eps, centred, kept, lane_offset, NULL, FN(PLAIN), its, &square);
-        }
-        if (writing && shifted) {
-            FN(write_rest)(&w, centred, FN(SHIFTED), 1);
-        } else if (writing) {
-            FN(write_rest)(&w, centred, keep ? FN(KEPT) : FN(PLAIN), 1);
-        } else if (next) {
-            const FN(row) again = FN(row_of)(call, r, with_residual, to_sum);
-            T wide[3];
-            FN(f64_norm_row)(FN(stored_row)(&again), n, call->gain, call->bias, call->eps, centred, w.y, wide);
-            for (int i = 0; i < 3; ++i) last[i] = wide[i];
-        }
-        its[2] = FN(rstd_of)(square); /* not yet that of a row left to f64_norm_row */
-        for (int i = 0; i < 3; ++i) {
-            if (stats && next) stats[3 * r + i] = last[i];
-            last[i] = its[i];
-        }
-        plain = next_plain;
-        w.d = kept;
-        w.x = row.x;
-        w.residual = to_sum ? row.residual : NULL;
-        w.y = y;
+    enum { HALF = sizeof(X) < sizeof(T) };
+    _Alignas(VECTOR_BYTES) T row_space[FN(PARAM_SPACE)], param_space[FN(PARAM_SPACE)];
+    const int nontemporal = mode & NONTEMPORAL, aligned = nontemporal || (ALIGN_LOADS && !HALF && call->n > SHORT_ROW);
+    FN(carry) carry = {.to = 0}, sum_carry = {.to = 0};
+    FN(writer) w = {.n = call->n, .carry = nontemporal ? &carry : NULL, .x_ahead = FN(ahead)(call->n, call->x_stride),
+                    .residual_ahead = FN(ahead)(call->n, call->residual_stride)};
+    FN(place_params)(call, aligned ? FN(lane_offset_of)(nontemporal ? call->y : call->x) : 0, mode, param_space, &w);
+    /* away from gain and bias, which are loaded while the kept row is stored */
+    T *const space = row_space + offset_away_from(row_space, w.gain, w.bias) / (ptrdiff_t)sizeof(T);
+    FN(stats) last = {.accepted = 0}, next = last; /* of rows r - 1 and r */
+    for (ptrdiff_t r = 0; r <= call->rows; ++r) {
+        const int writing = last.accepted, shifted = !(mode & KEPT) && last.st[0] != 0;
+        if (writing && shifted) FN(begin_row)(&w, last.st, mode | SHIFTED);
+        else if (writing) FN(begin_row)(&w, last.st, mode);
+        w.stop = writing && (nontemporal || call->n >= LONG_ROW) ? w.end : w.at;
+        X *const y = (X *)call->y + r * call->y_stride;
+        FN(row) row = FN(row_of)(call, r, mode);
+        const ptrdiff_t y_offset = aligned ? FN(lane_offset_of)(nontemporal ? y : row.x) : 0;
+        row.carry = nontemporal ? &sum_carry : NULL;
+        row.lane_offset = nontemporal && row.sum ? FN(lane_offset_of)(row.sum) : HALF ? 0 : y_offset;
+        row.kept = space + (r & 1) * FN(ROW_SPACE) + row.lane_offset;
+        if (r < call->rows && shifted) next = FN(stats_of)(&row, call->eps, mode | SHIFTED, &w);
+        else if (r < call->rows && HALF && !row.sum) next = FN(stats_of)(&row, call->eps, mode & ~SUM, &w);
+        else if (r < call->rows) next = FN(stats_of)(&row, call->eps, mode, &w);
+        if (writing && shifted) FN(write_rest)(&w, mode | SHIFTED);
+        else if (writing) FN(write_rest)(&w, mode);
+        else if (r) last = FN(in_registers)(FN(rescue_row)(call, r - 1, mode & CENTRED, row.carry));
+        next.st[2] = FN(rstd_of)(next.var_eps);
+        for (int i = 0; i < 3 && call->stats && r; ++i) ((T *)call->stats)[3 * r - 3 + i] = last.st[i];
+        last = next;
+        w.d = row.kept, w.x = row.x, w.residual = nontemporal ? row.residual : NULL, w.y = y, w.lane_offset = y_offset;
     }
-    if (streaming) {
-        FN(flush)(&y_carry);
-        FN(flush)(&sum_carry);
-        stream_fence();
-    }
+    if (!nontemporal) return;
+    FN(flush)(&sum_carry);
+    FN(finish)(&carry);
 }
 
-/* Rows that are read twice: long ones, and those whose output is streamed and for which look-ahead would not pay */
-INLINE void FN(two_pass_rows)(const cnorm_norm *call, const int centred, const int with_residual)
+/* Longer rows are read once for their statistics and once more for their output; likewise rows of float32 and float64 that are
+ * written by non-temporal stores. */
+static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
 {
+    enum { HALF = sizeof(X) < sizeof(T) };
+    _Alignas(VECTOR_BYTES) T param_space[FN(PARAM_SPACE)];
     FN(carry) carry = {.to = 0};
     FN(writer) w = {.n = call->n, .gain = call->gain, .bias = call->bias, .carry = call->streaming ? &carry : NULL};
-    _Alignas(VECTOR_BYTES) T for_affine[FN(PARAM_SPACE)];
-    if (call->n <= FN(CACHED))
-        FN(place_params)(call->rows, call->n, call->y, FN(lane_offset_of)(call->y), centred, for_affine, &w.gain, &w.bias);
+    if (call->n <= FN(CACHED)) FN(place_params)(call, FN(lane_offset_of)(call->y), centred, param_space, &w);
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
-        T stats[3];
-        double square;
-        const FN(row) row = FN(row_of)(call, r, with_residual, NULL);
-        w.x = with_residual ? row.sum : row.x;
+        FN(row) row = FN(row_of)(call, r, SUM);
+        row.lane_offset = ALIGN_LOADS && !row.sum ? FN(lane_offset_of)(row.x) : 0;
+        FN(stats) stats;
+        if (!centred) stats = FN(stats_of)(&row, call->eps, 0, NULL);
+        else if (row.sum) stats = FN(stats_of)(&row, call->eps, CENTRED | SUM, NULL);
+        else stats = FN(stats_of)(&row, call->eps, CENTRED, NULL);
+        w.x = row.sum ? row.sum : row.x;
         w.y = (X *)call->y + r * call->y_stride;
-        const ptrdiff_t lane_offset = ALIGN_LOADS && !with_residual ? FN(lane_offset_of)(w.x) : 0;
-        if (FN(row_stats)(&row, call->n, call->eps, centred, NULL, lane_offset, NULL, FN(PLAIN), stats, &square)) {
-            stats[2] = FN(rstd_of)(square);
-            FN(write_head)(&w, stats, w.carry ? FN(lane_offset_of)(w.y) : lane_offset, centred, FN(SHIFTED));
-            FN(write_rest)(&w, centred, FN(SHIFTED), 0);
-        } else {
-            FN(f64_norm_row)(w.x, call->n, call->gain, call->bias, call->eps, centred, w.y, stats);
-        }
-        if (call->stats) memcpy((T *)call->stats + 3 * r, stats, sizeof stats);
+        w.lane_offset = w.carry ? FN(lane_offset_of)(w.y) : row.lane_offset;
+        stats.st[2] = FN(rstd_of)(stats.var_eps);
+        if (stats.accepted) FN(write_whole_row)(&w, stats.st, centred);
+        else stats = FN(in_registers)(FN(rescue_row)(call, r, centred, NULL));
+        for (int i = 0; i < 3 && call->stats; ++i) ((T *)call->stats)[3 * r + i] = stats.st[i];
     }
-    if (w.carry) {
-        FN(flush)(&carry);
-        stream_fence();
-    }
+    if (w.carry) FN(finish)(&carry);
 }
 
-INLINE void FN(norm_rows)(const cnorm_norm *call, const int centred, const int with_residual)
+/* sums and half types */
+static NOINLINE void FN(kept_rows)(const cnorm_norm *call)
 {
-    const int kept = with_residual || sizeof(X) < sizeof(T);
-    if (call->n <= FN(CACHED) && !call->streaming) FN(cached_rows)(call, centred, with_residual, 0);
-    else if (call->n <= FN(CACHED) && kept) FN(cached_rows)(call, centred, with_residual, 1);
-    else FN(two_pass_rows)(call, centred, with_residual);
+    if (call->streaming) FN(cached_rows)(call, CENTRED | KEPT | SUM | PARAMS | NONTEMPORAL);
+    else FN(cached_rows)(call, CENTRED | KEPT | SUM | PARAMS);
 }
 
-static void FN(layer_norm)(const cnorm_norm *call) { FN(norm_rows)(call, 1, 0); }
-static void FN(add_layer_norm)(const cnorm_norm *call) { FN(norm_rows)(call, 1, 1); }
-static void FN(rms_norm)(const cnorm_norm *call) { FN(norm_rows)(call, 0, 0); }
+static void FN(layer_norm)(const cnorm_norm *call)
+{
+    const int kept = sizeof(X) < sizeof(T);
+    if (call->n > FN(CACHED) || (call->streaming && !kept)) FN(two_pass_rows)(call, 1);
+    else if (kept) FN(kept_rows)(call);
+    else FN(cached_rows)(call, CENTRED | PARAMS);
+}
+
+static void FN(add_layer_norm)(const cnorm_norm *call)
+{
+    if (call->n > FN(CACHED)) FN(two_pass_rows)(call, 1);
+    else FN(kept_rows)(call);
+}
+
+static void FN(rms_norm)(const cnorm_norm *call)
+{
+    const int kept = sizeof(X) < sizeof(T);
+    if (call->n > FN(CACHED) || (call->streaming && !kept)) FN(two_pass_rows)(call, 0);
+    else if (!kept) FN(cached_rows)(call, PARAMS);
+    else if (call->streaming) FN(cached_rows)(call, KEPT | PARAMS | NONTEMPORAL);
+    else FN(cached_rows)(call, KEPT | PARAMS);
+}

@@ -1,5 +1,7 @@
 /* (3) of layer_norm.inl.h: rows that arithmetic in T cannot reach, in float64. */
 
+enum { FN(PIECE) = 256 }; /* elements that are widened at a time: little stack */
+
 /* What (3) finds: x scale = origin + delta + xhat / rstd; inv_std_dev is what rstd is in units of x */
 typedef struct { double scale, origin, delta, rstd, inv_std_dev; } FN(f64_stats);
 
@@ -19,7 +21,7 @@ RARE FN(f64_stats) FN(f64_row_stats)(const X *x, ptrdiff_t n, double eps, int ce
         for (ptrdiff_t j = 0; j < n; j += FN(PIECE)) {
             const ptrdiff_t len = n - j < FN(PIECE) ? n - j : FN(PIECE);
             for (ptrdiff_t i = 0; i < len; ++i) piece[i] = ((double)FN(value)(x[j + i]) * e.scale - e.origin) - e.delta;
-            sums_f64(&(row_f64){.x = piece}, len, 0, 1, NULL, 0, NULL, PLAIN_f64, &S, &Q);
+            run_sums_f64(piece, len, 0, &S, &Q);
             sum += S;
             squares += Q;
         }
@@ -67,10 +69,11 @@ INLINE void FN(f64_store_stats)(const FN(f64_stats) *e, T stats[3])
 INLINE double FN(f64_xhat)(const FN(f64_stats) *e, double x) { return ((x * e->scale - e->origin) - e->delta) * e->rstd; }
 
 /* (3) and (4) in float64, rounded once to T */
-RARE void FN(f64_norm_row)(const X *x, ptrdiff_t n, const T *gain, const T *bias, double eps, int centred, X *y, T stats[3])
+RARE void FN(f64_norm_row)(const X *x, const cnorm_norm *call, int centred, X *y, T stats[3])
 {
-    const FN(f64_stats) e = FN(f64_row_stats)(x, n, eps, centred);
-    for (ptrdiff_t j = 0; j < n; ++j) {
+    const T *const gain = call->gain, *const bias = centred ? call->bias : NULL;
+    const FN(f64_stats) e = FN(f64_row_stats)(x, call->n, call->eps, centred);
+    for (ptrdiff_t j = 0; j < call->n; ++j) {
         double v = FN(f64_xhat)(&e, (double)FN(value)(x[j]));
         if (gain) v *= (double)gain[j];
         if (bias) v += (double)bias[j];
@@ -80,15 +83,16 @@ RARE void FN(f64_norm_row)(const X *x, ptrdiff_t n, const T *gain, const T *bias
 }
 
 /* (5) and (6) in float64, for rows whose xhat, dx or sums arithmetic in T cannot reach; dgain NULL: only (6) */
-RARE void FN(f64_backward_row)(ptrdiff_t n, const X *dy, const X *x, const T *gain, const T st[3], int centred, X *dx,
-                                 T *dgain, T *dbias)
+RARE void FN(f64_backward_row)(const FN(row) *row, const T st[3], int centred, X *dx, T *dgain, T *dbias)
 {
-    const FN(f64_stats) e = FN(f64_given_stats)(x, n, st, centred);
+    const ptrdiff_t n = row->n;
+    const T *const gain = row->gain;
+    const FN(f64_stats) e = FN(f64_given_stats)(row->x, n, st, centred);
     double dy_scale = 1, gain_scale = 1;
     if (sizeof(T) == 8) {
         double largest = 0, largest_gain = 0;
         for (ptrdiff_t j = 0; j < n; ++j) {
-            largest = larger_finite(largest, (double)FN(value)(dy[j]));
+            largest = larger_finite(largest, (double)FN(value)(row->dy[j]));
             if (gain) largest_gain = larger_finite(largest_gain, (double)gain[j]);
         }
         dy_scale = scale_for(largest, 0);
@@ -96,7 +100,7 @@ RARE void FN(f64_backward_row)(ptrdiff_t n, const X *dy, const X *x, const T *ga
     }
     double sum_g = 0, sum_gx = 0;
     for (ptrdiff_t j = 0; j < n; ++j) {
-        const double d = (double)FN(value)(dy[j]), xhat = FN(f64_xhat)(&e, (double)FN(value)(x[j]));
+        const double d = (double)FN(value)(row->dy[j]), xhat = FN(f64_xhat)(&e, (double)FN(value)(row->x[j]));
         const double g = d * dy_scale * (gain ? (double)gain[j] * gain_scale : 1.0);
         sum_g += g;
         sum_gx += g * xhat;
@@ -108,8 +112,8 @@ RARE void FN(f64_backward_row)(ptrdiff_t n, const X *dy, const X *x, const T *ga
     const double G = centred ? sum_g / (double)n : 0, H = sum_gx / (double)n;
     const int power = -ilogb(dy_scale) - ilogb(gain_scale);
     for (ptrdiff_t j = 0; j < n; ++j) {
-        const double xhat = FN(f64_xhat)(&e, (double)FN(value)(x[j]));
-        const double g = (double)FN(value)(dy[j]) * dy_scale * (gain ? (double)gain[j] * gain_scale : 1.0);
+        const double xhat = FN(f64_xhat)(&e, (double)FN(value)(row->x[j]));
+        const double g = (double)FN(value)(row->dy[j]) * dy_scale * (gain ? (double)gain[j] * gain_scale : 1.0);
         dx[j] = FN(stored)((T)FN(times_inv_std_dev)(&e, (g - G) - xhat * H, power));
     }
 }

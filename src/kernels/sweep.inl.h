@@ -1,129 +1,195 @@
-/* The sums of a row: lanes, blocks, the halving tree, float64 every FOLD elements. */
+/* Two sums over a row in one sweep, the same bits for every vector width. Included once per storage type X.
+ *
+ *   forward    a = sum d,  b = sum d^2       of d = x - K
+ *   backward   a = sum g,  b = sum g xhat    of g = dy gain, xhat = ((x - K) - delta) rstd
+ *
+ * The order of additions depends on n alone. Element j belongs to virtual lane j mod LANES; LANES lanes are LANE_VECTORS
+ * native vectors. A lane adds BLOCK terms from zero, then adds that block's sum to its total: one long chain of additions
+ * would round the same way hundreds of times. Every FOLD elements the halving tree adds up the lanes, and its result is added
+ * to a float64.
+ *
+ * Vectors may begin lane_offset elements before the row, 0 <= lane_offset < VL, so that they are aligned in memory. A virtual
+ * lane then lies lane_offset lanes further on, and is rotated back before the tree: the same additions in the same order.
+ *
+ * Forward, the row before is written in the same loop where that pays (`w`): additions wait for one another, and the work of
+ * (4) fills the gaps. Measured without it: sums and half types 30 to 50 % slower, float32 4 to 12 % (Zen 4, 2026-11-22).
+ */
 
-/* d = x - K of the whole vector at j; kept, if there is where */
-INLINE V FN(shifted)(const FN(row) *row, ptrdiff_t j, V shift, T *kept)
+enum {
+    FN(CACHED) = CACHED_BYTES / (int)sizeof(T),   /* elements of the longest row that is kept in the first cache */
+    FN(ROW_SPACE) = FN(CACHED) + 2 * VL,          /* for such a row, wherever in a vector it begins */
+    FN(PARAM_SPACE) = PAGE_BYTES / (int)sizeof(T) + 2 * FN(ROW_SPACE), /* for two of them, wherever in a page they begin */
+};
+
+/* A row of n elements as a sweep reads it. Forward: x, or x + residual rounded to X, which goes to sum; d goes to kept, with
+ * room for whole vectors. Backward: x and dy; gain [n] or NULL; dgain and dbias [n] are added to, unless NONTEMPORAL. */
+typedef struct {
+    ptrdiff_t n, lane_offset;
+    const X *x, *residual; /* residual and sum: both or neither */
+    X *sum;
+    FN(carry) *carry; /* NULL unless sum is written by non-temporal stores */
+    T *kept;
+    const X *dy;
+    const T *gain;
+    T *dgain, *dbias;
+    V K, delta, rstd;
+} FN(row);
+
+typedef struct { V a, b; } FN(terms);
+
+/* lanes from <= i < to of the vector at p, the others zero */
+INLINE V FN(take)(const X *p, ptrdiff_t from, ptrdiff_t to)
 {
-    const V v = FN(row_load)(row, j), d = v - shift;
-    if (row->residual && row->sum_carry) FN(stream)(row->sum + j, v);
-    else if (row->residual) FN(store)(row->sum + j, v);
-    if (kept) TN(store)(kept + j, d);
-    return d;
+    return to - from == VL ? FN(load)(p) : FN(load_range)(p, from, to, TN(splat)(0));
+}
+INLINE V FN(take_T)(const T *p, ptrdiff_t from, ptrdiff_t to)
+{
+    return to - from == VL ? TN(load)(p) : TN(load_range)(p, from, to, TN(splat)(0));
+}
+INLINE void FN(put_T)(T *p, ptrdiff_t from, ptrdiff_t to, V v)
+{
+    if (to - from == VL) TN(store)(p, v);
+    else TN(store_range)(p, from, to, v);
 }
 
-/* the same of a vector that the row begins or ends in; d = 0 where there is no row */
-EDGE V FN(shifted_some)(FN(row) row, ptrdiff_t n, ptrdiff_t j, V shift, T *kept)
+/* d and d^2 */
+INLINE FN(terms) FN(deviations)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const int mode)
 {
-    const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
-    const V v = FN(row_load_range)(&row, j, from, to), d = TN(only)(v - shift, from, to);
-    if (row.residual) FN(put_range)(row.sum + j, from, to, v, row.sum_carry);
-    if (kept) TN(store)(kept + j, d);
-    return d;
-}
-
-/* s += d and q += d^2 for one vector */
-INLINE void FN(accumulate)(V d, const int centred, V *s, V *q)
-{
-    if (centred) *s += d;
-    *q += d * d;
-}
-
-/* count for GROUP whole vectors at j, and as many of the row before written */
-INLINE void FN(sum_and_write)(const FN(row) *row, ptrdiff_t j, V shift, T *kept, const int centred, V s[PASS], V q[PASS],
-                              FN(writer) *w, const enum FN(origin) of)
-{
-    const int loads_first = LOADS_FIRST && !row->residual; /* of a sum it is 2 % slower */
-    V d[GROUP], v[GROUP];
-    if (loads_first) {
-#pragma GCC unroll 4
-        for (int i = 0; i < GROUP; ++i) d[i] = TN(keep)(FN(shifted)(row, j + i * VL, shift, kept));
-        FN(group)(w, centred, of, 1, v);
+    V x = FN(take)(row->x + j, from, to);
+    if (mode & SUM) {
+        x = FN(rounded)(x + FN(take)(row->residual + j, from, to));
+        FN(put)(row->sum + j, from, to, x, row->carry);
+    } else {
+        x = TN(keep)(x);
     }
+    V d = x - row->K;
+    if (to - from < VL) d = TN(only)(d, from, to);
+    if (mode & KEPT) FN(put_T)(row->kept + j, from, to, d);
+    return (FN(terms)){d, d * d};
+}
+
+/* xhat of a vector of x */
+INLINE V FN(xhat)(const FN(row) *row, V x, const int mode)
+{
+    if (mode & SHIFTED) x -= row->K;
+    return (mode & CENTRED ? x - row->delta : x) * row->rstd;
+}
+
+/* dgain += dy xhat, dbias += dy */
+INLINE void FN(add_param_grads)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, V dy, V xhat, const int mode)
+{
+    FN(put_T)(row->dgain + j, from, to, FN(take_T)(row->dgain + j, from, to) + dy * xhat);
+    if (mode & CENTRED) FN(put_T)(row->dbias + j, from, to, FN(take_T)(row->dbias + j, from, to) + dy);
+}
+
+/* g and g xhat: zero outside the row, where dy is, and x is K, so that xhat is finite */
+INLINE FN(terms) FN(gradient_terms)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const int mode)
+{
+    const V dy = FN(take)(row->dy + j, from, to);
+    const V x = to - from == VL ? FN(load)(row->x + j) : FN(load_range)(row->x + j, from, to, row->K);
+    const V xhat = FN(xhat)(row, x, mode);
+    const V g = row->gain ? dy * FN(take_T)(row->gain + j, from, to) : dy;
+    if (!(mode & NONTEMPORAL)) FN(add_param_grads)(row, j, from, to, dy, xhat, mode);
+    return (FN(terms)){g, g * xhat};
+}
+
+INLINE FN(terms) FN(terms_at)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const int mode)
+{
+    return mode & BACKWARD ? FN(gradient_terms)(row, j, from, to, mode) : FN(deviations)(row, j, from, to, mode);
+}
+
+INLINE void FN(accumulate)(FN(terms) terms, const int mode, V *a, V *b)
+{
+    if (mode & CENTRED) *a += terms.a;
+    *b += terms.b;
+}
+
+/* the sums of PASS vectors */
+typedef struct { V a[PASS], b[PASS]; } FN(block);
+
+/* with PASS vectors at j, or what of them lies in elements begin to end */
+EDGE FN(block) FN(add_edge)(FN(row) row, ptrdiff_t j, ptrdiff_t begin, ptrdiff_t end, int mode, FN(block) sums)
+{
+#pragma GCC unroll 2
+    for (int i = 0; i < PASS; ++i, j += VL) {
+        const ptrdiff_t from = j < begin ? begin - j : 0, to = end - j < VL ? end - j : VL;
+        if (from < to) FN(accumulate)(FN(terms_at)(&row, j, from, to, mode), mode, &sums.a[i], &sums.b[i]);
+    }
+    return sums;
+}
+
+/* GROUP whole vectors at j, and as many of the row before written. With registers for all, both are loaded before either is
+ * stored: see write_group. */
+INLINE void FN(add_and_write)(const FN(row) *row, ptrdiff_t j, const int mode, FN(writer) *w, FN(block) *sums)
+{
+    FN(terms) terms[GROUP];
+    V v[GROUP];
 #pragma GCC unroll 4
     for (int i = 0; i < GROUP; ++i) {
-        if (!loads_first) d[i] = FN(shifted)(row, j + i * VL, shift, kept);
-        FN(accumulate)(d[i], centred, &s[i % PASS], &q[i % PASS]);
+        terms[i] = FN(deviations)(row, j + i * VL, 0, VL, mode);
+        if (!LOADS_FIRST) FN(accumulate)(terms[i], mode, &sums->a[i % PASS], &sums->b[i % PASS]);
     }
-    if (!loads_first) FN(group)(w, centred, of, 1, v);
-    if (of == FN(KEPT) && w->carry) FN(put_group)(w, v, 1, 1);
-    else FN(put_group)(w, v, 1, 0);
+    FN(normalise_group)(w, mode, v);
+#pragma GCC unroll 4
+    for (int i = 0; i < GROUP && LOADS_FIRST; ++i) FN(accumulate)(terms[i], mode, &sums->a[i % PASS], &sums->b[i % PASS]);
+    FN(put_group)(w, mode, v);
 }
 
-/* The lanes of S = sum d and Q = sum d^2 over start <= j < stop of the row, of which start is a multiple of FOLD. A writer,
- * if there is one, is moved on in the same loop: the row before leaves while this one is summed. `of` is what it writes: a
- * PLAIN or SHIFTED row, not streamed, or a KEPT one. Sums are LEAD vectors ahead: what they then leave of the row before is
- * written while the tree is waited for.
- *
- * Vectors begin `lane_offset` lanes before the row, so that those kept lie where those written will. A lane's sum is then found
- * `lane_offset` lanes further on, and is turned back before the tree: the same additions in the same order. */
-INLINE void FN(lane_sums)(const FN(row) *row, ptrdiff_t n, ptrdiff_t start, ptrdiff_t stop, T K, const int centred, T *kept,
-                          ptrdiff_t lane_offset, FN(writer) *w, const enum FN(origin) of, V s[LANE_VECTORS], V q[LANE_VECTORS])
+/* Adds the terms of a block, elements begin to end, to the lanes of the vectors from `first` on. A sweep is LEAD vectors ahead
+ * of the writer: what it then leaves of the row before is written while its tree is waited for. */
+INLINE void FN(add_block)(const FN(row) *row, ptrdiff_t begin, ptrdiff_t end, const int first, const int mode, FN(writer) *w,
+                          V lanes[2][LANE_VECTORS])
 {
-    const V shift = TN(splat)(K), zero = TN(splat)(0);
-#pragma GCC unroll 2
-    for (int first = 0; first < LANE_VECTORS; first += PASS) {
+    ptrdiff_t j = begin - row->lane_offset + first * VL;
+    FN(block) sums;
 #pragma GCC unroll 4
-        for (int i = 0; i < PASS; ++i) s[first + i] = q[first + i] = zero;
-        for (ptrdiff_t block = start; block < stop; block += BLOCK * LANES) {
-            const ptrdiff_t end = stop - block < BLOCK * LANES ? stop : block + BLOCK * LANES;
-            ptrdiff_t j = block - lane_offset + first * VL;
-            V sp[PASS], qp[PASS];
-#pragma GCC unroll 4
-            for (int i = 0; i < PASS; ++i) sp[i] = qp[i] = zero;
-            for (int edge = lane_offset ? 0 : 1; edge < 2; ++edge) {
-                /* the first vectors of the block, one of which may have begun in the block before, and the last */
-                if (edge == 1) {
-                    if (w && PASS == LANE_VECTORS) {
-                        if (!block && n >= LONG_ROW) {
-                            for (; j + PASS * VL <= LEAD * VL; j += LANES) {
-#pragma GCC unroll 4
-                                for (int i = 0; i < PASS; ++i)
-                                    FN(accumulate)(FN(shifted)(row, j + i * VL, shift, kept), centred, &sp[i], &qp[i]);
-                            }
-                        }
-                        for (; j + GROUP * VL <= end && w->at + GROUP * VL <= w->end; j += GROUP * VL) {
-                            FN(sum_and_write)(row, j, shift, kept, centred, sp, qp, w, of);
-                        }
-                    }
-                    for (; j + PASS * VL <= end; j += LANES) {
-#pragma GCC unroll 4
-                        for (int i = 0; i < PASS; ++i)
-                            FN(accumulate)(FN(shifted)(row, j + i * VL, shift, kept), centred, &sp[i], &qp[i]);
-                    }
-                }
-#pragma GCC unroll 4
-                for (int i = 0; i < PASS; ++i) {
-                    const ptrdiff_t at = j + i * VL, from = at < block ? lane_offset : 0, to = end - at < VL ? end - at : VL;
-                    if (from >= to) continue;
-                    V d = from && block && kept ? TN(load)(kept + at)
-                          : at < 0 || at + VL > n ? FN(shifted_some)(*row, n, at, shift, kept)
-                                                  : FN(shifted)(row, at, shift, kept);
-                    if (from || to < VL) d = TN(only)(d, from, to);
-                    FN(accumulate)(d, centred, &sp[i], &qp[i]);
-                }
-                j += LANES;
-            }
-#pragma GCC unroll 4
-            for (int i = 0; i < PASS; ++i) {
-                s[first + i] = block == start ? sp[i] : s[first + i] + sp[i];
-                q[first + i] = block == start ? qp[i] : q[first + i] + qp[i];
-            }
-        }
+    for (int i = 0; i < PASS; ++i) sums.a[i] = sums.b[i] = TN(splat)(0);
+    if (row->lane_offset) {
+        sums = FN(add_edge)(*row, j, begin, end, mode, sums);
+        j += LANES;
     }
-    if (lane_offset) {
-        TN(turn)(s, lane_offset);
-        TN(turn)(q, lane_offset);
+    const int writing = w && PASS == LANE_VECTORS;
+    for (int part = writing ? 0 : 1; part < 2; ++part) {
+        const ptrdiff_t stop = part || (!begin && end < LEAD * VL) ? end : begin ? begin : LEAD * VL;
+        for (; j + PASS * VL <= stop; j += LANES)
+#pragma GCC unroll 4
+            for (int i = 0; i < PASS; ++i)
+                FN(accumulate)(FN(terms_at)(row, j + i * VL, 0, VL, mode), mode, &sums.a[i], &sums.b[i]);
+        if (writing && !part)
+            for (; j + GROUP * VL <= end && w->at + GROUP * VL <= w->stop; j += GROUP * VL)
+                FN(add_and_write)(row, j, mode, w, &sums);
+    }
+    if (j < end) sums = FN(add_edge)(*row, j, begin, end, mode, sums);
+#pragma GCC unroll 4
+    for (int i = 0; i < PASS; ++i) {
+        lanes[0][first + i] += sums.a[i];
+        lanes[1][first + i] += sums.b[i];
     }
 }
 
-/* S = sum d and Q = sum d^2 over the row; the rest see lane_sums */
-INLINE void FN(sums)(const FN(row) *row, ptrdiff_t n, T K, const int centred, T *kept, ptrdiff_t lane_offset, FN(writer) *w,
-                     const enum FN(origin) of, double *S, double *Q)
+/* The two sums of a row; w is NULL where no row is written meanwhile. The first is 0 unless CENTRED. */
+INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double sums[2])
 {
-    *S = *Q = 0;
-    for (ptrdiff_t start = 0; start < n; start += FOLD) {
-        V s[LANE_VECTORS], q[LANE_VECTORS];
-        FN(lane_sums)(row, n, start, n - start < FOLD ? n : start + FOLD, K, centred, kept, lane_offset, w, of, s, q);
-        if (centred) *S += (double)TN(tree)(s);
-        *Q += (double)TN(tree)(q);
+    sums[0] = sums[1] = 0;
+    for (ptrdiff_t start = 0; start < row->n; start += FOLD) {
+        const ptrdiff_t stop = row->n - start < FOLD ? row->n : start + FOLD;
+        V lanes[2][LANE_VECTORS];
+        for (int i = 0; i < LANE_VECTORS; ++i) lanes[0][i] = lanes[1][i] = TN(splat)(0);
+        for (int first = 0; first < LANE_VECTORS; first += PASS) /* registers may hold half of the lanes */
+            for (ptrdiff_t begin = start; begin < stop; begin += BLOCK * LANES)
+                FN(add_block)(row, begin, stop - begin < BLOCK * LANES ? stop : begin + BLOCK * LANES, first, mode, w, lanes);
+        if (row->lane_offset && (mode & CENTRED)) TN(turn)(lanes[0], row->lane_offset);
+        if (row->lane_offset) TN(turn)(lanes[1], row->lane_offset);
+        if (mode & CENTRED) sums[0] += (double)TN(tree)(lanes[0]);
+        sums[1] += (double)TN(tree)(lanes[1]);
     }
+}
+
+/* S and Q of x [n] about K: the statistics of rows that are not kept */
+static NOINLINE void FN(run_sums)(const X *x, ptrdiff_t n, T K, double *S, double *Q)
+{
+    double sums[2];
+    FN(sweep)(&(FN(row)){.n = n, .x = x, .K = TN(splat)(K)}, CENTRED, NULL, sums);
+    *S = sums[0];
+    *Q = sums[1];
 }

@@ -6,12 +6,13 @@
 #include "kernels.h"
 
 /* A path that few rows take. Not marked cold: GCC 12 would take the loops that lead to it for cold, too. */
+#define NOINLINE __attribute__((noinline))
 #define RARE static __attribute__((noinline))
-/* A vector at the edge of a row: in line, but where that would make many times the code. */
-#if VECTOR_BYTES == 16
-#define EDGE static __attribute__((noinline))
-#else
+/* What rows do only where they begin or end in a vector: with masks, in line; else it would make many times the code. */
+#if VECTOR_BYTES == 64
 #define EDGE INLINE
+#else
+#define EDGE static NOINLINE
 #endif
 
 enum {
@@ -22,9 +23,20 @@ enum {
     GROUP = VECTOR_BYTES == 64 ? 2 : 4, /* vectors written at a time, an even number */
     LOADS_FIRST = VECTOR_BYTES == 64, /* of a group summed and one written: 3 % faster, with registers for all of it */
     LONG_ROW = 768,    /* elements of the shortest row that is written while the next is summed */
-    LEAD = 16,         /* vectors by which the sums are then ahead: see lane_sums */
+    LEAD = 16,         /* vectors by which the sums are then ahead: see sweep.inl.h */
     AHEAD_BYTES = 24576, /* of rows, between the one that is streamed and the one fetched meanwhile */
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned vector crosses a line */
+};
+
+/* Bits of `mode`, a constant where functions that take it are called: one body, compiled for each case that pays */
+enum {
+    CENTRED = 1,     /* layer norm; else RMS norm: no mean, no bias */
+    SHIFTED = 2,     /* of what is written or differentiated K is subtracted; else K is 0 there */
+    KEPT = 4,        /* a row's d is stored with its sums, and written from there: of sums and of half types */
+    BACKWARD = 8,    /* sums of gradients */
+    SUM = 16,         /* there may be a residual */
+    NONTEMPORAL = 64, /* output is written by non-temporal stores */
+    PARAMS = 32,      /* neither gain nor bias is NULL, nor has a NaN but arithmetic's own: vectors are narrowed two at a time */
 };
 
 /* A sum of squares in [n Q_MIN, Q_MAX] has neither overflowed nor lost bits to subnormals. */
