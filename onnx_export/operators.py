@@ -150,7 +150,20 @@ class InstanceFormula(GroupFormula):
         return channels
 
 
+@dataclass(frozen=True)
+class DeviationFormula(Formula):
+    """1e-9 is added to the deviation, as the operator's definition has it; eps is its square."""
+
+    def apply(self, x, axes, eps, node) -> Standardised:
+        done = super().apply(x, axes, 0.0, node)
+        with np.errstate(all="ignore"):
+            std = np.sqrt(done.variance)
+            xhat = np.where(std > 0, done.xhat, 0.0) * (std / (std + np.sqrt(eps)))
+        return Standardised(done.n, xhat, done.largest, done.variance)
+
+
 LAYER = Formula("layer")
+MEAN_VARIANCE = DeviationFormula("layer")
 RMS = Formula("rms", centred=False, bare="SimplifiedLayerNormalization")
 GROUP = GroupFormula("group")
 INSTANCE = InstanceFormula("instance")
@@ -242,8 +255,6 @@ class EmbedLayerNormalization(OpRun):
 
 
 class MeanVarianceNormalization(OpRun):
-    """onnx defines it with 1e-9 added to the deviation; onnxruntime's kernel does the same."""
-
     def _run(self, x, axes=None, **_):
         axes = tuple(axes or (0, 2, 3))
         d = x - np.mean(x, axis=axes, keepdims=True)
@@ -298,8 +309,8 @@ class Operator:
     formula : Formula
     axes : callable
         (node, rank of x or None) to the normalised axes.
-    eps : float or None
-        What the attribute epsilon is where it is absent; None: the operator has no epsilon.
+    eps : float
+        What the attribute epsilon is where it is absent.
     x, scale, bias : int or None
         Places among the inputs.
     added : tuple of int
@@ -314,7 +325,7 @@ class Operator:
     domains: tuple[str, ...]
     formula: Formula
     axes: Callable[[onnx.NodeProto, int | None], tuple[int, ...]] = trailing_axes
-    eps: float | None = 1e-5
+    eps: float = 1e-5
     x: int = 0
     scale: int | None = 1
     bias: int | None = 2
@@ -374,6 +385,7 @@ OPERATORS = [
     Operator(EmbedLayerNormalization, _MICROSOFT, LAYER, looked_up_axis, 1e-12, x=2, scale=5, bias=6, lookup=True),
     Operator(GroupNormalization, _ONNX, GROUP, behind_channels),
     Operator(InstanceNormalization, _ONNX, INSTANCE, behind_channels),
+    Operator(MeanVarianceNormalization, _ONNX, MEAN_VARIANCE, listed_axes, 1e-18, scale=None, bias=None),
 ]
 
 _BY_NAME = {(domain, operator.name): operator for operator in OPERATORS for domain in operator.domains}

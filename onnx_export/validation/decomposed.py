@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import onnx
 from onnx import TensorProto
 
-from onnx_export.operators import RMS
-from onnx_export.validation.moments import DEEPEST, Moments, Variance
+from onnx_export.operators import LAYER, RMS
+from onnx_export.validation.moments import DEEPEST, Mean, Moments, Variance
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.values import RESHAPERS, SAME, SUMS, op
 
@@ -25,6 +25,8 @@ class Match:
         How far the match has come.
     std : str
         The value that is the deviation, or where `reciprocal` one over it, under its latest name.
+    excess : int or None
+        n where the deviation is sqrt(n) times too large as yet: the root of a sum, not of a mean.
     """
 
     variance: Variance
@@ -42,6 +44,7 @@ class Match:
     stored_reciprocal: bool = False
     floor: float = 0.0
     folded: bool = False
+    excess: int | None = None
 
     @property
     def rms(self) -> bool:
@@ -61,14 +64,24 @@ class Matcher(Moments):
         exponent = self.scalar(node.input[1]) if op(node) == "Pow" else None
         if op(node) == "Sqrt" or exponent in (0.5, -0.5):
             begun = self._begin(node, node.input[0], reciprocal=exponent == -0.5)
+            whole = begun and (self._follow(begun, DEEPEST) or self._multiplied_by_deviation(begun))
+        elif op(node) == "ReduceL2":
+            begun = self._begin(node, node.output[0], reciprocal=False)
             whole = begun and self._follow(begun, DEEPEST)
         else:
-            begun = self._begin(node, node.input[1], reciprocal=False) if op(node) == "Div" else None
-            if begun is None or begun.rms or begun.eps == 0:
-                return None
-            begun = begun.add(note="it divides by the variance, not by its root", error=True)
-            whole = self._numerator(begun, node.input[0])
-        return self._norm(self._affine(self._restored(whole))) if whole else None
+            whole = self._without_root(node) if op(node) == "Div" else None
+        whole = whole and self._compensated(self._restored(whole))
+        return self._norm(self._affine(whole)) if whole else None
+
+    def _without_root(self, node: onnx.NodeProto) -> Match | None:
+        """A centred value divided by its variance + eps, or by its mean absolute deviation."""
+        begun = self._begin(node, node.input[1], reciprocal=False)
+        if begun is None:
+            return self._absolute(node)
+        if begun.rms or begun.eps == 0:
+            return None
+        begun = begun.add(note="it divides by the variance, not by its root", error=True)
+        return self._numerator(begun, node.input[0])
 
     def _begin(self, node: onnx.NodeProto, name: str, reciprocal: bool) -> Match | None:
         """What `node` begins if it is fed var + eps, called `name`."""
@@ -87,9 +100,17 @@ class Matcher(Moments):
         variance = self.variance(radicand)
         if variance is None:
             return None
+        excess = None
+        if variance.mean.total:
+            excess = self.count(self.axes(variance.mean.axes, variance.x), variance.x)
+            if excess is None:
+                return None
+            eps /= excess
+        own = [] if any(node is each for each in variance.nodes) else [node]
         return Match(
             variance=variance,
-            nodes=(*variance.nodes, *nodes, node),
+            excess=excess,
+            nodes=(*variance.nodes, *nodes, *own),
             y=node.output[0],
             std=node.output[0],
             reciprocal=reciprocal,
@@ -148,7 +169,10 @@ class Matcher(Moments):
         if op(user) == "Div" and user.input[1] == found.std:
             if self.scalar(user.input[0]) == 1:
                 return self._follow(replace(further, reciprocal=True), depth - 1)
-            return self._numerator(extended, user.input[0]) or self._uncentred(extended, user)
+            whole = self._numerator(extended, user.input[0]) or self._difference(found, user)
+            return whole or self._uncentred(extended, user)
+        if op(user) == "Div" and found.excess and self._root_of(found.excess, self.scalar(user.input[1])):
+            return self._follow(replace(further, excess=None, stored_reciprocal=True), depth - 1)
         if op(user) in ("Max", "Clip"):
             inner, floor = self.clamped(user)
             note = f"the deviation is not allowed below {floor:g}"
@@ -166,9 +190,12 @@ class Matcher(Moments):
 
     def _multiplied(self, found: Match, extended: Match, user: onnx.NodeProto, depth: int) -> Match | None:
         """rstd times the centred value, or times a scale that it meets first."""
+        other = user.input[1] if user.input[0] == found.std else user.input[0]
+        factor = self.scalar(other) if found.excess else None
+        if found.excess and self._root_of(found.excess, factor if found.reciprocal else 1 / factor if factor else None):
+            return self._follow(replace(extended, excess=None, stored_reciprocal=True, std=user.output[0]), depth - 1)
         if not found.reciprocal:
             return None
-        other = user.input[1] if user.input[0] == found.std else user.input[0]
         if self.scope.constant(other) is not None and not found.scale:
             return self._follow(replace(extended, scale=other, std=user.output[0]), depth - 1)
         return self._numerator(extended, other) or self._folded_mean(found, user)
@@ -188,10 +215,14 @@ class Matcher(Moments):
                 value = self.scope.constant(a)
                 if value is not None and self.along_row(value, variance.x, variance.mean.axes):
                     return self._numerator(found.add(*path, product, scale=a), b)
-        centred = None if found.rms else self.centred(inner)
-        if centred is None or not self.same(centred[0], variance.x):
+        centred = self.centred(inner)
+        if centred is None:
             return None
-        _, mean, nodes = centred
+        x, mean, nodes = centred
+        if found.rms and self.same(x, variance.x):
+            return found.add(*path, *nodes, note="the numerator is centred, the variance is not")
+        if not self.same(x, variance.x):
+            return self._of_another(found, [*path, *nodes], mean)
         own, other = self.axes(mean.axes, variance.x), self.axes(variance.mean.axes, variance.x)
         note = mean.broadcast_trap
         if own != other:
@@ -199,6 +230,72 @@ class Matcher(Moments):
         rounded = found.stored_reciprocal or mean.stored_reciprocal
         error = found.error or (own != other and not found.near_miss)
         return found.add(*path, *nodes, note=note, stored_reciprocal=rounded, error=error)
+
+    def _of_another(self, found: Match, nodes: list[onnx.NodeProto], mean: Mean) -> Match | None:
+        """x - mean(x) over the deviation of something of the same shape."""
+        shape = self.scope.shape(mean.source)
+        if found.excess or shape is None or shape != self.scope.shape(found.variance.x):
+            return None
+        if self.axes(mean.axes, mean.source) != self.axes(found.variance.mean.axes, found.variance.x):
+            return None
+        return found.add(*nodes, note="the variance is that of another value than is divided")
+
+    def _root_of(self, n: int, value: float | None) -> bool:
+        """Whether a constant is sqrt(n), as a half type may have it."""
+        return value is not None and abs(value - n**0.5) <= 2.0**-10 * n**0.5
+
+    def _compensated(self, found: Match) -> Match | None:
+        """Take in the factor sqrt(n) behind a quotient whose deviation was too large; without it it is no norm."""
+        if not found.excess:
+            return found
+        for user in self.scope.consumers(found.y):
+            for a, b in (user.input, reversed(user.input)) if op(user) == "Mul" else ():
+                if a == found.y and self._root_of(found.excess, self.scalar(b)):
+                    return found.add(user, y=user.output[0], excess=None, stored_reciprocal=True)
+        return None
+
+    def _difference(self, found: Match, user: onnx.NodeProto) -> Match | None:
+        """x / std - mean / std."""
+        if found.rms or not self.same(user.input[0], found.variance.x):
+            return None
+        for last in self.scope.consumers(user.output[0]):
+            other = self.made_by(last.input[1], "Div") if op(last) == "Sub" else None
+            if other is None or last.input[0] != user.output[0] or other.input[1] != found.std:
+                continue
+            mean = self.mean(other.input[0])
+            if mean is not None and not mean.squared and self.same(mean.source, found.variance.x):
+                nodes = (user, *mean.nodes, other, last)
+                return found.add(*nodes, note=mean.broadcast_trap, y=last.output[0])
+        return None
+
+    def _multiplied_by_deviation(self, found: Match) -> Match | None:
+        """(x - mean) * std."""
+        for user, std, path in self.users(found.std):
+            if op(user) == "Mul" and not found.reciprocal and not found.rms:
+                other = user.input[1] if user.input[0] == std else user.input[0]
+                if found.variance.centred and self.same(other, found.variance.centred):
+                    note = "it is multiplied by the deviation, not divided"
+                    return found.add(*path, user, *self.strip(other)[1], note=note, y=user.output[0], error=True)
+        return None
+
+    def _absolute(self, node: onnx.NodeProto) -> Match | None:
+        """(x - mean) / mean(|x - mean|)."""
+        name, nodes = self.strip(node.input[1], SAME | RESHAPERS)
+        total, eps = self.made_by(name, "Add"), 0.0
+        for a, b in (total.input, reversed(total.input)) if total is not None else ():
+            if self.scalar(a) is not None:
+                name, nodes, eps = b, [*nodes, total], self.scalar(a)
+        mean = self.mean(name)
+        sizes = None if mean is None or mean.squared else self.made_by(mean.source, "Abs")
+        centred = None if sizes is None else self.centred(sizes.input[0])
+        if centred is None or not self.same(sizes.input[0], node.input[0]):
+            return None
+        x, inner, more = centred
+        near = "it divides by the mean absolute deviation, not by the standard deviation"
+        variance = Variance(x, sizes.input[0], LAYER, "centred", mean, (*more, sizes, *mean.nodes, *nodes), near)
+        everything = (*variance.nodes, node, *self.strip(node.input[0])[1])
+        kind = self.dtype(x)
+        return Match(variance, everything, node.output[0], "", False, eps, kind, near_miss=near or inner.miscount)
 
     def _uncentred(self, found: Match, user: onnx.NodeProto) -> Match | None:
         """x / std, unless it meets something that is no constant in a sum afterwards: that may be its mean."""
@@ -209,12 +306,32 @@ class Matcher(Moments):
         for name in reached:
             for node in self.scope.consumers(name):
                 known = all(self.scope.constant(other) is not None for other in node.input if other not in ("", name))
-                if len(reached) > _FARTHEST or (op(node) in SUMS and not known):
+                others = [other for other in node.input if other not in ("", name)]
+                if len(reached) > _FARTHEST:
                     return None
+                if op(node) in SUMS and not known:
+                    if any(self._depends(other, found) for other in others):
+                        return None
+                    continue
                 if op(node) in SAME | RESHAPERS | {"Neg"} or (op(node) in SUMS | {"Mul", "Div"} and known):
                     reached.append(node.output[0])
         path = self.strip(user.input[0])[1]
         return found.add(*path, note="x is divided by the deviation, not x - mean")
+
+    def _depends(self, name: str, found: Match) -> bool:
+        """Whether a value is computed from the deviation or the mean of a match, as far as is looked."""
+        inside = {out for node in found.nodes for out in node.output if out} - {found.y, found.variance.x}
+        pending, seen = [name], set()
+        while pending and len(seen) < _FARTHEST:
+            current = pending.pop()
+            node = self.scope.producer(current)
+            mean = self.mean(current)
+            if current in inside or (mean is not None and self.same(mean.source, found.variance.x)):
+                return True
+            if node is not None and current not in seen and not self.same(current, found.variance.x):
+                pending += [each for each in node.input if each]
+            seen.add(current)
+        return len(seen) >= _FARTHEST
 
     # -- mean and bias put together before they meet x
 

@@ -101,6 +101,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
             report.findings += list(lint.lint_norm(norm))
         except Exception as error:  # one norm's trouble is not the others'
             report.findings.append(_unread(norm.name, error))
+    report.findings += [*lint.lint_siblings(found), *lint.lint_unclaimed(model, found)]
     unseen = ("unread", "unproved-claim")
     unread = next((f"{f.norm}: {f.message}" for f in report.findings if f.code in unseen), "")
     emit("report", report)

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain, count
+from math import prod
 
 import numpy as np
 import onnx
@@ -22,6 +23,9 @@ _FOLDABLE = frozenset(
     | {"Neg", "Sqrt", "Reciprocal", "DequantizeLinear"}
 )
 _FOLDABLE_WITH_SCALAR = frozenset(["Add", "Sub", "Mul", "Div", "Pow"])
+# Counts and axes are computed with these; folded only where nothing is larger than _MOST_COUNTED.
+_COUNTING = frozenset({"Gather", "Slice", "Range", "Concat", "ReduceProd", "Flatten", "Floor", "Expand"})
+_MOST_COUNTED = 64
 
 
 def op(node: onnx.NodeProto) -> str:
@@ -59,12 +63,15 @@ class Scope:
     kinds : tuple of str
         Operator types of the nodes on that path.
     outer : Scope or None
+    owner : onnx.NodeProto or None
+        The node of `outer` whose subgraph it is.
     nodes : list of onnx.NodeProto
         Those that are well formed; the others have no meaning, and the runtime will say so.
     """
 
-    def __init__(self, graph, opsets, types: dict[str, onnx.TypeProto], path=(), kinds=(), outer=None) -> None:
-        self.graph, self.opsets, self.path, self.kinds, self.outer = graph, opsets, path, kinds, outer
+    def __init__(self, graph, opsets, types: dict[str, onnx.TypeProto], path=(), outer=None, owner=None) -> None:
+        self.graph, self.opsets, self.path, self.outer, self.owner = graph, opsets, path, outer, owner
+        self.kinds = (*outer.kinds, owner.op_type) if owner is not None else ()
         self.nodes = [node for node in graph.node if well_formed(node)]
         self.is_function = isinstance(graph, onnx.FunctionProto)
         self._types = types
@@ -97,7 +104,7 @@ class Scope:
             for attribute, graph in subgraphs(node):
                 label = f"{node.name or node.op_type}.{attribute}"
                 step = (node.output[0] if node.output else "", attribute, label)
-                yield Scope(graph, self.opsets, _types(graph), (*self.path, step), (*self.kinds, node.op_type), self)
+                yield Scope(graph, self.opsets, _types(graph), (*self.path, step), self, node)
 
     def dtype(self, name: str) -> int:
         """ONNX element type of a value, UNDEFINED where unknown."""
@@ -142,14 +149,22 @@ class Scope:
             return _array(self._initialisers[name])
         node = self._producers.get(name)
         if node is None:
-            known = self.outer is not None and name not in self._inputs
-            return self.outer.constant(name, depth) if known else None
+            if name in self._inputs:
+                return self._carried(name, depth)
+            return None if self.outer is None else self.outer.constant(name, depth)
         if op(node) == "Constant":
             return _constant_value(node)
-        if depth == 0 or op(node) not in _FOLDABLE | _FOLDABLE_WITH_SCALAR:
+        if op(node) in ("Shape", "Size"):
+            return self._counted(node)
+        if op(node) == "CastLike" and len(node.input) == 2:
+            return self._cast_like(node, depth)
+        if depth == 0 or op(node) not in _FOLDABLE | _FOLDABLE_WITH_SCALAR | _COUNTING:
             return None
         inputs = {i: self.constant(i, depth - 1) for i in node.input if i}
         if any(value is None for value in inputs.values()):
+            return None
+        small = all(value.size <= _MOST_COUNTED for value in inputs.values())
+        if op(node) in _COUNTING and not (op(node) == "Flatten" or (small and self._ranges(node, inputs))):
             return None
         if node.op_type in _FOLDABLE_WITH_SCALAR and all(value.size > 1 for value in inputs.values()):
             return None
@@ -162,6 +177,52 @@ class Scope:
                 return np.asarray(ReferenceEvaluator(graph, opsets=opsets).run(None, inputs)[0])
         except Exception:  # a malformed node folds to nothing; the runtime will have its say
             return None
+
+    def _counted(self, node: onnx.NodeProto) -> np.ndarray | None:
+        """A shape or a size that the file fixes."""
+        shape = self.shape(node.input[0])
+        if shape is None or any(length is None for length in shape):
+            return None
+        if op(node) == "Size":
+            return np.array(prod(shape), np.int64)
+        start, end = attribute(node, "start", 0), attribute(node, "end", len(shape))
+        return np.array(shape[start:end], np.int64)
+
+    def _cast_like(self, node: onnx.NodeProto, depth: int) -> np.ndarray | None:
+        value, kind = self.constant(node.input[0], depth), self.dtype(node.input[1])
+        if value is None or kind not in helper.get_all_tensor_dtypes() or kind == TensorProto.UNDEFINED:
+            return value
+        return value.astype(helper.tensor_dtype_to_np_dtype(kind))
+
+    def _ranges(self, node: onnx.NodeProto, inputs: dict[str, np.ndarray]) -> bool:
+        """Whether the result of a counting operator is as small as its inputs."""
+        if op(node) == "Expand":
+            return bool(np.prod(inputs[node.input[1]], initial=1.0) <= _MOST_COUNTED)
+        if op(node) != "Range":
+            return True
+        start, limit, step = (float(inputs[name].ravel()[0]) for name in node.input)
+        return step != 0 and abs((limit - start) / step) <= _MOST_COUNTED
+
+    def _carried(self, name: str, depth: int) -> np.ndarray | None:
+        """The value of an input of a Loop's or Scan's body that every iteration hands on unchanged."""
+        owner = self.owner
+        if owner is None or owner.op_type not in ("Loop", "Scan") or depth == 0:
+            return None
+        names = [value.name for value in self.graph.input]
+        place = names.index(name)
+        # of a Loop, the number and condition come first in the body, the condition first in its results
+        first, results = (2, 1) if owner.op_type == "Loop" else (0, 0)
+        scanned = attribute(owner, "num_scan_inputs", 0)
+        kept = place - first + results
+        if not first <= place < len(names) - scanned or kept >= len(self.graph.output) or place >= len(owner.input):
+            return None
+        result = self.graph.output[kept].name
+        while result != name:
+            node = self._producers.get(result)
+            if node is None or op(node) != "Identity":
+                return None
+            result = node.input[0]
+        return self.outer.constant(owner.input[place], depth - 1)
 
 
 def used(node: onnx.NodeProto) -> Iterator[str]:

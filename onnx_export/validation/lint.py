@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from math import isnan
 
@@ -11,10 +12,41 @@ from onnx import TensorProto, helper
 
 from onnx_export import ort
 from onnx_export.validation import traps
-from onnx_export.validation.graph import attribute, opset_versions
+from onnx_export.validation.graph import attribute, op, opset_versions, scopes, unit_roundoff
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.report import Finding
+
+LARGE_EPS = 1e-2  # ten times the largest default of a framework, 1e-3 of Keras
+
+
+def lint_siblings(norms: list[Norm]) -> Iterator[Finding]:
+    """Norms that differ from all others of their formula in one thing; at least three must agree on it."""
+    facts = {
+        "eps": lambda norm: f"{norm.eps:g}",
+        "number of axes": lambda norm: "all" if norm.axes is None else len(norm.axes),
+        "scale": lambda norm: "one" if norm.scale else "none",
+        "bias": lambda norm: "one" if norm.bias else "none",
+    }
+    for name in dict.fromkeys(norm.formula.name for norm in norms):
+        alike = [norm for norm in norms if norm.formula.name == name]
+        for what, fact in facts.items():
+            (usual, count), *others = Counter(map(fact, alike)).most_common()
+            odd = [norm for norm in alike if fact(norm) != usual] if count >= 3 and len(others) else []
+            if 4 * len(odd) <= len(alike):
+                for norm in odd:
+                    message = f"its {what} is {fact(norm)}, of {count} others {usual}"
+                    yield Finding("note", "unlike-others", message, norm.name)
+
+
+def lint_unclaimed(model: onnx.ModelProto, norms: list[Norm]) -> Iterator[Finding]:
+    """The ingredients of norms that no norm was made of: what the finder passed over can be seen."""
+    claimed = {id(node) for norm in norms for node in norm.nodes}
+    kinds = Counter(op(node) for scope in scopes(model) for node in scope.nodes if id(node) not in claimed)
+    roots, means = kinds["Sqrt"] + kinds["ReduceL2"], kinds["ReduceMean"]
+    if roots or means:
+        message = f"{roots} square roots and {means} means belong to no norm that was recognised"
+        yield Finding("note", "unclaimed", message)
 
 
 def lint_model(model: onnx.ModelProto) -> Iterator[Finding]:
@@ -47,6 +79,11 @@ def lint_norm(norm: Norm) -> Iterator[Finding]:
     if stash != TensorProto.FLOAT:
         name = type_name(stash) if stash in helper.get_all_tensor_dtypes() else stash
         yield finding("warning", "stash-type", f"stash_type {name}: runtimes support float32 alone")
+    if not norm.operator and unit_roundoff(norm.compute_dtype) > unit_roundoff(norm.scope.dtype(norm.x)):
+        kinds = type_name(norm.compute_dtype), type_name(norm.scope.dtype(norm.x))
+        yield finding("warning", "narrow-statistics", "the statistics are {} where x is {}".format(*kinds))
+    if norm.eps >= LARGE_EPS:
+        yield finding("note", "eps-large", f"eps is {norm.eps:g}: rows of a standard deviation below 0.1 shrink")
     trap = trap_of(norm)
     if trap and traps.miscomputes(trap):
         yield finding("warning", "miscomputed", f"the installed onnxruntime gets this wrong: {traps.TRAPS[trap]}")

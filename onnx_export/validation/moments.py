@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx
 
 from onnx_export.operators import LAYER, RMS, Formula
@@ -22,6 +23,8 @@ class Mean:
 
     Attributes
     ----------
+    total : bool
+        Whether it is not divided by n yet.
     reshaped : bool
         Whether the reduced axes may have been put back.
     stored_reciprocal : bool
@@ -35,6 +38,7 @@ class Mean:
     keepdims: bool
     nodes: tuple[onnx.NodeProto, ...]
     squared: bool = False
+    total: bool = False
     reshaped: bool = False
     stored_reciprocal: bool = False
     miscount: str = ""
@@ -96,7 +100,16 @@ class Moments(Values):
             return self._of_means(self._reduction(node, path, reshaped))
         if op(node) == "GlobalAveragePool":
             return self._pooled(node, path, reshaped)
+        if op(node) == "MatMul":
+            return self._averaged(node, path, reshaped)
         return self._divided_sum(node, path, reshaped) if op(node) in ("Mul", "Div") else None
+
+    def total(self, name: str) -> Mean | None:
+        """The sum of squares that a value is."""
+        inner, path = self.strip(name, SAME | RESHAPERS)
+        node = self.made_by(inner, *_SUMS, "ReduceL2", "Einsum")
+        found = node and self._reduction(node, path, any(op(n) in RESHAPERS for n in path))
+        return replace(found, total=True) if found else None
 
     def _divided_sum(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
         """A sum over n, or times 1/n; n may be computed from shapes."""
@@ -106,7 +119,7 @@ class Moments(Values):
             if not (factor or counted) or (op(node) == "Div" and b != node.input[1]):
                 continue
             source, inner_path = self.strip(a, SAME | RESHAPERS)
-            total = self.made_by(source, *_SUMS)
+            total = self.made_by(source, *_SUMS, "Einsum")
             if total is None:
                 continue
             reshaped = reshaped or any(op(n) in RESHAPERS for n in inner_path)
@@ -119,7 +132,7 @@ class Moments(Values):
         return None
 
     def _reduction(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
-        axes = self._reduced_axes(node)
+        axes = self._contracted(node) if op(node) == "Einsum" else self._reduced_axes(node)
         if axes is None:
             return None
         source, casts = self.strip(node.input[0])
@@ -128,9 +141,9 @@ class Moments(Values):
             if not all(-len(shape) <= axis < len(shape) for axis in axes):
                 return None
             axes = tuple(sorted(axis % len(shape) for axis in axes))
-        keepdims = bool(attribute(node, "keepdims", 1))
-        squared = op(node) == "ReduceSumSquare"
-        found = Mean(source, axes or None, keepdims, (*casts, node, *path), squared, reshaped)
+        keepdims = bool(attribute(node, "keepdims", 1)) and op(node) != "Einsum"
+        squared = op(node) in ("ReduceSumSquare", "ReduceL2", "Einsum")
+        found = Mean(source, axes or None, keepdims, (*casts, node, *path), squared=squared, reshaped=reshaped)
         return self._before_unsqueeze(found)
 
     def _reduced_axes(self, node: onnx.NodeProto) -> tuple[int, ...] | None:
@@ -142,6 +155,28 @@ class Moments(Values):
                 return None
             axes = tuple(value.ravel().tolist())
         return None if not axes and attribute(node, "noop_with_empty_axes", 0) else axes
+
+    def _contracted(self, node: onnx.NodeProto) -> tuple[int, ...] | None:
+        """The axes over which Einsum sums the squares of one value, as in "bti,bti->bt"."""
+        equation = next((a.s.decode("ascii", "replace") for a in node.attribute if a.name == "equation"), "")
+        terms, _, result = equation.replace(" ", "").partition("->")
+        one, _, other = terms.partition(",")
+        if len(node.input) != 2 or one != other or "." in one or not self.same(*node.input):
+            return None
+        axes = tuple(index for index, letter in enumerate(one) if letter not in result)
+        return axes if axes and [letter for letter in one if letter in result] == list(result) else None
+
+    def _averaged(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
+        """A product with a matrix whose every element is 1/n: the mean over the last axis."""
+        matrix = self.scope.constant(node.input[1]) if len(node.input) == 2 else None
+        if matrix is None or matrix.ndim != 2 or not matrix.size or matrix.shape[1] not in (1, matrix.shape[0]):
+            return None
+        share = 1 / matrix.shape[0]
+        if matrix.dtype.kind != "f" or abs(matrix.astype(float) - share).max() > np.finfo(matrix.dtype).eps * share:
+            return None
+        source, casts = self.strip(node.input[0])
+        axes = self.axes((-1,), source)
+        return Mean(source, axes, True, (*casts, node, *path), reshaped=reshaped, stored_reciprocal=True)
 
     def _pooled(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
         """GlobalAveragePool: the mean over all axes behind the first two."""
@@ -219,7 +254,7 @@ class Moments(Values):
 
     def second_moment(self, name: str) -> tuple[str, float, Mean, list[onnx.NodeProto]] | None:
         """(base, exponent, mean, nodes) of mean(base^exponent)."""
-        mean = self.mean(name)
+        mean = self.mean(name) or self.total(name)
         if mean is None:
             return None
         if mean.squared:
@@ -261,6 +296,10 @@ class Moments(Values):
             return None
         if op(node) in ("Max", "Relu", "Clip"):  # rounding can leave a small negative difference
             return self._clamped_variance(node, path, depth)
+        root = self._squared_root(node)
+        if root is not None:
+            found = self.variance(root.input[0], depth - 1)
+            return found and found.through([root, *path, node])
         if op(node) == "Sub":
             found = self._one_pass(node)
             return found and found.through([*path, node])
@@ -268,6 +307,12 @@ class Moments(Values):
             return self._rescaled(node, path, depth)
         moment = self.second_moment(inner)
         return moment and self._two_pass(moment, path)
+
+    def _squared_root(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
+        """The Sqrt whose result a node squares."""
+        twice = op(node) == "Mul" and node.input[0] == node.input[1]
+        twice = twice or (op(node) == "Pow" and self.scalar(node.input[1]) == 2)
+        return self.made_by(node.input[0], "Sqrt") if twice else None
 
     def _clamped_variance(self, node: onnx.NodeProto, path: list[onnx.NodeProto], depth: int) -> Variance | None:
         clamped, floor = self.clamped(node)
@@ -308,7 +353,7 @@ class Moments(Values):
             "centred",
             mean,
             (*centre_nodes, *nodes),
-            near or inner_mean.miscount or inner_mean.broadcast_trap,
+            near or inner_mean.broadcast_trap,
             error,
             mean.stored_reciprocal or inner_mean.stored_reciprocal,
         )
@@ -318,7 +363,7 @@ class Moments(Values):
         """E[x^2] - E[x]^2."""
         second, first = self.second_moment(node.input[0]), self.power(node.input[1])
         mean = first and self.mean(first[0])
-        if second is None or mean is None or mean.squared or not self.same(second[0], mean.source):
+        if second is None or second[2].total or mean is None or mean.squared or not self.same(second[0], mean.source):
             return None
         _, exponent, outer, nodes = second
         near, error = outer.miscount or mean.miscount, False

@@ -46,7 +46,7 @@ class Norm:
     eps_first : bool
         Whether the file says eps + var; it is the same sum, but not to every optimiser.
     stored_reciprocal : bool
-        Whether a mean is a sum times a stored 1/n, which is rounded.
+        Whether a mean is a sum times a stored 1/n, or a root one of a sum over a stored sqrt(n), which are rounded.
     floor : float
         What the variance is not allowed below; 0 unless the file says otherwise.
     folded : bool

@@ -1130,10 +1130,10 @@ def not_centred_without_an_eps_by_claim():
 
 @specimen
 def centred_after_the_division():
-    """x / std - mean / std is a layer norm, if not one that is looked for, and no near miss."""
+    """x / std - mean / std."""
     split = node("Div", "x std", "a"), node("Div", "mean std", "b"), node("Sub", "a b", "xhat")
     nodes, constants = misspelt(*split, of=["xhat"])
-    return Specimen(model(nodes, (3, N), constants), [])
+    return Specimen(model(nodes, (3, N), constants))
 
 
 def centred_later(name):
@@ -1344,7 +1344,8 @@ def claim_without_a_root_or_an_eps():
 
 @specimen
 def claim_that_multiplies_by_the_deviation():
-    return broken_claim(node("Mul", "d std", "xhat"), of=["xhat"])
+    broken = broken_claim(node("Mul", "d std", "xhat"), of=["xhat"])
+    return Specimen(broken.model, [("~layer", "wrong", "file")], {"near-miss"}, 1)
 
 
 @specimen

@@ -1,0 +1,367 @@
+"""Each way to write a norm is found as what it is, and each way to get it wrong is said; in float64 it is judged."""
+
+import numpy as np
+import onnx
+import onnx_gallery as gallery
+import pytest
+from onnx import TensorProto, defs, helper
+
+from onnx_export.validation.examine import Options, examine
+from onnx_export.validation.graph import inline
+from onnx_export.validation.patterns import find
+
+N = 32
+node = gallery.node
+CONSTANTS = {
+    "last": np.int64([-1]),
+    "time": np.int64([1]),
+    "width": np.int64([2]),
+    "two": np.float32(2),
+    "eps": np.float32(1e-5),
+    "scale": gallery.weights(N)["scale"],
+    "n": np.float32(N),
+    "root": np.float32(N**0.5),
+    "share": np.float32(N**-0.5),
+    "tiny": np.float32(1e-12),
+    "one": np.float32(1),
+    "zero": np.float32(0),
+    "average": np.full((N, N), 1 / N, np.float32),
+}
+CENTRED = [node("ReduceMean", "x last", "mean"), node("Sub", "x mean", "d")]
+SQUARES = [node("Mul", "d d", "q"), node("ReduceMean", "q last", "var")]
+ROOT = [node("Add", "var eps", "total"), node("Sqrt", "total", "std")]
+QUOTIENT = [node("Div", "d std", "xhat"), node("Mul", "xhat scale", "y")]
+TAIL = [*ROOT, *QUOTIENT]
+SCALED = QUOTIENT[1:]
+
+NORMS = {
+    "plain": ("layer", [*CENTRED, *SQUARES, *TAIL]),
+    "global average pooling": (
+        "layer",
+        [node("GlobalAveragePool", "x", "mean"), CENTRED[1], SQUARES[0], node("GlobalAveragePool", "q", "var"), *TAIL],
+    ),
+    "pooling of an unsqueezed value": (
+        "layer",
+        [
+            node("Unsqueeze", "x width", "x4"),
+            node("ReduceMean", "x4 wide", "m4", keepdims=1),
+            node("Squeeze", "m4 width", "mean"),
+            *CENTRED[1:],
+            *SQUARES,
+            *TAIL,
+        ],
+    ),
+    "ReduceSumSquare": ("layer", [*CENTRED, node("ReduceSumSquare", "d last", "s"), node("Div", "s n", "var"), *TAIL]),
+    "eps by CastLike": (
+        "layer",
+        [*CENTRED, *SQUARES, node("CastLike", "eps x", "e"), node("Add", "var e", "total"), *TAIL[1:]],
+    ),
+    "RMS after a product": ("rms", [node("Mul", "x n", "d"), *SQUARES, *TAIL]),
+    "RMS of an Identity": ("rms", [node("Identity", "x", "d"), *SQUARES, *TAIL]),
+    "a mean of a mean": (
+        "layer",
+        [
+            node("ReduceMean", "x time", "m0"),
+            node("ReduceMean", "m0 width", "mean"),
+            CENTRED[1],
+            SQUARES[0],
+            node("ReduceMean", "q time", "v0"),
+            node("ReduceMean", "v0 width", "var"),
+            *TAIL,
+        ],
+    ),
+    "mean by MatMul": ("layer", [node("MatMul", "x average", "mean"), CENTRED[1], *SQUARES, *TAIL]),
+    "variance by Einsum": (
+        "layer",
+        [
+            *CENTRED,
+            node("Einsum", "d d", "s", equation="bti,bti->bt"),
+            node("Unsqueeze", "s last", "s3"),
+            node("Div", "s3 n", "var"),
+            *TAIL,
+        ],
+    ),
+    "x r - mean r": (
+        "layer",
+        [
+            *CENTRED,
+            *SQUARES,
+            *ROOT,
+            node("Reciprocal", "std", "r"),
+            node("Mul", "x r", "a"),
+            node("Mul", "mean r", "b"),
+            node("Sub", "a b", "xhat"),
+            *SCALED,
+        ],
+    ),
+    "x / std - mean / std": (
+        "layer",
+        [
+            *CENTRED,
+            *SQUARES,
+            *ROOT,
+            node("Div", "x std", "a"),
+            node("Div", "mean std", "b"),
+            node("Sub", "a b", "xhat"),
+            *SCALED,
+        ],
+    ),
+    "sqrt(std^2 + eps)": (
+        "layer",
+        [
+            *CENTRED,
+            *SQUARES,
+            node("Sqrt", "var", "sd"),
+            node("Mul", "sd sd", "v2"),
+            node("Add", "v2 eps", "total"),
+            *TAIL[1:],
+        ],
+    ),
+    "a guard by Where": (
+        "layer",
+        [
+            *CENTRED,
+            *SQUARES,
+            node("Equal", "var zero", "none"),
+            node("Where", "none one var", "v2"),
+            node("Add", "v2 eps", "total"),
+            *TAIL[1:],
+        ],
+    ),
+    "a count from Shape": (
+        "layer",
+        [
+            *CENTRED,
+            SQUARES[0],
+            node("ReduceSum", "q last", "s"),
+            node("Shape", "x", "shape"),
+            node("Gather", "shape last", "count"),
+            node("Cast", "count", "countf", to=TensorProto.FLOAT),
+            node("Div", "s countf", "var"),
+            *TAIL,
+        ],
+    ),
+    "root of a sum over root of n": (
+        "rms",
+        [
+            node("Mul", "x x", "q"),
+            node("ReduceSum", "q last", "s"),
+            node("Add", "s eps", "total"),
+            node("Sqrt", "total", "norm"),
+            node("Div", "norm root", "std"),
+            node("Div", "x std", "xhat"),
+            *SCALED,
+        ],
+    ),
+    "MeanVarianceNormalization": ("layer", [node("MeanVarianceNormalization", "x", "xhat", axes=[-1]), *SCALED]),
+}
+NEAR = {
+    "F.normalize times root of n": (
+        "rms",
+        "not allowed below 1e-12",
+        [
+            node("ReduceL2", "x last", "l"),
+            node("Max", "l tiny", "std"),
+            node("Div", "x std", "h"),
+            node("Mul", "h root", "xhat"),
+            *SCALED,
+        ],
+    ),
+    "norm over root of n, plus eps": (
+        "rms",
+        "eps is added to the standard deviation",
+        [
+            node("ReduceL2", "x last", "l"),
+            node("Mul", "l share", "s"),
+            node("Add", "s eps", "std"),
+            node("Div", "x std", "xhat"),
+            *SCALED,
+        ],
+    ),
+    "centred L2": (
+        "layer",
+        "eps is added to the standard deviation",
+        [
+            *CENTRED,
+            node("ReduceL2", "d last", "l"),
+            node("Mul", "l share", "s"),
+            node("Add", "s eps", "std"),
+            *QUOTIENT,
+        ],
+    ),
+    "variance not centred": (
+        "rms",
+        "the numerator is centred, the variance is not",
+        [*CENTRED, node("Pow", "x two", "q"), *SQUARES[1:], *TAIL],
+    ),
+    "Mul for Div": ("layer", "multiplied", [*CENTRED, *SQUARES, *ROOT, node("Mul", "d std", "xhat"), *SCALED]),
+    "x / std before a residual": (
+        "layer",
+        "x is divided by the deviation",
+        [
+            *CENTRED,
+            *SQUARES,
+            *ROOT,
+            node("Div", "x std", "xhat"),
+            node("Mul", "xhat scale", "z"),
+            node("Add", "z x", "y"),
+        ],
+    ),
+    "mean of |d|": (
+        "layer",
+        "mean absolute deviation",
+        [
+            *CENTRED,
+            node("Abs", "d", "q"),
+            node("ReduceMean", "q last", "var"),
+            node("Add", "var eps", "std"),
+            *QUOTIENT,
+        ],
+    ),
+    "variance of another tensor": (
+        "rms",
+        "that of another value",
+        [*CENTRED, node("Mul", "other other", "q"), *SQUARES[1:], *TAIL],
+    ),
+}
+NONE = {
+    "L2 normalisation": [node("ReduceL2", "x last", "l"), node("Add", "l eps", "std"), node("Div", "x std", "y")],
+    "cosine of rows": [
+        node("Mul", "x x", "q"),
+        node("ReduceSum", "q last", "s"),
+        node("Sqrt", "s", "std"),
+        node("Div", "x std", "y"),
+    ],
+    "a new mean and deviation": [
+        *CENTRED,
+        *SQUARES,
+        *ROOT,
+        node("Mul", "other std", "z"),
+        node("Add", "z mean", "y"),
+    ],
+}
+
+
+def built(nodes, shape, opset=18):
+    used = {name for each in nodes for name in each.input}
+    constants = {name: value for name, value in CONSTANTS.items() if name in used}
+    constants |= {"wide": np.int64([2, 3])} if "wide" in used else {}
+    inputs = [gallery.value(name, shape) for name in ("x", "other") if name in used]
+    return gallery.model(nodes, constants=constants, inputs=inputs, opset=opset)
+
+
+def examined(model, tmp_path, **options):
+    onnx.save(model, tmp_path / "model.onnx")
+    return examine(str(tmp_path / "model.onnx"), Options(**options), lambda *_: None)
+
+
+SHAPES = [(2, 5, N), ("batch", "time", N)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["fixed", "free"])
+@pytest.mark.parametrize("form", NORMS)
+def test_a_norm_in_another_form_is_found_and_judged(form, shape, tmp_path):
+    formula, nodes = NORMS[form]
+    report = examined(built(nodes, shape), tmp_path)
+    (norm,) = report.norms
+    assert (norm.formula, norm.near_miss) == (formula, "")
+    assert norm.verdict in ("ok", "risky"), norm.detail
+    assert bool(norm.scale) == (form != "MeanVarianceNormalization")
+    assert report.exit_code() == 0, report.problem
+    assert not [f for f in report.findings if f.code == "unclaimed"]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["fixed", "free"])
+@pytest.mark.parametrize("form", NEAR)
+def test_a_near_miss_in_another_form_is_said(form, shape, tmp_path):
+    formula, says, nodes = NEAR[form]
+    report = examined(built(nodes, shape), tmp_path)
+    (norm,) = report.norms
+    assert norm.formula == formula
+    assert says in norm.near_miss
+    assert report.exit_code(strict=True) == 1
+
+
+@pytest.mark.parametrize("form", NONE)
+def test_what_is_no_norm_is_counted_in_a_note(form, tmp_path):
+    report = examined(built(NONE[form], SHAPES[0]), tmp_path)
+    assert report.norms == []
+    assert report.exit_code(strict=True) == 0
+    (note,) = [f for f in report.findings if f.code == "unclaimed"]
+    assert "belong to no norm" in note.message
+
+
+OWN = {
+    "LayerNormalization": (17, {"axis": -1}, "x scale scale", "layer"),
+    "RMSNormalization": (23, {"axis": -1}, "x scale", "rms"),
+    "GroupNormalization": (21, {"num_groups": 5}, "x five five", "layer"),
+    "MeanVarianceNormalization": (13, {"axes": [-1]}, "x", "layer"),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 5, N), ("batch", 5, "width")], ids=["fixed", "free"])
+@pytest.mark.parametrize("name", OWN)
+def test_onnxs_own_expansion_of_an_operator_is_found(name, shape):
+    """Axes from Shape and Range, a Cast before the gain."""
+    opset, attributes, inputs, formula = OWN[name]
+    call = helper.make_node(name, inputs.split(), ["y"], **attributes)
+    schema = defs.get_schema(name, opset, "")
+    body = onnx.FunctionProto()
+    if schema.has_function:
+        body.CopyFrom(schema.function_body)
+    else:
+        types = [helper.make_tensor_type_proto(TensorProto.FLOAT, s) for s in ((2, 5, N), (N,), (N,))]
+        types = [each.SerializeToString() for each in types[: len(call.input)]]
+        body.ParseFromString(schema.get_context_dependent_function(call.SerializeToString(), types))
+    body.name, body.domain = f"{name}Body", "local"
+    body.opset_import[0].version = opset
+    model = built(
+        [helper.make_node(body.name, call.input, ["y"], domain="local", **(attributes if body.attribute else {}))],
+        shape,
+        opset,
+    )
+    if "five" in inputs:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(5, np.float32), "five"))
+    model.functions.append(body)
+    whole = onnx.shape_inference.infer_shapes(inline(model), data_prop=True)
+    (norm,) = find(whole)
+    assert norm.formula.name == formula
+    assert bool(norm.scale) == (name in ("LayerNormalization", "RMSNormalization"))
+
+
+def test_a_gain_that_a_loop_hands_on_unchanged(tmp_path):
+    """As tf2onnx writes Keras' recurrent layers: all weights are carried by the loop."""
+    body = [*CENTRED, *SQUARES, *ROOT, node("Reciprocal", "std", "r"), node("Mul", "r gain", "f")]
+    body += [node("Mul", "x f", "a"), node("Mul", "mean f", "b"), node("Sub", "a b", "y0")]
+    body += [node("Identity", "gain", "gain_out"), node("Identity", "cond", "cond_out")]
+    names = [gallery.value("i", [], TensorProto.INT64), gallery.value("cond", [], TensorProto.BOOL)]
+    names += [gallery.value("x", [3, N]), gallery.value("gain", [N])]
+    out = [gallery.value("cond_out", [], TensorProto.BOOL), gallery.value("y0", [3, N]), gallery.value("gain_out", [N])]
+    graph = helper.make_graph(body, "body", names, out)
+    loop = helper.make_node("Loop", ["count", "true", "start", "scale"], ["y", "g"], body=graph)
+    constants = {name: CONSTANTS[name] for name in ("last", "eps", "scale")}
+    constants |= {"count": np.int64(3), "true": np.bool_(True)}
+    model = gallery.model([loop], constants=constants, inputs=[gallery.value("start", (3, N))], opset=18)
+    report = examined(model, tmp_path)
+    (norm,) = report.norms
+    assert (norm.scale, norm.verdict) == ("gain", "ok")
+
+
+def test_statistics_in_a_narrower_type_than_x_are_a_warning(tmp_path):
+    nodes = [node("Cast", "x", "x16", to=TensorProto.FLOAT16), node("ReduceMean", "x16 last", "mean")]
+    nodes += [node("Sub", "x16 mean", "d16"), node("Mul", "d16 d16", "q"), node("ReduceMean", "q last", "v16")]
+    nodes += [node("Cast", "v16", "var", to=TensorProto.FLOAT), node("Cast", "d16", "d", to=TensorProto.FLOAT), *TAIL]
+    report = examined(built(nodes, (2, 5, N)), tmp_path)
+    assert "narrow-statistics" in {f.code for f in report.findings if f.level == "warning"}
+
+
+def test_a_norm_unlike_all_others_is_noted(tmp_path):
+    nodes, x = [], "x"
+    for layer, eps in enumerate((1e-5, 1e-5, 5e-2, 1e-5)):
+        y = "y" if layer == 3 else f"h{layer}"
+        nodes.append(helper.make_node("LayerNormalization", [x, "scale"], [y], epsilon=eps, name=f"norm{layer}"))
+        x = y
+    report = examined(built(nodes, (2, 5, N)), tmp_path)
+    notes = {(f.code, f.norm) for f in report.findings}
+    assert {("unlike-others", "norm2"), ("eps-large", "norm2")} <= notes
+    assert report.exit_code(strict=True) == 0
