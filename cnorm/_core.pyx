@@ -5,11 +5,12 @@ What a C caller can get wrong is checked in src/api.c and comes back as a status
 Arrays go through the NumPy C-API: typed memoryviews cost ten times as much per call.
 One module, in parts: two would each link a copy of the library, and with it of the active instruction set.
 """
+cimport cython
 cimport numpy as cnp
 from cpython.long cimport PyLong_AsLongAndOverflow
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.float cimport FLT_MAX
-from libc.math cimport INFINITY, isinf
+from libc.math cimport INFINITY, isfinite, isinf
 from libc.string cimport memcpy
 
 from cnorm._capi cimport *
@@ -18,6 +19,7 @@ from cnorm._capi_norms cimport *
 import numbers
 import operator
 import os
+import zlib
 
 import numpy as np
 
@@ -128,3 +130,4 @@ include "_weight_norm.pxi"
 include "_divisive_norm.pxi"
 include "_network.pxi"
 include "_stream.pxi"
+include "_step_many.pxi"

@@ -36,6 +36,7 @@ CELL_NORM = {"none": CNORM_CELL_NORM_NONE, "output": CNORM_CELL_NORM_OUTPUT, "ca
 RESET = {"after": CNORM_RESET_AFTER, "candidate": CNORM_RESET_CANDIDATE, "before": CNORM_RESET_BEFORE}
 
 
+@cython.no_gc_clear  # finalisers run by the garbage collector may still step a stream that uses the packed arrays
 cdef class Network:
     """Packed weights of a stack of layers: what `cnorm.Model` computes with. Never written after construction.
 
@@ -43,84 +44,96 @@ cdef class Network:
     ----------
     layers : sequence of (kind, layer, size)
         What `cnorm.layers.flat` returns; their sizes fit one another.
-    identity : bytes
+    identity : bytes, 32
         Hash of configuration and weights; ties a saved stream to its model.
+    first : int
+        The number of its first recurrent layer, in the names of states.
     """
     cdef cnorm_layer *layers
     cdef int count
+    cdef readonly int cells  # recurrent layers
     cdef readonly ptrdiff_t input_size, output_size
     cdef readonly bytes identity
-    cdef readonly tuple state_arrays  # (name, units, offset in the state) of each recurrent array
+    cdef tuple state_arrays  # (name, units, offset in the state) of each recurrent array
     cdef cnp.ndarray initial  # the state at the start
     cdef ptrdiff_t state_floats
     cdef readonly ptrdiff_t macs, packed  # macs: multiply-adds of one step; packed: floats of all panels
-    cdef list memory  # keeps the packed arrays alive
+    cdef tuple memory  # keeps the packed arrays alive
 
-    def __cinit__(self, layers, bytes identity):
-        cdef cnorm_layer *at
-        cdef ptrdiff_t offset = 0, room
-        cdef int i, number = 0
-        self.count = len(layers)
-        self.memory = []
-        self.identity = identity
+    def __cinit__(self, layers, bytes identity, int first=0):
+        cdef ptrdiff_t outputs
+        cdef int i
+        self.count, self.identity = len(layers), identity
         self.layers = <cnorm_layer *>PyMem_Calloc(self.count, sizeof(cnorm_layer))
         if self.layers == NULL:
             raise MemoryError()
-        names, starts = [], []
+        memory, arrays, starts = [], [], []
         for i, (kind, layer, size) in enumerate(layers):
-            at = &self.layers[i]
-            if kind == "Linear":
-                at.kind = CNORM_LAYER_LINEAR
-                at.as_.linear.weight = self.pack(layer.weights["weight"], 1, 0)
-                at.as_.linear.bias = self.pad(layer.weights.get("bias"), 1, size, 0)
-            elif kind == "LayerNorm":
-                at.kind = CNORM_LAYER_NORM
-                at.as_.norm.n, at.as_.norm.eps = size, layer.eps
-                at.as_.norm.gain = self.pad(layer.weights["weight"], 1, size, 0)
-                at.as_.norm.bias = self.pad(layer.weights.get("bias"), 1, size, 0)
-            elif kind == "Activation":
-                at.kind = CNORM_LAYER_ACTIVATION
-                at.as_.activation.n = size
-                at.as_.activation.f = <cnorm_activation><int>ACTIVATION[layer.function]
-            elif kind == "Residual":
-                at.kind = CNORM_LAYER_RESIDUAL
-                at.as_.residual.n, at.as_.residual.back = size, layer
+            if kind in CELL_KIND:
+                self.add_cell(&self.layers[i], layer, first + self.cells, memory, arrays, starts)
             else:
-                at.kind = CNORM_LAYER_CELL
-                packed = layer.packed()
-                self.pack_cell(&at.as_.cell, layer, packed)
-                names.append((f"h{number}", layer.output_size, offset))
-                starts.append(packed["h0"])
-                if kind == "LSTM":
-                    names.append((f"c{number}", layer.units, offset + cnorm_padded_units(layer.output_size)))
-                    starts.append(packed["c0"])
-                number += 1
-            offset += cnorm_layer_state_floats(at)
-        room = cnorm_scratch_floats(self.layers, self.count, 1)
-        if room > max(1 << 24, 8 * self.macs):  # each output has its own: a file of activations could fill memory
-            raise ValueError(f"layers take {4 * room} bytes for the outputs of one step: more than 64 MiB, and more "
+                self.add_layer(&self.layers[i], kind, layer, size, memory)
+            self.state_floats += cnorm_layer_state_floats(&self.layers[i])
+        self.memory = tuple(memory)
+        outputs = cnorm_scratch_floats(self.layers, self.count, 1)
+        if outputs > max(1 << 24, 8 * self.macs):  # each output has its own: a file of activations could fill memory
+            raise ValueError(f"layers take {4 * outputs} bytes for the outputs of one step: more than 64 MiB, and more "
                              f"than 8 times the {4 * self.macs} bytes of their weights")
-        self.state_arrays = tuple(names)
+        self.state_arrays = tuple(arrays)
         self.input_size = cnorm_layer_inputs(&self.layers[0])
         self.output_size = cnorm_layer_outputs(&self.layers[self.count - 1])
-        self.state_floats = cnorm_state_floats(self.layers, self.count)
         self.initial = aligned_zeros(self.state_floats)
-        for (_, units, offset), start in zip(names, starts):
+        for (_, units, offset), start in zip(arrays, starts):
             if start is not None:
                 self.initial[offset:offset + units] = start
 
     def __dealloc__(self):
         PyMem_Free(self.layers)
 
-    cdef int pack_cell(self, cnorm_cell *cell, layer, packed) except -1:
-        cdef ptrdiff_t units = layer.units, gates = len(layer.spec.gates), group = packed["group"]
+    cdef int add_layer(self, cnorm_layer *to, str kind, layer, ptrdiff_t size, list memory) except -1:
+        if kind == "Linear":
+            to.kind = CNORM_LAYER_LINEAR
+            to.as_.linear.weight = self.pack(layer.weights["weight"], 1, 0, memory)
+            to.as_.linear.bias = padded(layer.weights.get("bias"), 1, size, 0, memory)
+        elif kind == "LayerNorm":
+            to.kind = CNORM_LAYER_NORM
+            to.as_.norm.n, to.as_.norm.eps = size, layer.eps
+            to.as_.norm.gain = padded(layer.weights["weight"], 1, size, 0, memory)
+            to.as_.norm.bias = padded(layer.weights.get("bias"), 1, size, 0, memory)
+        elif kind == "Activation":
+            to.kind = CNORM_LAYER_ACTIVATION
+            to.as_.activation.n = size
+            to.as_.activation.f = <cnorm_activation><int>ACTIVATION[layer.function]
+        elif kind == "Residual":
+            to.kind = CNORM_LAYER_RESIDUAL
+            to.as_.residual.n, to.as_.residual.back = size, layer
+        else:
+            raise ValueError(f"kind must be that of a layer, got {quoted(kind)}")
+        return 0
+
+    cdef int add_cell(self, cnorm_layer *to, layer, int number, list memory, list arrays, list starts) except -1:
+        """A recurrent layer, whose state lies behind the `state_floats` of those before it."""
+        to.kind = CNORM_LAYER_CELL
+        tensors = layer.packed()
+        self.pack_cell(&to.as_.cell, layer, tensors, memory)
+        arrays.append((f"h{number}", layer.output_size, self.state_floats))
+        starts.append(tensors["h0"])
+        if layer.kind == "LSTM":
+            c_offset = self.state_floats + cnorm_padded_units(layer.output_size)
+            arrays.append((f"c{number}", layer.units, c_offset))
+            starts.append(tensors["c0"])
+        self.cells += 1
+        return 0
+
+    cdef int pack_cell(self, cnorm_cell *cell, layer, tensors, list memory) except -1:
+        cdef ptrdiff_t units = layer.units, gates = len(layer.spec.gates), group = tensors["group"]
         spec = layer.spec
         shapes = {"weight_x": (gates * units, layer.input_size), "weight_n": (units, units),
-                  "weight_h": ((gates - (packed["weight_n"] is not None)) * units, layer.output_size),
+                  "weight_h": ((gates - (tensors["weight_n"] is not None)) * units, layer.output_size),
                   "weight_p": (layer.output_size, units)}
-        for name, shape in shapes.items():  # what the kernels read: nothing may be shorter
-            if packed[name] is not None and packed[name].shape != shape:
-                raise ValueError(f"{name} of {layer!r} must be packed as {shape}, got {packed[name].shape}")
+        for name, shape in shapes.items():  # the kernels read exactly so much
+            if tensors[name] is not None and tensors[name].shape != shape:
+                raise ValueError(f"{name} of {layer!r} must be packed as {shape}, got {tensors[name].shape}")
         cell.kind = <cnorm_cell_kind><int>CELL_KIND[spec.kind]
         cell.scope = <cnorm_scope><int>SCOPE[spec.scope]
         cell.cell_norm = <cnorm_cell_norm><int>CELL_NORM[spec.cell_norm]
@@ -131,23 +144,25 @@ cdef class Network:
         cell.cell_clip = INFINITY if spec.cell_clip is None else spec.cell_clip
         cell.projection_clip = INFINITY if spec.projection_clip is None else spec.projection_clip
         cell.zoneout = spec.zoneout
-        cell.weight_x = self.pack(packed["weight_x"], gates, group)
-        cell.weight_h = self.pack(packed["weight_h"], packed["weight_h"].shape[0] // units, group)
-        if packed["weight_n"] is not None:
-            cell.weight_n = self.pack(packed["weight_n"], 1, 0)
-        if packed["weight_p"] is not None:
-            cell.weight_p = self.pack(packed["weight_p"], 1, 0)
-        # what is added to a product is as long as the packed product
-        cell.inside_x = self.pad(packed["inside_x"], gates, units, CNORM_GATE_PAD)
-        cell.inside_h = self.pad(packed["inside_h"], gates, units, CNORM_GATE_PAD)
-        cell.gain_x = self.pad(packed["gain_x"], gates, units, 0)
-        cell.gain_h = self.pad(packed["gain_h"], gates, units, 0)
-        cell.bias, cell.bias_n = self.pad(packed["bias"], gates, units, 0), self.pad(packed["bias_n"], 1, units, 0)
-        cell.gain_c, cell.bias_c = self.pad(packed["gain_c"], 1, units, 0), self.pad(packed["bias_c"], 1, units, 0)
-        cell.bias_p = self.pad(packed["bias_p"], 1, layer.output_size, 0)
+        cell.weight_x = self.pack(tensors["weight_x"], gates, group, memory)
+        cell.weight_h = self.pack(tensors["weight_h"], tensors["weight_h"].shape[0] // units, group, memory)
+        if tensors["weight_n"] is not None:
+            cell.weight_n = self.pack(tensors["weight_n"], 1, 0, memory)
+        if tensors["weight_p"] is not None:
+            cell.weight_p = self.pack(tensors["weight_p"], 1, 0, memory)
+        # an array that is added to a product has the length of the packed product
+        cell.inside_x = padded(tensors["inside_x"], gates, units, CNORM_GATE_PAD, memory)
+        cell.inside_h = padded(tensors["inside_h"], gates, units, CNORM_GATE_PAD, memory)
+        cell.gain_x = padded(tensors["gain_x"], gates, units, 0, memory)
+        cell.gain_h = padded(tensors["gain_h"], gates, units, 0, memory)
+        cell.bias = padded(tensors["bias"], gates, units, 0, memory)
+        cell.bias_n = padded(tensors["bias_n"], 1, units, 0, memory)
+        cell.gain_c = padded(tensors["gain_c"], 1, units, 0, memory)
+        cell.bias_c = padded(tensors["bias_c"], 1, units, 0, memory)
+        cell.bias_p = padded(tensors["bias_p"], 1, layer.output_size, 0, memory)
         return 0
 
-    cdef cnorm_matrix pack(self, cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group) except *:
+    cdef cnorm_matrix pack(self, cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group, list memory) except *:
         cdef cnorm_matrix m
         cdef cnp.ndarray panels
         if gates < 1:
@@ -155,26 +170,27 @@ cdef class Network:
         m.gates, m.units, m.cols, m.group = gates, cnp.PyArray_DIMS(w)[0] // gates, cnp.PyArray_DIMS(w)[1], group
         self.macs += cnp.PyArray_SIZE(w)
         self.packed += cnorm_matrix_floats(m.gates, m.units, m.cols)
-        if self.packed > max(1 << 28, 8 * self.macs):  # panels have 32 rows: a file of single ones could fill memory
+        if self.packed > max(1 << 28, 8 * self.macs):  # panels have 32 rows: a file of single rows could fill memory
             raise ValueError(f"layers take {4 * self.packed} bytes packed in panels of 32 rows: more than 1 GiB, and "
                              f"more than 8 times the {4 * self.macs} bytes of their weights")
         panels = aligned_zeros(cnorm_matrix_floats(m.gates, m.units, m.cols))
         m.panels = <const float *>cnp.PyArray_DATA(panels)
         check(cnorm_matrix_pack(m.gates, m.units, m.cols, m.group, <const float *>cnp.PyArray_DATA(w),
                                 <float *>cnp.PyArray_DATA(panels)))
-        self.memory.append(panels)
+        memory.append(panels)
         return m
-
-    cdef const float *pad(self, v, ptrdiff_t gates, ptrdiff_t units, ptrdiff_t more) except? NULL:
-        """v [gates * units] as [gates, padded units], and `more` zeros; NULL for None."""
-        cdef ptrdiff_t width = cnorm_padded_units(units)
-        cdef cnp.ndarray padded
-        if v is None:
-            return NULL
-        padded = aligned_zeros(gates * width + more)
-        padded[:gates * width].reshape(gates, width)[:, :units] = v.reshape(gates, units)
-        self.memory.append(padded)
-        return <const float *>cnp.PyArray_DATA(padded)
 
     cdef cnp.ndarray scratch(self, ptrdiff_t rows):
         return aligned_zeros(cnorm_scratch_floats(self.layers, self.count, rows))
+
+
+cdef const float *padded(object v, ptrdiff_t gates, ptrdiff_t units, ptrdiff_t more, list memory) except? NULL:
+    """v [gates * units] as [gates, padded units], and `more` zeros; NULL for None."""
+    cdef ptrdiff_t width = cnorm_padded_units(units)
+    cdef cnp.ndarray wide
+    if v is None:
+        return NULL
+    wide = aligned_zeros(gates * width + more)
+    wide[:gates * width].reshape(gates, width)[:, :units] = v.reshape(gates, units)
+    memory.append(wide)
+    return <const float *>cnp.PyArray_DATA(wide)

@@ -1,61 +1,96 @@
 """Streams: the recurrent state of a model, stepped, saved and restored."""
 
-cdef str NO_STREAMS = "a model with a bidirectional layer has no streams: it needs the whole sequence, see Model.run"
-cdef bytes SAVED = b"cnorm stream 1\n"  # format of Stream.save: this, the model's identity, the arrays without padding
+# Format 2 of Stream.save, little-endian; docs/cells.md has the table:
+#     16 bytes  SAVED
+#     32 bytes  identity of the model
+#      8 bytes  frames, unsigned
+#      4 bytes  for each float of the state: the arrays in the order of `Stream.state`, without padding
+#      4 bytes  CRC-32 (zlib's) of all bytes before it
+cdef bytes SAVED = b"cnorm stream 2\n\0"
+cdef bytes SAVED_1 = b"cnorm stream 1\n"  # no checksum, no frames: refused
+cdef int HEAD = 56
 
 
+@cython.no_gc_clear  # finalisers run by the garbage collector may still use a stream
 cdef class Stream:
     """One conversation with a `Model`: its own recurrent state, stepped by one thread at a time.
 
     Made by ``model.stream()``; the state starts at zero, or at what the cells have learned. A stream is small: the
-    state and one step's scratch. A NaN or infinity in x goes into the state and stays there until `reset`.
+    state and one step's scratch. A NaN or infinity in x goes into the state and stays there until `reset`: see
+    `is_finite`, and ``model.stream(check=True)``, which refuses such an x.
 
     Parameters
     ----------
     model : Model
         Without bidirectional layers.
+
+    Attributes
+    ----------
+    model : Model
+    frames : int
+        How many steps the stream has made since its start or its last `reset`.
+    is_finite : bool
+        Whether the state has neither a NaN nor an infinity.
     """
     cdef object __weakref__
     cdef readonly object model
+    cdef readonly unsigned long long frames
     cdef Network network
     cdef cnp.ndarray state_memory, scratch_memory
     cdef float *state_
-    cdef int busy
+    cdef bint checks  # whether x must be finite
+    cdef int busy  # 1 while a thread is inside
+    cdef long owner  # its process, while it has given the GIL away; else 0
 
-    def __cinit__(self, model, network=None):
-        self.model = model
+    def __cinit__(self, model, network=None, bint check=False):
         if network is None:
-            network = getattr(model, "_network", False)
-            if network is False:
+            if not hasattr(model, "stream"):
                 raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
-        self.network = network
-        if self.network is None:
-            raise ValueError(NO_STREAMS)
+            network = (<Stream?>model.stream()).network
+        self.model, self.network, self.checks = model, network, check
         self.state_memory = aligned_zeros(self.network.state_floats)
         self.state_memory[:] = self.network.initial
         self.scratch_memory = self.network.scratch(1)
         self.state_ = <float *>cnp.PyArray_DATA(self.state_memory)
 
-    cdef int enter(self) except -1:
-        if not try_lock(&self.busy):
+    cdef int enter(self, bint replaces_state=False) except -1:
+        """Take the lock. One that a fork copied, held by a thread that the child lacks, is freed by a new state."""
+        cdef long process
+        if try_lock(&self.busy):
+            return 0
+        process = os.getpid()
+        if self.owner == 0 or self.owner == process:  # nothing between this and the end lets another thread run
             raise RuntimeError("this stream is in use by another thread; give each thread a stream of its own")
+        if not replaces_state:
+            raise RuntimeError("this stream was in use by another thread when the process forked, and its state may be "
+                               "that of half a step: call reset, set_state or restore first")
+        self.owner = 0
+        return 0
+
+    cdef int leave(self) noexcept:
+        self.owner = 0
+        unlock(&self.busy)
         return 0
 
     cdef int run(self, cnp.ndarray x, cnp.ndarray y, ptrdiff_t steps, cnp.ndarray scratch, ptrdiff_t rows) except -1:
         cdef Network net = self.network
-        cdef float *room = <float *>cnp.PyArray_DATA(scratch)
+        cdef float *memory = <float *>cnp.PyArray_DATA(scratch)
         cdef const float *px = <const float *>cnp.PyArray_DATA(x)
         cdef float *py = <float *>cnp.PyArray_DATA(y)
+        cdef bint release = net.macs * steps > RELEASE_GIL_ABOVE_MACS
+        cdef long process = os.getpid() if release else 0
         cdef cnorm_status status
-        self.enter()
-        if net.macs * steps > RELEASE_GIL_ABOVE_MACS:
+        self.enter()  # and nothing fails after it
+        self.owner = process
+        if release:
             with nogil:
-                status = cnorm_run(net.layers, net.count, steps, px, net.input_size, self.state_, room, rows, py,
+                status = cnorm_run(net.layers, net.count, steps, px, net.input_size, self.state_, memory, rows, py,
                                    net.output_size)
         else:
-            status = cnorm_run(net.layers, net.count, steps, px, net.input_size, self.state_, room, rows, py,
+            status = cnorm_run(net.layers, net.count, steps, px, net.input_size, self.state_, memory, rows, py,
                                net.output_size)
-        unlock(&self.busy)
+        self.frames += steps
+        self.leave()
         return check(status)
 
     def step(self, x, out=None):
@@ -75,15 +110,18 @@ cdef class Stream:
         TypeError
             If x or out is not a float32 array.
         ValueError
-            For another shape. State and `out` are then unchanged.
+            For another shape; for a NaN or infinity in x, if the stream was made with ``check=True``. State and `out`
+            are then unchanged.
         RuntimeError
             If another thread is using this stream.
         """
-        cdef cnp.ndarray a = frames(x, "x", 1, self.network.input_size), y
+        cdef cnp.ndarray a = input_frames(x, "x", 1, self.network.input_size), y
+        if self.checks:
+            check_finite(a, "x")
         if out is None:
             y = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&self.network.output_size, cnp.NPY_FLOAT32, 0)
         else:
-            y = frames_out(out, 1, 0, self.network.output_size)
+            y = output_frames(out, 1, 0, self.network.output_size)
             if cnp.PyArray_DATA(y) != cnp.PyArray_DATA(a) and not disjoint(y, a):  # else x is overwritten unread
                 a = np.array(a, order="C", copy=True)
         self.run(a, y, 1, self.scratch_memory, 1)
@@ -106,16 +144,18 @@ cdef class Stream:
         TypeError, ValueError, RuntimeError
             As `step`.
         """
-        cdef cnp.ndarray a = frames(x, "x", 2, self.network.input_size), y
+        cdef cnp.ndarray a = input_frames(x, "x", 2, self.network.input_size), y
         cdef cnp.npy_intp shape[2]
+        if self.checks:
+            check_finite(a, "x")
         shape[0], shape[1] = cnp.PyArray_DIMS(a)[0], self.network.output_size
         if out is None:
             y = cnp.PyArray_EMPTY(2, shape, cnp.NPY_FLOAT32, 0)
         else:
-            y = frames_out(out, 2, shape[0], shape[1])
+            y = output_frames(out, 2, shape[0], shape[1])
             if not disjoint(y, a):  # a later row of x could be overwritten before it is read
                 a = np.array(a, order="C", copy=True)
-        if shape[0] > 1:  # several steps share one reading of the weights for the input, in a room of their own
+        if shape[0] > 1:  # several steps share one reading of the weights for the input, in scratch of their own
             self.run(a, y, shape[0], self.network.scratch(min(shape[0], CNORM_ROWS)), min(shape[0], CNORM_ROWS))
         else:
             self.run(a, y, shape[0], self.scratch_memory, 1)
@@ -139,10 +179,15 @@ cdef class Stream:
             return {name: self.state_memory[offset:offset + units].copy()
                     for name, units, offset in self.network.state_arrays}
         finally:
-            unlock(&self.busy)
+            self.leave()
+
+    @property
+    def is_finite(self):
+        """Whether the state has neither a NaN nor an infinity; RuntimeError if another thread is using this stream."""
+        return all([np.isfinite(a).all() for a in self.state().values()])
 
     def set_state(self, state):
-        """Replace the whole recurrent state.
+        """Replace the whole recurrent state; `frames` stays.
 
         Parameters
         ----------
@@ -158,27 +203,34 @@ cdef class Stream:
         RuntimeError
             If another thread is using this stream.
         """
+        self.replace(self.checked(state), self.frames)
+
+    cdef cnp.ndarray checked(self, state):
+        """A given state in the layout of `state_memory`."""
         expected = {name: units for name, units, _ in self.network.state_arrays}
         if not hasattr(state, "keys"):
             raise TypeError(f"state must be a mapping of names to arrays, got {type(state).__name__}")
         if set(state.keys()) != expected.keys():
-            raise ValueError(f"state must have the names {sorted(expected)}, got {sorted(map(str, state.keys()))}")
+            raise ValueError(f"state must have the names {sorted(expected)}, got {quoted(sorted(map(str, state)))}")
         cdef cnp.ndarray whole = self.network.initial.copy()
         for name, units, offset in self.network.state_arrays:
-            array = frames(state[name], f"state[{name!r}]", 1, units)
+            array = input_frames(state[name], f"state[{name!r}]", 1, units)
             if not np.isfinite(array).all():
                 raise ValueError(f"state[{name!r}] must be finite, got NaN or infinity")
             whole[offset:offset + units] = array
-        self.replace(whole)
+        return whole
 
-    cdef int replace(self, cnp.ndarray whole) except -1:
-        self.enter()  # and nothing fails after it
+    cdef int replace(self, cnp.ndarray whole, unsigned long long frames) except -1:
+        self.enter(True)  # and nothing fails after it
         memcpy(self.state_, cnp.PyArray_DATA(whole), self.network.state_floats * sizeof(float))
-        unlock(&self.busy)
+        self.frames = frames
+        self.leave()
         return 0
 
     def reset(self, state=None):
-        """Back to the state at the start, zero or what the cells have learned, or to a given one.
+        """Back to the state at the start, zero or what the cells have learned, or to a given one; `frames` is then 0.
+
+        In a child process it also frees a stream that another thread was stepping when the parent forked.
 
         Parameters
         ----------
@@ -190,10 +242,7 @@ cdef class Stream:
         TypeError, ValueError, RuntimeError
             As `set_state`.
         """
-        if state is not None:
-            self.set_state(state)
-        else:
-            self.replace(self.network.initial)
+        self.replace(self.network.initial if state is None else self.checked(state), 0)
 
     def save(self):
         """The state as bytes, for ``model.restore``, here or in another process or machine.
@@ -201,126 +250,104 @@ cdef class Stream:
         Returns
         -------
         bytes
-            Tied to the model by a hash of its configuration and weights. A state that a NaN or infinity has spoiled is
-            saved too, but ``model.restore``, and with it copying and unpickling, refuses it.
+            Model.identity, `frames` and the state, with a checksum; docs/cells.md has the layout. A state that has a
+            NaN or infinity is saved too, but ``model.restore``, and with it copying and unpickling, refuses it.
 
         Raises
         ------
         RuntimeError
             If another thread is using this stream.
         """
-        arrays = self.state()
-        return SAVED + self.network.identity + b"".join(a.astype("<f4").tobytes() for a in arrays.values())
+        arrays, start = self.network.state_arrays, HEAD
+        saved = bytearray(HEAD + 4 * sum([units for _, units, _ in arrays]))
+        self.enter()
+        try:
+            saved[:HEAD] = SAVED + self.network.identity + self.frames.to_bytes(8, "little")
+            for _, units, offset in arrays:
+                np.frombuffer(saved, "<f4", units, start)[:] = self.state_memory[offset:offset + units]
+                start += 4 * units
+        finally:
+            self.leave()
+        return bytes(saved) + zlib.crc32(saved).to_bytes(4, "little")
 
-    def _restore(self, saved):
-        """Set the state from what `save` returned; see Model.restore."""
+    def restore(self, saved):
+        """Replace the state and `frames` by those that `save` wrote to bytes.
+
+        Parameters
+        ----------
+        saved : bytes
+            It may come from an untrusted source.
+
+        Raises
+        ------
+        TypeError
+            If `saved` is not bytes.
+        ValueError
+            If any byte was changed, lost or added, for another format, for a model with another configuration or other
+            weights, or if the state is not finite. The stream is then unchanged.
+        RuntimeError
+            If another thread is using this stream.
+        """
         if not isinstance(saved, (bytes, bytearray, memoryview)):
             raise TypeError(f"saved must be bytes, got {type(saved).__name__}")
-        saved = bytes(saved)
-        head = len(SAVED)
-        body = head + len(self.network.identity)
-        if saved[:head] != SAVED:
-            raise ValueError(f"saved must be what Stream.save returned, beginning {SAVED!r}, got {saved[:head]!r}")
-        if saved[head:body] != self.network.identity:
+        saved = memoryview(saved).cast("B")
+        arrays = self.network.state_arrays
+        size = 4 * sum([units for _, units, _ in arrays])
+        if saved[:len(SAVED_1)] == SAVED_1:
+            raise ValueError("saved is of format 1, which has no checksum and is not read any more: load it with the "
+                             "version that wrote it, and hand over the stream's state()")
+        if saved[:len(SAVED)] != SAVED:
+            raise ValueError(f"saved must be what Stream.save returned, beginning {SAVED!r}, "
+                             f"got {bytes(saved[:len(SAVED)])!r}")
+        if len(saved) < HEAD + 4 or zlib.crc32(saved[:-4]) != int.from_bytes(saved[-4:], "little"):
+            raise ValueError("saved is not as Stream.save returned it: its checksum does not match")
+        if saved[len(SAVED):HEAD - 8] != self.network.identity:
             raise ValueError("saved is the stream of another model: the hash of configuration and weights differs")
-        sizes = [units for _, units, _ in self.network.state_arrays]
-        if len(saved) - body != 4 * sum(sizes):
-            raise ValueError(f"saved must hold {4 * sum(sizes)} bytes of state, got {len(saved) - body}")
-        values = np.split(np.frombuffer(saved, "<f4", offset=body).astype(np.float32), np.cumsum(sizes)[:-1])
-        self.set_state({name: v for (name, _, _), v in zip(self.network.state_arrays, values)})
+        if len(saved) != HEAD + size + 4:
+            raise ValueError(f"saved must hold {size} bytes of state, got {len(saved) - HEAD - 4}")
+        whole, start = self.network.initial.copy(), HEAD
+        for name, units, offset in arrays:
+            whole[offset:offset + units] = np.frombuffer(saved, "<f4", units, start)
+            if not np.isfinite(whole[offset:offset + units]).all():
+                raise ValueError(f"saved must hold a finite state, got NaN or infinity in {name}")
+            start += 4 * units
+        self.replace(whole, int.from_bytes(saved[HEAD - 8:HEAD], "little"))
+
+    def __repr__(self):
+        return f"Stream({self.model!r}, frames={self.frames})"
 
     def __copy__(self):
-        return self.model.restore(self.save())
+        return _stream_from(self.model, self.save(), self.checks)
 
     def __deepcopy__(self, memo):
         return self.__copy__()
 
     def __reduce__(self):
-        return _stream_from, (self.model, self.save())
+        return _stream_from, (self.model, self.save(), bool(self.checks))
 
 
-def _stream_from(model, saved):
-    return model.restore(saved)
+def _stream_from(model, saved, check=False):
+    stream = model.stream(check=check)
+    stream.restore(saved)
+    return stream
 
 
-def step_many(model, streams, x, out=None, reset=None):
-    """See Model.step_many."""
-    cdef Network net = model._network
-    cdef Stream stream
-    cdef ptrdiff_t n, i, taken = 0, rows
-    cdef cnp.ndarray a, y, room, mask = None
-    cdef const float *px
-    cdef float *py
-    cdef float *scratch
-    cdef float **states
-    cdef cnorm_status status
-    if net is None:
-        raise ValueError(NO_STREAMS)
-    if not hasattr(streams, "__iter__"):
-        raise TypeError(f"streams must be a sequence of Stream, got {type(streams).__name__}")
-    streams = list(streams)
-    n = len(streams)
-    places = {}
-    for i, one in enumerate(streams):
-        if not isinstance(one, Stream):
-            raise TypeError(f"streams[{i}] must be a Stream, got {type(one).__name__}")
-        if (<Stream>one).network is not net:
-            raise ValueError(f"streams[{i}] is a stream of another model")
-        if places.setdefault(id(one), i) != i:
-            raise ValueError(f"streams must not have the same stream twice, got streams[{places[id(one)]}] again as "
-                             f"streams[{i}]")
-    a = frames(x, "x", 2, net.input_size)
-    if cnp.PyArray_DIMS(a)[0] != n:
-        raise ValueError(f"x must have a row for each of the {n} streams, got shape {(<object>a).shape}")
-    if out is None:
-        y = np.empty((n, net.output_size), np.float32)
-    else:
-        y = frames_out(out, 2, n, net.output_size)
-        if not disjoint(y, a):
-            a = np.array(a, order="C", copy=True)
-    if reset is not None:
-        reset = as_array(reset, "reset")
-        if reset.dtype != np.bool_:
-            raise TypeError(f"reset must have dtype bool, got {reset.dtype}")
-        if reset.shape != (n,):
-            raise ValueError(f"reset must have shape ({n},), got {reset.shape}")
-        mask = np.ascontiguousarray(reset)
-    rows = max(1, min(n, CNORM_ROWS))
-    room = net.scratch(rows)
-    states = <float **>PyMem_Calloc(max(n, 1), sizeof(float *))
-    if states == NULL:
-        raise MemoryError()
-    try:
-        for one in streams:
-            stream = one
-            stream.enter()
-            states[taken] = stream.state_
-            taken += 1
-        for i in range(n if mask is not None else 0):  # from here on nothing fails
-            if (<const unsigned char *>cnp.PyArray_DATA(mask))[i]:
-                memcpy(states[i], cnp.PyArray_DATA(net.initial), net.state_floats * sizeof(float))
-        px, py = <const float *>cnp.PyArray_DATA(a), <float *>cnp.PyArray_DATA(y)
-        scratch = <float *>cnp.PyArray_DATA(room)
-        if net.macs * n > RELEASE_GIL_ABOVE_MACS:
-            with nogil:
-                status = cnorm_run_many(net.layers, net.count, n, px, net.input_size, states, scratch, rows, py,
-                                        net.output_size)
-        else:
-            status = cnorm_run_many(net.layers, net.count, n, px, net.input_size, states, scratch, rows, py,
-                                    net.output_size)
-        check(status)
-    finally:
-        PyMem_Free(states)
-        for i in range(taken):
-            unlock(&(<Stream>streams[i]).busy)
-    return y
+cdef int check_finite(cnp.ndarray x, str name) except -1:
+    """x is C-contiguous float32; the message names the first element that is NaN or infinite."""
+    cdef const float *p = <const float *>cnp.PyArray_DATA(x)
+    cdef ptrdiff_t i
+    for i in range(cnp.PyArray_SIZE(x)):
+        if not isfinite(p[i]):
+            index = ", ".join([str(k) for k in np.unravel_index(i, (<object>x).shape)])
+            raise ValueError(f"{name} must be finite, got {p[i]} in {name}[{index}]")
+    return 0
 
 
-cdef cnp.ndarray frames(object x, str name, int ndim, ptrdiff_t width):
+cdef cnp.ndarray input_frames(object x, str name, int ndim, ptrdiff_t width):
     """x as a C-contiguous, aligned float32 array [width] or [steps, width]."""
     cdef cnp.ndarray a = as_array(x, name)
     if cnp.PyArray_TYPE(a) != cnp.NPY_FLOAT32 or not cnp.PyArray_ISNOTSWAPPED(a):
-        raise TypeError(f"{name} must have dtype float32, got {a.dtype}")
+        raise TypeError(f"{name} must have dtype float32, got {quoted(a.dtype)}")
     if cnp.PyArray_NDIM(a) != ndim or cnp.PyArray_DIMS(a)[ndim - 1] != width:
         raise ValueError(f"{name} must have shape {f'({width},)' if ndim == 1 else f'(steps, {width})'}, "
                          f"got {(<object>a).shape}")
@@ -329,13 +356,13 @@ cdef cnp.ndarray frames(object x, str name, int ndim, ptrdiff_t width):
     return a
 
 
-cdef cnp.ndarray frames_out(object out, int ndim, ptrdiff_t steps, ptrdiff_t width):
+cdef cnp.ndarray output_frames(object out, int ndim, ptrdiff_t steps, ptrdiff_t width):
     """The caller's output array, checked."""
     cdef cnp.ndarray y
     check_array(out, "out")
     y = out
     if cnp.PyArray_TYPE(y) != cnp.NPY_FLOAT32 or not cnp.PyArray_ISNOTSWAPPED(y):
-        raise TypeError(f"out must have dtype float32, got {y.dtype}")
+        raise TypeError(f"out must have dtype float32, got {quoted(y.dtype)}")
     if (cnp.PyArray_NDIM(y) != ndim or cnp.PyArray_DIMS(y)[ndim - 1] != width
             or (ndim == 2 and cnp.PyArray_DIMS(y)[0] != steps)):
         wanted = f"({width},)" if ndim == 1 else f"({steps}, {width})"

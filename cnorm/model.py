@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 
 import numpy as np
@@ -55,24 +55,24 @@ class Model:
     def __init__(self, layers: Iterable[Layer]) -> None:
         self._layers = layers = chained(layers)
         self._input_size, self._output_size = ends(layers)
-        self._parts, self._network = [], None
-        digest = identity(layers)
+        self._identity = identity(layers)
+        self._parts = []  # run one after the other: a network, or one for each direction of a bidirectional layer
+        cells = 0
         size = self._input_size
         for bidirectional, group in itertools.groupby(layers, lambda layer: isinstance(layer, Bidirectional)):
             for part in ([layer] for layer in group) if bidirectional else [list(group)]:
-                if bidirectional:
-                    ways = (part[0].forward, part[0].backward)
-                    self._parts.append(tuple(_core.Network(flat([way], size), b"") for way in ways))
-                else:
-                    self._parts.append(_core.Network(flat(part, size), digest))
+                ways = [[part[0].forward], [part[0].backward]] if bidirectional else [part]
+                self._parts.append([])
+                for way in ways:
+                    network = _core.Network(flat(way, size), self._identity, cells)
+                    cells += network.cells
+                    self._parts[-1].append(network)
                 size = ends(part)[1] if any(layer.output_size for layer in part) else size
                 self._check_panels()
-        if len(self._parts) == 1 and not isinstance(self._parts[0], tuple):
-            self._network = self._parts[0]
 
     def _check_panels(self) -> None:
         """All networks together must not take far more than their weights, as each alone must not."""
-        networks = [one for part in self._parts for one in (part if isinstance(part, tuple) else [part])]
+        networks = [network for part in self._parts for network in part]
         packed, weights = sum(one.packed for one in networks), sum(one.macs for one in networks)
         if packed > max(PANEL_FLOATS, 8 * weights):
             raise ValueError(
@@ -92,8 +92,19 @@ class Model:
     def output_size(self) -> int:
         return self._output_size
 
-    def stream(self) -> _core.Stream:
+    @property
+    def identity(self) -> bytes:
+        """SHA-256 of configuration and weights, 32 bytes: models of one identity can take over each other's streams."""
+        return self._identity
+
+    def stream(self, *, check: bool = False) -> _core.Stream:
         """A new `Stream`, its state at the start: zero, or what the cells have learned.
+
+        Parameters
+        ----------
+        check : bool
+            Refuse a NaN or infinity in x, with a ValueError that names its index, before the state moves. Without it
+            one such number stays in the state until `Stream.reset`; `Stream.is_finite` tells.
 
         Returns
         -------
@@ -104,7 +115,15 @@ class Model:
         ValueError
             If a layer is bidirectional: it needs the whole sequence, see `run`.
         """
-        return _core.Stream(self)
+        return _core.Stream(self, self._network(), check)
+
+    def _network(self) -> _core.Network:
+        """The network of a model that can run step by step."""
+        if len(self._parts) != 1 or len(self._parts[0]) != 1:
+            raise ValueError(
+                "a model with a bidirectional layer has no streams: it needs the whole sequence, see Model.run"
+            )
+        return self._parts[0][0]
 
     def step_many(
         self,
@@ -138,14 +157,17 @@ class Model:
         RuntimeError
             If another thread is using one of the streams. On any error no stream has moved.
         """
-        return _core.step_many(self, streams, x, out, reset)
+        return _core.step_many(self._network(), streams, x, out, reset)
 
-    def run(self, x: np.ndarray) -> np.ndarray:
-        """A whole sequence from the state at the start; the only way to run bidirectional layers.
+    def run(self, x: np.ndarray, state: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
+        """A whole sequence from the state at the start, or a given one; the only way to run bidirectional layers.
 
         Parameters
         ----------
         x : ndarray, shape (steps, input_size), float32
+        state : mapping of str to ndarray, shape (units,), float32, optional
+            ``h0``, ``c0``, ``h1``, ...; the number counts recurrent layers, in a bidirectional layer the forward one
+            first. A backward layer starts from its state with the last frame.
 
         Returns
         -------
@@ -154,14 +176,17 @@ class Model:
         Raises
         ------
         TypeError, ValueError
-            For another dtype or shape.
+            For another dtype or shape, and for a state that has other names or is not finite.
         """
-        for part in self._parts:
-            if isinstance(part, tuple):
-                forward, backward = (_core.Stream(self, way) for way in part)
+        parts = [[_core.Stream(self, network) for network in part] for part in self._parts]
+        if state is not None:
+            _set_state([stream for part in parts for stream in part], state)
+        for part in parts:
+            if len(part) == 2:
+                forward, backward = part
                 x = np.concatenate([forward.process(x), backward.process(np.asarray(x)[::-1])[::-1]], axis=1)
             else:
-                x = _core.Stream(self, part).process(x)
+                x = part[0].process(x)
         return x
 
     def check(self, x: np.ndarray, expected: np.ndarray) -> Comparison:
@@ -200,12 +225,15 @@ class Model:
         """
         return compare(self, x, expected)
 
-    def restore(self, saved: bytes) -> _core.Stream:
+    def restore(self, saved: bytes, *, check: bool = False) -> _core.Stream:
         """The stream that ``Stream.save`` wrote to bytes.
 
         Parameters
         ----------
         saved : bytes
+            They may come from an untrusted source.
+        check : bool
+            As for `stream`.
 
         Returns
         -------
@@ -216,11 +244,11 @@ class Model:
         TypeError
             If `saved` is not bytes.
         ValueError
-            If it is truncated, of another version, or of a model with another configuration or other weights, or if its
-            state is not finite.
+            If any byte was changed, lost or added, for another format, for a model with another configuration or other
+            weights, or if the state is not finite.
         """
-        stream = self.stream()
-        stream._restore(saved)
+        stream = self.stream(check=check)
+        stream.restore(saved)
         return stream
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -254,6 +282,18 @@ class Model:
 
     def __reduce__(self):
         return Model, (self._layers,)
+
+
+def _set_state(streams, state) -> None:
+    """Share a state among streams that follow one another."""
+    names = [list(stream.state()) for stream in streams]
+    wanted = [name for group in names for name in group]
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be a mapping of names to arrays, got {type(state).__name__}")
+    if set(state) != set(wanted):
+        raise ValueError(f"state must have the names {wanted}, got {sorted(map(repr, state))}"[:1000])
+    for stream, group in zip(streams, names, strict=True):
+        stream.set_state({name: state[name] for name in group})
 
 
 def load(path: str | os.PathLike[str]) -> Model:

@@ -1,0 +1,93 @@
+"""One step of many streams of a model, which reads the weights once."""
+
+
+def step_many(Network network not None, streams, x, out=None, reset=None):
+    """See Model.step_many."""
+    cdef ptrdiff_t n, i, taken = 0
+    cdef cnp.ndarray a, y, mask
+    cdef Stream stream
+    cdef float **states
+    streams = streams_of(network, streams)
+    n = len(streams)
+    a = input_frames(x, "x", 2, network.input_size)
+    if cnp.PyArray_DIMS(a)[0] != n:
+        raise ValueError(f"x must have a row for each of the {n} streams, got shape {(<object>a).shape}")
+    for i in range(n):
+        if (<Stream>streams[i]).checks:
+            check_finite(a[i], f"x[{i}]")
+    if out is None:
+        y = np.empty((n, network.output_size), np.float32)
+    else:
+        y = output_frames(out, 2, n, network.output_size)
+        if not disjoint(y, a):
+            a = np.array(a, order="C", copy=True)
+    mask = None if reset is None else mask_of(reset, n)
+    scratch = network.scratch(max(1, min(n, CNORM_ROWS)))
+    states = <float **>PyMem_Calloc(max(n, 1), sizeof(float *))
+    if states == NULL:
+        raise MemoryError()
+    try:
+        for stream in streams:
+            stream.enter()
+            states[taken] = stream.state_
+            taken += 1
+        run_many(network, streams, states, a, y, mask, scratch)
+    finally:
+        PyMem_Free(states)
+        for i in range(taken):
+            (<Stream>streams[i]).leave()
+    return y
+
+
+cdef list streams_of(Network network, object streams):
+    """The streams as a list, checked to be of this network and each there once."""
+    cdef ptrdiff_t i
+    if not hasattr(streams, "__iter__"):
+        raise TypeError(f"streams must be a sequence of Stream, got {type(streams).__name__}")
+    streams = list(streams)
+    places = {}
+    for i, one in enumerate(streams):
+        if not isinstance(one, Stream):
+            raise TypeError(f"streams[{i}] must be a Stream, got {type(one).__name__}")
+        if (<Stream>one).network is not network:
+            raise ValueError(f"streams[{i}] is a stream of another model")
+        if places.setdefault(id(one), i) != i:
+            raise ValueError(f"streams must not have the same stream twice, got streams[{places[id(one)]}] again as "
+                             f"streams[{i}]")
+    return streams
+
+
+cdef cnp.ndarray mask_of(object reset, ptrdiff_t n):
+    cdef cnp.ndarray mask = as_array(reset, "reset")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"reset must have dtype bool, got {quoted(mask.dtype)}")
+    if (<object>mask).shape != (n,):
+        raise ValueError(f"reset must have shape ({n},), got {(<object>mask).shape}")
+    return np.ascontiguousarray(mask)
+
+
+cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.ndarray y, cnp.ndarray mask,
+                  cnp.ndarray scratch) except -1:
+    """Step streams that are locked; the arguments are checked, and nothing fails."""
+    cdef ptrdiff_t n = len(streams), i, rows = max(1, min(n, CNORM_ROWS))
+    cdef const float *px = <const float *>cnp.PyArray_DATA(x)
+    cdef float *py = <float *>cnp.PyArray_DATA(y)
+    cdef float *memory = <float *>cnp.PyArray_DATA(scratch)
+    cdef bint release = net.macs * n > RELEASE_GIL_ABOVE_MACS
+    cdef long process = os.getpid() if release else 0
+    cdef Stream stream
+    cdef cnorm_status status
+    for i in range(n):
+        stream = streams[i]
+        stream.owner = process
+        if mask is not None and (<const unsigned char *>cnp.PyArray_DATA(mask))[i]:
+            memcpy(states[i], cnp.PyArray_DATA(net.initial), net.state_floats * sizeof(float))
+            stream.frames = 0
+        stream.frames += 1
+    if release:
+        with nogil:
+            status = cnorm_run_many(net.layers, net.count, n, px, net.input_size, states, memory, rows, py,
+                                    net.output_size)
+    else:
+        status = cnorm_run_many(net.layers, net.count, n, px, net.input_size, states, memory, rows, py, net.output_size)
+    return check(status)
