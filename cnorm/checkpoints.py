@@ -80,6 +80,7 @@ def from_torch(
     if hasattr(source, "state_dict"):
         own = getattr(source, "bias", None)  # of another module it may be the tensor
         bias = own if bias is None and isinstance(own, bool) else bias
+        _check_nonlinearity(source, _spec(preset, kind))
         source = source.state_dict()
     if not isinstance(source, Mapping):
         raise TypeError(f"source must be a module or a mapping of names to tensors, got {type(source).__name__}")
@@ -168,6 +169,13 @@ def _cells(entry: dict, start: str):
     elif entry["type"] == "Bidirectional":
         for way in ("forward", "backward"):
             yield from _cells(entry[way], f"{start}{way}.")
+
+
+def _check_nonlinearity(module, spec: CellSpec) -> None:
+    """A torch.nn.RNN says which activation it has, and its tensors do not."""
+    its = getattr(module, "nonlinearity", None)
+    if spec.kind == "RNN" and its in ("tanh", "relu") and its != spec.activation:
+        raise ValueError(f"the module's nonlinearity is {its!r}, that of the preset {spec.name!r} {spec.activation!r}")
 
 
 def _array(name: str, tensor) -> np.ndarray:
@@ -304,7 +312,7 @@ def _names(spec: CellSpec, prefix: str, layer: int, reverse: bool) -> dict[str, 
 
 def _of_cell(name: str, spec: CellSpec) -> str:
     """The same tensor's name in torch.nn.LSTMCell and GRUCell, which have no number."""
-    return name.replace("_l0", "") if spec.name == "torch" else name
+    return name.replace("_l0", "") if spec.name in ("torch", "torch_relu") else name
 
 
 def _shared(spec: CellSpec, prefix: str) -> set[str]:

@@ -4,6 +4,8 @@ import dataclasses
 import functools
 import importlib
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -309,6 +311,38 @@ def test_suggests_the_prefix_of_the_whole_stack(rng):
     given = in_folders(rng, "rnn.0.", "rnn.1.", "other.", "a0.")
     with pytest.raises(ValueError, match=r"prefixes that would fit: 'a0.', 'other.', 'rnn.{layer}.'$"):
         cnorm.from_torch(given, "torch", kind="GRU")
+
+
+class Variable:
+    def __init__(self, name, array):
+        self.name, self.numpy = name, lambda: array
+
+
+def test_the_recipes_for_tensorflow_and_keras(rng):
+    """The code of docs/cells.md, on stand-ins for the variables and the file."""
+    text = (Path(__file__).parents[2] / "docs" / "cells.md").read_text()
+    recipes = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert len(recipes) == 2
+    tfa, keras = (random_weights(cnorm.PRESETS["LSTM", name], rng, 3, 4) for name in ("tfa", "keras"))
+    variables = [Variable(f"rnn/layer_norm_lstm_cell/{name}:0", array) for name, array in tfa.items()]
+    file = {f"layers/lstm/cell/vars/{i}": keras[name] for i, name in enumerate(("kernel", "recurrent_kernel", "bias"))}
+    names = {"cnorm": cnorm, "variables": variables, "file": file}
+    for recipe in recipes:
+        exec(recipe, names)
+    for layer, given in ((names["tensorflow_layers"][0], tfa), (names["keras_layer"], keras)):
+        assert layer.weights.keys() == given.keys()
+        for name, array in given.items():
+            np.testing.assert_array_equal(layer.weights[name], array)
+
+
+def test_the_activation_of_a_module_is_compared(rng):
+    torch = pytest.importorskip("torch")
+    module = torch.nn.RNN(3, 4, nonlinearity="relu")
+    with pytest.raises(ValueError, match="the module's nonlinearity is 'relu', that of the preset 'torch' 'tanh'"):
+        cnorm.from_torch(module, "torch", kind="RNN")
+    x = rng.standard_normal((10, 3), dtype=np.float32)
+    expected = module(torch.from_numpy(x))[0].detach().numpy()
+    assert cnorm.Model(cnorm.from_torch(module, "torch_relu")).check(x, expected).ok
 
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------

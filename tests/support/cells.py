@@ -10,6 +10,7 @@ import cnorm
 # (kind, preset) -> its step in tests/support/reference.py
 STEPS = {key: getattr(reference, f"{key[0].lower()}_{key[1]}", None) for key in cnorm.PRESETS}
 STEPS["RNN", "ba2016_relu"] = functools.partial(reference.rnn_ba2016, activation="relu")
+STEPS["RNN", "torch_relu"] = functools.partial(reference.rnn_torch, activation="relu")
 STEPS["GRU", "onnx_linear_before_reset"] = functools.partial(reference.gru_onnx, linear_before_reset=True)
 LAYERS = {"LSTM": cnorm.LSTM, "GRU": cnorm.GRU, "RNN": cnorm.RNN}
 EPS = {("LSTM", "torchaudio"): 1e-3}  # presets that must be told

@@ -429,7 +429,46 @@ def rnn_tfa(weights, x, h, eps=1e-5):
     """TensorFlow Addons LayerNormSimpleRNNCell: a norm with gain only over the sum, then the bias."""
     w, x, h = _recurrent(weights, x, h)
     total = x @ w["kernel"] + h @ w["recurrent_kernel"]
-    return np.tanh(_layer_norm_of(total, w["layer_normalization/gamma"], 0, eps) + w.get("bias", 0))
+    return np.tanh(_layer_norm_of(total, w["gamma"], 0, eps) + w.get("bias", 0))
+
+
+def rnn_torch(weights, x, h, activation="tanh"):
+    """torch.nn.RNN."""
+    w, x, h = _recurrent(weights, x, h)
+    a = x @ w["weight_ih_l0"].T + w.get("bias_ih_l0", 0) + h @ w["weight_hh_l0"].T + w.get("bias_hh_l0", 0)
+    return np.tanh(a) if activation == "tanh" else np.maximum(a, 0)
+
+
+def rnn_keras(weights, x, h):
+    """keras.layers.SimpleRNN."""
+    w, x, h = _recurrent(weights, x, h)
+    return np.tanh(x @ w["kernel"] + h @ w["recurrent_kernel"] + w.get("bias", 0))
+
+
+def rnn_onnx(weights, x, h):
+    """The ONNX operator RNN, one direction; B is Wb and Rb."""
+    w, x, h = _recurrent(weights, x, h)
+    bias = sum(np.split(w["B"][0], 2)) if "B" in w else 0
+    return np.tanh(x @ w["W"][0].T + h @ w["R"][0].T + bias)
+
+
+def rnn_kann(weights, x, h, eps=0.0):
+    """KANN's kann_layer_rnn with KANN_RNN_NORM: a norm with gain and bias for each product, then the bias."""
+    w, x, h = _recurrent(weights, x, h)
+    a = _layer_norm_of(x @ w["w"].T, w["alpha_w"], w["beta_w"], eps)
+    return np.tanh(a + _layer_norm_of(h @ w["u"].T, w["alpha_u"], w["beta_u"], eps) + w["b"])
+
+
+def lstm_kann(weights, x, h, c, eps=0.0):
+    """KANN's kann_layer_lstm with KANN_RNN_NORM: a norm for each product of each gate; raw c carried."""
+    w, x, h, c = _recurrent(weights, x, h, c)
+
+    def gate(name):
+        a = _layer_norm_of(x @ w[f"w_{name}"].T, w[f"alpha_w_{name}"], w[f"beta_w_{name}"], eps)
+        return a + _layer_norm_of(h @ w[f"u_{name}"].T, w[f"alpha_u_{name}"], w[f"beta_u_{name}"], eps) + w[f"b_{name}"]
+
+    c = sigmoid(gate("f")) * c + sigmoid(gate("i")) * np.tanh(gate("g"))
+    return sigmoid(gate("o")) * np.tanh(_layer_norm_of(c, w["alpha_c"], w["beta_c"], eps)), c
 
 
 # ---- the family
