@@ -14,6 +14,7 @@ import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_rnn import RNN_14
 
 from onnx_export.operators import kernels, standardise
 
@@ -222,8 +223,15 @@ class BatchNormalization(OpRun):
         return xhat * scale.reshape(per_channel) + bias.reshape(per_channel), *averages
 
 
+class RNN(RNN_14):
+    """onnx's own knows no Relu."""
+
+    def choose_act(self, name, alpha, beta):
+        return (lambda x: np.maximum(x, 0)) if name == "Relu" else super().choose_act(name, alpha, beta)
+
+
 class _Evaluator(ReferenceEvaluator):
     """onnx's evaluator with kernels of our own for the norms, in subgraphs and local functions too."""
 
     def __init__(self, proto, new_ops=None, **options):
-        super().__init__(proto, new_ops=[BatchNormalization, *kernels(), *(new_ops or [])], **options)
+        super().__init__(proto, new_ops=[BatchNormalization, RNN, *kernels(), *(new_ops or [])], **options)

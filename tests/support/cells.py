@@ -46,12 +46,13 @@ def _factor(term):
     return int(digits) if digits else 1
 
 
-def random_cell(key, rng, inputs, units, outputs=None, optional=True):
+def random_cell(key, rng, inputs, units, outputs=None, *, optional=True, eps=None):
     """A layer and its float64 step, taking and returning a dict of states."""
     spec = cnorm.PRESETS[key]
     weights = random_weights(spec, rng, inputs, units, outputs, optional)
-    layer = LAYERS[key[0]](weights, preset=spec, eps=EPS.get(key))
-    step = STEPS[key] if key not in EPS else functools.partial(STEPS[key], eps=EPS[key])
+    eps = EPS.get(key) if eps is None else eps
+    layer = LAYERS[key[0]](weights, preset=spec, eps=eps)
+    step = STEPS[key] if eps is None else functools.partial(STEPS[key], eps=eps)
 
     def advance(x, state):
         if key[0] == "LSTM":
