@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import operator
 import re
 
 import numpy as np
 import onnx
-import onnxruntime
-from onnx import TensorProto, helper
+from onnx import helper
 
 import cnorm
-from cnorm.model_files import METADATA_KEY, configuration, named_tensors
+from cnorm.model_files import named_tensors
 from onnx_export.builders import builder, native
 from onnx_export.builders.norms import checked_eps
+from onnx_export.description import described, sidecar, state_table
 from onnx_export.files import write
+from onnx_export.folding import fold
 from onnx_export.graph_builder import GraphBuilder
-from onnx_export.ort import loads
+from onnx_export.loops import LOOPS
+from onnx_export.options import DTYPES, Options, ir_version
 
-__all__ = ["DOMAIN", "FIRST_OPSET", "checked_opset", "export", "finished", "newest_opset", "state_table"]
+__all__ = ["DOMAIN", "export", "finished"]
 
-FIRST_OPSET = 13
-FIRST_IR = 8  # of opset 17; every onnxruntime that runs LayerNormalization reads it
-FORMS = ("step", "sequence")
-DTYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 FLOAT16_MAX = float(np.finfo(np.float16).max)
-TIME = "T"  # the name of the dimension of steps
 DOMAIN = "cnorm"  # of the local functions
 
 
@@ -41,6 +35,11 @@ def export(
     functions: bool = False,
     native_ops: bool = False,
     dtype: str = "float32",
+    portable: bool = False,
+    composed_norms: bool = False,
+    loop: str = "scan",
+    steps: int | None = None,
+    sidecar: bool = False,
 ) -> onnx.ModelProto:
     """Write a model as an ONNX graph with its states as named inputs and outputs.
 
@@ -67,12 +66,25 @@ def export(
         The number of conversations in one call, or the name of a dimension that stays open. In form "sequence"
         "T" is taken.
     functions : bool
-        Make each recurrent cell a local function of the domain "cnorm", not a run of nodes.
+        Make each recurrent cell a local function of the domain "cnorm", not a run of nodes. Of the runtimes tried
+        only onnxruntime and the reference evaluator run such files.
     native_ops : bool
         Write recurrent layers without norms as the operators LSTM, GRU and RNN.
     dtype : "float32" or "float16"
         Of weights, inputs, outputs and states. For float16 the weights are rounded; norms are computed in
         float32 in either case.
+    portable : bool
+        For other runtimes than onnxruntime: what is computed from weights alone is folded into the weights,
+        products are MatMul and Add, not Gemm, and every output comes from a node of its own name, which nothing
+        else reads. `load` cannot make the model again from such a file.
+    composed_norms : bool
+        Compose norms of other operators at any opset.
+    loop : "scan", "loop" or "unrolled"
+        How form "sequence" repeats the step: the operator Scan, the operator Loop, or the nodes of every step.
+    steps : int, optional
+        Fix T of form "sequence"; needed for "unrolled".
+    sidecar : bool
+        Write ``PATH.json`` too: the metadata, and the shapes of inputs and outputs.
 
     Returns
     -------
@@ -83,98 +95,120 @@ def export(
     TypeError
         If `model` or an option is of another type.
     ValueError
-        For an unknown form or dtype, an opset out of range, a layer without an ONNX form or without a native operator,
-        an eps of 0, or weights beyond float16's range.
+        For an unknown form, loop or dtype, an opset or steps out of range, options that exclude each other, a layer
+        without an ONNX form or without a native operator, an eps of 0, or weights beyond float16's range.
     OSError
         If the file cannot be written.
     """
     if not isinstance(model, cnorm.Model):
         raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
-    for name, value, known in (("form", form, FORMS), ("dtype", dtype, DTYPES)):
-        if not isinstance(value, str) or value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
-    exporter = _Export(model, form, checked_opset(opset), _checked_batch(batch, form), functions, native_ops, dtype)
-    exported = exporter.model()
-    write(exported, exporter.weights(), path)
+    if sidecar and path is None:
+        raise ValueError("path must be given for a sidecar, which lies beside the file")
+    options = Options(form, opset, batch, functions, native_ops, dtype, portable, composed_norms, loop, steps)
+    exporter = _Export(model, options)
+    exported, weights = exporter.model()
+    described(exported, model, options, exporter.states)
+    write(exported, weights, path, beside={".json": _sidecar(exported)} if sidecar else {})
     return exported
+
+
+_sidecar = sidecar  # `export` has a parameter of that name
 
 
 class _Export:
     """One call of `export`, its options checked."""
 
-    def __init__(self, model, form, opset, batch, functions, native_ops, dtype):
-        self.layers, self.sizes = model.layers, (model.input_size, model.output_size)
-        self.form, self.opset, self.batch, self.dtype = form, opset, batch, dtype
-        self.functions: dict[str, onnx.FunctionProto] | None = {} if functions else None
-        self.native_ops = native_ops
-        self.states = state_table(model, batch, dtype)
+    def __init__(self, model, options: Options):
+        self.layers, self.sizes, self.options = model.layers, (model.input_size, model.output_size), options
+        self.functions: dict[str, onnx.FunctionProto] | None = {} if options.functions else None
+        self.states = state_table(model, options.batch, options.dtype)
         self.starts = {row.get("tensor") for row in self.states}  # these are in the table: no node reads them
+        self.weights = self._initialisers()
 
-    def model(self) -> onnx.ModelProto:
-        graph = self._step("", "cnorm") if self.form == "step" else self._sequence()
-        model = finished(graph, self.opset, list((self.functions or {}).values()))
-        described = json.loads(configuration(self.layers))
-        described |= {"form": self.form, "dtype": self.dtype, "states": self.states}
-        helper.set_model_props(model, {METADATA_KEY: json.dumps(described)})
-        return model
+    def model(self) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+        graph = self._builder()
+        time = [] if self.options.form == "step" else [self.options.time]
+        inputs, outputs = self._interface("", time)
+        if self.options.form == "step" or self.options.native_ops:
+            graph.sequence = bool(time)
+            y, new = self.body(graph, "x", {row["name"]: row["input"] for row in self.states})
+            values = {"y": y} | new
+        else:
+            values = LOOPS[self.options.loop](self, graph)
+        self._publish(graph, values, outputs)
+        if not any(node.op_type in ("Scan", "Loop") for node in graph.nodes):  # else the step's graph is folded
+            self._fold(graph)
+        made = helper.make_graph(graph.nodes, "cnorm", inputs, outputs)
+        return finished(made, self.options.opset, list((self.functions or {}).values())), self.weights
 
-    def weights(self) -> dict[str, np.ndarray]:
-        """The initialisers: the model's own tensors, but those that no node reads."""
+    def _builder(self) -> GraphBuilder:
+        given = self.options
+        taken = ["x", "y", *(row[key] for row in self.states for key in ("input", "output"))]
+        shared = self.weights if given.loop == "unrolled" else None
+        return GraphBuilder(
+            given.opset, given.dtype, taken, portable=given.portable, composed=given.composed_norms, shared=shared
+        )
+
+    def _publish(self, graph: GraphBuilder, values: dict[str, str], outputs) -> None:
+        names = [*(row["name"] for row in self.states), "y"]
+        for name, output in zip(names, outputs[1:] + outputs[:1], strict=True):
+            if self.options.portable:
+                shape = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in output.type.tensor_type.shape.dim]
+                graph.copy(values[name], output.name, shape)
+            else:
+                graph.publish(values[name], output.name)
+
+    def _fold(self, graph: GraphBuilder) -> None:
+        if self.options.portable:
+            graph.nodes, self.weights = fold(graph.nodes, self.weights, self.options.opset)
+
+    def _initialisers(self) -> dict[str, np.ndarray]:
+        """The model's own tensors, but those that no node reads."""
         tensors = named_tensors(self.layers).items()
         return {name: self._rounded(name, array) for name, array in tensors if name not in self.starts}
 
     def _rounded(self, name: str, array: np.ndarray) -> np.ndarray:
-        if self.dtype == "float16" and np.abs(array).max() > FLOAT16_MAX:
+        dtype = self.options.dtype
+        if dtype == "float16" and np.abs(array).max() > FLOAT16_MAX:
             raise ValueError(f"dtype must be 'float32': {name} has weights beyond the {FLOAT16_MAX:.0f} of float16")
-        return array.astype(self.dtype, copy=False)
+        return array.astype(dtype, copy=False)
 
-    def _step(self, prefix: str, name: str) -> onnx.GraphProto:
-        """The graph of one step, or with a prefix to its names the body of a Scan."""
-        graph = GraphBuilder(self.opset, self.dtype)
-        self._fill(graph, prefix)
-        inputs, outputs = self._interface(prefix, [])
-        if prefix:  # Scan wants the states before what it scans
-            inputs, outputs = inputs[1:] + inputs[:1], outputs[1:] + outputs[:1]
-        return helper.make_graph(graph.nodes, name, inputs, outputs)
+    def step_graph(self, prefix: str, row_of: tuple[str, str] | None = None):
+        """The graph of one step for a Scan or Loop: its builder, inputs and outputs.
 
-    def _fill(self, graph: GraphBuilder, prefix: str) -> None:
-        """All nodes, from the inputs to the outputs."""
+        Parameters
+        ----------
+        prefix : str
+            Goes before the names of inputs and outputs.
+        row_of : (str, str), optional
+            x is this row of this value of the graph around it, not an input.
+        """
+        graph = self._builder()
+        x = prefix + "x"
+        if row_of:
+            x = graph.add("Gather", *row_of, name=x, axis=0)
         given = {row["name"]: prefix + row["input"] for row in self.states}
-        y, new = self._all_layers(graph, prefix + "x", given)
+        y, new = self.body(graph, x, given)
         for row in self.states:
             graph.publish(new[row["name"]], prefix + row["output"])
         graph.publish(y, prefix + "y")
-
-    def _sequence(self) -> onnx.GraphProto:
-        inputs, outputs = self._interface("", [TIME])
-        if self.native_ops:
-            graph = GraphBuilder(self.opset, self.dtype)
-            graph.sequence = True
-            self._fill(graph, "")
-            return helper.make_graph(graph.nodes, "cnorm", inputs, outputs)
-        scan = helper.make_node(
-            "Scan",
-            [value.name for value in inputs[1:] + inputs[:1]],
-            [value.name for value in outputs[1:] + outputs[:1]],
-            name="steps",
-            body=self._step("step/", "step"),
-            num_scan_inputs=1,
-        )
-        return helper.make_graph([scan], "cnorm", inputs, outputs)
+        self._fold(graph)
+        return (graph, *self._interface(prefix, []))
 
     def _interface(self, prefix: str, leading: list) -> tuple[list, list]:
         """Inputs and outputs: x or y, with `leading` dimensions, and then the states."""
 
         def value(name, *shape):
-            return helper.make_tensor_value_info(prefix + name, DTYPES[self.dtype], shape)
+            return helper.make_tensor_value_info(prefix + name, DTYPES[self.options.dtype], shape)
 
-        inputs = [value("x", *leading, self.batch, self.sizes[0])]
-        inputs += [value(row["input"], self.batch, row["units"]) for row in self.states]
-        outputs = [value("y", *leading, self.batch, self.sizes[1])]
-        outputs += [value(row["output"], self.batch, row["units"]) for row in self.states]
+        batch = self.options.batch
+        inputs = [value("x", *leading, batch, self.sizes[0])]
+        inputs += [value(row["input"], batch, row["units"]) for row in self.states]
+        outputs = [value("y", *leading, batch, self.sizes[1])]
+        outputs += [value(row["output"], batch, row["units"]) for row in self.states]
         return inputs, outputs
 
-    def _all_layers(self, graph, x: str, states: dict[str, str]) -> tuple[str, dict[str, str]]:
+    def body(self, graph, x: str, states: dict[str, str]) -> tuple[str, dict[str, str]]:
         """The nodes of one step; `states` and the result go by the names of the state table."""
         before, after = iter(states.items()), {}
 
@@ -186,26 +220,31 @@ class _Export:
                     graph.scope = f"{prefix}{i}/"
                     x = graph.add("Add", x, inner, name="y")
                     continue
-                family = builder(layer)
-                checked_eps(getattr(layer, "eps", None), f"model: eps of {layer!r}")
-                if self.native_ops and family.states(layer):
-                    family = native
+                build, letters = self._family(layer)
                 weights = {name: own + name for name in layer.weights if own + name not in self.starts}
-                given = {letter: next(before) for letter in family.states(layer)}
+                given = {letter: next(before) for letter in letters}
                 graph.scope = f"{prefix}{i}/"
-                own_function = given and self.functions is not None and family is not native
-                build = self._call if own_function else family.build
                 x, new = build(graph, layer, weights, x, {letter: value for letter, (_, value) in given.items()})
                 after.update({given[letter][0]: value for letter, value in new.items()})
             return x
 
         return chain(self.layers, "layers.", x), after
 
+    def _family(self, layer):
+        """The function that appends a layer's nodes, and the layer's states."""
+        family = builder(layer)
+        states = family.states(layer)
+        checked_eps(getattr(layer, "eps", None), f"model: eps of {layer!r}")
+        if self.options.native_ops and states:
+            return native.build, states
+        return (self._call if states and self.functions is not None else family.build), states
+
     def _call(self, graph, layer, weights, x, states):
         """A call of the layer's local function, which is made unless an equal one is there."""
         own = {name: re.sub(r"\W", "_", name) for name in weights}
         inputs = ["x", *states, *own.values()]
-        body = GraphBuilder(self.opset, self.dtype, taken=inputs)
+        options = self.options
+        body = GraphBuilder(options.opset, options.dtype, taken=inputs, composed=options.composed_norms)
         y, new = builder(layer).build(body, layer, own, "x", {letter: letter for letter in states})
         outputs = [f"{letter}_next" for letter in new]
         for value, name in zip(new.values(), outputs, strict=True):
@@ -220,7 +259,8 @@ class _Export:
         return (after[known[0]] if known else results[-1]), after
 
     def _function(self, name: str, inputs, outputs, nodes) -> str:
-        made = helper.make_function(DOMAIN, name, inputs, outputs, nodes, [helper.make_opsetid("", self.opset)])
+        opset = helper.make_opsetid("", self.options.opset)
+        made = helper.make_function(DOMAIN, name, inputs, outputs, nodes, [opset])
         number = 2
         while made.name in self.functions and self.functions[made.name] != made:
             made.name, number = f"{name}_{number}", number + 1
@@ -236,74 +276,7 @@ def finished(graph: onnx.GraphProto, opset: int, functions=()) -> onnx.ModelProt
         graph,
         opset_imports=opsets,
         functions=functions,
-        ir_version=_ir_version(opset),
+        ir_version=ir_version(opset, bool(functions)),
         producer_name="cnorm",
         producer_version=cnorm.__version__,
     )
-
-
-def state_table(model, batch: int | str = 1, dtype: str = "float32") -> list[dict]:
-    """What a host must know to carry the states: a row for each, in the order of the graph's inputs.
-
-    `initial` is a number for all units, or a list with one for each; `tensor` is then its name in the model file.
-    """
-    table, recurrent = [], 0
-
-    def rows(layers, prefix):
-        nonlocal recurrent
-        for i, layer in enumerate(layers):
-            own = f"{prefix}{i}."
-            if layer.kind == "Residual":
-                rows(layer.layers, own)
-                continue
-            states = builder(layer).states(layer)
-            for letter, units in states.items():
-                name, start = f"{letter}{recurrent}", layer.weights.get(f"{letter}0")
-                row = {"name": name, "input": f"{name}_in", "output": f"{name}_out", "units": units}
-                row |= {"shape": [batch, units], "dtype": dtype, "initial": 0.0}
-                if start is not None:
-                    row |= {"initial": start.tolist(), "tensor": f"{own}{letter}0"}
-                table.append(row | {"reset": "set to initial before the first step of a sequence"})
-            recurrent += bool(states)
-
-    rows(model.layers, "layers.")
-    return table
-
-
-def checked_opset(opset) -> int:
-    if isinstance(opset, bool) or not hasattr(opset, "__index__"):
-        raise TypeError(f"opset must be an integer, got {opset!r}")
-    opset = operator.index(opset)
-    if not FIRST_OPSET <= opset <= newest_opset():
-        raise ValueError(
-            f"opset must be from {FIRST_OPSET} to {newest_opset()}, the newest that the installed "
-            f"onnxruntime {onnxruntime.__version__} loads, got {opset}"
-        )
-    return opset
-
-
-def _checked_batch(batch, form):
-    if form == "sequence" and batch == TIME:
-        raise ValueError(f"batch must be another name than {TIME!r}, which a sequence has for its steps, got {batch!r}")
-    if isinstance(batch, str):
-        if not batch.isidentifier():
-            raise ValueError(f"batch must be 1 or the name of a dimension, got {batch!r}")
-        return batch
-    if isinstance(batch, bool) or not hasattr(batch, "__index__"):
-        raise TypeError(f"batch must be 1 or the name of a dimension, got {batch!r}")
-    if operator.index(batch) != 1:
-        raise ValueError(f"batch must be 1 or the name of a dimension, such as 'batch', got {batch!r}")
-    return 1
-
-
-@functools.cache
-def newest_opset() -> int:
-    """The newest opset that the onnx package can write and the installed onnxruntime loads."""
-    for opset in range(onnx.defs.onnx_opset_version(), FIRST_OPSET, -1):
-        if loads(opset, _ir_version(opset)):
-            return opset
-    return FIRST_OPSET
-
-
-def _ir_version(opset: int) -> int:
-    return max(FIRST_IR, helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,27 @@ from cnorm.files import replacing
 __all__ = ["write"]
 
 EXTERNAL_ABOVE = 1 << 30  # bytes of weights; a protobuf message cannot hold 2 GiB
+_NONE: Mapping[str, bytes] = {}
 PAGE = 4096  # tensors in the data file begin on a page, so that a runtime can map them
 
 
-def write(model: onnx.ModelProto, weights: dict[str, np.ndarray], path) -> None:
+def write(model: onnx.ModelProto, weights: dict[str, np.ndarray], path, beside: Mapping[str, bytes] = _NONE) -> None:
     """Give the model its weights as initialisers, check it, and write it to `path` if that is not None.
 
     Weights of more than 1 GiB together go to a second file, ``NAME.<hash of its content>.data``, to which the
     model then refers. That name makes the pair safe to replace: an older model file keeps the data it was written
     with until the moment the new one takes its place. (The older data then stays behind; delete it when nothing
     uses it.)
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Completed in place, the shapes of all its values included.
+    weights : dict of str to ndarray
+        The initialisers.
+    path : str, path-like or None
+    beside : mapping of str to bytes
+        More files, by what is added to the name of the model's.
 
     Raises
     ------
@@ -33,6 +45,7 @@ def write(model: onnx.ModelProto, weights: dict[str, np.ndarray], path) -> None:
     OSError
         If a file cannot be written. Neither is then there, and an older one is as it was.
     """
+    _infer_shapes(model, weights)
     size = sum(array.nbytes for array in weights.values())
     external = size > EXTERNAL_ABOVE
     if not external:
@@ -44,9 +57,22 @@ def write(model: onnx.ModelProto, weights: dict[str, np.ndarray], path) -> None:
         return
     with replacing(path) as file:
         data = _write_data(model, weights, file.parent, file.name) if external else None
+        for suffix, content in beside.items():
+            file.with_name(file.name + suffix).write_bytes(content)
         file.write_bytes(model.SerializeToString(deterministic=True))
         if data:
             onnx.checker.check_model(file, full_check=True)
+
+
+def _infer_shapes(model: onnx.ModelProto, weights: dict[str, np.ndarray]) -> None:
+    """Give every value its type and shape, without copying the weights: they stand in as inputs."""
+    inputs = len(model.graph.input)
+    for name, array in weights.items():
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        model.graph.input.append(helper.make_tensor_value_info(name, kind, array.shape))
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    model.graph.CopyFrom(inferred.graph)
+    del model.graph.input[inputs:]
 
 
 def _write_data(model: onnx.ModelProto, weights: dict[str, np.ndarray], folder: Path, name: str) -> str:

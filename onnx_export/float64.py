@@ -14,6 +14,7 @@ import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops import op_loop
 from onnx.reference.ops.op_rnn import RNN_14
 
 from onnx_export.operators import kernels, standardise
@@ -230,8 +231,27 @@ class RNN(RNN_14):
         return (lambda x: np.maximum(x, 0)) if name == "Relu" else super().choose_act(name, alpha, beta)
 
 
+class Loop(op_loop.Loop):
+    """onnx's own joins what is scanned along its first axis, where the standard stacks it."""
+
+    def _run(self, M, cond, *carried, context=None, body=None, **options):
+        index, running, *names = self.body.input_names
+        values, scanned, cond = dict(context or {}), [], True if cond is None else cond
+        step = 0
+        while cond and (M is None or step < M):
+            values |= {index: np.array(step, np.int64), running: np.asarray(cond)}
+            values |= dict(zip(names, carried, strict=True))
+            cond, *results = self._run_body(values, **options)
+            carried = results[: len(names)]
+            scanned.append(results[len(names) :])
+            step += 1
+        if not scanned:
+            return (*carried, *[np.empty(0)] * (len(self.onnx_node.output) - len(names)))
+        return (*carried, *(np.stack(column) for column in zip(*scanned, strict=True)))
+
+
 class _Evaluator(ReferenceEvaluator):
     """onnx's evaluator with kernels of our own for the norms, in subgraphs and local functions too."""
 
     def __init__(self, proto, new_ops=None, **options):
-        super().__init__(proto, new_ops=[BatchNormalization, RNN, *kernels(), *(new_ops or [])], **options)
+        super().__init__(proto, new_ops=[BatchNormalization, RNN, Loop, *kernels(), *(new_ops or [])], **options)

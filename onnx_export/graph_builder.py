@@ -19,38 +19,92 @@ class GraphBuilder:
     dtype : numpy dtype
         Of weights, states, inputs and outputs: float32 or float16.
     taken : iterable of str
-        Names of inputs, which `add` must not give again.
+        Names of inputs and outputs, which `add` must not give again.
+    portable : bool
+        Products are MatMul and Add, not Gemm.
+    composed : bool
+        Norms are composed of other operators at any opset.
+    shared : iterable of str, optional
+        Names of weights: nodes that depend on these and on constants alone are there once, however often they are
+        added (common subexpressions).
 
     Attributes
     ----------
     nodes : list of onnx.NodeProto
         In order of evaluation.
-    scope : str
-        Goes before each name that `add` gives.
+    prefix, scope : str
+        Go before each name that `add` gives.
     sequence : bool
         Values have a leading axis of steps: [T, B, size], not [B, size].
     """
 
-    def __init__(self, opset: int, dtype=np.float32, taken: Iterable[str] = ()):
+    def __init__(
+        self,
+        opset: int,
+        dtype=np.float32,
+        taken: Iterable[str] = (),
+        *,
+        portable: bool = False,
+        composed: bool = False,
+        shared: Iterable[str] | None = None,
+    ):
         self.opset = opset
         self.dtype = np.dtype(dtype)
+        self.portable, self.composed = portable, composed
         self.nodes: list[onnx.NodeProto] = []
-        self.scope = ""
+        self.prefix = self.scope = ""
         self.sequence = False
         self._taken = set(taken)
         self._public: dict[str, str] = {}  # what a published value was called before
+        self._constant = None if shared is None else {*shared, ""}
+        self._known: dict[tuple, list[str]] = {}  # a node on constants: its outputs
 
-    def add(self, operator: str, *inputs: str, name: str | tuple[str, ...], domain: str = "", **attributes):
-        """Append a node and return the name of its output, or a tuple of names if `name` is one."""
+    def add(
+        self, operator: str, *inputs: str, name: str | tuple[str, ...], domain: str = "", node: str = "", **attributes
+    ):
+        """Append a node and return the name of its output, or a tuple of names if `name` is one.
+
+        The node is called `node`, or as its first output.
+        """
         several = isinstance(name, tuple)
-        outputs = [self._unique(n) for n in (name if several else (name,))]
-        self.nodes.append(helper.make_node(operator, inputs, outputs, name=outputs[0], domain=domain, **attributes))
+        names = name if several else (name,)
+        key = self._key(operator, inputs, domain, attributes)
+        outputs = self._known.get(key) if key else None
+        if outputs is None:
+            outputs = [self._unique(n) for n in names]
+            made = helper.make_node(operator, inputs, outputs, name=node or outputs[0], domain=domain, **attributes)
+            self.nodes.append(made)
+            if key:
+                self._known[key] = outputs
+                self._constant.update(outputs)
         return tuple(outputs) if several else outputs[0]
+
+    def _key(self, operator, inputs, domain, attributes) -> tuple | None:
+        """What makes two nodes on constants the same; None for any other node."""
+        if self._constant is None or not self._constant.issuperset(inputs):
+            return None
+        given = sorted(helper.make_attribute(k, v).SerializeToString() for k, v in attributes.items())
+        return operator, domain, inputs, *given
 
     def constant(self, value, name: str, dtype=None) -> str:
         """A Constant node: unlike an initialiser it may stand in a function body."""
         tensor = numpy_helper.from_array(np.asarray(value, dtype or self.dtype))
         return self.add("Constant", name=name, value=tensor)
+
+    def has(self, opset: int) -> bool:
+        """Whether a norm's operator, there from this opset on, is to be used."""
+        return self.opset >= opset and not self.composed
+
+    def product(self, x: str, matrix: str, bias: str | None, name: str, inputs_first: bool = False) -> str:
+        """x [..., inputs] by a matrix [outputs, inputs], or [inputs, outputs] with the inputs first, and a bias."""
+        if not (self.portable or self.sequence):
+            given = [] if bias is None else [bias]
+            return self.add("Gemm", x, matrix, *given, name=name, transB=0 if inputs_first else 1)
+        if not inputs_first:
+            matrix = self.add("Transpose", matrix, name=f"{name}_weight", perm=[1, 0])
+        if bias is None:
+            return self.add("MatMul", x, matrix, name=name)
+        return self.add("Add", self.add("MatMul", x, matrix, name=f"{name}_product"), bias, name=name)
 
     def split(self, value: str, lengths: list[int], names: list[str], axis: int) -> tuple[str, ...]:
         """Cut along an axis; where the parts are equal their sizes are left to the runtime."""
@@ -62,19 +116,29 @@ class GraphBuilder:
         return self.add("Split", value, *sizes, name=tuple(names), **attributes)
 
     def publish(self, value: str, name: str) -> None:
-        """Give `value` the public name `name`; what is an input, or public already, is copied instead."""
+        """Give `value`, and the node that computes it alone, the public name `name`.
+
+        An input, or a value that is public already, is copied. Some runtimes (tract) name outputs after nodes.
+        """
         value = self._public.get(value, value)
         producer = next((node for node in self.nodes if value in node.output), None)
         if producer is None or value in self._public.values():
             self.nodes.append(helper.make_node("Identity", [value], [name], name=name))
-        else:
-            for node in self.nodes:
-                for names in (node.input, node.output):
-                    names[:] = [name if n == value else n for n in names]
-            self._public[value] = name
+            return
+        if len(producer.output) == 1:
+            producer.name = name
+        for node in self.nodes:
+            for names in (node.input, node.output):
+                names[:] = [name if n == value else n for n in names]
+        self._public[value] = name
+
+    def copy(self, value: str, name: str, shape: list[int]) -> None:
+        """An output that nothing else reads, by a Reshape to `shape`, where 0 keeps a size: pnnx fails on Identity."""
+        shape = self.constant(shape, f"{name}_shape", np.int64)
+        self.nodes.append(helper.make_node("Reshape", [value, shape], [name], name=name))
 
     def _unique(self, name: str) -> str:
-        name = candidate = self.scope + name
+        name = candidate = self.prefix + self.scope + name
         number = 2
         while candidate in self._taken:
             candidate, number = f"{name}_{number}", number + 1

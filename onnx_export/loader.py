@@ -59,11 +59,23 @@ def load(path) -> Model:
             raise
         raise model_io.Unreadable(f"{error}: {_FOREIGN}") from None
     text = {entry.key: entry.value for entry in onnx_model.metadata_props}[METADATA_KEY]
+    if _portable(text):
+        raise ValueError(
+            f"{path}: exported with portable=True, which folds the weights into others: load the model's own file, "
+            "or export without it"
+        )
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx_model.graph.initializer}
     starts = _starts(path, text)
     for name in starts.keys() & tensors.keys():
         raise ValueError(f"{path}: the state table gives values to {quoted(name)}, which is a weight of the graph")
     return model_of(path, text, tensors | starts)
+
+
+def _portable(text: str) -> bool:
+    try:
+        return json.loads(text).get("portable") is True
+    except (ValueError, AttributeError, RecursionError):
+        return False  # `model_of` says what is wrong with it
 
 
 def _starts(path, text: str | None) -> dict[str, np.ndarray]:

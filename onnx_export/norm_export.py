@@ -1,42 +1,78 @@
-"""A norm by itself as an ONNX graph."""
+"""One norm by itself as an ONNX graph from x to y."""
 
 from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx import helper
 
 from cnorm.layers import rounded
-from onnx_export.builders import norms
-from onnx_export.exporter import checked_opset, finished
+from onnx_export.builders import family, norms
+from onnx_export.builders.norms import checked_eps
+from onnx_export.exporter import finished
 from onnx_export.files import write
 from onnx_export.graph_builder import GraphBuilder
+from onnx_export.options import checked_opset
 
-__all__ = ["export_norm"]
+__all__ = ["export_family_norm", "export_norm"]
 
-KINDS = ("layer_norm", "rms_norm")
+OF_ROWS = ("layer_norm", "rms_norm")  # over the last axes; the others have channels
+KINDS = (*OF_ROWS, "batch_norm", "group_norm", "instance_norm", "divisive_norm")
 
 
-def export_norm(kind: str, weight, bias=None, path=None, *, eps: float = 1e-5, opset: int = 17) -> onnx.ModelProto:
-    """Write `cnorm.layer_norm` or `cnorm.rms_norm` with given weights as an ONNX graph.
+def export_norm(
+    kind: str,
+    weight,
+    bias=None,
+    path=None,
+    *,
+    mean=None,
+    var=None,
+    groups: int | None = None,
+    space: int = 0,
+    sigma: float = 1.0,
+    mean_radius: int | None = None,
+    radius: int | None = None,
+    eps: float = 1e-5,
+    opset: int = 17,
+) -> onnx.ModelProto:
+    """Write a norm with given weights as an ONNX graph.
 
-    The graph takes ``x`` [rows, *weight.shape], any number of rows, and gives ``y`` of the same shape: the last
-    ``weight.ndim`` axes are normalised together, as with ``axis=-weight.ndim``.
+    The graph takes ``x`` and gives ``y`` of the same shape: [rows, *weight.shape] for "layer_norm" and "rms_norm",
+    whose last ``weight.ndim`` axes are normalised together, as with ``axis=-weight.ndim``; [samples, n, *space] for
+    the others. A weight norm has no graph of its own: export ``Linear(*fold_weight_norm(...))``.
 
     Parameters
     ----------
-    kind : "layer_norm" or "rms_norm"
-    weight : ndarray, float32 or float16
-        Ones, where the norm has none.
+    kind : str
+        "layer_norm", "rms_norm", "batch_norm" (`cnorm.batch_norm_inference`), "group_norm", "instance_norm" or
+        "divisive_norm".
+    weight : ndarray
+        Gain; ones, where the norm has none. For "layer_norm" and "rms_norm" of any shape, float32 or float16; for
+        the others float32, shape (n,): of each channel, or for "divisive_norm" of each element of a row.
     bias : ndarray of weight's shape and dtype, optional
-        For "layer_norm" only.
+        Not for "rms_norm".
     path : str or path-like, optional
         Where to write the file. It appears whole or not at all.
+    mean, var : ndarray, shape (n,), float32
+        For "batch_norm": the statistics; var is not negative.
+    groups : int
+        For "group_norm".
+    space : int
+        How many axes x has besides samples and channels, each of any length; at least 1 for "instance_norm". For
+        "divisive_norm", whose x is [rows, n], it is 0.
+    sigma, mean_radius, radius
+        For "divisive_norm", as in `cnorm.divisive_norm`; the square of sigma is positive in float32, because 0/0 is
+        NaN in ONNX.
     eps : float
-        Rounded to float32, and positive there: 0/0 is NaN in ONNX.
+        Rounded to float32, and positive there for the same reason; for "batch_norm" 0 will do where no var is 0.
     opset : int
-        As in `export`. "layer_norm" is the operator LayerNormalization from 17 on, "rms_norm" RMSNormalization
-        from 23 on; below they are composed of others.
+        As in `export`. "layer_norm" is the operator LayerNormalization from 17 on, "group_norm" with space axes
+        GroupNormalization from 21 on, "rms_norm" RMSNormalization from 23 on; below they are composed of others, as
+        "divisive_norm" always is.
 
     Returns
     -------
@@ -47,12 +83,87 @@ def export_norm(kind: str, weight, bias=None, path=None, *, eps: float = 1e-5, o
     TypeError
         For weights of another type.
     ValueError
-        For an unknown kind, shapes that differ, an eps that is not positive or not finite, an opset out of range.
+        For an unknown kind, shapes that differ, an option that this kind has not or needs, a var, eps, sigma or
+        radius that can't be used, an opset out of range.
     OSError
         If the file cannot be written.
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
+    options = _NormOptions(kind, groups, space, sigma, (mean_radius, radius), eps)
+    if kind in OF_ROWS:
+        if mean is not None or var is not None:
+            raise ValueError(f"mean and var must be None for {kind!r}, which takes them from x")
+        stored, shape = _row_weights(kind, weight, bias), ["rows", *np.shape(weight)]
+    else:
+        stored = _channel_weights(kind, weight, bias, mean, var)
+        shape = ["samples", len(weight)]
+    options = options.checked(stored)
+    shape += [f"space{i}" for i in range(options.space)]
+    graph = GraphBuilder(checked_opset(opset), weight.dtype, taken=["x", *stored])
+    graph.publish(options.build(graph, stored), "y")
+    element = helper.np_dtype_to_tensor_dtype(weight.dtype)
+    values = [helper.make_tensor_value_info(name, element, shape) for name in ("x", "y")]
+    model = finished(helper.make_graph(graph.nodes, kind, values[:1], values[1:]), graph.opset)
+    write(model, stored, path)
+    return model
+
+
+export_family_norm = export_norm  # the name it had for norms with channels
+
+
+@dataclass(frozen=True)
+class _NormOptions:
+    """The options of one norm. The attributes are parameters of `export_norm`."""
+
+    kind: str
+    groups: int | None
+    space: int
+    sigma: float
+    radii: tuple[int | None, int | None]
+    eps: float
+
+    def checked(self, stored: dict[str, np.ndarray]) -> _NormOptions:
+        """The same as they are stored; `stored` are the weights."""
+        kind, channels = self.kind, len(stored["weight"])
+        space = _whole(self.space, "space", 1 if kind == "instance_norm" else 0)
+        if kind in (*OF_ROWS, "divisive_norm") and space:
+            raise ValueError(f"space must be 0 for {kind!r}, got {space}")
+        if (self.groups is not None) != (kind == "group_norm"):
+            raise ValueError("groups must be given for 'group_norm' and for no other kind")
+        if self.groups is not None and channels % _whole(self.groups, "groups", 1):
+            raise ValueError(f"groups must divide the number of channels, {channels}, got {self.groups}")
+        names = ("mean_radius", "radius")
+        radii = [
+            None if r is None else min(_whole(r, n, 0), channels - 1) for r, n in zip(self.radii, names, strict=True)
+        ]
+        eps, sigma = rounded(self.eps, "eps"), rounded(self.sigma, "sigma")
+        if kind == "divisive_norm" and not 2.0**-149 <= sigma * sigma <= float(np.finfo(np.float32).max):
+            reason = "where it is 0 and the deviation as well, ONNX would give NaN"
+            raise ValueError(f"sigma must be positive, and its square a float32 that is: {reason}, got {sigma:g}")
+        if kind not in ("divisive_norm", "batch_norm") or (kind == "batch_norm" and not stored["var"].all()):
+            checked_eps(eps)
+        groups = None if self.groups is None else operator.index(self.groups)
+        return _NormOptions(kind, groups, space, sigma, (radii[0], radii[1]), eps)
+
+    def build(self, graph: GraphBuilder, stored) -> str:
+        """Append the nodes and return the name of y."""
+        bias = "bias" if "bias" in stored else None
+        if self.kind == "layer_norm":
+            return norms.layer_norm(graph, "x", "weight", bias, self.eps, "norm", stored["weight"].ndim)
+        if self.kind == "rms_norm":
+            return norms.rms_norm(graph, "x", "weight", self.eps, "norm", stored["weight"].ndim)
+        if self.kind == "batch_norm":
+            return family.batch_norm(graph, "x", "weight", "bias", "mean", "var", self.eps, "norm")
+        if self.kind == "instance_norm":
+            return family.instance_norm(graph, "x", "weight", "bias", self.eps, "norm")
+        if self.kind == "group_norm":
+            return family.group_norm(graph, "x", self.groups, "weight", "bias", self.eps, "norm", self.space)
+        return family.divisive_norm(graph, "x", "weight", "bias", self.sigma, self.radii, "norm")
+
+
+def _row_weights(kind: str, weight, bias) -> dict[str, np.ndarray]:
+    """The initialisers of a norm over the last axes."""
     if kind == "rms_norm" and bias is not None:
         raise ValueError("bias must be None for 'rms_norm', which has none")
     stored = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
@@ -65,16 +176,30 @@ def export_norm(kind: str, weight, bias=None, path=None, *, eps: float = 1e-5, o
         if array.shape != weight.shape or not array.ndim or not array.size:
             wanted = "at least one element" if name == "weight" else f"the shape of weight, {weight.shape}"
             raise ValueError(f"{name} must have {wanted}, got shape {array.shape}")
-    eps = norms.checked_eps(rounded(eps, "eps"))
+    return stored
 
-    graph = GraphBuilder(checked_opset(opset), weight.dtype, taken=["x", *stored])
-    if kind == "layer_norm":
-        y = norms.layer_norm(graph, "x", "weight", None if bias is None else "bias", eps, "norm", weight.ndim)
-    else:
-        y = norms.rms_norm(graph, "x", "weight", eps, "norm", weight.ndim)
-    graph.publish(y, "y")
-    element = helper.np_dtype_to_tensor_dtype(weight.dtype)
-    values = [helper.make_tensor_value_info(name, element, ["rows", *weight.shape]) for name in ("x", "y")]
-    model = finished(helper.make_graph(graph.nodes, kind, values[:1], values[1:]), graph.opset)
-    write(model, stored, path)
-    return model
+
+def _channel_weights(kind: str, weight, bias, mean, var) -> dict[str, np.ndarray]:
+    """The initialisers of a norm with channels, a bias of zeros where there is none."""
+    stored = {"weight": weight, "bias": np.zeros_like(weight) if bias is None else bias}
+    if kind == "batch_norm":
+        stored |= {"mean": mean, "var": var}
+    elif mean is not None or var is not None:
+        raise ValueError(f"mean and var must be None for {kind!r}, which takes them from x")
+    for name, array in stored.items():
+        if not isinstance(array, np.ndarray) or array.dtype != np.float32:
+            raise TypeError(f"{name} must be an array of float32, got {getattr(array, 'dtype', type(array).__name__)}")
+        if array.ndim != 1 or array.shape != weight.shape or not array.size:
+            raise ValueError(f"{name} must have one axis, and as many elements as weight, got shape {array.shape}")
+    if kind == "batch_norm" and not (var >= 0).all():
+        channel = int(np.argmin(var >= 0))
+        raise ValueError(f"var must not be negative, got {var[channel]} in channel {channel}")
+    return stored
+
+
+def _whole(value, name: str, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return operator.index(value)

@@ -25,7 +25,7 @@ from cnorm.model_files import METADATA_KEY, configuration
 from cnorm.text import clip, printable
 from onnx_export import model_io
 from onnx_export.builders import builder
-from onnx_export.exporter import state_table
+from onnx_export.description import state_table
 from onnx_export.nodes import model_nodes
 from onnx_export.ort import LEVELS
 from onnx_export.ort_stream import checked_model, initial_states

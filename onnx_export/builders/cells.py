@@ -66,8 +66,7 @@ class Cell:
         """x [B, inputs] by a matrix part of some gates -> [B, gates * units]."""
         _, _, inputs_first = self._pieces[part][0]
         matrix = self._ordered(part, gates, int(inputs_first))
-        given = [] if bias is None else [bias]
-        return self.graph.add("Gemm", x, matrix, *given, name=name, transB=0 if inputs_first else 1)
+        return self.graph.product(x, matrix, bias, name, inputs_first)
 
     def matrix(self, part: str, gates: str) -> str:
         """A matrix part [gates * units, inputs] for some gates, in this order."""

@@ -24,7 +24,7 @@ def instance_norm(graph, x: str, gain: str, bias: str, eps: float, name: str) ->
 
 def group_norm(graph, x: str, groups: int, gain: str, bias: str, eps: float, name: str, space: int) -> str:
     """Each group of channels of each sample with their space."""
-    if graph.opset >= GROUP_NORM_OPSET and space:  # the operator's x is [N, C, D1, ...]
+    if graph.has(GROUP_NORM_OPSET) and space:  # the operator's x is [N, C, D1, ...]
         return graph.add("GroupNormalization", x, gain, bias, name=name, num_groups=groups, epsilon=eps)
     # a group is a channel of instance norm with gain 1; the gains of its channels come after
     grouped = graph.constant([0, groups, -1], f"{name}_groups", np.int64)

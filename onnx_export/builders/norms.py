@@ -23,7 +23,7 @@ def checked_eps(eps: float | None, of: str = "eps") -> float | None:
 
 def layer_norm(graph, x: str, gain: str, bias: str | None, eps: float, name: str, rank: int = 1) -> str:
     """(x - mean) / sqrt(var + eps) * gain + bias over the last `rank` axes."""
-    if graph.opset >= LAYER_NORM_OPSET:
+    if graph.has(LAYER_NORM_OPSET):
         given = (x, gain) if bias is None else (x, gain, bias)
         return graph.add("LayerNormalization", *given, name=name, axis=-rank, epsilon=eps, stash_type=1)
     wide = _widened(graph, x, name)
@@ -33,7 +33,7 @@ def layer_norm(graph, x: str, gain: str, bias: str | None, eps: float, name: str
 
 def rms_norm(graph, x: str, gain: str, eps: float, name: str, rank: int = 1) -> str:
     """x / sqrt(mean(x^2) + eps) * gain over the last `rank` axes."""
-    if graph.opset >= RMS_NORM_OPSET:
+    if graph.has(RMS_NORM_OPSET):
         return graph.add("RMSNormalization", x, gain, name=name, axis=-rank, epsilon=eps, stash_type=1)
     return _scaled(graph, _widened(graph, x, name), gain, None, eps, name, rank)
 

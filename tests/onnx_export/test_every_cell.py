@@ -14,7 +14,7 @@ import pytest
 
 import cnorm
 import onnx_export
-from onnx_export.exporter import newest_opset
+from onnx_export.options import newest_opset
 from onnx_export.parity import bound
 
 OPSETS = [13, 17, 18, 21, newest_opset()]

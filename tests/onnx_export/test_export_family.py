@@ -10,8 +10,8 @@ import tolerances
 
 import cnorm
 import onnx_export
-from onnx_export.exporter import newest_opset
 from onnx_export.float64 import Float64
+from onnx_export.options import newest_opset
 
 OPSETS = [13, 17, 18, 21, 22, newest_opset()]
 
@@ -129,7 +129,7 @@ FALLING = np.arange(3, -3, -1, dtype=np.float32)
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "says"),
     [
-        (("layer_norm", ONES), {}, ValueError, "kind must be one of 'batch_norm'"),
+        (("weight_norm", ONES), {}, ValueError, "kind must be one of 'layer_norm'"),
         (("batch_norm", ONES), {}, TypeError, "mean must be an array of float32, got NoneType"),
         (("group_norm", ONES), {}, ValueError, "groups must be given"),
         (("group_norm", ONES), {"groups": 4}, ValueError, "groups must divide the number of channels, 6, got 4"),

@@ -10,8 +10,8 @@ import reference
 import tolerances
 
 import onnx_export
-from onnx_export.exporter import newest_opset
 from onnx_export.float64 import Float64
+from onnx_export.options import newest_opset
 
 OPSETS = [13, 17, 18, 21, 22, 23, newest_opset()]
 LEVELS = ["ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_ALL"]
@@ -80,7 +80,7 @@ def test_the_operators_say_everything(rng):
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "says"),
     [
-        (("group_norm", np.ones(3, np.float32)), {}, ValueError, "kind must be one of 'layer_norm', 'rms_norm'"),
+        (("weight_norm", np.ones(3, np.float32)), {}, ValueError, "kind must be one of 'layer_norm', 'rms_norm'"),
         (("layer_norm", np.ones(3)), {}, TypeError, "weight must be an array of float32 or float16, got float64"),
         (("layer_norm", [1.0]), {}, TypeError, "weight must be an array of float32 or float16, got list"),
         (("layer_norm", np.ones(3, "f"), np.ones(3, "e")), {}, TypeError, "bias must have the dtype of weight"),

@@ -142,7 +142,7 @@ def drop_norm_of_c(nodes, _):
 
 def carry_the_normalised_cell(nodes, _):
     """The difference between two presets whose weights have the same names and shapes."""
-    nodes["layers.0/c"].output[0] = "raw"
+    nodes["c0_out"].output[0] = "raw"
     nodes["layers.0/norm_c"].input[0] = "raw"
     nodes["layers.0/norm_c"].output[0] = "c0_out"
     nodes["layers.0/shown"].input[0] = "c0_out"
@@ -224,10 +224,10 @@ def test_the_first_step_that_goes_apart_is_named(demo):
     model, exported = demo
 
     def clip(nodes, copy):
-        nodes["layers.0/c"].output[0] = "raw"
+        nodes["c0_out"].output[0] = "raw"
         limits = [onnx.numpy_helper.from_array(np.float32(v), n) for n, v in (("low", -1), ("high", 1))]
         copy.graph.initializer.extend(limits)
-        at = next(i for i, node in enumerate(copy.graph.node) if node.name == "layers.0/c")
+        at = next(i for i, node in enumerate(copy.graph.node) if node.name == "c0_out")
         copy.graph.node.insert(at + 1, onnx.helper.make_node("Clip", ["raw", "low", "high"], ["c0_out"]))
 
     x = np.random.default_rng(0).standard_normal((40, 12)).astype(np.float32)

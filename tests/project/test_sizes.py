@@ -22,7 +22,6 @@ OLDER = {
     "src/kernels/sweep.inl.h",
     "src/kernels/weight_norm.inl.h",
     "src/rnn/network.c",
-    "onnx_export/family_export.py",
     "onnx_export/float64.py",
     "onnx_export/validation/examine.py",
     "onnx_export/validation/patterns.py",

@@ -1,0 +1,96 @@
+"""What a file says of itself: the table of states, the metadata, doc strings, the JSON file beside it."""
+
+from __future__ import annotations
+
+import json
+
+import onnx
+from onnx import helper
+
+from cnorm.model_files import METADATA_KEY, configuration
+from onnx_export.builders import builder
+from onnx_export.options import Options
+
+__all__ = ["described", "sidecar", "state_table"]
+
+
+def state_table(model, batch: int | str = 1, dtype: str = "float32") -> list[dict]:
+    """What a host must know to carry the states: a row for each, in the order of the graph's inputs.
+
+    `initial` is a number for all units, or a list with one for each; `tensor` is then its name in the model file.
+    """
+    table, recurrent = [], 0
+
+    def rows(layers, prefix):
+        nonlocal recurrent
+        for i, layer in enumerate(layers):
+            own = f"{prefix}{i}."
+            if layer.kind == "Residual":
+                rows(layer.layers, own)
+                continue
+            states = builder(layer).states(layer)
+            for letter, units in states.items():
+                name, start = f"{letter}{recurrent}", layer.weights.get(f"{letter}0")
+                row = {"name": name, "input": f"{name}_in", "output": f"{name}_out", "units": units}
+                row |= {"shape": [batch, units], "dtype": dtype, "initial": 0.0}
+                if start is not None:
+                    row |= {"initial": start.tolist(), "tensor": f"{own}{letter}0"}
+                table.append(row | {"reset": "set to initial before the first step of a sequence"})
+            recurrent += bool(states)
+
+    rows(model.layers, "layers.")
+    return table
+
+
+def described(onnx_model: onnx.ModelProto, model, options: Options, states: list[dict]) -> None:
+    """Set metadata and doc strings.
+
+    ``cnorm.model`` holds all as JSON. The other keys are flat, one value each, for hosts that read those:
+    sherpa-onnx's metadata reader, for one.
+    """
+    whole = json.loads(configuration(model.layers))
+    whole |= {"form": options.form, "dtype": options.dtype, "states": states}
+    whole |= {"portable": True} if options.portable else {}
+    flat = {"model_type": "cnorm", "version": whole["format"], "form": options.form, "dtype": options.dtype}
+    flat |= {"input_size": model.input_size, "output_size": model.output_size}
+    flat |= {"steps": options.steps} if options.steps is not None else {}
+    flat |= {"states": ",".join(row["name"] for row in states)}
+    for row in states:
+        initial = row["initial"]
+        initial = ",".join(map(repr, initial)) if isinstance(initial, list) else repr(initial)
+        flat |= {f"{row['name']}_units": row["units"], f"{row['name']}_initial": initial}
+    helper.set_model_props(
+        onnx_model, {METADATA_KEY: json.dumps(whole)} | {key: str(value) for key, value in flat.items()}
+    )
+    step = "one step" if options.form == "step" else f"{options.time} steps"
+    layers = ", ".join(repr(layer) for layer in model.layers)
+    onnx_model.doc_string = f"{step} of the layers {layers}"[:2000]
+    onnx_model.graph.doc_string = (
+        "Feed each STATE_out back as STATE_in; before the first step of a sequence STATE_in is the initial value of "
+        f"the table in the metadata {METADATA_KEY!r}."
+    )
+    texts = {"x": "the input", "y": "the output"}
+    for row in states:
+        kind = "cell" if row["name"].startswith("c") else "output"
+        texts[row["input"]] = f"{kind} of recurrent layer {row['name'][1:]} before the first step of this call"
+        texts[row["output"]] = f"{kind} of recurrent layer {row['name'][1:]} after the last step of this call"
+    for value in (*onnx_model.graph.input, *onnx_model.graph.output):
+        value.doc_string = texts[value.name]
+
+
+def sidecar(onnx_model: onnx.ModelProto) -> bytes:
+    """The metadata and the interface as JSON, for hosts whose runtime does not show them."""
+    text = {entry.key: entry.value for entry in onnx_model.metadata_props}[METADATA_KEY]
+    graph = onnx_model.graph
+    whole = json.loads(text) | {
+        "inputs": [_value(v) for v in graph.input],
+        "outputs": [_value(v) for v in graph.output],
+    }
+    return (json.dumps(whole, indent=1) + "\n").encode()
+
+
+def _value(value: onnx.ValueInfoProto) -> dict:
+    kind = value.type.tensor_type
+    shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in kind.shape.dim]
+    dtype = helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+    return {"name": value.name, "shape": shape, "dtype": dtype, "about": value.doc_string}

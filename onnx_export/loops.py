@@ -1,0 +1,68 @@
+"""Form "sequence": the graph of a step, repeated by the operator Scan, by the operator Loop, or written out.
+
+Each function takes the exporter of a model and fills a `GraphBuilder` that has the sequence's inputs. `exporter`
+gives ``body(builder, x, states) -> (y, new states)``, the nodes of one step between named values.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto, helper
+
+__all__ = ["LOOPS"]
+
+_PREFIX = "step/"  # of the names in the graph of one step, which may not be those of the graph around it
+
+
+def _scan(exporter, graph) -> dict[str, str]:
+    """x is cut along its first axis by the operator."""
+    body, inputs, outputs = exporter.step_graph(_PREFIX)
+    inputs, outputs = inputs[1:] + inputs[:1], outputs[1:] + outputs[:1]  # Scan wants the states before what it scans
+    graph_of_step = helper.make_graph(body.nodes, "step", inputs, outputs)
+    names = [value.name.removeprefix(_PREFIX) for value in inputs]
+    return _repeated(graph, exporter, "Scan", names, graph_of_step, num_scan_inputs=1)
+
+
+def _loop(exporter, graph) -> dict[str, str]:
+    """Loop has no inputs to scan: the body takes row `index` of x from the graph around it."""
+    index, running = f"{_PREFIX}index", f"{_PREFIX}running"
+    body, inputs, outputs = exporter.step_graph(_PREFIX, row_of=("x", index))
+    still = body.add("Identity", running, name=f"{_PREFIX}still_running")
+    scalars = [
+        helper.make_tensor_value_info(index, TensorProto.INT64, []),
+        helper.make_tensor_value_info(running, TensorProto.BOOL, []),
+    ]
+    outputs = [helper.make_tensor_value_info(still, TensorProto.BOOL, []), *outputs[1:], outputs[0]]
+    graph_of_step = helper.make_graph(body.nodes, "step", [*scalars, *inputs[1:]], outputs)
+    if exporter.options.steps is None:
+        shape = graph.add("Shape", "x", name="x_shape")
+        steps = graph.add("Gather", shape, graph.constant(0, "first", np.int64), name="steps", axis=0)
+    else:
+        steps = graph.constant(exporter.options.steps, "steps", np.int64)
+    always = graph.constant(True, "always", bool)  # optional, but not to every runtime
+    names = [steps, always, *(value.name.removeprefix(_PREFIX) for value in inputs[1:])]
+    return _repeated(graph, exporter, "Loop", names, graph_of_step)
+
+
+def _repeated(graph, exporter, operator: str, inputs, body, **attributes) -> dict[str, str]:
+    states = [row["name"] for row in exporter.states]
+    names = (*(f"{name}_last" for name in states), "y_all")
+    *new, y = graph.add(operator, *inputs, name=names, node="sequence", body=body, **attributes)
+    return {"y": y} | dict(zip(states, new, strict=True))
+
+
+def _unrolled(exporter, graph) -> dict[str, str]:
+    """The nodes of each step, one after the other; those on weights alone are there once."""
+    states = {row["name"]: row["input"] for row in exporter.states}
+    ys = []
+    for step in range(exporter.options.steps):
+        graph.prefix = f"step{step}/"
+        x = graph.add("Gather", "x", graph.constant(step, "index", np.int64), name="x", axis=0)
+        y, states = exporter.body(graph, x, states)
+        graph.scope = ""
+        ys.append(graph.add("Unsqueeze", y, graph.constant([0], "axes", np.int64), name="y"))
+    graph.prefix = ""
+    return {"y": graph.add("Concat", *ys, name="y_all", axis=0)} | states
+
+
+LOOPS = {"scan": _scan, "loop": _loop, "unrolled": _unrolled}
