@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint bench ctest clang aarch64 valgrind asan sanitize golden exhaustive soak fuzz lock clean
+.PHONY: demo test lint bench ctest clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak fuzz lock clean
 
 demo: .venv/built            ## the whole product in under 20 seconds
 	$(BIN)/cnorm demo
@@ -49,16 +49,26 @@ ADDRESS := -Db_sanitize=address,undefined -Db_lundef=false
 sanitize: .venv/built        ## with ASan and UBSan, the threads with TSan, too; then the extension under pytest
 	$(call c_tests,sanitize,--buildtype=debug --optimization=1 $(ADDRESS),-t 10)
 	$(call c_tests,tsan,--buildtype=debug --optimization=1 -Db_sanitize=thread -Db_lundef=false,-t 10 test_threads)
+	$(call sanitized_pytest,-k 'not hundred_thousand_streams' $(SANITIZED))
+
+# What the collector, forks, threads and failing allocations do to the extension, and every refused argument: CI's share.
+sanitize-quick: .venv/built  ## the extension under ASan and UBSan, a selection for CI
+	$(call sanitized_pytest,tests/norms/test_errors.py tests/rnn/test_stream_lifetime.py tests/rnn/test_stream_state.py)
+
+# $(call sanitized_pytest,arguments): with the extension under ASan and UBSan. -S keeps the editable install, a .pth file,
+# out: in one process, as the workers of xdist would have it in again.
+define sanitized_pytest
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --upgrade --target build/sanitize-python/site -Cbuild-dir=build/sanitize-python \
 	  $(addprefix -Csetup-args=,-Dbuildtype=debug -Doptimization=1 $(ADDRESS)) .
 	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=64 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	  PYTHONPATH="build/sanitize-python/site:$$($(BIN)/python -c 'import sys; print(*(p for p in sys.path if "site-packages" in p), sep=":")')" \
-	  $(BIN)/python -S -P -m pytest -q -p no:cacheprovider -k 'not hundred_thousand_streams' $(SANITIZED)
+	  $(BIN)/python -S -P -m pytest -q -p no:cacheprovider $1
+endef
 
-# Every entry of the extension; the kernels are the C tests' business, and what a stream takes is not ASan's. -S keeps the
-# editable install, a .pth file, out: in one process, as the workers of xdist would have it in again.
-SANITIZED := $(patsubst %,tests/norms/test_%.py,errors properties other_norms batch_norm group_norm weight_norm divisive_norm) tests/rnn/test_streams.py
+# Every entry of the extension; the kernels are the C tests' business, and what a stream takes is not ASan's.
+SANITIZED := $(patsubst %,tests/norms/test_%.py,errors properties other_norms batch_norm group_norm weight_norm divisive_norm) \
+  $(patsubst %,tests/rnn/test_%.py,streams stream_lifetime stream_state)
 
 golden: .venv/built          ## write tests/golden anew: a knowing change of results, for the changelog
 	@test -f build/c/build.ninja || $(BIN)/meson setup -Dpython=false -Dstrict=true build/c >/dev/null
@@ -71,9 +81,11 @@ exhaustive: .venv/built      ## sigmoid and tanh on all 2^32 float32 inputs: min
 soak: .venv/built            ## ten million silent steps of every cell: minutes
 	CNORM_SOAK_STEPS=10000000 $(BIN)/python -P -m pytest -n auto tests/rnn/test_streams.py -k silence
 
-fuzz: .venv/built            ## the reader of strangers' ONNX files, under atheris
+fuzz: .venv/built            ## the readers of untrusted ONNX files, model files and saved streams, under atheris: minutes
 	$(BIN)/python -m pip install --quiet atheris
 	$(BIN)/python -P tests/fuzz/fuzz_onnx_loader.py -runs=20000
+	$(BIN)/python -P tests/fuzz/fuzz_model_file.py -runs=20000
+	$(BIN)/python -P tests/fuzz/fuzz_stream_state.py -runs=300000
 
 # An editable install rebuilds on import what has changed: edit C, run pytest.
 .venv/built: pyproject.toml requirements.lock

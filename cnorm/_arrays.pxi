@@ -30,7 +30,8 @@ cpdef cnp.ndarray as_array(object a, str name, str call=None):
     try:
         return np.asarray(a) if readable else np.from_dlpack(a)
     except Exception as error:  # the other library's own error, for an array on a GPU or one with a gradient
-        raise TypeError(f"{name} must be an array that NumPy can read, got {type(a).__name__}: {error}") from error
+        raise TypeError(f"{name} must be an array that NumPy can read, got {type(a).__name__}: "
+                        f"{quoted(str(error))}") from error
 
 
 # ---- dtypes ----------------------------------------------------------------------------------------------------

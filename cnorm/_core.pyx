@@ -111,7 +111,7 @@ def use_isa(name):
         raise TypeError(f"name must be a str, got {type(name).__name__}")
     if name not in available_isas():  # before it becomes a C string, which ends at a NUL
         raise ValueError(f"name must be an instruction set that this machine can run, one of {available_isas()}, "
-                         f"got {name!r}")
+                         f"got {quoted(name)}")
     check(cnorm_isa_use(name.encode()))
 
 

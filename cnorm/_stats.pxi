@@ -46,7 +46,7 @@ cdef class Stats:
     def __getitem__(self, rows):
         parts = [number[rows] for number in np.moveaxis(self._data, -1, 0)]
         if np.ndim(parts[0]) == 0:
-            raise IndexError(f"rows must select along the leading dimensions of stats, got {rows!r}")
+            raise IndexError(f"rows must select along the leading dimensions of stats, got {quoted(rows)}")
         return _stats_from(np.stack(parts, axis=-1))
 
     def __repr__(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -279,6 +280,15 @@ class Model:
         if len(shown) > SHOWN_LAYERS:
             shown[SHOWN_LAYERS // 2 : 1 - SHOWN_LAYERS // 2] = [f"... {len(shown) - SHOWN_LAYERS + 1} more ..."]
         return f"Model([{', '.join(clip(one, 200) for one in shown)}])"
+
+    def _repr_html_(self):
+        rows = "".join(
+            f"<tr><td>{i}</td><td>{html.escape(repr(layer))}</td></tr>" for i, layer in enumerate(self._layers)
+        )
+        return (
+            f"<table><caption>Model, {self.input_size} -&gt; {self.output_size}, identity {self.identity.hex()[:12]}"
+            f"</caption>{rows}</table>"
+        )
 
     def __reduce__(self):
         return Model, (self._layers,)

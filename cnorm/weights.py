@@ -76,8 +76,8 @@ def _float32(given, name: str, layer: str) -> np.ndarray:
     copy = np.array(array, dtype=np.float32, order="C", copy=True)
     if not np.isfinite(copy).all():
         raise ValueError(f"weights[{name!r}] of {layer} must be finite, got NaN or infinity")
-    copy.flags.writeable = False
-    return copy
+    # in memory of a bytes object: no flag makes it writable again
+    return np.ndarray(copy.shape, np.float32, copy.tobytes())
 
 
 def _sizes(arrays, axes, layer: str) -> dict[str, int]:

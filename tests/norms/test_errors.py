@@ -657,3 +657,45 @@ def test_backward_in_place(rng, weight, over):
     cnorm.layer_norm_backward(dy, x, weight, stats, out=out)
     for got, wanted in zip(out, expected, strict=True):
         np.testing.assert_array_equal(got, wanted)
+
+
+# messages and statistics from elsewhere ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda text, x: cnorm.layer_norm(np.zeros(2, [(text, "f4")])),
+        lambda text, x: cnorm.layer_norm(x, eps=text),
+        lambda text, x: cnorm.layer_norm(x, axis=text),
+        lambda text, x: cnorm.group_norm(x, text),
+        lambda text, x: cnorm.batch_norm(x, running_variance=text),
+        lambda text, x: cnorm.batch_norm(x, momentum=[text]),
+        lambda text, x: cnorm.use_isa(text),
+        lambda text, x: cnorm.demo_model().stream().set_state({text: x}),
+        lambda text, x: cnorm.demo_model().run(x, {text: x}),
+    ],
+)
+def test_untrusted_text_in_a_message_is_bounded_and_printable(x, call):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call("\x1b[31m\n\x00" * 100_000, x)
+    assert len(str(caught.value)) < 1200
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_stats_pickled_on_a_machine_of_another_byte_order(rng, dtype):
+    x = rng.standard_normal((4, N)).astype(dtype)
+    stats = cnorm.layer_norm(x, return_stats=True)[1]
+    make, (data,) = stats.__reduce__()
+    again = make(data.astype(data.dtype.newbyteorder()))
+    assert again.mean.tobytes() == stats.mean.tobytes()
+    dx, wanted = (cnorm.layer_norm_backward(x, x, None, given)[0] for given in (again, stats))
+    assert dx.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("data", [np.zeros((4, 2), np.float32), np.zeros((4, 3), np.float16), [1.0, 2.0, 3.0]])
+def test_stats_of_another_array_are_refused(data):
+    make, _ = cnorm.layer_norm(np.ones((1, 2), np.float32), return_stats=True)[1].__reduce__()
+    with pytest.raises((TypeError, ValueError), match="stats must hold an array"):
+        make(data)

@@ -231,3 +231,20 @@ def test_an_initial_state_of_a_plain_model(model, rng):
     stream.process(x)
     state = stream.state()
     assert model.run(x, state).tobytes() == stream.process(x).tobytes()
+
+
+def test_the_weights_of_a_layer_stay_read_only(rng):
+    """The flag of an array with memory of its own could be set again, and the model's hash was no longer its own."""
+    layer, _ = random_cell(("GRU", "torch"), rng, 3, 2)
+    for array in layer.weights.values():
+        while isinstance(array, np.ndarray):
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                array.flags.writeable = True
+            array = array.base
+
+
+def test_a_model_in_a_notebook(model):
+    text = model._repr_html_()  # IPython calls it
+    assert model.identity.hex()[:12] in text
+    assert text.count("<tr>") == len(model.layers)
+    assert "5 -> " not in text
