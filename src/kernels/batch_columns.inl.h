@@ -3,27 +3,29 @@
 
 /* (1), or backward (5): block += d and block2 += d^2, or block += dy and block2 += dy xhat, over `rows` rows from row
  * `first` on. Vectors begin `lane_offset` lanes before the row. */
-INLINE void FN(sum_columns)(const ptrdiff_t rows, const int backward, const FN(volume) *v, ptrdiff_t first, const T *centre,
-                            ptrdiff_t lane_offset, const FN(batch) *b)
+INLINE void FN(sum_columns)(const ptrdiff_t rows, const int backward, const FN(volume) *volume, ptrdiff_t first,
+                            const T *centre, ptrdiff_t lane_offset, const FN(batch) *batch)
 {
+    const FN(volume) copy = *volume, *v = &copy; /* a store could change the original, for all that the compiler knows */
+    const FN(batch) of_batch = *batch, *b = &of_batch;
     const ptrdiff_t channels = v->channels;
     for (ptrdiff_t j = -lane_offset; j < channels; j += VL) {
         const ptrdiff_t from = j < 0 ? -j : 0, to = channels - j < VL ? channels - j : VL;
-        const V K = FN(column)(centre + j, from, to);
-        V s = FN(column)(b->block + j, from, to), q = FN(column)(b->block2 + j, from, to);
+        const V K = FN(take_T)(centre + j, from, to);
+        V s = FN(take_T)(b->block + j, from, to), q = FN(take_T)(b->block2 + j, from, to);
         for (ptrdiff_t r = first; r < first + rows; ++r) {
-            const V d = FN(load_some)(v->x + r * v->x_stride + j, from, to) - K;
+            const V d = FN(take)(v->x + r * v->x_stride + j, from, to) - K;
             if (backward) {
-                const V g = FN(load_some)(v->dy + r * v->dy_stride + j, from, to);
+                const V g = FN(take)(v->dy + r * v->dy_stride + j, from, to);
                 s += g;
-                q += g * ((d - FN(column)(b->delta + j, from, to)) * FN(column)(b->rstd + j, from, to));
+                q += g * ((d - FN(take_T)(b->delta + j, from, to)) * FN(take_T)(b->rstd + j, from, to));
             } else {
                 s += d;
                 q += d * d;
             }
         }
-        FN(put_column)(b->block + j, from, to, s);
-        FN(put_column)(b->block2 + j, from, to, q);
+        FN(put_T)(b->block + j, from, to, s);
+        FN(put_T)(b->block2 + j, from, to, q);
     }
 }
 
@@ -56,16 +58,16 @@ typedef struct { V K, delta, scale, bias, rstd, gain, G, H; } FN(columns);
 INLINE FN(columns) FN(columns_at)(const FN(batch) *b, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const int backward,
                                   const int given)
 {
-    FN(columns) c = {.K = FN(column)(b->K + j, from, to)};
-    if (!given) c.delta = FN(column)(b->delta + j, from, to);
+    FN(columns) c = {.K = FN(take_T)(b->K + j, from, to)};
+    if (!given) c.delta = FN(take_T)(b->delta + j, from, to);
     if (backward) {
-        c.rstd = FN(column)(b->rstd + j, from, to);
-        c.gain = FN(column)(b->gain + j, from, to);
-        c.G = FN(column)(b->G + j, from, to);
-        c.H = FN(column)(b->H + j, from, to);
+        c.rstd = FN(take_T)(b->rstd + j, from, to);
+        c.gain = FN(take_T)(b->gain + j, from, to);
+        c.G = FN(take_T)(b->G + j, from, to);
+        c.H = FN(take_T)(b->H + j, from, to);
     } else {
-        c.scale = FN(column)(b->scale + j, from, to);
-        c.bias = FN(column)(b->bias + j, from, to);
+        c.scale = FN(take_T)(b->scale + j, from, to);
+        c.bias = FN(take_T)(b->bias + j, from, to);
     }
     return c;
 }
@@ -75,18 +77,20 @@ INLINE V FN(column_output)(const FN(columns) *c, const FN(volume) *v, ptrdiff_t 
                            const int backward, const int given)
 {
     const ptrdiff_t from = j < 0 ? -j : 0;
-    V d = FN(load_some)(v->x + r * v->x_stride + j, from, to) - c->K;
+    V d = FN(take)(v->x + r * v->x_stride + j, from, to) - c->K;
     if (!given) d -= c->delta;
     if (!backward) return d * c->scale + c->bias;
-    const V dy = FN(load_some)(v->dy + r * v->dy_stride + j, from, to);
+    const V dy = FN(take)(v->dy + r * v->dy_stride + j, from, to);
     return c->rstd * ((dy * c->gain - c->G) - d * c->rstd * c->H);
 }
 
 /* the same for `rows` rows from row `first` on. carry is NULL unless out is streamed; then the rows, if they are more than
  * one, begin at the same lane of a vector. */
-INLINE void FN(write_columns)(const ptrdiff_t rows, const int backward, const FN(volume) *v, ptrdiff_t first,
-                              const FN(batch) *b, const int given, FN(carry) *carry)
+INLINE void FN(write_columns)(const ptrdiff_t rows, const int backward, const FN(volume) *volume, ptrdiff_t first,
+                              const FN(batch) *batch, const int given, FN(carry) *carry)
 {
+    const FN(volume) copy = *volume, *v = &copy; /* as above */
+    const FN(batch) of_batch = *batch, *b = &of_batch;
     const ptrdiff_t n = v->channels, lane_offset = carry ? FN(lane_offset_of)(v->out + first * v->out_stride) : 0;
     const ptrdiff_t end = (n + lane_offset) / VL * VL - lane_offset;
     for (ptrdiff_t j = lane_offset ? VL - lane_offset : 0; j < end; j += VL) {

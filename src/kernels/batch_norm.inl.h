@@ -7,7 +7,7 @@
  *   (2) If a channel fails, one more sweep with K + delta rounded for K, which counts for the failed channels only.
  *   (3) A channel that fails again is copied to contiguous memory and done in float64, as in layer_norm.inl.h (3).
  *   (4) y = ((x - K) - delta) scale + bias, scale = gain/sqrt(var + eps) rounded once
- * Inference is (4) with K = the given mean and no delta.
+ * Inference, batch_norm_inference.inl.h, is (4) with K = the given mean and no delta.
  * Backward, with xhat = ((x - K) - delta) rstd: batch_norm_backward.inl.h
  *   (5) one sweep: A = sum dy, B = sum dy xhat;  dbias = A, dgain = B
  *   (6) dx = rstd ((dy gain - gain A/N) - xhat gain B/N)
@@ -52,17 +52,6 @@ static FN(batch) FN(batch_of)(void *memory, const FN(volume) *v, const T *gain, 
         b.f64[c].scale = 0;
     }
     return b;
-}
-
-/* lanes from <= i < to, which may be all, of a vector of parameters or sums */
-INLINE V FN(column)(const T *p, ptrdiff_t from, ptrdiff_t to)
-{
-    return to - from == VL ? TN(load)(p) : TN(load_range)(p, from, to, TN(splat)(0));
-}
-INLINE void FN(put_column)(T *p, ptrdiff_t from, ptrdiff_t to, V v)
-{
-    if (to - from == VL) TN(store)(p, v);
-    else TN(store_range)(p, from, to, v);
 }
 
 #include "batch_columns.inl.h"
@@ -208,30 +197,5 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
         b.any_f64 |= b.f64[c].scale != 0;
         if (stats) stats[3 * c] = b.K[c], stats[3 * c + 1] = b.delta[c], stats[3 * c + 2] = b.rstd[c];
     }
-    FN(batch_output)(&v, &b, call->streaming);
-}
-
-/* The channels of a given mean and variance */
-static void FN(given_stats)(const T *mean, const T *var, double eps, ptrdiff_t channels, FN(batch) *b)
-{
-    b->given = 1;
-    for (ptrdiff_t c = 0; c < channels; ++c) {
-        const double sum = (double)var[c] + eps, rstd = sum == 0 ? 0 : 1.0 / sqrt(sum), gain = (double)b->gain[c];
-        b->K[c] = mean[c];
-        b->delta[c] = 0;
-        b->rstd[c] = (T)rstd;
-        b->scale[c] = (T)(gain * rstd);
-        if (FN(representable)(mean[c], b->scale[c], gain, rstd) && FN(representable)(mean[c], b->rstd[c], 1, rstd)) continue;
-        b->any_f64 = 1; /* a quarter, so that x - mean stays finite in float64, too */
-        b->f64[c] = (FN(f64_stats)){.scale = 0.25, .origin = 0.25 * (double)mean[c], .rstd = 4 * rstd, .inv_std_dev = rstd};
-    }
-}
-
-static void FN(batch_norm_inference)(const cnorm_volume_norm *call)
-{
-    const FN(volume) v = {call->samples, call->channels, call->space, .x = call->x, .x_stride = call->x_stride,
-                          .out = call->y, .out_stride = call->y_stride};
-    FN(batch) b = FN(batch_of)(call->scratch, &v, call->gain, call->bias);
-    FN(given_stats)(call->mean, call->var, call->eps, call->channels, &b);
     FN(batch_output)(&v, &b, call->streaming);
 }

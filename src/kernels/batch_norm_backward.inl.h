@@ -70,24 +70,3 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
         stream_fence();
     }
 }
-
-static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *call)
-{
-    const FN(volume) v = {call->samples, call->channels, call->space, call->dy, call->x, call->dy_stride, call->x_stride,
-                          call->dx, call->dx_stride};
-    FN(batch) b = FN(batch_of)(call->scratch, &v, call->gain, NULL);
-    FN(given_stats)(call->mean, call->var, call->eps, v.channels, &b);
-    FN(batch_gradient_sums)(&v, call->dgain, call->dbias, &b);
-    b.any_f64 = 0;
-    for (ptrdiff_t c = 0; c < v.channels; ++c) { /* dx = scale dy is (4) about zero, whether or not its sums overflowed */
-        FN(f64_stats) *e = &b.f64[c];
-        b.K[c] = 0;
-        e->origin = 0;
-        if (e->scale != 0 && FN(representable)(0, b.scale[c], (double)b.gain[c], e->inv_std_dev)) e->scale = 0;
-        b.any_f64 |= e->scale != 0;
-    }
-    FN(volume) of_dy = v;
-    of_dy.x = v.dy;
-    of_dy.x_stride = v.dy_stride;
-    FN(batch_output)(&of_dy, &b, call->streaming);
-}

@@ -246,8 +246,8 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
     const ptrdiff_t x_row = input_row_floats(cell), h_row = packed_rows(&cell->weight_h);
     const cnorm_matrix *second = cell->weight_n.panels ? &cell->weight_n : cell->weight_p.panels ? &cell->weight_p : NULL;
     const ptrdiff_t second_row = second ? packed_rows(second) : 0;
-    float *zh = scratch, *room = zh + n * h_row, *before = room + 2 * width, *z2 = before + out_width;
-    float *in2 = z2 + n * second_row, *interleaved = in2 + (second ? 2 * n * width : 0);
+    const cnorm_cell_scratch at = cell_scratch(cell, n, scratch);
+    float *zh = at.zh, *before = at.before, *z2 = at.z2, *in2 = at.in2, *interleaved = at.interleaved;
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = state[s];
     const int sum = cell->scope == CNORM_SCOPE_SUM;
@@ -262,7 +262,7 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
         }
         const int zoning = cell->zoneout > 0 && !second;
         if (zoning) memcpy(before, h, (size_t)out_width * sizeof *h);
-        if (cell->kind == CNORM_CELL_LSTM) lstm_row(cell, ax, a, rh, h + out_width, m, room);
+        if (cell->kind == CNORM_CELL_LSTM) lstm_row(cell, ax, a, rh, h + out_width, m, at.gates);
         else if (cell->kind == CNORM_CELL_RNN) rnn_row(cell, ax, a, rh, h);
         else if (second) gru_before_row(cell, ax, a, h, in2 + (n + s) * width, m);
         else gru_row(cell, ax, a, rh, h);

@@ -8,29 +8,21 @@ typedef struct {
     const T *st;     /* K, delta, rstd */
 } FN(run);
 
-/* lanes from <= i < to of the vector at p, which may be all of them */
-INLINE V FN(load_some)(const X *p, ptrdiff_t from, ptrdiff_t to)
-{
-    return to - from == VL ? FN(load)(p) : FN(load_range)(p, from, to, TN(splat)(0));
-}
-
-/* the same of output; carry is NULL unless it is streamed */
-INLINE void FN(put_some)(X *p, ptrdiff_t from, ptrdiff_t to, V v, FN(carry) *carry)
-{
-    if (to - from < VL) FN(put_range)(p, from, to, v, carry);
-    else if (carry) FN(stream)(p, v);
-    else FN(store)(p, v);
-}
-
 /* (4): y = ((x - K) - delta) rstd gain + bias. Streamed vectors are aligned and begin before the run. */
 INLINE void FN(normalise_run)(const FN(run) *run, T gain, T bias, FN(carry) *carry)
 {
     const V K = TN(splat)(run->st[0]), delta = TN(splat)(run->st[1]), rstd = TN(splat)(run->st[2]);
     const V g = TN(splat)(gain), b = TN(splat)(bias);
-    for (ptrdiff_t j = carry ? -FN(lane_offset_of)(run->out) : 0; j < run->n; j += VL) {
-        const ptrdiff_t from = j < 0 ? -j : 0, to = run->n - j < VL ? run->n - j : VL;
-        const V x = FN(load_some)(run->x + j, from, to);
-        FN(put_some)(run->out + j, from, to, ((x - K) - delta) * rstd * g + b, carry);
+    const X *x = run->x; /* copies: a store could change what `run` points to, for all that the compiler knows */
+    X *y = run->out;
+    const ptrdiff_t n = run->n;
+    const ptrdiff_t lane_offset = carry ? FN(lane_offset_of)(y) : 0;
+    ptrdiff_t from = lane_offset, j = -lane_offset;
+    if (from == 0)
+        for (; j + VL <= n; j += VL) FN(put)(y + j, 0, VL, ((FN(load)(x + j) - K) - delta) * rstd * g + b, carry);
+    for (; j < n; j += VL, from = 0) {
+        const ptrdiff_t to = n - j < VL ? n - j : VL;
+        FN(put)(y + j, from, to, ((FN(take)(x + j, from, to) - K) - delta) * rstd * g + b, carry);
     }
 }
 
@@ -45,52 +37,16 @@ RARE void FN(f64_gradient_sums)(const FN(run) *run, const T *gain, double *A, do
     }
 }
 
-/* one vector's terms of A and B: lanes from 0 to `left` at j, of which missing dy are zero, and with them both terms */
-INLINE void FN(add_gradient_terms)(const FN(run) *run, const T *gain, ptrdiff_t j, ptrdiff_t left, V *a, V *b)
+/* (5): A = sum g and B = sum g xhat over the run, g = dy gain; gain [n] or NULL. In float64 if a sum overflows. */
+static NOINLINE void FN(gradient_sums)(const FN(run) *run, const T *gain, double *A, double *B)
 {
     const T *st = run->st;
-    const V zero = TN(splat)(0), K = TN(splat)(st[0]), delta = TN(splat)(st[1]), rstd = TN(splat)(st[2]);
-    V g = FN(load_some)(run->dy + j, 0, left);
-    if (gain) g *= left == VL ? TN(load)(gain + j) : TN(load_range)(gain + j, 0, left, zero);
-    const V x = left == VL ? FN(load)(run->x + j) : FN(load_range)(run->x + j, 0, left, K);
-    *a += g;
-    *b += g * (((x - K) - delta) * rstd);
-}
-
-/* A = sum g and B = sum g xhat over a run of at most FOLD elements from `start`, g = dy gain, in virtual lanes */
-INLINE void FN(fold_gradient_sums)(const FN(run) *run, const T *gain, ptrdiff_t start, V a[LANE_VECTORS], V b[LANE_VECTORS])
-{
-    const ptrdiff_t len = run->n - start < FOLD ? run->n - start : FOLD, whole = len / LANES * LANES;
-#pragma GCC unroll 2
-    for (int first = 0; first < LANE_VECTORS; first += PASS) {
-        const ptrdiff_t base = start + first * VL;
-        V ap[PASS], bp[PASS];
-#pragma GCC unroll 4
-        for (int i = 0; i < PASS; ++i) ap[i] = bp[i] = TN(splat)(0);
-        for (ptrdiff_t j = base; j < base + whole; j += LANES) {
-#pragma GCC unroll 4
-            for (int i = 0; i < PASS; ++i) FN(add_gradient_terms)(run, gain, j + i * VL, VL, &ap[i], &bp[i]);
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < PASS; ++i) {
-            const ptrdiff_t at = base + whole + i * VL, left = start + len - at < VL ? start + len - at : VL;
-            if (left > 0) FN(add_gradient_terms)(run, gain, at, left, &ap[i], &bp[i]);
-            a[first + i] = ap[i];
-            b[first + i] = bp[i];
-        }
-    }
-}
-
-/* (5): A = sum g and B = sum g xhat over the run, g = dy gain; gain [n] or NULL. In float64 if a sum overflows. */
-static __attribute__((noinline)) void FN(gradient_sums)(const FN(run) *run, const T *gain, double *A, double *B)
-{
-    *A = *B = 0;
-    for (ptrdiff_t start = 0; start < run->n; start += FOLD) {
-        V a[LANE_VECTORS], b[LANE_VECTORS];
-        FN(fold_gradient_sums)(run, gain, start, a, b);
-        *A += (double)TN(tree)(a);
-        *B += (double)TN(tree)(b);
-    }
+    const FN(row) row = {.n = run->n, .x = run->x, .dy = run->dy, .gain = gain, .K = TN(splat)(st[0]),
+                         .delta = TN(splat)(st[1]), .rstd = TN(splat)(st[2])};
+    double sums[2];
+    FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | NONTEMPORAL, NULL, sums); /* NONTEMPORAL: no gradients of parameters */
+    *A = sums[0];
+    *B = sums[1];
     if (!(fabs(*A) <= SUM_MAX && fabs(*B) <= SUM_MAX)) FN(f64_gradient_sums)(run, gain, A, B);
 }
 
@@ -99,9 +55,12 @@ INLINE void FN(gradient_run)(const FN(run) *run, T gain, T mean_g, T mean_gx, FN
 {
     const V K = TN(splat)(run->st[0]), delta = TN(splat)(run->st[1]), rstd = TN(splat)(run->st[2]);
     const V g = TN(splat)(gain), G = TN(splat)(mean_g), H = TN(splat)(mean_gx);
-    for (ptrdiff_t j = carry ? -FN(lane_offset_of)(run->out) : 0; j < run->n; j += VL) {
-        const ptrdiff_t from = j < 0 ? -j : 0, to = run->n - j < VL ? run->n - j : VL;
-        const V x = FN(load_some)(run->x + j, from, to), dy = FN(load_some)(run->dy + j, from, to);
-        FN(put_some)(run->out + j, from, to, rstd * ((dy * g - G) - ((x - K) - delta) * rstd * H), carry);
+    const X *x = run->x, *dy = run->dy; /* copies, as above */
+    X *dx = run->out;
+    const ptrdiff_t n = run->n;
+    for (ptrdiff_t j = carry ? -FN(lane_offset_of)(dx) : 0; j < n; j += VL) {
+        const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
+        const V xhat = ((FN(take)(x + j, from, to) - K) - delta) * rstd;
+        FN(put)(dx + j, from, to, rstd * ((FN(take)(dy + j, from, to) * g - G) - xhat * H), carry);
     }
 }

@@ -69,6 +69,7 @@ WIDEN(bf16)
 #include "group_norm.inl.h"
 #include "batch_norm.inl.h"
 #include "batch_norm_backward.inl.h"
+#include "batch_norm_inference.inl.h"
 #include "weight_norm.inl.h"
 #include "divisive_norm.inl.h"
 #include "undefine_storage.h"
@@ -98,6 +99,7 @@ WIDEN(bf16)
 #include "group_norm.inl.h"
 #include "batch_norm.inl.h"
 #include "batch_norm_backward.inl.h"
+#include "batch_norm_inference.inl.h"
 #include "weight_norm.inl.h"
 #include "divisive_norm.inl.h"
 #include "undefine_storage.h"
@@ -113,6 +115,7 @@ WIDEN(bf16)
 #include "group_norm.inl.h"
 #include "batch_norm.inl.h"
 #include "batch_norm_backward.inl.h"
+#include "batch_norm_inference.inl.h"
 #include "undefine_storage.h"
 #define X uint16_t
 #define FN(name) name##_bf16
@@ -126,6 +129,7 @@ WIDEN(bf16)
 #include "group_norm.inl.h"
 #include "batch_norm.inl.h"
 #include "batch_norm_backward.inl.h"
+#include "batch_norm_inference.inl.h"
 #include "undefine_storage.h"
 #include "undefine_type.h"
 

@@ -31,18 +31,33 @@ static inline ptrdiff_t input_row_floats(const cnorm_cell *cell) { return packed
 /* what `products` needs to lay `rows` vectors side by side */
 static inline ptrdiff_t interleaved_floats(const cnorm_matrix *w, ptrdiff_t rows) { return rows > 1 ? CNORM_ROWS * w->cols : 0; }
 
-/* scratch of cell_step, in the order in which it lays it out */
-static inline ptrdiff_t cell_step_floats(const cnorm_cell *cell, ptrdiff_t rows)
+/* The scratch of cell_step for `rows` streams; with memory NULL only its size. */
+typedef struct cnorm_cell_scratch {
+    float *zh;          /* [rows, packed rows of weight_h]: W_h h */
+    float *gates;       /* [2, padded units]: of the stream in turn */
+    float *before;      /* [padded outputs]: its h before the step, for zoneout */
+    float *z2;          /* [rows, packed rows]: the second product, W_n or W_p, if there is one */
+    float *in2;         /* [2 rows, padded units]: its inputs, and z of a GRU */
+    float *interleaved; /* vectors side by side, for several rows */
+    ptrdiff_t floats;
+} cnorm_cell_scratch;
+
+static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t rows, float *memory)
 {
     const cnorm_matrix *second = cell->weight_n.panels ? &cell->weight_n : cell->weight_p.panels ? &cell->weight_p : NULL;
-    const ptrdiff_t width = padded_units(cell->weight_x.units), outputs = padded_units(cell->weight_h.cols);
+    const ptrdiff_t width = padded_units(cell->weight_x.units), item = (ptrdiff_t)sizeof(float);
     ptrdiff_t interleaved = interleaved_floats(&cell->weight_h, rows);
-    ptrdiff_t floats = rows * packed_rows(&cell->weight_h) + 2 * width + outputs;
-    if (second) {
-        floats += rows * (packed_rows(second) + 2 * width);
-        if (interleaved_floats(second, rows) > interleaved) interleaved = interleaved_floats(second, rows);
-    }
-    return floats + interleaved;
+    if (second && interleaved_floats(second, rows) > interleaved) interleaved = interleaved_floats(second, rows);
+    layout l = {(char *)memory, 0};
+    cnorm_cell_scratch s;
+    s.zh = layout_take(&l, rows * packed_rows(&cell->weight_h) * item);
+    s.gates = layout_take(&l, 2 * width * item);
+    s.before = layout_take(&l, padded_units(cell->weight_h.cols) * item);
+    s.z2 = layout_take(&l, second ? rows * packed_rows(second) * item : 0);
+    s.in2 = layout_take(&l, second ? 2 * rows * width * item : 0);
+    s.interleaved = layout_take(&l, interleaved * item);
+    s.floats = l.used / item;
+    return s;
 }
 
 /* A forward call. x, y, residual, sum of the storage type; gain, bias, stats of the compute type. */

@@ -22,10 +22,11 @@ RARE double FN(f64_inverse_norm)(const T *w, ptrdiff_t n, int *power)
     return squares == 0 ? 0 : 1.0 / sqrt(squares);
 }
 
-/* a b c 2^power: from float64 each product by itself could leave the range, from float it can't, and power is 0 */
+/* a b c 2^power: from float64 each product by itself could leave the range, from float it can't, and power is 0. The order of
+ * float64 is that of rows that need no float64 path: scaling w by a power of two changes no bit of v. */
 INLINE double FN(product)(double a, double b, double c, int power)
 {
-    if (sizeof(T) == 4) return a * b * c;
+    if (sizeof(T) == 4) return c * b * a;
     int of_a = 0, of_b = 0, of_c = 0;
     a = frexp(a, &of_a), b = frexp(b, &of_b), c = frexp(c, &of_c);
     return ldexp(a * b * c, of_a + of_b + of_c + power);
@@ -55,7 +56,7 @@ static void FN(weight_norm)(const cnorm_weight *call)
         } else {
             int power;
             const double inverse = FN(f64_inverse_norm)(w, call->n, &power);
-            for (ptrdiff_t j = 0; j < call->n; ++j) v[j] = (T)FN(product)((double)w[j], inverse, g, power);
+            for (ptrdiff_t j = 0; j < call->n; ++j) v[j] = (T)FN(product)(g, inverse, (double)w[j], power);
         }
     }
 }
@@ -65,10 +66,10 @@ RARE void FN(f64_weight_backward)(const FN(run) *run, double g, T *dgain)
     int power;
     double dg = 0;
     const double inverse = FN(f64_inverse_norm)(run->x, run->n, &power);
-    for (ptrdiff_t j = 0; j < run->n; ++j) dg += FN(product)((double)run->x[j], inverse, (double)run->dy[j], power);
+    for (ptrdiff_t j = 0; j < run->n; ++j) dg += FN(product)((double)run->dy[j], inverse, (double)run->x[j], power);
     for (ptrdiff_t j = 0; j < run->n; ++j) {
-        const double off_axis = (double)run->dy[j] - FN(product)((double)run->x[j], inverse, dg, power);
-        run->out[j] = (T)FN(product)(off_axis, inverse, g, power);
+        const double off_axis = (double)run->dy[j] - FN(product)(dg, inverse, (double)run->x[j], power);
+        run->out[j] = (T)FN(product)(g, inverse, off_axis, power);
     }
     *dgain = (T)dg;
 }

@@ -88,7 +88,7 @@ static ptrdiff_t layer_scratch_floats(const cnorm_layer *layer, ptrdiff_t rows)
     }
     if (layer->kind != CNORM_LAYER_CELL) return 0;
     const cnorm_cell *cell = &layer->as.cell;
-    return rows * input_row_floats(cell) + larger(cell_step_floats(cell, rows), interleaved_floats(&cell->weight_x, rows));
+    return rows * input_row_floats(cell) + larger(cell_scratch(cell, rows, NULL).floats, interleaved_floats(&cell->weight_x, rows));
 }
 
 /* the outputs of all layers but the last, [rows, padded outputs] each: a residual layer reads an earlier one */

@@ -191,3 +191,13 @@ def test_elements_far_below_the_largest_keep_their_digits():
     w, gain = np.array([[1e160, 1e-160, -3e-170]]), np.array([1e30])
     v = cnorm.weight_norm(w, gain)
     np.testing.assert_allclose(v, [[1e30, 1e-290, -3e-300]], rtol=1e-15)
+@pytest.mark.parametrize("power", [-700, -40, 3, 700])
+def test_scaling_by_a_power_of_two_changes_no_bit(rng, power):
+    """Whether or not a row takes the float64 path with its own scale; gradients round in another order there."""
+    w, dv, gain = rng.standard_normal((5, 40)), rng.standard_normal((5, 40)), rng.standard_normal(5)
+    scaled = np.ldexp(w, power)
+    assert cnorm.weight_norm(scaled, gain).tobytes() == cnorm.weight_norm(w, gain).tobytes()
+    dw, dgain = cnorm.weight_norm_backward(dv, w, gain)
+    dw_scaled, dgain_scaled = cnorm.weight_norm_backward(dv, scaled, gain)
+    np.testing.assert_allclose(dgain_scaled, dgain, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(np.ldexp(dw_scaled, power), dw, rtol=0, atol=1e-14)
