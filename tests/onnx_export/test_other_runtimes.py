@@ -105,7 +105,8 @@ def longest_sum(layer):
 @pytest.mark.parametrize("key", PRESETS, ids=lambda key: "-".join(key))
 def test_every_preset(key, runtime, form, rng, tmp_path):
     """A call from one state, within the bound of `check_parity` for each of its steps."""
-    layer = random_cell(key, rng, 12, 16)[0]
+    eps = 1e-8 if key[1] == "kann" else None  # whose 0 ONNX does not have: a row of no variance would be NaN
+    layer = random_cell(key, rng, 12, 16, eps=eps)[0]
     model = cnorm.Model([layer, random_linear(rng, layer.output_size, 5)])
     exported = onnx_export.export(model, tmp_path / "model.onnx", **FORMS[form])
     fixed = onnx.ModelProto()
