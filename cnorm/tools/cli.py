@@ -82,6 +82,10 @@ def main():
     @click.option("--functions", is_flag=True, help="Make each cell a local function.")
     @click.option("--native-ops", is_flag=True, help="Write plain cells as the operators LSTM, GRU and RNN.")
     @click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True)
+    @click.option("--portable", is_flag=True, help="For other runtimes: weights folded, MatMul and Add, outputs apart.")
+    @click.option("--loop", type=click.Choice(["scan", "loop", "unrolled"]), default="scan", show_default=True)
+    @click.option("--steps", type=int, default=None, metavar="N", help="Fix the steps of a sequence.")
+    @click.option("--sidecar", is_flag=True, help="Write OUT.json too, with the metadata and the interface.")
     @click.option("--check", is_flag=True, help="Compare with onnxruntime and float64; exit 1 if they part.")
     @click.option("--json", "as_json", is_flag=True, help="With --check: print the report as JSON.")
     def export(model, out, batch, check, as_json, **options):

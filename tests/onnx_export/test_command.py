@@ -31,6 +31,15 @@ def test_every_option_and_the_report_as_json(tmp_path):
     assert json.loads(done.stdout)["ok"] is True
 
 
+def test_options_for_other_runtimes(tmp_path):
+    cnorm.demo_model().save(tmp_path / "demo.safetensors")
+    options = ["--form", "sequence", "--loop", "unrolled", "--steps", "4", "--portable", "--sidecar"]
+    done = command("demo.safetensors", "demo.onnx", *options, "--check", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["demo.onnx", "demo.onnx.json", "demo.safetensors"]
+    assert json.loads((tmp_path / "demo.onnx.json").read_text())["portable"] is True
+
+
 def test_errors_are_one_sentence_and_leave_no_file(tmp_path):
     cnorm.demo_model().save(tmp_path / "demo.safetensors")
     wrong = (
