@@ -81,11 +81,15 @@ exhaustive: .venv/built      ## sigmoid and tanh on all 2^32 float32 inputs: min
 soak: .venv/built            ## ten million silent steps of every cell: minutes
 	CNORM_SOAK_STEPS=10000000 $(BIN)/python -P -m pytest -n auto tests/rnn/test_streams.py -k silence
 
-fuzz: .venv/built            ## the readers of untrusted ONNX files, model files and saved streams, under atheris: minutes
+fuzz: .venv/built            ## untrusted ONNX files, model files and saved streams under atheris; the C entries under libFuzzer and ASan
 	$(BIN)/python -m pip install --quiet atheris
 	$(BIN)/python -P tests/fuzz/fuzz_onnx_loader.py -runs=20000
 	$(BIN)/python -P tests/fuzz/fuzz_model_file.py -runs=20000
 	$(BIN)/python -P tests/fuzz/fuzz_stream_state.py -runs=300000
+	@test -f build/fuzz/build.ninja || CC=clang $(BIN)/meson setup -Dpython=false -Dfuzz=true --buildtype=debug --optimization=1 \
+	  -Db_sanitize=address -Db_lundef=false build/fuzz >/dev/null
+	$(BIN)/meson compile -C build/fuzz fuzz_c_entries >/dev/null
+	ASAN_OPTIONS=detect_leaks=0 build/fuzz/fuzz_c_entries -max_total_time=120 -max_len=2048 -print_final_stats=1
 
 # An editable install rebuilds on import what has changed: edit C, run pytest.
 .venv/built: pyproject.toml requirements.lock

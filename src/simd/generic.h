@@ -1,4 +1,6 @@
 /* Words of vector.h for any machine, NEON among them: 16 bytes. Included by vector.h. */
+#include "vector.h"
+
 #ifndef CNORM_SIMD_GENERIC_H
 #define CNORM_SIMD_GENERIC_H
 

@@ -1,5 +1,7 @@
 /* Words of vector.h and storage.h as loops over the lanes, for the instruction sets without masked stores and permutations
  * of two vectors. Included by avx2.h and vector_16.h. */
+#include "vector.h"
+
 #ifndef CNORM_SIMD_LOOPS_H
 #define CNORM_SIMD_LOOPS_H
 

@@ -1,4 +1,6 @@
 /* Words of vector.h for SSE2, the x86-64 baseline: 16 bytes. Included by vector.h. */
+#include "vector.h"
+
 #ifndef CNORM_SIMD_SSE2_H
 #define CNORM_SIMD_SSE2_H
 

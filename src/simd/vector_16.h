@@ -1,4 +1,6 @@
 /* Words of vector.h and storage.h for 16-byte vectors in plain C. Included by sse2.h and generic.h. */
+#include "vector.h"
+
 #ifndef CNORM_SIMD_VECTOR_16_H
 #define CNORM_SIMD_VECTOR_16_H
 

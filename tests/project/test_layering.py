@@ -86,6 +86,24 @@ def test_the_c_library_includes_nothing_but_libc_and_itself():
             assert name in allowed or Path(name).name in ours, f"{path} includes {name}"
 
 
+def flags_of_header(path):
+    """Flags for a header of one instruction set; the others compile with none."""
+    special = {"avx512": ["-march=x86-64-v4"], "avx2": ["-mavx2", "-mf16c"], "generic": ["-U__SSE2__"]}
+    return special.get(path.stem, []) if platform.machine() == "x86_64" else []
+
+
+def test_every_header_compiles_alone():
+    """Included first, with nothing before it. *.inl.h are bodies of isa.inl.h, which defines their types."""
+    x86_only = {"avx512.h", "avx2.h", "sse2.h"} if platform.machine() != "x86_64" else set()
+    headers = [path for path in c_sources() if path.suffix == ".h" and not path.name.endswith(".inl.h")]
+    assert len(headers) > 15
+    for path in headers:
+        if path.name not in x86_only:
+            include = ["-I", ROOT / "src" / "include", "-I", ROOT / "src"]
+            options = ["-std=c11", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", *flags_of_header(path)]
+            run("cc", *options, *include, "-include", path, "-x", "c", "/dev/null")
+
+
 def imports_of(path):
     """(module, whether inside a function) for every import of a Python file."""
     found = []

@@ -1,0 +1,191 @@
+/* libFuzzer target for the C entries: any sizes, strides, dtypes, options and bits, in buffers of exactly the size that the
+ * headers ask for, so that AddressSanitizer sees a touch outside. `make fuzz` builds it with clang.
+ *
+ * The first bytes of an input choose the call, the rest fill the arrays. An entry may refuse; it may not touch what is not
+ * its own, and what one instruction set gives all must give.
+ */
+#include "cnorm_norms.h"
+#include "cnorm_rnn.h"
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct reader {
+    const uint8_t *data;
+    size_t size;
+} reader;
+
+static unsigned byte(reader *in)
+{
+    if (in->size == 0) return 0;
+    --in->size;
+    return *in->data++;
+}
+
+static ptrdiff_t at_most(reader *in, ptrdiff_t limit) { return (ptrdiff_t)(byte(in) | byte(in) << 8) % (limit + 1); }
+
+/* memory of exactly that size, filled from the input, over and over where it is short */
+static void *array(reader *in, ptrdiff_t bytes)
+{
+    uint8_t *p = malloc(bytes > 0 ? (size_t)bytes : 1);
+    if (!p) abort();
+    for (ptrdiff_t i = 0; i < bytes; ++i) p[i] = in->size ? in->data[(size_t)i % in->size] : 0;
+    return p;
+}
+
+static ptrdiff_t item_of(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : dtype == CNORM_F32 ? 4 : 2; }
+static ptrdiff_t computed_of(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : 4; }
+
+static const double smoothing[] = {0, 1e-5, 1e-300, 1e300, -1, 1};
+
+/* layer, RMS and residual layer norm, forward and backward; y and the gradients are left in *results */
+static cnorm_status rows_call(reader in, cnorm_dtype dtype, uint8_t **results, ptrdiff_t *bytes)
+{
+    const unsigned operation = byte(&in), options = byte(&in);
+    const ptrdiff_t rows = at_most(&in, 5) * (options & 64 ? 30 : 1), n = at_most(&in, 600) + 1, gap = at_most(&in, 3);
+    const double eps = smoothing[byte(&in) % 6];
+    const ptrdiff_t item = item_of(dtype), wide = computed_of(dtype), stride = n + gap, size = rows * stride * item;
+    void *x = array(&in, size), *dy = array(&in, size), *y = array(&in, size), *sum = array(&in, size);
+    void *gain = array(&in, n * wide), *bias = array(&in, n * wide), *stats = array(&in, 3 * rows * wide);
+    void *dgain = array(&in, n * wide), *dbias = array(&in, n * wide);
+    void *partials = array(&in, cnorm_backward_partials(dtype, rows, n));
+    const void *g = options & 1 ? gain : NULL, *b = options & 2 ? bias : NULL;
+    void *const out = options & 4 ? x : y, *const st = options & 8 ? stats : NULL;
+    cnorm_status status = CNORM_OK;
+    switch (operation % 5) {
+    case 0: status = cnorm_layer_norm(dtype, rows, n, x, stride, g, b, eps, out, stride, st); break;
+    case 1: status = cnorm_rms_norm(dtype, rows, n, x, stride, g, eps, out, stride, st); break;
+    case 2: status = cnorm_add_layer_norm(dtype, rows, n, x, stride, dy, stride, g, b, eps, out, stride, sum, stride, st); break;
+    case 3: status = cnorm_layer_norm_backward(dtype, rows, n, dy, stride, x, stride, g, stats, out, stride, dgain, dbias, partials); break;
+    default: status = cnorm_rms_norm_backward(dtype, rows, n, dy, stride, x, stride, g, stats, out, stride, dgain, partials);
+    }
+    *results = out, *bytes = size;
+    void *const all[] = {x, dy, y, sum, gain, bias, stats, dgain, dbias, partials};
+    for (int i = 0; i < 10; ++i)
+        if (all[i] != out) free(all[i]);
+    return status;
+}
+
+/* group and batch norm of a volume, weight and divisive norm of its matrix */
+static cnorm_status volume_call(reader in, cnorm_dtype dtype, uint8_t **results, ptrdiff_t *bytes)
+{
+    const unsigned operation = byte(&in), options = byte(&in);
+    const ptrdiff_t samples = at_most(&in, 4) * (options & 64 ? 20 : 1), channels = at_most(&in, 40) + 1;
+    const ptrdiff_t space = options & 32 ? at_most(&in, 70) + 1 : 1, groups = at_most(&in, 8), n = channels * space;
+    const ptrdiff_t mean_radius = at_most(&in, 50) - 1, radius = at_most(&in, 50);
+    const double eps = smoothing[byte(&in) % 6];
+    const ptrdiff_t item = item_of(dtype), wide = computed_of(dtype), size = samples * n * item, parameters = (n > samples ? n : samples) * wide;
+    const ptrdiff_t batch = cnorm_batch_norm_scratch(dtype, samples, channels, space), fields = cnorm_divisive_norm_scratch(n);
+    void *x = array(&in, size), *dy = array(&in, size), *y = array(&in, size);
+    void *gain = array(&in, parameters), *bias = array(&in, parameters), *mean = array(&in, parameters), *var = array(&in, parameters);
+    void *stats = array(&in, 3 * wide * (samples * channels + channels)), *dgain = array(&in, parameters), *dbias = array(&in, parameters);
+    double *moments = array(&in, 2 * channels * 8), dsigma = 0;
+    void *scratch = array(&in, batch > fields ? batch : fields), *partials = array(&in, cnorm_backward_partials(dtype, samples, channels));
+    const void *g = options & 1 ? gain : NULL, *b = options & 2 ? bias : NULL;
+    void *const out = options & 4 ? x : y, *const st = options & 8 ? stats : NULL;
+    cnorm_status status = CNORM_OK;
+    switch (operation % 10) {
+    case 0: status = cnorm_group_norm(dtype, samples, channels, space, groups, x, n, g, b, eps, out, n, st); break;
+    case 1: status = cnorm_group_norm_backward(dtype, samples, channels, space, groups, dy, n, x, n, g, stats, out, n, dgain, dbias, partials); break;
+    case 2: status = cnorm_batch_norm(dtype, samples, channels, space, x, n, g, b, eps, out, n, st, moments, scratch); break;
+    case 3: status = cnorm_batch_norm_backward(dtype, samples, channels, space, dy, n, x, n, g, stats, out, n, dgain, dbias, scratch); break;
+    case 4: status = cnorm_batch_norm_inference(dtype, samples, channels, space, x, n, mean, var, g, b, eps, out, n, scratch); break;
+    case 5: status = cnorm_batch_norm_inference_backward(dtype, samples, channels, space, dy, n, x, n, mean, var, g, eps, out, n, dgain, dbias, scratch); break;
+    case 6: status = cnorm_weight_norm(dtype, samples, n, x, n, g, out, n); break;
+    case 7: status = cnorm_weight_norm_backward(dtype, samples, n, dy, n, x, n, g, out, n, dgain); break;
+    case 8: status = cnorm_divisive_norm(dtype, samples, n, mean_radius, radius, x, n, g, b, eps, out, n, scratch); break;
+    default: status = cnorm_divisive_norm_backward(dtype, samples, n, mean_radius, radius, dy, n, x, n, g, eps, out, n, dgain, dbias, &dsigma, scratch);
+    }
+    *results = out, *bytes = size;
+    void *const all[] = {x, dy, y, gain, bias, mean, var, stats, dgain, dbias, moments, scratch, partials};
+    for (int i = 0; i < 13; ++i)
+        if (all[i] != out) free(all[i]);
+    return status;
+}
+
+/* NaN may differ in sign and payload */
+static int same(cnorm_dtype dtype, const uint8_t *a, const uint8_t *b, ptrdiff_t bytes)
+{
+    const ptrdiff_t item = item_of(dtype);
+    const uint64_t infinity = dtype == CNORM_F64 ? 0x7ff0000000000000u : dtype == CNORM_F32 ? 0x7f800000u : dtype == CNORM_F16 ? 0x7c00u : 0x7f80u;
+    for (ptrdiff_t i = 0; i < bytes; i += item) {
+        uint64_t u = 0, v = 0;
+        memcpy(&u, a + i, (size_t)item);
+        memcpy(&v, b + i, (size_t)item);
+        const uint64_t magnitude = ((uint64_t)1 << (8 * item - 1)) - 1;
+        if (u != v && !((u & magnitude) > infinity && (v & magnitude) > infinity)) return 0;
+    }
+    return 1;
+}
+
+/* a layer of any bits: checked before it is run, and what is refused is not run */
+static void layer_call(reader in)
+{
+    _Alignas(CNORM_ALIGN) static float panels[1 << 16], vectors[1 << 12];
+    cnorm_layer layers[2];
+    memset(layers, 0, sizeof layers);
+    for (int i = 0; i < 2; ++i) {
+        uint8_t *const at = (uint8_t *)&layers[i].as;
+        layers[i].kind = (cnorm_layer_kind)byte(&in);
+        cnorm_cell *const cell = &layers[i].as.cell;
+        if (layers[i].kind != CNORM_LAYER_CELL) {
+            for (size_t k = 0; k < 48; ++k) at[k] = (uint8_t)(byte(&in) % 4);
+            layers[i].as.linear.weight.panels = byte(&in) & 1 ? panels : NULL;
+            continue;
+        }
+        cell->kind = (cnorm_cell_kind)(byte(&in) % 4);
+        cell->scope = (cnorm_scope)(byte(&in) % 4);
+        cell->cell_norm = (cnorm_cell_norm)(byte(&in) % 4);
+        cell->reset = (cnorm_reset)(byte(&in) % 4);
+        cell->activation = (cnorm_activation)(byte(&in) % 4);
+        cell->eps = (float)smoothing[byte(&in) % 6];
+        cell->cell_clip = byte(&in) & 1 ? INFINITY : 0;
+        cell->projection_clip = byte(&in) & 1 ? 1 : 0;
+        cell->zoneout = (float)(byte(&in) % 3);
+        cnorm_matrix *const matrices[] = {&cell->weight_x, &cell->weight_h, &cell->weight_n, &cell->weight_p};
+        for (int k = 0; k < 4; ++k)
+            *matrices[k] = (cnorm_matrix){at_most(&in, 5), at_most(&in, 20), at_most(&in, 20), at_most(&in, 5),
+                                          byte(&in) & 1 ? panels : NULL};
+        const float **const used[] = {&cell->inside_x, &cell->inside_h, &cell->gain_x, &cell->gain_h, &cell->bias};
+        for (int k = 0; k < 5; ++k) *used[k] = byte(&in) & 1 ? vectors : NULL;
+    }
+    const int count = 1 + (byte(&in) & 1);
+    if (cnorm_layers_check(layers, count) != CNORM_OK) return;
+    const ptrdiff_t rows = 1 + byte(&in) % CNORM_ROWS, inputs = cnorm_layer_inputs(&layers[0]);
+    const ptrdiff_t outputs = cnorm_layer_outputs(&layers[count - 1]);
+    if (inputs > 64 || outputs > 64) return; /* panels hold no more */
+    static _Alignas(CNORM_ALIGN) float state[4096], scratch[1 << 16], x[64 * 8], y[64 * 8];
+    if (cnorm_state_floats(layers, count) > 4096 || cnorm_scratch_floats(layers, count, rows) > 1 << 16) abort();
+    memset(state, 0, sizeof state);
+    if (cnorm_run(layers, count, 5, x, inputs, state, scratch, rows, y, outputs) != CNORM_OK) abort();
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    reader in = {data, size};
+    const unsigned kind = byte(&in) % 3;
+    if (kind == 2) {
+        layer_call(in);
+        return 0;
+    }
+    const cnorm_dtype dtype = (cnorm_dtype)(byte(&in) % CNORM_DTYPES);
+    uint8_t *first = NULL, *results = NULL;
+    ptrdiff_t bytes = 0;
+    cnorm_status wanted = CNORM_OK;
+    for (int isa = 0; isa < cnorm_isa_count(); ++isa) {
+        if (cnorm_isa_use(cnorm_isa_name(isa)) != CNORM_OK) abort();
+        const cnorm_status status = kind ? volume_call(in, dtype, &results, &bytes) : rows_call(in, dtype, &results, &bytes);
+        if (isa == 0) {
+            first = results;
+            wanted = status;
+            continue;
+        }
+        if (status != wanted || !same(dtype, first, results, bytes)) abort();
+        free(results);
+    }
+    free(first);
+    return 0;
+}
