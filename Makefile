@@ -11,10 +11,16 @@ demo: .venv/built            ## the whole product in under 20 seconds
 test: .venv/built ctest      ## everything a contributor must see green
 	$(BIN)/python -P -m pytest -n auto
 
-lint: .venv/built            ## style of Python, Cython and stubs
+lint: .venv/built            ## style of Python, Cython, stubs and C
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/cython-lint --max-line-length 120 cnorm/*.pyx cnorm/*.pxi cnorm/*.pxd
+	clang-format --dry-run -Werror $(FORMATTED)
+
+# C files in the style of .clang-format (clang-format 14, as Debian has it); those that are not named here yet are to follow
+FORMATTED := $(wildcard src/simd/*.h) $(addprefix src/,layout.h checks.h dispatch.c dispatch.h float_mode.h) \
+  $(wildcard $(addprefix src/kernels/,activation.inl.h batch_*.inl.h channel_run.inl.h divisive_norm.inl.h group_norm.inl.h \
+  weight_norm.inl.h))
 
 bench: .venv/built           ## ratios against PyTorch, onnxruntime, numba, NumPy where they are importable
 	$(BIN)/pip install --quiet --group bench

@@ -14,7 +14,10 @@
 
 #include "../simd/vector.h"
 
-INLINE f64v select_f64(i64v mask, f64v a, f64v b) { return (f64v)(((i64v)a & mask) | ((i64v)b & ~mask)); }
+INLINE f64v select_f64(i64v mask, f64v a, f64v b)
+{
+    return (f64v)(((i64v)a & mask) | ((i64v)b & ~mask));
+}
 
 /* expm1(t) for |t| <= 150; NaN stays NaN */
 INLINE f64v expm1_f64(f64v t)
@@ -30,7 +33,8 @@ INLINE f64v expm1_f64(f64v t)
     q = q * r + 1.0 / 6;
     q = q * r + 0.5;
     f64v p = (q * r) * r + r;
-    i64v k = (i64v)shifted << 52; /* k in the exponent's place; the rest of the magic number is shifted out */
+    i64v k = (i64v)shifted
+             << 52; /* k in the exponent's place; the rest of the magic number is shifted out */
     f64v scale = (f64v)(k + (i64v)splat_f64(1.0));
     return scale * p + (scale - 1.0); /* (3) */
 }
@@ -62,14 +66,16 @@ static void sigmoid_f32(ptrdiff_t n, const float *x, float *y)
 {
     ptrdiff_t i = 0;
     for (; i + VL_F32 <= n; i += VL_F32) store_f32(y + i, sigmoid_v(load_f32(x + i)));
-    if (i < n) store_range_f32(y + i, 0, n - i, sigmoid_v(load_range_f32(x + i, 0, n - i, splat_f32(0))));
+    if (i < n)
+        store_range_f32(y + i, 0, n - i, sigmoid_v(load_range_f32(x + i, 0, n - i, splat_f32(0))));
 }
 
 static void tanh_f32(ptrdiff_t n, const float *x, float *y)
 {
     ptrdiff_t i = 0;
     for (; i + VL_F32 <= n; i += VL_F32) store_f32(y + i, tanh_v(load_f32(x + i)));
-    if (i < n) store_range_f32(y + i, 0, n - i, tanh_v(load_range_f32(x + i, 0, n - i, splat_f32(0))));
+    if (i < n)
+        store_range_f32(y + i, 0, n - i, tanh_v(load_range_f32(x + i, 0, n - i, splat_f32(0))));
 }
 
 #endif

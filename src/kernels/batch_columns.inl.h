@@ -3,11 +3,15 @@
 
 /* (1), or backward (5): block += d and block2 += d^2, or block += dy and block2 += dy xhat, over `rows` rows from row
  * `first` on. Vectors begin `lane_offset` lanes before the row. */
-INLINE void FN(sum_columns)(const ptrdiff_t rows, const int backward, const FN(volume) *volume, ptrdiff_t first,
-                            const T *centre, ptrdiff_t lane_offset, const FN(batch) *batch)
+INLINE void FN(sum_columns)(const ptrdiff_t rows, const int backward, const FN(volume) *volume,
+                            ptrdiff_t first, const T *centre, ptrdiff_t lane_offset,
+                            const FN(batch) *batch)
 {
-    const FN(volume) copy = *volume, *v = &copy; /* a store could change the original, for all that the compiler knows */
-    const FN(batch) of_batch = *batch, *b = &of_batch;
+    /* copies: a store could change the originals, for all that the compiler knows */
+    const FN(volume) of_volume = *volume;
+    const FN(volume) *v = &of_volume;
+    const FN(batch) of_batch = *batch;
+    const FN(batch) *b = &of_batch;
     const ptrdiff_t channels = v->channels;
     for (ptrdiff_t j = -lane_offset; j < channels; j += VL) {
         const ptrdiff_t from = j < 0 ? -j : 0, to = channels - j < VL ? channels - j : VL;
@@ -18,7 +22,8 @@ INLINE void FN(sum_columns)(const ptrdiff_t rows, const int backward, const FN(v
             if (backward) {
                 const V g = FN(take)(v->dy + r * v->dy_stride + j, from, to);
                 s += g;
-                q += g * ((d - FN(take_T)(b->delta + j, from, to)) * FN(take_T)(b->rstd + j, from, to));
+                q += g *
+                     ((d - FN(take_T)(b->delta + j, from, to)) * FN(take_T)(b->rstd + j, from, to));
             } else {
                 s += d;
                 q += d * d;
@@ -30,19 +35,24 @@ INLINE void FN(sum_columns)(const ptrdiff_t rows, const int backward, const FN(v
 }
 
 /* the same for all rows, in blocks of CNORM_BLOCK_ROWS, each added to float64: sum and sum2 */
-INLINE void FN(sum_all_columns)(const FN(volume) *v, const int backward, const T *K, const FN(batch) *b)
+INLINE void FN(sum_all_columns)(const FN(volume) *v, const int backward, const T *K,
+                                const FN(batch) *b)
 {
     const ptrdiff_t channels = v->channels;
-    const ptrdiff_t lane_offset = ALIGN_LOADS && v->x_stride % VL == 0 ? FN(lane_offset_of)(v->x) : 0;
+    const ptrdiff_t lane_offset =
+        ALIGN_LOADS && v->x_stride % VL == 0 ? FN(lane_offset_of)(v->x) : 0;
     for (ptrdiff_t begin = 0; begin < v->samples; begin += CNORM_BLOCK_ROWS) {
-        const ptrdiff_t end = v->samples - begin < CNORM_BLOCK_ROWS ? v->samples : begin + CNORM_BLOCK_ROWS;
+        const ptrdiff_t end =
+            v->samples - begin < CNORM_BLOCK_ROWS ? v->samples : begin + CNORM_BLOCK_ROWS;
         memset(b->block, 0, (size_t)channels * sizeof(T));
         memset(b->block2, 0, (size_t)channels * sizeof(T));
         ptrdiff_t row = begin;
         /* Rows together: the running sums are loaded and stored as much less often. More than eight lines that are a multiple
          * of 4096 bytes apart do not stay in L1, which has eight ways; an unaligned dy needs two lines for each vector. */
-        for (; !backward && row + 8 <= end; row += 8) FN(sum_columns)(8, 0, v, row, K, lane_offset, b);
-        for (; backward && row + 4 <= end; row += 4) FN(sum_columns)(4, 1, v, row, K, lane_offset, b);
+        for (; !backward && row + 8 <= end; row += 8)
+            FN(sum_columns)(8, 0, v, row, K, lane_offset, b);
+        for (; backward && row + 4 <= end; row += 4)
+            FN(sum_columns)(4, 1, v, row, K, lane_offset, b);
         for (; row < end; ++row) FN(sum_columns)(1, backward, v, row, K, lane_offset, b);
         for (ptrdiff_t c = 0; c < channels; ++c) {
             b->sum[c] += (double)b->block[c];
@@ -53,10 +63,12 @@ INLINE void FN(sum_all_columns)(const FN(volume) *v, const int backward, const T
 
 /* Parameters of (4), or backward of (6), for the columns of one vector. `given`, a constant where these functions are
  * called: delta is 0 and not loaded, which saves one array of five and a sixth of the time. */
-typedef struct { V K, delta, scale, bias, rstd, gain, G, H; } FN(columns);
+typedef struct {
+    V K, delta, scale, bias, rstd, gain, G, H;
+} FN(columns);
 
-INLINE FN(columns) FN(columns_at)(const FN(batch) *b, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const int backward,
-                                  const int given)
+INLINE FN(columns) FN(columns_at)(const FN(batch) *b, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to,
+                                  const int backward, const int given)
 {
     FN(columns) c = {.K = FN(take_T)(b->K + j, from, to)};
     if (!given) c.delta = FN(take_T)(b->delta + j, from, to);
@@ -73,8 +85,8 @@ INLINE FN(columns) FN(columns_at)(const FN(batch) *b, ptrdiff_t j, ptrdiff_t fro
 }
 
 /* (4) or (6) for lanes from <= i < to of the vector at column j of row r */
-INLINE V FN(column_output)(const FN(columns) *c, const FN(volume) *v, ptrdiff_t r, ptrdiff_t j, ptrdiff_t to,
-                           const int backward, const int given)
+INLINE V FN(column_output)(const FN(columns) *c, const FN(volume) *v, ptrdiff_t r, ptrdiff_t j,
+                           ptrdiff_t to, const int backward, const int given)
 {
     const ptrdiff_t from = j < 0 ? -j : 0;
     V d = FN(take)(v->x + r * v->x_stride + j, from, to) - c->K;
@@ -86,12 +98,16 @@ INLINE V FN(column_output)(const FN(columns) *c, const FN(volume) *v, ptrdiff_t 
 
 /* the same for `rows` rows from row `first` on. carry is NULL unless out is streamed; then the rows, if they are more than
  * one, begin at the same lane of a vector. */
-INLINE void FN(write_columns)(const ptrdiff_t rows, const int backward, const FN(volume) *volume, ptrdiff_t first,
-                              const FN(batch) *batch, const int given, FN(carry) *carry)
+INLINE void FN(write_columns)(const ptrdiff_t rows, const int backward, const FN(volume) *volume,
+                              ptrdiff_t first, const FN(batch) *batch, const int given,
+                              FN(carry) *carry)
 {
-    const FN(volume) copy = *volume, *v = &copy; /* as above */
-    const FN(batch) of_batch = *batch, *b = &of_batch;
-    const ptrdiff_t n = v->channels, lane_offset = carry ? FN(lane_offset_of)(v->out + first * v->out_stride) : 0;
+    const FN(volume) of_volume = *volume; /* as above */
+    const FN(volume) *v = &of_volume;
+    const FN(batch) of_batch = *batch;
+    const FN(batch) *b = &of_batch;
+    const ptrdiff_t n = v->channels,
+                    lane_offset = carry ? FN(lane_offset_of)(v->out + first * v->out_stride) : 0;
     const ptrdiff_t end = (n + lane_offset) / VL * VL - lane_offset;
     for (ptrdiff_t j = lane_offset ? VL - lane_offset : 0; j < end; j += VL) {
         const FN(columns) c = FN(columns_at)(b, j, 0, VL, backward, given);
@@ -114,8 +130,8 @@ INLINE void FN(write_columns)(const ptrdiff_t rows, const int backward, const FN
 
 /* the same for all rows. Forward, streamed rows go one by one: loading the parameters for four rows at once saves less than
  * reading one page after the other. */
-INLINE void FN(write_all_columns)(const FN(volume) *v, const int backward, const FN(batch) *b, const int given,
-                                  FN(carry) *carry)
+INLINE void FN(write_all_columns)(const FN(volume) *v, const int backward, const FN(batch) *b,
+                                  const int given, FN(carry) *carry)
 {
     ptrdiff_t r = 0;
     for (; r + 4 <= v->samples && !(carry && (!backward || v->channels % VL)); r += 4) {

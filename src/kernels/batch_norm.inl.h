@@ -17,7 +17,9 @@
  * An element of y or dx is computed from itself and its channel's numbers alone, by one formula or the other.
  */
 
-enum { FN(BATCH_FIRST) = 32 }; /* numbers that K comes from: mean - K is then small beside the deviation */
+enum {
+    FN(BATCH_FIRST) = 32
+}; /* numbers that K comes from: mean - K is then small beside the deviation */
 
 /* A volume that is read and written; dy: backward only */
 typedef struct {
@@ -33,19 +35,31 @@ typedef struct {
     double *sum, *sum2; /* S and Q, or A and B */
     FN(f64_stats) *f64;
     T *K, *delta, *rstd, *gain, *bias, *scale, *G, *H;
-    T *block, *block2;  /* the sums of 64 rows */
-    X *contiguous;      /* [N]: one channel */
+    T *block, *block2; /* the sums of 64 rows */
+    X *contiguous;     /* [N]: one channel */
     int any_f64;
-    int given;          /* inference: delta is 0 */
+    int given; /* inference: delta is 0 */
 } FN(batch);
 
 static FN(batch) FN(batch_of)(void *memory, const FN(volume) *v, const T *gain, const T *bias)
 {
-    const cnorm_batch_arrays a = batch_arrays(memory, sizeof(T), v->samples * v->space, v->channels, v->out);
+    const cnorm_batch_arrays a =
+        batch_arrays(memory, sizeof(T), v->samples * v->space, v->channels, v->out);
     T *const *array = (T *const *)a.of_channels;
-    const FN(batch) b = {.sum = a.sum, .sum2 = a.sum2, .f64 = a.f64_stats, .K = array[0], .delta = array[1], .rstd = array[2],
-                         .gain = array[3], .bias = array[4], .scale = array[5], .G = array[6], .H = array[7],
-                         .block = array[8], .block2 = array[9], .contiguous = a.contiguous};
+    const FN(batch) b = {.sum = a.sum,
+                         .sum2 = a.sum2,
+                         .f64 = a.f64_stats,
+                         .K = array[0],
+                         .delta = array[1],
+                         .rstd = array[2],
+                         .gain = array[3],
+                         .bias = array[4],
+                         .scale = array[5],
+                         .G = array[6],
+                         .H = array[7],
+                         .block = array[8],
+                         .block2 = array[9],
+                         .contiguous = a.contiguous};
     for (ptrdiff_t c = 0; c < v->channels; ++c) { /* a gain of 1 and a bias of -0 change nothing */
         b.gain[c] = gain ? gain[c] : 1;
         b.bias[c] = bias ? bias[c] : -(T)0;
@@ -58,7 +72,8 @@ static FN(batch) FN(batch_of)(void *memory, const FN(volume) *v, const T *gain, 
 
 /* sum, sum2 = the two sums of every channel: forward those of (1) about K, else those of (5); over the first `length`
  * elements of each run */
-INLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, const int backward, const T *K, const FN(batch) *b)
+INLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, const int backward, const T *K,
+                             const FN(batch) *b)
 {
     memset(b->sum, 0, 2 * (size_t)v->channels * sizeof(double));
     if (v->space == 1) {
@@ -71,7 +86,8 @@ INLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, const int ba
             double s, q;
             if (backward) {
                 const T st[3] = {K[c], b->delta[c], b->rstd[c]};
-                const FN(run) run = {length, v->dy + sample * v->dy_stride + c * v->space, x, NULL, st};
+                const FN(run) run = {length, v->dy + sample * v->dy_stride + c * v->space, x, NULL,
+                                     st};
                 FN(gradient_sums)(&run, NULL, &s, &q);
             } else {
                 FN(run_sums)(x, length, K[c], &s, &q);
@@ -86,7 +102,8 @@ INLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, const int ba
 INLINE int FN(representable)(T K, T scale, double gain, double rstd)
 {
     const T size = scale < 0 ? -scale : scale, centre = K < 0 ? -K : K;
-    return centre <= RSTD_MAX * RSTD_MAX && (gain == 0 || rstd == 0 || (size >= RSTD_MIN && size <= RSTD_MAX));
+    return centre <= RSTD_MAX * RSTD_MAX &&
+           (gain == 0 || rstd == 0 || (size >= RSTD_MIN && size <= RSTD_MAX));
 }
 
 /* (4) */
@@ -118,22 +135,29 @@ static const X *FN(copy_channel)(const FN(volume) *v, ptrdiff_t c, const FN(batc
 {
     const size_t bytes = (size_t)v->space * sizeof(X);
     for (ptrdiff_t sample = 0; sample < v->samples; ++sample)
-        memcpy(b->contiguous + sample * v->space, v->x + sample * v->x_stride + c * v->space, bytes);
+        memcpy(b->contiguous + sample * v->space, v->x + sample * v->x_stride + c * v->space,
+               bytes);
     return b->contiguous;
 }
 
 /* (1) or (2) for channel c with the sums about K; false where it is not accepted; moments [2, channels] or NULL */
-INLINE int FN(channel_stats)(const FN(volume) *v, ptrdiff_t c, T K, double eps, const FN(batch) *b, double *moments)
+INLINE int FN(channel_stats)(const FN(volume) *v, ptrdiff_t c, T K, double eps, const FN(batch) *b,
+                             double *moments)
 {
-    const double N = (double)(v->samples * v->space), S = b->sum[c], Q = b->sum2[c], delta = S / N, var = (Q - S * delta) / N;
+    const double N = (double)(v->samples * v->space), S = b->sum[c], Q = b->sum2[c], delta = S / N,
+                 var = (Q - S * delta) / N;
     if (!FN(accepted)(N, S * delta, Q - S * delta, Q, eps)) return 0;
     const double rstd = var + eps > 0 ? 1.0 / sqrt(var + eps) : 0;
     b->K[c] = K;
     b->delta[c] = (T)delta;
     b->rstd[c] = (T)rstd;
     b->scale[c] = (T)((double)b->gain[c] * rstd);
-    b->f64[c] = (FN(f64_stats)){.scale = FN(representable)(K, b->scale[c], (double)b->gain[c], rstd) ? 0 : 1,
-                                .origin = (double)K, .delta = delta, .rstd = rstd, .inv_std_dev = rstd};
+    b->f64[c] = (FN(f64_stats)){
+        .scale = FN(representable)(K, b->scale[c], (double)b->gain[c], rstd) ? 0 : 1,
+        .origin = (double)K,
+        .delta = delta,
+        .rstd = rstd,
+        .inv_std_dev = rstd};
     if (moments) {
         moments[c] = (double)K + delta;
         moments[v->channels + c] = var;
@@ -142,7 +166,8 @@ INLINE int FN(channel_stats)(const FN(volume) *v, ptrdiff_t c, T K, double eps, 
 }
 
 /* (3) */
-RARE void FN(f64_channel)(const FN(volume) *v, ptrdiff_t c, double eps, const FN(batch) *b, double *moments)
+RARE void FN(f64_channel)(const FN(volume) *v, ptrdiff_t c, double eps, const FN(batch) *b,
+                          double *moments)
 {
     const ptrdiff_t N = v->samples * v->space;
     const X *x = FN(copy_channel)(v, c, b);
@@ -172,7 +197,12 @@ static void FN(batch_initial_shift)(const FN(volume) *v, const FN(batch) *b)
 static void FN(batch_norm)(const cnorm_volume_norm *call)
 {
     const ptrdiff_t channels = call->channels;
-    const FN(volume) v = {call->samples, channels, call->space, .x = call->x, .x_stride = call->x_stride, .out = call->y,
+    const FN(volume) v = {call->samples,
+                          channels,
+                          call->space,
+                          .x = call->x,
+                          .x_stride = call->x_stride,
+                          .out = call->y,
                           .out_stride = call->y_stride};
     FN(batch) b = FN(batch_of)(call->scratch, &v, call->gain, call->bias);
     FN(batch_initial_shift)(&v, &b);
@@ -189,13 +219,15 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
     if (failed) {
         FN(channel_sums)(&v, v.space, 0, b.G, &b);
         for (ptrdiff_t c = 0; c < channels; ++c)
-            if (b.f64[c].scale == -1 && !FN(channel_stats)(&v, c, b.G[c], call->eps, &b, call->moments))
+            if (b.f64[c].scale == -1 &&
+                !FN(channel_stats)(&v, c, b.G[c], call->eps, &b, call->moments))
                 FN(f64_channel)(&v, c, call->eps, &b, call->moments);
     }
     T *stats = call->stats;
     for (ptrdiff_t c = 0; c < channels; ++c) {
         b.any_f64 |= b.f64[c].scale != 0;
-        if (stats) stats[3 * c] = b.K[c], stats[3 * c + 1] = b.delta[c], stats[3 * c + 2] = b.rstd[c];
+        if (stats)
+            stats[3 * c] = b.K[c], stats[3 * c + 1] = b.delta[c], stats[3 * c + 2] = b.rstd[c];
     }
     FN(batch_output)(&v, &b, call->streaming);
 }

@@ -1,25 +1,35 @@
 /* Batch norm with a given mean and variance, forward and backward: (4) of batch_norm.inl.h with K = mean and no delta. */
 
 /* The channels of a given mean and variance */
-static void FN(given_stats)(const T *mean, const T *var, double eps, ptrdiff_t channels, FN(batch) *b)
+static void FN(given_stats)(const T *mean, const T *var, double eps, ptrdiff_t channels,
+                            FN(batch) *b)
 {
     b->given = 1;
     for (ptrdiff_t c = 0; c < channels; ++c) {
-        const double sum = (double)var[c] + eps, rstd = sum == 0 ? 0 : 1.0 / sqrt(sum), gain = (double)b->gain[c];
+        const double sum = (double)var[c] + eps, rstd = sum == 0 ? 0 : 1.0 / sqrt(sum),
+                     gain = (double)b->gain[c];
         b->K[c] = mean[c];
         b->delta[c] = 0;
         b->rstd[c] = (T)rstd;
         b->scale[c] = (T)(gain * rstd);
-        if (FN(representable)(mean[c], b->scale[c], gain, rstd) && FN(representable)(mean[c], b->rstd[c], 1, rstd)) continue;
+        if (FN(representable)(mean[c], b->scale[c], gain, rstd) &&
+            FN(representable)(mean[c], b->rstd[c], 1, rstd))
+            continue;
         b->any_f64 = 1; /* a quarter, so that x - mean stays finite in float64, too */
-        b->f64[c] = (FN(f64_stats)){.scale = 0.25, .origin = 0.25 * (double)mean[c], .rstd = 4 * rstd, .inv_std_dev = rstd};
+        b->f64[c] = (FN(f64_stats)){
+            .scale = 0.25, .origin = 0.25 * (double)mean[c], .rstd = 4 * rstd, .inv_std_dev = rstd};
     }
 }
 
 static void FN(batch_norm_inference)(const cnorm_volume_norm *call)
 {
-    const FN(volume) v = {call->samples, call->channels, call->space, .x = call->x, .x_stride = call->x_stride,
-                          .out = call->y, .out_stride = call->y_stride};
+    const FN(volume) v = {call->samples,
+                          call->channels,
+                          call->space,
+                          .x = call->x,
+                          .x_stride = call->x_stride,
+                          .out = call->y,
+                          .out_stride = call->y_stride};
     FN(batch) b = FN(batch_of)(call->scratch, &v, call->gain, call->bias);
     FN(given_stats)(call->mean, call->var, call->eps, call->channels, &b);
     FN(batch_output)(&v, &b, call->streaming);
@@ -27,17 +37,19 @@ static void FN(batch_norm_inference)(const cnorm_volume_norm *call)
 
 static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *call)
 {
-    const FN(volume) v = {call->samples, call->channels, call->space, call->dy, call->x, call->dy_stride, call->x_stride,
-                          call->dx, call->dx_stride};
+    const FN(volume) v = {call->samples,   call->channels, call->space, call->dy,       call->x,
+                          call->dy_stride, call->x_stride, call->dx,    call->dx_stride};
     FN(batch) b = FN(batch_of)(call->scratch, &v, call->gain, NULL);
     FN(given_stats)(call->mean, call->var, call->eps, v.channels, &b);
     FN(batch_gradient_sums)(&v, call->dgain, call->dbias, &b);
     b.any_f64 = 0;
-    for (ptrdiff_t c = 0; c < v.channels; ++c) { /* dx = scale dy is (4) about zero, whether or not its sums overflowed */
+    for (ptrdiff_t c = 0; c < v.channels;
+         ++c) { /* dx = scale dy is (4) about zero, whether or not its sums overflowed */
         FN(f64_stats) *e = &b.f64[c];
         b.K[c] = 0;
         e->origin = 0;
-        if (e->scale != 0 && FN(representable)(0, b.scale[c], (double)b.gain[c], e->inv_std_dev)) e->scale = 0;
+        if (e->scale != 0 && FN(representable)(0, b.scale[c], (double)b.gain[c], e->inv_std_dev))
+            e->scale = 0;
         b.any_f64 |= e->scale != 0;
     }
     FN(volume) of_dy = v;

@@ -13,13 +13,15 @@ INLINE void FN(normalise_run)(const FN(run) *run, T gain, T bias, FN(carry) *car
 {
     const V K = TN(splat)(run->st[0]), delta = TN(splat)(run->st[1]), rstd = TN(splat)(run->st[2]);
     const V g = TN(splat)(gain), b = TN(splat)(bias);
-    const X *x = run->x; /* copies: a store could change what `run` points to, for all that the compiler knows */
+    const X *x =
+        run->x; /* copies: a store could change what `run` points to, for all that the compiler knows */
     X *y = run->out;
     const ptrdiff_t n = run->n;
     const ptrdiff_t lane_offset = carry ? FN(lane_offset_of)(y) : 0;
     ptrdiff_t from = lane_offset, j = -lane_offset;
     if (from == 0)
-        for (; j + VL <= n; j += VL) FN(put)(y + j, 0, VL, ((FN(load)(x + j) - K) - delta) * rstd * g + b, carry);
+        for (; j + VL <= n; j += VL)
+            FN(put)(y + j, 0, VL, ((FN(load)(x + j) - K) - delta) * rstd * g + b, carry);
     for (; j < n; j += VL, from = 0) {
         const ptrdiff_t to = n - j < VL ? n - j : VL;
         FN(put)(y + j, from, to, ((FN(take)(x + j, from, to) - K) - delta) * rstd * g + b, carry);
@@ -33,7 +35,8 @@ RARE void FN(f64_gradient_sums)(const FN(run) *run, const T *gain, double *A, do
     for (ptrdiff_t j = 0; j < run->n; ++j) {
         const double g = (double)FN(value)(run->dy[j]) * (gain ? (double)gain[j] : 1.0);
         *A += g;
-        *B += g * ((((double)FN(value)(run->x[j]) - (double)st[0]) - (double)st[1]) * (double)st[2]);
+        *B +=
+            g * ((((double)FN(value)(run->x[j]) - (double)st[0]) - (double)st[1]) * (double)st[2]);
     }
 }
 
@@ -41,10 +44,16 @@ RARE void FN(f64_gradient_sums)(const FN(run) *run, const T *gain, double *A, do
 static NOINLINE void FN(gradient_sums)(const FN(run) *run, const T *gain, double *A, double *B)
 {
     const T *st = run->st;
-    const FN(row) row = {.n = run->n, .x = run->x, .dy = run->dy, .gain = gain, .K = TN(splat)(st[0]),
-                         .delta = TN(splat)(st[1]), .rstd = TN(splat)(st[2])};
+    const FN(row) row = {.n = run->n,
+                         .x = run->x,
+                         .dy = run->dy,
+                         .gain = gain,
+                         .K = TN(splat)(st[0]),
+                         .delta = TN(splat)(st[1]),
+                         .rstd = TN(splat)(st[2])};
     double sums[2];
-    FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | NONTEMPORAL, NULL, sums); /* NONTEMPORAL: no gradients of parameters */
+    FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | NONTEMPORAL, NULL,
+              sums); /* NONTEMPORAL: no gradients of parameters */
     *A = sums[0];
     *B = sums[1];
     if (!(fabs(*A) <= SUM_MAX && fabs(*B) <= SUM_MAX)) FN(f64_gradient_sums)(run, gain, A, B);

@@ -22,15 +22,22 @@ INLINE double FN(two_sum)(double a, double b, double *error)
     return sum;
 }
 
-INLINE ptrdiff_t FN(field_begin)(ptrdiff_t i, ptrdiff_t radius) { return i > radius ? i - radius : 0; }
-INLINE ptrdiff_t FN(field_end)(ptrdiff_t n, ptrdiff_t i, ptrdiff_t radius) { return n - i > radius ? i + radius : n - 1; }
+INLINE ptrdiff_t FN(field_begin)(ptrdiff_t i, ptrdiff_t radius)
+{
+    return i > radius ? i - radius : 0;
+}
+INLINE ptrdiff_t FN(field_end)(ptrdiff_t n, ptrdiff_t i, ptrdiff_t radius)
+{
+    return n - i > radius ? i + radius : n - 1;
+}
 INLINE double FN(field_size)(ptrdiff_t n, ptrdiff_t i, ptrdiff_t radius)
 {
     return (double)(FN(field_end)(n, i, radius) - FN(field_begin)(i, radius) + 1);
 }
 
 /* sum + error [n] = the sums of a [n] over the fields of each place; work [4, n] */
-static void FN(field_sums)(ptrdiff_t n, ptrdiff_t radius, const double *a, double *sum, double *error, double *work)
+static void FN(field_sums)(ptrdiff_t n, ptrdiff_t radius, const double *a, double *sum,
+                           double *error, double *work)
 {
     const ptrdiff_t length = 2 * radius + 1;
     double *begin = work, *begin_error = work + n, *end = work + 2 * n, *end_error = work + 3 * n;
@@ -65,8 +72,8 @@ static void FN(field_sums)(ptrdiff_t n, ptrdiff_t radius, const double *a, doubl
 }
 
 /* v and 1/s [n] in units of 1/scale, which is returned; work [6, n] */
-static double FN(divisive_parts)(ptrdiff_t n, ptrdiff_t mean_radius, ptrdiff_t radius, const T *x, double sigma,
-                                 double *v, double *inverse, double *work)
+static double FN(divisive_parts)(ptrdiff_t n, ptrdiff_t mean_radius, ptrdiff_t radius, const T *x,
+                                 double sigma, double *v, double *inverse, double *work)
 {
     double *sum = work, *error = work + n, scale = 1;
     if (sizeof(T) == 8) { /* float64 needs no scale for float data */
@@ -85,7 +92,8 @@ static double FN(divisive_parts)(ptrdiff_t n, ptrdiff_t mean_radius, ptrdiff_t r
     for (ptrdiff_t i = 0; i < n; ++i) inverse[i] = v[i] * v[i];
     FN(field_sums)(n, radius, inverse, sum, error, work + 2 * n);
     for (ptrdiff_t i = 0; i < n; ++i) {
-        const double var = (sigma * scale) * (sigma * scale) + (sum[i] + error[i]) / FN(field_size)(n, i, radius);
+        const double var =
+            (sigma * scale) * (sigma * scale) + (sum[i] + error[i]) / FN(field_size)(n, i, radius);
         inverse[i] = var == 0 ? 0 : 1.0 / sqrt(var);
     }
     return scale;
@@ -98,7 +106,8 @@ static void FN(divisive_norm)(const cnorm_divisive *call)
     T *y = call->out;
     double *v = call->scratch, *inverse = v + n;
     for (ptrdiff_t row = 0; row < call->rows; ++row, x += call->x_stride, y += call->out_stride) {
-        FN(divisive_parts)(n, call->mean_radius, call->radius, x, call->sigma, v, inverse, v + 2 * n);
+        FN(divisive_parts)(n, call->mean_radius, call->radius, x, call->sigma, v, inverse,
+                           v + 2 * n);
         for (ptrdiff_t i = 0; i < n; ++i) {
             double z = v[i] * inverse[i];
             if (gain) z *= (double)gain[i];
@@ -114,8 +123,8 @@ static void FN(divisive_norm_backward)(const cnorm_divisive *call)
     const T *dy = call->dy, *x = call->x, *gain = call->gain;
     const double sigma = call->sigma;
     T *dx = call->out;
-    double *v = call->scratch, *inverse = v + n, *terms = v + 2 * n, *dgain = v + 3 * n, *dbias = v + 4 * n,
-           *sum = v + 5 * n, *error = v + 6 * n, *work = v + 7 * n, dsigma = 0;
+    double *v = call->scratch, *inverse = v + n, *terms = v + 2 * n, *dgain = v + 3 * n,
+           *dbias = v + 4 * n, *sum = v + 5 * n, *error = v + 6 * n, *work = v + 7 * n, dsigma = 0;
     memset(dgain, 0, 2 * (size_t)n * sizeof(double));
     for (ptrdiff_t row = 0; row < call->rows; ++row) {
         const double scale = FN(divisive_parts)(n, mean_radius, radius, x, sigma, v, inverse, sum);
@@ -154,7 +163,8 @@ static void FN(smoothing_gradient)(const cnorm_norm_backward *call)
     const ptrdiff_t n = call->n;
     const T *dy = call->dy, *x = call->x, *gain = call->gain, *st = call->stats;
     double total = 0;
-    for (ptrdiff_t row = 0; row < call->rows; ++row, dy += call->dy_stride, x += call->x_stride, st += 3) {
+    for (ptrdiff_t row = 0; row < call->rows;
+         ++row, dy += call->dy_stride, x += call->x_stride, st += 3) {
         double sum, sum_x = 0, rstd = (double)st[2];
         if (FN(rstd_in_range)(st)) {
             const FN(run) run = {n, dy, x, NULL, st};
@@ -162,7 +172,8 @@ static void FN(smoothing_gradient)(const cnorm_norm_backward *call)
         } else {
             const FN(f64_stats) e = FN(f64_given_stats)(x, n, st, 1);
             for (ptrdiff_t j = 0; j < n; ++j)
-                sum_x += (double)dy[j] * (gain ? (double)gain[j] : 1.0) * FN(f64_xhat)(&e, (double)x[j]);
+                sum_x +=
+                    (double)dy[j] * (gain ? (double)gain[j] : 1.0) * FN(f64_xhat)(&e, (double)x[j]);
             rstd = e.inv_std_dev;
         }
         total += sum_x * rstd * rstd;

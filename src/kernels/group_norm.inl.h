@@ -9,19 +9,21 @@
  *       a row of layer_norm_backward.inl.h.
  *   (6) dx = rstd ((dy gain - G) - xhat H)
  */
+
 /* One group of one sample, all pointers at its first element */
 typedef struct {
     ptrdiff_t channels, space;
-    const X *dy, *x;          /* [channels, space]; dy: backward only */
-    const T *gain, *bias;     /* [channels] or NULL; bias: forward only */
-    X *out;                   /* [channels, space]: y or dx */
-    T *dgain, *dbias;         /* [channels]: backward only */
+    const X *dy, *x;      /* [channels, space]; dy: backward only */
+    const T *gain, *bias; /* [channels] or NULL; bias: forward only */
+    X *out;               /* [channels, space]: y or dx */
+    T *dgain, *dbias;     /* [channels]: backward only */
 } FN(one_group);
 
 INLINE FN(run) FN(channel_of)(const FN(one_group) *group, ptrdiff_t c, const T st[3])
 {
     const ptrdiff_t at = c * group->space;
-    return (FN(run)){group->space, group->dy ? group->dy + at : NULL, group->x + at, group->out + at, st};
+    return (FN(run)){group->space, group->dy ? group->dy + at : NULL, group->x + at,
+                     group->out + at, st};
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------------ */
@@ -49,23 +51,37 @@ INLINE void FN(norm_group)(const FN(one_group) *group, double eps, FN(carry) *ca
         return;
     }
     if (group->space == 1) {
-        const FN(writer) w = {.x = group->x, .n = n, .gain = group->gain, .bias = group->bias, .y = group->out, .carry = carry,
+        const FN(writer) w = {.x = group->x,
+                              .n = n,
+                              .gain = group->gain,
+                              .bias = group->bias,
+                              .y = group->out,
+                              .carry = carry,
                               .lane_offset = carry ? FN(lane_offset_of)(group->out) : 0};
         FN(write_whole_row)(&w, stats, 1);
         return;
     }
     for (ptrdiff_t c = 0; c < channels; ++c) { /* a gain of 1 and a bias of -0 change nothing */
         const FN(run) run = FN(channel_of)(group, c, stats);
-        FN(normalise_run)(&run, group->gain ? group->gain[c] : 1, group->bias ? group->bias[c] : -(T)0, carry);
+        FN(normalise_run)(&run, group->gain ? group->gain[c] : 1,
+                          group->bias ? group->bias[c] : -(T)0, carry);
     }
 }
 
 static void FN(group_norm)(const cnorm_volume_norm *call)
 {
     if (call->groups == 1 && call->space == 1) {
-        FN(layer_norm)(&(cnorm_norm){.rows = call->samples, .n = call->channels, .x = call->x, .x_stride = call->x_stride,
-                                     .gain = call->gain, .bias = call->bias, .eps = call->eps, .y = call->y,
-                                     .y_stride = call->y_stride, .stats = call->stats, .streaming = call->streaming});
+        FN(layer_norm)(&(cnorm_norm){.rows = call->samples,
+                                     .n = call->channels,
+                                     .x = call->x,
+                                     .x_stride = call->x_stride,
+                                     .gain = call->gain,
+                                     .bias = call->bias,
+                                     .eps = call->eps,
+                                     .y = call->y,
+                                     .y_stride = call->y_stride,
+                                     .stats = call->stats,
+                                     .streaming = call->streaming});
         return;
     }
     const ptrdiff_t channels = call->channels / call->groups, n = channels * call->space;
@@ -73,7 +89,8 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
     for (ptrdiff_t i = 0; i < call->samples * call->groups; ++i) {
         const ptrdiff_t sample = i / call->groups, g = i % call->groups;
         const FN(one_group) group = {
-            channels, call->space,
+            channels,
+            call->space,
             .x = (const X *)call->x + sample * call->x_stride + g * n,
             .gain = call->gain ? (const T *)call->gain + g * channels : NULL,
             .bias = call->bias ? (const T *)call->bias + g * channels : NULL,
@@ -114,7 +131,8 @@ RARE void FN(f64_group_backward)(const FN(one_group) *group, const T st[3], int 
     H /= (double)n;
     for (ptrdiff_t c = 0; c < group->channels; ++c)
         for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
-            const double g = (double)FN(value)(group->dy[j]) * (group->gain ? (double)group->gain[c] : 1.0);
+            const double g =
+                (double)FN(value)(group->dy[j]) * (group->gain ? (double)group->gain[c] : 1.0);
             const double xhat = FN(f64_xhat)(&e, (double)FN(value)(group->x[j]));
             group->out[j] = FN(stored)((T)FN(times_inv_std_dev)(&e, (g - G) - xhat * H, 0));
         }
@@ -123,10 +141,20 @@ RARE void FN(f64_group_backward)(const FN(one_group) *group, const T st[3], int 
 /* space = 1: the row of a group; false, without (6), if a sum overflowed */
 INLINE int FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
 {
-    const FN(row) row = {.n = group->channels, .x = group->x, .dy = group->dy, .gain = group->gain, .dgain = group->dgain,
-                         .dbias = group->dbias, .K = TN(splat)(st[0]), .delta = TN(splat)(st[1]), .rstd = TN(splat)(st[2])};
-    FN(gradient) dx = {.dx = group->out, .lane_offset = carry ? FN(lane_offset_of)(group->out) : 0, .carry = carry,
-                       .dy_ahead = AHEAD_BYTES, .x_ahead = AHEAD_BYTES};
+    const FN(row) row = {.n = group->channels,
+                         .x = group->x,
+                         .dy = group->dy,
+                         .gain = group->gain,
+                         .dgain = group->dgain,
+                         .dbias = group->dbias,
+                         .K = TN(splat)(st[0]),
+                         .delta = TN(splat)(st[1]),
+                         .rstd = TN(splat)(st[2])};
+    FN(gradient) dx = {.dx = group->out,
+                       .lane_offset = carry ? FN(lane_offset_of)(group->out) : 0,
+                       .carry = carry,
+                       .dy_ahead = AHEAD_BYTES,
+                       .x_ahead = AHEAD_BYTES};
     if (!carry) return FN(backward_row)(&row, &dx, CENTRED | SHIFTED);
     if (FN(backward_row)(&row, &dx, CENTRED | SHIFTED | NONTEMPORAL)) return 1;
     FN(add_param_grads_alone)(&row, st, 1);
@@ -160,14 +188,16 @@ INLINE int FN(backward_group)(const FN(one_group) *group, const T st[3], FN(carr
 /* One block of samples: dgain and dbias become this block's */
 static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
 {
-    const ptrdiff_t groups = call->groups, channels = call->channels / groups, n = channels * call->space;
+    const ptrdiff_t groups = call->groups, channels = call->channels / groups,
+                    n = channels * call->space;
     memset(call->dgain, 0, (size_t)call->channels * sizeof(T));
     memset(call->dbias, 0, (size_t)call->channels * sizeof(T));
     FN(carry) kept = {.to = 0}, *carry = call->streaming ? &kept : NULL;
     for (ptrdiff_t i = 0; i < call->samples * groups; ++i) {
         const ptrdiff_t sample = i / groups, g = i % groups;
         const FN(one_group) group = {
-            channels, call->space,
+            channels,
+            call->space,
             .dy = (const X *)call->dy + sample * call->dy_stride + g * n,
             .x = (const X *)call->x + sample * call->x_stride + g * n,
             .gain = call->gain ? (const T *)call->gain + g * channels : NULL,
@@ -178,7 +208,8 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
         const T *st = (const T *)call->stats + 3 * i;
         if (!FN(rstd_in_range)(st)) /* NaN is not */
             FN(f64_group_backward)(&group, st, 0);
-        else if (!(call->space == 1 ? FN(backward_channels)(&group, st, carry) : FN(backward_group)(&group, st, carry)))
+        else if (!(call->space == 1 ? FN(backward_channels)(&group, st, carry)
+                                    : FN(backward_group)(&group, st, carry)))
             FN(f64_group_backward)(&group, st, 1);
     }
     if (carry) {

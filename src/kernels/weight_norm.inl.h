@@ -40,7 +40,9 @@ INLINE T FN(inverse_norm)(const T *w, ptrdiff_t n, double g, T *scale)
     if (!(Q >= (double)n * Q_MIN && Q <= Q_MAX)) return 0; /* NaN takes the float64 path, too */
     const double inverse = 1.0 / sqrt(Q);
     *scale = (T)(g * inverse);
-    return FN(representable)(0, *scale, g, inverse) && FN(representable)(0, (T)inverse, 1, inverse) ? (T)inverse : 0;
+    return FN(representable)(0, *scale, g, inverse) && FN(representable)(0, (T)inverse, 1, inverse)
+               ? (T)inverse
+               : 0;
 }
 
 static void FN(weight_norm)(const cnorm_weight *call)
@@ -56,7 +58,8 @@ static void FN(weight_norm)(const cnorm_weight *call)
         } else {
             int power;
             const double inverse = FN(f64_inverse_norm)(w, call->n, &power);
-            for (ptrdiff_t j = 0; j < call->n; ++j) v[j] = (T)FN(product)(g, inverse, (double)w[j], power);
+            for (ptrdiff_t j = 0; j < call->n; ++j)
+                v[j] = (T)FN(product)(g, inverse, (double)w[j], power);
         }
     }
 }
@@ -66,9 +69,11 @@ RARE void FN(f64_weight_backward)(const FN(run) *run, double g, T *dgain)
     int power;
     double dg = 0;
     const double inverse = FN(f64_inverse_norm)(run->x, run->n, &power);
-    for (ptrdiff_t j = 0; j < run->n; ++j) dg += FN(product)((double)run->dy[j], inverse, (double)run->x[j], power);
+    for (ptrdiff_t j = 0; j < run->n; ++j)
+        dg += FN(product)((double)run->dy[j], inverse, (double)run->x[j], power);
     for (ptrdiff_t j = 0; j < run->n; ++j) {
-        const double off_axis = (double)run->dy[j] - FN(product)(dg, inverse, (double)run->x[j], power);
+        const double off_axis =
+            (double)run->dy[j] - FN(product)(dg, inverse, (double)run->x[j], power);
         run->out[j] = (T)FN(product)(g, inverse, off_axis, power);
     }
     *dgain = (T)dg;
@@ -81,7 +86,8 @@ static void FN(weight_norm_backward)(const cnorm_weight *call)
     for (ptrdiff_t row = 0; row < call->rows; ++row) {
         const double g = gain ? (double)gain[row] : 1.0;
         T st[3] = {0}, scale;
-        const FN(run) run = {call->n, (const T *)call->dv + row * call->dv_stride, (const T *)call->w + row * call->w_stride,
+        const FN(run) run = {call->n, (const T *)call->dv + row * call->dv_stride,
+                             (const T *)call->w + row * call->w_stride,
                              (T *)call->out + row * call->out_stride, st};
         st[2] = FN(inverse_norm)(run.x, call->n, g, &scale);
         if (st[2] != 0) {

@@ -17,6 +17,9 @@ INLINE void stream_fence(void) {}
 
 INLINE f64v widen_lo(f32v v) { return (f64v){(double)v[0], (double)v[1]}; }
 INLINE f64v widen_hi(f32v v) { return (f64v){(double)v[2], (double)v[3]}; }
-INLINE f32v narrow(f64v lo, f64v hi) { return (f32v){(float)lo[0], (float)lo[1], (float)hi[0], (float)hi[1]}; }
+INLINE f32v narrow(f64v lo, f64v hi)
+{
+    return (f32v){(float)lo[0], (float)lo[1], (float)hi[0], (float)hi[1]};
+}
 
 #endif

@@ -24,13 +24,13 @@ INLINE u16h load_range_u16(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)
     return load_u16(lanes);
 }
 
-#define ROTATE(type, T, V)                                                                                           \
-    INLINE void turn_##type(V lanes[LANE_VECTORS], ptrdiff_t turn)                                                   \
-    {                                                                                                                \
-        T twice[2][128 / sizeof(T)];                                                                                 \
-        memcpy(twice[0], lanes, 128);                                                                                \
-        memcpy(twice[1], lanes, 128);                                                                                \
-        memcpy(lanes, twice[0] + turn, 128);                                                                         \
+#define ROTATE(type, T, V)                                                                         \
+    INLINE void turn_##type(V lanes[LANE_VECTORS], ptrdiff_t turn)                                 \
+    {                                                                                              \
+        T twice[2][128 / sizeof(T)];                                                               \
+        memcpy(twice[0], lanes, 128);                                                              \
+        memcpy(twice[1], lanes, 128);                                                              \
+        memcpy(lanes, twice[0] + turn, 128);                                                       \
     }
 ROTATE(f32, float, f32v)
 ROTATE(f64, double, f64v)

@@ -62,12 +62,13 @@
 #define INLINE static inline __attribute__((always_inline, unused))
 
 enum {
-    VL_F32 = VECTOR_BYTES / 4,  /* lanes of a native vector */
+    VL_F32 = VECTOR_BYTES / 4, /* lanes of a native vector */
     VL_F64 = VECTOR_BYTES / 8,
-    LANES_F32 = 32,             /* virtual lanes: the same on every instruction set */
+    LANES_F32 = 32, /* virtual lanes: the same on every instruction set */
     LANES_F64 = 16,
     LANE_VECTORS = 128 / VECTOR_BYTES,
-    PASS = LANE_VECTORS < 4 ? LANE_VECTORS : 4, /* accumulators of one kind that a loop keeps in registers */
+    PASS = LANE_VECTORS < 4 ? LANE_VECTORS
+                            : 4, /* accumulators of one kind that a loop keeps in registers */
 };
 
 typedef float f32v __attribute__((vector_size(VECTOR_BYTES)));
@@ -76,17 +77,34 @@ typedef int32_t i32v __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t u32v __attribute__((vector_size(VECTOR_BYTES)));
 typedef int64_t i64v __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint16_t u16v __attribute__((vector_size(VECTOR_BYTES)));
-typedef float f32h __attribute__((vector_size(VECTOR_BYTES / 2)));    /* half a vector: VL_F64 floats */
-typedef uint16_t u16h __attribute__((vector_size(VECTOR_BYTES / 2))); /* half a vector: VL_F32 half floats */
+typedef float f32h
+    __attribute__((vector_size(VECTOR_BYTES / 2))); /* half a vector: VL_F64 floats */
+typedef uint16_t u16h
+    __attribute__((vector_size(VECTOR_BYTES / 2))); /* half a vector: VL_F32 half floats */
 typedef float f32x4 __attribute__((vector_size(16)));
 typedef double f64x2 __attribute__((vector_size(16)));
 
 INLINE f32v splat_f32(float a) { return a - (f32v){0}; }
 INLINE f64v splat_f64(double a) { return a - (f64v){0}; }
 
-INLINE f32v load_f32(const float *p) { f32v v; memcpy(&v, p, sizeof v); return v; }
-INLINE f64v load_f64(const double *p) { f64v v; memcpy(&v, p, sizeof v); return v; }
-INLINE u16h load_u16(const uint16_t *p) { u16h v; memcpy(&v, p, sizeof v); return v; }
+INLINE f32v load_f32(const float *p)
+{
+    f32v v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE f64v load_f64(const double *p)
+{
+    f64v v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+INLINE u16h load_u16(const uint16_t *p)
+{
+    u16h v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
 INLINE void store_f32(float *p, f32v v) { memcpy(p, &v, sizeof v); }
 INLINE void store_f64(double *p, f64v v) { memcpy(p, &v, sizeof v); }
 
@@ -99,17 +117,17 @@ INLINE double tree_f64x2(f64x2 v) { return v[0] + v[1]; }
 
 /* One step of trees_*, of vl vectors with blocks of 2 h lanes: v[i] = the first half of each block of v[2i] and v[2i + 1],
  * side by side, + the second half of each */
-#define FROM(i, h) ((i) / (h) * 2 * (h) + (i) % (h))
+#define FROM(i, h) ((i) / (h)*2 * (h) + (i) % (h))
 #define FROM_2(k, h) k + FROM(0, h), k + FROM(1, h)
 #define FROM_4(k, h) FROM_2(k, h), k + FROM(2, h), k + FROM(3, h)
 #define FROM_8(k, h) FROM_4(k, h), k + FROM(4, h), k + FROM(5, h), k + FROM(6, h), k + FROM(7, h)
-#define FROM_16(k, h)                                                                                                \
-    FROM_8(k, h), k + FROM(8, h), k + FROM(9, h), k + FROM(10, h), k + FROM(11, h), k + FROM(12, h), k + FROM(13, h), \
-        k + FROM(14, h), k + FROM(15, h)
-#define HALVE(vl, h)                                                                                                 \
-    for (int i = 0; i < (h); ++i)                                                                                    \
-        v[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], FROM_##vl(0, h)) +                                     \
-               __builtin_shufflevector(v[2 * i], v[2 * i + 1], FROM_##vl(h, h))
+#define FROM_16(k, h)                                                                              \
+    FROM_8(k, h), k + FROM(8, h), k + FROM(9, h), k + FROM(10, h), k + FROM(11, h),                \
+        k + FROM(12, h), k + FROM(13, h), k + FROM(14, h), k + FROM(15, h)
+#define HALVE(vl, h)                                                                               \
+    for (int i = 0; i < (h); ++i)                                                                  \
+    v[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], FROM_##vl(0, h)) +                      \
+           __builtin_shufflevector(v[2 * i], v[2 * i + 1], FROM_##vl(h, h))
 
 #if VECTOR_BYTES == 64
 #include "avx512.h"
@@ -131,7 +149,8 @@ INLINE double tree_f64x2(f64x2 v) { return v[0] + v[1]; }
 /* Each line is prefetched twice: a busy processor drops single prefetches now and then. */
 INLINE void fetch(const void *p, ptrdiff_t ahead, ptrdiff_t size)
 {
-    for (ptrdiff_t i = 0; i < size; i += 32) __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)(ahead + i)), 0, 2);
+    for (ptrdiff_t i = 0; i < size; i += 32)
+        __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)(ahead + i)), 0, 2);
 }
 
 INLINE f32v keep_f32(f32v v)
@@ -149,14 +168,14 @@ INLINE f64v keep_f64(f64v v)
     return v;
 }
 
-#define FOLD_LANES(type, V)                                                                                          \
-    INLINE V fold_##type(const V lanes[LANE_VECTORS])                                                                \
-    {                                                                                                                \
-        V v[LANE_VECTORS];                                                                                           \
-        for (int i = 0; i < LANE_VECTORS; ++i) v[i] = lanes[i];                                                      \
-        for (int half = LANE_VECTORS / 2; half; half /= 2)                                                           \
-            for (int i = 0; i < half; ++i) v[i] += v[i + half];                                                      \
-        return v[0];                                                                                                 \
+#define FOLD_LANES(type, V)                                                                        \
+    INLINE V fold_##type(const V lanes[LANE_VECTORS])                                              \
+    {                                                                                              \
+        V v[LANE_VECTORS];                                                                         \
+        for (int i = 0; i < LANE_VECTORS; ++i) v[i] = lanes[i];                                    \
+        for (int half = LANE_VECTORS / 2; half; half /= 2)                                         \
+            for (int i = 0; i < half; ++i) v[i] += v[i + half];                                    \
+        return v[0];                                                                               \
     }
 FOLD_LANES(f32, f32v)
 FOLD_LANES(f64, f64v)
@@ -165,7 +184,13 @@ FOLD_LANES(f64, f64v)
 INLINE float tree_f32(const f32v lanes[LANE_VECTORS]) { return vector_tree_f32(fold_f32(lanes)); }
 INLINE double tree_f64(const f64v lanes[LANE_VECTORS]) { return vector_tree_f64(fold_f64(lanes)); }
 
-INLINE f32v only_f32(f32v v, ptrdiff_t from, ptrdiff_t to) { return fill_f32(v, from, to, (f32v){0}); }
-INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to) { return fill_f64(v, from, to, (f64v){0}); }
+INLINE f32v only_f32(f32v v, ptrdiff_t from, ptrdiff_t to)
+{
+    return fill_f32(v, from, to, (f32v){0});
+}
+INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to)
+{
+    return fill_f64(v, from, to, (f64v){0});
+}
 
 #endif

@@ -62,7 +62,10 @@ INLINE int one_sign_f32(const f32v lanes[LANE_VECTORS])
 
 INLINE void stream_u16(uint16_t *p, u16h v) { memcpy(p, &v, sizeof v); }
 INLINE i32v extend_u16(u16h v) { return (i32v){v[0], v[1], v[2], v[3]}; }
-INLINE u16h truncate_u16(i32v v) { return (u16h){(uint16_t)v[0], (uint16_t)v[1], (uint16_t)v[2], (uint16_t)v[3]}; }
+INLINE u16h truncate_u16(i32v v)
+{
+    return (u16h){(uint16_t)v[0], (uint16_t)v[1], (uint16_t)v[2], (uint16_t)v[3]};
+}
 
 INLINE i32v select_i32(i32v mask, i32v a, i32v b) { return (a & mask) | (b & ~mask); }
 INLINE f32v widen_f16(u16h v)
@@ -77,8 +80,11 @@ INLINE u16h narrow_f16(f32v v)
 {
     const i32v bits = (i32v)v, magnitude = bits & 0x7fffffff;
     const i32v nan = magnitude > 0x7f800000;
-    const i32v too_large = magnitude >= 0x47800000; /* 2^16; a smaller number that rounds up to it carries into the exponent */
-    const i32v subnormal = magnitude < 0x38800000;  /* 2^-14; adding 0.5 rounds at 2^-24, the step of subnormals */
+    const i32v too_large =
+        magnitude >=
+        0x47800000; /* 2^16; a smaller number that rounds up to it carries into the exponent */
+    const i32v subnormal =
+        magnitude < 0x38800000; /* 2^-14; adding 0.5 rounds at 2^-24, the step of subnormals */
     const i32v small = (i32v)((f32v)magnitude + 0.5f) - 0x3f000000;
     const u32v m = (u32v)magnitude; /* unsigned: of a NaN the sum may pass 2^31 */
     const i32v normal = (i32v)((m - 0x38000000 + 0xfff + ((m >> 13) & 1)) >> 13);
@@ -87,6 +93,9 @@ INLINE u16h narrow_f16(f32v v)
     half = select_i32(nan, (i32v){0} + 0x7e00, half);
     return truncate_u16(half | ((bits >> 16) & 0x8000));
 }
-INLINE u16v upper_halves(u16v a, u16v b) { return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15); }
+INLINE u16v upper_halves(u16v a, u16v b)
+{
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+}
 
 #endif
