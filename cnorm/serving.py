@@ -1,0 +1,436 @@
+"""Sessions: the streams of many clients in one worker, handed over to another worker without losing a bit.
+
+A step gives the same bits on every machine, so a lost state can be recomputed: whoever sends the frames keeps the last
+`Checkpoint` and the frames after it, and any worker that adopts the checkpoint and is sent these frames again is where
+the lost worker was. Nothing is written to disk and workers do not know of each other.
+"""
+
+from __future__ import annotations
+
+import hmac
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cnorm._core import Stream
+from cnorm.model import Model
+
+__all__ = ["Checkpoint", "Misplaced", "SessionLimit", "Sessions", "UnknownSession"]
+
+MAGIC = b"cnorm checkpoint 1\n"
+HEAD = struct.Struct("<HQI")  # bytes of the session's name, frames, bytes of the state
+SEAL_BYTES = 32  # HMAC-SHA256
+KEY_BYTES = 16  # at least
+NAME_BYTES = 256  # at most
+
+
+class UnknownSession(LookupError):
+    """This worker has no such session: it was never opened here, evicted, exported, or its worker was restarted."""
+
+
+class SessionLimit(RuntimeError):
+    """This worker takes no further session: it has as many as it may have, or is being drained."""
+
+
+class Misplaced(ValueError):
+    """The frames do not begin where the session is.
+
+    Attributes
+    ----------
+    frames : int
+        How many frames the session has processed: the number of the first one that it would accept.
+    """
+
+    def __init__(self, session: str, frames: int, got: int) -> None:
+        super().__init__(f"session {session!r} is at frame {frames}, got frames beginning at {got}")
+        self.frames = frames
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that another worker needs to go on with a session.
+
+    Attributes
+    ----------
+    session : str
+    frames : int
+        Frames processed so far.
+    state : bytes
+        Of `Stream.save`: tied to the model by its identity, protected by a checksum.
+    """
+
+    session: str
+    frames: int
+    state: bytes
+
+    def sealed(self, key: bytes) -> bytes:
+        """The checkpoint as bytes that a client may keep but not alter.
+
+        Layout, little-endian: the line ``cnorm checkpoint 1``, length of the name (uint16), frames (uint64), length of
+        the state (uint32), name (UTF-8), state, HMAC-SHA256 of all that precedes it.
+
+        Parameters
+        ----------
+        key : bytes
+            The secret that the workers share, at least 16 bytes.
+
+        Returns
+        -------
+        bytes
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `key` is not bytes or too short.
+        """
+        name = self.session.encode()
+        body = MAGIC + HEAD.pack(len(name), self.frames, len(self.state)) + name + self.state
+        return body + hmac.digest(checked_key(key), body, "sha256")
+
+    @classmethod
+    def unsealed(cls, sealed: bytes, key: bytes) -> Checkpoint:
+        """The checkpoint of bytes that `sealed` made, from an untrusted sender.
+
+        Parameters
+        ----------
+        sealed : bytes
+        key : bytes
+            The workers' secret.
+
+        Returns
+        -------
+        Checkpoint
+
+        Raises
+        ------
+        TypeError
+            If an argument is not bytes.
+        ValueError
+            If it was truncated, altered, or sealed with another key.
+        """
+        checked_key(key)
+        if not isinstance(sealed, (bytes, bytearray)):
+            raise TypeError(f"sealed must be bytes, got {type(sealed).__name__}")
+        body, seal = bytes(sealed[:-SEAL_BYTES]), bytes(sealed[-SEAL_BYTES:])
+        if not body.startswith(MAGIC):
+            raise ValueError("sealed must be a checkpoint of this version, as Checkpoint.sealed returns it")
+        if not hmac.compare_digest(hmac.digest(key, body, "sha256"), seal):
+            raise ValueError("sealed was altered, or sealed with another key")
+        name_bytes, frames, state_bytes = HEAD.unpack_from(body, len(MAGIC))
+        start = len(MAGIC) + HEAD.size
+        if len(body) != start + name_bytes + state_bytes:
+            raise ValueError("sealed has not the length that its head says")
+        return cls(body[start : start + name_bytes].decode(), frames, body[start + name_bytes :])
+
+
+class _Session:
+    """A stream with its lock; `gone` once it has left the table, for those who were waiting for the lock."""
+
+    __slots__ = ("gone", "lock", "name", "stream", "used")
+
+    def __init__(self, name: str, stream: Stream, now: float) -> None:
+        self.name, self.stream, self.used = name, stream, now
+        self.lock = threading.Lock()
+        self.gone = False
+
+
+class Sessions:
+    """The sessions of one worker, each a named stream of one model; safe to use from several threads.
+
+    Parameters
+    ----------
+    model : Model
+        Without bidirectional layers.
+    limit : int
+        Sessions at most.
+    idle : float
+        Seconds without a frame after which `evict` takes a session.
+    clock : callable, optional
+        Returns seconds; only differences count.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `model` is not a Model that can be streamed, `limit` less than 1 or `idle` not positive.
+
+    Examples
+    --------
+    >>> import cnorm, numpy as np
+    >>> from cnorm.serving import Sessions
+    >>> model, x = cnorm.demo_model(), np.ones((5, 12), np.float32)
+    >>> one, other = Sessions(model), Sessions(model)  # two workers
+    >>> one.open("a")
+    >>> y = one.process("a", 0, x)
+    >>> checkpoint = one.checkpoint("a")
+    >>> other.adopt(checkpoint)  # the first worker is lost
+    >>> bool((other.process("a", 5, x) == one.process("a", 5, x)).all())
+    True
+    """
+
+    def __init__(
+        self, model: Model, limit: int = 1024, idle: float = 300.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if not isinstance(model, Model):
+            raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1 session, got {limit}")
+        if not idle > 0:
+            raise ValueError(f"idle must be a positive number of seconds, got {idle}")
+        model.stream()  # refuses a bidirectional model now
+        self.model, self.limit, self.idle = model, limit, idle
+        self._clock = clock
+        self._sessions: dict[str, _Session] = {}
+        self._lock = threading.Lock()  # of the table; never taken while a session's lock is held
+        self._draining = False
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __contains__(self, session: str) -> bool:
+        return session in self._sessions
+
+    def open(self, session: str) -> None:
+        """Begin a session, its state that of a new stream.
+
+        Parameters
+        ----------
+        session : str
+            A name of at most 256 bytes in UTF-8.
+
+        Raises
+        ------
+        SessionLimit
+            If there are as many as may be, or the worker is being drained.
+        TypeError, ValueError
+            If the name is not such a string, or the session is open.
+        """
+        self._add(session, self.model.stream())
+
+    def adopt(self, checkpoint: Checkpoint, replace: bool = False) -> None:
+        """Go on with a session of another worker, or of this one before it was evicted or restarted.
+
+        Parameters
+        ----------
+        checkpoint : Checkpoint
+        replace : bool
+            Whether an open session of this name goes back to the checkpoint.
+
+        Raises
+        ------
+        SessionLimit
+            As `open`.
+        ValueError
+            If the state is damaged, of another model, not at the frame that the checkpoint says, or the session is open
+            and `replace` false.
+        """
+        stream = self.model.restore(checkpoint.state)
+        if stream.frames != checkpoint.frames:
+            raise ValueError(f"checkpoint says {checkpoint.frames} frames, its state {stream.frames}")
+        self._add(checkpoint.session, stream, replace)
+
+    def process(self, session: str, frames: int, x: np.ndarray) -> np.ndarray:
+        """The outputs of some frames; on any error the session stays where it was.
+
+        Parameters
+        ----------
+        session : str
+        frames : int
+            Number of the first frame, counted from 0: as many as the session has processed.
+        x : ndarray, shape (steps, input_size), float32, finite
+
+        Returns
+        -------
+        y : ndarray, shape (steps, output_size), float32
+
+        Raises
+        ------
+        UnknownSession
+            If this worker does not have it.
+        Misplaced
+            If it has processed another number of frames.
+        TypeError, ValueError
+            For another dtype or shape, or a frame that is not finite.
+        """
+        x = self._checked(x)
+        one = self._find(session)
+        with one.lock:
+            self._at(one, frames)
+            return one.stream.process(x)
+
+    def process_many(self, requests: Sequence[tuple[str, int, np.ndarray]]) -> list[np.ndarray | Exception]:
+        """Several sessions at a time: the outputs of `process` for each, bit for bit, or the exception it would raise.
+
+        Sessions with the same number of frames are stepped together, so that the weights are read once for all.
+
+        Parameters
+        ----------
+        requests : sequence of (session, frames, x)
+            As for `process`.
+
+        Returns
+        -------
+        list of ndarray or Exception
+            In the order of the requests.
+        """
+        results: list[np.ndarray | Exception | None] = [None] * len(requests)
+        taken: dict[str, int] = {}
+        for i, (session, _, _) in enumerate(requests):
+            taken.setdefault(session, i)
+        together: dict[int, list[tuple[int, _Session, int, np.ndarray]]] = {}
+        for session in sorted(taken):  # locks in one order, or two threads could wait for each other
+            i = taken[session]
+            try:
+                x = self._checked(requests[i][2])
+                one = self._find(session)
+            except (LookupError, TypeError, ValueError) as error:
+                results[i] = error
+                continue
+            one.lock.acquire()
+            together.setdefault(len(x), []).append((i, one, requests[i][1], x))
+        try:
+            for group in together.values():
+                self._process_group(group, results)
+        finally:
+            for group in together.values():
+                for _, one, _, _ in group:
+                    one.lock.release()
+        for i, (session, frames, x) in enumerate(requests):
+            if results[i] is None:  # a session's second request
+                results[i] = attempt(lambda s=session, f=frames, x=x: self.process(s, f, x))
+        return results
+
+    def checkpoint(self, session: str) -> Checkpoint:
+        """What another worker needs to go on from here.
+
+        Raises
+        ------
+        UnknownSession
+            If this worker does not have the session.
+        """
+        one = self._find(session)
+        with one.lock:
+            return self._checkpoint(one)
+
+    def export(self, session: str) -> Checkpoint:
+        """The session's checkpoint; it is closed here.
+
+        Raises
+        ------
+        UnknownSession
+            If this worker does not have the session.
+        """
+        exported = self._export([self._find(session)])
+        if not exported:  # another thread was faster
+            raise UnknownSession(f"this worker has no session {session!r}")
+        return exported[0]
+
+    def evict(self) -> list[Checkpoint]:
+        """Export the sessions that have been idle for longer than `idle` seconds."""
+        now = self._clock()
+        return self._export([one for one in list(self._sessions.values()) if now - one.used > self.idle])
+
+    def drain(self) -> list[Checkpoint]:
+        """Export all sessions and refuse new ones: the worker is going to stop."""
+        with self._lock:
+            self._draining = True
+            everything = list(self._sessions.values())
+        return self._export(everything)
+
+    def _add(self, session: str, stream: Stream, replace: bool = False) -> None:
+        if not isinstance(session, str):
+            raise TypeError(f"session must be a str, got {type(session).__name__}")
+        if not 0 < len(session.encode()) <= NAME_BYTES:
+            raise ValueError(f"session must be a name of 1 to {NAME_BYTES} bytes, got {len(session.encode())}")
+        with self._lock:
+            before = self._sessions.get(session)
+            if before is not None and not replace:
+                raise ValueError(f"session {session!r} is open")
+            if self._draining:
+                raise SessionLimit("this worker is being drained")
+            if before is None and len(self._sessions) >= self.limit:
+                raise SessionLimit(f"this worker has {self.limit} sessions, as many as it may have")
+            self._sessions[session] = _Session(session, stream, self._clock())
+        if before is not None:
+            with before.lock:
+                before.gone = True
+
+    def _find(self, session: str) -> _Session:
+        try:
+            return self._sessions[session]
+        except KeyError:
+            raise UnknownSession(f"this worker has no session {session!r}") from None
+
+    def _checked(self, x: np.ndarray) -> np.ndarray:
+        x = np.asarray(x)
+        if x.dtype != np.float32:
+            raise TypeError(f"x must have dtype float32, got {x.dtype}")
+        if x.ndim != 2 or x.shape[1] != self.model.input_size:
+            raise ValueError(f"x must have shape (steps, {self.model.input_size}), got {x.shape}")
+        if not np.isfinite(x).all():
+            raise ValueError("x must be finite: a NaN or infinity would stay in the session's state")
+        return x
+
+    def _at(self, one: _Session, frames: int) -> None:
+        """Check, with the session's lock held, that it is here and at this frame."""
+        if one.gone:
+            raise UnknownSession(f"this worker has no session {one.name!r}")
+        if one.stream.frames != frames:
+            raise Misplaced(one.name, one.stream.frames, frames)
+        one.used = self._clock()
+
+    def _process_group(self, group: Iterable[tuple[int, _Session, int, np.ndarray]], results: list) -> None:
+        """Requests of equal length, their locks held: one `step_many` for each frame."""
+        ready = []
+        for i, one, frames, x in group:
+            try:
+                self._at(one, frames)
+                ready.append((i, one.stream, x))
+            except (LookupError, ValueError) as error:
+                results[i] = error
+        if len(ready) == 1:
+            results[ready[0][0]] = ready[0][1].process(ready[0][2])
+        elif ready:
+            x = np.stack([x for _, _, x in ready], axis=1)  # [steps, sessions, input_size]
+            y = np.empty((len(x), len(ready), self.model.output_size), np.float32)
+            streams = [stream for _, stream, _ in ready]
+            for frame, out in zip(x, y, strict=True):
+                self.model.step_many(streams, frame, out=out)
+            for k, (i, _, _) in enumerate(ready):
+                results[i] = y[:, k].copy()
+
+    def _checkpoint(self, one: _Session) -> Checkpoint:
+        if one.gone:
+            raise UnknownSession(f"this worker has no session {one.name!r}")
+        return Checkpoint(one.name, one.stream.frames, one.stream.save())
+
+    def _export(self, those: Iterable[_Session]) -> list[Checkpoint]:
+        checkpoints = []
+        for one in those:
+            with one.lock:
+                if one.gone:
+                    continue
+                checkpoints.append(self._checkpoint(one))
+                one.gone = True
+            with self._lock:
+                if self._sessions.get(one.name) is one:
+                    del self._sessions[one.name]
+        return checkpoints
+
+
+def attempt(call: Callable[[], np.ndarray]) -> np.ndarray | Exception:
+    try:
+        return call()
+    except (LookupError, TypeError, ValueError) as error:
+        return error
+
+
+def checked_key(key: bytes) -> bytes:
+    if not isinstance(key, (bytes, bytearray)):
+        raise TypeError(f"key must be bytes, got {type(key).__name__}")
+    if len(key) < KEY_BYTES:
+        raise ValueError(f"key must have at least {KEY_BYTES} bytes, got {len(key)}")
+    return bytes(key)
