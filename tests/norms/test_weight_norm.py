@@ -191,6 +191,8 @@ def test_elements_far_below_the_largest_keep_their_digits():
     w, gain = np.array([[1e160, 1e-160, -3e-170]]), np.array([1e30])
     v = cnorm.weight_norm(w, gain)
     np.testing.assert_allclose(v, [[1e30, 1e-290, -3e-300]], rtol=1e-15)
+
+
 @pytest.mark.parametrize("power", [-700, -40, 3, 700])
 def test_scaling_by_a_power_of_two_changes_no_bit(rng, power):
     """Whether or not a row takes the float64 path with its own scale; gradients round in another order there."""
