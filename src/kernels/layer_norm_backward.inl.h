@@ -36,8 +36,8 @@ INLINE void FN(put_gradients)(const FN(row) *row, const FN(gradient) *to_dx, ptr
 {
     if (mode & NONTEMPORAL) {
         FN(add_param_grads)(row, j, from, to, v->dy, v->xhat, mode);
-        fetch(row->dy + j, to_dx->dy_ahead, VL * sizeof(X));
-        fetch(row->x + j, to_dx->x_ahead, VL * sizeof(X));
+        prefetch(row->dy + j, to_dx->dy_ahead, VL * sizeof(X));
+        prefetch(row->x + j, to_dx->x_ahead, VL * sizeof(X));
     }
     FN(put)(to_dx->dx + j, from, to, v->dx, mode & NONTEMPORAL ? to_dx->carry : NULL);
 }

@@ -84,8 +84,8 @@ typedef struct {
 INLINE void FN(prefetch)(const FN(writer) *w, ptrdiff_t j)
 {
     if (!w->residual) return;
-    fetch(w->x + j, w->x_ahead, VL * sizeof(X));
-    fetch(w->residual + j, w->residual_ahead, VL * sizeof(X));
+    prefetch(w->x + j, w->x_ahead, VL * sizeof(X));
+    prefetch(w->residual + j, w->residual_ahead, VL * sizeof(X));
 }
 
 INLINE V FN(normalised)(const FN(writer) *w, V d, V gain, V bias, const int mode)

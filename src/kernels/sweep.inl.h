@@ -178,8 +178,8 @@ INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double 
         for (int first = 0; first < LANE_VECTORS; first += PASS) /* registers may hold half of the lanes */
             for (ptrdiff_t begin = start; begin < stop; begin += BLOCK * LANES)
                 FN(add_block)(row, begin, stop - begin < BLOCK * LANES ? stop : begin + BLOCK * LANES, first, mode, w, lanes);
-        if (row->lane_offset && (mode & CENTRED)) TN(turn)(lanes[0], row->lane_offset);
-        if (row->lane_offset) TN(turn)(lanes[1], row->lane_offset);
+        if (row->lane_offset && (mode & CENTRED)) TN(rotate_lanes)(lanes[0], row->lane_offset);
+        if (row->lane_offset) TN(rotate_lanes)(lanes[1], row->lane_offset);
         if (mode & CENTRED) sums[0] += (double)TN(tree)(lanes[0]);
         sums[1] += (double)TN(tree)(lanes[1]);
     }

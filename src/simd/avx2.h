@@ -50,19 +50,6 @@ INLINE double vector_tree_f64(f64v v)
 {
     return tree_f64x2(__builtin_shufflevector(v, v, 0, 1) + __builtin_shufflevector(v, v, 2, 3));
 }
-INLINE f32v trees_f32(f32v v[VL_F32])
-{
-    HALVE(8, 4);
-    HALVE(8, 2);
-    HALVE(8, 1);
-    return v[0];
-}
-INLINE f64v trees_f64(f64v v[VL_F64])
-{
-    HALVE(4, 2);
-    HALVE(4, 1);
-    return v[0];
-}
 
 /* ---- lanes --------------------------------------------------------------------------------------------------- */
 

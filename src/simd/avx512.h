@@ -63,37 +63,22 @@ INLINE double vector_tree_f64(f64v v)
         __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
     return tree_f64x2(__builtin_shufflevector(w, w, 0, 1) + __builtin_shufflevector(w, w, 2, 3));
 }
-INLINE f32v trees_f32(f32v v[VL_F32])
-{
-    HALVE(16, 8);
-    HALVE(16, 4);
-    HALVE(16, 2);
-    HALVE(16, 1);
-    return v[0];
-}
-INLINE f64v trees_f64(f64v v[VL_F64])
-{
-    HALVE(8, 4);
-    HALVE(8, 2);
-    HALVE(8, 1);
-    return v[0];
-}
 
 /* ---- lanes --------------------------------------------------------------------------------------------------- */
 
-INLINE void turn_f32(f32v lanes[LANE_VECTORS], ptrdiff_t turn)
+INLINE void rotate_lanes_f32(f32v lanes[LANE_VECTORS], ptrdiff_t lane_offset)
 {
     const __m512i from =
         _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-                         _mm512_set1_epi32((int)turn));
+                         _mm512_set1_epi32((int)lane_offset));
     const __m512 a = (__m512)lanes[0], b = (__m512)lanes[1];
     lanes[0] = (f32v)_mm512_permutex2var_ps(a, from, b);
     lanes[1] = (f32v)_mm512_permutex2var_ps(b, from, a);
 }
-INLINE void turn_f64(f64v lanes[LANE_VECTORS], ptrdiff_t turn)
+INLINE void rotate_lanes_f64(f64v lanes[LANE_VECTORS], ptrdiff_t lane_offset)
 {
     const __m512i from =
-        _mm512_add_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi64(turn));
+        _mm512_add_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi64(lane_offset));
     const __m512d a = (__m512d)lanes[0], b = (__m512d)lanes[1];
     lanes[0] = (f64v)_mm512_permutex2var_pd(a, from, b);
     lanes[1] = (f64v)_mm512_permutex2var_pd(b, from, a);

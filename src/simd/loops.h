@@ -25,12 +25,12 @@ INLINE u16h load_range_u16(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)
 }
 
 #define ROTATE(type, T, V)                                                                         \
-    INLINE void turn_##type(V lanes[LANE_VECTORS], ptrdiff_t turn)                                 \
+    INLINE void rotate_lanes_##type(V lanes[LANE_VECTORS], ptrdiff_t lane_offset)                  \
     {                                                                                              \
         T twice[2][128 / sizeof(T)];                                                               \
         memcpy(twice[0], lanes, 128);                                                              \
         memcpy(twice[1], lanes, 128);                                                              \
-        memcpy(lanes, twice[0] + turn, 128);                                                       \
+        memcpy(lanes, twice[0] + lane_offset, 128);                                                \
     }
 ROTATE(f32, float, f32v)
 ROTATE(f64, double, f64v)

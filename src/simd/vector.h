@@ -11,15 +11,14 @@
  *     load_range_*   lanes from <= i < to of the vector at any address, the others from `fill`; reads nothing else
  *     store_range_*  lanes from <= i < to to the vector at any address; writes nothing else
  *     stream_*       non-temporal store to an aligned address, an ordinary one where there is none; end with stream_fence
- *     fetch          prefetches `size` bytes at `ahead` bytes from p into L2; any address will do
+ *     prefetch       prefetches `size` bytes at `ahead` bytes from p into L2; any address will do
  *     fill_*         lanes from <= i < to of one vector, the others of another
  *     only_*         lanes from <= i < to, the others zero
- *     turn_*         rotates the virtual lanes: lane i becomes lane i + turn, modulo LANES; 0 < turn < VL
+ *     rotate_lanes_* lane i of all virtual lanes becomes lane i + lane_offset, modulo LANES; 0 < lane_offset < VL
  *     one_sign_*     whether the sign bits of all virtual lanes are equal
  *     keep_*         the value, in a register: stops the compiler from loading it a second time
  *     fold_*         the sum of LANE_VECTORS vectors by halving, down to one vector
  *     tree_*         the same down to one number: lane i + lane i + LANES/2, and so on
- *     trees_*        from fold_* down to VL sums at once, by transposition: sum i goes to lane i
  *     widen_lo, widen_hi   the lower or upper half of a vector of float as one of double, exactly
  *     narrow         two vectors of double as one of float, rounded to nearest even
  * One header per instruction set has the words that are written differently there: avx512.h, avx2.h, sse2.h, generic.h.
@@ -115,20 +114,6 @@ INLINE float tree_f32x4(f32x4 v)
 }
 INLINE double tree_f64x2(f64x2 v) { return v[0] + v[1]; }
 
-/* One step of trees_*, of vl vectors with blocks of 2 h lanes: v[i] = the first half of each block of v[2i] and v[2i + 1],
- * side by side, + the second half of each */
-#define FROM(i, h) ((i) / (h)*2 * (h) + (i) % (h))
-#define FROM_2(k, h) k + FROM(0, h), k + FROM(1, h)
-#define FROM_4(k, h) FROM_2(k, h), k + FROM(2, h), k + FROM(3, h)
-#define FROM_8(k, h) FROM_4(k, h), k + FROM(4, h), k + FROM(5, h), k + FROM(6, h), k + FROM(7, h)
-#define FROM_16(k, h)                                                                              \
-    FROM_8(k, h), k + FROM(8, h), k + FROM(9, h), k + FROM(10, h), k + FROM(11, h),                \
-        k + FROM(12, h), k + FROM(13, h), k + FROM(14, h), k + FROM(15, h)
-#define HALVE(vl, h)                                                                               \
-    for (int i = 0; i < (h); ++i)                                                                  \
-    v[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], FROM_##vl(0, h)) +                      \
-           __builtin_shufflevector(v[2 * i], v[2 * i + 1], FROM_##vl(h, h))
-
 #if VECTOR_BYTES == 64
 #include "avx512.h"
 #elif VECTOR_BYTES == 32
@@ -139,15 +124,8 @@ INLINE double tree_f64x2(f64x2 v) { return v[0] + v[1]; }
 #include "generic.h"
 #endif
 
-#undef FROM
-#undef FROM_2
-#undef FROM_4
-#undef FROM_8
-#undef FROM_16
-#undef HALVE
-
 /* Each line is prefetched twice: a busy processor drops single prefetches now and then. */
-INLINE void fetch(const void *p, ptrdiff_t ahead, ptrdiff_t size)
+INLINE void prefetch(const void *p, ptrdiff_t ahead, ptrdiff_t size)
 {
     for (ptrdiff_t i = 0; i < size; i += 32)
         __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)(ahead + i)), 0, 2);

@@ -35,17 +35,6 @@ INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)
 
 INLINE float vector_tree_f32(f32v v) { return tree_f32x4(v); }
 INLINE double vector_tree_f64(f64v v) { return tree_f64x2(v); }
-INLINE f32v trees_f32(f32v v[VL_F32])
-{
-    HALVE(4, 2);
-    HALVE(4, 1);
-    return v[0];
-}
-INLINE f64v trees_f64(f64v v[VL_F64])
-{
-    HALVE(2, 1);
-    return v[0];
-}
 
 /* ---- lanes --------------------------------------------------------------------------------------------------- */
 
