@@ -71,10 +71,12 @@ static void FN(field_sums)(ptrdiff_t n, ptrdiff_t radius, const double *a, doubl
     }
 }
 
-/* v and 1/s [n] in units of 1/scale, which is returned; work [6, n] */
-static double FN(divisive_parts)(ptrdiff_t n, ptrdiff_t mean_radius, ptrdiff_t radius, const T *x,
-                                 double sigma, double *v, double *inverse, double *work)
+/* v and 1/s [n] of one row x, in units of 1/scale, which is returned; work [6, n] */
+static double FN(divisive_parts)(const cnorm_divisive *call, const T *x, double *v, double *inverse,
+                                 double *work)
 {
+    const ptrdiff_t n = call->n, mean_radius = call->mean_radius, radius = call->radius;
+    const double sigma = call->sigma;
     double *sum = work, *error = work + n, scale = 1;
     if (sizeof(T) == 8) { /* float64 needs no scale for float data */
         double largest = sigma;
@@ -106,8 +108,7 @@ static void FN(divisive_norm)(const cnorm_divisive *call)
     T *y = call->out;
     double *v = call->scratch, *inverse = v + n;
     for (ptrdiff_t row = 0; row < call->rows; ++row, x += call->x_stride, y += call->out_stride) {
-        FN(divisive_parts)(n, call->mean_radius, call->radius, x, call->sigma, v, inverse,
-                           v + 2 * n);
+        FN(divisive_parts)(call, x, v, inverse, v + 2 * n);
         for (ptrdiff_t i = 0; i < n; ++i) {
             double z = v[i] * inverse[i];
             if (gain) z *= (double)gain[i];
@@ -127,7 +128,7 @@ static void FN(divisive_norm_backward)(const cnorm_divisive *call)
            *dbias = v + 4 * n, *sum = v + 5 * n, *error = v + 6 * n, *work = v + 7 * n, dsigma = 0;
     memset(dgain, 0, 2 * (size_t)n * sizeof(double));
     for (ptrdiff_t row = 0; row < call->rows; ++row) {
-        const double scale = FN(divisive_parts)(n, mean_radius, radius, x, sigma, v, inverse, sum);
+        const double scale = FN(divisive_parts)(call, x, v, inverse, sum);
         double of_sigma = 0;
         for (ptrdiff_t i = 0; i < n; ++i) {
             const double z = v[i] * inverse[i], g = (double)dy[i] * (gain ? (double)gain[i] : 1.0);

@@ -10,17 +10,13 @@ ROOT = Path(__file__).parents[2]
 FILE_LINES, KERNEL_FILE_LINES, FUNCTION_LINES, PARAMETERS = 450, 250, 50, 7
 # files that were written before the limits: an entry goes when its file meets them, none is added
 OLDER = {
-    "src/kernels/batch_norm.inl.h",
     "src/kernels/cell.inl.h",
-    "src/kernels/divisive_norm.inl.h",
-    "src/kernels/group_norm.inl.h",
     "src/kernels/layer_norm.inl.h",
     "src/kernels/layer_norm_backward.inl.h",
     "src/kernels/matvec.inl.h",
     "src/kernels/row_float64.inl.h",
     "src/kernels/row_stats.inl.h",
     "src/kernels/sweep.inl.h",
-    "src/kernels/weight_norm.inl.h",
     "src/rnn/network.c",
     "onnx_export/float64.py",
     "onnx_export/validation/examine.py",
