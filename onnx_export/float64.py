@@ -212,7 +212,8 @@ def _widen_tensor(tensor: onnx.TensorProto) -> None:
 class BatchNormalization(OpRun):
     """onnx's own takes the statistics of the batch in every model below opset 14."""
 
-    def _run(self, x, scale, bias, mean, var, epsilon=None, momentum=None, training_mode=None, **_):
+    def _run(self, *inputs, epsilon=None, momentum=None, training_mode=None, **_):
+        x, scale, bias, mean, var = inputs
         per_channel, eps = (-1,) + (1,) * (x.ndim - 2), float(np.float32(1e-5 if epsilon is None else epsilon))
         if not training_mode:
             d = x - mean.reshape(per_channel)

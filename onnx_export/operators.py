@@ -245,13 +245,13 @@ class SkipSimplifiedLayerNormalization(OpRun):
 
 
 class EmbedLayerNormalization(OpRun):
-    def _run(self, ids, segments, words, positions, kinds, gamma, beta, mask=None, where=None, **attributes):
+    def _run(self, *inputs, epsilon=None, **_):
+        ids, segments, words, positions, kinds, gamma, beta, mask, where, *_ = (*inputs, None, None)
         total = words[ids] + (positions[: ids.shape[1]] if where is None else positions[where])
         if segments is not None:
             total = total + kinds[segments]
         lengths = np.zeros(len(ids), np.int32) if mask is None else mask.sum(axis=1).astype(np.int32)
-        eps = _eps(attributes.get("epsilon"), 1e-12)
-        return standardise(total, (-1,), eps)[0] * gamma + beta, lengths, total
+        return standardise(total, (-1,), _eps(epsilon, 1e-12))[0] * gamma + beta, lengths, total
 
 
 class MeanVarianceNormalization(OpRun):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import tempfile
 from functools import cache
 from math import prod
@@ -72,6 +73,10 @@ def _array(value: onnxruntime.OrtValue) -> np.ndarray:
 
 def optimised(model: onnx.ModelProto, level: str) -> onnx.ModelProto:
     """The graph onnxruntime makes of `model`."""
+    if hasattr(os, "memfd_create"):  # a file without a name is gone with the process, however that ends
+        with open(os.memfd_create("optimised.onnx"), "rb") as file:
+            Session(model, level, Path(f"/proc/self/fd/{file.fileno()}"))
+            return onnx.load_model_from_string(file.read())
     with tempfile.TemporaryDirectory() as folder:
         dump = Path(folder) / "optimised.onnx"
         Session(model, level, dump)

@@ -11,25 +11,26 @@ def main():
         import click
         import rich  # noqa: F401
     except ImportError as error:
-        sys.exit(f"the command line needs {error.name}: pip install 'cnorm-runtime[cli]'")
+        print(f"the command line needs {error.name}: pip install 'cnorm-runtime[cli]'", file=sys.stderr)
+        sys.exit(2)  # 1 says that a norm is wrong
 
     class Commands(click.Group):
         """Adds ``validate``, from where it is at home; those that need onnx say so where it is not installed."""
 
         def list_commands(self, ctx):
-            return sorted([*super().list_commands(ctx), "validate"])
+            return sorted([*super().list_commands(ctx), "explain", "validate"])
 
         def get_command(self, ctx, name):
             missing = [package for package in ("onnx", "onnxruntime") if util.find_spec(package) is None]
-            if missing and name in ("export", "validate"):
+            if missing and name in ("explain", "export", "validate"):
                 text = f"Needs {' and '.join(missing)}: pip install 'cnorm-runtime[onnx]'."
                 anything = {"ignore_unknown_options": True, "allow_extra_args": True}
                 return click.Command(name, anything, help=text, callback=lambda: refuse(text))
-            if name != "validate":
+            if name not in ("explain", "validate"):
                 return super().get_command(ctx, name)
-            from onnx_export.validation.command import validate
+            from onnx_export.validation import command
 
-            return validate
+            return getattr(command, name)
 
     def refuse(text):
         click.echo(text, err=True)
@@ -121,4 +122,5 @@ def main():
             print(end="", flush=True)  # a full disk is seen here at the latest
     except (OSError, UnicodeEncodeError) as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or what is left is written once more at exit
-        sys.exit(f"cnorm: {' '.join(str(error).split())}")
+        print(f"cnorm: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)

@@ -29,6 +29,9 @@ def validate(
     external_data: bool = False,
     data_root: str | os.PathLike | None = None,
     fix: str | os.PathLike | None = None,
+    opset: int | None = None,
+    outputs: str | os.PathLike | None = None,
+    find_only: bool = False,
     timeout: float = 600.0,
     memory: int = 8 * 2**30,
     limits: Limits | None = None,
@@ -56,6 +59,12 @@ def validate(
     fix : path, optional
         Write a copy in which decomposed norms, where proved equal, are LayerNormalization operators. Not over the
         model, its external data or the inputs.
+    opset : int, optional
+        Convert the model to this opset before it is examined, for `fix`, whose operator needs 17.
+    outputs : path, optional
+        An .npz file with the outputs that a framework gives for the inputs.
+    find_only : bool
+        Find and describe the norms, and do not run the model.
     timeout : float
         Seconds for everything, finite.
     memory : int
@@ -78,19 +87,9 @@ def validate(
         If a size, the timeout or the memory limit is not positive, the seed is negative, or `fix` is the model's own
         file or that of the inputs.
     """
-    paths = {"path": path, "input": input, "data_root": data_root, "fix": fix}
+    paths = {"path": path, "input": input, "data_root": data_root, "fix": fix, "outputs": outputs}
     texts = {name: _text(name, value) for name, value in paths.items() if value is not None or name == "path"}
-    whole = {"batch": batch, "dim": dim} | {f"sizes[{name!r}]": size for name, size in (sizes or {}).items()}
-    for name, value in (whole | {"seed": seed}).items():
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"{name} must be an integer, got {value!r}")
-    for name, value in (whole | {"timeout": timeout, "memory": memory}).items():
-        if isinstance(value, bool) or not isinstance(value, Real | SupportsIndex):
-            raise TypeError(f"{name} must be a number, got {value!r}")
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got {value}")
-    if operator.index(seed) < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
+    _check_numbers(batch, dim, sizes or {}, seed, opset, timeout=timeout, memory=memory)
     for name, role in (("path", "the model"), ("input", "the inputs")):
         if fix is not None and name in texts and replaces(texts["fix"], texts[name]):
             raise ValueError(f"fix must name another file than {role}, which it would replace, got {texts['fix']!r}")
@@ -105,9 +104,27 @@ def validate(
         "external_data": external_data,
         "data_root": texts.get("data_root", ""),
         "fix": texts.get("fix", ""),
+        "outputs": texts.get("outputs", ""),
+        "opset": operator.index(opset or 0),
+        "find_only": bool(find_only),
         "limits": asdict(limits) if limits else {},
     }
     return child.run(texts["path"], options, timeout=timeout, memory=memory, progress=progress)
+
+
+def _check_numbers(batch, dim, sizes: Mapping[str, int], seed, opset, **limits) -> None:
+    """Refuse a size or seed that is no integer, and a size or limit that is not positive."""
+    whole = {"batch": batch, "dim": dim} | {f"sizes[{name!r}]": size for name, size in sizes.items()}
+    for name, value in (whole | {"seed": seed} | ({} if opset is None else {"opset": opset})).items():
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"{name} must be an integer, got {value!r}")
+    for name, value in (whole | limits).items():
+        if isinstance(value, bool) or not isinstance(value, Real | SupportsIndex):
+            raise TypeError(f"{name} must be a number, got {value!r}")
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+    if operator.index(seed) < 0:
+        raise ValueError(f"seed must not be negative, got {seed}")
 
 
 def _text(name: str, path: object) -> str:

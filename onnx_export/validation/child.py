@@ -7,6 +7,7 @@ sandbox: the child has the rights of the user.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
@@ -16,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from onnx_export.validation.examine import Options
 
 _MOST_OUTPUT = 2**28
+_PR_SET_PDEATHSIG = 1
 _LONGEST = 10**9  # seconds
 _LARGEST = 2**60  # bytes of address space; a limit must fit the system's type
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {} import main; main()"
@@ -57,7 +60,7 @@ def run(
     outcome = _Outcome(ValidationReport(path))
     for infer_shapes in (True, False):
         left = timeout - (time.monotonic() - started)
-        with tempfile.TemporaryDirectory(prefix="cnorm-validate-") as scratch:
+        with _scratch() as scratch:
             request = {
                 "path": path,
                 "options": {**options, "infer_shapes": infer_shapes},
@@ -73,6 +76,19 @@ def run(
     if outcome.trouble:
         outcome.report.problem = outcome.report.problem or outcome.trouble
     return outcome.report
+
+
+@contextmanager
+def _scratch() -> Iterator[str]:
+    """The child's TMPDIR. Where files can be kept in memory there is none, so a process that is killed leaves nothing.
+
+    onnxruntime 1.32 writes a file .ses there when it is imported, and goes on where it cannot.
+    """
+    if hasattr(os, "memfd_create"):
+        yield os.devnull
+        return
+    with tempfile.TemporaryDirectory(prefix="cnorm-validate-") as folder:
+        yield folder
 
 
 class _Outcome:
@@ -152,6 +168,7 @@ def main() -> None:
         channel.write(json.dumps([kind, value]) + "\n")
         channel.flush()
 
+    _end_with_parent()
     request = json.load(sys.stdin)
     _limit(resource.RLIMIT_CORE, 0)
     request["memory"] = _limit(resource.RLIMIT_AS, request["memory"])
@@ -160,6 +177,12 @@ def main() -> None:
     emit("stage", "start")
     emit("report", _examine(request, emit))
     emit("done", True)
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when the parent is gone, however it went; Linux alone has that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _limit(kind: int, wanted: int) -> int:

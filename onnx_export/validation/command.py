@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
+import os
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import click
 
+from cnorm.files import write_whole
 from cnorm.text import printable
-from onnx_export.validation import replaces
+from onnx_export.validation import formats, replaces
+from onnx_export.validation import lock as locks
 from onnx_export.validation import validate as run_validation
-from onnx_export.validation.report import CANNOT, SOUND, show
+from onnx_export.validation.codes import CODES
+from onnx_export.validation.report import CANNOT, REFUSED, SCHEMA, SOUND, UNSOUND, ValidationReport, show
 
 _POSITIVE = click.FloatRange(0, min_open=True)
 _MOST_MEMORY = 2.0**30  # GiB: any more is the same
@@ -35,58 +42,157 @@ def _finite(_context, _option, value: float) -> float:
 
 
 @click.command(name="validate")
-@click.argument("model", type=click.Path(path_type=Path))
+@click.argument("models", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--input", type=click.Path(path_type=Path), help="Inputs: an .npz by name, or an .npy for the only one.")
+@click.option("--outputs", type=click.Path(path_type=Path), help="An .npz with the outputs a framework gives for them.")
+@click.option("--like", type=click.Path(path_type=Path), help="Hold the norms to those of another model or lock file.")
+@click.option("--lock", type=click.Path(path_type=Path), help="Write what a later run is held to with --like.")
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Size of a free first dimension.")
 @click.option("--dim", type=click.IntRange(1), default=8, show_default=True, help="Size of other free dimensions.")
 @click.option("--size", multiple=True, callback=_sizes, metavar="NAME=SIZE", help="Size of a free dimension by name.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of generated inputs.")
-@click.option("--external-data", is_flag=True, help="Allow tensors in other files in the model's folder.")
+@click.option("--external-data", is_flag=True, help="Allow tensors in any other files in the model's folder.")
 @click.option("--data-root", type=click.Path(path_type=Path), help="The folder external files must lie in instead.")
 @click.option("--strict", is_flag=True, help="Fail (1) on risky norms and warnings, and (2) on norms not exercised.")
 @click.option("--require-norm", is_flag=True, help="Fail (2) where no norm was judged.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of a table.")
+@click.option("--format", "shape", type=click.Choice(["text", "json", "github", "sarif"]), default="text")
+@click.option("--json", "shape", flag_value="json", help="The same as --format json.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML file.")
 @click.option("--fix", type=click.Path(path_type=Path), help="Write a copy with LayerNormalization operators.")
-@click.option("--timeout", type=_POSITIVE, callback=_finite, default=600.0, show_default=True, help="Seconds.")
+@click.option("--opset", type=click.IntRange(1), help="With --fix: convert to this opset first; the operator needs 17.")
+@click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Models at the same time.")
+@click.option("--timeout", type=_POSITIVE, callback=_finite, default=600.0, show_default=True, help="Seconds a model.")
 @click.option("--memory", type=click.FloatRange(0.5), callback=_finite, default=8.0, show_default=True, help="GiB.")
 @click.pass_context
-def validate(context, model, size, strict, require_norm, as_json, html, memory, **options) -> None:
-    """Check that an ONNX file computes the layer norms it claims to.
+def validate(context, models, size, strict, require_norm, shape, html, like, lock, workers, memory, **options) -> None:
+    """Check that ONNX files, or all of a folder, compute the layer norms they claim to.
 
     \b
     Exit codes: 0 all that was exercised is sound; 1 a wrong or inaccurate norm,
-    or an error lint; 2 cannot validate, or no norm was exercised; 3 refused for safety.
+    or an error finding; 2 cannot validate, or no norm was exercised; 3 refused for safety.
     """
-    from rich.console import Console
-
     if options["data_root"] is not None and not options["external_data"]:
         raise click.UsageError("--data-root says where the files of --external-data lie: give both")
-    _keep_apart({"--fix": options["fix"], "--html": html}, {"MODEL": model, "--input": options["input"]})
-    memory = int(min(memory, _MOST_MEMORY) * 2**30)
+    paths = _found(models)
+    outputs = {"--fix": options["fix"], "--html": html, "--lock": lock}
+    others = {"--input": options["input"], "--outputs": options["outputs"], "--like": like}
+    single = [name for name, value in (outputs | others).items() if value is not None]
+    if len(paths) > 1 and single:
+        raise click.UsageError(f"{single[0]} is for one model, {len(paths)} are given")
+    if options["opset"] is not None and options["fix"] is None:
+        raise click.UsageError("--opset is the opset of the copy that --fix writes: give both")
+    _keep_apart(outputs, {"MODEL": paths[0]} | others)
+    options |= {"sizes": size, "memory": int(min(memory, _MOST_MEMORY) * 2**30)}
     try:
         with _Progress(sys.stderr) as progress:
-            report = run_validation(model, sizes=size, memory=memory, progress=progress.update, **options)
+            reports = _validated(paths, workers, progress, options)
+            if like is not None:
+                _hold(reports[0], like, options)
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
+        if len(paths) > 1:
+            os._exit(CANNOT)  # other threads wait for their children, which end with this process
         context.exit(CANNOT)
-    code = report.exit_code(strict=strict, require_norm=require_norm)
-    if as_json:
-        click.echo(report.to_json())
-    else:
-        show(report, Console(file=sys.stdout, soft_wrap=False))
-    if html is not None:
-        from cnorm.files import write_whole
-        from onnx_export.validation.html import page
+    codes = [report.exit_code(strict=strict, require_norm=require_norm) for report in reports]
+    _print(reports, shape)
+    for option, path, text in (("--html", html, _page), ("--lock", lock, lambda report: locks.lock(report.norms))):
+        if path is not None and not _written(option, path, text(reports[0]), reports[0]):
+            codes.append(CANNOT)
+    context.exit(next((code for code in (REFUSED, UNSOUND, CANNOT) if code in codes), SOUND))
 
+
+@click.command()
+@click.argument("code", required=False)
+def explain(code: str | None) -> None:
+    """Say what the CODE of a finding means and what to do about it; without one, list all."""
+    if code is None:
+        for name in sorted(CODES):
+            click.echo(f"{name}: {CODES[name]}")
+    elif code in CODES:
+        click.echo(CODES[code])
+    else:
+        raise click.UsageError(f"no finding has the code {code!r}; there are {', '.join(sorted(CODES))}")
+
+
+def _found(models: tuple[Path, ...]) -> list[Path]:
+    """The files, and of each folder all that are named .onnx."""
+    found: list[Path] = []
+    for path in models:
+        inside = sorted(path.rglob("*.onnx")) if path.is_dir() else [path]
+        if not inside:
+            raise click.UsageError(f"no .onnx file in {path}")
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def _validated(paths: list[Path], workers: int, progress: _Progress, options: dict) -> list[ValidationReport]:
+    """Reports in the order of the paths."""
+
+    def one(path: Path) -> ValidationReport:
         try:
-            if any(replaces(html, file) for file in report.external_data):
-                raise FileExistsError(errno.EEXIST, "it holds tensors of MODEL")
-            write_whole(html, page(report).encode())
-        except OSError as error:
-            click.echo(f"--html: cannot write {printable(str(html))}: {error.strerror}", err=True)
-            code = code if code != SOUND else CANNOT
-    context.exit(code)
+            return run_validation(path, progress=progress.of(path), **options)
+        finally:
+            progress.finished()
+
+    progress.total = len(paths)
+    if len(paths) == 1:
+        return [one(paths[0])]
+    with ThreadPoolExecutor(workers) as pool:
+        return list(pool.map(one, paths))
+
+
+def _hold(report: ValidationReport, like: Path, options: dict) -> None:
+    """Add what differs from the reference to the findings."""
+    try:
+        if like.suffix == ".json":
+            reference = locks.read_lock(like.read_text(encoding="utf-8"))
+        else:
+            plain = {name: options[name] for name in ("external_data", "data_root", "memory", "timeout")}
+            other = run_validation(like, find_only=True, **plain)
+            if other.problem:
+                raise ValueError(other.problem)
+            reference = locks.facts(other.norms)
+    except (OSError, ValueError) as error:
+        report.problem = report.problem or f"--like: cannot read {like}: {error}"
+        return
+    report.findings += locks.compare(locks.facts(report.norms), reference)
+
+
+def _print(reports: list[ValidationReport], shape: str) -> None:
+    stdout = sys.stdout
+    if hasattr(stdout, "reconfigure"):
+        stdout.reconfigure(errors="replace")  # a terminal that knows ASCII alone
+    if shape == "json":
+        many = {"schema": SCHEMA, "reports": [json.loads(report.to_json()) for report in reports]}
+        click.echo(reports[0].to_json() if len(reports) == 1 else json.dumps(many, indent=1))
+    elif shape == "sarif":
+        click.echo(formats.sarif(reports))
+    elif shape == "text" and stdout.isatty():
+        from rich.console import Console
+
+        for report in reports:
+            show(report, Console(file=stdout, soft_wrap=False))
+    else:
+        for report in reports:
+            click.echo("\n".join(formats.github(report) if shape == "github" else formats.lines(report)))
+
+
+def _page(report: ValidationReport) -> str:
+    from onnx_export.validation.html import page
+
+    return page(report)
+
+
+def _written(option: str, path: Path, text: str, report: ValidationReport) -> bool:
+    """Write a file, unless it holds tensors of the model; whether it was written."""
+    try:
+        if any(replaces(path, file) for file in report.external_data):
+            raise FileExistsError(errno.EEXIST, "it holds tensors of MODEL")
+        write_whole(path, text.encode())
+    except OSError as error:
+        click.echo(f"{option}: cannot write {printable(str(path))}: {error.strerror}", err=True)
+        return False
+    return True
 
 
 def _keep_apart(outputs: dict[str, Path | None], others: dict[str, Path | None]) -> None:
@@ -112,6 +218,7 @@ class _Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         self._bar = Progress(*columns, console=Console(file=stream), transient=True, disable=not stream.isatty())
         self._task = self._bar.add_task("start", total=None)
+        self._done, self.total = 0, 1
 
     def __enter__(self) -> _Progress:
         self._bar.start()
@@ -120,5 +227,18 @@ class _Progress:
     def __exit__(self, *_) -> None:
         self._bar.stop()
 
-    def update(self, stage: str, done: int, total: int) -> None:
-        self._bar.update(self._task, description=stage, completed=done, total=total or None)
+    def of(self, path: Path) -> Callable[[str, int, int], None]:
+        """What `validate` calls for one model."""
+        name = f"{printable(path.name)} " if self.total > 1 else ""
+
+        def update(stage: str, done: int, total: int) -> None:
+            count = f" {done}/{total}" if total else ""
+            self._bar.update(self._task, description=f"{name}{stage}{count}", completed=done, total=total or None)
+
+        return update
+
+    def finished(self) -> None:
+        """One model more is done."""
+        self._done += 1
+        if self.total > 1:
+            self._bar.update(self._task, description=f"{self._done} of {self.total} models")

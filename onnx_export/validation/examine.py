@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
+import onnx.version_converter
 import onnxruntime
 
 from cnorm.text import clip, quoted
@@ -27,9 +28,10 @@ from onnx_export.model_io import (
     sidecars,
 )
 from onnx_export.nodes import model_nodes, sort_nodes
-from onnx_export.validation import inputs, lint, replaces, stress, verdict
-from onnx_export.validation.graph import inline, mark_functions
+from onnx_export.validation import inputs, lint, outputs, replaces, stress, verdict
+from onnx_export.validation.graph import inline, mark_functions, opset_versions
 from onnx_export.validation.judge import type_name
+from onnx_export.validation.lock import value_hash
 from onnx_export.validation.norm import Norm, unproved_claims
 from onnx_export.validation.patterns import find
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
@@ -48,6 +50,9 @@ class Options:
     external_data: bool = False
     data_root: str = ""
     fix: str = ""
+    outputs: str = ""
+    opset: int = 0
+    find_only: bool = False
     infer_shapes: bool = True
     limits: Limits = field(default_factory=Limits)
 
@@ -65,17 +70,53 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     versions = {"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__}
     report = ValidationReport(str(path), versions=versions)
     emit("stage", "read")
+    model = _read(path, options, report, emit)
+    if model is None:
+        return report
+    if options.opset and not report.problem:
+        model = _converted(model, options.opset, report)
+    emit("stage", "find")
+    model, found = _find(model, options, report, emit)
+    unread = _lint(model, found, report)
+    emit("report", report)
+    if options.fix:
+        report.fixed = ["wrote nothing: the file was not run, so nothing is proved"]
+    if report.problem or options.find_only or not (found or options.outputs):
+        report.problem = report.problem or unread
+        return report
+
+    cases = [Case(n, r, stress.producers(n)) for n, r in zip(found, report.norms, strict=True)]
+    emit("stage", "run")
+    try:
+        sizes = inputs.Sizes(options.batch, options.dim, options.named)
+        run = Run(model, cases, options.input, sizes, options.seed)
+        report.findings += outputs.compare(run, options.outputs)
+    except (inputs.MissingInput, ort.CannotRun, Unreadable) as error:
+        report.problem = clip(str(error))
+        return report
+    report.problem, report.fixed = clip(run.trouble or unread), []
+    _judge(run, cases, report, emit)
+    emit("stage", "stress")
+    _stress(run, cases, report, options.seed, emit)
+    if options.fix:
+        emit("stage", "fix")
+        _fix(run, cases, report, options)
+    return report
+
+
+def _read(path: str, options: Options, report: ValidationReport, emit) -> onnx.ModelProto | None:
+    """The model, with what stands in the way of running it in the report; None where nothing can be said of it."""
     try:
         model = parse(read(path, options.limits), options.limits)
     except (Refused, Unreadable) as error:
         report.problem, report.refused = clip(str(error)), isinstance(error, Refused)
-        return report
+        return None
     folder = Path(path).parent
     report.external_data = external_files(model, folder)
     emit("report", report)
     if options.fix and any(replaces(options.fix, file) for file in report.external_data):
         report.problem = f"--fix must name another file than {options.fix}, which holds tensors of the model"
-        return report
+        return None
     try:
         root = (options.data_root or folder) if options.external_data else None
         attach_external_data(model, folder, root, sidecars(path))
@@ -91,9 +132,25 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     except Unreadable as error:
         report.problem = report.problem or clip(str(error))
     report.problem = report.problem or clip(_foreign(model))
+    return model
 
-    emit("stage", "find")
-    model, found = _find(model, options, report, emit)
+
+def _converted(model: onnx.ModelProto, opset: int, report: ValidationReport) -> onnx.ModelProto:
+    """The model in a newer opset, for operators that its own has not; as it is where that cannot be done."""
+    given = opset_versions(model).get("", 0)
+    if given >= opset:
+        return model
+    try:
+        converted = onnx.version_converter.convert_version(model, opset)
+    except Exception as error:  # the C++ layer raises many kinds
+        report.problem = clip(f"--opset {opset}: cannot convert from opset {given}: {' '.join(str(error).split())}")
+        return model
+    report.findings.append(Finding("note", "converted", f"examined as converted from opset {given} to {opset}"))
+    return converted
+
+
+def _lint(model: onnx.ModelProto, found: list[Norm], report: ValidationReport) -> str:
+    """Describe the norms and add what can be said without running them; what could not be looked at."""
     report.findings += lint.lint_model(model)
     for norm in found:
         report.norms.append(_describe(norm))
@@ -103,52 +160,40 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
             report.findings.append(_unread(norm.name, error))
     report.findings += [*lint.lint_siblings(found), *lint.lint_unclaimed(model, found)]
     unseen = ("unread", "unproved-claim")
-    unread = next((f"{f.norm}: {f.message}" for f in report.findings if f.code in unseen), "")
-    emit("report", report)
-    if options.fix:
-        report.fixed = ["wrote nothing: the file was not run, so nothing is proved"]
-    if report.problem or not found:
-        report.problem = report.problem or unread
-        return report
+    return next((f"{f.norm}: {f.message}" for f in report.findings if f.code in unseen), "")
 
-    cases = [Case(n, r, stress.producers(n)) for n, r in zip(found, report.norms, strict=True)]
-    emit("stage", "run")
-    try:
-        sizes = inputs.Sizes(options.batch, options.dim, options.named)
-        run = Run(model, cases, options.input, sizes, options.seed)
-    except (inputs.MissingInput, ort.CannotRun, Unreadable) as error:
-        report.problem = clip(str(error))
-        return report
-    report.problem, report.fixed = clip(run.trouble or unread), []
+
+def _judge(run: Run, cases: list[Case], report: ValidationReport, emit) -> None:
     for position, case in enumerate(cases):
         emit("progress", (position, 2 * len(cases)))
         if case.feeds:
             with _apart(case, report):
                 report.findings += verdict.judge(run, case, position)
-    if all(norm.verdict == "not exercised" for norm in report.norms):
+    if cases and all(norm.verdict == "not exercised" for norm in report.norms):
         report.problem = report.problem or "no norm was exercised, so nothing is proved"
     emit("report", report)
 
-    emit("stage", "stress")
+
+def _stress(run: Run, cases: list[Case], report: ValidationReport, seed: int, emit) -> None:
     about_runtime: dict[tuple[str, str], Finding] = {}
     for position, case in enumerate(cases):
         emit("progress", (len(cases) + position, 2 * len(cases)))
         if case.feeds and not case.norm.near_miss and case.report.verdict == "ok":
             with _apart(case, report):
-                for finding in verdict.judge_stress(run, case, options.seed):
+                for finding in verdict.judge_stress(run, case, seed):
                     about_runtime[finding.code, finding.message] = finding
     report.findings += about_runtime.values()
-    if options.fix:
-        from onnx_export.validation.repair import CannotRepair, repair
 
-        emit("stage", "fix")
-        try:
-            report.fixed = repair(Path(options.fix), model, cases, run.feeds)
-        except OSError as error:
-            report.problem = f"--fix: cannot write {options.fix}: {error.strerror}"
-        except CannotRepair as error:
-            report.problem = clip(f"--fix: wrote nothing, {error}")
-    return report
+
+def _fix(run: Run, cases: list[Case], report: ValidationReport, options: Options) -> None:
+    from onnx_export.validation.repair import CannotRepair, repair
+
+    try:
+        report.fixed = repair(Path(options.fix), run.model, cases, run.feeds)
+    except OSError as error:
+        report.problem = f"--fix: cannot write {options.fix}: {error.strerror}"
+    except CannotRepair as error:
+        report.problem = clip(f"--fix: wrote nothing, {error}")
 
 
 @contextmanager
@@ -208,4 +253,12 @@ def _describe(norm: Norm) -> NormReport:
         bias=clip(norm.bias),
         compute_dtype=type_name(norm.compute_dtype),
         near_miss=norm.near_miss,
+        scale_hash=_hash(norm, norm.scale),
+        bias_hash=_hash(norm, norm.bias),
     )
+
+
+def _hash(norm: Norm, name: str) -> str:
+    """Of a stored scale or bias; "computed" for one that the graph computes."""
+    value = norm.scope.constant(name) if name else None
+    return "computed" if name and value is None else value_hash(value)

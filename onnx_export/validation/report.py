@@ -55,6 +55,8 @@ class NormReport:
         Stress families that failed.
     points : list of [float, float, str]
         Conditioning and error/bound of tapped and stressed rows, and where they come from, for the plot.
+    scale_hash, bias_hash : str
+        Of the stored values, "computed" where the graph computes them, empty where there are none.
     """
 
     name: str
@@ -77,10 +79,12 @@ class NormReport:
     conditioning: float | None = None
     became: str = ""
     risks: list[str] = field(default_factory=list)
-    points: list[list[Any]] = field(default_factory=list)
+    points: list[list[Any]] = field(default_factory=list, repr=False)
+    scale_hash: str = ""
+    bias_hash: str = ""
 
 
-@dataclass
+@dataclass(repr=False)
 class ValidationReport:
     """All that is known about one file. True in a condition if `ok`; `print` shows the table.
 
@@ -117,6 +121,9 @@ class ValidationReport:
 
     def __bool__(self) -> bool:
         return self.ok
+
+    def __repr__(self) -> str:
+        return f"<ValidationReport {self.path!r}: {self.summary()}{', ' * bool(self.problem)}{self.problem}>"
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -159,7 +166,8 @@ class ValidationReport:
 
     def to_json(self) -> str:
         """The report as JSON (schema: docs/validator.md); NaN and infinities are written as strings."""
-        data = {"schema": SCHEMA, "exit_code": self.exit_code(), "summary": self.summary(), **asdict(self)}
+        codes = {"exit_code": self.exit_code(), "strict_exit_code": self.exit_code(strict=True)}
+        data = {"schema": SCHEMA, **codes, "summary": self.summary(), **asdict(self)}
         return json.dumps(_finite(data), indent=1, allow_nan=False)
 
 

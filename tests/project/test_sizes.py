@@ -18,9 +18,6 @@ OLDER = {
     "src/kernels/row_stats.inl.h",
     "src/kernels/sweep.inl.h",
     "src/rnn/network.c",
-    "onnx_export/float64.py",
-    "onnx_export/validation/examine.py",
-    "onnx_export/validation/patterns.py",
 }
 
 

@@ -1,0 +1,45 @@
+"""What each finding means and what to do about it: the text of `cnorm explain CODE`."""
+
+from __future__ import annotations
+
+CODES = {
+    "axis": "The axis is out of range for the norm's input. Correct the attribute in the model that was exported.",
+    "bias-nan": "The bias holds NaN or Inf. Look at the training run or the conversion of the weights.",
+    "bias-shape": "The bias does not broadcast to the input of the norm.",
+    "converted": "The model was converted to another opset (--opset) before it was examined.",
+    "eps-large": "eps is 0.01 or more: rows whose standard deviation is below 0.1 shrink. Some models mean it.",
+    "eps-nan": "eps is NaN, so every result is.",
+    "eps-negative": "eps is negative: rows of small variance give NaN.",
+    "eps-zero": "eps is 0, absent, or 0 in the type it is used in (1e-8 in float16): constant rows give NaN. PyTorch's "
+    "current exporter drops an eps of 1e-8 or less: use a larger one, or its older exporter.",
+    "float16-overflow": "Squares of the values seen overflow float16. onnxruntime's CPU computes in float32 and hides "
+    "it; other devices do not.",
+    "like-count": "The reference (--like) has another number of norms.",
+    "like-differs": "A norm differs from that of the reference (--like) in the fields named.",
+    "miscomputed": "A graph shape that the installed onnxruntime computes wrongly, measured on a small model.",
+    "model-drift": "How far the outputs of the optimised model are from those of the unoptimised one.",
+    "nan": "Finite rows came out of the norm as NaN or Inf.",
+    "narrow-statistics": "Mean and variance are computed in a narrower type than the input has.",
+    "near-miss": "The nodes have the ingredients of a norm and are none; the message says why. An error where nobody "
+    "means it: disagreeing axes, no root, an exponent that is no even integer, a product for a quotient.",
+    "non-finite": "Rows with NaN or Inf reached the norm and were not judged. An error where all inputs were given and "
+    "are finite.",
+    "opset": "The opset is newer than the installed onnxruntime takes.",
+    "ir": "The IR version is one that the installed onnxruntime does not take.",
+    "optimiser-precision": "On stress rows the operator that the optimiser makes is up to ten bounds less exact than "
+    "the one it replaces. The file is sound; the message names the optimiser to disable.",
+    "order": "Nodes come before those whose results they use. The standard forbids it, onnxruntime sorts them.",
+    "outputs-differ": "The outputs are not those of the file given with --outputs.",
+    "runtime-limit": "On these rows onnxruntime's own operator fails as well: no file is to blame.",
+    "scale-nan": "The scale holds NaN or Inf. Look at the training run or the conversion of the weights.",
+    "scale-shape": "The scale does not broadcast to the input of the norm. paddle2onnx 2.1 writes such norms over two "
+    "axes: reshape the scale to the normalised axes.",
+    "shapes": "Shape inference failed; less can be said of axes and counts.",
+    "sidecar": "Tensors were read from the data file of the model's name beside it.",
+    "stash-type": "The statistics are kept in another type than float32, which runtimes do not support.",
+    "unclaimed": "Square roots and means that belong to no norm which was recognised: if a norm is missing from the "
+    "report, they are where to look.",
+    "unlike-others": "At least three norms of the file agree on something in which this one differs.",
+    "unproved-claim": "A local function named LayerNorm holds nothing that was recognised as one.",
+    "unread": "The validator failed on this node and looked at the rest. Please report it.",
+}

@@ -1,0 +1,277 @@
+"""A file held to another, many files in one call, formats for machines, and nothing left of a killed process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_gallery as gallery
+import pytest
+from click.testing import CliRunner
+from onnx import numpy_helper
+
+from onnx_export import validate
+from onnx_export.validation import codes, command
+from onnx_export.validation.lock import facts, read_lock
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(command.validate, [str(a) for a in arguments])
+
+
+def saved(model, path):
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture
+def original(tmp_path):
+    return saved(gallery.two_norms_in_a_row().model, tmp_path / "original.onnx")
+
+
+# ------------------------------------------------------------------------------------------------- --like, --lock
+
+
+def nodes_of(model):
+    return [node for node in model.graph.node if node.op_type == "LayerNormalization"]
+
+
+def edit_tensor(model, name, change):
+    tensor = next(t for t in model.graph.initializer if t.name == name)
+    tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor)), name))
+
+
+def remove_first(model):
+    first, second = nodes_of(model)
+    second.input[0] = first.input[0]
+    model.graph.node.remove(first)
+
+
+def set_eps(model):
+    node = nodes_of(model)[0]
+    node.ClearField("attribute")
+    node.attribute.append(onnx.helper.make_attribute("epsilon", 1e-4))
+
+
+def half_the_scale(model):
+    edit_tensor(model, "scale", lambda value: value / 2)
+
+
+def flip_the_bias(model):
+    edit_tensor(model, "bias", lambda value: -value)
+
+
+def drop_the_bias(model):
+    nodes_of(model)[1].input.pop()
+
+
+def swap(model):
+    for node in nodes_of(model):
+        node.input[1], node.input[2] = node.input[2], node.input[1]
+
+
+FAULTS = {
+    remove_first: "1 norms, the reference has 2",
+    set_eps: "eps 1e-05 -> 0.0001",
+    half_the_scale: "scale_hash",
+    flip_the_bias: "bias_hash",
+    drop_the_bias: "bias_hash",
+    swap: "scale_hash",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_change_that_no_file_shows_by_itself_is_seen_beside_the_original(fault, original, tmp_path):
+    model = onnx.load(original)
+    fault(model)
+    path = saved(model, tmp_path / "new.onnx")
+    lock = tmp_path / "norms.json"
+    assert invoke(original, "--lock", lock).exit_code == 0
+    assert invoke(path).exit_code == 0
+    for reference in (original, lock):
+        result = invoke(path, "--like", reference)
+        assert result.exit_code == 1
+        assert FAULTS[fault] in result.output
+
+
+def test_a_file_is_like_itself_and_its_report(original, tmp_path):
+    report = tmp_path / "report.json"
+    report.write_text(validate(original).to_json())
+    for reference in (original, report):
+        assert invoke(original, "--like", reference).exit_code == 0
+
+
+def test_a_norm_is_like_its_decomposed_form(tmp_path):
+    """Of an exporter that has no operator for it."""
+    native = gallery.model([gallery.native()], constants=gallery.weights())
+    other = gallery.model(*gallery.parts(gallery.decomposed()))
+    result = invoke(saved(other, tmp_path / "d.onnx"), "--like", saved(native, tmp_path / "n.onnx"))
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"norms": [{}]}', '{"norms": 3}', "[" * 10**5])
+def test_a_reference_that_is_none_cannot_be_held_to(text, original, tmp_path):
+    path = tmp_path / "lock.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="not a lock file"):
+        read_lock(text)
+    result = invoke(original, "--like", path)
+    assert result.exit_code == 2
+    assert "--like: cannot read" in result.output
+
+
+def test_the_facts_of_a_norm_need_no_run(original):
+    assert facts(validate(original, find_only=True).norms) == facts(validate(original).norms)
+
+
+# ------------------------------------------------------------------------------------------------------ --outputs
+
+
+def test_outputs_of_a_framework_are_compared(original, tmp_path):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(3, gallery.N)).astype(np.float32)
+    weights = gallery.weights()
+    y = x.astype(np.float64)
+    for _ in range(2):
+        d = y - y.mean(-1, keepdims=True)
+        y = d / np.sqrt((d * d).mean(-1, keepdims=True) + 1e-5) * weights["scale"] + weights["bias"]
+    np.savez(tmp_path / "x.npz", x=x)
+    np.savez(tmp_path / "y.npz", y=y)
+    np.savez(tmp_path / "wrong.npz", y=y * 1.01)
+    np.savez(tmp_path / "other.npz", z=y)
+    given = [original, "--input", tmp_path / "x.npz", "--outputs"]
+    assert invoke(*given, tmp_path / "y.npz").exit_code == 0
+    wrong = invoke(*given, tmp_path / "wrong.npz")
+    assert wrong.exit_code == 1
+    assert "outputs-differ" in wrong.output
+    assert invoke(*given, tmp_path / "other.npz").exit_code == 2
+
+
+# ---------------------------------------------------------------------------------------------- many files, formats
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A sound file, one with a warning, and one with an error."""
+    inner = tmp_path / "models" / "inner"
+    inner.mkdir(parents=True)
+    saved(gallery.native_layer_norm().model, inner / "a.onnx")
+    saved(gallery.not_centred().model, inner / "b.onnx")
+    saved(gallery.lint_eps_nan().model, inner.parent / "c.onnx")
+    return inner.parent
+
+
+def test_a_folder_is_all_its_models_and_the_worst_exit_code(folder):
+    result = invoke(folder, "--workers", 2)
+    assert result.exit_code == 1
+    for name in "abc":
+        assert f"{name}.onnx" in result.output
+    assert invoke(folder / "inner").exit_code == 0
+    assert invoke(folder / "inner", "--strict").exit_code == 1
+
+
+def test_piped_text_has_one_line_a_finding_and_no_name_is_cut(tmp_path):
+    model = gallery.native_layer_norm().model
+    model.graph.node[0].name = "a/" + "very_long_" * 20 + "name"
+    result = invoke(saved(model, tmp_path / "m.onnx"))
+    assert any(model.graph.node[0].name in line for line in result.output.splitlines())
+
+
+def test_json_of_many_and_of_one(folder):
+    many = json.loads(invoke(folder, "--format", "json").output)
+    assert [Path(each["path"]).name for each in many["reports"]] == ["c.onnx", "a.onnx", "b.onnx"]
+    one = json.loads(invoke(folder / "inner" / "b.onnx", "--json").output)
+    assert (one["exit_code"], one["strict_exit_code"]) == (0, 1)
+
+
+def test_annotations_for_github_are_escaped(tmp_path):
+    model = gallery.not_centred().model
+    path = saved(model, tmp_path / "a,b%.onnx")
+    output = invoke(path, "--format", "github").output
+    line = next(line for line in output.splitlines() if line.startswith("::warning"))
+    assert "a%2Cb%25.onnx,title=cnorm near-miss::" in line
+
+
+def test_sarif_names_a_rule_for_each_result(folder):
+    log = json.loads(invoke(folder, "--format", "sarif").output)
+    (run,) = log["runs"]
+    rules = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+    assert {result["ruleId"] for result in run["results"]} == rules
+    assert {"near-miss", "eps-nan"} <= rules
+    assert {result["level"] for result in run["results"]} <= {"error", "warning", "note"}
+
+
+def test_options_for_one_file_are_refused_for_many(folder):
+    result = invoke(folder, "--html", folder / "x.html")
+    assert result.exit_code == 2
+    assert "--html is for one model, 3 are given" in result.output
+
+
+def test_every_finding_of_the_gallery_is_explained():
+    wanted = {code for build in gallery.SPECIMENS for code in build().findings}
+    assert wanted <= codes.CODES.keys()
+    result = CliRunner().invoke(command.explain, ["eps-zero"])
+    assert "constant rows give NaN" in result.output
+    assert CliRunner().invoke(command.explain, ["no-such"]).exit_code == 2
+
+
+def test_the_repr_of_a_report_is_one_line(original):
+    report = validate(original)
+    assert len(repr(report)) < 300
+    assert "2 layer norms: 2 ok" in repr(report)
+    assert len(repr(report.norms[0])) < 800
+
+
+# ------------------------------------------------------------------------------------------------------- processes
+
+
+def test_a_conversion_lets_an_old_file_be_repaired(tmp_path):
+    path = saved(gallery.model(*gallery.parts(gallery.decomposed(opset=11)), opset=11), tmp_path / "m.onnx")
+    assert "wrote nothing" in validate(path, fix=tmp_path / "f.onnx").fixed[-1]
+    report = validate(path, fix=tmp_path / "f.onnx", opset=17)
+    assert report.fixed[-1].startswith("wrote "), (report.fixed, report.problem)
+    fixed = onnx.load(tmp_path / "f.onnx")
+    assert fixed.opset_import[0].version == 17
+    assert "LayerNormalization" in {node.op_type for node in fixed.graph.node}
+
+
+def children(pid):
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == pid:
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own means, of Linux alone")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_the_child_ends_with_its_parent_and_leaves_nothing(how, tmp_path):
+    width = 4096
+    nodes, constants = gallery.decomposed(width=width)
+    path = saved(gallery.model(nodes, (256, width), constants), tmp_path / "m.onnx")  # some seconds of stress
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command_line = [sys.executable, "-P", "-m", "onnx_export.validation", str(path)]
+    parent = subprocess.Popen(command_line, env=os.environ | {"TMPDIR": str(scratch)}, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not children(parent.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1.0)  # the child has read its request
+    (child,) = children(parent.pid)
+    parent.send_signal(how)
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{child}").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert list(scratch.iterdir()) == []
