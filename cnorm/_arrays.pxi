@@ -102,7 +102,7 @@ cdef inline int first_normalised(object axis, cnp.ndarray x) except -1:
         if -ndim <= number < ndim and not overflow:
             return <int>number + ndim if number < 0 else <int>number
     try:
-        i = None if isinstance(axis, bool) else operator.index(axis)
+        i = None if isinstance(axis, (bool, np.bool_)) else operator.index(axis)
     except TypeError:
         i = None
     if i is None:
@@ -150,9 +150,16 @@ cdef inline double real_number(object value, str name, cnorm_dtype dtype=CNORM_F
     return number
 
 
+def rounded(value, str name, dtype=np.float32):
+    """An eps or sigma that a norm takes for this dtype, float32 or float64, rounded to it as the kernels round."""
+    cdef double number = real_number(value, name, CNORM_F64 if np.dtype(dtype) == np.float64 else CNORM_F32)
+    with default_float_env():
+        return float(np.dtype(dtype).type(number))
+
+
 cdef ptrdiff_t whole_number(object value, str name, ptrdiff_t least) except -1:
     try:
-        number = None if isinstance(value, bool) else operator.index(value)
+        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
         number = None
     if number is None:

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from cnorm._core import as_array, check_var, default_float_env, weight_norm
-from cnorm.layers import rounded
+from cnorm._core import as_array, check_var, default_float_env, rounded, weight_norm
 
 
 def fold_batch_norm(

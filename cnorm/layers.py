@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
-from cnorm._core import BoundLayerNorm, default_float_env
+from cnorm._core import BoundLayerNorm, default_float_env, rounded
 from cnorm.presets import PRESETS
 from cnorm.specs import INITIAL, CellSpec
 from cnorm.tensors import Tensor, has_projection, optional_tensors, present
@@ -410,19 +408,3 @@ def _eps(eps, spec: CellSpec) -> float | None:
     if eps is None and spec.eps is None:
         raise ValueError(f"eps must be given for preset {spec.name!r}: its checkpoints do not carry one")
     return rounded(spec.eps if eps is None else eps, "eps")
-
-
-def rounded(value, name: str, dtype=np.float32) -> float:
-    """An eps or sigma, finite in `dtype` and not negative, rounded to it."""
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value[()]
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a real number, got {value!r}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not 0 <= number <= float(np.finfo(dtype).max):
-        raise ValueError(f"{name} must be finite and not negative, got {value!r} for {np.dtype(dtype)}")
-    with default_float_env():
-        return float(np.dtype(dtype).type(number))
