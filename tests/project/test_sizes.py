@@ -129,7 +129,7 @@ def test_no_function_is_too_long_or_takes_too_much():
             # the entries of the C library and the options of public Python functions are arguments of one name each
             public = function.startswith("cnorm_") or (path.suffix != ".c" and not function.startswith("_"))
             public = public and path.suffix in (".c", ".py", ".pxi")
-            public = public or function == "_run"  # the interface of onnx.reference: an operator's inputs and attributes
+            public = public or function == "_run"  # of onnx.reference: the inputs of an operator
             if lines > FUNCTION_LINES or (not public and parameters > PARAMETERS):
                 found.append(f"{name}: {function} has {lines} lines and {parameters} parameters")
     assert not found, "\n".join(found)
