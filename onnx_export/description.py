@@ -1,4 +1,4 @@
-"""What a file says of itself: the table of states, the metadata, doc strings, the JSON file beside it."""
+"""The description in a file: the table of states, the metadata, doc strings, the JSON file beside it."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ def export(
         Version of the ONNX operators, 13 or newer, as far as the installed onnxruntime loads it. Layer
         normalisation is the operator LayerNormalization from 17 on, composed of others below.
     batch : 1 or str
-        The number of conversations in one call, or the name of a dimension that stays open. In form "sequence"
-        "T" is taken.
+        The number of rows in one call, each a stream of its own, or the name of a dimension that stays open. In
+        form "sequence" "T" is taken.
     functions : bool
         Make each recurrent cell a local function of the domain "cnorm", not a run of nodes. Of the runtimes tried
         only onnxruntime and the reference evaluator run such files.
@@ -74,9 +74,9 @@ def export(
         Of weights, inputs, outputs and states. For float16 the weights are rounded; norms are computed in
         float32 in either case.
     portable : bool
-        For other runtimes than onnxruntime: what is computed from weights alone is folded into the weights,
-        products are MatMul and Add, not Gemm, and every output comes from a node of its own name, which nothing
-        else reads. `load` cannot make the model again from such a file.
+        For other runtimes than onnxruntime: nodes that depend on weights alone are folded into weights, products
+        are MatMul and Add, not Gemm, and every output comes from a node of its own name, which nothing else reads.
+        `load` cannot make the model again from such a file.
     composed_norms : bool
         Compose norms of other operators at any opset.
     loop : "scan", "loop" or "unrolled"

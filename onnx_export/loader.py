@@ -32,7 +32,7 @@ def load(path) -> Model:
 
     The weights are the file's initialisers, so float32 files give a model whose steps have the bits of the
     original's. The graph is not looked at: `check_parity` says whether it computes what the model does. The file
-    may come from a stranger: it is measured and checked before anything is made of it.
+    is untrusted input: it is measured and checked before it is used.
 
     Parameters
     ----------

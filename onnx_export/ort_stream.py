@@ -19,7 +19,7 @@ _DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
 class OrtStream:
-    """One conversation with an exported model, run by onnxruntime, with the methods of `cnorm.Stream` but for saving.
+    """One stream through an exported model, run by onnxruntime, with the methods of `cnorm.Stream` but for saving.
 
     Inputs and outputs are bound once. There are two bindings, each reading the states that the other writes,
     and all buffers are NumPy arrays that onnxruntime uses in place: a step is a copy of x in, one call, and a
@@ -101,10 +101,10 @@ class OrtStream:
         _check_shapes(x, y, inputs.values(), outputs.values())
         self._sequence = len(x.shape) == 3
         self.input_size, self.output_size = x.shape[-1], y.shape[-1]
-        ones = (1,) * (len(x.shape) - 1)  # one step of one conversation
+        ones = (1,) * (len(x.shape) - 1)  # one step of one stream
         self._x = np.zeros((*ones, self.input_size), self.dtype)
         self._y = np.zeros((*ones, self.output_size), self.dtype)
-        self._turn = 0  # which of the two state buffers is current
+        self._current = 0  # which of the two state buffers is current
         self._buffers = [
             {name: np.zeros((1, inputs[f"{name}_in"].shape[-1]), self.dtype) for name in self._states} for _ in range(2)
         ]
@@ -143,8 +143,8 @@ class OrtStream:
         if out is not None:
             self._checked(out, "out", (self.output_size,))
         self._x[...] = x
-        self.session.run_with_iobinding(self._bindings[self._turn])
-        self._turn = 1 - self._turn
+        self.session.run_with_iobinding(self._bindings[self._current])
+        self._current = 1 - self._current
         if out is None:
             return self._y.reshape(-1).copy()
         out[...] = self._y.reshape(-1)
@@ -175,7 +175,7 @@ class OrtStream:
             for frame, y in zip(x, out, strict=True):
                 self.step(frame, out=y)
         elif len(x):
-            states = self._buffers[self._turn]
+            states = self._buffers[self._current]
             feeds = {"x": x[:, None]} | {f"{name}_in": states[name] for name in self._states}
             names = ["y", *(f"{name}_out" for name in self._states)]
             y, *after = self.session.run(names, feeds)
@@ -186,7 +186,7 @@ class OrtStream:
 
     def state(self) -> dict[str, np.ndarray]:
         """A copy of the states, each [units]."""
-        return {name: array[0].copy() for name, array in self._buffers[self._turn].items()}
+        return {name: array[0].copy() for name, array in self._buffers[self._current].items()}
 
     def set_state(self, state) -> None:
         """Replace all states.
@@ -207,7 +207,7 @@ class OrtStream:
             raise TypeError(f"state must be a mapping of names to arrays, got {type(state).__name__}")
         if set(state) != set(self._states):
             raise ValueError(f"state must have the names {sorted(self._states)}, got {sorted(state)}")
-        current = self._buffers[self._turn]
+        current = self._buffers[self._current]
         checked = {
             name: self._checked(state[name], f"state[{name!r}]", current[name].shape[1:]) for name in self._states
         }
@@ -235,7 +235,7 @@ class OrtStream:
 
 
 def _check_shapes(x, y, inputs, outputs) -> None:
-    """ValueError for a file that cannot take one step of one conversation."""
+    """ValueError for a file that cannot take one step of one stream."""
     if len(x.shape) not in (2, 3):
         raise ValueError(f"onnx_model must have x [batch, size] or [T, batch, size], got {x.shape}")
     if len(x.shape) == 3 and isinstance(x.shape[0], int) and x.shape[0] != 1:

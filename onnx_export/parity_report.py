@@ -1,4 +1,4 @@
-"""What `check_parity` reports: as an object, as JSON, as text and as a table."""
+"""The report of `check_parity`: an object, JSON, text and a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One builder per family of layers: what an instance of it is, in ONNX operators.
+"""One builder per family of layers: the ONNX nodes of a layer.
 
 A builder module has
 

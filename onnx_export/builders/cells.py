@@ -1,7 +1,8 @@
-"""What all recurrent cells share: their tensors by meaning, products, norms and gates.
+"""The nodes that recurrent cells have in common: products, norms and gates, and a cell's tensors by their parts.
 
 A cell's tensors stay in the file as the checkpoint has them. Where the cell needs them cut, joined or in another
-order, that is a node on an initialiser, which every runtime computes once when it loads the file.
+order, that is a node on an initialiser, which onnxruntime computes once when it loads the file, and `folding` when the
+file is written.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Cell:
         """A matrix part [gates * units, inputs] for some gates, in this order."""
         _, _, inputs_first = self._pieces[part][0]
         value = self._ordered(part, gates, int(inputs_first))
-        return self.graph.add("Transpose", value, name=f"{part}_turned", perm=[1, 0]) if inputs_first else value
+        return self.graph.add("Transpose", value, name=f"{part}_transposed", perm=[1, 0]) if inputs_first else value
 
     def _ordered(self, part: str, gates: str, axis: int, otherwise: float = 0.0) -> str:
         for letters, value, _ in self._pieces.get(part, []):
@@ -156,11 +157,11 @@ class Cell:
             both = graph.add("Add", self.product("weight_h", h, "from_h", order), from_x, name="from_both")
             total = self.norm(both, order, "gain", "bias", "norm")
             rest = [self.vector(p, order) for p in ("bias_x", "bias_h")]
-            total = self.shifted(total, self.sum(rest, "bias"), order)
+            total = self.with_bias(total, self.sum(rest, "bias"), order)
         else:
             from_x, from_h = self.split_norms(x, h, order)
             total = {k: graph.add("Add", from_h[k], from_x[k], name=f"gates_{k}") for k in from_x}
-            total = self.shifted(total, self.vector("bias", order), order)
+            total = self.with_bias(total, self.vector("bias", order), order)
         return self.cut(total, list(order), "gate")
 
     def split_norms(self, x: str, h: str, order: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -172,17 +173,18 @@ class Cell:
             self.norm(from_h, order, "gain_h", "bias_h", "norm_h"),
         )
 
-    def shifted(self, values: dict[str, str], bias: str | None, order: str) -> dict[str, str]:
+    def with_bias(self, values: dict[str, str], bias: str | None, order: str) -> dict[str, str]:
         """A bias [gates * units] added to the groups of gates."""
         if bias is None:
             return values
         cut = self.cut({order: bias}, list(values), "bias")
         return {k: self.graph.add("Add", v, cut[k], name=f"biased_{k}") for k, v in values.items()}
 
-    def activated(self, operator: str, value: str, name: str, shift: float = 0.0) -> str:
+    def activated(self, operator: str, value: str, name: str, offset: float = 0.0) -> str:
         """Sigmoid or Tanh of a gate and the constant that its spec adds to it."""
-        if shift:
-            value = self.graph.add("Add", value, self.graph.constant(shift, f"{name}_shift"), name=f"{name}_shifted")
+        if offset:
+            constant = self.graph.constant(offset, f"{name}_offset")
+            value = self.graph.add("Add", value, constant, name=f"{name}_with_offset")
         return self.graph.add(operator, value, name=name)
 
     def clipped(self, value: str, limit: float | None, name: str) -> str:

@@ -32,7 +32,7 @@ def _after(cell, x, h):
         from_h = {order: cell.product("weight_h", h, "from_h", order, cell.vector("bias_h", order))}
     else:
         from_x, from_h = cell.split_norms(x, h, order)
-        from_x = cell.shifted(from_x, cell.vector("bias", order), order)
+        from_x = cell.with_bias(from_x, cell.vector("bias", order), order)
     from_x, from_h = (cell.cut(v, [both, "n"], f"from_{k}") for k, v in (("x", from_x), ("h", from_h)))
     gate = cell.cut({both: graph.add("Add", from_h[both], from_x[both], name="gates")}, list(both), "gate")
     reset = graph.add("Mul", cell.activated("Sigmoid", gate["r"], "r"), from_h["n"], name="reset")

@@ -45,11 +45,11 @@ def build(graph, layer, weights, x, states):
         return graph.add("Squeeze", value, graph.constant([axis], f"{name}_axes", np.int64), name=name)
 
     constant = {"LSTM": ("f", spec.forget_bias), "GRU": ("z", spec.update_bias), "RNN": ("a", 0.0)}[layer.kind]
-    shift = None
+    offset = None
     if constant[1]:
         vector = np.where(np.array(list(order)) == constant[0], constant[1], 0.0).repeat(layer.units)
-        shift = graph.constant(vector, "shift")
-    bias_x = cell.sum([*(cell.vector(part, order) for part in ("bias", "bias_x")), shift], "bias_x_all")
+        offset = graph.constant(vector, "offset")
+    bias_x = cell.sum([*(cell.vector(part, order) for part in ("bias", "bias_x")), offset], "bias_x_all")
     bias_h = cell.vector("bias_h", order)
     bias = ""
     if bias_x or bias_h:

@@ -69,7 +69,7 @@ def test_the_model_is_never_replaced_by_its_export(tmp_path):
     assert (tmp_path / "demo.safetensors").read_bytes() == before
 
 
-def test_what_is_not_installed_is_named_in_one_line(tmp_path):
+def test_missing_extras_are_named_in_one_line(tmp_path):
     cnorm.demo_model().save(tmp_path / "demo.safetensors")
     for absent in (["onnx"], ["onnxruntime"], ["onnx", "onnxruntime"]):
         before = f"sys.modules |= dict.fromkeys({absent}); "

@@ -170,7 +170,7 @@ def test_wrong_options_leave_no_file(tmp_path, options, error, says):
     assert os.listdir(tmp_path) == []
 
 
-def test_what_is_not_a_model(tmp_path):
+def test_rejects_anything_but_a_model(tmp_path):
     for wrong in (None, "demo.safetensors", cnorm.demo_model().layers, cnorm.demo_model().layers[0]):
         with pytest.raises(TypeError, match="model must be a cnorm"):
             onnx_export.export(wrong, tmp_path / "demo.onnx")
@@ -330,7 +330,7 @@ def test_large_weights_go_to_a_second_file(tmp_path, small_limit):
     )
 
 
-def test_modes_links_and_what_is_no_file(tmp_path, small_limit):
+def test_file_modes_links_and_special_files(tmp_path, small_limit):
     """As for `cnorm.Model.save`; the second file has the mode of the first and lies beside what a link leads to."""
     (tmp_path / "folder").mkdir()
     os.symlink("folder/real.onnx", tmp_path / "link")

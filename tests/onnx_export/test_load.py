@@ -95,14 +95,14 @@ def test_a_file_that_is_not_there(tmp_path):
             read(tmp_path / "nothing.onnx")
 
 
-def test_what_is_no_path_is_named():
+def test_rejects_anything_but_a_path():
     for read, name in zip(READERS, ("path", "onnx_model", "onnx_model"), strict=True):
         for wrong in 3, None, [b"x"]:
             with pytest.raises(TypeError, match=f"^{name} must be .* str or path-like, got {type(wrong).__name__}"):
                 read(wrong)
 
 
-def test_a_file_from_a_stranger(tmp_path, monkeypatch):
+def test_an_untrusted_file(tmp_path, monkeypatch):
     """Weights outside the model's folder are not read, and what is not ONNX is not looked into."""
     monkeypatch.setattr("onnx_export.files.EXTERNAL_ABOVE", 100)
     (tmp_path / "inner").mkdir()

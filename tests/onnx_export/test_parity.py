@@ -319,7 +319,7 @@ def test_wrong_arguments(demo, options, error, says):
         onnx_export.check_parity(*demo, **options)
 
 
-def test_what_is_not_a_model(demo):
+def test_rejects_anything_but_a_model(demo):
     with pytest.raises(TypeError, match="model must be a cnorm"):
         onnx_export.check_parity(demo[1], demo[1])
 

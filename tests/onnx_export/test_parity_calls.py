@@ -120,7 +120,7 @@ def test_one_step_is_enough_for_a_batch(model):
     assert not onnx_export.check_parity(model, changed(exported, mean_over_rows), steps=1).ok
 
 
-def test_a_clip_that_ordinary_input_never_reaches_is_missed(rng):
+def test_a_missing_clip_is_reported_though_no_input_reaches_it(rng):
     model = cnorm.Model([random_cell(("LSTM", "lingvo"), rng, 5, 8)[0]])
     assert model.layers[0].spec.cell_clip == 10
     exported = onnx_export.export(model)

@@ -63,7 +63,7 @@ def test_every_preset_unrolled(rng, key):
     )
 
 
-def test_unrolled_steps_share_what_they_make_of_the_weights(rng):
+def test_unrolled_steps_share_nodes_on_weights(rng):
     model = of_preset(("LSTM", "tf_contrib"), rng)
     uses = []
     for steps in (1, 3):
