@@ -5,7 +5,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: demo test lint bench ctest clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak fuzz lock clean
 
-demo: .venv/built            ## the whole product in under 20 seconds
+demo: .venv/built            ## the whole product in 20 seconds, and some minutes before the first time
 	$(BIN)/cnorm demo
 
 test: .venv/built ctest      ## everything a contributor must see green
@@ -102,7 +102,7 @@ fuzz: .venv/built            ## untrusted ONNX files, model files and saved stre
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	$(BIN)/python -m pip install --verbose --no-build-isolation --no-deps --editable .
 	@touch $@
 
 lock: .venv/built            ## write requirements.lock anew: newest versions of the tools, with the hashes of their files

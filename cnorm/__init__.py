@@ -6,8 +6,9 @@ except ImportError as error:
     if "CNORM_ISA" in str(error):
         raise
     raise ImportError(
-        f"the extension module cnorm._core is not here ({error}). In a source folder run `make test` and use "
-        ".venv/bin/python from another folder, or install with `pip install .`"
+        f"the extension module cnorm._core is not in {__path__[0]} ({error}). If that is cnorm's source folder, it "
+        "comes before an installed package: run Python from another folder, or with -P. `pip install .` installs, "
+        "`make test` makes .venv with an editable installation"
     ) from error
 
 from cnorm._core import (

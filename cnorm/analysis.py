@@ -1,4 +1,4 @@
-"""What the norms of the family are invariant to, and what they do to the curvature of a model.
+"""What each norm is invariant to, and what it does to the curvature of a model.
 
 The claims of section 5 of Ba, Kiros, Hinton, "Layer Normalization", arXiv:1607.06450, as measurements. Every norm
 here has the common form ``h = f(gain / sigma * (a - mu) + bias)`` of the summed inputs ``a = W x``. They differ

@@ -34,7 +34,7 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name not in ("onnx", "onnxruntime"):
             raise
-        needs = f"onnx_export.{name} needs {error.name}: pip install 'cnorm-runtime[onnx]'"
+        needs = f"onnx_export.{name} needs {error.name}: the extra onnx, pip install '.[onnx]' in cnorm's source folder"
         raise ModuleNotFoundError(needs, name=error.name) from None
 
 

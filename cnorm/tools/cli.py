@@ -1,21 +1,74 @@
-"""The command ``cnorm``. Every subcommand imports what it needs when it runs."""
+"""The command ``cnorm``. Every subcommand imports what it needs when it runs.
 
+Exit code 0: done; 1: a check failed, such as ``export --check``; 2: the command could not do its work (usage, a missing
+package, a file, a full disk, a closed pipe, a terminal that can't show the text).
+"""
+
+import errno
 import os
 import sys
 from importlib import util
+from typing import NoReturn
 
 
-def main():
+def main() -> None:
     """Entry point of the ``cnorm`` command."""
+    missing = [package for package in ("click", "rich") if util.find_spec(package) is None]
+    if missing:
+        fail(needs("cli", missing))
     try:
-        import click
-        import rich  # noqa: F401
-    except ImportError as error:
-        print(f"the command line needs {error.name}: pip install 'cnorm-runtime[cli]'", file=sys.stderr)
-        sys.exit(2)  # 1 says that a norm is wrong
+        try:
+            code = run(sys.argv[1:])
+        finally:
+            print(end="", flush=True)  # a full disk is seen here at the latest
+    except (OSError, UnicodeEncodeError) as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or what is left is written once more at exit
+        fail(f"cnorm: {' '.join(str(error).split())}")
+    sys.exit(code)
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command and return its exit code; click's own `main` makes 1 of a closed pipe."""
+    import click
+    from rich.console import Console
+
+    Console.on_broken_pipe = broken_pipe
+    commands = group()
+    try:
+        with commands.make_context("cnorm", arguments) as context:
+            commands.invoke(context)
+    except click.exceptions.Exit as done:  # of --help and --version
+        return done.exit_code
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except click.Abort:
+        return 130
+    return 0
+
+
+def broken_pipe(console) -> NoReturn:
+    """In place of rich's own, which leaves with code 1."""
+    raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def fail(text: str) -> NoReturn:
+    """Say why the command could not do its work, and leave with code 2."""
+    print(text, file=sys.stderr)
+    sys.exit(2)
+
+
+def needs(extra: str, missing: list[str]) -> str:
+    """Which packages are missing, and how to get them: nothing of cnorm's is on PyPI."""
+    return f"Needs {' and '.join(missing)}: the extra {extra}, pip install '.[{extra}]' in cnorm's source folder."
+
+
+def group():
+    """The click group ``cnorm`` with its commands; ``explain`` and ``validate`` come from `onnx_export`."""
+    import click
 
     class Commands(click.Group):
-        """Adds ``validate``, from where it is at home; those that need onnx say so where it is not installed."""
+        """Adds ``explain`` and ``validate``; the commands that need onnx say so where it is not installed."""
 
         def list_commands(self, ctx):
             return sorted([*super().list_commands(ctx), "explain", "validate"])
@@ -23,37 +76,41 @@ def main():
         def get_command(self, ctx, name):
             missing = [package for package in ("onnx", "onnxruntime") if util.find_spec(package) is None]
             if missing and name in ("explain", "export", "validate"):
-                text = f"Needs {' and '.join(missing)}: pip install 'cnorm-runtime[onnx]'."
+                text = needs("onnx", missing)
                 anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-                return click.Command(name, anything, help=text, callback=lambda: refuse(text))
+                return click.Command(name, anything, help=text, callback=lambda: fail(text))
             if name not in ("explain", "validate"):
                 return super().get_command(ctx, name)
             from onnx_export.validation import command
 
             return getattr(command, name)
 
-    def refuse(text):
-        click.echo(text, err=True)
-        sys.exit(2)
-
     @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
     @click.version_option(package_name="cnorm-runtime")
     def cnorm():
         """Layer normalisation on CPUs: right, the same everywhere, fast, small."""
 
-    @cnorm.command()
+    for add in (add_demo, add_bench, add_info, add_export):
+        add(cnorm)
+    return cnorm
+
+
+def add_demo(commands) -> None:
+    import click
+
+    @commands.command()
     @click.option("--out", "out_dir", default="demo_out", show_default=True, help="Folder for demo.onnx and demo.png.")
     def demo(out_dir):
         """Stream real speech through a trained layer-normalised LSTM, frame by frame; then export and prove it."""
         from cnorm.tools.demo import run
 
-        try:
-            held = run(out_dir)
-        except OSError as error:
-            raise click.ClickException(str(error)) from None
-        sys.exit(0 if held else 1)
+        sys.exit(0 if run(out_dir) else 1)
 
-    @cnorm.command()
+
+def add_bench(commands) -> None:
+    import click
+
+    @commands.command()
     @click.option(
         "--out", "out_dir", default="bench_out", show_default=True, help="Folder for the JSON and the picture."
     )
@@ -64,17 +121,23 @@ def main():
 
         try:
             run(out_dir=out_dir, rnn=rnn)
-        except (OSError, RuntimeError) as error:
-            raise click.ClickException(str(error)) from None
+        except RuntimeError as error:
+            fail(f"Error: {error}")
 
-    @cnorm.command()
+
+def add_info(commands) -> None:
+    @commands.command()
     def info():
         """Versions, instruction sets and what is installed."""
         from cnorm.tools.info import show
 
         show()
 
-    @cnorm.command()
+
+def add_export(commands) -> None:
+    import click
+
+    @commands.command()
     @click.argument("model", type=click.Path(exists=True, dir_okay=False))
     @click.argument("out", type=click.Path(dir_okay=False))
     @click.option("--form", type=click.Choice(["step", "sequence"]), default="step", show_default=True)
@@ -102,7 +165,7 @@ def main():
             loaded = cnorm.load(model)
             onnx_export.export(loaded, out, batch=1 if batch is None else batch, **options)
         except (OSError, TypeError, ValueError) as error:
-            raise click.ClickException(str(error)) from None
+            fail(f"Error: {error}")
         if not as_json:
             click.echo(f"{out}: {options['form']} form, opset {options['opset']}, {options['dtype']}")
         if check:
@@ -114,13 +177,3 @@ def main():
             else:
                 Console().print(report)
             sys.exit(0 if report.ok else 1)
-
-    try:
-        try:
-            cnorm()
-        finally:
-            print(end="", flush=True)  # a full disk is seen here at the latest
-    except (OSError, UnicodeEncodeError) as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or what is left is written once more at exit
-        print(f"cnorm: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)

@@ -43,8 +43,8 @@ def test_options_for_other_runtimes(tmp_path):
 def test_errors_are_one_sentence_and_leave_no_file(tmp_path):
     cnorm.demo_model().save(tmp_path / "demo.safetensors")
     wrong = (
-        (["--native-ops"], 1, "the operators have no layer norm"),
-        (["--opset", "99"], 1, "opset must be"),
+        (["--native-ops"], 2, "the operators have no layer norm"),
+        (["--opset", "99"], 2, "opset must be"),
         (["--json"], 2, "--json prints the report of --check"),
     )
     for options, code, says in wrong:
@@ -53,7 +53,7 @@ def test_errors_are_one_sentence_and_leave_no_file(tmp_path):
         assert says in done.stderr
         assert "Traceback" not in done.stderr
     done = command("demo.safetensors", "absent/demo.onnx", cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "No such file or directory: 'absent/demo.onnx'" in done.stderr
     assert os.listdir(tmp_path) == ["demo.safetensors"]
 
@@ -73,7 +73,7 @@ def test_missing_extras_are_named_in_one_line(tmp_path):
     cnorm.demo_model().save(tmp_path / "demo.safetensors")
     for absent in (["onnx"], ["onnxruntime"], ["onnx", "onnxruntime"]):
         before = f"sys.modules |= dict.fromkeys({absent}); "
-        says = f"Needs {' and '.join(absent)}: pip install 'cnorm-runtime[onnx]'.\n"
+        says = f"Needs {' and '.join(absent)}: the extra onnx, pip install '.[onnx]' in cnorm's source folder.\n"
         for name, *arguments in (
             ("export", "demo.safetensors", "demo.onnx", "--opset", "17", "--check"),
             ("validate", "demo.onnx", "--html", "demo.html"),
@@ -89,5 +89,6 @@ def test_a_name_whose_package_is_not_installed_says_what_to_install():
     code = "import sys; sys.modules['onnx'] = None; import onnx_export; onnx_export."
     for name in set(onnx_export.__all__) - {"validate"}:  # it imports onnx in its child process only
         done = subprocess.run([sys.executable, "-P", "-c", code + name], capture_output=True, text=True)
-        says = f"ModuleNotFoundError: onnx_export.{name} needs onnx: pip install 'cnorm-runtime[onnx]'\n"
+        how = "the extra onnx, pip install '.[onnx]' in cnorm's source folder"
+        says = f"ModuleNotFoundError: onnx_export.{name} needs onnx: {how}\n"
         assert done.stderr.endswith(says)

@@ -2,8 +2,10 @@
 
 import io
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,7 +92,7 @@ def test_a_folder_that_can_not_be_made_is_one_sentence(command, tmp_path):
     (tmp_path / "file").touch()
     code = f"import sys; from cnorm.tools.cli import main; sys.argv = ['cnorm', {command!r}, '--out', 'file']; main()"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "file" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -112,6 +114,33 @@ def test_output_that_can_not_be_written_is_one_line(command, to, encoding, messa
             [sys.executable, "-P", "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
             env=os.environ | {"PYTHONIOENCODING": encoding},
         )  # fmt: skip
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["info", "--help", "--version"])
+def test_a_closed_pipe_is_no_verdict(command):
+    """Code 1 is for a check that failed."""
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as out:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "cnorm", command], stdout=out, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr == "cnorm: [Errno 32] Broken pipe\n"
+
+
+def test_the_command_line_without_its_packages():
+    code = "import sys; sys.modules['click'] = None; from cnorm.tools.cli import main; main()"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    says = "Needs click: the extra cli, pip install '.[cli]' in cnorm's source folder.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
+
+
+def test_a_source_folder_says_why_it_can_not_be_imported(tmp_path):
+    """Beside an installed package it comes first, unless Python is told otherwise."""
+    shutil.copytree(Path(cnorm.__file__).parent, tmp_path / "cnorm", ignore=shutil.ignore_patterns("*.so", "data"))
+    done = subprocess.run([sys.executable, "-S", "-c", "import cnorm"], capture_output=True, text=True, cwd=tmp_path)
+    assert "run Python from another folder, or with -P" in done.stderr

@@ -1,4 +1,4 @@
-"""Draws docs/pictures/family_axes.svg and docs/pictures/family_invariances.svg: `python docs/draw_family.py`.
+"""Draws docs/pictures/norm_axes.svg and docs/pictures/norm_invariances.svg: `python -P benchmarks/draw_norms.py`.
 
 The second picture is drawn from `cnorm.analysis.invariance_table()`: it shows what was measured.
 """
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cnorm.analysis import NORMS, TRANSFORMATIONS, invariance_table
 
-PICTURES = Path(__file__).parent / "pictures"
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
 SIZE, CELL, SLANT = 6, 18, 9  # cells along each edge of a cube, their width, the shift of a cell in depth
 PLAIN, MEANT, LINE, TEXT, GREEN, GREY = "#f4f4f4", "#3b78b5", "#999999", "#222222", "#d5ead9", "#f1f1f1"
 
@@ -99,5 +99,5 @@ def invariances_picture():
 
 
 if __name__ == "__main__":
-    (PICTURES / "family_axes.svg").write_text(axes_picture())
-    (PICTURES / "family_invariances.svg").write_text(invariances_picture())
+    (PICTURES / "norm_axes.svg").write_text(axes_picture())
+    (PICTURES / "norm_invariances.svg").write_text(invariances_picture())
