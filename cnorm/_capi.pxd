@@ -42,9 +42,19 @@ cdef extern from "cnorm_rnn.h" nogil:
         CNORM_ROWS
         CNORM_GATE_PAD
 
+    ctypedef enum cnorm_weight_type:
+        CNORM_WEIGHT_F32
+        CNORM_WEIGHT_F16
+        CNORM_WEIGHT_I8
+
+    enum:
+        CNORM_INT8_COLS
+
     ctypedef struct cnorm_matrix:
         ptrdiff_t gates, units, cols, group
-        const float *panels
+        const void *panels
+        cnorm_weight_type type
+        int levels
 
     ctypedef struct cnorm_linear:
         cnorm_matrix weight
@@ -121,6 +131,9 @@ cdef extern from "cnorm_rnn.h" nogil:
     ptrdiff_t cnorm_matrix_floats(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols)
     cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, ptrdiff_t group, const float *w,
                                    float *panels)
+    ptrdiff_t cnorm_matrix_bytes(const cnorm_matrix *matrix)
+    cnorm_status cnorm_matrix_round(const cnorm_matrix *matrix, const float *w, void *rows, float *scales)
+    cnorm_status cnorm_matrix_pack_rows(cnorm_matrix *matrix, const void *rows, const float *scales, void *panels)
     ptrdiff_t cnorm_layer_inputs(const cnorm_layer *layer)
     ptrdiff_t cnorm_layer_outputs(const cnorm_layer *layer)
     ptrdiff_t cnorm_layer_state_floats(const cnorm_layer *layer)

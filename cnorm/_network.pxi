@@ -174,7 +174,7 @@ cdef class Network:
             raise ValueError(f"layers take {4 * self.packed} bytes packed in panels of 32 rows: more than 1 GiB, and "
                              f"more than 8 times the {4 * self.macs} bytes of their weights")
         panels = aligned_zeros(cnorm_matrix_floats(m.gates, m.units, m.cols))
-        m.panels = <const float *>cnp.PyArray_DATA(panels)
+        m.panels, m.type, m.levels = cnp.PyArray_DATA(panels), CNORM_WEIGHT_F32, 0
         check(cnorm_matrix_pack(m.gates, m.units, m.cols, m.group, <const float *>cnp.PyArray_DATA(w),
                                 <float *>cnp.PyArray_DATA(panels)))
         memory.append(panels)

@@ -21,6 +21,7 @@ const char *cnorm_strerror(cnorm_status status)
     case CNORM_ERROR_ISA: return "the instruction set is unknown or this machine lacks it";
     case CNORM_ERROR_LAYER:
         return "a layer has an unknown kind or option, sizes that do not fit, a clip that is not positive, or lacks a vector";
+    case CNORM_ERROR_VALUE: return "a weight is beyond its storage type, or a scale is not positive and finite";
     }
     return "unknown status";
 }

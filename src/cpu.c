@@ -19,7 +19,7 @@ static unsigned saved_state(void)
     return a;
 }
 
-enum { ASKED = 1, AVX2 = 2, AVX512 = 4 };
+enum { ASKED = 1, AVX2 = 2, AVX512 = 4, AVXVNNI = 8, AVX512VNNI = 16 };
 
 static unsigned ask(void)
 {
@@ -28,7 +28,10 @@ static unsigned ask(void)
     if ((saved & XMM_YMM) != XMM_YMM) return ASKED;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_AVX) || !(c & bit_F16C)) return ASKED;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2)) return ASKED;
-    return ASKED | AVX2 | ((saved & OPMASK_ZMM) == OPMASK_ZMM && (b & wanted) == wanted ? AVX512 : 0);
+    unsigned found = ASKED | AVX2;
+    if ((saved & OPMASK_ZMM) == OPMASK_ZMM && (b & wanted) == wanted) found |= AVX512 | (c & 1u << 11 ? AVX512VNNI : 0);
+    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a & 1u << 4) found |= AVXVNNI;
+    return found;
 }
 
 /* asked once: cpuid traps in a virtual machine, and costs tens of microseconds there */
@@ -41,6 +44,8 @@ static unsigned features(void)
 
 int cnorm_cpu_has_avx2(void) { return (features() & AVX2) != 0; }
 int cnorm_cpu_has_avx512(void) { return (features() & AVX512) != 0; }
+int cnorm_cpu_has_avxvnni(void) { return (features() & AVXVNNI) != 0; }
+int cnorm_cpu_has_avx512vnni(void) { return (features() & AVX512VNNI) != 0; }
 
 /* CPUID leaf 4 (Intel) and 0x8000001d (AMD): one data or unified cache per subleaf */
 ptrdiff_t cnorm_cpu_cache_bytes(void)
@@ -63,6 +68,20 @@ ptrdiff_t cnorm_cpu_cache_bytes(void)
 }
 
 #else
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+int cnorm_cpu_has_dotprod(void) { return (getauxval(AT_HWCAP) & 1ul << 20) != 0; } /* HWCAP_ASIMDDP */
+#elif defined(__aarch64__)
+int cnorm_cpu_has_dotprod(void)
+{
+#if defined(__APPLE__)
+    return 1; /* every Apple processor that runs macOS */
+#else
+    return 0;
+#endif
+}
+#endif
 
 ptrdiff_t cnorm_cpu_cache_bytes(void) { return GUESSED_CACHE; }
 

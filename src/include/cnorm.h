@@ -31,6 +31,7 @@ typedef enum cnorm_status {
     CNORM_ERROR_DTYPE, /* not a cnorm_dtype this function takes */
     CNORM_ERROR_ISA,   /* an instruction set that is unknown or that this machine lacks */
     CNORM_ERROR_LAYER, /* a layer of cnorm_rnn.h: an unknown kind or option, sizes that do not fit, a vector that is missing */
+    CNORM_ERROR_VALUE, /* a value that the storage type can't hold, or a scale that is not positive and finite */
 } cnorm_status;
 
 /* One English sentence, never NULL */

@@ -27,17 +27,35 @@ enum {
 /* units padded to CNORM_GATE_PAD: the length of h, of c, and the stride from gate to gate of the vectors below */
 ptrdiff_t cnorm_padded_units(ptrdiff_t units);
 
+/* How a matrix keeps its weights. Of int8, W = scales[r] rows[r, k], and each input vector is rounded to integers of at most
+ * 14 bits by its own scale; the sums of products are exact. float16 is widened to float32. */
+typedef enum cnorm_weight_type { CNORM_WEIGHT_F32, CNORM_WEIGHT_F16, CNORM_WEIGHT_I8 } cnorm_weight_type;
+
+enum { CNORM_INT8_COLS = 1 << 17 }; /* so that sums of int8 weights times 7-bit inputs, at the least, fit int32 */
+
 /* W [gates * units, cols] packed for one product. The gates are normalised in groups of `group` (the last one may be
  * smaller; 0: not normalised): within a group the mean over its rows has been taken from each column, in float64. The
  * layer norm of W x over the group is then W x / sqrt(mean (W x)^2 + eps). */
 typedef struct cnorm_matrix {
     ptrdiff_t gates, units, cols, group;
-    const float *panels;
+    const void *panels;
+    cnorm_weight_type type;
+    int levels; /* CNORM_WEIGHT_I8: inputs are rounded to integers within +-levels, at most 8191 */
 } cnorm_matrix;
 
+/* float32 weights: pack W [gates * units, cols] into cnorm_matrix_floats() floats */
 ptrdiff_t cnorm_matrix_floats(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols);
 cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, ptrdiff_t group, const float *w,
                                float *panels);
+
+/* Weights of any type in two steps: the centred W [gates * units, cols] is rounded to `rows` of the type, which are also
+ * what a file keeps; then rows are packed. `scales` [gates * units] is for CNORM_WEIGHT_I8 alone, else NULL.
+ * cnorm_matrix_pack_rows takes type and shape from *matrix and fills in panels and levels; `panels` has
+ * cnorm_matrix_bytes() bytes, aligned to CNORM_ALIGN. CNORM_ERROR_SIZE for int8 rows of more than CNORM_INT8_COLS inputs,
+ * CNORM_ERROR_VALUE for a weight that the type can't hold: float16 beyond 65504, int8 -128, a scale that is not positive. */
+ptrdiff_t cnorm_matrix_bytes(const cnorm_matrix *matrix);
+cnorm_status cnorm_matrix_round(const cnorm_matrix *matrix, const float *w, void *rows, float *scales);
+cnorm_status cnorm_matrix_pack_rows(cnorm_matrix *matrix, const void *rows, const float *scales, void *panels);
 
 /* y [units] = W x + bias; bias [units] or NULL; gates = 1, group = 0 */
 typedef struct cnorm_linear {

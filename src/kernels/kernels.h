@@ -28,8 +28,12 @@ static inline ptrdiff_t packed_rows(const cnorm_matrix *w)
 /* floats from row to row of a cell's input products: the products, then the rstd of each gate */
 static inline ptrdiff_t input_row_floats(const cnorm_cell *cell) { return packed_rows(&cell->weight_x) + CNORM_GATE_PAD; }
 
-/* what `products` needs to lay `rows` vectors side by side */
-static inline ptrdiff_t interleaved_floats(const cnorm_matrix *w, ptrdiff_t rows) { return rows > 1 ? CNORM_ROWS * w->cols : 0; }
+/* scratch of `products` for `rows` vectors: float32 side by side, or as integers, eight bytes for four inputs, and one more */
+static inline ptrdiff_t product_scratch_floats(const cnorm_matrix *w, ptrdiff_t rows)
+{
+    if (w->type == CNORM_WEIGHT_I8) return (rows + 1) * ((w->cols + 3) / 4 * 2);
+    return rows > 1 ? CNORM_ROWS * w->cols : 0;
+}
 
 /* The scratch of cell_step for `rows` streams; with memory NULL only its size. */
 typedef struct cnorm_cell_scratch {
@@ -46,8 +50,8 @@ static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t 
 {
     const cnorm_matrix *second = cell->weight_n.panels ? &cell->weight_n : cell->weight_p.panels ? &cell->weight_p : NULL;
     const ptrdiff_t width = padded_units(cell->weight_x.units), item = (ptrdiff_t)sizeof(float);
-    ptrdiff_t interleaved = interleaved_floats(&cell->weight_h, rows);
-    if (second && interleaved_floats(second, rows) > interleaved) interleaved = interleaved_floats(second, rows);
+    ptrdiff_t interleaved = product_scratch_floats(&cell->weight_h, rows);
+    if (second && product_scratch_floats(second, rows) > interleaved) interleaved = product_scratch_floats(second, rows);
     layout l = {(char *)memory, 0};
     cnorm_cell_scratch s;
     s.zh = layout_take(&l, rows * packed_rows(&cell->weight_h) * item);

@@ -1,4 +1,5 @@
 /* Packed matrix-vector products of float32, of one vector or of several that share one reading of the weights.
+ * The weights are float32, or float16 that is widened as it is read; matvec_int8.inl.h has those of int8.
  *
  * A matrix W [rows, cols] is packed as column panels: PANEL outputs lie in lanes, panels [rows/PANEL][cols][PANEL],
  * padded with zero rows, one layout for every instruction set. For each output
@@ -10,8 +11,9 @@
 #ifndef CNORM_MATVEC_INL_H
 #define CNORM_MATVEC_INL_H
 
-#include "../simd/vector.h"
+#include "../simd/storage.h"
 #include "kernels.h"
+#include "matvec_int8.inl.h"
 
 enum { MANY = VECTOR_BYTES == 64 ? 8 : 4 }; /* vectors at once: two accumulators each must stay in registers */
 
@@ -27,10 +29,16 @@ enum { MANY = VECTOR_BYTES == 64 ? 8 : 4 }; /* vectors at once: two accumulators
 /* The registers are for the accumulators: left to itself, GCC keeps one of those in memory instead, at half the speed. */
 #define IN_MEMORY(values) __asm__("" : "+m"(values))
 
-/* z [packed rows] = W x + add; add NULL: nothing. Returns sum_of_squares(z, rows), free while the weights are on their way. */
-static double product(const cnorm_matrix *w, const float *x, const float *add, float *z)
+/* a vector of weights, `at` elements into the panels; `half` is a constant */
+INLINE f32v load_weights(const void *panels, ptrdiff_t at, int half)
 {
-    const float *panel = w->panels;
+    return half ? load_f16((const uint16_t *)panels + at) : load_f32((const float *)panels + at);
+}
+
+/* z [packed rows] = W x + add; add NULL: nothing. Returns sum_of_squares(z, rows), free while the weights are on their way. */
+INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const float *add, float *z)
+{
+    ptrdiff_t panel = 0;
     const ptrdiff_t rows = packed_rows(w), cols = w->cols;
     double total = 0;
     f32v squares[LANE_VECTORS];
@@ -39,7 +47,7 @@ static double product(const cnorm_matrix *w, const float *x, const float *add, f
 #pragma GCC unroll 2
         for (int first = 0; first < LANE_VECTORS; first += PASS) {
             IN_MEMORY(squares);
-            const float *at = panel + first * VL_F32;
+            ptrdiff_t at = panel + first * VL_F32;
             f32v sum[PASS];
 #pragma GCC unroll 4
             for (int i = 0; i < PASS; ++i) sum[i] = splat_f32(0);
@@ -53,7 +61,7 @@ static double product(const cnorm_matrix *w, const float *x, const float *add, f
                 for (int j = 0; j < BLOCK; ++j, at += PANEL)
 #pragma GCC unroll 4
                     for (int i = 0; i < PASS; ++i)
-                        block[i] += load_f32(at + i * VL_F32) * splat_f32(x[k + j]);
+                        block[i] += load_weights(w->panels, at + i * VL_F32, half) * splat_f32(x[k + j]);
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) sum[i] += block[i];
             }
@@ -64,7 +72,7 @@ static double product(const cnorm_matrix *w, const float *x, const float *add, f
                 for (; k < cols; ++k, at += PANEL)
 #pragma GCC unroll 4
                     for (int i = 0; i < PASS; ++i)
-                        block[i] += load_f32(at + i * VL_F32) * splat_f32(x[k]);
+                        block[i] += load_weights(w->panels, at + i * VL_F32, half) * splat_f32(x[k]);
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) sum[i] += block[i];
             }
@@ -84,15 +92,22 @@ static double product(const cnorm_matrix *w, const float *x, const float *add, f
     return total;
 }
 
+static double product(const cnorm_matrix *w, const float *x, const float *add, float *z)
+{
+    return w->type == CNORM_WEIGHT_F16 ? product_of(w, 1, x, add, z) : product_of(w, 0, x, add, z);
+}
+
 /* `count` vectors, a constant; xt [cols, count] holds them side by side */
 INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, const float *add, ptrdiff_t add_stride,
                              float *z, ptrdiff_t z_stride)
 {
-    const float *panel = w->panels;
+    const int half = w->type == CNORM_WEIGHT_F16;
+    ptrdiff_t panel = 0;
     const ptrdiff_t rows = packed_rows(w), cols = w->cols;
     for (ptrdiff_t r = 0; r < rows; r += PANEL, panel += cols * PANEL) {
         for (int first = 0; first < LANE_VECTORS; first += 2) {
-            const float *at = panel + first * VL_F32, *x = xt, *x2 = xt;
+            ptrdiff_t at = panel + first * VL_F32;
+            const float *x = xt, *x2 = xt;
             if (count > 2) ANOTHER(x2); /* two are bound by their loads, which sharing makes fewer */
             f32v sum[2 * MANY];
 #pragma GCC unroll 16
@@ -103,7 +118,7 @@ INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, 
 #pragma GCC unroll 16
                 for (int i = 0; i < 2 * count; ++i) block[i] = splat_f32(0);
                 for (; x < end; x += count, x2 += count, at += PANEL) {
-                    const f32v lo = load_f32(at), hi = load_f32(at + VL_F32);
+                    const f32v lo = load_weights(w->panels, at, half), hi = load_weights(w->panels, at + VL_F32, half);
 #pragma GCC unroll 8
                     for (int s = 0; s < count; ++s) {
                         block[2 * s] += lo * splat_f32(x[s]);
@@ -122,11 +137,12 @@ INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, 
     }
 }
 
-/* z [n, packed rows] = W x + add for n <= CNORM_ROWS vectors; room [MANY * cols], unused for n = 1. Returns the sum of
- * squares of z if n = 1, else -1. */
+/* z [n, packed rows] = W x + add for n <= CNORM_ROWS vectors; room [product_scratch_floats]. Returns the sum of squares of z
+ * if n = 1, else -1. */
 static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, const float *add, ptrdiff_t add_stride,
                      float *z, ptrdiff_t z_stride, float *room)
 {
+    if (w->type == CNORM_WEIGHT_I8) return products_int8(w, n, x, add, add_stride, z, z_stride, room);
     if (n == 1) return product(w, x[0], add, z);
     while (n > 0) {
         const int count = n >= MANY ? MANY : n >= 4 ? 4 : n >= 2 ? 2 : 1;

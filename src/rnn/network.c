@@ -1,4 +1,4 @@
-/* Packing, sizes and the loop over steps and layers; the arithmetic of a step is in kernels/. */
+/* Sizes and the loop over steps and layers; the arithmetic of a step is in kernels/. */
 #include "cnorm_rnn.h"
 
 #include <stdint.h>
@@ -6,43 +6,6 @@
 
 #include "../dispatch.h"
 #include "../float_mode.h"
-
-ptrdiff_t cnorm_padded_units(ptrdiff_t units) { return padded_units(units); }
-
-ptrdiff_t cnorm_matrix_floats(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols)
-{
-    const ptrdiff_t limit = (ptrdiff_t)1 << 28; /* keeps every product below far from PTRDIFF_MAX */
-    if (gates <= 0 || units <= 0 || cols <= 0 || gates > 64 || units > limit || cols > limit) return 0;
-    const cnorm_matrix shape = {gates, units, cols, 0, NULL};
-    return packed_rows(&shape) * cols;
-}
-
-cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, ptrdiff_t group, const float *w,
-                               float *panels)
-{
-    const ptrdiff_t floats = cnorm_matrix_floats(gates, units, cols);
-    if (floats == 0 || group < 0 || group > gates) return CNORM_ERROR_SIZE;
-    if (!w || !panels) return CNORM_ERROR_NULL;
-    const ptrdiff_t rows = gates * units, span = (group ? group : gates) * units;
-    const float_mode mode = float_mode_enter();
-    memset(panels, 0, (size_t)floats * sizeof *panels);
-    for (ptrdiff_t k = 0; k < cols; ++k) {
-        for (ptrdiff_t first = 0; first < rows; first += span) {
-            const ptrdiff_t end = first + span < rows ? first + span : rows;
-            double mean = 0;
-            if (group) {
-                for (ptrdiff_t r = first; r < end; ++r) mean += (double)w[r * cols + k];
-                mean /= (double)(end - first);
-            }
-            for (ptrdiff_t r = first; r < end; ++r) {
-                const ptrdiff_t at = r / units * padded_units(units) + r % units; /* the row of the packed matrix */
-                panels[at / PANEL * PANEL * cols + k * PANEL + at % PANEL] = (float)((double)w[r * cols + k] - mean);
-            }
-        }
-    }
-    float_mode_leave(mode);
-    return CNORM_OK;
-}
 
 ptrdiff_t cnorm_layer_inputs(const cnorm_layer *layer)
 {
@@ -84,11 +47,11 @@ static ptrdiff_t layer_scratch_floats(const cnorm_layer *layer, ptrdiff_t rows)
 {
     if (layer->kind == CNORM_LAYER_LINEAR) {
         const cnorm_matrix *w = &layer->as.linear.weight;
-        return rows * packed_rows(w) + interleaved_floats(w, rows);
+        return rows * packed_rows(w) + product_scratch_floats(w, rows);
     }
     if (layer->kind != CNORM_LAYER_CELL) return 0;
     const cnorm_cell *cell = &layer->as.cell;
-    return rows * input_row_floats(cell) + larger(cell_scratch(cell, rows, NULL).floats, interleaved_floats(&cell->weight_x, rows));
+    return rows * input_row_floats(cell) + larger(cell_scratch(cell, rows, NULL).floats, product_scratch_floats(&cell->weight_x, rows));
 }
 
 /* the outputs of all layers but the last, [rows, padded outputs] each: a residual layer reads an earlier one */

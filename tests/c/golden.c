@@ -320,12 +320,11 @@ static void sigmoid(cnorm_dtype dtype, text *out) { (void)dtype, elementwise(cno
 static void hyperbolic_tangent(cnorm_dtype dtype, text *out) { (void)dtype, elementwise(cnorm_tanh_f32, out); }
 
 /* over some steps of their own trajectory */
-static void lstm_and_linear(cnorm_dtype dtype, text *out)
+static void lstm_and_linear(cnorm_weight_type type, text *out)
 {
-    (void)dtype;
     static const int sizes[][3] = {{1, 1, 1}, {3, 2, 2}, {5, 15, 3}, {7, 16, 1}, {16, 17, 9}, {12, 64, 9}, {33, 100, 40}, {100, 130, 70}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
-        network net = network_random_of(sizes[i][0], sizes[i][1], sizes[i][2], allocate);
+        network net = network_random_with(type, sizes[i][0], sizes[i][1], sizes[i][2], allocate);
         uint64_t state = i, hash = EMPTY;
         static float x[20 * 100], y[20 * 70];
         for (size_t j = 0; j < sizeof x / sizeof *x; ++j) x[j] = (float)bell(&state);
@@ -338,6 +337,10 @@ static void lstm_and_linear(cnorm_dtype dtype, text *out)
         network_free(&net);
     }
 }
+
+static void lstm(cnorm_dtype dtype, text *out) { (void)dtype; lstm_and_linear(CNORM_WEIGHT_F32, out); }
+static void lstm_float16_weights(cnorm_dtype dtype, text *out) { (void)dtype; lstm_and_linear(CNORM_WEIGHT_F16, out); }
+static void lstm_int8_weights(cnorm_dtype dtype, text *out) { (void)dtype; lstm_and_linear(CNORM_WEIGHT_I8, out); }
 
 /* every 16-bit pattern */
 static void to_float(cnorm_dtype dtype, text *out)
@@ -359,9 +362,11 @@ static const struct {
 #include "kernels/kernels.inc"
     {"sigmoid", sigmoid},
     {"tanh", hyperbolic_tangent},
-    {"lstm", lstm_and_linear},
+    {"lstm", lstm},
+    {"lstm_float16_weights", lstm_float16_weights},
+    {"lstm_int8_weights", lstm_int8_weights},
 };
-enum { OPERATIONS = sizeof operations / sizeof *operations, FLOAT32_ONLY = 3 };
+enum { OPERATIONS = sizeof operations / sizeof *operations, FLOAT32_ONLY = 5 };
 
 /* compares one operation's hashes with its file on every instruction set, or writes the file */
 static int check_file(int write, const char *folder, size_t index, cnorm_dtype dtype)

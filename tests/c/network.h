@@ -8,13 +8,14 @@ enum { NETWORK_LAYERS = 2 };
 
 typedef struct network {
     ptrdiff_t inputs, units, outputs;
+    cnorm_weight_type type; /* of all matrices */
     /* as a user has them: [4, units, inputs], [4, units, units], [4, units] three times, [outputs, units] */
     float *weight_x, *weight_h, *gain_x, *gain_h, *bias, *weight_y;
     float *gain_c, *bias_c, *bias_y; /* [units], [units], [outputs]: taken as they are */
     cnorm_layer layers[NETWORK_LAYERS];
     float *state, *scratch;
     ptrdiff_t rows; /* steps or streams that the scratch has room for at once */
-    void *owned[32];
+    void *owned[64];
     int owns;
 } network;
 
@@ -35,9 +36,18 @@ static inline float *network_random(network *net, allocator *memory, ptrdiff_t c
 static inline cnorm_matrix network_pack(network *net, allocator *memory, ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols,
                                         ptrdiff_t group, const float *w)
 {
-    float *panels = network_floats(net, memory, cnorm_matrix_floats(gates, units, cols));
-    CHECK(cnorm_matrix_pack(gates, units, cols, group, w, panels) == CNORM_OK, "%td gates, %td units", gates, units);
-    return (cnorm_matrix){gates, units, cols, group, panels};
+    cnorm_matrix matrix = {.gates = gates, .units = units, .cols = cols, .group = group, .type = net->type};
+    void *const panels = net->owned[net->owns++] = memory(cnorm_matrix_bytes(&matrix));
+    if (net->type == CNORM_WEIGHT_F32) {
+        CHECK(cnorm_matrix_pack(gates, units, cols, group, w, panels) == CNORM_OK, "%td gates, %td units", gates, units);
+        matrix.panels = panels;
+    } else {
+        void *const rows = net->owned[net->owns++] = memory(gates * units * cols * (ptrdiff_t)sizeof(float));
+        float *const scales = network_floats(net, memory, gates * units);
+        CHECK(cnorm_matrix_round(&matrix, w, rows, scales) == CNORM_OK, "%td gates, %td units", gates, units);
+        CHECK(cnorm_matrix_pack_rows(&matrix, rows, scales, panels) == CNORM_OK, "%td gates, %td units", gates, units);
+    }
+    return matrix;
 }
 
 /* [4, units] -> [4, padded] */
@@ -49,10 +59,11 @@ static inline float *network_pad(network *net, allocator *memory, const float *v
     return out;
 }
 
-static inline network network_random_of(ptrdiff_t inputs, ptrdiff_t units, ptrdiff_t outputs, allocator *memory)
+static inline network network_random_with(cnorm_weight_type type, ptrdiff_t inputs, ptrdiff_t units, ptrdiff_t outputs,
+                                          allocator *memory)
 {
     uint64_t seed = (uint64_t)(inputs * 10007 + units * 101 + outputs), *s = &seed;
-    network net = {.inputs = inputs, .units = units, .outputs = outputs, .rows = 1 + units % CNORM_ROWS}, *p = &net;
+    network net = {.inputs = inputs, .units = units, .outputs = outputs, .type = type, .rows = 1 + units % CNORM_ROWS}, *p = &net;
     net.weight_x = network_random(p, memory, 4 * units * inputs, 0.1, 0.25, s);
     net.weight_h = network_random(p, memory, 4 * units * units, -0.1, 0.25, s);
     net.gain_x = network_random(p, memory, 4 * units, 1, 0.25, s);
@@ -84,6 +95,11 @@ static inline network network_random_of(ptrdiff_t inputs, ptrdiff_t units, ptrdi
     net.state = network_floats(p, memory, cnorm_state_floats(net.layers, NETWORK_LAYERS));
     net.scratch = network_floats(p, memory, cnorm_scratch_floats(net.layers, NETWORK_LAYERS, net.rows));
     return net;
+}
+
+static inline network network_random_of(ptrdiff_t inputs, ptrdiff_t units, ptrdiff_t outputs, allocator *memory)
+{
+    return network_random_with(CNORM_WEIGHT_F32, inputs, units, outputs, memory);
 }
 
 static inline void network_reset(network *net)

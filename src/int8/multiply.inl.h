@@ -1,0 +1,23 @@
+/* The walk over panels and vectors that all units share. A unit defines before
+ *     panel_sums(panel, quads, count, x, n, sums, stride): sums [count, PANEL] of one panel, count a constant 1, 2 or 4
+ *     arrange, as units.h has it */
+#ifndef CNORM_INT8_MULTIPLY_INL_H
+#define CNORM_INT8_MULTIPLY_INL_H
+
+static void multiply(ptrdiff_t rows, ptrdiff_t quads, const uint8_t *weights, ptrdiff_t n, const int32_t (*x)[2], int32_t *sums,
+                     ptrdiff_t stride)
+{
+    for (ptrdiff_t r = 0; r < rows; r += CNORM_INT8_PANEL) {
+        const uint8_t *panel = weights + r * quads * 4;
+        ptrdiff_t s = 0;
+        if (n == 1) panel_sums(panel, quads, 1, x, 1, sums + r, stride);
+        if (n == 1) continue;
+        for (; s + 4 <= n; s += 4) panel_sums(panel, quads, 4, x + s, n, sums + s * stride + r, stride);
+        for (; s + 2 <= n; s += 2) panel_sums(panel, quads, 2, x + s, n, sums + s * stride + r, stride);
+        for (; s < n; ++s) panel_sums(panel, quads, 1, x + s, n, sums + s * stride + r, stride);
+    }
+}
+
+#define UNIT_OF(unit) const cnorm_int8_unit cnorm_int8_##unit = {.name = #unit, .arrange = arrange, .multiply = multiply}
+
+#endif

@@ -1,0 +1,50 @@
+/* VNNI: vpdpbusd multiplies unsigned weights by signed digits and adds four products in int32, without saturation.
+ * The file that includes this defines INTS, the vector of int32, and SPLAT and DOT of it. */
+#include <string.h>
+
+#include "digits.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { INTS_OF = sizeof(INTS) / 4, VECTORS = CNORM_INT8_PANEL / INTS_OF, CHAINS = 8 };
+
+static void arrange(ptrdiff_t quads, const int16_t *q, ptrdiff_t n, int32_t (*x)[2]) { arrange_digits(quads, q, n, x); }
+
+/* `vectors` of outputs at w, for `count` vectors of x, of one quad; lo and hi [vectors, count] */
+INLINE void quad_sums(const uint8_t *w, int vectors, int count, const int32_t (*x)[2], INTS *lo, INTS *hi)
+{
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+        INTS weights;
+        memcpy(&weights, w + v * (int)sizeof weights, sizeof weights);
+#pragma GCC unroll 4
+        for (int s = 0; s < count; ++s) {
+            lo[v * count + s] = DOT(lo[v * count + s], weights, SPLAT(x[s][0]));
+            hi[v * count + s] = DOT(hi[v * count + s], weights, SPLAT(x[s][1]));
+        }
+    }
+}
+
+/* Where two sums are all there are, two quads at a time have sums of their own: DOT takes 4 or 5 cycles, one starts in each. */
+INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n, int32_t *sums,
+                       ptrdiff_t stride)
+{
+    const int vectors = VECTORS * count > CHAINS ? VECTORS / 2 : VECTORS, step = 4 * CNORM_INT8_PANEL;
+    for (int first = 0; first < VECTORS; first += vectors) {
+        const uint8_t *w = panel + first * (int)sizeof(INTS);
+        INTS lo[2][CHAINS] = {{{0}}}, hi[2][CHAINS] = {{{0}}};
+        ptrdiff_t k = 0;
+        if (vectors * count == 2)
+            for (; k + 2 <= quads; k += 2, w += 2 * step) {
+                quad_sums(w, vectors, count, x + k * n, lo[0], hi[0]);
+                quad_sums(w + step, vectors, count, x + (k + 1) * n, lo[1], hi[1]);
+            }
+        for (; k < quads; ++k, w += step) quad_sums(w, vectors, count, x + k * n, lo[0], hi[0]);
+        for (int i = 0; i < vectors * count; ++i) {
+            const INTS sum = lo[0][i] + lo[1][i] + ((hi[0][i] + hi[1][i]) << 7);
+            memcpy(sums + i % count * stride + (first + i / count) * INTS_OF, &sum, sizeof sum);
+        }
+    }
+}
+
+#include "multiply.inl.h"

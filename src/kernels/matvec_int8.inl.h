@@ -1,0 +1,113 @@
+/* Matrix-vector products of int8 weights, W = scale[r] w[r, k], |w| <= 127; x is rounded to integers at each call.
+ *
+ *   (1) m = max |x|, q[k] = round(x[k] levels/m), g = m/levels; q = 0 where m < 2^-100; g = NaN where x is not finite
+ *   (2) zi[r] = sum of w[r, k] q[k], exact in int32: by the units of int8/
+ *   (3) z[r] = float(zi[r]) (scale[r] g) + add[r]
+ * Integer sums are exact in any order and +, *, / are correctly rounded, so the bits are the same on every instruction set.
+ * |q| <= levels: x levels/m is at most levels (1 + 2^-22) before it is rounded to an integer.
+ */
+#ifndef CNORM_MATVEC_INT8_INL_H
+#define CNORM_MATVEC_INT8_INL_H
+
+#include "../int8/units.h"
+
+/* panels of int8 weights: float scale [packed rows], then the weights as units.h lays them out */
+INLINE const uint8_t *int8_weights(const cnorm_matrix *w) { return (const uint8_t *)w->panels + 4 * packed_rows(w); }
+
+INLINE int32_t bits_of_f32(float a)
+{
+    int32_t bits;
+    memcpy(&bits, &a, sizeof bits);
+    return bits;
+}
+
+/* (1): q = round(x to_levels), times from_levels is x again */
+typedef struct int8_scale {
+    float to_levels, from_levels;
+} int8_scale;
+
+INLINE int8_scale int8_scale_of(ptrdiff_t n, const float *x, int levels)
+{
+    int32_t largest = 0; /* of the bits of |x|, which are ordered as the numbers are */
+    for (ptrdiff_t k = 0; k < n; ++k) {
+        const int32_t bits = bits_of_f32(x[k]) & 0x7fffffff;
+        largest = bits > largest ? bits : largest;
+    }
+    float m;
+    memcpy(&m, &largest, sizeof m);
+    if (largest >= 0x7f800000) return (int8_scale){0, (float)NAN};
+    if (m < 0x1p-100f) return (int8_scale){0, 0};
+    return (int8_scale){(float)levels / m, m / (float)levels};
+}
+
+/* rounded to nearest even, for |a| < 2^22 */
+INLINE int32_t rounded_to_int(float a) { return bits_of_f32(a + 0x1.8p23f) - bits_of_f32(0x1.8p23f); }
+
+/* q [4 quads], zeros behind the n-th; returns their sum */
+INLINE int32_t quantize(ptrdiff_t n, const float *x, int8_scale scale, int16_t *q)
+{
+    int32_t sum = 0;
+    if (scale.to_levels == 0) {
+        memset(q, 0, (size_t)n * sizeof *q);
+    } else {
+        for (ptrdiff_t k = 0; k < n; ++k) {
+            const int32_t rounded = rounded_to_int(x[k] * scale.to_levels);
+            q[k] = (int16_t)rounded;
+            sum = (int32_t)((uint32_t)sum + (uint32_t)rounded);
+        }
+    }
+    for (ptrdiff_t k = n; k % 4; ++k) q[k] = 0;
+    return sum;
+}
+
+/* (3) in place: z holds sums of (w + CNORM_INT8_BIAS) q, as int32. Returns the sum of squares of z, as `product` does. */
+static double scaled_sums(const cnorm_matrix *w, int32_t q_sum, float from_levels, const float *add, float *z)
+{
+    const float *scale = w->panels;
+    const ptrdiff_t rows = packed_rows(w);
+    const i32v bias = (i32v){0} + (int32_t)((uint32_t)q_sum * CNORM_INT8_BIAS);
+    double total = 0;
+    f32v squares[LANE_VECTORS];
+    for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
+    for (ptrdiff_t r = 0; r < rows; r += PANEL) {
+#pragma GCC unroll 8
+        for (int i = 0; i < LANE_VECTORS; ++i) {
+            const ptrdiff_t at = r + i * VL_F32;
+            i32v sums;
+            memcpy(&sums, z + at, sizeof sums);
+            f32v v = __builtin_convertvector(sums - bias, f32v) * (load_f32(scale + at) * splat_f32(from_levels));
+            if (add) v += load_f32(add + at);
+            store_f32(z + at, v);
+            squares[i] += v * v;
+        }
+        if ((r + PANEL) % FOLD == 0 || r + PANEL == rows) {
+            total += (double)tree_f32(squares);
+            for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
+        }
+    }
+    return total;
+}
+
+/* as `products`; scratch [product_scratch_floats] */
+static double products_int8(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, const float *add,
+                            ptrdiff_t add_stride, float *z, ptrdiff_t z_stride, float *scratch)
+{
+    const ptrdiff_t quads = (w->cols + 3) / 4;
+    const cnorm_int8_unit *unit = cnorm_int8_unit_of(VECTOR_BYTES);
+    int32_t (*arranged)[2] = (void *)scratch, q_sum[CNORM_ROWS];
+    int16_t *q = (void *)(scratch + 2 * quads * n);
+    float from_levels[CNORM_ROWS];
+    for (ptrdiff_t s = 0; s < n; ++s) {
+        const int8_scale scale = int8_scale_of(w->cols, x[s], w->levels);
+        q_sum[s] = quantize(w->cols, x[s], scale, q);
+        from_levels[s] = scale.from_levels;
+        unit->arrange(quads, q, n, arranged + s);
+    }
+    unit->multiply(packed_rows(w), quads, int8_weights(w), n, (const int32_t (*)[2])arranged, (int32_t *)(void *)z, z_stride);
+    double squares = 0;
+    for (ptrdiff_t s = 0; s < n; ++s)
+        squares = scaled_sums(w, q_sum[s], from_levels[s], add ? add + s * add_stride : NULL, z + s * z_stride);
+    return n == 1 ? squares : -1;
+}
+
+#endif

@@ -1,0 +1,187 @@
+/* Packing matrices: the weights are centred in float64, rounded once to their type, and laid out in panels. */
+#include <math.h>
+#include <string.h>
+
+#include "../float_mode.h"
+#include "../int8/units.h"
+#include "../kernels/kernels.h"
+
+_Static_assert((int)CNORM_INT8_PANEL == (int)PANEL, "one panel for all types");
+
+ptrdiff_t cnorm_padded_units(ptrdiff_t units) { return padded_units(units); }
+
+ptrdiff_t cnorm_matrix_floats(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols)
+{
+    const ptrdiff_t limit = (ptrdiff_t)1 << 28; /* keeps every product below far from PTRDIFF_MAX */
+    if (gates <= 0 || units <= 0 || cols <= 0 || gates > 64 || units > limit || cols > limit) return 0;
+    const cnorm_matrix shape = {.gates = gates, .units = units, .cols = cols};
+    return packed_rows(&shape) * cols;
+}
+
+ptrdiff_t cnorm_matrix_bytes(const cnorm_matrix *matrix)
+{
+    const ptrdiff_t floats = cnorm_matrix_floats(matrix->gates, matrix->units, matrix->cols);
+    if (floats == 0) return 0;
+    switch (matrix->type) {
+    case CNORM_WEIGHT_F32: return 4 * floats;
+    case CNORM_WEIGHT_F16: return 2 * floats;
+    case CNORM_WEIGHT_I8: break;
+    default: return 0;
+    }
+    if (matrix->cols > CNORM_INT8_COLS) return 0;
+    return packed_rows(matrix) * ((matrix->cols + 3) / 4 * 4 + (ptrdiff_t)sizeof(float));
+}
+
+static cnorm_status check(const cnorm_matrix *matrix, const void *from, const void *to)
+{
+    if (!matrix) return CNORM_ERROR_NULL;
+    if (cnorm_matrix_bytes(matrix) == 0 || matrix->group < 0 || matrix->group > matrix->gates) return CNORM_ERROR_SIZE;
+    return from && to ? CNORM_OK : CNORM_ERROR_NULL;
+}
+
+/* the row of the packed matrix where row r of W goes */
+static ptrdiff_t packed_row(const cnorm_matrix *matrix, ptrdiff_t r)
+{
+    return r / matrix->units * padded_units(matrix->units) + r % matrix->units;
+}
+
+/* the mean of column k over the gates of a group, which hold the rows from `first` to `end`; 0 if there are no groups */
+static double column_mean(const cnorm_matrix *matrix, const float *w, ptrdiff_t k, ptrdiff_t first, ptrdiff_t end)
+{
+    double mean = 0;
+    if (!matrix->group) return 0;
+    for (ptrdiff_t r = first; r < end; ++r) mean += (double)w[r * matrix->cols + k];
+    return mean / (double)(end - first);
+}
+
+cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, ptrdiff_t group, const float *w,
+                               float *panels)
+{
+    const cnorm_matrix matrix = {.gates = gates, .units = units, .cols = cols, .group = group};
+    const cnorm_status status = check(&matrix, w, panels);
+    if (status != CNORM_OK) return status;
+    const ptrdiff_t rows = gates * units, span = (group ? group : gates) * units;
+    const float_mode mode = float_mode_enter();
+    memset(panels, 0, (size_t)cnorm_matrix_bytes(&matrix));
+    for (ptrdiff_t k = 0; k < cols; ++k) {
+        for (ptrdiff_t first = 0; first < rows; first += span) {
+            const ptrdiff_t end = first + span < rows ? first + span : rows;
+            const double mean = column_mean(&matrix, w, k, first, end);
+            for (ptrdiff_t r = first; r < end; ++r) {
+                const ptrdiff_t at = packed_row(&matrix, r);
+                panels[at / PANEL * PANEL * cols + k * PANEL + at % PANEL] = (float)((double)w[r * cols + k] - mean);
+            }
+        }
+    }
+    float_mode_leave(mode);
+    return CNORM_OK;
+}
+
+/* ---- from W to rows of a type -------------------------------------------------------------------------------- */
+
+/* the float16 of |a| <= 65504, rounded to nearest even */
+static uint16_t float16_of(double a)
+{
+    const uint16_t sign = signbit(a) ? 0x8000 : 0;
+    int exponent = a == 0 ? -14 : ilogb(a);
+    if (exponent < -14) exponent = -14;
+    const long steps = lrint(ldexp(fabs(a), 10 - exponent)); /* a carry finds the next exponent */
+    return (uint16_t)(sign | (((exponent + 14) << 10) + steps));
+}
+
+/* the int8 of w, whose row has this scale */
+static int8_t int8_of(float w, float scale)
+{
+    const double level = rint((double)w / (double)scale);
+    return (int8_t)(level > 127 ? 127 : level < -127 ? -127 : level);
+}
+
+/* Centred weight w of row r to element `at` of rows; for int8 in two passes: first the largest of each row to scales. */
+static int round_weight(cnorm_weight_type type, int pass, double w, ptrdiff_t at, void *rows, float *scale)
+{
+    if (!(fabs(w) <= (type == CNORM_WEIGHT_F16 ? 65504 : 0x1.fffffep127))) return 0;
+    if (type == CNORM_WEIGHT_F32) ((float *)rows)[at] = (float)w;
+    else if (type == CNORM_WEIGHT_F16) ((uint16_t *)rows)[at] = float16_of(w);
+    else if (pass == 1) ((int8_t *)rows)[at] = int8_of((float)w, *scale);
+    else if (fabsf((float)w) > *scale) *scale = fabsf((float)w);
+    return 1;
+}
+
+cnorm_status cnorm_matrix_round(const cnorm_matrix *matrix, const float *w, void *rows, float *scales)
+{
+    const cnorm_status status = check(matrix, w, rows);
+    if (status != CNORM_OK) return status;
+    const int quantized = matrix->type == CNORM_WEIGHT_I8;
+    if (quantized && !scales) return CNORM_ERROR_NULL;
+    const ptrdiff_t cols = matrix->cols, count = matrix->gates * matrix->units;
+    const ptrdiff_t span = (matrix->group ? matrix->group : matrix->gates) * matrix->units;
+    int held = 1;
+    const float_mode mode = float_mode_enter();
+    for (ptrdiff_t r = 0; r < count && quantized; ++r) scales[r] = 0;
+    for (int pass = 0; pass <= quantized; ++pass) {
+        for (ptrdiff_t k = 0; k < cols; ++k) {
+            for (ptrdiff_t first = 0; first < count; first += span) {
+                const ptrdiff_t end = first + span < count ? first + span : count;
+                const double mean = column_mean(matrix, w, k, first, end);
+                for (ptrdiff_t r = first; r < end; ++r)
+                    held &= round_weight(matrix->type, pass, (double)w[r * cols + k] - mean, r * cols + k, rows,
+                                         quantized ? scales + r : NULL);
+            }
+        }
+        for (ptrdiff_t r = 0; r < count && quantized && pass == 0; ++r) {
+            scales[r] = (float)((double)scales[r] / 127);
+            if (scales[r] == 0) scales[r] = 1;
+        }
+    }
+    float_mode_leave(mode);
+    return held ? CNORM_OK : CNORM_ERROR_VALUE;
+}
+
+/* ---- from rows to panels ------------------------------------------------------------------------------------- */
+
+/* Rows of int8, stored with their bias: row r of a panel, quad by quad. */
+static cnorm_status pack_int8(cnorm_matrix *matrix, const int8_t *rows, const float *scales, void *panels)
+{
+    const ptrdiff_t cols = matrix->cols, padded = (cols + 3) / 4 * 4, count = matrix->gates * matrix->units;
+    float *scale = panels;
+    uint8_t *weights = (uint8_t *)(scale + packed_rows(matrix));
+    memset(scale, 0, (size_t)packed_rows(matrix) * sizeof *scale);
+    memset(weights, CNORM_INT8_BIAS, (size_t)(packed_rows(matrix) * padded));
+    int64_t largest = 1; /* sum of |w| over a row */
+    for (ptrdiff_t r = 0; r < count; ++r) {
+        const ptrdiff_t at = packed_row(matrix, r);
+        uint8_t *to = weights + at / PANEL * PANEL * padded + at % PANEL * 4;
+        int64_t sum = 0;
+        if (!(scales[r] > 0 && scales[r] <= 0x1.fffffep127f)) return CNORM_ERROR_VALUE;
+        scale[at] = scales[r];
+        for (ptrdiff_t k = 0; k < cols; ++k) {
+            const int w = rows[r * cols + k];
+            if (w < -127) return CNORM_ERROR_VALUE;
+            to[k / 4 * 4 * PANEL + k % 4] = (uint8_t)(w + CNORM_INT8_BIAS);
+            sum += w < 0 ? -w : w;
+        }
+        if (sum > largest) largest = sum;
+    }
+    matrix->levels = largest > INT32_MAX / CNORM_INT8_LEVELS ? (int)(INT32_MAX / largest) : CNORM_INT8_LEVELS;
+    return CNORM_OK;
+}
+
+cnorm_status cnorm_matrix_pack_rows(cnorm_matrix *matrix, const void *rows, const float *scales, void *panels)
+{
+    const cnorm_status status = check(matrix, rows, panels);
+    if (status != CNORM_OK) return status;
+    if (matrix->type == CNORM_WEIGHT_I8 && !scales) return CNORM_ERROR_NULL;
+    matrix->panels = panels;
+    matrix->levels = 0;
+    if (matrix->type == CNORM_WEIGHT_I8) return pack_int8(matrix, rows, scales, panels);
+    const ptrdiff_t cols = matrix->cols;
+    memset(panels, 0, (size_t)cnorm_matrix_bytes(matrix));
+    for (ptrdiff_t r = 0; r < matrix->gates * matrix->units; ++r) {
+        const ptrdiff_t at = packed_row(matrix, r) / PANEL * PANEL * cols + packed_row(matrix, r) % PANEL;
+        for (ptrdiff_t k = 0; k < cols; ++k) {
+            if (matrix->type == CNORM_WEIGHT_F16) ((uint16_t *)panels)[at + k * PANEL] = ((const uint16_t *)rows)[r * cols + k];
+            else ((float *)panels)[at + k * PANEL] = ((const float *)rows)[r * cols + k];
+        }
+    }
+    return CNORM_OK;
+}
