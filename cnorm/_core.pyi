@@ -276,13 +276,17 @@ def as_array(a: object, name: str, call: str | None = None) -> Array: ...
 def sigmoid(x: Array, out: Array | None = None) -> Array: ...
 def tanh(x: Array, out: Array | None = None) -> Array: ...
 
+INT8_COLS: int
+
+def round_matrix(w: Array, gates: int, group: int, dtype: Any) -> tuple[Array, Array | None]: ...
+
 class Network:
     input_size: int
     output_size: int
     identity: bytes
     cells: int
     macs: int
-    packed: int
+    nbytes: int
     def __init__(self, layers: Any, identity: bytes, first: int = 0) -> None: ...
 
 class Stream:

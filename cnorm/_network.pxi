@@ -36,6 +36,42 @@ CELL_NORM = {"none": CNORM_CELL_NORM_NONE, "output": CNORM_CELL_NORM_OUTPUT, "ca
 RESET = {"after": CNORM_RESET_AFTER, "candidate": CNORM_RESET_CANDIDATE, "before": CNORM_RESET_BEFORE}
 
 
+INT8_COLS = CNORM_INT8_COLS  # of the longest row of int8 weights
+
+
+cdef cnorm_weight_type weight_type_of(dtype) except *:
+    if dtype == np.int8:
+        return CNORM_WEIGHT_I8
+    return CNORM_WEIGHT_F16 if dtype == np.float16 else CNORM_WEIGHT_F32
+
+
+def round_matrix(cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group, dtype):
+    """A matrix less the mean over each group of gates, rounded to a type.
+
+    Parameters
+    ----------
+    w : ndarray [gates * units, inputs], float32, C-contiguous
+    gates, group : int
+        As of `cnorm_matrix`.
+    dtype : int8, float16 or float32
+
+    Returns
+    -------
+    rows : ndarray [gates * units, inputs], dtype
+    scales : ndarray [gates * units], float32
+        None but for int8.
+    """
+    cdef cnorm_matrix m
+    cdef cnp.ndarray rows = np.zeros((<object>w).shape, dtype), scales = np.zeros(len(w), np.float32)
+    if w.dtype != np.float32 or not cnp.PyArray_IS_C_CONTIGUOUS(w) or cnp.PyArray_NDIM(w) != 2 or gates < 1:
+        raise ValueError("w must be a C-contiguous float32 matrix")
+    m.gates, m.units, m.cols, m.group = gates, cnp.PyArray_DIMS(w)[0] // gates, cnp.PyArray_DIMS(w)[1], group
+    m.panels, m.type, m.levels = NULL, weight_type_of(rows.dtype), 0
+    check(cnorm_matrix_round(&m, <const float *>cnp.PyArray_DATA(w), cnp.PyArray_DATA(rows),
+                             <float *>cnp.PyArray_DATA(scales)))
+    return rows, scales if m.type == CNORM_WEIGHT_I8 else None
+
+
 @cython.no_gc_clear  # finalisers run by the garbage collector may still step a stream that uses the packed arrays
 cdef class Network:
     """Packed weights of a stack of layers: what `cnorm.Model` computes with. Never written after construction.
@@ -57,7 +93,7 @@ cdef class Network:
     cdef tuple state_arrays  # (name, units, offset in the state) of each recurrent array
     cdef cnp.ndarray initial  # the state at the start
     cdef ptrdiff_t state_floats
-    cdef readonly ptrdiff_t macs, packed  # macs: multiply-adds of one step; packed: floats of all panels
+    cdef readonly ptrdiff_t macs, nbytes  # macs: multiply-adds of one step; nbytes: of all panels
     cdef tuple memory  # keeps the packed arrays alive
 
     def __cinit__(self, layers, bytes identity, int first=0):
@@ -93,7 +129,7 @@ cdef class Network:
     cdef int add_layer(self, cnorm_layer *to, str kind, layer, ptrdiff_t size, list memory) except -1:
         if kind == "Linear":
             to.kind = CNORM_LAYER_LINEAR
-            to.as_.linear.weight = self.pack(layer.weights["weight"], 1, 0, memory)
+            to.as_.linear.weight = self.pack(layer.weights["weight"], layer.rows.get("weight"), 1, 0, memory)
             to.as_.linear.bias = padded(layer.weights.get("bias"), 1, size, 0, memory)
         elif kind == "LayerNorm":
             to.kind = CNORM_LAYER_NORM
@@ -144,12 +180,13 @@ cdef class Network:
         cell.cell_clip = INFINITY if spec.cell_clip is None else spec.cell_clip
         cell.projection_clip = INFINITY if spec.projection_clip is None else spec.projection_clip
         cell.zoneout = spec.zoneout
-        cell.weight_x = self.pack(tensors["weight_x"], gates, group, memory)
-        cell.weight_h = self.pack(tensors["weight_h"], tensors["weight_h"].shape[0] // units, group, memory)
+        of_h = tensors["weight_h"].shape[0] // units
+        cell.weight_x = self.pack(tensors["weight_x"], layer.rows.get("weight_x"), gates, group, memory)
+        cell.weight_h = self.pack(tensors["weight_h"], layer.rows.get("weight_h"), of_h, group, memory)
         if tensors["weight_n"] is not None:
-            cell.weight_n = self.pack(tensors["weight_n"], 1, 0, memory)
+            cell.weight_n = self.pack(tensors["weight_n"], layer.rows.get("weight_n"), 1, 0, memory)
         if tensors["weight_p"] is not None:
-            cell.weight_p = self.pack(tensors["weight_p"], 1, 0, memory)
+            cell.weight_p = self.pack(tensors["weight_p"], layer.rows.get("weight_p"), 1, 0, memory)
         # an array that is added to a product has the length of the packed product
         cell.inside_x = padded(tensors["inside_x"], gates, units, CNORM_GATE_PAD, memory)
         cell.inside_h = padded(tensors["inside_h"], gates, units, CNORM_GATE_PAD, memory)
@@ -162,21 +199,37 @@ cdef class Network:
         cell.bias_p = padded(tensors["bias_p"], 1, layer.output_size, 0, memory)
         return 0
 
-    cdef cnorm_matrix pack(self, cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group, list memory) except *:
+    cdef cnorm_matrix pack(self, cnp.ndarray w, rounded, ptrdiff_t gates, ptrdiff_t group, list memory) except *:
+        """w [gates * units, inputs], or the `Rows` that it is rounded to."""
         cdef cnorm_matrix m
-        cdef cnp.ndarray panels
+        cdef cnp.ndarray panels, rows = w, scales
+        cdef const float *scale = NULL
         if gates < 1:
             raise ValueError(f"gates must be at least 1, got {gates}")
         m.gates, m.units, m.cols, m.group = gates, cnp.PyArray_DIMS(w)[0] // gates, cnp.PyArray_DIMS(w)[1], group
+        m.type, m.levels = CNORM_WEIGHT_F32, 0
+        if rounded is not None:
+            rows = np.ascontiguousarray(rounded.rows)
+            m.type = weight_type_of(rows.dtype)
+            if (<object>rows).shape != (<object>w).shape:
+                raise ValueError(f"rows must have the shape {(<object>w).shape}, got {(<object>rows).shape}")
+            if m.type == CNORM_WEIGHT_I8:
+                scales = np.ascontiguousarray(rounded.scales, np.float32)
+                if (<object>scales).shape != (len(rows),):
+                    raise ValueError(f"scales must have the shape ({len(rows)},), got {(<object>scales).shape}")
+                scale = <const float *>cnp.PyArray_DATA(scales)
         self.macs += cnp.PyArray_SIZE(w)
-        self.packed += cnorm_matrix_floats(m.gates, m.units, m.cols)
-        if self.packed > max(1 << 28, 8 * self.macs):  # panels have 32 rows: a file of single rows could fill memory
-            raise ValueError(f"layers take {4 * self.packed} bytes packed in panels of 32 rows: more than 1 GiB, and "
+        self.nbytes += cnorm_matrix_bytes(&m)
+        if self.nbytes > 4 * max(1 << 28, 8 * self.macs):  # panels have 32 rows: a file of single ones could fill memory
+            raise ValueError(f"layers take {self.nbytes} bytes packed in panels of 32 rows: more than 1 GiB, and "
                              f"more than 8 times the {4 * self.macs} bytes of their weights")
-        panels = aligned_zeros(cnorm_matrix_floats(m.gates, m.units, m.cols))
-        m.panels, m.type, m.levels = cnp.PyArray_DATA(panels), CNORM_WEIGHT_F32, 0
-        check(cnorm_matrix_pack(m.gates, m.units, m.cols, m.group, <const float *>cnp.PyArray_DATA(w),
-                                <float *>cnp.PyArray_DATA(panels)))
+        panels = aligned_zeros((cnorm_matrix_bytes(&m) + 3) // 4)
+        m.panels = cnp.PyArray_DATA(panels)
+        if rounded is not None:
+            check(cnorm_matrix_pack_rows(&m, cnp.PyArray_DATA(rows), scale, cnp.PyArray_DATA(panels)))
+        else:
+            check(cnorm_matrix_pack(m.gates, m.units, m.cols, m.group, <const float *>cnp.PyArray_DATA(w),
+                                    <float *>cnp.PyArray_DATA(panels)))
         memory.append(panels)
         return m
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,9 +26,14 @@ class Layer:
 
     kind: ClassVar[str]
     weights: Mapping[str, np.ndarray]
+    rows: Mapping[str, Any] = MappingProxyType({})  # matrices that are not float32, by name: `cnorm.rounded.Rows`
     absent_biases: tuple[str, ...] = ()  # optional ones that it does not have
     input_size: int
     output_size: int
+
+    def all_rows(self) -> list:
+        """The `rows` of this layer and of the layers in it."""
+        return list(self.rows.values())
 
     def __setattr__(self, name, value):
         if name in self.__dict__:
@@ -39,7 +45,7 @@ class _Cell(Layer):
     """A recurrent layer: a spec, its eps, the tensors that a checkpoint has for one layer, and their arrays."""
 
     def __init__(self, weights: Mapping[str, Any], *, preset: str | CellSpec, eps: float | None = None) -> None:
-        self.spec = _spec(self.kind, preset)
+        self.spec = cell_spec(self.kind, preset)
         self.eps = _eps(eps, self.spec)
         name = f"{self.kind} {self.spec.name}"
         self.tensors = tuple(tensor.named() for tensor in (*self.spec.tensors, *INITIAL[self.kind]))
@@ -62,18 +68,24 @@ class _Cell(Layer):
     def packed(self) -> dict:
         """The weights as the kernels take them, see `cnorm.weights.packed`."""
         with default_float_env():
-            return packed(self.spec, self.tensors, self.weights, self._sizes)
+            return packed(self.spec, self.tensors, self.weights, self._sizes) | {"rows": self.rows}
 
     def __repr__(self):
         eps = "" if self.eps is None else f", eps={self.eps:g}"
         return f"{self.kind}({self.input_size} -> {self.output_size}, preset={self.spec.name!r}{eps})"
 
     def __reduce__(self):
-        return _cell, (type(self), dict(self.weights), self.spec, self.eps)
+        return _cell, (type(self), dict(self.weights), self.spec, self.eps, dict(self.rows))
 
 
-def _cell(layer, weights, spec, eps):
-    return layer(weights, preset=spec, eps=eps)
+def _cell(layer, weights, spec, eps, rows):
+    return _with_rows(layer(weights, preset=spec, eps=eps), rows)
+
+
+def _with_rows(layer, rows):
+    if rows:
+        layer.rows = MappingProxyType(rows)
+    return layer
 
 
 class LSTM(_Cell):
@@ -179,7 +191,11 @@ class Linear(Layer):
         return f"Linear({self.input_size} -> {self.output_size})"
 
     def __reduce__(self):
-        return Linear, (self.weights["weight"], self.weights.get("bias"))
+        return _linear, (self.weights["weight"], self.weights.get("bias"), dict(self.rows))
+
+
+def _linear(weight, bias, rows):
+    return _with_rows(Linear(weight, bias), rows)
 
 
 class LayerNorm(Layer, BoundLayerNorm):
@@ -292,6 +308,9 @@ class Residual(Layer):
                 f"layers of Residual must have as many outputs as inputs, got {self.input_size} -> {self.output_size}"
             )
 
+    def all_rows(self) -> list:
+        return [rows for layer in self.layers for rows in layer.all_rows()]
+
     def __repr__(self):
         return f"Residual([{', '.join(map(repr, self.layers))}])"
 
@@ -330,6 +349,9 @@ class Bidirectional(Layer):
         self.forward, self.backward = forward, backward
         self.weights = {}
         self.input_size, self.output_size = forward.input_size, forward.output_size + backward.output_size
+
+    def all_rows(self) -> list:
+        return self.forward.all_rows() + self.backward.all_rows()
 
     def __repr__(self):
         return f"Bidirectional({self.forward!r}, {self.backward!r})"
@@ -385,7 +407,8 @@ def flat(layers, size: int) -> list[tuple[str, object, int]]:
     return flattened
 
 
-def _spec(kind: str, preset) -> CellSpec:
+def cell_spec(kind: str, preset) -> CellSpec:
+    """The spec of a preset's name, or the one given; both checked to be computable."""
     if isinstance(preset, CellSpec):
         if preset.kind != kind:
             raise ValueError(f"preset must be a spec of kind {kind}, got one of kind {preset.kind}")

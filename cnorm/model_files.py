@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from types import MappingProxyType
 
 import numpy as np
 
 from cnorm.files import each_once
-from cnorm.layers import GRU, LSTM, RNN, Activation, Bidirectional, Layer, LayerNorm, Linear, Residual
+from cnorm.layers import GRU, LSTM, RNN, Activation, Bidirectional, Layer, LayerNorm, Linear, Residual, cell_spec
 from cnorm.presets import PRESETS
+from cnorm.rounded import cell_weights, is_matrix, rows_from_tensors
 from cnorm.specs import spec_from_json
 from cnorm.text import listed
 
@@ -29,7 +31,7 @@ def configuration(layers) -> str:
 
 def _entry(layer) -> dict:
     """What the file says of one layer beside its tensors."""
-    entry = {"type": layer.kind}
+    entry = {"type": layer.kind} | ({"rows": list(layer.rows)} if layer.rows else {})
     if isinstance(layer, (LSTM, GRU, RNN)):
         preset = PRESETS.get((layer.kind, layer.spec.name)) == layer.spec
         entry |= {"preset": layer.spec.name} if preset else {"spec": dataclasses.asdict(layer.spec)}
@@ -65,11 +67,21 @@ def _tensors_of(layer):
     elif isinstance(layer, Bidirectional):
         inner = {"forward": layer.forward, "backward": layer.backward}
     else:
-        yield from layer.weights.items()
+        matrices = _matrices(layer) if layer.rows else ()
+        yield from ((name, array) for name, array in layer.weights.items() if name not in matrices)
+        for name, matrix in layer.rows.items():
+            yield f"rows.{name}", matrix.rows
+            if matrix.scales is not None:
+                yield f"rows.{name}.scales", matrix.scales
         return
     for prefix, one in inner.items():
         for name, array in _tensors_of(one):
             yield f"{prefix}.{name}", array
+
+
+def _matrices(layer) -> tuple[str, ...]:
+    """The tensors that a rounded layer's rows stand for."""
+    return ("weight",) if isinstance(layer, Linear) else tuple(t.name for t in layer.tensors if is_matrix(t))
 
 
 def identity(layers) -> bytes:
@@ -122,6 +134,8 @@ def _shares(tensors: dict, layers: int | tuple, start: str = "") -> list[dict]:
 def _layer(entry, weights):
     """The layer of one entry; `weights` by its own names."""
     kind = entry["type"] if isinstance(entry, dict) and isinstance(entry.get("type"), str) else None
+    if kind in (*CELLS, "Linear") and "rows" in entry:
+        return _rounded(kind, entry, weights)
     rest = set(entry) - {"type", "without", *(["with"] if kind in CELLS else [])} if kind else set()
     inner = None
     if kind in CELLS and rest - {"eps"} in ({"preset"}, {"spec"}):
@@ -149,6 +163,26 @@ def _layer(entry, weights):
         )
     check_with(inner, entry)
     return inner
+
+
+def _rounded(kind: str, entry: dict, weights: dict):
+    """The layer of an entry with rounded matrices."""
+    rows = rows_from_tensors(weights, entry["rows"])
+    names = {f"rows.{name}{end}" for name in rows for end in ("", ".scales")}
+    others = {name: array for name, array in weights.items() if name not in names}
+    if kind == "Linear":
+        if rows.keys() != {"weight"} or "weight" in others:
+            raise ValueError(f"the matrix of a rounded Linear must be rows.weight, got {sorted(rows)}")
+        filled = others | {"weight": rows["weight"].values()}
+    else:
+        spec = cell_spec(kind, spec_of(entry))
+        tensors = [tensor.named() for tensor in spec.tensors]
+        if twice := [t.name for t in tensors if is_matrix(t) and t.name in others]:
+            raise ValueError(f"tensors of which there are rows, too: {', '.join(twice)}")
+        filled = cell_weights(spec, tensors, rows, others)
+    layer = _layer({key: value for key, value in entry.items() if key != "rows"}, filled)
+    layer.rows = MappingProxyType(rows)
+    return layer
 
 
 def check_with(layer, entry: dict):

@@ -102,6 +102,8 @@ def export(
     """
     if not isinstance(model, cnorm.Model):
         raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
+    if model.weights != "float32":
+        raise ValueError(f"model must have float32 weights, got {model.weights}: export it before it is rounded")
     if sidecar and path is None:
         raise ValueError("path must be given for a sidecar, which lies beside the file")
     options = Options(form, opset, batch, functions, native_ops, dtype, portable, composed_norms, loop, steps)

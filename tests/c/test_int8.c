@@ -44,7 +44,7 @@ static void check_unit(const cnorm_int8_unit *unit, ptrdiff_t rows, ptrdiff_t qu
         }
         for (ptrdiff_t r = rows; r < stride && s + 1 < n; ++r) CHECK(sums[s * stride + r] == 12345, "%s wrote beyond its rows", unit->name);
     }
-    free(w), free(q), free(x), free(sums);
+    release(w), release(q), release(x), release(sums);
 }
 
 static void test_units(const cnorm_int8_unit *unit)
@@ -74,7 +74,7 @@ static packed pack_rows_of(ptrdiff_t units, ptrdiff_t cols, const float *w)
     return p;
 }
 
-static void free_packed(packed *p) { free(p->rows), free(p->scales), free(p->panels); }
+static void free_packed(packed *p) { release(p->rows), release(p->scales), release(p->panels); }
 
 /* y [n, units] = W x on the instruction set in use */
 static void multiply(const packed *p, ptrdiff_t n, const float *x, float *y)
@@ -82,7 +82,7 @@ static void multiply(const packed *p, ptrdiff_t n, const float *x, float *y)
     const cnorm_layer layer = {.kind = CNORM_LAYER_LINEAR, .as = {.linear = {.weight = p->matrix}}};
     float *scratch = allocate(cnorm_scratch_floats(&layer, 1, CNORM_ROWS) * 4);
     CHECK(cnorm_run(&layer, 1, n, x, p->matrix.cols, NULL, scratch, CNORM_ROWS, y, p->matrix.units) == CNORM_OK, "run");
-    free(scratch);
+    release(scratch);
 }
 
 /* the formula of matvec_int8.inl.h, term by term, each operation rounded to float32 where it says float */
@@ -150,7 +150,7 @@ static void test_products(ptrdiff_t units, ptrdiff_t cols)
                 }
         }
     }
-    free_packed(&p), free(w), free(x), free(y);
+    free_packed(&p), release(w), release(x), release(y);
 }
 
 /* rows of extremes: sums at the limit of int32, where fewer levels are left for the input */
@@ -172,7 +172,7 @@ static void test_limit(ptrdiff_t cols)
                       (double)expected(&p, r, x));
         }
     }
-    free_packed(&p), free(w), free(x);
+    free_packed(&p), release(w), release(x);
 }
 
 static void test_refusals(void)
@@ -199,7 +199,7 @@ static void test_refusals(void)
     CHECK(cnorm_matrix_bytes(&m) == 0 && cnorm_matrix_pack_rows(&m, rows, scales, panels) == CNORM_ERROR_SIZE, "too many columns");
     m.type = (cnorm_weight_type)7;
     CHECK(cnorm_matrix_bytes(&m) == 0, "an unknown type");
-    free(panels);
+    release(panels);
 }
 
 /* float16 rows are the nearest float16 of the centred weights, and widen to what the float32 path multiplies */
@@ -226,7 +226,7 @@ static void test_float16(void)
         multiply(&h, 1, x, y), multiply(&f, 1, x, y_wide);
         CHECK(memcmp(y, y_wide, sizeof y) == 0, "float16 weights are not widened exactly on %s", cnorm_isa_active());
     }
-    free(h.panels), free(f.panels);
+    release(h.panels), release(f.panels);
 }
 
 int main(void)

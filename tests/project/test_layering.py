@@ -80,6 +80,7 @@ def test_the_c_library_includes_nothing_but_libc_and_itself():
         "xmmintrin.h",
         "arm_neon.h",
         "fenv.h",
+        "sys/auxv.h",
     }
     for path in c_sources():
         for name in re.findall(r"^\s*#\s*include\s*[<\"]([^>\"]+)", path.read_text(), re.MULTILINE):
@@ -207,6 +208,7 @@ def test_no_fused_instruction_with_an_embedders_flags(tmp_path, compiler):
     flags = ["-std=gnu17", "-O2", "-march=x86-64-v4", "-w", "-I", ROOT / "src" / "include", "-I", ROOT / "src"]
     mnemonic = re.compile(rf"^\s+({FORBIDDEN})\b", re.MULTILINE)
     sources = [path for path in c_sources() if path.suffix == ".c" and not path.stem.startswith("isa_")]
+    sources = [path for path in sources if path.parent.name != "int8"]  # integers, each file with flags of its own
     for path in [*sources, ROOT / "src" / "kernels" / "isa_avx512.c"]:
         listing = run(compiler, *flags, "-S", path, "-o", "-")
         found = mnemonic.search(listing)

@@ -1,0 +1,174 @@
+"""Layers whose matrices are rounded to int8 or float16: the rows that are packed, and that a file keeps.
+
+The rows of a matrix are in the order of the kernels: gates in their order, outputs first, less the mean over each group
+of gates that is normalised together. A rounded layer's `weights` are the checkpoint's tensors with the values that
+these rows have, in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from cnorm import _core
+from cnorm.layers import Bidirectional, Layer, Linear, Residual
+from cnorm.specs import GATES
+from cnorm.tensors import axis_length, has_projection
+
+__all__ = ["WEIGHT_TYPES", "Rows", "cell_weights", "is_matrix", "rounded_layer", "rows_from_tensors", "weight_type"]
+
+WEIGHT_TYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8}
+SMALL = (
+    1 << 15
+)  # weights of the largest matrix that stays float32: it is in the first caches, and fewer bytes gain nothing
+MATRICES = ("weight_x", "weight_h", "weight_n", "weight_p")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A matrix as it is packed.
+
+    Attributes
+    ----------
+    rows : ndarray [outputs, inputs], int8, float16 or float32
+    scales : ndarray [outputs], float32
+        Of int8: weight[r, k] = scales[r] rows[r, k]. None for the others.
+    """
+
+    rows: np.ndarray
+    scales: np.ndarray | None = None
+
+    def values(self) -> np.ndarray:
+        """[outputs, inputs], float32."""
+        if self.scales is None:
+            return self.rows.astype(np.float32)
+        return self.rows.astype(np.float32) * self.scales[:, None]
+
+
+def rounded_layer(layer: Layer, weights: str) -> Layer:
+    """The layer with its large matrices rounded to a type; itself if none is large."""
+    if isinstance(layer, Residual):
+        inner = [rounded_layer(one, weights) for one in layer.layers]
+        return layer if all(a is b for a, b in zip(inner, layer.layers, strict=True)) else Residual(inner)
+    if isinstance(layer, Bidirectional):
+        ways = rounded_layer(layer.forward, weights), rounded_layer(layer.backward, weights)
+        return layer if ways == (layer.forward, layer.backward) else Bidirectional(*ways)
+    matrices = {"weight": layer.weights["weight"]} if isinstance(layer, Linear) else {}
+    group = 0
+    if hasattr(layer, "packed"):
+        packed = layer.packed()
+        group = packed["group"]
+        matrices = {name: packed[name] for name in MATRICES if packed[name] is not None}
+    if not any(_type_of(array.shape, weights) != np.float32 for array in matrices.values()):
+        return layer
+    rows = {}
+    for name, array in matrices.items():
+        gates, groups = (array.shape[0] // layer.units, group) if name in ("weight_x", "weight_h") else (1, 0)
+        try:
+            rows[name] = Rows(*_core.round_matrix(array, gates, groups, _type_of(array.shape, weights)))
+        except ValueError as error:
+            raise ValueError(f"{name} of {layer!r} can't be rounded to {weights}: {error}") from None
+    return _with_rows(layer, rows, dict(layer.weights))
+
+
+def _type_of(shape: tuple[int, int], weights: str) -> type:
+    """The type of a matrix by its shape alone."""
+    if shape[0] * shape[1] < SMALL or (weights == "int8" and shape[1] > _core.INT8_COLS):
+        return np.float32
+    return WEIGHT_TYPES[weights]
+
+
+def weight_type(layers) -> str:
+    """The narrowest type of any matrix."""
+    types = {rows.rows.dtype.type for layer in layers for rows in layer.all_rows()}
+    return next((name for name in ("int8", "float16") if WEIGHT_TYPES[name] in types), "float32")
+
+
+def _with_rows(layer: Layer, rows: Mapping[str, Rows], given: dict) -> Layer:
+    """A layer like `layer`, whose matrices are these; `given` are its other tensors."""
+    if isinstance(layer, Linear):
+        new = Linear(rows["weight"].values(), given.get("bias"))
+    else:
+        others = {t.name: given[t.name] for t in layer.tensors if t.name in given and not is_matrix(t)}
+        new = type(layer)(cell_weights(layer.spec, layer.tensors, rows, others), preset=layer.spec, eps=layer.eps)
+    new.rows = MappingProxyType(dict(rows))
+    return new
+
+
+def is_matrix(tensor) -> bool:
+    """Whether a tensor is a matrix, or several."""
+    return any(use.part in MATRICES for use in tensor.uses())
+
+
+def cell_weights(spec, tensors, rows: Mapping[str, Rows], others: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A checkpoint's tensors of a cell: `others`, and its matrices filled with the values of `rows`.
+
+    Raises
+    ------
+    ValueError
+        If a matrix is missing, or they do not fit one another.
+    """
+    before = spec.kind == "GRU" and spec.reset == "before"
+    order, needed = GATES[spec.kind], {"weight_x", "weight_h"} | ({"weight_n"} if before else set())
+    if not needed <= rows.keys() or not rows.keys() <= needed | {"weight_p"}:
+        raise ValueError(f"the matrices of {spec.kind} {spec.name} must be {sorted(needed)}, got {sorted(rows)}")
+    units, inputs = len(rows["weight_x"].rows) // len(order), rows["weight_x"].rows.shape[1]
+    sizes = {"": 1, "H": units, "I": inputs, "P": rows["weight_h"].rows.shape[1]}
+    parts = {("weight_p", ""): rows["weight_p"].values()} if "weight_p" in rows else {}
+    of_h = [rows[name].values() for name in ("weight_h", "weight_n") if name in rows]
+    for name, values in {"weight_x": rows["weight_x"].values(), "weight_h": np.concatenate(of_h)}.items():
+        if len(values) != len(order) * units:
+            raise ValueError(f"{name} must have {len(order) * units} rows, got {len(values)}")
+        parts |= {(name, gate): part for gate, part in zip(order, np.split(values, len(order)), strict=True)}
+    filled = dict(others)
+    for tensor in tensors:
+        if is_matrix(tensor) and ("weight_p" in rows or not has_projection([tensor])):
+            named = tensor if "weight_p" in rows else tensor.without_projection()
+            filled[tensor.name] = _filled(named, parts, sizes)
+    return filled
+
+
+def _filled(tensor, parts: Mapping[tuple[str, str], np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
+    """One tensor of a checkpoint, whose pieces hold these parts."""
+    array = np.zeros([axis_length(axis, sizes) for axis in tensor.axes], np.float32)
+    whole = array[0] if tensor.leading else array
+    slices = [whole]
+    if tensor.split_axis is not None:
+        slices = np.split(whole, np.cumsum(tensor.lengths(sizes))[:-1], tensor.split_axis)
+    for piece, its in zip(tensor.pieces, slices, strict=True):
+        use, matrix = piece.uses[0], its[0] if tensor.stacked else its
+        outputs_first = matrix.T if use.transposed else matrix
+        targets = np.split(outputs_first, len(use.gates)) if use.gates else [outputs_first]
+        for gate, target in zip(use.gates or [""], targets, strict=True):
+            if target.shape != (part := parts[use.part, gate]).shape:
+                raise ValueError(f"{use.part} must have {target.shape} values for a gate, got {part.shape}")
+            target[...] = part
+    return array
+
+
+def rows_from_tensors(tensors: Mapping[str, np.ndarray], names) -> dict[str, Rows]:
+    """The matrices of a file, from its tensors ``rows.<name>`` and ``rows.<name>.scales``; both may be untrusted."""
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"rows must be a list of names, got {str(names)[:200]}")
+    found = {}
+    for name in names:
+        rows, scales = tensors.get(f"rows.{name}"), tensors.get(f"rows.{name}.scales")
+        if rows is None or rows.ndim != 2 or rows.size == 0 or rows.dtype not in (np.int8, np.float16, np.float32):
+            got = "none" if rows is None else f"{rows.dtype} {rows.shape}"
+            raise ValueError(f"rows.{name} must be a matrix of int8, float16 or float32, got {got}")
+        quantized = rows.dtype == np.int8
+        if quantized != (scales is not None):
+            raise ValueError(f"rows.{name}.scales must be there for int8 rows and for no others")
+        if quantized and (scales.dtype != np.float32 or scales.shape != rows.shape[:1]):
+            raise ValueError(
+                f"rows.{name}.scales must be float32 of {rows.shape[:1]}, got {scales.dtype} {scales.shape}"
+            )
+        if quantized and not (np.isfinite(scales).all() and (scales > 0).all() and (rows > -128).all()):
+            raise ValueError(f"rows.{name} must lie within +-127 and its scales be positive and finite")
+        if not quantized and not np.isfinite(rows).all():
+            raise ValueError(f"rows.{name} must be finite, got NaN or infinity")
+        found[name] = Rows(rows, scales)
+    return found
