@@ -83,8 +83,7 @@ def _cell(layer, weights, spec, eps, rows):
 
 
 def _with_rows(layer, rows):
-    if rows:
-        layer.rows = MappingProxyType(rows)
+    layer.rows = MappingProxyType(rows)
     return layer
 
 

@@ -142,7 +142,7 @@ INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, 
 static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, const float *add, ptrdiff_t add_stride,
                      float *z, ptrdiff_t z_stride, float *room)
 {
-    if (w->type == CNORM_WEIGHT_I8) return products_int8(w, n, x, add, add_stride, z, z_stride, room);
+    if (w->type == CNORM_WEIGHT_I8) return products_int8(w, n, x, (addends){add, add_stride}, z, z_stride, room);
     if (n == 1) return product(w, x[0], add, z);
     while (n > 0) {
         const int count = n >= MANY ? MANY : n >= 4 ? 4 : n >= 2 ? 2 : 1;

@@ -88,9 +88,15 @@ static double scaled_sums(const cnorm_matrix *w, int32_t q_sum, float from_level
     return total;
 }
 
+/* vectors that are added to products, `stride` apart; rows NULL: none */
+typedef struct addends {
+    const float *rows;
+    ptrdiff_t stride;
+} addends;
+
 /* as `products`; scratch [product_scratch_floats] */
-static double products_int8(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, const float *add,
-                            ptrdiff_t add_stride, float *z, ptrdiff_t z_stride, float *scratch)
+static double products_int8(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add, float *z,
+                            ptrdiff_t z_stride, float *scratch)
 {
     const ptrdiff_t quads = (w->cols + 3) / 4;
     const cnorm_int8_unit *unit = cnorm_int8_unit_of(VECTOR_BYTES);
@@ -106,7 +112,7 @@ static double products_int8(const cnorm_matrix *w, ptrdiff_t n, const float *con
     unit->multiply(packed_rows(w), quads, int8_weights(w), n, (const int32_t (*)[2])arranged, (int32_t *)(void *)z, z_stride);
     double squares = 0;
     for (ptrdiff_t s = 0; s < n; ++s)
-        squares = scaled_sums(w, q_sum[s], from_levels[s], add ? add + s * add_stride : NULL, z + s * z_stride);
+        squares = scaled_sums(w, q_sum[s], from_levels[s], add.rows ? add.rows + s * add.stride : NULL, z + s * z_stride);
     return n == 1 ? squares : -1;
 }
 
