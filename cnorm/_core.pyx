@@ -1,9 +1,9 @@
 # cython: language_level=3, cdivision=True, binding=True
 """The extension module: NumPy arrays to pointers, and every check that needs Python.
 
-What a C caller can get wrong is checked in src/api.c and comes back as a status; `check` turns it into an exception.
-Arrays go through the NumPy C-API: typed memoryviews cost ten times as much per call.
-One module, in parts: two would each link a copy of the library, and with it of the active instruction set.
+The C entries check the arguments that a C caller can get wrong and return a status, which `check` turns into an
+exception. Arrays go through the NumPy C-API: typed memoryviews cost ten times as much per call.
+It is one module in parts: two modules would each link a copy of the library, and of its active instruction set.
 """
 cimport cython
 cimport numpy as cnp
