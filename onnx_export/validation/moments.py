@@ -98,7 +98,7 @@ class Moments(Values):
         reshaped = any(op(n) in RESHAPERS for n in path)
         if op(node) == "ReduceMean":
             return self._of_means(self._reduction(node, path, reshaped))
-        if op(node) == "GlobalAveragePool":
+        if op(node) in ("GlobalAveragePool", "AveragePool"):
             return self._pooled(node, path, reshaped)
         if op(node) == "MatMul":
             return self._averaged(node, path, reshaped)
@@ -179,10 +179,13 @@ class Moments(Values):
         return Mean(source, axes, True, (*casts, node, *path), reshaped=reshaped, stored_reciprocal=True)
 
     def _pooled(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
-        """GlobalAveragePool: the mean over all axes behind the first two."""
+        """GlobalAveragePool, or AveragePool with one window: the mean over all axes behind the first two."""
         source, casts = self.strip(node.input[0])
         shape = self.scope.shape(source)
         if shape is None or len(shape) < 3:
+            return None
+        window = attribute(node, "kernel_shape", ())
+        if op(node) == "AveragePool" and (window != shape[2:] or any(attribute(node, "pads", ()))):
             return None
         axes = tuple(range(2, len(shape)))
         return self._before_unsqueeze(Mean(source, axes, True, (*casts, node, *path), reshaped=reshaped))

@@ -20,7 +20,7 @@ with atheris.instrument_imports(include=["onnx_export"]):
     from onnx_export import model_io, nodes
     from onnx_export.validation import lint, patterns
 
-import onnx_gallery  # noqa: E402  (after the path is set)
+import gallery  # noqa: E402  (after the path is set)
 
 LIMITS = model_io.Limits(file_bytes=2**20, tensor_bytes=2**20, nodes=2000)
 
@@ -40,7 +40,7 @@ def one_input(data: bytes) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as corpus:
-        for build in onnx_gallery.SPECIMENS:
+        for build in gallery.SPECIMENS:
             (Path(corpus) / build.__name__).write_bytes(build().model.SerializeToString())
         flags = sys.argv[1:]
         if not any(flag.startswith("-runs") for flag in flags):

@@ -4,8 +4,8 @@ import json
 import subprocess
 import sys
 
+import gallery
 import onnx
-import onnx_gallery as gallery
 import pytest
 from onnx import helper, numpy_helper
 

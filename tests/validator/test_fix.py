@@ -1,8 +1,8 @@
 """--fix rewrites what it has proved, computes the same afterwards, and says why it left the rest."""
 
+import gallery
 import numpy as np
 import onnx
-import onnx_gallery as gallery
 import pytest
 
 from onnx_export import ort

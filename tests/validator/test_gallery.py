@@ -1,8 +1,8 @@
 """Every specimen of the gallery gives exactly what it says."""
 
+import gallery
 import numpy as np
 import onnx
-import onnx_gallery as gallery
 import onnxruntime
 import pytest
 

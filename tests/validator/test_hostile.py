@@ -5,9 +5,9 @@ import os
 import struct
 import tracemalloc
 
+import gallery
 import numpy as np
 import onnx
-import onnx_gallery as gallery
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 

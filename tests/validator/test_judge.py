@@ -1,8 +1,8 @@
 """The bound: clean kernels stay within it, broken ones do not. The first test is its calibration."""
 
+import gallery
 import numpy as np
 import onnx
-import onnx_gallery as gallery
 import pytest
 from onnx.reference import ReferenceEvaluator
 

@@ -10,9 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+import gallery
 import numpy as np
 import onnx
-import onnx_gallery as gallery
 import pytest
 from click.testing import CliRunner
 

@@ -1,8 +1,8 @@
 """Each way to write a norm is found as what it is, and each way to get it wrong is said; in float64 it is judged."""
 
+import gallery
 import numpy as np
 import onnx
-import onnx_gallery as gallery
 import pytest
 from onnx import TensorProto, defs, helper
 

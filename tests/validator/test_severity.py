@@ -2,9 +2,9 @@
 
 import os
 
+import gallery
 import numpy as np
 import onnx
-import onnx_gallery as gallery
 import pytest
 from onnx import TensorProto, numpy_helper
 
