@@ -43,6 +43,16 @@ INLINE void add_f64(ptrdiff_t n, double *into, const double *from)
 WIDEN(f16)
 WIDEN(bf16)
 
+/* a vector of T, and as many float64 in memory */
+INLINE void to_f64_f32(f32v v, double *to)
+{
+    store_f64(to, widen_lo(v));
+    store_f64(to + VL_F64, widen_hi(v));
+}
+INLINE f32v from_f64_f32(const double *from) { return narrow(load_f64(from), load_f64(from + VL_F64)); }
+INLINE void to_f64_f64(f64v v, double *to) { store_f64(to, v); }
+INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
+
 /* float64 first: the rescue of the others sums in float64. RSTD_MIN and _MAX: between these xhat and dx can be had
  * without the float64 path; RSTD_TINY and _HUGE bound the normal numbers. */
 #define T double

@@ -171,12 +171,3 @@ INLINE void FN(write_rest)(FN(writer) *w, const int mode)
     }
     if (w->at < w->n) FN(write_edge)(*w, mode);
 }
-
-/* n elements of T -> y + j: the output of the float64 path */
-static void FN(put_piece)(void *y, ptrdiff_t j, ptrdiff_t n, const T *from)
-{
-    X *const to = (X *)y + j;
-    ptrdiff_t i = 0;
-    for (; i + VL <= n; i += VL) FN(store)(to + i, TN(load)(from + i));
-    if (i < n) FN(store_range)(to + i, 0, n - i, TN(load_range)(from + i, 0, n - i, TN(splat)(0)));
-}

@@ -13,6 +13,7 @@ import numpy as np
 CONTRACT = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 1e-6 * 2.0**-29}
 LANES = {np.dtype(np.float32): 32, np.dtype(np.float64): 16}
 FOLD = 8192  # elements after which the lanes are folded into float64
+LANE_BLOCK = 16  # additions into a lane before they are added to its total
 BLOCK = 64  # rows summed one after another for dweight and dbias
 
 
@@ -146,9 +147,10 @@ def ulps(actual, exact):
 
 
 def row_sum(n, dtype):
-    """Roundings an element meets: its lane's chain, the halving tree, and a float64 chain of folds."""
+    """Roundings an element meets: a block of its lane, the blocks, the halving tree, and a float64 chain of folds."""
     lanes = LANES[np.dtype(dtype)]
-    chain = math.ceil(min(n, FOLD) / lanes) + math.log2(lanes)
+    additions = math.ceil(min(n, FOLD) / lanes)
+    chain = min(additions, LANE_BLOCK) + math.ceil(additions / LANE_BLOCK) + math.log2(lanes)
     return chain * unit_roundoff(dtype) + math.ceil(n / FOLD) * unit_roundoff(np.float64)
 
 

@@ -1,0 +1,50 @@
+"""Rows that arithmetic in their own type cannot reach: done in float64, as right as others, and alike at any scale."""
+
+import numpy as np
+import pytest
+import tolerances
+
+import cnorm
+
+NORMS = [(cnorm.layer_norm, cnorm.layer_norm_backward), (cnorm.rms_norm, cnorm.rms_norm_backward)]
+U = tolerances.unit_roundoff(np.float64)
+
+
+def normed(x):
+    return cnorm.layer_norm(x, eps=0, return_stats=True)
+
+
+@pytest.mark.parametrize("exponent", [600, -600])
+def test_a_first_element_far_from_the_mean_costs_the_others_nothing(exponent):
+    x = 0.7 * (1 + 1e-9 * np.random.default_rng(0).standard_normal(10_000))
+    x[0] = 0.3
+    ordinary, scaled = cnorm.layer_norm(x, eps=0), cnorm.layer_norm(x * 2.0**exponent, eps=0)
+    assert (np.abs(scaled - ordinary) <= tolerances.xhat(ordinary, np.float64)).all()
+
+
+def test_sums_of_a_rescued_gradient_are_not_one_chain_of_additions():
+    x = np.random.default_rng(0).standard_normal((1, 100_000)) * 2.0**600
+    dy = np.full(x.shape, 0.1)  # the exact dx is 0
+    dx = cnorm.layer_norm_backward(dy, x, None, normed(x)[1])[0]
+    assert np.abs(dx).max() * 2.0**600 <= (16 + x.size / 512) * U * 0.1
+
+
+@pytest.mark.parametrize(("dtype", "ordinary", "rescued"), [(np.float32, 20, 90), (np.float64, 200, 700)])
+@pytest.mark.parametrize("n", [1, 7, 32, 257, 1000, 8193])
+def test_scaling_by_a_power_of_two_changes_no_bit(dtype, ordinary, rescued, n):
+    """At eps 0, among rows that are done the same way; dx then has the other power."""
+    rng = np.random.default_rng(n)
+    x, dy = rng.standard_normal((2, 3, n)).astype(dtype)
+    ones = np.ones(n, dtype)
+    for low, high in [(-ordinary // 2, ordinary // 2), (rescued, rescued + 20)]:
+        small, large = (np.ldexp(x, power).astype(dtype) for power in (low, high))
+        for norm, backward in [
+            (cnorm.layer_norm, cnorm.layer_norm_backward),
+            (cnorm.rms_norm, cnorm.rms_norm_backward),
+        ]:
+            (y, stats), (y_large, stats_large) = (norm(rows, eps=0, return_stats=True) for rows in (small, large))
+            assert y.tobytes() == y_large.tobytes()
+            ours, theirs = backward(dy, small, ones, stats), backward(dy, large, ones, stats_large)
+            normal = np.abs(theirs[0]) >= np.finfo(dtype).tiny
+            assert np.array_equal(np.ldexp(ours[0], low - high)[normal], theirs[0][normal])
+            assert ours[1].tobytes() == theirs[1].tobytes()
