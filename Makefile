@@ -15,9 +15,9 @@ lint: .venv/built            ## style of Python, Cython, stubs and C
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/cython-lint --max-line-length 120 cnorm/*.pyx cnorm/*.pxi cnorm/*.pxd
-	clang-format --dry-run -Werror $(FORMATTED)
+	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 
-# C files in the style of .clang-format (clang-format 14, as Debian has it); those that are not named here yet are to follow
+# C files in the style of .clang-format (clang-format 14); those that are not named here yet are to follow
 FORMATTED := $(wildcard src/simd/*.h) $(addprefix src/,layout.h checks.h dispatch.c dispatch.h float_mode.h) \
   $(wildcard $(addprefix src/kernels/,activation.inl.h batch_*.inl.h channel_run.inl.h divisive_norm.inl.h group_norm.inl.h \
   weight_norm.inl.h))
@@ -87,15 +87,14 @@ exhaustive: .venv/built      ## sigmoid and tanh on all 2^32 float32 inputs: min
 soak: .venv/built            ## ten million silent steps of every cell: minutes
 	CNORM_SOAK_STEPS=10000000 $(BIN)/python -P -m pytest -n auto tests/rnn/test_streams.py -k silence
 
+FUZZ_SECONDS ?= 120
 fuzz: .venv/built            ## untrusted ONNX files, model files and saved streams under atheris; the C entries under libFuzzer and ASan
 	$(BIN)/python -m pip install --quiet atheris
-	$(BIN)/python -P tests/fuzz/fuzz_onnx_loader.py -runs=20000
-	$(BIN)/python -P tests/fuzz/fuzz_model_file.py -runs=20000
-	$(BIN)/python -P tests/fuzz/fuzz_stream_state.py -runs=300000
+	$(foreach target,onnx_loader model_file stream_state,$(BIN)/python -P tests/fuzz/fuzz_$(target).py -runs=-1 -max_total_time=$(FUZZ_SECONDS) &&) true
 	@test -f build/fuzz/build.ninja || CC=clang $(BIN)/meson setup -Dpython=false -Dfuzz=true --buildtype=debug --optimization=1 \
 	  -Db_sanitize=address -Db_lundef=false build/fuzz >/dev/null
 	$(BIN)/meson compile -C build/fuzz fuzz_c_entries >/dev/null
-	ASAN_OPTIONS=detect_leaks=0 build/fuzz/fuzz_c_entries -max_total_time=120 -max_len=2048 -print_final_stats=1
+	ASAN_OPTIONS=detect_leaks=0 build/fuzz/fuzz_c_entries -max_total_time=$(FUZZ_SECONDS) -max_len=2048
 
 # An editable install rebuilds on import what has changed: edit C, run pytest.
 .venv/built: pyproject.toml requirements.lock
