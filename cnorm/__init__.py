@@ -39,6 +39,7 @@ from cnorm._core import (
 from cnorm.checkpoints import from_safetensors, from_torch
 from cnorm.folds import fold_batch_norm, fold_weight_norm
 from cnorm.layers import GRU, LSTM, RNN, Activation, Bidirectional, LayerNorm, Linear, Residual
+from cnorm.learner import SGD, Adam, Learner
 from cnorm.model import Model, demo_model, load
 from cnorm.presets import PRESETS
 from cnorm.specs import CellSpec
@@ -50,10 +51,13 @@ __all__ = [
     "LSTM",
     "PRESETS",
     "RNN",
+    "SGD",
     "Activation",
+    "Adam",
     "Bidirectional",
     "CellSpec",
     "LayerNorm",
+    "Learner",
     "Linear",
     "Model",
     "Residual",

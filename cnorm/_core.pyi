@@ -306,3 +306,33 @@ class Stream:
 def step_many(
     network: Network, streams: Sequence[Stream], x: Array, out: Array | None = None, reset: Array | None = None
 ) -> NDArray[np.float32]: ...
+
+class Tape:
+    network: Network
+    gradients: tuple[dict[str, NDArray[np.float32]], ...]
+    state_arrays: tuple[tuple[str, int, int], ...]
+    state: NDArray[np.float32]
+    dstate: NDArray[np.float32]
+    memory: NDArray[np.float32]
+    def __init__(self, layers: Any, steps: int, batch: int) -> None: ...
+    def start(self) -> None: ...
+    def load(self, i: int, packed: Mapping[str, Any]) -> None: ...
+    def run(self, first: int, steps: int, x: Array, y: Array) -> None: ...
+    def backward(self, first: int, steps: int, dy: Array, dx: Array | None = None) -> None: ...
+    def drop(self, first: int, end: int) -> None: ...
+
+def adam_update(
+    rate: float,
+    betas: tuple[float, float],
+    eps: float,
+    powers: Sequence[float],
+    gradient: Array,
+    scale: float,
+    weight: Array,
+    m: Array,
+    v: Array,
+) -> None: ...
+def sgd_update(
+    rate: float, momentum: float, gradient: Array, scale: float, weight: Array, velocity: Array | None
+) -> None: ...
+def square_sum(g: Array) -> float: ...

@@ -15,6 +15,7 @@ from libc.string cimport memcpy
 
 from cnorm._capi cimport *
 from cnorm._capi_norms cimport *
+from cnorm._capi_train cimport *
 
 import numbers
 import operator
@@ -131,3 +132,4 @@ include "_divisive_norm.pxi"
 include "_network.pxi"
 include "_stream.pxi"
 include "_step_many.pxi"
+include "_train.pxi"

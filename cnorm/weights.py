@@ -121,7 +121,7 @@ def packed(spec: CellSpec, tensors, weights: Mapping[str, np.ndarray], sizes: di
         weight_n [H, H] or None, weight_p [P, H] or None; inside_x, inside_h, gain_x, gain_h, bias [gates * H],
         bias_n, gain_c, bias_c [H], bias_p, h0 [P], c0 [H], each None if there is none.
     """
-    parts = _parts(tensors, weights, sizes)
+    parts = _parts(tensors, _wide(tensors, weights), sizes)
     order, units = GATES[spec.kind], sizes["H"]
     group = {"joint": len(order), "per_gate": 1, "gates_and_candidate": 2}[spec.grouping] if spec.scope != "none" else 0
 
@@ -152,17 +152,23 @@ def packed(spec: CellSpec, tensors, weights: Mapping[str, np.ndarray], sizes: di
     result |= {name: parts.get((name, "")) for name in ("gain_c", "bias_c", "bias_p", "h0", "c0")}
     for name, array in result.items():
         if array is not None:
-            if np.abs(array).max() > np.finfo(np.float32).max:  # a constant or a sum: each tensor is finite
+            if array.dtype == np.float64 and np.abs(array).max() > np.finfo(np.float32).max:  # a constant or a sum
                 raise ValueError(f"weights of {spec.kind} {spec.name} leave the range of float32 where they add up")
             array = array.reshape(-1, array.shape[-1]) if name.startswith("weight_") else array.reshape(-1)
             result[name] = np.ascontiguousarray(array, np.float32)
     return result | {"group": group}
 
 
+def _wide(tensors, weights) -> dict[str, np.ndarray]:
+    """In float64 what may be added up; matrices, which are only reordered, as they are."""
+    matrices = {t.name for t in tensors if all(use.part.startswith("weight_") for use in t.uses())}
+    return {name: array if name in matrices else np.float64(array) for name, array in weights.items()}
+
+
 def _outside_bias(spec: CellSpec, parts, gates) -> tuple[np.ndarray, np.ndarray | None]:
     """bias [gates, H], the sum of all outside a norm; bias_n [H], a GRU's under the reset gate."""
     order = GATES[spec.kind]
-    bias = np.zeros(gates("weight_x").shape[:2])
+    bias = np.zeros((len(order), len(parts["weight_x", order[0]])))
     for part in ("bias", "bias_x", "bias_h"):
         given = gates(part)
         bias += 0 if given is None else given
@@ -183,10 +189,10 @@ def _centred(bias: np.ndarray | None, group: int) -> np.ndarray | None:
 
 
 def _parts(tensors, weights, sizes) -> dict[tuple[str, str], np.ndarray]:
-    """float64 arrays by (part, gate), matrices with the outputs first; gate "" for what has no gates."""
+    """Views of arrays by (part, gate), matrices with the outputs first; gate "" for what has no gates."""
     parts = {}
     for tensor in present(tensors, weights):
-        array = np.float64(weights[tensor.name])
+        array = weights[tensor.name]
         array = array[0] if tensor.leading else array
         if tensor.split_axis is None:
             slices = [array]
@@ -199,3 +205,37 @@ def _parts(tensors, weights, sizes) -> dict[tuple[str, str], np.ndarray]:
                 rows = np.split(outputs_first, len(use.gates)) if use.gates else [outputs_first]
                 parts |= {(use.part, gate): row for gate, row in zip(use.gates or [""], rows, strict=True)}
     return parts
+
+
+def gradient_views(spec: CellSpec, tensors, into: Mapping[str, np.ndarray], sizes: dict[str, int]) -> list:
+    """Where the gradients of `packed`'s arrays go in those of the checkpoint's tensors.
+
+    Parameters
+    ----------
+    into : mapping of str to ndarray
+        An array for each tensor, of its shape.
+
+    Returns
+    -------
+    list of (view, name, gate)
+        Add to `view`, of an array of `into`, the gradient of `packed`'s array `name`, [gates, H, ...], at `gate`; all
+        of it where `gate` is None. What a tensor is used for twice is there twice.
+    """
+    order = GATES[spec.kind]
+    views = []
+    for (part, gate), view in _parts(tensors, into, sizes).items():
+        name, index = part, order.index(gate) if gate else None
+        if part == "weight_h" and spec.kind == "GRU" and spec.reset == "before" and gate == "n":
+            name, index = "weight_n", 0
+        elif part == "weight_p":
+            index = 0
+        elif part == "bias_h" and spec.reset == "after" and gate == "n":
+            name, index = "bias_n", None
+        elif part in ("bias_x", "bias_h"):
+            name = "bias"
+        elif part == "inside_h" and spec.scope == "sum":
+            name = "inside_x"
+        elif part == "gain":
+            name = "gain_h"
+        views.append((view, name, index))
+    return views

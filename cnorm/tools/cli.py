@@ -115,12 +115,13 @@ def add_bench(commands) -> None:
         "--out", "out_dir", default="bench_out", show_default=True, help="Folder for the JSON and the picture."
     )
     @click.option("--rnn", is_flag=True, help="Steps of recurrent networks instead of norms of rows.")
-    def bench(out_dir, rnn):
+    @click.option("--train", is_flag=True, help="Forward and backward passes of a recurrent cell, beside PyTorch.")
+    def bench(out_dir, rnn, train):
         """Measure on this machine, for some minutes: cnorm, what else is importable, and the limits."""
         from cnorm.tools.bench import run
 
         try:
-            run(out_dir=out_dir, rnn=rnn)
+            run(out_dir=out_dir, rnn=rnn, train=train)
         except RuntimeError as error:
             fail(f"Error: {error}")
 

@@ -54,8 +54,8 @@ INLINE double f64_sum(const product_term *term, int8_scale scale, ptrdiff_t r, d
     return sum;
 }
 
-/* (2) and (3) where float32 squares overflow or drown: z becomes z r, in float64 and rounded once */
-RARE void f64_product(const product_term *terms, int count, ptrdiff_t start, ptrdiff_t rows, double n, double eps,
+/* (2) and (3) where float32 squares overflow or drown: z becomes z r, in float64 and rounded once. Returns r. */
+RARE double f64_product(const product_term *terms, int count, ptrdiff_t start, ptrdiff_t rows, double n, double eps,
                       float *z)
 {
     double squares = 0, rstd = 0;
@@ -76,10 +76,12 @@ RARE void f64_product(const product_term *terms, int count, ptrdiff_t start, ptr
         const double var_eps = squares / n + eps;
         if (sweep == 0) rstd = var_eps == 0 ? 0 : 1.0 / sqrt(var_eps);
     }
+    return rstd;
 }
 
-/* (3): the r of each gate of z, which is the sum of the terms; `known` is its sum of squares or -1 */
-INLINE void group_rstds(const product_term *terms, int count, double eps, double known, float *z, float r[4])
+/* (3): the r of each gate of z, which is the sum of the terms; `known` is its sum of squares or -1. Where z has become z r
+ * in float64, r is 1; a backward pass has the r of each gate before that from r + WIDE_RSTD, in float64. */
+INLINE void group_rstds(const product_term *terms, int count, double eps, double known, float *z, float r[CNORM_GATE_PAD])
 {
     const cnorm_matrix *w = terms[0].w;
     const ptrdiff_t width = padded_units(w->units);
@@ -88,11 +90,13 @@ INLINE void group_rstds(const product_term *terms, int count, double eps, double
         const double n = (double)(gates * w->units);
         const double squares = gates == w->gates && known >= 0 ? known : sum_of_squares(z + first * width, gates * width);
         float rstd = 1;
-        if (squares <= Q_MAX_F32 && (squares >= n * Q_MIN_F32 || eps >= Q_MIN_F32))
-            rstd = (float)(1.0 / sqrt(squares / n + eps));
-        else
-            f64_product(terms, count, first * width, gates * width, n, eps, z);
-        for (ptrdiff_t g = first; g < first + gates; ++g) r[g] = rstd;
+        double wide = 1.0 / sqrt(squares / n + eps);
+        if (squares <= Q_MAX_F32 && (squares >= n * Q_MIN_F32 || eps >= Q_MIN_F32)) rstd = (float)wide;
+        else wide = f64_product(terms, count, first * width, gates * width, n, eps, z);
+        for (ptrdiff_t g = first; g < first + gates; ++g) {
+            r[g] = rstd;
+            memcpy(r + WIDE_RSTD + 2 * g, &wide, sizeof wide);
+        }
     }
 }
 
@@ -262,8 +266,8 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
                       float *const *state, float *scratch)
 {
     const ptrdiff_t width = padded_units(cell->weight_x.units), out_width = padded_units(cell->weight_h.cols);
-    const ptrdiff_t x_row = input_row_floats(cell), h_row = packed_rows(&cell->weight_h);
-    const cnorm_matrix *second = cell->weight_n.panels ? &cell->weight_n : cell->weight_p.panels ? &cell->weight_p : NULL;
+    const ptrdiff_t x_row = input_row_floats(cell), h_row = state_row_floats(cell);
+    const cnorm_matrix *second = second_product(cell);
     const ptrdiff_t second_row = second ? packed_rows(second) : 0;
     const cnorm_cell_scratch at = cell_scratch(cell, n, scratch);
     float *zh = at.zh, *before = at.before, *z2 = at.z2, *in2 = at.in2, *interleaved = at.interleaved;
@@ -272,7 +276,7 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
     const int sum = cell->scope == CNORM_SCOPE_SUM;
     const double squares = products(&cell->weight_h, n, rows, sum ? zx : cell->inside_h, sum ? x_row : 0, zh, h_row, interleaved);
     for (ptrdiff_t s = 0; s < n; ++s) {
-        float *h = state[s], *a = zh + s * h_row, *m = second ? in2 + s * width : h, rh[4];
+        float *h = state[s], *a = zh + s * h_row, *m = second ? in2 + s * width : h, *rh = a + h_row - CNORM_GATE_PAD;
         const float *ax = zx + s * x_row;
         if (cell->scope != CNORM_SCOPE_NONE) {
             const product_term terms[2] = {{&cell->weight_h, h, cell->inside_h},

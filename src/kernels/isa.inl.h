@@ -145,6 +145,7 @@ INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
 
 #include "activation.inl.h"
 #include "cell.inl.h"
+#include "cell_backward.inl.h"
 
 #define TABLE_OF(isa) cnorm_kernels_##isa
 #define TABLE(isa) TABLE_OF(isa)

@@ -25,8 +25,17 @@ static inline ptrdiff_t packed_rows(const cnorm_matrix *w)
     return (w->gates * padded_units(w->units) + PANEL - 1) / PANEL * PANEL;
 }
 
-/* floats from row to row of a cell's input products: the products, then the rstd of each gate */
+/* floats from row to row of a cell's products of x, and of h: the products, then the rstd of each gate, in float32 and from
+ * WIDE_RSTD on in float64 */
+enum { WIDE_RSTD = CNORM_GATE_PAD / 2 };
 static inline ptrdiff_t input_row_floats(const cnorm_cell *cell) { return packed_rows(&cell->weight_x) + CNORM_GATE_PAD; }
+static inline ptrdiff_t state_row_floats(const cnorm_cell *cell) { return packed_rows(&cell->weight_h) + CNORM_GATE_PAD; }
+
+/* the matrix that a step multiplies after its gates, or NULL */
+static inline const cnorm_matrix *second_product(const cnorm_cell *cell)
+{
+    return cell->weight_n.panels ? &cell->weight_n : cell->weight_p.panels ? &cell->weight_p : NULL;
+}
 
 /* scratch of `products` for `rows` vectors: float32 side by side, or as integers, eight bytes for four inputs, and one more */
 static inline ptrdiff_t product_scratch_floats(const cnorm_matrix *w, ptrdiff_t rows)
@@ -37,7 +46,7 @@ static inline ptrdiff_t product_scratch_floats(const cnorm_matrix *w, ptrdiff_t 
 
 /* The scratch of cell_step for `rows` streams; with memory NULL only its size. */
 typedef struct cnorm_cell_scratch {
-    float *zh;          /* [rows, packed rows of weight_h]: W_h h */
+    float *zh;          /* [rows, state_row_floats]: W_h h, then its r */
     float *gates;       /* [2, padded units]: of the stream in turn */
     float *before;      /* [padded outputs]: its h before the step, for zoneout */
     float *z2;          /* [rows, packed rows]: the second product, W_n or W_p, if there is one */
@@ -48,13 +57,13 @@ typedef struct cnorm_cell_scratch {
 
 static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t rows, float *memory)
 {
-    const cnorm_matrix *second = cell->weight_n.panels ? &cell->weight_n : cell->weight_p.panels ? &cell->weight_p : NULL;
+    const cnorm_matrix *second = second_product(cell);
     const ptrdiff_t width = padded_units(cell->weight_x.units), item = (ptrdiff_t)sizeof(float);
     ptrdiff_t interleaved = product_scratch_floats(&cell->weight_h, rows);
     if (second && product_scratch_floats(second, rows) > interleaved) interleaved = product_scratch_floats(second, rows);
     layout l = {(char *)memory, 0};
     cnorm_cell_scratch s;
-    s.zh = layout_take(&l, rows * packed_rows(&cell->weight_h) * item);
+    s.zh = layout_take(&l, rows * state_row_floats(cell) * item);
     s.gates = layout_take(&l, 2 * width * item);
     s.before = layout_take(&l, padded_units(cell->weight_h.cols) * item);
     s.z2 = layout_take(&l, second ? rows * packed_rows(second) * item : 0);
@@ -179,9 +188,15 @@ typedef struct cnorm_weight {
     void *dgain;        /* [rows] */
 } cnorm_weight;
 
+struct cnorm_cell_backward; /* backward.h */
+struct cnorm_outer;
+
 /* The table of one instruction set, declared from the list in kernels.inc. What the functions of one type do:
  *     add_*             into [n] += from [n]
  *     sigmoid_f32, tanh_f32, activation_f32   y [n] = f(x [n]); y may be x
+ *     activation_backward_f32                 dx [n] = dy f'(x); dx may be x or dy
+ *     products_backward dx [n, cols] = W^T d, or with `onto` added to it; d [n, packed rows], zero beyond W's
+ *     cell_backward, outer_products           see backward.h
  *     linear_step, cell_inputs, cell_step     n <= CNORM_ROWS rows of x and y; state, scratch and panels aligned to
  *                       CNORM_ALIGN; the size of scratch from the function above that lays it out */
 #define KERNEL(name, call, dtypes) void (*name[CNORM_DTYPES])(const call *);

@@ -2,6 +2,7 @@
 #include "cnorm_rnn.h"
 #include "cnorm.h"
 #include "cnorm_norms.h"
+#include "cnorm_train.h"
 
 int main(void)
 {

@@ -50,7 +50,7 @@ def test_readme(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names, said = {}, io.StringIO()
     with contextlib.redirect_stdout(said):
         for block in blocks:
@@ -60,3 +60,5 @@ def test_readme(tmp_path, monkeypatch):
     verdict, proved = said.getvalue().splitlines()
     assert verdict.startswith("the outputs agree: worst at frame ")
     assert proved == "True"
+    assert isinstance(names["stream"], cnorm.Stream)
+    assert names["stream"].model.input_size == 12

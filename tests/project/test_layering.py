@@ -149,7 +149,8 @@ def test_the_exporter_does_not_import_the_validator():
 def test_extras_are_imported_inside_functions_only():
     for path in python_sources("cnorm"):
         for module, inside in imports_of(path):
-            assert inside or module not in EXTRAS, f"{path} imports {module} at the top"
+            own = module == "torch" and path.parent.name == "torch"  # cnorm.torch, which nothing imports
+            assert inside or own or module not in EXTRAS, f"{path} imports {module} at the top"
 
 
 def test_importing_cnorm_loads_no_extra():

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, seconds=None):
+def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, train=False, seconds=None):
     """Measure on this machine, in a process of its own; print tables, write a JSON file and a picture.
 
     Parameters
@@ -43,6 +43,8 @@ def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, seconds=None)
         Print the JSON document to standard output instead of the tables.
     rnn : bool
         Measure recurrent steps instead of layer norms.
+    train : bool
+        Measure forward and backward passes of a recurrent cell, to `training.json`.
     seconds : float, optional
         For each contender and size; as long as `norms` or `recurrent_steps` think right if not given.
 
@@ -59,8 +61,9 @@ def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, seconds=None)
         If the measuring process failed; it has said why on standard error.
     """
     Path(out_dir).mkdir(parents=True, exist_ok=True)  # not after minutes of measuring
-    job = {"sizes": sizes, "out_dir": str(out_dir), "json": bool(json), "rnn": bool(rnn)}
+    kind = "training" if train else "rnn" if rnn else "norms"
+    job = {"sizes": sizes, "out_dir": str(out_dir), "json": bool(json), "kind": kind}
     job["options"] = {} if seconds is None else {"seconds": seconds}
     if child(job, settled_environment()).returncode:
         raise RuntimeError("the measurement failed, see above")
-    return json_module.loads((Path(out_dir) / f"{'rnn' if rnn else 'norms'}.json").read_text())
+    return json_module.loads((Path(out_dir) / f"{kind}.json").read_text())

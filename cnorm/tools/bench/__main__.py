@@ -10,6 +10,14 @@ from cnorm.files import write_whole
 from cnorm.tools.bench import report
 from cnorm.tools.bench.measure_norms import fresh, norms
 from cnorm.tools.bench.measure_steps import recurrent_steps
+from cnorm.tools.bench.measure_training import training, training_tables
+
+# kind of job: what measures, and how it is shown; training has no picture
+KINDS = {
+    "norms": (norms, report.norms_tables, report.norms_picture),
+    "rnn": (recurrent_steps, report.rnn_tables, report.rnn_picture),
+    "training": (training, training_tables, None),
+}
 
 
 def main(job):
@@ -28,15 +36,13 @@ def main(job):
         def advance(description, total):
             progress.update(task, description=description, total=total, advance=1)
 
-        measure = recurrent_steps if job["rnn"] else norms
+        measure, tables, picture = KINDS[job["kind"]]
         document = measure(job["sizes"] and [tuple(size) for size in job["sizes"]], advance=advance, **job["options"])
     text = json.dumps(document, indent=1)
-    stem = Path(job["out_dir"]) / ("rnn" if job["rnn"] else "norms")
+    stem = Path(job["out_dir"]) / job["kind"]
     write_whole(stem.with_suffix(".json"), text.encode())
-    tables = report.rnn_tables if job["rnn"] else report.norms_tables
-    picture = report.rnn_picture if job["rnn"] else report.norms_picture
     drawn = util.find_spec("matplotlib") is not None
-    if drawn:
+    if drawn and picture:
         drawing = io.BytesIO()
         picture(document, drawing)
         write_whole(stem.with_suffix(".png"), drawing.getvalue())
@@ -46,7 +52,8 @@ def main(job):
     report.header(console, document)
     tables(console, document)
     console.print(f"{stem}.json: every figure")
-    console.print(f"{stem}.png: the picture" if drawn else "no picture: pip install matplotlib")
+    if picture:
+        console.print(f"{stem}.png: the picture" if drawn else "no picture: pip install matplotlib")
 
 
 if __name__ == "__main__":

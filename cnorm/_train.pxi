@@ -1,0 +1,214 @@
+"""Training: a network with weights of its own, its tape and its gradients; the optimisers' arithmetic (private)."""
+
+cdef class Tape:
+    """A packed network that may be written, a tape of `steps` steps of `batch` streams, and the gradients.
+
+    Parameters
+    ----------
+    layers : sequence of (kind, layer, size)
+        As `Network` takes them.
+    steps, batch : int
+
+    Attributes
+    ----------
+    gradients : tuple of dict of str to ndarray
+        Of each layer, by the names of `cnorm.weights.packed`: [gates, units, cols] of a matrix, [gates, units] of a
+        vector that gates share, else [units]. Overwritten by `backward`.
+    state : ndarray, shape (batch, state floats), float32
+        Padded; `run` moves it on. `dstate` is its gradient.
+    state_arrays : tuple of (name, units, start)
+        Where h and c of each cell are in a row of `state`.
+    memory : ndarray, float32
+        The tape itself.
+    """
+    cdef readonly Network network
+    cdef readonly tuple gradients, state_arrays
+    cdef readonly cnp.ndarray state, dstate, memory
+    cdef cnp.ndarray scratch, backward_scratch
+    cdef cnorm_gradient *to
+    cdef cnorm_tape tape
+    cdef list owned
+
+    def __cinit__(self, layers, ptrdiff_t steps, ptrdiff_t batch):
+        cdef Network net = Network(layers, b"")
+        cdef int i
+        self.network, self.owned, self.state_arrays = net, [], net.state_arrays
+        self.tape.layers, self.tape.count = net.layers, net.count
+        self.tape.steps, self.tape.batch = steps, batch
+        floats = cnorm_tape_floats(&self.tape)
+        if floats == 0:
+            raise ValueError(f"steps and batch must be at least 1 and not too large, got {steps} and {batch}")
+        self.memory = aligned_zeros(floats)
+        self.tape.memory = <float *>cnp.PyArray_DATA(self.memory)
+        self.scratch = net.scratch(CNORM_ROWS)
+        self.backward_scratch = aligned_zeros(cnorm_backward_floats(&self.tape))
+        self.state = aligned_zeros(batch * net.state_floats).reshape(batch, net.state_floats)
+        self.dstate = aligned_zeros(batch * net.state_floats).reshape(batch, net.state_floats)
+        self.to = <cnorm_gradient *>PyMem_Calloc(net.count, sizeof(cnorm_gradient))
+        if self.to == NULL:
+            raise MemoryError()
+        gradients = []
+        for i, (_, layer, size) in enumerate(layers):
+            gradients.append(self.arrays(i, layer, size))
+        self.gradients = tuple(gradients)
+        self.start()
+
+    def __dealloc__(self):
+        PyMem_Free(self.to)
+
+    cdef float *array(self, dict named, str name, tuple shape, bint there) except? NULL:
+        """Room for a gradient, padded where it is not a matrix's; NULL if the layer has no such array."""
+        cdef ptrdiff_t last = shape[-1], width = last if name.startswith("weight_") else cnorm_padded_units(last)
+        cdef cnp.ndarray flat
+        if not there:
+            return NULL
+        flat = aligned_zeros(int(np.prod(shape[:-1])) * width)
+        self.owned.append(flat)
+        named[name] = flat.reshape(*shape[:-1], width)[..., :last]
+        return <float *>cnp.PyArray_DATA(flat)
+
+    cdef dict arrays(self, int i, layer, ptrdiff_t size):
+        cdef cnorm_layer *at = &self.network.layers[i]
+        cdef cnorm_gradient *to = &self.to[i]
+        cdef cnorm_cell *cell = &at.as_.cell
+        named = {}
+        if at.kind == CNORM_LAYER_LINEAR:
+            to.weight_x = self.array(named, "weight_x", (1, size, layer.input_size), True)
+            to.bias = self.array(named, "bias", (size,), at.as_.linear.bias != NULL)
+        elif at.kind == CNORM_LAYER_NORM:
+            to.gain_h = self.array(named, "gain_h", (size,), True)
+            to.bias = self.array(named, "bias", (size,), at.as_.norm.bias != NULL)
+        elif at.kind == CNORM_LAYER_CELL:
+            gates, units, outputs = cell.weight_x.gates, cell.weight_x.units, cell.weight_h.cols
+            split, normed = cell.scope == CNORM_SCOPE_SPLIT, cell.scope != CNORM_SCOPE_NONE
+            to.weight_x = self.array(named, "weight_x", (gates, units, cell.weight_x.cols), True)
+            to.weight_h = self.array(named, "weight_h", (cell.weight_h.gates, units, outputs), True)
+            to.weight_n = self.array(named, "weight_n", (1, units, units), cell.weight_n.panels != NULL)
+            to.weight_p = self.array(named, "weight_p", (1, outputs, units), cell.weight_p.panels != NULL)
+            to.inside_x = self.array(named, "inside_x", (gates, units), cell.inside_x != NULL)
+            to.inside_h = self.array(named, "inside_h", (gates, units), cell.inside_h != NULL)
+            to.gain_x = self.array(named, "gain_x", (gates, units), split)
+            to.gain_h = self.array(named, "gain_h", (gates, units), normed)
+            to.bias = self.array(named, "bias", (gates, units), True)
+            to.bias_n = self.array(named, "bias_n", (units,), cell.bias_n != NULL)
+            to.gain_c = self.array(named, "gain_c", (units,), cell.gain_c != NULL)
+            to.bias_c = self.array(named, "bias_c", (units,), cell.bias_c != NULL)
+            to.bias_p = self.array(named, "bias_p", (outputs,), cell.bias_p != NULL)
+        return named
+
+    def start(self):
+        """The state of every stream at its start."""
+        self.state[...] = self.network.initial
+
+    def load(self, int i, packed):
+        """Replace the weights of a layer by those of `cnorm.weights.packed`, or of another layer's names alike."""
+        cdef cnorm_layer *at = &self.network.layers[i]
+        cdef cnorm_cell *cell = &at.as_.cell
+        cdef ptrdiff_t offset = 0
+        if at.kind == CNORM_LAYER_LINEAR:
+            repack(at.as_.linear.weight, packed["weight"])
+            refill(at.as_.linear.bias, packed.get("bias"), 1)
+        elif at.kind == CNORM_LAYER_NORM:
+            refill(at.as_.norm.gain, packed["weight"], 1)
+            refill(at.as_.norm.bias, packed.get("bias"), 1)
+        elif at.kind == CNORM_LAYER_CELL:
+            repack(cell.weight_x, packed["weight_x"])
+            repack(cell.weight_h, packed["weight_h"])
+            repack(cell.weight_n, packed["weight_n"])
+            repack(cell.weight_p, packed["weight_p"])
+            for name, pointer in (("inside_x", <size_t>cell.inside_x), ("inside_h", <size_t>cell.inside_h),
+                                  ("gain_x", <size_t>cell.gain_x), ("gain_h", <size_t>cell.gain_h),
+                                  ("bias", <size_t>cell.bias)):
+                refill(<const float *><size_t>pointer, packed[name], cell.weight_x.gates)
+            for name, pointer in (("bias_n", <size_t>cell.bias_n), ("gain_c", <size_t>cell.gain_c),
+                                  ("bias_c", <size_t>cell.bias_c), ("bias_p", <size_t>cell.bias_p)):
+                refill(<const float *><size_t>pointer, packed[name], 1)
+            for j in range(i):
+                offset += cnorm_layer_state_floats(&self.network.layers[j])
+            for name, start in (("h0", offset), ("c0", offset + cnorm_padded_units(cell.weight_h.cols))):
+                if packed.get(name) is not None:
+                    self.network.initial[start:start + len(packed[name])] = packed[name]
+
+    def run(self, ptrdiff_t first, ptrdiff_t steps, cnp.ndarray x, cnp.ndarray y):
+        """x [steps, batch, inputs] -> y [steps, batch, outputs], both float32 and contiguous, from step `first` on."""
+        cdef const float *px = <const float *>cnp.PyArray_DATA(x)
+        cdef float *py = <float *>cnp.PyArray_DATA(y)
+        cdef float *state = <float *>cnp.PyArray_DATA(self.state)
+        cdef float *scratch = <float *>cnp.PyArray_DATA(self.scratch)
+        cdef cnorm_status status
+        if self.network.macs * steps * self.tape.batch > RELEASE_GIL_ABOVE_MACS:
+            with nogil:
+                status = cnorm_run_tape(&self.tape, first, steps, px, state, scratch, py)
+        else:
+            status = cnorm_run_tape(&self.tape, first, steps, px, state, scratch, py)
+        check(status)
+
+    def backward(self, ptrdiff_t first, ptrdiff_t steps, cnp.ndarray dy, dx=None):
+        """dy [steps, batch, outputs] -> gradients, dstate and, if given, dx like x; uses up the tape."""
+        cdef cnorm_backward call
+        cdef cnorm_status status
+        call.first, call.steps = first, steps
+        call.dy = <const float *>cnp.PyArray_DATA(dy)
+        call.dx = NULL if dx is None else <float *>cnp.PyArray_DATA(<cnp.ndarray>dx)
+        call.dstate = <float *>cnp.PyArray_DATA(self.dstate)
+        call.gradients = self.to
+        call.scratch = <float *>cnp.PyArray_DATA(self.backward_scratch)
+        if self.network.macs * call.steps * self.tape.batch > RELEASE_GIL_ABOVE_MACS:
+            with nogil:
+                status = cnorm_run_backward(&self.tape, &call)
+        else:
+            status = cnorm_run_backward(&self.tape, &call)
+        check(status)
+
+    def drop(self, ptrdiff_t first, ptrdiff_t end):
+        """Forget the steps before `first`; those up to `end` move to the start of the tape."""
+        check(cnorm_tape_drop(&self.tape, first, end))
+
+
+cdef int repack(cnorm_matrix m, w) except -1:
+    cdef cnp.ndarray a
+    if m.panels == NULL:
+        return 0
+    a = np.ascontiguousarray(w, np.float32)
+    if cnp.PyArray_SIZE(a) != m.gates * m.units * m.cols:
+        raise ValueError(f"a matrix must have {m.gates * m.units * m.cols} elements, got {a.size}")
+    return check(cnorm_matrix_pack(m.gates, m.units, m.cols, m.group, <const float *>cnp.PyArray_DATA(a),
+                                   <float *>m.panels))
+
+
+cdef int refill(const float *padded, v, ptrdiff_t gates) except -1:
+    """v [gates * units] into [gates, padded units]"""
+    cdef cnp.ndarray a
+    cdef ptrdiff_t units, width, g
+    if padded == NULL:
+        return 0
+    a = np.ascontiguousarray(v, np.float32)
+    units = cnp.PyArray_SIZE(a) // gates
+    width = cnorm_padded_units(units)
+    for g in range(gates):
+        memcpy(<float *>padded + g * width, <const float *>cnp.PyArray_DATA(a) + g * units, units * sizeof(float))
+    return 0
+
+
+def adam_update(double rate, betas, double eps, powers, cnp.ndarray gradient, double scale, cnp.ndarray weight,
+                cnp.ndarray m, cnp.ndarray v):
+    """One update of flat float32 arrays, see cnorm_train.h; `powers` of the betas, with those of this update."""
+    cdef cnorm_adam adam
+    adam.rate, adam.eps = rate, eps
+    adam.beta1, adam.beta2 = betas
+    adam.correction1, adam.correction2 = 1 - <double>powers[0], 1 - <double>powers[1]
+    check(cnorm_adam_update(&adam, cnp.PyArray_SIZE(weight), <const float *>cnp.PyArray_DATA(gradient), scale,
+                            <float *>cnp.PyArray_DATA(weight), <float *>cnp.PyArray_DATA(m),
+                            <float *>cnp.PyArray_DATA(v)))
+
+
+def sgd_update(double rate, double momentum, cnp.ndarray gradient, double scale, cnp.ndarray weight, velocity):
+    """One update of flat float32 arrays, see cnorm_train.h."""
+    cdef float *kept = NULL if velocity is None else <float *>cnp.PyArray_DATA(<cnp.ndarray>velocity)
+    check(cnorm_sgd_update(rate, momentum, cnp.PyArray_SIZE(weight), <const float *>cnp.PyArray_DATA(gradient), scale,
+                           <float *>cnp.PyArray_DATA(weight), kept))
+
+
+def square_sum(cnp.ndarray g):
+    """Sum of squares of a flat float32 array, in float64 and in a fixed order."""
+    return cnorm_square_sum(cnp.PyArray_SIZE(g), <const float *>cnp.PyArray_DATA(g))

@@ -1,0 +1,375 @@
+"""Learning while streaming: truncated backpropagation through time over a model, at batch size 1."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from cnorm import _core
+from cnorm.model import Model
+from cnorm.model_files import configuration, layers_from
+from cnorm.parameters import Parameters
+
+__all__ = ["SGD", "Adam", "Learner"]
+
+SAVED = "cnorm.learner"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba, arXiv:1412.6980, Algorithm 1), float32, with the gradient's norm clipped before.
+
+    Parameters
+    ----------
+    lr : float
+    betas : tuple of float
+        In [0, 1).
+    eps : float
+    clip : float, optional
+        The largest Euclidean norm of all gradients together; larger ones are scaled down to it.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    clip: float | None = None
+
+    def __post_init__(self):
+        _check_positive("lr", self.lr)
+        _check_positive("eps", self.eps)
+        _check_clip(self.clip)
+        object.__setattr__(self, "betas", tuple(self.betas))
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas!r}")
+
+    moments = 2
+
+    def _update(self, gradient, scale, weight, moments, powers):
+        powers = [power * beta for power, beta in zip(powers, self.betas, strict=True)]
+        _core.adam_update(self.lr, self.betas, self.eps, powers, gradient, scale, weight, *moments)
+        return powers
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Gradient descent, float32, with momentum as PyTorch has it: v = momentum v + g, w -= lr v.
+
+    Parameters
+    ----------
+    lr : float
+    momentum : float
+        In [0, 1).
+    clip : float, optional
+        As `Adam`.
+    """
+
+    lr: float = 1e-2
+    momentum: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self):
+        _check_positive("lr", self.lr)
+        _check_clip(self.clip)
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum!r}")
+
+    moments = 1
+
+    def _update(self, gradient, scale, weight, moments, powers):
+        _core.sgd_update(self.lr, self.momentum, gradient, scale, weight, moments[0])
+        return powers
+
+
+def _check_positive(name, value):
+    if not (isinstance(value, (int, float)) and 0 < value < math.inf):
+        raise ValueError(f"{name} must be a positive finite number, got {value!r}")
+
+
+def _check_clip(value):
+    if value is not None:
+        _check_positive("clip", value)
+
+
+class Learner:
+    """A stream that remembers its last steps and learns from them. One thread at a time.
+
+    Parameters
+    ----------
+    model : Model
+        Where to start; it is not changed. No bidirectional layers.
+    optimizer : Adam or SGD
+    truncate : int
+        How many steps back a gradient goes at most; also how many are remembered between two calls of `learn`.
+
+    Attributes
+    ----------
+    remembered : int
+        Steps since the last `learn`, at most `truncate`.
+
+    Examples
+    --------
+    >>> import cnorm, numpy as np
+    >>> learner = cnorm.Learner(cnorm.demo_model(), cnorm.Adam(1e-3, clip=1.0))
+    >>> for frame in np.zeros((20, 12), np.float32):
+    ...     scores = learner.step(frame)
+    >>> loss = learner.learn(loss="cross_entropy", target=3)  # of the last step, back through all 20
+    """
+
+    def __init__(self, model: Model, optimizer: Adam | SGD | None = None, *, truncate: int = 32) -> None:
+        if not isinstance(model, Model):
+            raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
+        model.stream()  # or says why there is none
+        optimizer = Adam() if optimizer is None else optimizer
+        if not isinstance(optimizer, (Adam, SGD)):
+            raise TypeError(f"optimizer must be cnorm.Adam or cnorm.SGD, got {type(optimizer).__name__}")
+        if isinstance(truncate, bool) or not isinstance(truncate, int) or truncate < 1:
+            raise ValueError(f"truncate must be an integer of at least 1, got {truncate!r}")
+        self.optimizer, self.truncate = optimizer, truncate
+        self.input_size, self.output_size = model.input_size, model.output_size
+        self._configuration = configuration(model.layers)
+        self._parameters = Parameters(model.layers, model.input_size)
+        self._tape = _core.Tape(self._parameters.flat, 2 * truncate, 1)
+        self._outputs = np.zeros((2 * truncate, model.output_size), np.float32)
+        self._dy = np.zeros((truncate, model.output_size), np.float32)
+        self._moments = [np.zeros_like(self._parameters.values) for _ in range(optimizer.moments)]
+        self._powers = [1.0, 1.0]
+        self._end = self.remembered = 0
+        self._from_start = True  # the first remembered step began at the initial state
+
+    def step(self, x: np.ndarray) -> np.ndarray:
+        """One step, with the bits of `Stream.step` of `model()`; remembered for `learn`.
+
+        Parameters
+        ----------
+        x : ndarray, shape (input_size,), float32
+
+        Returns
+        -------
+        y : ndarray, shape (output_size,), float32
+
+        Raises
+        ------
+        TypeError, ValueError
+            For another dtype or shape; nothing has moved then.
+        """
+        x = _checked(x, "x", (self.input_size,))
+        if self._end == 2 * self.truncate:
+            self._tape.drop(self._end - self.truncate, self._end)
+            self._outputs[: self.truncate] = self._outputs[self.truncate :]
+            self._end = self.truncate
+        y = np.empty(self.output_size, np.float32)
+        self._tape.run(self._end, 1, x, y)
+        self._outputs[self._end] = y
+        self._end += 1
+        if self.remembered == self.truncate:
+            self._from_start = False
+        else:
+            self.remembered += 1
+        return y
+
+    def learn(self, dy: np.ndarray | None = None, *, loss: str | None = None, target: Any = None) -> float | None:
+        """Go back through the remembered steps and update the weights; the state goes on, the memory is empty then.
+
+        Parameters
+        ----------
+        dy : ndarray, shape (output_size,) or (k, output_size), float32
+            The loss's gradient of the last output, or of the last k.
+        loss : "cross_entropy" or "squared_error"
+            Instead of `dy`: the softmax cross-entropy of the last outputs, or half the squared error, each the mean
+            over the k steps that `target` is for.
+        target : int, sequence of k ints, or ndarray of shape (output_size,) or (k, output_size), float32
+            The classes, or the wanted outputs.
+
+        Returns
+        -------
+        float or None
+            The loss, if `loss` is given.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For wrong arguments: nothing has changed then.
+        FloatingPointError
+            For a gradient that is not finite; it names the tensor. Weights, optimiser and state are as before, the
+            remembered steps are forgotten.
+        """
+        if (dy is None) == (loss is None):
+            raise TypeError("learn takes either dy or loss and target")
+        if self.remembered == 0:
+            raise ValueError("learn needs at least one step since the last call of learn")
+        value = None
+        if loss is not None:
+            value, dy = self._loss(loss, target)
+        dy = self._last(dy, "dy")
+        steps = self.remembered
+        self._dy[: steps - len(dy)] = 0
+        self._dy[steps - len(dy) : steps] = dy
+        self._tape.dstate[...] = 0
+        self._tape.backward(self._end - steps, steps, self._dy)
+        self._parameters.collect(self._tape, self._from_start)
+        self._forget()
+        self._update()
+        return value
+
+    def _forget(self):
+        self._end = self.remembered = 0
+        self._from_start = False
+
+    def _update(self):
+        parameters, clip = self._parameters, self.optimizer.clip
+        squares = _core.square_sum(parameters.gradient)
+        if not math.isfinite(squares):
+            name = parameters.first_not_finite()
+            raise FloatingPointError(f"the gradient of {name} is not finite; weights and optimiser are as before")
+        norm = math.sqrt(squares)
+        scale = clip / norm if clip is not None and norm > clip else 1.0
+        weights, moments = parameters.values.copy(), [moment.copy() for moment in self._moments]
+        powers = self.optimizer._update(parameters.gradient, scale, weights, moments, self._powers)
+        if not math.isfinite(_core.square_sum(weights)):
+            raise FloatingPointError("the update leaves the range of float32; weights and optimiser are as before")
+        parameters.values[:], self._moments, self._powers = weights, moments, powers
+        parameters.load_into(self._tape)
+
+    def _last(self, dy, name: str) -> np.ndarray:
+        """dy as [k, outputs], checked."""
+        rows = np.asarray(dy)
+        rows = rows[None] if rows.ndim == 1 else rows
+        k = len(rows) if rows.ndim == 2 else 0
+        if rows.dtype != np.float32:
+            raise TypeError(f"{name} must have dtype float32, got {rows.dtype}")
+        if rows.ndim != 2 or rows.shape[1] != self.output_size or not 0 < k <= self.remembered:
+            raise ValueError(
+                f"{name} must have shape ({self.output_size},) or (k, {self.output_size}) with k from 1 to the "
+                f"{self.remembered} steps that are remembered, got {np.shape(dy)}"
+            )
+        return rows
+
+    def _loss(self, loss: str, target) -> tuple[float, np.ndarray]:
+        if loss == "squared_error":
+            wanted = self._last(target, "target")
+            difference = self._outputs[self._end - len(wanted) : self._end] - wanted
+            dy = difference / np.float32(len(wanted))
+            return 0.5 * float(np.sum(np.float64(difference) ** 2)) / len(wanted), dy
+        if loss != "cross_entropy":
+            raise ValueError(f"loss must be 'cross_entropy' or 'squared_error', got {loss!r}")
+        classes = np.atleast_1d(np.asarray(target))
+        k = len(classes) if classes.ndim == 1 else 0
+        if classes.dtype.kind not in "iu" or not 0 < k <= self.remembered:
+            raise ValueError(
+                f"target must be an integer or a sequence of 1 to {self.remembered} integers, got {target!r:.80}"
+            )
+        if not ((classes >= 0) & (classes < self.output_size)).all():
+            raise ValueError(f"target must be from 0 to {self.output_size - 1}, got {target!r:.80}")
+        y = self._outputs[self._end - k : self._end]
+        share = softmax(y)
+        value = -sum(math.log(max(float(share[i, c]), 5e-324)) for i, c in enumerate(classes)) / k
+        share[np.arange(k), classes] -= 1
+        return value, share / np.float32(k)
+
+    def model(self) -> Model:
+        """The model as it is now, immutable; the learner goes on without it."""
+        return Model(layers_from(self._configuration, self._parameters.arrays))
+
+    def reset(self) -> None:
+        """Put the state back to its start and forget the remembered steps."""
+        self._tape.start()
+        self._forget()
+        self._from_start = True
+
+    def save(self) -> bytes:
+        """Everything, as the bytes of a safetensors file: weights, optimiser, state and remembered steps.
+
+        Returns
+        -------
+        bytes
+        """
+        settings = {
+            "format": FORMAT,
+            "model": self._configuration,
+            "optimizer": type(self.optimizer).__name__,
+            "settings": asdict(self.optimizer),
+            "truncate": self.truncate,
+            "end": self._end,
+            "remembered": self.remembered,
+            "from_start": self._from_start,
+            "powers": [power.hex() for power in self._powers],
+        }
+        tensors = {f"model.{name}": array for name, array in self._parameters.arrays.items()}
+        tensors |= {f"moment.{i}": moment for i, moment in enumerate(self._moments)}
+        tensors |= {"state": self._tape.state, "tape": self._tape.memory, "outputs": self._outputs}
+        tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+        return safetensors.numpy.save(tensors, {SAVED: json.dumps(settings)})  # several would be in any order
+
+    @classmethod
+    def restore(cls, saved: bytes) -> Learner:
+        """The learner that `save` wrote: it goes on with the same bits.
+
+        Parameters
+        ----------
+        saved : bytes
+
+        Raises
+        ------
+        TypeError
+            If `saved` is not bytes.
+        ValueError
+            If it is not what `save` wrote.
+        """
+        if not isinstance(saved, bytes):
+            raise TypeError(f"saved must be bytes, got {type(saved).__name__}")
+        try:
+            tensors = safetensors.numpy.load(saved)
+            metadata = json.loads(saved[8 : 8 + int.from_bytes(saved[:8], "little")])["__metadata__"]
+            settings = json.loads(metadata[SAVED])
+            if settings["format"] != FORMAT:
+                raise ValueError(f"the format is {settings['format']!r}, this version reads {FORMAT}")
+            own = {name.removeprefix("model."): a for name, a in tensors.items() if name.startswith("model.")}
+            optimizer = {"Adam": Adam, "SGD": SGD}[settings["optimizer"]](**settings["settings"])
+            learner = cls(Model(layers_from(settings["model"], own)), optimizer, truncate=settings["truncate"])
+            learner._take(tensors, settings)
+        except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"saved is not what Learner.save wrote: {error}") from None
+        return learner
+
+    def _take(self, tensors, settings):
+        """What is no weight, from tensors and settings that may be anybody's."""
+        into = {"state": self._tape.state, "tape": self._tape.memory, "outputs": self._outputs}
+        into |= {f"moment.{i}": moment for i, moment in enumerate(self._moments)}
+        for name, array in into.items():
+            if tensors[name].shape != array.shape or tensors[name].dtype != np.float32:
+                raise ValueError(f"{name} must be float32 of shape {array.shape}")
+            array[...] = tensors[name]
+        if not np.isfinite(self._tape.state).all() or not all(np.isfinite(m).all() for m in self._moments):
+            raise ValueError("state and moments must be finite")
+        end, remembered = settings["end"], settings["remembered"]
+        if not all(type(n) is int for n in (end, remembered)) or not 0 <= remembered <= min(end, self.truncate):
+            raise ValueError(f"end and remembered must fit truncate, got {end!r} and {remembered!r}")
+        if end > 2 * self.truncate:
+            raise ValueError(f"end must be at most {2 * self.truncate}, got {end}")
+        self._end, self.remembered, self._from_start = end, remembered, settings["from_start"] is True
+        self._powers = [float.fromhex(power) for power in settings["powers"]]
+
+
+def softmax(y: np.ndarray) -> np.ndarray:
+    """softmax of each row, float32, the same bits everywhere: exp(t) = s / (1 - s) with s = sigmoid(t), t <= 0."""
+    s = _core.sigmoid(y - y.max(-1, keepdims=True))
+    e = s / (1 - s)
+    total = np.zeros(e.shape[:-1], np.float32)
+    for column in np.moveaxis(e, -1, 0):  # in order: NumPy's own sum depends on the processor
+        total = total + column
+    return e / total[..., None]
+
+
+def _checked(x, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    if not isinstance(x, np.ndarray) or x.dtype != np.float32:
+        raise TypeError(f"{name} must be a float32 array, got {getattr(x, 'dtype', type(x).__name__)}")
+    if x.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {x.shape}")
+    return np.ascontiguousarray(x)

@@ -1,0 +1,161 @@
+"""Forward and backward of a layer-normalised LSTM over 50 steps, one thread, by cnorm and by PyTorch."""
+
+import time
+from importlib import util
+
+import numpy as np
+
+import cnorm
+from cnorm import _core
+from cnorm.layers import flat
+from cnorm.tools.bench.environment import surroundings
+from cnorm.tools.contenders.operations import random_model
+
+__all__ = ["TRAINING", "training", "training_tables"]
+
+TRAINING = (12, 64), (64, 128), (128, 256), (512, 512)
+STEPS, BATCHES = 50, (1, 32)
+
+
+def training(sizes=None, *, seconds=1.0, advance=lambda description, total: None):
+    """Time a forward and a backward pass of truncation 50, all contenders in turns.
+
+    Parameters
+    ----------
+    sizes : sequence of (input, hidden), optional
+    seconds : float
+        For each contender, size and batch.
+    advance : callable
+        As of `norms`.
+
+    Returns
+    -------
+    dict
+        "records": one for each size, batch and contender, with the median in microseconds a step; "limits": three
+        times the products of one step at the rate of `Linear`, which has the arithmetic of one of the three.
+    """
+    records, limits = [], []
+    sizes = list(sizes or TRAINING)
+    for inputs, hidden in sizes:
+        for batch in BATCHES:
+            advance(f"LSTM {inputs} -> {hidden}, batch {batch}", len(sizes) * len(BATCHES))
+            shared = {"input": inputs, "hidden": hidden, "batch": batch}
+            made = _contenders(inputs, hidden, batch)
+            times = {label: [] for label in made}
+            end = time.perf_counter() + seconds * len(made)
+            while time.perf_counter() < end or len(times["cnorm"]) < 5:
+                for label, call in made.items():
+                    start = time.perf_counter()
+                    call()
+                    times[label].append((time.perf_counter() - start) / STEPS * 1e6)
+            records += [shared | {"contender": label, "p50": float(np.median(t[1:]))} for label, t in times.items()]
+            limits.append(shared | {"microseconds": _products(inputs, hidden, batch)})
+    return {"format": 1, "kind": "training"} | surroundings() | {"records": records, "limits": limits}
+
+
+def _products(inputs, hidden, batch):
+    """Microseconds of the products of one step forward and backward, at the rate of a `Linear` layer."""
+    weight = np.ones((4 * hidden, inputs + hidden), np.float32)
+    model = cnorm.Model([cnorm.Linear(weight)])
+    x = np.ones((max(batch, 1), inputs + hidden), np.float32)
+    stream, times = model.stream(), []
+    for _ in range(30):
+        start = time.perf_counter()
+        stream.process(x)
+        times.append(time.perf_counter() - start)
+    return 3e6 * min(times)
+
+
+def _contenders(inputs, hidden, batch):
+    """Calls by name, each one forward and one backward pass."""
+    rng = np.random.default_rng(inputs + hidden)
+    layer = random_model("LN-LSTM", rng, inputs, hidden).layers[0]
+    x = rng.standard_normal((STEPS, batch, inputs), dtype=np.float32)
+    dy = rng.standard_normal((STEPS, batch, hidden), dtype=np.float32)
+    tape = _core.Tape(flat([layer], inputs), STEPS, batch)
+    y, dx = np.empty_like(dy), np.empty_like(x)
+
+    def own():
+        tape.start()
+        tape.run(0, STEPS, x, y)
+        tape.dstate[...] = 0
+        tape.backward(0, STEPS, dy, dx)
+
+    made = {"cnorm": own}
+    return made | (_torch_contenders(layer, x, dy) if util.find_spec("torch") else {})
+
+
+def _torch_contenders(layer, x, dy):
+    import torch
+
+    import cnorm.torch
+
+    torch.set_num_threads(1)
+    inputs, hidden = layer.input_size, layer.units
+    frames, gradient = torch.from_numpy(x).requires_grad_(), torch.from_numpy(dy)
+    ours = cnorm.torch.LSTM(inputs, hidden, preset="ba2016")
+    with torch.no_grad():
+        for name, p in ours.named_parameters():
+            p.copy_(torch.from_numpy(layer.weights[name].copy()))
+    weights = dict(ours.named_parameters())
+    plain = torch.nn.LSTM(inputs, hidden)
+
+    def unrolled(step):
+        def call():
+            h = c = torch.zeros(x.shape[1], hidden)
+            outputs = []
+            for t in range(len(x)):
+                h, c = step(frames[t], h, c, *(weights[name] for name in NAMES))
+                outputs.append(h)
+            torch.stack(outputs).backward(gradient)
+
+        return call
+
+    return {
+        "cnorm.torch": lambda: ours(frames)[0].backward(gradient),
+        "PyTorch, eager": unrolled(_torch_step),
+        "PyTorch, torch.jit": unrolled(torch.jit.trace(_torch_step, _example(frames, hidden, weights))),
+        "torch.nn.LSTM, not normalised": lambda: plain(frames)[0].backward(gradient),
+    }
+
+
+NAMES = ("weight_x", "weight_h", "bias", "gain_x", "bias_x", "gain_h", "bias_h", "gain_c", "bias_c")
+
+
+def _example(frames, hidden, weights):
+    state = frames.new_zeros(frames.shape[1], hidden)
+    return frames.detach()[0], state, state, *(weights[name].detach() for name in NAMES)
+
+
+def _torch_step(x, h, c, *weights):
+    """Eq. 20-22 of arXiv:1607.06450, as PyTorch's users write it."""
+    import torch
+    from torch.nn.functional import layer_norm
+
+    weight_x, weight_h, bias, gain_x, bias_x, gain_h, bias_h, gain_c, bias_c = weights
+    a = layer_norm(x @ weight_x.t(), bias.shape, gain_x, bias_x)
+    a = a + layer_norm(h @ weight_h.t(), bias.shape, gain_h, bias_h) + bias
+    f, i, o, g = a.chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(layer_norm(c, gain_c.shape, gain_c, bias_c)), c
+
+
+def training_tables(console, document):
+    """A row for each size and batch: microseconds a step, and how many times cnorm's the others take."""
+    from rich.table import Table
+
+    labels = list(dict.fromkeys(r["contender"] for r in document["records"]))
+    table = Table(
+        title=f"LN-LSTM, forward and backward over {STEPS} steps, microseconds a step; others in times cnorm's"
+    )
+    for column in ("", "batch", *labels, "products alone"):
+        table.add_column(column, justify="right")
+    for limit in document["limits"]:
+        key = {name: limit[name] for name in ("input", "hidden", "batch")}
+        found = {r["contender"]: r["p50"] for r in document["records"] if r.items() >= key.items()}
+        own = found["cnorm"]
+        cells = [f"{own:.1f}"] + [f"{found[label] / own:.1f}" for label in labels[1:]]
+        table.add_row(
+            f"{limit['input']} -> {limit['hidden']}", str(limit["batch"]), *cells, f"{limit['microseconds']:.1f}"
+        )
+    console.print(table)

@@ -1,0 +1,6 @@
+"""cnorm's kernels in PyTorch: recurrent modules by preset and norms, with gradients. Needs the extra ``torch``."""
+
+from cnorm.torch.norms import BatchNorm, LayerNorm, RMSNorm, add_layer_norm, layer_norm, rms_norm
+from cnorm.torch.recurrent import GRU, LSTM, RNN
+
+__all__ = ["GRU", "LSTM", "RNN", "BatchNorm", "LayerNorm", "RMSNorm", "add_layer_norm", "layer_norm", "rms_norm"]

@@ -1,0 +1,206 @@
+"""Layer norm, RMS norm and batch norm as operators with gradients, and as modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cnorm import _core
+from cnorm.torch.arrays import array, tensor
+
+WHOLE = (torch.float32, torch.float64)
+
+
+def _weights(*given: Tensor | None):
+    return [None if w is None else array(w, name, *WHOLE) for w, name in zip(given, ("weight", "bias"), strict=False)]
+
+
+def _packed_stats(stats) -> Tensor:
+    return tensor(stats.__reduce__()[1][0])
+
+
+def _stats(packed: Tensor):
+    return _core._stats_from(packed.detach().numpy())
+
+
+def _or_empty(a, like: Tensor) -> Tensor:
+    return torch.empty(0, dtype=like.dtype) if a is None else tensor(a)
+
+
+@torch.library.custom_op("cnorm::normalise", mutates_args=())
+def _normalise(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
+) -> tuple[Tensor, Tensor]:
+    """y and the statistics of layer norm or, not `centred`, RMS norm."""
+    a, (w, b) = array(x, "x", *WHOLE), _weights(weight, bias)
+    if centred:
+        y, stats = _core.layer_norm(a, w, b, eps=eps, return_stats=True)
+    else:
+        y, stats = _core.rms_norm(a, w, eps=eps, return_stats=True)
+    return tensor(y), _packed_stats(stats)
+
+
+@_normalise.register_fake
+def _(x, weight, bias, eps, centred):
+    return torch.empty_like(x, memory_format=torch.contiguous_format), x.new_empty((*x.shape[:-1], 1, 3))
+
+
+@torch.library.custom_op("cnorm::normalise_backward", mutates_args=())
+def _normalise_backward(
+    dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, centred: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    a, d, (w,) = array(x, "x", *WHOLE), array(dy, "dy", *WHOLE), _weights(weight)
+    function = _core.layer_norm_backward if centred else _core.rms_norm_backward
+    dx, dweight, *dbias = function(d, a, w, _stats(stats))
+    return tensor(dx), _or_empty(dweight, x), _or_empty(dbias[0] if dbias else None, x)
+
+
+@_normalise_backward.register_fake
+def _(dy, x, weight, stats, centred):
+    n = x.shape[-1]
+    like = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return like, x.new_empty(0 if weight is None else n), x.new_empty(n if centred else 0)
+
+
+def _save(ctx, inputs, output):
+    x, weight, bias, _, ctx.centred = inputs
+    ctx.has_bias = bias is not None
+    ctx.save_for_backward(x, weight, output[1])
+
+
+def _gradients(ctx, dy, _):
+    x, weight, stats = ctx.saved_tensors
+    dx, dweight, dbias = torch.ops.cnorm.normalise_backward(dy, x, weight, stats, ctx.centred)
+    return dx, None if weight is None else dweight, dbias if ctx.has_bias else None, None, None
+
+
+_normalise.register_autograd(_gradients, setup_context=_save)
+
+
+def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
+    """LN(x) weight + bias over the last dimension, with the bits of `cnorm.layer_norm` (arXiv:1607.06450, Eq. 3).
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., n), float32 or float64, on the CPU
+    weight, bias : Tensor, shape (n,), optional
+    eps : float
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another dtype, device or shape.
+    """
+    return torch.ops.cnorm.normalise(x, weight, bias, eps, True)[0]
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
+    """x / sqrt(mean x^2 + eps) weight over the last dimension, with the bits of `cnorm.rms_norm`; as `layer_norm`."""
+    return torch.ops.cnorm.normalise(x, weight, None, eps, False)[0]
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """(layer_norm(x + residual), x + residual), with the bits of `cnorm.add_layer_norm`."""
+    total = x + residual
+    return layer_norm(total, weight, bias, eps=eps), total
+
+
+class _Norm(nn.Module):
+    def __init__(self, n: int, eps: float, *, bias: bool) -> None:
+        super().__init__()
+        if isinstance(n, Sequence):
+            raise TypeError(f"n must be the length of the last dimension, got {n!r}")
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(n))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(n)) if bias else None)
+
+    def extra_repr(self) -> str:
+        return f"{len(self.weight)}, eps={self.eps:g}"
+
+
+class LayerNorm(_Norm):
+    """`layer_norm` with parameters `weight` and `bias`, of the names that torch.nn.LayerNorm has."""
+
+    def __init__(self, n: int, eps: float = 1e-5, *, bias: bool = True) -> None:
+        super().__init__(n, eps, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, eps=self.eps)
+
+
+class RMSNorm(_Norm):
+    """`rms_norm` with the parameter `weight`."""
+
+    def __init__(self, n: int, eps: float = 1e-5) -> None:
+        super().__init__(n, eps, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, eps=self.eps)
+
+
+@torch.library.custom_op("cnorm::batch_norm", mutates_args=())
+def _batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    a, (w, b) = array(x, "x", *WHOLE), _weights(weight, bias)
+    y, stats = _core.batch_norm(a, w, b, eps=eps, return_stats=True)
+    mean = stats.mean.reshape(-1)
+    std = 1 / stats.inv_std_dev.reshape(-1).astype("float64")
+    return tensor(y), _packed_stats(stats), tensor(mean), tensor((std * std - eps).astype(mean.dtype))
+
+
+@_batch_norm.register_fake
+def _(x, weight, bias, eps):
+    channels = x.new_empty(x.shape[1])
+    like = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return like, x.new_empty((x.shape[1], 3)), channels, torch.empty_like(channels)
+
+
+@torch.library.custom_op("cnorm::batch_norm_backward", mutates_args=())
+def _batch_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, stats: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    a, d, (w,) = array(x, "x", *WHOLE), array(dy, "dy", *WHOLE), _weights(weight)
+    return tuple(map(tensor, _core.batch_norm_backward(d, a, w, _stats(stats))))
+
+
+@_batch_norm_backward.register_fake
+def _(dy, x, weight, stats):
+    like = torch.empty_like(x, memory_format=torch.contiguous_format)
+    return like, torch.empty_like(weight), torch.empty_like(weight)
+
+
+def _save_batch(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0], inputs[1], output[1])
+
+
+def _batch_gradients(ctx, dy, *_):
+    return *torch.ops.cnorm.batch_norm_backward(dy, *ctx.saved_tensors), None
+
+
+_batch_norm.register_autograd(_batch_gradients, setup_context=_save_batch)
+
+
+class BatchNorm(nn.Module):
+    """Batch norm over (n, channels, ...) with running statistics; names, momentum and modes as torch.nn.BatchNorm1d."""
+
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+        self.register_buffer("num_batches_tracked", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            shape = (-1, *[1] * (x.ndim - 2))
+            scale = self.weight / torch.sqrt(self.running_var + self.eps)
+            return x * scale.reshape(shape) + (self.bias - self.running_mean * scale).reshape(shape)
+        y, _, mean, var = torch.ops.cnorm.batch_norm(x, self.weight, self.bias, self.eps)
+        count = x.numel() // x.shape[1]
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(var * (count / max(count - 1, 1)), self.momentum)
+            self.num_batches_tracked += 1
+        return y

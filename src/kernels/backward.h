@@ -1,0 +1,84 @@
+/* What a tape holds of one row of a layer, and the calls of the backward kernels. */
+#ifndef CNORM_BACKWARD_H
+#define CNORM_BACKWARD_H
+
+#include "kernels.h"
+
+enum {
+    OUTER_ROWS = 128, /* rows that one call of outer_products adds up, a multiple of its blocks of 16 */
+    OUTER_COLS = 8,  /* columns of a tile of it */
+    SUM_ROWS = 16,   /* rows in a block of the vectors' sums */
+};
+
+/* One row of a layer on the tape, in floats from its start: what went in, and of a cell the state before the step, its
+ * products with their r, and where there is a second product its result and what it multiplied. The backward pass puts the
+ * gradients of x, of the products and of the second product in their place. */
+typedef struct tape_row {
+    ptrdiff_t x, state, zx, zh, z2, in2, floats;
+} tape_row;
+
+static inline tape_row tape_row_of(const cnorm_layer *layer)
+{
+    tape_row row = {0};
+    row.state = row.floats = padded_units(cnorm_layer_inputs(layer));
+    if (layer->kind != CNORM_LAYER_CELL) return row;
+    const cnorm_cell *cell = &layer->as.cell;
+    const cnorm_matrix *second = second_product(cell);
+    row.zx = row.state + cnorm_layer_state_floats(layer);
+    row.zh = row.zx + input_row_floats(cell);
+    row.z2 = row.zh + state_row_floats(cell);
+    row.in2 = row.z2 + (second ? packed_rows(second) : 0);
+    row.floats = row.in2 + (second ? padded_units(cell->weight_x.units) : 0);
+    return row;
+}
+
+/* The gradients of a cell's vectors, each where its sum begins */
+typedef struct vector_sums {
+    ptrdiff_t bias, gain_x, gain_h, inside_x, inside_h, bias_n, gain_c, bias_c, bias_p, floats;
+} vector_sums;
+
+static inline vector_sums vector_sums_of(const cnorm_cell *cell)
+{
+    const ptrdiff_t width = padded_units(cell->weight_x.units), gates = cell->weight_x.gates * width;
+    const ptrdiff_t after = 5 * gates;
+    return (vector_sums){0, gates, 2 * gates, 3 * gates, 4 * gates, after, after + width, after + 2 * width,
+                         after + 3 * width, after + 3 * width + padded_units(cell->weight_h.cols)};
+}
+
+/* One step back of n <= CNORM_ROWS rows */
+typedef struct cnorm_cell_backward {
+    const cnorm_cell *cell;
+    ptrdiff_t n;
+    float *tape; /* of the first row; the next is `stride` floats on */
+    ptrdiff_t stride;
+    tape_row row;
+    float *dh, *dc; /* [n, padded outputs] and [n, padded units], at `dstate_stride`: after the step -> before it */
+    ptrdiff_t dstate_stride;
+    float *sums;    /* vector_sums: the rows are added */
+    float *scratch; /* cell_backward_floats */
+} cnorm_cell_backward;
+
+/* gates of a row, what goes into a second product of each, and six vectors of units with a row of the cell's norm */
+static inline ptrdiff_t cell_backward_floats(const cnorm_cell *cell)
+{
+    const ptrdiff_t width = padded_units(cell->weight_x.units);
+    return CNORM_ROWS * (cell->weight_x.gates + 2) * width + 6 * width;
+}
+
+typedef struct cnorm_outer {
+    const cnorm_matrix *w; /* its shape */
+    ptrdiff_t n;           /* rows, at most OUTER_ROWS */
+    const float *dz;       /* [n, dz_floats], dz_floats at most the packed rows */
+    ptrdiff_t dz_stride, dz_floats;
+    const float *x; /* [n, cols] */
+    ptrdiff_t x_stride;
+    float *panels;  /* added to */
+    float *scratch; /* outer_floats */
+} cnorm_outer;
+
+static inline ptrdiff_t outer_floats(const cnorm_matrix *w)
+{
+    return OUTER_ROWS * (PANEL + (w->cols + OUTER_COLS - 1) / OUTER_COLS * OUTER_COLS);
+}
+
+#endif

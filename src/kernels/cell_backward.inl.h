@@ -1,0 +1,220 @@
+/* One step of a recurrent cell backwards, by equations (1) to (10) of cnorm_train.h, whose names the code has. Gates are
+ * recomputed from the products on the tape with the functions of cell.inl.h. Padding stays zero in every gradient. */
+#ifndef CNORM_CELL_BACKWARD_INL_H
+#define CNORM_CELL_BACKWARD_INL_H
+
+#include "product_backward.inl.h"
+#include "scope_backward.inl.h"
+
+INLINE f32v activation_backward(cnorm_activation f, f32v a, f32v dy)
+{
+    if (f == CNORM_ACTIVATION_RELU) return (f32v)((i32v)dy & (i32v)(a > splat_f32(0)));
+    return f == CNORM_ACTIVATION_TANH ? dy * tanh_slope(tanh_v(a)) : dy * sigmoid_slope(sigmoid_v(a));
+}
+
+/* dx [n] = dy f'(x); dx may be x or dy */
+static void activation_backward_f32(cnorm_activation f, ptrdiff_t n, const float *x, const float *dy, float *dx)
+{
+    for (ptrdiff_t i = 0; i < n; i += VL_F32) {
+        const ptrdiff_t there = n - i < VL_F32 ? n - i : VL_F32;
+        const f32v a = load_range_f32(x + i, 0, there, splat_f32(0)), d = load_range_f32(dy + i, 0, there, splat_f32(0));
+        store_range_f32(dx + i, 0, there, activation_backward(f, a, d));
+    }
+}
+
+INLINE f32v before_gate(const row_backward *row, cnorm_scope scope, ptrdiff_t gate, ptrdiff_t j)
+{
+    return preactivation(row->cell, scope, row->zx, row->zh, row->rx, row->rh, gate, gate * row->width + j);
+}
+
+/* s(f), s(i), s(o), tanh(g) -> da, c before its clip -> raw */
+INLINE void lstm_forward(const row_backward *row, cnorm_scope scope, float *raw)
+{
+    const ptrdiff_t width = row->width;
+    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
+        const f32v f = sigmoid_v(before_gate(row, scope, 0, j)), i = sigmoid_v(before_gate(row, scope, 1, j));
+        const f32v o = sigmoid_v(before_gate(row, scope, 2, j)), g = tanh_v(before_gate(row, scope, 3, j));
+        store_f32(row->da + j, f);
+        store_f32(row->da + width + j, i);
+        store_f32(row->da + 2 * width + j, o);
+        store_f32(row->da + 3 * width + j, g);
+        store_f32(raw + j, without_tiny(f * load_f32(row->c + j) + i * g));
+    }
+}
+
+/* (3), with the gates in da: dm, dc -> dc of c within its clip, da_o in the place of s(o) */
+static void lstm_output_backward(const row_backward *row, float *c, float *dn, float *normed)
+{
+    const cnorm_cell *cell = row->cell;
+    const ptrdiff_t units = cell->weight_x.units, width = row->width;
+    float stats[3], *partial = normed + width, *o = row->da + 2 * width;
+    const int norms = cell->cell_norm != CNORM_CELL_NORM_NONE;
+    for (ptrdiff_t j = units; j < width; ++j) normed[j] = 0;
+    if (norms)
+        layer_norm_f32(&(cnorm_norm){.rows = 1, .n = units, .x = c, .gain = cell->gain_c, .bias = cell->bias_c,
+                                     .eps = (double)cell->eps, .y = normed, .stats = stats});
+    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
+        const f32v t = tanh_v(load_f32((norms ? normed : c) + j)), s = load_f32(o + j), dm = load_f32(row->dm + j);
+        f32v d = (dm * s) * tanh_slope(t);
+        if (cell->cell_norm != CNORM_CELL_NORM_OUTPUT) d += load_f32(row->dc + j);
+        store_f32(o + j, (dm * t) * sigmoid_slope(s));
+        store_f32((norms ? dn : row->dc) + j, d);
+    }
+    if (!norms) return;
+    layer_norm_backward_f32(&(cnorm_norm_backward){.rows = 1, .n = units, .dy = dn, .x = c, .gain = cell->gain_c,
+                                                   .stats = stats, .dx = dn, .partial = partial});
+    add_f32(units, row->sums + row->at.gain_c, partial);
+    add_f32(units, row->sums + row->at.bias_c, partial + units);
+    for (ptrdiff_t j = 0; j < units; ++j) row->dc[j] = cell->cell_norm == CNORM_CELL_NORM_OUTPUT ? row->dc[j] + dn[j] : dn[j];
+}
+
+static void lstm_backward(const row_backward *row)
+{
+    const cnorm_cell *cell = row->cell;
+    const ptrdiff_t width = row->width;
+    float *raw = row->room, *c = raw + width, *dn = c + width, *normed = dn + width, *da = row->da;
+    if (cell->scope == CNORM_SCOPE_SPLIT) lstm_forward(row, CNORM_SCOPE_SPLIT, raw);
+    else if (cell->scope == CNORM_SCOPE_SUM) lstm_forward(row, CNORM_SCOPE_SUM, raw);
+    else lstm_forward(row, CNORM_SCOPE_NONE, raw);
+    for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, clipped(load_f32(raw + j), cell->cell_clip));
+    lstm_output_backward(row, c, dn, normed);
+    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
+        const f32v f = load_f32(da + j), i = load_f32(da + width + j), g = load_f32(da + 3 * width + j);
+        const i32v clips = (i32v)(load_f32(raw + j) > splat_f32(cell->cell_clip)) |
+                           (i32v)(load_f32(raw + j) < splat_f32(-cell->cell_clip));
+        const f32v dc = (f32v)((i32v)load_f32(row->dc + j) & ~clips); /* (4) */
+        store_f32(row->dc + j, dc * f);
+        store_f32(da + j, (dc * load_f32(row->c + j)) * sigmoid_slope(f)); /* (5) */
+        store_f32(da + width + j, (dc * g) * sigmoid_slope(i));
+        store_f32(da + 3 * width + j, (dc * i) * tanh_slope(g));
+    }
+    scope_backward(row, NULL);
+}
+
+/* (6) and (7): da, and s(r) -> reset; CNORM_RESET_BEFORE: s(r) in the place of da_r, dn also to z2 */
+INLINE void gru_gates_backward(const row_backward *row, cnorm_scope scope, cnorm_reset reset_form, float *reset)
+{
+    const cnorm_cell *cell = row->cell;
+    const ptrdiff_t width = row->width;
+    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
+        const ptrdiff_t at = 2 * width + j;
+        const f32v z = sigmoid_v(before_gate(row, scope, 0, j)), r = sigmoid_v(before_gate(row, scope, 1, j));
+        f32v inner, n;
+        if (reset_form == CNORM_RESET_CANDIDATE) {
+            inner = before_gate(row, scope, 2, j);
+            n = tanh_v(r * inner);
+        } else if (reset_form == CNORM_RESET_AFTER) {
+            inner = part_h(cell, scope, row->zh, row->rh, 2, at);
+            if (cell->bias_n) inner += load_f32(cell->bias_n + j);
+            n = tanh_v(part_x(cell, scope, row->zx, row->rx, 2, at) + load_f32(cell->bias + at) + r * inner);
+        } else {
+            inner = splat_f32(0);
+            n = tanh_v(load_f32(row->z2 + j) + load_f32(row->zx + at) + load_f32(cell->bias + at));
+        }
+        const f32v dh = load_f32(row->dm + j), h = load_f32(row->h + j), rest = 1.0f - z;
+        const f32v dn = (dh * (cell->keep ? rest : z)) * tanh_slope(n);
+        add_to(row->dh + j, dh * (cell->keep ? z : rest));
+        store_f32(row->da + j, (dh * (cell->keep ? h - n : n - h)) * sigmoid_slope(z));
+        store_f32(row->da + width + j, reset_form == CNORM_RESET_BEFORE ? r : (dn * inner) * sigmoid_slope(r));
+        store_f32(row->da + at, reset_form == CNORM_RESET_CANDIDATE ? dn * r : dn);
+        if (reset_form == CNORM_RESET_AFTER) store_f32(reset + j, r);
+        if (reset_form == CNORM_RESET_BEFORE) store_f32(row->z2 + j, dn);
+    }
+}
+
+static void gru_backward(const row_backward *row)
+{
+    const cnorm_cell *cell = row->cell;
+    float *reset = row->room;
+    if (cell->reset == CNORM_RESET_BEFORE) {
+        gru_gates_backward(row, CNORM_SCOPE_NONE, CNORM_RESET_BEFORE, NULL);
+        return;
+    }
+    if (cell->scope == CNORM_SCOPE_SPLIT && cell->reset == CNORM_RESET_AFTER)
+        gru_gates_backward(row, CNORM_SCOPE_SPLIT, CNORM_RESET_AFTER, reset);
+    else if (cell->scope == CNORM_SCOPE_SPLIT) gru_gates_backward(row, CNORM_SCOPE_SPLIT, CNORM_RESET_CANDIDATE, reset);
+    else if (cell->scope == CNORM_SCOPE_SUM) gru_gates_backward(row, CNORM_SCOPE_SUM, CNORM_RESET_CANDIDATE, reset);
+    else if (cell->reset == CNORM_RESET_AFTER) gru_gates_backward(row, CNORM_SCOPE_NONE, CNORM_RESET_AFTER, reset);
+    else gru_gates_backward(row, CNORM_SCOPE_NONE, CNORM_RESET_CANDIDATE, reset);
+    scope_backward(row, cell->reset == CNORM_RESET_AFTER ? reset : NULL);
+}
+
+/* (7), CNORM_RESET_BEFORE: with u in dm */
+static void gru_before_backward(const row_backward *row)
+{
+    float *da_r = row->da + row->width;
+    for (ptrdiff_t j = 0; j < row->width; j += VL_F32) {
+        const f32v u = load_f32(row->dm + j), r = load_f32(da_r + j);
+        add_to(row->dh + j, u * r);
+        store_f32(da_r + j, (u * load_f32(row->h + j)) * sigmoid_slope(r));
+    }
+    scope_backward(row, NULL);
+}
+
+/* (8) */
+static void rnn_backward(const row_backward *row)
+{
+    const cnorm_cell *cell = row->cell;
+    for (ptrdiff_t j = 0; j < row->width; j += VL_F32) {
+        f32v a;
+        if (cell->scope == CNORM_SCOPE_SPLIT) a = before_gate(row, CNORM_SCOPE_SPLIT, 0, j);
+        else if (cell->scope == CNORM_SCOPE_SUM) a = before_gate(row, CNORM_SCOPE_SUM, 0, j);
+        else a = before_gate(row, CNORM_SCOPE_NONE, 0, j);
+        store_f32(row->da + j, activation_backward(cell->activation, a, load_f32(row->dm + j)));
+    }
+    scope_backward(row, NULL);
+}
+
+/* (1) and (2) up to the product with W_p: dh -> dh' and, where there is none, dm */
+static void output_backward(const row_backward *row)
+{
+    const cnorm_cell *cell = row->cell;
+    const f32v keep = splat_f32(cell->zoneout), take = splat_f32(1 - cell->zoneout);
+    const ptrdiff_t outputs = padded_units(cell->weight_h.cols);
+    for (ptrdiff_t j = 0; j < outputs; j += VL_F32) {
+        f32v d = load_f32(row->dh + j);
+        store_f32(row->dh + j, cell->zoneout > 0 ? keep * d : splat_f32(0));
+        if (cell->zoneout > 0) d = take * d;
+        if (cell->weight_p.panels) {
+            const f32v z = load_f32(row->z2 + j), p = cell->bias_p ? z + load_f32(cell->bias_p + j) : z;
+            const i32v clips = (i32v)(p > splat_f32(cell->projection_clip)) | (i32v)(p < splat_f32(-cell->projection_clip));
+            d = (f32v)((i32v)d & ~clips);
+            add_to(row->sums + row->at.bias_p + j, d);
+        }
+        store_f32((cell->weight_p.panels ? row->z2 : row->dm) + j, d);
+    }
+}
+
+static void cell_backward(const cnorm_cell_backward *call)
+{
+    const cnorm_cell *cell = call->cell;
+    const ptrdiff_t width = padded_units(cell->weight_x.units), gates = cell->weight_x.gates * width, n = call->n;
+    float *da = call->scratch, *dm = da + CNORM_ROWS * gates;
+    row_backward rows[CNORM_ROWS];
+    memset(dm, 0, (size_t)(n * width) * sizeof *dm);
+    for (ptrdiff_t s = 0; s < n; ++s) {
+        float *tape = call->tape + s * call->stride;
+        const ptrdiff_t after = s * call->dstate_stride;
+        rows[s] = (row_backward){
+            .cell = cell, .zx = tape + call->row.zx, .zh = tape + call->row.zh, .z2 = tape + call->row.z2,
+            .rx = tape + call->row.zh - CNORM_GATE_PAD, .rh = tape + call->row.z2 - CNORM_GATE_PAD,
+            .h = tape + call->row.state, .c = tape + call->row.state + padded_units(cell->weight_h.cols),
+            .dh = call->dh + after, .dc = call->dc + after, .da = da + s * gates, .dm = dm + s * width,
+            .room = dm + CNORM_ROWS * width, .sums = call->sums, .at = vector_sums_of(cell), .width = width};
+        output_backward(&rows[s]);
+    }
+    float *z2 = call->tape + call->row.z2, *zh = call->tape + call->row.zh;
+    if (cell->weight_p.panels) products_backward(&cell->weight_p, n, z2, call->stride, dm, width, 0);
+    for (ptrdiff_t s = 0; s < n; ++s) {
+        if (cell->kind == CNORM_CELL_LSTM) lstm_backward(&rows[s]);
+        else if (cell->kind == CNORM_CELL_GRU) gru_backward(&rows[s]);
+        else rnn_backward(&rows[s]);
+    }
+    if (cell->weight_n.panels) {
+        products_backward(&cell->weight_n, n, z2, call->stride, dm, width, 0);
+        for (ptrdiff_t s = 0; s < n; ++s) gru_before_backward(&rows[s]);
+    }
+    products_backward(&cell->weight_h, n, zh, call->stride, call->dh, call->dstate_stride, 1);
+}
+
+#endif

@@ -1,0 +1,111 @@
+/* From the gradient of a cell's pre-activations to that of its two products: equation (9) of cnorm_train.h, whose names the
+ * code has. Padding stays zero in every gradient. */
+#ifndef CNORM_SCOPE_BACKWARD_INL_H
+#define CNORM_SCOPE_BACKWARD_INL_H
+
+#include "backward.h"
+#include "cell.inl.h"
+
+/* a row's part of everything */
+typedef struct row_backward {
+    const cnorm_cell *cell;
+    float *zx, *zh, *z2, *in2;     /* on the tape */
+    const float *rx, *rh, *h, *c;  /* on the tape; h and c before the step */
+    float *dh, *dc;                /* [padded outputs], [padded units] */
+    float *da, *dm;                /* [gates, padded units], [padded units]: dm is (2)'s, or u of (7) */
+    float *room, *sums;            /* [6, padded units] */
+    vector_sums at;
+    ptrdiff_t width;
+} row_backward;
+
+INLINE f32v sigmoid_slope(f32v s) { return s * (1.0f - s); }
+INLINE f32v tanh_slope(f32v t) { return (1.0f - t) * (1.0f + t); }
+
+INLINE void add_to(float *sum, f32v v) { store_f32(sum, load_f32(sum) + v); }
+
+/* (9) of one group in float64: from da and q = z r to dz */
+RARE void norm_backward_f64(ptrdiff_t length, double n, double rstd, float r, const float *gain, const float *da, float *z)
+{
+    double mean = 0, along = 0;
+    for (ptrdiff_t j = 0; j < length; ++j) {
+        const double dq = (double)da[j] * (double)gain[j];
+        mean += dq;
+        along += dq * (double)(z[j] * r);
+    }
+    mean /= n;
+    along /= n;
+    for (ptrdiff_t j = 0; j < length; ++j)
+        z[j] = (float)(rstd * ((double)da[j] * (double)gain[j] - mean - (double)(z[j] * r) * along));
+}
+
+/* (9): the gradient of a normalised product: z [gates, padded units] -> dz; adds to dgain and dinside, both of z's shape */
+INLINE void norm_backward(const cnorm_matrix *w, const float *gain, const float *da, float *z, const float *r, float *dgain,
+                          float *dinside)
+{
+    const ptrdiff_t width = padded_units(w->units);
+    for (ptrdiff_t first = 0; first < w->gates; first += w->group) {
+        const ptrdiff_t gates = w->gates - first < w->group ? w->gates - first : w->group;
+        const ptrdiff_t begin = first * width, length = gates * width;
+        const double n = (double)(gates * w->units);
+        const f32v scale = splat_f32(r[first]);
+        double sum = 0, along = 0, rstd;
+        memcpy(&rstd, r + WIDE_RSTD + 2 * first, sizeof rstd);
+        for (ptrdiff_t start = begin; start < begin + length; start += FOLD) {
+            const ptrdiff_t end = begin + length - start < FOLD ? begin + length : start + FOLD;
+            f32v s[LANE_VECTORS], a[LANE_VECTORS];
+            for (int i = 0; i < LANE_VECTORS; ++i) s[i] = a[i] = splat_f32(0);
+            for (ptrdiff_t j = start; j < end; j += LANES_F32)
+#pragma GCC unroll 8
+                for (int i = 0; i < LANE_VECTORS; ++i) {
+                    const ptrdiff_t k = j + i * VL_F32;
+                    if (k >= end) break;
+                    const f32v q = load_f32(z + k) * scale, d = load_f32(da + k), dq = d * load_f32(gain + k);
+                    add_to(dgain + k, d * q);
+                    s[i] += dq;
+                    a[i] += dq * q;
+                }
+            sum += (double)tree_f32(s);
+            along += (double)tree_f32(a);
+        }
+        if (rstd >= 0x1p-60 && rstd <= 0x1p60 && fabs(sum) <= 0x1p60 && fabs(along) <= 0x1p60) {
+            const f32v mean = splat_f32((float)(sum / n)), part = splat_f32((float)(along / n)), wide = splat_f32((float)rstd);
+            for (ptrdiff_t k = begin; k < begin + length; k += VL_F32) {
+                const f32v dq = load_f32(da + k) * load_f32(gain + k);
+                store_f32(z + k, wide * ((dq - mean) - (load_f32(z + k) * scale) * part));
+            }
+        } else {
+            norm_backward_f64(length, n, rstd, r[first], gain + begin, da + begin, z + begin);
+        }
+        for (ptrdiff_t g = first; g < first + gates; ++g)
+            for (ptrdiff_t j = w->units; j < width; ++j) z[g * width + j] = 0;
+        for (ptrdiff_t k = begin; k < begin + length; k += VL_F32) add_to(dinside + k, load_f32(z + k));
+    }
+}
+
+/* (9) for both products; `reset` is the s(r) of CNORM_RESET_AFTER, else NULL */
+static void scope_backward(const row_backward *row, const float *reset)
+{
+    const cnorm_cell *cell = row->cell;
+    const ptrdiff_t width = row->width, length = cell->weight_x.gates * width, of_h = cell->weight_h.gates * width;
+    float *sums = row->sums, *da = row->da;
+    for (ptrdiff_t j = 0; j < length; j += VL_F32) add_to(sums + row->at.bias + j, load_f32(da + j));
+    if (cell->scope == CNORM_SCOPE_SPLIT)
+        norm_backward(&cell->weight_x, cell->gain_x, da, row->zx, row->rx, sums + row->at.gain_x, sums + row->at.inside_x);
+    else if (cell->scope == CNORM_SCOPE_NONE)
+        memcpy(row->zx, da, (size_t)length * sizeof *da);
+    if (reset) /* (7): the part of h */
+        for (ptrdiff_t j = 0; j < width; j += VL_F32) {
+            const f32v dn = load_f32(da + 2 * width + j) * load_f32(reset + j);
+            store_f32(da + 2 * width + j, dn);
+            add_to(sums + row->at.bias_n + j, dn);
+        }
+    if (cell->scope == CNORM_SCOPE_NONE) {
+        memcpy(row->zh, da, (size_t)of_h * sizeof *da);
+    } else {
+        const ptrdiff_t inside = cell->scope == CNORM_SCOPE_SUM ? row->at.inside_x : row->at.inside_h;
+        norm_backward(&cell->weight_h, cell->gain_h, da, row->zh, row->rh, sums + row->at.gain_h, sums + inside);
+    }
+    if (cell->scope == CNORM_SCOPE_SUM) memcpy(row->zx, row->zh, (size_t)length * sizeof *da);
+}
+
+#endif

@@ -1,0 +1,248 @@
+/* The backward pass: layer after layer from the last, a cell step after step from the last. The gradient of what goes into a
+ * layer takes that input's place on the tape, and is the next one's dy. */
+#include <string.h>
+
+#include "../dispatch.h"
+#include "../float_mode.h"
+#include "tape.h"
+
+static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
+
+/* panels of a matrix's gradient, and what outer_products takes */
+static ptrdiff_t matrix_backward_floats(const cnorm_matrix *w)
+{
+    return w->panels ? packed_rows(w) * w->cols + outer_floats(w) : 0;
+}
+
+static ptrdiff_t layer_backward_floats(const cnorm_layer *layer, ptrdiff_t rows)
+{
+    if (layer->kind == CNORM_LAYER_LINEAR) {
+        const cnorm_matrix *w = &layer->as.linear.weight;
+        return larger(matrix_backward_floats(w), CNORM_ROWS * packed_rows(w)) + 2 * padded_units(w->units);
+    }
+    if (layer->kind == CNORM_LAYER_NORM)
+        return cnorm_backward_partials(CNORM_F32, rows, layer->as.norm.n) / (ptrdiff_t)sizeof(float) + 2 * padded_units(layer->as.norm.n);
+    if (layer->kind != CNORM_LAYER_CELL) return 0;
+    const cnorm_cell *cell = &layer->as.cell;
+    ptrdiff_t own = cell_backward_floats(cell);
+    own = larger(own, larger(matrix_backward_floats(&cell->weight_x), matrix_backward_floats(&cell->weight_h)));
+    own = larger(own, larger(matrix_backward_floats(&cell->weight_n), matrix_backward_floats(&cell->weight_p)));
+    return own + 2 * vector_sums_of(cell).floats;
+}
+
+ptrdiff_t cnorm_backward_floats(const cnorm_tape *tape)
+{
+    ptrdiff_t largest = 0;
+    for (int i = 0; i < tape->count; ++i)
+        largest = larger(largest, layer_backward_floats(&tape->layers[i], tape->steps * tape->batch));
+    return largest;
+}
+
+/* rows of floats: the first, and how far it is to the next */
+typedef struct float_rows {
+    float *at;
+    ptrdiff_t stride;
+} float_rows;
+
+typedef struct layer_backward {
+    const cnorm_kernels *kernels;
+    const cnorm_layer *layer;
+    tape_layer tape;
+    ptrdiff_t steps, batch;
+    const float *dy;
+    ptrdiff_t dy_stride;
+    float_rows dx; /* at NULL: not wanted */
+    const cnorm_gradient *gradient;
+    float *dstate; /* of this layer */
+    ptrdiff_t dstate_stride;
+    float *scratch;
+} layer_backward;
+
+/* dw [gates * units, cols] = sum over the rows of dz x^T; scratch [matrix_backward_floats] */
+static void weight_backward(const layer_backward *call, const cnorm_matrix *w, float_rows dz, ptrdiff_t dz_floats, float_rows x,
+                            float *scratch, float *dw)
+{
+    if (!dw || !w->panels) return;
+    const ptrdiff_t cols = w->cols, rows = call->steps * call->batch;
+    float *panels = scratch;
+    memset(panels, 0, (size_t)(packed_rows(w) * cols) * sizeof *panels);
+    for (ptrdiff_t s = 0; s < rows; s += OUTER_ROWS)
+        call->kernels->outer_products(&(cnorm_outer){
+            .w = w, .n = rows - s < OUTER_ROWS ? rows - s : OUTER_ROWS, .dz = dz.at + s * dz.stride, .dz_stride = dz.stride,
+            .dz_floats = dz_floats, .x = x.at + s * x.stride, .x_stride = x.stride, .panels = panels,
+            .scratch = panels + packed_rows(w) * cols});
+    for (ptrdiff_t start = 0; start < cols; start += CNORM_GATE_PAD) {
+        const ptrdiff_t end = cols - start < CNORM_GATE_PAD ? cols : start + CNORM_GATE_PAD;
+        for (ptrdiff_t r = 0; r < w->gates * w->units; ++r) {
+            const ptrdiff_t at = r / w->units * padded_units(w->units) + r % w->units;
+            const float *from = panels + at / PANEL * PANEL * cols + at % PANEL;
+            for (ptrdiff_t k = start; k < end; ++k) dw[r * cols + k] = from[k * PANEL];
+        }
+    }
+}
+
+/* to [n] += from [n], from = 0 */
+static void fold_sums(const layer_backward *call, ptrdiff_t n, float *to, float *from)
+{
+    call->kernels->add_f32(n, to, from);
+    memset(from, 0, (size_t)n * sizeof *from);
+}
+
+static void linear_backward(const layer_backward *call)
+{
+    const cnorm_linear *linear = &call->layer->as.linear;
+    const cnorm_matrix *w = &linear->weight;
+    const ptrdiff_t rows = call->steps * call->batch, units = w->units, length = packed_rows(w);
+    float *total = call->scratch, *block = total + padded_units(units), *own = block + padded_units(units);
+    const float_rows dz = {(float *)call->dy, call->dy_stride}, x = {call->tape.at, call->tape.row.floats};
+    memset(total, 0, (size_t)(2 * padded_units(units)) * sizeof *total);
+    for (ptrdiff_t s = 0; s < rows; ++s) {
+        call->kernels->add_f32(units, block, call->dy + s * call->dy_stride);
+        if ((s + 1) % SUM_ROWS == 0 || s + 1 == rows) fold_sums(call, units, total, block);
+    }
+    if (call->gradient->bias) memcpy(call->gradient->bias, total, (size_t)units * sizeof *total);
+    weight_backward(call, w, dz, units, x, own, call->gradient->weight_x);
+    if (!call->dx.at) return;
+    memset(own, 0, (size_t)(CNORM_ROWS * length) * sizeof *own);
+    for (ptrdiff_t s = 0; s < rows; s += CNORM_ROWS) {
+        const ptrdiff_t n = rows - s < CNORM_ROWS ? rows - s : CNORM_ROWS;
+        for (ptrdiff_t i = 0; i < n; ++i)
+            memcpy(own + i * length, call->dy + (s + i) * call->dy_stride, (size_t)units * sizeof *own);
+        call->kernels->products_backward(w, n, own, length, call->dx.at + s * call->dx.stride, call->dx.stride, 0);
+    }
+}
+
+static void row_norm_backward(const layer_backward *call)
+{
+    const cnorm_row_norm *norm = &call->layer->as.norm;
+    const ptrdiff_t n = norm->n, rows = call->steps * call->batch;
+    float *dgain = call->scratch, *dbias = dgain + padded_units(n), *partials = dbias + padded_units(n);
+    const float_rows dx = call->dx.at ? call->dx : (float_rows){call->tape.at, call->tape.row.floats};
+    (void)cnorm_layer_norm_backward(CNORM_F32, rows, n, call->dy, call->dy_stride, call->tape.at, call->tape.row.floats,
+                                    norm->gain, call->tape.stats, dx.at, dx.stride, dgain, dbias, partials);
+    if (call->gradient->gain_h) memcpy(call->gradient->gain_h, dgain, (size_t)n * sizeof *dgain);
+    if (call->gradient->bias) memcpy(call->gradient->bias, dbias, (size_t)n * sizeof *dbias);
+}
+
+/* all steps of a cell, the products over steps left for later: the vectors' sums -> total */
+static void cell_steps_backward(const layer_backward *call, float *total, float *block, float *scratch)
+{
+    const cnorm_cell *cell = &call->layer->as.cell;
+    const ptrdiff_t outputs = cell->weight_h.cols, batch = call->batch, floats = vector_sums_of(cell).floats;
+    ptrdiff_t added = 0;
+    memset(total, 0, (size_t)floats * sizeof *total);
+    memset(block, 0, (size_t)floats * sizeof *block);
+    for (ptrdiff_t t = call->steps - 1; t >= 0; --t)
+        for (ptrdiff_t b = 0, n; b < batch; b += n) {
+            n = batch - b < CNORM_ROWS ? batch - b : CNORM_ROWS;
+            if (n > SUM_ROWS - added) n = SUM_ROWS - added;
+            float *dh = call->dstate + b * call->dstate_stride;
+            for (ptrdiff_t s = 0; s < n; ++s)
+                call->kernels->add_f32(outputs, dh + s * call->dstate_stride,
+                                              call->dy + (t * batch + b + s) * call->dy_stride);
+            call->kernels->cell_backward(&(struct cnorm_cell_backward){
+                .cell = cell, .n = n, .tape = call->tape.at + (t * batch + b) * call->tape.row.floats,
+                .stride = call->tape.row.floats, .row = call->tape.row, .dh = dh, .dc = dh + padded_units(outputs),
+                .dstate_stride = call->dstate_stride, .sums = block, .scratch = scratch});
+            added += n;
+            if (added == SUM_ROWS || (t == 0 && b + n == batch)) {
+                fold_sums(call, floats, total, block);
+                added = 0;
+            }
+        }
+}
+
+static void give(float *to, const float *from, ptrdiff_t n)
+{
+    if (to) memcpy(to, from, (size_t)n * sizeof *to);
+}
+
+static void run_cell_backward(const layer_backward *call)
+{
+    const cnorm_cell *cell = &call->layer->as.cell;
+    const cnorm_gradient *to = call->gradient;
+    const vector_sums at = vector_sums_of(cell);
+    const tape_row row = call->tape.row;
+    const ptrdiff_t rows = call->steps * call->batch, width = padded_units(cell->weight_x.units);
+    const ptrdiff_t gates = cell->weight_x.gates * width;
+    float *total = call->scratch, *block = total + at.floats, *own = block + at.floats, *tape = call->tape.at;
+    cell_steps_backward(call, total, block, own);
+    const float_rows x = {tape + row.x, row.floats}, h = {tape + row.state, row.floats}, in2 = {tape + row.in2, row.floats};
+    const float_rows dzx = {tape + row.zx, row.floats}, dzh = {tape + row.zh, row.floats}, dz2 = {tape + row.z2, row.floats};
+    weight_backward(call, &cell->weight_x, dzx, packed_rows(&cell->weight_x), x, own, to->weight_x);
+    weight_backward(call, &cell->weight_h, dzh, packed_rows(&cell->weight_h), h, own, to->weight_h);
+    weight_backward(call, &cell->weight_n, dz2, row.in2 - row.z2, in2, own, to->weight_n);
+    weight_backward(call, &cell->weight_p, dz2, row.in2 - row.z2, in2, own, to->weight_p);
+    give(to->bias, total + at.bias, gates);
+    give(to->gain_x, total + at.gain_x, gates);
+    give(to->gain_h, total + at.gain_h, gates);
+    give(to->inside_x, total + at.inside_x, gates);
+    give(to->inside_h, total + at.inside_h, gates);
+    give(to->bias_n, total + at.bias_n, width);
+    give(to->gain_c, total + at.gain_c, width);
+    give(to->bias_c, total + at.bias_c, width);
+    give(to->bias_p, total + at.bias_p, padded_units(cell->weight_h.cols));
+    if (call->dx.at)
+        call->kernels->products_backward(&cell->weight_x, rows, dzx.at, dzx.stride, call->dx.at, call->dx.stride, 0);
+}
+
+static void layer_backward_pass(const layer_backward *call)
+{
+    const ptrdiff_t rows = call->steps * call->batch, n = cnorm_layer_inputs(call->layer);
+    switch (call->layer->kind) {
+    case CNORM_LAYER_LINEAR: linear_backward(call); return;
+    case CNORM_LAYER_CELL: run_cell_backward(call); return;
+    case CNORM_LAYER_NORM: row_norm_backward(call); return;
+    case CNORM_LAYER_ACTIVATION:
+        for (ptrdiff_t s = 0; call->dx.at && s < rows; ++s)
+            call->kernels->activation_backward_f32(call->layer->as.activation.f, n, call->tape.at + s * call->tape.row.floats,
+                                                   call->dy + s * call->dy_stride, call->dx.at + s * call->dx.stride);
+        return;
+    case CNORM_LAYER_RESIDUAL:
+        for (ptrdiff_t s = 0; s < rows; ++s)
+            memmove(call->dx.at + s * call->dx.stride, call->dy + s * call->dy_stride, (size_t)n * sizeof(float));
+    }
+}
+
+/* dx += what the residual layers pass on to the input of layer `index`: theirs is still on the tape */
+static void add_residuals(const layer_backward *call, const cnorm_tape *tape, int index, ptrdiff_t first)
+{
+    for (int i = index + 1; i < tape->count; ++i) {
+        const cnorm_layer *layer = &tape->layers[i];
+        if (layer->kind != CNORM_LAYER_RESIDUAL || i - layer->as.residual.back != index) continue;
+        const tape_layer from = tape_layer_of(tape, i, first);
+        for (ptrdiff_t s = 0; call->dx.at && s < call->steps * call->batch; ++s)
+            call->kernels->add_f32(layer->as.residual.n, call->dx.at + s * call->dx.stride, from.at + s * from.row.floats);
+    }
+}
+
+cnorm_status cnorm_run_backward(const cnorm_tape *tape, const cnorm_backward *call)
+{
+    const cnorm_kernels *kernels = cnorm_active();
+    if (!kernels) return CNORM_ERROR_ISA;
+    if (!call || !call->dy || !call->gradients || !call->scratch) return CNORM_ERROR_NULL;
+    const cnorm_status status = tape_check(tape, call->first, call->steps);
+    if (status != CNORM_OK) return status;
+    const ptrdiff_t state_floats = cnorm_state_floats(tape->layers, tape->count);
+    if (state_floats > 0 && !call->dstate) return CNORM_ERROR_NULL;
+    const float_mode mode = float_mode_enter();
+    ptrdiff_t offset = state_floats;
+    const float *dy = call->dy;
+    ptrdiff_t dy_stride = cnorm_layer_outputs(&tape->layers[tape->count - 1]);
+    for (int i = tape->count - 1; i >= 0; --i) {
+        const cnorm_layer *layer = &tape->layers[i];
+        const tape_layer here = tape_layer_of(tape, i, call->first);
+        offset -= cnorm_layer_state_floats(layer);
+        const float_rows dx = i > 0 ? (float_rows){here.at, here.row.floats} : (float_rows){call->dx, cnorm_layer_inputs(layer)};
+        const layer_backward one = {
+            .kernels = kernels, .layer = layer, .tape = here, .steps = call->steps, .batch = tape->batch, .dy = dy,
+            .dy_stride = dy_stride, .dx = dx, .gradient = &call->gradients[i],
+            .dstate = call->dstate ? call->dstate + offset : NULL, .dstate_stride = state_floats, .scratch = call->scratch};
+        layer_backward_pass(&one);
+        add_residuals(&one, tape, i, call->first);
+        dy = here.at;
+        dy_stride = here.row.floats;
+    }
+    float_mode_leave(mode);
+    return CNORM_OK;
+}

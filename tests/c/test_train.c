@@ -1,0 +1,121 @@
+/* cnorm_train.h: the tape's y has the bits of cnorm_run, gradients have one hash everywhere, and what is refused. */
+#include "cnorm_train.h"
+#include "network.h"
+
+enum { STEPS = 19, BATCH = 5 };
+
+/* FNV-1a */
+static uint64_t hash_of(uint64_t hash, const void *data, ptrdiff_t bytes)
+{
+    const unsigned char *p = data;
+    for (ptrdiff_t i = 0; i < bytes; ++i) hash = (hash ^ p[i]) * 0x100000001b3u;
+    return hash;
+}
+
+/* the gradients of a network, each in memory of its own */
+typedef struct gradients {
+    cnorm_gradient of[NETWORK_LAYERS];
+    float *arrays[9];
+    ptrdiff_t floats[9];
+    int count;
+} gradients;
+
+static float *gradient(gradients *all, ptrdiff_t floats)
+{
+    all->floats[all->count] = floats;
+    return all->arrays[all->count++] = allocate(floats * 4);
+}
+
+static gradients gradients_of(const network *net)
+{
+    gradients all = {.count = 0};
+    const ptrdiff_t gates = 4 * cnorm_padded_units(net->units), width = cnorm_padded_units(net->units);
+    cnorm_gradient *cell = &all.of[0], *linear = &all.of[1];
+    cell->weight_x = gradient(&all, 4 * net->units * net->inputs);
+    cell->weight_h = gradient(&all, 4 * net->units * net->units);
+    cell->gain_x = gradient(&all, gates);
+    cell->gain_h = gradient(&all, gates);
+    cell->bias = gradient(&all, gates);
+    cell->gain_c = gradient(&all, width);
+    cell->bias_c = gradient(&all, width);
+    linear->weight_x = gradient(&all, net->outputs * net->units);
+    linear->bias = gradient(&all, net->outputs);
+    return all;
+}
+
+static uint64_t train(network *net, const cnorm_tape *tape, const float *x, const float *dy)
+{
+    const ptrdiff_t state_floats = cnorm_state_floats(net->layers, NETWORK_LAYERS);
+    gradients all = gradients_of(net);
+    float *state = allocate(BATCH * state_floats * 4), *dstate = allocate(BATCH * state_floats * 4);
+    float *scratch = allocate(cnorm_scratch_floats(net->layers, NETWORK_LAYERS, CNORM_ROWS) * 4);
+    float *own = allocate(cnorm_backward_floats(tape) * 4);
+    float *y = allocate(STEPS * BATCH * net->outputs * 4), *dx = allocate(STEPS * BATCH * net->inputs * 4);
+    CHECK(cnorm_run_tape(tape, 0, STEPS, x, state, scratch, y) == CNORM_OK, "%td units", net->units);
+    for (ptrdiff_t b = 0; b < BATCH; ++b) {
+        network_reset(net);
+        for (ptrdiff_t t = 0; t < STEPS; ++t) {
+            float once[256];
+            network_run(net, 1, x + (t * BATCH + b) * net->inputs, once);
+            CHECK(memcmp(once, y + (t * BATCH + b) * net->outputs, (size_t)net->outputs * 4) == 0,
+                  "%td units on %s: row %td of step %td is not cnorm_run's", net->units, cnorm_isa_active(), b, t);
+        }
+        CHECK(memcmp(state + b * state_floats, net->state, (size_t)state_floats * 4) == 0, "%td units: state", net->units);
+    }
+    const cnorm_backward call = {0, STEPS, dy, dx, dstate, all.of, own};
+    CHECK(cnorm_run_backward(tape, &call) == CNORM_OK, "%td units", net->units);
+    uint64_t hash = hash_of(0xcbf29ce484222325u, dx, STEPS * BATCH * net->inputs * 4);
+    hash = hash_of(hash, dstate, BATCH * state_floats * 4);
+    for (int i = 0; i < all.count; ++i) {
+        hash = hash_of(hash, all.arrays[i], all.floats[i] * 4);
+        release(all.arrays[i]);
+    }
+    release(state), release(dstate), release(scratch), release(own), release(y), release(dx);
+    return hash;
+}
+
+static void refused(const network *net, const cnorm_tape *tape, float *memory)
+{
+    cnorm_tape other = *tape;
+    other.memory = NULL;
+    CHECK(cnorm_run_tape(&other, 0, 1, memory, memory, memory, memory) == CNORM_ERROR_NULL, "no memory");
+    CHECK(cnorm_run_tape(tape, 0, 1, NULL, memory, memory, memory) == CNORM_ERROR_NULL, "no x");
+    CHECK(cnorm_run_tape(tape, 0, 1, memory, NULL, memory, memory) == CNORM_ERROR_NULL, "no state");
+    const ptrdiff_t ranges[][2] = {{0, 0}, {0, STEPS + 1}, {1, STEPS}, {-1, 1}, {STEPS, 1}, {0, -1}, {PTRDIFF_MAX, 1}};
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; ++i) {
+        CHECK(cnorm_run_tape(tape, ranges[i][0], ranges[i][1], memory, memory, memory, memory) == CNORM_ERROR_SIZE, "range %zu", i);
+        const cnorm_gradient none[NETWORK_LAYERS] = {{NULL}};
+        const cnorm_backward call = {ranges[i][0], ranges[i][1], memory, NULL, memory, none, memory};
+        CHECK(cnorm_run_backward(tape, &call) == CNORM_ERROR_SIZE, "range %zu", i);
+    }
+    const ptrdiff_t sizes[][2] = {{0, 1}, {1, 0}, {-1, -1}, {PTRDIFF_MAX, 1}, {1, PTRDIFF_MAX}, {PTRDIFF_MAX / 2, PTRDIFF_MAX / 2}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
+        const cnorm_tape sized = {net->layers, NETWORK_LAYERS, sizes[i][0], sizes[i][1], NULL};
+        CHECK(cnorm_tape_floats(&sized) == 0, "sizes %zu", i);
+    }
+}
+
+int main(void)
+{
+    static const struct { int inputs, units, outputs; uint64_t hash; } cases[] = {
+        {1, 1, 1, 0x99c8e7a30b621897u}, {5, 15, 3, 0x63f512f1a47c9613u}, {16, 17, 33, 0x67974ab6378c52b1u},
+        {12, 64, 9, 0x4ca1ded2b485b503u}, {33, 100, 40, 0xb95cb503918092a0u}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
+        network net = network_random_of(cases[i].inputs, cases[i].units, cases[i].outputs, allocate);
+        cnorm_tape tape = {net.layers, NETWORK_LAYERS, STEPS, BATCH, NULL};
+        tape.memory = allocate(cnorm_tape_floats(&tape) * 4);
+        uint64_t seed = i + 1;
+        float *x = allocate(STEPS * BATCH * net.inputs * 4), *dy = allocate(STEPS * BATCH * net.outputs * 4);
+        for (ptrdiff_t j = 0; j < STEPS * BATCH * net.inputs; ++j) x[j] = (float)bell(&seed);
+        for (ptrdiff_t j = 0; j < STEPS * BATCH * net.outputs; ++j) dy[j] = (float)bell(&seed);
+        FOR_EACH_ISA(isa) {
+            const uint64_t hash = train(&net, &tape, x, dy);
+            CHECK(hash == cases[i].hash, "%td units on %s: the hash is 0x%016llx", net.units, cnorm_isa_name(isa),
+                  (unsigned long long)hash);
+        }
+        refused(&net, &tape, x);
+        release(x), release(dy), release(tape.memory);
+        network_free(&net);
+    }
+    return check_result();
+}

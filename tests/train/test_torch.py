@@ -1,0 +1,211 @@
+"""`cnorm.torch`: gradients against PyTorch's own in float64, state dicts both ways, compile, export, workers."""
+
+import io
+import threading
+
+import cells
+import numpy as np
+import pytest
+
+import cnorm
+
+torch = pytest.importorskip("torch")
+import cnorm.torch as ct  # noqa: E402
+
+MODULES = {"LSTM": ct.LSTM, "GRU": ct.GRU, "RNN": ct.RNN}
+
+
+def gap(ours, theirs):
+    """The largest difference, in parts of the largest element."""
+    ours, theirs = ours.detach().double(), theirs.detach().double()
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True}], ids=str)
+def test_plain_modules_are_torchs_own(kind, options):
+    torch.manual_seed(0)
+    ours, theirs = MODULES[kind](5, 12, preset="torch", **options), getattr(torch.nn, kind)(5, 12, **options).double()
+    theirs.load_state_dict(ours.state_dict())
+    ours.load_state_dict(theirs.float().state_dict())
+    theirs = theirs.double()
+    x = torch.randn(7, 3, 5, requires_grad=True)
+    x64 = x.detach().double().requires_grad_()
+    weight = torch.randn_like(ours(x)[0])
+    (y, state), (y64, state64) = ours(x), theirs(x64)
+    for a, b in zip((state,) if kind == "GRU" else state, (state64,) if kind == "GRU" else state64, strict=True):
+        assert a.shape == b.shape
+        assert gap(a, b) < 2e-6
+    (y * weight).sum().backward()
+    (y64 * weight).sum().backward()
+    assert gap(y, y64) < 2e-6
+    assert gap(x.grad, x64.grad) < 1e-5
+    for (name, p), (_, q) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert gap(p.grad, q.grad) < 1e-5, name
+
+
+@pytest.mark.parametrize("key", sorted(cnorm.PRESETS), ids="-".join)
+def test_every_preset_has_the_bits_of_a_stream_and_can_be_read_by_from_torch(key):
+    module = MODULES[key[0]](4, 10, preset=key[1], eps=cells.EPS.get(key))
+    x = torch.randn(6, 2, 4)
+    y, _ = module(x)
+    layers = cnorm.from_torch(module, key[1], kind=key[0], eps=cells.EPS.get(key))
+    for read in (layers, module.to_layers()):
+        for b in range(2):
+            got = cnorm.Model(read).stream().process(np.ascontiguousarray(x[:, b].numpy()))
+            assert got.tobytes() == np.ascontiguousarray(y.detach()[:, b].numpy()).tobytes()
+    y.sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+
+
+def test_a_stack_is_read_by_its_prefix():
+    module = ct.LSTM(4, 6, preset="ba2016", num_layers=3)
+    layers = cnorm.from_torch(module, "ba2016", kind="LSTM", prefix="layers.{layer}.")
+    x = torch.randn(5, 4)
+    assert cnorm.Model(layers).stream().process(x.numpy()).tobytes() == module(x)[0].detach().numpy().tobytes()
+
+
+def test_state_is_handed_on_and_its_gradient_comes_back():
+    module = ct.LSTM(4, 6, preset="ba2016")
+    x = torch.randn(8, 2, 4)
+    state = tuple(torch.randn(1, 2, 6, requires_grad=True) for _ in range(2))
+    whole, last = module(x, state)
+    first, middle = module(x[:3], state)
+    second, end = module(x[3:], middle)
+    assert torch.equal(torch.cat([first, second]), whole)
+    assert all(map(torch.equal, end, last))
+    one = torch.autograd.grad(whole.sum() + last[1].sum(), state)
+    other = torch.autograd.grad(first.sum() + second.sum() + end[1].sum(), state)
+    assert all(map(torch.equal, one, other))
+
+
+def test_backward_twice_gives_the_same():
+    module = ct.GRU(4, 6, preset="ba2016")
+    y = module(torch.randn(5, 2, 4))[0].sum()
+    y.backward(retain_graph=True)
+    first = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    y.backward()
+    assert all(map(torch.equal, first, [p.grad for p in module.parameters()]))
+
+
+def test_what_is_refused():
+    module = ct.LSTM(4, 6, preset="ba2016")
+    with pytest.raises(TypeError, match="float32, got float64"):
+        module(torch.zeros(3, 1, 4, dtype=torch.float64))
+    for shape in ((0, 1, 4), (3, 0, 4), (3, 1, 5), (4,)):
+        with pytest.raises(ValueError, match="x must have"):
+            module(torch.zeros(shape))
+    with pytest.raises(ValueError, match="a state must have shape"):
+        module(torch.zeros(3, 1, 4), (torch.zeros(1, 1, 5), torch.zeros(1, 1, 6)))
+    with pytest.raises(ValueError, match="no names for a reverse direction"):
+        ct.LSTM(4, 6, preset="ba2016", bidirectional=True)
+    x = torch.randn(3, 1, 4, requires_grad=True)
+    gradient = torch.autograd.grad(module(x)[0].sum(), x, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="backward"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "BatchNorm"])
+def test_norms_in_float64_pass_gradcheck(name):
+    module = getattr(ct, name)(7).double()
+    x = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(module, (x,), eps=1e-6, atol=1e-6)
+    for p in module.parameters():
+        assert torch.autograd.gradcheck(lambda _, m=module: m(x), (p,), eps=1e-6, atol=1e-6)
+
+
+def test_norms_are_torchs_and_have_the_bits_of_ours():
+    x, residual = torch.randn(5, 9), torch.randn(5, 9)
+    assert torch.equal(ct.layer_norm(x), torch.from_numpy(cnorm.layer_norm(x.numpy())))
+    assert torch.equal(ct.rms_norm(x), torch.from_numpy(cnorm.rms_norm(x.numpy())))
+    assert gap(ct.layer_norm(x), torch.nn.functional.layer_norm(x, (9,))) < 1e-6
+    y, total = ct.add_layer_norm(x, residual)
+    want, want_total = cnorm.add_layer_norm(x.numpy(), residual.numpy())
+    assert torch.equal(total, torch.from_numpy(want_total))
+    assert torch.equal(y, torch.from_numpy(want))
+    ours, theirs = ct.BatchNorm(9), torch.nn.BatchNorm1d(9)
+    for module in (ours, theirs):
+        module(x)
+    for name, value in theirs.state_dict().items():
+        assert torch.allclose(ours.state_dict()[name], value, atol=1e-6), name
+    assert gap(ours.eval()(residual), theirs.eval()(residual)) < 1e-5
+
+
+def test_operators_pass_pytorchs_own_checks():
+    module = ct.LSTM(4, 6, preset="torchaudio", eps=1e-3)
+    names, text = module._ways[0][0]
+    arguments = (torch.randn(3, 2, 4, requires_grad=True), torch.randn(2, 12, requires_grad=True),
+                 module._tensors(names), text)  # fmt: skip
+    torch.library.opcheck(torch.ops.cnorm.recurrent.default, arguments)
+    x, w = torch.randn(3, 5, requires_grad=True), torch.randn(5, requires_grad=True)
+    torch.library.opcheck(torch.ops.cnorm.normalise.default, (x, w, w, 1e-5, True))
+    torch.library.opcheck(torch.ops.cnorm.batch_norm.default, (x, w, w, 1e-5))
+
+
+def test_compile_and_export_give_the_same_bits():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.norm = ct.LSTM(4, 6, preset="ba2016"), ct.LayerNorm(6)
+
+        def forward(self, x):
+            return self.norm(self.lstm(x)[0])
+
+    net, x = Net(), torch.randn(5, 2, 4)
+    wanted = net(x)
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    got = compiled(x)
+    assert torch.equal(got, wanted)
+    got.sum().backward()
+    gradients = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad()
+    wanted.sum().backward()
+    assert all(map(torch.equal, gradients, [p.grad for p in net.parameters()]))
+    assert torch.equal(torch.export.export(net, (x,)).module()(x), wanted)
+
+
+class Sequences(torch.utils.data.Dataset):
+    def __init__(self):
+        self.module = ct.GRU(4, 6, preset="ba2016")
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        with torch.no_grad():
+            return self.module(torch.full((3, 1, 4), float(i)))[0]
+
+
+def test_workers_and_threads_have_the_same_bits():
+    data = Sequences()
+    loader = torch.utils.data.DataLoader(data, num_workers=2, multiprocessing_context="fork")
+    assert all(torch.equal(batch[0], data[i]) for i, batch in enumerate(loader))
+    results = [None, None]
+
+    def learn(k):
+        rng = np.random.default_rng(5)
+        learner = cnorm.Learner(cnorm.demo_model(), truncate=8)
+        for t in range(200):
+            learner.step(rng.standard_normal(12).astype(np.float32))
+            if t % 8 == 7:
+                learner.learn(loss="cross_entropy", target=t % 9)
+        results[k] = learner.save()
+
+    threads = [threading.Thread(target=learn, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results[0] == results[1] is not None
+
+
+def test_modules_can_be_saved_and_copied():
+    module = ct.RNN(4, 6, preset="tfa")
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    other = ct.RNN(4, 6, preset="tfa")
+    other.load_state_dict(torch.load(buffer))
+    x = torch.randn(3, 1, 4)
+    assert torch.equal(module(x)[0], other(x)[0])
