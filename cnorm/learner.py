@@ -126,6 +126,8 @@ class Learner:
         if not isinstance(model, Model):
             raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
         model.stream()  # or says why there is none
+        if model.weights != "float32":
+            raise ValueError(f"model must have float32 weights to learn, got {model.weights}")
         optimizer = Adam() if optimizer is None else optimizer
         if not isinstance(optimizer, (Adam, SGD)):
             raise TypeError(f"optimizer must be cnorm.Adam or cnorm.SGD, got {type(optimizer).__name__}")
