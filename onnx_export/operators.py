@@ -87,7 +87,7 @@ class Formula:
             moment = np.mean(d * d, axis=axes, keepdims=True)
             return Standardised(n, d / np.sqrt(moment + eps), largest, moment)
 
-    def spread_parameter(self, value: np.ndarray, _x: np.ndarray) -> np.ndarray:
+    def broadcast_parameter(self, value: np.ndarray, _x: np.ndarray) -> np.ndarray:
         """A scale or bias in a shape that broadcasts against x."""
         return value
 
@@ -123,10 +123,10 @@ class GroupFormula(Formula):
     def apply(self, x, _axes, eps, node) -> Standardised:
         grouped = x.reshape(x.shape[0], self.groups(node, x.shape[1]), -1)
         done = super().apply(grouped, (2,), eps, node)
-        largest, variance = (self.spread_parameter(each[..., 0], x) for each in (done.largest, done.variance))
+        largest, variance = (self.broadcast_parameter(each[..., 0], x) for each in (done.largest, done.variance))
         return Standardised(done.n, done.xhat.reshape(x.shape), largest, variance)
 
-    def spread_parameter(self, value, x):
+    def broadcast_parameter(self, value, x):
         ones = (1,) * (x.ndim - 2)
         return np.repeat(value, x.shape[1] // value.shape[-1], axis=-1).reshape(*value.shape[:-1], -1, *ones)
 

@@ -18,7 +18,7 @@ from onnx_export.validation.norm import Norm
 from onnx_export.validation.patterns import find
 
 
-def piece(model, norm: Norm, nodes, feeds: dict[str, np.ndarray], extra=()) -> onnx.ModelProto:
+def subgraph_model(model, norm: Norm, nodes, feeds: dict[str, np.ndarray], extra=()) -> onnx.ModelProto:
     """Some nodes that end in the norm as a model of their own, sized for these values."""
     kinds = {}
     for name in boundary(norm.scope, nodes):
@@ -26,7 +26,7 @@ def piece(model, norm: Norm, nodes, feeds: dict[str, np.ndarray], extra=()) -> o
     return cut(model, norm.scope, nodes, [norm.y, *extra], kinds)
 
 
-def fed(part: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def cast_feeds(part: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The feeds a piece takes, in the types it takes them."""
     kinds = {value.name: value.type.tensor_type.elem_type for value in part.graph.input}
     return {name: feeds[name].astype(helper.tensor_dtype_to_np_dtype(kind)) for name, kind in kinds.items()}
@@ -37,7 +37,7 @@ def makers(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
     return {name: node for node in model_nodes(model) for name in node.output}
 
 
-def made_by(made: dict[str, onnx.NodeProto], norm: Norm) -> str:
+def fused_into(made: dict[str, onnx.NodeProto], norm: Norm) -> str:
     """What a norm became, given `makers` of the optimised graph; empty when its result is gone."""
     node = made.get(norm.y)
     if node is None:
@@ -73,14 +73,14 @@ class Bench:
         self._base = feeds[0]
         wide = [*producers, *norm.nodes]
         sums = tuple(dict.fromkeys(node.output[0] for node in producers))
-        self._pieces = {"off": piece(model, norm, wide, self._base, sums)}
-        alone = piece(model, norm, norm.nodes, self._base) if producers else None
+        self._pieces = {"off": subgraph_model(model, norm, wide, self._base, sums)}
+        alone = subgraph_model(model, norm, norm.nodes, self._base) if producers else None
         self._alone = alone and (alone, ort.Session(alone, "off"))
-        candidates = [piece(model, norm, wide, self._base), *([self._pieces["off"], alone] if alone else [])]
+        candidates = [subgraph_model(model, norm, wide, self._base), *([self._pieces["off"], alone] if alone else [])]
         for level, wanted in made.items():
             for part in candidates:
                 try:
-                    if made_by(makers(ort.optimised(part, level)), norm) == wanted:
+                    if fused_into(makers(ort.optimised(part, level)), norm) == wanted:
                         self._pieces[level] = part
                         break
                 except ort.CannotRun:
@@ -116,12 +116,12 @@ class Bench:
 
     def run(self, level: str, feeds: dict[str, np.ndarray]) -> np.ndarray:
         """The norm's result at one of `levels`."""
-        return self._sessions[level].run([self._norm.y], fed(self._pieces[level], feeds))[0]
+        return self._sessions[level].run([self._norm.y], cast_feeds(self._pieces[level], feeds))[0]
 
     def _run_alone(self, feeds: dict[str, np.ndarray]) -> np.ndarray:
         """The unoptimised result without the additions, fed values of the types the file gives them."""
         part, session = self._alone
-        return session.run([self._norm.y], fed(part, feeds))[0]
+        return session.run([self._norm.y], cast_feeds(part, feeds))[0]
 
     # -- invented rows
 
@@ -153,7 +153,7 @@ class Bench:
         feeds = {**self._base, **zeros, self._entry: self._norm.formula.arrange(rows, self._shape, self._norm.axes)}
         if self._made_x:
             part = self._pieces["off"]
-            feeds[self._norm.x] = self._sessions["off"].run([self._norm.x], fed(part, feeds))[0]
+            feeds[self._norm.x] = self._sessions["off"].run([self._norm.x], cast_feeds(part, feeds))[0]
         return feeds
 
     def bare_fails(self, rows: np.ndarray) -> bool:

@@ -84,12 +84,12 @@ class Oracle:
 
     def __init__(self, norm: Norm, part) -> None:
         self.norm = norm
-        self._own = Float64(part)
+        self._graph = Float64(part)
         self._scope: Scope = norm.scope
 
-    def own(self, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    def graph_result(self, feeds: dict[str, np.ndarray]) -> np.ndarray:
         """G: the file's nodes in float64."""
-        return np.asarray(self._own.run(feeds)[self.norm.y], np.float64)
+        return np.asarray(self._graph.run(feeds)[self.norm.y], np.float64)
 
     def rows(self, feeds: dict[str, np.ndarray]) -> Rows:
         """C, with the facts the bound needs."""
@@ -105,8 +105,8 @@ class Oracle:
             for name in (norm.scale, norm.bias)
         )
         top = 1.0 if scale is None else float(np.max(np.abs(scale), where=np.isfinite(scale), initial=0.0))
-        scaled = done.xhat if scale is None else done.xhat * norm.formula.spread_parameter(scale, x)
-        claim = scaled if bias is None else scaled + norm.formula.spread_parameter(bias, x)
+        scaled = done.xhat if scale is None else done.xhat * norm.formula.broadcast_parameter(scale, x)
+        claim = scaled if bias is None else scaled + norm.formula.broadcast_parameter(bias, x)
         return Rows(done.n, done.largest, done.variance, norm.eps, claim, scaled, top)
 
     def file_error(self, feeds: dict[str, np.ndarray]) -> Measure:
@@ -115,7 +115,7 @@ class Oracle:
 
     def equality(self, feeds: dict[str, np.ndarray], other: np.ndarray) -> Measure:
         """G against another float64 evaluation, by the rounding of float64 and of stored constants."""
-        rows, own = self.rows(feeds), self.own(feeds)
+        rows, own = self.rows(feeds), self.graph_result(feeds)
         unit = unit_roundoff(self._scope.dtype(self.norm.x)) if self.norm.stored_reciprocal else 2.0**-53
         bound = rows.rounding(unit)
         if self.norm.variance == "one-pass":  # cancellation costs the square of the conditioning
@@ -143,7 +143,7 @@ class Oracle:
 
     def runtime_error(self, feeds: dict[str, np.ndarray], y: np.ndarray, allowed: np.ndarray | float = 0.0) -> Measure:
         """The runtime's result against G. `allowed` is added to the bound."""
-        return self._against(self.rows(feeds), self.own(feeds), y, allowed)
+        return self._against(self.rows(feeds), self.graph_result(feeds), y, allowed)
 
     def _against(self, rows: Rows, oracle: np.ndarray, y: np.ndarray, allowed: np.ndarray | float) -> Measure:
         if y.shape != oracle.shape:
@@ -208,7 +208,7 @@ def worst(measures: Iterable[Measure]) -> Measure:
     return replace(found, points=points, judged=sum(m.judged for m in measures))
 
 
-def moved(one: np.ndarray, other: np.ndarray) -> float:
+def allowed_change(one: np.ndarray, other: np.ndarray) -> float:
     """The largest difference between two results where both are numbers, times a margin of 4."""
     with np.errstate(all="ignore"):
         change = np.abs(one.astype(np.float64) - other) if one.shape == other.shape else np.zeros(1)

@@ -68,7 +68,7 @@ def repair(path: Path, model: onnx.ModelProto, cases: Sequence, feeds: dict[str,
         If the result does not load, or is not the same model.
     """
     prefix = free_prefix(model, "cnorm_fixed")
-    said, chosen = [], []
+    sentences, chosen = [], []
     for case in cases:
         norm = case.norm
         if norm.operator:
@@ -83,16 +83,16 @@ def repair(path: Path, model: onnx.ModelProto, cases: Sequence, feeds: dict[str,
         except Exception as error:  # one norm's trouble is kept from the others
             reason = f"it could not be rewritten: {type(error).__name__}: {str(error)[:200]}"
         if reason:
-            said.append(f"left {norm.name}: {reason}")
+            sentences.append(f"left {norm.name}: {reason}")
             continue
         chosen.append(operator)
-        said.append(f"rewrote {norm.name} as LayerNormalization over axes {_axes(case)}, eps {norm.eps:.9g}")
+        sentences.append(f"rewrote {norm.name} as LayerNormalization over axes {_axes(case)}, eps {norm.eps:.9g}")
     what = "wrote nothing"
     if chosen:
         fixed = _replaced(model, chosen)
         what = f"wrote {path}{_proof(model, fixed, feeds)}"
         write_whole(path, fixed.SerializeToString())
-    return [*said, f"{what}: {len(chosen)} of {len(said)} decomposed norms rewritten"]
+    return [*sentences, f"{what}: {len(chosen)} of {len(sentences)} decomposed norms rewritten"]
 
 
 def _obstacle(model: onnx.ModelProto, case) -> str:
@@ -168,10 +168,10 @@ def _operator(case, prefix: str) -> _Operator:
     shape = case.feeds[0][norm.x].shape
     rank, axes = len(shape), _axes(case)
     order = [a for a in range(rank) if a not in axes] + axes
-    moved = order != list(range(rank))
+    transposed = order != list(range(rank))
     width = [shape[axis] for axis in axes]
     dtype = helper.tensor_dtype_to_np_dtype(scope.dtype(norm.x))
-    stored, names = [], [f"{prefix}_x" if moved else norm.x]
+    stored, names = [], [f"{prefix}_x" if transposed else norm.x]
     for slot, default in (("scale", 1.0), ("bias", 0.0)):
         name = getattr(norm, slot)
         if not name and slot == "bias":
@@ -183,10 +183,10 @@ def _operator(case, prefix: str) -> _Operator:
         flat = np.ascontiguousarray(full.transpose(order).reshape(width)).astype(dtype)
         stored.append(numpy_helper.from_array(flat, f"{prefix}_{slot}"))
         names.append(f"{prefix}_{slot}")
-    result = f"{prefix}_y" if moved else norm.y
+    result = f"{prefix}_y" if transposed else norm.y
     attributes = {"axis": -len(axes), "epsilon": norm.eps, "stash_type": 1}
     nodes = [helper.make_node("LayerNormalization", names, [result], name=norm.name, **attributes)]
-    if moved:
+    if transposed:
         back = [order.index(axis) for axis in range(rank)]
         nodes.insert(0, helper.make_node("Transpose", [norm.x], [names[0]], perm=order))
         nodes.append(helper.make_node("Transpose", [result], [norm.y], perm=back))

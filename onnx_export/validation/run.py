@@ -9,9 +9,9 @@ import onnx
 
 from onnx_export import ort
 from onnx_export.validation import inputs
-from onnx_export.validation.bench import Bench, fed, made_by, makers, piece
+from onnx_export.validation.bench import Bench, cast_feeds, fused_into, makers, subgraph_model
 from onnx_export.validation.graph import Scope, boundary, op, scopes
-from onnx_export.validation.judge import Measure, Oracle, Rows, moved, worst
+from onnx_export.validation.judge import Measure, Oracle, Rows, allowed_change, worst
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.report import NormReport
 from onnx_export.validation.taps import Tap, expose
@@ -153,7 +153,7 @@ class Run:
             levels = Tap(scope, "", True).levels
             stacked = {name: _iterations(by_key[id(scope), name], levels) for name in needed}
             count = min((len(values) for values in stacked.values()), default=0)
-            case.feeds = [{name: values[i] for name, values in stacked.items()} for i in _spread(count)]
+            case.feeds = [{name: values[i] for name, values in stacked.items()} for i in _sample_indices(count)]
             case.results = [feeds.pop(case.norm.y) for feeds in case.feeds]
             if not any(_has_rows(feeds, case.norm) for feeds in case.feeds):
                 case.feeds = []
@@ -171,14 +171,14 @@ class Run:
         result = {}
         for index, tap, value in zip(which, taps, values, strict=True):
             stacked = _iterations(value, tap.levels)
-            result[index] = [stacked[i] for i in _spread(len(stacked))]
+            result[index] = [stacked[i] for i in _sample_indices(len(stacked))]
         return result
 
     def prepare(self, position: int) -> list[Rows]:
         """Give a case that has feeds its oracle and its bench; the rows it was fed."""
         case = self._cases[position]
         norm, feeds = case.norm, case.feeds
-        case.oracle = Oracle(norm, piece(self.model, norm, norm.nodes, feeds[0]))
+        case.oracle = Oracle(norm, subgraph_model(self.model, norm, norm.nodes, feeds[0]))
         made = {level: self.became(norm, level)[0] for level in self.optimised}
         case.bench = Bench(self.model, norm, case.producers, case.oracle, feeds, made)
         return [case.oracle.rows(f) for f in feeds]
@@ -200,8 +200,8 @@ class Run:
         """The unoptimised norm by itself, fed values that are of the types the file gives them."""
         ran = []
         for feeds in case.feeds:
-            part = piece(self.model, case.norm, case.norm.nodes, feeds)
-            ran += ort.Session(part, "off").run([case.norm.y], fed(part, feeds))
+            part = subgraph_model(self.model, case.norm, case.norm.nodes, feeds)
+            ran += ort.Session(part, "off").run([case.norm.y], cast_feeds(part, feeds))
         return worst(map(case.oracle.runtime_error, case.feeds, ran))
 
     def drift(self, case: Case, position: int, level: str) -> list[np.ndarray | float]:
@@ -217,9 +217,11 @@ class Run:
         allowed = []
         unseen, inputs_ = self._levels["off"][position], self._inputs[level][position]
         for feeds, seen, plain, x in zip(case.feeds, case.results, unseen, inputs_, strict=True):
-            looking = moved(seen, plain) + case.oracle.carried(feeds)
+            looking = allowed_change(seen, plain) + case.oracle.carried(feeds)
             if case.norm.x in feeds and x.shape == feeds[case.norm.x].shape:
-                looking = looking + moved(case.oracle.own({**feeds, case.norm.x: x}), case.oracle.own(feeds))
+                looking = looking + allowed_change(
+                    case.oracle.graph_result({**feeds, case.norm.x: x}), case.oracle.graph_result(feeds)
+                )
             allowed.append(looking)
         return allowed
 
@@ -229,7 +231,7 @@ class Run:
             taps = [Tap(c.norm.scope, c.norm.y, copied=False) for c in self._cases if c.feeds]
             exposed, _ = expose(self.model, taps)
             self._dumps[level] = [makers(ort.optimised(m, level)) for m in (self.model, exposed)]
-        plain, tapped = (made_by(made, norm) for made in self._dumps[level])
+        plain, tapped = (fused_into(made, norm) for made in self._dumps[level])
         return plain or tapped, plain in ("", tapped)
 
 
@@ -253,6 +255,6 @@ def _has_rows(feeds: dict[str, np.ndarray], norm: Norm) -> bool:
     return feeds[norm.x].size > 0 if norm.x in feeds else any(value.size for value in feeds.values())
 
 
-def _spread(count: int) -> list[int]:
+def _sample_indices(count: int) -> list[int]:
     """At most _ITERATIONS indices, first and last among them."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, _ITERATIONS))}) if count else []

@@ -13,7 +13,7 @@ from onnx_export.validation.judge import Rows
 from onnx_export.validation.norm import Norm
 
 # What makes a family of rows hard, and so what a model's own rows are compared with.
-CONDITIONING, MAGNITUDE, SPREAD = "conditioning", "magnitude", "spread"
+CONDITIONING, MAGNITUDE, SMALLEST_STD = "conditioning", "magnitude", "spread"
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def hard_rows(rows: int, n: int, dtype: np.dtype, eps: float, seed: int) -> Iter
     for level in (0.0, 1.0, -3.5, 1e4):
         yield case("constant rows", CONDITIONING, np.full((rows, n), level))
     for level in (0.0, 1.0):
-        yield case("near-constant rows", SPREAD, level + np.sqrt(max(eps, 1e-12)) * noise)
+        yield case("near-constant rows", SMALLEST_STD, level + np.sqrt(max(eps, 1e-12)) * noise)
     for scale in tiny_scales:
-        yield case("tiny values", SPREAD, scale * noise)
+        yield case("tiny values", SMALLEST_STD, scale * noise)
     for scale in huge_scales:
         limit = float(np.finfo(dtype).max) if dtype.kind == "f" else 3e38
         yield case("float16 edge" if half else "huge values", MAGNITUDE, np.clip(scale * noise, -limit, limit))
@@ -90,13 +90,13 @@ def hardness(rows: Iterable[Rows]) -> dict[str, float]:
         return {
             CONDITIONING: max(float(np.nanmax(r.conditioning, initial=0.0)) for r in rows),
             MAGNITUDE: max(float(np.nanmax(r.largest, initial=0.0)) for r in rows),
-            SPREAD: min(float(np.sqrt(np.nanmin(r.variance, initial=np.inf))) for r in rows),
+            SMALLEST_STD: min(float(np.sqrt(np.nanmin(r.variance, initial=np.inf))) for r in rows),
         }
 
 
 def reached(hard_by: str, failing: dict[str, float], seen: dict[str, float]) -> bool:
     """Whether rows of this hardness come within a factor of ten of failing ones."""
-    if hard_by == SPREAD:
+    if hard_by == SMALLEST_STD:
         return seen[hard_by] <= 10 * failing[hard_by]
     return seen[hard_by] >= failing[hard_by] / 10
 

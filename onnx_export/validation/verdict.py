@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from cnorm.text import clip
 from onnx_export.validation import stress
-from onnx_export.validation.bench import fed, piece
+from onnx_export.validation.bench import cast_feeds, subgraph_model
 from onnx_export.validation.judge import Measure, Rows, worst
 from onnx_export.validation.report import MOST_RATIO, Finding, NormReport
 from onnx_export.validation.run import Case, Run
@@ -41,7 +41,7 @@ def not_judged(report: NormReport, reason: str) -> None:
     report.verdict, report.detail = "not exercised", clip(reason)
 
 
-def settle(report: NormReport, measure: Measure, verdict: str, blame: str) -> None:
+def set_verdict(report: NormReport, measure: Measure, verdict: str, blame: str) -> None:
     """Write down a verdict and the error it rests on."""
     report.verdict, report.blame = verdict, blame
     report.error, report.bound = measure.error, measure.bound
@@ -49,29 +49,29 @@ def settle(report: NormReport, measure: Measure, verdict: str, blame: str) -> No
 
 def judge(run: Run, case: Case, position: int) -> list[Finding]:
     """Set the verdict of a case that has feeds, from the rows of the run; findings about the values seen."""
-    said = case.report
+    report = case.report
     rows = run.prepare(position)
-    said.conditioning = max(float(np.max(r.conditioning, initial=0.0)) for r in rows)
-    said.verdict = "ok"
+    report.conditioning = max(float(np.max(r.conditioning, initial=0.0)) for r in rows)
+    report.verdict = "ok"
     _judge_file(case)
-    if said.verdict == "ok":
+    if report.verdict == "ok":
         _judge_kernel(run, case)
     for level in run.optimised:
-        if said.verdict == "ok":
+        if report.verdict == "ok":
             _judge_optimised(run, case, position, level)
     return [*_lost_rows(case, rows), *_spoiled_rows(run, case, rows), *_overflow(case, rows)]
 
 
 def _judge_file(case: Case) -> None:
     """G against C."""
-    norm, said = case.norm, case.report
+    norm, report = case.norm, case.report
     if norm.near_miss and not norm.claimed:
         return
     error = worst(map(case.oracle.file_error, case.feeds))
     if error.ratio > 1:
-        settle(said, error, "wrong", "file")
+        set_verdict(report, error, "wrong", "file")
         why = norm.near_miss or f"its nodes compute another function ({norm.formula.name} over {_axes(norm)})"
-        said.detail = f"the file does not compute the layer norm it claims: {why}"
+        report.detail = f"the file does not compute the layer norm it claims: {why}"
 
 
 def _axes(norm) -> str:
@@ -80,24 +80,24 @@ def _axes(norm) -> str:
 
 def _judge_kernel(run: Run, case: Case) -> None:
     """The unoptimised runtime against G, result and inputs from one run."""
-    said = case.report
+    report = case.report
     error = worst(map(case.oracle.runtime_error, case.feeds, case.results))
     if error.ratio > 1 and run.alone(case).ratio <= 1:  # then x was not what the tap says: not rounded yet
         error = worst(map(case.oracle.runtime_error, case.feeds, case.results, map(case.oracle.carried, case.feeds)))
-    said.error, said.bound = error.error, error.bound
-    said.points += [[c, min(r, MOST_RATIO), "run"] for c, r in error.points]
+    report.error, report.bound = error.error, error.bound
+    report.points += [[c, min(r, MOST_RATIO), "run"] for c, r in error.points]
     if not error.judged:
-        not_judged(said, "NaN or Inf in every row, or by the formula itself: there is nothing to judge")
+        not_judged(report, "NaN or Inf in every row, or by the formula itself: there is nothing to judge")
     if error.ratio > 1:
         blame = culprit(run.model, case, case.feeds)
-        settle(said, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
-        said.detail = f"{_WHO[blame].format(norm=case.norm)}: {amount(error)}"
+        set_verdict(report, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
+        report.detail = f"{_WHO[blame].format(norm=case.norm)}: {amount(error)}"
 
 
 def _judge_optimised(run: Run, case: Case, position: int, level: str) -> None:
     """The optimised runtime against G, for a norm that is right without optimisation."""
-    said, results = case.report, run.results(level, position)
-    said.became, faithful = run.became(case.norm, level)
+    report, results = case.report, run.results(level, position)
+    report.became, faithful = run.became(case.norm, level)
     alone = case.bench.tapped(level)
     error = alone
     if faithful:
@@ -109,19 +109,21 @@ def _judge_optimised(run: Run, case: Case, position: int, level: str) -> None:
             drift = run.drift(case, position, level)
             error = worst(map(case.oracle.runtime_error, case.feeds, results, drift))
     if error.ratio > 1:
-        settle(said, error, "wrong", "optimiser")
-        said.points += [[c, min(r, MOST_RATIO), f"run, optimisation {level}"] for c, r in error.points]
-        said.detail = f"right without optimisation, wrong with {level!r}, which makes it {said.became}{remedy(said)}"
+        set_verdict(report, error, "wrong", "optimiser")
+        report.points += [[c, min(r, MOST_RATIO), f"run, optimisation {level}"] for c, r in error.points]
+        report.detail = (
+            f"right without optimisation, wrong with {level!r}, which makes it {report.became}{remedy(report)}"
+        )
 
 
 def culprit(model: onnx.ModelProto, case: Case, tried: list[dict[str, np.ndarray]]) -> str:
     """Tell a poor kernel from a formula that no kernel computes well in its precision."""
     if not case.norm.operator:
-        part = piece(model, case.norm, case.norm.nodes, tried[0])
+        part = subgraph_model(model, case.norm, case.norm.nodes, tried[0])
         try:
             with np.errstate(all="ignore"):
                 evaluator = ReferenceEvaluator(part)
-                plain = [evaluator.run(None, fed(part, feeds))[0] for feeds in tried]
+                plain = [evaluator.run(None, cast_feeds(part, feeds))[0] for feeds in tried]
             if worst(map(case.oracle.runtime_error, tried, plain)).ratio > 1:
                 return "file"
         except Exception:  # onnx's evaluator does not know every operator; then the runtime is all we know
@@ -149,7 +151,7 @@ def judge_stress(run: Run, case: Case, seed: int) -> Iterator[Finding]:
     Yields what the runtime is to blame for: its own operator fails on such rows as well, or the optimised one is
     less exact than the norm it replaces.
     """
-    norm, said, bench = case.norm, case.report, case.bench
+    norm, report, bench = case.norm, case.report, case.bench
     if not bench.can_stress:
         return
     seen = stress.hardness(map(case.oracle.rows, case.feeds))
@@ -159,30 +161,30 @@ def judge_stress(run: Run, case: Case, seed: int) -> Iterator[Finding]:
         for level in bench.levels:
             error = bench.measured(level, feeds, partial(case.oracle.claim_error, rows))
             if error.ratio > 1 and level != "off":
-                said.became = run.became(norm, level)[0]
+                report.became = run.became(norm, level)[0]
             if error.ratio > 1 and bench.bare_fails(hard.rows):
                 yield Finding("note", "runtime-limit", f"{hard.family}: onnxruntime's own operator fails as well")
                 break
-            said.points += [[c, min(r, MOST_RATIO), hard.family] for c, r in error.points[::8]]
+            report.points += [[c, min(r, MOST_RATIO), hard.family] for c, r in error.points[::8]]
             if error.ratio <= 1:
                 continue
             blame = culprit(run.model, case, [feeds]) if level == "off" else "optimiser"
             if blame == "optimiser" and error.ratio <= TOLERATED:
                 message = (
-                    f"{hard.family}: the optimiser makes it a less exact {said.became or 'operator'}{remedy(said)}"
+                    f"{hard.family}: the optimiser makes it a less exact {report.became or 'operator'}{remedy(report)}"
                 )
                 yield Finding("note", "optimiser-precision", message)
                 break
-            where = f"{hard.family}, optimisation {level!r}: {amount(error)}{remedy(said) * (blame == 'optimiser')}"
+            where = f"{hard.family}, optimisation {level!r}: {amount(error)}{remedy(report) * (blame == 'optimiser')}"
             if blame == "file" and stress.reached(hard.hard_by, stress.hardness([rows]), seen):
-                settle(said, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
-                said.detail = f"fails on rows like those it meets, {where}"
+                set_verdict(report, error, "wrong" if error.ratio > BROKEN else "inaccurate", blame)
+                report.detail = f"fails on rows like those it meets, {where}"
                 return
-            if said.verdict == "ok":
-                settle(said, error, "risky", blame)
-                said.detail = f"fails on rows it has not met, {where}"
-            if hard.family not in said.risks:
-                said.risks.append(hard.family)
+            if report.verdict == "ok":
+                set_verdict(report, error, "risky", blame)
+                report.detail = f"fails on rows it has not met, {where}"
+            if hard.family not in report.risks:
+                report.risks.append(hard.family)
             break
 
 

@@ -285,7 +285,7 @@ def test_a_scale_that_widens_the_result_is_left(tmp_path):
     assert_computes_the_same(out, model)
 
 
-@pytest.mark.parametrize("step", ["bench.piece", "repair._operator", "repair.Float64", "stress.hard_rows"])
+@pytest.mark.parametrize("step", ["bench.subgraph_model", "repair._operator", "repair.Float64", "stress.hard_rows"])
 def test_trouble_with_one_norm_leaves_the_others_rewritten(step, tmp_path, fails_once):
     fails_once(step, ValueError("met something strange"))
     model = two_norms(gallery.decomposed(y="y0", prefix="p_"), gallery.decomposed(y="y1", prefix="q_"))

@@ -122,7 +122,7 @@ def test_trouble_in_looking_at_one_norm_leaves_the_others(step, tmp_path, fails_
     assert report.exit_code() == 2
 
 
-@pytest.mark.parametrize("step", ["verdict.culprit", "stress.hard_rows", "bench.piece"])
+@pytest.mark.parametrize("step", ["verdict.culprit", "stress.hard_rows", "bench.subgraph_model"])
 def test_trouble_with_one_norm_leaves_the_others(step, tmp_path, fails_once):
     """A bug or a refusal met in judging costs one verdict and the exit code, never the report."""
     fails_once(step, RuntimeError("met something strange"))

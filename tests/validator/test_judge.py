@@ -10,7 +10,7 @@ from onnx_export import ort, validate
 from onnx_export.validation import stress
 from onnx_export.validation.examine import Options, examine
 from onnx_export.validation.graph import unit_roundoff
-from onnx_export.validation.judge import FACTOR, Measure, Oracle, moved, worst
+from onnx_export.validation.judge import FACTOR, Measure, Oracle, allowed_change, worst
 from onnx_export.validation.patterns import find
 
 LENGTHS = (1, 2, 3, 7, 8, 16, 31, 64, 257, 1024, 4096)
@@ -159,9 +159,9 @@ def test_what_an_unrounded_half_input_is_worth():
 
 def test_how_far_a_result_may_move():
     one = np.array([1.0, 2.0, np.nan, np.inf, 3.0], np.float16)
-    assert moved(one, np.array([1.5, 2.0, 7.0, 7.0, 2.75], np.float16)) == 4 * 0.5
-    assert moved(one, one) == 0
-    assert moved(one, one[1:]) == 0
+    assert allowed_change(one, np.array([1.5, 2.0, 7.0, 7.0, 2.75], np.float16)) == 4 * 0.5
+    assert allowed_change(one, one) == 0
+    assert allowed_change(one, one[1:]) == 0
 
 
 ROUNDED = {
@@ -181,7 +181,7 @@ def test_the_bound_counts_each_rounding_on_the_way(build):
     (x,) = model.graph.input
     dtype = onnx.helper.tensor_dtype_to_np_dtype(x.type.tensor_type.elem_type)
     feeds = rows(x.type.tensor_type.shape.dim[1].dim_value, 1.0, dtype)
-    facts, own = oracle.rows(feeds), oracle.own(feeds)
+    facts, own = oracle.rows(feeds), oracle.graph_result(feeds)
     bound = 8 * unit_roundoff(oracle.norm.compute_dtype) * (np.sqrt(facts.n) + facts.conditioning) * facts.scale
     bound = bound + 0.5 * np.spacing(np.abs(own).astype(dtype)).astype(float)
     assert oracle._roundings() == ROUNDED[build]
@@ -272,5 +272,5 @@ def test_rows_within_a_factor_of_ten_of_failing_ones_are_reached():
     for hard_by in (stress.CONDITIONING, stress.MAGNITUDE):
         assert stress.reached(hard_by, {hard_by: 100.0}, {hard_by: 11.0})
         assert not stress.reached(hard_by, {hard_by: 100.0}, {hard_by: 9.0})
-    assert stress.reached(stress.SPREAD, {stress.SPREAD: 1e-3}, {stress.SPREAD: 9e-3})
-    assert not stress.reached(stress.SPREAD, {stress.SPREAD: 1e-3}, {stress.SPREAD: 11e-3})
+    assert stress.reached(stress.SMALLEST_STD, {stress.SMALLEST_STD: 1e-3}, {stress.SMALLEST_STD: 9e-3})
+    assert not stress.reached(stress.SMALLEST_STD, {stress.SMALLEST_STD: 1e-3}, {stress.SMALLEST_STD: 11e-3})
