@@ -20,15 +20,15 @@ def main() -> None:
         try:
             code = run(sys.argv[1:])
         finally:
-            print(end="", flush=True)  # a full disk is seen here at the latest
+            print(end="", flush=True)  # raises OSError here if the disk is full, not at exit
     except (OSError, UnicodeEncodeError) as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or what is left is written once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python flushes again at exit
         fail(f"cnorm: {' '.join(str(error).split())}")
     sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command and return its exit code; click's own `main` makes 1 of a closed pipe."""
+    """Run a command and return its exit code; click's own `main` would return 1 for a closed pipe."""
     import click
     from rich.console import Console
 
@@ -48,18 +48,18 @@ def run(arguments: list[str]) -> int:
 
 
 def broken_pipe(console) -> NoReturn:
-    """In place of rich's own, which leaves with code 1."""
+    """Replaces the handler of rich, which exits with code 1."""
     raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def fail(text: str) -> NoReturn:
-    """Say why the command could not do its work, and leave with code 2."""
+    """Print why the command could not do its work, and exit with code 2."""
     print(text, file=sys.stderr)
     sys.exit(2)
 
 
 def needs(extra: str, missing: list[str]) -> str:
-    """Which packages are missing, and how to get them: nothing of cnorm's is on PyPI."""
+    """Which packages are missing, and how to install them: from the source folder, as cnorm is not on PyPI."""
     return f"Needs {' and '.join(missing)}: the extra {extra}, pip install '.[{extra}]' in cnorm's source folder."
 
 

@@ -1,8 +1,9 @@
-"""`cnorm demo`: the packaged network names the speakers of real recordings, frame by frame.
+"""`cnorm demo`: the packaged network recognises the speakers of real recordings, frame by frame.
 
-`run` prints one section per promise: what the network hears, that its ONNX file computes the same, how long a
-step takes in each runtime, that a stream changes processes and instruction sets without changing a bit, and
-that layer_norm is right at any mean. It leaves `demo.onnx` and `demo.png`. Each section is a function below.
+`run` prints one section for each of these, and each section is a function below: the network's accuracy after some
+frames, the error of its ONNX file, the time of a step in each runtime, the bits of a stream that is moved to another
+process and instruction set, the bits on every instruction set, and the error of layer_norm at any mean. It writes
+`demo.onnx` and `demo.png`.
 """
 
 import hashlib
@@ -33,12 +34,12 @@ def run(out_dir="demo_out"):
     Parameters
     ----------
     out_dir : str or path-like
-        Folder for `demo.onnx` and `demo.png`; made if it is not there.
+        Folder for `demo.onnx` and `demo.png`; created if it does not exist.
 
     Returns
     -------
     bool
-        Whether everything held: the ONNX file's parity, the same bits everywhere, layer_norm's error bound.
+        Whether every check passed: the ONNX file's parity, the same bits in every run, layer_norm's error bound.
     """
     from rich.console import Console
 
@@ -88,7 +89,7 @@ def header(console, model):
 
 
 def name_speakers(console, model, utterances, labels):
-    """Stream the test split; print how often the network is right after some frames. Returns every y."""
+    """Stream the test split and print the accuracy after some frames. Returns y [T, 9] of every utterance."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Table
 
@@ -115,7 +116,10 @@ def name_speakers(console, model, utterances, labels):
 
 
 def export(console, model, utterances, path):
-    """Export the step model to `path` and check its parity. Returns its bytes, or None, and the verdict."""
+    """Export the step model to `path` and check its parity.
+
+    Returns the bytes of the ONNX file, None if onnx or onnxruntime is missing, and whether the check passed.
+    """
     from rich.table import Table
 
     title(console, "The same model as ONNX", "max error of one step against float64")
@@ -147,7 +151,7 @@ def export(console, model, utterances, path):
 
 
 def latency(console, model, onnx_model, utterances):
-    """Time a step in every runtime that is here; print p50, p99, max. Returns label -> us [steps]."""
+    """Time a step in every installed runtime; print p50, p99, max. Returns label -> microseconds [steps]."""
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Table
 
@@ -190,7 +194,7 @@ def hand_over(console, model, utterances):
     saved = stream.save()
 
     isa = next((name for name in cnorm.available_isas() if name != cnorm.active_isa()), cnorm.active_isa())
-    # -P: a source folder that happens to be the working directory is not the package that runs here
+    # -P: do not import cnorm from the working directory, which may be a source folder without the extension module
     child = subprocess.run(
         [sys.executable, "-P", "-c", f"from cnorm.tools import demo; demo.take_over({index}, {half})"],
         input=saved,
@@ -208,14 +212,14 @@ def hand_over(console, model, utterances):
 
 
 def take_over(index, half):
-    """The other process: restore the stream from standard input, write the answers to the other frames."""
+    """Run in the other process: restore the stream from standard input, write the outputs for the remaining frames."""
     stream = cnorm.demo_model().restore(sys.stdin.buffer.read())
     utterances, _ = recordings()
     sys.stdout.buffer.write(stream.process(utterances[index][half:]).tobytes())
 
 
 def isa_hashes(console, model, utterances, answers):
-    """Stream everything again on every instruction set of this CPU; print one hash each."""
+    """Stream the test split on every instruction set of this CPU and print the SHA-256 of the outputs of each."""
     title(console, "The same bits on every instruction set", "SHA-256 of all answers to all frames")
     hashes, active = {}, cnorm.active_isa()
     try:
@@ -232,7 +236,7 @@ def isa_hashes(console, model, utterances, answers):
 
 
 def precision(console):
-    """Print the max absolute error of layer norms of mean + N(0, 1) against float64; judge ours by its contract."""
+    """Print the largest error of layer norms of mean + N(0, 1) against float64; check cnorm's against its bound."""
     from rich.table import Table
 
     rows, n, eps = 512, 1024, 1e-5
@@ -278,7 +282,7 @@ def ort_layer_norm(n, eps):
 
 
 def picture(console, times, utterances, labels, answers, path):
-    """Write the picture: latency of the contenders, and the posterior of one utterance, frame by frame."""
+    """Write the picture: the latency of each runtime, and the posterior of one utterance, frame by frame."""
     title(console, "Picture")
     if not installed(console, "matplotlib"):
         return
@@ -317,9 +321,9 @@ def draw_latency(axes, times):
 
 
 def draw_posterior(axes, utterances, labels, answers):
-    """Posterior of every speaker after each frame of an utterance that is hard at first.
+    """Draw the posterior of every speaker after each frame of one utterance.
 
-    It is the longest of those that the network calls wrongly at the fifth frame and rightly at the last.
+    It is the longest utterance that the network classifies wrongly at the fifth frame and correctly at the last.
     """
     hard = [i for i, y in enumerate(answers) if y[4].argmax() != labels[i] == y[-1].argmax()]
     index = max(hard, key=lambda i: len(utterances[i]))
@@ -343,7 +347,7 @@ def draw_posterior(axes, utterances, labels, answers):
 
 
 def softmax(y):
-    """Posterior [T, 9] of the answers y [T, 9]."""
+    """Posterior [T, 9] of the outputs y [T, 9]."""
     p = np.exp(y - y.max(1, keepdims=True))
     return p / p.sum(1, keepdims=True)
 
@@ -357,7 +361,7 @@ def verdict(good, text):
 
 
 def installed(console, *packages):
-    """Whether all packages are here; if not, say what to install."""
+    """Whether all packages are installed; if not, print what to install."""
     missing = [package for package in packages if util.find_spec(package) is None]
     if missing:
         console.print(f"[yellow]left out: pip install {' '.join(missing)}[/]")

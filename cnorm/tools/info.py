@@ -1,4 +1,4 @@
-"""``cnorm info``: what runs here."""
+"""``cnorm info``: versions, processor and instruction sets."""
 
 import platform
 from importlib import metadata
@@ -8,7 +8,7 @@ import cnorm
 
 
 def processor() -> str:
-    """The processor's own name, where the system tells."""
+    """The processor's model name from /proc/cpuinfo; elsewhere as `platform` has it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

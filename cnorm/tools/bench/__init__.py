@@ -1,7 +1,8 @@
-"""`cnorm bench`: how fast layer normalisation is on this machine, next to whatever else is installed.
+"""`cnorm bench`: the time of layer normalisation on this machine in cnorm and in the other installed runtimes.
 
-`norms` and `recurrent_steps` measure and make a document, a dict that goes to JSON as it is; `report` shows
-documents. Contenders are checked against float64 before any of them is timed.
+`norms` and `recurrent_steps` measure and return a document, a dict that is written to JSON; `report` prints and draws
+documents. A contender is one way to compute an operation, such as cnorm, PyTorch or np.copyto; each is checked against
+float64 before it is timed.
 """
 
 import json as json_module
@@ -38,7 +39,7 @@ def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, train=False, 
     sizes : sequence of (int, int), optional
         (rows, n) of the layer norms, or (input, hidden) sizes with `rnn`; `SHAPES` or `HIDDEN` if not given.
     out_dir : str or path-like
-        Folder for `norms.json` and `norms.png`, or `rnn.json` and `rnn.png`; made if it is not there.
+        Folder for `norms.json` and `norms.png`, or `rnn.json` and `rnn.png`; created if it does not exist.
     json : bool
         Print the JSON document to standard output instead of the tables.
     rnn : bool
@@ -46,7 +47,7 @@ def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, train=False, 
     train : bool
         Measure forward and backward passes of a recurrent cell, to `training.json`.
     seconds : float, optional
-        For each contender and size; as long as `norms` or `recurrent_steps` think right if not given.
+        For each contender and size; the default of `norms` or `recurrent_steps` if not given.
 
     Returns
     -------
@@ -56,11 +57,11 @@ def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, train=False, 
     Raises
     ------
     OSError
-        If the folder can't be made.
+        If the folder can't be created.
     RuntimeError
-        If the measuring process failed; it has said why on standard error.
+        If the measuring process failed; its reason is on standard error.
     """
-    Path(out_dir).mkdir(parents=True, exist_ok=True)  # not after minutes of measuring
+    Path(out_dir).mkdir(parents=True, exist_ok=True)  # before measuring, so that an error does not cost minutes
     kind = "training" if train else "rnn" if rnn else "norms"
     job = {"sizes": sizes, "out_dir": str(out_dir), "json": bool(json), "kind": kind}
     job["options"] = {} if seconds is None else {"seconds": seconds}

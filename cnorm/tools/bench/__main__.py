@@ -12,7 +12,7 @@ from cnorm.tools.bench.measure_norms import fresh, norms
 from cnorm.tools.bench.measure_steps import recurrent_steps
 from cnorm.tools.bench.measure_training import training, training_tables
 
-# kind of job: what measures, and how it is shown; training has no picture
+# kind of job -> the functions that measure, print tables and draw; training has no picture
 KINDS = {
     "norms": (norms, report.norms_tables, report.norms_picture),
     "rnn": (recurrent_steps, report.rnn_tables, report.rnn_picture),
@@ -21,7 +21,7 @@ KINDS = {
 
 
 def main(job):
-    """Measure what the job says, write the files, print the tables."""
+    """Run the measurements of a job, write the files, print the tables."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

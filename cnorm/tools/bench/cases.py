@@ -1,4 +1,4 @@
-"""Which operations at which sizes are measured, and the ratio that a document of measurements holds."""
+"""The operations and sizes that are measured, and `ratio`, which compares two contenders of a document."""
 
 import math
 
@@ -7,17 +7,18 @@ from cnorm.tools.contenders.operations import Case
 __all__ = ["CASES", "HIDDEN", "SHAPES", "SIX", "case_of", "ratio"]
 
 SHAPES = {
-    "call": (1, 256),  # what a call costs
+    "call": (1, 256),  # mostly the overhead of the call
     "tile": (32, 256),
     "sentence": (128, 768),
-    "page": (512, 1024),  # the last one well inside the caches of most machines
+    "page": (512, 1024),  # the largest that fits the caches of most machines
     "batch": (4096, 768),
     "large batch": (4096, 1024),
-    "memory": (16384, 1024),  # beyond any cache
+    "memory": (16384, 1024),  # larger than any cache
 }
-SIX = list(SHAPES.values())[1:]  # geometric means run over these
+SIX = list(SHAPES.values())[1:]  # the shapes of the geometric means
 HIDDEN = ((16, 16), (12, 64), (64, 128), (128, 256), (512, 512), (1024, 1024), (2048, 2048))  # input, hidden
-# A mean of 10 is where the fastest formula is no longer safe, so that nobody tunes to N(0, 1) alone.
+# At a mean of 10 standard deviations E[x^2] - E[x]^2 in one float32 sweep is no longer accurate: this case keeps
+# kernels from being tuned to N(0, 1) alone.
 FORWARD, FORWARD_10, BACKWARD = Case("layer_norm"), Case("layer_norm", mean=10), Case("layer_norm_backward")
 FLOAT16, BFLOAT16 = Case("layer_norm", "float16"), Case("layer_norm", "bfloat16")
 RMS, ADD = Case("rms_norm"), Case("add_layer_norm")
@@ -30,9 +31,9 @@ def case_of(record):
 
 
 def ratio(document, contender, *, case=FORWARD, sizes=None, against="cnorm"):
-    """Geometric mean over sizes of the contender's time by that of `against`; above 1, `against` is faster.
+    """Geometric mean over sizes of the contender's time divided by that of `against`; above 1, `against` is faster.
 
-    NaN if one of the two was not measured at each of the sizes.
+    NaN if either was not measured at every size.
     """
     sizes = [tuple(size) for size in sizes or SIX]
     found = {

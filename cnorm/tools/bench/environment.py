@@ -1,4 +1,4 @@
-"""What a measuring process is started with, and what the machine is: figures mean nothing without either."""
+"""The environment variables of the measuring process, and a description of the machine that goes with the figures."""
 
 import json
 import os
@@ -12,32 +12,33 @@ from cnorm.tools.info import processor, versions
 
 __all__ = ["MEMORY", "caches", "child", "settle", "settled_environment", "surroundings"]
 
-# Contenders that return new arrays would pay page faults for each one: the allocator keeps its memory instead.
-# What users see without this is reported beside it. And everybody gets one thread.
+# glibc returns large blocks to the system when they are freed, so a contender that returns new arrays would have page
+# faults in every call. With these thresholds it keeps them. `fresh_memory` reports the time without this setting.
+# Every contender runs on one thread.
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30)}
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def settled_environment():
-    """The environment a process has to be started with, for its measurements to count."""
+    """The environment of a measuring process: one thread, and an allocator that keeps freed memory."""
     return {**os.environ, **THREADS, **MEMORY}
 
 
 def settle():
-    """Start this script anew, in that environment, unless it is in it."""
+    """Run this script again in `settled_environment` and exit with its code, unless it already runs there."""
     environment = settled_environment()
     if environment != os.environ:
         sys.exit(subprocess.call([sys.executable, *sys.orig_argv[1:]], env=environment))
 
 
 def child(job, environment, **options):
-    # -P: a source folder that happens to be the working directory is not the package that runs here
+    # -P: do not import cnorm from the working directory, which may be a source folder without the extension module
     command = [sys.executable, "-P", "-m", "cnorm.tools.bench", json.dumps(job)]
     return subprocess.run(command, env=environment, check=False, **options)
 
 
 def surroundings():
-    """What the figures depend on: processor, caches, instruction set, versions, and whether memory is kept."""
+    """What the figures depend on: processor, caches, instruction set, versions, and whether freed memory is kept."""
     return {
         "processor": processor(),
         "caches": caches(),

@@ -1,4 +1,4 @@
-"""Layer norms of rows, forward and backward, by every contender that can be imported."""
+"""Times of layer norms of rows, forward and backward, for every contender that can be imported."""
 
 import json
 import math
@@ -18,7 +18,7 @@ NEW_ARRAY = ("cnorm, new array", "PyTorch", "onnxruntime, run()")
 
 
 def norms(sizes=None, *, cases=CASES, seconds=0.2, advance=lambda description, total: None):
-    """Time layer norms of every importable contender, all in turns.
+    """Time layer norms of every importable contender, samples of all contenders interleaved.
 
     Parameters
     ----------
@@ -32,12 +32,13 @@ def norms(sizes=None, *, cases=CASES, seconds=0.2, advance=lambda description, t
     Returns
     -------
     dict
-        "records": one for each case, size and contender, with microseconds a call; "left_out": sentences.
+        "records": one for each case, size and contender, with microseconds a call; "left_out": a sentence for each
+        contender that was not timed.
 
     Raises
     ------
     ArithmeticError
-        If cnorm itself computes something wrong. A contender that does is left out with a sentence.
+        If cnorm computes something wrong. Another contender that does is left out, with a sentence in "left_out".
     """
     sizes = list(sizes or SHAPES.values())
     modules, left_out = contenders.importable()
@@ -60,20 +61,20 @@ def norms(sizes=None, *, cases=CASES, seconds=0.2, advance=lambda description, t
             shared = {**case._asdict(), "rows": rows, "n": n, "moved_bytes": moved}
             for label, samples in contenders.times(passed, seconds=seconds).items():
                 records.append({**shared, "contender": label, **_summary(samples)})
-            del inputs, expected, made, passed  # hundreds of MB
+            del inputs, expected, made, passed  # hundreds of MB, freed before the next size
     document = (
         {"format": 1, "kind": "norms"}
         | surroundings()
         | {"left_out": list(dict.fromkeys(left_out)), "records": records}
     )
     largest = max(sizes, key=math.prod)
-    if math.prod(largest) * 4 >= 8 << 20:  # page faults are what large new arrays cost
+    if math.prod(largest) * 4 >= 8 << 20:  # only for large new arrays do page faults count
         document["fresh_memory"] = {"rows": largest[0], "n": largest[1], "microseconds": fresh_memory(*largest)}
     return document
 
 
 def fresh_memory(rows, n):
-    """Microseconds of a forward call that makes its output, with the allocator as users have it."""
+    """Microseconds of a forward call that allocates its output, with the allocator's default settings."""
     environment = {name: value for name, value in settled_environment().items() if name not in MEMORY}
     process = child({"fresh": [rows, n]}, environment, capture_output=True, text=True)
     if process.returncode:

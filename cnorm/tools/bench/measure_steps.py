@@ -1,4 +1,4 @@
-"""Single steps of recurrent cells, batch 1, by every contender that can be imported."""
+"""Times of single steps of recurrent cells, batch 1, for every contender that can be imported."""
 
 from importlib import util
 
@@ -15,7 +15,7 @@ __all__ = ["recurrent_steps", "step_contenders"]
 
 
 def recurrent_steps(sizes=None, *, cells=CELLS, seconds=1.0, advance=lambda description, total: None):
-    """Time single steps of recurrent cells, batch 1, in every importable contender, all in turns.
+    """Time single steps of recurrent cells, batch 1, samples of all importable contenders interleaved.
 
     Parameters
     ----------
@@ -24,15 +24,16 @@ def recurrent_steps(sizes=None, *, cells=CELLS, seconds=1.0, advance=lambda desc
     seconds : float
         For each contender, cell and size.
     advance : callable
-        As of `norms`.
+        As in `norms`.
 
     Returns
     -------
     dict
         "records": one for each cell, size and contender, with percentiles in microseconds over at least 1000 steps;
         "limits": for each cell and size the time to read the weights once, at the streaming rate measured on an array
-        of their size, and the time of the matrix-vector products alone; "many": microseconds a stream of `step_many`
-        and of steps one by one, for numbers of streams; "call": what a call of `Stream.step` costs.
+        of their size, and the time of the matrix-vector products alone; "many": for several numbers of streams the
+        microseconds a stream of `step_many` and of steps one by one; "call": the time of a step of a GRU 1 -> 1
+        called from Python and inside `Stream.process`.
     """
     sizes = list(sizes or HIDDEN)
     modules, left_out = contenders.importable()
@@ -61,7 +62,7 @@ def recurrent_steps(sizes=None, *, cells=CELLS, seconds=1.0, advance=lambda desc
 
 
 def step_contenders(modules, model):
-    """Contenders for a step of the model; onnxruntime has its own operators for plain cells."""
+    """Contenders for a step of the model; onnxruntime runs plain cells by its operators LSTM and GRU."""
     onnx_model = None
     if util.find_spec("onnx") and util.find_spec("onnxruntime"):
         import onnx_export
@@ -72,7 +73,7 @@ def step_contenders(modules, model):
 
 
 def many_streams(inputs=128, hidden=256, counts=(1, 2, 4, 8, 16, 64, 256), *, seconds=0.5):
-    """Microseconds a stream, `step_many` beside steps one by one, of an LN-LSTM."""
+    """Microseconds a stream of an LN-LSTM: `step_many`, and steps of the same streams one by one."""
     rng, rows = np.random.default_rng(0), []
     model = random_model("LN-LSTM", rng, inputs, hidden)
     for count in counts:
@@ -107,8 +108,11 @@ def _percentiles(times):
 
 
 def _limit(model):
-    """Bytes of the matrices, the fastest streaming read of as many (at least 256 KiB), the time that makes; and the
-    time of one matrix-vector product as large as all of them, a `Linear` layer."""
+    """The lower bounds of a step: the time to read the matrices once, and the time of the products alone.
+
+    The reading rate is that of the fastest streaming read of an array of as many bytes, at least 256 KiB. The products
+    are one matrix-vector product as large as all matrices together, a `Linear` layer.
+    """
     matrices = [array for layer in model.layers for array in layer.weights.values() if array.ndim == 2]
     joined = np.concatenate(matrices, axis=1)
     x = np.ones(max(joined.nbytes, 256 << 10) // 4, np.float32)

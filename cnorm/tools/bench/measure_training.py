@@ -1,4 +1,4 @@
-"""Forward and backward of a layer-normalised LSTM over 50 steps, one thread, by cnorm and by PyTorch."""
+"""Times of forward and backward passes of a layer-normalised LSTM over 50 steps, one thread, cnorm and PyTorch."""
 
 import time
 from importlib import util
@@ -18,7 +18,7 @@ STEPS, BATCHES = 50, (1, 32)
 
 
 def training(sizes=None, *, seconds=1.0, advance=lambda description, total: None):
-    """Time a forward and a backward pass of truncation 50, all contenders in turns.
+    """Time a forward and a backward pass over 50 steps, calls of all contenders interleaved.
 
     Parameters
     ----------
@@ -26,13 +26,14 @@ def training(sizes=None, *, seconds=1.0, advance=lambda description, total: None
     seconds : float
         For each contender, size and batch.
     advance : callable
-        As of `norms`.
+        As in `norms`.
 
     Returns
     -------
     dict
         "records": one for each size, batch and contender, with the median in microseconds a step; "limits": three
-        times the products of one step at the rate of `Linear`, which has the arithmetic of one of the three.
+        times the time of a `Linear` layer with the weights of one step: the forward products, the gradient of their
+        inputs and the gradient of the weights have the same number of multiply-adds.
     """
     records, limits = [], []
     sizes = list(sizes or TRAINING)
@@ -128,7 +129,7 @@ def _example(frames, hidden, weights):
 
 
 def _torch_step(x, h, c, *weights):
-    """Eq. 20-22 of arXiv:1607.06450, as PyTorch's users write it."""
+    """Eq. 20-22 of arXiv:1607.06450, written with PyTorch's operators."""
     import torch
     from torch.nn.functional import layer_norm
 
@@ -141,7 +142,7 @@ def _torch_step(x, h, c, *weights):
 
 
 def training_tables(console, document):
-    """A row for each size and batch: microseconds a step, and how many times cnorm's the others take."""
+    """A row for each size and batch: microseconds a step of cnorm, and the ratio of each other time to it."""
     from rich.table import Table
 
     labels = list(dict.fromkeys(r["contender"] for r in document["records"]))

@@ -1,4 +1,4 @@
-"""Tables and pictures of the documents of measurements; nothing is measured here."""
+"""Tables and pictures of the documents that `norms` and `recurrent_steps` return; nothing is measured here."""
 
 import math
 
@@ -6,7 +6,7 @@ from cnorm.tools.bench.cases import FORWARD, case_of, ratio
 
 __all__ = ["header", "norms_picture", "norms_tables", "rnn_picture", "rnn_tables"]
 
-# Okabe and Ito's colours, told apart by every kind of colour vision; the markers say it a second time.
+# The palette of Okabe and Ito, which is safe for colour-blind readers; the markers differ too.
 STYLES = {
     "cnorm": {"color": "#0072B2", "marker": "o", "lw": 2.8, "zorder": 5},
     "np.copyto": {"color": "#000000", "marker": "", "lw": 1.3, "ls": "--"},
@@ -24,7 +24,7 @@ STYLES = {
 
 
 def header(console, document):
-    """What was measured where."""
+    """Print the processor, the versions and the runtimes that were left out."""
     found = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
     kept = "contenders keep their memory" if document["memory_kept"] else "[red]contenders do not keep their memory[/]"
     console.print(f"[bold]{document['processor']}[/], cnorm runs {document['isa']}, one thread, {kept}")
@@ -34,7 +34,7 @@ def header(console, document):
 
 
 def norms_tables(console, document):
-    """One table for each operation: microseconds a call, and how many times cnorm's that is."""
+    """One table for each operation: microseconds a call, and the ratio of that time to cnorm's."""
     from rich.table import Table
 
     for case in dict.fromkeys(map(case_of, document["records"])):
@@ -82,7 +82,10 @@ def norms_tables(console, document):
 
 
 def rnn_tables(console, document):
-    """Percentiles of a step for each cell, size and contender, and the limit; the costs of norms, calls, one stream."""
+    """For each cell and size: percentiles of a step in each contender, and the time to read the weights once.
+
+    Then the cost of the norms, of a call from Python, and of stepping streams one by one.
+    """
     medians = {}
     for limit in document["limits"]:
         shared = {name: limit[name] for name in ("cell", "input", "hidden")}
@@ -126,7 +129,7 @@ def _step_table(limit, records):
 
 
 def _many_table(rows):
-    """Streams stepped together and one by one."""
+    """Microseconds a stream of `step_many`, and of stepping the streams one by one."""
     title = f"Many streams of an LN-LSTM {rows[0]['input']} -> {rows[0]['hidden']}, microseconds a stream"
     table = _table(title, ("streams", "step_many", "one by one", "faster", "steps a second"), first="right")
     for row in rows:
@@ -136,7 +139,7 @@ def _many_table(rows):
 
 
 def _table(title, columns, first="left"):
-    """A table with a bold title and figures flush right; `first` is the first column's side."""
+    """A table with a bold title and right-aligned figures; `first` aligns the first column."""
     from rich.table import Table
 
     style = {"title_justify": "left", "title_style": "bold", "header_style": "dim"}
@@ -165,7 +168,7 @@ def norms_picture(document, file):
 
 
 def rnn_picture(document, file):
-    """Steps against the hidden size, the median and the slowest thousandth, log-log; a step against the streams."""
+    """Median and p99.9 of a step against the hidden size, log-log; time a stream against the number of streams."""
     median, slow = {}, {}
     for r in _of_ln_lstm(document["records"]):
         median.setdefault(r["contender"], []).append((r["hidden"], r["p50"]))
@@ -196,7 +199,7 @@ SHOWN = {
 
 
 def _picture(document, file, panels, *, shared=0):
-    """Panels side by side; the first `shared` have the same scale upwards."""
+    """Panels side by side; the first `shared` of them have the same y axis."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,13 +1,14 @@
-"""What a user might run instead of cnorm, one module each, for `cnorm demo`, `cnorm bench` and benchmarks/.
+"""The runtimes that are timed beside cnorm by `cnorm demo`, `cnorm bench` and benchmarks/, one module each.
 
-Every module has the same names; what a runtime cannot do, its module lacks:
+A contender is one way to compute an operation in one runtime. Every module defines these names, except for the
+operations that its runtime does not have:
 
 ``LABEL``, ``PACKAGES``
-    Its name, and what has to be importable.
+    The runtime's name, and the packages that it needs.
 ``layer_norm(x, weight, bias)`` and the other names and arguments of `operations.OPERATIONS`
     The `Contender`\\ s for these arrays, x [rows, n], eps 1e-5.
 ``steps(model, onnx_model)``
-    The contenders for one step of a recurrent model; their form is told in `timing`.
+    The contenders for one step of a recurrent model; `timing` describes their attributes.
 
 The modules are in the package, not in benchmarks/, because the installed commands need them. Each imports its
 runtime only when a contender is made.
@@ -38,7 +39,7 @@ MODULES = ("cnorm_", "memcpy_", "numba_", "numpy_", "onnxruntime_", "torch_")
 
 
 def importable():
-    """The modules whose packages are here, and a sentence for each of the others."""
+    """The modules whose packages are installed, and a sentence for each of the others."""
     modules, left_out = [], []
     for name in MODULES:
         module = import_module(f"cnorm.tools.contenders.{name}")

@@ -47,14 +47,14 @@ def steps(model, onnx_model):
 
 
 def _on_each_isa(statement, names):
-    """The statement on the active instruction set and, but for the baseline, on the others."""
+    """The statement on the active instruction set, and on each other one except the baseline."""
     others = [isa for isa in cnorm.available_isas() if isa not in ("baseline", cnorm.active_isa())]
     forced = [Contender(f"cnorm, {isa}", statement, names, mode=lambda isa=isa: _forced(isa)) for isa in others]
     return [Contender("cnorm", statement, names), *forced]
 
 
 class Cnorm:
-    """`Stream.step` with an output array of its own."""
+    """`Stream.step` into an output array that is made once."""
 
     label = "cnorm"
     mode = nullcontext

@@ -1,4 +1,4 @@
-"""The limits: what moving the memory costs without computing anything."""
+"""Lower bounds on time: copying or reading the memory without computing anything."""
 
 from importlib import util
 
@@ -19,10 +19,10 @@ def rms_norm(x, weight):
 
 
 def streaming_read(x):
-    """Reading x [size] float32 from its first element to its last, in every way that is here; the fastest one counts.
+    """Contenders that read x [size] float32 once, from its first element to its last; the caller takes the fastest.
 
-    numba's vectorised sum is nearly always the fastest. `np.max` is the fastest reduction of NumPy's own, within a
-    third of it for arrays that do not fit the first-level cache.
+    numba's vectorised sum is nearly always the fastest. `np.max` is the fastest reduction of NumPy, within a third of
+    numba's sum for arrays that do not fit the first-level cache.
     """
     found = [Contender("np.max", "peak(x)", {"peak": np.max, "x": x}, limit=True)]
     if util.find_spec("numba"):

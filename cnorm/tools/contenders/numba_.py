@@ -1,7 +1,7 @@
-"""numba: the strongest thing a NumPy user would write instead, and numerically unsafe.
+"""numba: the fastest kernel that a NumPy user can easily write; it is numerically unsafe.
 
-One sweep over the row with E[x^2] - E[x]^2 under fastmath: no more memory traffic than necessary, and wrong for rows
-whose mean is large against their deviation. numba knows no float16 or bfloat16.
+It sums x and x^2 in one sweep under fastmath and takes E[x^2] - E[x]^2 for the variance: the least memory traffic, and
+wrong results, by cancellation, for rows whose mean is large against their deviation. numba has no float16 or bfloat16.
 """
 
 from functools import cache

@@ -1,4 +1,4 @@
-"""NumPy, written with care: two passes in float32, no new array as large as x."""
+"""NumPy: two passes in float32, with outputs and buffers made beforehand, so no temporary is as large as x."""
 
 import numpy as np
 

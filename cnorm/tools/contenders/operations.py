@@ -1,4 +1,4 @@
-"""What contenders compute, on which inputs, and what is right: float64, written plainly."""
+"""The operations that contenders compute, their inputs, and reference results in float64."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ EPS = 1e-5
 
 
 class Case(NamedTuple):
-    """An operation on rows of one dtype and one mean/std."""
+    """An operation on rows of one dtype, with one ratio of mean to standard deviation."""
 
     operation: str
     dtype: str = "float32"
@@ -37,7 +37,7 @@ class Case(NamedTuple):
         return f"{self.operation}, {self.dtype}" + (f", rows with mean/std = {self.mean:g}" if self.mean else "")
 
     def inputs(self, rng, rows, n):
-        """Name -> array: weight and bias [n], all others [rows, n]."""
+        """The arguments by name: weight and bias [n], all others [rows, n]."""
         dtype, arrays = as_dtype(self.dtype), {}
         for name in OPERATIONS[self.operation].arguments:
             if name == "weight":
@@ -50,12 +50,12 @@ class Case(NamedTuple):
         return arrays
 
     def expected(self, **inputs):
-        """A tuple of float64 arrays."""
+        """The reference results, a tuple of float64 arrays."""
         return OPERATIONS[self.operation].reference(**inputs)
 
 
 def as_dtype(name):
-    """A dtype by its name; bfloat16 is ml_dtypes'."""
+    """A dtype by its name; bfloat16 comes from ml_dtypes."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -65,7 +65,16 @@ def as_dtype(name):
 
 @dataclass(frozen=True)
 class Operation:
-    """Names of the arguments; what is right, a tuple of float64 arrays; how many arrays [rows, n] move at least."""
+    """An operation.
+
+    Attributes
+    ----------
+    arguments : tuple of str
+    reference : callable
+        Takes the arguments, returns the right results as a tuple of float64 arrays.
+    moved : int
+        How many arrays [rows, n] must at least be read or written.
+    """
 
     arguments: tuple
     reference: Callable
@@ -121,10 +130,10 @@ def _parts(array, rows=256):
 
 
 def check(contender, expected):
-    """See that a contender, unless it is a limit, computes what it should, before it is timed.
+    """Check that a contender computes the right results before it is timed; a limit computes none and is not checked.
 
-    This tells a wrong formula, not a rounding error: a float32 E[x^2] - E[x]^2 at mean/std 10 is off by up to
-    2e-4, and has to pass. Accuracy is the business of the tests.
+    The tolerance is wide enough for rounding errors, so that this finds wrong formulas only: a float32
+    E[x^2] - E[x]^2 at mean/std 10 is off by up to 2e-4 and must pass. The tests check accuracy.
 
     Parameters
     ----------
@@ -134,7 +143,7 @@ def check(contender, expected):
     Raises
     ------
     ArithmeticError
-        If it doesn't; the message names the contender, the error and the bound.
+        If it does not; the message names the contender, the error and the bound.
     """
     if contender.limit:
         return
@@ -167,7 +176,10 @@ def _compare(label, output, wanted):
 
 
 def correct(made, judge, what, left_out):
-    """The contenders of `made`, each with further arguments of `judge`, that pass; a sentence for each other one."""
+    """The contenders that pass `judge`; for each other one a sentence is appended to `left_out`.
+
+    `made` has a tuple for each contender: the contender and the further arguments of `judge`.
+    """
     passed = []
     for contender, *arguments in made:
         try:
@@ -181,11 +193,11 @@ def correct(made, judge, what, left_out):
     return passed
 
 
-CELLS = ("LN-LSTM", "LSTM", "GRU")  # ba2016 of the paper, and PyTorch's plain ones
+CELLS = ("LN-LSTM", "LSTM", "GRU")  # the preset ba2016, and PyTorch's plain cells
 
 
 def random_model(cell, rng, inputs, hidden):
-    """A model of one of `CELLS` with weights of ordinary size."""
+    """A model of one of `CELLS` with random weights, normal with deviation 1/sqrt(inputs) in matrices."""
     if cell == "LN-LSTM":
         shapes = {"weight_x": (4 * hidden, inputs), "weight_h": (4 * hidden, hidden)}
         shapes |= dict.fromkeys(("bias", "gain_x", "bias_x", "gain_h", "bias_h"), (4 * hidden,))

@@ -1,9 +1,9 @@
-"""How contenders are described and timed: in turns, so that whatever else the machine does meets all of them.
+"""How contenders are described and timed. Their samples are interleaved, so that other load affects all of them alike.
 
-A `Contender` is a statement that is timed as a user would write it. A step contender has ``label``; ``mode()``, a
-context to stream in; ``reset()``, its state to zero; ``step(x)``, x [input_size] float32 in, y [output_size] float32
-out, which the next step may overwrite. What lies around the runtime's own call is the least that a careful user
-would write: buffers and bindings are made once.
+A `Contender` is a statement, timed as a user would write it. A contender for recurrent steps is an object with
+``label``; ``mode()``, a context to run the steps in; ``reset()``, which sets its state to zero; and ``step(x)``, which
+takes x [input_size] float32 and returns y [output_size] float32, an array that the next step may overwrite. Around the
+runtime's own call there is as little Python as possible: buffers and bindings are made once.
 """
 
 import gc
@@ -17,8 +17,8 @@ import numpy as np
 
 __all__ = ["Contender", "empty", "empty_like", "latencies", "times"]
 
-SAMPLE = 1e-3  # seconds that one sample takes at least, so that the clock does not count
-MIN_SAMPLES = 11  # whatever it costs
+SAMPLE = 1e-3  # seconds: the least length of a sample, so that the cost of reading the clock is negligible
+MIN_SAMPLES = 11  # even if they take longer than the given seconds
 
 
 def _arrays(value):
@@ -28,7 +28,7 @@ def _arrays(value):
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to compute something, ready to run.
+    """One way to compute an operation: a statement and the names in it.
 
     Parameters
     ----------
@@ -37,13 +37,13 @@ class Contender:
     statement : str
         The expression that is timed, ``f(x, weight, bias, out=y)``.
     names : dict
-        The names in it.
+        The values of the names in the statement.
     outputs : callable
-        Makes a tuple of arrays of the expression's value.
+        Converts the expression's value to a tuple of arrays.
     mode : callable
-        Makes the context it is timed in.
+        Returns the context manager in which the statement is timed.
     limit : bool
-        It computes nothing, it only moves the memory: a bound, not a rival, and not checked.
+        It only moves memory and computes nothing: a lower bound on time, whose results are not checked.
     """
 
     label: str
@@ -64,9 +64,12 @@ class Contender:
 
 
 def empty(shape, dtype):
-    """A new array that lies where NumPy's do without our environment: large ones 16 bytes into a page."""
+    """A new array at the page offset that the allocator's default settings give: large ones 16 bytes into a page.
+
+    `environment.MEMORY` makes glibc place large arrays elsewhere, and the offset changes the speed of kernels.
+    """
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-    if size < 128 << 10:  # from there on glibc maps pages for an array, and writes 16 bytes of its own before it
+    if size < 128 << 10:  # larger blocks glibc maps as pages of their own, with a header of 16 bytes
         return np.empty(shape, dtype)
     memory = np.empty(size + 4096, np.uint8)
     start = (16 - memory.ctypes.data) % 4096
@@ -78,16 +81,16 @@ def empty_like(array):
 
 
 def times(contenders, *, seconds=0.3):
-    """Time contenders in turns.
+    """Time contenders, their samples interleaved.
 
-    Each takes one sample, then the next one does, and so on; before each sample it runs once uncounted, to have
-    its own data in the caches. The garbage collector rests.
+    Each takes one sample, then the next contender takes one, and so on. Before each sample the statement runs once
+    untimed, which brings its data into the caches. The garbage collector is off while a sample is taken.
 
     Parameters
     ----------
     contenders : sequence of Contender
     seconds : float
-        For each contender, roughly; at least `MIN_SAMPLES` samples are taken whatever it costs.
+        For each contender, roughly; at least `MIN_SAMPLES` samples are taken, even if that takes longer.
 
     Returns
     -------
@@ -108,7 +111,7 @@ def times(contenders, *, seconds=0.3):
     samples = np.empty((len(timers), rounds))
     for turn in range(rounds):
         for k in range(len(timers)):
-            k = (k + turn) % len(timers)  # nobody always comes after the same neighbour
+            k = (k + turn) % len(timers)  # rotate the order in each round
             with contenders[k].mode():
                 timers[k].timeit(1)
                 samples[k, turn] = timers[k].timeit(numbers[k]) / numbers[k]
@@ -116,24 +119,24 @@ def times(contenders, *, seconds=0.3):
 
 
 def latencies(contenders, utterances, *, at_a_time=10, uncounted=0, after=None):
-    """Time every step of every contender on the same utterances, in turns.
+    """Time every step of every contender on the same utterances, the contenders interleaved.
 
-    Each contender streams `at_a_time` utterances, then the next one does, and so on: whatever else the
-    machine does meets all of them. A first turn warms up and is not counted. The garbage collector rests.
+    Each contender streams `at_a_time` utterances, then the next contender does, and so on, so that other load affects
+    all of them alike. A first turn of each is a warm-up and not counted. The garbage collector is off.
 
     Parameters
     ----------
     contenders : sequence
     utterances : sequence of ndarray, shape (T, input_size), float32
     uncounted : int
-        Steps before each turn that bring a contender's own data back into the caches.
+        Untimed steps before each turn, which bring the contender's data into the caches.
     after : callable, optional
         Called without arguments after each turn.
 
     Returns
     -------
     times : dict of label to ndarray, shape (steps,), float64
-        Microseconds a step, the clock's own 0.05 us or so included.
+        Microseconds a step; they include about 0.05 us for reading the clock.
     answers : dict of label to list of ndarray, shape (output_size,)
         y after each utterance's last frame.
     """

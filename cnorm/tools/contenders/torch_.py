@@ -1,4 +1,4 @@
-"""PyTorch, in inference mode and on one thread. It returns new tensors; there is no way to give it the output."""
+"""PyTorch, in inference mode and on one thread. Its functions return new tensors: they take no output argument."""
 
 import warnings
 
@@ -47,7 +47,7 @@ def steps(model, onnx_model):
 
 
 def _tensors(**arrays):
-    """torch, and the arrays as tensors that share their memory."""
+    """The module torch, and the arrays as tensors that share their memory."""
     import torch
 
     torch.set_num_threads(1)
@@ -79,7 +79,7 @@ def _array(tensor):
 
 
 def _torch_network(model):
-    """A step of a cell in `operations.CELLS`, with or without a read-out: a torch module (x, h, c) -> (y, h, c)."""
+    """A torch module (x, h, c) -> (y, h, c): a step of a cell of `operations.CELLS` and of the linear layers after it."""
     import torch
     from torch.nn import functional as F
 
@@ -154,7 +154,7 @@ class TorchEager:
 
 
 class TorchJit(TorchEager):
-    """The same cell traced by torch.jit and optimised for inference, its fastest form that we found."""
+    """The same cell traced by torch.jit and optimised for inference, the fastest form of it that we found."""
 
     label = "PyTorch, torch.jit"
 
