@@ -79,7 +79,7 @@ def _array(tensor):
 
 
 def _torch_network(model):
-    """A torch module (x, h, c) -> (y, h, c): a step of a cell of `operations.CELLS` and of the linear layers after it."""
+    """A torch module (x, h, c) -> (y, h, c): a step of a cell of `operations.CELLS` and the linear layers after it."""
     import torch
     from torch.nn import functional as F
 
