@@ -43,7 +43,7 @@ INLINE void add_f64(ptrdiff_t n, double *into, const double *from)
 WIDEN(f16)
 WIDEN(bf16)
 
-/* a vector of T, and as many float64 in memory */
+/* conversion between a vector of T and VL float64 in memory */
 INLINE void to_f64_f32(f32v v, double *to)
 {
     store_f64(to, widen_lo(v));
@@ -53,8 +53,9 @@ INLINE f32v from_f64_f32(const double *from) { return narrow(load_f64(from), loa
 INLINE void to_f64_f64(f64v v, double *to) { store_f64(to, v); }
 INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
 
-/* float64 first: the rescue of the others sums in float64. RSTD_MIN and _MAX: between these xhat and dx can be had
- * without the float64 path; RSTD_TINY and _HUGE bound the normal numbers. */
+/* float64 comes first, because the float64 path of the other types uses its sums. For rstd in [RSTD_MIN, RSTD_MAX] xhat
+ * and dx are computed without the float64 path; RSTD_TINY and RSTD_HUGE are the smallest and largest normal numbers of
+ * T. */
 #define T double
 #define V f64v
 #define VL VL_F64
@@ -65,7 +66,7 @@ INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
 #define RSTD_MIN 0x1p-480
 #define RSTD_MAX 0x1p400
 #define RSTD_TINY 0x1p-1022
-#define SUM_MAX 0x1p960 /* added to the largest number of T it rounds away */
+#define SUM_MAX 0x1p960 /* larger sums go to the float64 path; x + SUM_MAX == x for the largest x of T */
 #define RSTD_HUGE 0x1.fffffffffffffp1023
 #define X double
 #define FN(name) name##_f64

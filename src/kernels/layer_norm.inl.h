@@ -5,19 +5,19 @@
  * A row is x [n], or with a residual the sum x + residual rounded to the storage type X, which is an output too.
  *   (1) one sweep (sweep.inl.h): S = sum d, Q = sum d^2 of d = x - K; delta = S/n. K = 0, or, where the first LANES elements
  *       have one sign, their mean rounded. Accepted if S delta <= Q - S delta = m2, that is (mean - K)^2 <= var, and Q can
- *       neither have overflowed nor drowned in subnormals (row_stats.inl.h).
- *   (2) else the same with K = K + delta rounded, the mean.
- *   (3) else the row is done in float64, scaled by a power of two (row_float64.inl.h).
+ *       neither have overflowed nor lost bits to subnormals (row_stats.inl.h).
+ *   (2) if not accepted, a second sweep whose K is the mean K + delta, rounded.
+ *   (3) if still not accepted, the row in float64, scaled by a power of two (row_float64.inl.h).
  *   var = m2/n,  rstd = 1/sqrt(var + eps), or 0 where var + eps = 0
  *   (4) y = (d - delta) rstd gain + bias (sink.inl.h)
- * The mean stays the unevaluated pair K + delta: rounding it to one T is the largest error of a careful kernel.
+ * The mean stays the unevaluated pair K + delta: rounding it to one T would be the largest error of this computation.
  * RMS norm takes K = delta = 0 and var = Q/n; only the range of Q can send it to (3).
  *
  * Included once per storage type X with its compute type T. `centred`: 1 layer norm, 0 RMS norm.
  */
 
-/* A parameter [n] in `space`; where there is none, `nothing` n times, what changes nothing. For half types a NaN becomes
- * arithmetic's own: see PARAMS. */
+/* Copies a parameter [n] to `space`; a NULL one is n times `nothing`, its neutral value. For half types every NaN
+ * becomes the default quiet NaN: see PARAMS. */
 INLINE const T *FN(param)(const T *from, T nothing, ptrdiff_t n, T *space)
 {
     if (from && sizeof(X) == sizeof(T)) return memcpy(space, from, (size_t)n * sizeof(T));
@@ -25,8 +25,9 @@ INLINE const T *FN(param)(const T *from, T nothing, ptrdiff_t n, T *space)
     return space;
 }
 
-/* Gain and bias for rows of at most CACHED elements, with the page offset and the lane offset of the rows of y. A copy is not
- * worth making for a few rows, but for half types. RMS norm has no bias. */
+/* Places gain and bias for rows of at most CACHED elements: copies at the page offset of y and at the lane offset of
+ * its rows, so that loads from them are aligned and don't alias the stores to y (4K aliasing). Fewer than 8 rows use
+ * the caller's arrays, except half types. RMS norm has no bias. */
 INLINE void FN(place_params)(const cnorm_norm *call, ptrdiff_t lane_offset, const int mode, T space[FN(PARAM_SPACE)],
                              FN(writer) *w)
 {
@@ -46,7 +47,8 @@ INLINE FN(row) FN(row_of)(const cnorm_norm *call, ptrdiff_t r, const int mode)
     return row;
 }
 
-/* (3) and (4) for row r, which (2) refused; its sum, whose end may still be in sum_carry, is stored */
+/* (3) and (4) for row r, whose statistics the guard refused. First stores the end of its sum that is still in
+ * sum_carry. */
 RARE FN(stats) FN(rescue_row)(const cnorm_norm *call, ptrdiff_t r, int centred, FN(carry) *sum_carry)
 {
     FN(stats) stats = {.accepted = 1};
@@ -66,9 +68,9 @@ static NOINLINE void FN(write_whole_row)(const FN(writer) *writer, const T st[3]
     else FN(begin_row)(&w, st, 0), FN(write_rest)(&w, 0);
 }
 
-/* Rows of at most CACHED elements stay in the first cache from their sums to their output. Software pipelining: row r is
- * summed while, where that pays, row r - 1 is written; the rest of row r - 1 is written while the tree of r's sums is waited
- * for; the square root and quotient of r are taken while the sums of r + 1 begin. */
+/* Rows of at most CACHED elements stay in L1 from their sums to their output. Software pipelining over rows: while row
+ * r is summed, row r - 1 is written if it is long enough; the rest of row r - 1 is written while the tree of r's sums
+ * is computed; the square root and division of row r overlap with the sums of row r + 1. */
 INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
 {
     enum { HALF = sizeof(X) < sizeof(T) };
@@ -78,7 +80,7 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
     FN(writer) w = {.n = call->n, .carry = nontemporal ? &carry : NULL, .x_ahead = FN(ahead)(call->n, call->x_stride),
                     .residual_ahead = FN(ahead)(call->n, call->residual_stride)};
     FN(place_params)(call, aligned ? FN(lane_offset_of)(nontemporal ? call->y : call->x) : 0, mode, param_space, &w);
-    /* away from gain and bias, which are loaded while the kept row is stored */
+    /* against 4K aliasing with gain and bias, which are loaded while the kept row is stored */
     T *const space = row_space + offset_away_from(row_space, w.gain, w.bias) / (ptrdiff_t)sizeof(T);
     FN(stats) last = {.accepted = 0}, next = last; /* of rows r - 1 and r */
     for (ptrdiff_t r = 0; r <= call->rows; ++r) {
@@ -108,8 +110,8 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
     FN(finish)(&carry);
 }
 
-/* Longer rows are read once for their statistics and once more for their output; likewise rows of float32 and float64 that are
- * written by non-temporal stores. */
+/* Longer rows, and rows of float32 and float64 that are written by non-temporal stores: a row is read once for its
+ * statistics and once more for its output. */
 static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
 {
     enum { HALF = sizeof(X) < sizeof(T) };
@@ -135,7 +137,7 @@ static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
     if (w.carry) FN(finish)(&carry);
 }
 
-/* sums and half types */
+/* residual sums and half types */
 static NOINLINE void FN(kept_rows)(const cnorm_norm *call)
 {
     if (call->streaming) FN(cached_rows)(call, CENTRED | KEPT | SUM | PARAMS | NONTEMPORAL);

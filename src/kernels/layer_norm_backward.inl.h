@@ -1,10 +1,10 @@
 /* The backward pass of layer_norm.inl.h, with xhat = ((x - K) - delta) rstd and g = dy gain
  *   (5) one sweep (sweep.inl.h): G = mean g, H = mean g xhat, and dgain += dy xhat, dbias += dy
  *   (6) dx = rstd ((g - G) - xhat H)        RMS norm: K = delta = G = 0
- * dgain and dbias are summed row after row within blocks of 64 rows, and over the blocks by a fixed tree (api.c). Where dx goes
- * past the caches they are added to in (6): an ordinary store waits for the non-temporal ones before it, which take as long as
- * memory takes.
- * Rows whose rstd or sums T cannot carry are done in float64 (row_float64.inl.h).
+ * dgain and dbias are summed row after row within blocks of 64 rows, and over the blocks by a fixed tree (api.c). Where
+ * dx is written by non-temporal stores they are added to in (6) instead: an ordinary store of (5) would wait for the
+ * non-temporal stores before it, which take as long as memory does.
+ * Rows whose rstd or sums leave the range of T are done in float64 (row_float64.inl.h).
  */
 
 /* Where dx goes, and what (6) needs besides the row */
@@ -12,11 +12,11 @@ typedef struct {
     X *dx;
     V G, H;
     ptrdiff_t lane_offset;
-    FN(carry) *carry; /* NULL unless dx is written by non-temporal stores: then rows so many bytes ahead are prefetched */
-    ptrdiff_t dy_ahead, x_ahead;
+    FN(carry) *carry; /* NULL unless dx is written by non-temporal stores */
+    ptrdiff_t dy_ahead, x_ahead; /* prefetch distances in bytes, used with carry */
 } FN(gradient);
 
-/* one vector of (6); dgain and dbias NONTEMPORAL */
+/* a vector of dx, and of dy and xhat for dgain and dbias */
 typedef struct { V dx, dy, xhat; } FN(gradients);
 
 /* (6): lanes from <= i < to of the vector at j */
@@ -30,7 +30,7 @@ INLINE FN(gradients) FN(gradients_at)(const FN(row) *row, const FN(gradient) *to
     return v;
 }
 
-/* stored */
+/* stores dx; if NONTEMPORAL, adds to dgain and dbias, too, and prefetches */
 INLINE void FN(put_gradients)(const FN(row) *row, const FN(gradient) *to_dx, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to,
                               const FN(gradients) *v, const int mode)
 {
@@ -42,7 +42,7 @@ INLINE void FN(put_gradients)(const FN(row) *row, const FN(gradient) *to_dx, ptr
     FN(put)(to_dx->dx + j, from, to, v->dx, mode & NONTEMPORAL ? to_dx->carry : NULL);
 }
 
-/* (6) for the vector at j, which the row begins or ends in */
+/* (6) for the partial vector at j, which the row begins or ends in */
 EDGE void FN(write_edge_dx)(FN(row) row, FN(gradient) to_dx, ptrdiff_t j, int mode)
 {
     const ptrdiff_t from = j < 0 ? -j : 0, to = row.n - j < VL ? row.n - j : VL;
@@ -50,7 +50,7 @@ EDGE void FN(write_edge_dx)(FN(row) row, FN(gradient) to_dx, ptrdiff_t j, int mo
     FN(put_gradients)(&row, &to_dx, j, from, to, &v, mode);
 }
 
-/* (6) for one row. In groups: see normalise_group. */
+/* (6) for one row, GROUP vectors at a time as in normalise_group */
 INLINE void FN(write_dx)(const FN(row) *row, const FN(gradient) *to_dx, const int mode)
 {
     ptrdiff_t j = -to_dx->lane_offset;
@@ -72,8 +72,8 @@ INLINE void FN(write_dx)(const FN(row) *row, const FN(gradient) *to_dx, const in
     if (j < row->n) FN(write_edge_dx)(*row, *to_dx, j, mode);
 }
 
-/* (5) and (6) for a row whose rstd T carries; false where the sums overflow: then only dgain and dbias are done. The compute
- * mode is constant. */
+/* (5) and (6) for a row whose rstd is in range. False where a sum overflows: (6) is then not done, and the float64 path
+ * is needed. */
 INLINE int FN(backward_row)(const FN(row) *row, FN(gradient) *to_dx, const int mode)
 {
     double sums[2];
@@ -85,7 +85,7 @@ INLINE int FN(backward_row)(const FN(row) *row, FN(gradient) *to_dx, const int m
     return 1;
 }
 
-/* dgain and dbias of a row whose dx is left to the float64 path: arithmetic in T carries them */
+/* dgain and dbias in T, of a row whose dx alone needs the float64 path */
 RARE void FN(add_param_grads_alone)(const FN(row) *row, const T st[3], int centred)
 {
     for (ptrdiff_t j = 0; j < row->n; ++j) {
@@ -95,7 +95,7 @@ RARE void FN(add_param_grads_alone)(const FN(row) *row, const T st[3], int centr
     }
 }
 
-/* A row that T cannot carry. `added`: if its rstd is in range, dgain and dbias are done. */
+/* A row that needs the float64 path. `added`: (5) has added its terms to dgain and dbias, if its rstd is in range. */
 RARE void FN(rescue_gradient)(const FN(row) *row, const T st[3], int centred, X *dx, int added)
 {
     const int in_range = FN(rstd_in_range)(st);
@@ -103,8 +103,8 @@ RARE void FN(rescue_gradient)(const FN(row) *row, const T st[3], int centred, X 
     FN(f64_backward_row)(row, st, centred, dx, in_range ? NULL : row->dgain, in_range ? NULL : row->dbias);
 }
 
-/* gain, dgain and dbias of a call, on the stack where rows are short: away, in their page, from x and dy, and as the vectors
- * begin that are added to them */
+/* gain, dgain and dbias of a call. For cached rows they lie in `space`, at a page offset away from x and dy (4K
+ * aliasing) and at the lane offset of the vectors that are added to them. */
 INLINE FN(row) FN(place_param_grads)(const cnorm_norm_backward *call, ptrdiff_t lane_offset, T *space)
 {
     const ptrdiff_t n = call->n;

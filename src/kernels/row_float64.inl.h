@@ -1,12 +1,14 @@
-/* (3) of layer_norm.inl.h: rows that arithmetic in T cannot reach, in float64 and rounded once. Included once per storage type.
+/* (3) of layer_norm.inl.h: rows whose sums or gradients leave the range of T are computed in float64 and rounded once.
+ * Included once per storage type.
  *
- * float64 rows are scaled by a power of two, so that neither their squares nor eps leave the range; other rows need no scale.
- * Rows go through buffers of PIECE float64, whole vectors at a time. Pieces are summed as in sweep.inl.h. */
+ * float64 rows are scaled by a power of two, so that neither their squares nor eps leave the range; other rows need no
+ * scale. A row is widened PIECE elements at a time into a buffer, in whole vectors. Pieces are summed as in
+ * sweep.inl.h. */
 
-enum { FN(PIECE) = BLOCK * LANES_F64 }; /* elements that are widened at a time: little stack */
+enum { FN(PIECE) = BLOCK * LANES_F64 }; /* elements that are widened at a time, which bounds the stack used */
 typedef struct { _Alignas(VECTOR_BYTES) double at[FN(PIECE)]; } FN(piece);
 
-/* x scale = origin + delta + xhat / rstd; inv_std_dev is what rstd is in units of x */
+/* x scale = origin + delta + xhat / rstd. rstd is in units of 1/(x scale), inv_std_dev = rstd scale in units of 1/x. */
 typedef struct { double scale, origin, delta, rstd, inv_std_dev; } FN(f64_stats);
 
 /* to [n] = (x scale - origin - delta) factor */
@@ -68,7 +70,8 @@ static void FN(f64_sums)(const FN(f64_stats) *e, const X *x, ptrdiff_t n, double
 }
 
 /* (3): the statistics of any row, by a sweep about its first element and one about the mean. The mean is the pair
- * origin + delta, whose origin is the mean rounded: a first element far away would cost the others bits. */
+ * origin + delta, where origin is the mean rounded: deviations from a first element far from the mean would lose
+ * bits. */
 RARE FN(f64_stats) FN(f64_row_stats)(const X *x, ptrdiff_t n, double eps, int centred)
 {
     FN(f64_stats) e = {.scale = FN(scale_of)(x, n, eps)};
@@ -85,7 +88,7 @@ RARE FN(f64_stats) FN(f64_row_stats)(const X *x, ptrdiff_t n, double eps, int ce
             e.delta = (first - e.origin) + correction;
         }
     }
-    if (var <= 0) { /* a constant row; eps in units of 1/scale^2 could have drowned */
+    if (var <= 0) { /* a constant row; eps scale^2 could underflow, so it is not used */
         e.inv_std_dev = eps > 0 ? 1.0 / sqrt(eps) : 0;
     } else {
         e.rstd = 1.0 / sqrt(var + eps * e.scale * e.scale);
@@ -94,8 +97,9 @@ RARE FN(f64_stats) FN(f64_row_stats)(const X *x, ptrdiff_t n, double eps, int ce
     return e;
 }
 
-/* The same for a row of known stats: a rstd in range carries the eps of the forward call, one out of range says that eps
- * was negligible; 0 is kept, and so is any NaN. */
+/* The same for the backward pass, which knows stats but not eps. A rstd that is a normal number includes eps and is
+ * used as it is; one beyond that range means that eps was negligible, and is computed again with eps = 0. 0 and NaN are
+ * kept. */
 RARE FN(f64_stats) FN(f64_given_stats)(const X *x, ptrdiff_t n, const T st[3], int centred)
 {
     FN(f64_stats) e = FN(f64_row_stats)(x, n, 0, centred);
@@ -104,12 +108,12 @@ RARE FN(f64_stats) FN(f64_given_stats)(const X *x, ptrdiff_t n, const T st[3], i
         e.rstd = e.inv_std_dev = (double)rstd;
     } else if (rstd >= RSTD_TINY && rstd <= RSTD_HUGE) {
         e.inv_std_dev = (double)rstd;
-        if (e.rstd != 0) e.rstd = e.inv_std_dev / e.scale; /* 0: a constant row, whose quotient could overflow */
+        if (e.rstd != 0) e.rstd = e.inv_std_dev / e.scale; /* 0: a constant row; the quotient could overflow */
     }
     return e;
 }
 
-/* v 2^power inv_std_dev, each of which may by itself be beyond float64 */
+/* v 2^power inv_std_dev, where 2^power and inv_std_dev may each exceed the range of float64 */
 INLINE double FN(times_inv_std_dev)(const FN(f64_stats) *e, double v, int power)
 {
     return e->rstd == 0 ? ldexp(v * e->inv_std_dev, power) : ldexp(v * e->rstd, ilogb(e->scale) + power);
@@ -222,12 +226,12 @@ static NOINLINE void FN(f64_add)(T *param, const FN(piece) *terms, ptrdiff_t n)
     for (ptrdiff_t j = 0; j < n; j += VL) FN(put_T)(param + j, 0, n - j < VL ? n - j : VL, TN(from_f64)(sum.at + j));
 }
 
-/* (5) and (6) in float64, for rows whose xhat, dx or sums arithmetic in T cannot reach; dgain NULL: only (6) */
+/* (5) and (6) in float64, for rows whose xhat, dx or sums leave the range of T; dgain NULL: only (6) */
 RARE void FN(f64_backward_row)(const FN(row) *row, const T st[3], int centred, X *dx, T *dgain, T *dbias)
 {
     const FN(f64_means) m = FN(f64_gradient_means)(row, st, centred);
     const FN(f64_stats) *const e = &m.stats;
-    /* dx may be in range where no product of two of its factors is: the power of two in thirds */
+    /* dx may be in range where the product of two of its factors is not: the power of two in three parts */
     const int power = m.power + (e->rstd == 0 ? 0 : ilogb(e->scale)), third = power / 3;
     const f64v G = splat_f64(m.G), H = splat_f64(m.H), rstd = splat_f64(e->rstd == 0 ? e->inv_std_dev : e->rstd);
     const f64v unit = splat_f64(ldexp(1, third)), last_unit = splat_f64(ldexp(1, power - 2 * third));

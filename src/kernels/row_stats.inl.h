@@ -1,7 +1,8 @@
-/* (1) and (2) of layer_norm.inl.h: the statistics of a row from one sweep, or two, and the guard that accepts them. Included
- * once per storage type X. */
+/* (1) and (2) of layer_norm.inl.h: the statistics of a row from one or two sweeps, and the guard that accepts them.
+ * Included once per storage type X. */
 
-/* The guard, written so that NaN fails it: (mean - K)^2 <= var, and Q has neither overflowed nor drowned in subnormals. */
+/* The guard: (mean - K)^2 <= var, and Q has neither overflowed nor lost bits to subnormals. Comparisons with NaN are
+ * false, so NaN fails it. */
 INLINE int FN(accepted)(double n, double mean_square, double m2, double Q, double eps)
 {
     return (mean_square <= m2) & (Q <= Q_MAX) & ((Q >= n * Q_MIN) | (eps >= Q_MIN));
@@ -9,11 +10,12 @@ INLINE int FN(accepted)(double n, double mean_square, double m2, double Q, doubl
 
 INLINE T FN(rstd_of)(double var_eps) { return (T)(1.0 / sqrt(var_eps)); }
 
-/* can the backward pass do without float64? written so that NaN can't */
+/* whether the backward pass can do without float64; false for NaN */
 INLINE int FN(rstd_in_range)(const T st[3]) { return st[2] >= RSTD_MIN && st[2] <= RSTD_MAX; }
 
-/* What is known of a row: st = K, delta and, when the caller gets to it, rstd of var_eps = var + eps, whose root and quotient
- * wait until there is other work beside them. Where the guard refuses, mean is K for another sweep. */
+/* The statistics of a row: st = K, delta, rstd. The caller fills in rstd = rstd_of(var_eps), var_eps = var + eps, at a
+ * place where other work hides the latency of square root and division. mean is the K of a second sweep, should the
+ * guard refuse. */
 typedef struct {
     T st[3];
     int accepted;
@@ -28,14 +30,15 @@ INLINE FN(stats) FN(stats_from)(const double sums[2], T K, ptrdiff_t n, double e
                        .mean = (double)K + delta};
 }
 
-/* A copy, one by one: one as a whole would wait until each of these is in the cache. */
+/* A copy member by member. A copy in one piece, after the members were stored one by one, fails store forwarding and
+ * waits until those stores have reached the cache. */
 INLINE FN(stats) FN(in_registers)(FN(stats) s)
 {
     return (FN(stats)){.st = {s.st[0], s.st[1], s.st[2]}, .accepted = s.accepted, .var_eps = s.var_eps, .mean = s.mean};
 }
 
-/* (2): the sweep about the mean. Arguments are values: what a function that is not in line may write to cannot stay in
- * registers. */
+/* (2): the sweep about the mean. Arguments are passed by value: with a pointer to the caller's row, its members could
+ * not stay in registers there. */
 static NOINLINE FN(stats) FN(shifted_stats)(const X *x, ptrdiff_t n, double eps, double mean, T *kept, ptrdiff_t lane_offset)
 {
     double sums[2];
@@ -45,7 +48,7 @@ static NOINLINE FN(stats) FN(shifted_stats)(const X *x, ptrdiff_t n, double eps,
     return FN(stats_from)(sums, (T)mean, n, eps);
 }
 
-/* The initial shift K: the mean of the first LANES elements, if they have one sign, else 0 */
+/* The initial shift K: the mean of the first LANES elements if all have the same sign, else 0 */
 INLINE T FN(initial_shift)(const FN(row) *row, const int mode)
 {
     V lanes[LANE_VECTORS];
@@ -55,15 +58,16 @@ INLINE T FN(initial_shift)(const FN(row) *row, const int mode)
         if (mode & SUM) lanes[i] = FN(rounded)(lanes[i] + FN(load)(row->residual + i * VL));
     }
     if (!TN(one_sign)(lanes)) return 0;
-    return TN(tree)(lanes) * ((T)1 / LANES) + 0; /* + 0: never -0, x - K is to be x where K = 0 */
+    return TN(tree)(lanes) * ((T)1 / LANES) + 0; /* + 0 turns -0 into 0, so that x - K is x where K = 0 */
 }
 
-/* (1) and (2); a row that is not accepted needs (3). w: see sweep */
+/* (1) and, if the guard refuses and the mode is CENTRED, (2). A row that is still not accepted needs (3). w: see
+ * sweep. */
 INLINE FN(stats) FN(stats_of)(FN(row) *row, double eps, const int mode, FN(writer) *w)
 {
     double sums[2];
     const T K = FN(initial_shift)(row, mode);
-    if (!(mode & CENTRED) || (!(mode & SUM) && K == 0)) { /* a subtraction less: 10 % of a bfloat16 row */
+    if (!(mode & CENTRED) || (!(mode & SUM) && K == 0)) { /* no subtraction: 10 % of a bfloat16 row faster */
         row->K = TN(splat)(0);
         FN(sweep)(row, mode, w, sums);
     } else {
@@ -77,7 +81,7 @@ INLINE FN(stats) FN(stats_of)(FN(row) *row, double eps, const int mode, FN(write
     return FN(in_registers)(FN(shifted_stats)(x, row->n, eps, stats.mean, mode & KEPT ? row->kept : NULL, row->lane_offset));
 }
 
-/* the same for a row that is not kept, compiled once; false where it needs (3) */
+/* the same for a row that is not kept, with rstd, and not inlined; false where the row needs (3) */
 static NOINLINE int FN(row_stats)(const X *x, ptrdiff_t n, double eps, ptrdiff_t lane_offset, T st[3])
 {
     FN(row) row = {.n = n, .lane_offset = lane_offset, .x = x};

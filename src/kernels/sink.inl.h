@@ -1,13 +1,13 @@
 /* Output: vectors of T to rows of the storage type X, by ordinary or by non-temporal stores; and (4) of layer_norm.inl.h.
  * Included once per storage type.
  *
- * Non-temporal stores go past the caches: output larger than these need not be read before it is written. They work on whole
- * aligned vectors. The partial vector that one row ends in and the next begins in is carried in a register until it is
- * complete: a partial store would cost a read of its line (16384x1024 float32 with rows that are not aligned: 4467 -> 3204 us,
- * Zen 3, 2026).
+ * Non-temporal stores bypass the caches: a line that is written whole is not read first. They work on whole aligned
+ * vectors. The partial vector that one row ends in and the next begins in is carried in a register until it is
+ * complete, because a partial store makes the processor read the line (16384x1024 float32 with unaligned rows: 4467 ->
+ * 3204 us, Zen 3, 2026).
  */
 
-/* lanes from <= i < to of v wait for the vector at `at`; none where to = 0 */
+/* The carried vector: lanes from <= i < to of v are still to be stored at `at`; none where to = 0. */
 typedef struct { V v; X *at; ptrdiff_t from, to; } FN(carry);
 
 RARE void FN(flush)(FN(carry) *carry)
@@ -16,7 +16,8 @@ RARE void FN(flush)(FN(carry) *carry)
     carry->from = carry->to = 0;
 }
 
-/* lanes from <= i < to, not all, of the aligned vector at y */
+/* Writes lanes from <= i < to, not all, of the aligned vector at y: adds them to the carried vector, which is stored
+ * once it is complete. */
 EDGE void FN(append)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(carry) *carry)
 {
     if (carry->at == y && carry->to == from) {
@@ -35,14 +36,14 @@ EDGE void FN(append)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(carry) *carry)
     }
 }
 
-/* lanes from <= i < to of the vector at y; carry is NULL for ordinary stores */
+/* writes lanes from <= i < to, not all, of the vector at y; carry is NULL for ordinary stores */
 INLINE void FN(put_range)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(carry) *carry)
 {
     if (carry) FN(append)(y, from, to, v, carry);
     else FN(store_range)(y, from, to, v);
 }
 
-/* the same, or all lanes */
+/* the same, for some or all lanes */
 INLINE void FN(put)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(carry) *carry)
 {
     if (to - from < VL) FN(put_range)(y, from, to, v, carry);
@@ -50,29 +51,29 @@ INLINE void FN(put)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(carry) *carry)
     else FN(store)(y, v);
 }
 
-/* elements of an aligned vector that lie before p */
+/* elements between p and the vector boundary before it */
 INLINE ptrdiff_t FN(lane_offset_of)(const X *p) { return (ptrdiff_t)((uintptr_t)p / sizeof(X) % VL); }
 
-/* all of a call's output is written */
+/* at the end of a call: stores the carried vector and orders the non-temporal stores before what follows */
 INLINE void FN(finish)(FN(carry) *carry)
 {
     FN(flush)(carry);
     stream_fence();
 }
 
-/* bytes to the row to prefetch, AHEAD_BYTES further on */
+/* prefetch distance in bytes: as many whole rows as fit in AHEAD_BYTES */
 INLINE ptrdiff_t FN(ahead)(ptrdiff_t n, ptrdiff_t stride)
 {
     const ptrdiff_t item = sizeof(X), rows = AHEAD_BYTES / (n * item);
     return rows * stride * item;
 }
 
-/* A row that is being written: (4) for elements `at` to n. Vectors are whole up to `end`, and written during the sums of the
- * next row up to `stop`. KEPT rows are read from d, others from x. */
+/* A row that is being written: (4) is to be done for elements `at` to n. Vectors are whole up to `end`; those up to
+ * `stop` may be written while the next row is summed. KEPT rows are read from d, others from x. */
 typedef struct {
     ptrdiff_t n, at, stop, end;
     const T *d;
-    const X *x, *residual; /* residual not NULL: rows ahead of it and of x are prefetched */
+    const X *x, *residual; /* residual: only where it is to be prefetched, with x; else NULL */
     V K, delta, rstd;
     const T *gain, *bias; /* [n] or NULL; RMS norm has no bias */
     X *y;
@@ -104,7 +105,7 @@ INLINE V FN(normalise)(const FN(writer) *w, ptrdiff_t j, const int mode)
     return FN(normalised)(w, d, gain, bias, mode);
 }
 
-/* what there is of the vector at `at`, which the row begins or ends in */
+/* (4) for the partial vector at `at`, which the row begins or ends in */
 EDGE void FN(write_edge)(FN(writer) w, int mode)
 {
     const V zero = TN(splat)(0), one = TN(splat)(1), minus = TN(splat)(-(T)0);
@@ -117,7 +118,7 @@ EDGE void FN(write_edge)(FN(writer) w, int mode)
     FN(prefetch)(&w, at);
 }
 
-/* begins a row, with what comes before its first whole vector */
+/* begins a row of statistics st, and writes the partial vector before its first whole one */
 INLINE void FN(begin_row)(FN(writer) *w, const T st[3], const int mode)
 {
     w->K = TN(splat)(st[0]);
@@ -130,8 +131,8 @@ INLINE void FN(begin_row)(FN(writer) *w, const T st[3], const int mode)
     w->at += VL;
 }
 
-/* (4) for GROUP whole vectors from `at` on. All are read before one is written: a load would wait for a store just made whose
- * address has the same low 12 bits in part (4K aliasing). */
+/* (4) for GROUP whole vectors from `at` on. All are loaded before any is stored, against 4K aliasing: a load is held up
+ * by an earlier store whose address has the same low 12 bits. */
 INLINE void FN(normalise_group)(const FN(writer) *w, const int mode, V v[GROUP])
 {
 #pragma GCC unroll 4
@@ -156,7 +157,7 @@ INLINE void FN(put_group)(FN(writer) *w, const int mode, const V v[GROUP])
     w->at += GROUP * VL;
 }
 
-/* the rest of the row */
+/* (4) for the rest of the row */
 INLINE void FN(write_rest)(FN(writer) *w, const int mode)
 {
     while (w->at + GROUP * VL <= w->end) {

@@ -1,31 +1,34 @@
-/* Two sums over a row in one sweep, the same bits for every vector width. Included once per storage type X.
+/* The two sums over a row in one pass, with the same bits for every vector width. Included once per storage type X.
  *
  *   forward    a = sum d,  b = sum d^2       of d = x - K
  *   backward   a = sum g,  b = sum g xhat    of g = dy gain, xhat = ((x - K) - delta) rstd
  *
  * The order of additions depends on n alone. Element j belongs to virtual lane j mod LANES; LANES lanes are LANE_VECTORS
- * native vectors. A lane adds BLOCK terms from zero, then adds that block's sum to its total: one long chain of additions
- * would round the same way hundreds of times. Every FOLD elements the halving tree adds up the lanes, and its result is added
+ * native vectors. A lane adds BLOCK terms from zero, then adds that block's sum to its total: rounding errors grow with
+ * the length of a chain of additions. Every FOLD elements the halving tree adds up the lanes, and its result is added
  * to a float64.
  *
- * Vectors may begin lane_offset elements before the row, 0 <= lane_offset < VL, so that they are aligned in memory. A virtual
- * lane then lies lane_offset lanes further on, and is rotated back before the tree: the same additions in the same order.
+ * To be aligned in memory, vectors may begin lane_offset elements before the row, 0 <= lane_offset < VL. Element j is
+ * then added in lane (j + lane_offset) mod LANES, and the lanes are rotated back before the tree: the same additions in
+ * the same order.
  *
- * Forward, the row before is written in the same loop where that pays (`w`): additions wait for one another, and the work of
- * (4) fills the gaps. Measured without it: sums and half types 30 to 50 % slower, float32 4 to 12 % (Zen 4, 2026-11-22).
+ * Software pipelining: in the forward pass a long enough previous row is written in the same loop (`w`). Each lane's
+ * additions are one dependency chain, and the independent work of (4) fills the processor while it waits for them.
+ * Without it residual sums and half types are 30 to 50 % slower, float32 4 to 12 % (Zen 4, 2026-11-22).
  */
 
 enum {
-    FN(CACHED) = CACHED_BYTES / (int)sizeof(T),   /* elements of the longest row that is kept in the first cache */
-    FN(ROW_SPACE) = FN(CACHED) + 2 * VL,          /* for such a row, wherever in a vector it begins */
-    FN(PARAM_SPACE) = PAGE_BYTES / (int)sizeof(T) + 2 * FN(ROW_SPACE), /* for two of them, wherever in a page they begin */
+    FN(CACHED) = CACHED_BYTES / (int)sizeof(T),   /* elements of the longest cached row */
+    FN(ROW_SPACE) = FN(CACHED) + 2 * VL,          /* for such a row at any lane offset */
+    FN(PARAM_SPACE) = PAGE_BYTES / (int)sizeof(T) + 2 * FN(ROW_SPACE), /* for two of them at any page offset */
 };
 
-/* A row of n elements as a sweep reads it. Forward: x, or x + residual rounded to X, which goes to sum; d goes to kept, with
- * room for whole vectors. Backward: x and dy; gain [n] or NULL; dgain and dbias [n] are added to, unless NONTEMPORAL. */
+/* A row of n elements as a sweep reads it. Forward: x, or x + residual rounded to X, which is stored in sum; if KEPT, d
+ * is stored in kept, which has space for whole vectors. Backward: x and dy; gain [n] or NULL; unless NONTEMPORAL the
+ * row's terms are added to dgain and dbias [n]. */
 typedef struct {
     ptrdiff_t n, lane_offset;
-    const X *x, *residual; /* residual and sum: both or neither */
+    const X *x, *residual; /* residual and sum: both or both NULL */
     X *sum;
     FN(carry) *carry; /* NULL unless sum is written by non-temporal stores */
     T *kept;
@@ -82,7 +85,7 @@ INLINE void FN(add_param_grads)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from,
     if (mode & CENTRED) FN(put_T)(row->dbias + j, from, to, FN(take_T)(row->dbias + j, from, to) + dy);
 }
 
-/* g and g xhat: zero outside the row, where dy is, and x is K, so that xhat is finite */
+/* g and g xhat. In lanes outside the row dy = 0 and x = K, so that xhat is finite and both terms are 0. */
 INLINE FN(terms) FN(gradient_terms)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const int mode)
 {
     const V dy = FN(take)(row->dy + j, from, to);
@@ -104,10 +107,10 @@ INLINE void FN(accumulate)(FN(terms) terms, const int mode, V *a, V *b)
     *b += terms.b;
 }
 
-/* the sums of PASS vectors */
+/* the two sums of each of PASS vectors */
 typedef struct { V a[PASS], b[PASS]; } FN(block);
 
-/* with PASS vectors at j, or what of them lies in elements begin to end */
+/* adds the terms of those lanes of the PASS vectors at j that lie in elements begin to end */
 EDGE FN(block) FN(add_edge)(FN(row) row, ptrdiff_t j, ptrdiff_t begin, ptrdiff_t end, int mode, FN(block) sums)
 {
 #pragma GCC unroll 2
@@ -118,8 +121,8 @@ EDGE FN(block) FN(add_edge)(FN(row) row, ptrdiff_t j, ptrdiff_t begin, ptrdiff_t
     return sums;
 }
 
-/* GROUP whole vectors at j, and as many of the row before written. With registers for all, both are loaded before either is
- * stored: see write_group. */
+/* Sums GROUP whole vectors at j, and writes as many of the previous row. All are loaded before any is stored: see
+ * normalise_group. LOADS_FIRST: the previous row is loaded before the terms are added up, too. */
 INLINE void FN(add_and_write)(const FN(row) *row, ptrdiff_t j, const int mode, FN(writer) *w, FN(block) *sums)
 {
     FN(terms) terms[GROUP];
@@ -135,8 +138,8 @@ INLINE void FN(add_and_write)(const FN(row) *row, ptrdiff_t j, const int mode, F
     FN(put_group)(w, mode, v);
 }
 
-/* Adds the terms of a block, elements begin to end, to the lanes of the vectors from `first` on. A sweep is LEAD vectors ahead
- * of the writer: what it then leaves of the row before is written while its tree is waited for. */
+/* Adds the terms of a block, elements begin to end, to PASS of the lane vectors, from `first` on. The row's first LEAD
+ * vectors are summed alone, so that as much of the previous row is left to write while this row's tree is computed. */
 INLINE void FN(add_block)(const FN(row) *row, ptrdiff_t begin, ptrdiff_t end, const int first, const int mode, FN(writer) *w,
                           V lanes[2][LANE_VECTORS])
 {
@@ -167,7 +170,7 @@ INLINE void FN(add_block)(const FN(row) *row, ptrdiff_t begin, ptrdiff_t end, co
     }
 }
 
-/* The two sums of a row; w is NULL where no row is written meanwhile. The first is 0 unless CENTRED. */
+/* The two sums of a row; the first is 0 unless CENTRED. w: the previous row, to be written meanwhile, or NULL. */
 INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double sums[2])
 {
     sums[0] = sums[1] = 0;
@@ -175,7 +178,7 @@ INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double 
         const ptrdiff_t stop = row->n - start < FOLD ? row->n : start + FOLD;
         V lanes[2][LANE_VECTORS];
         for (int i = 0; i < LANE_VECTORS; ++i) lanes[0][i] = lanes[1][i] = TN(splat)(0);
-        for (int first = 0; first < LANE_VECTORS; first += PASS) /* registers may hold half of the lanes */
+        for (int first = 0; first < LANE_VECTORS; first += PASS) /* one pass sums as many lanes as fit in registers */
             for (ptrdiff_t begin = start; begin < stop; begin += BLOCK * LANES)
                 FN(add_block)(row, begin, stop - begin < BLOCK * LANES ? stop : begin + BLOCK * LANES, first, mode, w, lanes);
         if (row->lane_offset && (mode & CENTRED)) TN(rotate_lanes)(lanes[0], row->lane_offset);
@@ -185,7 +188,7 @@ INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double 
     }
 }
 
-/* S and Q of x [n] about K: the statistics of rows that are not kept */
+/* S and Q of d = x - K over x [n] */
 static NOINLINE void FN(run_sums)(const X *x, ptrdiff_t n, T K, double *S, double *Q)
 {
     double sums[2];

@@ -1,14 +1,16 @@
-/* Constants that machines demand, and the place of memory in its page. */
+/* Tuning constants, the bits of `mode`, and the placement of scratch in a page. */
 #ifndef CNORM_TUNING_H
 #define CNORM_TUNING_H
 
 #include "../simd/vector.h"
 #include "kernels.h"
 
-/* A path that few rows take. Not marked cold: GCC 12 would take the loops that lead to it for cold, too. */
+/* RARE: a path that few rows take. Not __attribute__((cold)): GCC 12 would treat the loops that call it as cold,
+ * too. */
 #define NOINLINE __attribute__((noinline))
 #define RARE static __attribute__((noinline))
-/* What rows do only where they begin or end in a vector: with masks, in line; else it would make many times the code. */
+/* EDGE: functions for the partial vector that a row begins or ends in. AVX-512 has masked loads and stores, so they are
+ * short and inlined; without masks inlining would multiply the size of the code. */
 #if VECTOR_BYTES == 64
 #define EDGE INLINE
 #else
@@ -16,35 +18,37 @@
 #endif
 
 enum {
-    BLOCK = 16,        /* additions into a lane before its sum is added to the lane's total */
-    FOLD = 8192,       /* elements after which lane sums are added to a float64 */
-    CACHED_BYTES = 8192, /* of the longest row that is kept in the first cache from its sums to its output */
-    SHORT_ROW = 512,   /* elements of the longest row for which aligned addresses cost more than they save */
-    GROUP = VECTOR_BYTES == 64 ? 2 : 4, /* vectors written at a time, an even number */
-    LOADS_FIRST = VECTOR_BYTES == 64, /* of a group summed and one written: 3 % faster, with registers for all of it */
-    LONG_ROW = 768,    /* elements of the shortest row that is written while the next is summed */
-    LEAD = 16,         /* vectors by which the sums are then ahead: see sweep.inl.h */
-    AHEAD_BYTES = 24576, /* of rows, between the one that is streamed and the one fetched meanwhile */
-    ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned vector crosses a line */
+    BLOCK = 16,        /* additions into a lane before its sum is added to the lane's total: fixes the bits */
+    FOLD = 8192,       /* elements after which lane sums are added to a float64: fixes the bits */
+    CACHED_BYTES = 8192, /* of T: longest row that is expected to stay in L1 from its sums to its output */
+    SHORT_ROW = 512,   /* elements of the longest row for which aligned loads cost more than they save */
+    GROUP = VECTOR_BYTES == 64 ? 2 : 4, /* vectors normalised and stored at a time; even */
+    LOADS_FIRST = VECTOR_BYTES == 64, /* enough registers to load the summed and the written group first: 3 % */
+    LONG_ROW = 768,    /* elements of the shortest row that is written while the next row is summed */
+    LEAD = 16,         /* vectors that the sums are then ahead of the writer: see add_block */
+    AHEAD_BYTES = 24576, /* prefetch distance where output is written by non-temporal stores */
+    ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned 64-byte load crosses a cache line */
 };
 
-/* Bits of `mode`, a constant where functions that take it are called: one body, compiled for each case that pays */
+/* Bits of `mode`, which is a compile-time constant at every call: one body, specialised for each case that is worth
+ * it */
 enum {
-    CENTRED = 1,     /* layer norm; else RMS norm: no mean, no bias */
-    SHIFTED = 2,     /* of what is written or differentiated K is subtracted; else K is 0 there */
-    KEPT = 4,        /* a row's d is stored with its sums, and written from there: of sums and of half types */
-    BACKWARD = 8,    /* sums of gradients */
+    CENTRED = 1,     /* layer norm; otherwise RMS norm: no mean, no bias */
+    SHIFTED = 2,     /* writer and backward pass subtract K from x; otherwise K is 0 */
+    KEPT = 4,        /* d = x - K is stored while it is summed, and normalised from there: residual sums, half types */
+    BACKWARD = 8,    /* the sweep sums gradients; otherwise deviations */
     SUM = 16,         /* there may be a residual */
     NONTEMPORAL = 64, /* output is written by non-temporal stores */
-    PARAMS = 32,      /* neither gain nor bias is NULL, nor has a NaN but arithmetic's own: vectors are narrowed two at a time */
+    PARAMS = 32,      /* gain and bias are not NULL, and a NaN in them is the default quiet NaN: allows store_two */
 };
 
 /* A sum of squares in [n Q_MIN, Q_MAX] has neither overflowed nor lost bits to subnormals. */
 #define Q_MAX_F32 0x1p120
 #define Q_MIN_F32 0x1p-90
 
-/* How far into room what is stored there does not hold up loads from a and b: half a page on from a, unless that is just
- * ahead of b */
+/* Avoids 4K aliasing between stores to room and loads from a and b: the offset in bytes, in whole vectors, at which
+ * room is half a page above a modulo PAGE_BYTES, or three quarters where half would be less than a quarter page above
+ * b. */
 INLINE ptrdiff_t offset_away_from(const void *room, const void *a, const void *b)
 {
     const uintptr_t far = (uintptr_t)a + PAGE_BYTES / 2, ahead_of_b = (far - (uintptr_t)b) % PAGE_BYTES;
@@ -52,8 +56,9 @@ INLINE ptrdiff_t offset_away_from(const void *room, const void *a, const void *b
     return (ptrdiff_t)((to - (uintptr_t)room) % PAGE_BYTES / VECTOR_BYTES * VECTOR_BYTES);
 }
 
-/* How far into room, in whole vectors, something begins where p does in its page: a load from it then comes before the store
- * to p that has the same low bits, and all of a page after the one before */
+/* The offset in bytes, in whole vectors, at which room has p's page offset. Avoids 4K aliasing where a loop loads from
+ * there and stores to p: a load precedes the store with the same low 12 bits, and follows the previous such store by a
+ * page. */
 INLINE ptrdiff_t offset_matching(const void *room, const void *p)
 {
     return (ptrdiff_t)(((uintptr_t)p - (uintptr_t)room) % PAGE_BYTES / VECTOR_BYTES * VECTOR_BYTES);
