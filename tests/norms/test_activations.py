@@ -48,7 +48,7 @@ def test_monotone_over_the_whole_range(name):
     assert (np.diff(getattr(_core, name)(x)) >= 0).all()
 
 
-def test_limits_are_exact():
+def test_saturated_values_are_exact():
     far = np.array([110, 1e3, 1e10, LARGEST, np.inf], np.float32)
     assert (_core.tanh(far) == 1).all()
     assert (_core.tanh(-far) == -1).all()
@@ -65,7 +65,7 @@ def test_tanh_keeps_the_sign_of_zero_and_subnormals():
 
 
 @both
-def test_nan_is_kept_and_stays_alone(name):
+def test_nan_propagates_to_its_own_element_only(name):
     for n in range(1, 40):
         x = np.linspace(-3, 3, n, dtype=np.float32)
         x[n // 2] = np.nan
@@ -73,7 +73,7 @@ def test_nan_is_kept_and_stays_alone(name):
 
 
 @both
-def test_no_bits_depend_on_length_position_or_place(rng, name):
+def test_bits_do_not_depend_on_length_position_or_output(rng, name):
     function = getattr(_core, name)
     x = rng.uniform(-10, 10, 200).astype(np.float32)
     whole = function(x)
@@ -88,7 +88,7 @@ def test_no_bits_depend_on_length_position_or_place(rng, name):
 
 
 @both
-def test_other_types_and_shapes_are_errors(name):
+def test_rejects_other_dtypes_and_shapes(name):
     function = getattr(_core, name)
     with pytest.raises(TypeError):
         function(np.zeros(3, np.int32))

@@ -16,7 +16,7 @@ PUBLISHED = {
 
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("seed", range(5))
-def test_the_published_table_is_what_is_measured(seed):
+def test_measured_invariances_match_the_published_table(seed):
     table = analysis.invariance_table(seed=seed)
     for norm, row, effects in zip(analysis.NORMS, table.invariant, table.effects, strict=True):
         assert ["yes" if yes else "no" for yes in row] == PUBLISHED[norm], norm
@@ -24,7 +24,7 @@ def test_the_published_table_is_what_is_measured(seed):
         assert ((effects < 1e-12) | (effects > 0.05)).all()
 
 
-def test_a_norm_that_does_not_centre_turns_the_table_red(monkeypatch):
+def test_table_reports_a_norm_without_centring(monkeypatch):
     def uncentred(x, weight, bias, eps):
         return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight + bias
 
@@ -134,7 +134,7 @@ def factors(before, after):
 
 
 @pytest.mark.parametrize("norm", ["batch", "weight"])
-def test_what_doubling_a_weight_vector_does_to_the_curvature(rng, norm):
+def test_doubling_a_weight_vector_scales_its_fisher_blocks(rng, norm):
     """The paper says a factor 1/2. It is 1/4 in the block of w_i with itself and 1/2 in those with all else."""
     w, b, g, x = random_model(rng)
     root = rng.standard_normal((3, 3))
@@ -153,14 +153,14 @@ def test_what_doubling_a_weight_vector_does_to_the_curvature(rng, norm):
 
 
 @pytest.mark.parametrize("norm", ["batch", "weight"])
-def test_along_w_itself_there_is_no_curvature(rng, norm):
+def test_fisher_information_is_zero_along_the_weight_vector(rng, norm):
     """The output does not depend on |w_i|, so the information about it is zero, before and after."""
     w, b, g, x = random_model(rng)
     block = analysis.fisher_glm(w, g, b, x, norm=norm)[0, :4, 0, :4]
     assert abs(w[0] @ block @ w[0]) < 1e-12 * np.abs(block).max()
 
 
-def test_layer_norm_needs_the_whole_matrix_doubled(rng):
+def test_layer_norm_blocks_scale_only_with_the_whole_matrix(rng):
     """One vector alone changes the output and no block by one factor; the matrix gives 1/4 and 1/2."""
     w, b, g, x = random_model(rng)
     doubled = w.copy()

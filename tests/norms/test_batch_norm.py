@@ -130,7 +130,7 @@ def test_difficult_columns(rng, dtype, eps, space):
 
 
 @both_types
-def test_the_first_rows_may_mislead(rng, dtype):
+def test_first_rows_far_from_the_mean_of_the_rest(rng, dtype):
     """The first guess of the mean comes from the first 32 rows; the guard notices a rest elsewhere."""
     x, dy, weight, bias = random_case(rng, (2000, 7), dtype)
     x[:40] += dtype(1e6)
@@ -160,7 +160,7 @@ def test_gradients_of_rescued_channels(rng, dtype):
 
 @both_types
 @pytest.mark.parametrize("shape", [(40, 5), (6, 5, 9)])
-def test_gain_over_deviation_may_leave_the_type(rng, dtype, shape):
+def test_gain_over_deviation_outside_the_range_of_the_type(rng, dtype, shape):
     """y is a number of T and so is 1/std, but gain/std overflows or is subnormal; the next channels are plain."""
     size, other = (1e-12, 1e30) if dtype == np.float32 else (1e-100, 1e220)
     x, dy, weight, _ = random_case(rng, shape, dtype)
@@ -172,7 +172,7 @@ def test_gain_over_deviation_may_leave_the_type(rng, dtype, shape):
 
 
 @both_types
-def test_gain_over_deviation_may_underflow_to_zero(rng, dtype):
+def test_gain_over_deviation_that_underflows_to_zero(rng, dtype):
     """Then it must not pass for a gain of 0: y and dx are numbers of T."""
     size, gain = (1e13, 1e-35) if dtype == np.float32 else (1e100, 1e-250)
     x = (size * rng.uniform(1, 2, (2, 1, 20)) * [[[-1]], [[1]]]).astype(dtype)
@@ -189,7 +189,7 @@ def test_gain_over_deviation_may_underflow_to_zero(rng, dtype):
 
 
 @pytest.mark.parametrize("shape", [(40, 5), (6, 5, 200)])
-def test_gradient_sums_that_overflow_on_the_way(rng, shape):
+def test_gradient_sums_whose_partial_sums_overflow(rng, shape):
     """The second half of the samples cancels what the first has added up, beyond what float32 holds."""
     x, dy, weight, bias = random_case(rng, shape, np.float32)
     half = shape[0] // 2
@@ -419,7 +419,7 @@ def test_an_inference_row_alone_is_the_row_in_a_batch(rng, dtype):
     assert plain[:, others].tobytes() == y[:, others].tobytes()
 
 
-def test_one_number_per_channel_is_an_error_that_says_why():
+def test_rejects_one_element_per_channel():
     for x in np.ones((1, 5), np.float32), np.ones((0, 5)), np.ones((1, 5, 1), np.float32):
         with pytest.raises(ValueError, match=r"more than one number per channel in training.*every output the bias"):
             cnorm.batch_norm(x)
@@ -487,7 +487,7 @@ def test_errors(rng):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_inference_gradients_of_a_row_see_no_other(rng, dtype):
+def test_inference_gradients_of_a_row_do_not_depend_on_other_rows(rng, dtype):
     """Whether the sums of a channel overflow or not: its dx has none."""
     x, dy = rng.standard_normal((2, 4, 40)).astype(dtype)
     mean, weight = rng.standard_normal((2, 40)).astype(dtype)
@@ -513,13 +513,13 @@ def test_inference_dx_does_not_depend_on_the_mean(rng, dtype):
     assert near.all()
 
 
-def test_var_is_judged_by_its_negative_numbers():
+def test_rejects_negative_variance_beside_nan():
     x, mean, var = np.ones((1, 3), np.float32), np.zeros(3, np.float32), np.float32([np.nan, -1, 2])
     with pytest.raises(ValueError, match=r"var must not be negative, got -1.0 in channel 1"):
         cnorm.batch_norm_inference(x, mean, var)
 
 
-def test_averages_that_overflow_are_infinite_and_warn_nobody():
+def test_running_averages_overflow_to_infinity_without_a_warning():
     mean, var = np.zeros(1), np.ones(1)
     x = np.float64([[1.2e154], [-1.2e154]])  # the biased variance is finite, the unbiased one is not
     y = cnorm.batch_norm(x, running_mean=mean, running_var=var)

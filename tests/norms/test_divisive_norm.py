@@ -64,7 +64,7 @@ def test_any_mean(rng, dtype, mean):
 
 
 @both_types
-def test_fields_that_the_end_of_the_row_cuts_off(rng, dtype):
+def test_fields_truncated_at_the_end_of_the_row(rng, dtype):
     """Those that lie in the last block altogether: their sums, too, carry their rounding errors along."""
     for n in 20, 21, 30, 40, 60, 75:
         x = (1e6 + rng.standard_normal((3, n))).astype(dtype)
@@ -150,7 +150,7 @@ def test_smoothing_gradients_of_the_two_norms_agree(rng):
     np.testing.assert_allclose(ds, cnorm.divisive_norm_backward(dy, x, weight, sigma=0.3)[3], rtol=1e-11)
 
 
-def test_smoothing_gradient_of_rows_whose_deviation_has_no_reciprocal(rng):
+def test_smoothing_gradient_of_rows_whose_inverse_deviation_overflows(rng):
     """1/std overflows float32 or is subnormal: all in float64 then, a rounding for each addition and some for xhat."""
     x, dy = rng.standard_normal((2, 5, 60)).astype(np.float32)
     huge = np.where(x < 0, np.float32(-3e38), np.float32(3e38))
@@ -165,7 +165,7 @@ def test_smoothing_gradient_of_rows_whose_deviation_has_no_reciprocal(rng):
 
 
 @both_types
-def test_nothing_leaves_a_trace_outside_its_fields(rng, dtype):
+def test_elements_change_no_bit_outside_their_fields(rng, dtype):
     """Beyond both radii an outlier, NaN or infinity changes no bit."""
     x = rng.standard_normal((1, 60)).astype(dtype)
     clean = cnorm.divisive_norm(x, sigma=0.1, mean_radius=2, radius=3)
@@ -194,7 +194,7 @@ def test_any_scale(rng, dtype):
 
 
 @both_types
-def test_a_sigma_that_outweighs_the_row(rng, dtype):
+def test_sigma_much_larger_than_the_row(rng, dtype):
     """y = v / sigma then, to the bit for powers of two, up to where the square of sigma leaves the range of T."""
     x = rng.standard_normal((3, 50)).astype(dtype)
     few, many = (40, 100) if dtype == np.float32 else (40, 600)

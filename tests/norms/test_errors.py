@@ -87,18 +87,18 @@ def test_x_of_another_type(bad):
         assert "float64" in str(caught.value)
 
 
-def test_x_masked(x):
+def test_rejects_masked_x(x):
     with raises(TypeError, "x"):
         cnorm.layer_norm(np.ma.masked_array(x, x > 0))
 
 
-def test_x_masked_without_a_mask(x):
+def test_rejects_masked_arrays_without_masked_elements(x):
     with raises(TypeError, "x"):
         cnorm.layer_norm(np.ma.masked_array(x))
 
 
 @pytest.mark.parametrize("make", [Convertible, memoryview], ids=["__array__", "memoryview"])
-def test_x_that_numpy_reads_as_it_is(x, make):
+def test_accepts_array_likes_without_conversion(x, make):
     np.testing.assert_array_equal(cnorm.layer_norm(make(x)), cnorm.layer_norm(x))
 
 
@@ -107,7 +107,7 @@ def test_x_that_numpy_reads_as_it_is(x, make):
     [lambda x: x.tolist(), lambda x: tuple(map(tuple, x.tolist())), lambda x: x.astype(">f4")],
     ids=["list", "tuple", "big-endian"],
 )
-def test_x_that_numpy_would_convert(x, make):
+def test_rejects_x_that_needs_conversion(x, make):
     with raises(TypeError, "x"):
         cnorm.layer_norm(make(x))
 
@@ -139,7 +139,7 @@ def unreadable():
         yield from (torch.ones(N, requires_grad=True), torch.empty(N, device="meta"))
 
 
-def test_arrays_that_numpy_cannot_read(x):
+def test_rejects_arrays_that_numpy_cannot_read(x):
     for bad in unreadable():
         with raises(TypeError, "x"):
             cnorm.layer_norm(bad)
@@ -172,7 +172,7 @@ def test_x_larger_than_memory(shape):
 
 
 @pytest.mark.parametrize("normalized_shape", [(N,), (4, N), (), [N], N])
-def test_weight_a_shape(x, normalized_shape):
+def test_weight_that_is_a_normalized_shape_is_explained(x, normalized_shape):
     """torch.nn.functional.layer_norm takes the shape there; the message says what to write instead."""
     with raises(TypeError, "weight") as caught:
         cnorm.layer_norm(x, normalized_shape)
@@ -185,7 +185,7 @@ def test_weight_a_shape(x, normalized_shape):
 
 
 @pytest.mark.parametrize("bad", [(N,), [1.0, 2.0], N])
-def test_other_weights_are_no_shape(x, stats, bad):
+def test_weights_of_other_norms_do_not_mention_normalized_shape(x, stats, bad):
     """Nobody has a normalized_shape there."""
     v = x[:, :, None]
     for call in (
@@ -211,7 +211,7 @@ def test_other_weights_are_no_shape(x, stats, bad):
         ([0.0] * N, TypeError),
     ],
 )
-def test_bound_parameters_are_not_blamed(bad, error):
+def test_errors_of_a_bound_norm_name_x(bad, error):
     """Whoever calls cnorm.LayerNorm(weight)(x) gave weight long ago: the message is about x."""
     with raises(error, "x"):
         cnorm.LayerNorm(np.ones(N, np.float32))(bad)
@@ -361,7 +361,7 @@ def test_out_over_a_parameter_that_has_to_be_copied(x, dtype, name):
     assert room.tobytes() == before.tobytes()
 
 
-def test_out_over_a_strided_parameter_of_the_family(x):
+def test_out_over_a_strided_parameter_of_the_other_norms(x):
     room = np.ones(2 * N, np.float32)
     given, stats = room[::2], cnorm.batch_norm(x, return_stats=True)[1]
     row, average = given[None], np.zeros(N, np.float32)
@@ -379,7 +379,7 @@ def test_out_over_a_strided_parameter_of_the_family(x):
     assert (room == 1).all()
 
 
-def test_stats_that_were_never_made(x):
+def test_rejects_uninitialised_stats(x):
     empty = cnorm.Stats.__new__(cnorm.Stats)
     for call in (
         lambda: cnorm.layer_norm_backward(x, x, None, empty),
@@ -392,7 +392,7 @@ def test_stats_that_were_never_made(x):
             call()
 
 
-def test_stats_are_selected_as_their_mean_is(x):
+def test_stats_are_indexed_like_their_mean(x):
     _, stats = cnorm.group_norm(x, 3, return_stats=True)
     for rows in (slice(1, 3), 2, (slice(None), 1), (..., 0), (..., slice(None, None, -1)), [0, 2]):
         part = stats[rows]
@@ -405,7 +405,7 @@ def test_stats_are_selected_as_their_mean_is(x):
         cnorm.group_norm_backward(x, x, 3, None, make(numbers[..., :2]))
 
 
-def test_x_that_has_dlpack_alone(x):
+def test_accepts_x_that_only_supports_dlpack(x):
     class Foreign:
         def __dlpack__(self, **options):
             return x.__dlpack__(**options)

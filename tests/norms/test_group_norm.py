@@ -107,14 +107,14 @@ def test_gradients_of_rescued_groups(rng, dtype):
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 5), (3, 4, 200)])
-def test_gradients_whose_products_with_the_gain_leave_float32(rng, shape):
+def test_gradients_whose_products_with_the_gain_overflow_float32(rng, shape):
     """dy and dx are numbers of float32; g = dy gain is not, and neither are its sums."""
     x, dy, weight, _ = random_case(rng, shape, np.float32)
     x, dy, weight = np.float32(1e10) * x, np.float32(1e30) * dy, np.float32(1e10) * np.abs(weight)
     check(x, dy, 2, weight)
 
 
-def test_gradient_sums_that_overflow_on_the_way(rng):
+def test_gradient_sums_whose_partial_sums_overflow(rng):
     """The second half of each channel cancels what the first has added up, beyond what float32 holds."""
     x, dy = rng.standard_normal((2, 3, 4, 640))
     dy = 2e37 * (1 + 0.1 * dy)

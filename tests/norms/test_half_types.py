@@ -152,6 +152,6 @@ def test_running_averages_are_float32(rng, dtype):
 
 
 @half_types
-def test_norms_without_half_types_say_so(dtype):
+def test_norms_without_half_types_reject_them(dtype):
     with pytest.raises(TypeError, match="float32 or float64"):
         cnorm.weight_norm(np.ones((2, 3), dtype))

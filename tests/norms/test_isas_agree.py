@@ -31,7 +31,7 @@ def assert_isas_agree(compute, *arguments):
                 pytest.fail(f"{name}: {isa} and {first} differ in {len(unequal)} elements, first {unequal[:5]}")
 
 
-def test_this_machine_has_what_it_should():
+def test_baseline_and_active_isa_are_available():
     assert "baseline" in cnorm.available_isas()
     assert cnorm.active_isa() in cnorm.available_isas()
 
@@ -96,7 +96,7 @@ def test_every_kind_of_half_row(rng, dtype, eps):
 
 
 @both_types
-def test_mean_over_std_around_the_decisions(rng, dtype):
+def test_mean_over_std_around_the_acceptance_tests(rng, dtype):
     """Rows on both sides of each acceptance test: the decision itself must be the same everywhere."""
     ratio = np.concatenate([np.linspace(0.9, 1.1, 400), np.geomspace(1e-3, 1e9, 400)])
     for n in 48, 1000:

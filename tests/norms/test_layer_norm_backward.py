@@ -350,7 +350,7 @@ def test_dy_near_the_largest_number(dtype):
         (1e195, 1, 1.2e307),
     ],
 )
-def test_float64_whose_scales_meet_in_dx_alone(rng, x_scale, dy_scale, gain_scale):
+def test_float64_dx_in_range_when_its_factors_are_not(rng, x_scale, dy_scale, gain_scale):
     """1/std, dy gain and their sums are beyond float64 by themselves; their product is not."""
     for n in 4, 100:
         x, dy = rng.standard_normal((2, 3, n))
@@ -443,7 +443,7 @@ def test_stats_of_any_memory_layout(rng):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
-def test_nan_in_given_stats_is_not_put_right(rng, dtype):
+def test_nan_in_given_stats_propagates(rng, dtype):
     x, dy = rng.standard_normal((2, 3, 8)).astype(dtype)
     mean = np.zeros((3, 1), np.float32 if dtype == np.float16 else dtype)
     for bad in cnorm.Stats(mean, mean + np.nan), cnorm.Stats(mean + np.nan, mean + 1):

@@ -46,7 +46,7 @@ def test_half_with_float32_weights(isa, rng, dtype):
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("shape", [(1, 130), (9, 130), (9, 1024), (3, 4100), (1100, 4100), (5000, 1024)], ids=str)
-def test_a_nan_stays_one_when_it_is_rounded(isa, rng, dtype, shape):
+def test_nan_stays_nan_when_rounded_to_half(isa, rng, dtype, shape):
     """Whatever it carries: all ones would become -0 by rounding up, a small one infinity by rounding down."""
     kinds = np.array([0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0xFFFF8001, 0x7F800001], np.uint32).view(np.float32)
     x, spoilt = rows(rng, shape, dtype), rows(rng, shape[1:], np.float32)
@@ -144,7 +144,7 @@ def test_add_layer_norm_of_extreme_rows(isa):
 
 
 @pytest.mark.parametrize("bad", [np.zeros((2, 3), np.float32), np.zeros((2, 4), np.float64), None])
-def test_a_residual_unlike_x(bad):
+def test_rejects_a_residual_of_another_shape_or_dtype(bad):
     with pytest.raises((TypeError, ValueError), match="residual"):
         cnorm.add_layer_norm(np.ones((2, 4), np.float32), bad)
 

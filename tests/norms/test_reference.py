@@ -64,7 +64,7 @@ def test_sigmoid_and_tanh_far_out():
     np.testing.assert_array_equal(reference.tanh(x), [-1, -1, 0, 1, 1])
 
 
-def test_the_lstm_step_by_hand():
+def test_lstm_step_matches_a_hand_computation():
     """Two hidden units: LN of any two numbers a > b is (1, -1) with eps = 0, so every gate is known."""
     hidden = 2
     ones, zeros = np.ones(4 * hidden), np.zeros(4 * hidden)

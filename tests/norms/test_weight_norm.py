@@ -77,7 +77,7 @@ def test_gains_of_any_scale(rng, dtype):
 
 
 @both_types
-def test_gain_over_length_may_leave_the_type(rng, dtype):
+def test_gain_over_length_outside_the_range_of_the_type(rng, dtype):
     """v is a number of T and so is 1/|w|, but g/|w| overflows, is subnormal or underflows to 0."""
     size, other, tiny = (1e-12, 1e30, 1e-35) if dtype == np.float32 else (1e-100, 1e220, 1e-250)
     for w_size, g_size in (size, other), (1 / size, 1 / other), (1 / size, tiny):
@@ -86,7 +86,7 @@ def test_gain_over_length_may_leave_the_type(rng, dtype):
         check(w, dv, (g_size * rng.uniform(1, 2, 5)).astype(dtype))
 
 
-def test_gradients_whose_scales_meet_in_dweight_alone():
+def test_dweight_in_range_when_its_partial_products_are_not():
     """g/|w| dv is a number of float64 where g dv, g/|w| or dv/|w| is not."""
     for size, gain, scale in (1e300, 1e300, 1e20), (1e-300, 1e-200, 1e-200), (1e-310, 1e-12, 1e10), (1.7e307, 1e14, 1):
         w, dv = size * np.array([[1, 2, -1.0]]), scale * np.array([[1, -1, 3.0]])
@@ -186,7 +186,7 @@ def test_errors(rng):
             call()
 
 
-def test_elements_far_below_the_largest_keep_their_digits():
+def test_elements_much_smaller_than_the_largest_stay_precise():
     """1e-160 beside 1e160: the squares leave the range of float64, and w/|w| does until the gain is there."""
     w, gain = np.array([[1e160, 1e-160, -3e-170]]), np.array([1e30])
     v = cnorm.weight_norm(w, gain)

@@ -31,7 +31,7 @@ def test_every_option_and_the_report_as_json(tmp_path):
     assert json.loads(done.stdout)["ok"] is True
 
 
-def test_options_for_other_runtimes(tmp_path):
+def test_portable_options_of_the_command(tmp_path):
     cnorm.demo_model().save(tmp_path / "demo.safetensors")
     options = ["--form", "sequence", "--loop", "unrolled", "--steps", "4", "--portable", "--sidecar"]
     done = command("demo.safetensors", "demo.onnx", *options, "--check", cwd=tmp_path)

@@ -43,7 +43,7 @@ def float64_step(model, x, states):
 
 
 @pytest.mark.parametrize("opset", OPSETS)
-def test_the_graph_in_float64_is_the_paper(rng, stack, opset):
+def test_graph_in_float64_matches_the_paper(rng, stack, opset):
     judge = Float64(onnx_export.export(stack, opset=opset, batch="batch"))
     x = rng.standard_normal((3, 5)).astype(np.float32)
     states = {name: rng.standard_normal((3, len(a))) for name, a in stack.stream().state().items()}
@@ -130,7 +130,7 @@ def test_a_model_without_states(rng):
     assert onnx_export.check_parity(model, exported).ok
 
 
-def test_the_file_is_the_returned_model_and_the_same_each_time(tmp_path):
+def test_file_is_the_returned_model_and_deterministic(tmp_path):
     model = cnorm.demo_model()
     exported = onnx_export.export(model, tmp_path / "a.onnx")
     onnx_export.export(model, str(tmp_path / "b.onnx"))
@@ -253,7 +253,7 @@ def test_a_sequence_is_its_steps_and_its_chunks(rng, stack, opset, functions):
         np.testing.assert_array_equal(after[name], array)
 
 
-def test_functions_are_the_cells_and_shared_where_equal(rng):
+def test_functions_are_cells_and_equal_ones_are_shared(rng):
     layers = [random_lstm(rng, 3, 3), random_lstm(rng, 3, 3), random_lstm(rng, 3, 5, eps=1e-3)]
     model = cnorm.Model([*layers, random_linear(rng, 5, 2)])
     exported = onnx_export.export(model, functions=True)

@@ -67,7 +67,7 @@ def test_float16_squares_do_not_overflow(rng, kind, opset):
     assert operators == {native[0]} if opset >= native[1] else "Cast" in operators
 
 
-def test_the_operators_say_everything(rng):
+def test_operators_have_every_attribute_and_input(rng):
     weight = rng.standard_normal((3, 5)).astype(np.float32)
     (node,) = onnx_export.export_norm("layer_norm", weight, weight, eps=1e-6).graph.node
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}

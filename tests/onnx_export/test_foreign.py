@@ -90,7 +90,7 @@ def test_a_step_proves_a_preset(cell, tmp_path):
         onnx_export.load(path)
 
 
-def test_a_loop_that_is_written_out(cell, tmp_path):
+def test_parity_of_an_unrolled_loop(cell, tmp_path):
     path = written(Written(cell), tmp_path / "written.onnx", steps=(STEPS,))
     report = onnx_export.check_parity(of_torch(cell), path, steps=6)
     assert report.ok, str(report)
@@ -99,7 +99,7 @@ def test_a_loop_that_is_written_out(cell, tmp_path):
         onnx_export.OrtStream(path)
 
 
-def test_a_scripted_loop(cell, tmp_path):
+def test_parity_of_a_scripted_loop(cell, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scripted = torch.jit.script(Scripted(cell))

@@ -47,7 +47,7 @@ def stack(rng):
 @pytest.mark.parametrize("opset", [13, 17, 23])
 @pytest.mark.parametrize("functions", [False, True])
 @pytest.mark.parametrize("form", ["step", "sequence"])
-def test_a_stack_of_everything(rng, tmp_path, stack, form, functions, opset):
+def test_stack_of_every_kind_of_layer(rng, tmp_path, stack, form, functions, opset):
     path = tmp_path / "stack.onnx"
     exported = onnx_export.export(stack, path, form=form, functions=functions, opset=opset)
     report = onnx_export.check_parity(stack, exported, steps=16)
@@ -181,13 +181,13 @@ def test_native_operators_are_refused_with_the_reason(rng, tmp_path, key, change
     assert onnx_export.check_parity(model, onnx_export.export(model), steps=4).ok
 
 
-def test_a_projection_has_no_native_operator(rng):
+def test_native_operators_reject_a_projection(rng):
     layer, _ = cells.random_cell(("LSTM", "torch"), rng, 5, 6, 3)
     with pytest.raises(ValueError, match="the operator LSTM has no projection"):
         onnx_export.export(cnorm.Model([layer]), native_ops=True)
 
 
-def test_bidirectional_layers_have_no_form(rng, tmp_path):
+def test_rejects_bidirectional_layers(rng, tmp_path):
     both = cnorm.Bidirectional(cell(rng, ("GRU", "torch"), 5, 4), cell(rng, ("GRU", "torch"), 5, 4))
     with pytest.raises(ValueError, match=r"no ONNX form of Bidirectional.*no states to carry from chunk to chunk"):
         onnx_export.export(cnorm.Model([both]), tmp_path / "m.onnx", form="sequence")
@@ -207,7 +207,7 @@ def test_norms_without_eps_are_refused_by_name(rng, tmp_path, dtype, eps):
     assert os.listdir(tmp_path) == []
 
 
-def test_names_of_checkpoints_that_are_no_identifiers(rng):
+def test_checkpoint_names_that_are_not_identifiers(rng):
     """Formal names of a function's inputs are identifiers; the file's tensors keep the checkpoint's names."""
     model = cnorm.Model([cell(rng, ("LSTM", "tfa"), 5, 6)])
     exported = onnx_export.export(model, functions=True)

@@ -14,7 +14,7 @@ import onnx_export
 @pytest.mark.parametrize("opset", [13, 17])
 @pytest.mark.parametrize("functions", [False, True])
 @pytest.mark.parametrize("form", ["step", "sequence"])
-def test_loaded_back_it_steps_to_the_same_bits(rng, tmp_path, form, functions, opset):
+def test_loaded_model_steps_to_the_same_bits(rng, tmp_path, form, functions, opset):
     model = cnorm.Model([random_lstm(rng, 5, 7, eps=3e-4), random_linear(rng, 7, 3, bias=False)])
     onnx_export.export(model, tmp_path / "m.onnx", form=form, functions=functions, opset=opset)
     again = onnx_export.load(tmp_path / "m.onnx")
@@ -79,7 +79,7 @@ def change(path, edit):
         "a tensor short",
     ],
 )
-def test_other_files_are_refused_by_name(tmp_path, edit, says):
+def test_rejects_altered_files_by_name(tmp_path, edit, says):
     path = tmp_path / "demo.onnx"
     onnx_export.export(cnorm.demo_model(), path)
     change(path, edit)
@@ -88,7 +88,7 @@ def test_other_files_are_refused_by_name(tmp_path, edit, says):
     assert path.name in str(error.value)
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_load_of_an_absent_file_is_an_oserror(tmp_path):
     """An OSError, as from `cnorm.load`, whoever reads."""
     for read in READERS:
         with pytest.raises(FileNotFoundError, match=r"No such file .*nothing\.onnx"):
@@ -102,7 +102,7 @@ def test_rejects_anything_but_a_path():
                 read(wrong)
 
 
-def test_an_untrusted_file(tmp_path, monkeypatch):
+def test_load_reads_no_weights_outside_the_folder(tmp_path, monkeypatch):
     """Weights outside the model's folder are not read, and what is not ONNX is not looked into."""
     monkeypatch.setattr("onnx_export.files.EXTERNAL_ABOVE", 100)
     (tmp_path / "inner").mkdir()
@@ -122,7 +122,7 @@ def test_an_untrusted_file(tmp_path, monkeypatch):
         onnx_export.load(path)
 
 
-def test_a_file_of_others_is_refused_with_a_way_out(tmp_path):
+def test_rejects_files_of_other_exporters_with_advice(tmp_path):
     exported = onnx_export.export(cnorm.demo_model())
     exported.ClearField("metadata_props")
     onnx.save(exported, tmp_path / "foreign.onnx")

@@ -31,7 +31,7 @@ def steps_by_run(exported, x):
 
 @pytest.mark.parametrize("batch", [1, "batch"])
 @pytest.mark.parametrize("form", ["step", "sequence"])
-def test_the_bits_of_session_run(rng, model, form, batch):
+def test_steps_match_session_run_bit_for_bit(rng, model, form, batch):
     exported = onnx_export.export(model, form=form, batch=batch)
     x = rng.standard_normal((11, 5)).astype(np.float32)
     expected, states = steps_by_run(exported, x)
@@ -47,7 +47,7 @@ def test_the_bits_of_session_run(rng, model, form, batch):
     np.testing.assert_array_equal(out, expected)
 
 
-def test_results_are_the_callers_own(rng, model):
+def test_results_are_owned_by_the_caller(rng, model):
     stream = OrtStream(onnx_export.export(model))
     x = rng.standard_normal((3, 5)).astype(np.float32)
     first = stream.step(x[0])
@@ -134,7 +134,7 @@ def test_wrong_arguments_change_nothing(model):
         OrtStream(exported, optimisation="on")
 
 
-def test_a_file_with_another_interface(model):
+def test_rejects_a_file_with_another_interface(model):
     exported = onnx_export.export(model)
     exported.graph.output[1].name = "state"
     for node in exported.graph.node:
@@ -144,7 +144,7 @@ def test_a_file_with_another_interface(model):
         OrtStream(exported)
 
 
-def test_files_that_onnxruntime_does_not_load(model, tmp_path):
+def test_rejects_files_that_onnxruntime_does_not_load(model, tmp_path):
     exported = onnx_export.export(model)
     exported.opset_import[0].version = 99
     with pytest.raises(ValueError, match=f"onnxruntime {onnxruntime.__version__} does not load it"):
@@ -162,7 +162,7 @@ def test_files_that_onnxruntime_does_not_load(model, tmp_path):
     ],
     ids=lambda text: text[:50],
 )
-def test_a_state_table_that_does_not_fit(model, text):
+def test_rejects_a_mismatched_state_table(model, text):
     exported = onnx_export.export(model)
     exported.metadata_props[0].value = text
     with pytest.raises(ValueError, match="has no state table that fits the inputs"):
@@ -175,6 +175,6 @@ def test_the_example_in_the_docstring():
     assert runner.run(example) == (0, 3)
 
 
-def test_a_state_that_is_no_mapping(model):
+def test_rejects_a_state_that_is_not_a_mapping(model):
     with pytest.raises(TypeError, match=r"^state must be a mapping of names to arrays, got int"):
         OrtStream(onnx_export.export(model)).set_state(3)

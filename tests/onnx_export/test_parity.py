@@ -51,7 +51,7 @@ def test_float16_is_judged_by_float16(demo):
     assert max(ulp.values()) < 16  # in one unit for all engines: in float32's cnorm would be 8192 times as far
 
 
-def test_cells_of_two_units_have_an_ill_conditioned_norm(rng):
+def test_bound_covers_the_ill_conditioned_norm_of_two_units(rng):
     """Two cells that nearly meet: their norm enlarges any error, and the bound has to know."""
     model = cnorm.Model([random_lstm(rng, 2, 2), random_linear(rng, 2, 3)])
     report = onnx_export.check_parity(model, onnx_export.export(model), steps=300)
@@ -69,7 +69,7 @@ def test_wide_layers(rng, opset):
 
 
 @pytest.mark.parametrize(("form", "opset"), [("step", 13), ("sequence", 17)])
-def test_the_validator_finds_and_clears_every_norm(demo, tmp_path, form, opset):
+def test_validator_finds_every_norm_and_judges_it_sound(demo, tmp_path, form, opset):
     onnx_export.export(demo[0], tmp_path / "demo.onnx", form=form, opset=opset)
     report = onnx_export.validate(tmp_path / "demo.onnx")
     assert report.ok
@@ -202,7 +202,7 @@ def test_a_lost_eps_is_reported(demo):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_another_start_is_reported(demo, dtype):
+def test_different_initial_state_is_reported(demo, dtype):
     """Each step agrees, from whatever state: only the table and the free runs show it."""
     lstm, linear = demo[0].layers
     started = cnorm.LSTM({**lstm.weights, "h0": np.full(64, 0.3, "f")}, preset="ba2016")
@@ -219,7 +219,7 @@ def test_another_start_is_reported(demo, dtype):
         assert "inf%" in str(report)
 
 
-def test_the_first_step_that_goes_apart_is_named(demo):
+def test_first_diverging_step_is_reported(demo):
     """A file that clips its cell at 1 is right until a cell gets there."""
     model, exported = demo
 
@@ -242,7 +242,7 @@ def test_the_first_step_that_goes_apart_is_named(demo):
     assert f"at step {expected} of recording 1" in report.verdict
 
 
-def test_nan_is_infinitely_far(demo):
+def test_nan_counts_as_an_infinite_error(demo):
     model, exported = demo
 
     def poison(_, copy):

@@ -103,7 +103,7 @@ def norm_over_rows(graph):
 
 
 @pytest.mark.parametrize("change", [mean_over_rows, norm_over_rows])
-def test_rows_of_a_batch_that_mix_are_reported(model, change):
+def test_mixing_between_batch_rows_is_reported(model, change):
     exported = onnx_export.export(model, batch="batch")
     report = onnx_export.check_parity(model, exported, steps=5)
     assert report.ok, str(report)

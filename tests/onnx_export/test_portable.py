@@ -26,7 +26,7 @@ def of_preset(key, rng):
 
 @pytest.mark.parametrize("options", LOOPS, ids=lambda o: "-".join(map(str, o.values())))
 @pytest.mark.parametrize("portable", [False, True])
-def test_every_way_to_repeat_a_step(rng, options, portable):
+def test_every_form_of_loop(rng, options, portable):
     model = deep_model(rng)
     for batch in (1, "batch"):
         exported = onnx_export.export(model, form="sequence", portable=portable, batch=batch, **options)
@@ -74,7 +74,7 @@ def test_unrolled_steps_share_nodes_on_weights(rng):
 
 
 @pytest.mark.parametrize("form", [{"form": "step"}, {"form": "sequence"}, {"form": "sequence", "native_ops": True}])
-def test_portable_outputs_come_from_nodes_of_their_own(rng, form):
+def test_portable_outputs_come_from_separate_nodes(rng, form):
     """Runtimes name outputs after nodes; converters of types want outputs that no other node reads."""
     model = of_preset(("LSTM", "torch"), rng)
     exported = onnx_export.export(model, portable=True, **form)
@@ -86,7 +86,7 @@ def test_portable_outputs_come_from_nodes_of_their_own(rng, form):
     assert {producers[name].op_type for name in names} == {"Reshape"}
 
 
-def test_nodes_of_outputs_have_their_names():
+def test_output_nodes_have_the_names_of_the_outputs():
     exported = onnx_export.export(cnorm.demo_model())
     names = {output: node.name for node in exported.graph.node for output in node.output}
     assert [names[value.name] for value in exported.graph.output] == ["y", "h0_out", "c0_out"]
@@ -95,7 +95,7 @@ def test_nodes_of_outputs_have_their_names():
 @pytest.mark.parametrize(
     ("opset", "functions", "expected"), [(13, False, 7), (14, False, 7), (15, False, 8), (17, False, 8), (13, True, 8)]
 )
-def test_the_ir_version_is_the_oldest_that_will_do(opset, functions, expected):
+def test_ir_version_is_the_oldest_sufficient_one(opset, functions, expected):
     """onnxruntime 1.8 reads IR 7 and opset 13."""
     assert onnx_export.export(cnorm.demo_model(), opset=opset, functions=functions).ir_version == expected
 
@@ -143,7 +143,7 @@ def test_the_sidecar_has_the_metadata_and_the_interface(tmp_path):
         onnx_export.export(cnorm.demo_model(), sidecar=True)
 
 
-def test_load_refuses_a_portable_file_and_says_why(tmp_path):
+def test_load_rejects_portable_files_with_the_reason(tmp_path):
     onnx_export.export(cnorm.demo_model(), tmp_path / "demo.onnx", portable=True)
     with pytest.raises(ValueError, match="exported with portable=True, which folds the weights"):
         onnx_export.load(tmp_path / "demo.onnx")
@@ -180,7 +180,7 @@ def test_options_that_exclude_each_other(options, error, says):
         onnx_export.export(cnorm.demo_model(), **options)
 
 
-def test_a_loop_of_no_steps_keeps_the_states():
+def test_loop_of_zero_steps_keeps_the_states():
     """Scan takes no empty sequence in onnxruntime; Loop does."""
     exported = onnx_export.export(cnorm.demo_model(), form="sequence", loop="loop")
     h, c = (np.full((1, 64), v, np.float32) for v in (0.5, -0.5))

@@ -100,7 +100,7 @@ def test_every_contender_of_the_norms_is_right(case):
             operations.check(contender, case.expected(**inputs))
 
 
-def test_large_inputs_lie_where_users_have_them():
+def test_large_inputs_have_the_alignment_of_malloc():
     for shape in ((256, 128), (1000, 333)):
         assert timing.empty(shape, np.float32).ctypes.data % 4096 == 16
         assert timing.empty_like(np.zeros(shape, np.float16)).shape == shape
@@ -140,7 +140,7 @@ def test_every_contender_of_the_steps_is_right(cell):
         operations.check_steps(runner, frames, operations.after(cell, model, frames))
 
 
-def test_a_wrong_contender_is_told_and_not_timed(monkeypatch, timed):
+def test_a_wrong_contender_is_reported_and_not_timed(monkeypatch, timed):
     def wrong(x, weight, bias):
         return [timing.Contender("NumPy", "x * weight", {"x": x, "weight": weight})]
 
@@ -161,7 +161,7 @@ def test_a_wrong_cnorm_ends_the_measurement(monkeypatch, timed):
     assert timed == []
 
 
-def test_a_wrong_step_is_told_and_not_timed(monkeypatch):
+def test_a_wrong_step_is_reported_and_not_timed(monkeypatch):
     class Wrong(contenders.Cnorm):
         label = "wrong"
 
@@ -190,7 +190,7 @@ def test_check(outputs, message):
         operations.check(contender, (np.zeros((2, 3)),))
 
 
-def test_absent_packages_are_told(monkeypatch):
+def test_absent_packages_are_reported(monkeypatch):
     there = contenders.util.find_spec
     absent = ("torch", "onnx", "onnxruntime", "numba")
     monkeypatch.setattr(contenders.util, "find_spec", lambda name: None if name in absent else there(name))
@@ -206,7 +206,7 @@ def test_absent_packages_are_told(monkeypatch):
     assert {r["contender"] for r in steps["records"]} == {"cnorm"}
 
 
-def test_contenders_take_turns():
+def test_contenders_are_timed_in_rotation():
     """After calibration every round starts with another contender, and each runs once uncounted before its sample."""
     calls = []
 
@@ -222,7 +222,7 @@ def test_contenders_take_turns():
     assert "".join(calls) == "".join(expected)
 
 
-def test_uncounted_steps_come_before_each_turn():
+def test_warm_up_steps_precede_each_turn():
     steps = []
 
     class Runner:

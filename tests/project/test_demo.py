@@ -47,12 +47,12 @@ def test_isa_hashes_agree_and_the_isa_is_as_before(isa, console, recordings):
     assert "NOT" in console.file.getvalue()
 
 
-def test_contenders_of_onnxruntime_compute_the_same(recordings):
+def test_onnxruntime_contenders_match(recordings):
     onnx_model = onnx_export.export(cnorm.demo_model()).SerializeToString()
     check([contenders.OrtRun(onnx_model), contenders.OrtBinding(onnx_model)], recordings[0][::20])
 
 
-def test_contenders_of_torch_compute_the_same(recordings):
+def test_torch_contenders_match(recordings):
     pytest.importorskip("torch")
     model = cnorm.demo_model()
     check([contenders.TorchEager(model), contenders.TorchJit(model)], recordings[0][::20])
@@ -67,7 +67,7 @@ def check(others, utterances):
         np.testing.assert_allclose(answers[other.label], answers["cnorm"], rtol=0, atol=5e-6)
 
 
-def test_from_end_to_end(tmp_path, capsys):
+def test_demo_runs_from_end_to_end(tmp_path, capsys):
     assert demo.run(tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"demo.onnx", "demo.png"}
     assert (tmp_path / "out" / "demo.png").read_bytes().startswith(b"\x89PNG")
@@ -120,7 +120,7 @@ def test_output_that_can_not_be_written_is_one_line(command, to, encoding, messa
 
 
 @pytest.mark.parametrize("command", ["info", "--help", "--version"])
-def test_a_closed_pipe_is_no_verdict(command):
+def test_a_closed_pipe_is_not_a_failed_check(command):
     """Code 1 is for a check that failed."""
     read, write = os.pipe()
     os.close(read)

@@ -122,7 +122,7 @@ def as_bytes(result):
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-def test_modes_set_by_others_change_no_bits_and_stay_set(rng, control, dtype, mode):
+def test_float_modes_of_the_caller_change_no_bits_and_are_kept(rng, control, dtype, mode):
     for name, call in operations(rng, dtype).items():
         expected = as_bytes(call())
         control.write_control(mode)
@@ -133,7 +133,7 @@ def test_modes_set_by_others_change_no_bits_and_stay_set(rng, control, dtype, mo
         assert as_bytes(result) == expected, name
 
 
-def test_a_mode_that_was_never_entered_is_not_left(control):
+def test_exit_without_enter_raises_and_changes_nothing(control):
     with pytest.raises(AttributeError):
         _core.default_float_env().__exit__()
     assert control.read_control() & ~STICKY == DEFAULT
@@ -153,7 +153,7 @@ def python(code):
 
 @pytest.mark.skipif(not X86, reason="AArch64 processors need not be able to trap at all")
 @pytest.mark.parametrize("name", cnorm.available_isas())
-def test_unmasked_traps_do_not_kill(control_library, name):
+def test_unmasked_floating_point_traps_do_not_fire(control_library, name):
     """In a process of its own: a trap that gets through ends it with SIGFPE."""
     run = python(f"""
         import ctypes, cnorm, numpy as np
@@ -208,7 +208,7 @@ def test_results_survive_a_fork():
     assert run.stdout == "True 0\n", run.stdout + run.stderr
 
 
-def test_an_interrupt_leaves_everything_whole():
+def test_interrupt_leaves_output_and_state_complete():
     """Ctrl-C during a long call: the call ends, then KeyboardInterrupt is raised; output and state are complete.
 
     A second thread sees the output begin to change, so the call is under way, and sends the signal.

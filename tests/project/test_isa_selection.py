@@ -23,7 +23,7 @@ def python(code, **environment):
     )
 
 
-def test_the_names_are_the_known_ones():
+def test_available_isas_have_known_names():
     available = cnorm.available_isas()
     assert set(available) <= KNOWN
     assert len(set(available)) == len(available)

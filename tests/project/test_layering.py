@@ -53,7 +53,7 @@ def python_sources(package):
     return sorted((ROOT / package).rglob("*.py"))
 
 
-def test_the_c_library_knows_nothing_of_python():
+def test_c_library_does_not_include_python():
     for path in c_sources():
         assert not re.search(r"#\s*include\s*[<\"](Python\.h|numpy/)", path.read_text()), path
 
@@ -192,7 +192,7 @@ def test_no_fused_or_approximate_instruction(what):
         assert mnemonic.search(listing) is None, f"{path.name}: {mnemonic.search(listing)[1]}"
 
 
-def test_the_search_for_fused_instructions_finds_them(tmp_path):
+def test_fused_instruction_search_detects_a_fused_instruction(tmp_path):
     """The search above would pass if its pattern or objdump's format were wrong."""
     source = tmp_path / "fused.c"
     source.write_text("float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }\n")
@@ -233,7 +233,7 @@ def test_no_fast_math_no_lto_anywhere_in_the_build():
         assert flag not in commands, flag
 
 
-def test_contraction_is_off_for_every_c_file_of_ours():
+def test_floating_point_contraction_is_off_in_every_c_file():
     compiled = json.loads((build_folder() / "compile_commands.json").read_text())
     ours = [entry for entry in compiled if "src/" in entry["file"]]
     assert ours
@@ -282,7 +282,7 @@ HARMLESS = {
 AT_FIRST_USE = {"getenv"}  # CNORM_ISA
 
 
-def test_the_library_calls_nothing_that_could_allocate_or_lock():
+def test_library_calls_no_allocating_or_locking_function():
     """No function of the C library can allocate, because none calls anything that could."""
     objects = sorted((build_folder() / "src").rglob("*.o"))
     assert objects

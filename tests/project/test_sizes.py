@@ -112,7 +112,7 @@ def test_no_file_is_too_long():
     assert not long, "\n".join(long)
 
 
-def test_no_function_is_too_long_or_takes_too_much():
+def test_functions_meet_the_limits_on_length_and_parameters():
     found = []
     for path in sources(".c", ".h", ".inc", ".py", ".pyx", ".pxi"):
         name = str(path.relative_to(ROOT))
@@ -138,7 +138,7 @@ def test_no_function_is_too_long_or_takes_too_much():
         (".pxi", 'cdef int g(A self, int b) except -1:\n    """Doc."""\n    return 1\n\nx = 1\n', [("g", 3, 2)]),
     ],
 )
-def test_the_counts(suffix, text, expected, tmp_path):
+def test_counts_of_lines_and_parameters(suffix, text, expected, tmp_path):
     path = tmp_path / f"file{suffix}"
     path.write_text(text)
     assert list(functions(path)) == expected

@@ -47,7 +47,7 @@ def test_any_width(key, units, isa, rng):
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
-def test_zoneout_of_haste(kind, rng):
+def test_haste_zoneout_at_inference(kind, rng):
     spec = dataclasses.replace(cnorm.PRESETS[kind, "haste"], zoneout=0.25)
     weights = random_weights(spec, rng, 8, 24)
     layer = LAYERS[kind](weights, preset=spec)
@@ -61,7 +61,7 @@ def test_zoneout_of_haste(kind, rng):
     assert worst_step(layer, advance, rng, 100) <= 1
 
 
-def test_clips(rng):
+def test_cell_and_projection_clips(rng):
     spec = dataclasses.replace(cnorm.PRESETS["LSTM", "tflite"], cell_clip=0.3, projection_clip=0.05)
     weights = random_weights(spec, rng, 8, 24, outputs=10)
     layer = cnorm.LSTM(weights, preset=spec)
@@ -79,7 +79,7 @@ def test_clips(rng):
 
 @pytest.mark.parametrize("key", [key for key in KEYS if cnorm.PRESETS[key].scope != "none"], ids="-".join)
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
-def test_products_whose_squares_leave_float32(key, scale, rng):
+def test_products_whose_squares_overflow_float32(key, scale, rng):
     """LN(W x) does not depend on the scale of x but for eps: the float64 way of a row must agree with the reference."""
     spec = cnorm.PRESETS[key]
     weights = random_weights(spec, rng, 6, 10)
@@ -99,7 +99,7 @@ INSIDE = [key for key in KEYS if any("inside" in meaning for _, _, meaning in cn
 
 @pytest.mark.parametrize("key", INSIDE, ids="-".join)
 @pytest.mark.parametrize("scale", [1e-16, 1e20])
-def test_a_bias_inside_the_norm_of_products_whose_squares_leave_float32(key, scale, rng):
+def test_bias_inside_the_norm_of_products_whose_squares_overflow_float32(key, scale, rng):
     """It is part of the row that is done in float64: as large as the product here, from the state zero."""
     spec = cnorm.PRESETS[key]
     weights = random_weights(spec, rng, 6, 10)
@@ -117,7 +117,7 @@ def test_a_bias_inside_the_norm_of_products_whose_squares_leave_float32(key, sca
     assert max(worst_step(layer, advance, rng, 1, scale) for _ in range(10)) <= 1
 
 
-def test_every_bias_of_a_gate_counts(rng):
+def test_all_biases_of_a_gate_are_added(rng):
     """Those of the input and of the recurrence and one of the sum, beside a bias under the reset gate."""
     spec = cnorm.PRESETS["GRU", "torch"]
     spec = dataclasses.replace(spec, name="mine", weights=(*spec.weights, ("bias", "3H", "bias")))
@@ -127,7 +127,7 @@ def test_every_bias_of_a_gate_counts(rng):
     assert worst_step(layer, lambda x, state: {"h0": reference.gru_torch(together, x, state["h0"])}, rng, 50) <= 1
 
 
-def test_both_biases_inside_the_norm_of_a_sum_count(rng):
+def test_both_biases_inside_the_norm_of_a_sum_are_added(rng):
     spec = cnorm.PRESETS["GRU", "dreamer_v2"]
     spec = dataclasses.replace(spec, name="mine", weights=(*spec.weights, ("bias_h", "3H", "inside_h")))
     weights = random_weights(spec, rng, 9, 16)
@@ -162,7 +162,7 @@ def test_stacked_matrices_have_the_bits_of_plain_ones(parts, axes, tmp_path, rng
 
 
 @pytest.mark.parametrize("terms", ["3H+H fio g", "2H+2H fi og", "H+3H f iog", "H+H+2H f i og", "H+2H+H f io g"])
-def test_joined_tensors_are_cut_wherever_they_join(terms, rng):
+def test_joined_tensors_are_split_along_their_joined_axis(terms, rng):
     axis, *gates = terms.split()
     plain = cnorm.PRESETS["LSTM", "ba2016"]
     shapes = {"weight_x": f"{axis} I", "weight_h": f"{axis} H", "bias": axis}
@@ -191,7 +191,7 @@ def test_stacked_matrices_with_the_inputs_first(rng):
     [(("LSTM", "lingvo"), "weight_x"), (("LSTM", "lingvo"), "weight_h"), (("LSTM", "lingvo"), "weight_p"),
      (("GRU", "onnx"), "weight_n")],
 )  # fmt: skip
-def test_nothing_is_packed_that_the_kernels_would_read_beyond(key, name, rng):
+def test_packing_rejects_shapes_the_kernels_would_read_past(key, name, rng):
     """Whatever brought the weights into the kernels' form."""
 
     class Mistaken(LAYERS[key[0]]):
@@ -205,7 +205,7 @@ def test_nothing_is_packed_that_the_kernels_would_read_beyond(key, name, rng):
         cnorm.Model([layer])
 
 
-def test_carrying_the_raw_cell_and_the_normalised_one_differ(rng):
+def test_carrying_the_raw_or_the_normalised_cell_gives_different_outputs(rng):
     """The same names, shapes and weights, another recurrence: the reason for presets."""
     carry = cnorm.PRESETS["LSTM", "torch_custom"]
     output = dataclasses.replace(carry, cell_norm="output", name="torch_custom_output")
@@ -285,7 +285,7 @@ def test_half_precision_weights_are_widened(rng):
     np.testing.assert_array_equal(one, other)
 
 
-def test_the_state_at_the_start_can_be_part_of_the_weights(rng):
+def test_initial_state_can_be_part_of_the_weights(rng):
     layer, _ = random_cell(("LSTM", "torch"), rng, 3, 5)
     start = {"h0": rng.standard_normal(5).astype(np.float32), "c0": rng.standard_normal(5).astype(np.float32)}
     stream = cnorm.Model([cnorm.LSTM(dict(layer.weights) | start, preset="torch")]).stream()
@@ -296,7 +296,7 @@ def test_the_state_at_the_start_can_be_part_of_the_weights(rng):
 
 
 @pytest.mark.parametrize("key", [("GRU", "torch"), ("RNN", "tfa")], ids="-".join)
-def test_only_an_lstm_has_a_c_at_the_start(key, rng):
+def test_only_an_lstm_accepts_an_initial_c(key, rng):
     weights = random_weights(cnorm.PRESETS[key], rng, 3, 5) | {"c0": np.zeros(5, np.float32)}
     with pytest.raises(ValueError, match="unknown: c0"):
         LAYERS[key[0]](weights, preset=cnorm.PRESETS[key])
@@ -304,7 +304,7 @@ def test_only_an_lstm_has_a_c_at_the_start(key, rng):
         cnorm.from_torch(weights, cnorm.PRESETS[key])
 
 
-def test_a_clip_of_a_projection_that_is_missing(rng):
+def test_rejects_a_projection_clip_without_a_projection(rng):
     spec = dataclasses.replace(cnorm.PRESETS["LSTM", "torch"], name="mine", projection_clip=0.5)
     with pytest.raises(ValueError, match="LSTM mine must have a projection for projection_clip"):
         cnorm.LSTM(random_weights(spec, rng, 3, 4), preset=spec)

@@ -47,7 +47,7 @@ def test_a_saved_file_with_a_spec_of_its_own(tmp_path, rng):
         cnorm.from_safetensors(path, "torch_custom", prefix="layers.0.")
 
 
-def test_only_what_is_read_of_a_saved_file_has_to_agree(tmp_path, rng):
+def test_only_the_selected_layer_of_a_saved_file_is_compared(tmp_path, rng):
     carry, _ = random_cell(("LSTM", "torch_custom"), rng, 6, 6)
     spec = dataclasses.replace(carry.spec, cell_norm="output")
     output = cnorm.LSTM(dict(carry.weights), preset=spec)
@@ -105,7 +105,7 @@ def test_projection_bias_without_projection_is_refused(rng):
         cnorm.LSTM(given, preset="tflite")
 
 
-def test_a_projection_has_its_bias_or_says_that_it_has_none(rng):
+def test_projection_bias_is_given_or_declared_absent(rng):
     given = random_weights(cnorm.PRESETS["LSTM", "tflite"], rng, 5, 8, outputs=3)
     del given["projection_bias"]
     with pytest.raises(ValueError, match="missing: projection_bias"):
@@ -161,7 +161,7 @@ def test_a_stack_with_the_layer_in_the_prefix(rng):
     np.testing.assert_array_equal(layers[1].weights["weight_hh"], weights[1]["weight_hh"])
 
 
-def test_the_stack_of_di_engine_shares_a_bias(rng):
+def test_di_engine_stacks_share_a_bias(rng):
     spec = cnorm.PRESETS["LSTM", "di_engine"]
     one, two = (random_weights(spec, rng, inputs, 8) for inputs in (5, 8))
     given = one | {name.replace(".0", ".1"): array for name, array in two.items() if name.startswith("w")}
@@ -214,7 +214,7 @@ def test_both_directions_read_the_same_sequence(rng):
         cnorm.Bidirectional(forward, backward)
 
 
-def test_checkpoints_that_do_not_fit(rng):
+def test_rejects_checkpoints_that_do_not_match_the_preset(rng):
     good = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
     with pytest.raises(ValueError, match="kind must be given"):
         cnorm.from_torch(good, "torch")
@@ -373,7 +373,7 @@ def _first_cell(model):
     return layer.forward if isinstance(layer, cnorm.Bidirectional) else layer
 
 
-def test_tensors_that_no_array_can_be_made_of(tmp_path):
+def test_rejects_tensors_that_numpy_cannot_represent(tmp_path):
     """They may be elsewhere in a checkpoint; under the prefix they are an error that names them."""
     torch = pytest.importorskip("torch")
     module = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.GRU(4, 5))
@@ -441,7 +441,7 @@ def test_layer_norm_cells_written_in_torch(preset, rng):
 
 
 @pytest.mark.parametrize("key", sorted(EPS), ids="-".join)
-def test_a_preset_without_eps_names_the_reason(key):
+def test_presets_without_eps_still_normalise(key):
     assert cnorm.PRESETS[key].eps is None
     assert cnorm.PRESETS[key].normalises
 
@@ -508,7 +508,7 @@ def test_check_finds_another_cell_with_the_same_tensors(key, other, rng):
     assert str(wrong).startswith("the outputs differ: worst at frame ")
 
 
-def test_check_does_not_pass_what_it_can_not_judge(rng):
+def test_check_is_not_ok_on_too_few_or_nan_frames(rng):
     model = cnorm.Model([random_cell(("GRU", "torch"), rng, 3, 4)[0]])
     x = rng.standard_normal((5, 3), dtype=np.float32)
     y = model.run(x)

@@ -132,7 +132,7 @@ with replacing(sys.argv[1]) as file:
 """
 
 
-def test_a_killed_writer_leaves_the_file_and_no_litter(path, rng):
+def test_a_killed_writer_leaves_the_old_file_and_its_temporary_folder_is_removed(path, rng):
     """Its folder goes with the next writing of that file; that of a writer that lives stays."""
     before = path.read_bytes()
     writers = []
@@ -170,7 +170,7 @@ def test_a_path_that_can_not_be_written_is_named(tmp_path, rng):
     assert caught.value.filename == str(tmp_path / "absent" / "model")
 
 
-def test_what_is_no_regular_file_is_not_replaced(tmp_path, rng):
+def test_only_regular_files_are_replaced(tmp_path, rng):
     """A device or a pipe would become a file, and whoever reads the pipe would wait for ever."""
     os.mkfifo(tmp_path / "pipe")
     os.symlink("pipe", tmp_path / "link")
@@ -187,7 +187,7 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path, rng):
     assert sorted(os.listdir(tmp_path)) == ["folder", "link", "loop", "pipe"]
 
 
-def test_a_folder_s_name_is_no_file_s(tmp_path, rng):
+def test_rejects_folder_names_as_save_paths(tmp_path, rng):
     for name in ("new/", "new/.", "new/.."):
         with pytest.raises(OSError, match=rf"the path is that of a folder: '{tmp_path}/{name}'$"):
             small_model(rng).save(f"{tmp_path}/{name}")
@@ -196,7 +196,7 @@ def test_a_folder_s_name_is_no_file_s(tmp_path, rng):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_name_as_long_as_names_can_be(tmp_path, rng):
+def test_saves_under_the_longest_file_name(tmp_path, rng):
     small_model(rng).save(tmp_path / ("a" * 255))
     assert cnorm.load(tmp_path / ("a" * 255)).output_size == 2
     assert os.listdir(tmp_path) == ["a" * 255]
@@ -233,7 +233,7 @@ def refused(path, match=None):
     assert str(path) in str(caught.value)
 
 
-def test_every_truncation_is_refused(path):
+def test_rejects_every_truncation(path):
     data = path.read_bytes()
     for length in [*range(64), *range(64, len(data), 37), len(data) - 1]:
         path.write_bytes(data[:length])
@@ -243,7 +243,7 @@ def test_every_truncation_is_refused(path):
 
 
 @pytest.mark.parametrize("length", [0, 1, 2**31, 2**63, 2**64 - 1])
-def test_header_lengths_that_lie(path, length):
+def test_rejects_false_header_lengths(path, length):
     header, body = contents(path)
     write(path, header, body, length)
     refused(path)
@@ -282,7 +282,7 @@ def test_header_lengths_that_lie(path, length):
         "true",
     ],
 )
-def test_headers_that_are_none(path, text):
+def test_rejects_malformed_headers(path, text):
     write(path, text, b"\0" * 64)
     refused(path)
 
@@ -306,21 +306,21 @@ def test_headers_that_are_none(path, text):
     ],
     ids=str,
 )
-def test_tensors_that_lie(path, change):
+def test_rejects_false_tensor_entries(path, change):
     header, body = contents(path)
     header["layers.0.weight_x"] |= change
     write(path, header, body)
     refused(path)
 
 
-def test_tensors_that_share_or_leave_bytes(path):
+def test_rejects_overlapping_tensors_and_gaps(path):
     header, body = contents(path)
     header["layers.0.gain_x"]["data_offsets"] = header["layers.0.gain_h"]["data_offsets"]
     write(path, header, body)
     refused(path)
 
 
-def test_a_name_twice(path):
+def test_rejects_duplicate_tensor_names(path):
     """Whichever of two tensors of one name is meant: not this file."""
     header, body = contents(path)
     entry = json.dumps(header["layers.0.gain_x"])
@@ -329,7 +329,7 @@ def test_a_name_twice(path):
     refused(path)
 
 
-def test_empty_tensors(tmp_path, rng):
+def test_rejects_empty_tensors(tmp_path, rng):
     """Several may lie at one offset; no layer takes them."""
     path = tmp_path / "model"
     small_model(rng).save(path)
@@ -339,7 +339,7 @@ def test_empty_tensors(tmp_path, rng):
     refused(path, "bias")
 
 
-def test_a_header_of_a_hundred_megabytes(path):
+def test_rejects_a_header_of_100_megabytes(path):
     header, body = contents(path)
     write(path, json.dumps(header).encode() + b" " * (100 << 20), body)
     refused(path)
@@ -357,7 +357,7 @@ def test_half_precision_in_a_file(path):
             np.testing.assert_array_equal(array, half[f"layers.0.{name}"].astype(np.float32))
 
 
-def test_names_that_are_no_text(tmp_path, rng):
+def test_accepts_file_names_that_are_not_utf_8(tmp_path, rng):
     path = os.path.join(os.fsencode(tmp_path), b"\xff\xfe.safetensors")
     small_model(rng).save(os.fsdecode(path))
     for name in (path, os.fsdecode(path)):
@@ -365,7 +365,7 @@ def test_names_that_are_no_text(tmp_path, rng):
 
 
 @pytest.mark.parametrize("metadata", [1, [], {"cnorm.model": 1}, {"cnorm.model": None}, {}, None])
-def test_metadata_of_another_kind(path, metadata):
+def test_rejects_malformed_metadata(path, metadata):
     header, body = contents(path)
     header["__metadata__"] = metadata
     write(path, header, body)
@@ -378,7 +378,7 @@ def test_metadata_of_another_kind(path, metadata):
      '{"format": 1}', '{"format": 1, "layers": 3}', '{"format": 2, "layers": []}',
      '{"format": 1, "layers": []}', '{"format": 1, "layers": [null]}', '{"format": 1, "layers": [{"type": []}]}'],
 )  # fmt: skip
-def test_configurations_that_are_none(path, text):
+def test_rejects_malformed_configurations(path, text):
     write_configuration(path, text)
     refused(path)
 
@@ -403,7 +403,7 @@ def test_configurations_that_are_none(path, text):
     ],
     ids=lambda change: str(change)[:40],
 )
-def test_layers_that_are_none(path, change):
+def test_rejects_malformed_layers(path, change):
     described = configuration(path)
     described["layers"][0] |= change
     write_configuration(path, described)
@@ -432,7 +432,7 @@ def test_layers_that_are_none(path, change):
     ],
     ids=lambda change: str(change)[:40],
 )
-def test_specs_that_are_none(path, change):
+def test_rejects_malformed_specs(path, change):
     described = configuration(path)
     del described["layers"][0]["preset"]
     described["layers"][0]["spec"] = dataclasses.asdict(cnorm.PRESETS["LSTM", "ba2016"]) | change
@@ -440,13 +440,13 @@ def test_specs_that_are_none(path, change):
     refused(path)
 
 
-def test_matrices_that_packing_would_blow_up():
+def test_rejects_matrices_that_packing_would_enlarge_beyond_the_limit():
     """One row is padded to a panel of 32: 64 MiB would take 2 GiB."""
     with pytest.raises(ValueError, match="layers take 2147483648 bytes packed in panels"):
         cnorm.Model([cnorm.Linear(np.zeros((1, 1 << 24), np.float32))])
 
 
-def test_nesting_without_end(path):
+def test_rejects_deep_nesting(path):
     inner = {"type": "Activation", "function": "relu"}
     for _ in range(300):
         inner = {"type": "Residual", "layers": [inner]}
@@ -454,7 +454,7 @@ def test_nesting_without_end(path):
     refused(path)
 
 
-def test_ten_thousand_layers_and_no_more(path):
+def test_accepts_at_most_ten_thousand_layers(path):
     described = configuration(path)
     described["layers"] += [{"type": "Activation", "function": "relu"}] * (10_000 - len(described["layers"]))
     write_configuration(path, described)
@@ -467,7 +467,7 @@ def test_ten_thousand_layers_and_no_more(path):
     refused(path, "at most 10000 entries, nested ones included, got 10002")
 
 
-def test_many_layers_are_read_in_as_many_steps(path, work):
+def test_reading_takes_time_linear_in_the_number_of_layers(path, work):
     """Each took its tensors from among all of them: minutes for ten thousand. Counted in calls."""
     cell = {"weight_x": (1, 1), "weight_h": (1, 1), "gain": 1, "bias": 1}
     entry = {"type": "RNN", "preset": "ba2016", "eps": 1e-5}
@@ -482,7 +482,7 @@ def test_many_layers_are_read_in_as_many_steps(path, work):
     assert calls(200) < 2.2 * calls(100)
 
 
-def test_outputs_that_would_fill_memory(tmp_path):
+def test_rejects_models_whose_outputs_exceed_the_limit(tmp_path):
     """The output of each layer has room of its own, and an activation takes none in the file."""
     layers = [cnorm.LayerNorm(np.ones(200_000, np.float32)), *[cnorm.Activation("relu")] * 200]
     with pytest.raises(ValueError, match=r"layers take 160000000 bytes for the outputs of one step: more than 64 MiB"):
@@ -490,7 +490,7 @@ def test_outputs_that_would_fill_memory(tmp_path):
     assert cnorm.Model(layers[:50]).output_size == 200_000
 
 
-def test_missing_and_left_over_tensors(tmp_path, rng):
+def test_rejects_missing_and_unused_tensors(tmp_path, rng):
     path = tmp_path / "model"
     small_model(rng).save(path)
     tensors = safetensors.numpy.load_file(path)
@@ -510,7 +510,7 @@ def test_missing_and_left_over_tensors(tmp_path, rng):
         refused(path, "bias")
 
 
-def test_a_lost_bias_is_an_error(tmp_path, rng):
+def test_rejects_a_missing_bias(tmp_path, rng):
     """The configuration names the biases that a layer is without; an optional one that is missing besides was lost."""
 
     def layers(bias):
@@ -538,7 +538,7 @@ def test_a_lost_bias_is_an_error(tmp_path, rng):
     refused(path, r"\['bias_ih_l0', 'bias_hh_l0'\], got \[\]")
 
 
-def test_a_lost_optional_tensor_is_an_error(tmp_path, rng):
+def test_rejects_a_missing_optional_tensor(tmp_path, rng):
     """A state at the start, a gain or a bias within a norm: without it the file would load and mean something else."""
     matrices = (("x", "4H I", "weight_x"), ("y", "4H P", "weight_h"), ("p", "P H", "weight_p?"))
     vectors = (("b", "4H", "inside_x+bias?"), ("g", "2 4H", "gain_x gain_h?"))
@@ -559,7 +559,7 @@ def test_a_lost_optional_tensor_is_an_error(tmp_path, rng):
     assert cnorm.load(path).layers[0].weights.keys() == weights.keys()
 
 
-def test_a_file_that_does_not_say_what_is_optional_in_it(tmp_path, rng):
+def test_list_of_optional_tensors_may_be_absent_but_not_wrong(tmp_path, rng):
     """As files were before; and one that says it in another way."""
     weights = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4) | {"h0": np.ones(4, np.float32)}
     path = tmp_path / "model"
@@ -588,7 +588,7 @@ def test_flipped_bytes_never_crash(data, path):
         cnorm.load(other)
 
 
-def test_what_is_no_file(tmp_path):
+def test_rejects_paths_that_are_not_regular_files(tmp_path):
     with pytest.raises(FileNotFoundError):
         cnorm.load(tmp_path / "absent")
     with pytest.raises(TypeError, match="path must be a str or path-like, got int"):
@@ -611,7 +611,7 @@ def test_what_is_no_file(tmp_path):
         cnorm.load(tmp_path / "large")
 
 
-def test_a_checkpoint_of_another_framework_is_no_model(tmp_path, rng):
+def test_load_rejects_a_checkpoint_of_another_framework(tmp_path, rng):
     weights = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
     safetensors.numpy.save_file(weights, tmp_path / "gru")
     refused(tmp_path / "gru", "not a cnorm model")
@@ -624,7 +624,7 @@ def test_a_checkpoint_of_another_framework_is_no_model(tmp_path, rng):
         cnorm.from_safetensors(tmp_path / "gru", "torch", kind="GRU")
 
 
-def test_no_loader_knows_pickle(tmp_path):
+def test_loaders_never_unpickle(tmp_path):
     """A pickle under any name is refused without being run."""
     run = tmp_path / "run"
     (tmp_path / "evil").write_bytes(b"cos\nsystem\n(S'touch " + str(run).encode() + b"'\ntR.")
@@ -684,7 +684,7 @@ def test_quoted_names_of_a_state_dict_are_bounded_and_printable():
         assert str(error.value).isprintable()
 
 
-def test_the_text_of_a_model_is_short():
+def test_repr_of_a_large_model_is_short():
     layers = [cnorm.Linear(np.ones((2, 2), np.float32))] * 10_000
     text = "Linear(2 -> 2)"
     assert repr(cnorm.Model(layers)) == f"Model([{text}, {text}, {text}, ... 9995 more ..., {text}, {text}])"

@@ -49,7 +49,7 @@ def one_step_errors(key, model, oracle_layer, steps=12):
 
 
 @pytest.mark.parametrize("key", EVERY_CELL, ids=" ".join)
-def test_rounded_activations_do_not_show(key):
+def test_int8_and_float16_steps_match_float64_on_the_same_weights(key):
     """int8: the error of a step is that of float64 arithmetic on the same weights. float16: only rounding is left."""
     layer, _ = layer_of(key)
     model = cnorm.Model([layer])
@@ -123,7 +123,7 @@ def test_projections_residual_and_bidirectional_layers(tmp_path):
 
 
 @pytest.mark.parametrize("weights", ROUNDED)
-def test_streams_together_have_the_bits_of_each_alone_and_nan_stays_with_its_own(weights):
+def test_step_many_matches_single_steps_and_isolates_nan(weights):
     model = cnorm.Model([layer_of(("LSTM", "ba2016"))[0]]).with_weights(weights)
     x = frames(19)
     x[4, 7], x[11, 0] = np.nan, -np.inf
@@ -152,7 +152,7 @@ def test_small_matrices_stay_float32():
     assert small.nbytes == model.nbytes
 
 
-def test_states_move_on_demand_only():
+def test_int8_and_float32_models_exchange_states_only_by_set_state():
     model = cnorm.Model([layer_of(("LSTM", "ba2016"))[0]])
     int8 = model.with_weights("int8")
     stream = model.stream()
@@ -164,7 +164,7 @@ def test_states_move_on_demand_only():
     assert np.array_equal(moved.state()["h0"], stream.state()["h0"])
 
 
-def test_the_original_is_kept_if_asked(tmp_path):
+def test_keep_original_keeps_the_float32_model(tmp_path):
     model = cnorm.Model([layer_of(("LSTM", "ba2016"))[0]])
     int8 = model.with_weights("int8", keep_original=True)
     assert int8.with_weights("float32") is model
@@ -203,7 +203,7 @@ def test_weights_beyond_float16_are_refused():
         (lambda t: t.pop("layers.0.rows.weight_x"), "must be a matrix"),
     ],
 )
-def test_untrusted_rows_are_checked(tmp_path, spoil, message):
+def test_rejects_malformed_int8_tensors(tmp_path, spoil, message):
     model = cnorm.Model([layer_of(("LSTM", "ba2016"))[0]]).with_weights("int8")
     model.save(tmp_path / "m")
     tensors = safetensors.numpy.load_file(tmp_path / "m")

@@ -133,7 +133,7 @@ def test_numpy_scalars_become_python_floats(tmp_path, rng):
             dataclasses.replace(spec, eps=bad)
 
 
-def test_the_preset_is_never_guessed(rng):
+def test_preset_must_be_named(rng):
     weights = random_weights(cnorm.PRESETS["LSTM", "ba2016"], rng, 3, 4)
     with pytest.raises(TypeError, match="preset"):
         cnorm.LSTM(weights)

@@ -94,7 +94,7 @@ def test_a_refused_state_leaves_the_stream_as_it_was(model, rng):
 
 
 @pytest.mark.parametrize("make", [bytes, bytearray, memoryview, lambda saved: memoryview(saved).cast("f")])
-def test_bytes_of_any_kind(model, make):
+def test_restore_accepts_any_bytes_like_object(model, make):
     assert model.restore(make(model.stream().save())).frames == 0
 
 

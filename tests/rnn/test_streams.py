@@ -187,7 +187,7 @@ def test_many_streams_have_the_bits_of_each_alone(count, isa, rng):
     assert many.tobytes() == alone.tobytes()
 
 
-def test_a_rescued_row_has_the_same_bits_in_company(isa, rng):
+def test_float64_path_rows_have_the_same_bits_in_step_many(isa, rng):
     """Products that leave the range of float32 are done in float64, one by one."""
     layer, _ = random_cell(("LSTM", "torchaudio"), rng, 6, 20)
     model = cnorm.Model([layer])
@@ -198,7 +198,7 @@ def test_a_rescued_row_has_the_same_bits_in_company(isa, rng):
     assert model.stream().process(x[::-1].copy())[0].tobytes() == many[-1].tobytes()
 
 
-def test_gates_longer_than_a_fold_have_the_same_bits_in_company(isa, rng):
+def test_gates_longer_than_a_fold_have_the_same_bits_in_step_many(isa, rng):
     """A norm over 4 * 2112 pre-activations, whose squares one stream sums beside its product and two sum after it."""
     spec = dataclasses.replace(cnorm.PRESETS["LSTM", "tflite"], name="mine", grouping="joint")
     model = cnorm.Model([cnorm.LSTM(random_weights(spec, rng, 3, 2112, outputs=5), preset=spec)])
@@ -209,7 +209,7 @@ def test_gates_longer_than_a_fold_have_the_same_bits_in_company(isa, rng):
         same(one.state(), streams[0].state())
 
 
-def test_a_bad_value_stays_in_its_stream(isa, rng):
+def test_step_many_isolates_infinite_inputs(isa, rng):
     model = deep_model(rng)
     good, bad, other = (model.stream() for _ in range(3))
     x = rng.standard_normal((3, 5)).astype(np.float32)
@@ -245,7 +245,7 @@ def no_subnormal(array):
 
 
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
-def test_silence_leaves_no_subnormal(key, rng):
+def test_state_has_no_subnormal_after_silence(key, rng):
     """Some frames, then zeros: whatever decays ends at zero, no memory is kept, and a saved state replays its bits."""
     spec = cnorm.PRESETS[key]
     weights = random_weights(spec, rng, 6, 24)
@@ -294,7 +294,7 @@ def without_tiny(array):
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
-def test_a_tiny_h_that_zoneout_kept_is_zero(kind, isa, rng):
+def test_subnormal_h_after_zoneout_is_flushed_to_zero(kind, isa, rng):
     """With these weights the new h is zero: what is stored is half of the old one."""
     spec = dataclasses.replace(cnorm.PRESETS[kind, "haste"], name="mine", zoneout=0.5)
     weights = {name: np.zeros_like(array) for name, array in random_weights(spec, rng, 3, 6).items()}
@@ -304,7 +304,7 @@ def test_a_tiny_h_that_zoneout_kept_is_zero(kind, isa, rng):
     assert stream.step(np.zeros(3, np.float32)).tobytes() == without_tiny(TINY).tobytes()
 
 
-def test_a_tiny_c_that_a_norm_made_is_zero(isa, rng):
+def test_subnormal_c_after_a_norm_is_flushed_to_zero(isa, rng):
     """A cell that carries LN(c) stores its bias where the gain is zero."""
     weights = random_weights(cnorm.PRESETS["LSTM", "torch_custom"], rng, 3, 6)
     weights |= {"layernorm_c.weight": np.zeros(6, np.float32), "layernorm_c.bias": TINY}
@@ -313,7 +313,7 @@ def test_a_tiny_c_that_a_norm_made_is_zero(isa, rng):
     assert stream.state()["c0"].tobytes() == without_tiny(TINY).tobytes()
 
 
-def test_a_tiny_h_that_a_projection_made_is_zero(isa, rng):
+def test_subnormal_h_after_a_projection_is_flushed_to_zero(isa, rng):
     weights = random_weights(cnorm.PRESETS["LSTM", "tflite"], rng, 3, 9, outputs=6)
     weights |= {"projection_weights": np.zeros((6, 9), np.float32), "projection_bias": TINY}
     stream = cnorm.Model([cnorm.LSTM(weights, preset="tflite")]).stream()
@@ -354,7 +354,7 @@ def unchanged(*streams):
         (np.ma.zeros(5, np.float32), TypeError),
     ],
 )
-def test_a_frame_of_another_kind(model, x, error):
+def test_rejects_frames_of_another_type_or_shape(model, x, error):
     stream = model.stream()
     stream.step(np.ones(5, np.float32))
     with unchanged(stream):
@@ -374,13 +374,13 @@ def test_a_frame_of_another_kind(model, x, error):
         (np.broadcast_to(np.float32(0), 3), ValueError),
     ],
 )
-def test_an_out_of_another_kind(model, out, error):
+def test_rejects_out_of_another_type_or_shape(model, out, error):
     stream = model.stream()
     with unchanged(stream), pytest.raises(error, match="out must"):
         stream.step(np.ones(5, np.float32), out=out)
 
 
-def test_an_out_that_can_not_be_written_is_described(model):
+def test_rejects_an_unwritable_out(model):
     still = np.zeros(3, np.float32)
     still.flags.writeable = False
     for out, given in ((np.zeros(6, np.float32)[::2], r"\(8,\), aligned True, writable True"),
@@ -439,7 +439,7 @@ def test_out_may_lie_partly_over_the_input(last, isa, rng):
         assert out.tobytes() == wanted
 
 
-def test_objects_that_were_never_initialised():
+def test_rejects_uninitialised_objects():
     """A subclass that forgets super().__init__, or who calls __new__: an exception, not whatever memory holds."""
     with pytest.raises(TypeError, match="positional argument"):
         cnorm.Stream.__new__(cnorm.Stream)
@@ -486,7 +486,7 @@ def test_step_many_refuses_and_moves_nothing(model, rng):
     assert model.step_many([], np.zeros((0, 5), np.float32)).shape == (0, 3)
 
 
-def test_states_that_do_not_fit(model):
+def test_rejects_malformed_states(model):
     stream = model.stream()
     stream.step(np.ones(5, np.float32))
     good = stream.state()
@@ -533,7 +533,7 @@ def test_a_saved_state_that_is_not_finite(model):
             model.restore(spoilt + zlib.crc32(spoilt).to_bytes(4, "little"))
 
 
-def test_saved_streams_that_do_not_fit(model, rng):
+def test_rejects_malformed_saved_streams_and_those_of_another_model(model, rng):
     saved = model.stream().save()
     for data in (b"", saved[:-1], saved + b"\0", saved[4:], saved.replace(b"2\n", b"3\n")):
         with pytest.raises(ValueError, match="saved"):
@@ -619,7 +619,7 @@ def python(code):
     return run.stdout
 
 
-def test_both_go_on_after_a_fork():
+def test_streams_continue_in_both_processes_after_a_fork():
     """The streams are two then: each process steps its own copy, alone and many together."""
     printed = python("""
         model = cnorm.demo_model()
@@ -785,7 +785,7 @@ def test_a_model_is_pickled_with_its_bits(model, rng):
     other.restore(model.stream().save())
 
 
-def test_layers_that_do_not_fit(rng):
+def test_rejects_layers_of_mismatched_sizes(rng):
     lstm, _ = random_cell(("LSTM", "torch"), rng, 3, 8)
     with pytest.raises(ValueError, match=r"layers\[1\] must take the 8 outputs"):
         cnorm.Model([lstm, cnorm.Linear(np.zeros((2, 7), np.float32))])

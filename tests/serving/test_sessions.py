@@ -156,7 +156,7 @@ def test_sessions_ready_together_have_the_bits_of_each_alone(model):
         assert y.tobytes() == stream.process(x).tobytes()
 
 
-def test_a_bad_request_moves_its_own_session_only(model):
+def test_a_bad_request_affects_only_its_own_session(model):
     sessions = Sessions(model)
     for name in "abc":
         sessions.open(name)
@@ -173,7 +173,7 @@ def test_a_bad_request_moves_its_own_session_only(model):
     assert [sessions.checkpoint(name).frames for name in "abc"] == [2, 0, 0]
 
 
-def test_frames_that_do_not_follow_are_refused(model):
+def test_rejects_frames_out_of_sequence(model):
     sessions = Sessions(model)
     sessions.open("a")
     sessions.process("a", 0, frames_of("a", 0, 4))
@@ -204,7 +204,7 @@ def test_limits_and_names(model):
             Sessions(model, **wrong)
 
 
-def test_an_open_session_goes_back_only_on_request(model):
+def test_an_open_session_is_rewound_only_on_request(model):
     sessions = Sessions(model)
     sessions.open("a")
     early = sessions.checkpoint("a")

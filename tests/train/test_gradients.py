@@ -153,7 +153,7 @@ def test_forward_has_the_bits_of_a_stream(batch, isa, rng):
 @pytest.mark.parametrize("key", [("LSTM", "ba2016"), ("LSTM", "torchaudio"), ("GRU", "ba2016"), ("GRU", "onnx"),
                                  ("RNN", "tfa")], ids="-".join)  # fmt: skip
 @pytest.mark.parametrize(("steps", "batch"), [(2, 1), (17, 3), (100, 1), (100, 8)])
-def test_many_steps_are_single_ones_in_a_row(key, steps, batch, rng):
+def test_backward_over_many_steps_matches_single_steps(key, steps, batch, rng):
     """dx and dstate bit for bit, as no sum crosses a step; the weights' to the roundings of the sum over the rows."""
     layer = cells.random_cell(key, rng, 12, 24)[0]
     x = rng.standard_normal((steps, batch, 12)).astype(np.float32)
@@ -217,7 +217,7 @@ def test_rows_out_of_range_go_through_float64(isa, rng):
         close(far[name], np.float64(array), 64, name)
 
 
-def test_sizes_that_are_refused(rng):
+def test_rejects_invalid_tape_sizes(rng):
     layer = cells.random_cell(("RNN", "ba2016"), rng, 3, 4)[0]
     for steps, batch in ((0, 1), (1, 0), (-1, 1), (2**62, 4)):
         with pytest.raises(ValueError, match="steps and batch"):

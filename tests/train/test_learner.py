@@ -74,7 +74,7 @@ def test_memory_is_exact_over_the_last_steps_only(rng):
     assert weights_of(long.model()) == weights_of(short.model())
 
 
-def test_saved_and_restored_it_goes_on_with_the_same_bits(rng):
+def test_learning_continues_with_the_same_bits_after_restore(rng):
     learner = cnorm.Learner(small_model(rng), cnorm.Adam(1e-2, clip=0.5), truncate=3)
     for t, x in enumerate(frames(rng, 20)):
         learner.step(x)
@@ -91,7 +91,7 @@ def test_saved_and_restored_it_goes_on_with_the_same_bits(rng):
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 100, slice(0, 200), slice(0, -1)], ids=str)
-def test_what_was_not_saved_is_refused(damage, rng):
+def test_rejects_malformed_saved_learners(damage, rng):
     saved = cnorm.Learner(small_model(rng)).save()
     with pytest.raises(ValueError, match="saved is not what"):
         cnorm.Learner.restore(saved[damage] if isinstance(damage, slice) else damage)
@@ -175,7 +175,7 @@ def test_learns_a_learned_initial_state(rng):
 
 
 @pytest.mark.parametrize("arguments", [{"lr": 0}, {"lr": float("nan")}, {"betas": (1, 0)}, {"clip": -1}, {"eps": 0}])
-def test_optimizers_refuse_senseless_settings(arguments):
+def test_optimizers_reject_invalid_settings(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         cnorm.Adam(**arguments)
 

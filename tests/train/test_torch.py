@@ -23,7 +23,7 @@ def gap(ours, theirs):
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}, {"batch_first": True}], ids=str)
-def test_plain_modules_are_torchs_own(kind, options):
+def test_plain_modules_match_torch(kind, options):
     torch.manual_seed(0)
     ours, theirs = MODULES[kind](5, 12, preset="torch", **options), getattr(torch.nn, kind)(5, 12, **options).double()
     theirs.load_state_dict(ours.state_dict())
@@ -65,7 +65,7 @@ def test_a_stack_is_read_by_its_prefix():
     assert cnorm.Model(layers).stream().process(x.numpy()).tobytes() == module(x)[0].detach().numpy().tobytes()
 
 
-def test_state_is_handed_on_and_its_gradient_comes_back():
+def test_state_and_its_gradient_are_passed_between_calls():
     module = ct.LSTM(4, 6, preset="ba2016")
     x = torch.randn(8, 2, 4)
     state = tuple(torch.randn(1, 2, 6, requires_grad=True) for _ in range(2))
@@ -89,7 +89,7 @@ def test_backward_twice_gives_the_same():
     assert all(map(torch.equal, first, [p.grad for p in module.parameters()]))
 
 
-def test_what_is_refused():
+def test_rejects_invalid_input_and_bidirectional_modules():
     module = ct.LSTM(4, 6, preset="ba2016")
     with pytest.raises(TypeError, match="float32, got float64"):
         module(torch.zeros(3, 1, 4, dtype=torch.float64))
@@ -115,7 +115,7 @@ def test_norms_in_float64_pass_gradcheck(name):
         assert torch.autograd.gradcheck(lambda _, m=module: m(x), (p,), eps=1e-6, atol=1e-6)
 
 
-def test_norms_are_torchs_and_have_the_bits_of_ours():
+def test_norms_match_torch_and_have_the_bits_of_cnorm():
     x, residual = torch.randn(5, 9), torch.randn(5, 9)
     assert torch.equal(ct.layer_norm(x), torch.from_numpy(cnorm.layer_norm(x.numpy())))
     assert torch.equal(ct.rms_norm(x), torch.from_numpy(cnorm.rms_norm(x.numpy())))

@@ -22,7 +22,7 @@ def form_of(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_norms_of_an_exported_file_are_found(name):
+def test_norms_of_an_exported_file_are_found(name):
     model = parse(zipfile.ZipFile(ARCHIVE).read(name), Limits())
     sort_nodes(model)
     model = onnx.shape_inference.infer_shapes(inline(model), data_prop=True)
@@ -38,6 +38,6 @@ def test_an_exported_file_is_judged_sound(name, tmp_path):
     assert {norm.verdict for norm in report.norms} <= {"ok", "risky"}
 
 
-def test_there_are_enough_files():
+def test_corpus_has_enough_files():
     assert len(NAMES) >= 150
     assert ARCHIVE.stat().st_size <= 100_000

@@ -44,7 +44,7 @@ KINDS = ["nodes", "attributes", "inputs", "initialisers", "value_info", "metadat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_millions_of_empty_messages_are_refused_unparsed(kind, monkeypatch):
+def test_rejects_millions_of_empty_messages_before_parsing(kind, monkeypatch):
     monkeypatch.setattr(onnx, "ModelProto", Unbuilt)
     with pytest.raises(model_io.Refused, match="holds more than"):
         model_io.parse(flooded(kind), model_io.Limits())
@@ -71,7 +71,7 @@ except ValueError as error:
 
 
 @pytest.mark.parametrize("kind", ["attributes", "metadata", "functions"])
-def test_the_loader_refuses_them_in_little_memory(kind, tmp_path):
+def test_loader_rejects_empty_messages_in_bounded_memory(kind, tmp_path):
     """Onnx and onnxruntime imported are 120 MB of it."""
     path = tmp_path / "flood.onnx"
     path.write_bytes(flooded(kind))
@@ -81,14 +81,14 @@ def test_the_loader_refuses_them_in_little_memory(kind, tmp_path):
     assert int(peak) < 200 * 2**10
 
 
-def test_numbers_count_an_eighth():
+def test_unpacked_numbers_count_one_eighth():
     """Unpacked lists of numbers: a byte of tag and a byte of value each."""
     data = flooded("nodes", 1) + field(7, field(1, field(5, (varint(8 << 3) + b"\0") * 80_000)))
     assert wire.exceeds(data, 10_000)
     assert not wire.exceeds(data, 11_000)
 
 
-def test_every_model_of_the_gallery_is_counted_as_protobuf_has_it():
+def test_message_counts_of_the_gallery_match_protobuf():
     for build in gallery.SPECIMENS:
         model = build().model
         data = model.SerializeToString()
@@ -114,7 +114,7 @@ def messages(message):
     [b"\x3a\x05\x0a", b"\x3a", b"\x0b", b"\x80" * 11, b"\x3a\x02\x0a\x05" + bytes(9), b"\x0d\0"],
     ids=["beyond the end", "no length", "a group", "an endless number", "beyond its message", "half a number"],
 )
-def test_what_is_no_wire_format_is_unreadable(data):
+def test_rejects_bytes_that_are_not_protobuf(data):
     with pytest.raises(model_io.Unreadable, match="not an ONNX file"):
         model_io.parse(data, model_io.Limits())
 
@@ -130,14 +130,14 @@ def test_a_file_without_the_metadata_is_not_parsed(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------- names that are there twice
 
 
-def test_an_initialiser_twice():
+def test_rejects_duplicate_initialisers():
     model = gallery.native_layer_norm().model
     model.graph.initializer.append(model.graph.initializer[0])
     with pytest.raises(model_io.Unreadable, match="the initialiser 'scale' is there twice"):
         model_io.sort_nodes(model)
 
 
-def test_a_metadata_key_twice():
+def test_rejects_duplicate_metadata_keys():
     model = gallery.native_layer_norm().model
     for text in ("one", "other"):
         model.metadata_props.add(key="about", value=text)
@@ -156,7 +156,7 @@ def exported(tmp_path, edit):
     return path
 
 
-def test_a_state_row_whose_tensor_is_a_weight(tmp_path):
+def test_rejects_a_state_whose_tensor_is_a_weight(tmp_path):
     def edit(model, text):
         described = json.loads(text)
         name = model.graph.initializer[0].name
@@ -170,7 +170,7 @@ def test_a_state_row_whose_tensor_is_a_weight(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"format": 1}', '{"format": 1, "layers": 3}', "\0", '"' * 10**6, "[" * 10**5]
 )
-def test_metadata_that_is_broken(tmp_path, text):
+def test_rejects_malformed_metadata_of_the_exporter(tmp_path, text):
     with pytest.raises(ValueError, match=r"demo\.onnx") as error:
         onnx_export.load(exported(tmp_path, lambda *_: text))
     assert len(str(error.value)) < 1000 + len(str(tmp_path))

@@ -77,7 +77,7 @@ def test_rewritten_and_equal(build, tmp_path):
 
 
 @pytest.mark.parametrize("build", LEFT, ids=lambda build: build.__name__)
-def test_left_alone_with_the_reason(build, tmp_path):
+def test_unrewritten_norms_have_a_reason(build, tmp_path):
     report, out = fixed(build, tmp_path)
     assert not out.exists()
     assert LEFT[build] in report.fixed[0]
@@ -163,7 +163,7 @@ def test_a_repaired_file_is_repaired_again(tmp_path):
 
 @pytest.mark.parametrize("name", ["cnorm_fixed_0_scale", "cnorm_tap_0", "cnorm_tap_0_0"])
 @pytest.mark.parametrize("inside", [False, True])
-def test_names_of_ours_may_be_taken(name, inside, tmp_path):
+def test_generated_names_avoid_existing_ones(name, inside, tmp_path):
     nodes, constants = gallery.decomposed(y="h")
     if inside:
         branch = onnx.helper.make_graph([gallery.node("Neg", "h", name)], "g", [], [gallery.value(name)])
@@ -177,7 +177,7 @@ def test_names_of_ours_may_be_taken(name, inside, tmp_path):
     assert_computes_the_same(out, model)
 
 
-def test_a_model_that_became_another_is_not_written(tmp_path, monkeypatch):
+def test_does_not_write_a_model_whose_outputs_changed(tmp_path, monkeypatch):
     """The whole is held against the original, were all its parts proved equal."""
     from onnx_export.validation import repair
 
@@ -205,7 +205,7 @@ def test_a_model_that_became_another_is_not_written(tmp_path, monkeypatch):
     assert not out.exists()
 
 
-def test_one_large_row_hides_no_other(tmp_path, monkeypatch):
+def test_differences_in_small_rows_are_seen_beside_a_large_row(tmp_path, monkeypatch):
     from onnx_export.validation import repair
 
     honest = repair._replaced
@@ -242,7 +242,7 @@ def test_outputs_alike_but_for_rounding():
         assert _agree([same], [same])
 
 
-def test_an_output_that_is_nan_throughout_is_not_compared_and_that_is_said(tmp_path):
+def test_output_that_is_all_nan_is_reported_as_not_compared(tmp_path):
     nodes, constants = gallery.decomposed(y="h")
     constants["nothing"] = np.array(np.nan, np.float32)
     nodes.append(gallery.node("Mul", "h nothing", "y"))
@@ -251,7 +251,7 @@ def test_an_output_that_is_nan_throughout_is_not_compared_and_that_is_said(tmp_p
     assert out.exists()
 
 
-def test_where_float32_is_to_blame_float64_has_the_last_word(tmp_path):
+def test_float64_decides_when_float32_rounding_differs(tmp_path):
     """The one-pass variance of the original is far off; the operator is right, and the same function."""
     report, out = fixed(gallery.one_pass_at_a_huge_mean, tmp_path)
     assert report.norms[0].verdict == "wrong"
@@ -259,7 +259,7 @@ def test_where_float32_is_to_blame_float64_has_the_last_word(tmp_path):
     assert out.exists()
 
 
-def test_a_model_with_random_numbers_cannot_be_compared_and_that_is_said(tmp_path):
+def test_random_models_are_reported_as_not_comparable(tmp_path):
     nodes, constants = gallery.decomposed(y="h")
     nodes += [gallery.node("RandomNormalLike", "x", "noise"), gallery.node("Add", "h noise", "y")]
     report, out = fixed(lambda: gallery.Specimen(gallery.model(nodes, constants=constants)), tmp_path)
@@ -276,7 +276,7 @@ def test_an_unused_norm_does_not_stop_the_others(tmp_path):
     assert "y1" in {name for node in onnx.load(out).graph.node for name in node.output}  # idle it was and is
 
 
-def test_a_scale_that_widens_the_result_is_left(tmp_path):
+def test_norm_whose_scale_broadcasts_the_result_is_not_rewritten(tmp_path):
     wide, plain = gallery.decomposed(y="y0", prefix="p_"), gallery.decomposed(y="y1", prefix="q_", affine=False)
     model = two_norms(wide, plain, shape=(4, 1))
     report, out = fixed(lambda: gallery.Specimen(model), tmp_path)
@@ -286,7 +286,7 @@ def test_a_scale_that_widens_the_result_is_left(tmp_path):
 
 
 @pytest.mark.parametrize("step", ["bench.subgraph_model", "repair._operator", "repair.Float64", "stress.hard_rows"])
-def test_trouble_with_one_norm_leaves_the_others_rewritten(step, tmp_path, fails_once):
+def test_an_error_in_one_norm_does_not_stop_other_rewrites(step, tmp_path, fails_once):
     fails_once(step, ValueError("met something strange"))
     model = two_norms(gallery.decomposed(y="y0", prefix="p_"), gallery.decomposed(y="y1", prefix="q_"))
     report, out = fixed(lambda: gallery.Specimen(model), tmp_path)
@@ -296,7 +296,7 @@ def test_trouble_with_one_norm_leaves_the_others_rewritten(step, tmp_path, fails
 
 
 @pytest.mark.parametrize("name", ["scale", "bias", "eps", "power", "stored_scale"])
-def test_what_the_caller_may_replace_is_not_frozen(name, tmp_path):
+def test_initialisers_that_are_inputs_are_not_folded(name, tmp_path):
     """An initialiser that is an input too is a default; keep_initializers_as_inputs=True writes such files."""
     nodes, constants = gallery.decomposed()
     if name == "stored_scale":  # the scale folds from it
@@ -308,7 +308,7 @@ def test_what_the_caller_may_replace_is_not_frozen(name, tmp_path):
     assert not out.exists()
 
 
-def test_an_input_with_a_default_outside_the_norm_stops_nothing(tmp_path):
+def test_default_inputs_outside_the_norm_do_not_stop_the_rewrite(tmp_path):
     nodes, constants = gallery.decomposed(x="h")
     constants["shift"] = np.ones(gallery.N, np.float32)
     nodes.insert(0, gallery.node("Add", "x shift", "h"))

@@ -33,7 +33,7 @@ def test_specimen(build, tmp_path):
     + [(n, np.float32) for n in (2, 3, 7, 333, 768, 50000, 100003)],
 )
 @pytest.mark.parametrize("divide", [True, False])
-def test_a_count_is_told_from_its_neighbours_as_far_as_its_type_can(divide, n, dtype):
+def test_stored_count_n_is_distinguished_from_n_minus_1(divide, n, dtype):
     """1/n as stored is no near miss at any length; 1/(n - 1) is one, unless it rounds to the same number."""
 
     def near_miss(count):
@@ -50,7 +50,7 @@ FORMS = ["pytorch_pow", "pytorch_mul", "keras_batch_normalization_form", "keras_
 
 
 @pytest.mark.parametrize("form", [*FORMS, "flax_one_pass_benign", "residual_before_the_norm", "unbiased_sum"])
-def test_a_third_operand_is_no_trouble_to_the_finder(form):
+def test_finder_accepts_nodes_with_a_third_operand(form):
     whole = onnx.shape_inference.infer_shapes(getattr(gallery, form)().model)
     for at, node in enumerate(whole.graph.node):
         for first in (True, False):
@@ -61,7 +61,7 @@ def test_a_third_operand_is_no_trouble_to_the_finder(form):
                 assert len(find(model)) <= len(find(whole))
 
 
-def test_claims_are_looked_into_in_as_many_steps_as_there_are_functions(work):
+def test_claims_are_checked_in_time_linear_in_the_functions(work):
     """A norm at the bottom of many functions, each called by the one before it."""
 
     def steps(count):
@@ -78,7 +78,7 @@ def test_claims_are_looked_into_in_as_many_steps_as_there_are_functions(work):
     assert steps(400) < 2.2 * steps(200)
 
 
-def test_there_are_enough_specimens():
+def test_gallery_has_enough_specimens():
     assert len(gallery.SPECIMENS) >= 40
 
 
@@ -89,7 +89,7 @@ def test_there_are_enough_specimens():
         ("skip-axis", gallery.trap_skip_axis, "all", "SkipLayerNormalization"),
     ],
 )
-def test_the_report_says_what_the_optimiser_made_of_a_norm(trap, build, level, became, tmp_path):
+def test_report_names_the_fused_operator_of_a_norm(trap, build, level, became, tmp_path):
     if not gallery.traps.miscomputes(trap):
         pytest.skip(f"onnxruntime {onnxruntime.__version__} gets {trap} right")
     norm = examined(build(), tmp_path).norms[0]
@@ -97,12 +97,12 @@ def test_the_report_says_what_the_optimiser_made_of_a_norm(trap, build, level, b
     assert f"wrong with {level!r}" in norm.detail
 
 
-def test_a_run_that_fails_names_the_inputs_that_were_made_up(tmp_path):
+def test_a_failed_run_names_generated_inputs(tmp_path):
     report = examined(gallery.made_up_input_that_does_not_fit(), tmp_path)
     assert "made up were ['x', 'shape'], supply them with --input" in report.problem
 
 
-def test_the_runtime_is_blamed_once_not_each_norm(tmp_path):
+def test_runtime_overflow_is_one_note_for_all_norms(tmp_path):
     """Rows of 1e25 overflow the squares of onnxruntime's own kernel: one note for any number of norms."""
     report = examined(gallery.two_norms_in_a_row(), tmp_path)
     assert [f.code for f in report.findings].count("runtime-limit") <= 1
@@ -110,7 +110,7 @@ def test_the_runtime_is_blamed_once_not_each_norm(tmp_path):
 
 
 @pytest.mark.parametrize("step", ["patterns.operator_of", "lint.trap_of"])
-def test_trouble_in_looking_at_one_norm_leaves_the_others(step, tmp_path, fails_once):
+def test_an_error_in_finding_one_norm_does_not_stop_the_others(step, tmp_path, fails_once):
     """It is a finding about that node, and the exit code says that not all was looked at."""
     fails_once(step, RecursionError("met something strange"))
     report = examined(gallery.two_norms_in_a_row(), tmp_path)
@@ -123,7 +123,7 @@ def test_trouble_in_looking_at_one_norm_leaves_the_others(step, tmp_path, fails_
 
 
 @pytest.mark.parametrize("step", ["verdict.culprit", "stress.hard_rows", "bench.subgraph_model"])
-def test_trouble_with_one_norm_leaves_the_others(step, tmp_path, fails_once):
+def test_an_error_in_judging_one_norm_does_not_stop_the_others(step, tmp_path, fails_once):
     """A bug or a refusal met in judging costs one verdict and the exit code, never the report."""
     fails_once(step, RuntimeError("met something strange"))
     build = gallery.one_pass_at_a_huge_mean if step == "verdict.culprit" else gallery.two_norms_in_a_row
@@ -136,6 +136,6 @@ def test_trouble_with_one_norm_leaves_the_others(step, tmp_path, fails_once):
 
 
 @pytest.mark.parametrize("divide", [True, False])
-def test_rows_of_no_elements_are_no_trouble_to_the_finder(divide):
+def test_finder_accepts_rows_without_elements(divide):
     model = onnx.shape_inference.infer_shapes(gallery.sum_nodes(divide, 5, n=0))
     assert [norm.form for norm in find(model)] == ["decomposed"]

@@ -247,7 +247,7 @@ def test_hostile_file(name, folder):
 
 
 @pytest.mark.parametrize("build", [backwards, branches_backwards], ids=lambda build: build.__name__)
-def test_many_nodes_are_sorted_in_as_many_steps(build, work):
+def test_topological_sort_takes_linear_time(build, work):
     few, more = build(200), build(400)
     assert work(lambda: sort_nodes(more)) < 2.2 * work(lambda: sort_nodes(few))
     model = build(30_000)
@@ -273,7 +273,7 @@ def test_types_are_not_copied_into_each_branch():
     assert {(scope.shape("v7"), scope.dtype("v7")) for scope in found} == {((7,), TensorProto.FLOAT)}
 
 
-def test_a_circle_is_named():
+def test_cycle_is_reported_by_name():
     with pytest.raises(Unreadable, match=r"in a circle \('Add'\)"):
         sort_nodes(cyclic())
 
@@ -290,7 +290,7 @@ def test_nesting_beyond_what_protobuf_parses(folder):
     assert "unexpected" not in report.problem
 
 
-def test_every_cut_of_a_file_is_survived(folder):
+def test_every_truncation_gives_a_report(folder):
     """In this process: the loader itself must not raise anything but its own errors."""
     data = raw(norm_model())
     for end in range(0, len(data), 3):
@@ -299,7 +299,7 @@ def test_every_cut_of_a_file_is_survived(folder):
             load(folder / "m.onnx")
 
 
-def test_every_flipped_byte_is_survived(folder):
+def test_every_flipped_byte_gives_a_report(folder):
     data = bytearray(raw(norm_model()))
     for index in range(len(data)):
         data[index] ^= 0xFF
@@ -317,7 +317,7 @@ def test_limits_on_the_file(folder):
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo", "device", "missing", "nul", "unreadable", "loop"])
-def test_no_regular_file(kind, folder):
+def test_rejects_models_that_are_not_regular_files(kind, folder):
     path = folder / "m.onnx"
     if kind == "folder":
         path.mkdir()
@@ -357,14 +357,14 @@ TEXT = {
 
 
 @pytest.mark.parametrize("place", TEXT)
-def test_text_that_is_not_utf_8(place):
+def test_rejects_names_that_are_not_utf_8(place):
     model = norm_model()
     TEXT[place](model)
     with pytest.raises(Unreadable, match="a name that is not UTF-8"):
         parse(raw(model).replace(b"MARK", b"MA\xff\xfe"), Limits())
 
 
-def test_prose_need_not_be_utf_8(folder):
+def test_doc_strings_need_not_be_utf_8(folder):
     model = norm_model()
     model.doc_string = "MARK"
     (folder / "m.onnx").write_bytes(raw(model).replace(b"MARK", b"MA\xff\xfe"))
@@ -391,7 +391,7 @@ def test_control_characters_in_names_reach_no_report(folder):
     assert "<img" not in html.read_text()
 
 
-def test_a_path_that_is_no_text(folder):
+def test_accepts_paths_that_are_not_utf_8(folder):
     path = os.fsencode(folder) + b"/\xff\x1b.onnx"
     with open(path, "wb") as file:
         file.write(norm_model().SerializeToString())
@@ -484,7 +484,7 @@ def test_external_file_too_short_and_too_long(folder):
 
 
 @pytest.mark.parametrize("kind", ["symlink", "folder_symlink", "hardlink", "fifo", "folder"])
-def test_external_file_that_is_not_what_it_seems(kind, folder):
+def test_rejects_external_files_that_are_links_or_not_regular(kind, folder):
     outside, target = folder.parent / "outside.bin", folder / "weights.bin"
     location = "weights.bin"
     if kind == "symlink":
@@ -559,7 +559,7 @@ def test_inputs_are_read_without_pickle_and_within_limits(folder):
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128", "U4", "S4", "M8[s]", "V2"])
-def test_an_input_of_no_numbers_is_named(dtype, folder):
+def test_rejects_inputs_of_non_numeric_dtype(dtype, folder):
     onnx.save(norm_model(), folder / "m.onnx")
     np.savez(folder / "in.npz", x=np.zeros((3, gallery.N), dtype))
     report = validate(folder / "m.onnx", input=folder / "in.npz")

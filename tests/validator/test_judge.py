@@ -50,7 +50,7 @@ CLEAN = {
 
 
 @pytest.mark.parametrize("case", CLEAN, ids="-".join)
-def test_what_clean_kernels_use_of_the_factor(case):
+def test_clean_kernels_stay_below_the_calibrated_factor(case):
     """The operator and a centred decomposition, unoptimised: at most 1.84 and 4.50 of 8 in float32."""
     longest, largest, most = CLEAN[case]
     name, form = case
@@ -128,7 +128,7 @@ def test_broken_kernels_exceed_the_bound(name):
     assert oracle.runtime_error(feeds, y).ratio > 1
 
 
-def test_a_half_input_that_was_never_rounded_is_allowed_for_and_no_more():
+def test_bound_allows_one_unrounded_half_input_and_no_more():
     """A float16 x that a float32 kernel takes unrounded from the node before it."""
     _, oracle = norm_of(64, np.float16, gallery.HALF, False)
     affine = [value.astype(np.float16) for value in gallery.weights(64).values()]
@@ -145,7 +145,7 @@ def test_a_half_input_that_was_never_rounded_is_allowed_for_and_no_more():
     assert single.carried(rows(64, 3.0, np.float32)) == 0
 
 
-def test_what_an_unrounded_half_input_is_worth():
+def test_bound_of_an_unrounded_half_input():
     """u conditioning (2 max|scale| + |xhat scale|), u that of float16, written out."""
     _, oracle = norm_of(64, np.float16, gallery.HALF, False)
     feeds = rows(64, 30.0, np.float16)
@@ -157,7 +157,7 @@ def test_what_an_unrounded_half_input_is_worth():
     np.testing.assert_allclose(oracle.carried(feeds), expected, rtol=1e-9)
 
 
-def test_how_far_a_result_may_move():
+def test_largest_change_of_a_result():
     one = np.array([1.0, 2.0, np.nan, np.inf, 3.0], np.float16)
     assert allowed_change(one, np.array([1.5, 2.0, 7.0, 7.0, 2.75], np.float16)) == 4 * 0.5
     assert allowed_change(one, one) == 0
@@ -203,7 +203,7 @@ def over_the_other_axis(norm):
 
 
 @pytest.mark.parametrize("mistake", [without_bias, over_the_other_axis])
-def test_an_optimiser_that_breaks_a_half_type_norm_in_its_model_alone_is_blamed(mistake, tmp_path, monkeypatch):
+def test_optimiser_error_of_a_half_norm_within_its_model_is_reported(mistake, tmp_path, monkeypatch):
     """It cannot be reproduced with the norm cut out; what drift and rounding are allowed must not cover it."""
 
     class Session(ort.Session):
@@ -249,7 +249,7 @@ def test_rows_with_nan_or_inf_are_not_judged_but_their_neighbours_are():
     assert oracle.runtime_error(feeds, y).ratio == np.inf
 
 
-def test_worst_of_many():
+def test_worst_merges_measures():
     assert worst([]).ratio == 0
     both = worst([Measure(1, 1, 0.5, [(1, 2)], 3), Measure(2, 1, 2.0, [(3, 4)], 4)])
     assert both == Measure(2, 1, 2.0, [(1, 2), (3, 4)], 7)
@@ -268,7 +268,7 @@ def test_stress_families_are_finite_in_their_dtype(dtype):
     assert ("huge values" in families) == (dtype != np.float16)
 
 
-def test_rows_within_a_factor_of_ten_of_failing_ones_are_reached():
+def test_rows_within_a_factor_of_ten_of_failing_ones_count_as_reached():
     for hard_by in (stress.CONDITIONING, stress.MAGNITUDE):
         assert stress.reached(hard_by, {hard_by: 100.0}, {hard_by: 11.0})
         assert not stress.reached(hard_by, {hard_by: 100.0}, {hard_by: 9.0})

@@ -80,12 +80,12 @@ def test_exit_codes(build, flags, code, tmp_path):
     assert result.exit_code == code, result.output
 
 
-def test_it_is_said_that_no_norm_was_exercised(tmp_path):
+def test_reports_that_no_norm_was_exercised(tmp_path):
     result = invoke(*laid_out(gallery.inside_a_branch_not_taken, tmp_path))
     assert "error[cannot-validate]: no norm was exercised, so nothing is proved" in result.output
 
 
-def test_as_a_subprocess(tmp_path):
+def test_module_runs_as_a_subprocess(tmp_path):
     path, _ = gallery.lay_out(gallery.lint_eps_zero(), tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "onnx_export.validation", str(path)],
@@ -99,7 +99,7 @@ def test_as_a_subprocess(tmp_path):
     assert done.stderr == ""
 
 
-def test_no_norm_is_said_plainly(tmp_path):
+def test_reports_a_file_without_layer_norm(tmp_path):
     result = invoke(*laid_out(gallery.no_norm_at_all, tmp_path))
     assert result.output.endswith("model.onnx: no layer norm in this file\n")
 
@@ -206,7 +206,7 @@ def test_limits_without_measure(option, tmp_path):
 
 
 @pytest.mark.parametrize("limit", ["-v 6000000", "-t 300", "-c 0"])
-def test_lower_limits_of_the_shell_stay(limit, tmp_path):
+def test_hard_limits_of_the_shell_are_kept(limit, tmp_path):
     """Batch systems and containers set hard limits, and who is not root cannot raise them."""
     path = laid_out(gallery.native_layer_norm, tmp_path)[0]
     command = ["bash", "-c", f'ulimit {limit}; exec "$0" -P -m onnx_export.validation "$1"', sys.executable, str(path)]
@@ -218,7 +218,7 @@ def test_lower_limits_of_the_shell_stay(limit, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_report_prints_and_says_whether_all_is_sound(tmp_path):
+def test_report_text_and_truth_value_state_the_verdict(tmp_path):
     wrong, unseen = gallery.one_pass_at_a_huge_mean, gallery.native_no_rows
     for build, sound in ((gallery.native_layer_norm, True), (wrong, False), (unseen, False)):
         path = laid_out(build, tmp_path)
@@ -275,7 +275,7 @@ def with_external_data(folder):
         ("--html w.data", "--html: cannot write w.data: it holds tensors of MODEL"),
     ],
 )
-def test_what_is_read_is_never_replaced(options, says, tmp_path, monkeypatch):
+def test_input_files_are_never_overwritten(options, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = with_external_data(tmp_path)
     np.savez("in.npz", x=np.zeros((3, gallery.N), "f"))
@@ -287,7 +287,7 @@ def test_what_is_read_is_never_replaced(options, says, tmp_path, monkeypatch):
     assert {name: Path(name).read_bytes() for name in os.listdir()} == before
 
 
-def test_what_is_read_is_never_replaced_from_python(tmp_path):
+def test_input_files_are_never_overwritten_from_python(tmp_path):
     path = with_external_data(tmp_path)
     np.savez(tmp_path / "in.npz", x=np.zeros((3, gallery.N), "f"))
     before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
@@ -299,7 +299,7 @@ def test_what_is_read_is_never_replaced_from_python(tmp_path):
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 
 
-def test_options_without_a_use_are_errors(tmp_path):
+def test_rejects_options_without_effect(tmp_path):
     arguments = laid_out(gallery.decomposed_dynamic_shape, tmp_path)
     result = invoke(*arguments, "--size", "absent=3")
     assert result.exit_code == 2
@@ -317,7 +317,7 @@ def test_an_input_of_another_shape_is_told_what_was_expected(tmp_path):
     assert f"Got: {gallery.N + 1} Expected: {gallery.N}" in problem
 
 
-def test_nobody_is_told_to_switch_pickle_on(tmp_path):
+def test_errors_never_recommend_allow_pickle(tmp_path):
     path = laid_out(gallery.native_layer_norm, tmp_path)[0]
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
     (tmp_path / "text.npy").write_text("no array")
@@ -347,7 +347,7 @@ def endless(count):
     return gallery.model(nodes, constants=constants)
 
 
-def test_a_loop_without_end_meets_the_time_limit_and_the_lints_survive(tmp_path):
+def test_an_endless_loop_hits_the_time_limit_and_lints_are_kept(tmp_path):
     model = endless(2**62)
     model.graph.node[1].attribute.append(onnx.helper.make_attribute("epsilon", 0.0))
     onnx.save(model, tmp_path / "m.onnx")
@@ -358,7 +358,7 @@ def test_a_loop_without_end_meets_the_time_limit_and_the_lints_survive(tmp_path)
     assert report.exit_code() == 1
 
 
-def test_an_interrupt_ends_the_child_and_is_no_verdict(tmp_path):
+def test_an_interrupt_ends_the_child_without_a_verdict(tmp_path):
     onnx.save(endless(2**62), tmp_path / "m.onnx")
     # a shell's background job is started with interrupts ignored, and so would be what it starts
     heed = (
@@ -385,7 +385,7 @@ def test_an_interrupt_ends_the_child_and_is_no_verdict(tmp_path):
     assert not Path(f"/proc/{child_id}").exists()
 
 
-def test_a_flood_of_memory_meets_the_limit(tmp_path):
+def test_excessive_allocation_hits_the_memory_limit(tmp_path):
     constants = gallery.weights() | {"shape": np.array([2**20, 2**14, 16])}
     nodes = [
         gallery.node("ConstantOfShape", "shape", "flood"),
@@ -410,7 +410,7 @@ def test_the_memory_limit_counts_what_is_needed_and_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["find", "shapes", "run", "stress"])
-def test_a_crash_costs_no_more_than_its_stage(stage, tmp_path, monkeypatch):
+def test_a_crash_loses_only_its_stage(stage, tmp_path, monkeypatch):
     """The child is made to die as a segfault in the runtime would."""
     path, _ = gallery.lay_out(gallery.lint_eps_zero(), tmp_path)
     crash = (

@@ -273,7 +273,7 @@ def test_a_norm_in_another_form_is_found_and_judged(form, shape, tmp_path):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["fixed", "free"])
 @pytest.mark.parametrize("form", NEAR)
-def test_a_near_miss_in_another_form_is_said(form, shape, tmp_path):
+def test_a_near_miss_in_another_form_is_reported(form, shape, tmp_path):
     formula, says, nodes = NEAR[form]
     report = examined(built(nodes, shape), tmp_path)
     (norm,) = report.norms
@@ -283,7 +283,7 @@ def test_a_near_miss_in_another_form_is_said(form, shape, tmp_path):
 
 
 @pytest.mark.parametrize("form", NONE)
-def test_what_is_no_norm_is_counted_in_a_note(form, tmp_path):
+def test_non_norms_are_counted_in_a_note(form, tmp_path):
     report = examined(built(NONE[form], SHAPES[0]), tmp_path)
     assert report.norms == []
     assert report.exit_code(strict=True) == 0

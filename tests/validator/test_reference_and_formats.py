@@ -86,7 +86,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_change_that_no_file_shows_by_itself_is_seen_beside_the_original(fault, original, tmp_path):
+def test_changes_are_found_by_comparison_with_the_original(fault, original, tmp_path):
     model = onnx.load(original)
     fault(model)
     path = saved(model, tmp_path / "new.onnx")
@@ -99,14 +99,14 @@ def test_a_change_that_no_file_shows_by_itself_is_seen_beside_the_original(fault
         assert FAULTS[fault] in result.output
 
 
-def test_a_file_is_like_itself_and_its_report(original, tmp_path):
+def test_a_file_matches_itself_and_its_report(original, tmp_path):
     report = tmp_path / "report.json"
     report.write_text(validate(original).to_json())
     for reference in (original, report):
         assert invoke(original, "--like", reference).exit_code == 0
 
 
-def test_a_norm_is_like_its_decomposed_form(tmp_path):
+def test_a_norm_matches_its_decomposed_form(tmp_path):
     """Of an exporter that has no operator for it."""
     native = gallery.model([gallery.native()], constants=gallery.weights())
     other = gallery.model(*gallery.parts(gallery.decomposed()))
@@ -115,7 +115,7 @@ def test_a_norm_is_like_its_decomposed_form(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"norms": [{}]}', '{"norms": 3}', "[" * 10**5])
-def test_a_reference_that_is_none_cannot_be_held_to(text, original, tmp_path):
+def test_rejects_malformed_lock_files(text, original, tmp_path):
     path = tmp_path / "lock.json"
     path.write_text(text)
     with pytest.raises(ValueError, match="not a lock file"):
@@ -166,7 +166,7 @@ def folder(tmp_path):
     return inner.parent
 
 
-def test_a_folder_is_all_its_models_and_the_worst_exit_code(folder):
+def test_a_folder_validates_all_models_and_returns_the_worst_exit_code(folder):
     result = invoke(folder, "--workers", 2)
     assert result.exit_code == 1
     for name in "abc":
@@ -175,7 +175,7 @@ def test_a_folder_is_all_its_models_and_the_worst_exit_code(folder):
     assert invoke(folder / "inner", "--strict").exit_code == 1
 
 
-def test_piped_text_has_one_line_a_finding_and_no_name_is_cut(tmp_path):
+def test_piped_text_has_one_line_per_finding_with_full_names(tmp_path):
     model = gallery.native_layer_norm().model
     model.graph.node[0].name = "a/" + "very_long_" * 20 + "name"
     result = invoke(saved(model, tmp_path / "m.onnx"))
@@ -230,7 +230,7 @@ def test_the_repr_of_a_report_is_one_line(original):
 # ------------------------------------------------------------------------------------------------------- processes
 
 
-def test_a_conversion_lets_an_old_file_be_repaired(tmp_path):
+def test_opset_conversion_enables_the_rewrite(tmp_path):
     path = saved(gallery.model(*gallery.parts(gallery.decomposed(opset=11)), opset=11), tmp_path / "m.onnx")
     assert "wrote nothing" in validate(path, fix=tmp_path / "f.onnx").fixed[-1]
     report = validate(path, fix=tmp_path / "f.onnx", opset=17)

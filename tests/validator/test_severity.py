@@ -62,7 +62,7 @@ def test_rows_with_outliers_of_a_hundred_deviations_pass(tmp_path):
     assert report.exit_code(strict=True) == 0
 
 
-def test_the_remedy_works(tmp_path):
+def test_advised_optimiser_setting_keeps_the_operator(tmp_path):
     """What the note advises keeps the operator that the file has."""
     import onnxruntime
 
@@ -84,13 +84,13 @@ def test_a_fractional_exponent_fails(tmp_path):
 
 
 @pytest.mark.parametrize("power", [4.0, 6.0])
-def test_an_even_exponent_may_be_meant(power, tmp_path):
+def test_an_even_exponent_is_a_warning(power, tmp_path):
     built = gallery.model(*gallery.parts(gallery.decomposed(power=power, affine=False)))
     report = examined(built, tmp_path)
     assert [f.level for f in report.findings if f.code == "near-miss"] == ["warning"]
 
 
-def test_finite_inputs_that_reach_the_norm_as_nan_fail_if_they_were_given(tmp_path):
+def test_nan_at_the_norm_from_given_finite_inputs_is_an_error(tmp_path):
     model = gallery.model([gallery.node("Log", "x", "h"), gallery.native("h")], constants=gallery.weights())
     report = examined(model, tmp_path)
     (finding,) = [f for f in report.findings if f.code == "non-finite"]
@@ -126,7 +126,7 @@ def split(folder, location):
 
 
 @pytest.mark.parametrize("location", ["net.onnx.data", "net.data"])
-def test_data_of_the_models_name_is_read_and_named(location, tmp_path):
+def test_external_data_with_the_models_name_is_read_and_reported(location, tmp_path):
     split(tmp_path, location).rename(tmp_path / location)
     report = validate(tmp_path / "net.onnx")
     assert report.exit_code(strict=True) == 0, report.problem
@@ -135,7 +135,7 @@ def test_data_of_the_models_name_is_read_and_named(location, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["other name", "hard link", "link out", "pipe"])
-def test_data_of_another_kind_is_not(kind, tmp_path):
+def test_external_data_of_another_name_or_kind_is_refused(kind, tmp_path):
     folder = tmp_path / "inner"
     folder.mkdir()
     location = "other.data" if kind == "other name" else "net.onnx.data"
