@@ -1,4 +1,4 @@
-"""One norm on the bench: cut out of its model, fed tapped or invented rows, at every optimisation level."""
+"""Run one norm as a model of its own, on tapped or generated rows, at every optimisation level."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from onnx_export.validation.patterns import find
 
 
 def subgraph_model(model, norm: Norm, nodes, feeds: dict[str, np.ndarray], extra=()) -> onnx.ModelProto:
-    """Some nodes that end in the norm as a model of their own, sized for these values."""
+    """A model of `nodes` alone, the last of which gives the norm's result; its inputs have the shapes of `feeds`.
+
+    `extra` names values that become outputs as well.
+    """
     kinds = {}
     for name in boundary(norm.scope, nodes):
         kinds[name] = (_element_type(norm.scope, name, feeds[name]), feeds[name].shape)
@@ -27,18 +30,21 @@ def subgraph_model(model, norm: Norm, nodes, feeds: dict[str, np.ndarray], extra
 
 
 def cast_feeds(part: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The feeds a piece takes, in the types it takes them."""
+    """The inputs of `part` from `feeds`, cast to the types it declares."""
     kinds = {value.name: value.type.tensor_type.elem_type for value in part.graph.input}
     return {name: feeds[name].astype(helper.tensor_dtype_to_np_dtype(kind)) for name, kind in kinds.items()}
 
 
 def makers(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
-    """The node that makes each value of an optimised graph."""
+    """The producer of each value of an optimised graph, by name."""
     return {name: node for node in model_nodes(model) for name in node.output}
 
 
 def fused_into(made: dict[str, onnx.NodeProto], norm: Norm) -> str:
-    """What a norm became, given `makers` of the optimised graph; empty when its result is gone."""
+    """The operator that a norm was fused into, with axis and epsilon, given `makers` of the optimised graph.
+
+    "no fused operator" if it was not fused, empty if its result is not in the optimised graph.
+    """
     node = made.get(norm.y)
     if node is None:
         return ""
@@ -53,7 +59,7 @@ def _element_type(scope: Scope, name: str, value: np.ndarray) -> int:
 
 
 class Bench:
-    """The norm, with the additions before it where an optimiser fuses them.
+    """Models of the norm alone, with the additions before it, which optimisers fuse with it, and their sessions.
 
     Parameters
     ----------
@@ -62,10 +68,11 @@ class Bench:
         The additions that make the norm's input.
     oracle : Oracle
     feeds : list of dict
-        Tapped values at the boundary of the norm and of the producers, one dict per iteration.
+        Tapped values that enter the norm and the producers, one dict per iteration.
     made : dict of str to str
-        For each optimisation level, what the norm became in the whole model. Only a piece that becomes the
-        same is evidence; a level for which there is none is left out of `levels`.
+        For each optimisation level, the operator that the norm was fused into in the whole model (`fused_into`). A
+        model of the norm alone is used at a level only if it is fused into the same operator there; a level
+        without such a model is left out of `levels`.
     """
 
     def __init__(self, model, norm: Norm, producers, oracle: Oracle, feeds, made: dict[str, str]) -> None:
@@ -92,11 +99,14 @@ class Bench:
 
     @property
     def levels(self) -> list[str]:
-        """Optimisation levels at which the piece stands for the norm in its model."""
+        """Optimisation levels at which the norm alone is fused into the same operator as in its model."""
         return list(self._pieces)
 
     def tapped(self, level: str) -> Measure:
-        """The error on the tapped values; none where the piece is no evidence or shapes differ."""
+        """The error on the tapped values; an empty measure if `level` is not in `levels`.
+
+        Iterations whose shapes differ from those of the first are left out.
+        """
         if level not in self._pieces:
             return Measure()
         return worst(
@@ -106,12 +116,12 @@ class Bench:
         )
 
     def measured(self, level: str, feeds: dict[str, np.ndarray], against: Callable[..., Measure]) -> Measure:
-        """The error at one of `levels`, by what tells it from a result and from what is added to its bound."""
+        """The error at one of `levels`. `against` takes the result and, optionally, what to add to the bound."""
         y = self.run(level, feeds)
         error = against(y)
         if error.ratio <= 1 or self._alone is None or against(self._run_alone(feeds)).ratio > 1:
             return error
-        # then the additions before the norm were not rounded to their half type
+        # The norm without the additions is right: their sums were not rounded to their half type. Allow for that.
         return against(y, self._made * self._oracle.carried(feeds))
 
     def run(self, level: str, feeds: dict[str, np.ndarray]) -> np.ndarray:
@@ -119,14 +129,14 @@ class Bench:
         return self._sessions[level].run([self._norm.y], cast_feeds(self._pieces[level], feeds))[0]
 
     def _run_alone(self, feeds: dict[str, np.ndarray]) -> np.ndarray:
-        """The unoptimised result without the additions, fed values of the types the file gives them."""
+        """The unoptimised result of the norm without the additions, on inputs of the types that the file gives."""
         part, session = self._alone
         return session.run([self._norm.y], cast_feeds(part, feeds))[0]
 
-    # -- invented rows
+    # -- generated rows
 
     def _plan_stress(self, producers) -> None:
-        """Find the value to put rows into, and those to put zeros into so that the norm sees the rows."""
+        """Choose the input to hold the generated rows; the other terms of the sum before the norm become 0."""
         norm = self._norm
         self.can_stress = norm.x in self._base and not (norm.operator and norm.operator.lookup)
         if not self.can_stress:
@@ -148,7 +158,7 @@ class Bench:
             self._zeros = [name for name in fed_terms if name != self._entry]
 
     def feed(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Boundary values that make the norm see `rows` [rows, n], up to the rounding of the additions."""
+        """Inputs for which the norm normalises `rows` [rows, n], up to the rounding of the additions before it."""
         zeros = {name: np.zeros_like(self._base[name]) for name in self._zeros}
         feeds = {**self._base, **zeros, self._entry: self._norm.formula.arrange(rows, self._shape, self._norm.axes)}
         if self._made_x:
@@ -157,7 +167,7 @@ class Bench:
         return feeds
 
     def bare_fails(self, rows: np.ndarray) -> bool:
-        """Whether the runtime's own operator fails on these rows too."""
+        """Whether the runtime's plain operator (`stress.bare`) exceeds its bound on these rows too."""
         part = stress.bare(self._norm, *self.layout, self._kind)
         feeds = {"x": rows.astype(self.dtype)}
         y = ort.Session(part, "off").run(["y"], feeds)[0]

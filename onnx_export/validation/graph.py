@@ -1,4 +1,4 @@
-"""Views of an ONNX graph: who makes a value, who uses it, what is constant, and how to cut a piece out."""
+"""Views of an ONNX graph: producers and consumers of values, constant folding, and extraction of subgraphs."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from onnx.reference import ReferenceEvaluator
 
 from onnx_export.nodes import model_graphs, model_nodes, subgraphs
 
-FUNCTION_KEY = "cnorm.function"  # metadata of a node: the local function it is of, which inlining would forget
+FUNCTION_KEY = "cnorm.function"  # metadata of a node that names its local function, because inlining loses it
 
-# Constants are followed through these: none of them can blow a small tensor up.
+# Operators folded when their inputs are constant: no result has more elements than the largest input.
 _FOLDABLE = frozenset(
     {"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Transpose"}
     | {"Neg", "Sqrt", "Reciprocal", "DequantizeLinear"}
 )
 _FOLDABLE_WITH_SCALAR = frozenset(["Add", "Sub", "Mul", "Div", "Pow"])
-# Counts and axes are computed with these; folded only where nothing is larger than _MOST_COUNTED.
+# Operators that compute counts and axes; folded only if no input or result has more than _MOST_COUNTED elements.
 _COUNTING = frozenset({"Gather", "Slice", "Range", "Concat", "ReduceProd", "Flatten", "Floor", "Expand"})
 _MOST_COUNTED = 64
 
 
 def op(node: onnx.NodeProto) -> str:
-    """The operator of a node; one of another domain is not mistaken for its namesake."""
+    """The operator of a node, preceded by its domain and "::" if that is not ONNX's own."""
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
 
 
-# What the operators that patterns are made of must be fed; a node with less is none of them.
+# Inputs that the operators in patterns need; nodes with fewer are malformed and are ignored.
 _INPUTS = dict.fromkeys(["Add", "Sub", "Mul", "Div", "Pow"], 2)
 _INPUTS |= dict.fromkeys(["Sqrt", "Reciprocal", "Neg", "Identity", "Cast", "Relu", "Clip", "Max"], 1)
 _INPUTS |= dict.fromkeys(["ReduceMean", "ReduceSum", "ReduceSumSquare", "Unsqueeze", "Squeeze"], 1)
@@ -47,26 +47,26 @@ def well_formed(node: onnx.NodeProto) -> bool:
 
 
 def size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
-    """The size a file fixes for a dimension, None for none; runtimes read a negative one as none."""
+    """The size of a dimension, None if the file leaves it open; like runtimes, treats a negative size as open."""
     return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
 
 
 class Scope:
-    """One graph (main graph, subgraph or body of a function) with the scopes it lies in.
+    """One graph (main graph, subgraph or body of a function) and the scopes that enclose it.
 
     Attributes
     ----------
     graph : onnx.GraphProto or onnx.FunctionProto
     opsets : dict of str to int
     path : tuple of (str, str, str)
-        How to get here from the main graph: (node's first output, attribute, label for people) per level.
+        The nodes from the main graph to this one: (node's first output, attribute, label for reports) per level.
     kinds : tuple of str
         Operator types of the nodes on that path.
     outer : Scope or None
     owner : onnx.NodeProto or None
-        The node of `outer` whose subgraph it is.
+        The node of `outer` that has this graph as an attribute.
     nodes : list of onnx.NodeProto
-        Those that are well formed; the others have no meaning, and the runtime will say so.
+        The well-formed nodes. The others are ignored: the runtime reports them.
     """
 
     def __init__(self, graph, opsets, types: dict[str, onnx.TypeProto], path=(), outer=None, owner=None) -> None:
@@ -87,11 +87,11 @@ class Scope:
 
     @property
     def label(self) -> str:
-        """Where this graph lies, for people; empty for the main graph."""
+        """The path to this graph, for reports; empty for the main graph."""
         return " > ".join(label for _, _, label in self.path)
 
     def producer(self, name: str) -> onnx.NodeProto | None:
-        """The node of this graph that makes a value."""
+        """The node of this graph that computes a value."""
         return self._producers.get(name)
 
     def consumers(self, name: str) -> list[onnx.NodeProto]:
@@ -125,13 +125,13 @@ class Scope:
         return tuple(map(size, kind.tensor_type.shape.dim))
 
     def _type(self, name: str) -> onnx.TypeProto | None:
-        """The type the file states for a value, here or further out."""
+        """The type that the file gives a value, in this graph or an enclosing one."""
         if name in self._types or name in self._producers or self.outer is None:
             return self._types.get(name)
         return self.outer._type(name)
 
     def tensor(self, name: str) -> onnx.TensorProto | None:
-        """The initialiser of this name, here or further out."""
+        """The initialiser of this name, in this graph or an enclosing one."""
         if name in self._initialisers:
             return self._initialisers[name]
         if name in self._producers or name in self._inputs or self.outer is None:
@@ -139,7 +139,7 @@ class Scope:
         return self.outer.tensor(name)
 
     def constant(self, name: str, depth: int = 16) -> np.ndarray | None:
-        """The value of `name` where the file alone decides it, None where it does not."""
+        """The value of `name` if it is constant, by constant folding at most `depth` nodes deep; else None."""
         if name not in self._constants:
             self._constants[name] = self._fold(name, depth)
         return self._constants[name]
@@ -169,17 +169,17 @@ class Scope:
         if node.op_type in _FOLDABLE_WITH_SCALAR and all(value.size > 1 for value in inputs.values()):
             return None
         opsets = self.opsets
-        if node.op_type == "DequantizeLinear":  # the evaluator starts at opset 19, which reads 13 the same way
+        if node.op_type == "DequantizeLinear":  # the evaluator has it from opset 19 on; opset 13 means the same
             opsets = opsets | {"": max(19, opsets.get("", 0))}
         try:
             with np.errstate(all="ignore"):
                 graph = helper.make_graph([node], "constant", [], [_untyped(node.output[0])])
                 return np.asarray(ReferenceEvaluator(graph, opsets=opsets).run(None, inputs)[0])
-        except Exception:  # a malformed node folds to nothing; the runtime will have its say
+        except Exception:  # a malformed node is not folded; the runtime reports it
             return None
 
     def _counted(self, node: onnx.NodeProto) -> np.ndarray | None:
-        """A shape or a size that the file fixes."""
+        """The result of Shape or Size, None if the file leaves a dimension open."""
         shape = self.shape(node.input[0])
         if shape is None or any(length is None for length in shape):
             return None
@@ -195,7 +195,7 @@ class Scope:
         return value.astype(helper.tensor_dtype_to_np_dtype(kind))
 
     def _ranges(self, node: onnx.NodeProto, inputs: dict[str, np.ndarray]) -> bool:
-        """Whether the result of a counting operator is as small as its inputs."""
+        """Whether the result of Expand or Range has at most _MOST_COUNTED elements; true for other operators."""
         if op(node) == "Expand":
             return bool(np.prod(inputs[node.input[1]], initial=1.0) <= _MOST_COUNTED)
         if op(node) != "Range":
@@ -204,13 +204,13 @@ class Scope:
         return step != 0 and abs((limit - start) / step) <= _MOST_COUNTED
 
     def _carried(self, name: str, depth: int) -> np.ndarray | None:
-        """The value of an input of a Loop's or Scan's body that every iteration hands on unchanged."""
+        """The constant value of a loop-carried input that the body of the Loop or Scan returns unchanged, else None."""
         owner = self.owner
         if owner is None or owner.op_type not in ("Loop", "Scan") or depth == 0:
             return None
         names = [value.name for value in self.graph.input]
         place = names.index(name)
-        # of a Loop, the number and condition come first in the body, the condition first in its results
+        # a Loop's body takes the iteration number and condition before the carried values, and returns the condition
         first, results = (2, 1) if owner.op_type == "Loop" else (0, 0)
         scanned = attribute(owner, "num_scan_inputs", 0)
         kept = place - first + results
@@ -226,7 +226,7 @@ class Scope:
 
 
 def used(node: onnx.NodeProto) -> Iterator[str]:
-    """Names a node reads, those its subgraphs read included (a superset: their own names too)."""
+    """Names that a node and its subgraphs read: a superset, as names local to the subgraphs are included."""
     yield from (name for name in node.input if name)
     for _, graph in subgraphs(node):
         for inner in graph.node:
@@ -235,13 +235,13 @@ def used(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def free_prefix(model: onnx.ModelProto, stem: str) -> str:
-    """`stem`, or `stem` and a number: no name in the model begins with it and an underscore."""
+    """A prefix that is new to the model: `stem` or `stem` and a number, such that no name begins with it and "_"."""
     taken = {match[1] for match in map(re.compile(rf"{stem}(\d*)_").match, _names(model)) if match}
     return stem + next(number for number in chain([""], map(str, count(2))) if number not in taken)
 
 
 def _names(model: onnx.ModelProto) -> Iterator[str]:
-    """The name of every value, wherever it lies."""
+    """The name of every value in all graphs and functions of the model."""
     for graph in model_graphs(model):
         for field in (graph.input, graph.output, graph.initializer, graph.value_info):
             yield from (each.name for each in field)
@@ -291,34 +291,34 @@ def opset_versions(model: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int
 
 
 def function_key(name: str, domain: str) -> str:
-    """What tells local functions apart; the name is its first line."""
+    """A key that is unique to a local function: its name, a line break and its domain."""
     return f"{name}\n{domain}"
 
 
 def mark_functions(model: onnx.ModelProto) -> None:
-    """Write on the nodes of local functions whose they are."""
+    """Store the name of its local function in the metadata of each node, for `inline` loses it."""
     for function in model.functions:
         for node in every(function.node):
             node.metadata_props.add(key=FUNCTION_KEY, value=function_key(function.name, function.domain))
 
 
 def inline(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with its local functions written out; their nodes keep their marks.
+    """`model` with its local functions inlined; their nodes keep the metadata of `mark_functions`.
 
-    onnxruntime inlines them as well before it optimises, so nothing changes for it. A function of another
-    opset than the model's is left as it is.
+    onnxruntime inlines them before it optimises, too, so it runs the same graph. A function with another opset than
+    the model's is not inlined.
     """
     return inliner.inline_local_functions(model) if model.functions else model
 
 
 def unit_roundoff(dtype: int) -> float:
-    """2^-p of a floating ONNX element type; unknown types count as float32."""
+    """2^-p, p the bits of the significand, of an ONNX floating-point type; other types are taken for float32."""
     digits = {TensorProto.DOUBLE: 53, TensorProto.FLOAT16: 11, TensorProto.BFLOAT16: 8}
     return 2.0 ** -digits.get(dtype, 24)
 
 
 def every(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Nodes and those of their subgraphs."""
+    """The nodes and, recursively, those of their subgraphs."""
     for node in nodes:
         yield node
         for _, graph in subgraphs(node):
@@ -337,7 +337,7 @@ _KINDS = {
 
 
 def attribute(node: onnx.NodeProto, name: str, default: int | float | tuple):
-    """The value of an attribute that has the type of the default, or else the default."""
+    """The value of an attribute if it has the type of the default; else the default."""
     for candidate in node.attribute:
         wanted = candidate.name == name and candidate.type == _KINDS[type(default)]
         if wanted and not candidate.ref_attr_name:
@@ -353,18 +353,18 @@ def cut(
     outputs: list[str],
     inputs: dict[str, tuple[int, tuple]],
 ) -> onnx.ModelProto:
-    """A model of some nodes alone.
+    """A model that consists of some nodes of a graph.
 
     Parameters
     ----------
     model, scope
         Where the nodes lie.
     nodes : iterable of NodeProto
-        In any order; the cut keeps the order of the graph.
+        In any order; the new model keeps the order of the graph.
     outputs : list of str
         Values to return.
     inputs : dict of str to (element type, shape)
-        Values to feed. Everything else the nodes use must be constant and is copied in.
+        Inputs of the new model. All other values that the nodes read must be constant; they become initialisers.
     """
     chosen = {id(node) for node in nodes}
     ordered = [node for node in scope.nodes if id(node) in chosen]
@@ -388,7 +388,7 @@ def cut(
 
 
 def boundary(scope: Scope, nodes: Iterable[onnx.NodeProto]) -> list[str]:
-    """The values some nodes use that neither they nor the file's constants supply."""
+    """The inputs of a set of nodes: values that they read, and that neither they compute nor the file stores."""
     nodes = list(nodes)
     made = {name for node in nodes for name in node.output}
     used = dict.fromkeys(name for node in nodes for name in node.input if name)

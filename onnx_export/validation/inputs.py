@@ -1,4 +1,4 @@
-"""Inputs to run a model on: the user's, and generated ones for the rest."""
+"""Inputs to run a model on: arrays from the user's file, and generated ones for inputs that it lacks."""
 
 from __future__ import annotations
 
@@ -15,23 +15,33 @@ from onnx import TensorProto, helper
 from onnx_export.model_io import Unreadable, open_regular
 from onnx_export.validation.graph import Scope, size
 
-_MAX_BYTES = 2**31  # of generated or stored inputs together
+_MAX_BYTES = 2**31  # of all generated inputs together, and of all stored ones
 
 
 class MissingInput(ValueError):
-    """An input that cannot be made up."""
+    """An input that the user's file lacks and that cannot be generated."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of free dimensions: the first of an input (or one named batch), all others, and named ones."""
+    """Sizes for dimensions that the file leaves open.
+
+    Attributes
+    ----------
+    batch : int
+        For the first dimension of an input, and for names that contain "batch".
+    other : int
+        For all other dimensions.
+    named : tuple of (str, int)
+        By name; these come before the other two.
+    """
 
     batch: int = 1
     other: int = 8
     named: tuple[tuple[str, int], ...] = ()
 
     def of(self, name: str, position: int) -> int:
-        """Size of a free dimension with this name (which may be empty) at this place."""
+        """Size for an open dimension, by its name (empty for none) and its position in the shape."""
         named = dict(self.named)
         if name in named:
             return named[name]
@@ -44,7 +54,7 @@ def read(path: str | os.PathLike, wanted: list[str]) -> dict[str, np.ndarray]:
     Raises
     ------
     Unreadable
-        If it is neither, no regular file, is too large, or holds Python objects.
+        If it is neither, is no regular file, is too large, holds Python objects, or has arrays that no input wants.
     """
     try:
         file, status = open_regular(path)
@@ -54,8 +64,8 @@ def read(path: str | os.PathLike, wanted: list[str]) -> dict[str, np.ndarray]:
             arrays = _arrays(file, path, wanted)
     except Unreadable:
         raise
-    except Exception as error:  # numpy and zipfile raise many kinds for a bad file
-        # numpy advises to switch pickle on
+    except Exception as error:  # numpy and zipfile raise exceptions of many types for a malformed file
+        # numpy's message advises to allow pickle, which must not be done here
         pickled = "neither .npz nor .npy, or with pickled objects in it" if "pickle" in str(error) else ""
         reason = pickled or getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Unreadable(f"inputs: cannot read {path}: {reason}") from error
@@ -81,17 +91,17 @@ def _arrays(file: BinaryIO, path: str | os.PathLike, wanted: list[str]) -> dict[
 
 
 def complete(scope: Scope, given: dict[str, np.ndarray], sizes: Sizes, seed: int) -> dict[str, np.ndarray]:
-    """`given` and a generated array for each other input of the main graph.
+    """`given`, and a generated array for every other input of the main graph.
 
-    Floats are drawn from N(0, 1), integers from {0, 1} (fewer where they index fewer rows), booleans are
-    true. A free dimension that shares its name with one of a given array has its size.
+    Floats are drawn from N(0, 1), integers from {0, 1} (0 only if they index a table of one row), booleans are true.
+    An open dimension takes its size from a given array that has a dimension of the same name.
 
     Raises
     ------
     MissingInput
-        Naming an input of a kind, or of a size, that is not made up, or a named size that no input has.
+        If an input has a type or a size that is not generated, or if no input has a dimension of a name in `sizes`.
     Unreadable
-        Naming a given array that holds no numbers.
+        If a given array does not hold numbers.
     """
     graph = scope.graph
     stored = {tensor.name for tensor in graph.initializer}
@@ -144,7 +154,7 @@ def _draw(scope: Scope, value: onnx.ValueInfoProto, shape: list[int], rng) -> np
 
 
 def _rows(scope: Scope, name: str) -> int:
-    """Rows of the smallest constant table that this input indexes, by itself or after a Cast."""
+    """Rows of the smallest table that this input indexes, directly or after Casts; at most 2."""
     rows = 2
     for node in scope.consumers(name):
         if node.op_type == "Cast":
@@ -158,7 +168,7 @@ def _rows(scope: Scope, name: str) -> int:
 
 
 def _cast(value: onnx.ValueInfoProto, array: np.ndarray) -> np.ndarray:
-    """Numbers in the input's own type: a user's float64 file should not stop a float32 model."""
+    """The array cast to the input's type, so that a float64 file serves a float32 model."""
     if array.dtype.kind not in "fiub":
         raise Unreadable(f"inputs: {value.name!r} must hold real numbers or truth values, got dtype {array.dtype}")
     kind = value.type.tensor_type.elem_type

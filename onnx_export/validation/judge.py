@@ -1,14 +1,18 @@
-"""Judge one norm on one input, in float64.
+"""Errors of one norm on one input, measured against float64, and the bound that they must not exceed.
 
-Two oracles are fed the values the norm itself was fed: C, the norm it claims to be, from the formula; and G,
-the file's own nodes, evaluated in float64. G against C judges the file; the runtime against G judges the
-runtime. The bound is
+Two float64 results are computed from the input that the norm had in the run (tapped values):
 
-    B = 8 u (sqrt(n) + max|x| / sqrt(var + eps)) max|scale|  +  half an ulp of the result,
+- C, the claim: the formula of the norm (`Rows.claim`);
+- G, the graph: the file's own nodes, evaluated in float64 (`Oracle.graph_result`).
 
-u the unit roundoff of the dtype of the statistics, n the row length, var centred, eps as stored. It allows
-for the rounding of the mean to one number of that dtype, which any plain two-pass kernel makes. Each further
-rounding on the way to the result adds u (|xhat scale| + |y|), u that of its type: no value on the way is larger.
+If G differs from C, the file is wrong; if the runtime's result differs from G, the runtime is. The bound is
+
+    B = 8 u (sqrt(n) + max|x| / sqrt(var + eps)) max|scale|  +  half an ulp of the result
+
+where u is the unit roundoff of the dtype of the statistics, n the row length, var the centred variance and eps as
+stored in the file. B covers the error that every plain two-pass kernel makes when it rounds the mean to that dtype.
+Each later rounding to another type adds u (|xhat scale| + |y|), with the u of that type: |xhat scale| + |y| bounds
+every intermediate value.
 """
 
 from __future__ import annotations
@@ -25,12 +29,32 @@ from onnx_export.validation.norm import Norm
 
 FACTOR = 8.0
 _MOST_POINTS = 200
-_SMALLEST = {TensorProto.FLOAT16: 2.0**-24, TensorProto.BFLOAT16: 2.0**-133}  # below it u is no measure of a rounding
+_SMALLEST = {
+    TensorProto.FLOAT16: 2.0**-24,
+    TensorProto.BFLOAT16: 2.0**-133,
+}  # smallest subnormal: absolute error of a rounding near 0
 
 
 @dataclass
 class Rows:
-    """The rows a norm works on, and what decides how hard they are. Arrays broadcast against the result."""
+    """The claimed result C for some rows, and the quantities of the bound. Arrays broadcast against the result.
+
+    Attributes
+    ----------
+    n : int
+        Elements in a row.
+    largest : ndarray
+        max|x| of each row.
+    variance : ndarray
+        Centred variance of each row; for RMS norms the mean square.
+    eps : float
+    claim : ndarray
+        C, the result by the formula.
+    scaled : ndarray
+        C without the bias: xhat * scale.
+    scale : float
+        max|scale|, 1 for a norm without a scale.
+    """
 
     n: int
     largest: np.ndarray
@@ -42,27 +66,28 @@ class Rows:
 
     @property
     def conditioning(self) -> np.ndarray:
-        """max|x| / sqrt(var + eps): how many times the spread of its row an element is."""
+        """max|x| / sqrt(var + eps) of each row: its largest element in standard deviations."""
         with np.errstate(all="ignore"):
             return self.largest / np.sqrt(self.variance + self.eps)
 
     def rounding(self, unit: float) -> np.ndarray:
-        """B for a unit roundoff, without the rounding of the result."""
+        """The first term of B for this unit roundoff, without the half ulp of the result."""
         return FACTOR * unit * (np.sqrt(self.n) + self.conditioning) * self.scale
 
 
 @dataclass
 class Measure:
-    """An error and its bound, where their ratio is largest.
+    """Error and bound at the element whose ratio error / bound is largest.
 
     Attributes
     ----------
+    error, bound : float
     ratio : float
-        Error over bound; infinite for NaN where the oracle is finite.
+        Error over bound; infinite if the result is NaN where the float64 result is finite.
     points : list of (float, float)
         (conditioning, ratio) of rows, for the plot.
     judged : int
-        Number of elements that could be judged.
+        Number of elements compared; `compare` says which are left out.
     """
 
     error: float = 0.0
@@ -73,13 +98,13 @@ class Measure:
 
 
 class Oracle:
-    """C and G for one norm.
+    """The float64 results C (claim) and G (graph) for one norm, and errors against them.
 
     Parameters
     ----------
     norm : Norm
     part : onnx.ModelProto
-        The norm's nodes cut out, with its own boundary values as inputs.
+        The norm's nodes as a model of their own, whose inputs are the values that enter these nodes.
     """
 
     def __init__(self, norm: Norm, part) -> None:
@@ -88,11 +113,11 @@ class Oracle:
         self._scope: Scope = norm.scope
 
     def graph_result(self, feeds: dict[str, np.ndarray]) -> np.ndarray:
-        """G: the file's nodes in float64."""
+        """G: the result of the file's nodes in float64."""
         return np.asarray(self._graph.run(feeds)[self.norm.y], np.float64)
 
     def rows(self, feeds: dict[str, np.ndarray]) -> Rows:
-        """C, with the facts the bound needs."""
+        """C, with the quantities of the bound."""
         norm, node = self.norm, self.norm.nodes[0]
 
         def value(name):
@@ -110,25 +135,26 @@ class Oracle:
         return Rows(done.n, done.largest, done.variance, norm.eps, claim, scaled, top)
 
     def file_error(self, feeds: dict[str, np.ndarray]) -> Measure:
-        """G against C: beyond the rounding of float64 (and of a stored 1/n) the file is another function."""
+        """G against C. Above a ratio of 1 the file computes another function: float64 and a stored 1/n round less."""
         return self.equality(feeds, self.rows(feeds).claim)
 
     def equality(self, feeds: dict[str, np.ndarray], other: np.ndarray) -> Measure:
-        """G against another float64 evaluation, by the rounding of float64 and of stored constants."""
+        """G against another float64 result; the bound is the rounding of float64 and of a stored 1/n."""
         rows, own = self.rows(feeds), self.graph_result(feeds)
         unit = unit_roundoff(self._scope.dtype(self.norm.x)) if self.norm.stored_reciprocal else 2.0**-53
         bound = rows.rounding(unit)
-        if self.norm.variance == "one-pass":  # cancellation costs the square of the conditioning
+        if self.norm.variance == "one-pass":  # E[x^2] - E[x]^2 cancels: the error grows with its square
             bound = bound * (1 + rows.conditioning)
         if own.shape != other.shape:
             return Measure(np.inf, 0.0, np.inf)
         return compare(own, other, bound + 2.0**-51 * np.abs(other), rows)
 
     def carried(self, feeds: dict[str, np.ndarray]) -> np.ndarray | float:
-        """What the result may differ by where the runtime computes in a wider type than x has and never rounds it.
+        """Allowed difference if the runtime kept x in a wider type and never rounded it to its half type.
 
-        With x off by u|x|, (x - mean) / std is off by at most u conditioning (1 + 1 + |xhat|): for x, for the mean
-        and, as the mean of |xhat| is at most 1, for the deviation.
+        The tapped x is rounded, so the two x differ by up to u|x|. This changes (x - mean) / std by at most
+        u conditioning (1 + 1 + |xhat|): 1 for x, 1 for the mean, and |xhat| for the standard deviation, since the
+        mean of |xhat| is at most 1. Zero for float32 and float64.
         """
         unit = unit_roundoff(self._scope.dtype(self.norm.x))
         if unit <= unit_roundoff(TensorProto.FLOAT):
@@ -150,13 +176,13 @@ class Oracle:
             return Measure(np.inf, 0.0, np.inf)
         bound = rows.rounding(unit_roundoff(self.norm.compute_dtype)) * self._size(rows, oracle) + allowed
         bound = bound + 0.5 * _ulp(oracle, self._scope.dtype(self.norm.y), y.dtype)
-        within = np.abs(rows.scaled) + np.abs(rows.claim)  # no value between xhat scale and the result is larger
+        within = np.abs(rows.scaled) + np.abs(rows.claim)  # bounds every value between xhat * scale and y
         for dtype in self._roundings():
             bound = bound + unit_roundoff(dtype) * within + _SMALLEST.get(dtype, 0.0)
         return compare(y.astype(np.float64), oracle, bound, rows, _largest(y.dtype))
 
     def _size(self, rows: Rows, oracle: np.ndarray) -> float:
-        """How many times larger than the norm a near miss comes out, which its roundings are as well."""
+        """For near misses, how many times larger than C the result is, and so its rounding errors; else 1."""
         if not self.norm.near_miss:
             return 1.0
         with np.errstate(all="ignore"):
@@ -165,9 +191,10 @@ class Oracle:
         return max(1.0, own / norm) if norm > 0 else 1.0
 
     def _roundings(self) -> list[int]:
-        """Types that values after the statistics are rounded to, beyond what the first term allows for.
+        """Types of the roundings after the statistics that the first term of B does not cover.
 
-        Those narrower than the statistics' own; and `bias - mean * f`, which is rounded where the bias is large.
+        These are roundings to types narrower than that of the statistics, and, in a folded norm, the rounding of
+        `bias - mean * f`, which is large where the bias is.
         """
         norm, scope = self.norm, self._scope
         unit = unit_roundoff(norm.compute_dtype)
@@ -176,10 +203,10 @@ class Oracle:
 
 
 def compare(y: np.ndarray, oracle: np.ndarray, bound, rows: Rows, overflow: float = np.inf) -> Measure:
-    """Largest |y - oracle| / bound over the elements where the oracle is a number of the result's range.
+    """Largest |y - oracle| / bound over the elements, `oracle` being the float64 result.
 
-    Elements beyond `overflow`, rows with NaN or Inf in them, and rows whose variance and eps are both 0 (0/0
-    by the formula) are left out.
+    Left out are elements where the oracle is not finite or larger than `overflow` (the largest number of the result's
+    type), rows that hold NaN or Inf, and rows whose variance and eps are both 0, for which the formula gives 0/0.
     """
     with np.errstate(all="ignore"):
         error = np.abs(y - oracle)
@@ -201,7 +228,7 @@ def compare(y: np.ndarray, oracle: np.ndarray, bound, rows: Rows, overflow: floa
 
 
 def worst(measures: Iterable[Measure]) -> Measure:
-    """The measure of largest ratio, with the points and the count of all."""
+    """The measure with the largest ratio; its points and count are those of all measures together."""
     measures = list(measures)
     found = max(measures, key=lambda m: m.ratio, default=Measure())
     points = [point for m in measures for point in m.points][:_MOST_POINTS]
@@ -209,14 +236,14 @@ def worst(measures: Iterable[Measure]) -> Measure:
 
 
 def allowed_change(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference between two results where both are numbers, times a margin of 4."""
+    """4 times (a safety margin) the largest difference between two results, over the elements where it is finite."""
     with np.errstate(all="ignore"):
         change = np.abs(one.astype(np.float64) - other) if one.shape == other.shape else np.zeros(1)
     return 4 * float(np.max(change, where=np.isfinite(change), initial=0.0))
 
 
 def _points(conditioning: np.ndarray, ratio: np.ndarray, most: int = 24) -> list[tuple[float, float]]:
-    """The worst ratio of each row with the conditioning of the row, thinned to the worst of neighbours."""
+    """(conditioning, largest ratio) of each row, reduced to `most` points: the worst of each group of similar rows."""
     conditioning = conditioning.reshape((1,) * (ratio.ndim - conditioning.ndim) + conditioning.shape)
     within = tuple(axis for axis in range(ratio.ndim) if conditioning.shape[axis] == 1)
     highest = np.max(ratio, axis=within, keepdims=True).ravel()
@@ -230,7 +257,7 @@ def _points(conditioning: np.ndarray, ratio: np.ndarray, most: int = 24) -> list
 
 
 def _ulp(y: np.ndarray, dtype: int, array: np.dtype) -> np.ndarray:
-    if dtype == TensorProto.BFLOAT16:  # arrives widened
+    if dtype == TensorProto.BFLOAT16:  # held in a float32 array
         return np.abs(y) * 2.0**-7 + 2.0**-133
     kind = array if array.kind == "f" else np.dtype(np.float32)
     with np.errstate(all="ignore"):

@@ -19,17 +19,20 @@ from onnx_export.validation.graph import FUNCTION_KEY, free_prefix, opset_versio
 from onnx_export.validation.norm import Norm
 
 _FIRST_OPSET = 17
-_AGREE = 1e-3  # of the largest element of a row: float32 rounds by less, a model wired wrongly is off by more
-_NOISE = 1e-7  # of the largest element of all: a row that cancels holds no more than the others' rounding
+# Tolerances between the outputs of two models. Relative to the largest element of the row: float32 rounding is smaller,
+# the error of a wrongly connected model larger.
+_AGREE = 1e-3
+# Relative to the largest element of the whole output: a row of small values left by cancellation is rounding noise.
+_NOISE = 1e-7
 
 
 class CannotRepair(RuntimeError):
-    """The model with its norms replaced is not proved to be the same model."""
+    """The model with its norms replaced could not be shown to compute the same as the original."""
 
 
 @dataclass(frozen=True)
 class _Operator:
-    """What takes the place of a norm: nodes, and the initialisers they need."""
+    """The replacement of a norm: nodes and the initialisers they need."""
 
     norm: Norm
     nodes: list[onnx.NodeProto]
@@ -39,10 +42,10 @@ class _Operator:
 def repair(path: Path, model: onnx.ModelProto, cases: Sequence, feeds: dict[str, np.ndarray]) -> list[str]:
     """Write `model` with its decomposed norms replaced.
 
-    A norm is replaced when the file's nodes and the operator agree in float64 on the stress rows and the
-    tapped ones, to the rounding of float64 (and of a stored 1/n). Axes that are not the last ones are moved
-    there and back by Transpose nodes. The whole is written when onnx's checker takes it and its outputs are
-    those of `model`.
+    A norm is replaced if the file's nodes and the operator agree in float64 on the stress rows and the tapped rows, up
+    to the rounding of float64 (and of a stored 1/n). Where the axes are not the last ones, Transpose nodes are added
+    before and after the operator. The file is written if onnx's checker accepts it and its outputs agree with those
+    of `model`.
 
     Parameters
     ----------
@@ -80,7 +83,7 @@ def repair(path: Path, model: onnx.ModelProto, cases: Sequence, feeds: dict[str,
                 reason = _difference(model, case, operator)
         except MemoryError:
             raise
-        except Exception as error:  # one norm's trouble is kept from the others
+        except Exception as error:  # a failure on one norm must not affect the others
             reason = f"it could not be rewritten: {type(error).__name__}: {str(error)[:200]}"
         if reason:
             sentences.append(f"left {norm.name}: {reason}")
@@ -96,6 +99,7 @@ def repair(path: Path, model: onnx.ModelProto, cases: Sequence, feeds: dict[str,
 
 
 def _obstacle(model: onnx.ModelProto, case) -> str:
+    """Why the norm cannot be replaced, empty when it can."""
     norm = case.norm
     if norm.near_miss:
         return f"it is no layer norm: {norm.near_miss}"
@@ -129,7 +133,7 @@ def _obstacle(model: onnx.ModelProto, case) -> str:
 
 
 def _replaceable(model: onnx.ModelProto, norm: Norm) -> str:
-    """An input of the model with a stored default that the norm's constants come from, empty for none."""
+    """An input of the model with a stored default that the norm's constants are computed from; empty for none."""
     defaults = {value.name for value in model.graph.input} & {tensor.name for tensor in model.graph.initializer}
     inside = {id(node) for node in norm.nodes}
     pending, seen = [norm.y], {norm.x}
@@ -163,7 +167,7 @@ def _axes(case) -> list[int]:
 
 
 def _operator(case, prefix: str) -> _Operator:
-    """LayerNormalization on the trailing axes, with transposes where the norm's are others."""
+    """LayerNormalization over the last axes, between two Transpose nodes if the norm's axes are not the last."""
     norm, scope = case.norm, case.norm.scope
     shape = case.feeds[0][norm.x].shape
     rank, axes = len(shape), _axes(case)
@@ -177,7 +181,7 @@ def _operator(case, prefix: str) -> _Operator:
         if not name and slot == "bias":
             continue
         value = scope.constant(name) if name else np.array(default)
-        # broadcast to the whole shape's trailing part, then bring the normalised axes together
+        # broadcast to the shape of x with the other axes of length 1, then move the normalised axes to the end
         full = value.reshape((1,) * (rank - value.ndim) + value.shape)
         full = np.broadcast_to(full, [shape[a] if a in axes else 1 for a in range(rank)])
         flat = np.ascontiguousarray(full.transpose(order).reshape(width)).astype(dtype)
@@ -218,7 +222,7 @@ def _difference(model: onnx.ModelProto, case, replacement: _Operator) -> str:
 
 
 def _replaced(model: onnx.ModelProto, chosen: list[_Operator]) -> onnx.ModelProto:
-    """A copy of `model` with each operator where the last node of its norm was, without what nothing uses any more."""
+    """A copy of `model` with each operator in place of its norm's last node, without nodes and tensors left unused."""
     ends = {operator.norm.y: operator.nodes for operator in chosen}
     gone = {name for operator in chosen for node in operator.norm.nodes for name in node.output if name}
     nodes = []
@@ -228,7 +232,7 @@ def _replaced(model: onnx.ModelProto, chosen: list[_Operator]) -> onnx.ModelProt
         else:
             nodes += next((ends[name] for name in node.output if name in ends), [])
     before, after = _needed(model.graph, model.graph.node), _needed(model.graph, nodes)
-    gone = (gone - ends.keys() | before) - after  # what was idle before is the file's own affair
+    gone = (gone - ends.keys() | before) - after  # keep what was unused in the original, too
     fixed = onnx.ModelProto()
     fixed.CopyFrom(model)
     graph = fixed.graph
@@ -245,7 +249,7 @@ def _replaced(model: onnx.ModelProto, chosen: list[_Operator]) -> onnx.ModelProt
 
 
 def _needed(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> set[str]:
-    """The values that lead to an output of the graph; the nodes are in order."""
+    """The values that an output of the graph depends on; `nodes` are in topological order."""
     needed = {value.name for value in graph.output}
     for node in reversed(nodes):
         if not needed.isdisjoint(node.output):
@@ -254,7 +258,10 @@ def _needed(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> set[str]
 
 
 def _proof(model: onnx.ModelProto, fixed: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> str:
-    """Hold the repaired model against the original; what there is to say of a model that cannot be held so."""
+    """Compare the outputs of the repaired model with the original's; CannotRepair if they differ.
+
+    Returns a remark for the report if they could not be compared, else an empty string.
+    """
     fault = _fault(fixed)
     if fault and not _fault(model):
         raise CannotRepair(f"onnx's checker refuses the result: {fault}")
@@ -268,12 +275,12 @@ def _proof(model: onnx.ModelProto, fixed: onnx.ModelProto, feeds: dict[str, np.n
             return " (not compared: the model gives other results at each run)"
     except ort.CannotRun as error:
         raise CannotRepair(f"onnxruntime does not run the result: {error}") from error
-    # float32 may be to blame, in a one-pass variance above all
+    # The difference may be float32 rounding, above all of a one-pass variance: compare in float64.
     try:
         exact = [list(Float64(each).run(feeds).values()) for each in (model, fixed)]
     except MemoryError:
         raise
-    except Exception as error:  # onnx's evaluator does not know every operator
+    except Exception as error:  # onnx's evaluator lacks some operators
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise CannotRepair(f"the outputs are others, and float64 cannot tell why: {reason}") from error
     if not _agree(*exact):
@@ -282,7 +289,7 @@ def _proof(model: onnx.ModelProto, fixed: onnx.ModelProto, feeds: dict[str, np.n
 
 
 def _unseen(names: list[str], outputs: list[np.ndarray]) -> str:
-    """What there is to say of outputs that are equal by being NaN or infinite throughout."""
+    """A remark naming an output without a finite element, whose comparison shows nothing; empty if there is none."""
     for name, output in zip(names, map(np.asarray, outputs), strict=True):
         if output.dtype.kind == "f" and output.size and not np.isfinite(output).any():
             return f" (not compared: {name!r} has no finite element)"
@@ -290,19 +297,21 @@ def _unseen(names: list[str], outputs: list[np.ndarray]) -> str:
 
 
 def _fault(model: onnx.ModelProto) -> str:
+    """The error of onnx's checker, empty when it accepts the model."""
     try:
         onnx.checker.check_model(model)
-    except Exception as error:  # the C++ layer raises many kinds
+    except Exception as error:  # the C++ layer raises exceptions of many types
         return " ".join(str(error).split())[:200] or type(error).__name__
     return ""
 
 
 def _agree(some: list[np.ndarray], others: list[np.ndarray]) -> bool:
-    """Whether outputs are the same but for rounding."""
+    """Whether all outputs are the same up to rounding."""
     return all(map(_alike, map(np.asarray, some), map(np.asarray, others)))
 
 
 def _alike(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether one output is the same up to _AGREE and _NOISE; integers must be equal."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if a.dtype.kind != "f":
@@ -315,7 +324,7 @@ def _alike(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _forget_functions(model: onnx.ModelProto) -> None:
-    """Remove the marks that inlining left for the report."""
+    """Remove the metadata that named the local function of each node for the report."""
     for node in model_nodes(model):
         for prop in list(node.metadata_props):
             if prop.key == FUNCTION_KEY:

@@ -1,4 +1,4 @@
-"""The whole model at every optimisation level, and what each norm was fed and made of it."""
+"""Run the whole model at every optimisation level and collect the inputs and results of each norm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from onnx_export.validation.taps import Tap, expose
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
-_ITERATIONS = 16  # of a loop, judged for each norm in it
+_ITERATIONS = 16  # at most so many iterations of a loop are judged for each norm in it
 
 
 @dataclass(eq=False)
@@ -30,14 +30,14 @@ class Case:
     ----------
     norm, report
     producers : list of onnx.NodeProto
-        The additions before it.
+        The additions that compute its input.
     feeds : list of dict
-        Tapped values at its boundary and that of the producers, one dict per iteration; none if it was not
-        exercised.
+        Tapped values that enter the norm and the producers, one dict per iteration of the loops around it; empty if
+        no rows reached the norm.
     results : list of ndarray
-        What the norm made of each of the feeds, in the same run.
+        The norm's result for each of the feeds, from the same run.
     oracle, bench
-        Set once it is judged.
+        Set by `Run.prepare`.
     """
 
     norm: Norm
@@ -50,18 +50,20 @@ class Case:
 
 
 class Run:
-    """The model run unoptimised with its norms' inputs and results tapped, and at every level with their results alone.
+    """The model's runs: unoptimised with inputs and results of all norms tapped, and at each level with results tapped.
+
+    Added outputs disable fusions, so the optimised runs expose the results of norms only.
 
     Parameters
     ----------
     model : onnx.ModelProto
     cases : list of Case
-        Their feeds are set here.
+        The constructor sets their feeds and results.
     file : str
-        Of inputs, empty for none.
+        File of inputs, empty for none.
     sizes : inputs.Sizes
     seed : int
-        For the inputs that the file lacks.
+        Seed for the inputs that the file lacks, which are generated.
 
     Attributes
     ----------
@@ -69,7 +71,7 @@ class Run:
     random : bool
         Whether two runs of the model may differ.
     made_up : list of str
-        Inputs that were generated.
+        Names of the generated inputs.
     trouble : str
         Optimisation levels at which the model does not run, and why; empty when there are none.
 
@@ -106,11 +108,11 @@ class Run:
 
     @property
     def feeds(self) -> dict[str, np.ndarray]:
-        """The inputs of the model, read or made up."""
+        """The inputs of the model, read or generated."""
         return self._feeds
 
     def _tap(self) -> None:
-        """Run unoptimised with every norm's result and boundary, and that of the additions before it, exposed."""
+        """Tap all norms in an unoptimised run; if that fails, those of the main graph only."""
         try:
             self._try_tap(self._cases)
         except ort.CannotRun as error:
@@ -121,7 +123,7 @@ class Run:
             self._try_tap([case for case in self._cases if not case.norm.scope.path])
 
     def _run_plainly(self) -> None:
-        """Run the model as it is; where that fails, tapping is not to blame."""
+        """Run the model without taps, to raise an error that is the model's own and not due to the taps."""
         try:
             session = ort.Session(self.model, "off")
         except ort.CannotRun as error:
@@ -133,6 +135,7 @@ class Run:
             raise ort.CannotRun(f"onnxruntime does not run the model: {error}{made_up}") from error
 
     def _try_tap(self, cases: list[Case]) -> None:
+        """Run unoptimised and store, per case, the values that enter the norm and its producers, and its result."""
         taps: dict[tuple[int, str], Tap] = {}
         wanted: list[tuple[Case, list[str]]] = []
         for case in cases:
@@ -160,12 +163,13 @@ class Run:
                 case.report.detail = "no rows reached it: a branch not taken, a loop not entered, or an empty input"
 
     def _results(self, level: str) -> dict[int, list[np.ndarray]]:
-        """The result of each norm that was reached, by position."""
+        """The results, at one level, of each norm that rows reached, by position."""
         reached = [i for i, case in enumerate(self._cases) if case.feeds]
         taps = [Tap(self._cases[i].norm.scope, self._cases[i].norm.y, copied=False) for i in reached]
         return self._tapped(level, reached, taps)
 
     def _tapped(self, level: str, which: list[int], taps: list[Tap]) -> dict[int, list[np.ndarray]]:
+        """Run with these taps; the values of each, one per judged iteration, under its number in `which`."""
         exposed, names = expose(self.model, taps)
         values = ort.Session(exposed, level).run(names, self._feeds) if names else []
         result = {}
@@ -175,7 +179,7 @@ class Run:
         return result
 
     def prepare(self, position: int) -> list[Rows]:
-        """Give a case that has feeds its oracle and its bench; the rows it was fed."""
+        """Set oracle and bench of a case that has feeds; returns its rows, one `Rows` per iteration."""
         case = self._cases[position]
         norm, feeds = case.norm, case.feeds
         case.oracle = Oracle(norm, subgraph_model(self.model, norm, norm.nodes, feeds[0]))
@@ -189,15 +193,18 @@ class Run:
         return [level for level in self._levels if level != "off"]
 
     def results(self, level: str, position: int) -> list[np.ndarray]:
-        """What a norm made of each of its feeds at an optimisation level."""
+        """A norm's results at an optimisation level, one per iteration."""
         return self._levels[level][position]
 
     def drifts(self, position: int) -> bool:
-        """Whether the input of a norm in an optimised run may be another than in the unoptimised one."""
+        """Whether the norm's input may differ between the optimised and the unoptimised run by more than rounding.
+
+        True if the model draws random numbers, or if the optimiser broke a norm before this one.
+        """
         return self.random or any(c.report.blame == "optimiser" for c in self._cases[:position])
 
     def alone(self, case: Case) -> Measure:
-        """The unoptimised norm by itself, fed values that are of the types the file gives them."""
+        """Error of the unoptimised norm run as a model of its own, on inputs of the types that the file gives."""
         ran = []
         for feeds in case.feeds:
             part = subgraph_model(self.model, case.norm, case.norm.nodes, feeds)
@@ -205,10 +212,11 @@ class Run:
         return worst(map(case.oracle.runtime_error, case.feeds, ran))
 
     def drift(self, case: Case, position: int, level: str) -> list[np.ndarray | float]:
-        """How far an optimised result may be off for what is upstream of the norm; with a margin.
+        """Allowed difference of an optimised result, per iteration, for changes upstream of the norm.
 
-        What the optimiser does there moves the norm's input, and so the exact result. And a runtime that keeps half
-        types wider between nodes rounds where it is looked at: that moves results without optimisation, too.
+        Two terms, each with the margin of `allowed_change`. Optimising the nodes before the norm changes its input,
+        and with it the float64 result. And a runtime that keeps half types in float32 between nodes rounds a value
+        only where it is tapped, so the taps change results even without optimisation.
         """
         if level not in self._inputs:
             reached = [i for i, c in enumerate(self._cases) if c.feeds]
@@ -226,7 +234,7 @@ class Run:
         return allowed
 
     def became(self, norm: Norm, level: str) -> tuple[str, bool]:
-        """What the optimiser makes of a norm, and whether tapping its result leaves it at that."""
+        """The operator that the optimiser makes of a norm, and whether it is the same with the result tapped."""
         if level not in self._dumps:
             taps = [Tap(c.norm.scope, c.norm.y, copied=False) for c in self._cases if c.feeds]
             exposed, _ = expose(self.model, taps)
@@ -236,7 +244,7 @@ class Run:
 
 
 def _draws(scope: Scope, node: onnx.NodeProto) -> bool:
-    """Whether two runs of a node may differ."""
+    """Whether a node draws random numbers, so that two runs may differ."""
     if op(node) == "Dropout" and len(node.input) > 2 and node.input[2]:
         training = scope.constant(node.input[2])
         return training is None or bool(training.any())
@@ -244,7 +252,7 @@ def _draws(scope: Scope, node: onnx.NodeProto) -> bool:
 
 
 def _iterations(value: np.ndarray, levels: int) -> list[np.ndarray]:
-    """The values of each iteration of the loops round a tap."""
+    """Split a tapped value into iterations; its leading `levels` dimensions are those of the loops around it."""
     if not levels:
         return [value]
     inner = value.shape[levels:]
@@ -256,5 +264,5 @@ def _has_rows(feeds: dict[str, np.ndarray], norm: Norm) -> bool:
 
 
 def _sample_indices(count: int) -> list[int]:
-    """At most _ITERATIONS indices, first and last among them."""
+    """At most _ITERATIONS indices out of range(count), evenly spaced, the first and the last among them."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, _ITERATIONS))}) if count else []

@@ -1,4 +1,4 @@
-"""Rows that break weak norms, and the piece of a model they are fed to."""
+"""Stress rows, on which inaccurate norms fail, and models to compare with."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from onnx import TensorProto, helper
 from onnx_export.validation.judge import Rows
 from onnx_export.validation.norm import Norm
 
-# What makes a family of rows hard, and so what a model's own rows are compared with.
+# By which measure a family of rows is hard: `reached` compares the rows of the run by the same measure.
 CONDITIONING, MAGNITUDE, SMALLEST_STD = "conditioning", "magnitude", "spread"
 
 
 @dataclass(frozen=True)
 class HardRows:
-    """Rows of one kind.
+    """Stress rows of one family.
 
     Attributes
     ----------
     family : str
+        Name for reports, such as "large mean".
     hard_by : str
         CONDITIONING (max|x| / sqrt(var + eps)), MAGNITUDE (max|x|) or SPREAD (smallest std of a row).
     rows : ndarray [rows, n]
@@ -34,16 +35,16 @@ class HardRows:
 
 
 def hard_rows(rows: int, n: int, dtype: np.dtype, eps: float, seed: int) -> Iterator[HardRows]:
-    """Every family of hard rows for a norm over n elements.
+    """Every family of stress rows for a norm over n elements.
 
     Parameters
     ----------
     rows, n : int
         Shape of each case.
     dtype : dtype
-        Of the norm's input; values that would overflow it are left out.
+        Type of the norm's input. Its range decides the scales.
     eps : float
-        Of the norm; one family varies at its scale.
+        The norm's eps: one family has a standard deviation of sqrt(eps).
     seed : int
         Seed of the generator.
     """
@@ -84,7 +85,7 @@ def hard_rows(rows: int, n: int, dtype: np.dtype, eps: float, seed: int) -> Iter
 
 
 def hardness(rows: Iterable[Rows]) -> dict[str, float]:
-    """How hard rows are, by each of the measures that the families name."""
+    """The hardest value among these rows of each measure: conditioning, magnitude, smallest standard deviation."""
     rows = list(rows)
     with np.errstate(all="ignore"):
         return {
@@ -95,14 +96,14 @@ def hardness(rows: Iterable[Rows]) -> dict[str, float]:
 
 
 def reached(hard_by: str, failing: dict[str, float], seen: dict[str, float]) -> bool:
-    """Whether rows of this hardness come within a factor of ten of failing ones."""
+    """Whether the rows of the run are, by the measure `hard_by`, within a factor of ten of the failing ones."""
     if hard_by == SMALLEST_STD:
         return seen[hard_by] <= 10 * failing[hard_by]
     return seen[hard_by] >= failing[hard_by] / 10
 
 
 def bare(norm: Norm, rows: int, n: int, dtype: int) -> onnx.ModelProto:
-    """The runtime's own operator on the same rows: a plain LayerNormalization, or its RMS form."""
+    """A model of the runtime's plain operator for such rows: LayerNormalization, or its RMS form."""
     scale = helper.make_tensor("scale", dtype, [n], np.ones(n))
     node = helper.make_node(norm.formula.bare, ["x", "scale"], ["y"], axis=-1, epsilon=norm.eps, stash_type=1)
     graph = helper.make_graph(
@@ -116,7 +117,7 @@ def bare(norm: Norm, rows: int, n: int, dtype: int) -> onnx.ModelProto:
 
 
 def producers(norm: Norm) -> list[onnx.NodeProto]:
-    """The additions that make the norm's input: optimisers fuse them with the norm."""
+    """The additions, up to three, that compute the norm's input: optimisers fuse them with the norm."""
     found, names = [], [norm.x]
     while names and len(found) < 3:
         node = norm.scope.producer(names.pop(0))

@@ -1,4 +1,4 @@
-"""Make inner values of a model outputs of it, through any nesting of If, Loop and Scan."""
+"""Add inner values of a model to its outputs, through any nesting of If, Loop and Scan."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Tap:
     Attributes
     ----------
     scope, value
-        Where it lies and its name.
+        The graph that it is in, and its name.
     copied : bool
-        Expose a copy. Inputs of a subgraph and values of outer graphs need one; in an optimised run a copy
-        would be one more node for the optimiser to see.
+        Whether to expose a copy, made by Identity. Inputs of a subgraph and values of enclosing graphs need one. Avoid
+        it in optimised runs, because the additional node may change what the optimiser fuses.
     """
 
     scope: Scope
@@ -30,7 +30,7 @@ class Tap:
 
     @property
     def levels(self) -> int:
-        """Leading dimensions the outer graphs add: one for each Loop or Scan round the value."""
+        """Leading dimensions that the enclosing graphs add: one for each Loop or Scan around the value."""
         return sum(kind in ("Loop", "Scan") for kind in self.scope.kinds)
 
     @property
@@ -46,9 +46,9 @@ class Tap:
 
 
 def expose(model: onnx.ModelProto, taps: list[Tap]) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy of `model` with `taps`, none of which has an obstacle, among its outputs; and their names there.
+    """A copy of `model` with these taps as additional outputs, and the names of these outputs.
 
-    In an If, the branches that lack the value return an empty tensor; a Loop or Scan returns the values of
+    No tap may have an obstacle. The other branch of an If returns an empty tensor; a Loop or Scan returns the values of
     all iterations, stacked.
     """
     exposed = onnx.ModelProto()

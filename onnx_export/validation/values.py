@@ -1,4 +1,4 @@
-"""What a value of a graph is, seen through the nodes that leave its numbers alone."""
+"""Queries about the values of a graph that look through nodes which leave the numbers unchanged, such as Cast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST_CHAIN = 48
 
 
 def op(node: onnx.NodeProto) -> str:
-    """The operator of a node; one of two operands that is fed more has no meaning, and is none."""
+    """The operator of a node; empty for a binary operator that does not have two inputs, which is malformed."""
     kind = any_op(node)
     return "" if kind in _OF_TWO and len(node.input) != 2 else kind
 
@@ -33,12 +33,15 @@ class Values:
         self.scope = scope
 
     def made_by(self, name: str, *ops: str) -> onnx.NodeProto | None:
-        """The node that makes a value, if it is one of these operators."""
+        """The producer of a value if it is one of these operators, else None."""
         node = self.scope.producer(name)
         return node if node is not None and op(node) in ops else None
 
     def strip(self, name: str, ops: frozenset[str] = SAME) -> tuple[str, list[onnx.NodeProto]]:
-        """Walk up from `name` through nodes that leave the numbers alone, and choices between it and a constant."""
+        """Walk up from `name` through nodes that leave the numbers unchanged and through Where with a constant.
+
+        Returns the first value that is not passed, and the nodes passed.
+        """
         path: list[onnx.NodeProto] = []
         while len(path) < _LONGEST_PATH:
             node = self.scope.producer(name)
@@ -50,7 +53,7 @@ class Values:
         return name, path
 
     def _unchanged(self, node: onnx.NodeProto, ops: frozenset[str]) -> str | None:
-        """The input whose numbers are those of the result, None for none."""
+        """The input that the node passes on unchanged, None if there is none."""
         kind = op(node)
         if kind == "Where" and len(node.input) == 3:
             return self._guarded(node)
@@ -59,7 +62,10 @@ class Values:
         return node.input[0] if kind not in ("Cast", "CastLike") or self._floating(node) else None
 
     def _guarded(self, node: onnx.NodeProto) -> str | None:
-        """What Where(condition, value, constant) gives for the rows that need no guard."""
+        """The branch of a Where that a constant condition selects, or else the one that is no constant, if one is.
+
+        Where(condition, value, constant) replaces some rows by a constant; the others hold the value unchanged.
+        """
         condition, *branches = node.input
         known = self.scope.constant(condition)
         if known is not None and known.size and (known.all() or not known.any()):
@@ -74,7 +80,7 @@ class Values:
         return target in (known if like else _FLOATS) and self.scope.dtype(cast.input[0]) in known
 
     def users(self, name: str) -> Iterator[tuple[onnx.NodeProto, str, list[onnx.NodeProto]]]:
-        """(consumer, the name it takes the value by, changes of shape and type on the way) of a value."""
+        """Consumers of a value, also after changes of shape and type: (consumer, name of its input, nodes passed)."""
         pending: list[tuple[str, list[onnx.NodeProto]]] = [(name, [])]
         while pending:
             name, path = pending.pop(0)
@@ -85,11 +91,11 @@ class Values:
                     yield user, name, path
 
     def same(self, a: str, b: str) -> bool:
-        """Whether two values are one but for its type."""
+        """Whether two names stand for one value, up to casts."""
         return self.strip(a)[0] == self.strip(b)[0]
 
     def scalar(self, name: str) -> float | None:
-        """A constant of one element."""
+        """The value of a constant of one element, else None."""
         value = self.scope.constant(name)
         return float(value.ravel()[0]) if value is not None and value.size == 1 and value.dtype.kind in "fiu" else None
 
@@ -99,7 +105,7 @@ class Values:
         return not leaves
 
     def chain(self, name: str) -> tuple[list[onnx.NodeProto], list[str]]:
-        """The nodes that compute a value from shapes and constants, and the other values that go into it."""
+        """The nodes that compute a value from shapes and constants, and the other values that it depends on."""
         nodes: list[onnx.NodeProto] = []
         leaves: list[str] = []
         pending = [name]
@@ -117,13 +123,13 @@ class Values:
         return nodes, leaves
 
     def dtype(self, name: str) -> int:
-        """ONNX element type, of a folded constant its own."""
+        """ONNX element type of a value; if the file gives none, that of its folded constant."""
         dtype = self.scope.dtype(name)
         value = self.scope.constant(name) if dtype == TensorProto.UNDEFINED else None
         return dtype if value is None else onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
 
     def narrowest(self, *names: str) -> int:
-        """The type of these values that has the fewest digits; of those that are there."""
+        """The type with the fewest digits among these values; empty names are skipped."""
         return max((self.dtype(name) for name in names if name), key=unit_roundoff)
 
     def axes(self, axes: tuple[int, ...] | None, x: str) -> tuple[int, ...] | None:
@@ -136,7 +142,7 @@ class Values:
         return tuple(sorted(axis + len(shape) if axis < 0 else axis for axis in axes))
 
     def count(self, axes: tuple[int, ...] | None, x: str) -> int | None:
-        """Elements of x over these axes, None where the file does not fix them."""
+        """Number of elements of x over these axes, None if a size is not fixed in the file."""
         shape = self.scope.shape(x)
         if shape is None or axes is None or any(not -len(shape) <= axis < len(shape) for axis in axes):
             return None
@@ -144,7 +150,7 @@ class Values:
         return None if not all(sizes) else int(np.prod(sizes))
 
     def along_row(self, value: np.ndarray, x: str, axes: tuple[int, ...] | None) -> bool:
-        """Whether a scale or bias varies along the normalised axes alone."""
+        """Whether a scale or bias varies along normalised axes only."""
         shape = self.scope.shape(x)
         if axes is None:
             return True

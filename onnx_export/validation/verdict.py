@@ -1,4 +1,4 @@
-"""Every verdict on a norm, and all that decides one: how far off it is, on whose rows, and who is to blame."""
+"""Set the verdict on a norm from its errors, and decide who is to blame: the file, the kernel or the optimiser."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from onnx_export.validation.judge import Measure, Rows, worst
 from onnx_export.validation.report import MOST_RATIO, Finding, NormReport
 from onnx_export.validation.run import Case, Run
 
-BROKEN = 100.0  # a runtime that is this many bounds off does not compute the norm at all
-# An optimised operator that is less exact than the one it replaces, on rows that the run has not met: up to here it is
-# a note. SkipLayerNormalization reaches 2 bounds at n = 1024 and a mean of 100, 7 at n = 4096 and a mean of 10^4
+BROKEN = 100.0  # times the bound; a runtime with a larger error is "wrong", below it "inaccurate"
+# Times the bound. An optimised operator less exact on stress rows than what it replaces is a note up to here.
+# SkipLayerNormalization reaches 2 bounds at n = 1024 and a mean of 100, 7 at n = 4096 and a mean of 10^4
 # (docs/validator.md, "The factor 8").
 TOLERATED = 10.0
 
@@ -26,7 +26,7 @@ _WHO = {
     "file": "the file's formula ({norm.variance} variance) in its own precision, on any runtime",
     "kernel": "onnxruntime without optimisation",
 }
-# What to switch off so that the optimiser does not make such an operator.
+# Operators that the optimiser makes, and the name of the fusion to disable to avoid each.
 _FUSIONS = {
     "SkipLayerNormalization": "SkipLayerNormFusion",
     "SkipSimplifiedLayerNormalization": "SkipLayerNormFusion",
@@ -37,18 +37,18 @@ _FUSIONS = {
 
 
 def not_judged(report: NormReport, reason: str) -> None:
-    """No verdict, and why."""
+    """Set the verdict "not exercised", and why."""
     report.verdict, report.detail = "not exercised", clip(reason)
 
 
 def set_verdict(report: NormReport, measure: Measure, verdict: str, blame: str) -> None:
-    """Write down a verdict and the error it rests on."""
+    """Set a verdict, who is to blame, and the error and bound that it is based on."""
     report.verdict, report.blame = verdict, blame
     report.error, report.bound = measure.error, measure.bound
 
 
 def judge(run: Run, case: Case, position: int) -> list[Finding]:
-    """Set the verdict of a case that has feeds, from the rows of the run; findings about the values seen."""
+    """Set the verdict of a case that has feeds, from the rows of the run; returns findings about these rows."""
     report = case.report
     rows = run.prepare(position)
     report.conditioning = max(float(np.max(r.conditioning, initial=0.0)) for r in rows)
@@ -63,7 +63,7 @@ def judge(run: Run, case: Case, position: int) -> list[Finding]:
 
 
 def _judge_file(case: Case) -> None:
-    """G against C."""
+    """Compare G, the file's nodes in float64, with C, the formula."""
     norm, report = case.norm, case.report
     if norm.near_miss and not norm.claimed:
         return
@@ -79,10 +79,12 @@ def _axes(norm) -> str:
 
 
 def _judge_kernel(run: Run, case: Case) -> None:
-    """The unoptimised runtime against G, result and inputs from one run."""
+    """Compare the unoptimised runtime with G; result and inputs are of the same run."""
     report = case.report
     error = worst(map(case.oracle.runtime_error, case.feeds, case.results))
-    if error.ratio > 1 and run.alone(case).ratio <= 1:  # then x was not what the tap says: not rounded yet
+    if (
+        error.ratio > 1 and run.alone(case).ratio <= 1
+    ):  # then x was not yet rounded to its half type, as the tap shows it
         error = worst(map(case.oracle.runtime_error, case.feeds, case.results, map(case.oracle.carried, case.feeds)))
     report.error, report.bound = error.error, error.bound
     report.points += [[c, min(r, MOST_RATIO), "run"] for c, r in error.points]
@@ -95,7 +97,7 @@ def _judge_kernel(run: Run, case: Case) -> None:
 
 
 def _judge_optimised(run: Run, case: Case, position: int, level: str) -> None:
-    """The optimised runtime against G, for a norm that is right without optimisation."""
+    """Compare the optimised runtime with G, for a norm that is right without optimisation."""
     report, results = case.report, run.results(level, position)
     report.became, faithful = run.became(case.norm, level)
     alone = case.bench.tapped(level)
@@ -104,7 +106,7 @@ def _judge_optimised(run: Run, case: Case, position: int, level: str) -> None:
         whole = worst(map(case.oracle.runtime_error, case.feeds, results))
         if whole.ratio <= 1:
             return
-        # not reproduced in isolation: its input has drifted, or the rest of the graph matters
+        # If the norm alone is right, allow for its input, which the nodes before it may have changed.
         if alone.ratio <= 1 and not run.drifts(position):
             drift = run.drift(case, position, level)
             error = worst(map(case.oracle.runtime_error, case.feeds, results, drift))
@@ -117,7 +119,11 @@ def _judge_optimised(run: Run, case: Case, position: int, level: str) -> None:
 
 
 def culprit(model: onnx.ModelProto, case: Case, tried: list[dict[str, np.ndarray]]) -> str:
-    """Tell a poor kernel from a formula that no kernel computes well in its precision."""
+    """Who is to blame for an error without optimisation: "kernel" or "file".
+
+    "file" if onnx's reference evaluator, in the file's types, exceeds the bound as well: then the formula is not
+    accurate enough in that precision on any runtime. "kernel" otherwise, and for an operator.
+    """
     if not case.norm.operator:
         part = subgraph_model(model, case.norm, case.norm.nodes, tried[0])
         try:
@@ -126,7 +132,7 @@ def culprit(model: onnx.ModelProto, case: Case, tried: list[dict[str, np.ndarray
                 plain = [evaluator.run(None, cast_feeds(part, feeds))[0] for feeds in tried]
             if worst(map(case.oracle.runtime_error, tried, plain)).ratio > 1:
                 return "file"
-        except Exception:  # onnx's evaluator does not know every operator; then the runtime is all we know
+        except Exception:  # onnx's evaluator lacks some operators: nothing to compare the runtime with
             pass
     return "kernel"
 
@@ -137,7 +143,7 @@ def amount(measure: Measure) -> str:
 
 
 def remedy(report: NormReport) -> str:
-    """What to tell onnxruntime so that the optimiser leaves the norm alone, empty where it is not known."""
+    """How to disable the fusion that made the norm's operator, for a message; empty where it is not known."""
     fusion = _FUSIONS.get(report.became.split(" ")[0])
     return f'; InferenceSession(..., disabled_optimizers=["{fusion}"]) avoids it' if fusion else ""
 
@@ -146,10 +152,12 @@ def remedy(report: NormReport) -> str:
 
 
 def judge_stress(run: Run, case: Case, seed: int) -> Iterator[Finding]:
-    """Feed a sound norm hard rows. It fails for rows like those of the run alone, and for the file's own fault.
+    """Run a norm that is right so far on stress rows (`stress.hard_rows`), against C.
 
-    Yields what the runtime is to blame for: its own operator fails on such rows as well, or the optimised one is
-    less exact than the norm it replaces.
+    An error above the bound changes the verdict to "wrong" or "inaccurate" only if the file is to blame and the run
+    met rows nearly as hard (`stress.reached`); otherwise to "risky". Yields notes for two limits of the runtime, which
+    change no verdict: its plain LayerNormalization fails on the same rows, or the optimised operator is less exact, by
+    at most TOLERATED bounds.
     """
     norm, report, bench = case.norm, case.report, case.bench
     if not bench.can_stress:
@@ -192,7 +200,7 @@ def judge_stress(run: Run, case: Case, seed: int) -> Iterator[Finding]:
 
 
 def _lost_rows(case: Case, rows: list[Rows]) -> list[Finding]:
-    """Finite rows that come out as NaN or Inf, whoever computes them."""
+    """Finite rows whose result is finite by the formula, but NaN or Inf in the run."""
     norm, lost = case.norm, 0
     for facts, y in zip(rows, case.results, strict=True):
         if y.shape != facts.claim.shape:
@@ -208,7 +216,7 @@ def _lost_rows(case: Case, rows: list[Rows]) -> list[Finding]:
 
 
 def _spoiled_rows(run: Run, case: Case, rows: list[Rows]) -> list[Finding]:
-    """Rows that cannot be right, whatever the norm does; they are left out of the verdict."""
+    """Rows with NaN or Inf in the input; no result for them is right, so the verdict leaves them out."""
     spoiled = sum(int(np.sum(~np.isfinite(r.largest))) for r in rows)
     if not spoiled:
         return []
@@ -221,11 +229,14 @@ def _spoiled_rows(run: Run, case: Case, rows: list[Rows]) -> list[Finding]:
 
 
 def _overflow(case: Case, rows: list[Rows]) -> list[Finding]:
-    """Squares of the range seen that overflow float16; onnxruntime's CPU hides it by computing in float32."""
+    """Squares, for the largest values seen, that overflow float16.
+
+    onnxruntime computes float16 in float32 on the CPU, so the overflow does not show in the run.
+    """
     norm = case.norm
     if norm.compute_dtype != onnx.TensorProto.FLOAT16 or norm.operator:
         return []
-    # no deviation exceeds twice the largest element, nor the root of the sum of squared deviations
+    # |x - mean| is at most 2 max|x|, and at most the root of the sum of squared deviations, sqrt(n var)
     largest = max(float(np.max(r.largest, initial=0.0)) for r in rows)
     spread = max(float(np.sqrt(np.max(r.variance, initial=0.0) * r.n)) for r in rows)
     square = min(2 * largest, spread) ** 2
