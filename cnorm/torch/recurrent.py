@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cnorm import _core
-from cnorm.layers import Bidirectional, Layer, _eps, _spec, flat
+from cnorm.layers import Bidirectional, Layer, _eps, cell_spec, flat
 from cnorm.model_files import CELLS
 from cnorm.parameters import add_gradients, gradient_targets
 from cnorm.presets import PRESETS
@@ -142,7 +142,7 @@ class _Recurrent(nn.Module):
         for name, value in (("input_size", input_size), ("units", units), ("num_layers", num_layers)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
-        self.spec = _spec(self.kind, preset)
+        self.spec = cell_spec(self.kind, preset)
         self.eps = _eps(eps, self.spec)
         self.input_size, self.units, self.num_layers = input_size, units, num_layers
         self.bidirectional, self.batch_first, self._biased = bidirectional, batch_first, bias
