@@ -1,4 +1,4 @@
-/* What a tape holds of one row of a layer, and the calls of the backward kernels. */
+/* The layout of one row of a layer on the tape, and the argument structs of the backward kernels. */
 #ifndef CNORM_BACKWARD_H
 #define CNORM_BACKWARD_H
 
@@ -6,13 +6,13 @@
 
 enum {
     OUTER_ROWS = 128, /* rows that one call of outer_products adds up, a multiple of its blocks of 16 */
-    OUTER_COLS = 8,  /* columns of a tile of it */
+    OUTER_COLS = 8,  /* columns of one of its tiles */
     SUM_ROWS = 16,   /* rows in a block of the vectors' sums */
 };
 
-/* One row of a layer on the tape, in floats from its start: what went in, and of a cell the state before the step, its
- * products with their r, and where there is a second product its result and what it multiplied. The backward pass puts the
- * gradients of x, of the products and of the second product in their place. */
+/* Offsets, in floats, into one row of a layer on the tape: the layer's input; for a cell also the state before the step
+ * (state), its products with their r (zx, zh), and for a second product its result (z2) and its input (in2). The
+ * backward pass overwrites the input, the products and the second product with their gradients. */
 typedef struct tape_row {
     ptrdiff_t x, state, zx, zh, z2, in2, floats;
 } tape_row;
@@ -32,7 +32,7 @@ static inline tape_row tape_row_of(const cnorm_layer *layer)
     return row;
 }
 
-/* The gradients of a cell's vectors, each where its sum begins */
+/* Offsets, in floats, of the gradients of a cell's parameter vectors */
 typedef struct vector_sums {
     ptrdiff_t bias, gain_x, gain_h, inside_x, inside_h, bias_n, gain_c, bias_c, bias_p, floats;
 } vector_sums;
@@ -52,13 +52,15 @@ typedef struct cnorm_cell_backward {
     float *tape; /* of the first row; the next is `stride` floats on */
     ptrdiff_t stride;
     tape_row row;
-    float *dh, *dc; /* [n, padded outputs] and [n, padded units], at `dstate_stride`: after the step -> before it */
+    float *dh, *dc; /* [n, padded outputs] and [n, padded units], `dstate_stride` apart: gradients of the state
+                        after the step, replaced by those of the state before it */
     ptrdiff_t dstate_stride;
-    float *sums;    /* vector_sums: the rows are added */
+    float *sums;    /* vector_sums: each row is added to it */
     float *scratch; /* cell_backward_floats */
 } cnorm_cell_backward;
 
-/* gates of a row, what goes into a second product of each, and six vectors of units with a row of the cell's norm */
+/* scratch of cell_backward: for each row the gates and two vectors of units, and six vectors of units for one row at a
+ * time */
 static inline ptrdiff_t cell_backward_floats(const cnorm_cell *cell)
 {
     const ptrdiff_t width = padded_units(cell->weight_x.units);
@@ -66,7 +68,7 @@ static inline ptrdiff_t cell_backward_floats(const cnorm_cell *cell)
 }
 
 typedef struct cnorm_outer {
-    const cnorm_matrix *w; /* its shape */
+    const cnorm_matrix *w; /* only its shape is used */
     ptrdiff_t n;           /* rows, at most OUTER_ROWS */
     const float *dz;       /* [n, dz_floats], dz_floats at most the packed rows */
     ptrdiff_t dz_stride, dz_floats;

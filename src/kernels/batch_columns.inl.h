@@ -1,5 +1,6 @@
-/* Batch norm of a matrix, space = 1: sums and output of a few rows at a time, column by column, so that what belongs to
- * a column is loaded once for all of them. A column's sum is in a lane of its own. */
+/* Batch norm of a matrix, space = 1: sums and output of a few rows at a time, so that the sums and
+ * parameters of a column are loaded once for all of these rows. Each column is summed in a lane of
+ * its own. */
 
 /* (1), or backward (5): block += d and block2 += d^2, or block += dy and block2 += dy xhat, over `rows` rows from row
  * `first` on. Vectors begin `lane_offset` lanes before the row. */
@@ -7,7 +8,7 @@ INLINE void FN(sum_columns)(const ptrdiff_t rows, const int backward, const FN(v
                             ptrdiff_t first, const T *centre, ptrdiff_t lane_offset,
                             const FN(batch) *batch)
 {
-    /* copies: a store could change the originals, for all that the compiler knows */
+    /* Copies: the compiler must assume that a store may change the originals. */
     const FN(volume) of_volume = *volume;
     const FN(volume) *v = &of_volume;
     const FN(batch) of_batch = *batch;
@@ -47,8 +48,9 @@ INLINE void FN(sum_all_columns)(const FN(volume) *v, const int backward, const T
         memset(b->block, 0, (size_t)channels * sizeof(T));
         memset(b->block2, 0, (size_t)channels * sizeof(T));
         ptrdiff_t row = begin;
-        /* Rows together: the running sums are loaded and stored as much less often. More than eight lines that are a multiple
-         * of 4096 bytes apart do not stay in L1, which has eight ways; an unaligned dy needs two lines for each vector. */
+        /* Several rows at a time: the running sums are loaded and stored that much less often. Eight at
+         * most, since L1 has eight ways: of more lines a multiple of 4096 bytes apart, some are
+         * evicted. Backward four, because an unaligned vector of dy covers two lines. */
         for (; !backward && row + 8 <= end; row += 8)
             FN(sum_columns)(8, 0, v, row, K, lane_offset, b);
         for (; backward && row + 4 <= end; row += 4)
@@ -61,8 +63,8 @@ INLINE void FN(sum_all_columns)(const FN(volume) *v, const int backward, const T
     }
 }
 
-/* Parameters of (4), or backward of (6), for the columns of one vector. `given`, a constant where these functions are
- * called: delta is 0 and not loaded, which saves one array of five and a sixth of the time. */
+/* Parameters of (4), or backward of (6), for the columns of one vector. `given`, a constant at every
+ * call: delta is 0 and not loaded, which saves one of five arrays and a sixth of the time. */
 typedef struct {
     V K, delta, scale, bias, rstd, gain, G, H;
 } FN(columns);
@@ -96,8 +98,8 @@ INLINE V FN(column_output)(const FN(columns) *c, const FN(volume) *v, ptrdiff_t 
     return c->rstd * ((dy * c->gain - c->G) - d * c->rstd * c->H);
 }
 
-/* the same for `rows` rows from row `first` on. carry is NULL unless out is streamed; then the rows, if they are more than
- * one, begin at the same lane of a vector. */
+/* the same for `rows` rows from row `first` on. carry is NULL unless out is written by
+ * non-temporal stores; then the rows, if more than one, have the same lane offset. */
 INLINE void FN(write_columns)(const ptrdiff_t rows, const int backward, const FN(volume) *volume,
                               ptrdiff_t first, const FN(batch) *batch, const int given,
                               FN(carry) *carry)
@@ -118,7 +120,7 @@ INLINE void FN(write_columns)(const ptrdiff_t rows, const int backward, const FN
         }
     }
     for (ptrdiff_t r = first; r < first + rows; ++r) {
-        /* the vectors in which the row begins and ends */
+        /* the partial vectors that the row begins and ends in */
         for (ptrdiff_t j = lane_offset ? -lane_offset : end; j < n; j = j < end ? end : n) {
             const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
             const FN(columns) c = FN(columns_at)(b, j, from, to, backward, given);
@@ -128,8 +130,8 @@ INLINE void FN(write_columns)(const ptrdiff_t rows, const int backward, const FN
     }
 }
 
-/* the same for all rows. Forward, streamed rows go one by one: loading the parameters for four rows at once saves less than
- * reading one page after the other. */
+/* The same for all rows, four at a time; forward with non-temporal stores one at a time: sequential
+ * access to pages saves more than loading the parameters once for four rows. */
 INLINE void FN(write_all_columns)(const FN(volume) *v, const int backward, const FN(batch) *b,
                                   const int given, FN(carry) *carry)
 {

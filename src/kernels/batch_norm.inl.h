@@ -4,7 +4,7 @@
  * Forward
  *   (1) K = a channel's first number plus the mean difference of the next few from it, rounded; one sweep of
  *       d = x - K: S = sum d, Q = sum d^2, delta = S/N; accepted as in layer_norm.inl.h (2).
- *   (2) If a channel fails, one more sweep with K + delta rounded for K, which counts for the failed channels only.
+ *   (2) If a channel fails, one more sweep whose K is K + delta, rounded; its result is used for failed channels only.
  *   (3) A channel that fails again is copied to contiguous memory and done in float64, as in layer_norm.inl.h (3).
  *   (4) y = ((x - K) - delta) scale + bias, scale = gain/sqrt(var + eps) rounded once
  * Inference, batch_norm_inference.inl.h, is (4) with K = the given mean and no delta.
@@ -17,9 +17,8 @@
  * An element of y or dx is computed from itself and its channel's numbers alone, by one formula or the other.
  */
 
-enum {
-    FN(BATCH_FIRST) = 32
-}; /* numbers that K comes from: mean - K is then small beside the deviation */
+/* elements that K is computed from: enough for |mean - K| to be small against the deviation */
+enum { FN(BATCH_FIRST) = 32 };
 
 /* A volume that is read and written; dy: backward only */
 typedef struct {
@@ -30,7 +29,7 @@ typedef struct {
     ptrdiff_t out_stride;
 } FN(volume);
 
-/* The scratch: arrays [channels]. A channel with f64.scale != 0 is done in float64, because T can't carry it. */
+/* The scratch: arrays [channels]. A channel with f64.scale != 0 is out of T's range and done in float64. */
 typedef struct {
     double *sum, *sum2; /* S and Q, or A and B */
     FN(f64_stats) *f64;
@@ -60,7 +59,7 @@ static FN(batch) FN(batch_of)(void *memory, const FN(volume) *v, const T *gain, 
                          .block = array[8],
                          .block2 = array[9],
                          .contiguous = a.contiguous};
-    for (ptrdiff_t c = 0; c < v->channels; ++c) { /* a gain of 1 and a bias of -0 change nothing */
+    for (ptrdiff_t c = 0; c < v->channels; ++c) { /* gain 1 and bias -0: neutral */
         b.gain[c] = gain ? gain[c] : 1;
         b.bias[c] = bias ? bias[c] : -(T)0;
         b.f64[c].scale = 0;
@@ -97,8 +96,9 @@ INLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, const int ba
         }
 }
 
-/* Can T carry (4) with scale, gain times rstd rounded? |x - K| and the product then leave its range only where y does, or
- * would but for the bias. NaN can't be carried, nor a scale of 0 where neither gain nor rstd is 0. */
+/* Whether (4) can be computed in T with scale, the rounded product gain rstd: |x - K| and its
+ * product with scale then leave the range of T only where y does, or would without the bias. False
+ * for NaN, and where scale underflowed to 0. */
 INLINE int FN(representable)(T K, T scale, double gain, double rstd)
 {
     const T size = scale < 0 ? -scale : scale, centre = K < 0 ? -K : K;

@@ -49,7 +49,7 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
     for (ptrdiff_t c = 0; c < channels; ++c) {
         const T *st = (const T *)call->stats + 3 * c;
         b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
-        if (FN(rstd_in_range)(st)) continue; /* NaN is not */
+        if (FN(rstd_in_range)(st)) continue; /* false for NaN */
         b.any_f64 = 1;
         b.f64[c] = FN(f64_given_stats)(FN(copy_channel)(&v, c, &b), N, st, 1);
     }

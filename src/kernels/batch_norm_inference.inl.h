@@ -1,6 +1,6 @@
 /* Batch norm with a given mean and variance, forward and backward: (4) of batch_norm.inl.h with K = mean and no delta. */
 
-/* The channels of a given mean and variance */
+/* K, rstd and scale of each channel from the given mean and variance */
 static void FN(given_stats)(const T *mean, const T *var, double eps, ptrdiff_t channels,
                             FN(batch) *b)
 {
@@ -15,7 +15,7 @@ static void FN(given_stats)(const T *mean, const T *var, double eps, ptrdiff_t c
         if (FN(representable)(mean[c], b->scale[c], gain, rstd) &&
             FN(representable)(mean[c], b->rstd[c], 1, rstd))
             continue;
-        b->any_f64 = 1; /* a quarter, so that x - mean stays finite in float64, too */
+        b->any_f64 = 1; /* scaled by 1/4: x - mean stays finite in float64 */
         b->f64[c] = (FN(f64_stats)){
             .scale = 0.25, .origin = 0.25 * (double)mean[c], .rstd = 4 * rstd, .inv_std_dev = rstd};
     }

@@ -8,13 +8,14 @@ typedef struct {
     const T *st;     /* K, delta, rstd */
 } FN(run);
 
-/* (4): y = ((x - K) - delta) rstd gain + bias. Streamed vectors are aligned and begin before the run. */
+/* (4): y = ((x - K) - delta) rstd gain + bias. With carry (non-temporal stores) vectors of y are
+ * aligned, and the first may begin before the run. */
 INLINE void FN(normalise_run)(const FN(run) *run, T gain, T bias, FN(carry) *carry)
 {
     const V K = TN(splat)(run->st[0]), delta = TN(splat)(run->st[1]), rstd = TN(splat)(run->st[2]);
     const V g = TN(splat)(gain), b = TN(splat)(bias);
-    const X *x =
-        run->x; /* copies: a store could change what `run` points to, for all that the compiler knows */
+    /* Copies: the compiler must assume that a store may change *run. */
+    const X *x = run->x;
     X *y = run->out;
     const ptrdiff_t n = run->n;
     const ptrdiff_t lane_offset = carry ? FN(lane_offset_of)(y) : 0;
@@ -40,7 +41,8 @@ RARE void FN(f64_gradient_sums)(const FN(run) *run, const T *gain, double *A, do
     }
 }
 
-/* (5): A = sum g and B = sum g xhat over the run, g = dy gain; gain [n] or NULL. In float64 if a sum overflows. */
+/* (5): A = sum g and B = sum g xhat over the run, g = dy gain; gain [n] or NULL. Summed again in
+ * float64 if a sum overflows. */
 static NOINLINE void FN(gradient_sums)(const FN(run) *run, const T *gain, double *A, double *B)
 {
     const T *st = run->st;
@@ -52,8 +54,8 @@ static NOINLINE void FN(gradient_sums)(const FN(run) *run, const T *gain, double
                          .delta = TN(splat)(st[1]),
                          .rstd = TN(splat)(st[2])};
     double sums[2];
-    FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | NONTEMPORAL, NULL,
-              sums); /* NONTEMPORAL: no gradients of parameters */
+    /* NONTEMPORAL: the sweep adds nothing to gradients of parameters */
+    FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | NONTEMPORAL, NULL, sums);
     *A = sums[0];
     *B = sums[1];
     if (!(fabs(*A) <= SUM_MAX && fabs(*B) <= SUM_MAX)) FN(f64_gradient_sums)(run, gain, A, B);

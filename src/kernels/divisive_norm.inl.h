@@ -1,6 +1,7 @@
 /* Divisive normalisation of rows x [n] (Ren, Liao, Urtasun, Sinz, Zemel 2016, arXiv:1611.04520), and the gradient for
- * its smoothing term sigma, which layer normalisation has too. The fields of a place are its neighbours within a
- * radius, A for the mean and B for the deviation, cut off at the ends of the row:
+ * its smoothing term sigma, which layer normalisation has too. An element i has two fields: the
+ * elements within a radius of it, A_i for the mean and B_i for the deviation, cut off at the ends
+ * of the row:
  *
  *   v_i = x_i - mean of x over A_i      s_i = sqrt(sigma^2 + mean of v^2 over B_i)
  *   z_i = v_i / s_i, or 0 where s_i = 0      y_i = z_i gain_i + bias_i
@@ -9,9 +10,10 @@
  *   dv_i = g_i/s_i - v_i sum over B_i of g z / (s^2 |B|)      dx_i = dv_i - sum over A_i of dv / |A|
  *   dsigma = -sigma sum g z / s^2      dgain = sum over rows of dy z      dbias = sum over rows of dy
  *
- * All in float64 and rounded once. A sum over a field is the end of one block of a field's length and the beginning of
- * the next: two running sums added and none subtracted, so that no number leaves a trace outside its fields. Sums
- * carry their rounding errors along, so that a mean far above the deviation costs nothing.
+ * All in float64 and rounded once. The row is cut into blocks of a field's length, and each block has running sums
+ * from its start and to its end. A field is the end of one block and the beginning of the next: two running sums are
+ * added and none is subtracted, so that rounding errors of large elements stay within their fields. Sums are
+ * compensated (two_sum), so that a mean far above the deviation costs no accuracy.
  */
 
 /* sum + error = a + b exactly (Knuth 1969) */
@@ -35,7 +37,7 @@ INLINE double FN(field_size)(ptrdiff_t n, ptrdiff_t i, ptrdiff_t radius)
     return (double)(FN(field_end)(n, i, radius) - FN(field_begin)(i, radius) + 1);
 }
 
-/* sum + error [n] = the sums of a [n] over the fields of each place; work [4, n] */
+/* sum + error [n] = the sum of a [n] over the field of each element; work [4, n] */
 static void FN(field_sums)(ptrdiff_t n, ptrdiff_t radius, const double *a, double *sum,
                            double *error, double *work)
 {
@@ -58,7 +60,7 @@ static void FN(field_sums)(ptrdiff_t n, ptrdiff_t radius, const double *a, doubl
     }
     for (ptrdiff_t i = 0; i < n; ++i) {
         const ptrdiff_t from = FN(field_begin)(i, radius), to = FN(field_end)(n, i, radius);
-        if (from % length == 0) { /* a whole block, or what the front of the row leaves of it */
+        if (from % length == 0) { /* a whole block, or one cut off by the start of the row */
             sum[i] = begin[to];
             error[i] = begin_error[to];
         } else if (from / length == to / length) { /* cut off by the end of the row */
@@ -78,7 +80,7 @@ static double FN(divisive_parts)(const cnorm_divisive *call, const T *x, double 
     const ptrdiff_t n = call->n, mean_radius = call->mean_radius, radius = call->radius;
     const double sigma = call->sigma;
     double *sum = work, *error = work + n, scale = 1;
-    if (sizeof(T) == 8) { /* float64 needs no scale for float data */
+    if (sizeof(T) == 8) { /* squares of float32 need no scale */
         double largest = sigma;
         for (ptrdiff_t i = 0; i < n; ++i) largest = larger_finite(largest, (double)x[i]);
         scale = scale_for(largest, 0);
@@ -87,7 +89,7 @@ static double FN(divisive_parts)(const cnorm_divisive *call, const T *x, double 
     FN(field_sums)(n, mean_radius, v, sum, error, work + 2 * n);
     for (ptrdiff_t i = 0; i < n; ++i) {
         const double size = FN(field_size)(n, i, mean_radius), mean = (sum[i] + error[i]) / size;
-        /* the upper half of the mean's bits, whose product with the size is exact */
+        /* the upper half of the mean's bits (Dekker's split): its product with the size is exact */
         const double up = mean * 0x1.0000002p27, upper = up - (up - mean);
         v[i] = (v[i] - upper) - ((sum[i] - upper * size) + error[i]) / size;
     }

@@ -42,7 +42,7 @@ RARE void FN(f64_group)(const FN(one_group) *group, double eps, T stats[3])
     FN(f64_store_stats)(&e, stats);
 }
 
-/* carry is NULL unless y is streamed */
+/* carry is NULL unless y is written by non-temporal stores */
 INLINE void FN(norm_group)(const FN(one_group) *group, double eps, FN(carry) *carry, T stats[3])
 {
     const ptrdiff_t channels = group->channels, n = channels * group->space;
@@ -61,7 +61,7 @@ INLINE void FN(norm_group)(const FN(one_group) *group, double eps, FN(carry) *ca
         FN(write_whole_row)(&w, stats, 1);
         return;
     }
-    for (ptrdiff_t c = 0; c < channels; ++c) { /* a gain of 1 and a bias of -0 change nothing */
+    for (ptrdiff_t c = 0; c < channels; ++c) { /* gain 1 and bias -0: neutral */
         const FN(run) run = FN(channel_of)(group, c, stats);
         FN(normalise_run)(&run, group->gain ? group->gain[c] : 1,
                           group->bias ? group->bias[c] : -(T)0, carry);
@@ -108,7 +108,7 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
 
 /* ---- backward ----------------------------------------------------------------------------------------------- */
 
-/* (5) and (6) with all sums in float64; only (6) where dgain and dbias have been added to */
+/* (5) and (6) with all sums in float64; `added`: dgain and dbias have their terms already */
 RARE void FN(f64_group_backward)(const FN(one_group) *group, const T st[3], int added)
 {
     const ptrdiff_t space = group->space, n = group->channels * space;
@@ -138,7 +138,8 @@ RARE void FN(f64_group_backward)(const FN(one_group) *group, const T st[3], int 
         }
 }
 
-/* space = 1: the row of a group; false, without (6), if a sum overflowed */
+/* (5) and (6) for space = 1, where a group is a row; false if a sum overflowed, and (6) was not
+ * done */
 INLINE int FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
 {
     const FN(row) row = {.n = group->channels,
@@ -161,7 +162,7 @@ INLINE int FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(c
     return 0;
 }
 
-/* space > 1, likewise */
+/* the same for space > 1 */
 INLINE int FN(backward_group)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
 {
     const ptrdiff_t channels = group->channels;
@@ -185,7 +186,7 @@ INLINE int FN(backward_group)(const FN(one_group) *group, const T st[3], FN(carr
     return 1;
 }
 
-/* One block of samples: dgain and dbias become this block's */
+/* One block of samples: dgain and dbias are overwritten by this block's sums */
 static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
 {
     const ptrdiff_t groups = call->groups, channels = call->channels / groups,
@@ -206,7 +207,7 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
             .dbias = (T *)call->dbias + g * channels,
         };
         const T *st = (const T *)call->stats + 3 * i;
-        if (!FN(rstd_in_range)(st)) /* NaN is not */
+        if (!FN(rstd_in_range)(st)) /* or NaN */
             FN(f64_group_backward)(&group, st, 0);
         else if (!(call->space == 1 ? FN(backward_channels)(&group, st, carry)
                                     : FN(backward_group)(&group, st, carry)))

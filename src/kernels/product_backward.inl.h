@@ -1,8 +1,9 @@
-/* The two products of a backward pass over W [rows, cols], which is packed in panels as matvec.inl.h has it.
+/* The two products of a backward pass over W [rows, cols], packed in panels as in matvec.inl.h.
  *
- *   (1) dx = W^T dz, or dx += W^T dz: lane j < 16 of a sum takes rows j and 16 + j of every panel, in order, in blocks of 8 panels
- *   (2) dW = sum over the rows of a batch of dz x^T, into panels: blocks of 16 of these, in order, from zero
- * The lanes of (1) are added by the halving tree. So the order of every sum is fixed by the shape alone.
+ *   (1) dx = W^T dz, or dx += W^T dz: lane j < 16 of a sum adds rows j and 16 + j of every panel, in order, in blocks
+ *       of 8 panels; the halving tree adds up the lanes
+ *   (2) dW = sum over the rows of a batch of dz x^T, packed in panels: in order, in blocks of 16 rows from zero
+ * The order of every sum is fixed by the shape alone.
  */
 #ifndef CNORM_PRODUCT_BACKWARD_INL_H
 #define CNORM_PRODUCT_BACKWARD_INL_H
@@ -13,9 +14,9 @@
 enum {
     HALF_PANEL = PANEL / 2,
     PANELS_IN_BLOCK = BLOCK / 2,
-    STRIP = 64,     /* columns whose sums wait in the first cache while the panels of a block are read one after the other */
-    TILE_ALONE = 8, /* columns at once for one vector: enough sums to hide an addition's latency */
-    TILE_ROWS = 8,  /* at most so many vectors share one reading of W */
+    STRIP = 64,     /* columns whose sums stay in L1 while the panels of a block are read one after the other */
+    TILE_ALONE = 8, /* columns at a time for one vector: enough independent sums to hide the latency of addition */
+    TILE_ROWS = 8,  /* vectors at most that share one reading of W */
 };
 
 /* rows of d [packed rows], zero beyond W's, and of dx [cols] */
@@ -27,7 +28,7 @@ typedef struct transposed_rows {
     int onto;
 } transposed_rows;
 
-/* lanes [count, STRIP, HALF_PANEL] += the block of (1) that begins with panel p: of `cols` columns from `column` on */
+/* lanes [count, STRIP, HALF_PANEL] += the block of (1) that begins with panel p, for `cols` columns from `column` on */
 INLINE void transposed_tile(const cnorm_matrix *w, ptrdiff_t p, ptrdiff_t column, int count, int cols,
                             const transposed_rows *rows, float *lanes)
 {
@@ -113,7 +114,7 @@ INLINE void trees_of_lanes(const float *lanes, ptrdiff_t count, int onto, float 
     }
 }
 
-/* (1) of `count` vectors, a constant; tile: columns at once */
+/* (1) of `count` vectors, a constant; tile: columns at a time */
 INLINE void transposed(const cnorm_matrix *w, int count, int tile, const transposed_rows *rows)
 {
     float lanes[TILE_ROWS * STRIP * HALF_PANEL];
@@ -130,7 +131,7 @@ INLINE void transposed(const cnorm_matrix *w, int count, int tile, const transpo
     }
 }
 
-/* (1): d [n, packed rows], zero beyond W's -> dx [n, cols]. As many sums at once as there are registers for. */
+/* (1): d [n, packed rows], zero beyond W's -> dx [n, cols]. Tiles are as large as registers allow. */
 static void products_backward(const cnorm_matrix *w, ptrdiff_t n, const float *d, ptrdiff_t d_stride, float *dx,
                               ptrdiff_t dx_stride, int onto)
 {
@@ -184,7 +185,7 @@ INLINE void copy_padded(float *to, const float *from, ptrdiff_t count, size_t si
     }
 }
 
-/* (2): panels [packed rows, cols] += sum over the rows of the call, whose number is a multiple of BLOCK but at the end */
+/* (2): panels [packed rows, cols] += sum over the call's n rows, a multiple of BLOCK except in the last call */
 static void outer_products(const cnorm_outer *call)
 {
     const ptrdiff_t n = call->n, cols = call->w->cols;

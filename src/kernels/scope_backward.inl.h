@@ -1,12 +1,12 @@
-/* From the gradient of a cell's pre-activations to that of its two products: equation (9) of cnorm_train.h, whose names the
- * code has. Padding stays zero in every gradient. */
+/* From the gradient of a cell's pre-activations to that of its two products: equation (9) of cnorm_train.h, in its
+ * notation. Padding stays zero in every gradient. */
 #ifndef CNORM_SCOPE_BACKWARD_INL_H
 #define CNORM_SCOPE_BACKWARD_INL_H
 
 #include "backward.h"
 #include "cell.inl.h"
 
-/* a row's part of everything */
+/* the inputs, outputs and scratch of one row of a batch */
 typedef struct row_backward {
     const cnorm_cell *cell;
     float *zx, *zh, *z2, *in2;     /* on the tape */

@@ -1,7 +1,7 @@
 /* Weight normalisation of the rows w [n] of a weight matrix (Salimans, Kingma 2016, arXiv:1602.07868):
  * v = g w/|w|, |w|^2 = Q as in layer_norm.inl.h (1) about zero; a row of zeros gives zeros.
  * Backward, with u = w/|w|: dg = sum dv u, dw = g/|w| (dv - u dg).
- * A row whose Q or g/|w| T can't carry is done in float64, scaled by a power of two.
+ * A row whose Q or g/|w| leaves the range of T is done in float64, scaled by a power of two.
  */
 
 /* 1/|w 2^power|, or 0 for a row of zeros */
@@ -22,8 +22,9 @@ RARE double FN(f64_inverse_norm)(const T *w, ptrdiff_t n, int *power)
     return squares == 0 ? 0 : 1.0 / sqrt(squares);
 }
 
-/* a b c 2^power: from float64 each product by itself could leave the range, from float it can't, and power is 0. The order of
- * float64 is that of rows that need no float64 path: scaling w by a power of two changes no bit of v. */
+/* a b c 2^power. For float64 each partial product could leave the range, so exponents are kept
+ * apart; for float32 none can, and power is 0. For float64 the factors are multiplied in the order
+ * of rows in range, so that scaling w by a power of two changes no bit of v. */
 INLINE double FN(product)(double a, double b, double c, int power)
 {
     if (sizeof(T) == 4) return c * b * a;
@@ -32,7 +33,7 @@ INLINE double FN(product)(double a, double b, double c, int power)
     return ldexp(a * b * c, of_a + of_b + of_c + power);
 }
 
-/* 1/|w|, or 0 where T can't carry the row */
+/* 1/|w|, or 0 where the row needs the float64 path */
 INLINE T FN(inverse_norm)(const T *w, ptrdiff_t n, double g, T *scale)
 {
     double S, Q;
@@ -93,7 +94,7 @@ static void FN(weight_norm_backward)(const cnorm_weight *call)
         if (st[2] != 0) {
             double sum, dg;
             FN(gradient_sums)(&run, NULL, &sum, &dg);
-            /* gradient_run has 1/|w| before the bracket: g goes inside */
+            /* gradient_run multiplies the bracket by 1/|w|, so g goes inside it */
             FN(gradient_run)(&run, (T)g, 0, (T)(g * dg), NULL);
             dgain[row] = (T)dg;
         } else {
