@@ -1,7 +1,7 @@
 """Layer normalisation on CPUs: right, the same everywhere, fast, small."""
 
 try:
-    from cnorm import _core  # noqa: F401  (the part that is missing from a source folder)
+    from cnorm import _core  # noqa: F401  (a source folder that was not built lacks this extension module)
 except ImportError as error:
     if "CNORM_ISA" in str(error):
         raise

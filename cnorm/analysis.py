@@ -1,9 +1,9 @@
-"""What each norm is invariant to, and what it does to the curvature of a model.
+"""Which transformations leave the output of each norm unchanged, and the Fisher information of normalised models.
 
-The claims of section 5 of Ba, Kiros, Hinton, "Layer Normalization", arXiv:1607.06450, as measurements. Every norm
-here has the common form ``h = f(gain / sigma * (a - mu) + bias)`` of the summed inputs ``a = W x``. They differ
-in where mu and sigma come from: batch norm takes them from each unit over the data, layer norm from each case
-over the units, weight norm has ``mu = 0`` and ``sigma_i = |w_i|``.
+These functions compute the statements of section 5 of Ba, Kiros, Hinton, "Layer Normalization", arXiv:1607.06450. Every
+norm here has the form ``h = f(gain / sigma * (a - mu) + bias)`` with the summed inputs ``a = W x``. They differ in mu
+and sigma: batch norm computes them for each unit over the cases, layer norm for each case over the units, and weight
+norm has ``mu = 0`` and ``sigma_i = |w_i|``.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ TRANSFORMATIONS = (
 
 @dataclass(frozen=True)
 class InvarianceTable:
-    """How far each transformation moves the output of each norm; `print` it, or ask it `invariant`.
+    """The largest change of each norm's output by each transformation; `print` it, or use `invariant`.
 
     Attributes
     ----------
     effects : ndarray, shape (3, 6), float64
-        The largest change of any output, rows as in `NORMS`, columns as in `TRANSFORMATIONS`. Outputs are of
-        order 1.
+        The largest absolute change of any output, a row for each of `NORMS`, a column for each of `TRANSFORMATIONS`.
+        Outputs are of order 1.
     """
 
     effects: np.ndarray
 
     @property
     def invariant(self) -> np.ndarray:
-        """ndarray, shape (3, 6), bool: the change is rounding, below 1e-9; one that is not is far above."""
+        """ndarray, shape (3, 6), bool: the change is below 1e-9, rounding alone; other changes are far larger."""
         return self.effects < 1e-9
 
     def __str__(self):
@@ -56,18 +56,18 @@ class InvarianceTable:
 
 
 def invariance_table(*, cases: int = 40, inputs: int = 7, units: int = 9, seed: int = 0) -> InvarianceTable:
-    """Measures Table 1 of arXiv:1607.06450 with cnorm's own norms, in float64 with eps 0.
+    """Measure Table 1 of arXiv:1607.06450 with cnorm's norms, in float64 with eps 0.
 
-    A random linear layer is normalised before and after its weights or its data are transformed: W to 1.7 W, W
-    to ``W + 1 gamma'``, one row of W to 1.7 times itself, x to 1.7 x, x to x + gamma, one case to 1.7 times
-    itself.
+    The output of a normalised random linear layer is compared before and after a transformation of its weights or its
+    data: W to 1.7 W; W to ``W + 1 gamma'``, the same vector added to each row; one row of W to 1.7 times itself;
+    x to 1.7 x; x to x + gamma; one case to 1.7 times itself.
 
     Parameters
     ----------
     cases, inputs, units : int
         Size of the data x [cases, inputs] and of W [units, inputs].
     seed : int
-        Of the random numbers.
+        Seed of the random numbers.
 
     Returns
     -------
@@ -121,16 +121,16 @@ def fisher_glm(
 
     Unit i has the parameters (w_i, b_i, g_i) and the natural parameter
     ``z_i = g_i / sigma_i * (a_i - mu_i) + b_i``, ``a_i = w_i . x``. With J [units, parameters] the derivative of
-    z for one case, the information is the mean over the cases of ``J' C J``, C being the information of the
-    output distribution about z: 1 / phi for a Gaussian of mean z and variance phi, p (1 - p) for a Bernoulli
-    with ``p = sigmoid(z)``.
+    z for one case, the result is the mean over the cases of ``J' C J``, where C is the Fisher information of the
+    output distribution about z: 1 / phi for a Gaussian with mean z and variance phi, p (1 - p) for a Bernoulli
+    distribution with ``p = sigmoid(z)``.
 
     Parameters
     ----------
     weight : ndarray, shape (units, inputs)
     gain, bias : ndarray, shape (units,)
     x : ndarray, shape (cases, inputs)
-        The data that the expectation is taken over; for batch norm also the data that mu and sigma are of.
+        The data over which the expectation is taken; batch norm also computes mu and sigma from them.
     norm : {"batch", "weight", "layer", None}
         None: mu = 0 and sigma = 1.
     output : {"gaussian", "bernoulli"}
@@ -140,9 +140,9 @@ def fisher_glm(
     eps : float
         Added to the variance in batch and layer norm.
     cross : bool
-        True: the derivative of every z for every weight, which is the information of the model. False: that of
-        z_i for unit i's own weights only, as the blocks of Eq. 13 are written. The two are the same but for
-        layer norm, where each weight moves the mu and sigma of all units.
+        True: J has the derivatives of every z for every weight, which gives the information of the model. False: it
+        has those of z_i for the weights of unit i only, as the blocks of Eq. 13 are written. The two differ for layer
+        norm only, where each weight changes the mu and sigma of all units.
 
     Returns
     -------
@@ -181,7 +181,7 @@ def fisher_glm(
 
 
 def _moments(w, x, norm, eps):
-    """a - mu and sigma [N, H], and the derivatives of mu_i and sigma_i for w_j [N, H, H, I]."""
+    """a - mu and sigma [N, H], and the derivatives of mu_i and sigma_i with respect to w_j [N, H, H, I]."""
     a = x @ w.T
     shape = (len(x), len(w), len(w), x.shape[1])
     own = np.eye(len(w))[:, :, None]
@@ -215,7 +215,7 @@ def _moments(w, x, norm, eps):
 
 
 def _information(z, output, phi):
-    """The information of the outputs about z, [N, H, H]."""
+    """The Fisher information of the outputs about z, [N, H, H]."""
     units = z.shape[1]
     phi = np.asarray(phi, np.float64)
     if output == "gaussian":

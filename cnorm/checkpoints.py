@@ -1,4 +1,4 @@
-"""Recurrent layers from other people's checkpoints: state dicts and safetensors files. No pickle is ever read."""
+"""Recurrent layers from the checkpoints of other frameworks: state dicts and safetensors files. No pickle is read."""
 
 from __future__ import annotations
 
@@ -35,34 +35,36 @@ def from_torch(
 ) -> tuple[Layer, ...]:
     """Recurrent layers from a PyTorch module or state dict.
 
-    A state dict does not say what its cell computes: a cell with the same names and shapes can be another recurrence
-    (see docs/cells.md), so the preset is the caller's statement and nothing here can check it.
+    A state dict does not say which equations its cell has: cells with the same names and shapes can differ (see
+    docs/cells.md). So the caller names the preset, and only its names and shapes can be checked; `Model.check` compares
+    outputs.
 
     Parameters
     ----------
     source : module or mapping of str to tensor or array
         A module is asked for its state_dict(). float32; float16 and bfloat16 are widened.
     preset : str or CellSpec
-        A name such as "torch", or a spec.
+        A preset's name such as "torch", or a spec.
     kind : {"LSTM", "GRU", "RNN"}, optional
-        Needed where a preset of that name exists for more than one.
+        Needed if a preset of that name exists for more than one kind.
     prefix : str
-        What the names begin with. Everything that begins so must belong to the layers. ``{layer}`` in it stands for
-        0, 1, ... of a stack: ``"rnn.layers.{layer}.cell."``.
+        The beginning of the tensors' names. Every tensor whose name begins so must belong to the layers. ``{layer}`` in
+        it stands for the number 0, 1, ... of a layer in a stack: ``"rnn.layers.{layer}.cell."``.
     eps : float, optional
         As for `cnorm.LSTM`.
     bias : bool, optional
-        Whether the layers have the biases that are optional in the preset, and whatever else is in a spec, but for a
-        projection and the state at the start; False: they have none. If not given, what the attribute `bias` of a
-        module such as torch.nn.LSTM says, else True. A bias is never missing quietly.
+        Whether the checkpoint has the biases, and any other tensors, that are optional in the spec; a projection and
+        the initial state are optional in either case. True: all of them must be there. False: none may be. If not
+        given, the attribute `bias` of a module such as torch.nn.LSTM, else True. So a missing bias is an error, never
+        taken for zeros.
     only : bool
-        A prefix such as "rnn.0." is refused where the checkpoint has the same cell under "rnn.1." too: "rnn.{layer}."
-        reads them all. True: the others are left out on purpose.
+        False: a prefix such as "rnn.0." is refused if the checkpoint has the same cell under "rnn.1." too, because
+        "rnn.{layer}." reads them all. True: read the layer of this prefix and leave the others out.
 
     Returns
     -------
     tuple of layers
-        As many as the checkpoint has, for `cnorm.Model`; `cnorm.Bidirectional` where it has reverse weights too.
+        One for each layer of the checkpoint, for `cnorm.Model`; a `cnorm.Bidirectional` where it has reverse weights.
 
     Raises
     ------
@@ -78,7 +80,7 @@ def from_torch(
     >>> model = cnorm.Model(cnorm.from_torch(torch.nn.GRU(40, 128, num_layers=2), "torch", kind="GRU"))
     """
     if hasattr(source, "state_dict"):
-        own = getattr(source, "bias", None)  # of another module it may be the tensor
+        own = getattr(source, "bias", None)  # a bool in torch.nn.LSTM; other modules may have a tensor of this name
         bias = own if bias is None and isinstance(own, bool) else bias
         _check_nonlinearity(source, _spec(preset, kind))
         source = source.state_dict()
@@ -103,8 +105,8 @@ def from_safetensors(
     Parameters
     ----------
     path : str or path-like
-        Read with the same care as by `cnorm.load`. A file that `cnorm.Model.save` wrote says what its cells are: it is
-        refused if that is not what is asked for, eps included.
+        Checked as by `cnorm.load`. A file that `cnorm.Model.save` wrote also describes its cells: it is refused if
+        their spec or eps differs from the one asked for.
 
     Returns
     -------
@@ -133,7 +135,7 @@ def from_safetensors(
 
 
 def _same_cells(text: str, prefix: str, spec: CellSpec, eps: float | None) -> list[dict]:
-    """See that the cells which a model file describes under the prefix are those asked for; their entries."""
+    """Check that the cells that a model file has under the prefix are of this spec and eps; return their entries."""
     try:
         whole = json.loads(text, object_pairs_hook=each_once)
     except (ValueError, RecursionError) as error:
@@ -160,7 +162,7 @@ def _same_cells(text: str, prefix: str, spec: CellSpec, eps: float | None) -> li
 
 
 def _cells(entry: dict, start: str):
-    """(what its tensors' names begin with, entry) of each recurrent layer in an entry of a model file."""
+    """(prefix of its tensors' names, entry) for each recurrent layer in an entry of a model file."""
     if entry["type"] in CELLS:
         yield start, entry
     elif entry["type"] == "Residual":
@@ -172,7 +174,7 @@ def _cells(entry: dict, start: str):
 
 
 def _check_nonlinearity(module, spec: CellSpec) -> None:
-    """A torch.nn.RNN says which activation it has, and its tensors do not."""
+    """Compare a torch.nn.RNN's attribute `nonlinearity` with the preset's activation; its tensors do not tell it."""
     its = getattr(module, "nonlinearity", None)
     if spec.kind == "RNN" and its in ("tanh", "relu") and its != spec.activation:
         raise ValueError(f"the module's nonlinearity is {its!r}, that of the preset {spec.name!r} {spec.activation!r}")
@@ -182,7 +184,7 @@ def _array(name: str, tensor) -> np.ndarray:
     """A NumPy array of a tensor of a state dict."""
     try:
         return as_array(tensor)
-    except Exception as error:  # of a tensor without data, or of a dtype that NumPy has not
+    except Exception as error:  # such as a tensor without data, or of a dtype that NumPy lacks
         raise TypeError(f"source[{quoted(name)}] must be a tensor that NumPy can read: {message_of(error)}") from error
 
 
@@ -213,7 +215,7 @@ def _pattern(prefix: str) -> str:
 
 
 def _layers(tensors: dict, array, spec: CellSpec, prefix: str, *, eps, bias, only):
-    """The layers whose tensors begin with the prefix; `array` makes one of a name and a tensor."""
+    """The layers whose tensors' names begin with the prefix; `array(name, tensor)` converts a tensor to NumPy."""
     bias = True if bias is None else bias
     for name, value in (("bias", bias), ("only", only)):
         if not isinstance(value, bool):
@@ -249,7 +251,7 @@ def _layers(tensors: dict, array, spec: CellSpec, prefix: str, *, eps, bias, onl
 
 
 def _refuse_siblings(names, spec: CellSpec, prefix: str, layers: int) -> None:
-    """See that no other layer of the same cell has a prefix that differs in one number alone."""
+    """Refuse if the same cell is also found under a prefix that differs from this one in a single number."""
     read = {prefix.replace("{layer}", str(layer)) for layer in range(layers)}
     others = _prefixes(names, spec) - read
     for match in re.finditer(r"(?<![^./_])[0-9]+(?![^./_])", prefix):
@@ -263,12 +265,12 @@ def _refuse_siblings(names, spec: CellSpec, prefix: str, layers: int) -> None:
 
 
 def _needed(spec: CellSpec) -> set[str]:
-    """Names, as a single layer's, of what every cell of the spec has."""
+    """Names of the tensors that are not optional, as in a checkpoint of a single layer."""
     return {tensor.named().name for tensor in spec.tensors if not tensor.optional}
 
 
 def _prefixes(names, spec: CellSpec) -> set[str]:
-    """The prefixes under which a whole layer of the spec is found."""
+    """The prefixes under which all mandatory tensors of a layer of the spec are found."""
     needed, found = _needed(spec), set()
     for form in (needed, {_of_cell(name, spec) for name in needed}):
         first = min(form)
@@ -278,7 +280,7 @@ def _prefixes(names, spec: CellSpec) -> set[str]:
 
 
 def _found(names, spec: CellSpec, prefix: str) -> str:
-    """Which names a checkpoint has, and the prefixes under which a layer of the spec is among them."""
+    """Text for messages: the names of a checkpoint, and the prefixes under which a layer of the spec is found."""
     fitting = _prefixes(names, spec) - {prefix}
     for start in sorted(fitting):  # "rnn.0." and "rnn.1." as "rnn.{layer}."
         for match in re.finditer(r"(?<![^./_])0(?![^./_])", start):
@@ -291,7 +293,7 @@ def _found(names, spec: CellSpec, prefix: str) -> str:
 
 
 def _check_optional(layer, bias: bool):
-    """A spec may have optional biases, or other tensors: see that all of them are there, or none."""
+    """Check that all optional biases, and other optional tensors, of the spec are there if `bias`, else none."""
     optional = [tensor.name for tensor in optional_tensors(layer.tensors, layer.weights)]
     having = [name for name in optional if name in layer.weights]
     if bias and len(having) < len(optional):
@@ -304,25 +306,25 @@ def _check_optional(layer, bias: bool):
 
 
 def _names(spec: CellSpec, prefix: str, layer: int, reverse: bool) -> dict[str, str]:
-    """Names in the checkpoint -> names as a single layer's, the initial state with them."""
+    """The names of a layer's tensors in the checkpoint -> those in a checkpoint of a single layer; with h0 and c0."""
     start, number = prefix.replace("{layer}", str(layer)), 0 if "{layer}" in prefix else layer
     tensors = (*spec.tensors, *INITIAL[spec.kind])
     return {start + tensor.named(number, reverse).name: tensor.named().name for tensor in tensors}
 
 
 def _of_cell(name: str, spec: CellSpec) -> str:
-    """The same tensor's name in torch.nn.LSTMCell and GRUCell, which have no number."""
+    """The same tensor's name in torch.nn.LSTMCell and GRUCell, which has no layer number."""
     return name.replace("_l0", "") if spec.name in ("torch", "torch_relu") else name
 
 
 def _shared(spec: CellSpec, prefix: str) -> set[str]:
-    """Names of tensors with a row for each layer of the stack."""
+    """Names of tensors that hold a row for each layer of the stack."""
     numbered = any("{layer}" in tensor.name or "{even}" in tensor.name for tensor in spec.tensors)
     return {prefix + tensor.name for tensor in spec.tensors if numbered and tensor.leading}
 
 
 def _has(tensors, spec, prefix, layer: int, reverse: bool) -> bool:
-    """Whether the checkpoint has anything that only this layer can own."""
+    """Whether the checkpoint has a tensor of this layer and direction that the first layer does not share."""
     own = _names(spec, prefix, layer, reverse).keys()
     if layer or reverse:
         own = own - _names(spec, prefix, 0, False).keys()

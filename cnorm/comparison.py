@@ -1,4 +1,4 @@
-"""Does a model give what another runtime gives? Its outputs beside somebody else's, with a bound for rounding."""
+"""`Model.check`: compare a model's outputs with those of another runtime, within a bound for rounding errors."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ __all__ = ["Comparison", "compare"]
 UNIT_ROUNDOFF = 2.0**-24  # of float32
 SAFETY = 16
 PERTURBED_RUNS = 3
-UNDECIDED = 0.01  # of the output's scale: beyond this a bound says nothing
+UNDECIDED = 0.01  # share of the output's scale: a larger bound could not tell right outputs from wrong ones
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What `Model.check` found; ``print`` it, or ask it `ok`.
+    """The result of `Model.check`; ``print`` it, or use its attribute `ok`.
 
     Attributes
     ----------
     errors : ndarray, shape (steps,), float64
-        The largest difference of each frame.
+        The largest absolute difference in each frame.
     bounds : ndarray, shape (steps,), float64
-        What rounding in another order may change by that frame.
+        The estimated largest difference in each frame that rounding in another order of summation can cause.
     judged : int
-        Frames before the bound reaches a hundredth of the outputs' scale, after which it says nothing.
+        Number of frames before the first whose bound exceeds a hundredth of the outputs' scale; later ones are not
+        judged.
     """
 
     errors: np.ndarray
@@ -34,23 +35,23 @@ class Comparison:
 
     @property
     def worst_frame(self) -> int:
-        """The judged frame whose error is largest against its bound; NaN counts as infinite."""
+        """The judged frame with the largest ratio of error to bound; NaN counts as infinite."""
         ratio = self.errors[: self.judged] / self.bounds[: self.judged]
         return int(np.nan_to_num(ratio, nan=np.inf).argmax())
 
     @property
     def error(self) -> float:
-        """Of the worst frame."""
+        """The error of the worst frame."""
         return float(self.errors[self.worst_frame])
 
     @property
     def bound(self) -> float:
-        """Of the worst frame."""
+        """The bound of the worst frame."""
         return float(self.bounds[self.worst_frame])
 
     @property
     def ok(self) -> bool:
-        """Every judged frame is within its bound, and there are at least two: the first says nothing of the state."""
+        """At least two frames are judged, as the first does not test the recurrence, and each is within its bound."""
         return self.judged >= 2 and bool((self.errors[: self.judged] <= self.bounds[: self.judged]).all())
 
     def __bool__(self):
@@ -68,10 +69,10 @@ class Comparison:
 def compare(model, x, expected) -> Comparison:
     """See `cnorm.Model.check`.
 
-    The bound of frame t is ``16 u sqrt(16 + n / 16) max(1, |y|)`` for the roundings of one step, with u = 2^-24 and n
-    the longest sum of a step, plus 16 times the largest change up to frame t of runs whose inputs are changed by
-    ``u sqrt(16 + n / 16) max(1, |x|)`` with random signs: normalised recurrences enlarge the rounding of earlier steps,
-    and that is how much.
+    The bound of frame t has two terms. The first is for the rounding errors of one step:
+    ``16 u sqrt(16 + n / 16) max(1, |y|)`` with u = 2^-24 and n the longest sum of a step. The second is for the errors
+    of earlier steps, which normalised recurrences amplify: 16 times the largest change, up to frame t, of the outputs
+    of three runs whose inputs are perturbed by ``u sqrt(16 + n / 16) max(1, |x|)`` with random signs.
     """
     y = model.run(x)
     expected = np.asarray(expected)
@@ -97,5 +98,5 @@ def compare(model, x, expected) -> Comparison:
 
 
 def _largest(frames: np.ndarray) -> np.ndarray:
-    """[steps, ...] -> [steps]."""
+    """The largest absolute value of each frame: [steps, ...] -> [steps]."""
     return np.abs(frames).max(axis=1).astype(np.float64)

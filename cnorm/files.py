@@ -1,4 +1,4 @@
-"""Files from strangers and files for others: safetensors read with care, replacement that is whole or nothing."""
+"""Reading untrusted safetensors files, and replacing files atomically."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ DTYPES |= {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "?"}
 
 
 def write_whole(path, data: bytes) -> None:
-    """Write a file that appears whole or not at all, as `replacing` says."""
+    """Write a file atomically: it appears whole or not at all, see `replacing`."""
     with replacing(path) as file:
         file.write_bytes(data)
 
 
 @contextlib.contextmanager
 def replacing(path):
-    """A path in a folder of its own, to write to; then all that lies in that folder goes to where `path` is.
+    """Yield a path in a new temporary folder to write to; then move all files of that folder to the folder of `path`.
 
-    The data is on the disk (fsync of each file, of the folder after) before it takes the place of older data. A link
-    stays and its target is replaced. A file that is there keeps its mode, a new one has the umask's. The folder of a
-    process that was killed is removed by the next that replaces the same file.
+    Each file is synced to the disk (fsync) before it replaces an older one, and the folder after. If `path` is a
+    symbolic link, the link stays and its target is replaced. A file that is replaced keeps its mode, a new one gets
+    that of the umask. If a process is killed, the next one that replaces the same file removes its temporary folder.
 
     Raises
     ------
     OSError
-        It names `path`. Anything but a regular file is refused, and on any error the older file stays as it was.
+        Its message names `path`. Anything but a regular file is refused; on any error the older file is unchanged.
     """
     path = decoded(path)
     try:
@@ -69,22 +69,22 @@ def replacing(path):
         raise OSError(error.errno, error.strerror or str(error), path) from None
 
 
-TEMPORARY = ".cnorm-tmp"  # how the name of a folder that `replacing` writes in ends
-UNLOCKED_SECONDS = 2.0  # between making a folder and locking it: far less
+TEMPORARY = ".cnorm-tmp"  # suffix of the temporary folders of `replacing`
+UNLOCKED_SECONDS = 2.0  # a folder is locked much sooner after its creation: an older unlocked one is abandoned
 
 
 @contextlib.contextmanager
 def _temporary_folder(target: Path):
-    """A new folder beside `target`, locked for as long as this process lives; unlocked ones of others are removed."""
+    """A new folder beside `target`, locked while it is in use; folders that killed processes left are removed."""
     start = f".{target.name[:32]}."
-    with contextlib.suppress(OSError):  # a folder that can be written and not read, or is not there: seen below
+    with contextlib.suppress(OSError):  # it may be unreadable, or missing, which the next statement reports
         for other in os.scandir(target.parent):
             if other.name.startswith(start) and other.name.endswith(TEMPORARY) and other.is_dir(follow_symlinks=False):
                 _remove_if_unlocked(other.path)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=start, suffix=TEMPORARY) as folder:
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            with contextlib.suppress(OSError):  # a file system without locks: nobody removes it either
+            with contextlib.suppress(OSError):  # no locks on this file system: nobody can remove it either
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield folder
         finally:
@@ -92,13 +92,13 @@ def _temporary_folder(target: Path):
 
 
 def _remove_if_unlocked(folder: str) -> None:
-    """Remove a folder of this user's that no living process holds, and that is older than a few seconds."""
+    """Remove a folder of this user that no living process has locked and that is older than `UNLOCKED_SECONDS`."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             status = os.fstat(handle)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # one just made may not be locked yet
+            # a folder that was made just now may not be locked yet
             if status.st_uid == os.geteuid() and abs(time.time() - status.st_mtime) > UNLOCKED_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
         finally:
@@ -106,7 +106,7 @@ def _remove_if_unlocked(folder: str) -> None:
 
 
 def _sync(path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk; some file systems sync no folders."""
+    """Wait until a file, or the entries of a folder, are on the disk; some file systems can't sync folders."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
@@ -118,7 +118,7 @@ def _sync(path) -> None:
 
 
 def read_safetensors(path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file that may come from a stranger."""
+    """The tensors and the metadata of an untrusted safetensors file."""
     raw, metadata = raw_safetensors(path)
     try:
         return {name: array_of(name, tensor) for name, tensor in raw.items()}, metadata
@@ -127,7 +127,10 @@ def read_safetensors(path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 
 def raw_safetensors(path) -> tuple[dict[str, dict], dict[str, str]]:
-    """What `array_of` makes tensors of, and the metadata: of a dtype that NumPy has not, none need be made."""
+    """The tensors of an untrusted safetensors file, not yet converted by `array_of`, and the metadata.
+
+    So a tensor of a dtype that NumPy lacks does no harm unless it is used.
+    """
     data = read_regular(path)
     try:
         found = safetensors.deserialize(data)
@@ -138,7 +141,7 @@ def raw_safetensors(path) -> tuple[dict[str, dict], dict[str, str]]:
 
 
 def array_of(name: str, tensor: dict) -> np.ndarray:
-    """A tensor as NumPy has it, bfloat16 widened because NumPy has none."""
+    """A tensor of `raw_safetensors` as a NumPy array; bfloat16, which NumPy lacks, is widened to float32."""
     if tensor["dtype"] not in DTYPES:
         raise ValueError(f"tensor {quoted(name)} has dtype {tensor['dtype']}, none of {', '.join(DTYPES)}")
     array = np.frombuffer(tensor["data"], DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
@@ -146,7 +149,7 @@ def array_of(name: str, tensor: dict) -> np.ndarray:
 
 
 def each_once(pairs: list) -> dict:
-    """The object of `json.loads`, duplicate keys refused: readers disagree on which of them counts."""
+    """object_pairs_hook for `json.loads` that rejects duplicate keys: JSON readers disagree on which one wins."""
     names = dict(pairs)
     if len(names) != len(pairs):
         raise ValueError("a key is there twice")

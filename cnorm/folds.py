@@ -1,4 +1,4 @@
-"""Normalisations that need no statistics of their input, folded into the linear layer before them."""
+"""Fold norms that need no statistics of their input (inference batch norm, weight norm) into the linear layer."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def fold_batch_norm(
     *,
     eps: float = 1e-5,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The linear layer that a linear layer followed by an inference batch norm is.
+    """The linear layer that is equivalent to a linear layer followed by an inference batch norm.
 
     ``batch_norm_inference(x @ W.T + b) = x @ W'.T + b'`` with ``scale = weight / sqrt(var + eps)``,
     ``W'_i = scale_i * W_i`` and ``b' = (b - mean) * scale + bias``; computed in float64 and rounded once.
@@ -23,14 +23,14 @@ def fold_batch_norm(
     Parameters
     ----------
     linear_weight : ndarray, shape (outputs, inputs, ...), float32 or float64
-        Of a linear layer, or of a convolution.
+        The weight of the linear layer, or of a convolution.
     linear_bias : ndarray, shape (outputs,), or None
     mean, var : ndarray, shape (outputs,)
         The statistics of the batch norm.
     weight, bias : ndarray, shape (outputs,), optional
         Gain and bias of the batch norm; 1 and 0 if not given.
     eps : float
-        Of the batch norm, rounded to the dtype of linear_weight as `batch_norm_inference` does.
+        The eps of the batch norm, rounded to the dtype of linear_weight as `batch_norm_inference` does.
 
     Returns
     -------
@@ -61,9 +61,9 @@ def fold_batch_norm(
 def fold_weight_norm(
     weight: np.ndarray, gain: np.ndarray | None = None, bias: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """The plain linear layer that a weight-normalised one is.
+    """The plain linear layer that is equivalent to a weight-normalised one.
 
-    `weight_norm` computed in float64 and rounded once; the bias stays as it is. For float32,
+    `weight_norm` is computed in float64 and rounded once; the bias is unchanged. For float32,
     ``Linear(*fold_weight_norm(weight, gain, bias))``.
 
     Parameters
@@ -103,7 +103,7 @@ def _linear_weight(weight, name):
 
 
 def _per_output(array, outputs, name):
-    """[outputs] in float64."""
+    """An array with one number for each output, checked and converted to float64."""
     array = as_array(array, name)
     if array.dtype not in (np.float32, np.float64):
         raise TypeError(f"{name} must have dtype float32 or float64, got {array.dtype}")

@@ -22,12 +22,12 @@ LAYER_NORM = Tensor("weight", ("N",)), Tensor("bias", ("N",), optional=True)
 
 
 class Layer:
-    """What all layers share: read-only attributes and a kind."""
+    """Base of all layers: immutable, with a kind, weights and sizes."""
 
     kind: ClassVar[str]
     weights: Mapping[str, np.ndarray]
-    rows: Mapping[str, Any] = MappingProxyType({})  # matrices that are not float32, by name: `cnorm.rounded.Rows`
-    absent_biases: tuple[str, ...] = ()  # optional ones that it does not have
+    rows: Mapping[str, Any] = MappingProxyType({})  # matrices rounded to int8 or float16, by name: `cnorm.rounded.Rows`
+    absent_biases: tuple[str, ...] = ()  # names of the optional biases that the layer does not have
     input_size: int
     output_size: int
 
@@ -66,7 +66,7 @@ class _Cell(Layer):
             raise ValueError(f"weights of {name} must have a projection for {' and '.join(of_projection)}")
 
     def packed(self) -> dict:
-        """The weights as the kernels take them, see `cnorm.weights.packed`."""
+        """The weights in the layout of the kernels, see `cnorm.weights.packed`."""
         with default_float_env():
             return packed(self.spec, self.tensors, self.weights, self._sizes) | {"rows": self.rows}
 
@@ -101,11 +101,11 @@ class LSTM(_Cell):
     Parameters
     ----------
     weights : mapping of str to ndarray, float32 (float16 and bfloat16 are widened)
-        The preset's own tensors, by its own names and in its own layout: ``PRESETS["LSTM", preset].weights`` lists
-        them. ``h0`` [output_size] and, to an LSTM's, ``c0`` [units] may be added to any: the state at the start, else
-        zero. Copied.
+        The tensors of the preset's checkpoints, with their names and layout: ``PRESETS["LSTM", preset].weights`` lists
+        them. ``h0`` [output_size] and, for an LSTM, ``c0`` [units] may be added: the initial state, zero if not given.
+        The arrays are copied.
     preset : str or CellSpec
-        Which cell the weights are for. Never guessed: cells with the same names and shapes differ.
+        The cell that the weights are for. It must be given, as different cells can have the same names and shapes.
     eps : float, optional
         Added to each variance, rounded to float32; the preset's own if not given.
 
@@ -113,18 +113,18 @@ class LSTM(_Cell):
     ----------
     spec : CellSpec
     eps : float or None
-        None where nothing is normalised.
+        None if the cell has no layer norm.
     weights : mapping of str to ndarray, read-only
     input_size, units, output_size : int
-        output_size is smaller than units where there is a projection.
+        output_size is smaller than units if there is a projection.
 
     Raises
     ------
     TypeError
         For another type or dtype; float64 weights are refused, cast them.
     ValueError
-        For an unknown preset, a cell that the runtime does not compute, missing, unknown, misshapen or non-finite
-        weights, or an eps that is negative, missing or without a use.
+        For an unknown preset, a cell that the runtime does not compute, weights that are missing, unknown, not finite
+        or of another shape, or an eps that is negative, missing, or given although nothing is normalised.
     """
 
     kind = "LSTM"
@@ -165,7 +165,7 @@ class Linear(Layer):
     Parameters
     ----------
     weight : ndarray, shape (output_size, input_size), float32 (float16 and bfloat16 are widened)
-        Or a torch.nn.Linear, which brings its bias.
+        Or a torch.nn.Linear, whose bias is then taken too.
     bias : ndarray, shape (output_size,), optional
 
     Raises
@@ -200,8 +200,8 @@ def _linear(weight, bias, rows):
 class LayerNorm(Layer, BoundLayerNorm):
     """y = LN(x) weight + bias over the last dimension (arXiv:1607.06450, Eq. 3).
 
-    As a layer of a `Model` it normalises a frame. By itself it is `layer_norm` with its parameters bound, for many
-    calls: ``norm = cnorm.LayerNorm(weight, bias)``, then ``norm(x)`` or ``norm(x, out)``.
+    As a layer of a `Model` it normalises a frame. It can also be called: ``norm = cnorm.LayerNorm(weight, bias)``, then
+    ``norm(x)`` or ``norm(x, out)``, is `layer_norm` with parameters that are checked once, not at every call.
 
     Parameters
     ----------
@@ -252,12 +252,12 @@ class Activation(Layer):
     Attributes
     ----------
     input_size, output_size : None
-        Any: those of the layer before.
+        It takes any size; both are those of the layer before.
 
     Raises
     ------
     TypeError
-        If `function` is no str.
+        If `function` is not a str.
     ValueError
         For another name.
     """
@@ -286,7 +286,7 @@ class Residual(Layer):
     Parameters
     ----------
     layers : sequence of layers
-        Applied in order; the last has as many outputs as the first has inputs. No `Bidirectional`.
+        Applied in order; the last has as many outputs as the first has inputs. `Bidirectional` is not allowed.
 
     Raises
     ------
@@ -318,14 +318,14 @@ class Residual(Layer):
 
 
 class Bidirectional(Layer):
-    """y[t] = (forward's output at t, backward's output at t), backward having read the sequence from its end.
+    """y[t] = (forward's output at t, backward's output at t); backward reads the sequence from its end.
 
-    It needs the whole sequence: a model with one has `Model.run` and no streams.
+    It needs the whole sequence, so a model with such a layer has `Model.run` but no streams.
 
     Parameters
     ----------
     forward, backward : LSTM, GRU or RNN
-        With the same input_size.
+        Both with the same input_size.
 
     Raises
     ------
@@ -360,7 +360,7 @@ class Bidirectional(Layer):
 
 
 def chained(layers) -> tuple[Layer, ...]:
-    """The layers as a tuple, checked to fit one another."""
+    """The layers as a tuple; each must take as many inputs as the layer before has outputs."""
     if not isinstance(layers, Iterable):
         raise TypeError(f"layers must be a sequence of layers, got {type(layers).__name__}")
     layers = tuple(layers)
@@ -384,16 +384,16 @@ def chained(layers) -> tuple[Layer, ...]:
 
 
 def ends(layers) -> tuple[int, int]:
-    """Input size of the first and output size of the last that has one."""
+    """Input size of the first and output size of the last layer that has a size; activations have none."""
     sizes = [layer for layer in layers if layer.input_size is not None]
     return sizes[0].input_size, sizes[-1].output_size
 
 
 def flat(layers, size: int) -> list[tuple[str, object, int]]:
-    """The layers as the runtime takes them: (kind, layer, size), a residual as its inner layers and an addition.
+    """The layers as the runtime takes them, a list of (kind, layer, size).
 
-    `size` is that of an activation or addition; for ("Residual", back, size) the second is how many places back the
-    layer is whose input is added.
+    A `Residual` becomes its inner layers and then ("Residual", back, size), an addition: `back` is the number of inner
+    entries, and the input of the first of them is added. `size` is the number of outputs.
     """
     flattened = []
     for layer in layers:
@@ -407,7 +407,7 @@ def flat(layers, size: int) -> list[tuple[str, object, int]]:
 
 
 def cell_spec(kind: str, preset) -> CellSpec:
-    """The spec of a preset's name, or the one given; both checked to be computable."""
+    """The spec of a preset's name, or the given spec, which is checked to be one that the runtime computes."""
     if isinstance(preset, CellSpec):
         if preset.kind != kind:
             raise ValueError(f"preset must be a spec of kind {kind}, got one of kind {preset.kind}")
