@@ -1,13 +1,15 @@
-/* cnorm: layer normalisation on CPUs. This header is the manual of level 1: norms and the choice of instruction set.
- * Level 2, recurrent cells one step at a time, is cnorm_rnn.h.
+/* cnorm: layer normalisation on CPUs. This header is the manual of level 1: layer and RMS norm, sigmoid and tanh, and
+ * the choice of instruction set. cnorm_norms.h has the other norms, cnorm_rnn.h recurrent cells one step at a time
+ * (level 2), cnorm_train.h their training (level 3).
  *
  * Conventions
  *   Sizes and strides are ptrdiff_t and count elements. A row stride may be negative, or zero for an input.
- *   Buffers are written [rows, n]: n elements that lie together, one row every `stride` elements.
- *   Nothing allocates, locks, prints or keeps a pointer; every function may be called from any thread.
- *   A function that returns a status has written nothing unless it returns CNORM_OK.
- *   An output may be exactly an input (same pointer and stride): in place. Any other overlap is not allowed.
- *   Results are the same bits on every instruction set, for every batch size, alignment and split over threads,
+ *   [rows, n] stands for a matrix of `rows` rows of n contiguous elements, with a row every `stride` elements.
+ *   No function allocates, locks, prints or keeps a pointer, and each may be called from any thread.
+ *   Arguments are checked first: unless a function returns CNORM_OK it has written nothing.
+ *   In place: an output may be the same array as an input (same pointer and stride). Any other overlap of an output
+ *   with another array is not allowed.
+ *   Results are bit-identical on every instruction set, for every batch size, alignment and split over threads,
  *   whatever rounding mode, trap mask or flush-to-zero mode the caller's thread is in.
  */
 #ifndef CNORM_H
@@ -23,15 +25,15 @@ extern "C" {
 
 typedef enum cnorm_status {
     CNORM_OK = 0,
-    CNORM_ERROR_NULL,  /* a pointer that must not be NULL is */
+    CNORM_ERROR_NULL,  /* a required pointer is NULL */
     CNORM_ERROR_SIZE,  /* a size is negative, a row is empty, groups do not divide the channels, a range of
-                          rows is none of theirs, or the bytes do not fit ptrdiff_t */
-    CNORM_ERROR_EPS,   /* eps is negative, NaN, infinite, or beyond the dtype */
+                          rows is invalid, or the bytes do not fit ptrdiff_t */
+    CNORM_ERROR_EPS,   /* eps is negative, NaN, infinite, or beyond the range of the compute type */
     CNORM_ERROR_STRIDE,/* rows of an output overlap one another */
-    CNORM_ERROR_DTYPE, /* not a cnorm_dtype this function takes */
-    CNORM_ERROR_ISA,   /* an instruction set that is unknown or that this machine lacks */
-    CNORM_ERROR_LAYER, /* a layer of cnorm_rnn.h: an unknown kind or option, sizes that do not fit, a vector that is missing */
-    CNORM_ERROR_VALUE, /* a value that the storage type can't hold, or a scale that is not positive and finite */
+    CNORM_ERROR_DTYPE, /* not a cnorm_dtype that this function supports */
+    CNORM_ERROR_ISA,   /* an instruction set is unknown, or this machine can't run it */
+    CNORM_ERROR_LAYER, /* a cnorm_layer has an unknown kind or option, sizes that do not fit, or lacks a vector */
+    CNORM_ERROR_VALUE, /* a value is beyond the storage type, or a scale is not positive and finite */
 } cnorm_status;
 
 /* One English sentence, never NULL */
@@ -40,30 +42,31 @@ const char *cnorm_strerror(cnorm_status status);
 /* CNORM_ABI_VERSION of the library that is linked */
 int cnorm_abi_version(void);
 
-/* float16 (IEEE binary16) and bfloat16 are storage: widened exactly, computed in float32, rounded once to nearest even.
- * Below, "compute type" means float32 for these two and the dtype itself for the others. */
+/* float16 (IEEE binary16) and bfloat16 are storage types: elements are widened exactly, computed in float32 and rounded
+ * once to nearest even. "Compute type" means float32 for these two and the dtype itself for the others. */
 typedef enum cnorm_dtype { CNORM_F32 = 0, CNORM_F64 = 1, CNORM_F16 = 2, CNORM_BF16 = 3, CNORM_DTYPES } cnorm_dtype;
 
-/* x [n], float16 or bfloat16 -> y [n], exactly: parameters that are stored so, for the functions below */
+/* Widens x [n], float16 or bfloat16, to y [n], exactly: for parameters, which the functions below take in the compute
+ * type. */
 cnorm_status cnorm_widen(cnorm_dtype dtype, ptrdiff_t n, const void *x, float *y);
 
 /* ---- layer normalisation: y = (x - mean) / sqrt(var + eps) * gain + bias, row by row -------------------------
  *
  * x, y [rows, n] of dtype; gain, bias [n] of the compute type, or NULL (1 and 0).
  * stats [rows, 3] of the compute type, or NULL: shift, delta, rstd. The mean is the unevaluated sum shift + delta.
- * Where var + eps = 0 the normalised row is 0 and rstd is 0. NaN or infinity in a row makes that row NaN, no other.
+ * Where var + eps = 0 the normalised row is 0 and rstd is 0. NaN or infinity in a row makes that row NaN, no other row.
  * eps >= 0 is rounded to the compute type.
  */
 cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
                               const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride, void *stats);
 
-/* The same of sum = x + residual, rounded to dtype; y has the bits of cnorm_layer_norm(sum). sum [rows, n] is written
- * too; y and sum may each be exactly x or residual. */
+/* The same for sum = x + residual, which is rounded to dtype and is a second output [rows, n]; y has the bits of
+ * cnorm_layer_norm of sum. y and sum may each be in place of x or residual. */
 cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
                                   const void *residual, ptrdiff_t residual_stride, const void *gain, const void *bias,
                                   double eps, void *y, ptrdiff_t y_stride, void *sum, ptrdiff_t sum_stride, void *stats);
 
-/* ---- RMS normalisation: y = x / sqrt(mean x^2 + eps) * gain; otherwise as above, shift and delta are 0 ---------- */
+/* ---- RMS normalisation: y = x / sqrt(mean x^2 + eps) * gain; shift and delta are 0, else as above ----------- */
 cnorm_status cnorm_rms_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
                             const void *gain, double eps, void *y, ptrdiff_t y_stride, void *stats);
 
@@ -81,9 +84,10 @@ cnorm_status cnorm_rms_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_
                                      ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
                                      const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain, void *partials);
 
-/* The same in two calls, so that threads can share the rows and get the same bits: each thread does row ranges
- * [begin, end) with begin a multiple of CNORM_BLOCK_ROWS and end one too or `rows`, pointers always those of row 0;
- * when all rows are done, one thread reduces (which uses up the partials). dbias is NULL for RMS norm. */
+/* The same in two steps, so that threads can share the rows, with the same bits. Each thread calls *_blocks for row
+ * ranges [begin, end), where begin is a multiple of CNORM_BLOCK_ROWS and end is another or `rows`; pointers are always
+ * those of row 0. When all rows are done, one thread calls cnorm_backward_reduce, which overwrites partials. dbias is
+ * NULL for RMS norm. */
 enum { CNORM_BLOCK_ROWS = 64 };
 cnorm_status cnorm_layer_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
                                               ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,
@@ -102,11 +106,12 @@ cnorm_status cnorm_tanh_f32(ptrdiff_t n, const float *x, float *y);
 
 /* ---- the choice of instruction set -----------------------------------------------------------------------------
  *
- * On first use the widest one that processor and operating system support is chosen, or the one that the
- * environment variable CNORM_ISA names: if that is unknown or absent every call returns CNORM_ERROR_ISA.
+ * On first use the library chooses the widest one that processor and operating system support, or the one that the
+ * environment variable CNORM_ISA names. If that is unknown, or the machine can't run it, every call returns
+ * CNORM_ERROR_ISA.
  */
 int cnorm_isa_count(void);               /* how many this machine can run */
-const char *cnorm_isa_name(int index);   /* 0 is the plainest; NULL when out of range */
+const char *cnorm_isa_name(int index);   /* from the baseline, 0, up; NULL if out of range */
 const char *cnorm_isa_active(void);      /* NULL if CNORM_ISA names one that can't run */
 cnorm_status cnorm_isa_use(const char *name);
 

@@ -1,12 +1,13 @@
 /* cnorm: norms other than layer and RMS norm. This header is the manual of batch, group, instance, weight and divisive
  * normalisation; the conventions are those of cnorm.h.
  *
- * A volume x [samples, channels, space] has one sample every x_stride elements, and a sample's channels and space lie
- * together; space is 1 for a matrix. gain and bias are [channels] or NULL (1 and 0).
+ * A volume x [samples, channels, space] has one sample every x_stride elements, and within a sample all elements are
+ * contiguous. `space` is the product of the spatial dimensions, 1 for a matrix. gain and bias are [channels] or NULL (1
+ * and 0).
  * Instance normalisation is group normalisation with as many groups as channels.
  *
  * Group and batch normalisation take every dtype: x, y, dy and dx are of the dtype; gain, bias, mean, var, stats, dgain
- * and dbias of the compute type. Weight, divisive and the smoothing term take float32 and float64.
+ * and dbias of the compute type. Weight norm, divisive norm and the smoothing gradient take float32 and float64.
  */
 #ifndef CNORM_NORMS_H
 #define CNORM_NORMS_H
@@ -47,7 +48,7 @@ cnorm_status cnorm_batch_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
                                        const void *gain, const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain,
                                        void *dbias, void *scratch);
 
-/* with a given mean and variance [channels] */
+/* with a given mean and variance [channels], as at inference; scratch as above */
 cnorm_status cnorm_batch_norm_inference(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
                                         const void *x, ptrdiff_t x_stride, const void *mean, const void *var,
                                         const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride,
@@ -70,8 +71,9 @@ cnorm_status cnorm_weight_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdi
 
 /* ---- divisive normalisation: v = x - mean over a field, y = v / sqrt(sigma^2 + mean of v^2 over a field) * gain + bias
  *
- * x, y, dy, dx [rows, n]; gain, bias, dgain, dbias [n]; a place's field are the places at most a radius away in its
- * row: mean_radius for the first mean, radius for the second. sigma >= 0 is rounded to the dtype; dsigma is one number.
+ * x, y, dy, dx [rows, n]; gain, bias, dgain, dbias [n]; the field of element i is the elements
+ * i - radius to i + radius of its row, cut off at its ends: with mean_radius for the first mean, radius for the second.
+ * sigma >= 0 is rounded to the dtype; dsigma is one number.
  * scratch: cnorm_divisive_norm_scratch(n) bytes, aligned to 8.
  */
 ptrdiff_t cnorm_divisive_norm_scratch(ptrdiff_t n);
@@ -85,7 +87,8 @@ cnorm_status cnorm_divisive_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptr
 
 /* ---- the smoothing term of layer normalisation ------------------------------------------------------------------------
  *
- * With eps = s^2: *ds = the gradient for s, -s sum over rows of rstd^2 sum dy gain xhat; 0 where s is 0.
+ * With eps = s^2, *ds = the gradient with respect to s: -s times the sum over rows of rstd^2 sum dy gain xhat;
+ * 0 if s = 0.
  * dy, x [rows, n]; gain [n] or NULL; stats [rows, 3] of the forward call.
  */
 cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,

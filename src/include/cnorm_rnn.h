@@ -1,8 +1,8 @@
 /* cnorm, level 2: recurrent networks one step at a time, batch size 1, float32. Read cnorm.h first.
  *
- * Memory is the caller's. A network is an array of layers; a layer refers to packed weights that are never written
- * after packing, so one network serves any number of streams and threads. A stream is one block of state; whoever
- * steps it brings scratch. A step does not allocate, lock or call the system.
+ * The caller allocates all memory. A network is an array of layers, which refer to packed weights. Nothing writes these
+ * after packing, so any number of streams and threads can share one network. A stream is one array of state; each
+ * thread that steps streams needs scratch of its own. A step does not allocate, lock or make system calls.
  *
  *     for each matrix: cnorm_matrix_pack into cnorm_matrix_floats() floats, aligned to CNORM_ALIGN bytes
  *     state:   cnorm_state_floats() floats, zero at the start or what a cell has learned
@@ -21,26 +21,26 @@ extern "C" {
 enum {
     CNORM_ALIGN = 64,    /* bytes; of panels, state and scratch */
     CNORM_GATE_PAD = 16, /* the units of a gate are padded to a multiple of this, with zeros */
-    CNORM_ROWS = 8,      /* steps or streams that share one reading of the weights */
+    CNORM_ROWS = 8,      /* steps or streams computed together, in one pass over the weights */
 };
 
 /* units padded to CNORM_GATE_PAD: the length of h, of c, and the stride from gate to gate of the vectors below */
 ptrdiff_t cnorm_padded_units(ptrdiff_t units);
 
-/* How a matrix keeps its weights. Of int8, W = scales[r] rows[r, k], and each input vector is rounded to integers of at most
- * 14 bits by its own scale; the sums of products are exact. float16 is widened to float32. */
+/* How weights are stored. float16 is widened to float32. int8: W[r, k] = scales[r] rows[r, k]; each input vector is
+ * quantised, with a scale of its own, to integers of at most 14 bits, and the sums of products are exact. */
 typedef enum cnorm_weight_type { CNORM_WEIGHT_F32, CNORM_WEIGHT_F16, CNORM_WEIGHT_I8 } cnorm_weight_type;
 
-enum { CNORM_INT8_COLS = 1 << 17 }; /* so that sums of int8 weights times 7-bit inputs, at the least, fit int32 */
+enum { CNORM_INT8_COLS = 1 << 17 }; /* at most: sums of int8 weights times 7-bit inputs fit int32 */
 
-/* W [gates * units, cols] packed for one product. The gates are normalised in groups of `group` (the last one may be
- * smaller; 0: not normalised): within a group the mean over its rows has been taken from each column, in float64. The
- * layer norm of W x over the group is then W x / sqrt(mean (W x)^2 + eps). */
+/* W [gates * units, cols], packed. The gates are normalised in groups of `group` (the last one may be smaller; 0: not
+ * normalised). Within a group W is centred: each column has had its mean over the group's rows subtracted, in float64.
+ * W x then has mean 0 over the group, and its layer norm is W x / sqrt(mean (W x)^2 + eps). */
 typedef struct cnorm_matrix {
     ptrdiff_t gates, units, cols, group;
     const void *panels;
     cnorm_weight_type type;
-    int levels; /* CNORM_WEIGHT_I8: inputs are rounded to integers within +-levels, at most 8191 */
+    int levels; /* CNORM_WEIGHT_I8: inputs are quantised to integers within +-levels, at most 8191 */
 } cnorm_matrix;
 
 /* float32 weights: pack W [gates * units, cols] into cnorm_matrix_floats() floats */
@@ -48,11 +48,12 @@ ptrdiff_t cnorm_matrix_floats(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols);
 cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, ptrdiff_t group, const float *w,
                                float *panels);
 
-/* Weights of any type in two steps: the centred W [gates * units, cols] is rounded to `rows` of the type, which are also
- * what a file keeps; then rows are packed. `scales` [gates * units] is for CNORM_WEIGHT_I8 alone, else NULL.
- * cnorm_matrix_pack_rows takes type and shape from *matrix and fills in panels and levels; `panels` has
- * cnorm_matrix_bytes() bytes, aligned to CNORM_ALIGN. CNORM_ERROR_SIZE for int8 rows of more than CNORM_INT8_COLS inputs,
- * CNORM_ERROR_VALUE for a weight that the type can't hold: float16 beyond 65504, int8 -128, a scale that is not positive. */
+/* Weights of any type, in two steps: cnorm_matrix_round centres W [gates * units, cols] and rounds it to `rows` of the
+ * type, the form to keep in a file; cnorm_matrix_pack_rows packs rows. `scales` [gates * units] is for CNORM_WEIGHT_I8
+ * only, else NULL. cnorm_matrix_pack_rows reads type and shape from *matrix and sets its panels and levels;
+ * `panels` has cnorm_matrix_bytes() bytes, aligned to CNORM_ALIGN. CNORM_ERROR_SIZE for int8 rows of more than
+ * CNORM_INT8_COLS inputs, CNORM_ERROR_VALUE for a weight out of range (float16 beyond 65504, int8 -128) or a
+ * scale that is not positive. */
 ptrdiff_t cnorm_matrix_bytes(const cnorm_matrix *matrix);
 cnorm_status cnorm_matrix_round(const cnorm_matrix *matrix, const float *w, void *rows, float *scales);
 cnorm_status cnorm_matrix_pack_rows(cnorm_matrix *matrix, const void *rows, const float *scales, void *panels);
@@ -82,7 +83,7 @@ typedef enum cnorm_scope {
 
 typedef enum cnorm_cell_norm {
     CNORM_CELL_NORM_NONE,
-    CNORM_CELL_NORM_OUTPUT, /* h = o tanh(LN(c)), and the next step sees c */
+    CNORM_CELL_NORM_OUTPUT, /* h = o tanh(LN(c)); the next step starts from c */
     CNORM_CELL_NORM_CARRY,  /* c = LN(c), h = o tanh(c) */
 } cnorm_cell_norm;
 
@@ -97,8 +98,8 @@ typedef enum cnorm_reset {
  *                                  h = m, or W_p m + bias_p within +-projection_clip
  *   CNORM_CELL_GRU, gates z, r, n:      h = (1 - s(z)) h + s(z) n, or with `keep` h = s(z) h + (1 - s(z)) n; n by `reset`
  *   CNORM_CELL_RNN, one gate:           h = activation(a)
- * and at last h = zoneout h_before + (1 - zoneout) h. State: h [padded outputs], for the LSTM then c [padded units].
- * A stored |h| or |c| below 2^-100 becomes 0. Vectors without a use are NULL. */
+ * and finally h = zoneout h_before + (1 - zoneout) h. State: h [padded outputs], for the LSTM then c [padded units].
+ * A stored |h| or |c| below 2^-100 becomes 0. Vectors that the options don't use are NULL. */
 typedef struct cnorm_cell {
     cnorm_cell_kind kind;
     cnorm_scope scope;
@@ -121,7 +122,7 @@ typedef enum cnorm_layer_kind {
     CNORM_LAYER_CELL,
     CNORM_LAYER_NORM,
     CNORM_LAYER_ACTIVATION, /* y = f(x), n elements */
-    CNORM_LAYER_RESIDUAL,   /* y = x + what went into the layer `back` places before this one, n elements */
+    CNORM_LAYER_RESIDUAL,   /* y = x + the input of the layer `back` places before this one, n elements */
 } cnorm_layer_kind;
 
 typedef struct cnorm_elementwise {
@@ -150,19 +151,21 @@ ptrdiff_t cnorm_layer_outputs(const cnorm_layer *layer);
 ptrdiff_t cnorm_layer_state_floats(const cnorm_layer *layer); /* 0 for a layer without state */
 ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count);
 
-/* CNORM_ERROR_LAYER unless every layer has a known kind and options, the matrices and vectors that those need, sizes that
- * fit each other and the layer before, and clips above 0. cnorm_run checks the same. */
+/* Returns CNORM_ERROR_LAYER unless every layer has a known kind and options, the matrices and vectors that these need,
+ * sizes that fit each other and the layer before, and clips above 0. cnorm_run makes the same checks. */
 cnorm_status cnorm_layers_check(const cnorm_layer *layers, int count);
 
-/* `rows`, 1 to CNORM_ROWS: how many steps or streams the scratch has room for at once. More is faster, not other bits. */
+/* `rows`, 1 to CNORM_ROWS: steps or streams computed together. More are faster and need more scratch; the bits are the
+ * same. */
 ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows);
 
-/* x [steps, inputs of the first layer] -> y [steps, outputs of the last]; the same bits however the steps are cut. y is
- * exactly x, with its stride, or touches it nowhere. */
+/* x [steps, inputs of the first layer] -> y [steps, outputs of the last]. The bits do not depend on how many steps one
+ * call takes. y is x, with the same stride, or does not overlap it. */
 cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
                        float *state, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride);
 
-/* One step of each of `streams` states: x [streams, inputs] -> y [streams, outputs], each with the bits of cnorm_run */
+/* One step of each of several streams: x [streams, inputs] -> y [streams, outputs], with the bits of cnorm_run on
+ * each. */
 cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x,
                             ptrdiff_t x_stride, float *const *states, float *scratch, ptrdiff_t rows, float *y,
                             ptrdiff_t y_stride);

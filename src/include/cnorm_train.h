@@ -2,18 +2,20 @@
  *
  * A forward pass over x [steps, batch, inputs] records what the backward pass needs on a tape in the caller's memory; its
  * y has the bits of cnorm_run. The backward pass returns the gradients of the weights, of x and of the first state. It
- * uses the tape up: what was recorded is overwritten by gradients. Neither allocates, locks or calls the system.
+ * overwrites what the tape recorded, so it can run only once. Neither pass allocates, locks or makes system calls.
  *
  *     cnorm_tape tape = {layers, count, steps, batch, memory};       memory: cnorm_tape_floats(&tape)
  *     cnorm_run_tape(&tape, 0, steps, x, state, scratch, y);         scratch: cnorm_scratch_floats(layers, count, CNORM_ROWS)
  *     cnorm_run_backward(&tape, &(cnorm_backward){...});             its scratch: cnorm_backward_floats(&tape)
  *
- * Gradients have the same bits on every instruction set and at every alignment. A sum over rows is cut in blocks of 16 rows,
- * whose sums are added in order: of a matrix, and of what is no cell's, rows are in the order of x; of a cell's vectors, which
- * are added up on the way, steps are from the last to the first. A CNORM_LAYER_NORM's are those of cnorm_layer_norm_backward.
+ * Gradients have the same bits on every instruction set and at every alignment. A sum over rows is cut into blocks of
+ * 16 rows, whose sums are added in order. Rows are in the order of x for matrices and for layers that are not cells.
+ * For the vectors of a cell, which are summed during the backward pass, steps go from the last to the first. The
+ * gradients of a CNORM_LAYER_NORM are those of cnorm_layer_norm_backward.
  *
- * The maths, for one row; an overline of the text books is a d here, ' is the state before the step, * is elementwise, and
- * s, a, c, m are those of cnorm_cell. From dh, the gradient of what the step puts out, and dc, that of the carried cell:
+ * The maths, for one row. dv is the gradient of the loss with respect to v, ' marks the state before the step, products
+ * of vectors are elementwise, and s, a, c, m are those of cnorm_cell. From dh, the gradient of the
+ * step's output h, and dc, that of the c it carries on:
  *   (1) dh' = zoneout dh, then dh = (1 - zoneout) dh
  *   (2) projection p = W_p m + bias_p: dp = dh where |p| <= projection_clip, else 0; dm = W_p^T dp. Without one dm = dh
  *   LSTM, with t = tanh(n), n = c or LN(c):
@@ -24,7 +26,7 @@
  *   GRU, with n the tanh of cnorm_cell:
  *   (6) `keep`: da_z = dh (h' - n) s'(z), dh' += dh s(z), dn = dh (1 - s(z)) (1 - n^2)
  *       else:   da_z = dh (n - h') s'(z), dh' += dh (1 - s(z)), dn = dh s(z) (1 - n^2)
- *   (7) CNORM_RESET_AFTER: da_n = dn, of the part of h dn s(r); da_r = dn (part of h + bias_n) s'(r)
+ *   (7) CNORM_RESET_AFTER: da_n of x = dn, da_n of h = dn s(r); da_r = dn (a_n of h + bias_n) s'(r)
  *       CNORM_RESET_CANDIDATE: da_n = dn s(r), da_r = dn a_n s'(r)
  *       CNORM_RESET_BEFORE: da_n = dn, u = W_n^T dn, da_r = u h' s'(r), dh' += u s(r)
  *   RNN:
@@ -32,9 +34,9 @@
  *   Scope, with q = z r of one of the two products, z = W x + inside, r = 1/sqrt(mean z^2 + eps), z centred:
  *   (9) dbias = da, dgain = da q, dq = da gain, dz = r (dq - mean dq - q mean(dq q)), dinside = dz; CNORM_SCOPE_NONE: dz = da
  *  (10) dh' += W_h^T dz_h, dx = W_x^T dz_x
- *  (11) dW = sum over rows of dz x^T: the mean that (9) takes from dz makes it the gradient of W before it was centred
- * LN' is cnorm_layer_norm_backward. A statistic that leaves the range of float32 is done again in float64, as in the
- * forward pass. A value that was put to 0 for being below 2^-100 passes its gradient on.
+ *  (11) dW = sum over rows of dz x^T. Since (9) subtracts the mean from dz, this is the gradient of W before centring
+ * LN' is cnorm_layer_norm_backward. A statistic that leaves the range of float32 is computed again in float64, as
+ * in the forward pass. Setting a value below 2^-100 to 0 counts as the identity: its gradient is passed on.
  */
 #ifndef CNORM_TRAIN_H
 #define CNORM_TRAIN_H
@@ -48,7 +50,7 @@ extern "C" {
 typedef struct cnorm_tape {
     const cnorm_layer *layers;
     int count;
-    ptrdiff_t steps, batch; /* how many the memory has room for */
+    ptrdiff_t steps, batch; /* capacity of the memory */
     float *memory;          /* [cnorm_tape_floats], aligned to CNORM_ALIGN */
 } cnorm_tape;
 
@@ -56,15 +58,16 @@ typedef struct cnorm_tape {
 ptrdiff_t cnorm_tape_floats(const cnorm_tape *tape);
 
 /* x [steps, batch, inputs] -> y [steps, batch, outputs], recorded from step `first` of the tape on. state [batch, state
- * floats] goes on, aligned to CNORM_ALIGN with each row a multiple of it. y must not touch x. */
+ * floats] is advanced; it is aligned to CNORM_ALIGN, and so is each of its rows. y must not overlap x. */
 cnorm_status cnorm_run_tape(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t steps, const float *x, float *state,
                             float *scratch, float *y);
 
-/* Forgets the steps before `first`: moves [first, end) to the start of the tape. */
+/* Drops the steps before `first`: moves steps [first, end) to the start of the tape. */
 cnorm_status cnorm_tape_drop(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t end);
 
-/* Where the gradients of one layer go, row by row, as cnorm_matrix_pack and cnorm_cell have the arrays; overwritten. NULL
- * for what is not there or not wanted. Of a CNORM_LAYER_LINEAR weight_x and bias count, of a CNORM_LAYER_NORM gain_h and bias. */
+/* Outputs for the gradients of one layer, which are overwritten: in the layouts that cnorm_matrix_pack and cnorm_cell
+ * take, row by row. NULL for what the layer lacks or the caller does not want. A CNORM_LAYER_LINEAR uses weight_x and
+ * bias, a CNORM_LAYER_NORM gain_h and bias. */
 typedef struct cnorm_gradient {
     float *weight_x, *weight_h, *weight_n, *weight_p; /* [gates * units, cols] of the matrix */
     float *inside_x, *inside_h, *gain_x, *gain_h, *bias; /* [gates, padded]; of other layers than cells [units] */
@@ -74,9 +77,9 @@ typedef struct cnorm_gradient {
 typedef struct cnorm_backward {
     ptrdiff_t first, steps;          /* of the tape */
     const float *dy;                 /* [steps, batch, outputs] */
-    float *dx;                       /* [steps, batch, inputs] or NULL; touches dy nowhere */
-    float *dstate;                   /* [batch, state floats]: given for the state after the last step, returned for that
-                                        before the first; its padding is zero. NULL for a network without state */
+    float *dx;                       /* [steps, batch, inputs] or NULL; does not overlap dy */
+    float *dstate;                   /* [batch, state floats]: in, the gradient of the state after the last step; out,
+                                        that of the state before the first; padding is zero. NULL if there is no state */
     const cnorm_gradient *gradients; /* [count] */
     float *scratch;                  /* [cnorm_backward_floats], aligned to CNORM_ALIGN */
 } cnorm_backward;
@@ -85,14 +88,16 @@ ptrdiff_t cnorm_backward_floats(const cnorm_tape *tape);
 cnorm_status cnorm_run_backward(const cnorm_tape *tape, const cnorm_backward *call);
 
 /* Adam, Kingma and Ba, arXiv:1412.6980, Algorithm 1, in the order of its equations; `rate` is the learning rate, the two
- * corrections are 1 - beta^t in float64. m and v [n] start at zero. weight -= rate mhat / (sqrt(vhat) + eps) */
+ * corrections are 1 - beta^t in float64, for step t. m and v [n] start at zero.
+ * weight -= rate mhat / (sqrt(vhat) + eps) */
 typedef struct cnorm_adam {
     double rate, beta1, beta2, eps;
     double correction1, correction2;
 } cnorm_adam;
 cnorm_status cnorm_adam_update(const cnorm_adam *adam, ptrdiff_t n, const float *gradient, double scale, float *weight,
                                float *m, float *v);
-/* velocity = momentum velocity + gradient, weight -= rate velocity; velocity [n] may be NULL if momentum is 0 */
+/* velocity = momentum velocity + gradient, weight -= rate velocity; velocity [n] may be NULL if momentum is 0.
+ * Both optimisers multiply the gradient by `scale` first. */
 cnorm_status cnorm_sgd_update(double rate, double momentum, ptrdiff_t n, const float *gradient, double scale,
                               float *weight, float *velocity);
 /* sum of squares of g [n] in float64, blocks of 4096 added in order */
