@@ -1,13 +1,14 @@
 /* sigmoid and tanh of float32, at most 1 ULP, monotone, the same bits on every instruction set.
  *
- * Everything is float64 inside and rounded once at the end:
+ * All steps are in float64, and the result is rounded once:
  *   (1) k = round(t / ln 2),  r = t - k ln 2            |r| <= ln 2 / 2
  *   (2) p = expm1(r) = r (1 + r/2! + ... + r^8/9!)      relative error below 2^-33
  *   (3) expm1(t) = 2^k p + (2^k - 1)
  *   (4) tanh(x)  = -e / (2 + e)       with e = expm1(-2|x|), and the sign of x
  *   (5) sigmoid(x) = 1 / (2 + e)      with e = expm1(-x)
- * k is rounded by adding and taking away 1.5 * 2^52, whose low mantissa bits then hold k: no conversion
- * instruction, no branch, no table. Beyond the clamps the float32 result has reached its limit.
+ * Adding and subtracting 1.5 * 2^52 rounds k to an integer, which the low mantissa bits of the sum
+ * then hold: no conversion instruction, branch or table is needed. Beyond the clamps the result in
+ * float32 equals its limit.
  */
 #ifndef CNORM_ACTIVATION_INL_H
 #define CNORM_ACTIVATION_INL_H
@@ -33,8 +34,8 @@ INLINE f64v expm1_f64(f64v t)
     q = q * r + 1.0 / 6;
     q = q * r + 0.5;
     f64v p = (q * r) * r + r;
-    i64v k = (i64v)shifted
-             << 52; /* k in the exponent's place; the rest of the magic number is shifted out */
+    /* k in the bits of the exponent; the bits of 1.5 * 2^52 are shifted out */
+    i64v k = (i64v)shifted << 52;
     f64v scale = (f64v)(k + (i64v)splat_f64(1.0));
     return scale * p + (scale - 1.0); /* (3) */
 }

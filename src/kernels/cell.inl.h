@@ -1,6 +1,6 @@
 /* One step of a recurrent cell, as cnorm_rnn.h defines it, for up to CNORM_ROWS streams that share the weights.
  *
- *   (1) zx = W_x x + inside_x      for all streams, or for several steps of one stream: nothing here needs the state
+ *   (1) zx = W_x x + inside_x      for all streams, or for several steps of one stream, since it needs no state
  *   (2) zh = W_h h + inside_h, and with CNORM_SCOPE_SUM + zx
  *   (3) r = 1/sqrt(mean z^2 + eps) of each LN group: the weights are centred, so LN(W x) = z r gain + bias
  *   (4) the gates and the state, one pass
@@ -12,14 +12,14 @@
 #include "activation.inl.h"
 #include "matvec.inl.h"
 
-/* 0.9 c would stick at a subnormal for ever */
+/* |v| < 2^-100 becomes 0: a decaying state such as 0.9 c would otherwise stay at a subnormal for ever */
 INLINE f32v without_tiny(f32v v)
 {
     const f32v tiny = splat_f32(0x1p-100f);
     return (f32v)((i32v)v & ~((i32v)(v < tiny) & (i32v)(v > -tiny)));
 }
 
-/* v within +-limit; NaN stays NaN */
+/* v clipped to +-limit; NaN stays NaN */
 INLINE f32v clipped(f32v v, float limit)
 {
     const f32v top = splat_f32(limit);
@@ -33,7 +33,7 @@ typedef struct product_term {
     const float *x, *inside;
 } product_term;
 
-/* sum + row r of W x, in float64: of int8 weights, the same integers times scale[r] g without rounding to float32 */
+/* sum + row r of W x, in float64. int8 weights: the same integer sum as in float32, times scale[r] g in float64. */
 INLINE double f64_sum(const product_term *term, int8_scale scale, ptrdiff_t r, double sum)
 {
     const cnorm_matrix *w = term->w;
@@ -54,7 +54,8 @@ INLINE double f64_sum(const product_term *term, int8_scale scale, ptrdiff_t r, d
     return sum;
 }
 
-/* (2) and (3) where float32 squares overflow or drown: z becomes z r, in float64 and rounded once. Returns r. */
+/* (2) and (3) where squares in float32 overflow or underflow: z becomes z r, computed in float64 and rounded once.
+ * Returns r. */
 RARE double f64_product(const product_term *terms, int count, ptrdiff_t start, ptrdiff_t rows, double n, double eps,
                       float *z)
 {
@@ -79,8 +80,9 @@ RARE double f64_product(const product_term *terms, int count, ptrdiff_t start, p
     return rstd;
 }
 
-/* (3): the r of each gate of z, which is the sum of the terms; `known` is its sum of squares or -1. Where z has become z r
- * in float64, r is 1; a backward pass has the r of each gate before that from r + WIDE_RSTD, in float64. */
+/* (3): the r of each gate of z, which is the sum of the terms; `known` is its sum of squares, or -1. On the float64
+ * path z becomes z r and the stored r is 1. The r in float64, which the backward pass needs, is stored from r +
+ * WIDE_RSTD on. */
 INLINE void group_rstds(const product_term *terms, int count, double eps, double known, float *z, float r[CNORM_GATE_PAD])
 {
     const cnorm_matrix *w = terms[0].w;
@@ -114,7 +116,7 @@ static void cell_inputs(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptr
     }
 }
 
-/* the two parts of a pre-activation, without bias; with CNORM_SCOPE_SUM all of it is the part of h */
+/* the two parts of a pre-activation, without bias; with CNORM_SCOPE_SUM part_h is the whole */
 INLINE f32v part_x(const cnorm_cell *cell, cnorm_scope scope, const float *zx, const float *rx, ptrdiff_t g, ptrdiff_t at)
 {
     return scope == CNORM_SCOPE_SPLIT ? (load_f32(zx + at) * splat_f32(rx[g])) * load_f32(cell->gain_x + at) : load_f32(zx + at);
@@ -130,7 +132,7 @@ INLINE f32v preactivation(const cnorm_cell *cell, cnorm_scope scope, const float
     return (scope == CNORM_SCOPE_SUM ? h : h + part_x(cell, scope, zx, rx, g, at)) + load_f32(cell->bias + at);
 }
 
-/* c and the output gate o [padded units] */
+/* updates c and computes the output gate o [padded units] */
 INLINE void lstm_gates(const cnorm_cell *cell, cnorm_scope scope, const float *zx, const float *zh, const float *rx,
                        const float *rh, float *c, float *o)
 {
@@ -153,7 +155,7 @@ INLINE void zone_out(const cnorm_cell *cell, ptrdiff_t width, const float *befor
         store_f32(h + j, without_tiny(keep * load_f32(before + j) + take * load_f32(h + j)));
 }
 
-/* (4); m [padded units] is h or, before a projection, what is projected; room [2 * padded units] */
+/* (4); m [padded units] is h, or the input of the projection; room [2 * padded units] */
 static void lstm_row(const cnorm_cell *cell, const float *zx, const float *zh, const float *rh, float *c, float *m,
                      float *room)
 {
@@ -214,7 +216,8 @@ static void gru_row(const cnorm_cell *cell, const float *zx, const float *zh, co
     else gru_gates(cell, CNORM_SCOPE_NONE, CNORM_RESET_CANDIDATE, zx, zh, rx, rh, h);
 }
 
-/* CNORM_RESET_BEFORE in two parts round the product W_n (r h): z and r h go to z and rh [padded units] */
+/* CNORM_RESET_BEFORE, before and after the product W_n (r h). First part: z and r h are stored in z and rh [padded
+ * units]. */
 static void gru_before_row(const cnorm_cell *cell, const float *zx, const float *zh, const float *h, float *z, float *rh)
 {
     const ptrdiff_t width = padded_units(cell->weight_x.units);
@@ -258,7 +261,7 @@ static void rnn_row(const cnorm_cell *cell, const float *zx, const float *zh, co
         else a = preactivation(cell, CNORM_SCOPE_NONE, zx, zh, rx, rh, 0, j);
         store_f32(h + j, without_tiny(activated(cell->activation, a)));
     }
-    for (ptrdiff_t j = cell->weight_x.units; j < width; ++j) h[j] = 0; /* sigmoid(0) is not */
+    for (ptrdiff_t j = cell->weight_x.units; j < width; ++j) h[j] = 0; /* padding: sigmoid(0) is not 0 */
 }
 
 /* (2) to (4) for n streams: x [n, inputs] and its zx -> state[s] = h [padded outputs], c [padded units] */

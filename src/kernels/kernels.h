@@ -1,7 +1,7 @@
-/* The table of functions that each instruction set fills, and what the functions may assume.
+/* The table of kernels that each instruction set fills, their argument structs, and what they may assume.
  *
- * api.c and rnn/ have checked everything a caller can get wrong: no kernel checks, allocates, locks or prints.
- * dtype-generic kernels take void pointers and are listed by cnorm_dtype.
+ * api.c and rnn/ check every argument first: no kernel checks, allocates, locks or prints.
+ * Kernels for several dtypes take void pointers and are arrays indexed by cnorm_dtype.
  */
 #ifndef CNORM_KERNELS_H
 #define CNORM_KERNELS_H
@@ -12,7 +12,7 @@
 
 #include <stdint.h>
 
-enum { PANEL = 32 }; /* outputs that lie in lanes in a packed matrix */
+enum { PANEL = 32 }; /* outputs of a panel of a packed matrix, one in each lane */
 
 static inline ptrdiff_t padded_units(ptrdiff_t units)
 {
@@ -25,19 +25,20 @@ static inline ptrdiff_t packed_rows(const cnorm_matrix *w)
     return (w->gates * padded_units(w->units) + PANEL - 1) / PANEL * PANEL;
 }
 
-/* floats from row to row of a cell's products of x, and of h: the products, then the rstd of each gate, in float32 and from
- * WIDE_RSTD on in float64 */
+/* stride in floats of the rows of W_x x and of W_h h of a cell. A row is the products, then CNORM_GATE_PAD
+ * floats: the rstd of each gate in float32, and from WIDE_RSTD on in float64. */
 enum { WIDE_RSTD = CNORM_GATE_PAD / 2 };
 static inline ptrdiff_t input_row_floats(const cnorm_cell *cell) { return packed_rows(&cell->weight_x) + CNORM_GATE_PAD; }
 static inline ptrdiff_t state_row_floats(const cnorm_cell *cell) { return packed_rows(&cell->weight_h) + CNORM_GATE_PAD; }
 
-/* the matrix that a step multiplies after its gates, or NULL */
+/* the matrix of a product that needs the gates first, W_n or W_p, or NULL */
 static inline const cnorm_matrix *second_product(const cnorm_cell *cell)
 {
     return cell->weight_n.panels ? &cell->weight_n : cell->weight_p.panels ? &cell->weight_p : NULL;
 }
 
-/* scratch of `products` for `rows` vectors: float32 side by side, or as integers, eight bytes for four inputs, and one more */
+/* Scratch of `products` for `rows` vectors. float32 and float16 weights: the vectors interleaved, if several. int8: the
+ * quantised vectors, eight bytes for four inputs, and one more vector. */
 static inline ptrdiff_t product_scratch_floats(const cnorm_matrix *w, ptrdiff_t rows)
 {
     if (w->type == CNORM_WEIGHT_I8) return (rows + 1) * ((w->cols + 3) / 4 * 2);
@@ -47,11 +48,11 @@ static inline ptrdiff_t product_scratch_floats(const cnorm_matrix *w, ptrdiff_t 
 /* The scratch of cell_step for `rows` streams; with memory NULL only its size. */
 typedef struct cnorm_cell_scratch {
     float *zh;          /* [rows, state_row_floats]: W_h h, then its r */
-    float *gates;       /* [2, padded units]: of the stream in turn */
-    float *before;      /* [padded outputs]: its h before the step, for zoneout */
+    float *gates;       /* [2, padded units]: of one stream at a time */
+    float *before;      /* [padded outputs]: h of one stream before the step, for zoneout */
     float *z2;          /* [rows, packed rows]: the second product, W_n or W_p, if there is one */
     float *in2;         /* [2 rows, padded units]: its inputs, and z of a GRU */
-    float *interleaved; /* vectors side by side, for several rows */
+    float *interleaved; /* product_scratch_floats: scratch of `products` */
     ptrdiff_t floats;
 } cnorm_cell_scratch;
 
@@ -73,17 +74,17 @@ static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t 
     return s;
 }
 
-/* A forward call. x, y, residual, sum of the storage type; gain, bias, stats of the compute type. */
+/* A forward call. x, y, residual and sum are of the storage type; gain, bias and stats of the compute type. */
 typedef struct cnorm_norm {
     ptrdiff_t rows, n;
-    const void *x, *residual; /* [rows, n]; residual and sum only for add_layer_norm, both */
+    const void *x, *residual; /* [rows, n]; residual and sum: add_layer_norm only */
     ptrdiff_t x_stride, residual_stride;
     const void *gain, *bias; /* [n] or NULL */
     double eps;
     void *y, *sum; /* [rows, n]; each may be exactly x or residual */
     ptrdiff_t y_stride, sum_stride;
     void *stats;   /* [rows, 3] or NULL */
-    int streaming; /* outputs are larger than the caches, without gaps between rows, and apart from the inputs */
+    int streaming; /* use non-temporal stores: outputs exceed the caches, have contiguous rows and overlap no input */
 } cnorm_norm;
 
 /* A backward call over one block of at most CNORM_BLOCK_ROWS rows. */
@@ -129,13 +130,13 @@ typedef struct cnorm_volume_norm_backward {
 
 enum { LINE_BYTES = 64, PAGE_BYTES = 4096 }; /* of the cache, and of memory */
 
-/* The scratch of batch norm of N = samples * space numbers a channel, T of `item` bytes; with memory NULL only its size.
- * Arrays of T begin at the page offset of `out`, in whole vectors of it: the store that a load may be taken to alias
- * (4K aliasing) is then always a page back. */
+/* The scratch of batch norm with N = samples * space elements per channel, T of `item` bytes; with memory NULL only its
+ * size. Against 4K aliasing, arrays of T begin at the page offset of `out`, to a multiple of `item`: a store with the
+ * same low 12 bits as a load is then a page behind it. */
 typedef struct cnorm_batch_arrays {
     double *sum, *sum2;   /* [channels] */
     void *f64_stats;      /* [channels, 5] of float64 */
-    void *of_channels[10]; /* each [channels] of T, in lines of their own */
+    void *of_channels[10]; /* each [channels] of T, beginning at cache lines of their own */
     void *contiguous;     /* [N] of T */
     ptrdiff_t bytes;
 } cnorm_batch_arrays;
@@ -152,7 +153,7 @@ static inline cnorm_batch_arrays batch_arrays(void *memory, ptrdiff_t item, ptrd
     for (int i = 0; i < 10; ++i)
         a.of_channels[i] = layout_take(&s, (channels * item + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES);
     a.contiguous = layout_take(&s, N * item);
-    a.bytes = (s.used + 7) / 8 * 8; /* whole float64, to be aligned at its end */
+    a.bytes = (s.used + 7) / 8 * 8; /* whole float64, so that what follows is aligned */
     return a;
 }
 
@@ -195,10 +196,10 @@ struct cnorm_outer;
  *     add_*             into [n] += from [n]
  *     sigmoid_f32, tanh_f32, activation_f32   y [n] = f(x [n]); y may be x
  *     activation_backward_f32                 dx [n] = dy f'(x); dx may be x or dy
- *     products_backward dx [n, cols] = W^T d, or with `onto` added to it; d [n, packed rows], zero beyond W's
+ *     products_backward                       dx [n, cols] = W^T d, or += with `onto`; d [n, packed rows], padding zero
  *     cell_backward, outer_products           see backward.h
  *     linear_step, cell_inputs, cell_step     n <= CNORM_ROWS rows of x and y; state, scratch and panels aligned to
- *                       CNORM_ALIGN; the size of scratch from the function above that lays it out */
+ *                       CNORM_ALIGN; scratch is sized by the functions above */
 #define KERNEL(name, call, dtypes) void (*name[CNORM_DTYPES])(const call *);
 #define FUNCTION(name, arguments) void (*name) arguments;
 typedef struct cnorm_kernels {
@@ -206,7 +207,7 @@ typedef struct cnorm_kernels {
 #include "kernels.inc"
 } cnorm_kernels;
 
-/* One exported symbol per instruction set, plainest first; dispatch.c lists them from here.
+/* The instruction sets, from the baseline up, with one exported symbol each; dispatch.c uses the list.
  * X(name, the condition under which this machine can run it) */
 #if defined(__x86_64__)
 #define CNORM_ISAS(X) X(baseline, 1) X(avx2, cnorm_cpu_has_avx2()) X(avx512, cnorm_cpu_has_avx512())

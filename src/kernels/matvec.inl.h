@@ -1,8 +1,8 @@
-/* Packed matrix-vector products of float32, of one vector or of several that share one reading of the weights.
- * The weights are float32, or float16 that is widened as it is read; matvec_int8.inl.h has those of int8.
+/* Packed matrix-vector products of float32, for one vector or for several in one pass over the weights.
+ * Weights are float32, or float16 that is widened when loaded; matvec_int8.inl.h has those of int8.
  *
- * A matrix W [rows, cols] is packed as column panels: PANEL outputs lie in lanes, panels [rows/PANEL][cols][PANEL],
- * padded with zero rows, one layout for every instruction set. For each output
+ * A matrix W [rows, cols] is packed in panels of PANEL outputs, one in each lane: [rows/PANEL][cols][PANEL], padded
+ * with zero rows, one layout for every instruction set. For each output
  *   (1) inputs in blocks of 16: block = sum over the block of W[r, k] x[k], from zero, in order of k
  *   (2) z[r] = sum of the blocks, in order, + add[r]
  * so the order of every sum is fixed by the shape alone, however many vectors there are. Blocks keep the error of
@@ -15,18 +15,19 @@
 #include "kernels.h"
 #include "matvec_int8.inl.h"
 
-enum { MANY = VECTOR_BYTES == 64 ? 8 : 4 }; /* vectors at once: two accumulators each must stay in registers */
+enum { MANY = VECTOR_BYTES == 64 ? 8 : 4 }; /* vectors at a time: two accumulators of each must fit in registers */
 
-/* AVX-512 multiplies by one float of memory as fast as by a register, but a broadcast that two products share is an
- * instruction of its own in their way (measured: 10.7 instead of 16 multiply-adds a cycle): a second pointer to the same
- * floats, of which the compiler does not know, keeps it from sharing. */
+/* AVX-512 multiplies by a float that it broadcasts from memory as fast as by a register. If two products share the
+ * broadcast, it becomes an instruction of its own (measured: 10.7 instead of 16 multiply-adds a cycle). A second
+ * pointer, which the compiler can't know to be equal, prevents the sharing. */
 #if VECTOR_BYTES == 64
 #define ANOTHER(pointer) __asm__("" : "+r"(pointer))
 #else
 #define ANOTHER(pointer) ((void)(pointer))
 #endif
 
-/* The registers are for the accumulators: left to itself, GCC keeps one of those in memory instead, at half the speed. */
+/* Keeps `values` in memory, so that all accumulators stay in registers: otherwise GCC spills one of them, at half the
+ * speed. */
 #define IN_MEMORY(values) __asm__("" : "+m"(values))
 
 /* a vector of weights, `at` elements into the panels; `half` is a constant */
@@ -35,7 +36,8 @@ INLINE f32v load_weights(const void *panels, ptrdiff_t at, int half)
     return half ? load_f16((const uint16_t *)panels + at) : load_f32((const float *)panels + at);
 }
 
-/* z [packed rows] = W x + add; add NULL: nothing. Returns sum_of_squares(z, rows), free while the weights are on their way. */
+/* z [packed rows] = W x + add; add may be NULL. Returns sum_of_squares(z, rows), whose cost is hidden by the loads of
+ * weights. */
 INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const float *add, float *z)
 {
     ptrdiff_t panel = 0;
@@ -56,7 +58,8 @@ INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const 
                 f32v block[PASS];
 #pragma GCC unroll 4
                 for (int i = 0; i < PASS; ++i) block[i] = splat_f32(0);
-                /* unrolled further, GCC reads every other line of the block and then the rest: memory is then a third slower */
+                /* Unrolled further, GCC reads every other line of the block first and the others after
+                 * them: a third slower from memory. */
 #pragma GCC unroll 4
                 for (int j = 0; j < BLOCK; ++j, at += PANEL)
 #pragma GCC unroll 4
@@ -97,7 +100,7 @@ static double product(const cnorm_matrix *w, const float *x, const float *add, f
     return w->type == CNORM_WEIGHT_F16 ? product_of(w, 1, x, add, z) : product_of(w, 0, x, add, z);
 }
 
-/* `count` vectors, a constant; xt [cols, count] holds them side by side */
+/* the same for `count` vectors, a constant; xt [cols, count] holds them interleaved */
 INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, const float *add, ptrdiff_t add_stride,
                              float *z, ptrdiff_t z_stride)
 {
@@ -108,7 +111,7 @@ INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, 
         for (int first = 0; first < LANE_VECTORS; first += 2) {
             ptrdiff_t at = panel + first * VL_F32;
             const float *x = xt, *x2 = xt;
-            if (count > 2) ANOTHER(x2); /* two are bound by their loads, which sharing makes fewer */
+            if (count > 2) ANOTHER(x2); /* two vectors are limited by loads, which sharing saves */
             f32v sum[2 * MANY];
 #pragma GCC unroll 16
             for (int i = 0; i < 2 * count; ++i) sum[i] = splat_f32(0);

@@ -1,4 +1,4 @@
-/* Matrix-vector products of int8 weights, W = scale[r] w[r, k], |w| <= 127; x is rounded to integers at each call.
+/* Matrix-vector products of int8 weights, W[r, k] = scale[r] w[r, k], |w| <= 127. Each call quantises x to integers.
  *
  *   (1) m = max |x|, q[k] = round(x[k] levels/m), g = m/levels; q = 0 where m < 2^-100; g = NaN where x is not finite
  *   (2) zi[r] = sum of w[r, k] q[k], exact in int32: by the units of int8/
@@ -21,14 +21,14 @@ INLINE int32_t bits_of_f32(float a)
     return bits;
 }
 
-/* (1): q = round(x to_levels), times from_levels is x again */
+/* (1): q = round(x to_levels), x is about q from_levels */
 typedef struct int8_scale {
     float to_levels, from_levels;
 } int8_scale;
 
 INLINE int8_scale int8_scale_of(ptrdiff_t n, const float *x, int levels)
 {
-    int32_t largest = 0; /* of the bits of |x|, which are ordered as the numbers are */
+    int32_t largest = 0; /* of the bits of |x|: their order as integers is that of the numbers */
     for (ptrdiff_t k = 0; k < n; ++k) {
         const int32_t bits = bits_of_f32(x[k]) & 0x7fffffff;
         largest = bits > largest ? bits : largest;
@@ -43,7 +43,7 @@ INLINE int8_scale int8_scale_of(ptrdiff_t n, const float *x, int levels)
 /* rounded to nearest even, for |a| < 2^22 */
 INLINE int32_t rounded_to_int(float a) { return bits_of_f32(a + 0x1.8p23f) - bits_of_f32(0x1.8p23f); }
 
-/* q [4 quads], zeros behind the n-th; returns their sum */
+/* q [4 quads], zero from the n-th on; returns its sum */
 INLINE int32_t quantize(ptrdiff_t n, const float *x, int8_scale scale, int16_t *q)
 {
     int32_t sum = 0;
@@ -88,7 +88,7 @@ static double scaled_sums(const cnorm_matrix *w, int32_t q_sum, float from_level
     return total;
 }
 
-/* vectors that are added to products, `stride` apart; rows NULL: none */
+/* vectors that are added to the products, `stride` apart; rows NULL: none */
 typedef struct addends {
     const float *rows;
     ptrdiff_t stride;
