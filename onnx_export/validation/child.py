@@ -1,8 +1,8 @@
 """Run the examination in a process of its own, with limits on time and memory.
 
-Parsing, shape inference and onnxruntime are C++ that was not written for hostile files. A crash, a hang or a
-flood of memory there ends the child and costs a sentence in the report. This contains accidents; it is no
-sandbox: the child has the rights of the user.
+The file is untrusted input, and the C++ code of the parser, shape inference and onnxruntime is not hardened against
+it. If that code crashes, hangs or exhausts memory, only the child ends, and the report says so. This protects against
+accidents, not against attacks: the child is no sandbox, it has the rights of the user.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def run(
     options : dict
         Fields of `examine.Options`.
     timeout : float
-        Seconds of wall clock; more than 30 years are as many.
+        Seconds of wall clock, at most _LONGEST.
     memory : int
         Bytes of address space.
     progress : callable, optional
@@ -80,9 +80,9 @@ def run(
 
 @contextmanager
 def _scratch() -> Iterator[str]:
-    """The child's TMPDIR. Where files can be kept in memory there is none, so a process that is killed leaves nothing.
+    """The child's TMPDIR. With memfd_create, /dev/null is used, so that a child that is killed leaves no files.
 
-    onnxruntime 1.32 writes a file .ses there when it is imported, and goes on where it cannot.
+    onnxruntime 1.32 writes a file .ses to TMPDIR when it is imported, and continues if it cannot.
     """
     if hasattr(os, "memfd_create"):
         yield os.devnull
@@ -106,7 +106,7 @@ def _attempt(request: dict[str, Any], timeout: float, scratch: str, progress) ->
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=environment,
-        start_new_session=True,  # Ctrl-C is the parent's business
+        start_new_session=True,  # so that Ctrl-C goes to the parent only
     )
     try:
         process.stdin.write(json.dumps(request).encode())
@@ -128,7 +128,7 @@ def _attempt(request: dict[str, Any], timeout: float, scratch: str, progress) ->
 
 
 def _listen(process: subprocess.Popen, deadline: float, outcome: _Outcome, progress) -> str:
-    """Take in the child's lines; what went wrong, or nothing."""
+    """Read the child's messages until it closes its output; returns what went wrong, empty for nothing."""
     pending, total = b"", 0
     while True:
         left = deadline - time.monotonic()
@@ -161,7 +161,7 @@ def _listen(process: subprocess.Popen, deadline: float, outcome: _Outcome, progr
 def main() -> None:
     """Entry point of the child: a request on stdin, lines of JSON on stdout."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever native code prints must not mix with the report
+    os.dup2(2, 1)  # native code that prints to stdout must not corrupt the messages
 
     def emit(kind: str, value: object) -> None:
         value = asdict(value) if isinstance(value, ValidationReport) else value
@@ -172,7 +172,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     _limit(resource.RLIMIT_CORE, 0)
     request["memory"] = _limit(resource.RLIMIT_AS, request["memory"])
-    # one thread computes, so this never comes before the parent's own limit; it ends a child left alone
+    # one thread computes, so the parent's time limit comes first; this one ends a child whose parent is gone
     _limit(resource.RLIMIT_CPU, request["seconds"])
     emit("stage", "start")
     emit("report", _examine(request, emit))
@@ -180,13 +180,13 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill this process when the parent is gone, however it went; Linux alone has that."""
+    """Ask the kernel to kill this process when the parent ends, for whatever reason; Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _limit(kind: int, wanted: int) -> int:
-    """Set a limit as far as the one we are under lets us; what it is then."""
+    """Set a resource limit, no higher than the current hard limit; returns the limit set."""
     hard = resource.getrlimit(kind)[1]
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(kind, (most, most))
@@ -212,7 +212,7 @@ def _examine(request: dict[str, Any], emit) -> ValidationReport:
     except MemoryError:
         limit = f"the memory limit of {request['memory'] / 2**30:.3g} GiB"
         return replace(latest, problem=f"{limit} was reached (stage: {stage})")
-    except Exception as error:  # a bug of ours, or a file stranger than any we have met
+    except Exception as error:  # a bug of this package, or untrusted input that no test has
         return replace(latest, problem=f"unexpected {type(error).__name__}: {str(error)[:400]}")
 
 

@@ -12,21 +12,22 @@ from onnx_export.validation.moments import DEEPEST, Mean, Moments, Variance
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.values import RESHAPERS, SAME, SUMS, op
 
-_FARTHEST = 64  # values that are followed forward from x / std
+_FARTHEST = 64  # limit on the values that `_uncentred` and `_depends` visit
 
 
 @dataclass(frozen=True)
 class Match:
-    """What has been recognised on the way from a root to a norm's result.
+    """A partial match: the nodes recognised so far between the square root and the norm's result.
 
     Attributes
     ----------
     y : str
-        How far the match has come.
+        The result of the last node matched.
     std : str
-        The value that is the deviation, or where `reciprocal` one over it, under its latest name.
+        The standard deviation, or its reciprocal if `reciprocal`, after the nodes matched so far.
     excess : int or None
-        n where the deviation is sqrt(n) times too large as yet: the root of a sum, not of a mean.
+        n if `std` is the root of a sum rather than of a mean, and so sqrt(n) times too large; None once a factor
+        sqrt(n) has been found.
     """
 
     variance: Variance
@@ -52,15 +53,15 @@ class Match:
         return self.variance.formula is RMS
 
     def add(self, *nodes: onnx.NodeProto, note: str = "", **changes) -> Match:
-        """The same some nodes on; the first note stays."""
+        """The match extended by nodes. `note` becomes the near miss if there is none yet."""
         return replace(self, nodes=(*self.nodes, *nodes), near_miss=self.near_miss or note, **changes)
 
 
 class Matcher(Moments):
-    """Matches the arithmetic round the square roots of a scope."""
+    """Matches decomposed norms, starting from the square roots, L2 norms and divisions of a scope."""
 
     def match(self, node: onnx.NodeProto) -> Norm | None:
-        """The norm whose standard deviation (or its reciprocal) `node` computes, or that divides there without."""
+        """The norm or near miss whose standard deviation, reciprocal deviation or quotient `node` computes."""
         exponent = self.scalar(node.input[1]) if op(node) == "Pow" else None
         if op(node) == "Sqrt" or exponent in (0.5, -0.5):
             begun = self._begin(node, node.input[0], reciprocal=exponent == -0.5)
@@ -74,7 +75,7 @@ class Matcher(Moments):
         return self._norm(self._affine(whole)) if whole else None
 
     def _without_root(self, node: onnx.NodeProto) -> Match | None:
-        """A centred value divided by its variance + eps, or by its mean absolute deviation."""
+        """Near misses: a centred value divided by its variance + eps, or by its mean absolute deviation."""
         begun = self._begin(node, node.input[1], reciprocal=False)
         if begun is None:
             return self._absolute(node)
@@ -84,7 +85,7 @@ class Matcher(Moments):
         return self._numerator(begun, node.input[0])
 
     def _begin(self, node: onnx.NodeProto, name: str, reciprocal: bool) -> Match | None:
-        """What `node` begins if it is fed var + eps, called `name`."""
+        """The match that starts at `node`, if its input `name` is var + eps; else None."""
         radicand, nodes = self.strip(name, SAME | RESHAPERS)
         total = self.scope.producer(radicand)
         eps, eps_dtype, eps_first = 0.0, self.scope.dtype(radicand), False
@@ -149,7 +150,7 @@ class Matcher(Moments):
     # -- from the deviation to the quotient
 
     def _follow(self, found: Match, depth: int) -> Match | None:
-        """What the consumers of the deviation make of it."""
+        """The match continued through the first consumer of the deviation that leads to a norm."""
         if depth < 0:
             return None
         for user, std, path in self.users(found.std):
@@ -159,7 +160,7 @@ class Matcher(Moments):
         return None
 
     def _divide(self, found: Match, user: onnx.NodeProto, depth: int) -> Match | None:
-        """`user` applies the deviation (or its reciprocal) to the centred value, by itself or a few nodes on."""
+        """The match if `user` divides the centred value by the deviation, or is a step towards it (floor, 1/std)."""
         extended = found.add(user, y=user.output[0])
         further = replace(extended, std=user.output[0])
         if op(user) == "Mul":
@@ -189,7 +190,7 @@ class Matcher(Moments):
         return None
 
     def _multiplied(self, found: Match, extended: Match, user: onnx.NodeProto, depth: int) -> Match | None:
-        """rstd times the centred value, or times a scale that it meets first."""
+        """The match if `user` multiplies rstd by the centred value, by a scale first, or `std` by a factor sqrt(n)."""
         other = user.input[1] if user.input[0] == found.std else user.input[0]
         factor = self.scalar(other) if found.excess else None
         if found.excess and self._root_of(found.excess, factor if found.reciprocal else 1 / factor if factor else None):
@@ -203,7 +204,7 @@ class Matcher(Moments):
     # -- the numerator
 
     def _numerator(self, found: Match, numerator: str) -> Match | None:
-        """What is divided must be what the variance was taken of, centred on the same mean."""
+        """The match if the numerator is the value whose variance was taken, minus its mean; other axes are noted."""
         variance = found.variance
         inner, path = self.strip(numerator)
         wanted = variance.x if found.rms else variance.centred
@@ -232,7 +233,7 @@ class Matcher(Moments):
         return found.add(*path, *nodes, note=note, stored_reciprocal=rounded, error=error)
 
     def _of_another(self, found: Match, nodes: list[onnx.NodeProto], mean: Mean) -> Match | None:
-        """x - mean(x) over the deviation of something of the same shape."""
+        """Near miss: x - mean(x) divided by the deviation of another value of the same shape."""
         shape = self.scope.shape(mean.source)
         if found.excess or shape is None or shape != self.scope.shape(found.variance.x):
             return None
@@ -241,11 +242,11 @@ class Matcher(Moments):
         return found.add(*nodes, note="the variance is that of another value than is divided")
 
     def _root_of(self, n: int, value: float | None) -> bool:
-        """Whether a constant is sqrt(n), as a half type may have it."""
+        """Whether a constant is sqrt(n) up to the rounding of a half type."""
         return value is not None and abs(value - n**0.5) <= 2.0**-10 * n**0.5
 
     def _compensated(self, found: Match) -> Match | None:
-        """Take in the factor sqrt(n) behind a quotient whose deviation was too large; without it it is no norm."""
+        """Match the factor sqrt(n) after a quotient whose deviation was sqrt(n) times too large; None without it."""
         if not found.excess:
             return found
         for user in self.scope.consumers(found.y):
@@ -269,7 +270,7 @@ class Matcher(Moments):
         return None
 
     def _multiplied_by_deviation(self, found: Match) -> Match | None:
-        """(x - mean) * std."""
+        """Near miss: (x - mean) * std."""
         for user, std, path in self.users(found.std):
             if op(user) == "Mul" and not found.reciprocal and not found.rms:
                 other = user.input[1] if user.input[0] == std else user.input[0]
@@ -279,7 +280,7 @@ class Matcher(Moments):
         return None
 
     def _absolute(self, node: onnx.NodeProto) -> Match | None:
-        """(x - mean) / mean(|x - mean|)."""
+        """Near miss: (x - mean) / mean(|x - mean|)."""
         name, nodes = self.strip(node.input[1], SAME | RESHAPERS)
         total, eps = self.made_by(name, "Add"), 0.0
         for a, b in (total.input, reversed(total.input)) if total is not None else ():
@@ -298,7 +299,7 @@ class Matcher(Moments):
         return Match(variance, everything, node.output[0], "", False, eps, kind, near_miss=near or inner.miscount)
 
     def _uncentred(self, found: Match, user: onnx.NodeProto) -> Match | None:
-        """x / std, unless it meets something that is no constant in a sum afterwards: that may be its mean."""
+        """Near miss: x / std. None if a later sum adds a value computed from the mean or std: it may be mean / std."""
         variance = found.variance
         if found.rms or not self.same(user.input[0], variance.x):
             return None
@@ -319,7 +320,7 @@ class Matcher(Moments):
         return found.add(*path, note="x is divided by the deviation, not x - mean")
 
     def _depends(self, name: str, found: Match) -> bool:
-        """Whether a value is computed from the deviation or the mean of a match, as far as is looked."""
+        """Whether a value is computed from the deviation or mean of a match; true if _FARTHEST values leave it open."""
         inside = {out for node in found.nodes for out in node.output if out} - {found.y, found.variance.x}
         pending, seen = [name], set()
         while pending and len(seen) < _FARTHEST:
@@ -333,10 +334,10 @@ class Matcher(Moments):
             seen.add(current)
         return len(seen) >= _FARTHEST
 
-    # -- mean and bias put together before they meet x
+    # -- folded: bias - mean * rstd is computed first, then added to x * rstd
 
     def _folded_mean(self, found: Match, user: onnx.NodeProto) -> Match | None:
-        """x * r + (bias - mean * r), r being rstd or rstd * scale: TensorFlow's batch_normalization."""
+        """x * r + (bias - mean * r), as TensorFlow's batch_normalization computes it; r is rstd or rstd * scale."""
         variance = found.variance
         other = user.input[1] if user.input[0] == found.std else user.input[0]
         if found.rms or not self.same(other, variance.x):
@@ -354,7 +355,7 @@ class Matcher(Moments):
         return None
 
     def _offset(self, name: str, found: Match, negated: bool, depth: int = DEEPEST):
-        """bias - mean * rstd (or mean * rstd if negated) as (bias, nodes, mean)."""
+        """(bias, nodes, mean) if the value is bias - mean * rstd, or mean * rstd if `negated`; bias may be empty."""
         node = self.scope.producer(name)
         if node is None or depth == 0:
             return None
@@ -374,7 +375,7 @@ class Matcher(Moments):
         return None
 
     def _scaled_mean(self, node: onnx.NodeProto, found: Match, negated: bool):
-        """mean * rstd if negated, -mean * rstd if not, as `_offset` gives it."""
+        """As `_offset`, for the product alone: mean * rstd if `negated`, else -mean * rstd."""
         for a, b in (node.input, reversed(node.input)):
             if b != found.std:
                 continue
@@ -392,14 +393,14 @@ class Matcher(Moments):
     # -- after the quotient
 
     def _restored(self, found: Match) -> Match:
-        """Note a standard deviation that lost its axes and never got them back."""
+        """Note a near miss if the deviation lost its reduced axes (keepdims=0) and no node puts them back."""
         variance = found.variance
         before = {id(node) for node in variance.nodes}
         after = any(op(n) in RESHAPERS and id(n) not in before for n in found.nodes)
         return found if variance.reshaped or after else found.add(note=variance.mean.broadcast_trap)
 
     def _affine(self, found: Match) -> Match:
-        """Take in a following multiplication and addition by constants that vary along the row alone."""
+        """Match a following multiplication (scale) and addition (bias) with constants that vary along the row only."""
         for wanted, slot in (("Mul", "scale"), ("Add", "bias")):
             if getattr(found, slot):
                 continue

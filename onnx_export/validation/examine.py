@@ -1,7 +1,7 @@
 """The whole examination of one file, in order: read, find, lint, run, judge, stress, repair.
 
-It runs in a child process (`child`), which is why it takes and reports plain data. After each stage the
-report so far is handed over, so that a crash of the runtime loses no more than the stage it happened in.
+It runs in a child process (`child`) and therefore takes and returns plain data. The report is sent to the parent
+after each stage, so a crash of the runtime loses the results of one stage only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from onnx_export.validation.run import Case, Run
 
 @dataclass(frozen=True)
 class Options:
-    """What a user can choose; see `validation.validate`."""
+    """The options of `validation.validate`, which describes them."""
 
     input: str = ""
     batch: int = 1
@@ -105,7 +105,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
 
 
 def _read(path: str, options: Options, report: ValidationReport, emit) -> onnx.ModelProto | None:
-    """The model, with what stands in the way of running it in the report; None where nothing can be said of it."""
+    """The model, None if it cannot be read. Problems that prevent running it are added to the report."""
     try:
         model = parse(read(path, options.limits), options.limits)
     except (Refused, Unreadable) as error:
@@ -136,7 +136,7 @@ def _read(path: str, options: Options, report: ValidationReport, emit) -> onnx.M
 
 
 def _converted(model: onnx.ModelProto, opset: int, report: ValidationReport) -> onnx.ModelProto:
-    """The model in a newer opset, for operators that its own has not; as it is where that cannot be done."""
+    """The model converted to a newer opset; unchanged if onnx's converter fails."""
     given = opset_versions(model).get("", 0)
     if given >= opset:
         return model
@@ -150,13 +150,13 @@ def _converted(model: onnx.ModelProto, opset: int, report: ValidationReport) -> 
 
 
 def _lint(model: onnx.ModelProto, found: list[Norm], report: ValidationReport) -> str:
-    """Describe the norms and add what can be said without running them; what could not be looked at."""
+    """Describe the norms and add the findings of lint. Returns what could not be examined, empty for nothing."""
     report.findings += lint.lint_model(model)
     for norm in found:
         report.norms.append(_describe(norm))
         try:
             report.findings += list(lint.lint_norm(norm))
-        except Exception as error:  # one norm's trouble is not the others'
+        except Exception as error:  # a failure on one norm must not affect the others
             report.findings.append(_unread(norm.name, error))
     report.findings += [*lint.lint_siblings(found), *lint.lint_unclaimed(model, found)]
     unseen = ("unread", "unproved-claim")
@@ -198,12 +198,12 @@ def _fix(run: Run, cases: list[Case], report: ValidationReport, options: Options
 
 @contextmanager
 def _apart(case: Case, report: ValidationReport) -> Iterator[None]:
-    """Keep what goes wrong with one norm from the verdicts of the others."""
+    """Catch exceptions while one norm is judged, so that the others are still judged."""
     try:
         yield
     except MemoryError:
         raise
-    except Exception as error:  # of onnxruntime, of onnx's evaluator, or ours
+    except Exception as error:  # from onnxruntime, onnx's evaluator or this package
         verdict.not_judged(case.report, f"could not be judged: {type(error).__name__}: {error}")
         report.problem = report.problem or clip(f"{case.norm.name} {case.report.detail}")
 
@@ -259,6 +259,6 @@ def _describe(norm: Norm) -> NormReport:
 
 
 def _hash(norm: Norm, name: str) -> str:
-    """Of a stored scale or bias; "computed" for one that the graph computes."""
+    """Hash of a stored scale or bias; "computed" if the graph computes it, empty if there is none."""
     value = norm.scope.constant(name) if name else None
     return "computed" if name and value is None else value_hash(value)

@@ -28,7 +28,7 @@ def all_findings(report: ValidationReport) -> list[Finding]:
 
 
 def digest(findings: list[Finding]) -> list[Finding]:
-    """Equal findings of several norms as one."""
+    """Merge findings that several norms share into one."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for finding in findings:
         groups.setdefault((finding.level, finding.code, finding.message), []).append(finding.norm)
@@ -42,7 +42,7 @@ def _names(names: list[str]) -> str:
 
 
 def lines(report: ValidationReport) -> Iterator[str]:
-    """One line a norm, one a finding, and the summary; names are never cut."""
+    """One line for each norm and finding, and the summary; names are not shortened."""
     path = printable(report.path)
     for norm in report.norms:
         yield printable(f"{path}: {norm.verdict}: {norm.name}: {_facts(norm)}")
@@ -61,7 +61,7 @@ def _facts(norm: NormReport) -> str:
 
 
 def github(report: ValidationReport) -> Iterator[str]:
-    """Workflow commands that GitHub shows at the file."""
+    """GitHub workflow commands, which show as annotations of the file."""
     for finding in digest(all_findings(report)):
         about = f"{finding.norm}: " if finding.norm else ""
         file, title = _escaped(report.path, ",:"), _escaped(f"cnorm {finding.code}", ",:")
@@ -75,7 +75,7 @@ def _escaped(text: str, more: str = "") -> str:
 
 
 def sarif(reports: list[ValidationReport]) -> str:
-    """SARIF 2.1.0, one result a finding."""
+    """SARIF 2.1.0, one result for each finding."""
     results = []
     rules: dict[str, None] = {}
     for report in reports:

@@ -1,4 +1,4 @@
-"""The report as one static HTML page: no script, no other file, every string from the model escaped."""
+"""The report as one static HTML page without scripts or other files; every string from the model is escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a norm, or likely to go wrong, without running it."""
+"""Findings about norms that need no run of the model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def lint_siblings(norms: list[Norm]) -> Iterator[Finding]:
 
 
 def lint_unclaimed(model: onnx.ModelProto, norms: list[Norm]) -> Iterator[Finding]:
-    """The ingredients of norms that no norm was made of: what the finder passed over can be seen."""
+    """A note on square roots and means that are part of no recognised norm: some may be norms that were not found."""
     claimed = {id(node) for norm in norms for node in norm.nodes}
     kinds = Counter(op(node) for scope in scopes(model) for node in scope.nodes if id(node) not in claimed)
     roots, means = kinds["Sqrt"] + kinds["ReduceL2"], kinds["ReduceMean"]
@@ -90,7 +90,7 @@ def lint_norm(norm: Norm) -> Iterator[Finding]:
 
 
 def _epsilon(norm: Norm, finding) -> Iterator[Finding]:
-    level = "warning" if norm.near_miss and not norm.claimed else "error"  # a near miss may be meant
+    level = "warning" if norm.near_miss and not norm.claimed else "error"  # a near miss may be intended as it is
     if isnan(norm.eps):
         yield finding("error", "eps-nan", "eps is NaN: every result will be NaN")
     elif norm.eps < 0:
@@ -119,7 +119,7 @@ def _shapes(norm: Norm, finding) -> Iterator[Finding]:
 
 
 def trap_of(norm: Norm) -> str:
-    """Which of the graph shapes that optimisers get wrong this is, empty for none."""
+    """The key in `traps.TRAPS` of the pattern that this norm has, empty for none."""
     if norm.operator:
         producer = norm.scope.producer(norm.x)
         scale = norm.scope.shape(norm.scale)
@@ -127,12 +127,12 @@ def trap_of(norm: Norm) -> str:
         if producer is not None and producer.op_type == "Add" and several and scale is not None and len(scale) == 1:
             return norm.operator.trap_behind_add
         return ""
-    # the fusion wants a power, and a scale as long as the row
+    # onnxruntime's fusion matches only with a Pow and a scale
     if not norm.scale or not any(n.op_type == "Pow" for n in norm.nodes):
         return ""
     if "exponent" in norm.near_miss:
         return "exponent"
     if "keepdims" in norm.near_miss:
         return "keepdims"
-    # where eps is what the optimiser puts in its place, nothing changes
+    # harmless if eps equals the default 1e-5 that the fusion puts in its place
     return "eps-first" if norm.eps_first and abs(norm.eps - 1e-5) > 1e-9 else ""

@@ -1,4 +1,4 @@
-"""Hold the norms of a file against those of another: its original, or an earlier run."""
+"""Compare the norms of a file with a reference: those of its original, or of an earlier run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAME_EPS = 1e-6  # relative: the same number stored as float16, float32 or floa
 
 
 def value_hash(value: np.ndarray | None) -> str:
-    """Of a scale or bias: of its numbers in float64, without axes of length 1; empty for none."""
+    """Hash of a scale or bias: of its values in float64 and its shape without axes of length 1; empty for none."""
     if value is None:
         return ""
     flat = np.squeeze(np.asarray(value).astype("<f8"))
@@ -28,7 +28,7 @@ def value_hash(value: np.ndarray | None) -> str:
 
 
 def facts(norms: list[NormReport]) -> list[dict[str, Any]]:
-    """What a lock file holds of each norm."""
+    """The facts about a norm that a lock file stores."""
     return [{"name": norm.name} | {name: getattr(norm, name) for name in _FIELDS} for norm in norms]
 
 
@@ -53,9 +53,9 @@ def read_lock(text: str) -> list[dict[str, Any]]:
 
 
 def compare(norms: list[dict[str, Any]], reference: list[dict[str, Any]]) -> Iterator[Finding]:
-    """Findings for each norm that is missing, extra or another than in the reference.
+    """A finding for each norm that is missing, extra or different from the reference.
 
-    Norms are matched in order: by name where most names are shared, else by what they are.
+    Norms are matched in order: by name if most names occur in both, else by their other facts.
     """
     if len(norms) != len(reference):
         yield Finding("error", "like-count", f"{len(norms)} norms, the reference has {len(reference)}")

@@ -1,4 +1,4 @@
-"""Means and second moments in primitive operators: the statistics a norm begins with."""
+"""Recognise means and second moments in primitive operators, the statistics of decomposed norms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx_export.operators import LAYER, RMS, Formula
 from onnx_export.validation.graph import attribute, unit_roundoff
 from onnx_export.validation.values import RESHAPERS, SAME, Values, op
 
-# Steps from a variance to its root. A hostile file could take thousands, with two ways at each.
+# Limit on recursion between a variance and its root: an untrusted file may have thousands of steps, two branches each.
 DEEPEST = 5
 _SUMS = ("ReduceSum", "ReduceSumSquare")
 KEEPDIMS = "keepdims=0: the statistic broadcasts along the wrong axis"
@@ -24,13 +24,13 @@ class Mean:
     Attributes
     ----------
     total : bool
-        Whether it is not divided by n yet.
+        Whether it is the sum, not yet divided by n.
     reshaped : bool
-        Whether the reduced axes may have been put back.
+        Whether a change of shape after it may have put the reduced axes back.
     stored_reciprocal : bool
         Whether it is a sum times a stored 1/n.
     miscount : str
-        What the sum is divided by, where that is not n.
+        Message if the sum is divided by a constant other than n, else empty.
     """
 
     source: str
@@ -45,7 +45,7 @@ class Mean:
 
     @property
     def broadcast_trap(self) -> str:
-        """What goes wrong beside its source without the reduced axes; empty when nothing does."""
+        """How the mean, without its reduced axes, broadcasts wrongly against its source; empty if it does not."""
         leading = self.axes is None or self.axes == tuple(range(len(self.axes)))
         return "" if self.keepdims or self.reshaped or leading else KEEPDIMS
 
@@ -57,14 +57,14 @@ class Variance:
     Attributes
     ----------
     centred : str
-        The value x - mean, empty where it is not formed for the variance.
+        The value x - mean, empty if the variance is computed without it.
     form : {"centred", "one-pass"}
     mean : Mean
         The outer mean, of the squares.
     reshaped : bool
         Whether the reduced axes may have been put back on the way to the square root.
     error : bool
-        Whether the near miss is one that nobody means.
+        Whether the near miss is certainly a mistake.
     """
 
     x: str
@@ -80,17 +80,17 @@ class Variance:
     floor: float = 0.0
 
     def through(self, nodes: list[onnx.NodeProto], note: str = "", **changes) -> Variance:
-        """The same some nodes on; the first note stays."""
+        """The variance after further nodes. `note` becomes the near miss if there is none yet."""
         reshaped = self.reshaped or any(op(node) in RESHAPERS for node in nodes)
         near = self.near_miss or note
         return replace(self, nodes=(*self.nodes, *nodes), reshaped=reshaped, near_miss=near, **changes)
 
 
 class Moments(Values):
-    """Recognises statistics, backwards from their results."""
+    """Recognises statistics, walking backwards from their results."""
 
     def mean(self, name: str) -> Mean | None:
-        """The mean that a value is, changes of shape after it included."""
+        """The mean that a value holds, also after changes of shape; None if it is no mean."""
         inner, path = self.strip(name, SAME | RESHAPERS)
         node = self.scope.producer(inner)
         if node is None:
@@ -105,14 +105,14 @@ class Moments(Values):
         return self._divided_sum(node, path, reshaped) if op(node) in ("Mul", "Div") else None
 
     def total(self, name: str) -> Mean | None:
-        """The sum of squares that a value is."""
+        """The sum of squares that a value holds, None if it is none."""
         inner, path = self.strip(name, SAME | RESHAPERS)
         node = self.made_by(inner, *_SUMS, "ReduceL2", "Einsum")
         found = node and self._reduction(node, path, any(op(n) in RESHAPERS for n in path))
         return replace(found, total=True) if found else None
 
     def _divided_sum(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
-        """A sum over n, or times 1/n; n may be computed from shapes."""
+        """The mean computed as a sum divided by n or multiplied by 1/n; n may be computed from shapes."""
         for a, b in (node.input, reversed(node.input)):
             factor = self.scalar(b)
             counted = factor is None and self.counted(b)
@@ -147,7 +147,7 @@ class Moments(Values):
         return self._before_unsqueeze(found)
 
     def _reduced_axes(self, node: onnx.NodeProto) -> tuple[int, ...] | None:
-        """The axes of a reduction, empty for all of them, None where the file does not say."""
+        """The axes of a reduction, empty for all axes, None if they are not fixed in the file."""
         axes = attribute(node, "axes", ())
         if not axes and len(node.input) > 1 and node.input[1]:
             value = self.scope.constant(node.input[1])
@@ -191,7 +191,7 @@ class Moments(Values):
         return self._before_unsqueeze(Mean(source, axes, True, (*casts, node, *path), reshaped=reshaped))
 
     def _of_means(self, found: Mean | None) -> Mean | None:
-        """The mean over some axes of a mean over others is one over both."""
+        """Merge nested means: the mean over some axes of a mean over others is the mean over both."""
         inner = found and not found.squared and self.mean(found.source)
         if not inner or not inner.keepdims or inner.axes is None or found.axes is None:
             return found
@@ -208,7 +208,7 @@ class Moments(Values):
         )
 
     def _before_unsqueeze(self, found: Mean) -> Mean:
-        """A mean of an unsqueezed value as one of that value, its axes counted without those of length 1."""
+        """Restate a mean of an unsqueezed value as a mean of the value before Unsqueeze, with axes renumbered."""
         node = self.made_by(found.source, "Unsqueeze")
         shape = self.scope.shape(found.source)
         if node is None or shape is None or found.axes is None:
@@ -230,9 +230,9 @@ class Moments(Values):
         if not count:
             return ""
         stored = self.narrowest(factor, self.strip(factor)[0])
-        unit = max(unit_roundoff(stored), 2.0**-50)  # of float64, our own arithmetic here is the coarser
+        unit = max(unit_roundoff(stored), 2.0**-50)  # float64 constants: the arithmetic here rounds more
         unbiased = abs(divisor - count + 1) < abs(divisor - count)
-        # n may have been rounded before 1/n was, but a divisor nearer to n - 1 has to be 1/n to the last digit
+        # two roundings, of n and of 1/n; one only if the divisor is nearer to n - 1, lest n - 1 pass for n
         if divisor > 0 and 1 - min(divisor / count, count / divisor) <= (1 if unbiased else 2) * unit:
             return ""
         kind = " (unbiased)" if abs(divisor - count + 1) <= 2 * unit * count else ""
@@ -241,7 +241,7 @@ class Moments(Values):
     # -- squares
 
     def power(self, name: str) -> tuple[str, float, list[onnx.NodeProto]] | None:
-        """(base, exponent, nodes) of base^exponent."""
+        """(base, exponent, nodes) if the value is base^exponent."""
         inner, path = self.strip(name, SAME | RESHAPERS)
         node = self.scope.producer(inner)
         if node is None:
@@ -256,7 +256,7 @@ class Moments(Values):
         return base, exponent, [*path, node, *more]
 
     def second_moment(self, name: str) -> tuple[str, float, Mean, list[onnx.NodeProto]] | None:
-        """(base, exponent, mean, nodes) of mean(base^exponent)."""
+        """(base, exponent, mean, nodes) if the value is mean(base^exponent)."""
         mean = self.mean(name) or self.total(name)
         if mean is None:
             return None
@@ -270,7 +270,7 @@ class Moments(Values):
         return base, exponent, mean, [*nodes, *mean.nodes]
 
     def centred(self, name: str) -> tuple[str, Mean, list[onnx.NodeProto]] | None:
-        """(x, mean, nodes) of x - mean(x)."""
+        """(x, mean, nodes) if the value is x - mean(x)."""
         inner, path = self.strip(name)
         node = self.made_by(inner, "Sub", "Add")
         if node is None:
@@ -292,12 +292,12 @@ class Moments(Values):
     # -- variances
 
     def variance(self, name: str, depth: int = DEEPEST) -> Variance | None:
-        """The second moment that a value is, with what has been done to it since."""
+        """The second moment that a value holds, also after a clamp, a square root and square, or a rescaling."""
         inner, path = self.strip(name, SAME | RESHAPERS)
         node = self.scope.producer(inner)
         if node is None or depth == 0:
             return None
-        if op(node) in ("Max", "Relu", "Clip"):  # rounding can leave a small negative difference
+        if op(node) in ("Max", "Relu", "Clip"):  # clamped because rounding can make E[x^2] - E[x]^2 negative
             return self._clamped_variance(node, path, depth)
         root = self._squared_root(node)
         if root is not None:
@@ -312,7 +312,7 @@ class Moments(Values):
         return moment and self._two_pass(moment, path)
 
     def _squared_root(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
-        """The Sqrt whose result a node squares."""
+        """The Sqrt whose result `node` squares, else None."""
         twice = op(node) == "Mul" and node.input[0] == node.input[1]
         twice = twice or (op(node) == "Pow" and self.scalar(node.input[1]) == 2)
         return self.made_by(node.input[0], "Sqrt") if twice else None
@@ -338,10 +338,10 @@ class Moments(Values):
         """mean((x - mean(x))^2), or mean(x^2)."""
         base, exponent, mean, nodes = moment
         near = mean.miscount or ("" if exponent == 2 else f"the exponent is {exponent:g}, not 2")
-        error = exponent % 2 != 0  # odd powers and fractions of negative deviations; an even one may be meant
+        error = exponent % 2 != 0  # odd or fractional powers of a deviation are a mistake; an even one may be intended
         centred = self.centred(base)
         if centred is None:
-            if exponent != 2:  # x / sqrt(mean(x^p)): nothing was plausibly meant
+            if exponent != 2:  # x / sqrt(mean(x^p)) resembles no norm
                 return None
             found = Variance(base, "", RMS, "centred", mean, tuple(nodes), near)
             return replace(found, stored_reciprocal=mean.stored_reciprocal).through(path)

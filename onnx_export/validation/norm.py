@@ -1,4 +1,4 @@
-"""One norm of a graph: what it is made of, what it is called and what it claims."""
+"""One norm of a graph: its nodes, its parameters and its name, and whether the file calls it a layer norm."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _LONGEST_NAME = 250
 
 @dataclass(eq=False, kw_only=True)
 class Norm:
-    """One norm, or something that looks like one.
+    """One norm, or a near miss: arithmetic that resembles a norm.
 
     Attributes
     ----------
     scope : Scope
-        The graph it lies in.
+        The graph that contains it.
     nodes : list of onnx.NodeProto
         The nodes it consists of.
     operator : Operator or None
         None for a norm in primitive operators.
     formula : Formula
     variance : {"centred", "one-pass", "operator"}
-        How the second moment is formed; "operator" leaves it to the runtime.
+        How the file computes the variance; "operator" leaves it to the runtime.
     x, y : str
         Value normalised and result. Of a Skip or Embed operator `x` is the first of its inputs.
     axes : tuple of int or None
@@ -40,17 +40,18 @@ class Norm:
     scale, bias : str
         Value names, empty where absent.
     near_miss : str
-        Why it is no layer norm although one was plausibly meant; empty for a norm.
+        Why it is not a layer norm although it resembles one; empty for a norm.
     error : bool
-        Whether the near miss is one that nobody means.
+        Whether the near miss is certainly a mistake.
     eps_first : bool
-        Whether the file says eps + var; it is the same sum, but not to every optimiser.
+        Whether eps is the first operand of the Add. The sum is the same, but some fusions then use another eps.
     stored_reciprocal : bool
-        Whether a mean is a sum times a stored 1/n, or a root one of a sum over a stored sqrt(n), which are rounded.
+        Whether a mean is a sum times a stored 1/n, or a root is divided by a stored sqrt(n): both constants are
+        rounded.
     floor : float
-        What the variance is not allowed below; 0 unless the file says otherwise.
+        Lower limit (clamp) of the variance or deviation; 0 for none.
     folded : bool
-        Whether mean and bias are put together before they meet x.
+        Whether it is computed as x * f + (bias - mean * f), where f is rstd or rstd * scale.
     """
 
     scope: Scope
@@ -84,12 +85,12 @@ class Norm:
 
     @property
     def terms(self) -> list[str]:
-        """The values whose sum is the rows."""
+        """The values whose sum is normalised."""
         return self.operator.terms(self.nodes[0]) if self.operator else [self.x]
 
     @property
     def function(self) -> str:
-        """The local function it came from, empty for none."""
+        """Name of the local function that its nodes were inlined from, empty for none."""
         for prop in self.nodes[0].metadata_props:
             if prop.key == FUNCTION_KEY:
                 return prop.value.partition("\n")[0]
@@ -97,24 +98,24 @@ class Norm:
 
     @property
     def claimed(self) -> bool:
-        """Whether the file says in so many words that this is a layer norm."""
+        """Whether the file names it a layer norm: by the operator, or by the name of the local function."""
         return self.operator is not None or claims(self.function)
 
 
 def claims(name: str) -> bool:
-    """Whether a function of this name says that it is a layer norm."""
+    """Whether the name of a function contains "LayerNorm", in any spelling."""
     return "layernorm" in name.lower().replace("_", "")
 
 
 def unproved_claims(model: onnx.ModelProto, norms: list[Norm]) -> list[str]:
-    """Functions of a model, not inlined yet, that are used and named LayerNorm and hold nothing like one.
+    """Names of functions that are called, are named LayerNorm, and in which no norm or near miss was found.
 
     Parameters
     ----------
     model : onnx.ModelProto
-        With its functions marked.
+        Before inlining, after `mark_functions`.
     norms : list of Norm
-        Found in it once it was inlined.
+        Found in the inlined model.
     """
     names = {function_key(f.name, f.domain): f.name for f in model.functions}
     callers: dict[str, set[str]] = defaultdict(set)
@@ -134,7 +135,7 @@ def unproved_claims(model: onnx.ModelProto, norms: list[Norm]) -> list[str]:
 
 
 def _name(norm: Norm) -> str:
-    """The module path that exporters leave in node names, or else the name of a node or of the result."""
+    """The module path common to the names of its nodes, which exporters write; else the name of a node or of y."""
     if norm.operator:
         return norm.nodes[0].name or norm.y
     names = [n.name for n in norm.nodes if n.name and "/" in n.name.strip("/")]

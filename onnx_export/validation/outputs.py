@@ -1,4 +1,4 @@
-"""The outputs of the whole model: unoptimised, optimised, and as a framework gives them."""
+"""Compare the outputs of the whole model: unoptimised, optimised, and given by a framework."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from onnx_export.validation import inputs
 from onnx_export.validation.report import Finding
 from onnx_export.validation.run import Run
 
-# Of the largest element of an output: float32 rounds by less, a model wired or weighted wrongly is off by more. Half
-# types round a thousand times coarser.
+# Tolerance relative to the largest element of an output: float32 rounding is smaller, the error of wrong connections or
+# weights larger. Half types round a thousand times coarser.
 _AGREE = {2: 5e-2}
 _AGREE_OTHERS = 1e-3
 
 
 def compare(run: Run, file: str) -> Iterator[Finding]:
-    """Hold the outputs of the unoptimised and the optimised model against an .npz file; note how far the two drift.
+    """Compare the outputs of the unoptimised and the optimised model with an .npz file, and with each other.
 
     Raises
     ------
     Unreadable
-        If the file is no such file or has other names than the outputs.
+        If it is no .npz file, or its names are not those of the outputs.
     """
     names = [value.name for value in run.model.graph.output]
     wanted = inputs.read(file, names) if file else {}
@@ -55,7 +55,7 @@ def _outputs(run: Run, level: str, names: list[str]) -> list[np.ndarray]:
 
 
 def _apart(value: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
-    """The largest difference and the largest expected element; infinitely far where shapes or NaN differ."""
+    """(largest difference, largest expected element); the difference is infinite if shapes or NaN positions differ."""
     if value.shape != expected.shape or value.dtype.kind not in "fiub":
         return np.inf, 1.0
     if not value.size:

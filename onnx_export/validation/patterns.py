@@ -1,8 +1,8 @@
-"""Find the layer norms of a graph: by operator name, and by the shape of their arithmetic.
+"""Find the layer norms of a graph: by operator name, and by pattern matching for norms in primitive operators.
 
-A decomposed norm is found from its square root outwards: `moments` goes back through var + eps to the statistics and
-the value they are taken over, `decomposed` forward through the division to scale and bias. The match proposes;
-whether the nodes really compute the norm is decided in float64 by `judge`.
+Matching of a decomposed norm starts at its square root: `moments` walks back through var + eps to the statistics and
+the value they are taken over, `decomposed` walks forward through the division to scale and bias. A match is only a
+candidate: `judge` evaluates its nodes in float64 and decides whether they compute the norm.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def find(model: onnx.ModelProto, trouble: Callable[[str, Exception], None] | Non
     Parameters
     ----------
     model : onnx.ModelProto
-        Best after shape inference, with local functions inlined: without types and ranks less can be said.
+        Preferably after shape inference and inlining of local functions: fewer norms are found without types and ranks.
     trouble : callable, optional
-        Told the name of a node that could not be looked at, and why; by default that is raised.
+        Called with the name of a node whose matching failed, and the exception; by default the exception is raised.
     """
     return [norm for scope in scopes(model) for norm in _find_in(scope, trouble)]
 
@@ -38,7 +38,7 @@ def _find_in(scope: Scope, trouble: Callable[[str, Exception], None] | None) -> 
     for node in scope.nodes:
         try:
             norm = _by_name(scope, node) or matcher.match(node)
-        except Exception as error:  # a failure on an untrusted file costs one norm, not the report
+        except Exception as error:  # untrusted input: a failure costs one norm, not the report
             if trouble is None or isinstance(error, MemoryError):
                 raise
             trouble(node.name or node.output[0], error)

@@ -12,12 +12,12 @@ from cnorm.text import printable
 SCHEMA = 1
 VERDICTS = ("ok", "risky", "inaccurate", "wrong", "not exercised")
 SOUND, UNSOUND, CANNOT, REFUSED = 0, 1, 2, 3
-MOST_RATIO = 1e12  # of error and bound in a plot; there are NaN and infinities beyond
+MOST_RATIO = 1e12  # largest error / bound in a plot, in place of larger values and infinity
 
 
 @dataclass
 class Finding:
-    """Something the graph shows without being run, or a fact about the runtime.
+    """An observation about the file, a norm or the runtime, apart from the verdicts.
 
     Attributes
     ----------
@@ -37,26 +37,26 @@ class Finding:
 
 @dataclass
 class NormReport:
-    """One norm and what became of it. Fields up to `near_miss` are those of `patterns.Norm`.
+    """One norm and its verdict. Fields up to `near_miss` describe the `norm.Norm`.
 
     Attributes
     ----------
     verdict : {"ok", "risky", "inaccurate", "wrong", "not exercised"}
     blame : {"", "file", "kernel", "optimiser"}
     detail : str
-        One sentence for people.
+        The reason for the verdict, in one sentence.
     error, bound : float or None
-        Largest error against float64 where it is largest relative to its bound, and that bound.
+        Error against float64, and its bound, at the element where their ratio is largest.
     conditioning : float or None
         Largest max|x| / sqrt(var + eps) of a row seen in the run.
     became : str
-        What the optimiser made of it, as operator names.
+        The operator that the optimiser made of it.
     risks : list of str
-        Stress families that failed.
+        Families of stress rows on which it failed.
     points : list of [float, float, str]
-        Conditioning and error/bound of tapped and stressed rows, and where they come from, for the plot.
+        (conditioning, error / bound, origin) of tapped and stress rows, for the plot.
     scale_hash, bias_hash : str
-        Of the stored values, "computed" where the graph computes them, empty where there are none.
+        Hashes of the stored values; "computed" if the graph computes them, empty if there are none.
     """
 
     name: str
@@ -86,7 +86,7 @@ class NormReport:
 
 @dataclass(repr=False)
 class ValidationReport:
-    """All that is known about one file. True in a condition if `ok`; `print` shows the table.
+    """The result for one file. True in a condition if `ok`; `print` shows the table.
 
     Attributes
     ----------
@@ -96,13 +96,13 @@ class ValidationReport:
     problem : str
         Why the file could not be (wholly) validated, empty when it could.
     refused : bool
-        Whether the problem is one of safety.
+        Whether the file was refused as unsafe.
     versions : dict of str to str
         Of onnx and onnxruntime.
     fixed : list of str
         What `--fix` did, one sentence per norm.
     external_data : list of str
-        Files beside the model that its tensors lie in, read or not.
+        Paths of the external data files that the model names, whether they were read or not.
     """
 
     path: str

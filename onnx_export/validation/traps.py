@@ -1,4 +1,4 @@
-"""Graph shapes that onnxruntime's optimiser is known to miscompute, each measured on the installed version."""
+"""Graph patterns that some versions of onnxruntime's optimiser miscompute, each tested on the installed version."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAPS = {
 
 @cache
 def miscomputes(trap: str) -> bool:
-    """Whether the installed onnxruntime gets a small model of this shape wrong; measured, not looked up."""
+    """Whether the installed onnxruntime miscomputes a small model of this pattern, by running it."""
     model, feeds = trap_model(trap)
     try:
         plain, optimised_ = (Session(model, level).run(["y"], feeds)[0] for level in ("off", "all"))
@@ -31,7 +31,7 @@ def miscomputes(trap: str) -> bool:
 
 
 def trap_model(trap: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A small model of a graph shape that optimisers have got wrong, and an input for it."""
+    """A small model of one of the patterns, and an input for it."""
     rng = np.random.default_rng(0)
     constants = {"eps": np.float32(0.1), "power": np.float32(4 if trap == "exponent" else 2)}
     constants |= {"scale": rng.normal(size=4).astype(np.float32), "bias": np.zeros(4, np.float32)}
