@@ -24,7 +24,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma and Ba, arXiv:1412.6980, Algorithm 1), float32, with the gradient's norm clipped before.
+    """Adam (Kingma and Ba, arXiv:1412.6980, Algorithm 1), float32; the gradient's norm can be clipped first.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Adam:
 
 @dataclass(frozen=True)
 class SGD:
-    """Gradient descent, float32, with momentum as PyTorch has it: v = momentum v + g, w -= lr v.
+    """Gradient descent, float32, with momentum as in PyTorch: v = momentum v + g, w -= lr v.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class SGD:
     momentum : float
         In [0, 1).
     clip : float, optional
-        As `Adam`.
+        As in `Adam`.
     """
 
     lr: float = 1e-2
@@ -98,15 +98,16 @@ def _check_clip(value):
 
 
 class Learner:
-    """A stream that remembers its last steps and learns from them. One thread at a time.
+    """A stream that can be trained: it stores its last steps and backpropagates through them. One thread at a time.
 
     Parameters
     ----------
     model : Model
-        Where to start; it is not changed. No bidirectional layers.
+        The initial weights; the model itself is not changed. It must have no bidirectional layers.
     optimizer : Adam or SGD
     truncate : int
-        How many steps back a gradient goes at most; also how many are remembered between two calls of `learn`.
+        The most steps through which a gradient is propagated; also the most that are stored between two calls of
+        `learn`.
 
     Attributes
     ----------
@@ -125,7 +126,7 @@ class Learner:
     def __init__(self, model: Model, optimizer: Adam | SGD | None = None, *, truncate: int = 32) -> None:
         if not isinstance(model, Model):
             raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
-        model.stream()  # or says why there is none
+        model.stream()  # raises if the model can't be streamed
         if model.weights != "float32":
             raise ValueError(f"model must have float32 weights to learn, got {model.weights}")
         optimizer = Adam() if optimizer is None else optimizer
@@ -143,10 +144,10 @@ class Learner:
         self._moments = [np.zeros_like(self._parameters.values) for _ in range(optimizer.moments)]
         self._powers = [1.0, 1.0]
         self._end = self.remembered = 0
-        self._from_start = True  # the first remembered step began at the initial state
+        self._from_start = True  # whether the first remembered step started from the initial state
 
     def step(self, x: np.ndarray) -> np.ndarray:
-        """One step, with the bits of `Stream.step` of `model()`; remembered for `learn`.
+        """One step, with the same bits as `Stream.step` of `model()`; it is stored for `learn`.
 
         Parameters
         ----------
@@ -159,7 +160,7 @@ class Learner:
         Raises
         ------
         TypeError, ValueError
-            For another dtype or shape; nothing has moved then.
+            For another dtype or shape; the learner is then unchanged.
         """
         x = _checked(x, "x", (self.input_size,))
         if self._end == 2 * self.truncate:
@@ -177,15 +178,17 @@ class Learner:
         return y
 
     def learn(self, dy: np.ndarray | None = None, *, loss: str | None = None, target: Any = None) -> float | None:
-        """Go back through the remembered steps and update the weights; the state goes on, the memory is empty then.
+        """Backpropagate through the remembered steps and update the weights.
+
+        The state stays as it is; the steps are forgotten.
 
         Parameters
         ----------
         dy : ndarray, shape (output_size,) or (k, output_size), float32
-            The loss's gradient of the last output, or of the last k.
+            The gradient of the loss with respect to the last output, or to the last k.
         loss : "cross_entropy" or "squared_error"
-            Instead of `dy`: the softmax cross-entropy of the last outputs, or half the squared error, each the mean
-            over the k steps that `target` is for.
+            Given instead of `dy`: the softmax cross-entropy of the last k outputs, or half their squared error, as the
+            mean over the k steps that `target` is for.
         target : int, sequence of k ints, or ndarray of shape (output_size,) or (k, output_size), float32
             The classes, or the wanted outputs.
 
@@ -197,10 +200,10 @@ class Learner:
         Raises
         ------
         TypeError, ValueError
-            For wrong arguments: nothing has changed then.
+            For wrong arguments; the learner is then unchanged.
         FloatingPointError
-            For a gradient that is not finite; it names the tensor. Weights, optimiser and state are as before, the
-            remembered steps are forgotten.
+            For a gradient that is not finite; the message names the tensor. Weights, optimiser and state are unchanged,
+            but the remembered steps are forgotten.
         """
         if (dy is None) == (loss is None):
             raise TypeError("learn takes either dy or loss and target")
@@ -240,7 +243,7 @@ class Learner:
         parameters.load_into(self._tape)
 
     def _last(self, dy, name: str) -> np.ndarray:
-        """dy as [k, outputs], checked."""
+        """dy, or target, as an array [k, outputs], checked."""
         rows = np.asarray(dy)
         rows = rows[None] if rows.ndim == 1 else rows
         k = len(rows) if rows.ndim == 2 else 0
@@ -276,17 +279,17 @@ class Learner:
         return value, share / np.float32(k)
 
     def model(self) -> Model:
-        """The model as it is now, immutable; the learner goes on without it."""
+        """A model with the present weights; it does not change when the learner goes on."""
         return Model(layers_from(self._configuration, self._parameters.arrays))
 
     def reset(self) -> None:
-        """Put the state back to its start and forget the remembered steps."""
+        """Set the state to the initial state and forget the remembered steps."""
         self._tape.start()
         self._forget()
         self._from_start = True
 
     def save(self) -> bytes:
-        """Everything, as the bytes of a safetensors file: weights, optimiser, state and remembered steps.
+        """Weights, optimiser, state and remembered steps, as the bytes of a safetensors file.
 
         Returns
         -------
@@ -307,11 +310,11 @@ class Learner:
         tensors |= {f"moment.{i}": moment for i, moment in enumerate(self._moments)}
         tensors |= {"state": self._tape.state, "tape": self._tape.memory, "outputs": self._outputs}
         tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-        return safetensors.numpy.save(tensors, {SAVED: json.dumps(settings)})  # several would be in any order
+        return safetensors.numpy.save(tensors, {SAVED: json.dumps(settings)})  # more keys have no fixed order
 
     @classmethod
     def restore(cls, saved: bytes) -> Learner:
-        """The learner that `save` wrote: it goes on with the same bits.
+        """The learner that `save` wrote; it continues with the same bits.
 
         Parameters
         ----------
@@ -341,7 +344,7 @@ class Learner:
         return learner
 
     def _take(self, tensors, settings):
-        """What is no weight, from tensors and settings that may be anybody's."""
+        """Set everything except the weights from untrusted tensors and settings."""
         into = {"state": self._tape.state, "tape": self._tape.memory, "outputs": self._outputs}
         into |= {f"moment.{i}": moment for i, moment in enumerate(self._moments)}
         for name, array in into.items():
@@ -364,7 +367,7 @@ def softmax(y: np.ndarray) -> np.ndarray:
     s = _core.sigmoid(y - y.max(-1, keepdims=True))
     e = s / (1 - s)
     total = np.zeros(e.shape[:-1], np.float32)
-    for column in np.moveaxis(e, -1, 0):  # in order: NumPy's own sum depends on the processor
+    for column in np.moveaxis(e, -1, 0):  # in a fixed order: the order of NumPy's sum depends on the processor
         total = total + column
     return e / total[..., None]
 

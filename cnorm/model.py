@@ -21,7 +21,7 @@ from cnorm.text import clip, message_of
 
 __all__ = ["Model", "demo_model", "load"]
 
-PANEL_FLOATS = 1 << 28  # panels have 32 rows: a file of single ones could fill the memory
+PANEL_FLOATS = 1 << 28  # 1 GiB; panels have 32 rows, so a file of many matrices of one row could fill the memory
 SHOWN_LAYERS = 6
 
 
@@ -43,7 +43,7 @@ class Model:
     TypeError
         If an element is not a layer.
     ValueError
-        If there is none, or the sizes do not fit.
+        If there is no layer, or the sizes do not fit.
 
     Examples
     --------
@@ -58,9 +58,9 @@ class Model:
         self._layers = layers = chained(layers)
         self._input_size, self._output_size = ends(layers)
         self._identity = identity(layers)
-        self._parts = []  # run one after the other: a network, or one for each direction of a bidirectional layer
+        self._parts = []  # lists run in order: one network, or the two directions of a bidirectional layer
         cells = 0
-        self._original: Model | None = None  # before it was rounded
+        self._original: Model | None = None  # the float32 model that this one was rounded from
         size = self._input_size
         for bidirectional, group in itertools.groupby(layers, lambda layer: isinstance(layer, Bidirectional)):
             for part in ([layer] for layer in group) if bidirectional else [list(group)]:
@@ -74,7 +74,7 @@ class Model:
                 self._check_panels()
 
     def _check_panels(self) -> None:
-        """All networks together must not take far more than their weights, as each alone must not."""
+        """Refuse layers whose packed panels take far more memory than their weights; `Network` checks only itself."""
         networks = [network for part in self._parts for network in part]
         packed, weights = sum(one.nbytes for one in networks), sum(one.macs for one in networks)
         if packed > 4 * max(PANEL_FLOATS, 8 * weights):
@@ -97,42 +97,42 @@ class Model:
 
     @property
     def identity(self) -> bytes:
-        """SHA-256 of configuration and weights, 32 bytes: models of one identity can take over each other's streams."""
+        """SHA-256 of configuration and weights, 32 bytes. A model of the same identity can restore a saved stream."""
         return self._identity
 
     @property
     def weights(self) -> str:
-        """ "float32", or what the large matrices are rounded to: "float16" or "int8"."""
+        """The type of the large matrices: "float32", or "float16" or "int8" if they were rounded."""
         return weight_type(self._layers)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the packed matrices: what one step reads."""
+        """Bytes of the packed matrices, all of which a step reads."""
         return sum(network.nbytes for part in self._parts for network in part)
 
     def with_weights(self, weights: str, *, keep_original: bool = False) -> Model:
-        """The same model with its large matrices rounded, which a step at batch size 1 reads in less time.
+        """The same model with its large matrices rounded, so that a step at batch size 1 reads fewer bytes.
 
         "int8": one scale per output, inputs rounded to 14 bits at each step, exact integer sums; the same bits on every
         machine. "float16": float32 sums. Matrices of less than 32768 weights stay float32. Gains, biases, gates, states
-        and norms are float32 as they are. docs/numerics.md has the errors.
+        and norms stay float32. docs/numerics.md has the errors.
 
         Parameters
         ----------
         weights : {"int8", "float16", "float32"}
         keep_original : bool
-            Keep a reference to this model, so that ``with_weights`` of the result gives any type.
+            Keep a reference to this model, so that the result can be converted to any type by ``with_weights``.
 
         Returns
         -------
         Model
-            This one if its weights are of this type. The streams of one do not go on in the other, unless you move
-            their state: ``other.set_state(stream.state())``.
+            This model if its weights are of this type. A saved stream of one can't be restored by the other; copy its
+            state instead: ``other.set_state(stream.state())``.
 
         Raises
         ------
         ValueError
-            For another type, float16 weights beyond 65504, or a rounded model whose original was not kept.
+            For another type, weights beyond 65504 for float16, or a rounded model whose original was not kept.
         """
         if weights not in WEIGHT_TYPES:
             raise ValueError(f"weights must be one of {', '.join(WEIGHT_TYPES)}, got {weights!r}")
@@ -150,13 +150,13 @@ class Model:
         return model
 
     def stream(self, *, check: bool = False) -> _core.Stream:
-        """A new `Stream`, its state at the start: zero, or what the cells have learned.
+        """A new `Stream` in the initial state: zero, or the state that the cells have learned.
 
         Parameters
         ----------
         check : bool
-            Refuse a NaN or infinity in x, with a ValueError that names its index, before the state moves. Without it
-            one such number stays in the state until `Stream.reset`; `Stream.is_finite` tells.
+            Refuse a NaN or infinity in x, with a ValueError that names its index, before the state changes. Otherwise
+            such a number spreads into the state and stays until `Stream.reset`; see `Stream.is_finite`.
 
         Returns
         -------
@@ -170,7 +170,7 @@ class Model:
         return _core.Stream(self, self._network(), check)
 
     def _network(self) -> _core.Network:
-        """The network of a model that can run step by step."""
+        """The one network of a model without bidirectional layers."""
         if len(self._parts) != 1 or len(self._parts[0]) != 1:
             raise ValueError(
                 "a model with a bidirectional layer has no streams: it needs the whole sequence, see Model.run"
@@ -184,12 +184,12 @@ class Model:
         out: np.ndarray | None = None,
         reset: np.ndarray | None = None,
     ) -> np.ndarray:
-        """One step of each of some streams of this model; the weights are read once for all.
+        """One step of each of several streams of this model; the weights are read once for all of them.
 
         Parameters
         ----------
         streams : sequence of Stream
-            Any of this model's, each once, in any order.
+            Streams of this model, each at most once, in any order.
         x : ndarray, shape (len(streams), input_size), float32
         out : ndarray, shape (len(streams), output_size), float32, contiguous, optional
         reset : ndarray, shape (len(streams),), bool, optional
@@ -203,23 +203,23 @@ class Model:
         Raises
         ------
         TypeError
-            If something is not a stream, or of another dtype.
+            If an element is not a stream, or an array has another dtype.
         ValueError
-            For a stream twice or of another model, or another shape.
+            For a stream that is there twice or is of another model, or another shape.
         RuntimeError
-            If another thread is using one of the streams. On any error no stream has moved.
+            If another thread is using one of the streams. On any error all streams are unchanged.
         """
         return _core.step_many(self._network(), streams, x, out, reset)
 
     def run(self, x: np.ndarray, state: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
-        """A whole sequence from the state at the start, or a given one; the only way to run bidirectional layers.
+        """Run a whole sequence from the initial state or a given one; the only way to run bidirectional layers.
 
         Parameters
         ----------
         x : ndarray, shape (steps, input_size), float32
         state : mapping of str to ndarray, shape (units,), float32, optional
             ``h0``, ``c0``, ``h1``, ...; the number counts recurrent layers, in a bidirectional layer the forward one
-            first. A backward layer starts from its state with the last frame.
+            first. The state of a backward layer is that before the last frame, which it reads first.
 
         Returns
         -------
@@ -228,7 +228,7 @@ class Model:
         Raises
         ------
         TypeError, ValueError
-            For another dtype or shape, and for a state that has other names or is not finite.
+            For another dtype or shape, or a state that has other names or is not finite.
         """
         parts = [[_core.Stream(self, network) for network in part] for part in self._parts]
         if state is not None:
@@ -242,25 +242,25 @@ class Model:
         return x
 
     def check(self, x: np.ndarray, expected: np.ndarray) -> Comparison:
-        """Whether the model gives another runtime's outputs: is it the right preset, are these the right weights?
+        """Compare the model's outputs with those of another runtime, to find a wrong preset or wrong weights.
 
-        Two frames are the least, because cells that differ in the state they carry agree in the first; some tens of
-        frames of ordinary size are better. Layer-normalised recurrences enlarge rounding errors, so the bound grows
-        with the frames, and those where it says nothing any more are not judged.
+        At least two frames are needed, because cells that differ only in the state they carry agree in the first; some
+        tens of frames of ordinary size are better. Layer-normalised recurrences amplify rounding errors, so the bound
+        grows with the frames, and frames whose bound has become too large to tell are not judged.
 
         Parameters
         ----------
         x : ndarray, shape (steps, input_size), float32
             One sequence, from the initial state.
         expected : ndarray, shape (steps, output_size), floating
-            What the framework that trained the model gives for it.
+            The outputs for x of the framework that trained the model.
 
         Returns
         -------
         Comparison
-            ``ok``, ``worst_frame``, its ``error`` and ``bound``, and ``errors`` and ``bounds`` of all frames; its text
-            is one sentence. The bound is an estimate for float32 in any order of summation, derived at
-            `cnorm.comparison.compare`; it does not allow for TF32, float16 or bfloat16 products.
+            ``ok``, ``worst_frame``, its ``error`` and ``bound``, and ``errors`` and ``bounds`` of all frames; ``str``
+            of it is one sentence. The bound is an estimate for float32 in any order of summation, derived at
+            `cnorm.comparison.compare`; it is too small for TF32, float16 or bfloat16 products.
 
         Raises
         ------
@@ -283,7 +283,7 @@ class Model:
         Parameters
         ----------
         saved : bytes
-            They may come from an untrusted source.
+            It may come from an untrusted source.
         check : bool
             As for `stream`.
 
@@ -306,7 +306,7 @@ class Model:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model to a safetensors file: weights by name, configuration as JSON in the metadata.
 
-        The file appears whole or not at all; one that is there keeps its mode.
+        The file is replaced atomically: it appears whole or not at all. A file that is replaced keeps its mode.
 
         Parameters
         ----------
@@ -315,9 +315,9 @@ class Model:
         Raises
         ------
         OSError
-            If it can't be written, is a folder's name, or what is there is not a regular file.
+            If the file can't be written, or `path` is that of a folder or of another thing that is not a regular file.
         TypeError
-            If `path` is no path.
+            If `path` is not a str or path-like.
         """
         data = safetensors.numpy.save(named_tensors(self._layers), metadata={METADATA_KEY: configuration(self._layers)})
         write_whole(path, data)
@@ -346,7 +346,7 @@ class Model:
 
 
 def _set_state(streams, state) -> None:
-    """Share a state among streams that follow one another."""
+    """Set the states of the streams, each from the arrays of `state` that have its names."""
     names = [list(stream.state()) for stream in streams]
     wanted = [name for group in names for name in group]
     if not isinstance(state, Mapping):
@@ -360,14 +360,14 @@ def _set_state(streams, state) -> None:
 def load(path: str | os.PathLike[str], weights: str | None = None) -> Model:
     """Read a model that `Model.save` wrote.
 
-    The file may come from a stranger: it is read whole into memory, at most 4 GiB of a regular file, parsed by the
-    safetensors package, and every name, shape and dtype is checked. There is no pickle in it.
+    The file may be untrusted: it must be a regular file of at most 4 GiB, is read whole into memory and parsed by the
+    safetensors package, and every name, shape and dtype is checked. Pickle is not used.
 
     Parameters
     ----------
     path : str or path-like
     weights : {"int8", "float16", "float32"}, optional
-        Round the matrices, see `Model.with_weights`; as they are in the file if not given.
+        Round the matrices, see `Model.with_weights`; if not given, they stay as in the file.
 
     Returns
     -------
@@ -378,9 +378,9 @@ def load(path: str | os.PathLike[str], weights: str | None = None) -> Model:
     OSError
         If the file can't be read.
     TypeError
-        If `path` is no path.
+        If `path` is not a str or path-like.
     ValueError
-        If it is not such a file; the message says what was expected and what was found.
+        If the file is not such a model; the message says what was expected and what was found.
     """
     tensors, metadata = read_safetensors(path)
     model = model_of(path, metadata.get(METADATA_KEY), tensors)

@@ -1,4 +1,4 @@
-"""The model file: layers to tensors and a configuration in JSON, and back. `cnorm.model` wraps the layers."""
+"""The model file: convert layers to tensors and a JSON configuration, and back. `cnorm.model` calls this."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CELLS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN}
 
 
 def configuration(layers) -> str:
-    """What a file says of the layers beside their tensors, as JSON."""
+    """The configuration of the layers, all that their tensors do not tell, as JSON."""
     return json.dumps({"format": FORMAT, "layers": [_entry(layer) for layer in layers]})
 
 
 def _entry(layer) -> dict:
-    """What the file says of one layer beside its tensors."""
+    """The configuration of one layer."""
     entry = {"type": layer.kind} | ({"rows": list(layer.rows)} if layer.rows else {})
     if isinstance(layer, (LSTM, GRU, RNN)):
         preset = PRESETS.get((layer.kind, layer.spec.name)) == layer.spec
@@ -51,17 +51,17 @@ def _entry(layer) -> dict:
 
 
 def _with(layer) -> list[str]:
-    """The optional tensors that a cell has, but for biases: "without" says which of those it has not."""
+    """Names of the optional tensors that a cell has, except biases: "without" lists the biases that it lacks."""
     return [t.name for t in layer.tensors if t.optional and not t.is_bias() and t.name in layer.weights]
 
 
 def named_tensors(layers) -> dict[str, np.ndarray]:
-    """All weights under the names they have in a file: ``layers.<i>.<name>``."""
+    """All weights by their names in the file: ``layers.<i>.<name>``."""
     return {f"layers.{i}.{name}": array for i, layer in enumerate(layers) for name, array in _tensors_of(layer)}
 
 
 def _tensors_of(layer):
-    """(name, array) of one layer; those of inner layers have a prefix."""
+    """Yield (name, array) of one layer; names of inner layers' tensors have a prefix."""
     if isinstance(layer, Residual):
         inner = {str(i): one for i, one in enumerate(layer.layers)}
     elif isinstance(layer, Bidirectional):
@@ -80,7 +80,7 @@ def _tensors_of(layer):
 
 
 def _matrices(layer) -> tuple[str, ...]:
-    """The tensors that a rounded layer's rows stand for."""
+    """Names of the tensors that a rounded layer's rows replace in the file."""
     return ("weight",) if isinstance(layer, Linear) else tuple(t.name for t in layer.tensors if is_matrix(t))
 
 
@@ -93,7 +93,7 @@ def identity(layers) -> bytes:
 
 
 def layers_from(text: str | None, tensors: dict[str, np.ndarray]) -> list[Layer]:
-    """The layers of a configuration and its tensors, both untrusted; ValueError says what does not fit."""
+    """The layers of a configuration and its tensors, both untrusted; ValueError if they do not fit."""
     if text is None:
         raise ValueError(f"not a cnorm model: the metadata has no {METADATA_KEY!r}")
     try:
@@ -111,13 +111,13 @@ def layers_from(text: str | None, tensors: dict[str, np.ndarray]) -> list[Layer]
 
 
 def _count(entries: list) -> int:
-    """How many layers a file describes, nested ones included."""
+    """The number of layers in a configuration, nested ones included."""
     nested = (entry["layers"] for entry in entries if isinstance(entry, dict) and isinstance(entry.get("layers"), list))
     return len(entries) + sum(map(_count, nested))
 
 
 def _shares(tensors: dict, layers: int | tuple, start: str = "") -> list[dict]:
-    """The tensors of each of some layers, numbered or named, by their own names; all must be one's."""
+    """The tensors of each layer, numbered or named, with the layer's prefix removed; no tensor may be left over."""
     shares = {f"{start}{layer}.": {} for layer in (range(layers) if isinstance(layers, int) else layers)}
     left = []
     for name, tensor in tensors.items():
@@ -132,7 +132,7 @@ def _shares(tensors: dict, layers: int | tuple, start: str = "") -> list[dict]:
 
 
 def _layer(entry, weights):
-    """The layer of one entry; `weights` by its own names."""
+    """The layer of one entry; the names in `weights` have no prefix."""
     kind = entry["type"] if isinstance(entry, dict) and isinstance(entry.get("type"), str) else None
     if kind in (*CELLS, "Linear") and "rows" in entry:
         return _rounded(kind, entry, weights)
@@ -186,7 +186,7 @@ def _rounded(kind: str, entry: dict, weights: dict):
 
 
 def check_with(layer, entry: dict):
-    """See that a layer has the optional tensors that its entry names; an older file does not say it."""
+    """Check that a layer has the optional tensors that its entry lists; older files have no such list."""
     if "with" in entry and _with(layer) != entry["with"]:
         raise ValueError(
             f"the optional tensors of {layer!r} must be those that the configuration names, "

@@ -1,4 +1,4 @@
-"""A model's weights as one flat array, and their gradients: what `cnorm.Learner` and `cnorm.torch` share."""
+"""A model's weights and their gradients, each as one flat array; used by `cnorm.Learner` and `cnorm.torch`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Parameters", "add_gradients", "gradient_targets"]
 
 
 def gradient_targets(layer: Layer, into: Mapping[str, np.ndarray]) -> list:
-    """Where the gradients of a layer's packed arrays go in arrays of its own tensors: see `weights.gradient_views`."""
+    """The views of `into` that gradients of a layer's packed arrays are added to, see `weights.gradient_views`."""
     if layer.kind == "Linear":
         return [(into["weight"], "weight_x", 0)] + [(into[name], name, None) for name in ("bias",) if name in into]
     if layer.kind == "LayerNorm":
@@ -23,14 +23,14 @@ def gradient_targets(layer: Layer, into: Mapping[str, np.ndarray]) -> list:
 
 
 def add_gradients(targets: list, gradients: Mapping[str, np.ndarray]) -> None:
-    """Add the gradients of packed arrays, by name, to where they go; what has none is left."""
+    """Add the gradients of packed arrays, by name, to their targets; a target without a gradient is left as it is."""
     for view, name, gate in targets:
         if name in gradients:
             view += gradients[name] if gate is None else gradients[name][gate]
 
 
 def _leaves(layers, prefix: str) -> Iterator[tuple[str, Layer]]:
-    """Layers, those of a `Residual` for itself, in the order of `flat`, with the prefix of their tensors' names."""
+    """Yield (prefix of the tensors' names, layer) in the order of `flat`; a `Residual` is replaced by its layers."""
     for i, layer in enumerate(layers):
         if isinstance(layer, Residual):
             yield from _leaves(layer.layers, f"{prefix}{i}.")
@@ -44,13 +44,13 @@ class Parameters:
     Parameters
     ----------
     layers : sequence of Layer
-        Without bidirectional ones.
+        Not bidirectional ones.
     input_size : int
 
     Attributes
     ----------
     values, gradient : ndarray, float32
-        Flat, tensor after tensor.
+        Flat: all tensors one after the other.
     arrays : dict of str to ndarray
         Views of `values` by the names of the model file.
     """
@@ -74,7 +74,7 @@ class Parameters:
         ]
 
     def collect(self, tape: _core.Tape, initial: bool) -> None:
-        """The gradients of `tape` -> `gradient`; `initial`: its first state was the one that the cells have learned."""
+        """Set `gradient` from `tape`; `initial`: the tape began at the initial state, which is a parameter too."""
         self.gradient[:] = 0
         names = {name: slice(start, start + units) for name, units, start in tape.state_arrays}
         cell = 0
@@ -88,7 +88,7 @@ class Parameters:
             add_gradients(targets, gradients)
 
     def load_into(self, tape: _core.Tape) -> None:
-        """Pack the values for the kernels."""
+        """Pack the values into the network of `tape`."""
         for i, layer, arrays, _ in self.places:
             if hasattr(layer, "spec"):
                 with _core.default_float_env():
@@ -96,7 +96,7 @@ class Parameters:
             tape.load(i, arrays)
 
     def first_not_finite(self) -> str | None:
-        """The first tensor whose gradient has a NaN or infinity."""
+        """Name of the first tensor whose gradient has a NaN or infinity, or None."""
         start = 0
         for name, array in self.arrays.items():
             if not np.isfinite(self.gradient[start : start + array.size]).all():

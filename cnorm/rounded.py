@@ -1,8 +1,8 @@
-"""Layers whose matrices are rounded to int8 or float16: the rows that are packed, and that a file keeps.
+"""Layers whose matrices are rounded to int8 or float16: the rounded rows, which are packed and stored in the file.
 
-The rows of a matrix are in the order of the kernels: gates in their order, outputs first, less the mean over each group
-of gates that is normalised together. A rounded layer's `weights` are the checkpoint's tensors with the values that
-these rows have, in float32.
+The rows of a matrix are in the layout of the kernels: [outputs, inputs], gates in the kernels' order, less the mean
+over each group of gates that one layer norm covers. A rounded layer's `weights` are the checkpoint's tensors filled
+with the values of these rows, in float32.
 """
 
 from __future__ import annotations
@@ -21,35 +21,34 @@ from cnorm.tensors import axis_length, has_projection
 __all__ = ["WEIGHT_TYPES", "Rows", "cell_weights", "is_matrix", "rounded_layer", "rows_from_tensors", "weight_type"]
 
 WEIGHT_TYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8}
-SMALL = (
-    1 << 15
-)  # weights of the largest matrix that stays float32: it is in the first caches, and fewer bytes gain nothing
+# matrices of fewer weights stay float32: they fit the first-level caches, where reading fewer bytes saves no time
+SMALL = 1 << 15
 MATRICES = ("weight_x", "weight_h", "weight_n", "weight_p")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A matrix as it is packed.
+    """A rounded matrix, as it is packed.
 
     Attributes
     ----------
     rows : ndarray [outputs, inputs], int8, float16 or float32
     scales : ndarray [outputs], float32
-        Of int8: weight[r, k] = scales[r] rows[r, k]. None for the others.
+        For int8: weight[r, k] = scales[r] rows[r, k]. None for the other types.
     """
 
     rows: np.ndarray
     scales: np.ndarray | None = None
 
     def values(self) -> np.ndarray:
-        """[outputs, inputs], float32."""
+        """The values of the matrix [outputs, inputs], float32."""
         if self.scales is None:
             return self.rows.astype(np.float32)
         return self.rows.astype(np.float32) * self.scales[:, None]
 
 
 def rounded_layer(layer: Layer, weights: str) -> Layer:
-    """The layer with its large matrices rounded to a type; itself if none is large."""
+    """The layer with its large matrices rounded to a type; the layer itself if it has no large ones."""
     if isinstance(layer, Residual):
         inner = [rounded_layer(one, weights) for one in layer.layers]
         return layer if all(a is b for a, b in zip(inner, layer.layers, strict=True)) else Residual(inner)
@@ -75,20 +74,20 @@ def rounded_layer(layer: Layer, weights: str) -> Layer:
 
 
 def _type_of(shape: tuple[int, int], weights: str) -> type:
-    """The type of a matrix by its shape alone."""
+    """The type that a matrix of this shape is rounded to."""
     if shape[0] * shape[1] < SMALL or (weights == "int8" and shape[1] > _core.INT8_COLS):
         return np.float32
     return WEIGHT_TYPES[weights]
 
 
 def weight_type(layers) -> str:
-    """The narrowest type of any matrix."""
+    """The narrowest type among all matrices, by name."""
     types = {rows.rows.dtype.type for layer in layers for rows in layer.all_rows()}
     return next((name for name in ("int8", "float16") if WEIGHT_TYPES[name] in types), "float32")
 
 
 def _with_rows(layer: Layer, rows: Mapping[str, Rows], given: dict) -> Layer:
-    """A layer like `layer`, whose matrices are these; `given` are its other tensors."""
+    """A copy of `layer` with the matrices `rows`; its other tensors are taken from `given`."""
     if isinstance(layer, Linear):
         new = Linear(rows["weight"].values(), given.get("bias"))
     else:
@@ -99,17 +98,17 @@ def _with_rows(layer: Layer, rows: Mapping[str, Rows], given: dict) -> Layer:
 
 
 def is_matrix(tensor) -> bool:
-    """Whether a tensor is a matrix, or several."""
+    """Whether a tensor of a checkpoint holds one or several matrices."""
     return any(use.part in MATRICES for use in tensor.uses())
 
 
 def cell_weights(spec, tensors, rows: Mapping[str, Rows], others: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A checkpoint's tensors of a cell: `others`, and its matrices filled with the values of `rows`.
+    """The tensors of a cell as in a checkpoint: `others`, and its matrices filled with the values of `rows`.
 
     Raises
     ------
     ValueError
-        If a matrix is missing, or they do not fit one another.
+        If a matrix is missing, or the matrices do not fit one another.
     """
     before = spec.kind == "GRU" and spec.reset == "before"
     order, needed = GATES[spec.kind], {"weight_x", "weight_h"} | ({"weight_n"} if before else set())
@@ -132,7 +131,7 @@ def cell_weights(spec, tensors, rows: Mapping[str, Rows], others: Mapping[str, n
 
 
 def _filled(tensor, parts: Mapping[tuple[str, str], np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
-    """One tensor of a checkpoint, whose pieces hold these parts."""
+    """One tensor of a checkpoint, its pieces filled with the parts by (part, gate)."""
     array = np.zeros([axis_length(axis, sizes) for axis in tensor.axes], np.float32)
     whole = array[0] if tensor.leading else array
     slices = [whole]

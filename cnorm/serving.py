@@ -1,8 +1,8 @@
-"""Sessions: the streams of many clients in one worker, handed over to another worker without losing a bit.
+"""Sessions: the streams of many clients in one worker, which another worker can continue with the same bits.
 
-A step gives the same bits on every machine, so a lost state can be recomputed: whoever sends the frames keeps the last
-`Checkpoint` and the frames after it, and any worker that adopts the checkpoint and is sent these frames again is where
-the lost worker was. Nothing is written to disk and workers do not know of each other.
+A step gives the same bits on every machine, so a lost state can be recomputed. The sender of the frames keeps the last
+`Checkpoint` and the frames after it; if a worker is lost, another one adopts the checkpoint, is sent these frames
+again, and then has the same state. Nothing is written to disk, and workers do not communicate with each other.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ NAME_BYTES = 256  # at most
 
 
 class UnknownSession(LookupError):
-    """This worker has no such session: it was never opened here, evicted, exported, or its worker was restarted."""
+    """This worker has no such session: it was not opened here, was evicted or exported, or the worker was restarted."""
 
 
 class SessionLimit(RuntimeError):
-    """This worker takes no further session: it has as many as it may have, or is being drained."""
+    """This worker accepts no further session: it is at its limit, or is being drained."""
 
 
 class Misplaced(ValueError):
-    """The frames do not begin where the session is.
+    """The frames do not continue the session: the first one's number is not that of the next expected frame.
 
     Attributes
     ----------
     frames : int
-        How many frames the session has processed: the number of the first one that it would accept.
+        How many frames the session has processed, which is the number of the next frame that it accepts.
     """
 
     def __init__(self, session: str, frames: int, got: int) -> None:
@@ -52,7 +52,7 @@ class Misplaced(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """All that another worker needs to go on with a session.
+    """Everything that another worker needs to continue a session.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Checkpoint:
     frames : int
         Frames processed so far.
     state : bytes
-        Of `Stream.save`: tied to the model by its identity, protected by a checksum.
+        What `Stream.save` returned: it holds the model's identity and a checksum.
     """
 
     session: str
@@ -68,7 +68,7 @@ class Checkpoint:
     state: bytes
 
     def sealed(self, key: bytes) -> bytes:
-        """The checkpoint as bytes that a client may keep but not alter.
+        """The checkpoint as authenticated bytes: a client may store them, and any change is detected.
 
         Layout, little-endian: the line ``cnorm checkpoint 1``, length of the name (uint16), frames (uint64), length of
         the state (uint32), name (UTF-8), state, HMAC-SHA256 of all that precedes it.
@@ -93,7 +93,7 @@ class Checkpoint:
 
     @classmethod
     def unsealed(cls, sealed: bytes, key: bytes) -> Checkpoint:
-        """The checkpoint of bytes that `sealed` made, from an untrusted sender.
+        """The checkpoint in bytes that `sealed` returned; they may come from an untrusted sender.
 
         Parameters
         ----------
@@ -110,7 +110,7 @@ class Checkpoint:
         TypeError
             If an argument is not bytes.
         ValueError
-            If it was truncated, altered, or sealed with another key.
+            If the bytes were truncated, altered, or sealed with another key.
         """
         checked_key(key)
         if not isinstance(sealed, (bytes, bytearray)):
@@ -128,7 +128,7 @@ class Checkpoint:
 
 
 class _Session:
-    """A stream with its lock; `gone` once it has left the table, for those who were waiting for the lock."""
+    """A stream with its lock. `gone` is set when it leaves the table, for threads that were waiting for the lock."""
 
     __slots__ = ("gone", "lock", "name", "stream", "used")
 
@@ -146,11 +146,11 @@ class Sessions:
     model : Model
         Without bidirectional layers.
     limit : int
-        Sessions at most.
+        The most sessions at a time.
     idle : float
-        Seconds without a frame after which `evict` takes a session.
+        Seconds without a frame after which `evict` exports a session.
     clock : callable, optional
-        Returns seconds; only differences count.
+        Returns seconds; only differences are used.
 
     Raises
     ------
@@ -180,11 +180,11 @@ class Sessions:
             raise ValueError(f"limit must be at least 1 session, got {limit}")
         if not idle > 0:
             raise ValueError(f"idle must be a positive number of seconds, got {idle}")
-        model.stream()  # refuses a bidirectional model now
+        model.stream()  # raises if the model is bidirectional
         self.model, self.limit, self.idle = model, limit, idle
         self._clock = clock
         self._sessions: dict[str, _Session] = {}
-        self._lock = threading.Lock()  # of the table; never taken while a session's lock is held
+        self._lock = threading.Lock()  # protects the table; never acquired while a session's lock is held
         self._draining = False
 
     def __len__(self) -> int:
@@ -194,7 +194,7 @@ class Sessions:
         return session in self._sessions
 
     def open(self, session: str) -> None:
-        """Begin a session, its state that of a new stream.
+        """Begin a session with a new stream.
 
         Parameters
         ----------
@@ -204,28 +204,28 @@ class Sessions:
         Raises
         ------
         SessionLimit
-            If there are as many as may be, or the worker is being drained.
+            If the worker has `limit` sessions, or is being drained.
         TypeError, ValueError
-            If the name is not such a string, or the session is open.
+            If the name is not such a string, or the session is already open.
         """
         self._add(session, self.model.stream())
 
     def adopt(self, checkpoint: Checkpoint, replace: bool = False) -> None:
-        """Go on with a session of another worker, or of this one before it was evicted or restarted.
+        """Continue a session of another worker, or one of this worker that was evicted or lost in a restart.
 
         Parameters
         ----------
         checkpoint : Checkpoint
         replace : bool
-            Whether an open session of this name goes back to the checkpoint.
+            Whether an open session of this name is replaced by the checkpoint.
 
         Raises
         ------
         SessionLimit
-            As `open`.
+            As in `open`.
         ValueError
-            If the state is damaged, of another model, not at the frame that the checkpoint says, or the session is open
-            and `replace` false.
+            If the state is damaged, is of another model, or has another number of frames than the checkpoint, or if the
+            session is open and `replace` is false.
         """
         stream = self.model.restore(checkpoint.state)
         if stream.frames != checkpoint.frames:
@@ -233,13 +233,13 @@ class Sessions:
         self._add(checkpoint.session, stream, replace)
 
     def process(self, session: str, frames: int, x: np.ndarray) -> np.ndarray:
-        """The outputs of some frames; on any error the session stays where it was.
+        """Process frames and return their outputs; on any error the session is unchanged.
 
         Parameters
         ----------
         session : str
         frames : int
-            Number of the first frame, counted from 0: as many as the session has processed.
+            Number of the first frame, counted from 0; it must be the number of frames processed so far.
         x : ndarray, shape (steps, input_size), float32, finite
 
         Returns
@@ -251,7 +251,7 @@ class Sessions:
         UnknownSession
             If this worker does not have it.
         Misplaced
-            If it has processed another number of frames.
+            If the session has processed another number of frames.
         TypeError, ValueError
             For another dtype or shape, or a frame that is not finite.
         """
@@ -262,9 +262,9 @@ class Sessions:
             return one.stream.process(x)
 
     def process_many(self, requests: Sequence[tuple[str, int, np.ndarray]]) -> list[np.ndarray | Exception]:
-        """Several sessions at a time: the outputs of `process` for each, bit for bit, or the exception it would raise.
+        """`process` for several sessions: for each request the bits that `process` gives, or the exception it raises.
 
-        Sessions with the same number of frames are stepped together, so that the weights are read once for all.
+        Requests with the same number of frames are stepped together, so that the weights are read once for all.
 
         Parameters
         ----------
@@ -281,7 +281,7 @@ class Sessions:
         for i, (session, _, _) in enumerate(requests):
             taken.setdefault(session, i)
         together: dict[int, list[tuple[int, _Session, int, np.ndarray]]] = {}
-        for session in sorted(taken):  # locks in one order, or two threads could wait for each other
+        for session in sorted(taken):  # a fixed order of locking prevents deadlock
             i = taken[session]
             try:
                 x = self._checked(requests[i][2])
@@ -304,7 +304,7 @@ class Sessions:
         return results
 
     def checkpoint(self, session: str) -> Checkpoint:
-        """What another worker needs to go on from here.
+        """The session's `Checkpoint`, from which another worker can continue.
 
         Raises
         ------
@@ -316,7 +316,7 @@ class Sessions:
             return self._checkpoint(one)
 
     def export(self, session: str) -> Checkpoint:
-        """The session's checkpoint; it is closed here.
+        """Close the session here and return its checkpoint.
 
         Raises
         ------
@@ -324,7 +324,7 @@ class Sessions:
             If this worker does not have the session.
         """
         exported = self._export([self._find(session)])
-        if not exported:  # another thread was faster
+        if not exported:  # another thread has exported it in the meantime
             raise UnknownSession(f"this worker has no session {session!r}")
         return exported[0]
 
@@ -334,7 +334,7 @@ class Sessions:
         return self._export([one for one in list(self._sessions.values()) if now - one.used > self.idle])
 
     def drain(self) -> list[Checkpoint]:
-        """Export all sessions and refuse new ones: the worker is going to stop."""
+        """Export all sessions and refuse new ones, before the worker is stopped."""
         with self._lock:
             self._draining = True
             everything = list(self._sessions.values())
@@ -375,7 +375,7 @@ class Sessions:
         return x
 
     def _at(self, one: _Session, frames: int) -> None:
-        """Check, with the session's lock held, that it is here and at this frame."""
+        """Check, with the session's lock held, that it is still in the table and at this frame."""
         if one.gone:
             raise UnknownSession(f"this worker has no session {one.name!r}")
         if one.stream.frames != frames:
@@ -383,7 +383,7 @@ class Sessions:
         one.used = self._clock()
 
     def _process_group(self, group: Iterable[tuple[int, _Session, int, np.ndarray]], results: list) -> None:
-        """Requests of equal length, their locks held: one `step_many` for each frame."""
+        """Process requests of equal length, whose locks are held, by one `step_many` for each frame."""
         ready = []
         for i, one, frames, x in group:
             try:
