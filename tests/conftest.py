@@ -1,4 +1,4 @@
-"""Fixtures every test file may use."""
+"""Fixtures shared by all test files."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ import pytest
 
 import cnorm
 
-# the same examples each time, however long they take; fixtures choose an instruction set for all examples of a test
+# deterministic examples, no deadline; a function-scoped fixture sets the instruction set for all examples of a test
 hypothesis.settings.register_profile(
     "cnorm",
     max_examples=50,
@@ -33,7 +33,7 @@ def isa(request):
 
 @pytest.fixture
 def rng():
-    """Random numbers; pytest prints the seed with a failure, and CNORM_TEST_SEED repeats or varies it."""
+    """A seeded generator; pytest prints the seed of a failed test, and CNORM_TEST_SEED sets it."""
     seed = int(os.environ.get("CNORM_TEST_SEED", "1607"))
     print(f"rng seed: {seed} (CNORM_TEST_SEED={seed} repeats it)")
     return np.random.default_rng(seed)
@@ -41,7 +41,7 @@ def rng():
 
 @pytest.fixture
 def fails_once(monkeypatch):
-    """Makes a step of the validator, "module.function", fail the first time it is called."""
+    """Make a function of the validator, given as "module.function", raise an error on its first call."""
 
     def arrange(step, error):
         module, name = step.split(".")
@@ -61,7 +61,7 @@ def fails_once(monkeypatch):
 
 @pytest.fixture
 def work():
-    """Counts the calls, of Python's functions and of C's, that something takes: unlike time the same on any machine."""
+    """Count the Python and C function calls that `call` makes: unlike time, the same on every machine."""
 
     def count(call):
         counted = []

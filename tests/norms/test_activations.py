@@ -32,7 +32,7 @@ def test_at_most_one_ulp(name):
 
 @both
 def test_monotone_over_neighbouring_floats(rng, name):
-    """Runs of 256 neighbouring floats at 4000 places of every magnitude where the function still moves."""
+    """4000 runs of 256 consecutive floats, of every magnitude at which the function is not yet constant."""
     function = getattr(_core, name)
     highest = int(np.float32(110).view(np.uint32))
     starts = np.concatenate([rng.integers(0, highest, 2000), np.float32(rng.uniform(0, 20, 2000)).view(np.uint32)])

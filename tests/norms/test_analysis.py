@@ -20,7 +20,7 @@ def test_measured_invariances_match_the_published_table(seed):
     table = analysis.invariance_table(seed=seed)
     for norm, row, effects in zip(analysis.NORMS, table.invariant, table.effects, strict=True):
         assert ["yes" if yes else "no" for yes in row] == PUBLISHED[norm], norm
-        # a clear answer either way: rounding, or an effect of order 1
+        # either rounding error or an effect of order 1, nothing between
         assert ((effects < 1e-12) | (effects > 0.05)).all()
 
 
@@ -109,7 +109,7 @@ def test_fisher_information_is_the_mean_of_score_outer_products(rng, norm, outpu
     assert fisher.shape == (3, 6, 3, 6)
     difference = np.abs(fisher.reshape(size, size) - outer.mean(0))
     assert (difference <= 6 * error + 1e-8).all()
-    # the test has teeth: without cross derivatives layer norm is far off, the others are the same
+    # the test detects missing terms: without cross derivatives layer norm is far off, the others are unchanged
     own = analysis.fisher_glm(w, g, b, x, norm=norm, output=kind, phi=phi, eps=eps, cross=False)
     if norm == "layer":
         assert (np.abs(own.reshape(size, size) - outer.mean(0)) > 12 * error + 1e-8).any()
@@ -126,7 +126,7 @@ def test_fisher_information_is_symmetric_and_not_negative(rng, norm):
 
 
 def factors(before, after):
-    """The one factor between two blocks."""
+    """The single factor between two blocks."""
     kept = np.abs(before) > 1e-6 * np.abs(before).max()
     ratio = after[kept] / before[kept]
     assert np.ptp(ratio) < 1e-6

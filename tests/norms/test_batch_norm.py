@@ -54,7 +54,7 @@ def check(x, dy, weight=None, bias=None, eps=1e-5):
     wanted = reference.batch_norm_backward(dy, x, weight, eps)
     d = reference.wide(rows(dy))
     bound = tolerances.dx(d * columns(weight), xhat, rstd[:, None], x.dtype, sums=sums + u)
-    # xhat is as good as the sums are, not as the rows of layer norm are
+    # the error of xhat is that of sums over a channel, not that of a layer norm row
     g = np.abs(d * columns(weight))
     terms = g + g.mean(-1, keepdims=True) + np.abs(xhat) * (g * np.abs(xhat)).mean(-1, keepdims=True)
     bound = bound + rstd[:, None] * (
@@ -113,7 +113,7 @@ def test_every_number_of_rows_and_columns(rng, dtype):
 @pytest.mark.parametrize("eps", [0, 1e-5])
 @pytest.mark.parametrize("space", [1, 4])
 def test_difficult_columns(rng, dtype, eps, space):
-    """Shifted, huge, tiny, constant and lopsided channels beside each other: none spoils another."""
+    """Shifted, huge, tiny, constant and skewed channels side by side: each stays within its own bound."""
     for n in 8, 100, 1000:
         x = np.moveaxis(inputs.difficult_rows(rng, n, dtype).reshape(24, -1, space), 0, 1)
         x = np.ascontiguousarray(x[..., 0] if space == 1 else x)
@@ -131,7 +131,7 @@ def test_difficult_columns(rng, dtype, eps, space):
 
 @both_types
 def test_first_rows_far_from_the_mean_of_the_rest(rng, dtype):
-    """The first guess of the mean comes from the first 32 rows; the guard notices a rest elsewhere."""
+    """The initial shift is the mean of the first 32 rows; the guard detects that the other rows lie elsewhere."""
     x, dy, weight, bias = random_case(rng, (2000, 7), dtype)
     x[:40] += dtype(1e6)
     check(x, dy, weight, bias)
@@ -139,7 +139,7 @@ def test_first_rows_far_from_the_mean_of_the_rest(rng, dtype):
 
 @both_types
 def test_gradients_of_rescued_channels(rng, dtype):
-    """A scale that T cannot carry: dx scales inversely and the rest not at all."""
+    """Squares leave the range of T: dx scales inversely with x, the other gradients do not change."""
     limit = 100 * np.finfo(dtype).eps
     for shape in (20, 3), (5, 3, 4):
         x, dy, weight, _ = random_case(rng, shape, dtype)
@@ -161,7 +161,7 @@ def test_gradients_of_rescued_channels(rng, dtype):
 @both_types
 @pytest.mark.parametrize("shape", [(40, 5), (6, 5, 9)])
 def test_gain_over_deviation_outside_the_range_of_the_type(rng, dtype, shape):
-    """y is a number of T and so is 1/std, but gain/std overflows or is subnormal; the next channels are plain."""
+    """y and 1/std are in the range of T, but gain/std overflows or is subnormal; other channels are ordinary."""
     size, other = (1e-12, 1e30) if dtype == np.float32 else (1e-100, 1e220)
     x, dy, weight, _ = random_case(rng, shape, dtype)
     for channel, power in (1, 1), (3, -1):
@@ -173,7 +173,7 @@ def test_gain_over_deviation_outside_the_range_of_the_type(rng, dtype, shape):
 
 @both_types
 def test_gain_over_deviation_that_underflows_to_zero(rng, dtype):
-    """Then it must not pass for a gain of 0: y and dx are numbers of T."""
+    """gain/std underflows to 0 but must not be treated as a gain of 0: y and dx are in the range of T."""
     size, gain = (1e13, 1e-35) if dtype == np.float32 else (1e100, 1e-250)
     x = (size * rng.uniform(1, 2, (2, 1, 20)) * [[[-1]], [[1]]]).astype(dtype)
     mean, var, weight = np.zeros(1, dtype), np.full(1, size * size, dtype), np.full(1, gain, dtype)
@@ -190,7 +190,7 @@ def test_gain_over_deviation_that_underflows_to_zero(rng, dtype):
 
 @pytest.mark.parametrize("shape", [(40, 5), (6, 5, 200)])
 def test_gradient_sums_whose_partial_sums_overflow(rng, shape):
-    """The second half of the samples cancels what the first has added up, beyond what float32 holds."""
+    """The sum of the first half of the samples overflows float32; the second half cancels it."""
     x, dy, weight, bias = random_case(rng, shape, np.float32)
     half = shape[0] // 2
     x[:, ::3] *= 100
@@ -257,9 +257,9 @@ def test_inference(rng, dtype, shape):
 
 @both_types
 def test_inference_at_any_scale(rng, dtype):
-    """Statistics and gains that T cannot multiply: the channel is done in float64 and rounded once.
+    """Statistics and gains whose products leave the range of T: computed in float64 and rounded once.
 
-    float64 has no wider type: there xhat itself must be a number.
+    float64 has no wider type: there xhat itself must be in range.
     """
     big, small = (3e38, 1e-40) if dtype == np.float32 else (0.9e308, 1e-310)
     var_big, var_small = (1e38, 1e-42) if dtype == np.float32 else (1e306, 1e-312)
@@ -299,7 +299,7 @@ def test_running_averages(rng, dtype, kind):
 @both_types
 @pytest.mark.parametrize("shape", [(20, 5), (4, 5, 7)])
 def test_running_averages_of_rescued_channels(rng, dtype, shape):
-    """The variance that is averaged has no eps in it, and T need not be able to sum its squares.
+    """The averaged variance does not include eps, and the sum of its squares may leave the range of T.
 
     With g of tolerances.any_row it is off by 2 g + 2.84 g of itself, and rounded.
     """
@@ -370,7 +370,7 @@ def test_the_fold_is_the_inference_norm(rng, dtype):
 
 @both_types
 def test_edges(rng, dtype):
-    """Two rows are -1 and 1; constants normalise to the bias; inference takes no rows and one."""
+    """Two rows normalise to -1 and 1, constants to the bias; inference accepts zero rows and one row."""
     x = np.array([[1, -5], [3, 7]], dtype)
     assert np.array_equal(cnorm.batch_norm(x, eps=0), [[-1, -1], [1, 1]])
     constant = np.full((50, 4), 3.3, dtype)
@@ -488,7 +488,7 @@ def test_errors(rng):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_inference_gradients_of_a_row_do_not_depend_on_other_rows(rng, dtype):
-    """Whether the sums of a channel overflow or not: its dx has none."""
+    """dx uses no sum over the channel, so it is the same whether those sums overflow or not."""
     x, dy = rng.standard_normal((2, 4, 40)).astype(dtype)
     mean, weight = rng.standard_normal((2, 40)).astype(dtype)
     var = rng.uniform(0.1, 1, 40).astype(dtype)

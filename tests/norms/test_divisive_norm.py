@@ -15,7 +15,7 @@ FIELDS = [(None, None), (0, 0), (1, 2), (3, 1), (7, None), (None, 4), (5, 5), (1
 
 
 def forward_bound(z, dtype, weight=None, bias=None):
-    """float64 inside: a dozen of its roundings of z, then those of gain and bias; and one rounding to T."""
+    """Computed in float64: a dozen roundings of z, then those of gain and bias; and one rounding to T."""
     gain = 1 if weight is None else np.abs(reference.wide(weight))
     shift = 0 if bias is None else np.abs(reference.wide(bias))
     u, u64 = tolerances.unit_roundoff(dtype), tolerances.unit_roundoff(np.float64)
@@ -55,7 +55,7 @@ def test_every_field(rng, dtype, fields, sigma):
 @both_types
 @pytest.mark.parametrize("mean", [1, 100, 1e4, 1e6])
 def test_any_mean(rng, dtype, mean):
-    """A mean far above the deviation costs nothing: layer norm's bound, and for float64 a few roundings."""
+    """A mean far above the deviation does not enlarge the error: layer norm's bound, for float64 a few roundings."""
     x = (mean + rng.standard_normal((6, 500))).astype(dtype)
     for fields in (None, None), (20, 20), (3, 50):
         options = {"sigma": 0.1, "mean_radius": fields[0], "radius": fields[1]}
@@ -65,7 +65,7 @@ def test_any_mean(rng, dtype, mean):
 
 @both_types
 def test_fields_truncated_at_the_end_of_the_row(rng, dtype):
-    """Those that lie in the last block altogether: their sums, too, carry their rounding errors along."""
+    """Includes fields that lie wholly in the last block of sums, whose rounding errors they carry along."""
     for n in 20, 21, 30, 40, 60, 75:
         x = (1e6 + rng.standard_normal((3, n))).astype(dtype)
         for fields in (10, 10), (13, 2), (12, None):
@@ -151,7 +151,7 @@ def test_smoothing_gradients_of_the_two_norms_agree(rng):
 
 
 def test_smoothing_gradient_of_rows_whose_inverse_deviation_overflows(rng):
-    """1/std overflows float32 or is subnormal: all in float64 then, a rounding for each addition and some for xhat."""
+    """1/std overflows float32 or is subnormal: computed in float64; one rounding per addition and a few for xhat."""
     x, dy = rng.standard_normal((2, 5, 60)).astype(np.float32)
     huge = np.where(x < 0, np.float32(-3e38), np.float32(3e38))
     for rows, smoothing in (x * np.float32(2.0**-132), 2.0**-100), (huge, 1.0):
@@ -166,7 +166,7 @@ def test_smoothing_gradient_of_rows_whose_inverse_deviation_overflows(rng):
 
 @both_types
 def test_elements_change_no_bit_outside_their_fields(rng, dtype):
-    """Beyond both radii an outlier, NaN or infinity changes no bit."""
+    """An outlier, NaN or infinity changes no bit of elements further away than both radii."""
     x = rng.standard_normal((1, 60)).astype(dtype)
     clean = cnorm.divisive_norm(x, sigma=0.1, mean_radius=2, radius=3)
     for bad in 1e20, np.nan, np.inf:
@@ -182,7 +182,7 @@ def test_elements_change_no_bit_outside_their_fields(rng, dtype):
 
 @both_types
 def test_any_scale(rng, dtype):
-    """sigma = 0: a power of two changes nothing, up to where squares leave the range of T."""
+    """sigma = 0: scaling by a power of two changes no bit, also where squares leave the range of T."""
     x = rng.standard_normal((3, 50)).astype(dtype)
     expected = cnorm.divisive_norm(x, sigma=0, mean_radius=3, radius=4)
     for exponent in (-110, -60, 60, 120) if dtype == np.float32 else (-900, -500, 500, 1000):

@@ -32,7 +32,7 @@ def raises(error, name):
 
 
 class Convertible:
-    """Not an array, but NumPy can make one of it."""
+    """Not an array, but NumPy can convert it into one."""
 
     def __init__(self, array):
         self.array = array
@@ -186,7 +186,7 @@ def test_weight_that_is_a_normalized_shape_is_explained(x, normalized_shape):
 
 @pytest.mark.parametrize("bad", [(N,), [1.0, 2.0], N])
 def test_weights_of_other_norms_do_not_mention_normalized_shape(x, stats, bad):
-    """Nobody has a normalized_shape there."""
+    """No other library takes normalized_shape in this place, so the message does not mention it."""
     v = x[:, :, None]
     for call in (
         lambda: cnorm.weight_norm(bad),
@@ -212,7 +212,7 @@ def test_weights_of_other_norms_do_not_mention_normalized_shape(x, stats, bad):
     ],
 )
 def test_errors_of_a_bound_norm_name_x(bad, error):
-    """Whoever calls cnorm.LayerNorm(weight)(x) gave weight long ago: the message is about x."""
+    """In cnorm.LayerNorm(weight)(x) the weight was bound earlier, so the message names x."""
     with raises(error, "x"):
         cnorm.LayerNorm(np.ones(N, np.float32))(bad)
 
@@ -347,7 +347,7 @@ def test_out_of_another_shape(x, shape):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("name", ["weight", "bias"])
 def test_out_over_a_parameter_that_has_to_be_copied(x, dtype, name):
-    """Strided, or a half type, which is widened: what C reads is a copy, what would be lost is the caller's."""
+    """C reads a copy of strided or half-precision parameters, but out would still overwrite the caller's array."""
     room = np.arange(2 * N).astype(dtype)
     given = room[:N] if dtype == np.float16 else room[::2]
     before = room.copy()
@@ -466,7 +466,7 @@ def test_out_partly_over_x(rng, shift):
 
 
 def test_out_between_the_rows_of_x(rng):
-    """Interleaved, but no byte is shared."""
+    """The rows of out and x are interleaved, but share no byte."""
     room = rng.standard_normal((8, N), np.float32)
     expected = cnorm.layer_norm(room[::2].copy())
     before = room[::2].copy()

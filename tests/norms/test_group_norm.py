@@ -78,7 +78,7 @@ def test_any_mean(rng, dtype, mean):
 
 @both_types
 def test_difficult_rows(rng, dtype):
-    """Huge, tiny, lopsided and constant groups take the paths that layer norm's rows take."""
+    """Huge, tiny, skewed and constant groups take the same paths as layer norm's rows."""
     for n in 6, 60, 600:
         rows = inputs.difficult_rows(rng, n, dtype)
         x = rows.reshape(12, 2 * 3, n // 3)
@@ -92,7 +92,7 @@ def test_difficult_rows(rng, dtype):
 
 @both_types
 def test_gradients_of_rescued_groups(rng, dtype):
-    """A scale at which T cannot carry xhat: dx scales inversely and the rest not at all."""
+    """At a scale where T cannot represent xhat's factors, dx scales inversely and the other gradients do not change."""
     x, dy, weight, _ = random_case(rng, (3, 4, 10), dtype)
     scale = dtype(2.0**-100 if dtype == np.float32 else 2.0**-600)
     results = []
@@ -108,14 +108,14 @@ def test_gradients_of_rescued_groups(rng, dtype):
 
 @pytest.mark.parametrize("shape", [(2, 4, 5), (3, 4, 200)])
 def test_gradients_whose_products_with_the_gain_overflow_float32(rng, shape):
-    """dy and dx are numbers of float32; g = dy gain is not, and neither are its sums."""
+    """dy and dx are in the range of float32; g = dy gain and its sums are not."""
     x, dy, weight, _ = random_case(rng, shape, np.float32)
     x, dy, weight = np.float32(1e10) * x, np.float32(1e30) * dy, np.float32(1e10) * np.abs(weight)
     check(x, dy, 2, weight)
 
 
 def test_gradient_sums_whose_partial_sums_overflow(rng):
-    """The second half of each channel cancels what the first has added up, beyond what float32 holds."""
+    """The sum of the first half of each channel overflows float32; the second half cancels it."""
     x, dy = rng.standard_normal((2, 3, 4, 640))
     dy = 2e37 * (1 + 0.1 * dy)
     x, dy = (np.concatenate([a, b], axis=-1).astype(np.float32) for a, b in ((10 * x, 10 * x), (dy, -dy)))
@@ -127,7 +127,7 @@ def test_gradient_sums_whose_partial_sums_overflow(rng):
 @both_types
 @pytest.mark.parametrize("shape", [(3, 12), (3, 4, 10)])
 def test_gradients_of_rescued_groups_keep_eps(rng, dtype, shape):
-    """Where T cannot carry xhat, an eps as large as the variance still counts."""
+    """On the float64 path, an eps as large as the variance still takes effect."""
     for exponent in (-14, 18) if dtype == np.float32 else (-130, 150):
         x, dy, weight, _ = random_case(rng, shape, dtype)
         check(x * dtype(10.0**exponent), dy, 2, weight, eps=10.0 ** (2 * exponent))
@@ -135,7 +135,7 @@ def test_gradients_of_rescued_groups_keep_eps(rng, dtype, shape):
 
 @both_types
 def test_one_group_is_layer_norm(rng, dtype):
-    """The same bits: of a matrix in all results, of a volume in y and the statistics."""
+    """Bit-identical: for a matrix in all results, for a volume in y and the statistics."""
     for n in [*range(1, 40), 1000]:
         x, dy, weight, bias = random_case(rng, (70, n), dtype, 3)
         y, stats = cnorm.group_norm(x, 1, weight, bias, return_stats=True)
@@ -153,7 +153,7 @@ def test_one_group_is_layer_norm(rng, dtype):
 @both_types
 @pytest.mark.parametrize("with_affine", [True, False])
 def test_groups_of_a_matrix_are_rows_of_layer_norm(rng, dtype, with_affine):
-    """The same bits, wherever in a vector a group begins, next to whatever other group, however many there are."""
+    """Bit-identical for any number of groups, any neighbouring group and any offset of a group within a vector."""
     for n in [*range(1, 36), 63, 64, 65, 96, 130, 512, 544]:
         for groups in (2, 5, 70):
             x = rng.standard_normal((3, groups, n)).astype(dtype)
@@ -204,7 +204,7 @@ def test_gradients_are_finite_differences(rng, shape, mean):
 
 @both_types
 def test_pytorch_agrees(rng, dtype):
-    """Each is within the contract of the truth, so within twice that of each other, if PyTorch is as good."""
+    """If PyTorch keeps the same error bound, the two results differ by at most twice that bound."""
     torch = pytest.importorskip("torch")
     limit = 20 * np.finfo(dtype).eps
     for shape in (6, 12), (6, 12, 9), (3, 4, 8, 8):
@@ -225,7 +225,7 @@ def test_pytorch_agrees(rng, dtype):
 
 @both_types
 def test_edges(rng, dtype):
-    """One channel per group of a matrix normalises single numbers; constants; no samples."""
+    """Groups of a single number, constant groups, and zero samples."""
     x, dy, weight, bias = random_case(rng, (5, 4), dtype)
     y, stats = cnorm.group_norm(x, 4, weight, bias, return_stats=True)
     assert np.array_equal(y, np.broadcast_to(bias, x.shape))

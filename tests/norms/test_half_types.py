@@ -12,7 +12,7 @@ import cnorm
 pytestmark = pytest.mark.usefixtures("isa")
 half_types = pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
 
-# matrices about each vector width, volumes with short and long runs, more than one block of 64 samples
+# matrices around each vector width, volumes with short and long runs, more than one block of 64 samples
 SHAPES = [(3, 8), (2, 33), (70, 36), (5, 6, 1), (2, 12, 7), (3, 6, 4, 4), (2, 4, 33), (66, 2, 17), (1, 3, 8200)]
 
 
@@ -91,7 +91,7 @@ def test_half_is_float32_rounded_once(rng, dtype, shape):
 @half_types
 @pytest.mark.parametrize("mean", [0, 4, 1e2, 1e4])
 def test_any_mean_and_scale(rng, dtype, mean):
-    """Far means take the second sweep; large and small rows of bfloat16 the float64 path."""
+    """Large means take the second sweep; large and small rows of bfloat16 take the float64 path."""
     scales = [1, 2.0**-14] if dtype == np.float16 else [1, 2.0**70, 2.0**-110]
     for scale in scales:
         x, dy, weight, bias = case(rng, (5, 6, 50), dtype, mean * scale, scale)

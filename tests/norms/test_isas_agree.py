@@ -1,4 +1,4 @@
-"""Every instruction set gives the same bits: compared byte for byte, NaN written one way."""
+"""Every instruction set gives the same bits: compared byte for byte, with every NaN canonicalised."""
 
 import inputs
 import ml_dtypes
@@ -97,7 +97,7 @@ def test_every_kind_of_half_row(rng, dtype, eps):
 
 @both_types
 def test_mean_over_std_around_the_acceptance_tests(rng, dtype):
-    """Rows on both sides of each acceptance test: the decision itself must be the same everywhere."""
+    """Rows on both sides of each acceptance test: every instruction set must take the same decision."""
     ratio = np.concatenate([np.linspace(0.9, 1.1, 400), np.geomspace(1e-3, 1e9, 400)])
     for n in 48, 1000:
         x = (rng.standard_normal((800, n)) + ratio[:, None]).astype(dtype)

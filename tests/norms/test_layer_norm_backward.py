@@ -1,4 +1,4 @@
-"""cnorm.layer_norm_backward against the oracle: the lines of the numerics contract about gradients."""
+"""cnorm.layer_norm_backward against the oracle: the rows of docs/numerics.md about gradients."""
 
 import inputs
 import numpy as np
@@ -57,7 +57,7 @@ def test_error_at_any_mean(rng, dtype, mean_over_std):
         weight, _ = inputs.random_affine(rng, n, dtype)
         dy = rng.standard_normal((rows, n)).astype(dtype)
         check(dy, x, weight)
-    check(dy + dtype(10), x)  # dy with a mean of its own
+    check(dy + dtype(10), x)  # dy with a nonzero mean
 
 
 @both_types
@@ -211,7 +211,7 @@ def test_a_row_alone_is_the_row_in_a_batch(rng, dtype):
 @both_types
 @pytest.mark.parametrize("shape", [(5, 70), (3, 528), (2, 1024), (2, 1300)])
 def test_any_alignment_gives_the_same_bits(rng, dtype, shape):
-    """Long rows are summed in vectors that begin before the row, and blocks of 512 end within them."""
+    """Long rows are summed in aligned vectors that begin before the row, so blocks of 512 end within a vector."""
     x, dy = (rng.standard_normal((2, *shape)) + 1).astype(dtype)
     x[0] -= dtype(1)  # a row without a shift
     weight, _ = inputs.random_affine(rng, shape[1], dtype)
@@ -229,7 +229,7 @@ def test_any_alignment_gives_the_same_bits(rng, dtype, shape):
 @pytest.mark.parametrize("weighted", [True, False], ids=["weight", "no weight"])
 @pytest.mark.parametrize("mean", [0, 100])
 def test_a_large_batch_at_any_alignment(rng, mean, weighted):
-    """dx is stored past the caches, and the gradients have the bits of those in place, where it is not."""
+    """dx is written with non-temporal stores; the gradients equal those in place, which uses ordinary stores."""
     shape = (9600, 777)
     x, dy = rng.standard_normal((2, *shape), np.float32)
     x += np.float32(mean)
@@ -264,7 +264,7 @@ def test_any_layout_gives_the_same_bits(rng, dtype):
 
 
 def test_stride_zero_dy(rng):
-    """The gradient of a plain sum is one element seen everywhere."""
+    """dy broadcast from one element, as in the gradient of a plain sum."""
     x = rng.standard_normal((5, 30), np.float32)
     ones = np.ones_like(x)
     view = np.broadcast_to(np.float32(1), x.shape)
@@ -318,7 +318,7 @@ def test_any_scale_of_dy(rng, dtype, scale):
 
 @both_types
 def test_dy_whose_sum_overflows(rng, dtype):
-    """dx itself is in range: finite input gives the correct output."""
+    """The sum of dy overflows, dx does not: finite input gives the correct output."""
     x = (rng.standard_normal((3, 1000)) + 1).astype(dtype)
     dy = ((rng.standard_normal(x.shape) + 3) * (float(np.finfo(dtype).max) / 100)).astype(dtype)
     check(dy, x)
@@ -326,11 +326,11 @@ def test_dy_whose_sum_overflows(rng, dtype):
 
 @both_types
 def test_dy_near_the_largest_number(dtype):
-    """Its sum is in range, and what is subtracted from dy must not take dy out of it."""
+    """The sum of dy is in range, and subtracting the means from dy must not overflow."""
     x = np.array([[0, 10, 0.1, -10]], dtype)
     dy = np.array([[0.999, -0.235, -0.999, -0.235]], dtype) * np.finfo(dtype).max
     check(dy, x)
-    if dtype == np.float64:  # the others need more room for their sums
+    if dtype == np.float64:  # the sums of the other types need a larger range
         return
     _, stats = cnorm.group_norm(x, 1, return_stats=True)
     dx, _, _ = cnorm.group_norm_backward(dy, x, 1, None, stats)
@@ -351,7 +351,7 @@ def test_dy_near_the_largest_number(dtype):
     ],
 )
 def test_float64_dx_in_range_when_its_factors_are_not(rng, x_scale, dy_scale, gain_scale):
-    """1/std, dy gain and their sums are beyond float64 by themselves; their product is not."""
+    """1/std, dy gain and their sums leave the range of float64; their product, dx, does not."""
     for n in 4, 100:
         x, dy = rng.standard_normal((2, 3, n))
         weight, _ = inputs.random_affine(rng, n, np.float64)

@@ -1,4 +1,4 @@
-"""cnorm.layer_norm against the oracle: the lines of the numerics contract about the forward direction."""
+"""cnorm.layer_norm against the oracle: the rows of docs/numerics.md about the forward pass."""
 
 import functools
 import threading
@@ -76,7 +76,7 @@ def test_every_kind_of_row(rng, dtype):
 @both_types
 @pytest.mark.parametrize("n", [33, 1000, 8192, 20000])
 def test_error_whatever_the_distribution(rng, dtype, n):
-    """Repeated values and outliers round to one side each time: the bound is that of the longest chain."""
+    """Repeated values and outliers round in the same direction each time: the bound is that of the longest chain."""
     z = rng.standard_normal((6, n))
     kinds = {
         "two values": np.where(z > 0, 0.1, 0),
@@ -99,7 +99,7 @@ def test_error_whatever_the_distribution(rng, dtype, n):
 
 @pytest.mark.parametrize("n", [2**20, 2**24])
 def test_rows_of_millions_of_elements(rng, n):
-    """Judged a part at a time: the oracle's wide arrays of a whole row would take a gigabyte."""
+    """Compared one part at a time: the oracle's wide arrays of a whole row would take a gigabyte."""
     x = rng.standard_normal(n, np.float32)
     x += np.float32(7)
     y, stats = cnorm.layer_norm(x, return_stats=True)
@@ -239,7 +239,7 @@ def test_a_row_alone_is_the_row_in_a_batch(rng, dtype):
     for n in 3, 32, 100, 1024, 4099:
         x = inputs.difficult_rows(rng, n, dtype)
         alike = (100 + rng.standard_normal((24, n))).astype(dtype)  # nearly the same shift for each
-        x = np.concatenate([rng.permutation(np.concatenate([x, x, x])), alike])  # neighbours of every kind
+        x = np.concatenate([rng.permutation(np.concatenate([x, x, x])), alike])  # every pair of kinds occurs
         weight, bias = inputs.random_affine(rng, n, dtype)
         batch = cnorm.layer_norm(x, weight, bias)
         for i in reversed(range(len(x))):  # in another order than the batch's
@@ -250,7 +250,7 @@ def test_a_row_alone_is_the_row_in_a_batch(rng, dtype):
 
 @pytest.mark.parametrize("n", [16, 37, 1024])
 def test_a_large_batch_is_its_rows(rng, n):
-    """Large enough for every tuned path: beyond the caches, beyond the GIL's threshold."""
+    """Large enough for every tuned path: larger than the caches and above the size at which the GIL is released."""
     x = np.tile(rng.standard_normal((64, n), np.float32), (8192 // 64 if n == 1024 else 16384 // 64, 1))
     x[3::64] = -0.0
     y = cnorm.layer_norm(x)

@@ -23,7 +23,7 @@ def numbers(count, dtype, seed):
 
 
 def volume(shape, dtype, seed):
-    """A mean, a scale and a constant for some channels: every path of the kernels."""
+    """Some channels are shifted, scaled or constant, so that every path of the kernels is taken."""
     x = numbers(int(np.prod(shape)), dtype, seed).reshape(shape)
     huge = dtype(2.0**100 if dtype == np.float32 else 2.0**700)
     for c in range(shape[1]):
@@ -40,7 +40,7 @@ def volume(shape, dtype, seed):
 
 
 def results(dtype, shapes):
-    """Every function of the family on these shapes, by name."""
+    """The results of every function of the other norms on these shapes, by name."""
     found = {}
     for number, shape in enumerate(shapes):
         x, dy = volume(shape, dtype, 1 + number), numbers(int(np.prod(shape)), dtype, 77).reshape(shape)
@@ -104,7 +104,7 @@ def test_isas_agree(dtype):
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("shape", [(6, 300), (3, 300, 4)])
 def test_eps_is_rounded_to_the_dtype(shape):
-    """1 and a bit is 1 in float32; the variances beside it are many, so that some result would show the bit."""
+    """eps slightly above 1 rounds to 1 in float32; with many variances some result would show a missing rounding."""
     x, dy = (numbers(int(np.prod(shape)), np.float32, seed).reshape(shape) for seed in (1, 2))
     weight, mean = numbers(600, np.float32, 3).reshape(2, 300)
     found = []
@@ -142,7 +142,7 @@ def test_any_alignment_gives_the_same_bits(dtype):
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("shape", [(8192, 1031), (4, 2053, 1031), (4096, 1056)], ids=str)
 def test_streaming_stores_give_the_same_bits(shape):
-    """Outputs larger than the caches take another way to memory, joined at every alignment of the rows."""
+    """Outputs larger than the caches are written with non-temporal stores, whatever the alignment of the rows."""
     x, dy = numbers(2 * int(np.prod(shape)), np.float32, 3).reshape(2, *shape)
     weight, bias = numbers(2 * shape[1], np.float32, 4).reshape(2, -1)
     variance = weight * weight
@@ -150,7 +150,7 @@ def test_streaming_stores_give_the_same_bits(shape):
     room = inputs.at_byte_offset(x, 20)
 
     def check(norm, x):
-        """norm(x, out) into the room, streamed, and in place, where nothing streams."""
+        """norm(x, out) into a buffer, with non-temporal stores, and in place, with ordinary stores."""
         in_place = x.copy()
         streamed, *sums = norm(x, room)
         plain, *plain_sums = norm(in_place, in_place)

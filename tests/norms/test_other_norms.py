@@ -1,4 +1,4 @@
-"""rms_norm, add_layer_norm and the half dtypes. What layer_norm has been tested for is compared with it bit for bit."""
+"""rms_norm, add_layer_norm and the half dtypes; compared bit for bit with layer_norm where that applies."""
 
 import inputs
 import ml_dtypes
@@ -47,7 +47,7 @@ def test_half_with_float32_weights(isa, rng, dtype):
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("shape", [(1, 130), (9, 130), (9, 1024), (3, 4100), (1100, 4100), (5000, 1024)], ids=str)
 def test_nan_stays_nan_when_rounded_to_half(isa, rng, dtype, shape):
-    """Whatever it carries: all ones would become -0 by rounding up, a small one infinity by rounding down."""
+    """For any payload: rounding a payload of all ones up would give -0, rounding a small one down infinity."""
     kinds = np.array([0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0xFFFF8001, 0x7F800001], np.uint32).view(np.float32)
     x, spoilt = rows(rng, shape, dtype), rows(rng, shape[1:], np.float32)
     spoilt[::2] = np.resize(kinds, shape[1] // 2)
@@ -86,7 +86,7 @@ def test_half_backward_is_float32_rounded_once(isa, rng, dtype, shape):
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_every_half_value_is_widened_and_rounded_right(isa, dtype):
-    """All 65536 of them, in rows of one pair: x and -x normalise to +-1 in any scale; NaN and infinity to NaN."""
+    """All 65536 values, in rows (x, -x), which normalise to +-1 at any scale; NaN and infinity give NaN."""
     every = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     x = np.stack([every, -every], axis=-1)
     wide = x.astype(np.float32)
@@ -240,7 +240,7 @@ def test_rms_backward_without_weight_and_in_place(isa, rng, dtype, shape):
 @pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, ml_dtypes.bfloat16])
 def test_long_rows_at_any_alignment_give_the_same_bits(rng, dtype):
-    """Rows of several blocks of sums, at a mean with and without a shift, each input and output somewhere else."""
+    """Rows of several summation blocks, with and without a shift, each input and output at another alignment."""
     x, residual = (rng.standard_normal((2, 4, 1040)) + np.float32([[0], [3], [40], [0]])).astype(dtype)
     sums = [a.tobytes() for a in cnorm.add_layer_norm(x, residual)]
     norm, rms = cnorm.layer_norm(x).tobytes(), cnorm.rms_norm(x).tobytes()

@@ -1,4 +1,4 @@
-"""What must hold for every norm, whatever the array: hypothesis looks for a counterexample and shows the smallest."""
+"""Properties of every norm for arbitrary arrays: hypothesis searches for a counterexample and shows the smallest."""
 
 import math
 from collections.abc import Callable
@@ -101,7 +101,7 @@ every_norm = pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
 
 @st.composite
 def views(draw, dtype, shape):
-    """Numbers of that shape in any layout: dimensions in any order, steps, backwards, cut out, at any byte."""
+    """Arrays of that shape in any layout: permuted dimensions, steps, negative strides, slices, any byte offset."""
     order = draw(st.permutations(range(len(shape))))
     steps = [draw(st.sampled_from([1, 2, 3, -1, -2])) for _ in shape]
     margins = [draw(st.integers(0, 2)) for _ in shape]
@@ -147,7 +147,7 @@ def memory_of(view):
 @every_norm
 @given(data=st.data())
 def test_any_layout_gives_the_same_bits(norm, data):
-    """The bits of contiguous arrays, wherever inputs and output lie; nothing else is written."""
+    """The same bits as for contiguous arrays, for any layout of inputs and output; nothing else is written."""
     dtype, shape, axis, weight, bias = data.draw(cases(norm), "case")
     x, out = (data.draw(views(dtype, shape), name) for name in ("x", "out"))
     expected = norm.forward(plain(x), plain(weight), plain(bias), axis, None)
@@ -189,7 +189,7 @@ def test_any_layout_gives_the_same_gradients(norm, data):
 )
 @given(data=st.data())
 def test_any_finite_rows_are_right(norm, oracle, dtype, data):
-    """Any numbers of the type, near overflow or subnormal; and each row is what it would be alone."""
+    """Any finite numbers, near overflow or subnormal; each row has the bits that it has alone."""
     finite = arrays.from_dtype(np.dtype(dtype), allow_nan=False, allow_infinity=False)
     x = data.draw(arrays.arrays(dtype, st.tuples(st.integers(1, 3), st.integers(1, 40)), elements=finite), "x")
     eps = data.draw(st.sampled_from([0, 1e-5]), "eps")

@@ -1,4 +1,4 @@
-"""The oracle itself, against exact arithmetic and finite differences: a wrong judge is worse than none."""
+"""The oracle itself, against exact arithmetic and finite differences."""
 
 from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""Rows that arithmetic in their own type cannot reach: done in float64, as right as others, and alike at any scale."""
+"""Rows whose sums leave the range of their type: computed in float64, within the same bounds, at any scale."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def test_float64_path_gradient_sums_are_blocked():
 @pytest.mark.parametrize(("dtype", "ordinary", "rescued"), [(np.float32, 20, 90), (np.float64, 200, 700)])
 @pytest.mark.parametrize("n", [1, 7, 32, 257, 1000, 8193])
 def test_scaling_by_a_power_of_two_changes_no_bit(dtype, ordinary, rescued, n):
-    """At eps 0, among rows that are done the same way; dx then has the other power."""
+    """At eps = 0, among rows that take the same path; dx is scaled by the inverse power."""
     rng = np.random.default_rng(n)
     x, dy = rng.standard_normal((2, 3, n)).astype(dtype)
     ones = np.ones(n, dtype)

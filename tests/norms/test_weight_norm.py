@@ -78,7 +78,7 @@ def test_gains_of_any_scale(rng, dtype):
 
 @both_types
 def test_gain_over_length_outside_the_range_of_the_type(rng, dtype):
-    """v is a number of T and so is 1/|w|, but g/|w| overflows, is subnormal or underflows to 0."""
+    """v and 1/|w| are in the range of T, but g/|w| overflows, is subnormal or underflows to 0."""
     size, other, tiny = (1e-12, 1e30, 1e-35) if dtype == np.float32 else (1e-100, 1e220, 1e-250)
     for w_size, g_size in (size, other), (1 / size, 1 / other), (1 / size, tiny):
         w, dv = rng.standard_normal((2, 5, 40))
@@ -87,7 +87,7 @@ def test_gain_over_length_outside_the_range_of_the_type(rng, dtype):
 
 
 def test_dweight_in_range_when_its_partial_products_are_not():
-    """g/|w| dv is a number of float64 where g dv, g/|w| or dv/|w| is not."""
+    """g/|w| dv is in the range of float64 where g dv, g/|w| or dv/|w| is not."""
     for size, gain, scale in (1e300, 1e300, 1e20), (1e-300, 1e-200, 1e-200), (1e-310, 1e-12, 1e10), (1.7e307, 1e14, 1):
         w, dv = size * np.array([[1, 2, -1.0]]), scale * np.array([[1, -1, 3.0]])
         check(w, dv, np.array([gain]))
@@ -187,7 +187,7 @@ def test_errors(rng):
 
 
 def test_elements_much_smaller_than_the_largest_stay_precise():
-    """1e-160 beside 1e160: the squares leave the range of float64, and w/|w| does until the gain is there."""
+    """1e-160 beside 1e160: the squares leave the range of float64, and so does w/|w| before the gain is applied."""
     w, gain = np.array([[1e160, 1e-160, -3e-170]]), np.array([1e30])
     v = cnorm.weight_norm(w, gain)
     np.testing.assert_allclose(v, [[1e30, 1e-290, -3e-300]], rtol=1e-15)
@@ -195,7 +195,7 @@ def test_elements_much_smaller_than_the_largest_stay_precise():
 
 @pytest.mark.parametrize("power", [-700, -40, 3, 700])
 def test_scaling_by_a_power_of_two_changes_no_bit(rng, power):
-    """Whether or not a row takes the float64 path with its own scale; gradients round in another order there."""
+    """Whether or not a row takes the float64 path, which scales it; gradients round in another order there."""
     w, dv, gain = rng.standard_normal((5, 40)), rng.standard_normal((5, 40)), rng.standard_normal(5)
     scaled = np.ldexp(w, power)
     assert cnorm.weight_norm(scaled, gain).tobytes() == cnorm.weight_norm(w, gain).tobytes()

@@ -36,7 +36,7 @@ every_cell = pytest.mark.parametrize(
 def trajectory(key, outputs):
     """A model of one cell; x [64, 5], the states before each step rounded to float32, and after it in float64."""
     rng = np.random.default_rng(list(map(ord, "".join(key))))
-    eps = 1e-8 if key[1] == "kann" else None  # whose 0 ONNX does not have: a row of no variance would be NaN
+    eps = 1e-8 if key[1] == "kann" else None  # KANN's eps is 0; in ONNX a row without variance would be NaN
     layer, advance = cells.random_cell(key, rng, INPUTS, UNITS, outputs, eps=eps)
     model = cnorm.Model([layer])
     x = rng.standard_normal((STEPS, INPUTS)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Files that export writes: their interface, their arithmetic in float64, what wrong use leaves behind."""
+"""Exported files: their interface, their arithmetic in float64, and no partial file after an error."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def stack(rng):
 
 
 def float64_step(model, x, states):
-    """One step of the oracle, written from the paper and not from the exporter."""
+    """One step of the oracle, written from the paper's equations, independently of the exporter."""
     new, recurrent = {}, 0
     for layer in model.layers:
         if layer.kind == "Linear":
@@ -230,7 +230,7 @@ def run(exported, feeds):
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("functions", [False, True])
 def test_a_sequence_is_its_steps_and_its_chunks(rng, stack, opset, functions):
-    """Any length; the states out of one chunk go into the next."""
+    """Sequences of any length; the final states of one chunk are the initial states of the next."""
     sequence = onnx_export.export(stack, form="sequence", opset=opset, functions=functions, batch="batch")
     step = onnx_export.export(stack, opset=opset, batch="batch")
     assert [n.op_type for n in sequence.graph.node] == ["Scan"]
@@ -285,7 +285,7 @@ def test_float16_norms_are_computed_in_float32(rng, opset):
     exported = onnx_export.export(model, opset=opset, dtype="float16")
     assert {value.type.tensor_type.elem_type for value in exported.graph.input} == {onnx.TensorProto.FLOAT16}
     assert {tensor.data_type for tensor in exported.graph.initializer} == {onnx.TensorProto.FLOAT16}
-    from onnx.reference import ReferenceEvaluator  # really computes in float16; onnxruntime's CPU does not
+    from onnx.reference import ReferenceEvaluator  # computes in float16, unlike onnxruntime's CPU kernels
 
     x = rng.standard_normal((1, 4)).astype(np.float16)
     zero = np.zeros((1, 8), np.float16)
@@ -306,7 +306,7 @@ def test_weights_beyond_float16_are_refused(tmp_path):
 
 @pytest.fixture
 def small_limit(monkeypatch):
-    """Every model's weights go to a second file."""
+    """Lower the size limit so that every model's weights go to a second file."""
     monkeypatch.setattr("onnx_export.files.EXTERNAL_ABOVE", 100)
 
 
@@ -331,7 +331,7 @@ def test_large_weights_go_to_a_second_file(tmp_path, small_limit):
 
 
 def test_file_modes_links_and_special_files(tmp_path, small_limit):
-    """As for `cnorm.Model.save`; the second file has the mode of the first and lies beside what a link leads to."""
+    """As for `cnorm.Model.save`; the second file has the mode of the first and lies beside a link's target."""
     (tmp_path / "folder").mkdir()
     os.symlink("folder/real.onnx", tmp_path / "link")
     before = os.umask(0o077)

@@ -1,4 +1,4 @@
-"""The family's norms as graphs: the right numbers in onnxruntime and in the float64 evaluation, at every opset."""
+"""Batch, group, instance, divisive and weight norm as graphs, in onnxruntime and in float64, at every opset."""
 
 import os
 

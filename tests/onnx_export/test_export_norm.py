@@ -1,4 +1,4 @@
-"""Stand-alone norms: the right numbers in onnxruntime at every opset, and the onnx package's own node tests."""
+"""Exported norms against the oracle: onnxruntime's results at every opset, and the operators' attributes."""
 
 import os
 

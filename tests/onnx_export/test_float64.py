@@ -1,4 +1,4 @@
-"""Float64 must be float64 to the last node, in every corner where float32 hides in a model."""
+"""`Float64` evaluates every node in float64, wherever in a model float32 can occur."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_every_source_of_float32_is_widened():
 
 @pytest.mark.parametrize("opset", [17, 18], ids=["inlined", "kept"])
 def test_local_functions_and_subgraphs(opset):
-    """A function of another opset than the model's cannot be inlined: it must be widened where it is."""
+    """A function of another opset than the model's cannot be inlined: it must be widened in place."""
     body = [
         helper.make_node("Constant", [], ["s"], value_floats=[2.0]),
         helper.make_node("LayerNormalization", ["x", "s"], ["y"], stash_type=1),

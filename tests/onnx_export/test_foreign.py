@@ -1,4 +1,4 @@
-"""check_parity and OrtStream on files that PyTorch's exporter wrote: a step proves which preset a checkpoint is."""
+"""check_parity and OrtStream on files written by PyTorch's exporter: a step shows which preset a checkpoint needs."""
 
 import warnings
 
@@ -22,7 +22,7 @@ class Step(torch.nn.Module):
 
 
 class Written(Step):
-    """A loop that the exporter writes out."""
+    """A loop that the exporter unrolls."""
 
     def forward(self, x, h, c):
         ys = []
@@ -33,7 +33,7 @@ class Written(Step):
 
 
 class Scripted(Step):
-    """A loop that stays one: the size of y gets a name."""
+    """A scripted loop, which the exporter keeps as a loop: the size of y becomes symbolic."""
 
     def forward(self, x, h, c):
         ys = torch.zeros(0, 1, 16)
@@ -67,7 +67,7 @@ def of_torch(module, preset="torch", **weights):
 def written(module, path, steps=(), states=(), **options):
     shapes = [(*steps, 1, INPUTS), (*states, 1, UNITS), (*states, 1, UNITS)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter
+        warnings.simplefilter("ignore")  # the exporter's own warnings
         torch.onnx.export(
             module.eval(),
             tuple(torch.zeros(shape) for shape in shapes),

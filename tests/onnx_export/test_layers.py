@@ -1,4 +1,4 @@
-"""Stacks: every layer beside the cells, states that begin elsewhere than at zero, and what has no ONNX form."""
+"""Stacks: every kind of layer, nonzero initial states, and layers that have no ONNX form."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def cell(rng, key, inputs, units, **start):
 
 @pytest.fixture
 def stack(rng):
-    """Each kind of layer, a residual within a residual, cells of three kinds, one with a learned start."""
+    """Each kind of layer, nested residuals, cells of three kinds, one with a learned initial state."""
     start = {"h0": rng.uniform(-1, 1, 6).astype(np.float32), "c0": rng.uniform(-1, 1, 6).astype(np.float32)}
     inner = cnorm.Residual([cell(rng, ("RNN", "ba2016"), 6, 6), cnorm.Activation("sigmoid")])
     return cnorm.Model(
@@ -78,7 +78,7 @@ def test_learned_starts_are_in_the_state_table(rng, stack):
 
 @pytest.mark.parametrize("form", ["step", "sequence"])
 def test_native_operators_in_a_stack(rng, form):
-    """Linear layers and norms act on whole sequences there; no Scan."""
+    """With native operators, linear layers and norms act on whole sequences, without Scan."""
     model = cnorm.Model(
         [
             cell(rng, ("LSTM", "keras"), 5, 6),
@@ -99,7 +99,7 @@ def test_native_operators_in_a_stack(rng, form):
 
 
 def test_constants_of_a_spec_reach_the_native_operator(rng):
-    """forget_bias and update_bias are no tensors of the checkpoint, and the operators have only tensors."""
+    """forget_bias and update_bias are constants of the spec, while native operators take tensors only."""
     for key, field in ((("LSTM", "torch"), "forget_bias"), (("GRU", "torch"), "update_bias")):
         layer, _ = cells.random_cell(key, rng, 5, 6)
         spec = replace(layer.spec, **{field: 1.5})
@@ -197,7 +197,7 @@ def test_rejects_bidirectional_layers(rng, tmp_path):
 @pytest.mark.parametrize("eps", [0, 1e-46])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_norms_without_eps_are_refused_by_name(rng, tmp_path, dtype, eps):
-    """A step from zeros would be NaN at once: the norm of W h has nothing but zeros to divide."""
+    """The first step from a zero state would be NaN: the norm of W h = 0 divides 0 by 0."""
     weight = np.ones(6, np.float32)
     recurrent = cnorm.LSTM(cell(rng, ("LSTM", "ba2016"), 6, 6).weights, preset="ba2016", eps=eps)
     layers = (cnorm.LayerNorm(weight, eps=eps), cnorm.Residual([cnorm.LayerNorm(weight, eps=eps)]), recurrent)
@@ -208,7 +208,7 @@ def test_norms_without_eps_are_refused_by_name(rng, tmp_path, dtype, eps):
 
 
 def test_checkpoint_names_that_are_not_identifiers(rng):
-    """Formal names of a function's inputs are identifiers; the file's tensors keep the checkpoint's names."""
+    """A function's formal inputs must be identifiers; the file's tensors keep the checkpoint's names."""
     model = cnorm.Model([cell(rng, ("LSTM", "tfa"), 5, 6)])
     exported = onnx_export.export(model, functions=True)
     assert all(name.isidentifier() for f in exported.functions for name in (*f.input, *f.output))

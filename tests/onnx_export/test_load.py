@@ -1,4 +1,4 @@
-"""An exported file read back is the model: the same bits at every step."""
+"""`load` of an exported file gives the model: the same bits at every step."""
 
 import json
 
@@ -20,7 +20,7 @@ def test_loaded_model_steps_to_the_same_bits(rng, tmp_path, form, functions, ops
     again = onnx_export.load(tmp_path / "m.onnx")
     x = rng.standard_normal((50, 5)).astype(np.float32)
     assert again.stream().process(x).tobytes() == model.stream().process(x).tobytes()
-    # a saved stream is tied to its model by a hash of configuration and weights: it is the same model
+    # a saved stream holds its model's hash of configuration and weights, so it is the same model
     stream = model.stream()
     stream.process(x)
     assert again.restore(stream.save()).step(x[0]).tobytes() == stream.step(x[0]).tobytes()
@@ -89,7 +89,7 @@ def test_rejects_altered_files_by_name(tmp_path, edit, says):
 
 
 def test_load_of_an_absent_file_is_an_oserror(tmp_path):
-    """An OSError, as from `cnorm.load`, whoever reads."""
+    """An OSError from every function that reads a file, as from `cnorm.load`."""
     for read in READERS:
         with pytest.raises(FileNotFoundError, match=r"No such file .*nothing\.onnx"):
             read(tmp_path / "nothing.onnx")
@@ -103,7 +103,7 @@ def test_rejects_anything_but_a_path():
 
 
 def test_load_reads_no_weights_outside_the_folder(tmp_path, monkeypatch):
-    """Weights outside the model's folder are not read, and what is not ONNX is not looked into."""
+    """Weights outside the model's folder are not read, and files that are not ONNX are refused."""
     monkeypatch.setattr("onnx_export.files.EXTERNAL_ABOVE", 100)
     (tmp_path / "inner").mkdir()
     path = tmp_path / "inner" / "demo.onnx"

@@ -48,7 +48,7 @@ def test_layer_normalization(node_tests):
         y, stats = cnorm.layer_norm(x, weight, bias, axis=axis, eps=eps, return_stats=True)
         for got, output in zip((y, stats.mean, stats.inv_std_dev), node.output, strict=True):
             assert_close(got, outputs[output], name)
-        # the oracle is the judge of everything else: it has to pass, too
+        # the oracle, against which everything else is tested, has to pass as well
         assert_close(reference.layer_norm(x, weight, bias, axis=axis, eps=eps)[0], outputs["Y"], name)
 
 
@@ -72,11 +72,11 @@ NOT_COVERED = {
 
 
 def imported(kind, node, inputs, direction):
-    """Our layer for one direction of an operator: its weights are the preset's own names and layout."""
+    """The cnorm layer for one direction of an operator; weights have the preset's names and layout."""
     named = dict(zip(("X", "W", "R", "B"), (inputs.get(name) for name in node.input), strict=False))
     weights = {name: named[name][direction : direction + 1] for name in ("W", "R", "B") if named.get(name) is not None}
     layer, preset = RECURRENT[kind]
-    if preset is None:  # no preset has the plain RNN: a spec says what it is
+    if preset is None:  # there is no preset for the plain RNN, so it is described by a spec
         weight = (("W", "1 H I", "weight_x"), ("R", "1 H H", "weight_h"), ("B", "1 2H", "bias_x bias_h?"))
         preset = cnorm.CellSpec("RNN", "onnx", "onnx.ai, operator RNN", "a", weight)
     return layer(weights, preset=preset)

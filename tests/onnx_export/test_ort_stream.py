@@ -1,4 +1,4 @@
-"""OrtStream gives what session.run gives, without building anything in a step."""
+"""OrtStream gives the results of session.run, without creating bindings in a step."""
 
 import doctest
 

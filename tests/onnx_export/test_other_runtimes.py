@@ -1,4 +1,4 @@
-"""Exported files in runtimes of others. Each test runs where its runtime is installed (dependency group "runtimes").
+"""Exported files in other runtimes. Each test runs where its runtime is installed (dependency group "runtimes").
 
 An older onnxruntime needs an older numpy, so it has a folder of its own, which CNORM_OLDEST_ONNXRUNTIME names:
 pip install --target FOLDER onnxruntime==1.15.1 "numpy<2" (the oldest for Python 3.11; it runs in a child process).
@@ -45,7 +45,7 @@ class OpenVINO:
 
 
 class Tract:
-    """It takes inputs and gives outputs in the order of the graph."""
+    """tract: takes inputs and returns outputs in the order of the graph."""
 
     forms = ("step", "step13", "scan", "portable", "unrolled", "float16")
 
@@ -104,8 +104,8 @@ def longest_sum(layer):
 @pytest.mark.parametrize(("runtime", "form"), CASES, ids=lambda part: getattr(part, "__name__", part))
 @pytest.mark.parametrize("key", PRESETS, ids=lambda key: "-".join(key))
 def test_every_preset(key, runtime, form, rng, tmp_path):
-    """A call from one state, within the bound of `check_parity` for each of its steps."""
-    eps = 1e-8 if key[1] == "kann" else None  # whose 0 ONNX does not have: a row of no variance would be NaN
+    """One call from a given state, each step within the bound of `check_parity`."""
+    eps = 1e-8 if key[1] == "kann" else None  # KANN's eps is 0; in ONNX a row without variance would be NaN
     layer = random_cell(key, rng, 12, 16, eps=eps)[0]
     model = cnorm.Model([layer, random_linear(rng, layer.output_size, 5)])
     exported = onnx_export.export(model, tmp_path / "model.onnx", **FORMS[form])

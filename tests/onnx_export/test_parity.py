@@ -1,4 +1,4 @@
-"""check_parity on the demo model, and on files that are wrong on purpose: it must see every one of them."""
+"""check_parity on the demo model and on deliberately wrong files, every one of which it must report."""
 
 import io
 import json
@@ -38,7 +38,7 @@ def test_every_form_of_the_demo_model(demo, form, functions, dtype):
 
 
 def test_float16_is_judged_by_float16(demo):
-    """The bound grows with the unit roundoff, 8192 times, and no more: a broken file is still seen."""
+    """The bound grows by the ratio of the unit roundoffs, 8192, and no more: a broken file is still reported."""
     half = onnx_export.export(demo[0], dtype="float16")
     single = onnx_export.check_parity(*demo, steps=4)
     report = onnx_export.check_parity(demo[0], half, steps=4)
@@ -48,11 +48,11 @@ def test_float16_is_judged_by_float16(demo):
         assert row.bound < 8192 * 4 * other.bound
     assert not onnx_export.check_parity(demo[0], broken(half, swap_gates), steps=4).ok
     ulp = {row.engine: row.max_ulp for row in report.rows if row.tensor == "y" and row.against == "float64"}
-    assert max(ulp.values()) < 16  # in one unit for all engines: in float32's cnorm would be 8192 times as far
+    assert max(ulp.values()) < 16  # one unit for all engines: in float32's, cnorm's would be 8192 times as large
 
 
 def test_bound_covers_the_ill_conditioned_norm_of_two_units(rng):
-    """Two cells that nearly meet: their norm enlarges any error, and the bound has to know."""
+    """Two cells of nearly equal value: their norm is ill-conditioned and enlarges errors; the bound covers that."""
     model = cnorm.Model([random_lstm(rng, 2, 2), random_linear(rng, 2, 3)])
     report = onnx_export.check_parity(model, onnx_export.export(model), steps=300)
     assert report.ok, str(report)
@@ -141,7 +141,7 @@ def drop_norm_of_c(nodes, _):
 
 
 def carry_the_normalised_cell(nodes, _):
-    """The difference between two presets whose weights have the same names and shapes."""
+    """Make the graph carry the normalised cell: another preset with weights of the same names and shapes."""
     nodes["c0_out"].output[0] = "raw"
     nodes["layers.0/norm_c"].input[0] = "raw"
     nodes["layers.0/norm_c"].output[0] = "c0_out"
@@ -181,7 +181,7 @@ def test_a_broken_graph_is_reported(demo, change):
     report = onnx_export.check_parity(model, broken(exported, change), steps=8)
     assert not report.ok
     assert not report
-    # the file says what it says, and onnxruntime computes it; it is cnorm's model that the file is not
+    # onnxruntime computes the file correctly; it is the file that differs from cnorm's model
     assert report.first.engine == "cnorm"
     assert all(row.ok for row in report.rows if row.engine != "cnorm")
     assert f"cnorm and float64 go apart first in {report.first.tensor} at step" in report.verdict
@@ -203,7 +203,7 @@ def test_a_lost_eps_is_reported(demo):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_different_initial_state_is_reported(demo, dtype):
-    """Each step agrees, from whatever state: only the table and the free runs show it."""
+    """Each step agrees from any state: only the state table and the free runs show the difference."""
     lstm, linear = demo[0].layers
     started = cnorm.LSTM({**lstm.weights, "h0": np.full(64, 0.3, "f")}, preset="ba2016")
     other = cnorm.Model([started, linear])
@@ -220,7 +220,7 @@ def test_different_initial_state_is_reported(demo, dtype):
 
 
 def test_first_diverging_step_is_reported(demo):
-    """A file that clips its cell at 1 is right until a cell gets there."""
+    """A file that clips its cell at 1 is right until a cell exceeds 1."""
     model, exported = demo
 
     def clip(nodes, copy):
@@ -259,7 +259,7 @@ def test_nan_counts_as_an_infinite_error(demo):
 
 
 def test_steps_after_a_state_that_is_not_finite_are_not_counted(demo):
-    """Weights of NaN reach the cell at once: two recordings, one step of each."""
+    """NaN weights reach the cell in the first step: two recordings, one counted step each."""
     model, exported = demo
 
     def poison(_, copy):

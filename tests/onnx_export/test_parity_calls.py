@@ -1,4 +1,4 @@
-"""check_parity beyond single steps of one row: files that are right there and wrong elsewhere, and files of others."""
+"""check_parity on files that are right only for single steps of one row, and on files of other exporters."""
 
 import json
 
@@ -41,7 +41,7 @@ def plain(rng):
 
 
 def read_the_outer_cell(graph):
-    """No step carries c: each reads what the sequence began with."""
+    """Every step reads the sequence's initial c instead of the carried one."""
     body = attribute(only(graph, "Scan"), "body").g
     for node in body.node:
         node.input[:] = ["c0_in" if name == "step/c0_in" else name for name in node.input]
@@ -80,7 +80,7 @@ def test_a_native_lstm_that_runs_backwards_is_reported(plain):
 
 
 def mean_over_rows(graph):
-    """A norm's input is centred over the rows of the batch too, which changes nothing in a batch of one but 0."""
+    """A norm's input is averaged with its mean over the batch's rows, which changes nothing in a batch of one."""
     norm = next(node for node in graph.node if node.op_type == "LayerNormalization")
     at = list(graph.node).index(norm)
     x = norm.input[0]
@@ -97,7 +97,7 @@ def mean_over_rows(graph):
 
 
 def norm_over_rows(graph):
-    """The statistics of all rows of the batch together."""
+    """Statistics are taken over all rows of the batch together."""
     norm = next(node for node in graph.node if node.op_type == "LayerNormalization")
     attribute(norm, "axis").i = 0
 
@@ -154,7 +154,7 @@ def test_metadata_of_another_model_is_reported(model):
     assert onnx_export.check_parity(model, exported, steps=2).ok
 
 
-# ------------------------------------------------------------------------------------------ files of others
+# ------------------------------------------------------------------------------- files of other exporters
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_sizes_that_are_not_the_models_are_refused(model, foreign, change, says)
 
 
 def test_states_of_three_axes_are_refused(plain):
-    """As torch.nn.LSTM has them."""
+    """States of shape [1, batch, units], as torch.nn.LSTM has them."""
     exported = onnx_export.export(plain, form="sequence")
 
     def lengthen(graph):

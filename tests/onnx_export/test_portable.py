@@ -1,4 +1,4 @@
-"""Files for other runtimes: weights folded, plain operators, outputs of their own, three ways to repeat a step."""
+"""Files for other runtimes: weights folded, primitive operators, separate output nodes, three forms of loop."""
 
 import json
 
@@ -19,7 +19,7 @@ KINDS = sorted(cnorm.PRESETS)
 
 
 def of_preset(key, rng):
-    eps = 1e-8 if key[1] == "kann" else None  # whose 0 ONNX does not have: a row of no variance would be NaN
+    eps = 1e-8 if key[1] == "kann" else None  # KANN's eps is 0; in ONNX a row without variance would be NaN
     layer = random_cell(key, rng, 5, 8, eps=eps)[0]
     return cnorm.Model([layer, random_linear(rng, layer.output_size, 3)])
 
@@ -75,7 +75,7 @@ def test_unrolled_steps_share_nodes_on_weights(rng):
 
 @pytest.mark.parametrize("form", [{"form": "step"}, {"form": "sequence"}, {"form": "sequence", "native_ops": True}])
 def test_portable_outputs_come_from_separate_nodes(rng, form):
-    """Runtimes name outputs after nodes; converters of types want outputs that no other node reads."""
+    """Some runtimes name outputs after nodes; type converters need outputs that no other node reads."""
     model = of_preset(("LSTM", "torch"), rng)
     exported = onnx_export.export(model, portable=True, **form)
     names = [value.name for value in exported.graph.output]
@@ -181,7 +181,7 @@ def test_options_that_exclude_each_other(options, error, says):
 
 
 def test_loop_of_zero_steps_keeps_the_states():
-    """Scan takes no empty sequence in onnxruntime; Loop does."""
+    """onnxruntime's Scan rejects an empty sequence; Loop accepts it."""
     exported = onnx_export.export(cnorm.demo_model(), form="sequence", loop="loop")
     h, c = (np.full((1, 64), v, np.float32) for v in (0.5, -0.5))
     session = Session(exported, "all")

@@ -1,4 +1,4 @@
-"""A user's type checker sees what the package offers, though it is imported only when it is used."""
+"""A type checker sees the types of the public names, although they are imported lazily."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ def test_public_names_have_types(tmp_path):
     lines = [f"reveal_type(onnx_export.{name})" for name in onnx_export.__all__]
     (tmp_path / "user.py").write_text("\n".join(["import onnx_export", *lines, "onnx_export.exprot()"]))
     root = Path(onnx_export.__file__).parents[1]
-    # mypy does not see an editable install by itself, and minds being shown another
+    # mypy does not find an editable install by itself, and rejects a second path to it
     source = {} if root.name == "site-packages" else {"MYPYPATH": str(root)}
     done = subprocess.run(
         [sys.executable, "-P", "-m", "mypy", "--follow-imports=silent", "user.py"],

@@ -1,4 +1,4 @@
-"""`cnorm bench`: what it checks, leaves out and writes. Nothing here looks at a time, but that it is one."""
+"""`cnorm bench`: its checks, omissions and reports. No test compares times; they only have to be positive numbers."""
 
 import io
 import json
@@ -68,7 +68,7 @@ def test_document_of_norms(document):
         assert record["moved_bytes"] % (record["rows"] * record["n"] * 2) == 0
     labels = {r["contender"] for r in document["records"]}
     assert labels >= {"cnorm", "cnorm, new array", "np.copyto", "NumPy"}
-    assert "fresh_memory" not in document  # nothing here is large enough for page faults to show
+    assert "fresh_memory" not in document  # no input here is large enough for page faults to be measurable
 
 
 def test_document_of_steps(steps):
@@ -93,7 +93,7 @@ def test_document_of_steps(steps):
 
 @pytest.mark.parametrize("case", bench.CASES, ids=str)
 def test_every_contender_of_the_norms_is_right(case):
-    """What is importable is not left out quietly because its own formula is wrong."""
+    """No importable contender is left out because its formula in the benchmark is wrong."""
     inputs = case.inputs(np.random.default_rng(0), 65, 130)
     for module in contenders.importable()[0]:
         for contender in getattr(module, case.operation, lambda **_: [])(**inputs):
@@ -131,7 +131,7 @@ def test_reference_of_the_ln_lstm_agrees_with_the_oracle():
 
 @pytest.mark.parametrize("cell", operations.CELLS)
 def test_every_contender_of_the_steps_is_right(cell):
-    """In particular cnorm, whose plain cells have their own tests against another reference."""
+    """Includes cnorm, whose plain cells are also tested against another reference."""
     model = operations.random_model(cell, np.random.default_rng(3), 5, 7)
     frames = np.random.default_rng(4).standard_normal((3, 5), dtype=np.float32)
     runners = bench.step_contenders(contenders.importable()[0], model)
@@ -207,7 +207,7 @@ def test_absent_packages_are_reported(monkeypatch):
 
 
 def test_contenders_are_timed_in_rotation():
-    """After calibration every round starts with another contender, and each runs once uncounted before its sample."""
+    """After calibration every round starts with another contender; each has one untimed call before its sample."""
     calls = []
 
     def slow(label):

@@ -1,4 +1,4 @@
-"""The demo: what it claims about the packaged model holds, and it runs from end to end."""
+"""The demo: its claims about the packaged model hold, and it runs from end to end."""
 
 import io
 import os
@@ -121,7 +121,7 @@ def test_output_that_can_not_be_written_is_one_line(command, to, encoding, messa
 
 @pytest.mark.parametrize("command", ["info", "--help", "--version"])
 def test_a_closed_pipe_is_not_a_failed_check(command):
-    """Code 1 is for a check that failed."""
+    """A closed pipe does not give exit code 1, which means that a check failed."""
     read, write = os.pipe()
     os.close(read)
     with open(write, "w") as out:
@@ -140,7 +140,7 @@ def test_the_command_line_without_its_packages():
 
 
 def test_a_source_folder_says_why_it_can_not_be_imported(tmp_path):
-    """Beside an installed package it comes first, unless Python is told otherwise."""
+    """The current folder precedes installed packages on sys.path, unless Python is run with -P."""
     shutil.copytree(Path(cnorm.__file__).parent, tmp_path / "cnorm", ignore=shutil.ignore_patterns("*.so", "data"))
     done = subprocess.run([sys.executable, "-S", "-c", "import cnorm"], capture_output=True, text=True, cwd=tmp_path)
     assert "run Python from another folder, or with -P" in done.stderr

@@ -1,4 +1,4 @@
-"""What others do to the floating-point environment changes no result, and cnorm does nothing to theirs."""
+"""The caller's floating-point environment changes no result, and cnorm restores it after each call."""
 
 import ctypes
 import os
@@ -154,7 +154,7 @@ def python(code):
 @pytest.mark.skipif(not X86, reason="AArch64 processors need not be able to trap at all")
 @pytest.mark.parametrize("name", cnorm.available_isas())
 def test_unmasked_floating_point_traps_do_not_fire(control_library, name):
-    """In a process of its own: a trap that gets through ends it with SIGFPE."""
+    """In a process of its own, because a trap that fires ends it with SIGFPE."""
     run = python(f"""
         import ctypes, cnorm, numpy as np
         cnorm.use_isa({name!r})
@@ -189,7 +189,7 @@ def test_subnormals_survive_the_import():
 
 
 def test_results_survive_a_fork():
-    """Used before, then on both sides of the fork: norms, and one stream that both go on with."""
+    """Norms and one stream, used before the fork and then in both processes."""
     run = python("""
         import os, cnorm, numpy as np
         x = np.random.default_rng(0).standard_normal((64, 300), np.float32)

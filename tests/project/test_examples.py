@@ -46,7 +46,7 @@ def test_docstring(name, tmp_path, monkeypatch):
 
 
 def test_readme(tmp_path, monkeypatch):
-    """Its blocks one after another, as a reader would type them; `# text` beside a line is what it prints or gives."""
+    """The code blocks in order, in one namespace; `# text` after a line is its expected output or value."""
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

@@ -1,4 +1,4 @@
-"""A forced instruction set really runs, and one that cannot run is an error: never a quiet fallback."""
+"""A forced instruction set is the one that runs; an unavailable one is an error, never a silent fallback."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What may know what, and what may be in the object code of the editable installation's build folder."""
+"""Allowed imports and includes between layers, and the object code in the editable install's build folder."""
 
 import ast
 import json
@@ -88,7 +88,7 @@ def test_the_c_library_includes_nothing_but_libc_and_itself():
 
 
 def flags_of_header(path):
-    """Flags for a header of one instruction set; the others compile with none."""
+    """Compiler flags for a header of one instruction set; other headers need none."""
     special = {"avx512": ["-march=x86-64-v4"], "avx2": ["-mavx2", "-mf16c"], "generic": ["-U__SSE2__"]}
     return special.get(path.stem, []) if platform.machine() == "x86_64" else []
 
@@ -140,7 +140,7 @@ def test_nothing_in_the_library_imports_the_tools():
 
 
 def test_the_exporter_does_not_import_the_validator():
-    front = ROOT / "onnx_export" / "__init__.py"  # which names both, and imports neither before it is used
+    front = ROOT / "onnx_export" / "__init__.py"  # which names both, and imports each on first use
     for path in python_sources("onnx_export"):
         if "validation" not in path.parts and path != front:
             assert "onnx_export.validation" not in path.read_text(), path
@@ -193,7 +193,7 @@ def test_no_fused_or_approximate_instruction(what):
 
 
 def test_fused_instruction_search_detects_a_fused_instruction(tmp_path):
-    """The search above would pass if its pattern or objdump's format were wrong."""
+    """Control for the search above, which would also pass if its pattern or objdump's format were wrong."""
     source = tmp_path / "fused.c"
     source.write_text("float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }\n")
     flags = ["-mfma"] if platform.machine() == "x86_64" else []

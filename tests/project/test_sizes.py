@@ -1,4 +1,4 @@
-"""Limits on the size of files, functions and parameter lists, so that each can be read at one sitting."""
+"""Limits on the size of files, functions and parameter lists."""
 
 import ast
 import re
@@ -66,7 +66,7 @@ def python_functions(text):
 
 
 def cython_functions(text):
-    """As `python_functions`, by indentation."""
+    """Like `python_functions`, but by indentation."""
     lines = text.split("\n")
     head = re.compile(r"^(\s*)(?:def|cdef inline|cdef|cpdef)\s+(?:[\w.* ]+?\s+\**)?\**(\w+)\(")
     for i, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""The hand-written stubs say what the extension module has, and plain Python says its own types."""
+"""The hand-written stubs match the extension module, and Python code has annotations."""
 
 import inspect
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 import cnorm
 import cnorm.analysis
 
-# Cython's own additions
+# names that Cython adds
 ALLOWED = (
     "cnorm._core.__pyx_capi__\ncnorm._core.__test__\ncnorm._core.*__reduce_cython__\ncnorm._core.*__setstate_cython__\n"
 )

@@ -21,7 +21,7 @@ def test_every_preset_has_a_reference():
 @pytest.mark.parametrize(("inputs", "units"), [(12, 64), (5, 7), (33, 50)])
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
 def test_a_preset_computes_its_equations(key, inputs, units, rng):
-    """200 random steps, the first from the state zero."""
+    """200 random steps, starting from a state of zeros."""
     layer, advance = random_cell(key, rng, inputs, units)
     assert worst_step(layer, advance, rng, 200) <= 1
 
@@ -80,7 +80,7 @@ def test_cell_and_projection_clips(rng):
 @pytest.mark.parametrize("key", [key for key in KEYS if cnorm.PRESETS[key].scope != "none"], ids="-".join)
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_products_whose_squares_overflow_float32(key, scale, rng):
-    """LN(W x) does not depend on the scale of x but for eps: the float64 way of a row must agree with the reference."""
+    """LN(W x) does not depend on the scale of x apart from eps: the float64 path must agree with the reference."""
     spec = cnorm.PRESETS[key]
     weights = random_weights(spec, rng, 6, 10)
     layer = LAYERS[key[0]](weights, preset=spec, eps=1e-37)
@@ -100,7 +100,7 @@ INSIDE = [key for key in KEYS if any("inside" in meaning for _, _, meaning in cn
 @pytest.mark.parametrize("key", INSIDE, ids="-".join)
 @pytest.mark.parametrize("scale", [1e-16, 1e20])
 def test_bias_inside_the_norm_of_products_whose_squares_overflow_float32(key, scale, rng):
-    """It is part of the row that is done in float64: as large as the product here, from the state zero."""
+    """The bias is part of the row that is computed in float64; here it is as large as the product."""
     spec = cnorm.PRESETS[key]
     weights = random_weights(spec, rng, 6, 10)
     for name, _, meaning in spec.weights:
@@ -118,7 +118,7 @@ def test_bias_inside_the_norm_of_products_whose_squares_overflow_float32(key, sc
 
 
 def test_all_biases_of_a_gate_are_added(rng):
-    """Those of the input and of the recurrence and one of the sum, beside a bias under the reset gate."""
+    """The biases of input, recurrence and sum are added, in a cell whose reset gate also acts on a bias."""
     spec = cnorm.PRESETS["GRU", "torch"]
     spec = dataclasses.replace(spec, name="mine", weights=(*spec.weights, ("bias", "3H", "bias")))
     weights = random_weights(spec, rng, 9, 16)
@@ -138,7 +138,7 @@ def test_both_biases_inside_the_norm_of_a_sum_are_added(rng):
 
 
 def stacked(gates, part, turned=""):
-    """A matrix's gates one after the other along an axis of their own."""
+    """The entry of a matrix whose gates are stacked along an axis of their own."""
     return " ".join(f"{part}{turned}[{gate}]" for gate in gates)
 
 
@@ -192,7 +192,7 @@ def test_stacked_matrices_with_the_inputs_first(rng):
      (("GRU", "onnx"), "weight_n")],
 )  # fmt: skip
 def test_packing_rejects_shapes_the_kernels_would_read_past(key, name, rng):
-    """Whatever brought the weights into the kernels' form."""
+    """Shapes are checked again after packing, for layers that override `packed`."""
 
     class Mistaken(LAYERS[key[0]]):
         def packed(self):
@@ -206,7 +206,7 @@ def test_packing_rejects_shapes_the_kernels_would_read_past(key, name, rng):
 
 
 def test_carrying_the_raw_or_the_normalised_cell_gives_different_outputs(rng):
-    """The same names, shapes and weights, another recurrence: the reason for presets."""
+    """The same names, shapes and weights give another recurrence: why the preset has to be named."""
     carry = cnorm.PRESETS["LSTM", "torch_custom"]
     output = dataclasses.replace(carry, cell_norm="output", name="torch_custom_output")
     weights = random_weights(carry, rng, 12, 64)

@@ -1,4 +1,4 @@
-"""How checkpoints of other frameworks and saved files are read as recurrent layers."""
+"""Reading checkpoints of other frameworks and saved files as recurrent layers."""
 
 import dataclasses
 import functools
@@ -79,7 +79,7 @@ BIASED = [key for key in KEYS if optional_tensors(cnorm.PRESETS[key].tensors, ()
 
 @pytest.mark.parametrize("key", BIASED, ids="-".join)
 def test_missing_bias_is_reported(key, rng):
-    """A state dict that has lost its biases is no state dict of a layer without."""
+    """A state dict with missing biases is not accepted as one of a layer without biases."""
     spec = cnorm.PRESETS[key]
     given = random_weights(spec, rng, 5, 8)
     names = [tensor.named().name for tensor in optional_tensors(spec.tensors, ())]
@@ -112,7 +112,7 @@ def test_projection_bias_is_given_or_declared_absent(rng):
         cnorm.from_torch(given, "tflite")
     assert cnorm.from_torch(given, "tflite", bias=False)[0].output_size == 3
     without = {name: array for name, array in given.items() if not name.startswith("projection")}
-    with pytest.raises(ValueError, match="recurrent"):  # its matrix is still for 3 outputs
+    with pytest.raises(ValueError, match="recurrent"):  # the recurrent matrix still takes 3 outputs
         cnorm.from_torch(without, "tflite")
 
 
@@ -179,7 +179,7 @@ def test_di_engine_stacks_share_a_bias(rng):
 
 
 class Unsliceable:
-    """As PyTorch's tensors, which have no slices with a negative step."""
+    """Like PyTorch's tensors, does not support slices with a negative step."""
 
     def __init__(self, array):
         self.array = array
@@ -254,7 +254,7 @@ def test_type_errors_name_the_argument(options, message, tmp_path, rng):
 
 
 def test_a_checkpoint_that_does_not_fit_is_described(rng):
-    """What was found stands beside what was expected, and a prefix where one would do."""
+    """The message gives the names found and expected, and suggests a prefix where one would fit."""
     good = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
     cell = {name.replace("_l0", ""): array for name, array in good.items()}
     net = {"fc.weight": good["weight_ih_l0"]} | {f"rnn.{name}": array for name, array in good.items()}
@@ -279,7 +279,7 @@ def test_a_checkpoint_that_does_not_fit_is_described(rng):
 
 
 def in_folders(rng, *prefixes):
-    """A state dict with a GRU's tensors, those of a module of PyTorch's, under each prefix."""
+    """A state dict with the tensors of a PyTorch GRU module under each prefix."""
     spec = cnorm.PRESETS["GRU", "torch"]
     return {p + name: w for p in prefixes for name, w in random_weights(spec, rng, 4, 4).items()}
 
@@ -297,7 +297,7 @@ def test_refuses_a_prefix_that_leaves_layers_of_the_stack_unread(rng):
 
 
 def test_a_list_of_modules_is_read_with_the_layer_in_the_prefix(rng):
-    """Each has the names of a layer 0, or of a cell without a number."""
+    """Each module has the tensor names of a layer 0, or of a cell, whose names have no number."""
     given = in_folders(rng, "rnn.0.", "rnn.1.", "rnn.2.")
     cells = {name.replace("_l0", ""): array for name, array in given.items()}
     for tensors in (given, cells):
@@ -374,7 +374,7 @@ def _first_cell(model):
 
 
 def test_rejects_tensors_that_numpy_cannot_represent(tmp_path):
-    """They may be elsewhere in a checkpoint; under the prefix they are an error that names them."""
+    """Accepted elsewhere in a checkpoint; under the prefix they are an error that names them."""
     torch = pytest.importorskip("torch")
     module = torch.nn.Sequential(torch.nn.Embedding(3, 4), torch.nn.GRU(4, 5))
     state = module.state_dict() | {"0.weight": torch.zeros(3, 4).to(torch.float8_e4m3fn)}
@@ -486,7 +486,7 @@ def test_check_says_that_outputs_of_torch_agree(kind, rng):
     ids=str,
 )
 def test_check_finds_another_cell_with_the_same_tensors(key, other, rng):
-    """Against float64, 40 frames: a right cell agrees, one that differs by a name does not."""
+    """Against float64 over 40 frames: the right cell agrees, another preset with the same tensors does not."""
     layer, advance = random_cell(key, rng, 12, 64)
     state = {name: np.float64(value) for name, value in cnorm.Model([layer]).stream().state().items()}
     x, expected = rng.standard_normal((40, 12), dtype=np.float32), []

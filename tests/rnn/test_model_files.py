@@ -1,4 +1,4 @@
-"""Model files: what is saved comes back to the bit; what a stranger sends is an error, never a crash."""
+"""Model files: saved models are read back bit for bit; malformed untrusted files are errors, never crashes."""
 
 import contextlib
 import dataclasses
@@ -47,7 +47,7 @@ def write(path, header, body, length=None):
 
 
 def write_configuration(path, configuration):
-    """The same tensors under another configuration."""
+    """Replace the configuration of a file, keeping its tensors."""
     header, body = contents(path)
     text = configuration if isinstance(configuration, str) else json.dumps(configuration)
     header["__metadata__"]["cnorm.model"] = text
@@ -58,7 +58,7 @@ def configuration(path):
     return json.loads(contents(path)[0]["__metadata__"]["cnorm.model"])
 
 
-# ---- there and back --------------------------------------------------------------------------------------------------
+# ---- save and load ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
@@ -104,7 +104,7 @@ def test_saving_is_all_or_nothing(path, rng, monkeypatch):
 
 
 def test_data_is_on_the_disk_before_it_replaces_older_data(path, rng, monkeypatch):
-    """fsync of what is written, then the renaming, then fsync of the folder."""
+    """fsync of the new file, then rename, then fsync of the folder."""
     done, fsync, replace = [], os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (done.append(os.fstat(handle).st_ino), fsync(handle)))
     monkeypatch.setattr(os, "replace", lambda one, other: (done.append("replace"), replace(one, other)))
@@ -133,7 +133,7 @@ with replacing(sys.argv[1]) as file:
 
 
 def test_a_killed_writer_leaves_the_old_file_and_its_temporary_folder_is_removed(path, rng):
-    """Its folder goes with the next writing of that file; that of a writer that lives stays."""
+    """The next save of that file removes the dead writer's folder and keeps that of a running writer."""
     before = path.read_bytes()
     writers = []
     for _ in range(2):
@@ -171,7 +171,7 @@ def test_a_path_that_can_not_be_written_is_named(tmp_path, rng):
 
 
 def test_only_regular_files_are_replaced(tmp_path, rng):
-    """A device or a pipe would become a file, and whoever reads the pipe would wait for ever."""
+    """Replacing a device or a pipe would turn it into a file, and readers of the pipe would wait for ever."""
     os.mkfifo(tmp_path / "pipe")
     os.symlink("pipe", tmp_path / "link")
     os.mkdir(tmp_path / "folder")
@@ -205,7 +205,7 @@ def test_saves_under_the_longest_file_name(tmp_path, rng):
 def test_a_link_stays_and_its_target_is_replaced(tmp_path, rng):
     os.mkdir(tmp_path / "folder")
     os.symlink("folder/model", tmp_path / "link")
-    for _ in range(2):  # where it leads to nothing yet, and where it does
+    for _ in range(2):  # first a dangling link, then a link to a file
         small_model(rng).save(tmp_path / "link")
         assert os.readlink(tmp_path / "link") == "folder/model"
         assert cnorm.load(tmp_path / "folder" / "model").output_size == 2
@@ -224,7 +224,7 @@ def test_files_have_the_mode_of_the_umask_or_of_what_they_replace(tmp_path, rng)
         os.umask(before)
 
 
-# ---- hostile ---------------------------------------------------------------------------------------------------------
+# ---- untrusted files -------------------------------------------------------------------------------------------------
 
 
 def refused(path, match=None):
@@ -321,7 +321,7 @@ def test_rejects_overlapping_tensors_and_gaps(path):
 
 
 def test_rejects_duplicate_tensor_names(path):
-    """Whichever of two tensors of one name is meant: not this file."""
+    """Two tensors of one name are ambiguous, so the file is refused."""
     header, body = contents(path)
     entry = json.dumps(header["layers.0.gain_x"])
     text = json.dumps(header)
@@ -330,7 +330,7 @@ def test_rejects_duplicate_tensor_names(path):
 
 
 def test_rejects_empty_tensors(tmp_path, rng):
-    """Several may lie at one offset; no layer takes them."""
+    """Several empty tensors may share an offset, but no layer accepts one."""
     path = tmp_path / "model"
     small_model(rng).save(path)
     tensors, metadata = safetensors.numpy.load_file(path), contents(path)[0]["__metadata__"]
@@ -346,7 +346,7 @@ def test_rejects_a_header_of_100_megabytes(path):
 
 
 def test_half_precision_in_a_file(path):
-    """float16 and bfloat16 tensors are widened exactly, as they are in memory."""
+    """float16 and bfloat16 tensors of a file are widened exactly, like arrays in memory."""
     import ml_dtypes
 
     tensors, metadata = safetensors.numpy.load_file(path), contents(path)[0]["__metadata__"]
@@ -468,7 +468,7 @@ def test_accepts_at_most_ten_thousand_layers(path):
 
 
 def test_reading_takes_time_linear_in_the_number_of_layers(path, work):
-    """Each took its tensors from among all of them: minutes for ten thousand. Counted in calls."""
+    """Each layer once searched all tensors, which took minutes for ten thousand layers. Counted in calls."""
     cell = {"weight_x": (1, 1), "weight_h": (1, 1), "gain": 1, "bias": 1}
     entry = {"type": "RNN", "preset": "ba2016", "eps": 1e-5}
 
@@ -483,7 +483,7 @@ def test_reading_takes_time_linear_in_the_number_of_layers(path, work):
 
 
 def test_rejects_models_whose_outputs_exceed_the_limit(tmp_path):
-    """The output of each layer has room of its own, and an activation takes none in the file."""
+    """Each layer's output has its own buffer, while an activation adds next to nothing to the file's size."""
     layers = [cnorm.LayerNorm(np.ones(200_000, np.float32)), *[cnorm.Activation("relu")] * 200]
     with pytest.raises(ValueError, match=r"layers take 160000000 bytes for the outputs of one step: more than 64 MiB"):
         cnorm.Model(layers)
@@ -511,7 +511,7 @@ def test_rejects_missing_and_unused_tensors(tmp_path, rng):
 
 
 def test_rejects_a_missing_bias(tmp_path, rng):
-    """The configuration names the biases that a layer is without; an optional one that is missing besides was lost."""
+    """The configuration lists the absent biases of a layer; any other missing bias is an error."""
 
     def layers(bias):
         biases = [np.ones(n, np.float32) if bias else None for n in (4, 4)]
@@ -539,7 +539,7 @@ def test_rejects_a_missing_bias(tmp_path, rng):
 
 
 def test_rejects_a_missing_optional_tensor(tmp_path, rng):
-    """A state at the start, a gain or a bias within a norm: without it the file would load and mean something else."""
+    """An initial state, a gain or a bias within a norm: without it the file would load as another model."""
     matrices = (("x", "4H I", "weight_x"), ("y", "4H P", "weight_h"), ("p", "P H", "weight_p?"))
     vectors = (("b", "4H", "inside_x+bias?"), ("g", "2 4H", "gain_x gain_h?"))
     spec = dataclasses.replace(cnorm.PRESETS["LSTM", "ba2016"], name="mine", weights=matrices + vectors)
@@ -560,7 +560,7 @@ def test_rejects_a_missing_optional_tensor(tmp_path, rng):
 
 
 def test_list_of_optional_tensors_may_be_absent_but_not_wrong(tmp_path, rng):
-    """As files were before; and one that says it in another way."""
+    """Older files have no such list and are read; a list that contradicts the tensors is refused."""
     weights = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4) | {"h0": np.ones(4, np.float32)}
     path = tmp_path / "model"
     cnorm.Model([cnorm.GRU(weights, preset="torch"), cnorm.Linear(np.ones((2, 4), np.float32))]).save(path)
@@ -578,7 +578,7 @@ def test_list_of_optional_tensors_may_be_absent_but_not_wrong(tmp_path, rng):
 @settings(max_examples=150)
 @given(data=st.data())
 def test_flipped_bytes_never_crash(data, path):
-    """A file with a few bytes changed loads or is refused; weights are anything, so it may well load."""
+    """A file with a few changed bytes loads or is refused: a change within the weights cannot be detected."""
     whole = bytearray(path.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
@@ -606,7 +606,7 @@ def test_rejects_paths_that_are_not_regular_files(tmp_path):
     with pytest.raises(ValueError, match="regular"):
         cnorm.load("/dev/zero")
     with open(tmp_path / "large", "wb") as file:
-        file.truncate((4 << 30) + 1)  # of holes
+        file.truncate((4 << 30) + 1)  # sparse
     with pytest.raises(ValueError, match="4294967297 bytes, more than"):
         cnorm.load(tmp_path / "large")
 
@@ -625,7 +625,7 @@ def test_load_rejects_a_checkpoint_of_another_framework(tmp_path, rng):
 
 
 def test_loaders_never_unpickle(tmp_path):
-    """A pickle under any name is refused without being run."""
+    """A pickle under any file name is refused without being executed."""
     run = tmp_path / "run"
     (tmp_path / "evil").write_bytes(b"cos\nsystem\n(S'touch " + str(run).encode() + b"'\ntR.")
     refused(tmp_path / "evil")
@@ -637,7 +637,7 @@ def test_loaders_never_unpickle(tmp_path):
 
 
 def test_refuses_duplicate_keys_of_a_configuration(path):
-    """The file is read by two doors; JSON readers disagree on which of two values counts."""
+    """Refused by both functions that read files: JSON readers disagree on which of two values counts."""
     text = contents(path)[0]["__metadata__"]["cnorm.model"]
     write_configuration(path, text.replace('"type": "LSTM"', '"type": "GRU", "type": "LSTM"'))
     with pytest.raises(ValueError, match="not JSON with a format and layers"):
@@ -647,7 +647,7 @@ def test_refuses_duplicate_keys_of_a_configuration(path):
 
 
 def test_limits_the_panels_of_a_model_not_of_a_network(monkeypatch, rng):
-    """Bidirectional layers cut a model into networks, each of which may be below the limit."""
+    """Bidirectional layers split a model into networks, each of which may be below the limit."""
     cell, _ = random_cell(("GRU", "torch"), rng, 1, 1)
     layers = [cnorm.Bidirectional(cell, cell), cnorm.Linear(np.ones((1, 2), np.float32))] * 20
     cnorm.Model(layers)

@@ -1,4 +1,4 @@
-"""What a spec may say, and what it refuses."""
+"""Valid cell specs, and the ones that are refused."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Streams used while the garbage collector clears them, and streams that a fork copied while a thread was inside."""
+"""Streams used while the garbage collector clears them, and streams in use by a thread when the process forks."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a stream tells of its state, the format in which it is saved, and inputs that would spoil it."""
+"""The state of a stream, the format in which it is saved, and inputs with NaN or infinity."""
 
 import copy
 import pickle
@@ -39,7 +39,7 @@ def test_the_layout_is_that_of_the_documentation(model, rng):
 
 
 def test_every_changed_bit_is_refused(model, rng):
-    """A CRC-32 finds every change of up to 32 neighbouring bits; here each single bit, and 100,000 at random."""
+    """CRC-32 detects every burst error of up to 32 bits; here each single bit, and 100,000 random changes."""
     stream = model.stream()
     stream.process(rng.standard_normal((3, 5)).astype(np.float32))
     saved = stream.save()

@@ -1,4 +1,4 @@
-"""Streams: the same bits whatever way the steps are cut, saved, shared or dispatched; and what they refuse."""
+"""Streams: bit-identical however steps are chunked, saved, batched or dispatched; and the input they refuse."""
 
 import copy
 import dataclasses
@@ -45,7 +45,7 @@ def same(one, other):
 
 
 class Streams(RuleBasedStateMachine):
-    """Some streams of one model, each beside its history: the frames since it was last at the start."""
+    """Some streams of one model, each with its history: the frames since its last reset."""
 
     model = deep_model(np.random.default_rng(1607))
     frames = np.random.default_rng(7).standard_normal((64, 5)).astype(np.float32)
@@ -188,7 +188,7 @@ def test_many_streams_have_the_bits_of_each_alone(count, isa, rng):
 
 
 def test_float64_path_rows_have_the_same_bits_in_step_many(isa, rng):
-    """Products that leave the range of float32 are done in float64, one by one."""
+    """Rows whose products leave the range of float32 are computed in float64, one by one."""
     layer, _ = random_cell(("LSTM", "torchaudio"), rng, 6, 20)
     model = cnorm.Model([layer])
     x = (rng.standard_normal((9, 6)) * np.logspace(-30, 37, 9)[:, None]).astype(np.float32)
@@ -246,19 +246,19 @@ def no_subnormal(array):
 
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
 def test_state_has_no_subnormal_after_silence(key, rng):
-    """Some frames, then zeros: whatever decays ends at zero, no memory is kept, and a saved state replays its bits."""
+    """Some frames, then zeros: decaying states reach zero, memory does not grow, and a saved state replays its bits."""
     spec = cnorm.PRESETS[key]
     weights = random_weights(spec, rng, 6, 24)
     for name, _, meaning in spec.weights:
         name = name.format(layer=0, even=0, odd=1, reverse="")
         if name in weights and meaning.startswith(("bias", "inside")):
-            weights[name] = np.zeros_like(weights[name])  # or nothing would decay
+            weights[name] = np.zeros_like(weights[name])  # with them, h would not decay to zero
     layer = type(random_cell(key, rng, 6, 24)[0])(weights, preset=spec, eps=1e-3 if spec.normalises else None)
     stream = cnorm.Model([layer]).stream()
     stream.process(rng.standard_normal((50, 6)).astype(np.float32))
     saved = stream.save()
     quiet, y = np.zeros((1000, 6), np.float32), np.empty((1000, 24), np.float32)
-    for frame in quiet:  # the decay, looked at after each step
+    for frame in quiet:  # the state is checked after each step of the decay
         stream.step(frame)
         for name, array in stream.state().items():
             assert no_subnormal(array), name
@@ -278,7 +278,7 @@ def test_state_has_no_subnormal_after_silence(key, rng):
 
 
 def test_a_decaying_state_ends_at_zero():
-    """c = 0.9 c would stick at the smallest subnormal for ever."""
+    """c = 0.9 c would stay at the smallest subnormal for ever, because rounding restores it."""
     weights = {name: np.zeros(shape, np.float32) for name, shape in (("kernel", (1, 4)), ("recurrent_kernel", (1, 4)))}
     stream = cnorm.Model([cnorm.LSTM(weights, preset="keras")]).stream()
     stream.set_state({"h0": np.ones(1, np.float32), "c0": np.ones(1, np.float32)})
@@ -329,7 +329,7 @@ def model(rng):
 
 
 def unchanged(*streams):
-    """A context that checks that the streams have not moved."""
+    """A context that checks that the streams' states have not changed."""
 
     class Check:
         def __enter__(self):
@@ -440,7 +440,7 @@ def test_out_may_lie_partly_over_the_input(last, isa, rng):
 
 
 def test_rejects_uninitialised_objects():
-    """A subclass that forgets super().__init__, or who calls __new__: an exception, not whatever memory holds."""
+    """Without __init__ (a subclass omits it, or __new__ is called): an exception, no uninitialised memory is read."""
     with pytest.raises(TypeError, match="positional argument"):
         cnorm.Stream.__new__(cnorm.Stream)
     norm = cnorm.LayerNorm.__new__(cnorm.LayerNorm)
@@ -505,7 +505,7 @@ def test_rejects_malformed_states(model):
 
 
 def test_a_state_that_steps_the_stream_while_it_is_read(model):
-    """Code of the caller's runs before anything is changed, and not in the middle."""
+    """The caller's code (here a mapping that steps the stream) runs before the state is changed, not in between."""
     stream = model.stream()
 
     class Meddling(dict):
@@ -521,7 +521,7 @@ def test_a_state_that_steps_the_stream_while_it_is_read(model):
 
 
 def test_a_saved_state_that_is_not_finite(model):
-    """What a NaN has spoiled can be saved and looked at, but nobody goes on from it."""
+    """A state with NaN can be saved and read, but not restored."""
     stream = model.stream()
     stream.step(np.full(5, np.nan, np.float32))
     with pytest.raises(ValueError, match="finite"):
@@ -552,7 +552,7 @@ def test_the_same_weights_with_another_spec_are_another_model(rng):
 
 
 def test_the_same_numbers_in_other_tensors_are_another_model(rng):
-    """Neither the names of tensors nor their shapes are a matter of the configuration alone."""
+    """The identity of a model includes the names and shapes of its tensors."""
     numbers = rng.standard_normal(6).astype(np.float32)
     weights = random_weights(cnorm.PRESETS["LSTM", "torch"], rng, 3, 6)
     cells = [cnorm.LSTM(weights | {start: numbers}, preset="torch") for start in ("h0", "c0")]
@@ -563,7 +563,7 @@ def test_the_same_numbers_in_other_tensors_are_another_model(rng):
 
 
 def test_two_threads_on_one_stream(rng):
-    """Every other use raises while one thread is inside, and that one's result is right."""
+    """While one thread uses the stream every other use raises, and the first thread's result is right."""
     layer, _ = random_cell(("LSTM", "ba2016"), rng, 64, 256)
     model = cnorm.Model([layer])
     stream = model.stream()
@@ -574,7 +574,7 @@ def test_two_threads_on_one_stream(rng):
         while not results:
             try:
                 results.append(stream.process(x))
-            except RuntimeError:  # the other thread was looking at the state
+            except RuntimeError:  # the other thread was reading the state
                 continue
 
     worker = threading.Thread(target=run)
@@ -612,7 +612,7 @@ def test_threads_with_streams_of_their_own(model, rng):
 
 
 def python(code):
-    """What a script prints in a process of its own."""
+    """Run a script in a process of its own; return its output."""
     script = "import os, sys, numpy as np, cnorm\n" + textwrap.dedent(code)
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
@@ -620,7 +620,7 @@ def python(code):
 
 
 def test_streams_continue_in_both_processes_after_a_fork():
-    """The streams are two then: each process steps its own copy, alone and many together."""
+    """After the fork each process steps its own copies, one by one and with step_many."""
     printed = python("""
         model = cnorm.demo_model()
         x = np.random.default_rng(0).standard_normal((30, 12)).astype(np.float32)
@@ -642,7 +642,7 @@ def test_streams_continue_in_both_processes_after_a_fork():
 
 
 def test_a_hundred_thousand_streams_of_one_model():
-    """A stream of a cell with 16 units takes 2 KiB, and none of it stays."""
+    """A stream of a cell with 16 units takes 2 KiB, all of which is freed."""
     printed = python("""
         import gc, resource
         n, model = 100_000, cnorm.Model([cnorm.GRU({
@@ -765,7 +765,7 @@ print(after - before, counted() - after)
 
 
 def test_a_step_does_not_allocate(tmp_path):
-    """Counted from outside, in a process of its own; the second figure shows that the counter counts."""
+    """Counted by wrapping malloc (LD_PRELOAD) in a process of its own; the second count is a control that allocates."""
     (tmp_path / "counter.c").write_text(COUNTER)
     library = tmp_path / "counter.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, tmp_path / "counter.c", "-ldl"], check=True)
@@ -774,7 +774,7 @@ def test_a_step_does_not_allocate(tmp_path):
         env=os.environ | {"LD_PRELOAD": str(library)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     during, allocating = map(int, run.stdout.split())
-    assert during < 10  # in 10000 steps: the interpreter's own housekeeping, nothing that comes with a step
+    assert during < 10  # in 10000 steps: the interpreter's own allocations, not one per step
     assert allocating >= 2
 
 

@@ -1,4 +1,4 @@
-"""Sessions: whatever is lost, evicted or handed over, the outputs are the bits of one uninterrupted run."""
+"""Sessions: after loss, eviction or hand-over the outputs are bit-identical to an uninterrupted run."""
 
 import re
 import sys
@@ -34,7 +34,7 @@ def test_the_example_of_the_document():
 
 
 def frames_of(name, first, count):
-    """Frame k of a session is the same however often it is sent."""
+    """Frames of a session, a function of its name and their number, so that resent frames are the same."""
     rows = [np.random.default_rng([ord(name), k]).standard_normal(12, np.float32) for k in range(first, first + count)]
     return np.array(rows, np.float32).reshape(count, 12)
 
@@ -63,7 +63,7 @@ class Failover(RuleBasedStateMachine):
         self.straight[name] = self.model.stream()
 
     def there(self, name):
-        """The worker of a session, which adopts the kept checkpoint and replays where it has lost the session."""
+        """The worker of a session; if it has lost the session, it adopts the last checkpoint and replays the frames."""
         worker = self.workers[self.place[name]]
         if name not in worker:
             worker.adopt(Checkpoint.unsealed(self.kept[name].sealed(KEY), KEY))
@@ -238,7 +238,7 @@ def test_altered_checkpoints_are_refused(model):
 
 @pytest.fixture
 def many_switches():
-    """Let threads take turns within a call of Python."""
+    """Make the interpreter switch threads very often, so that races show."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-7)
     yield
@@ -283,7 +283,7 @@ def test_an_exported_session_takes_no_frame_that_was_waiting(model):
 
 @pytest.mark.usefixtures("many_switches")
 def test_threads_on_the_same_sessions(model):
-    """Each frame is taken exactly once, whoever of four senders brings it first."""
+    """Each frame is processed exactly once, whichever of four sending threads delivers it first."""
     sessions = Sessions(model)
     sessions.open("a")
     x = frames_of("a", 0, 200)

@@ -1,4 +1,4 @@
-"""Gradients against finite differences of the float64 reference, and our own paths against each other bit for bit."""
+"""Gradients against finite differences of the float64 reference; different paths of cnorm bit for bit."""
 
 import cells
 import numpy as np
@@ -25,7 +25,7 @@ def run(tape, x, first=0):
 
 
 def back(tape, dy, inputs, dstate=0.0, first=0):
-    """dx; the tape has the rest."""
+    """Run a backward pass; return dx. The other gradients are in the tape."""
     dx = np.empty((*dy.shape[:2], inputs), np.float32)
     tape.dstate[...] = dstate
     tape.backward(first, len(dy), np.ascontiguousarray(dy), dx)
@@ -33,14 +33,14 @@ def back(tape, dy, inputs, dstate=0.0, first=0):
 
 
 def own_gradients(layer, tape, index=0):
-    """By the names of the layer's own tensors."""
+    """The gradients by the names of the layer's own tensors."""
     into = {name: np.zeros_like(array) for name, array in layer.weights.items()}
     add_gradients(gradient_targets(layer, into), tape.gradients[index])
     return into
 
 
 def reference_loss(key, eps, weights, x, states, dy):
-    """sum of dy y over the steps of a batch, in float64."""
+    """The loss sum(dy * y) over the steps of a batch, in float64."""
     step = cells.STEPS[key]
     options = {} if eps is None else {"eps": eps}
     total = 0.0
@@ -154,7 +154,7 @@ def test_forward_has_the_bits_of_a_stream(batch, isa, rng):
                                  ("RNN", "tfa")], ids="-".join)  # fmt: skip
 @pytest.mark.parametrize(("steps", "batch"), [(2, 1), (17, 3), (100, 1), (100, 8)])
 def test_backward_over_many_steps_matches_single_steps(key, steps, batch, rng):
-    """dx and dstate bit for bit, as no sum crosses a step; the weights' to the roundings of the sum over the rows."""
+    """dx and dstate bit for bit, as no sum spans steps; weight gradients within the roundings of the sum over rows."""
     layer = cells.random_cell(key, rng, 12, 24)[0]
     x = rng.standard_normal((steps, batch, 12)).astype(np.float32)
     dy = rng.standard_normal((steps, batch, 24)).astype(np.float32)
@@ -182,7 +182,7 @@ def test_backward_over_many_steps_matches_single_steps(key, steps, batch, rng):
 
 @pytest.mark.parametrize("key", [("LSTM", "ba2016"), ("GRU", "ba2016"), ("LSTM", "torchaudio")], ids="-".join)
 def test_rescaled_weights_scale_their_gradient_inversely(key, rng):
-    """Table 1 of arXiv:1607.06450; a power of two, so that only eps is in the way: bits where it is not there."""
+    """Table 1 of arXiv:1607.06450. The factor is a power of two and eps is 0, so results are bit-identical."""
     spec = cnorm.PRESETS[key]
     weights = cells.random_weights(spec, rng, 12, 24)
     x = rng.standard_normal((9, 2, 12)).astype(np.float32)

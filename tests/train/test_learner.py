@@ -1,4 +1,4 @@
-"""`cnorm.Learner`: a stream's bits, exact gradients over its memory, updates as PyTorch's, whole or not at all."""
+"""`cnorm.Learner`: a stream's bits, exact gradients over its memory, PyTorch's update rules, atomic updates."""
 
 import tracemalloc
 
@@ -28,7 +28,7 @@ def test_a_step_has_the_bits_of_a_stream_before_and_after_learning(isa, rng):
         model = learner.model()
         learner.reset()
         stream = model.stream()
-        for x in frames(rng, 11):  # more than are remembered
+        for x in frames(rng, 11):  # more than the learner's memory
             assert learner.step(x).tobytes() == stream.step(x).tobytes()
         learner.learn(loss="cross_entropy", target=1)
         assert weights_of(learner.model()) != weights_of(model)
@@ -36,7 +36,7 @@ def test_a_step_has_the_bits_of_a_stream_before_and_after_learning(isa, rng):
 
 @pytest.mark.parametrize("key", [("LSTM", "ba2016"), ("LSTM", "ba2016_code"), ("LSTM", "torch"), ("GRU", "keras")])
 def test_updates_are_those_of_adam_on_the_models_own_tensors(key, rng):
-    """What Adam does with the gradient that SGD with lr 1 shows, in float64."""
+    """Adam's formula in float64, with the gradient taken from the update of SGD with lr = 1."""
     model = small_model(rng, key)
     x, dy = frames(rng, 6), frames(rng, 6, 3)
     plain, adam = cnorm.Learner(model, cnorm.SGD(2.0**-10)), cnorm.Learner(model, cnorm.Adam(1e-3))
@@ -47,14 +47,14 @@ def test_updates_are_those_of_adam_on_the_models_own_tensors(key, rng):
     for before, one, other in zip(model.layers, plain.model().layers, adam.model().layers, strict=True):
         for name, array in before.weights.items():
             gradient = (np.float64(array) - one.weights[name]) * 2**10
-            sure = np.abs(gradient) > 1e-2  # the difference of weights has it to 1e-4
+            sure = np.abs(gradient) > 1e-2  # the difference of weights determines it to 1e-4
             step = np.float64(array) - other.weights[name]
             wanted = 1e-3 * gradient / (np.abs(gradient) + 1e-8)  # both moments corrected: g / |g|
             assert np.abs(step - wanted)[sure].max(initial=0) < 1e-6, name
 
 
 def test_memory_is_exact_over_the_last_steps_only(rng):
-    """A longer past gives the update that a learner started from its state gives."""
+    """Steps before the memory matter only through the state: a learner started from it makes the same update."""
     model, x = small_model(rng), frames(rng, 9)
     dy = frames(rng, 1, 3)[0]
     long, short = (cnorm.Learner(model, cnorm.SGD(0.5), truncate=4) for _ in range(2))

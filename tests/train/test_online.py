@@ -1,4 +1,4 @@
-"""The examples of online learning do what they say."""
+"""The examples of online learning give the documented results."""
 
 import importlib.util
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_the_recogniser_adapts_to_a_changed_channel(capsys):
 
 
 def test_learn_one_learns(rng):
-    """Which of two inputs was on two steps ago: a delay that only memory can tell."""
+    """The target is which of two inputs was on two steps ago, which only a recurrent state can tell."""
     spec = cnorm.PRESETS["GRU", "ba2016"]
     sizes = {"H": 16, "2H": 32, "I": 2}
     weights = {

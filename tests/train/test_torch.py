@@ -16,7 +16,7 @@ MODULES = {"LSTM": ct.LSTM, "GRU": ct.GRU, "RNN": ct.RNN}
 
 
 def gap(ours, theirs):
-    """The largest difference, in parts of the largest element."""
+    """The largest difference, relative to the largest element."""
     ours, theirs = ours.detach().double(), theirs.detach().double()
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
