@@ -1,8 +1,8 @@
 """Evaluate an ONNX graph in float64, whatever precision it was written for.
 
-No runtime executes a float32 graph in float64, so the graph is rewritten: every float16, bfloat16 and
-float32 type in it becomes float64, while the stored *values* (weights, epsilon) stay the ones in the file.
-What comes out is what the file says, free of the rounding of any particular kernel.
+No runtime executes a float32 graph in float64, so the graph is rewritten: every float16, bfloat16 and float32 type in
+it becomes float64, while the stored *values* (weights, epsilon) stay as they are in the file. The result is that of the
+file's own formula, without the float32 rounding of a particular kernel.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from onnx_export.operators import kernels, standardise
 
 NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT})
 
-# Attributes that hold an element type as an integer; `to` belongs to Cast.
+# Attributes whose integer value is an element type; `to` is that of Cast.
 _TYPE_ATTRIBUTES = frozenset({"to", "dtype", "output_dtype", "output_datatype"})
-# Without `dtype`, these produce float32 (the others follow their input).
+# These produce float32 without an attribute `dtype`; other operators take the type of their input.
 _FLOAT32_BY_DEFAULT = frozenset({"EyeLike", "RandomNormal", "RandomUniform"})
 _WINDOWS = frozenset({"BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix"})
 
@@ -44,13 +44,13 @@ def widen(model: onnx.ModelProto) -> onnx.ModelProto:
     Returns
     -------
     onnx.ModelProto
-        A new model. It is made for `Float64`: some operators (Resize, for one) do not allow float64 by the
-        letter of the standard, so the checker may refuse it.
+        A new model, for `Float64`. The standard does not allow float64 for some operators, such as Resize, so onnx's
+        checker may reject it.
 
     Raises
     ------
     ValueError
-        If a tensor lies in an external file that has not been read.
+        If a tensor is external data that has not been read.
     """
     if model.functions:
         wide = inliner.inline_local_functions(model)
@@ -116,7 +116,7 @@ class Float64:
 
 def _wide_array(value: np.ndarray) -> np.ndarray:
     value = np.asarray(value)
-    # ml_dtypes.bfloat16 has kind "V"; casting it is exact, like every other widening here
+    # ml_dtypes.bfloat16 has kind "V"; casting it is exact, like all widening here
     floating = value.dtype.kind == "f" or value.dtype.name == "bfloat16"
     return value.astype(np.float64) if floating else value
 
@@ -142,7 +142,7 @@ def _widen_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
 
 
 def _widen_defaults(node: onnx.NodeProto) -> None:
-    """Spell out the defaults and drop the attributes that would bring float32 back."""
+    """Make default types explicit, as float64, and remove attributes that would make a result float32."""
     names = {attribute.name for attribute in node.attribute}
     if node.op_type in _FLOAT32_BY_DEFAULT and "dtype" not in names:
         node.attribute.append(helper.make_attribute("dtype", TensorProto.DOUBLE))
@@ -160,7 +160,7 @@ def _widen_defaults(node: onnx.NodeProto) -> None:
 
 def _replace_attributes(node: onnx.NodeProto, attributes: list[onnx.AttributeProto]) -> None:
     kept = []
-    for attribute in attributes:  # copies: clearing the field empties the originals
+    for attribute in attributes:  # copies, because clearing the field clears the originals
         kept.append(onnx.AttributeProto())
         kept[-1].CopyFrom(attribute)
     node.ClearField("attribute")
@@ -210,7 +210,7 @@ def _widen_tensor(tensor: onnx.TensorProto) -> None:
 
 
 class BatchNormalization(OpRun):
-    """onnx's own takes the statistics of the batch in every model below opset 14."""
+    """Replaces onnx's kernel, which uses the statistics of the batch in every model below opset 14."""
 
     def _run(self, *inputs, epsilon=None, momentum=None, training_mode=None, **_):
         x, scale, bias, mean, var = inputs
@@ -226,14 +226,14 @@ class BatchNormalization(OpRun):
 
 
 class RNN(RNN_14):
-    """onnx's own knows no Relu."""
+    """Replaces onnx's kernel, which lacks Relu."""
 
     def choose_act(self, name, alpha, beta):
         return (lambda x: np.maximum(x, 0)) if name == "Relu" else super().choose_act(name, alpha, beta)
 
 
 class Loop(op_loop.Loop):
-    """onnx's own joins what is scanned along its first axis, where the standard stacks it."""
+    """Replaces onnx's kernel, which concatenates scan outputs along their first axis; the standard stacks them."""
 
     def _run(self, M, cond, *carried, context=None, body=None, **options):
         index, running, *names = self.body.input_names
@@ -252,7 +252,7 @@ class Loop(op_loop.Loop):
 
 
 class _Evaluator(ReferenceEvaluator):
-    """onnx's evaluator with kernels of our own for the norms, in subgraphs and local functions too."""
+    """onnx's evaluator with this package's kernels, also in subgraphs and local functions."""
 
     def __init__(self, proto, new_ops=None, **options):
         super().__init__(proto, new_ops=[BatchNormalization, RNN, Loop, *kernels(), *(new_ops or [])], **options)

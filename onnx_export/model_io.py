@@ -1,7 +1,7 @@
 """Read an ONNX file that is untrusted input.
 
-The file is parsed without its external data, measured, and only then completed with the external tensors,
-each from a file that has been checked. Nothing here executes the model.
+The file is parsed without its external data and checked against the limits. Then the external tensors are read, each
+from a file that has been checked. Nothing here executes the model.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from onnx_export.nodes import model_graphs, model_nodes, sort_nodes, subgraphs
 
 @dataclass(frozen=True)
 class Limits:
-    """Caps on what a file may ask for; more is `Refused`.
+    """Limits on a file; a file that exceeds one is `Refused`.
 
     Attributes
     ----------
     file_bytes : int
         Size of the model file.
     tensor_bytes : int
-        Declared size of all tensors together. The default is what one protobuf message can carry, because
-        the runtime is handed the whole model as one.
+        Declared size of all tensors together. The default is the largest protobuf message, because the runtime gets
+        the whole model as one message.
     messages : int
         Protobuf messages and repeated strings of any kind, counted before the file is parsed (`wire.exceeds`).
     nodes : int
-        Nodes in all graphs, with every local function call written out.
+        Nodes in all graphs, counted as if every call of a local function were inlined.
     depth : int
         Nesting of subgraphs, and of function calls.
     """
@@ -86,9 +86,9 @@ def load(
     Raises
     ------
     OSError
-        If the file is not there.
+        If the file does not exist.
     TypeError
-        If `path` is no path.
+        If `path` is not a path.
     Refused
         If the file is too large or too deep, or asks for external data that is not allowed.
     Unreadable
@@ -96,7 +96,7 @@ def load(
     """
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path must be a str or path-like, got {type(path).__name__}")
-    os.stat(path)  # what is absent is an OSError, as to any other reader
+    os.stat(path)  # OSError if the file does not exist, like other readers
     limits = limits or Limits()
     try:
         model = parse(read(path, limits), limits, metadata_key)
@@ -117,11 +117,11 @@ def read(path: str | os.PathLike, limits: Limits) -> bytes:
     with file:
         if status.st_size > limits.file_bytes:
             raise Refused(f"the file has {status.st_size} bytes, the limit is {limits.file_bytes}")
-        return file.read(status.st_size)  # reserves what it is asked for, so not the limit
+        return file.read(status.st_size)  # read(n) allocates n bytes at once: ask for the size, not for the limit
 
 
 def open_regular(path: str | os.PathLike, flags: int = 0) -> tuple[BinaryIO, os.stat_result]:
-    """Open a regular file, without waiting for a pipe; an OSError for anything else."""
+    """Open a regular file; OSError for anything else, such as a named pipe, for which it does not wait."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
@@ -131,7 +131,7 @@ def open_regular(path: str | os.PathLike, flags: int = 0) -> tuple[BinaryIO, os.
 
 
 def parse(data: bytes, limits: Limits, metadata_key: str = "") -> onnx.ModelProto:
-    """Parse and measure, without external data; the domain "ai.onnx" goes by its other name "" from here on."""
+    """Parse and check against the limits, without external data; the domain "ai.onnx" is renamed to ""."""
     _check_unparsed(data, limits, metadata_key)
     model = onnx.ModelProto()
     try:
@@ -148,7 +148,7 @@ def parse(data: bytes, limits: Limits, metadata_key: str = "") -> onnx.ModelProt
 
 
 def _check_unparsed(data: bytes, limits: Limits, metadata_key: str) -> None:
-    """Refuse what would take protobuf, and every walk over the model after it, too much memory and time."""
+    """Refuse bytes that would cost too much memory and time to parse and to traverse, before protobuf parses them."""
     try:
         if wire.exceeds(data, limits.messages):
             raise Refused(f"the model holds more than {limits.messages} nodes, attributes, tensors, names and the like")
@@ -166,7 +166,7 @@ def _check_unparsed(data: bytes, limits: Limits, metadata_key: str) -> None:
 
 
 def _check_size(model: onnx.ModelProto, limits: Limits) -> None:
-    """Count nodes as if every function call were written out: a few nested calls can stand for millions."""
+    """Count nodes as if every function call were inlined: a few nested calls can expand to millions of nodes."""
     functions = {(f.domain, f.name): f for f in model.functions}
     sizes: dict[tuple[str, str], int] = {}
     open_calls: list[tuple[str, str]] = []
@@ -201,20 +201,20 @@ def _check_size(model: onnx.ModelProto, limits: Limits) -> None:
 
 
 def _check_text(model: onnx.ModelProto) -> None:
-    """Protobuf hands text that is not UTF-8 out as bytes, which nothing after this expects."""
+    """Reject text that is not UTF-8: protobuf returns it as bytes, which later code does not expect."""
     pending: list[Message] = [model]
     while pending:
         for field, value in pending.pop().ListFields():
             if field.type == field.TYPE_MESSAGE:
                 pending += [value] if isinstance(value, Message) else value
-            elif field.type == field.TYPE_STRING and field.name != "doc_string":  # which is never read
+            elif field.type == field.TYPE_STRING and field.name != "doc_string":  # doc strings are never read
                 texts = [value] if isinstance(value, (str, bytes)) else value
                 if any(isinstance(text, bytes) for text in texts):
                     raise Unreadable("a name that is not UTF-8")
 
 
 def _name_domains_alike(model: onnx.ModelProto) -> None:
-    """Call the domain "ai.onnx" by its other name "", the only one that onnx's own tools know."""
+    """Rename the domain "ai.onnx" to its other name "", the only one that onnx's own tools know."""
     for named in chain(model_nodes(model), model.functions):
         if named.domain == "ai.onnx":
             named.domain = ""
@@ -252,7 +252,7 @@ def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _byte_size(tensor: onnx.TensorProto, count: int | None = None) -> int:
-    """Bytes the shape and type of a tensor ask for, or that `count` of its elements do."""
+    """Size in bytes of a tensor by its shape and type, or of `count` of its elements."""
     count = prod(tensor.dims) if count is None else count
     if tensor.data_type == TensorProto.STRING:
         return count
@@ -288,7 +288,7 @@ def _check_tensors(model: onnx.ModelProto, limits: Limits) -> None:
 
 
 def _extent(dims: Sequence[int]) -> int:
-    """What NumPy reckons an array's size by: it refuses a huge one even where a dimension of 0 leaves no elements."""
+    """The size that NumPy checks: 0 counts as 1, so it rejects huge shapes even if they have no elements."""
     return prod(max(size, 1) for size in dims)
 
 
@@ -306,13 +306,13 @@ def _stored_size(tensor: onnx.TensorProto) -> int:
 
 
 def external_files(model: onnx.ModelProto, folder: Path) -> list[str]:
-    """The paths of the files that a model's external tensors claim to lie in, each once; nothing is checked."""
+    """The paths that a model's external tensors name, each once; nothing is checked."""
     entries = (e for t in _tensors(model) if t.data_location == TensorProto.EXTERNAL for e in t.external_data)
     return [os.path.join(folder, name) for name in dict.fromkeys(e.value for e in entries if e.key == "location")]
 
 
 def sidecars(path: str | os.PathLike) -> tuple[str, ...]:
-    """The data files that exporters write beside a model of this name."""
+    """The names of the data files that exporters write beside a model of this name."""
     return (f"{Path(path).name}.data", f"{Path(path).stem}.data")
 
 
@@ -326,11 +326,11 @@ def attach_external_data(
     model : onnx.ModelProto
         Completed in place.
     folder : Path
-        Where locations start: the folder of the model.
+        The folder that locations are relative to: that of the model.
     root : path or None
-        Where the files must really lie. None allows those of `allowed` alone.
+        The folder that must contain the files' real paths. None allows the files of `allowed` only.
     allowed : tuple of str
-        Locations that are read without being asked for, from the model's own folder.
+        Locations in the model's folder that are read even if `root` is None.
     """
     outside = [tensor for tensor in _tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
     for tensor in outside if root is None else ():
@@ -366,11 +366,11 @@ def _read_external(tensor: onnx.TensorProto, folder: Path, root: str) -> bytes:
     try:
         file, status = open_regular(real, os.O_NOFOLLOW)
     except OSError as error:
-        unsafe = error.errno in (errno.EINVAL, errno.ELOOP)  # no regular file, or a link put there just now
+        unsafe = error.errno in (errno.EINVAL, errno.ELOOP)  # not a regular file, or replaced by a link after the check
         kind = Refused if unsafe else Unreadable
         raise kind(f"{name}: cannot open {quoted(location)}: {error.strerror}") from error
     with file:
-        if status.st_nlink != 1:  # a second name may lie anywhere
+        if status.st_nlink != 1:  # a hard link: its other name may be in any folder
             raise Refused(f"{name}: {quoted(location)} is a hard link")
         if (offset or 0) + wanted > status.st_size or (length is None and (offset or 0) + wanted != status.st_size):
             raise Refused(
@@ -383,7 +383,7 @@ def _read_external(tensor: onnx.TensorProto, folder: Path, root: str) -> bytes:
 def _number(entries: dict[str, str], key: str, name: str) -> int | None:
     if key not in entries:
         return None
-    # isdecimal alone admits other scripts' digits; the length keeps int() quick
+    # isdecimal alone admits digits of other scripts; the length bounds the time of int()
     if not (entries[key].isascii() and entries[key].isdecimal() and len(entries[key]) < 20):
         raise Refused(f"{name}: {key} {quoted(entries[key])} is not a whole number")
     return int(entries[key])

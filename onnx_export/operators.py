@@ -1,8 +1,8 @@
-"""The normalisation operators of ONNX and onnxruntime: all that is particular to one of them is said here, once.
+"""The normalisation operators of ONNX and onnxruntime. Whatever is specific to one of them is in this file only.
 
-An `Operator` says which of its inputs are which, over which axes it works, and holds its kernel in float64; a
-`Formula` says how rows are standardised and laid out. To add an operator, add its kernel and its line in
-`OPERATORS`, a specimen in tests/support/gallery and its name in docs/validator.md.
+An `Operator` holds the positions of its inputs, its axes and its kernel in float64; a `Formula` standardises rows and
+describes their layout. To add an operator, add its kernel and its line in `OPERATORS`, a specimen in
+tests/support/gallery and its name in docs/validator.md.
 
 Formulas: the ONNX operator documentation, and onnxruntime's ContribOperators.md for the domain com.microsoft.
 """
@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx.reference.op_run import OpRun
 
-_MOST_AXES = 64  # of a negative axis where the rank is unknown
+_MOST_AXES = 64  # limit on the axes of a node, which is untrusted input, where the rank is unknown
 
 # ------------------------------------------------------------------------------------------------ the formulas
 
@@ -33,7 +33,7 @@ def standardise(x: np.ndarray, axes: tuple[int, ...], eps: float) -> tuple[np.nd
     """
     mean = np.mean(x, axis=axes, keepdims=True)
     d = x - mean
-    d = d - np.mean(d, axis=axes, keepdims=True)  # takes out what rounding the mean put in
+    d = d - np.mean(d, axis=axes, keepdims=True)  # removes the rounding error of the mean
     xhat, rstd = divide_rms(d, axes, eps)
     return xhat, mean, rstd
 
@@ -48,7 +48,7 @@ def divide_rms(x: np.ndarray, axes: tuple[int, ...], eps: float) -> tuple[np.nda
 
 @dataclass(frozen=True)
 class Standardised:
-    """Rows after a formula: xhat [shape of x], and largest |x| and second moment, which broadcast against it."""
+    """Standardised rows: xhat [shape of x]; max|x| and the second moment of each row, which broadcast against xhat."""
 
     n: int
     xhat: np.ndarray
@@ -58,16 +58,16 @@ class Standardised:
 
 @dataclass(frozen=True)
 class Formula:
-    """Statistics over the axes of a norm, one scale and bias for all rows.
+    """Statistics over the axes of a norm; all rows share one scale and bias.
 
     Attributes
     ----------
     name : str
-        As reports say it.
+        Name in reports.
     centred : bool
         Whether the mean is subtracted.
     bare : str
-        onnxruntime's own operator for plain rows of this formula.
+        onnxruntime's operator for this formula over the last axis; stress rows are tried on it, too.
     """
 
     name: str
@@ -82,17 +82,17 @@ class Formula:
         with np.errstate(all="ignore"):
             largest = np.max(np.abs(x), axis=axes, keepdims=True, initial=0.0)
             d = x
-            for _ in range(2 if self.centred else 0):  # the second time takes out the rounding of the mean
+            for _ in range(2 if self.centred else 0):  # the second pass removes the rounding error of the mean
                 d = d - np.mean(d, axis=axes, keepdims=True)
             moment = np.mean(d * d, axis=axes, keepdims=True)
             return Standardised(n, d / np.sqrt(moment + eps), largest, moment)
 
     def broadcast_parameter(self, value: np.ndarray, _x: np.ndarray) -> np.ndarray:
-        """A scale or bias in a shape that broadcasts against x."""
+        """A scale or bias, reshaped so that it broadcasts against x."""
         return value
 
     def layout(self, shape: tuple[int, ...], axes: tuple[int, ...] | None, _node: onnx.NodeProto) -> tuple[int, int]:
-        """(rows, n) of an input of this shape."""
+        """(number of rows, row length n) of an input of this shape."""
         n = int(np.prod([shape[axis] for axis in _positive(axes, shape)]))
         return (int(np.prod(shape)) // n if n else 0), n
 
@@ -112,12 +112,12 @@ class Formula:
 
 @dataclass(frozen=True)
 class GroupFormula(Formula):
-    """Statistics over the channels of a group and all that lies behind axis 1; scale and bias per channel or group."""
+    """Statistics over the channels of a group and all axes after axis 1; scale and bias per channel or per group."""
 
     channels: ClassVar[bool] = True
 
     def groups(self, node: onnx.NodeProto, channels: int) -> int:
-        """Groups that the channels are in."""
+        """Number of groups that the channels are divided into."""
         return _integer(node, "num_groups", channels)
 
     def apply(self, x, _axes, eps, node) -> Standardised:
@@ -144,7 +144,7 @@ class GroupFormula(Formula):
 
 @dataclass(frozen=True)
 class InstanceFormula(GroupFormula):
-    """Every channel is a group of its own."""
+    """Group norm with one channel in each group."""
 
     def groups(self, node, channels):
         return channels
@@ -152,7 +152,7 @@ class InstanceFormula(GroupFormula):
 
 @dataclass(frozen=True)
 class DeviationFormula(Formula):
-    """1e-9 is added to the deviation, as the operator's definition has it; eps is its square."""
+    """MeanVarianceNormalization, which adds 1e-9 to the standard deviation, not to the variance; eps is its square."""
 
     def apply(self, x, axes, eps, node) -> Standardised:
         done = super().apply(x, axes, 0.0, node)
@@ -174,14 +174,14 @@ def _positive(axes: tuple[int, ...] | None, shape: tuple[int, ...]) -> list[int]
 
 
 def _integer(node: onnx.NodeProto, name: str, default: int) -> int:
-    """An integer attribute of a node."""
+    """An integer attribute of a node, or the default."""
     kinds = (onnx.AttributeProto.INT, onnx.AttributeProto.UNDEFINED)
     return next((a.i for a in node.attribute if a.name == name and a.type in kinds and not a.ref_attr_name), default)
 
 
 # ------------------------------------------------------------------------------------------- kernels in float64
-# onnx's reference evaluator refuses some stash types, expands GroupNormalization into a body that casts to float32,
-# and knows none of onnxruntime's own operators.
+# They replace those of onnx's reference evaluator, which rejects some stash types, expands GroupNormalization into a
+# function that casts to float32, and lacks onnxruntime's own operators.
 
 
 def _eps(epsilon: float | None, default: float) -> float:
@@ -212,7 +212,7 @@ class SimplifiedLayerNormalization(OpRun):
 
 
 class GroupNormalization(OpRun):
-    """Scale and bias are per channel from opset 21, per group in opset 18; their length tells which."""
+    """Scale and bias are per channel from opset 21 on, per group before; their length decides."""
 
     def _run(self, x, scale, bias, num_groups=None, epsilon=None, **_):
         channels, ones = x.shape[1], (1,) * (x.ndim - 2)
@@ -266,7 +266,7 @@ class MeanVarianceNormalization(OpRun):
 
 
 def trailing_axes(node: onnx.NodeProto, rank: int | None) -> tuple[int, ...]:
-    """From the attribute `axis` to the last; as the file says it where the rank is unknown or the axis out of range."""
+    """All from the attribute `axis` on; as stored in the file if the rank is unknown or the axis out of range."""
     axis = _integer(node, "axis", -1)
     if rank is None or not -rank <= axis < rank:
         return tuple(range(axis, 0)) if -_MOST_AXES <= axis < 0 else (axis,)
@@ -274,22 +274,22 @@ def trailing_axes(node: onnx.NodeProto, rank: int | None) -> tuple[int, ...]:
 
 
 def last_axis(_node: onnx.NodeProto, rank: int | None) -> tuple[int, ...]:
-    """The last one."""
+    """The last axis."""
     return (-1,) if rank is None else (rank - 1,)
 
 
 def looked_up_axis(_node: onnx.NodeProto, _rank: int | None) -> tuple[int, ...]:
-    """The last of the rows, whose rank is not that of any input."""
+    """The last axis of the rows, whose rank is that of no input."""
     return (-1,)
 
 
 def behind_channels(_node: onnx.NodeProto, rank: int | None) -> tuple[int, ...]:
-    """All behind batch and channels."""
+    """All axes after batch and channels."""
     return tuple(range(2, rank or 3))
 
 
 def listed_axes(node: onnx.NodeProto, rank: int | None) -> tuple[int, ...]:
-    """Those of the attribute `axes`, [0, 2, 3] without one."""
+    """Those of the attribute `axes`, by default [0, 2, 3]."""
     listed = next((tuple(a.ints) for a in node.attribute if a.name == "axes"), ()) or (0, 2, 3)
     return tuple(sorted(axis % rank if rank and -rank <= axis < rank else axis for axis in listed[:_MOST_AXES]))
 
@@ -304,21 +304,21 @@ class Operator:
     Attributes
     ----------
     kernel : type of OpRun
-        Computes it in float64; its class is named as the operator.
+        Computes it in float64; the name of the class is the op type.
     domains : tuple of str
     formula : Formula
     axes : callable
-        (node, rank of x or None) to the normalised axes.
+        Takes (node, rank of x or None) and returns the normalised axes.
     eps : float
-        What the attribute epsilon is where it is absent.
+        Default of the attribute epsilon.
     x, scale, bias : int or None
-        Places among the inputs.
+        Positions among the inputs, None if it has none.
     added : tuple of int
-        Places of what is added to x before the statistics.
+        Positions of the inputs that are added to x before the statistics.
     lookup : bool
         Whether the rows are looked up in tables, so that no input holds them.
     trap_behind_add : str
-        What onnxruntime may break when an addition stands before it; see `ort.TRAPS`.
+        The key in `validation.traps.TRAPS` that applies if an Add precedes it, empty for none.
     """
 
     kernel: type[OpRun]
@@ -339,21 +339,21 @@ class Operator:
         return self.kernel.__name__
 
     def input(self, node: onnx.NodeProto, place: int | None) -> str:
-        """The name at one of the places, empty for none."""
+        """The name of the input at a position, empty for none."""
         return node.input[place] if place is not None and place < len(node.input) else ""
 
     def terms(self, node: onnx.NodeProto) -> list[str]:
-        """The values whose sum is the rows."""
+        """The values whose sum is normalised."""
         return [name for name in (self.input(node, place) for place in (self.x, *self.added)) if name]
 
     def rows(self, node: onnx.NodeProto, value: Value) -> np.ndarray:
-        """The rows in float64, from the values of the inputs."""
+        """The rows before normalisation in float64; `value` gives an input by name."""
         if self.lookup:
             return _embedded(node, value)
         return sum(_wide(value(name)) for name in self.terms(node))
 
     def axis_error(self, node: onnx.NodeProto, rank: int) -> str:
-        """Why an input of this rank cannot be normalised, empty where it can."""
+        """Why an input of this rank cannot be normalised, empty when it can."""
         if self.formula.channels:
             return "" if rank > 2 else f"an input of {rank} dimensions has no axes after batch and channels"
         wrong = next((axis for axis in self.axes(node, rank) if not -rank <= axis < rank), None)
@@ -392,10 +392,10 @@ _BY_NAME = {(domain, operator.name): operator for operator in OPERATORS for doma
 
 
 def operator_of(node: onnx.NodeProto) -> Operator | None:
-    """What a node is, None for no norm; the domain "ai.onnx" is the domain ""."""
+    """The operator of a node, None if it is no norm; the domain "ai.onnx" is another name of ""."""
     return _BY_NAME.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
 
 
 def kernels() -> list[type[OpRun]]:
-    """The kernels as onnx's reference evaluator takes them: one class for each domain."""
+    """The kernels for onnx's reference evaluator, which wants one class for each domain."""
     return [type(name, (operator.kernel,), {"op_domain": domain}) for (domain, name), operator in _BY_NAME.items()]

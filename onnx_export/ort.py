@@ -1,4 +1,4 @@
-"""onnxruntime: a session per optimisation level, and the versions it loads."""
+"""onnxruntime: sessions by optimisation level, and the opset and IR versions that it loads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 
 
 class CannotRun(RuntimeError):
-    """onnxruntime refuses the model or the run."""
+    """onnxruntime cannot load or run the model."""
 
 
 class Session:
@@ -46,11 +46,11 @@ class Session:
             self._session = onnxruntime.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # pybind exceptions of onnxruntime share no base class of their own
+        except Exception as error:  # onnxruntime's pybind exceptions have no common base class but Exception
             raise CannotRun(_reason(error)) from error
 
     def run(self, outputs: list[str], feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Evaluate; outputs in the order asked for, bfloat16 ones as float32."""
+        """Run the model; returns the named outputs in order, bfloat16 ones as float32."""
         fed = {}
         for name, value in feeds.items():
             if value.dtype.name == "bfloat16":
@@ -66,14 +66,14 @@ class Session:
 def _array(value: onnxruntime.OrtValue) -> np.ndarray:
     if value.element_type() != TensorProto.BFLOAT16:
         return value.numpy()
-    shape = value.shape()  # onnxruntime has no way to give numpy this type: take the upper halves of float32
+    shape = value.shape()  # onnxruntime cannot convert bfloat16 to NumPy: its bits are the upper halves of float32
     halves = np.frombuffer(ctypes.string_at(value.data_ptr(), 2 * prod(shape)), np.uint16)
     return (halves.astype(np.uint32) << 16).view(np.float32).reshape(shape)
 
 
 def optimised(model: onnx.ModelProto, level: str) -> onnx.ModelProto:
-    """The graph onnxruntime makes of `model`."""
-    if hasattr(os, "memfd_create"):  # a file without a name is gone with the process, however that ends
+    """`model` after onnxruntime's graph optimisations."""
+    if hasattr(os, "memfd_create"):  # an unnamed file disappears with the process, even if it is killed
         with open(os.memfd_create("optimised.onnx"), "rb") as file:
             Session(model, level, Path(f"/proc/self/fd/{file.fileno()}"))
             return onnx.load_model_from_string(file.read())
@@ -84,13 +84,13 @@ def optimised(model: onnx.ModelProto, level: str) -> onnx.ModelProto:
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())  # what was got and what was expected stand on later lines
+    text = " ".join(str(error).split())  # onnxruntime gives the found and expected values on later lines
     return (text or type(error).__name__)[:400]
 
 
 @cache
 def loads(opset: int, ir_version: int) -> bool:
-    """Whether the installed onnxruntime takes a model of this opset and IR version."""
+    """Whether the installed onnxruntime loads a model of this opset and IR version."""
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
     out = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", [value], [out])

@@ -1,4 +1,4 @@
-"""An exported model in onnxruntime as a stream, without the cost that careless binding adds."""
+"""An exported model in onnxruntime as a stream, with inputs and outputs bound once (IO binding)."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class OrtStream:
             source = onnx_model.SerializeToString()
         else:
             source = os.fsdecode(onnx_model)
-            os.stat(source)  # what is absent is an OSError, as to any other reader
+            os.stat(source)  # OSError if the file does not exist, like other readers
         try:
             self.session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's exceptions have no common base but this
+        except Exception as error:  # onnxruntime's exceptions have no other common base class
             reason = str(error).splitlines()[0][:300]
             raise ValueError(f"onnx_model: onnxruntime {onnxruntime.__version__} does not load it: {reason}") from None
         self._bind()
@@ -235,7 +235,7 @@ class OrtStream:
 
 
 def _check_shapes(x, y, inputs, outputs) -> None:
-    """ValueError for a file that cannot take one step of one stream."""
+    """Raise ValueError if the file cannot run one step of one stream."""
     if len(x.shape) not in (2, 3):
         raise ValueError(f"onnx_model must have x [batch, size] or [T, batch, size], got {x.shape}")
     if len(x.shape) == 3 and isinstance(x.shape[0], int) and x.shape[0] != 1:
@@ -253,14 +253,14 @@ def _check_shapes(x, y, inputs, outputs) -> None:
 
 
 def checked_model(onnx_model):
-    """What may be given for a model: itself, or the path of its file."""
+    """Raise TypeError unless `onnx_model` is a ModelProto or a path."""
     if not isinstance(onnx_model, (onnx.ModelProto, str, os.PathLike)):
         raise TypeError(f"onnx_model must be an onnx.ModelProto, a str or path-like, got {type(onnx_model).__name__}")
     return onnx_model
 
 
 def initial_states(text: str | None, units: Mapping[str, int], dtype) -> dict[str, np.ndarray]:
-    """What a file's state table, untrusted JSON, says the states begin with; zero where there is no table."""
+    """The initial states by the file's state table, which is untrusted JSON; zeros without a table."""
     try:
         table = {row["name"]: row["initial"] for row in json.loads(text or "{}").get("states", [])}
         with np.errstate(over="ignore"):

@@ -1,9 +1,9 @@
-"""Does an ONNX file compute what a model computes? Judged per step, with the file in float64 as the judge.
+"""Check that an ONNX file computes what a model computes, step by step, against the file in float64.
 
-A layer-normalised recurrence is chaotic: two correct float32 engines drift apart when each runs on from
-its own state, by 1e-3 and more after some hundred steps. So each step is judged for itself. Every engine
-starts it from the float64 trajectory's state rounded to float32, and may then be off by no more than `bound`.
-The free runs' drift is reported beside it and judges nothing.
+Layer-normalised recurrences amplify rounding errors: two correct float32 engines that each continue from their own
+state differ by 1e-3 and more after some hundred steps. Therefore each step is judged by itself. Every engine starts
+it from the state of the float64 trajectory, rounded to float32, and may then differ from float64 by at most `bound`.
+The drift of engines that run freely is reported, but not judged.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from onnx_export.parity_report import Drift, ParityReport, Row
 
 __all__ = ["Drift", "ParityReport", "Row", "check_parity"]
 
-BATCH = 3  # rows of the call that must give each row's own results
+BATCH = 3  # rows in the call that is compared with calls of one row each
 UNIT = 2.0**-24  # unit roundoff of float32
 
 
@@ -54,7 +54,9 @@ def bound(longest: int, exact: np.ndarray, unit: float = UNIT, sensitivity: floa
     errors that reach it, however they came about. The float64 graph shows by how much: `sensitivity` is how far
     its results move when the step's inputs are off by u sqrt(n / 6).
     """
-    size = float(np.max(np.abs(exact), initial=1.0, where=np.isfinite(exact)))  # what is not finite allows nothing
+    size = float(
+        np.max(np.abs(exact), initial=1.0, where=np.isfinite(exact))
+    )  # infinity and NaN do not enlarge the bound
     return max(4 * unit * math.sqrt(max(longest, 64)) * size, 4 * sensitivity if math.isfinite(sensitivity) else 0.0)
 
 
@@ -98,7 +100,7 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
 
 
 class _Check:
-    """One call of `check_parity`, its arguments checked."""
+    """The state of one call of `check_parity`, with checked arguments."""
 
     def __init__(self, model, onnx_model, recordings, random: bool, seed: int):
         units = {row["name"]: row["units"] for row in state_table(model)}
@@ -138,7 +140,7 @@ class _Check:
         )
 
     def _recording(self, number: int, recording: np.ndarray) -> int:
-        """Judge each call from the float64 trajectory's state, and run all engines freely beside it."""
+        """Judge each call from the float64 trajectory's state; also run all engines freely, for the drift."""
         trajectory = self.of_file
         free = {name: self.of_model if name == "cnorm" else self.of_file for name in self.engines}
         for step in range(0, len(recording), self.frames):
@@ -152,7 +154,7 @@ class _Check:
             free = {name: self._next(runs[name]) for name in self.engines}
             states = [array for state in (trajectory, *free.values()) for array in state.values()]
             if not all(np.isfinite(array).all() for array in states):
-                return step + self.frames  # reported by now as infinitely far; no engine need start from it
+                return step + self.frames  # the difference is already reported as infinite; do not continue from it
         return len(recording)
 
     def _judged(self, x, states, number: int, step: int) -> None:
@@ -168,7 +170,7 @@ class _Check:
         return {name: results[f"{name}_out"] for name in self.given.states}
 
     def _sensitivity(self, x, states, exact, samples=3) -> dict[str, float]:
-        """How far the outputs move if the inputs of the call are off by the measure's `noise`, relatively."""
+        """Change of the float64 outputs if the inputs of the call are changed relatively by the measure's `noise`."""
         largest = dict.fromkeys(exact, 0.0)
         for _ in range(samples):
             near = {
@@ -180,7 +182,7 @@ class _Check:
         return largest
 
     def _beyond_the_clip(self) -> int:
-        """A call from cells far beyond their clip, which ordinary input may never reach."""
+        """Judge a call from cell states far beyond their clip, which ordinary input may never reach."""
         if not self.clips:
             return 0
         states = {name: np.array(array, np.float64) for name, array in self.of_file.items()}
@@ -191,7 +193,7 @@ class _Check:
         return self.frames
 
     def _chunks(self) -> None:
-        """Many steps in one call, and in three, against the same engine's single steps."""
+        """Compare many steps in one call, and in three calls, with the same engine's single steps."""
         longest = max(range(len(self.recordings)), key=lambda i: len(self.recordings[i]))
         x = self.recordings[longest][:, None].astype(self.given.dtype)
         if len(x) < 3:
@@ -205,7 +207,7 @@ class _Check:
                 self.measure.chunks(name, single, whole, longest)
 
     def _run(self, engine, x, cuts) -> dict[str, np.ndarray]:
-        """Run x freely in calls that begin and end at `cuts`: all of y and the last states."""
+        """Run x freely in calls that begin and end at `cuts`; returns all of y and the last states."""
         states, ys = self.of_file, []
         for start, end in pairwise(cuts):
             results = engine.call(x[start:end], states)
@@ -214,8 +216,8 @@ class _Check:
         return {"y": np.concatenate(ys)} | {f"{name}_out": array for name, array in states.items()}
 
     def _batch(self) -> None:
-        """Rows of one call against the float64 calls of one row each."""
-        while len(self.samples) < BATCH:  # fewer calls were judged
+        """Compare the rows of one call of BATCH rows with float64 calls of one row each."""
+        while len(self.samples) < BATCH:  # fewer than BATCH calls were judged
             x, start, *_ = self.samples[0]
             x = self.rng.standard_normal(x.shape).astype(x.dtype)
             exact = self.judge.call(x, start)
@@ -232,7 +234,7 @@ class _Check:
 
 
 def _whole_calls(recordings, frames: int, random: bool) -> list[np.ndarray]:
-    """Recordings of a multiple of the steps that a call takes; random ones are repeated up to one."""
+    """Recordings whose length is a multiple of the steps in a call; random ones are lengthened to one."""
     if random:
         return [np.resize(x, (-(-len(x) // frames) * frames, x.shape[1])) for x in recordings]
     for i, recording in enumerate(recordings):
@@ -301,14 +303,14 @@ class _Measure:
         self.first: Row | None = None
 
     def starts(self, ours, files) -> None:
-        """A row for each state that begins otherwise; none is computed by then, so no difference is allowed."""
+        """A row for each initial state that differs. Nothing has been computed yet, so no difference is allowed."""
         for name, exact in files.items():
             apart = _apart(ours[name], exact)
             if apart.any():
                 self._add("cnorm", "float64", f"{name}_in", apart, exact, 0.0, (0, 0))
 
     def judge(self, results, sensitivity, recording, step) -> None:
-        """One call. Two engines may each be off by the bound, so twice as far from each other."""
+        """Judge one call. Each engine may differ from float64 by the bound, so two engines by twice the bound."""
         exact = results["float64"]
         for engine, against in _pairs(results):
             if against == "float64":
@@ -320,7 +322,7 @@ class _Measure:
                 self._add(engine, against, tensor, apart, value, allowed, (recording, step))
 
     def row(self, engine, against, results, exact, sensitivity, place) -> None:
-        """One engine's call against the exact results."""
+        """Compare one engine's call with the float64 results."""
         for tensor, value in exact.items():
             allowed = self._allowed(value, sensitivity[tensor])
             self._add(engine, against, tensor, _apart(results[tensor], value), value, allowed, place)
@@ -368,7 +370,7 @@ def _pairs(results) -> list[tuple[str, str]]:
 
 
 def _worse(old: Row, new: Row) -> Row:
-    """The step that used most of its bound, with the largest differences of all steps."""
+    """The row that used more of its bound, with the largest differences of both."""
     head = new if new.used > old.used else old
     max_abs, max_ulp = max(old.max_abs, new.max_abs), max(old.max_ulp, new.max_ulp)
     return replace(head, max_abs=max_abs, max_ulp=max_ulp)
@@ -380,12 +382,12 @@ def _apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _largest(differences: np.ndarray) -> float:
-    """NaN counts as infinitely far: it can never be within a bound."""
+    """The largest element; infinity if one is NaN, so that NaN is within no bound."""
     return float(np.max(np.where(np.isnan(differences), np.inf, differences), initial=0.0))
 
 
 def _longest_sum(layers) -> int:
-    """Terms of the longest sum of products in one step."""
+    """Number of terms of the longest sum of products in one step."""
     longest = 1
     for layer in layers:
         if layer.kind == "Residual":
@@ -414,7 +416,7 @@ def _recordings(model, inputs, steps, seed) -> list[np.ndarray]:
             raise TypeError(f"inputs[{i}] must be a float32 array, got {got}")
         if recording.ndim != 2 or recording.shape[1] != model.input_size:
             raise ValueError(f"inputs[{i}] must have shape (steps, {model.input_size}), got {recording.shape}")
-        if not np.isfinite(recording).all():  # NaN on all sides would be agreement about nothing
+        if not np.isfinite(recording).all():  # engines that all give NaN would seem to agree
             step = int(np.argmin(np.isfinite(recording).all(axis=1)))
             raise ValueError(f"inputs[{i}] must be finite, got NaN or infinity at step {step}")
     if not sum(map(len, inputs)):

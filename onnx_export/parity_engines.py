@@ -43,7 +43,7 @@ class Interface:
     states: tuple[str, ...]
 
     def feeds(self, x: np.ndarray, states) -> dict[str, np.ndarray]:
-        """By name, of x [T, B, inputs]."""
+        """The inputs of the file by name, from x [T, B, inputs] and the states."""
         return {"x": x if self.sequence else x[0]} | {f"{name}_in": states[name] for name in self.states}
 
     def results(self, values, steps: int, rows: int) -> dict[str, np.ndarray]:
@@ -105,7 +105,7 @@ def interface(onnx_model: onnx.ModelProto, input_size: int, states: dict[str, in
 
 
 def _shape(value: onnx.ValueInfoProto) -> list[int | None]:
-    """None for a size that is open."""
+    """The shape of a value, with None for each open dimension."""
     return [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
 
 
@@ -125,7 +125,7 @@ class Float64Engine:
 
 @contextmanager
 def _reasons():
-    """The evaluator raises whatever its kernels do, and the file may come from anywhere."""
+    """Turn any exception of the evaluator into a ValueError: the file is untrusted input."""
     try:
         yield
     except Exception as error:

@@ -21,16 +21,16 @@ class Row:
         "float64", or an engine; "float64, batch 3" where rows of one call are compared with calls of one row each;
         "single steps" where a call of many steps is compared with the same engine's calls of one step.
     tensor : str
-        The graph's name of an output or next state, or of a state's input where the file begins it otherwise than
-        the model.
+        The graph's name of an output or next state, or of a state's input whose initial value differs from the
+        model's.
     max_abs, max_ulp : float
         Largest absolute difference, and largest in units in the last place of the judge's value in the file's dtype.
     used : float
-        The largest part of its bound that a step used: 1 is the limit.
+        Largest difference / bound of a step; 1 is the limit.
     bound : float
-        Absolute difference that was allowed in that step.
+        The absolute difference allowed in that step.
     recording, step : int
-        That step.
+        Where that step is.
     ok : bool
         Every step was within its bound.
     """
@@ -68,7 +68,7 @@ class ParityReport:
     rows : tuple of Row
     drift : tuple of Drift
     first : Row or None
-        The first step and tensor that went apart, with the differences of that step.
+        The first step and tensor beyond its bound, with the differences of that step.
     steps : int
         Steps judged; a recording ends where a state is no longer finite.
     inputs : str
@@ -78,7 +78,7 @@ class ParityReport:
     dtype : str
         Of the file: "float32" or "float16", whose rounding the bounds allow for.
     metadata : str or None
-        How the configuration in the file's metadata differs from the model's; None where it does not, or there is
+        How the configuration in the file's metadata differs from the model's; None if it does not, or if the file has
         none.
     """
 
