@@ -1,4 +1,4 @@
-"""What a recurrent cell computes, as data: `cnorm.presets` has the cells that exist in the wild."""
+"""`CellSpec`: the equations of a recurrent cell as data. `cnorm.presets` has the cells of known frameworks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cnorm.tensors import PLACEHOLDER, UNGATED, Tensor, Use, has_projection, par
 
 __all__ = ["CellSpec"]
 
-GATES = {"LSTM": "fiog", "GRU": "zrn", "RNN": "a"}  # as the kernels order them
-# the initial state, which a checkpoint may have, too
+GATES = {"LSTM": "fiog", "GRU": "zrn", "RNN": "a"}  # in the order of the kernels
+# the initial state, which any checkpoint may have
 _H0, _C0 = parse("h0", "P", "h0?", ""), parse("c0", "H", "c0?", "")
 INITIAL = {"LSTM": (_H0, _C0), "GRU": (_H0,), "RNN": (_H0,)}
-OWNERS = {  # fields that mean something in one kind of cell only
+OWNERS = {  # fields that apply to one kind of cell only
     "cell_norm": "LSTM",
     "forget_bias": "LSTM",
     "cell_clip": "LSTM",
@@ -39,10 +39,10 @@ CHOICES = {
 
 @dataclass(frozen=True)
 class CellSpec:
-    """One recurrent cell.
+    """The equations of a recurrent cell, and the tensors of its checkpoints.
 
-    Two checkpoints can have the same names and shapes and still mean different recurrences, so everything that
-    decides the result is here. `dataclasses.replace` makes a variant of a preset:
+    Two checkpoints can have the same names and shapes and still be for different equations, so a spec holds everything
+    that the result depends on, except the weights. `dataclasses.replace` makes a variant of a preset:
     ``replace(PRESETS["LSTM", "haste"], zoneout=0.1)``.
 
     Attributes
@@ -54,24 +54,26 @@ class CellSpec:
     source : str
         Where the equations are from.
     gates : str
-        Their order in the weights, a letter each: f, i, o, g (candidate) of an LSTM, z, r, n (candidate) of a GRU,
-        a of an RNN.
+        The order of the gates in the weights, one letter for each: f, i, o, g (candidate) of an LSTM, z, r, n
+        (candidate) of a GRU, a of an RNN.
     weights : tuple of (name, shape, meaning)
-        The checkpoint's own tensors. A shape is made of H (units), I (inputs), P (outputs: the units, or fewer after
-        a projection) and numbers: "4H I", or "I+H 3H" for one matrix over the joined [x, h]. A meaning is weight_x,
-        weight_h, weight_p (projection); inside_x, inside_h (bias within a layer norm); gain_x, gain_h, gain (of the
-        sum); bias_x, bias_h, bias (outside; a GRU's bias_h is under the reset gate where the product is); gain_c,
-        bias_c (cell norm); bias_p. .T says that the inputs come first, [..] names the gates if not all, + joins two
-        uses of one tensor, a space separates the parts of a stacked one, ? at the end says it may be missing. Every
-        cell may also have h0 "P", and an LSTM c0 "H", the state at the start.
+        The tensors of the checkpoint. A shape is made of H (units), I (inputs), P (outputs: as many as units, or fewer
+        after a projection) and numbers: "4H I", or "I+H 3H" for one matrix over the concatenated [x, h]. A meaning is
+        weight_x, weight_h, weight_p (projection); inside_x, inside_h (bias added before a layer norm); gain_x, gain_h,
+        gain (of the norm of the sum); bias_x, bias_h, bias (added after the norm; a GRU's bias_h is multiplied by the
+        reset gate if the recurrent product is); gain_c, bias_c (cell norm); bias_p (projection). .T says that the
+        inputs are the first axis, [..] names the gates if not all, + joins two uses of one tensor, a space separates
+        the parts of a stacked tensor, ? at the end says that the tensor is optional. Every cell may also have the
+        initial state, h0 "P" and for an LSTM c0 "H".
     scope : str
         "none": a = W_x x + W_h h + b. "split": LN(W_x x) + LN(W_h h) + b. "sum": LN(W_x x + W_h h) + b.
     grouping : str
-        What one layer norm covers: "joint", all gates; "per_gate"; "gates_and_candidate", z and r together, n alone.
+        What one layer norm covers: "joint", all gates; "per_gate", one gate; "gates_and_candidate", z and r together,
+        n alone.
     cell_norm : str
         "none"; "output": h = o tanh(LN(c)), and the next step sees c; "carry": c becomes LN(c).
     eps : float or None
-        The eps where the user gives none; None: the user must, or there is nothing normalised.
+        The eps if the user gives none. None: the user must give one, or nothing is normalised.
     eps_place : str
         "variance": sqrt(var + eps). "std": sqrt(var) + eps, which the runtime refuses.
     ddof : int
@@ -79,15 +81,15 @@ class CellSpec:
     reset : str
         Where a GRU's reset gate acts: "after" the recurrent product, on the whole "candidate", or "before" the product.
     update : str
-        What a GRU's update gate z weighs: "new", h = (1 - z) h + z n, or "keep", h = z h + (1 - z) n.
+        What a GRU's update gate z multiplies: "new", h = (1 - z) h + z n, or "keep", h = z h + (1 - z) n.
     forget_bias, update_bias : float
-        Constants added to f, and to z, after everything else.
+        Constants added to f, or to z, after the norms and biases, before the sigmoid.
     activation : str
-        Of the RNN: "tanh" or "relu".
+        The activation of an RNN: "tanh" or "relu".
     cell_clip, projection_clip : float or None
-        The LSTM's c, and its projected h, are kept within plus and minus this.
+        Limits on an LSTM's c, and on its projected h: they are clipped to plus and minus this value.
     zoneout : float
-        The inference form: h = zoneout h_before + (1 - zoneout) h_new.
+        Probability of zoneout, in its form for inference: h = zoneout h_before + (1 - zoneout) h_new.
     """
 
     kind: str
@@ -120,7 +122,7 @@ class CellSpec:
             raise ValueError(f"gates must be {GATES[self.kind]!r} in some order, got {self.gates!r}")
         try:
             triples = tuple(tuple(entry) for entry in self.weights)
-        except TypeError:  # no sequence, or not of sequences
+        except TypeError:  # not a sequence of sequences
             triples = ((),)
         if not all(len(entry) == 3 and all(isinstance(part, str) for part in entry) for entry in triples):
             raise TypeError(f"weights must be (name, shape, meaning) triples of strings, got {self.weights!r:.80}")
@@ -142,14 +144,14 @@ class CellSpec:
         if self.eps is not None and not (_is_number(self.eps) and self.eps >= 0):
             raise ValueError(f"eps must be a finite number, not negative, or None, got {self.eps!r}")
         for name in ("forget_bias", "update_bias", "zoneout", "cell_clip", "projection_clip", "eps"):
-            if getattr(self, name) is not None:  # NumPy's numbers would not be JSON
+            if getattr(self, name) is not None:  # JSON can't represent NumPy's number types
                 object.__setattr__(self, name, float(getattr(self, name)))
         if not 0 <= self.zoneout < 1:
             raise ValueError(f"zoneout must be in [0, 1), got {self.zoneout!r}")
 
     @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The weights, parsed; names with their placeholders."""
+        """The `weights`, parsed; names still have their placeholders."""
         return tuple(parse(*triple, self.gates) for triple in self.weights)
 
     @property
@@ -158,7 +160,7 @@ class CellSpec:
         return self.scope != "none" or self.cell_norm != "none"
 
     def refusal(self) -> str | None:
-        """Why the runtime does not compute this cell, or None: it computes exactly what is asked, or nothing."""
+        """Why the runtime does not compute this cell, or None if it does; there is no approximate computation."""
         if self.eps_place == "std" and self.normalises:
             return "eps is added to the standard deviation, and the runtime adds it to the variance"
         if self.ddof == 1 and self.normalises:
@@ -187,7 +189,7 @@ class CellSpec:
         return self._misfit()
 
     def _misfit(self) -> str | None:
-        """What the kernels would miss, or read beyond: a shape unlike its meaning, a part missing or twice."""
+        """Why the tensors can't be packed for the kernels, or None: a wrong shape, a part missing or there twice."""
         names = [tensor.named().name for tensor in (*self.tensors, *INITIAL[self.kind])]
         if len(set(names)) < len(names):
             return "two of its weights have the same name"
@@ -212,7 +214,7 @@ class CellSpec:
 
 
 def _axes(use: Use, projected: bool) -> tuple[str, ...]:
-    """The axes of a part, outputs first."""
+    """The axes that a part must have, outputs first."""
     gates = len(use.gates)
     rows, outputs = f"{gates}H" if gates > 1 else "H", "P" if projected else "H"
     axes = {"weight_x": (rows, "I"), "weight_h": (rows, outputs), "weight_p": (outputs, "H"), "bias_p": (outputs,)}
@@ -220,7 +222,7 @@ def _axes(use: Use, projected: bool) -> tuple[str, ...]:
 
 
 def _is_number(value) -> bool:
-    """Finite as a float: JSON has integers of any length."""
+    """Whether the value is a number, finite as a float; JSON may have integers that are too large for a float."""
     try:
         return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
@@ -228,7 +230,7 @@ def _is_number(value) -> bool:
 
 
 def spec_from_json(entry: dict) -> CellSpec:
-    """The inverse of dataclasses.asdict, for data from a stranger."""
+    """The inverse of dataclasses.asdict, for untrusted data."""
     known = {field.name for field in fields(CellSpec)}
     if not isinstance(entry, dict) or not entry.keys() <= known:
         raise ValueError(f"a spec must be an object with some of {', '.join(sorted(known))}")

@@ -1,7 +1,8 @@
-"""What a checkpoint's tensor holds: the (name, shape, meaning) triples of `CellSpec.weights`, parsed once.
+"""Parse the (name, shape, meaning) triples of `CellSpec.weights`, which tell what a checkpoint's tensor holds.
 
-The language is described at `cnorm.CellSpec`. A *part* is a part of a cell, such as weight_x or gain_c; a tensor
-holds one part, several joined end to end or along an axis, or one that the cell uses twice.
+`cnorm.CellSpec` describes their syntax. A *part* is one of the arrays of the cell's equations, such as weight_x or
+gain_c. A tensor of a checkpoint holds one part, several parts that are stacked or concatenated, or one part that the
+equations use twice.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ __all__ = ["Piece", "Tensor", "Use", "axis_length", "has_projection", "optional_
 
 USE = re.compile(r"(?P<part>\w+?)(?P<transposed>\.T)?(\[(?P<gates>\w+)\])?")
 PLACEHOLDER = re.compile(r"\{(layer|even|odd|reverse)\}")  # in a tensor's name, which is a format string
-UNGATED = ("weight_p", "gain_c", "bias_c", "bias_p", "h0", "c0")  # parts that gates do not share
+UNGATED = ("weight_p", "gain_c", "bias_c", "bias_p", "h0", "c0")  # parts that are not divided among the gates
 
 
 @dataclass(frozen=True)
 class Use:
-    """One part of a cell that a tensor, or a piece of it, is.
+    """The part of a cell that a tensor, or a piece of it, holds.
 
     Attributes
     ----------
     part : str
-        Such as "weight_x"; a text that is no use, as it stands.
+        Such as "weight_x"; a text that can't be parsed is kept as it is, for error messages.
     gates : str
-        A letter for each, in the order of the rows; "" for a part that the gates do not share.
+        A letter for each gate, in the order of the rows; "" for a part that is not divided among the gates.
     transposed : bool
-        A matrix with the inputs first, [inputs, outputs].
+        Whether a matrix is [inputs, outputs].
     """
 
     part: str
@@ -41,7 +42,7 @@ class Use:
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor, or a slice of one: its axes, and what it is used as."""
+    """A tensor, or a slice of one: its axes, and the parts that it holds."""
 
     axes: tuple[str, ...]
     uses: tuple[Use, ...]
@@ -54,18 +55,19 @@ class Tensor:
     Attributes
     ----------
     name : str
-        With placeholders where it is one of a stack of layers, see `named`.
+        With placeholders for layer and direction if checkpoints number them, see `named`.
     axes : tuple of str
-        Of the whole tensor: "4H", "I", "I+H", "2".
+        Lengths of the axes of the whole tensor: "4H", "I", "I+H", "2".
     pieces : tuple of Piece
-        What it is cut into; of a tensor that is not cut, itself.
+        The slices that it is split into; one, the tensor itself, if it is not split.
     optional : bool
     leading : bool
-        The first axis is "1" and is dropped before cutting.
+        Whether the first axis is "1", which is dropped before splitting.
     split_axis : int or None
-        Along which the pieces lie; None if the tensor is not cut.
+        The axis along which the tensor is split; None if it is not.
     stacked : bool
-        `split_axis` has one entry for each piece, and is dropped; else the pieces lie end to end.
+        True: `split_axis` has one entry for each piece, and pieces do not have this axis. False: the pieces are
+        concatenated along it.
     """
 
     name: str
@@ -77,7 +79,7 @@ class Tensor:
     stacked: bool = False
 
     def named(self, layer: int = 0, reverse: bool = False) -> Tensor:
-        """The tensor of one layer and direction of a stack."""
+        """The same tensor, its name filled in for one layer and direction of a stack."""
         numbers = {"layer": layer, "even": 2 * layer, "odd": 2 * layer + 1}
         return replace(self, name=self.name.format(**numbers, reverse="_reverse" if reverse else ""))
 
@@ -85,19 +87,19 @@ class Tensor:
         return (use for piece in self.pieces for use in piece.uses)
 
     def is_part(self, *parts: str) -> bool:
-        """Whether it is, before anything else, one of these parts."""
+        """Whether its first part is one of these."""
         return bool(self.pieces) and self.pieces[0].uses[0].part in parts
 
     def is_bias(self) -> bool:
         return bool(self.pieces) and self.pieces[0].uses[0].part.startswith("bias")
 
     def without_projection(self) -> Tensor:
-        """The same where there is none: P outputs are H units."""
+        """The same tensor for a cell without projection, in which P = H."""
         pieces = tuple(replace(piece, axes=_p_is_h(piece.axes)) for piece in self.pieces)
         return replace(self, axes=_p_is_h(self.axes), pieces=pieces)
 
     def lengths(self, sizes: Mapping[str, int]) -> list[int]:
-        """How much of `split_axis` each piece has."""
+        """The length of each piece along `split_axis`."""
         if self.stacked:
             return [1] * len(self.pieces)
         return [axis_length(piece.axes[self.split_axis], sizes) for piece in self.pieces]
@@ -108,14 +110,14 @@ def _p_is_h(axes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def parse(name: str, shape: str, meaning: str, gates: str) -> Tensor:
-    """The tensor of a triple. Whatever is wrong with it stays visible in its pieces: `CellSpec.refusal` looks.
+    """The tensor of a triple. Mistakes are not reported here, but kept in its pieces: `CellSpec.refusal` finds them.
 
     Parameters
     ----------
     name, shape, meaning : str
         As in `CellSpec.weights`.
     gates : str
-        The cell's, in the order of the checkpoint.
+        The gates of the cell, in the order of the checkpoint.
     """
     axes, optional = tuple(shape.split()), meaning.endswith("?")
     uses = [tuple(_use(text, gates) for text in part.split("+")) for part in meaning.removesuffix("?").split(" ")]
@@ -134,7 +136,7 @@ def _use(text: str, gates: str) -> Use:
 
 
 def _cut(axes: tuple[str, ...], count: int) -> tuple[int | None, bool, list[tuple[str, ...]]]:
-    """`split_axis`, `stacked` and the axes of each of `count` pieces; no axes where the shape does not fit."""
+    """`split_axis`, `stacked` and the axes of each of `count` pieces; the axes are empty if the shape does not fit."""
     if count == 1:
         return None, False, [axes]
     for i, axis in enumerate(axes):
@@ -148,29 +150,30 @@ def _cut(axes: tuple[str, ...], count: int) -> tuple[int | None, bool, list[tupl
 
 
 def terms(axis: str) -> list[tuple[int, str]]:
-    """ "I+4H" -> [(1, "I"), (4, "H")]; a number is a factor without a letter."""
+    """Parse an axis: "I+4H" -> [(1, "I"), (4, "H")]; a plain number is a factor of the letter ""."""
     return [(int(re.match(r"\d*", term)[0] or 1), term.lstrip("0123456789")) for term in axis.split("+")]
 
 
 def axis_length(axis: str, sizes: Mapping[str, int]) -> int:
-    """How long an axis is: "4H" is 4 times H. `sizes` has "": 1 for plain numbers."""
+    """The length of an axis: "4H" is 4 times H. `sizes` has "": 1 for plain numbers."""
     return sum(factor * sizes[letter] for factor, letter in terms(axis))
 
 
 def has_projection(tensors: Iterable[Tensor]) -> bool:
-    """Whether one of the tensors is a projection, or has one in it."""
+    """Whether one of the tensors holds a projection."""
     return any(use.part == "weight_p" for tensor in tensors for use in tensor.uses())
 
 
 def present(tensors: Iterable[Tensor], weights) -> list[Tensor]:
-    """Those that are there."""
+    """The tensors whose names are in `weights`."""
     return [tensor for tensor in tensors if tensor.name in weights]
 
 
 def optional_tensors(tensors: Iterable[Tensor], weights) -> list[Tensor]:
-    """What a layer with these weights may be without; a bias of a projection only where there is one.
+    """The optional tensors whose absence must be stated: by ``bias=False``, or by "without" in a model file.
 
-    The projection itself and the initial state are not among them: a layer without is the usual case.
+    The bias of a projection is among them only if there is a projection. The projection itself and the initial state
+    are not, because most layers have none.
     """
     usual = ["weight_p", "h0", "c0"] + ["bias_p"] * (not has_projection(present(tensors, weights)))
     return [tensor for tensor in tensors if tensor.optional and not tensor.is_part(*usual)]

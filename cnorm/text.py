@@ -1,4 +1,4 @@
-"""Names of an untrusted file in messages: printable and of bounded length."""
+"""Make names from untrusted files safe for messages: printable and of bounded length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors: check names, shapes and dtypes; bring a cell's into the one order that the kernels take."""
+"""Check the names, shapes and dtypes of a checkpoint's tensors, and convert a cell's to the layout of the kernels."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cnorm.text import listed
 
 
 def checked(weights, tensors, layer: str) -> tuple[Mapping[str, np.ndarray], dict[str, int]]:
-    """Read-only float32 copies of exactly the named arrays, and the sizes that their shapes agree on.
+    """Read-only float32 copies of the arrays, and the sizes (H, I, P, ...) that follow from their shapes.
 
     Parameters
     ----------
     weights : mapping of str to array
     tensors : sequence of Tensor
     layer : str
-        For messages.
+        What the layer is called in messages.
     """
     if not isinstance(weights, Mapping):
         raise TypeError(f"weights of {layer} must be a mapping of names to arrays, got {type(weights).__name__}")
@@ -43,9 +43,9 @@ def checked(weights, tensors, layer: str) -> tuple[Mapping[str, np.ndarray], dic
 
 
 def as_array(tensor) -> np.ndarray:
-    """A tensor of PyTorch's as a NumPy array, bfloat16 widened because NumPy has none; anything else as it is."""
+    """A PyTorch tensor as a NumPy array, bfloat16 widened to float32 because NumPy lacks it; other types unchanged."""
     if not hasattr(tensor, "detach"):
-        return np.asanyarray(tensor)  # a mask is refused later, with the layer's name
+        return np.asanyarray(tensor)  # keeps a MaskedArray, which is refused later with the layer's name
     tensor = tensor.detach().cpu()
     return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
 
@@ -62,7 +62,7 @@ def _float32(given, name: str, layer: str) -> np.ndarray:
         )
     try:
         array = np.asarray(given)
-    except Exception as error:  # whatever the other library says about a tensor on a GPU, or one with a gradient
+    except Exception as error:  # the other library's error, for a tensor on a GPU or one with a gradient
         raise TypeError(
             f"weights[{name!r}] of {layer} must be an array that NumPy can read, got {type(given).__name__}: {error}"
         ) from error
@@ -76,12 +76,12 @@ def _float32(given, name: str, layer: str) -> np.ndarray:
     copy = np.array(array, dtype=np.float32, order="C", copy=True)
     if not np.isfinite(copy).all():
         raise ValueError(f"weights[{name!r}] of {layer} must be finite, got NaN or infinity")
-    # in memory of a bytes object: no flag makes it writable again
+    # the memory is that of a bytes object, so that the array can't be made writable again
     return np.ndarray(copy.shape, np.float32, copy.tobytes())
 
 
 def _sizes(arrays, axes, layer: str) -> dict[str, int]:
-    """The value of each letter; every axis is one equation."""
+    """The value of each letter, from one equation for each axis."""
     equations = []
     for name, array in arrays.items():
         if array.ndim != len(axes[name]):
@@ -90,7 +90,7 @@ def _sizes(arrays, axes, layer: str) -> dict[str, int]:
             )
         equations += [(name, terms(axis), length) for axis, length in zip(axes[name], array.shape, strict=True)]
     sizes = {"": 1}
-    for _ in equations:  # each round solves at least one letter, or none is left
+    for _ in equations:  # each round solves at least one letter, or no more can be solved
         for _, summands, length in equations:
             unknown = [(factor, letter) for factor, letter in summands if letter not in sizes]
             if len(unknown) == 1:
@@ -110,7 +110,7 @@ def _sizes(arrays, axes, layer: str) -> dict[str, int]:
 
 
 def packed(spec: CellSpec, tensors, weights: Mapping[str, np.ndarray], sizes: dict[str, int]) -> dict:
-    """A cell's weights as the kernels take them: gates in their order, biases that meet added up.
+    """A cell's weights in the layout of the kernels: their order of gates, biases of the same sum merged into one.
 
     Everything is computed in float64 and rounded to float32 once.
 
@@ -126,7 +126,7 @@ def packed(spec: CellSpec, tensors, weights: Mapping[str, np.ndarray], sizes: di
     group = {"joint": len(order), "per_gate": 1, "gates_and_candidate": 2}[spec.grouping] if spec.scope != "none" else 0
 
     def gates(part, otherwise=0.0):
-        """[gates, H, ...] of a part; a gate that it does not have is filled, None if it has none."""
+        """A part as [gates, H, ...], missing gates filled with `otherwise`; None if the part has no gates at all."""
         found = {gate: parts[part, gate] for gate in order if (part, gate) in parts}
         blank = np.full(units, otherwise)
         return np.stack([found.get(gate, blank) for gate in order]) if found else None
@@ -160,13 +160,13 @@ def packed(spec: CellSpec, tensors, weights: Mapping[str, np.ndarray], sizes: di
 
 
 def _wide(tensors, weights) -> dict[str, np.ndarray]:
-    """In float64 what may be added up; matrices, which are only reordered, as they are."""
+    """The arrays in float64, because they may be added up; matrices are only reordered and stay as they are."""
     matrices = {t.name for t in tensors if all(use.part.startswith("weight_") for use in t.uses())}
     return {name: array if name in matrices else np.float64(array) for name, array in weights.items()}
 
 
 def _outside_bias(spec: CellSpec, parts, gates) -> tuple[np.ndarray, np.ndarray | None]:
-    """bias [gates, H], the sum of all outside a norm; bias_n [H], a GRU's under the reset gate."""
+    """bias [gates, H], the sum of biases after the norms; bias_n [H], the bias that a GRU's reset gate multiplies."""
     order = GATES[spec.kind]
     bias = np.zeros((len(order), len(parts["weight_x", order[0]])))
     for part in ("bias", "bias_x", "bias_h"):
@@ -181,7 +181,7 @@ def _outside_bias(spec: CellSpec, parts, gates) -> tuple[np.ndarray, np.ndarray 
 
 
 def _centred(bias: np.ndarray | None, group: int) -> np.ndarray | None:
-    """A bias inside a norm, [gates, H], less the mean of its group of gates."""
+    """A bias [gates, H] that is added before a norm, less its mean over each group of gates."""
     if bias is None:
         return None
     firsts = range(group, len(bias), group)
@@ -189,7 +189,7 @@ def _centred(bias: np.ndarray | None, group: int) -> np.ndarray | None:
 
 
 def _parts(tensors, weights, sizes) -> dict[tuple[str, str], np.ndarray]:
-    """Views of arrays by (part, gate), matrices with the outputs first; gate "" for what has no gates."""
+    """Views of the arrays by (part, gate), matrices with the outputs first; gate is "" for parts without gates."""
     parts = {}
     for tensor in present(tensors, weights):
         array = weights[tensor.name]
@@ -208,7 +208,7 @@ def _parts(tensors, weights, sizes) -> dict[tuple[str, str], np.ndarray]:
 
 
 def gradient_views(spec: CellSpec, tensors, into: Mapping[str, np.ndarray], sizes: dict[str, int]) -> list:
-    """Where the gradients of `packed`'s arrays go in those of the checkpoint's tensors.
+    """Where to add the gradients of the arrays of `packed`: views of arrays shaped as the checkpoint's tensors.
 
     Parameters
     ----------
@@ -218,8 +218,8 @@ def gradient_views(spec: CellSpec, tensors, into: Mapping[str, np.ndarray], size
     Returns
     -------
     list of (view, name, gate)
-        Add to `view`, of an array of `into`, the gradient of `packed`'s array `name`, [gates, H, ...], at `gate`; all
-        of it where `gate` is None. What a tensor is used for twice is there twice.
+        Each says: add to `view`, a view of an array of `into`, the gradient of the array `name` of `packed`,
+        [gates, H, ...], at index `gate`, or all of it if `gate` is None. A tensor that is used twice has two views.
     """
     order = GATES[spec.kind]
     views = []

@@ -1,4 +1,4 @@
-"""Cells that exist in the wild, by name. A preset is never guessed; docs/cells.md has the equations of each."""
+"""Cells of known frameworks, by name. The user names the preset; docs/cells.md has the equations of each."""
 
 from types import MappingProxyType
 

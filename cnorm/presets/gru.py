@@ -1,9 +1,9 @@
-"""Gated recurrent units that exist in the wild; docs/cells.md has their equations."""
+"""Gated recurrent units of known frameworks; docs/cells.md has their equations."""
 
 from cnorm.presets.parts import PAPER, affine
 from cnorm.specs import CellSpec
 
-# of danijar's and its translations: the reset gate acts on the whole candidate
+# of danijar's implementation and its ports: the reset gate multiplies the whole candidate
 DREAMER = {"kind": "GRU", "gates": "rnz", "scope": "sum", "reset": "candidate", "update_bias": -1.0, "eps": 1e-3}
 
 CELLS = (

@@ -1,4 +1,4 @@
-"""Long short-term memory cells that exist in the wild; docs/cells.md has their equations."""
+"""Long short-term memory cells of known frameworks; docs/cells.md has their equations."""
 
 from cnorm.presets.parts import PAPER, affine
 from cnorm.specs import CellSpec
@@ -84,7 +84,7 @@ CELLS = (
             *affine(("c_norm.weight", "c_norm.bias", "c"), size="H"),
         ),
         scope="sum",
-        cell_norm="carry",  # no eps: the class says 1e-5, the published model 1e-3
+        cell_norm="carry",  # no eps: the class has 1e-5, the published model 1e-3
     ),
     CellSpec(
         "LSTM",

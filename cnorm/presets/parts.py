@@ -1,10 +1,10 @@
-"""What several presets share."""
+"""Definitions that several presets share."""
 
 PAPER = "Ba, Kiros, Hinton 2016, arXiv:1607.06450"
 
 
 def affine(*names, size):
-    """The gain and bias tensors of layer norms: (own gain, own bias, site) each."""
+    """The gain and bias tensors of layer norms; each is given as (name of gain, name of bias, site)."""
     entries = []
     for gain, bias, site in names:
         site = f"_{site}" if site[:1].isalpha() else site

@@ -1,4 +1,4 @@
-"""Simple recurrent cells that exist in the wild; docs/cells.md has their equations."""
+"""Simple recurrent cells of known frameworks; docs/cells.md has their equations."""
 
 from cnorm.presets.parts import PAPER, affine
 from cnorm.specs import CellSpec

@@ -1,4 +1,4 @@
-"""Tensors as arrays, without a copy, and what is refused."""
+"""Check tensors and convert them to arrays, and back, without a copy where possible."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 
 def array(tensor: torch.Tensor, name: str, *dtypes: torch.dtype) -> np.ndarray:
-    """The tensor's memory, C-contiguous; a copy only where it is not."""
+    """The tensor as a C-contiguous array that shares its memory; a copy only if it is not contiguous."""
     if tensor.device.type != "cpu":
         raise ValueError(f"{name} must be a CPU tensor, got one on {tensor.device}: cnorm computes on the CPU")
     if tensor.dtype not in dtypes:

@@ -33,7 +33,7 @@ def _or_empty(a, like: Tensor) -> Tensor:
 def _normalise(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
 ) -> tuple[Tensor, Tensor]:
-    """y and the statistics of layer norm or, not `centred`, RMS norm."""
+    """y and the statistics: of layer norm if `centred`, else of RMS norm."""
     a, (w, b) = array(x, "x", *WHOLE), _weights(weight, bias)
     if centred:
         y, stats = _core.layer_norm(a, w, b, eps=eps, return_stats=True)
@@ -80,7 +80,7 @@ _normalise.register_autograd(_gradients, setup_context=_save)
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
-    """LN(x) weight + bias over the last dimension, with the bits of `cnorm.layer_norm` (arXiv:1607.06450, Eq. 3).
+    """LN(x) weight + bias over the last dimension; same bits as `cnorm.layer_norm` (arXiv:1607.06450, Eq. 3).
 
     Parameters
     ----------
@@ -97,14 +97,14 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
-    """x / sqrt(mean x^2 + eps) weight over the last dimension, with the bits of `cnorm.rms_norm`; as `layer_norm`."""
+    """x / sqrt(mean x^2 + eps) weight over the last dimension; same bits as `cnorm.rms_norm`. See `layer_norm`."""
     return torch.ops.cnorm.normalise(x, weight, None, eps, False)[0]
 
 
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """(layer_norm(x + residual), x + residual), with the bits of `cnorm.add_layer_norm`."""
+    """(layer_norm(x + residual), x + residual), the same bits as `cnorm.add_layer_norm`."""
     total = x + residual
     return layer_norm(total, weight, bias, eps=eps), total
 
@@ -123,7 +123,7 @@ class _Norm(nn.Module):
 
 
 class LayerNorm(_Norm):
-    """`layer_norm` with parameters `weight` and `bias`, of the names that torch.nn.LayerNorm has."""
+    """`layer_norm` as a module; its parameters are called `weight` and `bias`, as in torch.nn.LayerNorm."""
 
     def __init__(self, n: int, eps: float = 1e-5, *, bias: bool = True) -> None:
         super().__init__(n, eps, bias=bias)

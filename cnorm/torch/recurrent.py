@@ -1,4 +1,4 @@
-"""Recurrent modules by preset: forward and backward by cnorm_train.h, the rest by autograd."""
+"""Recurrent modules by preset: forward and backward passes of cells by cnorm_train.h, the rest by autograd."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["GRU", "LSTM", "RNN"]
 
 
 def described(spec: CellSpec, eps: float | None, names: tuple[str, ...]) -> str:
-    """A cell as the text that an operator takes: its spec, eps and the names of its weights in their order."""
+    """A cell as JSON, which a PyTorch operator can take: its spec, eps and the names of its weights in their order."""
     known = PRESETS.get((spec.kind, spec.name)) == spec
     what = {"preset": spec.name} if known else {"spec": asdict(spec)}
     return json.dumps({"kind": spec.kind, **what, "eps": eps, "names": names})
@@ -48,7 +48,7 @@ def _tape_of(layer: Layer, steps: int, batch: int) -> _core.Tape:
 
 
 def _slices(tape: _core.Tape) -> list[tuple[slice, slice]]:
-    """Where h and c are: in the state of the tape, padded, and in that of the operator, one after the other."""
+    """Slices of h and c: in a row of the tape's state, which is padded, and in one of the operator's, which is not."""
     places, at = [], 0
     for _, units, start in tape.state_arrays:
         places.append((slice(start, start + units), slice(at, at + units)))
@@ -58,7 +58,7 @@ def _slices(tape: _core.Tape) -> list[tuple[slice, slice]]:
 
 @torch.library.custom_op("cnorm::recurrent", mutates_args=())
 def _recurrent(x: Tensor, state: Tensor, weights: list[Tensor], cell: str) -> tuple[Tensor, Tensor, Tensor]:
-    """x [steps, batch, inputs], state [batch, h then c] -> y [steps, batch, outputs], the last state, the tape"""
+    """x [steps, batch, inputs], state [batch, h then c] -> y [steps, batch, outputs], the last state, the tape."""
     a, start = array(x, "x", torch.float32), array(state, "the state", torch.float32)
     layer = _layer(cell, weights)
     tape = _tape_of(layer, *a.shape[:2])
@@ -72,7 +72,7 @@ def _recurrent(x: Tensor, state: Tensor, weights: list[Tensor], cell: str) -> tu
 
 @functools.lru_cache
 def _sizes(cell: str, shapes: tuple) -> tuple[int, int, int]:
-    """Inputs, outputs, and floats of the tape for each step and row, of a cell with weights of these shapes."""
+    """For a cell with weights of these shapes: inputs, outputs, and floats of the tape for each step and row."""
     kind, spec, eps, names = _cell(cell)
     blank = {name: np.zeros(shape, np.float32) for name, shape in zip(names, shapes, strict=True)}
     layer = kind(blank, preset=spec, eps=eps)
@@ -94,7 +94,7 @@ def _(x, state, weights, cell):
 def _recurrent_backward(
     dy: Tensor, dlast: Tensor, tape_memory: Tensor, weights: list[Tensor], cell: str
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The gradients of x, of the first state and of the weights; the tape is copied, as this may be asked twice."""
+    """The gradients of x, of the first state and of the weights; the tape is copied, as this may be called twice."""
     d = array(dy, "dy", torch.float32)
     layer = _layer(cell, weights)
     tape = _tape_of(layer, *d.shape[:2])
@@ -130,7 +130,7 @@ _recurrent.register_autograd(_gradients, setup_context=_save)
 
 
 class _Recurrent(nn.Module):
-    """What the three kinds share; see `LSTM`."""
+    """Base of the three kinds; see `LSTM`."""
 
     kind: str
 
@@ -159,7 +159,7 @@ class _Recurrent(nn.Module):
             self._ways.append([(own, self._text(own)) for own in names])
 
     def _parameters_of(self, number: int, reverse: bool, inputs: int, proj_size: int) -> dict[str, str]:
-        """Registers the parameters of one layer and direction: own name as a single layer's -> name in the module."""
+        """Register the parameters of one layer and direction; returns name in a single layer -> name in the module."""
         sizes = {"I": inputs, "H": self.units, "P": proj_size or self.units, "": 1}
         names = {}
         for t in self.spec.tensors:
@@ -182,7 +182,7 @@ class _Recurrent(nn.Module):
         return names
 
     def _initial(self, t, shape) -> Tensor:
-        """A gain 1; a bias of a normalised cell 0; all else uniform as torch.nn.LSTM has it."""
+        """Initial values: gains 1, biases of normalised cells 0, all others uniform as in torch.nn.LSTM."""
         if all(use.part.startswith("gain") for use in t.uses()):
             return torch.ones(shape)
         if len(shape) == 1 and self.spec.normalises:
@@ -191,7 +191,7 @@ class _Recurrent(nn.Module):
         return torch.empty(shape).uniform_(-bound, bound)
 
     def to_layers(self) -> tuple[Layer, ...]:
-        """The layers as they are now, for `cnorm.Model`."""
+        """Layers with the present weights, for `cnorm.Model`."""
         found = []
         for ways in self._ways:
             cells = [_layer(text, self._tensors(names)) for names, text in ways]
@@ -205,7 +205,7 @@ class _Recurrent(nn.Module):
         return [self.get_parameter(name) for name in names.values()]
 
     def _run(self, x: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """x [steps, batch, inputs], states [layers * ways, batch, h then c]"""
+        """Run all layers: x [steps, batch, inputs], states [layers * directions, batch, h then c] -> y, last states."""
         last = []
         for i, ways in enumerate(self._ways):
             results = []
@@ -260,18 +260,18 @@ class LSTM(_Recurrent):
     ----------
     input_size, units : int
     preset : str or CellSpec
-        Which cell: see docs/cells.md. Parameters have the preset's own names, so that state dicts load both ways; in a
-        stack of cells whose names have no number they begin with ``layers.0.``.
+        Which cell: see docs/cells.md. Parameters have the names of the preset's checkpoints, so that state dicts can be
+        exchanged in both directions; in a stack of cells whose names have no number, they begin with ``layers.0.``.
     num_layers : int
     bidirectional : bool
-        For presets that have names for it, such as "torch".
+        Only for presets that have names for the reverse direction, such as "torch".
     batch_first : bool
     eps : float, optional
         The preset's own if not given.
     proj_size : int
-        Outputs of a projection, for presets that have one.
+        Outputs of a projection, 0 for none; only for presets that have one.
     bias : bool
-        False: without the biases that are optional in the preset.
+        False: leave out the biases that are optional in the preset.
 
     Notes
     -----
