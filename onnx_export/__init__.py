@@ -26,7 +26,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> object:
-    # onnx and onnxruntime take half a second to import: only when one of the names is used
+    # importing onnx and onnxruntime takes half a second: delayed until one of the names is used
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

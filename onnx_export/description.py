@@ -1,4 +1,4 @@
-"""The description in a file: the table of states, the metadata, doc strings, the JSON file beside it."""
+"""The description of an exported model: its table of states, metadata, doc strings and JSON file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["described", "sidecar", "state_table"]
 
 
 def state_table(model, batch: int | str = 1, dtype: str = "float32") -> list[dict]:
-    """What a host must know to carry the states: a row for each, in the order of the graph's inputs.
+    """The table that a host needs to carry the states: a row for each, in the order of the graph's inputs.
 
     `initial` is a number for all units, or a list with one for each; `tensor` is then its name in the model file.
     """
@@ -45,8 +45,8 @@ def state_table(model, batch: int | str = 1, dtype: str = "float32") -> list[dic
 def described(onnx_model: onnx.ModelProto, model, options: Options, states: list[dict]) -> None:
     """Set metadata and doc strings.
 
-    ``cnorm.model`` holds all as JSON. The other keys are flat, one value each, for hosts that read those:
-    sherpa-onnx's metadata reader, for one.
+    ``cnorm.model`` holds everything as JSON. The other keys hold one value each, for hosts that do not parse JSON, such
+    as sherpa-onnx's metadata reader.
     """
     whole = json.loads(configuration(model.layers))
     whole |= {"form": options.form, "dtype": options.dtype, "states": states}
@@ -79,7 +79,7 @@ def described(onnx_model: onnx.ModelProto, model, options: Options, states: list
 
 
 def sidecar(onnx_model: onnx.ModelProto) -> bytes:
-    """The metadata and the interface as JSON, for hosts whose runtime does not show them."""
+    """The metadata and the interface as JSON, for hosts whose runtime does not give access to them."""
     text = {entry.key: entry.value for entry in onnx_model.metadata_props}[METADATA_KEY]
     graph = onnx_model.graph
     whole = json.loads(text) | {

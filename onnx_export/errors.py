@@ -1,4 +1,4 @@
-"""Errors about an untrusted file, whose names they may quote."""
+"""Errors about a file that is untrusted input; their messages may quote names from it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from cnorm.text import clip, printable
 
 
 class _Unusable(ValueError):
-    """Its message may quote names of an untrusted file: of any length, with control characters in them."""
+    """Base of these errors. Names from an untrusted file may have any length and hold control characters."""
 
     def __init__(self, message: str) -> None:
         super().__init__(clip(printable(message)))
 
 
 class Refused(_Unusable):
-    """The file asks for something that is not safe to do."""
+    """The file requires something unsafe."""
 
 
 class Unreadable(_Unusable):
-    """The file is not an ONNX model that makes sense."""
+    """The file is not a valid ONNX model."""

@@ -56,8 +56,8 @@ def export(
     ----------
     model : cnorm.Model
     path : str or path-like, optional
-        Where to write the file. It appears whole or not at all. Weights of more than 1 GiB go to a second
-        file beside it, to which the result then refers (see `onnx_export.files.write`).
+        Where to write the file, which is replaced in one step or not at all. Weights of more than 1 GiB go to a second
+        file in the same folder, to which the result then refers (see `onnx_export.files.write`).
     form : "step" or "sequence"
     opset : int
         Version of the ONNX operators, 13 or newer, as far as the installed onnxruntime loads it. Layer
@@ -124,7 +124,9 @@ class _Export:
         self.layers, self.sizes, self.options = model.layers, (model.input_size, model.output_size), options
         self.functions: dict[str, onnx.FunctionProto] | None = {} if options.functions else None
         self.states = state_table(model, options.batch, options.dtype)
-        self.starts = {row.get("tensor") for row in self.states}  # these are in the table: no node reads them
+        self.starts = {
+            row.get("tensor") for row in self.states
+        }  # weights that are initial states: they are in the table, no node reads them
         self.weights = self._initialisers()
 
     def model(self) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
@@ -138,7 +140,9 @@ class _Export:
         else:
             values = LOOPS[self.options.loop](self, graph)
         self._publish(graph, values, outputs)
-        if not any(node.op_type in ("Scan", "Loop") for node in graph.nodes):  # else the step's graph is folded
+        if not any(
+            node.op_type in ("Scan", "Loop") for node in graph.nodes
+        ):  # with Scan and Loop the graph of the step has been folded
             self._fold(graph)
         made = helper.make_graph(graph.nodes, "cnorm", inputs, outputs)
         return finished(made, self.options.opset, list((self.functions or {}).values())), self.weights
@@ -165,7 +169,7 @@ class _Export:
             graph.nodes, self.weights = fold(graph.nodes, self.weights, self.options.opset)
 
     def _initialisers(self) -> dict[str, np.ndarray]:
-        """The model's own tensors, but those that no node reads."""
+        """The model's own tensors, without those that no node reads."""
         tensors = named_tensors(self.layers).items()
         return {name: self._rounded(name, array) for name, array in tensors if name not in self.starts}
 
@@ -181,9 +185,9 @@ class _Export:
         Parameters
         ----------
         prefix : str
-            Goes before the names of inputs and outputs.
+            Prefix of the names of inputs and outputs.
         row_of : (str, str), optional
-            x is this row of this value of the graph around it, not an input.
+            (value, index): x is this row of this value of the enclosing graph, instead of an input.
         """
         graph = self._builder()
         x = prefix + "x"
@@ -211,7 +215,7 @@ class _Export:
         return inputs, outputs
 
     def body(self, graph, x: str, states: dict[str, str]) -> tuple[str, dict[str, str]]:
-        """The nodes of one step; `states` and the result go by the names of the state table."""
+        """Append the nodes of one step. `states` and the new states are keyed by the names in the state table."""
         before, after = iter(states.items()), {}
 
         def chain(layers, prefix, x):
@@ -242,7 +246,7 @@ class _Export:
         return (self._call if states and self.functions is not None else family.build), states
 
     def _call(self, graph, layer, weights, x, states):
-        """A call of the layer's local function, which is made unless an equal one is there."""
+        """Append a call of the layer's local function, which is added unless an equal one exists."""
         own = {name: re.sub(r"\W", "_", name) for name in weights}
         inputs = ["x", *states, *own.values()]
         options = self.options
@@ -271,7 +275,7 @@ class _Export:
 
 
 def finished(graph: onnx.GraphProto, opset: int, functions=()) -> onnx.ModelProto:
-    """The model of a graph, with all versions set: the onnx package's own defaults are newer than runtimes read."""
+    """The model of a graph, with explicit versions: the onnx package's defaults are newer than runtimes can read."""
     opsets = [helper.make_opsetid("", opset)]
     opsets += [helper.make_opsetid(DOMAIN, 1)] if functions else []
     return helper.make_model(

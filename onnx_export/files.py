@@ -1,4 +1,4 @@
-"""Writing models: whole or not at all, large weights in a file beside the model's."""
+"""Write models atomically, with large weights in a second file in the same folder."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ PAGE = 4096  # tensors in the data file begin on a page, so that a runtime can m
 def write(model: onnx.ModelProto, weights: dict[str, np.ndarray], path, beside: Mapping[str, bytes] = _NONE) -> None:
     """Give the model its weights as initialisers, check it, and write it to `path` if that is not None.
 
-    Weights of more than 1 GiB together go to a second file, ``NAME.<hash of its content>.data``, to which the
-    model then refers. That name makes the pair safe to replace: an older model file keeps the data it was written
-    with until the moment the new one takes its place. (The older data then stays behind; delete it when nothing
-    uses it.)
+    Weights of more than 1 GiB together go to a second file, ``NAME.<hash of its content>.data``, to which the model
+    then refers. As the name depends on the content, the two files can be replaced safely: the older model file refers
+    to the older data until the new model file replaces it. (The older data file is not deleted.)
 
     Parameters
     ----------
@@ -36,14 +35,14 @@ def write(model: onnx.ModelProto, weights: dict[str, np.ndarray], path, beside: 
         The initialisers.
     path : str, path-like or None
     beside : mapping of str to bytes
-        More files, by what is added to the name of the model's.
+        More files to write, by the suffix that is added to the name of the model's file.
 
     Raises
     ------
     ValueError
         If weights that need a second file come without a path.
     OSError
-        If a file cannot be written. Neither is then there, and an older one is as it was.
+        If a file cannot be written. No new file is then left, and older ones are unchanged.
     """
     _infer_shapes(model, weights)
     size = sum(array.nbytes for array in weights.values())
@@ -65,7 +64,7 @@ def write(model: onnx.ModelProto, weights: dict[str, np.ndarray], path, beside: 
 
 
 def _infer_shapes(model: onnx.ModelProto, weights: dict[str, np.ndarray]) -> None:
-    """Give every value its type and shape, without copying the weights: they stand in as inputs."""
+    """Infer the type and shape of every value. Weights are declared as inputs, so that they are not copied."""
     inputs = len(model.graph.input)
     for name, array in weights.items():
         kind = helper.np_dtype_to_tensor_dtype(array.dtype)
@@ -76,7 +75,7 @@ def _infer_shapes(model: onnx.ModelProto, weights: dict[str, np.ndarray]) -> Non
 
 
 def _write_data(model: onnx.ModelProto, weights: dict[str, np.ndarray], folder: Path, name: str) -> str:
-    """Write the weights to a file in `folder`, refer to it from the model, return its name."""
+    """Write the weights to a file in `folder` and make the model refer to it; returns its name."""
     digest, places = hashlib.sha256(), {}
     with open(folder / "data", "wb") as file:
         for weight, array in weights.items():

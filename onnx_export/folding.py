@@ -1,4 +1,4 @@
-"""Constant folding: nodes that depend on weights and constants alone are computed once, when a file is written."""
+"""Constant folding: nodes that depend on weights and constants only are evaluated when the file is written."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["fold"]
 
 
 def fold(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], opset: int):
-    """Replace nodes on weights by weights of their results.
+    """Replace nodes that depend on weights only by initialisers with their results.
 
     Parameters
     ----------
     nodes : list of onnx.NodeProto
-        In order of evaluation, without subgraphs and local functions.
+        In topological order, without subgraphs and local functions.
     weights : dict of str to ndarray
         The initialisers.
     opset : int
@@ -27,7 +27,7 @@ def fold(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], opset: int
     nodes : list of onnx.NodeProto
         Those that depend on an input, and the constants they use.
     weights : dict of str to ndarray
-        Those that these nodes use, and the results, by the names of their values.
+        The weights that these nodes use, and the folded results, by name.
     """
     constants = {node.output[0]: node for node in nodes if node.op_type == "Constant"}
     known, folded, rest = {*weights, *constants, ""}, [], []
@@ -47,7 +47,7 @@ def fold(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], opset: int
 
 
 def _computed(nodes, results: list[str], weights: dict[str, np.ndarray], opset: int) -> dict[str, np.ndarray]:
-    """The values of some names; each is rounded to its type, as a runtime that computes it does."""
+    """The values of some names, each rounded to its type after every node, as a runtime does."""
     if not results:
         return {}
     used = {name for node in nodes for name in node.input}

@@ -19,21 +19,21 @@ class GraphBuilder:
     dtype : numpy dtype
         Of weights, states, inputs and outputs: float32 or float16.
     taken : iterable of str
-        Names of inputs and outputs, which `add` must not give again.
+        Names of inputs and outputs, which `add` must not use.
     portable : bool
         Products are MatMul and Add, not Gemm.
     composed : bool
         Norms are composed of other operators at any opset.
     shared : iterable of str, optional
-        Names of weights: nodes that depend on these and on constants alone are there once, however often they are
-        added (common subexpressions).
+        Names of weights. A node that depends on these and on constants only is added once, and later equal ones reuse
+        its outputs (common subexpression elimination).
 
     Attributes
     ----------
     nodes : list of onnx.NodeProto
-        In order of evaluation.
+        In topological order.
     prefix, scope : str
-        Go before each name that `add` gives.
+        Prefixes of each name that `add` makes.
     sequence : bool
         Values have a leading axis of steps: [T, B, size], not [B, size].
     """
@@ -55,16 +55,16 @@ class GraphBuilder:
         self.prefix = self.scope = ""
         self.sequence = False
         self._taken = set(taken)
-        self._public: dict[str, str] = {}  # what a published value was called before
+        self._public: dict[str, str] = {}  # former name of a published value to its public name
         self._constant = None if shared is None else {*shared, ""}
-        self._known: dict[tuple, list[str]] = {}  # a node on constants: its outputs
+        self._known: dict[tuple, list[str]] = {}  # key of a node that depends on constants only to its outputs
 
     def add(
         self, operator: str, *inputs: str, name: str | tuple[str, ...], domain: str = "", node: str = "", **attributes
     ):
         """Append a node and return the name of its output, or a tuple of names if `name` is one.
 
-        The node is called `node`, or as its first output.
+        The name of the node is `node`, or that of its first output.
         """
         several = isinstance(name, tuple)
         names = name if several else (name,)
@@ -80,19 +80,19 @@ class GraphBuilder:
         return tuple(outputs) if several else outputs[0]
 
     def _key(self, operator, inputs, domain, attributes) -> tuple | None:
-        """What makes two nodes on constants the same; None for any other node."""
+        """A key, equal for equal nodes, of a node that depends on constants only; None for other nodes."""
         if self._constant is None or not self._constant.issuperset(inputs):
             return None
         given = sorted(helper.make_attribute(k, v).SerializeToString() for k, v in attributes.items())
         return operator, domain, inputs, *given
 
     def constant(self, value, name: str, dtype=None) -> str:
-        """A Constant node: unlike an initialiser it may stand in a function body."""
+        """Append a Constant node, which, unlike an initialiser, is allowed in a function body."""
         tensor = numpy_helper.from_array(np.asarray(value, dtype or self.dtype))
         return self.add("Constant", name=name, value=tensor)
 
     def has(self, opset: int) -> bool:
-        """Whether a norm's operator, there from this opset on, is to be used."""
+        """Whether to use a norm's operator that exists from this opset on."""
         return self.opset >= opset and not self.composed
 
     def product(self, x: str, matrix: str, bias: str | None, name: str, inputs_first: bool = False) -> str:
@@ -107,7 +107,7 @@ class GraphBuilder:
         return self.add("Add", self.add("MatMul", x, matrix, name=f"{name}_product"), bias, name=name)
 
     def split(self, value: str, lengths: list[int], names: list[str], axis: int) -> tuple[str, ...]:
-        """Cut along an axis; where the parts are equal their sizes are left to the runtime."""
+        """Split along an axis; equal sizes are left to the runtime."""
         attributes, sizes = {"axis": axis}, []
         if len(set(lengths)) > 1:
             sizes = [self.constant(lengths, f"{names[0]}_lengths", np.int64)]
@@ -116,7 +116,7 @@ class GraphBuilder:
         return self.add("Split", value, *sizes, name=tuple(names), **attributes)
 
     def publish(self, value: str, name: str) -> None:
-        """Give `value`, and the node that computes it alone, the public name `name`.
+        """Rename `value`, and the node if this is its only output, to the public name `name`.
 
         An input, or a value that is public already, is copied. Some runtimes (tract) name outputs after nodes.
         """
@@ -133,7 +133,7 @@ class GraphBuilder:
         self._public[value] = name
 
     def copy(self, value: str, name: str, shape: list[int]) -> None:
-        """An output that nothing else reads, by a Reshape to `shape`, where 0 keeps a size: pnnx fails on Identity."""
+        """Copy a value to an output that no node reads, by Reshape (0 in `shape` keeps a size): pnnx fails on Identity."""
         shape = self.constant(shape, f"{name}_shape", np.int64)
         self.nodes.append(helper.make_node("Reshape", [value, shape], [name], name=name))
 

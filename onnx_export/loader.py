@@ -1,4 +1,4 @@
-"""From an exported ONNX file back to the model."""
+"""Load the model from a file that `export` wrote."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from onnx_export.files import EXTERNAL_ABOVE
 
 __all__ = ["load"]
 
-# Nothing here runs in a process of its own, so the caps are those of files that `export` writes: weights of more than
-# EXTERNAL_ABOVE bytes lie in a second file.
+# The file is read in this process, without limits on time and memory. So its size is limited to that of files that
+# `export` writes, whose weights are in a second file above EXTERNAL_ABOVE bytes.
 _LIMITS = model_io.Limits(
     file_bytes=EXTERNAL_ABOVE + (64 << 20), tensor_bytes=MAX_FILE_BYTES, messages=100_000, nodes=50_000
 )
@@ -45,9 +45,9 @@ def load(path) -> Model:
     Raises
     ------
     OSError
-        If the file is not there.
+        If the file does not exist.
     TypeError
-        If `path` is no path.
+        If `path` is not a path.
     ValueError
         If the file cannot be read for another reason or is not such a file; the message says what was expected and
         what was found.
@@ -75,14 +75,14 @@ def _portable(text: str) -> bool:
     try:
         return json.loads(text).get("portable") is True
     except (ValueError, AttributeError, RecursionError):
-        return False  # `model_of` says what is wrong with it
+        return False  # `model_of` raises the error
 
 
 def _starts(path, text: str | None) -> dict[str, np.ndarray]:
-    """States at the start that the cells have learned: they are in the state table, not among the initialisers."""
+    """Learned initial states, which are in the state table, not among the initialisers."""
     try:
         rows = json.loads(text or "{}").get("states", [])
-        with np.errstate(over="ignore"):  # the layer refuses infinity
+        with np.errstate(over="ignore"):  # an overflow becomes infinity, which the layer refuses
             return {str(row["tensor"]): np.array(row["initial"], np.float32) for row in rows if "tensor" in row}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ValueError(f"{path}: {METADATA_KEY!r} is not JSON with a table of states") from None

@@ -1,4 +1,4 @@
-"""Form "sequence": the graph of a step, repeated by the operator Scan, by the operator Loop, or written out.
+"""Form "sequence": the graph of a step, repeated by the operator Scan, by the operator Loop, or unrolled.
 
 Each function takes the exporter of a model and fills a `GraphBuilder` that has the sequence's inputs. `exporter`
 gives ``body(builder, x, states) -> (y, new states)``, the nodes of one step between named values.
@@ -11,20 +11,23 @@ from onnx import TensorProto, helper
 
 __all__ = ["LOOPS"]
 
-_PREFIX = "step/"  # of the names in the graph of one step, which may not be those of the graph around it
+_PREFIX = "step/"  # prefix of the names in the graph of one step, which must differ from those of the enclosing graph
 
 
 def _scan(exporter, graph) -> dict[str, str]:
-    """x is cut along its first axis by the operator."""
+    """Repeat the step by Scan, which slices x along its first axis."""
     body, inputs, outputs = exporter.step_graph(_PREFIX)
-    inputs, outputs = inputs[1:] + inputs[:1], outputs[1:] + outputs[:1]  # Scan wants the states before what it scans
+    inputs, outputs = (
+        inputs[1:] + inputs[:1],
+        outputs[1:] + outputs[:1],
+    )  # Scan takes the states before the scanned input
     graph_of_step = helper.make_graph(body.nodes, "step", inputs, outputs)
     names = [value.name.removeprefix(_PREFIX) for value in inputs]
     return _repeated(graph, exporter, "Scan", names, graph_of_step, num_scan_inputs=1)
 
 
 def _loop(exporter, graph) -> dict[str, str]:
-    """Loop has no inputs to scan: the body takes row `index` of x from the graph around it."""
+    """Repeat the step by Loop, which scans no input: the body gathers row `index` of x of the enclosing graph."""
     index, running = f"{_PREFIX}index", f"{_PREFIX}running"
     body, inputs, outputs = exporter.step_graph(_PREFIX, row_of=("x", index))
     still = body.add("Identity", running, name=f"{_PREFIX}still_running")
@@ -39,7 +42,7 @@ def _loop(exporter, graph) -> dict[str, str]:
         steps = graph.add("Gather", shape, graph.constant(0, "first", np.int64), name="steps", axis=0)
     else:
         steps = graph.constant(exporter.options.steps, "steps", np.int64)
-    always = graph.constant(True, "always", bool)  # optional, but not to every runtime
+    always = graph.constant(True, "always", bool)  # optional in the standard, but some runtimes need it
     names = [steps, always, *(value.name.removeprefix(_PREFIX) for value in inputs[1:])]
     return _repeated(graph, exporter, "Loop", names, graph_of_step)
 
@@ -52,7 +55,7 @@ def _repeated(graph, exporter, operator: str, inputs, body, **attributes) -> dic
 
 
 def _unrolled(exporter, graph) -> dict[str, str]:
-    """The nodes of each step, one after the other; those on weights alone are there once."""
+    """Append the nodes of every step; nodes that depend on weights only are added once."""
     states = {row["name"]: row["input"] for row in exporter.states}
     ys = []
     for step in range(exporter.options.steps):

@@ -1,4 +1,4 @@
-"""The graphs and nodes of a model: walk over all of them, sort them topologically."""
+"""Iterate over the graphs and nodes of a model, and sort nodes topologically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx_export.errors import Unreadable
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """The graphs a node holds, with the name of the attribute each lies under."""
+    """The subgraphs of a node, each with the name of its attribute."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.name, attribute.g
@@ -22,7 +22,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
 
 
 def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """`graph` and every graph inside it."""
+    """`graph` and all its subgraphs, recursively."""
     pending = [graph]
     while pending:
         graph = pending.pop()
@@ -48,9 +48,9 @@ def model_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def sort_nodes(model: onnx.ModelProto) -> bool:
-    """Put every node behind those whose results it uses, subgraphs and local functions included.
+    """Sort the nodes of every graph topologically, subgraphs and local functions included.
 
-    The standard demands that order; onnxruntime makes it itself, so there are files without.
+    The standard requires topological order, but onnxruntime sorts by itself, so files without it exist.
 
     Returns
     -------
@@ -60,7 +60,7 @@ def sort_nodes(model: onnx.ModelProto) -> bool:
     Raises
     ------
     Unreadable
-        If a name is used and never defined, or defined twice, or nodes use each other's results in a circle.
+        If a name is used but never defined, or defined twice, or if nodes form a cycle.
     """
     missing, moved = _sort(model.graph, {value.name for value in model.graph.input})
     if missing:
@@ -84,12 +84,13 @@ def _undefined(missing: dict[str, str]) -> str:
 
 
 def _sort(graph: onnx.GraphProto | onnx.FunctionProto, defined: set[str]) -> tuple[dict[str, str], bool]:
-    """Sort one graph and those inside it.
+    """Sort one graph and its subgraphs.
 
     Returns
     -------
     dict of str to str
-        The names it takes from outside, and the operator that uses each; empty for an output of the graph.
+        The names that it takes from enclosing graphs, each with the operator that uses it; empty for an output of the
+        graph.
     bool
         Whether a node had to move.
     """
@@ -131,7 +132,7 @@ def _sort(graph: onnx.GraphProto | onnx.FunctionProto, defined: set[str]) -> tup
 
 
 def _ranks(needs: list[set[int]]) -> list[int]:
-    """Topological order (Kahn): the place of each node behind those it needs; -1 for nodes on a cycle."""
+    """Topological order (Kahn's algorithm): the position of each node; -1 for nodes on or behind a cycle."""
     users: list[list[int]] = [[] for _ in needs]
     for index, before in enumerate(needs):
         for other in before:

@@ -19,7 +19,7 @@ from onnx_export.options import checked_opset
 
 __all__ = ["export_family_norm", "export_norm"]
 
-OF_ROWS = ("layer_norm", "rms_norm")  # over the last axes; the others have channels
+OF_ROWS = ("layer_norm", "rms_norm")  # norms over the last axes; the others have channels
 KINDS = (*OF_ROWS, "batch_norm", "group_norm", "instance_norm", "divisive_norm")
 
 
@@ -56,7 +56,7 @@ def export_norm(
     bias : ndarray of weight's shape and dtype, optional
         Not for "rms_norm".
     path : str or path-like, optional
-        Where to write the file. It appears whole or not at all.
+        Where to write the file, which is replaced in one step or not at all.
     mean, var : ndarray, shape (n,), float32
         For "batch_norm": the statistics; var is not negative.
     groups : int
@@ -109,7 +109,7 @@ def export_norm(
     return model
 
 
-export_family_norm = export_norm  # the name it had for norms with channels
+export_family_norm = export_norm  # former name, for norms with channels
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class _NormOptions:
     eps: float
 
     def checked(self, stored: dict[str, np.ndarray]) -> _NormOptions:
-        """The same as they are stored; `stored` are the weights."""
+        """The options as they are stored in the file; `stored` are the weights."""
         kind, channels = self.kind, len(stored["weight"])
         space = _whole(self.space, "space", 1 if kind == "instance_norm" else 0)
         if kind in (*OF_ROWS, "divisive_norm") and space:
@@ -180,7 +180,7 @@ def _row_weights(kind: str, weight, bias) -> dict[str, np.ndarray]:
 
 
 def _channel_weights(kind: str, weight, bias, mean, var) -> dict[str, np.ndarray]:
-    """The initialisers of a norm with channels, a bias of zeros where there is none."""
+    """The initialisers of a norm with channels, with a bias of zeros if none is given."""
     stored = {"weight": weight, "bias": np.zeros_like(weight) if bias is None else bias}
     if kind == "batch_norm":
         stored |= {"mean": mean, "var": var}

@@ -15,7 +15,10 @@ from onnx_export.ort import loads
 __all__ = ["DTYPES", "FIRST_OPSET", "TIME", "Options", "checked_opset", "ir_version", "newest_opset"]
 
 FIRST_OPSET = 13
-FIRST_IR, FUNCTIONS_IR = 7, 8  # of opset 13, which onnxruntime reads from 1.8 on; local functions came with 8
+FIRST_IR, FUNCTIONS_IR = (
+    7,
+    8,
+)  # IR version 7 is that of opset 13, read by onnxruntime 1.8 and later; local functions need 8
 FORMS = ("step", "sequence")
 LOOPS = ("scan", "loop", "unrolled")
 DTYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
@@ -25,7 +28,7 @@ MOST_UNROLLED = 10_000  # steps
 
 @dataclass(frozen=True)
 class Options:
-    """What `export` was asked for. The attributes are its parameters.
+    """The arguments of `export`. The attributes are its parameters.
 
     Raises
     ------
@@ -70,7 +73,7 @@ class Options:
 
 
 def checked_opset(opset) -> int:
-    """An opset that can be written and that the installed onnxruntime loads."""
+    """`opset`, if it can be written and the installed onnxruntime loads it; else an error."""
     if isinstance(opset, bool) or not hasattr(opset, "__index__"):
         raise TypeError(f"opset must be an integer, got {opset!r}")
     opset = operator.index(opset)
@@ -116,6 +119,6 @@ def newest_opset() -> int:
 
 
 def ir_version(opset: int, functions: bool = False) -> int:
-    """The oldest IR version that an opset may be written in: old runtimes refuse newer ones than they know."""
+    """The oldest IR version allowed for an opset, because old runtimes refuse IR versions newer than their own."""
     least = FUNCTIONS_IR if functions else FIRST_IR
     return max(least, helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))

@@ -1,7 +1,7 @@
-"""The protobuf wire format of an ONNX file, read without building a message.
+"""Scan the protobuf wire format of an ONNX file without building messages.
 
-An empty message costs an untrusted file two bytes and the parser a few hundred, so everything a file holds is counted
-here before protobuf sees it. Which field of a message is a message itself comes from onnx's own descriptors. The
+An empty message takes two bytes in a file, and a few hundred in memory once parsed. A file is untrusted input, so its
+messages are counted here before protobuf parses it. onnx's own descriptors tell which fields are messages. The
 format: https://protobuf.dev/programming-guides/encoding
 """
 
@@ -11,9 +11,9 @@ from functools import cache
 
 import onnx
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types; groups, 3 and 4, are in no ONNX file
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types; ONNX files do not use groups, 3 and 4
 _MESSAGE, _STRING, _BINARY = 11, 9, 12  # field types of a descriptor
-_SCALARS_PER_MESSAGE = 8  # fields that hold no message and no repeated text cost an eighth of one that does
+_SCALARS_PER_MESSAGE = 8  # a field that is no message and no repeated string counts 1/8 of a message
 
 
 class Malformed(ValueError):
@@ -23,13 +23,13 @@ class Malformed(ValueError):
 def exceeds(data: bytes, most: int) -> bool:
     """Whether a serialised ModelProto holds more than `most` messages and repeated strings, wherever they are nested.
 
-    Every other field counts an eighth: lists of unpacked numbers take memory and time as well. The scan stops where
-    the budget is spent, so its time is bounded by `most` and not by the file.
+    Every other field counts an eighth, because lists of unpacked numbers take memory and time as well. The scan stops
+    when `most` is exceeded, so `most` bounds its time, not the size of the file.
 
     Raises
     ------
     Malformed
-        If the bytes that were looked at are not in the wire format.
+        If the bytes that were read are not in the wire format.
     """
     try:
         return _scan(data, most * _SCALARS_PER_MESSAGE)
@@ -54,7 +54,7 @@ def _scan(data: bytes, budget: int) -> bool:
         if tag > 127:
             if data[position] > 127:
                 tag, position = _varint(data, position - 1)
-            else:  # two bytes, as of every field from number 16 on
+            else:  # a tag of two bytes, as for all field numbers from 16 on
                 tag += (data[position] << 7) - 128
                 position += 1
         if tag & 7 != _BYTES:
@@ -69,7 +69,7 @@ def _scan(data: bytes, budget: int) -> bool:
                 budget -= _SCALARS_PER_MESSAGE - 1
             if position + size > end:
                 raise Malformed("a field reaches beyond the message it lies in")
-            if counted:  # a message with fields: go inside
+            if counted:  # a message with fields: descend
                 outer.append((end, fields))
                 end, fields = position + size, counted
             else:
@@ -79,7 +79,7 @@ def _scan(data: bytes, budget: int) -> bool:
 
 
 def metadata(data: bytes) -> list[tuple[str, str]]:
-    """The keys and values of a serialised ModelProto's metadata, in order; the graph is passed over.
+    """The keys and values of a serialised ModelProto's metadata, in order; the graph is skipped.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def metadata(data: bytes) -> list[tuple[str, str]]:
     try:
         for number, content in _chunks(data):
             if number == model:
-                last = dict(_chunks(content))  # of a field that is there twice the last one counts
+                last = dict(_chunks(content))  # of repeated occurrences of a field the last one counts
                 pairs.append(tuple(last.get(entry[name].number, b"").decode() for name in ("key", "value")))
     except IndexError:
         raise Malformed("it ends inside a field") from None
@@ -102,7 +102,7 @@ def metadata(data: bytes) -> list[tuple[str, str]]:
 
 
 def _chunks(data: bytes):
-    """(field number, content) of each field that has a length."""
+    """(field number, content) of each length-delimited field."""
     position = 0
     while position < len(data):
         tag, position = _varint(data, position)
@@ -117,7 +117,7 @@ def _chunks(data: bytes):
 
 
 def _after_number(data: bytes, position: int, wire_type: int) -> int:
-    """Where the field after a number begins."""
+    """The position after a field that is a number."""
     if wire_type == _VARINT:
         while data[position] > 127:
             position += 1

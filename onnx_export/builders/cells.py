@@ -1,8 +1,8 @@
 """The nodes that recurrent cells have in common: products, norms and gates, and a cell's tensors by their parts.
 
-A cell's tensors stay in the file as the checkpoint has them. Where the cell needs them cut, joined or in another
-order, that is a node on an initialiser, which onnxruntime computes once when it loads the file, and `folding` when the
-file is written.
+A cell's tensors keep the layout of the checkpoint in the file. Where the cell needs them split, concatenated or in
+another order, nodes do that to the initialisers. onnxruntime evaluates such nodes once, when it loads the file;
+`folding` does so when the file is written.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from onnx_export.builders.norms import layer_norm
 
 
 class Cell:
-    """A cell's tensors as values of a graph, and the nodes that every kind of cell is made of.
+    """A cell's tensors as values of a graph, and the nodes that all kinds of cells use.
 
     Parameters
     ----------
     graph : GraphBuilder
     layer : cnorm.LSTM, cnorm.GRU or cnorm.RNN
     weights : mapping of str to str
-        The layer's weights' names to the names of their values.
+        Names of the layer's weights to the names of their values.
     """
 
     def __init__(self, graph, layer, weights):
@@ -98,7 +98,7 @@ class Cell:
         return self.graph.add("Concat", *values, name=f"{part}_{gates}", axis=axis)
 
     def sum(self, values, name: str) -> str | None:
-        """The sum of those values that are there."""
+        """The sum of those values that are not None."""
         values = [value for value in values if value is not None]
         if not values:
             return None
@@ -132,7 +132,7 @@ class Cell:
         }
 
     def cut(self, values: dict[str, str], wanted: list[str], name: str) -> dict[str, str]:
-        """The same gates in other groups: {"zrn": ...} as {"zr": ..., "n": ...}."""
+        """Split the gates into other groups: {"zrn": ...} into {"zr": ..., "n": ...}."""
         result = {}
         for letters, value in values.items():
             inside = [group for group in wanted if group in letters]

@@ -1,4 +1,4 @@
-"""Layers that act on each frame without products: LayerNorm and Activation."""
+"""Layers that act on each frame without matrix products: LayerNorm and Activation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch, group, instance and divisive normalisation in the form that each opset has for it.
+"""Batch, group, instance and divisive normalisation: as operators where the opset has them, else composed.
 
 x is [samples, channels, *space], or [rows, n] for divisive normalisation; `space` is the number of space axes.
 """
@@ -26,7 +26,7 @@ def group_norm(graph, x: str, groups: int, gain: str, bias: str, eps: float, nam
     """Each group of channels of each sample with their space."""
     if graph.has(GROUP_NORM_OPSET) and space:  # the operator's x is [N, C, D1, ...]
         return graph.add("GroupNormalization", x, gain, bias, name=name, num_groups=groups, epsilon=eps)
-    # a group is a channel of instance norm with gain 1; the gains of its channels come after
+    # instance norm with gain 1 of the groups as channels; the gain of each channel is applied after it
     grouped = graph.constant([0, groups, -1], f"{name}_groups", np.int64)
     rows = graph.add("Reshape", x, grouped, name=f"{name}_rows")
     one, zero = graph.constant(np.ones(groups), f"{name}_one"), graph.constant(np.zeros(groups), f"{name}_zero")
@@ -52,7 +52,7 @@ def divisive_norm(graph, x: str, gain: str, bias: str, sigma: float, radii, name
 
 
 def _field_mean(graph, x, radius, name):
-    """The mean over the neighbours within a radius: a pooling that counts no padding is cut off at the ends."""
+    """The mean over the neighbours within a radius; a pooling without padding in the count truncates it at the ends."""
     if radius is None:
         return norms.mean(graph, x, name, 1)
     axis = graph.constant([1], f"{name}_axis", np.int64)

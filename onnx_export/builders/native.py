@@ -62,7 +62,7 @@ def build(graph, layer, weights, x, states):
         lengthened(cell.matrix("weight_x", order), "W"),
         lengthened(cell.matrix("weight_h", order), "R"),
         bias,
-        "",  # lengths of sequences: all of them
+        "",  # sequence_lens: empty, all sequences have full length
         *(lengthened(value, f"initial_{letter}") for letter, value in states.items()),
     ]
     options = {"hidden_size": layer.units}

@@ -1,8 +1,8 @@
-"""Normalisation over the last axes, in the form that each opset has for it.
+"""Normalisation over the last axes: as an operator where the opset has one, else composed of other operators.
 
-The composed forms square with Mul(d, d): a Pow, or eps as the first operand of the Add, is what onnxruntime's
-fusions recognise, and they have taken such patterns for norms they are not. They compute in float32, as
-stash_type=1 makes the operators do: in float16 squares overflow from 256 on.
+Composed norms square with Mul(d, d): onnxruntime's fusions match a Pow, or eps as the first operand of the Add, and
+have replaced such patterns by norms that compute something else. Composed norms compute in float32, as the operators
+do with stash_type=1: in float16 squares overflow from 256 on.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import numpy as np
 from onnx import TensorProto
 
 LAYER_NORM_OPSET = 17  # LayerNormalization is an operator from here on
-RMS_NORM_OPSET = 23  # and RMSNormalization from here
+RMS_NORM_OPSET = 23  # RMSNormalization is an operator from here on
 
 
 def checked_eps(eps: float | None, of: str = "eps") -> float | None:
-    """An eps as it is stored, in float32; cnorm makes rows without variance the bias at any eps, ONNX only above 0."""
+    """`eps`, as stored in float32, unless it is 0: then ONNX gives NaN for constant rows, cnorm the bias."""
     if eps == 0:
         raise ValueError(f"{of} must be positive in float32: where the variance is 0 too, ONNX would give NaN, got 0")
     return eps
@@ -60,6 +60,6 @@ def _widened(graph, x, name):
 def mean(graph, x, name, rank):
     """The mean over the last `rank` axes, which stay with length 1."""
     axes = list(range(-rank, 0))
-    if graph.opset >= 18:  # the axes became an input
+    if graph.opset >= 18:  # from here on axes are an input, not an attribute
         return graph.add("ReduceMean", x, graph.constant(axes, f"{name}_axes", np.int64), name=name, keepdims=1)
     return graph.add("ReduceMean", x, name=name, axes=axes, keepdims=1)
