@@ -1,14 +1,14 @@
-# One recipe per chore. Everything runs in .venv, which `make` fills by itself on first use.
+# Every recipe runs in .venv, which `make` creates on first use.
 PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: demo test lint bench ctest clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak fuzz lock clean
 
-demo: .venv/built            ## the whole product in 20 seconds, and some minutes before the first time
+demo: .venv/built            ## the whole product in 20 seconds, the first time after some minutes of building
 	$(BIN)/cnorm demo
 
-test: .venv/built ctest      ## everything a contributor must see green
+test: .venv/built ctest      ## the tests that must pass before a commit
 	$(BIN)/python -P -m pytest -n auto
 
 lint: .venv/built            ## style of Python, Cython, stubs and C
@@ -17,12 +17,12 @@ lint: .venv/built            ## style of Python, Cython, stubs and C
 	$(BIN)/cython-lint --max-line-length 120 cnorm/*.pyx cnorm/*.pxi cnorm/*.pxd
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 
-# C files in the style of .clang-format (clang-format 14); those that are not named here yet are to follow
+# C files that are formatted by .clang-format (clang-format 14); the others are not yet
 FORMATTED := $(wildcard src/simd/*.h) $(addprefix src/,layout.h checks.h dispatch.c dispatch.h float_mode.h) \
   $(wildcard $(addprefix src/kernels/,activation.inl.h batch_*.inl.h channel_run.inl.h divisive_norm.inl.h group_norm.inl.h \
   weight_norm.inl.h))
 
-bench: .venv/built           ## ratios against PyTorch, onnxruntime, numba, NumPy where they are importable
+bench: .venv/built           ## time ratios to PyTorch, onnxruntime, numba and NumPy, if installed
 	$(BIN)/pip install --quiet --group bench
 	$(BIN)/python -P benchmarks/table.py
 
@@ -32,7 +32,7 @@ define c_tests
 	$(BIN)/meson test -C build/$1 --print-errorlogs $3
 endef
 
-ctest: .venv/built           ## the C library's own tests, without Python
+ctest: .venv/built           ## the tests of the C library, without Python
 	$(call c_tests,c)
 
 clang: export CC := clang
@@ -44,7 +44,7 @@ aarch64: .venv/built         ## the same for 64-bit ARM, emulated: gcc-aarch64-l
 	$(call c_tests,aarch64,--cross-file tests/c/aarch64.ini,-t 10)
 
 valgrind: export CNORM_ISA := avx2
-valgrind: .venv/built        ## under valgrind, which knows no AVX-512; every 7th length, and not the tests that would take an hour
+valgrind: .venv/built        ## under valgrind, which lacks AVX-512: every 7th length, without the tests that would take an hour
 	$(call c_tests,c,,-t 20 --wrap 'valgrind --quiet --error-exitcode=1 --leak-check=full' --test-args 7 \
 	  test_capi test_guard_pages test_threads test_network test_cells)
 
@@ -52,17 +52,17 @@ asan: .venv/built            ## with ASan alone, which takes a few minutes
 	$(call c_tests,asan,--buildtype=debug --optimization=1 -Db_sanitize=address -Db_lundef=false,-t 10)
 
 ADDRESS := -Db_sanitize=address,undefined -Db_lundef=false
-sanitize: .venv/built        ## with ASan and UBSan, the threads with TSan, too; then the extension under pytest
+sanitize: .venv/built        ## with ASan and UBSan, threads with TSan, too; then the extension under pytest
 	$(call c_tests,sanitize,--buildtype=debug --optimization=1 $(ADDRESS),-t 10)
 	$(call c_tests,tsan,--buildtype=debug --optimization=1 -Db_sanitize=thread -Db_lundef=false,-t 10 test_threads)
 	$(call sanitized_pytest,-k 'not hundred_thousand_streams' $(SANITIZED))
 
-# What the collector, forks, threads and failing allocations do to the extension, and every refused argument: CI's share.
+# Rejected arguments, and the extension under garbage collection, forks, threads and failing allocations.
 sanitize-quick: .venv/built  ## the extension under ASan and UBSan, a selection for CI
 	$(call sanitized_pytest,tests/norms/test_errors.py tests/rnn/test_stream_lifetime.py tests/rnn/test_stream_state.py)
 
-# $(call sanitized_pytest,arguments): with the extension under ASan and UBSan. -S keeps the editable install, a .pth file,
-# out: in one process, as the workers of xdist would have it in again.
+# $(call sanitized_pytest,arguments): pytest with the extension under ASan and UBSan. -S hides the editable install, which is
+# a .pth file. No pytest-xdist: its workers would not get -S.
 define sanitized_pytest
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --upgrade --target build/sanitize-python/site -Cbuild-dir=build/sanitize-python \
 	  $(addprefix -Csetup-args=,-Dbuildtype=debug -Doptimization=1 $(ADDRESS)) .
@@ -72,19 +72,20 @@ define sanitized_pytest
 	  $(BIN)/python -S -P -m pytest -q -p no:cacheprovider $1
 endef
 
-# Every entry of the extension; the kernels are the C tests' business, and what a stream takes is not ASan's.
+# Tests that call every entry of the extension. The C tests cover the kernels. The memory of many streams is not measured
+# here, since ASan adds to it.
 SANITIZED := $(patsubst %,tests/norms/test_%.py,errors properties other_norms batch_norm group_norm weight_norm divisive_norm) \
   $(patsubst %,tests/rnn/test_%.py,streams stream_lifetime stream_state)
 
-golden: .venv/built          ## write tests/golden anew: a knowing change of results, for the changelog
+golden: .venv/built          ## rewrite tests/golden, after an intended change of results that the changelog names
 	@test -f build/c/build.ninja || $(BIN)/meson setup -Dpython=false -Dstrict=true build/c >/dev/null
 	$(BIN)/meson compile -C build/c golden
 	build/c/tests/c/golden --write tests/golden
 
-exhaustive: .venv/built      ## sigmoid and tanh on all 2^32 float32 inputs: minutes
+exhaustive: .venv/built      ## sigmoid and tanh on all 2^32 float32 inputs (minutes)
 	$(call c_tests,c,,--benchmark exhaustive)
 
-soak: .venv/built            ## ten million silent steps of every cell: minutes
+soak: .venv/built            ## ten million steps of every cell with zero input (minutes)
 	CNORM_SOAK_STEPS=10000000 $(BIN)/python -P -m pytest -n auto tests/rnn/test_streams.py -k silence
 
 FUZZ_SECONDS ?= 120
@@ -96,7 +97,7 @@ fuzz: .venv/built            ## untrusted ONNX files, model files and saved stre
 	$(BIN)/meson compile -C build/fuzz fuzz_c_entries >/dev/null
 	ASAN_OPTIONS=detect_leaks=0 build/fuzz/fuzz_c_entries -max_total_time=$(FUZZ_SECONDS) -max_len=2048
 
-# An editable install rebuilds on import what has changed: edit C, run pytest.
+# The editable install rebuilds changed sources on import: edit C, then run pytest.
 .venv/built: pyproject.toml requirements.lock
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -104,7 +105,7 @@ fuzz: .venv/built            ## untrusted ONNX files, model files and saved stre
 	$(BIN)/python -m pip install --verbose --no-build-isolation --no-deps --editable .
 	@touch $@
 
-lock: .venv/built            ## write requirements.lock anew: newest versions of the tools, with the hashes of their files
+lock: .venv/built            ## rewrite requirements.lock: newest versions of the tools, with hashes
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --upgrade --generate-hashes --no-emit-index-url --no-annotate \
 	  --custom-compile-command 'make lock' --group build --group test --group lint --output-file requirements.lock

@@ -1,4 +1,4 @@
-/* Level 1 entries: check what a C caller can get wrong, then one call through the table. */
+/* The entries of cnorm.h: each checks its arguments, then makes one call through the table of kernels. */
 #include "checks.h"
 #include "cpu.h"
 #include "dispatch.h"
@@ -28,7 +28,7 @@ const char *cnorm_strerror(cnorm_status status)
 
 int cnorm_abi_version(void) { return CNORM_ABI_VERSION; }
 
-/* can rows * n items be counted in bytes, and n by itself? 16 is two of the widest items */
+/* whether rows * n elements, or n where rows = 0, fit ptrdiff_t in bytes; 16 is two elements of float64 */
 static int countable(ptrdiff_t rows, ptrdiff_t n)
 {
     return rows >= 0 && n > 0 && n <= PTRDIFF_MAX / 16 / (rows > 0 ? rows : 1);
@@ -50,7 +50,8 @@ cnorm_status cnorm_widen(cnorm_dtype dtype, ptrdiff_t n, const void *x, float *y
 
 /* ---- forward ---------------------------------------------------------------------------------------------------- */
 
-/* Storing past the caches pays once the output is larger than the part of them that could hold it for its reader. */
+/* Non-temporal stores are faster once the output exceeds `part`, the bytes of the caches that could keep it for its
+ * reader. */
 static int beyond_caches(ptrdiff_t rows, ptrdiff_t n, cnorm_dtype dtype, ptrdiff_t part)
 {
     return n >= 64 && rows * n * stored_bytes(dtype) >= part;
@@ -58,7 +59,7 @@ static int beyond_caches(ptrdiff_t rows, ptrdiff_t n, cnorm_dtype dtype, ptrdiff
 
 static int streaming(const cnorm_norm *call, cnorm_dtype dtype)
 {
-    /* arithmetic sets the pace of half types, and the alignment that streaming needs is more of it */
+    /* half types are limited by arithmetic, and the alignment that non-temporal stores need adds to it */
     const ptrdiff_t caches = cnorm_cpu_cache_bytes(), part = stored_bytes(dtype) == 2 && !call->sum ? caches / 2 : caches / 4;
     return beyond_caches(call->rows, call->n, dtype, part) && call->y_stride == call->n && call->y != call->x &&
            call->y != call->residual && (!call->sum || (call->sum_stride == call->n && call->sum != call->x &&

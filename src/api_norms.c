@@ -1,4 +1,4 @@
-/* Level 1 entries of cnorm_norms.h: check what a C caller can get wrong, then one call through the table. */
+/* The entries of cnorm_norms.h: each checks its arguments, then makes one call through the table of kernels. */
 #include "checks.h"
 #include "cpu.h"
 #include "dispatch.h"
@@ -7,7 +7,8 @@
 #include <math.h>
 #include <stdint.h>
 
-/* 160 is more than any function needs per element: batch norm 18 float64, and a page */
+/* whether all sizes in bytes fit ptrdiff_t: no function needs 160 bytes per element; batch norm needs 18 float64, and a
+ * page */
 static int countable(ptrdiff_t a, ptrdiff_t b, ptrdiff_t c)
 {
     return a >= 0 && b > 0 && c > 0 && b <= PTRDIFF_MAX / 160 / c && (a == 0 || b * c <= PTRDIFF_MAX / 160 / a);
@@ -16,13 +17,13 @@ static int countable(ptrdiff_t a, ptrdiff_t b, ptrdiff_t c)
 static double rounded(cnorm_dtype dtype, double a) { return dtype == CNORM_F64 ? a : (double)(float)a; }
 static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded(dtype, a)); }
 
-/* every entry's first lines: `table` is the active one, which has this kernel for this dtype */
+/* The first lines of every entry: `table` becomes the active table, which has this kernel for this dtype. */
 #define ENTER(kernel, ok)                                                                                                    \
     const cnorm_kernels *table = cnorm_active();                                                                     \
     if (!table) return CNORM_ERROR_ISA;                                                                              \
     if (!known_dtype(dtype) || !table->kernel[dtype]) return CNORM_ERROR_DTYPE;                                      \
     if (!(ok)) return CNORM_ERROR_SIZE
-/* and its last: the statement runs in the default floating-point mode */
+/* The last lines of every entry: runs the statement in the default floating-point mode. */
 #define RUN(statement)                                                                                               \
     const float_mode mode = float_mode_enter();                                                                      \
     statement;                                                                                                       \
@@ -31,8 +32,8 @@ static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded
 
 /* ---- group and batch normalisation --------------------------------------------------------------------------------- */
 
-/* Storing past the caches pays once the output [samples, n] is larger than what they could hold for its reader, in runs
- * that are whole cache lines or long enough for their two ends not to count. */
+/* Non-temporal stores are faster once the output [samples, n] exceeds what the caches could keep for its reader, if
+ * runs are whole cache lines, or so long that the partial lines at their ends cost little. */
 static int streaming(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t n, ptrdiff_t run, const void *out, ptrdiff_t out_stride)
 {
     const ptrdiff_t item = stored_bytes(dtype);
@@ -189,7 +190,7 @@ cnorm_status cnorm_weight_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdi
 
 ptrdiff_t cnorm_divisive_norm_scratch(ptrdiff_t n) { return countable(0, n, 1) ? 11 * 8 * n : 0; }
 
-/* a field can't be larger than the row; and twice this is still a ptrdiff_t */
+/* a radius of n - 1 covers the row from every element; twice that still fits ptrdiff_t */
 static ptrdiff_t within(ptrdiff_t radius, ptrdiff_t n) { return radius < n ? radius : n - 1; }
 
 cnorm_status cnorm_divisive_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius,
@@ -228,7 +229,7 @@ cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff
     ENTER(smoothing_gradient, countable(rows, n, 1));
     if (!ds || (rows && (!dy || !x || !stats))) return CNORM_ERROR_NULL;
     if (!usable(dtype, s)) return CNORM_ERROR_EPS;
-    if (s == 0) { /* and so is ds, but what it is a multiple of may be infinite */
+    if (s == 0) { /* ds = 0; computed, it could be 0 times infinity */
         *ds = 0;
         return CNORM_OK;
     }

@@ -1,4 +1,4 @@
-/* Checks that the entries of api.c and api_norms.c share. */
+/* Checks of arguments that api.c and api_norms.c share. */
 #ifndef CNORM_CHECKS_H
 #define CNORM_CHECKS_H
 
@@ -9,7 +9,7 @@ static inline int known_dtype(cnorm_dtype dtype)
     return dtype >= CNORM_F32 && dtype < CNORM_DTYPES;
 }
 
-/* bytes of an element in memory, and of one of the compute type */
+/* bytes of an element of the storage type, and of the compute type */
 static inline ptrdiff_t stored_bytes(cnorm_dtype dtype)
 {
     return dtype == CNORM_F64 ? 8 : dtype == CNORM_F32 ? 4 : 2;

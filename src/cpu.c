@@ -34,7 +34,7 @@ static unsigned ask(void)
     return found;
 }
 
-/* asked once: cpuid traps in a virtual machine, and costs tens of microseconds there */
+/* cached: in a virtual machine cpuid traps, and costs tens of microseconds */
 static unsigned features(void)
 {
     static _Atomic unsigned answer;
@@ -50,7 +50,7 @@ int cnorm_cpu_has_avx512vnni(void) { return (features() & AVX512VNNI) != 0; }
 /* CPUID leaf 4 (Intel) and 0x8000001d (AMD): one data or unified cache per subleaf */
 ptrdiff_t cnorm_cpu_cache_bytes(void)
 {
-    static _Atomic ptrdiff_t known; /* cpuid traps in a virtual machine: ask once */
+    static _Atomic ptrdiff_t known; /* cached, as in features */
     ptrdiff_t largest = atomic_load_explicit(&known, memory_order_relaxed);
     if (largest) return largest;
     const unsigned leaves[] = {0x8000001d, 4};
@@ -59,7 +59,7 @@ ptrdiff_t cnorm_cpu_cache_bytes(void)
         for (unsigned sub = 0; sub < 16 && __get_cpuid_count(leaves[i], sub, &a, &b, &c, &d) && (a & 31); ++sub) {
             const ptrdiff_t ways = (b >> 22) + 1, partitions = (b >> 12 & 0x3ff) + 1, line = (b & 0xfff) + 1;
             const ptrdiff_t bytes = ways * partitions * line * ((ptrdiff_t)c + 1);
-            if ((a & 31) != 2 && bytes > largest) largest = bytes; /* 2: instructions */
+            if ((a & 31) != 2 && bytes > largest) largest = bytes; /* 2: an instruction cache */
         }
     }
     if (!largest) largest = GUESSED_CACHE;

@@ -1,4 +1,4 @@
-/* What this processor has and its operating system saves: nothing else. */
+/* Features of this processor whose registers the operating system saves on a context switch, and its cache size. */
 #ifndef CNORM_CPU_H
 #define CNORM_CPU_H
 
@@ -9,13 +9,13 @@
 #if defined(__x86_64__)
 int cnorm_cpu_has_avx2(void);   /* AVX2 and F16C */
 int cnorm_cpu_has_avx512(void); /* F, VL, BW and DQ */
-int cnorm_cpu_has_avxvnni(void);    /* beside AVX2 */
-int cnorm_cpu_has_avx512vnni(void); /* beside AVX-512 */
+int cnorm_cpu_has_avxvnni(void);    /* AVX2 and AVX-VNNI */
+int cnorm_cpu_has_avx512vnni(void); /* AVX-512 as above and VNNI */
 #elif defined(__aarch64__)
 int cnorm_cpu_has_dotprod(void);
 #endif
 
-/* bytes of the largest cache; a guess of 32 MiB where the processor does not tell */
+/* bytes of the largest cache; 32 MiB if the processor does not report it */
 ptrdiff_t cnorm_cpu_cache_bytes(void);
 
 #pragma GCC visibility pop

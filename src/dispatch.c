@@ -8,7 +8,7 @@
 
 static _Atomic(const cnorm_kernels *) active; /* NULL until the first use */
 
-/* the index-th table that can run here, plainest first */
+/* the index-th table that can run here, from the baseline up */
 static const cnorm_kernels *runnable(int index)
 {
 #define CNORM_PICK(isa, condition)                                                                 \
@@ -44,7 +44,7 @@ const cnorm_kernels *cnorm_active(void)
     if (table) return table;
     const char *forced = getenv("CNORM_ISA");
     table = forced ? named(forced) : runnable(cnorm_isa_count() - 1);
-    /* another thread may have chosen one meanwhile: that one stays */
+    /* if another thread has chosen one meanwhile, that choice stays */
     const cnorm_kernels *chosen = NULL;
     if (table && !atomic_compare_exchange_strong(&active, &chosen, table)) return chosen;
     return table;

@@ -1,4 +1,4 @@
-/* Which instruction set runs: the one global variable of the library. */
+/* The choice of the instruction set, the one global variable of the library. */
 #ifndef CNORM_DISPATCH_H
 #define CNORM_DISPATCH_H
 

@@ -1,5 +1,6 @@
-/* Results may not depend on a rounding mode, trap mask or flush-to-zero mode that somebody else has left set.
- * Every entry that computes is bracketed by these two; when the mode is the default they only read a register. */
+/* Results must not depend on the caller's rounding mode, trap mask or flush-to-zero mode. Every
+ * entry that computes calls float_mode_enter first and float_mode_leave last; if the mode is the
+ * default, they only read a register. */
 #ifndef CNORM_FLOAT_MODE_H
 #define CNORM_FLOAT_MODE_H
 
@@ -26,7 +27,7 @@ static inline void float_mode_leave(float_mode mode)
 
 #include <stdint.h>
 
-typedef uint64_t float_mode; /* FPCR: 64 bits, which `unsigned long` has not on Windows */
+typedef uint64_t float_mode; /* FPCR has 64 bits; `unsigned long` has 32 on Windows */
 
 static inline float_mode float_mode_enter(void)
 {

@@ -1,8 +1,8 @@
-/* Scratch memory: one function both sizes and lays out, so that the two cannot differ.
+/* Scratch memory: the same function computes its size and its layout, so that the two cannot differ.
  *
- *     layout s = {memory};                  with memory NULL it only counts
- *     float *a = layout_take(&s, bytes);   NULL while counting
- *     s.used                                the bytes of both
+ *     layout s = {memory};                 memory NULL: only count bytes
+ *     float *a = layout_take(&s, bytes);   the next `bytes` bytes, or NULL while counting
+ *     s.used                               bytes taken so far
  */
 #ifndef CNORM_LAYOUT_H
 #define CNORM_LAYOUT_H

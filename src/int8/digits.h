@@ -1,5 +1,5 @@
-/* q = lo + 128 hi with 0 <= lo < 128 and -64 <= hi < 64: digits that fit signed bytes. Of the four inputs of a quad, lo
- * fill the lower four bytes and hi the upper. */
+/* q = lo + 128 hi with 0 <= lo < 128 and -64 <= hi < 64: two digits, each a signed byte. Of the eight bytes of a quad,
+ * the lower four are lo of its four inputs, the upper four hi. */
 #ifndef CNORM_INT8_DIGITS_H
 #define CNORM_INT8_DIGITS_H
 

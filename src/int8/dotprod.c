@@ -1,5 +1,6 @@
-/* NEON with the dot products of ARMv8.2: sdot adds four products of signed bytes in int32. usdot, which would take the
- * weights as they are stored, is rarer. With signed weights w, the sums lack 128 sum of q, which is added at the end. */
+/* NEON with the dot products of ARMv8.2: sdot adds four products of signed bytes in int32. (usdot would take the
+ * unsigned weights w + 128, but fewer processors have it.) Weights are converted to signed w, and 128 sum of q is added
+ * at the end. */
 #include <arm_neon.h>
 #include <string.h>
 
@@ -9,7 +10,7 @@
 
 static void arrange(ptrdiff_t quads, const int16_t *q, ptrdiff_t n, int32_t (*x)[2]) { arrange_digits(quads, q, n, x); }
 
-/* 8 / count vectors of four outputs at w for `count` vectors of x, of one quad; lo and hi [8 / count, count]; ones: 128 */
+/* 8 / count vectors of four outputs at w for `count` vectors of x, of one quad; lo and hi [8 / count, count] */
 INLINE void quad_sums(const uint8_t *w, int count, const int32_t (*x)[2], int32x4_t lo[8], int32x4_t hi[8])
 {
     const uint8x16_t bias = vdupq_n_u8(CNORM_INT8_BIAS);

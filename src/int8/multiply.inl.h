@@ -1,4 +1,4 @@
-/* The walk over panels and vectors that all units share. A unit defines before
+/* The loop over panels and vectors that all units share. Before including this, a unit defines
  *     panel_sums(panel, quads, count, x, n, sums, stride): sums [count, PANEL] of one panel, count a constant 1, 2 or 4
  *     arrange, as units.h has it */
 #ifndef CNORM_INT8_MULTIPLY_INL_H

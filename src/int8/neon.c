@@ -1,4 +1,4 @@
-/* NEON: weights widened to words, multiplied by words into int32; the four lanes of an output are summed at the end. */
+/* NEON: weights are widened to 16 bits and multiplied into int32; the four lanes of an output are summed at the end. */
 #include <arm_neon.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* The reference: plain C, for every machine. */
+/* Plain C for every machine: the reference of the other units' tests. */
 #include <string.h>
 
 #include "units.h"

@@ -1,10 +1,11 @@
-/* Exact products of int8 weights with 14-bit inputs. One small translation unit per instruction set; all give the same
- * integers, so a unit is chosen by speed alone.
+/* Exact products of int8 weights with 14-bit inputs. One small translation unit per instruction set; all compute
+ * the same integers, so the fastest is chosen.
  *
  *     sums[s, r] = sum over k of (w[r, k] + 128) q[s, k]   modulo 2^32, |w| <= 127, |q| <= CNORM_INT8_LEVELS
  *
  * Weights are stored as unsigned bytes w + 128: zero extension is cheaper than sign extension, and vpdpbusd wants one
- * unsigned operand. The caller subtracts 128 times the sum of q. Sums may wrap inside as long as the result fits int32.
+ * unsigned operand. The caller subtracts 128 times the sum of q. Partial sums may wrap modulo 2^32, since the final
+ * result fits int32.
  *
  * Four inputs are a quad. One layout for all instruction sets: weights uint8 [rows/PANEL][quads][PANEL][4]. Inputs beyond
  * the last are q = 0; padded rows are w = 0, stored as 128.
@@ -30,7 +31,7 @@ typedef struct cnorm_int8_unit {
                      ptrdiff_t stride);
 } cnorm_int8_unit;
 
-/* X(name, the condition under which this machine can run it), plainest first. scalar is the reference of the tests. */
+/* X(name, the condition under which this machine can run it), from plain C up. scalar is the reference of the tests. */
 #if defined(__x86_64__)
 #define CNORM_INT8_UNITS(X)                                                                                          \
     X(scalar, 1)                                                                                                     \

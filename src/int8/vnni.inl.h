@@ -1,5 +1,5 @@
 /* VNNI: vpdpbusd multiplies unsigned weights by signed digits and adds four products in int32, without saturation.
- * The file that includes this defines INTS, the vector of int32, and SPLAT and DOT of it. */
+ * The file that includes this defines INTS, the vector of int32, and SPLAT and DOT for it. */
 #include <string.h>
 
 #include "digits.h"
@@ -25,7 +25,8 @@ INLINE void quad_sums(const uint8_t *w, int vectors, int count, const int32_t (*
     }
 }
 
-/* Where two sums are all there are, two quads at a time have sums of their own: DOT takes 4 or 5 cycles, one starts in each. */
+/* With only two accumulators for lo and two for hi, two quads at a time get accumulators of their own: DOT has a
+ * latency of 4 or 5 cycles, and one can start in each cycle. */
 INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n, int32_t *sums,
                        ptrdiff_t stride)
 {

@@ -1,5 +1,5 @@
-/* The backward pass: layer after layer from the last, a cell step after step from the last. The gradient of what goes into a
- * layer takes that input's place on the tape, and is the next one's dy. */
+/* The backward pass: layers from the last to the first, and for a cell steps from the last to the first. The gradient
+ * of a layer's input overwrites that input on the tape; it is the dy of the layer before. */
 #include <string.h>
 
 #include "../dispatch.h"
@@ -8,7 +8,7 @@
 
 static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 
-/* panels of a matrix's gradient, and what outer_products takes */
+/* scratch of weight_backward: the gradient in panels, and the scratch of outer_products */
 static ptrdiff_t matrix_backward_floats(const cnorm_matrix *w)
 {
     return w->panels ? packed_rows(w) * w->cols + outer_floats(w) : 0;
@@ -38,7 +38,7 @@ ptrdiff_t cnorm_backward_floats(const cnorm_tape *tape)
     return largest;
 }
 
-/* rows of floats: the first, and how far it is to the next */
+/* rows of floats: the first, and their stride */
 typedef struct float_rows {
     float *at;
     ptrdiff_t stride;
@@ -51,7 +51,7 @@ typedef struct layer_backward {
     ptrdiff_t steps, batch;
     const float *dy;
     ptrdiff_t dy_stride;
-    float_rows dx; /* at NULL: not wanted */
+    float_rows dx; /* at is NULL if the caller does not want it */
     const cnorm_gradient *gradient;
     float *dstate; /* of this layer */
     ptrdiff_t dstate_stride;
@@ -81,7 +81,7 @@ static void weight_backward(const layer_backward *call, const cnorm_matrix *w, f
     }
 }
 
-/* to [n] += from [n], from = 0 */
+/* to [n] += from [n]; then from [n] = 0 */
 static void fold_sums(const layer_backward *call, ptrdiff_t n, float *to, float *from)
 {
     call->kernels->add_f32(n, to, from);
@@ -124,7 +124,8 @@ static void row_norm_backward(const layer_backward *call)
     if (call->gradient->bias) memcpy(call->gradient->bias, dbias, (size_t)n * sizeof *dbias);
 }
 
-/* all steps of a cell, the products over steps left for later: the vectors' sums -> total */
+/* All steps of a cell, without dx and the gradients of matrices, which are computed afterwards for all steps at once.
+ * The gradients of its vectors go to total. */
 static void cell_steps_backward(const layer_backward *call, float *total, float *block, float *scratch)
 {
     const cnorm_cell *cell = &call->layer->as.cell;
@@ -204,7 +205,7 @@ static void layer_backward_pass(const layer_backward *call)
     }
 }
 
-/* dx += what the residual layers pass on to the input of layer `index`: theirs is still on the tape */
+/* dx += the gradients that residual layers pass to the input of layer `index`, which are still on the tape */
 static void add_residuals(const layer_backward *call, const cnorm_tape *tape, int index, ptrdiff_t first)
 {
     for (int i = index + 1; i < tape->count; ++i) {

@@ -1,5 +1,5 @@
-/* What a C caller can get wrong about a layer: the kinds, sizes and vectors of cnorm_rnn.h. A few dozen comparisons, made
- * anew by each run: a forgotten vector or a zeroed struct is an error there, not a crash or a wrong number. */
+/* cnorm_layers_check: kinds, sizes and vectors of layers as cnorm_rnn.h defines them. Every run repeats these few dozen
+ * comparisons, so that a missing vector or a zeroed struct is an error and not a crash or a wrong result. */
 #include "cnorm_rnn.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@ static int matrix_of(const cnorm_matrix *w, ptrdiff_t gates, ptrdiff_t units, pt
 static int between(int value, int last) { return value >= 0 && value <= last; }
 static int usable_eps(float eps) { return eps >= 0 && eps < INFINITY; }
 
-/* the vectors and groups that the scope reads, and none of what it can't do */
+/* whether the cell has the vectors, eps and groups that its scope needs, and no groups if it has no norm */
 static int scope_fits(const cnorm_cell *cell)
 {
     const int normalised = cell->scope != CNORM_SCOPE_NONE;

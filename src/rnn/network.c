@@ -1,4 +1,4 @@
-/* Sizes and the loop over steps and layers; the arithmetic of a step is in kernels/. */
+/* Sizes of state and scratch, and the loop over steps and layers; the arithmetic of a step is in kernels/. */
 #include "cnorm_rnn.h"
 
 #include <stdint.h>
@@ -42,7 +42,7 @@ ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count)
 
 static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 
-/* what `rows` rows of this layer need beside its output */
+/* scratch for `rows` rows of this layer, without its output */
 static ptrdiff_t layer_scratch_floats(const cnorm_layer *layer, ptrdiff_t rows)
 {
     if (layer->kind == CNORM_LAYER_LINEAR) {
@@ -54,7 +54,8 @@ static ptrdiff_t layer_scratch_floats(const cnorm_layer *layer, ptrdiff_t rows)
     return rows * input_row_floats(cell) + larger(cell_scratch(cell, rows, NULL).floats, product_scratch_floats(&cell->weight_x, rows));
 }
 
-/* the outputs of all layers but the last, [rows, padded outputs] each: a residual layer reads an earlier one */
+/* floats of the outputs of `count` layers, [rows, padded outputs] each. All are kept, since a residual layer reads an
+ * earlier one. */
 static ptrdiff_t output_floats(const cnorm_layer *layers, int count, ptrdiff_t rows)
 {
     ptrdiff_t total = 0;

@@ -1,8 +1,9 @@
-/* Optimisers: one pass over flat arrays, each element by itself, so that any width of vectors gives the same bits. */
+/* Optimisers: one pass over flat arrays. Elements don't depend on each other, so the bits are the same for any vector
+ * width. */
 #include <math.h>
 
 #include "../float_mode.h"
-#include "../simd/vector.h" /* no contraction to FMA, whatever the flags are */
+#include "../simd/vector.h" /* turns off contraction to FMA */
 #include "cnorm_train.h"
 
 cnorm_status cnorm_adam_update(const cnorm_adam *adam, ptrdiff_t n, const float *gradient, double scale, float *weight,

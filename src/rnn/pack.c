@@ -39,7 +39,7 @@ static cnorm_status check(const cnorm_matrix *matrix, const void *from, const vo
     return from && to ? CNORM_OK : CNORM_ERROR_NULL;
 }
 
-/* the row of the packed matrix where row r of W goes */
+/* the row of the packed matrix that holds row r of W */
 static ptrdiff_t packed_row(const cnorm_matrix *matrix, ptrdiff_t r)
 {
     return r / matrix->units * padded_units(matrix->units) + r % matrix->units;
@@ -85,7 +85,7 @@ static uint16_t float16_of(double a)
     const uint16_t sign = signbit(a) ? 0x8000 : 0;
     int exponent = a == 0 ? -14 : ilogb(a);
     if (exponent < -14) exponent = -14;
-    const long steps = lrint(ldexp(fabs(a), 10 - exponent)); /* a carry finds the next exponent */
+    const long steps = lrint(ldexp(fabs(a), 10 - exponent)); /* a carry gives the next exponent below */
     return (uint16_t)(sign | (((exponent + 14) << 10) + steps));
 }
 
@@ -96,7 +96,8 @@ static int8_t int8_of(float w, float scale)
     return (int8_t)(level > 127 ? 127 : level < -127 ? -127 : level);
 }
 
-/* Centred weight w of row r to element `at` of rows; for int8 in two passes: first the largest of each row to scales. */
+/* Rounds the centred weight w to element `at` of rows; false if it is out of range. int8 takes two passes: pass 0 finds
+ * the largest |w| of each row, in *scale. */
 static int round_weight(cnorm_weight_type type, int pass, double w, ptrdiff_t at, void *rows, float *scale)
 {
     if (!(fabs(w) <= (type == CNORM_WEIGHT_F16 ? 65504 : 0x1.fffffep127))) return 0;
@@ -139,7 +140,7 @@ cnorm_status cnorm_matrix_round(const cnorm_matrix *matrix, const float *w, void
 
 /* ---- from rows to panels ------------------------------------------------------------------------------------- */
 
-/* Rows of int8, stored with their bias: row r of a panel, quad by quad. */
+/* int8 rows: stores w + CNORM_INT8_BIAS in the layout of int8/units.h, and sets levels so that sums fit int32. */
 static cnorm_status pack_int8(cnorm_matrix *matrix, const int8_t *rows, const float *scales, void *panels)
 {
     const ptrdiff_t cols = matrix->cols, padded = (cols + 3) / 4 * 4, count = matrix->gates * matrix->units;

@@ -1,4 +1,5 @@
-/* The forward pass that records. Layer after layer, each over all steps; the arithmetic is that of cnorm_run. */
+/* The forward pass that records on the tape: layer after layer, each over all steps, with the arithmetic of
+ * cnorm_run. */
 #include "tape.h"
 
 #include <string.h>
@@ -36,13 +37,14 @@ typedef struct recording {
     const cnorm_cell *cell;
     tape_layer tape;
     ptrdiff_t steps, batch;
-    float *state; /* of this cell, the next row's `state_floats` on */
+    float *state; /* of this cell; the next row's is `state_floats` further on */
     ptrdiff_t state_floats;
     float *scratch;
     output_rows y;
 } recording;
 
-/* one step of n rows that begin at `at` on the tape: their state before it and what cell_step leaves in its scratch */
+/* One step of n rows that begin at `at` on the tape. Records their state before the step, and the products that
+ * cell_step leaves in its scratch. */
 static void record_step(const recording *call, ptrdiff_t n, float *at, float *const *state, const float *zx, float *scratch)
 {
     const cnorm_cell *cell = call->cell;
@@ -59,7 +61,7 @@ static void record_step(const recording *call, ptrdiff_t n, float *at, float *co
     copy_rows(n, width, left.in2, width, at + row.in2, row.floats);
 }
 
-/* CNORM_ROWS rows share one reading of the weights: of several steps where the batch is small */
+/* The products of x are computed CNORM_ROWS rows at a time, of several steps if the batch is small. */
 static void record_cell(const recording *call)
 {
     const cnorm_cell *cell = call->cell;

@@ -1,11 +1,11 @@
-/* Where a tape has the rows of each layer; shared by the pass that records and the one that goes back. */
+/* The layout of a tape, shared by the forward pass that records it and the backward pass. */
 #ifndef CNORM_TAPE_H
 #define CNORM_TAPE_H
 
 #include "../kernels/backward.h"
 #include "cnorm_train.h"
 
-/* the rows of one layer: [steps, batch, row.floats], and of a CNORM_LAYER_NORM stats [steps, batch, 3] */
+/* One layer: rows [steps, batch, row.floats], and for a CNORM_LAYER_NORM stats [steps, batch, 3] */
 typedef struct tape_layer {
     tape_row row;
     float *at, *stats;
@@ -16,7 +16,7 @@ static inline ptrdiff_t tape_stats_floats(const cnorm_layer *layer, ptrdiff_t ro
     return layer->kind == CNORM_LAYER_NORM ? padded_units(3 * rows) : 0;
 }
 
-/* of layer `index`, from step `first` on */
+/* layer `index`, from step `first` on */
 static inline tape_layer tape_layer_of(const cnorm_tape *tape, int index, ptrdiff_t first)
 {
     const ptrdiff_t rows = tape->steps * tape->batch;
@@ -28,7 +28,7 @@ static inline tape_layer tape_layer_of(const cnorm_tape *tape, int index, ptrdif
     return (tape_layer){row, at + skipped * row.floats, at + rows * row.floats + 3 * skipped};
 }
 
-/* weights of other types than float32 have no gradient */
+/* whether the layer can be trained: only float32 weights have a gradient */
 static inline int tape_trains(const cnorm_layer *layer)
 {
     if (layer->kind == CNORM_LAYER_LINEAR) return layer->as.linear.weight.type == CNORM_WEIGHT_F32;
@@ -38,7 +38,7 @@ static inline int tape_trains(const cnorm_layer *layer)
            cell->weight_n.type == CNORM_WEIGHT_F32 && cell->weight_p.type == CNORM_WEIGHT_F32;
 }
 
-/* whether a call may use these steps of the tape */
+/* CNORM_OK if the tape is valid and has these steps */
 static inline cnorm_status tape_check(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t steps)
 {
     if (!tape || !tape->layers || !tape->memory) return CNORM_ERROR_NULL;

@@ -1,4 +1,4 @@
-/* Words of vector.h and storage.h for AVX2 and F16C: 32 bytes. Included by vector.h. */
+/* Functions of vector.h and storage.h for AVX2 and F16C: 32 bytes. Included by vector.h. */
 #include "vector.h"
 
 #ifndef CNORM_SIMD_AVX2_H

@@ -1,4 +1,4 @@
-/* Words of vector.h and storage.h for AVX-512 F, VL, BW, DQ: 64 bytes. Included by vector.h. */
+/* Functions of vector.h and storage.h for AVX-512 F, VL, BW, DQ: 64 bytes. Included by vector.h. */
 #include "vector.h"
 
 #ifndef CNORM_SIMD_AVX512_H

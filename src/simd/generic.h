@@ -1,4 +1,4 @@
-/* Words of vector.h for any machine, NEON among them: 16 bytes. Included by vector.h. */
+/* Functions of vector.h for any machine, including NEON: 16 bytes. Included by vector.h. */
 #include "vector.h"
 
 #ifndef CNORM_SIMD_GENERIC_H
@@ -10,7 +10,8 @@
 #define REGISTER_CONSTRAINT "+w"
 #endif
 
-/* ordinary stores: AArch64 cores skip the read of a line that is written whole */
+/* Ordinary stores: AArch64 cores detect lines that are written whole, and do not read them
+ * first. */
 INLINE void stream_f32(float *p, f32v v) { store_f32(p, v); }
 INLINE void stream_f64(double *p, f64v v) { store_f64(p, v); }
 INLINE void stream_fence(void) {}

@@ -1,5 +1,5 @@
-/* Words of vector.h and storage.h as loops over the lanes, for the instruction sets without masked stores and permutations
- * of two vectors. Included by avx2.h and vector_16.h. */
+/* Functions of vector.h and storage.h as loops over the lanes, for instruction sets without masked
+ * stores and permutations of two vectors. Included by avx2.h and vector_16.h. */
 #include "vector.h"
 
 #ifndef CNORM_SIMD_LOOPS_H
@@ -36,7 +36,7 @@ ROTATE(f32, float, f32v)
 ROTATE(f64, double, f64v)
 #undef ROTATE
 
-/* the bits that are set in any and in every vector */
+/* the bits that are set in any vector, and those set in every vector */
 INLINE void combine_bits_f32(const f32v lanes[LANE_VECTORS], i32v *any, i32v *every)
 {
     *any = *every = (i32v)lanes[0];

@@ -1,4 +1,4 @@
-/* Words of vector.h for SSE2, the x86-64 baseline: 16 bytes. Included by vector.h. */
+/* Functions of vector.h for SSE2, the x86-64 baseline: 16 bytes. Included by vector.h. */
 #include "vector.h"
 
 #ifndef CNORM_SIMD_SSE2_H
@@ -12,7 +12,7 @@ INLINE void stream_f32(float *p, f32v v) { _mm_stream_ps(p, (__m128)v); }
 INLINE void stream_f64(double *p, f64v v) { _mm_stream_ps((float *)p, (__m128)v); }
 INLINE void stream_fence(void) { _mm_sfence(); }
 
-/* GCC 12 has no good code for vectors of 8 bytes: half a vector is in the low half of a whole one */
+/* GCC 12 compiles vectors of 8 bytes badly, so half a vector is the low half of a whole one */
 INLINE f64v widen_lo(f32v v) { return (f64v)_mm_cvtps_pd((__m128)v); }
 INLINE f64v widen_hi(f32v v) { return (f64v)_mm_cvtps_pd(_mm_movehl_ps((__m128)v, (__m128)v)); }
 INLINE f32v narrow(f64v lo, f64v hi)

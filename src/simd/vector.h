@@ -1,7 +1,7 @@
-/* The vector vocabulary: everything that a kernel body may use besides plain C.
+/* The vector types and functions that kernel bodies use besides plain C.
  *
  * A vector has the native width of the instruction set that the file is compiled for, so that accumulators stay in
- * registers (a 64-byte type on a 32-byte machine spills every one of them: measured 3 to 5 times slower with GCC 12).
+ * registers (a 64-byte type on a 32-byte machine makes GCC 12 spill all of them: measured 3 to 5 times slower).
  * A kernel sums over a fixed number of *virtual lanes*, LANES_* of them, made of LANE_VECTORS native vectors. The
  * virtual lanes and the one halving tree make the bits independent of the native width.
  *
@@ -10,18 +10,19 @@
  *     load_*         VL elements from any address              store_*   to any address
  *     load_range_*   lanes from <= i < to of the vector at any address, the others from `fill`; reads nothing else
  *     store_range_*  lanes from <= i < to to the vector at any address; writes nothing else
- *     stream_*       non-temporal store to an aligned address, an ordinary one where there is none; end with stream_fence
- *     prefetch       prefetches `size` bytes at `ahead` bytes from p into L2; any address will do
+ *     stream_*       non-temporal store to an aligned address (ordinary where there is none); end with stream_fence
+ *     prefetch       prefetches `size` bytes at p + `ahead` bytes into L2; the address need not be valid
  *     fill_*         lanes from <= i < to of one vector, the others of another
  *     only_*         lanes from <= i < to, the others zero
  *     rotate_lanes_* lane i of all virtual lanes becomes lane i + lane_offset, modulo LANES; 0 < lane_offset < VL
  *     one_sign_*     whether the sign bits of all virtual lanes are equal
- *     keep_*         the value, in a register: stops the compiler from loading it a second time
+ *     keep_*         forces the value into a register, so that the compiler does not load it a second time
  *     fold_*         the sum of LANE_VECTORS vectors by halving, down to one vector
  *     tree_*         the same down to one number: lane i + lane i + LANES/2, and so on
  *     widen_lo, widen_hi   the lower or upper half of a vector of float as one of double, exactly
  *     narrow         two vectors of double as one of float, rounded to nearest even
- * One header per instruction set has the words that are written differently there: avx512.h, avx2.h, sse2.h, generic.h.
+ * One header per instruction set has the functions that differ between them: avx512.h, avx2.h,
+ * sse2.h, generic.h.
  * storage.h adds f16 and bf16, which are storage of float.
  */
 #ifndef CNORM_SIMD_VECTOR_H
@@ -35,8 +36,9 @@
 #include <immintrin.h>
 #endif
 
-/* a * b + c is two roundings here, whatever the flags are: contraction to FMA is on by default in GCC (-std=gnu*) and clang.
- * GCC ignores the pragma of the C standard, clang that of GCC. */
+/* a * b + c is rounded twice whatever the compiler flags: contraction to FMA, which GCC (-std=gnu*)
+ * and clang enable by default, is turned off. GCC ignores the pragma of the C standard, clang that
+ * of GCC. */
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #elif defined(__GNUC__)
@@ -66,8 +68,8 @@ enum {
     LANES_F32 = 32, /* virtual lanes: the same on every instruction set */
     LANES_F64 = 16,
     LANE_VECTORS = 128 / VECTOR_BYTES,
-    PASS = LANE_VECTORS < 4 ? LANE_VECTORS
-                            : 4, /* accumulators of one kind that a loop keeps in registers */
+    /* accumulators of one kind that a loop keeps in registers */
+    PASS = LANE_VECTORS < 4 ? LANE_VECTORS : 4,
 };
 
 typedef float f32v __attribute__((vector_size(VECTOR_BYTES)));

@@ -1,4 +1,5 @@
-/* Words of vector.h and storage.h for 16-byte vectors in plain C. Included by sse2.h and generic.h. */
+/* Functions of vector.h and storage.h for 16-byte vectors in plain C. Included by sse2.h and
+ * generic.h. */
 #include "vector.h"
 
 #ifndef CNORM_SIMD_VECTOR_16_H
@@ -60,7 +61,8 @@ INLINE i32v select_i32(i32v mask, i32v a, i32v b) { return (a & mask) | (b & ~ma
 INLINE f32v widen_f16(u16h v)
 {
     const i32v bits = extend_u16(v), exponent = bits & 0x7c00;
-    /* moved up by 13 bits the exponent is too small by 112; the multiplication by 2^112 is exact for subnormals, too */
+    /* Shifted by 13 bits, the exponent is too small by 112. Multiplying by 2^112 is exact, also for
+     * subnormals. */
     const i32v finite = (i32v)((f32v)((bits & 0x7fff) << 13) * 0x1p112f);
     const i32v special = ((bits & 0x7fff) << 13) | 0x7f800000;
     return (f32v)(select_i32(exponent == 0x7c00, special, finite) | (bits & 0x8000) << 16);
@@ -69,13 +71,12 @@ INLINE u16h narrow_f16(f32v v)
 {
     const i32v bits = (i32v)v, magnitude = bits & 0x7fffffff;
     const i32v nan = magnitude > 0x7f800000;
-    const i32v too_large =
-        magnitude >=
-        0x47800000; /* 2^16; a smaller number that rounds up to it carries into the exponent */
-    const i32v subnormal =
-        magnitude < 0x38800000; /* 2^-14; adding 0.5 rounds at 2^-24, the step of subnormals */
+    /* 2^16; smaller numbers that round to infinity carry into the exponent by themselves */
+    const i32v too_large = magnitude >= 0x47800000;
+    /* 2^-14; adding 0.5 rounds to multiples of 2^-24, the spacing of subnormals */
+    const i32v subnormal = magnitude < 0x38800000;
     const i32v small = (i32v)((f32v)magnitude + 0.5f) - 0x3f000000;
-    const u32v m = (u32v)magnitude; /* unsigned: of a NaN the sum may pass 2^31 */
+    const u32v m = (u32v)magnitude; /* unsigned: for NaN the sum can exceed 2^31 */
     const i32v normal = (i32v)((m - 0x38000000 + 0xfff + ((m >> 13) & 1)) >> 13);
     i32v half = select_i32(subnormal, small, normal);
     half = select_i32(too_large, (i32v){0} + 0x7c00, half);
