@@ -124,9 +124,8 @@ class _Export:
         self.layers, self.sizes, self.options = model.layers, (model.input_size, model.output_size), options
         self.functions: dict[str, onnx.FunctionProto] | None = {} if options.functions else None
         self.states = state_table(model, options.batch, options.dtype)
-        self.starts = {
-            row.get("tensor") for row in self.states
-        }  # weights that are initial states: they are in the table, no node reads them
+        # initial states that are in the state table: no node reads these weights
+        self.starts = {row.get("tensor") for row in self.states}
         self.weights = self._initialisers()
 
     def model(self) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
@@ -140,9 +139,8 @@ class _Export:
         else:
             values = LOOPS[self.options.loop](self, graph)
         self._publish(graph, values, outputs)
-        if not any(
-            node.op_type in ("Scan", "Loop") for node in graph.nodes
-        ):  # with Scan and Loop the graph of the step has been folded
+        # with Scan and Loop the graph of the step has been folded already
+        if not any(node.op_type in ("Scan", "Loop") for node in graph.nodes):
             self._fold(graph)
         made = helper.make_graph(graph.nodes, "cnorm", inputs, outputs)
         return finished(made, self.options.opset, list((self.functions or {}).values())), self.weights

@@ -133,7 +133,10 @@ class GraphBuilder:
         self._public[value] = name
 
     def copy(self, value: str, name: str, shape: list[int]) -> None:
-        """Copy a value to an output that no node reads, by Reshape (0 in `shape` keeps a size): pnnx fails on Identity."""
+        """Copy a value to an output that no node reads.
+
+        Uses Reshape, where 0 in `shape` keeps a size, because pnnx fails on Identity.
+        """
         shape = self.constant(shape, f"{name}_shape", np.int64)
         self.nodes.append(helper.make_node("Reshape", [value, shape], [name], name=name))
 

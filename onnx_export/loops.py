@@ -17,10 +17,8 @@ _PREFIX = "step/"  # prefix of the names in the graph of one step, which must di
 def _scan(exporter, graph) -> dict[str, str]:
     """Repeat the step by Scan, which slices x along its first axis."""
     body, inputs, outputs = exporter.step_graph(_PREFIX)
-    inputs, outputs = (
-        inputs[1:] + inputs[:1],
-        outputs[1:] + outputs[:1],
-    )  # Scan takes the states before the scanned input
+    # Scan takes the states before the scanned input
+    inputs, outputs = inputs[1:] + inputs[:1], outputs[1:] + outputs[:1]
     graph_of_step = helper.make_graph(body.nodes, "step", inputs, outputs)
     names = [value.name.removeprefix(_PREFIX) for value in inputs]
     return _repeated(graph, exporter, "Scan", names, graph_of_step, num_scan_inputs=1)

@@ -119,7 +119,7 @@ def _sort(graph: onnx.GraphProto | onnx.FunctionProto, defined: set[str]) -> tup
 
     needs = [{maker[name] for name in used if name in maker} for used in uses]
     if any(max(before, default=-1) >= index for index, before in enumerate(needs)):
-        ranks = _ranks(needs)
+        ranks = _topological_order(needs)
         if -1 in ranks:
             stuck = quoted(graph.node[ranks.index(-1)].op_type)
             raise Unreadable(f"nodes use each other's results in a circle ({stuck})")
@@ -131,7 +131,7 @@ def _sort(graph: onnx.GraphProto | onnx.FunctionProto, defined: set[str]) -> tup
     return free, moved
 
 
-def _ranks(needs: list[set[int]]) -> list[int]:
+def _topological_order(needs: list[set[int]]) -> list[int]:
     """Topological order (Kahn's algorithm): the position of each node; -1 for nodes on or behind a cycle."""
     users: list[list[int]] = [[] for _ in needs]
     for index, before in enumerate(needs):

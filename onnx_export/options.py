@@ -15,10 +15,8 @@ from onnx_export.ort import loads
 __all__ = ["DTYPES", "FIRST_OPSET", "TIME", "Options", "checked_opset", "ir_version", "newest_opset"]
 
 FIRST_OPSET = 13
-FIRST_IR, FUNCTIONS_IR = (
-    7,
-    8,
-)  # IR version 7 is that of opset 13, read by onnxruntime 1.8 and later; local functions need 8
+# IR version 7 is that of opset 13, which onnxruntime reads from 1.8 on; local functions need 8.
+FIRST_IR, FUNCTIONS_IR = 7, 8
 FORMS = ("step", "sequence")
 LOOPS = ("scan", "loop", "unrolled")
 DTYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}

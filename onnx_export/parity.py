@@ -54,9 +54,8 @@ def bound(longest: int, exact: np.ndarray, unit: float = UNIT, sensitivity: floa
     errors that reach it, however they came about. The float64 graph shows by how much: `sensitivity` is how far
     its results move when the step's inputs are off by u sqrt(n / 6).
     """
-    size = float(
-        np.max(np.abs(exact), initial=1.0, where=np.isfinite(exact))
-    )  # infinity and NaN do not enlarge the bound
+    # infinity and NaN do not enlarge the bound
+    size = float(np.max(np.abs(exact), initial=1.0, where=np.isfinite(exact)))
     return max(4 * unit * math.sqrt(max(longest, 64)) * size, 4 * sensitivity if math.isfinite(sensitivity) else 0.0)
 
 

@@ -29,10 +29,8 @@ from onnx_export.validation.norm import Norm
 
 FACTOR = 8.0
 _MOST_POINTS = 200
-_SMALLEST = {
-    TensorProto.FLOAT16: 2.0**-24,
-    TensorProto.BFLOAT16: 2.0**-133,
-}  # smallest subnormal: absolute error of a rounding near 0
+# Smallest subnormals: the absolute error of a rounding near 0.
+_SMALLEST = {TensorProto.FLOAT16: 2.0**-24, TensorProto.BFLOAT16: 2.0**-133}
 
 
 @dataclass

@@ -82,9 +82,8 @@ def _judge_kernel(run: Run, case: Case) -> None:
     """Compare the unoptimised runtime with G; result and inputs are of the same run."""
     report = case.report
     error = worst(map(case.oracle.runtime_error, case.feeds, case.results))
-    if (
-        error.ratio > 1 and run.alone(case).ratio <= 1
-    ):  # then x was not yet rounded to its half type, as the tap shows it
+    # If the norm is right on the tapped values, x was not yet rounded to its half type in the run.
+    if error.ratio > 1 and run.alone(case).ratio <= 1:
         error = worst(map(case.oracle.runtime_error, case.feeds, case.results, map(case.oracle.carried, case.feeds)))
     report.error, report.bound = error.error, error.bound
     report.points += [[c, min(r, MOST_RATIO), "run"] for c, r in error.points]
