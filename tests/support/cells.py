@@ -1,4 +1,4 @@
-"""Random weights for every preset, and its reference: what the tests of recurrent cells share."""
+"""Random weights and the reference step of every preset, shared by the tests of recurrent cells."""
 
 import functools
 
@@ -13,7 +13,7 @@ STEPS["RNN", "ba2016_relu"] = functools.partial(reference.rnn_ba2016, activation
 STEPS["RNN", "torch_relu"] = functools.partial(reference.rnn_torch, activation="relu")
 STEPS["GRU", "onnx_linear_before_reset"] = functools.partial(reference.gru_onnx, linear_before_reset=True)
 LAYERS = {"LSTM": cnorm.LSTM, "GRU": cnorm.GRU, "RNN": cnorm.RNN}
-EPS = {("LSTM", "torchaudio"): 1e-3}  # presets that must be told
+EPS = {("LSTM", "torchaudio"): 1e-3}  # presets without a default eps
 
 
 def random_weights(spec, rng, inputs, units, outputs=None, optional=True):
@@ -66,8 +66,8 @@ def random_cell(key, rng, inputs, units, outputs=None, *, optional=True, eps=Non
 def step_tolerance(layer, state):
     """A bound on the error of one step: 2e-6 for the cell 12 -> 64, elsewhere by the length of the sums.
 
-    A sum over k inputs in blocks of 16 has 16 + k / 16 roundings one after another; they are as good as random, so the
-    error grows with the root of their number. A norm over few values may have to divide by a small deviation, which
+    A sum over k inputs in blocks of 16 has a chain of 16 + k / 16 roundings, taken as independent, so the
+    error grows with the square root of their number. A norm over few values may divide by a small deviation, which
     enlarges everything: narrow layers are allowed eight times as much.
     """
     roundings = 16 + max(layer.input_size, layer.output_size) / 16
@@ -76,7 +76,7 @@ def step_tolerance(layer, state):
 
 
 def worst_step(layer, advance, rng, steps, scale=1.0):
-    """One-step errors over the bound, along the float64 trajectory; the largest."""
+    """The largest one-step error along the float64 trajectory, relative to the bound."""
     stream = cnorm.Model([layer]).stream()
     state = {name: np.float64(value) for name, value in stream.state().items()}
     worst = 0

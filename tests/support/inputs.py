@@ -1,8 +1,8 @@
-"""Inputs that more than one test file uses."""
+"""Inputs shared by several test files."""
 
 import numpy as np
 
-# Every tail of every vector width, powers of two and their neighbours, and the folds at 8192 elements.
+# Every remainder of every vector width, powers of two and their neighbours, and the folds at 8192 elements.
 LENGTHS = [*range(1, 71), 95, 96, 97, 127, 128, 129, 255, 256, 257, 511, 512, 513, 1000, 1023, 1024, 1025]
 LENGTHS += [4095, 4096, 4097, 8191, 8192, 8193, 16383, 16384, 16385]
 
@@ -13,7 +13,7 @@ def random_affine(rng, n, dtype):
 
 
 def difficult_rows(rng, n, dtype):
-    """Finite rows [24, n] that between them take every path: shifted, huge, tiny, constant, lopsided."""
+    """Finite rows [24, n] that together take every path: shifted, huge, tiny, constant, skewed."""
     info = np.finfo(dtype)
     z = rng.standard_normal((24, n))
     ramp = np.arange(1, n + 1) / n
@@ -50,14 +50,14 @@ def difficult_rows(rng, n, dtype):
 
 
 def canonical_bytes(array):
-    """The bytes of an array with every NaN written one way: payload and sign of NaN are not promised."""
+    """The bytes of an array with every NaN canonicalised: payload and sign of NaN are not promised."""
     array = np.array(array)
     array[np.isnan(array)] = np.nan
     return array.tobytes()
 
 
 def at_byte_offset(array, offset):
-    """A C-contiguous copy that starts `offset` bytes after a 64-byte boundary, whatever its type needs."""
+    """A C-contiguous copy that starts `offset` bytes after a 64-byte boundary, so it may be misaligned for its type."""
     room = np.empty(array.nbytes + 128, np.uint8)
     start = -room.ctypes.data % 64 + offset
     copy = np.ndarray(array.shape, array.dtype, buffer=room, offset=start)

@@ -17,7 +17,7 @@ def random_linear(rng, inputs, outputs, bias=True):
 
 
 def deep_model(rng):
-    """Every kind of layer, in sizes that are no multiple of anything."""
+    """Every kind of layer, in sizes that are no multiple of a vector or panel."""
     lstm, _ = cells.random_cell(("LSTM", "ba2016"), rng, 5, 19)
     gru, _ = cells.random_cell(("GRU", "torch"), rng, 19, 19)
     projected, _ = cells.random_cell(("LSTM", "lingvo"), rng, 19, 33, outputs=7)

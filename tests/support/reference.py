@@ -1,8 +1,8 @@
-"""The oracle: the project's mathematics a second time, written plainly in a wider type.
+"""The oracle: a second, plain implementation of the project's mathematics in a wider type.
 
 float32 and narrower arrays are computed in float64; float64 arrays in ``np.longdouble`` (80 or 128 bits), so
-that float64 kernels have a judge better than themselves. Both wide types hold the square of every input, so
-nothing here needs scaling, and results are returned in the wide type. Equation numbers are those of Ba, Kiros
+that the reference for float64 kernels is more precise than they are. Both wide types hold the square of every input, so
+nothing here needs scaling. Results are returned in the wide type. Equation numbers are those of Ba, Kiros
 and Hinton, "Layer Normalization", arXiv:1607.06450.
 """
 
@@ -65,7 +65,7 @@ def rms_norm_backward(dy, x, weight=None, eps=1e-5, axis=-1):
 
 
 def sigmoid(x):
-    """1 / (1 + exp(-x)), in the form that cannot overflow."""
+    """1 / (1 + exp(-x)), in a form that cannot overflow."""
     x = wide(x)
     with np.errstate(under="ignore"):
         e = np.exp(-np.abs(x))
@@ -137,7 +137,7 @@ def _normalise(rows, eps):
         d = rows - first  # a constant row is now exactly 0
         delta = _mean(d)
         d = d - delta
-        rest = _mean(d)  # what is missing because delta was rounded
+        rest = _mean(d)  # the rounding error of delta
         d = d - rest
         rstd = reciprocal_root(_mean(d * d), eps)
         return d * rstd, first + (delta + rest), rstd
@@ -161,7 +161,7 @@ def _layer_norm_of(a, gain, bias, eps):
 
 
 def _recurrent(weights, *arrays):
-    """Recurrent cells are float32 only, so float64 is wide enough for whatever the state comes in."""
+    """Recurrent cells are float32 only, so float64 is the wide type, also for states in float64."""
     return {name: np.float64(w) for name, w in weights.items()}, *(np.float64(a) for a in arrays)
 
 
@@ -185,7 +185,7 @@ def _mean(rows):
     return rows.mean(axis=-1, keepdims=True)
 
 
-# ---- recurrent cells in the wild: one step each, in the checkpoint's own names and layout --------------------------
+# ---- published recurrent cells: one step each, in the checkpoint's own names and layout ----------------------------
 # Written from the sources that docs/cells.md names, one by one, sharing nothing but the norm: no table, no spec.
 
 
@@ -471,7 +471,7 @@ def lstm_kann(weights, x, h, c, eps=0.0):
     return sigmoid(gate("o")) * np.tanh(_layer_norm_of(c, w["alpha_c"], w["beta_c"], eps)), c
 
 
-# ---- the family
+# ---- batch, group, weight and divisive norm
 
 
 def group_norm(x, groups, weight=None, bias=None, eps=1e-5):
@@ -555,7 +555,7 @@ def divisive_norm(x, weight=None, bias=None, sigma=1.0, mean_radius=None, radius
 
 
 def divisive_norm_backward(dy, x, weight=None, sigma=1.0, mean_radius=None, radius=None):
-    """dx [like x], dweight, dbias [n] and dsigma of sum(dy * y), by the matrices that the field means are."""
+    """dx [like x], dweight, dbias [n] and dsigma of sum(dy * y); field means are written as matrices."""
     n = np.shape(x)[-1]
     z, v, s = _divisive(x, sigma, mean_radius, radius)
     inverse = np.where(s == 0, 0, 1 / np.where(s == 0, 1, s))
@@ -591,7 +591,7 @@ def from_channel_rows(rows, x):
 
 
 def _divisive(x, sigma, mean_radius, radius):
-    """z, v and s, like x; v as the mean of differences, so that a large mean costs nothing."""
+    """z, v and s, like x; v is the mean of differences, so that a large mean loses no digits."""
     x_given, x = x, wide(x)
     v = np.empty_like(x)
     n = x.shape[-1]

@@ -1,4 +1,4 @@
-"""How far a kernel may be from the oracle, and why. Nothing here is measured; every bound has its derivation.
+"""Error bounds of the kernels against the oracle. No bound is measured; each has its derivation.
 
 u is the unit roundoff of the kernel's type. Arguments are the oracle's wide arrays, shaped [rows, n]
 (or anything that broadcasts to it); bounds have the shape of what they bound.
@@ -39,7 +39,7 @@ def forward(xhat_, dtype, weight=1, bias=0):
 
 
 def any_row(xhat_, dtype):
-    """Whatever the values, with g the summation's relative error and |mean| <= std, else the row is shifted:
+    """Any values, with g the summation's relative error and |mean| <= std (other rows are shifted first):
 
     sum|x| / n <= sqrt(2) std, so the mean is off by 1.42 g std; sum(x^2) / n <= 2 var, so var is off by
     2 g var + 2 |mean| 1.42 g std, and rstd by 2.42 g. Four roundings of xhat follow.
@@ -54,7 +54,7 @@ def rescued(y):
 
 
 def half(exact, dtype):
-    """float16 or bfloat16: the contract of float32, then half a unit in the last place of where that may have led.
+    """float16 or bfloat16: the contract of float32, then half a unit in the last place of the value so bounded.
 
     From |y| = 2^-8 on that is less than one unit of y: the contract's 1e-6 is half a unit of float16 there.
     """
@@ -87,7 +87,7 @@ def dx(dy, xhat_, rstd, dtype, weight=1, sums=None):
     error_mean_gx = (sums + 2 * u) * mean_gx + (g * from_xhat).mean(-1, keepdims=True)
     terms = g + mean_g + np.abs(xhat_) * mean_gx
     inside = error_mean_g + np.abs(xhat_) * error_mean_gx + from_xhat * mean_gx
-    subnormal = 3 * smallest(dtype) * (1 + np.abs(xhat_))  # what u does not cover: g, each mean, their use
+    subnormal = 3 * smallest(dtype) * (1 + np.abs(xhat_))  # rounding of subnormals, which u does not cover: g, each mean, their products
     return rstd * (inside + subnormal + (CONTRACT[np.dtype(dtype)] + 4 * u) * terms) + 2 * smallest(dtype)
 
 
@@ -147,7 +147,7 @@ def ulps(actual, exact):
 
 
 def row_sum(n, dtype):
-    """Roundings an element meets: a block of its lane, the blocks, the halving tree, and a float64 chain of folds."""
+    """The roundings of one element: a block of its lane, the blocks, the halving tree, and a float64 chain of folds."""
     lanes = LANES[np.dtype(dtype)]
     additions = math.ceil(min(n, FOLD) / lanes)
     chain = min(additions, LANE_BLOCK) + math.ceil(additions / LANE_BLOCK) + math.log2(lanes)
@@ -155,5 +155,5 @@ def row_sum(n, dtype):
 
 
 def column_sum(rows, dtype):
-    """Roundings a row meets: the chain within its block and the tree over the blocks."""
+    """The roundings of one row: the chain within its block and the tree over the blocks."""
     return (min(rows, BLOCK) + math.ceil(math.log2(max(1, rows / BLOCK)))) * unit_roundoff(dtype)

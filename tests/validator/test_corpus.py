@@ -1,4 +1,4 @@
-"""The norms that real exporters write in each form are found: small files made by the scripts in corpus/."""
+"""Norms written by real exporters are found in every form: small files made by the scripts in corpus/."""
 
 import zipfile
 from pathlib import Path

@@ -30,7 +30,7 @@ def field(number, content):
 
 
 def flooded(kind, count=COUNT):
-    """A serialised model with so many empty messages of a kind."""
+    """A serialised model with `count` empty messages of one kind."""
     head = varint(1 << 3) + varint(8) + field(8, varint(2 << 3) + varint(17))  # IR version and opset
     entry = field(14, field(1, b"cnorm.model") + field(2, b"{}"))
     number = {"nodes": 1, "initialisers": 5, "value_info": 13, "metadata": 14, "functions": 25}.get(kind)
@@ -51,7 +51,7 @@ def test_rejects_millions_of_empty_messages_before_parsing(kind, monkeypatch):
 
 
 class Unbuilt:
-    """Stands in for the message: it has its description and cannot be built."""
+    """Stands in for the message class: has its descriptor, but cannot be instantiated."""
 
     DESCRIPTOR = onnx.ModelProto.DESCRIPTOR
 
@@ -59,7 +59,7 @@ class Unbuilt:
         raise AssertionError("the message was built")
 
 
-# VmHWM is the program's own peak; ru_maxrss begins with that of the process it was forked from
+# VmHWM is the process's own peak memory; ru_maxrss starts with the peak of the process it was forked from
 LOAD = """
 import re, sys
 import onnx_export.loader, onnxruntime
@@ -72,7 +72,7 @@ except ValueError as error:
 
 @pytest.mark.parametrize("kind", ["attributes", "metadata", "functions"])
 def test_loader_rejects_empty_messages_in_bounded_memory(kind, tmp_path):
-    """Onnx and onnxruntime imported are 120 MB of it."""
+    """The limit includes 120 MB for the imports of onnx and onnxruntime."""
     path = tmp_path / "flood.onnx"
     path.write_bytes(flooded(kind))
     ran = subprocess.run([sys.executable, "-P", "-c", LOAD, path], capture_output=True, text=True, check=True)
@@ -82,7 +82,7 @@ def test_loader_rejects_empty_messages_in_bounded_memory(kind, tmp_path):
 
 
 def test_unpacked_numbers_count_one_eighth():
-    """Unpacked lists of numbers: a byte of tag and a byte of value each."""
+    """Unpacked lists of numbers: each element takes one byte of tag and one of value."""
     data = flooded("nodes", 1) + field(7, field(1, field(5, (varint(8 << 3) + b"\0") * 80_000)))
     assert wire.exceeds(data, 10_000)
     assert not wire.exceeds(data, 11_000)
@@ -98,7 +98,7 @@ def test_message_counts_of_the_gallery_match_protobuf():
 
 
 def messages(message):
-    """Messages and repeated strings inside a message."""
+    """The number of messages and repeated strings inside a message."""
     total = 0
     for field_, value in message.ListFields():
         values = list(value) if field_.is_repeated else [value]
@@ -127,7 +127,7 @@ def test_a_file_without_the_metadata_is_not_parsed(tmp_path, monkeypatch):
         onnx_export.load(path)
 
 
-# ------------------------------------------------------------------------------------- names that are there twice
+# ------------------------------------------------------------------------------------- duplicate names
 
 
 def test_rejects_duplicate_initialisers():
@@ -146,7 +146,7 @@ def test_rejects_duplicate_metadata_keys():
 
 
 def exported(tmp_path, edit):
-    """The demo model's file, its metadata edited."""
+    """The exported demo model with edited metadata."""
     path = tmp_path / "demo.onnx"
     onnx_export.export(cnorm.demo_model(), path)
     model = onnx.load(path)

@@ -1,4 +1,4 @@
-"""--fix rewrites what it has proved, computes the same afterwards, and says why it left the rest."""
+"""--fix rewrites norms proved equal, the new file computes the same, and the others get a reason."""
 
 import gallery
 import numpy as np
@@ -64,13 +64,13 @@ def test_rewritten_and_equal(build, tmp_path):
     assert not any("scale" in t.name and "cnorm" not in t.name for t in after.graph.initializer)
 
     given = feeds(before)
-    if build is gallery.quantised_scale:  # onnx's evaluator has no DequantizeLinear this old
+    if build is gallery.quantised_scale:  # onnx's evaluator lacks DequantizeLinear of this opset
         old = ort.Session(before, "off").run(["y"], given)[0]
         np.testing.assert_allclose(Float64(after).run(given)["y"], old, rtol=0, atol=1e-5)
     else:
         old = Float64(before).run(given)["y"]
         np.testing.assert_allclose(Float64(after).run(given)["y"], old, rtol=0, atol=1e-12)
-    # and the runtime, optimised, now gets it right
+    # the optimised runtime now computes the new file correctly
     again = examine(str(out), Options(), lambda kind, value: None)
     assert {(n.form, n.verdict) for n in again.norms} == {("LayerNormalization", "ok")}
     assert ort.Session(after, "all").run(["y"], given)[0].shape == old.shape
@@ -92,7 +92,7 @@ def test_a_norm_whose_mean_is_used_elsewhere_is_left(tmp_path):
 
 
 def test_a_difference_in_float64_stops_the_rewrite(tmp_path, monkeypatch):
-    """Were the proof not made, a wrong operator would be written."""
+    """With a fault in the rewrite, the comparison in float64 prevents that a wrong operator is written."""
     from onnx_export.validation import repair
 
     honest = repair._operator
@@ -114,14 +114,14 @@ def test_an_unwritable_path_is_reported_and_leaves_nothing(tmp_path):
     path, _ = gallery.lay_out(gallery.pytorch_mul(), tmp_path)
     report = examine(str(path), Options(fix=str(tmp_path / "no" / "x.onnx")), lambda kind, value: None)
     assert "--fix: cannot write" in report.problem
-    assert report.fixed == []  # not "the file was not run": it was
+    assert report.fixed == []  # the reason must not be that the file was not run: it was
     assert [norm.verdict for norm in report.norms] == ["ok"]
     assert report.exit_code() == 2
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.onnx"]
 
 
 def two_norms(first, second, joined="Add", **options):
-    """Two norms of x by name, and what they are joined by."""
+    """Two norms of x and the nodes that join their results."""
     (nodes, constants), (others, more) = first, second
     return gallery.model([*nodes, *others, gallery.node(joined, "y0 y1", "y")], constants=constants | more, **options)
 
@@ -143,7 +143,7 @@ def assert_computes_the_same(path, model, atol=1e-5):
 
 
 def test_a_repaired_file_is_repaired_again(tmp_path):
-    """What the first repair left is rewritten once it can be, and the names of the first are not taken twice."""
+    """A second repair rewrites what the first left, and does not reuse names that the first generated."""
 
     def examine_fix(path, out):
         return examine(str(path), Options(fix=str(out)), lambda kind, value: None)
@@ -178,7 +178,7 @@ def test_generated_names_avoid_existing_ones(name, inside, tmp_path):
 
 
 def test_does_not_write_a_model_whose_outputs_changed(tmp_path, monkeypatch):
-    """The whole is held against the original, were all its parts proved equal."""
+    """The whole model is compared with the original even if each rewritten norm was proved equal."""
     from onnx_export.validation import repair
 
     honest = repair._replaced
@@ -252,7 +252,7 @@ def test_output_that_is_all_nan_is_reported_as_not_compared(tmp_path):
 
 
 def test_float64_decides_when_float32_rounding_differs(tmp_path):
-    """The one-pass variance of the original is far off; the operator is right, and the same function."""
+    """The original's one-pass variance is inaccurate in float32; in float64 the operator is the same function."""
     report, out = fixed(gallery.one_pass_at_a_huge_mean, tmp_path)
     assert report.norms[0].verdict == "wrong"
     assert report.fixed[-1].endswith("1 of 1 decomposed norms rewritten"), report.problem
@@ -273,7 +273,7 @@ def test_an_unused_norm_does_not_stop_the_others(tmp_path):
     report, out = fixed(lambda: gallery.Specimen(model), tmp_path)
     assert report.fixed[-1].endswith("2 of 2 decomposed norms rewritten"), report.problem
     assert_computes_the_same(out, model)
-    assert "y1" in {name for node in onnx.load(out).graph.node for name in node.output}  # idle it was and is
+    assert "y1" in {name for node in onnx.load(out).graph.node for name in node.output}  # it was unused before, too
 
 
 def test_norm_whose_scale_broadcasts_the_result_is_not_rewritten(tmp_path):
@@ -297,7 +297,7 @@ def test_an_error_in_one_norm_does_not_stop_other_rewrites(step, tmp_path, fails
 
 @pytest.mark.parametrize("name", ["scale", "bias", "eps", "power", "stored_scale"])
 def test_initialisers_that_are_inputs_are_not_folded(name, tmp_path):
-    """An initialiser that is an input too is a default; keep_initializers_as_inputs=True writes such files."""
+    """An initialiser that is also an input is a default value; keep_initializers_as_inputs=True writes such files."""
     nodes, constants = gallery.decomposed()
     if name == "stored_scale":  # the scale folds from it
         constants[name] = constants.pop("scale")

@@ -1,4 +1,4 @@
-"""Every specimen of the gallery gives exactly what it says."""
+"""Every specimen of the gallery gives exactly the norms, findings and exit code that it declares."""
 
 import gallery
 import numpy as np
@@ -34,7 +34,7 @@ def test_specimen(build, tmp_path):
 )
 @pytest.mark.parametrize("divide", [True, False])
 def test_stored_count_n_is_distinguished_from_n_minus_1(divide, n, dtype):
-    """1/n as stored is no near miss at any length; 1/(n - 1) is one, unless it rounds to the same number."""
+    """A stored 1/n is never a near miss; a stored 1/(n - 1) is one, unless both round to the same number."""
 
     def near_miss(count):
         model = onnx.shape_inference.infer_shapes(gallery.sum_nodes(divide, count, n, dtype))
@@ -62,7 +62,7 @@ def test_finder_accepts_nodes_with_a_third_operand(form):
 
 
 def test_claims_are_checked_in_time_linear_in_the_functions(work):
-    """A norm at the bottom of many functions, each called by the one before it."""
+    """A norm in the innermost of many nested functions."""
 
     def steps(count):
         names = [f"LayerNorm{i}" for i in range(count)]
@@ -111,7 +111,7 @@ def test_runtime_overflow_is_one_note_for_all_norms(tmp_path):
 
 @pytest.mark.parametrize("step", ["patterns.operator_of", "lint.trap_of"])
 def test_an_error_in_finding_one_norm_does_not_stop_the_others(step, tmp_path, fails_once):
-    """It is a finding about that node, and the exit code says that not all was looked at."""
+    """It becomes a finding about that node, and the exit code says that the check is incomplete."""
     fails_once(step, RecursionError("met something strange"))
     report = examined(gallery.two_norms_in_a_row(), tmp_path)
     assert [n.verdict for n in report.norms] == ["ok"] * (1 if step == "patterns.operator_of" else 2)
@@ -124,7 +124,7 @@ def test_an_error_in_finding_one_norm_does_not_stop_the_others(step, tmp_path, f
 
 @pytest.mark.parametrize("step", ["verdict.culprit", "stress.hard_rows", "bench.subgraph_model"])
 def test_an_error_in_judging_one_norm_does_not_stop_the_others(step, tmp_path, fails_once):
-    """A bug or a refusal met in judging costs one verdict and the exit code, never the report."""
+    """An exception while judging one norm affects its verdict and the exit code; the report is still complete."""
     fails_once(step, RuntimeError("met something strange"))
     build = gallery.one_pass_at_a_huge_mean if step == "verdict.culprit" else gallery.two_norms_in_a_row
     report = examined(build(), tmp_path)

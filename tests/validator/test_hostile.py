@@ -1,4 +1,4 @@
-"""Files made to hurt: each gives its exit code and a sentence; no crash, no hang, nothing written outside."""
+"""Untrusted files: each gives its exit code and a message; no crash, no hang, nothing written outside."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ UNREADABLE, REFUSED = 2, 3
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder for the model inside one that must stay as it is."""
+    """A folder for the model, inside a folder whose contents must not change."""
     (tmp_path / "outside.bin").write_bytes(bytes(64))
     inside = tmp_path / "model"
     inside.mkdir()
@@ -34,7 +34,7 @@ def norm_model(**options):
 
 
 def raw(build):
-    """A hostile file as bytes."""
+    """The bytes of a hostile file."""
     return build if isinstance(build, bytes) else build.SerializeToString()
 
 
@@ -69,7 +69,7 @@ def nested(depth):
 
 
 def narrow_nest(depth):
-    """One branch deep, so that the file stays small."""
+    """A chain of subgraphs, one branch per level, so that the file stays small."""
     graph = helper.make_graph([gallery.node("Neg", "x", "t0")], "g", [], [gallery.value("t0")])
     leaf = helper.make_graph([gallery.node("Neg", "x", "e")], "g", [], [gallery.value("e")])
     for level in range(1, depth + 1):
@@ -80,7 +80,7 @@ def narrow_nest(depth):
 
 
 def function_bomb(levels):
-    """Each function calls the next twice: 2^levels nodes when written out."""
+    """Each function calls the next twice: 2^levels nodes when inlined."""
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
     functions = [helper.make_function("f", "F0", ["x"], ["y"], [gallery.node("Neg", "x", "y")], opsets)]
     for level in range(1, levels + 1):
@@ -105,14 +105,14 @@ def cyclic():
 
 
 def backwards(count):
-    """A chain whose every node stands before the one it uses."""
+    """A chain in reverse topological order."""
     nodes = [gallery.node("Neg", f"v{i}", f"v{i + 1}") for i in range(count)]
     nodes = [gallery.native(f"v{count}"), *reversed(nodes), gallery.node("Abs", "x", "v0")]
     return gallery.model(nodes, constants=gallery.weights())
 
 
 def branches_backwards(count):
-    """Each of many branches uses what stands behind it; names of the outer graph must not be copied for each."""
+    """Many branches, each using a value defined later; the outer graph's names must not be copied for each."""
     nodes = []
     for i in range(count):
         branch = helper.make_graph([gallery.node("Neg", f"v{i}", "t")], "g", [], [gallery.value("t")])
@@ -123,7 +123,7 @@ def branches_backwards(count):
 
 
 def cycle_through_a_branch():
-    """The branch uses the result of the very node that it belongs to."""
+    """A cycle: the branch uses the output of the node that contains it."""
     branch = helper.make_graph([gallery.node("Neg", "y", "t")], "g", [], [gallery.value("t")])
     nodes = [gallery.node("If", "c", "y", then_branch=branch, else_branch=branch)]
     return gallery.model(nodes, inputs=[gallery.value("c", [], TensorProto.BOOL)])
@@ -171,7 +171,7 @@ def node_without_outputs():
 
 
 def long_chain(op, count):
-    """Thousands of harmless nodes between a variance and its root; Mul doubles the paths at each."""
+    """Thousands of nodes between a variance and its square root; each Mul doubles the number of paths."""
     double = op in ("Mul", "Add")
     chain = [gallery.node(op, f"v{i} v{i}" if double else f"v{i}", f"v{i + 1}") for i in range(count)]
     nodes, constants = gallery.decomposed(square="Mul")
@@ -267,7 +267,7 @@ def test_types_are_not_copied_into_each_branch():
     tracemalloc.start()
     try:
         found = list(scopes(model))
-        assert tracemalloc.get_traced_memory()[1] < 3e7  # with copies some 2e8
+        assert tracemalloc.get_traced_memory()[1] < 3e7  # about 2e8 if the names were copied
     finally:
         tracemalloc.stop()
     assert {(scope.shape("v7"), scope.dtype("v7")) for scope in found} == {((7,), TensorProto.FLOAT)}
@@ -291,7 +291,7 @@ def test_nesting_beyond_what_protobuf_parses(folder):
 
 
 def test_every_truncation_gives_a_report(folder):
-    """In this process: the loader itself must not raise anything but its own errors."""
+    """Run in this process: the loader must raise only its own exceptions."""
     data = raw(norm_model())
     for end in range(0, len(data), 3):
         (folder / "m.onnx").write_bytes(data[:end])
@@ -439,7 +439,7 @@ def test_external_data_is_refused_unless_allowed(folder):
     report = validate(path)
     assert report.exit_code() == REFUSED
     assert "--external-data" in report.problem
-    assert [n.verdict for n in report.norms] == ["not exercised"]  # linted all the same
+    assert [n.verdict for n in report.norms] == ["not exercised"]  # linted nevertheless
     allowed = validate(path, external_data=True)
     assert allowed.exit_code() == 0, allowed.problem
     np.testing.assert_array_equal(
@@ -505,7 +505,7 @@ def test_rejects_external_files_that_are_links_or_not_regular(kind, folder):
 
 
 def test_a_cache_of_links_needs_its_root_named(folder):
-    """Model and weights are links into a folder of blobs, as download caches lay them out."""
+    """Model and weights are symbolic links into a folder of blobs, the layout of download caches."""
     blobs = folder / "blobs"
     blobs.mkdir()
     external(blobs)
@@ -555,7 +555,7 @@ def test_inputs_are_read_without_pickle_and_within_limits(folder):
         assert reason in report.problem
     np.save(folder / "good.npy", np.ones((3, gallery.N)))
     assert validate(path, input=folder / "good.npy").exit_code() == 0
-    assert validate(path, input=folder / "zip.npz").exit_code() == 0  # an empty archive: all is made up
+    assert validate(path, input=folder / "zip.npz").exit_code() == 0  # an empty archive: every input is generated
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128", "U4", "S4", "M8[s]", "V2"])

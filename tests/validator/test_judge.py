@@ -1,4 +1,4 @@
-"""The bound: clean kernels stay within it, broken ones do not. The first test is its calibration."""
+"""The error bound: correct kernels stay within it, broken ones exceed it. The first test calibrates it."""
 
 import gallery
 import numpy as np
@@ -32,7 +32,7 @@ def rows(n, mean, dtype):
 
 
 def used(oracle: Oracle, feeds, y) -> float:
-    """Multiples of u (sqrt(n) + conditioning) max|scale| that the error comes to: what FACTOR must exceed."""
+    """The error as a multiple of u (sqrt(n) + conditioning) max|scale|; FACTOR must exceed it."""
     facts = oracle.rows(feeds)
     unit = unit_roundoff(oracle.norm.compute_dtype)
     half_ulp = 0.5 * np.abs(np.spacing(facts.claim.astype(y.dtype))).astype(float)
@@ -40,7 +40,7 @@ def used(oracle: Oracle, feeds, y) -> float:
     return float(np.max(excess / (facts.rounding(unit) / FACTOR)))
 
 
-# onnxruntime sums float64 rows one element after the other: at long rows and large means it is not clean.
+# onnxruntime sums float64 rows sequentially, so at long rows and large means it exceeds the bound.
 CLEAN = {
     ("float32", "kernel"): (max(LENGTHS), max(MEANS), 2.5),
     ("float32", "decomposed"): (max(LENGTHS), max(MEANS), 5.5),
@@ -65,7 +65,7 @@ def test_clean_kernels_stay_below_the_calibrated_factor(case):
 
 
 def test_a_fused_residual_norm_is_noted_if_its_kernel_sums_poorly(tmp_path):
-    """onnxruntime 1.31.1 adds a row of SkipLayerNormalization one element after the other: 2.0 bounds at n = 1024."""
+    """onnxruntime 1.31.1 sums a row of SkipLayerNormalization sequentially: 2.0 times the bound at n = 1024."""
     n, mean = 1024, 100.0
     nodes = [gallery.node("Add", "x skip", "sum"), gallery.native("sum")]
     inputs = [gallery.value(name, (2, 32, n)) for name in ("x", "skip")]
@@ -146,7 +146,7 @@ def test_bound_allows_one_unrounded_half_input_and_no_more():
 
 
 def test_bound_of_an_unrounded_half_input():
-    """u conditioning (2 max|scale| + |xhat scale|), u that of float16, written out."""
+    """u conditioning (2 max|scale| + |xhat scale|) with float16's u, computed independently."""
     _, oracle = norm_of(64, np.float16, gallery.HALF, False)
     feeds = rows(64, 30.0, np.float16)
     x, scale = feeds["x"].astype(float), gallery.weights(64)["scale"].astype(np.float16).astype(float)
@@ -204,7 +204,7 @@ def over_the_other_axis(norm):
 
 @pytest.mark.parametrize("mistake", [without_bias, over_the_other_axis])
 def test_optimiser_error_of_a_half_norm_within_its_model_is_reported(mistake, tmp_path, monkeypatch):
-    """It cannot be reproduced with the norm cut out; what drift and rounding are allowed must not cover it."""
+    """The error does not occur with the norm isolated; the allowances for drift and rounding must not cover it."""
 
     class Session(ort.Session):
         def __init__(self, model, level, dump=None):
@@ -225,7 +225,7 @@ def test_optimiser_error_of_a_half_norm_within_its_model_is_reported(mistake, tm
 
 
 def test_statistics_are_as_precise_as_their_narrowest_type():
-    """A mean and deviations in float16 are no better for a variance in float64."""
+    """A variance in float64 does not make a mean and deviations in float16 more precise."""
     model = onnx.shape_inference.infer_shapes(gallery.float16_mean_float64_variance().model)
     oracle = Oracle(find(model)[0], model)
     feeds = {"x": rows(64, 3.0, np.float16)["x"].repeat(2, axis=0)}

@@ -1,4 +1,4 @@
-"""The command, its exit codes and reports, and the child process that contains accidents."""
+"""The command, its exit codes and reports, and the child process that isolates crashes and limits."""
 
 import json
 import os
@@ -193,8 +193,8 @@ def test_bad_arguments_of_the_function():
 
 
 @pytest.mark.parametrize("option", ["--timeout", "--memory"])
-def test_limits_without_measure(option, tmp_path):
-    """No number and no end are wrong usage; more than there is comes to all there is."""
+def test_rejects_infinite_limits_and_accepts_huge_ones(option, tmp_path):
+    """NaN and infinity are usage errors; a finite limit may be as large as one likes."""
     path = laid_out(gallery.native_layer_norm, tmp_path)[0]
     for value in "nan", "inf":
         result = invoke(path, option, value)
@@ -207,7 +207,7 @@ def test_limits_without_measure(option, tmp_path):
 
 @pytest.mark.parametrize("limit", ["-v 6000000", "-t 300", "-c 0"])
 def test_hard_limits_of_the_shell_are_kept(limit, tmp_path):
-    """Batch systems and containers set hard limits, and who is not root cannot raise them."""
+    """Batch systems and containers set hard limits, which only root can raise."""
     path = laid_out(gallery.native_layer_norm, tmp_path)[0]
     command = ["bash", "-c", f'ulimit {limit}; exec "$0" -P -m onnx_export.validation "$1"', sys.executable, str(path)]
     if os.geteuid() == 0:
@@ -239,7 +239,7 @@ def test_the_model_is_never_replaced_by_a_report(tmp_path):
 
 
 def test_the_model_is_never_replaced_by_its_repair(tmp_path):
-    """Under any of its names, from Python as from the command line."""
+    """Under any path to the same file, from Python as from the command line."""
     path = laid_out(gallery.pytorch_pow, tmp_path)[0]
     before = path.read_bytes()
     (tmp_path / "link.onnx").symlink_to(path)
@@ -374,7 +374,7 @@ def test_an_interrupt_ends_the_child_without_a_verdict(tmp_path):
     while time.monotonic() < deadline:
         child_id, *_ = [*children.read_text().split(), ""]
         if child_id and b"-I" in Path(f"/proc/{child_id}/cmdline").read_bytes().split(b"\0"):
-            break  # it runs its own program by now
+            break  # exec has happened
         time.sleep(0.05)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
@@ -411,7 +411,7 @@ def test_the_memory_limit_counts_what_is_needed_and_is_named(tmp_path):
 
 @pytest.mark.parametrize("stage", ["find", "shapes", "run", "stress"])
 def test_a_crash_loses_only_its_stage(stage, tmp_path, monkeypatch):
-    """The child is made to die as a segfault in the runtime would."""
+    """The child is killed as by a segmentation fault in the runtime."""
     path, _ = gallery.lay_out(gallery.lint_eps_zero(), tmp_path)
     crash = (
         "import json, os, sys; sys.path[:] = json.loads(sys.argv[1])\n"
@@ -451,7 +451,7 @@ def test_the_parent_never_imports_onnx(tmp_path):
 
 
 def test_two_hundred_norms(tmp_path):
-    """Long models are judged whole, and the progress says how far it is."""
+    """Models with many norms are judged completely, with progress output."""
     nodes, constants, x = [], gallery.weights(), "x"
     for index in range(200):
         nodes += [gallery.native(x, f"n{index}"), gallery.node("Add", f"{x} n{index}", f"h{index}")]

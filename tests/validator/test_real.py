@@ -1,4 +1,4 @@
-"""Files that no one here wrote: the models that two packages carry, and what PyTorch exports.
+"""Files from elsewhere: the models of two installed packages, and exports of PyTorch.
 
 The count of norms found must be the count that the model's own scope names show.
 """
@@ -19,7 +19,7 @@ EPS = float(np.float32(1e-6))
 
 
 def models_of(package):
-    """The ONNX files of an installed package, which is not imported: some need much more than their files."""
+    """The ONNX files of an installed package, found without importing it, because imports may need other packages."""
     spec = find_spec(package)
     if spec is None:
         pytest.skip(f"{package} is not installed")
@@ -31,7 +31,7 @@ def scopes_named(path, pattern):
 
 
 def magika_input(data, folder):
-    """What its classifier feeds: the first and last 1024 bytes, padded with 256."""
+    """The input of its classifier: the first and last 1024 bytes, padded with 256."""
     features = np.full((1, 2048), 256, np.int32)
     values = np.frombuffer(data, np.uint8)
     head, tail = values[:1024], values[-1024:]
@@ -63,7 +63,7 @@ def test_magika(tmp_path):
 
 
 def test_silero_vad():
-    """Its STFT squares, adds and takes a root, and there is no norm in it."""
+    """It has no norm, but an STFT that squares, adds and takes a square root."""
     paths = models_of("silero_vad")
     assert len(paths) >= 4
     for path in paths:
@@ -81,7 +81,7 @@ def exported(module, folder, *, opset, current, shape=(2, 5, 64)):
     path = folder / "model.onnx"
     options = {"external_data": False} if current else {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its own, about its old exporter and its dependencies
+        warnings.simplefilter("ignore")  # PyTorch's warnings about its old exporter and its dependencies
         torch.onnx.export(
             module.eval(),
             (torch.randn(shape),),

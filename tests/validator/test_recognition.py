@@ -1,4 +1,4 @@
-"""Each way to write a norm is found as what it is, and each way to get it wrong is said; in float64 it is judged."""
+"""Every form of norm is recognised, every wrong form is reported, and both are judged in float64."""
 
 import gallery
 import numpy as np
@@ -330,7 +330,7 @@ def test_onnxs_own_expansion_of_an_operator_is_found(name, shape):
 
 
 def test_a_gain_that_a_loop_hands_on_unchanged(tmp_path):
-    """As tf2onnx writes Keras' recurrent layers: all weights are carried by the loop."""
+    """tf2onnx writes Keras' recurrent layers this way: all weights are carried by the loop."""
     body = [*CENTRED, *SQUARES, *ROOT, node("Reciprocal", "std", "r"), node("Mul", "r gain", "f")]
     body += [node("Mul", "x f", "a"), node("Mul", "mean f", "b"), node("Sub", "a b", "y0")]
     body += [node("Identity", "gain", "gain_out"), node("Identity", "cond", "cond_out")]

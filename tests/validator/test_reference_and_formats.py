@@ -1,4 +1,4 @@
-"""A file held to another, many files in one call, formats for machines, and nothing left of a killed process."""
+"""Comparison with a reference file, many files in one call, machine-readable formats, clean-up after a kill."""
 
 import json
 import os
@@ -107,7 +107,7 @@ def test_a_file_matches_itself_and_its_report(original, tmp_path):
 
 
 def test_a_norm_matches_its_decomposed_form(tmp_path):
-    """Of an exporter that has no operator for it."""
+    """The decomposed form is from an exporter that has no operator for the norm."""
     native = gallery.model([gallery.native()], constants=gallery.weights())
     other = gallery.model(*gallery.parts(gallery.decomposed()))
     result = invoke(saved(other, tmp_path / "d.onnx"), "--like", saved(native, tmp_path / "n.onnx"))
@@ -266,7 +266,7 @@ def test_the_child_ends_with_its_parent_and_leaves_nothing(how, tmp_path):
     while not children(parent.pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    time.sleep(1.0)  # the child has read its request
+    time.sleep(1.0)  # by now the child has read its request
     (child,) = children(parent.pid)
     parent.send_signal(how)
     parent.wait()

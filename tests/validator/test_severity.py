@@ -1,4 +1,4 @@
-"""What fails a file, and what is only said: the exit code of a sound model depends on nothing but the model."""
+"""Errors versus notes: the exit code of a sound model depends on the model alone."""
 
 import os
 
@@ -50,7 +50,7 @@ def test_a_sound_transformer_passes_whatever_the_seed_and_sizes(decomposed, widt
 
 
 def test_rows_with_outliers_of_a_hundred_deviations_pass(tmp_path):
-    """Conditioning up to 100, as of the residual streams of trained transformers."""
+    """Conditioning up to 100, as in the residual streams of trained transformers."""
     model = post_norm_block(256, False)
     rng = np.random.default_rng(5)
     x = rng.normal(size=(2, 8, 256))
@@ -63,7 +63,7 @@ def test_rows_with_outliers_of_a_hundred_deviations_pass(tmp_path):
 
 
 def test_advised_optimiser_setting_keeps_the_operator(tmp_path):
-    """What the note advises keeps the operator that the file has."""
+    """With the optimiser setting that the note advises, onnxruntime keeps the file's operator."""
     import onnxruntime
 
     model = post_norm_block(64, False)
@@ -114,7 +114,7 @@ def test_a_norm_that_makes_nan_of_finite_rows_fails(tmp_path):
 
 
 def split(folder, location):
-    """A model whose scale lies in a file beside it."""
+    """A model whose scale is stored in a file beside it."""
     model = gallery.native_layer_norm().model
     tensor = model.graph.initializer[0]
     (folder / "weights").write_bytes(numpy_helper.to_array(tensor).tobytes())

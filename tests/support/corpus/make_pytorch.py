@@ -19,7 +19,7 @@ FORMS = {
     "layer_two_axes": ["layer"],
     "layer_half": ["layer"],
     "layer_large_eps": ["layer"],
-    "group": ["instance"],  # of the groups as channels
+    "group": ["instance"],  # the groups are its channels
     "instance": ["instance"],
     "var_rsqrt": ["layer"],
     "var_sqrt_div": ["layer"],
@@ -59,7 +59,7 @@ FORMS = {
 
 
 def functions():
-    """What each form does to x [2, 5, N]."""
+    """The forms, as functions of x [2, 5, N]."""
     import torch
     from torch import nn
     from torch.nn import functional as F

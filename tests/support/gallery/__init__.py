@@ -1,4 +1,4 @@
-"""The gallery: specimens of everything that the validator must find, tell apart or leave alone, by section."""
+"""The gallery: specimen models of everything the validator must find, distinguish or ignore, by section."""
 
 from gallery.arithmetic import *  # noqa: F403
 from gallery.context import *  # noqa: F403

@@ -70,7 +70,7 @@ def decomposed_dynamic_shape():
 
 @specimen
 def decomposed_leading_axis_without_keepdims():
-    """Reducing the first axis needs no keepdims: what is left broadcasts as it should."""
+    """Reducing the first axis needs no keepdims: the result broadcasts correctly without it."""
     built = model(*parts(decomposed(axes=(0,), keepdims=0, square="Mul", affine=False), (N, 5)))
     return Specimen(built)
 
@@ -102,7 +102,7 @@ def mixed_precision():
 
 @specimen
 def mixed_precision_float64():
-    """Statistics in float64, scale and bias in float32: each of three roundings counts, also where two terms cancel."""
+    """Statistics in float64, scale and bias in float32: three roundings count, also where two terms cancel."""
     nodes, constants = decomposed(x="wide", y="exact", affine=False, dtype=np.float64, width=64)
     nodes = [
         node("Cast", "x", "wide", to=DOUBLE),
@@ -116,7 +116,7 @@ def mixed_precision_float64():
 
 @specimen
 def float16_mean_float64_variance():
-    """PyTorch 2.13 exports a float16 norm so at opset 14: its power is stored as a float64."""
+    """PyTorch 2.13's export of a float16 norm at opset 14: the exponent is stored as a float64."""
     nodes, constants = decomposed(dtype=np.float16, width=64)
     constants |= {"power": np.float64(2), "eps": np.float64(1e-5)}
     at = next(i for i, n in enumerate(nodes) if n.op_type == "Pow")
@@ -188,7 +188,7 @@ def keras_3_form():
 
 
 def far_bias(scale):
-    """Keras's form where the bias dwarfs the scale: `bias - mean * factor` is rounded as well as the result."""
+    """Keras's form with a bias much larger than the scale: `bias - mean * factor` is rounded as well as the result."""
     specimen = keras_batch_normalization_form()
     for tensor in specimen.model.graph.initializer:
         if tensor.name in ("scale", "bias"):
@@ -243,7 +243,7 @@ ONE_PASS = ("layer", "risky", "file")
 
 @specimen
 def flax_one_pass_benign():
-    """Right on the rows it meets; stress shows what it would do to others."""
+    """Accurate on the rows of its own input; the stress test shows its error on others."""
     return Specimen(model(*parts(flax_nodes())), [ONE_PASS])
 
 
@@ -254,7 +254,7 @@ def one_pass_without_clamp():
 
 @specimen
 def one_pass_close_to_trouble():
-    """A mean of 8 is survived, one of 100 is not, and that is near enough to count."""
+    """Accurate at a mean of 8 and not at 100, which is within the factor of ten that the stress test reports."""
     expected = [("layer", "inaccurate", "file")]
     return Specimen(model(*parts(flax_nodes())), expected, exit_code=1, input=rows(8))
 
@@ -268,7 +268,7 @@ def one_pass_at_a_large_mean():
 
 @specimen
 def one_pass_at_a_huge_mean():
-    """A mean of 3000 costs it all of them."""
+    """A mean of 3000 costs it all digits."""
     expected = [("layer", "wrong", "file")]
     return Specimen(model(*parts(flax_nodes())), expected, exit_code=1, input=rows(3000))
 

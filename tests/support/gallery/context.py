@@ -24,7 +24,7 @@ from gallery.specimen import (
 
 @specimen
 def quantised():
-    """DequantizeLinear -> norm -> QuantizeLinear: the float norm between is judged."""
+    """DequantizeLinear -> norm -> QuantizeLinear: the float norm in between is judged."""
     constants = weights() | {"step": np.float32(0.05), "zero": np.int8(3)}
     nodes = [
         node("QuantizeLinear", "x step zero", "q"),
@@ -169,7 +169,7 @@ def inside_a_local_function_native():
 
 @specimen
 def inside_a_function_of_another_opset():
-    """It cannot be written out, so it cannot be tapped; it is found and linted."""
+    """The function cannot be inlined, so its norm cannot be tapped; it is found and linted."""
     calls = [node("Norm", "x", "y", domain="local")]
     built = model(calls, functions=[function("Norm", [native(epsilon=0.0)], weights(), opset=18)])
     return Specimen(built, [("layer", "not exercised", "")], {"eps-zero"}, 1)
@@ -177,7 +177,7 @@ def inside_a_function_of_another_opset():
 
 @specimen
 def residual_and_bias_before_the_norm():
-    """Two additions that onnxruntime takes into SkipLayerNormalization."""
+    """Two additions that onnxruntime fuses into SkipLayerNormalization."""
     nodes = [node("Add", "x b0", "shifted"), node("Add", "shifted skip", "sum"), native("sum")]
     inputs = [value("x", (2, 3, N)), value("skip", (2, 3, N))]
     constants = weights() | {"b0": rng().normal(size=N).astype(np.float32)}
@@ -200,4 +200,4 @@ def same_names_in_both_branches():
     nodes = [node("If", "c", "y", then_branch=branches[0], else_branch=branches[1], name="choose")]
     inputs = [value("x", (3, N)), value("c", [], TensorProto.BOOL)]
     built = model(nodes, constants=weights(), inputs=inputs)
-    return Specimen(built, [("layer", "not exercised", ""), OK])  # attributes are sorted: else, then
+    return Specimen(built, [("layer", "not exercised", ""), OK])  # attributes are sorted: else_branch, then_branch

@@ -1,4 +1,4 @@
-"""What shows without running the file."""
+"""Faults that show without running the file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def lint_eps_lost_in_float16():
 
 @specimen
 def lint_eps_lost_in_a_cast():
-    """A float32 constant that a Cast makes 0."""
+    """A float32 constant that becomes 0 in a Cast."""
     nodes, constants = decomposed(square="Mul", dtype=np.float16)
     constants["eps_wide"] = np.float32(1e-8)
     del constants["eps"]
@@ -96,7 +96,7 @@ def lint_bias_shape():
 
 @specimen
 def lint_nan_in_the_scale():
-    """The column it spoils is left out, the others are judged."""
+    """The column with NaN is left out, the others are judged."""
     constants = weights()
     constants["scale"][3] = np.nan
     return Specimen(model([native()], constants=constants), [OK], {"scale-nan"}, 1)
@@ -117,14 +117,14 @@ def lint_axis():
 
 @specimen
 def lint_no_axis_left():
-    """InstanceNormalization normalises what follows batch and channels: here nothing does."""
+    """InstanceNormalization normalises the axes after batch and channels: here there are none."""
     built = model([native(op="InstanceNormalization")], (2, N), weights())
     return Specimen(built, [("instance", "not exercised", "")], {"axis"}, 1)
 
 
 @specimen
 def lint_nan_in_a_row():
-    """The row is left out and said to be; the others are judged."""
+    """The row with NaN is left out, which is reported; the others are judged."""
     spoiled = rows(0)
     spoiled["x"][1, 2] = np.nan
     return Specimen(model([native()], constants=weights()), [OK], {"non-finite"}, input=spoiled)
@@ -132,7 +132,7 @@ def lint_nan_in_a_row():
 
 @specimen
 def lint_nan_in_every_row():
-    """NaN on both sides is agreement about nothing."""
+    """NaN in both results proves nothing."""
     nodes = [node("Log", "negative", "h"), native("h")]
     constants = weights() | {"minus": np.float32(-1)}
     nodes = [node("Abs", "x", "a"), node("Mul", "a minus", "negative"), *nodes]
@@ -146,14 +146,14 @@ def lint_stash_type():
 
 
 def beside_a_norm(nodes, constants):
-    """A native norm y after something strange that ends in h."""
+    """A native norm y of h, which the given nodes compute."""
     more = {f"n_{name}": array for name, array in weights().items()}
     return model([*nodes, native("h", "y", "n_scale", "n_bias")], constants=constants | more)
 
 
 @specimen
 def axes_that_are_floats():
-    """No runtime takes them, so there is no mean; the norm that follows is still found."""
+    """No runtime accepts float axes, so there is no valid mean; the norm that follows is still found."""
     nodes, constants = decomposed(y="h", opset=18)
     constants["axes_mean"] = np.array([-1.0], np.float32)
     built = beside_a_norm(nodes, constants)
@@ -204,7 +204,7 @@ def lint_ir():
 
 @specimen
 def lint_float16_overflow():
-    """Deviations of 300 square to more than float16 holds; onnxruntime's CPU computes it in float32."""
+    """Squares of deviations of 300 overflow float16; onnxruntime's CPU kernels compute it in float32."""
     wide = {"x": rows(0, spread=300.0)["x"].astype(np.float16)}
     built = model(*parts(decomposed(square="Mul", dtype=np.float16)), dtype=HALF)
     return Specimen(built, [OK], {"float16-overflow"}, input=wide)

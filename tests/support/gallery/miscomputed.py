@@ -1,4 +1,4 @@
-"""The four graph shapes that optimisers have miscomputed."""
+"""The four graph patterns that optimisers have miscomputed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def trap_skip_axis():
 
 @specimen
 def norm_after_a_trap_that_looking_springs():
-    """Tapping the inputs undoes the wrong fusion, so they do not show that the second norm's was wrong."""
+    """Tapping the inputs disables the wrong fusion, so they do not show that the second norm's input was wrong."""
     norms, code, findings = trapped("skip-axis")
     nodes = [node("Add", "x skip", "sum"), native("sum", "h", axis=1), node("Tanh", "h", "t"), native("t")]
     inputs = [value("x", (2, N, N)), value("skip", (2, N, N))]
@@ -63,7 +63,7 @@ def norm_after_a_trap_that_looking_springs():
 
 @specimen
 def trap_skip_axis_with_its_sum_as_output():
-    """Looking at the sum stops the wrong fusion, in the model as in a tapped run: then all is well."""
+    """The sum is a graph output, which disables the wrong fusion in the model as in a tapped run: the norm is right."""
     nodes = [node("Add", "x skip", "sum"), native("sum", axis=1)]
     inputs = [value("x", (2, N, N)), value("skip", (2, N, N))]
     built = model(nodes, constants=weights(), inputs=inputs, outputs=[value("sum"), value("y")])
@@ -88,7 +88,7 @@ def trap_inside_a_local_function():
 
 @specimen
 def drift_is_not_blamed():
-    """Twelve steep layers between norms: optimised and unoptimised inputs part, and no norm is at fault."""
+    """Twelve steep layers between norms: optimised and unoptimised inputs diverge, but every norm is right."""
     nodes, constants, x = [], {}, "x"
     draw = rng()
     for i in range(12):
@@ -107,7 +107,7 @@ def drift_is_not_blamed():
 
 
 def half_chain(norm, mean=0.0, count=3, shape=(64, 64), gain=0.125):
-    """float16 layers with norms between; onnxruntime keeps float32 from node to node, unless somebody looks."""
+    """float16 layers with norms between; onnxruntime keeps float32 between nodes unless the value is an output."""
     draw = rng()
     nodes, x = [], "x"
     constants = {f"w{i}": (gain * draw.normal(size=(64, 64))).astype(np.float16) for i in range(count)}
@@ -128,7 +128,7 @@ def native_float16_norm(x, y, prefix):
 
 @specimen
 def float16_norms_in_a_row():
-    """Each is judged on inputs and a result of the same run: another run rounds elsewhere."""
+    """Each norm is judged on inputs and result of the same run, because other runs round at other places."""
     return Specimen(half_chain(native_float16_norm, 3.0), [OK] * 3)
 
 
@@ -142,7 +142,7 @@ def float16_decomposed_norms_in_a_row():
 
 @specimen
 def float16_norms_without_a_kernel_of_that_type():
-    """An InstanceNormalization in float32 takes the sum before it unrounded: nobody's fault, at any mean."""
+    """InstanceNormalization in float32 takes the preceding sum unrounded: no fault, at any mean."""
 
     def norm(x, y, prefix):
         affine = {f"{prefix}ones": np.ones(8, np.float16), f"{prefix}zeros": np.zeros(8, np.float16)}
@@ -153,7 +153,7 @@ def float16_norms_without_a_kernel_of_that_type():
 
 @specimen
 def float16_drift_by_looking():
-    """Reshaped sums are rounded to float16 only where they are looked at."""
+    """Reshaped sums are rounded to float16 only where they are outputs."""
 
     def norm(x, y, prefix):
         constants = {"ones": np.ones(8, np.float16), "zeros": np.zeros(8, np.float16)}
@@ -182,19 +182,19 @@ def group_norm_chain(mean, count):
 
 @specimen
 def float16_kernel_that_is_at_fault():
-    """GroupNormalization's one-pass variance at a mean of 100, by itself as in its model: not for want of rounding."""
+    """GroupNormalization's one-pass variance at a mean of 100: wrong in isolation, too, so not for lack of rounding."""
     return Specimen(group_norm_chain(100.0, 2), [("group", "wrong", "kernel")] * 2, exit_code=1)
 
 
 @specimen
 def float16_kernel_that_is_at_risk():
-    """The same on hard rows alone: an addition before it excuses nothing that it gets wrong by itself."""
+    """The same on stress rows only: the addition before it does not excuse an error of the isolated norm."""
     return Specimen(group_norm_chain(0.0, 1), [("group", "risky", "kernel")])
 
 
 @specimen
 def float16_trap_between_sound_norms():
-    """Drift is measured, so a norm that the optimiser breaks is still seen, in float16 as well."""
+    """Drift is measured, so a norm that the optimiser breaks is still reported, in float16 as well."""
     norms, code, findings = trapped("exponent")
 
     def norm(x, y, prefix):
@@ -207,13 +207,13 @@ def float16_trap_between_sound_norms():
 
 @specimen
 def eps_first_of_the_default_size():
-    """The optimiser puts 1e-5 in place of 1e-5: no harm done, none reported."""
+    """The optimiser replaces eps by its default 1e-5, which it already was: nothing to report."""
     return Specimen(model(*parts(decomposed(eps=1e-5, eps_first=True))))
 
 
 @specimen
 def trap_in_the_second_of_two_norms():
-    """The sound norm before the broken one keeps its verdict, and so does the one after."""
+    """The sound norms before and after the broken one keep their verdicts."""
     norms, code, findings = trapped("eps-first")
     first, constants = decomposed(y="h", prefix="a_", square="Mul")
     second, more = decomposed(x="h", y="h2", prefix="b_", eps=0.1, eps_first=True)

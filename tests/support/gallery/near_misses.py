@@ -71,7 +71,7 @@ def sum_nodes(divide, count, n=N, dtype=np.float32, centred=True):
 
 @specimen
 def one_over_n_in_float16():
-    """1/768 is not a float16, and 1/767 is another one."""
+    """1/768 is not exact in float16, and 1/767 rounds to another number."""
     return Specimen(sum_nodes(False, 768, 768, np.float16))
 
 
@@ -92,7 +92,7 @@ def rms_over_n_minus_1():
 
 @specimen
 def annotated_transformer():
-    """(x - mean) / (std + eps), the std unbiased: a well-known norm, but no layer norm."""
+    """(x - mean) / (std + eps) with the unbiased std: a well-known norm, but not layer norm."""
     nodes, constants = decomposed(square="Mul", eps=1e-6)
     constants["correction"] = np.float32(N / (N - 1))
     at = next(i for i, n in enumerate(nodes) if n.op_type == "Add")
@@ -127,7 +127,7 @@ def clamped_variance():
 
 
 def misspelt(*instead, of, **constants):
-    """A decomposed norm with some nodes in place of those that make these values."""
+    """A decomposed norm in which the given nodes replace those that compute the same values."""
     nodes, more = decomposed(square="Mul", eps=1e-3)
     at = next(i for i, n in enumerate(nodes) if n.output[0] in of)
     nodes = [n for n in nodes if n.output[0] not in of]
@@ -137,7 +137,7 @@ def misspelt(*instead, of, **constants):
 
 @specimen
 def variance_minus_eps():
-    """Rows of small variance give NaN, and that is an error by itself."""
+    """Rows of small variance give NaN, which is an error of its own."""
     nodes, constants = misspelt(node("Sub", "var eps", "total"), of=["total"])
     return Specimen(model(nodes, (3, N), constants), [OK], {"eps-negative"}, 1)
 
@@ -151,7 +151,7 @@ def clipped_deviation():
 
 @specimen
 def divided_by_the_variance():
-    """Much larger than the norm where rows vary little, and its roundings with it."""
+    """Where rows vary little the result, and its rounding errors, are much larger than the norm's."""
     nodes, constants = misspelt(node("Div", "d total", "xhat"), of=["std", "xhat"])
     small = {"x": 0.05 * rows(0)["x"]}
     return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss"}, 1, input=small)
@@ -173,7 +173,7 @@ def not_centred_by_claim():
 
 @specimen
 def not_centred_without_an_eps():
-    """What a near miss lacks is a warning, too."""
+    """The missing eps of a near miss is a warning, too."""
     nodes, constants = misspelt(node("Sqrt", "var", "std"), node("Div", "x std", "xhat"), of=["total", "std", "xhat"])
     return Specimen(model(nodes, (3, N), constants), [NEAR], {"near-miss", "eps-zero"})
 
@@ -201,7 +201,7 @@ def centred_after_the_division():
 
 
 def centred_later(name):
-    """Functions in which the mean over the deviation meets x over the deviation a few nodes on: sound norms all."""
+    """Functions that subtract mean / std from x / std a few nodes later: all sound norms."""
     scaled = node("Mul", "a scale", "sa"), node("Mul", "b scale", "sb")
     affine = node("Mul", "xhat scale", "scaled"), node("Add", "scaled bias", "y")
     ends = [
@@ -225,7 +225,7 @@ def centred_some_nodes_after_the_division():
 
 @specimen
 def centred_some_nodes_after_the_division_by_claim():
-    """Not recognised, which is what is said of them; they are not called wrong."""
+    """Reported as not recognised, not as wrong."""
     return Specimen(centred_later("LayerNorm"), [], {"unproved-claim"}, 2)
 
 
@@ -244,7 +244,7 @@ def softmax_spelled_out():
 
 @specimen
 def slope_of_a_regression():
-    """A covariance over a variance with an eps: divided is no deviation."""
+    """A covariance over a variance with an eps: the numerator is not a deviation from the mean."""
     nodes, constants = decomposed(square="Mul", affine=False)
     nodes = nodes[:-2]
     nodes += [node("Mul", "d z", "product"), node("ReduceMean", "product", "cov", axes=[-1])]
@@ -255,7 +255,7 @@ def slope_of_a_regression():
 
 @specimen
 def subtracted_the_other_way_round():
-    """mean * r - x * r: minus a norm, and not mistaken for one."""
+    """mean * r - x * r: a negated norm, and not mistaken for a norm."""
     specimen = keras_batch_normalization_form()
     nodes = specimen.model.graph.node
     nodes[-2].CopyFrom(node("Sub", "moved scaled", "minus"))
@@ -271,14 +271,14 @@ def mismatched_axes():
 
 @specimen
 def exponent_3():
-    """Without a scale it is not what the optimiser looks for."""
+    """Without a scale the optimiser's pattern does not match."""
     built = model(*parts(decomposed(power=3.0, affine=False, eps=50.0)))
     return Specimen(built, [NEAR], {"near-miss"}, 1)
 
 
 @specimen
 def keepdims_on_a_rectangle_by_mul():
-    """The wrong broadcast without the form the optimiser looks for."""
+    """The wrong broadcast in a form that the optimiser's pattern does not match."""
     built = model(*parts(decomposed(keepdims=0, square="Mul"), (N, N)))
     return Specimen(built, [NEAR], {"near-miss"})
 
@@ -343,7 +343,7 @@ def attention_scaling():
 
 @specimen
 def namesakes_of_another_domain():
-    """acme's Sqrt is not the Sqrt of a norm."""
+    """Sqrt of the domain acme is not ONNX's Sqrt."""
     nodes, constants = decomposed()
     next(n for n in nodes if n.op_type == "Sqrt").domain = "acme"
     return Specimen(model(nodes, (3, N), constants), [], exit_code=2)

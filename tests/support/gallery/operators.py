@@ -41,7 +41,7 @@ def native_float64():
 
 @specimen
 def native_bfloat16():
-    """numpy has no bfloat16: taps and results are widened on the way."""
+    """NumPy has no bfloat16: taps and results are widened to float32."""
     constants = weights(dtype=helper.tensor_dtype_to_np_dtype(BFLOAT))
     return Specimen(model([native()], constants=constants, dtype=BFLOAT))
 
@@ -58,7 +58,7 @@ def native_constant_row():
 
 @specimen
 def native_no_rows():
-    """Nothing to judge is not a fault, but nothing is proved either."""
+    """Without rows there is no fault, but nothing is proved either."""
     empty = {"x": np.zeros((0, N), np.float32)}
     built = model([native()], ("rows", N), weights())
     return Specimen(built, [("layer", "not exercised", "")], exit_code=2, input=empty)
@@ -93,7 +93,7 @@ def skip_layer_norm():
     nodes = [node("SkipLayerNormalization", "x skip scale bias", "y", domain="com.microsoft", epsilon=1e-5)]
     inputs = [value("x", (2, 3, N)), value("skip", (2, 3, N))]
     built = model(nodes, constants=weights(), inputs=inputs)
-    # its own kernel loses digits at large means, unlike the operator it stands for
+    # its kernel loses digits at large means, unlike the operator that it replaces
     return Specimen(built, [("layer", "ok", "")])
 
 

@@ -38,7 +38,7 @@ SPECIMENS: list[Callable[[], Specimen]] = []
 
 
 def specimen(build: Callable[[], Specimen]) -> Callable[[], Specimen]:
-    """Register a builder; the specimen goes by its name."""
+    """Register a builder; the specimen has its name."""
     SPECIMENS.append(build)
     return build
 
@@ -91,7 +91,7 @@ def model(
 
 
 def reduce(op, inputs, output, axes, opset, constants, keepdims=1):
-    """A reduction in the form its opset wants."""
+    """A reduction in the form that its opset requires."""
     if opset >= (13 if op == "ReduceSum" else 18):
         constants[f"axes_{output}"] = np.array(axes, np.int64)
         return node(op, f"{inputs} axes_{output}", output, keepdims=keepdims)
@@ -160,7 +160,7 @@ def rows(mean, count=3, n=N, spread=1.0):
 
 
 def trapped(trap: str) -> tuple[list[tuple[str, str, str]], int, set[str]]:
-    """What is expected of a trap: it depends on whether the installed onnxruntime falls into it."""
+    """The expectation for a pattern that onnxruntime may miscompute: it depends on the installed version."""
     if traps.miscomputes(trap):
         return [("layer", "wrong", "optimiser")], 1, {"miscomputed"}
     return [OK], 0, set()

@@ -27,7 +27,7 @@ def input_that_cannot_be_made_up():
 
 @specimen
 def made_up_input_that_does_not_fit():
-    """A shape given as input: any made-up value is wrong, and the report names it."""
+    """A shape given as input: any generated value is wrong, and the report names the input."""
     nodes = [node("Reshape", "x shape", "h"), native("h")]
     inputs = [value("x", (3, N)), value("shape", (1,), INT64)]
     built = model(nodes, constants=weights(), inputs=inputs)
@@ -36,7 +36,7 @@ def made_up_input_that_does_not_fit():
 
 @specimen
 def broken_but_linted():
-    """An error lint outranks that the model cannot run."""
+    """A lint that is an error takes precedence over a model that cannot run."""
     nodes = [node("Magic", "x", "h", domain="acme"), native("h", epsilon=-1.0)]
     built = model(nodes, constants=weights())
     return Specimen(built, [("layer", "not exercised", "")], {"eps-negative"}, 1)
@@ -44,33 +44,33 @@ def broken_but_linted():
 
 @specimen
 def dropout_in_training():
-    """A Dropout told to train draws another mask in every run."""
+    """A Dropout in training mode draws another mask in every run."""
     constants = weights() | {"ratio": np.float32(0.5), "training": np.array(True)}
     return Specimen(model([node("Dropout", "x ratio training", "h"), native("h")], constants=constants))
 
 
 @specimen
 def random_operator():
-    """Two runs see different rows; the norm is then judged on its own."""
+    """Two runs have different rows; the norm is then judged in isolation."""
     nodes = [node("RandomNormalLike", "x", "noise"), node("Add", "x noise", "h"), native("h")]
     return Specimen(model(nodes, constants=weights()))
 
 
 def shuffled(nodes):
-    """The same nodes, each before what it uses."""
+    """The same nodes in reverse topological order."""
     return list(reversed(nodes))
 
 
 @specimen
 def nodes_out_of_order():
-    """onnxruntime sorts them itself, so converters get away with it."""
+    """onnxruntime sorts the nodes itself, so files of such converters run."""
     nodes, constants = decomposed()
     return Specimen(model(shuffled(nodes), constants=constants), findings={"order"})
 
 
 @specimen
 def nodes_out_of_order_in_a_branch():
-    """The branch uses a value of the outer graph that is made behind it there."""
+    """The branch uses a value that the outer graph computes later in the list of nodes."""
     then = helper.make_graph([native("h", "t"), node("Add", "later x", "h")], "then", [], [value("t", (3, N))])
     other = helper.make_graph([node("Neg", "x", "e")], "else", [], [value("e", (3, N))])
     nodes = [node("If", "yes", "y", then_branch=then, else_branch=other), node("Abs", "x", "later")]
@@ -101,7 +101,7 @@ def domain_by_its_long_name():
 
 @specimen
 def domain_by_both_names():
-    """Nodes by one name and the import by the other, and the import twice."""
+    """Nodes use one name of the domain and the opset import the other; and the import twice."""
     built = model([native(y="h"), native("h", "y")], constants=weights())
     built.graph.node[0].domain = "ai.onnx"
     built.opset_import.add(domain="ai.onnx", version=17)

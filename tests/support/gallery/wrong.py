@@ -1,4 +1,4 @@
-"""Files that compute another function than they claim."""
+"""Files that compute another function than their names claim."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stored_count_of_another_width():
 
 @specimen
 def claim_broken_in_the_eighth_digit():
-    """std + eps for sqrt(var + eps), eps 1e-7: no float32 run can tell, float64 can."""
+    """std + eps instead of sqrt(var + eps), eps 1e-7: the difference shows in float64 but not in float32."""
     nodes, constants = decomposed(square="Mul", eps=1e-7)
     at = next(i for i, n in enumerate(nodes) if n.op_type == "Add")
     nodes[at : at + 3] = [
@@ -75,7 +75,7 @@ def claim_that_does_nothing():
 
 @specimen
 def claim_kept_by_a_function_it_calls():
-    """Nothing is wrong with a LayerNorm that leaves the arithmetic to another function, be it in a branch."""
+    """A function LayerNorm that calls another function for its arithmetic, possibly in a branch, is sound."""
     inner = function("Normalise", *decomposed())
     branch = helper.make_graph([node("Normalise", "x", "t", domain="local")], "then", [], [value("t", (3, N))])
     other = helper.make_graph([node("Neg", "x", "e")], "else", [], [value("e", (3, N))])
