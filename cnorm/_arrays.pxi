@@ -1,9 +1,9 @@
-"""Checks that all entries share: type, dtype, shape and overlap of arrays, and plain numbers."""
+"""Checks that all functions share: type, dtype, shape and overlap of arrays, and numbers."""
 
 cdef str quoted(object value):
     """repr of a value that may come from an untrusted source: at most 80 characters, none of them a control character.
 
-    repr escapes control characters in strings, but not those in the names of a type.
+    repr escapes control characters in strings, but not in the name of a type.
     """
     cdef str text = str(value) if isinstance(value, np.dtype) else repr(value)
     text = "".join([c if c.isprintable() else repr(c)[1:-1] for c in text[:81]])
@@ -11,9 +11,10 @@ cdef str quoted(object value):
 
 
 cpdef cnp.ndarray as_array(object a, str name, str call=None):
-    """Any array-like that is not a plain Python number or sequence, as an ndarray.
+    """Any array-like as an ndarray; Python's numbers and sequences are refused.
 
-    call: the right way to write the call, for messages, where other libraries have a normalized_shape in this place.
+    call: the right way to write the call, for messages; given for arguments in whose place other libraries have
+    normalized_shape.
     """
     if type(a) is cnp.ndarray:
         return <cnp.ndarray>a
@@ -29,7 +30,7 @@ cpdef cnp.ndarray as_array(object a, str name, str call=None):
         raise TypeError(f"{name} must be an array, NumPy's or one that NumPy can read, got {type(a).__name__}")
     try:
         return np.asarray(a) if readable else np.from_dlpack(a)
-    except Exception as error:  # the other library's own error, for an array on a GPU or one with a gradient
+    except Exception as error:  # the other library's error, for an array on a GPU or one with a gradient
         raise TypeError(f"{name} must be an array that NumPy can read, got {type(a).__name__}: "
                         f"{quoted(str(error))}") from error
 
@@ -60,7 +61,7 @@ cdef int dtype_of(cnp.ndarray a, str name) except -1:
 
 
 cdef int full_dtype_of(cnp.ndarray a, str name) except -1:
-    """The cnorm_dtype of an array for a norm that has no half types."""
+    """The cnorm_dtype of an array for a norm that supports float32 and float64 only."""
     cdef int number = cnp.PyArray_TYPE(a)
     if number not in (cnp.NPY_FLOAT32, cnp.NPY_FLOAT64) or not cnp.PyArray_ISNOTSWAPPED(a):
         raise TypeError(f"{name} must have dtype float32 or float64 in native byte order, got {quoted(a.dtype)}")
@@ -68,7 +69,7 @@ cdef int full_dtype_of(cnp.ndarray a, str name) except -1:
 
 
 cdef inline int compute_number(cnorm_dtype dtype) noexcept:
-    """NumPy's type number of the compute type: that of statistics, and of parameters in C."""
+    """NumPy's type number of the compute type, which statistics have, and parameters when they are passed to C."""
     return cnp.NPY_FLOAT64 if dtype == CNORM_F64 else cnp.NPY_FLOAT32
 
 
@@ -84,7 +85,7 @@ cdef inline bint has_dtype(cnp.ndarray a, int number) noexcept:
 # ---- shapes ----------------------------------------------------------------------------------------------------
 
 cdef cnp.ndarray array_like(object given, str name, cnp.ndarray x, str x_name):
-    """`given` as an array, checked to have the shape and dtype of x, which goes by `x_name` in messages."""
+    """`given` as an array, checked to have the shape and dtype of x; messages call them `name` and `x_name`."""
     cdef cnp.ndarray a = as_array(given, name)
     if not has_dtype(a, cnp.PyArray_TYPE(x)):
         raise TypeError(f"{name} must have the dtype of {x_name}, {x.dtype}, got {quoted(a.dtype)}")
@@ -94,7 +95,7 @@ cdef cnp.ndarray array_like(object given, str name, cnp.ndarray x, str x_name):
 
 
 cdef inline int first_normalised(object axis, cnp.ndarray x) except -1:
-    """axis as an index from the front."""
+    """axis as an index that is not negative, checked."""
     cdef int ndim = cnp.PyArray_NDIM(x), overflow
     cdef long number
     if type(axis) is int:  # without Python's comparisons, which take 30 ns
@@ -115,7 +116,7 @@ cdef inline int first_normalised(object axis, cnp.ndarray x) except -1:
 
 
 cdef cnp.ndarray per_channel(object p, cnp.ndarray x, ptrdiff_t length, str name, str each):
-    """p [length], of x's dtype or the compute type; None stays None. `each` names what has one number, for messages."""
+    """p [length], of x's dtype or the compute type; None stays None. `each`: what has one number, for messages."""
     if p is None:
         return None
     cdef cnp.ndarray a = as_array(p, name)
@@ -130,7 +131,7 @@ cdef cnp.ndarray per_channel(object p, cnp.ndarray x, ptrdiff_t length, str name
 # ---- numbers ---------------------------------------------------------------------------------------------------
 
 cdef inline double real_number(object value, str name, cnorm_dtype dtype=CNORM_F64) except -1.0:
-    """A number, not negative, finite in the compute type of `dtype`."""
+    """A number, checked not to be negative, and to be finite in the compute type of `dtype`."""
     cdef double number
     if type(value) is float:
         number = <double>value
@@ -151,7 +152,7 @@ cdef inline double real_number(object value, str name, cnorm_dtype dtype=CNORM_F
 
 
 def rounded(value, str name, dtype=np.float32):
-    """An eps or sigma that a norm takes for this dtype, float32 or float64, rounded to it as the kernels round."""
+    """An eps or sigma as a norm of this dtype uses it: checked, and rounded to float32 or float64 as in the kernels."""
     cdef double number = real_number(value, name, CNORM_F64 if np.dtype(dtype) == np.float64 else CNORM_F32)
     with default_float_env():
         return float(np.dtype(dtype).type(number))
@@ -181,7 +182,7 @@ cdef cnp.ndarray output(object out, str name, cnp.ndarray like):
 
 
 cdef int check_array(object out, str name) except -1:
-    """out must be an ndarray itself: results written to a copy, or past a mask, would be lost."""
+    """out must be an ndarray: results written to a converted copy, or under a mask, would be lost."""
     if type(out) is not cnp.ndarray and (not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray)):
         raise TypeError(f"{name} must be a NumPy array or None, got {type(out).__name__}")
     return 0
@@ -196,7 +197,7 @@ cdef int check_output(cnp.ndarray out, str name, cnp.ndarray like) except -1:
     if not cnp.PyArray_ISWRITEABLE(out):
         raise ValueError(f"{name} must be writable, got a read-only array")
     if not cnp.PyArray_IS_C_CONTIGUOUS(out):
-        span = out.itemsize  # bytes that the dimensions seen so far reach over, smallest stride first
+        span = out.itemsize  # bytes that the dimensions so far extend over, smallest stride first
         for stride, length in sorted((abs(s), n) for s, n in zip((<object>out).strides, (<object>out).shape) if n > 1):
             if stride < span:
                 raise ValueError(f"{name} must have a place for each element, got a view with strides "
@@ -217,7 +218,7 @@ cdef bint same_view(cnp.ndarray a, cnp.ndarray b) noexcept:
 
 
 cdef inline bint disjoint(cnp.ndarray a, cnp.ndarray b) except -1:
-    """Whether no byte belongs to both: by address for two contiguous arrays, else NumPy decides exactly."""
+    """Whether the arrays share no byte: by address if both are contiguous, else by NumPy's exact test."""
     cdef char *p = <char *>cnp.PyArray_DATA(a)
     cdef char *q = <char *>cnp.PyArray_DATA(b)
     if cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_IS_C_CONTIGUOUS(b):
@@ -226,7 +227,7 @@ cdef inline bint disjoint(cnp.ndarray a, cnp.ndarray b) except -1:
 
 
 cdef inline int check_disjoint(cnp.ndarray out, str name, cnp.ndarray other, str other_name, bint in_place) except -1:
-    """out must not overlap `other`, but may be the same view of it if `in_place`; None overlaps nothing."""
+    """out must not overlap `other`, unless `in_place` and it is the same view; None overlaps nothing."""
     if other is not None and not (in_place and same_view(out, other)) and not disjoint(out, other):
         raise ValueError(f"{name} must not overlap {other_name}" +
                          (" (exactly the same array is in place and allowed)" if in_place else ""))
@@ -246,8 +247,8 @@ cdef list gradients_of(object out, tuple names, tuple likes, tuple inputs):
     """The results of a backward pass: the arrays in `out`, checked against the inputs and one another, or new ones.
 
     likes: arrays of the shapes and dtypes of the results.
-    inputs: pairs (name, array); the first two are the output's gradient and x, in whose place dx may be written. The
-    second of `names` is the gradient of one of them.
+    inputs: pairs (name, array); the first two are the output's gradient and x, and dx may be written in place of
+    either. The second of `names` is the gradient of one of the inputs.
     """
     cdef int i, j
     cdef str wanted = f"({', '.join(names)})"

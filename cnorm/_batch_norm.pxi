@@ -1,4 +1,4 @@
-"""Batch normalisation, in training and with given moments."""
+"""Batch normalisation in training, and for inference with a given mean and variance."""
 
 cdef cnorm_status call_batch_norm(Call *c) noexcept nogil:
     return cnorm_batch_norm(c.dtype, c.rows, c.channels, c.space, c.x.data, c.x.stride, c.gain, c.bias, c.eps, c.y.data,
@@ -36,7 +36,7 @@ cdef cnp.ndarray reserve_batch(Call *call):
 
 
 cdef tuple running_averages(object mean, object var, cnp.ndarray x, tuple others):
-    """running_mean and running_var [channels], both checked as outputs beside `others` (name, array); or None twice."""
+    """running_mean and running_var [channels], checked as outputs that overlap none of `others`; None if not given."""
     cdef cnp.ndarray like, m, v
     if (mean is None) != (var is None):
         given, absent = ("running_var", "running_mean") if mean is None else ("running_mean", "running_var")
@@ -61,7 +61,7 @@ cdef int update(average, batch, double factor, double momentum) except -1:
 
 def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None, momentum=0.1,
                running_variance="unbiased", eps=1e-5, out=None, bint return_stats=False):
-    """Batch normalisation in training: each channel by its mean and variance over the whole batch.
+    """Batch normalisation in training: each channel with its mean and variance over the whole batch.
 
     Ioffe, Szegedy, "Batch Normalization", arXiv:1502.03167, Algorithm 1:
     ``y = (x - mean) / sqrt(var + eps) * weight + bias``, mean and variance of each channel over samples and space,
@@ -76,11 +76,10 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     running_mean, running_var : ndarray, shape (channels,), dtype of x or, for half types, float32, optional
         Averages for inference, both or neither; updated in place to ``(1 - momentum) * running + momentum * batch``.
     momentum : float
-        The share of this batch in the averages, as in PyTorch; ONNX's momentum is 1 minus this.
+        The weight of this batch in the averages, as in PyTorch; ONNX's momentum is 1 minus this.
     running_variance : {"unbiased", "biased"}
-        Whether the variance that running_var averages divides by N - 1 (PyTorch) or by N (ONNX); N is samples times
-        space.
-        y always takes the biased one.
+        Whether running_var averages variances divided by N - 1 (PyTorch) or by N (ONNX); N is samples times space. y is
+        always computed with the biased variance.
     eps : float
         Added to the variance, rounded to the dtype of x.
     out : ndarray, shape and dtype of x, optional
@@ -184,7 +183,7 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
 
 cdef tuple batch_gradients(Call *call, Entry entry, object dy, cnp.ndarray x, object weight, tuple statistics,
                            object out):
-    """Gradients for x, weight and bias; `statistics` (name, array) were read by the caller."""
+    """Gradients of x, weight and bias; `statistics` (name, array) are in the call already."""
     cdef cnp.ndarray d = array_like(dy, "dy", x, "x")
     cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
     like = parameter_like(call, gain, x)
@@ -199,7 +198,7 @@ cdef tuple batch_gradients(Call *call, Entry entry, object dy, cnp.ndarray x, ob
 
 
 def check_var(var, each):
-    """No variance may be negative, be it subnormal; NaN may be. `each` names what has one variance, for messages."""
+    """Refuse negative variances, subnormal ones too; NaN is allowed. `each`: what has one variance, for messages."""
     with default_float_env():
         negative = np.less(var, 0)
     if negative.any():
@@ -207,7 +206,7 @@ def check_var(var, each):
 
 
 cdef cnp.ndarray given_moment(object p, cnp.ndarray x, str name):
-    """mean or var [channels], which must be given."""
+    """mean or var [channels]; None is refused."""
     if p is None:
         raise TypeError(f"{name} must be an array of shape ({cnp.PyArray_DIMS(x)[1]},), got None")
     cdef cnp.ndarray a = per_channel(p, x, cnp.PyArray_DIMS(x)[1], name, "channel")
@@ -237,7 +236,7 @@ def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=
     Returns
     -------
     y : ndarray, shape and dtype of x
-        A channel with var + eps = 0 is its bias.
+        A channel with var + eps = 0 becomes its bias.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""One call of the C library: its sizes, inputs, outputs and scratch, and the launcher that all norms share."""
+"""One call of the C library: a struct of sizes, inputs, outputs and scratch, and `launch`, which all norms use."""
 
 cdef struct Rows:
     char *data
@@ -12,7 +12,7 @@ cdef struct Call:
     ptrdiff_t rows, n  # x is [rows, n]
     ptrdiff_t channels, space, groups  # where a row is a sample, n = channels * space
     ptrdiff_t mean_radius, radius
-    double eps  # or another smoothing term
+    double eps  # or sigma, or smoothing
     # inputs
     Rows x, residual, dy  # [rows, n]
     const void *gain
@@ -44,11 +44,11 @@ cdef inline int launch(Call *call, Entry entry) except -1:
     return check(status)
 
 
-# Each of these sets a pointer of the call to an array, or to a copy where C can't use the array's layout, and returns
-# the one that it set: the caller keeps that until `launch` has returned.
+# Each of these functions sets a pointer of the call to an array, or to a copy if C can't use the array's layout. It
+# returns that array or copy, which the caller must keep alive until `launch` has returned.
 
 cdef inline cnp.ndarray read_rows(Call *call, Rows *rows, cnp.ndarray a):
-    """a as [rows, n]."""
+    """Set an input [rows, n]."""
     if not as_rows(a, call, rows):
         a = np.array(a, order="C", copy=True)
         as_rows(a, call, rows)
@@ -56,7 +56,7 @@ cdef inline cnp.ndarray read_rows(Call *call, Rows *rows, cnp.ndarray a):
 
 
 cdef inline cnp.ndarray write_rows(Call *call, Rows *rows, cnp.ndarray result):
-    """result as [rows, n]; `copy_back` comes after the call."""
+    """Set an output [rows, n]; `copy_back` must follow the call."""
     if not as_rows(result, call, rows):
         result = np.empty((<object>result).shape, result.dtype)
         as_rows(result, call, rows)
@@ -64,7 +64,7 @@ cdef inline cnp.ndarray write_rows(Call *call, Rows *rows, cnp.ndarray result):
 
 
 cdef inline cnp.ndarray read_parameter(Call *call, const void **pointer, cnp.ndarray a):
-    """a as contiguous elements of the compute type; None is NULL."""
+    """Set a parameter, as contiguous elements of the compute type; None leaves the pointer NULL."""
     if a is not None:
         if not is_plain(a, compute_number(call.dtype)):
             a = converted(a, call.dtype)
@@ -73,7 +73,7 @@ cdef inline cnp.ndarray read_parameter(Call *call, const void **pointer, cnp.nda
 
 
 cdef cnp.ndarray write_gradient(Call *call, void **pointer, cnp.ndarray result):
-    """result, a parameter's gradient, as contiguous elements of the compute type; `copy_back` comes after the call."""
+    """Set a parameter's gradient, contiguous elements of the compute type; `copy_back` must follow the call."""
     if not is_plain(result, compute_number(call.dtype)):
         result = np.empty((<object>result).shape, np.float64 if call.dtype == CNORM_F64 else np.float32)
     pointer[0] = cnp.PyArray_DATA(result)
@@ -81,19 +81,19 @@ cdef cnp.ndarray write_gradient(Call *call, void **pointer, cnp.ndarray result):
 
 
 cdef cnp.ndarray parameter_like(Call *call, cnp.ndarray weight, cnp.ndarray x):
-    """The shape and dtype of a channel parameter's gradient: the dtype of weight, or of x where that is None."""
+    """An array of the shape and dtype of a channel parameter's gradient: dtype of weight, or of x if it is None."""
     return np.empty(call.channels, (x if weight is None else weight).dtype)
 
 
 cdef cnp.ndarray reserve(Call *call, cnp.npy_intp size):
-    """Scratch of `size` bytes."""
+    """Set scratch of `size` bytes."""
     cdef cnp.ndarray scratch = cnp.PyArray_EMPTY(1, &size, cnp.NPY_UINT8, 0)
     call.scratch = cnp.PyArray_DATA(scratch)
     return scratch
 
 
 cdef inline int copy_back(cnp.ndarray result, cnp.ndarray written) except -1:
-    """Copy what C wrote to the caller's array, unless that is it; a float32 too large for float16 becomes infinite."""
+    """Copy `written` to `result` unless they are one array; a float32 too large for float16 becomes infinite."""
     if written is not result:
         with default_float_env():
             result[...] = written
@@ -101,7 +101,7 @@ cdef inline int copy_back(cnp.ndarray result, cnp.ndarray written) except -1:
 
 
 cdef int run_backward(Call *call, Entry entry, list results) except -1:
-    """Launch a backward pass whose inputs are set; `results` are those for x, for the gain and perhaps for the bias."""
+    """Launch a backward pass whose inputs are set; `results` are the gradients of x, gain and, for some norms, bias."""
     cdef cnp.ndarray dx = write_rows(call, &call.y, results[0])
     cdef cnp.ndarray dgain = write_gradient(call, &call.dgain, results[1]), dbias = None
     if len(results) > 2:
@@ -115,12 +115,12 @@ cdef int run_backward(Call *call, Entry entry, list results) except -1:
 
 
 cdef inline bint is_plain(cnp.ndarray a, int number) noexcept:
-    """Whether C can use the elements as they lie: one after the other, of the type with this number."""
+    """Whether C can use the array's memory: contiguous, aligned elements of the type with this number."""
     return cnp.PyArray_TYPE(a) == number and cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)
 
 
 cdef cnp.ndarray converted(cnp.ndarray a, cnorm_dtype dtype):
-    """A parameter `a` of this or of the compute type as contiguous elements of the compute type."""
+    """A parameter, whose dtype is `dtype` or its compute type, as contiguous elements of the compute type."""
     cdef cnp.ndarray wide
     if not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
         a = np.array(a, order="C", copy=True)
@@ -132,7 +132,7 @@ cdef cnp.ndarray converted(cnp.ndarray a, cnorm_dtype dtype):
 
 
 cdef inline bint as_rows(cnp.ndarray a, Call *call, Rows *rows) noexcept:
-    """True if `a` is [rows, n] as it lies: contiguous elements in each row and one stride between rows."""
+    """Set `rows` and return True if `a` needs no copy: contiguous elements in a row, one stride between rows."""
     if cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a):
         rows.data, rows.stride = <char *>cnp.PyArray_DATA(a), call.n
         return True
@@ -162,7 +162,7 @@ cdef bint as_strided_rows(cnp.ndarray a, int axis, Rows *rows) noexcept:
             rows.stride = strides[i] // item
             step = strides[i]
             expected = step * shape[i]
-            if step == 0:  # a broadcast row: only one leading dimension can be so
+            if step == 0:  # a broadcast row: all other leading dimensions must be 1
                 return all_one(shape, i)
         elif strides[i] != expected:
             return False

@@ -1,9 +1,10 @@
 # cython: language_level=3, cdivision=True, binding=True
-"""The extension module: NumPy arrays to pointers, and every check that needs Python.
+"""The extension module: it converts NumPy arrays to pointers and does every check that needs Python.
 
-The C entries check the arguments that a C caller can get wrong and return a status, which `check` turns into an
-exception. Arrays go through the NumPy C-API: typed memoryviews cost ten times as much per call.
-It is one module in parts: two modules would each link a copy of the library, and of its active instruction set.
+The C functions check the arguments that a C caller can get wrong and return a status, which `check` turns into an
+exception. Arrays are accessed by the NumPy C-API: typed memoryviews cost ten times as much per call. All parts are
+included into one module, because two modules would each link a copy of the library, with its own active instruction
+set.
 """
 cimport cython
 cimport numpy as cnp
@@ -27,10 +28,10 @@ import numpy as np
 cnp.import_array()
 
 cdef enum:
-    # elements of a norm; giving the GIL away costs about 20 ns
+    # elements of a norm, above which the GIL is released; releasing it costs about 20 ns
     RELEASE_GIL_ABOVE = 16384
-    # multiply-adds of a network, about 20 us: a shorter step keeps it, because taking it back can cost 5 ms when
-    # another thread is busy
+    # multiply-adds of a network, about 20 us, above which the GIL is released: a shorter step keeps it, because
+    # acquiring it again can take 5 ms if another thread is busy
     RELEASE_GIL_ABOVE_MACS = 262144
 
 cdef extern from *:
@@ -49,7 +50,7 @@ cdef extern from "float_mode.h" nogil:
 
 
 cdef class default_float_env:
-    """Within it NumPy rounds as the kernels do, whatever mode somebody has left set, and warns of nothing."""
+    """Context manager in which NumPy uses the kernels' floating-point mode, whatever mode is set, and does not warn."""
     cdef float_mode mode
     cdef object errstate
 
@@ -59,7 +60,7 @@ cdef class default_float_env:
         self.mode = float_mode_enter()
 
     def __exit__(self, *error):
-        self.errstate.__exit__(*error)  # first: it fails where nothing was entered, and there is no mode to go back to
+        self.errstate.__exit__(*error)  # first: it raises if __enter__ was not called, and then no mode was saved
         float_mode_leave(self.mode)
 
 
@@ -72,7 +73,7 @@ cdef int check(cnorm_status status) except -1:
 # ---- instruction sets ------------------------------------------------------------------------------------------
 
 def available_isas():
-    """Instruction sets this machine can run, plainest first.
+    """Instruction sets that this machine can run, the baseline first.
 
     Returns
     -------
@@ -106,11 +107,11 @@ def use_isa(name):
     TypeError
         If `name` is not a string.
     ValueError
-        If it is unknown or this machine lacks it.
+        If it is unknown, or this machine does not have it.
     """
     if not isinstance(name, str):
         raise TypeError(f"name must be a str, got {type(name).__name__}")
-    if name not in available_isas():  # before it becomes a C string, which ends at a NUL
+    if name not in available_isas():  # checked as a Python string, because a C string would end at a NUL
         raise ValueError(f"name must be an instruction set that this machine can run, one of {available_isas()}, "
                          f"got {quoted(name)}")
     check(cnorm_isa_use(name.encode()))

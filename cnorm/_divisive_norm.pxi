@@ -1,4 +1,4 @@
-"""Divisive normalisation, and the gradient of layer normalisation for its smoothing term."""
+"""Divisive normalisation, and the gradient of layer normalisation with respect to its smoothing term."""
 
 cdef cnorm_status call_divisive_norm(Call *c) noexcept nogil:
     return cnorm_divisive_norm(c.dtype, c.rows, c.n, c.mean_radius, c.radius, c.x.data, c.x.stride, c.gain, c.bias,
@@ -17,7 +17,7 @@ cdef cnorm_status call_smoothing_gradient(Call *c) noexcept nogil:
 
 
 cdef int set_fields(Call *call, cnp.ndarray x, object sigma, object mean_radius, object radius) except -1:
-    """Set what both passes take beside arrays: rows along the last axis, the two radii (None: a whole row), sigma."""
+    """Set the sizes of the call, for rows along the last axis, the two radii (None: a whole row) and sigma."""
     full_dtype_of(x, "x")
     set_rows(call, x, -1)
     call.mean_radius = call.n if mean_radius is None else whole_number(mean_radius, "mean_radius", 0)
@@ -27,24 +27,24 @@ cdef int set_fields(Call *call, cnp.ndarray x, object sigma, object mean_radius,
 
 
 def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, radius=None, out=None):
-    """Divisive normalisation: each element by its neighbours along the last axis.
+    """Divisive normalisation: each element by statistics of its neighbours along the last axis.
 
     Ren, Liao, Urtasun, Sinz, Zemel, "Normalizing the Normalizers", arXiv:1611.04520:
     ``v = x - mean of x over the summation field``,
     ``y = v / sqrt(sigma**2 + mean of v**2 over the suppression field) * weight + bias``. A field is the element and its
-    neighbours within a radius, as far as the row goes.
+    neighbours within a radius, cut off at the ends of the row.
 
     Parameters
     ----------
     x : ndarray, shape (..., n), float32 or float64
-        Each row along the last axis for itself.
+        Each row along the last axis is normalised separately.
     weight, bias : ndarray, shape (n,), dtype of x, optional
         Gain and bias of each element; 1 and 0 if not given.
     sigma : float
-        The smoothing term, not negative, rounded to the dtype of x. Where the whole denominator is 0, so is v / 0.
+        The smoothing term, not negative, rounded to the dtype of x. Where the denominator is 0, the quotient is 0.
     mean_radius, radius : int, optional
-        Of the summation and of the suppression field; None is the whole row. With both None and ``sigma**2 = eps`` this
-        is layer normalisation.
+        Radius of the summation field and of the suppression field; None is the whole row. With both None and
+        ``sigma**2 = eps`` this is layer normalisation.
     out : ndarray, shape and dtype of x, optional
         Where the result goes; ``out=x`` is in place. Any other overlap with an input is an error.
 
@@ -82,7 +82,7 @@ def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, rad
 
 
 def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, radius=None, out=None):
-    """Gradients of `divisive_norm`, which is computed again on the way.
+    """Gradients of `divisive_norm`; the forward pass is recomputed.
 
     With ``s`` the denominator, ``z = v / s``, ``g = dy * weight`` and |A|, |B| the sizes of the two fields:
     ``dv = g / s - v * sum over B of g * z / (s**2 * |B|)``, ``dx = dv - sum over A of dv / |A|``, and summed over the
@@ -103,7 +103,7 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
     dweight : ndarray, shape (n,), dtype of x, or None where weight is None
     dbias : ndarray, shape (n,), dtype of x
     dsigma : float
-        The gradient for sigma, summed over everything.
+        The gradient of sigma, summed over all elements.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
 
 
 def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-1):
-    """Gradient of `layer_norm` for its smoothing term s, where ``eps = s**2``: makes it a parameter to be learnt.
+    """Gradient of `layer_norm` with respect to its smoothing term s, where ``eps = s**2``, so that s can be learnt.
 
     With ``sigma = sqrt(s**2 + var)``: ``ds = sum of dy * weight * (x - mean) * (-s / sigma**3)`` over all elements
     (the chain rule; the smoothing term is that of arXiv:1611.04520).

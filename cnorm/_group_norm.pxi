@@ -55,7 +55,7 @@ cdef object group_forward(Call *call, cnp.ndarray x, object weight, object bias,
 
 cdef tuple group_gradients(Call *call, object dy, cnp.ndarray x, object weight, Stats stats, str stats_shape,
                            object out):
-    """Gradients for x, weight and bias; `stats_shape` says in messages what stands for the groups."""
+    """Gradients of x, weight and bias; `stats_shape` describes the shape of stats in messages."""
     cdef cnp.ndarray d = array_like(dy, "dy", x, "x")
     cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
     check_stats(stats, (call.rows, call.groups), x, call.dtype, stats_shape)
@@ -72,18 +72,18 @@ cdef tuple group_gradients(Call *call, object dy, cnp.ndarray x, object weight, 
 
 
 def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, out=None, bint return_stats=False):
-    """Group normalisation: the channels of each sample in `groups` groups, each with its own mean and variance.
+    """Group normalisation: each sample's channels are divided into groups, each with its own mean and variance.
 
     Wu, He, "Group Normalization", arXiv:1803.08494. ``y = (x - mean) / sqrt(var + eps) * weight + bias``, mean and
-    variance over the channels of the group and their space. One group is layer normalisation with a gain and bias per
-    channel; as many groups as channels is instance normalisation.
+    variance over the channels of the group and all positions in space. One group is layer normalisation with a gain and
+    bias per channel; as many groups as channels is instance normalisation.
 
     Parameters
     ----------
     x : ndarray, shape (samples, channels, ...), float32, float64, float16 or ml_dtypes.bfloat16
         Two dimensions or more.
     groups : int
-        How many; it divides the number of channels. Neighbouring channels make a group.
+        Number of groups; it must divide the number of channels. Adjacent channels form a group.
     weight, bias : ndarray, shape (channels,), dtype of x or float32, optional
         Gain and bias of each channel; 1 and 0 if not given.
     eps : float
@@ -158,7 +158,7 @@ def group_norm_backward(dy, x, groups, weight, Stats stats not None, *, out=None
 
 
 def instance_norm(x, weight=None, bias=None, *, eps=1e-5, out=None, bint return_stats=False):
-    """Instance normalisation: every channel of every sample over its own space.
+    """Instance normalisation: each channel of each sample, with mean and variance over space.
 
     Ulyanov, Vedaldi, Lempitsky, "Instance Normalization", arXiv:1607.08022: `group_norm` with as many groups as
     channels.

@@ -1,4 +1,4 @@
-"""Layer and RMS normalisation, with a residual or without, and their backward passes."""
+"""Layer normalisation, with or without a residual, RMS normalisation, and their backward passes."""
 
 cdef cnorm_status call_layer_norm(Call *c) noexcept nogil:
     return cnorm_layer_norm(c.dtype, c.rows, c.n, c.x.data, c.x.stride, c.gain, c.bias, c.eps, c.y.data, c.y.stride,
@@ -25,7 +25,7 @@ cdef cnorm_status call_rms_norm_backward(Call *c) noexcept nogil:
 
 
 cdef inline int set_rows(Call *call, cnp.ndarray x, object axis) except -1:
-    """Set dtype, axis and sizes of the call, for x [rows, n] with rows from `axis` on."""
+    """Set dtype, axis and sizes of the call: the dimensions of x from `axis` on form a row."""
     cdef int i
     call.gain = call.bias = call.stats = NULL  # optional; entries take nothing else that their caller did not set
     call.dtype = <cnorm_dtype>dtype_of(x, "x")
@@ -43,7 +43,7 @@ cdef inline int set_rows(Call *call, cnp.ndarray x, object axis) except -1:
 
 
 cdef inline cnp.ndarray per_element(object p, Call *call, cnp.ndarray x, str name, str usage=None):
-    """weight or bias, checked to have the normalised shape of x; None stays None. `usage` as `call` of `as_array`."""
+    """weight or bias, checked to have the normalised shape of x; None stays None. `usage`: `call` of `as_array`."""
     if p is None:
         return None
     cdef cnp.ndarray a = as_array(p, name, usage)
@@ -74,7 +74,7 @@ cdef int check_row_output(cnp.ndarray out, str name, cnp.ndarray x, cnp.ndarray 
 
 cdef inline Stats normalise(Call *call, Entry entry, cnp.ndarray x, cnp.ndarray weight, cnp.ndarray bias,
                             cnp.ndarray y, bint return_stats):
-    """Run a forward pass whose arguments are checked; the Stats if wanted."""
+    """Run a forward pass whose arguments have been checked; returns its Stats if `return_stats`, else None."""
     cdef Stats stats = None
     if return_stats:
         stats = empty_stats(one_per_row(x, call.axis), call.dtype)
@@ -89,19 +89,19 @@ cdef inline Stats normalise(Call *call, Entry entry, cnp.ndarray x, cnp.ndarray 
 
 
 def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=False):
-    """Layer normalisation: ``(x - mean) / sqrt(var + eps) * weight + bias``, each row for itself.
+    """Layer normalisation: ``(x - mean) / sqrt(var + eps) * weight + bias``, with the mean and var of each row.
 
     Ba, Kiros, Hinton, "Layer Normalization", arXiv:1607.06450, Eq. 3; ``var`` is the mean of ``(x - mean)**2``.
 
     Parameters
     ----------
     x : ndarray, shape (..., n), float32, float64, float16 or bfloat16
-        Any leading dimensions, any strides (rows whose elements do not lie together are copied first).
+        Any leading dimensions, any strides (rows whose elements are not contiguous are copied first).
     weight, bias : ndarray, shape x.shape[axis:], dtype of x, optional
         Gain and bias of each element; 1 and 0 if not given. float32 is allowed with float16 and bfloat16.
     eps : float
-        Added to the variance, rounded to the type computed in: float32, or float64 for float64 x. 0 is allowed: a
-        constant row then normalises to 0.
+        Added to the variance, rounded to the type of the computation: float32, or float64 for float64 x. 0 is allowed:
+        a constant row then normalises to 0.
     axis : int
         The first normalised dimension, as in ONNX: everything from there to the end is one row. ``axis=0`` makes the
         whole array one row.
@@ -125,9 +125,9 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, bint r
 
     Notes
     -----
-    Right for every finite row, whatever its mean and scale, and the same bits on every instruction set, batch size
-    and alignment: docs/numerics.md. A NaN or infinity makes its own row NaN and no other. float16 and bfloat16 are
-    storage: computed in float32 and rounded once.
+    The result is accurate for every finite row, whatever its mean and scale, and has the same bits on every instruction
+    set, batch size and alignment: docs/numerics.md. A NaN or infinity makes its row NaN and no other. float16 and
+    bfloat16 are storage types: computed in float32 and rounded once.
 
     Examples
     --------
@@ -159,14 +159,14 @@ def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, ou
     weight, bias, eps, axis
         As in `layer_norm`.
     out, sum_out : ndarray, shape and dtype of x, optional
-        Where the two results go; each may be exactly x or residual, in place.
+        Where the two results go; each may be x or residual itself, in place.
     return_stats : bool
         Also return the `Stats` that `layer_norm_backward` needs, for the sum.
 
     Returns
     -------
     y : ndarray
-        The bits of ``layer_norm(x + residual, weight, bias)``.
+        The same bits as ``layer_norm(x + residual, weight, bias)``.
     total : ndarray
         ``x + residual``.
     stats : Stats
@@ -199,7 +199,7 @@ def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, ou
 
 
 def rms_norm(x, weight=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=False):
-    """RMS normalisation: ``x / sqrt(mean(x**2) + eps) * weight``, each row for itself.
+    """RMS normalisation: ``x / sqrt(mean(x**2) + eps) * weight``, with the mean over each row.
 
     Zhang, Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467, Eq. 4, with eps inside the root.
 
@@ -232,7 +232,7 @@ def rms_norm(x, weight=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=F
 
 
 cdef list row_gradients(Entry entry, object dy, object x, object weight, Stats stats, object axis, object out):
-    """The gradients for x, weight and bias; an RMS norm has no bias."""
+    """The gradients of x, weight and, for layer norm, bias."""
     cdef Call call
     cdef cnp.ndarray a = as_array(x, "x"), like
     set_rows(&call, a, axis)
@@ -292,7 +292,8 @@ def layer_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=Non
 
     Notes
     -----
-    dweight and dbias are summed over blocks of 64 rows and a fixed tree over the blocks: the same bits everywhere.
+    dweight and dbias are summed over blocks of 64 rows, and the blocks in a fixed tree, which gives the same bits on
+    every machine.
     """
     return tuple(row_gradients(call_layer_norm_backward, dy, x, weight, stats, axis, out))
 
@@ -324,7 +325,7 @@ def rms_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None)
 
 
 cdef class BoundLayerNorm:
-    """The call of `cnorm.LayerNorm`: `layer_norm` with parameters that were checked once."""
+    """Base of `cnorm.LayerNorm` that makes it callable: `layer_norm` with parameters that were checked once."""
     cdef cnp.ndarray gain, shift
     cdef double eps_
 
@@ -333,7 +334,7 @@ cdef class BoundLayerNorm:
         self.gain, self.shift, self.eps_ = gain, shift, eps
 
     def __call__(self, x, out=None):
-        """Layer norm of x over its last dimension; the bits of ``layer_norm(x, weight, bias, eps=eps, out=out)``.
+        """Layer norm of x over its last dimension; the same bits as ``layer_norm(x, weight, bias, eps=eps, out=out)``.
 
         Parameters
         ----------
@@ -362,6 +363,6 @@ cdef class BoundLayerNorm:
         call.eps = self.eps_
         y = output(out, "out", a)
         if out is not None:
-            check_disjoint(y, "out", a, "x", True)  # nobody else can write to the gain and bias
+            check_disjoint(y, "out", a, "x", True)  # gain and bias are read-only copies: out can't overlap them
         normalise(&call, call_layer_norm, a, self.gain, self.shift, y, False)
         return y

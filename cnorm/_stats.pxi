@@ -1,15 +1,15 @@
-"""The statistics of a forward pass, which the backward pass needs."""
+"""The statistics of a forward pass, an input of the backward pass."""
 
 cdef class Stats:
-    """What the backward pass needs of the forward one: each row's mean and 1/sqrt(var + eps).
+    """Statistics of a forward pass that its backward pass needs: each row's mean and 1/sqrt(var + eps).
 
-    Returned by a norm with ``return_stats=True``; there the mean is kept exactly, as an unevaluated sum of two numbers.
-    ``stats[i:j]`` selects rows along the leading dimensions.
+    A norm returns them with ``return_stats=True``; it keeps the mean as an unevaluated sum of two numbers, which is
+    more accurate than one. ``stats[i:j]`` selects rows along the leading dimensions.
 
     Parameters
     ----------
     mean, inv_std_dev : ndarray, float32, or float64 where x is float64
-        Plain statistics from elsewhere, such as the two extra outputs of ONNX LayerNormalization. Their shape is
+        Statistics from another library, such as the two extra outputs of ONNX LayerNormalization. Their shape is
         x.shape[:axis] + (1, ...) for layer and RMS norm, (samples, groups) for group norm, (samples, channels) for
         instance norm and (channels,) for batch norm.
 
@@ -30,17 +30,17 @@ cdef class Stats:
             raise TypeError(f"inv_std_dev must have the dtype of mean, {m.dtype}, got {r.dtype}")
         if not cnp.PyArray_SAMESHAPE(m, r):
             raise ValueError(f"inv_std_dev must have the shape of mean, {(<object>m).shape}, got {(<object>r).shape}")
-        self._data = np.ascontiguousarray(np.stack([m, np.zeros_like(m), r], axis=-1))  # stack may keep Fortran's order
+        self._data = np.ascontiguousarray(np.stack([m, np.zeros_like(m), r], axis=-1))  # stack may return Fortran order
 
     @property
     def mean(self):
-        """The means, ndarray of the shape that the class tells."""
+        """The means, an ndarray of the shape described at the class."""
         with default_float_env():
             return self._data[..., 0] + self._data[..., 1]
 
     @property
     def inv_std_dev(self):
-        """1/sqrt(var + eps), or 0 where var + eps = 0; ndarray of the shape that the class tells."""
+        """1/sqrt(var + eps), or 0 where var + eps = 0; an ndarray of the shape described at the class."""
         return self._data[..., 2].copy()
 
     def __getitem__(self, rows):
@@ -57,7 +57,7 @@ cdef class Stats:
 
 
 def _stats_from(data):
-    """Stats of an array [..., 3] as `Stats` keeps it, perhaps pickled on a machine with another byte order."""
+    """Stats from an array [..., 3] as `Stats` stores it; it may come from a pickle with another byte order."""
     cdef Stats stats = Stats.__new__(Stats)
     if not isinstance(data, np.ndarray) or data.dtype.kind != "f" or data.dtype.itemsize not in (4, 8):
         raise TypeError(f"stats must hold an array of dtype float32 or float64, got {quoted(data)}")
@@ -79,7 +79,7 @@ cdef Stats empty_stats(tuple shape, cnorm_dtype dtype):
 
 
 cdef int check_stats(Stats stats, tuple shape, cnp.ndarray x, cnorm_dtype dtype, str meaning) except -1:
-    """Stats of this shape, for x of this dtype; `meaning` says in messages how the shape follows from x's."""
+    """Check that stats have this shape, and the compute type of `dtype`; `meaning` explains the shape in messages."""
     if stats._data is None:
         raise RuntimeError("Stats.__init__ was not called")
     if cnp.PyArray_TYPE(stats._data) != compute_number(dtype):

@@ -24,7 +24,7 @@ def weight_norm(weight, gain=None, *, out=None):
     """Weight normalisation: the weight matrix ``gain_i * w_i / |w_i|`` of a linear layer, row by row.
 
     Salimans, Kingma, "Weight Normalization", arXiv:1602.07868, Eq. 2. With it the layer is
-    ``h_i = f(gain_i / |w_i| * (w_i . x) + b_i)``: a plain `Linear` does the rest.
+    ``h_i = f(gain_i / |w_i| * (w_i . x) + b_i)``; use the result as the weight of a `Linear`.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def weight_norm(weight, gain=None, *, out=None):
     Returns
     -------
     v : ndarray, shape and dtype of weight
-        A row of zeros, which has no direction, stays zeros.
+        A row of zeros, which has no direction, stays zero.
 
     Raises
     ------
