@@ -5,7 +5,7 @@
  * thread that steps streams needs scratch of its own. A step does not allocate, lock or make system calls.
  *
  *     for each matrix: cnorm_matrix_pack into cnorm_matrix_floats() floats, aligned to CNORM_ALIGN bytes
- *     state:   cnorm_state_floats() floats, zero at the start or what a cell has learned
+ *     state:   cnorm_state_floats() floats, zero, or the initial state that a cell has learned
  *     scratch: cnorm_scratch_floats(layers, count, 1) floats
  *     cnorm_run(layers, count, 1, x, 0, state, scratch, 1, y, 0)
  */

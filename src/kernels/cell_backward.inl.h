@@ -43,7 +43,7 @@ INLINE void lstm_forward(const row_backward *row, cnorm_scope scope, float *raw)
     }
 }
 
-/* (3), with the gates in da: dm, dc -> dc of c within its clip, da_o in the place of s(o) */
+/* (3), with the gates in da: from dm and dc to the gradient of the clipped c, in dc, and da_o, in place of s(o) */
 static void lstm_output_backward(const row_backward *row, float *c, float *dn, float *normed)
 {
     const cnorm_cell *cell = row->cell;
@@ -92,7 +92,8 @@ static void lstm_backward(const row_backward *row)
     scope_backward(row, NULL);
 }
 
-/* (6) and (7): da, and s(r) -> reset; CNORM_RESET_BEFORE: s(r) in the place of da_r, dn also to z2 */
+/* (6) and (7): computes da. CNORM_RESET_AFTER: stores s(r) in reset. CNORM_RESET_BEFORE: stores s(r) in the place of
+ * da_r, and dn in z2, too; gru_before_backward does the rest. */
 INLINE void gru_gates_backward(const row_backward *row, cnorm_scope scope, cnorm_reset reset_form, float *reset)
 {
     const cnorm_cell *cell = row->cell;
@@ -140,7 +141,7 @@ static void gru_backward(const row_backward *row)
     scope_backward(row, cell->reset == CNORM_RESET_AFTER ? reset : NULL);
 }
 
-/* (7), CNORM_RESET_BEFORE: with u in dm */
+/* (7) for CNORM_RESET_BEFORE, with u in dm and s(r) in the place of da_r */
 static void gru_before_backward(const row_backward *row)
 {
     float *da_r = row->da + row->width;
@@ -166,7 +167,7 @@ static void rnn_backward(const row_backward *row)
     scope_backward(row, NULL);
 }
 
-/* (1) and (2) up to the product with W_p: dh -> dh' and, where there is none, dm */
+/* (1) and (2) up to the product with W_p: from dh to dh', and to dp in z2 or, without a projection, dm */
 static void output_backward(const row_backward *row)
 {
     const cnorm_cell *cell = row->cell;

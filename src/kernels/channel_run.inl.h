@@ -1,5 +1,5 @@
-/* A channel's run: the `space` elements of one channel in one sample, which share one gain and one bias. What group,
- * batch and weight norm do with it; the numbers of equations are those of layer_norm.inl.h. */
+/* A channel's run: the `space` elements of one channel in one sample, which share one gain and one bias. This file
+ * has the operations on it that group, batch and weight norm share. Equations are those of layer_norm.inl.h. */
 
 typedef struct {
     ptrdiff_t n;

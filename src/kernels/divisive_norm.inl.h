@@ -160,7 +160,8 @@ static void FN(divisive_norm_backward)(const cnorm_divisive *call)
     *call->dsigma = dsigma;
 }
 
-/* sum over rows of rstd^2 sum g xhat: times -s it is dl/ds of layer normalisation with eps = s^2 */
+/* sum over rows of rstd^2 sum g xhat; times -s, the gradient of layer normalisation for s, where
+ * eps = s^2 */
 static void FN(smoothing_gradient)(const cnorm_norm_backward *call)
 {
     const ptrdiff_t n = call->n;

@@ -1,5 +1,5 @@
 /* Every kernel body, compiled for the instruction set of the file that includes this one.
- * That file has defined CNORM_ISA, its name, and checked that the compiler was asked for it. */
+ * That file defines CNORM_ISA, its name, and checks that the compiler flags enable it. */
 #include <math.h>
 
 #include "../simd/storage.h"

@@ -7,7 +7,7 @@
  * Rows whose rstd or sums leave the range of T are done in float64 (row_float64.inl.h).
  */
 
-/* Where dx goes, and what (6) needs besides the row */
+/* The destination of dx, and the inputs of (6) that are not in the row */
 typedef struct {
     X *dx;
     V G, H;

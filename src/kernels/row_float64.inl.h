@@ -98,8 +98,8 @@ RARE FN(f64_stats) FN(f64_row_stats)(const X *x, ptrdiff_t n, double eps, int ce
 }
 
 /* The same for the backward pass, which knows stats but not eps. A rstd that is a normal number includes eps and is
- * used as it is; one beyond that range means that eps was negligible, and is computed again with eps = 0. 0 and NaN are
- * kept. */
+ * used as it is. One beyond that range means that eps was negligible: it is computed again with eps = 0. A rstd of 0 or
+ * NaN is kept. */
 RARE FN(f64_stats) FN(f64_given_stats)(const X *x, ptrdiff_t n, const T st[3], int centred)
 {
     FN(f64_stats) e = FN(f64_row_stats)(x, n, 0, centred);
@@ -140,7 +140,7 @@ static NOINLINE void FN(multiply)(FN(piece) *v, const FN(piece) *by, ptrdiff_t n
     for (ptrdiff_t j = 0; j < n; j += VL_F64) store_f64(v->at + j, load_f64(v->at + j) * load_f64(by->at + j));
 }
 
-/* parameters are of T */
+/* to [n] = x [n] scale for a parameter, which is of type T */
 static NOINLINE void FN(widened_params)(const T *x, ptrdiff_t n, double scale, FN(piece) *to)
 {
     for (ptrdiff_t j = 0; j < n; j += VL) {
@@ -171,7 +171,8 @@ RARE void FN(f64_norm_row)(const X *x, const cnorm_norm *call, int centred, X *y
     FN(f64_store_stats)(&e, stats);
 }
 
-/* What (5) and (6) need in float64: g = dy gain in units of 2^-power, and the means of g and g xhat */
+/* The statistics, scales and means of a row's backward pass in float64. g = dy gain is in units of 2^-power; G and H
+ * are the means of g and g xhat. */
 typedef struct {
     FN(f64_stats) stats;
     double dy_scale, gain_scale, G, H;

@@ -30,8 +30,7 @@ enum {
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned 64-byte load crosses a cache line */
 };
 
-/* Bits of `mode`, which is a compile-time constant at every call: one body, specialised for each case that is worth
- * it */
+/* Bits of `mode`, a compile-time constant at every call, for which the compiler specialises the body */
 enum {
     CENTRED = 1,     /* layer norm; otherwise RMS norm: no mean, no bias */
     SHIFTED = 2,     /* writer and backward pass subtract K from x; otherwise K is 0 */
