@@ -87,7 +87,7 @@ def dx(dy, xhat_, rstd, dtype, weight=1, sums=None):
     error_mean_gx = (sums + 2 * u) * mean_gx + (g * from_xhat).mean(-1, keepdims=True)
     terms = g + mean_g + np.abs(xhat_) * mean_gx
     inside = error_mean_g + np.abs(xhat_) * error_mean_gx + from_xhat * mean_gx
-    subnormal = 3 * smallest(dtype) * (1 + np.abs(xhat_))  # rounding of subnormals, which u does not cover: g, each mean, their products
+    subnormal = 3 * smallest(dtype) * (1 + np.abs(xhat_))  # subnormals, which u does not cover: g, means, products
     return rstd * (inside + subnormal + (CONTRACT[np.dtype(dtype)] + 4 * u) * terms) + 2 * smallest(dtype)
 
 
