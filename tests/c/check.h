@@ -1,4 +1,4 @@
-/* What the tests of the C library share: a check that counts, exact random numbers, elements of any dtype, the loop
+/* Shared by the C library's tests: a check that counts failures, exact random numbers, elements of any dtype, the loop
  * over instruction sets. A test's main ends with `return check_result();`. */
 #ifndef CHECK_H
 #define CHECK_H
@@ -13,7 +13,7 @@
 
 static int check_failures;
 
-/* CHECK(condition, "what was being done, %d", ...) */
+/* CHECK(condition, "the case under test, %d", ...) */
 #define CHECK(condition, ...)                                                      \
     do {                                                                           \
         if (!(condition) && ++check_failures <= 20) {                              \
@@ -29,12 +29,12 @@ static inline int check_result(void)
     return check_failures != 0;
 }
 
-/* for every instruction set this machine has, plainest first, with that one in use */
+/* for every instruction set of this machine, baseline first, with that one selected */
 #define FOR_EACH_ISA(isa)                                                                                   \
     for (int isa = 0; isa < cnorm_isa_count() && cnorm_isa_use(cnorm_isa_name(isa)) == CNORM_OK; ++isa)
 
-/* ---- memory: zeroed, aligned to CNORM_ALIGN, given back by release; a test that has no memory stops. Not aligned_alloc,
- * which Windows lacks: the pointer that malloc gave lies before the aligned one. */
+/* ---- memory: zeroed, aligned to CNORM_ALIGN, freed by release; a test that gets no memory stops. Not aligned_alloc,
+ * which Windows lacks: the pointer that malloc returned is stored before the aligned one. */
 
 static inline void *allocate(ptrdiff_t bytes)
 {
@@ -52,7 +52,7 @@ static inline void release(void *p)
     free(raw);
 }
 
-/* ---- random numbers from integers alone: the same on every machine */
+/* ---- random numbers from integer arithmetic: the same on every machine */
 
 /* splitmix64 */
 static inline uint64_t random_bits(uint64_t *state)
@@ -85,7 +85,7 @@ static const char *const dtype_names[] = {
 enum { DTYPES = sizeof dtypes / sizeof *dtypes };
 _Static_assert(DTYPES == (int)CNORM_DTYPES, "a new dtype belongs here");
 
-/* Whether the list of kernels has that kernel for that storage type. */
+/* Whether the list of kernels has this kernel for this storage type. */
 static inline int kernel_takes(const char *kernel, cnorm_dtype dtype)
 {
     enum { WHOLE = 1 << CNORM_F32 | 1 << CNORM_F64, HALF = 1 << CNORM_F16 | 1 << CNORM_BF16, ALL = WHOLE | HALF };
@@ -109,11 +109,11 @@ static inline int fraction_bits(cnorm_dtype dtype)
 }
 static inline int exponent_bias(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 1023 : dtype == CNORM_F16 ? 15 : 127; }
 
-/* the unit roundoff, and the distance of subnormal numbers */
+/* the unit roundoff, and the spacing of subnormal numbers */
 static inline double roundoff(cnorm_dtype dtype) { return ldexp(1, -1 - fraction_bits(dtype)); }
 static inline double smallest(cnorm_dtype dtype) { return ldexp(1, 1 - exponent_bias(dtype) - fraction_bits(dtype)); }
 
-/* the 16-bit pattern of a number rounded to nearest even: its steps counted, so that a carry finds the next exponent */
+/* the 16-bit pattern, round to nearest even: the magnitude as an integer, so that a carry reaches the exponent */
 static inline uint16_t half_of(cnorm_dtype dtype, double value)
 {
     const int fraction = fraction_bits(dtype), bias = exponent_bias(dtype), infinity = (2 * bias + 1) << fraction;
@@ -149,7 +149,7 @@ static inline void put(cnorm_dtype dtype, void *buffer, ptrdiff_t i, double valu
     else ((uint16_t *)buffer)[i] = half_of(dtype, value);
 }
 
-/* payload and sign of NaN are not promised: write every one the same way */
+/* payload and sign of NaN are not promised: replace every NaN by the same one */
 static inline void canonicalise(cnorm_dtype dtype, void *buffer, ptrdiff_t count)
 {
     if (dtype == CNORM_F64) {

@@ -1,6 +1,6 @@
 /* sigmoid and tanh over all 2^32 float32 inputs: at most 1 ULP from the exact value, monotone, NaN for NaN.
  *
- * Inputs go by in the order of the numbers, from -inf to +inf, so that each result is compared with the one before.
+ * Inputs are visited in increasing order, from -inf to +inf, so that each result is compared with the one before.
  * The exact value is libm's float64, good to 2^-27 ULP of float32; an ULP is the distance of float32 numbers around it. */
 #include "check.h"
 
@@ -25,7 +25,7 @@ typedef struct findings {
     uint64_t misrounded, out_of_bound, descents, wrong_nan;
 } findings;
 
-/* the float at place k when all 2^32 bit patterns are put in the order of the numbers; NaNs at both ends */
+/* the k-th float when all 2^32 bit patterns are sorted by value; NaNs at both ends */
 static float at_place(uint32_t k)
 {
     const uint32_t bits = k & 0x80000000u ? k ^ 0x80000000u : ~k;
@@ -34,7 +34,7 @@ static float at_place(uint32_t k)
     return x;
 }
 
-/* the distance of float32 numbers around |v| <= 1; 2^-149 among the subnormals */
+/* the spacing of float32 numbers around |v| <= 1; 2^-149 for subnormals */
 static double ulp(double v)
 {
     uint64_t bits;
@@ -54,7 +54,7 @@ static void *run(void *argument)
     static _Thread_local float x[CHUNK + 1], y[CHUNK + 1];
     for (uint64_t chunk = (uint64_t)j->number; chunk < (UINT64_C(1) << 32) / CHUNK; chunk += THREADS) {
         const uint64_t first = chunk * CHUNK, before = first ? first - 1 : first;
-        x[0] = at_place((uint32_t)before); /* the last of the chunk before, for the order */
+        x[0] = at_place((uint32_t)before); /* the last of the previous chunk, to check the order */
         for (uint32_t i = 0; i < CHUNK; ++i) x[i + 1] = at_place((uint32_t)(first + i));
         if (j->f->f(CHUNK + 1, x, y) != CNORM_OK) abort();
         for (int i = 1; i <= CHUNK; ++i) {

@@ -1,10 +1,10 @@
 /* The golden hashes: one file per operation and dtype, the same for every instruction set, compiler and machine.
  *
- *     golden DIRECTORY           every instruction set gives what the files say
- *     golden --write DIRECTORY   write the files anew: a knowing change of results, to be told in the changelog
+ *     golden DIRECTORY           check that every instruction set gives the hashes of the files
+ *     golden --write DIRECTORY   rewrite the files: an intended change of results, which the changelog must mention
  *
- * A file names the kinds of input, so that a change shows where it is. Hashes are FNV-1a, 64 bits, over the results
- * with every NaN written the same way.
+ * A file has a hash per kind of input, which shows where a change is. Hashes are FNV-1a, 64 bits, over the results
+ * with every NaN canonicalised.
  */
 #include "cnorm_norms.h"
 #include "network.h"
@@ -18,7 +18,7 @@ static uint64_t hash_of(uint64_t hash, cnorm_dtype dtype, void *buffer, ptrdiff_
 }
 static const uint64_t EMPTY = 0xcbf29ce484222325u;
 
-/* a JSON object in the making */
+/* a JSON object under construction */
 typedef struct text {
     char bytes[16384];
     size_t length;
@@ -33,7 +33,7 @@ static void add(text *t, const char *name, uint64_t hash)
 }
 static void end(text *t) { t->length += (size_t)snprintf(t->bytes + t->length, sizeof t->bytes - t->length, "\n}\n"); }
 
-/* every tail of every vector width, and the folds at 8192 elements */
+/* every remainder of every vector width, and the folds at 8192 elements */
 static ptrdiff_t length_number(int i)
 {
     static const ptrdiff_t long_ones[] = {96, 97, 127, 128, 129, 255, 256, 257, 1000, 1024, 8193};
@@ -75,7 +75,7 @@ static void hash_norm(operation op, cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t
     *hash = hash_of(*hash, compute_type(dtype), b.stats, 3 * rows);
 }
 
-/* after hash_norm, whose statistics it takes */
+/* call after hash_norm, whose statistics it uses */
 static void hash_backward(operation op, cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, int gain, uint64_t *hash)
 {
     const void *const g = gain ? b.gain : NULL;
@@ -138,7 +138,7 @@ static void rms_norm_backward(cnorm_dtype dtype, text *out) { backward(RMS_NORM,
 
 typedef struct volume { ptrdiff_t samples, channels, space, n; int number; } volume;
 
-/* every tail over the channels of a matrix, every tail over space, blocks of 64 samples, the folds at 8192 elements */
+/* every remainder over a matrix's channels and over space, blocks of 64 samples, the folds at 8192 elements */
 static volume volume_number(int i)
 {
     static const ptrdiff_t others[][3] = {{65, 37, 1}, {129, 16, 1}, {130, 3, 3}, {9, 6, 4}, {3, 5, 257}, {1, 4, 1025}, {2, 1, 8193}};
@@ -210,7 +210,7 @@ static void hash_inference_backward(cnorm_dtype dtype, volume v, uint64_t *hash)
     hash_gradients(dtype, v, v.channels, hash);
 }
 
-/* one group, every channel its own (instance norm), and groups of two where that divides */
+/* one group, one group per channel (instance norm), and groups of two channels where that divides */
 static void hash_group_norm_or_backward(int backward, cnorm_dtype dtype, volume v, uint64_t *hash)
 {
     for (ptrdiff_t per_group = 1; per_group <= v.channels; ++per_group) {
@@ -230,7 +230,7 @@ static void hash_group_norm_or_backward(int backward, cnorm_dtype dtype, volume 
 static void hash_group_norm(cnorm_dtype dtype, volume v, uint64_t *hash) { hash_group_norm_or_backward(0, dtype, v, hash); }
 static void hash_group_norm_backward(cnorm_dtype dtype, volume v, uint64_t *hash) { hash_group_norm_or_backward(1, dtype, v, hash); }
 
-/* the gain of a row is a number of dy, of which there are enough */
+/* the gains of the rows are the first numbers of dy, which has at least as many */
 static void hash_weight_norm(cnorm_dtype dtype, volume v, uint64_t *hash)
 {
     HASHED(cnorm_weight_norm(MATRIX, b.x, v.n, v.number % 3 ? b.dy : NULL, b.y, v.n));
@@ -244,7 +244,7 @@ static void hash_weight_norm_backward(cnorm_dtype dtype, volume v, uint64_t *has
     *hash = hash_of(*hash, dtype, b.dgain, v.samples);
 }
 
-/* fields of one place, of a few, of the whole row */
+/* fields of one element, of a few, of the whole row */
 static ptrdiff_t radius_of(volume v) { return v.number % 4 == 3 ? v.n : v.number % 4 * 2; }
 
 static void hash_divisive_norm(cnorm_dtype dtype, volume v, uint64_t *hash)
@@ -319,7 +319,7 @@ static void elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *), te
 static void sigmoid(cnorm_dtype dtype, text *out) { (void)dtype, elementwise(cnorm_sigmoid_f32, out); }
 static void hyperbolic_tangent(cnorm_dtype dtype, text *out) { (void)dtype, elementwise(cnorm_tanh_f32, out); }
 
-/* over some steps of their own trajectory */
+/* hash over some steps of a free run */
 static void lstm_and_linear(cnorm_weight_type type, text *out)
 {
     static const int sizes[][3] = {{1, 1, 1}, {3, 2, 2}, {5, 15, 3}, {7, 16, 1}, {16, 17, 9}, {12, 64, 9}, {33, 100, 40}, {100, 130, 70}};
@@ -352,7 +352,7 @@ static void to_float(cnorm_dtype dtype, text *out)
     add(out, "all bits", hash_of(EMPTY, CNORM_F32, y, 1 << 16));
 }
 
-/* a function for each kernel of the list, and for what has no storage type */
+/* a function for each kernel of the list, and for the operations that have no storage type */
 static const struct {
     const char *name;
     void (*run)(cnorm_dtype dtype, text *out);

@@ -9,12 +9,12 @@ enum { NETWORK_LAYERS = 2 };
 typedef struct network {
     ptrdiff_t inputs, units, outputs;
     cnorm_weight_type type; /* of all matrices */
-    /* as a user has them: [4, units, inputs], [4, units, units], [4, units] three times, [outputs, units] */
+    /* unpacked: [4, units, inputs], [4, units, units], [4, units] three times, [outputs, units] */
     float *weight_x, *weight_h, *gain_x, *gain_h, *bias, *weight_y;
-    float *gain_c, *bias_c, *bias_y; /* [units], [units], [outputs]: taken as they are */
+    float *gain_c, *bias_c, *bias_y; /* [units], [units], [outputs]: used without packing */
     cnorm_layer layers[NETWORK_LAYERS];
     float *state, *scratch;
-    ptrdiff_t rows; /* steps or streams that the scratch has room for at once */
+    ptrdiff_t rows; /* the largest number of steps or streams of a call that fits the scratch buffer */
     void *owned[64];
     int owns;
 } network;

@@ -1,4 +1,4 @@
-/* Kinds of row that between them take every path of the kernels, made without libm: the same on every machine. */
+/* Kinds of row that together take every path of the kernels, made without libm: the same on every machine. */
 #ifndef ROWS_H
 #define ROWS_H
 
@@ -15,14 +15,14 @@ static const char *const row_names[ROW_KINDS] = {
     "large ramp", "small ramp", "near overflow", "subnormal", "constant", "zero", "one NaN", "one infinity", "any bits",
 };
 
-/* x [n] of that kind */
+/* fills x [n] with a row of that kind */
 static inline void fill_row(row_kind kind, cnorm_dtype dtype, ptrdiff_t n, void *x, uint64_t *state)
 {
     static const double larges[] = {0x1p66, 0x1p700, 0x1p10, 0x1p66}, smalls[] = {0x1p-100, 0x1p-830, 0x1p-12, 0x1p-100};
     static const double mosts[] = {0x1.cp127, 0x1.cp1023, 0x1.cp15, 0x1.cp127};
-    const double large = larges[dtype], small = smalls[dtype], most = mosts[dtype]; /* a float16 ends at 65504 */
+    const double large = larges[dtype], small = smalls[dtype], most = mosts[dtype]; /* the largest float16 is 65504 */
     for (ptrdiff_t i = 0; i < n; ++i) {
-        const double z = bell(state) + uniform(state) * 0x1p-20; /* more digits than a float has */
+        const double z = bell(state) + uniform(state) * 0x1p-20; /* more digits than a float */
         double value = z;
         switch (kind) {
         case MEAN_1: value += 1; break;

@@ -1,4 +1,4 @@
-/* The C API as its header promises it: every status, nothing written on an error, no rows, in place, strides. */
+/* The C API as its header documents it: every status, nothing written on an error, zero rows, in place, strides. */
 #include "network.h"
 #include "cnorm_norms.h"
 
@@ -140,7 +140,7 @@ static void forward_errors(forward_call *call)
     REFUSED(CNORM_ERROR_EPS, call(CNORM_F64, ROWS, N, (double)NAN, STRIDE));
     REFUSED(CNORM_ERROR_EPS, call(CNORM_F64, ROWS, N, (double)INFINITY, STRIDE));
     REFUSED(CNORM_ERROR_EPS, call(CNORM_F64, ROWS, N, -(double)INFINITY, STRIDE));
-    REFUSED(CNORM_ERROR_EPS, call(CNORM_F32, ROWS, N, 1e39, STRIDE)); /* infinite once rounded to the dtype */
+    REFUSED(CNORM_ERROR_EPS, call(CNORM_F32, ROWS, N, 1e39, STRIDE)); /* infinite after rounding to the dtype */
     REFUSED(CNORM_ERROR_EPS, call(CNORM_BF16, ROWS, N, 1e39, STRIDE));
     REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0, N - 1));
     REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0, 1 - N));
@@ -189,7 +189,7 @@ static void backward_nulls_and_blocks(void)
     CHECK(cnorm_backward_partials(CNORM_F64, ROWS, N) == (ptrdiff_t)sizeof partials, "one block");
     CHECK(cnorm_backward_partials(CNORM_F32, CNORM_BLOCK_ROWS + 1, N) == 2 * 2 * N * 4, "two blocks");
     CHECK(cnorm_backward_partials(CNORM_F16, ROWS, N) == 2 * N * 4, "partials are of the compute type");
-    /* no rows: the sums over nothing are zero */
+    /* no rows: the sums over zero rows are 0 */
     mark();
     CHECK(cnorm_layer_norm_backward(CNORM_F64, 0, N, NULL, 0, NULL, 0, NULL, NULL, NULL, 0, dgain, dbias, NULL) == CNORM_OK,
           "no rows");
@@ -231,7 +231,7 @@ static void elementwise_errors(void)
     }
 }
 
-/* every number of both types, against what their definition says */
+/* every number of both types, against the definition of its format */
 static void widening(void)
 {
     enum { ALL = 1 << 16 };
@@ -248,7 +248,7 @@ static void widening(void)
             if (exponent == largest && part) CHECK(isnan(wide[i]), "%#x is NaN", i);
             else CHECK((double)wide[i] == (i & 0x8000 ? -1 : 1) * (exponent == largest ? (double)INFINITY : size), "%#x is %g", i, (double)wide[i]);
         }
-        for (ptrdiff_t n = 0; n < 40; ++n) { /* every length about a vector: all of it, and no more */
+        for (ptrdiff_t n = 0; n < 40; ++n) { /* lengths around the vector widths; nothing after the end */
             float part[41];
             for (int i = 0; i <= 40; ++i) part[i] = -1;
             CHECK(cnorm_widen(types[k], n, stored + 0x3bf0, part) == CNORM_OK && part[n] == -1, "%td more than asked for", n);
@@ -308,7 +308,7 @@ static void network_errors(void)
     CHECK(state[0] == 0, "a state moved");
 }
 
-/* a forgotten vector, a zeroed struct, sizes that do not fit: each by itself, from a network that runs */
+/* a null vector, a zeroed struct, mismatched sizes: one fault at a time in an otherwise valid network */
 static void layer_errors(void)
 {
     network net = network_random_of(3, 5, 2, allocate);
@@ -365,7 +365,7 @@ static void sizes_without_rows(void)
                                                         dbias, partials));
 }
 
-/* strides: padding between rows stays as it was, negative and zero strides are what they say; and in place */
+/* strides: padding between rows is not written, negative and zero strides work; and in place */
 static void layouts(cnorm_dtype dtype, const char *isa)
 {
     uint64_t state = 1;

@@ -1,5 +1,5 @@
 /* GRU and RNN against plain float64 loops, step by step from the float64 trajectory's state rounded to float32; and
- * cnorm_run_many: each stream has the bits of cnorm_run, whatever its company, the room and the instruction set. */
+ * cnorm_run_many: each stream has the bits of cnorm_run for any batch of streams, scratch size and instruction set. */
 #include "network.h"
 
 enum { STEPS = 30, STREAMS = 19, OUTPUTS = 5, LAYERS = 2 };
@@ -25,7 +25,7 @@ static const cell_case cases[] = {
     {"RNN, plain, sigmoid", CNORM_CELL_RNN, CNORM_SCOPE_NONE, 0, CNORM_RESET_AFTER, 0, CNORM_ACTIVATION_SIGMOID},
 };
 
-/* as a user has them: weights [gates, units, .], vectors [gates, units], bias_n [units], weight_n [units, units] */
+/* unpacked: weights [gates, units, .], vectors [gates, units], bias_n [units], weight_n [units, units] */
 typedef struct subject {
     const cell_case *is;
     ptrdiff_t inputs, units, gates;
@@ -34,7 +34,7 @@ typedef struct subject {
     cnorm_layer layers[LAYERS];
 } subject;
 
-/* [gates, units] -> [gates, padded] and CNORM_GATE_PAD more; the mean of each group is taken off if asked */
+/* [gates, units] -> [gates, padded] and CNORM_GATE_PAD more; `centred`: less the mean of each group */
 static const float *padded(subject *s, const float *v, ptrdiff_t gates, int centred)
 {
     const ptrdiff_t width = cnorm_padded_units(s->units), span = (s->is->group ? s->is->group : gates) * s->units;
@@ -138,8 +138,8 @@ static void reference_step(const subject *s, const float *x, const double *h, do
     free(input), free(ax), free(ah);
 }
 
-/* A sum over k inputs in blocks of 16 has 16 + k / 16 roundings one after another, as good as random; 2e-6 for 64 inputs.
- * A norm over few values may have to divide by a small deviation: narrow cells are allowed eight times as much. */
+/* A sum over k inputs in blocks of 16 has a chain of 16 + k / 16 roundings, taken as independent; 2e-6 for 64 inputs.
+ * A norm over few values may divide by a small deviation: narrow cells are allowed eight times as much. */
 static void steps_are_right(const subject *s, const float *x, float *state, float *scratch)
 {
     const ptrdiff_t width = cnorm_padded_units(s->units), most = s->inputs > s->units ? s->inputs : s->units;
@@ -171,7 +171,7 @@ static void many_are_as_each_alone(const subject *s, const float *x, const float
         float *scratch = allocate(cnorm_scratch_floats(s->layers, LAYERS, rows) * 4);
         for (int i = 0; i < STREAMS; ++i) memset(own[i], 0, (size_t)floats * 4);
         for (ptrdiff_t t = 0; t < STEPS; ++t) {
-            /* a part of them, then the others: any number of streams, each once a step */
+            /* some streams in one call, the others in a second: any number of streams, each once per step */
             const ptrdiff_t first = (t * 7) % (STREAMS + 1);
             const ptrdiff_t starts[] = {0, first}, counts[] = {first, STREAMS - first};
             for (int part = 0; part < 2; ++part) {

@@ -1,5 +1,5 @@
-/* No kernel reads or writes outside its buffers: every buffer lies directly behind, then directly before, a page that
- * may not be touched, for every length from 1 to 130, on every instruction set. A touch is a fault, and says where.
+/* No kernel reads or writes outside its buffers: every buffer lies directly after, then directly before, a page that
+ * has no access rights, for every length from 1 to 130, on every instruction set. An access faults and is reported.
  *
  *     test_guard_pages [STEP]    every STEP-th length: under valgrind, which takes 40 times as long
  */
@@ -38,14 +38,14 @@ static guarded guarded_pages(ptrdiff_t bytes)
     return (guarded){memset(p + page, 0xff, whole), whole};
 }
 
-/* its first or its last so many bytes; what is left over is filled anew, so that a wrong read shows in the result */
+/* its first or last `bytes` bytes; the rest is filled with 0xff again, so that a wrong read shows in the result */
 static void *place(guarded g, ptrdiff_t bytes)
 {
     memset(g.pages, 0xff, g.bytes);
     return at_end ? g.pages + g.bytes - bytes : g.pages;
 }
 
-/* which kernels have been run, by storage type; told from the list at the end */
+/* the kernels that have been run, by storage type; compared with the list of kernels at the end */
 static struct { const char *kernel; int dtypes; } tried[64];
 static void note(const char *kernel, cnorm_dtype dtype)
 {
@@ -88,7 +88,7 @@ static void norms(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
     void *const ppartials = place(partials, cnorm_backward_partials(dtype, rows, n));
     uint64_t state = (uint64_t)n;
     fill_affine(dtype, n, pgain, pbias, &state);
-    static const row_kind kinds[] = {MEAN_0, MEAN_1E4, NEAR_OVERFLOW}; /* one sweep, two, the float64 rescue */
+    static const row_kind kinds[] = {MEAN_0, MEAN_1E4, NEAR_OVERFLOW}; /* one sweep, two sweeps, the float64 path */
     for (int kind = 0; kind < 3; ++kind) {
         fill_row(kinds[kind], dtype, count, px, &state);
         for (ptrdiff_t i = 0; i < count; ++i) put(dtype, pdy, i, uniform(&state) / 8);
@@ -120,7 +120,7 @@ static void norms(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
     }
 }
 
-/* batch, group, weight and divisive norm of a volume; the channels of a matrix are as many as its columns */
+/* batch, group, weight and divisive norm of a volume; a matrix has one channel per column */
 static void other_norms(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
 {
     static guarded x, dy, y, dx, gain, bias, var, stats, dgain, dbias, partials, scratch, numbers;
@@ -216,7 +216,7 @@ static void activations(ptrdiff_t n)
     CHECK(cnorm_sigmoid_f32(n, in, in) == CNORM_OK, "%s", doing);
 }
 
-/* each piece of a network's memory between guard pages of its own; given back all together */
+/* each buffer of a network between guard pages of its own; all are freed together */
 static guarded network_pages[64];
 static int network_pages_used;
 static void *network_memory(ptrdiff_t bytes)

@@ -1,4 +1,4 @@
-/* The headers stand alone, in C99, C11 and C++17, and what they declare links. */
+/* The headers compile on their own, in C99, C11 and C++17, and the functions they declare link. */
 #include "cnorm_rnn.h"
 #include "cnorm.h"
 #include "cnorm_norms.h"

@@ -1,5 +1,5 @@
 /* int8 weights: every unit's sums against int64 sums, the packed product against the formula of cnorm_rnn.h in float64,
- * and what packing refuses. The units are compared with one another through the same integers. */
+ * and the input that packing refuses. All units are compared with the same integers, so they agree with each other. */
 #include "cpu.h"
 #include "int8/units.h"
 #include "network.h"
@@ -52,7 +52,7 @@ static void test_units(const cnorm_int8_unit *unit)
     static filler *const fillers[] = {anything, largest, smallest_one, extremes};
     for (ptrdiff_t quads = 1; quads < 12; ++quads)
         for (ptrdiff_t n = 1; n <= CNORM_ROWS; ++n) check_unit(unit, PANEL * (1 + quads % 3), quads, n, anything, anything);
-    for (size_t i = 0; i < 16; ++i) /* 516 quads: the longest rows whose sums fit, whatever the weights are */
+    for (size_t i = 0; i < 16; ++i) /* 516 quads: the longest rows whose sums fit into int32 for any weights */
         check_unit(unit, PANEL, 516, 1 + (ptrdiff_t)i % 3, fillers[i / 4], fillers[i % 4]);
 }
 
@@ -138,7 +138,7 @@ static void test_products(ptrdiff_t units, ptrdiff_t cols)
             const double error = fabs((double)p.rows[r * cols + k] * (double)p.scales[r] - (double)w[r * cols + k]);
             CHECK(error <= (double)p.scales[r] * (0.5 + 127 * 0x1p-23), "weight [%td, %td] is off by %g steps", r, k, error / (double)p.scales[r]);
         }
-    for (input_kind first = 0; first < INPUTS; ++first) { /* of different kinds beside one another */
+    for (input_kind first = 0; first < INPUTS; ++first) { /* inputs of different kinds in one batch */
         for (ptrdiff_t s = 0; s < VECTORS; ++s) fill_input((input_kind)((first + s) % INPUTS), cols, x + s * cols, &state);
         FOR_EACH_ISA(isa) {
             multiply(&p, VECTORS, x, y);
@@ -153,7 +153,7 @@ static void test_products(ptrdiff_t units, ptrdiff_t cols)
     free_packed(&p), release(w), release(x), release(y);
 }
 
-/* rows of extremes: sums at the limit of int32, where fewer levels are left for the input */
+/* rows of extreme weights: sums at the limit of int32, so that the input has fewer quantisation levels */
 static void test_limit(ptrdiff_t cols)
 {
     float *w = allocate(4 * cols * 4), *x = allocate(cols * 4), y[4];
@@ -202,7 +202,7 @@ static void test_refusals(void)
     release(panels);
 }
 
-/* float16 rows are the nearest float16 of the centred weights, and widen to what the float32 path multiplies */
+/* float16 rows are the centred weights rounded to nearest, and widen to the numbers that the float32 path multiplies */
 static void test_float16(void)
 {
     enum { UNITS = 5, COLS = 21 };

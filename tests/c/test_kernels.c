@@ -1,11 +1,11 @@
-/* The plainest instruction set against a plain loop in long double, and every other bit for bit against the plainest.
- * The tolerances are the numerics contract's; tests/support/tolerances.py derives the same ones. */
+/* The baseline instruction set against a plain loop in long double, and every other bit for bit against the baseline.
+ * The tolerances are those of the numerics contract; tests/support/tolerances.py derives them. */
 #include "dispatch.h"
 #include "rows.h"
 
 #include <tgmath.h>
 
-/* wider than float64 where that is hardware: an emulated ARM would take minutes over 128 bits made of integers */
+/* wider than float64 where hardware has such a type: 128 bits in software take minutes on an emulated ARM */
 #if defined(__x86_64__)
 typedef long double wide;
 #else
@@ -15,7 +15,7 @@ typedef double wide;
 enum { ROWS = 3, LONGEST = 8195, SHIFT = 64 };
 enum { MATRIX = ROWS * LONGEST * 8, VECTOR = LONGEST * 8 };
 
-/* Elsewhere, and under valgrind, float64 rows are compared between instruction sets alone. */
+/* Elsewhere, and under valgrind, float64 rows are only compared between instruction sets. */
 static int wide_is_wide(void)
 {
     volatile wide one = 1;
@@ -28,11 +28,11 @@ typedef struct results {
     char y[MATRIX], stats[3 * ROWS * 8], dx[MATRIX], dgain[VECTOR], dbias[VECTOR], sum[MATRIX], y_of_sum[MATRIX];
 } results;
 
-static _Alignas(CNORM_ALIGN) results plainest, got; /* of baseline; of the one in use */
+static _Alignas(CNORM_ALIGN) results plainest, got; /* results of baseline; of the instruction set in use */
 static _Alignas(CNORM_ALIGN) char x[MATRIX], dy[MATRIX], gain[VECTOR], bias[VECTOR], partials[2 * VECTOR];
 static wide xhat[ROWS][LONGEST], rstd[ROWS];
 
-/* one case: what is being tested, for messages */
+/* the case under test, for messages */
 static struct { operation op; cnorm_dtype dtype, computed; row_kind kind; ptrdiff_t n; double eps; int with_gain, with_bias; } now;
 #define CASE "%s norm, %s, %s, n = %td, eps = %g, gain %d, bias %d, on %s"
 #define CASE_ARGUMENTS now.op == RMS_NORM ? "RMS" : "layer", dtype_names[now.dtype], row_names[now.kind], now.n, now.eps, \
@@ -44,7 +44,7 @@ static wide gain_at(ptrdiff_t j) { return now.with_gain ? (wide)get(now.computed
 /* |error of xhat| <= this * max(1, |xhat|) */
 static wide contract(void) { return (wide)1e-6 * (wide)roundoff(now.computed) / (wide)0x1p-24; }
 
-/* the i-th of dtype is as wanted; one of a storage type is rounded once more, and may not reach so far */
+/* element i is within `allowed` of `want`; a storage type is rounded once more, and infinite beyond its range */
 static void within(const char *what, cnorm_dtype dtype, const void *buffer, ptrdiff_t i, wide want, wide allowed)
 {
     const double value = get(dtype, buffer, i);
@@ -87,7 +87,7 @@ static void forward_is_right(void)
 static void backward_is_right(void)
 {
     const wide u = (wide)roundoff(now.computed), n = (wide)now.n, lanes = now.computed == CNORM_F64 ? 16 : 32;
-    const wide sums = (ceil(fmin(n, 8192) / lanes) + 5) * u; /* a lane's chain and the halving tree */
+    const wide sums = (ceil(fmin(n, 8192) / lanes) + 5) * u; /* the chain of a lane and the halving tree */
     static wide dgain[LONGEST], dgain_allowed[LONGEST], dbias[LONGEST], dbias_allowed[LONGEST];
     for (ptrdiff_t j = 0; j < now.n; ++j) dgain[j] = dgain_allowed[j] = dbias[j] = dbias_allowed[j] = 0;
     for (ptrdiff_t row = 0; row < ROWS; ++row) {
@@ -124,7 +124,7 @@ static void same_bits(const char *what, cnorm_dtype dtype, void *a, void *b, ptr
               CASE_ARGUMENTS, what, i, get(dtype, a, i), get(dtype, b, i));
 }
 
-/* Past the caches, too: api.c chooses that for large outputs, here the kernel is asked for it. Alignments: as allocated,
+/* With non-temporal stores, which api.c chooses for large outputs; here they are requested. Alignments: as allocated,
  * and another for every n. */
 static void same_when_streaming(results *r, const void *g, const void *b)
 {
@@ -206,7 +206,7 @@ static void norms(ptrdiff_t n)
             fill_row(kind, now.dtype, ROWS * n, x, &state);
             fill_row(MEAN_0, now.dtype, ROWS * n, dy, &state);
             fill_affine(now.dtype, n, gain, bias, &state);
-            for (int full = 0; full < 2; ++full) { /* gain and bias, and another choice for every n */
+            for (int full = 0; full < 2; ++full) { /* with gain and bias, and with a subset that depends on n */
                 const int choice = full ? 3 : (int)(n % 3);
                 now.with_gain = choice & 1, now.with_bias = choice >> 1, now.eps = (n / 3 + (int)kind + full) % 2 ? 1e-5 : 0;
                 now.op = LAYER_NORM;
@@ -217,7 +217,7 @@ static void norms(ptrdiff_t n)
         }
 }
 
-/* y is at most the distance of float32 numbers away */
+/* y is within one spacing of float32 numbers of the exact value */
 static int within_one_ulp(float y, double exact)
 {
     const double magnitude = fmax(fabs(exact), 0x1p-126);

@@ -1,9 +1,9 @@
 /* The layer-normalised LSTM (Ba, Kiros, Hinton 2016, Eq. 20-22) and the read-out against plain float64 loops.
  *
- * A unit-gain LN-LSTM is chaotic: free runs drift apart with no bug anywhere. So each step starts from the float64
- * trajectory's state rounded to float32, and beside every number the variance of its error is carried along, roundings
+ * A unit-gain LN-LSTM is chaotic: rounding errors of free runs grow with time. So each step starts from the float64
+ * trajectory's state rounded to float32, and the variance of each number's error is propagated with it, roundings
  * taken as independent; four standard deviations are allowed. Worst-case bounds would allow a hundred times as much.
- * Bit for bit, free runs must agree: between instruction sets, and however the steps are cut.
+ * Free runs must agree bit for bit between instruction sets, and however the steps are divided into calls.
  */
 #include "network.h"
 
@@ -58,7 +58,7 @@ static void normalise(ptrdiff_t n, double eps, const float *gain, uncertain *z)
 
 static double sigmoid(double a) { return 1 / (1 + exp(-a)); }
 
-/* h, c [units] move on by one step; y [outputs] */
+/* advances h, c [units] by one step; y [outputs] */
 static void reference_step(const network *net, const float *x, double *h, double *c, uncertain *h_out, uncertain *c_out, uncertain *y)
 {
     static uncertain zx, zh, ln;
@@ -74,7 +74,7 @@ static void reference_step(const network *net, const float *x, double *h, double
         zx.s[j] += zh.s[j] + square(U) * (square(zx.v[j] + zh.v[j]) + square(a));
         zx.v[j] = a;
     }
-    for (ptrdiff_t j = 0; j < units; ++j) { /* (4): sigmoid is at most 1/4 steep, tanh 1; each is rounded, as all else */
+    for (ptrdiff_t j = 0; j < units; ++j) { /* (4): the slope of sigmoid is at most 1/4, of tanh 1; each is rounded */
         const double f = sigmoid(zx.v[j]), i = sigmoid(zx.v[units + j]), g = tanh(zx.v[3 * units + j]);
         const double carried = f * c[j], added = i * g;
         ln.v[j] = c_out->v[j] = carried + added;

@@ -1,11 +1,11 @@
-/* Threads that share the rows of a backward pass give the bits of the one call, and streams in threads that share one
- * network give the bits of each alone. So does a forward pass; all on small stacks. */
+/* Threads that share the rows of a backward pass give the bits of a single call, and streams in threads that share one
+ * network have the bits that each has alone. The same for a forward pass; all threads have small stacks. */
 #include "network.h"
 
 #include <limits.h>
 #include <pthread.h>
 
-/* 64 KiB, as embedded threads have them, or the least that the system allows; the sanitizers' own frames are larger */
+/* 64 KiB, as in embedded systems, or the system's minimum; sanitizers have larger stack frames */
 static pthread_t start(void *(*work)(void *argument), void *argument)
 {
     pthread_t thread;
@@ -27,7 +27,7 @@ static char gain[N * 8], dgain[N * 8], dbias[N * 8], wanted_dgain[N * 8], wanted
 
 typedef struct share { cnorm_dtype dtype; int first, threads; cnorm_status status; } share;
 
-/* every `threads`-th block, so that neighbours are done by different threads */
+/* every `threads`-th block, so that adjacent blocks are computed by different threads */
 static void *blocks(void *argument)
 {
     share *const s = argument;
@@ -67,7 +67,7 @@ static void backward(cnorm_dtype dtype)
     }
 }
 
-/* rows long enough to be kept beside their gain and bias, on the stack, from their sums to their output */
+/* rows long enough for the kept-row path, which holds row, gain and bias on the stack */
 enum { LONG_ROWS = 3, LONG = 2000 };
 static _Alignas(CNORM_ALIGN) char y[2][LONG_ROWS * LONG * 8], sum[2][LONG_ROWS * LONG * 8];
 static char long_gain[LONG * 8], long_bias[LONG * 8];
@@ -132,7 +132,7 @@ static void streams(void)
 
 int main(void)
 {
-    streams(); /* first, so that its threads race for the choice of instruction set */
+    streams(); /* first, so that its threads race to select the instruction set */
     FOR_EACH_ISA(isa)
         for (int i = 0; i < DTYPES; ++i) backward(dtypes[i]), forward(dtypes[i]);
     return check_result();

@@ -1,4 +1,4 @@
-/* cnorm_train.h: the tape's y has the bits of cnorm_run, gradients have one hash everywhere, and what is refused. */
+/* cnorm_train.h: the tape's y has the bits of cnorm_run, gradients have the same hash everywhere; refused arguments. */
 #include "cnorm_train.h"
 #include "network.h"
 
@@ -12,7 +12,7 @@ static uint64_t hash_of(uint64_t hash, const void *data, ptrdiff_t bytes)
     return hash;
 }
 
-/* the gradients of a network, each in memory of its own */
+/* the gradients of a network, each in a buffer of its own */
 typedef struct gradients {
     cnorm_gradient of[NETWORK_LAYERS];
     float *arrays[9];
