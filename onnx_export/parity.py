@@ -39,20 +39,24 @@ UNIT = 2.0**-24  # unit roundoff of float32
 
 
 def bound(longest: int, exact: np.ndarray, unit: float = UNIT, sensitivity: float = 0.0) -> float:
-    """How far one step may be from float64: the larger of 4 u sqrt(n) max(1, max|exact|) and 4 `sensitivity`.
+    """Allowed difference of one step from float64: the larger of 4 u sqrt(n) max(1, max|exact|) and 4 `sensitivity`.
 
-    Each of the n additions of a product rounds by at most u times the partial sum, u / sqrt(3) in the mean
-    square; if the terms have no preferred sign the roundings add up to u sqrt(n / 6) times the size of the
-    finished sum (one chain of additions; blocked sums do better). Normalisation divides the sum and its error
-    alike, sigmoid and tanh do not enlarge an error, and the step adds two such errors for the gates and a
-    third through the cell's own norm: with four standard deviations for the largest of the elements,
-    4 u sqrt(n) sqrt(3 / 6), and the remaining factor sqrt(2) for gains above one and what is done element by
-    element. Sums shorter than 64 count as 64: there those roundings outweigh the sums'. For float32 and
-    n = 64 this is 1.9e-6. Values above 1 (cells, logits) round in proportion to their size.
+    u is the unit roundoff `unit`, n the number of terms `longest`. The first bound is derived as follows.
 
-    Where a norm meets numbers that hardly differ (the cell of a layer of two units, say) it enlarges the
-    errors that reach it, however they came about. The float64 graph shows by how much: `sensitivity` is how far
-    its results move when the step's inputs are off by u sqrt(n / 6).
+    - A matrix product adds n terms one after the other. Each addition rounds by at most u times the partial sum, in the
+      root mean square by u / sqrt(3) times it. For terms of random sign these errors add up to u sqrt(n / 6) times the
+      size of the sum. (Blocked sums have smaller errors.)
+    - Normalisation divides the sum and its error alike; sigmoid and tanh do not enlarge an error.
+    - A step adds three such errors: two for the gates, one through the norm of the cell. Four standard deviations allow
+      for the largest of many elements: 4 u sqrt(n) sqrt(3 / 6).
+    - A factor sqrt(2) allows for gains above one and for elementwise operations.
+
+    Sums shorter than 64 count as 64, because elementwise rounding dominates there. For float32 and n = 64 the bound is
+    1.9e-6. Values above 1 (cells, logits) round in proportion to their size.
+
+    A norm over nearly equal numbers, such as the cell of a layer of two units, enlarges all errors of its input.
+    `sensitivity` measures this on the float64 graph: the change of its results when the step's inputs change by
+    u sqrt(n / 6), relatively.
     """
     # infinity and NaN do not enlarge the bound
     size = float(np.max(np.abs(exact), initial=1.0, where=np.isfinite(exact)))
@@ -327,11 +331,11 @@ class _Measure:
             self._add(engine, against, tensor, _apart(results[tensor], value), value, allowed, place)
 
     def chunks(self, engine, single, whole, recording) -> None:
-        """The same steps in other calls.
+        """Compare the same steps computed in different calls.
 
-        A Scan or Loop runs the same operators on the same numbers, so its bits are the same. The operators LSTM, GRU
-        and RNN multiply all frames of a call at once and may round otherwise; they have no norm that would enlarge
-        an error, so each step may add one of its own.
+        A Scan or Loop runs the same operators on the same numbers, so its results must be bit-identical. The operators
+        LSTM, GRU and RNN multiply all frames of a call at once and may round differently. They have no norm that would
+        enlarge an error, so each step adds one allowed error.
         """
         for tensor, exact in single.items():
             apart = np.where(whole[tensor] == exact, 0.0, _apart(whole[tensor], exact))

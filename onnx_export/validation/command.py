@@ -22,7 +22,7 @@ from onnx_export.validation.codes import CODES
 from onnx_export.validation.report import CANNOT, REFUSED, SCHEMA, SOUND, UNSOUND, ValidationReport, show
 
 _POSITIVE = click.FloatRange(0, min_open=True)
-_MOST_MEMORY = 2.0**30  # GiB: any more is the same
+_MOST_MEMORY = 2.0**30  # GiB; larger values are cut to this
 
 
 def _sizes(_context, _option, values: tuple[str, ...]) -> dict[str, int]:
@@ -91,7 +91,7 @@ def validate(context, models, size, strict, require_norm, shape, html, like, loc
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         if len(paths) > 1:
-            os._exit(CANNOT)  # other threads wait for their children, which end with this process
+            os._exit(CANNOT)  # do not wait for the other threads: their children end with this process
         context.exit(CANNOT)
     codes = [report.exit_code(strict=strict, require_norm=require_norm) for report in reports]
     _print(reports, shape)
@@ -115,7 +115,7 @@ def explain(code: str | None) -> None:
 
 
 def _found(models: tuple[Path, ...]) -> list[Path]:
-    """The files, and of each folder all that are named .onnx."""
+    """The given files, and all .onnx files in the given folders and below."""
     found: list[Path] = []
     for path in models:
         inside = sorted(path.rglob("*.onnx")) if path.is_dir() else [path]
@@ -142,7 +142,7 @@ def _validated(paths: list[Path], workers: int, progress: _Progress, options: di
 
 
 def _hold(report: ValidationReport, like: Path, options: dict) -> None:
-    """Add what differs from the reference to the findings."""
+    """Compare the norms with those of the reference and add the differences to the findings."""
     try:
         if like.suffix == ".json":
             reference = locks.read_lock(like.read_text(encoding="utf-8"))
@@ -161,7 +161,7 @@ def _hold(report: ValidationReport, like: Path, options: dict) -> None:
 def _print(reports: list[ValidationReport], shape: str) -> None:
     stdout = sys.stdout
     if hasattr(stdout, "reconfigure"):
-        stdout.reconfigure(errors="replace")  # a terminal that knows ASCII alone
+        stdout.reconfigure(errors="replace")  # for terminals that support ASCII only
     if shape == "json":
         many = {"schema": SCHEMA, "reports": [json.loads(report.to_json()) for report in reports]}
         click.echo(reports[0].to_json() if len(reports) == 1 else json.dumps(many, indent=1))
@@ -184,7 +184,7 @@ def _page(report: ValidationReport) -> str:
 
 
 def _written(option: str, path: Path, text: str, report: ValidationReport) -> bool:
-    """Write a file, unless it holds tensors of the model; whether it was written."""
+    """Write a file, unless it is external data of the model; returns whether it was written."""
     try:
         if any(replaces(path, file) for file in report.external_data):
             raise FileExistsError(errno.EEXIST, "it holds tensors of MODEL")
@@ -196,7 +196,7 @@ def _written(option: str, path: Path, text: str, report: ValidationReport) -> bo
 
 
 def _keep_apart(outputs: dict[str, Path | None], others: dict[str, Path | None]) -> None:
-    """A usage error where an output would take the place of a file that is an input, or of the other output."""
+    """Raise a usage error if an output would replace an input file or another output."""
     for option, path in outputs.items():
         if path is None:
             continue
@@ -209,7 +209,7 @@ def _keep_apart(outputs: dict[str, Path | None], others: dict[str, Path | None])
 
 
 class _Progress:
-    """A bar on a terminal, silence elsewhere."""
+    """A progress bar on a terminal; nothing if the output is no terminal."""
 
     def __init__(self, stream) -> None:
         from rich.console import Console
@@ -228,7 +228,7 @@ class _Progress:
         self._bar.stop()
 
     def of(self, path: Path) -> Callable[[str, int, int], None]:
-        """What `validate` calls for one model."""
+        """The progress callback of `validate` for one model."""
         name = f"{printable(path.name)} " if self.total > 1 else ""
 
         def update(stage: str, done: int, total: int) -> None:
@@ -238,7 +238,7 @@ class _Progress:
         return update
 
     def finished(self) -> None:
-        """One model more is done."""
+        """Count one model as done."""
         self._done += 1
         if self.total > 1:
             self._bar.update(self._task, description=f"{self._done} of {self.total} models")

@@ -157,7 +157,7 @@ class Moments(Values):
         return None if not axes and attribute(node, "noop_with_empty_axes", 0) else axes
 
     def _contracted(self, node: onnx.NodeProto) -> tuple[int, ...] | None:
-        """The axes over which Einsum sums the squares of one value, as in "bti,bti->bt"."""
+        """The axes over which an Einsum sums the squares of one value, as in "bti,bti->bt"."""
         equation = next((a.s.decode("ascii", "replace") for a in node.attribute if a.name == "equation"), "")
         terms, _, result = equation.replace(" ", "").partition("->")
         one, _, other = terms.partition(",")
@@ -167,7 +167,7 @@ class Moments(Values):
         return axes if axes and [letter for letter in one if letter in result] == list(result) else None
 
     def _averaged(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
-        """A product with a matrix whose every element is 1/n: the mean over the last axis."""
+        """The mean over the last axis, as a product with a matrix whose elements are all 1/n."""
         matrix = self.scope.constant(node.input[1]) if len(node.input) == 2 else None
         if matrix is None or matrix.ndim != 2 or not matrix.size or matrix.shape[1] not in (1, matrix.shape[0]):
             return None
@@ -179,7 +179,7 @@ class Moments(Values):
         return Mean(source, axes, True, (*casts, node, *path), reshaped=reshaped, stored_reciprocal=True)
 
     def _pooled(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
-        """GlobalAveragePool, or AveragePool with one window: the mean over all axes behind the first two."""
+        """The mean over all axes after the first two, as GlobalAveragePool or as AveragePool with one window."""
         source, casts = self.strip(node.input[0])
         shape = self.scope.shape(source)
         if shape is None or len(shape) < 3:
