@@ -1,4 +1,4 @@
-"""Packed networks, and the two activations that they are built on (private, tested)."""
+"""Networks of packed weights, and the activations sigmoid and tanh (private; exposed for tests)."""
 
 cdef elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *) noexcept nogil, x, out):
     cdef cnp.ndarray a = as_array(x, "x"), y
@@ -13,17 +13,17 @@ cdef elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *) noexcept n
 
 
 def sigmoid(x, out=None):
-    """1/(1 + exp(-x)) of a float32 array, at most 1 ULP, monotone."""
+    """1/(1 + exp(-x)) of a float32 array; monotone, with an error of at most 1 ULP."""
     return elementwise(cnorm_sigmoid_f32, x, out)
 
 
 def tanh(x, out=None):
-    """tanh(x) of a float32 array, at most 1 ULP, monotone."""
+    """tanh(x) of a float32 array; monotone, with an error of at most 1 ULP."""
     return elementwise(cnorm_tanh_f32, x, out)
 
 
 cdef cnp.ndarray aligned_zeros(ptrdiff_t floats):
-    """float32 zeros on a CNORM_ALIGN boundary."""
+    """An array of float32 zeros, aligned to CNORM_ALIGN bytes."""
     cdef cnp.ndarray raw = np.zeros(floats * 4 + CNORM_ALIGN, np.uint8)
     cdef ptrdiff_t start = -(<ptrdiff_t>cnp.PyArray_DATA(raw)) % CNORM_ALIGN
     return raw[start + (CNORM_ALIGN if start < 0 else 0):][:floats * 4].view(np.float32)
@@ -36,7 +36,7 @@ CELL_NORM = {"none": CNORM_CELL_NORM_NONE, "output": CNORM_CELL_NORM_OUTPUT, "ca
 RESET = {"after": CNORM_RESET_AFTER, "candidate": CNORM_RESET_CANDIDATE, "before": CNORM_RESET_BEFORE}
 
 
-INT8_COLS = CNORM_INT8_COLS  # of the longest row of int8 weights
+INT8_COLS = CNORM_INT8_COLS  # length of the longest row of int8 weights
 
 
 cdef cnorm_weight_type weight_type_of(dtype) except *:
@@ -52,14 +52,14 @@ def round_matrix(cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group, dtype):
     ----------
     w : ndarray [gates * units, inputs], float32, C-contiguous
     gates, group : int
-        As of `cnorm_matrix`.
+        As in `cnorm_matrix`.
     dtype : int8, float16 or float32
 
     Returns
     -------
     rows : ndarray [gates * units, inputs], dtype
     scales : ndarray [gates * units], float32
-        None but for int8.
+        None unless dtype is int8.
     """
     cdef cnorm_matrix m
     cdef cnp.ndarray rows = np.zeros((<object>w).shape, dtype), scales = np.zeros(len(w), np.float32)
@@ -72,18 +72,18 @@ def round_matrix(cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group, dtype):
     return rows, scales if m.type == CNORM_WEIGHT_I8 else None
 
 
-@cython.no_gc_clear  # finalisers run by the garbage collector may still step a stream that uses the packed arrays
+@cython.no_gc_clear  # a finaliser may still step a stream that uses the packed arrays, so they are not cleared before
 cdef class Network:
-    """Packed weights of a stack of layers: what `cnorm.Model` computes with. Never written after construction.
+    """Packed weights of a stack of layers, with which `cnorm.Model` computes. Not written after construction.
 
     Parameters
     ----------
     layers : sequence of (kind, layer, size)
-        What `cnorm.layers.flat` returns; their sizes fit one another.
+        As returned by `cnorm.layers.flat`; the sizes of neighbours must fit.
     identity : bytes, 32
-        Hash of configuration and weights; ties a saved stream to its model.
+        Hash of configuration and weights; a saved stream holds it and is restored by the same model only.
     first : int
-        The number of its first recurrent layer, in the names of states.
+        The number of its first recurrent layer in the names of states, h0, c0, ...
     """
     cdef cnorm_layer *layers
     cdef int count
@@ -91,7 +91,7 @@ cdef class Network:
     cdef readonly ptrdiff_t input_size, output_size
     cdef readonly bytes identity
     cdef tuple state_arrays  # (name, units, offset in the state) of each recurrent array
-    cdef cnp.ndarray initial  # the state at the start
+    cdef cnp.ndarray initial  # the initial state
     cdef ptrdiff_t state_floats
     cdef readonly ptrdiff_t macs, nbytes  # macs: multiply-adds of one step; nbytes: of all panels
     cdef tuple memory  # keeps the packed arrays alive
@@ -112,7 +112,8 @@ cdef class Network:
             self.state_floats += cnorm_layer_state_floats(&self.layers[i])
         self.memory = tuple(memory)
         outputs = cnorm_scratch_floats(self.layers, self.count, 1)
-        if outputs > max(1 << 24, 8 * self.macs):  # each output has its own: a file of activations could fill memory
+        # each layer has its own array of outputs: a file of many activations could fill the memory
+        if outputs > max(1 << 24, 8 * self.macs):
             raise ValueError(f"layers take {4 * outputs} bytes for the outputs of one step: more than 64 MiB, and more "
                              f"than 8 times the {4 * self.macs} bytes of their weights")
         self.state_arrays = tuple(arrays)
@@ -148,7 +149,7 @@ cdef class Network:
         return 0
 
     cdef int add_cell(self, cnorm_layer *to, layer, int number, list memory, list arrays, list starts) except -1:
-        """A recurrent layer, whose state lies behind the `state_floats` of those before it."""
+        """Add a recurrent layer; its state follows the `state_floats` of the layers before it."""
         to.kind = CNORM_LAYER_CELL
         tensors = layer.packed()
         self.pack_cell(&to.as_.cell, layer, tensors, memory)
@@ -167,7 +168,7 @@ cdef class Network:
         shapes = {"weight_x": (gates * units, layer.input_size), "weight_n": (units, units),
                   "weight_h": ((gates - (tensors["weight_n"] is not None)) * units, layer.output_size),
                   "weight_p": (layer.output_size, units)}
-        for name, shape in shapes.items():  # the kernels read exactly so much
+        for name, shape in shapes.items():  # the kernels read exactly this much
             if tensors[name] is not None and tensors[name].shape != shape:
                 raise ValueError(f"{name} of {layer!r} must be packed as {shape}, got {tensors[name].shape}")
         cell.kind = <cnorm_cell_kind><int>CELL_KIND[spec.kind]
@@ -187,7 +188,7 @@ cdef class Network:
             cell.weight_n = self.pack(tensors["weight_n"], layer.rows.get("weight_n"), 1, 0, memory)
         if tensors["weight_p"] is not None:
             cell.weight_p = self.pack(tensors["weight_p"], layer.rows.get("weight_p"), 1, 0, memory)
-        # an array that is added to a product has the length of the packed product
+        # arrays that are added to a product must be as long as the packed product
         cell.inside_x = padded(tensors["inside_x"], gates, units, CNORM_GATE_PAD, memory)
         cell.inside_h = padded(tensors["inside_h"], gates, units, CNORM_GATE_PAD, memory)
         cell.gain_x = padded(tensors["gain_x"], gates, units, 0, memory)
@@ -200,7 +201,7 @@ cdef class Network:
         return 0
 
     cdef cnorm_matrix pack(self, cnp.ndarray w, rounded, ptrdiff_t gates, ptrdiff_t group, list memory) except *:
-        """w [gates * units, inputs], or the `Rows` that it is rounded to."""
+        """Pack w [gates * units, inputs], or `rounded`, the `Rows` that it was rounded to, unless that is None."""
         cdef cnorm_matrix m
         cdef cnp.ndarray panels, rows = w, scales
         cdef const float *scale = NULL
@@ -238,7 +239,7 @@ cdef class Network:
 
 
 cdef const float *padded(object v, ptrdiff_t gates, ptrdiff_t units, ptrdiff_t more, list memory) except? NULL:
-    """v [gates * units] as [gates, padded units], and `more` zeros; NULL for None."""
+    """v [gates * units] padded to [gates, padded units], followed by `more` zeros; NULL for None."""
     cdef ptrdiff_t width = cnorm_padded_units(units)
     cdef cnp.ndarray wide
     if v is None:

@@ -1,4 +1,4 @@
-"""One step of many streams of a model, which reads the weights once."""
+"""One step of many streams of a model; the weights are read once for all of them."""
 
 
 def step_many(Network network not None, streams, x, out=None, reset=None):
@@ -40,7 +40,7 @@ def step_many(Network network not None, streams, x, out=None, reset=None):
 
 
 cdef list streams_of(Network network, object streams):
-    """The streams as a list, checked to be of this network and each there once."""
+    """The streams as a list, checked to be of this network and to have no stream twice."""
     cdef ptrdiff_t i
     if not hasattr(streams, "__iter__"):
         raise TypeError(f"streams must be a sequence of Stream, got {type(streams).__name__}")
@@ -68,7 +68,7 @@ cdef cnp.ndarray mask_of(object reset, ptrdiff_t n):
 
 cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.ndarray y, cnp.ndarray mask,
                   cnp.ndarray scratch) except -1:
-    """Step streams that are locked; the arguments are checked, and nothing fails."""
+    """Step streams whose locks are held. All arguments have been checked, so this can't fail half-way."""
     cdef ptrdiff_t n = len(streams), i, rows = max(1, min(n, CNORM_ROWS))
     cdef const float *px = <const float *>cnp.PyArray_DATA(x)
     cdef float *py = <float *>cnp.PyArray_DATA(y)

@@ -1,22 +1,22 @@
-"""Streams: the recurrent state of a model, stepped, saved and restored."""
+"""Streams: a recurrent state of a model, with functions to step, save and restore it."""
 
 # Format 2 of Stream.save, little-endian; docs/cells.md has the table:
 #     16 bytes  SAVED
 #     32 bytes  identity of the model
 #      8 bytes  frames, unsigned
-#      4 bytes  for each float of the state: the arrays in the order of `Stream.state`, without padding
+#      4 bytes  for each float of the state: the arrays of `Stream.state` in their order, without padding
 #      4 bytes  CRC-32 (zlib's) of all bytes before it
 cdef bytes SAVED = b"cnorm stream 2\n\0"
 cdef bytes SAVED_1 = b"cnorm stream 1\n"  # no checksum, no frames: refused
 cdef int HEAD = 56
 
 
-@cython.no_gc_clear  # finalisers run by the garbage collector may still use a stream
+@cython.no_gc_clear  # a finaliser may still use a stream, so its members are not cleared before
 cdef class Stream:
-    """One conversation with a `Model`: its own recurrent state, stepped by one thread at a time.
+    """One sequence that a `Model` processes step by step: a recurrent state, used by one thread at a time.
 
-    Made by ``model.stream()``; the state starts at zero, or at what the cells have learned. A stream is small: the
-    state and one step's scratch. A NaN or infinity in x goes into the state and stays there until `reset`: see
+    Made by ``model.stream()``, in the initial state: zero, or the state that the cells have learned. A stream is small:
+    the state and scratch for one step. A NaN or infinity in x spreads into the state and stays there until `reset`: see
     `is_finite`, and ``model.stream(check=True)``, which refuses such an x.
 
     Parameters
@@ -28,9 +28,9 @@ cdef class Stream:
     ----------
     model : Model
     frames : int
-        How many steps the stream has made since its start or its last `reset`.
+        Number of steps since the stream was made or last reset.
     is_finite : bool
-        Whether the state has neither a NaN nor an infinity.
+        Whether the state has no NaN and no infinity.
     """
     cdef object __weakref__
     cdef readonly object model
@@ -39,8 +39,8 @@ cdef class Stream:
     cdef cnp.ndarray state_memory, scratch_memory
     cdef float *state_
     cdef bint checks  # whether x must be finite
-    cdef int busy  # 1 while a thread is inside
-    cdef long owner  # its process, while it has given the GIL away; else 0
+    cdef int busy  # the lock: 1 while a thread uses the stream
+    cdef long owner  # process id of that thread while it runs without the GIL; else 0
 
     def __cinit__(self, model, network=None, bint check=False):
         if network is None:
@@ -54,12 +54,16 @@ cdef class Stream:
         self.state_ = <float *>cnp.PyArray_DATA(self.state_memory)
 
     cdef int enter(self, bint replaces_state=False) except -1:
-        """Take the lock. One that a fork copied, held by a thread that the child lacks, is freed by a new state."""
+        """Take the lock.
+
+        If the process was forked while another thread held it, that thread does not exist in the child and the state
+        may be half-written: then only calls that replace the whole state may take over the lock.
+        """
         cdef long process
         if try_lock(&self.busy):
             return 0
         process = os.getpid()
-        if self.owner == 0 or self.owner == process:  # nothing between this and the end lets another thread run
+        if self.owner == 0 or self.owner == process:  # from here to the end the GIL is held
             raise RuntimeError("this stream is in use by another thread; give each thread a stream of its own")
         if not replaces_state:
             raise RuntimeError("this stream was in use by another thread when the process forked, and its state may be "
@@ -80,7 +84,7 @@ cdef class Stream:
         cdef bint release = net.macs * steps > RELEASE_GIL_ABOVE_MACS
         cdef long process = os.getpid() if release else 0
         cdef cnorm_status status
-        self.enter()  # and nothing fails after it
+        self.enter()  # nothing between this and `leave` may raise
         self.owner = process
         if release:
             with nogil:
@@ -122,13 +126,13 @@ cdef class Stream:
             y = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&self.network.output_size, cnp.NPY_FLOAT32, 0)
         else:
             y = output_frames(out, 1, 0, self.network.output_size)
-            if cnp.PyArray_DATA(y) != cnp.PyArray_DATA(a) and not disjoint(y, a):  # else x is overwritten unread
+            if cnp.PyArray_DATA(y) != cnp.PyArray_DATA(a) and not disjoint(y, a):  # y overwrites x too early
                 a = np.array(a, order="C", copy=True)
         self.run(a, y, 1, self.scratch_memory, 1)
         return y
 
     def process(self, x, out=None):
-        """Many steps, one after the other: the same bits as `step` on each row.
+        """Many steps, one after the other, with the same bits as `step` on each row.
 
         Parameters
         ----------
@@ -155,7 +159,7 @@ cdef class Stream:
             y = output_frames(out, 2, shape[0], shape[1])
             if not disjoint(y, a):  # a later row of x could be overwritten before it is read
                 a = np.array(a, order="C", copy=True)
-        if shape[0] > 1:  # several steps share one reading of the weights for the input, in scratch of their own
+        if shape[0] > 1:  # the product with the inputs is done for several steps at a time, in larger scratch
             self.run(a, y, shape[0], self.network.scratch(min(shape[0], CNORM_ROWS)), min(shape[0], CNORM_ROWS))
         else:
             self.run(a, y, shape[0], self.scratch_memory, 1)
@@ -183,16 +187,16 @@ cdef class Stream:
 
     @property
     def is_finite(self):
-        """Whether the state has neither a NaN nor an infinity; RuntimeError if another thread is using this stream."""
+        """Whether the state has no NaN and no infinity; RuntimeError if another thread is using this stream."""
         return all([np.isfinite(a).all() for a in self.state().values()])
 
     def set_state(self, state):
-        """Replace the whole recurrent state; `frames` stays.
+        """Replace the whole recurrent state; `frames` does not change.
 
         Parameters
         ----------
         state : mapping of str to ndarray, shape (units,), float32
-            The names and shapes of `state`, all of them, finite.
+            All arrays that `state` returns, with the same names and shapes; finite.
 
         Raises
         ------
@@ -206,7 +210,7 @@ cdef class Stream:
         self.replace(self.checked(state), self.frames)
 
     cdef cnp.ndarray checked(self, state):
-        """A given state in the layout of `state_memory`."""
+        """A given state, checked, in the layout of `state_memory`."""
         expected = {name: units for name, units, _ in self.network.state_arrays}
         if not hasattr(state, "keys"):
             raise TypeError(f"state must be a mapping of names to arrays, got {type(state).__name__}")
@@ -221,16 +225,16 @@ cdef class Stream:
         return whole
 
     cdef int replace(self, cnp.ndarray whole, unsigned long long frames) except -1:
-        self.enter(True)  # and nothing fails after it
+        self.enter(True)  # nothing between this and `leave` may raise
         memcpy(self.state_, cnp.PyArray_DATA(whole), self.network.state_floats * sizeof(float))
         self.frames = frames
         self.leave()
         return 0
 
     def reset(self, state=None):
-        """Back to the state at the start, zero or what the cells have learned, or to a given one; `frames` is then 0.
+        """Set the initial state, zero or the one that the cells have learned, or a given state; `frames` becomes 0.
 
-        In a child process it also frees a stream that another thread was stepping when the parent forked.
+        In a child process it also unlocks a stream that another thread was stepping when the parent forked.
 
         Parameters
         ----------
@@ -245,13 +249,13 @@ cdef class Stream:
         self.replace(self.network.initial if state is None else self.checked(state), 0)
 
     def save(self):
-        """The state as bytes, for ``model.restore``, here or in another process or machine.
+        """The state as bytes for ``model.restore``, in this or another process, on this or another machine.
 
         Returns
         -------
         bytes
             Model.identity, `frames` and the state, with a checksum; docs/cells.md has the layout. A state that has a
-            NaN or infinity is saved too, but ``model.restore``, and with it copying and unpickling, refuses it.
+            NaN or infinity can be saved, but not restored, so that such a stream can't be copied or unpickled.
 
         Raises
         ------
@@ -271,7 +275,7 @@ cdef class Stream:
         return bytes(saved) + zlib.crc32(saved).to_bytes(4, "little")
 
     def restore(self, saved):
-        """Replace the state and `frames` by those that `save` wrote to bytes.
+        """Replace the state and `frames` by those in bytes that `save` returned.
 
         Parameters
         ----------
@@ -333,7 +337,7 @@ def _stream_from(model, saved, check=False):
 
 
 cdef int check_finite(cnp.ndarray x, str name) except -1:
-    """x is C-contiguous float32; the message names the first element that is NaN or infinite."""
+    """Refuse NaN and infinity in x, which is C-contiguous float32; the message names the first such element."""
     cdef const float *p = <const float *>cnp.PyArray_DATA(x)
     cdef ptrdiff_t i
     for i in range(cnp.PyArray_SIZE(x)):
@@ -344,7 +348,7 @@ cdef int check_finite(cnp.ndarray x, str name) except -1:
 
 
 cdef cnp.ndarray input_frames(object x, str name, int ndim, ptrdiff_t width):
-    """x as a C-contiguous, aligned float32 array [width] or [steps, width]."""
+    """x as a C-contiguous, aligned float32 array, [width] if ndim is 1, [steps, width] if it is 2."""
     cdef cnp.ndarray a = as_array(x, name)
     if cnp.PyArray_TYPE(a) != cnp.NPY_FLOAT32 or not cnp.PyArray_ISNOTSWAPPED(a):
         raise TypeError(f"{name} must have dtype float32, got {quoted(a.dtype)}")
@@ -357,7 +361,7 @@ cdef cnp.ndarray input_frames(object x, str name, int ndim, ptrdiff_t width):
 
 
 cdef cnp.ndarray output_frames(object out, int ndim, ptrdiff_t steps, ptrdiff_t width):
-    """The caller's output array, checked."""
+    """The caller's output array, checked: float32, contiguous, writable, [width] or [steps, width]."""
     cdef cnp.ndarray y
     check_array(out, "out")
     y = out

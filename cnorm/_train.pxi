@@ -1,25 +1,27 @@
-"""Training: a network with weights of its own, its tape and its gradients; the optimisers' arithmetic (private)."""
+"""Training: a network whose weights can change, its tape and gradients; the updates of the optimisers (private)."""
 
 cdef class Tape:
-    """A packed network that may be written, a tape of `steps` steps of `batch` streams, and the gradients.
+    """A packed network whose weights can change, a tape of `steps` steps of `batch` streams, and the gradients.
+
+    The tape records what the backward pass needs of each step of the forward pass.
 
     Parameters
     ----------
     layers : sequence of (kind, layer, size)
-        As `Network` takes them.
+        As for `Network`.
     steps, batch : int
 
     Attributes
     ----------
     gradients : tuple of dict of str to ndarray
-        Of each layer, by the names of `cnorm.weights.packed`: [gates, units, cols] of a matrix, [gates, units] of a
-        vector that gates share, else [units]. Overwritten by `backward`.
+        For each layer, by the names of `cnorm.weights.packed`: [gates, units, cols] for a matrix, [gates, units] for a
+        vector that is divided among the gates, else [units]. Overwritten by `backward`.
     state : ndarray, shape (batch, state floats), float32
-        Padded; `run` moves it on. `dstate` is its gradient.
+        Padded; updated by `run`. `dstate` is its gradient.
     state_arrays : tuple of (name, units, start)
-        Where h and c of each cell are in a row of `state`.
+        The offset of h and c of each cell in a row of `state`.
     memory : ndarray, float32
-        The tape itself.
+        The memory of the tape.
     """
     cdef readonly Network network
     cdef readonly tuple gradients, state_arrays
@@ -57,7 +59,7 @@ cdef class Tape:
         PyMem_Free(self.to)
 
     cdef float *array(self, dict named, str name, tuple shape, bint there) except? NULL:
-        """Room for a gradient, padded where it is not a matrix's; NULL if the layer has no such array."""
+        """Allocate a gradient, padded if it is not a matrix; NULL if the layer has no such array (`there` is false)."""
         cdef ptrdiff_t last = shape[-1], width = last if name.startswith("weight_") else cnorm_padded_units(last)
         cdef cnp.ndarray flat
         if not there:
@@ -97,11 +99,11 @@ cdef class Tape:
         return named
 
     def start(self):
-        """The state of every stream at its start."""
+        """Set every stream to the initial state."""
         self.state[...] = self.network.initial
 
     def load(self, int i, packed):
-        """Replace the weights of a layer by those of `cnorm.weights.packed`, or of another layer's names alike."""
+        """Replace the weights of layer i: those of `cnorm.weights.packed` for a cell, else the layer's by name."""
         cdef cnorm_layer *at = &self.network.layers[i]
         cdef cnorm_cell *cell = &at.as_.cell
         cdef ptrdiff_t offset = 0
@@ -130,7 +132,7 @@ cdef class Tape:
                     self.network.initial[start:start + len(packed[name])] = packed[name]
 
     def run(self, ptrdiff_t first, ptrdiff_t steps, cnp.ndarray x, cnp.ndarray y):
-        """x [steps, batch, inputs] -> y [steps, batch, outputs], both float32 and contiguous, from step `first` on."""
+        """Run and record steps, the first at `first`: x [steps, batch, inputs] -> y [steps, batch, outputs]."""
         cdef const float *px = <const float *>cnp.PyArray_DATA(x)
         cdef float *py = <float *>cnp.PyArray_DATA(y)
         cdef float *state = <float *>cnp.PyArray_DATA(self.state)
@@ -144,7 +146,7 @@ cdef class Tape:
         check(status)
 
     def backward(self, ptrdiff_t first, ptrdiff_t steps, cnp.ndarray dy, dx=None):
-        """dy [steps, batch, outputs] -> gradients, dstate and, if given, dx like x; uses up the tape."""
+        """dy [steps, batch, outputs] -> gradients, dstate and, if given, dx, shaped as x; overwrites the tape."""
         cdef cnorm_backward call
         cdef cnorm_status status
         call.first, call.steps = first, steps
@@ -161,7 +163,7 @@ cdef class Tape:
         check(status)
 
     def drop(self, ptrdiff_t first, ptrdiff_t end):
-        """Forget the steps before `first`; those up to `end` move to the start of the tape."""
+        """Drop the steps before `first`, and move those from `first` to `end` to the start of the tape."""
         check(cnorm_tape_drop(&self.tape, first, end))
 
 
@@ -177,7 +179,7 @@ cdef int repack(cnorm_matrix m, w) except -1:
 
 
 cdef int refill(const float *padded, v, ptrdiff_t gates) except -1:
-    """v [gates * units] into [gates, padded units]"""
+    """Copy v [gates * units] into `padded` [gates, padded units]."""
     cdef cnp.ndarray a
     cdef ptrdiff_t units, width, g
     if padded == NULL:
@@ -192,7 +194,7 @@ cdef int refill(const float *padded, v, ptrdiff_t gates) except -1:
 
 def adam_update(double rate, betas, double eps, powers, cnp.ndarray gradient, double scale, cnp.ndarray weight,
                 cnp.ndarray m, cnp.ndarray v):
-    """One update of flat float32 arrays, see cnorm_train.h; `powers` of the betas, with those of this update."""
+    """One update of flat float32 arrays, see cnorm_train.h; `powers` are those of the betas, this update included."""
     cdef cnorm_adam adam
     adam.rate, adam.eps = rate, eps
     adam.beta1, adam.beta2 = betas
@@ -210,5 +212,5 @@ def sgd_update(double rate, double momentum, cnp.ndarray gradient, double scale,
 
 
 def square_sum(cnp.ndarray g):
-    """Sum of squares of a flat float32 array, in float64 and in a fixed order."""
+    """Sum of the squares of a flat float32 array, in float64 and in a fixed order."""
     return cnorm_square_sum(cnp.PyArray_SIZE(g), <const float *>cnp.PyArray_DATA(g))
