@@ -1,5 +1,6 @@
-"""The largest error of layer_norm beside PyTorch and onnxruntime: 4096 rows of each length, the means that
-docs/numerics.md names, all runtimes on the same rows. Gain 1, bias 0, eps 1e-5. Prints the tables of docs/numerics.md.
+"""Print the tables of docs/numerics.md: the largest errors of layer_norm in cnorm, PyTorch and onnxruntime.
+
+All runtimes get the same rows, 4096 of each length and mean. Gain 1, bias 0, eps 1e-5.
 """
 
 import itertools
@@ -17,26 +18,28 @@ RUNTIMES = ("cnorm", "PyTorch", "onnxruntime, IO binding")
 
 
 def exact(x):
-    """Layer norm of x in longdouble for float64, else in float64."""
+    """The reference: layer norm of x, computed in longdouble for float64 x, else in float64."""
     wide, eps = (np.longdouble, 1e-5) if x.dtype == np.float64 else (np.float64, float(np.float32(1e-5)))
     x = x.astype(wide)
     x -= x.mean(-1, keepdims=True)
-    x -= x.mean(-1, keepdims=True)  # what rounding left of the mean
+    x -= x.mean(-1, keepdims=True)  # again, to remove the rounding error of the mean
     return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)
 
 
 def error(y, wanted):
-    """The largest error, by max(1, |y|); of float16 and bfloat16 by the unit in the last place of max(2^-8, |y|)."""
+    """The largest error divided by max(1, |y|); for float16 and bfloat16, by the unit in the last place (ULP) of
+    max(2^-8, |y|).
+    """
     size = np.abs(wanted)
     if y.itemsize == 2:
         unit = np.spacing(np.maximum(2.0**-8, size).astype(y.dtype)).astype(wanted.dtype)
     else:
         unit = np.maximum(1, size)
-    return float((np.abs(y.astype(wanted.dtype) - wanted) / unit).max())  # NaN where there is one
+    return float((np.abs(y.astype(wanted.dtype) - wanted) / unit).max())  # NaN if any output is NaN
 
 
 def largest_errors(dtype, rows):
-    """Runtime -> its largest error over all lengths; rows(rng, n) makes [PART, n] in a float type."""
+    """The largest error of each runtime over all lengths; rows(rng, n) returns rows [PART, n]."""
     dtype, modules, worst = as_dtype(dtype), contenders.importable()[0], {}
     for n in LENGTHS:
         rng = np.random.default_rng(n)
@@ -45,7 +48,7 @@ def largest_errors(dtype, rows):
             with np.errstate(over="ignore"):
                 x = rows(rng, n).astype(dtype)
             if not np.isfinite(x).all():
-                return {}  # not numbers of this type
+                return {}  # the rows overflow this type
             wanted = exact(x)
             for module in modules:
                 for contender in getattr(module, "layer_norm", lambda **_: [])(x=x, weight=weight, bias=bias):
@@ -56,7 +59,7 @@ def largest_errors(dtype, rows):
 
 
 def cases():
-    """Name -> rows(rng, n), float64."""
+    """Yield (name, rows): rows(rng, n) returns rows [PART, n], float64."""
     for mean in MEANS:
         yield (
             (f"{mean:g}" if mean < 100 else f"1e{math.log10(mean):.0f}"),

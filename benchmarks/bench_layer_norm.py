@@ -1,4 +1,4 @@
-"""Layer norms, forward and backward, for every contender, case and named shape."""
+"""Time layer norms, forward and backward, for every contender, case and named shape."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ MODULES, LEFT_OUT = contenders.importable()
 
 
 def rows():
-    """A contender's module and label for each case, and a skipped one for each sentence about an absent runtime."""
+    """Parameters of the benchmark: module and label of each contender for each case; absent runtimes are skipped."""
     for case in bench.CASES:
         inputs = case.inputs(np.random.default_rng(0), 1, 8)
         for module in MODULES:

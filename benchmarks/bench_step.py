@@ -1,4 +1,4 @@
-"""One step of a recurrent cell, batch 1, for every contender and size."""
+"""Time one step of a recurrent cell, batch 1, for every contender and size."""
 
 import numpy as np
 import pytest

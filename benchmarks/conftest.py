@@ -1,4 +1,4 @@
-"""What the benchmarks share. One thread everywhere: set before NumPy and its like are loaded."""
+"""Fixtures of the benchmarks. The variables that set the number of threads must be set before NumPy is imported."""
 
 import os
 
@@ -13,7 +13,7 @@ from cnorm.tools.contenders.operations import check  # noqa: E402
 
 @pytest.fixture
 def race(benchmark):
-    """Check a contender against float64, then time it; what it ran on goes into the JSON beside the times."""
+    """Check a contender against float64, then time it; the JSON also gets the processor, versions and settings."""
 
     def run(contender, expected):
         check(contender, expected)

@@ -1,6 +1,6 @@
-"""Draws docs/pictures/norm_axes.svg and docs/pictures/norm_invariances.svg: `python -P benchmarks/draw_norms.py`.
+"""Draw docs/pictures/norm_axes.svg and docs/pictures/norm_invariances.svg: `python -P benchmarks/draw_norms.py`.
 
-The second picture is drawn from `cnorm.analysis.invariance_table()`: it shows what was measured.
+The second picture shows the values of `cnorm.analysis.invariance_table()`, computed when it is drawn.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 from cnorm.analysis import NORMS, TRANSFORMATIONS, invariance_table
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
-SIZE, CELL, SLANT = 6, 18, 9  # cells along each edge of a cube, their width, the shift of a cell in depth
+SIZE, CELL, SLANT = 6, 18, 9  # cells along each edge of a cube, width of a cell, offset of a cell along the depth axis
 PLAIN, MEANT, LINE, TEXT, GREEN, GREY = "#f4f4f4", "#3b78b5", "#999999", "#222222", "#d5ead9", "#f1f1f1"
 
 

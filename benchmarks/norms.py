@@ -1,7 +1,7 @@
-"""Batch, group and instance norm beside np.copyto, the price of moving x to y, and PyTorch where it is importable.
+"""Time batch, group and instance norm in cnorm, in PyTorch if it is installed, and np.copyto, which copies x to y.
 
-Every contender is checked against float64 and then timed in turns, as `cnorm bench` does for layer norm. Prints a
-Markdown table; figures above 1 say that cnorm is faster.
+Every contender is checked against float64, and their samples are interleaved, as `cnorm bench` does for layer norm.
+Prints a Markdown table: microseconds of cnorm, and the ratios of the other times to it; above 1, cnorm is faster.
 """
 
 from importlib import util
@@ -20,7 +20,7 @@ EPS = 1e-5
 
 
 def expected(x, dy, groups=None):
-    """y and dx of batch norm, or of group norm, in float64; the weight is 1, the bias 0."""
+    """Reference y and dx in float64, of batch norm, or of group norm if groups is given; weight 1, bias 0."""
     wide = x.astype(np.float64)
     axes = (0, *range(2, x.ndim)) if groups is None else -1
     rows = wide if groups is None else wide.reshape(len(x) * groups, -1)
@@ -32,7 +32,7 @@ def expected(x, dy, groups=None):
 
 
 def cases(x, dy):
-    """(what, cnorm's statement, PyTorch's, what is right), all over the names that `main` gives."""
+    """Yield (operation, cnorm's statement, PyTorch's, right result); the statements use the names of `main`."""
     y, dx = expected(x, dy)
     yield (
         "batch norm, inference",

@@ -1,7 +1,8 @@
-"""`make bench`: one table of ratios, all from one interleaved run on one thread.
+"""`make bench`: one table of ratios from one run on one thread, samples of all contenders interleaved.
 
-Each figure says how many times faster cnorm is, geometric means over the shapes in `cnorm.tools.bench.SIX`; the
-last column is the project's aim on an AVX-512 machine. Times and every shape for itself: `cnorm bench`.
+Each figure is the other time divided by cnorm's, a geometric mean over the shapes in `cnorm.tools.bench.SIX` unless
+the row names a shape. The last column is the project's target on an AVX-512 machine. `cnorm bench` prints the times of
+every shape.
 """
 
 import math
@@ -33,7 +34,7 @@ def main():
 
 
 def demo_steps():
-    """Median microseconds of a step of the packaged model, streaming recorded speech, for each contender."""
+    """Median microseconds of a step of the packaged model on recorded speech, for each contender."""
     model, (utterances, _) = cnorm.demo_model(), demo.recordings()
     modules, _ = contenders.importable()
     runners = bench.step_contenders(modules, model)
@@ -42,7 +43,7 @@ def demo_steps():
 
 
 def ratios(document, steps):
-    """The table: a row for each claim, a column for each variant of cnorm."""
+    """The table: a row for each comparison, a column for each variant of cnorm."""
     labels = dict.fromkeys(r["contender"] for r in document["records"])
     variants = [(document["isa"], "cnorm", 0)]
     variants += [(label.split(", ")[1], label, 0) for label in labels if label.startswith("cnorm, avx")]

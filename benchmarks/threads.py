@@ -1,6 +1,7 @@
-"""How much faster two Python threads are, each on its half of a batch, than one thread on all of it.
+"""Measure the speed-up of two Python threads, each on one half of a batch, over one thread on the whole batch.
 
-The GIL is released above 16384 elements; the bound there is 2 inside the caches, and what the memory bus allows beyond.
+cnorm releases the GIL above 16384 elements. There the speed-up is at most 2 while the data fits the caches; beyond, the
+memory bandwidth limits it.
 """
 
 import threading

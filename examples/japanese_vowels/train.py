@@ -1,14 +1,14 @@
-"""Train the network that `cnorm demo` runs, and show what layer normalisation does to its training.
+"""Train the network that `cnorm demo` runs, with and without layer normalisation.
 
-Nine speakers say the vowel pair /ae/; the network names the speaker while the frames arrive. It is a
+Nine speakers say the vowel pair /ae/; the network recognises the speaker while the frames arrive. It is a
 layer-normalised LSTM, 12 -> 64 (Eq. 20-22 of arXiv:1607.06450), with a linear read-out, 64 -> 9.
 
     python examples/japanese_vowels/train.py
 
 trains ten seeds with and ten without layer normalisation, prints both learning curves, writes their
 picture, and writes the packaged model: the layer-normalised network with the least loss on training
-utterances that none of the twenty networks was trained on. The test split draws the curves and chooses
-nothing. The same machine and the same PyTorch give the same file, byte for byte.
+utterances that none of the twenty networks was trained on. The test split is used for the curves only, not
+to choose a network. On the same machine, the same version of PyTorch gives the same file, byte for byte.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ SEEDS, EPOCHS, BATCH = range(10), 40, 30
 RATE = 3e-3  # of Adam at the start; a half cosine takes it to 0
 NOISE = 0.2  # standard deviation of the noise added to training frames (a frame's own is 0.1 to 0.5)
 EARLY = 0.2  # weight of the mean loss over all frames; the rest is the loss at the last frame
-HELD_OUT = 6  # the last so many of each speaker's 30 training utterances choose the seed
+HELD_OUT = 6  # of each speaker's 30 training utterances, the last 6 are used to choose the seed
 
 
 class LSTM(nn.Module):
@@ -62,7 +62,7 @@ class LSTM(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [B, T, 12] -> h [B, T, 64], from zero states."""
-        a = self.norm("x", x @ self.weight_x.T) + self.bias  # no state in it: all frames at once
+        a = self.norm("x", x @ self.weight_x.T) + self.bias  # independent of the state: all frames at once
         h = c = x.new_zeros(len(x), HIDDEN)
         outputs = []
         for t in range(x.shape[1]):
@@ -96,10 +96,10 @@ class Utterances:
 
 
 def score(network: nn.Module, x: torch.Tensor, data: Utterances) -> tuple[torch.Tensor, torch.Tensor]:
-    """Loss, and the share of utterances named correctly at their last frame.
+    """Loss, and the share of utterances that are classified correctly at their last frame.
 
-    The loss is the cross-entropy at the last frame, and EARLY parts of its mean over all frames of
-    the utterance, so that the posterior means something before the last frame, too.
+    The loss is (1 - EARLY) times the cross-entropy at the last frame plus EARLY times its mean over all
+    frames of the utterance, so that the network also learns to classify before the last frame.
     """
     logits = network(x)  # [B, T, 9]
     rows = torch.arange(len(data))
@@ -174,7 +174,7 @@ def main() -> None:
     torch.set_num_threads(1)  # the order of the sums, hence the file, must not depend on the machine's cores
     console = Console(highlight=False)
     training, test = Utterances.load(TRAIN), Utterances.load(TEST)
-    # one run of each speaker's utterances, not a random few: neighbours in the file may be alike
+    # consecutive utterances of each speaker, not random ones: neighbours in the file may be similar
     held = torch.cat([(training.label == k).nonzero()[-HELD_OUT:, 0] for k in range(SPEAKERS)])
     rest = torch.ones(len(training), dtype=torch.bool).scatter(0, held, False).nonzero()[:, 0]
     fit, held = training[rest], training[held]

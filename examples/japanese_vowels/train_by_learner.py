@@ -2,9 +2,9 @@
 
     python examples/japanese_vowels/train_by_learner.py
 
-The same network, loss and noise as train.py; batch size 1 instead of 30, so a smaller rate and a clipped gradient. Ten
-seeds with layer normalisation: their accuracy on the test split after each tenth epoch, and a hash of the first seed's
-weights, which is the same on every machine.
+It uses the network, loss and noise of train.py, but batch size 1 instead of 30, and so a smaller learning rate and a
+clipped gradient. It trains ten seeds, with layer normalisation, and prints their accuracy on the test split after each
+tenth epoch, and a hash of the first seed's weights, which is the same on every machine.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ SEEDS, EPOCHS, RATE, NOISE, EARLY = range(10), 40, 1e-3, 0.2, 0.2
 
 
 def utterances(path):
-    """(frames [T, 12], speaker) of each utterance."""
+    """A list with (frames [T, 12], speaker) for each utterance."""
     with path.open("rb") as file, np.load(file) as data:
         pieces = np.split(data["frames"], np.cumsum(data["lengths"])[:-1])
         return list(zip(pieces, map(int, data["labels"]), strict=True))
@@ -44,7 +44,7 @@ def network(rng):
 
 
 def learn_utterance(learner, frames, speaker):
-    """The loss of train.py: cross-entropy at the last frame, and EARLY parts of its mean over all frames."""
+    """Train on one utterance with the loss of train.py: cross-entropy at the last frame and its mean over all."""
     learner.reset()
     scores = np.stack([learner.step(frame) for frame in frames])
     dy = softmax(scores)
@@ -59,7 +59,7 @@ def accuracy(model, data):
 
 
 def train(seed, fit, test, epochs=EPOCHS):
-    """The model of one seed, and its accuracy on the test split after each tenth epoch."""
+    """Train the network of one seed; returns the model and its accuracy on the test split after each tenth epoch."""
     rng = np.random.default_rng(seed)
     learner, curve = cnorm.Learner(network(rng), cnorm.Adam(RATE, clip=1.0), truncate=32), []
     for epoch in range(epochs):

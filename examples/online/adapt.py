@@ -1,8 +1,8 @@
-"""A recogniser meets a channel that it has never heard, and adapts while it streams.
+"""Online adaptation: a speaker recogniser adapts to a new channel while it streams.
 
-The demo's network names the speaker of a vowel pair frame by frame. Here its frames come through a changed channel:
-another gain of each cepstral coefficient, and an offset, as of another microphone. At batch 1, with the labels that
-arrive at the end of each utterance, `cnorm.Learner` adapts all weights as it goes.
+The demo's network recognises the speaker of a vowel pair frame by frame. Here its input frames are changed as by
+another microphone: each cepstral coefficient has another gain and an offset. The label of an utterance arrives at its
+end, and then `cnorm.Learner` updates all weights, at batch size 1.
 
     python examples/online/adapt.py
 """
@@ -34,7 +34,9 @@ def accuracy(model, sequences):
 
 
 def adapt(learner, sequences):
-    """Stream and learn; the share named right as they came, before their label was learned, and microseconds a step."""
+    """Stream and learn; returns the accuracy in percent, each utterance judged before its label is learned, and
+    microseconds a step.
+    """
     right, steps, start = 0, 0, time.perf_counter()
     for frames, label in sequences:
         learner.reset()

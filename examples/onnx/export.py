@@ -1,4 +1,4 @@
-"""Export the demo model to ONNX, prove it equal, and put some recordings beside it for run.py.
+"""Export the demo model to ONNX, check its parity, and write some recordings to the same folder for run.py.
 
 python examples/onnx/export.py FOLDER
 """

@@ -1,9 +1,9 @@
-"""Run the exported model frame by frame with onnxruntime and NumPy alone: cnorm need not be installed.
+"""Run the exported model frame by frame with onnxruntime and NumPy only; cnorm need not be installed.
 
     python examples/onnx/run.py FOLDER
 
-All that a host must know stands in the file: the state table says which output of one step is which input of the next,
-and what the first step starts from.
+The file's metadata has all that the caller needs: its state table says which output of a step is which input of the
+next step, and the initial states.
 """
 
 import json
