@@ -46,11 +46,11 @@ def export(
     The graph of form "step" takes ``x`` [batch, input_size] and each state, ``h0_in``, ``c0_in``, ...
     [batch, units], and gives ``y`` [batch, output_size] and the next states, ``h0_out``, ``c0_out``, ...; the
     number counts recurrent layers. In form "sequence" ``x`` is [T, batch, input_size] and ``y``
-    [T, batch, output_size] for any T from 1 on (onnxruntime's Scan takes no empty sequence), and the states are
-    those before the first and after the last step, so that long recordings may be cut into chunks.
+    [T, batch, output_size] for any T >= 1 (onnxruntime's Scan rejects empty sequences). The states are those before
+    the first and after the last step, so that long recordings can be processed in chunks.
 
     Initialisers have the names and layout of the model file. The metadata key ``cnorm.model`` holds, as JSON,
-    the configuration and a table of the states, from which `load` makes the model again.
+    the configuration and a table of the states, from which `load` rebuilds the model.
 
     Parameters
     ----------
@@ -60,23 +60,23 @@ def export(
         file in the same folder, to which the result then refers (see `onnx_export.files.write`).
     form : "step" or "sequence"
     opset : int
-        Version of the ONNX operators, 13 or newer, as far as the installed onnxruntime loads it. Layer
-        normalisation is the operator LayerNormalization from 17 on, composed of others below.
+        Version of the ONNX operators, from 13 to the newest that the installed onnxruntime loads. Layer normalisation
+        is the operator LayerNormalization from 17 on, and composed of other operators below.
     batch : 1 or str
-        The number of rows in one call, each a stream of its own, or the name of a dimension that stays open. In
-        form "sequence" "T" is taken.
+        The number of rows in one call, each an independent stream: 1, or the name of an open dimension. In form
+        "sequence" the name must not be "T", which is that of the steps.
     functions : bool
-        Make each recurrent cell a local function of the domain "cnorm", not a run of nodes. Of the runtimes tried
+        Make each recurrent cell a local function of the domain "cnorm" instead of separate nodes. Of the runtimes tried
         only onnxruntime and the reference evaluator run such files.
     native_ops : bool
         Write recurrent layers without norms as the operators LSTM, GRU and RNN.
     dtype : "float32" or "float16"
-        Of weights, inputs, outputs and states. For float16 the weights are rounded; norms are computed in
-        float32 in either case.
+        Type of weights, inputs, outputs and states. For float16 the weights are rounded; norms are computed in float32
+        in both cases.
     portable : bool
         For other runtimes than onnxruntime: nodes that depend on weights alone are folded into weights, products
         are MatMul and Add, not Gemm, and every output comes from a node of its own name, which nothing else reads.
-        `load` cannot make the model again from such a file.
+        `load` cannot rebuild the model from such a file.
     composed_norms : bool
         Compose norms of other operators at any opset.
     loop : "scan", "loop" or "unrolled"

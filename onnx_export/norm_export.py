@@ -1,4 +1,4 @@
-"""One norm by itself as an ONNX graph from x to y."""
+"""Export a single norm as an ONNX graph from x to y."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def export_norm(
         How many axes x has besides samples and channels, each of any length; at least 1 for "instance_norm". For
         "divisive_norm", whose x is [rows, n], it is 0.
     sigma, mean_radius, radius
-        For "divisive_norm", as in `cnorm.divisive_norm`; the square of sigma is positive in float32, because 0/0 is
-        NaN in ONNX.
+        For "divisive_norm", as in `cnorm.divisive_norm`. The square of sigma must be positive in float32, because 0/0
+        is NaN in ONNX.
     eps : float
-        Rounded to float32, and positive there for the same reason; for "batch_norm" 0 will do where no var is 0.
+        Rounded to float32, where it must be positive for the same reason; "batch_norm" allows 0 if no var is 0.
     opset : int
         As in `export`. "layer_norm" is the operator LayerNormalization from 17 on, "group_norm" with space axes
         GroupNormalization from 21 on, "rms_norm" RMSNormalization from 23 on; below they are composed of others, as
@@ -83,8 +83,8 @@ def export_norm(
     TypeError
         For weights of another type.
     ValueError
-        For an unknown kind, shapes that differ, an option that this kind has not or needs, a var, eps, sigma or
-        radius that can't be used, an opset out of range.
+        For an unknown kind, shapes that differ, an option that this kind does not have, a missing one that it needs, an
+        invalid var, eps, sigma or radius, or an opset out of range.
     OSError
         If the file cannot be written.
     """

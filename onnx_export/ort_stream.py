@@ -21,19 +21,18 @@ _DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 class OrtStream:
     """One stream through an exported model, run by onnxruntime, with the methods of `cnorm.Stream` but for saving.
 
-    Inputs and outputs are bound once. There are two bindings, each reading the states that the other writes,
-    and all buffers are NumPy arrays that onnxruntime uses in place: a step is a copy of x in, one call, and a
-    copy of y out. `cnorm bench` times a barer loop over the same two bindings, without the checks and the copy of y.
-    For one thread at a time.
+    Inputs and outputs are bound once. There are two bindings, each of which reads the states that the other writes, and
+    all buffers are NumPy arrays that onnxruntime uses in place: a step copies x in, makes one call, and copies y out.
+    `cnorm bench` times a loop over the same two bindings without the checks and the copy of y. Not thread-safe.
 
     Parameters
     ----------
     onnx_model : onnx.ModelProto, str or path-like
         A file of `export`, form "step" or "sequence", or another with the same interface, float32 or float16.
     optimisation : "off", "basic" or "all"
-        Of the graph, by onnxruntime.
+        onnxruntime's graph optimisations.
     threads : int
-        That onnxruntime may use within an operator.
+        Threads that onnxruntime may use within an operator.
 
     Attributes
     ----------
@@ -135,7 +134,7 @@ class OrtStream:
         Raises
         ------
         TypeError
-            If x or out is no array of `dtype`.
+            If x or out is not an array of `dtype`.
         ValueError
             For another shape. State and `out` are then unchanged.
         """
@@ -199,9 +198,9 @@ class OrtStream:
         Raises
         ------
         TypeError
-            If it is no mapping, or an array is not of `dtype`.
+            If it is not a mapping, or an array is not of `dtype`.
         ValueError
-            For other names or shapes. Nothing has then changed.
+            For other names or shapes. The states are then unchanged.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state must be a mapping of names to arrays, got {type(state).__name__}")
@@ -215,7 +214,7 @@ class OrtStream:
             current[name][...] = array
 
     def reset(self, state=None) -> None:
-        """Back to the initial state of the file's table, or to a given one.
+        """Set the states to the initial ones of the file's table, or to given ones.
 
         Raises
         ------

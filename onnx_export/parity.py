@@ -70,15 +70,15 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     ----------
     model : cnorm.Model
     onnx_model : onnx.ModelProto, str or path-like
-        With the interface of `export`, form "step" or "sequence"; who wrote it does not matter. A file with a fixed
-        number of steps is judged by whole calls.
+        A model with the interface of `export`, form "step" or "sequence", whatever program wrote it. A file with a
+        fixed number of steps is judged by whole calls.
     inputs : ndarray [T, input_size], float32 and finite, or a list of them, optional
-        Recordings, each run from the initial state, all their steps judged. Without them, standard normal
+        Recordings. Each is run from the initial state, and all its steps are judged. By default, standard normal
         numbers.
     steps : int
         Number of random steps, rounded up to whole calls.
     seed : int
-        Of the random inputs.
+        Seed of the random inputs.
 
     Returns
     -------
@@ -89,10 +89,10 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
     TypeError
         For an argument of another type.
     OSError
-        If there is no file of the name `onnx_model`.
+        If the file `onnx_model` does not exist.
     ValueError
-        If the file cannot be read, loaded or run for another reason or has another interface than the model, or
-        `inputs` another shape, or numbers that are not finite.
+        If the file cannot be read, loaded or run for another reason, or has another interface than the model; or if
+        `inputs` have another shape or are not finite.
     """
     if not isinstance(model, cnorm.Model):
         raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")

@@ -1,4 +1,4 @@
-"""The engines that `check_parity` compares, behind one call: x [T, B, inputs] and states [B, units] to y and states."""
+"""The engines that `check_parity` compares, with one interface: x [T, B, inputs], states [B, units] -> y, states."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _DTYPES = {TensorProto.FLOAT: np.dtype(np.float32), TensorProto.FLOAT16: np.dtyp
 
 @dataclass(frozen=True)
 class Interface:
-    """The shapes that a file of one step, or of a sequence, takes.
+    """The interface of a file in form "step" or "sequence".
 
     Attributes
     ----------
     sequence : bool
-        x is [T, B, inputs], not [B, inputs].
+        Whether x is [T, B, inputs] rather than [B, inputs].
     frames : int or None
         Steps in one call, None for any number.
     open_batch : bool
-        Any number of rows in one call.
+        Whether one call takes any number of rows.
     dtype : numpy dtype
-        Of all inputs and outputs.
+        Type of all inputs and outputs.
     states : tuple of str
-        "h0", ...: the names of inputs and outputs without _in and _out.
+        "h0", ...: the names of the states' inputs and outputs without _in and _out.
     """
 
     sequence: bool

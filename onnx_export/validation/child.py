@@ -1,4 +1,4 @@
-"""Run the examination in a process of its own, with limits on time and memory.
+"""Run the examination in a child process, with limits on time and memory.
 
 The file is untrusted input, and the C++ code of the parser, shape inference and onnxruntime is not hardened against
 it. If that code crashes, hangs or exhausts memory, only the child ends, and the report says so. This protects against

@@ -21,7 +21,7 @@ LARGE_EPS = 1e-2  # ten times the largest default of a framework, 1e-3 of Keras
 
 
 def lint_siblings(norms: list[Norm]) -> Iterator[Finding]:
-    """Norms that differ from all others of their formula in one thing; at least three must agree on it."""
+    """Norms that differ in one property from the others of their formula; at least three must share its usual value."""
     facts = {
         "eps": lambda norm: f"{norm.eps:g}",
         "number of axes": lambda norm: "all" if norm.axes is None else len(norm.axes),

@@ -30,7 +30,7 @@ class Norm:
     variance : {"centred", "one-pass", "operator"}
         How the file computes the variance; "operator" leaves it to the runtime.
     x, y : str
-        Value normalised and result. Of a Skip or Embed operator `x` is the first of its inputs.
+        Names of the normalised value and of the result. For a Skip or Embed operator `x` is its first input.
     axes : tuple of int or None
         Normalised axes, non-negative where the rank is known; None stands for all.
     eps : float
