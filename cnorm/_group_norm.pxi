@@ -13,7 +13,7 @@ cdef cnorm_status call_group_norm_backward(Call *c) noexcept nogil:
 cdef int set_samples(Call *call, cnp.ndarray x, int least) except -1:
     """Set dtype, axis and sizes of the call, for x [samples, channels, *space] of at least `least` dimensions."""
     cdef int i
-    call.gain = call.bias = call.stats = NULL  # optional; entries take nothing else that their caller did not set
+    call.gain = call.bias = call.stats = NULL  # optional arguments; entries read only what their caller has set
     call.dtype = <cnorm_dtype>dtype_of(x, "x")
     if cnp.PyArray_NDIM(x) < least:
         raise ValueError(f"x must have at least {least} dimensions, (samples, channels{', space, ...' * (least - 2)}), "

@@ -27,7 +27,7 @@ cdef cnorm_status call_rms_norm_backward(Call *c) noexcept nogil:
 cdef inline int set_rows(Call *call, cnp.ndarray x, object axis) except -1:
     """Set dtype, axis and sizes of the call: the dimensions of x from `axis` on form a row."""
     cdef int i
-    call.gain = call.bias = call.stats = NULL  # optional; entries take nothing else that their caller did not set
+    call.gain = call.bias = call.stats = NULL  # optional arguments; entries read only what their caller has set
     call.dtype = <cnorm_dtype>dtype_of(x, "x")
     call.axis = first_normalised(axis, x)
     call.rows = call.n = 1

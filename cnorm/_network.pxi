@@ -221,7 +221,7 @@ cdef class Network:
                 scale = <const float *>cnp.PyArray_DATA(scales)
         self.macs += cnp.PyArray_SIZE(w)
         self.nbytes += cnorm_matrix_bytes(&m)
-        if self.nbytes > 4 * max(1 << 28, 8 * self.macs):  # one row alone takes a panel of 32
+        if self.nbytes > 4 * max(1 << 28, 8 * self.macs):  # a matrix of one row takes a panel of 32 rows
             raise ValueError(f"layers take {self.nbytes} bytes packed in panels of 32 rows: more than 1 GiB, and "
                              f"more than 8 times the {4 * self.macs} bytes of their weights")
         panels = aligned_zeros((cnorm_matrix_bytes(&m) + 3) // 4)

@@ -126,7 +126,8 @@ cdef class Stream:
             y = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&self.network.output_size, cnp.NPY_FLOAT32, 0)
         else:
             y = output_frames(out, 1, 0, self.network.output_size)
-            if cnp.PyArray_DATA(y) != cnp.PyArray_DATA(a) and not disjoint(y, a):  # y overwrites x too early
+            # if they overlap partly, y could overwrite elements of x before they are read
+            if cnp.PyArray_DATA(y) != cnp.PyArray_DATA(a) and not disjoint(y, a):
                 a = np.array(a, order="C", copy=True)
         self.run(a, y, 1, self.scratch_memory, 1)
         return y

@@ -84,7 +84,7 @@ def _temporary_folder(target: Path):
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=start, suffix=TEMPORARY) as folder:
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            with contextlib.suppress(OSError):  # no locks on this file system: nobody can remove it either
+            with contextlib.suppress(OSError):  # no locks on this file system: no process can remove it either
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield folder
         finally:

@@ -101,7 +101,7 @@ def add_demo(commands) -> None:
     @commands.command()
     @click.option("--out", "out_dir", default="demo_out", show_default=True, help="Folder for demo.onnx and demo.png.")
     def demo(out_dir):
-        """Stream real speech through a trained layer-normalised LSTM, frame by frame; then export and prove it."""
+        """Stream real speech through a trained layer-normalised LSTM, frame by frame; export it and check it."""
         from cnorm.tools.demo import run
 
         sys.exit(0 if run(out_dir) else 1)
@@ -117,7 +117,7 @@ def add_bench(commands) -> None:
     @click.option("--rnn", is_flag=True, help="Steps of recurrent networks instead of norms of rows.")
     @click.option("--train", is_flag=True, help="Forward and backward passes of a recurrent cell, beside PyTorch.")
     def bench(out_dir, rnn, train):
-        """Measure on this machine, for some minutes: cnorm, what else is importable, and the limits."""
+        """Measure cnorm and the other installed runtimes on this machine, beside lower bounds; takes some minutes."""
         from cnorm.tools.bench import run
 
         try:
