@@ -1,4 +1,4 @@
-"""Layer normalisation on CPUs: right, the same everywhere, fast, small."""
+"""Layer normalisation on CPUs: SIMD kernels, a batch-1 recurrent runtime, ONNX export and validation."""
 
 try:
     from cnorm import _core  # noqa: F401  (a source folder that was not built lacks this extension module)

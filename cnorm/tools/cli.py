@@ -88,7 +88,7 @@ def group():
     @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
     @click.version_option(package_name="cnorm-runtime")
     def cnorm():
-        """Layer normalisation on CPUs: right, the same everywhere, fast, small."""
+        """Layer normalisation on CPUs: SIMD kernels, a batch-1 recurrent runtime, ONNX export and validation."""
 
     for add in (add_demo, add_bench, add_info, add_export):
         add(cnorm)
