@@ -36,5 +36,5 @@ def listed(names: Iterable[str], most: int = 12) -> str:
 
 
 def message_of(error: Exception) -> str:
-    """What an error says, where that may quote an untrusted file: printable, at most 2000 characters."""
+    """The text of an error, which may quote an untrusted file, made printable and at most 2000 characters long."""
     return clip(printable(str(error)[:100_000]), 2000)

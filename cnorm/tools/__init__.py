@@ -1,1 +1,1 @@
-"""What stands on the library and is not part of it: the command line, the demo, the benchmarks. Nothing imports it."""
+"""The command line, the demo and the benchmarks. They import the library; the library does not import them."""
