@@ -1,8 +1,8 @@
 /* libFuzzer target for the C entries: any sizes, strides, dtypes, options and bits, in buffers of exactly the size that the
- * headers ask for, so that AddressSanitizer sees a touch outside. `make fuzz` builds it with clang.
+ * headers ask for, so that AddressSanitizer detects an access outside. `make fuzz` builds it with clang.
  *
- * The first bytes of an input choose the call, the rest fill the arrays. An entry may refuse; it may not touch what is not
- * its own, and what one instruction set gives all must give.
+ * The first bytes of an input choose the call, the rest fill the arrays. An entry may fail; it must not access any
+ * memory outside its buffers, and every instruction set must give the same status and the same bits.
  */
 #include "cnorm_norms.h"
 #include "cnorm_rnn.h"
@@ -26,7 +26,7 @@ static unsigned byte(reader *in)
 
 static ptrdiff_t at_most(reader *in, ptrdiff_t limit) { return (ptrdiff_t)(byte(in) | byte(in) << 8) % (limit + 1); }
 
-/* memory of exactly that size, filled from the input, over and over where it is short */
+/* memory of exactly that size, filled from the input, which is repeated where it is too short */
 static void *array(reader *in, ptrdiff_t bytes)
 {
     uint8_t *p = malloc(bytes > 0 ? (size_t)bytes : 1);
@@ -120,7 +120,7 @@ static int same(cnorm_dtype dtype, const uint8_t *a, const uint8_t *b, ptrdiff_t
     return 1;
 }
 
-/* a layer of any bits: checked before it is run, and what is refused is not run */
+/* a layer of arbitrary bits: run only if the check accepts it */
 static void layer_call(reader in)
 {
     _Alignas(CNORM_ALIGN) static float panels[1 << 16], vectors[1 << 12];
@@ -155,7 +155,7 @@ static void layer_call(reader in)
     if (cnorm_layers_check(layers, count) != CNORM_OK) return;
     const ptrdiff_t rows = 1 + byte(&in) % CNORM_ROWS, inputs = cnorm_layer_inputs(&layers[0]);
     const ptrdiff_t outputs = cnorm_layer_outputs(&layers[count - 1]);
-    if (inputs > 64 || outputs > 64) return; /* panels hold no more */
+    if (inputs > 64 || outputs > 64) return; /* the panels have room for no more */
     static _Alignas(CNORM_ALIGN) float state[4096], scratch[1 << 16], x[64 * 8], y[64 * 8];
     if (cnorm_state_floats(layers, count) > 4096 || cnorm_scratch_floats(layers, count, rows) > 1 << 16) abort();
     memset(state, 0, sizeof state);

@@ -36,7 +36,7 @@ def try_to_restore(stream, data: bytes) -> None:
 
 
 def one_input(data: bytes) -> None:
-    """The input seeds the changes: the extension reports no coverage by which libFuzzer could keep an input."""
+    """The input is a seed of random changes: the extension reports no coverage to guide libFuzzer's mutations."""
     choose = random.Random(data)
     saved = bytearray(SAVED)
     for _ in range(choose.randint(1, 4)):

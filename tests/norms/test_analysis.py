@@ -135,7 +135,7 @@ def factors(before, after):
 
 @pytest.mark.parametrize("norm", ["batch", "weight"])
 def test_doubling_a_weight_vector_scales_its_fisher_blocks(rng, norm):
-    """The paper says a factor 1/2. It is 1/4 in the block of w_i with itself and 1/2 in those with all else."""
+    """The paper gives a factor of 1/2. It is 1/4 in the block of w_i with itself and 1/2 in its other blocks."""
     w, b, g, x = random_model(rng)
     root = rng.standard_normal((3, 3))
     options = {"norm": norm, "phi": root @ root.T + np.eye(3)}  # correlated, so that no block is zero

@@ -41,7 +41,7 @@ def test_every_field(rng, dtype, fields, sigma):
             wanted = reference.divisive_norm_backward(dy, x, gain, **options)
             assert (got[1] is None) == (gain is None)
             assert isinstance(got[3], float)
-            # gradients grow with 1/s; where s is nearly 0, so does what their terms lose to each other
+            # gradients grow with 1/s, and so does the cancellation error between their terms where s is nearly 0
             _, v, s = reference._divisive(x, sigma, *fields)
             steep = (1 / np.where(s == 0, np.inf, s)).max() ** 2 * max(1, np.abs(v).max())
             u = tolerances.unit_roundoff(dtype)

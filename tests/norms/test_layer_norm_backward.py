@@ -173,7 +173,7 @@ def test_dy_of_zero_gives_zeros(rng, dtype):
         assert not gradient.any()
 
 
-def test_sums_that_are_exact_come_out_exact():
+def test_sums_of_small_integers_are_exact():
     """Small integers: every partial sum of dbias is representable, so the order of addition cannot matter."""
     dy = (np.arange(300 * 40) % 17 - 8).reshape(300, 40).astype(np.float32)
     x = np.random.default_rng(0).standard_normal(dy.shape).astype(np.float32)
@@ -290,7 +290,7 @@ def test_out_receives_the_gradients(rng, dtype):
 
 
 @both_types
-def test_nothing_is_written_beside_out(rng, dtype):
+def test_nothing_is_written_outside_out(rng, dtype):
     for n in range(1, 70):
         x, dy = rng.standard_normal((2, 3, n)).astype(dtype)
         weight, _ = inputs.random_affine(rng, n, dtype)
@@ -419,7 +419,7 @@ def test_stats_keep_the_mean_exactly():
 
 
 @both_types
-def test_inputs_are_left_alone(rng, dtype):
+def test_inputs_are_not_modified(rng, dtype):
     x, dy = rng.standard_normal((2, 70, 33)).astype(dtype)
     weight, _ = inputs.random_affine(rng, 33, dtype)
     _, stats = cnorm.layer_norm(x, weight, return_stats=True)

@@ -341,7 +341,7 @@ def test_out_in_any_layout(rng, dtype):
 
 @pytest.mark.parametrize("step", [1, 2])
 @both_types
-def test_nothing_is_written_beside_out(rng, dtype, step):
+def test_nothing_is_written_outside_out(rng, dtype, step):
     for n in range(1, 70):
         x = rng.standard_normal((3, n)).astype(dtype)
         room = np.full((7, 5 + step * n), 7, dtype)

@@ -58,7 +58,7 @@ def _check_gradients(forward, gradients, arguments, dy):
             assert abs((values[0] - values[1]) / (2 * h) - gradient[at]) < 1e-4
 
 
-def test_sigmoid_and_tanh_far_out():
+def test_sigmoid_and_tanh_of_large_arguments():
     x = np.array([-np.inf, -1000, 0, 1000, np.inf])
     np.testing.assert_array_equal(reference.sigmoid(x), [0, reference.sigmoid(x)[1], 0.5, 1, 1])
     np.testing.assert_array_equal(reference.tanh(x), [-1, -1, 0, 1, 1])

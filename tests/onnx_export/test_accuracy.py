@@ -14,7 +14,7 @@ from cnorm.tools import contenders
 def test_root_mean_square_error_of_a_step(inputs, units, steps, isa, rng):
     """h and c after each step from the float64 trajectory's state, rounded: at most 1.25 times onnxruntime's error.
 
-    No bound of our own: two float32 computations of the same equations, whose errors are as good as random.
+    No absolute bound: two float32 computations of the same equations, whose errors are taken as random.
     """
     layer = random_lstm(rng, inputs, units)
     model = cnorm.Model([layer])

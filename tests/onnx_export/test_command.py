@@ -1,4 +1,4 @@
-"""`cnorm export`: what it writes, prints and returns."""
+"""`cnorm export`: its files, output and exit codes."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def test_export_and_check(tmp_path):
     assert onnx_export.check_parity(cnorm.demo_model(), tmp_path / "demo.onnx", steps=2).ok
 
 
-def test_every_option_and_the_report_as_json(tmp_path):
+def test_all_export_options_and_the_json_report(tmp_path):
     cnorm.demo_model().save(tmp_path / "demo.safetensors")
     options = ["--form", "sequence", "--opset", "18", "--batch", "n", "--functions", "--dtype", "float16"]
     done = command("demo.safetensors", "demo.onnx", *options, "--check", "--json", cwd=tmp_path)

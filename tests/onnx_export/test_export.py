@@ -139,7 +139,7 @@ def test_file_is_the_returned_model_and_deterministic(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a.onnx", "b.onnx"]
 
 
-def test_a_path_without_a_folder(tmp_path, monkeypatch):
+def test_path_without_a_folder_part(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     onnx_export.export(cnorm.demo_model(), "demo.onnx")
     assert os.listdir(tmp_path) == ["demo.onnx"]
@@ -352,7 +352,7 @@ def test_file_modes_links_and_special_files(tmp_path, small_limit):
     assert sorted(os.listdir(tmp_path)) == ["folder", "link", "pipe"]
 
 
-def test_an_interrupted_pair_leaves_the_old_pair_whole(tmp_path, small_limit, monkeypatch, rng):
+def test_interrupted_write_keeps_the_old_pair_of_files(tmp_path, small_limit, monkeypatch, rng):
     path = tmp_path / "demo.onnx"
     onnx_export.export(cnorm.demo_model(), path)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}

@@ -59,7 +59,7 @@ def test_group_norm(rng, shape, groups, opset):
     exact, _, _ = reference.group_norm(x, groups, weight, bias, eps=1e-3)
     cancelled = 0
     operator = opset >= 21 and len(shape) > 2
-    if operator:  # its function body takes the variance as E[x^2] - mean^2: n + 3 roundings of E[x^2]
+    if operator:  # its function body computes the variance as E[x^2] - mean^2: n + 3 roundings of E[x^2]
         _, mean, rstd = reference.group_norm(x, groups, eps=1e-3)
         power = ((mean**2 + rstd**-2) * rstd**2).max()
         cancelled = (x[0].size // groups + 3) * 2.0**-24 * power * np.abs(exact).max()
@@ -98,7 +98,7 @@ def test_weight_norm_is_a_linear_layer(rng):
     assert onnx_export.check_parity(model, exported, steps=8).ok
 
 
-def test_bias_may_be_left_out(rng):
+def test_bias_is_optional(rng):
     x, weight, _ = random_case(rng, (4, 6))
     model = onnx_export.export_family_norm("group_norm", weight, groups=2)
     np.testing.assert_allclose(run(model, x), cnorm.group_norm(x, 2, weight), rtol=0, atol=1e-5)

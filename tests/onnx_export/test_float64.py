@@ -128,7 +128,7 @@ def test_group_instance_and_skip_norms():
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-11)
 
 
-def test_widen_leaves_no_narrow_type_and_does_not_touch_its_argument():
+def test_widen_leaves_no_narrow_type_and_does_not_modify_its_argument():
     stored = [numpy_helper.from_array(np.ones(4, np.float16), "s")]
     half = TensorProto.FLOAT16
     node = helper.make_node("LayerNormalization", ["x", "s"], ["y"], stash_type=1)

@@ -80,7 +80,7 @@ def written(module, path, steps=(), states=(), **options):
     return path
 
 
-def test_a_step_proves_a_preset(cell, tmp_path):
+def test_one_step_confirms_the_preset(cell, tmp_path):
     path = written(Step(cell), tmp_path / "step.onnx")
     assert onnx_export.check_parity(of_torch(cell), path, steps=8).ok
     swapped = cell.weight_hh.detach().numpy()[::-1].copy()

@@ -57,7 +57,7 @@ def test_stack_of_every_kind_of_layer(rng, tmp_path, stack, form, functions, ops
     assert again.stream().process(x).tobytes() == stack.stream().process(x).tobytes()
 
 
-def test_learned_starts_are_in_the_state_table(rng, stack):
+def test_learned_initial_states_are_in_the_state_table(rng, stack):
     exported = onnx_export.export(stack)
     described = json.loads(exported.metadata_props[0].value)
     rows = {row["name"]: row for row in described["states"]}
@@ -148,7 +148,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_specs_that_no_preset_has(rng, tmp_path, variant):
+def test_custom_specs_are_exported(rng, tmp_path, variant):
     """The builders follow the spec's fields, not its name."""
     key, changes, outputs = VARIANTS[variant]
     spec = replace(cnorm.PRESETS[key], name="variant", **changes)

@@ -26,7 +26,7 @@ def test_loaded_model_steps_to_the_same_bits(rng, tmp_path, form, functions, ops
     assert again.restore(stream.save()).step(x[0]).tobytes() == stream.step(x[0]).tobytes()
 
 
-def test_float16_comes_back_rounded(tmp_path):
+def test_float16_export_loads_back_rounded(tmp_path):
     model = cnorm.demo_model()
     onnx_export.export(model, tmp_path / "m.onnx", dtype="float16")
     again = onnx_export.load(tmp_path / "m.onnx")

@@ -187,7 +187,7 @@ def test_a_broken_graph_is_reported(demo, change):
     assert f"cnorm and float64 go apart first in {report.first.tensor} at step" in report.verdict
 
 
-def test_a_lost_eps_is_reported(demo):
+def test_a_missing_eps_is_reported(demo):
     model = with_eps(demo[0], 1e-3)
     exported = onnx_export.export(model)
     assert onnx_export.check_parity(model, exported, steps=8).ok

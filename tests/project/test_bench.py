@@ -212,7 +212,7 @@ def test_contenders_are_timed_in_rotation():
 
     def slow(label):
         calls.append(label)
-        time.sleep(0.005)  # longer than a sample takes at least: every sample is one call
+        time.sleep(0.005)  # longer than the minimum duration of a sample, so every sample is one call
 
     made = [timing.Contender(label, f"slow({label!r})", {"slow": slow}) for label in "abc"]
     samples = timing.times(made, seconds=1e-9)

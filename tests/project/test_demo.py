@@ -34,11 +34,11 @@ def test_accuracy_on_the_test_split(recordings):
     assert np.mean(named == labels) >= 0.94
 
 
-def test_an_utterance_changes_processes_and_isas_half_way(console, recordings):
+def test_utterance_continues_in_another_process_and_isa(console, recordings):
     assert demo.hand_over(console, cnorm.demo_model(), recordings[0][:20])
 
 
-def test_isa_hashes_agree_and_the_isa_is_as_before(isa, console, recordings):
+def test_isa_hashes_agree_and_the_isa_is_restored(isa, console, recordings):
     model, utterances = cnorm.demo_model(), recordings[0][:20]
     answers = demo.stream_all(model, utterances)
     assert demo.isa_hashes(console, model, utterances, answers)

@@ -1,4 +1,4 @@
-"""The examples in docstrings and in the README do what they say."""
+"""The examples in docstrings and in the README give the documented output."""
 
 import contextlib
 import doctest
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def examples():
-    """Every public docstring with an example, by the name of what it documents."""
+    """Every public docstring with an example, by the name of the object it documents."""
     for package in cnorm, onnx_export:
         for name in package.__all__:
             thing = getattr(package, name)

@@ -1,4 +1,4 @@
-"""Every preset against its own reference, and the weights that a layer takes."""
+"""Every preset against its own reference, and the weights that a layer accepts."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ def test_every_preset_has_a_reference():
 
 @pytest.mark.parametrize(("inputs", "units"), [(12, 64), (5, 7), (33, 50)])
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
-def test_a_preset_computes_its_equations(key, inputs, units, rng):
+def test_every_preset_matches_its_reference(key, inputs, units, rng):
     """200 random steps, starting from a state of zeros."""
     layer, advance = random_cell(key, rng, inputs, units)
     assert worst_step(layer, advance, rng, 200) <= 1
@@ -243,14 +243,14 @@ def test_names_and_shapes_are_checked(rng):
             cnorm.LayerNorm(shape)
 
 
-def test_biases_whose_sum_leaves_float32_are_refused(rng):
+def test_biases_whose_sum_overflows_float32_are_refused(rng):
     weights = random_weights(cnorm.PRESETS["LSTM", "torch"], rng, 3, 4)
     large = {name: np.full(16, 3e38, np.float32) for name in ("bias_ih_l0", "bias_hh_l0")}
     with pytest.raises(ValueError, match="LSTM torch leave the range of float32"):
         cnorm.Model([cnorm.LSTM(weights | large, preset="torch")])
 
 
-def test_refuses_a_module_of_another_kind():
+def test_rejects_a_module_of_another_type():
     torch = pytest.importorskip("torch")
     with pytest.raises(ValueError, match=r"weights of LSTM torch must be weight_ih_l0 .* missing: weight_ih_l0"):
         cnorm.from_torch(torch.nn.Linear(3, 4), "torch", kind="LSTM")
@@ -264,7 +264,7 @@ def test_a_tensor_with_a_gradient_is_named():
         cnorm.GRU(dict(torch.nn.GRU(3, 4).named_parameters()), preset="torch")
 
 
-def test_weights_are_copies_that_nobody_can_write(rng):
+def test_weights_are_read_only_copies(rng):
     given = random_weights(cnorm.PRESETS["GRU", "torch"], rng, 3, 4)
     layer = cnorm.GRU(given, preset="torch")
     kept = layer.weights["weight_ih_l0"].copy()

@@ -62,7 +62,7 @@ def configuration(path):
 
 
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
-def test_every_preset_comes_back(key, tmp_path, rng):
+def test_every_preset_survives_save_and_load(key, tmp_path, rng):
     layer, _ = random_cell(key, rng, 3, 6)
     model = cnorm.Model([layer])
     model.save(tmp_path / "one")
@@ -74,7 +74,7 @@ def test_every_preset_comes_back(key, tmp_path, rng):
     other.restore(model.stream().save())  # the same configuration and weights: the same hash
 
 
-def test_every_kind_of_layer_comes_back(tmp_path, rng):
+def test_every_kind_of_layer_survives_save_and_load(tmp_path, rng):
     forward, _ = random_cell(("GRU", "torch"), rng, 5, 3)
     backward, _ = random_cell(("LSTM", "torchaudio"), rng, 5, 2)
     for model in (deep_model(rng), cnorm.Model([cnorm.Bidirectional(forward, backward), cnorm.Activation("sigmoid")])):
@@ -83,14 +83,14 @@ def test_every_kind_of_layer_comes_back(tmp_path, rng):
         assert cnorm.load(tmp_path / "one").run(x).tobytes() == model.run(x).tobytes()
 
 
-def test_a_spec_that_is_no_preset_comes_back(tmp_path, rng):
+def test_custom_specs_survive_save_and_load(tmp_path, rng):
     spec = dataclasses.replace(cnorm.PRESETS["LSTM", "haste"], name="mine", zoneout=0.125, cell_clip=3.0)
     layer = LAYERS["LSTM"](random_weights(spec, rng, 3, 6), preset=spec)
     cnorm.Model([layer]).save(tmp_path / "one")
     assert cnorm.load(tmp_path / "one").layers[0].spec == spec
 
 
-def test_saving_is_all_or_nothing(path, rng, monkeypatch):
+def test_saving_is_atomic(path, rng, monkeypatch):
     before = path.read_bytes()
 
     def fail(*_):
@@ -112,7 +112,7 @@ def test_data_is_on_the_disk_before_it_replaces_older_data(path, rng, monkeypatc
     assert done == [path.stat().st_ino, "replace", path.parent.stat().st_ino]
 
 
-def test_a_file_system_that_syncs_no_folders(path, rng, monkeypatch):
+def test_file_systems_without_folder_fsync(path, rng, monkeypatch):
     def fail(handle):
         raise OSError(errno.EINVAL, "no")
 
@@ -202,7 +202,7 @@ def test_saves_under_the_longest_file_name(tmp_path, rng):
     assert os.listdir(tmp_path) == ["a" * 255]
 
 
-def test_a_link_stays_and_its_target_is_replaced(tmp_path, rng):
+def test_saving_to_a_link_replaces_its_target(tmp_path, rng):
     os.mkdir(tmp_path / "folder")
     os.symlink("folder/model", tmp_path / "link")
     for _ in range(2):  # first a dangling link, then a link to a file

@@ -66,7 +66,7 @@ def test_every_changed_byte_is_refused(rng):
                 stream.restore(saved[:place] + bytes([value]) + saved[place + 1 :])
 
 
-def test_halves_of_two_states_are_refused(model, rng):
+def test_mixed_halves_of_two_states_are_refused(model, rng):
     one, other = model.stream(), model.stream()
     one.process(rng.standard_normal((3, 5)).astype(np.float32))
     one, other = one.save(), other.save()
@@ -164,7 +164,7 @@ def test_is_finite(model, bad):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_check_refuses_before_the_state_moves(model, rng, bad):
+def test_check_rejects_input_before_the_state_changes(model, rng, bad):
     stream, other = model.stream(check=True), model.stream()
     x = rng.standard_normal((6, 5)).astype(np.float32)
     assert stream.process(x).tobytes() == other.process(x).tobytes()

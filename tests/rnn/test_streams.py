@@ -199,7 +199,7 @@ def test_float64_path_rows_have_the_same_bits_in_step_many(isa, rng):
 
 
 def test_gates_longer_than_a_fold_have_the_same_bits_in_step_many(isa, rng):
-    """A norm over 4 * 2112 pre-activations, whose squares one stream sums beside its product and two sum after it."""
+    """A norm over 4 * 2112 pre-activations: one stream sums their squares during the product, two after it."""
     spec = dataclasses.replace(cnorm.PRESETS["LSTM", "tflite"], name="mine", grouping="joint")
     model = cnorm.Model([cnorm.LSTM(random_weights(spec, rng, 3, 2112, outputs=5), preset=spec)])
     one, streams = model.stream(), [model.stream() for _ in range(2)]
@@ -295,7 +295,7 @@ def without_tiny(array):
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_subnormal_h_after_zoneout_is_flushed_to_zero(kind, isa, rng):
-    """With these weights the new h is zero: what is stored is half of the old one."""
+    """With these weights the new h is zero, so zoneout stores half of the old h."""
     spec = dataclasses.replace(cnorm.PRESETS[kind, "haste"], name="mine", zoneout=0.5)
     weights = {name: np.zeros_like(array) for name, array in random_weights(spec, rng, 3, 6).items()}
     weights["bias"][:6] = -200  # closes the update gate of the GRU
@@ -320,7 +320,7 @@ def test_subnormal_h_after_a_projection_is_flushed_to_zero(isa, rng):
     assert stream.step(np.ones(3, np.float32)).tobytes() == without_tiny(TINY).tobytes()
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- refused input ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -389,7 +389,7 @@ def test_rejects_an_unwritable_out(model):
             model.stream().step(np.ones(5, np.float32), out=out)
 
 
-def test_a_stream_can_be_referred_to_weakly(model):
+def test_streams_support_weak_references(model):
     streams = weakref.WeakSet([model.stream()])
     gc.collect()
     assert len(streams) == 0
@@ -448,7 +448,7 @@ def test_rejects_uninitialised_objects():
         norm(np.zeros((1, 3), np.float32))
 
 
-def test_a_bidirectional_model_has_no_streams(rng):
+def test_bidirectional_models_have_no_streams(rng):
     cell, _ = random_cell(("GRU", "torch"), rng, 5, 3)
     model = cnorm.Model([cnorm.Bidirectional(cell, cell)])
     with pytest.raises(ValueError, match="has no streams"):
@@ -457,7 +457,7 @@ def test_a_bidirectional_model_has_no_streams(rng):
         model.step_many([], np.zeros((0, 5), np.float32))
 
 
-def test_step_many_refuses_and_moves_nothing(model, rng):
+def test_rejected_step_many_changes_no_state(model, rng):
     streams = [model.stream() for _ in range(3)]
     stranger = deep_model(rng).stream()
     x = np.ones((3, 5), np.float32)
@@ -504,7 +504,7 @@ def test_rejects_malformed_states(model):
             stream.set_state([1])
 
 
-def test_a_state_that_steps_the_stream_while_it_is_read(model):
+def test_set_state_is_atomic_if_its_mapping_steps_the_stream(model):
     """The caller's code (here a mapping that steps the stream) runs before the state is changed, not in between."""
     stream = model.stream()
 
@@ -778,7 +778,7 @@ def test_a_step_does_not_allocate(tmp_path):
     assert allocating >= 2
 
 
-def test_a_model_is_pickled_with_its_bits(model, rng):
+def test_pickled_models_give_the_same_bits(model, rng):
     x = rng.standard_normal((5, 5)).astype(np.float32)
     other = pickle.loads(pickle.dumps(model))
     assert other.stream().process(x).tobytes() == model.stream().process(x).tobytes()

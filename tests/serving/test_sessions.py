@@ -259,7 +259,7 @@ def test_idle_sessions_are_evicted(model):
 
 
 @pytest.mark.usefixtures("many_switches")
-def test_an_exported_session_takes_no_frame_that_was_waiting(model):
+def test_exported_sessions_reject_waiting_frames(model):
     sessions = Sessions(model)
     x = frames_of("a", 0, 1)
     for _ in range(300):

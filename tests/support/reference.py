@@ -102,7 +102,7 @@ def lstm_ba2016(weights, x, h, c, eps=1e-5):
 
 
 def lstm_draw(weights, x, h, c, eps=1e-5):
-    """One step of the LSTM of the DRAW experiment (Eq. 29-31): plain gates, LN of the cell on its way out."""
+    """One step of the LSTM of the DRAW experiment (Eq. 29-31): plain gates, LN of the cell for the output only."""
     w, x, h, c = _recurrent(weights, x, h, c)
     f, i, o, g = np.split(h @ w["weight_h"].T + x @ w["weight_x"].T + w["bias"], 4, axis=-1)
     c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
@@ -257,7 +257,7 @@ def lstm_haste(weights, x, h, c, eps=1e-5, zoneout=0.0):
 
 
 def lstm_baselines(weights, x, h, c, eps=1e-5):
-    """OpenAI baselines lnlstm: i, f, o, u; LN of the cell on its way out."""
+    """OpenAI baselines lnlstm: i, f, o, u; LN of the cell for the output only."""
     w, x, h, c = _recurrent(weights, x, h, c)
     z = _layer_norm_of(x @ w["wx"], w["gx"], w["bx"], eps) + _layer_norm_of(h @ w["wh"], w["gh"], w["bh"], eps) + w["b"]
     i, f, o, u = np.split(z, 4, axis=-1)
@@ -335,7 +335,7 @@ def lstm_onnx(weights, x, h, c):
 
 
 def gru_ba2016_code(weights, x, h, eps=1e-5):
-    """ryankiros/layer-norm, lngru_layer: r, u and the candidate apart; biases inside the input's norms; u keeps."""
+    """ryankiros/layer-norm, lngru_layer: r, u; candidate apart; biases inside the norms of x; u weights the old h."""
     w, x, h = _recurrent(weights, x, h)
     below = _layer_norm_of(x @ w["W"] + w["b"], w["s1"], w["b1"], eps)
     below_x = _layer_norm_of(x @ w["Wx"] + w["bx"], w["s2"], w["b2"], eps)
@@ -355,7 +355,7 @@ def gru_haste(weights, x, h, eps=1e-5, zoneout=0.0):
 
 
 def _dreamer(parts, h):
-    """r, candidate, u; the reset gate acts on the whole candidate; u takes the new, with a bias of -1."""
+    """r, candidate, u; the reset gate acts on the whole candidate; u weights the new h, with a bias of -1."""
     reset, candidate, update = np.split(parts, 3, axis=-1)
     update = sigmoid(update - 1)
     return update * np.tanh(sigmoid(reset) * candidate) + (1 - update) * h

@@ -1,7 +1,7 @@
 """Error bounds of the kernels against the oracle. No bound is measured; each has its derivation.
 
 u is the unit roundoff of the kernel's type. Arguments are the oracle's wide arrays, shaped [rows, n]
-(or anything that broadcasts to it); bounds have the shape of what they bound.
+(or anything that broadcasts to it); a bound has the shape of the result that it bounds.
 """
 
 import math

@@ -99,7 +99,7 @@ def test_rejects_malformed_saved_learners(damage, rng):
         cnorm.Learner.restore("saved")
 
 
-def test_bad_input_leaves_everything_as_it_was(rng):
+def test_rejected_input_changes_no_state(rng):
     learner = cnorm.Learner(small_model(rng), truncate=4)
     for x in frames(rng, 3):
         learner.step(x)

@@ -83,7 +83,7 @@ def test_unrewritten_norms_have_a_reason(build, tmp_path):
     assert LEFT[build] in report.fixed[0]
 
 
-def test_a_norm_whose_mean_is_used_elsewhere_is_left(tmp_path):
+def test_a_norm_whose_mean_is_used_elsewhere_is_not_rewritten(tmp_path):
     specimen = gallery.pytorch_mul()
     specimen.model.graph.output.append(onnx.ValueInfoProto(name="mean"))
     report, out = fixed(lambda: specimen, tmp_path)
@@ -226,7 +226,7 @@ def test_differences_in_small_rows_are_seen_beside_a_large_row(tmp_path, monkeyp
     assert not out.exists()
 
 
-def test_outputs_alike_but_for_rounding():
+def test_outputs_that_differ_only_by_rounding_are_accepted():
     from onnx_export.validation.repair import _agree
 
     a = np.array([[1, -2, np.nan], [np.inf, 1e-3, 0], [1e-9, 0, 0]], np.float32)

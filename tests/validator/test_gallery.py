@@ -111,7 +111,7 @@ def test_runtime_overflow_is_one_note_for_all_norms(tmp_path):
 
 @pytest.mark.parametrize("step", ["patterns.operator_of", "lint.trap_of"])
 def test_an_error_in_finding_one_norm_does_not_stop_the_others(step, tmp_path, fails_once):
-    """It becomes a finding about that node, and the exit code says that the check is incomplete."""
+    """An exception becomes a finding about that node, and the exit code says that the check is incomplete."""
     fails_once(step, RecursionError("met something strange"))
     report = examined(gallery.two_norms_in_a_row(), tmp_path)
     assert [n.verdict for n in report.norms] == ["ok"] * (1 if step == "patterns.operator_of" else 2)

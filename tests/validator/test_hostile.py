@@ -259,7 +259,7 @@ def test_topological_sort_takes_linear_time(build, work):
         made.update(node.output)
 
 
-def test_types_are_not_copied_into_each_branch():
+def test_types_are_not_copied_per_branch():
     branch = helper.make_graph([gallery.node("Neg", "v7", "t")], "g", [], [gallery.value("t")])
     nodes = [gallery.node("If", "c", f"b{i}", then_branch=branch, else_branch=branch) for i in range(200)]
     model = gallery.model(nodes, inputs=[gallery.value("c", [], TensorProto.BOOL)])
@@ -278,7 +278,7 @@ def test_cycle_is_reported_by_name():
         sort_nodes(cyclic())
 
 
-def test_nesting_beyond_what_protobuf_parses(folder):
+def test_rejects_nesting_deeper_than_protobuf_allows(folder):
     data = raw(norm_model().graph)
     for _ in range(300):  # graph -> node (1) -> attribute (5) -> graph (6)
         attribute = b"\x32" + varint(len(data)) + data
@@ -504,7 +504,7 @@ def test_rejects_external_files_that_are_links_or_not_regular(kind, folder):
         target.unlink()
 
 
-def test_a_cache_of_links_needs_its_root_named(folder):
+def test_symlinked_download_caches_need_data_root(folder):
     """Model and weights are symbolic links into a folder of blobs, the layout of download caches."""
     blobs = folder / "blobs"
     blobs.mkdir()

@@ -129,7 +129,7 @@ def test_broken_kernels_exceed_the_bound(name):
 
 
 def test_bound_allows_one_unrounded_half_input_and_no_more():
-    """A float16 x that a float32 kernel takes unrounded from the node before it."""
+    """A float32 kernel may use the preceding node's result before it is rounded to the float16 x."""
     _, oracle = norm_of(64, np.float16, gallery.HALF, False)
     affine = [value.astype(np.float16) for value in gallery.weights(64).values()]
     for mean in (0.0, 3.0, 100.0):
@@ -174,7 +174,7 @@ ROUNDED = {
 
 
 @pytest.mark.parametrize("build", ROUNDED, ids=lambda build: build.__name__)
-def test_the_bound_counts_each_rounding_on_the_way(build):
+def test_the_bound_counts_each_intermediate_rounding(build):
     """B with its terms written out: u of the statistics, half an ulp, and u (|xhat scale| + |y|) a rounding."""
     model = onnx.shape_inference.infer_shapes(build().model)
     oracle = Oracle(find(model)[0], model)
@@ -233,12 +233,12 @@ def test_statistics_are_as_precise_as_their_narrowest_type():
     assert oracle.runtime_error(feeds, y).ratio <= 1
 
 
-def test_a_wrong_shape_is_infinitely_wrong():
+def test_a_wrong_shape_counts_as_an_infinite_error():
     _, oracle = norm_of(8, np.float32, gallery.FLOAT, False)
     assert oracle.runtime_error(rows(8, 0, np.float32), np.zeros((32, 9), np.float32)).ratio == np.inf
 
 
-def test_rows_with_nan_or_inf_are_not_judged_but_their_neighbours_are():
+def test_rows_with_nan_or_inf_inputs_are_not_judged():
     model, oracle = norm_of(8, np.float32, gallery.FLOAT, False)
     feeds = rows(8, 0, np.float32)
     feeds["x"][3, 2] = np.nan

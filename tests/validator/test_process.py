@@ -309,7 +309,7 @@ def test_rejects_options_without_effect(tmp_path):
     assert "give both" in result.output
 
 
-def test_an_input_of_another_shape_is_told_what_was_expected(tmp_path):
+def test_error_of_a_wrong_input_shape_names_the_expected_one(tmp_path):
     path = laid_out(gallery.native_layer_norm, tmp_path)[0]
     np.save(tmp_path / "wide.npy", np.zeros((3, gallery.N + 1), "f"))
     problem = validate(path, input=tmp_path / "wide.npy").problem
@@ -360,7 +360,7 @@ def test_an_endless_loop_hits_the_time_limit_and_lints_are_kept(tmp_path):
 
 def test_an_interrupt_ends_the_child_without_a_verdict(tmp_path):
     onnx.save(endless(2**62), tmp_path / "m.onnx")
-    # a shell's background job is started with interrupts ignored, and so would be what it starts
+    # a shell starts background jobs with interrupts ignored, which their child processes inherit
     heed = (
         "import runpy, signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"

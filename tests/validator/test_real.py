@@ -146,10 +146,10 @@ def test_pytorch_written_by_hand(opset, current, unbiased, tmp_path):
 
 @pytest.mark.parametrize(("opset", "current"), EXPORTERS)
 def test_pytorch_transformer(opset, current, tmp_path):
-    """Two layers, two norms each. The old exporter takes them only inside TransformerEncoder.
+    """Two layers, two norms each. The old exporter accepts them only inside TransformerEncoder.
 
-    onnxruntime makes SkipLayerNormalization of a norm behind a residual addition, and sums its rows less well
-    (test_validate_judge.py): such a norm may be risky at a large mean, by a little at this width.
+    onnxruntime fuses a residual addition and its norm to SkipLayerNormalization, and sums its rows less precisely
+    (test_judge.py): such a norm may be risky at a large mean, by a little at this width.
     """
     torch, _ = modules()
     layer = torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)

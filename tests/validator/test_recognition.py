@@ -329,7 +329,7 @@ def test_onnxs_own_expansion_of_an_operator_is_found(name, shape):
     assert bool(norm.scale) == (name in ("LayerNormalization", "RMSNormalization"))
 
 
-def test_a_gain_that_a_loop_hands_on_unchanged(tmp_path):
+def test_gain_carried_unchanged_through_a_loop(tmp_path):
     """tf2onnx writes Keras' recurrent layers this way: all weights are carried by the loop."""
     body = [*CENTRED, *SQUARES, *ROOT, node("Reciprocal", "std", "r"), node("Mul", "r gain", "f")]
     body += [node("Mul", "x f", "a"), node("Mul", "mean f", "b"), node("Sub", "a b", "y0")]
@@ -355,7 +355,7 @@ def test_statistics_in_a_narrower_type_than_x_are_a_warning(tmp_path):
     assert "narrow-statistics" in {f.code for f in report.findings if f.level == "warning"}
 
 
-def test_a_norm_unlike_all_others_is_noted(tmp_path):
+def test_a_norm_that_differs_from_the_others_is_noted(tmp_path):
     nodes, x = [], "x"
     for layer, eps in enumerate((1e-5, 1e-5, 5e-2, 1e-5)):
         y = "y" if layer == 3 else f"h{layer}"

@@ -125,7 +125,7 @@ def test_rejects_malformed_lock_files(text, original, tmp_path):
     assert "--like: cannot read" in result.output
 
 
-def test_the_facts_of_a_norm_need_no_run(original):
+def test_norm_attributes_are_reported_without_a_run(original):
     assert facts(validate(original, find_only=True).norms) == facts(validate(original).norms)
 
 
@@ -254,7 +254,7 @@ def children(pid):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own means, of Linux alone")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_the_child_ends_with_its_parent_and_leaves_nothing(how, tmp_path):
+def test_child_process_ends_and_cleans_up_with_its_parent(how, tmp_path):
     width = 4096
     nodes, constants = gallery.decomposed(width=width)
     path = saved(gallery.model(nodes, (256, width), constants), tmp_path / "m.onnx")  # some seconds of stress

@@ -110,7 +110,7 @@ def test_a_norm_that_makes_nan_of_finite_rows_fails(tmp_path):
     assert report.exit_code() == 1
 
 
-# ------------------------------------------------------------------------------------------ data beside the model
+# ------------------------------------------------------------------------------------------ external data files
 
 
 def split(folder, location):

@@ -1,6 +1,6 @@
-"""Building blocks of small models, one for each thing the validator must find, tell apart or leave alone.
+"""Building blocks of small models, one for each thing the validator must find, distinguish or ignore.
 
-Each specimen says what is expected of it: norms in order as (formula, verdict, blame), near misses marked
+Each specimen declares the expected report: norms in order as (formula, verdict, blame), near misses marked
 with "~", finding codes, and the exit code at default settings.
 """
 
@@ -24,7 +24,7 @@ OK = ("layer", "ok", "")
 
 @dataclass
 class Specimen:
-    """A model and what is expected of it."""
+    """A model and its expected report."""
 
     model: onnx.ModelProto
     norms: list[tuple[str, str, str]] = field(default_factory=lambda: [OK])
@@ -76,7 +76,7 @@ def node(op, inputs, outputs, **attributes):
 def model(
     nodes, shape=(3, N), constants=None, *, dtype=FLOAT, opset=17, ir=8, inputs=None, outputs=None, **options
 ) -> onnx.ModelProto:
-    """A model from `x` to `y` unless said otherwise."""
+    """A model with input `x` and output `y` by default."""
     stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
     graph = helper.make_graph(
         nodes,

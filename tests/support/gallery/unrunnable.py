@@ -85,7 +85,7 @@ def nodes_out_of_order_in_a_local_function():
 
 
 def long_domain(built):
-    """`built` with the operators' domain by its other name wherever it stands."""
+    """`built` with every use of the operators' domain replaced by the domain's other name."""
     for owner in (built, *built.functions):
         for opset in owner.opset_import:
             opset.domain = opset.domain or "ai.onnx"
