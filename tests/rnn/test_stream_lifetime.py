@@ -69,7 +69,7 @@ COLLECT = """
 """
 
 FORK = """
-    import os, sys, threading
+    import os, sys, threading, time
     import numpy as np
     import cnorm
 
@@ -93,6 +93,7 @@ FORK = """
             stream.state()
         except RuntimeError:
             break
+        time.sleep(0.01)  # NumPy copies the state without the GIL: the thread must also run while it is not being copied
     child = os.fork()
     if child:
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
