@@ -93,7 +93,7 @@ FORK = """
             stream.state()
         except RuntimeError:
             break
-        time.sleep(0.01)  # NumPy copies the state without the GIL: the thread must also run while it is not being copied
+        time.sleep(0.01)  # NumPy copies the state without the GIL: the thread needs a time when it is free
     child = os.fork()
     if child:
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
