@@ -1,9 +1,8 @@
 /* (3) of layer_norm.inl.h: rows whose sums or gradients leave the range of T are computed in float64 and rounded once.
  * Included once per storage type.
  *
- * float64 rows are scaled by a power of two, so that neither their squares nor eps leave the range; other rows need no
- * scale. A row is widened PIECE elements at a time into a buffer, in whole vectors. Pieces are summed as in
- * sweep.inl.h. */
+ * float64 rows are scaled by a power of two, so that neither their squares nor eps leave the range. A row is widened PIECE
+ * elements at a time into a buffer, in whole vectors. Pieces are summed as in sweep.inl.h. */
 
 enum { FN(PIECE) = BLOCK * LANES_F64 }; /* elements that are widened at a time, which bounds the stack used */
 typedef struct { _Alignas(VECTOR_BYTES) double at[FN(PIECE)]; } FN(piece);
@@ -69,9 +68,8 @@ static void FN(f64_sums)(const FN(f64_stats) *e, const X *x, ptrdiff_t n, double
     }
 }
 
-/* (3): the statistics of any row, by a sweep about its first element and one about the mean. The mean is the pair
- * origin + delta, where origin is the mean rounded: deviations from a first element far from the mean would lose
- * bits. */
+/* (3): the statistics of any row, by a sweep about its first element and one about the mean rounded, which is origin:
+ * deviations from a first element far from the mean would lose bits. The mean is the pair origin + delta. */
 RARE FN(f64_stats) FN(f64_row_stats)(const X *x, ptrdiff_t n, double eps, int centred)
 {
     FN(f64_stats) e = {.scale = FN(scale_of)(x, n, eps)};
@@ -97,9 +95,8 @@ RARE FN(f64_stats) FN(f64_row_stats)(const X *x, ptrdiff_t n, double eps, int ce
     return e;
 }
 
-/* The same for the backward pass, which knows stats but not eps. A rstd that is a normal number includes eps and is
- * used as it is. One beyond that range means that eps was negligible: it is computed again with eps = 0. A rstd of 0 or
- * NaN is kept. */
+/* The same for the backward pass, which knows stats but not eps. A normal rstd includes eps and is used as it is, 0 and
+ * NaN are kept. One beyond that range means that eps was negligible: it is computed again with eps = 0. */
 RARE FN(f64_stats) FN(f64_given_stats)(const X *x, ptrdiff_t n, const T st[3], int centred)
 {
     FN(f64_stats) e = FN(f64_row_stats)(x, n, 0, centred);
@@ -171,8 +168,7 @@ RARE void FN(f64_norm_row)(const X *x, const cnorm_norm *call, int centred, X *y
     FN(f64_store_stats)(&e, stats);
 }
 
-/* The statistics, scales and means of a row's backward pass in float64. g = dy gain is in units of 2^-power; G and H
- * are the means of g and g xhat. */
+/* A row's backward pass in float64. g = dy gain is in units of 2^-power; G and H are the means of g and g xhat. */
 typedef struct {
     FN(f64_stats) stats;
     double dy_scale, gain_scale, G, H;

@@ -277,7 +277,8 @@ static void network_errors(void)
     static _Alignas(CNORM_ALIGN) float panels[64], scratch[512];
     CHECK(cnorm_matrix_floats(1, 1, 1) <= 64, "room for the panel");
     CHECK(cnorm_matrix_pack(1, 1, 1, 0, w, panels) == CNORM_OK, "1 x 1");
-    const cnorm_layer layer = {.kind = CNORM_LAYER_LINEAR, .as = {.linear = {{1, 1, 1, 0, panels}, NULL}}};
+    const cnorm_matrix one_by_one = {.gates = 1, .units = 1, .cols = 1, .panels = panels};
+    const cnorm_layer layer = {.kind = CNORM_LAYER_LINEAR, .as = {.linear = {one_by_one, NULL}}};
     CHECK(cnorm_scratch_floats(&layer, 1, 1) <= 256 && cnorm_state_floats(&layer, 1) == 0, "room for the scratch");
     float *const out = (float *)y;
     REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 0, 1, w, 1, NULL, scratch, 1, out, 1));
@@ -289,7 +290,7 @@ static void network_errors(void)
     REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 1, 1, w, 1, NULL, scratch, 0, out, 1));
     REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 1, 1, w, 1, NULL, scratch, CNORM_ROWS + 1, out, 1));
     REFUSED(CNORM_OK, cnorm_run(&layer, 1, 0, NULL, 0, NULL, NULL, 1, NULL, 0));
-    const cnorm_layer cell = {.kind = CNORM_LAYER_CELL, .as = {.cell = {.kind = CNORM_CELL_RNN, .weight_x = {1, 1, 1, 0, panels}, .weight_h = {1, 1, 1, 0, panels}}}};
+    const cnorm_layer cell = {.kind = CNORM_LAYER_CELL, .as = {.cell = {.kind = CNORM_CELL_RNN, .weight_x = one_by_one, .weight_h = one_by_one}}};
     static _Alignas(CNORM_ALIGN) float state[16];
     float *const both[] = {state, state}, *const one[] = {state, NULL};
     CHECK(cnorm_state_floats(&cell, 1) <= 16, "room for the state");

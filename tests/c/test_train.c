@@ -84,7 +84,7 @@ static void refused(const network *net, const cnorm_tape *tape, float *memory)
     const ptrdiff_t ranges[][2] = {{0, 0}, {0, STEPS + 1}, {1, STEPS}, {-1, 1}, {STEPS, 1}, {0, -1}, {PTRDIFF_MAX, 1}};
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; ++i) {
         CHECK(cnorm_run_tape(tape, ranges[i][0], ranges[i][1], memory, memory, memory, memory) == CNORM_ERROR_SIZE, "range %zu", i);
-        const cnorm_gradient none[NETWORK_LAYERS] = {{NULL}};
+        const cnorm_gradient none[NETWORK_LAYERS] = {{.weight_x = NULL}};
         const cnorm_backward call = {ranges[i][0], ranges[i][1], memory, NULL, memory, none, memory};
         CHECK(cnorm_run_backward(tape, &call) == CNORM_ERROR_SIZE, "range %zu", i);
     }
