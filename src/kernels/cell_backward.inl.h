@@ -1,5 +1,5 @@
 /* The backward pass of one step of a recurrent cell: equations (1) to (10) of cnorm_train.h, in their notation.
- * Gates are recomputed from the products on the tape with the functions of cell.inl.h. Padding stays zero in every
+ * Gates are recomputed from the products on the tape with the functions of cell_gates.inl.h. Padding stays zero in every
  * gradient. */
 #ifndef CNORM_CELL_BACKWARD_INL_H
 #define CNORM_CELL_BACKWARD_INL_H

@@ -1,0 +1,171 @@
+/* (4) of cell.inl.h: gates and state of one stream from its products, for each kind of cell. */
+#ifndef CNORM_CELL_GATES_INL_H
+#define CNORM_CELL_GATES_INL_H
+
+#include "activation.inl.h"
+#include "kernels.h"
+
+/* |v| < 2^-100 becomes 0: a decaying state such as 0.9 c would otherwise stay at a subnormal for ever */
+INLINE f32v without_tiny(f32v v)
+{
+    const f32v tiny = splat_f32(0x1p-100f);
+    return (f32v)((i32v)v & ~((i32v)(v < tiny) & (i32v)(v > -tiny)));
+}
+
+/* v clipped to +-limit; NaN stays NaN */
+INLINE f32v clipped(f32v v, float limit)
+{
+    const f32v top = splat_f32(limit);
+    const i32v over = (i32v)(v > top), under = (i32v)(v < -top);
+    return (f32v)(((i32v)v & ~over & ~under) | ((i32v)top & over) | ((i32v)-top & under));
+}
+
+/* the two parts of a pre-activation, without bias; with CNORM_SCOPE_SUM part_h is the whole */
+INLINE f32v part_x(const cnorm_cell *cell, cnorm_scope scope, const float *zx, const float *rx, ptrdiff_t g, ptrdiff_t at)
+{
+    return scope == CNORM_SCOPE_SPLIT ? (load_f32(zx + at) * splat_f32(rx[g])) * load_f32(cell->gain_x + at) : load_f32(zx + at);
+}
+INLINE f32v part_h(const cnorm_cell *cell, cnorm_scope scope, const float *zh, const float *rh, ptrdiff_t g, ptrdiff_t at)
+{
+    return scope == CNORM_SCOPE_NONE ? load_f32(zh + at) : (load_f32(zh + at) * splat_f32(rh[g])) * load_f32(cell->gain_h + at);
+}
+INLINE f32v preactivation(const cnorm_cell *cell, cnorm_scope scope, const float *zx, const float *zh, const float *rx,
+                          const float *rh, ptrdiff_t g, ptrdiff_t at)
+{
+    const f32v h = part_h(cell, scope, zh, rh, g, at);
+    return (scope == CNORM_SCOPE_SUM ? h : h + part_x(cell, scope, zx, rx, g, at)) + load_f32(cell->bias + at);
+}
+
+/* updates c and computes the output gate o [padded units] */
+INLINE void lstm_gates(const cnorm_cell *cell, cnorm_scope scope, const float *zx, const float *zh, const float *rx,
+                       const float *rh, float *c, float *o)
+{
+    const ptrdiff_t width = padded_units(cell->weight_x.units);
+    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
+        f32v gate[4];
+#pragma GCC unroll 4
+        for (int g = 0; g < 4; ++g) gate[g] = preactivation(cell, scope, zx, zh, rx, rh, g, g * width + j);
+        const f32v carry = sigmoid_v(gate[0]) * load_f32(c + j) + sigmoid_v(gate[1]) * tanh_v(gate[3]);
+        store_f32(c + j, without_tiny(carry));
+        store_f32(o + j, sigmoid_v(gate[2]));
+    }
+}
+
+/* h = zoneout before + (1 - zoneout) h */
+INLINE void zone_out(const cnorm_cell *cell, ptrdiff_t width, const float *before, float *h)
+{
+    const f32v keep = splat_f32(cell->zoneout), take = splat_f32(1 - cell->zoneout);
+    for (ptrdiff_t j = 0; j < width; j += VL_F32)
+        store_f32(h + j, without_tiny(keep * load_f32(before + j) + take * load_f32(h + j)));
+}
+
+/* (4); m [padded units] is h, or the input of the projection; room [2 * padded units] */
+static void lstm_row(const cnorm_cell *cell, const float *zx, const float *zh, const float *rh, float *c, float *m,
+                     float *room)
+{
+    const ptrdiff_t units = cell->weight_x.units, width = padded_units(units);
+    const float *rx = zx + input_row_floats(cell) - CNORM_GATE_PAD;
+    float *o = room, *normed = room + width;
+    if (cell->scope == CNORM_SCOPE_SPLIT) lstm_gates(cell, CNORM_SCOPE_SPLIT, zx, zh, rx, rh, c, o);
+    else if (cell->scope == CNORM_SCOPE_SUM) lstm_gates(cell, CNORM_SCOPE_SUM, zx, zh, rx, rh, c, o);
+    else lstm_gates(cell, CNORM_SCOPE_NONE, zx, zh, rx, rh, c, o);
+    if (cell->cell_clip < INFINITY)
+        for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, clipped(load_f32(c + j), cell->cell_clip));
+    const float *out = c;
+    if (cell->cell_norm != CNORM_CELL_NORM_NONE) {
+        for (ptrdiff_t j = units; j < width; ++j) normed[j] = 0;
+        layer_norm_f32(&(cnorm_norm){.rows = 1, .n = units, .x = c, .gain = cell->gain_c, .bias = cell->bias_c,
+                                     .eps = (double)cell->eps, .y = normed});
+        out = normed;
+    }
+    if (cell->cell_norm == CNORM_CELL_NORM_CARRY)
+        for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, without_tiny(load_f32(normed + j)));
+    for (ptrdiff_t j = 0; j < width; j += VL_F32)
+        store_f32(m + j, without_tiny(load_f32(o + j) * tanh_v(load_f32(out + j))));
+}
+
+INLINE f32v gru_mix(const cnorm_cell *cell, f32v z, f32v n, f32v h)
+{
+    const f32v rest = 1.0f - z;
+    return without_tiny(cell->keep ? z * h + rest * n : rest * h + z * n);
+}
+
+INLINE void gru_gates(const cnorm_cell *cell, cnorm_scope scope, cnorm_reset reset, const float *zx, const float *zh,
+                      const float *rx, const float *rh, float *h)
+{
+    const ptrdiff_t width = padded_units(cell->weight_x.units);
+    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
+        const ptrdiff_t at = 2 * width + j;
+        const f32v z = sigmoid_v(preactivation(cell, scope, zx, zh, rx, rh, 0, j));
+        const f32v r = sigmoid_v(preactivation(cell, scope, zx, zh, rx, rh, 1, width + j));
+        f32v n;
+        if (reset == CNORM_RESET_CANDIDATE) {
+            n = r * preactivation(cell, scope, zx, zh, rx, rh, 2, at);
+        } else {
+            f32v of_h = part_h(cell, scope, zh, rh, 2, at);
+            if (cell->bias_n) of_h += load_f32(cell->bias_n + j);
+            n = part_x(cell, scope, zx, rx, 2, at) + load_f32(cell->bias + at) + r * of_h;
+        }
+        store_f32(h + j, gru_mix(cell, z, tanh_v(n), load_f32(h + j)));
+    }
+}
+
+static void gru_row(const cnorm_cell *cell, const float *zx, const float *zh, const float *rh, float *h)
+{
+    const float *rx = zx + input_row_floats(cell) - CNORM_GATE_PAD;
+    if (cell->scope == CNORM_SCOPE_SPLIT && cell->reset == CNORM_RESET_AFTER) gru_gates(cell, CNORM_SCOPE_SPLIT, CNORM_RESET_AFTER, zx, zh, rx, rh, h);
+    else if (cell->scope == CNORM_SCOPE_SPLIT) gru_gates(cell, CNORM_SCOPE_SPLIT, CNORM_RESET_CANDIDATE, zx, zh, rx, rh, h);
+    else if (cell->scope == CNORM_SCOPE_SUM) gru_gates(cell, CNORM_SCOPE_SUM, CNORM_RESET_CANDIDATE, zx, zh, rx, rh, h);
+    else if (cell->reset == CNORM_RESET_AFTER) gru_gates(cell, CNORM_SCOPE_NONE, CNORM_RESET_AFTER, zx, zh, rx, rh, h);
+    else gru_gates(cell, CNORM_SCOPE_NONE, CNORM_RESET_CANDIDATE, zx, zh, rx, rh, h);
+}
+
+/* CNORM_RESET_BEFORE, before and after the product W_n (r h). First part: z and r h are stored in z and rh [padded
+ * units]. */
+static void gru_before_row(const cnorm_cell *cell, const float *zx, const float *zh, const float *h, float *z, float *rh)
+{
+    const ptrdiff_t width = padded_units(cell->weight_x.units);
+    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
+        store_f32(z + j, sigmoid_v(preactivation(cell, CNORM_SCOPE_NONE, zx, zh, NULL, NULL, 0, j)));
+        store_f32(rh + j, sigmoid_v(preactivation(cell, CNORM_SCOPE_NONE, zx, zh, NULL, NULL, 1, width + j)) * load_f32(h + j));
+    }
+}
+static void gru_before_end(const cnorm_cell *cell, const float *zx, const float *zn, const float *z, float *h)
+{
+    const ptrdiff_t width = padded_units(cell->weight_x.units);
+    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
+        const f32v n = load_f32(zn + j) + load_f32(zx + 2 * width + j) + load_f32(cell->bias + 2 * width + j);
+        store_f32(h + j, gru_mix(cell, load_f32(z + j), tanh_v(n), load_f32(h + j)));
+    }
+}
+
+INLINE f32v activated(cnorm_activation f, f32v a)
+{
+    if (f == CNORM_ACTIVATION_TANH) return tanh_v(a);
+    if (f == CNORM_ACTIVATION_SIGMOID) return sigmoid_v(a);
+    return (f32v)((i32v)a & ~(i32v)(a < splat_f32(0))); /* NaN stays NaN */
+}
+
+static void activation_f32(cnorm_activation f, ptrdiff_t n, const float *x, float *y)
+{
+    if (f == CNORM_ACTIVATION_TANH) tanh_f32(n, x, y);
+    else if (f == CNORM_ACTIVATION_SIGMOID) sigmoid_f32(n, x, y);
+    else
+        for (ptrdiff_t i = 0; i < n; ++i) y[i] = x[i] < 0 ? 0 : x[i];
+}
+
+static void rnn_row(const cnorm_cell *cell, const float *zx, const float *zh, const float *rh, float *h)
+{
+    const ptrdiff_t width = padded_units(cell->weight_x.units);
+    const float *rx = zx + input_row_floats(cell) - CNORM_GATE_PAD;
+    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
+        f32v a;
+        if (cell->scope == CNORM_SCOPE_SPLIT) a = preactivation(cell, CNORM_SCOPE_SPLIT, zx, zh, rx, rh, 0, j);
+        else if (cell->scope == CNORM_SCOPE_SUM) a = preactivation(cell, CNORM_SCOPE_SUM, zx, zh, rx, rh, 0, j);
+        else a = preactivation(cell, CNORM_SCOPE_NONE, zx, zh, rx, rh, 0, j);
+        store_f32(h + j, without_tiny(activated(cell->activation, a)));
+    }
+    for (ptrdiff_t j = cell->weight_x.units; j < width; ++j) h[j] = 0; /* padding: sigmoid(0) is not 0 */
+}
+
+#endif
