@@ -16,7 +16,7 @@ from cnorm.comparison import Comparison, compare
 from cnorm.files import read_safetensors, write_whole
 from cnorm.layers import Bidirectional, Layer, chained, ends, flat
 from cnorm.model_files import METADATA_KEY, configuration, identity, layers_from, named_tensors
-from cnorm.rounded import WEIGHT_TYPES, rounded_layer, weight_type
+from cnorm.rounded import SMALLEST, WEIGHT_TYPES, rounded_layer, weight_type
 from cnorm.text import clip, message_of
 
 __all__ = ["Model", "demo_model", "load"]
@@ -110,18 +110,21 @@ class Model:
         """Bytes of the packed matrices, all of which a step reads."""
         return sum(network.nbytes for part in self._parts for network in part)
 
-    def with_weights(self, weights: str, *, keep_original: bool = False) -> Model:
+    def with_weights(self, weights: str, *, keep_original: bool = False, smallest: int = SMALLEST) -> Model:
         """The same model with its large matrices rounded, so that a step at batch size 1 reads fewer bytes.
 
         "int8": one scale per output, inputs rounded to 14 bits at each step, exact integer sums; the same bits on every
-        machine. "float16": float32 sums. Matrices of less than 32768 weights stay float32. Gains, biases, gates, states
-        and norms stay float32. docs/numerics.md has the errors.
+        machine. "float16": float32 sums. Gains, biases, gates, states and norms stay float32. docs/numerics.md has the
+        errors, and the command ``cnorm quantize`` measures those of a model.
 
         Parameters
         ----------
         weights : {"int8", "float16", "float32"}
         keep_original : bool
             Keep a reference to this model, so that the result can be converted to any type by ``with_weights``.
+        smallest : int
+            Matrices of fewer weights stay float32: below 32768 they fit the first-level caches, where reading fewer
+            bytes saves no time.
 
         Returns
         -------
@@ -139,13 +142,13 @@ class Model:
         if weights == self.weights:
             return self
         if self._original is not None:
-            return self._original.with_weights(weights, keep_original=keep_original)
+            return self._original.with_weights(weights, keep_original=keep_original, smallest=smallest)
         if self.weights != "float32":
             raise ValueError(
                 f"weights must be float32 to be rounded to {weights}, got a model rounded to {self.weights}: round the "
                 "float32 model, or keep it with with_weights(..., keep_original=True)"
             )
-        model = Model(rounded_layer(layer, weights) for layer in self._layers)
+        model = Model(rounded_layer(layer, weights, smallest) for layer in self._layers)
         model._original = self if keep_original else None
         return model
 

@@ -18,11 +18,21 @@ from cnorm.layers import Bidirectional, Layer, Linear, Residual
 from cnorm.specs import GATES
 from cnorm.tensors import axis_length, has_projection
 
-__all__ = ["WEIGHT_TYPES", "Rows", "cell_weights", "is_matrix", "rounded_layer", "rows_from_tensors", "weight_type"]
+__all__ = [
+    "SMALLEST",
+    "WEIGHT_TYPES",
+    "Rows",
+    "cell_weights",
+    "is_matrix",
+    "matrices",
+    "rounded_layer",
+    "rows_from_tensors",
+    "weight_type",
+]
 
 WEIGHT_TYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8}
 # matrices of fewer weights stay float32: they fit the first-level caches, where reading fewer bytes saves no time
-SMALL = 1 << 15
+SMALLEST = 1 << 15
 MATRICES = ("weight_x", "weight_h", "weight_n", "weight_p")
 
 
@@ -40,6 +50,11 @@ class Rows:
     rows: np.ndarray
     scales: np.ndarray | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of rows and scales."""
+        return self.rows.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
     def values(self) -> np.ndarray:
         """The values of the matrix [outputs, inputs], float32."""
         if self.scales is None:
@@ -47,35 +62,63 @@ class Rows:
         return self.rows.astype(np.float32) * self.scales[:, None]
 
 
-def rounded_layer(layer: Layer, weights: str) -> Layer:
-    """The layer with its large matrices rounded to a type; the layer itself if it has no large ones."""
+def rounded_layer(layer: Layer, weights: str, smallest: int = SMALLEST) -> Layer:
+    """The layer with its matrices of at least `smallest` weights rounded to a type; the layer itself if it has none."""
     if isinstance(layer, Residual):
-        inner = [rounded_layer(one, weights) for one in layer.layers]
+        inner = [rounded_layer(one, weights, smallest) for one in layer.layers]
         return layer if all(a is b for a, b in zip(inner, layer.layers, strict=True)) else Residual(inner)
     if isinstance(layer, Bidirectional):
-        ways = rounded_layer(layer.forward, weights), rounded_layer(layer.backward, weights)
+        ways = rounded_layer(layer.forward, weights, smallest), rounded_layer(layer.backward, weights, smallest)
         return layer if ways == (layer.forward, layer.backward) else Bidirectional(*ways)
-    matrices = {"weight": layer.weights["weight"]} if isinstance(layer, Linear) else {}
-    group = 0
-    if hasattr(layer, "packed"):
-        packed = layer.packed()
-        group = packed["group"]
-        matrices = {name: packed[name] for name in MATRICES if packed[name] is not None}
-    if not any(_type_of(array.shape, weights) != np.float32 for array in matrices.values()):
+    found = matrices(layer)
+    types = {name: _type_of(matrix.values.shape, weights, smallest) for name, matrix in found.items()}
+    if all(dtype == np.float32 for dtype in types.values()):
         return layer
     rows = {}
-    for name, array in matrices.items():
-        gates, groups = (array.shape[0] // layer.units, group) if name in ("weight_x", "weight_h") else (1, 0)
+    for name, matrix in found.items():
         try:
-            rows[name] = Rows(*_core.round_matrix(array, gates, groups, _type_of(array.shape, weights)))
+            rows[name] = matrix.rounded(types[name])
         except ValueError as error:
             raise ValueError(f"{name} of {layer!r} can't be rounded to {weights}: {error}") from None
     return _with_rows(layer, rows, dict(layer.weights))
 
 
-def _type_of(shape: tuple[int, int], weights: str) -> type:
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix of a float32 layer as it is packed, before it is centred and rounded.
+
+    Attributes
+    ----------
+    values : ndarray [gates * units, inputs], float32
+    gates, group : int
+        One layer norm covers the rows of `group` gates; none does if it is 0.
+    """
+
+    values: np.ndarray
+    gates: int = 1
+    group: int = 0
+
+    def rounded(self, dtype) -> Rows:
+        """Its rows, centred and rounded; ValueError if one is beyond the type's range."""
+        return Rows(*_core.round_matrix(self.values, self.gates, self.group, dtype))
+
+
+def matrices(layer: Layer) -> dict[str, Matrix]:
+    """The matrices of a float32 layer by name; none for layers without, or with layers inside."""
+    if isinstance(layer, Linear):
+        return {"weight": Matrix(layer.weights["weight"])}
+    if not hasattr(layer, "packed"):
+        return {}
+    packed = layer.packed()
+    found = {name: Matrix(packed[name]) for name in ("weight_n", "weight_p") if packed[name] is not None}
+    of_gates = {name: packed[name] for name in ("weight_x", "weight_h")}
+    gated = {name: Matrix(array, len(array) // layer.units, packed["group"]) for name, array in of_gates.items()}
+    return gated | found
+
+
+def _type_of(shape: tuple[int, int], weights: str, smallest: int) -> type:
     """The type that a matrix of this shape is rounded to."""
-    if shape[0] * shape[1] < SMALL or (weights == "int8" and shape[1] > _core.INT8_COLS):
+    if shape[0] * shape[1] < smallest or (weights == "int8" and shape[1] > _core.INT8_COLS):
         return np.float32
     return WEIGHT_TYPES[weights]
 

@@ -75,7 +75,7 @@ def group():
 
         def get_command(self, ctx, name):
             missing = [package for package in ("onnx", "onnxruntime") if util.find_spec(package) is None]
-            if missing and name in ("explain", "export", "validate"):
+            if missing and name in ("explain", "export", "quantize", "validate"):
                 text = needs("onnx", missing)
                 anything = {"ignore_unknown_options": True, "allow_extra_args": True}
                 return click.Command(name, anything, help=text, callback=lambda: fail(text))
@@ -90,7 +90,7 @@ def group():
     def cnorm():
         """Layer normalisation on CPUs: SIMD kernels, a batch-1 recurrent runtime, ONNX export and validation."""
 
-    for add in (add_demo, add_bench, add_info, add_export):
+    for add in (add_demo, add_bench, add_info, add_export, add_quantize):
         add(cnorm)
     return cnorm
 
@@ -178,3 +178,47 @@ def add_export(commands) -> None:
             else:
                 Console().print(report)
             sys.exit(0 if report.ok else 1)
+
+
+def add_quantize(commands) -> None:
+    import click
+
+    @commands.command()
+    @click.argument("model", type=click.Path(exists=True, dir_okay=False))
+    @click.argument("out", type=click.Path(dir_okay=False))
+    @click.option("--weights", type=click.Choice(["int8", "float16"]), default="int8", show_default=True)
+    @click.option("--input", "frames", type=click.Path(exists=True, dir_okay=False), metavar="FRAMES.npz",
+                  help="Recordings: each array [frames, inputs] is one; else 64 random frames.")  # fmt: skip
+    @click.option("--smallest", type=click.IntRange(0), default=1 << 15, show_default=True, metavar="N",
+                  help="Matrices of fewer weights stay float32.")  # fmt: skip
+    @click.option(
+        "--picture", type=click.Path(dir_okay=False), metavar="FILE.png", help="Draw the error of each frame."
+    )
+    def quantize(model, out, weights, frames, smallest, picture):
+        """Write MODEL (safetensors) to OUT with int8 or float16 weights; show bytes, and errors against float64."""
+        for path in filter(None, (out, picture)):
+            if os.path.exists(path) and os.path.samefile(model, path):
+                raise click.UsageError(f"{path} must be another file than MODEL, which it would replace")
+        from rich.console import Console
+
+        import cnorm
+        from cnorm.tools import quantize as tool
+
+        try:
+            loaded = cnorm.load(model)
+            if loaded.weights != "float32":
+                fail(f"Error: {model}: its weights are {loaded.weights}, give the float32 model")
+            rounded = loaded.with_weights(weights, smallest=smallest)
+            if rounded.weights == "float32":
+                fail(
+                    f"Error: {model}: no matrix has the {smallest} weights from which on it is rounded; see --smallest"
+                )
+            report = tool.measured(loaded, rounded, tool.recordings(frames, loaded))
+            rounded.save(out)
+            if picture:
+                tool.picture(report, picture)
+        except (OSError, TypeError, ValueError) as error:
+            fail(f"Error: {error}")
+        source = frames or "64 random ones; --input FRAMES.npz takes yours"
+        tool.show(Console(highlight=False), report, loaded, rounded, source)
+        click.echo(f"{out}: {weights} weights, {os.path.getsize(model)} -> {os.path.getsize(out)} bytes")
