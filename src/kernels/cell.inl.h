@@ -15,17 +15,21 @@
 /* (3): the r of each gate of z, which is the sum of the terms; `known` is its sum of squares, or -1. On the float64
  * path z becomes z r and the stored r is 1. The r in float64, which the backward pass needs, is stored from r +
  * WIDE_RSTD on. */
-INLINE void group_rstds(const product_term *terms, int count, double eps, double known, float *z, float r[CNORM_GATE_PAD])
+INLINE void group_rstds(const product_term *terms, int count, double eps, double known, float *z,
+                        float r[CNORM_GATE_PAD])
 {
     const cnorm_matrix *w = terms[0].w;
     const ptrdiff_t width = padded_units(w->units);
     for (ptrdiff_t first = 0; first < w->gates; first += w->group) {
         const ptrdiff_t gates = w->gates - first < w->group ? w->gates - first : w->group;
         const double n = (double)(gates * w->units);
-        const double squares = gates == w->gates && known >= 0 ? known : sum_of_squares(z + first * width, gates * width);
+        const double squares = gates == w->gates && known >= 0
+                                   ? known
+                                   : sum_of_squares(z + first * width, gates * width);
         float rstd = 1;
         double wide = 1.0 / sqrt(squares / n + eps);
-        if (squares <= Q_MAX_F32 && (squares >= n * Q_MIN_F32 || eps >= Q_MIN_F32)) rstd = (float)wide;
+        if (squares <= Q_MAX_F32 && (squares >= n * Q_MIN_F32 || eps >= Q_MIN_F32))
+            rstd = (float)wide;
         else wide = f64_product(terms, count, first * width, gates * width, n, eps, z);
         for (ptrdiff_t g = first; g < first + gates; ++g) {
             r[g] = rstd;
@@ -35,76 +39,89 @@ INLINE void group_rstds(const product_term *terms, int count, double eps, double
 }
 
 /* (1): x [n, inputs] -> zx [n, input_row_floats]: the products, then their r */
-static void cell_inputs(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride, float *zx, float *room)
+static void cell_inputs(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride,
+                        float *zx, float *scratch)
 {
     const ptrdiff_t stride = input_row_floats(cell);
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = x + s * x_stride;
-    const double squares = products(&cell->weight_x, n, rows, cell->inside_x, 0, zx, stride, room);
+    const double squares =
+        products(&cell->weight_x, n, rows, (addends){cell->inside_x, 0}, zx, stride, scratch);
     if (cell->scope != CNORM_SCOPE_SPLIT) return;
     for (ptrdiff_t s = 0; s < n; ++s) {
         const product_term term = {&cell->weight_x, rows[s], cell->inside_x};
-        group_rstds(&term, 1, (double)cell->eps, squares, zx + s * stride, zx + (s + 1) * stride - CNORM_GATE_PAD);
+        group_rstds(&term, 1, (double)cell->eps, squares, zx + s * stride,
+                    zx + (s + 1) * stride - CNORM_GATE_PAD);
+    }
+}
+
+/* The rest of a step with a second product of m [n, padded units]: W_n (r h) of a GRU, or the projection of an LSTM. */
+static void finish_second(const cnorm_cell *cell, ptrdiff_t n, const float *zx,
+                          const float *const *m, float *const *state, const cnorm_cell_scratch *at)
+{
+    const cnorm_matrix *second = second_product(cell);
+    const ptrdiff_t width = padded_units(cell->weight_x.units),
+                    outputs = padded_units(cell->weight_h.cols);
+    (void)products(second, n, m, (addends){NULL, 0}, at->z2, packed_rows(second), at->interleaved);
+    for (ptrdiff_t s = 0; s < n; ++s) {
+        float *h = state[s];
+        const float *z = at->z2 + s * packed_rows(second);
+        if (cell->zoneout > 0) memcpy(at->before, h, (size_t)outputs * sizeof *h);
+        if (cell->kind == CNORM_CELL_GRU) {
+            gru_before_end(cell, zx + s * input_row_floats(cell), z, at->in2 + (n + s) * width, h);
+        } else {
+            for (ptrdiff_t j = 0; j < outputs; j += VL_F32) {
+                const f32v v =
+                    cell->bias_p ? load_f32(z + j) + load_f32(cell->bias_p + j) : load_f32(z + j);
+                store_f32(h + j, without_tiny(clipped(v, cell->projection_clip)));
+            }
+        }
+        if (cell->zoneout > 0) zone_out(cell, outputs, at->before, h);
     }
 }
 
 /* (2) to (4) for n streams: x [n, inputs] and its zx -> state[s] = h [padded outputs], c [padded units] */
-static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride, const float *zx,
-                      float *const *state, float *scratch)
+static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride,
+                      const float *zx, float *const *state, float *scratch)
 {
-    const ptrdiff_t width = padded_units(cell->weight_x.units), out_width = padded_units(cell->weight_h.cols);
+    const ptrdiff_t width = padded_units(cell->weight_x.units),
+                    outputs = padded_units(cell->weight_h.cols);
     const ptrdiff_t x_row = input_row_floats(cell), h_row = state_row_floats(cell);
     const cnorm_matrix *second = second_product(cell);
-    const ptrdiff_t second_row = second ? packed_rows(second) : 0;
     const cnorm_cell_scratch at = cell_scratch(cell, n, scratch);
-    float *zh = at.zh, *before = at.before, *z2 = at.z2, *in2 = at.in2, *interleaved = at.interleaved;
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = state[s];
-    const int sum = cell->scope == CNORM_SCOPE_SUM;
-    const double squares = products(&cell->weight_h, n, rows, sum ? zx : cell->inside_h, sum ? x_row : 0, zh, h_row, interleaved);
+    const int sum = cell->scope == CNORM_SCOPE_SUM, zoning = cell->zoneout > 0 && !second;
+    const addends add = sum ? (addends){zx, x_row} : (addends){cell->inside_h, 0};
+    const double squares = products(&cell->weight_h, n, rows, add, at.zh, h_row, at.interleaved);
     for (ptrdiff_t s = 0; s < n; ++s) {
-        float *h = state[s], *a = zh + s * h_row, *m = second ? in2 + s * width : h, *rh = a + h_row - CNORM_GATE_PAD;
-        const float *ax = zx + s * x_row;
+        float *h = state[s], *m = second ? at.in2 + s * width : h, *zh = at.zh + s * h_row;
+        const gate_inputs in = gate_inputs_of(cell, zx + s * x_row, zh);
         if (cell->scope != CNORM_SCOPE_NONE) {
             const product_term terms[2] = {{&cell->weight_h, h, cell->inside_h},
                                            {&cell->weight_x, x + s * x_stride, cell->inside_x}};
-            group_rstds(terms, sum ? 2 : 1, (double)cell->eps, squares, a, rh);
+            group_rstds(terms, sum ? 2 : 1, (double)cell->eps, squares, zh,
+                        zh + h_row - CNORM_GATE_PAD);
         }
-        const int zoning = cell->zoneout > 0 && !second;
-        if (zoning) memcpy(before, h, (size_t)out_width * sizeof *h);
-        if (cell->kind == CNORM_CELL_LSTM) lstm_row(cell, ax, a, rh, h + out_width, m, at.gates);
-        else if (cell->kind == CNORM_CELL_RNN) rnn_row(cell, ax, a, rh, h);
-        else if (second) gru_before_row(cell, ax, a, h, in2 + (n + s) * width, m);
-        else gru_row(cell, ax, a, rh, h);
-        if (zoning) zone_out(cell, out_width, before, h);
+        if (zoning) memcpy(at.before, h, (size_t)outputs * sizeof *h);
+        if (cell->kind == CNORM_CELL_LSTM) lstm_row(&in, h + outputs, m, at.gates);
+        else if (cell->kind == CNORM_CELL_RNN) rnn_row(&in, h);
+        else if (second) gru_before_row(&in, h, at.in2 + (n + s) * width, m);
+        else gru_row(&in, h);
+        if (zoning) zone_out(cell, outputs, at.before, h);
         rows[s] = m;
     }
-    if (!second) return;
-    (void)products(second, n, rows, NULL, 0, z2, second_row, interleaved);
-    for (ptrdiff_t s = 0; s < n; ++s) {
-        float *h = state[s];
-        const float *z = z2 + s * second_row;
-        if (cell->zoneout > 0) memcpy(before, h, (size_t)out_width * sizeof *h);
-        if (cell->kind == CNORM_CELL_GRU) {
-            gru_before_end(cell, zx + s * x_row, z, in2 + (n + s) * width, h);
-        } else {
-            for (ptrdiff_t j = 0; j < out_width; j += VL_F32) {
-                const f32v v = cell->bias_p ? load_f32(z + j) + load_f32(cell->bias_p + j) : load_f32(z + j);
-                store_f32(h + j, without_tiny(clipped(v, cell->projection_clip)));
-            }
-        }
-        if (cell->zoneout > 0) zone_out(cell, out_width, before, h);
-    }
+    if (second) finish_second(cell, n, zx, rows, state, &at);
 }
 
 /* y [n, outputs] = W x + bias */
-static void linear_step(const cnorm_linear *layer, ptrdiff_t n, const float *x, ptrdiff_t x_stride, float *y,
-                        ptrdiff_t y_stride, float *scratch)
+static void linear_step(const cnorm_linear *layer, ptrdiff_t n, const float *x, ptrdiff_t x_stride,
+                        float *y, ptrdiff_t y_stride, float *scratch)
 {
     const ptrdiff_t row = packed_rows(&layer->weight);
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = x + s * x_stride;
-    (void)products(&layer->weight, n, rows, NULL, 0, scratch, row, scratch + n * row);
+    (void)products(&layer->weight, n, rows, (addends){NULL, 0}, scratch, row, scratch + n * row);
     for (ptrdiff_t s = 0; s < n; ++s)
         for (ptrdiff_t j = 0; j < layer->weight.units; ++j)
             y[s * y_stride + j] = scratch[s * row + j] + (layer->bias ? layer->bias[j] : 0.0f);

@@ -25,7 +25,8 @@ static void activation_backward_f32(cnorm_activation f, ptrdiff_t n, const float
 
 INLINE f32v before_gate(const row_backward *row, cnorm_scope scope, ptrdiff_t gate, ptrdiff_t j)
 {
-    return preactivation(row->cell, scope, row->zx, row->zh, row->rx, row->rh, gate, gate * row->width + j);
+    const gate_inputs in = {row->cell, row->zx, row->zh, row->rx, row->rh};
+    return preactivation(&in, scope, gate, gate * row->width + j);
 }
 
 /* s(f), s(i), s(o), tanh(g) -> da, c before its clip -> raw */
@@ -97,6 +98,7 @@ static void lstm_backward(const row_backward *row)
 INLINE void gru_gates_backward(const row_backward *row, cnorm_scope scope, cnorm_reset reset_form, float *reset)
 {
     const cnorm_cell *cell = row->cell;
+    const gate_inputs in = {cell, row->zx, row->zh, row->rx, row->rh};
     const ptrdiff_t width = row->width;
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const ptrdiff_t at = 2 * width + j;
@@ -106,9 +108,9 @@ INLINE void gru_gates_backward(const row_backward *row, cnorm_scope scope, cnorm
             inner = before_gate(row, scope, 2, j);
             n = tanh_v(r * inner);
         } else if (reset_form == CNORM_RESET_AFTER) {
-            inner = part_h(cell, scope, row->zh, row->rh, 2, at);
+            inner = part_h(&in, scope, 2, at);
             if (cell->bias_n) inner += load_f32(cell->bias_n + j);
-            n = tanh_v(part_x(cell, scope, row->zx, row->rx, 2, at) + load_f32(cell->bias + at) + r * inner);
+            n = tanh_v(part_x(&in, scope, 2, at) + load_f32(cell->bias + at) + r * inner);
         } else {
             inner = splat_f32(0);
             n = tanh_v(load_f32(row->z2 + j) + load_f32(row->zx + at) + load_f32(cell->bias + at));

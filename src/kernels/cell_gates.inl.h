@@ -20,32 +20,48 @@ INLINE f32v clipped(f32v v, float limit)
     return (f32v)(((i32v)v & ~over & ~under) | ((i32v)top & over) | ((i32v)-top & under));
 }
 
-/* the two parts of a pre-activation, without bias; with CNORM_SCOPE_SUM part_h is the whole */
-INLINE f32v part_x(const cnorm_cell *cell, cnorm_scope scope, const float *zx, const float *rx, ptrdiff_t g, ptrdiff_t at)
+/* The products of one stream, zx and zh [gates, padded units], and the r of each of their gates. */
+typedef struct gate_inputs {
+    const cnorm_cell *cell;
+    const float *zx, *zh, *rx, *rh;
+} gate_inputs;
+
+INLINE gate_inputs gate_inputs_of(const cnorm_cell *cell, const float *zx, const float *zh)
 {
-    return scope == CNORM_SCOPE_SPLIT ? (load_f32(zx + at) * splat_f32(rx[g])) * load_f32(cell->gain_x + at) : load_f32(zx + at);
+    return (gate_inputs){cell, zx, zh, zx + input_row_floats(cell) - CNORM_GATE_PAD,
+                         zh + state_row_floats(cell) - CNORM_GATE_PAD};
 }
-INLINE f32v part_h(const cnorm_cell *cell, cnorm_scope scope, const float *zh, const float *rh, ptrdiff_t g, ptrdiff_t at)
+
+/* The two parts of the pre-activation of gate g at offset `at`, without bias; with CNORM_SCOPE_SUM part_h is the whole. */
+INLINE f32v part_x(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g, ptrdiff_t at)
 {
-    return scope == CNORM_SCOPE_NONE ? load_f32(zh + at) : (load_f32(zh + at) * splat_f32(rh[g])) * load_f32(cell->gain_h + at);
+    const f32v z = load_f32(in->zx + at);
+    return scope == CNORM_SCOPE_SPLIT ? (z * splat_f32(in->rx[g])) * load_f32(in->cell->gain_x + at)
+                                      : z;
 }
-INLINE f32v preactivation(const cnorm_cell *cell, cnorm_scope scope, const float *zx, const float *zh, const float *rx,
-                          const float *rh, ptrdiff_t g, ptrdiff_t at)
+INLINE f32v part_h(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g, ptrdiff_t at)
 {
-    const f32v h = part_h(cell, scope, zh, rh, g, at);
-    return (scope == CNORM_SCOPE_SUM ? h : h + part_x(cell, scope, zx, rx, g, at)) + load_f32(cell->bias + at);
+    const f32v z = load_f32(in->zh + at);
+    return scope == CNORM_SCOPE_NONE ? z
+                                     : (z * splat_f32(in->rh[g])) * load_f32(in->cell->gain_h + at);
+}
+INLINE f32v preactivation(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g, ptrdiff_t at)
+{
+    const f32v h = part_h(in, scope, g, at);
+    return (scope == CNORM_SCOPE_SUM ? h : h + part_x(in, scope, g, at)) +
+           load_f32(in->cell->bias + at);
 }
 
 /* updates c and computes the output gate o [padded units] */
-INLINE void lstm_gates(const cnorm_cell *cell, cnorm_scope scope, const float *zx, const float *zh, const float *rx,
-                       const float *rh, float *c, float *o)
+INLINE void lstm_gates(const gate_inputs *in, cnorm_scope scope, float *c, float *o)
 {
-    const ptrdiff_t width = padded_units(cell->weight_x.units);
+    const ptrdiff_t width = padded_units(in->cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         f32v gate[4];
 #pragma GCC unroll 4
-        for (int g = 0; g < 4; ++g) gate[g] = preactivation(cell, scope, zx, zh, rx, rh, g, g * width + j);
-        const f32v carry = sigmoid_v(gate[0]) * load_f32(c + j) + sigmoid_v(gate[1]) * tanh_v(gate[3]);
+        for (int g = 0; g < 4; ++g) gate[g] = preactivation(in, scope, g, g * width + j);
+        const f32v carry =
+            sigmoid_v(gate[0]) * load_f32(c + j) + sigmoid_v(gate[1]) * tanh_v(gate[3]);
         store_f32(c + j, without_tiny(carry));
         store_f32(o + j, sigmoid_v(gate[2]));
     }
@@ -59,27 +75,33 @@ INLINE void zone_out(const cnorm_cell *cell, ptrdiff_t width, const float *befor
         store_f32(h + j, without_tiny(keep * load_f32(before + j) + take * load_f32(h + j)));
 }
 
-/* (4); m [padded units] is h, or the input of the projection; room [2 * padded units] */
-static void lstm_row(const cnorm_cell *cell, const float *zx, const float *zh, const float *rh, float *c, float *m,
-                     float *room)
+/* (4); m [padded units] is h, or the input of the projection; scratch [2, padded units] */
+static void lstm_row(const gate_inputs *in, float *c, float *m, float *scratch)
 {
+    const cnorm_cell *cell = in->cell;
     const ptrdiff_t units = cell->weight_x.units, width = padded_units(units);
-    const float *rx = zx + input_row_floats(cell) - CNORM_GATE_PAD;
-    float *o = room, *normed = room + width;
-    if (cell->scope == CNORM_SCOPE_SPLIT) lstm_gates(cell, CNORM_SCOPE_SPLIT, zx, zh, rx, rh, c, o);
-    else if (cell->scope == CNORM_SCOPE_SUM) lstm_gates(cell, CNORM_SCOPE_SUM, zx, zh, rx, rh, c, o);
-    else lstm_gates(cell, CNORM_SCOPE_NONE, zx, zh, rx, rh, c, o);
+    float *o = scratch, *normed = scratch + width;
+    if (cell->scope == CNORM_SCOPE_SPLIT) lstm_gates(in, CNORM_SCOPE_SPLIT, c, o);
+    else if (cell->scope == CNORM_SCOPE_SUM) lstm_gates(in, CNORM_SCOPE_SUM, c, o);
+    else lstm_gates(in, CNORM_SCOPE_NONE, c, o);
     if (cell->cell_clip < INFINITY)
-        for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, clipped(load_f32(c + j), cell->cell_clip));
+        for (ptrdiff_t j = 0; j < width; j += VL_F32)
+            store_f32(c + j, clipped(load_f32(c + j), cell->cell_clip));
     const float *out = c;
     if (cell->cell_norm != CNORM_CELL_NORM_NONE) {
         for (ptrdiff_t j = units; j < width; ++j) normed[j] = 0;
-        layer_norm_f32(&(cnorm_norm){.rows = 1, .n = units, .x = c, .gain = cell->gain_c, .bias = cell->bias_c,
-                                     .eps = (double)cell->eps, .y = normed});
+        layer_norm_f32(&(cnorm_norm){.rows = 1,
+                                     .n = units,
+                                     .x = c,
+                                     .gain = cell->gain_c,
+                                     .bias = cell->bias_c,
+                                     .eps = (double)cell->eps,
+                                     .y = normed});
         out = normed;
     }
     if (cell->cell_norm == CNORM_CELL_NORM_CARRY)
-        for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, without_tiny(load_f32(normed + j)));
+        for (ptrdiff_t j = 0; j < width; j += VL_F32)
+            store_f32(c + j, without_tiny(load_f32(normed + j)));
     for (ptrdiff_t j = 0; j < width; j += VL_F32)
         store_f32(m + j, without_tiny(load_f32(o + j) * tanh_v(load_f32(out + j))));
 }
@@ -90,51 +112,58 @@ INLINE f32v gru_mix(const cnorm_cell *cell, f32v z, f32v n, f32v h)
     return without_tiny(cell->keep ? z * h + rest * n : rest * h + z * n);
 }
 
-INLINE void gru_gates(const cnorm_cell *cell, cnorm_scope scope, cnorm_reset reset, const float *zx, const float *zh,
-                      const float *rx, const float *rh, float *h)
+INLINE void gru_gates(const gate_inputs *in, cnorm_scope scope, cnorm_reset reset, float *h)
 {
+    const cnorm_cell *cell = in->cell;
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const ptrdiff_t at = 2 * width + j;
-        const f32v z = sigmoid_v(preactivation(cell, scope, zx, zh, rx, rh, 0, j));
-        const f32v r = sigmoid_v(preactivation(cell, scope, zx, zh, rx, rh, 1, width + j));
+        const f32v z = sigmoid_v(preactivation(in, scope, 0, j));
+        const f32v r = sigmoid_v(preactivation(in, scope, 1, width + j));
         f32v n;
         if (reset == CNORM_RESET_CANDIDATE) {
-            n = r * preactivation(cell, scope, zx, zh, rx, rh, 2, at);
+            n = r * preactivation(in, scope, 2, at);
         } else {
-            f32v of_h = part_h(cell, scope, zh, rh, 2, at);
+            f32v of_h = part_h(in, scope, 2, at);
             if (cell->bias_n) of_h += load_f32(cell->bias_n + j);
-            n = part_x(cell, scope, zx, rx, 2, at) + load_f32(cell->bias + at) + r * of_h;
+            n = part_x(in, scope, 2, at) + load_f32(cell->bias + at) + r * of_h;
         }
         store_f32(h + j, gru_mix(cell, z, tanh_v(n), load_f32(h + j)));
     }
 }
 
-static void gru_row(const cnorm_cell *cell, const float *zx, const float *zh, const float *rh, float *h)
+static void gru_row(const gate_inputs *in, float *h)
 {
-    const float *rx = zx + input_row_floats(cell) - CNORM_GATE_PAD;
-    if (cell->scope == CNORM_SCOPE_SPLIT && cell->reset == CNORM_RESET_AFTER) gru_gates(cell, CNORM_SCOPE_SPLIT, CNORM_RESET_AFTER, zx, zh, rx, rh, h);
-    else if (cell->scope == CNORM_SCOPE_SPLIT) gru_gates(cell, CNORM_SCOPE_SPLIT, CNORM_RESET_CANDIDATE, zx, zh, rx, rh, h);
-    else if (cell->scope == CNORM_SCOPE_SUM) gru_gates(cell, CNORM_SCOPE_SUM, CNORM_RESET_CANDIDATE, zx, zh, rx, rh, h);
-    else if (cell->reset == CNORM_RESET_AFTER) gru_gates(cell, CNORM_SCOPE_NONE, CNORM_RESET_AFTER, zx, zh, rx, rh, h);
-    else gru_gates(cell, CNORM_SCOPE_NONE, CNORM_RESET_CANDIDATE, zx, zh, rx, rh, h);
+    const cnorm_cell *cell = in->cell;
+    const int after = cell->reset == CNORM_RESET_AFTER;
+    if (cell->scope == CNORM_SCOPE_SPLIT && after)
+        gru_gates(in, CNORM_SCOPE_SPLIT, CNORM_RESET_AFTER, h);
+    else if (cell->scope == CNORM_SCOPE_SPLIT)
+        gru_gates(in, CNORM_SCOPE_SPLIT, CNORM_RESET_CANDIDATE, h);
+    else if (cell->scope == CNORM_SCOPE_SUM)
+        gru_gates(in, CNORM_SCOPE_SUM, CNORM_RESET_CANDIDATE, h);
+    else if (after) gru_gates(in, CNORM_SCOPE_NONE, CNORM_RESET_AFTER, h);
+    else gru_gates(in, CNORM_SCOPE_NONE, CNORM_RESET_CANDIDATE, h);
 }
 
 /* CNORM_RESET_BEFORE, before and after the product W_n (r h). First part: z and r h are stored in z and rh [padded
  * units]. */
-static void gru_before_row(const cnorm_cell *cell, const float *zx, const float *zh, const float *h, float *z, float *rh)
+static void gru_before_row(const gate_inputs *in, const float *h, float *z, float *rh)
 {
-    const ptrdiff_t width = padded_units(cell->weight_x.units);
+    const ptrdiff_t width = padded_units(in->cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        store_f32(z + j, sigmoid_v(preactivation(cell, CNORM_SCOPE_NONE, zx, zh, NULL, NULL, 0, j)));
-        store_f32(rh + j, sigmoid_v(preactivation(cell, CNORM_SCOPE_NONE, zx, zh, NULL, NULL, 1, width + j)) * load_f32(h + j));
+        store_f32(z + j, sigmoid_v(preactivation(in, CNORM_SCOPE_NONE, 0, j)));
+        store_f32(rh + j,
+                  sigmoid_v(preactivation(in, CNORM_SCOPE_NONE, 1, width + j)) * load_f32(h + j));
     }
 }
-static void gru_before_end(const cnorm_cell *cell, const float *zx, const float *zn, const float *z, float *h)
+static void gru_before_end(const cnorm_cell *cell, const float *zx, const float *zn, const float *z,
+                           float *h)
 {
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const f32v n = load_f32(zn + j) + load_f32(zx + 2 * width + j) + load_f32(cell->bias + 2 * width + j);
+        const f32v n =
+            load_f32(zn + j) + load_f32(zx + 2 * width + j) + load_f32(cell->bias + 2 * width + j);
         store_f32(h + j, gru_mix(cell, load_f32(z + j), tanh_v(n), load_f32(h + j)));
     }
 }
@@ -154,18 +183,19 @@ static void activation_f32(cnorm_activation f, ptrdiff_t n, const float *x, floa
         for (ptrdiff_t i = 0; i < n; ++i) y[i] = x[i] < 0 ? 0 : x[i];
 }
 
-static void rnn_row(const cnorm_cell *cell, const float *zx, const float *zh, const float *rh, float *h)
+static void rnn_row(const gate_inputs *in, float *h)
 {
+    const cnorm_cell *cell = in->cell;
     const ptrdiff_t width = padded_units(cell->weight_x.units);
-    const float *rx = zx + input_row_floats(cell) - CNORM_GATE_PAD;
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         f32v a;
-        if (cell->scope == CNORM_SCOPE_SPLIT) a = preactivation(cell, CNORM_SCOPE_SPLIT, zx, zh, rx, rh, 0, j);
-        else if (cell->scope == CNORM_SCOPE_SUM) a = preactivation(cell, CNORM_SCOPE_SUM, zx, zh, rx, rh, 0, j);
-        else a = preactivation(cell, CNORM_SCOPE_NONE, zx, zh, rx, rh, 0, j);
+        if (cell->scope == CNORM_SCOPE_SPLIT) a = preactivation(in, CNORM_SCOPE_SPLIT, 0, j);
+        else if (cell->scope == CNORM_SCOPE_SUM) a = preactivation(in, CNORM_SCOPE_SUM, 0, j);
+        else a = preactivation(in, CNORM_SCOPE_NONE, 0, j);
         store_f32(h + j, without_tiny(activated(cell->activation, a)));
     }
-    for (ptrdiff_t j = cell->weight_x.units; j < width; ++j) h[j] = 0; /* padding: sigmoid(0) is not 0 */
+    for (ptrdiff_t j = cell->weight_x.units; j < width; ++j)
+        h[j] = 0; /* padding: sigmoid(0) is not 0 */
 }
 
 #endif

@@ -15,7 +15,9 @@
 #include "kernels.h"
 #include "matvec_int8.inl.h"
 
-enum { MANY = VECTOR_BYTES == 64 ? 8 : 4 }; /* vectors at a time: two accumulators of each must fit in registers */
+enum {
+    MANY = VECTOR_BYTES == 64 ? 8 : 4
+}; /* vectors at a time: two accumulators of each must fit in registers */
 
 /* AVX-512 multiplies by a float that it broadcasts from memory as fast as by a register. If two products share the
  * broadcast, it becomes an instruction of its own (measured: 10.7 instead of 16 multiply-adds a cycle). A second
@@ -36,9 +38,28 @@ INLINE f32v load_weights(const void *panels, ptrdiff_t at, int half)
     return half ? load_f16((const uint16_t *)panels + at) : load_f32((const float *)panels + at);
 }
 
+/* sum [PASS] += a block: the products of `count` inputs x, whose weights begin at *at */
+INLINE void add_products(const cnorm_matrix *w, int half, ptrdiff_t *at, const float *x, int count,
+                         f32v sum[PASS])
+{
+    f32v block[PASS];
+#pragma GCC unroll 4
+    for (int i = 0; i < PASS; ++i) block[i] = splat_f32(0);
+        /* Unrolled further, GCC reads every other line of the block first and the others after them: a third slower from
+     * memory. */
+#pragma GCC unroll 4
+    for (int j = 0; j < count; ++j, *at += PANEL)
+#pragma GCC unroll 4
+        for (int i = 0; i < PASS; ++i)
+            block[i] += load_weights(w->panels, *at + i * VL_F32, half) * splat_f32(x[j]);
+#pragma GCC unroll 4
+    for (int i = 0; i < PASS; ++i) sum[i] += block[i];
+}
+
 /* z [packed rows] = W x + add; add may be NULL. Returns sum_of_squares(z, rows), whose cost is hidden by the loads of
  * weights. */
-INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const float *add, float *z)
+INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const float *add,
+                         float *z)
 {
     ptrdiff_t panel = 0;
     const ptrdiff_t rows = packed_rows(w), cols = w->cols;
@@ -49,36 +70,12 @@ INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const 
 #pragma GCC unroll 2
         for (int first = 0; first < LANE_VECTORS; first += PASS) {
             IN_MEMORY(squares);
-            ptrdiff_t at = panel + first * VL_F32;
+            ptrdiff_t at = panel + first * VL_F32, k = 0;
             f32v sum[PASS];
 #pragma GCC unroll 4
             for (int i = 0; i < PASS; ++i) sum[i] = splat_f32(0);
-            ptrdiff_t k = 0;
-            for (; k + BLOCK <= cols; k += BLOCK) {
-                f32v block[PASS];
-#pragma GCC unroll 4
-                for (int i = 0; i < PASS; ++i) block[i] = splat_f32(0);
-                /* Unrolled further, GCC reads every other line of the block first and the others after
-                 * them: a third slower from memory. */
-#pragma GCC unroll 4
-                for (int j = 0; j < BLOCK; ++j, at += PANEL)
-#pragma GCC unroll 4
-                    for (int i = 0; i < PASS; ++i)
-                        block[i] += load_weights(w->panels, at + i * VL_F32, half) * splat_f32(x[k + j]);
-#pragma GCC unroll 4
-                for (int i = 0; i < PASS; ++i) sum[i] += block[i];
-            }
-            if (k < cols) {
-                f32v block[PASS];
-#pragma GCC unroll 4
-                for (int i = 0; i < PASS; ++i) block[i] = splat_f32(0);
-                for (; k < cols; ++k, at += PANEL)
-#pragma GCC unroll 4
-                    for (int i = 0; i < PASS; ++i)
-                        block[i] += load_weights(w->panels, at + i * VL_F32, half) * splat_f32(x[k]);
-#pragma GCC unroll 4
-                for (int i = 0; i < PASS; ++i) sum[i] += block[i];
-            }
+            for (; k + BLOCK <= cols; k += BLOCK) add_products(w, half, &at, x + k, BLOCK, sum);
+            if (k < cols) add_products(w, half, &at, x + k, (int)(cols - k), sum);
 #pragma GCC unroll 4
             for (int i = 0; i < PASS; ++i) {
                 const ptrdiff_t to = r + (first + i) * VL_F32;
@@ -101,7 +98,7 @@ static double product(const cnorm_matrix *w, const float *x, const float *add, f
 }
 
 /* the same for `count` vectors, a constant; xt [cols, count] holds them interleaved */
-INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, const float *add, ptrdiff_t add_stride,
+INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, addends add,
                              float *z, ptrdiff_t z_stride)
 {
     const int half = w->type == CNORM_WEIGHT_F16;
@@ -121,7 +118,8 @@ INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, 
 #pragma GCC unroll 16
                 for (int i = 0; i < 2 * count; ++i) block[i] = splat_f32(0);
                 for (; x < end; x += count, x2 += count, at += PANEL) {
-                    const f32v lo = load_weights(w->panels, at, half), hi = load_weights(w->panels, at + VL_F32, half);
+                    const f32v lo = load_weights(w->panels, at, half),
+                               hi = load_weights(w->panels, at + VL_F32, half);
 #pragma GCC unroll 8
                     for (int s = 0; s < count; ++s) {
                         block[2 * s] += lo * splat_f32(x[s]);
@@ -134,31 +132,32 @@ INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, 
 #pragma GCC unroll 16
             for (int i = 0; i < 2 * count; ++i) {
                 const ptrdiff_t s = i / 2, to = r + (first + i % 2) * VL_F32;
-                store_f32(z + s * z_stride + to, add ? sum[i] + load_f32(add + s * add_stride + to) : sum[i]);
+                store_f32(z + s * z_stride + to,
+                          add.rows ? sum[i] + load_f32(add.rows + s * add.stride + to) : sum[i]);
             }
         }
     }
 }
 
-/* z [n, packed rows] = W x + add for n <= CNORM_ROWS vectors; room [product_scratch_floats]. Returns the sum of squares of z
- * if n = 1, else -1. */
-static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, const float *add, ptrdiff_t add_stride,
-                     float *z, ptrdiff_t z_stride, float *room)
+/* z [n, packed rows] = W x + add for n <= CNORM_ROWS vectors; scratch [product_scratch_floats]. Returns the sum of squares
+ * of z if n = 1, else -1. */
+static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add,
+                       float *z, ptrdiff_t z_stride, float *scratch)
 {
-    if (w->type == CNORM_WEIGHT_I8) return products_int8(w, n, x, (addends){add, add_stride}, z, z_stride, room);
-    if (n == 1) return product(w, x[0], add, z);
+    if (w->type == CNORM_WEIGHT_I8) return products_int8(w, n, x, add, z, z_stride, scratch);
+    if (n == 1) return product(w, x[0], add.rows, z);
     while (n > 0) {
         const int count = n >= MANY ? MANY : n >= 4 ? 4 : n >= 2 ? 2 : 1;
         for (ptrdiff_t k = 0; k < w->cols && count > 1; ++k)
-            for (int s = 0; s < count; ++s) room[k * count + s] = x[s][k];
-        if (count == 1) (void)product(w, x[0], add, z);
-        else if (count == 2) product_together(w, 2, room, add, add_stride, z, z_stride);
-        else if (count == 4) product_together(w, 4, room, add, add_stride, z, z_stride);
-        else product_together(w, MANY, room, add, add_stride, z, z_stride);
+            for (int s = 0; s < count; ++s) scratch[k * count + s] = x[s][k];
+        if (count == 1) (void)product(w, x[0], add.rows, z);
+        else if (count == 2) product_together(w, 2, scratch, add, z, z_stride);
+        else if (count == 4) product_together(w, 4, scratch, add, z, z_stride);
+        else product_together(w, MANY, scratch, add, z, z_stride);
         n -= count;
         x += count;
         z += count * z_stride;
-        if (add) add += count * add_stride;
+        if (add.rows) add.rows += count * add.stride;
     }
     return -1;
 }

@@ -30,7 +30,8 @@ ptrdiff_t cnorm_layer_state_floats(const cnorm_layer *layer)
 {
     if (layer->kind != CNORM_LAYER_CELL) return 0;
     const cnorm_cell *cell = &layer->as.cell;
-    return padded_units(cell->weight_h.cols) + (cell->kind == CNORM_CELL_LSTM ? padded_units(cell->weight_x.units) : 0);
+    return padded_units(cell->weight_h.cols) +
+           (cell->kind == CNORM_CELL_LSTM ? padded_units(cell->weight_x.units) : 0);
 }
 
 ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count)
@@ -51,7 +52,8 @@ static ptrdiff_t layer_scratch_floats(const cnorm_layer *layer, ptrdiff_t rows)
     }
     if (layer->kind != CNORM_LAYER_CELL) return 0;
     const cnorm_cell *cell = &layer->as.cell;
-    return rows * input_row_floats(cell) + larger(cell_scratch(cell, rows, NULL).floats, product_scratch_floats(&cell->weight_x, rows));
+    return rows * input_row_floats(cell) + larger(cell_scratch(cell, rows, NULL).floats,
+                                                  product_scratch_floats(&cell->weight_x, rows));
 }
 
 /* floats of the outputs of `count` layers, [rows, padded outputs] each. All are kept, since a residual layer reads an
@@ -66,110 +68,156 @@ static ptrdiff_t output_floats(const cnorm_layer *layers, int count, ptrdiff_t r
 ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows)
 {
     ptrdiff_t largest = 0;
-    for (int i = 0; i < count; ++i) largest = larger(largest, layer_scratch_floats(&layers[i], rows));
+    for (int i = 0; i < count; ++i)
+        largest = larger(largest, layer_scratch_floats(&layers[i], rows));
     return output_floats(layers, count - 1, rows) + (largest + 15) / 16 * 16;
 }
 
+/* n rows of a layer, `stride` floats apart */
+typedef struct {
+    const float *at;
+    ptrdiff_t stride;
+} input_rows;
 typedef struct {
     float *at;
     ptrdiff_t stride;
 } output_rows;
 
-/* n rows of one cell: one step of each of n states, or n steps of the first one */
-static void run_cell(const cnorm_kernels *kernels, const cnorm_cell *cell, ptrdiff_t n, int steps, const float *x,
-                     ptrdiff_t x_stride, float *const *states, ptrdiff_t offset, float *scratch, output_rows y)
+/* A call: rows of one stream in turn (steps), or one row for each of several streams; at most `rows` together. */
+typedef struct {
+    const cnorm_kernels *kernels;
+    const cnorm_layer *layers;
+    int count, steps;
+    ptrdiff_t rows;
+    float *const *states; /* [1] with steps, else one for each row */
+    float *scratch;       /* cnorm_scratch_floats */
+} network_call;
+
+/* n rows of one cell, whose state begins `offset` floats into a stream's: one step of each of n states, or n steps of
+ * the first one */
+static void run_cell(const network_call *call, const cnorm_cell *cell, ptrdiff_t n, input_rows x,
+                     ptrdiff_t offset, float *scratch, output_rows y)
 {
+    const cnorm_kernels *kernels = call->kernels;
     const ptrdiff_t row = input_row_floats(cell), outputs = cell->weight_h.cols;
     float *zx = scratch, *own = scratch + n * row;
-    kernels->cell_inputs(cell, n, x, x_stride, zx, own);
+    kernels->cell_inputs(cell, n, x.at, x.stride, zx, own);
     float *state[CNORM_ROWS];
-    for (ptrdiff_t s = 0; s < n; ++s) state[s] = states[steps ? 0 : s] + offset;
-    if (!steps) kernels->cell_step(cell, n, x, x_stride, zx, state, own);
+    for (ptrdiff_t s = 0; s < n; ++s) state[s] = call->states[call->steps ? 0 : s] + offset;
+    if (!call->steps) kernels->cell_step(cell, n, x.at, x.stride, zx, state, own);
     for (ptrdiff_t s = 0; s < n; ++s) {
-        if (steps) kernels->cell_step(cell, 1, x + s * x_stride, x_stride, zx + s * row, state, own);
+        if (call->steps)
+            kernels->cell_step(cell, 1, x.at + s * x.stride, x.stride, zx + s * row, state, own);
         memcpy(y.at + s * y.stride, state[s], (size_t)outputs * sizeof(float));
     }
 }
 
-/* n <= rows rows through all layers */
-static void run_rows(const cnorm_kernels *kernels, const cnorm_layer *layers, int count, ptrdiff_t rows, ptrdiff_t n,
-                     int steps, const float *x, ptrdiff_t x_stride, float *const *states, float *scratch, float *y,
-                     ptrdiff_t y_stride)
+/* a layer without weights or state */
+static void run_plain(const cnorm_kernels *kernels, const cnorm_layer *layer, ptrdiff_t n,
+                      input_rows x, input_rows residual, output_rows y)
 {
-    float *own = scratch + output_floats(layers, count - 1, rows), *out = scratch;
-    ptrdiff_t offset = 0;
-    const float *in = x;
-    ptrdiff_t in_stride = x_stride;
-    for (int i = 0; i < count; ++i) {
-        const cnorm_layer *layer = &layers[i];
-        const ptrdiff_t width = padded_units(cnorm_layer_outputs(layer));
-        const output_rows to = i + 1 == count ? (output_rows){y, y_stride} : (output_rows){out, width};
-        switch (layer->kind) {
-        case CNORM_LAYER_LINEAR: kernels->linear_step(&layer->as.linear, n, in, in_stride, to.at, to.stride, own); break;
-        case CNORM_LAYER_CELL:
-            run_cell(kernels, &layer->as.cell, n, steps, in, in_stride, states, offset, own, to);
-            offset += cnorm_layer_state_floats(layer);
-            break;
-        case CNORM_LAYER_NORM: {
-            const cnorm_row_norm *norm = &layer->as.norm;
-            kernels->layer_norm[CNORM_F32](&(cnorm_norm){
-                .rows = n, .n = norm->n, .x = in, .x_stride = in_stride, .gain = norm->gain, .bias = norm->bias,
-                .eps = (double)norm->eps, .y = to.at, .y_stride = to.stride});
-            break;
-        }
-        case CNORM_LAYER_ACTIVATION:
-            for (ptrdiff_t s = 0; s < n; ++s)
-                kernels->activation_f32(layer->as.activation.f, layer->as.activation.n, in + s * in_stride,
-                                        to.at + s * to.stride);
-            break;
-        case CNORM_LAYER_RESIDUAL: {
-            const int from = i - layer->as.residual.back; /* the layer whose input is added */
-            const float *kept = from == 0 ? x : out - output_floats(layers + from - 1, i - from + 1, rows);
-            const ptrdiff_t stride = from == 0 ? x_stride : padded_units(layer->as.residual.n);
-            for (ptrdiff_t s = 0; s < n; ++s)
-                for (ptrdiff_t j = 0; j < layer->as.residual.n; ++j)
-                    to.at[s * to.stride + j] = kept[s * stride + j] + in[s * in_stride + j];
-            break;
-        }
-        }
-        in = to.at;
-        in_stride = to.stride;
-        out += rows * width;
+    if (layer->kind == CNORM_LAYER_NORM) {
+        const cnorm_row_norm *norm = &layer->as.norm;
+        kernels->layer_norm[CNORM_F32](&(cnorm_norm){.rows = n,
+                                                     .n = norm->n,
+                                                     .x = x.at,
+                                                     .x_stride = x.stride,
+                                                     .gain = norm->gain,
+                                                     .bias = norm->bias,
+                                                     .eps = (double)norm->eps,
+                                                     .y = y.at,
+                                                     .y_stride = y.stride});
+    } else if (layer->kind == CNORM_LAYER_ACTIVATION) {
+        for (ptrdiff_t s = 0; s < n; ++s)
+            kernels->activation_f32(layer->as.activation.f, layer->as.activation.n,
+                                    x.at + s * x.stride, y.at + s * y.stride);
+    } else {
+        for (ptrdiff_t s = 0; s < n; ++s)
+            for (ptrdiff_t j = 0; j < layer->as.residual.n; ++j)
+                y.at[s * y.stride + j] =
+                    residual.at[s * residual.stride + j] + x.at[s * x.stride + j];
     }
 }
 
-static cnorm_status run(const cnorm_layer *layers, int count, ptrdiff_t total, int steps, const float *x,
-                        ptrdiff_t x_stride, float *const *states, float *scratch, ptrdiff_t rows, float *y,
-                        ptrdiff_t y_stride)
+/* the input of layer `index`: x, or the output that the layer before it keeps in scratch [rows, padded outputs] */
+static input_rows input_of(const network_call *call, int index, input_rows x)
 {
-    const cnorm_kernels *kernels = cnorm_active();
-    if (!kernels) return CNORM_ERROR_ISA;
-    if (count <= 0 || total < 0 || rows < 1 || rows > CNORM_ROWS) return CNORM_ERROR_SIZE;
+    if (index == 0) return x;
+    return (input_rows){call->scratch + output_floats(call->layers, index - 1, call->rows),
+                        padded_units(cnorm_layer_inputs(&call->layers[index]))};
+}
+
+/* n <= rows rows through all layers */
+static void run_rows(const network_call *call, ptrdiff_t n, input_rows x, output_rows y)
+{
+    const cnorm_layer *layers = call->layers;
+    float *own = call->scratch + output_floats(layers, call->count - 1, call->rows),
+          *out = call->scratch;
+    ptrdiff_t offset = 0;
+    input_rows in = x;
+    for (int i = 0; i < call->count; ++i) {
+        const cnorm_layer *layer = &layers[i];
+        const ptrdiff_t width = padded_units(cnorm_layer_outputs(layer));
+        const output_rows to = i + 1 == call->count ? y : (output_rows){out, width};
+        if (layer->kind == CNORM_LAYER_LINEAR) {
+            call->kernels->linear_step(&layer->as.linear, n, in.at, in.stride, to.at, to.stride,
+                                       own);
+        } else if (layer->kind == CNORM_LAYER_CELL) {
+            run_cell(call, &layer->as.cell, n, in, offset, own, to);
+            offset += cnorm_layer_state_floats(layer);
+        } else {
+            const int back = layer->kind == CNORM_LAYER_RESIDUAL ? layer->as.residual.back : 0;
+            run_plain(call->kernels, layer, n, in, input_of(call, i - back, x), to);
+        }
+        in = (input_rows){to.at, to.stride};
+        out += call->rows * width;
+    }
+}
+
+static cnorm_status run(network_call call, ptrdiff_t total, input_rows x, output_rows y)
+{
+    float *const *states = call.states;
+    const ptrdiff_t rows = call.rows;
+    call.kernels = cnorm_active();
+    if (!call.kernels) return CNORM_ERROR_ISA;
+    if (call.count <= 0 || total < 0 || rows < 1 || rows > CNORM_ROWS) return CNORM_ERROR_SIZE;
     if (total == 0) return CNORM_OK;
-    if (!layers || !x || !scratch || !y) return CNORM_ERROR_NULL;
-    const int stateful = cnorm_state_floats(layers, count) > 0;
+    if (!call.layers || !x.at || !call.scratch || !y.at) return CNORM_ERROR_NULL;
+    const int stateful = cnorm_state_floats(call.layers, call.count) > 0;
     if (stateful && !states) return CNORM_ERROR_NULL;
-    for (ptrdiff_t s = 0; stateful && s < (steps ? 1 : total); ++s)
+    for (ptrdiff_t s = 0; stateful && s < (call.steps ? 1 : total); ++s)
         if (!states[s]) return CNORM_ERROR_NULL;
-    const cnorm_status fits = cnorm_layers_check(layers, count);
+    const cnorm_status fits = cnorm_layers_check(call.layers, call.count);
     if (fits != CNORM_OK) return fits;
     const float_mode mode = float_mode_enter();
-    for (ptrdiff_t t = 0; t < total; t += rows)
-        run_rows(kernels, layers, count, rows, total - t < rows ? total - t : rows, steps, x + t * x_stride, x_stride,
-                 steps ? states : states + t, scratch, y + t * y_stride, y_stride);
+    for (ptrdiff_t t = 0; t < total; t += rows) {
+        if (!call.steps) call.states = states + t;
+        run_rows(&call, total - t < rows ? total - t : rows,
+                 (input_rows){x.at + t * x.stride, x.stride},
+                 (output_rows){y.at + t * y.stride, y.stride});
+    }
     float_mode_leave(mode);
     return CNORM_OK;
 }
 
-cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
-                       float *state, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride)
+cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x,
+                       ptrdiff_t x_stride, float *state, float *scratch, ptrdiff_t rows, float *y,
+                       ptrdiff_t y_stride)
 {
-    return run(layers, count, steps, 1, x, x_stride, &state, scratch, rows, y, y_stride);
+    const network_call call = {.layers = layers,
+                               .count = count,
+                               .steps = 1,
+                               .rows = rows,
+                               .states = &state,
+                               .scratch = scratch};
+    return run(call, steps, (input_rows){x, x_stride}, (output_rows){y, y_stride});
 }
 
 cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x,
-                            ptrdiff_t x_stride, float *const *states, float *scratch, ptrdiff_t rows, float *y,
-                            ptrdiff_t y_stride)
+                            ptrdiff_t x_stride, float *const *states, float *scratch,
+                            ptrdiff_t rows, float *y, ptrdiff_t y_stride)
 {
-    return run(layers, count, streams, 0, x, x_stride, states, scratch, rows, y, y_stride);
+    const network_call call = {
+        .layers = layers, .count = count, .rows = rows, .states = states, .scratch = scratch};
+    return run(call, streams, (input_rows){x, x_stride}, (output_rows){y, y_stride});
 }
