@@ -6,7 +6,6 @@
 
 enum {
     OUTER_ROWS = 128, /* rows that one call of outer_products adds up, a multiple of its blocks of 16 */
-    OUTER_COLS = 8,  /* columns of one of its tiles */
     SUM_ROWS = 16,   /* rows in a block of the vectors' sums */
 };
 
@@ -70,17 +69,15 @@ static inline ptrdiff_t cell_backward_floats(const cnorm_cell *cell)
 typedef struct cnorm_outer {
     const cnorm_matrix *w; /* only its shape is used */
     ptrdiff_t n;           /* rows, at most OUTER_ROWS */
-    const float *dz;       /* [n, dz_floats], dz_floats at most the packed rows */
-    ptrdiff_t dz_stride, dz_floats;
+    const float *dz;       /* [n, gates * padded units]; the padding is not read */
+    ptrdiff_t dz_stride;
     const float *x; /* [n, cols] */
     ptrdiff_t x_stride;
-    float *panels;  /* added to */
+    float *dw;      /* [gates * units, cols] */
+    int onto;       /* add to dw */
     float *scratch; /* outer_floats */
 } cnorm_outer;
 
-static inline ptrdiff_t outer_floats(const cnorm_matrix *w)
-{
-    return OUTER_ROWS * (PANEL + (w->cols + OUTER_COLS - 1) / OUTER_COLS * OUTER_COLS);
-}
+static inline ptrdiff_t outer_floats(const cnorm_matrix *w) { return OUTER_ROWS * (PANEL + (w->cols + PANEL - 1) / PANEL * PANEL); }
 
 #endif

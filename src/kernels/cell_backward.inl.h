@@ -4,6 +4,7 @@
 #ifndef CNORM_CELL_BACKWARD_INL_H
 #define CNORM_CELL_BACKWARD_INL_H
 
+#include "outer_product.inl.h"
 #include "product_backward.inl.h"
 #include "scope_backward.inl.h"
 

@@ -1,8 +1,7 @@
-/* The two products of a backward pass over W [rows, cols], packed in panels as in matvec.inl.h.
+/* The product of a backward pass with W [rows, cols], packed in panels as in matvec.inl.h.
  *
  *   (1) dx = W^T dz, or dx += W^T dz: lane j < 16 of a sum adds rows j and 16 + j of every panel, in order, in blocks
  *       of 8 panels; the halving tree adds up the lanes
- *   (2) dW = sum over the rows of a batch of dz x^T, packed in panels: in order, in blocks of 16 rows from zero
  * The order of every sum is fixed by the shape alone.
  */
 #ifndef CNORM_PRODUCT_BACKWARD_INL_H
@@ -142,65 +141,6 @@ static void products_backward(const cnorm_matrix *w, ptrdiff_t n, const float *d
         else if (count == 2) transposed(w, 2, VECTOR_BYTES == 64 ? 8 : 4, &rows);
         else if (count == 4) transposed(w, 4, VECTOR_BYTES == 64 ? 4 : 2, &rows);
         else transposed(w, TILE_ROWS, 2, &rows);
-    }
-}
-
-/* one tile of (2): panel [OUTER_COLS, PANEL] += sum over n rows of dz [n, PANEL] times x [n, OUTER_COLS] */
-INLINE void outer_tile(ptrdiff_t n, const float *dz, const float *x, float *panel, int cols)
-{
-    for (int first = 0; first < LANE_VECTORS; first += 2)
-        for (int k = 0; k < cols; k += MANY) {
-            const int many = cols - k < MANY ? cols - k : MANY;
-            f32v sum[2 * MANY];
-            for (int i = 0; i < 2 * many; ++i) sum[i] = load_f32(panel + (k + i / 2) * PANEL + (first + i % 2) * VL_F32);
-            for (ptrdiff_t row = 0; row < n; row += BLOCK) {
-                const ptrdiff_t end = n - row < BLOCK ? n : row + BLOCK;
-                f32v block[2 * MANY];
-#pragma GCC unroll 16
-                for (int i = 0; i < 2 * MANY; ++i) block[i] = splat_f32(0);
-                for (ptrdiff_t t = row; t < end; ++t) {
-                    const float *at = dz + t * PANEL + first * VL_F32, *from = x + t * OUTER_COLS + k, *again = from;
-                    ANOTHER(again);
-                    const f32v lo = load_f32(at), hi = load_f32(at + VL_F32);
-#pragma GCC unroll 8
-                    for (int i = 0; i < MANY; ++i) {
-                        block[2 * i] += lo * splat_f32(from[i]);
-                        block[2 * i + 1] += hi * splat_f32(again[i]);
-                    }
-                }
-                for (int i = 0; i < 2 * many; ++i) sum[i] += block[i];
-            }
-            for (int i = 0; i < 2 * many; ++i) store_f32(panel + (k + i / 2) * PANEL + (first + i % 2) * VL_F32, sum[i]);
-        }
-}
-
-/* to [size] = from [count], then zeros; size a constant */
-INLINE void copy_padded(float *to, const float *from, ptrdiff_t count, size_t size)
-{
-    if (count == (ptrdiff_t)size) {
-        memcpy(to, from, size * sizeof *to);
-    } else {
-        memset(to, 0, size * sizeof *to);
-        memcpy(to, from, (size_t)(count > 0 ? count : 0) * sizeof *to);
-    }
-}
-
-/* (2): panels [packed rows, cols] += sum over the call's n rows, a multiple of BLOCK except in the last call */
-static void outer_products(const cnorm_outer *call)
-{
-    const ptrdiff_t n = call->n, cols = call->w->cols;
-    float *dz = call->scratch, *x = dz + OUTER_ROWS * PANEL; /* side by side: [n, PANEL], and [n, OUTER_COLS] for each tile */
-    for (ptrdiff_t t = 0; t < n; ++t)
-        for (ptrdiff_t k = 0; k < cols; k += OUTER_COLS) {
-            const ptrdiff_t there = cols - k < OUTER_COLS ? cols - k : OUTER_COLS;
-            copy_padded(x + (k / OUTER_COLS * OUTER_ROWS + t) * OUTER_COLS, call->x + t * call->x_stride + k, there, OUTER_COLS);
-        }
-    for (ptrdiff_t r = 0; r < packed_rows(call->w); r += PANEL) {
-        const ptrdiff_t there = call->dz_floats - r < PANEL ? call->dz_floats - r : PANEL;
-        for (ptrdiff_t t = 0; t < n; ++t) copy_padded(dz + t * PANEL, call->dz + t * call->dz_stride + r, there, PANEL);
-        for (ptrdiff_t k = 0; k < cols; k += OUTER_COLS)
-            outer_tile(n, dz, x + k * OUTER_ROWS, call->panels + r * cols + k * PANEL,
-                       cols - k < OUTER_COLS ? (int)(cols - k) : OUTER_COLS);
     }
 }
 

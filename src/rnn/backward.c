@@ -8,25 +8,19 @@
 
 static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 
-/* scratch of weight_backward: the gradient in panels, and the scratch of outer_products */
-static ptrdiff_t matrix_backward_floats(const cnorm_matrix *w)
-{
-    return w->panels ? packed_rows(w) * w->cols + outer_floats(w) : 0;
-}
-
 static ptrdiff_t layer_backward_floats(const cnorm_layer *layer, ptrdiff_t rows)
 {
     if (layer->kind == CNORM_LAYER_LINEAR) {
         const cnorm_matrix *w = &layer->as.linear.weight;
-        return larger(matrix_backward_floats(w), CNORM_ROWS * packed_rows(w)) + 2 * padded_units(w->units);
+        return larger(outer_floats(w), CNORM_ROWS * packed_rows(w)) + 2 * padded_units(w->units);
     }
     if (layer->kind == CNORM_LAYER_NORM)
         return cnorm_backward_partials(CNORM_F32, rows, layer->as.norm.n) / (ptrdiff_t)sizeof(float) + 2 * padded_units(layer->as.norm.n);
     if (layer->kind != CNORM_LAYER_CELL) return 0;
     const cnorm_cell *cell = &layer->as.cell;
     ptrdiff_t own = cell_backward_floats(cell);
-    own = larger(own, larger(matrix_backward_floats(&cell->weight_x), matrix_backward_floats(&cell->weight_h)));
-    own = larger(own, larger(matrix_backward_floats(&cell->weight_n), matrix_backward_floats(&cell->weight_p)));
+    own = larger(own, larger(outer_floats(&cell->weight_x), outer_floats(&cell->weight_h)));
+    own = larger(own, larger(outer_floats(&cell->weight_n), outer_floats(&cell->weight_p)));
     return own + 2 * vector_sums_of(cell).floats;
 }
 
@@ -58,27 +52,16 @@ typedef struct layer_backward {
     float *scratch;
 } layer_backward;
 
-/* dw [gates * units, cols] = sum over the rows of dz x^T; scratch [matrix_backward_floats] */
-static void weight_backward(const layer_backward *call, const cnorm_matrix *w, float_rows dz, ptrdiff_t dz_floats, float_rows x,
-                            float *scratch, float *dw)
+/* dw [gates * units, cols] = sum over the rows of dz x^T; scratch [outer_floats] */
+static void weight_backward(const layer_backward *call, const cnorm_matrix *w, float_rows dz, float_rows x, float *scratch,
+                            float *dw)
 {
+    const ptrdiff_t rows = call->steps * call->batch;
     if (!dw || !w->panels) return;
-    const ptrdiff_t cols = w->cols, rows = call->steps * call->batch;
-    float *panels = scratch;
-    memset(panels, 0, (size_t)(packed_rows(w) * cols) * sizeof *panels);
     for (ptrdiff_t s = 0; s < rows; s += OUTER_ROWS)
         call->kernels->outer_products(&(cnorm_outer){
             .w = w, .n = rows - s < OUTER_ROWS ? rows - s : OUTER_ROWS, .dz = dz.at + s * dz.stride, .dz_stride = dz.stride,
-            .dz_floats = dz_floats, .x = x.at + s * x.stride, .x_stride = x.stride, .panels = panels,
-            .scratch = panels + packed_rows(w) * cols});
-    for (ptrdiff_t start = 0; start < cols; start += CNORM_GATE_PAD) {
-        const ptrdiff_t end = cols - start < CNORM_GATE_PAD ? cols : start + CNORM_GATE_PAD;
-        for (ptrdiff_t r = 0; r < w->gates * w->units; ++r) {
-            const ptrdiff_t at = r / w->units * padded_units(w->units) + r % w->units;
-            const float *from = panels + at / PANEL * PANEL * cols + at % PANEL;
-            for (ptrdiff_t k = start; k < end; ++k) dw[r * cols + k] = from[k * PANEL];
-        }
-    }
+            .x = x.at + s * x.stride, .x_stride = x.stride, .dw = dw, .onto = s > 0, .scratch = scratch});
 }
 
 /* to [n] += from [n]; then from [n] = 0 */
@@ -101,7 +84,7 @@ static void linear_backward(const layer_backward *call)
         if ((s + 1) % SUM_ROWS == 0 || s + 1 == rows) fold_sums(call, units, total, block);
     }
     if (call->gradient->bias) memcpy(call->gradient->bias, total, (size_t)units * sizeof *total);
-    weight_backward(call, w, dz, units, x, own, call->gradient->weight_x);
+    weight_backward(call, w, dz, x, own, call->gradient->weight_x);
     if (!call->dx.at) return;
     memset(own, 0, (size_t)(CNORM_ROWS * length) * sizeof *own);
     for (ptrdiff_t s = 0; s < rows; s += CNORM_ROWS) {
@@ -170,10 +153,10 @@ static void run_cell_backward(const layer_backward *call)
     cell_steps_backward(call, total, block, own);
     const float_rows x = {tape + row.x, row.floats}, h = {tape + row.state, row.floats}, in2 = {tape + row.in2, row.floats};
     const float_rows dzx = {tape + row.zx, row.floats}, dzh = {tape + row.zh, row.floats}, dz2 = {tape + row.z2, row.floats};
-    weight_backward(call, &cell->weight_x, dzx, packed_rows(&cell->weight_x), x, own, to->weight_x);
-    weight_backward(call, &cell->weight_h, dzh, packed_rows(&cell->weight_h), h, own, to->weight_h);
-    weight_backward(call, &cell->weight_n, dz2, row.in2 - row.z2, in2, own, to->weight_n);
-    weight_backward(call, &cell->weight_p, dz2, row.in2 - row.z2, in2, own, to->weight_p);
+    weight_backward(call, &cell->weight_x, dzx, x, own, to->weight_x);
+    weight_backward(call, &cell->weight_h, dzh, h, own, to->weight_h);
+    weight_backward(call, &cell->weight_n, dz2, in2, own, to->weight_n);
+    weight_backward(call, &cell->weight_p, dz2, in2, own, to->weight_p);
     give(to->bias, total + at.bias, gates);
     give(to->gain_x, total + at.gain_x, gates);
     give(to->gain_h, total + at.gain_h, gates);

@@ -1,0 +1,89 @@
+/* The gradient of a matrix W [gates * units, cols], row by row.
+ *
+ *   (1) dW = sum over the rows of a batch of dz x^T: in order, in blocks of 16 rows from zero
+ * The order of every sum is fixed by the number of rows alone. A tile of MANY rows of dW and one or two vectors of columns
+ * stays in registers over a block: each multiply-add takes one broadcast of dz from memory and no other load.
+ */
+#ifndef CNORM_OUTER_PRODUCT_INL_H
+#define CNORM_OUTER_PRODUCT_INL_H
+
+#include "backward.h"
+#include "matvec.inl.h"
+
+/* sums [MANY, vectors] += sum over n rows of dz [n, MANY] times x [n, LANES_F32]; `vectors` is a constant */
+INLINE void outer_tile(ptrdiff_t n, int vectors, const float *dz, const float *x, f32v *sums)
+{
+    for (ptrdiff_t row = 0; row < n; row += BLOCK) {
+        const ptrdiff_t end = n - row < BLOCK ? n : row + BLOCK;
+        f32v block[2 * MANY];
+#pragma GCC unroll 16
+        for (int i = 0; i < 2 * MANY; ++i) block[i] = splat_f32(0);
+        for (ptrdiff_t t = row; t < end; ++t) {
+            const float *from = dz + t * MANY, *again = from;
+            ANOTHER(again);
+            f32v at[2] = {load_f32(x + t * LANES_F32)};
+            if (vectors == 2) at[1] = load_f32(x + t * LANES_F32 + VL_F32);
+#pragma GCC unroll 8
+            for (int i = 0; i < MANY; ++i) {
+                block[vectors * i] += at[0] * splat_f32(from[i]);
+                if (vectors == 2) block[2 * i + 1] += at[1] * splat_f32(again[i]);
+            }
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < vectors * MANY; ++i) sums[i] += block[i];
+    }
+}
+
+/* (1) for `count` <= MANY rows of dW from dw on and `cols` columns */
+INLINE void outer_columns(const cnorm_outer *call, int vectors, const float *dz, const float *x, ptrdiff_t count, ptrdiff_t cols,
+                          float *dw)
+{
+    f32v sums[2 * MANY];
+    for (int i = 0; i < vectors * MANY; ++i) {
+        const ptrdiff_t row = i / vectors, at = i % vectors * VL_F32;
+        const int there = call->onto && row < count;
+        sums[i] = there ? load_range_f32(dw + row * call->w->cols + at, 0, cols - at < VL_F32 ? cols - at : VL_F32, splat_f32(0))
+                        : splat_f32(0);
+    }
+    outer_tile(call->n, vectors, dz, x, sums);
+    for (int i = 0; i < vectors * count; ++i) {
+        const ptrdiff_t at = i % vectors * VL_F32;
+        float *to = dw + i / vectors * call->w->cols + at;
+        if (cols - at >= VL_F32) store_f32(to, sums[i]);
+        else store_range_f32(to, 0, cols - at, sums[i]);
+    }
+}
+
+/* to [size] = from [count], then zeros; size a constant */
+INLINE void copy_padded(float *to, const float *from, ptrdiff_t count, size_t size)
+{
+    if (count >= (ptrdiff_t)size) {
+        memcpy(to, from, size * sizeof *to);
+    } else {
+        memset(to, 0, size * sizeof *to);
+        memcpy(to, from, (size_t)count * sizeof *to);
+    }
+}
+
+static void outer_products(const cnorm_outer *call)
+{
+    const ptrdiff_t n = call->n, cols = call->w->cols, units = call->w->units;
+    float *dz = call->scratch, *x = dz + OUTER_ROWS * MANY; /* [n, MANY], and for each 32 columns [OUTER_ROWS, 32] */
+    for (ptrdiff_t t = 0; t < n; ++t)
+        for (ptrdiff_t k = 0; k < cols; k += LANES_F32)
+            copy_padded(x + k * OUTER_ROWS + t * LANES_F32, call->x + t * call->x_stride + k, cols - k, LANES_F32);
+    for (ptrdiff_t gate = 0; gate < call->w->gates; ++gate)
+        for (ptrdiff_t unit = 0; unit < units; unit += MANY) {
+            const ptrdiff_t count = units - unit < MANY ? units - unit : MANY;
+            const float *from = call->dz + gate * padded_units(units) + unit;
+            float *dw = call->dw + (gate * units + unit) * cols;
+            for (ptrdiff_t t = 0; t < n; ++t) copy_padded(dz + t * MANY, from + t * call->dz_stride, count, MANY);
+            for (ptrdiff_t k = 0; k < cols; k += 2 * VL_F32) {
+                const float *columns = x + k / LANES_F32 * LANES_F32 * OUTER_ROWS + k % LANES_F32;
+                if (cols - k > VL_F32) outer_columns(call, 2, dz, columns, count, cols - k, dw + k);
+                else outer_columns(call, 1, dz, columns, count, cols - k, dw + k);
+            }
+        }
+}
+
+#endif
