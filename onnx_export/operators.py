@@ -319,6 +319,8 @@ class Operator:
         Whether the rows are looked up in tables, so that no input holds them.
     trap_behind_add : str
         The key in `validation.traps.TRAPS` that applies if an Add precedes it, empty for none.
+    sums_in_order : bool
+        Whether onnxruntime's kernel adds the elements of a row one after another (`judge.Rows.recursive`).
     """
 
     kernel: type[OpRun]
@@ -332,6 +334,7 @@ class Operator:
     added: tuple[int, ...] = ()
     lookup: bool = False
     trap_behind_add: str = ""
+    sums_in_order: bool = False
 
     @property
     def name(self) -> str:
@@ -376,17 +379,30 @@ def _embedded(node: onnx.NodeProto, value: Value) -> np.ndarray:
 
 _ONNX, _BOTH, _MICROSOFT = ("",), ("", "com.microsoft"), ("com.microsoft",)
 
+_SKIP = {"axes": last_axis, "eps": 1e-12, "sums_in_order": True}
 OPERATORS = [
     Operator(LayerNormalization, _BOTH, LAYER, trap_behind_add="skip-axis"),
     Operator(RMSNormalization, _ONNX, RMS, bias=None),
     Operator(SimplifiedLayerNormalization, _BOTH, RMS, bias=None),
-    Operator(SkipLayerNormalization, _MICROSOFT, LAYER, last_axis, 1e-12, scale=2, bias=3, added=(1, 4)),
-    Operator(SkipSimplifiedLayerNormalization, _MICROSOFT, RMS, last_axis, 1e-12, scale=2, bias=None, added=(1, 3)),
-    Operator(EmbedLayerNormalization, _MICROSOFT, LAYER, looked_up_axis, 1e-12, x=2, scale=5, bias=6, lookup=True),
+    Operator(SkipLayerNormalization, _MICROSOFT, LAYER, scale=2, bias=3, added=(1, 4), **_SKIP),
+    Operator(SkipSimplifiedLayerNormalization, _MICROSOFT, RMS, scale=2, bias=None, added=(1, 3), **_SKIP),
+    Operator(
+        EmbedLayerNormalization,
+        _MICROSOFT,
+        LAYER,
+        looked_up_axis,
+        1e-12,
+        x=2,
+        scale=5,
+        bias=6,
+        lookup=True,
+        sums_in_order=True,
+    ),
     Operator(GroupNormalization, _ONNX, GROUP, behind_channels),
     Operator(InstanceNormalization, _ONNX, INSTANCE, behind_channels),
     Operator(MeanVarianceNormalization, _ONNX, MEAN_VARIANCE, listed_axes, 1e-18, scale=None, bias=None),
 ]
+IN_ORDER = frozenset(operator.name for operator in OPERATORS if operator.sums_in_order)
 
 _BY_NAME = {(domain, operator.name): operator for operator in OPERATORS for domain in operator.domains}
 

@@ -26,11 +26,12 @@ CODES = {
     "are finite.",
     "opset": "The opset is newer than the installed onnxruntime takes.",
     "ir": "The IR version is one that the installed onnxruntime does not take.",
-    "optimiser-precision": "On stress rows the operator that the optimiser makes is up to ten bounds less exact than "
-    "the one it replaces. The file is sound; the message names the optimiser to disable.",
+    "optimiser-precision": "The operator that the optimiser makes adds the elements of a row one after another, and "
+    "its error is that of such a sum. The file is sound; the message names the optimiser to disable.",
     "order": "Nodes come before those whose results they use. The standard forbids it, onnxruntime sorts them.",
     "outputs-differ": "The outputs are not those of the file given with --outputs.",
-    "runtime-limit": "On these rows onnxruntime's own operator fails as well: no file is to blame.",
+    "runtime-limit": "On these rows onnxruntime's own operator fails as well, or adds the elements of a row one after "
+    "another: no file is to blame.",
     "scale-nan": "The scale holds NaN or Inf. Look at the training run or the conversion of the weights.",
     "scale-shape": "The scale does not broadcast to the input of the norm. paddle2onnx 2.1 writes such norms over two "
     "axes: reshape the scale to the normalised axes.",
@@ -39,7 +40,8 @@ CODES = {
     "stash-type": "The statistics are kept in another type than float32, which runtimes do not support.",
     "unclaimed": "Square roots and means that belong to no norm which was recognised: if a norm is missing from the "
     "report, they are where to look.",
-    "unlike-others": "At least three norms of the file agree on something in which this one differs.",
+    "unlike-others": "At least three norms of the file agree on something in which this one differs, or this one "
+    "shares its scale with another where the rest have scales of their own.",
     "unproved-claim": "A local function named LayerNorm holds nothing that was recognised as one.",
     "unread": "The validator failed on this node and looked at the rest. Please report it.",
 }

@@ -12,7 +12,7 @@ If G differs from C, the file is wrong; if the runtime's result differs from G, 
 where u is the unit roundoff of the dtype of the statistics, n the row length, var the centred variance and eps as
 stored in the file. B covers the error that every plain two-pass kernel makes when it rounds the mean to that dtype.
 Each later rounding to another type adds u (|xhat scale| + |y|), with the u of that type: |xhat scale| + |y| bounds
-every intermediate value.
+every intermediate value. `Rows.recursive` is the additional error of kernels that sum a row in order.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ from onnx_export.validation.graph import Scope, unit_roundoff
 from onnx_export.validation.norm import Norm
 
 FACTOR = 8.0
+# Times the root of the sum of squared error bounds: by Hoeffding's inequality, a sum of independent errors is larger
+# with a probability of at most 2 exp(-6^2 / 2) = 3e-8.
+_DEVIATIONS = 6.0
 _MOST_POINTS = 200
 # Smallest subnormals: the absolute error of a rounding near 0.
 _SMALLEST = {TensorProto.FLOAT16: 2.0**-24, TensorProto.BFLOAT16: 2.0**-133}
@@ -71,6 +74,18 @@ class Rows:
     def rounding(self, unit: float) -> np.ndarray:
         """The first term of B for this unit roundoff, without the half ulp of the result."""
         return FACTOR * unit * (np.sqrt(self.n) + self.conditioning) * self.scale
+
+    def recursive(self, unit: float) -> np.ndarray:
+        """Error, beyond B, of a kernel that adds the elements of a row one after another.
+
+        The partial sum of k elements is at most k max|x| and is rounded by at most u times that. Taken as independent
+        (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019), these errors add up to at
+        most 6 u max|x| sqrt(1 + 4 + ... + n^2), so that the mean is off by 6 u sqrt(n / 3) max|x|. The partial sums of
+        squares are at most n var, so that the variance is off by 6 u sqrt(n) var and its root by half of that.
+        """
+        with np.errstate(all="ignore"):
+            mean = np.sqrt(self.n / 3) * self.conditioning * self.scale
+            return _DEVIATIONS * unit * (mean + 0.5 * np.sqrt(self.n) * np.abs(self.scaled))
 
 
 @dataclass
@@ -160,6 +175,10 @@ class Oracle:
         rows = self.rows(feeds)
         with np.errstate(all="ignore"):
             return np.nan_to_num(unit * rows.conditioning * (2 * rows.scale + np.abs(rows.scaled)), posinf=0.0)
+
+    def recursive(self, rows: Rows) -> np.ndarray:
+        """`Rows.recursive` in the precision of the statistics."""
+        return np.nan_to_num(rows.recursive(unit_roundoff(self.norm.compute_dtype)), posinf=0.0)
 
     def claim_error(self, rows: Rows, y: np.ndarray, allowed: np.ndarray | float = 0.0) -> Measure:
         """The runtime's result against C. `allowed` is added to the bound."""
