@@ -311,7 +311,7 @@ class Matcher(Moments):
                 if len(reached) > _FARTHEST:
                     return None
                 if op(node) in SUMS and not known:
-                    if any(self._depends(other, found) for other in others):
+                    if any(self._depends(other, found, reached) for other in others):
                         return None
                     continue
                 if op(node) in SAME | RESHAPERS | {"Neg"} or (op(node) in SUMS | {"Mul", "Div"} and known):
@@ -319,17 +319,23 @@ class Matcher(Moments):
         path = self.strip(user.input[0])[1]
         return found.add(*path, note="x is divided by the deviation, not x - mean")
 
-    def _depends(self, name: str, found: Match) -> bool:
-        """Whether a value is computed from the deviation or mean of a match; true if _FARTHEST values leave it open."""
+    def _depends(self, name: str, found: Match, quotients: list[str]) -> bool:
+        """Whether a value is computed from the deviation or mean of a match, other than through its quotient.
+
+        True also for a mean of one of `quotients` (the quotient and its multiples), which may centre it afterwards, and
+        if _FARTHEST values leave it open.
+        """
         inside = {out for node in found.nodes for out in node.output if out} - {found.y, found.variance.x}
         pending, seen = [name], set()
         while pending and len(seen) < _FARTHEST:
             current = pending.pop()
             node = self.scope.producer(current)
             mean = self.mean(current)
-            if current in inside or (mean is not None and self.same(mean.source, found.variance.x)):
+            centres = mean is not None and any(self.same(mean.source, each) for each in (found.variance.x, *quotients))
+            if current in inside or centres:
                 return True
-            if node is not None and current not in seen and not self.same(current, found.variance.x):
+            stop = current == found.y or self.same(current, found.variance.x)
+            if node is not None and current not in seen and not stop:
                 pending += [each for each in node.input if each]
             seen.add(current)
         return len(seen) >= _FARTHEST

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import isnan
 
 import numpy as np
@@ -11,6 +11,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnx_export import ort
+from onnx_export.operators import LAYER, RMS
 from onnx_export.validation import traps
 from onnx_export.validation.graph import attribute, op, opset_versions, scopes, unit_roundoff
 from onnx_export.validation.judge import type_name
@@ -21,22 +22,59 @@ LARGE_EPS = 1e-2  # ten times the largest default of a framework, 1e-3 of Keras
 
 
 def lint_siblings(norms: list[Norm]) -> Iterator[Finding]:
-    """Norms that differ in one property from the others of their formula; at least three must share its usual value."""
+    """Norms that differ in one property from the others of their formula; at least three must share its usual value.
+
+    The formulas themselves are compared between layer and RMS norms. A scale that two norms share, where at least three
+    others have one of their own, may be in the wrong place.
+    """
+    common = [norm for norm in norms if norm.formula in (LAYER, RMS)]
+    yield from _odd_ones(common, "formula", lambda norm: norm.formula.name)
     facts = {
         "eps": lambda norm: f"{norm.eps:g}",
-        "number of axes": lambda norm: "all" if norm.axes is None else len(norm.axes),
-        "scale": lambda norm: "one" if norm.scale else "none",
-        "bias": lambda norm: "one" if norm.bias else "none",
+        "axes": _axes_from_end,
+        "scale": lambda norm: _filling(norm, norm.scale, 1.0, "ones"),
+        "bias": lambda norm: _filling(norm, norm.bias, 0.0, "zeros"),
     }
     for name in dict.fromkeys(norm.formula.name for norm in norms):
         alike = [norm for norm in norms if norm.formula.name == name]
         for what, fact in facts.items():
-            (usual, count), *others = Counter(map(fact, alike)).most_common()
-            odd = [norm for norm in alike if fact(norm) != usual] if count >= 3 and len(others) else []
-            if 4 * len(odd) <= len(alike):
-                for norm in odd:
-                    message = f"its {what} is {fact(norm)}, of {count} others {usual}"
-                    yield Finding("note", "unlike-others", message, norm.name)
+            yield from _odd_ones(alike, what, fact)
+    yield from _shared_scales(norms)
+
+
+def _odd_ones(norms: list[Norm], what: str, fact: Callable[[Norm], str]) -> Iterator[Finding]:
+    """Notes on the few norms whose property differs from that of the others; an empty property is unknown."""
+    known = {norm: fact(norm) for norm in norms}
+    known = {norm: value for norm, value in known.items() if value}
+    (usual, count), *others = Counter(known.values()).most_common() or [("", 0)]
+    odd = [norm for norm, value in known.items() if value != usual] if count >= 3 and others else []
+    for norm in odd if 4 * len(odd) <= len(known) else []:
+        yield Finding("note", "unlike-others", f"its {what} is {known[norm]}, of {count} others {usual}", norm.name)
+
+
+def _axes_from_end(norm: Norm) -> str:
+    """The axes counted from the last one; empty if the rank is not known."""
+    shape = norm.scope.shape(norm.x)
+    if norm.axes is None or shape is None:
+        return "all" if norm.axes is None else ""
+    return str(sorted(axis - len(shape) if axis >= 0 else axis for axis in norm.axes))
+
+
+def _filling(norm: Norm, name: str, value: float, plural: str) -> str:
+    """ "none", "one", or that the parameter has no effect."""
+    stored = norm.scope.constant(name) if name else None
+    return "none" if not name else f"all {plural}" if stored is not None and (stored == value).all() else "one"
+
+
+def _shared_scales(norms: list[Norm]) -> Iterator[Finding]:
+    groups: dict[bytes, list[Norm]] = {}
+    for norm in norms:
+        scale = norm.scope.constant(norm.scale) if norm.scale else None
+        if scale is not None and scale.size > 1 and (scale != scale.ravel()[0]).any():
+            groups.setdefault(scale.tobytes(), []).append(norm)
+    for group in groups.values():
+        if len(group) == 2 and len(groups) >= 4:
+            yield Finding("note", "unlike-others", f"its scale is that of {group[0].name} too", group[1].name)
 
 
 def lint_unclaimed(model: onnx.ModelProto, norms: list[Norm]) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from cnorm.text import clip
 from onnx_export.validation.report import Finding, NormReport
 
 LOCK_SCHEMA = 1
-_FIELDS = ("formula", "axes", "eps", "near_miss", "compute_dtype", "scale_hash", "bias_hash")
+_FIELDS = ("formula", "variance", "axes", "eps", "near_miss", "compute_dtype", "scale_hash", "bias_hash")
 _SAME_EPS = 1e-6  # relative: the same number stored as float16, float32 or float64 attributes, or added as float64
 
 
@@ -47,7 +47,8 @@ def read_lock(text: str) -> list[dict[str, Any]]:
     """
     try:
         entries = json.loads(text)["norms"]
-        return [{"name": str(entry["name"])} | {name: entry[name] for name in _FIELDS} for entry in entries]
+        older = {"variance": "operator"}  # absent from lock files of cnorm before the field was added
+        return [{"name": str(e["name"])} | {name: (older | e)[name] for name in _FIELDS} for e in entries]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise ValueError("not a lock file or a report of this version") from None
 
@@ -76,11 +77,14 @@ def compare(norms: list[dict[str, Any]], reference: list[dict[str, Any]]) -> Ite
 
 
 def _key(norm: dict[str, Any], by_name: bool) -> tuple[str, ...]:
-    return (norm["name"],) if by_name else tuple(str(norm[name]) for name in _FIELDS if name != "eps")
+    return (norm["name"],) if by_name else tuple(str(norm[name]) for name in _FIELDS if name not in ("eps", "variance"))
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    return [name for name in _FIELDS if not _alike(old[name], new[name])]
+    """The fields that differ. How an operator computes its variance is the runtime's choice, and no difference."""
+    changed = [name for name in _FIELDS if not _alike(old[name], new[name])]
+    by_runtime = "operator" in (old["variance"], new["variance"])
+    return [name for name in changed if name != "variance" or not by_runtime]
 
 
 def _alike(a: Any, b: Any) -> bool:

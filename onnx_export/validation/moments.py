@@ -31,6 +31,8 @@ class Mean:
         Whether it is a sum times a stored 1/n.
     miscount : str
         Message if the sum is divided by a constant other than n, else empty.
+    unbiased : bool
+        Whether that constant is n - 1.
     """
 
     source: str
@@ -42,6 +44,7 @@ class Mean:
     reshaped: bool = False
     stored_reciprocal: bool = False
     miscount: str = ""
+    unbiased: bool = False
 
     @property
     def broadcast_trap(self) -> str:
@@ -127,8 +130,8 @@ class Moments(Values):
             found = self._reduction(total, [*path, *inner_path, node, *count_nodes], reshaped)
             if found is None or counted:
                 return found
-            miscount = self._miscount(found, b, 1 / factor if op(node) == "Mul" else factor)
-            return replace(found, stored_reciprocal=op(node) == "Mul", miscount=miscount)
+            miscount, unbiased = self._miscount(found, b, 1 / factor if op(node) == "Mul" else factor)
+            return replace(found, stored_reciprocal=op(node) == "Mul", miscount=miscount, unbiased=unbiased)
         return None
 
     def _reduction(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
@@ -205,6 +208,7 @@ class Moments(Values):
             reshaped=found.reshaped,
             stored_reciprocal=rounded,
             miscount=inner.miscount or found.miscount,
+            unbiased=inner.unbiased if inner.miscount else found.unbiased,
         )
 
     def _before_unsqueeze(self, found: Mean) -> Mean:
@@ -225,18 +229,20 @@ class Moments(Values):
         source, casts = self.strip(node.input[0])
         return replace(found, source=source, axes=axes, nodes=(*casts, node, *found.nodes))
 
-    def _miscount(self, mean: Mean, factor: str, divisor: float) -> str:
+    def _miscount(self, mean: Mean, factor: str, divisor: float) -> tuple[str, bool]:
+        """`miscount` and `unbiased` of a sum that is divided by `divisor`."""
         count = self.count(mean.axes, mean.source)
         if not count:
-            return ""
+            return "", False
         stored = self.narrowest(factor, self.strip(factor)[0])
         unit = max(unit_roundoff(stored), 2.0**-50)  # float64 constants: the arithmetic here rounds more
         unbiased = abs(divisor - count + 1) < abs(divisor - count)
         # two roundings, of n and of 1/n; one only if the divisor is nearer to n - 1, lest n - 1 pass for n
         if divisor > 0 and 1 - min(divisor / count, count / divisor) <= (1 if unbiased else 2) * unit:
-            return ""
-        kind = " (unbiased)" if abs(divisor - count + 1) <= 2 * unit * count else ""
-        return f"a sum over {count} elements is divided by {divisor:.6g}{kind}"
+            return "", False
+        unbiased = abs(divisor - count + 1) <= 2 * unit * count
+        kind = " (unbiased)" if unbiased else ""
+        return f"a sum over {count} elements is divided by {divisor:.6g}{kind}", unbiased
 
     # -- squares
 
@@ -338,7 +344,8 @@ class Moments(Values):
         """mean((x - mean(x))^2), or mean(x^2)."""
         base, exponent, mean, nodes = moment
         near = mean.miscount or ("" if exponent == 2 else f"the exponent is {exponent:g}, not 2")
-        error = exponent % 2 != 0  # odd or fractional powers of a deviation are a mistake; an even one may be intended
+        # An odd or fractional power of a deviation is a mistake, an even one may be intended; of counts, n - 1 may.
+        error = exponent % 2 != 0 or (bool(mean.miscount) and not mean.unbiased)
         centred = self.centred(base)
         if centred is None:
             if exponent != 2:  # x / sqrt(mean(x^p)) resembles no norm
