@@ -33,6 +33,9 @@ __all__ = [
 WEIGHT_TYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8}
 # matrices of fewer weights stay float32: they fit the first-level caches, where reading fewer bytes saves no time
 SMALLEST = 1 << 15
+LEVELS = (
+    8191  # the largest |q| of an input that an int8 matrix is multiplied with: CNORM_INT8_LEVELS of src/int8/units.h
+)
 MATRICES = ("weight_x", "weight_h", "weight_n", "weight_p")
 
 
@@ -54,6 +57,12 @@ class Rows:
     def nbytes(self) -> int:
         """Bytes of rows and scales."""
         return self.rows.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+    @property
+    def levels(self) -> int:
+        """For int8: the largest |q| of an input, such that the sum of any row fits int32."""
+        largest = int(np.abs(self.rows.astype(np.int64)).sum(axis=1).max())
+        return min(LEVELS, (2**31 - 1) // max(largest, 1))
 
     def values(self) -> np.ndarray:
         """The values of the matrix [outputs, inputs], float32."""

@@ -102,8 +102,8 @@ def export(
     """
     if not isinstance(model, cnorm.Model):
         raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
-    if model.weights != "float32":
-        raise ValueError(f"model must have float32 weights, got {model.weights}: export it before it is rounded")
+    if model.weights != "float32" and dtype != "float32":
+        raise ValueError(f"dtype must be 'float32' for a model with {model.weights} weights, got {dtype!r}")
     if sidecar and path is None:
         raise ValueError("path must be given for a sidecar, which lies beside the file")
     options = Options(form, opset, batch, functions, native_ops, dtype, portable, composed_norms, loop, steps)
@@ -173,6 +173,8 @@ class _Export:
 
     def _rounded(self, name: str, array: np.ndarray) -> np.ndarray:
         dtype = self.options.dtype
+        if array.dtype != np.float32:  # rows of a rounded matrix
+            return array
         if dtype == "float16" and np.abs(array).max() > FLOAT16_MAX:
             raise ValueError(f"dtype must be 'float32': {name} has weights beyond the {FLOAT16_MAX:.0f} of float16")
         return array.astype(dtype, copy=False)
@@ -225,7 +227,8 @@ class _Export:
                     x = graph.add("Add", x, inner, name="y")
                     continue
                 build, letters = self._family(layer)
-                weights = {name: own + name for name in layer.weights if own + name not in self.starts}
+                names = (*layer.weights, *(f"rows.{name}{end}" for name in layer.rows for end in ("", ".scales")))
+                weights = {name: own + name for name in names if own + name in self.weights}
                 given = {letter: next(before) for letter in letters}
                 graph.scope = f"{prefix}{i}/"
                 x, new = build(graph, layer, weights, x, {letter: value for letter, (_, value) in given.items()})
@@ -240,6 +243,8 @@ class _Export:
         states = family.states(layer)
         checked_eps(getattr(layer, "eps", None), f"model: eps of {layer!r}")
         if self.options.native_ops and states:
+            if layer.rows:
+                raise ValueError(f"native_ops must be False for {layer!r}: its matrices are rounded")
             return native.build, states
         return (self._call if states and self.functions is not None else family.build), states
 

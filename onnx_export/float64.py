@@ -18,6 +18,7 @@ from onnx.reference.ops import op_loop
 from onnx.reference.ops.op_rnn import RNN_14
 
 from onnx_export.operators import kernels, standardise
+from onnx_export.quantizer import DOMAIN, Decisions, Variation, kernel, replace_quantizers
 
 NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT})
 
@@ -57,6 +58,9 @@ def widen(model: onnx.ModelProto) -> onnx.ModelProto:
     else:
         wide = onnx.ModelProto()
         wide.CopyFrom(model)
+    stored = {tensor.name for tensor in wide.graph.initializer}
+    if _replace_quantizers(wide.graph, {value.name for value in wide.graph.input} - stored):
+        wide.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     _widen_graph(wide.graph)
     for function in wide.functions:
         _widen_nodes(function.node)
@@ -82,19 +86,21 @@ class Float64:
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        wide = widen(model)
+        wide, self._decisions = widen(model), Decisions()
         stored = {tensor.name for tensor in wide.graph.initializer}
         self.inputs = [value.name for value in wide.graph.input if value.name not in stored]
         self.outputs = [value.name for value in wide.graph.output]
-        self._evaluator = _Evaluator(wide)
+        self._evaluator = _Evaluator(wide, [kernel(self._decisions)])
 
-    def run(self, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(self, feeds: Mapping[str, np.ndarray], *, vary: Variation | None = None) -> dict[str, np.ndarray]:
         """Evaluate the graph.
 
         Parameters
         ----------
         feeds : mapping of str to array
             One array for each of `inputs`; floating arrays are widened to float64, others taken as they are.
+        vary : Variation, optional
+            The feeds are near those of the last call: see `onnx_export.quantizer.Decisions.vary`.
 
         Returns
         -------
@@ -110,6 +116,10 @@ class Float64:
         if missing:
             raise ValueError(f"feeds: missing {missing}, the model wants {self.inputs}")
         wide = {name: _wide_array(value) for name, value in feeds.items()}
+        if vary is None:
+            self._decisions.follow()
+        else:
+            self._decisions.vary(vary)
         with np.errstate(all="ignore"):
             return dict(zip(self.outputs, self._evaluator.run(None, wide), strict=True))
 
@@ -122,6 +132,16 @@ def _wide_array(value: np.ndarray) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------------------------------- widening
+
+
+def _replace_quantizers(graph: onnx.GraphProto, inputs: set[str]) -> bool:
+    """Replace the quantisers of a graph and its subgraphs; a subgraph's inputs may be computed."""
+    found = replace_quantizers(graph, inputs)
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                found |= _replace_quantizers(inner, set())
+    return found
 
 
 def _widen_graph(graph: onnx.GraphProto) -> None:

@@ -117,9 +117,10 @@ class Float64Engine:
         with _reasons():
             self._graph = Float64(onnx_model)
 
-    def call(self, x: np.ndarray, states) -> dict[str, np.ndarray]:
+    def call(self, x: np.ndarray, states, vary=None) -> dict[str, np.ndarray]:
+        """One call; `vary` as of `Float64.run`."""
         with _reasons():
-            found = self._graph.run(self._given.feeds(x, states))
+            found = self._graph.run(self._given.feeds(x, states), vary=vary)
         return self._given.results(found.items(), *x.shape[:2])
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from cnorm.specs import GATES
 from cnorm.tensors import Tensor, present
-from onnx_export.builders.norms import layer_norm
+from onnx_export.builders import rounded
+from onnx_export.builders.norms import layer_norm, mean, rms_norm
 
 
 class Cell:
@@ -30,6 +32,21 @@ class Cell:
         self._single: dict[tuple[str, str], str] = {}
         for tensor in present(layer.tensors, weights):
             self._sort(weights[tensor.name], tensor, layer)
+        self._rows = {}  # (part, gates): a rounded matrix
+        for name, rows in layer.rows.items():
+            self._sort_rows(name, rows, weights)
+
+    def _sort_rows(self, name: str, rows, weights) -> None:
+        """Enter a rounded matrix, whose rows are in the order of `GATES`, and its scales as parts."""
+        order, part = GATES[self.spec.kind], name
+        if "weight_n" in weights or "rows.weight_n" in weights:  # the candidate's rows of weight_h are apart
+            order = {"weight_n": "n", "weight_h": order.replace("n", "")}.get(name, order)
+            part = "weight_h" if name == "weight_n" else name
+        order = "" if name == "weight_p" else order
+        self._rows[part, order] = rows
+        for suffix in ("", ".scales"):
+            if f"rows.{name}{suffix}" in weights:
+                self._pieces.setdefault(part + suffix, []).append((order, weights[f"rows.{name}{suffix}"], False))
 
     def _sort(self, value: str, tensor: Tensor, layer) -> None:
         """Split one tensor into the parts of the cell that it holds."""
@@ -65,6 +82,10 @@ class Cell:
 
     def product(self, part: str, x: str, name: str, gates: str = "", bias: str | None = None) -> str:
         """x [B, inputs] by a matrix part of some gates -> [B, gates * units]."""
+        if self._rows:
+            rows = next(rows for (of, letters), rows in self._rows.items() if of == part and set(gates) <= set(letters))
+            scales = None if rows.scales is None else self._ordered(f"{part}.scales", gates, 0)
+            return rounded.product(self.graph, x, rows, self._ordered(part, gates, 0), scales, name, bias)
         _, _, inputs_first = self._pieces[part][0]
         matrix = self._ordered(part, gates, int(inputs_first))
         return self.graph.product(x, matrix, bias, name, inputs_first)
@@ -119,17 +140,30 @@ class Cell:
         """Layer norm by groups of gates: {gates: [B, gates * units]}; `gain` and `bias` are parts."""
         groups = self.groups(order)
         given = self.cut({order: value}, groups, name)
-        return {
-            letters: layer_norm(
-                self.graph,
-                given[letters],
-                self.vector(gain, letters, 1.0),
-                self.vector(bias, letters),
-                self.eps,
-                name if len(groups) == 1 else f"{name}_{letters}",
-            )
-            for letters in groups
-        }
+        normalised = {}
+        for letters in groups:
+            own = name if len(groups) == 1 else f"{name}_{letters}"
+            scale, shift = self.vector(gain, letters, 1.0), self.vector(bias, letters)
+            if not self._rows:
+                normalised[letters] = layer_norm(self.graph, given[letters], scale, shift, self.eps, own)
+                continue
+            # matrices are centred before they are rounded: no mean is subtracted, see `cnorm.rounded`
+            y = rms_norm(self.graph, given[letters], scale, self.eps, own)
+            normalised[letters] = y if shift is None else self.graph.add("Add", y, shift, name=f"{own}_with_bias")
+        return normalised
+
+    def inside(self, parts: tuple[str, ...], order: str) -> str | None:
+        """The sum of the biases before a norm; with rounded matrices it is centred, as these are."""
+        bias = self.sum((self.vector(part, order) for part in parts), "inside")
+        if bias is None or not self._rows:
+            return bias
+        groups = self.groups(order)
+        cut = self.cut({order: bias}, groups, parts[0])
+        centred = []
+        for letters in groups:
+            average = mean(self.graph, cut[letters], f"{parts[0]}_{letters}_mean", 1)
+            centred.append(self.graph.add("Sub", cut[letters], average, name=f"{parts[0]}_{letters}_centred"))
+        return centred[0] if len(groups) == 1 else self.graph.add("Concat", *centred, name=parts[0], axis=0)
 
     def cut(self, values: dict[str, str], wanted: list[str], name: str) -> dict[str, str]:
         """Split the gates into other groups: {"zrn": ...} into {"zr": ..., "n": ...}."""
@@ -152,8 +186,7 @@ class Cell:
             from_x = self.product("weight_x", x, "from_x", order, bias)
             total = {order: graph.add("Add", self.product("weight_h", h, "from_h", order), from_x, name="gates")}
         elif spec.scope == "sum":
-            inside = self.sum((self.vector(p, order) for p in ("inside_x", "inside_h")), "inside")
-            from_x = self.product("weight_x", x, "from_x", order, inside)
+            from_x = self.product("weight_x", x, "from_x", order, self.inside(("inside_x", "inside_h"), order))
             both = graph.add("Add", self.product("weight_h", h, "from_h", order), from_x, name="from_both")
             total = self.norm(both, order, "gain", "bias", "norm")
             rest = [self.vector(p, order) for p in ("bias_x", "bias_h")]
@@ -166,8 +199,8 @@ class Cell:
 
     def split_norms(self, x: str, h: str, order: str) -> tuple[dict[str, str], dict[str, str]]:
         """LN(W_x x) and LN(W_h h) by groups."""
-        from_x = self.product("weight_x", x, "from_x", order, self.vector("inside_x", order))
-        from_h = self.product("weight_h", h, "from_h", order, self.vector("inside_h", order))
+        from_x = self.product("weight_x", x, "from_x", order, self.inside(("inside_x",), order))
+        from_h = self.product("weight_h", h, "from_h", order, self.inside(("inside_h",), order))
         return (
             self.norm(from_x, order, "gain_x", "bias_x", "norm_x"),
             self.norm(from_h, order, "gain_h", "bias_h", "norm_h"),
