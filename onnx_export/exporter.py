@@ -226,7 +226,7 @@ class _Export:
                     graph.scope = f"{prefix}{i}/"
                     x = graph.add("Add", x, inner, name="y")
                     continue
-                build, letters = self._family(layer)
+                build, letters = self._builder_of(layer)
                 names = (*layer.weights, *(f"rows.{name}{end}" for name in layer.rows for end in ("", ".scales")))
                 weights = {name: own + name for name in names if own + name in self.weights}
                 given = {letter: next(before) for letter in letters}
@@ -237,16 +237,16 @@ class _Export:
 
         return chain(self.layers, "layers.", x), after
 
-    def _family(self, layer):
+    def _builder_of(self, layer):
         """The function that appends a layer's nodes, and the layer's states."""
-        family = builder(layer)
-        states = family.states(layer)
+        module = builder(layer)
+        states = module.states(layer)
         checked_eps(getattr(layer, "eps", None), f"model: eps of {layer!r}")
         if self.options.native_ops and states:
             if layer.rows:
                 raise ValueError(f"native_ops must be False for {layer!r}: its matrices are rounded")
             return native.build, states
-        return (self._call if states and self.functions is not None else family.build), states
+        return (self._call if states and self.functions is not None else module.build), states
 
     def _call(self, graph, layer, weights, x, states):
         """Append a call of the layer's local function, which is added unless an equal one exists."""

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper
 
 from cnorm.layers import rounded
-from onnx_export.builders import family, norms
+from onnx_export.builders import channel_norms, norms
 from onnx_export.builders.norms import checked_eps
 from onnx_export.exporter import finished
 from onnx_export.files import write
@@ -154,12 +154,12 @@ class _NormOptions:
         if self.kind == "rms_norm":
             return norms.rms_norm(graph, "x", "weight", self.eps, "norm", stored["weight"].ndim)
         if self.kind == "batch_norm":
-            return family.batch_norm(graph, "x", "weight", "bias", "mean", "var", self.eps, "norm")
+            return channel_norms.batch_norm(graph, "x", "weight", "bias", "mean", "var", self.eps, "norm")
         if self.kind == "instance_norm":
-            return family.instance_norm(graph, "x", "weight", "bias", self.eps, "norm")
+            return channel_norms.instance_norm(graph, "x", "weight", "bias", self.eps, "norm")
         if self.kind == "group_norm":
-            return family.group_norm(graph, "x", self.groups, "weight", "bias", self.eps, "norm", self.space)
-        return family.divisive_norm(graph, "x", "weight", "bias", self.sigma, self.radii, "norm")
+            return channel_norms.group_norm(graph, "x", self.groups, "weight", "bias", self.eps, "norm", self.space)
+        return channel_norms.divisive_norm(graph, "x", "weight", "bias", self.sigma, self.radii, "norm")
 
 
 def _row_weights(kind: str, weight, bias) -> dict[str, np.ndarray]:

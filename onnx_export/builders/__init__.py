@@ -1,4 +1,4 @@
-"""One builder per family of layers: the ONNX nodes of a layer.
+"""One builder per kind of layer: the ONNX nodes of a layer.
 
 A builder module has
 
