@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint bench ctest clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak fuzz lock clean
+.PHONY: demo test lint bench ctest clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak fuzz malformed lock clean
 
 demo: .venv/built            ## the whole product in 20 seconds, the first time after some minutes of building
 	$(BIN)/cnorm demo
@@ -96,6 +96,9 @@ fuzz: .venv/built            ## untrusted ONNX files, model files and saved stre
 	  -Db_sanitize=address -Db_lundef=false build/fuzz >/dev/null
 	$(BIN)/meson compile -C build/fuzz fuzz_c_entries >/dev/null
 	ASAN_OPTIONS=detect_leaks=0 build/fuzz/fuzz_c_entries -max_total_time=$(FUZZ_SECONDS) -max_len=2048
+
+malformed: .venv/built       ## 100,000 malformed messages to the server of `cnorm serve` (a minute)
+	CNORM_MALFORMED=100000 $(BIN)/python -P -m pytest tests/serving/test_faults.py -k malformed
 
 # The editable install rebuilds changed sources on import: edit C, then run pytest.
 .venv/built: pyproject.toml requirements.lock

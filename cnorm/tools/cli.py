@@ -90,7 +90,7 @@ def group():
     def cnorm():
         """Layer normalisation on CPUs: SIMD kernels, a batch-1 recurrent runtime, ONNX export and validation."""
 
-    for add in (add_demo, add_bench, add_info, add_export, add_quantize):
+    for add in (add_demo, add_bench, add_info, add_export, add_quantize, add_serve):
         add(cnorm)
     return cnorm
 
@@ -222,3 +222,46 @@ def add_quantize(commands) -> None:
         source = frames or "64 random ones; --input FRAMES.npz takes yours"
         tool.show(Console(highlight=False), report, loaded, rounded, source)
         click.echo(f"{out}: {weights} weights, {os.path.getsize(model)} -> {os.path.getsize(out)} bytes")
+
+
+def add_serve(commands) -> None:
+    import click
+
+    @commands.command()
+    @click.argument("model", required=False, type=click.Path(exists=True, dir_okay=False))
+    @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+    @click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0: any free port.")
+    @click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes.")
+    @click.option("--limit", type=click.IntRange(1), default=1024, show_default=True, help="Sessions of a worker.")
+    @click.option("--idle", type=float, default=300.0, show_default=True, help="Seconds without a frame.")
+    @click.option("--credit", type=click.IntRange(1), default=256, show_default=True, help="Frames without output.")
+    @click.option("--rate", type=float, default=5000.0, show_default=True, help="Frames a second of a session.")
+    @click.option("--store", type=click.Path(file_okay=False), help="Folder of the key, to continue after a restart.")
+    @click.option("--origin", "origins", multiple=True, metavar="URL", help="Web pages that may connect, too.")
+    @click.option("--token-file", type=click.File(), help="Clients must present the first line of this file.")
+    @click.option("--certificate", type=click.Path(exists=True, dir_okay=False), help="For TLS, PEM.")
+    @click.option("--private-key", type=click.Path(exists=True, dir_okay=False), help="For TLS, PEM.")
+    @click.option("--metrics-port", type=click.IntRange(0, 65000), default=0, help="Metrics of worker i at this + i.")
+    @click.option("--demo", is_flag=True, help="Let the page end its worker; without MODEL, the packaged model.")
+    def serve(store, token_file, **given):
+        """Serve sessions of MODEL over WebSockets; docs/serving.md describes the protocol."""
+        missing = [package for package in ("websockets", "prometheus_client") if util.find_spec(package) is None]
+        if missing:
+            fail(needs("serve", missing))
+        if given["model"] is None and not given["demo"]:
+            raise click.UsageError("give MODEL, or --demo for the packaged one")
+        import asyncio
+
+        from cnorm.tools.serve import Options, key_of
+        from cnorm.tools.serve.supervisor import supervise
+
+        token = "" if token_file is None else token_file.readline().strip()
+        if token_file is not None and not token:
+            raise click.UsageError("the first line of --token-file is empty")
+        try:
+            given = {name: value for name, value in given.items() if value is not None}
+            options = Options(token=token, key=key_of(store), **given | {"origins": list(given["origins"])})
+            code = asyncio.run(supervise(options, lambda url: print(f"serving {url}", flush=True)))
+        except (OSError, ValueError) as error:
+            fail(f"Error: {error}")
+        sys.exit(code)

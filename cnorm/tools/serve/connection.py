@@ -1,0 +1,300 @@
+"""One TCP connection: an HTTP request, or a WebSocket that carries one session.
+
+The WebSocket protocol itself is that of `websockets.server.ServerProtocol`, which does no input or output. What it
+reads and writes is moved here by an asyncio protocol instead of coroutines, because 25,000 messages a second leave
+40 microseconds for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from collections import deque
+
+import numpy as np
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import SEND_EOF, State
+from websockets.server import ServerProtocol
+
+from cnorm.client import NUMBER, PROTOCOL
+from cnorm.serving import Misplaced, SessionLimit, UnknownSession
+from cnorm.tools.serve import pages
+
+__all__ = ["Connection"]
+
+LOG = logging.getLogger("cnorm.serve.websockets")
+LOG.setLevel(logging.ERROR)
+WRITE_LIMIT = 1 << 16  # bytes that wait for a slow reader before its own frames wait
+UNACKNOWLEDGED_MS = 30_000  # how long TCP sends without an acknowledgement before it gives the connection up
+HELLO_SECONDS, CLOSE_SECONDS = 10.0, 10.0
+
+
+class BadMessage(ValueError):
+    """A message that the protocol does not allow."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """A client's connection; `worker` is the `Worker` that has its session."""
+
+    def __init__(self, worker) -> None:
+        self.worker = worker
+        self.session: str | None = None
+        self.checkpoint_at = 0  # the number of frames after which the next checkpoint is sent
+        self.deadline: float | None = time.monotonic() + HELLO_SECONDS
+        self.websocket = ServerProtocol(origins=worker.origins, max_size=worker.max_bytes, logger=LOG)
+        self._parts: list[bytes] = []  # of a fragmented message
+        self._text = False
+        self._queue: deque[dict | tuple[int, np.ndarray]] = deque()  # messages in order of arrival
+        self._owed = 0  # frames received and not answered
+        self._waiting = False  # whether the worker has this connection in its next turn
+        self._blocked = False  # whether the write buffer is full
+        self._stopped = False  # after an error or the end: what the client still sends is ignored
+        self._ended = False  # whether the end of the output was written
+        self._allowance, self._refilled = float(worker.options.credit), time.monotonic()
+
+    # asyncio's callbacks
+
+    def connection_made(self, transport) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(high=WRITE_LIMIT)
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WRITE_LIMIT)  # else a slow reader could take megabytes
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
+        self.worker.connections.add(self)
+        if self.worker.crowded():
+            transport.abort()
+
+    def connection_lost(self, error) -> None:
+        self._stopped = True
+        self._queue.clear()
+        self.worker.connections.discard(self)
+        self.worker.leave(self)
+
+    def pause_writing(self) -> None:
+        self._blocked = True
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._blocked = False
+        self._resume_reading()
+        self._wait()
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self.worker.buffer
+
+    def buffer_updated(self, count: int) -> None:
+        if self.websocket.reader.eof:
+            return
+        self.websocket.receive_data(memoryview(self.worker.buffer)[:count])
+        for event in self.websocket.events_received():
+            if isinstance(event, Request):
+                self._request(event)
+            else:
+                self._frame(event)
+        if self.websocket.state is not State.OPEN and self.session is not None:
+            self._stopped = True  # the client has closed, or sent something that is not WebSocket
+        self._flush()
+
+    def eof_received(self) -> bool:
+        self.websocket.receive_eof()
+        self._flush()
+        return False  # asyncio closes the transport
+
+    # what arrives
+
+    def _request(self, request: Request) -> None:
+        if self.websocket.eof_sent:  # what came with the request was no WebSocket frame
+            return
+        if request.path.partition("?")[0] != pages.STREAM:
+            self.websocket.send_response(pages.answer(self.worker, request))
+        elif refused := pages.refusal(self.worker, request):
+            self.websocket.send_response(refused)
+        else:
+            self.websocket.send_response(self.websocket.accept(request))
+        if self.websocket.state is not State.OPEN:
+            self._stopped = True
+
+    def _frame(self, frame: Frame) -> None:
+        """Handle a WebSocket frame; fragments of a message are put together, control frames have been answered."""
+        if self._stopped or frame.opcode in (Opcode.PING, Opcode.PONG):
+            return
+        if frame.opcode is Opcode.CLOSE:
+            self._stopped = True
+            return
+        if frame.opcode is not Opcode.CONT:
+            self._text = frame.opcode is Opcode.TEXT
+        data = frame.data
+        if self._parts or not frame.fin:
+            self._parts.append(data)
+            if not frame.fin:
+                if len(self._parts) > 64:
+                    self.stop("message", "a message must have at most 64 fragments", 1008)
+                return
+            data, self._parts = b"".join(self._parts), []
+        try:
+            self._message(data)
+        except BadMessage as error:
+            self.stop("message", str(error), 1008)
+
+    def _message(self, data: bytes) -> None:
+        if self.session is None:
+            self._hello(parsed(data) if self._text else {})
+            return
+        if self._text:
+            self._queue.append(parsed(data))
+        else:
+            self._queue.append(self._frames(data))
+        if len(self._queue) > self.worker.options.credit:
+            raise BadMessage("more messages are waiting than the session has credit")
+        self._wait()
+
+    def _frames(self, data: bytes) -> tuple[int, np.ndarray]:
+        """The number of the first frame of a message, and its frames [count, input_size]."""
+        width = 4 * self.worker.model.input_size
+        count, rest = divmod(len(data) - NUMBER.size, width)
+        if rest or count < 1:
+            raise BadMessage(f"a binary message must have 8 bytes and then frames of {width} bytes, got {len(data)}")
+        self._owed += count
+        credit = self.worker.options.credit
+        if self._owed > credit:
+            raise BadMessage(f"{self._owed} frames are without output, the session has credit for {credit}")
+        self._limit_rate(count)
+        x = np.frombuffer(data, "<f4", offset=NUMBER.size).reshape(count, -1)
+        return NUMBER.unpack_from(data)[0], x
+
+    def _limit_rate(self, count: int) -> None:
+        """Stop reading for as long as the session is ahead of its rate (token bucket of `credit` frames)."""
+        options, now = self.worker.options, time.monotonic()
+        allowance = self._allowance + (now - self._refilled) * options.rate
+        self._allowance, self._refilled = min(allowance, options.credit) - count, now
+        if self._allowance < 0:
+            self.transport.pause_reading()
+            asyncio.get_running_loop().call_later(-self._allowance / options.rate, self._resume_reading)
+
+    def _resume_reading(self) -> None:
+        if not self._blocked and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _hello(self, message: dict) -> None:
+        if message.get("type") != "hello" or message.get("protocol") != PROTOCOL:
+            raise BadMessage(f'the first message must be {{"type": "hello", "protocol": {PROTOCOL}}}')
+        sealed = message.get("checkpoint")
+        if not isinstance(sealed, (str, type(None))):
+            raise BadMessage("checkpoint must be a string in Base64")
+        try:
+            sealed = None if sealed is None else base64.b64decode(sealed, validate=True)
+            welcome = self.worker.begin(self, sealed)
+        except SessionLimit as error:
+            self.stop("limit", str(error), 1013)
+        except (ValueError, binascii.Error) as error:
+            self.stop("checkpoint", str(error), 1008)
+        else:
+            self.deadline = None
+            self.send_text(json.dumps(welcome).encode())
+
+    # the worker's turn
+
+    def _wait(self) -> None:
+        if self._queue and not (self._waiting or self._blocked or self._stopped):
+            self._waiting = True
+            self.worker.ready(self)
+
+    def take(self) -> tuple[str, int, np.ndarray] | None:
+        """The next request of this session, after the control messages before it were handled."""
+        self._waiting = False
+        while self._queue and not self._stopped and not self._blocked:
+            message = self._queue.popleft()
+            if isinstance(message, tuple):
+                return (self.session, *message)
+            try:
+                self._control(message)
+            except BadMessage as error:
+                self.stop("message", str(error), 1008)
+        return None
+
+    def _control(self, message: dict) -> None:
+        kind = message.get("type")
+        if kind == "reset":
+            self.send_text(json.dumps(self.worker.reset(self)).encode())
+        elif kind == "end":
+            self.stop("end", "", 1000)
+        elif kind == "kill" and self.worker.options.demo:
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            raise BadMessage(f"no message has the type {str(kind)[:40]!r} here")
+
+    def answer(self, first: int, y: np.ndarray, checkpoint: bytes) -> None:
+        """Send outputs [count, output_size], the first with the number `first`, and a checkpoint after them."""
+        self._owed -= len(y)
+        self.websocket.send_binary(NUMBER.pack(first) + y.tobytes())
+        if checkpoint:
+            self.websocket.send_text(checkpoint)
+        self._flush()
+        self._wait()
+
+    def refuse(self, error: Exception) -> None:
+        """Close the connection because the session could not process a request."""
+        kinds = {Misplaced: "misplaced", UnknownSession: "unknown", SessionLimit: "limit"}
+        self.stop(kinds.get(type(error), "frames"), str(error), 1008)
+
+    # what is sent
+
+    def send_text(self, text: bytes) -> None:
+        if self.websocket.state is State.OPEN:
+            self.websocket.send_text(text)
+            self._flush()
+
+    def stop(self, code: str, text: str, close_code: int) -> None:
+        """Say why, begin the closing handshake, and ignore what the client still sends."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._queue.clear()
+        self.deadline = time.monotonic() + CLOSE_SECONDS
+        if self.websocket.state is State.OPEN:
+            if code == "end":
+                self.send_text(b'{"type": "end"}')
+            else:
+                self.worker.metrics.refused(code)
+                self.send_text(json.dumps({"type": "error", "code": code, "message": text}).encode())
+            self.websocket.send_close(close_code, code)
+            self._flush()
+        else:
+            self.transport.abort()
+        self.worker.leave(self)
+
+    def _flush(self) -> None:
+        """Write what the WebSocket protocol wants to be sent."""
+        for data in self.websocket.data_to_send():
+            if self._ended or self.transport.is_closing():
+                return
+            if data != SEND_EOF:
+                self.transport.write(data)
+                continue
+            self._ended = True
+            self.deadline = time.monotonic() + CLOSE_SECONDS  # for the client to close its side
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            else:
+                self.transport.close()
+
+
+def parsed(data: bytes) -> dict:
+    """A JSON object from the text of an untrusted client."""
+    try:
+        message = json.loads(bytes(data).decode())
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"a text message must be JSON: {str(error)[:80]}") from None
+    if not isinstance(message, dict):
+        raise BadMessage(f"a text message must be a JSON object, got {type(message).__name__}")
+    return message

@@ -1,0 +1,76 @@
+"""Answers to plain HTTP requests, and the checks of a request before it becomes a WebSocket."""
+
+from __future__ import annotations
+
+import hmac
+from email.utils import formatdate
+from http import HTTPStatus
+from importlib import resources
+from urllib.parse import parse_qs, urlsplit
+
+from websockets.datastructures import Headers, MultipleValuesError
+from websockets.http11 import Request, Response
+
+__all__ = ["STREAM", "answer", "refusal"]
+
+STREAM = "/stream"  # the path of the WebSocket
+TEXT = "text/plain; charset=utf-8"
+FILES: dict[str, tuple[str, str]] = {}
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:"
+
+
+def refusal(worker, request: Request) -> Response | None:
+    """Why a request for a WebSocket is refused before the handshake; None if it is not."""
+    if not authorised(worker.options.token, request):
+        return response(HTTPStatus.UNAUTHORIZED, "a token is needed\n", extra={"WWW-Authenticate": "Bearer"})
+    if worker.draining or len(worker.sessions) >= worker.options.limit:
+        text = "this worker is being stopped" if worker.draining else "this worker has as many sessions as it may have"
+        return response(HTTPStatus.SERVICE_UNAVAILABLE, text + "\n", extra={"Retry-After": "1"})
+    return None
+
+
+def answer(worker, request: Request) -> Response:
+    """The answer to any other request."""
+    path = urlsplit(request.path).path
+    if request.method != "GET":
+        return response(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered\n", extra={"Allow": "GET"})
+    if path == "/healthz":
+        return response(HTTPStatus.OK, "ok\n")
+    if path == "/readyz":
+        full = worker.draining or len(worker.sessions) >= worker.options.limit
+        return response(HTTPStatus.SERVICE_UNAVAILABLE if full else HTTPStatus.OK, "full\n" if full else "ok\n")
+    if path == "/metrics":
+        if not authorised(worker.options.token, request):
+            return response(HTTPStatus.UNAUTHORIZED, "a token is needed\n", extra={"WWW-Authenticate": "Bearer"})
+        return response(HTTPStatus.OK, worker.metrics.text(), "text/plain; version=0.0.4; charset=utf-8")
+    if path in FILES:
+        name, kind = FILES[path]
+        body = (resources.files("cnorm.tools.serve") / name).read_bytes()
+        return response(HTTPStatus.OK, body, kind)
+    return response(HTTPStatus.NOT_FOUND, "there is no such page\n")
+
+
+def authorised(token: str, request: Request) -> bool:
+    """Whether a request has the token, as ``Authorization: Bearer`` or, for browsers, as ``?token=``."""
+    if not token:
+        return True
+    try:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    except MultipleValuesError:
+        return False
+    given = given or parse_qs(urlsplit(request.path).query).get("token", [""])[0]
+    return hmac.compare_digest(given.encode(), token.encode())
+
+
+def response(status: HTTPStatus, body: str | bytes, kind: str = TEXT, extra: dict[str, str] | None = None) -> Response:
+    body = body.encode() if isinstance(body, str) else body
+    headers = {
+        "Date": formatdate(usegmt=True),
+        "Connection": "close",
+        "Content-Length": str(len(body)),
+        "Content-Type": kind,
+        "Content-Security-Policy": POLICY,
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-store",
+    }
+    return Response(status.value, status.phrase, Headers(headers | (extra or {})), body)

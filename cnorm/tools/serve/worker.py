@@ -1,0 +1,228 @@
+"""One worker process: its sessions, the micro-batch of each event-loop turn, time limits, and the way it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import gc
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import ssl
+import sys
+import time
+import zlib
+
+from cnorm.client import NUMBER, PROTOCOL
+from cnorm.model import Model
+from cnorm.serving import Checkpoint, Sessions
+from cnorm.tools.serve import Options
+from cnorm.tools.serve.connection import Connection
+from cnorm.tools.serve.metrics import Metrics
+
+__all__ = ["Worker", "run_worker"]
+
+CLOSE_SECONDS = 10.0  # for the closing handshake, and for the writes that are left when the worker stops
+SPARE_CONNECTIONS = 64  # beside the sessions: HTTP requests, connections that are closing
+
+
+class Worker:
+    """The sessions of one process, and the connections that feed them.
+
+    Parameters
+    ----------
+    model : Model
+    options : Options
+    index : int
+        Number of this worker among those behind the port.
+    """
+
+    def __init__(self, model: Model, options: Options, index: int = 0) -> None:
+        self.model, self.options, self.index = model, options, index
+        self.sessions = Sessions(model, limit=options.limit, idle=options.idle)
+        self.key = bytes.fromhex(options.key)
+        self.metrics = Metrics(index, lambda: len(self.sessions))
+        self.buffer = bytearray(1 << 16)  # every connection reads into it and copies before the next one reads
+        self.connections: set[Connection] = set()
+        self.owners: dict[str, Connection] = {}
+        self.draining = False
+        self._ready: list[Connection] = []
+        self._fresh = model.stream().save()
+        sealed = len(Checkpoint("0" * 32, 0, self._fresh).sealed(self.key))
+        self.max_bytes = max(NUMBER.size + 4 * options.credit * model.input_size, 1024 + 2 * sealed)
+        own = ("127.0.0.1", "localhost", "::1", options.host)
+        names = "|".join(re.escape(f"[{host}]" if ":" in host else host) for host in own)
+        # None: a client that is no web page sends no origin
+        self.origins = [None, re.compile(rf"https?://({names})(:\d+)?"), *options.origins]
+
+    # a session's life
+
+    def begin(self, connection: Connection, sealed: bytes | None) -> dict:
+        """Open a session, or continue the one of a sealed checkpoint; return the message that says so."""
+        if sealed is None:
+            name, frames = secrets.token_hex(16), 0
+            self.sessions.open(name)
+        else:
+            checkpoint = Checkpoint.unsealed(sealed, self.key)
+            name, frames = checkpoint.session, checkpoint.frames
+            self.sessions.adopt(checkpoint, replace=True)
+            self.metrics.resumed.inc()
+        before = self.owners.pop(name, None)
+        self.owners[name] = connection
+        connection.session = name
+        if before is not None:
+            before.stop("replaced", "the session continues on another connection", 1008)
+        interval = self.options.checkpoint_frames
+        # at different frames in different sessions, so that not all checkpoints are made in the same turn
+        connection.checkpoint_at = frames + 1 + (zlib.crc32(name.encode()) % interval)
+        return {
+            "type": "welcome",
+            "protocol": PROTOCOL,
+            "session": name,
+            "frames": frames,
+            "input_size": self.model.input_size,
+            "output_size": self.model.output_size,
+            "credit": self.options.credit,
+            "checkpoint": self.sealed(self.sessions.checkpoint(name)),
+        }
+
+    def reset(self, connection: Connection) -> dict:
+        """Set the session's state to the initial one; its frames are counted from 0 again."""
+        checkpoint = Checkpoint(connection.session, 0, self._fresh)
+        self.sessions.adopt(checkpoint, replace=True)
+        connection.checkpoint_at = self.options.checkpoint_frames
+        return {"type": "reset", "frames": 0, "checkpoint": self.sealed(checkpoint)}
+
+    def leave(self, connection: Connection) -> None:
+        """Forget the session of a connection that is closed, unless another connection has taken it over."""
+        if connection.session is not None and self.owners.get(connection.session) is connection:
+            del self.owners[connection.session]
+            with contextlib.suppress(LookupError):
+                self.sessions.export(connection.session)
+
+    def sealed(self, checkpoint: Checkpoint) -> str:
+        return base64.b64encode(checkpoint.sealed(self.key)).decode()
+
+    def crowded(self) -> bool:
+        return len(self.connections) > self.options.limit + SPARE_CONNECTIONS
+
+    # the micro-batch
+
+    def ready(self, connection: Connection) -> None:
+        """Step a session in the next turn of the event loop, together with all that are ready by then."""
+        if not self._ready:
+            asyncio.get_running_loop().call_soon(self._turn)
+        self._ready.append(connection)
+
+    def _turn(self) -> None:
+        ready, self._ready = self._ready, []
+        started = time.perf_counter()
+        taken = [(connection, request) for connection in ready if (request := connection.take()) is not None]
+        results = self.sessions.process_many([request for _, request in taken])
+        frames = 0
+        for (connection, (_, first, _)), y in zip(taken, results, strict=True):
+            if isinstance(y, Exception):
+                connection.refuse(y)
+                continue
+            frames += len(y)
+            last = first + len(y)
+            checkpoint = b""
+            if last >= connection.checkpoint_at:
+                connection.checkpoint_at = last + self.options.checkpoint_frames
+                checkpoint = self.checkpoint_message(self.sessions.checkpoint(connection.session))
+            connection.answer(first, y, checkpoint)
+        if taken:
+            self.metrics.turn(len(taken), frames, time.perf_counter() - started)
+
+    def checkpoint_message(self, checkpoint: Checkpoint) -> bytes:
+        message = {"type": "checkpoint", "frames": checkpoint.frames, "checkpoint": self.sealed(checkpoint)}
+        return json.dumps(message).encode()
+
+    # time limits and the end
+
+    def sweep(self) -> None:
+        """Close idle sessions with their checkpoint, and end connections that exceed a time limit."""
+        for checkpoint in self.sessions.evict():
+            self.metrics.evicted.inc()
+            self._dismiss(checkpoint, "idle", f"no frame for {self.options.idle:g} seconds", 1001)
+        now = time.monotonic()
+        for connection in list(self.connections):
+            if connection.deadline is not None and now > connection.deadline:
+                connection.transport.abort()
+
+    def _dismiss(self, checkpoint: Checkpoint, code: str, text: str, close_code: int) -> None:
+        connection = self.owners.pop(checkpoint.session, None)
+        if connection is not None:
+            connection.send_text(self.checkpoint_message(checkpoint))
+            connection.stop(code, text, close_code)
+
+    async def drain(self) -> None:
+        """Refuse new sessions, send each session its checkpoint, and wait until the clients have closed."""
+        self.draining = True
+        if self._ready:
+            self._turn()
+        for checkpoint in self.sessions.drain():
+            self._dismiss(checkpoint, "restart", "the worker is being stopped: continue on another one", 1012)
+        for connection in list(self.connections):
+            if connection.session is None:
+                connection.stop("restart", "the worker is being stopped", 1012)
+        end = time.monotonic() + CLOSE_SECONDS
+        while self.connections and time.monotonic() < end:
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.transport.abort()
+
+    async def run(self, sock: socket.socket, stop: asyncio.Event, started=lambda: None) -> None:
+        """Serve until `stop` is set, then drain."""
+        loop = asyncio.get_running_loop()
+        context = tls(self.options)
+        servers = [await loop.create_server(lambda: Connection(self), sock=sock, ssl=context, backlog=1024)]
+        if self.options.metrics_port:
+            port = self.options.metrics_port + self.index
+            servers.append(await loop.create_server(lambda: Connection(self), self.options.host, port))
+        started()
+        gc.collect()
+        gc.freeze()  # the model and the modules need not be traversed again
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), 1.0)
+            self.sweep()
+        for server in servers:
+            server.close()
+        await self.drain()
+
+
+def tls(options: Options) -> ssl.SSLContext | None:
+    if not options.certificate:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(options.certificate, options.private_key)
+    return context
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A socket bound to an address that several processes may bind; connections are spread over those that listen."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    sock.bind(address)
+    return sock
+
+
+def run_worker(model: Model, options: Options, index: int) -> None:
+    """Serve until SIGTERM, or until the supervisor, which holds the other end of standard input, is gone."""
+
+    async def main() -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, stop.set)
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor's business
+        loop.add_reader(sys.stdin.fileno(), stop.set)  # readable at its end only: the job has been read
+        worker = Worker(model, options, index)
+        await worker.run(listening(options.host, options.port), stop, lambda: os.write(1, b"ready\n"))
+
+    asyncio.run(main())

@@ -1,0 +1,277 @@
+"""Faults of workers, clients and messages: each session has the hash of an uninterrupted run."""
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import signal
+import socket
+import time
+
+import numpy as np
+import pytest
+import servers
+
+import cnorm
+
+websockets = pytest.importorskip("websockets")
+pytest.importorskip("prometheus_client")
+
+from websockets.sync.client import connect  # noqa: E402
+
+from cnorm.client import NUMBER, AsyncSession, Session  # noqa: E402
+from cnorm.tools.serve import Options, key_of  # noqa: E402
+from cnorm.tools.serve.connection import Connection  # noqa: E402
+from cnorm.tools.serve.worker import Worker  # noqa: E402
+
+MALFORMED = int(os.environ.get("CNORM_MALFORMED", "3000"))
+LIVE = 500
+
+
+@pytest.fixture(scope="module")
+def model():
+    return cnorm.demo_model()
+
+
+def frames_of(session, count):
+    return np.random.default_rng(session).standard_normal((count, 12), np.float32)
+
+
+def sha(arrays):
+    return hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
+
+
+def straight(model, sessions, count):
+    """The hash of the outputs of all sessions without interruption."""
+    return sha([model.stream().process(frames_of(k, count)) for k in range(sessions)])
+
+
+async def run_sessions(url, sessions, count, step, at_half):
+    """Outputs of sessions that each send `count` frames, `step` at a time; `at_half()` is called in the middle."""
+    halfway = asyncio.Barrier(sessions + 1)
+
+    async def one(k):
+        x, y = frames_of(k, count), []
+        async with AsyncSession(url, patience=60) as session:
+            for first in range(0, count, step):
+                if first == count // 2:
+                    await halfway.wait()
+                y.append(await session.process(x[first : first + step]))
+        return np.concatenate(y)
+
+    async def middle():
+        await halfway.wait()
+        await asyncio.sleep(0.02)
+        at_half()
+
+    return (await asyncio.gather(middle(), *(one(k) for k in range(sessions))))[1:]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_worker_is_lost_in_the_middle_of_64_sessions(model, number):
+    with servers.served("--workers", 2) as (process, url):
+        first, second = servers.workers_of(process)
+        outputs = asyncio.run(run_sessions(url, 64, 400, 8, lambda: os.kill(first, number)))
+        assert sha(outputs) == straight(model, 64, 400)
+        assert second in servers.workers_of(process)
+        assert first not in servers.workers_of(process)
+
+
+def test_all_workers_are_lost(model):
+    """The one worker is killed; its successor has the same key."""
+    with servers.served() as (process, url):
+
+        def kill():
+            os.kill(servers.workers_of(process)[0], signal.SIGKILL)
+
+        outputs = asyncio.run(run_sessions(url, 8, 80, 4, kill))
+        assert sha(outputs) == straight(model, 8, 80)
+
+
+async def live_sessions(url, x, hello):
+    """Sessions after some frames each: (outputs, last checkpoint, close code) when the server has closed them."""
+    ready = asyncio.Barrier(LIVE + 1)
+
+    async def one(k):
+        async with websockets.connect(url, compression=None, max_queue=None) as websocket:
+            await websocket.send(json.dumps(hello(k)))
+            frames = json.loads(await websocket.recv())["frames"]
+            await websocket.send(NUMBER.pack(frames) + x[k, frames : frames + 5].tobytes())
+            y, checkpoint = [], {}
+            try:
+                while True:
+                    message = await websocket.recv()
+                    if isinstance(message, bytes):
+                        y.append(message[NUMBER.size :])
+                        await ready.wait()
+                    elif json.loads(message)["type"] == "checkpoint":
+                        checkpoint = json.loads(message)
+            except websockets.ConnectionClosed as closed:
+                return b"".join(y), checkpoint, closed.rcvd.code
+
+    async def stop(process):
+        await ready.wait()
+        process.terminate()
+
+    return one, stop
+
+
+def test_sigterm_with_500_live_sessions(model, tmp_path):
+    """Each gets its checkpoint; a server with the same key, started later, continues all of them."""
+    x = np.stack([frames_of(k, 10) for k in range(LIVE)])
+
+    async def run(url, process, hello):
+        one, stop = await live_sessions(url, x, hello)
+        return (await asyncio.gather(stop(process), *(one(k) for k in range(LIVE))))[1:]
+
+    with servers.served("--store", tmp_path) as (process, url):
+        first = asyncio.run(run(url, process, lambda k: {"type": "hello", "protocol": 1}))
+        assert process.wait(30) == 0
+    assert {(len(y), c["frames"], code) for y, c, code in first} == {(5 * 9 * 4, 5, 1012)}
+    with servers.served("--store", tmp_path) as (process, url):
+        hello = {"type": "hello", "protocol": 1}
+        second = asyncio.run(run(url, process, lambda k: hello | {"checkpoint": first[k][1]["checkpoint"]}))
+    whole = b"".join(a[0] + b[0] for a, b in zip(first, second, strict=True))
+    assert hashlib.sha256(whole).hexdigest() == straight(model, LIVE, 10)
+
+
+def test_a_client_that_is_gone_in_the_middle_of_a_frame(model):
+    with servers.worker() as worker, Session(worker.url) as other:
+        x = frames_of(0, 40)
+        y = [other.process(x[:20])]
+        for cut in (1, 3, 7, 20):
+            websocket = connect(worker.url, compression=None).__enter__()
+            websocket.send('{"type": "hello", "protocol": 1}')
+            websocket.recv(timeout=10)
+            data = NUMBER.pack(0) + x.tobytes()
+            websocket.socket.sendall((b"\x82\xfe" + len(data).to_bytes(2, "big") + bytes(4) + data)[:cut])
+            websocket.socket.shutdown(socket.SHUT_RDWR)
+        y.append(other.process(x[20:]))
+        end = time.monotonic() + 10
+        while len(worker.sessions) > 1 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert len(worker.sessions) == 1
+        assert sha(y) == straight(model, 1, 40)
+
+
+class Pipe(asyncio.Transport):
+    """A transport that keeps what was written, so that many messages can be tried without a socket."""
+
+    def __init__(self):
+        super().__init__()
+        self.written, self.closed = bytearray(), False
+
+    def get_extra_info(self, name, default=None):
+        return self
+
+    def setsockopt(self, *arguments):
+        pass
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        pass
+
+    def write(self, data):
+        self.written += data
+
+    def can_write_eof(self):
+        return False
+
+    def close(self):
+        self.closed = True
+
+    def is_closing(self):
+        return self.closed
+
+    def pause_reading(self):
+        pass
+
+    resume_reading = pause_reading
+    abort = close
+
+
+def feed(connection, data):
+    for first in range(0, len(data), 1 << 16):
+        piece = data[first : first + (1 << 16)]
+        connection.get_buffer(len(piece))[: len(piece)] = piece
+        if not connection.transport.closed:
+            connection.buffer_updated(len(piece))
+
+
+def opened(worker):
+    connection = Connection(worker)
+    connection.connection_made(Pipe())
+    feed(connection, UPGRADE)
+    return connection
+
+
+def client_frame(opcode, payload, fin=True):
+    size = len(payload)
+    length = bytes([128 | size]) if size < 126 else b"\xfe" + size.to_bytes(2, "big")
+    return bytes([128 * fin | opcode]) + length + bytes(4) + payload
+
+
+UPGRADE = (
+    b"GET /stream HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+)
+HELLO = client_frame(1, b'{"type": "hello", "protocol": 1}')
+TEXTS = [b"{", b"[]", b"null", b'{"type": []}', b'{"type": "end"}', b'{"type": "reset"}', b"\xff", b'{"a":' * 300]
+TEXTS += [
+    b'{"type": "hello", "protocol": 1, "checkpoint": %s}' % c for c in (b"0", b'""', b'"AAAA"', b"null", b'"\\ud800"')
+]
+
+
+def malformed(r):
+    """Random bytes of a client: broken handshakes, broken WebSocket frames, or broken messages in whole frames."""
+    kind = r.randrange(4)
+    if kind == 0:
+        data = bytearray(UPGRADE + HELLO)
+        for _ in range(r.randrange(1, 4)):
+            data[r.randrange(len(data))] = r.randrange(256)
+        return False, bytes(data)
+    if kind == 1:
+        return True, r.choice([b"", HELLO]) + r.randbytes(r.randrange(1, 200))
+    frames = []
+    for _ in range(r.randrange(1, 4)):
+        good = NUMBER.pack(r.choice([0, 1, 2**63])) + r.randbytes(48 * r.randrange(1, 3))
+        payload = r.choice([r.choice(TEXTS), r.randbytes(r.randrange(60)), good, good[: r.randrange(60)]])
+        frames.append(client_frame(r.choice([0, 1, 2, 2, 8, 9, 10]), payload, r.random() < 0.8))
+    return True, r.choice([b"", HELLO, HELLO]) + b"".join(frames)
+
+
+def test_malformed_messages_affect_no_other_session(model):
+    """Each on a connection of its own; in between, a well-behaved session must go on with the right bits."""
+    asyncio.run(send_malformed(model))
+
+
+async def send_malformed(model):
+    worker = Worker(model, Options(key=key_of(None), credit=8))
+    good = opened(worker)
+    feed(good, HELLO)
+    x, r = frames_of(0, MALFORMED // 10 + 1), random.Random(5)
+    sent = 0
+    for k in range(MALFORMED):
+        upgraded, data = malformed(r)
+        bad = opened(worker) if upgraded else Connection(worker)
+        if not upgraded:
+            bad.connection_made(Pipe())
+        feed(bad, data)
+        await asyncio.sleep(0)
+        if r.random() < 0.5 and not bad.transport.closed:
+            bad.eof_received()
+        bad.connection_lost(None)
+        if k % 10 == 0:
+            good.transport.written.clear()
+            feed(good, client_frame(2, NUMBER.pack(sent) + x[sent : sent + 1].tobytes()))
+            await asyncio.sleep(0)
+            sent += 1
+            expected = model.stream().process(x[:sent])[-1:].tobytes() if sent < 50 else None
+            frame = bytes(good.transport.written)
+            assert frame[:2] == b"\x82\x2c"
+            assert NUMBER.unpack(frame[2:10])[0] == sent - 1
+            assert expected in (None, frame[10:46])
+            last = frame[10:46]
+    assert last == model.stream().process(x[:sent])[-1:].tobytes()
+    assert worker.connections == {good}
+    assert len(worker.sessions) == 1

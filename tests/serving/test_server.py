@@ -1,0 +1,406 @@
+"""`cnorm serve`: its protocol, limits and checks, and the two clients, with a worker in this process."""
+
+import asyncio
+import base64
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import servers
+
+import cnorm
+from cnorm.serving import Checkpoint
+
+websockets = pytest.importorskip("websockets")
+pytest.importorskip("prometheus_client")
+
+from websockets.sync.client import connect  # noqa: E402
+
+from cnorm.client import NUMBER, AsyncSession, ServerError, Session  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def model():
+    return cnorm.demo_model()
+
+
+@pytest.fixture(scope="module")
+def running():
+    with servers.worker() as worker:
+        yield worker
+
+
+def frames(count, seed=0):
+    return np.random.default_rng(seed).standard_normal((count, 12), np.float32)
+
+
+def talk(worker, hello=None, **options):
+    """A WebSocket after the hello, and the server's first message."""
+    websocket = connect(worker.url, compression=None, max_queue=None, **options).__enter__()
+    websocket.send(json.dumps(hello or {"type": "hello", "protocol": 1}))
+    return websocket, json.loads(websocket.recv(timeout=10))
+
+
+def binary(first, x):
+    return NUMBER.pack(first) + x.tobytes()
+
+
+def error_of(websocket):
+    """The code of the next error, the messages before it skipped, and the code of the close after it."""
+    while True:
+        message = websocket.recv(timeout=10)
+        if isinstance(message, str) and json.loads(message)["type"] == "error":
+            break
+    with pytest.raises(websockets.ConnectionClosed) as closed:
+        websocket.recv(timeout=10)
+    return json.loads(message)["code"], closed.value.rcvd.code
+
+
+def test_both_clients_have_the_bits_of_one_run(running, model):
+    x = frames(900)
+    expected = model.stream().process(x)
+    with Session(running.url) as session:
+        assert (session.input_size, session.output_size) == (12, 9)
+        pieces = [session.process(piece) for piece in np.split(x, [1, 6, 300, 600])]
+        assert np.concatenate(pieces).tobytes() == expected.tobytes()
+        assert session.frames == 900
+        session.reset()
+        assert session.process(x).tobytes() == expected.tobytes()
+
+    async def main():
+        async with AsyncSession(running.url) as session:
+            for first in range(0, 900, 90):
+                await session.send(x[first : first + 90])
+            received = [await session.receive() for _ in range(2)]
+            assert np.concatenate([*received, await session.process(x[:0])]).tobytes() == expected.tobytes()
+            await session.reset()
+            assert (await session.process(x[:5])).tobytes() == expected[:5].tobytes()
+
+    asyncio.run(main())
+
+
+def test_the_messages_as_documented(running, model):
+    x = frames(7)
+    websocket, welcome = talk(running)
+    assert len(welcome.pop("session")) == 32
+    assert base64.b64decode(welcome.pop("checkpoint")).startswith(b"cnorm checkpoint 1\n")
+    assert welcome == {
+        "type": "welcome", "protocol": 1, "frames": 0, "input_size": 12, "output_size": 9, "credit": 256,
+    }  # fmt: skip
+    websocket.send(binary(0, x[:3]))
+    websocket.send(binary(3, x[3:]))
+    first, second = websocket.recv(timeout=10), websocket.recv(timeout=10)
+    expected = model.stream().process(x)
+    assert first == binary(0, expected[:3])
+    assert second == binary(3, expected[3:])
+    websocket.send('{"type": "reset"}')
+    assert json.loads(websocket.recv(timeout=10))["frames"] == 0
+    websocket.send(binary(0, x))
+    assert websocket.recv(timeout=10) == binary(0, expected)
+    websocket.send('{"type": "end"}')
+    assert json.loads(websocket.recv(timeout=10)) == {"type": "end"}
+    with pytest.raises(websockets.ConnectionClosedOK):
+        websocket.recv(timeout=10)
+
+
+def test_checkpoints_arrive_at_the_interval(model):
+    with servers.worker(checkpoint_frames=8) as worker:
+        websocket, _ = talk(worker)
+        x, counts = frames(40), []
+        for first in range(40):
+            websocket.send(binary(first, x[first : first + 1]))
+            message = websocket.recv(timeout=10)
+            if isinstance(message, str):
+                counts.append(json.loads(message)["frames"])
+                message = websocket.recv(timeout=10)
+            assert message == binary(first, model.stream().process(x[: first + 1])[-1:])
+        assert len(counts) >= 4
+        assert set(np.diff(counts)) == {8}
+
+
+BAD = {
+    "not a hello": ['{"type": "reset"}'],
+    "another protocol": ['{"type": "hello", "protocol": 2}'],
+    "binary first": [binary(0, frames(1))],
+    "no JSON": [True, "{"],
+    "no object": [True, "[1]"],
+    "deep": [True, "[" * 900 + "]" * 900],
+    "unknown type": [True, '{"type": "kill"}'],  # only with --demo
+    "no frame": [True, NUMBER.pack(0)],
+    "no number": [True, b"1234"],
+    "a part of a frame": [True, NUMBER.pack(0) + bytes(47)],
+    "no Base64": ['{"type": "hello", "protocol": 1, "checkpoint": "*"}'],
+    "checkpoint of another type": ['{"type": "hello", "protocol": 1, "checkpoint": 5}'],
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_messages_are_refused(running, name):
+    with connect(running.url, compression=None) as websocket:
+        for message in BAD[name]:
+            websocket.send('{"type": "hello", "protocol": 1}' if message is True else message)
+        code, close = error_of(websocket)
+        assert code == ("checkpoint" if name == "no Base64" else "message")
+        assert close == 1008
+
+
+def masked(payload):
+    """A binary WebSocket frame of a client, with the masking key 0."""
+    return b"\x82\xfe" + len(payload).to_bytes(2, "big") + bytes(4) + payload
+
+
+def test_frames_beyond_the_credit_are_refused():
+    with servers.worker(credit=8) as worker:
+        websocket, welcome = talk(worker)
+        assert welcome["credit"] == 8
+        websocket.socket.sendall(b"".join(masked(binary(k, frames(4))) for k in range(0, 20, 4)))
+        assert error_of(websocket) == ("message", 1008)
+        websocket, _ = talk(worker)
+        websocket.send(binary(0, frames(9)))
+        assert error_of(websocket) == ("message", 1008)
+
+
+@pytest.mark.parametrize(("x", "code"), [(np.full((2, 12), np.inf, np.float32), "frames"), (frames(2), "misplaced")])
+def test_frames_that_cannot_be_processed(running, x, code):
+    websocket, _ = talk(running)
+    websocket.send(binary(0 if code == "frames" else 5, x))
+    assert error_of(websocket) == (code, 1008)
+
+
+def test_a_message_beyond_the_limit_is_refused(running):
+    websocket, _ = talk(running)
+    websocket.send(bytes(running.max_bytes + 1))
+    with pytest.raises(websockets.ConnectionClosedError) as closed:
+        websocket.recv(timeout=10)
+    assert closed.value.rcvd.code == 1009
+
+
+def test_fragments_are_put_together(running, model):
+    websocket, _ = talk(running)
+    x = frames(3)
+    data = binary(0, x)
+    websocket.send([data[:5], data[5:50], data[50:]])
+    assert websocket.recv(timeout=10) == binary(0, model.stream().process(x))
+    websocket.send([bytes(1)] * 100)
+    assert error_of(websocket) == ("message", 1008)
+
+
+def test_forged_checkpoints_are_refused(running, model):
+    stream = model.stream()
+    forged = Checkpoint("a", 0, stream.save()).sealed(bytes(32))
+    _, welcome = talk(running)
+    genuine = bytearray(base64.b64decode(welcome["checkpoint"]))
+    genuine[40] ^= 1
+    for sealed in (forged, bytes(genuine), b""):
+        websocket, answer = talk(
+            running, {"type": "hello", "protocol": 1, "checkpoint": base64.b64encode(sealed).decode()}
+        )
+        assert (answer["type"], answer["code"]) == ("error", "checkpoint")
+        websocket.close()
+    with pytest.raises(ServerError, match="checkpoint"):
+        Session(running.url, checkpoint=base64.b64encode(forged).decode()).process(frames(1))
+
+
+def test_a_stale_checkpoint_continues_from_its_own_frame(running, model):
+    """It takes the session over from the connection that still has it, which is closed."""
+    x = frames(20)
+    expected = model.stream().process(x)
+    old, welcome = talk(running)
+    old.send(binary(0, x[:6]))
+    old.recv(timeout=10)
+    stale = running.sealed(running.sessions.checkpoint(welcome["session"]))
+    old.send(binary(6, x[6:]))
+    assert old.recv(timeout=10) == binary(6, expected[6:])
+    new, welcome = talk(running, {"type": "hello", "protocol": 1, "checkpoint": stale})
+    assert welcome["frames"] == 6
+    assert error_of(old) == ("replaced", 1008)
+    new.send(binary(6, x[6:]))
+    assert new.recv(timeout=10) == binary(6, expected[6:])
+    new.send(binary(6, x[6:]))
+    assert error_of(new) == ("misplaced", 1008)
+
+
+def test_a_client_continues_after_each_kind_of_loss(running, model):
+    x = frames(300)
+    expected = model.stream().process(x)
+    with Session(running.url, timeout=5) as session:
+        y = [session.process(x[:10])]
+        session._socket.socket.shutdown(socket.SHUT_RDWR)
+        y.append(session.process(x[10:40]))
+        session.send(x[40:50])
+        session._socket.socket.shutdown(socket.SHUT_RDWR)
+        y.append(session.process(x[50:60]))
+        running.sessions.export(session._conversation.session)  # as if the worker had forgotten it
+        y.append(session.process(x[60:]))
+        assert np.concatenate(y).tobytes() == expected.tobytes()
+
+
+def test_idle_sessions_are_closed_and_continue(model):
+    with servers.worker(idle=0.2) as worker:
+        x = frames(9)
+        with Session(worker.url) as session:
+            y = [session.process(x[:4])]
+            end = time.monotonic() + 20
+            while len(worker.sessions):
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            y.append(session.process(x[4:]))
+        assert np.concatenate(y).tobytes() == model.stream().process(x).tobytes()
+        assert 'cnorm_evicted_total{worker="0"}' in servers.get(worker.url, "/metrics")[1]
+
+
+def test_status_503_at_the_limit():
+    with servers.worker(limit=2) as worker:
+        assert servers.get(worker.url, "/readyz") == (200, "ok\n")
+        held = [talk(worker)[0] for _ in range(2)]
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            connect(worker.url).__enter__()
+        assert refused.value.response.status_code == 503
+        assert refused.value.response.headers["Retry-After"] == "1"
+        assert servers.get(worker.url, "/readyz")[0] == 503
+        assert servers.get(worker.url, "/healthz") == (200, "ok\n")
+        held[0].close()
+        with Session(worker.url) as session:
+            assert len(session.process(frames(1))) == 1
+
+
+def test_the_rate_of_a_session_is_limited():
+    with servers.worker(rate=200.0, credit=20) as worker, Session(worker.url) as session:
+        start = time.monotonic()
+        session.process(frames(120))  # 20 at once, then 200 a second
+        assert time.monotonic() - start > 0.4
+
+
+def blocked(worker):
+    return any(one._blocked for one in list(worker.connections))
+
+
+def test_a_slow_reader_stops_only_itself(model):
+    """What waits for it is bounded, and it gets all its outputs once it reads."""
+    with servers.worker(credit=100_000, rate=1e9) as worker:
+        x = frames(100_000)
+        slow = socket.create_connection(("127.0.0.1", worker.options.port))
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        with connect(worker.url, compression=None, sock=slow, max_queue=1) as websocket:
+            websocket.send('{"type": "hello", "protocol": 1}')
+            expected, sent = model.stream().process(x), 0
+            session = json.loads(websocket.recv(timeout=10))["session"]
+            while not blocked(worker):
+                more = range(sent, sent + 1000, 100)
+                slow.sendall(b"".join(masked(binary(k, x[k : k + 100])) for k in more))
+                sent += 1000
+                while not blocked(worker) and worker.sessions.checkpoint(session).frames < sent:
+                    time.sleep(0.001)
+            with Session(worker.url) as session:
+                assert session.process(x[:50]).tobytes() == expected[:50].tobytes()
+            waiting = [one.transport.get_write_buffer_size() for one in list(worker.connections)]
+            assert max(waiting) < (1 << 16) + 100 * 9 * 4 + 2000
+            arrived = 0
+            while arrived < sent:
+                message = websocket.recv(timeout=10)
+                if isinstance(message, bytes):
+                    y = np.frombuffer(message, np.float32, offset=8).reshape(-1, 9)
+                    assert y.tobytes() == expected[arrived : arrived + len(y)].tobytes()
+                    arrived += len(y)
+
+
+def test_origins(running):
+    for origin in (f"http://127.0.0.1:{running.options.port}", "http://localhost:1", "https://[::1]"):
+        talk(running, origin=origin)[0].close()
+    for origin in ("http://example.org", "http://127.0.0.1.example.org", "null"):
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            connect(running.url, origin=origin).__enter__()
+        assert refused.value.response.status_code == 403
+    with servers.worker(origins=["https://example.org"]) as worker:
+        talk(worker, origin="https://example.org")[0].close()
+
+
+def test_tokens():
+    with servers.worker(token="a b") as worker:
+        with Session(worker.url, token="a b") as session:
+            session.process(frames(1))
+        with connect(worker.url + "?token=a%20b"):
+            pass
+        for options in ({}, {"token": "wrong"}, {"token": "ä"}):
+            with pytest.raises((PermissionError, UnicodeEncodeError)):
+                Session(worker.url, **options).process(frames(1))
+        assert servers.get(worker.url, "/metrics")[0] == 401
+        assert servers.get(worker.url, "/metrics", {"Authorization": "Bearer a b"})[0] == 200
+        assert servers.get(worker.url, "/healthz")[0] == 200
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="makes a certificate with openssl")
+def test_tls(tmp_path, model):
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
+    files = {"certificate": str(tmp_path / "cert.pem"), "private_key": str(tmp_path / "key.pem")}
+    x = frames(40)
+    with servers.worker(**files) as worker:
+        with Session(worker.url, ssl=context) as session:
+            assert session.process(x).tobytes() == model.stream().process(x).tobytes()
+        assert servers.get(worker.url, "/healthz", context=context) == (200, "ok\n")
+
+
+def test_pages(running):
+    assert servers.get(running.url, "/nothing")[0] == 404
+    status, text = servers.get(running.url, "/metrics")
+    assert status == 200
+    for name in ("sessions", "frames_total", "messages_total", "turn_seconds_bucket", "turn_sessions_bucket"):
+        assert f"cnorm_{name}" in text
+    with socket.create_connection(("127.0.0.1", running.options.port)) as sock:
+        sock.sendall(b"POST / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert sock.recv(1000).startswith(b"HTTP/1.1 405")
+
+
+def test_closed_sessions_leave_nothing():
+    with servers.worker() as worker:
+        for _ in range(5):
+            with Session(worker.url) as session:
+                session.process(frames(3))
+            talk(worker)[0].socket.close()
+        end = time.monotonic() + 10
+        while worker.connections and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not worker.connections
+        assert not worker.owners
+        assert not len(worker.sessions)
+
+
+def test_bad_calls_of_a_client(running):
+    with Session(running.url) as session:
+        with pytest.raises(TypeError, match="float32"):
+            session.process(np.zeros((1, 12)))
+        with pytest.raises(ValueError, match=r"\(steps, 12\)"):
+            session.process(np.zeros((1, 11), np.float32))
+        with pytest.raises(ValueError, match="finite"):
+            session.process(np.full((1, 12), np.nan, np.float32))
+        with pytest.raises(RuntimeError, match="send some first"):
+            session.receive()
+        session.send(frames(2))
+        with pytest.raises(RuntimeError, match="receive the outputs"):
+            session.reset()
+    with pytest.raises(ServerError, match="404"):
+        Session(running.url + "s").process(frames(1))
+
+
+def test_patience_ends():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))  # not listening
+        with pytest.raises(ConnectionError, match="answered no frame for 0"):
+            Session(f"ws://127.0.0.1:{sock.getsockname()[1]}/stream", patience=0.2).process(frames(1))
+
+
+def test_the_client_names_the_missing_extra():
+    code = "import sys; sys.modules['websockets'] = None\nimport cnorm.client\ncnorm.client.Session('ws://a')"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert "the extra serve" in done.stderr

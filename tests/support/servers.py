@@ -1,0 +1,68 @@
+"""Running servers for tests: a worker in a thread of this process, and `cnorm serve` as a user starts it."""
+
+import asyncio
+import contextlib
+import dataclasses
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import cnorm
+from cnorm.tools.serve import Options, key_of
+from cnorm.tools.serve.worker import Worker, listening
+
+
+@contextlib.contextmanager
+def worker(**options):
+    """A `Worker` of the packaged model, in a thread; its attribute `url` is the address of the WebSocket."""
+    options = Options(**{"port": 0, "key": key_of(None)} | options)
+    started, box = threading.Event(), {}
+
+    async def main():
+        box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
+        sock = listening("127.0.0.1", 0)
+        one = box["worker"] = Worker(cnorm.demo_model(), dataclasses.replace(options, port=sock.getsockname()[1]))
+        one.url = f"{'wss' if options.certificate else 'ws'}://127.0.0.1:{one.options.port}/stream"
+        await one.run(sock, box["stop"], started.set)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    try:
+        assert started.wait(30)
+        yield box["worker"]
+    finally:
+        box["loop"].call_soon_threadsafe(box["stop"].set)
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def served(*arguments):
+    """`cnorm serve --demo` on a free port; yields the process and the address of its WebSocket."""
+    command = [sys.executable, "-P", "-m", "cnorm", "serve", "--demo", "--port", "0", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            line = process.stdout.readline()
+            assert line.startswith("serving "), line
+            yield process, line.split()[1]
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def workers_of(process):
+    """Process ids of the workers that a `cnorm serve` has started."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def get(url, path, headers=(), context=None):
+    """Status and text of a page of the server whose WebSocket is at `url`."""
+    request = urllib.request.Request("http" + url.removeprefix("ws").replace("/stream", path), headers=dict(headers))
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
