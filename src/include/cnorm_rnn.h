@@ -31,7 +31,8 @@ ptrdiff_t cnorm_padded_units(ptrdiff_t units);
  * quantised, with a scale of its own, to integers of at most 14 bits, and the sums of products are exact. */
 typedef enum cnorm_weight_type { CNORM_WEIGHT_F32, CNORM_WEIGHT_F16, CNORM_WEIGHT_I8 } cnorm_weight_type;
 
-enum { CNORM_INT8_COLS = 1 << 17 }; /* at most: sums of int8 weights times 7-bit inputs fit int32 */
+/* the most inputs of a matrix of int8 weights: sums of inputs quantised to +-129 then still fit int32, see `levels` */
+enum { CNORM_INT8_COLS = 1 << 17 };
 
 /* W [gates * units, cols], packed. The gates are normalised in groups of `group` (the last one may be smaller; 0: not
  * normalised). Within a group W is centred: each column has had its mean over the group's rows subtracted, in float64.

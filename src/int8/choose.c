@@ -1,3 +1,4 @@
+/* The choice of the code that multiplies int8 weights, by vector width and processor. */
 #include "../cpu.h"
 #include "units.h"
 

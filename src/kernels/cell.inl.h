@@ -1,9 +1,11 @@
 /* One step of a recurrent cell, as cnorm_rnn.h defines it, for up to CNORM_ROWS streams that share the weights.
  *
  *   (1) zx = W_x x + inside_x      for all streams, or for several steps of one stream, since it needs no state
- *   (2) zh = W_h h + inside_h, and with CNORM_SCOPE_SUM + zx
- *   (3) r = 1/sqrt(mean z^2 + eps) of each LN group: the weights are centred, so LN(W x) = z r gain + bias
+ *   (2) zh = W_h h + inside_h, or with CNORM_SCOPE_SUM zh = W_h h + zx
+ *   (3) r = 1/sqrt(mean z^2 + eps) of each group of gates (cnorm_matrix.group), of zx and zh with CNORM_SCOPE_SPLIT, of zh
+ *       with CNORM_SCOPE_SUM: the weights and `inside` are centred, so LN(z) = z r gain + bias
  *   (4) the gates and the state, one pass
+ * A row of zx or zh is the products, then the r of its gates (input_row_floats, state_row_floats in kernels.h).
  * Gates are padded to CNORM_GATE_PAD units; padding is zero in weights, gains and biases, and stays zero in the state.
  */
 #ifndef CNORM_CELL_INL_H
@@ -38,7 +40,7 @@ INLINE void group_rstds(const product_term *terms, int count, double eps, double
     }
 }
 
-/* (1): x [n, inputs] -> zx [n, input_row_floats]: the products, then their r */
+/* (1), and with CNORM_SCOPE_SPLIT (3) of zx: x [n, inputs] -> zx [n, input_row_floats] */
 static void cell_inputs(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride,
                         float *zx, float *scratch)
 {

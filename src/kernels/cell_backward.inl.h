@@ -1,4 +1,5 @@
-/* The backward pass of one step of a recurrent cell: equations (1) to (10) of cnorm_train.h, in their notation.
+/* The backward pass of one step of a recurrent cell: equations (1) to (8) of cnorm_train.h and dh' of (10), in their
+ * notation; (9) is in scope_backward.inl.h, dx of (10) and (11) are in rnn/backward.c.
  * Gates are recomputed from the products on the tape with the functions of cell_gates.inl.h. Padding stays zero in every
  * gradient. */
 #ifndef CNORM_CELL_BACKWARD_INL_H

@@ -52,7 +52,7 @@ INLINE f32v preactivation(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g,
            load_f32(in->cell->bias + at);
 }
 
-/* updates c and computes the output gate o [padded units] */
+/* gates f, i, o, g: updates c and computes s(o) [padded units] */
 INLINE void lstm_gates(const gate_inputs *in, cnorm_scope scope, float *c, float *o)
 {
     const ptrdiff_t width = padded_units(in->cell->weight_x.units);
@@ -106,6 +106,7 @@ static void lstm_row(const gate_inputs *in, float *c, float *m, float *scratch)
         store_f32(m + j, without_tiny(load_f32(o + j) * tanh_v(load_f32(out + j))));
 }
 
+/* The GRU. From here on z, r and n are its gates after sigmoid and tanh, no longer a product and its 1/sqrt. */
 INLINE f32v gru_mix(const cnorm_cell *cell, f32v z, f32v n, f32v h)
 {
     const f32v rest = 1.0f - z;

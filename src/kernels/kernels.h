@@ -51,7 +51,7 @@ typedef struct cnorm_cell_scratch {
     float *gates;       /* [2, padded units]: of one stream at a time */
     float *before;      /* [padded outputs]: h of one stream before the step, for zoneout */
     float *z2;          /* [rows, packed rows]: the second product, W_n or W_p, if there is one */
-    float *in2;         /* [2 rows, padded units]: its inputs, and z of a GRU */
+    float *in2;         /* [2 rows, padded units]: its inputs, then the update gates s(z) of a GRU */
     float *interleaved; /* product_scratch_floats: scratch of `products` */
     ptrdiff_t floats;
 } cnorm_cell_scratch;

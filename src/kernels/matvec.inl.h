@@ -6,7 +6,7 @@
  *   (1) inputs in blocks of 16: block = sum over the block of W[r, k] x[k], from zero, in order of k
  *   (2) z[r] = sum of the blocks, in order, + add[r]
  * so the order of every sum is fixed by the shape alone, however many vectors there are. Blocks keep the error of
- * K = 1024 inputs at 8e-7 instead of 3.4e-6 and cost nothing.
+ * 1024 inputs at 8e-7 instead of 3.4e-6 and cost nothing.
  */
 #ifndef CNORM_MATVEC_INL_H
 #define CNORM_MATVEC_INL_H
@@ -32,7 +32,7 @@ enum {
  * speed. */
 #define IN_MEMORY(values) __asm__("" : "+m"(values))
 
-/* a vector of weights, `at` elements into the panels; `half` is a constant */
+/* a vector of weights, `at` elements into the panels; `half`, a constant: the weights are float16 */
 INLINE f32v load_weights(const void *panels, ptrdiff_t at, int half)
 {
     return half ? load_f16((const uint16_t *)panels + at) : load_f32((const float *)panels + at);
@@ -45,7 +45,7 @@ INLINE void add_products(const cnorm_matrix *w, int half, ptrdiff_t *at, const f
     f32v block[PASS];
 #pragma GCC unroll 4
     for (int i = 0; i < PASS; ++i) block[i] = splat_f32(0);
-        /* Unrolled further, GCC reads every other line of the block first and the others after them: a third slower from
+    /* Unrolled further, GCC reads every other line of the block first and the others after them: a third slower from
      * memory. */
 #pragma GCC unroll 4
     for (int j = 0; j < count; ++j, *at += PANEL)

@@ -12,8 +12,8 @@ typedef struct row_backward {
     float *zx, *zh, *z2, *in2;     /* on the tape */
     const float *rx, *rh, *h, *c;  /* on the tape; h and c before the step */
     float *dh, *dc;                /* [padded outputs], [padded units] */
-    float *da, *dm;                /* [gates, padded units], [padded units]: dm is (2)'s, or u of (7) */
-    float *room, *sums;            /* [6, padded units] */
+    float *da, *dm;                /* [gates, padded units], [padded units]: dm of (2), later u of (7) */
+    float *room, *sums;            /* scratch [6, padded units]; gradients of the cell's vectors, at the offsets `at` */
     vector_sums at;
     ptrdiff_t width;
 } row_backward;
