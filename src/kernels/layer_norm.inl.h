@@ -26,8 +26,8 @@ INLINE const T *FN(param)(const T *from, T nothing, ptrdiff_t n, T *space)
 }
 
 /* Places gain and bias for rows of at most CACHED elements: copies at the page offset of y and at the lane offset of
- * its rows, so that loads from them are aligned and don't alias the stores to y (4K aliasing). Fewer than 8 rows use
- * the caller's arrays, except half types. RMS norm has no bias. */
+ * the first row, so that loads from them don't alias the stores to y (4K aliasing) and are aligned for all rows of that
+ * lane offset. Fewer than 8 rows use the caller's arrays, except half types. RMS norm has no bias. */
 INLINE void FN(place_params)(const cnorm_norm *call, ptrdiff_t lane_offset, const int mode, T space[FN(PARAM_SPACE)],
                              FN(writer) *w)
 {
@@ -69,8 +69,9 @@ static NOINLINE void FN(write_whole_row)(const FN(writer) *writer, const T st[3]
 }
 
 /* Rows of at most CACHED elements stay in L1 from their sums to their output. Software pipelining over rows: while row
- * r is summed, row r - 1 is written if it is long enough; the rest of row r - 1 is written while the tree of r's sums
- * is computed; the square root and division of row r overlap with the sums of row r + 1. */
+ * r is summed, row r - 1 is written if it has at least LONG_ROW elements or y takes non-temporal stores; the rest of row
+ * r - 1 is written while the tree of r's sums is computed; the square root and division of row r overlap with the sums
+ * of row r + 1. */
 INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
 {
     enum { HALF = sizeof(X) < sizeof(T) };
@@ -90,7 +91,7 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
         w.stop = writing && (nontemporal || call->n >= LONG_ROW) ? w.end : w.at;
         X *const y = (X *)call->y + r * call->y_stride;
         FN(row) row = FN(row_of)(call, r, mode);
-        const ptrdiff_t y_offset = aligned ? FN(lane_offset_of)(nontemporal ? y : row.x) : 0;
+        const ptrdiff_t y_offset = aligned ? FN(lane_offset_of)(nontemporal ? y : row.x) : 0; /* of the writer */
         row.carry = nontemporal ? &sum_carry : NULL;
         row.lane_offset = nontemporal && row.sum ? FN(lane_offset_of)(row.sum) : HALF ? 0 : y_offset;
         row.kept = space + (r & 1) * FN(ROW_SPACE) + row.lane_offset;
@@ -110,8 +111,8 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
     FN(finish)(&carry);
 }
 
-/* Longer rows, and rows of float32 and float64 that are written by non-temporal stores: a row is read once for its
- * statistics and once more for its output. */
+/* Longer rows, and rows of float32 and float64 without a residual that are written by non-temporal stores: a row is read
+ * once for its statistics and once more for its output. */
 static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
 {
     enum { HALF = sizeof(X) < sizeof(T) };
@@ -137,7 +138,7 @@ static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
     if (w.carry) FN(finish)(&carry);
 }
 
-/* residual sums and half types */
+/* layer norm of at most CACHED elements: of sums with a residual, and of half types */
 static NOINLINE void FN(kept_rows)(const cnorm_norm *call)
 {
     if (call->streaming) FN(cached_rows)(call, CENTRED | KEPT | SUM | PARAMS | NONTEMPORAL);

@@ -1,4 +1,4 @@
-/* The two sums over a row in one pass, with the same bits for every vector width. Included once per storage type X.
+/* The two sums over a row in one sweep, with the same bits for every vector width. Included once per storage type X.
  *
  *   forward    a = sum d,  b = sum d^2       of d = x - K
  *   backward   a = sum g,  b = sum g xhat    of g = dy gain, xhat = ((x - K) - delta) rstd
@@ -12,15 +12,16 @@
  * then added in lane (j + lane_offset) mod LANES, and the lanes are rotated back before the tree: the same additions in
  * the same order.
  *
- * Software pipelining: in the forward pass a long enough previous row is written in the same loop (`w`). Each lane's
- * additions are one dependency chain; the work of (4) is independent of it and runs during its latency.
- * Without it residual sums and half types are 30 to 50 % slower, float32 4 to 12 % (Zen 4, 2026-11-22).
+ * Software pipelining: in the forward pass a long enough previous row is written in the same loop (`w`), where the loop
+ * has accumulators for all lanes (PASS = LANE_VECTORS: AVX2 and AVX-512). Each lane's additions are one dependency
+ * chain; the work of (4) is independent of it and runs during its latency. Without it residual sums and half types are
+ * 30 to 50 % slower, float32 4 to 12 % (Zen 4, 2026-11-22).
  */
 
 enum {
     FN(CACHED) = CACHED_BYTES / (int)sizeof(T),   /* elements of the longest cached row */
     FN(ROW_SPACE) = FN(CACHED) + 2 * VL,          /* for such a row at any lane offset */
-    FN(PARAM_SPACE) = PAGE_BYTES / (int)sizeof(T) + 2 * FN(ROW_SPACE), /* for two of them at any page offset */
+    FN(PARAM_SPACE) = PAGE_BYTES / (int)sizeof(T) + 2 * FN(ROW_SPACE), /* for two kept rows, or gain and bias */
 };
 
 /* A row of n elements as a sweep reads it. Forward: x, or x + residual rounded to X, which is stored in sum; if KEPT, d

@@ -25,7 +25,7 @@ enum {
     GROUP = VECTOR_BYTES == 64 ? 2 : 4, /* vectors normalised and stored at a time; even */
     LOADS_FIRST = VECTOR_BYTES == 64, /* enough registers to load the summed and the written group first: 3 % */
     LONG_ROW = 768,    /* elements of the shortest row that is written while the next row is summed */
-    LEAD = 16,         /* vectors that the sums are then ahead of the writer: see add_block */
+    LEAD = 16,         /* vectors of a row that are summed before the writer begins: see add_block */
     AHEAD_BYTES = 24576, /* prefetch distance where output is written by non-temporal stores */
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned 64-byte load crosses a cache line */
 };
@@ -38,7 +38,7 @@ enum {
     BACKWARD = 8,    /* the sweep sums gradients; otherwise deviations */
     SUM = 16,         /* there may be a residual */
     NONTEMPORAL = 64, /* output is written by non-temporal stores */
-    PARAMS = 32,      /* gain and bias are not NULL, and a NaN in them is the default quiet NaN: allows store_two */
+    PARAMS = 32,      /* gain and bias are not NULL; in half types a NaN in them is the default quiet NaN, for store_two */
 };
 
 /* A sum of squares in [n Q_MIN, Q_MAX] has neither overflowed nor lost bits to subnormals. */
