@@ -123,7 +123,7 @@ class Checkpoint:
         name_bytes, frames, state_bytes = HEAD.unpack_from(body, len(MAGIC))
         start = len(MAGIC) + HEAD.size
         if len(body) != start + name_bytes + state_bytes:
-            raise ValueError("sealed has not the length that its head says")
+            raise ValueError("sealed must have the length that its head states")
         return cls(body[start : start + name_bytes].decode(), frames, body[start + name_bytes :])
 
 
