@@ -21,8 +21,8 @@ CODES = {
     "nan": "Finite rows came out of the norm as NaN or Inf.",
     "narrow-statistics": "Mean and variance are computed in a narrower type than the input has.",
     "near-miss": "The nodes resemble a norm but do not compute one; the message says why. An error for forms that "
-    "nobody intends: mean and variance over different axes, no root, an exponent that is no even integer, a count other "
-    "than n and n - 1, a product with the deviation instead of a quotient.",
+    "nobody intends: mean and variance over different axes, no root, an exponent that is no even integer, a count "
+    "other than n and n - 1, a product with the deviation instead of a quotient.",
     "non-finite": "Rows with NaN or Inf reached the norm and were not judged. An error where all inputs were given and "
     "are finite.",
     "opset": "The opset is newer than the installed onnxruntime takes.",
