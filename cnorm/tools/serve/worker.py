@@ -105,6 +105,7 @@ class Worker:
                 self.sessions.export(connection.session)
 
     def sealed(self, checkpoint: Checkpoint) -> str:
+        """A checkpoint sealed with the workers' secret, in Base64, as the messages of the protocol have it."""
         return base64.b64encode(checkpoint.sealed(self.key)).decode()
 
     def crowded(self) -> bool:
