@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cnorm.tools import bench, contenders
-from cnorm.tools.contenders.operations import CELLS, after, check_steps, random_model
+from cnorm.tools.contenders.operations import CELLS, check_steps, random_model, trajectory
 
 MODULES, LEFT_OUT = contenders.importable()
 
@@ -24,7 +24,7 @@ def bench_step(benchmark, cell, label, inputs, hidden):
     model = random_model(cell, np.random.default_rng(0), inputs, hidden)
     (runner,) = (r for r in bench.step_contenders(MODULES, model) if r.label == label)
     frames = np.random.default_rng(1).standard_normal((3, inputs), dtype=np.float32)
-    check_steps(runner, frames, after(cell, model, frames))
+    check_steps(runner, frames, trajectory(cell, model, frames)[-1])
     benchmark.extra_info.update(bench.surroundings(), contender=label)
     with runner.mode():
         benchmark(runner.step, frames[0])

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 import reference
+from rich.console import Console
 
 import cnorm
 from cnorm.tools import bench, contenders
@@ -78,6 +79,7 @@ def test_document_of_steps(steps):
         assert all(is_time(record[name]) for name in ("p50", "p99", "p99.9", "max"))
         assert record["p50"] <= record["p99"] <= record["p99.9"] <= record["max"]
         assert record["samples"] >= 1000  # or p99.9 would be the maximum
+        assert 0 < record["error"] < 1e-5
     assert {r["cell"] for r in steps["records"]} == set(operations.CELLS)
     assert steps["records"][0]["contender"] == "cnorm"
     assert [limit["weight_bytes"] for limit in steps["limits"]] == [4 * rows * 7 for rows in (16, 16, 12)]
@@ -89,6 +91,32 @@ def test_document_of_steps(steps):
     assert all(is_time(row["step_many"]) and is_time(row["step"]) for row in steps["many"])
     assert steps["call"].keys() == {"step", "inside"}
     assert all(map(is_time, steps["call"].values()))
+
+
+def test_rounded_weights_are_measured_with_their_errors():
+    document = bench.recurrent_steps([(96, 128)], cells=("LSTM",), seconds=0.001)
+    errors = {r["contender"]: r["error"] for r in document["records"]}
+    modes = ["per tensor", "per channel", "reduced range"]
+    tools = {f"onnxruntime, int8 {mode}" for mode in modes} | {"onnxruntime, cnorm's int8 graph"}
+    assert errors.keys() >= {"cnorm", "cnorm, int8", "cnorm, float16"} | tools
+    assert 1e-5 < errors["cnorm, float16"] < 3e-4
+    assert 3e-4 < errors["cnorm, int8"] < 1e-2
+    assert errors["onnxruntime, cnorm's int8 graph"] == pytest.approx(errors["cnorm, int8"], rel=1e-3)
+    (limit,) = document["limits"]
+    assert limit["int8"]["weight_bytes"] * 4 == limit["weight_bytes"]
+    file = io.StringIO()
+    report.rnn_tables(Console(file=file, width=120), document)
+    assert "cnorm's int8 products alone" in file.getvalue()
+
+
+def test_wrong_rounded_contenders_are_left_out():
+    model = operations.random_model("LSTM", np.random.default_rng(0), 96, 128)
+    frames = np.random.default_rng(1).standard_normal((4, 96), dtype=np.float32)
+    exact = operations.trajectory("LSTM", model, frames)
+    runner = contenders.Cnorm(operations.random_model("LSTM", np.random.default_rng(9), 96, 128), "other")
+    left_out = []
+    assert operations.correct([(runner, frames, exact)], operations.check_rounded_steps, "LSTM", left_out) == []
+    assert "other is off by" in left_out[0]
 
 
 @pytest.mark.parametrize("case", bench.CASES, ids=str)
@@ -126,7 +154,7 @@ def test_reference_of_the_ln_lstm_agrees_with_the_oracle():
     frames, h, c = np.ones((2, 3)), np.zeros(4), np.zeros(4)
     for x in frames:
         h, c = reference.lstm_ba2016(model.layers[0].weights, x, h, c)
-    np.testing.assert_allclose(operations.after("LN-LSTM", model, frames), h, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(operations.trajectory("LN-LSTM", model, frames)[-1], h, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("cell", operations.CELLS)
@@ -137,7 +165,7 @@ def test_every_contender_of_the_steps_is_right(cell):
     runners = bench.step_contenders(contenders.importable()[0], model)
     assert runners
     for runner in runners:
-        operations.check_steps(runner, frames, operations.after(cell, model, frames))
+        operations.check_steps(runner, frames, operations.trajectory(cell, model, frames)[-1])
 
 
 def test_a_wrong_contender_is_reported_and_not_timed(monkeypatch, timed):
@@ -163,12 +191,10 @@ def test_a_wrong_cnorm_ends_the_measurement(monkeypatch, timed):
 
 def test_a_wrong_step_is_reported_and_not_timed(monkeypatch):
     class Wrong(contenders.Cnorm):
-        label = "wrong"
-
         def step(self, x):
             return super().step(-x)
 
-    monkeypatch.setattr(numpy_, "steps", lambda model, onnx_model: [Wrong(model)], raising=False)
+    monkeypatch.setattr(numpy_, "steps", lambda model, onnx_model: [Wrong(model, "wrong")], raising=False)
     document = bench.recurrent_steps([(3, 4)], seconds=0.001)
     assert "wrong" not in {r["contender"] for r in document["records"]}
     sentences = [s for s in document["left_out"] if "wrong" in s]
@@ -192,10 +218,11 @@ def test_check(outputs, message):
 
 def test_absent_packages_are_reported(monkeypatch):
     there = contenders.util.find_spec
-    absent = ("torch", "onnx", "onnxruntime", "numba")
+    absent = ("torch", "onnx", "onnxruntime", "numba", "ncnn")
     monkeypatch.setattr(contenders.util, "find_spec", lambda name: None if name in absent else there(name))
     document = bench.norms([(2, 8)], cases=[bench.FORWARD], seconds=0.001)
     assert document["left_out"] == [
+        "ncnn is left out: ncnn can't be imported",
         "numba is left out: numba can't be imported",
         "onnxruntime is left out: onnx and onnxruntime can't be imported",
         "PyTorch is left out: torch can't be imported",

@@ -9,9 +9,19 @@ from cnorm.tools import contenders
 from cnorm.tools.bench.cases import HIDDEN
 from cnorm.tools.bench.environment import surroundings
 from cnorm.tools.contenders import memcpy_
-from cnorm.tools.contenders.operations import CELLS, after, check_steps, correct, random_model
+from cnorm.tools.contenders.operations import (
+    CELLS,
+    check_rounded_steps,
+    check_steps,
+    correct,
+    measured_error,
+    random_model,
+    trajectory,
+)
 
-__all__ = ["recurrent_steps", "step_contenders"]
+__all__ = ["recurrent_steps", "rounded_contenders", "step_contenders"]
+
+FRAMES = 16  # of the free run whose error is given beside the time
 
 
 def recurrent_steps(sizes=None, *, cells=CELLS, seconds=1.0, advance=lambda description, total: None):
@@ -29,11 +39,12 @@ def recurrent_steps(sizes=None, *, cells=CELLS, seconds=1.0, advance=lambda desc
     Returns
     -------
     dict
-        "records": one for each cell, size and contender, with percentiles in microseconds over at least 1000 steps;
+        "records": one for each cell, size and contender, with percentiles in microseconds over at least 1000 steps, and
+        the root mean square error of the outputs of a free run of 16 frames against float64;
         "limits": for each cell and size the time to read the weights once, at the streaming rate measured on an array
-        of their size, and the time of the matrix-vector products alone; "many": for several numbers of streams the
-        microseconds a stream of `step_many` and of steps one by one; "call": the time of a step of a GRU 1 -> 1
-        called from Python and inside `Stream.process`.
+        of their size, the time of the matrix-vector products alone, and "int8", both for int8 weights; "many": for
+        several numbers of streams the microseconds a stream of `step_many` and of steps one by one; "call": the time
+        of a step of a GRU 1 -> 1 called from Python and inside `Stream.process`.
     """
     sizes = list(sizes or HIDDEN)
     modules, left_out = contenders.importable()
@@ -45,16 +56,23 @@ def recurrent_steps(sizes=None, *, cells=CELLS, seconds=1.0, advance=lambda desc
             rng = np.random.default_rng(inputs + hidden)
             model = random_model(cell, rng, inputs, hidden)
             frames = rng.standard_normal((50, inputs), dtype=np.float32)
-            expected = after(cell, model, frames[:3])
-            made = [(runner, frames[:3], expected) for runner in step_contenders(modules, model)]
+            few = frames[:FRAMES]
+            exact = trajectory(cell, model, few)
+            made = [(runner, few[:3], exact[2]) for runner in step_contenders(modules, model)]
             passed = correct(made, check_steps, what, left_out)
+            made = [(runner, few, exact) for runner in rounded_contenders(modules, model)]
+            passed += correct(made, check_rounded_steps, what, left_out)
+            errors = {runner.label: measured_error(runner, few, exact) for runner in passed}
             trial, _ = contenders.latencies(passed, [frames], at_a_time=1)
             a_step = sum(np.median(t) for t in trial.values()) / 1e6
             repeats = int(np.clip(seconds * len(passed) / (a_step * len(frames)), 20, 400))
             measured, _ = contenders.latencies(passed, [frames] * repeats, at_a_time=1, uncounted=2)
             shared = {"cell": cell, "input": inputs, "hidden": hidden}
-            records += [{**shared, "contender": label} | _percentiles(t) for label, t in measured.items()]
-            limits.append(shared | _limit(model))
+            for label, t in measured.items():
+                records.append({**shared, "contender": label, "error": errors[label]} | _percentiles(t))
+            limits.append(shared | _limit(model, "float32"))
+            if any("int8" in runner.label for runner in passed):
+                limits[-1]["int8"] = _limit(model, "int8")
     advance("step_many", len(cells) * len(sizes) + 1)
     document = {"format": 1, "kind": "rnn"} | surroundings() | {"left_out": list(dict.fromkeys(left_out))}
     last = {"many": many_streams(seconds=seconds / 4), "call": call_overhead(seconds=seconds / 4)}
@@ -70,6 +88,13 @@ def step_contenders(modules, model):
         plain = not any(hasattr(layer, "spec") and layer.spec.normalises for layer in model.layers)
         onnx_model = onnx_export.export(model, form="step", native_ops=plain).SerializeToString()
     return [runner for module in modules if hasattr(module, "steps") for runner in module.steps(model, onnx_model)]
+
+
+def rounded_contenders(modules, model):
+    """Contenders with int8 or float16 weights; none for a model whose matrices are so small that they stay float32."""
+    if model.with_weights("int8").weights == "float32":
+        return []
+    return [runner for module in modules if hasattr(module, "rounded_steps") for runner in module.rounded_steps(model)]
 
 
 def many_streams(inputs=128, hidden=256, counts=(1, 2, 4, 8, 16, 64, 256), *, seconds=0.5):
@@ -107,16 +132,17 @@ def _percentiles(times):
     return row | {"max": float(times.max())}
 
 
-def _limit(model):
+def _limit(model, weights):
     """The lower bounds of a step: the time to read the matrices once, and the time of the products alone.
 
     The reading rate is that of the fastest streaming read of an array of as many bytes, at least 256 KiB. The products
-    are one matrix-vector product as large as all matrices together, a `Linear` layer.
+    are one matrix-vector product as large as all matrices together, a `Linear` layer of the type `weights`.
     """
     matrices = [array for layer in model.layers for array in layer.weights.values() if array.ndim == 2]
     joined = np.concatenate(matrices, axis=1)
-    x = np.ones(max(joined.nbytes, 256 << 10) // 4, np.float32)
-    step = cnorm.Model([cnorm.Linear(joined)]).stream().step
+    size = joined.size * (1 if weights == "int8" else 4)
+    x = np.ones(max(size, 256 << 10) // 4, np.float32)
+    step = cnorm.Model([cnorm.Linear(joined)]).with_weights(weights).stream().step
     names = {"step": step, "x": np.ones(joined.shape[1], np.float32), "y": np.empty(len(joined), np.float32)}
     product = contenders.Contender("product", "step(x, out=y)", names)
     measured = contenders.times([product, *memcpy_.streaming_read(x)], seconds=0.3)
@@ -124,5 +150,5 @@ def _limit(model):
     alone = medians.pop("product")
     how = min(medians, key=medians.get)
     rate = x.nbytes / medians[how]  # bytes a microsecond
-    read = {"read_gb_per_s": rate / 1e3, "read_by": how, "microseconds": joined.nbytes / rate}
-    return {"weight_bytes": joined.nbytes, **read, "product_microseconds": alone}
+    read = {"read_gb_per_s": rate / 1e3, "read_by": how, "microseconds": size / rate}
+    return {"weight_bytes": size, **read, "product_microseconds": alone}

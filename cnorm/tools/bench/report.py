@@ -12,6 +12,8 @@ STYLES = {
     "np.copyto": {"color": "#000000", "marker": "", "lw": 1.3, "ls": "--"},
     "limit": {"color": "#000000", "marker": "", "lw": 1.3, "ls": "--"},
     "step_many": {"color": "#0072B2", "marker": "o", "lw": 2.8, "zorder": 5},
+    "cnorm, int8": {"color": "#0072B2", "marker": "o", "ls": ":", "mfc": "white"},
+    "onnxruntime, int8 per tensor": {"color": "#E69F00", "marker": "X", "ls": "--"},
     "step": {"color": "#56B4E9", "marker": "s"},
     "numba": {"color": "#009E73", "marker": "s"},
     "NumPy": {"color": "#CC79A7", "marker": "v"},
@@ -82,7 +84,7 @@ def norms_tables(console, document):
 
 
 def rnn_tables(console, document):
-    """For each cell and size: percentiles of a step in each contender, and the time to read the weights once.
+    """For each cell and size: percentiles of a step in each contender, its error, the time to read the weights.
 
     Then the cost of the norms, of a call from Python, and of stepping streams one by one.
     """
@@ -115,16 +117,20 @@ def rnn_tables(console, document):
 def _step_table(limit, records):
     """One cell at one size: a row for each contender, then for the products alone and the limit."""
     sizes = f"{limit['input']} -> {limit['hidden']}"
-    columns = ("", "p50", "p99", "p99.9", "max", "p50 against cnorm")
+    columns = ("", "p50", "p99", "p99.9", "max", "p50 against cnorm", "error")
     table = _table(f"{limit['cell']} step, {sizes}, microseconds over {records[0]['samples']} steps", columns)
     own = next(r["p50"] for r in records if r["contender"] == "cnorm")
     for r in records:
         is_own = r["contender"] == "cnorm"
         cells = [_short(r[name]) for name in ("p50", "p99", "p99.9", "max")]
-        table.add_row(r["contender"], *cells, "" if is_own else _times(r["p50"] / own), style="bold" if is_own else "")
-    read = f"limit: {_bytes(limit['weight_bytes'])} read at {limit['read_gb_per_s']:.0f} GB/s"
-    for what, time in (("cnorm's products alone", limit["product_microseconds"]), (read, limit["microseconds"])):
-        table.add_row(what, _short(time), "", "", "", _times(time / own), style="dim")
+        cells += ["" if is_own else _times(r["p50"] / own), f"{r['error']:.1e}"]
+        table.add_row(r["contender"], *cells, style="bold" if is_own else "")
+    for one, kind in ((limit, ""), (limit.get("int8"), "int8 ")):
+        if one is None:
+            continue
+        read = f"limit: {_bytes(one['weight_bytes'])} read at {one['read_gb_per_s']:.0f} GB/s"
+        for what, time in ((f"cnorm's {kind}products alone", one["product_microseconds"]), (read, one["microseconds"])):
+            table.add_row(what, _short(time), "", "", "", _times(time / own), style="dim")
     return table
 
 

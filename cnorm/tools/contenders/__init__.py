@@ -9,6 +9,8 @@ operations that its runtime does not have:
     The `Contender`\\ s for these arrays, x [rows, n], eps 1e-5.
 ``steps(model, onnx_model)``
     The contenders for one step of a recurrent model; `timing` describes their attributes.
+``rounded_steps(model)``
+    The same with int8 or float16 weights, which the runtime rounds itself.
 
 The modules are in the package, not in benchmarks/, because the installed commands need them. Each imports its
 runtime only when a contender is made.
@@ -35,7 +37,7 @@ __all__ = [
     "times",
 ]
 
-MODULES = ("cnorm_", "memcpy_", "numba_", "numpy_", "onnxruntime_", "torch_")
+MODULES = ("cnorm_", "memcpy_", "ncnn_", "numba_", "numpy_", "onnxruntime_", "torch_")
 
 
 def importable():

@@ -46,6 +46,10 @@ def steps(model, onnx_model):
     return [Cnorm(model)]
 
 
+def rounded_steps(model):
+    return [Cnorm(model.with_weights(weights), f"cnorm, {weights}") for weights in ("int8", "float16")]
+
+
 def _on_each_isa(statement, names):
     """The statement on the active instruction set, and on each other one except the baseline."""
     others = [isa for isa in cnorm.available_isas() if isa not in ("baseline", cnorm.active_isa())]
@@ -56,10 +60,10 @@ def _on_each_isa(statement, names):
 class Cnorm:
     """`Stream.step` into an output array that is made once."""
 
-    label = "cnorm"
     mode = nullcontext
 
-    def __init__(self, model):
+    def __init__(self, model, label="cnorm"):
+        self.label = label
         self.stream = model.stream()
         self.y = np.empty(model.output_size, np.float32)
 

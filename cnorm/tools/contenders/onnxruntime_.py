@@ -61,6 +61,43 @@ def steps(model, onnx_model):
     return [OrtRun(onnx_model), OrtBinding(onnx_model)]
 
 
+def rounded_steps(model):
+    """Models that onnxruntime's tool quantises, where it can, and cnorm's int8 model exported to standard operators.
+
+    The tool makes DynamicQuantizeLSTM of the operator LSTM, and MatMulInteger of products; it has nothing for GRU.
+    """
+    import onnx_export
+
+    modes = {"per tensor": {}, "per channel": {"per_channel": True}, "reduced range": {"reduce_range": True}}
+    plain = not model.layers[0].spec.normalises
+    exported = onnx_export.export(model, form="step", native_ops=plain, portable=True)
+    made = [(mode, _quantised(exported, options)) for mode, options in modes.items()]
+    found = [OrtBinding(file, f"onnxruntime, int8 {mode}") for mode, file in made if file is not None]
+    integers = onnx_export.export(model.with_weights("int8"), form="step", portable=True)
+    return [*found, OrtBinding(integers.SerializeToString(), "onnxruntime, cnorm's int8 graph")]
+
+
+def _quantised(onnx_model, options):
+    """The bytes of the model that `quantize_dynamic` makes; None if it quantises nothing."""
+    import logging
+    import tempfile
+    from pathlib import Path
+
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    with tempfile.TemporaryDirectory() as folder:
+        before, after = Path(folder, "before.onnx"), Path(folder, "after.onnx")
+        onnx.save(onnx_model, before)
+        logging.disable(logging.WARNING)  # it advises to run its preprocessing, which changes nothing here
+        try:
+            quantize_dynamic(before, after, weight_type=QuantType.QInt8, **options)
+        finally:
+            logging.disable(logging.NOTSET)
+        operators = {node.op_type for node in onnx.load(after).graph.node}
+        return after.read_bytes() if operators & {"DynamicQuantizeLSTM", "MatMulInteger"} else None
+
+
 def ort_session(onnx_model):
     """A session of one thread for the bytes of an ONNX file."""
     import onnxruntime as ort
@@ -108,10 +145,10 @@ class OrtBinding:
     NumPy arrays bound in place.
     """
 
-    label = "onnxruntime, IO binding"
     mode = nullcontext
 
-    def __init__(self, onnx_model):
+    def __init__(self, onnx_model, label="onnxruntime, IO binding"):
+        self.label = label
         session = ort_session(onnx_model)
         self.run = session.run_with_iobinding  # without RunOptions, which would make each call 3 times slower
         pairs, zeros = _state_names(session)

@@ -15,12 +15,14 @@ __all__ = [
     "OPERATIONS",
     "Case",
     "Operation",
-    "after",
     "as_dtype",
     "check",
+    "check_rounded_steps",
     "check_steps",
     "correct",
+    "measured_error",
     "random_model",
+    "trajectory",
 ]
 
 EPS = 1e-5
@@ -163,6 +165,21 @@ def check_steps(runner, frames, expected):
     _compare(runner.label, y, expected)
 
 
+def measured_error(runner, frames, exact):
+    """Root mean square error of a free run of `frames` against `exact` [frames, outputs], float64."""
+    runner.reset()
+    with runner.mode():
+        y = np.stack([np.array(runner.step(x), np.float64).reshape(-1) for x in frames])
+    return float(np.sqrt(np.mean((y - exact) ** 2)))
+
+
+def check_rounded_steps(runner, frames, exact):
+    """As `check_steps`, for rounded weights: an error of a tenth of the outputs' size would be a wrong formula."""
+    error, bound = measured_error(runner, frames, exact), 0.1 * float(np.sqrt(np.mean(exact**2)))
+    if not error <= bound:  # NaN fails
+        raise ArithmeticError(f"{runner.label} is off by {error:.2g} in the root mean square, more than {bound:.2g}")
+
+
 def _compare(label, output, wanted):
     if output.shape != wanted.shape:
         raise ArithmeticError(f"{label} gives an array of shape {output.shape} instead of {wanted.shape}")
@@ -214,14 +231,16 @@ def random_model(cell, rng, inputs, hidden):
     return cnorm.Model([layer(weights, preset="ba2016" if cell == "LN-LSTM" else "torch")])
 
 
-def after(cell, model, frames):
-    """y after the last of the frames [T, input] from a zero state, in float64."""
+def trajectory(cell, model, frames):
+    """y [T, outputs] for the frames [T, input] from a zero state, in float64."""
     layer = model.layers[0]
     w = {name.removesuffix("_l0"): array.astype(np.float64) for name, array in layer.weights.items()}
     h = c = np.zeros(layer.output_size)
+    outputs = []
     for x in frames:
         h, c = _STEPS[cell](w, x, h, c)
-    return h
+        outputs.append(h)
+    return np.array(outputs)
 
 
 def _ln_lstm(w, x, h, c):
