@@ -16,6 +16,17 @@ LAYERS = {"LSTM": cnorm.LSTM, "GRU": cnorm.GRU, "RNN": cnorm.RNN}
 EPS = {("LSTM", "torchaudio"): 1e-3}  # presets without a default eps
 
 
+def step_of(key):
+    """The reference step of a preset with its default eps: (weights, x, *states) -> tuple of states."""
+    options = {"eps": EPS[key]} if key in EPS else {}
+
+    def step(weights, x, *states):
+        after = STEPS[key](weights, x, *states, **options)
+        return after if isinstance(after, tuple) else (after,)
+
+    return step
+
+
 def random_weights(spec, rng, inputs, units, outputs=None, optional=True):
     """float32 weights as training leaves them, in the spec's own names and layout; `outputs` with a projection."""
     sizes = {"I": inputs, "H": units, "P": outputs or units, "": 1}

@@ -6,6 +6,7 @@ nothing here needs scaling. Results are returned in the wide type. Equation numb
 and Hinton, "Layer Normalization", arXiv:1607.06450.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -64,6 +65,8 @@ def rms_norm_backward(dy, x, weight=None, eps=1e-5, axis=-1):
     return dx.reshape(np.shape(x)), dweight.reshape(np.shape(x)[axis:])
 
 
+# autodiff.py adds variants of `sigmoid`, `normalised` and `float64` that can be differentiated
+@functools.singledispatch
 def sigmoid(x):
     """1 / (1 + exp(-x)), in a form that cannot overflow."""
     x = wide(x)
@@ -153,16 +156,26 @@ def _affine(xhat, weight, bias):
     return y if bias is None else y + wide(bias)
 
 
-def _layer_norm_of(a, gain, bias, eps):
-    """Layer norm of an array that is wide already; the runtime rounds eps to float32."""
+@functools.singledispatch
+def normalised(a, eps):
+    """xhat of the rows of an array that is wide already; the runtime rounds eps to float32."""
     rows = a.reshape(-1, a.shape[-1])
     xhat, _, _ = _normalise(rows, np.float64(np.float32(eps)))
-    return xhat.reshape(a.shape) * gain + bias
+    return xhat.reshape(a.shape)
+
+
+def _layer_norm_of(a, gain, bias, eps):
+    return normalised(a, eps) * gain + bias
+
+
+@functools.singledispatch
+def float64(array):
+    """Recurrent cells are float32 only, so float64 is the wide type, also for states in float64."""
+    return np.float64(array)
 
 
 def _recurrent(weights, *arrays):
-    """Recurrent cells are float32 only, so float64 is the wide type, also for states in float64."""
-    return {name: np.float64(w) for name, w in weights.items()}, *(np.float64(a) for a in arrays)
+    return {name: float64(w) for name, w in weights.items()}, *(float64(a) for a in arrays)
 
 
 def rounded_eps(eps, x):

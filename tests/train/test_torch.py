@@ -3,9 +3,11 @@
 import io
 import threading
 
+import autodiff
 import cells
 import numpy as np
 import pytest
+from tolerances import assert_within
 
 import cnorm
 
@@ -42,6 +44,52 @@ def test_plain_modules_match_torch(kind, options):
     assert gap(x.grad, x64.grad) < 1e-5
     for (name, p), (_, q) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
         assert gap(p.grad, q.grad) < 1e-5, name
+
+
+def reference_module(module, kind, weights, x):
+    """y [steps] of a module's layers and directions from zero states: reference.py's steps, on nodes of autodiff.py."""
+    step, states = cells.step_of((kind, "torch")), 2 if kind == "LSTM" else 1
+    for i in range(module.num_layers):
+        ways = []
+        for suffix in ("", "_reverse")[: 1 + module.bidirectional]:
+            own = {
+                name.replace(f"_l{i}{suffix}", "_l0"): w
+                for name, w in weights.items()
+                if name.endswith(f"_l{i}{suffix}")
+            }
+            state, outputs = [autodiff.Node(autodiff.Value(np.zeros((x[0].shape[0], module.units))))] * states, []
+            for frame in x[::-1] if suffix else x:
+                state = step(own, frame, *state)
+                outputs.append(state[0])
+            ways.append(outputs[::-1] if suffix else outputs)
+        x = [np.concatenate(parts, -1) for parts in zip(*ways, strict=True)]
+    return x
+
+
+@pytest.mark.parametrize(("steps", "batch"), [(1, 33), (17, 3)])
+@pytest.mark.parametrize(("layers", "bidirectional"), [(1, True), (3, False), (2, True)])
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_stacks_and_both_directions_are_within_the_derived_bound(kind, layers, bidirectional, steps, batch):
+    """The derivatives of the reference agree with PyTorch's in float64, and ours with them within their bound."""
+    torch.manual_seed(steps)
+    options = {"num_layers": layers, "bidirectional": bidirectional}
+    ours, theirs = MODULES[kind](5, 12, preset="torch", **options), getattr(torch.nn, kind)(5, 12, **options)
+    ours.load_state_dict(theirs.state_dict())
+    theirs = theirs.double()
+    x = torch.randn(steps, batch, 5, requires_grad=True)
+    x64 = x.detach().double().requires_grad_()
+    dy = torch.randn(steps, batch, 12 * (1 + bidirectional))
+    (ours(x)[0] * dy).sum().backward()
+    (theirs(x64)[0] * dy).sum().backward()
+    weights = {name: autodiff.Node(autodiff.Value(p.detach())) for name, p in ours.named_parameters()}
+    frames = [autodiff.Node(autodiff.Value(frame)) for frame in x.detach()]
+    outputs = reference_module(ours, kind, weights, frames)
+    found = autodiff.gradients(outputs, [autodiff.Value(d) for d in dy], frames + list(weights.values()))
+    named = [(f"dx of step {t}", x.grad[t], x64.grad[t]) for t in range(steps)]
+    named += [(name, p.grad, q.grad) for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True)]
+    for (name, own, wide), wanted in zip(named, found, strict=True):
+        assert np.abs(wanted.value - wide.numpy()).max() <= 1e-13 * steps * max(1, np.abs(wanted.value).max()), name
+        assert_within(own.numpy(), wanted.value, wanted.bound, name)
 
 
 @pytest.mark.parametrize("key", sorted(cnorm.PRESETS), ids="-".join)

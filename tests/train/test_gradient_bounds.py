@@ -1,0 +1,113 @@
+"""Every gradient of a step against the derivative of the float64 reference, within the bound that autodiff.py derives.
+
+A normalised recurrence is chaotic, so steps are compared one by one, along the trajectory of the float64 reference:
+each begins at its state, and goes back from its gradient of the state, both rounded to float32. test_gradients.py shows
+that the gradients of many steps are those of single steps, bit for bit.
+"""
+
+import os
+
+import autodiff
+import cells
+import numpy as np
+import pytest
+from tapes import back, own_gradients, run, tape_of
+from tolerances import assert_within
+
+import cnorm
+
+KEYS = sorted(cnorm.PRESETS)
+INPUTS, UNITS, OUTPUTS = 7, 20, 9
+PROJECTED = (("LSTM", "torch"), ("LSTM", "lingvo"), ("LSTM", "tflite"))
+
+
+def all_steps_and_batches(chosen):
+    """The chosen pairs; all sixteen if CNORM_ALL_GRADIENTS is set, as `make gradients` does."""
+    every = [(steps, batch) for steps in (1, 2, 17, 100) for batch in (1, 3, 8, 33)]
+    return pytest.mark.parametrize(("steps", "batch"), every if os.environ.get("CNORM_ALL_GRADIENTS") else chosen)
+
+
+def scaled_to_one(state):
+    """Gradients are linear in those of the state, which may grow with every step: scaled by a power of two."""
+    largest = max(np.abs(part).max() for part in state)
+    factor = 2.0 ** -np.ceil(np.log2(largest)) if largest > 1 else 1.0
+    return [np.float32(part * factor) for part in state]
+
+
+def assert_steps_within_the_bound(key, steps, batch, rng, scale=1.0):
+    """Forward along the float64 trajectory from the zero state, with x times `scale`, and back, step by step."""
+    outputs = OUTPUTS if key in PROJECTED else None
+    spec, step = cnorm.PRESETS[key], cells.step_of(key)
+    weights = cells.random_weights(spec, rng, INPUTS, UNITS, outputs)
+    layer = cells.LAYERS[key[0]](weights, preset=spec, eps=cells.EPS.get(key))
+    tape, width = tape_of([layer], 1, batch), outputs or UNITS
+    x = (scale * rng.standard_normal((steps, batch, INPUTS))).astype(np.float32)
+    dy = rng.standard_normal((steps, batch, width)).astype(np.float32)
+    state, before = [np.zeros((batch, n)) for n in (width, UNITS)[: 1 + (key[0] == "LSTM")]], []
+    for frame in x:
+        before.append([np.float32(part) for part in state])
+        state = step(weights, frame, *state)
+    dstate = [np.zeros_like(part) for part in before[0]]
+    places = [slice(start, start + n) for _, n, start in tape.state_arrays]
+    for t in reversed(range(steps)):
+        first, *rest = (autodiff.Value(part) for part in dstate)
+        expected = autodiff.cell_gradients(step, weights, x[t], before[t], [first + autodiff.Value(dy[t]), *rest])
+        after = np.zeros_like(tape.dstate)
+        for place, start, end in zip(places, before[t], dstate, strict=True):
+            tape.state[:, place], after[:, place] = start, end
+        run(tape, x[t : t + 1])
+        found = {"dx": back(tape, dy[t : t + 1], INPUTS, after)[0]} | own_gradients(layer, tape)
+        found |= {f"d{name}": tape.dstate[:, place] for name, place in zip("hc", places, strict=False)}
+        for name, wanted in expected.items():
+            assert_within(found[name], wanted.value, wanted.bound, f"{name} of step {t}")
+        dstate = scaled_to_one([expected[f"d{name}"].value for name, _ in zip("hc", dstate, strict=False)])
+
+
+@all_steps_and_batches([(1, 3), (2, 33), (17, 8), (50, 1)])
+@pytest.mark.parametrize("key", KEYS, ids="-".join)
+def test_every_preset(key, steps, batch, rng):
+    assert_steps_within_the_bound(key, steps, batch, rng)
+
+
+@pytest.mark.parametrize("scale", [2.0**70, 2.0**-70])
+@pytest.mark.parametrize(
+    "key", [("LSTM", "ba2016"), ("LSTM", "torchaudio"), ("GRU", "ba2016"), ("RNN", "tfa")], ids="-".join
+)
+def test_rows_whose_squares_leave_the_range_of_float32(key, scale, isa, rng):
+    assert_steps_within_the_bound(key, 3, 2, rng, scale)
+
+
+@pytest.mark.parametrize("key", KEYS, ids="-".join)
+def test_the_derivatives_of_the_reference_are_its_differences(key, rng):
+    """Those of autodiff.py; the error of central differences is near 1e-10 of the third derivatives."""
+    step, weights = (
+        cells.step_of(key),
+        cells.random_weights(cnorm.PRESETS[key], rng, 3, 5, 4 if key in PROJECTED else None),
+    )
+    width = 4 if key in PROJECTED else 5
+    wide = {name: np.float64(array) for name, array in weights.items()}
+    x = rng.standard_normal((2, 3))
+    states = [0.5 * rng.standard_normal((2, n)) for n in (width, 5)[: 1 + (key[0] == "LSTM")]]
+    cotangents = [rng.standard_normal(state.shape) for state in states]
+
+    def loss():
+        return sum(float(np.sum(d * y)) for d, y in zip(cotangents, step(wide, x, *states), strict=True))
+
+    found = autodiff.cell_gradients(step, wide, x, states, [autodiff.Value(d) for d in cotangents])
+    arrays = {"dx": x} | {f"d{name}": state for name, state in zip("hc", states, strict=False)} | wide
+    for name, array in arrays.items():
+        wanted = difference(loss, array)
+        assert np.abs(found[name].value - wanted).max() <= 1e-7 * max(1, np.abs(wanted).max()), name
+
+
+def difference(f, array):
+    """The gradient of f() in array, float64, by central differences."""
+    gradient, width = np.zeros_like(array), 2.0**-17
+    for i in np.ndindex(array.shape):
+        was = array[i]
+        array[i] = was + width
+        above = f()
+        array[i] = was - width
+        gradient[i] = (above - f()) / (2 * width)
+        array[i] = was
+    return gradient
