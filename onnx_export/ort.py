@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -19,6 +21,7 @@ LEVELS = {
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
+_SAVED = "session.optimized_model_external_initializers"
 KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
 
 
@@ -29,19 +32,40 @@ class CannotRun(RuntimeError):
 class Session:
     """A model at one optimisation level, single-threaded on the CPU.
 
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    level : str
+        A key of LEVELS.
+    weights : mapping of str to ndarray, optional
+        Values of initialisers that are external data in the message. They are not copied.
+    dump : _Dump, optional
+        Where to write the optimised model.
+
     Raises
     ------
     CannotRun
         With the runtime's reason.
     """
 
-    def __init__(self, model: onnx.ModelProto, level: str, dump: Path | None = None) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, level: str, weights: Mapping[str, np.ndarray] | None = None, dump=None
+    ) -> None:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = LEVELS[level]
         options.log_severity_level = 4
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         if dump is not None:
-            options.optimized_model_filepath = str(dump)
+            options.optimized_model_filepath = str(dump.model)
+        if dump is not None and weights:
+            options.add_session_config_entry(f"{_SAVED}_file_name", dump.weights)
+            options.add_session_config_entry(
+                f"{_SAVED}_min_size_in_bytes", str(min(w.nbytes for w in weights.values()))
+            )
+        if weights:
+            # the values must live as long as the session
+            self._weights = list(map(onnxruntime.OrtValue.ortvalue_from_numpy, weights.values()))
+            options.add_external_initializers(list(weights), self._weights)
         try:
             self._session = onnxruntime.InferenceSession(
                 model.SerializeToString(), options, providers=["CPUExecutionProvider"]
@@ -71,16 +95,24 @@ def _array(value: onnxruntime.OrtValue) -> np.ndarray:
     return (halves.astype(np.uint32) << 16).view(np.float32).reshape(shape)
 
 
-def optimised(model: onnx.ModelProto, level: str) -> onnx.ModelProto:
-    """`model` after onnxruntime's graph optimisations."""
+@dataclass(frozen=True)
+class _Dump:
+    """Where onnxruntime writes the optimised model, and its weights by a path relative to the folder of the model."""
+
+    model: Path
+    weights: str
+
+
+def optimised(model: onnx.ModelProto, level: str, weights: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
+    """`model` after onnxruntime's graph optimisations; with `weights`, large initialisers are not in the result."""
     if hasattr(os, "memfd_create"):  # an unnamed file disappears with the process, even if it is killed
         with open(os.memfd_create("optimised.onnx"), "rb") as file:
-            Session(model, level, Path(f"/proc/self/fd/{file.fileno()}"))
+            Session(model, level, weights, _Dump(Path(f"/proc/self/fd/{file.fileno()}"), "../../../dev/null"))
             return onnx.load_model_from_string(file.read())
     with tempfile.TemporaryDirectory() as folder:
-        dump = Path(folder) / "optimised.onnx"
-        Session(model, level, dump)
-        return onnx.load(dump, load_external_data=False)
+        dump = _Dump(Path(folder) / "optimised.onnx", "weights")
+        Session(model, level, weights, dump)
+        return onnx.load(dump.model, load_external_data=False)
 
 
 def _reason(error: Exception) -> str:

@@ -86,19 +86,7 @@ class Matcher(Moments):
 
     def _begin(self, node: onnx.NodeProto, name: str, reciprocal: bool) -> Match | None:
         """The match that starts at `node`, if its input `name` is var + eps; else None."""
-        radicand, nodes = self.strip(name, SAME | RESHAPERS)
-        total = self.scope.producer(radicand)
-        eps, eps_dtype, eps_first = 0.0, self.scope.dtype(radicand), False
-        if total is not None and op(total) == "Sub" and self.scalar(total.input[1]) is not None:
-            eps, eps_dtype = -self.scalar(total.input[1]), self.dtype(total.input[1])
-            radicand, nodes = total.input[0], [*nodes, total]
-        if total is not None and op(total) == "Add":
-            for index, (a, b) in enumerate((total.input, reversed(total.input))):
-                if self.scalar(a) is not None:
-                    eps, eps_dtype, eps_first = self.scalar(a), self.dtype(a), index == 0
-                    radicand, nodes = b, [*nodes, total]
-                    break
-        variance = self.variance(radicand)
+        variance, nodes, eps = self._with_eps(name)
         if variance is None:
             return None
         excess = None
@@ -106,7 +94,7 @@ class Matcher(Moments):
             excess = self.count(self.axes(variance.mean.axes, variance.x), variance.x)
             if excess is None:
                 return None
-            eps /= excess
+            eps |= {"eps": eps["eps"] / excess}
         own = [] if any(node is each for each in variance.nodes) else [node]
         return Match(
             variance=variance,
@@ -115,14 +103,32 @@ class Matcher(Moments):
             y=node.output[0],
             std=node.output[0],
             reciprocal=reciprocal,
-            eps=eps,
-            eps_dtype=eps_dtype,
-            eps_first=eps_first,
             near_miss=variance.near_miss,
             error=variance.error,
             stored_reciprocal=variance.stored_reciprocal,
             floor=variance.floor,
+            **eps,
         )
+
+    def _with_eps(self, name: str) -> tuple[Variance | None, list[onnx.NodeProto], dict]:
+        """The variance in var + eps or var - eps, the nodes after it, and the fields eps, eps_dtype, eps_first."""
+        radicand, nodes = self.strip(name, SAME | RESHAPERS)
+        total = self.scope.producer(radicand)
+        none = {"eps": 0.0, "eps_dtype": self.scope.dtype(radicand)}
+        if total is None or op(total) not in ("Add", "Sub"):
+            return self.variance(radicand), nodes, none
+        if op(total) == "Sub" and self.scalar(total.input[1]) is not None:
+            eps = {"eps": -self.scalar(total.input[1]), "eps_dtype": self.dtype(total.input[1])}
+            return self.variance(total.input[0]), [*nodes, total], eps
+        for index, (a, b) in enumerate((total.input, reversed(total.input))) if op(total) == "Add" else ():
+            if self.scalar(a) is not None:
+                eps = {"eps": self.scalar(a), "eps_dtype": self.dtype(a), "eps_first": index == 0}
+                return self.variance(b), [*nodes, total], eps
+            rest = self.made_by(a, "Sub")  # E[x^2] + (eps - E[x]^2), as TensorFlow's optimiser writes it
+            if rest is not None and self.scalar(rest.input[0]) is not None:
+                eps = {"eps": self.scalar(rest.input[0]), "eps_dtype": self.dtype(rest.input[0])}
+                return self.one_pass(b, rest.input[1]), [*nodes, rest, total], eps
+        return self.variance(radicand), nodes, none
 
     def _norm(self, found: Match) -> Norm:
         variance = found.variance

@@ -36,6 +36,7 @@ from onnx_export.validation.norm import Norm, unproved_claims
 from onnx_export.validation.patterns import find
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
 from onnx_export.validation.run import Case, Run
+from onnx_export.validation.weights import put_back, set_aside
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     if options.opset and not report.problem:
         model = _converted(model, options.opset, report)
     emit("stage", "find")
-    model, found = _find(model, options, report, emit)
+    model, weights = set_aside(model)
+    model, found = _find(model, weights, options, report, emit)
     unread = _lint(model, found, report)
     emit("report", report)
     if options.fix:
@@ -89,7 +91,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     emit("stage", "run")
     try:
         sizes = inputs.Sizes(options.batch, options.dim, options.named)
-        run = Run(model, cases, options.input, sizes, options.seed)
+        run = Run(model, weights, cases, options.input, sizes, options.seed)
         report.findings += outputs.compare(run, options.outputs)
     except (inputs.MissingInput, ort.CannotRun, Unreadable) as error:
         report.problem = clip(str(error))
@@ -188,6 +190,7 @@ def _stress(run: Run, cases: list[Case], report: ValidationReport, seed: int, em
 def _fix(run: Run, cases: list[Case], report: ValidationReport, options: Options) -> None:
     from onnx_export.validation.repair import CannotRepair, repair
 
+    put_back(run.model, run.weights)
     try:
         report.fixed = repair(Path(options.fix), run.model, cases, run.feeds)
     except OSError as error:
@@ -218,7 +221,7 @@ def _foreign(model: onnx.ModelProto) -> str:
     return f"needs operators of the domain {', '.join(map(repr, sorted(foreign)))}" if foreign else ""
 
 
-def _find(model, options: Options, report: ValidationReport, emit) -> tuple[onnx.ModelProto, list[Norm]]:
+def _find(model, weights, options: Options, report: ValidationReport, emit) -> tuple[onnx.ModelProto, list[Norm]]:
     mark_functions(model)
     given = model
     if not report.problem:
@@ -231,7 +234,7 @@ def _find(model, options: Options, report: ValidationReport, emit) -> tuple[onnx
             reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
             report.findings.append(Finding("note", "shapes", f"shapes could not be inferred: {reason}"))
         emit("stage", "find")
-    found = find(model, lambda name, error: report.findings.append(_unread(name, error)))
+    found = find(model, lambda name, error: report.findings.append(_unread(name, error)), weights)
     for name in unproved_claims(given, found):
         message = "a local function of this name, in which no norm was recognised: what it claims is not proved"
         report.findings.append(Finding("warning", "unproved-claim", message, clip(name)))

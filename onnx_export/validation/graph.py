@@ -69,7 +69,9 @@ class Scope:
         The well-formed nodes. The others are ignored: the runtime reports them.
     """
 
-    def __init__(self, graph, opsets, types: dict[str, onnx.TypeProto], path=(), outer=None, owner=None) -> None:
+    def __init__(
+        self, graph, opsets, types: dict[str, onnx.TypeProto], path=(), outer=None, owner=None, weights=None
+    ) -> None:
         self.graph, self.opsets, self.path, self.outer, self.owner = graph, opsets, path, outer, owner
         self.kinds = (*outer.kinds, owner.op_type) if owner is not None else ()
         self.nodes = [node for node in graph.node if well_formed(node)]
@@ -83,7 +85,7 @@ class Scope:
         self._initialisers = {} if self.is_function else {t.name: t for t in graph.initializer}
         self.outputs = set(graph.output) if self.is_function else {value.name for value in graph.output}
         self._inputs = set() if self.is_function else {value.name for value in graph.input}
-        self._constants: dict[str, np.ndarray | None] = {}
+        self._constants: dict[str, np.ndarray | None] = dict(weights or {})
 
     @property
     def label(self) -> str:
@@ -272,9 +274,12 @@ def _constant_value(node: onnx.NodeProto) -> np.ndarray | None:
     return None
 
 
-def scopes(model: onnx.ModelProto) -> Iterator[Scope]:
-    """The main graph, its subgraphs, and the functions that could not be inlined."""
-    pending = [Scope(model.graph, opset_versions(model), _types(model.graph))]
+def scopes(model: onnx.ModelProto, weights: dict[str, np.ndarray] | None = None) -> Iterator[Scope]:
+    """The main graph, its subgraphs, and the functions that could not be inlined.
+
+    `weights` are values of initialisers that are not in the message (`weights.set_aside`).
+    """
+    pending = [Scope(model.graph, opset_versions(model), _types(model.graph), weights=weights)]
     for function in model.functions:
         types = {v.name: v.type for v in function.value_info}
         path = (("", "", f"function {function.name}"),)

@@ -310,7 +310,7 @@ class Moments(Values):
             found = self.variance(root.input[0], depth - 1)
             return found and found.through([root, *path, node])
         if op(node) == "Sub":
-            found = self._one_pass(node)
+            found = self.one_pass(*node.input)
             return found and found.through([*path, node])
         if op(node) in ("Mul", "Div") and self.mean(inner) is None:
             return self._rescaled(node, path, depth)
@@ -369,9 +369,9 @@ class Moments(Values):
         )
         return found.through(path)
 
-    def _one_pass(self, node: onnx.NodeProto) -> Variance | None:
-        """E[x^2] - E[x]^2."""
-        second, first = self.second_moment(node.input[0]), self.power(node.input[1])
+    def one_pass(self, second_moment: str, squared_mean: str) -> Variance | None:
+        """The variance E[x^2] - E[x]^2, from its two terms."""
+        second, first = self.second_moment(second_moment), self.power(squared_mean)
         mean = first and self.mean(first[0])
         if second is None or second[2].total or mean is None or mean.squared or not self.same(second[0], mean.source):
             return None

@@ -51,7 +51,7 @@ def compare(run: Run, file: str) -> Iterator[Finding]:
 
 
 def _outputs(run: Run, level: str, names: list[str]) -> list[np.ndarray]:
-    return [np.asarray(value) for value in ort.Session(run.model, level).run(names, run.feeds)]
+    return [np.asarray(value) for value in run.session(run.model, level).run(names, run.feeds)]
 
 
 def _apart(value: np.ndarray, expected: np.ndarray) -> tuple[float, float]:

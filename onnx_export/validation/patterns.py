@@ -19,7 +19,11 @@ from onnx_export.validation.graph import Scope, attribute, scopes
 from onnx_export.validation.norm import Norm
 
 
-def find(model: onnx.ModelProto, trouble: Callable[[str, Exception], None] | None = None) -> list[Norm]:
+def find(
+    model: onnx.ModelProto,
+    trouble: Callable[[str, Exception], None] | None = None,
+    weights: dict[str, np.ndarray] | None = None,
+) -> list[Norm]:
     """Every norm and near miss of the model, in the order of the graph, outer graphs first.
 
     Parameters
@@ -28,8 +32,10 @@ def find(model: onnx.ModelProto, trouble: Callable[[str, Exception], None] | Non
         Preferably after shape inference and inlining of local functions: fewer norms are found without types and ranks.
     trouble : callable, optional
         Called with the name of a node whose matching failed, and the exception; by default the exception is raised.
+    weights : dict of str to ndarray, optional
+        As returned by `weights.set_aside`.
     """
-    return [norm for scope in scopes(model) for norm in _find_in(scope, trouble)]
+    return [norm for scope in scopes(model, weights) for norm in _find_in(scope, trouble)]
 
 
 def _find_in(scope: Scope, trouble: Callable[[str, Exception], None] | None) -> Iterator[Norm]:

@@ -57,6 +57,8 @@ class Run:
     Parameters
     ----------
     model : onnx.ModelProto
+    weights : dict of str to ndarray
+        Its large initialisers (`weights.set_aside`).
     cases : list of Case
         The constructor sets their feeds and results.
     file : str
@@ -67,7 +69,7 @@ class Run:
 
     Attributes
     ----------
-    model : onnx.ModelProto
+    model, weights
     random : bool
         Whether two runs of the model may differ.
     made_up : list of str
@@ -81,8 +83,8 @@ class Run:
         If there is nothing to judge.
     """
 
-    def __init__(self, model, cases: list[Case], file: str, sizes: inputs.Sizes, seed: int) -> None:
-        self.model, self._cases = model, cases
+    def __init__(self, model, weights, cases: list[Case], file: str, sizes: inputs.Sizes, seed: int) -> None:
+        self.model, self.weights, self._cases = model, weights, cases
         main = next(iter(scopes(model)))
         stored = {tensor.name for tensor in model.graph.initializer}
         wanted = [value.name for value in model.graph.input if value.name not in stored]
@@ -111,6 +113,10 @@ class Run:
         """The inputs of the model, read or generated."""
         return self._feeds
 
+    def session(self, model: onnx.ModelProto, level: str) -> ort.Session:
+        """A session of the model or of a copy of it with taps."""
+        return ort.Session(model, level, self.weights)
+
     def _tap(self) -> None:
         """Tap all norms in an unoptimised run; if that fails, those of the main graph only."""
         try:
@@ -125,7 +131,7 @@ class Run:
     def _run_plainly(self) -> None:
         """Run the model without taps, to raise an error that is the model's own and not due to the taps."""
         try:
-            session = ort.Session(self.model, "off")
+            session = self.session(self.model, "off")
         except ort.CannotRun as error:
             raise ort.CannotRun(f"onnxruntime does not load the model: {error}") from error
         try:
@@ -149,7 +155,7 @@ class Run:
             taps |= {(id(scope), name): t for name, t in tap.items()}
             wanted.append((case, list(names)))
         exposed, names = expose(self.model, list(taps.values()))
-        values = ort.Session(exposed, "off").run(names, self._feeds) if names else []
+        values = self.session(exposed, "off").run(names, self._feeds) if names else []
         by_key = dict(zip(taps, values, strict=True))
         for case, needed in wanted:
             scope = case.norm.scope
@@ -171,7 +177,7 @@ class Run:
     def _tapped(self, level: str, which: list[int], taps: list[Tap]) -> dict[int, list[np.ndarray]]:
         """Run with these taps; the values of each, one per judged iteration, under its number in `which`."""
         exposed, names = expose(self.model, taps)
-        values = ort.Session(exposed, level).run(names, self._feeds) if names else []
+        values = self.session(exposed, level).run(names, self._feeds) if names else []
         result = {}
         for index, tap, value in zip(which, taps, values, strict=True):
             stacked = _iterations(value, tap.levels)
@@ -238,7 +244,7 @@ class Run:
         if level not in self._dumps:
             taps = [Tap(c.norm.scope, c.norm.y, copied=False) for c in self._cases if c.feeds]
             exposed, _ = expose(self.model, taps)
-            self._dumps[level] = [makers(ort.optimised(m, level)) for m in (self.model, exposed)]
+            self._dumps[level] = [makers(ort.optimised(m, level, self.weights)) for m in (self.model, exposed)]
         plain, tapped = (fused_into(made, norm) for made in self._dumps[level])
         return plain or tapped, plain in ("", tapped)
 

@@ -207,7 +207,7 @@ def test_optimiser_error_of_a_half_norm_within_its_model_is_reported(mistake, tm
     """The error does not occur with the norm isolated; the allowances for drift and rounding must not cover it."""
 
     class Session(ort.Session):
-        def __init__(self, model, level, dump=None):
+        def __init__(self, model, level, weights=None, dump=None):
             made = [node.output[0] for node in model.graph.node]
             if level != "off" and dump is None and {"y0", "y1", "y2"} <= set(made):  # the whole model, not a cut
                 whole, model = model, onnx.ModelProto()
@@ -216,7 +216,7 @@ def test_optimiser_error_of_a_half_norm_within_its_model_is_reported(mistake, tm
                 nodes = [*whole.graph.node[:at], *mistake(whole.graph.node[at]), *whole.graph.node[at + 1 :]]
                 del model.graph.node[:]
                 model.graph.node.extend(nodes)
-            super().__init__(model, level, dump)
+            super().__init__(model, level, weights, dump)
 
     monkeypatch.setattr(ort, "Session", Session)
     onnx.save(gallery.half_chain(gallery.native_float16_norm, 3.0), tmp_path / "model.onnx")
