@@ -26,6 +26,8 @@ HEAD = struct.Struct("<HQI")  # bytes of the session's name, frames, bytes of th
 SEAL_BYTES = 32  # HMAC-SHA256
 KEY_BYTES = 16  # at least
 NAME_BYTES = 256  # at most
+FLOAT32 = np.dtype(np.float32)
+NOT_FINITE = "x must be finite: a NaN or infinity would stay in the session's state"
 
 
 class UnknownSession(LookupError):
@@ -182,7 +184,7 @@ class Sessions:
             raise ValueError(f"idle must be a positive number of seconds, got {idle}")
         model.stream()  # raises if the model is bidirectional
         self.model, self.limit, self.idle = model, limit, idle
-        self._clock = clock
+        self._clock, self._input_size = clock, model.input_size
         self._sessions: dict[str, _Session] = {}
         self._lock = threading.Lock()  # protects the table; never acquired while a session's lock is held
         self._draining = False
@@ -256,6 +258,8 @@ class Sessions:
             For another dtype or shape, or a frame that is not finite.
         """
         x = self._checked(x)
+        if not np.isfinite(x).all():
+            raise ValueError(NOT_FINITE)
         one = self._find(session)
         with one.lock:
             self._at(one, frames)
@@ -366,12 +370,10 @@ class Sessions:
 
     def _checked(self, x: np.ndarray) -> np.ndarray:
         x = np.asarray(x)
-        if x.dtype != np.float32:
+        if x.dtype is not FLOAT32 and x.dtype != FLOAT32:
             raise TypeError(f"x must have dtype float32, got {x.dtype}")
-        if x.ndim != 2 or x.shape[1] != self.model.input_size:
+        if x.ndim != 2 or x.shape[1] != self._input_size:
             raise ValueError(f"x must have shape (steps, {self.model.input_size}), got {x.shape}")
-        if not np.isfinite(x).all():
-            raise ValueError("x must be finite: a NaN or infinity would stay in the session's state")
         return x
 
     def _at(self, one: _Session, frames: int) -> None:
@@ -391,16 +393,23 @@ class Sessions:
                 ready.append((i, one.stream, x))
             except (LookupError, ValueError) as error:
                 results[i] = error
-        if len(ready) == 1:
-            results[ready[0][0]] = ready[0][1].process(ready[0][2])
-        elif ready:
-            x = np.stack([x for _, _, x in ready], axis=1)  # [steps, sessions, input_size]
-            y = np.empty((len(x), len(ready), self.model.output_size), np.float32)
-            streams = [stream for _, stream, _ in ready]
-            for frame, out in zip(x, y, strict=True):
-                self.model.step_many(streams, frame, out=out)
-            for k, (i, _, _) in enumerate(ready):
-                results[i] = y[:, k].copy()
+        if not ready:
+            return
+        x = np.stack([x for _, _, x in ready], axis=1)  # [steps, sessions, input_size]
+        finite = np.isfinite(x)
+        if not finite.all():
+            of_session = finite.all(axis=(0, 2))
+            for (i, _, _), good in zip(ready, of_session, strict=True):
+                results[i] = None if good else ValueError(NOT_FINITE)
+            x = x[:, of_session]
+            ready = [one for one, good in zip(ready, of_session, strict=True) if good]
+        y = np.empty((len(x), len(ready), self.model.output_size), np.float32)
+        streams = [stream for _, stream, _ in ready]
+        for frame, out in zip(x, y, strict=True):
+            self.model.step_many(streams, frame, out=out)
+        y = np.ascontiguousarray(y.swapaxes(0, 1))  # [sessions, steps, output_size]
+        for (i, _, _), outputs in zip(ready, y, strict=True):
+            results[i] = outputs
 
     def _checkpoint(self, one: _Session) -> Checkpoint:
         if one.gone:

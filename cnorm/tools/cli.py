@@ -116,12 +116,13 @@ def add_bench(commands) -> None:
     )
     @click.option("--rnn", is_flag=True, help="Steps of recurrent networks instead of norms of rows.")
     @click.option("--train", is_flag=True, help="Forward and backward passes of a recurrent cell, beside PyTorch.")
-    def bench(out_dir, rnn, train):
+    @click.option("--serve", is_flag=True, help="`cnorm serve` under load, stepping cnorm, onnxruntime, or nothing.")
+    def bench(out_dir, rnn, train, serve):
         """Measure cnorm and the other installed runtimes on this machine, beside lower bounds; takes some minutes."""
         from cnorm.tools.bench import run
 
         try:
-            run(out_dir=out_dir, rnn=rnn, train=train)
+            run(out_dir=out_dir, rnn=rnn, train=train, serve=serve)
         except RuntimeError as error:
             fail(f"Error: {error}")
 

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, train=False, seconds=None):
+def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, train=False, serve=False, seconds=None):
     """Measure on this machine, in a process of its own; print tables, write a JSON file and a picture.
 
     Parameters
@@ -46,6 +46,8 @@ def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, train=False, 
         Measure recurrent steps instead of layer norms.
     train : bool
         Measure forward and backward passes of a recurrent cell, to `training.json`.
+    serve : bool
+        Measure `cnorm serve` under load, to `serving.json` and `serving.png`; `sizes` is as in `serving`.
     seconds : float, optional
         For each contender and size; the default of `norms` or `recurrent_steps` if not given.
 
@@ -62,7 +64,7 @@ def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, train=False, 
         If the measuring process failed; its reason is on standard error.
     """
     Path(out_dir).mkdir(parents=True, exist_ok=True)  # before measuring, so that an error does not cost minutes
-    kind = "training" if train else "rnn" if rnn else "norms"
+    kind = "serving" if serve else "training" if train else "rnn" if rnn else "norms"
     job = {"sizes": sizes, "out_dir": str(out_dir), "json": bool(json), "kind": kind}
     job["options"] = {} if seconds is None else {"seconds": seconds}
     if child(job, settled_environment()).returncode:

@@ -39,11 +39,13 @@ class Worker:
     options : Options
     index : int
         Number of this worker among those behind the port.
+    sessions : type
+        `Sessions`, or a subclass that steps by other means, for comparisons.
     """
 
-    def __init__(self, model: Model, options: Options, index: int = 0) -> None:
+    def __init__(self, model: Model, options: Options, index: int = 0, sessions: type[Sessions] = Sessions) -> None:
         self.model, self.options, self.index = model, options, index
-        self.sessions = Sessions(model, limit=options.limit, idle=options.idle)
+        self.sessions = sessions(model, limit=options.limit, idle=options.idle)
         self.key = bytes.fromhex(options.key)
         self.metrics = Metrics(index, lambda: len(self.sessions))
         self.buffer = bytearray(1 << 16)  # every connection reads into it and copies before the next one reads
@@ -188,6 +190,7 @@ class Worker:
         started()
         gc.collect()
         gc.freeze()  # the model and the modules need not be traversed again
+        gc.set_threshold(50_000, 20, 100)  # messages make no cycles: collections only pause all sessions
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), 1.0)
@@ -215,7 +218,7 @@ def listening(host: str, port: int) -> socket.socket:
     return sock
 
 
-def run_worker(model: Model, options: Options, index: int) -> None:
+def run_worker(model: Model, options: Options, index: int, sessions: type[Sessions] = Sessions) -> None:
     """Serve until SIGTERM, or until the supervisor, which holds the other end of standard input, is gone."""
 
     async def main() -> None:
@@ -223,7 +226,7 @@ def run_worker(model: Model, options: Options, index: int) -> None:
         loop.add_signal_handler(signal.SIGTERM, stop.set)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor's business
         loop.add_reader(sys.stdin.fileno(), stop.set)  # readable at its end only: the job has been read
-        worker = Worker(model, options, index)
+        worker = Worker(model, options, index, sessions)
         await worker.run(listening(options.host, options.port), stop, lambda: os.write(1, b"ready\n"))
 
     asyncio.run(main())
