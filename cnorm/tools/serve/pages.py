@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hmac
+import json
 from email.utils import formatdate
 from http import HTTPStatus
 from importlib import resources
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 from websockets.datastructures import Headers, MultipleValuesError
 from websockets.http11 import Request, Response
 
@@ -15,7 +17,8 @@ __all__ = ["STREAM", "answer", "refusal"]
 
 STREAM = "/stream"  # the path of the WebSocket
 TEXT = "text/plain; charset=utf-8"
-FILES: dict[str, tuple[str, str]] = {}
+FILES = {"/": ("page.html", "text/html; charset=utf-8"), "/page.js": ("page.js", "text/javascript; charset=utf-8")}
+RECORDINGS = 30
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src data:"
 
 
@@ -47,7 +50,24 @@ def answer(worker, request: Request) -> Response:
         name, kind = FILES[path]
         body = (resources.files("cnorm.tools.serve") / name).read_bytes()
         return response(HTTPStatus.OK, body, kind)
+    if path == "/recordings.json":
+        return response(HTTPStatus.OK, recordings(worker.options), "application/json")
     return response(HTTPStatus.NOT_FOUND, "there is no such page\n")
+
+
+def recordings(options) -> bytes:
+    """What the page can play: recordings of the packaged data, if the model is the packaged one."""
+    found = []
+    if not options.model:
+        with (resources.files("cnorm") / "data" / "japanese_vowels_test.npz").open("rb") as file:
+            data = np.load(file)
+            ends = np.cumsum(data["lengths"])
+            each = zip(np.split(data["frames"], ends[:-1]), data["labels"], strict=True)
+            # every 12th: recordings are in order of their speakers
+            found = [
+                {"label": int(label), "frames": frames.tolist()} for frames, label in list(each)[::12][:RECORDINGS]
+            ]
+    return json.dumps({"demo": options.demo, "recordings": found}).encode()
 
 
 def authorised(token: str, request: Request) -> bool:

@@ -1,0 +1,140 @@
+"""The page of `cnorm serve` in headless Chromium, driven over its DevTools protocol."""
+
+import base64
+import hashlib
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import servers
+
+import cnorm
+
+pytest.importorskip("websockets")
+pytest.importorskip("prometheus_client")
+
+from websockets.sync.client import connect
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
+
+
+class Browser:
+    """One tab of a headless Chromium."""
+
+    def __init__(self, folder):
+        self._process = subprocess.Popen(
+            [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+             "--window-size=1000,1150", "--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank"],
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        address = next(line for line in self._process.stderr if "DevTools listening on" in line).split()[-1]
+        self._socket = connect(address, max_size=None, compression=None).__enter__()
+        self._numbers = itertools.count(1)
+        self.session = None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+
+    def call(self, method, **parameters):
+        number = next(self._numbers)
+        message = {"id": number, "method": method, "params": parameters}
+        self._socket.send(json.dumps(message | ({"sessionId": self.session} if self.session else {})))
+        while True:
+            answer = json.loads(self._socket.recv(timeout=30))
+            if answer.get("id") == number:
+                assert "error" not in answer, answer
+                return answer["result"]
+
+    def run(self, script):
+        answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def wait(self, script, seconds=60):
+        end = time.monotonic() + seconds
+        while not self.run(script):
+            assert time.monotonic() < end, (script, self.run("document.body.innerText"))
+            time.sleep(0.05)
+
+    def close(self):
+        self._socket.close()
+        self._process.terminate()
+        self._process.wait(30)
+        self._process.stderr.close()
+
+
+@pytest.fixture
+def browser(tmp_path):
+    one = Browser(tmp_path)
+    yield one
+    one.close()
+
+
+LOG = "document.getElementById('log').textContent"
+
+
+def play(browser, choice, done):
+    """Play a recording and wait until the log has `done` lines with a hash; returns the hashes."""
+    browser.run(f"$('recording').value = '{choice}'; $('interval').value = 5; $('play').click()")
+    browser.wait(f"{LOG}.split('SHA-256').length > {done}")
+    return re.findall(r"SHA-256 ([0-9a-f]{64})", browser.run(LOG))
+
+
+def test_the_worker_is_killed_while_a_recording_plays(browser, tmp_path):
+    with servers.served() as (_, url):
+        browser.call("Page.navigate", url=url.replace("ws:", "http:").replace("/stream", "/"))
+        browser.wait("typeof $ !== 'undefined' && $('recording').options.length > 20")
+        first = play(browser, "all", 1)
+        browser.run("$('recording').value = 'all'; $('interval').value = 5; $('play').click()")
+        browser.wait("session.delivered > 4 && !$('kill').disabled")
+        browser.run("$('kill').click()")
+        browser.wait(f"{LOG}.split('SHA-256').length > 2")
+        text = browser.run(LOG)
+        assert "connection lost" in text
+        assert "continued at frame" in text
+        assert "the same bits as before" in text
+        assert "OTHER BITS" not in text
+        assert set(re.findall(r"SHA-256 ([0-9a-f]{64})", text)) == set(first)
+        picture = base64.b64decode(browser.call("Page.captureScreenshot", format="png")["data"])
+        Path(os.environ.get("CNORM_SCREENSHOT", tmp_path / "page.png")).write_bytes(picture)
+
+
+def test_a_file_has_the_hash_of_the_library(browser, tmp_path):
+    x = np.random.default_rng(3).standard_normal((40, 12), np.float32)
+    np.save(tmp_path / "x.npy", x)
+    np.savetxt(tmp_path / "x.csv", x, delimiter=",", fmt="%.9g")
+    expected = hashlib.sha256(cnorm.demo_model().stream().process(x).tobytes()).hexdigest()
+    with servers.served() as (_, url):
+        browser.call("Page.navigate", url=url.replace("ws:", "http:").replace("/stream", "/"))
+        browser.wait("typeof $ !== 'undefined' && $('recording').options.length > 20")
+        browser.run("$('interval').value = 1")
+        for done, name in enumerate(("x.npy", "x.csv"), 1):
+            root = browser.call("DOM.getDocument")["root"]["nodeId"]
+            node = browser.call("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
+            browser.call("DOM.setFileInputFiles", nodeId=node, files=[str(tmp_path / name)])
+            browser.wait(f"{LOG}.split('SHA-256').length > {done}")
+        assert browser.run(LOG).count(expected) == 2
+
+
+def test_the_page_without_a_mouse(browser):
+    """Names of all controls, and what a screen reader is told."""
+    with servers.served() as (_, url):
+        browser.call("Page.navigate", url=url.replace("ws:", "http:").replace("/stream", "/"))
+        browser.wait("typeof $ !== 'undefined' && $('recording').options.length > 20")
+        browser.call("Accessibility.enable")
+        nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+        named = {(n["role"]["value"], n["name"]["value"]) for n in nodes if "name" in n and not n["ignored"]}
+        assert ("button", "Play") in named
+        assert ("combobox", "Recording") in named
+        assert ("spinbutton", "Milliseconds a frame") in named
+        assert ("image", "Outputs") in named or ("img", "Outputs") in named
+        play(browser, 0, 1)
+        assert re.match(r"Frame \d+ of \d+: output \d with", browser.run("$('summary').textContent"))
+        assert "median" in browser.run("$('latency-summary').textContent")
