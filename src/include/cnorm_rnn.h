@@ -123,7 +123,7 @@ typedef enum cnorm_layer_kind {
     CNORM_LAYER_CELL,
     CNORM_LAYER_NORM,
     CNORM_LAYER_ACTIVATION, /* y = f(x), n elements */
-    CNORM_LAYER_RESIDUAL,   /* y = x + the input of the layer `back` places before this one, n elements */
+    CNORM_LAYER_RESIDUAL,   /* y = x + the input of the layer `back` >= 1 places before this one, n elements */
 } cnorm_layer_kind;
 
 typedef struct cnorm_elementwise {

@@ -20,7 +20,7 @@ static int scope_fits(const cnorm_cell *cell)
     if (cell->scope == CNORM_SCOPE_SPLIT && !cell->gain_x) return 0;
     if (normalised && (!cell->gain_h || !usable_eps(cell->eps))) return 0;
     if (normalised != (cell->weight_h.group > 0) || normalised != (cell->weight_x.group > 0)) return 0;
-    return cell->scope != CNORM_SCOPE_SUM || cell->weight_x.group == cell->weight_h.group;
+    return cell->scope != CNORM_SCOPE_SUM || (!cell->inside_h && cell->weight_x.group == cell->weight_h.group);
 }
 
 static int lstm_fits(const cnorm_cell *cell)
@@ -66,7 +66,7 @@ static int layer_fits(const cnorm_layer *layer)
     case CNORM_LAYER_NORM: return layer->as.norm.n > 0 && usable_eps(layer->as.norm.eps);
     case CNORM_LAYER_ACTIVATION:
         return layer->as.activation.n > 0 && between((int)layer->as.activation.f, CNORM_ACTIVATION_SIGMOID);
-    case CNORM_LAYER_RESIDUAL: return layer->as.residual.n > 0 && layer->as.residual.back >= 0;
+    case CNORM_LAYER_RESIDUAL: return layer->as.residual.n > 0 && layer->as.residual.back > 0;
     }
     return 0;
 }

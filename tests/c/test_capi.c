@@ -353,6 +353,8 @@ static void layer_errors(void)
     SPOILED((linear->kind = CNORM_LAYER_ACTIVATION, linear->as.activation = (cnorm_elementwise){5, (cnorm_activation)3}));
     SPOILED((linear->kind = CNORM_LAYER_RESIDUAL, linear->as.residual = (cnorm_addition){5, 2}));
     SPOILED((linear->kind = CNORM_LAYER_RESIDUAL, linear->as.residual = (cnorm_addition){5, 1}));
+    SPOILED((linear->kind = CNORM_LAYER_RESIDUAL, linear->as.residual = (cnorm_addition){5, 0}));
+    SPOILED((cell->as.cell.scope = CNORM_SCOPE_SUM, cell->as.cell.inside_h = cell->as.cell.bias));
     CHECK(cnorm_layers_check(NULL, 1) == CNORM_ERROR_NULL && cnorm_layers_check(net.layers, 0) == CNORM_ERROR_SIZE, "no layers");
     network_free(&net);
 }
