@@ -16,9 +16,9 @@ LAYERS = {"LSTM": cnorm.LSTM, "GRU": cnorm.GRU, "RNN": cnorm.RNN}
 EPS = {("LSTM", "torchaudio"): 1e-3}  # presets without a default eps
 
 
-def step_of(key):
+def step_of(key, **options):
     """The reference step of a preset with its default eps: (weights, x, *states) -> tuple of states."""
-    options = {"eps": EPS[key]} if key in EPS else {}
+    options = options | ({"eps": EPS[key]} if key in EPS else {})
 
     def step(weights, x, *states):
         after = STEPS[key](weights, x, *states, **options)

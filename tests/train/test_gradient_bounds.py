@@ -5,12 +5,14 @@ each begins at its state, and goes back from its gradient of the state, both rou
 that the gradients of many steps are those of single steps, bit for bit.
 """
 
+import dataclasses
 import os
 
 import autodiff
 import cells
 import numpy as np
 import pytest
+import reference
 from tapes import back, own_gradients, run, tape_of
 from tolerances import assert_within
 
@@ -34,10 +36,13 @@ def scaled_to_one(state):
     return [np.float32(part * factor) for part in state]
 
 
-def assert_steps_within_the_bound(key, steps, batch, rng, scale=1.0):
-    """Forward along the float64 trajectory from the zero state, with x times `scale`, and back, step by step."""
+def assert_steps_within_the_bound(key, steps, batch, rng, scale=1.0, **options):
+    """Forward along the float64 trajectory from the zero state, with x times `scale`, and back, step by step.
+
+    options: fields of the spec that differ from the preset's, and arguments of the reference step.
+    """
     outputs = OUTPUTS if key in PROJECTED else None
-    spec, step = cnorm.PRESETS[key], cells.step_of(key)
+    spec, step = dataclasses.replace(cnorm.PRESETS[key], **options), cells.step_of(key, **options)
     weights = cells.random_weights(spec, rng, INPUTS, UNITS, outputs)
     layer = cells.LAYERS[key[0]](weights, preset=spec, eps=cells.EPS.get(key))
     tape, width = tape_of([layer], 1, batch), outputs or UNITS
@@ -67,6 +72,40 @@ def assert_steps_within_the_bound(key, steps, batch, rng, scale=1.0):
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
 def test_every_preset(key, steps, batch, rng):
     assert_steps_within_the_bound(key, steps, batch, rng)
+
+
+@pytest.mark.parametrize(
+    ("key", "options"),
+    [
+        (("LSTM", "tflite"), {"cell_clip": 0.3, "projection_clip": 0.05}),
+        (("LSTM", "haste"), {"zoneout": 0.25}),
+        (("GRU", "haste"), {"zoneout": 0.25}),
+    ],
+    ids=str,
+)
+def test_clips_and_zoneout(key, options, rng):
+    assert_steps_within_the_bound(key, 17, 3, rng, **options)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 33, 150])
+def test_layers_without_state(rows, rng):
+    """Linear, Activation, LayerNorm and Residual: tanh(LN(a) gain + bias) + a with a = W x + b, then W2 (...) + b2."""
+    x, dy = rng.standard_normal((rows, 1, 7)).astype(np.float32), rng.standard_normal((rows, 1, 5)).astype(np.float32)
+    shapes = {"w": (20, 7), "b": (20,), "gain": (20,), "bias": (20,), "w2": (5, 20), "b2": (5,)}
+    weights = {name: (0.5 * rng.standard_normal(shape)).astype(np.float32) for name, shape in shapes.items()}
+    norm = cnorm.Residual([cnorm.LayerNorm(weights["gain"], weights["bias"]), cnorm.Activation("tanh")])
+    layers = [cnorm.Linear(weights["w"], weights["b"]), norm, cnorm.Linear(weights["w2"], weights["b2"])]
+    tape = tape_of(layers, rows, 1)
+    run(tape, x)
+    found = {"x": back(tape, dy, 7)[:, 0]}
+    first, normed, last = (tape.gradients[i] for i in (0, 1, 4))
+    found |= {"w": first["weight_x"][0], "b": first["bias"], "gain": normed["gain_h"], "bias": normed["bias"]}
+    found |= {"w2": last["weight_x"][0], "b2": last["bias"]}
+    n = {name: autodiff.Node(autodiff.Value(array)) for name, array in ({"x": x[:, 0]} | weights).items()}
+    a = n["x"] @ n["w"].T + n["b"]
+    y = (np.tanh(reference.normalised(a, 1e-5) * n["gain"] + n["bias"]) + a) @ n["w2"].T + n["b2"]
+    for name, wanted in zip(n, autodiff.gradients([y], [autodiff.Value(dy[:, 0])], n.values()), strict=True):
+        assert_within(found[name], wanted.value, wanted.bound, name)
 
 
 @pytest.mark.parametrize("scale", [2.0**70, 2.0**-70])
