@@ -11,8 +11,18 @@ if TYPE_CHECKING:
     from onnx_export.ort_stream import OrtStream as OrtStream
     from onnx_export.parity import check_parity as check_parity
     from onnx_export.validation import validate as validate
+    from onnx_export.validation import validate_many as validate_many
 
-__all__ = ["OrtStream", "check_parity", "export", "export_family_norm", "export_norm", "load", "validate"]
+__all__ = [
+    "OrtStream",
+    "check_parity",
+    "export",
+    "export_family_norm",
+    "export_norm",
+    "load",
+    "validate",
+    "validate_many",
+]
 
 _HOME = {
     "export": "exporter",
@@ -22,6 +32,7 @@ _HOME = {
     "check_parity": "parity",
     "OrtStream": "ort_stream",
     "validate": "validation",
+    "validate_many": "validation",
 }
 
 

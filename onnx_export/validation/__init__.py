@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import operator
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
 from dataclasses import asdict
 from numbers import Real
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from cnorm.scoring import in_order
+from cnorm.text import message_of
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
 
 if TYPE_CHECKING:
     from onnx_export.model_io import Limits
 
-__all__ = ["Finding", "NormReport", "ValidationReport", "validate"]
+__all__ = ["Finding", "NormReport", "ValidationReport", "validate", "validate_many"]
+
+
+def validate_many(
+    paths: Iterable[str | os.PathLike], executor: Executor | None = None, pending: int = 32, **options: Any
+) -> Iterator[ValidationReport]:
+    """Validate many files, and yield their reports in order, as they are done.
+
+    Parameters
+    ----------
+    paths : iterable of paths
+        Read at most `pending` paths ahead.
+    executor : concurrent.futures.Executor, optional
+        A ``ThreadPoolExecutor`` suffices on one machine, because each file is examined in a child process anyway. The
+        caller closes it.
+    pending : int
+        As for `cnorm.scoring.in_order`.
+    **options
+        As for `validate`.
+
+    Yields
+    ------
+    ValidationReport
+        A file that can't be validated has a report with its `problem`, also where `validate` raises an exception.
+    """
+    paths, again = itertools.tee(paths)
+    outcomes = in_order(functools.partial(validate, **options), paths, executor, pending)
+    for path, outcome in zip(again, outcomes, strict=True):
+        if outcome.error is None:
+            yield outcome.result
+        else:
+            problem = f"{type(outcome.error).__name__}: {message_of(outcome.error)}"
+            yield ValidationReport(os.fspath(path), problem=problem)
 
 
 def validate(

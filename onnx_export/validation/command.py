@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from cnorm.files import write_whole
+from cnorm.scoring import in_order
 from cnorm.text import printable
 from onnx_export.validation import formats, replaces
 from onnx_export.validation import lock as locks
@@ -83,14 +84,18 @@ def validate(context, models, size, strict, require_norm, shape, html, like, loc
         raise click.UsageError("--opset is the opset of the copy that --fix writes: give both")
     _keep_apart(outputs, {"MODEL": paths[0]} | others)
     options |= {"sizes": size, "memory": int(min(memory, _MOST_MEMORY) * 2**30)}
+    reports: list[ValidationReport] = []
     try:
         with _Progress(sys.stderr) as progress:
-            reports = _validated(paths, workers, progress, options)
+            _validate_all(paths, workers, progress, options, reports)
             if like is not None:
                 _hold(reports[0], like, options)
     except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
+        click.echo(f"interrupted after {len(reports)} of {len(paths)} models", err=True)
+        if reports:
+            _print(reports, shape)
         if len(paths) > 1:
+            sys.stdout.flush()
             os._exit(CANNOT)  # do not wait for the other threads: their children end with this process
         context.exit(CANNOT)
     codes = [report.exit_code(strict=strict, require_norm=require_norm) for report in reports]
@@ -125,8 +130,8 @@ def _found(models: tuple[Path, ...]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _validated(paths: list[Path], workers: int, progress: _Progress, options: dict) -> list[ValidationReport]:
-    """Reports in the order of the paths."""
+def _validate_all(paths: list[Path], workers: int, progress: _Progress, options: dict, reports: list) -> None:
+    """Append the reports in the order of the paths; after Ctrl-C those that were done are there."""
 
     def one(path: Path) -> ValidationReport:
         try:
@@ -135,10 +140,11 @@ def _validated(paths: list[Path], workers: int, progress: _Progress, options: di
             progress.finished()
 
     progress.total = len(paths)
-    if len(paths) == 1:
-        return [one(paths[0])]
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(one, paths))
+    executor = ThreadPoolExecutor(workers) if len(paths) > 1 else None
+    for outcome in in_order(one, paths, executor, pending=2 * workers):
+        if outcome.error is not None:
+            raise outcome.error
+        reports.append(outcome.result)
 
 
 def _hold(report: ValidationReport, like: Path, options: dict) -> None:

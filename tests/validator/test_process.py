@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gallery
@@ -16,7 +17,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from onnx_export import validate
+from onnx_export import validate, validate_many
 from onnx_export.validation import child
 from onnx_export.validation.command import validate as command
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
@@ -463,3 +464,17 @@ def test_two_hundred_norms(tmp_path):
     assert report.summary() == "200 layer norms: 200 ok"
     assert {stage for stage, *_ in seen} >= {"read", "find", "run", "stress"}
     assert seen[-1] == ("stress", 399, 400)
+
+
+def test_many_files_in_order_and_a_bad_one_is_one_report(tmp_path):
+    for name in "abc":
+        onnx.save(
+            gallery.model([gallery.native("x")]) if hasattr(gallery, "model") else endless(1), tmp_path / f"{name}.onnx"
+        )
+    (tmp_path / "b.onnx").write_bytes(b"no model")
+    paths = [tmp_path / f"{name}.onnx" for name in "abcd"]
+    with ThreadPoolExecutor(2) as executor:
+        reports = list(validate_many(iter(paths), executor, pending=2))
+    assert [report.path for report in reports] == [str(path) for path in paths]
+    assert [bool(report.problem) for report in reports] == [False, True, False, True]
+    assert "seed" in next(validate_many(paths[:1], seed=-1)).problem
