@@ -103,6 +103,7 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
 ptrdiff_t cnorm_batch_norm_scratch(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
 {
     if (!known_dtype(dtype) || !countable(samples, channels, space)) return 0;
+    if (stored_bytes(dtype) < computed_bytes(dtype)) return batch_strip(NULL, samples, channels, space).bytes;
     return batch_arrays(NULL, computed_bytes(dtype), samples * space, channels, NULL).bytes;
 }
 

@@ -83,17 +83,17 @@ INLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, const int ba
     for (ptrdiff_t sample = 0; sample < v->samples; ++sample)
         for (ptrdiff_t c = 0; c < v->channels; ++c) {
             const X *x = v->x + sample * v->x_stride + c * v->space;
-            double s, q;
+            two_sums sums;
             if (backward) {
                 const T st[3] = {K[c], b->delta[c], b->rstd[c]};
                 const FN(run) run = {length, v->dy + sample * v->dy_stride + c * v->space, x, NULL,
                                      st};
-                FN(gradient_sums)(&run, NULL, &s, &q);
+                FN(run_gradient_sums)(&run, NULL, &sums.a, &sums.b);
             } else {
-                FN(run_sums)(x, length, K[c], &s, &q);
+                sums = FN(run_sums)(x, length, K[c]);
             }
-            b->sum[c] += s;
-            b->sum2[c] += q;
+            b->sum[c] += sums.a;
+            b->sum2[c] += sums.b;
         }
 }
 

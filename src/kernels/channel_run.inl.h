@@ -43,21 +43,11 @@ RARE void FN(f64_gradient_sums)(const FN(run) *run, const T *gain, double *A, do
 
 /* (5): A = sum g and B = sum g xhat over the run, g = dy gain; gain [n] or NULL. Summed again in
  * float64 if a sum overflows. */
-static NOINLINE void FN(gradient_sums)(const FN(run) *run, const T *gain, double *A, double *B)
+static NOINLINE void FN(run_gradient_sums)(const FN(run) *run, const T *gain, double *A, double *B)
 {
-    const T *st = run->st;
-    const FN(row) row = {.n = run->n,
-                         .x = run->x,
-                         .dy = run->dy,
-                         .gain = gain,
-                         .K = TN(splat)(st[0]),
-                         .delta = TN(splat)(st[1]),
-                         .rstd = TN(splat)(st[2])};
-    double sums[2];
-    /* NONTEMPORAL: the sweep adds nothing to gradients of parameters */
-    FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | NONTEMPORAL, NULL, sums);
-    *A = sums[0];
-    *B = sums[1];
+    const two_sums sums = FN(gradient_sums)(run->x, run->dy, gain, run->n, run->st);
+    *A = sums.a;
+    *B = sums.b;
     if (!(fabs(*A) <= SUM_MAX && fabs(*B) <= SUM_MAX)) FN(f64_gradient_sums)(run, gain, A, B);
 }
 

@@ -42,35 +42,71 @@ RARE void FN(f64_group)(const FN(one_group) *group, double eps, T stats[3])
     FN(f64_store_stats)(&e, stats);
 }
 
-/* carry is NULL unless y is written by non-temporal stores */
-INLINE void FN(norm_group)(const FN(one_group) *group, double eps, FN(carry) *carry, T stats[3])
+/* (4) for space = 1. A NULL gain or bias is a vector of neutral numbers at index j & 0. */
+INLINE void FN(normalise_channels)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
 {
-    const ptrdiff_t channels = group->channels, n = channels * group->space;
-    if (!FN(row_stats)(group->x, n, eps, 0, stats)) {
-        FN(f64_group)(group, eps, stats);
-        return;
+    const V K = TN(splat)(st[0]), delta = TN(splat)(st[1]), rstd = TN(splat)(st[2]);
+    const V ones = TN(splat)(1), zeros = TN(splat)(-(T)0);
+    const T *const gain = group->gain ? group->gain : (const T *)&ones, *const bias =
+                                                                            group->bias
+                                                                                ? group->bias
+                                                                                : (const T *)&zeros;
+    const ptrdiff_t gain_mask = group->gain ? -1 : 0, bias_mask = group->bias ? -1 : 0,
+                    n = group->channels;
+    const X *const x = group->x;
+    X *const y = group->out;
+    for (ptrdiff_t j = carry ? -FN(lane_offset_of)(y) : 0; j < n; j += VL) {
+        const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
+        const V g = FN(take_T)(gain + (j & gain_mask), from, to),
+                b = FN(take_T)(bias + (j & bias_mask), from, to);
+        FN(put)(y + j, from, to, ((FN(take)(x + j, from, to) - K) - delta) * rstd * g + b, carry);
     }
+}
+
+/* carry is NULL unless y is written by non-temporal stores */
+INLINE void FN(write_group)(const FN(one_group) *group, FN(carry) *carry, const T stats[3])
+{
     if (group->space == 1) {
-        const FN(writer) w = {.x = group->x,
-                              .n = n,
-                              .gain = group->gain,
-                              .bias = group->bias,
-                              .y = group->out,
-                              .carry = carry,
-                              .lane_offset = carry ? FN(lane_offset_of)(group->out) : 0};
-        FN(write_whole_row)(&w, stats, 1);
+        FN(normalise_channels)(group, stats, carry);
         return;
     }
-    for (ptrdiff_t c = 0; c < channels; ++c) { /* gain 1 and bias -0: neutral */
+    for (ptrdiff_t c = 0; c < group->channels; ++c) { /* gain 1 and bias -0: neutral */
         const FN(run) run = FN(channel_of)(group, c, stats);
         FN(normalise_run)(&run, group->gain ? group->gain[c] : 1,
                           group->bias ? group->bias[c] : -(T)0, carry);
     }
 }
 
+/* groups first to first + count of one sample */
+INLINE void FN(norm_groups)(const cnorm_volume_norm *call, ptrdiff_t sample, ptrdiff_t first,
+                            ptrdiff_t count, FN(carry) *carry)
+{
+    const ptrdiff_t channels = call->channels / call->groups, n = channels * call->space;
+    const X *const x = (const X *)call->x + sample * call->x_stride;
+    T st[ROWS_AT_ONCE][3];
+    const unsigned refused = FN(rows_stats)(x + first * n, n, count, call->eps, st);
+    for (ptrdiff_t i = 0; i < count; ++i) {
+        const ptrdiff_t g = first + i;
+        const FN(one_group) group = {
+            channels,
+            call->space,
+            .x = x + g * n,
+            .gain = call->gain ? (const T *)call->gain + g * channels : NULL,
+            .bias = call->bias ? (const T *)call->bias + g * channels : NULL,
+            .out = (X *)call->y + sample * call->y_stride + g * n,
+        };
+        if (refused >> i & 1) FN(f64_group)(&group, call->eps, st[i]);
+        else FN(write_group)(&group, carry, st[i]);
+    }
+    if (call->stats)
+        memcpy((T *)call->stats + 3 * (sample * call->groups + first), st,
+               (size_t)count * sizeof *st);
+}
+
 static void FN(group_norm)(const cnorm_volume_norm *call)
 {
-    if (call->groups == 1 && call->space == 1) {
+    const ptrdiff_t groups = call->groups, n = call->channels / groups * call->space;
+    if (groups == 1 && call->space == 1) {
         FN(layer_norm)(&(cnorm_norm){.rows = call->samples,
                                      .n = call->channels,
                                      .x = call->x,
@@ -84,26 +120,15 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
                                      .streaming = call->streaming});
         return;
     }
-    const ptrdiff_t channels = call->channels / call->groups, n = channels * call->space;
+    /* as many groups at once as stay in L1 until they are written */
+    const ptrdiff_t fit = FN(CACHED) / n, most = fit < 1              ? 1
+                                                 : fit < ROWS_AT_ONCE ? fit
+                                                                      : ROWS_AT_ONCE;
     FN(carry) kept = {.to = 0}, *carry = call->streaming ? &kept : NULL;
-    for (ptrdiff_t i = 0; i < call->samples * call->groups; ++i) {
-        const ptrdiff_t sample = i / call->groups, g = i % call->groups;
-        const FN(one_group) group = {
-            channels,
-            call->space,
-            .x = (const X *)call->x + sample * call->x_stride + g * n,
-            .gain = call->gain ? (const T *)call->gain + g * channels : NULL,
-            .bias = call->bias ? (const T *)call->bias + g * channels : NULL,
-            .out = (X *)call->y + sample * call->y_stride + g * n,
-        };
-        T stats[3];
-        FN(norm_group)(&group, call->eps, carry, stats);
-        if (call->stats) memcpy((T *)call->stats + 3 * i, stats, sizeof stats);
-    }
-    if (carry) {
-        FN(flush)(carry);
-        stream_fence();
-    }
+    for (ptrdiff_t sample = 0; sample < call->samples; ++sample)
+        for (ptrdiff_t g = 0; g < groups; g += most)
+            FN(norm_groups)(call, sample, g, groups - g < most ? groups - g : most, carry);
+    if (carry) FN(finish)(carry);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------- */
@@ -156,8 +181,8 @@ INLINE int FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(c
                        .carry = carry,
                        .dy_ahead = AHEAD_BYTES,
                        .x_ahead = AHEAD_BYTES};
-    if (!carry) return FN(backward_row)(&row, &dx, CENTRED | SHIFTED);
-    if (FN(backward_row)(&row, &dx, CENTRED | SHIFTED | NONTEMPORAL)) return 1;
+    if (FN(EARLY) &&!carry) return FN(backward_row)(&row, st, &dx, 1, CENTRED | SHIFTED);
+    if (FN(backward_row)(&row, st, &dx, 1, CENTRED | SHIFTED | LATE_GRADS)) return 1;
     FN(add_param_grads_alone)(&row, st, 1);
     return 0;
 }
@@ -170,7 +195,7 @@ INLINE int FN(backward_group)(const FN(one_group) *group, const T st[3], FN(carr
     for (ptrdiff_t c = 0; c < channels; ++c) {
         const FN(run) run = FN(channel_of)(group, c, st);
         double A, B;
-        FN(gradient_sums)(&run, NULL, &A, &B);
+        FN(run_gradient_sums)(&run, NULL, &A, &B);
         G += A * (group->gain ? (double)group->gain[c] : 1.0);
         H += B * (group->gain ? (double)group->gain[c] : 1.0);
         group->dgain[c] += (T)B;

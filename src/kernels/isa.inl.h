@@ -82,7 +82,7 @@ INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
 #include "batch_norm_backward.inl.h"
 #include "batch_norm_inference.inl.h"
 #include "weight_norm.inl.h"
-#include "divisive_norm.inl.h"
+#include "smoothing_gradient.inl.h"
 #include "undefine_storage.h"
 #include "undefine_type.h"
 
@@ -112,7 +112,7 @@ INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
 #include "batch_norm_backward.inl.h"
 #include "batch_norm_inference.inl.h"
 #include "weight_norm.inl.h"
-#include "divisive_norm.inl.h"
+#include "smoothing_gradient.inl.h"
 #include "undefine_storage.h"
 #define X uint16_t
 #define FN(name) name##_f16
@@ -124,9 +124,6 @@ INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
 #include "layer_norm_backward.inl.h"
 #include "channel_run.inl.h"
 #include "group_norm.inl.h"
-#include "batch_norm.inl.h"
-#include "batch_norm_backward.inl.h"
-#include "batch_norm_inference.inl.h"
 #include "undefine_storage.h"
 #define X uint16_t
 #define FN(name) name##_bf16
@@ -138,11 +135,11 @@ INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
 #include "layer_norm_backward.inl.h"
 #include "channel_run.inl.h"
 #include "group_norm.inl.h"
-#include "batch_norm.inl.h"
-#include "batch_norm_backward.inl.h"
-#include "batch_norm_inference.inl.h"
 #include "undefine_storage.h"
 #include "undefine_type.h"
+
+#include "batch_norm_half.inl.h"
+#include "divisive_norm.inl.h"
 
 #include "activation.inl.h"
 #include "cell.inl.h"

@@ -157,6 +157,27 @@ static inline cnorm_batch_arrays batch_arrays(void *memory, ptrdiff_t item, ptrd
     return a;
 }
 
+/* The scratch of batch norm of half types: a strip of channels in float32, then the float32 kernel's scratch */
+enum { CNORM_STRIP = 64 }; /* channels of a matrix's strip: two cache lines of a row of half type */
+typedef struct cnorm_batch_strip {
+    ptrdiff_t channels; /* in a strip; of a volume, space > 1, one */
+    float *x, *dy;      /* [samples, channels, space]; y and dx are written in their places */
+    void *scratch;
+    ptrdiff_t bytes;
+} cnorm_batch_strip;
+
+static inline cnorm_batch_strip batch_strip(void *memory, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
+{
+    layout s = {memory, 0};
+    cnorm_batch_strip strip = {.channels = space > 1 ? 1 : channels < CNORM_STRIP ? channels : CNORM_STRIP};
+    const ptrdiff_t N = samples * space, item = (ptrdiff_t)sizeof(float);
+    strip.x = layout_take(&s, N * strip.channels * item);
+    strip.dy = layout_take(&s, N * strip.channels * item);
+    strip.scratch = layout_take(&s, batch_arrays(NULL, item, N, strip.channels, NULL).bytes);
+    strip.bytes = s.used;
+    return strip;
+}
+
 /* Divisive norm, forward or backward. */
 typedef struct cnorm_divisive {
     ptrdiff_t rows, n, mean_radius, radius; /* radii below n */

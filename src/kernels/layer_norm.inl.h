@@ -49,23 +49,22 @@ INLINE FN(row) FN(row_of)(const cnorm_norm *call, ptrdiff_t r, const int mode)
 
 /* (3) and (4) for row r, whose statistics the guard refused. First stores the end of its sum that is still in
  * sum_carry. */
-RARE FN(stats) FN(rescue_row)(const cnorm_norm *call, ptrdiff_t r, int centred, FN(carry) *sum_carry)
+RARE void FN(rescue_row)(const cnorm_norm *call, ptrdiff_t r, int centred, FN(carry) *sum_carry, T st[3])
 {
-    FN(stats) stats = {.accepted = 1};
     if (sum_carry) FN(flush)(sum_carry);
     const X *const x = call->sum ? (const X *)call->sum + r * call->sum_stride : (const X *)call->x + r * call->x_stride;
-    FN(f64_norm_row)(x, call, centred, (X *)call->y + r * call->y_stride, stats.st);
-    return stats;
+    FN(f64_norm_row)(x, call, centred, (X *)call->y + r * call->y_stride, st);
 }
 
-/* (4) for a row read from x */
-static NOINLINE void FN(write_whole_row)(const FN(writer) *writer, const T st[3], int centred)
+/* (4) for row x with statistics st; n, gain, bias and carry are those of `call`. RMS norm has K = delta = 0 and no bias,
+ * which changes no bit. What changes from row to row is passed in registers: see run_sums. */
+static NOINLINE void FN(write_whole_row)(const FN(writer) *call, const X *x, X *y, ptrdiff_t lane_offset, const T st[3])
 {
-    FN(writer) w = *writer;
-    if (w.carry && centred) FN(begin_row)(&w, st, CENTRED | SHIFTED), FN(write_rest)(&w, CENTRED | SHIFTED | NONTEMPORAL);
-    else if (w.carry) FN(begin_row)(&w, st, 0), FN(write_rest)(&w, NONTEMPORAL);
-    else if (centred) FN(begin_row)(&w, st, CENTRED | SHIFTED), FN(write_rest)(&w, CENTRED | SHIFTED);
-    else FN(begin_row)(&w, st, 0), FN(write_rest)(&w, 0);
+    FN(writer) w = *call;
+    w.x = x, w.y = y, w.lane_offset = lane_offset;
+    FN(begin_row)(&w, st, CENTRED | SHIFTED);
+    if (w.carry) FN(write_rest)(&w, CENTRED | SHIFTED | NONTEMPORAL);
+    else FN(write_rest)(&w, CENTRED | SHIFTED);
 }
 
 /* Rows of at most CACHED elements stay in L1 from their sums to their output. Software pipelining over rows: while row
@@ -95,12 +94,12 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
         row.carry = nontemporal ? &sum_carry : NULL;
         row.lane_offset = nontemporal && row.sum ? FN(lane_offset_of)(row.sum) : HALF ? 0 : y_offset;
         row.kept = space + (r & 1) * FN(ROW_SPACE) + row.lane_offset;
-        if (r < call->rows && shifted) next = FN(stats_of)(&row, call->eps, mode | SHIFTED, &w);
-        else if (r < call->rows && HALF && !row.sum) next = FN(stats_of)(&row, call->eps, mode & ~SUM, &w);
-        else if (r < call->rows) next = FN(stats_of)(&row, call->eps, mode, &w);
+        if (r < call->rows && shifted) next = FN(stats_of)(&row, call->eps, mode & CENTRED, mode | SHIFTED, &w);
+        else if (r < call->rows && HALF && !row.sum) next = FN(stats_of)(&row, call->eps, mode & CENTRED, mode & ~SUM, &w);
+        else if (r < call->rows) next = FN(stats_of)(&row, call->eps, mode & CENTRED, mode, &w);
         if (writing && shifted) FN(write_rest)(&w, mode | SHIFTED);
         else if (writing) FN(write_rest)(&w, mode);
-        else if (r) last = FN(in_registers)(FN(rescue_row)(call, r - 1, mode & CENTRED, row.carry));
+        else if (r) FN(rescue_row)(call, r - 1, mode & CENTRED, row.carry, last.st);
         next.st[2] = FN(rstd_of)(next.var_eps);
         for (int i = 0; i < 3 && call->stats && r; ++i) ((T *)call->stats)[3 * r - 3 + i] = last.st[i];
         last = next;
@@ -119,21 +118,18 @@ static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
     _Alignas(VECTOR_BYTES) T param_space[FN(PARAM_SPACE)];
     FN(carry) carry = {.to = 0};
     FN(writer) w = {.n = call->n, .gain = call->gain, .bias = call->bias, .carry = call->streaming ? &carry : NULL};
-    if (call->n <= FN(CACHED)) FN(place_params)(call, FN(lane_offset_of)(call->y), centred, param_space, &w);
+    if (call->n <= FN(CACHED)) FN(place_params)(call, FN(lane_offset_of)(call->y), CENTRED, param_space, &w);
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
         FN(row) row = FN(row_of)(call, r, SUM);
         row.lane_offset = ALIGN_LOADS && !row.sum ? FN(lane_offset_of)(row.x) : 0;
         FN(stats) stats;
-        if (!centred) stats = FN(stats_of)(&row, call->eps, 0, NULL);
-        else if (row.sum) stats = FN(stats_of)(&row, call->eps, CENTRED | SUM, NULL);
-        else stats = FN(stats_of)(&row, call->eps, CENTRED, NULL);
-        w.x = row.sum ? row.sum : row.x;
-        w.y = (X *)call->y + r * call->y_stride;
-        w.lane_offset = w.carry ? FN(lane_offset_of)(w.y) : row.lane_offset;
-        stats.st[2] = FN(rstd_of)(stats.var_eps);
-        if (stats.accepted) FN(write_whole_row)(&w, stats.st, centred);
-        else stats = FN(in_registers)(FN(rescue_row)(call, r, centred, NULL));
-        for (int i = 0; i < 3 && call->stats; ++i) ((T *)call->stats)[3 * r + i] = stats.st[i];
+        if (row.sum) stats = FN(stats_of)(&row, call->eps, 1, CENTRED | SUM, NULL);
+        else stats = FN(stats_of)(&row, call->eps, centred, CENTRED, NULL);
+        T st[3] = {stats.st[0], stats.st[1], FN(rstd_of)(stats.var_eps)};
+        X *const y = (X *)call->y + r * call->y_stride;
+        if (stats.accepted) FN(write_whole_row)(&w, row.sum ? row.sum : row.x, y, w.carry ? FN(lane_offset_of)(y) : row.lane_offset, st);
+        else FN(rescue_row)(call, r, centred, NULL, st);
+        for (int i = 0; i < 3 && call->stats; ++i) ((T *)call->stats)[3 * r + i] = st[i];
     }
     if (w.carry) FN(finish)(&carry);
 }
@@ -145,24 +141,30 @@ static NOINLINE void FN(kept_rows)(const cnorm_norm *call)
     else FN(cached_rows)(call, CENTRED | KEPT | SUM | PARAMS);
 }
 
+/* two_pass_rows is half the code; see CACHED_ROWS. Streaming kept rows read each row once. */
+INLINE int FN(in_two_passes)(const cnorm_norm *call, int kept)
+{
+    return !TN(CACHED_ROWS) || call->n > FN(CACHED) || (call->streaming && !kept);
+}
+
 static void FN(layer_norm)(const cnorm_norm *call)
 {
     const int kept = sizeof(X) < sizeof(T);
-    if (call->n > FN(CACHED) || (call->streaming && !kept)) FN(two_pass_rows)(call, 1);
+    if (FN(in_two_passes)(call, kept)) FN(two_pass_rows)(call, 1);
     else if (kept) FN(kept_rows)(call);
     else FN(cached_rows)(call, CENTRED | PARAMS);
 }
 
 static void FN(add_layer_norm)(const cnorm_norm *call)
 {
-    if (call->n > FN(CACHED)) FN(two_pass_rows)(call, 1);
+    if (FN(in_two_passes)(call, 1)) FN(two_pass_rows)(call, 1);
     else FN(kept_rows)(call);
 }
 
 static void FN(rms_norm)(const cnorm_norm *call)
 {
     const int kept = sizeof(X) < sizeof(T);
-    if (call->n > FN(CACHED) || (call->streaming && !kept)) FN(two_pass_rows)(call, 0);
+    if (FN(in_two_passes)(call, kept)) FN(two_pass_rows)(call, 0);
     else if (!kept) FN(cached_rows)(call, PARAMS);
     else if (call->streaming) FN(cached_rows)(call, KEPT | PARAMS | NONTEMPORAL);
     else FN(cached_rows)(call, KEPT | PARAMS);

@@ -16,6 +16,9 @@ typedef struct {
     ptrdiff_t dy_ahead, x_ahead; /* prefetch distances in bytes, used with carry */
 } FN(gradient);
 
+/* whether there is a loop without LATE_GRADS */
+enum { FN(EARLY) = TN(EARLY_GRADS) && sizeof(X) == sizeof(T) };
+
 /* a vector of dx, and of dy and xhat for dgain and dbias */
 typedef struct { V dx, dy, xhat; } FN(gradients);
 
@@ -30,16 +33,16 @@ INLINE FN(gradients) FN(gradients_at)(const FN(row) *row, const FN(gradient) *to
     return v;
 }
 
-/* stores dx; if NONTEMPORAL, adds to dgain and dbias, too, and prefetches */
+/* stores dx; if LATE_GRADS, adds to dgain and dbias, too */
 INLINE void FN(put_gradients)(const FN(row) *row, const FN(gradient) *to_dx, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to,
                               const FN(gradients) *v, const int mode)
 {
-    if (mode & NONTEMPORAL) {
-        FN(add_param_grads)(row, j, from, to, v->dy, v->xhat, mode);
+    if (mode & LATE_GRADS) FN(add_param_grads)(row, j, from, to, v->dy, v->xhat, mode);
+    if (mode & LATE_GRADS && to_dx->carry) {
         prefetch(row->dy + j, to_dx->dy_ahead, VL * sizeof(X));
         prefetch(row->x + j, to_dx->x_ahead, VL * sizeof(X));
     }
-    FN(put)(to_dx->dx + j, from, to, v->dx, mode & NONTEMPORAL ? to_dx->carry : NULL);
+    FN(put)(to_dx->dx + j, from, to, v->dx, mode & LATE_GRADS ? to_dx->carry : NULL);
 }
 
 /* (6) for the partial vector at j, which the row begins or ends in */
@@ -73,11 +76,17 @@ INLINE void FN(write_dx)(const FN(row) *row, const FN(gradient) *to_dx, const in
 }
 
 /* (5) and (6) for a row whose rstd is in range. False where a sum overflows: (6) is then not done, and the float64 path
- * is needed. */
-INLINE int FN(backward_row)(const FN(row) *row, FN(gradient) *to_dx, const int mode)
+ * is needed. LATE_GRADS: RMS norm is computed as layer norm with K = delta = G = 0, which changes no bit of dx and dgain. */
+INLINE int FN(backward_row)(const FN(row) *row, const T st[3], FN(gradient) *to_dx, int centred, const int mode)
 {
     double sums[2];
-    FN(sweep)(row, mode | BACKWARD, NULL, sums);
+    if (mode & LATE_GRADS) {
+        const two_sums both = FN(gradient_sums)(row->x, row->dy, row->gain, row->n, st);
+        sums[0] = centred ? both.a : 0;
+        sums[1] = both.b;
+    } else {
+        FN(sweep)(row, mode | BACKWARD, NULL, sums);
+    }
     if (!(fabs(sums[0]) <= SUM_MAX && fabs(sums[1]) <= SUM_MAX)) return 0;
     to_dx->G = TN(splat)((T)(sums[0] / (double)row->n));
     to_dx->H = TN(splat)((T)(sums[1] / (double)row->n));
@@ -119,17 +128,17 @@ INLINE FN(row) FN(place_param_grads)(const cnorm_norm_backward *call, ptrdiff_t 
     return row;
 }
 
-/* One block of rows: partial [2, n] becomes this block's dgain and dbias. `mode`: NONTEMPORAL, CENTRED */
-INLINE void FN(backward_rows)(const cnorm_norm_backward *call, const int mode)
+/* One block of rows: partial [2, n] becomes this block's dgain and dbias. `late`, a constant: LATE_GRADS or 0 */
+INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, const int late)
 {
     _Alignas(VECTOR_BYTES) T space[PAGE_BYTES / sizeof(T) + 3 * FN(ROW_SPACE)];
     const ptrdiff_t n = call->n;
-    const int nontemporal = mode & NONTEMPORAL;
     const int aligned = ALIGN_LOADS && sizeof(X) == sizeof(T) && n > SHORT_ROW && call->x_stride % VL == 0;
     const ptrdiff_t lane_offset = aligned ? FN(lane_offset_of)(call->x) : 0;
-    FN(row) row = FN(place_param_grads)(call, nontemporal ? FN(lane_offset_of)(call->dx) : lane_offset, space);
+    FN(row) row = FN(place_param_grads)(call, late ? FN(lane_offset_of)(call->dx) : lane_offset, space);
     FN(carry) carry = {.to = 0};
-    FN(gradient) to_dx = {.carry = &carry, .dy_ahead = FN(ahead)(n, call->dy_stride), .x_ahead = FN(ahead)(n, call->x_stride)};
+    FN(gradient) to_dx = {.carry = call->streaming ? &carry : NULL, .dy_ahead = FN(ahead)(n, call->dy_stride),
+                          .x_ahead = FN(ahead)(n, call->x_stride)};
     row.lane_offset = lane_offset;
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
         const T *const st = (const T *)call->stats + 3 * r;
@@ -137,31 +146,32 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, const int mode)
         row.dy = (const X *)call->dy + r * call->dy_stride;
         row.K = TN(splat)(st[0]), row.delta = TN(splat)(st[1]), row.rstd = TN(splat)(st[2]);
         to_dx.dx = (X *)call->dx + r * call->dx_stride;
-        to_dx.lane_offset = nontemporal ? FN(lane_offset_of)(to_dx.dx) : lane_offset;
-        const int in_range = FN(rstd_in_range)(st);
-        int done;
-        if (mode & CENTRED && st[0] != 0) done = in_range && FN(backward_row)(&row, &to_dx, mode | SHIFTED);
-        else done = in_range && FN(backward_row)(&row, &to_dx, mode);
+        to_dx.lane_offset = late ? FN(lane_offset_of)(to_dx.dx) : lane_offset;
+        int done = FN(rstd_in_range)(st);
+        if (done && late) done = FN(backward_row)(&row, st, &to_dx, centred, CENTRED | SHIFTED | LATE_GRADS);
+        else if (done && st[0] != 0) done = FN(backward_row)(&row, st, &to_dx, 1, CENTRED | SHIFTED);
+        else if (done) done = FN(backward_row)(&row, st, &to_dx, 1, CENTRED);
         if (!done) {
             const FN(row) copy = row;
-            FN(rescue_gradient)(&copy, st, mode & CENTRED, to_dx.dx, !nontemporal);
+            FN(rescue_gradient)(&copy, st, centred, to_dx.dx, !late);
         }
     }
     if (row.dgain != call->partial) {
         memcpy(call->partial, row.dgain, (size_t)n * sizeof(T));
         memcpy((T *)call->partial + n, row.dbias, (size_t)n * sizeof(T));
     }
-    if (nontemporal) FN(finish)(&carry);
+    if (call->streaming) FN(finish)(&carry);
+}
+
+static NOINLINE void FN(backward_late)(const cnorm_norm_backward *call, int centred)
+{
+    FN(backward_rows)(call, centred, LATE_GRADS);
 }
 
 static void FN(layer_norm_backward)(const cnorm_norm_backward *call)
 {
-    if (call->streaming) FN(backward_rows)(call, CENTRED | NONTEMPORAL);
-    else FN(backward_rows)(call, CENTRED);
+    if (FN(EARLY) && !call->streaming) FN(backward_rows)(call, 1, 0);
+    else FN(backward_late)(call, 1);
 }
 
-static void FN(rms_norm_backward)(const cnorm_norm_backward *call)
-{
-    if (call->streaming) FN(backward_rows)(call, NONTEMPORAL);
-    else FN(backward_rows)(call, 0);
-}
+static void FN(rms_norm_backward)(const cnorm_norm_backward *call) { FN(backward_late)(call, 0); }

@@ -54,15 +54,14 @@ static NOINLINE double FN(scale_of)(const X *x, ptrdiff_t n, double eps)
 static void FN(f64_sums)(const FN(f64_stats) *e, const X *x, ptrdiff_t n, double sums[2])
 {
     FN(piece) d;
-    double S, Q;
     sums[0] = sums[1] = 0;
     for (ptrdiff_t start = 0; start < n; start += FOLD) {
         double fold[2] = {0};
         for (ptrdiff_t j = start; j < n && j < start + FOLD; j += FN(PIECE)) {
             const ptrdiff_t len = n - j < FN(PIECE) ? n - j : FN(PIECE);
             FN(f64_deviations)(e, x + j, len, 1, &d);
-            run_sums_f64(d.at, len, 0, &S, &Q);
-            fold[0] += S, fold[1] += Q;
+            const two_sums piece = run_sums_f64(d.at, len, 0);
+            fold[0] += piece.a, fold[1] += piece.b;
         }
         sums[0] += fold[0], sums[1] += fold[1];
     }
@@ -193,7 +192,6 @@ static FN(f64_means) FN(f64_gradient_means)(const FN(row) *row, const T st[3], i
     const ptrdiff_t n = row->n;
     FN(f64_means) m = {.stats = FN(f64_given_stats)(row->x, n, st, centred), .dy_scale = FN(scale_of)(row->dy, n, 0), .gain_scale = 1};
     FN(piece) g, xhat;
-    double S, unused;
     if (row->gain && sizeof(T) == 8) m.gain_scale = FN(scale_of)((const X *)(const void *)row->gain, n, 0);
     m.power = -ilogb(m.dy_scale) - ilogb(m.gain_scale);
     for (ptrdiff_t start = 0; start < n; start += FOLD) {
@@ -202,10 +200,8 @@ static FN(f64_means) FN(f64_gradient_means)(const FN(row) *row, const T st[3], i
             const ptrdiff_t len = n - j < FN(PIECE) ? n - j : FN(PIECE);
             FN(f64_piece)(&m, row, j, len, &g, &xhat);
             FN(multiply)(&xhat, &g, len);
-            run_sums_f64(g.at, len, 0, &S, &unused);
-            fold[0] += S;
-            run_sums_f64(xhat.at, len, 0, &S, &unused);
-            fold[1] += S;
+            fold[0] += run_sums_f64(g.at, len, 0).a;
+            fold[1] += run_sums_f64(xhat.at, len, 0).a;
         }
         m.G += fold[0], m.H += fold[1];
     }

@@ -22,9 +22,9 @@ typedef struct {
     double var_eps, mean;
 } FN(stats);
 
-INLINE FN(stats) FN(stats_from)(const double sums[2], T K, ptrdiff_t n, double eps)
+INLINE FN(stats) FN(stats_from)(double S, double Q, T K, ptrdiff_t n, double eps)
 {
-    const double count = (double)n, per = 1.0 / count, S = sums[0], Q = sums[1];
+    const double count = (double)n, per = 1.0 / count;
     const double delta = S * per, m2 = Q - S * delta;
     return (FN(stats)){.st = {K, (T)delta}, .accepted = FN(accepted)(count, S * delta, m2, Q, eps), .var_eps = m2 * per + eps,
                        .mean = (double)K + delta};
@@ -37,15 +37,16 @@ INLINE FN(stats) FN(in_registers)(FN(stats) s)
     return (FN(stats)){.st = {s.st[0], s.st[1], s.st[2]}, .accepted = s.accepted, .var_eps = s.var_eps, .mean = s.mean};
 }
 
-/* (2): the sweep about the mean. Arguments are passed by value: with a pointer to the caller's row, its members could
- * not stay in registers there. */
-static NOINLINE FN(stats) FN(shifted_stats)(const X *x, ptrdiff_t n, double eps, double mean, T *kept, ptrdiff_t lane_offset)
+/* (2): the sweep about the mean; the deviations [n] are stored in kept, if not NULL. Arguments are passed by value: with a
+ * pointer to the caller's row, its members could not stay in registers there. */
+static NOINLINE FN(stats) FN(shifted_stats)(const X *x, ptrdiff_t n, double eps, double mean, T *kept)
 {
-    double sums[2];
-    const FN(row) row = {.n = n, .lane_offset = lane_offset, .x = x, .kept = kept, .K = TN(splat)((T)mean)};
-    if (kept) FN(sweep)(&row, CENTRED | KEPT, NULL, sums);
-    else FN(sweep)(&row, CENTRED, NULL, sums);
-    return FN(stats_from)(sums, (T)mean, n, eps);
+    const two_sums sums = FN(run_sums)(x, n, (T)mean);
+    for (ptrdiff_t j = 0; kept && j < n; j += VL) {
+        const ptrdiff_t to = n - j < VL ? n - j : VL;
+        FN(put_T)(kept + j, 0, to, FN(take)(x + j, 0, to) - TN(splat)((T)mean));
+    }
+    return FN(stats_from)(sums.a, sums.b, (T)mean, n, eps);
 }
 
 /* The initial shift K: the mean of the first LANES elements if all have the same sign, else 0; 0 for shorter rows */
@@ -61,12 +62,12 @@ INLINE T FN(initial_shift)(const FN(row) *row, const int mode)
     return TN(tree)(lanes) * ((T)1 / LANES) + 0; /* + 0 turns -0 into 0, so that x - K is x where K = 0 */
 }
 
-/* (1) and, if the guard refuses and the mode is CENTRED, (2). A row that is still not accepted needs (3). w: see
- * sweep. */
-INLINE FN(stats) FN(stats_of)(FN(row) *row, double eps, const int mode, FN(writer) *w)
+/* (1) and, if the guard refuses a row of layer norm, (2). A row that is still not accepted needs (3). w: see sweep. A mode
+ * without CENTRED is RMS norm's; `centred` 0 is RMS norm with the additions of layer norm. */
+INLINE FN(stats) FN(stats_of)(FN(row) *row, double eps, int centred, const int mode, FN(writer) *w)
 {
     double sums[2];
-    const T K = FN(initial_shift)(row, mode);
+    const T K = centred ? FN(initial_shift)(row, mode) : 0;
     if (!(mode & CENTRED) || (!(mode & SUM) && K == 0)) { /* no subtraction: saves 10 % of the time of a bfloat16 row */
         row->K = TN(splat)(0);
         FN(sweep)(row, mode, w, sums);
@@ -74,19 +75,38 @@ INLINE FN(stats) FN(stats_of)(FN(row) *row, double eps, const int mode, FN(write
         row->K = TN(splat)(K);
         FN(sweep)(row, mode, w, sums);
     }
-    FN(stats) stats = FN(stats_from)(sums, K, row->n, eps);
-    if (stats.accepted || !(mode & CENTRED)) return stats;
+    if (!centred) sums[0] = 0;
+    FN(stats) stats = FN(stats_from)(sums[0], sums[1], K, row->n, eps);
+    if (stats.accepted || !centred) return stats;
     if (mode & SUM && row->carry) FN(flush)(row->carry);
     const X *const x = mode & SUM ? row->sum : row->x;
-    return FN(in_registers)(FN(shifted_stats)(x, row->n, eps, stats.mean, mode & KEPT ? row->kept : NULL, row->lane_offset));
+    return FN(in_registers)(FN(shifted_stats)(x, row->n, eps, stats.mean, mode & KEPT ? row->kept : NULL));
 }
 
-/* the same for a row that is not kept, with rstd, and not inlined; false where the row needs (3) */
-static NOINLINE int FN(row_stats)(const X *x, ptrdiff_t n, double eps, ptrdiff_t lane_offset, T st[3])
+/* The statistics st of count <= ROWS_AT_ONCE rows x [count, n], contiguous, that are not kept; the result has a bit for each
+ * row that needs (3). All rows are summed before any square root and division, so that the latencies of different rows
+ * overlap; numbers go through memory one by one: see in_registers. */
+static NOINLINE unsigned FN(rows_stats)(const X *x, ptrdiff_t n, ptrdiff_t count, double eps, T st[ROWS_AT_ONCE][3])
 {
-    FN(row) row = {.n = n, .lane_offset = lane_offset, .x = x};
-    const FN(stats) stats = FN(stats_of)(&row, eps, CENTRED, NULL);
-    for (int i = 0; i < 2; ++i) st[i] = stats.st[i];
-    st[2] = FN(rstd_of)(stats.var_eps);
-    return stats.accepted;
+    double S[ROWS_AT_ONCE], Q[ROWS_AT_ONCE], var_eps[ROWS_AT_ONCE];
+    unsigned refused = 0;
+    for (ptrdiff_t i = 0; i < count; ++i) {
+        FN(row) row = {.n = n, .x = x + i * n};
+        double sums[2];
+        st[i][0] = FN(initial_shift)(&row, CENTRED);
+        row.K = TN(splat)(st[i][0]);
+        FN(sweep)(&row, CENTRED, NULL, sums);
+        S[i] = sums[0];
+        Q[i] = sums[1];
+    }
+    for (ptrdiff_t i = 0; i < count; ++i) {
+        FN(stats) stats = FN(stats_from)(S[i], Q[i], st[i][0], n, eps);
+        if (!stats.accepted) stats = FN(shifted_stats)(x + i * n, n, eps, stats.mean, NULL);
+        refused |= (unsigned)!stats.accepted << i;
+        st[i][0] = stats.st[0];
+        st[i][1] = stats.st[1];
+        var_eps[i] = stats.var_eps;
+    }
+    for (ptrdiff_t i = 0; i < count; ++i) st[i][2] = FN(rstd_of)(var_eps[i]);
+    return refused;
 }

@@ -25,7 +25,7 @@ enum {
 };
 
 /* A row of n elements as a sweep reads it. Forward: x, or x + residual rounded to X, which is stored in sum; if KEPT, d
- * is stored in kept, which has space for whole vectors. Backward: x and dy; gain [n] or NULL; unless NONTEMPORAL the
+ * is stored in kept, which has space for whole vectors. Backward: x and dy; gain [n] or NULL; unless LATE_GRADS the
  * row's terms are added to dgain and dbias [n]. */
 typedef struct {
     ptrdiff_t n, lane_offset;
@@ -93,7 +93,7 @@ INLINE FN(terms) FN(gradient_terms)(const FN(row) *row, ptrdiff_t j, ptrdiff_t f
     const V x = to - from == VL ? FN(load)(row->x + j) : FN(load_range)(row->x + j, from, to, row->K);
     const V xhat = FN(xhat)(row, x, mode);
     const V g = row->gain ? dy * FN(take_T)(row->gain + j, from, to) : dy;
-    if (!(mode & NONTEMPORAL)) FN(add_param_grads)(row, j, from, to, dy, xhat, mode);
+    if (!(mode & LATE_GRADS)) FN(add_param_grads)(row, j, from, to, dy, xhat, mode);
     return (FN(terms)){g, g * xhat};
 }
 
@@ -189,11 +189,23 @@ INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double 
     }
 }
 
-/* S and Q of d = x - K over x [n] */
-static NOINLINE void FN(run_sums)(const X *x, ptrdiff_t n, T K, double *S, double *Q)
+/* S and Q of d = x - K over x [n], for short rows: without lane_offset. The result is returned in registers: where the caller reads both numbers in one load,
+ * two stores would fail store forwarding and wait for all stores before them, 35 ns a row behind non-temporal ones. */
+static NOINLINE two_sums FN(run_sums)(const X *x, ptrdiff_t n, T K)
 {
     double sums[2];
     FN(sweep)(&(FN(row)){.n = n, .x = x, .K = TN(splat)(K)}, CENTRED, NULL, sums);
-    *S = sums[0];
-    *Q = sums[1];
+    return (two_sums){sums[0], sums[1]};
+}
+
+/* the sums of the backward pass over x and dy [n] with statistics st */
+static NOINLINE two_sums FN(gradient_sums)(const X *x, const X *dy, const T *gain, ptrdiff_t n, const T st[3])
+{
+    double sums[2];
+    FN(row) row = {.n = n, .x = x, .dy = dy, .gain = gain, .K = TN(splat)(st[0]), .delta = TN(splat)(st[1]), .rstd = TN(splat)(st[2])};
+    const int aligned = ALIGN_LOADS && sizeof(X) == sizeof(T) && n > SHORT_ROW;
+    if (aligned) row.lane_offset = FN(lane_offset_of)(x);
+    if (aligned && row.lane_offset) FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | LATE_GRADS, NULL, sums);
+    else row.lane_offset = 0, FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | LATE_GRADS, NULL, sums);
+    return (two_sums){sums[0], sums[1]};
 }

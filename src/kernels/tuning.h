@@ -24,9 +24,15 @@ enum {
     SHORT_ROW = 512,   /* elements of the longest row for which aligned loads cost more than they save */
     GROUP = VECTOR_BYTES == 64 ? 2 : 4, /* vectors normalised and stored at a time; even */
     LOADS_FIRST = VECTOR_BYTES == 64, /* enough registers to load the summed and the written group first: 3 % */
+    ROWS_AT_ONCE = 16, /* groups whose statistics are computed together at most */
     LONG_ROW = 768,    /* elements of the shortest row that is written while the next row is summed */
     LEAD = 16,         /* vectors of a row that are summed before the writer begins: see add_block */
     AHEAD_BYTES = 24576, /* prefetch distance where output is written by non-temporal stores */
+    /* whether rows in L1 have loops of their own (cached_rows), which double the code of a storage type */
+    CACHED_ROWS_f32 = VECTOR_BYTES > 16,
+    CACHED_ROWS_f64 = 0,
+    EARLY_GRADS_f32 = VECTOR_BYTES > 16, /* whether the backward pass has a loop without LATE_GRADS: float32 8 % faster */
+    EARLY_GRADS_f64 = 0,
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned 64-byte load crosses a cache line */
 };
 
@@ -38,12 +44,16 @@ enum {
     BACKWARD = 8,    /* the sweep sums gradients; otherwise deviations */
     SUM = 16,         /* there may be a residual */
     NONTEMPORAL = 64, /* output is written by non-temporal stores */
+    LATE_GRADS = 128, /* backward: dgain and dbias are added to while dx is written, not while sums are taken */
     PARAMS = 32,      /* gain and bias are not NULL; in half types a NaN in them is the default quiet NaN, for store_two */
 };
 
 /* A sum of squares in [n Q_MIN, Q_MAX] has neither overflowed nor lost bits to subnormals. */
 #define Q_MAX_F32 0x1p120
 #define Q_MIN_F32 0x1p-90
+
+/* the two sums of sweep.inl.h; returned in registers */
+typedef struct { double a, b; } two_sums;
 
 /* Avoids 4K aliasing between stores to room and loads from a and b: the offset in bytes, in whole vectors, at which
  * room is half a page above a modulo PAGE_BYTES, or three quarters where half would be less than a quarter page above

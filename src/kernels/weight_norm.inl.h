@@ -7,7 +7,7 @@
 /* 1/|w 2^power|, or 0 for a row of zeros */
 RARE double FN(f64_inverse_norm)(const T *w, ptrdiff_t n, int *power)
 {
-    double piece[FN(PIECE)], squares = 0, S, Q, largest = 0, scale = 1;
+    double piece[FN(PIECE)], squares = 0, largest = 0, scale = 1;
     if (sizeof(T) == 8) { /* squares of floats need no scale in float64 */
         for (ptrdiff_t j = 0; j < n; ++j) largest = larger_finite(largest, (double)w[j]);
         scale = scale_for(largest, 0);
@@ -16,8 +16,7 @@ RARE double FN(f64_inverse_norm)(const T *w, ptrdiff_t n, int *power)
     for (ptrdiff_t j = 0; j < n; j += FN(PIECE)) {
         const ptrdiff_t len = n - j < FN(PIECE) ? n - j : FN(PIECE);
         for (ptrdiff_t i = 0; i < len; ++i) piece[i] = (double)w[j + i] * scale;
-        run_sums_f64(piece, len, 0, &S, &Q);
-        squares += Q;
+        squares += run_sums_f64(piece, len, 0).b;
     }
     return squares == 0 ? 0 : 1.0 / sqrt(squares);
 }
@@ -36,8 +35,7 @@ INLINE double FN(product)(double a, double b, double c, int power)
 /* 1/|w|, or 0 where the row needs the float64 path */
 INLINE T FN(inverse_norm)(const T *w, ptrdiff_t n, double g, T *scale)
 {
-    double S, Q;
-    FN(run_sums)(w, n, 0, &S, &Q);
+    const double Q = FN(run_sums)(w, n, 0).b;
     if (!(Q >= (double)n * Q_MIN && Q <= Q_MAX)) return 0; /* NaN takes the float64 path, too */
     const double inverse = 1.0 / sqrt(Q);
     *scale = (T)(g * inverse);
@@ -93,7 +91,7 @@ static void FN(weight_norm_backward)(const cnorm_weight *call)
         st[2] = FN(inverse_norm)(run.x, call->n, g, &scale);
         if (st[2] != 0) {
             double sum, dg;
-            FN(gradient_sums)(&run, NULL, &sum, &dg);
+            FN(run_gradient_sums)(&run, NULL, &sum, &dg);
             /* gradient_run multiplies the bracket by 1/|w|, so g goes inside it */
             FN(gradient_run)(&run, (T)g, 0, (T)(g * dg), NULL);
             dgain[row] = (T)dg;
