@@ -74,6 +74,35 @@ static uint64_t train(network *net, const cnorm_tape *tape, const float *x, cons
     return hash;
 }
 
+/* The hash of the gradients of the LSTM alone, one row; tests/train/test_golden_gradients.py wants the same of
+ * cnorm.Learner and cnorm.torch. */
+static const uint64_t cell_hash = 0x3abdcfaa71199cf8u;
+
+static void one_cell(void)
+{
+    network net = network_random_of(12, 64, 9, allocate);
+    cnorm_tape tape = {net.layers, 1, STEPS, 1, NULL};
+    gradients all = gradients_of(&net);
+    uint64_t seed = 1607, hash = 0xcbf29ce484222325u;
+    tape.memory = allocate(cnorm_tape_floats(&tape) * 4);
+    float *x = allocate(STEPS * net.inputs * 4), *dy = allocate(STEPS * net.units * 4), *y = allocate(STEPS * net.units * 4);
+    for (ptrdiff_t j = 0; j < STEPS * net.inputs; ++j) x[j] = (float)bell(&seed);
+    for (ptrdiff_t j = 0; j < STEPS * net.units; ++j) dy[j] = (float)bell(&seed);
+    const ptrdiff_t state_floats = cnorm_state_floats(net.layers, 1);
+    float *state = allocate(state_floats * 4), *dstate = allocate(state_floats * 4), *own = allocate(cnorm_backward_floats(&tape) * 4);
+    float *scratch = allocate(cnorm_scratch_floats(net.layers, 1, CNORM_ROWS) * 4);
+    CHECK(cnorm_run_tape(&tape, 0, STEPS, x, state, scratch, y) == CNORM_OK, "forward");
+    const cnorm_backward call = {0, STEPS, dy, NULL, dstate, all.of, own};
+    CHECK(cnorm_run_backward(&tape, &call) == CNORM_OK, "backward");
+    for (int i = 0; i < all.count; ++i) {
+        if (i < 7) hash = hash_of(hash, all.arrays[i], all.floats[i] * 4);
+        release(all.arrays[i]);
+    }
+    CHECK(hash == cell_hash, "one cell on %s: the hash is 0x%016llx", cnorm_isa_active(), (unsigned long long)hash);
+    release(state), release(dstate), release(own), release(scratch), release(x), release(dy), release(y), release(tape.memory);
+    network_free(&net);
+}
+
 static void refused(const network *net, const cnorm_tape *tape, float *memory)
 {
     cnorm_tape other = *tape;
@@ -117,5 +146,6 @@ int main(void)
         release(x), release(dy), release(tape.memory);
         network_free(&net);
     }
+    FOR_EACH_ISA(isa) one_cell();
     return check_result();
 }
