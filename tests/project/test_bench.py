@@ -314,6 +314,17 @@ def test_run_measures_in_a_process_of_its_own(tmp_path, capfd, rnn):
         assert "geometric" in printed
 
 
+def test_training_is_measured_and_printed(tmp_path, capfd):
+    document = bench.run(sizes=[(3, 4)], out_dir=tmp_path / "out", train=True, seconds=0.001)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["training.json"]
+    assert {(r["batch"], r["contender"]) for r in document["records"]} >= {(1, "cnorm"), (32, "cnorm")}
+    assert all(is_time(r["p50"]) for r in document["records"])
+    assert all(is_time(limit["microseconds"]) for limit in document["limits"])
+    printed = capfd.readouterr().out
+    assert "3 -> 4" in printed
+    assert "50 steps" in printed
+
+
 def test_fresh_memory_is_measured_in_another_process():
     found = bench.fresh_memory(2, 8)
     assert "cnorm, new array" in found

@@ -51,7 +51,9 @@ def training(sizes=None, *, seconds=1.0, advance=lambda description, total: None
                     times[label].append((time.perf_counter() - start) / STEPS * 1e6)
             records += [shared | {"contender": label, "p50": float(np.median(t[1:]))} for label, t in times.items()]
             limits.append(shared | {"microseconds": _products(inputs, hidden, batch)})
-    return {"format": 1, "kind": "training"} | surroundings() | {"records": records, "limits": limits}
+    left_out = [] if util.find_spec("torch") else ["PyTorch is not installed: nothing to compare with."]
+    document = {"format": 1, "kind": "training", "left_out": left_out} | surroundings()
+    return document | {"records": records, "limits": limits}
 
 
 def _products(inputs, hidden, batch):
