@@ -257,3 +257,18 @@ def test_modules_can_be_saved_and_copied():
     other.load_state_dict(torch.load(buffer))
     x = torch.randn(3, 1, 4)
     assert torch.equal(module(x)[0], other(x)[0])
+
+
+@pytest.mark.parametrize(("kind", "preset", "layers"), [("LSTM", "ba2016", 2), ("GRU", "ba2016", 1), ("RNN", "tfa", 1)])
+def test_a_trained_module_is_exported_with_standard_operators(kind, preset, layers, tmp_path):
+    onnx_export = pytest.importorskip("onnx_export")
+    module = MODULES[kind](5, 12, preset=preset, num_layers=layers)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    module(torch.randn(9, 2, 5))[0].square().mean().backward()
+    optimizer.step()
+    model = cnorm.Model(module.to_layers())
+    for form in ("step", "sequence"):
+        exported = onnx_export.export(model, tmp_path / "module.onnx", form=form)
+        assert {node.domain for node in exported.graph.node} <= {"", "ai.onnx"}
+        report = onnx_export.check_parity(model, exported, steps=8)
+        assert report.ok, str(report)
