@@ -19,7 +19,7 @@ from cnorm.parameters import Parameters
 __all__ = ["SGD", "Adam", "Learner"]
 
 SAVED = "cnorm.learner"
-FORMAT = 1
+FORMAT = 2  # 2: with the gradients that wait for an update
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,8 @@ class Learner:
         self._outputs = np.zeros((2 * truncate, model.output_size), np.float32)
         self._dy = np.zeros((truncate, model.output_size), np.float32)
         self._moments = [np.zeros_like(self._parameters.values) for _ in range(optimizer.moments)]
+        self._kept = np.zeros_like(self._parameters.values)  # sum of the gradients that wait for the next update
+        self._waiting = False  # whether there are any
         self._powers = [1.0, 1.0]
         self._end = self.remembered = 0
         self._from_start = True  # whether the first remembered step started from the initial state
@@ -177,7 +179,9 @@ class Learner:
             self.remembered += 1
         return y
 
-    def learn(self, dy: np.ndarray | None = None, *, loss: str | None = None, target: Any = None) -> float | None:
+    def learn(
+        self, dy: np.ndarray | None = None, *, loss: str | None = None, target: Any = None, update: bool = True
+    ) -> float | None:
         """Backpropagate through the remembered steps and update the weights.
 
         The state stays as it is; the steps are forgotten.
@@ -191,6 +195,9 @@ class Learner:
             mean over the k steps that `target` is for.
         target : int, sequence of k ints, or ndarray of shape (output_size,) or (k, output_size), float32
             The classes, or the wanted outputs.
+        update : bool
+            False: leave the weights and keep the gradient; the next update uses the sum. So a batch of sequences is
+            learned one after the other, in this order.
 
         Returns
         -------
@@ -220,20 +227,29 @@ class Learner:
         self._tape.backward(self._end - steps, steps, self._dy)
         self._parameters.collect(self._tape, self._from_start)
         self._forget()
-        self._update()
+        self._check_gradient()
+        if self._waiting:
+            self._parameters.gradient += self._kept
+            self._check_gradient()
+        if update:
+            self._update()
+        else:
+            self._kept[:] = self._parameters.gradient
+        self._waiting = not update
         return value
 
     def _forget(self):
         self._end = self.remembered = 0
         self._from_start = False
 
+    def _check_gradient(self):
+        if not math.isfinite(_core.square_sum(self._parameters.gradient)):
+            name = self._parameters.first_not_finite()
+            raise FloatingPointError(f"the gradient of {name} is not finite; weights and optimiser are as before")
+
     def _update(self):
         parameters, clip = self._parameters, self.optimizer.clip
-        squares = _core.square_sum(parameters.gradient)
-        if not math.isfinite(squares):
-            name = parameters.first_not_finite()
-            raise FloatingPointError(f"the gradient of {name} is not finite; weights and optimiser are as before")
-        norm = math.sqrt(squares)
+        norm = math.sqrt(_core.square_sum(parameters.gradient))
         scale = clip / norm if clip is not None and norm > clip else 1.0
         weights, moments = parameters.values.copy(), [moment.copy() for moment in self._moments]
         powers = self.optimizer._update(parameters.gradient, scale, weights, moments, self._powers)
@@ -304,11 +320,12 @@ class Learner:
             "end": self._end,
             "remembered": self.remembered,
             "from_start": self._from_start,
+            "waiting": self._waiting,
             "powers": [power.hex() for power in self._powers],
         }
         tensors = {f"model.{name}": array for name, array in self._parameters.arrays.items()}
         tensors |= {f"moment.{i}": moment for i, moment in enumerate(self._moments)}
-        tensors |= {"state": self._tape.state, "tape": self._tape.memory, "outputs": self._outputs}
+        tensors |= {"state": self._tape.state, "tape": self._tape.memory, "outputs": self._outputs, "kept": self._kept}
         tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
         return safetensors.numpy.save(tensors, {SAVED: json.dumps(settings)})  # more keys have no fixed order
 
@@ -345,20 +362,21 @@ class Learner:
 
     def _take(self, tensors, settings):
         """Set everything except the weights from untrusted tensors and settings."""
-        into = {"state": self._tape.state, "tape": self._tape.memory, "outputs": self._outputs}
+        into = {"state": self._tape.state, "tape": self._tape.memory, "outputs": self._outputs, "kept": self._kept}
         into |= {f"moment.{i}": moment for i, moment in enumerate(self._moments)}
         for name, array in into.items():
             if tensors[name].shape != array.shape or tensors[name].dtype != np.float32:
                 raise ValueError(f"{name} must be float32 of shape {array.shape}")
             array[...] = tensors[name]
-        if not np.isfinite(self._tape.state).all() or not all(np.isfinite(m).all() for m in self._moments):
-            raise ValueError("state and moments must be finite")
+        if not all(np.isfinite(part).all() for part in (self._tape.state, self._kept, *self._moments)):
+            raise ValueError("state, moments and kept gradients must be finite")
         end, remembered = settings["end"], settings["remembered"]
         if not all(type(n) is int for n in (end, remembered)) or not 0 <= remembered <= min(end, self.truncate):
             raise ValueError(f"end and remembered must fit truncate, got {end!r} and {remembered!r}")
         if end > 2 * self.truncate:
             raise ValueError(f"end must be at most {2 * self.truncate}, got {end}")
         self._end, self.remembered, self._from_start = end, remembered, settings["from_start"] is True
+        self._waiting = settings["waiting"] is True
         self._powers = [float.fromhex(power) for power in settings["powers"]]
 
 

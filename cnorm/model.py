@@ -403,7 +403,7 @@ def model_of(path, text: str | None, tensors: dict[str, np.ndarray]) -> Model:
 def demo_model() -> Model:
     """The packaged model: a layer-normalised LSTM, 12 -> 64, and a read-out to 9 speakers.
 
-    Trained on Japanese Vowels by examples/japanese_vowels/train.py.
+    Trained on Japanese Vowels by examples/japanese_vowels/train_by_torch.py.
 
     Returns
     -------

@@ -1,9 +1,9 @@
-"""Train the network that `cnorm demo` runs, with and without layer normalisation.
+"""Train the network of train.py in PyTorch, with and without layer normalisation.
 
 Nine speakers say the vowel pair /ae/; the network recognises the speaker while the frames arrive. It is a
 layer-normalised LSTM, 12 -> 64 (Eq. 20-22 of arXiv:1607.06450), with a linear read-out, 64 -> 9.
 
-    python examples/japanese_vowels/train.py
+    python examples/japanese_vowels/train_by_torch.py
 
 trains ten seeds with and ten without layer normalisation, prints both learning curves, writes their
 picture, and writes the packaged model: the layer-normalised network with the least loss on training

@@ -53,6 +53,32 @@ def test_updates_are_those_of_adam_on_the_models_own_tensors(key, rng):
             assert np.abs(step - wanted)[sure].max(initial=0) < 1e-6, name
 
 
+def test_gradients_without_an_update_are_added_to_the_next(rng):
+    """Two sequences, one update: that of the sum of their gradients, also when saved in between."""
+    model, dy = small_model(rng), frames(rng, 1, 3)[0]
+    sequences = [frames(rng, 5), frames(rng, 3)]
+    alone, together = [], cnorm.Learner(model, cnorm.SGD(1.0))
+    for i, x in enumerate(sequences):
+        learner = cnorm.Learner(model, cnorm.SGD(1.0))
+        for one in (learner, together):
+            one.reset()
+            for frame in x:
+                one.step(frame)
+        learner.learn(dy)
+        alone.append(learner)
+        before = weights_of(together.model())
+        together.learn(dy, update=i == 1)
+        assert (weights_of(together.model()) == before) == (i == 0)
+        together = cnorm.Learner.restore(together.save())
+    start, end = model.layers[0].weights, together.model().layers[0].weights
+    for name, array in start.items():
+        moved = sum(np.float64(one.model().layers[0].weights[name]) - array for one in alone)
+        assert np.abs(np.float64(end[name]) - array - moved).max() <= 4 * 2.0**-24 * np.abs(array).max() + 1e-6, name
+    together.step(sequences[0][0])
+    together.learn(np.zeros(3, np.float32))
+    assert weights_of(together.model())[:9] == [array.tobytes() for array in end.values()]  # nothing is left over
+
+
 def test_memory_is_exact_over_the_last_steps_only(rng):
     """Steps before the memory matter only through the state: a learner started from it makes the same update."""
     model, x = small_model(rng), frames(rng, 9)

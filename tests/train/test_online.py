@@ -1,4 +1,4 @@
-"""The examples of online learning give the documented results."""
+"""The examples of training and of online learning give the documented results."""
 
 import importlib.util
 from pathlib import Path
@@ -8,11 +8,11 @@ import pytest
 
 import cnorm
 
-FOLDER = Path(__file__).parents[2] / "examples" / "online"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def example(name):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+def example(name, folder="online"):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -23,6 +23,19 @@ def test_the_recogniser_adapts_to_a_changed_channel(capsys):
     assert "named on arrival" in capsys.readouterr().out
     assert found["changed"] < found["clean"] - 5
     assert found["adapted"] > found["changed"] + 5
+
+
+def test_training_writes_the_same_file_on_every_instruction_set(tmp_path, capsys):
+    train, before, written = example("train", "japanese_vowels"), cnorm.active_isa(), set()
+    try:
+        for isa in cnorm.available_isas():
+            cnorm.use_isa(isa)
+            train.main(["--seeds", "1", "--epochs", "2", "--out", str(tmp_path / f"{isa}.safetensors")])
+            written.add((tmp_path / f"{isa}.safetensors").read_bytes())
+    finally:
+        cnorm.use_isa(before)
+    assert len(written) == 1
+    assert float(capsys.readouterr().out.split()[2]) > 50  # percent; 11 by chance
 
 
 def test_learn_one_learns(rng):

@@ -1,0 +1,152 @@
+"""Train the network that `cnorm demo` runs with `cnorm.Learner` alone: no PyTorch, frame by frame.
+
+Nine speakers say the vowel pair /ae/; the network recognises the speaker while the frames arrive. It is a
+layer-normalised LSTM, 12 -> 64 (Eq. 20-22 of arXiv:1607.06450), with a linear read-out, 64 -> 9.
+
+    python examples/japanese_vowels/train.py [--seeds 10] [--epochs 40] [--out japanese_vowels.safetensors]
+
+trains the seeds with the recipe of train_by_torch.py and prints their accuracy on the test split. It writes the model
+with the least loss on training utterances that no network was trained on: the same file, byte for byte, on every
+machine and instruction set. With matplotlib it draws the curves beside the model.
+"""
+
+import argparse
+import hashlib
+import math
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+import cnorm
+from cnorm.learner import softmax
+
+TRAIN = Path(__file__).parent / "japanese_vowels_train.npz"
+TEST = resources.files("cnorm") / "data" / "japanese_vowels_test.npz"
+INPUT, HIDDEN, SPEAKERS = 12, 64, 9
+BATCH, RATE, NOISE, EARLY, HELD_OUT = 30, 3e-3, 0.2, 0.2, 6  # as in train_by_torch.py
+
+
+def utterances(path):
+    """A list with (frames [T, 12], speaker) for each utterance."""
+    with path.open("rb") as file, np.load(file) as data:
+        pieces = np.split(data["frames"], np.cumsum(data["lengths"])[:-1])
+        return list(zip(pieces, map(int, data["labels"]), strict=True))
+
+
+def held_out(data):
+    """The last six utterances of each speaker, and the others."""
+    last = {i for k in range(SPEAKERS) for i in [j for j, (_, label) in enumerate(data) if label == k][-HELD_OUT:]}
+    return [one for i, one in enumerate(data) if i in last], [one for i, one in enumerate(data) if i not in last]
+
+
+def network(rng):
+    """Random weights, uniform as in torch.nn.LSTM and torch.nn.Linear; gains 1, biases of the cell 0."""
+    bound = HIDDEN**-0.5
+    zeros = {"bias": 4 * HIDDEN, "bias_x": 4 * HIDDEN, "bias_h": 4 * HIDDEN, "bias_c": HIDDEN}
+    ones = {"gain_x": 4 * HIDDEN, "gain_h": 4 * HIDDEN, "gain_c": HIDDEN}
+    weights = {
+        name: rng.uniform(-bound, bound, (4 * HIDDEN, n)) for name, n in (("weight_x", INPUT), ("weight_h", HIDDEN))
+    }
+    weights |= {name: np.zeros(n) for name, n in zeros.items()} | {name: np.ones(n) for name, n in ones.items()}
+    weights = {name: array.astype(np.float32) for name, array in weights.items()}
+    head = rng.uniform(-bound, bound, (SPEAKERS, HIDDEN)).astype(np.float32)
+    bias = rng.uniform(-bound, bound, SPEAKERS).astype(np.float32)
+    return cnorm.Model([cnorm.LSTM(weights, preset="ba2016"), cnorm.Linear(head, bias)])
+
+
+def bell(rng, shape):
+    """Noise of mean 0 and standard deviation 1: sums of twelve uniform numbers, which are the same on every machine."""
+    return rng.random((12, *shape)).sum(0) - 6
+
+
+def weight_of(frames):
+    """The weight of each frame's cross-entropy in the loss [T, 1]: EARLY for their mean, the rest for the last."""
+    weight = np.full((len(frames), 1), EARLY / len(frames))
+    weight[-1] += 1 - EARLY
+    return weight
+
+
+def learn_batch(learner, batch):
+    """One update with the mean loss of a batch of utterances."""
+    for i, (frames, speaker) in enumerate(batch):
+        learner.reset()
+        dy = softmax(np.stack([learner.step(frame) for frame in frames]))
+        dy[:, speaker] -= 1
+        learner.learn(dy * (weight_of(frames) / len(batch)).astype(np.float32), update=i == len(batch) - 1)
+
+
+def judge(model, data):
+    """The mean loss, and the share in percent of the utterances that are named correctly at their last frame."""
+    losses, right = [], 0
+    for frames, speaker in data:
+        scores = np.float64(model.stream().process(frames))
+        largest = scores.max(1)
+        entropy = largest + np.log(np.exp(scores - largest[:, None]).sum(1)) - scores[:, speaker]
+        losses.append(float((entropy * weight_of(frames)[:, 0]).sum()))
+        right += int(np.argmax(scores[-1])) == speaker
+    return float(np.mean(losses)), 100 * right / len(data)
+
+
+def train(seed, fit, test, epochs):
+    """Train the network of one seed; returns the model and its accuracy on the test split after each epoch."""
+    rng = np.random.default_rng(seed)
+    learner, curve = cnorm.Learner(network(rng), cnorm.Adam(RATE, clip=1.0), truncate=32), []
+    for epoch in range(epochs):
+        rate = round(RATE * (1 + math.cos(math.pi * epoch / epochs)) / 2, 12)  # a cosine's last bit is the machine's
+        learner.optimizer = replace(learner.optimizer, lr=rate)
+        order = rng.permutation(len(fit))
+        for start in range(0, len(fit), BATCH):
+            chosen = [fit[i] for i in order[start : start + BATCH]]
+            learn_batch(learner, [((x + NOISE * bell(rng, x.shape)).astype(np.float32), label) for x, label in chosen])
+        curve.append(judge(learner.model(), test)[1])
+    return learner.model(), curve
+
+
+def draw(curves, path):
+    """Picture of curves [seeds, epochs] in percent: their mean, and a band of one standard deviation."""
+    try:
+        import matplotlib
+    except ImportError:
+        return
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    epochs, mean, deviation = np.arange(1, curves.shape[1] + 1), curves.mean(0), curves.std(0, ddof=1)
+    axes.plot(epochs, mean, color="#0b6e99", lw=2, label=f"cnorm.Learner: {mean[-1]:.1f} ± {deviation[-1]:.1f} %")
+    axes.fill_between(epochs, mean - deviation, np.minimum(mean + deviation, 100), color="#0b6e99", alpha=0.2, lw=0)
+    axes.set(xlabel="epochs", ylabel="test utterances named correctly (%)", ylim=(0, 100))
+    axes.set_title(f"Japanese Vowels, LSTM 12 → 64: mean ± standard deviation of {len(curves)} seeds", fontsize=11)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--out", type=Path, default=Path("japanese_vowels.safetensors"))
+    options = parser.parse_args(arguments)
+    held, fit = held_out(utterances(TRAIN))
+    test, curves, found = utterances(TEST), [], []
+    for seed in range(options.seeds):
+        model, curve = train(seed, fit, test, options.epochs)
+        loss, _ = judge(model, held)
+        curves.append(curve)
+        found.append((loss, seed, model))
+        print(f"seed {seed}: {curve[-1]:.1f} % of the test split named correctly, held-out loss {loss:.3f}")
+    loss, seed, model = min(found, key=lambda one: one[:2])
+    model.save(options.out)
+    curves = np.array(curves)
+    if len(curves) > 1:
+        last = curves[:, -1]
+        print(f"mean and standard deviation of {len(curves)} seeds: {last.mean():.1f} ± {last.std(ddof=1):.1f} %")
+        draw(curves, options.out.with_suffix(".png"))
+    print(f"{options.out}: seed {seed}, sha256 {hashlib.sha256(options.out.read_bytes()).hexdigest()[:16]}")
+
+
+if __name__ == "__main__":
+    main()
