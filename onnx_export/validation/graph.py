@@ -23,8 +23,12 @@ _FOLDABLE = frozenset(
     | {"Neg", "Sqrt", "Reciprocal", "DequantizeLinear"}
 )
 _FOLDABLE_WITH_SCALAR = frozenset(["Add", "Sub", "Mul", "Div", "Pow"])
-# Operators that compute counts and axes; folded only if no input or result has more than _MOST_COUNTED elements.
-_COUNTING = frozenset({"Gather", "Slice", "Range", "Concat", "ReduceProd", "Flatten", "Floor", "Expand"})
+# Operators that compute counts, axes and conditions on them; folded only if no input or result has more than
+# _MOST_COUNTED elements.
+_COUNTING = frozenset({"Gather", "Slice", "Range", "Concat", "ReduceProd", "Floor"}) | frozenset(
+    {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "Max", "Min"}
+)
+_RESHAPING = frozenset({"Flatten", "Expand"})  # folded if the result has no more elements than the input
 _MOST_COUNTED = 64
 
 
@@ -160,13 +164,13 @@ class Scope:
             return self._counted(node)
         if op(node) == "CastLike" and len(node.input) == 2:
             return self._cast_like(node, depth)
-        if depth == 0 or op(node) not in _FOLDABLE | _FOLDABLE_WITH_SCALAR | _COUNTING:
+        if depth == 0 or op(node) not in _FOLDABLE | _FOLDABLE_WITH_SCALAR | _COUNTING | _RESHAPING:
             return None
         inputs = {i: self.constant(i, depth - 1) for i in node.input if i}
         if any(value is None for value in inputs.values()):
             return None
         small = all(value.size <= _MOST_COUNTED for value in inputs.values())
-        if op(node) in _COUNTING and not (op(node) == "Flatten" or (small and self._ranges(node, inputs))):
+        if (op(node) in _COUNTING and not small) or not self._bounded(node, inputs):
             return None
         if node.op_type in _FOLDABLE_WITH_SCALAR and all(value.size > 1 for value in inputs.values()):
             return None
@@ -196,10 +200,11 @@ class Scope:
             return value
         return value.astype(helper.tensor_dtype_to_np_dtype(kind))
 
-    def _ranges(self, node: onnx.NodeProto, inputs: dict[str, np.ndarray]) -> bool:
-        """Whether the result of Expand or Range has at most _MOST_COUNTED elements; true for other operators."""
+    def _bounded(self, node: onnx.NodeProto, inputs: dict[str, np.ndarray]) -> bool:
+        """Whether the result of Expand or Range is small, or no larger than its input; true for other operators."""
         if op(node) == "Expand":
-            return bool(np.prod(inputs[node.input[1]], initial=1.0) <= _MOST_COUNTED)
+            most = max(_MOST_COUNTED, inputs[node.input[0]].size)
+            return bool(np.prod(inputs[node.input[1]], initial=1.0) <= most)
         if op(node) != "Range":
             return True
         start, limit, step = (float(inputs[name].ravel()[0]) for name in node.input)

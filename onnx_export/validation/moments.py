@@ -9,11 +9,10 @@ import onnx
 
 from onnx_export.operators import LAYER, RMS, Formula
 from onnx_export.validation.graph import attribute, unit_roundoff
-from onnx_export.validation.values import RESHAPERS, SAME, Values, op
+from onnx_export.validation.values import REDUCED_SUMS, RESHAPERS, SAME, Values, op
 
 # Limit on recursion between a variance and its root: an untrusted file may have thousands of steps, two branches each.
 DEEPEST = 5
-_SUMS = ("ReduceSum", "ReduceSumSquare")
 KEEPDIMS = "keepdims=0: the statistic broadcasts along the wrong axis"
 
 
@@ -110,7 +109,7 @@ class Moments(Values):
     def total(self, name: str) -> Mean | None:
         """The sum of squares that a value holds, None if it is none."""
         inner, path = self.strip(name, SAME | RESHAPERS)
-        node = self.made_by(inner, *_SUMS, "ReduceL2", "Einsum")
+        node = self.made_by(inner, *REDUCED_SUMS, "ReduceL2")
         found = node and self._reduction(node, path, any(op(n) in RESHAPERS for n in path))
         return replace(found, total=True) if found else None
 
@@ -122,17 +121,31 @@ class Moments(Values):
             if not (factor or counted) or (op(node) == "Div" and b != node.input[1]):
                 continue
             source, inner_path = self.strip(a, SAME | RESHAPERS)
-            total = self.made_by(source, *_SUMS, "Einsum")
+            total = self.made_by(source, *REDUCED_SUMS)
             if total is None:
                 continue
             reshaped = reshaped or any(op(n) in RESHAPERS for n in inner_path)
             count_nodes = self.chain(b)[0] if counted else []
             found = self._reduction(total, [*path, *inner_path, node, *count_nodes], reshaped)
-            if found is None or counted:
-                return found
+            if found is None:
+                return None
+            if counted:
+                less = self._less_one(b)
+                note = "a sum is divided by a computed count less 1 (unbiased)" if less else ""
+                return replace(found, miscount=note, unbiased=less)
             miscount, unbiased = self._miscount(found, b, 1 / factor if op(node) == "Mul" else factor)
             return replace(found, stored_reciprocal=op(node) == "Mul", miscount=miscount, unbiased=unbiased)
         return None
+
+    def _less_one(self, name: str) -> bool:
+        """Whether a value is another one less 1, perhaps with a lower limit."""
+        inner = self.strip(name)[0]
+        limited = self.made_by(inner, "Max")
+        if limited is not None:
+            inner = self.strip(self.clamped(limited)[0])[0]
+        node = self.made_by(inner, "Add", "Sub")
+        less = None if node is None else {"Add": -1.0, "Sub": 1.0}[op(node)]
+        return node is not None and any(self.scalar(each) == less for each in list(node.input)[op(node) == "Sub" :])
 
     def _reduction(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
         axes = self._contracted(node) if op(node) == "Einsum" else self._reduced_axes(node)

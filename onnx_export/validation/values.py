@@ -14,6 +14,8 @@ from onnx_export.validation.graph import op as any_op
 SAME = frozenset({"Identity", "Cast", "CastLike"})
 RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})  # between a statistic and its use
 SUMS = frozenset({"Add", "Sub", "Sum"})
+REDUCED_SUMS = ("ReduceSum", "ReduceSumSquare", "Einsum")
+_NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
 _OF_TWO = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
 _FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 _LONGEST_PATH = 64
@@ -57,9 +59,31 @@ class Values:
         kind = op(node)
         if kind == "Where" and len(node.input) == 3:
             return self._guarded(node)
+        if kind in _NEUTRAL:
+            return self._with_neutral(node)
         if kind not in ops:
             return None
         return node.input[0] if kind not in ("Cast", "CastLike") or self._floating(node) else None
+
+    def _with_neutral(self, node: onnx.NodeProto) -> str | None:
+        """The other operand of x * 1, x / 1, x + 0 or x - 0, which PaddlePaddle writes, else None.
+
+        None also if it is a sum, whose divisor is a count.
+        """
+        for value, constant in (node.input, reversed(node.input)) if op(node) in ("Mul", "Add") else (node.input,):
+            stored = self.scope.constant(constant)
+            if stored is not None and stored.ndim < 2 and self.scalar(constant) == _NEUTRAL[op(node)]:
+                return None if self._sums(value) else value
+        return None
+
+    def _sums(self, name: str) -> bool:
+        """Whether a value is a sum of elements, perhaps after Identities and Casts."""
+        for _ in range(_LONGEST_PATH):
+            node = self.scope.producer(name)
+            if node is None or op(node) not in SAME:
+                return node is not None and op(node) in REDUCED_SUMS
+            name = node.input[0]
+        return True
 
     def _guarded(self, node: onnx.NodeProto) -> str | None:
         """The branch of a Where that a constant condition selects, or else the one that is no constant, if one is.

@@ -1,11 +1,9 @@
 """Norms written by real exporters are found in every form: small files made by the scripts in corpus/."""
 
-import zipfile
-from pathlib import Path
-
 import onnx
 import pytest
-from corpus.make_pytorch import FORMS
+from corpus import archive, make_jax, make_keras, make_paddle, make_pytorch, make_transformers
+from corpus.sound_transformers import examined
 
 from onnx_export.model_io import Limits, parse
 from onnx_export.nodes import sort_nodes
@@ -13,31 +11,54 @@ from onnx_export.validation.examine import Options, examine
 from onnx_export.validation.graph import inline
 from onnx_export.validation.patterns import find
 
-ARCHIVE = Path(__file__).parents[1] / "support" / "corpus" / "pytorch.zip"
-NAMES = zipfile.ZipFile(ARCHIVE).namelist()
+SCRIPTS = {
+    "pytorch": make_pytorch,
+    "keras": make_keras,
+    "jax": make_jax,
+    "paddle": make_paddle,
+    "transformers": make_transformers,
+}
+FILES = [(exporter, name) for exporter in SCRIPTS for name in archive.read(exporter)]
+JUDGED = ("-17.onnx", "current-18.onnx", "jax2onnx-21.onnx", "jax2onnx-23-decomposed.onnx")
+# Files that are wrong as exported: division by the variance, and a scale of one axis for a norm over two.
+WRONG = {("pytorch", "no_root"), ("paddle", "layer_two_axes")}
 
 
 def form_of(name):
     return name.partition("@")[0]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_norms_of_an_exported_file_are_found(name):
-    model = parse(zipfile.ZipFile(ARCHIVE).read(name), Limits())
+@pytest.mark.parametrize(("exporter", "name"), FILES)
+def test_norms_of_an_exported_file_are_found(exporter, name):
+    model = parse(archive.read(exporter)[name], Limits())
     sort_nodes(model)
     model = onnx.shape_inference.infer_shapes(inline(model), data_prop=True)
-    assert ["~" * bool(norm.near_miss) + norm.formula.name for norm in find(model)] == FORMS[form_of(name)]
+    found = ["~" * bool(norm.near_miss) + norm.formula.name for norm in find(model)]
+    assert found == SCRIPTS[exporter].FORMS[form_of(name)]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith(("-17.onnx", "current-18.onnx"))])
-def test_an_exported_file_is_judged_sound(name, tmp_path):
+@pytest.mark.parametrize(("exporter", "name"), [file for file in FILES if file[1].endswith(JUDGED)])
+def test_an_exported_file_is_judged_sound(exporter, name, tmp_path):
     path = tmp_path / "model.onnx"
-    path.write_bytes(zipfile.ZipFile(ARCHIVE).read(name))
+    path.write_bytes(archive.read(exporter)[name])
     report = examine(str(path), Options(), lambda *_: None)
-    assert report.exit_code() == (1 if form_of(name) == "no_root" else 0), (report.problem, report.norms)
+    wrong = (exporter, form_of(name)) in WRONG
+    assert report.exit_code() == wrong, (report.problem, report.norms)
+    assert wrong or {norm.verdict for norm in report.norms} <= {"ok", "risky"}
+
+
+@pytest.mark.parametrize(("seed", "size"), [(0, (1, 5)), (20, (4, 33))])
+@pytest.mark.parametrize("name", archive.read("transformers"))
+def test_sound_transformers_pass_with_realistic_inputs(name, seed, size, tmp_path):
+    """A small part of the matrix of `corpus.sound_transformers`."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(archive.read("transformers")[name])
+    report = examined(path, form_of(name), seed, size, tmp_path)
+    assert report.exit_code() == 0
     assert {norm.verdict for norm in report.norms} <= {"ok", "risky"}
+    assert "trained" not in name or max(norm.conditioning for norm in report.norms) > 10
 
 
 def test_corpus_has_enough_files():
-    assert len(NAMES) >= 150
-    assert ARCHIVE.stat().st_size <= 100_000
+    assert len(FILES) >= 400
+    assert sum(path.stat().st_size for path in archive.FOLDER.glob("*.xz")) <= 150_000

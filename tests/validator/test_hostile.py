@@ -15,6 +15,7 @@ from onnx_export import validate
 from onnx_export.model_io import Limits, Refused, Unreadable, load, parse
 from onnx_export.nodes import sort_nodes
 from onnx_export.validation.graph import scopes
+from onnx_export.validation.patterns import find
 
 UNREADABLE, REFUSED = 2, 3
 
@@ -571,3 +572,11 @@ def test_rejects_inputs_of_non_numeric_dtype(dtype, folder):
 def test_a_recursive_function_is_named():
     with pytest.raises(Refused, match="function 'F' calls itself"):
         parse(raw(recursive_function()), Limits())
+
+
+def test_a_long_chain_of_neutral_nodes_is_walked_in_linear_time():
+    """Each x + 0 is passed with a bounded number of steps."""
+    nodes = [gallery.node("Add", f"x{i} zero" if i else "x zero", f"x{i + 1}") for i in range(2000)]
+    body, constants = gallery.decomposed(x="x2000")
+    model = gallery.model([*nodes, *body], constants=constants | {"zero": np.float32(0)})
+    assert [norm.formula.name for norm in find(model)] == ["layer"]

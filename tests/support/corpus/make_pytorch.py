@@ -1,6 +1,6 @@
-"""Write pytorch.zip: norms in every form, by PyTorch's exporters at several opsets. Needs torch; the tests do not.
+"""Write pytorch.tar.xz: norms in every form, by PyTorch's exporters at several opsets. Needs torch; the tests do not.
 
-    python -P tests/support/corpus/make_pytorch.py
+    PYTHONPATH=tests/support python -P -m corpus.make_pytorch
 
 A file is named FORM@EXPORTER-OPSET.onnx. FORMS says what the validator must find in it: the formula of each norm, "~"
 before a near miss.
@@ -8,8 +8,8 @@ before a near miss.
 
 import io
 import warnings
-import zipfile
-from pathlib import Path
+
+from corpus.archive import write
 
 N = 16
 FORMS = {
@@ -144,7 +144,8 @@ EXPORTERS = [("old", 13), ("old", 14), ("old", 17), ("old", 18)]
 CURRENT = ["layer", "var_rsqrt", "var_mean", "rms", "adaptive", "global"]
 
 
-def main():
+def files():
+    """(name, bytes) of every file."""
     import torch
 
     class Form(torch.nn.Module):
@@ -156,26 +157,22 @@ def main():
             return self.function(x)
 
     warnings.simplefilter("ignore")
-    target = Path(__file__).parent / "pytorch.zip"
     cases = [(name, *each) for name in FORMS for each in EXPORTERS] + [(name, "current", 18) for name in CURRENT]
     made = functions()
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, exporter, opset in cases:
-            form, x, file = Form(made[name]).eval(), torch.randn(2, 5, N), io.BytesIO()
-            try:
-                if exporter == "old":
-                    torch.onnx.export(form, (x,), file, opset_version=opset, dynamo=False)
-                    data = file.getvalue()
-                else:
-                    program = torch.onnx.export(form, (x,), opset_version=opset, dynamo=True, verbose=False)
-                    data = program.model_proto.SerializeToString()
-            except Exception as error:
-                print(f"{name}@{exporter}-{opset}: not exported: {type(error).__name__}: {str(error)[:80]}")
-                continue
-            entry = zipfile.ZipInfo(f"{name}@{exporter}-{opset}.onnx")  # dated 1980: the same bytes each time
-            archive.writestr(entry, data, zipfile.ZIP_DEFLATED, 9)
-    print(f"{target}: {len(zipfile.ZipFile(target).namelist())} files, {target.stat().st_size} bytes")
+    for name, exporter, opset in cases:
+        form, x, file = Form(made[name]).eval(), torch.randn(2, 5, N), io.BytesIO()
+        try:
+            if exporter == "old":
+                torch.onnx.export(form, (x,), file, opset_version=opset, dynamo=False)
+                data = file.getvalue()
+            else:
+                program = torch.onnx.export(form, (x,), opset_version=opset, dynamo=True, verbose=False)
+                data = program.model_proto.SerializeToString()
+        except Exception as error:
+            print(f"{name}@{exporter}-{opset}: not exported: {type(error).__name__}: {str(error)[:80]}")
+            continue
+        yield f"{name}@{exporter}-{opset}.onnx", data
 
 
 if __name__ == "__main__":
-    main()
+    write("pytorch", files())
