@@ -98,7 +98,7 @@ class _Outcome:
 
 def _attempt(request: dict[str, Any], timeout: float, scratch: str, progress) -> _Outcome:
     outcome = _Outcome(ValidationReport(request["path"]))
-    command = [sys.executable, "-I", "-c", _START.format(__name__), json.dumps(sys.path)]
+    command = [sys.executable, "-I", "-c", _START.format(__name__), json.dumps(sys.path), str(os.getpid())]
     environment = {**os.environ, "TMPDIR": scratch, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command,
@@ -168,7 +168,7 @@ def main() -> None:
         channel.write(json.dumps([kind, value]) + "\n")
         channel.flush()
 
-    _end_with_parent()
+    _end_with_parent(int(sys.argv[2]))
     request = json.load(sys.stdin)
     _limit(resource.RLIMIT_CORE, 0)
     request["memory"] = _limit(resource.RLIMIT_AS, request["memory"])
@@ -179,10 +179,12 @@ def main() -> None:
     emit("done", True)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when the parent ends, for whatever reason; Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before the request reached the kernel
+            sys.exit(1)
 
 
 def _limit(kind: int, wanted: int) -> int:

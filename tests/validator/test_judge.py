@@ -86,6 +86,29 @@ def test_a_fused_residual_norm_is_noted_if_its_kernel_sums_poorly(tmp_path):
     assert report.exit_code(strict=True) == 0
 
 
+def skip_norm(n):
+    """SkipLayerNormalization of x and zeros, with its oracle."""
+    node = gallery.node("SkipLayerNormalization", "x zeros scale bias", "y", domain="com.microsoft", epsilon=1e-5)
+    constants = gallery.weights(n) | {"zeros": np.zeros((1, 32, n), np.float32)}
+    model = onnx.shape_inference.infer_shapes(gallery.model([node], (1, 32, n), constants))
+    return model, Oracle(find(model)[0], model)
+
+
+@pytest.mark.parametrize("n", [n for n in LENGTHS if n > 1])
+def test_a_kernel_that_adds_in_order_stays_within_its_derived_bound(n):
+    """onnxruntime 1.32.0: at most 0.19 of B + R, where a one-pass variance exceeds it."""
+    model, oracle = skip_norm(n)
+    session = ort.Session(model, "off")
+    for mean in MEANS:
+        feeds = {"x": rows(n, mean, np.float32)["x"][None]}
+        (y,) = session.run(["y"], feeds)
+        facts = oracle.rows(feeds)
+        assert oracle.claim_error(facts, y, oracle.recursive(facts)).ratio <= 0.5, mean
+    weights = gallery.weights(n)
+    y = plain(feeds["x"], weights["scale"], weights["bias"], one_pass=True)
+    assert oracle.claim_error(facts, y, oracle.recursive(facts)).ratio > 1
+
+
 def plain(x, scale, bias, eps=1e-5, *, ddof=0, one_pass=False, dtype=np.float32):
     x = x.astype(dtype)
     mean = x.mean(-1, keepdims=True, dtype=dtype)
