@@ -7,7 +7,7 @@
  * with every NaN canonicalised.
  */
 #include "cnorm_norms.h"
-#include "network.h"
+#include "presets.h"
 #include "rows.h"
 
 static uint64_t hash_of(uint64_t hash, cnorm_dtype dtype, void *buffer, ptrdiff_t count)
@@ -342,6 +342,21 @@ static void lstm(cnorm_dtype dtype, text *out) { (void)dtype; lstm_and_linear(CN
 static void lstm_float16_weights(cnorm_dtype dtype, text *out) { (void)dtype; lstm_and_linear(CNORM_WEIGHT_F16, out); }
 static void lstm_int8_weights(cnorm_dtype dtype, text *out) { (void)dtype; lstm_and_linear(CNORM_WEIGHT_I8, out); }
 
+/* hash over some steps of every preset, with matrices of one type */
+static void every_preset(cnorm_weight_type type, text *out)
+{
+    float x[PRESET_STEPS * PRESET_INPUTS], y[PRESET_STEPS * PRESET_UNITS];
+    uint64_t state = 7;
+    for (size_t j = 0; j < sizeof x / sizeof *x; ++j) x[j] = (float)bell(&state);
+    for (int i = 0; i < PRESETS; ++i) {
+        const ptrdiff_t outputs = preset_run(&presets[i], type, x, y);
+        add(out, presets[i].name, hash_of(EMPTY, CNORM_F32, y, PRESET_STEPS * outputs));
+    }
+}
+static void all_presets(cnorm_dtype dtype, text *out) { (void)dtype; every_preset(CNORM_WEIGHT_F32, out); }
+static void all_presets_float16_weights(cnorm_dtype dtype, text *out) { (void)dtype; every_preset(CNORM_WEIGHT_F16, out); }
+static void all_presets_int8_weights(cnorm_dtype dtype, text *out) { (void)dtype; every_preset(CNORM_WEIGHT_I8, out); }
+
 /* every 16-bit pattern */
 static void to_float(cnorm_dtype dtype, text *out)
 {
@@ -365,8 +380,11 @@ static const struct {
     {"lstm", lstm},
     {"lstm_float16_weights", lstm_float16_weights},
     {"lstm_int8_weights", lstm_int8_weights},
+    {"presets", all_presets},
+    {"presets_float16_weights", all_presets_float16_weights},
+    {"presets_int8_weights", all_presets_int8_weights},
 };
-enum { OPERATIONS = sizeof operations / sizeof *operations, FLOAT32_ONLY = 5 };
+enum { OPERATIONS = sizeof operations / sizeof *operations, FLOAT32_ONLY = 8 };
 
 /* compares one operation's hashes with its file on every instruction set, or writes the file */
 static int check_file(int write, const char *folder, size_t index, cnorm_dtype dtype)
