@@ -22,11 +22,19 @@ def tanh(x, out=None):
     return elementwise(cnorm_tanh_f32, x, out)
 
 
+cdef ptrdiff_t HUGE_PAGE = 2 << 20  # bytes, on x86-64 and AArch64 with pages of 4 KiB
+
 cdef cnp.ndarray aligned_zeros(ptrdiff_t floats):
-    """An array of float32 zeros, aligned to CNORM_ALIGN bytes."""
-    cdef cnp.ndarray raw = np.zeros(floats * 4 + CNORM_ALIGN, np.uint8)
-    cdef ptrdiff_t start = -(<ptrdiff_t>cnp.PyArray_DATA(raw)) % CNORM_ALIGN
-    return raw[start + (CNORM_ALIGN if start < 0 else 0):][:floats * 4].view(np.float32)
+    """An array of float32 zeros, aligned to CNORM_ALIGN bytes, or to huge pages if it is large.
+
+    NumPy asks for huge pages (madvise) for arrays of 4 MiB or more, but Linux gives them for whole aligned pages only.
+    """
+    cdef ptrdiff_t size = floats * 4, align = CNORM_ALIGN
+    if size >= 2 * HUGE_PAGE:
+        align = HUGE_PAGE
+    cdef cnp.ndarray raw = np.zeros(-(-size // align) * align + align, np.uint8)
+    cdef ptrdiff_t start = -(<ptrdiff_t>cnp.PyArray_DATA(raw)) % align
+    return raw[start + (align if start < 0 else 0):][:size].view(np.float32)
 
 
 ACTIVATION = {"tanh": CNORM_ACTIVATION_TANH, "relu": CNORM_ACTIVATION_RELU, "sigmoid": CNORM_ACTIVATION_SIGMOID}
