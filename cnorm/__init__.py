@@ -40,7 +40,8 @@ from cnorm.checkpoints import from_safetensors, from_torch
 from cnorm.folds import fold_batch_norm, fold_weight_norm
 from cnorm.layers import GRU, LSTM, RNN, Activation, Bidirectional, LayerNorm, Linear, Residual
 from cnorm.learner import SGD, Adam, Learner
-from cnorm.model import Model, demo_model, load
+from cnorm.loading import demo_model, load
+from cnorm.model import Model
 from cnorm.presets import PRESETS
 from cnorm.specs import CellSpec
 

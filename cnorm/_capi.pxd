@@ -144,3 +144,35 @@ cdef extern from "cnorm_rnn.h" nogil:
     cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x,
                                 ptrdiff_t x_stride, float *const *states, float *scratch, ptrdiff_t rows, float *y,
                                 ptrdiff_t y_stride)
+
+
+# Mirror of src/include/cnorm_model.h
+cdef extern from "cnorm_model.h" nogil:
+    ctypedef enum cnorm_direction:
+        CNORM_STREAMED
+        CNORM_FORWARD
+        CNORM_BACKWARD
+
+    enum:
+        CNORM_IDENTITY
+
+    ctypedef struct cnorm_network:
+        const cnorm_layer *layers
+        const float **starts
+        int count
+        cnorm_direction direction
+
+    ctypedef struct cnorm_model:
+        const cnorm_network *networks
+        int count
+        ptrdiff_t inputs, outputs
+        const unsigned char *identity
+        const char *configuration
+        ptrdiff_t configuration_bytes
+
+    ptrdiff_t cnorm_model_memory(const void *file, ptrdiff_t file_bytes)
+    cnorm_status cnorm_model_open(const void *file, ptrdiff_t file_bytes, void *memory, ptrdiff_t memory_bytes,
+                                  cnorm_model *model)
+    cnorm_status cnorm_model_verify(const cnorm_model *model)
+    ptrdiff_t cnorm_model_file_bytes(const cnorm_model *model)
+    cnorm_status cnorm_model_write(const cnorm_model *model, void *file)

@@ -287,7 +287,21 @@ class Network:
     cells: int
     macs: int
     nbytes: int
-    def __init__(self, layers: Any, identity: bytes, first: int = 0) -> None: ...
+    @property
+    def weights(self) -> str: ...
+    def __init__(self, layers: Any, identity: bytes, first: int = 0, part: int = 0) -> None: ...
+
+class PackedModel:
+    file: Array
+    identity: bytes
+    configuration: bytes
+    directions: tuple[str, ...]
+    def __init__(self, file: Array) -> None: ...
+    def verify(self) -> None: ...
+
+def pack_model(
+    networks: Sequence[Network], directions: Sequence[str], identity: bytes, configuration: bytes
+) -> bytes: ...
 
 class Stream:
     model: Model

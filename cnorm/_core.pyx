@@ -8,6 +8,7 @@ set.
 """
 cimport cython
 cimport numpy as cnp
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_AsLongAndOverflow
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.float cimport FLT_MAX
@@ -131,6 +132,7 @@ include "_batch_norm.pxi"
 include "_weight_norm.pxi"
 include "_divisive_norm.pxi"
 include "_network.pxi"
+include "_packed.pxi"
 include "_stream.pxi"
 include "_step_many.pxi"
 include "_train.pxi"

@@ -86,14 +86,17 @@ cdef class Network:
 
     Parameters
     ----------
-    layers : sequence of (kind, layer, size)
+    layers : sequence of (kind, layer, size), or PackedModel
         As returned by `cnorm.layers.flat`; the sizes of neighbours must fit.
     identity : bytes, 32
         Hash of configuration and weights; a saved stream holds it and is restored by the same model only.
     first : int
         The number of its first recurrent layer in the names of states, h0, c0, ...
+    part : int
+        Which network of a PackedModel.
     """
     cdef cnorm_layer *layers
+    cdef cnorm_layer *owned  # the layers, unless they are those of a PackedModel
     cdef int count
     cdef readonly int cells  # recurrent layers
     cdef readonly ptrdiff_t input_size, output_size
@@ -102,38 +105,55 @@ cdef class Network:
     cdef cnp.ndarray initial  # the initial state
     cdef ptrdiff_t state_floats
     cdef readonly ptrdiff_t macs, nbytes  # macs: multiply-adds of one step; nbytes: of all panels
+    cdef int types  # bit t is set if there is a matrix of type t
     cdef tuple memory  # keeps the packed arrays alive
 
-    def __cinit__(self, layers, bytes identity, int first=0):
+    def __cinit__(self, layers, bytes identity, int first=0, int part=0):
         cdef ptrdiff_t outputs
+        self.identity = identity
+        starts = []
+        if isinstance(layers, PackedModel):
+            self.refer(layers, part, first, starts)
+        else:
+            self.build(layers, first, starts)
+        outputs = cnorm_scratch_floats(self.layers, self.count, 1)
+        # each layer has its own array of outputs: a file of many activations could fill the memory
+        if outputs > max(1 << 24, 8 * self.macs):
+            raise ValueError(f"layers take {4 * outputs} bytes for the outputs of one step: more than 64 MiB, and more "
+                             f"than 8 times the {4 * self.macs} bytes of their weights")
+        self.input_size = cnorm_layer_inputs(&self.layers[0])
+        self.output_size = cnorm_layer_outputs(&self.layers[self.count - 1])
+        self.initial = aligned_zeros(self.state_floats)
+        for (_, units, offset), start in zip(self.state_arrays, starts):
+            if start is not None:
+                self.initial[offset:offset + units] = start
+
+    cdef int build(self, layers, int first, list starts) except -1:
+        """Pack the layers; `starts` gets the initial value of each recurrent array."""
         cdef int i
-        self.count, self.identity = len(layers), identity
-        self.layers = <cnorm_layer *>PyMem_Calloc(self.count, sizeof(cnorm_layer))
+        self.count = len(layers)
+        self.owned = self.layers = <cnorm_layer *>PyMem_Calloc(self.count, sizeof(cnorm_layer))
         if self.layers == NULL:
             raise MemoryError()
-        memory, arrays, starts = [], [], []
+        memory, arrays = [], []
         for i, (kind, layer, size) in enumerate(layers):
             if kind in CELL_KIND:
                 self.add_cell(&self.layers[i], layer, first + self.cells, memory, arrays, starts)
             else:
                 self.add_layer(&self.layers[i], kind, layer, size, memory)
             self.state_floats += cnorm_layer_state_floats(&self.layers[i])
-        self.memory = tuple(memory)
-        outputs = cnorm_scratch_floats(self.layers, self.count, 1)
-        # each layer has its own array of outputs: a file of many activations could fill the memory
-        if outputs > max(1 << 24, 8 * self.macs):
-            raise ValueError(f"layers take {4 * outputs} bytes for the outputs of one step: more than 64 MiB, and more "
-                             f"than 8 times the {4 * self.macs} bytes of their weights")
-        self.state_arrays = tuple(arrays)
-        self.input_size = cnorm_layer_inputs(&self.layers[0])
-        self.output_size = cnorm_layer_outputs(&self.layers[self.count - 1])
-        self.initial = aligned_zeros(self.state_floats)
-        for (_, units, offset), start in zip(arrays, starts):
-            if start is not None:
-                self.initial[offset:offset + units] = start
+        self.memory, self.state_arrays = tuple(memory), tuple(arrays)
+        return 0
 
     def __dealloc__(self):
-        PyMem_Free(self.layers)
+        PyMem_Free(self.owned)
+
+    @property
+    def weights(self):
+        """The narrowest type of a matrix: "int8", "float16" or "float32"."""
+        if self.types >> <int>CNORM_WEIGHT_I8 & 1:
+            return "int8"
+        return "float16" if self.types >> <int>CNORM_WEIGHT_F16 & 1 else "float32"
 
     cdef int add_layer(self, cnorm_layer *to, str kind, layer, ptrdiff_t size, list memory) except -1:
         if kind == "Linear":
@@ -227,8 +247,7 @@ cdef class Network:
                 if (<object>scales).shape != (len(rows),):
                     raise ValueError(f"scales must have the shape ({len(rows)},), got {(<object>scales).shape}")
                 scale = <const float *>cnp.PyArray_DATA(scales)
-        self.macs += cnp.PyArray_SIZE(w)
-        self.nbytes += cnorm_matrix_bytes(&m)
+        self.add_sizes(&m)
         if self.nbytes > 4 * max(1 << 28, 8 * self.macs):  # a matrix of one row takes a panel of 32 rows
             raise ValueError(f"layers take {self.nbytes} bytes packed in panels of 32 rows: more than 1 GiB, and "
                              f"more than 8 times the {4 * self.macs} bytes of their weights")
@@ -241,6 +260,54 @@ cdef class Network:
                                     <float *>cnp.PyArray_DATA(panels)))
         memory.append(panels)
         return m
+
+    cdef int refer(self, PackedModel packed, int part, int first, list starts) except -1:
+        """Use the layers of a packed model, whose panels stay where they are."""
+        cdef const cnorm_network *network = &packed.model.networks[part]
+        cdef cnorm_layer *layer
+        cdef const cnorm_matrix *matrices[4]
+        cdef const cnorm_matrix *m
+        cdef int i
+        cdef ptrdiff_t outputs, units
+        arrays = []
+        self.layers, self.count, self.memory = <cnorm_layer *>network.layers, network.count, (packed,)
+        for i in range(self.count):
+            layer = &self.layers[i]
+            if layer.kind == CNORM_LAYER_CELL:
+                outputs, units = layer.as_.cell.weight_h.cols, layer.as_.cell.weight_x.units
+                arrays.append((f"h{first + self.cells}", outputs, self.state_floats))
+                starts.append(floats_at(network.starts[i], outputs))
+                if layer.as_.cell.kind == <cnorm_cell_kind><int>CELL_KIND["LSTM"]:
+                    arrays.append((f"c{first + self.cells}", units, self.state_floats + cnorm_padded_units(outputs)))
+                    starts.append(floats_at(network.starts[i], units, cnorm_padded_units(outputs)))
+                self.cells += 1
+                matrices[:] = [&layer.as_.cell.weight_x, &layer.as_.cell.weight_h, &layer.as_.cell.weight_n,
+                               &layer.as_.cell.weight_p]
+                for m in matrices:
+                    if m.panels != NULL:
+                        self.add_sizes(m)
+            elif layer.kind == CNORM_LAYER_LINEAR:
+                self.add_sizes(&layer.as_.linear.weight)
+            self.state_floats += cnorm_layer_state_floats(layer)
+        self.state_arrays = tuple(arrays)
+        return 0
+
+    cdef int find_starts(self, const float **starts) except -1:
+        """The initial state of each layer that has one other than zero."""
+        cdef int i
+        cdef ptrdiff_t offset = 0, floats
+        for i in range(self.count):
+            floats = cnorm_layer_state_floats(&self.layers[i])
+            if self.initial[offset:offset + floats].view(np.uint32).any():  # -0.0 counts
+                starts[i] = <const float *>cnp.PyArray_DATA(self.initial) + offset
+            offset += floats
+        return 0
+
+    cdef int add_sizes(self, const cnorm_matrix *m) except -1:
+        self.macs += m.gates * m.units * m.cols
+        self.nbytes += cnorm_matrix_bytes(m)
+        self.types |= 1 << <int>m.type
+        return 0
 
     cdef cnp.ndarray scratch(self, ptrdiff_t rows):
         return aligned_zeros(cnorm_scratch_floats(self.layers, self.count, rows))

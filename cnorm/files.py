@@ -18,7 +18,15 @@ import safetensors
 
 from cnorm.text import message_of, quoted
 
-__all__ = ["MAX_FILE_BYTES", "array_of", "raw_safetensors", "read_safetensors", "replacing", "write_whole"]
+__all__ = [
+    "MAX_FILE_BYTES",
+    "array_of",
+    "open_regular",
+    "raw_safetensors",
+    "read_safetensors",
+    "replacing",
+    "write_whole",
+]
 
 MAX_FILE_BYTES = 4 << 30
 DTYPES = {f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}
@@ -162,14 +170,19 @@ def decoded(path) -> str:
     return os.fsdecode(path)
 
 
-def read_regular(path) -> bytes:
+def open_regular(path):
+    """A regular file, opened for reading; the path may name anything else, which is refused."""
     # O_NONBLOCK: opening a FIFO must not wait for a writer
     handle = os.open(decoded(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise ValueError(f"{path} is not a regular file")
-    with os.fdopen(handle, "rb") as file:
-        if status.st_size > MAX_FILE_BYTES:
-            raise ValueError(f"{path} has {status.st_size} bytes, more than the {MAX_FILE_BYTES} that are read")
-        return file.read(status.st_size)
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path) -> bytes:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_FILE_BYTES:
+            raise ValueError(f"{path} has {size} bytes, more than the {MAX_FILE_BYTES} that are read")
+        return file.read(size)

@@ -1,4 +1,4 @@
-"""Models: a stack of layers, their files, and the packaged demo."""
+"""Models: stacks of layers."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import html
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import resources
 
 import numpy as np
 import safetensors.numpy
 
 from cnorm import _core
 from cnorm.comparison import Comparison, compare
-from cnorm.files import read_safetensors, write_whole
+from cnorm.files import write_whole
 from cnorm.layers import Bidirectional, Layer, chained, ends, flat
-from cnorm.model_files import METADATA_KEY, configuration, identity, layers_from, named_tensors
+from cnorm.model_files import METADATA_KEY, configuration, identity, named_tensors
+from cnorm.packed import from_bytes, packed_file, summary
 from cnorm.rounded import SMALLEST, WEIGHT_TYPES, rounded_layer, weight_type
-from cnorm.text import clip, message_of
+from cnorm.text import clip
 
-__all__ = ["Model", "demo_model", "load"]
+__all__ = ["Model"]
 
 PANEL_FLOATS = 1 << 28  # 1 GiB; panels have 32 rows, so a file of many matrices of one row could fill the memory
 SHOWN_LAYERS = 6
@@ -61,6 +61,7 @@ class Model:
         self._parts = []  # lists run in order: one network, or the two directions of a bidirectional layer
         cells = 0
         self._original: Model | None = None  # the float32 model that this one was rounded from
+        self._packed: _core.PackedModel | None = None  # the file, if the model is one of a packed file
         size = self._input_size
         for bidirectional, group in itertools.groupby(layers, lambda layer: isinstance(layer, Bidirectional)):
             for part in ([layer] for layer in group) if bidirectional else [list(group)]:
@@ -72,6 +73,24 @@ class Model:
                     self._parts[-1].append(network)
                 size = ends(part)[1] if any(layer.output_size for layer in part) else size
                 self._check_panels()
+
+    @classmethod
+    def _of_packed(cls, packed: _core.PackedModel) -> Model:
+        """The model of a packed file: networks without the layers that they were packed from."""
+        self = cls.__new__(cls)
+        self._layers, self._original, self._packed, self._identity = (), None, packed, packed.identity
+        self._parts = []
+        cells = 0
+        for i, direction in enumerate(packed.directions):
+            network = _core.Network(packed, packed.identity, cells, i)
+            cells += network.cells
+            if direction == "backward":
+                self._parts[-1].append(network)
+            else:
+                self._parts.append([network])
+        self._input_size = self._parts[0][0].input_size
+        self._output_size = sum(network.output_size for network in self._parts[-1])
+        return self
 
     def _check_panels(self) -> None:
         """Refuse layers whose packed panels take far more memory than their weights; `Network` checks only itself."""
@@ -85,6 +104,11 @@ class Model:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
+        if self._packed is not None:
+            raise ValueError(
+                "the model is from a packed file, which has no layers with the weights of the checkpoint: load the "
+                "safetensors file that it was packed from"
+            )
         return self._layers
 
     @property
@@ -103,7 +127,10 @@ class Model:
     @property
     def weights(self) -> str:
         """The type of the large matrices: "float32", or "float16" or "int8" if they were rounded."""
-        return weight_type(self._layers)
+        if self._packed is None:
+            return weight_type(self._layers)
+        types = {network.weights for part in self._parts for network in part}
+        return next(name for name in ("int8", "float16", "float32") if name in types)
 
     @property
     def nbytes(self) -> int:
@@ -148,7 +175,7 @@ class Model:
                 f"weights must be float32 to be rounded to {weights}, got a model rounded to {self.weights}: round the "
                 "float32 model, or keep it with with_weights(..., keep_original=True)"
             )
-        model = Model(rounded_layer(layer, weights, smallest) for layer in self._layers)
+        model = Model(rounded_layer(layer, weights, smallest) for layer in self.layers)
         model._original = self if keep_original else None
         return model
 
@@ -322,30 +349,60 @@ class Model:
         TypeError
             If `path` is not a str or path-like.
         """
-        data = safetensors.numpy.save(named_tensors(self._layers), metadata={METADATA_KEY: configuration(self._layers)})
+        data = safetensors.numpy.save(named_tensors(self.layers), metadata={METADATA_KEY: configuration(self.layers)})
         write_whole(path, data)
+
+    def save_packed(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to one flat file in the layout of the kernels, for `cnorm.load` and for C.
+
+        It is mapped into memory, not read: the time to load does not depend on its size, and processes that map it
+        share its weights. It has the identity and the bits of this model, but not the weights of the checkpoint, so
+        keep the file of `save`, too. docs/embedding.md has the format. Replaced atomically, as by `save`.
+
+        Parameters
+        ----------
+        path : str or path-like
+
+        Raises
+        ------
+        OSError, TypeError
+            As `save`.
+        """
+        write_whole(path, self._packed_bytes())
+
+    def _packed_bytes(self) -> bytes:
+        if self._packed is not None:
+            return self._packed.file.tobytes()
+        return packed_file(self._layers, self._parts, self._identity)
 
     def arrays(self) -> Iterator[np.ndarray]:
         """All weights, read-only, in the order of the layers."""
-        return iter(named_tensors(self._layers).values())
+        return iter(named_tensors(self.layers).values())
 
     def __repr__(self):
+        if self._packed is not None:
+            return f"Model(packed, {self.input_size} -> {self.output_size}: {summary(self._packed.configuration)})"
         shown = [repr(layer) for layer in self._layers]
         if len(shown) > SHOWN_LAYERS:
             shown[SHOWN_LAYERS // 2 : 1 - SHOWN_LAYERS // 2] = [f"... {len(shown) - SHOWN_LAYERS + 1} more ..."]
         return f"Model([{', '.join(clip(one, 200) for one in shown)}])"
 
     def _repr_html_(self):
-        rows = "".join(
-            f"<tr><td>{i}</td><td>{html.escape(repr(layer))}</td></tr>" for i, layer in enumerate(self._layers)
-        )
+        layers = [self] if self._packed is not None else self._layers
+        rows = "".join(f"<tr><td>{i}</td><td>{html.escape(repr(layer))}</td></tr>" for i, layer in enumerate(layers))
         return (
             f"<table><caption>Model, {self.input_size} -&gt; {self.output_size}, identity {self.identity.hex()[:12]}"
             f"</caption>{rows}</table>"
         )
 
     def __reduce__(self):
+        if self._packed is not None:
+            return _from_packed_bytes, (self._packed_bytes(),)
         return Model, (self._layers,)
+
+
+def _from_packed_bytes(data: bytes) -> Model:
+    return Model._of_packed(from_bytes(data))
 
 
 def _set_state(streams, state) -> None:
@@ -358,56 +415,3 @@ def _set_state(streams, state) -> None:
         raise ValueError(f"state must have the names {wanted}, got {sorted(map(repr, state))}"[:1000])
     for stream, group in zip(streams, names, strict=True):
         stream.set_state({name: state[name] for name in group})
-
-
-def load(path: str | os.PathLike[str], weights: str | None = None) -> Model:
-    """Read a model that `Model.save` wrote.
-
-    The file may be untrusted: it must be a regular file of at most 4 GiB, is read whole into memory and parsed by the
-    safetensors package, and every name, shape and dtype is checked. Pickle is not used.
-
-    Parameters
-    ----------
-    path : str or path-like
-    weights : {"int8", "float16", "float32"}, optional
-        Round the matrices, see `Model.with_weights`; if not given, they stay as in the file.
-
-    Returns
-    -------
-    Model
-
-    Raises
-    ------
-    OSError
-        If the file can't be read.
-    TypeError
-        If `path` is not a str or path-like.
-    ValueError
-        If the file is not such a model; the message says what was expected and what was found.
-    """
-    tensors, metadata = read_safetensors(path)
-    model = model_of(path, metadata.get(METADATA_KEY), tensors)
-    return model if weights is None else model.with_weights(weights)
-
-
-def model_of(path, text: str | None, tensors: dict[str, np.ndarray]) -> Model:
-    """The model of a configuration and its tensors, both untrusted; `path` is for messages."""
-    try:
-        return Model(layers_from(text, tensors))
-    except RecursionError:
-        raise ValueError(f"{path}: the layers are nested too deep") from None
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {message_of(error)}") from None
-
-
-def demo_model() -> Model:
-    """The packaged model: a layer-normalised LSTM, 12 -> 64, and a read-out to 9 speakers.
-
-    Trained on Japanese Vowels by examples/japanese_vowels/train_by_torch.py.
-
-    Returns
-    -------
-    Model
-    """
-    with resources.as_file(resources.files("cnorm") / "data" / "demo.safetensors") as path:
-        return load(path)

@@ -8,7 +8,8 @@ import numpy as np
 from onnx import numpy_helper
 
 from cnorm.files import MAX_FILE_BYTES
-from cnorm.model import Model, model_of
+from cnorm.loading import model_of
+from cnorm.model import Model
 from cnorm.model_files import METADATA_KEY
 from cnorm.text import quoted
 from onnx_export import model_io

@@ -21,7 +21,10 @@ const char *cnorm_strerror(cnorm_status status)
     case CNORM_ERROR_ISA: return "the instruction set is unknown or this machine lacks it";
     case CNORM_ERROR_LAYER:
         return "a layer has an unknown kind or option, sizes that do not fit, a clip that is not positive, or lacks a vector";
-    case CNORM_ERROR_VALUE: return "a weight is beyond its storage type, or a scale is not positive and finite";
+    case CNORM_ERROR_VALUE: return "a weight is beyond its storage type or not finite, or a scale is not positive";
+    case CNORM_ERROR_FORMAT: return "not a packed model or saved stream, or one of another version or byte order";
+    case CNORM_ERROR_DAMAGED: return "damaged: bytes were changed, lost or added";
+    case CNORM_ERROR_IDENTITY: return "the saved stream of another model: the hash of configuration and weights differs";
     }
     return "unknown status";
 }

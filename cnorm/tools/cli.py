@@ -6,6 +6,7 @@ package, a file, a full disk, a closed pipe, a terminal that can't show the text
 
 import errno
 import os
+import re
 import sys
 from importlib import util
 from typing import NoReturn
@@ -90,7 +91,7 @@ def group():
     def cnorm():
         """Layer normalisation on CPUs: SIMD kernels, a batch-1 recurrent runtime, ONNX export and validation."""
 
-    for add in (add_demo, add_bench, add_info, add_export, add_quantize, add_serve):
+    for add in (add_demo, add_bench, add_info, add_export, add_pack, add_quantize, add_serve):
         add(cnorm)
     return cnorm
 
@@ -266,3 +267,35 @@ def add_serve(commands) -> None:
         except (OSError, ValueError) as error:
             fail(f"Error: {error}")
         sys.exit(code)
+
+
+def add_pack(commands) -> None:
+    import click
+
+    @commands.command()
+    @click.argument("model", type=click.Path(exists=True, dir_okay=False))
+    @click.argument("out", type=click.Path(dir_okay=False))
+    @click.option(
+        "--weights", type=click.Choice(["float32", "float16", "int8"]), help="Round the large matrices first."
+    )
+    @click.option("--c-array", is_flag=True, help="Write OUT as C source, a constant array named after the file.")
+    def pack(model, out, weights, c_array):
+        """Write MODEL (safetensors, from Model.save) to OUT as a packed model, for cnorm.load and for C."""
+        if os.path.exists(out) and os.path.samefile(model, out):
+            raise click.UsageError("OUT must be another file than MODEL, which it would replace")
+        import cnorm
+        from cnorm import packed
+        from cnorm.files import write_whole
+
+        try:
+            loaded = cnorm.load(model, weights=weights)
+            data = loaded._packed_bytes()
+            if c_array:
+                name = re.sub(r"\W", "_", os.path.basename(out).split(".")[0], flags=re.ASCII)
+                name = f"model_{name}" if not name or name[0].isdigit() else name
+                write_whole(out, packed.c_array(data, name).encode())
+            else:
+                write_whole(out, data)
+        except (OSError, TypeError, ValueError) as error:
+            fail(f"Error: {error}")
+        click.echo(f"{out}: {len(data)} bytes, {loaded.weights} weights, identity {loaded.identity.hex()[:12]}")

@@ -1,6 +1,6 @@
 /* cnorm: layer normalisation on CPUs. This header is the manual of level 1: layer and RMS norm, sigmoid and tanh, and
  * the choice of instruction set. cnorm_norms.h has the other norms, cnorm_rnn.h recurrent cells one step at a time
- * (level 2), cnorm_train.h their training (level 3).
+ * (level 2), cnorm_train.h their training (level 3), cnorm_model.h packed models.
  *
  * Conventions
  *   Sizes and strides are ptrdiff_t and count elements. A row stride may be negative, or zero for an input.
@@ -33,7 +33,10 @@ typedef enum cnorm_status {
     CNORM_ERROR_DTYPE, /* not a cnorm_dtype that this function supports */
     CNORM_ERROR_ISA,   /* an instruction set is unknown, or this machine can't run it */
     CNORM_ERROR_LAYER, /* a cnorm_layer has an unknown kind or option, sizes that do not fit, or lacks a vector */
-    CNORM_ERROR_VALUE, /* a value is beyond the storage type, or a scale is not positive and finite */
+    CNORM_ERROR_VALUE, /* a value is beyond the storage type, or not finite, or a scale is not positive */
+    CNORM_ERROR_FORMAT,   /* not a packed model or saved stream, or one of another version or byte order */
+    CNORM_ERROR_DAMAGED,  /* a packed model or saved stream of which bytes were changed, lost or added */
+    CNORM_ERROR_IDENTITY, /* a saved stream of another model */
 } cnorm_status;
 
 /* One English sentence, never NULL */

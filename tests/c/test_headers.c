@@ -3,6 +3,7 @@
 #include "cnorm.h"
 #include "cnorm_norms.h"
 #include "cnorm_train.h"
+#include "cnorm_model.h"
 
 int main(void)
 {
@@ -11,5 +12,5 @@ int main(void)
     layer.kind = CNORM_LAYER_LINEAR;
     return cnorm_layer_norm(CNORM_F32, 1, 3, x, 3, NULL, NULL, 1e-5, y, 3, NULL) != CNORM_OK || !(y[0] < y[1] && y[1] < y[2]) ||
            cnorm_state_floats(&layer, 1) != 0 || cnorm_abi_version() != CNORM_ABI_VERSION || !cnorm_isa_active() ||
-           cnorm_weight_norm(CNORM_F32, 1, 3, x, 3, NULL, y, 3) != CNORM_OK;
+           cnorm_weight_norm(CNORM_F32, 1, 3, x, 3, NULL, y, 3) != CNORM_OK || cnorm_model_memory(x, 3) != 0;
 }

@@ -1,0 +1,70 @@
+"""Packed models: files in the layout of the kernels, mapped into memory and used where they lie. docs/embedding.md."""
+
+from __future__ import annotations
+
+import json
+import mmap
+
+import numpy as np
+
+from cnorm import _core
+from cnorm.files import open_regular
+from cnorm.model_files import configuration
+from cnorm.presets import PRESETS
+from cnorm.text import message_of
+
+__all__ = ["c_array", "from_bytes", "mapped", "packed_file", "summary"]
+
+MAGIC = b"\x89cnorm\r\n"
+KINDS = ("LSTM", "GRU", "RNN", "Linear", "LayerNorm", "Activation", "Residual", "Bidirectional")
+DIRECTIONS = {1: ["streamed"], 2: ["forward", "backward"]}  # by the number of networks that run side by side
+
+
+def mapped(path) -> _core.PackedModel | None:
+    """The packed model of a file, mapped into memory; None if the file does not begin as one."""
+    with open_regular(path) as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            return None
+        data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    try:
+        return _core.PackedModel(data)
+    except ValueError as error:
+        raise ValueError(f"{path}: not a packed model that can be used: {message_of(error)}") from None
+
+
+def from_bytes(data: bytes) -> _core.PackedModel:
+    """The packed model in bytes, which may come from an untrusted source."""
+    return _core.PackedModel(np.frombuffer(data, np.uint8))
+
+
+def packed_file(layers, parts, identity: bytes) -> bytes:
+    """The packed file of a model's layers; `parts` are its networks, two of them for a bidirectional layer."""
+    networks = [network for part in parts for network in part]
+    directions = [direction for part in parts for direction in DIRECTIONS[len(part)]]
+    return _core.pack_model(networks, directions, identity, configuration(layers).encode())
+
+
+def summary(text: bytes) -> str:
+    """The layers that an untrusted configuration names: kinds and presets that cnorm knows, "?" for others."""
+    try:
+        entries = json.loads(text)["layers"]
+        return ", ".join(map(_named, entries[:6])) + (f", ... {len(entries) - 6} more" if len(entries) > 6 else "")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "?"
+
+
+def _named(entry) -> str:
+    kind, preset = entry["type"], entry.get("preset")
+    if kind not in KINDS:
+        return "?"
+    return f"{kind} {preset}" if isinstance(preset, str) and (kind, preset) in PRESETS else kind
+
+
+def c_array(data: bytes, name: str) -> str:
+    """C source of a constant array of these bytes, aligned as `cnorm_model_open` needs it; C11 and C++11."""
+    rows = (", ".join(map(str, data[i : i + 24])) for i in range(0, len(data), 24))
+    return (
+        "/* A packed cnorm model, for cnorm_model_open; written by `cnorm pack --c-array`. */\n"
+        "#ifdef __cplusplus\nalignas(64)\n#else\n_Alignas(64)\n#endif\n"
+        f"static const unsigned char {name}[{len(data)}] = {{\n" + ",\n".join(rows) + "};\n"
+    )

@@ -1,0 +1,203 @@
+/* Packed models in C: written, opened, streamed and restored to the same bits; wrong arguments are refused. */
+#include "cnorm_map.h"
+#include "cnorm_model.h"
+#include "network.h"
+
+enum { INPUTS = 5, UNITS = 19, OUTPUTS = 3, STEPS = 11 };
+
+static unsigned char identity[CNORM_IDENTITY];
+static const char configuration[] = "{}";
+
+typedef struct packed {
+    void *file, *memory;
+    ptrdiff_t bytes;
+    cnorm_model model;
+} packed;
+
+static void reopen(packed *p)
+{
+    const ptrdiff_t bytes = cnorm_model_memory(p->file, p->bytes);
+    p->memory = allocate(bytes);
+    CHECK(bytes > 0 && cnorm_model_open(p->file, p->bytes, p->memory, bytes, &p->model) == CNORM_OK, "%td bytes", p->bytes);
+}
+
+static packed pack(const cnorm_network *networks, int count)
+{
+    packed p = {NULL, NULL, 0, {0}};
+    const cnorm_model model = {.networks = networks, .count = count, .identity = identity, .configuration = configuration,
+                               .configuration_bytes = sizeof configuration - 1};
+    p.bytes = cnorm_model_file_bytes(&model);
+    CHECK(p.bytes > 0, "%d networks", count);
+    p.file = allocate(p.bytes);
+    CHECK(cnorm_model_write(&model, p.file) == CNORM_OK, "%td bytes", p.bytes);
+    reopen(&p);
+    CHECK(memcmp(p.model.configuration, configuration, (size_t)p.model.configuration_bytes) == 0, "configuration");
+    CHECK(cnorm_model_verify(&p.model) == CNORM_OK, "verify");
+    return p;
+}
+
+static void discard(packed *p)
+{
+    release(p->memory);
+    release(p->file);
+}
+
+static void frames(float *x, ptrdiff_t count)
+{
+    uint64_t state = 7;
+    for (ptrdiff_t i = 0; i < count; ++i) x[i] = (float)bell(&state);
+}
+
+static void test_a_packed_model_has_the_bits_of_its_layers(cnorm_weight_type type)
+{
+    network net = network_random_with(type, INPUTS, UNITS, OUTPUTS, allocate);
+    float start[64] = {0}, x[STEPS * INPUTS], expected[STEPS * OUTPUTS], y[STEPS * OUTPUTS], whole[STEPS * OUTPUTS];
+    start[0] = 0.5f;
+    start[32] = -0.25f; /* c begins at 32 */
+    const float *starts[NETWORK_LAYERS] = {start, NULL};
+    const cnorm_network as_network = {net.layers, starts, NETWORK_LAYERS, CNORM_STREAMED};
+    packed p = pack(&as_network, 1);
+    frames(x, STEPS * INPUTS);
+    CHECK(p.model.inputs == INPUTS && p.model.outputs == OUTPUTS, "%td -> %td", p.model.inputs, p.model.outputs);
+    FOR_EACH_ISA(isa) {
+        network_reset(&net);
+        memcpy(net.state, start, (size_t)cnorm_state_floats(net.layers, NETWORK_LAYERS) * sizeof(float));
+        network_run(&net, STEPS, x, expected);
+        cnorm_stream stream;
+        float *floats = allocate(cnorm_stream_floats(&p.model, 1) * 4), *more = allocate(cnorm_model_floats(&p.model, STEPS) * 4);
+        CHECK(cnorm_stream_start(&stream, &p.model, floats, 1) == CNORM_OK, "start");
+        CHECK(cnorm_stream_run(&stream, STEPS, x, y) == CNORM_OK && stream.frames == STEPS, "run");
+        CHECK(memcmp(y, expected, sizeof y) == 0, "type %d, instruction set %d", (int)type, isa);
+        CHECK(cnorm_model_run(&p.model, STEPS, x, whole, more) == CNORM_OK, "whole sequence");
+        CHECK(memcmp(whole, expected, sizeof y) == 0, "type %d, instruction set %d", (int)type, isa);
+        release(more);
+        release(floats);
+    }
+    discard(&p);
+    network_free(&net);
+}
+
+static void test_a_saved_stream_continues(void)
+{
+    network net = network_random_of(INPUTS, UNITS, OUTPUTS, allocate);
+    const cnorm_network as_network = {net.layers, NULL, NETWORK_LAYERS, CNORM_STREAMED};
+    packed p = pack(&as_network, 1);
+    float x[STEPS * INPUTS], y[STEPS * OUTPUTS], again[STEPS * OUTPUTS];
+    frames(x, STEPS * INPUTS);
+    float *floats = allocate(cnorm_stream_floats(&p.model, CNORM_ROWS) * 4);
+    cnorm_stream stream;
+    CHECK(cnorm_stream_start(&stream, &p.model, floats, CNORM_ROWS) == CNORM_OK, "start");
+    cnorm_stream_run(&stream, STEPS, x, y);
+    const ptrdiff_t bytes = cnorm_stream_saved_bytes(&p.model);
+    CHECK(bytes == 56 + 4 * 2 * UNITS + 4, "%td bytes", bytes);
+    unsigned char *saved = allocate(bytes);
+    CHECK(cnorm_stream_save(&stream, saved) == CNORM_OK, "save");
+    cnorm_stream_run(&stream, STEPS, x, y);
+    cnorm_stream_reset(&stream);
+    CHECK(stream.frames == 0, "reset");
+    CHECK(cnorm_stream_restore(&stream, saved, bytes) == CNORM_OK && stream.frames == STEPS, "restore");
+    cnorm_stream_run(&stream, STEPS, x, again);
+    CHECK(memcmp(y, again, sizeof y) == 0, "the restored stream has other bits");
+    const uint64_t frames_then = stream.frames;
+    for (ptrdiff_t i = 0; i < bytes; ++i) {
+        saved[i] ^= 4;
+        const cnorm_status wanted = i < 16 ? CNORM_ERROR_FORMAT : CNORM_ERROR_DAMAGED;
+        CHECK(cnorm_stream_restore(&stream, saved, bytes) == wanted, "byte %td", i);
+        saved[i] ^= 4;
+        CHECK(cnorm_stream_restore(&stream, saved, i) != CNORM_OK, "%td bytes", i);
+    }
+    CHECK(stream.frames == frames_then, "a refused state changed the stream");
+    ((unsigned char *)p.file)[64] ^= 1; /* the identity of another model */
+    CHECK(cnorm_stream_restore(&stream, saved, bytes) == CNORM_ERROR_IDENTITY, "identity");
+    release(saved);
+    release(floats);
+    discard(&p);
+    network_free(&net);
+}
+
+/* two equal cells side by side: the second half of the outputs is the first half of the reversed frames, reversed */
+static void test_a_bidirectional_layer_reads_both_ways(void)
+{
+    network net = network_random_of(INPUTS, UNITS, OUTPUTS, allocate);
+    const cnorm_network both[2] = {{net.layers, NULL, 1, CNORM_FORWARD}, {net.layers, NULL, 1, CNORM_BACKWARD}};
+    packed p = pack(both, 2);
+    float x[STEPS * INPUTS], reversed[STEPS * INPUTS], y[STEPS * 2 * UNITS], z[STEPS * 2 * UNITS];
+    frames(x, STEPS * INPUTS);
+    for (int t = 0; t < STEPS; ++t) memcpy(reversed + t * INPUTS, x + (STEPS - 1 - t) * INPUTS, INPUTS * sizeof *x);
+    float *memory = allocate(cnorm_model_floats(&p.model, STEPS) * 4);
+    CHECK(p.model.outputs == 2 * UNITS, "%td outputs", p.model.outputs);
+    CHECK(cnorm_model_run(&p.model, STEPS, x, y, memory) == CNORM_OK, "run");
+    CHECK(cnorm_model_run(&p.model, STEPS, reversed, z, memory) == CNORM_OK, "run");
+    for (int t = 0; t < STEPS; ++t)
+        CHECK(memcmp(y + t * 2 * UNITS, z + (STEPS - 1 - t) * 2 * UNITS + UNITS, UNITS * sizeof *y) == 0, "frame %d", t);
+    cnorm_stream stream;
+    CHECK(cnorm_stream_floats(&p.model, 1) == 0 && cnorm_stream_saved_bytes(&p.model) == 0, "a stream of a whole sequence");
+    CHECK(cnorm_stream_start(&stream, &p.model, memory, 1) == CNORM_ERROR_LAYER, "a stream of a whole sequence");
+    release(memory);
+    discard(&p);
+    network_free(&net);
+}
+
+static void test_wrong_arguments_are_refused(void)
+{
+    network net = network_random_of(INPUTS, UNITS, OUTPUTS, allocate);
+    const cnorm_network as_network = {net.layers, NULL, NETWORK_LAYERS, CNORM_STREAMED};
+    packed p = pack(&as_network, 1);
+    const ptrdiff_t bytes = cnorm_model_memory(p.file, p.bytes);
+    cnorm_model model;
+    CHECK(cnorm_model_open(NULL, p.bytes, p.memory, bytes, &model) == CNORM_ERROR_NULL, "no file");
+    CHECK(cnorm_model_open(p.file, p.bytes, NULL, bytes, &model) == CNORM_ERROR_NULL, "no memory");
+    CHECK(cnorm_model_open(p.file, p.bytes, p.memory, bytes - 1, &model) == CNORM_ERROR_SIZE, "too little memory");
+    CHECK(cnorm_model_open(p.file, p.bytes - 1, p.memory, bytes, &model) == CNORM_ERROR_DAMAGED, "one byte short");
+    char *moved = allocate(p.bytes + 8);
+    memcpy(moved + 8, p.file, (size_t)p.bytes);
+    CHECK(cnorm_model_open(moved + 8, p.bytes, p.memory, bytes, &model) == CNORM_ERROR_SIZE, "not aligned");
+    CHECK(cnorm_model_memory(moved, p.bytes) == 0, "not a packed model");
+    ((char *)p.file)[p.bytes - 1] ^= 1;
+    CHECK(cnorm_model_verify(&p.model) == CNORM_ERROR_DAMAGED, "a changed weight");
+    release(moved);
+    discard(&p);
+    network_free(&net);
+}
+
+/* neither state nor scratch */
+static void test_a_model_of_an_activation_has_streams(void)
+{
+    const cnorm_layer relu = {.kind = CNORM_LAYER_ACTIVATION, .as = {.activation = {3, CNORM_ACTIVATION_RELU}}};
+    const cnorm_network as_network = {&relu, NULL, 1, CNORM_STREAMED};
+    packed p = pack(&as_network, 1);
+    const float x[3] = {-1, 0, 2};
+    float y[3] = {7, 7, 7}, z[3] = {7, 7, 7};
+    float *floats = allocate(cnorm_stream_floats(&p.model, 1) * 4), *more = allocate(cnorm_model_floats(&p.model, 1) * 4);
+    cnorm_stream stream;
+    CHECK(cnorm_stream_floats(&p.model, 1) > 0 && cnorm_model_floats(&p.model, 1) > 0, "no memory stands for an error");
+    CHECK(cnorm_stream_start(&stream, &p.model, floats, 1) == CNORM_OK, "start");
+    CHECK(cnorm_stream_run(&stream, 1, x, y) == CNORM_OK && y[0] == 0 && y[2] == 2, "%g %g", (double)y[0], (double)y[2]);
+    CHECK(cnorm_model_run(&p.model, 1, x, z, more) == CNORM_OK && z[0] == 0 && z[2] == 2, "%g %g", (double)z[0], (double)z[2]);
+    release(more);
+    release(floats);
+    discard(&p);
+}
+
+static void test_map(void)
+{
+    ptrdiff_t bytes = 0;
+    CHECK(cnorm_map("/", &bytes) == NULL, "a folder");
+    CHECK(cnorm_map("/no such file", &bytes) == NULL, "no file");
+    const void *memory = cnorm_map("/proc/self/exe", &bytes);
+    CHECK(memory != NULL && bytes > 1000, "%td bytes", bytes);
+    cnorm_unmap(memory, bytes);
+}
+
+int main(void)
+{
+    test_a_packed_model_has_the_bits_of_its_layers(CNORM_WEIGHT_F32);
+    test_a_packed_model_has_the_bits_of_its_layers(CNORM_WEIGHT_F16);
+    test_a_packed_model_has_the_bits_of_its_layers(CNORM_WEIGHT_I8);
+    test_a_saved_stream_continues();
+    test_a_bidirectional_layer_reads_both_ways();
+    test_wrong_arguments_are_refused();
+    test_a_model_of_an_activation_has_streams();
+    test_map();
+    return check_result();
+}

@@ -1,0 +1,39 @@
+"""Write small packed models of every preset and kind of layer to a folder: the seeds of fuzz_model_open.
+
+python tests/fuzz/packed_models.py FOLDER
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import cnorm
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from cells import random_cell
+
+
+def models(rng):
+    for key in sorted(cnorm.PRESETS):
+        layer, _ = random_cell(key, rng, 2, 3)
+        yield cnorm.Model([layer])
+    gru, _ = random_cell(("GRU", "torch"), rng, 2, 2)
+    projected, _ = random_cell(("LSTM", "lingvo"), rng, 2, 3, outputs=2)
+    norm, linear = cnorm.LayerNorm(np.ones(2, np.float32)), cnorm.Linear(np.ones((2, 2), np.float32))
+    plain = cnorm.Model([cnorm.Residual([norm, linear, cnorm.Activation("tanh")]), projected, cnorm.Activation("relu")])
+    yield plain
+    yield cnorm.Model([cnorm.Bidirectional(gru, projected), cnorm.Activation("sigmoid")])
+    for weights in ("int8", "float16"):
+        yield plain.with_weights(weights, smallest=1)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, model in enumerate(models(np.random.default_rng(0))):
+        model.save_packed(folder / f"{i}.cnorm")
+
+
+if __name__ == "__main__":
+    main()
