@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint bench ctest clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak gradients fuzz malformed lock clean
+.PHONY: demo test lint bench ctest amalgamation two-files clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak gradients fuzz malformed lock clean
 
 demo: .venv/built            ## the whole product in 20 seconds, the first time after some minutes of building
 	$(BIN)/cnorm demo
@@ -34,6 +34,13 @@ endef
 
 ctest: .venv/built           ## the tests of the C library, without Python
 	$(call c_tests,c)
+
+amalgamation:                ## build/amalgamation/cnorm.c and cnorm.h: the C library as two files
+	$(PYTHON) -P src/amalgamate.py build/amalgamation
+
+TWO_FILES ?= gcc clang
+two-files: amalgamation      ## the two files, compiled with -O2 and no other flag by each compiler of TWO_FILES: no warning, C tests, no FMA
+	$(foreach compiler,$(TWO_FILES),PYTHON=$(PYTHON) tests/c/two_files $(compiler) build/amalgamation &&) true
 
 clang: export CC := clang
 clang: export CXX := clang++

@@ -18,6 +18,7 @@ static void multiply(ptrdiff_t rows, ptrdiff_t quads, const uint8_t *weights, pt
     }
 }
 
-#define UNIT_OF(unit) const cnorm_int8_unit cnorm_int8_##unit = {.name = #unit, .arrange = arrange, .multiply = multiply}
+/* without designators: amalgamate.py renames the functions, and would rename the members */
+#define UNIT_OF(unit) const cnorm_int8_unit cnorm_int8_##unit = {#unit, arrange, multiply}
 
 #endif

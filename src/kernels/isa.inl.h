@@ -153,10 +153,11 @@ INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
 #define WHOLE(name) [CNORM_F32] = name##_f32, [CNORM_F64] = name##_f64
 #define HALF(name) [CNORM_F16] = name##_f16, [CNORM_BF16] = name##_bf16
 #define ALL(name) WHOLE(name), HALF(name)
-#define KERNEL(name, call, dtypes) .name = {dtypes(name)},
-#define FUNCTION(name, arguments) .name = name,
+/* without designators: amalgamate.py renames the functions, and would rename the members */
+#define KERNEL(name, call, dtypes) {dtypes(name)},
+#define FUNCTION(name, arguments) name,
 
 const cnorm_kernels TABLE(CNORM_ISA) = {
-    .name = NAME(CNORM_ISA),
+    NAME(CNORM_ISA),
 #include "kernels.inc"
 };

@@ -64,13 +64,13 @@ ptrdiff_t cnorm_model_floats(const cnorm_model *model, ptrdiff_t steps)
     return fixed + 2 * steps * sizes.between;
 }
 
-typedef struct frames {
+typedef struct frame_rows {
     float *at;
     ptrdiff_t width;
-} frames;
+} frame_rows;
 
 /* One network over x, from frame `begin` on in steps of `way`, into columns of y that begin at `column`. */
-static cnorm_status run_network(const cnorm_network *network, ptrdiff_t steps, const float *x, ptrdiff_t inputs, frames y,
+static cnorm_status run_network(const cnorm_network *network, ptrdiff_t steps, const float *x, ptrdiff_t inputs, frame_rows y,
                                 ptrdiff_t column, float *memory)
 {
     const int back = network->direction == CNORM_BACKWARD;
@@ -95,7 +95,7 @@ cnorm_status cnorm_model_run(const cnorm_model *model, ptrdiff_t steps, const fl
         const cnorm_network *network = &model->networks[i];
         const int pair = network->direction == CNORM_FORWARD;
         const ptrdiff_t column = outputs_of(network), width = column + (pair ? outputs_of(network + 1) : 0);
-        const frames to = {i + 1 + pair == model->count ? y : own, width};
+        const frame_rows to = {i + 1 + pair == model->count ? y : own, width};
         cnorm_status status = run_network(network, steps, x, inputs, to, 0, memory);
         if (status == CNORM_OK && pair) status = run_network(network + 1, steps, x, inputs, to, column, memory);
         if (status != CNORM_OK) return status;

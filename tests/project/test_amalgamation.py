@@ -1,0 +1,58 @@
+"""The C library as two files: complete, and without a warning. `make two-files` compiles them and runs the C tests."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("amalgamation")
+    subprocess.run([sys.executable, "-P", ROOT / "src" / "amalgamate.py", folder], check=True)
+    return folder
+
+
+@pytest.mark.parametrize("compiler", ["gcc", *(["clang"] if shutil.which("clang") else [])])
+@pytest.mark.parametrize("flags", [[], ["-march=x86-64-v4"], ["-Wall", "-Wextra", "-Wno-unused-function", "-std=c11"]])
+def test_compiles_without_a_warning(compiler, flags, folder):
+    done = subprocess.run(
+        [compiler, "-O2", *flags, "-fsyntax-only", "cnorm.c"], cwd=folder, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_the_header_compiles_alone_and_declares_everything(language, folder):
+    declared = set()
+    for header in (ROOT / "src" / "include").glob("*.h"):
+        declared |= set(re.findall(r"\b(cnorm_\w+)\(", header.read_text()))
+    assert len(declared) > 60
+    text = (folder / "cnorm.h").read_text()
+    assert {name for name in declared if f"{name}(" not in text} == set()
+    subprocess.run(
+        ["gcc", "-x", language, "-DCNORM_MAP", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "cnorm.h"],
+        cwd=folder, check=True,
+    )  # fmt: skip
+
+
+def test_every_unit_of_the_build_is_a_region(folder):
+    text = (folder / "cnorm.c").read_text()
+    units = re.findall(r"^/\* ==== (\S+) =", text, re.M)
+    compiled = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.c")}
+    assert set(units) == compiled
+    assert len(units) == len(compiled)
+
+
+def test_names_of_a_unit_end_with_it(folder):
+    """No macro of a unit reaches the next one."""
+    text = (folder / "cnorm.c").read_text()
+    for region in re.split(r"^/\* ==== ", text, flags=re.M)[1:]:
+        defined = set(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", region, re.M))
+        undefined = set(re.findall(r"^#undef (\w+)", region, re.M))
+        assert defined <= undefined
