@@ -47,6 +47,11 @@ def test_isa_hashes_agree_and_the_isa_is_restored(isa, console, recordings):
     assert "NOT" in console.file.getvalue()
 
 
+def test_the_recogniser_learns_another_channel(console, recordings):
+    assert demo.adapt(console, cnorm.demo_model(), *recordings)
+    assert "learning included" in console.file.getvalue()
+
+
 def test_onnxruntime_contenders_match(recordings):
     onnx_model = onnx_export.export(cnorm.demo_model()).SerializeToString()
     check([contenders.OrtRun(onnx_model), contenders.OrtBinding(onnx_model)], recordings[0][::20])
