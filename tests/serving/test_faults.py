@@ -5,8 +5,11 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import socket
+import subprocess
+import threading
 import time
 
 import numpy as np
@@ -134,6 +137,43 @@ def test_sigterm_with_500_live_sessions(model, tmp_path):
         second = asyncio.run(run(url, process, lambda k: hello | {"checkpoint": first[k][1]["checkpoint"]}))
     whole = b"".join(a[0] + b[0] for a, b in zip(first, second, strict=True))
     assert hashlib.sha256(whole).hexdigest() == straight(model, LIVE, 10)
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def namespace():
+    """A network namespace whose link to this one can be taken down: its name and the name of the link."""
+    name = f"cnorm{os.getpid()}"
+    if not shutil.which("ip") or subprocess.run(["ip", "netns", "add", name], capture_output=True).returncode:
+        pytest.skip("needs the command ip and the right to make network namespaces")
+    try:
+        ip("link", "add", name, "type", "veth", "peer", "name", "inside", "netns", name)
+        ip("addr", "add", "10.231.7.1/30", "dev", name)
+        ip("-n", name, "addr", "add", "10.231.7.2/30", "dev", "inside")
+        ip("link", "set", name, "up")
+        ip("-n", name, "link", "set", "inside", "up")
+        yield name
+    finally:
+        ip("netns", "del", name)
+
+
+def test_a_network_partition(model, namespace):
+    """The server's side stays half open; the client comes back on a new connection and takes the session over."""
+    inside = ("ip", "netns", "exec", namespace)
+    with servers.served("--host", "10.231.7.2", before=inside) as (_, url):
+        x = frames_of(0, 300)
+        with Session(url, timeout=0.5, patience=60) as session:
+            y = [session.process(x[:100])]
+            ip("link", "set", namespace, "down")
+            mended = threading.Timer(2.0, ip, ("link", "set", namespace, "up"))
+            mended.start()
+            y.append(session.process(x[100:200]))
+            mended.join()
+            y.append(session.process(x[200:]))
+        assert sha(y) == straight(model, 1, 300)
 
 
 def test_a_client_that_is_gone_in_the_middle_of_a_frame(model):

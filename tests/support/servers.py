@@ -40,9 +40,12 @@ def worker(**options):
 
 
 @contextlib.contextmanager
-def served(*arguments):
-    """`cnorm serve --demo` on a free port; yields the process and the address of its WebSocket."""
-    command = [sys.executable, "-P", "-m", "cnorm", "serve", "--demo", "--port", "0", *map(str, arguments)]
+def served(*arguments, before=()):
+    """`cnorm serve --demo` on a free port; yields the process and the address of its WebSocket.
+
+    `before` are words before the command, such as ``ip netns exec NAME``.
+    """
+    command = [*before, sys.executable, "-P", "-m", "cnorm", "serve", "--demo", "--port", "0", *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline()
