@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint bench ctest amalgamation two-files clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak gradients fuzz malformed lock clean
+.PHONY: demo test lint bench ctest amalgamation two-files clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak gradients fuzz malformed cluster lock clean
 
 demo: .venv/built            ## the whole product in 20 seconds, the first time after some minutes of building
 	$(BIN)/cnorm demo
@@ -71,7 +71,7 @@ sanitize-quick: .venv/built  ## the extension under ASan and UBSan, a selection 
 # $(call sanitized_pytest,arguments): pytest with the extension under ASan and UBSan. -S hides the editable install, which is
 # a .pth file. No pytest-xdist: its workers would not get -S.
 define sanitized_pytest
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --upgrade --target build/sanitize-python/site -Cbuild-dir=build/sanitize-python \
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --target build/sanitize-python/site -Cbuild-dir=build/sanitize-python \
 	  $(addprefix -Csetup-args=,-Dbuildtype=debug -Doptimization=1 $(ADDRESS)) .
 	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=64 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
@@ -112,6 +112,10 @@ fuzz: .venv/built            ## untrusted ONNX files, model files and saved stre
 
 malformed: .venv/built       ## 100,000 malformed messages to the server of `cnorm serve` (a minute)
 	CNORM_MALFORMED=100000 $(BIN)/python -P -m pytest tests/serving/test_faults.py -k malformed
+
+cluster: .venv/built         ## the examples and tests with a local Ray and a local Dask cluster, in a folder of their own
+	$(BIN)/python -m pip install --quiet --target build/cluster ray distributed
+	PYTHONPATH=build/cluster $(BIN)/python -P -m pytest -q tests/cluster
 
 # The editable install rebuilds changed sources on import: edit C, then run pytest.
 .venv/built: pyproject.toml requirements.lock
