@@ -45,13 +45,18 @@ static ptrdiff_t packed_row(const cnorm_matrix *matrix, ptrdiff_t r)
     return r / matrix->units * padded_units(matrix->units) + r % matrix->units;
 }
 
-/* the mean of column k over the gates of a group, which hold the rows from `first` to `end`; 0 if there are no groups */
-static double column_mean(const cnorm_matrix *matrix, const float *w, ptrdiff_t k, ptrdiff_t first, ptrdiff_t end)
+enum { STRIP = 16 }; /* columns that are read and written together: a cache line of a row */
+
+/* means [count] of the columns from k on, over the gates of a group, which hold the rows from `first` to `end`; 0 if there
+ * are no groups */
+static void column_means(const cnorm_matrix *matrix, const float *w, ptrdiff_t k, ptrdiff_t count, ptrdiff_t first,
+                         ptrdiff_t end, double *means)
 {
-    double mean = 0;
-    if (!matrix->group) return 0;
-    for (ptrdiff_t r = first; r < end; ++r) mean += (double)w[r * matrix->cols + k];
-    return mean / (double)(end - first);
+    for (ptrdiff_t i = 0; i < count; ++i) means[i] = 0;
+    if (!matrix->group) return;
+    for (ptrdiff_t r = first; r < end; ++r)
+        for (ptrdiff_t i = 0; i < count; ++i) means[i] += (double)w[r * matrix->cols + k + i];
+    for (ptrdiff_t i = 0; i < count; ++i) means[i] /= (double)(end - first);
 }
 
 cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, ptrdiff_t group, const float *w,
@@ -63,13 +68,16 @@ cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols,
     const ptrdiff_t rows = gates * units, span = (group ? group : gates) * units;
     const float_mode mode = float_mode_enter();
     memset(panels, 0, (size_t)cnorm_matrix_bytes(&matrix));
-    for (ptrdiff_t k = 0; k < cols; ++k) {
+    for (ptrdiff_t k = 0; k < cols; k += STRIP) {
+        const ptrdiff_t count = cols - k < STRIP ? cols - k : STRIP;
+        double means[STRIP];
         for (ptrdiff_t first = 0; first < rows; first += span) {
             const ptrdiff_t end = first + span < rows ? first + span : rows;
-            const double mean = column_mean(&matrix, w, k, first, end);
+            column_means(&matrix, w, k, count, first, end, means);
             for (ptrdiff_t r = first; r < end; ++r) {
                 const ptrdiff_t at = packed_row(&matrix, r);
-                panels[at / PANEL * PANEL * cols + k * PANEL + at % PANEL] = (float)((double)w[r * cols + k] - mean);
+                float *to = panels + at / PANEL * PANEL * cols + k * PANEL + at % PANEL;
+                for (ptrdiff_t i = 0; i < count; ++i) to[i * PANEL] = (float)((double)w[r * cols + k + i] - means[i]);
             }
         }
     }
@@ -123,7 +131,8 @@ cnorm_status cnorm_matrix_round(const cnorm_matrix *matrix, const float *w, void
         for (ptrdiff_t k = 0; k < cols; ++k) {
             for (ptrdiff_t first = 0; first < count; first += span) {
                 const ptrdiff_t end = first + span < count ? first + span : count;
-                const double mean = column_mean(matrix, w, k, first, end);
+                double mean;
+                column_means(matrix, w, k, 1, first, end, &mean);
                 for (ptrdiff_t r = first; r < end; ++r)
                     held &= round_weight(matrix->type, pass, (double)w[r * cols + k] - mean, r * cols + k, rows,
                                          quantized ? scales + r : NULL);
