@@ -92,7 +92,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     try:
         sizes = inputs.Sizes(options.batch, options.dim, options.named)
         run = Run(model, weights, cases, options.input, sizes, options.seed)
-        report.findings += outputs.compare(run, options.outputs)
+        report.findings += outputs.compare(run, options.outputs, options.seed)
     except (inputs.MissingInput, ort.CannotRun, Unreadable) as error:
         report.problem = clip(str(error))
         return report

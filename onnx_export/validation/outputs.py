@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
 
 from cnorm.text import quoted
 from onnx_export import ort
 from onnx_export.errors import Unreadable
 from onnx_export.validation import inputs
+from onnx_export.validation.graph import unit_roundoff
 from onnx_export.validation.report import Finding
 from onnx_export.validation.run import Run
 
-# Tolerance relative to the largest element of an output: float32 rounding is smaller, the error of wrong connections or
-# weights larger. Half types round a thousand times coarser.
-_AGREE = {2: 5e-2}
-_AGREE_OTHERS = 1e-3
+_DRAWS = 3
+# Standard deviations and safety margin, as in `judge._DEVIATIONS` and `judge.allowed_change`.
+_DEVIATIONS, _MARGIN = 6.0, 4.0
+_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_SINGLE = unit_roundoff(TensorProto.FLOAT)
 
 
-def compare(run: Run, file: str) -> Iterator[Finding]:
+def compare(run: Run, file: str, seed: int) -> Iterator[Finding]:
     """Compare the outputs of the unoptimised and the optimised model with an .npz file, and with each other.
 
     Raises
@@ -31,6 +35,7 @@ def compare(run: Run, file: str) -> Iterator[Finding]:
     wanted = inputs.read(file, names) if file else {}
     try:
         results = {level: dict(zip(names, _outputs(run, level, names), strict=True)) for level in ("off", "all")}
+        allowed = _allowed(run, results["off"], seed) if file else {}
     except ort.CannotRun as error:
         if file:
             raise Unreadable(f"--outputs: {error}") from error
@@ -38,8 +43,11 @@ def compare(run: Run, file: str) -> Iterator[Finding]:
     for name, expected in wanted.items():
         for level, values in results.items():
             error, size = _apart(values[name], expected)
-            if not error <= _AGREE.get(values[name].dtype.itemsize, _AGREE_OTHERS) * size:
-                message = f"{quoted(name)}, optimisation {level!r}: off by {error:.3g} where the largest is {size:.3g}"
+            if not error <= allowed[name]:
+                message = (
+                    f"{quoted(name)}, optimisation {level!r}: off by {error:.3g} where the largest is {size:.3g}; "
+                    f"rounding explains {allowed[name]:.2g}"
+                )
                 yield Finding("error", "outputs-differ", message)
                 break
     apart = {name: _apart(results["all"][name], plain) for name, plain in results["off"].items()}
@@ -52,6 +60,53 @@ def compare(run: Run, file: str) -> Iterator[Finding]:
 
 def _outputs(run: Run, level: str, names: list[str]) -> list[np.ndarray]:
     return [np.asarray(value) for value in run.session(run.model, level).run(names, run.feeds)]
+
+
+def _allowed(run: Run, plain: dict[str, np.ndarray], seed: int) -> dict[str, float]:
+    """How far rounding may move each output.
+
+    The result of a sum of k products in floating point is the exact one of factors that are off by at most
+    6 u sqrt(k) (Higham and Mary 2019, as in `Rows.recursive`). So the weights and inputs are changed at random by up to
+    that much, k being the longest dimension of a weight, and the largest change of an output in three draws, with the
+    margin of 4 for the draws that were not made, is what another order of summation may do. Sums of half types are
+    taken in float32, and their results are rounded once: 6 u of the half type. The output's own rounding is added.
+    """
+    tensors = [tensor for tensor in run.model.graph.initializer if tensor.data_type in _FLOATS]
+    kinds = {tensor.data_type for tensor in tensors} | {
+        value.type.tensor_type.elem_type for value in (*run.model.graph.input, *run.model.graph.output)
+    }
+    unit = max(map(unit_roundoff, kinds))
+    longest = max((max(tensor.dims, default=1) for tensor in tensors), default=1)
+    narrow = unit if unit > _SINGLE else 0.0
+    amount = _DEVIATIONS * (min(unit, _SINGLE) * max(longest, 1) ** 0.5 + narrow)
+    rng = np.random.default_rng(seed)
+    moved = dict.fromkeys(plain, 0.0)
+    for _ in range(_DRAWS):
+        model, weights, feeds = _changed(run, tensors, amount, rng)
+        values = ort.Session(model, "off", weights).run(list(plain), feeds)
+        for name, value in zip(plain, map(np.asarray, values), strict=True):
+            moved[name] = max(moved[name], _apart(value, plain[name])[0])
+    return {name: _MARGIN * moved[name] + unit * _apart(value, value)[1] for name, value in plain.items()}
+
+
+def _changed(run: Run, tensors, amount: float, rng: np.random.Generator):
+    """Copies of the model, its weights held apart and its inputs, with every float changed by up to `amount` of it."""
+
+    def change(value: np.ndarray) -> np.ndarray:
+        if value.dtype.kind != "f" and value.dtype.name != "bfloat16":
+            return value
+        wide = np.float64 if value.dtype.itemsize == 8 else np.float32
+        factor = 1 + amount * rng.uniform(-1, 1, value.shape).astype(wide)
+        return (value.astype(wide) * factor).astype(value.dtype)
+
+    model = onnx.ModelProto()
+    model.CopyFrom(run.model)
+    chosen = {tensor.name for tensor in tensors} - run.weights.keys()
+    for tensor in model.graph.initializer:
+        if tensor.name in chosen and np.prod(tensor.dims, initial=1.0) > 1:
+            tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor)), tensor.name))
+    weights = {name: change(value) for name, value in run.weights.items()}
+    return model, weights, {name: change(value) for name, value in run.feeds.items()}
 
 
 def _apart(value: np.ndarray, expected: np.ndarray) -> tuple[float, float]:

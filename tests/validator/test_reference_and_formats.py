@@ -13,10 +13,13 @@ import numpy as np
 import onnx
 import pytest
 from click.testing import CliRunner
+from corpus import archive, make_transformers
 from onnx import numpy_helper
 
 from onnx_export import validate
+from onnx_export.float64 import Float64
 from onnx_export.validation import codes, command
+from onnx_export.validation.examine import Options, examine
 from onnx_export.validation.lock import facts, read_lock
 
 
@@ -142,7 +145,7 @@ def test_outputs_of_a_framework_are_compared(original, tmp_path):
         y = d / np.sqrt((d * d).mean(-1, keepdims=True) + 1e-5) * weights["scale"] + weights["bias"]
     np.savez(tmp_path / "x.npz", x=x)
     np.savez(tmp_path / "y.npz", y=y)
-    np.savez(tmp_path / "wrong.npz", y=y * 1.01)
+    np.savez(tmp_path / "wrong.npz", y=y * 1.0001)
     np.savez(tmp_path / "other.npz", z=y)
     given = [original, "--input", tmp_path / "x.npz", "--outputs"]
     assert invoke(*given, tmp_path / "y.npz").exit_code == 0
@@ -150,6 +153,23 @@ def test_outputs_of_a_framework_are_compared(original, tmp_path):
     assert wrong.exit_code == 1
     assert "outputs-differ" in wrong.output
     assert invoke(*given, tmp_path / "other.npz").exit_code == 2
+
+
+@pytest.mark.parametrize("name", [name for name in archive.read("transformers") if "torchscript" in name])
+def test_outputs_may_differ_by_rounding_and_by_no_more(name, tmp_path):
+    """The float64 evaluation passes; with one bias changed by a thousandth of the largest output it does not."""
+    family = name.partition("@")[0]
+    model = onnx.load_model_from_string(archive.read("transformers")[name])
+    feeds = make_transformers.inputs(family, 2, 8, 3)
+    (exact,) = Float64(model).run(feeds).values()
+    (path := tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    np.savez(tmp_path / "x.npz", **feeds)
+    for change, found in ((0.0, 0), (1e-3 * np.abs(exact).max(), 1)):
+        exact[0, 1, 5] += change
+        np.savez(tmp_path / "y.npz", hidden=exact)
+        options = Options(input=str(tmp_path / "x.npz"), outputs=str(tmp_path / "y.npz"))
+        report = examine(str(path), options, lambda *_: None)
+        assert [f.code for f in report.findings if f.level == "error"] == ["outputs-differ"] * found, report.findings
 
 
 # ---------------------------------------------------------------------------------------------- many files, formats
