@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from onnx_export.operators import Formula, Operator
 from onnx_export.validation.graph import FUNCTION_KEY, Scope, every, function_key
 
 _LONGEST_NAME = 250
+_SCOPES, _LONGEST_SCOPES = "pkg.torch.onnx.name_scopes", 10_000
 
 
 @dataclass(eq=False, kw_only=True)
@@ -134,10 +136,28 @@ def unproved_claims(model: onnx.ModelProto, norms: list[Norm]) -> list[str]:
     return [name for key, name in names.items() if claims(name) and key in used and key not in holding]
 
 
+def _module(nodes: list[onnx.NodeProto]) -> str:
+    """The path of the innermost module of all nodes, by the metadata of PyTorch's current exporter; else empty.
+
+    The metadata lists the modules around a node, as Python writes a list of strings, and last its operation.
+    """
+    texts = [p.value[:_LONGEST_SCOPES] for node in nodes for p in node.metadata_props if p.key == _SCOPES]
+    common: list[str] = []
+    for level in zip(*(re.findall("'([^']*)'", text)[:-1] for text in texts), strict=False):
+        if len(set(level)) != 1:
+            break
+        common.append(level[0])
+    return common[-1] if common else ""
+
+
 def _name(norm: Norm) -> str:
-    """The module path common to the names of its nodes, which exporters write; else the name of a node or of y."""
+    """The module path common to its nodes, which exporters write into names or metadata; else the name of a node or y."""
+    module = _module(norm.nodes)
     if norm.operator:
-        return norm.nodes[0].name or norm.y
+        own = norm.nodes[0].name or norm.y
+        return f"{module}/{own}" if module else own
+    if module:
+        return module
     names = [n.name for n in norm.nodes if n.name and "/" in n.name.strip("/")]
     parts = [name.split("/")[:-1] for name in names]
     common = []

@@ -59,6 +59,17 @@ def test_sound_transformers_pass_with_realistic_inputs(name, seed, size, tmp_pat
     assert "trained" not in name or max(norm.conditioning for norm in report.norms) > 10
 
 
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_norms_have_the_names_of_their_modules(exporter, tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(archive.read("transformers")[f"bert@{exporter}-random.onnx"])
+    names = [norm.name.replace("/", ".") for norm in examine(str(path), Options(find_only=True), lambda *_: None).norms]
+    places = ["embeddings", "layer.0.attention.output", "layer.0.output", "layer.1.attention.output", "layer.1.output"]
+    assert len(set(names)) == len(places)
+    for name, place in zip(names, places, strict=True):
+        assert f"{place}.LayerNorm" in name
+
+
 def test_corpus_has_enough_files():
     assert len(FILES) >= 400
     assert sum(path.stat().st_size for path in archive.FOLDER.glob("*.xz")) <= 150_000
