@@ -151,7 +151,7 @@ def _module(nodes: list[onnx.NodeProto]) -> str:
 
 
 def _name(norm: Norm) -> str:
-    """The module path common to its nodes, from names or metadata that exporters write; else the name of a node or y."""
+    """The module path common to its nodes, from the names or metadata of exporters; else the name of a node or y."""
     module = _module(norm.nodes)
     if norm.operator:
         own = norm.nodes[0].name or norm.y
