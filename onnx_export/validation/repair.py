@@ -31,7 +31,7 @@ class CannotRepair(RuntimeError):
 
 
 @dataclass(frozen=True)
-class _Operator:
+class Replacement:
     """The replacement of a norm: nodes and the initialisers they need."""
 
     norm: Norm
@@ -79,7 +79,7 @@ def repair(path: Path, model: onnx.ModelProto, cases: Sequence, feeds: dict[str,
         try:
             reason = _obstacle(model, case)
             if not reason:
-                operator = _operator(case, f"{prefix}_{len(chosen)}")
+                operator = replacement(case, f"{prefix}_{len(chosen)}")
                 reason = _difference(model, case, operator)
         except MemoryError:
             raise
@@ -92,7 +92,7 @@ def repair(path: Path, model: onnx.ModelProto, cases: Sequence, feeds: dict[str,
         sentences.append(f"rewrote {norm.name} as LayerNormalization over axes {_axes(case)}, eps {norm.eps:.9g}")
     what = "wrote nothing"
     if chosen:
-        fixed = _replaced(model, chosen)
+        fixed = replaced(model, chosen)
         what = f"wrote {path}{_proof(model, fixed, feeds)}"
         write_whole(path, fixed.SerializeToString())
     return [*sentences, f"{what}: {len(chosen)} of {len(sentences)} decomposed norms rewritten"]
@@ -166,7 +166,7 @@ def _axes(case) -> list[int]:
     return sorted(axis % rank for axis in (range(rank) if case.norm.axes is None else case.norm.axes))
 
 
-def _operator(case, prefix: str) -> _Operator:
+def replacement(case, prefix: str) -> Replacement:
     """LayerNormalization over the last axes, between two Transpose nodes if the norm's axes are not the last."""
     norm, scope = case.norm, case.norm.scope
     shape = case.feeds[0][norm.x].shape
@@ -194,10 +194,10 @@ def _operator(case, prefix: str) -> _Operator:
         back = [order.index(axis) for axis in range(rank)]
         nodes.insert(0, helper.make_node("Transpose", [norm.x], [names[0]], perm=order))
         nodes.append(helper.make_node("Transpose", [result], [norm.y], perm=back))
-    return _Operator(norm, nodes, stored)
+    return Replacement(norm, nodes, stored)
 
 
-def _difference(model: onnx.ModelProto, case, replacement: _Operator) -> str:
+def _difference(model: onnx.ModelProto, case, replacement: Replacement) -> str:
     """Why the operator is not proved equal to the norm's nodes, empty when it is."""
     norm = case.norm
     kind, shape = norm.scope.dtype(norm.x), case.feeds[0][norm.x].shape
@@ -221,7 +221,7 @@ def _difference(model: onnx.ModelProto, case, replacement: _Operator) -> str:
     return ""
 
 
-def _replaced(model: onnx.ModelProto, chosen: list[_Operator]) -> onnx.ModelProto:
+def replaced(model: onnx.ModelProto, chosen: list[Replacement]) -> onnx.ModelProto:
     """A copy of `model` with each operator in place of its norm's last node, without nodes and tensors left unused."""
     ends = {operator.norm.y: operator.nodes for operator in chosen}
     gone = {name for operator in chosen for node in operator.norm.nodes for name in node.output if name}
@@ -269,9 +269,9 @@ def _proof(model: onnx.ModelProto, fixed: onnx.ModelProto, feeds: dict[str, np.n
     try:
         session = ort.Session(model, "off")
         before, after = session.run(names, feeds), ort.Session(fixed, "off").run(names, feeds)
-        if _agree(before, after):
+        if agree(before, after):
             return _unseen(names, before)
-        if not _agree(before, session.run(names, feeds)):
+        if not agree(before, session.run(names, feeds)):
             return " (not compared: the model gives other results at each run)"
     except ort.CannotRun as error:
         raise CannotRepair(f"onnxruntime does not run the result: {error}") from error
@@ -283,7 +283,7 @@ def _proof(model: onnx.ModelProto, fixed: onnx.ModelProto, feeds: dict[str, np.n
     except Exception as error:  # onnx's evaluator lacks some operators
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise CannotRepair(f"the outputs are others, and float64 cannot tell why: {reason}") from error
-    if not _agree(*exact):
+    if not agree(*exact):
         raise CannotRepair("the outputs are others")
     return _unseen(names, exact[0])
 
@@ -305,7 +305,7 @@ def _fault(model: onnx.ModelProto) -> str:
     return ""
 
 
-def _agree(some: list[np.ndarray], others: list[np.ndarray]) -> bool:
+def agree(some: list[np.ndarray], others: list[np.ndarray]) -> bool:
     """Whether all outputs are the same up to rounding."""
     return all(map(_alike, map(np.asarray, some), map(np.asarray, others)))
 

@@ -95,7 +95,7 @@ def test_a_difference_in_float64_stops_the_rewrite(tmp_path, monkeypatch):
     """With a fault in the rewrite, the comparison in float64 prevents that a wrong operator is written."""
     from onnx_export.validation import repair
 
-    honest = repair._operator
+    honest = repair.replacement
 
     def crooked(case, prefix):
         operator = honest(case, prefix)
@@ -104,7 +104,7 @@ def test_a_difference_in_float64_stops_the_rewrite(tmp_path, monkeypatch):
                 attribute.f *= 1.01
         return operator
 
-    monkeypatch.setattr(repair, "_operator", crooked)
+    monkeypatch.setattr(repair, "replacement", crooked)
     report, out = fixed(gallery.pytorch_mul, tmp_path)
     assert "differ in float64" in report.fixed[0]
     assert not out.exists()
@@ -181,14 +181,14 @@ def test_does_not_write_a_model_whose_outputs_changed(tmp_path, monkeypatch):
     """The whole model is compared with the original even if each rewritten norm was proved equal."""
     from onnx_export.validation import repair
 
-    honest = repair._replaced
+    honest = repair.replaced
 
     def miswired(model, chosen):
         fixed = honest(model, chosen)
         fixed.graph.initializer[0].raw_data = bytes(4 * gallery.N)
         return fixed
 
-    monkeypatch.setattr(repair, "_replaced", miswired)
+    monkeypatch.setattr(repair, "replaced", miswired)
     report, out = fixed(gallery.pytorch_mul, tmp_path)
     assert report.problem == "--fix: wrote nothing, the outputs are others"
     assert not out.exists()
@@ -198,7 +198,7 @@ def test_does_not_write_a_model_whose_outputs_changed(tmp_path, monkeypatch):
         fixed.graph.initializer.append(fixed.graph.initializer[0])
         return fixed
 
-    monkeypatch.setattr(repair, "_replaced", twice)
+    monkeypatch.setattr(repair, "replaced", twice)
     report, out = fixed(gallery.pytorch_mul, tmp_path)
     assert "--fix: wrote nothing, onnx's checker refuses the result" in report.problem
     assert "not unique" in report.problem
@@ -208,7 +208,7 @@ def test_does_not_write_a_model_whose_outputs_changed(tmp_path, monkeypatch):
 def test_differences_in_small_rows_are_seen_beside_a_large_row(tmp_path, monkeypatch):
     from onnx_export.validation import repair
 
-    honest = repair._replaced
+    honest = repair.replaced
 
     def miswired(model, chosen):
         fixed = honest(model, chosen)
@@ -217,7 +217,7 @@ def test_differences_in_small_rows_are_seen_beside_a_large_row(tmp_path, monkeyp
                 tensor.raw_data = (1.5 * onnx.numpy_helper.to_array(tensor)).tobytes()
         return fixed
 
-    monkeypatch.setattr(repair, "_replaced", miswired)
+    monkeypatch.setattr(repair, "replaced", miswired)
     nodes, constants = gallery.decomposed(y="h")
     constants["high"] = np.array([[0.0], [0.0], [1e5]], np.float32)
     model = gallery.model([*nodes, gallery.node("Add", "h high", "y")], constants=constants)
@@ -227,19 +227,19 @@ def test_differences_in_small_rows_are_seen_beside_a_large_row(tmp_path, monkeyp
 
 
 def test_outputs_that_differ_only_by_rounding_are_accepted():
-    from onnx_export.validation.repair import _agree
+    from onnx_export.validation.repair import agree
 
     a = np.array([[1, -2, np.nan], [np.inf, 1e-3, 0], [1e-9, 0, 0]], np.float32)
     near = a + np.array([1e-3, 1e-7, 1e-8], np.float32)[:, None]
-    assert _agree([a], [near])
-    assert not _agree([a], [a + np.float32(1e-5)])
-    assert not _agree([np.float16([[1], [1e4]])], [np.float16([[2], [1e4]])])
+    assert agree([a], [near])
+    assert not agree([a], [a + np.float32(1e-5)])
+    assert not agree([np.float16([[1], [1e4]])], [np.float16([[2], [1e4]])])
     for at, value in (((0, 2), 0), ((1, 0), 1), ((1, 0), -np.inf), ((0, 0), np.nan)):
         other = a.copy()
         other[at] = value
-        assert not _agree([a], [other])
+        assert not agree([a], [other])
     for same in (np.float32(3), np.float16([]), np.zeros((0, 3)), np.zeros((3, 0)), np.array(["a"]), np.array([True])):
-        assert _agree([same], [same])
+        assert agree([same], [same])
 
 
 def test_output_that_is_all_nan_is_reported_as_not_compared(tmp_path):
@@ -285,7 +285,7 @@ def test_norm_whose_scale_broadcasts_the_result_is_not_rewritten(tmp_path):
     assert_computes_the_same(out, model)
 
 
-@pytest.mark.parametrize("step", ["bench.subgraph_model", "repair._operator", "repair.Float64", "stress.hard_rows"])
+@pytest.mark.parametrize("step", ["bench.subgraph_model", "repair.replacement", "repair.Float64", "stress.hard_rows"])
 def test_an_error_in_one_norm_does_not_stop_other_rewrites(step, tmp_path, fails_once):
     fails_once(step, ValueError("met something strange"))
     model = two_norms(gallery.decomposed(y="y0", prefix="p_"), gallery.decomposed(y="y1", prefix="q_"))
