@@ -32,7 +32,7 @@ cdef cnp.ndarray aligned_zeros(ptrdiff_t floats):
     cdef ptrdiff_t size = floats * 4, align = CNORM_ALIGN
     if size >= 2 * HUGE_PAGE:
         align = HUGE_PAGE
-    cdef cnp.ndarray raw = np.zeros(-(-size // align) * align + align, np.uint8)
+    cdef cnp.ndarray raw = np.zeros((size + align - 1) // align * align + align, np.uint8)
     cdef ptrdiff_t start = -(<ptrdiff_t>cnp.PyArray_DATA(raw)) % align
     return raw[start + (align if start < 0 else 0):][:size].view(np.float32)
 

@@ -229,8 +229,12 @@ def region(unit: Unit, shared: list[Path], shared_text: str) -> str:
 
 
 def _renaming(name: str, unit: Unit, text: str) -> str:
-    """The macro that renames a name; a function's, if a member has its name, only where it is called."""
-    call = "(...)" if re.search(rf"(\.|->)\s*{name}\b", text) and re.search(rf"\b{name}\(", text) else ""
+    """The macro that renames a name.
+
+    A function's, if a member or a kernel of the list has its name too, renames it only where it is called.
+    """
+    other = re.search(rf"(\.|->)\s*{name}\b|\bKERNEL\({name}\b", text)
+    call = "(...)" if other and re.search(rf"\b{name}\(", text) else ""
     return f"#define {name}{call} {name}__{unit.name}{call and '(__VA_ARGS__)'}"
 
 
