@@ -92,9 +92,69 @@ INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const 
     return total;
 }
 
+/* sum of squares of z [n], n a multiple of CNORM_GATE_PAD: lanes, the halving tree, float64 every FOLD elements */
+INLINE double sum_of_squares(const float *z, ptrdiff_t n)
+{
+    double total = 0;
+    for (ptrdiff_t start = 0; start < n; start += FOLD) {
+        const ptrdiff_t end = n - start < FOLD ? n : start + FOLD;
+        f32v squares[LANE_VECTORS];
+        for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
+        ptrdiff_t j = start;
+        for (; j + LANES_F32 <= end; j += LANES_F32)
+#pragma GCC unroll 8
+            for (int i = 0; i < LANE_VECTORS; ++i) {
+                const f32v v = load_f32(z + j + i * VL_F32);
+                squares[i] += v * v;
+            }
+        if (j < end)
+#pragma GCC unroll 4
+            for (int i = 0; i < CNORM_GATE_PAD / VL_F32; ++i) {
+                const f32v v = load_f32(z + j + i * VL_F32);
+                squares[i] += v * v;
+            }
+        total += (double)tree_f32(squares);
+    }
+    return total;
+}
+
+#if VECTOR_BYTES == 64
+enum { HALVES = PANEL / (VL_F32 / 2) };
+
+/* product_of for float16 in vectors of 32 bytes: 26 % faster (Zen 4, 2026-11-23) */
+static double product_f16(const cnorm_matrix *w, const float *x, const float *add, float *z)
+{
+    const uint16_t *at = w->panels;
+    const ptrdiff_t rows = packed_rows(w), cols = w->cols;
+    for (ptrdiff_t r = 0; r < rows; r += PANEL) {
+        f32h sum[HALVES] = {{0}};
+        for (ptrdiff_t k = 0; k < cols;) {
+            const ptrdiff_t end = cols - k < BLOCK ? cols : k + BLOCK;
+            f32h block[HALVES] = {{0}};
+            for (; k < end; ++k, at += PANEL)
+#pragma GCC unroll 4
+                for (int i = 0; i < HALVES; ++i)
+                    block[i] += load_f16h(at + i * VL_F32 / 2) * splat_f32h(x[k]);
+#pragma GCC unroll 4
+            for (int i = 0; i < HALVES; ++i) sum[i] += block[i];
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < HALVES; ++i) {
+            const ptrdiff_t to = r + i * VL_F32 / 2;
+            f32h more = {0};
+            if (add) memcpy(&more, add + to, sizeof more), sum[i] += more;
+            memcpy(z + to, &sum[i], sizeof sum[i]);
+        }
+    }
+    return sum_of_squares(z, rows);
+}
+#else
+#define product_f16(w, x, add, z) product_of(w, 1, x, add, z)
+#endif
+
 static double product(const cnorm_matrix *w, const float *x, const float *add, float *z)
 {
-    return w->type == CNORM_WEIGHT_F16 ? product_of(w, 1, x, add, z) : product_of(w, 0, x, add, z);
+    return w->type == CNORM_WEIGHT_F16 ? product_f16(w, x, add, z) : product_of(w, 0, x, add, z);
 }
 
 /* the same for `count` vectors, a constant; xt [cols, count] holds them interleaved */
@@ -160,32 +220,6 @@ static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x
         if (add.rows) add.rows += count * add.stride;
     }
     return -1;
-}
-
-/* sum of squares of z [n], n a multiple of CNORM_GATE_PAD: lanes, the halving tree, float64 every FOLD elements */
-INLINE double sum_of_squares(const float *z, ptrdiff_t n)
-{
-    double total = 0;
-    for (ptrdiff_t start = 0; start < n; start += FOLD) {
-        const ptrdiff_t end = n - start < FOLD ? n : start + FOLD;
-        f32v squares[LANE_VECTORS];
-        for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
-        ptrdiff_t j = start;
-        for (; j + LANES_F32 <= end; j += LANES_F32)
-#pragma GCC unroll 8
-            for (int i = 0; i < LANE_VECTORS; ++i) {
-                const f32v v = load_f32(z + j + i * VL_F32);
-                squares[i] += v * v;
-            }
-        if (j < end)
-#pragma GCC unroll 4
-            for (int i = 0; i < CNORM_GATE_PAD / VL_F32; ++i) {
-                const f32v v = load_f32(z + j + i * VL_F32);
-                squares[i] += v * v;
-            }
-        total += (double)tree_f32(squares);
-    }
-    return total;
 }
 
 #endif
