@@ -103,6 +103,8 @@ class _Conversation:
         message = json.loads(message)
         kind = message["type"]
         if kind == "welcome":
+            if self.session is None:  # perhaps the checkpoint of an earlier session
+                self.kept = self.total = self.delivered = message["frames"]
             self.session, self.credit = message["session"], message["credit"]
             self.input_size, self.output_size = message["input_size"], message["output_size"]
             self.sent = self.answered = message["frames"]
@@ -131,9 +133,7 @@ class _Conversation:
             self.delivered += len(new)
 
     def _keep(self, message: dict) -> None:
-        """Keep a checkpoint, and forget the frames that it covers and whose outputs have arrived."""
-        if message["frames"] > self.delivered:
-            return  # its outputs follow: without them a loss now would lose them
+        """Keep a checkpoint, and forget the frames that it covers: their outputs came before it."""
         self.checkpoint = message["checkpoint"]
         while self.tail and self.kept + len(self.tail[0]) <= message["frames"]:
             self.kept += len(self.tail.popleft())

@@ -199,6 +199,32 @@ def test_fragments_are_put_together(running, model):
     assert error_of(websocket) == ("message", 1008)
 
 
+def test_frames_that_arrive_together_or_in_parts(running, model):
+    """TCP keeps no boundaries: two WebSocket frames may be read at once, and one in several reads."""
+    websocket, _ = talk(running)
+    x = frames(6)
+    expected = model.stream().process(x)
+    data = [masked(binary(k, x[k : k + 2])) for k in (0, 2, 4)]
+    websocket.socket.sendall(data[0] + data[1] + data[2][:30])
+    assert received(websocket) == binary(0, expected[:2])
+    assert received(websocket) == binary(2, expected[2:4])
+    websocket.socket.sendall(data[2][30:])
+    assert received(websocket) == binary(4, expected[4:])
+
+
+def test_another_session_continues_from_the_checkpoint_of_one(running, model):
+    x = frames(50)
+    expected = model.stream().process(x)
+    with Session(running.url) as first:
+        y = first.process(x[:20])
+        checkpoint = running.sealed(running.sessions.checkpoint(first._conversation.session))
+        with Session(running.url, checkpoint=checkpoint) as second:
+            assert second.frames == 20
+            y = np.concatenate([y, second.process(x[20:30])])
+            second._socket.socket.shutdown(socket.SHUT_RDWR)
+            assert np.concatenate([y, second.process(x[30:])]).tobytes() == expected.tobytes()
+
+
 def test_forged_checkpoints_are_refused(running, model):
     stream = model.stream()
     forged = Checkpoint("a", 0, stream.save()).sealed(bytes(32))
