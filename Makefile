@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint bench ctest amalgamation two-files clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak gradients fuzz malformed cluster lock clean
+.PHONY: demo test lint bench ctest amalgamation two-files clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients fuzz malformed cluster lock clean
 
 demo: .venv/built            ## the whole product in 20 seconds, the first time after some minutes of building
 	$(BIN)/cnorm demo
@@ -97,6 +97,9 @@ soak: .venv/built            ## ten million steps of every cell with zero input 
 
 gradients: .venv/built       ## gradients of every preset over 1 to 100 steps of 1 to 33 rows against float64 (minutes)
 	CNORM_ALL_GRADIENTS=1 $(BIN)/python -P -m pytest -q -n auto tests/train/test_gradient_bounds.py
+
+adversarial: .venv/built      ## 10^6 float64 rows made to lose digits, forward and backward, against longdouble (minutes)
+	CNORM_ADVERSARIAL_ROWS=1000000 $(BIN)/python -P -m pytest -n auto -rP tests/norms/test_adversarial_rows.py
 
 FUZZ_SECONDS ?= 120
 FUZZ_OPTIONS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1

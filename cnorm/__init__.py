@@ -4,7 +4,13 @@ try:
     from cnorm import _core  # noqa: F401  (a source folder that was not built lacks this extension module)
 except ImportError as error:
     if "CNORM_ISA" in str(error):
-        raise
+        import os
+        import sys
+
+        if not {"cnorm", "cnorm.exe"} & {os.path.basename(argument) for argument in sys.orig_argv[1:4]}:
+            raise
+        print(f"cnorm: {error}", file=sys.stderr)  # the command `cnorm` or `python -m cnorm`: no traceback
+        sys.exit(2)
     raise ImportError(
         f"the extension module cnorm._core is not in {__path__[0]} ({error}). If that is cnorm's source folder, it "
         "comes before an installed package: run Python from another folder, or with -P. `pip install .` installs, "

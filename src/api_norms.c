@@ -104,7 +104,7 @@ ptrdiff_t cnorm_batch_norm_scratch(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff
 {
     if (!known_dtype(dtype) || !countable(samples, channels, space)) return 0;
     if (stored_bytes(dtype) < computed_bytes(dtype)) return batch_strip(NULL, samples, channels, space).bytes;
-    return batch_arrays(NULL, computed_bytes(dtype), samples * space, channels, NULL).bytes;
+    return batch_arrays(NULL, computed_bytes(dtype), channels, NULL).bytes;
 }
 
 cnorm_status cnorm_batch_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *x,

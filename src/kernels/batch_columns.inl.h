@@ -142,3 +142,12 @@ INLINE void FN(write_all_columns)(const FN(volume) *v, const int backward, const
     }
     for (; r < v->samples; ++r) FN(write_columns)(1, backward, v, r, b, given, carry);
 }
+
+/* the same for any volume with space = 1 */
+static NOINLINE void FN(write_matrix)(const FN(volume) *v, int backward, const FN(batch) *b,
+                                      FN(carry) *carry)
+{
+    if (backward) FN(write_all_columns)(v, 1, b, 0, carry);
+    else if (b->given) FN(write_all_columns)(v, 0, b, 1, carry);
+    else FN(write_all_columns)(v, 0, b, 0, carry);
+}

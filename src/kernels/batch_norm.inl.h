@@ -5,7 +5,7 @@
  *   (1) K = a channel's first number plus the mean difference of the next few from it, rounded; one sweep of
  *       d = x - K: S = sum d, Q = sum d^2, delta = S/N; accepted as in layer_norm.inl.h (2).
  *   (2) If a channel fails, one more sweep whose K is K + delta, rounded; its result is used for failed channels only.
- *   (3) A channel that fails again is copied to contiguous memory and done in float64, as in layer_norm.inl.h (3).
+ *   (3) A channel that fails again, or whose Q is out of range, is done in float64: batch_float64.inl.h.
  *   (4) y = ((x - K) - delta) scale + bias, scale = gain/sqrt(var + eps) rounded once
  * Inference, batch_norm_inference.inl.h, is (4) with K = the given mean and no delta.
  * Backward, with xhat = ((x - K) - delta) rstd: batch_norm_backward.inl.h
@@ -33,22 +33,20 @@ typedef struct {
 /* The scratch: arrays [channels]. A channel with f64.scale != 0 is out of T's range and done in float64. */
 typedef struct {
     double *sum, *sum2; /* S and Q, or A and B */
-    FN(f64_stats) *f64;
+    f64_stats *f64;
     T *K, *delta, *rstd, *gain, *bias, *scale, *G, *H;
     T *block, *block2; /* the sums of 64 rows */
-    X *contiguous;     /* [N]: one channel */
     int any_f64;
     int given; /* inference: delta is 0 */
 } FN(batch);
 
 static FN(batch) FN(batch_of)(void *memory, const FN(volume) *v, const T *gain, const T *bias)
 {
-    const cnorm_batch_arrays a =
-        batch_arrays(memory, sizeof(T), v->samples * v->space, v->channels, v->out);
+    const cnorm_batch_arrays a = batch_arrays(memory, sizeof(T), v->channels, v->out);
     T *const *array = (T *const *)a.of_channels;
     const FN(batch) b = {.sum = a.sum,
                          .sum2 = a.sum2,
-                         .f64 = a.f64_stats,
+                         .f64 = a.in_f64,
                          .K = array[0],
                          .delta = array[1],
                          .rstd = array[2],
@@ -58,8 +56,7 @@ static FN(batch) FN(batch_of)(void *memory, const FN(volume) *v, const T *gain, 
                          .G = array[6],
                          .H = array[7],
                          .block = array[8],
-                         .block2 = array[9],
-                         .contiguous = a.contiguous};
+                         .block2 = array[9]};
     for (ptrdiff_t c = 0; c < v->channels; ++c) { /* gain 1 and bias -0: neutral */
         b.gain[c] = gain ? gain[c] : 1;
         b.bias[c] = bias ? bias[c] : -(T)0;
@@ -97,6 +94,8 @@ INLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, const int ba
         }
 }
 
+#include "batch_float64.inl.h"
+
 /* Whether (4) can be computed in T with scale, the rounded product gain rstd: |x - K| and its
  * product with scale then leave the range of T only where y does, or would without the bias. False
  * for NaN, and where scale underflowed to 0. */
@@ -111,34 +110,20 @@ INLINE int FN(representable)(T K, T scale, double gain, double rstd)
 static void FN(batch_output)(const FN(volume) *v, const FN(batch) *b, int streaming)
 {
     FN(carry) kept = {.to = 0}, *carry = streaming ? &kept : NULL;
-    const int by_columns = v->space == 1 && !b->any_f64;
-    if (by_columns && b->given) FN(write_all_columns)(v, 0, b, 1, carry);
-    else if (by_columns) FN(write_all_columns)(v, 0, b, 0, carry);
-    for (ptrdiff_t sample = 0; !by_columns && sample < v->samples; ++sample)
-        for (ptrdiff_t c = 0; c < v->channels; ++c) {
-            const T st[3] = {b->K[c], b->delta[c], b->scale[c]};
-            const FN(f64_stats) *e = &b->f64[c];
-            const FN(run) run = {v->space, NULL, v->x + sample * v->x_stride + c * v->space,
-                                 v->out + sample * v->out_stride + c * v->space, st};
-            if (e->scale == 0) FN(normalise_run)(&run, 1, b->bias[c], carry);
-            for (ptrdiff_t j = 0; e->scale != 0 && j < v->space; ++j) {
-                const double xhat = FN(f64_xhat)(e, (double)FN(value)(run.x[j]));
-                run.out[j] = FN(stored)((T)(xhat * (double)b->gain[c] + (double)b->bias[c]));
-            }
-        }
+    if (v->space == 1 && b->any_f64) FN(write_f64_columns)(v, 0, b);
+    else if (v->space == 1) FN(write_matrix)(v, 0, b, carry);
+    for (ptrdiff_t i = 0; v->space > 1 && i < v->samples * v->channels; ++i) {
+        const ptrdiff_t sample = i / v->channels, c = i % v->channels, at = c * v->space;
+        const T st[3] = {b->K[c], b->delta[c], b->scale[c]};
+        const FN(run) run = {v->space, NULL, v->x + sample * v->x_stride + at,
+                             v->out + sample * v->out_stride + at, st};
+        if (b->f64[c].scale == 0) FN(normalise_run)(&run, 1, b->bias[c], carry);
+        else FN(f64_write_run)(&run, c, 0, b);
+    }
     if (carry) {
         FN(flush)(carry);
         stream_fence();
     }
-}
-
-static const X *FN(copy_channel)(const FN(volume) *v, ptrdiff_t c, const FN(batch) *b)
-{
-    const size_t bytes = (size_t)v->space * sizeof(X);
-    for (ptrdiff_t sample = 0; sample < v->samples; ++sample)
-        memcpy(b->contiguous + sample * v->space, v->x + sample * v->x_stride + c * v->space,
-               bytes);
-    return b->contiguous;
 }
 
 /* (1) or (2) for channel c with the sums about K; false where it is not accepted; moments [2, channels] or NULL */
@@ -153,33 +138,17 @@ INLINE int FN(channel_stats)(const FN(volume) *v, ptrdiff_t c, T K, double eps, 
     b->delta[c] = (T)delta;
     b->rstd[c] = (T)rstd;
     b->scale[c] = (T)((double)b->gain[c] * rstd);
-    b->f64[c] = (FN(f64_stats)){
-        .scale = FN(representable)(K, b->scale[c], (double)b->gain[c], rstd) ? 0 : 1,
-        .origin = (double)K,
-        .delta = delta,
-        .rstd = rstd,
-        .inv_std_dev = rstd};
+    b->f64[c] =
+        (f64_stats){.scale = FN(representable)(K, b->scale[c], (double)b->gain[c], rstd) ? 0 : 1,
+                    .origin = (double)K,
+                    .delta = delta,
+                    .rstd = rstd,
+                    .inv_std_dev = rstd};
     if (moments) {
         moments[c] = (double)K + delta;
         moments[v->channels + c] = var;
     }
     return 1;
-}
-
-/* (3) */
-RARE void FN(f64_channel)(const FN(volume) *v, ptrdiff_t c, double eps, const FN(batch) *b,
-                          double *moments)
-{
-    const ptrdiff_t N = v->samples * v->space;
-    const X *x = FN(copy_channel)(v, c, b);
-    const FN(f64_stats) e = b->f64[c] = FN(f64_row_stats)(x, N, eps, 1);
-    T st[3];
-    FN(f64_store_stats)(&e, st);
-    b->K[c] = st[0], b->delta[c] = st[1], b->rstd[c] = st[2];
-    if (!moments) return;
-    const double inverse = FN(f64_row_stats)(x, N, 0, 1).inv_std_dev;
-    moments[c] = (e.origin + e.delta) / e.scale;
-    moments[v->channels + c] = inverse == 0 ? 0 : 1.0 / inverse / inverse;
 }
 
 /* (1): K of every channel, from its first numbers; b->G is overwritten */
@@ -208,22 +177,26 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
     FN(batch) b = FN(batch_of)(call->scratch, &v, call->gain, call->bias);
     FN(batch_initial_shift)(&v, &b);
 
-    int failed = 0; /* failed channels have a scale of -1, and their next K in G */
+    int again =
+        0; /* channels for (2) have a scale of -1, and their next K in G; those for (3) a scale of -2 */
     FN(channel_sums)(&v, v.space, 0, b.K, &b);
     for (ptrdiff_t c = 0; c < channels; ++c) {
         b.G[c] = b.K[c];
         if (FN(channel_stats)(&v, c, b.K[c], call->eps, &b, call->moments)) continue;
         b.G[c] = (T)((double)b.K[c] + b.sum[c] / (double)(v.samples * v.space));
-        b.f64[c].scale = -1;
-        failed = 1;
+        const int in_range =
+            FN(square_in_range)((double)(v.samples * v.space), b.sum2[c], call->eps);
+        b.f64[c].scale = in_range ? -1 : -2;
+        again |= in_range;
     }
-    if (failed) {
+    if (again) {
         FN(channel_sums)(&v, v.space, 0, b.G, &b);
         for (ptrdiff_t c = 0; c < channels; ++c)
             if (b.f64[c].scale == -1 &&
                 !FN(channel_stats)(&v, c, b.G[c], call->eps, &b, call->moments))
-                FN(f64_channel)(&v, c, call->eps, &b, call->moments);
+                b.f64[c].scale = -2;
     }
+    FN(f64_channels)(&v, call->eps, &b, call->moments, NULL);
     T *stats = call->stats;
     for (ptrdiff_t c = 0; c < channels; ++c) {
         b.any_f64 |= b.f64[c].scale != 0;

@@ -15,9 +15,9 @@ static void FN(given_stats)(const T *mean, const T *var, double eps, ptrdiff_t c
         if (FN(representable)(mean[c], b->scale[c], gain, rstd) &&
             FN(representable)(mean[c], b->rstd[c], 1, rstd))
             continue;
-        b->any_f64 = 1; /* scaled by 1/4: x - mean stays finite in float64 */
-        b->f64[c] = (FN(f64_stats)){
-            .scale = 0.25, .origin = 0.25 * (double)mean[c], .rstd = 4 * rstd, .inv_std_dev = rstd};
+        const double scale = sizeof(T) == 8 ? 0.25 : 1; /* x - mean stays finite in float64 */
+        b->any_f64 = 1;
+        b->f64[c] = (f64_stats){scale, (double)mean[c] * scale, 0, rstd / scale, rstd};
     }
 }
 
@@ -45,7 +45,7 @@ static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *
     b.any_f64 = 0;
     for (ptrdiff_t c = 0; c < v.channels;
          ++c) { /* dx = scale dy is (4) about zero, whether or not its sums overflowed */
-        FN(f64_stats) *e = &b.f64[c];
+        f64_stats *e = &b.f64[c];
         b.K[c] = 0;
         e->origin = 0;
         if (e->scale != 0 && FN(representable)(0, b.scale[c], (double)b.gain[c], e->inv_std_dev))

@@ -32,7 +32,7 @@ INLINE void group_rstds(const product_term *terms, int count, double eps, double
         double wide = 1.0 / sqrt(squares / n + eps);
         if (squares <= Q_MAX_F32 && (squares >= n * Q_MIN_F32 || eps >= Q_MIN_F32))
             rstd = (float)wide;
-        else wide = f64_product(terms, count, first * width, gates * width, n, eps, z);
+        else wide = f64_product(terms, count, first * width, gates * width, n, eps, z + first * width);
         for (ptrdiff_t g = first; g < first + gates; ++g) {
             r[g] = rstd;
             memcpy(r + WIDE_RSTD + 2 * g, &wide, sizeof wide);

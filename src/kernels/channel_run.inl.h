@@ -32,13 +32,13 @@ INLINE void FN(normalise_run)(const FN(run) *run, T gain, T bias, FN(carry) *car
 RARE void FN(f64_gradient_sums)(const FN(run) *run, const T *gain, double *A, double *B)
 {
     const T *st = run->st;
-    *A = *B = 0;
-    for (ptrdiff_t j = 0; j < run->n; ++j) {
-        const double g = (double)FN(value)(run->dy[j]) * (gain ? (double)gain[j] : 1.0);
-        *A += g;
-        *B +=
-            g * ((((double)FN(value)(run->x[j]) - (double)st[0]) - (double)st[1]) * (double)st[2]);
-    }
+    const f64_stats e = {1, (double)st[0], (double)st[1], (double)st[2], (double)st[2]};
+    double sums[2] = {0};
+    FN(tile) t = FN(run_tile)(run->dy, run->x, run->n, NULL);
+    t.gain = gain;
+    FN(f64_run_gradients)(&t, &e, UNSCALED, sums);
+    *A = sums[0];
+    *B = sums[1];
 }
 
 /* (5): A = sum g and B = sum g xhat over the run, g = dy gain; gain [n] or NULL. Summed again in

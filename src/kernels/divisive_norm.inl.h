@@ -96,7 +96,7 @@ static double divisive_parts(cnorm_dtype dtype, const cnorm_divisive *call, ptrd
     if (dtype == CNORM_F64) { /* squares of float32 need no scale */
         double largest = sigma;
         for (ptrdiff_t i = 0; i < n; ++i) largest = larger_finite(largest, v[i]);
-        scale = scale_for(largest, 0);
+        scale = scale_for(largest);
     }
     for (ptrdiff_t i = 0; i < n; ++i) v[i] *= scale;
     field_sums(n, mean_radius, v, sum, error, work + 2 * n);

@@ -31,14 +31,19 @@ INLINE FN(run) FN(channel_of)(const FN(one_group) *group, ptrdiff_t c, const T s
 RARE void FN(f64_group)(const FN(one_group) *group, double eps, T stats[3])
 {
     const ptrdiff_t space = group->space;
-    const FN(f64_stats) e = FN(f64_row_stats)(group->x, group->channels * space, eps, 1);
-    for (ptrdiff_t c = 0; c < group->channels; ++c)
-        for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
-            double v = FN(f64_xhat)(&e, (double)FN(value)(group->x[j]));
-            if (group->gain) v *= (double)group->gain[c];
-            if (group->bias) v += (double)group->bias[c];
-            group->out[j] = FN(stored)((T)v);
-        }
+    const f64_stats e = FN(f64_row_stats)(group->x, group->channels * space, eps, 1);
+    const wide_stats lanes = wide_stats_of(&e);
+    if (space == 1) {
+        FN(tile) t = FN(run_tile)(NULL, group->x, group->channels, group->out);
+        t.gain = group->gain, t.bias = group->bias;
+        FN(f64_write)(&t, &lanes);
+    }
+    for (ptrdiff_t c = 0; c < group->channels && space > 1; ++c) {
+        FN(tile) t = FN(run_tile)(NULL, group->x + c * space, space, group->out + c * space);
+        if (group->gain) t.all_gain = (double)group->gain[c];
+        if (group->bias) t.all_bias = (double)group->bias[c];
+        FN(f64_write)(&t, &lanes);
+    }
     FN(f64_store_stats)(&e, stats);
 }
 
@@ -133,39 +138,35 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
 
 /* ---- backward ----------------------------------------------------------------------------------------------- */
 
-/* (5) and (6) with all sums in float64; `added`: dgain and dbias have their terms already */
+/* (5) and (6) for space > 1 with all sums in float64; `added`: dgain and dbias have their terms already */
 RARE void FN(f64_group_backward)(const FN(one_group) *group, const T st[3], int added)
 {
     const ptrdiff_t space = group->space, n = group->channels * space;
-    const FN(f64_stats) e = FN(f64_given_stats)(group->x, n, st, 1);
+    const f64_stats e = FN(f64_given_stats)(group->x, n, st, 1);
+    const wide_stats lanes = wide_stats_of(&e);
     double G = 0, H = 0;
     for (ptrdiff_t c = 0; c < group->channels; ++c) {
-        double A = 0, B = 0;
-        for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
-            const double dy = (double)FN(value)(group->dy[j]);
-            A += dy;
-            B += dy * FN(f64_xhat)(&e, (double)FN(value)(group->x[j]));
-        }
-        G += A * (group->gain ? (double)group->gain[c] : 1.0);
-        H += B * (group->gain ? (double)group->gain[c] : 1.0);
+        double sums[2] = {0};
+        const FN(tile) t = FN(run_tile)(group->dy + c * space, group->x + c * space, space, NULL);
+        FN(f64_run_gradients)(&t, &e, UNSCALED, sums);
+        G += sums[0] * (group->gain ? (double)group->gain[c] : 1.0);
+        H += sums[1] * (group->gain ? (double)group->gain[c] : 1.0);
         if (added) continue;
-        group->dgain[c] = (T)((double)group->dgain[c] + B);
-        group->dbias[c] = (T)((double)group->dbias[c] + A);
+        group->dgain[c] = (T)((double)group->dgain[c] + sums[1]);
+        group->dbias[c] = (T)((double)group->dbias[c] + sums[0]);
     }
-    G /= (double)n;
-    H /= (double)n;
-    for (ptrdiff_t c = 0; c < group->channels; ++c)
-        for (ptrdiff_t j = c * space; j < (c + 1) * space; ++j) {
-            const double g =
-                (double)FN(value)(group->dy[j]) * (group->gain ? (double)group->gain[c] : 1.0);
-            const double xhat = FN(f64_xhat)(&e, (double)FN(value)(group->x[j]));
-            group->out[j] = FN(stored)((T)FN(times_inv_std_dev)(&e, (g - G) - xhat * H, 0));
-        }
+    const f64_gradient of_group = f64_gradient_of(&e, G / (double)n, H / (double)n, 0);
+    const wide_gradient d = wide_gradient_of(&of_group, UNSCALED);
+    for (ptrdiff_t c = 0; c < group->channels; ++c) {
+        FN(tile) t = FN(run_tile)(group->dy + c * space, group->x + c * space, space,
+                                  group->out + c * space);
+        if (group->gain) t.all_gain = (double)group->gain[c];
+        FN(f64_write_gradient)(&t, &lanes, &d);
+    }
 }
 
-/* (5) and (6) for space = 1, where a group is a row; false if a sum overflowed, and (6) was not
- * done */
-INLINE int FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
+/* (5) and (6) for space = 1, where a group is a row */
+INLINE void FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
 {
     const FN(row) row = {.n = group->channels,
                          .x = group->x,
@@ -181,13 +182,15 @@ INLINE int FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(c
                        .carry = carry,
                        .dy_ahead = AHEAD_BYTES,
                        .x_ahead = AHEAD_BYTES};
-    if (FN(EARLY) &&!carry) return FN(backward_row)(&row, st, &dx, 1, CENTRED | SHIFTED);
-    if (FN(backward_row)(&row, st, &dx, 1, CENTRED | SHIFTED | LATE_GRADS)) return 1;
-    FN(add_param_grads_alone)(&row, st, 1);
-    return 0;
+    const int early = FN(EARLY) &&!carry;
+    if (FN(rstd_in_range)(st) &&
+        (early ? FN(backward_row)(&row, st, &dx, 1, CENTRED | SHIFTED)
+               : FN(backward_row)(&row, st, &dx, 1, CENTRED | SHIFTED | LATE_GRADS)))
+        return;
+    FN(rescue_gradient)(&row, st, 1, group->out, early);
 }
 
-/* the same for space > 1 */
+/* the same for space > 1; false if a sum overflowed, and (6) was not done */
 INLINE int FN(backward_group)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
 {
     const ptrdiff_t channels = group->channels;
@@ -232,11 +235,9 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
             .dbias = (T *)call->dbias + g * channels,
         };
         const T *st = (const T *)call->stats + 3 * i;
-        if (!FN(rstd_in_range)(st)) /* or NaN */
-            FN(f64_group_backward)(&group, st, 0);
-        else if (!(call->space == 1 ? FN(backward_channels)(&group, st, carry)
-                                    : FN(backward_group)(&group, st, carry)))
-            FN(f64_group_backward)(&group, st, 1);
+        if (call->space == 1) FN(backward_channels)(&group, st, carry);
+        else if (!FN(rstd_in_range)(st)) /* or NaN */ FN(f64_group_backward)(&group, st, 0);
+        else if (!FN(backward_group)(&group, st, carry)) FN(f64_group_backward)(&group, st, 1);
     }
     if (carry) {
         FN(flush)(carry);

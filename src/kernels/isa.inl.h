@@ -13,13 +13,26 @@ INLINE double larger_finite(double a, double b)
     return b > a && b <= 0x1.fffffffffffffp1023 ? b : a;
 }
 
-/* the power of two that brings the larger of max|x| and sqrt(eps) near 1 */
-INLINE double scale_for(double largest, double eps)
+/* The exponent of a normal number, and 2^exponent, limited to normal numbers: for sums of exponents, faster than libm. */
+INLINE int exponent_of(double a)
 {
-    int exponent = largest > 0 ? ilogb(largest) : -1000;
-    const int of_eps = eps > 0 ? ilogb(eps) / 2 : -1000;
-    if (of_eps > exponent) exponent = of_eps;
-    return ldexp(1.0, exponent < -1000 ? 1000 : -exponent);
+    int64_t bits;
+    memcpy(&bits, &a, sizeof bits);
+    return (int)(bits >> 52 & 0x7ff) - 1023;
+}
+INLINE double power_of_two(int exponent)
+{
+    const int64_t limited = exponent < -1022 ? -1022 : exponent > 1023 ? 1023 : exponent, bits = (limited + 1023) << 52;
+    double power;
+    memcpy(&power, &bits, sizeof power);
+    return power;
+}
+
+/* the power of two that brings `largest` near 1 */
+INLINE double scale_for(double largest)
+{
+    const int exponent = largest > 0 ? exponent_of(largest) : -1000;
+    return power_of_two(exponent < -1000 ? 1000 : -exponent);
 }
 
 INLINE void add_f32(ptrdiff_t n, float *into, const float *from)
@@ -43,19 +56,21 @@ INLINE void add_f64(ptrdiff_t n, double *into, const double *from)
 WIDEN(f16)
 WIDEN(bf16)
 
-/* conversion between a vector of T and VL float64 in memory */
-INLINE void to_f64_f32(f32v v, double *to)
+/* conversion between a vector of T and VL float64 */
+INLINE void to_f64_f32(f32v v, f64v *to)
 {
-    store_f64(to, widen_lo(v));
-    store_f64(to + VL_F64, widen_hi(v));
+    to[0] = widen_lo(v);
+    to[1] = widen_hi(v);
 }
-INLINE f32v from_f64_f32(const double *from) { return narrow(load_f64(from), load_f64(from + VL_F64)); }
-INLINE void to_f64_f64(f64v v, double *to) { store_f64(to, v); }
-INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
+INLINE f32v from_f64_f32(const f64v *from) { return narrow(from[0], from[1]); }
+INLINE void to_f64_f64(f64v v, f64v *to) { *to = v; }
+INLINE f64v from_f64_f64(const f64v *from) { return *from; }
 
-/* float64 comes first, because the float64 path of the other types uses its sums. For rstd in [RSTD_MIN, RSTD_MAX] xhat
- * and dx are computed without the float64 path; RSTD_TINY and RSTD_HUGE are the smallest and largest normal numbers of
- * T. */
+#include "wide.inl.h"
+
+/* For rstd in [RSTD_MIN, RSTD_MAX] xhat and dx are computed without the float64 path; RSTD_TINY and RSTD_HUGE are the
+ * smallest and largest normal numbers of T. Up to RSTD_EXACT_MEAN the pair that is the mean has lost no bits to subnormals
+ * that matter. */
 #define T double
 #define V f64v
 #define VL VL_F64
@@ -66,6 +81,7 @@ INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
 #define RSTD_MIN 0x1p-480
 #define RSTD_MAX 0x1p400
 #define RSTD_TINY 0x1p-1022
+#define RSTD_EXACT_MEAN 0x1p1000
 #define SUM_MAX 0x1p960 /* larger sums go to the float64 path; x + SUM_MAX == x for the largest x of T */
 #define RSTD_HUGE 0x1.fffffffffffffp1023
 #define X double
@@ -74,6 +90,7 @@ INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
 #include "sweep.inl.h"
 #include "row_stats.inl.h"
 #include "row_float64.inl.h"
+#include "row_float64_backward.inl.h"
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
 #include "channel_run.inl.h"
@@ -96,6 +113,7 @@ INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
 #define RSTD_MIN 0x1p-60f
 #define RSTD_MAX 0x1p45f
 #define RSTD_TINY 0x1p-126f
+#define RSTD_EXACT_MEAN 0x1p100f
 #define SUM_MAX 0x1p100
 #define RSTD_HUGE 0x1.fffffep127f
 #define X float
@@ -104,6 +122,7 @@ INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
 #include "sweep.inl.h"
 #include "row_stats.inl.h"
 #include "row_float64.inl.h"
+#include "row_float64_backward.inl.h"
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
 #include "channel_run.inl.h"
@@ -120,6 +139,7 @@ INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
 #include "sweep.inl.h"
 #include "row_stats.inl.h"
 #include "row_float64.inl.h"
+#include "row_float64_backward.inl.h"
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
 #include "channel_run.inl.h"
@@ -131,6 +151,7 @@ INLINE f64v from_f64_f64(const double *from) { return load_f64(from); }
 #include "sweep.inl.h"
 #include "row_stats.inl.h"
 #include "row_float64.inl.h"
+#include "row_float64_backward.inl.h"
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
 #include "channel_run.inl.h"

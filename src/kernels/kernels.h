@@ -130,29 +130,26 @@ typedef struct cnorm_volume_norm_backward {
 
 enum { LINE_BYTES = 64, PAGE_BYTES = 4096 }; /* of the cache, and of memory */
 
-/* The scratch of batch norm with N = samples * space elements per channel, T of `item` bytes; with memory NULL only its
- * size. Against 4K aliasing, arrays of T begin at the page offset of `out`, to a multiple of `item`: a store with the
- * same low 12 bits as a load is then a page behind it. */
+/* The scratch of batch norm, T of `item` bytes; with memory NULL only its size. Against 4K aliasing, arrays of T begin at the
+ * page offset of `out`, to a multiple of `item`: a store with the same low 12 bits as a load is then a page behind it. */
 typedef struct cnorm_batch_arrays {
     double *sum, *sum2;   /* [channels] */
-    void *f64_stats;      /* [channels, 5] of float64 */
+    void *in_f64;         /* [channels, 5] of float64 */
     void *of_channels[10]; /* each [channels] of T, beginning at cache lines of their own */
-    void *contiguous;     /* [N] of T */
     ptrdiff_t bytes;
 } cnorm_batch_arrays;
 
-static inline cnorm_batch_arrays batch_arrays(void *memory, ptrdiff_t item, ptrdiff_t N, ptrdiff_t channels, const void *out)
+static inline cnorm_batch_arrays batch_arrays(void *memory, ptrdiff_t item, ptrdiff_t channels, const void *out)
 {
     layout s = {memory, 0};
     cnorm_batch_arrays a;
     a.sum = layout_take(&s, channels * 8);
     a.sum2 = layout_take(&s, channels * 8);
-    a.f64_stats = layout_take(&s, channels * 5 * 8);
+    a.in_f64 = layout_take(&s, channels * 5 * 8);
     if (memory) s.used += (ptrdiff_t)(((uintptr_t)out - (uintptr_t)s.memory - (uintptr_t)s.used) % PAGE_BYTES / (size_t)item * (size_t)item);
     else s.used += PAGE_BYTES;
     for (int i = 0; i < 10; ++i)
         a.of_channels[i] = layout_take(&s, (channels * item + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES);
-    a.contiguous = layout_take(&s, N * item);
     a.bytes = (s.used + 7) / 8 * 8; /* whole float64, so that what follows is aligned */
     return a;
 }
@@ -173,7 +170,7 @@ static inline cnorm_batch_strip batch_strip(void *memory, ptrdiff_t samples, ptr
     const ptrdiff_t N = samples * space, item = (ptrdiff_t)sizeof(float);
     strip.x = layout_take(&s, N * strip.channels * item);
     strip.dy = layout_take(&s, N * strip.channels * item);
-    strip.scratch = layout_take(&s, batch_arrays(NULL, item, N, strip.channels, NULL).bytes);
+    strip.scratch = layout_take(&s, batch_arrays(NULL, item, strip.channels, NULL).bytes);
     strip.bytes = s.used;
     return strip;
 }

@@ -97,10 +97,11 @@ INLINE int FN(backward_row)(const FN(row) *row, const T st[3], FN(gradient) *to_
 /* dgain and dbias in T, of a row whose dx alone needs the float64 path */
 RARE void FN(add_param_grads_alone)(const FN(row) *row, const T st[3], int centred)
 {
-    for (ptrdiff_t j = 0; j < row->n; ++j) {
-        const T dy = FN(value)(row->dy[j]), x = FN(value)(row->x[j]);
-        row->dgain[j] += dy * ((centred ? (x - st[0]) - st[1] : x) * st[2]);
-        if (centred) row->dbias[j] += dy;
+    (void)st;
+    for (ptrdiff_t j = 0; j < row->n; j += VL) {
+        const ptrdiff_t to = row->n - j < VL ? row->n - j : VL;
+        const V dy = FN(take)(row->dy + j, 0, to), xhat = FN(xhat)(row, FN(take)(row->x + j, 0, to), CENTRED | SHIFTED);
+        FN(add_param_grads)(row, j, 0, to, dy, xhat, centred);
     }
 }
 

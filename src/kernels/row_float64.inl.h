@@ -1,246 +1,224 @@
 /* (3) of layer_norm.inl.h: rows whose sums or gradients leave the range of T are computed in float64 and rounded once.
- * Included once per storage type.
+ * The backward pass is in row_float64_backward.inl.h. Included once per storage type.
  *
- * float64 rows are scaled by a power of two, so that neither their squares nor eps leave the range. A row is widened PIECE
- * elements at a time into a buffer, in whole vectors. Pieces are summed as in sweep.inl.h. */
+ * float64 rows are scaled by a power of two, so that neither their squares nor eps leave the range. Numbers are widened
+ * LANES_F64 at a time. Sums have the order of sweep.inl.h: a lane adds BLOCK terms from zero and that sum to its total, a
+ * halving tree adds up the lanes every FOLD elements. */
 
-enum { FN(PIECE) = BLOCK * LANES_F64 }; /* elements that are widened at a time, which bounds the stack used */
-typedef struct { _Alignas(VECTOR_BYTES) double at[FN(PIECE)]; } FN(piece);
+/* Numbers that are read in lanes: row r is [LANES_F64] at x + r x_stride, of which lanes below n - r step are used. A run of
+ * n elements is a tile with step = LANES_F64; of columns, n <= LANES_F64, step is 0 and sums stay in their lanes. */
+typedef struct {
+    const X *dy, *x; /* dy: backward only */
+    ptrdiff_t dy_stride, x_stride;
+    ptrdiff_t rows, n, step;
+    const T *gain, *bias;        /* [n], or NULL; bias: forward only */
+    double all_gain, all_bias;   /* of all elements, where they are NULL */
+    T *dgain, *dbias;            /* [n] of a run, or NULL: its terms are added with its sums */
+    X *out;
+    ptrdiff_t out_stride;
+} FN(tile);
 
-/* x scale = origin + delta + xhat / rstd. rstd is in units of 1/(x scale), inv_std_dev = rstd scale in units of 1/x. */
-typedef struct { double scale, origin, delta, rstd, inv_std_dev; } FN(f64_stats);
-
-/* to [n] = (x scale - origin - delta) factor */
-static NOINLINE void FN(f64_deviations)(const FN(f64_stats) *e, const X *x, ptrdiff_t n, double factor, FN(piece) *to)
+INLINE FN(tile) FN(run_tile)(const X *dy, const X *x, ptrdiff_t n, X *out) /* gain 1 and bias -0: neutral */
 {
-    const f64v scale = splat_f64(e->scale), origin = splat_f64(e->origin), delta = splat_f64(e->delta), by = splat_f64(factor);
-    for (ptrdiff_t j = 0; j < n; j += VL) {
-        double lanes[VL];
-        TN(to_f64)(FN(take)(x + j, 0, n - j < VL ? n - j : VL), lanes);
-        for (int i = 0; i < VL; i += VL_F64)
-            store_f64(to->at + j + i, ((load_f64(lanes + i) * scale - origin) - delta) * by);
+    return (FN(tile)){.dy = dy, .x = x, .dy_stride = LANES_F64, .x_stride = LANES_F64, .rows = (n + LANES_F64 - 1) / LANES_F64,
+                      .n = n, .step = LANES_F64, .all_gain = 1, .all_bias = -0.0, .out = out, .out_stride = LANES_F64};
+}
+
+/* those of the first `count` of LANES_F64 numbers that the vector of VL from the i-th on has */
+INLINE ptrdiff_t FN(in_vector)(ptrdiff_t count, ptrdiff_t i)
+{
+    return count < i ? 0 : count - i < VL ? count - i : VL;
+}
+
+/* `count` numbers, the other lanes zero */
+static NOINLINE wide_f64 FN(widened_end)(const X *p, ptrdiff_t count)
+{
+    wide_f64 w;
+    for (int i = 0; i < LANES_F64; i += VL)
+        TN(to_f64)(FN(load_range)(p + i, 0, FN(in_vector)(count, i), TN(splat)(0)), w.v + i / VL_F64);
+    return w;
+}
+INLINE wide_f64 FN(widened)(const X *p, ptrdiff_t count)
+{
+    return count < LANES_F64 ? FN(widened_end)(p, count) : FN(wide_at)(p);
+}
+/* the first `count` numbers, rounded to T and then to X */
+INLINE void FN(put_all)(X *to, const wide_f64 *w)
+{
+    EACH_VECTOR(i) if (i % (VL / VL_F64) == 0) FN(store)(to + i * VL_F64, TN(from_f64)(w->v + i));
+}
+static NOINLINE void FN(put_end)(X *to, ptrdiff_t count, const wide_f64 *w)
+{
+    for (int i = 0; i < LANES_F64; i += VL)
+        FN(store_range)(to + i, 0, FN(in_vector)(count, i), TN(from_f64)(w->v + i / VL_F64));
+}
+INLINE void FN(put_wide)(X *to, ptrdiff_t count, wide_f64 w)
+{
+    if (count < LANES_F64) {
+        const wide_f64 end = w; /* so that w stays in registers */
+        FN(put_end)(to, count, &end);
+    } else {
+        FN(put_all)(to, &w);
     }
 }
 
-/* to [n] = x [n] scale */
-INLINE void FN(widened)(const X *x, ptrdiff_t n, double scale, FN(piece) *to)
+/* the largest finite |x| of each lane of a tile, where T is float64 */
+static NOINLINE void FN(f64_lane_largest)(const FN(tile) *t, double to[LANES_F64])
 {
-    FN(f64_deviations)(&(FN(f64_stats)){.scale = scale}, x, n, 1, to);
+    const f64v most = splat_f64(0x1.fffffffffffffp1023);
+    wide_f64 largest = wide_of(0);
+    for (ptrdiff_t r = 0; r < t->rows && sizeof(T) == 8; ++r) {
+        const wide_f64 at = FN(widened)(t->x + r * t->x_stride, t->n - r * t->step);
+        EACH_VECTOR(i)
+        {
+            const f64v size = (f64v)((i64v)at.v[i] & INT64_MAX);
+            const i64v larger = (i64v)(size > largest.v[i]) & (i64v)(size <= most);
+            largest.v[i] = (f64v)(((i64v)size & larger) | ((i64v)largest.v[i] & ~larger));
+        }
+    }
+    memcpy(to, largest.v, sizeof largest);
 }
 
-/* the power of two that brings the largest finite |x|, and sqrt(eps), near 1; 1 where T is not float64 */
-static NOINLINE double FN(scale_of)(const X *x, ptrdiff_t n, double eps)
+/* the power of two that brings the largest finite |x| near 1; 1 where T is not float64 */
+static double FN(scale_of)(const X *x, ptrdiff_t n)
 {
     if (sizeof(T) < 8) return 1;
-    const f64v none = splat_f64(0), most = splat_f64(0x1.fffffffffffffp1023);
-    f64v largest = none;
-    FN(piece) piece;
-    for (ptrdiff_t j = 0; j < n; j += FN(PIECE)) {
-        const ptrdiff_t len = n - j < FN(PIECE) ? n - j : FN(PIECE);
-        FN(widened)(x + j, len, 1, &piece);
-        for (ptrdiff_t i = 0; i < len; i += VL_F64) {
-            const f64v at = load_f64(piece.at + i), size = (f64v)((i64v)at & INT64_MAX);
-            const i64v larger = (i64v)(size > largest) & (i64v)(size <= most);
-            largest = (f64v)(((i64v)size & larger) | ((i64v)largest & ~larger));
-        }
-    }
-    double lanes[VL_F64], result = 0;
-    store_f64(lanes, largest);
-    for (int i = 0; i < VL_F64; ++i) result = larger_finite(result, lanes[i]);
-    return scale_for(result, eps);
+    const FN(tile) t = FN(run_tile)(NULL, x, n, NULL);
+    double lanes[LANES_F64], largest = 0;
+    FN(f64_lane_largest)(&t, lanes);
+    for (int i = 0; i < LANES_F64; ++i) largest = larger_finite(largest, lanes[i]);
+    return scale_for(largest);
 }
 
-/* sums = S, Q of the row's d */
-static void FN(f64_sums)(const FN(f64_stats) *e, const X *x, ptrdiff_t n, double sums[2])
+/* x scale - origin */
+INLINE wide_f64 FN(from_origin)(const wide_stats *e, wide_f64 x)
 {
-    FN(piece) d;
-    sums[0] = sums[1] = 0;
-    for (ptrdiff_t start = 0; start < n; start += FOLD) {
-        double fold[2] = {0};
-        for (ptrdiff_t j = start; j < n && j < start + FOLD; j += FN(PIECE)) {
-            const ptrdiff_t len = n - j < FN(PIECE) ? n - j : FN(PIECE);
-            FN(f64_deviations)(e, x + j, len, 1, &d);
-            const two_sums piece = run_sums_f64(d.at, len, 0);
-            fold[0] += piece.a, fold[1] += piece.b;
+    EACH_VECTOR(i) x.v[i] = (sizeof(T) == 8 ? x.v[i] * e->scale.v[i] : x.v[i]) - e->origin.v[i];
+    return x;
+}
+
+/* sums = S, Q of d = x scale - origin in each lane over rows begin to end of a tile */
+static NOINLINE void FN(f64_lane_sums)(const FN(tile) *tile, ptrdiff_t begin, ptrdiff_t end, const wide_stats *stats, wide_f64 sums[2])
+{
+    const FN(tile) t = *tile;
+    const wide_stats e = *stats;
+    wide_f64 S = wide_of(0), Q = S;
+    for (ptrdiff_t r = begin; r < end;) {
+        const ptrdiff_t stop = end - r < BLOCK ? end : r + BLOCK;
+        wide_f64 s = wide_of(0), q = s;
+        for (; r < stop; ++r) {
+            const ptrdiff_t count = t.n - r * t.step;
+            const wide_f64 d = first_lanes(FN(from_origin)(&e, FN(widened)(t.x + r * t.x_stride, count)), count);
+            EACH_VECTOR(i) s.v[i] += d.v[i], q.v[i] += d.v[i] * d.v[i];
         }
-        sums[0] += fold[0], sums[1] += fold[1];
+        EACH_VECTOR(i) S.v[i] += s.v[i], Q.v[i] += q.v[i];
+    }
+    sums[0] = S, sums[1] = Q;
+}
+
+/* S, Q of d of a run, added to sums */
+static NOINLINE void FN(f64_run_sums)(const f64_stats *stats, const X *x, ptrdiff_t n, double sums[2])
+{
+    enum { ROWS = FOLD / LANES_F64 };
+    const wide_stats e = wide_stats_of(stats);
+    const FN(tile) t = FN(run_tile)(NULL, x, n, NULL);
+    for (ptrdiff_t r = 0; r < t.rows; r += ROWS) {
+        wide_f64 lanes[2];
+        FN(f64_lane_sums)(&t, r, t.rows - r < ROWS ? t.rows : r + ROWS, &e, lanes);
+        sums[0] += tree_f64(lanes[0].v);
+        sums[1] += tree_f64(lanes[1].v);
     }
 }
 
-/* (3): the statistics of any row, by a sweep about its first element and one about the mean rounded, which is origin:
- * deviations from a first element far from the mean would lose bits. The mean is the pair origin + delta. */
-RARE FN(f64_stats) FN(f64_row_stats)(const X *x, ptrdiff_t n, double eps, int centred)
+/* The mean and rstd from the sums of n deviations from the origin. True where a sweep about this mean is needed: the last one
+ * was about an element K, and (mean - K)^2 > var costs bits. Where T is float, float64 has bits to spare. */
+static NOINLINE int FN(f64_mean_and_rstd)(f64_stats *e, const double sums[2], double n, double eps, int centred)
 {
-    FN(f64_stats) e = {.scale = FN(scale_of)(x, n, eps)};
-    double sums[2], var = 0;
-    e.origin = centred ? (double)FN(value)(x[0]) * e.scale : 0;
-    for (int sweep = 0; sweep < 2; ++sweep) {
-        FN(f64_sums)(&e, x, n, sums);
-        const double correction = centred ? sums[0] / (double)n : 0, first = e.origin;
-        var = (sums[1] - sums[0] * correction) / (double)n;
-        if (sweep) {
-            e.delta += correction;
-        } else {
-            e.origin = first + correction;
-            e.delta = (first - e.origin) + correction;
-        }
-    }
-    if (var <= 0) { /* a constant row; eps scale^2 could underflow, so it is not used */
-        e.inv_std_dev = eps > 0 ? 1.0 / sqrt(eps) : 0;
+    const double correction = centred ? sums[0] / n : 0, first = e->origin, lost = sums[0] * correction;
+    const double m2 = sums[1] - lost, var = m2 / n;
+    e->origin = first + correction;
+    e->delta = (first - e->origin) + correction;
+    const double var_eps = var + eps * e->scale * e->scale;
+    if (var <= 0 || var_eps > 0x1p1000) { /* only eps counts, and eps scale^2 could leave the range */
+        e->inv_std_dev = eps > 0 ? 1.0 / sqrt(eps) : 0;
+        e->rstd = var <= 0 ? 0 : e->inv_std_dev / e->scale;
     } else {
-        e.rstd = 1.0 / sqrt(var + eps * e.scale * e.scale);
-        e.inv_std_dev = e.rstd * e.scale;
+        e->rstd = 1.0 / sqrt(var_eps);
+        e->inv_std_dev = e->rstd * e->scale;
+    }
+    return centred && lost > (sizeof(T) == 8 ? 1 : 0x1p20) * m2;
+}
+
+/* (3): the statistics of any row, from a sweep about its first element and, if needed, one about the mean, origin + delta */
+RARE f64_stats FN(f64_row_stats)(const X *x, ptrdiff_t n, double eps, int centred)
+{
+    f64_stats e = {.scale = FN(scale_of)(x, n)};
+    if (centred) e.origin = (double)FN(value)(x[0]) * e.scale;
+    for (int sweep = 0; sweep < 2; ++sweep) {
+        double sums[2] = {0};
+        FN(f64_run_sums)(&e, x, n, sums);
+        if (!FN(f64_mean_and_rstd)(&e, sums, (double)n, eps, centred)) break;
     }
     return e;
 }
 
-/* The same for the backward pass, which knows stats but not eps. A normal rstd includes eps and is used as it is, 0 and
- * NaN are kept. One beyond that range means that eps was negligible: it is computed again with eps = 0. */
-RARE FN(f64_stats) FN(f64_given_stats)(const X *x, ptrdiff_t n, const T st[3], int centred)
+/* The backward pass knows stats but not eps. A normal rstd includes eps and is used as it is, 0 and NaN are kept. One beyond
+ * that range means that eps was negligible: it is computed again with eps = 0. The mean is computed again where its pair may
+ * have lost bits to subnormals. False where a row's statistics must be computed again, and then given to f64_keep_rstd. */
+INLINE int FN(f64_stats_from)(const T st[3], f64_stats *e)
 {
-    FN(f64_stats) e = FN(f64_row_stats)(x, n, 0, centred);
     const T mean = st[0] + st[1], rstd = mean == mean ? st[2] : mean;
-    if (rstd == 0 || rstd != rstd) {
-        e.rstd = e.inv_std_dev = (double)rstd;
-    } else if (rstd >= RSTD_TINY && rstd <= RSTD_HUGE) {
-        e.inv_std_dev = (double)rstd;
-        if (e.rstd != 0) e.rstd = e.inv_std_dev / e.scale; /* 0: a constant row; the quotient could overflow */
-    }
+    const double scale = sizeof(T) == 8 && rstd < 1 ? 0.25 : 1; /* x - K stays finite in float64 */
+    *e = (f64_stats){scale, (double)st[0] * scale, (double)st[1] * scale, (double)rstd / scale, (double)rstd};
+    return rstd != rstd || rstd == 0 || (rstd >= RSTD_TINY && rstd <= RSTD_EXACT_MEAN);
+}
+INLINE void FN(f64_keep_rstd)(T rstd, f64_stats *e)
+{
+    if (!(rstd >= RSTD_TINY && rstd <= RSTD_HUGE)) return;
+    e->inv_std_dev = (double)rstd;
+    if (e->rstd != 0) e->rstd = e->inv_std_dev / e->scale; /* 0: a constant row; the quotient could overflow */
+}
+
+RARE f64_stats FN(f64_given_stats)(const X *x, ptrdiff_t n, const T st[3], int centred)
+{
+    f64_stats e;
+    if (FN(f64_stats_from)(st, &e)) return e;
+    e = FN(f64_row_stats)(x, n, 0, centred);
+    FN(f64_keep_rstd)(st[2], &e);
     return e;
 }
 
-/* v 2^power inv_std_dev, where 2^power and inv_std_dev may each exceed the range of float64 */
-INLINE double FN(times_inv_std_dev)(const FN(f64_stats) *e, double v, int power)
+INLINE void FN(f64_store_stats)(const f64_stats *e, T stats[3])
 {
-    return e->rstd == 0 ? ldexp(v * e->inv_std_dev, power) : ldexp(v * e->rstd, ilogb(e->scale) + power);
-}
-
-INLINE void FN(f64_store_stats)(const FN(f64_stats) *e, T stats[3])
-{
-    stats[0] = (T)((e->origin + e->delta) / e->scale);
-    stats[1] = (T)(((e->origin - (double)stats[0] * e->scale) + e->delta) / e->scale);
+    const double unit = sizeof(T) == 8 ? 1 / e->scale : 1;
+    stats[0] = (T)((e->origin + e->delta) * unit);
+    stats[1] = (T)(((e->origin - (double)stats[0] * e->scale) + e->delta) * unit);
     stats[2] = (T)e->inv_std_dev;
 }
 
-INLINE double FN(f64_xhat)(const FN(f64_stats) *e, double x) { return ((x * e->scale - e->origin) - e->delta) * e->rstd; }
-
-/* y [n] = v [n], rounded to T and then to X */
-static NOINLINE void FN(put_piece)(const FN(piece) *v, ptrdiff_t n, X *y)
+/* (4) in float64, rounded once to T */
+RARE void FN(f64_write)(const FN(tile) *tile, const wide_stats *stats)
 {
-    for (ptrdiff_t j = 0; j < n; j += VL) FN(put)(y + j, 0, n - j < VL ? n - j : VL, TN(from_f64)(v->at + j), NULL);
-}
-
-/* v [n] *= by [n] */
-static NOINLINE void FN(multiply)(FN(piece) *v, const FN(piece) *by, ptrdiff_t n)
-{
-    for (ptrdiff_t j = 0; j < n; j += VL_F64) store_f64(v->at + j, load_f64(v->at + j) * load_f64(by->at + j));
-}
-
-/* to [n] = x [n] scale for a parameter, which is of type T */
-static NOINLINE void FN(widened_params)(const T *x, ptrdiff_t n, double scale, FN(piece) *to)
-{
-    for (ptrdiff_t j = 0; j < n; j += VL) {
-        TN(to_f64)(FN(take_T)(x + j, 0, n - j < VL ? n - j : VL), to->at + j);
-        for (int i = 0; i < VL; i += VL_F64) store_f64(to->at + j + i, load_f64(to->at + j + i) * splat_f64(scale));
+    const FN(tile) t = *tile;
+    const wide_stats e = *stats;
+    for (ptrdiff_t r = 0; r < t.rows; ++r) {
+        const ptrdiff_t j = r * t.step, count = t.n - j;
+        wide_f64 v = FN(from_origin)(&e, FN(widened)(t.x + r * t.x_stride, count));
+        const wide_f64 gain = t.gain ? TN(widened)(t.gain + j, count) : wide_of(t.all_gain);
+        const wide_f64 bias = t.bias ? TN(widened)(t.bias + j, count) : wide_of(t.all_bias);
+        EACH_VECTOR(i) v.v[i] = (v.v[i] - e.delta.v[i]) * e.rstd.v[i] * gain.v[i] + bias.v[i];
+        FN(put_wide)(t.out + r * t.out_stride, count, v);
     }
 }
 
 /* (3) and (4) in float64, rounded once to T */
 RARE void FN(f64_norm_row)(const X *x, const cnorm_norm *call, int centred, X *y, T stats[3])
 {
-    const T *const gain = call->gain, *const bias = centred ? call->bias : NULL;
-    const FN(f64_stats) e = FN(f64_row_stats)(x, call->n, call->eps, centred);
-    FN(piece) v, param;
-    for (ptrdiff_t j = 0; j < call->n; j += FN(PIECE)) {
-        const ptrdiff_t len = call->n - j < FN(PIECE) ? call->n - j : FN(PIECE);
-        FN(f64_deviations)(&e, x + j, len, e.rstd, &v);
-        if (gain) {
-            FN(widened_params)(gain + j, len, 1, &param);
-            FN(multiply)(&v, &param, len);
-        }
-        if (bias) {
-            FN(widened_params)(bias + j, len, 1, &param);
-            for (ptrdiff_t i = 0; i < len; i += VL_F64) store_f64(v.at + i, load_f64(v.at + i) + load_f64(param.at + i));
-        }
-        FN(put_piece)(&v, len, y + j);
-    }
+    const f64_stats e = FN(f64_row_stats)(x, call->n, call->eps, centred);
+    const wide_stats lanes = wide_stats_of(&e);
+    FN(tile) t = FN(run_tile)(NULL, x, call->n, y);
+    t.gain = call->gain;
+    if (centred) t.bias = call->bias;
+    FN(f64_write)(&t, &lanes);
     FN(f64_store_stats)(&e, stats);
-}
-
-/* A row's backward pass in float64. g = dy gain is in units of 2^-power; G and H are the means of g and g xhat. */
-typedef struct {
-    FN(f64_stats) stats;
-    double dy_scale, gain_scale, G, H;
-    int power;
-} FN(f64_means);
-
-/* g [n] and xhat [n] of the elements from j on */
-static NOINLINE void FN(f64_piece)(const FN(f64_means) *m, const FN(row) *row, ptrdiff_t j, ptrdiff_t n, FN(piece) *g,
-                                   FN(piece) *xhat)
-{
-    FN(piece) gain;
-    FN(widened)(row->dy + j, n, m->dy_scale, g);
-    FN(f64_deviations)(&m->stats, row->x + j, n, m->stats.rstd, xhat);
-    if (!row->gain) return;
-    FN(widened_params)(row->gain + j, n, m->gain_scale, &gain);
-    FN(multiply)(g, &gain, n);
-}
-
-/* (5) */
-static FN(f64_means) FN(f64_gradient_means)(const FN(row) *row, const T st[3], int centred)
-{
-    const ptrdiff_t n = row->n;
-    FN(f64_means) m = {.stats = FN(f64_given_stats)(row->x, n, st, centred), .dy_scale = FN(scale_of)(row->dy, n, 0), .gain_scale = 1};
-    FN(piece) g, xhat;
-    if (row->gain && sizeof(T) == 8) m.gain_scale = FN(scale_of)((const X *)(const void *)row->gain, n, 0);
-    m.power = -ilogb(m.dy_scale) - ilogb(m.gain_scale);
-    for (ptrdiff_t start = 0; start < n; start += FOLD) {
-        double fold[2] = {0};
-        for (ptrdiff_t j = start; j < n && j < start + FOLD; j += FN(PIECE)) {
-            const ptrdiff_t len = n - j < FN(PIECE) ? n - j : FN(PIECE);
-            FN(f64_piece)(&m, row, j, len, &g, &xhat);
-            FN(multiply)(&xhat, &g, len);
-            fold[0] += run_sums_f64(g.at, len, 0).a;
-            fold[1] += run_sums_f64(xhat.at, len, 0).a;
-        }
-        m.G += fold[0], m.H += fold[1];
-    }
-    m.G = centred ? m.G / (double)n : 0;
-    m.H /= (double)n;
-    return m;
-}
-
-/* param [n] += terms [n], in float64 and rounded */
-static NOINLINE void FN(f64_add)(T *param, const FN(piece) *terms, ptrdiff_t n)
-{
-    FN(piece) sum;
-    FN(widened_params)(param, n, 1, &sum);
-    for (ptrdiff_t j = 0; j < n; j += VL_F64) store_f64(sum.at + j, load_f64(sum.at + j) + load_f64(terms->at + j));
-    for (ptrdiff_t j = 0; j < n; j += VL) FN(put_T)(param + j, 0, n - j < VL ? n - j : VL, TN(from_f64)(sum.at + j));
-}
-
-/* (5) and (6) in float64, for rows whose xhat, dx or sums leave the range of T; dgain NULL: only (6) */
-RARE void FN(f64_backward_row)(const FN(row) *row, const T st[3], int centred, X *dx, T *dgain, T *dbias)
-{
-    const FN(f64_means) m = FN(f64_gradient_means)(row, st, centred);
-    const FN(f64_stats) *const e = &m.stats;
-    /* dx may be in range where the product of two of its factors is not: the power of two in three parts */
-    const int power = m.power + (e->rstd == 0 ? 0 : ilogb(e->scale)), third = power / 3;
-    const f64v G = splat_f64(m.G), H = splat_f64(m.H), rstd = splat_f64(e->rstd == 0 ? e->inv_std_dev : e->rstd);
-    const f64v unit = splat_f64(ldexp(1, third)), last_unit = splat_f64(ldexp(1, power - 2 * third));
-    FN(piece) g, xhat, dy;
-    for (ptrdiff_t j = 0; j < row->n; j += FN(PIECE)) {
-        const ptrdiff_t len = row->n - j < FN(PIECE) ? row->n - j : FN(PIECE);
-        FN(f64_piece)(&m, row, j, len, &g, &xhat);
-        if (dgain) FN(widened)(row->dy + j, len, 1, &dy);
-        for (ptrdiff_t i = 0; i < len; i += VL_F64) {
-            const f64v v = (load_f64(g.at + i) - G) - load_f64(xhat.at + i) * H;
-            store_f64(g.at + i, v * rstd * unit * unit * last_unit);
-        }
-        FN(put_piece)(&g, len, dx + j);
-        if (!dgain) continue;
-        FN(f64_add)(dbias + j, &dy, len);
-        FN(multiply)(&dy, &xhat, len);
-        FN(f64_add)(dgain + j, &dy, len);
-    }
 }

@@ -3,9 +3,13 @@
 
 /* The guard: (mean - K)^2 <= var, and Q has neither overflowed nor lost bits to subnormals. Comparisons with NaN are
  * false, so NaN fails it. */
+INLINE int FN(square_in_range)(double n, double Q, double eps)
+{
+    return (Q <= Q_MAX) & ((Q >= n * Q_MIN) | (eps >= Q_MIN));
+}
 INLINE int FN(accepted)(double n, double mean_square, double m2, double Q, double eps)
 {
-    return (mean_square <= m2) & (Q <= Q_MAX) & ((Q >= n * Q_MIN) | (eps >= Q_MIN));
+    return (mean_square <= m2) & FN(square_in_range)(n, Q, eps);
 }
 
 INLINE T FN(rstd_of)(double var_eps) { return (T)(1.0 / sqrt(var_eps)); }
@@ -77,7 +81,7 @@ INLINE FN(stats) FN(stats_of)(FN(row) *row, double eps, int centred, const int m
     }
     if (!centred) sums[0] = 0;
     FN(stats) stats = FN(stats_from)(sums[0], sums[1], K, row->n, eps);
-    if (stats.accepted || !centred) return stats;
+    if (stats.accepted || !centred || !FN(square_in_range)((double)row->n, sums[1], eps)) return stats;
     if (mode & SUM && row->carry) FN(flush)(row->carry);
     const X *const x = mode & SUM ? row->sum : row->x;
     return FN(in_registers)(FN(shifted_stats)(x, row->n, eps, stats.mean, mode & KEPT ? row->kept : NULL));
@@ -101,7 +105,8 @@ static NOINLINE unsigned FN(rows_stats)(const X *x, ptrdiff_t n, ptrdiff_t count
     }
     for (ptrdiff_t i = 0; i < count; ++i) {
         FN(stats) stats = FN(stats_from)(S[i], Q[i], st[i][0], n, eps);
-        if (!stats.accepted) stats = FN(shifted_stats)(x + i * n, n, eps, stats.mean, NULL);
+        if (!stats.accepted && FN(square_in_range)((double)n, Q[i], eps))
+            stats = FN(shifted_stats)(x + i * n, n, eps, stats.mean, NULL);
         refused |= (unsigned)!stats.accepted << i;
         st[i][0] = stats.st[0];
         st[i][1] = stats.st[1];

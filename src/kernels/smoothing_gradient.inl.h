@@ -13,10 +13,12 @@ static void FN(smoothing_gradient)(const cnorm_norm_backward *call)
             const FN(run) run = {n, dy, x, NULL, st};
             FN(run_gradient_sums)(&run, gain, &sum, &sum_x);
         } else {
-            const FN(f64_stats) e = FN(f64_given_stats)(x, n, st, 1);
-            for (ptrdiff_t j = 0; j < n; ++j)
-                sum_x +=
-                    (double)dy[j] * (gain ? (double)gain[j] : 1.0) * FN(f64_xhat)(&e, (double)x[j]);
+            const f64_stats e = FN(f64_given_stats)(x, n, st, 1);
+            double sums[2] = {0};
+            FN(tile) t = FN(run_tile)(dy, x, n, NULL);
+            t.gain = gain;
+            FN(f64_run_gradients)(&t, &e, UNSCALED, sums);
+            sum_x = sums[1];
             rstd = e.inv_std_dev;
         }
         total += sum_x * rstd * rstd;

@@ -7,8 +7,12 @@
 
 /* RARE: a path that few rows take. Not __attribute__((cold)): GCC 12 would treat the loops that call it as cold,
  * too. */
+#if defined(__clang__)
 #define NOINLINE __attribute__((noinline))
-#define RARE static __attribute__((noinline))
+#else
+#define NOINLINE __attribute__((noinline, noclone)) /* without noclone GCC adds a copy for each constant argument */
+#endif
+#define RARE static NOINLINE
 /* EDGE: functions for the partial vector that a row begins or ends in. AVX-512 has masked loads and stores, so they are
  * short and inlined; without masks inlining would multiply the size of the code. */
 #if VECTOR_BYTES == 64

@@ -10,4 +10,5 @@
 #undef RSTD_MAX
 #undef RSTD_TINY
 #undef RSTD_HUGE
+#undef RSTD_EXACT_MEAN
 #undef SUM_MAX

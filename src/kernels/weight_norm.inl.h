@@ -4,32 +4,41 @@
  * A row whose Q or g/|w| leaves the range of T is done in float64, scaled by a power of two.
  */
 
-/* 1/|w 2^power|, or 0 for a row of zeros */
-RARE double FN(f64_inverse_norm)(const T *w, ptrdiff_t n, int *power)
+/* Statistics about 0 whose rstd is 1/|w scale|, or 0 for a row of zeros */
+RARE f64_stats FN(f64_norm_of)(const T *w, ptrdiff_t n)
 {
-    double piece[FN(PIECE)], squares = 0, largest = 0, scale = 1;
-    if (sizeof(T) == 8) { /* squares of floats need no scale in float64 */
-        for (ptrdiff_t j = 0; j < n; ++j) largest = larger_finite(largest, (double)w[j]);
-        scale = scale_for(largest, 0);
-    }
-    *power = ilogb(scale);
-    for (ptrdiff_t j = 0; j < n; j += FN(PIECE)) {
-        const ptrdiff_t len = n - j < FN(PIECE) ? n - j : FN(PIECE);
-        for (ptrdiff_t i = 0; i < len; ++i) piece[i] = (double)w[j + i] * scale;
-        squares += run_sums_f64(piece, len, 0).b;
-    }
-    return squares == 0 ? 0 : 1.0 / sqrt(squares);
+    f64_stats e = {.scale = FN(scale_of)((const X *)w, n)};
+    double sums[2] = {0};
+    FN(f64_run_sums)(&e, w, n, sums);
+    if (sums[1] != 0) e.rstd = 1.0 / sqrt(sums[1]);
+    e.inv_std_dev = e.rstd * e.scale;
+    return e;
 }
 
-/* a b c 2^power. For float64 each partial product could leave the range, so exponents are kept
- * apart; for float32 none can, and power is 0. For float64 the factors are multiplied in the order
- * of rows in range, so that scaling w by a power of two changes no bit of v. */
-INLINE double FN(product)(double a, double b, double c, int power)
+/* v = g w/|w| in float64. Where T is float64 each product of two factors could leave the range: w is multiplied by up, then by
+ * the rounded product of the others, which is near 1, then by down. The order is that of rows in range, so that scaling w by
+ * a power of two changes no bit of v. */
+RARE void FN(f64_weight_norm)(const T *w, ptrdiff_t n, double g, T *v)
 {
-    if (sizeof(T) == 4) return c * b * a;
-    int of_a = 0, of_b = 0, of_c = 0;
-    a = frexp(a, &of_a), b = frexp(b, &of_b), c = frexp(c, &of_c);
-    return ldexp(a * b * c, of_a + of_b + of_c + power);
+    const f64_stats e = FN(f64_norm_of)(w, n);
+    int power = 0;
+    const double of_g = frexp(g, &power), factor = sizeof(T) == 8 ? of_g * e.rstd : e.rstd;
+    power += exponent_of(e.scale);
+    const double third = power_of_two(power / 3), rest = power_of_two(power - power / 3 * 2);
+    for (ptrdiff_t j = 0; j < n; j += LANES_F64) {
+        wide_f64 to = FN(widened)(w + j, n - j);
+        EACH_VECTOR(i)
+        {
+            f64v at = to.v[i];
+            if (sizeof(T) < 8) at = at * splat_f64(factor) * splat_f64(g);
+            else if (power > 0)
+                at = at * splat_f64(third) * splat_f64(third) * splat_f64(rest) * splat_f64(factor);
+            else
+                at = at * splat_f64(factor) * splat_f64(third) * splat_f64(third) * splat_f64(rest);
+            to.v[i] = at;
+        }
+        FN(put_wide)(v + j, n - j, to);
+    }
 }
 
 /* 1/|w|, or 0 where the row needs the float64 path */
@@ -55,27 +64,27 @@ static void FN(weight_norm)(const cnorm_weight *call)
             const FN(run) run = {call->n, NULL, w, v, st};
             FN(normalise_run)(&run, 1, -(T)0, NULL);
         } else {
-            int power;
-            const double inverse = FN(f64_inverse_norm)(w, call->n, &power);
-            for (ptrdiff_t j = 0; j < call->n; ++j)
-                v[j] = (T)FN(product)(g, inverse, (double)w[j], power);
+            FN(f64_weight_norm)(w, call->n, g, v);
         }
     }
 }
 
+/* layer norm's (5) and (6) about 0, with a sum in place of the mean */
 RARE void FN(f64_weight_backward)(const FN(run) *run, double g, T *dgain)
 {
-    int power;
-    double dg = 0;
-    const double inverse = FN(f64_inverse_norm)(run->x, run->n, &power);
-    for (ptrdiff_t j = 0; j < run->n; ++j)
-        dg += FN(product)((double)run->dy[j], inverse, (double)run->x[j], power);
-    for (ptrdiff_t j = 0; j < run->n; ++j) {
-        const double off_axis =
-            (double)run->dy[j] - FN(product)(dg, inverse, (double)run->x[j], power);
-        run->out[j] = (T)FN(product)(g, inverse, off_axis, power);
-    }
-    *dgain = (T)dg;
+    const ptrdiff_t n = run->n;
+    const f64_stats e = FN(f64_norm_of)(run->x, n);
+    const wide_stats lanes = wide_stats_of(&e);
+    const f64_scales scales = {FN(scale_of)(run->dy, n), FN(scale_of)((const X *)&(T){(T)g}, 1)};
+    FN(tile) t = FN(run_tile)(run->dy, run->x, n, run->out);
+    double sums[2] = {0};
+    FN(f64_run_gradients)(&t, &e, (f64_scales){scales.dy, 1}, sums);
+    const f64_gradient of_row = f64_gradient_of(&e, 0, sums[1] * (g * scales.gain),
+                                                -exponent_of(scales.dy) - exponent_of(scales.gain));
+    const wide_gradient d = wide_gradient_of(&of_row, scales);
+    t.all_gain = g;
+    FN(f64_write_gradient)(&t, &lanes, &d);
+    *dgain = (T)(sums[1] / scales.dy);
 }
 
 static void FN(weight_norm_backward)(const cnorm_weight *call)

@@ -70,6 +70,7 @@ INLINE f64v widen_hi(f32v v)
 {
     return __builtin_convertvector(__builtin_shufflevector(v, v, 4, 5, 6, 7), f64v);
 }
+INLINE f64v load_widened(const float *p) { return (f64v)_mm256_cvtps_pd(_mm_loadu_ps(p)); }
 INLINE f32v narrow(f64v lo, f64v hi)
 {
     return __builtin_shufflevector(__builtin_convertvector(lo, f32h),

@@ -99,20 +99,14 @@ INLINE int one_sign_f64(const f64v lanes[LANE_VECTORS])
 
 /* ---- conversions --------------------------------------------------------------------------------------------- */
 
-INLINE f64v widen_lo(f32v v)
-{
-    return __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7), f64v);
-}
-INLINE f64v widen_hi(f32v v)
-{
-    return __builtin_convertvector(__builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15),
-                                   f64v);
-}
+/* GCC 12 makes __builtin_convertvector of these sizes two instructions of half the width, and a permutation. */
+INLINE f64v widen_lo(f32v v) { return (f64v)_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)v)); }
+INLINE f64v widen_hi(f32v v) { return (f64v)_mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)v, 1)); }
+INLINE f64v load_widened(const float *p) { return (f64v)_mm512_cvtps_pd(_mm256_loadu_ps(p)); }
 INLINE f32v narrow(f64v lo, f64v hi)
 {
-    return __builtin_shufflevector(__builtin_convertvector(lo, f32h),
-                                   __builtin_convertvector(hi, f32h), 0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
-                                   10, 11, 12, 13, 14, 15);
+    const __m512 low = _mm512_castps256_ps512(_mm512_cvtpd_ps((__m512d)lo));
+    return (f32v)_mm512_insertf32x8(low, _mm512_cvtpd_ps((__m512d)hi), 1);
 }
 
 INLINE u16h load_range_u16(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)

@@ -18,6 +18,7 @@ INLINE void stream_fence(void) {}
 
 INLINE f64v widen_lo(f32v v) { return (f64v){(double)v[0], (double)v[1]}; }
 INLINE f64v widen_hi(f32v v) { return (f64v){(double)v[2], (double)v[3]}; }
+INLINE f64v load_widened(const float *p) { return (f64v){(double)p[0], (double)p[1]}; }
 INLINE f32v narrow(f64v lo, f64v hi)
 {
     return (f32v){(float)lo[0], (float)lo[1], (float)hi[0], (float)hi[1]};

@@ -15,6 +15,7 @@ INLINE void stream_fence(void) { _mm_sfence(); }
 /* GCC 12 compiles vectors of 8 bytes badly, so half a vector is the low half of a whole one */
 INLINE f64v widen_lo(f32v v) { return (f64v)_mm_cvtps_pd((__m128)v); }
 INLINE f64v widen_hi(f32v v) { return (f64v)_mm_cvtps_pd(_mm_movehl_ps((__m128)v, (__m128)v)); }
+INLINE f64v load_widened(const float *p) { return (f64v){(double)p[0], (double)p[1]}; }
 INLINE f32v narrow(f64v lo, f64v hi)
 {
     return (f32v)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)lo), _mm_cvtpd_ps((__m128d)hi));

@@ -20,6 +20,7 @@
  *     fold_*         the sum of LANE_VECTORS vectors by halving, down to one vector
  *     tree_*         the same down to one number: lane i + lane i + LANES/2, and so on
  *     widen_lo, widen_hi   the lower or upper half of a vector of float as one of double, exactly
+ *     load_widened   VL_F64 floats from any address as a vector of double
  *     narrow         two vectors of double as one of float, rounded to nearest even
  * One header per instruction set has the functions that differ between them: avx512.h, avx2.h,
  * sse2.h, generic.h.

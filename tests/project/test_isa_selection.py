@@ -55,6 +55,18 @@ def test_an_unknown_or_absent_isa_in_the_environment_is_an_import_error(name):
         assert available in run.stdout
 
 
+def test_the_command_names_an_unknown_isa_in_one_line():
+    run = subprocess.run(
+        [sys.executable, "-P", "-m", "cnorm", "--help"],
+        env=os.environ | {"CNORM_ISA": "bad"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 2
+    assert run.stderr.startswith("cnorm: the environment variable CNORM_ISA is 'bad'; this machine can run baseline")
+    assert run.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", cnorm.available_isas())
 def test_use_isa(name):
     before = cnorm.active_isa()

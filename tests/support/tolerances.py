@@ -73,13 +73,18 @@ def inv_std_dev(rstd, dtype):
     return (CONTRACT[np.dtype(dtype)] + unit_roundoff(dtype)) * rstd + smallest(dtype)
 
 
-def dx(dy, xhat_, rstd, dtype, weight=1, sums=None):
+def dx(dy, xhat_, rstd, dtype, weight=1, sums=None, from_xhat=None):
     """dx = rstd * (g - mean(g) - xhat * mean(g * xhat)): errors of means, xhat and rstd, four roundings.
 
-    sums: the relative error of a sum, where it is not one over a row.
+    sums: the relative error of a sum, where it is not one over a row. from_xhat: the error of xhat, as any_row
+    has it, where it is not the contract's; that of rstd is then 2.42 g.
     """
     g = np.abs(dy * weight)
-    u, from_xhat = unit_roundoff(dtype), xhat(xhat_, dtype)
+    u, of_rstd = unit_roundoff(dtype), CONTRACT[np.dtype(dtype)]
+    if from_xhat is None:
+        from_xhat = xhat(xhat_, dtype)
+    else:
+        of_rstd = 2.42 * (row_sum(g.shape[-1], dtype) + 2 * u)
     mean_g = g.mean(-1, keepdims=True)
     mean_gx = (g * np.abs(xhat_)).mean(-1, keepdims=True)
     sums = row_sum(g.shape[-1], dtype) if sums is None else sums
@@ -88,13 +93,13 @@ def dx(dy, xhat_, rstd, dtype, weight=1, sums=None):
     terms = g + mean_g + np.abs(xhat_) * mean_gx
     inside = error_mean_g + np.abs(xhat_) * error_mean_gx + from_xhat * mean_gx
     subnormal = 3 * smallest(dtype) * (1 + np.abs(xhat_))  # subnormals, which u does not cover: g, means, products
-    return rstd * (inside + subnormal + (CONTRACT[np.dtype(dtype)] + 4 * u) * terms) + 2 * smallest(dtype)
+    return rstd * (inside + subnormal + (of_rstd + 4 * u) * terms) + 2 * smallest(dtype)
 
 
-def dweight(dy, xhat_, dtype):
+def dweight(dy, xhat_, dtype, from_xhat=None):
     """Sum over rows of dy * xhat: the error of each xhat, a rounding of each product, and the summation's."""
     products = np.abs(dy * xhat_).sum(axis=0)
-    from_xhat = (np.abs(dy) * xhat(xhat_, dtype)).sum(axis=0)
+    from_xhat = (np.abs(dy) * (xhat(xhat_, dtype) if from_xhat is None else from_xhat)).sum(axis=0)
     return from_xhat + (unit_roundoff(dtype) + column_sum(len(dy), dtype)) * products + len(dy) * smallest(dtype)
 
 

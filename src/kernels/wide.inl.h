@@ -1,0 +1,105 @@
+/* float64 numbers in the virtual lanes: LANES_F64 of them, in LANE_VECTORS vectors. The float64 paths are written with
+ * them, so that a lane's sum has one order on every instruction set. Included once. */
+#ifndef CNORM_WIDE_INL_H
+#define CNORM_WIDE_INL_H
+
+typedef struct { f64v v[LANE_VECTORS]; } wide_f64;
+
+#define EACH_VECTOR(i) _Pragma("GCC unroll 8") for (int i = 0; i < LANE_VECTORS; ++i)
+
+INLINE wide_f64 wide_of(double a)
+{
+    wide_f64 w;
+    EACH_VECTOR(i) w.v[i] = splat_f64(a);
+    return w;
+}
+
+/* the first `count` lanes, the others zero */
+INLINE wide_f64 first_lanes(wide_f64 w, ptrdiff_t count)
+{
+    if (count >= LANES_F64) return w;
+    EACH_VECTOR(i)
+    {
+        const ptrdiff_t to = count - i * VL_F64;
+        w.v[i] = only_f64(w.v[i], 0, to < 0 ? 0 : to < VL_F64 ? to : VL_F64);
+    }
+    return w;
+}
+
+/* LANES_F64 numbers from p on */
+INLINE wide_f64 wide_at_f64(const double *p)
+{
+    wide_f64 w;
+    EACH_VECTOR(i) w.v[i] = load_f64(p + i * VL_F64);
+    return w;
+}
+INLINE wide_f64 wide_at_f32(const float *p)
+{
+    wide_f64 w;
+    EACH_VECTOR(i) w.v[i] = load_widened(p + i * VL_F64);
+    return w;
+}
+INLINE wide_f64 wide_at_f16(const uint16_t *p)
+{
+    wide_f64 w;
+    EACH_VECTOR(i) if (i % 2 == 0) to_f64_f32(load_f16(p + i * VL_F64), w.v + i);
+    return w;
+}
+INLINE wide_f64 wide_at_bf16(const uint16_t *p)
+{
+    wide_f64 w;
+    EACH_VECTOR(i) if (i % 2 == 0) to_f64_f32(load_bf16(p + i * VL_F64), w.v + i);
+    return w;
+}
+
+/* Statistics of one row or channel: x scale = origin + delta + xhat / rstd, with a power of two as scale. rstd is in units
+ * of 1/(x scale), inv_std_dev = rstd scale in units of 1/x. scale is 1 where T is float. */
+typedef struct { double scale, origin, delta, rstd, inv_std_dev; } f64_stats;
+
+/* the same for a row in each lane */
+typedef struct { wide_f64 scale, origin, delta, rstd; } wide_stats;
+
+INLINE wide_stats wide_stats_of(const f64_stats *e)
+{
+    return (wide_stats){wide_of(e->scale), wide_of(e->origin), wide_of(e->delta), wide_of(e->rstd)};
+}
+
+/* lane i is e[i], as far as that is used: scale is not 0 */
+static NOINLINE wide_stats wide_stats_of_each(const f64_stats *e, ptrdiff_t count)
+{
+    double lanes[4][LANES_F64] = {{0}};
+    for (ptrdiff_t i = 0; i < count; ++i)
+        if (e[i].scale != 0)
+            lanes[0][i] = e[i].scale, lanes[1][i] = e[i].origin, lanes[2][i] = e[i].delta, lanes[3][i] = e[i].rstd;
+    wide_stats w;
+    memcpy(&w.scale, lanes[0], sizeof w.scale), memcpy(&w.origin, lanes[1], sizeof w.origin);
+    memcpy(&w.delta, lanes[2], sizeof w.delta), memcpy(&w.rstd, lanes[3], sizeof w.rstd);
+    return w;
+}
+
+/* (6) in each lane: dx = ((g - G) - xhat H) rstd unit^2 last_unit. G, H and g = dy gain are scaled by powers of two, as xhat
+ * is, and dx may be in range where the product of two factors is not: so the units are three powers of two. */
+typedef struct { double dy, gain; } f64_scales; /* of g: dy and gain are multiplied by them, where T is float64 */
+typedef struct {
+    wide_f64 G, H, rstd, unit, last_unit;
+    f64_scales scales;
+} wide_gradient;
+
+typedef struct { double G, H, rstd, unit, last_unit; } f64_gradient;
+
+/* for a row or channel whose g is in units of 2^-power */
+INLINE f64_gradient f64_gradient_of(const f64_stats *e, double G, double H, int power)
+{
+    const double inverse = e->rstd == 0 ? e->inv_std_dev : e->rstd;
+    const int of_rstd = inverse > 0 && inverse < (double)INFINITY ? exponent_of(inverse) : 0;
+    power += of_rstd + (e->rstd == 0 ? 0 : exponent_of(e->scale));
+    return (f64_gradient){G, H, inverse * power_of_two(-of_rstd), power_of_two(power / 3), power_of_two(power - power / 3 * 2)};
+}
+
+INLINE wide_gradient wide_gradient_of(const f64_gradient *d, f64_scales scales)
+{
+    return (wide_gradient){wide_of(d->G), wide_of(d->H), wide_of(d->rstd), wide_of(d->unit), wide_of(d->last_unit), scales};
+}
+static const f64_scales UNSCALED = {1, 1};
+
+#endif
