@@ -100,7 +100,7 @@ class Run:
                 self._levels[level] = self._results(level)
             except ort.CannotRun as error:
                 self.trouble = f"onnxruntime does not run the model with optimisation {level!r}: {error}"
-        self._inputs: dict[str, dict[int, list[np.ndarray]]] = {}
+        self._inputs: dict[tuple[str, int], list[np.ndarray]] = {}
         self._dumps: dict[str, list[dict[str, onnx.NodeProto]]] = {}
 
     @property
@@ -224,12 +224,12 @@ class Run:
         and with it the float64 result. And a runtime that keeps half types in float32 between nodes rounds a value
         only where it is tapped, so the taps change results even without optimisation.
         """
-        if level not in self._inputs:
-            reached = [i for i, c in enumerate(self._cases) if c.feeds]
-            taps = [Tap(self._cases[i].norm.scope, self._cases[i].norm.x, copied=True) for i in reached]
-            self._inputs[level] = self._tapped(level, reached, taps)
+        if (level, position) not in self._inputs:
+            # this input alone: tapping the inputs of the norms before it would stop their fusions, which change it
+            tap = Tap(case.norm.scope, case.norm.x, copied=True)
+            self._inputs[level, position] = self._tapped(level, [position], [tap])[position]
         allowed = []
-        unseen, inputs_ = self._levels["off"][position], self._inputs[level][position]
+        unseen, inputs_ = self._levels["off"][position], self._inputs[level, position]
         for feeds, seen, plain, x in zip(case.feeds, case.results, unseen, inputs_, strict=True):
             looking = allowed_change(seen, plain) + case.oracle.carried(feeds)
             if case.norm.x in feeds and x.shape == feeds[case.norm.x].shape:
