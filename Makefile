@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint bench ctest amalgamation two-files clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients fuzz malformed cluster lock clean
+.PHONY: demo test lint bench ctest amalgamation two-files clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients fuzz malformed cluster paper lock clean
 
 demo: .venv/built            ## the whole product in 20 seconds, the first time after some minutes of building
 	$(BIN)/cnorm demo
@@ -100,6 +100,9 @@ gradients: .venv/built       ## gradients of every preset over 1 to 100 steps of
 
 adversarial: .venv/built      ## 10^6 float64 rows made to lose digits, forward and backward, against longdouble (minutes)
 	CNORM_ADVERSARIAL_ROWS=1000000 $(BIN)/python -P -m pytest -n auto -rP tests/norms/test_adversarial_rows.py
+paper: .venv/built           ## re-run experiments of the paper and draw their curves; QUICK=1: a few updates of each
+	$(BIN)/python -m pip install --quiet --group torch
+	$(BIN)/python examples/paper/run.py $(if $(QUICK),--quick)
 
 FUZZ_SECONDS ?= 120
 FUZZ_OPTIONS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1

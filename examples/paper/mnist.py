@@ -1,0 +1,123 @@
+"""Section 6.6: permutation invariant MNIST, layer norm against batch norm at mini-batches of 128 and of 4.
+
+The network is the paper's, 784-1000-1000-10 with rectified linear units. Layer norm is on the two hidden layers, batch
+norm on all three, as in the paper. Smaller than in the paper: the number of epochs.
+"""
+
+from functools import cache
+from pathlib import Path
+
+import data
+import numpy as np
+import torch
+from harness import Experiment, Variant
+from torch import nn
+from torch.nn import functional as F
+
+import cnorm
+import cnorm.torch
+import onnx_export
+
+UNITS, PIXELS, DIGITS = 1000, 784, 10
+RATE = {128: 1e-3, 4: 2e-4}  # of Adam, the same for both norms
+
+
+@cache
+def images():
+    """Training and test sets as tensors."""
+    training, _, test = data.mnist()
+    return [tuple(map(torch.from_numpy, part)) for part in (training, test)]
+
+
+def network(norm: str) -> nn.Sequential:
+    make = cnorm.torch.LayerNorm if norm == "layer norm" else cnorm.torch.BatchNorm
+    layers = []
+    for inputs, outputs in (PIXELS, UNITS), (UNITS, UNITS):
+        layers += [nn.Linear(inputs, outputs, bias=False), make(outputs), nn.ReLU()]
+    layers.append(nn.Linear(UNITS, DIGITS))
+    if norm == "batch norm":
+        layers.append(make(DIGITS))
+    return nn.Sequential(*layers)
+
+
+class Trainer:
+    def __init__(self, variant: Variant, seed: int) -> None:
+        torch.manual_seed(seed)
+        self.norm, self.seed = variant.name.partition(",")[0], seed
+        self.batch = int(variant.name.rpartition(" ")[2])
+        self.network = network(self.norm)
+        self.adam = torch.optim.Adam(self.network.parameters(), lr=RATE[self.batch])
+        self.order, self.epoch = None, -1
+
+    def update(self, n: int) -> float:
+        (x, digit), _ = images()
+        epoch, place = divmod(n, len(x) // self.batch)
+        if epoch != self.epoch:
+            self.order = np.random.default_rng((self.seed, epoch)).permutation(len(x))
+            self.epoch = epoch
+        rows = torch.from_numpy(self.order[place * self.batch :][: self.batch])
+        self.network.train()
+        loss = F.cross_entropy(self.network(x[rows]), digit[rows])
+        self.adam.zero_grad()
+        loss.backward()
+        self.adam.step()
+        return loss.item()
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        _, (x, digit) = images()
+        self.network.eval()
+        scores = self.network(x)
+        return {
+            "test_nll": F.cross_entropy(scores, digit).item(),
+            "test_error": 100 * (scores.argmax(1) != digit).float().mean().item(),
+        }
+
+    def save(self, path: Path) -> None:
+        torch.save({"network": self.network.state_dict(), "adam": self.adam.state_dict()}, path)
+
+    def load(self, path: Path) -> None:
+        saved = torch.load(path, weights_only=True)
+        self.network.load_state_dict(saved["network"])
+        self.adam.load_state_dict(saved["adam"])
+
+
+def model(trainer: Trainer) -> cnorm.Model:
+    """The trained network with layer norm as a `cnorm.Model`."""
+    layers = []
+    for module in trainer.network:
+        if isinstance(module, nn.Linear):
+            layers.append(cnorm.Linear(module))
+        elif isinstance(module, nn.ReLU):
+            layers.append(cnorm.Activation("relu"))
+        else:
+            layers.append(cnorm.LayerNorm(module.weight.detach().numpy(), module.bias.detach().numpy(), eps=module.eps))
+    return cnorm.Model(layers)
+
+
+def check(trainer: Trainer, variant: Variant) -> None:
+    """With layer norm the network runs as a Stream, one image at a time, and its ONNX file has parity."""
+    if trainer.norm != "layer norm":
+        return
+    _, (x, _) = images()
+    trainer.network.eval()
+    streamed = model(trainer)
+    with torch.no_grad():
+        expected = trainer.network(x[:8]).numpy()
+    np.testing.assert_allclose(streamed.stream().process(x[:8].numpy()), expected, rtol=1e-4, atol=1e-4)
+    report = onnx_export.check_parity(streamed, onnx_export.export(streamed))
+    assert report.ok, report
+
+
+EXPERIMENT = Experiment(
+    name="mnist",
+    title="6.6 Permutation invariant MNIST, 784-1000-1000-10",
+    measures={"loss": "training NLL", "test_nll": "test NLL", "test_error": "test error (%)"},
+    variants=[
+        Variant(f"{norm}, batch {batch}", updates, every, f"mini-batches of {batch}")
+        for batch, updates, every in ((128, 1950, 195), (4, 6000, 500))
+        for norm in ("layer norm", "batch norm")
+    ],
+    trainer=Trainer,
+    check=check,
+)
