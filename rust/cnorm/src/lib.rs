@@ -1,0 +1,151 @@
+//! Packed cnorm models and their streams. A [`Model`] is immutable and shared by threads; a [`Stream`] belongs to one at
+//! a time. cnorm_model.h is the manual of the C functions below this.
+
+use std::alloc::{alloc_zeroed, dealloc, handle_alloc_error, Layout};
+use std::ffi::{c_void, CStr};
+use std::{fmt, mem, ptr, sync::Arc};
+
+mod ffi;
+
+/// An error of the library, in one English sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error(String);
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Error {}
+
+fn check(status: i32) -> Result<(), Error> {
+    if status == 0 {
+        return Ok(());
+    }
+    // SAFETY: never NULL, and static
+    Err(Error(unsafe { CStr::from_ptr(ffi::cnorm_strerror(status)) }.to_string_lossy().into_owned()))
+}
+
+/// Zeroed memory, aligned to 64 bytes.
+struct Memory {
+    at: *mut u8,
+    layout: Layout,
+}
+
+impl Memory {
+    fn new(bytes: usize) -> Memory {
+        let layout = Layout::from_size_align(bytes.max(1), 64).expect("the size fits the address space");
+        // SAFETY: the size is not 0
+        let at = unsafe { alloc_zeroed(layout) };
+        if at.is_null() {
+            handle_alloc_error(layout);
+        }
+        Memory { at, layout }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout
+        unsafe { dealloc(self.at, self.layout) }
+    }
+}
+
+struct Open {
+    model: ffi::Model,
+    _file: Memory,
+    _tables: Memory,
+}
+
+/// An open model; a clone shares it.
+#[derive(Clone)]
+pub struct Model(Arc<Open>);
+
+// SAFETY: nothing writes to a model after it was opened
+unsafe impl Send for Open {}
+unsafe impl Sync for Open {}
+
+impl Model {
+    /// Opens a packed model, which may come from an untrusted source. The bytes are copied once, to align them.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Model, Error> {
+        let file = Memory::new(bytes.len());
+        // SAFETY: the memory has that many bytes; open checks everything that it reads
+        unsafe {
+            ptr::copy_nonoverlapping(bytes.as_ptr(), file.at, bytes.len());
+            let needed = ffi::cnorm_model_memory(file.at as *const c_void, bytes.len() as isize);
+            let tables = Memory::new(needed as usize);
+            let mut model: ffi::Model = mem::zeroed();
+            let at = file.at as *const c_void;
+            check(ffi::cnorm_model_open(at, bytes.len() as isize, tables.at as *mut c_void, needed, &mut model))?;
+            Ok(Model(Arc::new(Open { model, _file: file, _tables: tables })))
+        }
+    }
+
+    pub fn inputs(&self) -> usize {
+        self.0.model.inputs as usize
+    }
+
+    pub fn outputs(&self) -> usize {
+        self.0.model.outputs as usize
+    }
+
+    /// A stream in the initial state; an error for a model with a bidirectional layer.
+    pub fn stream(&self) -> Result<Stream, Error> {
+        // SAFETY: the memory has the size that cnorm_stream_floats says, and the model outlives the stream
+        unsafe {
+            let memory = Memory::new(4 * ffi::cnorm_stream_floats(&self.0.model, 1) as usize);
+            let mut stream: ffi::Stream = mem::zeroed();
+            check(ffi::cnorm_stream_start(&mut stream, &self.0.model, memory.at as *mut f32, 1))?;
+            Ok(Stream { stream, model: self.clone(), _memory: memory })
+        }
+    }
+}
+
+/// One sequence, step by step.
+pub struct Stream {
+    stream: ffi::Stream,
+    model: Model,
+    _memory: Memory,
+}
+
+// SAFETY: its memory is its own
+unsafe impl Send for Stream {}
+
+impl Stream {
+    /// One step: x [inputs] -> y [outputs].
+    ///
+    /// # Panics
+    /// If a slice has another length.
+    pub fn step(&mut self, x: &[f32], y: &mut [f32]) -> Result<(), Error> {
+        assert_eq!((x.len(), y.len()), (self.model.inputs(), self.model.outputs()), "lengths of x and y");
+        // SAFETY: the slices have the lengths that the model says
+        check(unsafe { ffi::cnorm_stream_run(&mut self.stream, 1, x.as_ptr(), y.as_mut_ptr()) })
+    }
+
+    pub fn reset(&mut self) {
+        // SAFETY: the stream was started
+        unsafe { ffi::cnorm_stream_reset(&mut self.stream) }
+    }
+
+    /// Steps since the start or the last reset.
+    pub fn frames(&self) -> u64 {
+        self.stream.frames
+    }
+
+    /// The bytes of Python's `Stream.save` and `Model.restore`.
+    pub fn save(&self) -> Result<Vec<u8>, Error> {
+        // SAFETY: the vector has the size that cnorm_stream_saved_bytes says
+        unsafe {
+            let mut bytes = vec![0; ffi::cnorm_stream_saved_bytes(&self.model.0.model) as usize];
+            check(ffi::cnorm_stream_save(&self.stream, bytes.as_mut_ptr() as *mut c_void))?;
+            Ok(bytes)
+        }
+    }
+
+    /// Takes over a saved state, which may come from an untrusted source; on an error the stream is unchanged.
+    pub fn restore(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        // SAFETY: restore reads `len` bytes
+        check(unsafe { ffi::cnorm_stream_restore(&mut self.stream, bytes.as_ptr() as *const c_void, bytes.len() as isize) })
+    }
+}

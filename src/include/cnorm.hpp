@@ -1,0 +1,129 @@
+// cnorm for C++17: packed models and their streams. Memory is owned, errors are exceptions; cnorm_model.h is the manual.
+//
+//     const auto model = cnorm::model::map("speaker.cnorm");
+//     cnorm::stream stream(model);
+//     stream.step(x, y);
+#ifndef CNORM_HPP
+#define CNORM_HPP
+
+#if __has_include("cnorm_model.h")
+#include "cnorm_map.h"
+#include "cnorm_model.h"
+#else // the two files
+#define CNORM_MAP
+#include "cnorm.h"
+#endif
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace cnorm {
+
+class error : public std::runtime_error {
+public:
+    error(cnorm_status status, const std::string &what) : std::runtime_error(what + ": " + cnorm_strerror(status)), status(status) {}
+    const cnorm_status status;
+};
+
+inline void check(cnorm_status status, const std::string &what)
+{
+    if (status != CNORM_OK) throw error(status, what);
+}
+
+namespace detail {
+struct free_aligned {
+    void operator()(void *p) const { ::operator delete(p, std::align_val_t(CNORM_ALIGN)); }
+};
+using memory = std::unique_ptr<void, free_aligned>;
+inline memory allocate(std::ptrdiff_t bytes)
+{
+    return memory(::operator new(bytes > 0 ? static_cast<std::size_t>(bytes) : 1, std::align_val_t(CNORM_ALIGN)));
+}
+} // namespace detail
+
+// An open model: immutable, cheap to copy, shared by streams and threads.
+class model {
+public:
+    // a file, mapped into memory; it must be replaced, not written over, while it is in use
+    static model map(const std::string &path)
+    {
+        std::ptrdiff_t bytes = 0;
+        const void *file = cnorm_map(path.c_str(), &bytes);
+        if (!file) throw std::runtime_error(path + ": can't be read");
+        std::shared_ptr<const void> owner(file, [bytes](const void *p) { cnorm_unmap(p, bytes); });
+        return model(std::move(owner), bytes, path);
+    }
+    // bytes aligned to CNORM_ALIGN that outlive the model, such as the array of `cnorm pack --c-array`
+    static model of(const void *file, std::ptrdiff_t bytes)
+    {
+        return model(std::shared_ptr<const void>(file, [](const void *) {}), bytes, "model");
+    }
+    std::size_t inputs() const { return static_cast<std::size_t>(open_->model.inputs); }
+    std::size_t outputs() const { return static_cast<std::size_t>(open_->model.outputs); }
+    std::vector<unsigned char> identity() const { return {get()->identity, get()->identity + CNORM_IDENTITY}; }
+    // a whole sequence x [steps, inputs] -> y [steps, outputs]
+    void run(std::size_t steps, const float *x, float *y) const
+    {
+        const auto floats = cnorm_model_floats(get(), static_cast<std::ptrdiff_t>(steps));
+        const auto memory = detail::allocate(floats * static_cast<std::ptrdiff_t>(sizeof(float)));
+        check(cnorm_model_run(get(), static_cast<std::ptrdiff_t>(steps), x, y, static_cast<float *>(memory.get())), "run");
+    }
+    const cnorm_model *get() const { return &open_->model; }
+
+private:
+    struct open {
+        std::shared_ptr<const void> file;
+        detail::memory memory;
+        cnorm_model model;
+    };
+    model(std::shared_ptr<const void> file, std::ptrdiff_t bytes, const std::string &name) : open_(std::make_shared<open>())
+    {
+        const auto needed = cnorm_model_memory(file.get(), bytes);
+        open_->memory = detail::allocate(needed);
+        check(cnorm_model_open(file.get(), bytes, open_->memory.get(), needed, &open_->model), name);
+        open_->file = std::move(file);
+    }
+    std::shared_ptr<open> open_;
+};
+
+// One sequence, step by step; movable, used by one thread at a time.
+class stream {
+public:
+    explicit stream(model of, int rows = 1) : model_(std::move(of))
+    {
+        const auto floats = cnorm_stream_floats(model_.get(), rows);
+        memory_ = detail::allocate(floats * static_cast<std::ptrdiff_t>(sizeof(float)));
+        check(cnorm_stream_start(&stream_, model_.get(), static_cast<float *>(memory_.get()), rows), "stream");
+    }
+    void step(const float *x, float *y, std::size_t steps = 1)
+    {
+        check(cnorm_stream_run(&stream_, static_cast<std::ptrdiff_t>(steps), x, y), "step");
+    }
+    void reset() { cnorm_stream_reset(&stream_); }
+    std::uint64_t frames() const { return stream_.frames; }
+    // the bytes of Python's Stream.save and Model.restore
+    std::vector<unsigned char> save() const
+    {
+        std::vector<unsigned char> bytes(static_cast<std::size_t>(cnorm_stream_saved_bytes(model_.get())));
+        check(cnorm_stream_save(&stream_, bytes.data()), "save");
+        return bytes;
+    }
+    void restore(const void *bytes, std::size_t count)
+    {
+        check(cnorm_stream_restore(&stream_, bytes, static_cast<std::ptrdiff_t>(count)), "restore");
+    }
+
+private:
+    model model_;
+    detail::memory memory_;
+    cnorm_stream stream_;
+};
+
+} // namespace cnorm
+#endif
