@@ -243,6 +243,9 @@ cdef cnp.ndarray result_of(object out, cnp.ndarray x, tuple inputs):
     return y
 
 
+cdef tuple OUT = tuple(f"out[{i}]" for i in range(8))  # names of the results of a backward pass, for messages
+
+
 cdef list gradients_of(object out, tuple names, tuple likes, tuple inputs):
     """The results of a backward pass: the arrays in `out`, checked against the inputs and one another, or new ones.
 
@@ -251,23 +254,22 @@ cdef list gradients_of(object out, tuple names, tuple likes, tuple inputs):
     either. The second of `names` is the gradient of one of the inputs.
     """
     cdef int i, j
-    cdef str wanted = f"({', '.join(names)})"
     if out is None:
         return [output(None, "", like) for like in likes]
     if not isinstance(out, tuple):
-        raise TypeError(f"out must be a tuple {wanted} or None, got {type(out).__name__}")
+        raise TypeError(f"out must be a tuple ({', '.join(names)}) or None, got {type(out).__name__}")
     if len(out) != len(names):
-        raise ValueError(f"out must be a tuple of {len(names)}, {wanted}, got {len(out)}")
-    parameter = names[1].removeprefix("d")
-    if out[1] is not None and dict(inputs)[parameter] is None:
-        raise ValueError(f"out[1] must be None where {parameter} is None")
-    results = [output(given, f"out[{i}]", like) for i, (given, like) in enumerate(zip(out, likes))]
+        raise ValueError(f"out must be a tuple of {len(names)}, ({', '.join(names)}), got {len(out)}")
+    parameter = names[1][1:]
+    for name, array in inputs:
+        if out[1] is not None and array is None and name == parameter:
+            raise ValueError(f"out[1] must be None where {parameter} is None")
+    results = [output(given, OUT[i], like) for i, (given, like) in enumerate(zip(out, likes))]
     for i in range(len(results)):
         if out[i] is None:
             continue
         for j, (name, array) in enumerate(inputs):
-            check_disjoint(results[i], f"out[{i}]", array, name, i == 0 and j < 2)
-        for j in range(len(results)):
-            if j != i:
-                check_disjoint(results[i], f"out[{i}]", results[j], f"out[{j}]", False)
+            check_disjoint(results[i], OUT[i], array, name, i == 0 and j < 2)
+        for j in range(i):
+            check_disjoint(results[i], OUT[i], results[j], OUT[j], False)
     return results

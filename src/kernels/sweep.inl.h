@@ -189,8 +189,9 @@ INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double 
     }
 }
 
-/* S and Q of d = x - K over x [n], for short rows: without lane_offset. The result is returned in registers: where the caller reads both numbers in one load,
- * two stores would fail store forwarding and wait for all stores before them, 35 ns a row behind non-temporal ones. */
+/* S and Q of d = x - K over x [n], for short rows: without lane_offset. The result is returned in registers: where the
+ * caller reads both numbers in one load, two stores would fail store forwarding and wait for all stores before them,
+ * 35 ns a row behind non-temporal ones. */
 static NOINLINE two_sums FN(run_sums)(const X *x, ptrdiff_t n, T K)
 {
     double sums[2];

@@ -36,7 +36,7 @@ enum {
     /* whether rows in L1 have loops of their own (cached_rows), which double the code of a storage type */
     CACHED_ROWS_f32 = VECTOR_BYTES > 16,
     CACHED_ROWS_f64 = 0,
-    EARLY_GRADS_f32 = VECTOR_BYTES > 16, /* whether the backward pass has a loop without LATE_GRADS: float32 8 % faster */
+    EARLY_GRADS_f32 = VECTOR_BYTES > 16, /* whether the backward pass has a loop without LATE_GRADS */
     EARLY_GRADS_f64 = 0,
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned 64-byte load crosses a cache line */
 };
