@@ -16,6 +16,8 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
+from onnx_export.nodes import model_graphs, model_nodes
+
 LEVELS = {
     "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -55,6 +57,7 @@ class Session:
         options.graph_optimization_level = LEVELS[level]
         options.log_severity_level = 4
         options.intra_op_num_threads = options.inter_op_num_threads = 1
+        weights = {name: weights[name] for name in sorted(_read(model) & weights.keys())} if weights else {}
         if dump is not None:
             options.optimized_model_filepath = str(dump.model)
         if dump is not None and weights:
@@ -87,6 +90,12 @@ class Session:
             raise CannotRun(_reason(error)) from error
 
 
+def _read(model: onnx.ModelProto) -> set[str]:
+    """Names that nodes or outputs of the model read: onnxruntime refuses values for initialisers that nobody reads."""
+    names = {name for node in model_nodes(model) for name in node.input}
+    return names | {value.name for graph in model_graphs(model) for value in graph.output}
+
+
 def _array(value: onnxruntime.OrtValue) -> np.ndarray:
     if value.element_type() != TensorProto.BFLOAT16:
         return value.numpy()
@@ -105,9 +114,10 @@ class _Dump:
 
 def optimised(model: onnx.ModelProto, level: str, weights: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
     """`model` after onnxruntime's graph optimisations; with `weights`, large initialisers are not in the result."""
-    if hasattr(os, "memfd_create"):  # an unnamed file disappears with the process, even if it is killed
-        with open(os.memfd_create("optimised.onnx"), "rb") as file:
-            Session(model, level, weights, _Dump(Path(f"/proc/self/fd/{file.fileno()}"), "../../../dev/null"))
+    if hasattr(os, "memfd_create"):  # unnamed files disappear with the process, even if it is killed
+        with open(os.memfd_create("optimised.onnx"), "rb") as file, tempfile.TemporaryFile() as unused:
+            # not /dev/null: onnxruntime 1.32 deletes a file of weights that is empty when it has written it
+            Session(model, level, weights, _Dump(Path(f"/proc/self/fd/{file.fileno()}"), str(unused.fileno())))
             return onnx.load_model_from_string(file.read())
     with tempfile.TemporaryDirectory() as folder:
         dump = _Dump(Path(folder) / "optimised.onnx", "weights")

@@ -1,5 +1,8 @@
 """Large initialisers are held outside the message, and every session and lookup still sees them."""
 
+import os
+import stat
+
 import gallery
 import numpy as np
 import onnx
@@ -45,6 +48,18 @@ def test_sessions_and_optimised_graphs_are_those_of_the_whole_model(level):
     plain, held = ([(node.op_type, list(node.input), list(node.output)) for node in graph.node] for graph in graphs)
     assert held == plain
     assert graphs[1].ByteSize() < 8000
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_no_device_or_file_is_deleted_or_left(tmp_path, monkeypatch, used):
+    """onnxruntime deletes a file of weights that it finds empty; as root it would delete /dev/null."""
+    monkeypatch.chdir(tmp_path)
+    rest, weights = set_aside(block())
+    if not used:
+        rest.graph.node[0].CopyFrom(gallery.node("Identity", "x", "m"))
+    ort.optimised(rest, "all", weights)
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_values_set_aside_are_constants_of_the_main_graph():
