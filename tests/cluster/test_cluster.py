@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import cnorm
 from cnorm.scoring import score
+from cnorm.serving import UnknownSession
 
 HEAD = {"num_cpus": 1, "include_dashboard": False, "resources": {"first": 1}}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_streams" / "ray_streams.py"
@@ -29,6 +31,21 @@ def nodes():
     cluster.shutdown()
 
 
+def wait_until_lost(shard):
+    """The actors of a node answer for some time after Ray has killed it."""
+    import ray
+
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        try:
+            ray.get(shard.process.remote("nobody", 1, np.zeros((1, 12), np.float32)), timeout=30)
+        except ray.exceptions.RayActorError:
+            return
+        except UnknownSession:
+            time.sleep(0.02)
+    raise AssertionError("the shard still answers")
+
+
 @pytest.mark.filterwarnings("ignore")  # of Ray, about its own sockets
 @pytest.mark.parametrize("what", ["actor", "node"])
 def test_a_ray_actor_or_its_node_is_killed_in_the_middle_of_64_sessions(nodes, what):
@@ -45,6 +62,7 @@ def test_a_ray_actor_or_its_node_is_killed_in_the_middle_of_64_sessions(nodes, w
             ray.kill(shards[1], no_restart=False)
         else:
             cluster.remove_node(second, allow_graceful=False)
+            wait_until_lost(shards[1])
 
     x, outputs, _, replays = example.run(shards, ticks=40, kill=kill)
     assert 10 < replays < 64
