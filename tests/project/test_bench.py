@@ -315,13 +315,12 @@ def test_run_measures_in_a_process_of_its_own(tmp_path, capfd, rnn):
 
 
 def test_training_is_measured_and_printed(tmp_path, capfd):
-    pytest.importorskip("torch")
     document = bench.run(sizes=[(3, 4)], out_dir=tmp_path / "out", train=True, seconds=0.001)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["training.json"]
     assert {(r["batch"], r["contender"]) for r in document["records"]} >= {(1, "cnorm"), (32, "cnorm")}
     assert all(is_time(r["p50"]) for r in document["records"])
     assert all(is_time(limit["microseconds"]) for limit in document["limits"])
-    printed = capfd.readouterr().out
+    printed = " ".join(capfd.readouterr().out.split())  # a narrow table, without PyTorch, wraps its title
     assert "3 -> 4" in printed
     assert "50 steps" in printed
 
