@@ -59,6 +59,8 @@ class Experiment:
         ``trainer(variant, seed)`` returns a new `Trainer`.
     check : callable
         ``check(trainer, variant)`` raises AssertionError unless the trained network streams and exports with parity.
+    picture : callable, optional
+        ``picture(trainer, path)`` shows what the network of the first variant and seed 0 makes.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Experiment:
     variants: Sequence[Variant]
     trainer: Callable[[Variant, int], Trainer]
     check: Callable[[Trainer, Variant], None]
+    picture: Callable[[Trainer, Path], None] | None = None
 
 
 @dataclass
@@ -119,8 +122,8 @@ def run(experiment: Experiment, variant: Variant, seed: int, folder: Path) -> It
 def run_all(experiment: Experiment, seeds: Sequence[int], folder: Path, advance=lambda updates: None) -> dict:
     """Train every variant from every seed; returns {variant: {seed: {"update": [...], measure: [...]}}}."""
     curves: dict[str, dict[str, dict]] = {}
-    for variant in experiment.variants:
-        for seed in seeds:
+    for seed in seeds:
+        for variant in experiment.variants:
             updates = 0
             for now in run(experiment, variant, seed, folder):
                 advance(now[0] - updates)
@@ -143,6 +146,17 @@ def summary(experiment: Experiment, curves: dict) -> dict:
         "isa": cnorm.active_isa(),
         "curves": curves,
     }
+
+
+def final(experiment: Experiment, curves: dict) -> list[str]:
+    """Rows of a Markdown table: each variant's last measures, mean and range of the seeds."""
+    rows = [f"| at the end, mean (range) | {' | '.join(experiment.measures.values())} |"]
+    rows.append("|---" * (1 + len(experiment.measures)) + "|")
+    for variant, seeds in curves.items():
+        last = [[curve[measure][-1] for curve in seeds.values()] for measure in experiment.measures]
+        cells = [f"{np.mean(values):.4g} ({min(values):.4g} to {max(values):.4g})" for values in last]
+        rows.append(f"| {variant}, {len(seeds)} seeds | {' | '.join(cells)} |")
+    return rows
 
 
 def draw(experiment: Experiment, kept: dict, path: Path) -> None:

