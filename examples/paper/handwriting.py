@@ -16,7 +16,7 @@ import torch
 from harness import Experiment, Variant
 from torch import Tensor, nn
 from torch.nn import functional as F
-from training import TorchTrainer, check_model
+from training import TorchTrainer, check_model, lstm_step, parameters
 from writer import ALPHABET, MIXTURE, OUTPUTS, WINDOWS, Writer, one_hot
 
 import cnorm
@@ -115,30 +115,16 @@ class Network(nn.Module):
         with torch.no_grad():  # at the start the window moves by one character in 14 points
             self.window.bias.copy_(torch.tensor([0.0, -1.0, float(np.log(1 / 14))]).repeat_interleave(WINDOWS))
 
-    def first_step(self, p: dict[str, Tensor], x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """One step of the first LSTM with parameters p: Eq. 20 to 22 of the paper, or the same without norms."""
-        if not self.first.spec.normalises:
-            a = F.linear(x, p["weight_ih_l0"], p["bias_ih_l0"]) + F.linear(h, p["weight_hh_l0"], p["bias_hh_l0"])
-            i, f, g, o = a.chunk(4, -1)
-            c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-            return torch.sigmoid(o) * torch.tanh(c), c
-        eps = self.first.eps
-        a = F.layer_norm(F.linear(h, p["weight_h"]), (4 * UNITS,), p["gain_h"], p["bias_h"], eps)
-        a = a + F.layer_norm(F.linear(x, p["weight_x"]), (4 * UNITS,), p["gain_x"], p["bias_x"], eps) + p["bias"]
-        f, i, o, g = a.chunk(4, -1)
-        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-        return torch.sigmoid(o) * torch.tanh(F.layer_norm(c, (UNITS,), p["gain_c"], p["bias_c"], eps)), c
-
     def forward(self, points: Tensor, text: Tensor) -> Tensor:
         """points [steps, batch, 3], text [batch, characters, 27] -> parameters of mixtures [steps, batch, OUTPUTS]."""
         batch = points.shape[1]
         h = c = points.new_zeros(batch, UNITS)
         seen, position = points.new_zeros(batch, len(ALPHABET)), points.new_zeros(batch, WINDOWS, 1)
         places = torch.arange(text.shape[1], dtype=torch.float32)
-        parameters = dict(self.first.named_parameters())
+        first = parameters(self.first)
         hidden, windows = [], []
         for point in points:
-            h, c = self.first_step(parameters, torch.cat([point, seen], -1), h, c)
+            h, c = lstm_step(first, torch.cat([point, seen], -1), h, c)
             alpha, beta, advance = torch.exp(self.window(h)).unsqueeze(-1).chunk(3, 1)  # [batch, WINDOWS, 1] each
             position = position + advance
             phi = (alpha * torch.exp(-beta * (position - places) ** 2)).sum(1, keepdim=True)  # Graves Eq. 46

@@ -5,18 +5,16 @@ norm on all three, as in the paper. Smaller than in the paper: the number of epo
 """
 
 from functools import cache
-from pathlib import Path
 
 import data
-import numpy as np
 import torch
 from harness import Experiment, Variant
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
+from training import TorchTrainer, check_model
 
 import cnorm
 import cnorm.torch
-import onnx_export
 
 UNITS, PIXELS, DIGITS = 1000, 784, 10
 RATE = {128: 1e-3, 4: 2e-4}  # of Adam, the same for both norms
@@ -40,28 +38,21 @@ def network(norm: str) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-class Trainer:
+class Trainer(TorchTrainer):
     def __init__(self, variant: Variant, seed: int) -> None:
         torch.manual_seed(seed)
-        self.norm, self.seed = variant.name.partition(",")[0], seed
+        self.norm = variant.name.partition(",")[0]
         self.batch = int(variant.name.rpartition(" ")[2])
-        self.network = network(self.norm)
-        self.adam = torch.optim.Adam(self.network.parameters(), lr=RATE[self.batch])
         self.order, self.epoch = None, -1
+        super().__init__(network(self.norm), seed, RATE[self.batch])
 
-    def update(self, n: int) -> float:
+    def loss(self, n: int) -> Tensor:
         (x, digit), _ = images()
         epoch, place = divmod(n, len(x) // self.batch)
         if epoch != self.epoch:
-            self.order = np.random.default_rng((self.seed, epoch)).permutation(len(x))
-            self.epoch = epoch
+            self.order, self.epoch = self.generator(epoch).permutation(len(x)), epoch
         rows = torch.from_numpy(self.order[place * self.batch :][: self.batch])
-        self.network.train()
-        loss = F.cross_entropy(self.network(x[rows]), digit[rows])
-        self.adam.zero_grad()
-        loss.backward()
-        self.adam.step()
-        return loss.item()
+        return F.cross_entropy(self.network(x[rows]), digit[rows])
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
@@ -72,14 +63,6 @@ class Trainer:
             "test_nll": F.cross_entropy(scores, digit).item(),
             "test_error": 100 * (scores.argmax(1) != digit).float().mean().item(),
         }
-
-    def save(self, path: Path) -> None:
-        torch.save({"network": self.network.state_dict(), "adam": self.adam.state_dict()}, path)
-
-    def load(self, path: Path) -> None:
-        saved = torch.load(path, weights_only=True)
-        self.network.load_state_dict(saved["network"])
-        self.adam.load_state_dict(saved["adam"])
 
 
 def model(trainer: Trainer) -> cnorm.Model:
@@ -101,12 +84,7 @@ def check(trainer: Trainer, variant: Variant) -> None:
         return
     _, (x, _) = images()
     trainer.network.eval()
-    streamed = model(trainer)
-    with torch.no_grad():
-        expected = trainer.network(x[:8]).numpy()
-    np.testing.assert_allclose(streamed.stream().process(x[:8].numpy()), expected, rtol=1e-4, atol=1e-4)
-    report = onnx_export.check_parity(streamed, onnx_export.export(streamed))
-    assert report.ok, report
+    check_model(model(trainer), x[:8], trainer.network(x[:8]))
 
 
 EXPERIMENT = Experiment(
