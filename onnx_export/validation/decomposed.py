@@ -8,9 +8,10 @@ import onnx
 from onnx import TensorProto
 
 from onnx_export.operators import LAYER, RMS
+from onnx_export.validation.graph import op
 from onnx_export.validation.moments import DEEPEST, Mean, Moments, Variance
 from onnx_export.validation.norm import Norm
-from onnx_export.validation.values import RESHAPERS, SAME, SUMS, op
+from onnx_export.validation.values import RESHAPERS, SAME, SUMS
 
 _FARTHEST = 64  # limit on the values that `_uncentred` and `_depends` visit
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import chain, count
+from contextlib import suppress
+from functools import lru_cache
+from itertools import chain, count, takewhile
 from math import prod
 
 import numpy as np
@@ -15,6 +18,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnx_export.nodes import model_graphs, model_nodes, subgraphs
 
+_NEWEST = onnx.defs.onnx_opset_version()
 FUNCTION_KEY = "cnorm.function"  # metadata of a node that names its local function, because inlining loses it
 
 # Operators folded when their inputs are constant: no result has more elements than the largest input.
@@ -37,17 +41,28 @@ def op(node: onnx.NodeProto) -> str:
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
 
 
-# Inputs that the operators in patterns need; nodes with fewer are malformed and are ignored.
-_INPUTS = dict.fromkeys(["Add", "Sub", "Mul", "Div", "Pow"], 2)
-_INPUTS |= dict.fromkeys(["Sqrt", "Reciprocal", "Neg", "Identity", "Cast", "Relu", "Clip", "Max"], 1)
-_INPUTS |= dict.fromkeys(["ReduceMean", "ReduceSum", "ReduceSumSquare", "Unsqueeze", "Squeeze"], 1)
-_INPUTS |= dict.fromkeys(["Reshape", "Expand"], 2)
+def well_formed(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
+    """Whether a node has a result and, if its operator is ONNX's own, as many inputs as the operator takes."""
+    if not node.output or not node.output[0]:
+        return False
+    fewest, most, required = _inputs(op(node), opsets.get("", _NEWEST))
+    return fewest <= len(node.input) <= most and all(node.input[:required])
 
 
-def well_formed(node: onnx.NodeProto) -> bool:
-    """Whether a node has a result and the inputs its operator needs."""
-    count = _INPUTS.get(op(node), 0)
-    return bool(node.output and node.output[0] and len(node.input) >= count and all(node.input[:count]))
+@lru_cache(maxsize=1024)
+def _inputs(kind: str, opset: int) -> tuple[int, int, int]:
+    """The fewest and the most inputs of an operator, and how many of the first must have a name.
+
+    The widest of this opset and the newest: exporters, and ONNX's own expansions, mix them.
+    """
+    known = []
+    for version in {min(max(opset, 1), _NEWEST), _NEWEST}:
+        with suppress(onnx.defs.SchemaError):
+            known.append(onnx.defs.get_schema(kind, version, ""))
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    named = [sum(1 for _ in takewhile(lambda formal: formal.option == single, schema.inputs)) for schema in known]
+    fewest = min((schema.min_input for schema in known), default=0)
+    return fewest, max((schema.max_input for schema in known), default=sys.maxsize), min(named, default=0)
 
 
 def size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
@@ -78,7 +93,7 @@ class Scope:
     ) -> None:
         self.graph, self.opsets, self.path, self.outer, self.owner = graph, opsets, path, outer, owner
         self.kinds = (*outer.kinds, owner.op_type) if owner is not None else ()
-        self.nodes = [node for node in graph.node if well_formed(node)]
+        self.nodes = [node for node in graph.node if well_formed(node, opsets)]
         self.is_function = isinstance(graph, onnx.FunctionProto)
         self._types = types
         self._producers = {name: node for node in self.nodes for name in node.output if name}

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 
 from onnx_export.operators import LAYER, RMS, Formula
-from onnx_export.validation.graph import attribute, unit_roundoff
-from onnx_export.validation.values import REDUCED_SUMS, RESHAPERS, SAME, Values, op
+from onnx_export.validation.graph import attribute, op, unit_roundoff
+from onnx_export.validation.values import REDUCED_SUMS, RESHAPERS, SAME, Values
 
 # Limit on recursion between a variance and its root: an untrusted file may have thousands of steps, two branches each.
 DEEPEST = 5

@@ -8,24 +8,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from onnx_export.validation.graph import Scope, attribute, unit_roundoff
-from onnx_export.validation.graph import op as any_op
+from onnx_export.validation.graph import Scope, attribute, op, unit_roundoff
 
 SAME = frozenset({"Identity", "Cast", "CastLike"})
 RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})  # between a statistic and its use
 SUMS = frozenset({"Add", "Sub", "Sum"})
 REDUCED_SUMS = ("ReduceSum", "ReduceSumSquare", "Einsum")
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
-_OF_TWO = frozenset({"Add", "Sub", "Mul", "Div", "Pow"})
 _FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
 _LONGEST_PATH = 64
 _LONGEST_CHAIN = 48
-
-
-def op(node: onnx.NodeProto) -> str:
-    """The operator of a node; empty for a binary operator that does not have two inputs, which is malformed."""
-    kind = any_op(node)
-    return "" if kind in _OF_TWO and len(node.input) != 2 else kind
 
 
 class Values:

@@ -13,8 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_export import validate
 from onnx_export.model_io import Limits, Refused, Unreadable, load, parse
-from onnx_export.nodes import sort_nodes
+from onnx_export.nodes import model_nodes, sort_nodes
 from onnx_export.validation.graph import scopes
+from onnx_export.validation.lint import lint_norm
 from onnx_export.validation.patterns import find
 
 UNREADABLE, REFUSED = 2, 3
@@ -308,6 +309,20 @@ def test_every_flipped_byte_gives_a_report(folder):
         with contextlib.suppress(Unreadable, Refused):
             load(folder / "m.onnx")
         data[index] ^= 0xFF
+
+
+@pytest.mark.parametrize("kind", sorted({schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}))
+def test_node_with_missing_inputs_is_ignored(kind):
+    """Every operator at every place of a norm, with no inputs, one, an unnamed one, too many. The runtime reports it."""
+    model = gallery.decomposed_without_affine().model
+    for node in model.graph.node:
+        operator, inputs = node.op_type, list(node.input)
+        node.op_type = kind
+        for changed in ([], inputs[:1], ["", *inputs[1:]], [*inputs, "x", "x"]):
+            node.input[:] = changed
+            for norm in find(model):
+                list(lint_norm(norm))
+        node.op_type, node.input[:] = operator, inputs
 
 
 def test_limits_on_the_file(folder):
