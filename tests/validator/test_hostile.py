@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_export import validate
 from onnx_export.model_io import Limits, Refused, Unreadable, load, parse
-from onnx_export.nodes import model_nodes, sort_nodes
+from onnx_export.nodes import sort_nodes
 from onnx_export.validation.graph import scopes
 from onnx_export.validation.lint import lint_norm
 from onnx_export.validation.patterns import find
@@ -313,7 +313,7 @@ def test_every_flipped_byte_gives_a_report(folder):
 
 @pytest.mark.parametrize("kind", sorted({schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}))
 def test_node_with_missing_inputs_is_ignored(kind):
-    """Every operator at every place of a norm, with no inputs, one, an unnamed one, too many. The runtime reports it."""
+    """Every operator at every place of a norm, with no inputs, one, an unnamed one, too many."""
     model = gallery.decomposed_without_affine().model
     for node in model.graph.node:
         operator, inputs = node.op_type, list(node.input)
