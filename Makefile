@@ -106,16 +106,18 @@ paper: .venv/built           ## re-run experiments of the paper and draw their c
 	$(BIN)/python examples/paper/run.py $(if $(QUICK),--quick)
 
 FUZZ_SECONDS ?= 120
+FUZZ_SEED ?= 0
+FUZZ_FLAGS = -max_total_time=$(FUZZ_SECONDS) -seed=$(FUZZ_SEED)
 FUZZ_OPTIONS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-fuzz: .venv/built            ## untrusted ONNX files, model files and saved streams under atheris; packed models and C entries under libFuzzer
+fuzz: .venv/built            ## untrusted files and saved streams under atheris, packed models and C entries under libFuzzer (seed 0: a random one)
 	$(BIN)/python -m pip install --quiet atheris
-	$(foreach target,onnx_loader model_file stream_state,$(BIN)/python -P tests/fuzz/fuzz_$(target).py -runs=-1 -max_total_time=$(FUZZ_SECONDS) &&) true
+	$(foreach target,onnx_loader model_file stream_state,$(BIN)/python -P tests/fuzz/fuzz_$(target).py -runs=-1 $(FUZZ_FLAGS) &&) true
 	@test -f build/fuzz/build.ninja || CC=clang $(BIN)/meson setup -Dpython=false -Dfuzz=true --buildtype=debug --optimization=1 \
 	  -Db_sanitize=address -Db_lundef=false build/fuzz >/dev/null
 	$(BIN)/meson compile -C build/fuzz fuzz_c_entries fuzz_model_open >/dev/null
 	$(BIN)/python -P tests/fuzz/packed_models.py build/fuzz/packed_models
-	$(FUZZ_OPTIONS) build/fuzz/fuzz_c_entries -max_total_time=$(FUZZ_SECONDS) -max_len=2048
-	$(FUZZ_OPTIONS) build/fuzz/fuzz_model_open -max_total_time=$(FUZZ_SECONDS) -max_len=16384 build/fuzz/packed_models
+	$(FUZZ_OPTIONS) build/fuzz/fuzz_c_entries $(FUZZ_FLAGS) -max_len=2048
+	$(FUZZ_OPTIONS) build/fuzz/fuzz_model_open $(FUZZ_FLAGS) -max_len=16384 build/fuzz/packed_models
 
 malformed: .venv/built       ## 100,000 malformed messages to the server of `cnorm serve` (a minute)
 	CNORM_MALFORMED=100000 $(BIN)/python -P -m pytest tests/serving/test_faults.py -k malformed
