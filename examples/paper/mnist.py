@@ -11,7 +11,7 @@ import torch
 from harness import Experiment, Variant
 from torch import Tensor, nn
 from torch.nn import functional as F
-from training import TorchTrainer, check_model
+from training import TorchTrainer, check_model, layer_norm
 
 import cnorm
 import cnorm.torch
@@ -74,7 +74,7 @@ def model(trainer: Trainer) -> cnorm.Model:
         elif isinstance(module, nn.ReLU):
             layers.append(cnorm.Activation("relu"))
         else:
-            layers.append(cnorm.LayerNorm(module.weight.detach().numpy(), module.bias.detach().numpy(), eps=module.eps))
+            layers.append(layer_norm(module))
     return cnorm.Model(layers)
 
 

@@ -18,7 +18,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("draw", "handwriting", "mnist")
+NAMES = ("draw", "handwriting", "mnist", "convolution", "skip_thoughts")
 QUICK_UPDATES = 60
 
 

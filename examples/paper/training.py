@@ -73,6 +73,11 @@ def lstm_step(cell: tuple, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Ten
     return torch.sigmoid(o) * torch.tanh(shown), c
 
 
+def layer_norm(module: cnorm.torch.LayerNorm) -> cnorm.LayerNorm:
+    """The module as a layer of a `cnorm.Model`."""
+    return cnorm.LayerNorm(module.weight.detach().numpy(), module.bias.detach().numpy(), eps=module.eps)
+
+
 def check_model(model: cnorm.Model, x: Tensor, expected: Tensor) -> None:
     """Raise AssertionError unless a Stream of the model gives the expected outputs and its ONNX file has parity.
 

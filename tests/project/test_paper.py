@@ -89,6 +89,13 @@ def test_checkpoint_of_other_lengths_is_not_resumed(tmp_path):
     assert next(harness.run(one, one.variants[0], 0, tmp_path))[0] == 0
 
 
+def test_finished_run_is_made_longer(tmp_path):
+    harness.run_all(experiment(6, 3), [0], tmp_path / "parts")
+    one = experiment(9, 3)
+    assert next(harness.run(one, one.variants[0], 0, tmp_path / "parts"))[0] == 6
+    assert harness.run_all(one, [0], tmp_path / "parts") == harness.run_all(one, [0], tmp_path / "whole")
+
+
 def test_picture_is_drawn_from_the_kept_curves(tmp_path):
     one = experiment()
     kept = json.loads(json.dumps({"curves": harness.run_all(one, [0, 1, 2], tmp_path)}))
