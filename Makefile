@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint bench ctest amalgamation two-files clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients fuzz malformed cluster paper lock clean
+.PHONY: demo test lint bench ctest amalgamation two-files clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients fuzz malformed cluster paper docs lock clean
 
 demo: .venv/built            ## the whole product in 20 seconds, the first time after some minutes of building
 	$(BIN)/cnorm demo
@@ -104,6 +104,10 @@ adversarial: .venv/built      ## 10^6 float64 rows made to lose digits, forward 
 paper: .venv/built           ## re-run experiments of the paper and draw their curves; QUICK=1: a few updates of each
 	$(BIN)/python -m pip install --quiet --group torch
 	$(BIN)/python examples/paper/run.py $(if $(QUICK),--quick)
+
+docs: .venv/built            ## the documents with the reference, as build/docs/index.html: no warning, no link to nowhere
+	$(BIN)/python -m pip install --quiet --group docs --group torch
+	$(BIN)/python -P -m sphinx --builder html --conf-dir docs --doctree-dir build/doctrees --quiet --fail-on-warning . build/docs
 
 FUZZ_SECONDS ?= 120
 FUZZ_SEED ?= 0

@@ -84,7 +84,7 @@ def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, rad
 def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, radius=None, out=None):
     """Gradients of `divisive_norm`; the forward pass is recomputed.
 
-    With ``s`` the denominator, ``z = v / s``, ``g = dy * weight`` and |A|, |B| the sizes of the two fields:
+    With ``s`` the denominator, ``z = v / s``, ``g = dy * weight`` and ``|A|``, ``|B|`` the sizes of the two fields:
     ``dv = g / s - v * sum over B of g * z / (s**2 * |B|)``, ``dx = dv - sum over A of dv / |A|``, and summed over the
     rows ``dweight = sum(dy * z)``, ``dbias = sum(dy)``, ``dsigma = -sigma * sum(g * z / s**2)`` (the chain rule).
 

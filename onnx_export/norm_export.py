@@ -41,8 +41,8 @@ def export_norm(
 ) -> onnx.ModelProto:
     """Write a norm with given weights as an ONNX graph.
 
-    The graph takes ``x`` and gives ``y`` of the same shape: [rows, *weight.shape] for "layer_norm" and "rms_norm",
-    whose last ``weight.ndim`` axes are normalised together, as with ``axis=-weight.ndim``; [samples, n, *space] for
+    The graph takes ``x`` and gives ``y`` of the same shape: ``[rows, *weight.shape]`` for "layer_norm" and "rms_norm",
+    whose last ``weight.ndim`` axes are normalised together, as with ``axis=-weight.ndim``; ``[samples, n, *space]`` for
     the others. A weight norm has no graph of its own: export ``Linear(*fold_weight_norm(...))``.
 
     Parameters

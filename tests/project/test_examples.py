@@ -1,18 +1,13 @@
-"""The examples in docstrings and in the README give the documented output."""
+"""The examples in docstrings give the documented output."""
 
-import contextlib
 import doctest
 import inspect
 import io
-import re
-from pathlib import Path
 
 import pytest
 
 import cnorm
 import onnx_export
-
-ROOT = Path(__file__).parents[2]
 
 
 def examples():
@@ -43,22 +38,3 @@ def test_docstring(name, tmp_path, monkeypatch):
     failed, tried = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example, out=said.write)
     assert tried
     assert not failed, said.getvalue()
-
-
-def test_readme(tmp_path, monkeypatch):
-    """The code blocks in order, in one namespace; `# text` after a line is its expected output or value."""
-    pytest.importorskip("torch")
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(blocks) == 4
-    names, said = {}, io.StringIO()
-    with contextlib.redirect_stdout(said):
-        for block in blocks:
-            exec(block, names)
-    assert names["y"].round(4).tolist() == [[pytest.approx(-1.2247, abs=1e-4), 0, pytest.approx(1.2247, abs=1e-4)]]
-    assert names["scores"].shape == (9,)
-    verdict, proved = said.getvalue().splitlines()
-    assert verdict.startswith("the outputs agree: worst at frame ")
-    assert proved == "True"
-    assert isinstance(names["stream"], cnorm.Stream)
-    assert names["stream"].model.input_size == 12

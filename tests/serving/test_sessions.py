@@ -1,11 +1,9 @@
 """Sessions: after loss, eviction or hand-over the outputs are bit-identical to an uninterrupted run."""
 
-import re
 import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,14 +21,6 @@ NAMES = ("a", "b", "c")
 @pytest.fixture(scope="module")
 def model():
     return cnorm.demo_model()
-
-
-def test_the_example_of_the_document():
-    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
-    names = {}
-    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
-    assert names["y"].tobytes() == names["again"].tobytes()
-    assert len(names["again"]) == 3
 
 
 def frames_of(name, first, count):
