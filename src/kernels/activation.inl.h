@@ -14,69 +14,106 @@
 #define CNORM_ACTIVATION_INL_H
 
 #include "../simd/vector.h"
+#include "kernels.h"
 
-INLINE f64v select_f64(i64v mask, f64v a, f64v b)
+enum { TOGETHER = 4 }; /* vectors of float whose steps alternate in `activate` */
+
+/* v clipped to +-limit; NaN stays NaN */
+INLINE f32v clipped(f32v v, float limit)
 {
-    return (f64v)(((i64v)a & mask) | ((i64v)b & ~mask));
+    const f32v top = splat_f32(limit);
+    return larger_f32(-top, smaller_f32(top, v));
 }
 
-/* expm1(t) for |t| <= 150; NaN stays NaN */
-INLINE f64v expm1_f64(f64v t)
+#define EACH(i, count) _Pragma("GCC unroll 8") for (int i = 0; i < (count); ++i)
+
+/* t = expm1(t) for n <= 2 TOGETHER vectors, |t| <= 150; NaN stays NaN */
+INLINE void expm1_each(int n, f64v *t)
 {
     const double round = 6755399441055744.0; /* 1.5 * 2^52 */
-    f64v shifted = t * 1.4426950408889634 + round;
-    f64v r = t - (shifted - round) * 0.6931471805599453; /* (1) */
-    f64v q = r * (1.0 / 362880) + 1.0 / 40320;           /* (2) */
-    q = q * r + 1.0 / 5040;
-    q = q * r + 1.0 / 720;
-    q = q * r + 1.0 / 120;
-    q = q * r + 1.0 / 24;
-    q = q * r + 1.0 / 6;
-    q = q * r + 0.5;
-    f64v p = (q * r) * r + r;
-    /* k in the bits of the exponent; the bits of 1.5 * 2^52 are shifted out */
-    i64v k = (i64v)shifted << 52;
-    f64v scale = (f64v)(k + (i64v)splat_f64(1.0));
-    return scale * p + (scale - 1.0); /* (3) */
+    f64v shifted[2 * TOGETHER], q[2 * TOGETHER];
+    EACH(i, n) shifted[i] = t[i] * 1.4426950408889634 + round;
+    EACH(i, n) t[i] = t[i] - (shifted[i] - round) * 0.6931471805599453; /* (1): t is r from here */
+    EACH(i, n) q[i] = t[i] * (1.0 / 362880) + 1.0 / 40320;              /* (2) */
+    EACH(i, n) q[i] = q[i] * t[i] + 1.0 / 5040;
+    EACH(i, n) q[i] = q[i] * t[i] + 1.0 / 720;
+    EACH(i, n) q[i] = q[i] * t[i] + 1.0 / 120;
+    EACH(i, n) q[i] = q[i] * t[i] + 1.0 / 24;
+    EACH(i, n) q[i] = q[i] * t[i] + 1.0 / 6;
+    EACH(i, n) q[i] = q[i] * t[i] + 0.5;
+    EACH(i, n) t[i] = (q[i] * t[i]) * t[i] + t[i]; /* p */
+    EACH(i, n)
+    {
+        /* k in the bits of the exponent; the bits of 1.5 * 2^52 are shifted out */
+        const f64v scale = (f64v)(((i64v)shifted[i] << 52) + (i64v)splat_f64(1.0));
+        t[i] = scale * t[i] + (scale - 1.0); /* (3) */
+    }
 }
 
-INLINE f64v sigmoid_f64(f64v x)
+/* x[i] = f[i](x[i]), sigmoid or tanh, for `count` <= TOGETHER vectors; count and f are constants. Each step is done for
+ * all vectors before the next one: a single vector's operations wait for each other, and the scheduler of the
+ * processor holds too few of them to reach the next vector (Zen 4, 2026-11-23: 0.87 instead of 1.16 ns a number). */
+INLINE void activate(int count, const cnorm_activation *f, f32v *x)
 {
-    const f64v limit = splat_f64(104.0);
-    x = select_f64(x > limit, limit, x); /* a comparison with NaN is false: it passes through */
-    x = select_f64(x < -limit, -limit, x);
-    return 1.0 / (2.0 + expm1_f64(-x));
+    const i32v sign = (i32v)splat_f32(-0.0f);
+    f64v t[2 * TOGETHER];
+    EACH(i, count)
+    {
+        const int tanh = f[i] == CNORM_ACTIVATION_TANH;
+        const f32v magnitude = (f32v)((i32v)x[i] & ~sign);
+        const f32v a = tanh ? smaller_f32(splat_f32(10), magnitude) * -2.0f : -clipped(x[i], 104);
+        t[2 * i] = widen_lo(a), t[2 * i + 1] = widen_hi(a);
+    }
+    expm1_each(2 * count, t);
+    EACH(i, 2 * count)
+    {
+        const f64v numerator = f[i / 2] == CNORM_ACTIVATION_TANH ? -t[i] : splat_f64(1);
+        t[i] = numerator / (2.0 + t[i]); /* (4), (5) */
+    }
+    EACH(i, count)
+    {
+        const f32v y = narrow(t[2 * i], t[2 * i + 1]);
+        x[i] = f[i] == CNORM_ACTIVATION_TANH ? (f32v)(((i32v)y & ~sign) | ((i32v)x[i] & sign)) : y;
+    }
 }
 
-INLINE f64v tanh_f64(f64v x)
+INLINE f32v sigmoid_v(f32v x)
 {
-    const i64v sign = (i64v)x & (i64v)splat_f64(-0.0);
-    f64v magnitude = (f64v)((i64v)x ^ sign);
-    const f64v limit = splat_f64(10.0);
-    magnitude = select_f64(magnitude > limit, limit, magnitude);
-    f64v e = expm1_f64(magnitude * -2.0);
-    const f64v y = -e / (2.0 + e);
-    return (f64v)(((i64v)y & ~(i64v)splat_f64(-0.0)) | sign);
+    activate(1, (const cnorm_activation[]){CNORM_ACTIVATION_SIGMOID}, &x);
+    return x;
 }
-
-INLINE f32v sigmoid_v(f32v x) { return narrow(sigmoid_f64(widen_lo(x)), sigmoid_f64(widen_hi(x))); }
-INLINE f32v tanh_v(f32v x) { return narrow(tanh_f64(widen_lo(x)), tanh_f64(widen_hi(x))); }
+INLINE f32v tanh_v(f32v x)
+{
+    activate(1, (const cnorm_activation[]){CNORM_ACTIVATION_TANH}, &x);
+    return x;
+}
 
 /* y [n] = f(x [n]); y may be x */
-static void sigmoid_f32(ptrdiff_t n, const float *x, float *y)
+INLINE void activate_array(cnorm_activation f, ptrdiff_t n, const float *x, float *y)
 {
+    const cnorm_activation each[TOGETHER] = {f, f, f, f};
     ptrdiff_t i = 0;
-    for (; i + VL_F32 <= n; i += VL_F32) store_f32(y + i, sigmoid_v(load_f32(x + i)));
-    if (i < n)
-        store_range_f32(y + i, 0, n - i, sigmoid_v(load_range_f32(x + i, 0, n - i, splat_f32(0))));
+    for (; i + TOGETHER * VL_F32 <= n; i += TOGETHER * VL_F32) {
+        f32v v[TOGETHER];
+        EACH(k, TOGETHER) v[k] = load_f32(x + i + k * VL_F32);
+        activate(TOGETHER, each, v);
+        EACH(k, TOGETHER) store_f32(y + i + k * VL_F32, v[k]);
+    }
+    for (; i < n; i += VL_F32) {
+        const ptrdiff_t to = n - i < VL_F32 ? n - i : VL_F32;
+        f32v v = load_range_f32(x + i, 0, to, splat_f32(0));
+        activate(1, each, &v);
+        store_range_f32(y + i, 0, to, v);
+    }
 }
 
+static void sigmoid_f32(ptrdiff_t n, const float *x, float *y)
+{
+    activate_array(CNORM_ACTIVATION_SIGMOID, n, x, y);
+}
 static void tanh_f32(ptrdiff_t n, const float *x, float *y)
 {
-    ptrdiff_t i = 0;
-    for (; i + VL_F32 <= n; i += VL_F32) store_f32(y + i, tanh_v(load_f32(x + i)));
-    if (i < n)
-        store_range_f32(y + i, 0, n - i, tanh_v(load_range_f32(x + i, 0, n - i, splat_f32(0))));
+    activate_array(CNORM_ACTIVATION_TANH, n, x, y);
 }
 
 #endif

@@ -12,14 +12,6 @@ INLINE f32v without_tiny(f32v v)
     return (f32v)((i32v)v & ~((i32v)(v < tiny) & (i32v)(v > -tiny)));
 }
 
-/* v clipped to +-limit; NaN stays NaN */
-INLINE f32v clipped(f32v v, float limit)
-{
-    const f32v top = splat_f32(limit);
-    const i32v over = (i32v)(v > top), under = (i32v)(v < -top);
-    return (f32v)(((i32v)v & ~over & ~under) | ((i32v)top & over) | ((i32v)-top & under));
-}
-
 /* The products of one stream, zx and zh [gates, padded units], and the r of each of their gates. */
 typedef struct gate_inputs {
     const cnorm_cell *cell;
@@ -55,15 +47,16 @@ INLINE f32v preactivation(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g,
 /* gates f, i, o, g: updates c and computes s(o) [padded units] */
 INLINE void lstm_gates(const gate_inputs *in, cnorm_scope scope, float *c, float *o)
 {
+    const cnorm_activation sigmoid = CNORM_ACTIVATION_SIGMOID;
+    const cnorm_activation f[4] = {sigmoid, sigmoid, sigmoid, CNORM_ACTIVATION_TANH};
     const ptrdiff_t width = padded_units(in->cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         f32v gate[4];
 #pragma GCC unroll 4
         for (int g = 0; g < 4; ++g) gate[g] = preactivation(in, scope, g, g * width + j);
-        const f32v carry =
-            sigmoid_v(gate[0]) * load_f32(c + j) + sigmoid_v(gate[1]) * tanh_v(gate[3]);
-        store_f32(c + j, without_tiny(carry));
-        store_f32(o + j, sigmoid_v(gate[2]));
+        activate(4, f, gate);
+        store_f32(c + j, without_tiny(gate[0] * load_f32(c + j) + gate[1] * gate[3]));
+        store_f32(o + j, gate[2]);
     }
 }
 
@@ -102,8 +95,9 @@ static void lstm_row(const gate_inputs *in, float *c, float *m, float *scratch)
     if (cell->cell_norm == CNORM_CELL_NORM_CARRY)
         for (ptrdiff_t j = 0; j < width; j += VL_F32)
             store_f32(c + j, without_tiny(load_f32(normed + j)));
+    tanh_f32(width, out, normed);
     for (ptrdiff_t j = 0; j < width; j += VL_F32)
-        store_f32(m + j, without_tiny(load_f32(o + j) * tanh_v(load_f32(out + j))));
+        store_f32(m + j, without_tiny(load_f32(o + j) * load_f32(normed + j)));
 }
 
 /* The GRU. From here on z, r and n are its gates after sigmoid and tanh, no longer a product and its 1/sqrt. */
@@ -113,15 +107,17 @@ INLINE f32v gru_mix(const cnorm_cell *cell, f32v z, f32v n, f32v h)
     return without_tiny(cell->keep ? z * h + rest * n : rest * h + z * n);
 }
 
+static const cnorm_activation sigmoids[2] = {CNORM_ACTIVATION_SIGMOID, CNORM_ACTIVATION_SIGMOID};
+
 INLINE void gru_gates(const gate_inputs *in, cnorm_scope scope, cnorm_reset reset, float *h)
 {
     const cnorm_cell *cell = in->cell;
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const ptrdiff_t at = 2 * width + j;
-        const f32v z = sigmoid_v(preactivation(in, scope, 0, j));
-        const f32v r = sigmoid_v(preactivation(in, scope, 1, width + j));
-        f32v n;
+        f32v gate[2] = {preactivation(in, scope, 0, j), preactivation(in, scope, 1, width + j)}, n;
+        activate(2, sigmoids, gate);
+        const f32v z = gate[0], r = gate[1];
         if (reset == CNORM_RESET_CANDIDATE) {
             n = r * preactivation(in, scope, 2, at);
         } else {
@@ -153,9 +149,10 @@ static void gru_before_row(const gate_inputs *in, const float *h, float *z, floa
 {
     const ptrdiff_t width = padded_units(in->cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        store_f32(z + j, sigmoid_v(preactivation(in, CNORM_SCOPE_NONE, 0, j)));
-        store_f32(rh + j,
-                  sigmoid_v(preactivation(in, CNORM_SCOPE_NONE, 1, width + j)) * load_f32(h + j));
+        f32v gate[2] = {preactivation(in, CNORM_SCOPE_NONE, 0, j), preactivation(in, CNORM_SCOPE_NONE, 1, width + j)};
+        activate(2, sigmoids, gate);
+        store_f32(z + j, gate[0]);
+        store_f32(rh + j, gate[1] * load_f32(h + j));
     }
 }
 static void gru_before_end(const cnorm_cell *cell, const float *zx, const float *zn, const float *z,

@@ -157,13 +157,40 @@ static double product(const cnorm_matrix *w, const float *x, const float *add, f
     return w->type == CNORM_WEIGHT_F16 ? product_f16(w, x, add, z) : product_of(w, 0, x, add, z);
 }
 
-/* the same for `count` vectors, a constant; xt [cols, count] holds them interleaved */
-INLINE void product_together(const cnorm_matrix *w, int count, const float *xt, addends add,
-                             float *z, ptrdiff_t z_stride)
+/* to [cols, count] = x [count][cols] transposed; count a constant: 1, 2 or a multiple of 4 */
+INLINE void interleave(ptrdiff_t cols, int count, const float *const *x, float *to)
+{
+    ptrdiff_t k = 0;
+    for (; count % 4 == 0 && k + 4 <= cols; k += 4)
+        for (int s = 0; s < count; s += 4) {
+            f32x4 r[4], pair[4];
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) memcpy(r + i, x[s + i] + k, sizeof *r);
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; ++i) {
+                pair[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 4, 1, 5);
+                pair[i + 2] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 6, 3, 7);
+            }
+#pragma GCC unroll 2
+            for (int i = 0; i < 4; i += 2) {
+                r[i] = __builtin_shufflevector(pair[i], pair[i + 1], 0, 1, 4, 5);
+                r[i + 1] = __builtin_shufflevector(pair[i], pair[i + 1], 2, 3, 6, 7);
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) memcpy(to + (k + i) * count + s, r + i, sizeof *r);
+        }
+    for (; k < cols; ++k)
+        for (int s = 0; s < count; ++s) to[k * count + s] = x[s][k];
+}
+
+/* z [count, packed rows] = W x + add for `count` vectors, a constant; xt [cols, count] is scratch */
+INLINE void product_together(const cnorm_matrix *w, int count, const float *const *vectors,
+                             addends add, float *z, ptrdiff_t z_stride, float *xt)
 {
     const int half = w->type == CNORM_WEIGHT_F16;
-    ptrdiff_t panel = 0;
     const ptrdiff_t rows = packed_rows(w), cols = w->cols;
+    ptrdiff_t panel = 0;
+    interleave(cols, count, vectors, xt);
     for (ptrdiff_t r = 0; r < rows; r += PANEL, panel += cols * PANEL) {
         for (int first = 0; first < LANE_VECTORS; first += 2) {
             ptrdiff_t at = panel + first * VL_F32;
@@ -208,12 +235,10 @@ static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x
     if (n == 1) return product(w, x[0], add.rows, z);
     while (n > 0) {
         const int count = n >= MANY ? MANY : n >= 4 ? 4 : n >= 2 ? 2 : 1;
-        for (ptrdiff_t k = 0; k < w->cols && count > 1; ++k)
-            for (int s = 0; s < count; ++s) scratch[k * count + s] = x[s][k];
         if (count == 1) (void)product(w, x[0], add.rows, z);
-        else if (count == 2) product_together(w, 2, scratch, add, z, z_stride);
-        else if (count == 4) product_together(w, 4, scratch, add, z, z_stride);
-        else product_together(w, MANY, scratch, add, z, z_stride);
+        else if (count == 2) product_together(w, 2, x, add, z, z_stride, scratch);
+        else if (count == 4) product_together(w, 4, x, add, z, z_stride, scratch);
+        else product_together(w, MANY, x, add, z, z_stride, scratch);
         n -= count;
         x += count;
         z += count * z_stride;

@@ -41,6 +41,9 @@ INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)
     return (f64v)_mm512_mask_mov_pd((__m512d)fill, mask_64(from, to), (__m512d)v);
 }
 
+INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm512_min_ps((__m512)a, (__m512)b); }
+INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm512_max_ps((__m512)a, (__m512)b); }
+
 INLINE void stream_f32(float *p, f32v v) { _mm512_stream_ps(p, (__m512)v); }
 INLINE void stream_f64(double *p, f64v v) { _mm512_stream_ps((float *)p, (__m512)v); }
 INLINE void stream_fence(void) { _mm_sfence(); }

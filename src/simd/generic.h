@@ -10,6 +10,17 @@
 #define REGISTER_CONSTRAINT "+w"
 #endif
 
+INLINE f32v smaller_f32(f32v a, f32v b)
+{
+    const i32v smaller = (i32v)(a < b);
+    return (f32v)(((i32v)a & smaller) | ((i32v)b & ~smaller));
+}
+INLINE f32v larger_f32(f32v a, f32v b)
+{
+    const i32v larger = (i32v)(a > b);
+    return (f32v)(((i32v)a & larger) | ((i32v)b & ~larger));
+}
+
 /* Ordinary stores: AArch64 cores detect lines that are written whole, and do not read them
  * first. */
 INLINE void stream_f32(float *p, f32v v) { store_f32(p, v); }

@@ -16,6 +16,7 @@
  *     only_*         lanes from <= i < to, the others zero
  *     rotate_lanes_* lane i of all virtual lanes becomes lane i + lane_offset, modulo LANES; 0 < lane_offset < VL
  *     one_sign_*     whether the sign bits of all virtual lanes are equal
+ *     smaller_f32    a < b ? a : b in each lane, larger_f32 a > b ? a : b: b where either is NaN
  *     keep_*         forces the value into a register, so that the compiler does not load it a second time
  *     fold_*         the sum of LANE_VECTORS vectors by halving, down to one vector
  *     tree_*         the same down to one number: lane i + lane i + LANES/2, and so on
