@@ -25,6 +25,8 @@ import cnorm.torch
 UNITS, BATCH, LETTERS = 96, 8, (5, 9)
 SCALE = 3.5  # of the font's units: about the length of one pen point
 
+FILES = Path(__file__).resolve().parents[2] / "build" / "paper" / "handwriting" / "writer"
+
 
 @cache
 def font() -> dict:
@@ -177,16 +179,18 @@ def check(trainer: Trainer, variant: Variant) -> None:
 
 
 def picture(trainer: Trainer, path: Path) -> None:
-    """Lines written live, one colour for each stroke."""
+    """Lines written live, one colour for each stroke; the writer's files go to build/paper/handwriting/writer."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    writer = trainer.network.writer()
+    writer.save(FILES)
     texts = ("layer norm", "a quick brown fox", "jumps over", "the lazy dogs")
     figure, axes = plt.subplots(len(texts), 1, figsize=(8, 6), layout="constrained")
     for ax, text in zip(axes, texts, strict=True):
-        points = np.array(list(trainer.network.writer().write(text, seed=1)))
+        points = np.array(list(writer.write(text, seed=1)))
         xy = np.cumsum(points[:, :2], axis=0)
         ends = np.flatnonzero(points[:, 2]) + 1
         for stroke in np.split(xy, ends):

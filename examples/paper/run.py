@@ -18,7 +18,9 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("draw", "handwriting", "mnist", "convolution", "skip_thoughts")
+NAMES = (
+    "order_embeddings", "attentive_reader", "skip_thoughts", "draw", "handwriting", "mnist", "convolution",
+)  # fmt: skip
 QUICK_UPDATES = 60
 
 
