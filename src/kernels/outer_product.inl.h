@@ -68,7 +68,8 @@ INLINE void copy_padded(float *to, const float *from, ptrdiff_t count, size_t si
 static void outer_products(const cnorm_outer *call)
 {
     const ptrdiff_t n = call->n, cols = call->w->cols, units = call->w->units;
-    float *dz = call->scratch, *x = dz + OUTER_ROWS * MANY; /* [n, MANY], and for each 32 columns [OUTER_ROWS, 32] */
+    float *copied = call->scratch;          /* dz of PANEL units: for each MANY of them [OUTER_ROWS, MANY] */
+    float *x = copied + OUTER_ROWS * PANEL; /* for each 32 columns [OUTER_ROWS, 32] */
     for (ptrdiff_t t = 0; t < n; ++t)
         for (ptrdiff_t k = 0; k < cols; k += LANES_F32)
             copy_padded(x + k * OUTER_ROWS + t * LANES_F32, call->x + t * call->x_stride + k, cols - k, LANES_F32);
@@ -77,7 +78,11 @@ static void outer_products(const cnorm_outer *call)
             const ptrdiff_t count = units - unit < MANY ? units - unit : MANY;
             const float *from = call->dz + gate * padded_units(units) + unit;
             float *dw = call->dw + (gate * units + unit) * cols;
-            for (ptrdiff_t t = 0; t < n; ++t) copy_padded(dz + t * MANY, from + t * call->dz_stride, count, MANY);
+            if (unit % PANEL == 0) /* whole cache lines of a row at a time */
+                for (ptrdiff_t t = 0; t < n; ++t)
+                    for (ptrdiff_t u = 0; u < PANEL && unit + u < units; u += MANY)
+                        copy_padded(copied + u * OUTER_ROWS + t * MANY, from + t * call->dz_stride + u, units - unit - u, MANY);
+            const float *dz = copied + unit % PANEL * OUTER_ROWS;
             for (ptrdiff_t k = 0; k < cols; k += 2 * VL_F32) {
                 const float *columns = x + k / LANES_F32 * LANES_F32 * OUTER_ROWS + k % LANES_F32;
                 if (cols - k > VL_F32) outer_columns(call, 2, dz, columns, count, cols - k, dw + k);

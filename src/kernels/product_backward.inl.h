@@ -13,7 +13,7 @@
 enum {
     HALF_PANEL = PANEL / 2,
     PANELS_IN_BLOCK = BLOCK / 2,
-    STRIP = 64,     /* columns whose sums stay in L1 while the panels of a block are read one after the other */
+    STRIP = 32,     /* columns whose sums [TILE_ROWS, STRIP, HALF_PANEL] are kept in half of L1 over all panels */
     TILE_ALONE = 8, /* columns at a time for one vector: enough independent sums to hide the latency of addition */
     TILE_ROWS = 8,  /* vectors at most that share one reading of W */
 };
