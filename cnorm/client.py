@@ -212,11 +212,7 @@ class _Session:
                 raise PermissionError(f"{self.url} refused the connection with status {status}") from error
             if status != 503:
                 raise ServerError("http", f"{self.url} answered with status {status}") from error
-        if (
-            isinstance(error, self._errors.ConnectionClosed)
-            and error.rcvd
-            and error.rcvd.code in (1002, 1003, 1007, 1009)
-        ):
+        if isinstance(error, self._errors.ConnectionClosed) and error.rcvd and error.rcvd.code in REFUSED:
             raise ServerError("closed", f"{error.rcvd.code} {error.rcvd.reason}") from error
         if self._conversation.delivered != self._delivered:
             self._begin()
