@@ -3,7 +3,7 @@
  *
  * Forward
  *   (1) K = a channel's first number plus the mean difference of the next few from it, rounded; one sweep of
- *       d = x - K: S = sum d, Q = sum d^2, delta = S/N; accepted as in layer_norm.inl.h (2).
+ *       d = x - K: S = sum d, Q = sum d^2, delta = S/N; accepted as in layer_norm.inl.h (1).
  *   (2) If a channel fails, one more sweep whose K is K + delta, rounded; its result is used for failed channels only.
  *   (3) A channel that fails again, or whose Q is out of range, is done in float64: batch_float64.inl.h.
  *   (4) y = ((x - K) - delta) scale + bias, scale = gain/sqrt(var + eps) rounded once

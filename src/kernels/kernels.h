@@ -150,7 +150,7 @@ static inline cnorm_batch_arrays batch_arrays(void *memory, ptrdiff_t item, ptrd
     else s.used += PAGE_BYTES;
     for (int i = 0; i < 10; ++i)
         a.of_channels[i] = layout_take(&s, (channels * item + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES);
-    a.bytes = (s.used + 7) / 8 * 8; /* whole float64, so that what follows is aligned */
+    a.bytes = (s.used + 7) / 8 * 8; /* whole float64, so that the next array is aligned */
     return a;
 }
 
@@ -210,7 +210,7 @@ typedef struct cnorm_weight {
 struct cnorm_cell_backward; /* backward.h */
 struct cnorm_outer;
 
-/* The table of one instruction set, declared from the list in kernels.inc. What the functions of one type do:
+/* The table of one instruction set, declared from the list in kernels.inc. The functions of one type:
  *     add_*             into [n] += from [n]
  *     sigmoid_f32, tanh_f32, activation_f32   y [n] = f(x [n]); y may be x
  *     activation_backward_f32                 dx [n] = dy f'(x); dx may be x or dy

@@ -57,7 +57,7 @@ RARE void FN(rescue_row)(const cnorm_norm *call, ptrdiff_t r, int centred, FN(ca
 }
 
 /* (4) for row x with statistics st; n, gain, bias and carry are those of `call`. RMS norm has K = delta = 0 and no bias,
- * which changes no bit. What changes from row to row is passed in registers: see run_sums. */
+ * which changes no bit. The arguments that differ from row to row are passed in registers: see run_sums. */
 static NOINLINE void FN(write_whole_row)(const FN(writer) *call, const X *x, X *y, ptrdiff_t lane_offset, const T st[3])
 {
     FN(writer) w = *call;
@@ -67,10 +67,11 @@ static NOINLINE void FN(write_whole_row)(const FN(writer) *call, const X *x, X *
     else FN(write_rest)(&w, CENTRED | SHIFTED);
 }
 
-/* Rows of at most CACHED elements stay in L1 from their sums to their output. Software pipelining over rows: while row
- * r is summed, row r - 1 is written if it has at least LONG_ROW elements or y takes non-temporal stores; the rest of row
- * r - 1 is written while the tree of r's sums is computed; the square root and division of row r overlap with the sums
- * of row r + 1. */
+/* Rows of at most CACHED elements stay in L1 from their sums to their output. Software pipelining: iteration r sums row r
+ * and writes row r - 1, of which `last` has the statistics, w the pointers, and the other half of row_space d.
+ * While row r is summed, row r - 1 is written if it has at least LONG_ROW elements or y takes non-temporal stores; the
+ * rest of row r - 1 is written while the tree of r's sums is computed; the square root and division of row r overlap
+ * with the sums of row r + 1. The mode of stats_of has SHIFTED for the writer, if row r - 1 has K != 0. */
 INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
 {
     enum { HALF = sizeof(X) < sizeof(T) };
@@ -110,8 +111,9 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
     FN(finish)(&carry);
 }
 
-/* Longer rows, and rows of float32 and float64 without a residual that are written by non-temporal stores: a row is read
- * once for its statistics and once more for its output. */
+/* The rows that cached_rows does not take (in_two_passes): longer ones, those of float64 or with 16-byte vectors, and those
+ * of float32 without a residual whose y takes non-temporal stores. A row is read once for its statistics and once more for
+ * its output. */
 static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
 {
     enum { HALF = sizeof(X) < sizeof(T) };
@@ -141,7 +143,8 @@ static NOINLINE void FN(kept_rows)(const cnorm_norm *call)
     else FN(cached_rows)(call, CENTRED | KEPT | SUM | PARAMS);
 }
 
-/* two_pass_rows is half the code; see CACHED_ROWS. Streaming kept rows read each row once. */
+/* Whether two_pass_rows, which is half the code (CACHED_ROWS), takes the call. Non-temporal stores of kept rows go to
+ * cached_rows, which reads each row once. */
 INLINE int FN(in_two_passes)(const cnorm_norm *call, int kept)
 {
     return !TN(CACHED_ROWS) || call->n > FN(CACHED) || (call->streaming && !kept);

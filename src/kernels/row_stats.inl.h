@@ -87,8 +87,8 @@ INLINE FN(stats) FN(stats_of)(FN(row) *row, double eps, int centred, const int m
     return FN(in_registers)(FN(shifted_stats)(x, row->n, eps, stats.mean, mode & KEPT ? row->kept : NULL));
 }
 
-/* The statistics st of count <= ROWS_AT_ONCE rows x [count, n], contiguous, that are not kept; the result has a bit for each
- * row that needs (3). All rows are summed before any square root and division, so that the latencies of different rows
+/* The statistics st of layer norm of count <= ROWS_AT_ONCE contiguous rows x [count, n]; the result has a bit for each row
+ * that needs (3). All rows are summed before any square root and division, so that the latencies of different rows
  * overlap; numbers go through memory one by one: see in_registers. */
 static NOINLINE unsigned FN(rows_stats)(const X *x, ptrdiff_t n, ptrdiff_t count, double eps, T st[ROWS_AT_ONCE][3])
 {
