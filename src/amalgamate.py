@@ -2,7 +2,7 @@
 
     python src/amalgamate.py FOLDER
 
-What is compiled, and with which flags, is read from src/meson.build. Each translation unit becomes a region of cnorm.c:
+The files to compile and their flags are read from src/meson.build. Each translation unit becomes a region of cnorm.c:
 its flags become a target pragma (GCC) or attribute (clang), and its file-scope names get a suffix, by macros that are
 undefined at the end of the region. The names are found in the preprocessed unit, so that a C compiler (CC, or cc) is
 needed; it may be one for another machine.
@@ -21,7 +21,8 @@ SRC = Path(__file__).resolve().parent
 PUBLIC = ("cnorm.h", "cnorm_norms.h", "cnorm_rnn.h", "cnorm_train.h", "cnorm_model.h")
 ARCHITECTURES = {"x86_64": "__x86_64__", "aarch64": "__aarch64__"}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^">]+)[">].*$', re.M)
-# what compilers define for their flags; replaced, as clang's attribute defines nothing and a user's -march too much
+# Macros that compilers define for flags. They are replaced by CNORM_HAS_*, because clang's target attribute does not
+# define them, and a user's -march defines more than a file may use.
 FEATURES = re.compile(r"\b__(AVX\w*|F16C)__\b")
 GUARD = re.compile(r"^#ifndef CNORM_\w+_H$", re.M)
 WORD = re.compile(r"[A-Za-z_]\w*")
@@ -87,7 +88,7 @@ def inlined(path: Path, shared: set[Path], seen: set[Path]) -> str:
 
 
 def _conditional(text: str) -> bool:
-    """Whether what follows the text is under another condition than the guard of the file."""
+    """Whether the end of the text is under another #if than the guard of the file."""
     opened = len(re.findall(r"^\s*#\s*if", text, re.M)) - len(re.findall(r"^\s*#\s*endif", text, re.M))
     return opened > (1 if GUARD.search(text) else 0)
 
@@ -177,7 +178,7 @@ def _without_calls(code: str, functions) -> str:
 
 
 def _without_bodies(item: str) -> str:
-    """A declaration without what stands in braces."""
+    """A declaration without the text in braces."""
     while "{" in item:
         item = re.sub(r"\{[^{}]*\}", "", item)
     return item

@@ -32,8 +32,8 @@ static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded
 
 /* ---- group and batch normalisation --------------------------------------------------------------------------------- */
 
-/* Non-temporal stores are faster once the output [samples, n] exceeds what the caches could keep for its reader, if
- * runs are whole cache lines, or so long that the partial lines at their ends cost little. */
+/* Non-temporal stores are faster once the output [samples, n] exceeds the part of the caches that could keep it for its
+ * reader, a quarter, if runs are whole cache lines, or so long that the partial lines at their ends cost little. */
 static int streaming(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t n, ptrdiff_t run, const void *out, ptrdiff_t out_stride)
 {
     const ptrdiff_t item = stored_bytes(dtype);

@@ -1,8 +1,8 @@
 /* cnorm, level 3: training a network by truncated backpropagation through time, float32. Read cnorm_rnn.h first.
  *
- * A forward pass over x [steps, batch, inputs] records what the backward pass needs on a tape in the caller's memory; its
- * y has the bits of cnorm_run. The backward pass returns the gradients of the weights, of x and of the first state. It
- * overwrites what the tape recorded, so it can run only once. Neither pass allocates, locks or makes system calls.
+ * A forward pass over x [steps, batch, inputs] records the values that the backward pass needs: the tape, in the caller's
+ * memory. Its y has the bits of cnorm_run. The backward pass returns the gradients of the weights, of x and of the first
+ * state. It overwrites the tape, so it can run only once. Neither pass allocates, locks or makes system calls.
  *
  *     cnorm_tape tape = {layers, count, steps, batch, memory};       memory: cnorm_tape_floats(&tape)
  *     cnorm_run_tape(&tape, 0, steps, x, state, scratch, y);         scratch: cnorm_scratch_floats(layers, count, CNORM_ROWS)
@@ -66,7 +66,7 @@ cnorm_status cnorm_run_tape(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t s
 cnorm_status cnorm_tape_drop(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t end);
 
 /* Outputs for the gradients of one layer, which are overwritten: in the layouts that cnorm_matrix_pack and cnorm_cell
- * take, row by row. NULL for what the layer lacks or the caller does not want. A CNORM_LAYER_LINEAR uses weight_x and
+ * take, row by row. NULL for arrays that the layer lacks or the caller does not want. A CNORM_LAYER_LINEAR uses weight_x and
  * bias, a CNORM_LAYER_NORM gain_h and bias. */
 typedef struct cnorm_gradient {
     float *weight_x, *weight_h, *weight_n, *weight_p; /* [gates * units, cols] of the matrix */

@@ -44,7 +44,7 @@ static inline vector_sums vector_sums_of(const cnorm_cell *cell)
                          after + 3 * width, after + 3 * width + padded_units(cell->weight_h.cols)};
 }
 
-/* One step back of n <= CNORM_ROWS rows */
+/* The backward pass of one step of a cell, for n <= CNORM_ROWS rows */
 typedef struct cnorm_cell_backward {
     const cnorm_cell *cell;
     ptrdiff_t n;

@@ -25,6 +25,7 @@ static void activation_backward_f32(cnorm_activation f, ptrdiff_t n, const float
     }
 }
 
+/* the pre-activation of a gate, recomputed from the products on the tape */
 INLINE f32v before_gate(const row_backward *row, cnorm_scope scope, ptrdiff_t gate, ptrdiff_t j)
 {
     const gate_inputs in = {row->cell, row->zx, row->zh, row->rx, row->rh};

@@ -23,7 +23,7 @@ INLINE f32v tanh_slope(f32v t) { return (1.0f - t) * (1.0f + t); }
 
 INLINE void add_to(float *sum, f32v v) { store_f32(sum, load_f32(sum) + v); }
 
-/* (9) of one group in float64: from da and q = z r to dz */
+/* (9) of one group in float64: from da and q = z r to dz; mean is mean dq, along is mean(dq q) */
 RARE void norm_backward_f64(ptrdiff_t length, double n, double rstd, float r, const float *gain, const float *da, float *z)
 {
     double mean = 0, along = 0;

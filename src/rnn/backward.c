@@ -136,6 +136,7 @@ static void cell_steps_backward(const layer_backward *call, float *total, float 
         }
 }
 
+/* copies a gradient [n] to the caller's array, if there is one */
 static void give(float *to, const float *from, ptrdiff_t n)
 {
     if (to) memcpy(to, from, (size_t)n * sizeof *to);

@@ -83,7 +83,8 @@ typedef struct {
     ptrdiff_t stride;
 } output_rows;
 
-/* A call: rows of one stream in turn (steps), or one row for each of several streams; at most `rows` together. */
+/* A call of `count` layers: with `steps` the rows are steps of one stream in turn, else one row for each of several
+ * streams; at most `rows` together. */
 typedef struct {
     const cnorm_kernels *kernels;
     const cnorm_layer *layers;
