@@ -28,7 +28,7 @@ RETRIED = ("idle", "limit", "restart", "unknown", "replaced")  # errors after wh
 
 
 class ServerError(RuntimeError):
-    """The server refused what the client sent, and would again.
+    """The server refused a message of the client, and would refuse it again.
 
     Attributes
     ----------
@@ -46,16 +46,16 @@ class Lost(Exception):
 
 
 class _Conversation:
-    """What a session sends and receives, without input or output: `Session` and `AsyncSession` move its messages.
+    """The protocol state of a session, without input or output: `Session` and `AsyncSession` move its messages.
 
-    Frames are numbered from 0 since the last reset. Those from `kept` on are in `tail`, as the checkpoint is of the
-    state before them.
+    Frames are numbered from 0 since the last reset. The checkpoint is of the state after `covered` frames; the frames
+    from `covered` on are in `tail`, to be sent again.
     """
 
     def __init__(self) -> None:
         self.session = self.checkpoint = None
-        self.kept = 0  # frames that the checkpoint covers
-        self.tail: deque[np.ndarray] = deque()  # the frames from `kept` on, in arrays [count, input_size]
+        self.covered = 0  # frames that the checkpoint covers
+        self.tail: deque[np.ndarray] = deque()  # the frames from `covered` on, in arrays [count, input_size]
         self.total = 0  # frames that the caller has sent
         self.delivered = 0  # outputs that the caller was given
         self.sent = self.answered = 0  # frames sent and answered on this connection
@@ -70,7 +70,7 @@ class _Conversation:
         return json.dumps(message)
 
     def add(self, x: np.ndarray) -> None:
-        """Take frames of the caller, to be sent."""
+        """Queue frames of the caller."""
         x = np.asarray(x)
         if x.dtype != np.float32:
             raise TypeError(f"x must have dtype float32, got {x.dtype}")
@@ -87,7 +87,7 @@ class _Conversation:
         count = min(self.total - self.sent, self.credit - (self.sent - self.answered))
         if count <= 0:
             return None
-        first, parts, start = self.sent, [], self.kept
+        first, parts, start = self.sent, [], self.covered
         for x in self.tail:
             if start + len(x) > first and start < first + count:
                 parts.append(x[max(first - start, 0) : first + count - start])
@@ -104,7 +104,7 @@ class _Conversation:
         kind = message["type"]
         if kind == "welcome":
             if self.session is None:  # perhaps the checkpoint of an earlier session
-                self.kept = self.total = self.delivered = message["frames"]
+                self.covered = self.total = self.delivered = message["frames"]
             self.session, self.credit = message["session"], message["credit"]
             self.input_size, self.output_size = message["input_size"], message["output_size"]
             self.sent = self.answered = message["frames"]
@@ -112,7 +112,7 @@ class _Conversation:
         elif kind == "checkpoint":
             self._keep(message)
         elif kind == "reset":
-            self.kept = self.total = self.delivered = self.sent = self.answered = 0
+            self.covered = self.total = self.delivered = self.sent = self.answered = 0
             self.tail.clear()
             self._keep(message)
             self.resetting = False
@@ -135,11 +135,11 @@ class _Conversation:
     def _keep(self, message: dict) -> None:
         """Keep a checkpoint, and forget the frames that it covers: their outputs came before it."""
         self.checkpoint = message["checkpoint"]
-        while self.tail and self.kept + len(self.tail[0]) <= message["frames"]:
-            self.kept += len(self.tail.popleft())
-        if self.kept < message["frames"]:
-            self.tail[0] = self.tail[0][message["frames"] - self.kept :]
-            self.kept = message["frames"]
+        while self.tail and self.covered + len(self.tail[0]) <= message["frames"]:
+            self.covered += len(self.tail.popleft())
+        if self.covered < message["frames"]:
+            self.tail[0] = self.tail[0][message["frames"] - self.covered :]
+            self.covered = message["frames"]
 
     def check_pending(self) -> None:
         if not self.outputs and self.delivered == self.total:
@@ -152,15 +152,15 @@ class _Conversation:
         return json.dumps({"type": "reset"})
 
     def forget(self) -> None:
-        """A reset was not answered before the connection was lost: begin anew on the next one."""
+        """Drop checkpoint and frames if a reset was not answered: the next connection opens a new session."""
         if self.resetting:
             self.checkpoint, self.resetting = None, False
-            self.kept = self.total = self.delivered = 0
+            self.covered = self.total = self.delivered = 0
             self.tail.clear()
 
 
 class _Session:
-    """What `Session` and `AsyncSession` share: the options, and how long and how often to try again."""
+    """The options and the retry policy that `Session` and `AsyncSession` share."""
 
     def __init__(
         self, url: str, *, token: str = "", patience: float = 30.0, timeout: float = 10.0, ssl=None, checkpoint=""
@@ -181,7 +181,7 @@ class _Session:
         self._conversation = _Conversation()
         self._conversation.checkpoint = checkpoint or None
         self._socket = None
-        self._begin()
+        self._restart_retries()
 
     @property
     def checkpoint(self) -> str:
@@ -201,7 +201,8 @@ class _Session:
     def output_size(self) -> int:
         return self._conversation.output_size
 
-    def _begin(self) -> None:
+    def _restart_retries(self) -> None:
+        """Count attempts and measure `patience` from now on."""
         self._attempts, self._delivered, self._progress = 0, self._conversation.delivered, time.monotonic()
 
     def _delay(self, error: Exception) -> float:
@@ -215,7 +216,7 @@ class _Session:
         if isinstance(error, self._errors.ConnectionClosed) and error.rcvd and error.rcvd.code in REFUSED:
             raise ServerError("closed", f"{error.rcvd.code} {error.rcvd.reason}") from error
         if self._conversation.delivered != self._delivered:
-            self._begin()
+            self._restart_retries()
         if time.monotonic() - self._progress > self.patience:
             raise ConnectionError(
                 f"{self.url} has answered no frame for {self.patience:g} seconds and {self._attempts} attempts: {error}"
@@ -243,7 +244,7 @@ class Session(_Session):
     url : str
         As in ``ws://127.0.0.1:8765/stream``, or ``wss:`` for TLS.
     token : str
-        What the server asks for, if it was started with one.
+        The server's secret, if it was started with one.
     patience : float
         Seconds without an output while one is awaited, after which the attempts to reconnect end.
     timeout : float
@@ -261,7 +262,7 @@ class Session(_Session):
     PermissionError
         If the server wants a token or does not accept the origin.
     ServerError
-        If the server refuses what was sent, such as a checkpoint of another model.
+        If the server refuses a message, such as a checkpoint of another model.
 
     Examples
     --------
@@ -321,9 +322,9 @@ class Session(_Session):
             self._socket = None
 
     def _run(self, done, text: str = "") -> None:
-        """Send what may be sent, and receive, until `done()`; reconnect where the connection is lost."""
+        """Send the frames that the credit allows, and receive, until `done()`; reconnect after a loss."""
         conversation = self._conversation
-        self._begin()
+        self._restart_retries()
         while True:
             try:
                 if self._socket is None:
@@ -410,7 +411,7 @@ class AsyncSession(_Session):
     async def _run(self, done, text: str = "") -> None:
         """As `Session._run`."""
         conversation = self._conversation
-        self._begin()
+        self._restart_retries()
         while True:
             try:
                 if self._socket is None:

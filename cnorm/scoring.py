@@ -22,7 +22,7 @@ __all__ = ["Outcome", "Scored", "in_order", "score"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one call: its result, or the exception that it raised."""
+    """The outcome of one call: its result, or the exception that it raised."""
 
     result: Any = None
     error: Exception | None = None

@@ -63,7 +63,7 @@ class Checkpoint:
     frames : int
         Frames processed so far.
     state : bytes
-        What `Stream.save` returned: it holds the model's identity and a checksum.
+        The bytes that `Stream.save` returned, which hold the model's identity and a checksum.
     """
 
     session: str
@@ -263,7 +263,7 @@ class Sessions:
             raise ValueError(NOT_FINITE)
         one = self._find(session)
         with one.lock:
-            self._at(one, frames)
+            self._check_position(one, frames)
             return one.stream.process(x)
 
     def process_many(self, requests: Sequence[tuple[str, int, np.ndarray]]) -> list[np.ndarray | Exception]:
@@ -282,12 +282,12 @@ class Sessions:
             In the order of the requests.
         """
         results: list[np.ndarray | Exception | None] = [None] * len(requests)
-        taken: dict[str, int] = {}
+        first: dict[str, int] = {}  # index of each session's first request
         for i, (session, _, _) in enumerate(requests):
-            taken.setdefault(session, i)
+            first.setdefault(session, i)
         together: dict[int, list[tuple[int, _Session, int, np.ndarray]]] = {}
-        for session in sorted(taken):  # a fixed order of locking prevents deadlock
-            i = taken[session]
+        for session in sorted(first):  # a fixed order of locking prevents deadlock
+            i = first[session]
             try:
                 x = self._checked(requests[i][2])
                 one = self._find(session)
@@ -377,8 +377,8 @@ class Sessions:
             raise ValueError(f"x must have shape (steps, {self.model.input_size}), got {x.shape}")
         return x
 
-    def _at(self, one: _Session, frames: int) -> None:
-        """Check, with the session's lock held, that it is still in the table and at this frame."""
+    def _check_position(self, one: _Session, frames: int) -> None:
+        """Check, with the session's lock held, that it is in the table and at this frame; record the time."""
         if one.gone:
             raise UnknownSession(f"this worker has no session {one.name!r}")
         if one.stream.frames != frames:
@@ -390,7 +390,7 @@ class Sessions:
         ready = []
         for i, one, frames, x in group:
             try:
-                self._at(one, frames)
+                self._check_position(one, frames)
                 ready.append((i, one.stream, x))
             except (LookupError, ValueError) as error:
                 results[i] = error

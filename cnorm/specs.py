@@ -68,8 +68,8 @@ class CellSpec:
     scope : str
         "none": a = W_x x + W_h h + b. "split": LN(W_x x) + LN(W_h h) + b. "sum": LN(W_x x + W_h h) + b.
     grouping : str
-        What one layer norm covers: "joint", all gates; "per_gate", one gate; "gates_and_candidate", z and r together,
-        n alone.
+        The gates that one layer norm covers: "joint", all gates; "per_gate", one gate; "gates_and_candidate", z and r
+        together, n alone.
     cell_norm : str
         "none"; "output": h = o tanh(LN(c)), and the next step sees c; "carry": c becomes LN(c).
     eps : float or None
@@ -81,7 +81,7 @@ class CellSpec:
     reset : str
         Where a GRU's reset gate acts: "after" the recurrent product, on the whole "candidate", or "before" the product.
     update : str
-        What a GRU's update gate z multiplies: "new", h = (1 - z) h + z n, or "keep", h = z h + (1 - z) n.
+        The term that a GRU's update gate z multiplies: "new", h = (1 - z) h + z n, or "keep", h = z h + (1 - z) n.
     forget_bias, update_bias : float
         Constants added to f, or to z, after the norms and biases, before the sigmoid.
     activation : str

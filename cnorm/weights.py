@@ -20,7 +20,7 @@ def checked(weights, tensors, layer: str) -> tuple[Mapping[str, np.ndarray], dic
     weights : mapping of str to array
     tensors : sequence of Tensor
     layer : str
-        What the layer is called in messages.
+        Name of the layer in messages.
     """
     if not isinstance(weights, Mapping):
         raise TypeError(f"weights of {layer} must be a mapping of names to arrays, got {type(weights).__name__}")

@@ -1,4 +1,4 @@
-"""`cnorm quantize`: write a model with rounded weights, and show what the rounding changes, against float64.
+"""`cnorm quantize`: write a model with rounded weights, and measure its errors against float64.
 
 A layer is judged by single steps: each starts from the state of the float64 trajectory, because normalised recurrences
 amplify errors. The model's outputs are those of a free run. The float64 trajectory is that of the layer's ONNX graph.
@@ -29,7 +29,7 @@ FAR = 8.0  # a step whose error is beyond this many times the layer's root mean 
 
 @dataclass
 class LayerReport:
-    """What rounding changes in one layer.
+    """Errors that rounding causes in one layer.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class LayerReport:
 
 @dataclass
 class Report:
-    """What rounding changes in a model; the arrays have one element for each recording, [frames, outputs], float64."""
+    """Errors that rounding causes in a model; arrays have one element per recording, [frames, outputs], float64."""
 
     layers: list[LayerReport]
     exact: list[np.ndarray]
@@ -236,7 +236,7 @@ def place(recording, frame, count) -> str:
     return f"frame {frame}" + (f" of recording {recording}" if count > 1 else "")
 
 
-# ---------------------------------------------------------------------------------------------- what is printed
+# ------------------------------------------------------------------------------------------------- printed text
 
 
 def show(console, report, model, rounded, source) -> None:

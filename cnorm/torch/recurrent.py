@@ -26,8 +26,8 @@ __all__ = ["GRU", "LSTM", "RNN"]
 def described(spec: CellSpec, eps: float | None, names: tuple[str, ...]) -> str:
     """A cell as JSON, which a PyTorch operator can take: its spec, eps and the names of its weights in their order."""
     known = PRESETS.get((spec.kind, spec.name)) == spec
-    what = {"preset": spec.name} if known else {"spec": asdict(spec)}
-    return json.dumps({"kind": spec.kind, **what, "eps": eps, "names": names})
+    cell = {"preset": spec.name} if known else {"spec": asdict(spec)}
+    return json.dumps({"kind": spec.kind, **cell, "eps": eps, "names": names})
 
 
 @functools.lru_cache

@@ -38,7 +38,7 @@ def child(job, environment, **options):
 
 
 def surroundings():
-    """What the figures depend on: processor, caches, instruction set, versions, and whether freed memory is kept."""
+    """Conditions of a measurement: processor, caches, instruction set, versions, and whether freed memory is kept."""
     return {
         "processor": processor(),
         "caches": caches(),

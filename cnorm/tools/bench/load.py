@@ -2,7 +2,7 @@
 
 The latency of a message is the time from when it was due until its outputs were read, so a server that falls behind is
 charged for messages that had to wait (no coordinated omission). The sockets are plain ones and one thread serves them
-all, for the load must not be what limits. Run as ``python -m cnorm.tools.bench.load JOB``.
+all, so that the load generator is not the bottleneck. Run as ``python -m cnorm.tools.bench.load JOB``.
 """
 
 import json
@@ -36,7 +36,7 @@ def frame_head(size):
 
 
 class Client:
-    """One session: a socket, what was received of an unfinished frame, and the numbers of frames sent and answered."""
+    """One session: a socket, the received part of an unfinished frame, and the numbers of frames sent and answered."""
 
     __slots__ = ("answered", "buffer", "phase", "sent", "sock")
 
@@ -56,7 +56,7 @@ class Load:
     period : float
         Seconds.
     x : ndarray, shape (messages, steps, inputs), float32
-        What each session sends, cyclically.
+        The messages that each session sends, cyclically.
     expected : list of bytes, optional
         The outputs of each message until they repeat; those of later messages are not compared.
     """

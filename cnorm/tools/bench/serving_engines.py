@@ -1,4 +1,4 @@
-"""What the server of `cnorm bench --serve` steps: cnorm, onnxruntime, or nothing, which shows the cost of transport.
+"""The engines of the server in `cnorm bench --serve`: cnorm, onnxruntime, or none, which measures transport alone.
 
 Run as ``python -m cnorm.tools.bench.serving_engines ENGINE PORT`` it is that server: one worker of `cnorm serve`.
 """
@@ -16,7 +16,7 @@ __all__ = ["ENGINES"]
 
 
 class Nothing(Sessions):
-    """Answers zeros: what remains is transport."""
+    """Answers zeros without a step, so that only transport is measured."""
 
     def process_many(self, requests):
         zeros = (

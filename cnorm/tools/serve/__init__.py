@@ -1,8 +1,11 @@
 """`cnorm serve`: sessions of a model over WebSockets. docs/serving.md documents the protocol byte for byte.
 
 `supervisor` starts the worker processes behind one port and restarts those that are lost; each runs a `worker.Worker`,
-which holds the sessions and steps those that are ready together; a `connection.Connection` parses what one client
-sends; `pages` answers plain HTTP requests.
+which holds the sessions and steps those that are ready together; a `connection.Connection` parses the messages of one
+client; `pages` answers plain HTTP requests.
+
+A change of the protocol touches `connection` (messages read), `worker` (welcome, reset, checkpoint), its other end in
+`cnorm.client`, which has its version and the struct of frame numbers, `page.js`, and `cnorm.tools.bench.load`.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ __all__ = ["Options", "key_of"]
 
 @dataclass(frozen=True)
 class Options:
-    """What `cnorm serve` was asked for.
+    """The options of `cnorm serve`.
 
     Attributes
     ----------
@@ -41,7 +44,7 @@ class Options:
     origins : list of str
         Origins of web pages that may connect, beside the server's own.
     token : str
-        What clients must present; empty for none.
+        The secret that clients must present; empty for none.
     certificate, private_key : str
         PEM files; TLS is used if they are given.
     key : str

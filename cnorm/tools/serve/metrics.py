@@ -1,4 +1,4 @@
-"""What a worker counts for Prometheus."""
+"""The Prometheus metrics of a worker."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def answer(worker, request: Request) -> Response:
 
 
 def recordings(options) -> bytes:
-    """What the page can play: recordings of the packaged data, if the model is the packaged one."""
+    """The recordings that the page can play: those of the packaged data, if the model is the packaged one."""
     found = []
     if not options.model:
         with (resources.files("cnorm") / "data" / "japanese_vowels_test.npz").open("rb") as file:
