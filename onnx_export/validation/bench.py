@@ -1,4 +1,4 @@
-"""Run one norm as a model of its own, on tapped or generated rows, at every optimisation level."""
+"""A test bench: run one norm as a model of its own, on tapped or generated rows, at every optimisation level."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Bench:
     def measured(
         self, level: str, feeds: dict[str, np.ndarray], against: Callable[..., Measure], in_order: bool = False
     ) -> Measure:
-        """The error at one of `levels`. `against` takes the result and what to add to the bound."""
+        """The error at one of `levels`. `against` takes the result and an addition to the bound."""
         y = self.run(level, feeds)
         allowed = self._oracle.recursive(self._oracle.rows(feeds)) if in_order else 0.0
         error = against(y, allowed)

@@ -128,7 +128,7 @@ def _attempt(request: dict[str, Any], timeout: float, scratch: str, progress) ->
 
 
 def _listen(process: subprocess.Popen, deadline: float, outcome: _Outcome, progress) -> str:
-    """Read the child's messages until it closes its output; returns what went wrong, empty for nothing."""
+    """Read the child's messages until it closes its output; returns a description of the failure, or ""."""
     pending, total = b"", 0
     while True:
         left = deadline - time.monotonic()

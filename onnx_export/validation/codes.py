@@ -1,4 +1,4 @@
-"""What each finding means and what to do about it: the text of `cnorm explain CODE`."""
+"""The meaning of each finding, and its remedy: the text of `cnorm explain CODE`."""
 
 from __future__ import annotations
 

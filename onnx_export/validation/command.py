@@ -47,7 +47,7 @@ def _finite(_context, _option, value: float) -> float:
 @click.option("--input", type=click.Path(path_type=Path), help="Inputs: an .npz by name, or an .npy for the only one.")
 @click.option("--outputs", type=click.Path(path_type=Path), help="An .npz with the outputs a framework gives for them.")
 @click.option("--like", type=click.Path(path_type=Path), help="Hold the norms to those of another model or lock file.")
-@click.option("--lock", type=click.Path(path_type=Path), help="Write what a later run is held to with --like.")
+@click.option("--lock", type=click.Path(path_type=Path), help="Write a lock file for --like of later runs.")
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Size of a free first dimension.")
 @click.option("--dim", type=click.IntRange(1), default=8, show_default=True, help="Size of other free dimensions.")
 @click.option("--size", multiple=True, callback=_sizes, metavar="NAME=SIZE", help="Size of a free dimension by name.")

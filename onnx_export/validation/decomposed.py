@@ -1,4 +1,4 @@
-"""Norms in primitive operators: forward from the square root through the division to scale and bias."""
+"""Recognise norms in primitive operators, forward from the square root through the division to scale and bias."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _converted(model: onnx.ModelProto, opset: int, report: ValidationReport) -> 
 
 
 def _lint(model: onnx.ModelProto, found: list[Norm], report: ValidationReport) -> str:
-    """Describe the norms and add the findings of lint. Returns what could not be examined, empty for nothing."""
+    """Describe the norms and add the findings of lint. Returns the first norm that could not be examined, or ""."""
     report.findings += lint.lint_model(model)
     for norm in found:
         report.norms.append(_describe(norm))

@@ -37,19 +37,19 @@ def lint_siblings(norms: list[Norm]) -> Iterator[Finding]:
     }
     for name in dict.fromkeys(norm.formula.name for norm in norms):
         alike = [norm for norm in norms if norm.formula.name == name]
-        for what, fact in facts.items():
-            yield from _odd_ones(alike, what, fact)
+        for label, fact in facts.items():
+            yield from _odd_ones(alike, label, fact)
     yield from _shared_scales(norms)
 
 
-def _odd_ones(norms: list[Norm], what: str, fact: Callable[[Norm], str]) -> Iterator[Finding]:
+def _odd_ones(norms: list[Norm], label: str, fact: Callable[[Norm], str]) -> Iterator[Finding]:
     """Notes on the few norms whose property differs from that of the others; an empty property is unknown."""
     known = {norm: fact(norm) for norm in norms}
     known = {norm: value for norm, value in known.items() if value}
     (usual, count), *others = Counter(known.values()).most_common() or [("", 0)]
     odd = [norm for norm, value in known.items() if value != usual] if count >= 3 and others else []
     for norm in odd if 4 * len(odd) <= len(known) else []:
-        yield Finding("note", "unlike-others", f"its {what} is {known[norm]}, of {count} others {usual}", norm.name)
+        yield Finding("note", "unlike-others", f"its {label} is {known[norm]}, of {count} others {usual}", norm.name)
 
 
 def _axes_from_end(norm: Norm) -> str:

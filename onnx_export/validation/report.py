@@ -1,4 +1,4 @@
-"""What the validator found: plain data, its JSON, its exit code and its table for the terminal."""
+"""The validator's report: plain data, its JSON, its exit code and its table for the terminal."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ValidationReport:
     versions : dict of str to str
         Of onnx and onnxruntime.
     fixed : list of str
-        What `--fix` did, one sentence per norm.
+        The actions of `--fix`, one sentence per norm.
     external_data : list of str
         Paths of the external data files that the model names, whether they were read or not.
     """

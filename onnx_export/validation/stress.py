@@ -1,4 +1,4 @@
-"""Stress rows, on which inaccurate norms fail, and models to compare with."""
+"""Stress rows, on which inaccurate norms fail, and models of the plain operator to compare with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from onnx_export.validation.judge import Rows
 from onnx_export.validation.norm import Norm
 
-# By which measure a family of rows is hard: `reached` compares the rows of the run by the same measure.
+# The measure by which a family of rows is hard; `reached` compares the rows of the run by the same measure.
 CONDITIONING, MAGNITUDE, SMALLEST_STD = "conditioning", "magnitude", "spread"
 
 
@@ -25,7 +25,7 @@ class HardRows:
     family : str
         Name for reports, such as "large mean".
     hard_by : str
-        CONDITIONING (max|x| / sqrt(var + eps)), MAGNITUDE (max|x|) or SPREAD (smallest std of a row).
+        CONDITIONING (max|x| / sqrt(var + eps)), MAGNITUDE (max|x|) or SMALLEST_STD (of the rows).
     rows : ndarray [rows, n]
     """
 

@@ -127,7 +127,7 @@ def _judge_optimised(run: Run, case: Case, position: int, level: str) -> Iterato
 
 
 def _in_order(case: Case) -> list[np.ndarray]:
-    """What a kernel that sums in order may add to the bound, per iteration."""
+    """The addition to the bound for a kernel that sums in order, per iteration."""
     return [case.oracle.recursive(case.oracle.rows(feeds)) for feeds in case.feeds]
 
 

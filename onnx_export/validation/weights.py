@@ -26,7 +26,7 @@ def set_aside(model: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, np.nda
     -------
     model : onnx.ModelProto
         A new message, in which these tensors name a file of external data that does not exist. The old one still holds
-        the memory of what was taken out.
+        the memory of the large ones.
     weights : dict of str to ndarray
         The arrays by name, read-only.
     """
