@@ -1,6 +1,6 @@
 """Streams: a recurrent state of a model, with functions to step, save and restore it."""
 
-# Format 2 of Stream.save, little-endian; docs/cells.md has the table:
+# Format 2 of Stream.save, little-endian; docs/cells.md has the table, src/rnn/stream.c the same for C:
 #     16 bytes  SAVED
 #     32 bytes  identity of the model
 #      8 bytes  frames, unsigned
