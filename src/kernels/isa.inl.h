@@ -69,8 +69,8 @@ INLINE f64v from_f64_f64(const f64v *from) { return *from; }
 #include "wide.inl.h"
 
 /* For rstd in [RSTD_MIN, RSTD_MAX] xhat and dx are computed without the float64 path; RSTD_TINY and RSTD_HUGE are the
- * smallest and largest normal numbers of T. Up to RSTD_EXACT_MEAN the pair that is the mean has lost no bits to subnormals
- * that matter. */
+ * smallest and largest normal numbers of T. Up to RSTD_EXACT_MEAN the mean K + delta has lost no bits that matter to
+ * subnormals. */
 #define T double
 #define V f64v
 #define VL VL_F64

@@ -47,8 +47,8 @@ INLINE FN(row) FN(row_of)(const cnorm_norm *call, ptrdiff_t r, const int mode)
     return row;
 }
 
-/* (3) and (4) for row r, whose statistics the guard refused. First stores the end of its sum that is still in
- * sum_carry. */
+/* (3) and (4) for row r, whose statistics the guard refused. First stores the end of its sum, which may still be
+ * in sum_carry. */
 RARE void FN(rescue_row)(const cnorm_norm *call, ptrdiff_t r, int centred, FN(carry) *sum_carry, T st[3])
 {
     if (sum_carry) FN(flush)(sum_carry);

@@ -6,7 +6,7 @@
  * halving tree adds up the lanes every FOLD elements. */
 
 /* Numbers that are read in lanes: row r is [LANES_F64] at x + r x_stride, of which lanes below n - r step are used. A run of
- * n elements is a tile with step = LANES_F64; of columns, n <= LANES_F64, step is 0 and sums stay in their lanes. */
+ * n elements is a tile with step = LANES_F64. A tile of n <= LANES_F64 columns has step 0, and its sums stay in lanes. */
 typedef struct {
     const X *dy, *x; /* dy: backward only */
     ptrdiff_t dy_stride, x_stride;
@@ -24,7 +24,7 @@ INLINE FN(tile) FN(run_tile)(const X *dy, const X *x, ptrdiff_t n, X *out) /* ga
                       .n = n, .step = LANES_F64, .all_gain = 1, .all_bias = -0.0, .out = out, .out_stride = LANES_F64};
 }
 
-/* those of the first `count` of LANES_F64 numbers that the vector of VL from the i-th on has */
+/* how many of the first `count` of LANES_F64 numbers lie in the vector of VL numbers that begins with the i-th */
 INLINE ptrdiff_t FN(in_vector)(ptrdiff_t count, ptrdiff_t i)
 {
     return count < i ? 0 : count - i < VL ? count - i : VL;

@@ -1,8 +1,8 @@
 /* (1) and (2) of layer_norm.inl.h: the statistics of a row from one or two sweeps, and the guard that accepts them.
  * Included once per storage type X. */
 
-/* The guard: (mean - K)^2 <= var, and Q has neither overflowed nor lost bits to subnormals. Comparisons with NaN are
- * false, so NaN fails it. */
+/* The guard: (mean - K)^2 <= var, both times n (mean_square, m2), and Q has neither overflowed nor lost bits to subnormals
+ * that matter beside eps. Comparisons with NaN are false, so NaN fails it. */
 INLINE int FN(square_in_range)(double n, double Q, double eps)
 {
     return (Q <= Q_MAX) & ((Q >= n * Q_MIN) | (eps >= Q_MIN));

@@ -140,7 +140,8 @@ INLINE void FN(add_and_write)(const FN(row) *row, ptrdiff_t j, const int mode, F
 }
 
 /* Adds the terms of a block, elements begin to end, to PASS of the lane vectors, from `first` on. The row's first LEAD
- * vectors are summed alone, so that as much of the previous row is left to write while this row's tree is computed. */
+ * vectors are summed alone, so that as much of the previous row is left to write while this row's tree is computed.
+ * Part 0 of the loop sums these and then groups with the writer, part 1 the rest without it. */
 INLINE void FN(add_block)(const FN(row) *row, ptrdiff_t begin, ptrdiff_t end, const int first, const int mode, FN(writer) *w,
                           V lanes[2][LANE_VECTORS])
 {
