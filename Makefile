@@ -101,9 +101,10 @@ gradients: .venv/built       ## gradients of every preset over 1 to 100 steps of
 adversarial: .venv/built      ## 10^6 float64 rows made to lose digits, forward and backward, against longdouble (minutes)
 	CNORM_ADVERSARIAL_ROWS=1000000 $(BIN)/python -P -m pytest -n auto -rP tests/norms/test_adversarial_rows.py
 
-paper: .venv/built           ## re-run experiments of the paper and draw their curves; QUICK=1: a few updates of each
+paper: .venv/built           ## re-run the paper's experiments, draw their curves, time its cells; QUICK=1: a few updates of each
 	$(BIN)/python -m pip install --quiet --group torch
 	$(BIN)/python examples/paper/run.py $(if $(QUICK),--quick)
+	$(if $(QUICK),,$(BIN)/python examples/paper/shapes.py)
 
 docs: .venv/built            ## the documents with the reference, as build/docs/index.html: no warning, no link to nowhere
 	$(BIN)/python -m pip install --quiet --group docs --group torch

@@ -136,49 +136,52 @@ def run_all(experiment: Experiment, seeds: Sequence[int], folder: Path, advance=
 
 
 def summary(experiment: Experiment, curves: dict) -> dict:
-    """What is kept of an experiment: the curves, and with which versions they were made."""
+    """What is kept of an experiment: all that its picture and table need, and the versions that the curves are from."""
     import torch
 
-    versions = {"cnorm": cnorm.__version__, "torch": torch.__version__, "numpy": np.__version__}
     return {
         "experiment": experiment.title,
-        "versions": versions,
+        "versions": {"cnorm": cnorm.__version__, "torch": torch.__version__, "numpy": np.__version__},
         "python": platform.python_version(),
         "isa": cnorm.active_isa(),
+        "measures": experiment.measures,
+        "panels": {variant.name: variant.panel for variant in experiment.variants},
         "curves": curves,
     }
 
 
-def final(experiment: Experiment, curves: dict) -> list[str]:
-    """Rows of a Markdown table: each variant's last measures, mean and range of the seeds."""
-    rows = [f"| at the end, mean (range) | {' | '.join(experiment.measures.values())} |"]
-    rows.append("|---" * (1 + len(experiment.measures)) + "|")
-    for variant, seeds in curves.items():
-        last = [[curve[measure][-1] for curve in seeds.values()] for measure in experiment.measures]
-        cells = [f"{np.mean(values):.4g} ({min(values):.4g} to {max(values):.4g})" for values in last]
-        rows.append(f"| {variant}, {len(seeds)} seeds | {' | '.join(cells)} |")
-    return rows
+def table(kept: dict) -> list[str]:
+    """Lines of a Markdown table: each variant's last measures, mean and range of the seeds."""
+    lines = [f"| at the end, mean (range) | {' | '.join(kept['measures'].values())} |"]
+    lines.append("|---" * (1 + len(kept["measures"])) + "|")
+    for variant, seeds in kept["curves"].items():
+        last = [[curve[measure][-1] for curve in seeds.values()] for measure in kept["measures"]]
+        cells = [f"{np.mean(values):.3g}" for values in last]
+        if len(seeds) > 1:
+            cells = [f"{cell} ({min(v):.3g} to {max(v):.3g})" for cell, v in zip(cells, last, strict=True)]
+        lines.append(f"| {variant}, {len(seeds)} seed{'s' * (len(seeds) > 1)} | {' | '.join(cells)} |")
+    return lines
 
 
-def draw(experiment: Experiment, kept: dict, path: Path) -> None:
+def draw(kept: dict, path: Path) -> None:
     """Picture of the curves: one row of axes for each measure, one column for each panel; mean and range of seeds."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    panels = list(dict.fromkeys(variant.panel for variant in experiment.variants))
-    size = (4.6 * len(panels) + 0.6, 2.7 * len(experiment.measures) + 0.6)
-    rows = len(experiment.measures)
+    panels = list(dict.fromkeys(kept["panels"].values()))
+    rows = len(kept["measures"])
+    size = (4.6 * len(panels) + 0.6, 2.7 * rows + 0.6)
     figure, axes = plt.subplots(rows, len(panels), figsize=size, layout="constrained", squeeze=False)
     for column, panel in enumerate(panels):
-        variants = [variant for variant in experiment.variants if variant.panel == panel]
-        for row, (measure, label) in enumerate(experiment.measures.items()):
+        variants = [variant for variant, its_panel in kept["panels"].items() if its_panel == panel]
+        for row, (measure, label) in enumerate(kept["measures"].items()):
             ax = axes[row][column]
             for variant, colour in zip(variants, COLOURS, strict=False):
-                runs = list(kept["curves"][variant.name].values())
+                runs = list(kept["curves"][variant].values())
                 values = np.array([one[measure] for one in runs])  # [seeds, measurements]
-                ax.plot(runs[0]["update"], values.mean(0), color=colour, lw=1.8, label=variant.name)
+                ax.plot(runs[0]["update"], values.mean(0), color=colour, lw=1.8, label=variant)
                 ax.fill_between(runs[0]["update"], values.min(0), values.max(0), color=colour, alpha=0.2, lw=0)
             ax.set(ylabel=label, xlabel="updates" if row == rows - 1 else "")
             ax.set_title(panel if row == 0 else "", fontsize=10)
@@ -186,7 +189,8 @@ def draw(experiment: Experiment, kept: dict, path: Path) -> None:
             ax.spines[["top", "right"]].set_visible(False)
             ax.legend(frameon=False, fontsize=9)
     seeds = len(next(iter(kept["curves"].values())))
-    figure.suptitle(f"{experiment.title}: mean and range of {seeds} seeds", fontsize=11)
+    spread = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
+    figure.suptitle(f"{kept['experiment']}: {spread}", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata={"Software": None})
     plt.close(figure)

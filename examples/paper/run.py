@@ -3,6 +3,7 @@
     python examples/paper/run.py                  all of them, 3 seeds; an interrupted run continues where it was
     python examples/paper/run.py --quick          each for a few updates: the loss must fall
     python examples/paper/run.py mnist --seeds 5
+    python examples/paper/run.py --draw           no training: the pictures of the curves from docs/paper/NAME.json
 
 Curves go to docs/paper/NAME.json and docs/pictures/paper_NAME.png, what a network draws or writes to
 docs/pictures/paper_NAME_made.png, checkpoints to build/paper.
@@ -11,6 +12,7 @@ docs/pictures/paper_NAME_made.png, checkpoints to build/paper.
 import argparse
 import dataclasses
 import importlib
+import json
 from pathlib import Path
 
 import harness
@@ -18,6 +20,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 ROOT = Path(__file__).resolve().parents[2]
+KEPT, PICTURES = ROOT / "docs" / "paper", ROOT / "docs" / "pictures"
 NAMES = (
     "order_embeddings", "attentive_reader", "skip_thoughts", "draw", "handwriting", "mnist", "convolution",
 )  # fmt: skip
@@ -43,11 +46,15 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--quick", action="store_true", help="a few updates of one seed; writes no picture")
     parser.add_argument("--seeds", type=int, default=3, metavar="N")
+    parser.add_argument("--draw", action="store_true", help="draw the curves that are kept; trains nothing")
     arguments = parser.parse_args()
     if set(arguments.names) - set(NAMES):
         parser.error(f"NAME must be one of {', '.join(NAMES)}, got {' '.join(arguments.names)}")
     torch.set_num_threads(1)  # the order of PyTorch's sums must not depend on the number of cores
     for name in arguments.names or NAMES:
+        if arguments.draw:
+            harness.draw(json.loads((KEPT / f"{name}.json").read_text()), PICTURES / f"paper_{name}.png")
+            continue
         experiment = importlib.import_module(name).EXPERIMENT
         seeds, folder = range(arguments.seeds), ROOT / "build" / "paper" / name
         if arguments.quick:
@@ -61,14 +68,12 @@ def main() -> None:
             falls(curves)
             continue
         kept = harness.summary(experiment, curves)
-        harness.write_json(ROOT / "docs" / "paper" / f"{name}.json", kept)
-        pictures = ROOT / "docs" / "pictures"
-        harness.draw(experiment, kept, pictures / f"paper_{name}.png")
+        harness.write_json(KEPT / f"{name}.json", kept)
+        harness.draw(kept, PICTURES / f"paper_{name}.png")
         if experiment.picture:
             *_, (_, trainer, _) = harness.run(experiment, experiment.variants[0], 0, folder)
-            experiment.picture(trainer, pictures / f"paper_{name}_made.png")
-        for line in harness.final(experiment, curves):
-            print(line)
+            experiment.picture(trainer, PICTURES / f"paper_{name}_made.png")
+        print(*harness.table(kept), sep="\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ import pytest
 
 import cnorm
 
-FOLDER = Path(__file__).parents[2] / "examples" / "paper"
+ROOT = Path(__file__).parents[2]
+FOLDER, DOCS = ROOT / "examples" / "paper", ROOT / "docs"
 
 
 def script(name):
@@ -98,9 +99,20 @@ def test_finished_run_is_made_longer(tmp_path):
 
 def test_picture_is_drawn_from_the_kept_curves(tmp_path):
     one = experiment()
-    kept = json.loads(json.dumps({"curves": harness.run_all(one, [0, 1, 2], tmp_path)}))
-    harness.draw(one, kept, tmp_path / "p.png")
+    curves = harness.run_all(one, [0, 1, 2], tmp_path)
+    panels = {variant.name: variant.panel for variant in one.variants}
+    kept = {"experiment": one.title, "measures": one.measures, "panels": panels, "curves": curves}
+    harness.draw(json.loads(json.dumps(kept)), tmp_path / "p.png")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert harness.table(kept)[2] == "| a, 3 seeds | 22 (21 to 23) | -22 (-23 to -21) |"
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "paper").glob("*.json")), ids=lambda path: path.stem)
+def test_docs_show_the_kept_curves(path):
+    text, kept = (DOCS / "paper.md").read_text(), json.loads(path.read_text())
+    if "curves" in kept:
+        assert f"pictures/paper_{path.stem}.png" in text
+        assert "\n".join(harness.table(kept)) in text
 
 
 def test_pickle_of_anything_but_arrays_is_refused():
