@@ -13,7 +13,7 @@ from cpython.long cimport PyLong_AsLongAndOverflow
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, isfinite, isinf
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 from cnorm._capi cimport *
 from cnorm._capi_norms cimport *

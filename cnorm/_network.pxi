@@ -25,14 +25,18 @@ def tanh(x, out=None):
 cdef ptrdiff_t HUGE_PAGE = 2 << 20  # bytes, on x86-64 and AArch64 with pages of 4 KiB
 
 cdef cnp.ndarray aligned_zeros(ptrdiff_t floats):
-    """An array of float32 zeros, aligned to CNORM_ALIGN bytes, or to huge pages if it is large.
+    return aligned_floats(floats, True)
+
+
+cdef cnp.ndarray aligned_floats(ptrdiff_t floats, bint zeros):
+    """An array of float32, aligned to CNORM_ALIGN bytes, or to huge pages if it is large; set to zero or not.
 
     NumPy asks for huge pages (madvise) for arrays of 4 MiB or more, but Linux gives them for whole aligned pages only.
     """
     cdef ptrdiff_t size = floats * 4, align = CNORM_ALIGN
     if size >= 2 * HUGE_PAGE:
         align = HUGE_PAGE
-    cdef cnp.ndarray raw = np.zeros((size + align - 1) // align * align + align, np.uint8)
+    cdef cnp.ndarray raw = (np.zeros if zeros else np.empty)((size + align - 1) // align * align + align, np.uint8)
     cdef ptrdiff_t start = -(<ptrdiff_t>cnp.PyArray_DATA(raw)) % align
     return raw[start + (align if start < 0 else 0):][:size].view(np.float32)
 

@@ -10,6 +10,10 @@ cdef class Tape:
     layers : sequence of (kind, layer, size)
         As for `Network`.
     steps, batch : int
+    network : Network, optional
+        Of these layers, packed already; it is then not to be changed by `load`.
+    memory : ndarray, optional
+        The memory of a tape of the same size, which is copied.
 
     Attributes
     ----------
@@ -31,8 +35,8 @@ cdef class Tape:
     cdef cnorm_tape tape
     cdef list owned
 
-    def __cinit__(self, layers, ptrdiff_t steps, ptrdiff_t batch):
-        cdef Network net = Network(layers, b"")
+    def __cinit__(self, layers, ptrdiff_t steps, ptrdiff_t batch, Network network=None, cnp.ndarray memory=None):
+        cdef Network net = Network(layers, b"") if network is None else network
         cdef int i
         self.network, self.owned, self.state_arrays = net, [], net.state_arrays
         self.tape.layers, self.tape.count = net.layers, net.count
@@ -40,7 +44,9 @@ cdef class Tape:
         floats = cnorm_tape_floats(&self.tape)
         if floats == 0:
             raise ValueError(f"steps and batch must be at least 1 and not too large, got {steps} and {batch}")
-        self.memory = aligned_zeros(floats)
+        self.memory = aligned_floats(floats, memory is None)
+        if memory is not None:
+            self.memory[...] = memory
         self.tape.memory = <float *>cnp.PyArray_DATA(self.memory)
         self.scratch = net.scratch(CNORM_ROWS)
         self.backward_scratch = aligned_zeros(cnorm_backward_floats(&self.tape))
@@ -190,6 +196,13 @@ cdef int refill(const float *padded, v, ptrdiff_t gates) except -1:
     for g in range(gates):
         memcpy(<float *>padded + g * width, <const float *>cnp.PyArray_DATA(a) + g * units, units * sizeof(float))
     return 0
+
+
+def same_bits(cnp.ndarray a, cnp.ndarray b):
+    """Whether two C-contiguous arrays of the same type have the same shape and bits."""
+    if (<object>a).shape != (<object>b).shape:
+        return False
+    return memcmp(cnp.PyArray_DATA(a), cnp.PyArray_DATA(b), cnp.PyArray_NBYTES(a)) == 0
 
 
 def adam_update(double rate, betas, double eps, powers, cnp.ndarray gradient, double scale, cnp.ndarray weight,

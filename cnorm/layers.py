@@ -12,7 +12,7 @@ from cnorm._core import BoundLayerNorm, default_float_env, rounded
 from cnorm.presets import PRESETS
 from cnorm.specs import INITIAL, CellSpec
 from cnorm.tensors import Tensor, has_projection, optional_tensors, present
-from cnorm.weights import as_array, checked, packed
+from cnorm.weights import as_array, checked, float32_copy, packed
 
 __all__ = ["GRU", "LSTM", "RNN", "Activation", "Bidirectional", "LayerNorm", "Linear", "Residual"]
 
@@ -404,6 +404,15 @@ def flat(layers, size: int) -> list[tuple[str, object, int]]:
             size = layer.output_size or size
             flattened.append((layer.kind, layer, size))
     return flattened
+
+
+def with_values(cell: _Cell, arrays: Mapping[str, np.ndarray]) -> _Cell:
+    """The cell with other values: float32 arrays of the same names and shapes, which are checked to be finite."""
+    name = f"{cell.kind} {cell.spec.name}"
+    other = object.__new__(type(cell))
+    copies = {key: float32_copy(array, key, name) for key, array in arrays.items()}
+    other.__dict__.update(cell.__dict__ | {"weights": MappingProxyType(copies)})
+    return other
 
 
 def cell_spec(kind: str, preset) -> CellSpec:

@@ -33,7 +33,7 @@ def checked(weights, tensors, layer: str) -> tuple[Mapping[str, np.ndarray], dic
             f"missing: {listed(missing, 20)}; unknown: {listed(extra)}"
         )
     given = present(tensors, weights)
-    arrays = {tensor.name: _float32(weights[tensor.name], tensor.name, layer) for tensor in given}
+    arrays = {tensor.name: float32_copy(weights[tensor.name], tensor.name, layer) for tensor in given}
     if not has_projection(given):
         given = [tensor.without_projection() for tensor in given]
     sizes = _sizes(arrays, {tensor.name: tensor.axes for tensor in given}, layer)
@@ -54,7 +54,8 @@ def _with_shape(tensor: Tensor) -> str:
     return f"{tensor.name} [{', '.join(tensor.axes)}]{' (optional)' if tensor.optional else ''}"
 
 
-def _float32(given, name: str, layer: str) -> np.ndarray:
+def float32_copy(given, name: str, layer: str) -> np.ndarray:
+    """A read-only copy of a tensor, checked to be a finite array of float32 or of a type that is widened to it."""
     if isinstance(given, np.ma.MaskedArray):
         raise TypeError(
             f"weights[{name!r}] of {layer} must be a plain array, got a MaskedArray, whose mask would be ignored; "

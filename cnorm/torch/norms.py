@@ -93,11 +93,16 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     TypeError, ValueError
         For another dtype, device or shape.
     """
+    if torch.onnx.is_in_onnx_export():  # becomes the operator LayerNormalization
+        return nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
     return torch.ops.cnorm.normalise(x, weight, bias, eps, True)[0]
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
     """x / sqrt(mean x^2 + eps) weight over the last dimension; same bits as `cnorm.rms_norm`. See `layer_norm`."""
+    if torch.onnx.is_in_onnx_export():
+        y = x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
+        return y if weight is None else y * weight
     return torch.ops.cnorm.normalise(x, weight, None, eps, False)[0]
 
 

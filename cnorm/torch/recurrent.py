@@ -6,13 +6,14 @@ import functools
 import json
 import math
 from dataclasses import asdict
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cnorm import _core
-from cnorm.layers import Bidirectional, Layer, _eps, cell_spec, flat
+from cnorm.layers import Bidirectional, Layer, _eps, cell_spec, flat, with_values
 from cnorm.model_files import CELLS
 from cnorm.parameters import add_gradients, gradient_targets
 from cnorm.presets import PRESETS
@@ -37,14 +38,47 @@ def _cell(text: str):
     return CELLS[entry["kind"]], spec, entry["eps"], tuple(entry["names"])
 
 
+def _arrays(text: str, weights: list[Tensor]) -> dict[str, np.ndarray]:
+    names = _cell(text)[3]
+    return {name: array(w, f"weights[{name!r}]", torch.float32) for name, w in zip(names, weights, strict=True)}
+
+
 def _layer(text: str, weights: list[Tensor]) -> Layer:
-    kind, spec, eps, names = _cell(text)
-    arrays = {name: array(w, f"weights[{name!r}]", torch.float32) for name, w in zip(names, weights, strict=True)}
-    return kind(arrays, preset=spec, eps=eps)
+    kind, spec, eps, _ = _cell(text)
+    return kind(_arrays(text, weights), preset=spec, eps=eps)
 
 
-def _tape_of(layer: Layer, steps: int, batch: int) -> _core.Tape:
-    return _core.Tape(flat([layer], layer.input_size), steps, batch)
+class Packed(NamedTuple):
+    """A cell and its packed weights; neither is changed."""
+
+    layer: Layer
+    network: _core.Network
+
+    def tape(self, steps: int, batch: int, memory: np.ndarray | None = None) -> _core.Tape:
+        return _core.Tape(flat([self.layer], self.layer.input_size), steps, batch, self.network, memory)
+
+
+@functools.lru_cache(32)
+def _last_packed(cell: str, weights: tuple) -> list[Packed | None]:
+    """Holds what was packed last from the weights with these addresses and shapes."""
+    return [None]
+
+
+def _packed(cell: str, weights: list[Tensor]) -> Packed:
+    """The cell with these weights, packed; the last result is used again while all weights have the same bits.
+
+    The versions of tensors (`Tensor._version`) would not tell: writes through `Tensor.data` or `numpy()` do not count.
+    """
+    place = _last_packed(cell, tuple((w.data_ptr(), *w.shape) for w in weights))
+    last, arrays = place[0], _arrays(cell, weights)
+    if last is None:
+        layer = _layer(cell, weights)
+    elif all(_core.same_bits(array, last.layer.weights[name]) for name, array in arrays.items()):
+        return last
+    else:
+        layer = with_values(last.layer, arrays)
+    place[0] = packed = Packed(layer, _core.Network(flat([layer], layer.input_size), b""))
+    return packed
 
 
 def _slices(tape: _core.Tape) -> list[tuple[slice, slice]]:
@@ -56,15 +90,25 @@ def _slices(tape: _core.Tape) -> list[tuple[slice, slice]]:
     return places
 
 
+def _refuse_onnx_export(cell: str) -> None:
+    """torch.onnx.export calls either the operator or its fake kernel, depending on how it traces a module."""
+    if torch.onnx.is_in_onnx_export():
+        raise NotImplementedError(
+            f"torch.onnx.export can't translate a cnorm.torch.{json.loads(cell)['kind']}: use "
+            "onnx_export.export(cnorm.Model(module.to_layers()), path), which writes standard operators"
+        )
+
+
 @torch.library.custom_op("cnorm::recurrent", mutates_args=())
 def _recurrent(x: Tensor, state: Tensor, weights: list[Tensor], cell: str) -> tuple[Tensor, Tensor, Tensor]:
     """x [steps, batch, inputs], state [batch, h then c] -> y [steps, batch, outputs], the last state, the tape."""
+    _refuse_onnx_export(cell)
     a, start = array(x, "x", torch.float32), array(state, "the state", torch.float32)
-    layer = _layer(cell, weights)
-    tape = _tape_of(layer, *a.shape[:2])
+    packed = _packed(cell, weights)
+    tape = packed.tape(*a.shape[:2])
     for own, given in _slices(tape):
         tape.state[:, own] = start[:, given]
-    y = np.empty((*a.shape[:2], layer.output_size), np.float32)
+    y = np.empty((*a.shape[:2], packed.layer.output_size), np.float32)
     tape.run(0, len(a), a, y)
     last = np.concatenate([tape.state[:, own] for own, _ in _slices(tape)], 1)
     return tensor(y), tensor(last), tensor(tape.memory)
@@ -76,7 +120,8 @@ def _sizes(cell: str, shapes: tuple) -> tuple[int, int, int]:
     kind, spec, eps, names = _cell(cell)
     blank = {name: np.zeros(shape, np.float32) for name, shape in zip(names, shapes, strict=True)}
     layer = kind(blank, preset=spec, eps=eps)
-    return layer.input_size, layer.output_size, _tape_of(layer, 1, 1).memory.size
+    tape = _core.Tape(flat([layer], layer.input_size), 1, 1)
+    return layer.input_size, layer.output_size, tape.memory.size
 
 
 def _sizes_of(cell: str, weights: list[Tensor]) -> tuple[int, int, int]:
@@ -85,6 +130,7 @@ def _sizes_of(cell: str, weights: list[Tensor]) -> tuple[int, int, int]:
 
 @_recurrent.register_fake
 def _(x, state, weights, cell):
+    _refuse_onnx_export(cell)
     _, outputs, row = _sizes_of(cell, weights)
     y = x.new_empty((x.shape[0], x.shape[1], outputs))
     return y, torch.empty_like(state), x.new_empty(x.shape[0] * x.shape[1] * row)
@@ -92,17 +138,19 @@ def _(x, state, weights, cell):
 
 @torch.library.custom_op("cnorm::recurrent_backward", mutates_args=())
 def _recurrent_backward(
-    dy: Tensor, dlast: Tensor, tape_memory: Tensor, weights: list[Tensor], cell: str
+    dy: Tensor, dlast: Tensor, tape_memory: Tensor, weights: list[Tensor], cell: str, of_x: bool
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The gradients of x, of the first state and of the weights; the tape is copied, as this may be called twice."""
+    """The gradients of x, empty unless `of_x`, of the first state and of the weights.
+
+    The tape is copied, as this may be called twice.
+    """
     d = array(dy, "dy", torch.float32)
-    layer = _layer(cell, weights)
-    tape = _tape_of(layer, *d.shape[:2])
-    tape.memory[:] = tape_memory.detach().numpy()
+    packed = _packed(cell, weights)
+    layer, tape = packed.layer, packed.tape(*d.shape[:2], tape_memory.detach().numpy())
     for own, given in _slices(tape):
         tape.dstate[:, own] = array(dlast, "dstate", torch.float32)[:, given]
-    dx = np.empty((*d.shape[:2], layer.input_size), np.float32)
-    tape.backward(0, len(d), d, dx)
+    dx = np.empty((*d.shape[:2], layer.input_size) if of_x else 0, np.float32)
+    tape.backward(0, len(d), d, dx if of_x else None)
     into = {name: np.zeros_like(w) for name, w in layer.weights.items()}
     add_gradients(gradient_targets(layer, into), tape.gradients[0])
     first = np.concatenate([tape.dstate[:, own] for own, _ in _slices(tape)], 1)
@@ -110,8 +158,8 @@ def _recurrent_backward(
 
 
 @_recurrent_backward.register_fake
-def _(dy, dlast, tape_memory, weights, cell):
-    dx = dy.new_empty((dy.shape[0], dy.shape[1], _sizes_of(cell, weights)[0]))
+def _(dy, dlast, tape_memory, weights, cell, of_x):
+    dx = dy.new_empty((dy.shape[0], dy.shape[1], _sizes_of(cell, weights)[0]) if of_x else 0)
     return dx, torch.empty_like(dlast), [torch.empty_like(w) for w in weights]
 
 
@@ -122,8 +170,9 @@ def _save(ctx, inputs, output):
 
 def _gradients(ctx, dy, dlast, _):
     memory, *weights = ctx.saved_tensors
-    dx, first, dweights = torch.ops.cnorm.recurrent_backward(dy, dlast, memory, weights, ctx.cell)
-    return dx, first, dweights, None
+    of_x = ctx.needs_input_grad[0]
+    dx, first, dweights = torch.ops.cnorm.recurrent_backward(dy, dlast, memory, weights, ctx.cell, of_x)
+    return dx if of_x else None, first, dweights, None
 
 
 _recurrent.register_autograd(_gradients, setup_context=_save)

@@ -1,6 +1,9 @@
 """`cnorm.torch`: gradients against PyTorch's own in float64, state dicts both ways, compile, export, workers."""
 
+import concurrent.futures
 import io
+import multiprocessing
+import os
 import threading
 
 import autodiff
@@ -13,6 +16,7 @@ import cnorm
 
 torch = pytest.importorskip("torch")
 import cnorm.torch as ct  # noqa: E402
+from cnorm.torch import recurrent  # noqa: E402
 
 MODULES = {"LSTM": ct.LSTM, "GRU": ct.GRU, "RNN": ct.RNN}
 
@@ -127,6 +131,56 @@ def test_state_and_its_gradient_are_passed_between_calls():
     assert all(map(torch.equal, one, other))
 
 
+@pytest.mark.parametrize("write", ["in place", "data", "numpy", "state dict"])
+def test_weights_are_packed_again_however_they_were_written(write):
+    """Every way to write a parameter, also those that its version counter does not see."""
+    module, other = (ct.LSTM(4, 6, preset="ba2016", num_layers=2) for _ in range(2))
+    x = torch.randn(5, 2, 4)
+    module(x)
+    parameter = module.get_parameter("layers.1.weight_h")
+    value = other.get_parameter("layers.1.weight_h").detach()
+    with torch.no_grad():
+        if write == "in place":
+            parameter.copy_(value)
+        elif write == "data":
+            parameter.data[...] = value
+        elif write == "numpy":
+            parameter.detach().numpy()[...] = value.numpy()
+        else:
+            module.load_state_dict(module.state_dict() | {"layers.1.weight_h": value})
+    wanted = cnorm.Model(module.to_layers()).stream().process(np.ascontiguousarray(x[:, 0].numpy()))
+    assert wanted.tobytes() == np.ascontiguousarray(module(x)[0].detach()[:, 0].numpy()).tobytes()
+
+
+def test_weights_that_differ_in_the_sign_of_a_zero_only_are_packed_again():
+    module = ct.RNN(4, 6, preset="ba2016")
+    packed = recurrent._packed(module._ways[0][0][1], list(module.parameters()))
+    assert recurrent._packed(module._ways[0][0][1], list(module.parameters())) is packed
+    with torch.no_grad():
+        module.bias.neg_()
+    assert recurrent._packed(module._ways[0][0][1], list(module.parameters())) is not packed
+
+
+def test_rejects_weights_that_are_not_finite_in_the_first_call_and_later():
+    module, x = ct.GRU(4, 6, preset="ba2016"), torch.randn(3, 1, 4)
+    module(x)
+    for one in (module, ct.GRU(4, 6, preset="ba2016")):
+        with torch.no_grad():
+            one.weight_x[0, 0] = float("nan")
+        with pytest.raises(ValueError, match=r"weights\['weight_x'\] of GRU ba2016 must be finite"):
+            one(x)
+
+
+def test_the_gradient_of_x_is_computed_only_if_it_is_needed():
+    module, x = ct.LSTM(4, 6, preset="ba2016", num_layers=2), torch.randn(5, 2, 4)
+    module(x)[0].sum().backward()
+    gradients = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    module(x.requires_grad_())[0].sum().backward()
+    assert all(map(torch.equal, gradients, [p.grad for p in module.parameters()]))
+    assert x.grad.shape == x.shape
+
+
 def test_backward_twice_gives_the_same():
     module = ct.GRU(4, 6, preset="ba2016")
     y = module(torch.randn(5, 2, 4))[0].sum()
@@ -225,6 +279,44 @@ class Sequences(torch.utils.data.Dataset):
             return self.module(torch.full((3, 1, 4), float(i)))[0]
 
 
+def trained(module, learner):
+    """Bits of a module's gradients, and of a learner after one update."""
+    module.zero_grad()
+    module(torch.full((3, 2, 12), 0.5))[0].square().sum().backward()
+    for _ in range(5):
+        learner.step(np.full(12, 0.25, np.float32))
+    learner.learn(loss="cross_entropy", target=4)
+    return b"".join(p.grad.numpy().tobytes() for p in module.parameters()) + learner.save()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_process_trains_with_the_same_bits():
+    """The child uses weights, tapes and caches that its parent had before the fork; the parent goes on, too."""
+    module, learner = ct.LSTM(12, 8, preset="ba2016"), cnorm.Learner(cnorm.demo_model(), cnorm.Adam(1e-3), truncate=8)
+    trained(module, learner)
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    child = context.Process(target=lambda: results.put(trained(module, learner)))
+    child.start()
+    wanted = trained(module, learner)
+    assert results.get() == wanted
+    child.join()
+    assert child.exitcode == 0
+
+
+def test_threads_train_one_module_with_the_same_bits():
+    module = ct.LSTM(4, 6, preset="ba2016", num_layers=2)
+    inputs = [torch.randn(7, 3, 4) for _ in range(4)]
+
+    def gradients(x):
+        return torch.autograd.grad(module(x)[0].square().sum(), list(module.parameters()))
+
+    wanted = [gradients(x) for x in inputs]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for got, one in zip(pool.map(gradients, inputs * 20), wanted * 20, strict=True):
+            assert all(map(torch.equal, got, one))
+
+
 def test_workers_and_threads_have_the_same_bits():
     data = Sequences()
     loader = torch.utils.data.DataLoader(data, num_workers=2, multiprocessing_context="fork")
@@ -272,3 +364,30 @@ def test_a_trained_module_is_exported_with_standard_operators(kind, preset, laye
         assert {node.domain for node in exported.graph.node} <= {"", "ai.onnx"}
         report = onnx_export.check_parity(model, exported, steps=8)
         assert report.ok, str(report)
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch, about its exporters
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_torch_onnx_export_of_a_cell_names_the_function_to_call(dynamo, tmp_path):
+    pytest.importorskip("onnxscript")
+    with pytest.raises(Exception, match=r"onnx_export\.export\(cnorm\.Model\(module\.to_layers\(\)\), path\)"):
+        torch.onnx.export(
+            ct.LSTM(4, 6, preset="ba2016"), (torch.randn(3, 1, 4),), tmp_path / "m.onnx", dynamo=dynamo, verbose=False
+        )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch, about its exporters
+@pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm", "BatchNorm"])
+def test_torch_onnx_export_of_norms_writes_standard_operators(name, dynamo, tmp_path):
+    ort, _ = pytest.importorskip("onnxruntime"), pytest.importorskip("onnxscript")
+    module, x = getattr(ct, name)(7).eval(), torch.randn(5, 7)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.rand(7) + 0.5)
+    path = tmp_path / "norm.onnx"
+    torch.onnx.export(module, (x,), path, dynamo=dynamo, verbose=False, **({} if dynamo else {"opset_version": 17}))
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    got = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+    assert gap(torch.from_numpy(got), module(x)) < 1e-6
