@@ -17,15 +17,13 @@ from harness import Experiment, Variant
 from torch import Tensor, nn
 from torch.nn import functional as F
 from training import TorchTrainer, check_model, lstm_step, parameters
-from writer import ALPHABET, MIXTURE, OUTPUTS, WINDOWS, Writer, one_hot
+from writer import ALPHABET, MIXTURE, OUTPUTS, WEIGHTS, WINDOWS, Pen, Writer, one_hot
 
 import cnorm
 import cnorm.torch
 
 UNITS, BATCH, LETTERS = 96, 8, (5, 9)
 SCALE = 3.5  # of the font's units: about the length of one pen point
-
-FILES = Path(__file__).resolve().parents[2] / "build" / "paper" / "handwriting" / "writer"
 
 
 @cache
@@ -138,9 +136,8 @@ class Network(nn.Module):
 
     def writer(self) -> Writer:
         """The network for `writer.py`, without PyTorch."""
-        second = cnorm.Model([*self.second.to_layers(), cnorm.Linear(self.output)])
-        window = self.window.weight.detach().numpy().copy(), self.window.bias.detach().numpy().copy()
-        return Writer(cnorm.Model(self.first.to_layers()), *window, second)
+        first, window = cnorm.Model(self.first.to_layers()), cnorm.Model([cnorm.Linear(self.window)])
+        return Writer(first, window, cnorm.Model([*self.second.to_layers(), cnorm.Linear(self.output)]))
 
 
 class Trainer(TorchTrainer):
@@ -169,24 +166,24 @@ def check(trainer: Trainer, variant: Variant) -> None:
         expected = network(points[:12], text)[:, 0].numpy()
     writer = network.writer()
     letters = text[0, :-1].argmax(-1)
-    pen = writer.pen("".join(ALPHABET[i] for i in letters))
+    pen = Pen(writer, "".join(ALPHABET[i] for i in letters))
     found = np.stack([pen.step(point) for point in points[:12, 0].numpy()])
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
-    x = torch.from_numpy(np.random.default_rng(8).standard_normal((6, writer.first.input_size), np.float32))
-    check_model(writer.first, x, network.first(x)[0])
-    x = torch.from_numpy(np.random.default_rng(9).standard_normal((6, writer.second.input_size), np.float32))
-    check_model(writer.second, x, network.output(network.second(x)[0]))
+    first, _, second = writer.models
+    x = torch.from_numpy(np.random.default_rng(8).standard_normal((6, second.input_size), np.float32))
+    check_model(first, x[:, : first.input_size], network.first(x[:, : first.input_size])[0])
+    check_model(second, x, network.output(network.second(x)[0]))
 
 
 def picture(trainer: Trainer, path: Path) -> None:
-    """Lines written live, one colour for each stroke; the writer's files go to build/paper/handwriting/writer."""
+    """Lines written live by weights rounded to int8, which are kept, one colour for each stroke."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    writer = trainer.network.writer()
-    writer.save(FILES)
+    writer = trainer.network.writer().with_weights("int8")
+    writer.save(WEIGHTS)
     texts = ("layer norm", "a quick brown fox", "jumps over", "the lazy dogs")
     figure, axes = plt.subplots(len(texts), 1, figsize=(8, 6), layout="constrained")
     for ax, text in zip(axes, texts, strict=True):

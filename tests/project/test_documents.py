@@ -139,6 +139,10 @@ def given_onnx(names):
     warnings.simplefilter("ignore")  # those of PyTorch's exporter
 
 
+def given_paper(names):
+    Path("examples").symlink_to(ROOT / "examples")
+
+
 def given_service(names):
     cnorm.demo_model().save("model.safetensors")
 

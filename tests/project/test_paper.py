@@ -173,11 +173,24 @@ def test_writer_saved_and_loaded_writes_the_same_line(tmp_path):
     rng = np.random.default_rng(3)
     first = writer_model(3 + len(writer.ALPHABET), 5, rng)
     second = writer_model(first.input_size + 5, writer.OUTPUTS, rng)
-    window = rng.standard_normal((3 * writer.WINDOWS, 5), np.float32), np.zeros(3 * writer.WINDOWS, np.float32)
-    made = writer.Writer(first, *window, second)
+    made = writer.Writer(first, writer_model(5, 3 * writer.WINDOWS, rng), second)
     made.save(tmp_path)
     line = list(made.write("a line", seed=4))
     assert 1 <= len(line) <= 40 * len("a line")
     assert list(writer.Writer.load(tmp_path).write("a line", seed=4)) == line
     with pytest.raises(ValueError, match=r"text must have the letters a to z and spaces only, got '!'"):
         next(made.write("no!"))
+    with pytest.raises(ValueError, match=r"text must have a letter, got ' '"):
+        next(made.write(" "))
+
+
+def test_shipped_writer_reads_every_letter_and_is_small():
+    assert sum(path.stat().st_size for path in writer.WEIGHTS.iterdir()) <= 200 * 1024
+    made = writer.Writer.load()
+    pen, point, read = writer.Pen(made, "layer norm"), np.array([0, 0, 1], np.float32), []
+    rng = np.random.default_rng(1)
+    while len(read) < 400 and (not read or read[-1] < len("layer norm")):
+        point = writer.sample(pen.step(point), rng, 1.0)
+        read.append(pen.reading)
+    assert sorted(set(read)) == list(range(len("layer norm") + 1))
+    assert writer.svg(made.write("layer norm", seed=1)).count("<path") >= 5
