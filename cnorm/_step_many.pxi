@@ -1,24 +1,27 @@
-"""One step of many streams of a model; the weights are read once for all of them."""
+"""One step, or several, of many streams of a model; the weights are read once for all of them."""
 
 
 def step_many(Network network not None, streams, x, out=None, reset=None):
     """See Model.step_many."""
     cdef ptrdiff_t n, i, taken = 0
+    cdef cnp.npy_intp shape[3]
+    cdef int ndim = 3 if getattr(x, "ndim", 2) == 3 else 2
     cdef cnp.ndarray a, y, mask
     cdef Stream stream
     cdef float **states
     streams = streams_of(network, streams)
     n = len(streams)
-    a = input_frames(x, "x", 2, network.input_size)
+    a = input_frames(x, "x", ndim, network.input_size)
     if cnp.PyArray_DIMS(a)[0] != n:
         raise ValueError(f"x must have a row for each of the {n} streams, got shape {(<object>a).shape}")
     for i in range(n):
         if (<Stream>streams[i]).checks:
             check_finite(a[i], f"x[{i}]")
+    shape[0], shape[1], shape[ndim - 1] = n, cnp.PyArray_DIMS(a)[1], network.output_size
     if out is None:
-        y = np.empty((n, network.output_size), np.float32)
+        y = cnp.PyArray_EMPTY(ndim, shape, cnp.NPY_FLOAT32, 0)
     else:
-        y = output_frames(out, 2, n, network.output_size)
+        y = output_frames(out, ndim, shape)
         if not disjoint(y, a):
             a = np.array(a, order="C", copy=True)
     mask = None if reset is None else mask_of(reset, n)
@@ -31,7 +34,7 @@ def step_many(Network network not None, streams, x, out=None, reset=None):
             stream.enter()
             states[taken] = stream.state_
             taken += 1
-        run_many(network, streams, states, a, y, mask, scratch)
+        run_many(network, streams, states, a, y, shape[1] if ndim == 3 else 1, mask, scratch)
     finally:
         PyMem_Free(states)
         for i in range(taken):
@@ -66,14 +69,14 @@ cdef cnp.ndarray mask_of(object reset, ptrdiff_t n):
     return np.ascontiguousarray(mask)
 
 
-cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.ndarray y, cnp.ndarray mask,
-                  cnp.ndarray scratch) except -1:
+cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.ndarray y, ptrdiff_t steps,
+                  cnp.ndarray mask, cnp.ndarray scratch) except -1:
     """Step streams whose locks are held. All arguments have been checked, so this can't fail half-way."""
     cdef ptrdiff_t n = len(streams), i, rows = max(1, min(n, CNORM_ROWS))
     cdef const float *px = <const float *>cnp.PyArray_DATA(x)
     cdef float *py = <float *>cnp.PyArray_DATA(y)
     cdef float *memory = <float *>cnp.PyArray_DATA(scratch)
-    cdef bint release = net.macs * n > RELEASE_GIL_ABOVE_MACS
+    cdef bint release = net.macs * n * steps > RELEASE_GIL_ABOVE_MACS
     cdef long process = os.getpid() if release else 0
     cdef Stream stream
     cdef cnorm_status status
@@ -83,11 +86,23 @@ cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.
         if mask is not None and (<const unsigned char *>cnp.PyArray_DATA(mask))[i]:
             memcpy(states[i], cnp.PyArray_DATA(net.initial), net.state_floats * sizeof(float))
             stream.frames = 0
-        stream.frames += 1
+        stream.frames += steps
     if release:
         with nogil:
-            status = cnorm_run_many(net.layers, net.count, n, px, net.input_size, states, memory, rows, py,
-                                    net.output_size)
+            status = steps_of_many(net, n, px, states, memory, rows, py, steps)
     else:
-        status = cnorm_run_many(net.layers, net.count, n, px, net.input_size, states, memory, rows, py, net.output_size)
+        status = steps_of_many(net, n, px, states, memory, rows, py, steps)
     return check(status)
+
+
+cdef cnorm_status steps_of_many(Network net, ptrdiff_t n, const float *x, float **states, float *scratch, ptrdiff_t rows,
+                                float *y, ptrdiff_t steps) noexcept nogil:
+    """x [n, steps, inputs] -> y [n, steps, outputs]"""
+    cdef ptrdiff_t t, inputs = net.input_size, outputs = net.output_size
+    cdef cnorm_status status = CNORM_OK
+    for t in range(steps):
+        status = cnorm_run_many(net.layers, net.count, n, x + t * inputs, steps * inputs, states, scratch, rows,
+                                y + t * outputs, steps * outputs)
+        if status != CNORM_OK:
+            break
+    return status

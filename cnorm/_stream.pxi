@@ -125,7 +125,7 @@ cdef class Stream:
         if out is None:
             y = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&self.network.output_size, cnp.NPY_FLOAT32, 0)
         else:
-            y = output_frames(out, 1, 0, self.network.output_size)
+            y = output_frames(out, 1, <cnp.npy_intp *>&self.network.output_size)
             # if they overlap partly, y could overwrite elements of x before they are read
             if cnp.PyArray_DATA(y) != cnp.PyArray_DATA(a) and not disjoint(y, a):
                 a = np.array(a, order="C", copy=True)
@@ -157,7 +157,7 @@ cdef class Stream:
         if out is None:
             y = cnp.PyArray_EMPTY(2, shape, cnp.NPY_FLOAT32, 0)
         else:
-            y = output_frames(out, 2, shape[0], shape[1])
+            y = output_frames(out, 2, shape)
             if not disjoint(y, a):  # a later row of x could be overwritten before it is read
                 a = np.array(a, order="C", copy=True)
         if shape[0] > 1:  # the product with the inputs is done for several steps at a time, in larger scratch
@@ -349,7 +349,7 @@ cdef int check_finite(cnp.ndarray x, str name) except -1:
 
 
 cdef cnp.ndarray input_frames(object x, str name, int ndim, ptrdiff_t width):
-    """x as a C-contiguous, aligned float32 array, [width] if ndim is 1, [steps, width] if it is 2."""
+    """x as a C-contiguous, aligned float32 array [..., width] of ndim dimensions."""
     cdef cnp.ndarray a = as_array(x, name)
     if cnp.PyArray_TYPE(a) != cnp.NPY_FLOAT32 or not cnp.PyArray_ISNOTSWAPPED(a):
         raise TypeError(f"{name} must have dtype float32, got {quoted(a.dtype)}")
@@ -361,17 +361,20 @@ cdef cnp.ndarray input_frames(object x, str name, int ndim, ptrdiff_t width):
     return a
 
 
-cdef cnp.ndarray output_frames(object out, int ndim, ptrdiff_t steps, ptrdiff_t width):
-    """The caller's output array, checked: float32, contiguous, writable, [width] or [steps, width]."""
+cdef cnp.ndarray output_frames(object out, int ndim, const cnp.npy_intp *shape):
+    """The caller's output array, checked: float32, contiguous, writable, of this shape [ndim]."""
     cdef cnp.ndarray y
+    cdef int i
+    cdef bint fits
     check_array(out, "out")
     y = out
     if cnp.PyArray_TYPE(y) != cnp.NPY_FLOAT32 or not cnp.PyArray_ISNOTSWAPPED(y):
         raise TypeError(f"out must have dtype float32, got {quoted(y.dtype)}")
-    if (cnp.PyArray_NDIM(y) != ndim or cnp.PyArray_DIMS(y)[ndim - 1] != width
-            or (ndim == 2 and cnp.PyArray_DIMS(y)[0] != steps)):
-        wanted = f"({width},)" if ndim == 1 else f"({steps}, {width})"
-        raise ValueError(f"out must have shape {wanted}, got {(<object>y).shape}")
+    fits = cnp.PyArray_NDIM(y) == ndim
+    for i in range(ndim):
+        fits = fits and cnp.PyArray_DIMS(y)[i] == shape[i]
+    if not fits:
+        raise ValueError(f"out must have shape {tuple([shape[i] for i in range(ndim)])}, got {(<object>y).shape}")
     if not (cnp.PyArray_IS_C_CONTIGUOUS(y) and cnp.PyArray_ISALIGNED(y) and cnp.PyArray_ISWRITEABLE(y)):
         raise ValueError(f"out must be C-contiguous, aligned and writable, got shape {(<object>y).shape} with strides "
                          f"{(<object>y).strides}, aligned {y.flags.aligned}, writable {y.flags.writeable}")

@@ -214,21 +214,21 @@ class Model:
         out: np.ndarray | None = None,
         reset: np.ndarray | None = None,
     ) -> np.ndarray:
-        """One step of each of several streams of this model; the weights are read once for all of them.
+        """One step, or several, of each of several streams of this model; the weights are read once for all of them.
 
         Parameters
         ----------
         streams : sequence of Stream
             Streams of this model, each at most once, in any order.
-        x : ndarray, shape (len(streams), input_size), float32
-        out : ndarray, shape (len(streams), output_size), float32, contiguous, optional
+        x : ndarray, shape (len(streams), input_size) or (len(streams), steps, input_size), float32
+        out : ndarray, shape (len(streams), output_size) or (len(streams), steps, output_size), contiguous, optional
         reset : ndarray, shape (len(streams),), bool, optional
-            Streams to reset before the step.
+            Streams to reset before the first step.
 
         Returns
         -------
-        y : ndarray, shape (len(streams), output_size), float32
-            Each row has the same bits as that stream's own `step`.
+        y : ndarray, shape (len(streams), output_size) or (len(streams), steps, output_size), float32
+            ``y[i]`` has the same bits as that stream's own `step`, or `process`.
 
         Raises
         ------

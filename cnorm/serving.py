@@ -386,7 +386,7 @@ class Sessions:
         one.used = self._clock()
 
     def _process_group(self, group: Iterable[tuple[int, _Session, int, np.ndarray]], results: list) -> None:
-        """Process requests of equal length, whose locks are held, by one `step_many` for each frame."""
+        """Process requests of equal length, whose locks are held, by one `step_many`."""
         ready = []
         for i, one, frames, x in group:
             try:
@@ -398,19 +398,15 @@ class Sessions:
             for i, stream, x in ready:
                 results[i] = stream.process(x) if np.isfinite(x).all() else ValueError(NOT_FINITE)
             return
-        x = np.stack([x for _, _, x in ready], axis=1)  # [steps, sessions, input_size]
+        x = np.concatenate([x for _, _, x in ready]).reshape(len(ready), -1, self._input_size)
         finite = np.isfinite(x)
         if not finite.all():
-            of_session = finite.all(axis=(0, 2))
+            of_session = finite.all(axis=(1, 2))
             for (i, _, _), good in zip(ready, of_session, strict=True):
                 results[i] = None if good else ValueError(NOT_FINITE)
-            x = x[:, of_session]
+            x = x[of_session]
             ready = [one for one, good in zip(ready, of_session, strict=True) if good]
-        y = np.empty((len(x), len(ready), self.model.output_size), np.float32)
-        streams = [stream for _, stream, _ in ready]
-        for frame, out in zip(x, y, strict=True):
-            self.model.step_many(streams, frame, out=out)
-        y = np.ascontiguousarray(y.swapaxes(0, 1))  # [sessions, steps, output_size]
+        y = self.model.step_many([stream for _, stream, _ in ready], x)  # [sessions, steps, output_size]
         for (i, _, _), outputs in zip(ready, y, strict=True):
             results[i] = outputs
 

@@ -185,6 +185,11 @@ def test_many_streams_have_the_bits_of_each_alone(count, isa, rng):
     many = np.stack([model.step_many(streams, frame) for frame in x])
     alone = np.stack([model.stream().process(x[:, i]) for i in range(count)], axis=1)
     assert many.tobytes() == alone.tobytes()
+    others, out = [model.stream() for _ in range(count)], np.empty((count, 3, 3), np.float32)
+    chunks = [model.step_many(others, x[:3].swapaxes(0, 1), out=out), model.step_many(others, x[3:].swapaxes(0, 1))]
+    assert chunks[0] is out
+    assert np.concatenate(chunks, axis=1).swapaxes(0, 1).tobytes() == alone.tobytes()
+    assert all(stream.frames == 4 for stream in others)
 
 
 def test_float64_path_rows_have_the_same_bits_in_step_many(isa, rng):
@@ -483,6 +488,10 @@ def test_rejected_step_many_changes_no_state(model, rng):
             model.step_many(streams, x, reset=np.zeros(3, np.int8))
         with pytest.raises(ValueError, match="reset"):
             model.step_many(streams, x, reset=np.zeros(2, bool))
+        with pytest.raises(ValueError, match=r"out must have shape \(3, 1, 3\), got \(3, 2, 3\)"):
+            model.step_many(streams, x[:, None], out=np.zeros((3, 2, 3), np.float32))
+        with pytest.raises(ValueError, match="x must"):
+            model.step_many(streams, x[:, None, None])
     assert model.step_many([], np.zeros((0, 5), np.float32)).shape == (0, 3)
 
 
