@@ -187,7 +187,7 @@ def picture(trainer: Trainer, path: Path) -> None:
     texts = ("layer norm", "a quick brown fox", "jumps over", "the lazy dogs")
     figure, axes = plt.subplots(len(texts), 1, figsize=(8, 6), layout="constrained")
     for ax, text in zip(axes, texts, strict=True):
-        points = np.array(list(writer.write(text, seed=1)))
+        points = np.array(list(writer.write(text, seed=3)))
         xy = np.cumsum(points[:, :2], axis=0)
         ends = np.flatnonzero(points[:, 2]) + 1
         for stroke in np.split(xy, ends):

@@ -88,7 +88,7 @@ class Writer:
     def load(cls, folder: Path = WEIGHTS) -> "Writer":
         return cls(*(cnorm.load(Path(folder) / name) for name in cls.FILES))
 
-    def write(self, text: str, seed: int = 0, caution: float = 1.0, longest: int = 40) -> Iterator[tuple]:
+    def write(self, text: str, seed: int = 0, caution: float = 2.0, longest: int = 40) -> Iterator[tuple]:
         """Yield pen points (dx, dy, end of stroke) until the window is behind the text.
 
         Parameters
@@ -144,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write a line by hand, as an SVG picture on standard output.")
     parser.add_argument("text", help="letters a to z and spaces")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--caution", type=float, default=1.0, help="the greater, the tidier (default 1)")
+    parser.add_argument("--caution", type=float, default=2.0, help="the greater, the tidier (default 2)")
     arguments = parser.parse_args()
     try:
         print(svg(Writer.load().write(arguments.text, arguments.seed, arguments.caution)))
