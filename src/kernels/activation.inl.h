@@ -13,8 +13,8 @@
 #ifndef CNORM_ACTIVATION_INL_H
 #define CNORM_ACTIVATION_INL_H
 
-#include "../simd/vector.h"
 #include "kernels.h"
+#include "tuning.h"
 
 enum { TOGETHER = 4 }; /* vectors of float whose steps alternate in `activate` */
 
@@ -77,12 +77,13 @@ INLINE void activate(int count, const cnorm_activation *f, f32v *x)
     }
 }
 
-INLINE f32v sigmoid_v(f32v x)
+/* Called, since the cells have many calls, at 700 bytes each where inlined. */
+static NOINLINE f32v sigmoid_v(f32v x)
 {
     activate(1, (const cnorm_activation[]){CNORM_ACTIVATION_SIGMOID}, &x);
     return x;
 }
-INLINE f32v tanh_v(f32v x)
+static NOINLINE f32v tanh_v(f32v x)
 {
     activate(1, (const cnorm_activation[]){CNORM_ACTIVATION_TANH}, &x);
     return x;

@@ -69,12 +69,13 @@ static FN(batch) FN(batch_of)(void *memory, const FN(volume) *v, const T *gain, 
 
 /* sum, sum2 = the two sums of every channel: forward those of (1) about K, else those of (5); over the first `length`
  * elements of each run */
-INLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, const int backward, const T *K,
-                             const FN(batch) *b)
+static NOINLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, int backward,
+                                      const T *K, const FN(batch) *b)
 {
     memset(b->sum, 0, 2 * (size_t)v->channels * sizeof(double));
     if (v->space == 1) {
-        FN(sum_all_columns)(v, backward, K, b);
+        if (backward) FN(sum_all_columns)(v, 1, K, b);
+        else FN(sum_all_columns)(v, 0, K, b);
         return;
     }
     for (ptrdiff_t sample = 0; sample < v->samples; ++sample)

@@ -26,19 +26,19 @@ static void activation_backward_f32(cnorm_activation f, ptrdiff_t n, const float
 }
 
 /* the pre-activation of a gate, recomputed from the products on the tape */
-INLINE f32v before_gate(const row_backward *row, cnorm_scope scope, ptrdiff_t gate, ptrdiff_t j)
+INLINE f32v before_gate(const row_backward *row, ptrdiff_t gate, ptrdiff_t j)
 {
     const gate_inputs in = {row->cell, row->zx, row->zh, row->rx, row->rh};
-    return preactivation(&in, scope, gate, gate * row->width + j);
+    return preactivation(&in, row->cell->scope, gate, gate * row->width + j);
 }
 
 /* s(f), s(i), s(o), tanh(g) -> da, c before its clip -> raw */
-INLINE void lstm_forward(const row_backward *row, cnorm_scope scope, float *raw)
+INLINE void lstm_forward(const row_backward *row, float *raw)
 {
     const ptrdiff_t width = row->width;
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const f32v f = sigmoid_v(before_gate(row, scope, 0, j)), i = sigmoid_v(before_gate(row, scope, 1, j));
-        const f32v o = sigmoid_v(before_gate(row, scope, 2, j)), g = tanh_v(before_gate(row, scope, 3, j));
+        const f32v f = sigmoid_v(before_gate(row, 0, j)), i = sigmoid_v(before_gate(row, 1, j));
+        const f32v o = sigmoid_v(before_gate(row, 2, j)), g = tanh_v(before_gate(row, 3, j));
         store_f32(row->da + j, f);
         store_f32(row->da + width + j, i);
         store_f32(row->da + 2 * width + j, o);
@@ -78,9 +78,7 @@ static void lstm_backward(const row_backward *row)
     const cnorm_cell *cell = row->cell;
     const ptrdiff_t width = row->width;
     float *raw = row->room, *c = raw + width, *dn = c + width, *normed = dn + width, *da = row->da;
-    if (cell->scope == CNORM_SCOPE_SPLIT) lstm_forward(row, CNORM_SCOPE_SPLIT, raw);
-    else if (cell->scope == CNORM_SCOPE_SUM) lstm_forward(row, CNORM_SCOPE_SUM, raw);
-    else lstm_forward(row, CNORM_SCOPE_NONE, raw);
+    lstm_forward(row, raw);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, clipped(load_f32(raw + j), cell->cell_clip));
     lstm_output_backward(row, c, dn, normed);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
@@ -98,17 +96,19 @@ static void lstm_backward(const row_backward *row)
 
 /* (6) and (7): computes da. CNORM_RESET_AFTER: stores s(r) in reset. CNORM_RESET_BEFORE: stores s(r) in the place of
  * da_r, and dn in z2, too; gru_before_backward does the rest. */
-INLINE void gru_gates_backward(const row_backward *row, cnorm_scope scope, cnorm_reset reset_form, float *reset)
+INLINE void gru_gates_backward(const row_backward *row, float *reset)
 {
     const cnorm_cell *cell = row->cell;
+    const cnorm_scope scope = cell->scope;
+    const cnorm_reset reset_form = cell->reset;
     const gate_inputs in = {cell, row->zx, row->zh, row->rx, row->rh};
     const ptrdiff_t width = row->width;
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const ptrdiff_t at = 2 * width + j;
-        const f32v z = sigmoid_v(before_gate(row, scope, 0, j)), r = sigmoid_v(before_gate(row, scope, 1, j));
+        const f32v z = sigmoid_v(before_gate(row, 0, j)), r = sigmoid_v(before_gate(row, 1, j));
         f32v inner, n;
         if (reset_form == CNORM_RESET_CANDIDATE) {
-            inner = before_gate(row, scope, 2, j);
+            inner = before_gate(row, 2, j);
             n = tanh_v(r * inner);
         } else if (reset_form == CNORM_RESET_AFTER) {
             inner = part_h(&in, scope, 2, at);
@@ -133,16 +133,8 @@ static void gru_backward(const row_backward *row)
 {
     const cnorm_cell *cell = row->cell;
     float *reset = row->room;
-    if (cell->reset == CNORM_RESET_BEFORE) {
-        gru_gates_backward(row, CNORM_SCOPE_NONE, CNORM_RESET_BEFORE, NULL);
-        return;
-    }
-    if (cell->scope == CNORM_SCOPE_SPLIT && cell->reset == CNORM_RESET_AFTER)
-        gru_gates_backward(row, CNORM_SCOPE_SPLIT, CNORM_RESET_AFTER, reset);
-    else if (cell->scope == CNORM_SCOPE_SPLIT) gru_gates_backward(row, CNORM_SCOPE_SPLIT, CNORM_RESET_CANDIDATE, reset);
-    else if (cell->scope == CNORM_SCOPE_SUM) gru_gates_backward(row, CNORM_SCOPE_SUM, CNORM_RESET_CANDIDATE, reset);
-    else if (cell->reset == CNORM_RESET_AFTER) gru_gates_backward(row, CNORM_SCOPE_NONE, CNORM_RESET_AFTER, reset);
-    else gru_gates_backward(row, CNORM_SCOPE_NONE, CNORM_RESET_CANDIDATE, reset);
+    gru_gates_backward(row, reset);
+    if (cell->reset == CNORM_RESET_BEFORE) return;
     scope_backward(row, cell->reset == CNORM_RESET_AFTER ? reset : NULL);
 }
 
@@ -163,10 +155,7 @@ static void rnn_backward(const row_backward *row)
 {
     const cnorm_cell *cell = row->cell;
     for (ptrdiff_t j = 0; j < row->width; j += VL_F32) {
-        f32v a;
-        if (cell->scope == CNORM_SCOPE_SPLIT) a = before_gate(row, CNORM_SCOPE_SPLIT, 0, j);
-        else if (cell->scope == CNORM_SCOPE_SUM) a = before_gate(row, CNORM_SCOPE_SUM, 0, j);
-        else a = before_gate(row, CNORM_SCOPE_NONE, 0, j);
+        const f32v a = before_gate(row, 0, j);
         store_f32(row->da + j, activation_backward(cell->activation, a, load_f32(row->dm + j)));
     }
     scope_backward(row, NULL);

@@ -45,8 +45,9 @@ INLINE f32v preactivation(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g,
 }
 
 /* gates f, i, o, g: updates c and computes s(o) [padded units] */
-INLINE void lstm_gates(const gate_inputs *in, cnorm_scope scope, float *c, float *o)
+INLINE void lstm_gates(const gate_inputs *in, float *c, float *o)
 {
+    const cnorm_scope scope = in->cell->scope;
     const cnorm_activation sigmoid = CNORM_ACTIVATION_SIGMOID;
     const cnorm_activation f[4] = {sigmoid, sigmoid, sigmoid, CNORM_ACTIVATION_TANH};
     const ptrdiff_t width = padded_units(in->cell->weight_x.units);
@@ -74,9 +75,7 @@ static void lstm_row(const gate_inputs *in, float *c, float *m, float *scratch)
     const cnorm_cell *cell = in->cell;
     const ptrdiff_t units = cell->weight_x.units, width = padded_units(units);
     float *o = scratch, *normed = scratch + width;
-    if (cell->scope == CNORM_SCOPE_SPLIT) lstm_gates(in, CNORM_SCOPE_SPLIT, c, o);
-    else if (cell->scope == CNORM_SCOPE_SUM) lstm_gates(in, CNORM_SCOPE_SUM, c, o);
-    else lstm_gates(in, CNORM_SCOPE_NONE, c, o);
+    lstm_gates(in, c, o);
     if (cell->cell_clip < INFINITY)
         for (ptrdiff_t j = 0; j < width; j += VL_F32)
             store_f32(c + j, clipped(load_f32(c + j), cell->cell_clip));
@@ -109,16 +108,17 @@ INLINE f32v gru_mix(const cnorm_cell *cell, f32v z, f32v n, f32v h)
 
 static const cnorm_activation sigmoids[2] = {CNORM_ACTIVATION_SIGMOID, CNORM_ACTIVATION_SIGMOID};
 
-INLINE void gru_gates(const gate_inputs *in, cnorm_scope scope, cnorm_reset reset, float *h)
+static void gru_row(const gate_inputs *in, float *h)
 {
     const cnorm_cell *cell = in->cell;
+    const cnorm_scope scope = cell->scope;
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const ptrdiff_t at = 2 * width + j;
         f32v gate[2] = {preactivation(in, scope, 0, j), preactivation(in, scope, 1, width + j)}, n;
         activate(2, sigmoids, gate);
         const f32v z = gate[0], r = gate[1];
-        if (reset == CNORM_RESET_CANDIDATE) {
+        if (cell->reset == CNORM_RESET_CANDIDATE) {
             n = r * preactivation(in, scope, 2, at);
         } else {
             f32v of_h = part_h(in, scope, 2, at);
@@ -127,20 +127,6 @@ INLINE void gru_gates(const gate_inputs *in, cnorm_scope scope, cnorm_reset rese
         }
         store_f32(h + j, gru_mix(cell, z, tanh_v(n), load_f32(h + j)));
     }
-}
-
-static void gru_row(const gate_inputs *in, float *h)
-{
-    const cnorm_cell *cell = in->cell;
-    const int after = cell->reset == CNORM_RESET_AFTER;
-    if (cell->scope == CNORM_SCOPE_SPLIT && after)
-        gru_gates(in, CNORM_SCOPE_SPLIT, CNORM_RESET_AFTER, h);
-    else if (cell->scope == CNORM_SCOPE_SPLIT)
-        gru_gates(in, CNORM_SCOPE_SPLIT, CNORM_RESET_CANDIDATE, h);
-    else if (cell->scope == CNORM_SCOPE_SUM)
-        gru_gates(in, CNORM_SCOPE_SUM, CNORM_RESET_CANDIDATE, h);
-    else if (after) gru_gates(in, CNORM_SCOPE_NONE, CNORM_RESET_AFTER, h);
-    else gru_gates(in, CNORM_SCOPE_NONE, CNORM_RESET_CANDIDATE, h);
 }
 
 /* CNORM_RESET_BEFORE, before and after the product W_n (r h). First part: z and r h are stored in z and rh [padded
@@ -185,13 +171,8 @@ static void rnn_row(const gate_inputs *in, float *h)
 {
     const cnorm_cell *cell = in->cell;
     const ptrdiff_t width = padded_units(cell->weight_x.units);
-    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        f32v a;
-        if (cell->scope == CNORM_SCOPE_SPLIT) a = preactivation(in, CNORM_SCOPE_SPLIT, 0, j);
-        else if (cell->scope == CNORM_SCOPE_SUM) a = preactivation(in, CNORM_SCOPE_SUM, 0, j);
-        else a = preactivation(in, CNORM_SCOPE_NONE, 0, j);
-        store_f32(h + j, without_tiny(activated(cell->activation, a)));
-    }
+    for (ptrdiff_t j = 0; j < width; j += VL_F32)
+        store_f32(h + j, without_tiny(activated(cell->activation, preactivation(in, cell->scope, 0, j))));
     for (ptrdiff_t j = cell->weight_x.units; j < width; ++j)
         h[j] = 0; /* padding: sigmoid(0) is not 0 */
 }

@@ -10,7 +10,7 @@ typedef struct {
 
 /* (4): y = ((x - K) - delta) rstd gain + bias. With carry (non-temporal stores) vectors of y are
  * aligned, and the first may begin before the run. */
-INLINE void FN(normalise_run)(const FN(run) *run, T gain, T bias, FN(carry) *carry)
+static NOINLINE void FN(normalise_run)(const FN(run) *run, T gain, T bias, FN(carry) *carry)
 {
     const V K = TN(splat)(run->st[0]), delta = TN(splat)(run->st[1]), rstd = TN(splat)(run->st[2]);
     const V g = TN(splat)(gain), b = TN(splat)(bias);
@@ -52,7 +52,8 @@ static NOINLINE void FN(run_gradient_sums)(const FN(run) *run, const T *gain, do
 }
 
 /* (6): dx = rstd ((dy gain - G) - xhat H) */
-INLINE void FN(gradient_run)(const FN(run) *run, T gain, T mean_g, T mean_gx, FN(carry) *carry)
+static NOINLINE void FN(gradient_run)(const FN(run) *run, T gain, T mean_g, T mean_gx,
+                                      FN(carry) *carry)
 {
     const V K = TN(splat)(run->st[0]), delta = TN(splat)(run->st[1]), rstd = TN(splat)(run->st[2]);
     const V g = TN(splat)(gain), G = TN(splat)(mean_g), H = TN(splat)(mean_gx);

@@ -63,8 +63,7 @@ static NOINLINE void FN(write_whole_row)(const FN(writer) *call, const X *x, X *
     FN(writer) w = *call;
     w.x = x, w.y = y, w.lane_offset = lane_offset;
     FN(begin_row)(&w, st, CENTRED | SHIFTED);
-    if (w.carry) FN(write_rest)(&w, CENTRED | SHIFTED | NONTEMPORAL);
-    else FN(write_rest)(&w, CENTRED | SHIFTED);
+    FN(write_rest)(&w, CENTRED | SHIFTED);
 }
 
 /* Rows of at most CACHED elements stay in L1 from their sums to their output. Software pipelining: iteration r sums row r
@@ -72,11 +71,11 @@ static NOINLINE void FN(write_whole_row)(const FN(writer) *call, const X *x, X *
  * While row r is summed, row r - 1 is written if it has at least LONG_ROW elements or y takes non-temporal stores; the
  * rest of row r - 1 is written while the tree of r's sums is computed; the square root and division of row r overlap
  * with the sums of row r + 1. The mode of stats_of has SHIFTED for the writer, if row r - 1 has K != 0. */
-INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
+INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int mode)
 {
     enum { HALF = sizeof(X) < sizeof(T) };
     _Alignas(VECTOR_BYTES) T row_space[FN(PARAM_SPACE)], param_space[FN(PARAM_SPACE)];
-    const int nontemporal = mode & NONTEMPORAL, aligned = nontemporal || (ALIGN_LOADS && !HALF && call->n > SHORT_ROW);
+    const int nontemporal = mode & KEPT && call->streaming, aligned = nontemporal || (ALIGN_LOADS && !HALF && call->n > SHORT_ROW);
     FN(carry) carry = {.to = 0}, sum_carry = {.to = 0};
     FN(writer) w = {.n = call->n, .carry = nontemporal ? &carry : NULL, .x_ahead = FN(ahead)(call->n, call->x_stride),
                     .residual_ahead = FN(ahead)(call->n, call->residual_stride)};
@@ -95,12 +94,12 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, const int mode)
         row.carry = nontemporal ? &sum_carry : NULL;
         row.lane_offset = nontemporal && row.sum ? FN(lane_offset_of)(row.sum) : HALF ? 0 : y_offset;
         row.kept = space + (r & 1) * FN(ROW_SPACE) + row.lane_offset;
-        if (r < call->rows && shifted) next = FN(stats_of)(&row, call->eps, mode & CENTRED, mode | SHIFTED, &w);
-        else if (r < call->rows && HALF && !row.sum) next = FN(stats_of)(&row, call->eps, mode & CENTRED, mode & ~SUM, &w);
-        else if (r < call->rows) next = FN(stats_of)(&row, call->eps, mode & CENTRED, mode, &w);
+        if (r < call->rows && shifted) next = FN(stats_of)(&row, call->eps, centred, mode | SHIFTED, &w);
+        else if (r < call->rows && HALF && !row.sum) next = FN(stats_of)(&row, call->eps, centred, mode & ~SUM, &w);
+        else if (r < call->rows) next = FN(stats_of)(&row, call->eps, centred, mode, &w);
         if (writing && shifted) FN(write_rest)(&w, mode | SHIFTED);
         else if (writing) FN(write_rest)(&w, mode);
-        else if (r) FN(rescue_row)(call, r - 1, mode & CENTRED, row.carry, last.st);
+        else if (r) FN(rescue_row)(call, r - 1, centred, row.carry, last.st);
         next.st[2] = FN(rstd_of)(next.var_eps);
         for (int i = 0; i < 3 && call->stats && r; ++i) ((T *)call->stats)[3 * r - 3 + i] = last.st[i];
         last = next;
@@ -136,11 +135,10 @@ static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
     if (w.carry) FN(finish)(&carry);
 }
 
-/* layer norm of at most CACHED elements: of sums with a residual, and of half types */
-static NOINLINE void FN(kept_rows)(const cnorm_norm *call)
+/* rows of at most CACHED elements: sums with a residual, and half types */
+static NOINLINE void FN(kept_rows)(const cnorm_norm *call, int centred)
 {
-    if (call->streaming) FN(cached_rows)(call, CENTRED | KEPT | SUM | PARAMS | NONTEMPORAL);
-    else FN(cached_rows)(call, CENTRED | KEPT | SUM | PARAMS);
+    FN(cached_rows)(call, centred, CENTRED | KEPT | SUM | PARAMS);
 }
 
 /* Whether two_pass_rows, which is half the code (CACHED_ROWS), takes the call. Non-temporal stores of kept rows go to
@@ -154,21 +152,20 @@ static void FN(layer_norm)(const cnorm_norm *call)
 {
     const int kept = sizeof(X) < sizeof(T);
     if (FN(in_two_passes)(call, kept)) FN(two_pass_rows)(call, 1);
-    else if (kept) FN(kept_rows)(call);
-    else FN(cached_rows)(call, CENTRED | PARAMS);
+    else if (kept) FN(kept_rows)(call, 1);
+    else FN(cached_rows)(call, 1, CENTRED | PARAMS);
 }
 
 static void FN(add_layer_norm)(const cnorm_norm *call)
 {
     if (FN(in_two_passes)(call, 1)) FN(two_pass_rows)(call, 1);
-    else FN(kept_rows)(call);
+    else FN(kept_rows)(call, 1);
 }
 
 static void FN(rms_norm)(const cnorm_norm *call)
 {
     const int kept = sizeof(X) < sizeof(T);
     if (FN(in_two_passes)(call, kept)) FN(two_pass_rows)(call, 0);
-    else if (!kept) FN(cached_rows)(call, PARAMS);
-    else if (call->streaming) FN(cached_rows)(call, KEPT | PARAMS | NONTEMPORAL);
-    else FN(cached_rows)(call, KEPT | PARAMS);
+    else if (kept) FN(kept_rows)(call, 0);
+    else FN(cached_rows)(call, 0, PARAMS);
 }

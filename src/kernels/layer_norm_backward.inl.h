@@ -82,11 +82,11 @@ INLINE int FN(backward_row)(const FN(row) *row, const T st[3], FN(gradient) *to_
     double sums[2];
     if (mode & LATE_GRADS) {
         const two_sums both = FN(gradient_sums)(row->x, row->dy, row->gain, row->n, st);
-        sums[0] = centred ? both.a : 0;
-        sums[1] = both.b;
+        sums[0] = both.a, sums[1] = both.b;
     } else {
         FN(sweep)(row, mode | BACKWARD, NULL, sums);
     }
+    if (!centred) sums[0] = 0;
     if (!(fabs(sums[0]) <= SUM_MAX && fabs(sums[1]) <= SUM_MAX)) return 0;
     to_dx->G = TN(splat)((T)(sums[0] / (double)row->n));
     to_dx->H = TN(splat)((T)(sums[1] / (double)row->n));
@@ -151,8 +151,8 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, cons
         const FN(row) own = row; /* stays in registers, as its address is not passed on: with AVX2 15 % faster */
         int done = FN(rstd_in_range)(st);
         if (done && late) done = FN(backward_row)(&own, st, &to_dx, centred, CENTRED | SHIFTED | LATE_GRADS);
-        else if (done && st[0] != 0) done = FN(backward_row)(&own, st, &to_dx, 1, CENTRED | SHIFTED);
-        else if (done) done = FN(backward_row)(&own, st, &to_dx, 1, CENTRED);
+        else if (done && st[0] != 0) done = FN(backward_row)(&own, st, &to_dx, centred, CENTRED | SHIFTED);
+        else if (done) done = FN(backward_row)(&own, st, &to_dx, centred, CENTRED);
         if (!done) FN(rescue_gradient)(&row, st, centred, to_dx.dx, !late);
     }
     if (row.dgain != call->partial) {
@@ -162,15 +162,12 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, cons
     if (call->streaming) FN(finish)(&carry);
 }
 
-static NOINLINE void FN(backward_late)(const cnorm_norm_backward *call, int centred)
+static NOINLINE void FN(backward_any)(const cnorm_norm_backward *call, int centred)
 {
-    FN(backward_rows)(call, centred, LATE_GRADS);
+    if (FN(EARLY) && !call->streaming) FN(backward_rows)(call, centred, 0);
+    else FN(backward_rows)(call, centred, LATE_GRADS);
 }
 
-static void FN(layer_norm_backward)(const cnorm_norm_backward *call)
-{
-    if (FN(EARLY) && !call->streaming) FN(backward_rows)(call, 1, 0);
-    else FN(backward_late)(call, 1);
-}
+static void FN(layer_norm_backward)(const cnorm_norm_backward *call) { FN(backward_any)(call, 1); }
 
-static void FN(rms_norm_backward)(const cnorm_norm_backward *call) { FN(backward_late)(call, 0); }
+static void FN(rms_norm_backward)(const cnorm_norm_backward *call) { FN(backward_any)(call, 0); }

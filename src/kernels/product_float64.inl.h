@@ -97,10 +97,10 @@ RARE double f64_product(const product_term *terms, int count, ptrdiff_t start, p
     }
     for (ptrdiff_t r = 0; r < rows && finite; r += LANES_F64) {
         double largest = 0;
-        wide_f64 sum = f64_rows(&terms[0], scales[0], start + r);
-        if (count > 1) {
-            const wide_f64 second = f64_rows(&terms[1], scales[1], start + r);
-            EACH_VECTOR(i) sum.v[i] += second.v[i];
+        wide_f64 sum = wide_of(-0.0); /* neutral */
+        for (int k = 0; k < count; ++k) {
+            const wide_f64 term = f64_rows(&terms[k], scales[k], start + r);
+            EACH_VECTOR(i) sum.v[i] += term.v[i];
         }
         squares += f64_squares(&sum, &largest);
         const int grown = largest > 0 ? exponent_of(largest) : NONE;

@@ -39,8 +39,8 @@ RARE void norm_backward_f64(ptrdiff_t length, double n, double rstd, float r, co
 }
 
 /* (9): the gradient of a normalised product: z [gates, padded units] -> dz; adds to dgain and dinside, both of z's shape */
-INLINE void norm_backward(const cnorm_matrix *w, const float *gain, const float *da, float *z, const float *r, float *dgain,
-                          float *dinside)
+static NOINLINE void norm_backward(const cnorm_matrix *w, const float *gain, const float *da, float *z, const float *r,
+                                   float *dgain, float *dinside)
 {
     const ptrdiff_t width = padded_units(w->units);
     for (ptrdiff_t first = 0; first < w->gates; first += w->group) {

@@ -144,7 +144,7 @@ INLINE void FN(put_group)(FN(writer) *w, const int mode, const V v[GROUP])
 #pragma GCC unroll 4
     for (int i = 0; i < GROUP; i += 2) {
         X *const y = w->y + w->at + i * VL;
-        if (mode & NONTEMPORAL) {
+        if (w->carry) {
             FN(prefetch)(w, w->at + i * VL);
             FN(prefetch)(w, w->at + i * VL + VL);
             if (mode & PARAMS) FN(stream_two)(y, v[i], v[i + 1]);
@@ -167,7 +167,7 @@ INLINE void FN(write_rest)(FN(writer) *w, const int mode)
     }
     for (; w->at < w->end; w->at += VL) {
         const V v = FN(normalise)(w, w->at, mode);
-        if (mode & NONTEMPORAL) FN(stream)(w->y + w->at, v), FN(prefetch)(w, w->at);
+        if (w->carry) FN(stream)(w->y + w->at, v), FN(prefetch)(w, w->at);
         else FN(store)(w->y + w->at, v);
     }
     if (w->at < w->n) FN(write_edge)(*w, mode);

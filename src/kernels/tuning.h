@@ -48,7 +48,6 @@ enum {
     KEPT = 4,        /* d = x - K is stored while it is summed, and normalised from there: residual sums, half types */
     BACKWARD = 8,    /* the sweep sums gradients; otherwise deviations */
     SUM = 16,         /* there may be a residual */
-    NONTEMPORAL = 64, /* output is written by non-temporal stores */
     LATE_GRADS = 128, /* backward: dgain and dbias are added to while dx is written, not while sums are taken */
     PARAMS = 32,      /* gain and bias are not NULL; in half types a NaN in them is the default quiet NaN, for store_two */
 };
