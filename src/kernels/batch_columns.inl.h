@@ -98,9 +98,23 @@ INLINE V FN(column_output)(const FN(columns) *c, const FN(volume) *v, ptrdiff_t 
     return c->rstd * ((dy * c->gain - c->G) - d * c->rstd * c->H);
 }
 
+/* the partial vectors that rows begin and end in, for write_columns */
+static NOINLINE void FN(write_column_edges)(const FN(volume) *v, const FN(batch) *b, ptrdiff_t first, ptrdiff_t rows,
+                                            int backward, ptrdiff_t lane_offset, FN(carry) *carry)
+{
+    const ptrdiff_t n = v->channels, end = (n + lane_offset) / VL * VL - lane_offset;
+    for (ptrdiff_t r = first; r < first + rows; ++r)
+        for (ptrdiff_t j = lane_offset ? -lane_offset : end; j < n; j = j < end ? end : n) {
+            const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
+            const FN(columns) c = FN(columns_at)(b, j, from, to, backward, 0);
+            const V y = FN(column_output)(&c, v, r, j, to, backward, 0);
+            FN(put_range)(v->out + r * v->out_stride + j, from, to, y, carry);
+        }
+}
+
 /* the same for `rows` rows from row `first` on. carry is NULL unless out is written by
  * non-temporal stores; then the rows, if more than one, have the same lane offset. */
-INLINE void FN(write_columns)(const ptrdiff_t rows, const int backward, const FN(volume) *volume,
+INLINE void FN(write_columns)(ptrdiff_t rows, const int backward, const FN(volume) *volume,
                               ptrdiff_t first, const FN(batch) *batch, const int given,
                               FN(carry) *carry)
 {
@@ -119,15 +133,7 @@ INLINE void FN(write_columns)(const ptrdiff_t rows, const int backward, const FN
             else FN(store)(v->out + r * v->out_stride + j, y);
         }
     }
-    for (ptrdiff_t r = first; r < first + rows; ++r) {
-        /* the partial vectors that the row begins and ends in */
-        for (ptrdiff_t j = lane_offset ? -lane_offset : end; j < n; j = j < end ? end : n) {
-            const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
-            const FN(columns) c = FN(columns_at)(b, j, from, to, backward, given);
-            const V y = FN(column_output)(&c, v, r, j, to, backward, given);
-            FN(put_range)(v->out + r * v->out_stride + j, from, to, y, carry);
-        }
-    }
+    if (lane_offset || end < n) FN(write_column_edges)(volume, batch, first, rows, backward, lane_offset, carry);
 }
 
 /* The same for all rows, four at a time; forward with non-temporal stores one at a time: sequential
@@ -135,12 +141,11 @@ INLINE void FN(write_columns)(const ptrdiff_t rows, const int backward, const FN
 INLINE void FN(write_all_columns)(const FN(volume) *v, const int backward, const FN(batch) *b,
                                   const int given, FN(carry) *carry)
 {
-    ptrdiff_t r = 0;
-    for (; r + 4 <= v->samples && !(carry && (!backward || v->channels % VL)); r += 4) {
-        if (carry) FN(write_columns)(4, backward, v, r, b, given, carry);
-        else FN(write_columns)(4, backward, v, r, b, given, NULL);
+    const ptrdiff_t most = carry && (!backward || v->channels % VL) ? 1 : 4;
+    for (ptrdiff_t r = 0, rows; r < v->samples; r += rows) {
+        rows = v->samples - r < most ? v->samples - r : most;
+        FN(write_columns)(rows, backward, v, r, b, given, carry);
     }
-    for (; r < v->samples; ++r) FN(write_columns)(1, backward, v, r, b, given, carry);
 }
 
 /* the same for any volume with space = 1 */

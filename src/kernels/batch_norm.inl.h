@@ -57,11 +57,9 @@ static FN(batch) FN(batch_of)(void *memory, const FN(volume) *v, const T *gain, 
                          .H = array[7],
                          .block = array[8],
                          .block2 = array[9]};
-    for (ptrdiff_t c = 0; c < v->channels; ++c) { /* gain 1 and bias -0: neutral */
-        b.gain[c] = gain ? gain[c] : 1;
-        b.bias[c] = bias ? bias[c] : -(T)0;
-        b.f64[c].scale = 0;
-    }
+    (void)FN(param)(gain, 1, v->channels, b.gain);
+    (void)FN(param)(bias, -(T)0, v->channels, b.bias);
+    for (ptrdiff_t c = 0; c < v->channels; ++c) b.f64[c].scale = 0;
     return b;
 }
 
@@ -88,7 +86,7 @@ static NOINLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, int
                                      st};
                 FN(run_gradient_sums)(&run, NULL, &sums.a, &sums.b);
             } else {
-                sums = FN(run_sums)(x, length, K[c]);
+                sums = FN(run_sums)(x, length, K[c], 0);
             }
             b->sum[c] += sums.a;
             b->sum2[c] += sums.b;

@@ -177,17 +177,13 @@ INLINE void FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(
                          .K = TN(splat)(st[0]),
                          .delta = TN(splat)(st[1]),
                          .rstd = TN(splat)(st[2])};
-    FN(gradient) dx = {.dx = group->out,
+    const FN(gradient) dx = {.dx = group->out,
                        .lane_offset = carry ? FN(lane_offset_of)(group->out) : 0,
                        .carry = carry,
                        .dy_ahead = AHEAD_BYTES,
                        .x_ahead = AHEAD_BYTES};
-    const int early = FN(EARLY) &&!carry;
-    if (FN(rstd_in_range)(st) &&
-        (early ? FN(backward_row)(&row, st, &dx, 1, CENTRED | SHIFTED)
-               : FN(backward_row)(&row, st, &dx, 1, CENTRED | SHIFTED | LATE_GRADS)))
-        return;
-    FN(rescue_gradient)(&row, st, 1, group->out, early);
+    if (FN(rstd_in_range)(st) && FN(late_row)(&row, st, &dx, 1)) return;
+    FN(rescue_gradient)(&row, st, 1, group->out, 0);
 }
 
 /* the same for space > 1; false if a sum overflowed, and (6) was not done */

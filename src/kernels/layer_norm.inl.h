@@ -18,7 +18,7 @@
 
 /* Copies a parameter [n] to `space`; a NULL one is n times `nothing`, its neutral value. For half types every NaN
  * becomes the default quiet NaN: see PARAMS. */
-INLINE const T *FN(param)(const T *from, T nothing, ptrdiff_t n, T *space)
+static NOINLINE const T *FN(param)(const T *from, T nothing, ptrdiff_t n, T *space)
 {
     if (from && sizeof(X) == sizeof(T)) return memcpy(space, from, (size_t)n * sizeof(T));
     for (ptrdiff_t j = 0; j < n; ++j) space[j] = !from ? nothing : from[j] == from[j] ? from[j] : (T)NAN;
@@ -71,11 +71,11 @@ static NOINLINE void FN(write_whole_row)(const FN(writer) *call, const X *x, X *
  * While row r is summed, row r - 1 is written if it has at least LONG_ROW elements or y takes non-temporal stores; the
  * rest of row r - 1 is written while the tree of r's sums is computed; the square root and division of row r overlap
  * with the sums of row r + 1. The mode of stats_of has SHIFTED for the writer, if row r - 1 has K != 0. */
-INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int mode)
+INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nontemporal, const int mode)
 {
     enum { HALF = sizeof(X) < sizeof(T) };
     _Alignas(VECTOR_BYTES) T row_space[FN(PARAM_SPACE)], param_space[FN(PARAM_SPACE)];
-    const int nontemporal = mode & KEPT && call->streaming, aligned = nontemporal || (ALIGN_LOADS && !HALF && call->n > SHORT_ROW);
+    const int aligned = nontemporal || (ALIGN_LOADS && !HALF && call->n > SHORT_ROW);
     FN(carry) carry = {.to = 0}, sum_carry = {.to = 0};
     FN(writer) w = {.n = call->n, .carry = nontemporal ? &carry : NULL, .x_ahead = FN(ahead)(call->n, call->x_stride),
                     .residual_ahead = FN(ahead)(call->n, call->residual_stride)};
@@ -138,7 +138,8 @@ static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
 /* rows of at most CACHED elements: sums with a residual, and half types */
 static NOINLINE void FN(kept_rows)(const cnorm_norm *call, int centred)
 {
-    FN(cached_rows)(call, centred, CENTRED | KEPT | SUM | PARAMS);
+    if (call->streaming) FN(cached_rows)(call, centred, 1, CENTRED | KEPT | SUM | PARAMS);
+    else FN(cached_rows)(call, centred, 0, CENTRED | KEPT | SUM | PARAMS);
 }
 
 /* Whether two_pass_rows, which is half the code (CACHED_ROWS), takes the call. Non-temporal stores of kept rows go to
@@ -153,7 +154,7 @@ static void FN(layer_norm)(const cnorm_norm *call)
     const int kept = sizeof(X) < sizeof(T);
     if (FN(in_two_passes)(call, kept)) FN(two_pass_rows)(call, 1);
     else if (kept) FN(kept_rows)(call, 1);
-    else FN(cached_rows)(call, 1, CENTRED | PARAMS);
+    else FN(cached_rows)(call, 1, 0, CENTRED | PARAMS);
 }
 
 static void FN(add_layer_norm)(const cnorm_norm *call)
@@ -167,5 +168,5 @@ static void FN(rms_norm)(const cnorm_norm *call)
     const int kept = sizeof(X) < sizeof(T);
     if (FN(in_two_passes)(call, kept)) FN(two_pass_rows)(call, 0);
     else if (kept) FN(kept_rows)(call, 0);
-    else FN(cached_rows)(call, 0, PARAMS);
+    else FN(cached_rows)(call, 0, 0, PARAMS);
 }

@@ -190,13 +190,13 @@ INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double 
     }
 }
 
-/* S and Q of d = x - K over x [n], for short rows: without lane_offset. The result is returned in registers: where the
+/* S and Q of d = x - K over x [n]. The result is returned in registers: where the
  * caller reads both numbers in one load, two stores would fail store forwarding and wait for all stores before them,
  * 35 ns a row behind non-temporal ones. */
-static NOINLINE two_sums FN(run_sums)(const X *x, ptrdiff_t n, T K)
+static NOINLINE two_sums FN(run_sums)(const X *x, ptrdiff_t n, T K, ptrdiff_t lane_offset)
 {
     double sums[2];
-    FN(sweep)(&(FN(row)){.n = n, .x = x, .K = TN(splat)(K)}, CENTRED, NULL, sums);
+    FN(sweep)(&(FN(row)){.n = n, .lane_offset = lane_offset, .x = x, .K = TN(splat)(K)}, CENTRED, NULL, sums);
     return (two_sums){sums[0], sums[1]};
 }
 

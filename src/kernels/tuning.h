@@ -7,11 +7,6 @@
 
 /* RARE: a path that few rows take. Not __attribute__((cold)): GCC 12 would treat the loops that call it as cold,
  * too. */
-#if defined(__clang__)
-#define NOINLINE __attribute__((noinline))
-#else
-#define NOINLINE __attribute__((noinline, noclone)) /* without noclone GCC adds a copy for each constant argument */
-#endif
 #define RARE static NOINLINE
 /* EDGE: functions for the partial vector that a row begins or ends in. Called, they keep the members of their arguments out
  * of registers in the loops beside them: with AVX2 32x256 float32 took 1.9 instead of 1.4 us (Zen 4, 2026-11-23). The

@@ -44,7 +44,7 @@ RARE void FN(f64_weight_norm)(const T *w, ptrdiff_t n, double g, T *v)
 /* 1/|w|, or 0 where the row needs the float64 path */
 INLINE T FN(inverse_norm)(const T *w, ptrdiff_t n, double g, T *scale)
 {
-    const double Q = FN(run_sums)(w, n, 0).b;
+    const double Q = FN(run_sums)(w, n, 0, 0).b;
     if (!(Q >= (double)n * Q_MIN && Q <= Q_MAX)) return 0; /* NaN takes the float64 path, too */
     const double inverse = 1.0 / sqrt(Q);
     *scale = (T)(g * inverse);

@@ -4,6 +4,12 @@
 #ifndef CNORM_SIMD_GENERIC_H
 #define CNORM_SIMD_GENERIC_H
 
+INLINE i32v extend_u16(u16h v) { return (i32v){v[0], v[1], v[2], v[3]}; }
+INLINE u16h truncate_u16(i32v v)
+{
+    return (u16h){(uint16_t)v[0], (uint16_t)v[1], (uint16_t)v[2], (uint16_t)v[3]};
+}
+
 #include "vector_16.h"
 
 #if defined(__aarch64__)

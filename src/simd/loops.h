@@ -1,23 +1,24 @@
 /* Functions of vector.h and storage.h as loops over the lanes, for instruction sets without masked
- * stores and permutations of two vectors. Included by avx2.h and vector_16.h. */
+ * stores and permutations of two vectors. Included by avx2.h and vector_16.h. Called, not inlined: GCC makes 200 bytes of
+ * each loop, and they are for the ends of rows. */
 #include "vector.h"
 
 #ifndef CNORM_SIMD_LOOPS_H
 #define CNORM_SIMD_LOOPS_H
 
-INLINE void store_range_f32(float *p, ptrdiff_t from, ptrdiff_t to, f32v v)
+static NOINLINE void store_range_f32(float *p, ptrdiff_t from, ptrdiff_t to, f32v v)
 {
     for (ptrdiff_t i = from; i < to; ++i) p[i] = v[i];
 }
-INLINE void store_range_f64(double *p, ptrdiff_t from, ptrdiff_t to, f64v v)
+static NOINLINE void store_range_f64(double *p, ptrdiff_t from, ptrdiff_t to, f64v v)
 {
     for (ptrdiff_t i = from; i < to; ++i) p[i] = v[i];
 }
-INLINE void store_range_u16(uint16_t *p, ptrdiff_t from, ptrdiff_t to, u16h v)
+static NOINLINE void store_range_u16(uint16_t *p, ptrdiff_t from, ptrdiff_t to, u16h v)
 {
     for (ptrdiff_t i = from; i < to; ++i) p[i] = v[i];
 }
-INLINE u16h load_range_u16(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)
+static NOINLINE u16h load_range_u16(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)
 {
     uint16_t lanes[VL_F32] = {0};
     for (ptrdiff_t i = from; i < to; ++i) lanes[i] = p[i];
@@ -25,7 +26,7 @@ INLINE u16h load_range_u16(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)
 }
 
 #define ROTATE(type, T, V)                                                                         \
-    INLINE void rotate_lanes_##type(V lanes[LANE_VECTORS], ptrdiff_t lane_offset)                  \
+    static NOINLINE void rotate_lanes_##type(V lanes[LANE_VECTORS], ptrdiff_t lane_offset)         \
     {                                                                                              \
         T twice[2][128 / sizeof(T)];                                                               \
         memcpy(twice[0], lanes, 128);                                                              \

@@ -4,6 +4,21 @@
 #ifndef CNORM_SIMD_SSE2_H
 #define CNORM_SIMD_SSE2_H
 
+INLINE i32v extend_u16(u16h v)
+{
+    int64_t bits;
+    memcpy(&bits, &v, sizeof bits);
+    return (i32v)_mm_unpacklo_epi16(_mm_cvtsi64_si128(bits), _mm_setzero_si128());
+}
+INLINE u16h truncate_u16(i32v v) /* of values below 2^16; packs saturates signed numbers */
+{
+    const i32v extended = v << 16 >> 16;
+    const int64_t bits = _mm_cvtsi128_si64(_mm_packs_epi32((__m128i)extended, (__m128i)extended));
+    u16h h;
+    memcpy(&h, &bits, sizeof h);
+    return h;
+}
+
 #include "vector_16.h"
 
 #define REGISTER_CONSTRAINT "+x"

@@ -63,6 +63,11 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline, unused))
+#if defined(__clang__)
+#define NOINLINE __attribute__((noinline, unused))
+#else /* without noclone GCC adds a copy for each constant argument */
+#define NOINLINE __attribute__((noinline, noclone, unused))
+#endif
 
 enum {
     VL_F32 = VECTOR_BYTES / 4, /* lanes of a native vector */

@@ -7,14 +7,14 @@
 
 #include "loops.h"
 
-INLINE f32v load_range_f32(const float *p, ptrdiff_t from, ptrdiff_t to, f32v fill)
+static NOINLINE f32v load_range_f32(const float *p, ptrdiff_t from, ptrdiff_t to, f32v fill)
 {
     float lanes[VL_F32];
     memcpy(lanes, &fill, sizeof lanes);
     for (ptrdiff_t i = from; i < to; ++i) lanes[i] = p[i];
     return load_f32(lanes);
 }
-INLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to, f64v fill)
+static NOINLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to, f64v fill)
 {
     double lanes[VL_F64];
     memcpy(lanes, &fill, sizeof lanes);
@@ -51,11 +51,6 @@ INLINE int one_sign_f32(const f32v lanes[LANE_VECTORS])
 /* ---- conversions --------------------------------------------------------------------------------------------- */
 
 INLINE void stream_u16(uint16_t *p, u16h v) { memcpy(p, &v, sizeof v); }
-INLINE i32v extend_u16(u16h v) { return (i32v){v[0], v[1], v[2], v[3]}; }
-INLINE u16h truncate_u16(i32v v)
-{
-    return (u16h){(uint16_t)v[0], (uint16_t)v[1], (uint16_t)v[2], (uint16_t)v[3]};
-}
 
 INLINE i32v select_i32(i32v mask, i32v a, i32v b) { return (a & mask) | (b & ~mask); }
 INLINE f32v widen_f16(u16h v)
@@ -67,7 +62,7 @@ INLINE f32v widen_f16(u16h v)
     const i32v special = ((bits & 0x7fff) << 13) | 0x7f800000;
     return (f32v)(select_i32(exponent == 0x7c00, special, finite) | (bits & 0x8000) << 16);
 }
-INLINE u16h narrow_f16(f32v v)
+static NOINLINE u16h narrow_f16(f32v v)
 {
     const i32v bits = (i32v)v, magnitude = bits & 0x7fffffff;
     const i32v nan = magnitude > 0x7f800000;
