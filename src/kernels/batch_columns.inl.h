@@ -99,8 +99,9 @@ INLINE V FN(column_output)(const FN(columns) *c, const FN(volume) *v, ptrdiff_t 
 }
 
 /* the partial vectors that rows begin and end in, for write_columns */
-static NOINLINE void FN(write_column_edges)(const FN(volume) *v, const FN(batch) *b, ptrdiff_t first, ptrdiff_t rows,
-                                            int backward, ptrdiff_t lane_offset, FN(carry) *carry)
+static NOINLINE void FN(write_column_edges)(const FN(volume) *v, const FN(batch) *b,
+                                            ptrdiff_t first, ptrdiff_t rows, int backward,
+                                            ptrdiff_t lane_offset, FN(carry) *carry)
 {
     const ptrdiff_t n = v->channels, end = (n + lane_offset) / VL * VL - lane_offset;
     for (ptrdiff_t r = first; r < first + rows; ++r)
@@ -133,7 +134,8 @@ INLINE void FN(write_columns)(ptrdiff_t rows, const int backward, const FN(volum
             else FN(store)(v->out + r * v->out_stride + j, y);
         }
     }
-    if (lane_offset || end < n) FN(write_column_edges)(volume, batch, first, rows, backward, lane_offset, carry);
+    if (lane_offset || end < n)
+        FN(write_column_edges)(volume, batch, first, rows, backward, lane_offset, carry);
 }
 
 /* The same for all rows, four at a time; forward with non-temporal stores one at a time: sequential

@@ -32,8 +32,7 @@ static void FN(f64_channel_sums)(const FN(volume) *v, ptrdiff_t c, int backward,
     for (ptrdiff_t sample = 0; v->space > 1 && sample < v->samples; ++sample) {
         const FN(tile) t = FN(channel_tile)(v, sample, c);
         double of_run[2] = {0};
-        if (backward) FN(f64_run_gradients)(&t, &b->f64[c], UNSCALED, of_run);
-        else FN(f64_run_sums)(&b->f64[c], t.x, t.n, of_run);
+        FN(f64_run_sums)(&t, &b->f64[c], backward ? &UNSCALED : NULL, of_run);
         sums[0][0] += of_run[0];
         sums[1][0] += of_run[1];
     }
@@ -44,8 +43,7 @@ static void FN(f64_channel_sums)(const FN(volume) *v, ptrdiff_t c, int backward,
     for (ptrdiff_t r = 0; r < t.rows; r += FOLD) {
         const ptrdiff_t end = t.rows - r < FOLD ? t.rows : r + FOLD;
         wide_f64 lanes[2];
-        if (backward) FN(f64_lane_gradients)(&t, r, end, &e, UNSCALED, lanes);
-        else FN(f64_lane_sums)(&t, r, end, &e, lanes);
+        FN(f64_lane_sums)(&t, r, end, &e, backward ? &UNSCALED : NULL, lanes);
         for (int k = 0; k < 2; ++k)
             for (int i = 0; i < LANES_F64; ++i) sums[k][i] += lanes[k].v[i / VL_F64][i % VL_F64];
     }

@@ -126,8 +126,8 @@ static void FN(batch_output)(const FN(volume) *v, const FN(batch) *b, int stream
 }
 
 /* (1) or (2) for channel c with the sums about K; false where it is not accepted; moments [2, channels] or NULL */
-INLINE int FN(channel_stats)(const FN(volume) *v, ptrdiff_t c, T K, double eps, const FN(batch) *b,
-                             double *moments)
+static NOINLINE int FN(channel_stats)(const FN(volume) *v, ptrdiff_t c, T K, double eps,
+                                      const FN(batch) *b, double *moments)
 {
     const double N = (double)(v->samples * v->space), S = b->sum[c], Q = b->sum2[c], delta = S / N,
                  var = (Q - S * delta) / N;

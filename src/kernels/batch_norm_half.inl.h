@@ -105,23 +105,11 @@ static NOINLINE void batch_norm_backward_half(cnorm_dtype storage,
     }
 }
 
-#define BATCH_NORM_HALF(type, storage)                                                             \
-    static void batch_norm_##type(const cnorm_volume_norm *call)                                   \
-    {                                                                                              \
-        batch_norm_half(storage, call, 0);                                                         \
-    }                                                                                              \
-    static void batch_norm_inference_##type(const cnorm_volume_norm *call)                         \
-    {                                                                                              \
-        batch_norm_half(storage, call, 1);                                                         \
-    }                                                                                              \
-    static void batch_norm_backward_##type(const cnorm_volume_norm_backward *call)                 \
-    {                                                                                              \
-        batch_norm_backward_half(storage, call, 0);                                                \
-    }                                                                                              \
-    static void batch_norm_inference_backward_##type(const cnorm_volume_norm_backward *call)       \
-    {                                                                                              \
-        batch_norm_backward_half(storage, call, 1);                                                \
-    }
-BATCH_NORM_HALF(f16, CNORM_F16)
-BATCH_NORM_HALF(bf16, CNORM_BF16)
-#undef BATCH_NORM_HALF
+#define ENTRY(name, body, call_type, inference)                                                    \
+    static void name##_f16(const call_type *call) { body(CNORM_F16, call, inference); }            \
+    static void name##_bf16(const call_type *call) { body(CNORM_BF16, call, inference); }
+ENTRY(batch_norm, batch_norm_half, cnorm_volume_norm, 0)
+ENTRY(batch_norm_inference, batch_norm_half, cnorm_volume_norm, 1)
+ENTRY(batch_norm_backward, batch_norm_backward_half, cnorm_volume_norm_backward, 0)
+ENTRY(batch_norm_inference_backward, batch_norm_backward_half, cnorm_volume_norm_backward, 1)
+#undef ENTRY

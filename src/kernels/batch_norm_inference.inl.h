@@ -1,8 +1,8 @@
 /* Batch norm with a given mean and variance, forward and backward: (4) of batch_norm.inl.h with K = mean and no delta. */
 
 /* K, rstd and scale of each channel from the given mean and variance */
-static void FN(given_stats)(const T *mean, const T *var, double eps, ptrdiff_t channels,
-                            FN(batch) *b)
+static NOINLINE void FN(given_stats)(const T *mean, const T *var, double eps, ptrdiff_t channels,
+                                     FN(batch) *b)
 {
     b->given = 1;
     for (ptrdiff_t c = 0; c < channels; ++c) {

@@ -36,7 +36,7 @@ RARE void FN(f64_gradient_sums)(const FN(run) *run, const T *gain, double *A, do
     double sums[2] = {0};
     FN(tile) t = FN(run_tile)(run->dy, run->x, run->n, NULL);
     t.gain = gain;
-    FN(f64_run_gradients)(&t, &e, UNSCALED, sums);
+    FN(f64_run_sums)(&t, &e, &UNSCALED, sums);
     *A = sums[0];
     *B = sums[1];
 }

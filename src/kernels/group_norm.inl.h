@@ -148,7 +148,7 @@ RARE void FN(f64_group_backward)(const FN(one_group) *group, const T st[3], int 
     for (ptrdiff_t c = 0; c < group->channels; ++c) {
         double sums[2] = {0};
         const FN(tile) t = FN(run_tile)(group->dy + c * space, group->x + c * space, space, NULL);
-        FN(f64_run_gradients)(&t, &e, UNSCALED, sums);
+        FN(f64_run_sums)(&t, &e, &UNSCALED, sums);
         G += sums[0] * (group->gain ? (double)group->gain[c] : 1.0);
         H += sums[1] * (group->gain ? (double)group->gain[c] : 1.0);
         if (added) continue;
@@ -178,10 +178,10 @@ INLINE void FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(
                          .delta = TN(splat)(st[1]),
                          .rstd = TN(splat)(st[2])};
     const FN(gradient) dx = {.dx = group->out,
-                       .lane_offset = carry ? FN(lane_offset_of)(group->out) : 0,
-                       .carry = carry,
-                       .dy_ahead = AHEAD_BYTES,
-                       .x_ahead = AHEAD_BYTES};
+                             .lane_offset = carry ? FN(lane_offset_of)(group->out) : 0,
+                             .carry = carry,
+                             .dy_ahead = AHEAD_BYTES,
+                             .x_ahead = AHEAD_BYTES};
     if (FN(rstd_in_range)(st) && FN(late_row)(&row, st, &dx, 1)) return;
     FN(rescue_gradient)(&row, st, 1, group->out, 0);
 }

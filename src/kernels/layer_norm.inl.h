@@ -28,7 +28,7 @@ static NOINLINE const T *FN(param)(const T *from, T nothing, ptrdiff_t n, T *spa
 /* Places gain and bias for rows of at most CACHED elements: copies at the page offset of y and at the lane offset of
  * the first row, so that loads from them don't alias the stores to y (4K aliasing) and are aligned for all rows of that
  * lane offset. Fewer than 8 rows use the caller's arrays, except half types. RMS norm has no bias. */
-INLINE void FN(place_params)(const cnorm_norm *call, ptrdiff_t lane_offset, const int mode, T space[FN(PARAM_SPACE)],
+INLINE void FN(place_params)(const cnorm_norm *call, ptrdiff_t lane_offset, const int mode, T space[FN(TWO_ROWS)],
                              FN(writer) *w)
 {
     T *const at = space + offset_matching(space, call->y) / (ptrdiff_t)sizeof(T) + lane_offset;
@@ -74,7 +74,7 @@ static NOINLINE void FN(write_whole_row)(const FN(writer) *call, const X *x, X *
 INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nontemporal, const int mode)
 {
     enum { HALF = sizeof(X) < sizeof(T) };
-    _Alignas(VECTOR_BYTES) T row_space[FN(PARAM_SPACE)], param_space[FN(PARAM_SPACE)];
+    _Alignas(VECTOR_BYTES) T row_space[FN(TWO_ROWS)], param_space[FN(TWO_ROWS)];
     const int aligned = nontemporal || (ALIGN_LOADS && !HALF && call->n > SHORT_ROW);
     FN(carry) carry = {.to = 0}, sum_carry = {.to = 0};
     FN(writer) w = {.n = call->n, .carry = nontemporal ? &carry : NULL, .x_ahead = FN(ahead)(call->n, call->x_stride),
@@ -90,9 +90,9 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nonte
         w.stop = writing && (nontemporal || call->n >= LONG_ROW) ? w.end : w.at;
         X *const y = (X *)call->y + r * call->y_stride;
         FN(row) row = FN(row_of)(call, r, mode);
-        const ptrdiff_t y_offset = aligned ? FN(lane_offset_of)(nontemporal ? y : row.x) : 0; /* of the writer */
+        const ptrdiff_t write_offset = aligned ? FN(lane_offset_of)(nontemporal ? y : row.x) : 0;
         row.carry = nontemporal ? &sum_carry : NULL;
-        row.lane_offset = nontemporal && row.sum ? FN(lane_offset_of)(row.sum) : HALF ? 0 : y_offset;
+        row.lane_offset = nontemporal && row.sum ? FN(lane_offset_of)(row.sum) : HALF ? 0 : write_offset;
         row.kept = space + (r & 1) * FN(ROW_SPACE) + row.lane_offset;
         if (r < call->rows && shifted) next = FN(stats_of)(&row, call->eps, centred, mode | SHIFTED, &w);
         else if (r < call->rows && HALF && !row.sum) next = FN(stats_of)(&row, call->eps, centred, mode & ~SUM, &w);
@@ -103,7 +103,7 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nonte
         next.st[2] = FN(rstd_of)(next.var_eps);
         for (int i = 0; i < 3 && call->stats && r; ++i) ((T *)call->stats)[3 * r - 3 + i] = last.st[i];
         last = next;
-        w.d = row.kept, w.x = row.x, w.residual = nontemporal ? row.residual : NULL, w.y = y, w.lane_offset = y_offset;
+        w.d = row.kept, w.x = row.x, w.residual = nontemporal ? row.residual : NULL, w.y = y, w.lane_offset = write_offset;
     }
     if (!nontemporal) return;
     FN(flush)(&sum_carry);
@@ -116,7 +116,7 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nonte
 static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
 {
     enum { HALF = sizeof(X) < sizeof(T) };
-    _Alignas(VECTOR_BYTES) T param_space[FN(PARAM_SPACE)];
+    _Alignas(VECTOR_BYTES) T param_space[FN(TWO_ROWS)];
     FN(carry) carry = {.to = 0};
     FN(writer) w = {.n = call->n, .gain = call->gain, .bias = call->bias, .carry = call->streaming ? &carry : NULL};
     if (call->n <= FN(CACHED)) FN(place_params)(call, FN(lane_offset_of)(call->y), CENTRED, param_space, &w);
@@ -151,9 +151,9 @@ INLINE int FN(in_two_passes)(const cnorm_norm *call, int kept)
 
 static void FN(layer_norm)(const cnorm_norm *call)
 {
-    const int kept = sizeof(X) < sizeof(T);
-    if (FN(in_two_passes)(call, kept)) FN(two_pass_rows)(call, 1);
-    else if (kept) FN(kept_rows)(call, 1);
+    const int half = sizeof(X) < sizeof(T);
+    if (FN(in_two_passes)(call, half)) FN(two_pass_rows)(call, 1);
+    else if (half) FN(kept_rows)(call, 1);
     else FN(cached_rows)(call, 1, 0, CENTRED | PARAMS);
 }
 
@@ -165,8 +165,8 @@ static void FN(add_layer_norm)(const cnorm_norm *call)
 
 static void FN(rms_norm)(const cnorm_norm *call)
 {
-    const int kept = sizeof(X) < sizeof(T);
-    if (FN(in_two_passes)(call, kept)) FN(two_pass_rows)(call, 0);
-    else if (kept) FN(kept_rows)(call, 0);
+    const int half = sizeof(X) < sizeof(T);
+    if (FN(in_two_passes)(call, half)) FN(two_pass_rows)(call, 0);
+    else if (half) FN(kept_rows)(call, 0);
     else FN(cached_rows)(call, 0, 0, PARAMS);
 }

@@ -9,7 +9,7 @@
 /* the inputs, outputs and scratch of one row of a batch */
 typedef struct row_backward {
     const cnorm_cell *cell;
-    float *zx, *zh, *z2, *in2;     /* on the tape */
+    float *zx, *zh, *z2;           /* on the tape */
     const float *rx, *rh, *h, *c;  /* on the tape; h and c before the step */
     float *dh, *dc;                /* [padded outputs], [padded units] */
     float *da, *dm;                /* [gates, padded units], [padded units]: dm of (2), later u of (7) */
@@ -86,7 +86,7 @@ static NOINLINE void norm_backward(const cnorm_matrix *w, const float *gain, con
 static void scope_backward(const row_backward *row, const float *reset)
 {
     const cnorm_cell *cell = row->cell;
-    const ptrdiff_t width = row->width, length = cell->weight_x.gates * width, of_h = cell->weight_h.gates * width;
+    const ptrdiff_t width = row->width, length = cell->weight_x.gates * width, length_h = cell->weight_h.gates * width;
     float *sums = row->sums, *da = row->da;
     for (ptrdiff_t j = 0; j < length; j += VL_F32) add_to(sums + row->at.bias + j, load_f32(da + j));
     if (cell->scope == CNORM_SCOPE_SPLIT)
@@ -100,7 +100,7 @@ static void scope_backward(const row_backward *row, const float *reset)
             add_to(sums + row->at.bias_n + j, dn);
         }
     if (cell->scope == CNORM_SCOPE_NONE) {
-        memcpy(row->zh, da, (size_t)of_h * sizeof *da);
+        memcpy(row->zh, da, (size_t)length_h * sizeof *da);
     } else {
         const ptrdiff_t inside = cell->scope == CNORM_SCOPE_SUM ? row->at.inside_x : row->at.inside_h;
         norm_backward(&cell->weight_h, cell->gain_h, da, row->zh, row->rh, sums + row->at.gain_h, sums + inside);

@@ -17,7 +17,7 @@ static void FN(smoothing_gradient)(const cnorm_norm_backward *call)
             double sums[2] = {0};
             FN(tile) t = FN(run_tile)(dy, x, n, NULL);
             t.gain = gain;
-            FN(f64_run_gradients)(&t, &e, UNSCALED, sums);
+            FN(f64_run_sums)(&t, &e, &UNSCALED, sums);
             sum_x = sums[1];
             rstd = e.inv_std_dev;
         }

@@ -21,7 +21,7 @@
 enum {
     FN(CACHED) = CACHED_BYTES / (int)sizeof(T),   /* elements of the longest cached row */
     FN(ROW_SPACE) = FN(CACHED) + 2 * VL,          /* for such a row at any lane offset */
-    FN(PARAM_SPACE) = PAGE_BYTES / (int)sizeof(T) + 2 * FN(ROW_SPACE), /* for two kept rows, or gain and bias */
+    FN(TWO_ROWS) = PAGE_BYTES / (int)sizeof(T) + 2 * FN(ROW_SPACE), /* two kept rows, or gain and bias, at any page offset */
 };
 
 /* A row of n elements as a sweep reads it. Forward: x, or x + residual rounded to X, which is stored in sum; if KEPT, d

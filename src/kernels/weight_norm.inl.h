@@ -8,8 +8,9 @@
 RARE f64_stats FN(f64_norm_of)(const T *w, ptrdiff_t n)
 {
     f64_stats e = {.scale = FN(scale_of)((const X *)w, n)};
+    const FN(tile) t = FN(run_tile)(NULL, w, n, NULL);
     double sums[2] = {0};
-    FN(f64_run_sums)(&e, w, n, sums);
+    FN(f64_run_sums)(&t, &e, NULL, sums);
     if (sums[1] != 0) e.rstd = 1.0 / sqrt(sums[1]);
     e.inv_std_dev = e.rstd * e.scale;
     return e;
@@ -78,7 +79,7 @@ RARE void FN(f64_weight_backward)(const FN(run) *run, double g, T *dgain)
     const f64_scales scales = {FN(scale_of)(run->dy, n), FN(scale_of)((const X *)&(T){(T)g}, 1)};
     FN(tile) t = FN(run_tile)(run->dy, run->x, n, run->out);
     double sums[2] = {0};
-    FN(f64_run_gradients)(&t, &e, (f64_scales){scales.dy, 1}, sums);
+    FN(f64_run_sums)(&t, &e, &(f64_scales){scales.dy, 1}, sums);
     const f64_gradient of_row = f64_gradient_of(&e, 0, sums[1] * (g * scales.gain),
                                                 -exponent_of(scales.dy) - exponent_of(scales.gain));
     const wide_gradient d = wide_gradient_of(&of_row, scales);
