@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import pickle
+import struct
 import sys
 import tarfile
 import zipfile
@@ -163,6 +164,58 @@ def test_font_is_read_without_running_its_module(tmp_path, monkeypatch):
     left, right, strokes = font["!"]
     assert (left, right) == (-5, 5)
     assert [stroke.tolist() for stroke in strokes] == [[[0, -12], [0, 2]], [[0, 7], [-1, 8], [0, 9], [1, 8], [0, 7]]]
+
+
+def deb_file(folder, name, path, content):
+    """A Debian package with one file: an ar archive, whose members have an even size, of compressed tar files."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:xz") as files:
+        member = tarfile.TarInfo(path)
+        member.size = len(content)
+        files.addfile(member, io.BytesIO(content))
+    archive = b"!<arch>\n"
+    for member, found in (("debian-binary", b"2.0"), ("control.tar.xz", b"odd"), ("data.tar.xz", packed.getvalue())):
+        archive += f"{member:<16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(found):<10}`\n".encode() + found
+        archive += b"\n" * (len(found) % 2)
+    (folder / name).write_bytes(archive)
+    return hashlib.sha256(archive).hexdigest()
+
+
+def nine_bits(text):
+    """LZW of compress(1) that uses no code of more than one character: 9 bits for each, the lowest first."""
+    bits = sum(code << 9 * i for i, code in enumerate(text))
+    return bits.to_bytes((9 * len(text) + 7) // 8, "little")
+
+
+def test_verses_are_read_from_windows_of_a_debian_package(tmp_path, monkeypatch):
+    windows = [nine_bits(b"A title\nGe1:1 In the beg"), nine_bits(b"inning.\n1Jn5:21 Amen.\n")]
+    head = b"EC02" + bytes(84) + struct.pack(">3I", 2, 100, 100 + len(windows[0]))
+    hash_ = deb_file(tmp_path, "b_1%3a2_all.deb", "./usr/lib/bible.data", head + b"".join(windows))
+    monkeypatch.setattr(data, "FOLDER", tmp_path)
+    monkeypatch.setattr(data, "BIBLE", ("b", "1:2", hash_))
+    assert data.bible() == [("Ge", "In the beginning."), ("1Jn", "Amen.")]
+
+
+def test_nouns_have_hypernyms_and_glosses_without_examples(tmp_path, monkeypatch):
+    text = (
+        b"  1 a licence\n00000001 03 n 01 top 0 001 ~ 00000002 n 0000 | the top; the very top  \n"
+        b'00000002 03 n 01 it 0 002 @ 00000001 n 0000 @i 00000003 n 0000 + 00000004 v 0101 | a thing; "see it"  \n'
+    )
+    hash_ = deb_file(tmp_path, "w_3_all.deb", "./usr/share/wordnet/data.noun", text)
+    monkeypatch.setattr(data, "FOLDER", tmp_path)
+    monkeypatch.setattr(data, "WORDNET", ("w", "3", hash_))
+    expected = {"00000001": ([], "the top"), "00000002": (["00000001", "00000003"], "a thing")}
+    assert data.wordnet_nouns() == expected
+
+
+def test_debian_package_that_is_missing_or_changed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "FOLDER", tmp_path)
+    monkeypatch.setattr(data.subprocess, "run", lambda call, check, cwd: type("Done", (), {"returncode": 100}))
+    with pytest.raises(RuntimeError, match=r"the data is in the Debian package bible-kjv-text 4\.38, which apt"):
+        data.bible()
+    deb_file(tmp_path, "bible-kjv-text_4.38_all.deb", "./usr/lib/bible.data", b"")
+    with pytest.raises(RuntimeError, match=r"must have the SHA-256 d61b6a.*delete it to download it again"):
+        data.bible()
 
 
 def writer_model(inputs, outputs, rng):
