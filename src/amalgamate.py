@@ -167,14 +167,15 @@ def names_of(code: str) -> set[str]:
 
 
 def _without_calls(code: str, functions) -> str:
-    for name in functions:
-        while match := re.search(rf"\b{name}\b\s*(?:volatile\s*)?\(", code):
-            depth, at = 1, match.end()
-            while depth:
-                depth += {"(": 1, ")": -1}.get(code[at], 0)
-                at += 1
-            code = code[: match.start()] + code[at:]
-    return code
+    call = re.compile(rf"\b(?:{'|'.join(functions)})\b\s*(?:volatile\s*)?\(")
+    kept, at = [], 0
+    while match := call.search(code, at):
+        kept.append(code[at : match.start()])
+        depth, at = 1, match.end()
+        while depth:
+            depth += {"(": 1, ")": -1}.get(code[at], 0)
+            at += 1
+    return "".join(kept) + code[at:]
 
 
 def _without_bodies(item: str) -> str:
@@ -220,7 +221,7 @@ def region(unit: Unit, shared: list[Path], shared_text: str) -> str:
         *([f"#if defined({ARCHITECTURES[unit.architecture]})"] if unit.architecture else []),
         *begin,
         *(f"#define {name} 1" for name in has),
-        *(_renaming(name, unit, text) for name in sorted(names - macros)),
+        *renamings(names - macros, unit, text),
         text,
         *(f"#undef {name}" for name in sorted(names | macros | set(has))),
         *end,
@@ -229,14 +230,15 @@ def region(unit: Unit, shared: list[Path], shared_text: str) -> str:
     return "\n".join(lines)
 
 
-def _renaming(name: str, unit: Unit, text: str) -> str:
-    """The macro that renames a name.
+def renamings(names: set[str], unit: Unit, text: str) -> list[str]:
+    """The macros that give names a suffix.
 
     A function's, if a member or a kernel of the list has its name too, renames it only where it is called.
     """
-    other = re.search(rf"(\.|->)\s*{name}\b|\bKERNEL\({name}\b", text)
-    call = "(...)" if other and re.search(rf"\b{name}\(", text) else ""
-    return f"#define {name}{call} {name}__{unit.name}{call and '(__VA_ARGS__)'}"
+    called = set(re.findall(r"\b(\w+)\(", text))
+    members = set(re.findall(r"(?:\.|->)\s*(\w+)", text)) | set(re.findall(r"\bKERNEL\((\w+)", text))
+    calls = {name: "(...)" if name in called & members else "" for name in sorted(names)}
+    return [f"#define {name}{call} {name}__{unit.name}{call and '(__VA_ARGS__)'}" for name, call in calls.items()]
 
 
 def target(unit: Unit) -> tuple[list[str], list[str]]:

@@ -35,20 +35,14 @@ def c_functions(text):
         while depth:
             depth += {"{": 1, "}": -1}.get(code[end], 0)
             end += 1
-        count = 0 if parameters.strip() in ("", "void") else len(split_top(parameters))
-        yield match[1], code.count("\n", match.start(), end) + 1, count
+        yield match[1], code.count("\n", match.start(), end) + 1, len(parameters_of(parameters))
 
 
-def split_top(text):
-    """Split at commas outside brackets."""
-    parts, depth = [""], 0
-    for c in text:
-        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(c, 0)
-        if c == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += c
-    return parts
+def parameters_of(text):
+    """The parameters of a list, without what stands in brackets."""
+    while (bare := re.sub(r"[(\[{][^()\[\]{}]*[)\]}]", "", text)) != text:
+        text = bare
+    return [part for part in text.split(",") if part.strip() not in ("", "void")]
 
 
 def python_functions(text):
@@ -81,9 +75,7 @@ def cython_functions(text):
             at += 1
         if not re.match(r"[^\n]*:\s*(#[^\n]*)?\n", whole[at:] + "\n"):
             continue
-        names = [
-            p for p in split_top(whole[start : at - 1]) if p.strip() and p.strip() not in ("self", "cls", "*", "/")
-        ]
+        names = [p for p in parameters_of(whole[start : at - 1]) if p.strip() not in ("self", "cls", "*", "/")]
         body = whole[at:].split("\n")[1:]
         indented = []
         for b in body:
