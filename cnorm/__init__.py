@@ -1,7 +1,7 @@
 """Layer normalisation on CPUs: SIMD kernels, a batch-1 recurrent runtime, ONNX export and validation."""
 
 try:
-    from cnorm import _core  # noqa: F401  (a source folder that was not built lacks this extension module)
+    from cnorm import _core  # a source folder that was not built lacks this extension module
 except ImportError as error:
     if "CNORM_ISA" in str(error):
         import os
@@ -53,6 +53,20 @@ from cnorm.specs import CellSpec
 
 __version__ = "0.1.0"
 
+
+def get_include() -> str:
+    """The folder of the C headers, for extension modules that call cnorm.
+
+    Returns
+    -------
+    str
+        An absolute path. See docs/embedding.md.
+    """
+    import os
+
+    return os.path.join(os.path.dirname(os.path.abspath(_core.__file__)), "include")
+
+
 __all__ = [
     "GRU",
     "LSTM",
@@ -84,6 +98,7 @@ __all__ = [
     "fold_weight_norm",
     "from_safetensors",
     "from_torch",
+    "get_include",
     "group_norm",
     "group_norm_backward",
     "instance_norm",

@@ -15,9 +15,7 @@ from libc.float cimport FLT_MAX
 from libc.math cimport INFINITY, isfinite, isinf
 from libc.string cimport memcmp, memcpy
 
-from cnorm._capi cimport *
-from cnorm._capi_norms cimport *
-from cnorm._capi_train cimport *
+from cnorm.capi cimport *
 
 import numbers
 import operator
@@ -136,3 +134,4 @@ include "_packed.pxi"
 include "_stream.pxi"
 include "_step_many.pxi"
 include "_train.pxi"
+include "_capsules.pxi"

@@ -58,7 +58,7 @@ RUN = {
 
 
 def test_every_block_is_fenced_and_names_its_language():
-    assert {block.language for block in BLOCKS} == {"python", "sh", "c", "cpp", *DATA}
+    assert {block.language for block in BLOCKS} == {"python", "sh", "c", "cpp", "cython", *DATA}
     assert len(BLOCKS) > 40
 
 

@@ -1,11 +1,16 @@
-"""The examples of examples/embed and of the Rust crate, built outside the tree: the demo's scores, and Python's hash.
+"""The examples of examples/embed and of the Rust crate, built outside the tree in each way: Python's scores and hash.
 
-They are linked with the objects of the editable build. `make two-files` and CMakeLists.txt compile cnorm.c.
+cnorm.c is compiled once, by tests/support/cc_once, and kept in build/embed. `make two-files` compiles it with each
+compiler.
 """
 
+import hashlib
+import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from importlib import resources
 from pathlib import Path
 
@@ -13,23 +18,76 @@ import numpy as np
 import pytest
 
 import cnorm
+from cnorm import capi
 
 ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "embed"
+PYTHON = [sys.executable, "-S", "-P"]  # -S hides the editable installation, which is a .pth file
+NEEDS = "Debian: apt install cmake pkg-config cargo; pip install numba"
+
+
+def needs(tool):
+    return pytest.mark.skipif(not shutil.which(tool), reason=f"NOT RUN: {tool} is not installed ({NEEDS})")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with cnorm.h, cnorm.hpp, libcnorm.a, the packed demo and recorded frames."""
-    folder = tmp_path_factory.mktemp("embed")
-    subprocess.run([sys.executable, "-P", ROOT / "src" / "amalgamate.py", folder], check=True)
-    shutil.copy(ROOT / "src" / "include" / "cnorm.hpp", folder)
-    build = ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}" / "src"
-    objects = sorted(build.rglob("*.o"))
-    assert objects, f"{build} has no objects: build the project first"
-    subprocess.run(["ar", "rcs", folder / "libcnorm.a", *objects], check=True)
+def data(tmp_path_factory):
+    """A folder with the packed demo and recorded frames."""
+    folder = tmp_path_factory.mktemp("data")
     cnorm.demo_model().save_packed(folder / "demo.cnorm")
     frames().tofile(folder / "frames.f32")
     return folder
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """The environment of the builds: CC compiles cnorm.c once, and Python finds an installed cnorm."""
+    folder = tmp_path_factory.mktemp("two_files")
+    run([sys.executable, "-P", ROOT / "src" / "amalgamate.py", folder])
+    compiler = run(["cc", "--version"]).encode()
+    content = b"".join((folder / name).read_bytes() for name in ("cnorm.c", "cnorm.h"))
+    kept = ROOT / "build" / "embed"
+    kept.mkdir(parents=True, exist_ok=True)
+    here = Path(sys.executable).parent
+    return os.environ | {
+        "CC": str(ROOT / "tests" / "support" / "cc_once"),
+        "CNORM_CC": shutil.which("cc"),
+        "CNORM_OBJECT": str(kept / f"{hashlib.sha256(compiler + content).hexdigest()[:16]}.o"),
+        "PATH": f"{here}{os.pathsep}{os.environ['PATH']}",
+        "TWO_FILES": str(folder),
+    }
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory, environment):
+    """The C library, installed by CMake."""
+    build, prefix = tmp_path_factory.mktemp("cmake"), tmp_path_factory.mktemp("prefix")
+    run(
+        ["cmake", "-S", ROOT, "-B", build, f"-DCMAKE_INSTALL_PREFIX={prefix}", "-DCMAKE_INSTALL_LIBDIR=lib"],
+        env=environment,
+    )
+    run(["cmake", "--build", build, "--target", "install"], env=environment)
+    moved = prefix.with_name("moved")
+    prefix.rename(moved)  # neither package file may hold the prefix
+    return moved
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory, environment):
+    """`environment` with the package as a wheel installs it, from the editable build."""
+    folder = tmp_path_factory.mktemp("installed")
+    build = ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}"
+    meson = [sys.executable, "-P", "-m", "mesonbuild.mesonmain", "install", "-C", build, "--no-rebuild", "--quiet"]
+    run([*meson, "--destdir", folder], env=environment)
+    [package] = folder.rglob("cnorm/__init__.py")
+    others = [path for path in sys.path if "site-packages" in path]
+    return environment | {"PYTHONPATH": os.pathsep.join([str(package.parents[1]), *others])}
+
+
+def run(command, **keywords):
+    done = subprocess.run(command, capture_output=True, text=True, **keywords)
+    assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 def frames():
@@ -46,30 +104,194 @@ def expected():
     return "\n".join(" ".join(f"{v:.4f}" for v in row) for row in scores) + f"\nhash {hash_:016x}\n"
 
 
-def check_scores(program, folder):
-    with open(folder / "frames.f32", "rb") as file:
-        done = subprocess.run([program, folder / "demo.cnorm"], stdin=file, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == expected()
-    with open(folder / "frames.f32", "rb") as file:
-        refused = subprocess.run([program, folder / "frames.f32"], stdin=file, capture_output=True, text=True)
+def check_scores(command, data, **keywords):
+    """The command streams the frames with Python's hash, and refuses what is not a model."""
+    command = command if isinstance(command, list) else [command]
+    with open(data / "frames.f32", "rb") as file:
+        assert run([*command, data / "demo.cnorm"], stdin=file, **keywords) == expected()
+    with open(data / "frames.f32", "rb") as file:
+        refused = subprocess.run(
+            [*command, data / "frames.f32"], stdin=file, capture_output=True, text=True, **keywords
+        )
     assert refused.returncode != 0
     assert "not a packed model" in refused.stderr
 
 
-@pytest.mark.parametrize("command", [["cc", "scores.c"], ["c++", "-std=c++17", "scores.cpp"]], ids=["C", "C++"])
-def test_example_has_the_bits_of_python(command, folder):
-    shutil.copy(ROOT / "examples" / "embed" / command[-1], folder)
-    program = folder / f"program_{command[0]}"
-    strict = ["-O2", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([*command, *strict, "libcnorm.a", "-lm", "-o", program], cwd=folder, check=True)
-    check_scores(program, folder)
+# ---- from source -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not shutil.which("cargo"), reason="needs cargo")
-def test_rust_example_has_the_bits_of_python(folder, monkeypatch):
-    shutil.copytree(ROOT / "rust" / "cnorm", folder / "crate")
-    monkeypatch.setenv("CNORM_LIB_DIR", str(folder))
-    monkeypatch.setenv("CARGO_TARGET_DIR", str(folder / "target"))
-    subprocess.run(["cargo", "build", "--offline", "--quiet", "--example", "scores"], cwd=folder / "crate", check=True)
-    check_scores(folder / "target" / "debug" / "examples" / "scores", folder)
+def test_two_files(environment, data, tmp_path):
+    for source in (EXAMPLES / "scores.c", *Path(environment["TWO_FILES"]).glob("cnorm.[ch]")):
+        shutil.copy(source, tmp_path)
+    command = [environment["CC"], "-O2", "-Wall", "-Wextra", "-Werror", "scores.c", "cnorm.c", "-lm", "-o", "scores"]
+    run(command, cwd=tmp_path, env=environment)
+    check_scores(tmp_path / "scores", data)
+
+
+CONSUMER = """\
+cmake_minimum_required(VERSION 3.16)
+project(consumer LANGUAGES {language})
+{find}
+add_executable(scores {source})
+target_link_libraries(scores PRIVATE cnorm::cnorm)
+"""
+
+
+def build_by_cmake(tmp_path, environment, find, source, *options):
+    """The program that a CMake project outside the tree builds, which finds cnorm by the lines `find`."""
+    shutil.copy(EXAMPLES / source, tmp_path)
+    language = "CXX" if source.endswith("cpp") else "C"
+    (tmp_path / "CMakeLists.txt").write_text(CONSUMER.format(find=find, source=source, language=language))
+    run(["cmake", "-S", tmp_path, "-B", tmp_path / "build", *options], env=environment)
+    run(["cmake", "--build", tmp_path / "build"], env=environment)
+    return tmp_path / "build" / "scores"
+
+
+@needs("cmake")
+@pytest.mark.parametrize("source", ["scores.c", "scores.cpp"])
+def test_find_package(environment, prefix, data, tmp_path, source):
+    find = "find_package(cnorm 0.1 REQUIRED)"
+    check_scores(build_by_cmake(tmp_path, environment, find, source, f"-DCMAKE_PREFIX_PATH={prefix}"), data)
+
+
+@needs("cmake")
+def test_fetch_content(environment, data, tmp_path):
+    """The lines of the manual, with this folder in place of the repository."""
+    text = (ROOT / "docs" / "embedding.md").read_text()
+    find = re.search(r"include\(FetchContent\)\n.*?FetchContent_MakeAvailable\(cnorm\)\n", text, re.S)[0]
+    check_scores(
+        build_by_cmake(tmp_path, environment, find, "scores.c", f"-DFETCHCONTENT_SOURCE_DIR_CNORM={ROOT}"), data
+    )
+
+
+@needs("cmake")
+@needs("pkg-config")
+def test_pkg_config(environment, prefix, data, tmp_path):
+    environment = environment | {"PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
+    flags = run(["pkg-config", "--cflags", "--libs", "cnorm"], env=environment).split()
+    run(["cc", "-O2", EXAMPLES / "scores.c", *flags, "-o", tmp_path / "scores"], env=environment)
+    check_scores(tmp_path / "scores", data)
+
+
+@needs("cargo")
+def test_cargo(environment, data, tmp_path):
+    """The crate alone, which compiles cnorm.c of the folder CNORM_SOURCE."""
+    shutil.copytree(ROOT / "rust" / "cnorm", tmp_path / "crate", ignore=shutil.ignore_patterns("target", "Cargo.lock"))
+    environment = environment | {"CARGO_TARGET_DIR": str(tmp_path / "target"), "CNORM_SOURCE": environment["TWO_FILES"]}
+    run(["cargo", "build", "--offline", "--quiet", "--example", "scores"], cwd=tmp_path / "crate", env=environment)
+    check_scores(tmp_path / "target" / "debug" / "examples" / "scores", data)
+
+
+# ---- with the functions of the loaded package ------------------------------------------------------------------------
+
+
+def test_cimport(installed, data, tmp_path):
+    shutil.copy(EXAMPLES / "scores_cython.pyx", tmp_path)
+    include = run([*PYTHON, "-c", "import cnorm; print(cnorm.get_include())"], env=installed, cwd=tmp_path).strip()
+    cythonize = [*PYTHON, "-m", "Cython.Build.Cythonize", "-i", "scores_cython.pyx"]
+    run(cythonize, env=installed | {"CFLAGS": f"-O1 -I{include}", "CC": "cc"}, cwd=tmp_path)
+    check_scores(
+        [*PYTHON, "-c", "import sys; sys.path.insert(0, ''); import scores_cython"], data, env=installed, cwd=tmp_path
+    )
+
+
+def test_numba(installed, data, tmp_path):
+    pytest.importorskip("numba", reason=f"NOT RUN: numba is not installed ({NEEDS})")
+    shutil.copy(EXAMPLES / "scores_numba.py", tmp_path)
+    check_scores([*PYTHON, "scores_numba.py"], data, env=installed, cwd=tmp_path)
+
+
+EXTENSION = """\
+#define PY_SSIZE_T_CLEAN
+#include "cnorm_python.h"
+
+static PyObject *scores(PyObject *module, PyObject *args)
+{
+    float x[4] = {1, 2, 3, 6}, y[4];
+    (void)module, (void)args;
+    if (cnorm_layer_norm(CNORM_F32, 1, 4, x, 4, NULL, NULL, 1e-5, y, 4, NULL)) return NULL;
+    return Py_BuildValue("y#siii", (char *)y, (Py_ssize_t)sizeof y, cnorm_isa_active(), cnorm_abi_version(),
+                         (int)sizeof(cnorm_model), (int)sizeof(cnorm_stream));
+}
+static PyMethodDef methods[] = {{"scores", scores, METH_NOARGS, ""}, {NULL, NULL, 0, NULL}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "extension", "", -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit_extension(void)
+{
+    if (cnorm_import() < 0) return NULL;
+    return PyModule_Create(&definition);
+}
+"""
+
+
+@pytest.fixture(scope="module", params=["c", "c++"])
+def extension(request, tmp_path_factory, installed):
+    """The folder of a module `extension` in C and C++, which is not linked with cnorm."""
+    folder = tmp_path_factory.mktemp("extension")
+    include = run([*PYTHON, "-c", "import cnorm; print(cnorm.get_include())"], env=installed, cwd=folder).strip()
+    flags = [
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-shared",
+        "-fPIC",
+        f"-I{include}",
+        f"-I{sysconfig.get_path('include')}",
+    ]
+    output = folder / f"extension{sysconfig.get_config_var('EXT_SUFFIX')}"
+    run(["cc", "-x", request.param, *flags, "-", "-o", output], input=EXTENSION)
+    return folder
+
+
+def test_extension_calls_the_loaded_functions(extension, installed):
+    """One active instruction set for both."""
+    code = """
+import sys; sys.path.insert(0, "")
+import cnorm, extension, numpy as np
+cnorm.use_isa("baseline")
+bits, isa, abi, model, stream = extension.scores()
+assert bits == cnorm.layer_norm(np.float32([1, 2, 3, 6])).tobytes()
+print(isa, abi, model, stream)
+"""
+    said = run([*PYTHON, "-c", code], env=installed, cwd=extension)
+    assert said == f"baseline 1 {capi.MODEL.itemsize} {capi.STREAM.itemsize}\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("del capi.__pyx_capi__['cnorm_tape_drop']", "no function cnorm_tape_drop"),
+        ("capi.__pyx_capi__['cnorm_abi_version'] = capi.__pyx_capi__['cnorm_isa_count']", "has ABI version"),
+        ("del capi.__pyx_capi__", "__pyx_capi__"),
+    ],
+)
+def test_extension_refuses_another_version(extension, installed, change, message):
+    code = f"import sys; sys.path.insert(0, '')\nfrom cnorm import capi\n{change}\nimport extension"
+    done = subprocess.run([*PYTHON, "-c", code], env=installed, cwd=extension, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.search(f"(ImportError|AttributeError): .*{message}", done.stderr)
+
+
+def declared(text):
+    return re.findall(r"^[ \t]*[\w ]+?[ *]+(cnorm_\w+)\(", text, re.M)
+
+
+def test_capi_has_every_function_of_the_headers():
+    headers = [path.read_text() for path in (ROOT / "src" / "include").glob("*.h") if path.name != "cnorm_map.h"]
+    code = "".join(re.sub(r"/\*.*?\*/", "", text, flags=re.S) for text in headers)
+    functions = set(re.findall(r"^[\w ]+?[ *]+(cnorm_\w+)\([^;]*\);", code, re.M))
+    assert len(functions) > 60
+    assert functions == set(capi.__pyx_capi__)
+    python = (ROOT / "cnorm" / "include" / "cnorm_python.h").read_text()
+    assert functions == set(re.findall(r"\bF\((cnorm_\w+)\)", python))
+    assert functions == set(re.findall(r"^#define (\w+) \(\*cnorm_loaded\.\1\)$", python, re.M))
+    assert functions | {"cnorm_import"} == set(declared((ROOT / "cnorm" / "capi.pxd").read_text()))
+
+
+def test_capi_arrays_have_the_members_of_the_structs():
+    text = re.sub(r"/\*.*?\*/", "", (ROOT / "src" / "include" / "cnorm_model.h").read_text(), flags=re.S)
+    for name, dtype in {"cnorm_model": capi.MODEL, "cnorm_stream": capi.STREAM}.items():
+        body = re.search(rf"typedef struct {name} {{(.*?)}} {name};", text, re.S)[1]
+        members = [part for line in body.split(";") for part in re.findall(r"(\w+)\s*(?=,|$)", line.strip())]
+        assert list(dtype.names) == members

@@ -1,0 +1,322 @@
+# The C library for Cython modules: they call the functions of the loaded package, see include/cnorm_python.h. Only
+# declarations; the headers in the folder cnorm.get_include() are the manual.
+#
+#     from cnorm.capi cimport *
+#     cnorm_import()            once in each module, before any other function
+#
+# Pointers to arrays of any cnorm_dtype are void *.
+from libc.stdint cimport uint64_t
+
+cdef extern from "cnorm_python.h":
+    int cnorm_import() except -1
+
+
+cdef extern from "cnorm_python.h" nogil:
+    # cnorm.h
+    ctypedef enum cnorm_status:
+        CNORM_OK
+        CNORM_ERROR_NULL
+        CNORM_ERROR_SIZE
+        CNORM_ERROR_EPS
+        CNORM_ERROR_STRIDE
+        CNORM_ERROR_DTYPE
+        CNORM_ERROR_ISA
+        CNORM_ERROR_LAYER
+        CNORM_ERROR_VALUE
+        CNORM_ERROR_FORMAT
+        CNORM_ERROR_DAMAGED
+        CNORM_ERROR_IDENTITY
+    const char *cnorm_strerror(cnorm_status status)
+    int cnorm_abi_version()
+
+    ctypedef enum cnorm_dtype:
+        CNORM_F32
+        CNORM_F64
+        CNORM_F16
+        CNORM_BF16
+
+    cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
+                                  const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride,
+                                  void *stats)
+    cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
+                                      const void *residual, ptrdiff_t residual_stride, const void *gain,
+                                      const void *bias, double eps, void *y, ptrdiff_t y_stride, void *sum,
+                                      ptrdiff_t sum_stride, void *stats)
+    cnorm_status cnorm_rms_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
+                                const void *gain, double eps, void *y, ptrdiff_t y_stride, void *stats)
+    ptrdiff_t cnorm_backward_partials(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
+    cnorm_status cnorm_layer_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
+                                           ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
+                                           const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain,
+                                           void *dbias, void *partials)
+    cnorm_status cnorm_rms_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
+                                         ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
+                                         const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain, void *partials)
+    cnorm_status cnorm_layer_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
+                                                  ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,
+                                                  ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
+                                                  ptrdiff_t dx_stride, void *partials)
+    cnorm_status cnorm_rms_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
+                                                ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,
+                                                ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
+                                                ptrdiff_t dx_stride, void *partials)
+    cnorm_status cnorm_backward_reduce(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, void *partials, void *dgain,
+                                       void *dbias)
+    cnorm_status cnorm_widen(cnorm_dtype dtype, ptrdiff_t n, const void *x, float *y)
+    cnorm_status cnorm_sigmoid_f32(ptrdiff_t n, const float *x, float *y)
+    cnorm_status cnorm_tanh_f32(ptrdiff_t n, const float *x, float *y)
+
+    int cnorm_isa_count()
+    const char *cnorm_isa_name(int index)
+    const char *cnorm_isa_active()
+    cnorm_status cnorm_isa_use(const char *name)
+
+    # cnorm_rnn.h
+    enum:
+        CNORM_ALIGN
+        CNORM_ROWS
+        CNORM_GATE_PAD
+
+    ctypedef enum cnorm_weight_type:
+        CNORM_WEIGHT_F32
+        CNORM_WEIGHT_F16
+        CNORM_WEIGHT_I8
+
+    enum:
+        CNORM_INT8_COLS
+
+    ctypedef struct cnorm_matrix:
+        ptrdiff_t gates, units, cols, group
+        const void *panels
+        cnorm_weight_type type
+        int levels
+
+    ctypedef struct cnorm_linear:
+        cnorm_matrix weight
+        const float *bias
+
+    ctypedef struct cnorm_row_norm:
+        ptrdiff_t n
+        const float *gain
+        const float *bias
+        float eps
+
+    ctypedef enum cnorm_activation:
+        pass
+    ctypedef enum cnorm_cell_kind:
+        pass
+    ctypedef enum cnorm_scope:
+        pass
+    ctypedef enum cnorm_cell_norm:
+        pass
+    ctypedef enum cnorm_reset:
+        pass
+
+    int CNORM_ACTIVATION_TANH, CNORM_ACTIVATION_RELU, CNORM_ACTIVATION_SIGMOID
+    int CNORM_CELL_LSTM, CNORM_CELL_GRU, CNORM_CELL_RNN
+    int CNORM_SCOPE_NONE, CNORM_SCOPE_SPLIT, CNORM_SCOPE_SUM
+    int CNORM_CELL_NORM_NONE, CNORM_CELL_NORM_OUTPUT, CNORM_CELL_NORM_CARRY
+    int CNORM_RESET_AFTER, CNORM_RESET_CANDIDATE, CNORM_RESET_BEFORE
+
+    ctypedef struct cnorm_cell:
+        cnorm_cell_kind kind
+        cnorm_scope scope
+        cnorm_cell_norm cell_norm
+        cnorm_reset reset
+        cnorm_activation activation
+        int keep
+        float eps, cell_clip, projection_clip, zoneout
+        cnorm_matrix weight_x, weight_h, weight_n, weight_p
+        const float *inside_x
+        const float *inside_h
+        const float *gain_x
+        const float *gain_h
+        const float *bias
+        const float *bias_n
+        const float *gain_c
+        const float *bias_c
+        const float *bias_p
+
+    ctypedef enum cnorm_layer_kind:
+        CNORM_LAYER_LINEAR
+        CNORM_LAYER_CELL
+        CNORM_LAYER_NORM
+        CNORM_LAYER_ACTIVATION
+        CNORM_LAYER_RESIDUAL
+
+    ctypedef struct cnorm_elementwise:
+        ptrdiff_t n
+        cnorm_activation f
+    ctypedef struct cnorm_addition:
+        ptrdiff_t n
+        int back
+
+    ctypedef union cnorm_layer_as:
+        cnorm_linear linear
+        cnorm_cell cell
+        cnorm_row_norm norm
+        cnorm_elementwise activation
+        cnorm_addition residual
+
+    ctypedef struct cnorm_layer:
+        cnorm_layer_kind kind
+        cnorm_layer_as as_ "as"
+
+    ptrdiff_t cnorm_padded_units(ptrdiff_t units)
+    ptrdiff_t cnorm_matrix_floats(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols)
+    cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols, ptrdiff_t group, const float *w,
+                                   float *panels)
+    ptrdiff_t cnorm_matrix_bytes(const cnorm_matrix *matrix)
+    cnorm_status cnorm_matrix_round(const cnorm_matrix *matrix, const float *w, void *rows, float *scales)
+    cnorm_status cnorm_matrix_pack_rows(cnorm_matrix *matrix, const void *rows, const float *scales, void *panels)
+    ptrdiff_t cnorm_layer_inputs(const cnorm_layer *layer)
+    ptrdiff_t cnorm_layer_outputs(const cnorm_layer *layer)
+    ptrdiff_t cnorm_layer_state_floats(const cnorm_layer *layer)
+    ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count)
+    cnorm_status cnorm_layers_check(const cnorm_layer *layers, int count)
+    ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows)
+    cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
+                           float *state, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride)
+    cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x,
+                                ptrdiff_t x_stride, float *const *states, float *scratch, ptrdiff_t rows, float *y,
+                                ptrdiff_t y_stride)
+
+    # cnorm_norms.h
+    cnorm_status cnorm_group_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
+                                  ptrdiff_t groups, const void *x, ptrdiff_t x_stride, const void *gain,
+                                  const void *bias, double eps, void *y, ptrdiff_t y_stride, void *stats)
+    cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels,
+                                           ptrdiff_t space, ptrdiff_t groups, const void *dy, ptrdiff_t dy_stride,
+                                           const void *x, ptrdiff_t x_stride, const void *gain, const void *stats,
+                                           void *dx, ptrdiff_t dx_stride, void *dgain, void *dbias, void *partials)
+    ptrdiff_t cnorm_batch_norm_scratch(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
+    cnorm_status cnorm_batch_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
+                                  const void *x, ptrdiff_t x_stride, const void *gain, const void *bias,
+                                  double eps, void *y, ptrdiff_t y_stride, void *stats, double *moments,
+                                  void *scratch)
+    cnorm_status cnorm_batch_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels,
+                                           ptrdiff_t space, const void *dy, ptrdiff_t dy_stride, const void *x,
+                                           ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
+                                           ptrdiff_t dx_stride, void *dgain, void *dbias, void *scratch)
+    cnorm_status cnorm_batch_norm_inference(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels,
+                                            ptrdiff_t space, const void *x, ptrdiff_t x_stride, const void *mean,
+                                            const void *var, const void *gain, const void *bias, double eps,
+                                            void *y, ptrdiff_t y_stride, void *scratch)
+    cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels,
+                                                     ptrdiff_t space, const void *dy, ptrdiff_t dy_stride,
+                                                     const void *x, ptrdiff_t x_stride, const void *mean,
+                                                     const void *var, const void *gain, double eps, void *dx,
+                                                     ptrdiff_t dx_stride, void *dgain, void *dbias, void *scratch)
+    cnorm_status cnorm_weight_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *w,
+                                   ptrdiff_t w_stride, const void *gain, void *v, ptrdiff_t v_stride)
+    cnorm_status cnorm_weight_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dv,
+                                            ptrdiff_t dv_stride, const void *w, ptrdiff_t w_stride,
+                                            const void *gain, void *dw, ptrdiff_t dw_stride, void *dgain)
+    ptrdiff_t cnorm_divisive_norm_scratch(ptrdiff_t n)
+    cnorm_status cnorm_divisive_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius,
+                                     ptrdiff_t radius, const void *x, ptrdiff_t x_stride, const void *gain,
+                                     const void *bias, double sigma, void *y, ptrdiff_t y_stride, void *scratch)
+    cnorm_status cnorm_divisive_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n,
+                                              ptrdiff_t mean_radius, ptrdiff_t radius, const void *dy,
+                                              ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride,
+                                              const void *gain, double sigma, void *dx, ptrdiff_t dx_stride,
+                                              void *dgain, void *dbias, double *dsigma, void *scratch)
+    cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
+                                          ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
+                                          const void *stats, double s, double *ds)
+
+    # cnorm_train.h
+    ctypedef struct cnorm_tape:
+        const cnorm_layer *layers
+        int count
+        ptrdiff_t steps, batch
+        float *memory
+
+    ptrdiff_t cnorm_tape_floats(const cnorm_tape *tape)
+    cnorm_status cnorm_run_tape(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t steps, const float *x, float *state,
+                                float *scratch, float *y)
+    cnorm_status cnorm_tape_drop(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t end)
+
+    ctypedef struct cnorm_gradient:
+        float *weight_x
+        float *weight_h
+        float *weight_n
+        float *weight_p
+        float *inside_x
+        float *inside_h
+        float *gain_x
+        float *gain_h
+        float *bias
+        float *bias_n
+        float *gain_c
+        float *bias_c
+        float *bias_p
+
+    ctypedef struct cnorm_backward:
+        ptrdiff_t first, steps
+        const float *dy
+        float *dx
+        float *dstate
+        const cnorm_gradient *gradients
+        float *scratch
+
+    ptrdiff_t cnorm_backward_floats(const cnorm_tape *tape)
+    cnorm_status cnorm_run_backward(const cnorm_tape *tape, const cnorm_backward *call)
+
+    ctypedef struct cnorm_adam:
+        double rate, beta1, beta2, eps, correction1, correction2
+
+    cnorm_status cnorm_adam_update(const cnorm_adam *adam, ptrdiff_t n, const float *gradient, double scale,
+                                   float *weight, float *m, float *v)
+    cnorm_status cnorm_sgd_update(double rate, double momentum, ptrdiff_t n, const float *gradient, double scale,
+                                  float *weight, float *velocity)
+    double cnorm_square_sum(ptrdiff_t n, const float *g)
+
+    # cnorm_model.h
+    ctypedef enum cnorm_direction:
+        CNORM_STREAMED
+        CNORM_FORWARD
+        CNORM_BACKWARD
+
+    enum:
+        CNORM_IDENTITY
+
+    ctypedef struct cnorm_network:
+        const cnorm_layer *layers
+        const float **starts
+        int count
+        cnorm_direction direction
+
+    ctypedef struct cnorm_model:
+        const cnorm_network *networks
+        int count
+        ptrdiff_t inputs, outputs
+        const unsigned char *identity
+        const char *configuration
+        ptrdiff_t configuration_bytes
+        const void *file
+        ptrdiff_t file_bytes
+
+    ptrdiff_t cnorm_model_memory(const void *file, ptrdiff_t file_bytes)
+    cnorm_status cnorm_model_open(const void *file, ptrdiff_t file_bytes, void *memory, ptrdiff_t memory_bytes,
+                                  cnorm_model *model)
+    cnorm_status cnorm_model_verify(const cnorm_model *model)
+    ptrdiff_t cnorm_model_file_bytes(const cnorm_model *model)
+    cnorm_status cnorm_model_write(const cnorm_model *model, void *file)
+    ptrdiff_t cnorm_model_floats(const cnorm_model *model, ptrdiff_t steps)
+    cnorm_status cnorm_model_run(const cnorm_model *model, ptrdiff_t steps, const float *x, float *y, float *memory)
+
+    ctypedef struct cnorm_stream:
+        const cnorm_model *model
+        float *state
+        float *scratch
+        ptrdiff_t rows
+        uint64_t frames
+
+    ptrdiff_t cnorm_stream_floats(const cnorm_model *model, ptrdiff_t rows)
+    cnorm_status cnorm_stream_start(cnorm_stream *stream, const cnorm_model *model, float *memory, ptrdiff_t rows)
+    cnorm_status cnorm_stream_run(cnorm_stream *stream, ptrdiff_t steps, const float *x, float *y)
+    void cnorm_stream_reset(cnorm_stream *stream)
+    ptrdiff_t cnorm_stream_saved_bytes(const cnorm_model *model)
+    cnorm_status cnorm_stream_save(const cnorm_stream *stream, void *bytes)
+    cnorm_status cnorm_stream_restore(cnorm_stream *stream, const void *bytes, ptrdiff_t count)
