@@ -113,6 +113,7 @@ given_validator = given_checking
 
 
 def given_embedding(names):
+    pytest.importorskip("numba")
     names |= {"cnorm": cnorm, "model": cnorm.demo_model()}
     names["model"].save("model.safetensors")
 
