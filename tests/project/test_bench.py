@@ -314,7 +314,8 @@ def test_run_measures_in_a_process_of_its_own(tmp_path, capfd, rnn):
         assert "geometric" in printed
 
 
-def test_training_is_measured_and_printed(tmp_path, capfd):
+def test_training_is_measured_and_printed(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # compiling takes a minute
     document = bench.run(sizes=[(3, 4)], out_dir=tmp_path / "out", train=True, seconds=0.001)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["training.json"]
     assert {(r["batch"], r["contender"]) for r in document["records"]} >= {(1, "cnorm"), (32, "cnorm")}

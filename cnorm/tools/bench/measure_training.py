@@ -1,5 +1,7 @@
 """Times of forward and backward passes of a layer-normalised LSTM over 50 steps, one thread, cnorm and PyTorch."""
 
+import os
+import shutil
 import time
 from importlib import util
 
@@ -43,15 +45,21 @@ def training(sizes=None, *, seconds=1.0, advance=lambda description, total: None
             shared = {"input": inputs, "hidden": hidden, "batch": batch}
             made = _contenders(inputs, hidden, batch)
             times = {label: [] for label in made}
+            for call in made.values():  # torch.jit and torch.compile take up to a minute for it
+                call()
             end = time.perf_counter() + seconds * len(made)
             while time.perf_counter() < end or len(times["cnorm"]) < 5:
                 for label, call in made.items():
                     start = time.perf_counter()
                     call()
                     times[label].append((time.perf_counter() - start) / STEPS * 1e6)
-            records += [shared | {"contender": label, "p50": float(np.median(t[1:]))} for label, t in times.items()]
+            records += [shared | {"contender": label, "p50": float(np.median(t))} for label, t in times.items()]
             limits.append(shared | {"microseconds": _products(inputs, hidden, batch)})
-    left_out = [] if util.find_spec("torch") else ["PyTorch is not installed: nothing to compare with."]
+    left_out = []
+    if not util.find_spec("torch"):
+        left_out.append("PyTorch is not installed: nothing to compare with.")
+    elif not _compiler():
+        left_out.append("torch.compile is left out: it needs a C++ compiler, g++ or the environment variable CXX.")
     document = {"format": 1, "kind": "training", "left_out": left_out} | surroundings()
     return document | {"records": records, "limits": limits}
 
@@ -88,6 +96,11 @@ def _contenders(inputs, hidden, batch):
     return made | (_torch_contenders(layer, x, dy) if util.find_spec("torch") else {})
 
 
+def _compiler():
+    """The C++ compiler that torch.compile would call, or None."""
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
 def _torch_contenders(layer, x, dy):
     import torch
 
@@ -114,12 +127,15 @@ def _torch_contenders(layer, x, dy):
 
         return call
 
-    return {
+    calls = {
         "cnorm.torch": lambda: ours(frames)[0].backward(gradient),
         "PyTorch, eager": unrolled(_torch_step),
         "PyTorch, torch.jit": unrolled(torch.jit.trace(_torch_step, _example(frames, hidden, weights))),
-        "torch.nn.LSTM, not normalised": lambda: plain(frames)[0].backward(gradient),
     }
+    if _compiler():
+        torch.compiler.reset()  # otherwise a second shape makes it compile for any shape
+        calls["PyTorch, torch.compile"] = unrolled(torch.compile(_torch_step, dynamic=False))
+    return calls | {"torch.nn.LSTM, not normalised": lambda: plain(frames)[0].backward(gradient)}
 
 
 NAMES = ("weight_x", "weight_h", "bias", "gain_x", "bias_x", "gain_h", "bias_h", "gain_c", "bias_c")
