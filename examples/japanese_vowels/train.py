@@ -3,11 +3,12 @@
 Nine speakers say the vowel pair /ae/; the network recognises the speaker while the frames arrive. It is a
 layer-normalised LSTM, 12 -> 64 (Eq. 20-22 of arXiv:1607.06450), with a linear read-out, 64 -> 9.
 
-    python examples/japanese_vowels/train.py [--seeds 10] [--epochs 40] [--out japanese_vowels.safetensors]
+    python examples/japanese_vowels/train.py [--seeds 10] [--epochs 40] [--out japanese_vowels.safetensors] [--torch]
 
 trains the seeds with the recipe of train_by_torch.py and prints their accuracy on the test split. It writes the model
 with the least loss on training utterances that no network was trained on: the same file, byte for byte, on every
-machine and instruction set. With matplotlib it draws the curves beside the model.
+machine and instruction set. With matplotlib it draws the curves beside the model. --torch trains by cnorm.torch and
+PyTorch's Adam instead, from the same weights, batches and noise: a check, whose last bits are those of PyTorch's sums.
 """
 
 import argparse
@@ -68,13 +69,57 @@ def weight_of(frames):
     return weight
 
 
-def learn_batch(learner, batch):
-    """One update with the mean loss of a batch of utterances."""
-    for i, (frames, speaker) in enumerate(batch):
-        learner.reset()
-        dy = softmax(np.stack([learner.step(frame) for frame in frames]))
-        dy[:, speaker] -= 1
-        learner.learn(dy * (weight_of(frames) / len(batch)).astype(np.float32), update=i == len(batch) - 1)
+class ByLearner:
+    """Training by `cnorm.Learner`: the utterances of a batch one after the other."""
+
+    def __init__(self, model):
+        self.learner = cnorm.Learner(model, cnorm.Adam(RATE, clip=1.0), truncate=32)
+        self.model = self.learner.model
+
+    def learn(self, batch, rate):
+        """One update with the mean loss of a batch of (frames, speaker)."""
+        learner = self.learner
+        learner.optimizer = replace(learner.optimizer, lr=rate)
+        for i, (frames, speaker) in enumerate(batch):
+            learner.reset()
+            dy = softmax(np.stack([learner.step(frame) for frame in frames]))
+            dy[:, speaker] -= 1
+            learner.learn(dy * (weight_of(frames) / len(batch)).astype(np.float32), update=i == len(batch) - 1)
+
+
+class ByTorch:
+    """The same training by `cnorm.torch`: a batch is padded with zeros, whose outputs have no weight in the loss."""
+
+    def __init__(self, model):
+        import torch
+
+        import cnorm.torch
+
+        cell, head = model.layers
+        self.lstm, self.head = cnorm.torch.LSTM(INPUT, HIDDEN, preset="ba2016"), torch.nn.Linear(HIDDEN, SPEAKERS)
+        for module, layer in ((self.lstm, cell), (self.head, head)):
+            module.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in layer.weights.items()})
+        self.parameters = [*self.lstm.parameters(), *self.head.parameters()]
+        self.adam = torch.optim.Adam(self.parameters, RATE)
+
+    def model(self):
+        return cnorm.Model([*self.lstm.to_layers(), cnorm.Linear(self.head)])
+
+    def learn(self, batch, rate):
+        import torch
+        from torch.nn.utils import clip_grad_norm_, rnn
+
+        frames, weights = ([torch.from_numpy(a) for a in arrays] for arrays in zip(
+            *((x, weight_of(x).astype(np.float32)) for x, _ in batch), strict=True))  # fmt: skip
+        x, weight = rnn.pad_sequence(frames), rnn.pad_sequence(weights)[..., 0] / len(batch)  # [steps, batch, ...]
+        target = torch.tensor([speaker for _, speaker in batch]).expand(x.shape[:2])
+        scores = self.head(self.lstm(x)[0])
+        entropy = torch.nn.functional.cross_entropy(scores.flatten(0, 1), target.flatten(), reduction="none")
+        self.adam.zero_grad()
+        self.adam.param_groups[0]["lr"] = rate
+        (entropy * weight.flatten()).sum().backward()
+        clip_grad_norm_(self.parameters, 1.0)
+        self.adam.step()
 
 
 def judge(model, data):
@@ -89,22 +134,21 @@ def judge(model, data):
     return float(np.mean(losses)), 100 * right / len(data)
 
 
-def train(seed, fit, test, epochs):
+def train(seed, fit, test, epochs, method=ByLearner):
     """Train the network of one seed; returns the model and its accuracy on the test split after each epoch."""
     rng = np.random.default_rng(seed)
-    learner, curve = cnorm.Learner(network(rng), cnorm.Adam(RATE, clip=1.0), truncate=32), []
+    trainer, curve = method(network(rng)), []
     for epoch in range(epochs):
         rate = round(RATE * (1 + math.cos(math.pi * epoch / epochs)) / 2, 12)  # a cosine's last bit is the machine's
-        learner.optimizer = replace(learner.optimizer, lr=rate)
         order = rng.permutation(len(fit))
         for start in range(0, len(fit), BATCH):
             chosen = [fit[i] for i in order[start : start + BATCH]]
-            learn_batch(learner, [((x + NOISE * bell(rng, x.shape)).astype(np.float32), label) for x, label in chosen])
-        curve.append(judge(learner.model(), test)[1])
-    return learner.model(), curve
+            trainer.learn([((x + NOISE * bell(rng, x.shape)).astype(np.float32), label) for x, label in chosen], rate)
+        curve.append(judge(trainer.model(), test)[1])
+    return trainer.model(), curve
 
 
-def draw(curves, path):
+def draw(curves, label, path):
     """Picture of curves [seeds, epochs] in percent: their mean, and a band of one standard deviation."""
     try:
         import matplotlib
@@ -115,7 +159,7 @@ def draw(curves, path):
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     epochs, mean, deviation = np.arange(1, curves.shape[1] + 1), curves.mean(0), curves.std(0, ddof=1)
-    axes.plot(epochs, mean, color="#0b6e99", lw=2, label=f"cnorm.Learner: {mean[-1]:.1f} ± {deviation[-1]:.1f} %")
+    axes.plot(epochs, mean, color="#0b6e99", lw=2, label=f"{label}: {mean[-1]:.1f} ± {deviation[-1]:.1f} %")
     axes.fill_between(epochs, mean - deviation, np.minimum(mean + deviation, 100), color="#0b6e99", alpha=0.2, lw=0)
     axes.set(xlabel="epochs", ylabel="test utterances named correctly (%)", ylim=(0, 100))
     axes.set_title(f"Japanese Vowels, LSTM 12 → 64: mean ± standard deviation of {len(curves)} seeds", fontsize=11)
@@ -129,11 +173,12 @@ def main(arguments=None):
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--out", type=Path, default=Path("japanese_vowels.safetensors"))
+    parser.add_argument("--torch", action="store_true", help="train by cnorm.torch, as a check")
     options = parser.parse_args(arguments)
     held, fit = held_out(utterances(TRAIN))
     test, curves, found = utterances(TEST), [], []
     for seed in range(options.seeds):
-        model, curve = train(seed, fit, test, options.epochs)
+        model, curve = train(seed, fit, test, options.epochs, ByTorch if options.torch else ByLearner)
         loss, _ = judge(model, held)
         curves.append(curve)
         found.append((loss, seed, model))
@@ -144,7 +189,7 @@ def main(arguments=None):
     if len(curves) > 1:
         last = curves[:, -1]
         print(f"mean and standard deviation of {len(curves)} seeds: {last.mean():.1f} ± {last.std(ddof=1):.1f} %")
-        draw(curves, options.out.with_suffix(".png"))
+        draw(curves, "cnorm.torch" if options.torch else "cnorm.Learner", options.out.with_suffix(".png"))
     print(f"{options.out}: seed {seed}, sha256 {hashlib.sha256(options.out.read_bytes()).hexdigest()[:16]}")
 
 
