@@ -212,6 +212,19 @@ def test_frames_that_arrive_together_or_in_parts(running, model):
     assert received(websocket) == binary(4, expected[4:])
 
 
+def test_clients_that_close_with_frames_waiting_disturb_no_other(model):
+    """Their frames are dropped: an output can't be written after the end of the connection."""
+    with servers.worker(rate=1e6) as worker:
+        gone, (websocket, _) = [talk(worker)[0] for _ in range(20)], talk(worker)
+        x = frames(200)
+        for one in gone:
+            one.socket.sendall(b"".join(masked(binary(k, x[k : k + 1])) for k in range(100)))
+            one.socket.shutdown(socket.SHUT_WR)
+        websocket.socket.sendall(b"".join(masked(binary(k, x[k : k + 1])) for k in range(200)))
+        expected = model.stream().process(x)
+        assert all(received(websocket) == binary(k, expected[k]) for k in range(200))
+
+
 def test_another_session_continues_from_the_checkpoint_of_one(running, model):
     x = frames(50)
     expected = model.stream().process(x)

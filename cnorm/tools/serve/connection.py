@@ -111,6 +111,7 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def eof_received(self) -> bool:
+        self._stopped = True  # frames that still wait must not be answered: the flush ends the output
         self.websocket.receive_eof()
         self._flush()
         return False  # asyncio closes the transport
