@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint bench ctest amalgamation two-files clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients fuzz malformed cluster paper docs lock clean
+.PHONY: demo test lint bench ctest amalgamation wheels two-files clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients fuzz malformed cluster paper docs lock clean
 
 demo: .venv/built            ## the whole product in 20 seconds, the first time after some minutes of building
 	$(BIN)/cnorm demo
@@ -38,9 +38,15 @@ ctest: .venv/built           ## the tests of the C library, without Python
 amalgamation:                ## build/amalgamation/cnorm.c and cnorm.h: the C library as two files
 	$(PYTHON) -P src/amalgamate.py build/amalgamation
 
+WHEEL_PYTHONS ?= $(shell for name in python3.11 python3.12 python3.13 python3.14; do command -v $$name; done)
+wheels:                      ## wheels for WHEEL_PYTHONS in build/wheels, each tried in a clean environment without a compiler (minutes)
+	.ci/wheels build/wheels $(WHEEL_PYTHONS)
+
 TWO_FILES ?= gcc clang
 two-files: amalgamation      ## the two files, compiled with -O2 and no other flag by each compiler of TWO_FILES: no warning, C tests, no FMA
 	$(foreach compiler,$(TWO_FILES),PYTHON=$(PYTHON) tests/c/two_files $(compiler) build/amalgamation &&) true
+	@if $(PYTHON) -P -c 'import ziglang' 2>/dev/null; then PYTHON=$(PYTHON) tests/c/two_files '$(PYTHON) -P -m ziglang cc' build/amalgamation; \
+	else echo '!!! NOT RUN: zig, which `pip install ziglang` brings' >&2; fi
 
 clang: export CC := clang
 clang: export CXX := clang++
