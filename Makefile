@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint bench ctest amalgamation wheels two-files clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients fuzz malformed cluster paper docs lock clean
+.PHONY: demo test lint bench ctest amalgamation wheels two-files platforms clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients fuzz malformed cluster paper docs lock clean
 
 demo: .venv/built            ## the whole product in 20 seconds, the first time after some minutes of building
 	$(BIN)/cnorm demo
@@ -47,6 +47,12 @@ two-files: amalgamation      ## the two files, compiled with -O2 and no other fl
 	$(foreach compiler,$(TWO_FILES),PYTHON=$(PYTHON) tests/c/two_files $(compiler) build/amalgamation &&) true
 	@if $(PYTHON) -P -c 'import ziglang' 2>/dev/null; then PYTHON=$(PYTHON) tests/c/two_files '$(PYTHON) -P -m ziglang cc' build/amalgamation; \
 	else echo '!!! NOT RUN: zig, which `pip install ziglang` brings' >&2; fi
+
+platforms: export ZIG_GLOBAL_CACHE_DIR := $(CURDIR)/build/zig-cache
+platforms: export ZIG_LOCAL_CACHE_DIR := $(CURDIR)/build/zig-cache
+platforms: .venv/built amalgamation ## the two files compiled by zig for ten platforms, and run there: qemu-user, wine64, node, llvm; QUICK=1
+	$(BIN)/python -m pip install --quiet 'ziglang>=0.17'
+	$(BIN)/python -P tests/c/platforms.py build/amalgamation $(if $(QUICK),--quick)
 
 clang: export CC := clang
 clang: export CXX := clang++

@@ -276,6 +276,8 @@ TOP = """\
 #endif
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wpass-failed"
 #elif defined(__GNUC__)
 #pragma GCC push_options
 #pragma GCC optimize("fp-contract=off", "no-math-errno", "no-trapping-math")
@@ -284,7 +286,9 @@ TOP = """\
 #endif
 """
 BOTTOM = """
-#if defined(__GNUC__) && !defined(__clang__)
+#if defined(__clang__)
+#pragma clang diagnostic pop
+#elif defined(__GNUC__)
 #pragma GCC diagnostic pop
 #pragma GCC pop_options
 #endif

@@ -12,8 +12,10 @@ ptrdiff_t cnorm_padded_units(ptrdiff_t units) { return padded_units(units); }
 
 ptrdiff_t cnorm_matrix_floats(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols)
 {
-    const ptrdiff_t limit = (ptrdiff_t)1 << 28; /* keeps every product below far from PTRDIFF_MAX */
+    const ptrdiff_t limit = (ptrdiff_t)1 << 28; /* keeps the product below far from UINT64_MAX */
     if (gates <= 0 || units <= 0 || cols <= 0 || gates > 64 || units > limit || cols > limit) return 0;
+    const uint64_t rows = (uint64_t)gates * ((uint64_t)units + CNORM_GATE_PAD) + PANEL; /* at least packed_rows */
+    if (rows * ((uint64_t)cols + 4) > PTRDIFF_MAX / sizeof(float)) return 0;
     const cnorm_matrix shape = {.gates = gates, .units = units, .cols = cols};
     return packed_rows(&shape) * cols;
 }

@@ -2,6 +2,7 @@
  * cnorm_run. */
 #include "tape.h"
 
+#include <stdint.h>
 #include <string.h>
 
 #include "../dispatch.h"
@@ -9,7 +10,7 @@
 
 ptrdiff_t cnorm_tape_floats(const cnorm_tape *tape)
 {
-    const ptrdiff_t limit = (ptrdiff_t)1 << 48; /* keeps every product far from PTRDIFF_MAX */
+    const ptrdiff_t limit = PTRDIFF_MAX / 64; /* keeps every product and the size in bytes below PTRDIFF_MAX */
     if (tape->count <= 0 || tape->steps <= 0 || tape->batch <= 0 || tape->steps > limit / tape->batch) return 0;
     const ptrdiff_t rows = tape->steps * tape->batch;
     ptrdiff_t floats = 0;

@@ -80,7 +80,11 @@ static NOINLINE u16h narrow_f16(f32v v)
 }
 INLINE u16v upper_halves(u16v a, u16v b)
 {
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    return __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14);
+#else
     return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15);
+#endif
 }
 
 #endif

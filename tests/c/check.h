@@ -77,6 +77,18 @@ static inline double bell(uint64_t *state)
     return (double)sum * 0x1p-20;
 }
 
+/* ---- hashes */
+
+/* FNV-1a, 64 bits, over values of `size` bytes (a power of two), least significant byte first on every machine */
+static const uint64_t HASH_START = 0xcbf29ce484222325u;
+static inline uint64_t hash_values(uint64_t hash, const void *values, ptrdiff_t count, ptrdiff_t size)
+{
+    const unsigned char *const p = values;
+    const ptrdiff_t reversed = __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__ ? size - 1 : 0;
+    for (ptrdiff_t i = 0; i < count * size; ++i) hash = (hash ^ p[i ^ reversed]) * 0x100000001b3u;
+    return hash;
+}
+
 /* ---- elements of any dtype */
 
 static const cnorm_dtype dtypes[] = {CNORM_F32, CNORM_F64, CNORM_F16, CNORM_BF16};
@@ -147,6 +159,15 @@ static inline void put(cnorm_dtype dtype, void *buffer, ptrdiff_t i, double valu
     if (dtype == CNORM_F64) ((double *)buffer)[i] = value;
     else if (dtype == CNORM_F32) ((float *)buffer)[i] = (float)value;
     else ((uint16_t *)buffer)[i] = half_of(dtype, value);
+}
+
+/* the lowest bits as an element */
+static inline void put_bits(cnorm_dtype dtype, void *buffer, ptrdiff_t i, uint64_t bits)
+{
+    const uint32_t low = (uint32_t)bits;
+    if (dtype == CNORM_F64) memcpy((double *)buffer + i, &bits, sizeof bits);
+    else if (dtype == CNORM_F32) memcpy((float *)buffer + i, &low, sizeof low);
+    else ((uint16_t *)buffer)[i] = (uint16_t)bits;
 }
 
 /* payload and sign of NaN are not promised: replace every NaN by the same one */

@@ -1,6 +1,7 @@
 /* The golden hashes: one file per operation and dtype, the same for every instruction set, compiler and machine.
  *
- *     golden DIRECTORY           check that every instruction set gives the hashes of the files
+ *     golden DIRECTORY [NAME...] check that every instruction set gives the hashes of the files, of these operations only,
+ *                                and print a hash of all hashes
  *     golden --write DIRECTORY   rewrite the files: an intended change of results, which the changelog must mention
  *
  * A file has a hash per kind of input, which shows where a change is. Hashes are FNV-1a, 64 bits, over the results
@@ -13,10 +14,8 @@
 static uint64_t hash_of(uint64_t hash, cnorm_dtype dtype, void *buffer, ptrdiff_t count)
 {
     canonicalise(dtype, buffer, count);
-    for (ptrdiff_t i = 0; i < count * size_of(dtype); ++i) hash = (hash ^ ((unsigned char *)buffer)[i]) * 0x100000001b3u;
-    return hash;
+    return hash_values(hash, buffer, count, size_of(dtype));
 }
-static const uint64_t EMPTY = 0xcbf29ce484222325u;
 
 /* a JSON object under construction */
 typedef struct text {
@@ -92,7 +91,7 @@ static void hash_backward(operation op, cnorm_dtype dtype, ptrdiff_t rows, ptrdi
 static void forward(operation op, cnorm_dtype dtype, text *out)
 {
     for (row_kind kind = 0; kind < ROW_KINDS; ++kind) {
-        uint64_t hash = EMPTY, state = kind;
+        uint64_t hash = HASH_START, state = kind;
         for (int i = 0, n; (n = (int)length_number(i)) != 0; ++i) {
             fill_rows(kind, dtype, n, &state);
             hash_norm(op, dtype, ROWS, n, i % 2 ? 1e-5 : 0, 1, op != RMS_NORM, &hash);
@@ -106,7 +105,7 @@ static void backward(operation op, cnorm_dtype dtype, text *out)
 {
     uint64_t ignored = 0;
     for (row_kind kind = 0; kind < ROW_KINDS; ++kind) {
-        uint64_t hash = EMPTY, state = kind;
+        uint64_t hash = HASH_START, state = kind;
         for (int i = 0, n; (n = (int)length_number(i)) != 0; ++i) {
             fill_rows(kind, dtype, n, &state);
             hash_norm(op, dtype, ROWS, n, i % 2 ? 1e-5 : 0, 0, 0, &ignored);
@@ -117,7 +116,7 @@ static void backward(operation op, cnorm_dtype dtype, text *out)
     static const int numbers_of_rows[] = {1, 63, 64, 65, 129, 449}; /* the tree over the blocks */
     for (size_t i = 0; i < sizeof numbers_of_rows / sizeof *numbers_of_rows; ++i) {
         const ptrdiff_t rows = numbers_of_rows[i], n = 37;
-        uint64_t hash = EMPTY, state = i;
+        uint64_t hash = HASH_START, state = i;
         fill_row(MEAN_1, dtype, rows * n, b.x, &state);
         fill_row(MEAN_0, dtype, rows * n, b.dy, &state);
         hash_norm(op, dtype, rows, n, 1e-5, 0, 0, &ignored);
@@ -273,7 +272,7 @@ static void hash_smoothing_gradient(cnorm_dtype dtype, volume v, uint64_t *hash)
 static void over_volumes(void (*hash_one)(cnorm_dtype dtype, volume v, uint64_t *hash), cnorm_dtype dtype, text *out)
 {
     for (row_kind kind = 0; kind < ROW_KINDS; ++kind) {
-        uint64_t hash = EMPTY, state = kind;
+        uint64_t hash = HASH_START, state = kind;
         volume v;
         for (int i = 0; v = volume_number(i), v.n != 0; ++i) {
             fill_volume(kind, dtype, v, &state);
@@ -301,7 +300,7 @@ static void elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *), te
 {
     static float x[520], y[520];
     for (uint32_t exponent = 0; exponent < 512; exponent += 64) {
-        uint64_t hash = EMPTY;
+        uint64_t hash = HASH_START;
         for (uint32_t e = exponent; e < exponent + 64; ++e) {
             uint32_t count = 0;
             for (uint32_t m = 0; m < 1u << 23; m += 16381, ++count) { /* a prime: no round mantissas */
@@ -325,7 +324,7 @@ static void lstm_and_linear(cnorm_weight_type type, text *out)
     static const int sizes[][3] = {{1, 1, 1}, {3, 2, 2}, {5, 15, 3}, {7, 16, 1}, {16, 17, 9}, {12, 64, 9}, {33, 100, 40}, {100, 130, 70}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
         network net = network_random_with(type, sizes[i][0], sizes[i][1], sizes[i][2], allocate);
-        uint64_t state = i, hash = EMPTY;
+        uint64_t state = i, hash = HASH_START;
         static float x[20 * 100], y[20 * 70];
         for (size_t j = 0; j < sizeof x / sizeof *x; ++j) x[j] = (float)bell(&state);
         network_run(&net, 20, x, y);
@@ -350,7 +349,7 @@ static void every_preset(cnorm_weight_type type, text *out)
     for (size_t j = 0; j < sizeof x / sizeof *x; ++j) x[j] = (float)bell(&state);
     for (int i = 0; i < PRESETS; ++i) {
         const ptrdiff_t outputs = preset_run(&presets[i], type, x, y);
-        add(out, presets[i].name, hash_of(EMPTY, CNORM_F32, y, PRESET_STEPS * outputs));
+        add(out, presets[i].name, hash_of(HASH_START, CNORM_F32, y, PRESET_STEPS * outputs));
     }
 }
 static void all_presets(cnorm_dtype dtype, text *out) { (void)dtype; every_preset(CNORM_WEIGHT_F32, out); }
@@ -364,7 +363,7 @@ static void to_float(cnorm_dtype dtype, text *out)
     static float y[1 << 16];
     for (int i = 0; i < 1 << 16; ++i) x[i] = (uint16_t)i;
     CHECK(cnorm_widen(dtype, 1 << 16, x, y) == CNORM_OK, "%s", dtype_names[dtype]);
-    add(out, "all bits", hash_of(EMPTY, CNORM_F32, y, 1 << 16));
+    add(out, "all bits", hash_of(HASH_START, CNORM_F32, y, 1 << 16));
 }
 
 /* a function for each kernel of the list, and for the operations that have no storage type */
@@ -386,6 +385,8 @@ static const struct {
 };
 enum { OPERATIONS = sizeof operations / sizeof *operations, FLOAT32_ONLY = 8 };
 
+static uint64_t all_hashes = HASH_START;
+
 /* compares one operation's hashes with its file on every instruction set, or writes the file */
 static int check_file(int write, const char *folder, size_t index, cnorm_dtype dtype)
 {
@@ -396,6 +397,7 @@ static int check_file(int write, const char *folder, size_t index, cnorm_dtype d
         begin(&got);
         operations[index].run(dtype, &got);
         end(&got);
+        if (isa == 0) all_hashes = hash_values(all_hashes, got.bytes, (ptrdiff_t)got.length, 1);
         FILE *file = fopen(path, write && isa == 0 ? "wb" : "rb");
         if (!file) {
             perror(path);
@@ -414,17 +416,29 @@ static int check_file(int write, const char *folder, size_t index, cnorm_dtype d
     return 1;
 }
 
+/* whether an operation is to be checked: no names stand for all */
+static int named(const char *wanted, int names, char **name)
+{
+    int found = names == 0;
+    for (int i = 0; i < names; ++i) found |= strcmp(wanted, name[i]) == 0;
+    return found;
+}
+
 int main(int argc, char **argv)
 {
     const int write = argc == 3 && strcmp(argv[1], "--write") == 0;
-    if (argc != 2 + write) {
-        fprintf(stderr, "usage: golden [--write] DIRECTORY\n");
+    if (argc < 2) {
+        fprintf(stderr, "usage: golden DIRECTORY [NAME...] | golden --write DIRECTORY\n");
         return 2;
     }
+    int files = 0;
     for (size_t i = 0; i < OPERATIONS; ++i)
         for (int dtype = 0; dtype < DTYPES; ++dtype) {
             const int taken = i < OPERATIONS - FLOAT32_ONLY ? kernel_takes(operations[i].name, (cnorm_dtype)dtype) : dtype == CNORM_F32;
-            if (taken && !check_file(write, argv[1 + write], i, (cnorm_dtype)dtype)) return 1;
+            if (!taken || !named(operations[i].name, argc - 2 - write, argv + 2)) continue;
+            if (!check_file(write, argv[1 + write], i, (cnorm_dtype)dtype)) return 1;
+            ++files;
         }
+    printf("%d golden files, %016llx\n", files, (unsigned long long)all_hashes);
     return check_result();
 }

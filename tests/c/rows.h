@@ -44,10 +44,7 @@ static inline void fill_row(row_kind kind, cnorm_dtype dtype, ptrdiff_t n, void 
         default: break;
         }
         put(dtype, x, i, value);
-        if (kind == ANY_BITS) {
-            const uint64_t bits = random_bits(state);
-            memcpy((char *)x + i * size_of(dtype), &bits, (size_t)size_of(dtype));
-        }
+        if (kind == ANY_BITS) put_bits(dtype, x, i, random_bits(state));
     }
 }
 
