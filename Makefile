@@ -38,8 +38,7 @@ ctest: .venv/built           ## the tests of the C library, without Python
 amalgamation:                ## build/amalgamation/cnorm.c and cnorm.h: the C library as two files
 	$(PYTHON) -P src/amalgamate.py build/amalgamation
 
-WHEEL_PYTHONS ?= $(shell for name in python3.11 python3.12 python3.13 python3.14; do command -v $$name; done)
-wheels:                      ## wheels for WHEEL_PYTHONS in build/wheels, each tried in a clean environment without a compiler (minutes)
+wheels:                      ## wheels for WHEEL_PYTHONS, or every Python found, in build/wheels, each tried in a clean environment without a compiler (minutes)
 	.ci/wheels build/wheels $(WHEEL_PYTHONS)
 
 TWO_FILES ?= gcc clang
