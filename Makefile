@@ -17,10 +17,8 @@ lint: .venv/built            ## style of Python, Cython, stubs and C
 	$(BIN)/cython-lint --max-line-length 120 cnorm/*.pyx cnorm/*.pxi cnorm/*.pxd
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 
-# C files that are formatted by .clang-format (clang-format 14); the others are not yet
-FORMATTED := $(wildcard src/simd/*.h) $(addprefix src/,layout.h checks.h dispatch.c dispatch.h float_mode.h) \
-  $(wildcard $(addprefix src/kernels/,activation.inl.h batch_*.inl.h channel_run.inl.h divisive_norm.inl.h group_norm.inl.h \
-  weight_norm.inl.h))
+# C files that are formatted by .clang-format (clang-format 14); those of src/rnn are not yet
+FORMATTED := $(wildcard $(foreach folder,. include int8 kernels simd,src/$(folder)/*.c src/$(folder)/*.h))
 
 bench: .venv/built           ## time ratios to PyTorch, onnxruntime, numba and NumPy, if installed
 	$(BIN)/pip install --quiet --group bench

@@ -14,17 +14,20 @@ const char *cnorm_strerror(cnorm_status status)
     case CNORM_OK: return "no error";
     case CNORM_ERROR_NULL: return "a pointer that must not be NULL is NULL";
     case CNORM_ERROR_SIZE:
-        return "a size is negative, a row is empty, groups or rows do not come out even, or the bytes do not fit ptrdiff_t";
+        return "a size is negative, a row is empty, groups or rows do not come out even, or the bytes do not fit "
+               "ptrdiff_t";
     case CNORM_ERROR_EPS: return "eps must be a number of the dtype, finite and not negative";
     case CNORM_ERROR_STRIDE: return "rows of an output overlap one another";
     case CNORM_ERROR_DTYPE: return "not a dtype that this function takes";
     case CNORM_ERROR_ISA: return "the instruction set is unknown or this machine lacks it";
     case CNORM_ERROR_LAYER:
-        return "a layer has an unknown kind or option, sizes that do not fit, a clip that is not positive, or lacks a vector";
+        return "a layer has an unknown kind or option, sizes that do not fit, a clip that is not positive, or lacks a "
+               "vector";
     case CNORM_ERROR_VALUE: return "a weight is beyond its storage type or not finite, or a scale is not positive";
     case CNORM_ERROR_FORMAT: return "not a packed model or saved stream, or one of another version or byte order";
     case CNORM_ERROR_DAMAGED: return "damaged: bytes were changed, lost or added";
-    case CNORM_ERROR_IDENTITY: return "the saved stream of another model: the hash of configuration and weights differs";
+    case CNORM_ERROR_IDENTITY:
+        return "the saved stream of another model: the hash of configuration and weights differs";
     }
     return "unknown status";
 }
@@ -63,10 +66,11 @@ static int beyond_caches(ptrdiff_t rows, ptrdiff_t n, cnorm_dtype dtype, ptrdiff
 static int streaming(const cnorm_norm *call, cnorm_dtype dtype)
 {
     /* half types are limited by arithmetic, and the alignment that non-temporal stores need adds to it */
-    const ptrdiff_t caches = cnorm_cpu_cache_bytes(), part = stored_bytes(dtype) == 2 && !call->sum ? caches / 2 : caches / 4;
+    const ptrdiff_t caches = cnorm_cpu_cache_bytes(),
+                    part = stored_bytes(dtype) == 2 && !call->sum ? caches / 2 : caches / 4;
     return beyond_caches(call->rows, call->n, dtype, part) && call->y_stride == call->n && call->y != call->x &&
-           call->y != call->residual && (!call->sum || (call->sum_stride == call->n && call->sum != call->x &&
-                                                        call->sum != call->residual));
+           call->y != call->residual &&
+           (!call->sum || (call->sum_stride == call->n && call->sum != call->x && call->sum != call->residual));
 }
 
 static cnorm_status forward(void (*kernel)(const cnorm_norm *), cnorm_dtype dtype, cnorm_norm *call)
@@ -92,8 +96,16 @@ cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, co
     if (!kernels) return CNORM_ERROR_ISA;
     if (!known_dtype(dtype)) return CNORM_ERROR_DTYPE;
     return forward(kernels->layer_norm[dtype], dtype,
-                   &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gain = gain, .bias = bias,
-                                 .eps = eps, .y = y, .y_stride = y_stride, .stats = stats});
+                   &(cnorm_norm){.rows = rows,
+                                 .n = n,
+                                 .x = x,
+                                 .x_stride = x_stride,
+                                 .gain = gain,
+                                 .bias = bias,
+                                 .eps = eps,
+                                 .y = y,
+                                 .y_stride = y_stride,
+                                 .stats = stats});
 }
 
 cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
@@ -105,9 +117,20 @@ cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n
     if (!known_dtype(dtype)) return CNORM_ERROR_DTYPE;
     if (rows > 0 && (!residual || !sum)) return CNORM_ERROR_NULL;
     return forward(kernels->add_layer_norm[dtype], dtype,
-                   &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = x_stride, .residual = residual,
-                                 .residual_stride = residual_stride, .gain = gain, .bias = bias, .eps = eps, .y = y,
-                                 .y_stride = y_stride, .sum = sum, .sum_stride = sum_stride, .stats = stats});
+                   &(cnorm_norm){.rows = rows,
+                                 .n = n,
+                                 .x = x,
+                                 .x_stride = x_stride,
+                                 .residual = residual,
+                                 .residual_stride = residual_stride,
+                                 .gain = gain,
+                                 .bias = bias,
+                                 .eps = eps,
+                                 .y = y,
+                                 .y_stride = y_stride,
+                                 .sum = sum,
+                                 .sum_stride = sum_stride,
+                                 .stats = stats});
 }
 
 cnorm_status cnorm_rms_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
@@ -117,8 +140,15 @@ cnorm_status cnorm_rms_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, cons
     if (!kernels) return CNORM_ERROR_ISA;
     if (!known_dtype(dtype)) return CNORM_ERROR_DTYPE;
     return forward(kernels->rms_norm[dtype], dtype,
-                   &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = x_stride, .gain = gain, .eps = eps, .y = y,
-                                 .y_stride = y_stride, .stats = stats});
+                   &(cnorm_norm){.rows = rows,
+                                 .n = n,
+                                 .x = x,
+                                 .x_stride = x_stride,
+                                 .gain = gain,
+                                 .eps = eps,
+                                 .y = y,
+                                 .y_stride = y_stride,
+                                 .stats = stats});
 }
 
 /* ---- backward --------------------------------------------------------------------------------------------------- */
@@ -159,9 +189,12 @@ static cnorm_status backward_blocks(void (*const *kernel)(const cnorm_norm_backw
     return CNORM_OK;
 }
 
-#define BACKWARD_CALL                                                                                                \
-    &(cnorm_norm_backward){.rows = rows, .n = n, .dy = dy, .dy_stride = dy_stride, .x = x, .x_stride = x_stride,     \
-                           .gain = gain, .stats = stats, .dx = dx, .dx_stride = dx_stride, .partial = partials}
+#define BACKWARD_CALL                                                                                                  \
+    &(cnorm_norm_backward)                                                                                             \
+    {                                                                                                                  \
+        .rows = rows, .n = n, .dy = dy, .dy_stride = dy_stride, .x = x, .x_stride = x_stride, .gain = gain,            \
+        .stats = stats, .dx = dx, .dx_stride = dx_stride, .partial = partials                                          \
+    }
 
 cnorm_status cnorm_layer_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
                                               ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,

@@ -18,27 +18,29 @@ static double rounded(cnorm_dtype dtype, double a) { return dtype == CNORM_F64 ?
 static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded(dtype, a)); }
 
 /* The first lines of every entry: `table` becomes the active table, which has this kernel for this dtype. */
-#define ENTER(kernel, ok)                                                                                                    \
-    const cnorm_kernels *table = cnorm_active();                                                                     \
-    if (!table) return CNORM_ERROR_ISA;                                                                              \
-    if (!known_dtype(dtype) || !table->kernel[dtype]) return CNORM_ERROR_DTYPE;                                      \
+#define ENTER(kernel, ok)                                                                                              \
+    const cnorm_kernels *table = cnorm_active();                                                                       \
+    if (!table) return CNORM_ERROR_ISA;                                                                                \
+    if (!known_dtype(dtype) || !table->kernel[dtype]) return CNORM_ERROR_DTYPE;                                        \
     if (!(ok)) return CNORM_ERROR_SIZE
 /* The last lines of every entry: runs the statement in the default floating-point mode. */
-#define RUN(statement)                                                                                               \
-    const float_mode mode = float_mode_enter();                                                                      \
-    statement;                                                                                                       \
-    float_mode_leave(mode);                                                                                          \
+#define RUN(statement)                                                                                                 \
+    const float_mode mode = float_mode_enter();                                                                        \
+    statement;                                                                                                         \
+    float_mode_leave(mode);                                                                                            \
     return CNORM_OK
 
 /* ---- group and batch normalisation --------------------------------------------------------------------------------- */
 
 /* Non-temporal stores are faster once the output [samples, n] exceeds the part of the caches that could keep it for its
  * reader, a quarter, if runs are whole cache lines, or so long that the partial lines at their ends cost little. */
-static int streaming(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t n, ptrdiff_t run, const void *out, ptrdiff_t out_stride)
+static int streaming(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t n, ptrdiff_t run, const void *out,
+                     ptrdiff_t out_stride)
 {
     const ptrdiff_t item = stored_bytes(dtype);
     const int whole_lines = (uintptr_t)out % LINE_BYTES == 0 && run * item % LINE_BYTES == 0;
-    return samples * n * item >= cnorm_cpu_cache_bytes() / 4 && out_stride == n && (whole_lines || run * item >= 16 * LINE_BYTES);
+    return samples * n * item >= cnorm_cpu_cache_bytes() / 4 && out_stride == n &&
+           (whole_lines || run * item >= 16 * LINE_BYTES);
 }
 
 static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dtype dtype, cnorm_volume_norm *call)
@@ -48,8 +50,8 @@ static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dty
     if (!usable(dtype, call->eps)) return CNORM_ERROR_EPS;
     if (rows_overlap(call->samples, call->channels * call->space, call->y_stride)) return CNORM_ERROR_STRIDE;
     const ptrdiff_t run = call->space > 1 ? call->space : call->groups ? call->channels / call->groups : call->channels;
-    call->streaming = call->y != call->x && streaming(dtype, call->samples, call->channels * call->space, run, call->y,
-                                                      call->y_stride);
+    call->streaming = call->y != call->x &&
+                      streaming(dtype, call->samples, call->channels * call->space, run, call->y, call->y_stride);
     RUN(call->eps = rounded(dtype, call->eps); kernel(call));
 }
 
@@ -85,16 +87,15 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
     const int stream = dx != dy && dx != x && streaming(dtype, samples, channels * space, run, dx, dx_stride);
     for (ptrdiff_t i = 0; i < samples; i += CNORM_BLOCK_ROWS) {
         char *partial = (char *)partials + i / CNORM_BLOCK_ROWS * 2 * channels * item;
-        const cnorm_status status = backward(
-            table->group_norm_backward[dtype], dtype,
-            &(cnorm_volume_norm_backward){samples - i < CNORM_BLOCK_ROWS ? samples - i : CNORM_BLOCK_ROWS, channels,
-                                          space, groups, .dy = (const char *)dy + i * dy_stride * stored,
-                                          .x = (const char *)x + i * x_stride * stored, .dy_stride = dy_stride,
-                                          .x_stride = x_stride, .gain = gain,
-                                          .stats = (const char *)stats + i * groups * 3 * item,
-                                          .dx = (char *)dx + i * dx_stride * stored, .dx_stride = dx_stride,
-                                          .dgain = partial, .dbias = partial + channels * item, .scratch = partial,
-                                          .streaming = stream});
+        const cnorm_status status =
+            backward(table->group_norm_backward[dtype], dtype,
+                     &(cnorm_volume_norm_backward){
+                         samples - i < CNORM_BLOCK_ROWS ? samples - i : CNORM_BLOCK_ROWS, channels, space, groups,
+                         .dy = (const char *)dy + i * dy_stride * stored, .x = (const char *)x + i * x_stride * stored,
+                         .dy_stride = dy_stride, .x_stride = x_stride, .gain = gain,
+                         .stats = (const char *)stats + i * groups * 3 * item,
+                         .dx = (char *)dx + i * dx_stride * stored, .dx_stride = dx_stride, .dgain = partial,
+                         .dbias = partial + channels * item, .scratch = partial, .streaming = stream});
         if (status != CNORM_OK) return status;
     }
     return cnorm_backward_reduce(dtype, samples, channels, partials, dgain, dbias);
@@ -174,8 +175,8 @@ cnorm_status cnorm_weight_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, c
     if (rows == 0) return CNORM_OK;
     if (!w || !v) return CNORM_ERROR_NULL;
     if (rows_overlap(rows, n, v_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->weight_norm[dtype](&(cnorm_weight){rows, n, .w = w, .w_stride = w_stride, .gain = gain, .out = v,
-                                                  .out_stride = v_stride}));
+    RUN(table->weight_norm[dtype](
+        &(cnorm_weight){rows, n, .w = w, .w_stride = w_stride, .gain = gain, .out = v, .out_stride = v_stride}));
 }
 
 cnorm_status cnorm_weight_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dv,
@@ -186,7 +187,8 @@ cnorm_status cnorm_weight_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdi
     if (rows == 0) return CNORM_OK;
     if (!dv || !w || !dw || !dgain) return CNORM_ERROR_NULL;
     if (rows_overlap(rows, n, dw_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->weight_norm_backward[dtype](&(cnorm_weight){rows, n, dv, w, dv_stride, w_stride, gain, dw, dw_stride, dgain}));
+    RUN(table->weight_norm_backward[dtype](
+        &(cnorm_weight){rows, n, dv, w, dv_stride, w_stride, gain, dw, dw_stride, dgain}));
 }
 
 ptrdiff_t cnorm_divisive_norm_scratch(ptrdiff_t n) { return countable(0, n, 1) ? 11 * 8 * n : 0; }
@@ -235,8 +237,8 @@ cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff
         return CNORM_OK;
     }
     double sum;
-    RUN(table->smoothing_gradient[dtype](&(cnorm_norm_backward){
-            rows, n, .dy = dy, .x = x, .dy_stride = dy_stride, .x_stride = x_stride, .gain = gain, .stats = stats,
-            .partial = &sum});
+    RUN(table->smoothing_gradient[dtype](&(cnorm_norm_backward){rows, n, .dy = dy, .x = x, .dy_stride = dy_stride,
+                                                                .x_stride = x_stride, .gain = gain, .stats = stats,
+                                                                .partial = &sum});
         *ds = -s * sum);
 }

@@ -4,16 +4,10 @@
 
 #include "cnorm.h"
 
-static inline int known_dtype(cnorm_dtype dtype)
-{
-    return dtype >= CNORM_F32 && dtype < CNORM_DTYPES;
-}
+static inline int known_dtype(cnorm_dtype dtype) { return dtype >= CNORM_F32 && dtype < CNORM_DTYPES; }
 
 /* bytes of an element of the storage type, and of the compute type */
-static inline ptrdiff_t stored_bytes(cnorm_dtype dtype)
-{
-    return dtype == CNORM_F64 ? 8 : dtype == CNORM_F32 ? 4 : 2;
-}
+static inline ptrdiff_t stored_bytes(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : dtype == CNORM_F32 ? 4 : 2; }
 static inline ptrdiff_t computed_bytes(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : 4; }
 
 static inline int rows_overlap(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t stride)

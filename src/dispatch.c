@@ -11,7 +11,7 @@ static _Atomic(const cnorm_kernels *) active; /* NULL until the first use */
 /* the index-th table that can run here, from the baseline up */
 static const cnorm_kernels *runnable(int index)
 {
-#define CNORM_PICK(isa, condition)                                                                 \
+#define CNORM_PICK(isa, condition)                                                                                     \
     if ((condition) && index-- == 0) return &cnorm_kernels_##isa;
     CNORM_ISAS(CNORM_PICK)
 #undef CNORM_PICK

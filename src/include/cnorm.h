@@ -25,15 +25,15 @@ extern "C" {
 
 typedef enum cnorm_status {
     CNORM_OK = 0,
-    CNORM_ERROR_NULL,  /* a required pointer is NULL */
-    CNORM_ERROR_SIZE,  /* a size is negative, a row is empty, groups do not divide the channels, a range of
+    CNORM_ERROR_NULL,     /* a required pointer is NULL */
+    CNORM_ERROR_SIZE,     /* a size is negative, a row is empty, groups do not divide the channels, a range of
                           rows is invalid, or the bytes do not fit ptrdiff_t */
-    CNORM_ERROR_EPS,   /* eps is negative, NaN, infinite, or beyond the range of the compute type */
-    CNORM_ERROR_STRIDE,/* rows of an output overlap one another */
-    CNORM_ERROR_DTYPE, /* not a cnorm_dtype that this function supports */
-    CNORM_ERROR_ISA,   /* an instruction set is unknown, or this machine can't run it */
-    CNORM_ERROR_LAYER, /* a cnorm_layer has an unknown kind or option, sizes that do not fit, or lacks a vector */
-    CNORM_ERROR_VALUE, /* a value is beyond the storage type, or not finite, or a scale is not positive */
+    CNORM_ERROR_EPS,      /* eps is negative, NaN, infinite, or beyond the range of the compute type */
+    CNORM_ERROR_STRIDE,   /* rows of an output overlap one another */
+    CNORM_ERROR_DTYPE,    /* not a cnorm_dtype that this function supports */
+    CNORM_ERROR_ISA,      /* an instruction set is unknown, or this machine can't run it */
+    CNORM_ERROR_LAYER,    /* a cnorm_layer has an unknown kind or option, sizes that do not fit, or lacks a vector */
+    CNORM_ERROR_VALUE,    /* a value is beyond the storage type, or not finite, or a scale is not positive */
     CNORM_ERROR_FORMAT,   /* not a packed model or saved stream, or one of another version or byte order */
     CNORM_ERROR_DAMAGED,  /* a packed model or saved stream of which bytes were changed, lost or added */
     CNORM_ERROR_IDENTITY, /* a saved stream of another model */
@@ -67,7 +67,8 @@ cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, co
  * cnorm_layer_norm of sum. y and sum may each be in place of x or residual. */
 cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
                                   const void *residual, ptrdiff_t residual_stride, const void *gain, const void *bias,
-                                  double eps, void *y, ptrdiff_t y_stride, void *sum, ptrdiff_t sum_stride, void *stats);
+                                  double eps, void *y, ptrdiff_t y_stride, void *sum, ptrdiff_t sum_stride,
+                                  void *stats);
 
 /* ---- RMS normalisation: y = x / sqrt(mean x^2 + eps) * gain; shift and delta are 0, else as above ----------- */
 cnorm_status cnorm_rms_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
@@ -113,9 +114,9 @@ cnorm_status cnorm_tanh_f32(ptrdiff_t n, const float *x, float *y);
  * environment variable CNORM_ISA names. If that is unknown, or the machine can't run it, every call returns
  * CNORM_ERROR_ISA.
  */
-int cnorm_isa_count(void);               /* how many this machine can run */
-const char *cnorm_isa_name(int index);   /* from the baseline, 0, up; NULL if out of range */
-const char *cnorm_isa_active(void);      /* NULL if CNORM_ISA names one that can't run */
+int cnorm_isa_count(void);             /* how many this machine can run */
+const char *cnorm_isa_name(int index); /* from the baseline, 0, up; NULL if out of range */
+const char *cnorm_isa_active(void);    /* NULL if CNORM_ISA names one that can't run */
 cnorm_status cnorm_isa_use(const char *name);
 
 #ifdef __cplusplus

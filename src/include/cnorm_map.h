@@ -30,7 +30,8 @@ static inline const void *cnorm_map(const char *path, ptrdiff_t *bytes)
     const HANDLE file = CreateFileA(path, GENERIC_READ, FILE_SHARE_READ, NULL, OPEN_EXISTING, 0, NULL);
     if (file == INVALID_HANDLE_VALUE) return NULL;
     const HANDLE mapping = GetFileSizeEx(file, &size) && size.QuadPart > 0 && size.QuadPart <= PTRDIFF_MAX
-                               ? CreateFileMappingA(file, NULL, PAGE_READONLY, 0, 0, NULL) : NULL;
+                               ? CreateFileMappingA(file, NULL, PAGE_READONLY, 0, 0, NULL)
+                               : NULL;
     if (mapping) {
         memory = MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0);
         CloseHandle(mapping);

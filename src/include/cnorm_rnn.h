@@ -72,12 +72,16 @@ typedef struct cnorm_row_norm {
     float eps;
 } cnorm_row_norm;
 
-typedef enum cnorm_activation { CNORM_ACTIVATION_TANH, CNORM_ACTIVATION_RELU, CNORM_ACTIVATION_SIGMOID } cnorm_activation;
+typedef enum cnorm_activation {
+    CNORM_ACTIVATION_TANH,
+    CNORM_ACTIVATION_RELU,
+    CNORM_ACTIVATION_SIGMOID
+} cnorm_activation;
 
 typedef enum cnorm_cell_kind { CNORM_CELL_LSTM, CNORM_CELL_GRU, CNORM_CELL_RNN } cnorm_cell_kind;
 
 typedef enum cnorm_scope {
-    CNORM_SCOPE_NONE, /* a = W_x x + W_h h + bias */
+    CNORM_SCOPE_NONE,  /* a = W_x x + W_h h + bias */
     CNORM_SCOPE_SPLIT, /* a = LN(W_x x + inside_x) gain_x + LN(W_h h + inside_h) gain_h + bias */
     CNORM_SCOPE_SUM,   /* a = LN(W_x x + inside_x + W_h h) gain_h + bias */
 } cnorm_scope;
@@ -91,7 +95,7 @@ typedef enum cnorm_cell_norm {
 typedef enum cnorm_reset {
     CNORM_RESET_AFTER,     /* n = tanh(a_n of x + r (a_n of h + bias_n)) */
     CNORM_RESET_CANDIDATE, /* n = tanh(r a_n) */
-    CNORM_RESET_BEFORE,    /* n = tanh(a_n of x + W_n (r h)); weight_h has the gates z and r only, scope CNORM_SCOPE_NONE */
+    CNORM_RESET_BEFORE, /* n = tanh(a_n of x + W_n (r h)); weight_h has the gates z and r only, scope CNORM_SCOPE_NONE */
 } cnorm_reset;
 
 /* A recurrent cell. Its gates have pre-activations a by `scope`; with s = sigmoid,
@@ -110,12 +114,12 @@ typedef struct cnorm_cell {
     int keep;
     float eps, cell_clip, projection_clip, zoneout; /* clips: infinity for none */
     cnorm_matrix weight_x, weight_h;                /* [gates * units, inputs], [gates * units, outputs] */
-    cnorm_matrix weight_n, weight_p;                /* [units, units] if CNORM_RESET_BEFORE; [outputs, units] or panels NULL */
-    const float *inside_x, *inside_h;               /* [gates, padded] and CNORM_GATE_PAD more, centred like the weights; or NULL */
-    const float *gain_x, *gain_h, *bias;            /* [gates, padded] */
-    const float *bias_n;                            /* [padded] or NULL */
-    const float *gain_c, *bias_c;                   /* [units] or NULL */
-    const float *bias_p;                            /* [padded outputs] or NULL */
+    cnorm_matrix weight_n, weight_p;  /* [units, units] if CNORM_RESET_BEFORE; [outputs, units] or panels NULL */
+    const float *inside_x, *inside_h; /* [gates, padded] and CNORM_GATE_PAD more, centred like the weights; or NULL */
+    const float *gain_x, *gain_h, *bias; /* [gates, padded] */
+    const float *bias_n;                 /* [padded] or NULL */
+    const float *gain_c, *bias_c;        /* [units] or NULL */
+    const float *bias_p;                 /* [padded outputs] or NULL */
 } cnorm_cell;
 
 typedef enum cnorm_layer_kind {
@@ -167,9 +171,8 @@ cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, co
 
 /* One step of each of several streams: x [streams, inputs] -> y [streams, outputs], with the bits of cnorm_run on
  * each. */
-cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x,
-                            ptrdiff_t x_stride, float *const *states, float *scratch, ptrdiff_t rows, float *y,
-                            ptrdiff_t y_stride);
+cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x, ptrdiff_t x_stride,
+                            float *const *states, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride);
 
 #ifdef __cplusplus
 }

@@ -69,7 +69,7 @@ cnorm_status cnorm_tape_drop(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t 
  * take, row by row. NULL for arrays that the layer lacks or the caller does not want. A CNORM_LAYER_LINEAR uses weight_x and
  * bias, a CNORM_LAYER_NORM gain_h and bias. */
 typedef struct cnorm_gradient {
-    float *weight_x, *weight_h, *weight_n, *weight_p; /* [gates * units, cols] of the matrix */
+    float *weight_x, *weight_h, *weight_n, *weight_p;    /* [gates * units, cols] of the matrix */
     float *inside_x, *inside_h, *gain_x, *gain_h, *bias; /* [gates, padded]; of other layers than cells [units] */
     float *bias_n, *gain_c, *bias_c, *bias_p;            /* [padded] */
 } cnorm_gradient;

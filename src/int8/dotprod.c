@@ -34,8 +34,8 @@ INLINE int32_t bias_sum(ptrdiff_t quads, const int32_t (*x)[2], ptrdiff_t n)
     return (int32_t)((uint32_t)vget_lane_s32(sum, 0) * 128 + (uint32_t)vget_lane_s32(sum, 1) * 16384);
 }
 
-INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n, int32_t *sums,
-                       ptrdiff_t stride)
+INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n,
+                       int32_t *sums, ptrdiff_t stride)
 {
     for (int first = 0; first < 8; first += 8 / count) {
         int32x4_t lo[8], hi[8];
@@ -44,7 +44,8 @@ INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const i
             quad_sums(panel + k * 4 * CNORM_INT8_PANEL + 16 * first, count, x + k * n, lo, hi);
         for (int i = 0; i < 8; ++i) {
             const int32x4_t bias = vdupq_n_s32(bias_sum(quads, x + i % count, n));
-            vst1q_s32(sums + i % count * stride + 4 * (first + i / count), vaddq_s32(vaddq_s32(lo[i], vshlq_n_s32(hi[i], 7)), bias));
+            vst1q_s32(sums + i % count * stride + 4 * (first + i / count),
+                      vaddq_s32(vaddq_s32(lo[i], vshlq_n_s32(hi[i], 7)), bias));
         }
     }
 }

@@ -4,8 +4,8 @@
 #ifndef CNORM_INT8_MULTIPLY_INL_H
 #define CNORM_INT8_MULTIPLY_INL_H
 
-static void multiply(ptrdiff_t rows, ptrdiff_t quads, const uint8_t *weights, ptrdiff_t n, const int32_t (*x)[2], int32_t *sums,
-                     ptrdiff_t stride)
+static void multiply(ptrdiff_t rows, ptrdiff_t quads, const uint8_t *weights, ptrdiff_t n, const int32_t (*x)[2],
+                     int32_t *sums, ptrdiff_t stride)
 {
     for (ptrdiff_t r = 0; r < rows; r += CNORM_INT8_PANEL) {
         const uint8_t *panel = weights + r * quads * 4;

@@ -29,8 +29,8 @@ INLINE void outputs(const uint8_t *w, ptrdiff_t quads, int count, const int32_t 
     }
 }
 
-INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n, int32_t *sums,
-                       ptrdiff_t stride)
+INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n,
+                       int32_t *sums, ptrdiff_t stride)
 {
     for (int first = 0; first < CNORM_INT8_PANEL; first += 16 / count) {
         int32x4_t sum[16];

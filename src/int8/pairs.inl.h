@@ -20,7 +20,8 @@ static void arrange(ptrdiff_t quads, const int16_t *q, ptrdiff_t n, int32_t (*x)
 }
 
 /* `vectors` of outputs at w, for `count` vectors of x, over all quads; `sum` [vectors, count] */
-INLINE void outputs(const uint8_t *w, ptrdiff_t quads, int vectors, int count, const int32_t (*x)[2], ptrdiff_t n, INTS *sum)
+INLINE void outputs(const uint8_t *w, ptrdiff_t quads, int vectors, int count, const int32_t (*x)[2], ptrdiff_t n,
+                    INTS *sum)
 {
 #pragma GCC unroll 2
     for (ptrdiff_t k = 0; k < quads; ++k, w += 4 * CNORM_INT8_PANEL) {
@@ -37,8 +38,8 @@ INLINE void outputs(const uint8_t *w, ptrdiff_t quads, int vectors, int count, c
     }
 }
 
-INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n, int32_t *sums,
-                       ptrdiff_t stride)
+INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n,
+                       int32_t *sums, ptrdiff_t stride)
 {
     const int vectors = VECTORS * count > 8 ? 8 / count : VECTORS;
     for (int first = 0; first < VECTORS; first += vectors) {

@@ -8,8 +8,8 @@ static void arrange(ptrdiff_t quads, const int16_t *q, ptrdiff_t n, int32_t (*x)
     for (ptrdiff_t k = 0; k < quads; ++k) memcpy(x[k * n], q + 4 * k, sizeof *x);
 }
 
-static void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n, int32_t *sums,
-                       ptrdiff_t stride)
+static void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n,
+                       int32_t *sums, ptrdiff_t stride)
 {
     for (int s = 0; s < count; ++s) {
         uint32_t sum[CNORM_INT8_PANEL] = {0};

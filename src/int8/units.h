@@ -27,17 +27,17 @@ typedef struct cnorm_int8_unit {
     /* q [4 quads] -> x [quads, n], the first of n columns: eight bytes per quad, as the unit multiplies them */
     void (*arrange)(ptrdiff_t quads, const int16_t *q, ptrdiff_t n, int32_t (*x)[2]);
     /* x [quads, n] -> sums [n, rows], rows a multiple of the panel; vectors of sums lie `stride` apart */
-    void (*multiply)(ptrdiff_t rows, ptrdiff_t quads, const uint8_t *weights, ptrdiff_t n, const int32_t (*x)[2], int32_t *sums,
-                     ptrdiff_t stride);
+    void (*multiply)(ptrdiff_t rows, ptrdiff_t quads, const uint8_t *weights, ptrdiff_t n, const int32_t (*x)[2],
+                     int32_t *sums, ptrdiff_t stride);
 } cnorm_int8_unit;
 
 /* X(name, the condition under which this machine can run it), from plain C up. scalar is the reference of the tests. */
 #if defined(__x86_64__)
-#define CNORM_INT8_UNITS(X)                                                                                          \
-    X(scalar, 1)                                                                                                     \
-    X(sse2, 1)                                                                                                       \
-    X(avx2, cnorm_cpu_has_avx2())                                                                                    \
-    X(avxvnni, cnorm_cpu_has_avxvnni())                                                                              \
+#define CNORM_INT8_UNITS(X)                                                                                            \
+    X(scalar, 1)                                                                                                       \
+    X(sse2, 1)                                                                                                         \
+    X(avx2, cnorm_cpu_has_avx2())                                                                                      \
+    X(avxvnni, cnorm_cpu_has_avxvnni())                                                                                \
     X(avx512vnni, cnorm_cpu_has_avx512vnni())
 #elif defined(__aarch64__)
 #define CNORM_INT8_UNITS(X) X(scalar, 1) X(neon, 1) X(dotprod, cnorm_cpu_has_dotprod())

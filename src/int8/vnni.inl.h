@@ -27,8 +27,8 @@ INLINE void quad_sums(const uint8_t *w, int vectors, int count, const int32_t (*
 
 /* With only two accumulators for lo and two for hi, two quads at a time get accumulators of their own: DOT has a
  * latency of 4 or 5 cycles, and one can start in each cycle. */
-INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n, int32_t *sums,
-                       ptrdiff_t stride)
+INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n,
+                       int32_t *sums, ptrdiff_t stride)
 {
     const int vectors = VECTORS * count > CHAINS ? VECTORS / 2 : VECTORS, step = 4 * CNORM_INT8_PANEL;
     for (int first = 0; first < VECTORS; first += vectors) {

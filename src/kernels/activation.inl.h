@@ -108,13 +108,7 @@ INLINE void activate_array(cnorm_activation f, ptrdiff_t n, const float *x, floa
     }
 }
 
-static void sigmoid_f32(ptrdiff_t n, const float *x, float *y)
-{
-    activate_array(CNORM_ACTIVATION_SIGMOID, n, x, y);
-}
-static void tanh_f32(ptrdiff_t n, const float *x, float *y)
-{
-    activate_array(CNORM_ACTIVATION_TANH, n, x, y);
-}
+static void sigmoid_f32(ptrdiff_t n, const float *x, float *y) { activate_array(CNORM_ACTIVATION_SIGMOID, n, x, y); }
+static void tanh_f32(ptrdiff_t n, const float *x, float *y) { activate_array(CNORM_ACTIVATION_TANH, n, x, y); }
 
 #endif

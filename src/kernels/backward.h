@@ -6,7 +6,7 @@
 
 enum {
     OUTER_ROWS = 128, /* rows that one call of outer_products adds up, a multiple of its blocks of 16 */
-    SUM_ROWS = 16,   /* rows in a block of the vectors' sums */
+    SUM_ROWS = 16,    /* rows in a block of the vectors' sums */
 };
 
 /* Offsets, in floats, into one row of a layer on the tape: the layer's input; for a cell also the state before the step
@@ -40,8 +40,16 @@ static inline vector_sums vector_sums_of(const cnorm_cell *cell)
 {
     const ptrdiff_t width = padded_units(cell->weight_x.units), gates = cell->weight_x.gates * width;
     const ptrdiff_t after = 5 * gates;
-    return (vector_sums){0, gates, 2 * gates, 3 * gates, 4 * gates, after, after + width, after + 2 * width,
-                         after + 3 * width, after + 3 * width + padded_units(cell->weight_h.cols)};
+    return (vector_sums){0,
+                         gates,
+                         2 * gates,
+                         3 * gates,
+                         4 * gates,
+                         after,
+                         after + width,
+                         after + 2 * width,
+                         after + 3 * width,
+                         after + 3 * width + padded_units(cell->weight_h.cols)};
 }
 
 /* The backward pass of one step of a cell, for n <= CNORM_ROWS rows */
@@ -78,6 +86,9 @@ typedef struct cnorm_outer {
     float *scratch; /* outer_floats */
 } cnorm_outer;
 
-static inline ptrdiff_t outer_floats(const cnorm_matrix *w) { return OUTER_ROWS * (PANEL + (w->cols + PANEL - 1) / PANEL * PANEL); }
+static inline ptrdiff_t outer_floats(const cnorm_matrix *w)
+{
+    return OUTER_ROWS * (PANEL + (w->cols + PANEL - 1) / PANEL * PANEL);
+}
 
 #endif

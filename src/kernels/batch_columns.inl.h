@@ -4,9 +4,8 @@
 
 /* (1), or backward (5): block += d and block2 += d^2, or block += dy and block2 += dy xhat, over `rows` rows from row
  * `first` on. Vectors begin `lane_offset` lanes before the row. */
-INLINE void FN(sum_columns)(const ptrdiff_t rows, const int backward, const FN(volume) *volume,
-                            ptrdiff_t first, const T *centre, ptrdiff_t lane_offset,
-                            const FN(batch) *batch)
+INLINE void FN(sum_columns)(const ptrdiff_t rows, const int backward, const FN(volume) *volume, ptrdiff_t first,
+                            const T *centre, ptrdiff_t lane_offset, const FN(batch) *batch)
 {
     /* Copies: the compiler must assume that a store may change the originals. */
     const FN(volume) of_volume = *volume;
@@ -23,8 +22,7 @@ INLINE void FN(sum_columns)(const ptrdiff_t rows, const int backward, const FN(v
             if (backward) {
                 const V g = FN(take)(v->dy + r * v->dy_stride + j, from, to);
                 s += g;
-                q += g *
-                     ((d - FN(take_T)(b->delta + j, from, to)) * FN(take_T)(b->rstd + j, from, to));
+                q += g * ((d - FN(take_T)(b->delta + j, from, to)) * FN(take_T)(b->rstd + j, from, to));
             } else {
                 s += d;
                 q += d * d;
@@ -36,25 +34,20 @@ INLINE void FN(sum_columns)(const ptrdiff_t rows, const int backward, const FN(v
 }
 
 /* the same for all rows, in blocks of CNORM_BLOCK_ROWS, each added to float64: sum and sum2 */
-INLINE void FN(sum_all_columns)(const FN(volume) *v, const int backward, const T *K,
-                                const FN(batch) *b)
+INLINE void FN(sum_all_columns)(const FN(volume) *v, const int backward, const T *K, const FN(batch) *b)
 {
     const ptrdiff_t channels = v->channels;
-    const ptrdiff_t lane_offset =
-        ALIGN_LOADS && v->x_stride % VL == 0 ? FN(lane_offset_of)(v->x) : 0;
+    const ptrdiff_t lane_offset = ALIGN_LOADS && v->x_stride % VL == 0 ? FN(lane_offset_of)(v->x) : 0;
     for (ptrdiff_t begin = 0; begin < v->samples; begin += CNORM_BLOCK_ROWS) {
-        const ptrdiff_t end =
-            v->samples - begin < CNORM_BLOCK_ROWS ? v->samples : begin + CNORM_BLOCK_ROWS;
+        const ptrdiff_t end = v->samples - begin < CNORM_BLOCK_ROWS ? v->samples : begin + CNORM_BLOCK_ROWS;
         memset(b->block, 0, (size_t)channels * sizeof(T));
         memset(b->block2, 0, (size_t)channels * sizeof(T));
         ptrdiff_t row = begin;
         /* Several rows at a time: the running sums are loaded and stored that much less often. Eight at
          * most, since L1 has eight ways: of more lines a multiple of 4096 bytes apart, some are
          * evicted. Backward four, because an unaligned vector of dy covers two lines. */
-        for (; !backward && row + 8 <= end; row += 8)
-            FN(sum_columns)(8, 0, v, row, K, lane_offset, b);
-        for (; backward && row + 4 <= end; row += 4)
-            FN(sum_columns)(4, 1, v, row, K, lane_offset, b);
+        for (; !backward && row + 8 <= end; row += 8) FN(sum_columns)(8, 0, v, row, K, lane_offset, b);
+        for (; backward && row + 4 <= end; row += 4) FN(sum_columns)(4, 1, v, row, K, lane_offset, b);
         for (; row < end; ++row) FN(sum_columns)(1, backward, v, row, K, lane_offset, b);
         for (ptrdiff_t c = 0; c < channels; ++c) {
             b->sum[c] += (double)b->block[c];
@@ -69,8 +62,8 @@ typedef struct {
     V K, delta, scale, bias, rstd, gain, G, H;
 } FN(columns);
 
-INLINE FN(columns) FN(columns_at)(const FN(batch) *b, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to,
-                                  const int backward, const int given)
+INLINE FN(columns)
+    FN(columns_at)(const FN(batch) *b, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const int backward, const int given)
 {
     FN(columns) c = {.K = FN(take_T)(b->K + j, from, to)};
     if (!given) c.delta = FN(take_T)(b->delta + j, from, to);
@@ -87,8 +80,8 @@ INLINE FN(columns) FN(columns_at)(const FN(batch) *b, ptrdiff_t j, ptrdiff_t fro
 }
 
 /* (4) or (6) for lanes from <= i < to of the vector at column j of row r */
-INLINE V FN(column_output)(const FN(columns) *c, const FN(volume) *v, ptrdiff_t r, ptrdiff_t j,
-                           ptrdiff_t to, const int backward, const int given)
+INLINE V FN(column_output)(const FN(columns) *c, const FN(volume) *v, ptrdiff_t r, ptrdiff_t j, ptrdiff_t to,
+                           const int backward, const int given)
 {
     const ptrdiff_t from = j < 0 ? -j : 0;
     V d = FN(take)(v->x + r * v->x_stride + j, from, to) - c->K;
@@ -99,9 +92,8 @@ INLINE V FN(column_output)(const FN(columns) *c, const FN(volume) *v, ptrdiff_t 
 }
 
 /* the partial vectors that rows begin and end in, for write_columns */
-static NOINLINE void FN(write_column_edges)(const FN(volume) *v, const FN(batch) *b,
-                                            ptrdiff_t first, ptrdiff_t rows, int backward,
-                                            ptrdiff_t lane_offset, FN(carry) *carry)
+static NOINLINE void FN(write_column_edges)(const FN(volume) *v, const FN(batch) *b, ptrdiff_t first, ptrdiff_t rows,
+                                            int backward, ptrdiff_t lane_offset, FN(carry) *carry)
 {
     const ptrdiff_t n = v->channels, end = (n + lane_offset) / VL * VL - lane_offset;
     for (ptrdiff_t r = first; r < first + rows; ++r)
@@ -115,16 +107,14 @@ static NOINLINE void FN(write_column_edges)(const FN(volume) *v, const FN(batch)
 
 /* the same for `rows` rows from row `first` on. carry is NULL unless out is written by
  * non-temporal stores; then the rows, if more than one, have the same lane offset. */
-INLINE void FN(write_columns)(ptrdiff_t rows, const int backward, const FN(volume) *volume,
-                              ptrdiff_t first, const FN(batch) *batch, const int given,
-                              FN(carry) *carry)
+INLINE void FN(write_columns)(ptrdiff_t rows, const int backward, const FN(volume) *volume, ptrdiff_t first,
+                              const FN(batch) *batch, const int given, FN(carry) *carry)
 {
     const FN(volume) of_volume = *volume; /* as above */
     const FN(volume) *v = &of_volume;
     const FN(batch) of_batch = *batch;
     const FN(batch) *b = &of_batch;
-    const ptrdiff_t n = v->channels,
-                    lane_offset = carry ? FN(lane_offset_of)(v->out + first * v->out_stride) : 0;
+    const ptrdiff_t n = v->channels, lane_offset = carry ? FN(lane_offset_of)(v->out + first * v->out_stride) : 0;
     const ptrdiff_t end = (n + lane_offset) / VL * VL - lane_offset;
     for (ptrdiff_t j = lane_offset ? VL - lane_offset : 0; j < end; j += VL) {
         const FN(columns) c = FN(columns_at)(b, j, 0, VL, backward, given);
@@ -134,14 +124,13 @@ INLINE void FN(write_columns)(ptrdiff_t rows, const int backward, const FN(volum
             else FN(store)(v->out + r * v->out_stride + j, y);
         }
     }
-    if (lane_offset || end < n)
-        FN(write_column_edges)(volume, batch, first, rows, backward, lane_offset, carry);
+    if (lane_offset || end < n) FN(write_column_edges)(volume, batch, first, rows, backward, lane_offset, carry);
 }
 
 /* The same for all rows, four at a time; forward with non-temporal stores one at a time: sequential
  * access to pages saves more than loading the parameters once for four rows. */
-INLINE void FN(write_all_columns)(const FN(volume) *v, const int backward, const FN(batch) *b,
-                                  const int given, FN(carry) *carry)
+INLINE void FN(write_all_columns)(const FN(volume) *v, const int backward, const FN(batch) *b, const int given,
+                                  FN(carry) *carry)
 {
     const ptrdiff_t most = carry && (!backward || v->channels % VL) ? 1 : 4;
     for (ptrdiff_t r = 0, rows; r < v->samples; r += rows) {
@@ -151,8 +140,7 @@ INLINE void FN(write_all_columns)(const FN(volume) *v, const int backward, const
 }
 
 /* the same for any volume with space = 1 */
-static NOINLINE void FN(write_matrix)(const FN(volume) *v, int backward, const FN(batch) *b,
-                                      FN(carry) *carry)
+static NOINLINE void FN(write_matrix)(const FN(volume) *v, int backward, const FN(batch) *b, FN(carry) *carry)
 {
     if (backward) FN(write_all_columns)(v, 1, b, 0, carry);
     else if (b->given) FN(write_all_columns)(v, 0, b, 1, carry);

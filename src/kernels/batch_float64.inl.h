@@ -20,8 +20,8 @@ static FN(tile) FN(column_tile)(const FN(volume) *v, ptrdiff_t c, const FN(batch
 static FN(tile) FN(channel_tile)(const FN(volume) *v, ptrdiff_t sample, ptrdiff_t c)
 {
     const ptrdiff_t at = c * v->space;
-    return FN(run_tile)(v->dy ? v->dy + sample * v->dy_stride + at : NULL,
-                        v->x + sample * v->x_stride + at, v->space, NULL);
+    return FN(run_tile)(v->dy ? v->dy + sample * v->dy_stride + at : NULL, v->x + sample * v->x_stride + at, v->space,
+                        NULL);
 }
 
 /* S and Q, or backward A and B, of channel c, or in a matrix of each channel from c on */
@@ -50,8 +50,7 @@ static void FN(f64_channel_sums)(const FN(volume) *v, ptrdiff_t c, int backward,
 }
 
 /* the largest finite |x| of the same channels, where T is float64 */
-static void FN(f64_channel_largest)(const FN(volume) *v, ptrdiff_t c, const FN(batch) *b,
-                                    double largest[LANES_F64])
+static void FN(f64_channel_largest)(const FN(volume) *v, ptrdiff_t c, const FN(batch) *b, double largest[LANES_F64])
 {
     memset(largest, 0, LANES_F64 * sizeof *largest);
     for (ptrdiff_t sample = 0; v->space > 1 && sample < v->samples; ++sample) {
@@ -65,8 +64,8 @@ static void FN(f64_channel_largest)(const FN(volume) *v, ptrdiff_t c, const FN(b
 }
 
 /* (3) for those of `count` channels from c on whose f64.scale is -2. With rstd [count], the given ones, backward. */
-static void FN(f64_channel_stats)(const FN(volume) *v, ptrdiff_t c, ptrdiff_t count, double eps,
-                                  const FN(batch) *b, double *moments, const T *rstd)
+static void FN(f64_channel_stats)(const FN(volume) *v, ptrdiff_t c, ptrdiff_t count, double eps, const FN(batch) *b,
+                                  double *moments, const T *rstd)
 {
     const double N = (double)(v->samples * v->space);
     double sums[2][LANES_F64], largest[LANES_F64];
@@ -107,8 +106,8 @@ static void FN(f64_channel_stats)(const FN(volume) *v, ptrdiff_t c, ptrdiff_t co
 }
 
 /* the same for all channels */
-static NOINLINE void FN(f64_channels)(const FN(volume) *v, double eps, const FN(batch) *b,
-                                      double *moments, const T *rstd)
+static NOINLINE void FN(f64_channels)(const FN(volume) *v, double eps, const FN(batch) *b, double *moments,
+                                      const T *rstd)
 {
     const ptrdiff_t step = v->space == 1 ? LANES_F64 : 1;
     for (ptrdiff_t c = 0; c < v->channels; c += step) {
@@ -136,8 +135,7 @@ static NOINLINE void FN(f64_channel_gradients)(const FN(volume) *v, const FN(bat
 }
 
 /* (4), or backward (6), for one run of channel c */
-static NOINLINE void FN(f64_write_run)(const FN(run) *run, ptrdiff_t c, int backward,
-                                       const FN(batch) *b)
+static NOINLINE void FN(f64_write_run)(const FN(run) *run, ptrdiff_t c, int backward, const FN(batch) *b)
 {
     FN(tile) t = FN(run_tile)(run->dy, run->x, run->n, run->out);
     const wide_stats e = wide_stats_of(&b->f64[c]);
@@ -153,8 +151,7 @@ static NOINLINE void FN(f64_write_run)(const FN(run) *run, ptrdiff_t c, int back
 }
 
 /* the same for a tile of channels from c on */
-static NOINLINE void FN(f64_write_tile)(const FN(tile) *t, ptrdiff_t c, int backward,
-                                        const FN(batch) *b)
+static NOINLINE void FN(f64_write_tile)(const FN(tile) *t, ptrdiff_t c, int backward, const FN(batch) *b)
 {
     const wide_stats e = wide_stats_of_each(b->f64 + c, t->n);
     if (!backward) {
@@ -165,20 +162,17 @@ static NOINLINE void FN(f64_write_tile)(const FN(tile) *t, ptrdiff_t c, int back
     for (ptrdiff_t i = 0; i < t->n; ++i) {
         if (b->f64[c + i].scale == 0) continue;
         const f64_gradient d = f64_gradient_of(&b->f64[c + i], b->sum[c + i], b->sum2[c + i], 0);
-        lanes[0][i] = d.G, lanes[1][i] = d.H, lanes[2][i] = d.rstd, lanes[3][i] = d.unit,
-        lanes[4][i] = d.last_unit;
+        lanes[0][i] = d.G, lanes[1][i] = d.H, lanes[2][i] = d.rstd, lanes[3][i] = d.unit, lanes[4][i] = d.last_unit;
     }
     wide_gradient d = {.scales = {1, 1}};
-    memcpy(&d.G, lanes[0], sizeof d.G), memcpy(&d.H, lanes[1], sizeof d.H),
-        memcpy(&d.rstd, lanes[2], sizeof d.rstd);
+    memcpy(&d.G, lanes[0], sizeof d.G), memcpy(&d.H, lanes[1], sizeof d.H), memcpy(&d.rstd, lanes[2], sizeof d.rstd);
     memcpy(&d.unit, lanes[3], sizeof d.unit), memcpy(&d.last_unit, lanes[4], sizeof d.last_unit);
     FN(f64_write_gradient)(t, &e, &d);
 }
 
 /* (4) or (6) for the columns of `t`, of which some are done in float64 and some in T: both, 64 rows at a time */
-static NOINLINE void FN(write_mixed_tile)(const FN(tile) *t, FN(volume) v, ptrdiff_t c,
-                                          int backward, const FN(batch) *of_tile,
-                                          const FN(batch) *b)
+static NOINLINE void FN(write_mixed_tile)(const FN(tile) *t, FN(volume) v, ptrdiff_t c, int backward,
+                                          const FN(batch) *of_tile, const FN(batch) *b)
 {
     enum { ROWS = CNORM_BLOCK_ROWS };
     X both[2][ROWS][LANES_F64];

@@ -67,8 +67,8 @@ static FN(batch) FN(batch_of)(void *memory, const FN(volume) *v, const T *gain, 
 
 /* sum, sum2 = the two sums of every channel: forward those of (1) about K, else those of (5); over the first `length`
  * elements of each run */
-static NOINLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, int backward,
-                                      const T *K, const FN(batch) *b)
+static NOINLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, int backward, const T *K,
+                                      const FN(batch) *b)
 {
     memset(b->sum, 0, 2 * (size_t)v->channels * sizeof(double));
     if (v->space == 1) {
@@ -82,8 +82,7 @@ static NOINLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, int
             two_sums sums;
             if (backward) {
                 const T st[3] = {K[c], b->delta[c], b->rstd[c]};
-                const FN(run) run = {length, v->dy + sample * v->dy_stride + c * v->space, x, NULL,
-                                     st};
+                const FN(run) run = {length, v->dy + sample * v->dy_stride + c * v->space, x, NULL, st};
                 FN(run_gradient_sums)(&run, NULL, &sums.a, &sums.b);
             } else {
                 sums = FN(run_sums)(x, length, K[c], 0);
@@ -101,8 +100,7 @@ static NOINLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, int
 INLINE int FN(representable)(T K, T scale, double gain, double rstd)
 {
     const T size = scale < 0 ? -scale : scale, centre = K < 0 ? -K : K;
-    return centre <= RSTD_MAX * RSTD_MAX &&
-           (gain == 0 || rstd == 0 || (size >= RSTD_MIN && size <= RSTD_MAX));
+    return centre <= RSTD_MAX * RSTD_MAX && (gain == 0 || rstd == 0 || (size >= RSTD_MIN && size <= RSTD_MAX));
 }
 
 /* (4) */
@@ -114,8 +112,8 @@ static void FN(batch_output)(const FN(volume) *v, const FN(batch) *b, int stream
     for (ptrdiff_t i = 0; v->space > 1 && i < v->samples * v->channels; ++i) {
         const ptrdiff_t sample = i / v->channels, c = i % v->channels, at = c * v->space;
         const T st[3] = {b->K[c], b->delta[c], b->scale[c]};
-        const FN(run) run = {v->space, NULL, v->x + sample * v->x_stride + at,
-                             v->out + sample * v->out_stride + at, st};
+        const FN(run) run = {v->space, NULL, v->x + sample * v->x_stride + at, v->out + sample * v->out_stride + at,
+                             st};
         if (b->f64[c].scale == 0) FN(normalise_run)(&run, 1, b->bias[c], carry);
         else FN(f64_write_run)(&run, c, 0, b);
     }
@@ -126,8 +124,8 @@ static void FN(batch_output)(const FN(volume) *v, const FN(batch) *b, int stream
 }
 
 /* (1) or (2) for channel c with the sums about K; false where it is not accepted; moments [2, channels] or NULL */
-static NOINLINE int FN(channel_stats)(const FN(volume) *v, ptrdiff_t c, T K, double eps,
-                                      const FN(batch) *b, double *moments)
+static NOINLINE int FN(channel_stats)(const FN(volume) *v, ptrdiff_t c, T K, double eps, const FN(batch) *b,
+                                      double *moments)
 {
     const double N = (double)(v->samples * v->space), S = b->sum[c], Q = b->sum2[c], delta = S / N,
                  var = (Q - S * delta) / N;
@@ -137,12 +135,11 @@ static NOINLINE int FN(channel_stats)(const FN(volume) *v, ptrdiff_t c, T K, dou
     b->delta[c] = (T)delta;
     b->rstd[c] = (T)rstd;
     b->scale[c] = (T)((double)b->gain[c] * rstd);
-    b->f64[c] =
-        (f64_stats){.scale = FN(representable)(K, b->scale[c], (double)b->gain[c], rstd) ? 0 : 1,
-                    .origin = (double)K,
-                    .delta = delta,
-                    .rstd = rstd,
-                    .inv_std_dev = rstd};
+    b->f64[c] = (f64_stats){.scale = FN(representable)(K, b->scale[c], (double)b->gain[c], rstd) ? 0 : 1,
+                            .origin = (double)K,
+                            .delta = delta,
+                            .rstd = rstd,
+                            .inv_std_dev = rstd};
     if (moments) {
         moments[c] = (double)K + delta;
         moments[v->channels + c] = var;
@@ -176,31 +173,27 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
     FN(batch) b = FN(batch_of)(call->scratch, &v, call->gain, call->bias);
     FN(batch_initial_shift)(&v, &b);
 
-    int again =
-        0; /* channels for (2) have a scale of -1, and their next K in G; those for (3) a scale of -2 */
+    int again = 0; /* channels for (2) have a scale of -1, and their next K in G; those for (3) a scale of -2 */
     FN(channel_sums)(&v, v.space, 0, b.K, &b);
     for (ptrdiff_t c = 0; c < channels; ++c) {
         b.G[c] = b.K[c];
         if (FN(channel_stats)(&v, c, b.K[c], call->eps, &b, call->moments)) continue;
         b.G[c] = (T)((double)b.K[c] + b.sum[c] / (double)(v.samples * v.space));
-        const int in_range =
-            FN(square_in_range)((double)(v.samples * v.space), b.sum2[c], call->eps);
+        const int in_range = FN(square_in_range)((double)(v.samples * v.space), b.sum2[c], call->eps);
         b.f64[c].scale = in_range ? -1 : -2;
         again |= in_range;
     }
     if (again) {
         FN(channel_sums)(&v, v.space, 0, b.G, &b);
         for (ptrdiff_t c = 0; c < channels; ++c)
-            if (b.f64[c].scale == -1 &&
-                !FN(channel_stats)(&v, c, b.G[c], call->eps, &b, call->moments))
+            if (b.f64[c].scale == -1 && !FN(channel_stats)(&v, c, b.G[c], call->eps, &b, call->moments))
                 b.f64[c].scale = -2;
     }
     FN(f64_channels)(&v, call->eps, &b, call->moments, NULL);
     T *stats = call->stats;
     for (ptrdiff_t c = 0; c < channels; ++c) {
         b.any_f64 |= b.f64[c].scale != 0;
-        if (stats)
-            stats[3 * c] = b.K[c], stats[3 * c + 1] = b.delta[c], stats[3 * c + 2] = b.rstd[c];
+        if (stats) stats[3 * c] = b.K[c], stats[3 * c + 1] = b.delta[c], stats[3 * c + 2] = b.rstd[c];
     }
     FN(batch_output)(&v, &b, call->streaming);
 }

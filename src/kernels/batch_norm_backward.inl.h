@@ -8,8 +8,7 @@ static void FN(batch_gradient_sums)(const FN(volume) *v, T *dgain, T *dbias, FN(
         f64_stats *e = &b->f64[c];
         if (e->scale != 0 || (fabs(b->sum[c]) <= SUM_MAX && fabs(b->sum2[c]) <= SUM_MAX)) continue;
         b->any_f64 = 1;
-        *e = (f64_stats){1, (double)b->K[c], (double)b->delta[c], (double)b->rstd[c],
-                         (double)b->rstd[c]};
+        *e = (f64_stats){1, (double)b->K[c], (double)b->delta[c], (double)b->rstd[c], (double)b->rstd[c]};
     }
     if (b->any_f64) FN(f64_channel_gradients)(v, b);
     for (ptrdiff_t c = 0; c < v->channels; ++c) {
@@ -45,9 +44,8 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
     for (ptrdiff_t i = 0; v.space > 1 && i < v.samples * channels; ++i) {
         const ptrdiff_t sample = i / channels, c = i % channels, at = c * v.space;
         const T st[3] = {b.K[c], b.delta[c], b.rstd[c]};
-        const FN(run) run = {v.space, v.dy + sample * v.dy_stride + at,
-                             v.x + sample * v.x_stride + at, v.out + sample * v.out_stride + at,
-                             st};
+        const FN(run) run = {v.space, v.dy + sample * v.dy_stride + at, v.x + sample * v.x_stride + at,
+                             v.out + sample * v.out_stride + at, st};
         if (b.f64[c].scale == 0) FN(gradient_run)(&run, b.gain[c], b.G[c], b.H[c], carry);
         else FN(f64_write_run)(&run, c, 1, &b);
     }

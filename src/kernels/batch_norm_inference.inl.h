@@ -1,19 +1,16 @@
 /* Batch norm with a given mean and variance, forward and backward: (4) of batch_norm.inl.h with K = mean and no delta. */
 
 /* K, rstd and scale of each channel from the given mean and variance */
-static NOINLINE void FN(given_stats)(const T *mean, const T *var, double eps, ptrdiff_t channels,
-                                     FN(batch) *b)
+static NOINLINE void FN(given_stats)(const T *mean, const T *var, double eps, ptrdiff_t channels, FN(batch) *b)
 {
     b->given = 1;
     for (ptrdiff_t c = 0; c < channels; ++c) {
-        const double sum = (double)var[c] + eps, rstd = sum == 0 ? 0 : 1.0 / sqrt(sum),
-                     gain = (double)b->gain[c];
+        const double sum = (double)var[c] + eps, rstd = sum == 0 ? 0 : 1.0 / sqrt(sum), gain = (double)b->gain[c];
         b->K[c] = mean[c];
         b->delta[c] = 0;
         b->rstd[c] = (T)rstd;
         b->scale[c] = (T)(gain * rstd);
-        if (FN(representable)(mean[c], b->scale[c], gain, rstd) &&
-            FN(representable)(mean[c], b->rstd[c], 1, rstd))
+        if (FN(representable)(mean[c], b->scale[c], gain, rstd) && FN(representable)(mean[c], b->rstd[c], 1, rstd))
             continue;
         const double scale = sizeof(T) == 8 ? 0.25 : 1; /* x - mean stays finite in float64 */
         b->any_f64 = 1;
@@ -48,8 +45,7 @@ static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *
         f64_stats *e = &b.f64[c];
         b.K[c] = 0;
         e->origin = 0;
-        if (e->scale != 0 && FN(representable)(0, b.scale[c], (double)b.gain[c], e->inv_std_dev))
-            e->scale = 0;
+        if (e->scale != 0 && FN(representable)(0, b.scale[c], (double)b.gain[c], e->inv_std_dev)) e->scale = 0;
         b.any_f64 |= e->scale != 0;
     }
     FN(volume) of_dy = v;

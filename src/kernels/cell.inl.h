@@ -25,13 +25,11 @@ INLINE void group_rstds(const product_term *terms, int count, double eps, double
     for (ptrdiff_t first = 0; first < w->gates; first += w->group) {
         const ptrdiff_t gates = w->gates - first < w->group ? w->gates - first : w->group;
         const double n = (double)(gates * w->units);
-        const double squares = gates == w->gates && known >= 0
-                                   ? known
-                                   : sum_of_squares(z + first * width, gates * width);
+        const double squares =
+            gates == w->gates && known >= 0 ? known : sum_of_squares(z + first * width, gates * width);
         float rstd = 1;
         double wide = 1.0 / sqrt(squares / n + eps);
-        if (squares <= Q_MAX_F32 && (squares >= n * Q_MIN_F32 || eps >= Q_MIN_F32))
-            rstd = (float)wide;
+        if (squares <= Q_MAX_F32 && (squares >= n * Q_MIN_F32 || eps >= Q_MIN_F32)) rstd = (float)wide;
         else wide = f64_product(terms, count, first * width, gates * width, n, eps, z + first * width);
         for (ptrdiff_t g = first; g < first + gates; ++g) {
             r[g] = rstd;
@@ -41,29 +39,26 @@ INLINE void group_rstds(const product_term *terms, int count, double eps, double
 }
 
 /* (1), and with CNORM_SCOPE_SPLIT (3) of zx: x [n, inputs] -> zx [n, input_row_floats] */
-static void cell_inputs(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride,
-                        float *zx, float *scratch)
+static void cell_inputs(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride, float *zx,
+                        float *scratch)
 {
     const ptrdiff_t stride = input_row_floats(cell);
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = x + s * x_stride;
-    const double squares =
-        products(&cell->weight_x, n, rows, (addends){cell->inside_x, 0}, zx, stride, scratch);
+    const double squares = products(&cell->weight_x, n, rows, (addends){cell->inside_x, 0}, zx, stride, scratch);
     if (cell->scope != CNORM_SCOPE_SPLIT) return;
     for (ptrdiff_t s = 0; s < n; ++s) {
         const product_term term = {&cell->weight_x, rows[s], cell->inside_x};
-        group_rstds(&term, 1, (double)cell->eps, squares, zx + s * stride,
-                    zx + (s + 1) * stride - CNORM_GATE_PAD);
+        group_rstds(&term, 1, (double)cell->eps, squares, zx + s * stride, zx + (s + 1) * stride - CNORM_GATE_PAD);
     }
 }
 
 /* The rest of a step with a second product of m [n, padded units]: W_n (r h) of a GRU, or the projection of an LSTM. */
-static void finish_second(const cnorm_cell *cell, ptrdiff_t n, const float *zx,
-                          const float *const *m, float *const *state, const cnorm_cell_scratch *at)
+static void finish_second(const cnorm_cell *cell, ptrdiff_t n, const float *zx, const float *const *m,
+                          float *const *state, const cnorm_cell_scratch *at)
 {
     const cnorm_matrix *second = second_product(cell);
-    const ptrdiff_t width = padded_units(cell->weight_x.units),
-                    outputs = padded_units(cell->weight_h.cols);
+    const ptrdiff_t width = padded_units(cell->weight_x.units), outputs = padded_units(cell->weight_h.cols);
     (void)products(second, n, m, (addends){NULL, 0}, at->z2, packed_rows(second), at->interleaved);
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *h = state[s];
@@ -73,8 +68,7 @@ static void finish_second(const cnorm_cell *cell, ptrdiff_t n, const float *zx,
             gru_before_end(cell, zx + s * input_row_floats(cell), z, at->in2 + (n + s) * width, h);
         } else {
             for (ptrdiff_t j = 0; j < outputs; j += VL_F32) {
-                const f32v v =
-                    cell->bias_p ? load_f32(z + j) + load_f32(cell->bias_p + j) : load_f32(z + j);
+                const f32v v = cell->bias_p ? load_f32(z + j) + load_f32(cell->bias_p + j) : load_f32(z + j);
                 store_f32(h + j, without_tiny(clipped(v, cell->projection_clip)));
             }
         }
@@ -83,11 +77,10 @@ static void finish_second(const cnorm_cell *cell, ptrdiff_t n, const float *zx,
 }
 
 /* (2) to (4) for n streams: x [n, inputs] and its zx -> state[s] = h [padded outputs], c [padded units] */
-static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride,
-                      const float *zx, float *const *state, float *scratch)
+static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride, const float *zx,
+                      float *const *state, float *scratch)
 {
-    const ptrdiff_t width = padded_units(cell->weight_x.units),
-                    outputs = padded_units(cell->weight_h.cols);
+    const ptrdiff_t width = padded_units(cell->weight_x.units), outputs = padded_units(cell->weight_h.cols);
     const ptrdiff_t x_row = input_row_floats(cell), h_row = state_row_floats(cell);
     const cnorm_matrix *second = second_product(cell);
     const cnorm_cell_scratch at = cell_scratch(cell, n, scratch);
@@ -102,8 +95,7 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
         if (cell->scope != CNORM_SCOPE_NONE) {
             const product_term terms[2] = {{&cell->weight_h, h, cell->inside_h},
                                            {&cell->weight_x, x + s * x_stride, cell->inside_x}};
-            group_rstds(terms, sum ? 2 : 1, (double)cell->eps, squares, zh,
-                        zh + h_row - CNORM_GATE_PAD);
+            group_rstds(terms, sum ? 2 : 1, (double)cell->eps, squares, zh, zh + h_row - CNORM_GATE_PAD);
         }
         if (zoning) memcpy(at.before, h, (size_t)outputs * sizeof *h);
         if (cell->kind == CNORM_CELL_LSTM) lstm_row(&in, h + outputs, m, at.gates);
@@ -117,8 +109,8 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
 }
 
 /* y [n, outputs] = W x + bias */
-static void linear_step(const cnorm_linear *layer, ptrdiff_t n, const float *x, ptrdiff_t x_stride,
-                        float *y, ptrdiff_t y_stride, float *scratch)
+static void linear_step(const cnorm_linear *layer, ptrdiff_t n, const float *x, ptrdiff_t x_stride, float *y,
+                        ptrdiff_t y_stride, float *scratch)
 {
     const ptrdiff_t row = packed_rows(&layer->weight);
     const float *rows[CNORM_ROWS] = {NULL};

@@ -20,7 +20,8 @@ static void activation_backward_f32(cnorm_activation f, ptrdiff_t n, const float
 {
     for (ptrdiff_t i = 0; i < n; i += VL_F32) {
         const ptrdiff_t there = n - i < VL_F32 ? n - i : VL_F32;
-        const f32v a = load_range_f32(x + i, 0, there, splat_f32(0)), d = load_range_f32(dy + i, 0, there, splat_f32(0));
+        const f32v a = load_range_f32(x + i, 0, there, splat_f32(0)),
+                   d = load_range_f32(dy + i, 0, there, splat_f32(0));
         store_range_f32(dx + i, 0, there, activation_backward(f, a, d));
     }
 }
@@ -56,8 +57,14 @@ static void lstm_output_backward(const row_backward *row, float *c, float *dn, f
     const int norms = cell->cell_norm != CNORM_CELL_NORM_NONE;
     for (ptrdiff_t j = units; j < width; ++j) normed[j] = 0;
     if (norms)
-        layer_norm_f32(&(cnorm_norm){.rows = 1, .n = units, .x = c, .gain = cell->gain_c, .bias = cell->bias_c,
-                                     .eps = (double)cell->eps, .y = normed, .stats = stats});
+        layer_norm_f32(&(cnorm_norm){.rows = 1,
+                                     .n = units,
+                                     .x = c,
+                                     .gain = cell->gain_c,
+                                     .bias = cell->bias_c,
+                                     .eps = (double)cell->eps,
+                                     .y = normed,
+                                     .stats = stats});
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const f32v t = tanh_v(load_f32((norms ? normed : c) + j)), s = load_f32(o + j), dm = load_f32(row->dm + j);
         f32v d = (dm * s) * tanh_slope(t);
@@ -66,11 +73,12 @@ static void lstm_output_backward(const row_backward *row, float *c, float *dn, f
         store_f32((norms ? dn : row->dc) + j, d);
     }
     if (!norms) return;
-    layer_norm_backward_f32(&(cnorm_norm_backward){.rows = 1, .n = units, .dy = dn, .x = c, .gain = cell->gain_c,
-                                                   .stats = stats, .dx = dn, .partial = partial});
+    layer_norm_backward_f32(&(cnorm_norm_backward){
+        .rows = 1, .n = units, .dy = dn, .x = c, .gain = cell->gain_c, .stats = stats, .dx = dn, .partial = partial});
     add_f32(units, row->sums + row->at.gain_c, partial);
     add_f32(units, row->sums + row->at.bias_c, partial + units);
-    for (ptrdiff_t j = 0; j < units; ++j) row->dc[j] = cell->cell_norm == CNORM_CELL_NORM_OUTPUT ? row->dc[j] + dn[j] : dn[j];
+    for (ptrdiff_t j = 0; j < units; ++j)
+        row->dc[j] = cell->cell_norm == CNORM_CELL_NORM_OUTPUT ? row->dc[j] + dn[j] : dn[j];
 }
 
 static void lstm_backward(const row_backward *row)
@@ -173,7 +181,8 @@ static void output_backward(const row_backward *row)
         if (cell->zoneout > 0) d = take * d;
         if (cell->weight_p.panels) {
             const f32v z = load_f32(row->z2 + j), p = cell->bias_p ? z + load_f32(cell->bias_p + j) : z;
-            const i32v clips = (i32v)(p > splat_f32(cell->projection_clip)) | (i32v)(p < splat_f32(-cell->projection_clip));
+            const i32v clips =
+                (i32v)(p > splat_f32(cell->projection_clip)) | (i32v)(p < splat_f32(-cell->projection_clip));
             d = (f32v)((i32v)d & ~clips);
             add_to(row->sums + row->at.bias_p + j, d);
         }
@@ -191,12 +200,22 @@ static void cell_backward(const cnorm_cell_backward *call)
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *tape = call->tape + s * call->stride;
         const ptrdiff_t after = s * call->dstate_stride;
-        rows[s] = (row_backward){
-            .cell = cell, .zx = tape + call->row.zx, .zh = tape + call->row.zh, .z2 = tape + call->row.z2,
-            .rx = tape + call->row.zh - CNORM_GATE_PAD, .rh = tape + call->row.z2 - CNORM_GATE_PAD,
-            .h = tape + call->row.state, .c = tape + call->row.state + padded_units(cell->weight_h.cols),
-            .dh = call->dh + after, .dc = call->dc + after, .da = da + s * gates, .dm = dm + s * width,
-            .room = dm + CNORM_ROWS * width, .sums = call->sums, .at = vector_sums_of(cell), .width = width};
+        rows[s] = (row_backward){.cell = cell,
+                                 .zx = tape + call->row.zx,
+                                 .zh = tape + call->row.zh,
+                                 .z2 = tape + call->row.z2,
+                                 .rx = tape + call->row.zh - CNORM_GATE_PAD,
+                                 .rh = tape + call->row.z2 - CNORM_GATE_PAD,
+                                 .h = tape + call->row.state,
+                                 .c = tape + call->row.state + padded_units(cell->weight_h.cols),
+                                 .dh = call->dh + after,
+                                 .dc = call->dc + after,
+                                 .da = da + s * gates,
+                                 .dm = dm + s * width,
+                                 .room = dm + CNORM_ROWS * width,
+                                 .sums = call->sums,
+                                 .at = vector_sums_of(cell),
+                                 .width = width};
         output_backward(&rows[s]);
     }
     float *z2 = call->tape + call->row.z2, *zh = call->tape + call->row.zh;

@@ -28,20 +28,17 @@ INLINE gate_inputs gate_inputs_of(const cnorm_cell *cell, const float *zx, const
 INLINE f32v part_x(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g, ptrdiff_t at)
 {
     const f32v z = load_f32(in->zx + at);
-    return scope == CNORM_SCOPE_SPLIT ? (z * splat_f32(in->rx[g])) * load_f32(in->cell->gain_x + at)
-                                      : z;
+    return scope == CNORM_SCOPE_SPLIT ? (z * splat_f32(in->rx[g])) * load_f32(in->cell->gain_x + at) : z;
 }
 INLINE f32v part_h(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g, ptrdiff_t at)
 {
     const f32v z = load_f32(in->zh + at);
-    return scope == CNORM_SCOPE_NONE ? z
-                                     : (z * splat_f32(in->rh[g])) * load_f32(in->cell->gain_h + at);
+    return scope == CNORM_SCOPE_NONE ? z : (z * splat_f32(in->rh[g])) * load_f32(in->cell->gain_h + at);
 }
 INLINE f32v preactivation(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g, ptrdiff_t at)
 {
     const f32v h = part_h(in, scope, g, at);
-    return (scope == CNORM_SCOPE_SUM ? h : h + part_x(in, scope, g, at)) +
-           load_f32(in->cell->bias + at);
+    return (scope == CNORM_SCOPE_SUM ? h : h + part_x(in, scope, g, at)) + load_f32(in->cell->bias + at);
 }
 
 /* gates f, i, o, g: updates c and computes s(o) [padded units] */
@@ -77,8 +74,7 @@ static void lstm_row(const gate_inputs *in, float *c, float *m, float *scratch)
     float *o = scratch, *normed = scratch + width;
     lstm_gates(in, c, o);
     if (cell->cell_clip < INFINITY)
-        for (ptrdiff_t j = 0; j < width; j += VL_F32)
-            store_f32(c + j, clipped(load_f32(c + j), cell->cell_clip));
+        for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, clipped(load_f32(c + j), cell->cell_clip));
     const float *out = c;
     if (cell->cell_norm != CNORM_CELL_NORM_NONE) {
         for (ptrdiff_t j = units; j < width; ++j) normed[j] = 0;
@@ -92,8 +88,7 @@ static void lstm_row(const gate_inputs *in, float *c, float *m, float *scratch)
         out = normed;
     }
     if (cell->cell_norm == CNORM_CELL_NORM_CARRY)
-        for (ptrdiff_t j = 0; j < width; j += VL_F32)
-            store_f32(c + j, without_tiny(load_f32(normed + j)));
+        for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, without_tiny(load_f32(normed + j)));
     tanh_f32(width, out, normed);
     for (ptrdiff_t j = 0; j < width; j += VL_F32)
         store_f32(m + j, without_tiny(load_f32(o + j) * load_f32(normed + j)));
@@ -141,13 +136,11 @@ static void gru_before_row(const gate_inputs *in, const float *h, float *z, floa
         store_f32(rh + j, gate[1] * load_f32(h + j));
     }
 }
-static void gru_before_end(const cnorm_cell *cell, const float *zx, const float *zn, const float *z,
-                           float *h)
+static void gru_before_end(const cnorm_cell *cell, const float *zx, const float *zn, const float *z, float *h)
 {
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const f32v n =
-            load_f32(zn + j) + load_f32(zx + 2 * width + j) + load_f32(cell->bias + 2 * width + j);
+        const f32v n = load_f32(zn + j) + load_f32(zx + 2 * width + j) + load_f32(cell->bias + 2 * width + j);
         store_f32(h + j, gru_mix(cell, load_f32(z + j), tanh_v(n), load_f32(h + j)));
     }
 }
@@ -173,8 +166,7 @@ static void rnn_row(const gate_inputs *in, float *h)
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32)
         store_f32(h + j, without_tiny(activated(cell->activation, preactivation(in, cell->scope, 0, j))));
-    for (ptrdiff_t j = cell->weight_x.units; j < width; ++j)
-        h[j] = 0; /* padding: sigmoid(0) is not 0 */
+    for (ptrdiff_t j = cell->weight_x.units; j < width; ++j) h[j] = 0; /* padding: sigmoid(0) is not 0 */
 }
 
 #endif

@@ -21,8 +21,7 @@ static NOINLINE void FN(normalise_run)(const FN(run) *run, T gain, T bias, FN(ca
     const ptrdiff_t lane_offset = carry ? FN(lane_offset_of)(y) : 0;
     ptrdiff_t from = lane_offset, j = -lane_offset;
     if (from == 0)
-        for (; j + VL <= n; j += VL)
-            FN(put)(y + j, 0, VL, ((FN(load)(x + j) - K) - delta) * rstd * g + b, carry);
+        for (; j + VL <= n; j += VL) FN(put)(y + j, 0, VL, ((FN(load)(x + j) - K) - delta) * rstd * g + b, carry);
     for (; j < n; j += VL, from = 0) {
         const ptrdiff_t to = n - j < VL ? n - j : VL;
         FN(put)(y + j, from, to, ((FN(take)(x + j, from, to) - K) - delta) * rstd * g + b, carry);
@@ -52,8 +51,7 @@ static NOINLINE void FN(run_gradient_sums)(const FN(run) *run, const T *gain, do
 }
 
 /* (6): dx = rstd ((dy gain - G) - xhat H) */
-static NOINLINE void FN(gradient_run)(const FN(run) *run, T gain, T mean_g, T mean_gx,
-                                      FN(carry) *carry)
+static NOINLINE void FN(gradient_run)(const FN(run) *run, T gain, T mean_g, T mean_gx, FN(carry) *carry)
 {
     const V K = TN(splat)(run->st[0]), delta = TN(splat)(run->st[1]), rstd = TN(splat)(run->st[2]);
     const V g = TN(splat)(gain), G = TN(splat)(mean_g), H = TN(splat)(mean_gx);

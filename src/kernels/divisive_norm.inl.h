@@ -23,18 +23,14 @@ INLINE double two_sum(double a, double b, double *error)
 }
 
 INLINE ptrdiff_t field_begin(ptrdiff_t i, ptrdiff_t radius) { return i > radius ? i - radius : 0; }
-INLINE ptrdiff_t field_end(ptrdiff_t n, ptrdiff_t i, ptrdiff_t radius)
-{
-    return n - i > radius ? i + radius : n - 1;
-}
+INLINE ptrdiff_t field_end(ptrdiff_t n, ptrdiff_t i, ptrdiff_t radius) { return n - i > radius ? i + radius : n - 1; }
 INLINE double field_size(ptrdiff_t n, ptrdiff_t i, ptrdiff_t radius)
 {
     return (double)(field_end(n, i, radius) - field_begin(i, radius) + 1);
 }
 
 /* sum + error [n] = the sum of a [n] over the field of each element; work [4, n] */
-static void field_sums(ptrdiff_t n, ptrdiff_t radius, const double *a, double *sum, double *error,
-                       double *work)
+static void field_sums(ptrdiff_t n, ptrdiff_t radius, const double *a, double *sum, double *error, double *work)
 {
     const ptrdiff_t length = 2 * radius + 1;
     double *begin = work, *begin_error = work + n, *end = work + 2 * n, *end_error = work + 3 * n;
@@ -86,8 +82,8 @@ static NOINLINE void put_row(cnorm_dtype dtype, const double *from, ptrdiff_t n,
 }
 
 /* v and 1/s [n] of the row x from element `at` on, in units of 1/scale, which is returned; work [6, n] */
-static double divisive_parts(cnorm_dtype dtype, const cnorm_divisive *call, ptrdiff_t at, double *v,
-                             double *inverse, double *work)
+static double divisive_parts(cnorm_dtype dtype, const cnorm_divisive *call, ptrdiff_t at, double *v, double *inverse,
+                             double *work)
 {
     const ptrdiff_t n = call->n, mean_radius = call->mean_radius, radius = call->radius;
     const double sigma = call->sigma;
@@ -109,8 +105,7 @@ static double divisive_parts(cnorm_dtype dtype, const cnorm_divisive *call, ptrd
     for (ptrdiff_t i = 0; i < n; ++i) inverse[i] = v[i] * v[i];
     field_sums(n, radius, inverse, sum, error, work + 2 * n);
     for (ptrdiff_t i = 0; i < n; ++i) {
-        const double var =
-            (sigma * scale) * (sigma * scale) + (sum[i] + error[i]) / field_size(n, i, radius);
+        const double var = (sigma * scale) * (sigma * scale) + (sum[i] + error[i]) / field_size(n, i, radius);
         inverse[i] = var == 0 ? 0 : 1.0 / sqrt(var);
     }
     return scale;
@@ -135,8 +130,8 @@ static NOINLINE void divisive_norm_backward(cnorm_dtype dtype, const cnorm_divis
     const ptrdiff_t n = call->n, mean_radius = call->mean_radius, radius = call->radius,
                     item = dtype == CNORM_F32 ? 4 : 8;
     const double sigma = call->sigma;
-    double *v = call->scratch, *inverse = v + n, *terms = v + 2 * n, *dgain = v + 3 * n,
-           *dbias = v + 4 * n, *sum = v + 5 * n, *error = v + 6 * n, *work = v + 7 * n, dsigma = 0;
+    double *v = call->scratch, *inverse = v + n, *terms = v + 2 * n, *dgain = v + 3 * n, *dbias = v + 4 * n,
+           *sum = v + 5 * n, *error = v + 6 * n, *work = v + 7 * n, dsigma = 0;
     memset(dgain, 0, 2 * (size_t)n * sizeof(double));
     for (ptrdiff_t row = 0; row < call->rows; ++row) {
         const ptrdiff_t dy_at = row * call->dy_stride;
@@ -154,8 +149,7 @@ static NOINLINE void divisive_norm_backward(cnorm_dtype dtype, const cnorm_divis
         dsigma -= sigma * scale * of_sigma * scale;
         field_sums(n, radius, terms, sum, error, work);
         for (ptrdiff_t i = 0; i < n; ++i) {
-            const double g =
-                element(dtype, call->dy, dy_at + i) * param_or(dtype, call->gain, i, 1);
+            const double g = element(dtype, call->dy, dy_at + i) * param_or(dtype, call->gain, i, 1);
             v[i] = g * inverse[i] - v[i] * (sum[i] + error[i]);
             terms[i] = v[i] / field_size(n, i, mean_radius);
         }
@@ -170,11 +164,5 @@ static NOINLINE void divisive_norm_backward(cnorm_dtype dtype, const cnorm_divis
 
 static void divisive_norm_f32(const cnorm_divisive *call) { divisive_norm(CNORM_F32, call); }
 static void divisive_norm_f64(const cnorm_divisive *call) { divisive_norm(CNORM_F64, call); }
-static void divisive_norm_backward_f32(const cnorm_divisive *call)
-{
-    divisive_norm_backward(CNORM_F32, call);
-}
-static void divisive_norm_backward_f64(const cnorm_divisive *call)
-{
-    divisive_norm_backward(CNORM_F64, call);
-}
+static void divisive_norm_backward_f32(const cnorm_divisive *call) { divisive_norm_backward(CNORM_F32, call); }
+static void divisive_norm_backward_f64(const cnorm_divisive *call) { divisive_norm_backward(CNORM_F64, call); }

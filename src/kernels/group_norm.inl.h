@@ -22,8 +22,7 @@ typedef struct {
 INLINE FN(run) FN(channel_of)(const FN(one_group) *group, ptrdiff_t c, const T st[3])
 {
     const ptrdiff_t at = c * group->space;
-    return (FN(run)){group->space, group->dy ? group->dy + at : NULL, group->x + at,
-                     group->out + at, st};
+    return (FN(run)){group->space, group->dy ? group->dy + at : NULL, group->x + at, group->out + at, st};
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------------ */
@@ -52,18 +51,14 @@ INLINE void FN(normalise_channels)(const FN(one_group) *group, const T st[3], FN
 {
     const V K = TN(splat)(st[0]), delta = TN(splat)(st[1]), rstd = TN(splat)(st[2]);
     const V ones = TN(splat)(1), zeros = TN(splat)(-(T)0);
-    const T *const gain = group->gain ? group->gain : (const T *)&ones, *const bias =
-                                                                            group->bias
-                                                                                ? group->bias
-                                                                                : (const T *)&zeros;
-    const ptrdiff_t gain_mask = group->gain ? -1 : 0, bias_mask = group->bias ? -1 : 0,
-                    n = group->channels;
+    const T *const gain = group->gain ? group->gain : (const T *)&ones, *const bias = group->bias ? group->bias
+                                                                                                  : (const T *)&zeros;
+    const ptrdiff_t gain_mask = group->gain ? -1 : 0, bias_mask = group->bias ? -1 : 0, n = group->channels;
     const X *const x = group->x;
     X *const y = group->out;
     for (ptrdiff_t j = carry ? -FN(lane_offset_of)(y) : 0; j < n; j += VL) {
         const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
-        const V g = FN(take_T)(gain + (j & gain_mask), from, to),
-                b = FN(take_T)(bias + (j & bias_mask), from, to);
+        const V g = FN(take_T)(gain + (j & gain_mask), from, to), b = FN(take_T)(bias + (j & bias_mask), from, to);
         FN(put)(y + j, from, to, ((FN(take)(x + j, from, to) - K) - delta) * rstd * g + b, carry);
     }
 }
@@ -77,14 +72,13 @@ INLINE void FN(write_group)(const FN(one_group) *group, FN(carry) *carry, const 
     }
     for (ptrdiff_t c = 0; c < group->channels; ++c) { /* gain 1 and bias -0: neutral */
         const FN(run) run = FN(channel_of)(group, c, stats);
-        FN(normalise_run)(&run, group->gain ? group->gain[c] : 1,
-                          group->bias ? group->bias[c] : -(T)0, carry);
+        FN(normalise_run)(&run, group->gain ? group->gain[c] : 1, group->bias ? group->bias[c] : -(T)0, carry);
     }
 }
 
 /* groups first to first + count of one sample */
-INLINE void FN(norm_groups)(const cnorm_volume_norm *call, ptrdiff_t sample, ptrdiff_t first,
-                            ptrdiff_t count, FN(carry) *carry)
+INLINE void FN(norm_groups)(const cnorm_volume_norm *call, ptrdiff_t sample, ptrdiff_t first, ptrdiff_t count,
+                            FN(carry) *carry)
 {
     const ptrdiff_t channels = call->channels / call->groups, n = channels * call->space;
     const X *const x = (const X *)call->x + sample * call->x_stride;
@@ -103,9 +97,7 @@ INLINE void FN(norm_groups)(const cnorm_volume_norm *call, ptrdiff_t sample, ptr
         if (refused >> i & 1) FN(f64_group)(&group, call->eps, st[i]);
         else FN(write_group)(&group, carry, st[i]);
     }
-    if (call->stats)
-        memcpy((T *)call->stats + 3 * (sample * call->groups + first), st,
-               (size_t)count * sizeof *st);
+    if (call->stats) memcpy((T *)call->stats + 3 * (sample * call->groups + first), st, (size_t)count * sizeof *st);
 }
 
 static void FN(group_norm)(const cnorm_volume_norm *call)
@@ -126,9 +118,7 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
         return;
     }
     /* as many groups at once as stay in L1 until they are written */
-    const ptrdiff_t fit = FN(CACHED) / n, most = fit < 1              ? 1
-                                                 : fit < ROWS_AT_ONCE ? fit
-                                                                      : ROWS_AT_ONCE;
+    const ptrdiff_t fit = FN(CACHED) / n, most = fit < 1 ? 1 : fit < ROWS_AT_ONCE ? fit : ROWS_AT_ONCE;
     FN(carry) kept = {.to = 0}, *carry = call->streaming ? &kept : NULL;
     for (ptrdiff_t sample = 0; sample < call->samples; ++sample)
         for (ptrdiff_t g = 0; g < groups; g += most)
@@ -158,8 +148,7 @@ RARE void FN(f64_group_backward)(const FN(one_group) *group, const T st[3], int 
     const f64_gradient of_group = f64_gradient_of(&e, G / (double)n, H / (double)n, 0);
     const wide_gradient d = wide_gradient_of(&of_group, UNSCALED);
     for (ptrdiff_t c = 0; c < group->channels; ++c) {
-        FN(tile) t = FN(run_tile)(group->dy + c * space, group->x + c * space, space,
-                                  group->out + c * space);
+        FN(tile) t = FN(run_tile)(group->dy + c * space, group->x + c * space, space, group->out + c * space);
         if (group->gain) t.all_gain = (double)group->gain[c];
         FN(f64_write_gradient)(&t, &lanes, &d);
     }
@@ -213,8 +202,7 @@ INLINE int FN(backward_group)(const FN(one_group) *group, const T st[3], FN(carr
 /* One block of samples: dgain and dbias are overwritten by this block's sums */
 static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
 {
-    const ptrdiff_t groups = call->groups, channels = call->channels / groups,
-                    n = channels * call->space;
+    const ptrdiff_t groups = call->groups, channels = call->channels / groups, n = channels * call->space;
     memset(call->dgain, 0, (size_t)call->channels * sizeof(T));
     memset(call->dbias, 0, (size_t)call->channels * sizeof(T));
     FN(carry) kept = {.to = 0}, *carry = call->streaming ? &kept : NULL;

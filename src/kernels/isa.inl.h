@@ -44,14 +44,14 @@ INLINE void add_f64(ptrdiff_t n, double *into, const double *from)
     for (ptrdiff_t j = 0; j < n; ++j) into[j] += from[j];
 }
 
-#define WIDEN(type)                                                                                                  \
-    static void to_float_##type(const cnorm_conversion *call)                                                   \
-    {                                                                                                                \
-        const uint16_t *x = call->x;                                                                                 \
-        float *y = call->y;                                                                                          \
-        ptrdiff_t n = call->n, j = 0;                                                                                \
-        for (; j + VL_F32 <= n; j += VL_F32) store_f32(y + j, load_##type(x + j));                                   \
-        if (j < n) store_range_f32(y + j, 0, n - j, load_range_##type(x + j, 0, n - j, splat_f32(0)));               \
+#define WIDEN(type)                                                                                                    \
+    static void to_float_##type(const cnorm_conversion *call)                                                          \
+    {                                                                                                                  \
+        const uint16_t *x = call->x;                                                                                   \
+        float *y = call->y;                                                                                            \
+        ptrdiff_t n = call->n, j = 0;                                                                                  \
+        for (; j + VL_F32 <= n; j += VL_F32) store_f32(y + j, load_##type(x + j));                                     \
+        if (j < n) store_range_f32(y + j, 0, n - j, load_range_##type(x + j, 0, n - j, splat_f32(0)));                 \
     }
 WIDEN(f16)
 WIDEN(bf16)

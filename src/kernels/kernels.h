@@ -28,8 +28,14 @@ static inline ptrdiff_t packed_rows(const cnorm_matrix *w)
 /* stride in floats of the rows of W_x x and of W_h h of a cell. A row is the products, then CNORM_GATE_PAD
  * floats: the rstd of each gate in float32, and from WIDE_RSTD on in float64. */
 enum { WIDE_RSTD = CNORM_GATE_PAD / 2 };
-static inline ptrdiff_t input_row_floats(const cnorm_cell *cell) { return packed_rows(&cell->weight_x) + CNORM_GATE_PAD; }
-static inline ptrdiff_t state_row_floats(const cnorm_cell *cell) { return packed_rows(&cell->weight_h) + CNORM_GATE_PAD; }
+static inline ptrdiff_t input_row_floats(const cnorm_cell *cell)
+{
+    return packed_rows(&cell->weight_x) + CNORM_GATE_PAD;
+}
+static inline ptrdiff_t state_row_floats(const cnorm_cell *cell)
+{
+    return packed_rows(&cell->weight_h) + CNORM_GATE_PAD;
+}
 
 /* the matrix of a product that needs the gates first, W_n or W_p, or NULL */
 static inline const cnorm_matrix *second_product(const cnorm_cell *cell)
@@ -60,8 +66,8 @@ static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t 
 {
     const cnorm_matrix *second = second_product(cell);
     const ptrdiff_t width = padded_units(cell->weight_x.units), item = (ptrdiff_t)sizeof(float);
-    ptrdiff_t interleaved = product_scratch_floats(&cell->weight_h, rows);
-    if (second && product_scratch_floats(second, rows) > interleaved) interleaved = product_scratch_floats(second, rows);
+    const ptrdiff_t for_h = product_scratch_floats(&cell->weight_h, rows);
+    const ptrdiff_t for_second = second ? product_scratch_floats(second, rows) : 0;
     layout l = {(char *)memory, 0};
     cnorm_cell_scratch s;
     s.zh = layout_take(&l, rows * state_row_floats(cell) * item);
@@ -69,7 +75,7 @@ static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t 
     s.before = layout_take(&l, padded_units(cell->weight_h.cols) * item);
     s.z2 = layout_take(&l, second ? rows * packed_rows(second) * item : 0);
     s.in2 = layout_take(&l, second ? 2 * rows * width * item : 0);
-    s.interleaved = layout_take(&l, interleaved * item);
+    s.interleaved = layout_take(&l, (for_h > for_second ? for_h : for_second) * item);
     s.floats = l.used / item;
     return s;
 }
@@ -133,8 +139,8 @@ enum { LINE_BYTES = 64, PAGE_BYTES = 4096 }; /* of the cache, and of memory */
 /* The scratch of batch norm, T of `item` bytes; with memory NULL only its size. Against 4K aliasing, arrays of T begin at the
  * page offset of `out`, to a multiple of `item`: a store with the same low 12 bits as a load is then a page behind it. */
 typedef struct cnorm_batch_arrays {
-    double *sum, *sum2;   /* [channels] */
-    void *in_f64;         /* [channels, 5] of float64 */
+    double *sum, *sum2;    /* [channels] */
+    void *in_f64;          /* [channels, 5] of float64 */
     void *of_channels[10]; /* each [channels] of T, beginning at cache lines of their own */
     ptrdiff_t bytes;
 } cnorm_batch_arrays;
@@ -146,8 +152,8 @@ static inline cnorm_batch_arrays batch_arrays(void *memory, ptrdiff_t item, ptrd
     a.sum = layout_take(&s, channels * 8);
     a.sum2 = layout_take(&s, channels * 8);
     a.in_f64 = layout_take(&s, channels * 5 * 8);
-    if (memory) s.used += (ptrdiff_t)(((uintptr_t)out - (uintptr_t)s.memory - (uintptr_t)s.used) % PAGE_BYTES / (size_t)item * (size_t)item);
-    else s.used += PAGE_BYTES;
+    const uintptr_t ahead = (uintptr_t)out - (uintptr_t)s.memory - (uintptr_t)s.used;
+    s.used += memory ? (ptrdiff_t)(ahead % PAGE_BYTES) / item * item : PAGE_BYTES;
     for (int i = 0; i < 10; ++i)
         a.of_channels[i] = layout_take(&s, (channels * item + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES);
     a.bytes = (s.used + 7) / 8 * 8; /* whole float64, so that the next array is aligned */
@@ -201,10 +207,10 @@ typedef struct cnorm_weight {
     ptrdiff_t rows, n;
     const void *dv, *w; /* [rows, n]; dv: backward only */
     ptrdiff_t dv_stride, w_stride;
-    const void *gain;   /* [rows] or NULL */
-    void *out;          /* [rows, n]: v, may be exactly w, or dw, may be exactly dv or w */
+    const void *gain; /* [rows] or NULL */
+    void *out;        /* [rows, n]: v, may be exactly w, or dw, may be exactly dv or w */
     ptrdiff_t out_stride;
-    void *dgain;        /* [rows] */
+    void *dgain; /* [rows] */
 } cnorm_weight;
 
 struct cnorm_cell_backward; /* backward.h */
@@ -219,7 +225,7 @@ struct cnorm_outer;
  *     linear_step, cell_inputs, cell_step     n <= CNORM_ROWS rows of x and y; state, scratch and panels aligned to
  *                       CNORM_ALIGN; scratch is sized by the functions above */
 #define KERNEL(name, call, dtypes) void (*name[CNORM_DTYPES])(const call *);
-#define FUNCTION(name, arguments) void (*name) arguments;
+#define FUNCTION(name, arguments) void(*name) arguments;
 typedef struct cnorm_kernels {
     const char *name;
 #include "kernels.inc"
@@ -235,7 +241,8 @@ typedef struct cnorm_kernels {
 #define CNORM_ISAS(X) X(baseline, 1)
 #endif
 
-#define CNORM_DECLARE(name, condition) extern __attribute__((visibility("hidden"))) const cnorm_kernels cnorm_kernels_##name;
+#define CNORM_DECLARE(name, condition)                                                                                 \
+    extern __attribute__((visibility("hidden"))) const cnorm_kernels cnorm_kernels_##name;
 CNORM_ISAS(CNORM_DECLARE)
 #undef CNORM_DECLARE
 

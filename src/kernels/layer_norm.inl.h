@@ -34,7 +34,8 @@ INLINE void FN(place_params)(const cnorm_norm *call, ptrdiff_t lane_offset, cons
     T *const at = space + offset_matching(space, call->y) / (ptrdiff_t)sizeof(T) + lane_offset;
     const int few = call->rows < 8 && sizeof(X) == sizeof(T);
     w->gain = call->gain && few ? call->gain : FN(param)(call->gain, 1, call->n, at);
-    if (mode & CENTRED) w->bias = call->bias && few ? call->bias : FN(param)(call->bias, -(T)0, call->n, at + FN(ROW_SPACE));
+    if (mode & CENTRED)
+        w->bias = call->bias && few ? call->bias : FN(param)(call->bias, -(T)0, call->n, at + FN(ROW_SPACE));
 }
 
 INLINE FN(row) FN(row_of)(const cnorm_norm *call, ptrdiff_t r, const int mode)
@@ -52,7 +53,8 @@ INLINE FN(row) FN(row_of)(const cnorm_norm *call, ptrdiff_t r, const int mode)
 RARE void FN(rescue_row)(const cnorm_norm *call, ptrdiff_t r, int centred, FN(carry) *sum_carry, T st[3])
 {
     if (sum_carry) FN(flush)(sum_carry);
-    const X *const x = call->sum ? (const X *)call->sum + r * call->sum_stride : (const X *)call->x + r * call->x_stride;
+    const X *const x =
+        call->sum ? (const X *)call->sum + r * call->sum_stride : (const X *)call->x + r * call->x_stride;
     FN(f64_norm_row)(x, call, centred, (X *)call->y + r * call->y_stride, st);
 }
 
@@ -77,7 +79,9 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nonte
     _Alignas(VECTOR_BYTES) T row_space[FN(TWO_ROWS)], param_space[FN(TWO_ROWS)];
     const int aligned = nontemporal || (ALIGN_LOADS && !HALF && call->n > SHORT_ROW);
     FN(carry) carry = {.to = 0}, sum_carry = {.to = 0};
-    FN(writer) w = {.n = call->n, .carry = nontemporal ? &carry : NULL, .x_ahead = FN(ahead)(call->n, call->x_stride),
+    FN(writer) w = {.n = call->n,
+                    .carry = nontemporal ? &carry : NULL,
+                    .x_ahead = FN(ahead)(call->n, call->x_stride),
                     .residual_ahead = FN(ahead)(call->n, call->residual_stride)};
     FN(place_params)(call, aligned ? FN(lane_offset_of)(nontemporal ? call->y : call->x) : 0, mode, param_space, &w);
     /* against 4K aliasing with gain and bias, which are loaded while the kept row is stored */
@@ -103,7 +107,8 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nonte
         next.st[2] = FN(rstd_of)(next.var_eps);
         for (int i = 0; i < 3 && call->stats && r; ++i) ((T *)call->stats)[3 * r - 3 + i] = last.st[i];
         last = next;
-        w.d = row.kept, w.x = row.x, w.residual = nontemporal ? row.residual : NULL, w.y = y, w.lane_offset = write_offset;
+        w.d = row.kept, w.x = row.x, w.residual = nontemporal ? row.residual : NULL, w.y = y,
+        w.lane_offset = write_offset;
     }
     if (!nontemporal) return;
     FN(flush)(&sum_carry);
@@ -128,7 +133,9 @@ static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
         else stats = FN(stats_of)(&row, call->eps, centred, CENTRED, NULL);
         T st[3] = {stats.st[0], stats.st[1], FN(rstd_of)(stats.var_eps)};
         X *const y = (X *)call->y + r * call->y_stride;
-        if (stats.accepted) FN(write_whole_row)(&w, row.sum ? row.sum : row.x, y, w.carry ? FN(lane_offset_of)(y) : row.lane_offset, st);
+        if (stats.accepted)
+            FN(write_whole_row)(&w, row.sum ? row.sum : row.x, y, w.carry ? FN(lane_offset_of)(y) : row.lane_offset,
+                                st);
         else FN(rescue_row)(call, r, centred, NULL, st);
         for (int i = 0; i < 3 && call->stats; ++i) ((T *)call->stats)[3 * r + i] = st[i];
     }

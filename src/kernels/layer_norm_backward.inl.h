@@ -12,19 +12,21 @@ typedef struct {
     X *dx;
     V G, H;
     ptrdiff_t lane_offset;
-    FN(carry) *carry; /* NULL unless dx is written by non-temporal stores */
+    FN(carry) *carry;            /* NULL unless dx is written by non-temporal stores */
     ptrdiff_t dy_ahead, x_ahead; /* prefetch distances in bytes, used with carry */
 } FN(gradient);
 
 /* whether there is a loop without LATE_GRADS */
-enum { FN(EARLY) = TN(EARLY_GRADS) && sizeof(X) == sizeof(T) };
+enum { FN(EARLY) = TN(EARLY_GRADS) &&sizeof(X) == sizeof(T) };
 
 /* a vector of dx, and of dy and xhat for dgain and dbias */
-typedef struct { V dx, dy, xhat; } FN(gradients);
+typedef struct {
+    V dx, dy, xhat;
+} FN(gradients);
 
 /* (6): lanes from <= i < to of the vector at j */
-INLINE FN(gradients) FN(gradients_at)(const FN(row) *row, const FN(gradient) *to_dx, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to,
-                                      const int mode)
+INLINE FN(gradients) FN(gradients_at)(const FN(row) *row, const FN(gradient) *to_dx, ptrdiff_t j, ptrdiff_t from,
+                                      ptrdiff_t to, const int mode)
 {
     FN(gradients) v = {.dy = FN(take)(row->dy + j, from, to)};
     v.xhat = FN(xhat)(row, FN(take)(row->x + j, from, to), mode);
@@ -127,7 +129,7 @@ INLINE FN(row) FN(place_param_grads)(const cnorm_norm_backward *call, ptrdiff_t 
 {
     const ptrdiff_t n = call->n;
     FN(row) row = {.n = n, .gain = call->gain, .dgain = call->partial, .dbias = (T *)call->partial + n};
-    if (n <= FN(CACHED) && call->rows > 1) {
+    if (n <= FN(CACHED) &&call->rows > 1) {
         row.dgain = space + offset_away_from(space, call->x, call->dy) / (ptrdiff_t)sizeof(T) + lane_offset;
         row.dbias = row.dgain + FN(ROW_SPACE);
         if (call->gain) row.gain = memcpy(row.dbias + FN(ROW_SPACE), call->gain, (size_t)n * sizeof(T));
@@ -146,7 +148,8 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, cons
     const ptrdiff_t lane_offset = aligned ? FN(lane_offset_of)(call->x) : 0;
     FN(row) row = FN(place_param_grads)(call, late ? FN(lane_offset_of)(call->dx) : lane_offset, space);
     FN(carry) carry = {.to = 0};
-    FN(gradient) to_dx = {.carry = call->streaming ? &carry : NULL, .dy_ahead = FN(ahead)(n, call->dy_stride),
+    FN(gradient) to_dx = {.carry = call->streaming ? &carry : NULL,
+                          .dy_ahead = FN(ahead)(n, call->dy_stride),
                           .x_ahead = FN(ahead)(n, call->x_stride)};
     row.lane_offset = lane_offset;
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
@@ -172,7 +175,7 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, cons
 
 static NOINLINE void FN(backward_any)(const cnorm_norm_backward *call, int centred)
 {
-    if (FN(EARLY) && !call->streaming) FN(backward_rows)(call, centred, 0);
+    if (FN(EARLY) &&!call->streaming) FN(backward_rows)(call, centred, 0);
     else FN(backward_rows)(call, centred, LATE_GRADS);
 }
 

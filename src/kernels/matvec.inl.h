@@ -15,9 +15,7 @@
 #include "kernels.h"
 #include "matvec_int8.inl.h"
 
-enum {
-    MANY = VECTOR_BYTES == 64 ? 8 : 4
-}; /* vectors at a time: two accumulators of each must fit in registers */
+enum { MANY = VECTOR_BYTES == 64 ? 8 : 4 }; /* vectors at a time: two accumulators of each must fit in registers */
 
 /* AVX-512 multiplies by a float that it broadcasts from memory as fast as by a register. If two products share the
  * broadcast, it becomes an instruction of its own (measured: 10.7 instead of 16 multiply-adds a cycle). A second
@@ -39,27 +37,24 @@ INLINE f32v load_weights(const void *panels, ptrdiff_t at, int half)
 }
 
 /* sum [PASS] += a block: the products of `count` inputs x, whose weights begin at *at */
-INLINE void add_products(const cnorm_matrix *w, int half, ptrdiff_t *at, const float *x, int count,
-                         f32v sum[PASS])
+INLINE void add_products(const cnorm_matrix *w, int half, ptrdiff_t *at, const float *x, int count, f32v sum[PASS])
 {
     f32v block[PASS];
 #pragma GCC unroll 4
     for (int i = 0; i < PASS; ++i) block[i] = splat_f32(0);
-    /* Unrolled further, GCC reads every other line of the block first and the others after them: a third slower from
+        /* Unrolled further, GCC reads every other line of the block first and the others after them: a third slower from
      * memory. */
 #pragma GCC unroll 4
     for (int j = 0; j < count; ++j, *at += PANEL)
 #pragma GCC unroll 4
-        for (int i = 0; i < PASS; ++i)
-            block[i] += load_weights(w->panels, *at + i * VL_F32, half) * splat_f32(x[j]);
+        for (int i = 0; i < PASS; ++i) block[i] += load_weights(w->panels, *at + i * VL_F32, half) * splat_f32(x[j]);
 #pragma GCC unroll 4
     for (int i = 0; i < PASS; ++i) sum[i] += block[i];
 }
 
 /* z [packed rows] = W x + add; add may be NULL. Returns sum_of_squares(z, rows), whose cost is hidden by the loads of
  * weights. */
-INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const float *add,
-                         float *z)
+INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const float *add, float *z)
 {
     ptrdiff_t panel = 0;
     const ptrdiff_t rows = packed_rows(w), cols = w->cols;
@@ -133,8 +128,7 @@ static double product_f16(const cnorm_matrix *w, const float *x, const float *ad
             f32h block[HALVES] = {{0}};
             for (; k < end; ++k, at += PANEL)
 #pragma GCC unroll 4
-                for (int i = 0; i < HALVES; ++i)
-                    block[i] += load_f16h(at + i * VL_F32 / 2) * splat_f32h(x[k]);
+                for (int i = 0; i < HALVES; ++i) block[i] += load_f16h(at + i * VL_F32 / 2) * splat_f32h(x[k]);
 #pragma GCC unroll 4
             for (int i = 0; i < HALVES; ++i) sum[i] += block[i];
         }
@@ -184,8 +178,8 @@ INLINE void interleave(ptrdiff_t cols, int count, const float *const *x, float *
 }
 
 /* z [count, packed rows] = W x + add for `count` vectors, a constant; xt [cols, count] is scratch */
-INLINE void product_together(const cnorm_matrix *w, int count, const float *const *vectors,
-                             addends add, float *z, ptrdiff_t z_stride, float *xt)
+INLINE void product_together(const cnorm_matrix *w, int count, const float *const *vectors, addends add, float *z,
+                             ptrdiff_t z_stride, float *xt)
 {
     const int half = w->type == CNORM_WEIGHT_F16;
     const ptrdiff_t rows = packed_rows(w), cols = w->cols;
@@ -205,8 +199,7 @@ INLINE void product_together(const cnorm_matrix *w, int count, const float *cons
 #pragma GCC unroll 16
                 for (int i = 0; i < 2 * count; ++i) block[i] = splat_f32(0);
                 for (; x < end; x += count, x2 += count, at += PANEL) {
-                    const f32v lo = load_weights(w->panels, at, half),
-                               hi = load_weights(w->panels, at + VL_F32, half);
+                    const f32v lo = load_weights(w->panels, at, half), hi = load_weights(w->panels, at + VL_F32, half);
 #pragma GCC unroll 8
                     for (int s = 0; s < count; ++s) {
                         block[2 * s] += lo * splat_f32(x[s]);
@@ -219,8 +212,7 @@ INLINE void product_together(const cnorm_matrix *w, int count, const float *cons
 #pragma GCC unroll 16
             for (int i = 0; i < 2 * count; ++i) {
                 const ptrdiff_t s = i / 2, to = r + (first + i % 2) * VL_F32;
-                store_f32(z + s * z_stride + to,
-                          add.rows ? sum[i] + load_f32(add.rows + s * add.stride + to) : sum[i]);
+                store_f32(z + s * z_stride + to, add.rows ? sum[i] + load_f32(add.rows + s * add.stride + to) : sum[i]);
             }
         }
     }
@@ -228,8 +220,8 @@ INLINE void product_together(const cnorm_matrix *w, int count, const float *cons
 
 /* z [n, packed rows] = W x + add for n <= CNORM_ROWS vectors; scratch [product_scratch_floats]. Returns the sum of squares
  * of z if n = 1, else -1. */
-static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add,
-                       float *z, ptrdiff_t z_stride, float *scratch)
+static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add, float *z,
+                       ptrdiff_t z_stride, float *scratch)
 {
     if (w->type == CNORM_WEIGHT_I8) return products_int8(w, n, x, add, z, z_stride, scratch);
     if (n == 1) return product(w, x[0], add.rows, z);

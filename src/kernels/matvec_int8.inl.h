@@ -100,7 +100,7 @@ static double products_int8(const cnorm_matrix *w, ptrdiff_t n, const float *con
 {
     const ptrdiff_t quads = (w->cols + 3) / 4;
     const cnorm_int8_unit *unit = cnorm_int8_unit_of(VECTOR_BYTES);
-    int32_t (*arranged)[2] = (void *)scratch, q_sum[CNORM_ROWS];
+    int32_t(*arranged)[2] = (void *)scratch, q_sum[CNORM_ROWS];
     int16_t *q = (void *)(scratch + 2 * quads * n);
     float from_levels[CNORM_ROWS];
     for (ptrdiff_t s = 0; s < n; ++s) {
@@ -109,10 +109,12 @@ static double products_int8(const cnorm_matrix *w, ptrdiff_t n, const float *con
         from_levels[s] = scale.from_levels;
         unit->arrange(quads, q, n, arranged + s);
     }
-    unit->multiply(packed_rows(w), quads, int8_weights(w), n, (const int32_t (*)[2])arranged, (int32_t *)(void *)z, z_stride);
+    unit->multiply(packed_rows(w), quads, int8_weights(w), n, (const int32_t(*)[2])arranged, (int32_t *)(void *)z,
+                   z_stride);
     double squares = 0;
     for (ptrdiff_t s = 0; s < n; ++s)
-        squares = scaled_sums(w, q_sum[s], from_levels[s], add.rows ? add.rows + s * add.stride : NULL, z + s * z_stride);
+        squares =
+            scaled_sums(w, q_sum[s], from_levels[s], add.rows ? add.rows + s * add.stride : NULL, z + s * z_stride);
     return n == 1 ? squares : -1;
 }
 

@@ -35,14 +35,15 @@ INLINE void outer_tile(ptrdiff_t n, int vectors, const float *dz, const float *x
 }
 
 /* (1) for `count` <= MANY rows of dW from dw on and `cols` columns */
-INLINE void outer_columns(const cnorm_outer *call, int vectors, const float *dz, const float *x, ptrdiff_t count, ptrdiff_t cols,
-                          float *dw)
+INLINE void outer_columns(const cnorm_outer *call, int vectors, const float *dz, const float *x, ptrdiff_t count,
+                          ptrdiff_t cols, float *dw)
 {
     f32v sums[2 * MANY];
     for (int i = 0; i < vectors * MANY; ++i) {
         const ptrdiff_t row = i / vectors, at = i % vectors * VL_F32;
         const int there = call->onto && row < count;
-        sums[i] = there ? load_range_f32(dw + row * call->w->cols + at, 0, cols - at < VL_F32 ? cols - at : VL_F32, splat_f32(0))
+        sums[i] = there ? load_range_f32(dw + row * call->w->cols + at, 0, cols - at < VL_F32 ? cols - at : VL_F32,
+                                         splat_f32(0))
                         : splat_f32(0);
     }
     outer_tile(call->n, vectors, dz, x, sums);
@@ -81,7 +82,8 @@ static void outer_products(const cnorm_outer *call)
             if (unit % PANEL == 0) /* whole cache lines of a row at a time */
                 for (ptrdiff_t t = 0; t < n; ++t)
                     for (ptrdiff_t u = 0; u < PANEL && unit + u < units; u += MANY)
-                        copy_padded(copied + u * OUTER_ROWS + t * MANY, from + t * call->dz_stride + u, units - unit - u, MANY);
+                        copy_padded(copied + u * OUTER_ROWS + t * MANY, from + t * call->dz_stride + u,
+                                    units - unit - u, MANY);
             const float *dz = copied + unit % PANEL * OUTER_ROWS;
             for (ptrdiff_t k = 0; k < cols; k += 2 * VL_F32) {
                 const float *columns = x + k / LANES_F32 * LANES_F32 * OUTER_ROWS + k % LANES_F32;

@@ -40,7 +40,8 @@ INLINE void transposed_tile(const cnorm_matrix *w, ptrdiff_t p, ptrdiff_t column
         for (ptrdiff_t q = p; q < end; ++q)
 #pragma GCC unroll 2
             for (int half = 0; half < 2; ++half) {
-                const float *at = (const float *)w->panels + q * panel_floats + column * PANEL + half * HALF_PANEL + first;
+                const float *at =
+                    (const float *)w->panels + q * panel_floats + column * PANEL + half * HALF_PANEL + first;
                 const float *from = rows->d + q * PANEL + half * HALF_PANEL + first;
 #pragma GCC unroll 8
                 for (int s = 0; s < count; ++s) {
@@ -58,16 +59,16 @@ INLINE void transposed_tile(const cnorm_matrix *w, ptrdiff_t p, ptrdiff_t column
 }
 
 /* Of two vectors of blocks of 2 h lanes: the first half of each block + its second half */
-#define FROM(i, h) ((i) / (h) * 2 * (h) + (i) % (h))
+#define FROM(i, h) ((i) / (h)*2 * (h) + (i) % (h))
 #define FROM_4(k, h) k + FROM(0, h), k + FROM(1, h), k + FROM(2, h), k + FROM(3, h)
 #define FROM_8(k, h) FROM_4(k, h), k + FROM(4, h), k + FROM(5, h), k + FROM(6, h), k + FROM(7, h)
-#define FROM_16(k, h)                                                                                                \
-    FROM_8(k, h), k + FROM(8, h), k + FROM(9, h), k + FROM(10, h), k + FROM(11, h), k + FROM(12, h), k + FROM(13, h), \
+#define FROM_16(k, h)                                                                                                  \
+    FROM_8(k, h), k + FROM(8, h), k + FROM(9, h), k + FROM(10, h), k + FROM(11, h), k + FROM(12, h), k + FROM(13, h),  \
         k + FROM(14, h), k + FROM(15, h)
-#define HALVE(vl, h)                                                                                                 \
-    for (int i = 0; i < (h); ++i)                                                                                    \
-        v[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], FROM_##vl(0, h)) +                                     \
-               __builtin_shufflevector(v[2 * i], v[2 * i + 1], FROM_##vl(h, h))
+#define HALVE(vl, h)                                                                                                   \
+    for (int i = 0; i < (h); ++i)                                                                                      \
+    v[i] = __builtin_shufflevector(v[2 * i], v[2 * i + 1], FROM_##vl(0, h)) +                                          \
+           __builtin_shufflevector(v[2 * i], v[2 * i + 1], FROM_##vl(h, h))
 
 /* lane i of the result is the halving tree over the lanes of v[i] */
 INLINE f32v trees_f32(f32v v[VL_F32])

@@ -32,7 +32,8 @@ INLINE wide_f64 f64_rows(const product_term *term, int8_scale scale, ptrdiff_t r
     const ptrdiff_t at = r / PANEL * w->cols * PANEL + r % PANEL;
     wide_f64 sum = term->inside ? wide_at_f32(term->inside + r) : wide_of(0);
     if (w->type == CNORM_WEIGHT_I8) {
-        const wide_f64 zi = f64_int8_sums(w, term->x, scale.to_levels, r), of_row = wide_at_f32((const float *)w->panels + r);
+        const wide_f64 zi = f64_int8_sums(w, term->x, scale.to_levels, r),
+                       of_row = wide_at_f32((const float *)w->panels + r);
         EACH_VECTOR(i) sum.v[i] += zi.v[i] * (of_row.v[i] * splat_f64((double)scale.from_levels));
     } else if (w->type == CNORM_WEIGHT_F16) {
         for (ptrdiff_t k = 0; k < w->cols; ++k) {
@@ -83,7 +84,8 @@ RARE double f64_scaled(float *z, ptrdiff_t rows, double n, double eps)
 
 /* (2) and (3) in float64, for `rows` rows from z's first on: z becomes z r, and r is returned. The sums are kept in z in units
  * of 2^exponent, which grows with the largest: then the earlier ones are divided by the growth. */
-RARE double f64_product(const product_term *terms, int count, ptrdiff_t start, ptrdiff_t rows, double n, double eps, float *z)
+RARE double f64_product(const product_term *terms, int count, ptrdiff_t start, ptrdiff_t rows, double n, double eps,
+                        float *z)
 {
     enum { NONE = -2000, ROOM = 100 };
     const double scaled = f64_scaled(z, rows, n, eps);
@@ -93,7 +95,8 @@ RARE double f64_product(const product_term *terms, int count, ptrdiff_t start, p
     int8_scale scales[2] = {{0, 0}};
     for (int i = 0; i < count; ++i) {
         for (ptrdiff_t k = 0; k < terms[i].w->cols; ++k) finite &= fabsf(terms[i].x[k]) <= 0x1.fffffep127f;
-        if (terms[i].w->type == CNORM_WEIGHT_I8) scales[i] = int8_scale_of(terms[i].w->cols, terms[i].x, terms[i].w->levels);
+        if (terms[i].w->type == CNORM_WEIGHT_I8)
+            scales[i] = int8_scale_of(terms[i].w->cols, terms[i].x, terms[i].w->levels);
     }
     for (ptrdiff_t r = 0; r < rows && finite; r += LANES_F64) {
         double largest = 0;

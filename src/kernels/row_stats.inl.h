@@ -30,7 +30,9 @@ INLINE FN(stats) FN(stats_from)(double S, double Q, T K, ptrdiff_t n, double eps
 {
     const double count = (double)n, per = 1.0 / count;
     const double delta = S * per, m2 = Q - S * delta;
-    return (FN(stats)){.st = {K, (T)delta}, .accepted = FN(accepted)(count, S * delta, m2, Q, eps), .var_eps = m2 * per + eps,
+    return (FN(stats)){.st = {K, (T)delta},
+                       .accepted = FN(accepted)(count, S * delta, m2, Q, eps),
+                       .var_eps = m2 * per + eps,
                        .mean = (double)K + delta};
 }
 
@@ -72,10 +74,11 @@ INLINE FN(stats) FN(stats_of)(FN(row) *row, double eps, int centred, const int m
 {
     double sums[2];
     const T K = centred ? FN(initial_shift)(row, mode) : 0;
-    if (!w && !(mode & SUM) && !(TN(CACHED_ROWS) && sizeof(X) == sizeof(T))) {
+    if (!w && !(mode & SUM) && !(TN(CACHED_ROWS) &&sizeof(X) == sizeof(T))) {
         const two_sums both = FN(run_sums)(row->x, row->n, K, row->lane_offset);
         sums[0] = both.a, sums[1] = both.b;
-    } else if (!(mode & CENTRED) || (!(mode & SUM) && K == 0)) { /* no subtraction: saves 10 % of the time of a bfloat16 row */
+    } else if (!(mode & CENTRED) ||
+               (!(mode & SUM) && K == 0)) { /* no subtraction: saves 10 % of the time of a bfloat16 row */
         row->K = TN(splat)(0);
         FN(sweep)(row, mode, w, sums);
     } else {

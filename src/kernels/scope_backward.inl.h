@@ -9,11 +9,11 @@
 /* the inputs, outputs and scratch of one row of a batch */
 typedef struct row_backward {
     const cnorm_cell *cell;
-    float *zx, *zh, *z2;           /* on the tape */
-    const float *rx, *rh, *h, *c;  /* on the tape; h and c before the step */
-    float *dh, *dc;                /* [padded outputs], [padded units] */
-    float *da, *dm;                /* [gates, padded units], [padded units]: dm of (2), later u of (7) */
-    float *room, *sums;            /* scratch [6, padded units]; gradients of the cell's vectors, at the offsets `at` */
+    float *zx, *zh, *z2;          /* on the tape */
+    const float *rx, *rh, *h, *c; /* on the tape; h and c before the step */
+    float *dh, *dc;               /* [padded outputs], [padded units] */
+    float *da, *dm;               /* [gates, padded units], [padded units]: dm of (2), later u of (7) */
+    float *room, *sums;           /* scratch [6, padded units]; gradients of the cell's vectors, at the offsets `at` */
     vector_sums at;
     ptrdiff_t width;
 } row_backward;
@@ -24,7 +24,8 @@ INLINE f32v tanh_slope(f32v t) { return (1.0f - t) * (1.0f + t); }
 INLINE void add_to(float *sum, f32v v) { store_f32(sum, load_f32(sum) + v); }
 
 /* (9) of one group in float64: from da and q = z r to dz; mean is mean dq, along is mean(dq q) */
-RARE void norm_backward_f64(ptrdiff_t length, double n, double rstd, float r, const float *gain, const float *da, float *z)
+RARE void norm_backward_f64(ptrdiff_t length, double n, double rstd, float r, const float *gain, const float *da,
+                            float *z)
 {
     double mean = 0, along = 0;
     for (ptrdiff_t j = 0; j < length; ++j) {
@@ -68,7 +69,8 @@ static NOINLINE void norm_backward(const cnorm_matrix *w, const float *gain, con
             along += (double)tree_f32(a);
         }
         if (rstd >= 0x1p-60 && rstd <= 0x1p60 && fabs(sum) <= 0x1p60 && fabs(along) <= 0x1p60) {
-            const f32v mean = splat_f32((float)(sum / n)), part = splat_f32((float)(along / n)), wide = splat_f32((float)rstd);
+            const f32v mean = splat_f32((float)(sum / n)), part = splat_f32((float)(along / n)),
+                       wide = splat_f32((float)rstd);
             for (ptrdiff_t k = begin; k < begin + length; k += VL_F32) {
                 const f32v dq = load_f32(da + k) * load_f32(gain + k);
                 store_f32(z + k, wide * ((dq - mean) - (load_f32(z + k) * scale) * part));
@@ -90,9 +92,9 @@ static void scope_backward(const row_backward *row, const float *reset)
     float *sums = row->sums, *da = row->da;
     for (ptrdiff_t j = 0; j < length; j += VL_F32) add_to(sums + row->at.bias + j, load_f32(da + j));
     if (cell->scope == CNORM_SCOPE_SPLIT)
-        norm_backward(&cell->weight_x, cell->gain_x, da, row->zx, row->rx, sums + row->at.gain_x, sums + row->at.inside_x);
-    else if (cell->scope == CNORM_SCOPE_NONE)
-        memcpy(row->zx, da, (size_t)length * sizeof *da);
+        norm_backward(&cell->weight_x, cell->gain_x, da, row->zx, row->rx, sums + row->at.gain_x,
+                      sums + row->at.inside_x);
+    else if (cell->scope == CNORM_SCOPE_NONE) memcpy(row->zx, da, (size_t)length * sizeof *da);
     if (reset) /* (7): the part of h */
         for (ptrdiff_t j = 0; j < width; j += VL_F32) {
             const f32v dn = load_f32(da + 2 * width + j) * load_f32(reset + j);

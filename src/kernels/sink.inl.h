@@ -8,7 +8,11 @@
  */
 
 /* The carried vector: lanes from <= i < to of v are still to be stored at `at`; none where to = 0. */
-typedef struct { V v; X *at; ptrdiff_t from, to; } FN(carry);
+typedef struct {
+    V v;
+    X *at;
+    ptrdiff_t from, to;
+} FN(carry);
 
 RARE void FN(flush)(FN(carry) *carry)
 {
@@ -78,7 +82,7 @@ typedef struct {
     const T *gain, *bias; /* [n] or NULL; RMS norm has no bias */
     X *y;
     ptrdiff_t lane_offset; /* vectors begin so many elements before the row */
-    FN(carry) *carry; /* NULL unless y is written by non-temporal stores */
+    FN(carry) *carry;      /* NULL unless y is written by non-temporal stores */
     ptrdiff_t x_ahead, residual_ahead;
 } FN(writer);
 

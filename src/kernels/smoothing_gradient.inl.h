@@ -6,8 +6,7 @@ static void FN(smoothing_gradient)(const cnorm_norm_backward *call)
     const ptrdiff_t n = call->n;
     const T *dy = call->dy, *x = call->x, *gain = call->gain, *st = call->stats;
     double total = 0;
-    for (ptrdiff_t row = 0; row < call->rows;
-         ++row, dy += call->dy_stride, x += call->x_stride, st += 3) {
+    for (ptrdiff_t row = 0; row < call->rows; ++row, dy += call->dy_stride, x += call->x_stride, st += 3) {
         double sum, sum_x = 0, rstd = (double)st[2];
         if (FN(rstd_in_range)(st)) {
             const FN(run) run = {n, dy, x, NULL, st};

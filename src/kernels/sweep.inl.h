@@ -19,9 +19,10 @@
  */
 
 enum {
-    FN(CACHED) = CACHED_BYTES / (int)sizeof(T),   /* elements of the longest cached row */
-    FN(ROW_SPACE) = FN(CACHED) + 2 * VL,          /* for such a row at any lane offset */
-    FN(TWO_ROWS) = PAGE_BYTES / (int)sizeof(T) + 2 * FN(ROW_SPACE), /* two kept rows, or gain and bias, at any page offset */
+    FN(CACHED) = CACHED_BYTES / (int)sizeof(T), /* elements of the longest cached row */
+    FN(ROW_SPACE) = FN(CACHED) + 2 * VL,        /* for such a row at any lane offset */
+    FN(TWO_ROWS) =
+        PAGE_BYTES / (int)sizeof(T) + 2 * FN(ROW_SPACE), /* two kept rows, or gain and bias, at any page offset */
 };
 
 /* A row of n elements as a sweep reads it. Forward: x, or x + residual rounded to X, which is stored in sum; if KEPT, d
@@ -39,7 +40,9 @@ typedef struct {
     V K, delta, rstd;
 } FN(row);
 
-typedef struct { V a, b; } FN(terms);
+typedef struct {
+    V a, b;
+} FN(terms);
 
 /* lanes from <= i < to of the vector at p, the others zero */
 INLINE V FN(take)(const X *p, ptrdiff_t from, ptrdiff_t to)
@@ -80,7 +83,8 @@ INLINE V FN(xhat)(const FN(row) *row, V x, const int mode)
 }
 
 /* dgain += dy xhat, dbias += dy */
-INLINE void FN(add_param_grads)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, V dy, V xhat, const int mode)
+INLINE void FN(add_param_grads)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, V dy, V xhat,
+                                const int mode)
 {
     FN(put_T)(row->dgain + j, from, to, FN(take_T)(row->dgain + j, from, to) + dy * xhat);
     if (mode & CENTRED) FN(put_T)(row->dbias + j, from, to, FN(take_T)(row->dbias + j, from, to) + dy);
@@ -109,7 +113,9 @@ INLINE void FN(accumulate)(FN(terms) terms, const int mode, V *a, V *b)
 }
 
 /* the two sums of each of PASS vectors */
-typedef struct { V a[PASS], b[PASS]; } FN(block);
+typedef struct {
+    V a[PASS], b[PASS];
+} FN(block);
 
 /* adds the terms of those lanes of the PASS vectors at j that lie in elements begin to end */
 EDGE FN(block) FN(add_edge)(FN(row) row, ptrdiff_t j, ptrdiff_t begin, ptrdiff_t end, int mode, FN(block) sums)
@@ -135,15 +141,16 @@ INLINE void FN(add_and_write)(const FN(row) *row, ptrdiff_t j, const int mode, F
     }
     FN(normalise_group)(w, mode, v);
 #pragma GCC unroll 4
-    for (int i = 0; i < GROUP && LOADS_FIRST; ++i) FN(accumulate)(terms[i], mode, &sums->a[i % PASS], &sums->b[i % PASS]);
+    for (int i = 0; i < GROUP && LOADS_FIRST; ++i)
+        FN(accumulate)(terms[i], mode, &sums->a[i % PASS], &sums->b[i % PASS]);
     FN(put_group)(w, mode, v);
 }
 
 /* Adds the terms of a block, elements begin to end, to PASS of the lane vectors, from `first` on. The row's first LEAD
  * vectors are summed alone, so that as much of the previous row is left to write while this row's tree is computed.
  * Part 0 of the loop sums these and then groups with the writer, part 1 the rest without it. */
-INLINE void FN(add_block)(const FN(row) *row, ptrdiff_t begin, ptrdiff_t end, const int first, const int mode, FN(writer) *w,
-                          V lanes[2][LANE_VECTORS])
+INLINE void FN(add_block)(const FN(row) *row, ptrdiff_t begin, ptrdiff_t end, const int first, const int mode,
+                          FN(writer) *w, V lanes[2][LANE_VECTORS])
 {
     ptrdiff_t j = begin - row->lane_offset + first * VL;
     FN(block) sums;
@@ -182,7 +189,8 @@ INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double 
         for (int i = 0; i < LANE_VECTORS; ++i) lanes[0][i] = lanes[1][i] = TN(splat)(0);
         for (int first = 0; first < LANE_VECTORS; first += PASS) /* one pass sums as many lanes as fit in registers */
             for (ptrdiff_t begin = start; begin < stop; begin += BLOCK * LANES)
-                FN(add_block)(row, begin, stop - begin < BLOCK * LANES ? stop : begin + BLOCK * LANES, first, mode, w, lanes);
+                FN(add_block)(row, begin, stop - begin < BLOCK * LANES ? stop : begin + BLOCK * LANES, first, mode, w,
+                              lanes);
         if (row->lane_offset && (mode & CENTRED)) TN(rotate_lanes)(lanes[0], row->lane_offset);
         if (row->lane_offset) TN(rotate_lanes)(lanes[1], row->lane_offset);
         if (mode & CENTRED) sums[0] += (double)TN(tree)(lanes[0]);
@@ -204,7 +212,13 @@ static NOINLINE two_sums FN(run_sums)(const X *x, ptrdiff_t n, T K, ptrdiff_t la
 static NOINLINE two_sums FN(gradient_sums)(const X *x, const X *dy, const T *gain, ptrdiff_t n, const T st[3])
 {
     double sums[2];
-    FN(row) row = {.n = n, .x = x, .dy = dy, .gain = gain, .K = TN(splat)(st[0]), .delta = TN(splat)(st[1]), .rstd = TN(splat)(st[2])};
+    FN(row) row = {.n = n,
+                   .x = x,
+                   .dy = dy,
+                   .gain = gain,
+                   .K = TN(splat)(st[0]),
+                   .delta = TN(splat)(st[1]),
+                   .rstd = TN(splat)(st[2])};
     const int aligned = ALIGN_LOADS && sizeof(X) == sizeof(T) && n > SHORT_ROW;
     if (aligned) row.lane_offset = FN(lane_offset_of)(x);
     if (aligned && row.lane_offset) FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | LATE_GRADS, NULL, sums);

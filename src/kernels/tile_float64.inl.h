@@ -10,24 +10,30 @@ typedef struct {
     const X *dy, *x; /* dy: backward only */
     ptrdiff_t dy_stride, x_stride;
     ptrdiff_t rows, n, step;
-    const T *gain, *bias;        /* [n], or NULL; bias: forward only */
-    double all_gain, all_bias;   /* of all elements, where they are NULL */
-    T *dgain, *dbias;            /* [n] of a run, or NULL: its terms are added with its sums */
+    const T *gain, *bias;      /* [n], or NULL; bias: forward only */
+    double all_gain, all_bias; /* of all elements, where they are NULL */
+    T *dgain, *dbias;          /* [n] of a run, or NULL: its terms are added with its sums */
     X *out;
     ptrdiff_t out_stride;
 } FN(tile);
 
 INLINE FN(tile) FN(run_tile)(const X *dy, const X *x, ptrdiff_t n, X *out) /* gain 1 and bias -0: neutral */
 {
-    return (FN(tile)){.dy = dy, .x = x, .dy_stride = LANES_F64, .x_stride = LANES_F64, .rows = (n + LANES_F64 - 1) / LANES_F64,
-                      .n = n, .step = LANES_F64, .all_gain = 1, .all_bias = -0.0, .out = out, .out_stride = LANES_F64};
+    return (FN(tile)){.dy = dy,
+                      .x = x,
+                      .dy_stride = LANES_F64,
+                      .x_stride = LANES_F64,
+                      .rows = (n + LANES_F64 - 1) / LANES_F64,
+                      .n = n,
+                      .step = LANES_F64,
+                      .all_gain = 1,
+                      .all_bias = -0.0,
+                      .out = out,
+                      .out_stride = LANES_F64};
 }
 
 /* how many of the first `count` of LANES_F64 numbers lie in the vector of VL numbers that begins with the i-th */
-INLINE ptrdiff_t FN(in_vector)(ptrdiff_t count, ptrdiff_t i)
-{
-    return count < i ? 0 : count - i < VL ? count - i : VL;
-}
+INLINE ptrdiff_t FN(in_vector)(ptrdiff_t count, ptrdiff_t i) { return count < i ? 0 : count - i < VL ? count - i : VL; }
 
 /* `count` numbers, the other lanes zero */
 static NOINLINE wide_f64 FN(widened_end)(const X *p, ptrdiff_t count)
@@ -137,7 +143,8 @@ static NOINLINE void FN(f64_lane_sums)(const FN(tile) *tile, ptrdiff_t begin, pt
 }
 
 /* the same over a run, added to sums; scales: backward, or NULL */
-static NOINLINE void FN(f64_run_sums)(const FN(tile) *t, const f64_stats *stats, const f64_scales *scales, double sums[2])
+static NOINLINE void FN(f64_run_sums)(const FN(tile) *t, const f64_stats *stats, const f64_scales *scales,
+                                      double sums[2])
 {
     enum { ROWS = FOLD / LANES_F64 };
     const wide_stats e = wide_stats_of(stats);

@@ -18,16 +18,16 @@
 #endif
 
 enum {
-    BLOCK = 16,        /* additions into a lane before its sum is added to the lane's total: fixes the bits */
-    FOLD = 8192,       /* elements after which lane sums are added to a float64: fixes the bits */
+    BLOCK = 16,          /* additions into a lane before its sum is added to the lane's total: fixes the bits */
+    FOLD = 8192,         /* elements after which lane sums are added to a float64: fixes the bits */
     CACHED_BYTES = 8192, /* of T: longest row that is expected to stay in L1 from its sums to its output */
-    SHORT_ROW = 512,   /* elements of the longest row for which aligned loads cost more than they save */
+    SHORT_ROW = 512,     /* elements of the longest row for which aligned loads cost more than they save */
     GROUP = VECTOR_BYTES == 64 ? 2 : 4, /* vectors normalised and stored at a time; even */
     LOADS_FIRST = VECTOR_BYTES == 64, /* enough registers to load the summed and the written group first: 3 % faster */
-    ROWS_AT_ONCE = 16, /* groups whose statistics are computed together at most */
-    LONG_ROW = 768,    /* elements of the shortest row that is written while the next row is summed */
-    LEAD = 16,         /* vectors of a row that are summed before the writer begins: see add_block */
-    AHEAD_BYTES = 24576, /* prefetch distance where output is written by non-temporal stores */
+    ROWS_AT_ONCE = 16,                /* groups whose statistics are computed together at most */
+    LONG_ROW = 768,                   /* elements of the shortest row that is written while the next row is summed */
+    LEAD = 16,                        /* vectors of a row that are summed before the writer begins: see add_block */
+    AHEAD_BYTES = 24576,              /* prefetch distance where output is written by non-temporal stores */
     /* whether rows in L1 have loops of their own (cached_rows), which double the code of a storage type */
     CACHED_ROWS_f32 = VECTOR_BYTES > 16,
     CACHED_ROWS_f64 = 0,
@@ -38,13 +38,13 @@ enum {
 
 /* Bits of `mode`, a compile-time constant at every call, for which the compiler specialises the body */
 enum {
-    CENTRED = 1,     /* layer norm; otherwise RMS norm: no mean, no bias */
-    SHIFTED = 2,     /* writer and backward pass subtract K from x; otherwise K is 0 */
-    KEPT = 4,        /* d = x - K is stored while it is summed, and normalised from there: residual sums, half types */
-    BACKWARD = 8,    /* the sweep sums gradients; otherwise deviations */
+    CENTRED = 1,      /* layer norm; otherwise RMS norm: no mean, no bias */
+    SHIFTED = 2,      /* writer and backward pass subtract K from x; otherwise K is 0 */
+    KEPT = 4,         /* d = x - K is stored while it is summed, and normalised from there: residual sums, half types */
+    BACKWARD = 8,     /* the sweep sums gradients; otherwise deviations */
     SUM = 16,         /* there may be a residual */
     LATE_GRADS = 128, /* backward: dgain and dbias are added to while dx is written, not while sums are taken */
-    PARAMS = 32,      /* gain and bias are not NULL; in half types a NaN in them is the default quiet NaN, for store_two */
+    PARAMS = 32, /* gain and bias are not NULL; in half types a NaN in them is the default quiet NaN, for store_two */
 };
 
 /* A sum of squares in [n Q_MIN, Q_MAX] has neither overflowed nor lost bits to subnormals. */
@@ -52,7 +52,9 @@ enum {
 #define Q_MIN_F32 0x1p-90
 
 /* the two sums of sweep.inl.h; returned in registers */
-typedef struct { double a, b; } two_sums;
+typedef struct {
+    double a, b;
+} two_sums;
 
 /* Avoids 4K aliasing between stores to room and loads from a and b: the offset in bytes, in whole vectors, at which
  * room is half a page above a modulo PAGE_BYTES, or three quarters where half would be less than a quarter page above

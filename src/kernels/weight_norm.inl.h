@@ -32,10 +32,8 @@ RARE void FN(f64_weight_norm)(const T *w, ptrdiff_t n, double g, T *v)
         {
             f64v at = to.v[i];
             if (sizeof(T) < 8) at = at * splat_f64(factor) * splat_f64(g);
-            else if (power > 0)
-                at = at * splat_f64(third) * splat_f64(third) * splat_f64(rest) * splat_f64(factor);
-            else
-                at = at * splat_f64(factor) * splat_f64(third) * splat_f64(third) * splat_f64(rest);
+            else if (power > 0) at = at * splat_f64(third) * splat_f64(third) * splat_f64(rest) * splat_f64(factor);
+            else at = at * splat_f64(factor) * splat_f64(third) * splat_f64(third) * splat_f64(rest);
             to.v[i] = at;
         }
         FN(put_wide)(v + j, n - j, to);
@@ -49,9 +47,7 @@ INLINE T FN(inverse_norm)(const T *w, ptrdiff_t n, double g, T *scale)
     if (!(Q >= (double)n * Q_MIN && Q <= Q_MAX)) return 0; /* NaN takes the float64 path, too */
     const double inverse = 1.0 / sqrt(Q);
     *scale = (T)(g * inverse);
-    return FN(representable)(0, *scale, g, inverse) && FN(representable)(0, (T)inverse, 1, inverse)
-               ? (T)inverse
-               : 0;
+    return FN(representable)(0, *scale, g, inverse) && FN(representable)(0, (T)inverse, 1, inverse) ? (T)inverse : 0;
 }
 
 static void FN(weight_norm)(const cnorm_weight *call)
@@ -80,8 +76,8 @@ RARE void FN(f64_weight_backward)(const FN(run) *run, double g, T *dgain)
     FN(tile) t = FN(run_tile)(run->dy, run->x, n, run->out);
     double sums[2] = {0};
     FN(f64_run_sums)(&t, &e, &(f64_scales){scales.dy, 1}, sums);
-    const f64_gradient of_row = f64_gradient_of(&e, 0, sums[1] * (g * scales.gain),
-                                                -exponent_of(scales.dy) - exponent_of(scales.gain));
+    const f64_gradient of_row =
+        f64_gradient_of(&e, 0, sums[1] * (g * scales.gain), -exponent_of(scales.dy) - exponent_of(scales.gain));
     const wide_gradient d = wide_gradient_of(&of_row, scales);
     t.all_gain = g;
     FN(f64_write_gradient)(&t, &lanes, &d);
@@ -96,8 +92,7 @@ static void FN(weight_norm_backward)(const cnorm_weight *call)
         const double g = gain ? (double)gain[row] : 1.0;
         T st[3] = {0}, scale;
         const FN(run) run = {call->n, (const T *)call->dv + row * call->dv_stride,
-                             (const T *)call->w + row * call->w_stride,
-                             (T *)call->out + row * call->out_stride, st};
+                             (const T *)call->w + row * call->w_stride, (T *)call->out + row * call->out_stride, st};
         st[2] = FN(inverse_norm)(run.x, call->n, g, &scale);
         if (st[2] != 0) {
             double sum, dg;

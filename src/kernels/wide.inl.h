@@ -3,7 +3,9 @@
 #ifndef CNORM_WIDE_INL_H
 #define CNORM_WIDE_INL_H
 
-typedef struct { f64v v[LANE_VECTORS]; } wide_f64;
+typedef struct {
+    f64v v[LANE_VECTORS];
+} wide_f64;
 
 #define EACH_VECTOR(i) _Pragma("GCC unroll 8") for (int i = 0; i < LANE_VECTORS; ++i)
 
@@ -54,10 +56,14 @@ INLINE wide_f64 wide_at_bf16(const uint16_t *p)
 
 /* Statistics of one row or channel: x scale = origin + delta + xhat / rstd, with a power of two as scale. rstd is in units
  * of 1/(x scale), inv_std_dev = rstd scale in units of 1/x. scale is 1 where T is float. */
-typedef struct { double scale, origin, delta, rstd, inv_std_dev; } f64_stats;
+typedef struct {
+    double scale, origin, delta, rstd, inv_std_dev;
+} f64_stats;
 
 /* the same for a row in each lane */
-typedef struct { wide_f64 scale, origin, delta, rstd; } wide_stats;
+typedef struct {
+    wide_f64 scale, origin, delta, rstd;
+} wide_stats;
 
 INLINE wide_stats wide_stats_of(const f64_stats *e)
 {
@@ -79,13 +85,17 @@ static NOINLINE wide_stats wide_stats_of_each(const f64_stats *e, ptrdiff_t coun
 
 /* (6) in each lane: dx = ((g - G) - xhat H) rstd unit^2 last_unit. G, H and g = dy gain are scaled by powers of two, as xhat
  * is, and dx may be in range where the product of two factors is not: so the units are three powers of two. */
-typedef struct { double dy, gain; } f64_scales; /* of g: dy and gain are multiplied by them, where T is float64 */
+typedef struct {
+    double dy, gain;
+} f64_scales; /* of g: dy and gain are multiplied by them, where T is float64 */
 typedef struct {
     wide_f64 G, H, rstd, unit, last_unit;
     f64_scales scales;
 } wide_gradient;
 
-typedef struct { double G, H, rstd, unit, last_unit; } f64_gradient;
+typedef struct {
+    double G, H, rstd, unit, last_unit;
+} f64_gradient;
 
 /* for a row or channel whose g is in units of 2^-power */
 INLINE f64_gradient f64_gradient_of(const f64_stats *e, double G, double H, int power)
@@ -93,12 +103,14 @@ INLINE f64_gradient f64_gradient_of(const f64_stats *e, double G, double H, int 
     const double inverse = e->rstd == 0 ? e->inv_std_dev : e->rstd;
     const int of_rstd = inverse > 0 && inverse < (double)INFINITY ? exponent_of(inverse) : 0;
     power += of_rstd + (e->rstd == 0 ? 0 : exponent_of(e->scale));
-    return (f64_gradient){G, H, inverse * power_of_two(-of_rstd), power_of_two(power / 3), power_of_two(power - power / 3 * 2)};
+    return (f64_gradient){G, H, inverse * power_of_two(-of_rstd), power_of_two(power / 3),
+                          power_of_two(power - power / 3 * 2)};
 }
 
 INLINE wide_gradient wide_gradient_of(const f64_gradient *d, f64_scales scales)
 {
-    return (wide_gradient){wide_of(d->G), wide_of(d->H), wide_of(d->rstd), wide_of(d->unit), wide_of(d->last_unit), scales};
+    return (wide_gradient){wide_of(d->G),    wide_of(d->H),         wide_of(d->rstd),
+                           wide_of(d->unit), wide_of(d->last_unit), scales};
 }
 static const f64_scales UNSCALED = {1, 1};
 

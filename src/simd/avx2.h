@@ -11,8 +11,7 @@
 /* -1 in the lanes from <= i < to */
 INLINE __m256i mask_32(ptrdiff_t from, ptrdiff_t to)
 {
-    static const int32_t step[24] = {0,  0,  0,  0,  0, 0, 0, 0, -1, -1, -1, -1,
-                                     -1, -1, -1, -1, 0, 0, 0, 0, 0,  0,  0,  0};
+    static const int32_t step[24] = {0, 0, 0, 0, 0, 0, 0, 0, -1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0};
     return _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(step + 8 - from)),
                             _mm256_loadu_si256((const __m256i *)(step + 16 - to)));
 }
@@ -46,8 +45,7 @@ INLINE void stream_fence(void) { _mm_sfence(); }
 
 INLINE float vector_tree_f32(f32v v)
 {
-    return tree_f32x4(__builtin_shufflevector(v, v, 0, 1, 2, 3) +
-                      __builtin_shufflevector(v, v, 4, 5, 6, 7));
+    return tree_f32x4(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
 }
 INLINE double vector_tree_f64(f64v v)
 {
@@ -65,35 +63,25 @@ INLINE int one_sign_f32(const f32v lanes[LANE_VECTORS])
 
 /* ---- conversions --------------------------------------------------------------------------------------------- */
 
-INLINE f64v widen_lo(f32v v)
-{
-    return __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3), f64v);
-}
-INLINE f64v widen_hi(f32v v)
-{
-    return __builtin_convertvector(__builtin_shufflevector(v, v, 4, 5, 6, 7), f64v);
-}
+INLINE f64v widen_lo(f32v v) { return __builtin_convertvector(__builtin_shufflevector(v, v, 0, 1, 2, 3), f64v); }
+INLINE f64v widen_hi(f32v v) { return __builtin_convertvector(__builtin_shufflevector(v, v, 4, 5, 6, 7), f64v); }
 INLINE f64v load_widened(const float *p) { return (f64v)_mm256_cvtps_pd(_mm_loadu_ps(p)); }
 INLINE f32v narrow(f64v lo, f64v hi)
 {
-    return __builtin_shufflevector(__builtin_convertvector(lo, f32h),
-                                   __builtin_convertvector(hi, f32h), 0, 1, 2, 3, 4, 5, 6, 7);
+    return __builtin_shufflevector(__builtin_convertvector(lo, f32h), __builtin_convertvector(hi, f32h), 0, 1, 2, 3, 4,
+                                   5, 6, 7);
 }
 
 INLINE void stream_u16(uint16_t *p, u16h v) { _mm_stream_si128((__m128i *)p, (__m128i)v); }
 INLINE i32v extend_u16(u16h v) { return (i32v)_mm256_cvtepu16_epi32((__m128i)v); }
 INLINE u16h truncate_u16(i32v v) /* of values below 2^16 */
 {
-    const __m256i pairs =
-        _mm256_packus_epi32((__m256i)v, (__m256i)v); /* 0 1 2 3 0 1 2 3 | 4 5 6 7 4 5 6 7 */
+    const __m256i pairs = _mm256_packus_epi32((__m256i)v, (__m256i)v); /* 0 1 2 3 0 1 2 3 | 4 5 6 7 4 5 6 7 */
     return (u16h)_mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
 }
 
 INLINE f32v widen_f16(u16h v) { return (f32v)_mm256_cvtph_ps((__m128i)v); }
-INLINE u16h narrow_f16(f32v v)
-{
-    return (u16h)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
-}
+INLINE u16h narrow_f16(f32v v) { return (u16h)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT); }
 INLINE u16v upper_halves(u16v a, u16v b)
 {
     return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);

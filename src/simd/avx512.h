@@ -7,14 +7,8 @@
 #define REGISTER_CONSTRAINT "+v"
 
 /* lanes from <= i < to */
-INLINE __mmask16 mask_32(ptrdiff_t from, ptrdiff_t to)
-{
-    return (__mmask16)((1u << to) - (1u << from));
-}
-INLINE __mmask8 mask_64(ptrdiff_t from, ptrdiff_t to)
-{
-    return (__mmask8)((1u << to) - (1u << from));
-}
+INLINE __mmask16 mask_32(ptrdiff_t from, ptrdiff_t to) { return (__mmask16)((1u << to) - (1u << from)); }
+INLINE __mmask8 mask_64(ptrdiff_t from, ptrdiff_t to) { return (__mmask8)((1u << to) - (1u << from)); }
 
 INLINE f32v load_range_f32(const float *p, ptrdiff_t from, ptrdiff_t to, f32v fill)
 {
@@ -57,13 +51,11 @@ INLINE float vector_tree_f32(f32v v)
 {
     const f32x8 w = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
                     __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-    return tree_f32x4(__builtin_shufflevector(w, w, 0, 1, 2, 3) +
-                      __builtin_shufflevector(w, w, 4, 5, 6, 7));
+    return tree_f32x4(__builtin_shufflevector(w, w, 0, 1, 2, 3) + __builtin_shufflevector(w, w, 4, 5, 6, 7));
 }
 INLINE double vector_tree_f64(f64v v)
 {
-    const f64x4 w =
-        __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+    const f64x4 w = __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
     return tree_f64x2(__builtin_shufflevector(w, w, 0, 1) + __builtin_shufflevector(w, w, 2, 3));
 }
 
@@ -71,17 +63,15 @@ INLINE double vector_tree_f64(f64v v)
 
 INLINE void rotate_lanes_f32(f32v lanes[LANE_VECTORS], ptrdiff_t lane_offset)
 {
-    const __m512i from =
-        _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
-                         _mm512_set1_epi32((int)lane_offset));
+    const __m512i from = _mm512_add_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+                                          _mm512_set1_epi32((int)lane_offset));
     const __m512 a = (__m512)lanes[0], b = (__m512)lanes[1];
     lanes[0] = (f32v)_mm512_permutex2var_ps(a, from, b);
     lanes[1] = (f32v)_mm512_permutex2var_ps(b, from, a);
 }
 INLINE void rotate_lanes_f64(f64v lanes[LANE_VECTORS], ptrdiff_t lane_offset)
 {
-    const __m512i from =
-        _mm512_add_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi64(lane_offset));
+    const __m512i from = _mm512_add_epi64(_mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi64(lane_offset));
     const __m512d a = (__m512d)lanes[0], b = (__m512d)lanes[1];
     lanes[0] = (f64v)_mm512_permutex2var_pd(a, from, b);
     lanes[1] = (f64v)_mm512_permutex2var_pd(b, from, a);
@@ -89,14 +79,12 @@ INLINE void rotate_lanes_f64(f64v lanes[LANE_VECTORS], ptrdiff_t lane_offset)
 
 INLINE int one_sign_f32(const f32v lanes[LANE_VECTORS])
 {
-    const unsigned a = _mm512_movepi32_mask((__m512i)lanes[0]),
-                   b = _mm512_movepi32_mask((__m512i)lanes[1]);
+    const unsigned a = _mm512_movepi32_mask((__m512i)lanes[0]), b = _mm512_movepi32_mask((__m512i)lanes[1]);
     return (a | b) == 0 || (a & b) == 0xffff;
 }
 INLINE int one_sign_f64(const f64v lanes[LANE_VECTORS])
 {
-    const unsigned a = _mm512_movepi64_mask((__m512i)lanes[0]),
-                   b = _mm512_movepi64_mask((__m512i)lanes[1]);
+    const unsigned a = _mm512_movepi64_mask((__m512i)lanes[0]), b = _mm512_movepi64_mask((__m512i)lanes[1]);
     return (a | b) == 0 || (a & b) == 0xff;
 }
 
@@ -130,16 +118,12 @@ INLINE f32h load_f16h(const uint16_t *p)
 }
 INLINE f32h splat_f32h(float a) { return (f32h)_mm256_set1_ps(a); }
 INLINE f32v widen_f16(u16h v) { return (f32v)_mm512_cvtph_ps((__m256i)v); }
-INLINE u16h narrow_f16(f32v v)
-{
-    return (u16h)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
-}
+INLINE u16h narrow_f16(f32v v) { return (u16h)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
 
 INLINE f32v widen_bf16(u16h v)
 {
     const __m512i low = _mm512_castsi256_si512((__m256i)v);
-    const __m512i from = _mm512_cvtepu16_epi32(
-        _mm256_set_epi16(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+    const __m512i from = _mm512_cvtepu16_epi32(_mm256_set_epi16(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
     return (f32v)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, _mm512_slli_epi32(from, 16), low);
 }
 INLINE u32v round_bf16(u32v bits)
@@ -150,17 +134,16 @@ INLINE u32v round_bf16(u32v bits)
 }
 INLINE u16h narrow_bf16(f32v v)
 {
-    const __m512i default_nan =
-        _mm512_set1_epi32(0x33); /* fixup table: 3, the default NaN, for both kinds of NaN */
+    const __m512i default_nan = _mm512_set1_epi32(0x33); /* fixup table: 3, the default NaN, for both kinds of NaN */
     const u32v bits = (u32v)_mm512_fixupimm_ps((__m512)v, (__m512)v, default_nan, 0);
-    const __m512i high = _mm512_castsi256_si512(
-        _mm256_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1));
+    const __m512i high =
+        _mm512_castsi256_si512(_mm256_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1));
     return (u16h)_mm512_castsi512_si256(_mm512_permutexvar_epi16(high, (__m512i)round_bf16(bits)));
 }
 INLINE u16v upper_halves(u16v a, u16v b)
 {
-    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
-                                   33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63);
+    return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37, 39, 41,
+                                   43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63);
 }
 
 #endif

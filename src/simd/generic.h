@@ -5,10 +5,7 @@
 #define CNORM_SIMD_GENERIC_H
 
 INLINE i32v extend_u16(u16h v) { return (i32v){v[0], v[1], v[2], v[3]}; }
-INLINE u16h truncate_u16(i32v v)
-{
-    return (u16h){(uint16_t)v[0], (uint16_t)v[1], (uint16_t)v[2], (uint16_t)v[3]};
-}
+INLINE u16h truncate_u16(i32v v) { return (u16h){(uint16_t)v[0], (uint16_t)v[1], (uint16_t)v[2], (uint16_t)v[3]}; }
 
 #include "vector_16.h"
 
@@ -36,9 +33,6 @@ INLINE void stream_fence(void) {}
 INLINE f64v widen_lo(f32v v) { return (f64v){(double)v[0], (double)v[1]}; }
 INLINE f64v widen_hi(f32v v) { return (f64v){(double)v[2], (double)v[3]}; }
 INLINE f64v load_widened(const float *p) { return (f64v){(double)p[0], (double)p[1]}; }
-INLINE f32v narrow(f64v lo, f64v hi)
-{
-    return (f32v){(float)lo[0], (float)lo[1], (float)hi[0], (float)hi[1]};
-}
+INLINE f32v narrow(f64v lo, f64v hi) { return (f32v){(float)lo[0], (float)lo[1], (float)hi[0], (float)hi[1]}; }
 
 #endif

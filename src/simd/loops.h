@@ -25,13 +25,13 @@ static NOINLINE u16h load_range_u16(const uint16_t *p, ptrdiff_t from, ptrdiff_t
     return load_u16(lanes);
 }
 
-#define ROTATE(type, T, V)                                                                         \
-    static NOINLINE void rotate_lanes_##type(V lanes[LANE_VECTORS], ptrdiff_t lane_offset)         \
-    {                                                                                              \
-        T twice[2][128 / sizeof(T)];                                                               \
-        memcpy(twice[0], lanes, 128);                                                              \
-        memcpy(twice[1], lanes, 128);                                                              \
-        memcpy(lanes, twice[0] + lane_offset, 128);                                                \
+#define ROTATE(type, T, V)                                                                                             \
+    static NOINLINE void rotate_lanes_##type(V lanes[LANE_VECTORS], ptrdiff_t lane_offset)                             \
+    {                                                                                                                  \
+        T twice[2][128 / sizeof(T)];                                                                                   \
+        memcpy(twice[0], lanes, 128);                                                                                  \
+        memcpy(twice[1], lanes, 128);                                                                                  \
+        memcpy(lanes, twice[0] + lane_offset, 128);                                                                    \
     }
 ROTATE(f32, float, f32v)
 ROTATE(f64, double, f64v)

@@ -31,36 +31,36 @@ INLINE u16v narrow_two_bf16(f32v a, f32v b)
     return upper_halves((u16v)round_bf16((u32v)a), (u16v)round_bf16((u32v)b));
 }
 
-#define HALF_STORAGE(type)                                                                         \
-    INLINE f32v load_##type(const uint16_t *p) { return widen_##type(load_u16(p)); }               \
-    INLINE void store_##type(uint16_t *p, f32v v)                                                  \
-    {                                                                                              \
-        u16h h = narrow_##type(v);                                                                 \
-        memcpy(p, &h, sizeof h);                                                                   \
-    }                                                                                              \
-    INLINE void store_range_##type(uint16_t *p, ptrdiff_t from, ptrdiff_t to, f32v v)              \
-    {                                                                                              \
-        store_range_u16(p, from, to, narrow_##type(v));                                            \
-    }                                                                                              \
-    INLINE void stream_##type(uint16_t *p, f32v v) { stream_u16(p, narrow_##type(v)); }            \
-    INLINE f32v load_range_##type(const uint16_t *p, ptrdiff_t from, ptrdiff_t to, f32v fill)      \
-    {                                                                                              \
-        return fill_f32(widen_##type(load_range_u16(p, from, to)), from, to, fill);                \
+#define HALF_STORAGE(type)                                                                                             \
+    INLINE f32v load_##type(const uint16_t *p) { return widen_##type(load_u16(p)); }                                   \
+    INLINE void store_##type(uint16_t *p, f32v v)                                                                      \
+    {                                                                                                                  \
+        u16h h = narrow_##type(v);                                                                                     \
+        memcpy(p, &h, sizeof h);                                                                                       \
+    }                                                                                                                  \
+    INLINE void store_range_##type(uint16_t *p, ptrdiff_t from, ptrdiff_t to, f32v v)                                  \
+    {                                                                                                                  \
+        store_range_u16(p, from, to, narrow_##type(v));                                                                \
+    }                                                                                                                  \
+    INLINE void stream_##type(uint16_t *p, f32v v) { stream_u16(p, narrow_##type(v)); }                                \
+    INLINE f32v load_range_##type(const uint16_t *p, ptrdiff_t from, ptrdiff_t to, f32v fill)                          \
+    {                                                                                                                  \
+        return fill_f32(widen_##type(load_range_u16(p, from, to)), from, to, fill);                                    \
     }
 HALF_STORAGE(f16)
 HALF_STORAGE(bf16)
 
 /* two adjacent vectors */
-#define TWO(type, storage, vector)                                                                 \
-    INLINE void store_two_##type(storage *p, vector a, vector b)                                   \
-    {                                                                                              \
-        store_##type(p, a);                                                                        \
-        store_##type(p + sizeof(vector) / sizeof(a[0]), b);                                        \
-    }                                                                                              \
-    INLINE void stream_two_##type(storage *p, vector a, vector b)                                  \
-    {                                                                                              \
-        stream_##type(p, a);                                                                       \
-        stream_##type(p + sizeof(vector) / sizeof(a[0]), b);                                       \
+#define TWO(type, storage, vector)                                                                                     \
+    INLINE void store_two_##type(storage *p, vector a, vector b)                                                       \
+    {                                                                                                                  \
+        store_##type(p, a);                                                                                            \
+        store_##type(p + sizeof(vector) / sizeof(a[0]), b);                                                            \
+    }                                                                                                                  \
+    INLINE void stream_two_##type(storage *p, vector a, vector b)                                                      \
+    {                                                                                                                  \
+        stream_##type(p, a);                                                                                           \
+        stream_##type(p + sizeof(vector) / sizeof(a[0]), b);                                                           \
     }
 TWO(f32, float, f32v)
 TWO(f64, double, f64v)
@@ -80,13 +80,13 @@ INLINE void stream_two_bf16(uint16_t *p, f32v a, f32v b)
 }
 
 /* one element, and a vector rounded to the storage type */
-#define STORED(type, storage, real, vector)                                                        \
-    INLINE real value_##type(storage a) { return load_range_##type(&a, 0, 1, (vector){0})[0]; }    \
-    INLINE storage stored_##type(real a)                                                           \
-    {                                                                                              \
-        storage s;                                                                                 \
-        store_range_##type(&s, 0, 1, a - (vector){0});                                             \
-        return s;                                                                                  \
+#define STORED(type, storage, real, vector)                                                                            \
+    INLINE real value_##type(storage a) { return load_range_##type(&a, 0, 1, (vector){0})[0]; }                        \
+    INLINE storage stored_##type(real a)                                                                               \
+    {                                                                                                                  \
+        storage s;                                                                                                     \
+        store_range_##type(&s, 0, 1, a - (vector){0});                                                                 \
+        return s;                                                                                                      \
     }
 STORED(f16, uint16_t, float, f32v)
 STORED(bf16, uint16_t, float, f32v)

@@ -85,10 +85,8 @@ typedef int32_t i32v __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint32_t u32v __attribute__((vector_size(VECTOR_BYTES)));
 typedef int64_t i64v __attribute__((vector_size(VECTOR_BYTES)));
 typedef uint16_t u16v __attribute__((vector_size(VECTOR_BYTES)));
-typedef float f32h
-    __attribute__((vector_size(VECTOR_BYTES / 2))); /* half a vector: VL_F64 floats */
-typedef uint16_t u16h
-    __attribute__((vector_size(VECTOR_BYTES / 2))); /* half a vector: VL_F32 half floats */
+typedef float f32h __attribute__((vector_size(VECTOR_BYTES / 2)));    /* half a vector: VL_F64 floats */
+typedef uint16_t u16h __attribute__((vector_size(VECTOR_BYTES / 2))); /* half a vector: VL_F32 half floats */
 typedef float f32x4 __attribute__((vector_size(16)));
 typedef double f64x2 __attribute__((vector_size(16)));
 
@@ -155,14 +153,14 @@ INLINE f64v keep_f64(f64v v)
     return v;
 }
 
-#define FOLD_LANES(type, V)                                                                        \
-    INLINE V fold_##type(const V lanes[LANE_VECTORS])                                              \
-    {                                                                                              \
-        V v[LANE_VECTORS];                                                                         \
-        for (int i = 0; i < LANE_VECTORS; ++i) v[i] = lanes[i];                                    \
-        for (int half = LANE_VECTORS / 2; half; half /= 2)                                         \
-            for (int i = 0; i < half; ++i) v[i] += v[i + half];                                    \
-        return v[0];                                                                               \
+#define FOLD_LANES(type, V)                                                                                            \
+    INLINE V fold_##type(const V lanes[LANE_VECTORS])                                                                  \
+    {                                                                                                                  \
+        V v[LANE_VECTORS];                                                                                             \
+        for (int i = 0; i < LANE_VECTORS; ++i) v[i] = lanes[i];                                                        \
+        for (int half = LANE_VECTORS / 2; half; half /= 2)                                                             \
+            for (int i = 0; i < half; ++i) v[i] += v[i + half];                                                        \
+        return v[0];                                                                                                   \
     }
 FOLD_LANES(f32, f32v)
 FOLD_LANES(f64, f64v)
@@ -171,13 +169,7 @@ FOLD_LANES(f64, f64v)
 INLINE float tree_f32(const f32v lanes[LANE_VECTORS]) { return vector_tree_f32(fold_f32(lanes)); }
 INLINE double tree_f64(const f64v lanes[LANE_VECTORS]) { return vector_tree_f64(fold_f64(lanes)); }
 
-INLINE f32v only_f32(f32v v, ptrdiff_t from, ptrdiff_t to)
-{
-    return fill_f32(v, from, to, (f32v){0});
-}
-INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to)
-{
-    return fill_f64(v, from, to, (f64v){0});
-}
+INLINE f32v only_f32(f32v v, ptrdiff_t from, ptrdiff_t to) { return fill_f32(v, from, to, (f32v){0}); }
+INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to) { return fill_f64(v, from, to, (f64v){0}); }
 
 #endif
