@@ -69,7 +69,7 @@ static NOINLINE void FN(write_whole_row)(const FN(writer) *call, const X *x, X *
 }
 
 /* Rows of at most CACHED elements stay in L1 from their sums to their output. Software pipelining: iteration r sums row r
- * and writes row r - 1, of which `last` has the statistics, w the pointers, and the other half of row_space d.
+ * and writes row r - 1, of which `previous` has the statistics, w the pointers, and the other half of row_space d.
  * While row r is summed, row r - 1 is written if it has at least LONG_ROW elements or y takes non-temporal stores; the
  * rest of row r - 1 is written while the tree of r's sums is computed; the square root and division of row r overlap
  * with the sums of row r + 1. The mode of stats_of has SHIFTED for the writer, if row r - 1 has K != 0. */
@@ -86,11 +86,11 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nonte
     FN(place_params)(call, aligned ? FN(lane_offset_of)(nontemporal ? call->y : call->x) : 0, mode, param_space, &w);
     /* against 4K aliasing with gain and bias, which are loaded while the kept row is stored */
     T *const space = row_space + offset_away_from(row_space, w.gain, w.bias) / (ptrdiff_t)sizeof(T);
-    FN(stats) last = {.accepted = 0}, next = last; /* of rows r - 1 and r */
+    FN(stats) previous = {.accepted = 0}, current = previous; /* rows r - 1 and r */
     for (ptrdiff_t r = 0; r <= call->rows; ++r) {
-        const int writing = last.accepted, shifted = !(mode & KEPT) && last.st[0] != 0;
-        if (writing && shifted) FN(begin_row)(&w, last.st, mode | SHIFTED);
-        else if (writing) FN(begin_row)(&w, last.st, mode);
+        const int writing = previous.accepted, previous_shifted = !(mode & KEPT) && previous.st[0] != 0;
+        if (writing && previous_shifted) FN(begin_row)(&w, previous.st, mode | SHIFTED);
+        else if (writing) FN(begin_row)(&w, previous.st, mode);
         w.stop = writing && (nontemporal || call->n >= LONG_ROW) ? w.end : w.at;
         X *const y = (X *)call->y + r * call->y_stride;
         FN(row) row = FN(row_of)(call, r, mode);
@@ -98,15 +98,15 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nonte
         row.carry = nontemporal ? &sum_carry : NULL;
         row.lane_offset = nontemporal && row.sum ? FN(lane_offset_of)(row.sum) : HALF ? 0 : write_offset;
         row.kept = space + (r & 1) * FN(ROW_SPACE) + row.lane_offset;
-        if (r < call->rows && shifted) next = FN(stats_of)(&row, call->eps, centred, mode | SHIFTED, &w);
-        else if (r < call->rows && HALF && !row.sum) next = FN(stats_of)(&row, call->eps, centred, mode & ~SUM, &w);
-        else if (r < call->rows) next = FN(stats_of)(&row, call->eps, centred, mode, &w);
-        if (writing && shifted) FN(write_rest)(&w, mode | SHIFTED);
+        if (r < call->rows && previous_shifted) current = FN(stats_of)(&row, call->eps, centred, mode | SHIFTED, &w);
+        else if (r < call->rows && HALF && !row.sum) current = FN(stats_of)(&row, call->eps, centred, mode & ~SUM, &w);
+        else if (r < call->rows) current = FN(stats_of)(&row, call->eps, centred, mode, &w);
+        if (writing && previous_shifted) FN(write_rest)(&w, mode | SHIFTED);
         else if (writing) FN(write_rest)(&w, mode);
-        else if (r) FN(rescue_row)(call, r - 1, centred, row.carry, last.st);
-        next.st[2] = FN(rstd_of)(next.var_eps);
-        for (int i = 0; i < 3 && call->stats && r; ++i) ((T *)call->stats)[3 * r - 3 + i] = last.st[i];
-        last = next;
+        else if (r) FN(rescue_row)(call, r - 1, centred, row.carry, previous.st);
+        current.st[2] = FN(rstd_of)(current.var_eps);
+        for (int i = 0; i < 3 && call->stats && r; ++i) ((T *)call->stats)[3 * r - 3 + i] = previous.st[i];
+        previous = current;
         w.d = row.kept, w.x = row.x, w.residual = nontemporal ? row.residual : NULL, w.y = y,
         w.lane_offset = write_offset;
     }
@@ -142,11 +142,11 @@ static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
     if (w.carry) FN(finish)(&carry);
 }
 
-/* rows of at most CACHED elements: sums with a residual, and half types */
-static NOINLINE void FN(kept_rows)(const cnorm_norm *call, int centred)
+/* layer norm of at most CACHED elements: of sums with a residual, and of half types */
+static NOINLINE void FN(kept_rows)(const cnorm_norm *call)
 {
-    if (call->streaming) FN(cached_rows)(call, centred, 1, CENTRED | KEPT | SUM | PARAMS);
-    else FN(cached_rows)(call, centred, 0, CENTRED | KEPT | SUM | PARAMS);
+    if (call->streaming) FN(cached_rows)(call, 1, 1, CENTRED | KEPT | SUM | PARAMS);
+    else FN(cached_rows)(call, 1, 0, CENTRED | KEPT | SUM | PARAMS);
 }
 
 /* Whether two_pass_rows, which is half the code (CACHED_ROWS), takes the call. Non-temporal stores of kept rows go to
@@ -160,20 +160,21 @@ static void FN(layer_norm)(const cnorm_norm *call)
 {
     const int half = sizeof(X) < sizeof(T);
     if (FN(in_two_passes)(call, half)) FN(two_pass_rows)(call, 1);
-    else if (half) FN(kept_rows)(call, 1);
+    else if (half) FN(kept_rows)(call);
     else FN(cached_rows)(call, 1, 0, CENTRED | PARAMS);
 }
 
 static void FN(add_layer_norm)(const cnorm_norm *call)
 {
     if (FN(in_two_passes)(call, 1)) FN(two_pass_rows)(call, 1);
-    else FN(kept_rows)(call, 1);
+    else FN(kept_rows)(call);
 }
 
 static void FN(rms_norm)(const cnorm_norm *call)
 {
     const int half = sizeof(X) < sizeof(T);
     if (FN(in_two_passes)(call, half)) FN(two_pass_rows)(call, 0);
-    else if (half) FN(kept_rows)(call, 0);
+    else if (half && call->streaming) FN(cached_rows)(call, 0, 1, KEPT | PARAMS);
+    else if (half) FN(cached_rows)(call, 0, 0, KEPT | PARAMS);
     else FN(cached_rows)(call, 0, 0, PARAMS);
 }
