@@ -95,8 +95,9 @@ cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.
     return check(status)
 
 
-cdef cnorm_status steps_of_many(Network net, ptrdiff_t n, const float *x, float **states, float *scratch, ptrdiff_t rows,
-                                float *y, ptrdiff_t steps) noexcept nogil:
+cdef cnorm_status steps_of_many(
+    Network net, ptrdiff_t n, const float *x, float **states, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t steps
+) noexcept nogil:
     """x [n, steps, inputs] -> y [n, steps, outputs]"""
     cdef ptrdiff_t t, inputs = net.input_size, outputs = net.output_size
     cdef cnorm_status status = CNORM_OK
