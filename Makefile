@@ -17,8 +17,8 @@ lint: .venv/built            ## style of Python, Cython, stubs and C
 	$(BIN)/cython-lint --max-line-length 120 cnorm/*.pyx cnorm/*.pxi cnorm/*.pxd
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 
-# C files that are formatted by .clang-format (clang-format 14); those of src/rnn are not yet
-FORMATTED := $(wildcard $(foreach folder,. include int8 kernels simd,src/$(folder)/*.c src/$(folder)/*.h))
+# C files, which .clang-format (clang-format 14) formats
+FORMATTED := $(wildcard $(foreach folder,. include int8 kernels rnn simd,src/$(folder)/*.c src/$(folder)/*.h))
 
 bench: .venv/built           ## time ratios to PyTorch, onnxruntime, numba and NumPy, if installed
 	$(BIN)/pip install --quiet --group bench

@@ -15,7 +15,8 @@ static ptrdiff_t layer_backward_floats(const cnorm_layer *layer, ptrdiff_t rows)
         return larger(outer_floats(w), CNORM_ROWS * packed_rows(w)) + 2 * padded_units(w->units);
     }
     if (layer->kind == CNORM_LAYER_NORM)
-        return cnorm_backward_partials(CNORM_F32, rows, layer->as.norm.n) / (ptrdiff_t)sizeof(float) + 2 * padded_units(layer->as.norm.n);
+        return cnorm_backward_partials(CNORM_F32, rows, layer->as.norm.n) / (ptrdiff_t)sizeof(float) +
+               2 * padded_units(layer->as.norm.n);
     if (layer->kind != CNORM_LAYER_CELL) return 0;
     const cnorm_cell *cell = &layer->as.cell;
     ptrdiff_t own = cell_backward_floats(cell);
@@ -53,15 +54,21 @@ typedef struct layer_backward {
 } layer_backward;
 
 /* dw [gates * units, cols] = sum over the rows of dz x^T; scratch [outer_floats] */
-static void weight_backward(const layer_backward *call, const cnorm_matrix *w, float_rows dz, float_rows x, float *scratch,
-                            float *dw)
+static void weight_backward(const layer_backward *call, const cnorm_matrix *w, float_rows dz, float_rows x,
+                            float *scratch, float *dw)
 {
     const ptrdiff_t rows = call->steps * call->batch;
     if (!dw || !w->panels) return;
     for (ptrdiff_t s = 0; s < rows; s += OUTER_ROWS)
-        call->kernels->outer_products(&(cnorm_outer){
-            .w = w, .n = rows - s < OUTER_ROWS ? rows - s : OUTER_ROWS, .dz = dz.at + s * dz.stride, .dz_stride = dz.stride,
-            .x = x.at + s * x.stride, .x_stride = x.stride, .dw = dw, .onto = s > 0, .scratch = scratch});
+        call->kernels->outer_products(&(cnorm_outer){.w = w,
+                                                     .n = rows - s < OUTER_ROWS ? rows - s : OUTER_ROWS,
+                                                     .dz = dz.at + s * dz.stride,
+                                                     .dz_stride = dz.stride,
+                                                     .x = x.at + s * x.stride,
+                                                     .x_stride = x.stride,
+                                                     .dw = dw,
+                                                     .onto = s > 0,
+                                                     .scratch = scratch});
 }
 
 /* to [n] += from [n]; then from [n] = 0 */
@@ -123,11 +130,18 @@ static void cell_steps_backward(const layer_backward *call, float *total, float 
             float *dh = call->dstate + b * call->dstate_stride;
             for (ptrdiff_t s = 0; s < n; ++s)
                 call->kernels->add_f32(outputs, dh + s * call->dstate_stride,
-                                              call->dy + (t * batch + b + s) * call->dy_stride);
-            call->kernels->cell_backward(&(struct cnorm_cell_backward){
-                .cell = cell, .n = n, .tape = call->tape.at + (t * batch + b) * call->tape.row.floats,
-                .stride = call->tape.row.floats, .row = call->tape.row, .dh = dh, .dc = dh + padded_units(outputs),
-                .dstate_stride = call->dstate_stride, .sums = block, .scratch = scratch});
+                                       call->dy + (t * batch + b + s) * call->dy_stride);
+            call->kernels->cell_backward(
+                &(struct cnorm_cell_backward){.cell = cell,
+                                              .n = n,
+                                              .tape = call->tape.at + (t * batch + b) * call->tape.row.floats,
+                                              .stride = call->tape.row.floats,
+                                              .row = call->tape.row,
+                                              .dh = dh,
+                                              .dc = dh + padded_units(outputs),
+                                              .dstate_stride = call->dstate_stride,
+                                              .sums = block,
+                                              .scratch = scratch});
             added += n;
             if (added == SUM_ROWS || (t == 0 && b + n == batch)) {
                 fold_sums(call, floats, total, block);
@@ -152,8 +166,10 @@ static void run_cell_backward(const layer_backward *call)
     const ptrdiff_t gates = cell->weight_x.gates * width;
     float *total = call->scratch, *block = total + at.floats, *own = block + at.floats, *tape = call->tape.at;
     cell_steps_backward(call, total, block, own);
-    const float_rows x = {tape + row.x, row.floats}, h = {tape + row.state, row.floats}, in2 = {tape + row.in2, row.floats};
-    const float_rows dzx = {tape + row.zx, row.floats}, dzh = {tape + row.zh, row.floats}, dz2 = {tape + row.z2, row.floats};
+    const float_rows x = {tape + row.x, row.floats}, h = {tape + row.state, row.floats},
+                     in2 = {tape + row.in2, row.floats};
+    const float_rows dzx = {tape + row.zx, row.floats}, dzh = {tape + row.zh, row.floats},
+                     dz2 = {tape + row.z2, row.floats};
     weight_backward(call, &cell->weight_x, dzx, x, own, to->weight_x);
     weight_backward(call, &cell->weight_h, dzh, h, own, to->weight_h);
     weight_backward(call, &cell->weight_n, dz2, in2, own, to->weight_n);
@@ -180,7 +196,8 @@ static void layer_backward_pass(const layer_backward *call)
     case CNORM_LAYER_NORM: row_norm_backward(call); return;
     case CNORM_LAYER_ACTIVATION:
         for (ptrdiff_t s = 0; call->dx.at && s < rows; ++s)
-            call->kernels->activation_backward_f32(call->layer->as.activation.f, n, call->tape.at + s * call->tape.row.floats,
+            call->kernels->activation_backward_f32(call->layer->as.activation.f, n,
+                                                   call->tape.at + s * call->tape.row.floats,
                                                    call->dy + s * call->dy_stride, call->dx.at + s * call->dx.stride);
         return;
     case CNORM_LAYER_RESIDUAL:
@@ -197,7 +214,8 @@ static void add_residuals(const layer_backward *call, const cnorm_tape *tape, in
         if (layer->kind != CNORM_LAYER_RESIDUAL || i - layer->as.residual.back != index) continue;
         const tape_layer from = tape_layer_of(tape, i, first);
         for (ptrdiff_t s = 0; call->dx.at && s < call->steps * call->batch; ++s)
-            call->kernels->add_f32(layer->as.residual.n, call->dx.at + s * call->dx.stride, from.at + s * from.row.floats);
+            call->kernels->add_f32(layer->as.residual.n, call->dx.at + s * call->dx.stride,
+                                   from.at + s * from.row.floats);
     }
 }
 
@@ -218,11 +236,20 @@ cnorm_status cnorm_run_backward(const cnorm_tape *tape, const cnorm_backward *ca
         const cnorm_layer *layer = &tape->layers[i];
         const tape_layer here = tape_layer_of(tape, i, call->first);
         offset -= cnorm_layer_state_floats(layer);
-        const float_rows dx = i > 0 ? (float_rows){here.at, here.row.floats} : (float_rows){call->dx, cnorm_layer_inputs(layer)};
-        const layer_backward one = {
-            .kernels = kernels, .layer = layer, .tape = here, .steps = call->steps, .batch = tape->batch, .dy = dy,
-            .dy_stride = dy_stride, .dx = dx, .gradient = &call->gradients[i],
-            .dstate = call->dstate ? call->dstate + offset : NULL, .dstate_stride = state_floats, .scratch = call->scratch};
+        const float_rows dx =
+            i > 0 ? (float_rows){here.at, here.row.floats} : (float_rows){call->dx, cnorm_layer_inputs(layer)};
+        const layer_backward one = {.kernels = kernels,
+                                    .layer = layer,
+                                    .tape = here,
+                                    .steps = call->steps,
+                                    .batch = tape->batch,
+                                    .dy = dy,
+                                    .dy_stride = dy_stride,
+                                    .dx = dx,
+                                    .gradient = &call->gradients[i],
+                                    .dstate = call->dstate ? call->dstate + offset : NULL,
+                                    .dstate_stride = state_floats,
+                                    .scratch = call->scratch};
         layer_backward_pass(&one);
         add_residuals(&one, tape, i, call->first);
         dy = here.at;

@@ -30,8 +30,7 @@ ptrdiff_t cnorm_layer_state_floats(const cnorm_layer *layer)
 {
     if (layer->kind != CNORM_LAYER_CELL) return 0;
     const cnorm_cell *cell = &layer->as.cell;
-    return padded_units(cell->weight_h.cols) +
-           (cell->kind == CNORM_CELL_LSTM ? padded_units(cell->weight_x.units) : 0);
+    return padded_units(cell->weight_h.cols) + (cell->kind == CNORM_CELL_LSTM ? padded_units(cell->weight_x.units) : 0);
 }
 
 ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count)
@@ -52,8 +51,8 @@ static ptrdiff_t layer_scratch_floats(const cnorm_layer *layer, ptrdiff_t rows)
     }
     if (layer->kind != CNORM_LAYER_CELL) return 0;
     const cnorm_cell *cell = &layer->as.cell;
-    return rows * input_row_floats(cell) + larger(cell_scratch(cell, rows, NULL).floats,
-                                                  product_scratch_floats(&cell->weight_x, rows));
+    return rows * input_row_floats(cell) +
+           larger(cell_scratch(cell, rows, NULL).floats, product_scratch_floats(&cell->weight_x, rows));
 }
 
 /* floats of the outputs of `count` layers, [rows, padded outputs] each. All are kept, since a residual layer reads an
@@ -68,8 +67,7 @@ static ptrdiff_t output_floats(const cnorm_layer *layers, int count, ptrdiff_t r
 ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows)
 {
     ptrdiff_t largest = 0;
-    for (int i = 0; i < count; ++i)
-        largest = larger(largest, layer_scratch_floats(&layers[i], rows));
+    for (int i = 0; i < count; ++i) largest = larger(largest, layer_scratch_floats(&layers[i], rows));
     return output_floats(layers, count - 1, rows) + (largest + 15) / 16 * 16;
 }
 
@@ -96,8 +94,8 @@ typedef struct {
 
 /* n rows of one cell, whose state begins `offset` floats into a stream's: one step of each of n states, or n steps of
  * the first one */
-static void run_cell(const network_call *call, const cnorm_cell *cell, ptrdiff_t n, input_rows x,
-                     ptrdiff_t offset, float *scratch, output_rows y)
+static void run_cell(const network_call *call, const cnorm_cell *cell, ptrdiff_t n, input_rows x, ptrdiff_t offset,
+                     float *scratch, output_rows y)
 {
     const cnorm_kernels *kernels = call->kernels;
     const ptrdiff_t row = input_row_floats(cell), outputs = cell->weight_h.cols;
@@ -107,15 +105,14 @@ static void run_cell(const network_call *call, const cnorm_cell *cell, ptrdiff_t
     for (ptrdiff_t s = 0; s < n; ++s) state[s] = call->states[call->steps ? 0 : s] + offset;
     if (!call->steps) kernels->cell_step(cell, n, x.at, x.stride, zx, state, own);
     for (ptrdiff_t s = 0; s < n; ++s) {
-        if (call->steps)
-            kernels->cell_step(cell, 1, x.at + s * x.stride, x.stride, zx + s * row, state, own);
+        if (call->steps) kernels->cell_step(cell, 1, x.at + s * x.stride, x.stride, zx + s * row, state, own);
         memcpy(y.at + s * y.stride, state[s], (size_t)outputs * sizeof(float));
     }
 }
 
 /* a layer without weights or state */
-static void run_plain(const cnorm_kernels *kernels, const cnorm_layer *layer, ptrdiff_t n,
-                      input_rows x, input_rows residual, output_rows y)
+static void run_plain(const cnorm_kernels *kernels, const cnorm_layer *layer, ptrdiff_t n, input_rows x,
+                      input_rows residual, output_rows y)
 {
     if (layer->kind == CNORM_LAYER_NORM) {
         const cnorm_row_norm *norm = &layer->as.norm;
@@ -130,13 +127,12 @@ static void run_plain(const cnorm_kernels *kernels, const cnorm_layer *layer, pt
                                                      .y_stride = y.stride});
     } else if (layer->kind == CNORM_LAYER_ACTIVATION) {
         for (ptrdiff_t s = 0; s < n; ++s)
-            kernels->activation_f32(layer->as.activation.f, layer->as.activation.n,
-                                    x.at + s * x.stride, y.at + s * y.stride);
+            kernels->activation_f32(layer->as.activation.f, layer->as.activation.n, x.at + s * x.stride,
+                                    y.at + s * y.stride);
     } else {
         for (ptrdiff_t s = 0; s < n; ++s)
             for (ptrdiff_t j = 0; j < layer->as.residual.n; ++j)
-                y.at[s * y.stride + j] =
-                    residual.at[s * residual.stride + j] + x.at[s * x.stride + j];
+                y.at[s * y.stride + j] = residual.at[s * residual.stride + j] + x.at[s * x.stride + j];
     }
 }
 
@@ -152,8 +148,7 @@ static input_rows input_of(const network_call *call, int index, input_rows x)
 static void run_rows(const network_call *call, ptrdiff_t n, input_rows x, output_rows y)
 {
     const cnorm_layer *layers = call->layers;
-    float *own = call->scratch + output_floats(layers, call->count - 1, call->rows),
-          *out = call->scratch;
+    float *own = call->scratch + output_floats(layers, call->count - 1, call->rows), *out = call->scratch;
     ptrdiff_t offset = 0;
     input_rows in = x;
     for (int i = 0; i < call->count; ++i) {
@@ -161,8 +156,7 @@ static void run_rows(const network_call *call, ptrdiff_t n, input_rows x, output
         const ptrdiff_t width = padded_units(cnorm_layer_outputs(layer));
         const output_rows to = i + 1 == call->count ? y : (output_rows){out, width};
         if (layer->kind == CNORM_LAYER_LINEAR) {
-            call->kernels->linear_step(&layer->as.linear, n, in.at, in.stride, to.at, to.stride,
-                                       own);
+            call->kernels->linear_step(&layer->as.linear, n, in.at, in.stride, to.at, to.stride, own);
         } else if (layer->kind == CNORM_LAYER_CELL) {
             run_cell(call, &layer->as.cell, n, in, offset, own, to);
             offset += cnorm_layer_state_floats(layer);
@@ -193,32 +187,24 @@ static cnorm_status run(network_call call, ptrdiff_t total, input_rows x, output
     const float_mode mode = float_mode_enter();
     for (ptrdiff_t t = 0; t < total; t += rows) {
         if (!call.steps) call.states = states + t;
-        run_rows(&call, total - t < rows ? total - t : rows,
-                 (input_rows){x.at + t * x.stride, x.stride},
+        run_rows(&call, total - t < rows ? total - t : rows, (input_rows){x.at + t * x.stride, x.stride},
                  (output_rows){y.at + t * y.stride, y.stride});
     }
     float_mode_leave(mode);
     return CNORM_OK;
 }
 
-cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x,
-                       ptrdiff_t x_stride, float *state, float *scratch, ptrdiff_t rows, float *y,
-                       ptrdiff_t y_stride)
+cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
+                       float *state, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride)
 {
-    const network_call call = {.layers = layers,
-                               .count = count,
-                               .steps = 1,
-                               .rows = rows,
-                               .states = &state,
-                               .scratch = scratch};
+    const network_call call = {
+        .layers = layers, .count = count, .steps = 1, .rows = rows, .states = &state, .scratch = scratch};
     return run(call, steps, (input_rows){x, x_stride}, (output_rows){y, y_stride});
 }
 
-cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x,
-                            ptrdiff_t x_stride, float *const *states, float *scratch,
-                            ptrdiff_t rows, float *y, ptrdiff_t y_stride)
+cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x, ptrdiff_t x_stride,
+                            float *const *states, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride)
 {
-    const network_call call = {
-        .layers = layers, .count = count, .rows = rows, .states = states, .scratch = scratch};
+    const network_call call = {.layers = layers, .count = count, .rows = rows, .states = states, .scratch = scratch};
     return run(call, streams, (input_rows){x, x_stride}, (output_rows){y, y_stride});
 }

@@ -191,7 +191,8 @@ cnorm_status cnorm_matrix_pack_rows(cnorm_matrix *matrix, const void *rows, cons
     for (ptrdiff_t r = 0; r < matrix->gates * matrix->units; ++r) {
         const ptrdiff_t at = packed_row(matrix, r) / PANEL * PANEL * cols + packed_row(matrix, r) % PANEL;
         for (ptrdiff_t k = 0; k < cols; ++k) {
-            if (matrix->type == CNORM_WEIGHT_F16) ((uint16_t *)panels)[at + k * PANEL] = ((const uint16_t *)rows)[r * cols + k];
+            if (matrix->type == CNORM_WEIGHT_F16)
+                ((uint16_t *)panels)[at + k * PANEL] = ((const uint16_t *)rows)[r * cols + k];
             else ((float *)panels)[at + k * PANEL] = ((const float *)rows)[r * cols + k];
         }
     }

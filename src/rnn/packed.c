@@ -39,7 +39,8 @@ static void vector_fields(cnorm_layer *layer, vector_field fields[PACKED_VECTORS
         fields[BIAS] = (vector_field){&layer->as.norm.bias, layer->as.norm.n};
     } else if (layer->kind == CNORM_LAYER_CELL) {
         cnorm_cell *cell = &layer->as.cell;
-        const ptrdiff_t units = cell->weight_x.units, padded = padded_units(units), gates = cell->weight_x.gates * padded;
+        const ptrdiff_t units = cell->weight_x.units, padded = padded_units(units),
+                        gates = cell->weight_x.gates * padded;
         const vector_field all[PACKED_VECTORS] = {
             {&cell->inside_x, gates + CNORM_GATE_PAD},
             {&cell->inside_h, gates + CNORM_GATE_PAD},
@@ -59,7 +60,8 @@ static void vector_fields(cnorm_layer *layer, vector_field fields[PACKED_VECTORS
 
 static uint64_t table_bytes(const packed_head *head)
 {
-    return sizeof *head + head->networks * (uint64_t)sizeof(packed_network) + head->layers * (uint64_t)sizeof(packed_layer);
+    return sizeof *head + head->networks * (uint64_t)sizeof(packed_network) +
+           head->layers * (uint64_t)sizeof(packed_layer);
 }
 
 static cnorm_status read_head(const void *file, ptrdiff_t file_bytes, packed_head *head)
@@ -69,7 +71,8 @@ static cnorm_status read_head(const void *file, ptrdiff_t file_bytes, packed_hea
     memcpy(head, file, sizeof *head);
     if (memcmp(head->magic, packed_magic, sizeof packed_magic) != 0) return CNORM_ERROR_FORMAT;
     if (head->order != PACKED_ORDER || head->version != PACKED_VERSION) return CNORM_ERROR_FORMAT;
-    if (head->bytes != (uint64_t)file_bytes || head->data > head->bytes || head->data % CNORM_ALIGN) return CNORM_ERROR_DAMAGED;
+    if (head->bytes != (uint64_t)file_bytes || head->data > head->bytes || head->data % CNORM_ALIGN)
+        return CNORM_ERROR_DAMAGED;
     if (head->layers < 1 || head->layers > PACKED_LAYERS || head->networks < 1 || head->networks > head->layers)
         return CNORM_ERROR_DAMAGED;
     if (table_bytes(head) + head->configuration_bytes > head->data) return CNORM_ERROR_DAMAGED;
@@ -111,8 +114,12 @@ static cnorm_status read_matrix(const packed_file *file, const packed_matrix *fr
     if ((uint64_t)from->gates * from->units * from->cols > file->head.bytes) return CNORM_ERROR_LAYER;
     const uint64_t rows = from->gates * ((uint64_t)from->units + CNORM_GATE_PAD) + PANEL;
     if (rows * (from->cols + (uint64_t)4) > PTRDIFF_MAX / sizeof(float)) return CNORM_ERROR_LAYER;
-    *to = (cnorm_matrix){.gates = from->gates, .units = from->units, .cols = from->cols, .group = from->group,
-                         .type = (cnorm_weight_type)from->type, .levels = (int)from->levels};
+    *to = (cnorm_matrix){.gates = from->gates,
+                         .units = from->units,
+                         .cols = from->cols,
+                         .group = from->group,
+                         .type = (cnorm_weight_type)from->type,
+                         .levels = (int)from->levels};
     const ptrdiff_t bytes = cnorm_matrix_bytes(to);
     to->panels = bytes > 0 ? array_at(file, from->panels, bytes) : NULL;
     return to->panels ? CNORM_OK : CNORM_ERROR_LAYER;
@@ -144,11 +151,16 @@ static cnorm_status read_options(const packed_layer *from, cnorm_layer *to)
         return CNORM_OK;
     case CNORM_LAYER_RESIDUAL: to->as.residual = (cnorm_addition){from->n, (int)from->back}; return CNORM_OK;
     case CNORM_LAYER_CELL:
-        to->as.cell = (cnorm_cell){
-            .kind = (cnorm_cell_kind)from->cell, .scope = (cnorm_scope)from->scope, .keep = (int)from->keep,
-            .cell_norm = (cnorm_cell_norm)from->cell_norm, .reset = (cnorm_reset)from->reset,
-            .activation = (cnorm_activation)from->activation, .eps = from->eps, .cell_clip = from->cell_clip,
-            .projection_clip = from->projection_clip, .zoneout = from->zoneout};
+        to->as.cell = (cnorm_cell){.kind = (cnorm_cell_kind)from->cell,
+                                   .scope = (cnorm_scope)from->scope,
+                                   .keep = (int)from->keep,
+                                   .cell_norm = (cnorm_cell_norm)from->cell_norm,
+                                   .reset = (cnorm_reset)from->reset,
+                                   .activation = (cnorm_activation)from->activation,
+                                   .eps = from->eps,
+                                   .cell_clip = from->cell_clip,
+                                   .projection_clip = from->projection_clip,
+                                   .zoneout = from->zoneout};
         return CNORM_OK;
     }
     return CNORM_ERROR_LAYER;
@@ -165,7 +177,8 @@ static cnorm_status read_layer(packed_file *file, const packed_layer *from, cnor
         if (from->matrices[i].gates == 0) continue; /* an optional one */
         status = read_matrix(file, &from->matrices[i], matrices[i]);
         if (status != CNORM_OK) return status;
-        file->widths += from->matrices[i].gates * ((uint64_t)from->matrices[i].units + CNORM_GATE_PAD) + from->matrices[i].cols;
+        file->widths +=
+            from->matrices[i].gates * ((uint64_t)from->matrices[i].units + CNORM_GATE_PAD) + from->matrices[i].cols;
     }
     file->widths += from->n + (uint64_t)2 * CNORM_GATE_PAD;
     vector_fields(to, vectors);
@@ -207,7 +220,8 @@ static cnorm_status read_networks(packed_file *file, void *memory, cnorm_model *
     cnorm_layer *layer = memory, *const end = layer + file->head.layers;
     cnorm_network *networks = (cnorm_network *)(void *)end;
     const float **start = (const float **)(void *)(networks + count);
-    const unsigned char *from = file->bytes + sizeof file->head, *from_layer = from + (size_t)count * sizeof(packed_network);
+    const unsigned char *from = file->bytes + sizeof file->head,
+                        *from_layer = from + (size_t)count * sizeof(packed_network);
     for (int i = 0; i < count; ++i) {
         packed_network network;
         memcpy(&network, from + (size_t)i * sizeof network, sizeof network);
@@ -236,14 +250,17 @@ cnorm_status cnorm_model_open(const void *bytes, ptrdiff_t file_bytes, void *mem
     cnorm_status status = read_head(bytes, file_bytes, &file.head);
     if (status != CNORM_OK) return status;
     if (!memory || !model) return CNORM_ERROR_NULL;
-    if ((uintptr_t)bytes % CNORM_ALIGN || (uintptr_t)memory % _Alignof(cnorm_layer) || memory_bytes < memory_of(&file.head))
+    if ((uintptr_t)bytes % CNORM_ALIGN || (uintptr_t)memory % _Alignof(cnorm_layer) ||
+        memory_bytes < memory_of(&file.head))
         return CNORM_ERROR_SIZE;
     const ptrdiff_t checked = (ptrdiff_t)offsetof(packed_head, version);
-    if (crc32_of(file.bytes + checked, (ptrdiff_t)file.head.data - checked) != file.head.head_crc) return CNORM_ERROR_DAMAGED;
+    if (crc32_of(file.bytes + checked, (ptrdiff_t)file.head.data - checked) != file.head.head_crc)
+        return CNORM_ERROR_DAMAGED;
     cnorm_model opened = {.identity = file.bytes + offsetof(packed_head, identity),
                           .configuration = (const char *)file.bytes + table_bytes(&file.head),
                           .configuration_bytes = (ptrdiff_t)file.head.configuration_bytes,
-                          .file = bytes, .file_bytes = file_bytes};
+                          .file = bytes,
+                          .file_bytes = file_bytes};
     status = read_networks(&file, memory, &opened);
     if (status == CNORM_OK) *model = opened;
     return status;
@@ -301,9 +318,13 @@ static void put_layer(layout *data, cnorm_layer layer, const float *start, unsig
     for (int i = 0; i < count; ++i) {
         const cnorm_matrix *m = matrices[i];
         if (!m->panels) continue;
-        to.matrices[i] = (packed_matrix){
-            (uint32_t)m->type, (uint32_t)m->gates, (uint32_t)m->units, (uint32_t)m->cols, (uint32_t)m->group,
-            (uint32_t)m->levels, put(data, m->panels, cnorm_matrix_bytes(m))};
+        to.matrices[i] = (packed_matrix){(uint32_t)m->type,
+                                         (uint32_t)m->gates,
+                                         (uint32_t)m->units,
+                                         (uint32_t)m->cols,
+                                         (uint32_t)m->group,
+                                         (uint32_t)m->levels,
+                                         put(data, m->panels, cnorm_matrix_bytes(m))};
     }
     vector_fields(&layer, vectors);
     for (int i = 0; i < PACKED_VECTORS; ++i)
@@ -353,7 +374,8 @@ static cnorm_status check_model(const cnorm_model *model)
     int64_t layers = 0;
     if (!model || !model->networks || !model->identity) return CNORM_ERROR_NULL;
     if (model->configuration_bytes > 0 && !model->configuration) return CNORM_ERROR_NULL;
-    if (model->count < 1 || model->configuration_bytes < 0 || model->configuration_bytes > WIDEST) return CNORM_ERROR_SIZE;
+    if (model->count < 1 || model->configuration_bytes < 0 || model->configuration_bytes > WIDEST)
+        return CNORM_ERROR_SIZE;
     for (int i = 0; i < model->count; ++i) {
         if (!model->networks[i].layers) return CNORM_ERROR_NULL;
         if (model->networks[i].count < 1) return CNORM_ERROR_SIZE;

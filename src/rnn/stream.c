@@ -47,7 +47,8 @@ static run_sizes sizes_of(const cnorm_model *model)
     for (int i = 0; i < model->count; ++i) {
         const cnorm_network *network = &model->networks[i];
         sizes.state = larger(sizes.state, aligned_floats(cnorm_state_floats(network->layers, network->count)));
-        sizes.scratch = larger(sizes.scratch, aligned_floats(cnorm_scratch_floats(network->layers, network->count, CNORM_ROWS)));
+        sizes.scratch =
+            larger(sizes.scratch, aligned_floats(cnorm_scratch_floats(network->layers, network->count, CNORM_ROWS)));
         const int pair = network->direction == CNORM_FORWARD;
         const ptrdiff_t width = outputs_of(network) + (pair ? outputs_of(network + 1) : 0);
         if (i + 1 + pair < model->count) sizes.between = larger(sizes.between, width);
@@ -70,15 +71,15 @@ typedef struct frame_rows {
 } frame_rows;
 
 /* One network over x, from frame `begin` on in steps of `way`, into columns of y that begin at `column`. */
-static cnorm_status run_network(const cnorm_network *network, ptrdiff_t steps, const float *x, ptrdiff_t inputs, frame_rows y,
-                                ptrdiff_t column, float *memory)
+static cnorm_status run_network(const cnorm_network *network, ptrdiff_t steps, const float *x, ptrdiff_t inputs,
+                                frame_rows y, ptrdiff_t column, float *memory)
 {
     const int back = network->direction == CNORM_BACKWARD;
     const ptrdiff_t last = back ? steps - 1 : 0, way = back ? -1 : 1;
     float *scratch = memory + aligned_floats(cnorm_state_floats(network->layers, network->count));
     set_start(network, memory);
-    return cnorm_run(network->layers, network->count, steps, x + last * inputs, way * inputs, memory, scratch, CNORM_ROWS,
-                     y.at + last * y.width + column, way * y.width);
+    return cnorm_run(network->layers, network->count, steps, x + last * inputs, way * inputs, memory, scratch,
+                     CNORM_ROWS, y.at + last * y.width + column, way * y.width);
 }
 
 cnorm_status cnorm_model_run(const cnorm_model *model, ptrdiff_t steps, const float *x, float *y, float *memory)
@@ -107,7 +108,10 @@ cnorm_status cnorm_model_run(const cnorm_model *model, ptrdiff_t steps, const fl
 
 /* ---- streams ---------------------------------------------------------------------------------------------------------- */
 
-static int streamed(const cnorm_model *model) { return model->count == 1 && model->networks[0].direction == CNORM_STREAMED; }
+static int streamed(const cnorm_model *model)
+{
+    return model->count == 1 && model->networks[0].direction == CNORM_STREAMED;
+}
 
 ptrdiff_t cnorm_stream_floats(const cnorm_model *model, ptrdiff_t rows)
 {
@@ -123,7 +127,9 @@ cnorm_status cnorm_stream_start(cnorm_stream *stream, const cnorm_model *model, 
     if (rows < 1 || rows > CNORM_ROWS || misaligned(memory)) return CNORM_ERROR_SIZE;
     if (!streamed(model)) return CNORM_ERROR_LAYER;
     const cnorm_network *network = &model->networks[0];
-    *stream = (cnorm_stream){.model = model, .state = memory, .rows = rows,
+    *stream = (cnorm_stream){.model = model,
+                             .state = memory,
+                             .rows = rows,
                              .scratch = memory + aligned_floats(cnorm_state_floats(network->layers, network->count))};
     cnorm_stream_reset(stream);
     return CNORM_OK;
@@ -234,8 +240,10 @@ cnorm_status cnorm_stream_restore(cnorm_stream *stream, const void *bytes, ptrdi
     int held = 1;
     if (!stream || !bytes) return CNORM_ERROR_NULL;
     const unsigned char *from = bytes;
-    if (count < (ptrdiff_t)sizeof saved_magic || memcmp(from, saved_magic, sizeof saved_magic) != 0) return CNORM_ERROR_FORMAT;
-    if (count < SAVED_STATE + 4 || crc32_of(from, count - 4) != get_little(from + count - 4, 4)) return CNORM_ERROR_DAMAGED;
+    if (count < (ptrdiff_t)sizeof saved_magic || memcmp(from, saved_magic, sizeof saved_magic) != 0)
+        return CNORM_ERROR_FORMAT;
+    if (count < SAVED_STATE + 4 || crc32_of(from, count - 4) != get_little(from + count - 4, 4))
+        return CNORM_ERROR_DAMAGED;
     if (memcmp(from + sizeof saved_magic, stream->model->identity, CNORM_IDENTITY) != 0) return CNORM_ERROR_IDENTITY;
     if (count != cnorm_stream_saved_bytes(stream->model)) return CNORM_ERROR_DAMAGED;
     unsigned char *state = (unsigned char *)(uintptr_t)(from + SAVED_STATE); /* only read */

@@ -28,7 +28,8 @@ typedef struct {
     ptrdiff_t stride;
 } output_rows;
 
-static void copy_rows(ptrdiff_t n, ptrdiff_t floats, const float *from, ptrdiff_t from_stride, float *to, ptrdiff_t stride)
+static void copy_rows(ptrdiff_t n, ptrdiff_t floats, const float *from, ptrdiff_t from_stride, float *to,
+                      ptrdiff_t stride)
 {
     for (ptrdiff_t s = 0; s < n; ++s) memcpy(to + s * stride, from + s * from_stride, (size_t)floats * sizeof *to);
 }
@@ -46,11 +47,13 @@ typedef struct recording {
 
 /* One step of n rows that begin at `at` on the tape. Records their state before the step, and the products that
  * cell_step leaves in its scratch. */
-static void record_step(const recording *call, ptrdiff_t n, float *at, float *const *state, const float *zx, float *scratch)
+static void record_step(const recording *call, ptrdiff_t n, float *at, float *const *state, const float *zx,
+                        float *scratch)
 {
     const cnorm_cell *cell = call->cell;
     const tape_row row = call->tape.row;
-    const ptrdiff_t width = padded_units(cell->weight_x.units), x_row = input_row_floats(cell), h_row = state_row_floats(cell);
+    const ptrdiff_t width = padded_units(cell->weight_x.units), x_row = input_row_floats(cell),
+                    h_row = state_row_floats(cell);
     const ptrdiff_t second_row = row.in2 - row.z2;
     const cnorm_cell_scratch left = cell_scratch(cell, n, scratch);
     for (ptrdiff_t s = 0; s < n; ++s) copy_rows(1, row.zx - row.state, state[s], 0, at + s * row.floats + row.state, 0);
@@ -79,27 +82,35 @@ static void record_cell(const recording *call)
             for (ptrdiff_t i = 0; i < g; ++i) {
                 record_step(call, n, at + i * n * row, states, zx + i * n * x_row, own);
                 for (ptrdiff_t s = 0; s < n; ++s)
-                    copy_rows(1, cell->weight_h.cols, states[s], 0, call->y.at + ((t + i) * batch + b + s) * call->y.stride, 0);
+                    copy_rows(1, cell->weight_h.cols, states[s], 0,
+                              call->y.at + ((t + i) * batch + b + s) * call->y.stride, 0);
             }
         }
     }
 }
 
-static void record_layer(const cnorm_kernels *kernels, const cnorm_tape *tape, int index, ptrdiff_t first, ptrdiff_t steps,
-                         float *scratch, output_rows y)
+static void record_layer(const cnorm_kernels *kernels, const cnorm_tape *tape, int index, ptrdiff_t first,
+                         ptrdiff_t steps, float *scratch, output_rows y)
 {
     const cnorm_layer *layer = &tape->layers[index];
     const tape_layer here = tape_layer_of(tape, index, first);
     const ptrdiff_t rows = steps * tape->batch, stride = here.row.floats, n = cnorm_layer_inputs(layer);
     if (layer->kind == CNORM_LAYER_LINEAR) {
         for (ptrdiff_t s = 0; s < rows; s += CNORM_ROWS)
-            kernels->linear_step(&layer->as.linear, rows - s < CNORM_ROWS ? rows - s : CNORM_ROWS, here.at + s * stride, stride,
-                                 y.at + s * y.stride, y.stride, scratch);
+            kernels->linear_step(&layer->as.linear, rows - s < CNORM_ROWS ? rows - s : CNORM_ROWS, here.at + s * stride,
+                                 stride, y.at + s * y.stride, y.stride, scratch);
     } else if (layer->kind == CNORM_LAYER_NORM) {
         const cnorm_row_norm *norm = &layer->as.norm;
-        kernels->layer_norm[CNORM_F32](&(cnorm_norm){
-            .rows = rows, .n = n, .x = here.at, .x_stride = stride, .gain = norm->gain, .bias = norm->bias,
-            .eps = (double)norm->eps, .y = y.at, .y_stride = y.stride, .stats = here.stats});
+        kernels->layer_norm[CNORM_F32](&(cnorm_norm){.rows = rows,
+                                                     .n = n,
+                                                     .x = here.at,
+                                                     .x_stride = stride,
+                                                     .gain = norm->gain,
+                                                     .bias = norm->bias,
+                                                     .eps = (double)norm->eps,
+                                                     .y = y.at,
+                                                     .y_stride = y.stride,
+                                                     .stats = here.stats});
     } else if (layer->kind == CNORM_LAYER_ACTIVATION) {
         for (ptrdiff_t s = 0; s < rows; ++s)
             kernels->activation_f32(layer->as.activation.f, n, here.at + s * stride, y.at + s * y.stride);
@@ -118,7 +129,8 @@ cnorm_status cnorm_run_tape(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t s
     if (!kernels) return CNORM_ERROR_ISA;
     const cnorm_status status = tape_check(tape, first, steps);
     if (status != CNORM_OK) return status;
-    const ptrdiff_t state_floats = cnorm_state_floats(tape->layers, tape->count), inputs = cnorm_layer_inputs(&tape->layers[0]);
+    const ptrdiff_t state_floats = cnorm_state_floats(tape->layers, tape->count),
+                    inputs = cnorm_layer_inputs(&tape->layers[0]);
     if (!x || !scratch || !y || (state_floats > 0 && !state)) return CNORM_ERROR_NULL;
     const float_mode mode = float_mode_enter();
     const tape_layer start = tape_layer_of(tape, 0, first);
@@ -131,8 +143,8 @@ cnorm_status cnorm_run_tape(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t s
             to = (output_rows){next.at, next.row.floats};
         }
         if (tape->layers[i].kind == CNORM_LAYER_CELL) {
-            record_cell(&(recording){kernels, &tape->layers[i].as.cell, tape_layer_of(tape, i, first), steps, tape->batch,
-                                     state + offset, state_floats, scratch, to});
+            record_cell(&(recording){kernels, &tape->layers[i].as.cell, tape_layer_of(tape, i, first), steps,
+                                     tape->batch, state + offset, state_floats, scratch, to});
         } else {
             record_layer(kernels, tape, i, first, steps, scratch, to);
         }
