@@ -63,16 +63,16 @@ static void finish_second(const cnorm_cell *cell, ptrdiff_t n, const float *zx, 
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *h = state[s];
         const float *z = at->z2 + s * packed_rows(second);
-        if (cell->zoneout > 0) memcpy(at->before, h, (size_t)outputs * sizeof *h);
+        if (cell->zoneout > 0) memcpy(at->previous_h, h, (size_t)outputs * sizeof *h);
         if (cell->kind == CNORM_CELL_GRU) {
-            gru_before_end(cell, zx + s * input_row_floats(cell), z, at->in2 + (n + s) * width, h);
+            gru_reset_before_state(cell, zx + s * input_row_floats(cell), z, at->in2 + (n + s) * width, h);
         } else {
             for (ptrdiff_t j = 0; j < outputs; j += VL_F32) {
                 const f32v v = cell->bias_p ? load_f32(z + j) + load_f32(cell->bias_p + j) : load_f32(z + j);
                 store_f32(h + j, without_tiny(clipped(v, cell->projection_clip)));
             }
         }
-        if (cell->zoneout > 0) zone_out(cell, outputs, at->before, h);
+        if (cell->zoneout > 0) zone_out(cell, outputs, at->previous_h, h);
     }
 }
 
@@ -97,12 +97,12 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
                                            {&cell->weight_x, x + s * x_stride, cell->inside_x}};
             group_rstds(terms, sum ? 2 : 1, (double)cell->eps, squares, zh, zh + h_row - CNORM_GATE_PAD);
         }
-        if (zoning) memcpy(at.before, h, (size_t)outputs * sizeof *h);
+        if (zoning) memcpy(at.previous_h, h, (size_t)outputs * sizeof *h);
         if (cell->kind == CNORM_CELL_LSTM) lstm_row(&in, h + outputs, m, at.gates);
         else if (cell->kind == CNORM_CELL_RNN) rnn_row(&in, h);
-        else if (second) gru_before_row(&in, h, at.in2 + (n + s) * width, m);
+        else if (second) gru_reset_before_gates(&in, h, at.in2 + (n + s) * width, m);
         else gru_row(&in, h);
-        if (zoning) zone_out(cell, outputs, at.before, h);
+        if (zoning) zone_out(cell, outputs, at.previous_h, h);
         rows[s] = m;
     }
     if (second) finish_second(cell, n, zx, rows, state, &at);

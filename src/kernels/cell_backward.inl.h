@@ -27,7 +27,7 @@ static void activation_backward_f32(cnorm_activation f, ptrdiff_t n, const float
 }
 
 /* the pre-activation of a gate, recomputed from the products on the tape */
-INLINE f32v before_gate(const row_backward *row, ptrdiff_t gate, ptrdiff_t j)
+INLINE f32v recomputed_gate(const row_backward *row, ptrdiff_t gate, ptrdiff_t j)
 {
     const gate_inputs in = {row->cell, row->zx, row->zh, row->rx, row->rh};
     return preactivation(&in, row->cell->scope, gate, gate * row->width + j);
@@ -38,8 +38,8 @@ INLINE void lstm_forward(const row_backward *row, float *raw)
 {
     const ptrdiff_t width = row->width;
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const f32v f = sigmoid_v(before_gate(row, 0, j)), i = sigmoid_v(before_gate(row, 1, j));
-        const f32v o = sigmoid_v(before_gate(row, 2, j)), g = tanh_v(before_gate(row, 3, j));
+        const f32v f = sigmoid_v(recomputed_gate(row, 0, j)), i = sigmoid_v(recomputed_gate(row, 1, j));
+        const f32v o = sigmoid_v(recomputed_gate(row, 2, j)), g = tanh_v(recomputed_gate(row, 3, j));
         store_f32(row->da + j, f);
         store_f32(row->da + width + j, i);
         store_f32(row->da + 2 * width + j, o);
@@ -85,7 +85,7 @@ static void lstm_backward(const row_backward *row)
 {
     const cnorm_cell *cell = row->cell;
     const ptrdiff_t width = row->width;
-    float *raw = row->room, *c = raw + width, *dn = c + width, *normed = dn + width, *da = row->da;
+    float *raw = row->scratch, *c = raw + width, *dn = c + width, *normed = dn + width, *da = row->da;
     lstm_forward(row, raw);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, clipped(load_f32(raw + j), cell->cell_clip));
     lstm_output_backward(row, c, dn, normed);
@@ -103,7 +103,7 @@ static void lstm_backward(const row_backward *row)
 }
 
 /* (6) and (7): computes da. CNORM_RESET_AFTER: stores s(r) in reset. CNORM_RESET_BEFORE: stores s(r) in the place of
- * da_r, and dn in z2, too; gru_before_backward does the rest. */
+ * da_r, and dn in z2, too; gru_reset_before_backward does the rest. */
 INLINE void gru_gates_backward(const row_backward *row, float *reset)
 {
     const cnorm_cell *cell = row->cell;
@@ -113,10 +113,10 @@ INLINE void gru_gates_backward(const row_backward *row, float *reset)
     const ptrdiff_t width = row->width;
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const ptrdiff_t at = 2 * width + j;
-        const f32v z = sigmoid_v(before_gate(row, 0, j)), r = sigmoid_v(before_gate(row, 1, j));
+        const f32v z = sigmoid_v(recomputed_gate(row, 0, j)), r = sigmoid_v(recomputed_gate(row, 1, j));
         f32v inner, n;
         if (reset_form == CNORM_RESET_CANDIDATE) {
-            inner = before_gate(row, 2, j);
+            inner = recomputed_gate(row, 2, j);
             n = tanh_v(r * inner);
         } else if (reset_form == CNORM_RESET_AFTER) {
             inner = part_h(&in, scope, 2, at);
@@ -140,14 +140,14 @@ INLINE void gru_gates_backward(const row_backward *row, float *reset)
 static void gru_backward(const row_backward *row)
 {
     const cnorm_cell *cell = row->cell;
-    float *reset = row->room;
+    float *reset = row->scratch;
     gru_gates_backward(row, reset);
     if (cell->reset == CNORM_RESET_BEFORE) return;
     scope_backward(row, cell->reset == CNORM_RESET_AFTER ? reset : NULL);
 }
 
 /* (7) for CNORM_RESET_BEFORE, with u in dm and s(r) in the place of da_r */
-static void gru_before_backward(const row_backward *row)
+static void gru_reset_before_backward(const row_backward *row)
 {
     float *da_r = row->da + row->width;
     for (ptrdiff_t j = 0; j < row->width; j += VL_F32) {
@@ -163,7 +163,7 @@ static void rnn_backward(const row_backward *row)
 {
     const cnorm_cell *cell = row->cell;
     for (ptrdiff_t j = 0; j < row->width; j += VL_F32) {
-        const f32v a = before_gate(row, 0, j);
+        const f32v a = recomputed_gate(row, 0, j);
         store_f32(row->da + j, activation_backward(cell->activation, a, load_f32(row->dm + j)));
     }
     scope_backward(row, NULL);
@@ -212,7 +212,7 @@ static void cell_backward(const cnorm_cell_backward *call)
                                  .dc = call->dc + after,
                                  .da = da + s * gates,
                                  .dm = dm + s * width,
-                                 .room = dm + CNORM_ROWS * width,
+                                 .scratch = dm + CNORM_ROWS * width,
                                  .sums = call->sums,
                                  .at = vector_sums_of(cell),
                                  .width = width};
@@ -227,7 +227,7 @@ static void cell_backward(const cnorm_cell_backward *call)
     }
     if (cell->weight_n.panels) {
         products_backward(&cell->weight_n, n, z2, call->stride, dm, width, 0);
-        for (ptrdiff_t s = 0; s < n; ++s) gru_before_backward(&rows[s]);
+        for (ptrdiff_t s = 0; s < n; ++s) gru_reset_before_backward(&rows[s]);
     }
     products_backward(&cell->weight_h, n, zh, call->stride, call->dh, call->dstate_stride, 1);
 }

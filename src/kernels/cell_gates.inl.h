@@ -58,12 +58,12 @@ INLINE void lstm_gates(const gate_inputs *in, float *c, float *o)
     }
 }
 
-/* h = zoneout before + (1 - zoneout) h */
-INLINE void zone_out(const cnorm_cell *cell, ptrdiff_t width, const float *before, float *h)
+/* h = zoneout previous_h + (1 - zoneout) h */
+INLINE void zone_out(const cnorm_cell *cell, ptrdiff_t width, const float *previous_h, float *h)
 {
     const f32v keep = splat_f32(cell->zoneout), take = splat_f32(1 - cell->zoneout);
     for (ptrdiff_t j = 0; j < width; j += VL_F32)
-        store_f32(h + j, without_tiny(keep * load_f32(before + j) + take * load_f32(h + j)));
+        store_f32(h + j, without_tiny(keep * load_f32(previous_h + j) + take * load_f32(h + j)));
 }
 
 /* (4); m [padded units] is h, or the input of the projection; scratch [2, padded units] */
@@ -126,7 +126,7 @@ static void gru_row(const gate_inputs *in, float *h)
 
 /* CNORM_RESET_BEFORE, before and after the product W_n (r h). First part: z and r h are stored in z and rh [padded
  * units]. */
-static void gru_before_row(const gate_inputs *in, const float *h, float *z, float *rh)
+static void gru_reset_before_gates(const gate_inputs *in, const float *h, float *z, float *rh)
 {
     const ptrdiff_t width = padded_units(in->cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
@@ -136,7 +136,7 @@ static void gru_before_row(const gate_inputs *in, const float *h, float *z, floa
         store_f32(rh + j, gate[1] * load_f32(h + j));
     }
 }
-static void gru_before_end(const cnorm_cell *cell, const float *zx, const float *zn, const float *z, float *h)
+static void gru_reset_before_state(const cnorm_cell *cell, const float *zx, const float *zn, const float *z, float *h)
 {
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {

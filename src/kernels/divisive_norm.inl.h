@@ -69,9 +69,9 @@ INLINE double element(cnorm_dtype dtype, const void *p, ptrdiff_t i)
 {
     return dtype == CNORM_F32 ? (double)((const float *)p)[i] : ((const double *)p)[i];
 }
-INLINE double param_or(cnorm_dtype dtype, const void *p, ptrdiff_t i, double nothing)
+INLINE double param_or(cnorm_dtype dtype, const void *p, ptrdiff_t i, double neutral)
 {
-    return p ? element(dtype, p, i) : nothing;
+    return p ? element(dtype, p, i) : neutral;
 }
 
 static NOINLINE void put_row(cnorm_dtype dtype, const double *from, ptrdiff_t n, void *to)

@@ -166,11 +166,11 @@ INLINE void FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(
                          .K = TN(splat)(st[0]),
                          .delta = TN(splat)(st[1]),
                          .rstd = TN(splat)(st[2])};
-    const FN(gradient) dx = {.dx = group->out,
-                             .lane_offset = carry ? FN(lane_offset_of)(group->out) : 0,
-                             .carry = carry,
-                             .dy_ahead = AHEAD_BYTES,
-                             .x_ahead = AHEAD_BYTES};
+    const FN(dx_row) dx = {.dx = group->out,
+                           .lane_offset = carry ? FN(lane_offset_of)(group->out) : 0,
+                           .carry = carry,
+                           .dy_ahead = AHEAD_BYTES,
+                           .x_ahead = AHEAD_BYTES};
     if (FN(rstd_in_range)(st) && FN(late_row)(&row, st, &dx, 1)) return;
     FN(rescue_gradient)(&row, st, 1, group->out, 0);
 }

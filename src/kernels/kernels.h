@@ -55,7 +55,7 @@ static inline ptrdiff_t product_scratch_floats(const cnorm_matrix *w, ptrdiff_t 
 typedef struct cnorm_cell_scratch {
     float *zh;          /* [rows, state_row_floats]: W_h h, then its r */
     float *gates;       /* [2, padded units]: of one stream at a time */
-    float *before;      /* [padded outputs]: h of one stream before the step, for zoneout */
+    float *previous_h;  /* [padded outputs]: h of one stream before the step, for zoneout */
     float *z2;          /* [rows, packed rows]: the second product, W_n or W_p, if there is one */
     float *in2;         /* [2 rows, padded units]: its inputs, then the update gates s(z) of a GRU */
     float *interleaved; /* product_scratch_floats: scratch of `products` */
@@ -72,7 +72,7 @@ static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t 
     cnorm_cell_scratch s;
     s.zh = layout_take(&l, rows * state_row_floats(cell) * item);
     s.gates = layout_take(&l, 2 * width * item);
-    s.before = layout_take(&l, padded_units(cell->weight_h.cols) * item);
+    s.previous_h = layout_take(&l, padded_units(cell->weight_h.cols) * item);
     s.z2 = layout_take(&l, second ? rows * packed_rows(second) * item : 0);
     s.in2 = layout_take(&l, second ? 2 * rows * width * item : 0);
     s.interleaved = layout_take(&l, (for_h > for_second ? for_h : for_second) * item);

@@ -16,12 +16,12 @@
  * Included once per storage type X with its compute type T. `centred`: 1 layer norm, 0 RMS norm.
  */
 
-/* Copies a parameter [n] to `space`; a NULL one is n times `nothing`, its neutral value. For half types every NaN
+/* Copies a parameter [n] to `space`; a NULL one is n times `neutral`, its neutral value. For half types every NaN
  * becomes the default quiet NaN: see PARAMS. */
-static NOINLINE const T *FN(param)(const T *from, T nothing, ptrdiff_t n, T *space)
+static NOINLINE const T *FN(param)(const T *from, T neutral, ptrdiff_t n, T *space)
 {
     if (from && sizeof(X) == sizeof(T)) return memcpy(space, from, (size_t)n * sizeof(T));
-    for (ptrdiff_t j = 0; j < n; ++j) space[j] = !from ? nothing : from[j] == from[j] ? from[j] : (T)NAN;
+    for (ptrdiff_t j = 0; j < n; ++j) space[j] = !from ? neutral : from[j] == from[j] ? from[j] : (T)NAN;
     return space;
 }
 

@@ -13,7 +13,7 @@
 enum {
     HALF_PANEL = PANEL / 2,
     PANELS_IN_BLOCK = BLOCK / 2,
-    STRIP = 32,     /* columns whose sums [TILE_ROWS, STRIP, HALF_PANEL] are kept in half of L1 over all panels */
+    TILE_COLS = 32, /* columns whose sums [TILE_ROWS, TILE_COLS, HALF_PANEL] are kept in half of L1 over all panels */
     TILE_ALONE = 8, /* columns at a time for one vector: enough independent sums to hide the latency of addition */
     TILE_ROWS = 8,  /* vectors at most that share one reading of W */
 };
@@ -27,7 +27,7 @@ typedef struct transposed_rows {
     int onto;
 } transposed_rows;
 
-/* lanes [count, STRIP, HALF_PANEL] += the block of (1) that begins with panel p, for `cols` columns from `column` on */
+/* lanes [count, TILE_COLS, HALF_PANEL] += the block of (1) that begins with panel p, for `cols` columns from `column` on */
 INLINE void transposed_tile(const cnorm_matrix *w, ptrdiff_t p, ptrdiff_t column, int count, int cols,
                             const transposed_rows *rows, float *lanes)
 {
@@ -52,7 +52,7 @@ INLINE void transposed_tile(const cnorm_matrix *w, ptrdiff_t p, ptrdiff_t column
             }
 #pragma GCC unroll 16
         for (int i = 0; i < count * cols; ++i) {
-            float *sum = lanes + (i / cols * STRIP + i % cols) * HALF_PANEL + first;
+            float *sum = lanes + (i / cols * TILE_COLS + i % cols) * HALF_PANEL + first;
             store_f32(sum, load_f32(sum) + block[i]);
         }
     }
@@ -117,17 +117,17 @@ INLINE void trees_of_lanes(const float *lanes, ptrdiff_t count, int onto, float 
 /* (1) of `count` vectors, a constant; tile: columns at a time */
 INLINE void transposed(const cnorm_matrix *w, int count, int tile, const transposed_rows *rows)
 {
-    float lanes[TILE_ROWS * STRIP * HALF_PANEL];
-    for (ptrdiff_t k = 0; k < w->cols; k += STRIP) {
-        const ptrdiff_t cols = w->cols - k < STRIP ? w->cols - k : STRIP;
-        memset(lanes, 0, (size_t)(count * STRIP * HALF_PANEL) * sizeof *lanes);
+    float lanes[TILE_ROWS * TILE_COLS * HALF_PANEL];
+    for (ptrdiff_t k = 0; k < w->cols; k += TILE_COLS) {
+        const ptrdiff_t cols = w->cols - k < TILE_COLS ? w->cols - k : TILE_COLS;
+        memset(lanes, 0, (size_t)(count * TILE_COLS * HALF_PANEL) * sizeof *lanes);
         for (ptrdiff_t p = 0; p < packed_rows(w) / PANEL; p += PANELS_IN_BLOCK) {
             ptrdiff_t j = 0;
             for (; j + tile <= cols; j += tile) transposed_tile(w, p, k + j, count, tile, rows, lanes + j * HALF_PANEL);
             for (; j < cols; ++j) transposed_tile(w, p, k + j, count, 1, rows, lanes + j * HALF_PANEL);
         }
         for (int s = 0; s < count; ++s)
-            trees_of_lanes(lanes + s * STRIP * HALF_PANEL, cols, rows->onto, rows->dx + s * rows->dx_stride + k);
+            trees_of_lanes(lanes + s * TILE_COLS * HALF_PANEL, cols, rows->onto, rows->dx + s * rows->dx_stride + k);
     }
 }
 

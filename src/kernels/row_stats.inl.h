@@ -1,15 +1,15 @@
 /* (1) and (2) of layer_norm.inl.h: the statistics of a row from one or two sweeps, and the guard that accepts them.
  * Included once per storage type X. */
 
-/* The guard: (mean - K)^2 <= var, both times n (mean_square, m2), and Q has neither overflowed nor lost bits to subnormals
+/* The guard: (mean - K)^2 <= var, both times n (squared_mean, m2), and Q has neither overflowed nor lost bits to subnormals
  * that matter beside eps. Comparisons with NaN are false, so NaN fails it. */
 INLINE int FN(square_in_range)(double n, double Q, double eps)
 {
     return (Q <= Q_MAX) & ((Q >= n * Q_MIN) | (eps >= Q_MIN));
 }
-INLINE int FN(accepted)(double n, double mean_square, double m2, double Q, double eps)
+INLINE int FN(accepted)(double n, double squared_mean, double m2, double Q, double eps)
 {
-    return (mean_square <= m2) & FN(square_in_range)(n, Q, eps);
+    return (squared_mean <= m2) & FN(square_in_range)(n, Q, eps);
 }
 
 INLINE T FN(rstd_of)(double var_eps) { return (T)(1.0 / sqrt(var_eps)); }

@@ -13,7 +13,7 @@ typedef struct row_backward {
     const float *rx, *rh, *h, *c; /* on the tape; h and c before the step */
     float *dh, *dc;               /* [padded outputs], [padded units] */
     float *da, *dm;               /* [gates, padded units], [padded units]: dm of (2), later u of (7) */
-    float *room, *sums;           /* scratch [6, padded units]; gradients of the cell's vectors, at the offsets `at` */
+    float *scratch, *sums;        /* [6, padded units]; gradients of the cell's vectors, at the offsets `at` */
     vector_sums at;
     ptrdiff_t width;
 } row_backward;
@@ -23,20 +23,20 @@ INLINE f32v tanh_slope(f32v t) { return (1.0f - t) * (1.0f + t); }
 
 INLINE void add_to(float *sum, f32v v) { store_f32(sum, load_f32(sum) + v); }
 
-/* (9) of one group in float64: from da and q = z r to dz; mean is mean dq, along is mean(dq q) */
+/* (9) of one group in float64: from da and q = z r to dz; mean is that of dq, mean_dq_q that of dq q */
 RARE void norm_backward_f64(ptrdiff_t length, double n, double rstd, float r, const float *gain, const float *da,
                             float *z)
 {
-    double mean = 0, along = 0;
+    double mean = 0, mean_dq_q = 0;
     for (ptrdiff_t j = 0; j < length; ++j) {
         const double dq = (double)da[j] * (double)gain[j];
         mean += dq;
-        along += dq * (double)(z[j] * r);
+        mean_dq_q += dq * (double)(z[j] * r);
     }
     mean /= n;
-    along /= n;
+    mean_dq_q /= n;
     for (ptrdiff_t j = 0; j < length; ++j)
-        z[j] = (float)(rstd * ((double)da[j] * (double)gain[j] - mean - (double)(z[j] * r) * along));
+        z[j] = (float)(rstd * ((double)da[j] * (double)gain[j] - mean - (double)(z[j] * r) * mean_dq_q));
 }
 
 /* (9): the gradient of a normalised product: z [gates, padded units] -> dz; adds to dgain and dinside, both of z's shape */
@@ -49,12 +49,12 @@ static NOINLINE void norm_backward(const cnorm_matrix *w, const float *gain, con
         const ptrdiff_t begin = first * width, length = gates * width;
         const double n = (double)(gates * w->units);
         const f32v scale = splat_f32(r[first]);
-        double sum = 0, along = 0, rstd;
+        double sum_dq = 0, sum_dq_q = 0, rstd;
         memcpy(&rstd, r + WIDE_RSTD + 2 * first, sizeof rstd);
         for (ptrdiff_t start = begin; start < begin + length; start += FOLD) {
             const ptrdiff_t end = begin + length - start < FOLD ? begin + length : start + FOLD;
-            f32v s[LANE_VECTORS], a[LANE_VECTORS];
-            for (int i = 0; i < LANE_VECTORS; ++i) s[i] = a[i] = splat_f32(0);
+            f32v dq_lanes[LANE_VECTORS], dq_q_lanes[LANE_VECTORS];
+            for (int i = 0; i < LANE_VECTORS; ++i) dq_lanes[i] = dq_q_lanes[i] = splat_f32(0);
             for (ptrdiff_t j = start; j < end; j += LANES_F32)
 #pragma GCC unroll 8
                 for (int i = 0; i < LANE_VECTORS; ++i) {
@@ -62,18 +62,18 @@ static NOINLINE void norm_backward(const cnorm_matrix *w, const float *gain, con
                     if (k >= end) break;
                     const f32v q = load_f32(z + k) * scale, d = load_f32(da + k), dq = d * load_f32(gain + k);
                     add_to(dgain + k, d * q);
-                    s[i] += dq;
-                    a[i] += dq * q;
+                    dq_lanes[i] += dq;
+                    dq_q_lanes[i] += dq * q;
                 }
-            sum += (double)tree_f32(s);
-            along += (double)tree_f32(a);
+            sum_dq += (double)tree_f32(dq_lanes);
+            sum_dq_q += (double)tree_f32(dq_q_lanes);
         }
-        if (rstd >= 0x1p-60 && rstd <= 0x1p60 && fabs(sum) <= 0x1p60 && fabs(along) <= 0x1p60) {
-            const f32v mean = splat_f32((float)(sum / n)), part = splat_f32((float)(along / n)),
+        if (rstd >= 0x1p-60 && rstd <= 0x1p60 && fabs(sum_dq) <= 0x1p60 && fabs(sum_dq_q) <= 0x1p60) {
+            const f32v mean = splat_f32((float)(sum_dq / n)), mean_dq_q = splat_f32((float)(sum_dq_q / n)),
                        wide = splat_f32((float)rstd);
             for (ptrdiff_t k = begin; k < begin + length; k += VL_F32) {
                 const f32v dq = load_f32(da + k) * load_f32(gain + k);
-                store_f32(z + k, wide * ((dq - mean) - (load_f32(z + k) * scale) * part));
+                store_f32(z + k, wide * ((dq - mean) - (load_f32(z + k) * scale) * mean_dq_q));
             }
         } else {
             norm_backward_f64(length, n, rstd, r[first], gain + begin, da + begin, z + begin);

@@ -56,22 +56,22 @@ typedef struct {
     double a, b;
 } two_sums;
 
-/* Avoids 4K aliasing between stores to room and loads from a and b: the offset in bytes, in whole vectors, at which
- * room is half a page above a modulo PAGE_BYTES, or three quarters where half would be less than a quarter page above
+/* Avoids 4K aliasing between stores to buffer and loads from a and b: the offset in bytes, in whole vectors, at which
+ * buffer is half a page above a modulo PAGE_BYTES, or three quarters where half would be less than a quarter page above
  * b. */
-INLINE ptrdiff_t offset_away_from(const void *room, const void *a, const void *b)
+INLINE ptrdiff_t offset_away_from(const void *buffer, const void *a, const void *b)
 {
     const uintptr_t far = (uintptr_t)a + PAGE_BYTES / 2, ahead_of_b = (far - (uintptr_t)b) % PAGE_BYTES;
     const uintptr_t to = ahead_of_b < PAGE_BYTES / 4 ? far + PAGE_BYTES / 4 : far;
-    return (ptrdiff_t)((to - (uintptr_t)room) % PAGE_BYTES / VECTOR_BYTES * VECTOR_BYTES);
+    return (ptrdiff_t)((to - (uintptr_t)buffer) % PAGE_BYTES / VECTOR_BYTES * VECTOR_BYTES);
 }
 
-/* The offset in bytes, in whole vectors, at which room has p's page offset. Avoids 4K aliasing where a loop loads from
+/* The offset in bytes, in whole vectors, at which buffer has p's page offset. Avoids 4K aliasing where a loop loads from
  * there and stores to p: a load precedes the store with the same low 12 bits, and follows the previous such store by a
  * page. */
-INLINE ptrdiff_t offset_matching(const void *room, const void *p)
+INLINE ptrdiff_t offset_matching(const void *buffer, const void *p)
 {
-    return (ptrdiff_t)(((uintptr_t)p - (uintptr_t)room) % PAGE_BYTES / VECTOR_BYTES * VECTOR_BYTES);
+    return (ptrdiff_t)(((uintptr_t)p - (uintptr_t)buffer) % PAGE_BYTES / VECTOR_BYTES * VECTOR_BYTES);
 }
 
 #endif

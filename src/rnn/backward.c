@@ -19,10 +19,10 @@ static ptrdiff_t layer_backward_floats(const cnorm_layer *layer, ptrdiff_t rows)
                2 * padded_units(layer->as.norm.n);
     if (layer->kind != CNORM_LAYER_CELL) return 0;
     const cnorm_cell *cell = &layer->as.cell;
-    ptrdiff_t own = cell_backward_floats(cell);
-    own = larger(own, larger(outer_floats(&cell->weight_x), outer_floats(&cell->weight_h)));
-    own = larger(own, larger(outer_floats(&cell->weight_n), outer_floats(&cell->weight_p)));
-    return own + 2 * vector_sums_of(cell).floats;
+    ptrdiff_t floats = cell_backward_floats(cell);
+    floats = larger(floats, larger(outer_floats(&cell->weight_x), outer_floats(&cell->weight_h)));
+    floats = larger(floats, larger(outer_floats(&cell->weight_n), outer_floats(&cell->weight_p)));
+    return floats + 2 * vector_sums_of(cell).floats;
 }
 
 ptrdiff_t cnorm_backward_floats(const cnorm_tape *tape)
@@ -83,7 +83,7 @@ static void linear_backward(const layer_backward *call)
     const cnorm_linear *linear = &call->layer->as.linear;
     const cnorm_matrix *w = &linear->weight;
     const ptrdiff_t rows = call->steps * call->batch, units = w->units, length = packed_rows(w);
-    float *total = call->scratch, *block = total + padded_units(units), *own = block + padded_units(units);
+    float *total = call->scratch, *block = total + padded_units(units), *scratch = block + padded_units(units);
     const float_rows dz = {(float *)call->dy, call->dy_stride}, x = {call->tape.at, call->tape.row.floats};
     memset(total, 0, (size_t)(2 * padded_units(units)) * sizeof *total);
     for (ptrdiff_t s = 0; s < rows; ++s) {
@@ -91,14 +91,14 @@ static void linear_backward(const layer_backward *call)
         if ((s + 1) % SUM_ROWS == 0 || s + 1 == rows) fold_sums(call, units, total, block);
     }
     if (call->gradient->bias) memcpy(call->gradient->bias, total, (size_t)units * sizeof *total);
-    weight_backward(call, w, dz, x, own, call->gradient->weight_x);
+    weight_backward(call, w, dz, x, scratch, call->gradient->weight_x);
     if (!call->dx.at) return;
-    memset(own, 0, (size_t)(CNORM_ROWS * length) * sizeof *own);
+    memset(scratch, 0, (size_t)(CNORM_ROWS * length) * sizeof *scratch);
     for (ptrdiff_t s = 0; s < rows; s += CNORM_ROWS) {
         const ptrdiff_t n = rows - s < CNORM_ROWS ? rows - s : CNORM_ROWS;
         for (ptrdiff_t i = 0; i < n; ++i)
-            memcpy(own + i * length, call->dy + (s + i) * call->dy_stride, (size_t)units * sizeof *own);
-        call->kernels->products_backward(w, n, own, length, call->dx.at + s * call->dx.stride, call->dx.stride, 0);
+            memcpy(scratch + i * length, call->dy + (s + i) * call->dy_stride, (size_t)units * sizeof *scratch);
+        call->kernels->products_backward(w, n, scratch, length, call->dx.at + s * call->dx.stride, call->dx.stride, 0);
     }
 }
 
@@ -151,7 +151,7 @@ static void cell_steps_backward(const layer_backward *call, float *total, float 
 }
 
 /* copies a gradient [n] to the caller's array, if there is one */
-static void give(float *to, const float *from, ptrdiff_t n)
+static void copy_gradient(float *to, const float *from, ptrdiff_t n)
 {
     if (to) memcpy(to, from, (size_t)n * sizeof *to);
 }
@@ -164,25 +164,25 @@ static void run_cell_backward(const layer_backward *call)
     const tape_row row = call->tape.row;
     const ptrdiff_t rows = call->steps * call->batch, width = padded_units(cell->weight_x.units);
     const ptrdiff_t gates = cell->weight_x.gates * width;
-    float *total = call->scratch, *block = total + at.floats, *own = block + at.floats, *tape = call->tape.at;
-    cell_steps_backward(call, total, block, own);
+    float *total = call->scratch, *block = total + at.floats, *scratch = block + at.floats, *tape = call->tape.at;
+    cell_steps_backward(call, total, block, scratch);
     const float_rows x = {tape + row.x, row.floats}, h = {tape + row.state, row.floats},
                      in2 = {tape + row.in2, row.floats};
     const float_rows dzx = {tape + row.zx, row.floats}, dzh = {tape + row.zh, row.floats},
                      dz2 = {tape + row.z2, row.floats};
-    weight_backward(call, &cell->weight_x, dzx, x, own, to->weight_x);
-    weight_backward(call, &cell->weight_h, dzh, h, own, to->weight_h);
-    weight_backward(call, &cell->weight_n, dz2, in2, own, to->weight_n);
-    weight_backward(call, &cell->weight_p, dz2, in2, own, to->weight_p);
-    give(to->bias, total + at.bias, gates);
-    give(to->gain_x, total + at.gain_x, gates);
-    give(to->gain_h, total + at.gain_h, gates);
-    give(to->inside_x, total + at.inside_x, gates);
-    give(to->inside_h, total + at.inside_h, gates);
-    give(to->bias_n, total + at.bias_n, width);
-    give(to->gain_c, total + at.gain_c, width);
-    give(to->bias_c, total + at.bias_c, width);
-    give(to->bias_p, total + at.bias_p, padded_units(cell->weight_h.cols));
+    weight_backward(call, &cell->weight_x, dzx, x, scratch, to->weight_x);
+    weight_backward(call, &cell->weight_h, dzh, h, scratch, to->weight_h);
+    weight_backward(call, &cell->weight_n, dz2, in2, scratch, to->weight_n);
+    weight_backward(call, &cell->weight_p, dz2, in2, scratch, to->weight_p);
+    copy_gradient(to->bias, total + at.bias, gates);
+    copy_gradient(to->gain_x, total + at.gain_x, gates);
+    copy_gradient(to->gain_h, total + at.gain_h, gates);
+    copy_gradient(to->inside_x, total + at.inside_x, gates);
+    copy_gradient(to->inside_h, total + at.inside_h, gates);
+    copy_gradient(to->bias_n, total + at.bias_n, width);
+    copy_gradient(to->gain_c, total + at.gain_c, width);
+    copy_gradient(to->bias_c, total + at.bias_c, width);
+    copy_gradient(to->bias_p, total + at.bias_p, padded_units(cell->weight_h.cols));
     if (call->dx.at)
         call->kernels->products_backward(&cell->weight_x, rows, dzx.at, dzx.stride, call->dx.at, call->dx.stride, 0);
 }

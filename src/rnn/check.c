@@ -46,10 +46,10 @@ static int cell_fits(const cnorm_cell *cell)
     if (!between((int)cell->kind, CNORM_CELL_RNN) || !between((int)cell->scope, CNORM_SCOPE_SUM)) return 0;
     const ptrdiff_t units = cell->weight_x.units, inputs = cell->weight_x.cols;
     const ptrdiff_t gates = cell->kind == CNORM_CELL_LSTM ? 4 : cell->kind == CNORM_CELL_GRU ? 3 : 1;
-    const int before = cell->kind == CNORM_CELL_GRU && cell->reset == CNORM_RESET_BEFORE;
+    const int reset_before = cell->kind == CNORM_CELL_GRU && cell->reset == CNORM_RESET_BEFORE;
     const ptrdiff_t outputs = cell->kind == CNORM_CELL_LSTM ? cell->weight_h.cols : units;
     if (!matrix_of(&cell->weight_x, gates, units, inputs)) return 0;
-    if (!matrix_of(&cell->weight_h, before ? 2 : gates, units, outputs)) return 0;
+    if (!matrix_of(&cell->weight_h, reset_before ? 2 : gates, units, outputs)) return 0;
     if (!cell->bias || !scope_fits(cell) || !(cell->zoneout >= 0 && cell->zoneout <= 1)) return 0;
     if (cell->kind == CNORM_CELL_LSTM) return lstm_fits(cell) && !cell->weight_n.panels;
     if (cell->kind == CNORM_CELL_GRU) return gru_fits(cell);

@@ -99,13 +99,13 @@ static void run_cell(const network_call *call, const cnorm_cell *cell, ptrdiff_t
 {
     const cnorm_kernels *kernels = call->kernels;
     const ptrdiff_t row = input_row_floats(cell), outputs = cell->weight_h.cols;
-    float *zx = scratch, *own = scratch + n * row;
-    kernels->cell_inputs(cell, n, x.at, x.stride, zx, own);
+    float *zx = scratch, *step_scratch = scratch + n * row;
+    kernels->cell_inputs(cell, n, x.at, x.stride, zx, step_scratch);
     float *state[CNORM_ROWS];
     for (ptrdiff_t s = 0; s < n; ++s) state[s] = call->states[call->steps ? 0 : s] + offset;
-    if (!call->steps) kernels->cell_step(cell, n, x.at, x.stride, zx, state, own);
+    if (!call->steps) kernels->cell_step(cell, n, x.at, x.stride, zx, state, step_scratch);
     for (ptrdiff_t s = 0; s < n; ++s) {
-        if (call->steps) kernels->cell_step(cell, 1, x.at + s * x.stride, x.stride, zx + s * row, state, own);
+        if (call->steps) kernels->cell_step(cell, 1, x.at + s * x.stride, x.stride, zx + s * row, state, step_scratch);
         memcpy(y.at + s * y.stride, state[s], (size_t)outputs * sizeof(float));
     }
 }
@@ -148,7 +148,7 @@ static input_rows input_of(const network_call *call, int index, input_rows x)
 static void run_rows(const network_call *call, ptrdiff_t n, input_rows x, output_rows y)
 {
     const cnorm_layer *layers = call->layers;
-    float *own = call->scratch + output_floats(layers, call->count - 1, call->rows), *out = call->scratch;
+    float *layer_scratch = call->scratch + output_floats(layers, call->count - 1, call->rows), *out = call->scratch;
     ptrdiff_t offset = 0;
     input_rows in = x;
     for (int i = 0; i < call->count; ++i) {
@@ -156,9 +156,9 @@ static void run_rows(const network_call *call, ptrdiff_t n, input_rows x, output
         const ptrdiff_t width = padded_units(cnorm_layer_outputs(layer));
         const output_rows to = i + 1 == call->count ? y : (output_rows){out, width};
         if (layer->kind == CNORM_LAYER_LINEAR) {
-            call->kernels->linear_step(&layer->as.linear, n, in.at, in.stride, to.at, to.stride, own);
+            call->kernels->linear_step(&layer->as.linear, n, in.at, in.stride, to.at, to.stride, layer_scratch);
         } else if (layer->kind == CNORM_LAYER_CELL) {
-            run_cell(call, &layer->as.cell, n, in, offset, own, to);
+            run_cell(call, &layer->as.cell, n, in, offset, layer_scratch, to);
             offset += cnorm_layer_state_floats(layer);
         } else {
             const int back = layer->kind == CNORM_LAYER_RESIDUAL ? layer->as.residual.back : 0;

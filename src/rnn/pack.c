@@ -47,7 +47,7 @@ static ptrdiff_t packed_row(const cnorm_matrix *matrix, ptrdiff_t r)
     return r / matrix->units * padded_units(matrix->units) + r % matrix->units;
 }
 
-enum { STRIP = 16 }; /* columns that are read and written together: a cache line of a row */
+enum { LINE = 16 }; /* columns that are read and written together: a cache line of a row */
 
 /* means [count] of the columns from k on, over the gates of a group, which hold the rows from `first` to `end`; 0 if there
  * are no groups */
@@ -70,9 +70,9 @@ cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols,
     const ptrdiff_t rows = gates * units, span = (group ? group : gates) * units;
     const float_mode mode = float_mode_enter();
     memset(panels, 0, (size_t)cnorm_matrix_bytes(&matrix));
-    for (ptrdiff_t k = 0; k < cols; k += STRIP) {
-        const ptrdiff_t count = cols - k < STRIP ? cols - k : STRIP;
-        double means[STRIP];
+    for (ptrdiff_t k = 0; k < cols; k += LINE) {
+        const ptrdiff_t count = cols - k < LINE ? cols - k : LINE;
+        double means[LINE];
         for (ptrdiff_t first = 0; first < rows; first += span) {
             const ptrdiff_t end = first + span < rows ? first + span : rows;
             column_means(&matrix, w, k, count, first, end, means);

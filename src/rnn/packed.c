@@ -206,8 +206,8 @@ static cnorm_status check_networks(const cnorm_network *networks, int count, ptr
         if (network->direction == CNORM_FORWARD && i + 1 == count) return CNORM_ERROR_LAYER;
         const ptrdiff_t expected = second ? cnorm_layer_inputs(&networks[i - 1].layers[0]) : width;
         if (i > 0 && cnorm_layer_inputs(&network->layers[0]) != expected) return CNORM_ERROR_LAYER;
-        const ptrdiff_t own = cnorm_layer_outputs(&network->layers[network->count - 1]);
-        width = second ? width + own : own;
+        const ptrdiff_t outputs_of_last = cnorm_layer_outputs(&network->layers[network->count - 1]);
+        width = second ? width + outputs_of_last : outputs_of_last;
     }
     *outputs = width;
     return CNORM_OK;

@@ -90,18 +90,18 @@ cnorm_status cnorm_model_run(const cnorm_model *model, ptrdiff_t steps, const fl
     if (!x || !y || !memory) return CNORM_ERROR_NULL;
     if (misaligned(memory)) return CNORM_ERROR_SIZE;
     const run_sizes sizes = sizes_of(model);
-    float *own = memory + sizes.state + sizes.scratch, *other = own + steps * sizes.between;
+    float *output = memory + sizes.state + sizes.scratch, *spare = output + steps * sizes.between;
     ptrdiff_t inputs = model->inputs;
     for (int i = 0; i < model->count; ++i) {
         const cnorm_network *network = &model->networks[i];
         const int pair = network->direction == CNORM_FORWARD;
         const ptrdiff_t column = outputs_of(network), width = column + (pair ? outputs_of(network + 1) : 0);
-        const frame_rows to = {i + 1 + pair == model->count ? y : own, width};
+        const frame_rows to = {i + 1 + pair == model->count ? y : output, width};
         cnorm_status status = run_network(network, steps, x, inputs, to, 0, memory);
         if (status == CNORM_OK && pair) status = run_network(network + 1, steps, x, inputs, to, column, memory);
         if (status != CNORM_OK) return status;
         i += pair;
-        x = to.at, inputs = width, own = other, other = to.at;
+        x = to.at, inputs = width, output = spare, spare = to.at;
     }
     return CNORM_OK;
 }

@@ -71,16 +71,16 @@ static void record_cell(const recording *call)
     const cnorm_cell *cell = call->cell;
     const ptrdiff_t row = call->tape.row.floats, x_row = input_row_floats(cell), batch = call->batch;
     const ptrdiff_t together = batch < CNORM_ROWS ? CNORM_ROWS / batch : 1;
-    float *zx = call->scratch, *own = zx + CNORM_ROWS * x_row, *states[CNORM_ROWS];
+    float *zx = call->scratch, *step_scratch = zx + CNORM_ROWS * x_row, *states[CNORM_ROWS];
     for (ptrdiff_t t = 0; t < call->steps; t += together) {
         const ptrdiff_t g = call->steps - t < together ? call->steps - t : together;
         for (ptrdiff_t b = 0; b < batch; b += CNORM_ROWS) {
             const ptrdiff_t n = batch - b < CNORM_ROWS ? batch - b : CNORM_ROWS;
             float *at = call->tape.at + (t * batch + b) * row;
-            call->kernels->cell_inputs(cell, g * n, at + call->tape.row.x, row, zx, own);
+            call->kernels->cell_inputs(cell, g * n, at + call->tape.row.x, row, zx, step_scratch);
             for (ptrdiff_t s = 0; s < n; ++s) states[s] = call->state + (b + s) * call->state_floats;
             for (ptrdiff_t i = 0; i < g; ++i) {
-                record_step(call, n, at + i * n * row, states, zx + i * n * x_row, own);
+                record_step(call, n, at + i * n * row, states, zx + i * n * x_row, step_scratch);
                 for (ptrdiff_t s = 0; s < n; ++s)
                     copy_rows(1, cell->weight_h.cols, states[s], 0,
                               call->y.at + ((t + i) * batch + b + s) * call->y.stride, 0);
