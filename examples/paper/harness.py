@@ -1,12 +1,15 @@
 """Train the variants of one experiment from several seeds, keep their curves, and draw them.
 
-A run is one variant from one seed. Its checkpoint and its curve are written together at each measurement, so that an
-interrupted run continues from there; a finished run is not repeated.
+A run is one variant from one seed. At each measurement its weights are written to a new file, then its curve, which
+tells how many updates the weights have seen: a run that was interrupted at any moment continues from its last
+measurement. A finished run is not repeated; after changing an experiment, delete its folder in build/paper.
 """
 
+import glob
 import json
 import os
 import platform
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +20,7 @@ import numpy as np
 import cnorm
 
 COLOURS = ("#0b6e99", "#c2571a", "#3f7d3a", "#7a4a9e")
+COLUMNS = 3  # axes side by side in a picture
 
 
 class Trainer(Protocol):
@@ -74,10 +78,11 @@ class Experiment:
 
 @dataclass
 class Curve:
-    """Measures of one run by the number of updates."""
+    """Measures of one run by the number of updates, and the processor time that training and measuring took."""
 
     update: list[int] = field(default_factory=list)
     measures: dict[str, list[float]] = field(default_factory=dict)
+    processor_seconds: float = 0.0
 
     def add(self, update: int, measures: dict[str, float]) -> None:
         self.update.append(update)
@@ -93,30 +98,65 @@ def write_json(path: Path, value) -> None:
     os.replace(temporary, path)
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run is kept: its curve in a JSON file, its weights in a file for each number of updates."""
+
+    folder: Path
+    variant: Variant
+    seed: int
+
+    @property
+    def stem(self) -> str:
+        return f"{self.variant.name.replace(' ', '-')}-{self.seed}"
+
+    @property
+    def curve(self) -> Path:
+        return self.folder / f"{self.stem}.json"
+
+    def weights(self, update: int) -> Path:
+        return self.folder / f"{self.stem}-{update}.pt"
+
+    def load(self, trainer: Trainer) -> Curve:
+        """The curve so far, with the trainer's state at its end; an empty one if the run can't be continued."""
+        if not self.curve.exists():
+            return Curve()
+        saved = json.loads(self.curve.read_text())
+        every, curve = saved.pop("every"), Curve(**saved)
+        last, updates = curve.update[-1], self.variant.updates
+        between = last < updates and last % every == 0  # so that a run may be made longer, too
+        if every != self.variant.every or not (between or last == updates) or not self.weights(last).exists():
+            return Curve()
+        trainer.load(self.weights(last))
+        return curve
+
+    def save(self, trainer: Trainer, curve: Curve) -> None:
+        """Keep a run; when this is interrupted, what was kept before still is."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        weights = self.weights(curve.update[-1])
+        temporary = weights.with_suffix(".tmp")
+        trainer.save(temporary)
+        os.replace(temporary, weights)
+        write_json(self.curve, {"every": self.variant.every, **vars(curve)})
+        for other in self.folder.glob(f"{glob.escape(self.stem)}-*"):
+            if other != weights:
+                other.unlink()
+
+
 def run(experiment: Experiment, variant: Variant, seed: int, folder: Path) -> Iterator[tuple[int, Trainer, Curve]]:
     """Train one run; yields (updates so far, trainer, curve) after every update, first where it is resumed."""
-    trainer, curve, done = experiment.trainer(variant, seed), Curve(), 0
-    state = folder / f"{variant.name.replace(' ', '-')}-{seed}.json"
-    weights = state.with_suffix(".pt")
-    if state.exists() and weights.exists():
-        saved = json.loads(state.read_text())
-        last = saved["update"][-1]
-        between = last < variant.updates and last % variant.every == 0  # so that a run may be made longer, too
-        if saved["every"] == variant.every and (between or last == variant.updates):
-            curve, done = Curve(saved["update"], saved["measures"]), last
-            trainer.load(weights)
+    trainer, checkpoint = experiment.trainer(variant, seed), Checkpoint(folder, variant, seed)
+    curve = checkpoint.load(trainer)
+    done = curve.update[-1] if curve.update else 0
     yield done, trainer, curve
-    losses = []
+    losses, before, start = [], curve.processor_seconds, time.process_time()
     for n in range(done, variant.updates):
         losses.append(trainer.update(n))
         if (n + 1) % variant.every == 0 or n + 1 == variant.updates:
             curve.add(n + 1, {"loss": float(np.mean(losses)), **trainer.measure()})
+            curve.processor_seconds = round(before + time.process_time() - start, 2)
             losses.clear()
-            temporary = weights.with_suffix(".tmp")
-            folder.mkdir(parents=True, exist_ok=True)
-            trainer.save(temporary)
-            os.replace(temporary, weights)
-            write_json(state, {"every": variant.every, "update": curve.update, "measures": curve.measures})
+            checkpoint.save(trainer, curve)
         yield n + 1, trainer, curve
 
 
@@ -131,7 +171,8 @@ def run_all(experiment: Experiment, seeds: Sequence[int], folder: Path, advance=
                 updates = now[0]
             _, trainer, curve = now
             experiment.check(trainer, variant)
-            curves.setdefault(variant.name, {})[str(seed)] = {"update": curve.update, **curve.measures}
+            found = {"processor_seconds": curve.processor_seconds, "update": curve.update, **curve.measures}
+            curves.setdefault(variant.name, {})[str(seed)] = found
     return curves
 
 
@@ -164,33 +205,53 @@ def table(kept: dict) -> list[str]:
 
 
 def draw(kept: dict, path: Path) -> None:
-    """Picture of the curves: one row of axes for each measure, one column for each panel; mean and range of seeds."""
+    """Picture of the curves, mean and range of seeds: one row of axes for each panel, or two where one is too wide."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     panels = list(dict.fromkeys(kept["panels"].values()))
-    rows = len(kept["measures"])
-    size = (4.6 * len(panels) + 0.6, 2.7 * rows + 0.6)
-    figure, axes = plt.subplots(rows, len(panels), figsize=size, layout="constrained", squeeze=False)
-    for column, panel in enumerate(panels):
+    places = [(panel, measure) for panel in panels for measure in kept["measures"]]
+    columns = min(len(kept["measures"]), COLUMNS)
+    rows = -(-len(places) // columns)
+    size = (4.0 * columns, 2.9 * rows + 0.5)
+    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    for ax in axes.flat[len(places) :]:
+        ax.axis("off")
+    for ax, (panel, measure) in zip(axes.flat, places, strict=False):
         variants = [variant for variant, its_panel in kept["panels"].items() if its_panel == panel]
-        for row, (measure, label) in enumerate(kept["measures"].items()):
-            ax = axes[row][column]
-            for variant, colour in zip(variants, COLOURS, strict=False):
-                runs = list(kept["curves"][variant].values())
-                values = np.array([one[measure] for one in runs])  # [seeds, measurements]
-                ax.plot(runs[0]["update"], values.mean(0), color=colour, lw=1.8, label=variant)
-                ax.fill_between(runs[0]["update"], values.min(0), values.max(0), color=colour, alpha=0.2, lw=0)
-            ax.set(ylabel=label, xlabel="updates" if row == rows - 1 else "")
-            ax.set_title(panel if row == 0 else "", fontsize=10)
-            ax.grid(alpha=0.25)
-            ax.spines[["top", "right"]].set_visible(False)
-            ax.legend(frameon=False, fontsize=9)
+        draw_measure(ax, kept, measure, variants)
+        if measure == next(iter(kept["measures"])):
+            ax.legend(title=panel, frameon=False, fontsize=9, title_fontsize=9)
     seeds = len(next(iter(kept["curves"].values())))
     spread = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
-    figure.suptitle(f"{kept['experiment']}: {spread}", fontsize=11)
+    figure.suptitle(f"{kept['experiment']}: {spread}", fontsize=12)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120, metadata={"Software": None})
+    figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
+
+
+def draw_measure(ax, kept: dict, measure: str, variants: Sequence[str]) -> None:
+    """One measure of the variants: a line for the mean of the seeds, a band for their range.
+
+    The scale is logarithmic where values fall, are positive, and differ by more than a factor of 5.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    values = {v: np.array([one[measure] for one in kept["curves"][v].values()]) for v in variants}  # [seeds, points]
+    for variant, colour in zip(variants, COLOURS, strict=False):
+        updates = next(iter(kept["curves"][variant].values()))["update"]
+        ax.plot(updates, values[variant].mean(0), color=colour, lw=1.8, label=variant)
+        ax.fill_between(updates, values[variant].min(0), values[variant].max(0), color=colour, alpha=0.25, lw=0)
+    least, most = min(v.min() for v in values.values()), max(v.max() for v in values.values())
+    if 0 < 5 * least < most and all(v[:, -1].max() < v[:, 0].min() for v in values.values()):
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.set_title(kept["measures"][measure], fontsize=10)
+    ax.set_xlabel("updates")
+    ax.set_xlim(left=0)
+    ax.grid(alpha=0.25)
+    ax.spines[["top", "right"]].set_visible(False)

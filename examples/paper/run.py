@@ -13,6 +13,9 @@ import argparse
 import dataclasses
 import importlib
 import json
+import resource
+import tempfile
+import time
 from pathlib import Path
 
 import harness
@@ -41,6 +44,15 @@ def falls(curves: dict) -> None:
                 raise SystemExit(f"{variant}, seed {seed}: the loss did not fall: {curve['loss']}")
 
 
+def train(experiment: harness.Experiment, seeds: int, folder: Path) -> dict:
+    """Curves of an experiment, with a progress bar."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns) as progress:
+        total = seeds * sum(variant.updates for variant in experiment.variants)
+        task = progress.add_task(experiment.name, total=total)
+        return harness.run_all(experiment, range(seeds), folder, lambda updates: progress.advance(task, updates))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
@@ -56,24 +68,20 @@ def main() -> None:
             harness.draw(json.loads((KEPT / f"{name}.json").read_text()), PICTURES / f"paper_{name}.png")
             continue
         experiment = importlib.import_module(name).EXPERIMENT
-        seeds, folder = range(arguments.seeds), ROOT / "build" / "paper" / name
         if arguments.quick:
-            experiment, seeds, folder = shortened(experiment), range(1), ROOT / "build" / "paper" / "quick" / name
-        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        with Progress(*columns) as progress:
-            total = len(seeds) * sum(variant.updates for variant in experiment.variants)
-            task = progress.add_task(name, total=total)
-            curves = harness.run_all(experiment, seeds, folder, lambda n, task=task: progress.advance(task, n))
-        if arguments.quick:
-            falls(curves)
+            with tempfile.TemporaryDirectory() as folder:
+                falls(train(shortened(experiment), 1, Path(folder)))
             continue
-        kept = harness.summary(experiment, curves)
+        folder = ROOT / "build" / "paper" / name
+        kept = harness.summary(experiment, train(experiment, arguments.seeds, folder))
         harness.write_json(KEPT / f"{name}.json", kept)
         harness.draw(kept, PICTURES / f"paper_{name}.png")
         if experiment.picture:
             *_, (_, trainer, _) = harness.run(experiment, experiment.variants[0], 0, folder)
             experiment.picture(trainer, PICTURES / f"paper_{name}_made.png")
         print(*harness.table(kept), sep="\n")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # the unit on Linux is KiB
+    print(f"{time.process_time():.0f} s of processor time, {peak:.0f} MiB of memory at most")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import importlib.util
 import io
+import itertools
 import json
 import pickle
 import struct
@@ -59,6 +60,14 @@ def experiment(updates=7, every=3):
     return harness.Experiment("counter", "Counter", measures, variants, Counter, lambda trainer, variant: None)
 
 
+def measured(curves):
+    """The curves, with the time that they took removed."""
+    for seeds in curves.values():
+        for curve in seeds.values():
+            assert curve.pop("processor_seconds") >= 0
+    return curves
+
+
 def test_curve_has_the_mean_loss_and_the_measures_of_each_interval(tmp_path):
     curve = harness.run_all(experiment(), [0], tmp_path)["a"]["0"]
     totals = np.cumsum(np.arange(7.0))
@@ -70,7 +79,7 @@ def test_curve_has_the_mean_loss_and_the_measures_of_each_interval(tmp_path):
 @pytest.mark.parametrize("stop", range(8))
 def test_interrupted_run_ends_as_an_uninterrupted_one(tmp_path, stop):
     one = experiment()
-    expected = harness.run_all(one, [4], tmp_path / "whole")
+    expected = measured(harness.run_all(one, [4], tmp_path / "whole"))
     for done, _, _ in harness.run(one, one.variants[0], 4, tmp_path / "parts"):
         if done == stop:
             break
@@ -82,7 +91,7 @@ def test_interrupted_run_ends_as_an_uninterrupted_one(tmp_path, stop):
     if stop < 7:
         assert trainer.updates == list(range(resumed, 7))
         assert {"update": curve.update, **curve.measures} == expected["a"]["4"]
-    assert harness.run_all(one, [4], tmp_path / "parts") == expected
+    assert measured(harness.run_all(one, [4], tmp_path / "parts")) == expected
 
 
 def test_checkpoint_of_other_lengths_is_not_resumed(tmp_path):
@@ -95,7 +104,28 @@ def test_finished_run_is_made_longer(tmp_path):
     harness.run_all(experiment(6, 3), [0], tmp_path / "parts")
     one = experiment(9, 3)
     assert next(harness.run(one, one.variants[0], 0, tmp_path / "parts"))[0] == 6
-    assert harness.run_all(one, [0], tmp_path / "parts") == harness.run_all(one, [0], tmp_path / "whole")
+    parts, whole = (measured(harness.run_all(one, [0], tmp_path / part)) for part in ("parts", "whole"))
+    assert parts == whole
+
+
+@pytest.mark.parametrize("lost", range(6))
+def test_run_that_was_killed_while_it_wrote_ends_as_an_uninterrupted_one(tmp_path, monkeypatch, lost):
+    """The process ends before its n-th write to the folder: each checkpoint has two, weights and curve."""
+    one, writes = experiment(), itertools.count()
+    expected = measured(harness.run_all(one, [4], tmp_path / "whole"))
+
+    def replace(source, target):
+        if next(writes) == lost:
+            raise KeyboardInterrupt
+        Path(source).rename(target)
+
+    monkeypatch.setattr(harness.os, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        list(harness.run(one, one.variants[0], 4, tmp_path / "parts"))
+    monkeypatch.undo()
+    assert next(harness.run(one, one.variants[0], 4, tmp_path / "parts"))[0] == (0, 0, 3, 3, 6, 6)[lost]
+    assert measured(harness.run_all(one, [4], tmp_path / "parts")) == expected
+    assert len(list((tmp_path / "parts").iterdir())) == 4  # nothing but a curve and weights for each of two runs
 
 
 def test_picture_is_drawn_from_the_kept_curves(tmp_path):
