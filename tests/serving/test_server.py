@@ -212,6 +212,30 @@ def test_frames_that_arrive_together_or_in_parts(running, model):
     assert received(websocket) == binary(4, expected[4:])
 
 
+def test_messages_that_wait_are_processed_together(model):
+    """Each has an answer of its own; the credit is beyond the frames that are joined."""
+    with servers.worker(rate=1e6) as worker:
+        websocket, _ = talk(worker)
+        x, firsts = frames(250), list(range(0, 250, 5))
+        expected = model.stream().process(x)
+        websocket.socket.sendall(b"".join(masked(binary(k, x[k : k + 5])) for k in firsts))
+        assert all(received(websocket) == binary(k, expected[k : k + 5]) for k in firsts)
+        assert 'cnorm_messages_total{worker="0"} 50.0' in servers.get(worker.url, "/metrics")[1]
+
+
+@pytest.mark.parametrize(("bad", "code"), [("infinite", "frames"), ("a gap", "misplaced")])
+def test_messages_before_a_bad_one_are_answered(running, model, bad, code):
+    websocket, _ = talk(running)
+    x = frames(20)
+    expected = model.stream().process(x)
+    if bad == "infinite":
+        x[12, 3] = np.inf
+    firsts = [0, 5, 10, 15] if bad == "infinite" else [0, 5, 11]
+    websocket.socket.sendall(b"".join(masked(binary(k, x[k : k + 5])) for k in firsts))
+    assert [received(websocket) for _ in range(2)] == [binary(k, expected[k : k + 5]) for k in (0, 5)]
+    assert error_of(websocket) == (code, 1008)
+
+
 def test_clients_that_close_with_frames_waiting_disturb_no_other(model):
     """Their frames are dropped: an output can't be written after the end of the connection."""
     with servers.worker(rate=1e6) as worker:

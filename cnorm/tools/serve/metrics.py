@@ -37,16 +37,18 @@ class Metrics:
         self.evicted = made(Counter, "evicted", "Sessions closed because they were idle.")
         self._frames = made(Counter, "frames", "Frames processed.")
         self._messages = made(Counter, "messages", "Messages with frames that were answered.")
-        self._seconds = made(Histogram, "turn_seconds", "Time of a turn: steps and answers.", buckets=SECONDS)
+        self._seconds = made(
+            Histogram, "turn_seconds", "From the first frame received in a turn to the last answer.", buckets=SECONDS
+        )
         self._together = made(Histogram, "turn_sessions", "Sessions stepped in one turn.", buckets=SESSIONS)
         self._refused = made(Counter, "refused", "Errors sent, by code.", ("code",))
 
-    def turn(self, messages: int, frames: int, seconds: float) -> None:
-        """Count a turn, in which `messages` sessions had `frames` frames in total."""
+    def turn(self, sessions: int, messages: int, frames: int, seconds: float) -> None:
+        """Count a turn, in which `sessions` sessions had `messages` messages with `frames` frames in total."""
         self._messages.inc(messages)
         self._frames.inc(frames)
         self._seconds.observe(seconds)
-        self._together.observe(messages)
+        self._together.observe(sessions)
 
     def refused(self, code: str) -> None:
         self._refused.labels(self._worker, code).inc()

@@ -7,9 +7,11 @@ import base64
 import contextlib
 import gc
 import json
+import logging
 import os
 import re
 import secrets
+import selectors
 import signal
 import socket
 import ssl
@@ -26,6 +28,7 @@ from cnorm.tools.serve.metrics import Metrics
 
 __all__ = ["Worker", "run_worker"]
 
+LOG = logging.getLogger("cnorm.serve")
 CLOSE_SECONDS = 10.0  # for the closing handshake, and for the writes that are left when the worker stops
 SPARE_CONNECTIONS = 64  # beside the sessions: HTTP requests, connections that are closing
 
@@ -52,7 +55,10 @@ class Worker:
         self.connections: set[Connection] = set()
         self.owners: dict[str, Connection] = {}
         self.draining = False
+        self._selector = selectors.DefaultSelector()  # of the sockets that the worker reads itself
         self._ready: list[Connection] = []
+        self._reading = False  # whether a turn follows at once
+        self._since = 0.0  # when the first frame of the next turn was received
         self._fresh = model.stream().save()
         sealed = len(Checkpoint("0" * 32, 0, self._fresh).sealed(self.key))
         self.max_bytes = max(NUMBER.size + 4 * options.credit * model.input_size, 1024 + 2 * sealed)
@@ -115,22 +121,43 @@ class Worker:
 
     # the micro-batch
 
+    def watch(self, connection: Connection) -> None:
+        """Read the connection's socket here, with one call of the event loop for all that are readable."""
+        if connection.descriptor not in self._selector.get_map():
+            self._selector.register(connection.descriptor, selectors.EVENT_READ, connection)
+
+    def unwatch(self, connection: Connection) -> None:
+        if connection.descriptor in self._selector.get_map():
+            self._selector.unregister(connection.descriptor)
+
+    def _read(self) -> None:
+        self._reading, self._since = True, time.perf_counter()
+        for key, _ in self._selector.select(0):
+            try:
+                key.data.read()
+            except Exception:  # as a transport does: an error of one connection must not end the others
+                LOG.exception("a connection failed")
+                key.data.transport.abort()
+        self._reading = False
+        self._turn()
+
     def ready(self, connection: Connection) -> None:
-        """Step a session in the next turn of the event loop, together with all that are ready by then."""
-        if not self._ready:
+        """Step a session in the next turn, together with all that are ready by then."""
+        if not self._ready and not self._reading:
+            self._since = time.perf_counter()
             asyncio.get_running_loop().call_soon(self._turn)
         self._ready.append(connection)
 
     def _turn(self) -> None:
         ready, self._ready = self._ready, []
-        started = time.perf_counter()
         taken = [(connection, request) for connection in ready if (request := connection.take()) is not None]
         results = self.sessions.process_many([request for _, request in taken])
-        frames = 0
+        messages = frames = 0
         for (connection, (_, first, _)), y in zip(taken, results, strict=True):
             if isinstance(y, Exception):
                 connection.refuse(y)
                 continue
+            messages += len(connection.counts)
             frames += len(y)
             last = first + len(y)
             checkpoint = b""
@@ -139,7 +166,7 @@ class Worker:
                 checkpoint = self.checkpoint_message(self.sessions.checkpoint(connection.session))
             connection.answer(first, y, checkpoint)
         if taken:
-            self.metrics.turn(len(taken), frames, time.perf_counter() - started)
+            self.metrics.turn(len(taken), messages, frames, time.perf_counter() - self._since)
 
     def checkpoint_message(self, checkpoint: Checkpoint) -> bytes:
         message = {"type": "checkpoint", "frames": checkpoint.frames, "checkpoint": self.sealed(checkpoint)}
@@ -187,6 +214,7 @@ class Worker:
         if self.options.metrics_port:
             port = self.options.metrics_port + self.index
             servers.append(await loop.create_server(lambda: Connection(self), self.options.host, port))
+        loop.add_reader(self._selector.fileno(), self._read)
         started()
         gc.collect()
         gc.freeze()  # the model and the modules need not be traversed again
@@ -198,6 +226,8 @@ class Worker:
         for server in servers:
             server.close()
         await self.drain()
+        loop.remove_reader(self._selector.fileno())
+        self._selector.close()
 
 
 def tls(options: Options) -> ssl.SSLContext | None:
