@@ -47,7 +47,7 @@ two-files: amalgamation      ## the two files, compiled with -O2 and no other fl
 
 platforms: export ZIG_GLOBAL_CACHE_DIR := $(CURDIR)/build/zig-cache
 platforms: export ZIG_LOCAL_CACHE_DIR := $(CURDIR)/build/zig-cache
-platforms: .venv/built amalgamation ## the two files compiled by zig for ten platforms, and run there: qemu-user, wine64, node, llvm; QUICK=1
+platforms: .venv/built amalgamation ## the two files compiled by zig for eleven platforms, and run there: docs/platforms.md names the Debian packages; QUICK=1: as in .ci/run
 	$(BIN)/python -m pip install --quiet 'ziglang>=0.17'
 	$(BIN)/python -P tests/c/platforms.py build/amalgamation $(if $(QUICK),--quick)
 
