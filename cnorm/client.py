@@ -24,7 +24,8 @@ PROTOCOL = 1
 NUMBER = struct.Struct("<Q")  # a binary message: the number of its first frame, then frames or outputs in float32
 FIRST_DELAY, LONGEST_DELAY = 0.05, 2.0  # seconds between attempts to connect; doubled each time, with jitter
 REFUSED = (1002, 1003, 1007, 1009)  # close codes of a message that the server's WebSocket library refuses
-RETRIED = ("idle", "limit", "restart", "unknown", "replaced")  # errors after which a new connection can continue
+# errors after which a new connection can continue
+RETRIED = ("idle", "limit", "overload", "restart", "unknown", "replaced")
 
 
 class ServerError(RuntimeError):

@@ -238,6 +238,7 @@ def add_serve(commands) -> None:
     @click.option("--idle", type=float, default=300.0, show_default=True, help="Seconds without a frame.")
     @click.option("--credit", type=click.IntRange(1), default=256, show_default=True, help="Frames without output.")
     @click.option("--rate", type=float, default=5000.0, show_default=True, help="Frames a second of a session.")
+    @click.option("--lag", type=float, default=2.0, show_default=True, help="Seconds to an answer: overloaded beyond.")
     @click.option("--store", type=click.Path(file_okay=False), help="Folder of the key that seals checkpoints.")
     @click.option("--origin", "origins", multiple=True, metavar="URL", help="Web pages that may connect, too.")
     @click.option("--token-file", type=click.File(), help="Clients must present the first line of this file.")

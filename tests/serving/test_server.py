@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 import shutil
 import socket
 import ssl
@@ -23,6 +24,7 @@ pytest.importorskip("prometheus_client")
 from websockets.sync.client import connect  # noqa: E402
 
 from cnorm.client import NUMBER, AsyncSession, ServerError, Session  # noqa: E402
+from cnorm.tools.serve import worker as worker_module  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -341,6 +343,38 @@ def test_status_503_at_the_limit():
             assert len(session.process(frames(1))) == 1
 
 
+def test_an_overloaded_worker_refuses_and_then_sheds_sessions(model, monkeypatch):
+    """The newest session is closed with its checkpoint; its client continues once the worker keeps up again."""
+    monkeypatch.setattr(worker_module, "SWEEP_SECONDS", 0.2)
+    monkeypatch.setattr(worker_module, "SHED_AFTER", 2)
+    with servers.worker(lag=0.1, rate=1e6) as worker, Session(worker.url) as oldest, Session(worker.url) as session:
+        x, process_many = frames(400), worker.sessions.process_many
+        expected = model.stream().process(x)
+        y = [session.process(x[:20])]
+        assert servers.get(worker.url, "/readyz") == (200, "ok\n")
+        monkeypatch.setattr(worker.sessions, "process_many", lambda r: time.sleep(0.15) or process_many(r))
+        oldest.process(x[:1])
+        assert servers.get(worker.url, "/readyz")[1].startswith("overloaded")
+        with pytest.raises(websockets.InvalidStatus) as refused:
+            connect(worker.url).__enter__()
+        assert refused.value.response.status_code == 503
+        end, sent = time.monotonic() + 20, 1
+        while shed(worker) == 0:
+            assert time.monotonic() < end
+            oldest.process(x[sent : sent + 1])
+            sent += 1
+        monkeypatch.setattr(worker.sessions, "process_many", process_many)
+        y.append(session.process(x[20:40]))
+        assert np.concatenate(y).tobytes() == expected[:40].tobytes()
+        assert oldest.process(x[sent:]).tobytes() == expected[sent:].tobytes()
+        assert shed(worker) == 1
+
+
+def shed(worker):
+    text = servers.get(worker.url, "/metrics")[1]
+    return float(re.search(r'cnorm_shed_total\{worker="0"\} (\S+)', text)[1])
+
+
 def test_the_rate_of_a_session_is_limited():
     with servers.worker(rate=200.0, credit=20) as worker, Session(worker.url) as session:
         start = time.monotonic()
@@ -354,7 +388,7 @@ def blocked(worker):
 
 def test_a_slow_reader_stops_only_itself(model):
     """What waits for it is bounded, and it gets all its outputs once it reads."""
-    with servers.worker(credit=100_000, rate=1e9) as worker:
+    with servers.worker(credit=100_000, rate=1e9, lag=1.0) as worker:
         x = frames(100_000)
         slow = socket.create_connection(("127.0.0.1", worker.options.port))
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
@@ -370,6 +404,7 @@ def test_a_slow_reader_stops_only_itself(model):
                     time.sleep(0.001)
             with Session(worker.url) as session:
                 assert session.process(x[:50]).tobytes() == expected[:50].tobytes()
+            time.sleep(1.2)
             waiting = [one.transport.get_write_buffer_size() for one in list(worker.connections)]
             assert max(waiting) < (1 << 16) + 100 * 9 * 4 + 2000
             arrived = 0
@@ -379,6 +414,7 @@ def test_a_slow_reader_stops_only_itself(model):
                     y = np.frombuffer(message, np.float32, offset=8).reshape(-1, 9)
                     assert y.tobytes() == expected[arrived : arrived + len(y)].tobytes()
                     arrived += len(y)
+            assert worker.lag() < 1.0  # frames that wait for their own client's reading are no overload
 
 
 def test_origins(running):

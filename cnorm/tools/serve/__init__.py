@@ -39,6 +39,9 @@ class Options:
         Frames of one session that may be without output at a time, and the most frames of a message.
     rate : float
         Frames per second that are read of one session in the long run.
+    lag : float
+        Seconds from reading a frame to its answer beyond which a worker is overloaded: it refuses new sessions, and
+        closes the newest ones with their checkpoint if that does not help.
     checkpoint_frames : int
         A session is sent a checkpoint each time it has processed so many frames.
     origins : list of str
@@ -63,6 +66,7 @@ class Options:
     idle: float = 300.0
     credit: int = 256
     rate: float = 5000.0
+    lag: float = 2.0
     checkpoint_frames: int = 256
     origins: list[str] = field(default_factory=list)
     token: str = ""
@@ -76,7 +80,7 @@ class Options:
         for name in ("workers", "limit", "credit", "checkpoint_frames"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("idle", "rate"):
+        for name in ("idle", "rate", "lag"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if bool(self.certificate) != bool(self.private_key):

@@ -57,7 +57,10 @@ class Connection(asyncio.BufferedProtocol):
         self.websocket = ServerProtocol(origins=worker.origins, max_size=worker.max_bytes, logger=LOG)
         self._parts: list[bytes] = []  # of a fragmented message
         self._text = False
-        self._queue: deque[dict | tuple[int, np.ndarray]] = deque()  # messages in order of arrival
+        # messages in order of arrival; of frames, the first one's number, the frames, the time when they were read
+        self._queue: deque[dict | tuple[int, np.ndarray, float]] = deque()
+        self.received = 0.0  # when the oldest frames that are being processed were read
+        self._unblocked = 0.0  # when the write buffer was last full
         self.counts: list[int] = []  # frames of each message that is being processed
         self._owed = 0  # frames received and not answered
         self._waiting = False  # whether the worker has this connection in its next turn
@@ -95,7 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pause_reading()
 
     def resume_writing(self) -> None:
-        self._blocked = False
+        self._blocked, self._unblocked = False, time.monotonic()
         self._resume_reading()
         self._wait()
 
@@ -210,8 +213,8 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self._wait()
 
-    def _frames(self, data: bytes) -> tuple[int, np.ndarray]:
-        """The number of the first frame of a message, and its frames [count, input_size]."""
+    def _frames(self, data: bytes) -> tuple[int, np.ndarray, float]:
+        """The number of the first frame of a message, its frames [count, input_size], and the time."""
         count, rest = divmod(len(data) - NUMBER.size, 4 * self._width)
         if rest or count < 1:
             text = f"a binary message must have 8 bytes and then frames of {4 * self._width} bytes, got {len(data)}"
@@ -219,13 +222,14 @@ class Connection(asyncio.BufferedProtocol):
         self._owed += count
         if self._owed > self._credit:
             raise BadMessage(f"{self._owed} frames are without output, the session has credit for {self._credit}")
-        self._limit_rate(count)
+        now = time.monotonic()
+        self._limit_rate(count, now)
         # half the time of np.frombuffer and reshape
-        return NUMBER.unpack_from(data)[0], np.ndarray((count, self._width), FLOAT32, data, NUMBER.size)
+        return NUMBER.unpack_from(data)[0], np.ndarray((count, self._width), FLOAT32, data, NUMBER.size), now
 
-    def _limit_rate(self, count: int) -> None:
+    def _limit_rate(self, count: int, now: float) -> None:
         """Stop reading for as long as the session is ahead of its rate (token bucket of `credit` frames)."""
-        now, rate = time.monotonic(), self.worker.options.rate
+        rate = self.worker.options.rate
         self._allowance = min(self._allowance + (now - self._refilled) * rate, self._credit) - count
         self._refilled = now
         if self._allowance < 0:
@@ -283,7 +287,8 @@ class Connection(asyncio.BufferedProtocol):
         while self._queue and not (self._stopped or self._blocked):
             message = self._queue.popleft()
             if isinstance(message, tuple):
-                first, x = message
+                first, x, received = message
+                self.received = max(received, self._unblocked)  # not the time that a slow reader has caused
                 self.counts = [len(x)]
                 return self.session, first, self._joined(first, x) if self._queue else x
             try:
@@ -296,7 +301,7 @@ class Connection(asyncio.BufferedProtocol):
         """Frames with those of the waiting messages that continue them: one step of all is the cheapest."""
         parts, last = [x], first + len(x)
         while self._queue and last - first < TAKEN_FRAMES and isinstance(self._queue[0], tuple):
-            number, more = self._queue[0]
+            number, more, _ = self._queue[0]
             if number != last or not np.isfinite(more).all():
                 break  # it is refused when its turn comes
             parts.append(more)

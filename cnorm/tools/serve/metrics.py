@@ -17,11 +17,11 @@ class Metrics:
     ----------
     worker : int
         A label of each metric, to tell the workers behind one port apart.
-    sessions : callable
-        Returns the number of open sessions.
+    sessions, lag : callable
+        Return the number of open sessions, and the longest time from reading a frame to its answer.
     """
 
-    def __init__(self, worker: int, sessions: Callable[[], int]) -> None:
+    def __init__(self, worker: int, sessions: Callable[[], int], lag: Callable[[], float]) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
         self.registry = CollectorRegistry()
@@ -33,8 +33,10 @@ class Metrics:
 
         self._worker = worker
         made(Gauge, "sessions", "Open sessions.").set_function(sessions)
+        made(Gauge, "lag_seconds", "Longest time from reading a frame to its answer, lately.").set_function(lag)
         self.resumed = made(Counter, "resumed", "Sessions continued from a checkpoint.")
         self.evicted = made(Counter, "evicted", "Sessions closed because they were idle.")
+        self.shed = made(Counter, "shed", "Sessions closed because the worker was overloaded.")
         self._frames = made(Counter, "frames", "Frames processed.")
         self._messages = made(Counter, "messages", "Messages with frames that were answered.")
         self._seconds = made(

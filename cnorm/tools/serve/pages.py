@@ -26,9 +26,8 @@ def refusal(worker, request: Request) -> Response | None:
     """Why a request for a WebSocket is refused before the handshake; None if it is not."""
     if not authorised(worker.options.token, request):
         return response(HTTPStatus.UNAUTHORIZED, "a token is needed\n", extra={"WWW-Authenticate": "Bearer"})
-    if worker.draining or len(worker.sessions) >= worker.options.limit:
-        text = "this worker is being stopped" if worker.draining else "this worker has as many sessions as it may have"
-        return response(HTTPStatus.SERVICE_UNAVAILABLE, text + "\n", extra={"Retry-After": "1"})
+    if reason := worker.unready():
+        return response(HTTPStatus.SERVICE_UNAVAILABLE, reason + "\n", extra={"Retry-After": "1"})
     return None
 
 
@@ -40,8 +39,8 @@ def answer(worker, request: Request) -> Response:
     if path == "/healthz":
         return response(HTTPStatus.OK, "ok\n")
     if path == "/readyz":
-        full = worker.draining or len(worker.sessions) >= worker.options.limit
-        return response(HTTPStatus.SERVICE_UNAVAILABLE if full else HTTPStatus.OK, "full\n" if full else "ok\n")
+        reason = worker.unready()
+        return response(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, (reason or "ok") + "\n")
     if path == "/metrics":
         if not authorised(worker.options.token, request):
             return response(HTTPStatus.UNAUTHORIZED, "a token is needed\n", extra={"WWW-Authenticate": "Bearer"})

@@ -30,6 +30,8 @@ __all__ = ["Worker", "run_worker"]
 
 LOG = logging.getLogger("cnorm.serve")
 CLOSE_SECONDS = 10.0  # for the closing handshake, and for the writes that are left when the worker stops
+SWEEP_SECONDS = 1.0
+SHED_AFTER, SHED_SHARE = 5, 8  # after so many overloaded sweeps in a row, each closes one in so many sessions
 SPARE_CONNECTIONS = 64  # beside the sessions: HTTP requests, connections that are closing
 
 
@@ -50,7 +52,7 @@ class Worker:
         self.model, self.options, self.index = model, options, index
         self.sessions = sessions(model, limit=options.limit, idle=options.idle)
         self.key = bytes.fromhex(options.key)
-        self.metrics = Metrics(index, lambda: len(self.sessions))
+        self.metrics = Metrics(index, lambda: len(self.sessions), self.lag)
         self.buffer = bytearray(1 << 16)  # every connection reads into it and copies before the next one reads
         self.connections: set[Connection] = set()
         self.owners: dict[str, Connection] = {}
@@ -59,6 +61,8 @@ class Worker:
         self._ready: list[Connection] = []
         self._reading = False  # whether a turn follows at once
         self._since = 0.0  # when the first frame of the next turn was received
+        self._lags = [0.0, 0.0]  # longest time from reading a frame to its answer: before the last sweep, since then
+        self._overloaded = 0  # sweeps in a row that found the worker overloaded
         self._fresh = model.stream().save()
         sealed = len(Checkpoint("0" * 32, 0, self._fresh).sealed(self.key))
         self.max_bytes = max(NUMBER.size + 4 * options.credit * model.input_size, 1024 + 2 * sealed)
@@ -119,6 +123,20 @@ class Worker:
     def crowded(self) -> bool:
         return len(self.connections) > self.options.limit + SPARE_CONNECTIONS
 
+    def lag(self) -> float:
+        """The longest time from reading a frame to its answer, in the last second or two."""
+        return max(self._lags)
+
+    def unready(self) -> str:
+        """Why no session can be opened; empty if one can."""
+        if self.draining:
+            return "stopping: this worker is being stopped"
+        if self.lag() > self.options.lag:
+            return "overloaded: this worker answers late"
+        return (
+            "full: this worker has as many sessions as it may have" if len(self.sessions) >= self.options.limit else ""
+        )
+
     # the micro-batch
 
     def watch(self, connection: Connection) -> None:
@@ -167,6 +185,8 @@ class Worker:
             connection.answer(first, y, checkpoint)
         if taken:
             self.metrics.turn(len(taken), messages, frames, time.perf_counter() - self._since)
+            oldest = min(connection.received for connection, _ in taken)
+            self._lags[1] = max(self._lags[1], time.monotonic() - oldest)
 
     def checkpoint_message(self, checkpoint: Checkpoint) -> bytes:
         message = {"type": "checkpoint", "frames": checkpoint.frames, "checkpoint": self.sealed(checkpoint)}
@@ -175,14 +195,25 @@ class Worker:
     # time limits and the end
 
     def sweep(self) -> None:
-        """Close idle sessions with their checkpoint, and end connections that exceed a time limit."""
+        """Close idle sessions with their checkpoint, shed load, and end connections that exceed a time limit."""
         for checkpoint in self.sessions.evict():
             self.metrics.evicted.inc()
             self._dismiss(checkpoint, "idle", f"no frame for {self.options.idle:g} seconds", 1001)
+        self._overloaded = self._overloaded + 1 if self.lag() > self.options.lag else 0
+        if self._overloaded > SHED_AFTER and len(self.owners) > 1:
+            self._shed()
+        self._lags = [self._lags[1], 0.0]
         now = time.monotonic()
         for connection in list(self.connections):
             if connection.deadline is not None and now > connection.deadline:
                 connection.transport.abort()
+
+    def _shed(self) -> None:
+        """Close the newest sessions with their checkpoint, so that they continue elsewhere or later."""
+        for session in list(self.owners)[-max(len(self.owners) // SHED_SHARE, 1) :]:
+            with contextlib.suppress(LookupError):
+                self._dismiss(self.sessions.export(session), "overload", "this worker answers late", 1013)
+                self.metrics.shed.inc()
 
     def _dismiss(self, checkpoint: Checkpoint, code: str, text: str, close_code: int) -> None:
         connection = self.owners.pop(checkpoint.session, None)
@@ -221,7 +252,7 @@ class Worker:
         gc.set_threshold(50_000, 20, 100)  # messages make no cycles: collections only pause all sessions
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), 1.0)
+                await asyncio.wait_for(stop.wait(), SWEEP_SECONDS)
             self.sweep()
         for server in servers:
             server.close()
