@@ -60,7 +60,8 @@ typedef struct cnorm_cell_backward {
     ptrdiff_t stride;
     tape_row row;
     float *dh, *dc; /* [n, padded outputs] and [n, padded units], `dstate_stride` apart: gradients of the state
-                        after the step, replaced by those of the state before it */
+                        after the step, replaced by those of the state before it; dh without W_h' dzh, which the
+                        caller adds */
     ptrdiff_t dstate_stride;
     float *sums;    /* vector_sums: each row is added to it */
     float *scratch; /* cell_backward_floats */

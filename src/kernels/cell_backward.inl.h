@@ -1,5 +1,5 @@
-/* The backward pass of one step of a recurrent cell: equations (1) to (8) of cnorm_train.h and dh' of (10), in their
- * notation; (9) is in scope_backward.inl.h, dx of (10) and (11) are in rnn/backward.c.
+/* The backward pass of one step of a recurrent cell: equations (1) to (8) of cnorm_train.h, in their notation; (9) is in
+ * scope_backward.inl.h, (10) and (11) are in rnn/backward.c.
  * Gates are recomputed from the products on the tape with the functions of cell_gates.inl.h. Padding stays zero in every
  * gradient. */
 #ifndef CNORM_CELL_BACKWARD_INL_H
@@ -218,7 +218,7 @@ static void cell_backward(const cnorm_cell_backward *call)
                                  .width = width};
         output_backward(&rows[s]);
     }
-    float *z2 = call->tape + call->row.z2, *zh = call->tape + call->row.zh;
+    float *z2 = call->tape + call->row.z2;
     if (cell->weight_p.panels) products_backward(&cell->weight_p, n, z2, call->stride, dm, width, 0);
     for (ptrdiff_t s = 0; s < n; ++s) {
         if (cell->kind == CNORM_CELL_LSTM) lstm_backward(&rows[s]);
@@ -229,7 +229,6 @@ static void cell_backward(const cnorm_cell_backward *call)
         products_backward(&cell->weight_n, n, z2, call->stride, dm, width, 0);
         for (ptrdiff_t s = 0; s < n; ++s) gru_reset_before_backward(&rows[s]);
     }
-    products_backward(&cell->weight_h, n, zh, call->stride, call->dh, call->dstate_stride, 1);
 }
 
 #endif

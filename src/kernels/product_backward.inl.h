@@ -13,9 +13,9 @@
 enum {
     HALF_PANEL = PANEL / 2,
     PANELS_IN_BLOCK = BLOCK / 2,
-    TILE_COLS = 32, /* columns whose sums [TILE_ROWS, TILE_COLS, HALF_PANEL] are kept in half of L1 over all panels */
-    TILE_ALONE = 8, /* columns at a time for one vector: enough independent sums to hide the latency of addition */
-    TILE_ROWS = 8,  /* vectors at most that share one reading of W */
+    TILE = VECTOR_BYTES == 64 ? 16 : 8, /* sums [rows, cols] in registers at a time */
+    COLS_TOGETHER = 32,                 /* columns whose weights stay in L1 or L2 while ROWS_TOGETHER rows use them */
+    ROWS_TOGETHER = 32,
 };
 
 /* rows of d [packed rows], zero beyond W's, and of dx [cols] */
@@ -27,34 +27,40 @@ typedef struct transposed_rows {
     int onto;
 } transposed_rows;
 
-/* lanes [count, TILE_COLS, HALF_PANEL] += the block of (1) that begins with panel p, for `cols` columns from `column` on */
-INLINE void transposed_tile(const cnorm_matrix *w, ptrdiff_t p, ptrdiff_t column, int count, int cols,
-                            const transposed_rows *rows, float *lanes)
+/* lanes [count, cols]: the lanes of (1) of `count` rows, for `cols` columns from `column` on */
+INLINE void transposed_lanes(const cnorm_matrix *w, ptrdiff_t column, int count, int cols, const transposed_rows *rows,
+                             f32v lanes[TILE][HALF_PANEL / VL_F32])
 {
     const ptrdiff_t panels = packed_rows(w) / PANEL, panel_floats = w->cols * PANEL;
-    const ptrdiff_t end = panels - p < PANELS_IN_BLOCK ? panels : p + PANELS_IN_BLOCK;
     for (int first = 0; first < HALF_PANEL; first += VL_F32) {
-        f32v block[16];
+        f32v sum[TILE];
 #pragma GCC unroll 16
-        for (int i = 0; i < count * cols; ++i) block[i] = splat_f32(0);
-        for (ptrdiff_t q = p; q < end; ++q)
-#pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half) {
-                const float *at =
-                    (const float *)w->panels + q * panel_floats + column * PANEL + half * HALF_PANEL + first;
-                const float *from = rows->d + q * PANEL + half * HALF_PANEL + first;
+        for (int i = 0; i < count * cols; ++i) sum[i] = splat_f32(0);
+        for (ptrdiff_t p = 0; p < panels; p += PANELS_IN_BLOCK) {
+            const ptrdiff_t end = panels - p < PANELS_IN_BLOCK ? panels : p + PANELS_IN_BLOCK;
+            f32v block[TILE];
+#pragma GCC unroll 16
+            for (int i = 0; i < count * cols; ++i) block[i] = splat_f32(0);
+            for (ptrdiff_t q = p; q < end; ++q)
+                for (int half = 0; half < 2; ++half) {
+                    const float *at =
+                        (const float *)w->panels + q * panel_floats + column * PANEL + half * HALF_PANEL + first;
+                    const float *from = rows->d + q * PANEL + half * HALF_PANEL + first;
+                    f32v weights[8];
 #pragma GCC unroll 8
-                for (int s = 0; s < count; ++s) {
-                    const f32v v = load_f32(from + s * rows->d_stride);
+                    for (int k = 0; k < cols; ++k) weights[k] = keep_f32(load_f32(at + k * PANEL));
+#pragma GCC unroll 4
+                    for (int s = 0; s < count; ++s) {
+                        const f32v v = load_f32(from + s * rows->d_stride);
 #pragma GCC unroll 8
-                    for (int k = 0; k < cols; ++k) block[s * cols + k] += load_f32(at + k * PANEL) * v;
+                        for (int k = 0; k < cols; ++k) block[s * cols + k] += weights[k] * v;
+                    }
                 }
-            }
 #pragma GCC unroll 16
-        for (int i = 0; i < count * cols; ++i) {
-            float *sum = lanes + (i / cols * TILE_COLS + i % cols) * HALF_PANEL + first;
-            store_f32(sum, load_f32(sum) + block[i]);
+            for (int i = 0; i < count * cols; ++i) sum[i] += block[i];
         }
+#pragma GCC unroll 16
+        for (int i = 0; i < count * cols; ++i) lanes[i][first / VL_F32] = sum[i];
     }
 }
 
@@ -94,55 +100,62 @@ INLINE f32v trees_f32(f32v v[VL_F32])
 #undef FROM_16
 #undef HALVE
 
-/* dx [count] = the trees of lanes [count, HALF_PANEL], or `onto`, added to it */
-INLINE void trees_of_lanes(const float *lanes, ptrdiff_t count, int onto, float *dx)
+/* the trees of VL_F32 sums of HALF_PANEL lanes */
+INLINE f32v trees_of_lanes(f32v lanes[VL_F32][HALF_PANEL / VL_F32])
 {
-    for (ptrdiff_t k = 0; k < count; k += VL_F32) {
-        f32v v[VL_F32];
-        for (int i = 0; i < VL_F32; ++i) {
-            const float *at = lanes + (k + i) * HALF_PANEL;
-            f32v part[HALF_PANEL / VL_F32];
-            for (int j = 0; j < HALF_PANEL / VL_F32; ++j) part[j] = load_f32(at + j * VL_F32);
-            for (int half = HALF_PANEL / VL_F32 / 2; half; half /= 2)
-                for (int j = 0; j < half; ++j) part[j] += part[j + half];
-            v[i] = part[0];
-        }
-        f32v sum = trees_f32(v);
-        const ptrdiff_t there = count - k < VL_F32 ? count - k : VL_F32;
-        if (onto) sum += load_range_f32(dx + k, 0, there, splat_f32(0));
-        store_range_f32(dx + k, 0, there, sum);
+    f32v v[VL_F32];
+#pragma GCC unroll 16
+    for (int i = 0; i < VL_F32; ++i) {
+#pragma GCC unroll 2
+        for (int half = HALF_PANEL / VL_F32 / 2; half; half /= 2)
+            for (int j = 0; j < half; ++j) lanes[i][j] += lanes[i][j + half];
+        v[i] = lanes[i][0];
+    }
+    return trees_f32(v);
+}
+
+/* (1) of `count` rows for `cols` columns from `column` on */
+INLINE void transposed_tile(const cnorm_matrix *w, ptrdiff_t column, int count, int cols, const transposed_rows *rows)
+{
+    f32v lanes[TILE][HALF_PANEL / VL_F32];
+    float sums[TILE];
+#pragma GCC unroll 16
+    for (int i = count * cols; i < TILE; ++i)
+        for (int j = 0; j < HALF_PANEL / VL_F32; ++j) lanes[i][j] = splat_f32(0);
+    transposed_lanes(w, column, count, cols, rows, lanes);
+#pragma GCC unroll 2
+    for (int i = 0; i < TILE; i += VL_F32) store_f32(sums + i, trees_of_lanes(lanes + i));
+#pragma GCC unroll 4
+    for (int s = 0; s < count; ++s) {
+        float *dx = rows->dx + s * rows->dx_stride + column;
+        for (int k = 0; k < cols; ++k) dx[k] = rows->onto ? sums[s * cols + k] + dx[k] : sums[s * cols + k];
     }
 }
 
-/* (1) of `count` vectors, a constant; tile: columns at a time */
-INLINE void transposed(const cnorm_matrix *w, int count, int tile, const transposed_rows *rows)
+/* (1) of `count` rows for the columns from `column` to `end`, `cols` at a time */
+INLINE void transposed_columns(const cnorm_matrix *w, ptrdiff_t column, ptrdiff_t end, int count, int cols,
+                               const transposed_rows *rows)
 {
-    float lanes[TILE_ROWS * TILE_COLS * HALF_PANEL];
-    for (ptrdiff_t k = 0; k < w->cols; k += TILE_COLS) {
-        const ptrdiff_t cols = w->cols - k < TILE_COLS ? w->cols - k : TILE_COLS;
-        memset(lanes, 0, (size_t)(count * TILE_COLS * HALF_PANEL) * sizeof *lanes);
-        for (ptrdiff_t p = 0; p < packed_rows(w) / PANEL; p += PANELS_IN_BLOCK) {
-            ptrdiff_t j = 0;
-            for (; j + tile <= cols; j += tile) transposed_tile(w, p, k + j, count, tile, rows, lanes + j * HALF_PANEL);
-            for (; j < cols; ++j) transposed_tile(w, p, k + j, count, 1, rows, lanes + j * HALF_PANEL);
-        }
-        for (int s = 0; s < count; ++s)
-            trees_of_lanes(lanes + s * TILE_COLS * HALF_PANEL, cols, rows->onto, rows->dx + s * rows->dx_stride + k);
-    }
+    for (; column + cols <= end; column += cols) transposed_tile(w, column, count, cols, rows);
+    for (; column < end; ++column) transposed_tile(w, column, count, 1, rows);
 }
 
-/* (1): d [n, packed rows], zero beyond W's -> dx [n, cols]. Tiles are as large as registers allow. */
+/* (1): d [n, packed rows], zero beyond W's -> dx [n, cols] */
 static void products_backward(const cnorm_matrix *w, ptrdiff_t n, const float *d, ptrdiff_t d_stride, float *dx,
                               ptrdiff_t dx_stride, int onto)
 {
-    for (ptrdiff_t count; n > 0; n -= count, d += count * d_stride, dx += count * dx_stride) {
-        const transposed_rows rows = {d, d_stride, dx, dx_stride, onto};
-        count = n >= TILE_ROWS && VECTOR_BYTES == 64 ? TILE_ROWS : n >= 4 ? 4 : n >= 2 ? 2 : 1;
-        if (count == 1) transposed(w, 1, TILE_ALONE, &rows);
-        else if (count == 2) transposed(w, 2, VECTOR_BYTES == 64 ? 8 : 4, &rows);
-        else if (count == 4) transposed(w, 4, VECTOR_BYTES == 64 ? 4 : 2, &rows);
-        else transposed(w, TILE_ROWS, 2, &rows);
-    }
+    for (ptrdiff_t first = 0; first < n; first += ROWS_TOGETHER)
+        for (ptrdiff_t k = 0; k < w->cols; k += COLS_TOGETHER) {
+            const ptrdiff_t end = w->cols - k < COLS_TOGETHER ? w->cols : k + COLS_TOGETHER;
+            const ptrdiff_t last = n - first < ROWS_TOGETHER ? n : first + ROWS_TOGETHER;
+            for (ptrdiff_t s = first, count; s < last; s += count) {
+                const transposed_rows rows = {d + s * d_stride, d_stride, dx + s * dx_stride, dx_stride, onto};
+                count = last - s >= 4 ? 4 : last - s >= 2 ? 2 : 1;
+                if (count == 4) transposed_columns(w, k, end, 4, TILE / 4, &rows);
+                else if (count == 2) transposed_columns(w, k, end, 2, TILE / 2, &rows);
+                else transposed_columns(w, k, end, 1, 8, &rows);
+            }
+        }
 }
 
 #endif

@@ -119,11 +119,13 @@ static void row_norm_backward(const layer_backward *call)
 static void cell_steps_backward(const layer_backward *call, float *total, float *block, float *scratch)
 {
     const cnorm_cell *cell = &call->layer->as.cell;
-    const ptrdiff_t outputs = cell->weight_h.cols, batch = call->batch, floats = vector_sums_of(cell).floats;
+    const ptrdiff_t outputs = cell->weight_h.cols, batch = call->batch, floats = vector_sums_of(cell).floats,
+                    row = call->tape.row.floats;
     ptrdiff_t added = 0;
     memset(total, 0, (size_t)floats * sizeof *total);
     memset(block, 0, (size_t)floats * sizeof *block);
-    for (ptrdiff_t t = call->steps - 1; t >= 0; --t)
+    for (ptrdiff_t t = call->steps - 1; t >= 0; --t) {
+        float *tape = call->tape.at + t * batch * row;
         for (ptrdiff_t b = 0, n; b < batch; b += n) {
             n = batch - b < CNORM_ROWS ? batch - b : CNORM_ROWS;
             if (n > SUM_ROWS - added) n = SUM_ROWS - added;
@@ -131,23 +133,26 @@ static void cell_steps_backward(const layer_backward *call, float *total, float 
             for (ptrdiff_t s = 0; s < n; ++s)
                 call->kernels->add_f32(outputs, dh + s * call->dstate_stride,
                                        call->dy + (t * batch + b + s) * call->dy_stride);
-            call->kernels->cell_backward(
-                &(struct cnorm_cell_backward){.cell = cell,
-                                              .n = n,
-                                              .tape = call->tape.at + (t * batch + b) * call->tape.row.floats,
-                                              .stride = call->tape.row.floats,
-                                              .row = call->tape.row,
-                                              .dh = dh,
-                                              .dc = dh + padded_units(outputs),
-                                              .dstate_stride = call->dstate_stride,
-                                              .sums = block,
-                                              .scratch = scratch});
+            call->kernels->cell_backward(&(struct cnorm_cell_backward){.cell = cell,
+                                                                       .n = n,
+                                                                       .tape = tape + b * row,
+                                                                       .stride = row,
+                                                                       .row = call->tape.row,
+                                                                       .dh = dh,
+                                                                       .dc = dh + padded_units(outputs),
+                                                                       .dstate_stride = call->dstate_stride,
+                                                                       .sums = block,
+                                                                       .scratch = scratch});
             added += n;
             if (added == SUM_ROWS || (t == 0 && b + n == batch)) {
                 fold_sums(call, floats, total, block);
                 added = 0;
             }
         }
+        /* all rows at once, so that the weights are read once */
+        call->kernels->products_backward(&cell->weight_h, batch, tape + call->tape.row.zh, row, call->dstate,
+                                         call->dstate_stride, 1);
+    }
 }
 
 /* copies a gradient [n] to the caller's array, if there is one */
