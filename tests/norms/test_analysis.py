@@ -118,6 +118,33 @@ def test_fisher_information_is_the_mean_of_score_outer_products(rng, norm, outpu
 
 
 @pytest.mark.parametrize("norm", ["batch", "weight", "layer", None])
+@pytest.mark.parametrize("output", ["gaussian", "bernoulli"])
+def test_divergence_of_a_small_change_is_the_quadratic_form_of_the_fisher_information(rng, norm, output):
+    """Eq. 8 of the paper: D_KL[P(y|x; theta) || P(y|x; theta + d)] is d' F d / 2 to the second order in d."""
+    w, b, g, x = random_model(rng)
+    phi = 0.7 if output == "gaussian" else 1.0
+    fisher = analysis.fisher_glm(w, g, b, x, norm=norm, output=output, phi=phi)
+    direction = rng.standard_normal(fisher.shape[:2])
+    quadratic = np.einsum("ip,ipjq,jq", direction, fisher, direction) / 2
+
+    def divergence(step):
+        ends = [natural_parameters(norm, w, b, g, x, 0)]
+        d = step * direction
+        ends.append(natural_parameters(norm, w + d[:, :-2], b + d[:, -2], g + d[:, -1], x, 0))
+        if output == "gaussian":
+            return ((ends[1] - ends[0]) ** 2).sum(-1).mean() / (2 * phi)
+        p = 1 / (1 + np.exp(-ends[0]))
+        costs = [np.logaddexp(0, z) - p * z for z in ends]  # -E log P about z, where y is from p
+        return (costs[1] - costs[0]).sum(-1).mean()
+
+    # the terms of the third order cancel in the mean of both signs, those of the fourth are quartered with step / 2
+    found = [(divergence(step) + divergence(-step)) / (2 * step * step) for step in (2.0**-9, 2.0**-10)]
+    errors = np.abs(np.array(found) / quadratic - 1)
+    assert errors[0] < 1e-3
+    assert errors[1] < 0.3 * errors[0]
+
+
+@pytest.mark.parametrize("norm", ["batch", "weight", "layer", None])
 def test_fisher_information_is_symmetric_and_not_negative(rng, norm):
     w, b, g, x = random_model(rng)
     fisher = analysis.fisher_glm(w, g, b, x, norm=norm).reshape(18, 18)
