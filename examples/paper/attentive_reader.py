@@ -193,4 +193,5 @@ EXPERIMENT = Experiment(
     variants=[Variant(name, 600, 60, "mini-batches of 32") for name in ("layer norm", "batch norm", "no norm")],
     trainer=Trainer,
     check=check,
+    fetch=lambda: data.deb(*data.BIBLE),
 )

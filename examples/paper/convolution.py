@@ -82,4 +82,5 @@ EXPERIMENT = Experiment(
     variants=[Variant(name, 546, 78, "mini-batches of 64") for name in ("layer norm", "batch norm", "no norm")],
     trainer=Trainer,
     check=check,
+    fetch=lambda: data.wheel(*data.MNIST),
 )

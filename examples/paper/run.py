@@ -18,6 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import data
 import harness
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -63,22 +64,29 @@ def main() -> None:
     if set(arguments.names) - set(NAMES):
         parser.error(f"NAME must be one of {', '.join(NAMES)}, got {' '.join(arguments.names)}")
     torch.set_num_threads(1)  # the order of PyTorch's sums must not depend on the number of cores
-    for name in arguments.names or NAMES:
-        if arguments.draw:
+    names = arguments.names or NAMES
+    if arguments.draw:
+        for name in names:
             harness.draw(json.loads((KEPT / f"{name}.json").read_text()), PICTURES / f"paper_{name}.png")
-            continue
-        experiment = importlib.import_module(name).EXPERIMENT
+        return
+    experiments = [importlib.import_module(name).EXPERIMENT for name in names]
+    try:
+        for experiment in experiments:
+            experiment.fetch()
+    except data.DataError as error:
+        raise SystemExit(f"{experiment.name}: {error}") from None
+    for experiment in experiments:
         if arguments.quick:
             with tempfile.TemporaryDirectory() as folder:
                 falls(train(shortened(experiment), 1, Path(folder)))
             continue
-        folder = ROOT / "build" / "paper" / name
+        folder = ROOT / "build" / "paper" / experiment.name
         kept = harness.summary(experiment, train(experiment, arguments.seeds, folder))
-        harness.write_json(KEPT / f"{name}.json", kept)
-        harness.draw(kept, PICTURES / f"paper_{name}.png")
+        harness.write_json(KEPT / f"{experiment.name}.json", kept)
+        harness.draw(kept, PICTURES / f"paper_{experiment.name}.png")
         if experiment.picture:
             *_, (_, trainer, _) = harness.run(experiment, experiment.variants[0], 0, folder)
-            experiment.picture(trainer, PICTURES / f"paper_{name}_made.png")
+            experiment.picture(trainer, PICTURES / f"paper_{experiment.name}_made.png")
         print(*harness.table(kept), sep="\n")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # the unit on Linux is KiB
     print(f"{time.process_time():.0f} s of processor time, {peak:.0f} MiB of memory at most")

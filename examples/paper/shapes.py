@@ -7,7 +7,6 @@ gradients. A training step is the forward and the backward pass of `cnorm.torch`
 is autograd through the same 20 steps. One thread each.
 """
 
-import statistics
 import time
 from pathlib import Path
 
@@ -69,7 +68,7 @@ def stack(kind: str, inputs: int, units: int, preset: str, layers: int) -> list[
 
 
 def alternating(*calls) -> list[float]:
-    """Median seconds of each call, which take turns for SECONDS, three times at least."""
+    """Least seconds of each call, which take turns for SECONDS, three times at least."""
     times = [[] for _ in calls]
     until = time.perf_counter() + SECONDS * len(calls)
     while time.perf_counter() < until or len(times[0]) < 3:
@@ -77,7 +76,7 @@ def alternating(*calls) -> list[float]:
             start = time.perf_counter()
             call()
             found.append(time.perf_counter() - start)
-    return [statistics.median(found) for found in times]
+    return [min(found) for found in times]
 
 
 @torch.no_grad()

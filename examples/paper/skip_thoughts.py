@@ -107,4 +107,5 @@ EXPERIMENT = Experiment(
     variants=[Variant(name, 600, 100, "mini-batches of 32") for name in ("layer norm", "no norm")],
     trainer=Trainer,
     check=lambda trainer, variant: check_encoder(trainer.network.encoder, clauses()[0]),
+    fetch=lambda: data.deb(*data.BIBLE),
 )
