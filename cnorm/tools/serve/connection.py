@@ -49,6 +49,12 @@ class BadMessage(ValueError):
 class Connection(asyncio.BufferedProtocol):
     """A client's connection; `worker` is the `Worker` that has its session."""
 
+    __slots__ = (
+        "_allowance", "_blocked", "_ended", "_general", "_owed", "_parts", "_queue", "_refilled", "_stopped", "_text",
+        "_through_transport", "_unblocked", "_waiting", "checkpoint_at", "counts", "deadline", "descriptor", "received",
+        "session", "transport", "websocket", "worker",
+    )  # fmt: skip
+
     def __init__(self, worker) -> None:
         self.worker = worker
         self.session: str | None = None
@@ -68,8 +74,9 @@ class Connection(asyncio.BufferedProtocol):
         self.descriptor: int | None = None  # of the socket, if the worker reads it, not the transport
         self._stopped = False  # after an error or the end: what the client still sends is ignored
         self._ended = False  # whether the end of the output was written
-        self._width, self._credit = worker.model.input_size, worker.options.credit
-        self._allowance, self._refilled = float(self._credit), time.monotonic()
+        self._general = True  # whether the next bytes are parsed by `websocket`
+        self._through_transport = True  # whether the next bytes are written by the transport
+        self._allowance, self._refilled = float(worker.options.credit), time.monotonic()
 
     # asyncio's callbacks
 
@@ -90,6 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         self._queue.clear()
         if self.descriptor is not None:
             self.worker.unwatch(self)
+            self.descriptor, self._through_transport = None, True
         self.worker.connections.discard(self)
         self.worker.leave(self)
 
@@ -106,10 +114,8 @@ class Connection(asyncio.BufferedProtocol):
         return self.worker.buffer
 
     def buffer_updated(self, count: int) -> None:
-        if self.websocket.reader.eof:
-            return
-        at = self._whole_frames(count)
-        if at == count:
+        at = 0 if self._general else self._whole_frames(count)
+        if at == count or self.websocket.reader.eof:
             return
         self.websocket.receive_data(memoryview(self.worker.buffer)[at:count])
         for event in self.websocket.events_received():
@@ -119,6 +125,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._frame(event)
         if self.websocket.state is not State.OPEN and self.session is not None:
             self._stopped = True  # the client has closed, or sent something that is not WebSocket
+        parsing = self.websocket.reader.buffer or self.websocket.current_size is not None  # a part of a message
+        self._general = bool(parsing or self.session is None or self._stopped)
         self._flush()
 
     def read(self) -> None:
@@ -149,21 +157,23 @@ class Connection(asyncio.BufferedProtocol):
 
         A quarter of the server's time was in the general parser (websockets 17.4).
         """
-        websocket, buffer, at = self.websocket, self.worker.buffer, 0
-        if websocket.reader.buffer or websocket.current_size is not None or self.session is None:
-            return 0
-        while at < count and buffer[at] == BINARY and not self._stopped and websocket.state is State.OPEN:
+        buffer, limit, at = self.worker.buffer, self.worker.max_bytes, 0
+        while at < count and buffer[at] == BINARY and not self._stopped:
             size, start = buffer[at + 1] - MASKED, at + 6
             if size == 126:
                 size, start = int.from_bytes(buffer[at + 2 : at + 4], "big"), at + 8
             elif not 0 <= size < 126:
                 break
             end = start + size
-            if end > count or size > websocket.max_message_size:
+            if end > count or size > limit:
                 break
-            self._text = False
-            self._message(apply_mask(buffer[start:end], buffer[start - 4 : start]))
+            try:
+                self._queue.append(self._frames(apply_mask(buffer[start:end], buffer[start - 4 : start])))
+            except BadMessage as error:
+                self.stop("message", str(error), 1008)
             at = end
+        if self._queue and not self._waiting:
+            self._wait()
         return at
 
     # received messages
@@ -206,7 +216,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._hello(parsed(data) if self._text else {})
                 return
             self._queue.append(parsed(data) if self._text else self._frames(data))
-            if len(self._queue) > self._credit:
+            if len(self._queue) > self.worker.options.credit:
                 raise BadMessage("more messages are waiting than the session has credit")
         except BadMessage as error:
             self.stop("message", str(error), 1008)
@@ -215,22 +225,23 @@ class Connection(asyncio.BufferedProtocol):
 
     def _frames(self, data: bytes) -> tuple[int, np.ndarray, float]:
         """The number of the first frame of a message, its frames [count, input_size], and the time."""
-        count, rest = divmod(len(data) - NUMBER.size, 4 * self._width)
+        width, credit = self.worker.input_size, self.worker.options.credit
+        count, rest = divmod(len(data) - NUMBER.size, 4 * width)
         if rest or count < 1:
-            text = f"a binary message must have 8 bytes and then frames of {4 * self._width} bytes, got {len(data)}"
+            text = f"a binary message must have 8 bytes and then frames of {4 * width} bytes, got {len(data)}"
             raise BadMessage(text)
         self._owed += count
-        if self._owed > self._credit:
-            raise BadMessage(f"{self._owed} frames are without output, the session has credit for {self._credit}")
+        if self._owed > credit:
+            raise BadMessage(f"{self._owed} frames are without output, the session has credit for {credit}")
         now = time.monotonic()
         self._limit_rate(count, now)
         # half the time of np.frombuffer and reshape
-        return NUMBER.unpack_from(data)[0], np.ndarray((count, self._width), FLOAT32, data, NUMBER.size), now
+        return NUMBER.unpack_from(data)[0], np.ndarray((count, width), FLOAT32, data, NUMBER.size), now
 
     def _limit_rate(self, count: int, now: float) -> None:
         """Stop reading for as long as the session is ahead of its rate (token bucket of `credit` frames)."""
         rate = self.worker.options.rate
-        self._allowance = min(self._allowance + (now - self._refilled) * rate, self._credit) - count
+        self._allowance = min(self._allowance + (now - self._refilled) * rate, self.worker.options.credit) - count
         self._refilled = now
         if self._allowance < 0:
             self._pause_reading()
@@ -266,7 +277,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             self.deadline = None
             self.send_text(json.dumps(welcome).encode())
-            if self.transport.get_extra_info("sslcontext") is None:
+            if self.worker.epoll is not None and self.transport.get_extra_info("sslcontext") is None:
                 self.transport.pause_reading()
                 self.descriptor = self.transport.get_extra_info("socket").fileno()
                 self.worker.watch(self)
@@ -326,15 +337,34 @@ class Connection(asyncio.BufferedProtocol):
         self._owed -= len(y)
         messages = []
         for count in self.counts:
-            head = frame_head(BINARY, NUMBER.size + 4 * count * y.shape[1])
-            messages += (head, NUMBER.pack(first), y[:count])
-            first, y = first + count, y[count:]
+            part = y if count == len(y) else y[:count]
+            messages += (frame_head(BINARY, NUMBER.size + part.nbytes), NUMBER.pack(first), part)
+            first, y = first + count, y[count:] if part is not y else y
         if checkpoint:
             messages += (frame_head(TEXT, len(checkpoint)), checkpoint)
         # what `websocket.send_binary` and `send_text` would write, in a third of their time
-        self.transport.write(b"".join(messages))
+        self._write(b"".join(messages))
         if self._queue:
             self._wait()
+
+    def _write(self, data: bytes) -> None:
+        """Send by the socket itself, in a third of the transport's time, unless the transport still has bytes."""
+        if self._through_transport:
+            self._through_transport = self.descriptor is None or self.transport.get_write_buffer_size() > 0
+        if self._through_transport:
+            self.transport.write(data)
+            return
+        try:
+            sent = os.write(self.descriptor, data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.worker.unwatch(self)
+            self.transport.abort()
+            return
+        if sent < len(data):
+            self._through_transport = True
+            self.transport.write(data[sent:])
 
     def refuse(self, error: Exception) -> None:
         """Close the connection because the session could not process a request."""
@@ -373,6 +403,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._ended or self.transport.is_closing():
                 return
             if data != SEND_EOF:
+                self._through_transport = True
                 self.transport.write(data)
                 continue
             self._ended = True
