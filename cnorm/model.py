@@ -6,6 +6,7 @@ import html
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 
 import numpy as np
 import safetensors.numpy
@@ -162,10 +163,13 @@ class Model:
         Raises
         ------
         ValueError
-            For another type, weights beyond 65504 for float16, or a rounded model whose original was not kept.
+            For another type, a negative smallest, weights beyond 65504 for float16, or a rounded model whose original
+            was not kept.
         """
         if weights not in WEIGHT_TYPES:
             raise ValueError(f"weights must be one of {', '.join(WEIGHT_TYPES)}, got {weights!r}")
+        if not isinstance(smallest, Integral) or smallest < 0:
+            raise ValueError(f"smallest must be an integer of at least 0, got {smallest!r}")
         if weights == self.weights:
             return self
         if self._original is not None:

@@ -88,7 +88,10 @@ def rounded_layer(layer: Layer, weights: str, smallest: int = SMALLEST) -> Layer
         try:
             rows[name] = matrix.rounded(types[name])
         except ValueError as error:
-            raise ValueError(f"{name} of {layer!r} can't be rounded to {weights}: {error}") from None
+            largest = np.abs(matrix.values).max()
+            raise ValueError(
+                f"{name} of {layer!r} can't be rounded to {weights}, its largest weight is {largest:g}: {error}"
+            ) from None
     return _with_rows(layer, rows, dict(layer.weights))
 
 

@@ -201,6 +201,8 @@ def add_quantize(commands) -> None:
         for path in filter(None, (out, picture)):
             if os.path.exists(path) and os.path.samefile(model, path):
                 raise click.UsageError(f"{path} must be another file than MODEL, which it would replace")
+        if picture and not picture.lower().endswith(".png"):
+            raise click.UsageError(f"--picture must be a file name that ends in .png, got {picture}")
         from rich.console import Console
 
         import cnorm

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import cnorm
+from cnorm._core import INT8_COLS
 from cnorm.files import read_regular, write_whole
 from cnorm.rounded import matrices
 from cnorm.specs import GATES
@@ -24,7 +25,7 @@ MAX_BYTES = 1 << 30  # of all arrays of an .npz file together
 # A rounded row with an error beyond this share of its norm is named. int8 gives 0.4 % for uniform weights, 0.7 % for
 # normal ones, and this where the row's largest weight is 9 times its root mean square.
 COARSE = 0.02
-FAR = 8.0  # a step whose error is beyond this many times the layer's root mean square is named
+FAR = 8.0  # a step is named that has an output whose error is beyond this many times the layer's root mean square
 
 
 @dataclass
@@ -214,10 +215,10 @@ def far_steps(layer) -> list[str]:
     recording, frame, worst = worst_frame(layer.errors)
     if not worst > FAR * rms > 0:
         return []
-    return [
-        f"sensitive at {place(recording, frame, len(layer.errors))}: the step's error is {worst / rms:.0f} times the "
-        "root mean square; a norm there may divide by a small deviation"
-    ]
+    where = f"frame {frame}" + (f" of recording {recording}" if len(layer.errors) > 1 else "")
+    text = f"sensitive at {where}: the error of an output is {worst / rms:.0f} times the root mean square of all"
+    spec = getattr(layer.layer, "spec", None)
+    return [text + "; a norm there may divide by a small deviation" if spec and spec.normalises else text]
 
 
 def root_mean_square(errors) -> float:
@@ -232,8 +233,10 @@ def worst_frame(errors) -> tuple[int, int, float]:
     return recording, frame, float(largest[recording][frame])
 
 
-def place(recording, frame, count) -> str:
-    return f"frame {frame}" + (f" of recording {recording}" if count > 1 else "")
+def place(errors) -> list[str]:
+    """The cells of a table for the frame with the largest error, after the recording if there are several."""
+    recording, frame, _ = worst_frame(errors)
+    return [str(recording), str(frame)] if len(errors) > 1 else [str(frame)]
 
 
 # ------------------------------------------------------------------------------------------------- printed text
@@ -246,7 +249,7 @@ def show(console, report, model, rounded, source) -> None:
     for layer in report.layers:
         kept = [name for name, kind in layer.types.items() if kind == "float32"]
         if kept:
-            console.print(f"{layer.name}: {', '.join(kept)} stays float32: {why_kept(layer, kept)}", style="dim")
+            console.print(f"{layer.name}: {why_kept(layer, kept)}", style="dim")
         for remark in layer.remarks:
             console.print(f"{layer.name}: {remark}", style="yellow")
     console.print("[bold]Outputs: error of a free run against float64[/]")
@@ -255,35 +258,40 @@ def show(console, report, model, rounded, source) -> None:
     if model.output_size > 1:
         changed = sum(map(np.sum, answers))
         console.print(f"the largest output is another in {changed} of {sum(map(len, answers))} frames")
-    console.print(f"a step reads {kilobytes(model.nbytes)} of packed matrices, now {kilobytes(rounded.nbytes)}")
+    console.print(f"a step reads {kilo(model.nbytes)} kB of packed matrices, now {kilo(rounded.nbytes)} kB")
     console.print(f"frames: {source}", style="dim")
 
 
 def layer_table(report):
     """One row for each layer with matrices."""
-    table = table_of("layer", "weights", "before", "after", "rms", "worst", "at")
+    table = table_of("layer", "weights", "kB", "now kB", "rms", "worst", *places(report))
     for layer in report.layers:
-        recording, frame, worst = worst_frame(layer.errors)
+        _, _, worst = worst_frame(layer.errors)
         kinds = "/".join(dict.fromkeys(layer.types.values()))
         table.add_row(
-            f"{layer.name} {layer.layer.kind}", kinds, kilobytes(layer.bytes_before), kilobytes(layer.bytes_after),
-            f"{root_mean_square(layer.errors):.1e}", f"{worst:.1e}", place(recording, frame, len(layer.errors)),
+            f"{layer.name} {layer.layer.kind}", kinds, kilo(layer.bytes_before), kilo(layer.bytes_after),
+            f"{root_mean_square(layer.errors):.1e}", f"{worst:.1e}", *place(layer.errors),
         )  # fmt: skip
     return table
 
 
 def output_table(report):
     """The outputs' errors in a free run, of the float32 model and of the rounded one."""
-    table = table_of("model", "rms", "worst", "at")
+    table = table_of("model", "rms", "worst", *places(report))
     for name, found in (("float32", report.float32), ("rounded", report.rounded)):
         errors = output_errors(report, found)
-        recording, frame, worst = worst_frame(errors)
-        table.add_row(name, f"{root_mean_square(errors):.1e}", f"{worst:.1e}", place(recording, frame, len(errors)))
+        _, _, worst = worst_frame(errors)
+        table.add_row(name, f"{root_mean_square(errors):.1e}", f"{worst:.1e}", *place(errors))
     return table
 
 
 def output_errors(report, outputs) -> list[np.ndarray]:
     return [found - exact for found, exact in zip(outputs, report.exact, strict=True)]
+
+
+def places(report) -> list[str]:
+    """The columns that `place` fills."""
+    return ["recording", "frame"] if len(report.exact) > 1 else ["frame"]
 
 
 def table_of(*columns):
@@ -292,17 +300,23 @@ def table_of(*columns):
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in columns:
-        table.add_column(name, justify="left" if name in ("layer", "model", "weights", "at") else "right")
+        table.add_column(name, justify="left" if name in ("layer", "model", "weights") else "right")
     return table
 
 
 def why_kept(layer, names) -> str:
-    shapes = ", ".join("x".join(map(str, matrices(layer.layer)[name].values.shape)) for name in names)
-    return f"{shapes}, too few weights to gain from it (--smallest), or rows too long for exact sums"
+    """Which matrices stay float32, and for which reason."""
+    parts = []
+    for name in names:
+        rows, cols = matrices(layer.layer)[name].values.shape
+        few = "too few weights to gain from it (--smallest)"
+        why = few if cols <= INT8_COLS else f"rows of more than {INT8_COLS} inputs have no exact sums"
+        parts.append(f"{name} stays float32: {rows}x{cols}, {why}")
+    return "; ".join(parts)
 
 
-def kilobytes(size) -> str:
-    return f"{size / 1000:,.1f} kB"
+def kilo(size) -> str:
+    return f"{size / 1000:,.1f}"
 
 
 def picture(report, path) -> None:

@@ -208,13 +208,16 @@ def test_keep_original_keeps_the_float32_model(tmp_path):
         model.with_weights("int8").with_weights("float32")
     with pytest.raises(ValueError, match="weights must be one of float32, float16, int8, got 'int4'"):
         model.with_weights("int4")
+    for smallest in (-1, 1.5, "1"):
+        with pytest.raises(ValueError, match="smallest must be an integer of at least 0"):
+            model.with_weights("int8", smallest=smallest)
     model.save(tmp_path / "m")
     assert np.array_equal(cnorm.load(tmp_path / "m", weights="int8").run(frames(3)), int8.run(frames(3)))
 
 
 def test_weights_beyond_float16_are_refused():
     layer = cnorm.Linear(np.full((256, 256), 1e5, np.float32))
-    with pytest.raises(ValueError, match=r"weight of Linear\(256 -> 256\) can't be rounded to float16"):
+    with pytest.raises(ValueError, match=r"weight of Linear\(256 -> 256\) .* float16, its largest weight is 100000"):
         cnorm.Model([layer]).with_weights("float16")
     assert cnorm.Model([layer]).with_weights("int8").weights == "int8"
 
