@@ -24,13 +24,14 @@ from servers import worker
 
 import cnorm
 import onnx_export
+from cnorm import analysis
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMPILERS = {"c": ["cc", "-x", "c"], "cpp": ["c++", "-std=c++17", "-x", "c++"]}
 INCLUDE = f"-I{ROOT / 'src' / 'include'}"
 RNG = np.random.default_rng(0)
-DATA = {"text", "json", "yaml", "cmake"}  # no programs
+DATA = {"text", "json", "yaml", "cmake", "toml"}  # no programs
 
 
 class Block(NamedTuple):
@@ -58,7 +59,7 @@ RUN = {
 
 
 def test_every_block_is_fenced_and_names_its_language():
-    assert {block.language for block in BLOCKS} == {"python", "sh", "c", "cpp", "cython", *DATA}
+    assert {block.language for block in BLOCKS} == {"python", "sh", "c", "cpp", "cython", "rust", *DATA}
     assert len(BLOCKS) > 40
 
 
@@ -225,6 +226,8 @@ def test_the_reference_has_every_public_name():
     modules = ["cnorm", "cnorm.serving", "cnorm.scoring", "cnorm.client", "onnx_export"]
     modules += ["cnorm.torch"] if importlib.util.find_spec("torch") else []
     public = {f"{module}.{name}" for module in modules for name in importlib.import_module(module).__all__}
+    defined = {name for name, value in vars(analysis).items() if getattr(value, "__module__", "") == analysis.__name__}
+    public |= {f"cnorm.analysis.{name}" for name in defined if not name.startswith("_")}
     assert public - documented == set()
 
 

@@ -175,11 +175,17 @@ def test_pkg_config(environment, prefix, data, tmp_path):
 
 @needs("cargo")
 def test_cargo(environment, data, tmp_path):
-    """The crate alone, which compiles cnorm.c of the folder CNORM_SOURCE."""
+    """The crate alone, which compiles cnorm.c of the folder CNORM_SOURCE; its example, and the program of the manual."""
     shutil.copytree(ROOT / "rust" / "cnorm", tmp_path / "crate", ignore=shutil.ignore_patterns("target", "Cargo.lock"))
     environment = environment | {"CARGO_TARGET_DIR": str(tmp_path / "target"), "CNORM_SOURCE": environment["TWO_FILES"]}
-    run(["cargo", "build", "--offline", "--quiet", "--example", "scores"], cwd=tmp_path / "crate", env=environment)
-    check_scores(tmp_path / "target" / "debug" / "examples" / "scores", data)
+    [manual] = re.findall(r"```rust\n(.*?)```", (ROOT / "docs" / "embedding.md").read_text(), re.S)
+    main = f"fn main() -> Result<(), Box<dyn std::error::Error>> {{\n{manual}Ok(())\n}}\n"
+    (tmp_path / "crate" / "examples" / "manual.rs").write_text(main)
+    run(["cargo", "build", "--offline", "--quiet", "--examples"], cwd=tmp_path / "crate", env=environment)
+    examples = tmp_path / "target" / "debug" / "examples"
+    check_scores(examples / "scores", data)
+    shutil.copy(data / "demo.cnorm", tmp_path / "speaker.cnorm")
+    run([examples / "manual"], cwd=tmp_path)
 
 
 # ---- with the functions of the loaded package ------------------------------------------------------------------------

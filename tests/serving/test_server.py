@@ -370,6 +370,20 @@ def test_an_overloaded_worker_refuses_and_then_sheds_sessions(model, monkeypatch
         assert shed(worker) == 1
 
 
+def test_a_busy_worker_reads_at_intervals(model, monkeypatch):
+    """The outputs are the same, also across the changes from reading when readable to reading at intervals and back."""
+    monkeypatch.setattr(worker_module, "SWEEP_SECONDS", 0.05)
+    with servers.worker(rate=1e6) as worker, Session(worker.url) as session:
+        x, y, seen = frames(3000), [], []
+        for k, busy in enumerate((False, True, False)):
+            monkeypatch.setattr(worker_module, "BUSY_MESSAGES", -1 if busy else 1e9)
+            time.sleep(0.3)
+            seen.append(worker._busy)
+            y += [session.process(x[first : first + 10]) for first in range(1000 * k, 1000 * (k + 1), 10)]
+        assert seen == [False, True, False]
+        assert np.concatenate(y).tobytes() == model.stream().process(x).tobytes()
+
+
 def shed(worker):
     text = servers.get(worker.url, "/metrics")[1]
     return float(re.search(r'cnorm_shed_total\{worker="0"\} (\S+)', text)[1])

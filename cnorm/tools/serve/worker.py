@@ -30,8 +30,8 @@ __all__ = ["Worker", "run_worker"]
 LOG = logging.getLogger("cnorm.serve")
 CLOSE_SECONDS = 10.0  # for the closing handshake, and for the writes that are left when the worker stops
 SWEEP_SECONDS = 1.0
-# from so many messages a second on, a worker waits so long after a turn: more of them share the next turn's fixed cost
-BUSY_MESSAGES, PAUSE_SECONDS = 4000, 0.001
+# from so many messages a second on, a worker waits so long after a turn of fewer sessions, which costs more for each
+BUSY_MESSAGES, PAUSE_SECONDS, PAUSE_SESSIONS = 4000, 0.001, 16
 SHED_AFTER, SHED_SHARE = 5, 8  # after so many overloaded sweeps in a row, each closes one in so many sessions
 TURN_SESSIONS = 64  # stepped together at most: the buffers of more do not stay in the second-level cache
 SPARE_CONNECTIONS = 64  # beside the sessions: HTTP requests, connections that are closing
@@ -169,7 +169,8 @@ class Worker:
         if self.epoll.closed:
             return
         self._reading, self._since = True, time.perf_counter()
-        for descriptor, _ in self.epoll.poll(0, len(self._watched) or 1):
+        events = self.epoll.poll(0, len(self._watched) or 1)
+        for descriptor, _ in events:
             connection = self._watched.get(descriptor)
             if connection is None:  # its session was continued on a connection that was read just before
                 continue
@@ -183,7 +184,8 @@ class Worker:
         self._reading = False
         self._turn()
         if self._busy:
-            asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._read)
+            pause = PAUSE_SECONDS if len(events) < PAUSE_SESSIONS else 0.0
+            asyncio.get_running_loop().call_later(pause, self._read)
 
     def ready(self, connection: Connection) -> None:
         """Step a session in the next turn, together with all that are ready by then."""
