@@ -10,10 +10,10 @@ enum {
 };
 
 /* Offsets, in floats, into one row of a layer on the tape: the layer's input; for a cell also the state before the step
- * (state), its products with their r (zx, zh), and for a second product its result (z2) and its input (in2). The
- * backward pass overwrites the input, the products and the second product with their gradients. */
+ * (state), its products with their r (zx, zh), for a second product its result (z2) and its input (in2), and the gates
+ * of an LSTM. The backward pass overwrites the input, the products and the second product with their gradients. */
 typedef struct tape_row {
-    ptrdiff_t x, state, zx, zh, z2, in2, floats;
+    ptrdiff_t x, state, zx, zh, z2, in2, gates, floats;
 } tape_row;
 
 static inline tape_row tape_row_of(const cnorm_layer *layer)
@@ -27,7 +27,8 @@ static inline tape_row tape_row_of(const cnorm_layer *layer)
     row.zh = row.zx + input_row_floats(cell);
     row.z2 = row.zh + state_row_floats(cell);
     row.in2 = row.z2 + (second ? packed_rows(second) : 0);
-    row.floats = row.in2 + (second ? padded_units(cell->weight_x.units) : 0);
+    row.gates = row.in2 + (second ? padded_units(cell->weight_x.units) : 0);
+    row.floats = row.gates + lstm_gates_floats(cell);
     return row;
 }
 

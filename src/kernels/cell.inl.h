@@ -40,22 +40,22 @@ INLINE void group_rstds(const product_term *terms, int count, double eps, double
 
 /* (1), and with CNORM_SCOPE_SPLIT (3) of zx: x [n, inputs] -> zx [n, input_row_floats] */
 static void cell_inputs(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride, float *zx,
-                        float *scratch)
+                        ptrdiff_t zx_stride, float *scratch)
 {
-    const ptrdiff_t stride = input_row_floats(cell);
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = x + s * x_stride;
-    const double squares = products(&cell->weight_x, n, rows, (addends){cell->inside_x, 0}, zx, stride, scratch);
+    const double squares = products(&cell->weight_x, n, rows, (addends){cell->inside_x, 0}, zx, zx_stride, scratch);
     if (cell->scope != CNORM_SCOPE_SPLIT) return;
     for (ptrdiff_t s = 0; s < n; ++s) {
         const product_term term = {&cell->weight_x, rows[s], cell->inside_x};
-        group_rstds(&term, 1, (double)cell->eps, squares, zx + s * stride, zx + (s + 1) * stride - CNORM_GATE_PAD);
+        float *z = zx + s * zx_stride;
+        group_rstds(&term, 1, (double)cell->eps, squares, z, z + input_row_floats(cell) - CNORM_GATE_PAD);
     }
 }
 
 /* The rest of a step with a second product of m [n, padded units]: W_n (r h) of a GRU, or the projection of an LSTM. */
-static void finish_second(const cnorm_cell *cell, ptrdiff_t n, const float *zx, const float *const *m,
-                          float *const *state, const cnorm_cell_scratch *at)
+static void finish_second(const cnorm_cell *cell, ptrdiff_t n, const float *const *m, float *const *state,
+                          const cnorm_cell_scratch *at)
 {
     const cnorm_matrix *second = second_product(cell);
     const ptrdiff_t width = padded_units(cell->weight_x.units), outputs = padded_units(cell->weight_h.cols);
@@ -65,7 +65,7 @@ static void finish_second(const cnorm_cell *cell, ptrdiff_t n, const float *zx, 
         const float *z = at->z2 + s * packed_rows(second);
         if (cell->zoneout > 0) memcpy(at->previous_h, h, (size_t)outputs * sizeof *h);
         if (cell->kind == CNORM_CELL_GRU) {
-            gru_reset_before_state(cell, zx + s * input_row_floats(cell), z, at->in2 + (n + s) * width, h);
+            gru_reset_before_state(cell, at->zx + s * at->zx_stride, z, at->in2 + (n + s) * width, h);
         } else {
             for (ptrdiff_t j = 0; j < outputs; j += VL_F32) {
                 const f32v v = cell->bias_p ? load_f32(z + j) + load_f32(cell->bias_p + j) : load_f32(z + j);
@@ -76,36 +76,35 @@ static void finish_second(const cnorm_cell *cell, ptrdiff_t n, const float *zx, 
     }
 }
 
-/* (2) to (4) for n streams: x [n, inputs] and its zx -> state[s] = h [padded outputs], c [padded units] */
-static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride, const float *zx,
-                      float *const *state, float *scratch)
+/* (2) to (4) for n streams: x [n, inputs] and its zx in `at` -> state[s] = h [padded outputs], c [padded units] */
+static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdiff_t x_stride, float *const *state,
+                      const cnorm_cell_scratch *at)
 {
     const ptrdiff_t width = padded_units(cell->weight_x.units), outputs = padded_units(cell->weight_h.cols);
-    const ptrdiff_t x_row = input_row_floats(cell), h_row = state_row_floats(cell);
     const cnorm_matrix *second = second_product(cell);
-    const cnorm_cell_scratch at = cell_scratch(cell, n, scratch);
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = state[s];
     const int sum = cell->scope == CNORM_SCOPE_SUM, zoning = cell->zoneout > 0 && !second;
-    const addends add = sum ? (addends){zx, x_row} : (addends){cell->inside_h, 0};
-    const double squares = products(&cell->weight_h, n, rows, add, at.zh, h_row, at.interleaved);
+    const addends add = sum ? (addends){at->zx, at->zx_stride} : (addends){cell->inside_h, 0};
+    const double squares = products(&cell->weight_h, n, rows, add, at->zh, at->zh_stride, at->interleaved);
     for (ptrdiff_t s = 0; s < n; ++s) {
-        float *h = state[s], *m = second ? at.in2 + s * width : h, *zh = at.zh + s * h_row;
-        const gate_inputs in = gate_inputs_of(cell, zx + s * x_row, zh);
+        float *h = state[s], *m = second ? at->in2 + s * width : h, *zh = at->zh + s * at->zh_stride;
+        const gate_inputs in = gate_inputs_of(cell, at->zx + s * at->zx_stride, zh);
         if (cell->scope != CNORM_SCOPE_NONE) {
             const product_term terms[2] = {{&cell->weight_h, h, cell->inside_h},
                                            {&cell->weight_x, x + s * x_stride, cell->inside_x}};
-            group_rstds(terms, sum ? 2 : 1, (double)cell->eps, squares, zh, zh + h_row - CNORM_GATE_PAD);
+            group_rstds(terms, sum ? 2 : 1, (double)cell->eps, squares, zh,
+                        zh + state_row_floats(cell) - CNORM_GATE_PAD);
         }
-        if (zoning) memcpy(at.previous_h, h, (size_t)outputs * sizeof *h);
-        if (cell->kind == CNORM_CELL_LSTM) lstm_row(&in, h + outputs, m, at.gates);
+        if (zoning) memcpy(at->previous_h, h, (size_t)outputs * sizeof *h);
+        if (cell->kind == CNORM_CELL_LSTM) lstm_row(&in, h + outputs, m, at->gates + s * at->gates_stride);
         else if (cell->kind == CNORM_CELL_RNN) rnn_row(&in, h);
-        else if (second) gru_reset_before_gates(&in, h, at.in2 + (n + s) * width, m);
+        else if (second) gru_reset_before_gates(&in, h, at->in2 + (n + s) * width, m);
         else gru_row(&in, h);
-        if (zoning) zone_out(cell, outputs, at.previous_h, h);
+        if (zoning) zone_out(cell, outputs, at->previous_h, h);
         rows[s] = m;
     }
-    if (second) finish_second(cell, n, zx, rows, state, &at);
+    if (second) finish_second(cell, n, rows, state, at);
 }
 
 /* y [n, outputs] = W x + bias */

@@ -1,7 +1,7 @@
 /* The backward pass of one step of a recurrent cell: equations (1) to (8) of cnorm_train.h, in their notation; (9) is in
  * scope_backward.inl.h, (10) and (11) are in rnn/backward.c.
- * Gates are recomputed from the products on the tape with the functions of cell_gates.inl.h. Padding stays zero in every
- * gradient. */
+ * The gates of an LSTM are on the tape, those of other cells are recomputed from the products on the tape with the
+ * functions of cell_gates.inl.h. Padding stays zero in every gradient. */
 #ifndef CNORM_CELL_BACKWARD_INL_H
 #define CNORM_CELL_BACKWARD_INL_H
 
@@ -33,27 +33,13 @@ INLINE f32v recomputed_gate(const row_backward *row, ptrdiff_t gate, ptrdiff_t j
     return preactivation(&in, row->cell->scope, gate, gate * row->width + j);
 }
 
-/* s(f), s(i), s(o), tanh(g) -> da, c before its clip -> raw */
-INLINE void lstm_forward(const row_backward *row, float *raw)
-{
-    const ptrdiff_t width = row->width;
-    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const f32v f = sigmoid_v(recomputed_gate(row, 0, j)), i = sigmoid_v(recomputed_gate(row, 1, j));
-        const f32v o = sigmoid_v(recomputed_gate(row, 2, j)), g = tanh_v(recomputed_gate(row, 3, j));
-        store_f32(row->da + j, f);
-        store_f32(row->da + width + j, i);
-        store_f32(row->da + 2 * width + j, o);
-        store_f32(row->da + 3 * width + j, g);
-        store_f32(raw + j, without_tiny(f * load_f32(row->c + j) + i * g));
-    }
-}
-
-/* (3), with the gates in da: from dm and dc to the gradient of the clipped c, in dc, and da_o, in place of s(o) */
+/* (3): from dm and dc to the gradient of the clipped c, in dc, and da_o */
 static void lstm_output_backward(const row_backward *row, float *c, float *dn, float *normed)
 {
     const cnorm_cell *cell = row->cell;
     const ptrdiff_t units = cell->weight_x.units, width = row->width;
-    float stats[3], *partial = normed + width, *o = row->da + 2 * width;
+    float stats[3], *partial = normed + width;
+    const float *o = row->gates + 2 * width, *tanh_c = row->gates + 4 * width;
     const int norms = cell->cell_norm != CNORM_CELL_NORM_NONE;
     for (ptrdiff_t j = units; j < width; ++j) normed[j] = 0;
     if (norms)
@@ -66,10 +52,10 @@ static void lstm_output_backward(const row_backward *row, float *c, float *dn, f
                                      .y = normed,
                                      .stats = stats});
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const f32v t = tanh_v(load_f32((norms ? normed : c) + j)), s = load_f32(o + j), dm = load_f32(row->dm + j);
+        const f32v t = load_f32(tanh_c + j), s = load_f32(o + j), dm = load_f32(row->dm + j);
         f32v d = (dm * s) * tanh_slope(t);
         if (cell->cell_norm != CNORM_CELL_NORM_OUTPUT) d += load_f32(row->dc + j);
-        store_f32(o + j, (dm * t) * sigmoid_slope(s));
+        store_f32(row->da + 2 * width + j, (dm * t) * sigmoid_slope(s));
         store_f32((norms ? dn : row->dc) + j, d);
     }
     if (!norms) return;
@@ -86,11 +72,16 @@ static void lstm_backward(const row_backward *row)
     const cnorm_cell *cell = row->cell;
     const ptrdiff_t width = row->width;
     float *raw = row->scratch, *c = raw + width, *dn = c + width, *normed = dn + width, *da = row->da;
-    lstm_forward(row, raw);
-    for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, clipped(load_f32(raw + j), cell->cell_clip));
+    const float *gates = row->gates;
+    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
+        const f32v f = load_f32(gates + j), i = load_f32(gates + width + j), g = load_f32(gates + 3 * width + j);
+        const f32v v = without_tiny(f * load_f32(row->c + j) + i * g);
+        store_f32(raw + j, v);
+        store_f32(c + j, clipped(v, cell->cell_clip));
+    }
     lstm_output_backward(row, c, dn, normed);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const f32v f = load_f32(da + j), i = load_f32(da + width + j), g = load_f32(da + 3 * width + j);
+        const f32v f = load_f32(gates + j), i = load_f32(gates + width + j), g = load_f32(gates + 3 * width + j);
         const i32v clips = (i32v)(load_f32(raw + j) > splat_f32(cell->cell_clip)) |
                            (i32v)(load_f32(raw + j) < splat_f32(-cell->cell_clip));
         const f32v dc = (f32v)((i32v)load_f32(row->dc + j) & ~clips); /* (4) */
@@ -206,6 +197,7 @@ static void cell_backward(const cnorm_cell_backward *call)
                                  .z2 = tape + call->row.z2,
                                  .rx = tape + call->row.zh - CNORM_GATE_PAD,
                                  .rh = tape + call->row.z2 - CNORM_GATE_PAD,
+                                 .gates = tape + call->row.gates,
                                  .h = tape + call->row.state,
                                  .c = tape + call->row.state + padded_units(cell->weight_h.cols),
                                  .dh = call->dh + after,

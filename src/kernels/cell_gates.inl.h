@@ -41,8 +41,8 @@ INLINE f32v preactivation(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g,
     return (scope == CNORM_SCOPE_SUM ? h : h + part_x(in, scope, g, at)) + load_f32(in->cell->bias + at);
 }
 
-/* gates f, i, o, g: updates c and computes s(o) [padded units] */
-INLINE void lstm_gates(const gate_inputs *in, float *c, float *o)
+/* Updates c and computes s(f), s(i), s(o), tanh(g), each [padded units]. */
+INLINE void lstm_gates(const gate_inputs *in, float *c, float *gates)
 {
     const cnorm_scope scope = in->cell->scope;
     const cnorm_activation sigmoid = CNORM_ACTIVATION_SIGMOID;
@@ -54,7 +54,8 @@ INLINE void lstm_gates(const gate_inputs *in, float *c, float *o)
         for (int g = 0; g < 4; ++g) gate[g] = preactivation(in, scope, g, g * width + j);
         activate(4, f, gate);
         store_f32(c + j, without_tiny(gate[0] * load_f32(c + j) + gate[1] * gate[3]));
-        store_f32(o + j, gate[2]);
+#pragma GCC unroll 4
+        for (int g = 0; g < 4; ++g) store_f32(gates + g * width + j, gate[g]);
     }
 }
 
@@ -66,13 +67,13 @@ INLINE void zone_out(const cnorm_cell *cell, ptrdiff_t width, const float *previ
         store_f32(h + j, without_tiny(keep * load_f32(previous_h + j) + take * load_f32(h + j)));
 }
 
-/* (4); m [padded units] is h, or the input of the projection; scratch [2, padded units] */
-static void lstm_row(const gate_inputs *in, float *c, float *m, float *scratch)
+/* (4); m [padded units] is h, or the input of the projection; gates [lstm_gates_floats] */
+static void lstm_row(const gate_inputs *in, float *c, float *m, float *gates)
 {
     const cnorm_cell *cell = in->cell;
     const ptrdiff_t units = cell->weight_x.units, width = padded_units(units);
-    float *o = scratch, *normed = scratch + width;
-    lstm_gates(in, c, o);
+    float *o = gates + 2 * width, *normed = gates + 4 * width; /* and then its tanh */
+    lstm_gates(in, c, gates);
     if (cell->cell_clip < INFINITY)
         for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, clipped(load_f32(c + j), cell->cell_clip));
     const float *out = c;

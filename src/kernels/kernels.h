@@ -51,16 +51,25 @@ static inline ptrdiff_t product_scratch_floats(const cnorm_matrix *w, ptrdiff_t 
     return rows > 1 ? CNORM_ROWS * w->cols : 0;
 }
 
-/* The scratch of cell_step for `rows` streams; with memory NULL only its size. */
+/* The arrays of cell_step for `rows` streams. cell_scratch lays them out in scratch, but for zx, which is the caller's;
+ * with memory NULL only its size. The forward pass that records a tape puts zx, zh and gates there. */
 typedef struct cnorm_cell_scratch {
-    float *zh;          /* [rows, state_row_floats]: W_h h, then its r */
-    float *gates;       /* [2, padded units]: of one stream at a time */
+    const float *zx; /* [rows, input_row_floats]: W_x x, then its r */
+    float *zh;       /* [rows, state_row_floats]: W_h h, then its r */
+    float *gates;    /* an LSTM's [rows, lstm_gates_floats]; in scratch one row, which all streams use in turn */
+    ptrdiff_t zx_stride, zh_stride, gates_stride;
     float *previous_h;  /* [padded outputs]: h of one stream before the step, for zoneout */
     float *z2;          /* [rows, packed rows]: the second product, W_n or W_p, if there is one */
     float *in2;         /* [2 rows, padded units]: its inputs, then the update gates s(z) of a GRU */
     float *interleaved; /* product_scratch_floats: scratch of `products` */
     ptrdiff_t floats;
 } cnorm_cell_scratch;
+
+/* s(f), s(i), s(o), tanh(g) and the tanh of the cell's output, each [padded units] */
+static inline ptrdiff_t lstm_gates_floats(const cnorm_cell *cell)
+{
+    return cell->kind == CNORM_CELL_LSTM ? 5 * padded_units(cell->weight_x.units) : 0;
+}
 
 static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t rows, float *memory)
 {
@@ -69,9 +78,9 @@ static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t 
     const ptrdiff_t for_h = product_scratch_floats(&cell->weight_h, rows);
     const ptrdiff_t for_second = second ? product_scratch_floats(second, rows) : 0;
     layout l = {(char *)memory, 0};
-    cnorm_cell_scratch s;
+    cnorm_cell_scratch s = {.zx_stride = input_row_floats(cell), .zh_stride = state_row_floats(cell)};
     s.zh = layout_take(&l, rows * state_row_floats(cell) * item);
-    s.gates = layout_take(&l, 2 * width * item);
+    s.gates = layout_take(&l, lstm_gates_floats(cell) * item);
     s.previous_h = layout_take(&l, padded_units(cell->weight_h.cols) * item);
     s.z2 = layout_take(&l, second ? rows * packed_rows(second) * item : 0);
     s.in2 = layout_take(&l, second ? 2 * rows * width * item : 0);

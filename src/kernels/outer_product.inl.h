@@ -2,7 +2,8 @@
  *
  *   (1) dW = sum over the rows of a batch of dz x^T: in order, in blocks of 16 rows from zero
  * The order of every sum is fixed by the number of rows alone. A tile of MANY rows of dW and one or two vectors of columns
- * stays in registers over a block: each multiply-add takes one broadcast of dz from memory and no other load.
+ * stays in registers over a block: each multiply-add takes one broadcast of dz from memory and no other load. The next
+ * tile of dW and the next units of dz, whose rows are further apart than a page, are prefetched.
  */
 #ifndef CNORM_OUTER_PRODUCT_INL_H
 #define CNORM_OUTER_PRODUCT_INL_H
@@ -46,6 +47,7 @@ INLINE void outer_columns(const cnorm_outer *call, int vectors, const float *dz,
                                          splat_f32(0))
                         : splat_f32(0);
     }
+    for (ptrdiff_t i = 0; i < count; ++i) prefetch(dw + i * call->w->cols, 2 * VECTOR_BYTES, 2 * VECTOR_BYTES);
     outer_tile(call->n, vectors, dz, x, sums);
     for (int i = 0; i < vectors * count; ++i) {
         const ptrdiff_t at = i % vectors * VL_F32;
@@ -80,10 +82,12 @@ static void outer_products(const cnorm_outer *call)
             const float *from = call->dz + gate * padded_units(units) + unit;
             float *dw = call->dw + (gate * units + unit) * cols;
             if (unit % PANEL == 0) /* whole cache lines of a row at a time */
-                for (ptrdiff_t t = 0; t < n; ++t)
+                for (ptrdiff_t t = 0; t < n; ++t) {
+                    prefetch(from + t * call->dz_stride, PANEL * sizeof(float), PANEL * sizeof(float));
                     for (ptrdiff_t u = 0; u < PANEL && unit + u < units; u += MANY)
                         copy_padded(copied + u * OUTER_ROWS + t * MANY, from + t * call->dz_stride + u,
                                     units - unit - u, MANY);
+                }
             const float *dz = copied + unit % PANEL * OUTER_ROWS;
             for (ptrdiff_t k = 0; k < cols; k += 2 * VL_F32) {
                 const float *columns = x + k / LANES_F32 * LANES_F32 * OUTER_ROWS + k % LANES_F32;

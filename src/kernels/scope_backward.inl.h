@@ -10,7 +10,8 @@
 typedef struct row_backward {
     const cnorm_cell *cell;
     float *zx, *zh, *z2;          /* on the tape */
-    const float *rx, *rh, *h, *c; /* on the tape; h and c before the step */
+    const float *rx, *rh, *gates; /* on the tape */
+    const float *h, *c;           /* on the tape: before the step */
     float *dh, *dc;               /* [padded outputs], [padded units] */
     float *da, *dm;               /* [gates, padded units], [padded units]: dm of (2), later u of (7) */
     float *scratch, *sums;        /* [6, padded units]; gradients of the cell's vectors, at the offsets `at` */

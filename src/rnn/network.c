@@ -100,12 +100,14 @@ static void run_cell(const network_call *call, const cnorm_cell *cell, ptrdiff_t
     const cnorm_kernels *kernels = call->kernels;
     const ptrdiff_t row = input_row_floats(cell), outputs = cell->weight_h.cols;
     float *zx = scratch, *step_scratch = scratch + n * row;
-    kernels->cell_inputs(cell, n, x.at, x.stride, zx, step_scratch);
+    kernels->cell_inputs(cell, n, x.at, x.stride, zx, row, step_scratch);
+    cnorm_cell_scratch at = cell_scratch(cell, call->steps ? 1 : n, step_scratch);
+    at.zx = zx;
     float *state[CNORM_ROWS];
     for (ptrdiff_t s = 0; s < n; ++s) state[s] = call->states[call->steps ? 0 : s] + offset;
-    if (!call->steps) kernels->cell_step(cell, n, x.at, x.stride, zx, state, step_scratch);
-    for (ptrdiff_t s = 0; s < n; ++s) {
-        if (call->steps) kernels->cell_step(cell, 1, x.at + s * x.stride, x.stride, zx + s * row, state, step_scratch);
+    if (!call->steps) kernels->cell_step(cell, n, x.at, x.stride, state, &at);
+    for (ptrdiff_t s = 0; s < n; ++s, at.zx += row) {
+        if (call->steps) kernels->cell_step(cell, 1, x.at + s * x.stride, x.stride, state, &at);
         memcpy(y.at + s * y.stride, state[s], (size_t)outputs * sizeof(float));
     }
 }

@@ -45,42 +45,40 @@ typedef struct recording {
     output_rows y;
 } recording;
 
-/* One step of n rows that begin at `at` on the tape. Records their state before the step, and the products that
- * cell_step leaves in its scratch. */
-static void record_step(const recording *call, ptrdiff_t n, float *at, float *const *state, const float *zx,
-                        float *scratch)
+/* One step of n rows that begin at `at` on the tape, where their zx are. Records their state before the step, the
+ * products and an LSTM's gates. */
+static void record_step(const recording *call, ptrdiff_t n, float *at, float *const *state, float *scratch)
 {
     const cnorm_cell *cell = call->cell;
     const tape_row row = call->tape.row;
-    const ptrdiff_t width = padded_units(cell->weight_x.units), x_row = input_row_floats(cell),
-                    h_row = state_row_floats(cell);
-    const ptrdiff_t second_row = row.in2 - row.z2;
-    const cnorm_cell_scratch left = cell_scratch(cell, n, scratch);
+    const ptrdiff_t width = padded_units(cell->weight_x.units), second_row = row.in2 - row.z2;
+    cnorm_cell_scratch to = cell_scratch(cell, n, scratch);
+    to.zx = at + row.zx, to.zh = at + row.zh, to.gates = at + row.gates;
+    to.zx_stride = to.zh_stride = to.gates_stride = row.floats;
     for (ptrdiff_t s = 0; s < n; ++s) copy_rows(1, row.zx - row.state, state[s], 0, at + s * row.floats + row.state, 0);
-    call->kernels->cell_step(cell, n, at + row.x, row.floats, zx, state, scratch);
-    copy_rows(n, x_row, zx, x_row, at + row.zx, row.floats);
-    copy_rows(n, h_row, left.zh, h_row, at + row.zh, row.floats);
+    call->kernels->cell_step(cell, n, at + row.x, row.floats, state, &to);
     if (second_row == 0) return;
-    copy_rows(n, second_row, left.z2, second_row, at + row.z2, row.floats);
-    copy_rows(n, width, left.in2, width, at + row.in2, row.floats);
+    copy_rows(n, second_row, to.z2, second_row, at + row.z2, row.floats);
+    copy_rows(n, width, to.in2, width, at + row.in2, row.floats);
 }
 
 /* The products of x are computed CNORM_ROWS rows at a time, of several steps if the batch is small. */
 static void record_cell(const recording *call)
 {
     const cnorm_cell *cell = call->cell;
-    const ptrdiff_t row = call->tape.row.floats, x_row = input_row_floats(cell), batch = call->batch;
+    const ptrdiff_t row = call->tape.row.floats, batch = call->batch;
     const ptrdiff_t together = batch < CNORM_ROWS ? CNORM_ROWS / batch : 1;
-    float *zx = call->scratch, *step_scratch = zx + CNORM_ROWS * x_row, *states[CNORM_ROWS];
+    float *states[CNORM_ROWS];
     for (ptrdiff_t t = 0; t < call->steps; t += together) {
         const ptrdiff_t g = call->steps - t < together ? call->steps - t : together;
         for (ptrdiff_t b = 0; b < batch; b += CNORM_ROWS) {
             const ptrdiff_t n = batch - b < CNORM_ROWS ? batch - b : CNORM_ROWS;
             float *at = call->tape.at + (t * batch + b) * row;
-            call->kernels->cell_inputs(cell, g * n, at + call->tape.row.x, row, zx, step_scratch);
+            call->kernels->cell_inputs(cell, g * n, at + call->tape.row.x, row, at + call->tape.row.zx, row,
+                                       call->scratch);
             for (ptrdiff_t s = 0; s < n; ++s) states[s] = call->state + (b + s) * call->state_floats;
             for (ptrdiff_t i = 0; i < g; ++i) {
-                record_step(call, n, at + i * n * row, states, zx + i * n * x_row, step_scratch);
+                record_step(call, n, at + i * n * row, states, call->scratch);
                 for (ptrdiff_t s = 0; s < n; ++s)
                     copy_rows(1, cell->weight_h.cols, states[s], 0,
                               call->y.at + ((t + i) * batch + b + s) * call->y.stride, 0);
