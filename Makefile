@@ -36,8 +36,8 @@ ctest: .venv/built           ## the tests of the C library, without Python
 amalgamation:                ## build/amalgamation/cnorm.c and cnorm.h: the C library as two files
 	$(PYTHON) -P src/amalgamate.py build/amalgamation
 
-wheels:                      ## wheels for WHEEL_PYTHONS, or every Python found, in build/wheels, each tried in a clean environment without a compiler (minutes)
-	.ci/wheels build/wheels $(WHEEL_PYTHONS)
+wheels:                      ## wheels for WHEEL_PYTHONS, or every Python found, in build/wheels, each tried in a clean environment without a compiler (minutes); CROSS: other platforms, as zig names them
+	CROSS='$(CROSS)' .ci/wheels build/wheels $(WHEEL_PYTHONS)
 
 TWO_FILES ?= gcc clang
 two-files: amalgamation      ## the two files, compiled with -O2 and no other flag by each compiler of TWO_FILES: no warning, C tests, no FMA

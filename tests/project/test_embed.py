@@ -175,7 +175,7 @@ def test_pkg_config(environment, prefix, data, tmp_path):
 
 @needs("cargo")
 def test_cargo(environment, data, tmp_path):
-    """The crate alone, which compiles cnorm.c of the folder CNORM_SOURCE; its example, and the program of the manual."""
+    """The crate alone, which compiles cnorm.c of CNORM_SOURCE: its example, and the program of the manual."""
     shutil.copytree(ROOT / "rust" / "cnorm", tmp_path / "crate", ignore=shutil.ignore_patterns("target", "Cargo.lock"))
     environment = environment | {"CARGO_TARGET_DIR": str(tmp_path / "target"), "CNORM_SOURCE": environment["TWO_FILES"]}
     [manual] = re.findall(r"```rust\n(.*?)```", (ROOT / "docs" / "embedding.md").read_text(), re.S)
