@@ -81,13 +81,14 @@ ENGINES = {"cnorm": Sessions, "onnxruntime": Onnxruntime, "transport alone": Not
 
 
 def main(engine, port):
-    from cnorm.tools.serve import Options, key_of
-    from cnorm.tools.serve.worker import run_worker
+    from cnorm.tools.serve import Options, key_of, worker
 
+    if engine == "onnxruntime":
+        worker.TURN_SESSIONS = 256  # its own best of 64, 128 and 256
     never = 1 << 62  # the others make no checkpoints
     frames = Options.checkpoint_frames if engine == "cnorm" else never
     options = Options(port=int(port), key=key_of(None), limit=20_000, checkpoint_frames=frames)
-    run_worker(cnorm.demo_model(), options, 0, ENGINES[engine])
+    worker.run_worker(cnorm.demo_model(), options, 0, ENGINES[engine])
 
 
 if __name__ == "__main__":
