@@ -11,7 +11,7 @@ import io
 import os
 import subprocess
 import sys
-from importlib import resources, util
+from importlib import util
 from pathlib import Path
 from time import perf_counter
 
@@ -21,6 +21,7 @@ import cnorm
 from cnorm.files import write_whole
 from cnorm.tools import contenders
 from cnorm.tools.info import processor, versions
+from cnorm.tools.recordings import recordings
 
 __all__ = ["run"]
 
@@ -59,15 +60,6 @@ def run(out_dir="demo_out"):
     picture(console, times, utterances, labels, answers, out_dir / "demo.png")
     console.print(f"\n{verdict(held, 'everything held')} [dim]({perf_counter() - start:.0f} s)[/]")
     return held
-
-
-def recordings():
-    """The packaged test split: a list of utterances [T, 12] float32, and the speaker of each [370] int32."""
-    with (
-        (resources.files("cnorm") / "data" / "japanese_vowels_test.npz").open("rb") as file,
-        np.load(file) as data,
-    ):
-        return np.split(data["frames"], np.cumsum(data["lengths"])[:-1]), data["labels"]
 
 
 def stream_all(model, utterances, after=lambda: None):

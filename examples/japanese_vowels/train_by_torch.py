@@ -24,9 +24,10 @@ from safetensors.numpy import save
 from torch import nn
 from torch.nn import functional as F
 
+from cnorm.tools.recordings import recordings
+
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "examples/japanese_vowels/japanese_vowels_train.npz"
-TEST = ROOT / "cnorm/data/japanese_vowels_test.npz"
 MODEL = ROOT / "cnorm/data/demo.safetensors"
 PICTURE = ROOT / "docs/pictures/learning_curves.png"
 
@@ -80,12 +81,9 @@ class Utterances:
         self.x, self.length, self.label = x, length, label
 
     @classmethod
-    def load(cls, path: Path) -> "Utterances":
-        with np.load(path) as data:
-            pieces = np.split(data["frames"], np.cumsum(data["lengths"])[:-1])
-            length, label = (torch.from_numpy(data[k].astype(np.int64)) for k in ("lengths", "labels"))
+    def of(cls, pieces: list[np.ndarray], labels: np.ndarray) -> "Utterances":
         x = nn.utils.rnn.pad_sequence([torch.from_numpy(piece) for piece in pieces], batch_first=True)
-        return cls(x, length, label)
+        return cls(x, torch.tensor([len(piece) for piece in pieces]), torch.from_numpy(labels.astype(np.int64)))
 
     def __len__(self) -> int:
         return len(self.label)
@@ -173,7 +171,9 @@ def draw(curves: dict[str, np.ndarray], path: Path) -> None:
 def main() -> None:
     torch.set_num_threads(1)  # the order of the sums, hence the file, must not depend on the machine's cores
     console = Console(highlight=False)
-    training, test = Utterances.load(TRAIN), Utterances.load(TEST)
+    with np.load(TRAIN) as data:
+        training = Utterances.of(np.split(data["frames"], np.cumsum(data["lengths"])[:-1]), data["labels"])
+    test = Utterances.of(*recordings())
     # consecutive utterances of each speaker, not random ones: neighbours in the file may be similar
     held = torch.cat([(training.label == k).nonzero()[-HELD_OUT:, 0] for k in range(SPEAKERS)])
     rest = torch.ones(len(training), dtype=torch.bool).scatter(0, held, False).nonzero()[:, 0]

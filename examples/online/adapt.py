@@ -9,19 +9,13 @@ end, and then `cnorm.Learner` updates all weights, at batch size 1.
 
 import sys
 import time
-from importlib import resources
 
 import numpy as np
 
 import cnorm
+from cnorm.tools.recordings import recordings
 
-TEST = resources.files("cnorm") / "data" / "japanese_vowels_test.npz"
 PASSES, RATE = 3, 1e-3
-
-
-def utterances(path):
-    with path.open("rb") as file, np.load(file) as data:
-        return list(zip(np.split(data["frames"], np.cumsum(data["lengths"])[:-1]), data["labels"], strict=True))
 
 
 def channel(rng):
@@ -73,7 +67,7 @@ def draw(right, unseen, clean, path):
 
 def main(picture=None):
     rng = np.random.default_rng(7)
-    clean, heard = utterances(TEST), channel(rng)
+    clean, heard = list(zip(*recordings(), strict=True)), channel(rng)
     changed = [(heard(frames), label) for frames, label in clean]
     order = rng.permutation(len(changed))
     arriving, unseen = ([changed[i] for i in part] for part in (order[: len(order) // 2], order[len(order) // 2 :]))

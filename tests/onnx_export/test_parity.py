@@ -2,7 +2,6 @@
 
 import io
 import json
-from importlib import resources
 
 import numpy as np
 import onnx
@@ -11,15 +10,14 @@ from models import random_linear, random_lstm
 
 import cnorm
 import onnx_export
+from cnorm.tools.recordings import recordings
 
 ENGINES = ("cnorm", "onnxruntime off", "onnxruntime basic", "onnxruntime all")
 
 
 @pytest.fixture(scope="module")
 def utterances():
-    with resources.as_file(resources.files("cnorm") / "data" / "japanese_vowels_test.npz") as path:
-        data = np.load(path)
-        return np.split(data["frames"], np.cumsum(data["lengths"])[:-1])
+    return recordings()[0]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +18,7 @@ import pytest
 
 import cnorm
 from cnorm import capi
+from cnorm.tools.recordings import recordings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "embed"
@@ -91,8 +91,7 @@ def run(command, **keywords):
 
 
 def frames():
-    with resources.as_file(resources.files("cnorm") / "data" / "japanese_vowels_test.npz") as path:
-        return np.load(path)["frames"][:200].astype("<f4")
+    return np.concatenate(recordings()[0])[:200].astype("<f4")
 
 
 def expected():

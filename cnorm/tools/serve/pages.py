@@ -9,9 +9,10 @@ from http import HTTPStatus
 from importlib import resources
 from urllib.parse import parse_qs, urlsplit
 
-import numpy as np
 from websockets.datastructures import Headers, MultipleValuesError
 from websockets.http11 import Request, Response
+
+from cnorm.tools.recordings import recordings as packaged_recordings
 
 __all__ = ["STREAM", "answer", "refusal"]
 
@@ -58,14 +59,9 @@ def recordings(options) -> bytes:
     """The recordings that the page can play: those of the packaged data, if the model is the packaged one."""
     found = []
     if not options.model:
-        with (resources.files("cnorm") / "data" / "japanese_vowels_test.npz").open("rb") as file:
-            data = np.load(file)
-            ends = np.cumsum(data["lengths"])
-            each = zip(np.split(data["frames"], ends[:-1]), data["labels"], strict=True)
-            # every 12th: recordings are in order of their speakers
-            found = [
-                {"label": int(label), "frames": frames.tolist()} for frames, label in list(each)[::12][:RECORDINGS]
-            ]
+        each = zip(*packaged_recordings(), strict=True)
+        # every 12th: recordings are in order of their speakers
+        found = [{"label": int(label), "frames": frames.tolist()} for frames, label in list(each)[::12][:RECORDINGS]]
     return json.dumps({"demo": options.demo, "recordings": found}).encode()
 
 
