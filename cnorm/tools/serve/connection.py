@@ -130,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
 
     def read(self) -> None:
-        """Receive from the socket in the transport's place: what a Python transport does for a read takes 3 us."""
+        """Receive from the socket, without the transport's callbacks for each read."""
         try:
             count = os.readv(self.descriptor, [self.worker.buffer])
         except BlockingIOError:
@@ -348,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
             self._wait()
 
     def _write(self, data: bytes) -> None:
-        """Send by the socket itself, in a third of the transport's time, unless the transport still has bytes."""
+        """Write to the socket, unless the transport still has bytes that come first."""
         if self._through_transport:
             self._through_transport = self.descriptor is None or self.transport.get_write_buffer_size() > 0
         if self._through_transport:
