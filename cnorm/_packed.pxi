@@ -88,13 +88,13 @@ def pack_model(networks, directions, bytes identity not None, bytes configuratio
             network.find_starts(&starts[at])
             at += network.count
         model.networks, model.count = parts, len(networks)
-        model.identity = <const unsigned char *>PyBytes_AS_STRING(identity)
-        model.configuration, model.configuration_bytes = PyBytes_AS_STRING(configuration), len(configuration)
+        model.identity = <const unsigned char *>PyBytes_AsString(identity)
+        model.configuration, model.configuration_bytes = PyBytes_AsString(configuration), len(configuration)
         size = cnorm_model_file_bytes(&model)
         if size == 0:
             raise ValueError("the model has more layers than a packed file can hold")
         file = PyBytes_FromStringAndSize(NULL, size)
-        check(cnorm_model_write(&model, PyBytes_AS_STRING(file)))
+        check(cnorm_model_write(&model, PyBytes_AsString(file)))
         return file
     finally:
         PyMem_Free(parts)
