@@ -339,15 +339,7 @@ class Tape:
 
 def same_bits(a: Array, b: Array) -> bool: ...
 def adam_update(
-    rate: float,
-    betas: tuple[float, float],
-    eps: float,
-    powers: Sequence[float],
-    gradient: Array,
-    scale: float,
-    weight: Array,
-    m: Array,
-    v: Array,
+    optimiser: Any, powers: Sequence[float], gradient: Array, scale: float, weight: Array, m: Array, v: Array
 ) -> None: ...
 def sgd_update(
     rate: float, momentum: float, gradient: Array, scale: float, weight: Array, velocity: Array | None

@@ -25,7 +25,6 @@ def step_many(Network network not None, streams, x, out=None, reset=None):
         if not disjoint(y, a):
             a = np.array(a, order="C", copy=True)
     mask = None if reset is None else mask_of(reset, n)
-    scratch = network.scratch(max(1, min(n, CNORM_ROWS)))
     states = <float **>PyMem_Calloc(max(n, 1), sizeof(float *))
     if states == NULL:
         raise MemoryError()
@@ -34,7 +33,7 @@ def step_many(Network network not None, streams, x, out=None, reset=None):
             stream.enter()
             states[taken] = stream.state_
             taken += 1
-        run_many(network, streams, states, a, y, shape[1] if ndim == 3 else 1, mask, scratch)
+        run_many(network, streams, states, a, y, shape[1] if ndim == 3 else 1, mask)
     finally:
         PyMem_Free(states)
         for i in range(taken):
@@ -70,9 +69,10 @@ cdef cnp.ndarray mask_of(object reset, ptrdiff_t n):
 
 
 cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.ndarray y, ptrdiff_t steps,
-                  cnp.ndarray mask, cnp.ndarray scratch) except -1:
+                  cnp.ndarray mask) except -1:
     """Step streams whose locks are held. All arguments have been checked, so this can't fail half-way."""
-    cdef ptrdiff_t n = len(streams), i, rows = max(1, min(n, CNORM_ROWS))
+    cdef ptrdiff_t n = len(streams), i
+    cdef cnp.ndarray scratch = net.scratch(rows_of_many(n))
     cdef const float *px = <const float *>cnp.PyArray_DATA(x)
     cdef float *py = <float *>cnp.PyArray_DATA(y)
     cdef float *memory = <float *>cnp.PyArray_DATA(scratch)
@@ -89,21 +89,26 @@ cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.
         stream.frames += steps
     if release:
         with nogil:
-            status = steps_of_many(net, n, px, states, memory, rows, py, steps)
+            status = steps_of_many(net, n, px, states, memory, py, steps)
     else:
-        status = steps_of_many(net, n, px, states, memory, rows, py, steps)
+        status = steps_of_many(net, n, px, states, memory, py, steps)
     return check(status)
 
 
+cdef inline ptrdiff_t rows_of_many(ptrdiff_t n) noexcept nogil:
+    """The streams that are computed together."""
+    return max(1, min(n, CNORM_ROWS))
+
+
 cdef cnorm_status steps_of_many(
-    Network net, ptrdiff_t n, const float *x, float **states, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t steps
+    Network net, ptrdiff_t n, const float *x, float **states, float *scratch, float *y, ptrdiff_t steps
 ) noexcept nogil:
-    """x [n, steps, inputs] -> y [n, steps, outputs]"""
+    """x [n, steps, inputs] -> y [n, steps, outputs]; scratch is for rows_of_many(n) rows"""
     cdef ptrdiff_t t, inputs = net.input_size, outputs = net.output_size
     cdef cnorm_status status = CNORM_OK
     for t in range(steps):
-        status = cnorm_run_many(net.layers, net.count, n, x + t * inputs, steps * inputs, states, scratch, rows,
-                                y + t * outputs, steps * outputs)
+        status = cnorm_run_many(net.layers, net.count, n, x + t * inputs, steps * inputs, states, scratch,
+                                rows_of_many(n), y + t * outputs, steps * outputs)
         if status != CNORM_OK:
             break
     return status

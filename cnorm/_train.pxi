@@ -205,12 +205,13 @@ def same_bits(cnp.ndarray a, cnp.ndarray b):
     return memcmp(cnp.PyArray_DATA(a), cnp.PyArray_DATA(b), cnp.PyArray_NBYTES(a)) == 0
 
 
-def adam_update(double rate, betas, double eps, powers, cnp.ndarray gradient, double scale, cnp.ndarray weight,
-                cnp.ndarray m, cnp.ndarray v):
-    """One update of flat float32 arrays, see cnorm_train.h; `powers` are those of the betas, this update included."""
+def adam_update(optimiser, powers, cnp.ndarray gradient, double scale, cnp.ndarray weight, cnp.ndarray m,
+                cnp.ndarray v):
+    """One update of flat float32 arrays by an Adam, see cnorm_train.h; `powers` are those of the betas, this update
+    included."""
     cdef cnorm_adam adam
-    adam.rate, adam.eps = rate, eps
-    adam.beta1, adam.beta2 = betas
+    adam.rate, adam.eps = optimiser.lr, optimiser.eps
+    adam.beta1, adam.beta2 = optimiser.betas
     adam.correction1, adam.correction2 = 1 - <double>powers[0], 1 - <double>powers[1]
     check(cnorm_adam_update(&adam, cnp.PyArray_SIZE(weight), <const float *>cnp.PyArray_DATA(gradient), scale,
                             <float *>cnp.PyArray_DATA(weight), <float *>cnp.PyArray_DATA(m),

@@ -84,13 +84,13 @@ def compare(model, x, expected) -> Comparison:
         raise ValueError("x must have at least one frame, got none")
     longest = max(max(array.shape) for array in model.arrays())
     rounding = UNIT_ROUNDOFF * np.sqrt(16 + longest / 16)
-    rng, moved = np.random.default_rng(0), np.zeros(len(y))
+    rng, max_change = np.random.default_rng(0), np.zeros(len(y))
     for _ in range(PERTURBED_RUNS):
         signs = rng.choice([-1.0, 1.0], np.shape(x))
         changed = (x + signs * rounding * np.maximum(1, np.abs(x))).astype(np.float32)
-        moved = np.maximum(moved, _largest(model.run(changed).astype(np.float64) - y))
+        max_change = np.maximum(max_change, _largest(model.run(changed).astype(np.float64) - y))
     scale = np.maximum(1, _largest(y))
-    bounds = SAFETY * (rounding * scale + np.maximum.accumulate(moved))
+    bounds = SAFETY * (rounding * scale + np.maximum.accumulate(max_change))
     beyond = np.flatnonzero(bounds > UNDECIDED * scale)
     judged = int(beyond[0]) if len(beyond) else len(y)
     with np.errstate(invalid="ignore"):

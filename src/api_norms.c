@@ -30,7 +30,7 @@ static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded
     float_mode_leave(mode);                                                                                            \
     return CNORM_OK
 
-/* ---- group and batch normalisation --------------------------------------------------------------------------------- */
+/* ---- group and batch normalisation ------------------------------------------------------------------------------- */
 
 /* Non-temporal stores are faster once the output [samples, n] exceeds the part of the caches that could keep it for its
  * reader, a quarter, if runs are whole cache lines, or so long that the partial lines at their ends cost little. */
@@ -166,7 +166,8 @@ cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, ptrdiff_t sa
                                                   .dbias = dbias, .scratch = scratch, .streaming = stream});
 }
 
-/* ---- weight and divisive normalisation ------------------------------------------------------------------------------- */
+/* ---- weight and divisive normalisation
+ * ------------------------------------------------------------------------------- */
 
 cnorm_status cnorm_weight_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *w, ptrdiff_t w_stride,
                                const void *gain, void *v, ptrdiff_t v_stride)

@@ -1,7 +1,7 @@
-/* cnorm for extension modules in C, C++ or Cython: the functions of the loaded package cnorm, with which nothing is linked.
+/* cnorm for extension modules in C, C++ or Cython: the functions of the loaded package cnorm. Nothing is linked.
  *
  *     #include "cnorm_python.h"     in the folder cnorm.get_include(), with the headers that are the manual
- *     if (cnorm_import() < 0) return NULL;      in the module's initialisation, once for each source file that calls cnorm
+ *     if (cnorm_import() < 0) return NULL;      in the module's initialisation, once for each source file
  *
  * Each function is a pointer that cnorm_import reads from a capsule in `__pyx_capi__` of cnorm.capi. A package with
  * another CNORM_ABI_VERSION, or without one of the functions, is an ImportError.
@@ -66,13 +66,14 @@ static int cnorm_import(void)
         Py_XDECREF(capsule); /* the dictionary keeps it */
         memcpy((char *)&cnorm_loaded + i * sizeof function, &function, sizeof function);
         if (function) continue;
-        PyErr_Format(PyExc_ImportError, "the loaded package cnorm has no function %s: it is older than the headers", names[i]);
+        PyErr_Format(PyExc_ImportError, "the loaded package cnorm has no function %s: it is older than the headers",
+                     names[i]);
         status = -1;
     }
     Py_XDECREF(capsules);
     Py_XDECREF(package);
     if (status == 0 && cnorm_loaded.cnorm_abi_version() != CNORM_ABI_VERSION) {
-        PyErr_Format(PyExc_ImportError, "the loaded package cnorm has ABI version %d, the headers have %d: compile again",
+        PyErr_Format(PyExc_ImportError, "the loaded package cnorm has ABI version %d, the headers %d: compile again",
                      cnorm_loaded.cnorm_abi_version(), CNORM_ABI_VERSION);
         status = -1;
     }

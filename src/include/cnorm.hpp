@@ -1,4 +1,5 @@
-// cnorm for C++17: packed models and their streams. Memory is owned, errors are exceptions; cnorm_model.h is the manual.
+// cnorm for C++17: packed models and their streams. Memory is owned, errors are exceptions. The manual is
+// cnorm_model.h.
 //
 //     const auto model = cnorm::model::map("speaker.cnorm");
 //     cnorm::stream stream(model);
@@ -27,7 +28,10 @@ namespace cnorm {
 
 class error : public std::runtime_error {
 public:
-    error(cnorm_status status, const std::string &what) : std::runtime_error(what + ": " + cnorm_strerror(status)), status(status) {}
+    error(cnorm_status status, const std::string &what)
+        : std::runtime_error(what + ": " + cnorm_strerror(status)), status(status)
+    {
+    }
     const cnorm_status status;
 };
 
@@ -72,7 +76,8 @@ public:
     {
         const auto floats = cnorm_model_floats(get(), static_cast<std::ptrdiff_t>(steps));
         const auto memory = detail::allocate(floats * static_cast<std::ptrdiff_t>(sizeof(float)));
-        check(cnorm_model_run(get(), static_cast<std::ptrdiff_t>(steps), x, y, static_cast<float *>(memory.get())), "run");
+        const auto at = static_cast<float *>(memory.get());
+        check(cnorm_model_run(get(), static_cast<std::ptrdiff_t>(steps), x, y, at), "run");
     }
     const cnorm_model *get() const { return &open_->model; }
 
@@ -82,7 +87,8 @@ private:
         detail::memory memory;
         cnorm_model model;
     };
-    model(std::shared_ptr<const void> file, std::ptrdiff_t bytes, const std::string &name) : open_(std::make_shared<open>())
+    model(std::shared_ptr<const void> file, std::ptrdiff_t bytes, const std::string &name)
+        : open_(std::make_shared<open>())
     {
         const auto needed = cnorm_model_memory(file.get(), bytes);
         open_->memory = detail::allocate(needed);

@@ -1,5 +1,5 @@
-/* cnorm_map: the bytes of a file, mapped into memory, for cnorm_model_open. The only part of cnorm that makes system calls,
- * and so a header of its own: the library does not contain it.
+/* cnorm_map: the bytes of a file, mapped into memory, for cnorm_model_open. The only part of cnorm that makes system
+ * calls, and so a header of its own: the library does not contain it.
  *
  * All processes that map a file share its memory. A file that may change while it is mapped must be replaced, as
  * Model.save_packed does, not written over: a mapped file that becomes shorter ends the process (SIGBUS).

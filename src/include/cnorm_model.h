@@ -1,8 +1,8 @@
 /* cnorm: packed models and their streams. Read cnorm.h first; cnorm_rnn.h has the layers that a model is made of.
  *
  * A packed model is one flat file in the layout of the kernels, so it is used where it lies: mapped into memory, or
- * compiled into the program. Python writes it: model.save_packed(path), or `cnorm pack MODEL OUT.cnorm`. It may come from
- * an untrusted source: cnorm_model_open checks every size, offset and option before it is used.
+ * compiled into the program. Python writes it: model.save_packed(path), or `cnorm pack MODEL OUT.cnorm`. It may come
+ * from an untrusted source: cnorm_model_open checks every size, offset and option before it is used.
  *
  *     cnorm_model model;
  *     void *memory = malloc(cnorm_model_memory(file, bytes));
@@ -13,8 +13,8 @@
  *     cnorm_stream_run(&stream, 1, x, y);
  *
  * As in the rest of the library nothing here allocates, and the caller frees its memory when the streams are no longer
- * used. A model is only read, by any number of streams and threads; a stream belongs to one thread at a time. cnorm_map.h
- * maps a file.
+ * used. A model is only read, by any number of streams and threads; a stream belongs to one thread at a time.
+ * cnorm_map.h maps a file.
  */
 #ifndef CNORM_MODEL_H
 #define CNORM_MODEL_H
@@ -63,22 +63,23 @@ ptrdiff_t cnorm_model_memory(const void *file, ptrdiff_t file_bytes);
  * the vectors but not the matrices, so that the time does not depend on their size. Returns
  *     CNORM_ERROR_FORMAT   not a packed model, or one of another version or byte order
  *     CNORM_ERROR_DAMAGED  its head is damaged, or the file is shorter or longer than that says
- *     CNORM_ERROR_LAYER    a layer that cnorm_layers_check refuses, an array outside the file, or layers that do not fit
+ *     CNORM_ERROR_LAYER    a layer that cnorm_layers_check refuses, an array outside the file, or layers that don't fit
  *     CNORM_ERROR_VALUE    a vector with a NaN or infinity
  *     CNORM_ERROR_SIZE     memory_bytes is too small, or a pointer is not aligned */
 cnorm_status cnorm_model_open(const void *file, ptrdiff_t file_bytes, void *memory, ptrdiff_t memory_bytes,
                               cnorm_model *model);
 
-/* Reads the whole file of an open model: CNORM_ERROR_DAMAGED unless panels and vectors have the checksum of the head. */
+/* Reads the whole file of an open model: CNORM_ERROR_DAMAGED unless panels and vectors have the checksum of the
+ * head. */
 cnorm_status cnorm_model_verify(const cnorm_model *model);
 
 /* The packed file of a model, whose member `file` is not read: its size, 0 if the layers are invalid, and its bytes. */
 ptrdiff_t cnorm_model_file_bytes(const cnorm_model *model);
 cnorm_status cnorm_model_write(const cnorm_model *model, void *file);
 
-/* A whole sequence from the initial state: x [steps, inputs] -> y [steps, outputs], which do not overlap. The only way to
- * run a bidirectional layer. memory [cnorm_model_floats] is aligned to CNORM_ALIGN; cnorm_model_floats is 0 if the bytes do
- * not fit ptrdiff_t. */
+/* A whole sequence from the initial state: x [steps, inputs] -> y [steps, outputs], which do not overlap. The only
+ * way to run a bidirectional layer. memory [cnorm_model_floats] is aligned to CNORM_ALIGN; cnorm_model_floats is 0
+ * if the bytes do not fit ptrdiff_t. */
 ptrdiff_t cnorm_model_floats(const cnorm_model *model, ptrdiff_t steps);
 cnorm_status cnorm_model_run(const cnorm_model *model, ptrdiff_t steps, const float *x, float *y, float *memory);
 
@@ -90,9 +91,9 @@ typedef struct cnorm_stream {
     uint64_t frames; /* steps since the start or the last reset */
 } cnorm_stream;
 
-/* `rows`, 1 to CNORM_ROWS, as in cnorm_run: 1 for frames that arrive one by one. memory [cnorm_stream_floats], aligned to
- * CNORM_ALIGN. cnorm_stream_floats is 0, and cnorm_stream_start returns CNORM_ERROR_LAYER, for a model with a bidirectional
- * layer, which has no streams. */
+/* `rows`, 1 to CNORM_ROWS, as in cnorm_run: 1 for frames that arrive one by one. memory [cnorm_stream_floats],
+ * aligned to CNORM_ALIGN. cnorm_stream_floats is 0, and cnorm_stream_start returns CNORM_ERROR_LAYER, for a model
+ * with a bidirectional layer, which has no streams. */
 ptrdiff_t cnorm_stream_floats(const cnorm_model *model, ptrdiff_t rows);
 cnorm_status cnorm_stream_start(cnorm_stream *stream, const cnorm_model *model, float *memory, ptrdiff_t rows);
 

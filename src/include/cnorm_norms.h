@@ -33,7 +33,8 @@ cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptr
                                        ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
                                        ptrdiff_t dx_stride, void *dgain, void *dbias, void *partials);
 
-/* ---- batch normalisation: mean and variance of each channel over all samples and space -------------------------------
+/* ---- batch normalisation: mean and variance of each channel over all samples and space
+ * -------------------------------
  *
  * x, y [samples, channels, space] with samples * space > 1; stats [channels, 3] or NULL, as in cnorm.h;
  * moments: NULL or float64 [2, channels], each channel's mean and (biased) variance, for running averages;
@@ -59,7 +60,8 @@ cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, ptrdiff_t sa
                                                  const void *gain, double eps, void *dx, ptrdiff_t dx_stride,
                                                  void *dgain, void *dbias, void *scratch);
 
-/* ---- weight normalisation: v = g w / |w|, row by row -----------------------------------------------------------------
+/* ---- weight normalisation: v = g w / |w|, row by row
+ * -----------------------------------------------------------------
  *
  * w, v, dv, dw [rows, n]; gain, dgain [rows]. A row of zeros stays zeros and gets no gradient.
  */
@@ -69,7 +71,8 @@ cnorm_status cnorm_weight_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdi
                                         ptrdiff_t dv_stride, const void *w, ptrdiff_t w_stride, const void *gain,
                                         void *dw, ptrdiff_t dw_stride, void *dgain);
 
-/* ---- divisive normalisation: v = x - mean over a field, y = v / sqrt(sigma^2 + mean of v^2 over a field) * gain + bias
+/* ---- divisive normalisation: v = x - mean over a field, y = v / sqrt(sigma^2 + mean of v^2 over a field) * gain +
+ * bias
  *
  * x, y, dy, dx [rows, n]; gain, bias, dgain, dbias [n]; the field of element i is the elements
  * i - radius to i + radius of its row, cut off at its ends: with mean_radius for the first mean, radius for the second.
@@ -85,7 +88,8 @@ cnorm_status cnorm_divisive_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptr
                                           ptrdiff_t x_stride, const void *gain, double sigma, void *dx,
                                           ptrdiff_t dx_stride, void *dgain, void *dbias, double *dsigma, void *scratch);
 
-/* ---- the smoothing term of layer normalisation ------------------------------------------------------------------------
+/* ---- the smoothing term of layer normalisation
+ * ------------------------------------------------------------------------
  *
  * With eps = s^2, *ds = the gradient with respect to s: -s times the sum over rows of rstd^2 sum dy gain xhat;
  * 0 if s = 0.

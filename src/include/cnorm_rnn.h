@@ -95,13 +95,13 @@ typedef enum cnorm_cell_norm {
 typedef enum cnorm_reset {
     CNORM_RESET_AFTER,     /* n = tanh(a_n of x + r (a_n of h + bias_n)) */
     CNORM_RESET_CANDIDATE, /* n = tanh(r a_n) */
-    CNORM_RESET_BEFORE, /* n = tanh(a_n of x + W_n (r h)); weight_h has the gates z and r only, scope CNORM_SCOPE_NONE */
+    CNORM_RESET_BEFORE,    /* n = tanh(a_n of x + W_n (r h)); weight_h has the gates z and r only, CNORM_SCOPE_NONE */
 } cnorm_reset;
 
 /* A recurrent cell. Its gates have pre-activations a by `scope`; with s = sigmoid,
  *   CNORM_CELL_LSTM, gates f, i, o, g:  c = s(f) c + s(i) tanh(g), within +-cell_clip;  m = s(o) tanh(c), by cell_norm
  *                                  h = m, or W_p m + bias_p within +-projection_clip
- *   CNORM_CELL_GRU, gates z, r, n:      h = (1 - s(z)) h + s(z) n, or with `keep` h = s(z) h + (1 - s(z)) n; n by `reset`
+ *   CNORM_CELL_GRU, gates z, r, n:      h = (1 - s(z)) h + s(z) n; `keep`: h = s(z) h + (1 - s(z)) n; n by `reset`
  *   CNORM_CELL_RNN, one gate:           h = activation(a)
  * and finally h = zoneout h_before + (1 - zoneout) h. State: h [padded outputs], for the LSTM then c [padded units].
  * A stored |h| or |c| below 2^-100 becomes 0. Vectors that the options don't use are NULL. */

@@ -1,12 +1,13 @@
 /* cnorm, level 3: training a network by truncated backpropagation through time, float32. Read cnorm_rnn.h first.
  *
- * A forward pass over x [steps, batch, inputs] records the values that the backward pass needs: the tape, in the caller's
- * memory. Its y has the bits of cnorm_run. The backward pass returns the gradients of the weights, of x and of the first
- * state. It overwrites the tape, so it can run only once. Neither pass allocates, locks or makes system calls.
+ * A forward pass over x [steps, batch, inputs] records the values that the backward pass needs: the tape, in the
+ * caller's memory. Its y has the bits of cnorm_run. The backward pass returns the gradients of the weights, of x and of
+ * the first state. It overwrites the tape, so it can run only once. Neither pass allocates, locks or makes system
+ * calls.
  *
- *     cnorm_tape tape = {layers, count, steps, batch, memory};       memory: cnorm_tape_floats(&tape)
- *     cnorm_run_tape(&tape, 0, steps, x, state, scratch, y);         scratch: cnorm_scratch_floats(layers, count, CNORM_ROWS)
- *     cnorm_run_backward(&tape, &(cnorm_backward){...});             its scratch: cnorm_backward_floats(&tape)
+ *    cnorm_tape tape = {layers, count, steps, batch, memory};  memory: cnorm_tape_floats(&tape)
+ *    cnorm_run_tape(&tape, 0, steps, x, state, scratch, y);    scratch: cnorm_scratch_floats(layers, count, CNORM_ROWS)
+ *    cnorm_run_backward(&tape, &(cnorm_backward){...});        its scratch: cnorm_backward_floats(&tape)
  *
  * Gradients have the same bits on every instruction set and at every alignment. A sum over rows is cut into blocks of
  * 16 rows, whose sums are added in order. Rows are in the order of x for matrices and for layers that are not cells.
@@ -32,7 +33,8 @@
  *   RNN:
  *   (8) da = dh f'(a); relu'(0) = 0
  *   Scope, with q = z r of one of the two products, z = W x + inside, r = 1/sqrt(mean z^2 + eps), z centred:
- *   (9) dbias = da, dgain = da q, dq = da gain, dz = r (dq - mean dq - q mean(dq q)), dinside = dz; CNORM_SCOPE_NONE: dz = da
+ *   (9) dbias = da, dgain = da q, dq = da gain, dz = r (dq - mean dq - q mean(dq q)), dinside = dz
+ *       with CNORM_SCOPE_NONE: dz = da
  *  (10) dh' += W_h^T dz_h, dx = W_x^T dz_x
  *  (11) dW = sum over rows of dz x^T. Since (9) subtracts the mean from dz, this is the gradient of W before centring
  * LN' is cnorm_layer_norm_backward. A statistic that leaves the range of float32 is computed again in float64, as
@@ -65,9 +67,9 @@ cnorm_status cnorm_run_tape(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t s
 /* Drops the steps before `first`: moves steps [first, end) to the start of the tape. */
 cnorm_status cnorm_tape_drop(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t end);
 
-/* Outputs for the gradients of one layer, which are overwritten: in the layouts that cnorm_matrix_pack and cnorm_cell
- * take, row by row. NULL for arrays that the layer lacks or the caller does not want. A CNORM_LAYER_LINEAR uses weight_x and
- * bias, a CNORM_LAYER_NORM gain_h and bias. */
+/* Outputs for the gradients of one layer, which are overwritten: in the layouts that cnorm_matrix_pack and
+ * cnorm_cell take, row by row. NULL for arrays that the layer lacks or the caller does not want. A
+ * CNORM_LAYER_LINEAR uses weight_x and bias, a CNORM_LAYER_NORM gain_h and bias. */
 typedef struct cnorm_gradient {
     float *weight_x, *weight_h, *weight_n, *weight_p;    /* [gates * units, cols] of the matrix */
     float *inside_x, *inside_h, *gain_x, *gain_h, *bias; /* [gates, padded]; of other layers than cells [units] */
@@ -79,7 +81,7 @@ typedef struct cnorm_backward {
     const float *dy;                 /* [steps, batch, outputs] */
     float *dx;                       /* [steps, batch, inputs] or NULL; does not overlap dy */
     float *dstate;                   /* [batch, state floats]: in, the gradient of the state after the last step; out,
-                                        that of the state before the first; padding is zero. NULL if there is no state */
+                                        that of the state before the first; padding is 0. NULL if there is no state */
     const cnorm_gradient *gradients; /* [count] */
     float *scratch;                  /* [cnorm_backward_floats], aligned to CNORM_ALIGN */
 } cnorm_backward;
@@ -87,9 +89,9 @@ typedef struct cnorm_backward {
 ptrdiff_t cnorm_backward_floats(const cnorm_tape *tape);
 cnorm_status cnorm_run_backward(const cnorm_tape *tape, const cnorm_backward *call);
 
-/* Adam, Kingma and Ba, arXiv:1412.6980, Algorithm 1, in the order of its equations; `rate` is the learning rate, the two
- * corrections are 1 - beta^t in float64, for step t. m and v [n] start at zero.
- * weight -= rate mhat / (sqrt(vhat) + eps) */
+/* Adam, Kingma and Ba, arXiv:1412.6980, Algorithm 1, in the order of its equations; `rate` is the learning rate, the
+ * two corrections are 1 - beta^t in float64, for step t. m and v [n] start at zero. weight -= rate mhat /
+ * (sqrt(vhat) + eps) */
 typedef struct cnorm_adam {
     double rate, beta1, beta2, eps;
     double correction1, correction2;

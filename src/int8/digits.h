@@ -1,5 +1,5 @@
-/* q = lo + 128 hi with 0 <= lo < 128 and -64 <= hi < 64: two digits, each a signed byte: bits 0 to 6 of q, and bits 7 to
- * 14. Of the eight bytes of a quad, the lower four are lo of its four inputs, the upper four hi. */
+/* q = lo + 128 hi with 0 <= lo < 128 and -64 <= hi < 64: two digits, each a signed byte: bits 0 to 6 of q, and bits
+ * 7 to 14. Of the eight bytes of a quad, the lower four are lo of its four inputs, the upper four hi. */
 #ifndef CNORM_INT8_DIGITS_H
 #define CNORM_INT8_DIGITS_H
 

@@ -1,9 +1,6 @@
 /* The loop over panels and vectors that all units share. Before including this, a unit defines
  *     panel_sums(panel, quads, count, x, n, sums, stride): sums [count, PANEL] of one panel, count a constant 1, 2 or 4
  *     arrange, as units.h has it */
-#ifndef CNORM_INT8_MULTIPLY_INL_H
-#define CNORM_INT8_MULTIPLY_INL_H
-
 static void multiply(ptrdiff_t rows, ptrdiff_t quads, const uint8_t *weights, ptrdiff_t n, const int32_t (*x)[2],
                      int32_t *sums, ptrdiff_t stride)
 {
@@ -20,5 +17,3 @@ static void multiply(ptrdiff_t rows, ptrdiff_t quads, const uint8_t *weights, pt
 
 /* without designators: amalgamate.py renames the functions, and would rename the members */
 #define UNIT_OF(unit) const cnorm_int8_unit cnorm_int8_##unit = {#unit, arrange, multiply}
-
-#endif

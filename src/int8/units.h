@@ -7,8 +7,8 @@
  * unsigned operand. The caller subtracts 128 times the sum of q. Partial sums may wrap modulo 2^32, since the final
  * result fits int32.
  *
- * Four inputs are a quad. One layout for all instruction sets: weights uint8 [rows/PANEL][quads][PANEL][4]. Inputs beyond
- * the last are q = 0; padded rows are w = 0, stored as 128.
+ * Four inputs are a quad. One layout for all instruction sets: weights uint8 [rows/PANEL][quads][PANEL][4]. Inputs
+ * beyond the last are q = 0; padded rows are w = 0, stored as 128.
  */
 #ifndef CNORM_INT8_UNITS_H
 #define CNORM_INT8_UNITS_H

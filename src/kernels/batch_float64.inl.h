@@ -1,5 +1,6 @@
-/* Channels of batch_norm.inl.h that are done in float64: those whose f64.scale is not 0. In a matrix (space = 1) LANES_F64
- * channels are read at a time, one in each lane; otherwise each run of `space` elements is one of row_float64.inl.h. */
+/* Channels of batch_norm.inl.h that are done in float64: those whose f64.scale is not 0. In a matrix (space = 1)
+ * LANES_F64 channels are read at a time, one in each lane; otherwise each run of `space` elements is one of
+ * row_float64.inl.h. */
 
 /* channels c to c + LANES_F64 of a matrix */
 static FN(tile) FN(column_tile)(const FN(volume) *v, ptrdiff_t c, const FN(batch) *b)

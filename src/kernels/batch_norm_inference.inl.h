@@ -1,4 +1,5 @@
-/* Batch norm with a given mean and variance, forward and backward: (4) of batch_norm.inl.h with K = mean and no delta. */
+/* Batch norm with a given mean and variance, forward and backward: (4) of batch_norm.inl.h with K = mean and no
+ * delta. */
 
 /* K, rstd and scale of each channel from the given mean and variance */
 static NOINLINE void FN(given_stats)(const T *mean, const T *var, double eps, ptrdiff_t channels, FN(batch) *b)

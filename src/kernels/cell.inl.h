@@ -2,8 +2,8 @@
  *
  *   (1) zx = W_x x + inside_x      for all streams, or for several steps of one stream, since it needs no state
  *   (2) zh = W_h h + inside_h, or with CNORM_SCOPE_SUM zh = W_h h + zx
- *   (3) r = 1/sqrt(mean z^2 + eps) of each group of gates (cnorm_matrix.group), of zx and zh with CNORM_SCOPE_SPLIT, of zh
- *       with CNORM_SCOPE_SUM: the weights and `inside` are centred, so LN(z) = z r gain + bias
+ *   (3) r = 1/sqrt(mean z^2 + eps) of each group of gates (cnorm_matrix.group), with CNORM_SCOPE_SPLIT of zx and zh,
+ *       with CNORM_SCOPE_SUM of zh: the weights and `inside` are centred, so LN(z) = z r gain + bias
  *   (4) the gates and the state, one pass
  * A row of zx or zh is the products, then the r of its gates (input_row_floats, state_row_floats in kernels.h).
  * Gates are padded to CNORM_GATE_PAD units; padding is zero in weights, gains and biases, and stays zero in the state.

@@ -1,13 +1,16 @@
-/* The backward pass of one step of a recurrent cell: equations (1) to (8) of cnorm_train.h, in their notation; (9) is in
- * scope_backward.inl.h, (10) and (11) are in rnn/backward.c.
- * The gates of an LSTM are on the tape, those of other cells are recomputed from the products on the tape with the
- * functions of cell_gates.inl.h. Padding stays zero in every gradient. */
+/* The backward pass of one step of a recurrent cell: equations (1) to (8) of cnorm_train.h, in their notation; (9)
+ * is in scope_backward.inl.h, (10) and (11) are in rnn/backward.c. The gates of an LSTM are on the tape, those of
+ * other cells are recomputed from the products on the tape with the functions of cell_gates.inl.h. Padding stays
+ * zero in every gradient. */
 #ifndef CNORM_CELL_BACKWARD_INL_H
 #define CNORM_CELL_BACKWARD_INL_H
 
 #include "outer_product.inl.h"
 #include "product_backward.inl.h"
 #include "scope_backward.inl.h"
+
+static void layer_norm_backward_f32(const cnorm_norm_backward *call); /* layer_norm_backward.inl.h */
+INLINE void add_f32(ptrdiff_t n, float *into, const float *from);     /* isa.inl.h */
 
 INLINE f32v activation_backward(cnorm_activation f, f32v a, f32v dy)
 {

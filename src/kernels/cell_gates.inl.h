@@ -2,8 +2,12 @@
 #ifndef CNORM_CELL_GATES_INL_H
 #define CNORM_CELL_GATES_INL_H
 
+#include <math.h>
+
 #include "activation.inl.h"
 #include "kernels.h"
+
+static void layer_norm_f32(const cnorm_norm *call); /* layer_norm.inl.h */
 
 /* |v| < 2^-100 becomes 0: a decaying state such as 0.9 c would otherwise stay at a subnormal for ever */
 INLINE f32v without_tiny(f32v v)
@@ -24,7 +28,8 @@ INLINE gate_inputs gate_inputs_of(const cnorm_cell *cell, const float *zx, const
                          zh + state_row_floats(cell) - CNORM_GATE_PAD};
 }
 
-/* The two parts of the pre-activation of gate g at offset `at`, without bias; with CNORM_SCOPE_SUM part_h is the whole. */
+/* The two parts of the pre-activation of gate g at offset `at`, without bias; with CNORM_SCOPE_SUM part_h is the
+ * whole. */
 INLINE f32v part_x(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g, ptrdiff_t at)
 {
     const f32v z = load_f32(in->zx + at);

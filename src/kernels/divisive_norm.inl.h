@@ -1,5 +1,6 @@
 /* Divisive normalisation of rows x [n] (Ren, Liao, Urtasun, Sinz, Zemel 2016, arXiv:1611.04520). An element i has two
- * fields: the elements within a radius of it, A_i for the mean and B_i for the deviation, cut off at the ends of the row:
+ * fields: the elements within a radius of it, A_i for the mean and B_i for the deviation, cut off at the ends of the
+ * row:
  *
  *   v_i = x_i - mean of x over A_i      s_i = sqrt(sigma^2 + mean of v^2 over B_i)
  *   z_i = v_i / s_i, or 0 where s_i = 0      y_i = z_i gain_i + bias_i
@@ -8,10 +9,11 @@
  *   dv_i = g_i/s_i - v_i sum over B_i of g z / (s^2 |B|)      dx_i = dv_i - sum over A_i of dv / |A|
  *   dsigma = -sigma sum g z / s^2      dgain = sum over rows of dy z      dbias = sum over rows of dy
  *
- * All in float64 and rounded once, so that float32 and float64 share the code and differ in loads and stores. The row is cut into blocks of a field's length, and each block has running sums
- * from its start and to its end. A field is the end of one block and the beginning of the next: two running sums are
- * added and none is subtracted, so that rounding errors of large elements stay within their fields. Sums are
- * compensated (two_sum), so that a mean far above the deviation costs no accuracy.
+ * All in float64 and rounded once, so that float32 and float64 share the code and differ in loads and stores. The row
+ * is cut into blocks of a field's length, and each block has running sums from its start and to its end. A field is the
+ * end of one block and the beginning of the next: two running sums are added and none is subtracted, so that rounding
+ * errors of large elements stay within their fields. Sums are compensated (two_sum), so that a mean far above the
+ * deviation costs no accuracy.
  */
 
 /* sum + error = a + b exactly (Knuth 1969) */

@@ -7,34 +7,6 @@
 #include "kernels.h"
 #include "tuning.h"
 
-INLINE double larger_finite(double a, double b)
-{
-    b = fabs(b);
-    return b > a && b <= 0x1.fffffffffffffp1023 ? b : a;
-}
-
-/* The exponent of a normal number, and 2^exponent, limited to normal numbers: for sums of exponents, faster than libm. */
-INLINE int exponent_of(double a)
-{
-    int64_t bits;
-    memcpy(&bits, &a, sizeof bits);
-    return (int)(bits >> 52 & 0x7ff) - 1023;
-}
-INLINE double power_of_two(int exponent)
-{
-    const int64_t limited = exponent < -1022 ? -1022 : exponent > 1023 ? 1023 : exponent, bits = (limited + 1023) << 52;
-    double power;
-    memcpy(&power, &bits, sizeof power);
-    return power;
-}
-
-/* the power of two that brings `largest` near 1 */
-INLINE double scale_for(double largest)
-{
-    const int exponent = largest > 0 ? exponent_of(largest) : -1000;
-    return power_of_two(exponent < -1000 ? 1000 : -exponent);
-}
-
 INLINE void add_f32(ptrdiff_t n, float *into, const float *from)
 {
     for (ptrdiff_t j = 0; j < n; ++j) into[j] += from[j];
@@ -55,16 +27,6 @@ INLINE void add_f64(ptrdiff_t n, double *into, const double *from)
     }
 WIDEN(f16)
 WIDEN(bf16)
-
-/* conversion between a vector of T and VL float64 */
-INLINE void to_f64_f32(f32v v, f64v *to)
-{
-    to[0] = widen_lo(v);
-    to[1] = widen_hi(v);
-}
-INLINE f32v from_f64_f32(const f64v *from) { return narrow(from[0], from[1]); }
-INLINE void to_f64_f64(f64v v, f64v *to) { *to = v; }
-INLINE f64v from_f64_f64(const f64v *from) { return *from; }
 
 #include "wide.inl.h"
 

@@ -3,13 +3,16 @@
  *   (1) m = max |x|, q[k] = round(x[k] levels/m), g = m/levels; q = 0 where m < 2^-100; g = NaN where x is not finite
  *   (2) zi[r] = sum of w[r, k] q[k], exact in int32: by the units of int8/
  *   (3) z[r] = float(zi[r]) (scale[r] g) + add[r]
- * Integer sums are exact in any order and +, *, / are correctly rounded, so the bits are the same on every instruction set.
- * |q| <= levels: x levels/m is at most levels (1 + 2^-22) before it is rounded to an integer.
+ * Integer sums are exact in any order and +, *, / are correctly rounded, so the bits are the same on every instruction
+ * set. |q| <= levels: x levels/m is at most levels (1 + 2^-22) before it is rounded to an integer.
  */
 #ifndef CNORM_MATVEC_INT8_INL_H
 #define CNORM_MATVEC_INT8_INL_H
 
+#include <math.h>
+
 #include "../int8/units.h"
+#include "tuning.h"
 
 /* panels of int8 weights: float scale [packed rows], then the weights as units.h lays them out */
 INLINE const uint8_t *int8_weights(const cnorm_matrix *w) { return (const uint8_t *)w->panels + 4 * packed_rows(w); }
@@ -60,7 +63,8 @@ INLINE int32_t quantize(ptrdiff_t n, const float *x, int8_scale scale, int16_t *
     return sum;
 }
 
-/* (3) in place: z holds sums of (w + CNORM_INT8_BIAS) q, as int32. Returns the sum of squares of z, as `product` does. */
+/* (3) in place: z holds sums of (w + CNORM_INT8_BIAS) q, as int32. Returns the sum of squares of z, as `product`
+ * does. */
 static double scaled_sums(const cnorm_matrix *w, int32_t q_sum, float from_levels, const float *add, float *z)
 {
     const float *scale = w->panels;

@@ -1,9 +1,9 @@
 /* The gradient of a matrix W [gates * units, cols], row by row.
  *
  *   (1) dW = sum over the rows of a batch of dz x^T: in order, in blocks of 16 rows from zero
- * The order of every sum is fixed by the number of rows alone. A tile of MANY rows of dW and one or two vectors of columns
- * stays in registers over a block: each multiply-add takes one broadcast of dz from memory and no other load. The next
- * tile of dW and the next units of dz, whose rows are further apart than a page, are prefetched.
+ * The order of every sum is fixed by the number of rows alone. A tile of MANY rows of dW and one or two vectors of
+ * columns stays in registers over a block: each multiply-add takes one broadcast of dz from memory and no other load.
+ * The next tile of dW and the next units of dz, whose rows are further apart than a page, are prefetched.
  */
 #ifndef CNORM_OUTER_PRODUCT_INL_H
 #define CNORM_OUTER_PRODUCT_INL_H

@@ -3,6 +3,9 @@
 #define CNORM_PRODUCT_FLOAT64_INL_H
 
 #include "matvec.inl.h"
+#include "wide.inl.h"
+
+INLINE void put_all_f32(float *to, const wide_f64 *w); /* tile_float64.inl.h */
 
 /* W x + inside */
 typedef struct product_term {
@@ -24,8 +27,8 @@ INLINE wide_f64 f64_int8_sums(const cnorm_matrix *w, const float *x, float to_le
     return wide;
 }
 
-/* W x + inside for the LANES_F64 rows from r on; the sum of a row has the order of k. int8 weights: the integer sum, times
- * scale[r] g in float64. */
+/* W x + inside for the LANES_F64 rows from r on; the sum of a row has the order of k. int8 weights: the integer sum,
+ * times scale[r] g in float64. */
 INLINE wide_f64 f64_rows(const product_term *term, int8_scale scale, ptrdiff_t r)
 {
     const cnorm_matrix *w = term->w;
@@ -65,8 +68,8 @@ INLINE void f64_multiply(float *z, ptrdiff_t rows, double by)
     for (ptrdiff_t r = 0; r < rows; ++r) z[r] = (float)((double)z[r] * by);
 }
 
-/* (3) in float64, from z [rows] in float32: z becomes z r, rounded once. Returns r, or a negative number, and leaves z as it is,
- * where products of float32 have overflowed, or may have lost bits to subnormals. */
+/* (3) in float64, from z [rows] in float32: z becomes z r, rounded once. Returns r, or a negative number, and leaves
+ * z as it is, where products of float32 have overflowed, or may have lost bits to subnormals. */
 RARE double f64_scaled(float *z, ptrdiff_t rows, double n, double eps)
 {
     double squares = 0, largest = 0;
@@ -82,8 +85,8 @@ RARE double f64_scaled(float *z, ptrdiff_t rows, double n, double eps)
     return rstd;
 }
 
-/* (2) and (3) in float64, for `rows` rows from z's first on: z becomes z r, and r is returned. The sums are kept in z in units
- * of 2^exponent, which grows with the largest: then the earlier ones are divided by the growth. */
+/* (2) and (3) in float64, for `rows` rows from z's first on: z becomes z r, and r is returned. The sums are kept in
+ * z in units of 2^exponent, which grows with the largest: then the earlier ones are divided by the growth. */
 RARE double f64_product(const product_term *terms, int count, ptrdiff_t start, ptrdiff_t rows, double n, double eps,
                         float *z)
 {

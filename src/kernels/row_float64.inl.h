@@ -32,8 +32,8 @@ static double FN(scale_of)(const X *x, ptrdiff_t n)
     return scale_for(largest);
 }
 
-/* The mean and rstd from the sums of n deviations from the origin. True where a sweep about this mean is needed: the last one
- * was about an element K, and (mean - K)^2 > var costs bits. Where T is float, float64 has bits to spare. */
+/* The mean and rstd from the sums of n deviations from the origin. True where a sweep about this mean is needed: the
+ * last one was about an element K, and (mean - K)^2 > var costs bits. Where T is float, float64 has bits to spare. */
 static NOINLINE int FN(f64_mean_and_rstd)(f64_stats *e, const double sums[2], double n, double eps, int centred)
 {
     const double correction = centred ? sums[0] / n : 0, first = e->origin, lost = sums[0] * correction;
@@ -51,7 +51,8 @@ static NOINLINE int FN(f64_mean_and_rstd)(f64_stats *e, const double sums[2], do
     return centred && lost > (sizeof(T) == 8 ? 1 : 0x1p20) * m2;
 }
 
-/* (3): the statistics of any row, from a sweep about its first element and, if needed, one about the mean, origin + delta */
+/* (3): the statistics of any row, from a sweep about its first element and, if needed, one about the mean, origin +
+ * delta */
 RARE f64_stats FN(f64_row_stats)(const X *x, ptrdiff_t n, double eps, int centred)
 {
     f64_stats e = {.scale = FN(scale_of)(x, n)};
@@ -65,9 +66,10 @@ RARE f64_stats FN(f64_row_stats)(const X *x, ptrdiff_t n, double eps, int centre
     return e;
 }
 
-/* The backward pass knows stats but not eps. A normal rstd includes eps and is used as it is, 0 and NaN are kept. One beyond
- * that range means that eps was negligible: it is computed again with eps = 0. The mean is computed again where its pair may
- * have lost bits to subnormals. False where a row's statistics must be computed again, and then given to f64_keep_rstd. */
+/* The backward pass knows stats but not eps. A normal rstd includes eps and is used as it is, 0 and NaN are kept.
+ * One beyond that range means that eps was negligible: it is computed again with eps = 0. The mean is computed again
+ * where its pair may have lost bits to subnormals. False where a row's statistics must be computed again, and then
+ * given to f64_keep_rstd. */
 INLINE int FN(f64_stats_from)(const T st[3], f64_stats *e)
 {
     const T mean = st[0] + st[1], rstd = mean == mean ? st[2] : mean;

@@ -1,5 +1,5 @@
-/* (5) and (6) of layer_norm_backward.inl.h in float64, for rows whose xhat, dx or sums leave the range of T. Included once
- * per storage type. */
+/* (5) and (6) of layer_norm_backward.inl.h in float64, for rows whose xhat, dx or sums leave the range of T.
+ * Included once per storage type. */
 
 /* (6) in float64, rounded once to T */
 RARE void FN(f64_write_gradient)(const FN(tile) *tile, const wide_stats *stats, const wide_gradient *gradient)

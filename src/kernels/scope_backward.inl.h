@@ -40,7 +40,8 @@ RARE void norm_backward_f64(ptrdiff_t length, double n, double rstd, float r, co
         z[j] = (float)(rstd * ((double)da[j] * (double)gain[j] - mean - (double)(z[j] * r) * mean_dq_q));
 }
 
-/* (9): the gradient of a normalised product: z [gates, padded units] -> dz; adds to dgain and dinside, both of z's shape */
+/* (9): the gradient of a normalised product: z [gates, padded units] -> dz; adds to dgain and dinside, both of z's
+ * shape */
 static NOINLINE void norm_backward(const cnorm_matrix *w, const float *gain, const float *da, float *z, const float *r,
                                    float *dgain, float *dinside)
 {

@@ -3,10 +3,10 @@
  *   forward    a = sum d,  b = sum d^2       of d = x - K
  *   backward   a = sum g,  b = sum g xhat    of g = dy gain, xhat = ((x - K) - delta) rstd
  *
- * The order of additions depends on n alone. Element j belongs to virtual lane j mod LANES; LANES lanes are LANE_VECTORS
- * native vectors. A lane adds BLOCK terms from zero, then adds that block's sum to its total: rounding errors grow with
- * the length of a chain of additions. Every FOLD elements the halving tree adds up the lanes, and its result is added
- * to a float64.
+ * The order of additions depends on n alone. Element j belongs to virtual lane j mod LANES; LANES lanes are
+ * LANE_VECTORS native vectors. A lane adds BLOCK terms from zero, then adds that block's sum to its total: rounding
+ * errors grow with the length of a chain of additions. Every FOLD elements the halving tree adds up the lanes, and its
+ * result is added to a float64.
  *
  * To be aligned in memory, vectors may begin lane_offset elements before the row, 0 <= lane_offset < VL. Element j is
  * then added in lane (j + lane_offset) mod LANES, and the lanes are rotated back before the tree: the same additions in
@@ -198,9 +198,9 @@ INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double 
     }
 }
 
-/* S and Q of d = x - K over x [n]. The result is returned in registers: where the
- * caller reads both numbers in one load, two stores would fail store forwarding and wait for all stores before them,
- * 35 ns a row behind non-temporal ones. */
+/* S and Q of d = x - K over x [n]. The result is returned in registers: where the caller reads both numbers in one
+ * load, two stores would fail store forwarding and wait for all stores before them, behind non-temporal ones 35 ns a
+ * row (Zen 4, 2026-11-23). */
 static NOINLINE two_sums FN(run_sums)(const X *x, ptrdiff_t n, T K, ptrdiff_t lane_offset)
 {
     double sums[2];

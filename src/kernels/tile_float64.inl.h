@@ -1,11 +1,12 @@
-/* Tiles of numbers that are read as float64, LANES_F64 at a time, and their sums, for the float64 path (row_float64.inl.h).
- * Included once per storage type.
+/* Tiles of numbers that are read as float64, LANES_F64 at a time, and their sums, for the float64 path
+ * (row_float64.inl.h). Included once per storage type.
  *
- * Sums have the order of sweep.inl.h: a lane adds BLOCK terms from zero and that sum to its total, a halving tree adds up
- * the lanes every FOLD elements. */
+ * Sums have the order of sweep.inl.h: a lane adds BLOCK terms from zero and that sum to its total, a halving tree
+ * adds up the lanes every FOLD elements. */
 
-/* Numbers that are read in lanes: row r is [LANES_F64] at x + r x_stride, of which lanes below n - r step are used. A run of
- * n elements is a tile with step = LANES_F64. A tile of n <= LANES_F64 columns has step 0, and its sums stay in lanes. */
+/* Numbers that are read in lanes: row r is [LANES_F64] at x + r x_stride, of which lanes below n - r step are used.
+ * A run of n elements is a tile with step = LANES_F64. A tile of n <= LANES_F64 columns has step 0, and its sums
+ * stay in lanes. */
 typedef struct {
     const X *dy, *x; /* dy: backward only */
     ptrdiff_t dy_stride, x_stride;
@@ -115,7 +116,8 @@ INLINE void FN(f64_terms)(const FN(tile) *t, ptrdiff_t r, const wide_stats *e, f
     }
 }
 
-/* The two sums in each lane over rows begin to end of a tile: of d and d^2, d = x scale - origin, or backward of g and g xhat */
+/* The two sums in each lane over rows begin to end of a tile: of d and d^2, d = x scale - origin, or backward of g
+ * and g xhat */
 INLINE void FN(f64_lane_terms)(const FN(tile) *tile, ptrdiff_t begin, ptrdiff_t end, const wide_stats *stats,
                                const f64_scales *scales, const int backward, wide_f64 sums[2])
 {

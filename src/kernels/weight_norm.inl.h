@@ -16,9 +16,9 @@ RARE f64_stats FN(f64_norm_of)(const T *w, ptrdiff_t n)
     return e;
 }
 
-/* v = g w/|w| in float64. Where T is float64 each product of two factors could leave the range: w is multiplied by up, then by
- * the rounded product of the others, which is near 1, then by down. The order is that of rows in range, so that scaling w by
- * a power of two changes no bit of v. */
+/* v = g w/|w| in float64. Where T is float64 each product of two factors could leave the range: w is multiplied by
+ * up, then by the rounded product of the others, which is near 1, then by down. The order is that of rows in range,
+ * so that scaling w by a power of two changes no bit of v. */
 RARE void FN(f64_weight_norm)(const T *w, ptrdiff_t n, double g, T *v)
 {
     const f64_stats e = FN(f64_norm_of)(w, n);

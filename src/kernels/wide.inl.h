@@ -3,6 +3,50 @@
 #ifndef CNORM_WIDE_INL_H
 #define CNORM_WIDE_INL_H
 
+#include <math.h>
+
+#include "../simd/storage.h"
+#include "tuning.h"
+
+INLINE double larger_finite(double a, double b)
+{
+    b = fabs(b);
+    return b > a && b <= 0x1.fffffffffffffp1023 ? b : a;
+}
+
+/* The exponent of a normal number, and 2^exponent, limited to normal numbers: for sums of exponents, faster than
+ * libm. */
+INLINE int exponent_of(double a)
+{
+    int64_t bits;
+    memcpy(&bits, &a, sizeof bits);
+    return (int)(bits >> 52 & 0x7ff) - 1023;
+}
+INLINE double power_of_two(int exponent)
+{
+    const int64_t limited = exponent < -1022 ? -1022 : exponent > 1023 ? 1023 : exponent, bits = (limited + 1023) << 52;
+    double power;
+    memcpy(&power, &bits, sizeof power);
+    return power;
+}
+
+/* the power of two that brings `largest` near 1 */
+INLINE double scale_for(double largest)
+{
+    const int exponent = largest > 0 ? exponent_of(largest) : -1000;
+    return power_of_two(exponent < -1000 ? 1000 : -exponent);
+}
+
+/* conversion between a vector of T and VL float64 */
+INLINE void to_f64_f32(f32v v, f64v *to)
+{
+    to[0] = widen_lo(v);
+    to[1] = widen_hi(v);
+}
+INLINE f32v from_f64_f32(const f64v *from) { return narrow(from[0], from[1]); }
+INLINE void to_f64_f64(f64v v, f64v *to) { *to = v; }
+INLINE f64v from_f64_f64(const f64v *from) { return *from; }
+
 typedef struct {
     f64v v[LANE_VECTORS];
 } wide_f64;
@@ -54,8 +98,8 @@ INLINE wide_f64 wide_at_bf16(const uint16_t *p)
     return w;
 }
 
-/* Statistics of one row or channel: x scale = origin + delta + xhat / rstd, with a power of two as scale. rstd is in units
- * of 1/(x scale), inv_std_dev = rstd scale in units of 1/x. scale is 1 where T is float. */
+/* Statistics of one row or channel: x scale = origin + delta + xhat / rstd, with a power of two as scale. rstd is in
+ * units of 1/(x scale), inv_std_dev = rstd scale in units of 1/x. scale is 1 where T is float. */
 typedef struct {
     double scale, origin, delta, rstd, inv_std_dev;
 } f64_stats;
@@ -83,8 +127,8 @@ static NOINLINE wide_stats wide_stats_of_each(const f64_stats *e, ptrdiff_t coun
     return w;
 }
 
-/* (6) in each lane: dx = ((g - G) - xhat H) rstd unit^2 last_unit. G, H and g = dy gain are scaled by powers of two, as xhat
- * is, and dx may be in range where the product of two factors is not: so the units are three powers of two. */
+/* (6) in each lane: dx = ((g - G) - xhat H) rstd unit^2 last_unit. G, H and g = dy gain are scaled by powers of two,
+ * as xhat is, and dx may be in range where the product of two factors is not: so the units are three powers of two. */
 typedef struct {
     double dy, gain;
 } f64_scales; /* of g: dy and gain are multiplied by them, where T is float64 */

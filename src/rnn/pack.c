@@ -49,8 +49,8 @@ static ptrdiff_t packed_row(const cnorm_matrix *matrix, ptrdiff_t r)
 
 enum { LINE = 16 }; /* columns that are read and written together: a cache line of a row */
 
-/* means [count] of the columns from k on, over the gates of a group, which hold the rows from `first` to `end`; 0 if there
- * are no groups */
+/* means [count] of the columns from k on, over the gates of a group, which hold the rows from `first` to `end`; 0 if
+ * there are no groups */
 static void column_means(const cnorm_matrix *matrix, const float *w, ptrdiff_t k, ptrdiff_t count, ptrdiff_t first,
                          ptrdiff_t end, double *means)
 {

@@ -1,4 +1,5 @@
-/* Opening and writing packed models. Everything that is read from a file is copied once and checked before it is used. */
+/* Opening and writing packed models. Everything that is read from a file is copied once and checked before it is
+ * used. */
 #include "packed.h"
 
 #include <math.h>
@@ -7,7 +8,8 @@
 #include "../crc32.h"
 #include "../kernels/kernels.h"
 
-/* ---- the matrices and vectors of a layer, in the order of the file ---------------------------------------------------- */
+/* ---- the matrices and vectors of a layer, in the order of the file
+ * ---------------------------------------------------- */
 
 static int matrix_fields(cnorm_layer *layer, cnorm_matrix *fields[PACKED_MATRICES])
 {
@@ -56,7 +58,8 @@ static void vector_fields(cnorm_layer *layer, vector_field fields[PACKED_VECTORS
     }
 }
 
-/* ---- reading ---------------------------------------------------------------------------------------------------------- */
+/* ---- reading
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static uint64_t table_bytes(const packed_head *head)
 {
@@ -276,7 +279,8 @@ cnorm_status cnorm_model_verify(const cnorm_model *model)
     return crc32_of(data, (ptrdiff_t)(head.bytes - head.data)) == head.data_crc ? CNORM_OK : CNORM_ERROR_DAMAGED;
 }
 
-/* ---- writing ---------------------------------------------------------------------------------------------------------- */
+/* ---- writing
+ * ---------------------------------------------------------------------------------------------------------- */
 
 /* The offset of a copy of an array, 0 for none; while `to` has no memory only its bytes are counted. */
 static uint64_t put(layout *to, const void *from, ptrdiff_t bytes)

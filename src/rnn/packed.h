@@ -1,4 +1,5 @@
-/* The packed model file, read and written by packed.c, in the byte order of the machine that wrote it: another one refuses it.
+/* The packed model file, read and written by packed.c, in the byte order of the machine that wrote it: another one
+ * refuses it.
  *
  *     packed_head
  *     packed_network [networks]

@@ -1,6 +1,6 @@
-/* Functions of vector.h and storage.h as loops over the lanes, for instruction sets without masked
- * stores and permutations of two vectors. Included by avx2.h and vector_16.h. Called, not inlined: GCC makes 200 bytes of
- * each loop, and they are for the ends of rows. */
+/* Functions of vector.h and storage.h as loops over the lanes, for instruction sets without masked stores and
+ * permutations of two vectors. Included by avx2.h and vector_16.h. Called, not inlined: GCC makes 200 bytes of each
+ * loop, and they are for the ends of rows. */
 #include "vector.h"
 
 #ifndef CNORM_SIMD_LOOPS_H

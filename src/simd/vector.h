@@ -1,9 +1,9 @@
 /* The vector types and functions that kernel bodies use besides plain C.
  *
  * A vector has the native width of the instruction set that the file is compiled for, so that accumulators stay in
- * registers (a 64-byte type on a 32-byte machine makes GCC 12 spill all of them: measured 3 to 5 times slower).
- * A kernel sums over a fixed number of *virtual lanes*, LANES_* of them, made of LANE_VECTORS native vectors. The
- * virtual lanes and the one halving tree make the bits independent of the native width.
+ * registers (a 64-byte type on a 32-byte machine makes GCC 12 spill all of them: 3 to 5 times slower, Zen 4,
+ * 2026-11-21). A kernel sums over a fixed number of *virtual lanes*, LANES_* of them, made of LANE_VECTORS native
+ * vectors. The virtual lanes and the one halving tree make the bits independent of the native width.
  *
  * Arithmetic is the operators + - * / of the vector extensions of GCC (>= 12) and clang. For f32 and f64 there are
  *     splat_*        one value in every lane

@@ -1,21 +1,36 @@
 """Limits on the size of files, functions and parameter lists."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILE_LINES, KERNEL_FILE_LINES, FUNCTION_LINES, PARAMETERS = 450, 250, 50, 7
-# files older than the limits: an entry is removed when its file meets them, none is added
-OLDER = set()
+FILE_LINES, KERNEL_FILE_LINES, FUNCTION_LINES, PARAMETERS, COLUMNS = 450, 250, 50, 7, 120
+# Functions with more parameters than that. A C entry of src/include has as many as its caller has arrays and strides.
+MORE_PARAMETERS = {
+    ("cnorm/_batch_norm.pxi", "batch_norm"): "public: options by keyword, with defaults",
+    ("cnorm/_layer_norm.pxi", "add_layer_norm"): "public: as above",
+    ("cnorm/analysis.py", "fisher_glm"): "public: as above",
+    ("cnorm/torch/recurrent.py", "__init__"): "public: the arguments of torch.nn.LSTM, and the preset",
+    (
+        "onnx_export/builders/channel_norms.py",
+        "batch_norm",
+    ): "graph, name, and the inputs and attributes of the operator",
+    ("onnx_export/builders/channel_norms.py", "group_norm"): "as above",
+    ("onnx_export/exporter.py", "export"): "public: options by keyword, with defaults",
+    ("onnx_export/norm_export.py", "export_norm"): "public: as above",
+    ("onnx_export/validation/__init__.py", "validate"): "public: as above",
+    ("onnx_export/validation/command.py", "validate"): "the options of `cnorm validate`",
+}
 
 
 def sources(*suffixes):
     found = [p for d in ("src", "cnorm", "onnx_export") for p in sorted((ROOT / d).rglob("*")) if p.suffix in suffixes]
     assert found
-    return [p for p in found if str(p.relative_to(ROOT)) not in OLDER]
+    return found
 
 
 def c_functions(text):
@@ -89,14 +104,14 @@ def cython_functions(text):
 
 def functions(path):
     text = path.read_text()
-    if path.suffix in (".c", ".h", ".inc"):
+    if path.suffix in (".c", ".h", ".hpp", ".inc"):
         return c_functions(text)
     return python_functions(text) if path.suffix == ".py" else cython_functions(text)
 
 
 def test_no_file_is_too_long():
     long = []
-    for path in sources(".c", ".h", ".inc", ".py", ".pyx", ".pxi", ".pxd"):
+    for path in sources(".c", ".h", ".hpp", ".inc", ".py", ".pyi", ".pyx", ".pxi", ".pxd", ".html", ".js"):
         limit = KERNEL_FILE_LINES if "kernels" in path.parts else FILE_LINES
         lines = path.read_text().count("\n")
         if lines > limit:
@@ -104,20 +119,35 @@ def test_no_file_is_too_long():
     assert not long, "\n".join(long)
 
 
+def test_no_line_of_c_is_too_long():
+    """clang-format keeps code within the limit, not comments; ruff and cython-lint see to the other languages."""
+    long = []
+    for path in sources(".c", ".h", ".hpp", ".inc"):
+        lines = enumerate(path.read_text().split("\n"), 1)
+        long += [f"{path.relative_to(ROOT)}:{i}: {len(line)} columns" for i, line in lines if len(line) > COLUMNS]
+    assert not long, "\n".join(long)
+
+
 def test_functions_meet_the_limits_on_length_and_parameters():
-    found = []
-    for path in sources(".c", ".h", ".inc", ".py", ".pyx", ".pxi"):
+    found, excepted = [], set()
+    for path in sources(".c", ".h", ".hpp", ".inc", ".py", ".pyx", ".pxi"):
         name = str(path.relative_to(ROOT))
         for function, lines, parameters in functions(path):
-            # the entries of the C library and the options of public Python functions are arguments of one name each
-            public = function.startswith("cnorm_") or (
-                path.suffix != ".c" and (function == "__init__" or not function.startswith("_"))
-            )
-            public = public and path.suffix in (".c", ".py", ".pxi")
-            public = public or function == "_run"  # of onnx.reference: the inputs of an operator
-            if lines > FUNCTION_LINES or (not public and parameters > PARAMETERS):
+            many = parameters > PARAMETERS and not (path.suffix == ".c" and function in declared())
+            if many and (name, function) in MORE_PARAMETERS:
+                excepted.add((name, function))
+                many = False
+            if many or lines > FUNCTION_LINES:
                 found.append(f"{name}: {function} has {lines} lines and {parameters} parameters")
     assert not found, "\n".join(found)
+    assert excepted == MORE_PARAMETERS.keys(), f"no exceptions: {MORE_PARAMETERS.keys() - excepted}"
+
+
+@functools.cache
+def declared():
+    """The functions that the C library's public headers declare."""
+    text = "".join(path.read_text() for path in (ROOT / "src" / "include").glob("*.h"))
+    return set(re.findall(r"\b(cnorm_\w+)\(", re.sub(r"/\*.*?\*/", "", text, flags=re.S)))
 
 
 @pytest.mark.parametrize(
