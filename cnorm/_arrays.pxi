@@ -27,7 +27,8 @@ cpdef cnp.ndarray as_array(object a, str name, str call=None):
     readable = (isinstance(a, (np.ndarray, memoryview, bytearray)) or hasattr(a, "__array__")
                 or hasattr(a, "__array_interface__") or type(a).__name__ == "array")
     if not readable and not hasattr(a, "__dlpack__"):
-        raise TypeError(f"{name} must be an array, NumPy's or one that NumPy can read, got {type(a).__name__}")
+        hint = f", which has no dtype: pass np.float32({name})" if type(a) is list else ""
+        raise TypeError(f"{name} must be an array, NumPy's or another library's, got {type(a).__name__}{hint}")
     try:
         return np.asarray(a) if readable else np.from_dlpack(a)
     except Exception as error:  # the other library's error, for an array on a GPU or one with a gradient

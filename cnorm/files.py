@@ -61,7 +61,11 @@ def replacing(path):
         except FileNotFoundError:
             mode = None
         if mode is not None and not stat.S_ISREG(mode):
-            raise OSError(errno.EEXIST, "the path is that of something not a regular file")
+            folder = stat.S_ISDIR(mode)
+            raise OSError(
+                errno.EISDIR if folder else errno.EEXIST,
+                "a folder, not a regular file" if folder else "not a regular file",
+            )
         target = Path(os.path.realpath(path))
         with _temporary_folder(target) as folder:
             yield Path(folder, target.name)
@@ -144,8 +148,32 @@ def raw_safetensors(path) -> tuple[dict[str, dict], dict[str, str]]:
         found = safetensors.deserialize(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=each_once)
     except (safetensors.SafetensorError, ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is not a safetensors file that can be read: {message_of(error)}") from None
+        reason = _kind_of(data) or message_of(error)
+        raise ValueError(f"{path} is not a safetensors file that can be read: {reason}") from None
     return dict(found), header.get("__metadata__") or {}
+
+
+KINDS = {
+    b"PK\3\4": "a zip archive, such as torch.save, numpy.savez and Keras write",
+    b"\x89HDF": "an HDF5 file, which h5py and Keras read",
+    b"\x93NUMPY": "a file of numpy.save",
+    b"\x80\2": "a pickle, which is not read, as it can run code",
+    b"\x80\3": "a pickle, which is not read, as it can run code",
+    b"\x80\4": "a pickle, which is not read, as it can run code",
+    b"\x80\5": "a pickle, which is not read, as it can run code",
+    b"{": "JSON",
+    b"\x08": "perhaps ONNX, which onnx_export.load reads",
+}
+
+
+def _kind_of(data: bytes) -> str:
+    """The kind of a file that is no safetensors file, by its first bytes; "" if they are not known."""
+    if not data:
+        return "it is empty"
+    if int.from_bytes(data[:8], "little") <= 100_000_000:  # the length of a safetensors header, which may be damaged
+        return ""
+    kinds = [kind for start, kind in KINDS.items() if data.startswith(start)]
+    return f"it is {kinds[0]}" if kinds else ""
 
 
 def array_of(name: str, tensor: dict) -> np.ndarray:
@@ -175,8 +203,9 @@ def open_regular(path):
     # O_NONBLOCK: opening a FIFO must not wait for a writer
     handle = os.open(decoded(path), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
+        folder = stat.S_ISDIR(os.fstat(handle).st_mode)
         os.close(handle)
-        raise ValueError(f"{path} is not a regular file")
+        raise ValueError(f"{path} is {'a folder, ' if folder else ''}not a regular file")
     return os.fdopen(handle, "rb")
 
 

@@ -53,7 +53,7 @@ class Adam:
 
     def _update(self, gradient, scale, weight, moments, powers):
         powers = [power * beta for power, beta in zip(powers, self.betas, strict=True)]
-        _core.adam_update(self.lr, self.betas, self.eps, powers, gradient, scale, weight, *moments)
+        _core.adam_update(self, powers, gradient, scale, weight, *moments)
         return powers
 
 
@@ -147,6 +147,10 @@ class Learner:
         self._powers = [1.0, 1.0]
         self._end = self.remembered = 0
         self._from_start = True  # whether the first remembered step started from the initial state
+
+    def __repr__(self) -> str:
+        size = f"{self.input_size} -> {self.output_size}"
+        return f"Learner({size}, {self.optimizer}, truncate={self.truncate}, remembered={self.remembered})"
 
     def step(self, x: np.ndarray) -> np.ndarray:
         """One step, with the same bits as `Stream.step` of `model()`; it is stored for `learn`.

@@ -95,7 +95,10 @@ def identity(layers) -> bytes:
 def layers_from(text: str | None, tensors: dict[str, np.ndarray]) -> list[Layer]:
     """The layers of a configuration and its tensors, both untrusted; ValueError if they do not fit."""
     if text is None:
-        raise ValueError(f"not a cnorm model: the metadata has no {METADATA_KEY!r}")
+        raise ValueError(
+            f"not a cnorm model, of Model.save: the metadata has no {METADATA_KEY!r}; cnorm.from_safetensors reads "
+            "checkpoints of other frameworks"
+        )
     try:
         whole = json.loads(text, object_pairs_hook=each_once)
         version, entries = whole["format"], whole["layers"]

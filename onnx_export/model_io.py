@@ -132,6 +132,8 @@ def open_regular(path: str | os.PathLike, flags: int = 0) -> tuple[BinaryIO, os.
 
 def parse(data: bytes, limits: Limits, metadata_key: str = "") -> onnx.ModelProto:
     """Parse and check against the limits, without external data; the domain "ai.onnx" is renamed to ""."""
+    if not data:
+        raise Unreadable("not an ONNX file: it is empty")
     _check_unparsed(data, limits, metadata_key)
     model = onnx.ModelProto()
     try:

@@ -1,7 +1,7 @@
 """The command ``cnorm``. Every subcommand imports what it needs when it runs.
 
 Exit code 0: done; 1: a check failed, such as ``export --check``; 2: the command could not do its work (usage, a missing
-package, a file, a full disk, a closed pipe, a terminal that can't show the text).
+package, a file, a full disk, a closed pipe, a terminal that can't show the text); 130: interrupted.
 """
 
 import errno
@@ -17,6 +17,9 @@ def main() -> None:
     missing = [package for package in ("click", "rich") if util.find_spec(package) is None]
     if missing:
         fail(needs("cli", missing))
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         try:
             code = run(sys.argv[1:])
@@ -25,6 +28,9 @@ def main() -> None:
     except (OSError, UnicodeEncodeError) as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python flushes again at exit
         fail(f"cnorm: {' '.join(str(error).split())}")
+    except KeyboardInterrupt:
+        print("cnorm: interrupted", file=sys.stderr)
+        code = 130
     sys.exit(code)
 
 
@@ -99,7 +105,7 @@ def group():
 def add_demo(commands) -> None:
     import click
 
-    @commands.command()
+    @commands.command(short_help="Stream real speech through a trained network; export and check it.")
     @click.option("--out", "out_dir", default="demo_out", show_default=True, help="Folder for demo.onnx and demo.png.")
     def demo(out_dir):
         """Stream real speech through a trained layer-normalised LSTM, frame by frame; export it and check it."""
@@ -111,7 +117,7 @@ def add_demo(commands) -> None:
 def add_bench(commands) -> None:
     import click
 
-    @commands.command()
+    @commands.command(short_help="Measure cnorm and the other installed runtimes.")
     @click.option(
         "--out", "out_dir", default="bench_out", show_default=True, help="Folder for the JSON and the picture."
     )
@@ -140,7 +146,7 @@ def add_info(commands) -> None:
 def add_export(commands) -> None:
     import click
 
-    @commands.command()
+    @commands.command(short_help="Write a model as ONNX.")
     @click.argument("model", type=click.Path(exists=True, dir_okay=False))
     @click.argument("out", type=click.Path(dir_okay=False))
     @click.option("--form", type=click.Choice(["step", "sequence"]), default="step", show_default=True)
@@ -149,7 +155,9 @@ def add_export(commands) -> None:
     @click.option("--functions", is_flag=True, help="Make each cell a local function.")
     @click.option("--native-ops", is_flag=True, help="Write plain cells as the operators LSTM, GRU and RNN.")
     @click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True)
-    @click.option("--portable", is_flag=True, help="For other runtimes: weights folded, MatMul and Add, outputs apart.")
+    @click.option(
+        "--portable", is_flag=True, help="For other runtimes: weights folded, MatMul and Add, outputs of own nodes."
+    )
     @click.option("--loop", type=click.Choice(["scan", "loop", "unrolled"]), default="scan", show_default=True)
     @click.option("--steps", type=int, default=None, metavar="N", help="Fix the steps of a sequence.")
     @click.option("--sidecar", is_flag=True, help="Write OUT.json too, with the metadata and the interface.")
@@ -185,7 +193,7 @@ def add_export(commands) -> None:
 def add_quantize(commands) -> None:
     import click
 
-    @commands.command()
+    @commands.command(short_help="Write a model with int8 or float16 weights.")
     @click.argument("model", type=click.Path(exists=True, dir_okay=False))
     @click.argument("out", type=click.Path(dir_okay=False))
     @click.option("--weights", type=click.Choice(["int8", "float16"]), default="int8", show_default=True)
@@ -214,9 +222,7 @@ def add_quantize(commands) -> None:
                 fail(f"Error: {model}: its weights are {loaded.weights}, give the float32 model")
             rounded = loaded.with_weights(weights, smallest=smallest)
             if rounded.weights == "float32":
-                fail(
-                    f"Error: {model}: no matrix has the {smallest} weights from which on it is rounded; see --smallest"
-                )
+                fail(f"Error: {model}: no matrix has at least {smallest} weights; --smallest sets the limit")
             report = tool.measured(loaded, rounded, tool.recordings(frames, loaded))
             rounded.save(out)
             if picture:
@@ -231,7 +237,7 @@ def add_quantize(commands) -> None:
 def add_serve(commands) -> None:
     import click
 
-    @commands.command()
+    @commands.command(short_help="Serve sessions of a model over WebSockets.")
     @click.argument("model", required=False, type=click.Path(exists=True, dir_okay=False))
     @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
     @click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0: any free port.")
@@ -275,7 +281,7 @@ def add_serve(commands) -> None:
 def add_pack(commands) -> None:
     import click
 
-    @commands.command()
+    @commands.command(short_help="Write a packed model, for cnorm.load and for C.")
     @click.argument("model", type=click.Path(exists=True, dir_okay=False))
     @click.argument("out", type=click.Path(dir_okay=False))
     @click.option(

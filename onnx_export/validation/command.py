@@ -42,7 +42,7 @@ def _finite(_context, _option, value: float) -> float:
     return value
 
 
-@click.command(name="validate")
+@click.command(name="validate", short_help="Check the norms of ONNX files.")
 @click.argument("models", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option("--input", type=click.Path(path_type=Path), help="Inputs: an .npz by name, or an .npy for the only one.")
 @click.option("--outputs", type=click.Path(path_type=Path), help="An .npz with the outputs a framework gives for them.")
@@ -106,7 +106,7 @@ def validate(context, models, size, strict, require_norm, shape, html, like, loc
     context.exit(next((code for code in (REFUSED, UNSOUND, CANNOT) if code in codes), SOUND))
 
 
-@click.command()
+@click.command(short_help="Say what the code of a finding means.")
 @click.argument("code", required=False)
 def explain(code: str | None) -> None:
     """Say what the CODE of a finding means and what to do about it; without one, list all."""
@@ -123,11 +123,21 @@ def _found(models: tuple[Path, ...]) -> list[Path]:
     """The given files, and all .onnx files in the given folders and below."""
     found: list[Path] = []
     for path in models:
-        inside = sorted(path.rglob("*.onnx")) if path.is_dir() else [path]
+        inside = _inside(path) if path.is_dir() else [path]
         if not inside:
             raise click.UsageError(f"no .onnx file in {path}")
         found += inside
     return list(dict.fromkeys(found))
+
+
+def _inside(folder: Path) -> list[Path]:
+    """All .onnx files in a folder and below; a folder that can't be read is an error, as its files would be missed."""
+
+    def refuse(error: OSError):
+        raise click.UsageError(f"cannot read the folder {printable(str(error.filename))}: {error.strerror}")
+
+    walk = os.walk(folder, onerror=refuse)
+    return sorted(Path(at, name) for at, _, names in walk for name in names if name.endswith(".onnx"))
 
 
 def _validate_all(paths: list[Path], workers: int, progress: _Progress, options: dict, reports: list) -> None:

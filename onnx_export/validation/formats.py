@@ -17,7 +17,9 @@ _MOST_NAMES = 3
 def all_findings(report: ValidationReport) -> list[Finding]:
     """The findings of a report, its verdicts and its problem among them."""
     found = [
-        Finding(_VERDICT_LEVELS[norm.verdict], norm.verdict.replace(" ", "-"), norm.detail, norm.name)
+        Finding(
+            _VERDICT_LEVELS[norm.verdict], norm.verdict.replace(" ", "-"), norm.detail or "it was not run", norm.name
+        )
         for norm in report.norms
         if norm.verdict in _VERDICT_LEVELS
     ]

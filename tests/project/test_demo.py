@@ -137,6 +137,29 @@ def test_a_closed_pipe_is_not_a_failed_check(command):
     assert done.stderr == "cnorm: [Errno 32] Broken pipe\n"
 
 
+def test_an_interrupted_command_ends_with_one_line():
+    code = (
+        "import sys; from cnorm.tools import cli, demo; sys.argv = ['cnorm', 'demo']\n"
+        "def run(_): raise KeyboardInterrupt\n"
+        "demo.run = run; cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "cnorm: interrupted\n")
+
+
+def test_commands_run_with_closed_standard_streams(tmp_path):
+    onnx_export = pytest.importorskip("onnx_export")
+    onnx_export.export(cnorm.demo_model(), tmp_path / "m.onnx")
+    for arguments in (["validate", "m.onnx"], ["explain"], ["export", "none", "out"]):
+        for closed, code in (("<&-", 0), (">&-", 0), (">&- 2>&-", 0)):
+            command = [sys.executable, "-P", "-m", "cnorm", *arguments]
+            done = subprocess.run(
+                ["sh", "-c", f'exec "$@" {closed}', "sh", *command], capture_output=True, text=True, cwd=tmp_path
+            )
+            assert done.returncode == (2 if arguments[0] == "export" else code), (arguments, closed, done.stderr)
+            assert "Traceback" not in done.stderr
+
+
 def test_the_command_line_without_its_packages():
     code = "import sys; sys.modules['click'] = None; from cnorm.tools.cli import main; main()"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)

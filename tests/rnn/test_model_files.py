@@ -187,6 +187,33 @@ def test_only_regular_files_are_replaced(tmp_path, rng):
     assert sorted(os.listdir(tmp_path)) == ["folder", "link", "loop", "pipe"]
 
 
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [
+        (b"", "it is empty"),
+        (b"PK\3\4\x14\0" + bytes(40), "it is a zip archive, such as torch.save, numpy.savez and Keras write"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(40), "it is an HDF5 file, which h5py and Keras read"),
+        (b"\x93NUMPY\1\0" + bytes(40), "it is a file of numpy.save"),
+        (b"\x80\4\x95\n\0\0\0\0\0\0\0}.", "it is a pickle, which is not read, as it can run code"),
+        (b'{"layers": []}', "it is JSON"),
+        (b"\x08\x08\x12\x05cnorm:", "it is perhaps ONNX, which onnx_export.load reads"),
+        (b"{\0\0\0\0\0\0\0{", "Error while deserializing"),  # a header of 123 bytes
+    ],
+)
+def test_a_file_of_another_kind_is_named(start, kind, tmp_path):
+    (tmp_path / "model").write_bytes(start)
+    with pytest.raises(ValueError, match=f"model is not a safetensors file that can be read: {kind}"):
+        cnorm.load(tmp_path / "model")
+
+
+def test_load_says_what_is_no_model(tmp_path):
+    with pytest.raises(ValueError, match=r"is a folder, not a regular file$"):
+        cnorm.load(tmp_path)
+    safetensors.numpy.save_file({"weight_ih_l0": np.ones(3, np.float32)}, tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match=r"cnorm\.from_safetensors reads checkpoints of other frameworks$"):
+        cnorm.load(tmp_path / "checkpoint")
+
+
 def test_rejects_folder_names_as_save_paths(tmp_path, rng):
     for name in ("new/", "new/.", "new/.."):
         with pytest.raises(OSError, match=rf"the path is that of a folder: '{tmp_path}/{name}'$"):

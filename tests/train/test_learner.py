@@ -22,6 +22,13 @@ def weights_of(model):
     return [array.tobytes() for layer in model.layers for array in layer.weights.values()]
 
 
+def test_repr_names_sizes_optimizer_and_memory(rng):
+    learner = cnorm.Learner(small_model(rng), cnorm.SGD(0.1), truncate=4)
+    learner.step(frames(rng, 1)[0])
+    sgd = "SGD(lr=0.1, momentum=0.0, clip=None)"
+    assert repr(learner) == f"Learner(5 -> 3, {sgd}, truncate=4, remembered=1)"
+
+
 def test_a_step_has_the_bits_of_a_stream_before_and_after_learning(isa, rng):
     learner = cnorm.Learner(small_model(rng), cnorm.Adam(1e-2, clip=1.0), truncate=4)
     for _ in range(3):

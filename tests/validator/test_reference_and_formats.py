@@ -1,5 +1,6 @@
 """Comparison with a reference file, many files in one call, machine-readable formats, clean-up after a kill."""
 
+import errno
 import json
 import os
 import signal
@@ -193,6 +194,29 @@ def test_a_folder_validates_all_models_and_returns_the_worst_exit_code(folder):
         assert f"{name}.onnx" in result.output
     assert invoke(folder / "inner").exit_code == 0
     assert invoke(folder / "inner", "--strict").exit_code == 1
+
+
+def test_a_folder_that_can_not_be_read_is_an_error(folder, monkeypatch):
+    """Models in it would be missed."""
+    scandir = os.scandir
+
+    def refuse(path):
+        if Path(path) == folder / "inner":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    result = invoke(folder)
+    assert result.exit_code == 2
+    assert "cannot read the folder" in result.output
+    assert "Permission denied" in result.output
+
+
+def test_norms_that_were_not_run_say_so(folder):
+    output = invoke(folder / "inner" / "a.onnx", "--input", "none.npz").output
+    assert "it was not run" in output
+    (folder / "empty.onnx").touch()
+    assert "not an ONNX file: it is empty" in invoke(folder / "empty.onnx").output
 
 
 def test_piped_text_has_one_line_per_finding_with_full_names(tmp_path):
