@@ -64,12 +64,11 @@ valgrind: .venv/built        ## under valgrind, which lacks AVX-512: every 7th l
 	$(call c_tests,c,,-t 20 --wrap 'valgrind --quiet --error-exitcode=1 --leak-check=full' --test-args 7 \
 	  test_capi test_guard_pages test_threads test_network test_cells)
 
-asan: .venv/built            ## with ASan alone, which takes a few minutes
-	$(call c_tests,asan,--buildtype=debug --optimization=1 -Db_sanitize=address -Db_lundef=false,-t 10)
-
 ADDRESS := -Db_sanitize=address,undefined -Db_lundef=false
-sanitize: .venv/built        ## with ASan and UBSan, threads with TSan, too; then the extension under pytest
-	$(call c_tests,sanitize,--buildtype=debug --optimization=1 $(ADDRESS),-t 10)
+asan: .venv/built            ## with ASan and UBSan, which takes a few minutes
+	$(call c_tests,asan,--buildtype=debug --optimization=1 $(ADDRESS),-t 10)
+
+sanitize: asan               ## then threads with TSan, and the extension with ASan and UBSan under pytest
 	$(call c_tests,tsan,--buildtype=debug --optimization=1 -Db_sanitize=thread -Db_lundef=false,-t 10 test_threads)
 	$(call sanitized_pytest,-k 'not hundred_thousand_streams' $(SANITIZED))
 

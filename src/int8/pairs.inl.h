@@ -8,6 +8,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+typedef unsigned UNSIGNED __attribute__((vector_size(sizeof(INTS)))); /* sums wrap modulo 2^32 */
+
 enum { INTS_OF = sizeof(INTS) / 4, VECTORS = CNORM_INT8_PANEL / INTS_OF };
 
 /* (q0, q2) in the lower half, (q1, q3) in the upper */
@@ -32,7 +34,8 @@ INLINE void outputs(const uint8_t *w, ptrdiff_t quads, int vectors, int count, c
 #pragma GCC unroll 4
             for (int s = 0; s < count; ++s) {
                 const int32_t *q = x[k * n + s];
-                sum[v * count + s] += DOT(EVEN(bytes), SPLAT(q[0])) + DOT(ODD(bytes), SPLAT(q[1]));
+                const UNSIGNED both = (UNSIGNED)DOT(EVEN(bytes), SPLAT(q[0])) + (UNSIGNED)DOT(ODD(bytes), SPLAT(q[1]));
+                sum[v * count + s] = (INTS)((UNSIGNED)sum[v * count + s] + both);
             }
         }
     }

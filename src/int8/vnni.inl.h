@@ -6,6 +6,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+typedef unsigned UNSIGNED __attribute__((vector_size(sizeof(INTS)))); /* sums wrap modulo 2^32 */
+
 enum { INTS_OF = sizeof(INTS) / 4, VECTORS = CNORM_INT8_PANEL / INTS_OF, CHAINS = 8 };
 
 static void arrange(ptrdiff_t quads, const int16_t *q, ptrdiff_t n, int32_t (*x)[2]) { arrange_digits(quads, q, n, x); }
@@ -42,7 +44,9 @@ INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const i
             }
         for (; k < quads; ++k, w += step) quad_sums(w, vectors, count, x + k * n, lo[0], hi[0]);
         for (int i = 0; i < vectors * count; ++i) {
-            const INTS sum = lo[0][i] + lo[1][i] + ((hi[0][i] + hi[1][i]) << 7);
+            const UNSIGNED low = (UNSIGNED)lo[0][i] + (UNSIGNED)lo[1][i],
+                           high = (UNSIGNED)hi[0][i] + (UNSIGNED)hi[1][i];
+            const UNSIGNED sum = low + (high << 7);
             memcpy(sums + i % count * stride + (first + i / count) * INTS_OF, &sum, sizeof sum);
         }
     }

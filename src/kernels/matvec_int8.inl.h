@@ -69,7 +69,7 @@ static double scaled_sums(const cnorm_matrix *w, int32_t q_sum, float from_level
 {
     const float *scale = w->panels;
     const ptrdiff_t rows = packed_rows(w);
-    const i32v bias = (i32v){0} + (int32_t)((uint32_t)q_sum * CNORM_INT8_BIAS);
+    const u32v bias = (u32v){0} + (uint32_t)q_sum * CNORM_INT8_BIAS;
     double total = 0;
     f32v squares[LANE_VECTORS];
     for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
@@ -77,9 +77,10 @@ static double scaled_sums(const cnorm_matrix *w, int32_t q_sum, float from_level
 #pragma GCC unroll 8
         for (int i = 0; i < LANE_VECTORS; ++i) {
             const ptrdiff_t at = r + i * VL_F32;
-            i32v sums;
+            u32v sums; /* modulo 2^32 */
             memcpy(&sums, z + at, sizeof sums);
-            f32v v = __builtin_convertvector(sums - bias, f32v) * (load_f32(scale + at) * splat_f32(from_levels));
+            f32v v =
+                __builtin_convertvector((i32v)(sums - bias), f32v) * (load_f32(scale + at) * splat_f32(from_levels));
             if (add) v += load_f32(add + at);
             store_f32(z + at, v);
             squares[i] += v * v;
