@@ -166,8 +166,7 @@ cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, ptrdiff_t sa
                                                   .dbias = dbias, .scratch = scratch, .streaming = stream});
 }
 
-/* ---- weight and divisive normalisation
- * ------------------------------------------------------------------------------- */
+/* ---- weight and divisive normalisation ------------------------------------------------------------------------ */
 
 cnorm_status cnorm_weight_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *w, ptrdiff_t w_stride,
                                const void *gain, void *v, ptrdiff_t v_stride)

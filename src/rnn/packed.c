@@ -8,8 +8,7 @@
 #include "../crc32.h"
 #include "../kernels/kernels.h"
 
-/* ---- the matrices and vectors of a layer, in the order of the file
- * ---------------------------------------------------- */
+/* ---- the matrices and vectors of a layer, in the order of the file -------------------------------------------- */
 
 static int matrix_fields(cnorm_layer *layer, cnorm_matrix *fields[PACKED_MATRICES])
 {
@@ -58,8 +57,7 @@ static void vector_fields(cnorm_layer *layer, vector_field fields[PACKED_VECTORS
     }
 }
 
-/* ---- reading
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- reading -------------------------------------------------------------------------------------------------- */
 
 static uint64_t table_bytes(const packed_head *head)
 {
@@ -279,8 +277,7 @@ cnorm_status cnorm_model_verify(const cnorm_model *model)
     return crc32_of(data, (ptrdiff_t)(head.bytes - head.data)) == head.data_crc ? CNORM_OK : CNORM_ERROR_DAMAGED;
 }
 
-/* ---- writing
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- writing -------------------------------------------------------------------------------------------------- */
 
 /* The offset of a copy of an array, 0 for none; while `to` has no memory only its bytes are counted. */
 static uint64_t put(layout *to, const void *from, ptrdiff_t bytes)

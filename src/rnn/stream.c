@@ -29,8 +29,7 @@ static ptrdiff_t aligned_floats(ptrdiff_t floats) { return floats > 0 ? (floats 
 static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 static int misaligned(const void *memory) { return (uintptr_t)memory % CNORM_ALIGN != 0; }
 
-/* ---- whole sequences
- * -------------------------------------------------------------------------------------------------- */
+/* ---- whole sequences ------------------------------------------------------------------------------------------ */
 
 static ptrdiff_t outputs_of(const cnorm_network *network)
 {
@@ -107,8 +106,7 @@ cnorm_status cnorm_model_run(const cnorm_model *model, ptrdiff_t steps, const fl
     return CNORM_OK;
 }
 
-/* ---- streams
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- streams -------------------------------------------------------------------------------------------------- */
 
 static int streamed(const cnorm_model *model)
 {
@@ -153,8 +151,7 @@ cnorm_status cnorm_stream_run(cnorm_stream *stream, ptrdiff_t steps, const float
     return status;
 }
 
-/* ---- saved streams, format 2 of docs/cells.md, little-endian; cnorm/_stream.pxi has the same for Python
- * ----------------- */
+/* ---- saved streams, format 2 of docs/cells.md, little-endian; cnorm/_stream.pxi has the same for Python ------- */
 
 enum { SAVED_FRAMES = 48, SAVED_STATE = 56 };
 static const char saved_magic[] = "cnorm stream 2\n"; /* 16 bytes with the zero */

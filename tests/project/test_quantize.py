@@ -96,7 +96,7 @@ def test_command_writes_model_table_and_picture(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["m", "out"], "no matrix has the 32768 weights"),
+        (["m", "out"], "no matrix has at least 32768 weights"),
         (["m", "out", "--smallest", "0", "--picture", "p.jpg"], "must be a file name that ends in .png, got p.jpg"),
         (["m", "m", "--smallest", "0"], "must be another file than MODEL"),
         (["m", "out", "--smallest", "0", "--picture", "m"], "must be another file than MODEL"),
