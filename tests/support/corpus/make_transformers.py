@@ -120,11 +120,13 @@ def export(model, family, exporter, file):
         warnings.simplefilter("ignore")
         if exporter == "torchscript":
             axes = dict.fromkeys(given, dims)
-            torch.onnx.export(Hidden(), arguments, file, opset_version=17, dynamo=False, dynamic_axes=axes, **how)
+            torch.onnx.export(
+                Hidden().eval(), arguments, file, opset_version=17, dynamo=False, dynamic_axes=axes, **how
+            )
         else:
             shapes = (tuple(dict.fromkeys(dims, torch.export.Dim.DYNAMIC) for _ in given),)
             torch.onnx.export(
-                Hidden(),
+                Hidden().eval(),
                 arguments,
                 file,
                 opset_version=18,
