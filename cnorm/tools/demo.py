@@ -82,7 +82,7 @@ def header(console, model):
 
 
 def name_speakers(console, model, utterances, labels):
-    """Stream the test split and print the accuracy after some frames. Returns y [T, 9] of every utterance."""
+    """Stream the recordings and print the accuracy after some frames. Returns y [T, 9] of every utterance."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Table
 
@@ -123,7 +123,7 @@ def export(console, model, utterances, path):
     onnx_model = onnx_export.export(model, path)
     reports = [
         onnx_export.check_parity(model, onnx_model),
-        onnx_export.check_parity(model, onnx_model, inputs=utterances[::20]),
+        onnx_export.check_parity(model, onnx_model, inputs=utterances[::6]),
     ]
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("engine", min_width=17)
@@ -212,7 +212,7 @@ def take_over(index, half):
 
 
 def isa_hashes(console, model, utterances, answers):
-    """Stream the test split on every instruction set of this CPU and print the SHA-256 of the outputs of each."""
+    """Stream the recordings on every instruction set of this CPU and print the SHA-256 of the outputs of each."""
     title(console, "The same bits on every instruction set", "SHA-256 of all answers to all frames")
     hashes, active = {}, cnorm.active_isa()
     try:
@@ -366,7 +366,7 @@ def draw_posterior(axes, utterances, labels, answers):
     axes.annotate(f"speaker {rival + 1}", at, (0, 6), ha="center", color=ORANGE, **above)
     at = frames[-1], posterior[-1, true]
     axes.annotate(f"speaker {true + 1}, who is speaking", at, (0, 6), ha="right", color=BLUE, **above)
-    axes.set(title=f"Test utterance {index + 1}: wrong at first, right in the end")
+    axes.set(title=f"Recording {index + 1}: wrong at first, right in the end")
     axes.set(xlabel="frames heard, one every 6.4 ms", ylabel="posterior of each speaker")
     axes.set(xlim=(1, frames[-1]), ylim=(0, 1.1), yticks=np.linspace(0, 1, 6))
     axes.set_xticks([1, *range(5, len(frames) + 1, 5)])

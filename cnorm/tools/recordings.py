@@ -1,4 +1,4 @@
-"""The packaged recordings: the test split of Japanese Vowels (cnorm/data/README.md)."""
+"""The packaged recordings: 108 utterances of the test split of Japanese Vowels (cnorm/data/README.md)."""
 
 from importlib import resources
 
@@ -8,15 +8,15 @@ __all__ = ["recordings"]
 
 
 def recordings():
-    """The utterances of the packaged test split and their speakers.
+    """The packaged utterances, twelve of each speaker, and their speakers.
 
     Returns
     -------
     utterances : list of ndarray, shape (T, 12), float32
-    speakers : ndarray, shape (370,), int32
+    speakers : ndarray, shape (108,), int32
     """
     with (
-        (resources.files("cnorm") / "data" / "japanese_vowels_test.npz").open("rb") as file,
+        (resources.files("cnorm") / "data" / "recordings.npz").open("rb") as file,
         np.load(file) as data,
     ):
         millionths = np.ascontiguousarray(np.moveaxis(data["millionths"], 0, -1)).view("<i4")[..., 0]

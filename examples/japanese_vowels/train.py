@@ -21,16 +21,15 @@ import numpy as np
 
 import cnorm
 from cnorm.learner import softmax
-from cnorm.tools.recordings import recordings
 
-TRAIN = Path(__file__).parent / "japanese_vowels_train.npz"
+FOLDER = Path(__file__).parent
 INPUT, HIDDEN, SPEAKERS = 12, 64, 9
 BATCH, RATE, NOISE, EARLY, HELD_OUT = 30, 3e-3, 0.2, 0.2, 6  # as in train_by_torch.py
 
 
-def training_utterances():
-    """A list with (frames [T, 12], speaker) for each utterance."""
-    with np.load(TRAIN) as data:
+def utterances(split):
+    """A list with (frames [T, 12], speaker) for each utterance of the split "train" or "test"."""
+    with np.load(FOLDER / f"japanese_vowels_{split}.npz") as data:
         pieces = np.split(data["frames"], np.cumsum(data["lengths"])[:-1])
         return list(zip(pieces, map(int, data["labels"]), strict=True))
 
@@ -174,8 +173,8 @@ def main(arguments=None):
     parser.add_argument("--out", type=Path, default=Path("japanese_vowels.safetensors"))
     parser.add_argument("--torch", action="store_true", help="train by cnorm.torch, as a check")
     options = parser.parse_args(arguments)
-    held, fit = held_out(training_utterances())
-    test, curves, found = list(zip(*recordings(), strict=True)), [], []
+    held, fit = held_out(utterances("train"))
+    test, curves, found = utterances("test"), [], []
     for seed in range(options.seeds):
         model, curve = train(seed, fit, test, options.epochs, ByTorch if options.torch else ByLearner)
         loss, _ = judge(model, held)

@@ -24,10 +24,7 @@ from safetensors.numpy import save
 from torch import nn
 from torch.nn import functional as F
 
-from cnorm.tools.recordings import recordings
-
 ROOT = Path(__file__).resolve().parents[2]
-TRAIN = ROOT / "examples/japanese_vowels/japanese_vowels_train.npz"
 MODEL = ROOT / "cnorm/data/demo.safetensors"
 PICTURE = ROOT / "docs/pictures/learning_curves.png"
 
@@ -168,12 +165,16 @@ def draw(curves: dict[str, np.ndarray], path: Path) -> None:
     figure.savefig(path, dpi=130, metadata={"Software": None})
 
 
+def split(name: str) -> Utterances:
+    """The utterances of the split "train" or "test"."""
+    with np.load(ROOT / f"examples/japanese_vowels/japanese_vowels_{name}.npz") as data:
+        return Utterances.of(np.split(data["frames"], np.cumsum(data["lengths"])[:-1]), data["labels"])
+
+
 def main() -> None:
     torch.set_num_threads(1)  # the order of the sums, hence the file, must not depend on the machine's cores
     console = Console(highlight=False)
-    with np.load(TRAIN) as data:
-        training = Utterances.of(np.split(data["frames"], np.cumsum(data["lengths"])[:-1]), data["labels"])
-    test = Utterances.of(*recordings())
+    training, test = split("train"), split("test")
     # consecutive utterances of each speaker, not random ones: neighbours in the file may be similar
     held = torch.cat([(training.label == k).nonzero()[-HELD_OUT:, 0] for k in range(SPEAKERS)])
     rest = torch.ones(len(training), dtype=torch.bool).scatter(0, held, False).nonzero()[:, 0]

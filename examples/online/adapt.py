@@ -9,13 +9,20 @@ end, and then `cnorm.Learner` updates all weights, at batch size 1.
 
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
 import cnorm
-from cnorm.tools.recordings import recordings
 
+RECORDINGS = Path(__file__).parents[1] / "japanese_vowels" / "japanese_vowels_test.npz"
 PASSES, RATE = 3, 1e-3
+
+
+def recordings():
+    """A list with (frames [T, 12], speaker) for each of the 370 utterances."""
+    with np.load(RECORDINGS) as data:
+        return list(zip(np.split(data["frames"], np.cumsum(data["lengths"])[:-1]), data["labels"], strict=True))
 
 
 def channel(rng):
@@ -67,7 +74,7 @@ def draw(right, unseen, clean, path):
 
 def main(picture=None):
     rng = np.random.default_rng(7)
-    clean, heard = list(zip(*recordings(), strict=True)), channel(rng)
+    clean, heard = recordings(), channel(rng)
     changed = [(heard(frames), label) for frames, label in clean]
     order = rng.permutation(len(changed))
     arriving, unseen = ([changed[i] for i in part] for part in (order[: len(order) // 2], order[len(order) // 2 :]))

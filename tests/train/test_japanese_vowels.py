@@ -22,7 +22,7 @@ def test_learner_and_torch_make_the_same_updates(example):
     """The same weights, batches and noise. Adam divides by |g|, so weights whose gradient is nearly 0 are left out."""
     pytest.importorskip("torch")
     batches = np.array_split(np.arange(12), 3)
-    data = example.training_utterances()[::20]
+    data = example.utterances("train")[::20]
     start = example.network(np.random.default_rng(0))
     one, other = example.ByLearner(start), example.ByTorch(start)
     for batch in batches:
@@ -37,7 +37,7 @@ def test_learner_and_torch_make_the_same_updates(example):
 
 
 def test_a_seed_is_trained_to_the_same_bits_on_every_instruction_set(example, isa):
-    data = example.training_utterances()[::20]
+    data = example.utterances("train")[::20]
     model, curve = example.train(3, data, data[:4], 2)
     assert len(curve) == 2
     bits = b"".join(array.tobytes() for layer in model.layers for array in layer.weights.values())
