@@ -1,14 +1,8 @@
-"""The page of `cnorm serve` in headless Chromium, driven over its DevTools protocol."""
+"""The page of `cnorm serve` in headless Chromium."""
 
-import base64
 import hashlib
-import itertools
-import json
 import os
 import re
-import shutil
-import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,63 +13,6 @@ import cnorm
 
 pytest.importorskip("websockets")
 pytest.importorskip("prometheus_client")
-
-from websockets.sync.client import connect
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
-
-
-class Browser:
-    """One tab of a headless Chromium."""
-
-    def __init__(self, folder):
-        self._process = subprocess.Popen(
-            [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
-             "--window-size=1000,1150", "--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank"],
-            stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        address = next(line for line in self._process.stderr if "DevTools listening on" in line).split()[-1]
-        self._socket = connect(address, max_size=None, compression=None).__enter__()
-        self._numbers = itertools.count(1)
-        self.session = None
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-
-    def call(self, method, **parameters):
-        number = next(self._numbers)
-        message = {"id": number, "method": method, "params": parameters}
-        self._socket.send(json.dumps(message | ({"sessionId": self.session} if self.session else {})))
-        while True:
-            answer = json.loads(self._socket.recv(timeout=30))
-            if answer.get("id") == number:
-                assert "error" not in answer, answer
-                return answer["result"]
-
-    def run(self, script):
-        answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in answer, answer
-        return answer["result"].get("value")
-
-    def wait(self, script, seconds=60):
-        end = time.monotonic() + seconds
-        while not self.run(script):
-            assert time.monotonic() < end, (script, self.run("document.body.innerText"))
-            time.sleep(0.05)
-
-    def close(self):
-        self._socket.close()
-        self._process.terminate()
-        self._process.wait(30)
-        self._process.stderr.close()
-
-
-@pytest.fixture
-def browser(tmp_path):
-    one = Browser(tmp_path)
-    yield one
-    one.close()
-
 
 LOG = "document.getElementById('log').textContent"
 
@@ -102,8 +39,7 @@ def test_the_worker_is_killed_while_a_recording_plays(browser, tmp_path):
         assert "the same bits as before" in text
         assert "OTHER BITS" not in text
         assert set(re.findall(r"SHA-256 ([0-9a-f]{64})", text)) == set(first)
-        picture = base64.b64decode(browser.call("Page.captureScreenshot", format="png")["data"])
-        Path(os.environ.get("CNORM_SCREENSHOT", tmp_path / "page.png")).write_bytes(picture)
+        browser.picture(Path(os.environ.get("CNORM_SCREENSHOT", tmp_path / "page.png")))
 
 
 def test_a_file_has_the_hash_of_the_library(browser, tmp_path):
