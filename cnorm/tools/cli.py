@@ -124,12 +124,21 @@ def add_bench(commands) -> None:
     @click.option("--rnn", is_flag=True, help="Steps of recurrent networks instead of norms of rows.")
     @click.option("--train", is_flag=True, help="Forward and backward passes of a recurrent cell, beside PyTorch.")
     @click.option("--serve", is_flag=True, help="`cnorm serve` under load, stepping cnorm, onnxruntime, or nothing.")
-    def bench(out_dir, rnn, train, serve):
+    @click.option(
+        "--model", type=click.Path(exists=True, dir_okay=False), help="Of --serve, instead of the packaged one."
+    )
+    def bench(out_dir, rnn, train, serve, model):
         """Measure cnorm and the other installed runtimes on this machine, beside lower bounds; takes some minutes."""
         from cnorm.tools.bench import run
 
+        if rnn + train + serve > 1:
+            raise click.UsageError("give at most one of --rnn, --train and --serve")
+        if model is not None and not serve:
+            raise click.UsageError("--model is an option of --serve")
+        kind = "serving" if serve else "training" if train else "rnn" if rnn else "norms"
+        options = {} if model is None else {"model": os.path.abspath(model)}
         try:
-            run(out_dir=out_dir, rnn=rnn, train=train, serve=serve)
+            run(kind, out_dir=out_dir, **options)
         except RuntimeError as error:
             fail(f"Error: {error}")
 
@@ -247,6 +256,7 @@ def add_serve(commands) -> None:
     @click.option("--credit", type=click.IntRange(1), default=256, show_default=True, help="Frames without output.")
     @click.option("--rate", type=float, default=5000.0, show_default=True, help="Frames a second of a session.")
     @click.option("--lag", type=float, default=2.0, show_default=True, help="Seconds to an answer: overloaded beyond.")
+    @click.option("--turn-sessions", type=click.IntRange(1), default=64, show_default=True, help="Stepped together.")
     @click.option("--store", type=click.Path(file_okay=False), help="Folder of the key that seals checkpoints.")
     @click.option("--origin", "origins", multiple=True, metavar="URL", help="Web pages that may connect, too.")
     @click.option("--token-file", type=click.File(), help="Clients must present the first line of this file.")

@@ -300,15 +300,14 @@ def test_tables_and_pictures(document, steps):
         assert file.getvalue().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("rnn", [False, True])
-def test_run_measures_in_a_process_of_its_own(tmp_path, capfd, rnn):
-    document = bench.run(sizes=[(2, 3)], out_dir=tmp_path / "out", json=rnn, rnn=rnn, seconds=0.001)
-    stem = "rnn" if rnn else "norms"
+@pytest.mark.parametrize("stem", ["norms", "rnn"])
+def test_run_measures_in_a_process_of_its_own(tmp_path, capfd, stem):
+    document = bench.run(stem, sizes=[(2, 3)], out_dir=tmp_path / "out", json=stem == "rnn", seconds=0.001)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [f"{stem}.json", f"{stem}.png"]
     assert document == json.loads((tmp_path / "out" / f"{stem}.json").read_text())
     assert document["memory_kept"] == (platform.libc_ver()[0] == "glibc")
     printed = capfd.readouterr().out
-    if rnn:
+    if stem == "rnn":
         assert json.loads(printed) == document
     else:
         assert "geometric" in printed
@@ -316,7 +315,7 @@ def test_run_measures_in_a_process_of_its_own(tmp_path, capfd, rnn):
 
 def test_training_is_measured_and_printed(tmp_path, capfd, monkeypatch):
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # compiling takes a minute
-    document = bench.run(sizes=[(3, 4)], out_dir=tmp_path / "out", train=True, seconds=0.001)
+    document = bench.run("training", sizes=[(3, 4)], out_dir=tmp_path / "out", seconds=0.001)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["training.json"]
     assert {(r["batch"], r["contender"]) for r in document["records"]} >= {(1, "cnorm"), (32, "cnorm")}
     assert all(is_time(r["p50"]) for r in document["records"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import re
 import shutil
@@ -212,6 +213,30 @@ def test_frames_that_arrive_together_or_in_parts(running, model):
     assert received(websocket) == binary(2, expected[2:4])
     websocket.socket.sendall(data[2][30:])
     assert received(websocket) == binary(4, expected[4:])
+
+
+def test_a_turn_has_at_most_the_sessions_of_the_option(model, monkeypatch):
+    x = frames(20)
+    with servers.worker(turn_sessions=3) as worker, contextlib.ExitStack() as closing:
+        clients = [talk(worker)[0] for _ in range(10)]
+        for client in clients:
+            closing.callback(client.close)
+        together, process_many = [], worker.sessions.process_many
+
+        def counted(requests):
+            if requests:
+                together.append(len(requests))
+                time.sleep(0.02)  # meanwhile the other clients send
+            return process_many(requests)
+
+        monkeypatch.setattr(worker.sessions, "process_many", counted)
+        for k in range(len(x)):
+            for client in clients:
+                client.send(binary(k, x[k : k + 1]))
+        expected = model.stream().process(x)
+        for client in clients:
+            assert b"".join(received(client)[NUMBER.size :] for _ in x) == expected.tobytes()
+    assert max(together) == 3
 
 
 def test_messages_that_wait_are_processed_together(model):

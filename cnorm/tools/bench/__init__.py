@@ -31,25 +31,20 @@ __all__ = [
 ]
 
 
-def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, train=False, serve=False, seconds=None):
+def run(kind="norms", *, out_dir="bench_out", json=False, **options):
     """Measure on this machine, in a process of its own; print tables, write a JSON file and a picture.
 
     Parameters
     ----------
-    sizes : sequence of (int, int), optional
-        (rows, n) of the layer norms, or (input, hidden) sizes with `rnn`; `SHAPES` or `HIDDEN` if not given.
+    kind : str
+        "norms" for layer norms, "rnn" for recurrent steps, "training" for forward and backward passes of a recurrent
+        cell, "serving" for `cnorm serve` under load.
     out_dir : str or path-like
-        Folder for `norms.json` and `norms.png`, or `rnn.json` and `rnn.png`; created if it does not exist.
+        Folder for `KIND.json` and, but for "training", `KIND.png`; created if it does not exist.
     json : bool
         Print the JSON document to standard output instead of the tables.
-    rnn : bool
-        Measure recurrent steps instead of layer norms.
-    train : bool
-        Measure forward and backward passes of a recurrent cell, to `training.json`.
-    serve : bool
-        Measure `cnorm serve` under load, to `serving.json` and `serving.png`; `sizes` is as in `serving`.
-    seconds : float, optional
-        For each contender and size; the default of `norms` or `recurrent_steps` if not given.
+    **options
+        `sizes`, `seconds` and others of the function that measures: `norms`, `recurrent_steps`, `training`, `serving`.
 
     Returns
     -------
@@ -64,9 +59,7 @@ def run(sizes=None, out_dir="bench_out", json=False, rnn=False, *, train=False, 
         If the measuring process failed; its reason is on standard error.
     """
     Path(out_dir).mkdir(parents=True, exist_ok=True)  # before measuring, so that an error does not cost minutes
-    kind = "serving" if serve else "training" if train else "rnn" if rnn else "norms"
-    job = {"sizes": sizes, "out_dir": str(out_dir), "json": bool(json), "kind": kind}
-    job["options"] = {} if seconds is None else {"seconds": seconds}
+    job = {"kind": kind, "out_dir": str(out_dir), "json": bool(json), "options": options}
     if child(job, settled_environment()).returncode:
         raise RuntimeError("the measurement failed, see above")
     return json_module.loads((Path(out_dir) / f"{kind}.json").read_text())

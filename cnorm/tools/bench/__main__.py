@@ -39,7 +39,9 @@ def main(job):
             progress.update(task, description=description, total=total, advance=1)
 
         measure, tables, picture = KINDS[job["kind"]]
-        document = measure(job["sizes"] and [tuple(size) for size in job["sizes"]], advance=advance, **job["options"])
+        options = job["options"]
+        sizes = options.pop("sizes", None)
+        document = measure(sizes and [tuple(size) for size in sizes], advance=advance, **options)
     text = json.dumps(document, indent=1)
     stem = Path(job["out_dir"]) / job["kind"]
     write_whole(stem.with_suffix(".json"), text.encode())

@@ -1,5 +1,8 @@
 """An open-loop load for `cnorm serve`: each session sends at due times, whether or not outputs have arrived.
 
+With several servers it is a closed loop instead: a session sends as soon as it has its answer, to one server at a time,
+which shows how much CPU time a message takes.
+
 The latency of a message is the time from when it was due until its outputs were read, so a server that falls behind is
 charged for messages that had to wait (no coordinated omission). The sockets are plain ones and one thread serves them
 all, so that the load generator is not the bottleneck. Run as ``python -m cnorm.tools.bench.load JOB``.
@@ -11,14 +14,15 @@ import selectors
 import socket
 import sys
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
 
-import cnorm
 from cnorm.client import NUMBER
+from cnorm.tools.bench.serving_engines import loaded
 
-__all__ = ["Load", "run"]
+__all__ = ["Load", "run", "run_slices"]
 
 UPGRADE = (
     "GET /stream HTTP/1.1\r\nHost: {}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -107,6 +111,22 @@ class Load:
                 received += self._receive(by_descriptor[descriptor], start)
         return sent, sent - received
 
+    def saturate(self, seconds):
+        """Send each session's next message as soon as the last one is answered; return the number of answers."""
+        received, end = 0, time.perf_counter() + seconds
+        for client in self.clients:
+            self._send(client)
+        waiting = len(self.clients)
+        while waiting:
+            for key, _ in self.selector.select():
+                answered = self._receive(key.data, 0.0)
+                received += answered
+                if answered and time.perf_counter() < end:
+                    self._send(key.data)
+                else:
+                    waiting -= answered
+        return received
+
     def _send(self, client):
         payload = self.payloads[client.sent % len(self.payloads)]
         data = self.head + NUMBER.pack(client.sent * self.steps) + payload
@@ -138,11 +158,34 @@ class Load:
         return count
 
 
-def run(url, sessions, period, steps, seconds, compare):
+def run_slices(servers, sessions, steps, seconds, slice_seconds, model=""):
+    """CPU microseconds of a message in each server, one for each slice of `slice_seconds`; the servers take turns.
+
+    `servers` has name -> (address, process id).
+    """
+    x = np.random.default_rng(0).standard_normal((64, steps, loaded(model).input_size), np.float32)
+    loads = {name: Load(url, sessions, 1.0, x) for name, (url, _) in servers.items()}
+    found = {name: [] for name in servers}
+    for turn in range(1 + max(round(seconds / slice_seconds), 1)):
+        for name, (_, pid) in servers.items():
+            before = cpu_nanoseconds(pid)
+            messages = loads[name].saturate(slice_seconds)
+            loads[name].latencies.clear()
+            if turn:  # the first one is to warm up
+                found[name].append((cpu_nanoseconds(pid) - before) / 1e3 / messages)
+    return found
+
+
+def cpu_nanoseconds(pid):
+    """CPU time of a process with one thread."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
+
+
+def run(url, sessions, period, steps, seconds, compare, model=""):
     """A record of one run: percentiles in milliseconds, messages sent, unanswered and wrong."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    x = np.random.default_rng(0).standard_normal((64, steps, 12), np.float32)
-    stream = cnorm.demo_model().stream()
+    model = loaded(model)
+    x = np.random.default_rng(0).standard_normal((64, steps, model.input_size), np.float32)
+    stream = model.stream()
     load = Load(url, sessions, period, x, [stream.process(one).tobytes() for one in x] if compare else ())
     cpu = time.process_time()
     sent, unanswered = load.run(seconds)
@@ -156,4 +199,6 @@ def run(url, sessions, period, steps, seconds, compare):
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(**json.loads(sys.argv[1]))))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    job = json.loads(sys.argv[1])
+    print(json.dumps(run_slices(**job) if "servers" in job else run(**job)))

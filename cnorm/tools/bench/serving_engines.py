@@ -1,6 +1,7 @@
 """The engines of the server in `cnorm bench --serve`: cnorm, onnxruntime, or none, which measures transport alone.
 
-Run as ``python -m cnorm.tools.bench.serving_engines ENGINE PORT`` it is that server: one worker of `cnorm serve`.
+Run as ``python -m cnorm.tools.bench.serving_engines ENGINE PORT [MODEL]`` it is that server, one worker of `cnorm
+serve`.
 """
 
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import cnorm
 from cnorm.serving import Sessions
 
-__all__ = ["ENGINES"]
+__all__ = ["ENGINES", "loaded"]
 
 
 class Nothing(Sessions):
@@ -77,18 +78,23 @@ class Onnxruntime(Sessions):
         return results
 
 
+def loaded(path):
+    """The model of a file, or the packaged one."""
+    return cnorm.load(path) if path else cnorm.demo_model()
+
+
 ENGINES = {"cnorm": Sessions, "onnxruntime": Onnxruntime, "transport alone": Nothing}
+TURN_SESSIONS = {"onnxruntime": 256}  # its own best of 64, 128 and 256; the server's default is that of cnorm
 
 
-def main(engine, port):
+def main(engine, port, path=""):
     from cnorm.tools.serve import Options, key_of, worker
 
-    if engine == "onnxruntime":
-        worker.TURN_SESSIONS = 256  # its own best of 64, 128 and 256
     never = 1 << 62  # the others make no checkpoints
     frames = Options.checkpoint_frames if engine == "cnorm" else never
-    options = Options(port=int(port), key=key_of(None), limit=20_000, checkpoint_frames=frames)
-    worker.run_worker(cnorm.demo_model(), options, 0, ENGINES[engine])
+    turn = TURN_SESSIONS.get(engine, Options.turn_sessions)
+    options = Options(port=int(port), key=key_of(None), limit=20_000, checkpoint_frames=frames, turn_sessions=turn)
+    worker.run_worker(loaded(path), options, 0, ENGINES[engine])
 
 
 if __name__ == "__main__":

@@ -42,6 +42,9 @@ class Options:
     lag : float
         Seconds from reading a frame to its answer beyond which a worker is overloaded: it refuses new sessions, and
         closes the newest ones with their checkpoint if that does not help.
+    turn_sessions : int
+        Sessions that are stepped together at most. More share one reading of the weights, but their inputs and outputs
+        have to stay in the second-level cache.
     checkpoint_frames : int
         A session is sent a checkpoint each time it has processed so many frames.
     origins : list of str
@@ -67,6 +70,7 @@ class Options:
     credit: int = 256
     rate: float = 5000.0
     lag: float = 2.0
+    turn_sessions: int = 64
     checkpoint_frames: int = 256
     origins: list[str] = field(default_factory=list)
     token: str = ""
@@ -77,7 +81,7 @@ class Options:
     demo: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("workers", "limit", "credit", "checkpoint_frames"):
+        for name in ("workers", "limit", "credit", "turn_sessions", "checkpoint_frames"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("idle", "rate", "lag"):

@@ -33,7 +33,6 @@ SWEEP_SECONDS = 1.0
 # from so many messages a second on, a worker waits so long after a turn of fewer sessions, which costs more for each
 BUSY_MESSAGES, PAUSE_SECONDS, PAUSE_SESSIONS = 4000, 0.001, 16
 SHED_AFTER, SHED_SHARE = 5, 8  # after so many overloaded sweeps in a row, each closes one in so many sessions
-TURN_SESSIONS = 64  # stepped together at most: the buffers of more do not stay in the second-level cache
 SPARE_CONNECTIONS = 64  # beside the sessions: HTTP requests, connections that are closing
 
 
@@ -179,7 +178,7 @@ class Worker:
             except Exception:  # as a transport does: an error of one connection must not end the others
                 LOG.exception("a connection failed")
                 connection.transport.abort()
-            if len(self._ready) >= TURN_SESSIONS:
+            if len(self._ready) >= self.options.turn_sessions:
                 self._turn()
         self._reading = False
         self._turn()
