@@ -111,9 +111,11 @@ def test_a_lost_worker_ends_the_loop_with_the_outcomes_before_it():
 
 
 INTERRUPTED = """
-import sys, time, numpy as np, cnorm
+import signal, sys, time, numpy as np, cnorm
 from concurrent.futures import ProcessPoolExecutor
 from cnorm.scoring import score
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may start background jobs without it
 
 def recordings():
     for k in range(100_000):
