@@ -24,9 +24,15 @@ bench: .venv/built           ## time ratios to PyTorch, onnxruntime, numba and N
 	$(BIN)/pip install --quiet --group bench
 	$(BIN)/python -P benchmarks/table.py
 
+# $(call configure,build folder,arguments of meson setup): its output only if it fails
+define configure
+	@test -f build/$1/build.ninja || { mkdir -p build && $(BIN)/meson setup -Dpython=false $2 build/$1 >build/$1.log; } || \
+	  { cat build/$1.log; exit 1; }
+endef
+
 # $(call c_tests,build folder,arguments of setup,arguments of test)
 define c_tests
-	@test -f build/$1/build.ninja || $(BIN)/meson setup -Dpython=false -Dstrict=true $2 build/$1 >/dev/null
+	$(call configure,$1,-Dstrict=true $2)
 	$(BIN)/meson test -C build/$1 --print-errorlogs $3
 endef
 
@@ -51,8 +57,8 @@ platforms: .venv/built amalgamation ## the two files compiled by zig for eleven 
 	$(BIN)/python -m pip install --quiet 'ziglang>=0.17'
 	$(BIN)/python -P tests/c/platforms.py build/amalgamation $(if $(QUICK),--quick)
 
-clang: export CC := clang
-clang: export CXX := clang++
+clang: private export CC := clang
+clang: private export CXX := clang++
 clang: .venv/built           ## the same, built by clang
 	$(call c_tests,clang)
 
@@ -93,7 +99,7 @@ SANITIZED := $(patsubst %,tests/norms/test_%.py,errors properties other_norms ba
   $(patsubst %,tests/rnn/test_%.py,streams stream_lifetime stream_state)
 
 golden: .venv/built          ## rewrite tests/golden, after an intended change of results that the changelog names
-	@test -f build/c/build.ninja || $(BIN)/meson setup -Dpython=false -Dstrict=true build/c >/dev/null
+	$(call configure,c,-Dstrict=true)
 	$(BIN)/meson compile -C build/c golden
 	build/c/tests/c/golden --write tests/golden
 
@@ -122,11 +128,11 @@ FUZZ_SECONDS ?= 120
 FUZZ_SEED ?= 0
 FUZZ_FLAGS = -max_total_time=$(FUZZ_SECONDS) -seed=$(FUZZ_SEED)
 FUZZ_OPTIONS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
-fuzz: .venv/built            ## untrusted files and saved streams under atheris, packed models and C entries under libFuzzer (seed 0: a random one)
+fuzz: private export CC := clang
+fuzz: .venv/built            ## untrusted files and saved streams under atheris, packed models and C entries under libFuzzer: clang, libclang-rt-dev; seed 0: a random one
 	$(BIN)/python -m pip install --quiet atheris
 	$(foreach target,onnx_loader model_file stream_state,$(BIN)/python -P tests/fuzz/fuzz_$(target).py -runs=-1 $(FUZZ_FLAGS) &&) true
-	@test -f build/fuzz/build.ninja || CC=clang $(BIN)/meson setup -Dpython=false -Dfuzz=true --buildtype=debug --optimization=1 \
-	  -Db_sanitize=address -Db_lundef=false build/fuzz >/dev/null
+	$(call configure,fuzz,-Dfuzz=true --buildtype=debug --optimization=1 -Db_sanitize=address -Db_lundef=false)
 	$(BIN)/meson compile -C build/fuzz fuzz_c_entries fuzz_model_open >/dev/null
 	$(BIN)/python -P tests/fuzz/packed_models.py build/fuzz/packed_models
 	$(FUZZ_OPTIONS) build/fuzz/fuzz_c_entries $(FUZZ_FLAGS) -max_len=2048
