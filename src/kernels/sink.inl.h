@@ -21,8 +21,8 @@ RARE void FN(flush)(FN(carry) *carry)
 }
 
 /* Writes lanes from <= i < to, not all, of the aligned vector at y: adds them to the carried vector, which is stored
- * once it is complete. */
-EDGE void FN(append)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(carry) *carry)
+ * once it is complete. Called, which saves 22 kB of text; of its arguments only the carry is in memory. */
+static NOINLINE void FN(append)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(carry) *carry)
 {
     if (carry->at == y && carry->to == from) {
         carry->v = TN(fill)(TN(keep)(carry->v), carry->from, carry->to, v);
