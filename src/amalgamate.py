@@ -45,8 +45,7 @@ def units() -> list[Unit]:
     for table, folder in (("isas", "kernels/isa_{}.c"), ("int8_units", "int8/{}.c")):
         for name, architecture, flags in _entries(text, table):
             found.append(Unit(SRC / folder.format(name), f"{table[:4]}_{name}", architecture, flags))
-    core = re.search(r"static_library\('cnorm_core',(.*?)objects:", text, re.S)[1]
-    for path in re.findall(r"'([^']+\.c)'", core):
+    for path in re.findall(r"'([\w/]+\.c)'", text):
         found.append(Unit(SRC / path, re.sub(r"\W", "_", path[:-2])))
     return found
 
@@ -57,7 +56,7 @@ def _entries(text: str, table: str):
     for line in text.splitlines():
         if match := re.search(r"cpu_family\(\) == '(\w+)'", line):
             architecture = match[1]
-        elif line.strip() == "endif":
+        elif line.strip() in ("else", "endif"):
             architecture = None
         if match := re.match(r"\s*(\w+) \+?= \{", line):
             current = match[1]
