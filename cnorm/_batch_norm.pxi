@@ -43,7 +43,7 @@ cdef tuple running_averages(object mean, object var, cnp.ndarray x, tuple others
         raise ValueError(f"{absent} must be given too where {given} is, got None")
     if mean is None:
         return None, None
-    like = np.empty(cnp.PyArray_DIMS(x)[1], compute_dtype(x))
+    like = np.empty(cnp.PyArray_DIMS(x)[1], np.float64 if cnp.PyArray_TYPE(x) == cnp.NPY_FLOAT64 else np.float32)
     m, v = output(mean, "running_mean", like), output(var, "running_var", like)
     for name, array in others:
         check_disjoint(m, "running_mean", array, name, False)
@@ -109,16 +109,16 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
            [ 1.,  1.]], dtype=float32)
     """
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x"), moments, y
+    cdef cnp.ndarray a = array_of(x, "x"), moments, y
     cdef double share
     set_batch(&call, a)
-    call.eps = real_number(eps, "eps", call.dtype)
+    call.eps = number_of(eps, "eps", call.dtype)
     cdef cnp.ndarray gain = per_channel(weight, a, call.channels, "weight", "channel")
     cdef cnp.ndarray shift = per_channel(bias, a, call.channels, "bias", "channel")
     y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift)))
     if not isinstance(running_variance, str) or running_variance not in ("unbiased", "biased"):
         raise ValueError(f'running_variance must be "unbiased" or "biased", got {quoted(running_variance)}')
-    share = real_number(momentum, "momentum")
+    share = number_of(momentum, "momentum", CNORM_F64)
     if share > 1:
         raise ValueError(f"momentum must be in [0, 1], got {quoted(momentum)}")
     mean, var = running_averages(running_mean, running_var, a,
@@ -174,7 +174,7 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
         For a shape or overlap that can't be used. The outputs are then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x")
     set_batch(&call, a)
     check_stats(stats, (call.channels,), a, call.dtype, "(channels,)")
     call.stats = cnp.PyArray_DATA(stats._data)
@@ -197,19 +197,11 @@ cdef tuple batch_gradients(Call *call, Entry entry, object dy, cnp.ndarray x, ob
     return results[0], None if gain is None else results[1], results[2]
 
 
-def check_var(var, each):
-    """Refuse negative variances, subnormal ones too; NaN is allowed. `each`: what has one variance, for messages."""
-    with default_float_env():
-        negative = np.less(var, 0)
-    if negative.any():
-        raise ValueError(f"var must not be negative, got {var[negative][0]} in {each} {negative.argmax()}")
-
-
 cdef cnp.ndarray given_moment(object p, cnp.ndarray x, str name):
     """mean or var [channels]; None is refused."""
-    if p is None:
-        raise TypeError(f"{name} must be an array of shape ({cnp.PyArray_DIMS(x)[1]},), got None")
     cdef cnp.ndarray a = per_channel(p, x, cnp.PyArray_DIMS(x)[1], name, "channel")
+    if a is None:
+        refuse_no_moment(name, x)
     if name == "var":
         check_var(a, "channel")
     return a
@@ -246,9 +238,9 @@ def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=
         For a shape, variance, eps or overlap that can't be used. `out` is then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x")
     set_samples(&call, a, 2)
-    call.eps = real_number(eps, "eps", call.dtype)
+    call.eps = number_of(eps, "eps", call.dtype)
     cdef cnp.ndarray gain = per_channel(weight, a, call.channels, "weight", "channel")
     cdef cnp.ndarray shift = per_channel(bias, a, call.channels, "bias", "channel")
     cdef cnp.ndarray m = given_moment(mean, a, "mean"), v = given_moment(var, a, "var")
@@ -295,9 +287,9 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
         For a shape, variance, eps or overlap that can't be used. The outputs are then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x")
     set_samples(&call, a, 2)
-    call.eps = real_number(eps, "eps", call.dtype)
+    call.eps = number_of(eps, "eps", call.dtype)
     cdef cnp.ndarray m = given_moment(mean, a, "mean"), v = given_moment(var, a, "var")
     given = (("mean", m), ("var", v))
     m = read_parameter(&call, &call.mean, m)

@@ -12,13 +12,11 @@ from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from cpython.long cimport PyLong_AsLongAndOverflow
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.float cimport FLT_MAX
-from libc.math cimport INFINITY, isfinite, isinf
+from libc.math cimport INFINITY, isfinite
 from libc.string cimport memcmp, memcpy
 
 from cnorm.capi cimport *
 
-import numbers
-import operator
 import os
 import zlib
 

@@ -20,9 +20,9 @@ cdef int set_fields(Call *call, cnp.ndarray x, object sigma, object mean_radius,
     """Set the sizes of the call, for rows along the last axis, the two radii (None: a whole row) and sigma."""
     full_dtype_of(x, "x")
     set_rows(call, x, -1)
-    call.mean_radius = call.n if mean_radius is None else whole_number(mean_radius, "mean_radius", 0)
-    call.radius = call.n if radius is None else whole_number(radius, "radius", 0)
-    call.eps = real_number(sigma, "sigma", call.dtype)
+    call.mean_radius = call.n if mean_radius is None else integer_of(mean_radius, "mean_radius", 0)
+    call.radius = call.n if radius is None else integer_of(radius, "radius", 0)
+    call.eps = number_of(sigma, "sigma", call.dtype)
     return 0
 
 
@@ -66,7 +66,7 @@ def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, rad
     array([[-1., -1.,  1.,  1.]], dtype=float32)
     """
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x")
     set_fields(&call, a, sigma, mean_radius, radius)
     cdef cnp.ndarray gain = per_channel(weight, a, call.n, "weight", "element of a row")
     cdef cnp.ndarray shift = per_channel(bias, a, call.n, "bias", "element of a row")
@@ -113,7 +113,7 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
         For a shape, sigma, radius or overlap that can't be used. The outputs are then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x")
     set_fields(&call, a, sigma, mean_radius, radius)
     cdef cnp.ndarray gain = per_channel(weight, a, call.n, "weight", "element of a row")
     cdef cnp.ndarray d = array_like(dy, "dy", a, "x")
@@ -161,11 +161,11 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
         For a shape, axis or smoothing that can't be used.
     """
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x")
     full_dtype_of(a, "x")
     set_rows(&call, a, axis)
-    call.eps = real_number(smoothing, "smoothing", call.dtype)
-    cdef cnp.ndarray d = array_like(dy, "dy", a, "x"), w = per_element(weight, &call, a, "weight")
+    call.eps = number_of(smoothing, "smoothing", call.dtype)
+    cdef cnp.ndarray d = array_like(dy, "dy", a, "x"), w = per_element(weight, &call, a, "weight", None)
     check_stats(stats, one_per_row(a, call.axis), a, call.dtype, "x.shape[:axis] + (1, ...)")
     d = read_rows(&call, &call.dy, d)
     a = read_rows(&call, &call.x, a)

@@ -28,7 +28,7 @@ cdef int set_samples(Call *call, cnp.ndarray x, int least) except -1:
 
 
 cdef int set_groups(Call *call, object groups) except -1:
-    call.groups = whole_number(groups, "groups", 1)
+    call.groups = integer_of(groups, "groups", 1)
     if call.channels % call.groups:
         raise ValueError(f"groups must divide the number of channels, {call.channels}, got {quoted(groups)}")
     return 0
@@ -36,7 +36,7 @@ cdef int set_groups(Call *call, object groups) except -1:
 
 cdef object group_forward(Call *call, cnp.ndarray x, object weight, object bias, object eps, object out,
                           bint return_stats):
-    call.eps = real_number(eps, "eps", call.dtype)
+    call.eps = number_of(eps, "eps", call.dtype)
     cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
     cdef cnp.ndarray shift = per_channel(bias, x, call.channels, "bias", "channel")
     cdef cnp.ndarray y = result_of(out, x, (("x", x), ("weight", gain), ("bias", shift)))
@@ -113,7 +113,7 @@ def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, out=None, bint re
     array([[-1.,  1., -1.,  1.]], dtype=float32)
     """
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x")
     set_samples(&call, a, 2)
     set_groups(&call, groups)
     return group_forward(&call, a, weight, bias, eps, out, return_stats)
@@ -151,7 +151,7 @@ def group_norm_backward(dy, x, groups, weight, Stats stats not None, *, out=None
         For a shape, number of groups or overlap that can't be used. The outputs are then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x")
     set_samples(&call, a, 2)
     set_groups(&call, groups)
     return group_gradients(&call, dy, a, weight, stats, "(samples, groups)", out)
@@ -186,7 +186,7 @@ def instance_norm(x, weight=None, bias=None, *, eps=1e-5, out=None, bint return_
         For a shape, eps or overlap that can't be used. `out` is then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x")
     set_samples(&call, a, 3)
     call.groups = call.channels
     return group_forward(&call, a, weight, bias, eps, out, return_stats)
@@ -220,7 +220,7 @@ def instance_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
         For a shape or overlap that can't be used. The outputs are then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x")
     set_samples(&call, a, 3)
     call.groups = call.channels
     return group_gradients(&call, dy, a, weight, stats, "(samples, channels)", out)

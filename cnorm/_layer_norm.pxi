@@ -37,31 +37,22 @@ cdef inline int set_rows(Call *call, cnp.ndarray x, object axis) except -1:
         else:
             call.n *= cnp.PyArray_DIMS(x)[i]
     if call.n == 0:
-        raise ValueError(f"x must have at least one element in each row: axis={call.axis} leaves rows of shape "
-                         f"{(<object>x).shape[call.axis:]} (x has shape {(<object>x).shape})")
+        refuse_empty_rows(x, call.axis)
     return 0
 
 
-cdef inline cnp.ndarray per_element(object p, Call *call, cnp.ndarray x, str name, str usage=None):
+cdef inline cnp.ndarray per_element(object p, Call *call, cnp.ndarray x, str name, str usage):
     """weight or bias, checked to have the normalised shape of x; None stays None. `usage`: `call` of `as_array`."""
     if p is None:
         return None
-    cdef cnp.ndarray a = as_array(p, name, usage)
+    cdef cnp.ndarray a = <cnp.ndarray>p if type(p) is cnp.ndarray else as_array(p, name, usage)
     cdef int i, ndim = cnp.PyArray_NDIM(x) - call.axis
     cdef bint fits = cnp.PyArray_NDIM(a) == ndim
     for i in range(ndim if fits else 0):
         fits = fits and cnp.PyArray_DIMS(a)[i] == cnp.PyArray_DIMS(x)[call.axis + i]
     if not fits or not (has_dtype(a, compute_number(call.dtype)) or has_dtype(a, cnp.PyArray_TYPE(x))):
-        refuse_parameter(a, call, x, name)
+        refuse_per_element(a, name, x, call.axis)
     return a
-
-
-cdef int refuse_parameter(cnp.ndarray a, Call *call, cnp.ndarray x, str name) except -1:
-    if not has_dtype(a, compute_number(call.dtype)) and not has_dtype(a, cnp.PyArray_TYPE(x)):
-        also = " or float32" if call.dtype == CNORM_F16 or call.dtype == CNORM_BF16 else ""
-        raise TypeError(f"{name} must have the dtype of x, {x.dtype}{also}, got {quoted(a.dtype)}")
-    raise ValueError(f"{name} must have the normalised shape {(<object>x).shape[call.axis:]} (x has shape "
-                     f"{(<object>x).shape}, axis={call.axis}), got {(<object>a).shape}")
 
 
 cdef int check_row_output(cnp.ndarray out, str name, cnp.ndarray x, cnp.ndarray residual, cnp.ndarray weight,
@@ -136,11 +127,11 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, bint r
     array([[-1.2247,  0.    ,  1.2247]], dtype=float32)
     """
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x")
     set_rows(&call, a, axis)
-    call.eps = real_number(eps, "eps", call.dtype)
+    call.eps = number_of(eps, "eps", call.dtype)
     cdef cnp.ndarray w = per_element(weight, &call, a, "weight", "layer_norm(x, weight, bias, axis=-k)")
-    cdef cnp.ndarray b = per_element(bias, &call, a, "bias")
+    cdef cnp.ndarray b = per_element(bias, &call, a, "bias", None)
     cdef cnp.ndarray y = output(out, "out", a)
     if out is not None:
         check_row_output(y, "out", a, None, w, b)
@@ -178,11 +169,11 @@ def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, ou
         As `layer_norm`. Outputs are then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x")
     set_rows(&call, a, axis)
-    call.eps = real_number(eps, "eps", call.dtype)
+    call.eps = number_of(eps, "eps", call.dtype)
     cdef cnp.ndarray w = per_element(weight, &call, a, "weight", "add_layer_norm(x, residual, weight, bias, axis=-k)")
-    cdef cnp.ndarray b = per_element(bias, &call, a, "bias")
+    cdef cnp.ndarray b = per_element(bias, &call, a, "bias", None)
     cdef cnp.ndarray y = output(out, "out", a)
     cdef cnp.ndarray r = array_like(residual, "residual", a, "x")
     cdef cnp.ndarray total = output(sum_out, "sum_out", a)
@@ -220,9 +211,9 @@ def rms_norm(x, weight=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=F
         As `layer_norm`.
     """
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x")
     set_rows(&call, a, axis)
-    call.eps = real_number(eps, "eps", call.dtype)
+    call.eps = number_of(eps, "eps", call.dtype)
     cdef cnp.ndarray w = per_element(weight, &call, a, "weight", "rms_norm(x, weight, axis=-k)")
     cdef cnp.ndarray y = output(out, "out", a)
     if out is not None:
@@ -234,9 +225,9 @@ def rms_norm(x, weight=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=F
 cdef list row_gradients(Entry entry, object dy, object x, object weight, Stats stats, object axis, object out):
     """The gradients of x, weight and, for layer norm, bias."""
     cdef Call call
-    cdef cnp.ndarray a = as_array(x, "x"), like
+    cdef cnp.ndarray a = array_of(x, "x"), like
     set_rows(&call, a, axis)
-    cdef cnp.ndarray d = array_like(dy, "dy", a, "x"), w = per_element(weight, &call, a, "weight")
+    cdef cnp.ndarray d = array_like(dy, "dy", a, "x"), w = per_element(weight, &call, a, "weight", None)
     check_stats(stats, one_per_row(a, call.axis), a, call.dtype, "x.shape[:axis] + (1, ...)")
     like = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a) - call.axis, cnp.PyArray_DIMS(a) + call.axis,
                              cnp.PyArray_TYPE(a if w is None else w), 0)
@@ -351,7 +342,7 @@ cdef class BoundLayerNorm:
             As `layer_norm`.
         """
         cdef Call call
-        cdef cnp.ndarray a = as_array(x, "x"), y
+        cdef cnp.ndarray a = array_of(x, "x"), y
         if self.gain is None:
             raise RuntimeError("LayerNorm.__init__ was not called")
         if dtype_of(a, "x") == CNORM_F64:

@@ -1,7 +1,7 @@
 """Networks of packed weights, and the activations sigmoid and tanh (private; exposed for tests)."""
 
 cdef elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *) noexcept nogil, x, out):
-    cdef cnp.ndarray a = as_array(x, "x"), y
+    cdef cnp.ndarray a = array_of(x, "x"), y
     if dtype_of(a, "x") != CNORM_F32:
         raise TypeError(f"x must have dtype float32, got {a.dtype}")
     a = np.ascontiguousarray(a)

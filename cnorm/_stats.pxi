@@ -23,14 +23,7 @@ cdef class Stats:
     cdef readonly cnp.ndarray _data  # [*x.shape[:axis], 1, ..., 3]: shift, delta, rstd
 
     def __init__(self, mean, inv_std_dev):
-        cdef cnp.ndarray m = as_array(mean, "mean"), r = as_array(inv_std_dev, "inv_std_dev")
-        if dtype_of(m, "mean") not in (CNORM_F32, CNORM_F64):
-            raise TypeError(f"mean must have dtype float32 or float64, got {m.dtype}")
-        if dtype_of(r, "inv_std_dev") != dtype_of(m, "mean"):
-            raise TypeError(f"inv_std_dev must have the dtype of mean, {m.dtype}, got {r.dtype}")
-        if not cnp.PyArray_SAMESHAPE(m, r):
-            raise ValueError(f"inv_std_dev must have the shape of mean, {(<object>m).shape}, got {(<object>r).shape}")
-        self._data = np.ascontiguousarray(np.stack([m, np.zeros_like(m), r], axis=-1))  # stack may return Fortran order
+        self._data = stats_data(mean, inv_std_dev)
 
     @property
     def mean(self):
@@ -44,10 +37,7 @@ cdef class Stats:
         return self._data[..., 2].copy()
 
     def __getitem__(self, rows):
-        parts = [number[rows] for number in np.moveaxis(self._data, -1, 0)]
-        if np.ndim(parts[0]) == 0:
-            raise IndexError(f"rows must select along the leading dimensions of stats, got {quoted(rows)}")
-        return _stats_from(np.stack(parts, axis=-1))
+        return _stats_from(stats_rows(self._data, rows))
 
     def __repr__(self):
         return f"Stats(mean={self.mean!r}, inv_std_dev={self.inv_std_dev!r})"
@@ -59,11 +49,7 @@ cdef class Stats:
 def _stats_from(data):
     """Stats from an array [..., 3] as `Stats` stores it; it may come from a pickle with another byte order."""
     cdef Stats stats = Stats.__new__(Stats)
-    if not isinstance(data, np.ndarray) or data.dtype.kind != "f" or data.dtype.itemsize not in (4, 8):
-        raise TypeError(f"stats must hold an array of dtype float32 or float64, got {quoted(data)}")
-    if data.shape[-1:] != (3,):
-        raise ValueError(f"stats must hold an array of shape (..., 3), got {data.shape}")
-    stats._data = np.ascontiguousarray(data, data.dtype.newbyteorder("="))
+    stats._data = restored_stats(data)
     return stats
 
 
@@ -80,12 +66,7 @@ cdef Stats empty_stats(tuple shape, cnorm_dtype dtype):
 
 cdef int check_stats(Stats stats, tuple shape, cnp.ndarray x, cnorm_dtype dtype, str meaning) except -1:
     """Check that stats have this shape, and the compute type of `dtype`; `meaning` explains the shape in messages."""
-    if stats._data is None:
-        raise RuntimeError("Stats.__init__ was not called")
-    if cnp.PyArray_TYPE(stats._data) != compute_number(dtype):
-        wanted = "float64" if dtype == CNORM_F64 else "float32"
-        raise TypeError(f"stats must be {wanted} for x of dtype {x.dtype}, got {stats._data.dtype}")
-    given = (<object>stats._data).shape
-    if given != shape + (3,):
-        raise ValueError(f"stats must have the shape {shape}, {meaning}, got {given[:-1]}")
+    if (stats._data is None or cnp.PyArray_TYPE(stats._data) != compute_number(dtype)
+            or (<object>stats._data).shape != shape + (3,)):
+        refuse_stats(stats._data, shape, x, meaning)
     return 0

@@ -43,28 +43,24 @@ def step_many(Network network not None, streams, x, out=None, reset=None):
 
 cdef list streams_of(Network network, object streams):
     """The streams as a list, checked to be of this network and to have no stream twice."""
-    cdef ptrdiff_t i
+    cdef list found
     if not hasattr(streams, "__iter__"):
-        raise TypeError(f"streams must be a sequence of Stream, got {type(streams).__name__}")
-    streams = list(streams)
-    places = {}
-    for i, one in enumerate(streams):
+        refuse_streams(streams, Stream)
+    found = list(streams)
+    for one in found:
         if not isinstance(one, Stream):
-            raise TypeError(f"streams[{i}] must be a Stream, got {type(one).__name__}")
+            refuse_streams(found, Stream)
         if (<Stream>one).network is not network:
-            raise ValueError(f"streams[{i}] is a stream of another model")
-        if places.setdefault(id(one), i) != i:
-            raise ValueError(f"streams must not have the same stream twice, got streams[{places[id(one)]}] again as "
-                             f"streams[{i}]")
-    return streams
+            raise ValueError(f"streams[{found.index(one)}] is a stream of another model")
+    if len({id(one) for one in found}) < len(found):
+        refuse_streams(found, Stream)
+    return found
 
 
 cdef cnp.ndarray mask_of(object reset, ptrdiff_t n):
-    cdef cnp.ndarray mask = as_array(reset, "reset")
-    if mask.dtype != np.bool_:
-        raise TypeError(f"reset must have dtype bool, got {quoted(mask.dtype)}")
-    if (<object>mask).shape != (n,):
-        raise ValueError(f"reset must have shape ({n},), got {(<object>mask).shape}")
+    cdef cnp.ndarray mask = array_of(reset, "reset")
+    if cnp.PyArray_TYPE(mask) != cnp.NPY_BOOL or cnp.PyArray_NDIM(mask) != 1 or cnp.PyArray_DIMS(mask)[0] != n:
+        refuse_mask(mask, n)
     return np.ascontiguousarray(mask)
 
 

@@ -343,19 +343,16 @@ cdef int check_finite(cnp.ndarray x, str name) except -1:
     cdef ptrdiff_t i
     for i in range(cnp.PyArray_SIZE(x)):
         if not isfinite(p[i]):
-            index = ", ".join([str(k) for k in np.unravel_index(i, (<object>x).shape)])
-            raise ValueError(f"{name} must be finite, got {p[i]} in {name}[{index}]")
+            refuse_infinite(x, name)
     return 0
 
 
 cdef cnp.ndarray input_frames(object x, str name, int ndim, ptrdiff_t width):
     """x as a C-contiguous, aligned float32 array [..., width] of ndim dimensions."""
-    cdef cnp.ndarray a = as_array(x, name)
-    if cnp.PyArray_TYPE(a) != cnp.NPY_FLOAT32 or not cnp.PyArray_ISNOTSWAPPED(a):
-        raise TypeError(f"{name} must have dtype float32, got {quoted(a.dtype)}")
-    if cnp.PyArray_NDIM(a) != ndim or cnp.PyArray_DIMS(a)[ndim - 1] != width:
-        raise ValueError(f"{name} must have shape {f'({width},)' if ndim == 1 else f'(steps, {width})'}, "
-                         f"got {(<object>a).shape}")
+    cdef cnp.ndarray a = array_of(x, name)
+    if (not has_dtype(a, cnp.NPY_FLOAT32) or cnp.PyArray_NDIM(a) != ndim
+            or cnp.PyArray_DIMS(a)[ndim - 1] != width):
+        refuse_frames(a, name, ndim, width)
     if not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
         a = np.array(a, order="C", copy=True)
     return a
@@ -364,18 +361,10 @@ cdef cnp.ndarray input_frames(object x, str name, int ndim, ptrdiff_t width):
 cdef cnp.ndarray output_frames(object out, int ndim, const cnp.npy_intp *shape):
     """The caller's output array, checked: float32, contiguous, writable, of this shape [ndim]."""
     cdef cnp.ndarray y
-    cdef int i
-    cdef bint fits
-    check_array(out, "out")
-    y = out
-    if cnp.PyArray_TYPE(y) != cnp.NPY_FLOAT32 or not cnp.PyArray_ISNOTSWAPPED(y):
-        raise TypeError(f"out must have dtype float32, got {quoted(y.dtype)}")
-    fits = cnp.PyArray_NDIM(y) == ndim
-    for i in range(ndim):
-        fits = fits and cnp.PyArray_DIMS(y)[i] == shape[i]
-    if not fits:
-        raise ValueError(f"out must have shape {tuple([shape[i] for i in range(ndim)])}, got {(<object>y).shape}")
-    if not (cnp.PyArray_IS_C_CONTIGUOUS(y) and cnp.PyArray_ISALIGNED(y) and cnp.PyArray_ISWRITEABLE(y)):
-        raise ValueError(f"out must be C-contiguous, aligned and writable, got shape {(<object>y).shape} with strides "
-                         f"{(<object>y).strides}, aligned {y.flags.aligned}, writable {y.flags.writeable}")
-    return y
+    if isinstance(out, cnp.ndarray):
+        y = out
+        if (is_plain(y, cnp.NPY_FLOAT32) and cnp.PyArray_ISNOTSWAPPED(y) and cnp.PyArray_ISWRITEABLE(y)
+                and cnp.PyArray_NDIM(y) == ndim and cnp.PyArray_CompareLists(cnp.PyArray_DIMS(y), shape, ndim)
+                and (type(out) is cnp.ndarray or not isinstance(out, np.ma.MaskedArray))):
+            return y
+    refuse_output_frames(out, tuple([shape[i] for i in range(ndim)]))

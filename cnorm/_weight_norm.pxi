@@ -54,7 +54,7 @@ def weight_norm(weight, gain=None, *, out=None):
     array([[6., 8.]], dtype=float32)
     """
     cdef Call call
-    cdef cnp.ndarray w = as_array(weight, "weight")
+    cdef cnp.ndarray w = array_of(weight, "weight")
     set_matrix(&call, w)
     cdef cnp.ndarray g = per_channel(gain, w, call.rows, "gain", "output")
     cdef cnp.ndarray v = result_of(out, w, (("weight", w), ("gain", g)))
@@ -94,7 +94,7 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
         For a shape or overlap that can't be used. The outputs are then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray w = as_array(weight, "weight")
+    cdef cnp.ndarray w = array_of(weight, "weight")
     set_matrix(&call, w)
     cdef cnp.ndarray d = array_like(dv, "dv", w, "weight"), g = per_channel(gain, w, call.rows, "gain", "output")
     results = gradients_of(out, ("dweight", "dgain"), (w, np.empty(call.rows, w.dtype)),

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from cnorm._core import as_array, check_var, default_float_env, rounded, weight_norm
+from cnorm._core import default_float_env, rounded, weight_norm
+from cnorm.arguments import as_array, check_var
 
 
 def fold_batch_norm(
