@@ -56,7 +56,7 @@ def _entries(text: str, table: str):
     for line in text.splitlines():
         if match := re.search(r"cpu_family\(\) == '(\w+)'", line):
             architecture = match[1]
-        elif line.strip() in ("else", "endif"):
+        elif line.strip() == "endif":
             architecture = None
         if match := re.match(r"\s*(\w+) \+?= \{", line):
             current = match[1]
