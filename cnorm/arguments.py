@@ -158,6 +158,7 @@ def stats_rows(data: np.ndarray, rows) -> np.ndarray:
 
 def restored_stats(data) -> np.ndarray:
     """The array of a `Stats`, checked; it may come from a pickle with another byte order."""
+    data = np.ndarray.view(data, np.ndarray) if isinstance(data, np.ndarray) else data  # not a subclass
     if not isinstance(data, np.ndarray) or data.dtype.kind != "f" or data.dtype.itemsize not in (4, 8):
         raise TypeError(f"stats must hold an array of dtype float32 or float64, got {quoted(data)}")
     if data.shape[-1:] != (3,):
@@ -237,6 +238,7 @@ def check_ndarray(out, name: str) -> None:
 def check_output(out, name: str, like: np.ndarray) -> None:
     """out must be writable, of the shape and dtype of `like`, and no two of its elements may share memory."""
     check_ndarray(out, name)
+    out = np.ndarray.view(out, np.ndarray)  # a subclass may override its attributes
     if not has_dtype(out, like.dtype):
         raise TypeError(f"{name} must have dtype {like.dtype}, got {quoted(out.dtype)}")
     if out.shape != like.shape:
@@ -304,7 +306,7 @@ def refuse_infinite(x: np.ndarray, name: str) -> None:
 
 
 def refuse_streams(streams, kind: type) -> None:
-    """What is no list of streams, or has a stream twice."""
+    """Anything but a sequence of different streams."""
     if not hasattr(streams, "__iter__"):
         raise TypeError(f"streams must be a sequence of Stream, got {type(streams).__name__}")
     places = {}

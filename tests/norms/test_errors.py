@@ -418,6 +418,19 @@ def test_accepts_x_that_only_supports_dlpack(x):
     assert cnorm.layer_norm(Foreign()).tobytes() == cnorm.layer_norm(x).tobytes()
 
 
+class Boastful(np.ndarray):
+    """An array that claims another shape than it has."""
+
+    shape = property(lambda self: (4, N))
+
+
+def test_out_of_a_subclass_that_claims_another_shape(x):
+    out = np.zeros((2, N), np.float32).view(Boastful)
+    with raises(ValueError, "out"):
+        cnorm.layer_norm(x, out=out)
+    assert not np.asarray(out).any()
+
+
 def test_out_read_only(x):
     out = np.zeros_like(x)
     out.flags.writeable = False
