@@ -3,10 +3,12 @@
 The quick tests are here; what they do not accept goes to a function of cnorm/arguments.py.
 """
 from cnorm.arguments import (
-    as_array, axis_of, check_output, check_results, check_var, is_bfloat16, quoted, real_number, refuse_dtype,
-    refuse_empty_rows, refuse_frames, refuse_infinite, refuse_mask, refuse_no_moment, refuse_output_frames,
-    refuse_overlap, refuse_per_channel, refuse_per_element, refuse_stats, refuse_streams, refuse_unlike, restored_stats,
-    stats_data, stats_rows, whole_number,
+    as_array, axis_of, check_averages, check_isa, check_output, check_results, check_var, is_bfloat16, real_number,
+    refuse_bound, refuse_dtype, refuse_empty_rows, refuse_foreign_stream, refuse_frames, refuse_groups,
+    refuse_infinite, refuse_mask, refuse_matrix, refuse_momentum, refuse_no_moment, refuse_output_frames,
+    refuse_overlap, refuse_per_channel, refuse_per_element, refuse_rows, refuse_running_variance, refuse_samples,
+    refuse_single_numbers, refuse_stats, refuse_streams, refuse_unlike, restored_stats, stats_data, stats_rows,
+    whole_number,
 )
 
 
@@ -123,7 +125,7 @@ cdef extern from *:
     double to_float(double number)
 
 
-def rounded(value, str name, dtype=np.float32):
+def rounded(value, str name, dtype="float32"):
     """An eps or sigma as a norm of this dtype uses it: checked, and rounded to float32 or float64 as in the kernels."""
     cdef bint single = np.dtype(dtype) != np.float64
     cdef double number = real_number(value, name, single)
@@ -173,12 +175,16 @@ cdef inline int check_disjoint(cnp.ndarray out, str name, cnp.ndarray other, str
     return 0
 
 
-cdef cnp.ndarray result_of(object out, cnp.ndarray x, tuple inputs):
-    """The array y of a forward pass: `out`, checked against the `inputs` (name, array), or a new one."""
+cdef cnp.ndarray result_of(object out, cnp.ndarray x, cnp.ndarray weight, cnp.ndarray bias, cnp.ndarray mean=None,
+                           cnp.ndarray var=None):
+    """The array y of a forward pass: `out`, checked to overlap no input but x, or a new one."""
     cdef cnp.ndarray y = output(out, "out", x)
     if out is not None:
-        for name, array in inputs:
-            check_disjoint(y, "out", array, name, array is x)
+        check_disjoint(y, "out", x, "x", True)
+        check_disjoint(y, "out", weight, "weight", weight is x)
+        check_disjoint(y, "out", bias, "bias", bias is x)
+        check_disjoint(y, "out", mean, "mean", False)
+        check_disjoint(y, "out", var, "var", False)
     return y
 
 
@@ -189,18 +195,20 @@ cdef list gradients_of(object out, tuple names, tuple likes, tuple inputs):
     inputs: pairs (name, array); the first two are the output's gradient and x, and dx may be written in place of
     either. The second of `names` is the gradient of one of the inputs.
     """
-    cdef int i, j
-    cdef str place
+    cdef int i, j, count = len(names)
+    cdef tuple given, pair, places = ("out[0]", "out[1]", "out[2]")
+    cdef list results
     if out is None:
         return [output(None, "", like) for like in likes]
     check_results(out, names, inputs)
-    results = [output(out[i], f"out[{i}]", likes[i]) for i in range(len(names))]
-    for i in range(len(names)):
-        if out[i] is None:
+    given = tuple(out)
+    results = [output(given[i], places[i], likes[i]) for i in range(count)]
+    for i in range(count):
+        if given[i] is None:
             continue
-        place = f"out[{i}]"
-        for j, (name, array) in enumerate(inputs):
-            check_disjoint(results[i], place, array, name, i == 0 and j < 2)
+        for j in range(len(inputs)):
+            pair = inputs[j]
+            check_disjoint(results[i], places[i], pair[1], pair[0], i == 0 and j < 2)
         for j in range(i):
-            check_disjoint(results[i], place, results[j], f"out[{j}]", False)
+            check_disjoint(results[i], places[i], results[j], places[j], False)
     return results

@@ -25,9 +25,7 @@ cdef int set_batch(Call *call, cnp.ndarray x) except -1:
     """`set_samples` for training, which needs more than one number per channel."""
     set_samples(call, x, 2)
     if call.rows * call.space < 2:
-        raise ValueError("x must have more than one number per channel in training, got "
-                         f"{call.rows * call.space}: the mean would be the number itself, its deviation 0 and "
-                         "every output the bias, whatever x is; batch_norm_inference takes any number")
+        refuse_single_numbers(call.rows * call.space)
     return 0
 
 
@@ -35,28 +33,12 @@ cdef cnp.ndarray reserve_batch(Call *call):
     return reserve(call, cnorm_batch_norm_scratch(call.dtype, call.rows, call.channels, call.space))
 
 
-cdef tuple running_averages(object mean, object var, cnp.ndarray x, tuple others):
-    """running_mean and running_var [channels], checked as outputs that overlap none of `others`; None if not given."""
-    cdef cnp.ndarray like, m, v
-    if (mean is None) != (var is None):
-        given, absent = ("running_var", "running_mean") if mean is None else ("running_mean", "running_var")
-        raise ValueError(f"{absent} must be given too where {given} is, got None")
-    if mean is None:
-        return None, None
-    like = np.empty(cnp.PyArray_DIMS(x)[1], np.float64 if cnp.PyArray_TYPE(x) == cnp.NPY_FLOAT64 else np.float32)
-    m, v = output(mean, "running_mean", like), output(var, "running_var", like)
-    for name, array in others:
-        check_disjoint(m, "running_mean", array, name, False)
-        check_disjoint(v, "running_var", array, name, False)
-    check_disjoint(m, "running_mean", v, "running_var", False)
-    return m, v
-
-
-cdef int update(average, batch, double factor, double momentum) except -1:
-    """average = (1 - momentum) average + momentum (factor batch), in float64 and rounded once."""
-    with default_float_env():
-        average[...] = (1 - momentum) * average.astype(np.float64) + momentum * (factor * batch)
-    return 0
+cdef int check_average(cnp.ndarray average, str name, cnp.ndarray x, cnp.ndarray weight, cnp.ndarray bias,
+                       cnp.ndarray y) except -1:
+    check_disjoint(average, name, x, "x", False)
+    check_disjoint(average, name, weight, "weight", False)
+    check_disjoint(average, name, bias, "bias", False)
+    return check_disjoint(average, name, y, "out", False)
 
 
 def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None, momentum=0.1,
@@ -109,22 +91,27 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
            [ 1.,  1.]], dtype=float32)
     """
     cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x"), moments, y
-    cdef double share
+    cdef cnp.ndarray a = array_of(x, "x"), moments, y, like, mean = None, var = None
+    cdef double share, number
     set_batch(&call, a)
     call.eps = number_of(eps, "eps", call.dtype)
     cdef cnp.ndarray gain = per_channel(weight, a, call.channels, "weight", "channel")
     cdef cnp.ndarray shift = per_channel(bias, a, call.channels, "bias", "channel")
-    y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift)))
+    y = result_of(out, a, gain, shift)
     if not isinstance(running_variance, str) or running_variance not in ("unbiased", "biased"):
-        raise ValueError(f'running_variance must be "unbiased" or "biased", got {quoted(running_variance)}')
+        refuse_running_variance(running_variance)
     share = number_of(momentum, "momentum", CNORM_F64)
     if share > 1:
-        raise ValueError(f"momentum must be in [0, 1], got {quoted(momentum)}")
-    mean, var = running_averages(running_mean, running_var, a,
-                                 (("x", a), ("weight", gain), ("bias", shift), ("out", y)))
-    cdef Stats stats = empty_stats((call.channels,), call.dtype)
-    moments = np.empty((2, call.channels))
+        refuse_momentum(momentum)
+    if running_mean is not None or running_var is not None:
+        check_averages(running_mean, running_var)
+        like = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&call.channels, compute_number(call.dtype), 0)
+        mean, var = output(running_mean, "running_mean", like), output(running_var, "running_var", like)
+        check_average(mean, "running_mean", a, gain, shift, y)
+        check_average(var, "running_var", a, gain, shift, y)
+        check_disjoint(mean, "running_mean", var, "running_var", False)
+    cdef Stats stats = empty_stats(<cnp.npy_intp *>&call.channels, 1, 0, call.dtype)
+    moments = cnp.PyArray_EMPTY(2, [2, call.channels], cnp.NPY_FLOAT64, 0)
     a = read_rows(&call, &call.x, a)
     gain = read_parameter(&call, &call.gain, gain)
     shift = read_parameter(&call, &call.bias, shift)
@@ -135,9 +122,10 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     launch(&call, call_batch_norm)
     copy_back(y, written)
     if mean is not None:
-        number = float(call.rows * call.space)
-        update(mean, moments[0], 1, share)
-        update(var, moments[1], number / (number - 1) if running_variance == "unbiased" else 1, share)
+        number = <double>(call.rows * call.space)
+        running_average(mean, moments[0], 1.0, share, default_float_env())
+        running_average(var, moments[1], number / (number - 1) if running_variance == "unbiased" else 1.0, share,
+                        default_float_env())
     return (y, stats) if return_stats else y
 
 
@@ -176,7 +164,7 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     cdef Call call
     cdef cnp.ndarray a = array_of(x, "x")
     set_batch(&call, a)
-    check_stats(stats, (call.channels,), a, call.dtype, "(channels,)")
+    check_stats(stats, <cnp.npy_intp *>&call.channels, 1, 0, a, call.dtype, "(channels,)")
     call.stats = cnp.PyArray_DATA(stats._data)
     return batch_gradients(&call, call_batch_norm_backward, dy, a, weight, (("stats", stats._data),), out)
 
@@ -244,7 +232,7 @@ def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=
     cdef cnp.ndarray gain = per_channel(weight, a, call.channels, "weight", "channel")
     cdef cnp.ndarray shift = per_channel(bias, a, call.channels, "bias", "channel")
     cdef cnp.ndarray m = given_moment(mean, a, "mean"), v = given_moment(var, a, "var")
-    cdef cnp.ndarray y = result_of(out, a, (("x", a), ("weight", gain), ("bias", shift), ("mean", m), ("var", v)))
+    cdef cnp.ndarray y = result_of(out, a, gain, shift, m, v)
     a = read_rows(&call, &call.x, a)
     m = read_parameter(&call, &call.mean, m)
     v = read_parameter(&call, &call.var, v)

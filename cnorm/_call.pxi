@@ -1,4 +1,6 @@
 """One call of the C library: a struct of sizes, inputs, outputs and scratch, and `launch`, which all norms use."""
+from cnorm.results import running_average, stats_mean, write_result
+
 
 cdef struct Rows:
     char *data
@@ -50,7 +52,7 @@ cdef inline int launch(Call *call, Entry entry) except -1:
 cdef inline cnp.ndarray read_rows(Call *call, Rows *rows, cnp.ndarray a):
     """Set an input [rows, n]."""
     if not as_rows(a, call, rows):
-        a = np.array(a, order="C", copy=True)
+        a = cnp.PyArray_NewCopy(a, cnp.NPY_CORDER)
         as_rows(a, call, rows)
     return a
 
@@ -58,7 +60,7 @@ cdef inline cnp.ndarray read_rows(Call *call, Rows *rows, cnp.ndarray a):
 cdef inline cnp.ndarray write_rows(Call *call, Rows *rows, cnp.ndarray result):
     """Set an output [rows, n]; `copy_back` must follow the call."""
     if not as_rows(result, call, rows):
-        result = np.empty((<object>result).shape, result.dtype)
+        result = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(result), cnp.PyArray_DIMS(result), cnp.PyArray_TYPE(result), 0)
         as_rows(result, call, rows)
     return result
 
@@ -75,14 +77,19 @@ cdef inline cnp.ndarray read_parameter(Call *call, const void **pointer, cnp.nda
 cdef cnp.ndarray write_gradient(Call *call, void **pointer, cnp.ndarray result):
     """Set a parameter's gradient, contiguous elements of the compute type; `copy_back` must follow the call."""
     if not is_plain(result, compute_number(call.dtype)):
-        result = np.empty((<object>result).shape, np.float64 if call.dtype == CNORM_F64 else np.float32)
+        result = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(result), cnp.PyArray_DIMS(result), compute_number(call.dtype), 0)
     pointer[0] = cnp.PyArray_DATA(result)
     return result
 
 
 cdef cnp.ndarray parameter_like(Call *call, cnp.ndarray weight, cnp.ndarray x):
     """An array of the shape and dtype of a channel parameter's gradient: dtype of weight, or of x if it is None."""
-    return np.empty(call.channels, (x if weight is None else weight).dtype)
+    return empty_vector(call.channels, cnp.PyArray_TYPE(x if weight is None else weight))
+
+
+cdef cnp.ndarray empty_vector(cnp.npy_intp n, int number):
+    """An array [n] of the type with this number."""
+    return cnp.PyArray_EMPTY(1, &n, number, 0)
 
 
 cdef cnp.ndarray reserve(Call *call, cnp.npy_intp size):
@@ -95,8 +102,7 @@ cdef cnp.ndarray reserve(Call *call, cnp.npy_intp size):
 cdef inline int copy_back(cnp.ndarray result, cnp.ndarray written) except -1:
     """Copy `written` to `result` unless they are one array; a float32 too large for float16 becomes infinite."""
     if written is not result:
-        with default_float_env():
-            result[...] = written
+        write_result(result, written, default_float_env())
     return 0
 
 
@@ -123,7 +129,7 @@ cdef cnp.ndarray converted(cnp.ndarray a, cnorm_dtype dtype):
     """A parameter, whose dtype is `dtype` or its compute type, as contiguous elements of the compute type."""
     cdef cnp.ndarray wide
     if not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
-        a = np.array(a, order="C", copy=True)
+        a = cnp.PyArray_NewCopy(a, cnp.NPY_CORDER)
     if cnp.PyArray_TYPE(a) == compute_number(dtype):
         return a
     wide = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a), cnp.PyArray_DIMS(a), cnp.NPY_FLOAT32, 0)

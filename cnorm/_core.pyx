@@ -1,4 +1,4 @@
-# cython: language_level=3, cdivision=True, binding=True
+# cython: language_level=3, cdivision=True, binding=True, auto_pickle=False
 """The extension module: it converts NumPy arrays to pointers and does every check that needs Python.
 
 The C functions check the arguments that a C caller can get wrong and return a status, which `check` turns into an
@@ -9,16 +9,16 @@ set.
 cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
+from cpython.list cimport PyList_GET_ITEM
 from cpython.long cimport PyLong_AsLongAndOverflow
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.float cimport FLT_MAX
-from libc.math cimport INFINITY, isfinite
-from libc.string cimport memcmp, memcpy
+from libc.math cimport isfinite
+from libc.string cimport memcmp, memcpy, memset
 
 from cnorm.capi cimport *
 
 import os
-import zlib
 
 import numpy as np
 
@@ -77,7 +77,8 @@ def available_isas():
     tuple of str
         Some of ``"baseline"``, ``"avx2"``, ``"avx512"``, ``"neon"``. All give the same bits.
     """
-    return tuple(cnorm_isa_name(i).decode() for i in range(cnorm_isa_count()))
+    # a list, because a generator would bring 10 kB of code for coroutines
+    return tuple([cnorm_isa_name(i).decode() for i in range(cnorm_isa_count())])
 
 
 def active_isa():
@@ -106,11 +107,7 @@ def use_isa(name):
     ValueError
         If it is unknown, or this machine does not have it.
     """
-    if not isinstance(name, str):
-        raise TypeError(f"name must be a str, got {type(name).__name__}")
-    if name not in available_isas():  # checked as a Python string, because a C string would end at a NUL
-        raise ValueError(f"name must be an instruction set that this machine can run, one of {available_isas()}, "
-                         f"got {quoted(name)}")
+    check_isa(name, available_isas())  # as a Python string, because a C string would end at a NUL
     check(cnorm_isa_use(name.encode()))
 
 

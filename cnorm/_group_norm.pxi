@@ -16,21 +16,20 @@ cdef int set_samples(Call *call, cnp.ndarray x, int least) except -1:
     call.gain = call.bias = call.stats = NULL  # optional arguments; entries read only what their caller has set
     call.dtype = <cnorm_dtype>dtype_of(x, "x")
     if cnp.PyArray_NDIM(x) < least:
-        raise ValueError(f"x must have at least {least} dimensions, (samples, channels{', space, ...' * (least - 2)}), "
-                         f"got shape {(<object>x).shape}")
+        refuse_samples(x, least)
     call.axis, call.rows, call.channels, call.space = 1, cnp.PyArray_DIMS(x)[0], cnp.PyArray_DIMS(x)[1], 1
     for i in range(2, cnp.PyArray_NDIM(x)):
         call.space *= cnp.PyArray_DIMS(x)[i]
     call.n = call.channels * call.space
     if call.n == 0:
-        raise ValueError(f"x must have at least one element in each sample, got shape {(<object>x).shape}")
+        refuse_samples(x, least)
     return 0
 
 
 cdef int set_groups(Call *call, object groups) except -1:
     call.groups = integer_of(groups, "groups", 1)
     if call.channels % call.groups:
-        raise ValueError(f"groups must divide the number of channels, {call.channels}, got {quoted(groups)}")
+        refuse_groups(groups, call.channels)
     return 0
 
 
@@ -39,10 +38,10 @@ cdef object group_forward(Call *call, cnp.ndarray x, object weight, object bias,
     call.eps = number_of(eps, "eps", call.dtype)
     cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
     cdef cnp.ndarray shift = per_channel(bias, x, call.channels, "bias", "channel")
-    cdef cnp.ndarray y = result_of(out, x, (("x", x), ("weight", gain), ("bias", shift)))
+    cdef cnp.ndarray y = result_of(out, x, gain, shift)
     cdef Stats stats = None
     if return_stats:
-        stats = empty_stats((call.rows, call.groups), call.dtype)
+        stats = empty_stats([call.rows, call.groups], 2, 0, call.dtype)
         call.stats = cnp.PyArray_DATA(stats._data)
     x = read_rows(call, &call.x, x)
     gain = read_parameter(call, &call.gain, gain)
@@ -58,7 +57,7 @@ cdef tuple group_gradients(Call *call, object dy, cnp.ndarray x, object weight, 
     """Gradients of x, weight and bias; `stats_shape` describes the shape of stats in messages."""
     cdef cnp.ndarray d = array_like(dy, "dy", x, "x")
     cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
-    check_stats(stats, (call.rows, call.groups), x, call.dtype, stats_shape)
+    check_stats(stats, [call.rows, call.groups], 2, 0, x, call.dtype, stats_shape)
     like = parameter_like(call, gain, x)
     results = gradients_of(out, ("dx", "dweight", "dbias"), (x, like, like),
                            (("dy", d), ("x", x), ("weight", gain), ("stats", stats._data)))

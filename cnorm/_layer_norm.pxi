@@ -68,7 +68,7 @@ cdef inline Stats normalise(Call *call, Entry entry, cnp.ndarray x, cnp.ndarray 
     """Run a forward pass whose arguments have been checked; returns its Stats if `return_stats`, else None."""
     cdef Stats stats = None
     if return_stats:
-        stats = empty_stats(one_per_row(x, call.axis), call.dtype)
+        stats = empty_stats(cnp.PyArray_DIMS(x), call.axis, cnp.PyArray_NDIM(x) - call.axis, call.dtype)
         call.stats = cnp.PyArray_DATA(stats._data)
     x = read_rows(call, &call.x, x)
     weight = read_parameter(call, &call.gain, weight)
@@ -228,7 +228,7 @@ cdef list row_gradients(Entry entry, object dy, object x, object weight, Stats s
     cdef cnp.ndarray a = array_of(x, "x"), like
     set_rows(&call, a, axis)
     cdef cnp.ndarray d = array_like(dy, "dy", a, "x"), w = per_element(weight, &call, a, "weight", None)
-    check_stats(stats, one_per_row(a, call.axis), a, call.dtype, "x.shape[:axis] + (1, ...)")
+    check_row_stats(stats, &call, a)
     like = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a) - call.axis, cnp.PyArray_DIMS(a) + call.axis,
                              cnp.PyArray_TYPE(a if w is None else w), 0)
     names, likes = ("dx", "dweight", "dbias"), (a, like, like)
@@ -343,14 +343,12 @@ cdef class BoundLayerNorm:
         """
         cdef Call call
         cdef cnp.ndarray a = array_of(x, "x"), y
-        if self.gain is None:
-            raise RuntimeError("LayerNorm.__init__ was not called")
-        if dtype_of(a, "x") == CNORM_F64:
-            raise TypeError("x must have dtype float32, float16 or bfloat16, as weight is float32, got float64")
-        if (cnp.PyArray_NDIM(a) == 0
+        if (self.gain is None or cnp.PyArray_NDIM(a) == 0
                 or cnp.PyArray_DIMS(a)[cnp.PyArray_NDIM(a) - 1] != cnp.PyArray_DIMS(self.gain)[0]):
-            raise ValueError(f"x must have shape (..., {len(self.gain)}), got {(<object>a).shape}")
+            refuse_bound(a, self.gain)
         set_rows(&call, a, -1)
+        if call.dtype == CNORM_F64:
+            refuse_bound(a, self.gain)
         call.eps = self.eps_
         y = output(out, "out", a)
         if out is not None:

@@ -1,10 +1,13 @@
 """Networks of packed weights, and the activations sigmoid and tanh (private; exposed for tests)."""
+from cnorm.packing import FIELDS, grid, layer_parts, refuse_outputs, refuse_panels, set_cell_starts, set_starts
+
 
 cdef elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *) noexcept nogil, x, out):
     cdef cnp.ndarray a = array_of(x, "x"), y
     if dtype_of(a, "x") != CNORM_F32:
         raise TypeError(f"x must have dtype float32, got {a.dtype}")
-    a = np.ascontiguousarray(a)
+    if not cnp.PyArray_IS_C_CONTIGUOUS(a) or cnp.PyArray_NDIM(a) == 0:
+        a = np.ascontiguousarray(a)
     y = output(out, "out", a)
     if not cnp.PyArray_IS_C_CONTIGUOUS(y):
         raise ValueError("out must be C-contiguous")
@@ -34,27 +37,25 @@ cdef cnp.ndarray aligned_floats(ptrdiff_t floats, bint zeros):
     NumPy asks for huge pages (madvise) for arrays of 4 MiB or more, but Linux gives them for whole aligned pages only.
     """
     cdef ptrdiff_t size = floats * 4, align = CNORM_ALIGN
+    cdef cnp.npy_intp count = floats, total
+    cdef cnp.ndarray raw, aligned
     if size >= 2 * HUGE_PAGE:
         align = HUGE_PAGE
-    cdef cnp.ndarray raw = (np.zeros if zeros else np.empty)((size + align - 1) // align * align + align, np.uint8)
-    cdef ptrdiff_t start = -(<ptrdiff_t>cnp.PyArray_DATA(raw)) % align
-    return raw[start + (align if start < 0 else 0):][:size].view(np.float32)
-
-
-ACTIVATION = {"tanh": CNORM_ACTIVATION_TANH, "relu": CNORM_ACTIVATION_RELU, "sigmoid": CNORM_ACTIVATION_SIGMOID}
-CELL_KIND = {"LSTM": CNORM_CELL_LSTM, "GRU": CNORM_CELL_GRU, "RNN": CNORM_CELL_RNN}
-SCOPE = {"none": CNORM_SCOPE_NONE, "split": CNORM_SCOPE_SPLIT, "sum": CNORM_SCOPE_SUM}
-CELL_NORM = {"none": CNORM_CELL_NORM_NONE, "output": CNORM_CELL_NORM_OUTPUT, "carry": CNORM_CELL_NORM_CARRY}
-RESET = {"after": CNORM_RESET_AFTER, "candidate": CNORM_RESET_CANDIDATE, "before": CNORM_RESET_BEFORE}
+    total = (size + align - 1) // align * align + align
+    raw = cnp.PyArray_ZEROS(1, &total, cnp.NPY_UINT8, 0) if zeros else cnp.PyArray_EMPTY(1, &total, cnp.NPY_UINT8, 0)
+    total = -<ptrdiff_t>cnp.PyArray_DATA(raw) & (align - 1)  # to the next aligned address
+    aligned = cnp.PyArray_SimpleNewFromData(1, &count, cnp.NPY_FLOAT32, <char *>cnp.PyArray_DATA(raw) + total)
+    cnp.set_array_base(aligned, raw)
+    return aligned
 
 
 INT8_COLS = CNORM_INT8_COLS  # length of the longest row of int8 weights
 
 
-cdef cnorm_weight_type weight_type_of(dtype) except *:
-    if dtype == np.int8:
+cdef cnorm_weight_type weight_type_of(cnp.ndarray rows) noexcept:
+    if has_dtype(rows, cnp.NPY_INT8):
         return CNORM_WEIGHT_I8
-    return CNORM_WEIGHT_F16 if dtype == np.float16 else CNORM_WEIGHT_F32
+    return CNORM_WEIGHT_F16 if has_dtype(rows, cnp.NPY_FLOAT16) else CNORM_WEIGHT_F32
 
 
 def round_matrix(cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group, dtype):
@@ -78,10 +79,58 @@ def round_matrix(cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group, dtype):
     if w.dtype != np.float32 or not cnp.PyArray_IS_C_CONTIGUOUS(w) or cnp.PyArray_NDIM(w) != 2 or gates < 1:
         raise ValueError("w must be a C-contiguous float32 matrix")
     m.gates, m.units, m.cols, m.group = gates, cnp.PyArray_DIMS(w)[0] // gates, cnp.PyArray_DIMS(w)[1], group
-    m.panels, m.type, m.levels = NULL, weight_type_of(rows.dtype), 0
+    m.panels, m.type, m.levels = NULL, weight_type_of(rows), 0
     check(cnorm_matrix_round(&m, <const float *>cnp.PyArray_DATA(w), cnp.PyArray_DATA(rows),
                              <float *>cnp.PyArray_DATA(scales)))
     return rows, scales if m.type == CNORM_WEIGHT_I8 else None
+
+
+cdef enum:
+    MATRICES = 4
+    VECTORS = 9
+    GAIN_X = 2  # indices of vectors; those up to BIAS are divided among the gates of a cell
+    GAIN_H = 3
+    BIAS = 4
+    BIAS_P = 8
+
+
+cdef struct Places:  # of the fields of a layer, in the order of FIELDS; NULL for those that its kind does not have
+    cnorm_matrix *matrices[MATRICES]
+    const float **vectors[VECTORS]
+
+
+cdef void find_places(cnorm_layer *layer, Places *places) noexcept:
+    cdef cnorm_cell *cell = &layer.as_.cell
+    memset(places, 0, sizeof(Places))
+    if layer.kind == CNORM_LAYER_CELL:
+        places.matrices[:] = [&cell.weight_x, &cell.weight_h, &cell.weight_n, &cell.weight_p]
+        places.vectors[:] = [&cell.inside_x, &cell.inside_h, &cell.gain_x, &cell.gain_h, &cell.bias, &cell.bias_n,
+                             &cell.gain_c, &cell.bias_c, &cell.bias_p]
+    elif layer.kind == CNORM_LAYER_LINEAR:
+        places.matrices[0], places.vectors[BIAS] = &layer.as_.linear.weight, &layer.as_.linear.bias
+    elif layer.kind == CNORM_LAYER_NORM:
+        places.vectors[GAIN_H], places.vectors[BIAS] = &layer.as_.norm.gain, &layer.as_.norm.bias
+
+
+cdef void set_numbers(cnorm_layer *layer, const double *numbers) noexcept:
+    """Set what a layer's struct has besides matrices and vectors."""
+    cdef cnorm_cell *cell = &layer.as_.cell
+    if layer.kind == CNORM_LAYER_CELL:
+        cell.kind = <cnorm_cell_kind><int>numbers[0]
+        cell.scope = <cnorm_scope><int>numbers[1]
+        cell.cell_norm = <cnorm_cell_norm><int>numbers[2]
+        cell.reset = <cnorm_reset><int>numbers[3]
+        cell.activation = <cnorm_activation><int>numbers[4]
+        cell.keep = <int>numbers[5]
+        cell.eps, cell.cell_clip = <float>numbers[6], <float>numbers[7]
+        cell.projection_clip, cell.zoneout = <float>numbers[8], <float>numbers[9]
+    elif layer.kind == CNORM_LAYER_NORM:
+        layer.as_.norm.n, layer.as_.norm.eps = <ptrdiff_t>numbers[0], <float>numbers[1]
+    elif layer.kind == CNORM_LAYER_ACTIVATION:
+        layer.as_.activation.n = <ptrdiff_t>numbers[0]
+        layer.as_.activation.f = <cnorm_activation><int>numbers[1]
+    elif layer.kind == CNORM_LAYER_RESIDUAL:
+        layer.as_.residual.n, layer.as_.residual.back = <ptrdiff_t>numbers[0], <int>numbers[1]
 
 
 @cython.no_gc_clear  # a finaliser may still step a stream that uses the packed arrays, so they are not cleared before
@@ -110,12 +159,12 @@ cdef class Network:
     cdef ptrdiff_t state_floats
     cdef readonly ptrdiff_t macs, nbytes  # macs: multiply-adds of one step; nbytes: of all panels
     cdef int types  # bit t is set if there is a matrix of type t
-    cdef tuple memory  # keeps the packed arrays alive
+    cdef list memory  # keeps the packed arrays alive
 
     def __cinit__(self, layers, bytes identity, int first=0, int part=0):
         cdef ptrdiff_t outputs
-        self.identity = identity
-        starts = []
+        cdef list starts = []  # the initial value of each recurrent array
+        self.identity, self.memory, self.state_arrays = identity, [], ()
         if isinstance(layers, PackedModel):
             self.refer(layers, part, first, starts)
         else:
@@ -123,30 +172,21 @@ cdef class Network:
         outputs = cnorm_scratch_floats(self.layers, self.count, 1)
         # each layer has its own array of outputs: a file of many activations could fill the memory
         if outputs > max(1 << 24, 8 * self.macs):
-            raise ValueError(f"layers take {4 * outputs} bytes for the outputs of one step: more than 64 MiB, and more "
-                             f"than 8 times the {4 * self.macs} bytes of their weights")
+            refuse_outputs(4 * outputs, 4 * self.macs)
         self.input_size = cnorm_layer_inputs(&self.layers[0])
         self.output_size = cnorm_layer_outputs(&self.layers[self.count - 1])
         self.initial = aligned_zeros(self.state_floats)
-        for (_, units, offset), start in zip(self.state_arrays, starts):
-            if start is not None:
-                self.initial[offset:offset + units] = start
+        set_starts(self.initial, self.state_arrays, starts)
 
     cdef int build(self, layers, int first, list starts) except -1:
-        """Pack the layers; `starts` gets the initial value of each recurrent array."""
+        """Pack the layers."""
         cdef int i
         self.count = len(layers)
         self.owned = self.layers = <cnorm_layer *>PyMem_Calloc(self.count, sizeof(cnorm_layer))
         if self.layers == NULL:
             raise MemoryError()
-        memory, arrays = [], []
-        for i, (kind, layer, size) in enumerate(layers):
-            if kind in CELL_KIND:
-                self.add_cell(&self.layers[i], layer, first + self.cells, memory, arrays, starts)
-            else:
-                self.add_layer(&self.layers[i], kind, layer, size, memory)
-            self.state_floats += cnorm_layer_state_floats(&self.layers[i])
-        self.memory, self.state_arrays = tuple(memory), tuple(arrays)
+        for i in range(self.count):
+            self.add_layer(&self.layers[i], layer_parts(*layers[i]), first, starts)
         return 0
 
     def __dealloc__(self):
@@ -159,141 +199,90 @@ cdef class Network:
             return "int8"
         return "float16" if self.types >> <int>CNORM_WEIGHT_F16 & 1 else "float32"
 
-    cdef int add_layer(self, cnorm_layer *to, str kind, layer, ptrdiff_t size, list memory) except -1:
-        if kind == "Linear":
-            to.kind = CNORM_LAYER_LINEAR
-            to.as_.linear.weight = self.pack(layer.weights["weight"], layer.rows.get("weight"), 1, 0, memory)
-            to.as_.linear.bias = padded(layer.weights.get("bias"), 1, size, 0, memory)
-        elif kind == "LayerNorm":
-            to.kind = CNORM_LAYER_NORM
-            to.as_.norm.n, to.as_.norm.eps = size, layer.eps
-            to.as_.norm.gain = padded(layer.weights["weight"], 1, size, 0, memory)
-            to.as_.norm.bias = padded(layer.weights.get("bias"), 1, size, 0, memory)
-        elif kind == "Activation":
-            to.kind = CNORM_LAYER_ACTIVATION
-            to.as_.activation.n = size
-            to.as_.activation.f = <cnorm_activation><int>ACTIVATION[layer.function]
-        elif kind == "Residual":
-            to.kind = CNORM_LAYER_RESIDUAL
-            to.as_.residual.n, to.as_.residual.back = size, layer
-        else:
-            raise ValueError(f"kind must be that of a layer, got {quoted(kind)}")
+    cdef int add_layer(self, cnorm_layer *to, tuple parts, int first, list starts) except -1:
+        """Pack the `layer_parts` of a layer."""
+        cdef dict fields = parts[2]
+        cdef Places places
+        cdef int i
+        to.kind = <cnorm_layer_kind><int>parts[0]
+        set_numbers(to, <const double *>cnp.PyArray_DATA(parts[1]))
+        find_places(to, &places)
+        for i in range(MATRICES):
+            given = fields.get(FIELDS[i])
+            if given is not None:
+                self.pack(places.matrices[i], given)
+        for i in range(VECTORS):
+            given = fields.get(FIELDS[MATRICES + i])
+            if given is not None:
+                # arrays that are added to a product must be as long as the packed product
+                places.vectors[i][0] = self.padded(given, CNORM_GATE_PAD if i < GAIN_X else 0)
+        self.add_state(to, first, fields.get("h0"), fields.get("c0"), starts)
         return 0
 
-    cdef int add_cell(self, cnorm_layer *to, layer, int number, list memory, list arrays, list starts) except -1:
-        """Add a recurrent layer; its state follows the `state_floats` of the layers before it."""
-        to.kind = CNORM_LAYER_CELL
-        tensors = layer.packed()
-        self.pack_cell(&to.as_.cell, layer, tensors, memory)
-        arrays.append((f"h{number}", layer.output_size, self.state_floats))
-        starts.append(tensors["h0"])
-        if layer.kind == "LSTM":
-            c_offset = self.state_floats + cnorm_padded_units(layer.output_size)
-            arrays.append((f"c{number}", layer.units, c_offset))
-            starts.append(tensors["c0"])
-        self.cells += 1
+    cdef int add_state(self, const cnorm_layer *layer, int first, h0, c0, list starts) except -1:
+        """Append the state of a layer to that of the layers before it."""
+        cdef ptrdiff_t outputs = layer.as_.cell.weight_h.cols
+        if layer.kind == CNORM_LAYER_CELL:
+            arrays = ((f"h{first + self.cells}", outputs, self.state_floats),)
+            starts.append(h0)
+            if layer.as_.cell.kind == <cnorm_cell_kind>CNORM_CELL_LSTM:
+                arrays += ((f"c{first + self.cells}", layer.as_.cell.weight_x.units,
+                            self.state_floats + cnorm_padded_units(outputs)),)
+                starts.append(c0)
+            self.state_arrays += arrays
+            self.cells += 1
+        self.state_floats += cnorm_layer_state_floats(layer)
         return 0
 
-    cdef int pack_cell(self, cnorm_cell *cell, layer, tensors, list memory) except -1:
-        cdef ptrdiff_t units = layer.units, gates = len(layer.spec.gates), group = tensors["group"]
-        spec = layer.spec
-        shapes = {"weight_x": (gates * units, layer.input_size), "weight_n": (units, units),
-                  "weight_h": ((gates - (tensors["weight_n"] is not None)) * units, layer.output_size),
-                  "weight_p": (layer.output_size, units)}
-        for name, shape in shapes.items():  # the kernels read exactly this much
-            if tensors[name] is not None and tensors[name].shape != shape:
-                raise ValueError(f"{name} of {layer!r} must be packed as {shape}, got {tensors[name].shape}")
-        cell.kind = <cnorm_cell_kind><int>CELL_KIND[spec.kind]
-        cell.scope = <cnorm_scope><int>SCOPE[spec.scope]
-        cell.cell_norm = <cnorm_cell_norm><int>CELL_NORM[spec.cell_norm]
-        cell.reset = <cnorm_reset><int>RESET[spec.reset]
-        cell.activation = <cnorm_activation><int>ACTIVATION[spec.activation]
-        cell.keep = spec.update == "keep"
-        cell.eps = 0 if layer.eps is None else layer.eps
-        cell.cell_clip = INFINITY if spec.cell_clip is None else spec.cell_clip
-        cell.projection_clip = INFINITY if spec.projection_clip is None else spec.projection_clip
-        cell.zoneout = spec.zoneout
-        of_h = tensors["weight_h"].shape[0] // units
-        cell.weight_x = self.pack(tensors["weight_x"], layer.rows.get("weight_x"), gates, group, memory)
-        cell.weight_h = self.pack(tensors["weight_h"], layer.rows.get("weight_h"), of_h, group, memory)
-        if tensors["weight_n"] is not None:
-            cell.weight_n = self.pack(tensors["weight_n"], layer.rows.get("weight_n"), 1, 0, memory)
-        if tensors["weight_p"] is not None:
-            cell.weight_p = self.pack(tensors["weight_p"], layer.rows.get("weight_p"), 1, 0, memory)
-        # arrays that are added to a product must be as long as the packed product
-        cell.inside_x = padded(tensors["inside_x"], gates, units, CNORM_GATE_PAD, memory)
-        cell.inside_h = padded(tensors["inside_h"], gates, units, CNORM_GATE_PAD, memory)
-        cell.gain_x = padded(tensors["gain_x"], gates, units, 0, memory)
-        cell.gain_h = padded(tensors["gain_h"], gates, units, 0, memory)
-        cell.bias = padded(tensors["bias"], gates, units, 0, memory)
-        cell.bias_n = padded(tensors["bias_n"], 1, units, 0, memory)
-        cell.gain_c = padded(tensors["gain_c"], 1, units, 0, memory)
-        cell.bias_c = padded(tensors["bias_c"], 1, units, 0, memory)
-        cell.bias_p = padded(tensors["bias_p"], 1, layer.output_size, 0, memory)
-        return 0
-
-    cdef cnorm_matrix pack(self, cnp.ndarray w, rounded, ptrdiff_t gates, ptrdiff_t group, list memory) except *:
-        """Pack w [gates * units, inputs], or `rounded`, the `Rows` that it was rounded to, unless that is None."""
-        cdef cnorm_matrix m
-        cdef cnp.ndarray panels, rows = w, scales
+    cdef int pack(self, cnorm_matrix *m, tuple given) except -1:
+        """Pack a matrix, given as the (w, rows, scales, gates, group) of `layer_parts`."""
+        cdef cnp.ndarray w = given[0], rows = given[1], scales = given[2], panels
         cdef const float *scale = NULL
-        if gates < 1:
-            raise ValueError(f"gates must be at least 1, got {gates}")
-        m.gates, m.units, m.cols, m.group = gates, cnp.PyArray_DIMS(w)[0] // gates, cnp.PyArray_DIMS(w)[1], group
-        m.type, m.levels = CNORM_WEIGHT_F32, 0
-        if rounded is not None:
-            rows = np.ascontiguousarray(rounded.rows)
-            m.type = weight_type_of(rows.dtype)
-            if (<object>rows).shape != (<object>w).shape:
-                raise ValueError(f"rows must have the shape {(<object>w).shape}, got {(<object>rows).shape}")
-            if m.type == CNORM_WEIGHT_I8:
-                scales = np.ascontiguousarray(rounded.scales, np.float32)
-                if (<object>scales).shape != (len(rows),):
-                    raise ValueError(f"scales must have the shape ({len(rows)},), got {(<object>scales).shape}")
-                scale = <const float *>cnp.PyArray_DATA(scales)
-        self.add_sizes(&m)
+        m.gates, m.group = given[3], given[4]
+        m.units, m.cols = cnp.PyArray_DIMS(w)[0] // m.gates, cnp.PyArray_DIMS(w)[1]
+        m.type, m.levels = CNORM_WEIGHT_F32 if rows is None else weight_type_of(rows), 0
+        self.add_sizes(m)
         if self.nbytes > 4 * max(1 << 28, 8 * self.macs):  # a matrix of one row takes a panel of 32 rows
-            raise ValueError(f"layers take {self.nbytes} bytes packed in panels of 32 rows: more than 1 GiB, and "
-                             f"more than 8 times the {4 * self.macs} bytes of their weights")
-        panels = aligned_zeros((cnorm_matrix_bytes(&m) + 3) // 4)
+            refuse_panels(self.nbytes, 4 * self.macs)
+        panels = aligned_zeros((cnorm_matrix_bytes(m) + 3) // 4)
+        self.memory.append(panels)
         m.panels = cnp.PyArray_DATA(panels)
-        if rounded is not None:
-            check(cnorm_matrix_pack_rows(&m, cnp.PyArray_DATA(rows), scale, cnp.PyArray_DATA(panels)))
-        else:
-            check(cnorm_matrix_pack(m.gates, m.units, m.cols, m.group, <const float *>cnp.PyArray_DATA(w),
-                                    <float *>cnp.PyArray_DATA(panels)))
-        memory.append(panels)
-        return m
+        if rows is None:
+            return check(cnorm_matrix_pack(m.gates, m.units, m.cols, m.group, <const float *>cnp.PyArray_DATA(w),
+                                           <float *>cnp.PyArray_DATA(panels)))
+        if scales is not None:
+            scale = <const float *>cnp.PyArray_DATA(scales)
+        return check(cnorm_matrix_pack_rows(m, cnp.PyArray_DATA(rows), scale, cnp.PyArray_DATA(panels)))
+
+    cdef const float *padded(self, cnp.ndarray v, ptrdiff_t more) except NULL:
+        """v [gates, units] padded to [gates, padded units], followed by `more` zeros."""
+        cdef ptrdiff_t gates = cnp.PyArray_DIMS(v)[0]
+        cdef cnp.ndarray wide = aligned_zeros(gates * cnorm_padded_units(cnp.PyArray_DIMS(v)[1]) + more)
+        self.memory.append(wide)
+        refill(<const float *>cnp.PyArray_DATA(wide), v, gates)
+        return <const float *>cnp.PyArray_DATA(wide)
 
     cdef int refer(self, PackedModel packed, int part, int first, list starts) except -1:
         """Use the layers of a packed model, whose panels stay where they are."""
         cdef const cnorm_network *network = &packed.model.networks[part]
         cdef cnorm_layer *layer
-        cdef const cnorm_matrix *matrices[4]
-        cdef const cnorm_matrix *m
-        cdef int i
-        cdef ptrdiff_t outputs, units
-        arrays = []
-        self.layers, self.count, self.memory = <cnorm_layer *>network.layers, network.count, (packed,)
+        cdef Places places
+        cdef int i, k
+        self.layers, self.count = <cnorm_layer *>network.layers, network.count
+        self.memory.append(packed)
         for i in range(self.count):
             layer = &self.layers[i]
+            find_places(layer, &places)
+            for k in range(MATRICES):
+                if places.matrices[k] != NULL and places.matrices[k].panels != NULL:
+                    self.add_sizes(places.matrices[k])
+            h0 = c0 = None
             if layer.kind == CNORM_LAYER_CELL:
-                outputs, units = layer.as_.cell.weight_h.cols, layer.as_.cell.weight_x.units
-                arrays.append((f"h{first + self.cells}", outputs, self.state_floats))
-                starts.append(floats_at(network.starts[i], outputs))
-                if layer.as_.cell.kind == <cnorm_cell_kind><int>CELL_KIND["LSTM"]:
-                    arrays.append((f"c{first + self.cells}", units, self.state_floats + cnorm_padded_units(outputs)))
-                    starts.append(floats_at(network.starts[i], units, cnorm_padded_units(outputs)))
-                self.cells += 1
-                matrices[:] = [&layer.as_.cell.weight_x, &layer.as_.cell.weight_h, &layer.as_.cell.weight_n,
-                               &layer.as_.cell.weight_p]
-                for m in matrices:
-                    if m.panels != NULL:
-                        self.add_sizes(m)
-            elif layer.kind == CNORM_LAYER_LINEAR:
-                self.add_sizes(&layer.as_.linear.weight)
-            self.state_floats += cnorm_layer_state_floats(layer)
-        self.state_arrays = tuple(arrays)
+                h0 = floats_at(network.starts[i], layer.as_.cell.weight_h.cols)
+                if layer.as_.cell.kind == <cnorm_cell_kind>CNORM_CELL_LSTM:
+                    c0 = floats_at(network.starts[i], layer.as_.cell.weight_x.units,
+                                   cnorm_padded_units(layer.as_.cell.weight_h.cols))
+            self.add_state(layer, first, h0, c0, starts)
         return 0
 
     cdef int find_starts(self, const float **starts) except -1:
@@ -315,15 +304,3 @@ cdef class Network:
 
     cdef cnp.ndarray scratch(self, ptrdiff_t rows):
         return aligned_zeros(cnorm_scratch_floats(self.layers, self.count, rows))
-
-
-cdef const float *padded(object v, ptrdiff_t gates, ptrdiff_t units, ptrdiff_t more, list memory) except? NULL:
-    """v [gates * units] padded to [gates, padded units], followed by `more` zeros; NULL for None."""
-    cdef ptrdiff_t width = cnorm_padded_units(units)
-    cdef cnp.ndarray wide
-    if v is None:
-        return NULL
-    wide = aligned_zeros(gates * width + more)
-    wide[:gates * width].reshape(gates, width)[:, :units] = v.reshape(gates, units)
-    memory.append(wide)
-    return <const float *>cnp.PyArray_DATA(wide)

@@ -28,8 +28,7 @@ cdef class Stats:
     @property
     def mean(self):
         """The means, an ndarray of the shape described at the class."""
-        with default_float_env():
-            return self._data[..., 0] + self._data[..., 1]
+        return stats_mean(self._data, default_float_env())
 
     @property
     def inv_std_dev(self):
@@ -53,20 +52,37 @@ def _stats_from(data):
     return stats
 
 
-cdef tuple one_per_row(cnp.ndarray x, int axis):
-    """x.shape with 1 for each normalised dimension."""
-    return (<object>x).shape[:axis] + (1,) * (cnp.PyArray_NDIM(x) - axis)
+# Statistics have the shape `shape` [ndim], followed by `ones` times 1.
 
-
-cdef Stats empty_stats(tuple shape, cnorm_dtype dtype):
+cdef Stats empty_stats(const cnp.npy_intp *shape, int ndim, int ones, cnorm_dtype dtype):
     cdef Stats stats = Stats.__new__(Stats)
-    stats._data = np.empty(shape + (3,), np.float64 if dtype == CNORM_F64 else np.float32)
+    cdef cnp.npy_intp whole[cnp.NPY_MAXDIMS + 1]
+    fill_shape(whole, shape, ndim, ones)
+    stats._data = cnp.PyArray_EMPTY(ndim + ones + 1, whole, compute_number(dtype), 0)
     return stats
 
 
-cdef int check_stats(Stats stats, tuple shape, cnp.ndarray x, cnorm_dtype dtype, str meaning) except -1:
+cdef void fill_shape(cnp.npy_intp *whole, const cnp.npy_intp *shape, int ndim, int ones) noexcept:
+    """The shape of the array of `Stats`: three numbers at the end."""
+    cdef int i
+    for i in range(ndim + ones):
+        whole[i] = shape[i] if i < ndim else 1
+    whole[ndim + ones] = 3
+
+
+cdef int check_stats(Stats stats, const cnp.npy_intp *shape, int ndim, int ones, cnp.ndarray x, cnorm_dtype dtype,
+                     str meaning) except -1:
     """Check that stats have this shape, and the compute type of `dtype`; `meaning` explains the shape in messages."""
+    cdef cnp.npy_intp whole[cnp.NPY_MAXDIMS + 1]
+    cdef int i
+    fill_shape(whole, shape, ndim, ones)
     if (stats._data is None or cnp.PyArray_TYPE(stats._data) != compute_number(dtype)
-            or (<object>stats._data).shape != shape + (3,)):
-        refuse_stats(stats._data, shape, x, meaning)
+            or cnp.PyArray_NDIM(stats._data) != ndim + ones + 1
+            or not cnp.PyArray_CompareLists(cnp.PyArray_DIMS(stats._data), whole, ndim + ones + 1)):
+        refuse_stats(stats._data, tuple([whole[i] for i in range(ndim + ones)]), x, meaning)
     return 0
+
+
+cdef int check_row_stats(Stats stats, Call *call, cnp.ndarray x) except -1:
+    return check_stats(stats, cnp.PyArray_DIMS(x), call.axis, cnp.PyArray_NDIM(x) - call.axis, x, call.dtype,
+                       "x.shape[:axis] + (1, ...)")

@@ -3,19 +3,15 @@
 
 def step_many(Network network not None, streams, x, out=None, reset=None):
     """See Model.step_many."""
-    cdef ptrdiff_t n, i, taken = 0
+    cdef list taken = streams_of(network, streams)
+    cdef cnp.npy_intp n = len(taken), i
     cdef cnp.npy_intp shape[3]
     cdef int ndim = 3 if getattr(x, "ndim", 2) == 3 else 2
-    cdef cnp.ndarray a, y, mask
-    cdef Stream stream
-    cdef float **states
-    streams = streams_of(network, streams)
-    n = len(streams)
-    a = input_frames(x, "x", ndim, network.input_size)
+    cdef cnp.ndarray a = input_frames(x, "x", ndim, network.input_size), y, mask, pointers
     if cnp.PyArray_DIMS(a)[0] != n:
-        raise ValueError(f"x must have a row for each of the {n} streams, got shape {(<object>a).shape}")
+        refuse_rows(a, n)
     for i in range(n):
-        if (<Stream>streams[i]).checks:
+        if (<Stream>PyList_GET_ITEM(taken, i)).checks:
             check_finite(a[i], f"x[{i}]")
     shape[0], shape[1], shape[ndim - 1] = n, cnp.PyArray_DIMS(a)[1], network.output_size
     if out is None:
@@ -23,21 +19,10 @@ def step_many(Network network not None, streams, x, out=None, reset=None):
     else:
         y = output_frames(out, ndim, shape)
         if not disjoint(y, a):
-            a = np.array(a, order="C", copy=True)
+            a = cnp.PyArray_NewCopy(a, cnp.NPY_CORDER)
     mask = None if reset is None else mask_of(reset, n)
-    states = <float **>PyMem_Calloc(max(n, 1), sizeof(float *))
-    if states == NULL:
-        raise MemoryError()
-    try:
-        for stream in streams:
-            stream.enter()
-            states[taken] = stream.state_
-            taken += 1
-        run_many(network, streams, states, a, y, shape[1] if ndim == 3 else 1, mask)
-    finally:
-        PyMem_Free(states)
-        for i in range(taken):
-            (<Stream>streams[i]).leave()
+    pointers = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INTP, 0)
+    run_many(network, taken, <float **>cnp.PyArray_DATA(pointers), a, y, shape[1] if ndim == 3 else 1, mask)
     return y
 
 
@@ -51,8 +36,8 @@ cdef list streams_of(Network network, object streams):
         if not isinstance(one, Stream):
             refuse_streams(found, Stream)
         if (<Stream>one).network is not network:
-            raise ValueError(f"streams[{found.index(one)}] is a stream of another model")
-    if len({id(one) for one in found}) < len(found):
+            refuse_foreign_stream(found.index(one))
+    if len({<size_t><void *>one for one in found}) < len(found):
         refuse_streams(found, Stream)
     return found
 
@@ -66,7 +51,7 @@ cdef cnp.ndarray mask_of(object reset, ptrdiff_t n):
 
 cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.ndarray y, ptrdiff_t steps,
                   cnp.ndarray mask) except -1:
-    """Step streams whose locks are held. All arguments have been checked, so this can't fail half-way."""
+    """Step streams; all arguments have been checked. `states`: memory for a pointer for each stream."""
     cdef ptrdiff_t n = len(streams), i
     cdef cnp.ndarray scratch = net.scratch(rows_of_many(n))
     cdef const float *px = <const float *>cnp.PyArray_DATA(x)
@@ -76,9 +61,10 @@ cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.
     cdef long process = os.getpid() if release else 0
     cdef Stream stream
     cdef cnorm_status status
+    enter_all(streams)  # nothing between this and `leave_all` may raise
     for i in range(n):
-        stream = streams[i]
-        stream.owner = process
+        stream = <Stream>PyList_GET_ITEM(streams, i)
+        states[i], stream.owner = stream.state_, process
         if mask is not None and (<const unsigned char *>cnp.PyArray_DATA(mask))[i]:
             memcpy(states[i], cnp.PyArray_DATA(net.initial), net.state_floats * sizeof(float))
             stream.frames = 0
@@ -88,7 +74,27 @@ cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.
             status = steps_of_many(net, n, px, states, memory, py, steps)
     else:
         status = steps_of_many(net, n, px, states, memory, py, steps)
+    leave_all(streams, n)
     return check(status)
+
+
+cdef int enter_all(list streams) except -1:
+    """Take the locks of all streams, or of none if one is held."""
+    cdef ptrdiff_t i
+    for i in range(len(streams)):
+        try:
+            (<Stream>PyList_GET_ITEM(streams, i)).enter()
+        except BaseException:
+            leave_all(streams, i)
+            raise
+    return 0
+
+
+cdef void leave_all(list streams, ptrdiff_t n) noexcept:
+    """Release the locks of the first n streams."""
+    cdef ptrdiff_t i
+    for i in range(n):
+        (<Stream>PyList_GET_ITEM(streams, i)).leave()
 
 
 cdef inline ptrdiff_t rows_of_many(ptrdiff_t n) noexcept nogil:

@@ -1,14 +1,6 @@
 """Streams: a recurrent state of a model, with functions to step, save and restore it."""
 
-# Format 2 of Stream.save, little-endian; docs/cells.md has the table, src/rnn/stream.c the same for C:
-#     16 bytes  SAVED
-#     32 bytes  identity of the model
-#      8 bytes  frames, unsigned
-#      4 bytes  for each float of the state: the arrays of `Stream.state` in their order, without padding
-#      4 bytes  CRC-32 (zlib's) of all bytes before it
-cdef bytes SAVED = b"cnorm stream 2\n\0"
-cdef bytes SAVED_1 = b"cnorm stream 1\n"  # no checksum, no frames: refused
-cdef int HEAD = 56
+from cnorm.stream_state import checked_state, refuse_infinite_state, restored_state, saved_state
 
 
 @cython.no_gc_clear  # a finaliser may still use a stream, so its members are not cleared before
@@ -128,7 +120,7 @@ cdef class Stream:
             y = output_frames(out, 1, <cnp.npy_intp *>&self.network.output_size)
             # if they overlap partly, y could overwrite elements of x before they are read
             if cnp.PyArray_DATA(y) != cnp.PyArray_DATA(a) and not disjoint(y, a):
-                a = np.array(a, order="C", copy=True)
+                a = cnp.PyArray_NewCopy(a, cnp.NPY_CORDER)
         self.run(a, y, 1, self.scratch_memory, 1)
         return y
 
@@ -159,7 +151,7 @@ cdef class Stream:
         else:
             y = output_frames(out, 2, shape)
             if not disjoint(y, a):  # a later row of x could be overwritten before it is read
-                a = np.array(a, order="C", copy=True)
+                a = cnp.PyArray_NewCopy(a, cnp.NPY_CORDER)
         if shape[0] > 1:  # the product with the inputs is done for several steps at a time, in larger scratch
             self.run(a, y, shape[0], self.network.scratch(min(shape[0], CNORM_ROWS)), min(shape[0], CNORM_ROWS))
         else:
@@ -179,17 +171,36 @@ cdef class Stream:
         RuntimeError
             If another thread is using this stream.
         """
+        cdef unsigned long long frames
+        cdef cnp.ndarray memory = self.copied(&frames), part
+        cdef cnp.npy_intp units
+        cdef ptrdiff_t offset
+        cdef dict named = {}
+        for array in self.network.state_arrays:
+            units, offset = (<tuple>array)[1], (<tuple>array)[2]
+            part = cnp.PyArray_EMPTY(1, &units, cnp.NPY_FLOAT32, 0)
+            memcpy(cnp.PyArray_DATA(part), <float *>cnp.PyArray_DATA(memory) + offset, units * sizeof(float))
+            named[(<tuple>array)[0]] = part
+        return named
+
+    cdef cnp.ndarray copied(self, unsigned long long *frames):
+        """A copy of `state_memory`; sets `frames` to those that belong to it."""
+        cdef cnp.ndarray memory = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&self.network.state_floats, cnp.NPY_FLOAT32, 0)
         self.enter()
-        try:
-            return {name: self.state_memory[offset:offset + units].copy()
-                    for name, units, offset in self.network.state_arrays}
-        finally:
-            self.leave()
+        memcpy(cnp.PyArray_DATA(memory), self.state_, self.network.state_floats * sizeof(float))
+        frames[0] = self.frames
+        self.leave()
+        return memory
 
     @property
     def is_finite(self):
         """Whether the state has no NaN and no infinity; RuntimeError if another thread is using this stream."""
-        return all([np.isfinite(a).all() for a in self.state().values()])
+        cdef unsigned long long frames
+        cdef cnp.ndarray memory = self.copied(&frames)
+        for array in self.network.state_arrays:  # without the padding
+            if not is_finite(<float *>cnp.PyArray_DATA(memory) + <ptrdiff_t>(<tuple>array)[2], (<tuple>array)[1]):
+                return False
+        return True
 
     def set_state(self, state):
         """Replace the whole recurrent state; `frames` does not change.
@@ -211,19 +222,10 @@ cdef class Stream:
         self.replace(self.checked(state), self.frames)
 
     cdef cnp.ndarray checked(self, state):
-        """A given state, checked, in the layout of `state_memory`."""
-        expected = {name: units for name, units, _ in self.network.state_arrays}
-        if not hasattr(state, "keys"):
-            raise TypeError(f"state must be a mapping of names to arrays, got {type(state).__name__}")
-        if set(state.keys()) != expected.keys():
-            raise ValueError(f"state must have the names {sorted(expected)}, got {quoted(sorted(map(str, state)))}")
-        cdef cnp.ndarray whole = self.network.initial.copy()
-        for name, units, offset in self.network.state_arrays:
-            array = input_frames(state[name], f"state[{name!r}]", 1, units)
-            if not np.isfinite(array).all():
-                raise ValueError(f"state[{name!r}] must be finite, got NaN or infinity")
-            whole[offset:offset + units] = array
-        return whole
+        cdef cnp.ndarray memory = checked_state(state, self.network.initial, self.network.state_arrays)
+        if not is_finite(<float *>cnp.PyArray_DATA(memory), self.network.state_floats):
+            refuse_infinite_state(memory, self.network.state_arrays, False)
+        return memory
 
     cdef int replace(self, cnp.ndarray whole, unsigned long long frames) except -1:
         self.enter(True)  # nothing between this and `leave` may raise
@@ -263,17 +265,9 @@ cdef class Stream:
         RuntimeError
             If another thread is using this stream.
         """
-        arrays, start = self.network.state_arrays, HEAD
-        saved = bytearray(HEAD + 4 * sum([units for _, units, _ in arrays]))
-        self.enter()
-        try:
-            saved[:HEAD] = SAVED + self.network.identity + self.frames.to_bytes(8, "little")
-            for _, units, offset in arrays:
-                np.frombuffer(saved, "<f4", units, start)[:] = self.state_memory[offset:offset + units]
-                start += 4 * units
-        finally:
-            self.leave()
-        return bytes(saved) + zlib.crc32(saved).to_bytes(4, "little")
+        cdef unsigned long long frames
+        cdef cnp.ndarray memory = self.copied(&frames)
+        return saved_state(self.network.identity, frames, memory, self.network.state_arrays)
 
     def restore(self, saved):
         """Replace the state and `frames` by those in bytes that `save` returned.
@@ -293,30 +287,12 @@ cdef class Stream:
         RuntimeError
             If another thread is using this stream.
         """
-        if not isinstance(saved, (bytes, bytearray, memoryview)):
-            raise TypeError(f"saved must be bytes, got {type(saved).__name__}")
-        saved = memoryview(saved).cast("B")
-        arrays = self.network.state_arrays
-        size = 4 * sum([units for _, units, _ in arrays])
-        if saved[:len(SAVED_1)] == SAVED_1:
-            raise ValueError("saved is of format 1, which has no checksum and is not read any more: load it with the "
-                             "version that wrote it, and hand over the stream's state()")
-        if saved[:len(SAVED)] != SAVED:
-            raise ValueError(f"saved must be what Stream.save returned, beginning {SAVED!r}, "
-                             f"got {bytes(saved[:len(SAVED)])!r}")
-        if len(saved) < HEAD + 4 or zlib.crc32(saved[:-4]) != int.from_bytes(saved[-4:], "little"):
-            raise ValueError("saved is not as Stream.save returned it: its checksum does not match")
-        if saved[len(SAVED):HEAD - 8] != self.network.identity:
-            raise ValueError("saved is the stream of another model: the hash of configuration and weights differs")
-        if len(saved) != HEAD + size + 4:
-            raise ValueError(f"saved must hold {size} bytes of state, got {len(saved) - HEAD - 4}")
-        whole, start = self.network.initial.copy(), HEAD
-        for name, units, offset in arrays:
-            whole[offset:offset + units] = np.frombuffer(saved, "<f4", units, start)
-            if not np.isfinite(whole[offset:offset + units]).all():
-                raise ValueError(f"saved must hold a finite state, got NaN or infinity in {name}")
-            start += 4 * units
-        self.replace(whole, int.from_bytes(saved[HEAD - 8:HEAD], "little"))
+        cdef tuple restored = restored_state(saved, self.network.identity, self.network.initial,
+                                             self.network.state_arrays)
+        cdef cnp.ndarray memory = restored[0]
+        if not is_finite(<float *>cnp.PyArray_DATA(memory), self.network.state_floats):
+            refuse_infinite_state(memory, self.network.state_arrays, True)
+        self.replace(memory, restored[1])
 
     def __repr__(self):
         return f"Stream({self.model!r}, frames={self.frames})"
@@ -339,12 +315,18 @@ def _stream_from(model, saved, check=False):
 
 cdef int check_finite(cnp.ndarray x, str name) except -1:
     """Refuse NaN and infinity in x, which is C-contiguous float32; the message names the first such element."""
-    cdef const float *p = <const float *>cnp.PyArray_DATA(x)
-    cdef ptrdiff_t i
-    for i in range(cnp.PyArray_SIZE(x)):
-        if not isfinite(p[i]):
-            refuse_infinite(x, name)
+    if not is_finite(<const float *>cnp.PyArray_DATA(x), cnp.PyArray_SIZE(x)):
+        refuse_infinite(x, name)
     return 0
+
+
+cdef bint is_finite(const float *p, ptrdiff_t n) noexcept:
+    """Whether n numbers have no NaN and no infinity."""
+    cdef ptrdiff_t i
+    for i in range(n):
+        if not isfinite(p[i]):
+            return False
+    return True
 
 
 cdef cnp.ndarray input_frames(object x, str name, int ndim, ptrdiff_t width):
@@ -354,7 +336,7 @@ cdef cnp.ndarray input_frames(object x, str name, int ndim, ptrdiff_t width):
             or cnp.PyArray_DIMS(a)[ndim - 1] != width):
         refuse_frames(a, name, ndim, width)
     if not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)):
-        a = np.array(a, order="C", copy=True)
+        a = cnp.PyArray_NewCopy(a, cnp.NPY_CORDER)
     return a
 
 

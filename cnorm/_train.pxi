@@ -37,7 +37,7 @@ cdef class Tape:
 
     def __cinit__(self, layers, ptrdiff_t steps, ptrdiff_t batch, Network network=None, cnp.ndarray memory=None):
         cdef Network net = Network(layers, b"") if network is None else network
-        cdef int i
+        cdef ptrdiff_t floats
         self.network, self.owned, self.state_arrays = net, [], net.state_arrays
         self.tape.layers, self.tape.count = net.layers, net.count
         self.tape.steps, self.tape.batch = steps, batch
@@ -55,54 +55,51 @@ cdef class Tape:
         self.to = <cnorm_gradient *>PyMem_Calloc(net.count, sizeof(cnorm_gradient))
         if self.to == NULL:
             raise MemoryError()
-        gradients = []
-        for i, (_, layer, size) in enumerate(layers):
-            gradients.append(self.arrays(i, layer, size))
-        self.gradients = tuple(gradients)
+        self.gradients = tuple([self.arrays(i) for i in range(net.count)])
         self.start()
 
     def __dealloc__(self):
         PyMem_Free(self.to)
 
-    cdef float *array(self, dict named, str name, tuple shape, bint there) except? NULL:
-        """Allocate a gradient, padded if it is not a matrix; NULL if the layer has no such array (`there` is false)."""
-        cdef ptrdiff_t last = shape[-1], width = last if name.startswith("weight_") else cnorm_padded_units(last)
-        cdef cnp.ndarray flat
-        if not there:
-            return NULL
-        flat = aligned_zeros(int(np.prod(shape[:-1])) * width)
-        self.owned.append(flat)
-        named[name] = flat.reshape(*shape[:-1], width)[..., :last]
-        return <float *>cnp.PyArray_DATA(flat)
-
-    cdef dict arrays(self, int i, layer, ptrdiff_t size):
-        cdef cnorm_layer *at = &self.network.layers[i]
-        cdef cnorm_gradient *to = &self.to[i]
-        cdef cnorm_cell *cell = &at.as_.cell
-        named = {}
-        if at.kind == CNORM_LAYER_LINEAR:
-            to.weight_x = self.array(named, "weight_x", (1, size, layer.input_size), True)
-            to.bias = self.array(named, "bias", (size,), at.as_.linear.bias != NULL)
-        elif at.kind == CNORM_LAYER_NORM:
-            to.gain_h = self.array(named, "gain_h", (size,), True)
-            to.bias = self.array(named, "bias", (size,), at.as_.norm.bias != NULL)
-        elif at.kind == CNORM_LAYER_CELL:
-            gates, units, outputs = cell.weight_x.gates, cell.weight_x.units, cell.weight_h.cols
-            split, normed = cell.scope == CNORM_SCOPE_SPLIT, cell.scope != CNORM_SCOPE_NONE
-            to.weight_x = self.array(named, "weight_x", (gates, units, cell.weight_x.cols), True)
-            to.weight_h = self.array(named, "weight_h", (cell.weight_h.gates, units, outputs), True)
-            to.weight_n = self.array(named, "weight_n", (1, units, units), cell.weight_n.panels != NULL)
-            to.weight_p = self.array(named, "weight_p", (1, outputs, units), cell.weight_p.panels != NULL)
-            to.inside_x = self.array(named, "inside_x", (gates, units), cell.inside_x != NULL)
-            to.inside_h = self.array(named, "inside_h", (gates, units), cell.inside_h != NULL)
-            to.gain_x = self.array(named, "gain_x", (gates, units), split)
-            to.gain_h = self.array(named, "gain_h", (gates, units), normed)
-            to.bias = self.array(named, "bias", (gates, units), True)
-            to.bias_n = self.array(named, "bias_n", (units,), cell.bias_n != NULL)
-            to.gain_c = self.array(named, "gain_c", (units,), cell.gain_c != NULL)
-            to.bias_c = self.array(named, "bias_c", (units,), cell.bias_c != NULL)
-            to.bias_p = self.array(named, "bias_p", (outputs,), cell.bias_p != NULL)
+    cdef dict arrays(self, int i):
+        """Allocate the gradients of a layer; vectors are padded."""
+        cdef cnorm_layer *layer = &self.network.layers[i]
+        cdef cnorm_cell *cell = &layer.as_.cell
+        cdef float **to = <float **>&self.to[i]  # a struct of nothing but pointers, in the order of FIELDS
+        cdef const cnorm_matrix *m
+        cdef Places places
+        cdef ptrdiff_t units
+        cdef int k
+        cdef dict named = {}
+        find_places(layer, &places)
+        if layer.kind == CNORM_LAYER_CELL and cell.scope != <cnorm_scope>CNORM_SCOPE_SPLIT:
+            places.vectors[GAIN_X] = NULL  # packed, but not used
+            if cell.scope == <cnorm_scope>CNORM_SCOPE_NONE:
+                places.vectors[GAIN_H] = NULL
+        for k in range(MATRICES):
+            m = places.matrices[k]
+            if m != NULL and m.panels != NULL:
+                to[k] = self.array(named, k, (m.gates, m.units, m.cols), m.gates * m.units * m.cols)
+        for k in range(VECTORS):
+            if places.vectors[k] == NULL or places.vectors[k][0] == NULL:
+                continue
+            if layer.kind != CNORM_LAYER_CELL:
+                units = cnorm_layer_outputs(layer)
+            else:
+                units = cell.weight_h.cols if k == BIAS_P else cell.weight_x.units
+            if layer.kind == CNORM_LAYER_CELL and k <= BIAS:
+                to[MATRICES + k] = self.array(named, MATRICES + k, (cell.weight_x.gates, units),
+                                              cell.weight_x.gates * cnorm_padded_units(units))
+            else:
+                to[MATRICES + k] = self.array(named, MATRICES + k, (units,), cnorm_padded_units(units))
         return named
+
+    cdef float *array(self, dict named, int field, tuple shape, ptrdiff_t floats) except NULL:
+        """Allocate a gradient of `floats` elements, padding included."""
+        cdef cnp.ndarray flat = aligned_zeros(floats)
+        self.owned.append(flat)
+        named[FIELDS[field]] = grid(flat, shape)
+        return <float *>cnp.PyArray_DATA(flat)
 
     def start(self):
         """Set every stream to the initial state."""
@@ -110,32 +107,22 @@ cdef class Tape:
 
     def load(self, int i, packed):
         """Replace the weights of layer i: those of `cnorm.weights.packed` for a cell, else the layer's by name."""
-        cdef cnorm_layer *at = &self.network.layers[i]
-        cdef cnorm_cell *cell = &at.as_.cell
-        cdef ptrdiff_t offset = 0
-        if at.kind == CNORM_LAYER_LINEAR:
-            repack(at.as_.linear.weight, packed["weight"])
-            refill(at.as_.linear.bias, packed.get("bias"), 1)
-        elif at.kind == CNORM_LAYER_NORM:
-            refill(at.as_.norm.gain, packed["weight"], 1)
-            refill(at.as_.norm.bias, packed.get("bias"), 1)
-        elif at.kind == CNORM_LAYER_CELL:
-            repack(cell.weight_x, packed["weight_x"])
-            repack(cell.weight_h, packed["weight_h"])
-            repack(cell.weight_n, packed["weight_n"])
-            repack(cell.weight_p, packed["weight_p"])
-            for name, pointer in (("inside_x", <size_t>cell.inside_x), ("inside_h", <size_t>cell.inside_h),
-                                  ("gain_x", <size_t>cell.gain_x), ("gain_h", <size_t>cell.gain_h),
-                                  ("bias", <size_t>cell.bias)):
-                refill(<const float *><size_t>pointer, packed[name], cell.weight_x.gates)
-            for name, pointer in (("bias_n", <size_t>cell.bias_n), ("gain_c", <size_t>cell.gain_c),
-                                  ("bias_c", <size_t>cell.bias_c), ("bias_p", <size_t>cell.bias_p)):
-                refill(<const float *><size_t>pointer, packed[name], 1)
-            for j in range(i):
-                offset += cnorm_layer_state_floats(&self.network.layers[j])
-            for name, start in (("h0", offset), ("c0", offset + cnorm_padded_units(cell.weight_h.cols))):
-                if packed.get(name) is not None:
-                    self.network.initial[start:start + len(packed[name])] = packed[name]
+        cdef cnorm_layer *layer = &self.network.layers[i]
+        cdef cnorm_cell *cell = &layer.as_.cell
+        cdef bint is_cell = layer.kind == CNORM_LAYER_CELL
+        cdef Places places
+        cdef int k
+        find_places(layer, &places)
+        for k in range(MATRICES):
+            if places.matrices[k] != NULL and places.matrices[k].panels != NULL:
+                repack(places.matrices[k], packed[FIELDS[k] if is_cell else "weight"])
+        for k in range(VECTORS):
+            if places.vectors[k] != NULL and places.vectors[k][0] != NULL:
+                name = FIELDS[MATRICES + k] if is_cell or k == BIAS else "weight"
+                refill(places.vectors[k][0], packed[name], cell.weight_x.gates if is_cell and k <= BIAS else 1)
+        if is_cell:
+            offset = cnorm_state_floats(self.network.layers, i)
+            set_cell_starts(self.network.initial, packed, offset, offset + cnorm_padded_units(cell.weight_h.cols))
 
     def run(self, ptrdiff_t first, ptrdiff_t steps, cnp.ndarray x, cnp.ndarray y):
         """Run and record steps, the first at `first`: x [steps, batch, inputs] -> y [steps, batch, outputs]."""
@@ -173,11 +160,8 @@ cdef class Tape:
         check(cnorm_tape_drop(&self.tape, first, end))
 
 
-cdef int repack(cnorm_matrix m, w) except -1:
-    cdef cnp.ndarray a
-    if m.panels == NULL:
-        return 0
-    a = np.ascontiguousarray(w, np.float32)
+cdef int repack(const cnorm_matrix *m, w) except -1:
+    cdef cnp.ndarray a = np.ascontiguousarray(w, np.float32)
     if cnp.PyArray_SIZE(a) != m.gates * m.units * m.cols:
         raise ValueError(f"a matrix must have {m.gates * m.units * m.cols} elements, got {a.size}")
     return check(cnorm_matrix_pack(m.gates, m.units, m.cols, m.group, <const float *>cnp.PyArray_DATA(a),
@@ -186,13 +170,8 @@ cdef int repack(cnorm_matrix m, w) except -1:
 
 cdef int refill(const float *padded, v, ptrdiff_t gates) except -1:
     """Copy v [gates * units] into `padded` [gates, padded units]."""
-    cdef cnp.ndarray a
-    cdef ptrdiff_t units, width, g
-    if padded == NULL:
-        return 0
-    a = np.ascontiguousarray(v, np.float32)
-    units = cnp.PyArray_SIZE(a) // gates
-    width = cnorm_padded_units(units)
+    cdef cnp.ndarray a = np.ascontiguousarray(v, np.float32)
+    cdef ptrdiff_t units = cnp.PyArray_SIZE(a) // gates, width = cnorm_padded_units(units), g
     for g in range(gates):
         memcpy(<float *>padded + g * width, <const float *>cnp.PyArray_DATA(a) + g * units, units * sizeof(float))
     return 0

@@ -12,11 +12,8 @@ cdef cnorm_status call_weight_norm_backward(Call *c) noexcept nogil:
 cdef int set_matrix(Call *call, cnp.ndarray weight) except -1:
     """Set dtype, axis and sizes of the call, for weight [outputs, inputs, ...]."""
     full_dtype_of(weight, "weight")
-    if cnp.PyArray_NDIM(weight) < 2:
-        raise ValueError(f"weight must have at least 2 dimensions, (outputs, inputs, ...), got shape "
-                         f"{(<object>weight).shape}")
-    if cnp.PyArray_SIZE(weight) == 0 and cnp.PyArray_DIMS(weight)[0]:
-        raise ValueError(f"weight must have at least one input for each output, got shape {(<object>weight).shape}")
+    if cnp.PyArray_NDIM(weight) < 2 or (cnp.PyArray_SIZE(weight) == 0 and cnp.PyArray_DIMS(weight)[0]):
+        refuse_matrix(weight)
     return set_rows(call, weight, 1)
 
 
@@ -57,7 +54,10 @@ def weight_norm(weight, gain=None, *, out=None):
     cdef cnp.ndarray w = array_of(weight, "weight")
     set_matrix(&call, w)
     cdef cnp.ndarray g = per_channel(gain, w, call.rows, "gain", "output")
-    cdef cnp.ndarray v = result_of(out, w, (("weight", w), ("gain", g)))
+    cdef cnp.ndarray v = output(out, "out", w)
+    if out is not None:
+        check_disjoint(v, "out", w, "weight", True)
+        check_disjoint(v, "out", g, "gain", False)
     w = read_rows(&call, &call.x, w)
     g = read_parameter(&call, &call.gain, g)
     cdef cnp.ndarray written = write_rows(&call, &call.y, v)
@@ -97,7 +97,7 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
     cdef cnp.ndarray w = array_of(weight, "weight")
     set_matrix(&call, w)
     cdef cnp.ndarray d = array_like(dv, "dv", w, "weight"), g = per_channel(gain, w, call.rows, "gain", "output")
-    results = gradients_of(out, ("dweight", "dgain"), (w, np.empty(call.rows, w.dtype)),
+    results = gradients_of(out, ("dweight", "dgain"), (w, empty_vector(call.rows, cnp.PyArray_TYPE(w))),
                            (("dv", d), ("weight", w), ("gain", g)))
     d = read_rows(&call, &call.dy, d)
     w = read_rows(&call, &call.x, w)

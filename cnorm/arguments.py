@@ -88,6 +88,42 @@ def refuse_unlike(a: np.ndarray, name: str, x: np.ndarray, x_name: str) -> None:
     raise ValueError(f"{name} must have the shape of {x_name}, {x.shape}, got {a.shape}")
 
 
+def refuse_samples(x: np.ndarray, least: int) -> None:
+    """An array that is not [samples, channels, *space] of `least` dimensions or more, with elements in each sample."""
+    if x.ndim < least:
+        raise ValueError(
+            f"x must have at least {least} dimensions, (samples, channels{', space, ...' * (least - 2)}), "
+            f"got shape {x.shape}"
+        )
+    raise ValueError(f"x must have at least one element in each sample, got shape {x.shape}")
+
+
+def refuse_single_numbers(count: int) -> None:
+    """A batch of `count` numbers per channel, 0 or 1."""
+    raise ValueError(
+        f"x must have more than one number per channel in training, got {count}: the mean would be the number itself, "
+        "its deviation 0 and every output the bias, whatever x is; batch_norm_inference takes any number"
+    )
+
+
+def refuse_matrix(weight: np.ndarray) -> None:
+    """An array that is not [outputs, inputs, ...] with at least one input."""
+    if weight.ndim < 2:
+        raise ValueError(f"weight must have at least 2 dimensions, (outputs, inputs, ...), got shape {weight.shape}")
+    raise ValueError(f"weight must have at least one input for each output, got shape {weight.shape}")
+
+
+def refuse_bound(x: np.ndarray, gain: np.ndarray | None) -> None:
+    """An input of `LayerNorm` of another size or dtype, or a call before its constructor."""
+    if gain is None:
+        raise RuntimeError("LayerNorm.__init__ was not called")
+    if not (x.dtype.isnative and x.dtype.char in "efd") and not is_bfloat16(x):
+        refuse_dtype(x, "x", "float32, float64, float16 or bfloat16")
+    if x.dtype == np.float64:
+        raise TypeError("x must have dtype float32, float16 or bfloat16, as weight is float32, got float64")
+    raise ValueError(f"x must have shape (..., {len(gain)}), got {x.shape}")
+
+
 # ---- parameters ------------------------------------------------------------------------------------------------
 
 
@@ -226,6 +262,34 @@ def whole_number(value, name: str, least: int) -> int:
     return min(number, 1 << 60)
 
 
+def refuse_groups(groups, channels: int) -> None:
+    raise ValueError(f"groups must divide the number of channels, {channels}, got {quoted(groups)}")
+
+
+def refuse_momentum(momentum) -> None:
+    raise ValueError(f"momentum must be in [0, 1], got {quoted(momentum)}")
+
+
+def refuse_running_variance(name) -> None:
+    raise ValueError(f'running_variance must be "unbiased" or "biased", got {quoted(name)}')
+
+
+def check_averages(mean, var) -> None:
+    """Refuse one of running_mean and running_var without the other."""
+    if (mean is None) != (var is None):
+        given, absent = ("running_var", "running_mean") if mean is None else ("running_mean", "running_var")
+        raise ValueError(f"{absent} must be given too where {given} is, got None")
+
+
+def check_isa(name, available: Sequence[str]) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, got {type(name).__name__}")
+    if name not in available:
+        raise ValueError(
+            f"name must be an instruction set that this machine can run, one of {available}, got {quoted(name)}"
+        )
+
+
 # ---- outputs and overlap ---------------------------------------------------------------------------------------
 
 
@@ -317,6 +381,14 @@ def refuse_streams(streams, kind: type) -> None:
             raise ValueError(
                 f"streams must not have the same stream twice, got streams[{places[id(stream)]}] again as streams[{i}]"
             )
+
+
+def refuse_foreign_stream(index: int) -> None:
+    raise ValueError(f"streams[{index}] is a stream of another model")
+
+
+def refuse_rows(x: np.ndarray, streams: int) -> None:
+    raise ValueError(f"x must have a row for each of the {streams} streams, got shape {x.shape}")
 
 
 def refuse_mask(mask: np.ndarray, streams: int) -> None:

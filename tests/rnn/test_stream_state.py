@@ -248,3 +248,12 @@ def test_a_model_in_a_notebook(model):
     assert model.identity.hex()[:12] in text
     assert text.count("<tr>") == len(model.layers)
     assert "5 -> " not in text
+
+
+def test_is_finite_ignores_the_padding(rng):
+    """An infinite input makes the padding NaN, 0 times infinity, but not the state, as sigmoid and tanh saturate."""
+    layer, _ = random_cell(("GRU", "torch"), rng, 3, 2)
+    stream = cnorm.Model([layer]).stream()
+    stream.step(np.float32([np.inf, 0, 0]))
+    assert all(np.isfinite(array).all() for array in stream.state().values())
+    assert stream.is_finite
