@@ -101,10 +101,9 @@ INLINE void activate_array(cnorm_activation f, ptrdiff_t n, const float *x, floa
         EACH(k, TOGETHER) store_f32(y + i + k * VL_F32, v[k]);
     }
     for (; i < n; i += VL_F32) {
-        const ptrdiff_t to = n - i < VL_F32 ? n - i : VL_F32;
-        f32v v = load_range_f32(x + i, 0, to, splat_f32(0));
+        f32v v = load_first_f32(x + i, n - i);
         activate(1, each, &v);
-        store_range_f32(y + i, 0, to, v);
+        store_first_f32(y + i, n - i, v);
     }
 }
 

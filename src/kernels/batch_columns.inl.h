@@ -48,11 +48,9 @@ INLINE void FN(sum_all_columns)(const FN(volume) *v, const int backward, const T
          * evicted. Backward four, because an unaligned vector of dy covers two lines. */
         for (; !backward && row + 8 <= end; row += 8) FN(sum_columns)(8, 0, v, row, K, lane_offset, b);
         for (; backward && row + 4 <= end; row += 4) FN(sum_columns)(4, 1, v, row, K, lane_offset, b);
-        for (; row < end; ++row) FN(sum_columns)(1, backward, v, row, K, lane_offset, b);
-        for (ptrdiff_t c = 0; c < channels; ++c) {
-            b->sum[c] += (double)b->block[c];
-            b->sum2[c] += (double)b->block2[c];
-        }
+        if (row < end) FN(sum_columns)(end - row, backward, v, row, K, lane_offset, b);
+        TN(add_wide)(channels, b->sum, b->block);
+        TN(add_wide)(channels, b->sum2, b->block2);
     }
 }
 
@@ -145,4 +143,46 @@ static NOINLINE void FN(write_matrix)(const FN(volume) *v, int backward, const F
     if (backward) FN(write_all_columns)(v, 1, b, 0, carry);
     else if (b->given) FN(write_all_columns)(v, 0, b, 1, carry);
     else FN(write_all_columns)(v, 0, b, 0, carry);
+}
+
+/* (4) or (6) for the columns of `t`, of which some are done in float64 and some in T: both, 64 rows at a time */
+static NOINLINE void FN(write_mixed_tile)(const f64_tile *t, FN(volume) v, ptrdiff_t c, int backward,
+                                          const FN(batch) *of_tile, const f64_batch *in_f64)
+{
+    enum { ROWS = CNORM_BLOCK_ROWS };
+    X both[2][ROWS][LANES_F64], *const out = v.out;
+    const X *const x = v.x, *const dy = v.dy;
+    const ptrdiff_t samples = v.samples, out_stride = v.out_stride;
+    f64_tile rows = *t;
+    for (ptrdiff_t r = 0; r < samples; r += ROWS) {
+        v.samples = rows.rows = samples - r < ROWS ? samples - r : ROWS;
+        rows.x = v.x = x + r * v.x_stride;
+        if (dy) rows.dy = v.dy = dy + r * v.dy_stride;
+        v.out = both[0][0], rows.out = both[1][0];
+        v.out_stride = rows.out_stride = LANES_F64;
+        FN(write_matrix)(&v, backward, of_tile, NULL);
+        f64_write_tile(in_f64, &rows, c, backward);
+        for (ptrdiff_t k = 0; k < v.samples; ++k)
+            for (ptrdiff_t i = 0; i < t->n; ++i)
+                out[(r + k) * out_stride + i] = both[in_f64->stats[c + i].scale != 0][k][i];
+    }
+}
+
+/* (4) or (6) for a matrix with channels that are done in float64 */
+static NOINLINE void FN(write_f64_columns)(const FN(volume) *v, int backward, const FN(batch) *b)
+{
+    const f64_batch in_f64 = FN(in_f64)(v, b);
+    for (ptrdiff_t c = 0; c < v->channels; c += LANES_F64) {
+        const f64_tile t = column_tile(&in_f64, c);
+        FN(volume) part = *v;
+        FN(batch) of_part = *b;
+        ptrdiff_t of_f64 = 0;
+        for (ptrdiff_t i = 0; i < t.n; ++i) of_f64 += b->f64[c + i].scale != 0;
+        part.channels = t.n, part.x = t.x, part.dy = t.dy, part.out = t.out;
+        of_part.K += c, of_part.delta += c, of_part.rstd += c, of_part.scale += c;
+        of_part.gain += c, of_part.bias += c, of_part.G += c, of_part.H += c;
+        if (of_f64 == 0) FN(write_matrix)(&part, backward, &of_part, NULL);
+        else if (of_f64 == t.n) f64_write_tile(&in_f64, &t, c, backward);
+        else FN(write_mixed_tile)(&t, part, c, backward, &of_part, &in_f64);
+    }
 }

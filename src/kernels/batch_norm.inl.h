@@ -57,10 +57,18 @@ static FN(batch) FN(batch_of)(void *memory, const FN(volume) *v, const T *gain, 
                          .H = array[7],
                          .block = array[8],
                          .block2 = array[9]};
-    (void)FN(param)(gain, 1, v->channels, b.gain);
-    (void)FN(param)(bias, -(T)0, v->channels, b.bias);
+    (void)TN(param)(gain, 1, v->channels, 0, b.gain);
+    (void)TN(param)(bias, -(T)0, v->channels, 0, b.bias);
     for (ptrdiff_t c = 0; c < v->channels; ++c) b.f64[c].scale = 0;
     return b;
+}
+
+/* the same for batch_float64.inl.h */
+static f64_batch FN(in_f64)(const FN(volume) *v, const FN(batch) *b)
+{
+    return (f64_batch){DTYPE,        v->samples,  v->channels, v->space,      v->dy,   v->x,
+                       v->dy_stride, v->x_stride, v->out,      v->out_stride, b->gain, b->bias,
+                       b->K,         b->delta,    b->rstd,     b->f64,        b->sum,  b->sum2};
 }
 
 #include "batch_columns.inl.h"
@@ -92,8 +100,6 @@ static NOINLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, int
         }
 }
 
-#include "batch_float64.inl.h"
-
 /* Whether (4) can be computed in T with scale, the rounded product gain rstd: |x - K| and its
  * product with scale then leave the range of T only where y does, or would without the bias. False
  * for NaN, and where scale underflowed to 0. */
@@ -107,6 +113,7 @@ INLINE int FN(representable)(T K, T scale, double gain, double rstd)
 static void FN(batch_output)(const FN(volume) *v, const FN(batch) *b, int streaming)
 {
     FN(carry) kept = {.to = 0}, *carry = streaming ? &kept : NULL;
+    const f64_batch in_f64 = FN(in_f64)(v, b);
     if (v->space == 1 && b->any_f64) FN(write_f64_columns)(v, 0, b);
     else if (v->space == 1) FN(write_matrix)(v, 0, b, carry);
     for (ptrdiff_t i = 0; v->space > 1 && i < v->samples * v->channels; ++i) {
@@ -115,7 +122,7 @@ static void FN(batch_output)(const FN(volume) *v, const FN(batch) *b, int stream
         const FN(run) run = {v->space, NULL, v->x + sample * v->x_stride + at, v->out + sample * v->out_stride + at,
                              st};
         if (b->f64[c].scale == 0) FN(normalise_run)(&run, 1, b->bias[c], carry);
-        else FN(f64_write_run)(&run, c, 0, b);
+        else f64_write_run(&in_f64, sample, c, 0);
     }
     if (carry) {
         FN(flush)(carry);
@@ -154,10 +161,14 @@ static void FN(batch_initial_shift)(const FN(volume) *v, const FN(batch) *b)
     const ptrdiff_t enough = (FN(BATCH_FIRST) + length - 1) / length;
     FN(volume) first = *v;
     if (first.samples > enough) first.samples = enough;
-    for (ptrdiff_t c = 0; c < v->channels; ++c) b->G[c] = FN(value)(v->x[c * v->space]);
+    if (v->space == 1) memcpy(b->G, v->x, (size_t)v->channels * sizeof(T));
+    for (ptrdiff_t c = 0; c < v->channels && v->space > 1; ++c) b->G[c] = v->x[c * v->space];
     FN(channel_sums)(&first, length, 0, b->G, b);
     const double count = (double)(first.samples * length);
-    for (ptrdiff_t c = 0; c < v->channels; ++c) b->K[c] = (T)((double)b->G[c] + b->sum[c] / count);
+    for (ptrdiff_t c = 0; c < v->channels; c += VL_F64)
+        store_first_f64(b->sum + c, v->channels - c, load_first_f64(b->sum + c, v->channels - c) / count);
+    TN(add_wide)(v->channels, b->sum, b->G);
+    TN(narrow_array)(v->channels, b->sum, b->K);
 }
 
 static void FN(batch_norm)(const cnorm_volume_norm *call)
@@ -175,8 +186,8 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
 
     int again = 0; /* channels for (2) have a scale of -1, and their next K in G; those for (3) a scale of -2 */
     FN(channel_sums)(&v, v.space, 0, b.K, &b);
+    memcpy(b.G, b.K, (size_t)channels * sizeof(T));
     for (ptrdiff_t c = 0; c < channels; ++c) {
-        b.G[c] = b.K[c];
         if (FN(channel_stats)(&v, c, b.K[c], call->eps, &b, call->moments)) continue;
         b.G[c] = (T)((double)b.K[c] + b.sum[c] / (double)(v.samples * v.space));
         const int in_range = FN(square_in_range)((double)(v.samples * v.space), b.sum2[c], call->eps);
@@ -189,7 +200,8 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
             if (b.f64[c].scale == -1 && !FN(channel_stats)(&v, c, b.G[c], call->eps, &b, call->moments))
                 b.f64[c].scale = -2;
     }
-    FN(f64_channels)(&v, call->eps, &b, call->moments, NULL);
+    const f64_batch in_f64 = FN(in_f64)(&v, &b);
+    f64_channels(&in_f64, call->eps, call->moments, 0);
     T *stats = call->stats;
     for (ptrdiff_t c = 0; c < channels; ++c) {
         b.any_f64 |= b.f64[c].scale != 0;

@@ -10,11 +10,10 @@ static void FN(batch_gradient_sums)(const FN(volume) *v, T *dgain, T *dbias, FN(
         b->any_f64 = 1;
         *e = (f64_stats){1, (double)b->K[c], (double)b->delta[c], (double)b->rstd[c], (double)b->rstd[c]};
     }
-    if (b->any_f64) FN(f64_channel_gradients)(v, b);
-    for (ptrdiff_t c = 0; c < v->channels; ++c) {
-        dbias[c] = (T)b->sum[c];
-        dgain[c] = (T)b->sum2[c];
-    }
+    const f64_batch in_f64 = FN(in_f64)(v, b);
+    if (b->any_f64) f64_channel_gradients(&in_f64);
+    TN(narrow_array)(v->channels, b->sum, dbias);
+    TN(narrow_array)(v->channels, b->sum2, dgain);
 }
 
 static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
@@ -28,16 +27,19 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
         b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
         if (FN(rstd_in_range)(st)) continue; /* false for NaN */
         b.any_f64 = 1;
-        if (!FN(f64_stats_from)(st, &b.f64[c])) b.f64[c].scale = -2;
+        if (!f64_stats_from(DTYPE, st, &b.f64[c])) b.f64[c].scale = -2;
     }
-    if (b.any_f64) FN(f64_channels)(&v, 0, &b, NULL, b.rstd);
+    const f64_batch in_f64 = FN(in_f64)(&v, &b);
+    if (b.any_f64) f64_channels(&in_f64, 0, NULL, 1);
     FN(batch_gradient_sums)(&v, call->dgain, call->dbias, &b);
-    for (ptrdiff_t c = 0; c < channels; ++c) {
-        b.sum[c] *= (double)b.gain[c] / (double)N;
-        b.sum2[c] *= (double)b.gain[c] / (double)N;
-        b.G[c] = (T)b.sum[c];
-        b.H[c] = (T)b.sum2[c];
+    for (ptrdiff_t c = 0; c < channels; c += VL_F64) {
+        const ptrdiff_t count = channels - c;
+        const f64v share = TN(elements)(b.gain + c, count) / (double)N;
+        store_first_f64(b.sum + c, count, load_first_f64(b.sum + c, count) * share);
+        store_first_f64(b.sum2 + c, count, load_first_f64(b.sum2 + c, count) * share);
     }
+    TN(narrow_array)(channels, b.sum, b.G);
+    TN(narrow_array)(channels, b.sum2, b.H);
     FN(carry) kept = {.to = 0}, *carry = call->streaming ? &kept : NULL;
     if (v.space == 1 && b.any_f64) FN(write_f64_columns)(&v, 1, &b);
     else if (v.space == 1) FN(write_matrix)(&v, 1, &b, carry);
@@ -47,7 +49,7 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
         const FN(run) run = {v.space, v.dy + sample * v.dy_stride + at, v.x + sample * v.x_stride + at,
                              v.out + sample * v.out_stride + at, st};
         if (b.f64[c].scale == 0) FN(gradient_run)(&run, b.gain[c], b.G[c], b.H[c], carry);
-        else FN(f64_write_run)(&run, c, 1, &b);
+        else f64_write_run(&in_f64, sample, c, 1);
     }
     if (carry) {
         FN(flush)(carry);

@@ -57,10 +57,9 @@ static NOINLINE void batch_norm_half(cnorm_dtype storage, const cnorm_volume_nor
         if (inference) batch_norm_inference_f32(&part);
         else batch_norm_f32(&part);
         narrow_rows(storage, call->samples, n, strip.x, (uint16_t *)call->y + at, call->y_stride);
-        for (ptrdiff_t i = 0; call->moments && i < channels; ++i) {
-            call->moments[c + i] = moments[i];
-            call->moments[call->channels + c + i] = moments[channels + i];
-        }
+        if (!call->moments) continue;
+        memcpy(call->moments + c, moments, (size_t)channels * sizeof(double));
+        memcpy(call->moments + call->channels + c, moments + channels, (size_t)channels * sizeof(double));
     }
 }
 

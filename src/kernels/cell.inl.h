@@ -111,13 +111,15 @@ static void cell_step(const cnorm_cell *cell, ptrdiff_t n, const float *x, ptrdi
 static void linear_step(const cnorm_linear *layer, ptrdiff_t n, const float *x, ptrdiff_t x_stride, float *y,
                         ptrdiff_t y_stride, float *scratch)
 {
-    const ptrdiff_t row = packed_rows(&layer->weight);
+    const ptrdiff_t row = packed_rows(&layer->weight), units = layer->weight.units;
     const float *rows[CNORM_ROWS] = {NULL};
     for (ptrdiff_t s = 0; s < n; ++s) rows[s] = x + s * x_stride;
     (void)products(&layer->weight, n, rows, (addends){NULL, 0}, scratch, row, scratch + n * row);
     for (ptrdiff_t s = 0; s < n; ++s)
-        for (ptrdiff_t j = 0; j < layer->weight.units; ++j)
-            y[s * y_stride + j] = scratch[s * row + j] + (layer->bias ? layer->bias[j] : 0.0f);
+        for (ptrdiff_t j = 0; j < units; j += VL_F32) {
+            const f32v bias = layer->bias ? load_first_f32(layer->bias + j, units - j) : splat_f32(0);
+            store_first_f32(y + s * y_stride + j, units - j, load_f32(scratch + s * row + j) + bias);
+        }
 }
 
 #endif

@@ -10,7 +10,7 @@
 #include "scope_backward.inl.h"
 
 static void layer_norm_backward_f32(const cnorm_norm_backward *call); /* layer_norm_backward.inl.h */
-INLINE void add_f32(ptrdiff_t n, float *into, const float *from);     /* isa.inl.h */
+static void add_f32(ptrdiff_t n, float *into, const float *from);     /* arrays.inl.h */
 
 INLINE f32v activation_backward(cnorm_activation f, f32v a, f32v dy)
 {
@@ -22,10 +22,8 @@ INLINE f32v activation_backward(cnorm_activation f, f32v a, f32v dy)
 static void activation_backward_f32(cnorm_activation f, ptrdiff_t n, const float *x, const float *dy, float *dx)
 {
     for (ptrdiff_t i = 0; i < n; i += VL_F32) {
-        const ptrdiff_t there = n - i < VL_F32 ? n - i : VL_F32;
-        const f32v a = load_range_f32(x + i, 0, there, splat_f32(0)),
-                   d = load_range_f32(dy + i, 0, there, splat_f32(0));
-        store_range_f32(dx + i, 0, there, activation_backward(f, a, d));
+        const f32v a = load_first_f32(x + i, n - i), d = load_first_f32(dy + i, n - i);
+        store_first_f32(dx + i, n - i, activation_backward(f, a, d));
     }
 }
 
@@ -66,8 +64,8 @@ static void lstm_output_backward(const row_backward *row, float *c, float *dn, f
         .rows = 1, .n = units, .dy = dn, .x = c, .gain = cell->gain_c, .stats = stats, .dx = dn, .partial = partial});
     add_f32(units, row->sums + row->at.gain_c, partial);
     add_f32(units, row->sums + row->at.bias_c, partial + units);
-    for (ptrdiff_t j = 0; j < units; ++j)
-        row->dc[j] = cell->cell_norm == CNORM_CELL_NORM_OUTPUT ? row->dc[j] + dn[j] : dn[j];
+    if (cell->cell_norm == CNORM_CELL_NORM_OUTPUT) add_f32(units, row->dc, dn);
+    else memcpy(row->dc, dn, (size_t)units * sizeof *dn);
 }
 
 static void lstm_backward(const row_backward *row)

@@ -162,8 +162,11 @@ static void activation_f32(cnorm_activation f, ptrdiff_t n, const float *x, floa
 {
     if (f == CNORM_ACTIVATION_TANH) tanh_f32(n, x, y);
     else if (f == CNORM_ACTIVATION_SIGMOID) sigmoid_f32(n, x, y);
-    else
-        for (ptrdiff_t i = 0; i < n; ++i) y[i] = x[i] < 0 ? 0 : x[i];
+    else {
+        ptrdiff_t i = 0;
+        for (; i + VL_F32 <= n; i += VL_F32) store_f32(y + i, activated(f, load_f32(x + i)));
+        store_first_f32(y + i, n - i, activated(f, load_first_f32(x + i, n - i)));
+    }
 }
 
 static void rnn_row(const gate_inputs *in, float *h)

@@ -20,24 +20,12 @@ static NOINLINE void FN(normalise_run)(const FN(run) *run, T gain, T bias, FN(ca
     const ptrdiff_t n = run->n;
     const ptrdiff_t lane_offset = carry ? FN(lane_offset_of)(y) : 0;
     ptrdiff_t from = lane_offset, j = -lane_offset;
-    if (from == 0)
-        for (; j + VL <= n; j += VL) FN(put)(y + j, 0, VL, ((FN(load)(x + j) - K) - delta) * rstd * g + b, carry);
+    if (!carry)
+        for (; j + VL <= n; j += VL) FN(store)(y + j, ((FN(load)(x + j) - K) - delta) * rstd * g + b);
     for (; j < n; j += VL, from = 0) {
         const ptrdiff_t to = n - j < VL ? n - j : VL;
         FN(put)(y + j, from, to, ((FN(take)(x + j, from, to) - K) - delta) * rstd * g + b, carry);
     }
-}
-
-RARE void FN(f64_gradient_sums)(const FN(run) *run, const T *gain, double *A, double *B)
-{
-    const T *st = run->st;
-    const f64_stats e = {1, (double)st[0], (double)st[1], (double)st[2], (double)st[2]};
-    double sums[2] = {0};
-    FN(tile) t = FN(run_tile)(run->dy, run->x, run->n, NULL);
-    t.gain = gain;
-    FN(f64_run_sums)(&t, &e, &UNSCALED, sums);
-    *A = sums[0];
-    *B = sums[1];
 }
 
 /* (5): A = sum g and B = sum g xhat over the run, g = dy gain; gain [n] or NULL. Summed again in
@@ -47,20 +35,34 @@ static NOINLINE void FN(run_gradient_sums)(const FN(run) *run, const T *gain, do
     const two_sums sums = FN(gradient_sums)(run->x, run->dy, gain, run->n, run->st);
     *A = sums.a;
     *B = sums.b;
-    if (!(fabs(*A) <= SUM_MAX && fabs(*B) <= SUM_MAX)) FN(f64_gradient_sums)(run, gain, A, B);
+    if (fabs(*A) <= SUM_MAX && fabs(*B) <= SUM_MAX) return;
+    f64_tile t = run_tile(DTYPE, run->dy, run->x, run->n, NULL);
+    t.gain = gain;
+    f64_gradient_sums(&t, run->st, A, B);
+}
+
+/* (6) for a vector of dy and of x */
+INLINE V FN(run_gradient)(const T st[3], V gain, V G, V H, V dy, V x)
+{
+    const V rstd = TN(splat)(st[2]), xhat = ((x - TN(splat)(st[0])) - TN(splat)(st[1])) * rstd;
+    return rstd * ((dy * gain - G) - xhat * H);
 }
 
 /* (6): dx = rstd ((dy gain - G) - xhat H) */
 static NOINLINE void FN(gradient_run)(const FN(run) *run, T gain, T mean_g, T mean_gx, FN(carry) *carry)
 {
-    const V K = TN(splat)(run->st[0]), delta = TN(splat)(run->st[1]), rstd = TN(splat)(run->st[2]);
     const V g = TN(splat)(gain), G = TN(splat)(mean_g), H = TN(splat)(mean_gx);
-    const X *x = run->x, *dy = run->dy; /* copies, as above */
+    const T st[3] = {run->st[0], run->st[1], run->st[2]}; /* copies, as above */
+    const X *x = run->x, *dy = run->dy;
     X *dx = run->out;
     const ptrdiff_t n = run->n;
-    for (ptrdiff_t j = carry ? -FN(lane_offset_of)(dx) : 0; j < n; j += VL) {
+    ptrdiff_t j = carry ? -FN(lane_offset_of)(dx) : 0;
+    if (!carry)
+        for (; j + VL <= n; j += VL)
+            FN(store)(dx + j, FN(run_gradient)(st, g, G, H, FN(load)(dy + j), FN(load)(x + j)));
+    for (; j < n; j += VL) {
         const ptrdiff_t from = j < 0 ? -j : 0, to = n - j < VL ? n - j : VL;
-        const V xhat = ((FN(take)(x + j, from, to) - K) - delta) * rstd;
-        FN(put)(dx + j, from, to, rstd * ((FN(take)(dy + j, from, to) * g - G) - xhat * H), carry);
+        const V v = FN(run_gradient)(st, g, G, H, FN(take)(dy + j, from, to), FN(take)(x + j, from, to));
+        FN(put)(dx + j, from, to, v, carry);
     }
 }

@@ -26,9 +26,14 @@ INLINE double two_sum(double a, double b, double *error)
 
 INLINE ptrdiff_t field_begin(ptrdiff_t i, ptrdiff_t radius) { return i > radius ? i - radius : 0; }
 INLINE ptrdiff_t field_end(ptrdiff_t n, ptrdiff_t i, ptrdiff_t radius) { return n - i > radius ? i + radius : n - 1; }
-INLINE double field_size(ptrdiff_t n, ptrdiff_t i, ptrdiff_t radius)
+/* the sizes of the fields of elements i to i + VL_F64 - 1 */
+INLINE f64v field_sizes(ptrdiff_t n, ptrdiff_t i, ptrdiff_t radius)
 {
-    return (double)(field_end(n, i, radius) - field_begin(i, radius) + 1);
+    static const double lanes[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    const f64v at = load_f64(lanes) + (double)i, first = at - (double)radius, last = at + (double)radius;
+    const i64v cut_off = (i64v)(last > splat_f64((double)(n - 1)));
+    const i64v end = ((i64v)splat_f64((double)(n - 1)) & cut_off) | ((i64v)last & ~cut_off);
+    return (f64v)end - (f64v)((i64v)first & (i64v)(first > splat_f64(0))) + 1.0;
 }
 
 /* sum + error [n] = the sum of a [n] over the field of each element; work [4, n] */
@@ -66,21 +71,40 @@ static void field_sums(ptrdiff_t n, ptrdiff_t radius, const double *a, double *s
     }
 }
 
-/* element i of p [n], float32 or float64 */
-INLINE double element(cnorm_dtype dtype, const void *p, ptrdiff_t i)
+/* The first `count` elements of a vector at element i of p, float32 or float64 */
+INLINE f64v elements(cnorm_dtype dtype, const void *p, ptrdiff_t i, ptrdiff_t count)
 {
-    return dtype == CNORM_F32 ? (double)((const float *)p)[i] : ((const double *)p)[i];
+    return dtype == CNORM_F32 ? elements_f32((const float *)p + i, count) : elements_f64((const double *)p + i, count);
 }
-INLINE double param_or(cnorm_dtype dtype, const void *p, ptrdiff_t i, double neutral)
+INLINE f64v params_or(cnorm_dtype dtype, const void *p, ptrdiff_t i, ptrdiff_t count, double neutral)
 {
-    return p ? element(dtype, p, i) : neutral;
+    return p ? elements(dtype, p, i, count) : splat_f64(neutral);
 }
 
 static NOINLINE void put_row(cnorm_dtype dtype, const double *from, ptrdiff_t n, void *to)
 {
-    for (ptrdiff_t i = 0; i < n; ++i)
-        if (dtype == CNORM_F32) ((float *)to)[i] = (float)from[i];
-        else ((double *)to)[i] = from[i];
+    if (dtype == CNORM_F32) narrow_array_f32(n, from, to);
+    else narrow_array_f64(n, from, to);
+}
+
+/* the loop over vectors at i of a row [n], and the loads and stores of its arrays */
+#define EACH_OF_ROW(i) for (ptrdiff_t i = 0; i < n; i += VL_F64)
+#define AT(array) load_first_f64((array) + i, n - i)
+#define PUT(array, v) store_first_f64((array) + i, n - i, v)
+
+/* a power of two that brings sigma and the row v near 1 */
+static double divisive_scale(ptrdiff_t n, const double *v, double sigma)
+{
+    f64v lanes = {0};
+    EACH_OF_ROW(i)
+    {
+        const f64v size = (f64v)((i64v)AT(v) & INT64_MAX);
+        const i64v larger = (i64v)(size > lanes) & (i64v)(size <= splat_f64(0x1.fffffffffffffp1023));
+        lanes = (f64v)(((i64v)size & larger) | ((i64v)lanes & ~larger));
+    }
+    double largest = sigma;
+    for (int k = 0; k < VL_F64; ++k) largest = larger_finite(largest, lanes[k]);
+    return scale_for(largest);
 }
 
 /* v and 1/s [n] of the row x from element `at` on, in units of 1/scale, which is returned; work [6, n] */
@@ -88,27 +112,26 @@ static double divisive_parts(cnorm_dtype dtype, const cnorm_divisive *call, ptrd
                              double *work)
 {
     const ptrdiff_t n = call->n, mean_radius = call->mean_radius, radius = call->radius;
-    const double sigma = call->sigma;
-    double *sum = work, *error = work + n, scale = 1;
-    for (ptrdiff_t i = 0; i < n; ++i) v[i] = element(dtype, call->x, at + i);
-    if (dtype == CNORM_F64) { /* squares of float32 need no scale */
-        double largest = sigma;
-        for (ptrdiff_t i = 0; i < n; ++i) largest = larger_finite(largest, v[i]);
-        scale = scale_for(largest);
-    }
-    for (ptrdiff_t i = 0; i < n; ++i) v[i] *= scale;
+    double *sum = work, *error = work + n;
+    EACH_OF_ROW(i) PUT(v, elements(dtype, call->x, at + i, n - i));
+    /* squares of float32 need no scale */
+    const double scale = dtype == CNORM_F64 ? divisive_scale(n, v, call->sigma) : 1, sigma = call->sigma * scale;
+    EACH_OF_ROW(i) PUT(v, AT(v) * scale);
     field_sums(n, mean_radius, v, sum, error, work + 2 * n);
-    for (ptrdiff_t i = 0; i < n; ++i) {
-        const double size = field_size(n, i, mean_radius), mean = (sum[i] + error[i]) / size;
+    EACH_OF_ROW(i)
+    {
+        const f64v size = field_sizes(n, i, mean_radius), mean = (AT(sum) + AT(error)) / size;
         /* the upper half of the mean's bits (Dekker's split): its product with the size is exact */
-        const double up = mean * 0x1.0000002p27, upper = up - (up - mean);
-        v[i] = (v[i] - upper) - ((sum[i] - upper * size) + error[i]) / size;
+        const f64v up = mean * 0x1.0000002p27, upper = up - (up - mean);
+        const f64v deviation = (AT(v) - upper) - ((AT(sum) - upper * size) + AT(error)) / size;
+        PUT(v, deviation);
+        PUT(inverse, deviation * deviation);
     }
-    for (ptrdiff_t i = 0; i < n; ++i) inverse[i] = v[i] * v[i];
     field_sums(n, radius, inverse, sum, error, work + 2 * n);
-    for (ptrdiff_t i = 0; i < n; ++i) {
-        const double var = (sigma * scale) * (sigma * scale) + (sum[i] + error[i]) / field_size(n, i, radius);
-        inverse[i] = var == 0 ? 0 : 1.0 / sqrt(var);
+    EACH_OF_ROW(i)
+    {
+        const f64v var = sigma * sigma + (AT(sum) + AT(error)) / field_sizes(n, i, radius);
+        PUT(inverse, (f64v)((i64v)(1.0 / sqrt_f64(var)) & (i64v)(var != splat_f64(0))));
     }
     return scale;
 }
@@ -119,9 +142,10 @@ static NOINLINE void divisive_norm(cnorm_dtype dtype, const cnorm_divisive *call
     double *v = call->scratch, *inverse = v + n;
     for (ptrdiff_t row = 0; row < call->rows; ++row) {
         divisive_parts(dtype, call, row * call->x_stride, v, inverse, v + 2 * n);
-        for (ptrdiff_t i = 0; i < n; ++i) {
-            const double z = v[i] * inverse[i] * param_or(dtype, call->gain, i, 1);
-            v[i] = z + param_or(dtype, call->bias, i, -0.0);
+        EACH_OF_ROW(i)
+        {
+            const f64v z = AT(v) * AT(inverse) * params_or(dtype, call->gain, i, n - i, 1);
+            PUT(v, z + params_or(dtype, call->bias, i, n - i, -0.0));
         }
         put_row(dtype, v, n, (char *)call->out + row * call->out_stride * item);
     }
@@ -139,30 +163,35 @@ static NOINLINE void divisive_norm_backward(cnorm_dtype dtype, const cnorm_divis
         const ptrdiff_t dy_at = row * call->dy_stride;
         const double scale = divisive_parts(dtype, call, row * call->x_stride, v, inverse, sum);
         double of_sigma = 0;
-        for (ptrdiff_t i = 0; i < n; ++i) {
-            const double dy = element(dtype, call->dy, dy_at + i), z = v[i] * inverse[i],
-                         g = dy * param_or(dtype, call->gain, i, 1);
-            dgain[i] += dy * z;
-            dbias[i] += dy;
-            terms[i] = g * z * inverse[i] * inverse[i];
-            of_sigma += terms[i];
-            terms[i] /= field_size(n, i, radius);
+        EACH_OF_ROW(i)
+        {
+            const f64v dy = elements(dtype, call->dy, dy_at + i, n - i), z = AT(v) * AT(inverse),
+                       g = dy * params_or(dtype, call->gain, i, n - i, 1);
+            PUT(dgain, AT(dgain) + dy * z);
+            PUT(dbias, AT(dbias) + dy);
+            PUT(terms, g * z * AT(inverse) * AT(inverse));
         }
+        for (ptrdiff_t i = 0; i < n; ++i) of_sigma += terms[i];
         dsigma -= sigma * scale * of_sigma * scale;
+        EACH_OF_ROW(i) PUT(terms, AT(terms) / field_sizes(n, i, radius));
         field_sums(n, radius, terms, sum, error, work);
-        for (ptrdiff_t i = 0; i < n; ++i) {
-            const double g = element(dtype, call->dy, dy_at + i) * param_or(dtype, call->gain, i, 1);
-            v[i] = g * inverse[i] - v[i] * (sum[i] + error[i]);
-            terms[i] = v[i] / field_size(n, i, mean_radius);
+        EACH_OF_ROW(i)
+        {
+            const f64v g = elements(dtype, call->dy, dy_at + i, n - i) * params_or(dtype, call->gain, i, n - i, 1);
+            PUT(v, g * AT(inverse) - AT(v) * (AT(sum) + AT(error)));
+            PUT(terms, AT(v) / field_sizes(n, i, mean_radius));
         }
         field_sums(n, mean_radius, terms, sum, error, work);
-        for (ptrdiff_t i = 0; i < n; ++i) v[i] = ((v[i] - sum[i]) - error[i]) * scale;
+        EACH_OF_ROW(i) PUT(v, ((AT(v) - AT(sum)) - AT(error)) * scale);
         put_row(dtype, v, n, (char *)call->out + row * call->out_stride * item);
     }
     put_row(dtype, dgain, n, call->dgain);
     put_row(dtype, dbias, n, call->dbias);
     *call->dsigma = dsigma;
 }
+#undef EACH_OF_ROW
+#undef AT
+#undef PUT
 
 static void divisive_norm_f32(const cnorm_divisive *call) { divisive_norm(CNORM_F32, call); }
 static void divisive_norm_f64(const cnorm_divisive *call) { divisive_norm(CNORM_F64, call); }

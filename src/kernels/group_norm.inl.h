@@ -27,23 +27,10 @@ INLINE FN(run) FN(channel_of)(const FN(one_group) *group, ptrdiff_t c, const T s
 
 /* ---- forward ------------------------------------------------------------------------------------------------ */
 
-RARE void FN(f64_group)(const FN(one_group) *group, double eps, T stats[3])
+/* the same for group_float64.inl.h */
+INLINE f64_group FN(as_f64)(const FN(one_group) *g)
 {
-    const ptrdiff_t space = group->space;
-    const f64_stats e = FN(f64_row_stats)(group->x, group->channels * space, eps, 1);
-    const wide_stats lanes = wide_stats_of(&e);
-    if (space == 1) {
-        FN(tile) t = FN(run_tile)(NULL, group->x, group->channels, group->out);
-        t.gain = group->gain, t.bias = group->bias;
-        FN(f64_write)(&t, &lanes);
-    }
-    for (ptrdiff_t c = 0; c < group->channels && space > 1; ++c) {
-        FN(tile) t = FN(run_tile)(NULL, group->x + c * space, space, group->out + c * space);
-        if (group->gain) t.all_gain = (double)group->gain[c];
-        if (group->bias) t.all_bias = (double)group->bias[c];
-        FN(f64_write)(&t, &lanes);
-    }
-    FN(f64_store_stats)(&e, stats);
+    return (f64_group){DTYPE, g->channels, g->space, g->dy, g->x, g->gain, g->bias, g->out, g->dgain, g->dbias};
 }
 
 /* (4) for space = 1. A NULL gain or bias is a vector of neutral numbers at index j & 0. */
@@ -94,7 +81,7 @@ INLINE void FN(norm_groups)(const cnorm_volume_norm *call, ptrdiff_t sample, ptr
             .bias = call->bias ? (const T *)call->bias + g * channels : NULL,
             .out = (X *)call->y + sample * call->y_stride + g * n,
         };
-        if (refused >> i & 1) FN(f64_group)(&group, call->eps, st[i]);
+        if (refused >> i & 1) f64_group_norm(FN(as_f64)(&group), call->eps, st[i]);
         else FN(write_group)(&group, carry, st[i]);
     }
     if (call->stats) memcpy((T *)call->stats + 3 * (sample * call->groups + first), st, (size_t)count * sizeof *st);
@@ -128,32 +115,6 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
 
 /* ---- backward ----------------------------------------------------------------------------------------------- */
 
-/* (5) and (6) for space > 1 with all sums in float64; `added`: dgain and dbias have their terms already */
-RARE void FN(f64_group_backward)(const FN(one_group) *group, const T st[3], int added)
-{
-    const ptrdiff_t space = group->space, n = group->channels * space;
-    const f64_stats e = FN(f64_given_stats)(group->x, n, st, 1);
-    const wide_stats lanes = wide_stats_of(&e);
-    double G = 0, H = 0;
-    for (ptrdiff_t c = 0; c < group->channels; ++c) {
-        double sums[2] = {0};
-        const FN(tile) t = FN(run_tile)(group->dy + c * space, group->x + c * space, space, NULL);
-        FN(f64_run_sums)(&t, &e, &UNSCALED, sums);
-        G += sums[0] * (group->gain ? (double)group->gain[c] : 1.0);
-        H += sums[1] * (group->gain ? (double)group->gain[c] : 1.0);
-        if (added) continue;
-        group->dgain[c] = (T)((double)group->dgain[c] + sums[1]);
-        group->dbias[c] = (T)((double)group->dbias[c] + sums[0]);
-    }
-    const f64_gradient of_group = f64_gradient_of(&e, G / (double)n, H / (double)n, 0);
-    const wide_gradient d = wide_gradient_of(&of_group, UNSCALED);
-    for (ptrdiff_t c = 0; c < group->channels; ++c) {
-        FN(tile) t = FN(run_tile)(group->dy + c * space, group->x + c * space, space, group->out + c * space);
-        if (group->gain) t.all_gain = (double)group->gain[c];
-        FN(f64_write_gradient)(&t, &lanes, &d);
-    }
-}
-
 /* (5) and (6) for space = 1, where a group is a row */
 INLINE void FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
 {
@@ -179,13 +140,15 @@ INLINE void FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(
 INLINE int FN(backward_group)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
 {
     const ptrdiff_t channels = group->channels;
+    const T one = 1, *const gain = group->gain ? group->gain : &one;
+    const ptrdiff_t step = group->gain ? 1 : 0; /* of conditions in its loops GCC would make copies of them */
     double G = 0, H = 0;
     for (ptrdiff_t c = 0; c < channels; ++c) {
         const FN(run) run = FN(channel_of)(group, c, st);
         double A, B;
         FN(run_gradient_sums)(&run, NULL, &A, &B);
-        G += A * (group->gain ? (double)group->gain[c] : 1.0);
-        H += B * (group->gain ? (double)group->gain[c] : 1.0);
+        G += A * (double)gain[c * step];
+        H += B * (double)gain[c * step];
         group->dgain[c] += (T)B;
         group->dbias[c] += (T)A;
     }
@@ -194,7 +157,7 @@ INLINE int FN(backward_group)(const FN(one_group) *group, const T st[3], FN(carr
     H /= (double)(channels * group->space);
     for (ptrdiff_t c = 0; c < channels; ++c) {
         const FN(run) run = FN(channel_of)(group, c, st);
-        FN(gradient_run)(&run, group->gain ? group->gain[c] : 1, (T)G, (T)H, carry);
+        FN(gradient_run)(&run, gain[c * step], (T)G, (T)H, carry);
     }
     return 1;
 }
@@ -220,8 +183,8 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
         };
         const T *st = (const T *)call->stats + 3 * i;
         if (call->space == 1) FN(backward_channels)(&group, st, carry);
-        else if (!FN(rstd_in_range)(st)) /* or NaN */ FN(f64_group_backward)(&group, st, 0);
-        else if (!FN(backward_group)(&group, st, carry)) FN(f64_group_backward)(&group, st, 1);
+        else if (!FN(rstd_in_range)(st)) /* or NaN */ f64_group_backward(FN(as_f64)(&group), st, 0);
+        else if (!FN(backward_group)(&group, st, carry)) f64_group_backward(FN(as_f64)(&group), st, 1);
     }
     if (carry) {
         FN(flush)(carry);

@@ -7,15 +7,6 @@
 #include "kernels.h"
 #include "tuning.h"
 
-INLINE void add_f32(ptrdiff_t n, float *into, const float *from)
-{
-    for (ptrdiff_t j = 0; j < n; ++j) into[j] += from[j];
-}
-INLINE void add_f64(ptrdiff_t n, double *into, const double *from)
-{
-    for (ptrdiff_t j = 0; j < n; ++j) into[j] += from[j];
-}
-
 #define WIDEN(type)                                                                                                    \
     static void to_float_##type(const cnorm_conversion *call)                                                          \
     {                                                                                                                  \
@@ -28,11 +19,11 @@ INLINE void add_f64(ptrdiff_t n, double *into, const double *from)
 WIDEN(f16)
 WIDEN(bf16)
 
-#include "wide.inl.h"
+#include "batch_float64.inl.h"
+#include "group_float64.inl.h"
+#include "weight_float64.inl.h"
 
-/* For rstd in [RSTD_MIN, RSTD_MAX] xhat and dx are computed without the float64 path; RSTD_TINY and RSTD_HUGE are the
- * smallest and largest normal numbers of T. Up to RSTD_EXACT_MEAN the mean K + delta has lost no bits that matter to
- * subnormals. */
+/* For rstd in [RSTD_MIN, RSTD_MAX] xhat and dx are computed without the float64 path. */
 #define T double
 #define V f64v
 #define VL VL_F64
@@ -42,18 +33,14 @@ WIDEN(bf16)
 #define Q_MIN 0x1p-900
 #define RSTD_MIN 0x1p-480
 #define RSTD_MAX 0x1p400
-#define RSTD_TINY 0x1p-1022
-#define RSTD_EXACT_MEAN 0x1p1000
 #define SUM_MAX 0x1p960 /* larger sums go to the float64 path; x + SUM_MAX == x for the largest x of T */
-#define RSTD_HUGE 0x1.fffffffffffffp1023
+#include "arrays.inl.h"
 #define X double
+#define DTYPE CNORM_F64
 #define FN(name) name##_f64
 #include "sink.inl.h"
 #include "sweep.inl.h"
 #include "row_stats.inl.h"
-#include "tile_float64.inl.h"
-#include "row_float64.inl.h"
-#include "row_float64_backward.inl.h"
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
 #include "channel_run.inl.h"
@@ -75,18 +62,14 @@ WIDEN(bf16)
 #define Q_MIN Q_MIN_F32
 #define RSTD_MIN 0x1p-60f
 #define RSTD_MAX 0x1p45f
-#define RSTD_TINY 0x1p-126f
-#define RSTD_EXACT_MEAN 0x1p100f
 #define SUM_MAX 0x1p100
-#define RSTD_HUGE 0x1.fffffep127f
+#include "arrays.inl.h"
 #define X float
+#define DTYPE CNORM_F32
 #define FN(name) name##_f32
 #include "sink.inl.h"
 #include "sweep.inl.h"
 #include "row_stats.inl.h"
-#include "tile_float64.inl.h"
-#include "row_float64.inl.h"
-#include "row_float64_backward.inl.h"
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
 #include "channel_run.inl.h"
@@ -98,26 +81,22 @@ WIDEN(bf16)
 #include "smoothing_gradient.inl.h"
 #include "undefine_storage.h"
 #define X uint16_t
+#define DTYPE CNORM_F16
 #define FN(name) name##_f16
 #include "sink.inl.h"
 #include "sweep.inl.h"
 #include "row_stats.inl.h"
-#include "tile_float64.inl.h"
-#include "row_float64.inl.h"
-#include "row_float64_backward.inl.h"
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
 #include "channel_run.inl.h"
 #include "group_norm.inl.h"
 #include "undefine_storage.h"
 #define X uint16_t
+#define DTYPE CNORM_BF16
 #define FN(name) name##_bf16
 #include "sink.inl.h"
 #include "sweep.inl.h"
 #include "row_stats.inl.h"
-#include "tile_float64.inl.h"
-#include "row_float64.inl.h"
-#include "row_float64_backward.inl.h"
 #include "layer_norm.inl.h"
 #include "layer_norm_backward.inl.h"
 #include "channel_run.inl.h"

@@ -16,9 +16,6 @@ typedef struct {
     ptrdiff_t dy_ahead, x_ahead; /* prefetch distances in bytes, used with carry */
 } FN(dx_row);
 
-/* whether there is a loop without LATE_GRADS */
-enum { FN(EARLY) = TN(EARLY_GRADS) &&sizeof(X) == sizeof(T) };
-
 /* a vector of dx, and of dy and xhat for dgain and dbias */
 typedef struct {
     V dx, dy, xhat;
@@ -121,7 +118,10 @@ RARE void FN(rescue_gradient)(const FN(row) *row, const T st[3], int centred, X 
 {
     const int in_range = FN(rstd_in_range)(st);
     if (in_range && !added) FN(add_param_grads_alone)(row, st, centred);
-    FN(f64_backward_row)(row, st, centred, dx, in_range ? NULL : row->dgain, in_range ? NULL : row->dbias);
+    f64_tile t = run_tile(DTYPE, row->dy, row->x, row->n, dx);
+    t.gain = row->gain;
+    if (!in_range) t.dgain = row->dgain, t.dbias = row->dbias;
+    f64_backward_row(t, st, centred);
 }
 
 /* gain, dgain and dbias of a call. For cached rows they lie in `space`, at a page offset away from x and dy (4K
@@ -176,7 +176,7 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, cons
 
 static NOINLINE void FN(backward_any)(const cnorm_norm_backward *call, int centred)
 {
-    if (FN(EARLY) &&!call->streaming) FN(backward_rows)(call, centred, 0);
+    if (TN(EARLY_GRADS) &&!call->streaming) FN(backward_rows)(call, centred, 0);
     else FN(backward_rows)(call, centred, LATE_GRADS);
 }
 

@@ -174,6 +174,13 @@ INLINE void interleave(ptrdiff_t cols, int count, const float *const *x, float *
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) memcpy(to + (k + i) * count + s, r + i, sizeof *r);
         }
+    for (; count == 2 && k + 4 <= cols; k += 4) {
+        f32x4 r[2];
+        memcpy(r, x[0] + k, sizeof *r), memcpy(r + 1, x[1] + k, sizeof *r);
+        const f32x4 pair[2] = {__builtin_shufflevector(r[0], r[1], 0, 4, 1, 5),
+                               __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7)};
+        memcpy(to + 2 * k, pair, sizeof pair);
+    }
     for (; k < cols; ++k)
         for (int s = 0; s < count; ++s) to[k * count + s] = x[s][k];
 }

@@ -12,6 +12,7 @@
 #include <math.h>
 
 #include "../int8/units.h"
+#include "../simd/vector.h"
 #include "tuning.h"
 
 /* panels of int8 weights: float scale [packed rows], then the weights as units.h lays them out */
@@ -31,11 +32,13 @@ typedef struct int8_scale {
 
 INLINE int8_scale int8_scale_of(ptrdiff_t n, const float *x, int levels)
 {
-    int32_t largest = 0; /* of the bits of |x|: their order as integers is that of the numbers */
-    for (ptrdiff_t k = 0; k < n; ++k) {
-        const int32_t bits = bits_of_f32(x[k]) & 0x7fffffff;
-        largest = bits > largest ? bits : largest;
+    i32v lanes = {0}; /* the largest bits of |x|: their order as integers is that of the numbers */
+    for (ptrdiff_t k = 0; k < n; k += VL_F32) {
+        const i32v bits = (i32v)load_first_f32(x + k, n - k) & 0x7fffffff, larger = (i32v)(bits > lanes);
+        lanes = (bits & larger) | (lanes & ~larger);
     }
+    int32_t largest = 0;
+    for (int i = 0; i < VL_F32; ++i) largest = lanes[i] > largest ? lanes[i] : largest;
     float m;
     memcpy(&m, &largest, sizeof m);
     if (largest >= 0x7f800000) return (int8_scale){0, (float)NAN};
@@ -45,22 +48,33 @@ INLINE int8_scale int8_scale_of(ptrdiff_t n, const float *x, int levels)
 
 /* rounded to nearest even, for |a| < 2^22 */
 INLINE int32_t rounded_to_int(float a) { return bits_of_f32(a + 0x1.8p23f) - bits_of_f32(0x1.8p23f); }
+INLINE i32v rounded_to_ints(f32v a) { return (i32v)(a + 0x1.8p23f) - bits_of_f32(0x1.8p23f); }
 
 /* q [4 quads], zero from the n-th on; returns its sum */
 INLINE int32_t quantize(ptrdiff_t n, const float *x, int8_scale scale, int16_t *q)
 {
-    int32_t sum = 0;
+    u32v sums = {0};
+    uint32_t sum = 0;
+    ptrdiff_t k = 0;
     if (scale.to_levels == 0) {
         memset(q, 0, (size_t)n * sizeof *q);
-    } else {
-        for (ptrdiff_t k = 0; k < n; ++k) {
-            const int32_t rounded = rounded_to_int(x[k] * scale.to_levels);
-            q[k] = (int16_t)rounded;
-            sum = (int32_t)((uint32_t)sum + (uint32_t)rounded);
-        }
+        k = n;
     }
-    for (ptrdiff_t k = n; k % 4; ++k) q[k] = 0;
-    return sum;
+    for (; k + 2 * VL_F32 <= n; k += 2 * VL_F32) {
+        const u32v a = (u32v)rounded_to_ints(load_f32(x + k) * scale.to_levels),
+                   b = (u32v)rounded_to_ints(load_f32(x + k + VL_F32) * scale.to_levels);
+        const u16v both = upper_halves((u16v)(a << 16), (u16v)(b << 16));
+        memcpy(q + k, &both, sizeof both);
+        sums += a + b;
+    }
+    for (; k < n; ++k) {
+        const int32_t rounded = rounded_to_int(x[k] * scale.to_levels);
+        q[k] = (int16_t)rounded;
+        sum += (uint32_t)rounded;
+    }
+    for (; k % 4; ++k) q[k] = 0;
+    for (int i = 0; i < VL_F32; ++i) sum += sums[i];
+    return (int32_t)sum;
 }
 
 /* (3) in place: z holds sums of (w + CNORM_INT8_BIAS) q, as int32. Returns the sum of squares of z, as `product`

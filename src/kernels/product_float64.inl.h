@@ -5,8 +5,6 @@
 #include "matvec.inl.h"
 #include "wide.inl.h"
 
-INLINE void put_all_f32(float *to, const wide_f64 *w); /* tile_float64.inl.h */
-
 /* W x + inside */
 typedef struct product_term {
     const cnorm_matrix *w;
@@ -115,7 +113,7 @@ RARE double f64_product(const product_term *terms, int count, ptrdiff_t start, p
             exponent = grown;
         }
         EACH_VECTOR(i) sum.v[i] *= splat_f64(power_of_two(-exponent));
-        put_all_f32(z + r, &sum);
+        put_wide_f32(z + r, sum);
     }
     const double var_eps = squares / n + eps, rstd = !finite ? (double)NAN : var_eps == 0 ? 0 : 1.0 / sqrt(var_eps);
     f64_multiply(z, rows, finite ? rstd * power_of_two(exponent) : rstd);

@@ -98,7 +98,7 @@ INLINE FN(stats) FN(stats_of)(FN(row) *row, double eps, int centred, const int m
  * different rows overlap; numbers go through memory one by one: see in_registers. */
 static NOINLINE unsigned FN(rows_stats)(const X *x, ptrdiff_t n, ptrdiff_t count, double eps, T st[ROWS_AT_ONCE][3])
 {
-    double S[ROWS_AT_ONCE], Q[ROWS_AT_ONCE], var_eps[ROWS_AT_ONCE];
+    double S[ROWS_AT_ONCE], Q[ROWS_AT_ONCE], var_eps[ROWS_AT_ONCE] = {0};
     unsigned refused = 0;
     for (ptrdiff_t i = 0; i < count; ++i) {
         FN(row) row = {.n = n, .x = x + i * n};
@@ -118,6 +118,7 @@ static NOINLINE unsigned FN(rows_stats)(const X *x, ptrdiff_t n, ptrdiff_t count
         st[i][1] = stats.st[1];
         var_eps[i] = stats.var_eps;
     }
-    for (ptrdiff_t i = 0; i < count; ++i) st[i][2] = FN(rstd_of)(var_eps[i]);
+    for (ptrdiff_t i = 0; i < count; i += VL_F64) store_f64(var_eps + i, 1.0 / sqrt_f64(load_f64(var_eps + i)));
+    for (ptrdiff_t i = 0; i < count; ++i) st[i][2] = (T)var_eps[i];
     return refused;
 }

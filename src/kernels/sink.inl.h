@@ -79,7 +79,8 @@ typedef struct {
     const T *d;
     const X *x, *residual; /* residual: only where it is to be prefetched, with x; else NULL */
     V K, delta, rstd;
-    const T *gain, *bias; /* [n] or NULL; RMS norm has no bias */
+    const T *gain, *bias;           /* [n]; RMS norm has no bias */
+    ptrdiff_t gain_mask, bias_mask; /* without PARAMS: 0 if gain or bias is one vector of neutral numbers, else -1 */
     X *y;
     ptrdiff_t lane_offset; /* vectors begin so many elements before the row */
     FN(carry) *carry;      /* NULL unless y is written by non-temporal stores */
@@ -104,20 +105,21 @@ INLINE V FN(normalise)(const FN(writer) *w, ptrdiff_t j, const int mode)
 {
     V d = mode & KEPT ? TN(load)(w->d + j) : FN(load)(w->x + j);
     if (mode & SHIFTED) d -= w->K;
-    const V gain = mode & PARAMS || w->gain ? TN(load)(w->gain + j) : TN(splat)(1);
-    const V bias = !(mode & CENTRED) ? gain : mode & PARAMS || w->bias ? TN(load)(w->bias + j) : TN(splat)(-(T)0);
+    const V gain = TN(load)(w->gain + (mode & PARAMS ? j : j & w->gain_mask));
+    const V bias = mode & CENTRED ? TN(load)(w->bias + (mode & PARAMS ? j : j & w->bias_mask)) : gain;
     return FN(normalised)(w, d, gain, bias, mode);
 }
 
 /* (4) for the partial vector at `at`, which the row begins or ends in */
 EDGE void FN(write_edge)(FN(writer) w, int mode)
 {
-    const V zero = TN(splat)(0), one = TN(splat)(1), minus = TN(splat)(-(T)0);
+    const V zero = TN(splat)(0);
     const ptrdiff_t at = w.at, from = at < 0 ? -at : 0, to = w.n - at < VL ? w.n - at : VL;
     V d = mode & KEPT ? TN(load_range)(w.d + at, from, to, zero) : FN(load_range)(w.x + at, from, to, zero);
     if (mode & SHIFTED) d -= w.K;
-    const V gain = w.gain ? TN(load_range)(w.gain + at, from, to, one) : one;
-    const V bias = !(mode & CENTRED) ? gain : w.bias ? TN(load_range)(w.bias + at, from, to, minus) : minus;
+    const ptrdiff_t gain_at = mode & PARAMS ? at : at & w.gain_mask, bias_at = mode & PARAMS ? at : at & w.bias_mask;
+    const V gain = TN(load_range)(w.gain + gain_at, from, to, zero);
+    const V bias = mode & CENTRED ? TN(load_range)(w.bias + bias_at, from, to, zero) : gain;
     FN(put_range)(w.y + at, from, to, FN(normalised)(&w, d, gain, bias, mode), w.carry);
     FN(prefetch)(&w, at);
 }

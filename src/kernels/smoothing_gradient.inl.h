@@ -12,11 +12,11 @@ static void FN(smoothing_gradient)(const cnorm_norm_backward *call)
             const FN(run) run = {n, dy, x, NULL, st};
             FN(run_gradient_sums)(&run, gain, &sum, &sum_x);
         } else {
-            const f64_stats e = FN(f64_given_stats)(x, n, st, 1);
+            const f64_stats e = f64_given_stats(DTYPE, x, n, st, 1);
             double sums[2] = {0};
-            FN(tile) t = FN(run_tile)(dy, x, n, NULL);
+            f64_tile t = run_tile(DTYPE, dy, x, n, NULL);
             t.gain = gain;
-            FN(f64_run_sums)(&t, &e, &UNSCALED, sums);
+            f64_run_sums(&t, &e, &UNSCALED, sums);
             sum_x = sums[1];
             rstd = e.inv_std_dev;
         }

@@ -146,11 +146,11 @@ INLINE void FN(add_and_write)(const FN(row) *row, ptrdiff_t j, const int mode, F
     FN(put_group)(w, mode, v);
 }
 
-/* Adds the terms of a block, elements begin to end, to PASS of the lane vectors, from `first` on. The row's first LEAD
- * vectors are summed alone, so that as much of the previous row is left to write while this row's tree is computed.
+/* The terms of a block, elements begin to end, summed in PASS of the lane vectors, from `first` on. The row's first
+ * LEAD vectors are summed alone, so that as much of the previous row is left to write while its tree is computed.
  * Part 0 of the loop sums these and then groups with the writer, part 1 the rest without it. */
-INLINE void FN(add_block)(const FN(row) *row, ptrdiff_t begin, ptrdiff_t end, const int first, const int mode,
-                          FN(writer) *w, V lanes[2][LANE_VECTORS])
+INLINE FN(block)
+    FN(sum_block)(const FN(row) *row, ptrdiff_t begin, ptrdiff_t end, const int first, const int mode, FN(writer) *w)
 {
     ptrdiff_t j = begin - row->lane_offset + first * VL;
     FN(block) sums;
@@ -171,12 +171,7 @@ INLINE void FN(add_block)(const FN(row) *row, ptrdiff_t begin, ptrdiff_t end, co
             for (; j + GROUP * VL <= end && w->at + GROUP * VL <= w->stop; j += GROUP * VL)
                 FN(add_and_write)(row, j, mode, w, &sums);
     }
-    if (j < end) sums = FN(add_edge)(*row, j, begin, end, mode, sums);
-#pragma GCC unroll 4
-    for (int i = 0; i < PASS; ++i) {
-        lanes[0][first + i] += sums.a[i];
-        lanes[1][first + i] += sums.b[i];
-    }
+    return j < end ? FN(add_edge)(*row, j, begin, end, mode, sums) : sums;
 }
 
 /* The two sums of a row; the first is 0 unless CENTRED. w: the previous row, to be written meanwhile, or NULL. */
@@ -188,9 +183,15 @@ INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double 
         V lanes[2][LANE_VECTORS];
         for (int i = 0; i < LANE_VECTORS; ++i) lanes[0][i] = lanes[1][i] = TN(splat)(0);
         for (int first = 0; first < LANE_VECTORS; first += PASS) /* one pass sums as many lanes as fit in registers */
-            for (ptrdiff_t begin = start; begin < stop; begin += BLOCK * LANES)
-                FN(add_block)(row, begin, stop - begin < BLOCK * LANES ? stop : begin + BLOCK * LANES, first, mode, w,
-                              lanes);
+            for (ptrdiff_t begin = start; begin < stop; begin += BLOCK * LANES) {
+                const ptrdiff_t end = stop - begin < BLOCK * LANES ? stop : begin + BLOCK * LANES;
+                const FN(block) block = FN(sum_block)(row, begin, end, first, mode, w);
+#pragma GCC unroll 4
+                for (int i = 0; i < PASS; ++i) {
+                    lanes[0][first + i] = begin == start ? block.a[i] : lanes[0][first + i] + block.a[i];
+                    lanes[1][first + i] = begin == start ? block.b[i] : lanes[1][first + i] + block.b[i];
+                }
+            }
         if (row->lane_offset && (mode & CENTRED)) TN(rotate_lanes)(lanes[0], row->lane_offset);
         if (row->lane_offset) TN(rotate_lanes)(lanes[1], row->lane_offset);
         if (mode & CENTRED) sums[0] += (double)TN(tree)(lanes[0]);

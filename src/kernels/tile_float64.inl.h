@@ -1,26 +1,45 @@
-/* Tiles of numbers that are read as float64, LANES_F64 at a time, and their sums, for the float64 path
- * (row_float64.inl.h). Included once per storage type.
+/* Tiles of numbers of any storage type, which are read and computed as float64, LANES_F64 at a time, and their sums:
+ * for the float64 path (row_float64.inl.h). Only loads and stores depend on the storage type; they handle BLOCK rows of
+ * a tile in one call, so that all types share the arithmetic. Included once.
  *
  * Sums have the order of sweep.inl.h: a lane adds BLOCK terms from zero and that sum to its total, a halving tree
  * adds up the lanes every FOLD elements. */
+#ifndef CNORM_TILE_FLOAT64_INL_H
+#define CNORM_TILE_FLOAT64_INL_H
+
+#include "../checks.h"
+#include "wide.inl.h"
 
 /* Numbers that are read in lanes: row r is [LANES_F64] at x + r x_stride, of which lanes below n - r step are used.
  * A run of n elements is a tile with step = LANES_F64. A tile of n <= LANES_F64 columns has step 0, and its sums
  * stay in lanes. */
 typedef struct {
-    const X *dy, *x; /* dy: backward only */
+    cnorm_dtype type;   /* of dy, x and out; parameters and their gradients are of its compute type */
+    const void *dy, *x; /* dy: backward only */
     ptrdiff_t dy_stride, x_stride;
     ptrdiff_t rows, n, step;
-    const T *gain, *bias;      /* [n], or NULL; bias: forward only */
+    const void *gain, *bias;   /* [n], or NULL; bias: forward only */
     double all_gain, all_bias; /* of all elements, where they are NULL */
-    T *dgain, *dbias;          /* [n] of a run, or NULL: its terms are added with its sums */
-    X *out;
+    void *dgain, *dbias;       /* [n] of a run, or NULL: its terms are added with its sums */
+    void *out;
     ptrdiff_t out_stride;
-} FN(tile);
+} f64_tile;
 
-INLINE FN(tile) FN(run_tile)(const X *dy, const X *x, ptrdiff_t n, X *out) /* gain 1 and bias -0: neutral */
+/* rows first to first + count of a tile: at most BLOCK */
+typedef struct {
+    const f64_tile *tile;
+    ptrdiff_t first, count;
+} f64_block;
+
+INLINE f64_block block_from(const f64_tile *t, ptrdiff_t first, ptrdiff_t end)
 {
-    return (FN(tile)){.dy = dy,
+    return (f64_block){t, first, end - first < BLOCK ? end - first : BLOCK};
+}
+
+static f64_tile run_tile(cnorm_dtype type, const void *dy, const void *x, ptrdiff_t n, void *out)
+{
+    return (f64_tile){.type = type, /* gain 1 and bias -0: neutral */
+                      .dy = dy,
                       .x = x,
                       .dy_stride = LANES_F64,
                       .x_stride = LANES_F64,
@@ -33,127 +52,154 @@ INLINE FN(tile) FN(run_tile)(const X *dy, const X *x, ptrdiff_t n, X *out) /* ga
                       .out_stride = LANES_F64};
 }
 
-/* how many of the first `count` of LANES_F64 numbers lie in the vector of VL numbers that begins with the i-th */
-INLINE ptrdiff_t FN(in_vector)(ptrdiff_t count, ptrdiff_t i) { return count < i ? 0 : count - i < VL ? count - i : VL; }
+INLINE cnorm_dtype compute_type(cnorm_dtype type) { return type == CNORM_F64 ? CNORM_F64 : CNORM_F32; }
 
-/* `count` numbers, the other lanes zero */
-static NOINLINE wide_f64 FN(widened_end)(const X *p, ptrdiff_t count)
+/* element i of p, of a storage type */
+INLINE const void *at_element(cnorm_dtype type, const void *p, ptrdiff_t i)
 {
-    wide_f64 w;
-    for (int i = 0; i < LANES_F64; i += VL)
-        TN(to_f64)(FN(load_range)(p + i, 0, FN(in_vector)(count, i), TN(splat)(0)), w.v + i / VL_F64);
-    return w;
+    return (const char *)p + i * stored_bytes(type);
 }
-INLINE wide_f64 FN(widened)(const X *p, ptrdiff_t count)
+
+/* the lanes of row r that are used, and the rows of a block that use all */
+INLINE ptrdiff_t lanes_used(const f64_tile *t, ptrdiff_t r)
 {
-    return count < LANES_F64 ? FN(widened_end)(p, count) : FN(wide_at)(p);
+    return t->n - r * t->step < LANES_F64 ? t->n - r * t->step : LANES_F64;
 }
-/* the first `count` numbers, rounded to T and then to X */
-INLINE void FN(put_all)(X *to, const wide_f64 *w)
+INLINE ptrdiff_t whole_rows(f64_block b)
 {
-    EACH_VECTOR(i) if (i % (VL / VL_F64) == 0) FN(store)(to + i * VL_F64, TN(from_f64)(w->v + i));
+    const ptrdiff_t left = (b.tile->n - b.first * b.tile->step) / LANES_F64;
+    return left < b.count && (b.tile->step || !left) ? left : b.count;
 }
-static NOINLINE void FN(put_end)(X *to, ptrdiff_t count, const wide_f64 *w)
+
+/* rows of LANES_F64 numbers, `stride` bytes apart */
+static NOINLINE void widen_lanes(cnorm_dtype type, const char *from, ptrdiff_t stride, ptrdiff_t rows, wide_f64 *to)
 {
-    for (int i = 0; i < LANES_F64; i += VL)
-        FN(store_range)(to + i, 0, FN(in_vector)(count, i), TN(from_f64)(w->v + i / VL_F64));
+    for (ptrdiff_t r = 0; r < rows && type == CNORM_F64; ++r) to[r] = wide_at_f64((const void *)(from + r * stride));
+    for (ptrdiff_t r = 0; r < rows && type == CNORM_F32; ++r) to[r] = wide_at_f32((const void *)(from + r * stride));
+    for (ptrdiff_t r = 0; r < rows && type == CNORM_F16; ++r) to[r] = wide_at_f16((const void *)(from + r * stride));
+    for (ptrdiff_t r = 0; r < rows && type == CNORM_BF16; ++r) to[r] = wide_at_bf16((const void *)(from + r * stride));
 }
-INLINE void FN(put_wide)(X *to, ptrdiff_t count, wide_f64 w)
+static NOINLINE void narrow_lanes(cnorm_dtype type, const wide_f64 *from, ptrdiff_t rows, char *to, ptrdiff_t stride)
 {
-    if (count < LANES_F64) {
-        const wide_f64 end = w; /* so that w stays in registers */
-        FN(put_end)(to, count, &end);
-    } else {
-        FN(put_all)(to, &w);
+    for (ptrdiff_t r = 0; r < rows && type == CNORM_F64; ++r) put_wide_f64((void *)(to + r * stride), from[r]);
+    for (ptrdiff_t r = 0; r < rows && type == CNORM_F32; ++r) put_wide_f32((void *)(to + r * stride), from[r]);
+    for (ptrdiff_t r = 0; r < rows && type == CNORM_F16; ++r) put_wide_f16((void *)(to + r * stride), from[r]);
+    for (ptrdiff_t r = 0; r < rows && type == CNORM_BF16; ++r) put_wide_bf16((void *)(to + r * stride), from[r]);
+}
+
+/* A row's numbers, followed by zeros: of a row of a tile that does not use all lanes */
+typedef union {
+    char bytes[LANES_F64 * sizeof(double)];
+    double align;
+} partial_lanes;
+
+/* The rows of a block from an array of `type` that begins at p and has the shape of the tile; lanes that are not used
+ * are zero */
+static NOINLINE void load_block(f64_block b, cnorm_dtype type, const void *p, ptrdiff_t stride, wide_f64 to[BLOCK])
+{
+    const char *from = at_element(type, p, b.first * stride);
+    const ptrdiff_t item = stored_bytes(type), whole = whole_rows(b);
+    widen_lanes(type, from, stride * item, whole, to);
+    for (ptrdiff_t r = whole; r < b.count; ++r) {
+        partial_lanes lanes = {{0}};
+        memcpy(lanes.bytes, from + r * stride * item, (size_t)(lanes_used(b.tile, b.first + r) * item));
+        widen_lanes(type, lanes.bytes, 0, 1, to + r);
     }
 }
-
-/* x scale - origin */
-INLINE wide_f64 FN(from_origin)(const wide_stats *e, wide_f64 x)
+static NOINLINE void store_block(f64_block b, cnorm_dtype type, const wide_f64 from[BLOCK], void *p, ptrdiff_t stride)
 {
-    EACH_VECTOR(i) x.v[i] = (sizeof(T) == 8 ? x.v[i] * e->scale.v[i] : x.v[i]) - e->origin.v[i];
+    char *to = (char *)p + b.first * stride * stored_bytes(type);
+    const ptrdiff_t item = stored_bytes(type), whole = whole_rows(b);
+    narrow_lanes(type, from, whole, to, stride * item);
+    for (ptrdiff_t r = whole; r < b.count; ++r) {
+        partial_lanes lanes;
+        narrow_lanes(type, from + r, 1, lanes.bytes, 0);
+        memcpy(to + r * stride * item, lanes.bytes, (size_t)(lanes_used(b.tile, b.first + r) * item));
+    }
+}
+INLINE void load_params(f64_block b, const void *param, double all, wide_f64 to[BLOCK])
+{
+    if (param) load_block(b, compute_type(b.tile->type), param, b.tile->step, to);
+    for (ptrdiff_t r = 0; r < b.count && !param; ++r) to[r] = wide_of(all);
+}
+INLINE void load_x(f64_block b, wide_f64 x[BLOCK]) { load_block(b, b.tile->type, b.tile->x, b.tile->x_stride, x); }
+INLINE void store_out(f64_block b, const wide_f64 out[BLOCK])
+{
+    store_block(b, b.tile->type, out, b.tile->out, b.tile->out_stride);
+}
+
+/* d = x scale - origin, and xhat = (d - delta) rstd */
+INLINE wide_f64 f64_deviation(const wide_stats *e, wide_f64 x)
+{
+    EACH_VECTOR(i) x.v[i] = x.v[i] * e->scale.v[i] - e->origin.v[i];
+    return x;
+}
+INLINE wide_f64 f64_xhat(const wide_stats *e, wide_f64 x)
+{
+    x = f64_deviation(e, x);
+    EACH_VECTOR(i) x.v[i] = (x.v[i] - e->delta.v[i]) * e->rstd.v[i];
     return x;
 }
 
-/* d = x scale - origin of row r of a tile; lanes that are not used are zero */
-INLINE wide_f64 FN(f64_deviations)(const FN(tile) *t, ptrdiff_t r, const wide_stats *e)
+/* param [n] += terms, in float64 and rounded */
+static void f64_add(f64_block b, void *param, const wide_f64 terms[BLOCK])
 {
-    const ptrdiff_t count = t->n - r * t->step;
-    return first_lanes(FN(from_origin)(e, FN(widened)(t->x + r * t->x_stride, count)), count);
+    wide_f64 sum[BLOCK];
+    load_block(b, compute_type(b.tile->type), param, b.tile->step, sum);
+    for (ptrdiff_t r = 0; r < b.count; ++r) EACH_VECTOR(i) sum[r].v[i] += terms[r].v[i];
+    store_block(b, compute_type(b.tile->type), sum, param, b.tile->step);
 }
 
-/* param [count] += terms, in float64 and rounded */
-INLINE void FN(f64_add)(T *param, ptrdiff_t count, wide_f64 terms)
+/* g = dy gain and xhat of a block; lanes that are not used are zero. Adds to dgain and dbias with `adding`. */
+static NOINLINE void f64_terms(f64_block b, const wide_stats *e, f64_scales scales, int adding, wide_f64 g[BLOCK],
+                               wide_f64 xhat[BLOCK])
 {
-    const wide_f64 before = TN(widened)(param, count);
-    EACH_VECTOR(i) terms.v[i] += before.v[i];
-    for (int i = 0; i < LANES_F64; i += VL) {
-        const V sum = TN(from_f64)(terms.v + i / VL_F64);
-        FN(put_T)(param + i, 0, FN(in_vector)(count, i), sum);
+    const f64_tile *t = b.tile;
+    wide_f64 gain[BLOCK];
+    load_x(b, xhat);
+    load_block(b, t->type, t->dy, t->dy_stride, g);
+    for (ptrdiff_t r = 0; r < b.count; ++r) {
+        xhat[r] = first_lanes(f64_xhat(e, xhat[r]), lanes_used(t, b.first + r));
+        EACH_VECTOR(i) gain[r].v[i] = g[r].v[i] * xhat[r].v[i];
     }
+    if (adding && t->dgain) f64_add(b, t->dgain, gain), f64_add(b, t->dbias, g);
+    load_params(b, t->gain, t->all_gain, gain);
+    for (ptrdiff_t r = 0; r < b.count; ++r)
+        EACH_VECTOR(i) g[r].v[i] = g[r].v[i] * splat_f64(scales.dy) * (gain[r].v[i] * splat_f64(scales.gain));
 }
 
-/* g = dy gain and xhat of row r of a tile; lanes that are not used are zero. Adds to dgain and dbias with `adding`. */
-INLINE void FN(f64_terms)(const FN(tile) *t, ptrdiff_t r, const wide_stats *e, f64_scales scales, const int adding,
-                          wide_f64 *g, wide_f64 *xhat)
+/* The two sums in each lane over rows begin to end of a tile: of d and d^2, or backward, with scales, of g and
+ * g xhat */
+static NOINLINE void f64_lane_sums(const f64_tile *t, ptrdiff_t begin, ptrdiff_t end, const wide_stats *e,
+                                   const f64_scales *scales, wide_f64 sums[2])
 {
-    const ptrdiff_t j = r * t->step, count = t->n - j;
-    const wide_f64 gain = t->gain ? TN(widened)(t->gain + j, count) : wide_of(t->all_gain);
-    wide_f64 v = FN(from_origin)(e, FN(widened)(t->x + r * t->x_stride, count));
-    EACH_VECTOR(i) v.v[i] = (v.v[i] - e->delta.v[i]) * e->rstd.v[i];
-    *g = FN(widened)(t->dy + r * t->dy_stride, count);
-    *xhat = first_lanes(v, count);
-    if (adding && t->dgain) {
-        wide_f64 terms;
-        EACH_VECTOR(i) terms.v[i] = g->v[i] * xhat->v[i];
-        FN(f64_add)(t->dgain + j, count, terms);
-        FN(f64_add)(t->dbias + j, count, *g);
-    }
-    EACH_VECTOR(i)
-    {
-        if (sizeof(T) == 8) g->v[i] *= splat_f64(scales.dy);
-        g->v[i] *= sizeof(T) == 8 ? gain.v[i] * splat_f64(scales.gain) : gain.v[i];
-    }
-}
-
-/* The two sums in each lane over rows begin to end of a tile: of d and d^2, d = x scale - origin, or backward of g
- * and g xhat */
-INLINE void FN(f64_lane_terms)(const FN(tile) *tile, ptrdiff_t begin, ptrdiff_t end, const wide_stats *stats,
-                               const f64_scales *scales, const int backward, wide_f64 sums[2])
-{
-    const FN(tile) t = *tile;
-    const wide_stats e = *stats;
     wide_f64 A = wide_of(0), B = A;
-    for (ptrdiff_t r = begin; r < end;) {
-        const ptrdiff_t stop = end - r < BLOCK ? end : r + BLOCK;
-        wide_f64 a = wide_of(0), b = a;
-        for (; r < stop; ++r) {
-            wide_f64 v, with;
-            if (backward) FN(f64_terms)(&t, r, &e, *scales, 1, &v, &with);
-            else with = v = FN(f64_deviations)(&t, r, &e);
+    for (ptrdiff_t first = begin; first < end; first += BLOCK) {
+        const f64_block block = block_from(t, first, end);
+        wide_f64 g[BLOCK], xhat[BLOCK], a = wide_of(0), b = a;
+        if (scales) f64_terms(block, e, *scales, 1, g, xhat);
+        else load_x(block, g);
+        for (ptrdiff_t r = 0; r < block.count; ++r) {
+            const wide_f64 v = scales ? g[r] : first_lanes(f64_deviation(e, g[r]), lanes_used(t, first + r)),
+                           with = scales ? xhat[r] : v;
             EACH_VECTOR(i) a.v[i] += v.v[i], b.v[i] += v.v[i] * with.v[i];
         }
         EACH_VECTOR(i) A.v[i] += a.v[i], B.v[i] += b.v[i];
     }
     sums[0] = A, sums[1] = B;
 }
-static NOINLINE void FN(f64_lane_sums)(const FN(tile) *tile, ptrdiff_t begin, ptrdiff_t end, const wide_stats *stats,
-                                       const f64_scales *scales, wide_f64 sums[2])
-{
-    if (scales) FN(f64_lane_terms)(tile, begin, end, stats, scales, 1, sums);
-    else FN(f64_lane_terms)(tile, begin, end, stats, NULL, 0, sums);
-}
 
-/* the same over a run, added to sums; scales: backward, or NULL */
-static NOINLINE void FN(f64_run_sums)(const FN(tile) *t, const f64_stats *stats, const f64_scales *scales,
-                                      double sums[2])
+/* the same over a run, added to sums */
+static NOINLINE void f64_run_sums(const f64_tile *t, const f64_stats *stats, const f64_scales *scales, double sums[2])
 {
     enum { ROWS = FOLD / LANES_F64 };
     const wide_stats e = wide_stats_of(stats);
     for (ptrdiff_t r = 0; r < t->rows; r += ROWS) {
         wide_f64 lanes[2];
-        FN(f64_lane_sums)(t, r, t->rows - r < ROWS ? t->rows : r + ROWS, &e, scales, lanes);
+        f64_lane_sums(t, r, t->rows - r < ROWS ? t->rows : r + ROWS, &e, scales, lanes);
         sums[0] += tree_f64(lanes[0].v);
         sums[1] += tree_f64(lanes[1].v);
     }
 }
+
+#endif

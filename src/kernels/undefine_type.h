@@ -8,7 +8,4 @@
 #undef Q_MIN
 #undef RSTD_MIN
 #undef RSTD_MAX
-#undef RSTD_TINY
-#undef RSTD_HUGE
-#undef RSTD_EXACT_MEAN
 #undef SUM_MAX

@@ -37,16 +37,6 @@ INLINE double scale_for(double largest)
     return power_of_two(exponent < -1000 ? 1000 : -exponent);
 }
 
-/* conversion between a vector of T and VL float64 */
-INLINE void to_f64_f32(f32v v, f64v *to)
-{
-    to[0] = widen_lo(v);
-    to[1] = widen_hi(v);
-}
-INLINE f32v from_f64_f32(const f64v *from) { return narrow(from[0], from[1]); }
-INLINE void to_f64_f64(f64v v, f64v *to) { *to = v; }
-INLINE f64v from_f64_f64(const f64v *from) { return *from; }
-
 typedef struct {
     f64v v[LANE_VECTORS];
 } wide_f64;
@@ -72,7 +62,7 @@ INLINE wide_f64 first_lanes(wide_f64 w, ptrdiff_t count)
     return w;
 }
 
-/* LANES_F64 numbers from p on */
+/* LANES_F64 numbers of a storage type, from p on */
 INLINE wide_f64 wide_at_f64(const double *p)
 {
     wide_f64 w;
@@ -85,21 +75,51 @@ INLINE wide_f64 wide_at_f32(const float *p)
     EACH_VECTOR(i) w.v[i] = load_widened(p + i * VL_F64);
     return w;
 }
-INLINE wide_f64 wide_at_f16(const uint16_t *p)
+#define WIDE_AT(type)                                                                                                  \
+    INLINE wide_f64 wide_at_##type(const uint16_t *p)                                                                  \
+    {                                                                                                                  \
+        wide_f64 w;                                                                                                    \
+        EACH_VECTOR(i) if (i % 2 == 0)                                                                                 \
+        {                                                                                                              \
+            const f32v two = load_##type(p + i * VL_F64);                                                              \
+            w.v[i] = widen_lo(two);                                                                                    \
+            w.v[i + 1] = widen_hi(two);                                                                                \
+        }                                                                                                              \
+        return w;                                                                                                      \
+    }
+WIDE_AT(f16)
+WIDE_AT(bf16)
+#undef WIDE_AT
+
+/* the same stored: rounded to the compute type, and then to the storage type */
+INLINE void put_wide_f64(double *to, wide_f64 w) { EACH_VECTOR(i) store_f64(to + i * VL_F64, w.v[i]); }
+#define PUT_WIDE(type, storage)                                                                                        \
+    INLINE void put_wide_##type(storage *to, wide_f64 w)                                                               \
+    {                                                                                                                  \
+        EACH_VECTOR(i) if (i % 2 == 0) store_##type(to + i * VL_F64, narrow(w.v[i], w.v[i + 1]));                      \
+    }
+PUT_WIDE(f32, float)
+PUT_WIDE(f16, uint16_t)
+PUT_WIDE(bf16, uint16_t)
+#undef PUT_WIDE
+
+/* element i of p, float32 or float64 */
+INLINE double element(cnorm_dtype dtype, const void *p, ptrdiff_t i)
 {
-    wide_f64 w;
-    EACH_VECTOR(i) if (i % 2 == 0) to_f64_f32(load_f16(p + i * VL_F64), w.v + i);
-    return w;
+    return dtype == CNORM_F64 ? ((const double *)p)[i] : (double)((const float *)p)[i];
 }
-INLINE wide_f64 wide_at_bf16(const uint16_t *p)
+INLINE double param_or(cnorm_dtype dtype, const void *p, ptrdiff_t i, double neutral)
 {
-    wide_f64 w;
-    EACH_VECTOR(i) if (i % 2 == 0) to_f64_f32(load_bf16(p + i * VL_F64), w.v + i);
-    return w;
+    return p ? element(dtype, p, i) : neutral;
+}
+INLINE void set_element(cnorm_dtype dtype, void *p, ptrdiff_t i, double to)
+{
+    if (dtype == CNORM_F64) ((double *)p)[i] = to;
+    else ((float *)p)[i] = (float)to;
 }
 
 /* Statistics of one row or channel: x scale = origin + delta + xhat / rstd, with a power of two as scale. rstd is in
- * units of 1/(x scale), inv_std_dev = rstd scale in units of 1/x. scale is 1 where T is float. */
+ * units of 1/(x scale), inv_std_dev = rstd scale in units of 1/x. scale is 1 where x is not float64. */
 typedef struct {
     double scale, origin, delta, rstd, inv_std_dev;
 } f64_stats;
@@ -131,7 +151,7 @@ static NOINLINE wide_stats wide_stats_of_each(const f64_stats *e, ptrdiff_t coun
  * as xhat is, and dx may be in range where the product of two factors is not: so the units are three powers of two. */
 typedef struct {
     double dy, gain;
-} f64_scales; /* of g: dy and gain are multiplied by them, where T is float64 */
+} f64_scales; /* of g: dy and gain are multiplied by them; 1 where x is not float64 */
 typedef struct {
     wide_f64 G, H, rstd, unit, last_unit;
     f64_scales scales;

@@ -35,6 +35,7 @@ INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)
     return (f64v)_mm512_mask_mov_pd((__m512d)fill, mask_64(from, to), (__m512d)v);
 }
 
+INLINE f64v sqrt_f64(f64v v) { return (f64v)_mm512_sqrt_pd((__m512d)v); }
 INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm512_min_ps((__m512)a, (__m512)b); }
 INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm512_max_ps((__m512)a, (__m512)b); }
 

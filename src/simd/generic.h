@@ -4,6 +4,8 @@
 #ifndef CNORM_SIMD_GENERIC_H
 #define CNORM_SIMD_GENERIC_H
 
+#include <math.h>
+
 INLINE i32v extend_u16(u16h v) { return (i32v){v[0], v[1], v[2], v[3]}; }
 INLINE u16h truncate_u16(i32v v) { return (u16h){(uint16_t)v[0], (uint16_t)v[1], (uint16_t)v[2], (uint16_t)v[3]}; }
 
@@ -13,6 +15,7 @@ INLINE u16h truncate_u16(i32v v) { return (u16h){(uint16_t)v[0], (uint16_t)v[1],
 #define REGISTER_CONSTRAINT "+w"
 #endif
 
+INLINE f64v sqrt_f64(f64v v) { return (f64v){sqrt(v[0]), sqrt(v[1])}; }
 INLINE f32v smaller_f32(f32v a, f32v b)
 {
     const i32v smaller = (i32v)(a < b);

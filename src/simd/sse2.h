@@ -23,6 +23,7 @@ INLINE u16h truncate_u16(i32v v) /* of values below 2^16; packs saturates signed
 
 #define REGISTER_CONSTRAINT "+x"
 
+INLINE f64v sqrt_f64(f64v v) { return (f64v)_mm_sqrt_pd((__m128d)v); }
 INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm_min_ps((__m128)a, (__m128)b); }
 INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm_max_ps((__m128)a, (__m128)b); }
 

@@ -10,13 +10,16 @@
  *     load_*         VL elements from any address              store_*   to any address
  *     load_range_*   lanes from <= i < to of the vector at any address, the others from `fill`; reads nothing else
  *     store_range_*  lanes from <= i < to to the vector at any address; writes nothing else
+ *     load_first_*   the first `count` lanes, which may be more than a vector has; the others 0; store_first_* alike
  *     stream_*       non-temporal store to an aligned address (ordinary where there is none); end with stream_fence
  *     prefetch       prefetches `size` bytes at p + `ahead` bytes into L2; the address need not be valid
  *     fill_*         lanes from <= i < to of one vector, the others of another
  *     only_*         lanes from <= i < to, the others zero
  *     rotate_lanes_* lane i of all virtual lanes becomes lane i + lane_offset, modulo LANES; 0 < lane_offset < VL
  *     one_sign_*     whether the sign bits of all virtual lanes are equal
+ *     sqrt_f64       the square root of each lane
  *     smaller_f32    a < b ? a : b in each lane, larger_f32 a > b ? a : b: b where either is NaN
+ *     default_nan_*  the default quiet NaN where a lane is NaN
  *     keep_*         forces the value into a register, so that the compiler does not load it a second time
  *     fold_*         the sum of LANE_VECTORS vectors by halving, down to one vector
  *     tree_*         the same down to one number: lane i + lane i + LANES/2, and so on
@@ -137,6 +140,30 @@ INLINE void prefetch(const void *p, ptrdiff_t ahead, ptrdiff_t size)
     for (ptrdiff_t i = 0; i < size; i += 32)
         __builtin_prefetch((const void *)((uintptr_t)p + (uintptr_t)(ahead + i)), 0, 2);
 }
+
+#define FIRST(type, T, V, VL)                                                                                          \
+    INLINE V load_first_##type(const T *p, ptrdiff_t count)                                                            \
+    {                                                                                                                  \
+        return count >= VL ? load_##type(p) : load_range_##type(p, 0, count, (V){0});                                  \
+    }                                                                                                                  \
+    INLINE void store_first_##type(T *p, ptrdiff_t count, V v)                                                         \
+    {                                                                                                                  \
+        if (count >= VL) store_##type(p, v);                                                                           \
+        else store_range_##type(p, 0, count, v);                                                                       \
+    }
+FIRST(f32, float, f32v, VL_F32)
+FIRST(f64, double, f64v, VL_F64)
+#undef FIRST
+
+#define DEFAULT_NAN(type, T, V, I)                                                                                     \
+    INLINE V default_nan_##type(V v)                                                                                   \
+    {                                                                                                                  \
+        const I number = (I)(v == v);                                                                                  \
+        return (V)(((I)v & number) | ((I)splat_##type((T)__builtin_nan("")) & ~number));                               \
+    }
+DEFAULT_NAN(f32, float, f32v, i32v)
+DEFAULT_NAN(f64, double, f64v, i64v)
+#undef DEFAULT_NAN
 
 INLINE f32v keep_f32(f32v v)
 {
