@@ -48,11 +48,9 @@ int cnorm_cpu_has_avxvnni(void) { return (features() & AVXVNNI) != 0; }
 int cnorm_cpu_has_avx512vnni(void) { return (features() & AVX512VNNI) != 0; }
 
 /* CPUID leaf 4 (Intel) and 0x8000001d (AMD): one data or unified cache per subleaf */
-ptrdiff_t cnorm_cpu_cache_bytes(void)
+static __attribute__((noinline)) ptrdiff_t largest_cache(void)
 {
-    static _Atomic ptrdiff_t known; /* cached, as in features */
-    ptrdiff_t largest = atomic_load_explicit(&known, memory_order_relaxed);
-    if (largest) return largest;
+    ptrdiff_t largest = 0;
     const unsigned leaves[] = {0x8000001d, 4};
     for (int i = 0; i < 2 && !largest; ++i) {
         unsigned a, b, c, d;
@@ -62,9 +60,15 @@ ptrdiff_t cnorm_cpu_cache_bytes(void)
             if ((a & 31) != 2 && bytes > largest) largest = bytes; /* 2: an instruction cache */
         }
     }
-    if (!largest) largest = GUESSED_CACHE;
-    atomic_store_explicit(&known, largest, memory_order_relaxed);
-    return largest;
+    return largest ? largest : GUESSED_CACHE;
+}
+
+ptrdiff_t cnorm_cpu_cache_bytes(void)
+{
+    static _Atomic ptrdiff_t known; /* cached, as in features */
+    ptrdiff_t bytes = atomic_load_explicit(&known, memory_order_relaxed);
+    if (!bytes) atomic_store_explicit(&known, bytes = largest_cache(), memory_order_relaxed);
+    return bytes;
 }
 
 #else

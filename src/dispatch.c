@@ -38,16 +38,21 @@ const char *cnorm_isa_name(int index)
     return table ? table->name : NULL;
 }
 
-const cnorm_kernels *cnorm_active(void)
+/* not inlined, as cnorm_active would then save registers in every call */
+static __attribute__((noinline)) const cnorm_kernels *choose(void)
 {
-    const cnorm_kernels *table = atomic_load_explicit(&active, memory_order_acquire);
-    if (table) return table;
-    const char *forced = getenv("CNORM_ISA");
-    table = forced ? named(forced) : runnable(cnorm_isa_count() - 1);
+    const char *const forced = getenv("CNORM_ISA");
+    const cnorm_kernels *const table = forced ? named(forced) : runnable(cnorm_isa_count() - 1);
     /* if another thread has chosen one meanwhile, that choice stays */
     const cnorm_kernels *chosen = NULL;
     if (table && !atomic_compare_exchange_strong(&active, &chosen, table)) return chosen;
     return table;
+}
+
+const cnorm_kernels *cnorm_active(void)
+{
+    const cnorm_kernels *const table = atomic_load_explicit(&active, memory_order_acquire);
+    return table ? table : choose();
 }
 
 const char *cnorm_isa_active(void)
