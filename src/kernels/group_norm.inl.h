@@ -132,7 +132,7 @@ INLINE void FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(
                            .carry = carry,
                            .dy_ahead = AHEAD_BYTES,
                            .x_ahead = AHEAD_BYTES};
-    if (FN(rstd_in_range)(st) && FN(late_row)(row, st, dx, 1)) return;
+    if (FN(rstd_in_range)(st) && FN(late_row)(&row, st, &dx, 1)) return;
     FN(rescue_gradient)(&row, st, 1, group->out, 0);
 }
 

@@ -82,7 +82,8 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nonte
     T *const space = row_space + offset_away_from(row_space, w.gain, w.bias) / (ptrdiff_t)sizeof(T);
     FN(stats) previous = {.accepted = 0}, current = previous; /* rows r - 1 and r */
     for (ptrdiff_t r = 0; r <= call->rows; ++r) {
-        const int writing = previous.accepted, previous_shifted = !(mode & KEPT) && previous.st[0] != 0;
+        const int writing = previous.accepted;
+        const int previous_shifted = !(mode & KEPT) && (TN(ALL_SHIFTED) || previous.st[0] != 0);
         if (writing && previous_shifted) FN(begin_row)(&w, previous.st, mode | SHIFTED);
         else if (writing) FN(begin_row)(&w, previous.st, mode);
         w.stop = writing && (nontemporal || call->n >= LONG_ROW) ? w.end : w.at;
@@ -112,9 +113,9 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nonte
     FN(finish)(&carry);
 }
 
-/* The rows that cached_rows does not take (in_two_passes): longer ones, those of float64 or with 16-byte vectors,
- * and those of float32 without a residual whose y takes non-temporal stores. A row is read once for its statistics
- * and once more for its output. */
+/* The rows that cached_rows does not take (in_two_passes): longer ones, all with 16-byte vectors, those of float64 with
+ * a residual, and those of float32 and float64 without one whose y takes non-temporal stores. A row is read once for
+ * its statistics and once more for its output. */
 static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
 {
     enum { HALF = sizeof(X) < sizeof(T) };
@@ -154,7 +155,7 @@ static NOINLINE void FN(kept_rows)(const cnorm_norm *call)
  * cached_rows, which reads each row once. */
 INLINE int FN(in_two_passes)(const cnorm_norm *call, int kept)
 {
-    return !TN(CACHED_ROWS) || call->n > FN(CACHED) || (call->streaming && !kept);
+    return !CACHED_ROWS || call->n > FN(CACHED) || (kept ? !TN(KEPT_ROWS) : call->streaming);
 }
 
 static void FN(layer_norm)(const cnorm_norm *call)

@@ -95,9 +95,11 @@ INLINE int FN(backward_row)(const FN(row) *row, const T st[3], FN(dx_row) *to_dx
 }
 
 /* backward_row with LATE_GRADS */
-static NOINLINE int FN(late_row)(FN(row) row, const T st[3], FN(dx_row) to_dx, int centred)
+static NOINLINE int FN(late_row)(const FN(row) *row, const T st[3], const FN(dx_row) *to_dx, int centred)
 {
-    return FN(backward_row)(&row, st, &to_dx, centred, CENTRED | SHIFTED | LATE_GRADS);
+    const FN(row) copy = *row;
+    FN(dx_row) dx_copy = *to_dx;
+    return FN(backward_row)(&copy, st, &dx_copy, centred, CENTRED | SHIFTED | LATE_GRADS);
 }
 
 /* dgain and dbias in T, of a row whose dx alone needs the float64 path */
@@ -185,9 +187,10 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, cons
         row.lane_offset = lane_offset;
         to_dx.dx = (X *)call->dx + r * call->dx_stride;
         to_dx.lane_offset = late ? FN(lane_offset_of)(to_dx.dx) : lane_offset;
+        const int shifted = TN(ALL_SHIFTED) || st[0] != 0;
         int done = FN(rstd_in_range)(st);
-        if (done && late) done = FN(late_row)(row, st, to_dx, centred);
-        else if (done && st[0] != 0) done = FN(backward_row)(&row, st, &to_dx, centred, CENTRED | SHIFTED);
+        if (done && late) done = FN(late_row)(&row, st, &to_dx, centred);
+        else if (done && shifted) done = FN(backward_row)(&row, st, &to_dx, centred, CENTRED | SHIFTED);
         else if (done) done = FN(backward_row)(&row, st, &to_dx, centred, CENTRED);
         if (!done) FN(rescue_gradient_row)(call, to, r, centred, !late);
     }
@@ -200,7 +203,7 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, cons
 
 static NOINLINE void FN(backward_any)(const cnorm_norm_backward *call, int centred)
 {
-    if (TN(EARLY_GRADS) &&!call->streaming) FN(backward_rows)(call, centred, 0);
+    if (EARLY_GRADS && !call->streaming) FN(backward_rows)(call, centred, 0);
     else FN(backward_rows)(call, centred, LATE_GRADS);
 }
 

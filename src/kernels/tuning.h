@@ -29,13 +29,16 @@ enum {
     LONG_ROW = 768,      /* elements of the shortest row that is written while the next row is summed */
     LEAD = 16,           /* vectors of a row that are summed before the writer begins: see sum_block */
     AHEAD_BYTES = 24576, /* prefetch distance where output is written by non-temporal stores */
-    /* whether rows in L1 have loops of their own (cached_rows), which double the code of a storage type */
-    CACHED_ROWS_f32 = VECTOR_BYTES > 16,
-    CACHED_ROWS_f64 = 0,
-    /* whether the backward pass has a loop without LATE_GRADS: half types take 7 to 18 % less time
-     * (Zen 4, 2026-11-24) */
-    EARLY_GRADS_f32 = VECTOR_BYTES > 16,
-    EARLY_GRADS_f64 = 0,
+    /* Whether rows in L1 have loops of their own (cached_rows), and the backward pass one without LATE_GRADS. Without
+     * them a call takes 1.1 to 2 times as long (Sapphire Rapids, 2026-11-24). */
+    CACHED_ROWS = VECTOR_BYTES > 16,
+    EARLY_GRADS = VECTOR_BYTES > 16,
+    /* whether cached_rows takes a residual: float64 takes 0.6 to 1.1 of the time without, but 1.4 beyond the caches */
+    KEPT_ROWS_f32 = 1,
+    KEPT_ROWS_f64 = 0,
+    /* whether K = 0 is subtracted, too: one loop instead of two takes 2 % more time */
+    ALL_SHIFTED_f32 = 0,
+    ALL_SHIFTED_f64 = 1,
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned 64-byte load crosses a cache line */
 };
 
