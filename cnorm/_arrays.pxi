@@ -22,7 +22,7 @@ cdef inline cnp.ndarray array_of(object a, str name):
 cdef int bfloat16_number = -1  # the type number that NumPy gave ml_dtypes.bfloat16; it differs from run to run
 
 
-cdef int dtype_of(cnp.ndarray a, str name) except -1:
+cdef inline int dtype_of(cnp.ndarray a, str name) except -1:
     """The cnorm_dtype of `a`."""
     global bfloat16_number
     cdef int number = cnp.PyArray_TYPE(a)
@@ -58,6 +58,14 @@ cdef inline bint has_dtype(cnp.ndarray a, int number) noexcept:
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------
+
+cdef inline bint same_lengths(cnp.npy_intp *a, cnp.npy_intp *b, int ndim) noexcept:
+    cdef int i
+    for i in range(ndim):
+        if a[i] != b[i]:
+            return False
+    return True
+
 
 cdef cnp.ndarray array_like(object given, str name, cnp.ndarray x, str x_name):
     """`given` as an array, checked to have the shape and dtype of x; messages call them `name` and `x_name`."""
@@ -144,8 +152,9 @@ cdef cnp.ndarray output(object out, str name, cnp.ndarray like):
 
 
 cdef inline bint is_plain_output(cnp.ndarray out, cnp.ndarray like) noexcept:
-    return (has_dtype(out, cnp.PyArray_TYPE(like)) and cnp.PyArray_SAMESHAPE(out, like)
-            and cnp.PyArray_ISWRITEABLE(out) and cnp.PyArray_IS_C_CONTIGUOUS(out))
+    return (cnp.PyArray_TYPE(out) == cnp.PyArray_TYPE(like) and cnp.PyArray_ISCARRAY(out)
+            and cnp.PyArray_NDIM(out) == cnp.PyArray_NDIM(like)
+            and same_lengths(cnp.PyArray_DIMS(out), cnp.PyArray_DIMS(like), cnp.PyArray_NDIM(out)))
 
 
 cdef bint same_view(cnp.ndarray a, cnp.ndarray b) noexcept:
@@ -159,18 +168,29 @@ cdef bint same_view(cnp.ndarray a, cnp.ndarray b) noexcept:
     return True
 
 
-cdef inline bint disjoint(cnp.ndarray a, cnp.ndarray b) except -1:
-    """Whether the arrays share no byte: by address if both are contiguous, else by NumPy's exact test."""
+cdef inline bint apart(cnp.ndarray a, cnp.ndarray b) noexcept:
+    """Whether both arrays are contiguous and share no byte."""
     cdef char *p = <char *>cnp.PyArray_DATA(a)
     cdef char *q = <char *>cnp.PyArray_DATA(b)
-    if cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_IS_C_CONTIGUOUS(b):
-        return p + cnp.PyArray_NBYTES(a) <= q or q + cnp.PyArray_NBYTES(b) <= p
-    return not np.shares_memory(a, b)
+    if not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_IS_C_CONTIGUOUS(b)):
+        return False
+    return p + cnp.PyArray_NBYTES(a) <= q if p < q else q + cnp.PyArray_NBYTES(b) <= p
+
+
+cdef inline bint disjoint(cnp.ndarray a, cnp.ndarray b) except -1:
+    """Whether the arrays share no byte: by address, or else by NumPy's exact test."""
+    return apart(a, b) or not np.shares_memory(a, b)
 
 
 cdef inline int check_disjoint(cnp.ndarray out, str name, cnp.ndarray other, str other_name, bint in_place) except -1:
     """out must not overlap `other`, unless `in_place` and it is the same view; None overlaps nothing."""
-    if other is not None and not (in_place and same_view(out, other)) and not disjoint(out, other):
+    if other is None or apart(out, other):
+        return 0
+    return check_overlap(out, name, other, other_name, in_place)
+
+
+cdef int check_overlap(cnp.ndarray out, str name, cnp.ndarray other, str other_name, bint in_place) except -1:
+    if not (in_place and same_view(out, other)) and not disjoint(out, other):
         refuse_overlap(name, other_name, in_place)
     return 0
 
@@ -188,27 +208,33 @@ cdef cnp.ndarray result_of(object out, cnp.ndarray x, cnp.ndarray weight, cnp.nd
     return y
 
 
-cdef list gradients_of(object out, tuple names, tuple likes, tuple inputs):
+cdef list gradients_of(object out, tuple names, tuple likes, tuple input_names, tuple inputs):
     """The results of a backward pass: the arrays in `out`, checked against the inputs and one another, or new ones.
 
-    likes: arrays of the shapes and dtypes of the results.
-    inputs: pairs (name, array); the first two are the output's gradient and x, and dx may be written in place of
-    either. The second of `names` is the gradient of one of the inputs.
+    names, likes: of the results, and arrays of their shapes and dtypes; the second is the gradient of an input.
+    input_names, inputs: arrays or None; the first two are the output's gradient and x, and dx may be written in place
+    of either.
     """
     cdef int i, j, count = len(names)
-    cdef tuple given, pair, places = ("out[0]", "out[1]", "out[2]")
-    cdef list results
+    cdef tuple places = ("out[0]", "out[1]", "out[2]")
+    cdef cnp.ndarray result
+    cdef list results = []
     if out is None:
         return [output(None, "", like) for like in likes]
-    check_results(out, names, inputs)
-    given = tuple(out)
-    results = [output(given[i], places[i], likes[i]) for i in range(count)]
+    cdef bint usual = type(out) is tuple and len(<tuple>out) == count
+    for array in inputs:
+        usual = usual and array is not None
+    if not usual:
+        check_results(out, names, dict(zip(input_names, inputs)))
+        out = tuple(out)
     for i in range(count):
-        if given[i] is None:
+        given = (<tuple>out)[i]
+        result = output(given, <str>places[i], <cnp.ndarray>likes[i])
+        results.append(result)
+        if given is None:
             continue
         for j in range(len(inputs)):
-            pair = inputs[j]
-            check_disjoint(results[i], places[i], pair[1], pair[0], i == 0 and j < 2)
+            check_disjoint(result, <str>places[i], <cnp.ndarray>inputs[j], <str>input_names[j], i == 0 and j < 2)
         for j in range(i):
-            check_disjoint(results[i], places[i], results[j], places[j], False)
+            check_disjoint(result, <str>places[i], <cnp.ndarray>results[j], <str>places[j], False)
     return results

@@ -166,17 +166,17 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     set_batch(&call, a)
     check_stats(stats, <cnp.npy_intp *>&call.channels, 1, 0, a, call.dtype, "(channels,)")
     call.stats = cnp.PyArray_DATA(stats._data)
-    return batch_gradients(&call, call_batch_norm_backward, dy, a, weight, (("stats", stats._data),), out)
+    return batch_gradients(&call, call_batch_norm_backward, dy, a, weight, {"stats": stats._data}, out)
 
 
-cdef tuple batch_gradients(Call *call, Entry entry, object dy, cnp.ndarray x, object weight, tuple statistics,
+cdef tuple batch_gradients(Call *call, Entry entry, object dy, cnp.ndarray x, object weight, dict statistics,
                            object out):
-    """Gradients of x, weight and bias; `statistics` (name, array) are in the call already."""
+    """Gradients of x, weight and bias; `statistics` (name to array) are in the call already."""
     cdef cnp.ndarray d = array_like(dy, "dy", x, "x")
     cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
     like = parameter_like(call, gain, x)
     results = gradients_of(out, ("dx", "dweight", "dbias"), (x, like, like),
-                           (("dy", d), ("x", x), ("weight", gain), *statistics))
+                           ("dy", "x", "weight", *statistics), (d, x, gain, *statistics.values()))
     d = read_rows(call, &call.dy, d)
     x = read_rows(call, &call.x, x)
     gain = read_parameter(call, &call.gain, gain)
@@ -279,7 +279,7 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
     set_samples(&call, a, 2)
     call.eps = number_of(eps, "eps", call.dtype)
     cdef cnp.ndarray m = given_moment(mean, a, "mean"), v = given_moment(var, a, "var")
-    given = (("mean", m), ("var", v))
+    given = {"mean": m, "var": v}
     m = read_parameter(&call, &call.mean, m)
     v = read_parameter(&call, &call.var, v)
     return batch_gradients(&call, call_batch_norm_inference_backward, dy, a, weight, given, out)

@@ -122,7 +122,7 @@ cdef int run_backward(Call *call, Entry entry, list results) except -1:
 
 cdef inline bint is_plain(cnp.ndarray a, int number) noexcept:
     """Whether C can use the array's memory: contiguous, aligned elements of the type with this number."""
-    return cnp.PyArray_TYPE(a) == number and cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a)
+    return cnp.PyArray_TYPE(a) == number and cnp.PyArray_ISCARRAY_RO(a)
 
 
 cdef cnp.ndarray converted(cnp.ndarray a, cnorm_dtype dtype):
@@ -139,7 +139,7 @@ cdef cnp.ndarray converted(cnp.ndarray a, cnorm_dtype dtype):
 
 cdef inline bint as_rows(cnp.ndarray a, Call *call, Rows *rows) noexcept:
     """Set `rows` and return True if `a` needs no copy: contiguous elements in a row, one stride between rows."""
-    if cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_ISALIGNED(a):
+    if cnp.PyArray_ISCARRAY_RO(a):
         rows.data, rows.stride = <char *>cnp.PyArray_DATA(a), call.n
         return True
     return as_strided_rows(a, call.axis, rows)

@@ -118,7 +118,7 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
     cdef cnp.ndarray gain = per_channel(weight, a, call.n, "weight", "element of a row")
     cdef cnp.ndarray d = array_like(dy, "dy", a, "x")
     like = empty_vector(call.n, cnp.PyArray_TYPE(a))
-    results = gradients_of(out, ("dx", "dweight", "dbias"), (a, like, like), (("dy", d), ("x", a), ("weight", gain)))
+    results = gradients_of(out, ("dx", "dweight", "dbias"), (a, like, like), ("dy", "x", "weight"), (d, a, gain))
     d = read_rows(&call, &call.dy, d)
     a = read_rows(&call, &call.x, a)
     gain = read_parameter(&call, &call.gain, gain)

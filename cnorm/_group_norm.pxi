@@ -60,7 +60,7 @@ cdef tuple group_gradients(Call *call, object dy, cnp.ndarray x, object weight, 
     check_stats(stats, [call.rows, call.groups], 2, 0, x, call.dtype, stats_shape)
     like = parameter_like(call, gain, x)
     results = gradients_of(out, ("dx", "dweight", "dbias"), (x, like, like),
-                           (("dy", d), ("x", x), ("weight", gain), ("stats", stats._data)))
+                           ("dy", "x", "weight", "stats"), (d, x, gain, stats._data))
     d = read_rows(call, &call.dy, d)
     x = read_rows(call, &call.x, x)
     gain = read_parameter(call, &call.gain, gain)

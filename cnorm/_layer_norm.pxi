@@ -46,11 +46,10 @@ cdef inline cnp.ndarray per_element(object p, Call *call, cnp.ndarray x, str nam
     if p is None:
         return None
     cdef cnp.ndarray a = <cnp.ndarray>p if type(p) is cnp.ndarray else as_array(p, name, usage)
-    cdef int i, ndim = cnp.PyArray_NDIM(x) - call.axis
-    cdef bint fits = cnp.PyArray_NDIM(a) == ndim
-    for i in range(ndim if fits else 0):
-        fits = fits and cnp.PyArray_DIMS(a)[i] == cnp.PyArray_DIMS(x)[call.axis + i]
-    if not fits or not (has_dtype(a, compute_number(call.dtype)) or has_dtype(a, cnp.PyArray_TYPE(x))):
+    cdef int ndim = cnp.PyArray_NDIM(x) - call.axis
+    if (cnp.PyArray_NDIM(a) != ndim
+            or not same_lengths(cnp.PyArray_DIMS(a), cnp.PyArray_DIMS(x) + call.axis, ndim)
+            or not (has_dtype(a, compute_number(call.dtype)) or has_dtype(a, cnp.PyArray_TYPE(x)))):
         refuse_per_element(a, name, x, call.axis)
     return a
 
@@ -226,15 +225,18 @@ cdef list row_gradients(Entry entry, object dy, object x, object weight, Stats s
     """The gradients of x, weight and, for layer norm, bias."""
     cdef Call call
     cdef cnp.ndarray a = array_of(x, "x"), like
+    cdef int ndim
     set_rows(&call, a, axis)
     cdef cnp.ndarray d = array_like(dy, "dy", a, "x"), w = per_element(weight, &call, a, "weight", None)
     check_row_stats(stats, &call, a)
-    like = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(a) - call.axis, cnp.PyArray_DIMS(a) + call.axis,
-                             cnp.PyArray_TYPE(a if w is None else w), 0)
+    like = w
+    if like is None:
+        ndim = cnp.PyArray_NDIM(a) - call.axis
+        like = cnp.PyArray_EMPTY(ndim, cnp.PyArray_DIMS(a) + call.axis, cnp.PyArray_TYPE(a), 0)
     names, likes = ("dx", "dweight", "dbias"), (a, like, like)
     if entry == call_rms_norm_backward:
         names, likes = names[:2], likes[:2]
-    results = gradients_of(out, names, likes, (("dy", d), ("x", a), ("weight", w), ("stats", stats._data)))
+    results = gradients_of(out, names, likes, ("dy", "x", "weight", "stats"), (d, a, w, stats._data))
     d = read_rows(&call, &call.dy, d)
     a = read_rows(&call, &call.x, a)
     w = read_parameter(&call, &call.gain, w)

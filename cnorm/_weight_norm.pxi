@@ -98,7 +98,7 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
     set_matrix(&call, w)
     cdef cnp.ndarray d = array_like(dv, "dv", w, "weight"), g = per_channel(gain, w, call.rows, "gain", "output")
     results = gradients_of(out, ("dweight", "dgain"), (w, empty_vector(call.rows, cnp.PyArray_TYPE(w))),
-                           (("dv", d), ("weight", w), ("gain", g)))
+                           ("dv", "weight", "gain"), (d, w, g))
     d = read_rows(&call, &call.dy, d)
     w = read_rows(&call, &call.x, w)
     g = read_parameter(&call, &call.gain, g)

@@ -325,17 +325,17 @@ def refuse_overlap(name: str, other: str, in_place: bool) -> None:
     raise ValueError(f"{name} must not overlap {other}{hint}")
 
 
-def check_results(out, names: Sequence[str], inputs: Sequence[tuple]) -> None:
+def check_results(out, names: Sequence[str], inputs: dict) -> None:
     """out must be a tuple with a place for each of `names`, dx, the gradient of a parameter, ...
 
-    inputs: pairs (name, array or None). There is no gradient of a parameter that is None.
+    inputs: name to array or None. There is no gradient of a parameter that is None.
     """
     if not isinstance(out, tuple):
         raise TypeError(f"out must be a tuple ({', '.join(names)}) or None, got {type(out).__name__}")
     if len(out) != len(names):
         raise ValueError(f"out must be a tuple of {len(names)}, ({', '.join(names)}), got {len(out)}")
     parameter = names[1][1:]
-    if out[1] is not None and any(name == parameter and array is None for name, array in inputs):
+    if out[1] is not None and inputs[parameter] is None:
         raise ValueError(f"out[1] must be None where {parameter} is None")
 
 
