@@ -360,7 +360,7 @@ class Learner:
             optimizer = {"Adam": Adam, "SGD": SGD}[settings["optimizer"]](**settings["settings"])
             learner = cls(Model(layers_from(settings["model"], own)), optimizer, truncate=settings["truncate"])
             learner._take(tensors, settings)
-        except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"saved is not what Learner.save wrote: {error}") from None
         return learner
 
@@ -381,7 +381,10 @@ class Learner:
             raise ValueError(f"end must be at most {2 * self.truncate}, got {end}")
         self._end, self.remembered, self._from_start = end, remembered, settings["from_start"] is True
         self._waiting = settings["waiting"] is True
-        self._powers = [float.fromhex(power) for power in settings["powers"]]
+        powers = [float.fromhex(power) for power in settings["powers"]]
+        if len(powers) != len(self._powers) or not all(0 <= power <= 1 for power in powers):
+            raise ValueError(f"powers must be {len(self._powers)} numbers from 0 to 1, got {powers}")
+        self._powers = powers
 
 
 def softmax(y: np.ndarray) -> np.ndarray:

@@ -1,10 +1,12 @@
 """`cnorm.Learner`: a stream's bits, exact gradients over its memory, PyTorch's update rules, atomic updates."""
 
+import json
 import tracemalloc
 
 import cells
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import cnorm
 
@@ -130,6 +132,17 @@ def test_rejects_malformed_saved_learners(damage, rng):
         cnorm.Learner.restore(saved[damage] if isinstance(damage, slice) else damage)
     with pytest.raises(TypeError, match="bytes"):
         cnorm.Learner.restore("saved")
+
+
+@pytest.mark.parametrize("powers", [["0x1p+5000", "0x1p-1"], ["0x1p-1"], ["nan", "0x1p-1"], ["0x1p+1", "0x1p-1"]], ids=str)
+def test_rejects_saved_learners_with_invalid_powers(powers, rng):
+    saved = cnorm.Learner(small_model(rng), cnorm.Adam(1e-2)).save()
+    tensors = safetensors.numpy.load(saved)
+    metadata = json.loads(saved[8 : 8 + int.from_bytes(saved[:8], "little")])["__metadata__"]
+    [(key, text)] = metadata.items()
+    changed = safetensors.numpy.save(tensors, {key: json.dumps(json.loads(text) | {"powers": powers})})
+    with pytest.raises(ValueError, match="saved is not what"):
+        cnorm.Learner.restore(changed)
 
 
 def test_rejected_input_changes_no_state(rng):
