@@ -286,23 +286,24 @@ class Sessions:
         for i, (session, _, _) in enumerate(requests):
             first.setdefault(session, i)
         together: dict[int, list[tuple[int, _Session, int, np.ndarray]]] = {}
-        for session in sorted(first):  # a fixed order of locking prevents deadlock
-            i = first[session]
-            try:
-                x = self._checked(requests[i][2])
-                one = self._find(session)
-            except (LookupError, TypeError, ValueError) as error:
-                results[i] = error
-                continue
-            one.lock.acquire()
-            together.setdefault(len(x), []).append((i, one, requests[i][1], x))
+        locked: list[_Session] = []
         try:
+            for session in sorted(first):  # a fixed order of locking prevents deadlock
+                i = first[session]
+                try:
+                    x = self._checked(requests[i][2])
+                    one = self._find(session)
+                except (LookupError, TypeError, ValueError) as error:
+                    results[i] = error
+                    continue
+                one.lock.acquire()
+                locked.append(one)
+                together.setdefault(len(x), []).append((i, one, requests[i][1], x))
             for group in together.values():
                 self._process_group(group, results)
         finally:
-            for group in together.values():
-                for _, one, _, _ in group:
-                    one.lock.release()
+            for one in locked:
+                one.lock.release()
         for i, (session, frames, x) in enumerate(requests):
             if results[i] is None:  # a session's second request
                 results[i] = attempt(lambda s=session, f=frames, x=x: self.process(s, f, x))

@@ -163,6 +163,26 @@ def test_a_bad_request_affects_only_its_own_session(model):
     assert [sessions.checkpoint(name).frames for name in "abc"] == [2, 0, 0]
 
 
+class Unreadable:
+    """Frames whose conversion to an array fails with an exception that no result stands for."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("requires grad")
+
+
+def test_an_unexpected_error_leaves_no_session_locked(model):
+    sessions = Sessions(model)
+    for name in "ab":
+        sessions.open(name)
+    with pytest.raises(RuntimeError, match="requires grad"):
+        sessions.process_many([("a", 0, frames_of("a", 0, 1)), ("b", 0, Unreadable())])
+    outputs = []
+    other = threading.Thread(target=lambda: outputs.append(sessions.process("a", 0, frames_of("a", 0, 1))), daemon=True)
+    other.start()
+    other.join(30)
+    assert len(outputs) == 1
+
+
 def test_rejects_frames_out_of_sequence(model):
     sessions = Sessions(model)
     sessions.open("a")
