@@ -116,7 +116,7 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     gain = read_parameter(&call, &call.gain, gain)
     shift = read_parameter(&call, &call.bias, shift)
     cdef cnp.ndarray written = write_rows(&call, &call.y, y)
-    call.stats = cnp.PyArray_DATA(stats._data)
+    call.stats = cnp.PyArray_DATA(stats.data)
     call.moments = <double *>cnp.PyArray_DATA(moments)
     scratch = reserve_batch(&call)
     launch(&call, call_batch_norm)
@@ -165,8 +165,8 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     cdef cnp.ndarray a = array_of(x, "x")
     set_batch(&call, a)
     check_stats(stats, <cnp.npy_intp *>&call.channels, 1, 0, a, call.dtype, "(channels,)")
-    call.stats = cnp.PyArray_DATA(stats._data)
-    return batch_gradients(&call, call_batch_norm_backward, dy, a, weight, {"stats": stats._data}, out)
+    call.stats = cnp.PyArray_DATA(stats.data)
+    return batch_gradients(&call, call_batch_norm_backward, dy, a, weight, {"stats": stats.data}, out)
 
 
 cdef tuple batch_gradients(Call *call, Entry entry, object dy, cnp.ndarray x, object weight, dict statistics,

@@ -170,6 +170,6 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
     d = read_rows(&call, &call.dy, d)
     a = read_rows(&call, &call.x, a)
     w = read_parameter(&call, &call.gain, w)
-    call.stats = cnp.PyArray_DATA(stats._data)
+    call.stats = cnp.PyArray_DATA(stats.data)
     launch(&call, call_smoothing_gradient)
     return call.dsmoothing

@@ -42,7 +42,7 @@ cdef object group_forward(Call *call, cnp.ndarray x, object weight, object bias,
     cdef Stats stats = None
     if return_stats:
         stats = empty_stats([call.rows, call.groups], 2, 0, call.dtype)
-        call.stats = cnp.PyArray_DATA(stats._data)
+        call.stats = cnp.PyArray_DATA(stats.data)
     x = read_rows(call, &call.x, x)
     gain = read_parameter(call, &call.gain, gain)
     shift = read_parameter(call, &call.bias, shift)
@@ -60,11 +60,11 @@ cdef tuple group_gradients(Call *call, object dy, cnp.ndarray x, object weight, 
     check_stats(stats, [call.rows, call.groups], 2, 0, x, call.dtype, stats_shape)
     like = parameter_like(call, gain, x)
     results = gradients_of(out, ("dx", "dweight", "dbias"), (x, like, like),
-                           ("dy", "x", "weight", "stats"), (d, x, gain, stats._data))
+                           ("dy", "x", "weight", "stats"), (d, x, gain, stats.data))
     d = read_rows(call, &call.dy, d)
     x = read_rows(call, &call.x, x)
     gain = read_parameter(call, &call.gain, gain)
-    call.stats = cnp.PyArray_DATA(stats._data)
+    call.stats = cnp.PyArray_DATA(stats.data)
     scratch = reserve(call, cnorm_backward_partials(call.dtype, call.rows, call.channels))
     run_backward(call, call_group_norm_backward, results)
     return results[0], None if gain is None else results[1], results[2]

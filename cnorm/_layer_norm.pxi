@@ -68,7 +68,7 @@ cdef inline Stats normalise(Call *call, Entry entry, cnp.ndarray x, cnp.ndarray 
     cdef Stats stats = None
     if return_stats:
         stats = empty_stats(cnp.PyArray_DIMS(x), call.axis, cnp.PyArray_NDIM(x) - call.axis, call.dtype)
-        call.stats = cnp.PyArray_DATA(stats._data)
+        call.stats = cnp.PyArray_DATA(stats.data)
     x = read_rows(call, &call.x, x)
     weight = read_parameter(call, &call.gain, weight)
     bias = read_parameter(call, &call.bias, bias)
@@ -236,11 +236,11 @@ cdef list row_gradients(Entry entry, object dy, object x, object weight, Stats s
     names, likes = ("dx", "dweight", "dbias"), (a, like, like)
     if entry == call_rms_norm_backward:
         names, likes = names[:2], likes[:2]
-    results = gradients_of(out, names, likes, ("dy", "x", "weight", "stats"), (d, a, w, stats._data))
+    results = gradients_of(out, names, likes, ("dy", "x", "weight", "stats"), (d, a, w, stats.data))
     d = read_rows(&call, &call.dy, d)
     a = read_rows(&call, &call.x, a)
     w = read_parameter(&call, &call.gain, w)
-    call.stats = cnp.PyArray_DATA(stats._data)
+    call.stats = cnp.PyArray_DATA(stats.data)
     scratch = reserve(&call, cnorm_backward_partials(call.dtype, call.rows, call.n))
     run_backward(&call, entry, results)
     if w is None:

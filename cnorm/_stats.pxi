@@ -20,36 +20,36 @@ cdef class Stats:
     ValueError
         If the shapes differ.
     """
-    cdef readonly cnp.ndarray _data  # [*x.shape[:axis], 1, ..., 3]: shift, delta, rstd
+    cdef readonly cnp.ndarray data  # [*x.shape[:axis], 1, ..., 3]: K, delta, rstd; the mean is K + delta
 
     def __init__(self, mean, inv_std_dev):
-        self._data = stats_data(mean, inv_std_dev)
+        self.data = stats_data(mean, inv_std_dev)
 
     @property
     def mean(self):
         """The means, an ndarray of the shape described at the class."""
-        return stats_mean(self._data, default_float_env())
+        return stats_mean(self.data, default_float_env())
 
     @property
     def inv_std_dev(self):
         """1/sqrt(var + eps), or 0 where var + eps = 0; an ndarray of the shape described at the class."""
-        return self._data[..., 2].copy()
+        return self.data[..., 2].copy()
 
     def __getitem__(self, rows):
-        return _stats_from(stats_rows(self._data, rows))
+        return Stats.from_data(stats_rows(self.data, rows))
 
     def __repr__(self):
         return f"Stats(mean={self.mean!r}, inv_std_dev={self.inv_std_dev!r})"
 
     def __reduce__(self):
-        return _stats_from, (self._data,)
+        return Stats.from_data, (self.data,)
 
-
-def _stats_from(data):
-    """Stats from an array [..., 3] as `Stats` stores it; it may come from a pickle with another byte order."""
-    cdef Stats stats = Stats.__new__(Stats)
-    stats._data = restored_stats(data)
-    return stats
+    @staticmethod
+    def from_data(data):
+        """Stats from `data` of another one; it may come from a pickle with another byte order."""
+        cdef Stats stats = Stats.__new__(Stats)
+        stats.data = restored_stats(data)
+        return stats
 
 
 # Statistics have the shape `shape` [ndim], followed by `ones` times 1.
@@ -58,7 +58,7 @@ cdef Stats empty_stats(const cnp.npy_intp *shape, int ndim, int ones, cnorm_dtyp
     cdef Stats stats = Stats.__new__(Stats)
     cdef cnp.npy_intp whole[cnp.NPY_MAXDIMS + 1]
     fill_shape(whole, shape, ndim, ones)
-    stats._data = cnp.PyArray_EMPTY(ndim + ones + 1, whole, compute_number(dtype), 0)
+    stats.data = cnp.PyArray_EMPTY(ndim + ones + 1, whole, compute_number(dtype), 0)
     return stats
 
 
@@ -76,10 +76,10 @@ cdef int check_stats(Stats stats, const cnp.npy_intp *shape, int ndim, int ones,
     cdef cnp.npy_intp whole[cnp.NPY_MAXDIMS + 1]
     cdef int i
     fill_shape(whole, shape, ndim, ones)
-    if (stats._data is None or cnp.PyArray_TYPE(stats._data) != compute_number(dtype)
-            or cnp.PyArray_NDIM(stats._data) != ndim + ones + 1
-            or not cnp.PyArray_CompareLists(cnp.PyArray_DIMS(stats._data), whole, ndim + ones + 1)):
-        refuse_stats(stats._data, tuple([whole[i] for i in range(ndim + ones)]), x, meaning)
+    if (stats.data is None or cnp.PyArray_TYPE(stats.data) != compute_number(dtype)
+            or cnp.PyArray_NDIM(stats.data) != ndim + ones + 1
+            or not cnp.PyArray_CompareLists(cnp.PyArray_DIMS(stats.data), whole, ndim + ones + 1)):
+        refuse_stats(stats.data, tuple([whole[i] for i in range(ndim + ones)]), x, meaning)
     return 0
 
 

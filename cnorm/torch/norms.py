@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cnorm import _core
 from cnorm.torch.arrays import array, tensor
 
-WHOLE = (torch.float32, torch.float64)
+FULL_PRECISION = (torch.float32, torch.float64)
 
 
 def _weights(*given: Tensor | None):
-    return [None if w is None else array(w, name, *WHOLE) for w, name in zip(given, ("weight", "bias"), strict=False)]
+    return [None if w is None else array(w, name, *FULL_PRECISION) for w, name in zip(given, ("weight", "bias"), strict=False)]
 
 
 def _packed_stats(stats) -> Tensor:
-    return tensor(stats.__reduce__()[1][0])
+    return tensor(stats.data)
 
 
 def _stats(packed: Tensor):
-    return _core._stats_from(packed.detach().numpy())
+    return _core.Stats.from_data(packed.detach().numpy())
 
 
 def _or_empty(a, like: Tensor) -> Tensor:
@@ -34,7 +35,7 @@ def _normalise(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, centred: bool
 ) -> tuple[Tensor, Tensor]:
     """y and the statistics: of layer norm if `centred`, else of RMS norm."""
-    a, (w, b) = array(x, "x", *WHOLE), _weights(weight, bias)
+    a, (w, b) = array(x, "x", *FULL_PRECISION), _weights(weight, bias)
     if centred:
         y, stats = _core.layer_norm(a, w, b, eps=eps, return_stats=True)
     else:
@@ -51,7 +52,7 @@ def _(x, weight, bias, eps, centred):
 def _normalise_backward(
     dy: Tensor, x: Tensor, weight: Tensor | None, stats: Tensor, centred: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    a, d, (w,) = array(x, "x", *WHOLE), array(dy, "dy", *WHOLE), _weights(weight)
+    a, d, (w,) = array(x, "x", *FULL_PRECISION), array(dy, "dy", *FULL_PRECISION), _weights(weight)
     function = _core.layer_norm_backward if centred else _core.rms_norm_backward
     dx, dweight, *dbias = function(d, a, w, _stats(stats))
     return tensor(dx), _or_empty(dweight, x), _or_empty(dbias[0] if dbias else None, x)
@@ -149,11 +150,11 @@ class RMSNorm(_Norm):
 
 @torch.library.custom_op("cnorm::batch_norm", mutates_args=())
 def _batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    a, (w, b) = array(x, "x", *WHOLE), _weights(weight, bias)
-    y, stats = _core.batch_norm(a, w, b, eps=eps, return_stats=True)
-    mean = stats.mean.reshape(-1)
-    std = 1 / stats.inv_std_dev.reshape(-1).astype("float64")
-    return tensor(y), _packed_stats(stats), tensor(mean), tensor((std * std - eps).astype(mean.dtype))
+    a, (w, b) = array(x, "x", *FULL_PRECISION), _weights(weight, bias)
+    mean, var = np.zeros(a.shape[1], a.dtype), np.zeros(a.shape[1], a.dtype)
+    batch = {"running_mean": mean, "running_var": var, "momentum": 1.0, "running_variance": "biased"}  # of this batch alone
+    y, stats = _core.batch_norm(a, w, b, **batch, eps=eps, return_stats=True)
+    return tensor(y), _packed_stats(stats), tensor(mean), tensor(var)
 
 
 @_batch_norm.register_fake
@@ -165,7 +166,7 @@ def _(x, weight, bias, eps):
 
 @torch.library.custom_op("cnorm::batch_norm_backward", mutates_args=())
 def _batch_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, stats: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    a, d, (w,) = array(x, "x", *WHOLE), array(dy, "dy", *WHOLE), _weights(weight)
+    a, d, (w,) = array(x, "x", *FULL_PRECISION), array(dy, "dy", *FULL_PRECISION), _weights(weight)
     return tuple(map(tensor, _core.batch_norm_backward(d, a, w, _stats(stats))))
 
 
