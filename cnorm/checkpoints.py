@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cnorm.files import array_of, each_once, raw_safetensors
-from cnorm.layers import Bidirectional, Layer, _eps
+from cnorm.layers import Bidirectional, Layer, checked_eps
 from cnorm.model_files import CELLS, METADATA_KEY, check_with, spec_of
 from cnorm.presets import PRESETS
 from cnorm.specs import INITIAL, CellSpec
@@ -125,7 +125,7 @@ def from_safetensors(
     try:
         said = []
         if METADATA_KEY in metadata:
-            said = _same_cells(metadata[METADATA_KEY], prefix, spec, _eps(eps, spec))
+            said = _same_cells(metadata[METADATA_KEY], prefix, spec, checked_eps(eps, spec))
         layers = _layers(tensors, array_of, spec, prefix, eps=eps, bias=bias, only=only)
         for layer, entry in zip(layers, said, strict=False):
             check_with(layer, entry)

@@ -46,12 +46,12 @@ class _Cell(Layer):
 
     def __init__(self, weights: Mapping[str, Any], *, preset: str | CellSpec, eps: float | None = None) -> None:
         self.spec = cell_spec(self.kind, preset)
-        self.eps = _eps(eps, self.spec)
+        self.eps = checked_eps(eps, self.spec)
         name = f"{self.kind} {self.spec.name}"
         self.tensors = tuple(tensor.named() for tensor in (*self.spec.tensors, *INITIAL[self.kind]))
         self.weights, sizes = checked(weights, self.tensors, name)
         self.input_size, self.units, self.output_size = sizes["I"], sizes["H"], sizes["P"]
-        self._sizes = sizes
+        self.sizes = sizes
         optional = [tensor.name for tensor in optional_tensors(self.tensors, self.weights) if tensor.is_bias()]
         self.absent_biases = tuple(name for name in optional if name not in self.weights)
         if 0 < len(self.absent_biases) < len(optional):
@@ -68,7 +68,7 @@ class _Cell(Layer):
     def packed(self) -> dict:
         """The weights in the layout of the kernels, see `cnorm.weights.packed`."""
         with default_float_env():
-            return packed(self.spec, self.tensors, self.weights, self._sizes) | {"rows": self.rows}
+            return packed(self.spec, self.tensors, self.weights, self.sizes) | {"rows": self.rows}
 
     def __repr__(self):
         eps = "" if self.eps is None else f", eps={self.eps:g}"
@@ -431,7 +431,7 @@ def cell_spec(kind: str, preset) -> CellSpec:
     return PRESETS[kind, preset]
 
 
-def _eps(eps, spec: CellSpec) -> float | None:
+def checked_eps(eps, spec: CellSpec) -> float | None:
     if not spec.normalises:
         if eps is not None:
             raise ValueError(f"eps must not be given for preset {spec.name!r}, which normalises nothing")

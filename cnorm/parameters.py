@@ -19,7 +19,7 @@ def gradient_targets(layer: Layer, into: Mapping[str, np.ndarray]) -> list:
         return [(into["weight"], "weight_x", 0)] + [(into[name], name, None) for name in ("bias",) if name in into]
     if layer.kind == "LayerNorm":
         return [(into["weight"], "gain_h", None)] + [(into[name], name, None) for name in ("bias",) if name in into]
-    return gradient_views(layer.spec, layer.tensors, into, layer._sizes) if layer.weights else []
+    return gradient_views(layer.spec, layer.tensors, into, layer.sizes) if layer.weights else []
 
 
 def add_gradients(targets: list, gradients: Mapping[str, np.ndarray]) -> None:
@@ -92,7 +92,7 @@ class Parameters:
         for i, layer, arrays, _ in self.places:
             if hasattr(layer, "spec"):
                 with _core.default_float_env():
-                    arrays = packed(layer.spec, layer.tensors, arrays, layer._sizes)
+                    arrays = packed(layer.spec, layer.tensors, arrays, layer.sizes)
             tape.load(i, arrays)
 
     def first_not_finite(self) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cnorm import _core
-from cnorm.layers import Bidirectional, Layer, _eps, cell_spec, flat, with_values
+from cnorm.layers import Bidirectional, Layer, cell_spec, checked_eps, flat, with_values
 from cnorm.model_files import CELLS
 from cnorm.parameters import add_gradients, gradient_targets
 from cnorm.presets import PRESETS
@@ -192,7 +192,7 @@ class _Recurrent(nn.Module):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
         self.spec = cell_spec(self.kind, preset)
-        self.eps = _eps(eps, self.spec)
+        self.eps = checked_eps(eps, self.spec)
         self.input_size, self.units, self.num_layers = input_size, units, num_layers
         self.bidirectional, self.batch_first, self._biased = bidirectional, batch_first, bias
         self.output_size = proj_size or units
@@ -234,7 +234,7 @@ class _Recurrent(nn.Module):
         """Initial values: gains 1, biases of normalised cells 0, all others uniform as in torch.nn.LSTM."""
         if all(use.part.startswith("gain") for use in t.uses()):
             return torch.ones(shape)
-        if len(shape) == 1 and self.spec.normalises:
+        if self.spec.normalises and not any(use.part.startswith("weight") for use in t.uses()):
             return torch.zeros(shape)
         bound = 1 / math.sqrt(self.units)
         return torch.empty(shape).uniform_(-bound, bound)

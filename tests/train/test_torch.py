@@ -234,6 +234,21 @@ def test_norms_match_torch_and_have_the_bits_of_cnorm():
     assert gap(ours.eval()(residual), theirs.eval()(residual)) < 1e-5
 
 
+def test_running_variance_of_a_constant_channel_is_never_negative():
+    module = ct.BatchNorm(2, momentum=1.0)
+    x = torch.randn(8, 2)
+    x[:, 0] = 3.0
+    module(x)
+    assert module.running_var[0] == 0
+    assert gap(module.running_var[1], x[:, 1].var()) < 1e-6
+
+
+def test_biases_of_a_normalised_cell_begin_at_zero():
+    module = ct.LSTM(4, 6, preset="di_engine")
+    assert module.bias.shape == (1, 24)
+    assert not module.bias.any()
+
+
 def test_operators_pass_pytorchs_own_checks():
     module = ct.LSTM(4, 6, preset="torchaudio", eps=1e-3)
     names, text = module._ways[0][0]
