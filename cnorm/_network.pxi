@@ -1,5 +1,7 @@
 """Networks of packed weights, and the activations sigmoid and tanh (private; exposed for tests)."""
-from cnorm.packing import FIELDS, grid, layer_parts, refuse_outputs, refuse_panels, set_cell_starts, set_starts
+from cnorm.packing import (
+    FIELDS, PANEL_FLOATS, grid, layer_parts, refuse_outputs, refuse_panels, set_cell_starts, set_starts,
+)
 
 
 cdef elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *) noexcept nogil, x, out):
@@ -242,7 +244,7 @@ cdef class Network:
         m.units, m.cols = cnp.PyArray_DIMS(w)[0] // m.gates, cnp.PyArray_DIMS(w)[1]
         m.type, m.levels = CNORM_WEIGHT_F32 if rows is None else weight_type_of(rows), 0
         self.add_sizes(m)
-        if self.nbytes > 4 * max(1 << 28, 8 * self.macs):  # a matrix of one row takes a panel of 32 rows
+        if self.nbytes > 4 * max(<ptrdiff_t>PANEL_FLOATS, 8 * self.macs):
             refuse_panels(self.nbytes, 4 * self.macs)
         panels = aligned_zeros((cnorm_matrix_bytes(m) + 3) // 4)
         self.memory.append(panels)

@@ -11,7 +11,7 @@ from numbers import Integral
 import numpy as np
 import safetensors.numpy
 
-from cnorm import _core
+from cnorm import _core, packing
 from cnorm.comparison import Comparison, compare
 from cnorm.files import write_whole
 from cnorm.layers import Bidirectional, Layer, chained, ends, flat
@@ -22,7 +22,6 @@ from cnorm.text import clip
 
 __all__ = ["Model"]
 
-PANEL_FLOATS = 1 << 28  # 1 GiB; panels have 32 rows, so a file of many matrices of one row could fill the memory
 SHOWN_LAYERS = 6
 
 
@@ -97,11 +96,8 @@ class Model:
         """Refuse layers whose packed panels take far more memory than their weights; `Network` checks only itself."""
         networks = [network for part in self._parts for network in part]
         packed, weights = sum(one.nbytes for one in networks), sum(one.macs for one in networks)
-        if packed > 4 * max(PANEL_FLOATS, 8 * weights):
-            raise ValueError(
-                f"layers take {packed} bytes packed in panels of 32 rows: more than {4 * PANEL_FLOATS}, and more "
-                f"than 8 times the {4 * weights} bytes of their weights"
-            )
+        if packed > 4 * max(packing.PANEL_FLOATS, 8 * weights):
+            packing.refuse_panels(packed, 4 * weights)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -372,9 +368,15 @@ class Model:
         OSError, TypeError
             As `save`.
         """
-        write_whole(path, self._packed_bytes())
+        write_whole(path, self.packed_bytes())
 
-    def _packed_bytes(self) -> bytes:
+    def packed_bytes(self) -> bytes:
+        """The bytes that `save_packed` writes.
+
+        Returns
+        -------
+        bytes
+        """
         if self._packed is not None:
             return self._packed.file.tobytes()
         return packed_file(self._layers, self._parts, self._identity)
@@ -401,7 +403,7 @@ class Model:
 
     def __reduce__(self):
         if self._packed is not None:
-            return _from_packed_bytes, (self._packed_bytes(),)
+            return _from_packed_bytes, (self.packed_bytes(),)
         return Model, (self._layers,)
 
 

@@ -1,4 +1,4 @@
-"""What `_core.Network` packs of each layer, and the sizes that it refuses; the extension calls these functions."""
+"""The arrays and numbers that `_core.Network` packs of each layer, and its errors about sizes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import math
 import numpy as np
 
 from cnorm.arguments import quoted
+
+# 1 GiB; panels have 32 rows, so a file of many matrices of one row could fill the memory
+PANEL_FLOATS = 1 << 28
 
 # the matrices, then the vectors of a layer, in the order of cnorm_gradient
 FIELDS = (
@@ -128,7 +131,7 @@ def refuse_outputs(size: int, weights: int) -> None:
 
 def refuse_panels(size: int, weights: int) -> None:
     raise ValueError(
-        f"layers take {size} bytes packed in panels of 32 rows: more than 1 GiB, and "
+        f"layers take {size} bytes packed in panels of 32 rows: more than {4 * PANEL_FLOATS}, and "
         f"more than 8 times the {weights} bytes of their weights"
     )
 

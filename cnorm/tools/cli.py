@@ -308,7 +308,7 @@ def add_pack(commands) -> None:
 
         try:
             loaded = cnorm.load(model, weights=weights)
-            data = loaded._packed_bytes()
+            data = loaded.packed_bytes()
             if c_array:
                 name = re.sub(r"\W", "_", os.path.basename(out).split(".")[0], flags=re.ASCII)
                 name = f"model_{name}" if not name or name[0].isdigit() else name
