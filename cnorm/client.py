@@ -61,7 +61,7 @@ class _Conversation:
         self.delivered = 0  # outputs that the caller was given
         self.sent = self.answered = 0  # frames sent and answered on this connection
         self.outputs: deque[np.ndarray] = deque()
-        self.ended = self.resetting = False
+        self.resetting = False
         self.input_size = self.output_size = self.credit = 0
 
     def hello(self) -> str:
@@ -117,8 +117,6 @@ class _Conversation:
             self.tail.clear()
             self._keep(message)
             self.resetting = False
-        elif kind == "end":
-            self.ended = True
         elif kind == "error":
             if message["code"] in RETRIED:
                 raise Lost(message["message"])

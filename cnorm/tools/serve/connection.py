@@ -158,7 +158,7 @@ class Connection(asyncio.BufferedProtocol):
         A quarter of the server's time was in the general parser (websockets 17.4).
         """
         buffer, limit, at = self.worker.buffer, self.worker.max_bytes, 0
-        while at < count and buffer[at] == BINARY and not self._stopped:
+        while at + 1 < count and buffer[at] == BINARY and not self._stopped:
             size, start = buffer[at + 1] - MASKED, at + 6
             if size == 126:
                 size, start = int.from_bytes(buffer[at + 2 : at + 4], "big"), at + 8
