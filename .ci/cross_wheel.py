@@ -1,11 +1,11 @@
 """Make the wheel of another platform from one built here: its extension module is compiled again, by zig.
 
-    python -P .ci/cross_wheel.py WHEEL TARGET FOLDER [--abi3]
+    python -P .ci/cross_wheel.py WHEEL TARGET FOLDER
 
 TARGET is one of zig: aarch64-linux-gnu.2.17, aarch64-linux-musl, x86_64-linux-musl, x86_64-linux-gnu.2.17. zig
 (`ziglang` on PyPI) compiles the two files of `make amalgamation` and the Cython module, with the C library of TARGET
 and the headers of the running CPython: what extension modules use of them is the same on 64-bit little-endian Linux.
---abi3 compiles for CPython's limited API of 3.11, so that one wheel serves every later version.
+If WHEEL is an abi3 one, so is the new wheel: compiled for CPython's limited API of 3.11, it serves every later version.
 """
 
 import argparse
@@ -96,12 +96,11 @@ def main():
     parser.add_argument("wheel", type=Path)
     parser.add_argument("target")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--abi3", action="store_true")
     given = parser.parse_args()
-    version = f"cp{sys.version_info[0]}{sys.version_info[1]}"
-    tag = f"{'cp311-abi3' if given.abi3 else f'{version}-{version}'}-{tag_of_platform(given.target)}"
+    python, abi = given.wheel.name.split("-")[2:4]
+    tag = f"{python}-{abi}-{tag_of_platform(given.target)}"
     with tempfile.TemporaryDirectory() as folder:
-        module = compile_module(given.target, given.abi3, Path(folder))
+        module = compile_module(given.target, abi == "abi3", Path(folder))
         made = write_wheel(given.wheel, module, tag, given.folder)
     print(f"{made.name}: {made.stat().st_size} bytes")
 

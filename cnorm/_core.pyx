@@ -9,7 +9,7 @@ set.
 cimport cython
 cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
-from cpython.list cimport PyList_GET_ITEM
+from cpython.list cimport PyList_GetItem
 from cpython.long cimport PyLong_AsLongAndOverflow
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.float cimport FLT_MAX

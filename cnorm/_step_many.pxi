@@ -11,7 +11,7 @@ def step_many(Network network not None, streams, x, out=None, reset=None):
     if cnp.PyArray_DIMS(a)[0] != n:
         refuse_rows(a, n)
     for i in range(n):
-        if (<Stream>PyList_GET_ITEM(taken, i)).checks:
+        if (<Stream>PyList_GetItem(taken, i)).checks:
             check_finite(a[i], f"x[{i}]")
     shape[0], shape[1], shape[ndim - 1] = n, cnp.PyArray_DIMS(a)[1], network.output_size
     if out is None:
@@ -63,7 +63,7 @@ cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.
     cdef cnorm_status status
     enter_all(streams)  # nothing between this and `leave_all` may raise
     for i in range(n):
-        stream = <Stream>PyList_GET_ITEM(streams, i)
+        stream = <Stream>PyList_GetItem(streams, i)
         states[i], stream.owner = stream.state_, process
         if mask is not None and (<const unsigned char *>cnp.PyArray_DATA(mask))[i]:
             memcpy(states[i], cnp.PyArray_DATA(net.initial), net.state_floats * sizeof(float))
@@ -83,7 +83,7 @@ cdef int enter_all(list streams) except -1:
     cdef ptrdiff_t i
     for i in range(len(streams)):
         try:
-            (<Stream>PyList_GET_ITEM(streams, i)).enter()
+            (<Stream>PyList_GetItem(streams, i)).enter()
         except BaseException:
             leave_all(streams, i)
             raise
@@ -94,7 +94,7 @@ cdef void leave_all(list streams, ptrdiff_t n) noexcept:
     """Release the locks of the first n streams."""
     cdef ptrdiff_t i
     for i in range(n):
-        (<Stream>PyList_GET_ITEM(streams, i)).leave()
+        (<Stream>PyList_GetItem(streams, i)).leave()
 
 
 cdef inline ptrdiff_t rows_of_many(ptrdiff_t n) noexcept nogil:
