@@ -69,7 +69,7 @@ def compile_module(target, abi3, folder):
 def write_wheel(source, module, tag, folder):
     """`source` with `module` in the place of its extension module, and its tag and record rewritten."""
     with zipfile.ZipFile(source) as wheel:
-        contents = {name: wheel.read(name) for name in wheel.namelist()}
+        contents = {name: wheel.read(name) for name in wheel.namelist() if not name.endswith("/")}
     [old] = [name for name in contents if re.fullmatch(r"cnorm/_core\..*\.so", name)]
     [info] = [name for name in contents if name.endswith(".dist-info/WHEEL")]
     record = info.replace("WHEEL", "RECORD")
