@@ -159,12 +159,14 @@ def test_every_changed_byte_before_the_data_is_refused(file, tmp_path):
         refused(tmp_path / "a", changed, "not a packed model that can be used")
 
 
-def test_verify_finds_every_changed_byte_of_the_data(file):
-    packed.from_bytes(file).verify()
-    changed = bytearray(file)
-    changed[-1] ^= 1
-    with pytest.raises(ValueError, match="damaged"):
-        packed.from_bytes(changed).verify()
+def test_verify_finds_a_changed_byte_of_the_data(file, tmp_path):
+    path = tmp_path / "a.cnorm"
+    path.write_bytes(file)
+    cnorm.load(path, verify=True)
+    path.write_bytes(file[:-1] + bytes([file[-1] ^ 1]))
+    cnorm.load(path)
+    with pytest.raises(ValueError, match=r"a\.cnorm: damaged"):
+        cnorm.load(path, verify=True)
 
 
 @pytest.mark.parametrize(
