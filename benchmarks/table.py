@@ -1,7 +1,7 @@
 """`make bench`: one table of ratios from one run on one thread, samples of all contenders interleaved.
 
-Each figure is the other time divided by cnorm's, a geometric mean over the shapes in `cnorm.tools.bench.SIX` unless
-the row names a shape. The last column is the project's target on an AVX-512 machine. `cnorm bench` prints the times of
+Each figure is the other time divided by cnorm's, a geometric mean over the shapes in `cnorm.tools.bench.MEAN_SHAPES`
+unless the row names a shape. The last column is the project's target on an AVX-512 machine. `cnorm bench` prints the times of
 every shape.
 """
 
@@ -26,7 +26,7 @@ def main():
         def advance(description, total):
             progress.update(task, description=description, total=total + 1, advance=1)
 
-        document = bench.norms([bench.SHAPES["call"], *bench.SIX], seconds=0.5, advance=advance)
+        document = bench.norms([bench.SHAPES["call"], *bench.MEAN_SHAPES], seconds=0.5, advance=advance)
         progress.update(task, description="steps of the demo model")
         steps = demo_steps()
     report.header(console, document)
@@ -53,7 +53,7 @@ def ratios(document, steps):
         table.add_column(title, justify="right")
     table.add_column("wanted", justify="right", style="dim")
 
-    def row(what, contender, wanted, sizes=bench.SIX, case=bench.FORWARD):
+    def row(what, contender, wanted, sizes=bench.MEAN_SHAPES, case=bench.FORWARD):
         cells = []
         for _, own, mean in variants:
             ratio = bench.ratio(document, contender, case=case._replace(mean=mean), sizes=sizes, against=own)
@@ -61,7 +61,7 @@ def ratios(document, steps):
         table.add_row(f"  {what}", *cells, f"{wanted:.2f}")
 
     caches = document["caches"].get("L3", 32 << 20)
-    cached = [(rows, n) for rows, n in bench.SIX if 2 * 4 * rows * n < caches / 2]
+    cached = [(rows, n) for rows, n in bench.MEAN_SHAPES if 2 * 4 * rows * n < caches / 2]
     beyond = [bench.SHAPES["memory"]]
     table.add_row("[bold]forward, float32")
     row("PyTorch", "PyTorch", 2.2)

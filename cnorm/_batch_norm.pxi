@@ -53,8 +53,8 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     ----------
     x : ndarray, shape (samples, channels, ...), float32, float64, float16 or ml_dtypes.bfloat16
         More than one number per channel.
-    weight, bias : ndarray, shape (channels,), dtype of x or float32, optional
-        Gain and bias of each channel; 1 and 0 if not given.
+    weight, bias : ndarray, shape (channels,), dtype of x, optional
+        Gain and bias of each channel; 1 and 0 if not given. float32 is allowed with float16 and bfloat16.
     running_mean, running_var : ndarray, shape (channels,), dtype of x or, for half types, float32, optional
         Averages for inference, both or neither; updated in place to ``(1 - momentum) * running + momentum * batch``.
     momentum : float
@@ -63,7 +63,7 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
         Whether running_var averages variances divided by N - 1 (PyTorch) or by N (ONNX); N is samples times space. y is
         always computed with the biased variance.
     eps : float
-        Added to the variance, rounded to the dtype of x.
+        Added to the variance, rounded to float32, or float64 for float64 x.
     out : ndarray, shape and dtype of x, optional
         Where the result goes; ``out=x`` is in place. Any other overlap with an input is an error.
     return_stats : bool
@@ -96,8 +96,8 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     set_batch(&call, a)
     call.eps = number_of(eps, "eps", call.dtype)
     cdef cnp.ndarray gain = per_channel(weight, a, call.channels, "weight", "channel")
-    cdef cnp.ndarray shift = per_channel(bias, a, call.channels, "bias", "channel")
-    y = result_of(out, a, gain, shift)
+    cdef cnp.ndarray b = per_channel(bias, a, call.channels, "bias", "channel")
+    y = result_of(out, a, gain, b)
     if not isinstance(running_variance, str) or running_variance not in ("unbiased", "biased"):
         refuse_running_variance(running_variance)
     share = number_of(momentum, "momentum", CNORM_F64)
@@ -107,14 +107,14 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
         check_averages(running_mean, running_var)
         like = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&call.channels, compute_number(call.dtype), 0)
         mean, var = output(running_mean, "running_mean", like), output(running_var, "running_var", like)
-        check_average(mean, "running_mean", a, gain, shift, y)
-        check_average(var, "running_var", a, gain, shift, y)
+        check_average(mean, "running_mean", a, gain, b, y)
+        check_average(var, "running_var", a, gain, b, y)
         check_disjoint(mean, "running_mean", var, "running_var", False)
     cdef Stats stats = empty_stats(<cnp.npy_intp *>&call.channels, 1, 0, call.dtype)
     moments = cnp.PyArray_EMPTY(2, [2, call.channels], cnp.NPY_FLOAT64, 0)
     a = read_rows(&call, &call.x, a)
     gain = read_parameter(&call, &call.gain, gain)
-    shift = read_parameter(&call, &call.bias, shift)
+    b = read_parameter(&call, &call.bias, b)
     cdef cnp.ndarray written = write_rows(&call, &call.y, y)
     call.stats = cnp.PyArray_DATA(stats.data)
     call.moments = <double *>cnp.PyArray_DATA(moments)
@@ -204,12 +204,12 @@ def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=
     ----------
     x : ndarray, shape (samples, channels, ...), float32, float64, float16 or ml_dtypes.bfloat16
         Any number of samples.
-    mean, var : ndarray, shape (channels,), dtype of x or float32
+    mean, var : ndarray, shape (channels,), dtype of x, or float32 for float16 and bfloat16
         Such as the running averages of `batch_norm`; var is not negative.
-    weight, bias : ndarray, shape (channels,), dtype of x or float32, optional
-        Gain and bias of each channel; 1 and 0 if not given.
+    weight, bias : ndarray, shape (channels,), dtype of x, optional
+        Gain and bias of each channel; 1 and 0 if not given. float32 is allowed with float16 and bfloat16.
     eps : float
-        Added to the variance, rounded to the dtype of x.
+        Added to the variance, rounded to float32, or float64 for float64 x.
     out : ndarray, shape and dtype of x, optional
         Where the result goes; ``out=x`` is in place. Any other overlap with an input is an error.
 
@@ -230,14 +230,14 @@ def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=
     set_samples(&call, a, 2)
     call.eps = number_of(eps, "eps", call.dtype)
     cdef cnp.ndarray gain = per_channel(weight, a, call.channels, "weight", "channel")
-    cdef cnp.ndarray shift = per_channel(bias, a, call.channels, "bias", "channel")
+    cdef cnp.ndarray b = per_channel(bias, a, call.channels, "bias", "channel")
     cdef cnp.ndarray m = given_moment(mean, a, "mean"), v = given_moment(var, a, "var")
-    cdef cnp.ndarray y = result_of(out, a, gain, shift, m, v)
+    cdef cnp.ndarray y = result_of(out, a, gain, b, m, v)
     a = read_rows(&call, &call.x, a)
     m = read_parameter(&call, &call.mean, m)
     v = read_parameter(&call, &call.var, v)
     gain = read_parameter(&call, &call.gain, gain)
-    shift = read_parameter(&call, &call.bias, shift)
+    b = read_parameter(&call, &call.bias, b)
     cdef cnp.ndarray written = write_rows(&call, &call.y, y)
     scratch = reserve_batch(&call)
     launch(&call, call_batch_norm_inference)

@@ -37,15 +37,15 @@ cdef object group_forward(Call *call, cnp.ndarray x, object weight, object bias,
                           bint return_stats):
     call.eps = number_of(eps, "eps", call.dtype)
     cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
-    cdef cnp.ndarray shift = per_channel(bias, x, call.channels, "bias", "channel")
-    cdef cnp.ndarray y = result_of(out, x, gain, shift)
+    cdef cnp.ndarray b = per_channel(bias, x, call.channels, "bias", "channel")
+    cdef cnp.ndarray y = result_of(out, x, gain, b)
     cdef Stats stats = None
     if return_stats:
         stats = empty_stats([call.rows, call.groups], 2, 0, call.dtype)
         call.stats = cnp.PyArray_DATA(stats.data)
     x = read_rows(call, &call.x, x)
     gain = read_parameter(call, &call.gain, gain)
-    shift = read_parameter(call, &call.bias, shift)
+    b = read_parameter(call, &call.bias, b)
     cdef cnp.ndarray written = write_rows(call, &call.y, y)
     launch(call, call_group_norm)
     copy_back(y, written)
@@ -83,10 +83,10 @@ def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, out=None, bint re
         Two dimensions or more.
     groups : int
         Number of groups; it must divide the number of channels. Adjacent channels form a group.
-    weight, bias : ndarray, shape (channels,), dtype of x or float32, optional
-        Gain and bias of each channel; 1 and 0 if not given.
+    weight, bias : ndarray, shape (channels,), dtype of x, optional
+        Gain and bias of each channel; 1 and 0 if not given. float32 is allowed with float16 and bfloat16.
     eps : float
-        Added to the variance, rounded to the dtype of x.
+        Added to the variance, rounded to float32, or float64 for float64 x.
     out : ndarray, shape and dtype of x, optional
         Where the result goes; ``out=x`` is in place. Any other overlap with an input is an error.
     return_stats : bool
@@ -164,10 +164,10 @@ def instance_norm(x, weight=None, bias=None, *, eps=1e-5, out=None, bint return_
 
     Parameters
     ----------
-    x : ndarray, shape (samples, channels, space, ...), float32 or float64
+    x : ndarray, shape (samples, channels, space, ...), float32, float64, float16 or ml_dtypes.bfloat16
         Three dimensions or more.
-    weight, bias : ndarray, shape (channels,), dtype of x or float32, optional
-        Gain and bias of each channel; 1 and 0 if not given.
+    weight, bias : ndarray, shape (channels,), dtype of x, optional
+        Gain and bias of each channel; 1 and 0 if not given. float32 is allowed with float16 and bfloat16.
     eps, out, return_stats
         As in `group_norm`; the `Stats` have shape (samples, channels).
 

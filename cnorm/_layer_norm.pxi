@@ -319,12 +319,12 @@ def rms_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None)
 
 cdef class BoundLayerNorm:
     """Base of `cnorm.LayerNorm` that makes it callable: `layer_norm` with parameters that were checked once."""
-    cdef cnp.ndarray gain, shift
+    cdef cnp.ndarray gain, bias
     cdef double eps_
 
-    def _bind(self, gain, shift, double eps):
-        """gain, shift [n]: C-contiguous, read-only float32 arrays, checked by the caller; shift may be None."""
-        self.gain, self.shift, self.eps_ = gain, shift, eps
+    def _bind(self, gain, bias, double eps):
+        """gain, bias [n]: C-contiguous, read-only float32 arrays, checked by the caller; bias may be None."""
+        self.gain, self.bias, self.eps_ = gain, bias, eps
 
     def __call__(self, x, out=None):
         """Layer norm of x over its last dimension; the same bits as ``layer_norm(x, weight, bias, eps=eps, out=out)``.
@@ -355,5 +355,5 @@ cdef class BoundLayerNorm:
         y = output(out, "out", a)
         if out is not None:
             check_disjoint(y, "out", a, "x", True)  # gain and bias are read-only copies: out can't overlap them
-        normalise(&call, call_layer_norm, a, self.gain, self.shift, y, False)
+        normalise(&call, call_layer_norm, a, self.gain, self.bias, y, False)
         return y

@@ -15,6 +15,8 @@ cdef class Stream:
     ----------
     model : Model
         Without bidirectional layers.
+    check : bool
+        Whether a step refuses an x with a NaN or infinity, before the state changes.
 
     Attributes
     ----------

@@ -111,7 +111,7 @@ def fisher_glm(
     bias: np.ndarray,
     x: np.ndarray,
     *,
-    norm: str,
+    norm: str | None,
     output: str = "gaussian",
     phi: float = 1.0,
     eps: float = 0.0,
@@ -181,7 +181,10 @@ def fisher_glm(
 
 
 def _moments(w, x, norm, eps):
-    """a - mu and sigma [N, H], and the derivatives of mu_i and sigma_i with respect to w_j [N, H, H, I]."""
+    """a - mu and sigma [N, H], and the derivatives of mu_i and sigma_i with respect to w_j [N, H, H, I].
+
+    N cases, H units, I inputs.
+    """
     a = x @ w.T
     shape = (len(x), len(w), len(w), x.shape[1])
     own = np.eye(len(w))[:, :, None]

@@ -1,6 +1,6 @@
-"""Checks of arguments that the quick tests of the extension do not accept: here they are accepted or refused.
+"""The slow paths of argument checks: an argument that fails a quick test of the extension is converted or refused here.
 
-In Python they need no machine code.
+They are in Python to keep the extension small.
 """
 
 from __future__ import annotations

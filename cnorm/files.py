@@ -188,11 +188,12 @@ def each_once(pairs: list) -> dict:
     """object_pairs_hook for `json.loads` that rejects duplicate keys: JSON readers disagree on which one wins."""
     names = dict(pairs)
     if len(names) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("duplicate key")
     return names
 
 
 def decoded(path) -> str:
+    """The path as a str; anything that is not a path is refused."""
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError(f"path must be a str or path-like, got {type(path).__name__}")
     return os.fsdecode(path)
@@ -210,6 +211,7 @@ def open_regular(path):
 
 
 def read_regular(path) -> bytes:
+    """The content of a regular file of at most `MAX_FILE_BYTES`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:

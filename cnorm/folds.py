@@ -50,12 +50,12 @@ def fold_batch_norm(
     with default_float_env():
         mean, var = _per_output(mean, outputs, "mean"), _per_output(var, outputs, "var")
         given = {"linear_bias": linear_bias, "weight": weight, "bias": bias}
-        b, gain, shift = (None if p is None else _per_output(p, outputs, name) for name, p in given.items())
+        b, gain, norm_bias = (None if p is None else _per_output(p, outputs, name) for name, p in given.items())
         check_var(var, "output")
         var_eps = var + rounded(eps, "eps", w.dtype)
         scale = np.divide(1 if gain is None else gain, np.sqrt(var_eps), where=var_eps != 0, out=np.zeros(outputs))
         folded = w.astype(np.float64) * scale.reshape((-1,) + (1,) * (w.ndim - 1))
-        folded_bias = ((0 if b is None else b) - mean) * scale + (0 if shift is None else shift)
+        folded_bias = ((0 if b is None else b) - mean) * scale + (0 if norm_bias is None else norm_bias)
         return folded.astype(w.dtype), folded_bias.astype(w.dtype)
 
 

@@ -85,6 +85,7 @@ def _matrices(layer) -> tuple[str, ...]:
 
 
 def identity(layers) -> bytes:
+    """SHA-256 of the configuration and of all tensors, in little-endian float32 and in the order of their names."""
     digest = hashlib.sha256(configuration(layers).encode())
     for name, array in sorted(named_tensors(layers).items()):
         digest.update(f"{name}{array.shape}".encode())
@@ -181,7 +182,7 @@ def _rounded(kind: str, entry: dict, weights: dict):
         spec = cell_spec(kind, spec_of(entry))
         tensors = [tensor.named() for tensor in spec.tensors]
         if twice := [t.name for t in tensors if is_matrix(t) and t.name in others]:
-            raise ValueError(f"tensors of which there are rows, too: {', '.join(twice)}")
+            raise ValueError(f"tensors stored both whole and as rows: {', '.join(twice)}")
         filled = cell_weights(spec, tensors, rows, others)
     layer = _layer({key: value for key, value in entry.items() if key != "rows"}, filled)
     layer.rows = MappingProxyType(rows)

@@ -50,7 +50,7 @@ class Scored:
 def in_order(
     call: Callable[[Any], Any], items: Iterable[Any], executor: Executor | None = None, pending: int = 32
 ) -> Iterator[Outcome]:
-    """Call a function for each item and yield the outcomes in the order of the items, as soon as they are there.
+    """Call a function for each item and yield the outcomes in the order of the items, as soon as they are available.
 
     Parameters
     ----------

@@ -226,6 +226,8 @@ class Sessions:
         ------
         SessionLimit
             As in `open`.
+        TypeError
+            If the session's name is not a str or the state not bytes.
         ValueError
             If the state is damaged, is of another model, or has another number of frames than the checkpoint, or if the
             session is open and `replace` is false.

@@ -165,12 +165,12 @@ def add_export(commands) -> None:
     @click.option("--native-ops", is_flag=True, help="Write plain cells as the operators LSTM, GRU and RNN.")
     @click.option("--dtype", type=click.Choice(["float32", "float16"]), default="float32", show_default=True)
     @click.option(
-        "--portable", is_flag=True, help="For other runtimes: weights folded, MatMul and Add, outputs of own nodes."
+        "--portable", is_flag=True, help="For other runtimes: constants folded, MatMul and Add instead of Gemm."
     )
     @click.option("--loop", type=click.Choice(["scan", "loop", "unrolled"]), default="scan", show_default=True)
     @click.option("--steps", type=int, default=None, metavar="N", help="Fix the steps of a sequence.")
     @click.option("--sidecar", is_flag=True, help="Write OUT.json too, with the metadata and the interface.")
-    @click.option("--check", is_flag=True, help="Compare with onnxruntime and float64; exit 1 if they part.")
+    @click.option("--check", is_flag=True, help="Compare with onnxruntime and float64; exit with 1 if they differ.")
     @click.option("--json", "as_json", is_flag=True, help="With --check: print the report as JSON.")
     def export(model, out, batch, check, as_json, **options):
         """Write MODEL (safetensors, from Model.save) to OUT as ONNX."""
@@ -252,11 +252,31 @@ def add_serve(commands) -> None:
     @click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0: any free port.")
     @click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes.")
     @click.option("--limit", type=click.IntRange(1), default=1024, show_default=True, help="Sessions of a worker.")
-    @click.option("--idle", type=float, default=300.0, show_default=True, help="Seconds without a frame.")
-    @click.option("--credit", type=click.IntRange(1), default=256, show_default=True, help="Frames without output.")
-    @click.option("--rate", type=float, default=5000.0, show_default=True, help="Frames a second of a session.")
-    @click.option("--lag", type=float, default=2.0, show_default=True, help="Seconds to an answer: overloaded beyond.")
-    @click.option("--turn-sessions", type=click.IntRange(1), default=64, show_default=True, help="Stepped together.")
+    @click.option(
+        "--idle",
+        type=float,
+        default=300.0,
+        show_default=True,
+        help="Seconds without a frame after which a session is closed.",
+    )
+    @click.option(
+        "--credit",
+        type=click.IntRange(1),
+        default=256,
+        show_default=True,
+        help="Frames that a session may have unanswered.",
+    )
+    @click.option("--rate", type=float, default=5000.0, show_default=True, help="Most frames a second of a session.")
+    @click.option(
+        "--lag",
+        type=float,
+        default=2.0,
+        show_default=True,
+        help="Seconds to an answer, beyond which a worker is overloaded.",
+    )
+    @click.option(
+        "--turn-sessions", type=click.IntRange(1), default=64, show_default=True, help="Most sessions stepped together."
+    )
     @click.option("--store", type=click.Path(file_okay=False), help="Folder of the key that seals checkpoints.")
     @click.option("--origin", "origins", multiple=True, metavar="URL", help="Web pages that may connect, too.")
     @click.option("--token-file", type=click.File(), help="Clients must present the first line of this file.")

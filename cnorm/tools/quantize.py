@@ -257,7 +257,7 @@ def show(console, report, model, rounded, source) -> None:
     answers = [exact.argmax(1) != new.argmax(1) for exact, new in zip(report.exact, report.rounded, strict=True)]
     if model.output_size > 1:
         changed = sum(map(np.sum, answers))
-        console.print(f"the largest output is another in {changed} of {sum(map(len, answers))} frames")
+        console.print(f"the index of the largest output differs in {changed} of {sum(map(len, answers))} frames")
     console.print(f"a step reads {kilo(model.nbytes)} kB of packed matrices, now {kilo(rounded.nbytes)} kB")
     console.print(f"frames: {source}", style="dim")
 

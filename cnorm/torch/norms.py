@@ -15,7 +15,10 @@ FULL_PRECISION = (torch.float32, torch.float64)
 
 
 def _weights(*given: Tensor | None):
-    return [None if w is None else array(w, name, *FULL_PRECISION) for w, name in zip(given, ("weight", "bias"), strict=False)]
+    return [
+        None if w is None else array(w, name, *FULL_PRECISION)
+        for w, name in zip(given, ("weight", "bias"), strict=False)
+    ]
 
 
 def _packed_stats(stats) -> Tensor:
@@ -89,6 +92,10 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     weight, bias : Tensor, shape (n,), optional
     eps : float
 
+    Returns
+    -------
+    y : Tensor, shape and dtype of x
+
     Raises
     ------
     TypeError, ValueError
@@ -100,7 +107,22 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
-    """x / sqrt(mean x^2 + eps) weight over the last dimension; same bits as `cnorm.rms_norm`. See `layer_norm`."""
+    """x / sqrt(mean x^2 + eps) weight over the last dimension; same bits as `cnorm.rms_norm` (arXiv:1910.07467, Eq. 4).
+
+    Parameters
+    ----------
+    x, weight, eps
+        As in `layer_norm`.
+
+    Returns
+    -------
+    y : Tensor, shape and dtype of x
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `layer_norm`.
+    """
     if torch.onnx.is_in_onnx_export():
         y = x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
         return y if weight is None else y * weight
@@ -110,7 +132,23 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-5) -> T
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """(layer_norm(x + residual), x + residual), the same bits as `cnorm.add_layer_norm`."""
+    """Layer norm of ``x + residual``, and the sum; the same bits as `cnorm.add_layer_norm`.
+
+    Parameters
+    ----------
+    x, residual : Tensor, shape (..., n), float32 or float64, on the CPU
+    weight, bias, eps
+        As in `layer_norm`.
+
+    Returns
+    -------
+    y, total : Tensor, shape and dtype of x
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `layer_norm`.
+    """
     total = x + residual
     return layer_norm(total, weight, bias, eps=eps), total
 
@@ -129,7 +167,16 @@ class _Norm(nn.Module):
 
 
 class LayerNorm(_Norm):
-    """`layer_norm` as a module; its parameters are called `weight` and `bias`, as in torch.nn.LayerNorm."""
+    """`layer_norm` as a module; its parameters are called `weight` and `bias`, as in torch.nn.LayerNorm.
+
+    Parameters
+    ----------
+    n : int
+        The length of the last dimension.
+    eps : float
+    bias : bool
+        Whether there is a bias.
+    """
 
     def __init__(self, n: int, eps: float = 1e-5, *, bias: bool = True) -> None:
         super().__init__(n, eps, bias=bias)
@@ -139,7 +186,14 @@ class LayerNorm(_Norm):
 
 
 class RMSNorm(_Norm):
-    """`rms_norm` with the parameter `weight`."""
+    """`rms_norm` as a module with the parameter `weight`.
+
+    Parameters
+    ----------
+    n : int
+        The length of the last dimension.
+    eps : float
+    """
 
     def __init__(self, n: int, eps: float = 1e-5) -> None:
         super().__init__(n, eps, bias=False)
@@ -152,7 +206,12 @@ class RMSNorm(_Norm):
 def _batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     a, (w, b) = array(x, "x", *FULL_PRECISION), _weights(weight, bias)
     mean, var = np.zeros(a.shape[1], a.dtype), np.zeros(a.shape[1], a.dtype)
-    batch = {"running_mean": mean, "running_var": var, "momentum": 1.0, "running_variance": "biased"}  # of this batch alone
+    batch = {
+        "running_mean": mean,
+        "running_var": var,
+        "momentum": 1.0,
+        "running_variance": "biased",
+    }  # of this batch alone
     y, stats = _core.batch_norm(a, w, b, **batch, eps=eps, return_stats=True)
     return tensor(y), _packed_stats(stats), tensor(mean), tensor(var)
 
@@ -188,7 +247,17 @@ _batch_norm.register_autograd(_batch_gradients, setup_context=_save_batch)
 
 
 class BatchNorm(nn.Module):
-    """Batch norm over (n, channels, ...) with running statistics; names, momentum and modes as torch.nn.BatchNorm1d."""
+    """Batch norm with running statistics; names, momentum and modes as torch.nn.BatchNorm1d (arXiv:1502.03167, Alg. 1).
+
+    In training mode the bits of `cnorm.batch_norm`; x is (samples, channels, ...), float32 or float64.
+
+    Parameters
+    ----------
+    channels : int
+    eps : float
+    momentum : float
+        The weight of a batch in the running statistics.
+    """
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()

@@ -134,7 +134,9 @@ def test_rejects_malformed_saved_learners(damage, rng):
         cnorm.Learner.restore("saved")
 
 
-@pytest.mark.parametrize("powers", [["0x1p+5000", "0x1p-1"], ["0x1p-1"], ["nan", "0x1p-1"], ["0x1p+1", "0x1p-1"]], ids=str)
+@pytest.mark.parametrize(
+    "powers", [["0x1p+5000", "0x1p-1"], ["0x1p-1"], ["nan", "0x1p-1"], ["0x1p+1", "0x1p-1"]], ids=str
+)
 def test_rejects_saved_learners_with_invalid_powers(powers, rng):
     saved = cnorm.Learner(small_model(rng), cnorm.Adam(1e-2)).save()
     tensors = safetensors.numpy.load(saved)

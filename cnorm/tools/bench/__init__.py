@@ -8,7 +8,7 @@ float64 before it is timed.
 import json as json_module
 from pathlib import Path
 
-from cnorm.tools.bench.cases import CASES, FORWARD, HIDDEN, SHAPES, SIX, case_of, ratio
+from cnorm.tools.bench.cases import CASES, FORWARD, HIDDEN, MEAN_SHAPES, SHAPES, case_of, ratio
 from cnorm.tools.bench.environment import child, settle, settled_environment, surroundings
 from cnorm.tools.bench.measure_norms import fresh_memory, norms
 from cnorm.tools.bench.measure_steps import recurrent_steps, step_contenders
@@ -17,8 +17,8 @@ __all__ = [
     "CASES",
     "FORWARD",
     "HIDDEN",
+    "MEAN_SHAPES",
     "SHAPES",
-    "SIX",
     "case_of",
     "fresh_memory",
     "norms",

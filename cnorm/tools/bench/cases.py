@@ -4,7 +4,7 @@ import math
 
 from cnorm.tools.contenders.operations import Case
 
-__all__ = ["CASES", "HIDDEN", "SHAPES", "SIX", "case_of", "ratio"]
+__all__ = ["CASES", "HIDDEN", "MEAN_SHAPES", "SHAPES", "case_of", "ratio"]
 
 SHAPES = {
     "call": (1, 256),  # mostly the overhead of the call
@@ -15,7 +15,7 @@ SHAPES = {
     "large batch": (4096, 1024),
     "memory": (16384, 1024),  # larger than any cache
 }
-SIX = list(SHAPES.values())[1:]  # the shapes of the geometric means
+MEAN_SHAPES = list(SHAPES.values())[1:]  # the shapes of the geometric means
 HIDDEN = ((16, 16), (12, 64), (64, 128), (128, 256), (512, 512), (1024, 1024), (2048, 2048))  # input, hidden
 # At a mean of 10 standard deviations E[x^2] - E[x]^2 in one float32 sweep is no longer accurate: this case keeps
 # kernels from being tuned to N(0, 1) alone.
@@ -35,7 +35,7 @@ def ratio(document, contender, *, case=FORWARD, sizes=None, against="cnorm"):
 
     NaN if either was not measured at every size.
     """
-    sizes = [tuple(size) for size in sizes or SIX]
+    sizes = [tuple(size) for size in sizes or MEAN_SHAPES]
     found = {
         (record["contender"], record["rows"], record["n"]): record["microseconds"]
         for record in document["records"]

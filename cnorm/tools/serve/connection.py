@@ -155,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
     def _whole_frames(self, count: int) -> int:
         """Handle binary frames as long as they are whole; return where in the buffer `websocket` has to go on.
 
-        A quarter of the server's time was in the general parser (websockets 17.4).
+        The general parser took a quarter of the server's CPU time (websockets 17.4, Zen 4, 2026-11-23).
         """
         buffer, limit, at = self.worker.buffer, self.worker.max_bytes, 0
         while at + 1 < count and buffer[at] == BINARY and not self._stopped:
