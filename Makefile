@@ -42,7 +42,7 @@ ctest: .venv/built           ## the tests of the C library, without Python
 amalgamation:                ## build/amalgamation/cnorm.c and cnorm.h: the C library as two files
 	$(PYTHON) -P src/amalgamate.py build/amalgamation
 
-wheels:                      ## wheels for WHEEL_PYTHONS, or every Python found, in build/wheels, each tried in a clean environment without a compiler (minutes); CROSS: other platforms, as zig names them
+wheels:                      ## wheels for WHEEL_PYTHONS, or every Python found, in build/wheels, each tried in a clean environment without a compiler (minutes); CROSS: other platforms, as zig names them; AArch64 runs under qemu-aarch64
 	CROSS='$(CROSS)' .ci/wheels build/wheels $(WHEEL_PYTHONS)
 
 TWO_FILES ?= gcc clang
