@@ -1,8 +1,8 @@
 """`make bench`: one table of ratios from one run on one thread, samples of all contenders interleaved.
 
 Each figure is the other time divided by cnorm's, a geometric mean over the shapes in `cnorm.tools.bench.MEAN_SHAPES`
-unless the row names a shape. The last column is the project's target on an AVX-512 machine. `cnorm bench` prints the times of
-every shape.
+unless the row names a shape. The last column is the project's target on an AVX-512 machine. `cnorm bench` prints the
+times of every shape.
 """
 
 import math

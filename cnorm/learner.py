@@ -113,6 +113,8 @@ class Learner:
     ----------
     remembered : int
         Steps since the last `learn`, at most `truncate`.
+    parameters : cnorm.parameters.Parameters
+        The weights and the gradient of the last `learn`, each as one flat array.
 
     Examples
     --------
@@ -137,12 +139,12 @@ class Learner:
         self.optimizer, self.truncate = optimizer, truncate
         self.input_size, self.output_size = model.input_size, model.output_size
         self._configuration = configuration(model.layers)
-        self._parameters = Parameters(model.layers, model.input_size)
-        self._tape = _core.Tape(self._parameters.flat, 2 * truncate, 1)
+        self.parameters = Parameters(model.layers, model.input_size)
+        self._tape = _core.Tape(self.parameters.flat, 2 * truncate, 1)
         self._outputs = np.zeros((2 * truncate, model.output_size), np.float32)
         self._dy = np.zeros((truncate, model.output_size), np.float32)
-        self._moments = [np.zeros_like(self._parameters.values) for _ in range(optimizer.moments)]
-        self._kept = np.zeros_like(self._parameters.values)  # sum of the gradients that wait for the next update
+        self._moments = [np.zeros_like(self.parameters.values) for _ in range(optimizer.moments)]
+        self._kept = np.zeros_like(self.parameters.values)  # sum of the gradients that wait for the next update
         self._waiting = False  # whether there are any
         self._powers = [1.0, 1.0]
         self._end = self.remembered = 0
@@ -229,30 +231,31 @@ class Learner:
         self._dy[steps - len(dy) : steps] = dy
         self._tape.dstate[...] = 0
         self._tape.backward(self._end - steps, steps, self._dy)
-        self._parameters.collect(self._tape, self._from_start)
-        self._forget()
+        self.parameters.collect(self._tape, self._from_start)
+        self.forget()
         self._check_gradient()
         if self._waiting:
-            self._parameters.gradient += self._kept
+            self.parameters.gradient += self._kept
             self._check_gradient()
         if update:
             self._update()
         else:
-            self._kept[:] = self._parameters.gradient
+            self._kept[:] = self.parameters.gradient
         self._waiting = not update
         return value
 
-    def _forget(self):
+    def forget(self):
+        """Forget the remembered steps but not the state: the next gradient reaches back to here."""
         self._end = self.remembered = 0
         self._from_start = False
 
     def _check_gradient(self):
-        if not math.isfinite(_core.square_sum(self._parameters.gradient)):
-            name = self._parameters.first_not_finite()
+        if not math.isfinite(_core.square_sum(self.parameters.gradient)):
+            name = self.parameters.first_not_finite()
             raise FloatingPointError(f"the gradient of {name} is not finite; weights and optimiser are as before")
 
     def _update(self):
-        parameters, clip = self._parameters, self.optimizer.clip
+        parameters, clip = self.parameters, self.optimizer.clip
         norm = math.sqrt(_core.square_sum(parameters.gradient))
         scale = clip / norm if clip is not None and norm > clip else 1.0
         weights, moments = parameters.values.copy(), [moment.copy() for moment in self._moments]
@@ -300,12 +303,12 @@ class Learner:
 
     def model(self) -> Model:
         """A model with the present weights; it does not change when the learner goes on."""
-        return Model(layers_from(self._configuration, self._parameters.arrays))
+        return Model(layers_from(self._configuration, self.parameters.arrays))
 
     def reset(self) -> None:
         """Set the state to the initial state and forget the remembered steps."""
         self._tape.start()
-        self._forget()
+        self.forget()
         self._from_start = True
 
     def save(self) -> bytes:
@@ -327,7 +330,7 @@ class Learner:
             "waiting": self._waiting,
             "powers": [power.hex() for power in self._powers],
         }
-        tensors = {f"model.{name}": array for name, array in self._parameters.arrays.items()}
+        tensors = {f"model.{name}": array for name, array in self.parameters.arrays.items()}
         tensors |= {f"moment.{i}": moment for i, moment in enumerate(self._moments)}
         tensors |= {"state": self._tape.state, "tape": self._tape.memory, "outputs": self._outputs, "kept": self._kept}
         tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}

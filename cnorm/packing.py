@@ -26,7 +26,7 @@ ACTIVATION = ("tanh", "relu", "sigmoid")
 
 
 def layer_parts(kind: str, layer, size: int) -> tuple[int, np.ndarray, dict]:
-    """What a layer is packed from; (kind, layer, size) as returned by `cnorm.layers.flat`.
+    """The arrays and numbers that a layer is packed from; (kind, layer, size) as returned by `cnorm.layers.flat`.
 
     Returns
     -------

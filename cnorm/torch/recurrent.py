@@ -64,7 +64,7 @@ def _last_packed(cell: str, weights: tuple) -> list[Packed | None]:
     return [None]
 
 
-def _packed(cell: str, weights: list[Tensor]) -> Packed:
+def packed_cell(cell: str, weights: list[Tensor]) -> Packed:
     """The cell with these weights, packed; the last result is used again while all weights have the same bits.
 
     The versions of tensors (`Tensor._version`) would not tell: writes through `Tensor.data` or `numpy()` do not count.
@@ -104,7 +104,7 @@ def _recurrent(x: Tensor, state: Tensor, weights: list[Tensor], cell: str) -> tu
     """x [steps, batch, inputs], state [batch, h then c] -> y [steps, batch, outputs], the last state, the tape."""
     _refuse_onnx_export(cell)
     a, start = array(x, "x", torch.float32), array(state, "the state", torch.float32)
-    packed = _packed(cell, weights)
+    packed = packed_cell(cell, weights)
     tape = packed.tape(*a.shape[:2])
     for own, given in _slices(tape):
         tape.state[:, own] = start[:, given]
@@ -145,7 +145,7 @@ def _recurrent_backward(
     The tape is copied, as this may be called twice.
     """
     d = array(dy, "dy", torch.float32)
-    packed = _packed(cell, weights)
+    packed = packed_cell(cell, weights)
     layer, tape = packed.layer, packed.tape(*d.shape[:2], tape_memory.detach().numpy())
     for own, given in _slices(tape):
         tape.dstate[:, own] = array(dlast, "dstate", torch.float32)[:, given]
@@ -201,11 +201,11 @@ class _Recurrent(nn.Module):
         if bidirectional and not all("{reverse}" in t.name for t in self.spec.tensors):
             raise ValueError(f"preset {self.spec.name!r} has no names for a reverse direction: use two modules")
         self._prefix = "" if num_layers == 1 or numbered else "layers.{layer}."
-        self._ways = []
+        self.ways = []
         for i in range(num_layers):
             inputs = input_size if i == 0 else self.output_size * len(ways)
             names = [self._parameters_of(i, way, inputs, proj_size) for way in ways]
-            self._ways.append([(own, self._text(own)) for own in names])
+            self.ways.append([(own, self._text(own)) for own in names])
 
     def _parameters_of(self, number: int, reverse: bool, inputs: int, proj_size: int) -> dict[str, str]:
         """Register the parameters of one layer and direction; returns name in a single layer -> name in the module."""
@@ -242,26 +242,26 @@ class _Recurrent(nn.Module):
     def to_layers(self) -> tuple[Layer, ...]:
         """Layers with the present weights, for `cnorm.Model`."""
         found = []
-        for ways in self._ways:
-            cells = [_layer(text, self._tensors(names)) for names, text in ways]
+        for ways in self.ways:
+            cells = [_layer(text, self.tensors(names)) for names, text in ways]
             found.append(cells[0] if len(cells) == 1 else Bidirectional(*cells))
         return tuple(found)
 
     def _text(self, names: dict[str, str]) -> str:
         return described(self.spec, self.eps if self.spec.normalises else None, tuple(names))
 
-    def _tensors(self, names: dict[str, str]) -> list[Tensor]:
+    def tensors(self, names: dict[str, str]) -> list[Tensor]:
         return [self.get_parameter(name) for name in names.values()]
 
     def _run(self, x: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """Run all layers: x [steps, batch, inputs], states [layers * directions, batch, h then c] -> y, last states."""
         last = []
-        for i, ways in enumerate(self._ways):
+        for i, ways in enumerate(self.ways):
             results = []
             for j, (names, text) in enumerate(ways):
                 given = x.flip(0) if j else x
                 state = states[i * len(ways) + j]
-                y, end, _ = torch.ops.cnorm.recurrent(given, state, self._tensors(names), text)
+                y, end, _ = torch.ops.cnorm.recurrent(given, state, self.tensors(names), text)
                 results.append(y.flip(0) if j else y)
                 last.append(end)
             x = results[0] if len(results) == 1 else torch.cat(results, -1)

@@ -67,7 +67,7 @@ def test_of_a_learner(case, isa):
     for frame in x:
         learner.step(frame)
     learner.learn(dy)
-    parameters, start, gradients = learner._parameters, 0, {}
+    parameters, start, gradients = learner.parameters, 0, {}
     for name, array in parameters.arrays.items():
         gradients[name.removeprefix("layers.0.")] = parameters.gradient[start : start + array.size]
         start += array.size

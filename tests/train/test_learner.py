@@ -100,7 +100,7 @@ def test_memory_is_exact_over_the_last_steps_only(rng):
     state = stream.state()
     for frame in x[:5]:
         short.step(frame)
-    short._forget()
+    short.forget()
     for frame in x[5:]:
         short.step(frame)
     assert state.keys() == {"h0", "c0"}
