@@ -93,7 +93,7 @@ typedef enum cnorm_cell_norm {
 } cnorm_cell_norm;
 
 typedef enum cnorm_reset {
-    CNORM_RESET_AFTER,     /* n = tanh(a_n of x + r (a_n of h + bias_n)) */
+    CNORM_RESET_AFTER,     /* n = tanh(a_n of x + r (a_n of h + bias_n)); not with CNORM_SCOPE_SUM */
     CNORM_RESET_CANDIDATE, /* n = tanh(r a_n) */
     CNORM_RESET_BEFORE,    /* n = tanh(a_n of x + W_n (r h)); weight_h has the gates z and r only, CNORM_SCOPE_NONE */
 } cnorm_reset;

@@ -37,6 +37,7 @@ static int gru_fits(const cnorm_cell *cell)
 {
     const ptrdiff_t units = cell->weight_x.units;
     if (!between((int)cell->reset, CNORM_RESET_BEFORE) || cell->weight_p.panels) return 0;
+    if (cell->reset == CNORM_RESET_AFTER && cell->scope == CNORM_SCOPE_SUM) return 0;
     if (cell->reset != CNORM_RESET_BEFORE) return !cell->weight_n.panels;
     return cell->scope == CNORM_SCOPE_NONE && matrix_of(&cell->weight_n, 1, units, units) && cell->weight_n.group == 0;
 }

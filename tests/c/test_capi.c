@@ -320,6 +320,14 @@ static void network_errors(void)
     CHECK(state[0] == 0, "a state moved");
 }
 
+/* a GRU with the matrices and vectors of an LSTM, which has one gate more */
+static cnorm_cell gru_of(cnorm_cell cell, cnorm_scope scope, cnorm_reset reset)
+{
+    cell.kind = CNORM_CELL_GRU, cell.scope = scope, cell.reset = reset;
+    cell.weight_x.gates = cell.weight_h.gates = cell.weight_x.group = cell.weight_h.group = 3;
+    return cell;
+}
+
 /* a null vector, a zeroed struct, mismatched sizes: one fault at a time in an otherwise valid network */
 static void layer_errors(void)
 {
@@ -366,6 +374,11 @@ static void layer_errors(void)
     SPOILED((linear->kind = CNORM_LAYER_RESIDUAL, linear->as.residual = (cnorm_addition){5, 1}));
     SPOILED((linear->kind = CNORM_LAYER_RESIDUAL, linear->as.residual = (cnorm_addition){5, 0}));
     SPOILED((cell->as.cell.scope = CNORM_SCOPE_SUM, cell->as.cell.inside_h = cell->as.cell.bias));
+    SPOILED(cell->as.cell = gru_of(good_cell.as.cell, CNORM_SCOPE_SUM, CNORM_RESET_AFTER));
+    for (int reset = 0; reset < 2; ++reset) { /* the other combinations of scope and reset are valid */
+        cell->as.cell = gru_of(good_cell.as.cell, reset ? CNORM_SCOPE_SUM : CNORM_SCOPE_SPLIT, (cnorm_reset)reset);
+        CHECK(cnorm_layers_check(net.layers, 1) == CNORM_OK, "a GRU, reset %d", reset);
+    }
     CHECK(cnorm_layers_check(NULL, 1) == CNORM_ERROR_NULL && cnorm_layers_check(net.layers, 0) == CNORM_ERROR_SIZE, "no layers");
     network_free(&net);
 }
