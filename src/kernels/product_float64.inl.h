@@ -11,17 +11,18 @@ typedef struct product_term {
     const float *x, *inside;
 } product_term;
 
-/* integer sums of int8 weights for the LANES_F64 rows from r on; as in float32, exact */
+/* integer sums of int8 weights for the LANES_F64 rows from r on, modulo 2^32 as those of the float32 path */
 INLINE wide_f64 f64_int8_sums(const cnorm_matrix *w, const float *x, float to_levels, ptrdiff_t r)
 {
     const uint8_t *at = int8_weights(w) + r / PANEL * ((w->cols + 3) / 4 * 4) * PANEL + r % PANEL * 4;
-    int32_t sums[LANES_F64] = {0};
+    uint32_t sums[LANES_F64] = {0};
     for (ptrdiff_t k = 0; k < w->cols && to_levels > 0; ++k) {
         const int32_t q = rounded_to_int(x[k] * to_levels);
-        for (int i = 0; i < LANES_F64; ++i) sums[i] += (at[k / 4 * 4 * PANEL + k % 4 + 4 * i] - CNORM_INT8_BIAS) * q;
+        for (int i = 0; i < LANES_F64; ++i)
+            sums[i] += (uint32_t)((at[k / 4 * 4 * PANEL + k % 4 + 4 * i] - CNORM_INT8_BIAS) * q);
     }
     wide_f64 wide;
-    for (int i = 0; i < LANES_F64; ++i) wide.v[i / VL_F64][i % VL_F64] = (double)sums[i];
+    for (int i = 0; i < LANES_F64; ++i) wide.v[i / VL_F64][i % VL_F64] = (double)(int32_t)sums[i];
     return wide;
 }
 

@@ -175,6 +175,37 @@ static void test_limit(ptrdiff_t cols)
     free_packed(&p), release(w), release(x);
 }
 
+/* More levels than the weights allow, as in a packed file whose data are damaged: integer sums wrap modulo 2^32 in
+ * the float64 path, too, which takes this norm because the products in float32 are infinite. */
+static void test_sums_that_wrap(void)
+{
+    enum { UNITS = 16, COLS = 4096 };
+    uint64_t seed = 5;
+    network net = {.type = CNORM_WEIGHT_F32, .units = UNITS}, *p = &net;
+    int8_t *rows = allocate(UNITS * COLS);
+    float scales[UNITS], *x = network_floats(p, allocate, COLS), y[UNITS], first[UNITS];
+    for (ptrdiff_t i = 0; i < UNITS * COLS; ++i) rows[i] = i / COLS % 2 ? -127 : 127;
+    for (ptrdiff_t r = 0; r < UNITS; ++r) scales[r] = 0x1p10f;
+    for (ptrdiff_t k = 0; k < COLS; ++k) x[k] = 0x1p120f;
+    cnorm_matrix of_x = {.gates = 1, .units = UNITS, .cols = COLS, .group = 1, .type = CNORM_WEIGHT_I8};
+    void *const panels = net.owned[net.owns++] = allocate(cnorm_matrix_bytes(&of_x));
+    CHECK(cnorm_matrix_pack_rows(&of_x, rows, scales, panels) == CNORM_OK, "rows");
+    of_x.levels = CNORM_INT8_LEVELS;
+    const float *gain = network_random(p, allocate, UNITS, 1, 0.25, &seed), *w = network_floats(p, allocate, UNITS * UNITS);
+    const cnorm_layer layer = {.kind = CNORM_LAYER_CELL, .as = {.cell = {
+        .kind = CNORM_CELL_RNN, .scope = CNORM_SCOPE_SPLIT, .eps = 1e-5f, .gain_x = gain, .gain_h = gain, .bias = gain,
+        .weight_x = of_x, .weight_h = network_pack(p, allocate, 1, UNITS, UNITS, 1, w)}}};
+    float *state = network_floats(p, allocate, cnorm_state_floats(&layer, 1));
+    float *scratch = network_floats(p, allocate, cnorm_scratch_floats(&layer, 1, 1));
+    FOR_EACH_ISA(isa) {
+        memset(state, 0, UNITS * sizeof *state);
+        CHECK(cnorm_run(&layer, 1, 1, x, COLS, state, scratch, 1, y, UNITS) == CNORM_OK, "run");
+        if (isa == 0) memcpy(first, y, sizeof y);
+        CHECK(memcmp(first, y, sizeof y) == 0 && !isnan(y[0]) && y[0] != y[1], "%s: %g, %g", cnorm_isa_active(), (double)y[0], (double)y[1]);
+    }
+    network_free(&net), release(rows);
+}
+
 static void test_refusals(void)
 {
     float w[8] = {1, 2, 3, 4, 5, 6, 7, 70000}, scales[2];
@@ -237,6 +268,7 @@ int main(void)
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; ++i) test_products(shapes[i][0], shapes[i][1]);
     static const ptrdiff_t limits[] = {2063, 2064, 2065, 4096, 20011};
     for (size_t i = 0; i < sizeof limits / sizeof *limits; ++i) test_limit(limits[i]);
+    test_sums_that_wrap();
     test_refusals();
     test_float16();
     return check_result();
