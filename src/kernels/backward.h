@@ -65,15 +65,27 @@ typedef struct cnorm_cell_backward {
                         caller adds */
     ptrdiff_t dstate_stride;
     float *sums;    /* vector_sums: each row is added to it */
-    float *scratch; /* cell_backward_floats */
+    float *scratch; /* cell_backward_scratch */
 } cnorm_cell_backward;
 
-/* scratch of cell_backward: for each row the gates and two vectors of units, and six vectors of units for one row at a
- * time */
-static inline ptrdiff_t cell_backward_floats(const cnorm_cell *cell)
+/* The arrays of cell_backward. With memory NULL only their size. */
+typedef struct cell_backward_scratch {
+    float *da;  /* [CNORM_ROWS, gates, padded units] */
+    float *dm;  /* [CNORM_ROWS, padded units] */
+    float *row; /* [6, padded units]: of one row at a time */
+    ptrdiff_t floats;
+} cell_backward_scratch;
+
+static inline cell_backward_scratch cell_backward_scratch_of(const cnorm_cell *cell, float *memory)
 {
-    const ptrdiff_t width = padded_units(cell->weight_x.units);
-    return CNORM_ROWS * (cell->weight_x.gates + 2) * width + 6 * width;
+    const ptrdiff_t width = padded_units(cell->weight_x.units), item = (ptrdiff_t)sizeof(float);
+    layout l = {(char *)memory, 0};
+    cell_backward_scratch s;
+    s.da = layout_take(&l, CNORM_ROWS * cell->weight_x.gates * width * item);
+    s.dm = layout_take(&l, CNORM_ROWS * width * item);
+    s.row = layout_take(&l, 6 * width * item);
+    s.floats = l.used / item;
+    return s;
 }
 
 typedef struct cnorm_outer {

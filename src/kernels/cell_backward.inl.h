@@ -186,9 +186,9 @@ static void cell_backward(const cnorm_cell_backward *call)
 {
     const cnorm_cell *cell = call->cell;
     const ptrdiff_t width = padded_units(cell->weight_x.units), gates = cell->weight_x.gates * width, n = call->n;
-    float *da = call->scratch, *dm = da + CNORM_ROWS * gates;
+    const cell_backward_scratch scratch = cell_backward_scratch_of(cell, call->scratch);
     row_backward rows[CNORM_ROWS];
-    memset(dm, 0, (size_t)(n * width) * sizeof *dm);
+    memset(scratch.dm, 0, (size_t)(n * width) * sizeof *scratch.dm);
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *tape = call->tape + s * call->stride;
         const ptrdiff_t after = s * call->dstate_stride;
@@ -203,23 +203,23 @@ static void cell_backward(const cnorm_cell_backward *call)
                                  .c = tape + call->row.state + padded_units(cell->weight_h.cols),
                                  .dh = call->dh + after,
                                  .dc = call->dc + after,
-                                 .da = da + s * gates,
-                                 .dm = dm + s * width,
-                                 .scratch = dm + CNORM_ROWS * width,
+                                 .da = scratch.da + s * gates,
+                                 .dm = scratch.dm + s * width,
+                                 .scratch = scratch.row,
                                  .sums = call->sums,
                                  .at = vector_sums_of(cell),
                                  .width = width};
         output_backward(&rows[s]);
     }
     float *z2 = call->tape + call->row.z2;
-    if (cell->weight_p.panels) products_backward(&cell->weight_p, n, z2, call->stride, dm, width, 0);
+    if (cell->weight_p.panels) products_backward(&cell->weight_p, n, z2, call->stride, scratch.dm, width, 0);
     for (ptrdiff_t s = 0; s < n; ++s) {
         if (cell->kind == CNORM_CELL_LSTM) lstm_backward(&rows[s]);
         else if (cell->kind == CNORM_CELL_GRU) gru_backward(&rows[s]);
         else rnn_backward(&rows[s]);
     }
     if (cell->weight_n.panels) {
-        products_backward(&cell->weight_n, n, z2, call->stride, dm, width, 0);
+        products_backward(&cell->weight_n, n, z2, call->stride, scratch.dm, width, 0);
         for (ptrdiff_t s = 0; s < n; ++s) gru_reset_before_backward(&rows[s]);
     }
 }

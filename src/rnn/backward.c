@@ -8,28 +8,45 @@
 
 static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 
-static ptrdiff_t layer_backward_floats(const cnorm_layer *layer, ptrdiff_t rows)
+/* The scratch of one layer, for `rows` rows. With memory NULL only its size. */
+typedef struct backward_scratch {
+    float *total; /* the gradients of its vectors; of a norm dgain */
+    float *block; /* those of SUM_ROWS rows; of a norm dbias */
+    float *rest;  /* of the kernels, which are called in turn */
+    ptrdiff_t floats;
+} backward_scratch;
+
+static backward_scratch backward_scratch_of(const cnorm_layer *layer, ptrdiff_t rows, float *memory)
 {
+    ptrdiff_t vectors = 0, rest = 0;
     if (layer->kind == CNORM_LAYER_LINEAR) {
         const cnorm_matrix *w = &layer->as.linear.weight;
-        return larger(outer_floats(w), CNORM_ROWS * packed_rows(w)) + 2 * padded_units(w->units);
+        vectors = padded_units(w->units);
+        rest = larger(outer_floats(w), CNORM_ROWS * packed_rows(w));
+    } else if (layer->kind == CNORM_LAYER_NORM) {
+        vectors = padded_units(layer->as.norm.n);
+        rest = cnorm_backward_partials(CNORM_F32, rows, layer->as.norm.n) / (ptrdiff_t)sizeof(float);
+    } else if (layer->kind == CNORM_LAYER_CELL) {
+        const cnorm_cell *cell = &layer->as.cell;
+        vectors = vector_sums_of(cell).floats;
+        rest = larger(cell_backward_scratch_of(cell, NULL).floats, outer_floats(&cell->weight_x));
+        rest = larger(rest, outer_floats(&cell->weight_h));
+        rest = larger(rest, larger(outer_floats(&cell->weight_n), outer_floats(&cell->weight_p)));
     }
-    if (layer->kind == CNORM_LAYER_NORM)
-        return cnorm_backward_partials(CNORM_F32, rows, layer->as.norm.n) / (ptrdiff_t)sizeof(float) +
-               2 * padded_units(layer->as.norm.n);
-    if (layer->kind != CNORM_LAYER_CELL) return 0;
-    const cnorm_cell *cell = &layer->as.cell;
-    ptrdiff_t floats = cell_backward_floats(cell);
-    floats = larger(floats, larger(outer_floats(&cell->weight_x), outer_floats(&cell->weight_h)));
-    floats = larger(floats, larger(outer_floats(&cell->weight_n), outer_floats(&cell->weight_p)));
-    return floats + 2 * vector_sums_of(cell).floats;
+    layout l = {(char *)memory, 0};
+    backward_scratch s;
+    s.total = layout_take(&l, vectors * (ptrdiff_t)sizeof(float));
+    s.block = layout_take(&l, vectors * (ptrdiff_t)sizeof(float));
+    s.rest = layout_take(&l, rest * (ptrdiff_t)sizeof(float));
+    s.floats = l.used / (ptrdiff_t)sizeof(float);
+    return s;
 }
 
 ptrdiff_t cnorm_backward_floats(const cnorm_tape *tape)
 {
     ptrdiff_t largest = 0;
     for (int i = 0; i < tape->count; ++i)
-        largest = larger(largest, layer_backward_floats(&tape->layers[i], tape->steps * tape->batch));
+        largest = larger(largest, backward_scratch_of(&tape->layers[i], tape->steps * tape->batch, NULL).floats);
     return largest;
 }
 
@@ -83,22 +100,25 @@ static void linear_backward(const layer_backward *call)
     const cnorm_linear *linear = &call->layer->as.linear;
     const cnorm_matrix *w = &linear->weight;
     const ptrdiff_t rows = call->steps * call->batch, units = w->units, length = packed_rows(w);
-    float *total = call->scratch, *block = total + padded_units(units), *scratch = block + padded_units(units);
+    const backward_scratch scratch = backward_scratch_of(call->layer, rows, call->scratch);
     const float_rows dz = {(float *)call->dy, call->dy_stride}, x = {call->tape.at, call->tape.row.floats};
-    memset(total, 0, (size_t)(2 * padded_units(units)) * sizeof *total);
+    memset(scratch.total, 0, (size_t)units * sizeof *scratch.total);
+    memset(scratch.block, 0, (size_t)units * sizeof *scratch.block);
     for (ptrdiff_t s = 0; s < rows; ++s) {
-        call->kernels->add_f32(units, block, call->dy + s * call->dy_stride);
-        if ((s + 1) % SUM_ROWS == 0 || s + 1 == rows) fold_sums(call, units, total, block);
+        call->kernels->add_f32(units, scratch.block, call->dy + s * call->dy_stride);
+        if ((s + 1) % SUM_ROWS == 0 || s + 1 == rows) fold_sums(call, units, scratch.total, scratch.block);
     }
-    if (call->gradient->bias) memcpy(call->gradient->bias, total, (size_t)units * sizeof *total);
-    weight_backward(call, w, dz, x, scratch, call->gradient->weight_x);
+    if (call->gradient->bias) memcpy(call->gradient->bias, scratch.total, (size_t)units * sizeof *scratch.total);
+    weight_backward(call, w, dz, x, scratch.rest, call->gradient->weight_x);
     if (!call->dx.at) return;
-    memset(scratch, 0, (size_t)(CNORM_ROWS * length) * sizeof *scratch);
+    memset(scratch.rest, 0, (size_t)(CNORM_ROWS * length) * sizeof *scratch.rest);
     for (ptrdiff_t s = 0; s < rows; s += CNORM_ROWS) {
         const ptrdiff_t n = rows - s < CNORM_ROWS ? rows - s : CNORM_ROWS;
         for (ptrdiff_t i = 0; i < n; ++i)
-            memcpy(scratch + i * length, call->dy + (s + i) * call->dy_stride, (size_t)units * sizeof *scratch);
-        call->kernels->products_backward(w, n, scratch, length, call->dx.at + s * call->dx.stride, call->dx.stride, 0);
+            memcpy(scratch.rest + i * length, call->dy + (s + i) * call->dy_stride,
+                   (size_t)units * sizeof *scratch.rest);
+        call->kernels->products_backward(w, n, scratch.rest, length, call->dx.at + s * call->dx.stride, call->dx.stride,
+                                         0);
     }
 }
 
@@ -106,24 +126,25 @@ static void row_norm_backward(const layer_backward *call)
 {
     const cnorm_row_norm *norm = &call->layer->as.norm;
     const ptrdiff_t n = norm->n, rows = call->steps * call->batch;
-    float *dgain = call->scratch, *dbias = dgain + padded_units(n), *partials = dbias + padded_units(n);
+    const backward_scratch scratch = backward_scratch_of(call->layer, rows, call->scratch);
+    float *dgain = scratch.total, *dbias = scratch.block;
     const float_rows dx = call->dx.at ? call->dx : (float_rows){call->tape.at, call->tape.row.floats};
     (void)cnorm_layer_norm_backward(CNORM_F32, rows, n, call->dy, call->dy_stride, call->tape.at, call->tape.row.floats,
-                                    norm->gain, call->tape.stats, dx.at, dx.stride, dgain, dbias, partials);
+                                    norm->gain, call->tape.stats, dx.at, dx.stride, dgain, dbias, scratch.rest);
     if (call->gradient->gain_h) memcpy(call->gradient->gain_h, dgain, (size_t)n * sizeof *dgain);
     if (call->gradient->bias) memcpy(call->gradient->bias, dbias, (size_t)n * sizeof *dbias);
 }
 
 /* All steps of a cell, without dx and the gradients of matrices, which are computed afterwards for all steps at once.
- * The gradients of its vectors go to total. */
-static void cell_steps_backward(const layer_backward *call, float *total, float *block, float *scratch)
+ * The gradients of its vectors go to scratch->total. */
+static void cell_steps_backward(const layer_backward *call, const backward_scratch *scratch)
 {
     const cnorm_cell *cell = &call->layer->as.cell;
     const ptrdiff_t outputs = cell->weight_h.cols, batch = call->batch, floats = vector_sums_of(cell).floats,
                     row = call->tape.row.floats;
     ptrdiff_t added = 0;
-    memset(total, 0, (size_t)floats * sizeof *total);
-    memset(block, 0, (size_t)floats * sizeof *block);
+    memset(scratch->total, 0, (size_t)floats * sizeof *scratch->total);
+    memset(scratch->block, 0, (size_t)floats * sizeof *scratch->block);
     for (ptrdiff_t t = call->steps - 1; t >= 0; --t) {
         float *tape = call->tape.at + t * batch * row;
         for (ptrdiff_t b = 0, n; b < batch; b += n) {
@@ -141,11 +162,11 @@ static void cell_steps_backward(const layer_backward *call, float *total, float 
                                                                        .dh = dh,
                                                                        .dc = dh + padded_units(outputs),
                                                                        .dstate_stride = call->dstate_stride,
-                                                                       .sums = block,
-                                                                       .scratch = scratch});
+                                                                       .sums = scratch->block,
+                                                                       .scratch = scratch->rest});
             added += n;
             if (added == SUM_ROWS || (t == 0 && b + n == batch)) {
-                fold_sums(call, floats, total, block);
+                fold_sums(call, floats, scratch->total, scratch->block);
                 added = 0;
             }
         }
@@ -169,16 +190,17 @@ static void run_cell_backward(const layer_backward *call)
     const tape_row row = call->tape.row;
     const ptrdiff_t rows = call->steps * call->batch, width = padded_units(cell->weight_x.units);
     const ptrdiff_t gates = cell->weight_x.gates * width;
-    float *total = call->scratch, *block = total + at.floats, *scratch = block + at.floats, *tape = call->tape.at;
-    cell_steps_backward(call, total, block, scratch);
+    const backward_scratch scratch = backward_scratch_of(call->layer, rows, call->scratch);
+    float *total = scratch.total, *tape = call->tape.at;
+    cell_steps_backward(call, &scratch);
     const float_rows x = {tape + row.x, row.floats}, h = {tape + row.state, row.floats},
                      in2 = {tape + row.in2, row.floats};
     const float_rows dzx = {tape + row.zx, row.floats}, dzh = {tape + row.zh, row.floats},
                      dz2 = {tape + row.z2, row.floats};
-    weight_backward(call, &cell->weight_x, dzx, x, scratch, to->weight_x);
-    weight_backward(call, &cell->weight_h, dzh, h, scratch, to->weight_h);
-    weight_backward(call, &cell->weight_n, dz2, in2, scratch, to->weight_n);
-    weight_backward(call, &cell->weight_p, dz2, in2, scratch, to->weight_p);
+    weight_backward(call, &cell->weight_x, dzx, x, scratch.rest, to->weight_x);
+    weight_backward(call, &cell->weight_h, dzh, h, scratch.rest, to->weight_h);
+    weight_backward(call, &cell->weight_n, dz2, in2, scratch.rest, to->weight_n);
+    weight_backward(call, &cell->weight_p, dz2, in2, scratch.rest, to->weight_p);
     copy_gradient(to->bias, total + at.bias, gates);
     copy_gradient(to->gain_x, total + at.gain_x, gates);
     copy_gradient(to->gain_h, total + at.gain_h, gates);
