@@ -4,9 +4,8 @@
 
 #include "../dispatch.h"
 #include "../float_mode.h"
+#include "rows.h"
 #include "tape.h"
-
-static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 
 /* The scratch of one layer, for `rows` rows. With memory NULL only its size. */
 typedef struct backward_scratch {
@@ -49,12 +48,6 @@ ptrdiff_t cnorm_backward_floats(const cnorm_tape *tape)
         largest = larger(largest, backward_scratch_of(&tape->layers[i], tape->steps * tape->batch, NULL).floats);
     return largest;
 }
-
-/* rows of floats: the first, and their stride */
-typedef struct float_rows {
-    float *at;
-    ptrdiff_t stride;
-} float_rows;
 
 typedef struct layer_backward {
     const cnorm_kernels *kernels;

@@ -6,6 +6,7 @@
 
 #include "../dispatch.h"
 #include "../float_mode.h"
+#include "rows.h"
 
 ptrdiff_t cnorm_layer_inputs(const cnorm_layer *layer)
 {
@@ -40,8 +41,6 @@ ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count)
     return total;
 }
 
-static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
-
 /* scratch for `rows` rows of this layer, without its output */
 static ptrdiff_t layer_scratch_floats(const cnorm_layer *layer, ptrdiff_t rows)
 {
@@ -71,16 +70,6 @@ ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t r
     return output_floats(layers, count - 1, rows) + (largest + 15) / 16 * 16;
 }
 
-/* n rows of a layer, `stride` floats apart */
-typedef struct {
-    const float *at;
-    ptrdiff_t stride;
-} input_rows;
-typedef struct {
-    float *at;
-    ptrdiff_t stride;
-} output_rows;
-
 /* A call of `count` layers: with `steps` the rows are steps of one stream in turn, else one row for each of several
  * streams; at most `rows` together. */
 typedef struct {
@@ -94,8 +83,8 @@ typedef struct {
 
 /* n rows of one cell, whose state begins `offset` floats into a stream's: one step of each of n states, or n steps of
  * the first one */
-static void run_cell(const network_call *call, const cnorm_cell *cell, ptrdiff_t n, input_rows x, ptrdiff_t offset,
-                     float *scratch, output_rows y)
+static void run_cell(const network_call *call, const cnorm_cell *cell, ptrdiff_t n, const_rows x, ptrdiff_t offset,
+                     float *scratch, float_rows y)
 {
     const cnorm_kernels *kernels = call->kernels;
     const ptrdiff_t row = input_row_floats(cell), outputs = cell->weight_h.cols;
@@ -113,8 +102,8 @@ static void run_cell(const network_call *call, const cnorm_cell *cell, ptrdiff_t
 }
 
 /* a layer without weights or state */
-static void run_plain(const cnorm_kernels *kernels, const cnorm_layer *layer, ptrdiff_t n, input_rows x,
-                      input_rows residual, output_rows y)
+static void run_plain(const cnorm_kernels *kernels, const cnorm_layer *layer, ptrdiff_t n, const_rows x,
+                      const_rows residual, float_rows y)
 {
     if (layer->kind == CNORM_LAYER_NORM) {
         const cnorm_row_norm *norm = &layer->as.norm;
@@ -139,24 +128,24 @@ static void run_plain(const cnorm_kernels *kernels, const cnorm_layer *layer, pt
 }
 
 /* the input of layer `index`: x, or the output that the layer before it keeps in scratch [rows, padded outputs] */
-static input_rows input_of(const network_call *call, int index, input_rows x)
+static const_rows input_of(const network_call *call, int index, const_rows x)
 {
     if (index == 0) return x;
-    return (input_rows){call->scratch + output_floats(call->layers, index - 1, call->rows),
+    return (const_rows){call->scratch + output_floats(call->layers, index - 1, call->rows),
                         padded_units(cnorm_layer_inputs(&call->layers[index]))};
 }
 
 /* n <= rows rows through all layers */
-static void run_rows(const network_call *call, ptrdiff_t n, input_rows x, output_rows y)
+static void run_rows(const network_call *call, ptrdiff_t n, const_rows x, float_rows y)
 {
     const cnorm_layer *layers = call->layers;
     float *layer_scratch = call->scratch + output_floats(layers, call->count - 1, call->rows), *out = call->scratch;
     ptrdiff_t offset = 0;
-    input_rows in = x;
+    const_rows in = x;
     for (int i = 0; i < call->count; ++i) {
         const cnorm_layer *layer = &layers[i];
         const ptrdiff_t width = padded_units(cnorm_layer_outputs(layer));
-        const output_rows to = i + 1 == call->count ? y : (output_rows){out, width};
+        const float_rows to = i + 1 == call->count ? y : (float_rows){out, width};
         if (layer->kind == CNORM_LAYER_LINEAR) {
             call->kernels->linear_step(&layer->as.linear, n, in.at, in.stride, to.at, to.stride, layer_scratch);
         } else if (layer->kind == CNORM_LAYER_CELL) {
@@ -166,12 +155,12 @@ static void run_rows(const network_call *call, ptrdiff_t n, input_rows x, output
             const int back = layer->kind == CNORM_LAYER_RESIDUAL ? layer->as.residual.back : 0;
             run_plain(call->kernels, layer, n, in, input_of(call, i - back, x), to);
         }
-        in = (input_rows){to.at, to.stride};
+        in = (const_rows){to.at, to.stride};
         out += call->rows * width;
     }
 }
 
-static cnorm_status run(network_call call, ptrdiff_t total, input_rows x, output_rows y)
+static cnorm_status run(network_call call, ptrdiff_t total, const_rows x, float_rows y)
 {
     float *const *states = call.states;
     const ptrdiff_t rows = call.rows;
@@ -189,8 +178,8 @@ static cnorm_status run(network_call call, ptrdiff_t total, input_rows x, output
     const float_mode mode = float_mode_enter();
     for (ptrdiff_t t = 0; t < total; t += rows) {
         if (!call.steps) call.states = states + t;
-        run_rows(&call, total - t < rows ? total - t : rows, (input_rows){x.at + t * x.stride, x.stride},
-                 (output_rows){y.at + t * y.stride, y.stride});
+        run_rows(&call, total - t < rows ? total - t : rows, (const_rows){x.at + t * x.stride, x.stride},
+                 (float_rows){y.at + t * y.stride, y.stride});
     }
     float_mode_leave(mode);
     return CNORM_OK;
@@ -201,12 +190,12 @@ cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, co
 {
     const network_call call = {
         .layers = layers, .count = count, .steps = 1, .rows = rows, .states = &state, .scratch = scratch};
-    return run(call, steps, (input_rows){x, x_stride}, (output_rows){y, y_stride});
+    return run(call, steps, (const_rows){x, x_stride}, (float_rows){y, y_stride});
 }
 
 cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x, ptrdiff_t x_stride,
                             float *const *states, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride)
 {
     const network_call call = {.layers = layers, .count = count, .rows = rows, .states = states, .scratch = scratch};
-    return run(call, streams, (input_rows){x, x_stride}, (output_rows){y, y_stride});
+    return run(call, streams, (const_rows){x, x_stride}, (float_rows){y, y_stride});
 }

@@ -6,6 +6,7 @@
 
 #include "../crc32.h"
 #include "../kernels/kernels.h"
+#include "rows.h"
 
 /* The state that a network starts from. Padding is zero whatever a file says. */
 static void set_start(const cnorm_network *network, float *state)
@@ -26,7 +27,6 @@ static void set_start(const cnorm_network *network, float *state)
 
 /* a multiple of CNORM_ALIGN bytes, not 0, which stands for an error */
 static ptrdiff_t aligned_floats(ptrdiff_t floats) { return floats > 0 ? (floats + 15) / 16 * 16 : 16; }
-static ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
 static int misaligned(const void *memory) { return (uintptr_t)memory % CNORM_ALIGN != 0; }
 
 /* ---- whole sequences ------------------------------------------------------------------------------------------ */

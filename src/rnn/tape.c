@@ -7,6 +7,7 @@
 
 #include "../dispatch.h"
 #include "../float_mode.h"
+#include "rows.h"
 
 ptrdiff_t cnorm_tape_floats(const cnorm_tape *tape)
 {
@@ -23,11 +24,6 @@ ptrdiff_t cnorm_tape_floats(const cnorm_tape *tape)
     return floats;
 }
 
-typedef struct {
-    float *at;
-    ptrdiff_t stride;
-} output_rows;
-
 static void copy_rows(ptrdiff_t n, ptrdiff_t floats, const float *from, ptrdiff_t from_stride, float *to,
                       ptrdiff_t stride)
 {
@@ -42,7 +38,7 @@ typedef struct recording {
     float *state; /* of this cell; the next row's is `state_floats` further on */
     ptrdiff_t state_floats;
     float *scratch;
-    output_rows y;
+    float_rows y;
 } recording;
 
 /* One step of n rows that begin at `at` on the tape, where their zx are. Records their state before the step, the
@@ -88,7 +84,7 @@ static void record_cell(const recording *call)
 }
 
 static void record_layer(const cnorm_kernels *kernels, const cnorm_tape *tape, int index, ptrdiff_t first,
-                         ptrdiff_t steps, float *scratch, output_rows y)
+                         ptrdiff_t steps, float *scratch, float_rows y)
 {
     const cnorm_layer *layer = &tape->layers[index];
     const tape_layer here = tape_layer_of(tape, index, first);
@@ -135,10 +131,10 @@ cnorm_status cnorm_run_tape(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t s
     copy_rows(steps * tape->batch, inputs, x, inputs, start.at, start.row.floats);
     ptrdiff_t offset = 0;
     for (int i = 0; i < tape->count; ++i) {
-        output_rows to = {y, cnorm_layer_outputs(&tape->layers[i])};
+        float_rows to = {y, cnorm_layer_outputs(&tape->layers[i])};
         if (i + 1 < tape->count) {
             const tape_layer next = tape_layer_of(tape, i + 1, first);
-            to = (output_rows){next.at, next.row.floats};
+            to = (float_rows){next.at, next.row.floats};
         }
         if (tape->layers[i].kind == CNORM_LAYER_CELL) {
             record_cell(&(recording){kernels, &tape->layers[i].as.cell, tape_layer_of(tape, i, first), steps,

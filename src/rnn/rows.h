@@ -1,0 +1,19 @@
+/* Rows of floats, and the larger of two sizes. */
+#ifndef CNORM_ROWS_H
+#define CNORM_ROWS_H
+
+#include <stddef.h>
+
+/* the first row, and the floats from one to the next */
+typedef struct float_rows {
+    float *at;
+    ptrdiff_t stride;
+} float_rows;
+typedef struct const_rows {
+    const float *at;
+    ptrdiff_t stride;
+} const_rows;
+
+static inline ptrdiff_t larger(ptrdiff_t a, ptrdiff_t b) { return a > b ? a : b; }
+
+#endif
