@@ -4,11 +4,13 @@
 
 #include <math.h>
 
+#include "../int8/units.h"
+
 static int matrix_of(const cnorm_matrix *w, ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols)
 {
     return w->panels && w->gates == gates && w->units == units && w->cols == cols && w->group >= 0 &&
            w->group <= gates && cnorm_matrix_bytes(w) > 0 &&
-           (w->type != CNORM_WEIGHT_I8 || (w->levels > 0 && w->levels <= 8191));
+           (w->type != CNORM_WEIGHT_I8 || (w->levels > 0 && w->levels <= CNORM_INT8_LEVELS));
 }
 
 static int between(int value, int last) { return value >= 0 && value <= last; }
