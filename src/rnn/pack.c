@@ -102,8 +102,8 @@ static uint16_t float16_of(double a)
 /* the int8 of w, whose row has this scale */
 static int8_t int8_of(float w, float scale)
 {
-    const double level = rint((double)w / (double)scale);
-    return (int8_t)(level > 127 ? 127 : level < -127 ? -127 : level);
+    const double rounded = rint((double)w / (double)scale);
+    return (int8_t)(rounded > 127 ? 127 : rounded < -127 ? -127 : rounded);
 }
 
 /* Rounds the centred weight w to element `at` of rows; false if it is out of range. int8 takes two passes: pass 0 finds

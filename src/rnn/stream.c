@@ -49,9 +49,9 @@ static run_sizes sizes_of(const cnorm_model *model)
         sizes.state = larger(sizes.state, aligned_floats(cnorm_state_floats(network->layers, network->count)));
         sizes.scratch =
             larger(sizes.scratch, aligned_floats(cnorm_scratch_floats(network->layers, network->count, CNORM_ROWS)));
-        const int pair = network->direction == CNORM_FORWARD;
-        const ptrdiff_t width = outputs_of(network) + (pair ? outputs_of(network + 1) : 0);
-        if (i + 1 + pair < model->count) sizes.between = larger(sizes.between, width);
+        const int bidirectional = network->direction == CNORM_FORWARD;
+        const ptrdiff_t width = outputs_of(network) + (bidirectional ? outputs_of(network + 1) : 0);
+        if (i + 1 + bidirectional < model->count) sizes.between = larger(sizes.between, width);
     }
     return sizes;
 }
@@ -94,13 +94,14 @@ cnorm_status cnorm_model_run(const cnorm_model *model, ptrdiff_t steps, const fl
     ptrdiff_t inputs = model->inputs;
     for (int i = 0; i < model->count; ++i) {
         const cnorm_network *network = &model->networks[i];
-        const int pair = network->direction == CNORM_FORWARD;
-        const ptrdiff_t column = outputs_of(network), width = column + (pair ? outputs_of(network + 1) : 0);
-        const frame_rows to = {i + 1 + pair == model->count ? y : output, width};
+        const int bidirectional = network->direction == CNORM_FORWARD;
+        const ptrdiff_t column = outputs_of(network), width = column + (bidirectional ? outputs_of(network + 1) : 0);
+        const frame_rows to = {i + 1 + bidirectional == model->count ? y : output, width};
         cnorm_status status = run_network(network, steps, x, inputs, to, 0, memory);
-        if (status == CNORM_OK && pair) status = run_network(network + 1, steps, x, inputs, to, column, memory);
+        if (status == CNORM_OK && bidirectional)
+            status = run_network(network + 1, steps, x, inputs, to, column, memory);
         if (status != CNORM_OK) return status;
-        i += pair;
+        i += bidirectional;
         x = to.at, inputs = width, output = spare, spare = to.at;
     }
     return CNORM_OK;
