@@ -192,11 +192,11 @@ static NOINLINE void f64_write_tile(const f64_batch *b, const f64_tile *t, ptrdi
     for (ptrdiff_t i = 0; i < t->n; ++i) {
         if (b->stats[c + i].scale == 0) continue;
         const f64_gradient d = f64_gradient_of(&b->stats[c + i], b->sum[c + i], b->sum2[c + i], 0);
-        lanes[0][i] = d.G, lanes[1][i] = d.H, lanes[2][i] = d.rstd, lanes[3][i] = d.unit, lanes[4][i] = d.last_unit;
+        lanes[0][i] = d.G, lanes[1][i] = d.H, lanes[2][i] = d.rstd, lanes[3][i] = d.factor, lanes[4][i] = d.last_factor;
     }
     wide_gradient d = {.scales = {1, 1}};
     memcpy(&d.G, lanes[0], sizeof d.G), memcpy(&d.H, lanes[1], sizeof d.H), memcpy(&d.rstd, lanes[2], sizeof d.rstd);
-    memcpy(&d.unit, lanes[3], sizeof d.unit), memcpy(&d.last_unit, lanes[4], sizeof d.last_unit);
+    memcpy(&d.factor, lanes[3], sizeof d.factor), memcpy(&d.last_factor, lanes[4], sizeof d.last_factor);
     f64_write_gradient(t, &e, &d);
 }
 

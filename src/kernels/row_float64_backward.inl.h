@@ -15,7 +15,7 @@ static NOINLINE void f64_write_gradient(const f64_tile *t, const wide_stats *e, 
         for (ptrdiff_t r = 0; r < b.count; ++r) EACH_VECTOR(i)
             {
                 const f64v bracket = (g[r].v[i] - d->G.v[i]) - xhat[r].v[i] * d->H.v[i];
-                g[r].v[i] = bracket * d->rstd.v[i] * d->unit.v[i] * d->unit.v[i] * d->last_unit.v[i];
+                g[r].v[i] = bracket * d->rstd.v[i] * d->factor.v[i] * d->factor.v[i] * d->last_factor.v[i];
             }
         store_out(b, g);
     }

@@ -124,7 +124,7 @@ typedef struct {
     double scale, origin, delta, rstd, inv_std_dev;
 } f64_stats;
 
-/* the same for a row in each lane */
+/* f64_stats of a row or channel in each lane */
 typedef struct {
     wide_f64 scale, origin, delta, rstd;
 } wide_stats;
@@ -134,7 +134,7 @@ INLINE wide_stats wide_stats_of(const f64_stats *e)
     return (wide_stats){wide_of(e->scale), wide_of(e->origin), wide_of(e->delta), wide_of(e->rstd)};
 }
 
-/* lane i is e[i], as far as that is used: scale is not 0 */
+/* Lane i holds e[i]. Lanes whose e[i].scale is 0 are not computed in float64 and stay zero. */
 static NOINLINE wide_stats wide_stats_of_each(const f64_stats *e, ptrdiff_t count)
 {
     double lanes[4][LANES_F64] = {{0}};
@@ -147,21 +147,25 @@ static NOINLINE wide_stats wide_stats_of_each(const f64_stats *e, ptrdiff_t coun
     return w;
 }
 
-/* (6) in each lane: dx = ((g - G) - xhat H) rstd unit^2 last_unit. G, H and g = dy gain are scaled by powers of two,
- * as xhat is, and dx may be in range where the product of two factors is not: so the units are three powers of two. */
+/* of g: dy and gain are multiplied by them; 1 where x is not float64 */
 typedef struct {
     double dy, gain;
-} f64_scales; /* of g: dy and gain are multiplied by them; 1 where x is not float64 */
+} f64_scales;
+
+/* (6) in each lane: dx = ((g - G) - xhat H) rstd factor^2 last_factor. g = dy gain, G, H and rstd are scaled by powers
+ * of two. Three factors undo that, because one power of two, or a partial product, could overflow although dx does
+ * not. */
 typedef struct {
-    wide_f64 G, H, rstd, unit, last_unit;
+    wide_f64 G, H, rstd, factor, last_factor;
     f64_scales scales;
 } wide_gradient;
 
+/* the same for one row or channel */
 typedef struct {
-    double G, H, rstd, unit, last_unit;
+    double G, H, rstd, factor, last_factor;
 } f64_gradient;
 
-/* for a row or channel whose g is in units of 2^-power */
+/* f64_gradient of a row or channel whose g is in units of 2^-power */
 INLINE f64_gradient f64_gradient_of(const f64_stats *e, double G, double H, int power)
 {
     const double inverse = e->rstd == 0 ? e->inv_std_dev : e->rstd;
@@ -173,8 +177,8 @@ INLINE f64_gradient f64_gradient_of(const f64_stats *e, double G, double H, int 
 
 INLINE wide_gradient wide_gradient_of(const f64_gradient *d, f64_scales scales)
 {
-    return (wide_gradient){wide_of(d->G),    wide_of(d->H),         wide_of(d->rstd),
-                           wide_of(d->unit), wide_of(d->last_unit), scales};
+    return (wide_gradient){wide_of(d->G),      wide_of(d->H),           wide_of(d->rstd),
+                           wide_of(d->factor), wide_of(d->last_factor), scales};
 }
 static const f64_scales UNSCALED = {1, 1};
 
