@@ -164,7 +164,7 @@ static NOINLINE void FN(write_mixed_tile)(const f64_tile *t, FN(volume) v, ptrdi
         f64_write_tile(in_f64, &rows, c, backward);
         for (ptrdiff_t k = 0; k < v.samples; ++k)
             for (ptrdiff_t i = 0; i < t->n; ++i)
-                out[(r + k) * out_stride + i] = both[in_f64->stats[c + i].scale != 0][k][i];
+                out[(r + k) * out_stride + i] = both[in_f64->stats[c + i].scale != DONE_IN_T][k][i];
     }
 }
 
@@ -177,7 +177,7 @@ static NOINLINE void FN(write_f64_columns)(const FN(volume) *v, int backward, co
         FN(volume) part = *v;
         FN(batch) of_part = *b;
         ptrdiff_t of_f64 = 0;
-        for (ptrdiff_t i = 0; i < t.n; ++i) of_f64 += b->f64[c + i].scale != 0;
+        for (ptrdiff_t i = 0; i < t.n; ++i) of_f64 += b->f64[c + i].scale != DONE_IN_T;
         part.channels = t.n, part.x = t.x, part.dy = t.dy, part.out = t.out;
         of_part.K += c, of_part.delta += c, of_part.rstd += c, of_part.scale += c;
         of_part.gain += c, of_part.bias += c, of_part.G += c, of_part.H += c;

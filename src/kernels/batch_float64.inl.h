@@ -1,4 +1,4 @@
-/* Channels of batch_norm.inl.h that are done in float64: those whose f64.scale is not 0. In a matrix (space = 1)
+/* Channels of batch_norm.inl.h that are done in float64: those whose scale is not DONE_IN_T. In a matrix (space = 1)
  * LANES_F64 channels are read at a time, one in each lane; otherwise each run of `space` elements is one of
  * row_float64.inl.h. Included once, for float32 and float64. */
 #ifndef CNORM_BATCH_FLOAT64_INL_H
@@ -104,7 +104,7 @@ static int f64_channel_from(const f64_batch *b, ptrdiff_t c, const double sums[2
     return again;
 }
 
-/* (3) for those of `count` channels from c on whose scale is -2; backward, rstd is given and kept */
+/* (3) for those of `count` channels from c on whose scale is STATS_IN_F64; backward, rstd is given and kept */
 static void f64_channel_stats(const f64_batch *b, ptrdiff_t c, ptrdiff_t count, double eps, double *moments,
                               int backward)
 {
@@ -113,7 +113,7 @@ static void f64_channel_stats(const f64_batch *b, ptrdiff_t c, ptrdiff_t count, 
     int redone[LANES_F64] = {0}, again[LANES_F64] = {0}, any = 1;
     if (b->type == CNORM_F64) f64_channel_largest(b, c, largest);
     for (ptrdiff_t i = 0; i < count; ++i) {
-        redone[i] = again[i] = e[i].scale == -2;
+        redone[i] = again[i] = e[i].scale == STATS_IN_F64;
         if (!again[i]) continue;
         e[i] = (f64_stats){.scale = b->type == CNORM_F64 ? scale_for(largest[i]) : 1};
         e[i].origin = element(b->type, b->x, (c + i) * b->space) * e[i].scale;
@@ -143,7 +143,7 @@ static NOINLINE void f64_channels(const f64_batch *b, double eps, double *moment
     for (ptrdiff_t c = 0, count; c < b->channels; c += count) {
         int any = 0;
         count = channels_at(b, c);
-        for (ptrdiff_t i = c; i < c + count; ++i) any |= b->stats[i].scale == -2;
+        for (ptrdiff_t i = c; i < c + count; ++i) any |= b->stats[i].scale == STATS_IN_F64;
         if (any) f64_channel_stats(b, c, count, eps, moments, backward);
     }
 }
@@ -154,12 +154,12 @@ static NOINLINE void f64_channel_gradients(const f64_batch *b)
     for (ptrdiff_t c = 0, count; c < b->channels; c += count) {
         int any = 0;
         count = channels_at(b, c);
-        for (ptrdiff_t i = c; i < c + count; ++i) any |= b->stats[i].scale != 0;
+        for (ptrdiff_t i = c; i < c + count; ++i) any |= b->stats[i].scale != DONE_IN_T;
         if (!any) continue;
         double sums[2][LANES_F64];
         f64_channel_sums(b, c, 1, sums);
         for (ptrdiff_t i = c; i < c + count; ++i)
-            if (b->stats[i].scale != 0) b->sum[i] = sums[0][i - c], b->sum2[i] = sums[1][i - c];
+            if (b->stats[i].scale != DONE_IN_T) b->sum[i] = sums[0][i - c], b->sum2[i] = sums[1][i - c];
     }
 }
 
@@ -190,7 +190,7 @@ static NOINLINE void f64_write_tile(const f64_batch *b, const f64_tile *t, ptrdi
     }
     double lanes[5][LANES_F64] = {{0}};
     for (ptrdiff_t i = 0; i < t->n; ++i) {
-        if (b->stats[c + i].scale == 0) continue;
+        if (b->stats[c + i].scale == DONE_IN_T) continue;
         const f64_gradient d = f64_gradient_of(&b->stats[c + i], b->sum[c + i], b->sum2[c + i], 0);
         lanes[0][i] = d.G, lanes[1][i] = d.H, lanes[2][i] = d.rstd, lanes[3][i] = d.factor, lanes[4][i] = d.last_factor;
     }

@@ -30,7 +30,8 @@ typedef struct {
     ptrdiff_t out_stride;
 } FN(volume);
 
-/* The scratch: arrays [channels]. A channel with f64.scale != 0 is out of T's range and done in float64. */
+/* The scratch: arrays [channels]. A channel that is out of T's range is done in float64: its f64.scale is
+ * not DONE_IN_T. */
 typedef struct {
     double *sum, *sum2; /* S and Q, or A and B */
     f64_stats *f64;
@@ -59,7 +60,7 @@ static FN(batch) FN(batch_of)(void *memory, const FN(volume) *v, const T *gain, 
                          .block2 = array[9]};
     (void)TN(param)(gain, 1, v->channels, 0, b.gain);
     (void)TN(param)(bias, -(T)0, v->channels, 0, b.bias);
-    for (ptrdiff_t c = 0; c < v->channels; ++c) b.f64[c].scale = 0;
+    for (ptrdiff_t c = 0; c < v->channels; ++c) b.f64[c].scale = DONE_IN_T;
     return b;
 }
 
@@ -121,7 +122,7 @@ static void FN(batch_output)(const FN(volume) *v, const FN(batch) *b, int stream
         const T st[3] = {b->K[c], b->delta[c], b->scale[c]};
         const FN(run) run = {v->space, NULL, v->x + sample * v->x_stride + at, v->out + sample * v->out_stride + at,
                              st};
-        if (b->f64[c].scale == 0) FN(normalise_run)(&run, 1, b->bias[c], carry);
+        if (b->f64[c].scale == DONE_IN_T) FN(normalise_run)(&run, 1, b->bias[c], carry);
         else f64_write_run(&in_f64, sample, c, 0);
     }
     if (carry) {
@@ -142,7 +143,7 @@ static NOINLINE int FN(channel_stats)(const FN(volume) *v, ptrdiff_t c, T K, dou
     b->delta[c] = (T)delta;
     b->rstd[c] = (T)rstd;
     b->scale[c] = (T)((double)b->gain[c] * rstd);
-    b->f64[c] = (f64_stats){.scale = FN(representable)(K, b->scale[c], (double)b->gain[c], rstd) ? 0 : 1,
+    b->f64[c] = (f64_stats){.scale = FN(representable)(K, b->scale[c], (double)b->gain[c], rstd) ? DONE_IN_T : 1,
                             .origin = (double)K,
                             .delta = delta,
                             .rstd = rstd,
@@ -184,27 +185,27 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
     FN(batch) b = FN(batch_of)(call->scratch, &v, call->gain, call->bias);
     FN(batch_initial_shift)(&v, &b);
 
-    int again = 0; /* channels for (2) have a scale of -1, and their next K in G; those for (3) a scale of -2 */
+    int again = 0; /* whether any channel is to SUM_AGAIN, (2), about the K in G; STATS_IN_F64 are for (3) */
     FN(channel_sums)(&v, v.space, 0, b.K, &b);
     memcpy(b.G, b.K, (size_t)channels * sizeof(T));
     for (ptrdiff_t c = 0; c < channels; ++c) {
         if (FN(channel_stats)(&v, c, b.K[c], call->eps, &b, call->moments)) continue;
         b.G[c] = (T)((double)b.K[c] + b.sum[c] / (double)(v.samples * v.space));
         const int in_range = FN(square_in_range)((double)(v.samples * v.space), b.sum2[c], call->eps);
-        b.f64[c].scale = in_range ? -1 : -2;
+        b.f64[c].scale = in_range ? SUM_AGAIN : STATS_IN_F64;
         again |= in_range;
     }
     if (again) {
         FN(channel_sums)(&v, v.space, 0, b.G, &b);
         for (ptrdiff_t c = 0; c < channels; ++c)
-            if (b.f64[c].scale == -1 && !FN(channel_stats)(&v, c, b.G[c], call->eps, &b, call->moments))
-                b.f64[c].scale = -2;
+            if (b.f64[c].scale == SUM_AGAIN && !FN(channel_stats)(&v, c, b.G[c], call->eps, &b, call->moments))
+                b.f64[c].scale = STATS_IN_F64;
     }
     const f64_batch in_f64 = FN(in_f64)(&v, &b);
     f64_channels(&in_f64, call->eps, call->moments, 0);
     T *stats = call->stats;
     for (ptrdiff_t c = 0; c < channels; ++c) {
-        b.any_f64 |= b.f64[c].scale != 0;
+        b.any_f64 |= b.f64[c].scale != DONE_IN_T;
         if (stats) stats[3 * c] = b.K[c], stats[3 * c + 1] = b.delta[c], stats[3 * c + 2] = b.rstd[c];
     }
     FN(batch_output)(&v, &b, call->streaming);

@@ -6,7 +6,7 @@ static void FN(batch_gradient_sums)(const FN(volume) *v, T *dgain, T *dbias, FN(
     FN(channel_sums)(v, v->space, 1, b->K, b);
     for (ptrdiff_t c = 0; c < v->channels; ++c) {
         f64_stats *e = &b->f64[c];
-        if (e->scale != 0 || (fabs(b->sum[c]) <= SUM_MAX && fabs(b->sum2[c]) <= SUM_MAX)) continue;
+        if (e->scale != DONE_IN_T || (fabs(b->sum[c]) <= SUM_MAX && fabs(b->sum2[c]) <= SUM_MAX)) continue;
         b->any_f64 = 1;
         *e = (f64_stats){1, (double)b->K[c], (double)b->delta[c], (double)b->rstd[c], (double)b->rstd[c]};
     }
@@ -27,7 +27,7 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
         b.K[c] = st[0], b.delta[c] = st[1], b.rstd[c] = st[2];
         if (FN(rstd_in_range)(st)) continue; /* false for NaN */
         b.any_f64 = 1;
-        if (!f64_stats_from(DTYPE, st, &b.f64[c])) b.f64[c].scale = -2;
+        if (!f64_stats_from(DTYPE, st, &b.f64[c])) b.f64[c].scale = STATS_IN_F64;
     }
     const f64_batch in_f64 = FN(in_f64)(&v, &b);
     if (b.any_f64) f64_channels(&in_f64, 0, NULL, 1);
@@ -48,7 +48,7 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
         const T st[3] = {b.K[c], b.delta[c], b.rstd[c]};
         const FN(run) run = {v.space, v.dy + sample * v.dy_stride + at, v.x + sample * v.x_stride + at,
                              v.out + sample * v.out_stride + at, st};
-        if (b.f64[c].scale == 0) FN(gradient_run)(&run, b.gain[c], b.G[c], b.H[c], carry);
+        if (b.f64[c].scale == DONE_IN_T) FN(gradient_run)(&run, b.gain[c], b.G[c], b.H[c], carry);
         else f64_write_run(&in_f64, sample, c, 1);
     }
     if (carry) {

@@ -46,8 +46,9 @@ static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *
         f64_stats *e = &b.f64[c];
         b.K[c] = 0;
         e->origin = 0;
-        if (e->scale != 0 && FN(representable)(0, b.scale[c], (double)b.gain[c], e->inv_std_dev)) e->scale = 0;
-        b.any_f64 |= e->scale != 0;
+        if (e->scale != DONE_IN_T && FN(representable)(0, b.scale[c], (double)b.gain[c], e->inv_std_dev))
+            e->scale = DONE_IN_T;
+        b.any_f64 |= e->scale != DONE_IN_T;
     }
     FN(volume) of_dy = v;
     of_dy.x = v.dy;

@@ -124,6 +124,10 @@ typedef struct {
     double scale, origin, delta, rstd, inv_std_dev;
 } f64_stats;
 
+/* Values in the place of scale, for the channels of batch norm: one that is done in T; one whose sums in T are to be
+ * taken again, about its mean; one whose statistics are still to be computed in float64 */
+enum { DONE_IN_T = 0, SUM_AGAIN = -1, STATS_IN_F64 = -2 };
+
 /* f64_stats of a row or channel in each lane */
 typedef struct {
     wide_f64 scale, origin, delta, rstd;
@@ -134,12 +138,12 @@ INLINE wide_stats wide_stats_of(const f64_stats *e)
     return (wide_stats){wide_of(e->scale), wide_of(e->origin), wide_of(e->delta), wide_of(e->rstd)};
 }
 
-/* Lane i holds e[i]. Lanes whose e[i].scale is 0 are not computed in float64 and stay zero. */
+/* Lane i holds e[i]. Lanes that are DONE_IN_T stay zero. */
 static NOINLINE wide_stats wide_stats_of_each(const f64_stats *e, ptrdiff_t count)
 {
     double lanes[4][LANES_F64] = {{0}};
     for (ptrdiff_t i = 0; i < count; ++i)
-        if (e[i].scale != 0)
+        if (e[i].scale != DONE_IN_T)
             lanes[0][i] = e[i].scale, lanes[1][i] = e[i].origin, lanes[2][i] = e[i].delta, lanes[3][i] = e[i].rstd;
     wide_stats w;
     memcpy(&w.scale, lanes[0], sizeof w.scale), memcpy(&w.origin, lanes[1], sizeof w.origin);
