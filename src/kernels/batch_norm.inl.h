@@ -113,7 +113,7 @@ INLINE int FN(representable)(T K, T scale, double gain, double rstd)
 /* (4) */
 static void FN(batch_output)(const FN(volume) *v, const FN(batch) *b, int streaming)
 {
-    FN(carry) kept = {.to = 0}, *carry = streaming ? &kept : NULL;
+    FN(carry) carried = {.to = 0}, *carry = streaming ? &carried : NULL;
     const f64_batch in_f64 = FN(in_f64)(v, b);
     if (v->space == 1 && b->any_f64) FN(write_f64_columns)(v, 0, b);
     else if (v->space == 1) FN(write_matrix)(v, 0, b, carry);
