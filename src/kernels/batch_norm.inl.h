@@ -88,7 +88,7 @@ static NOINLINE void FN(channel_sums)(const FN(volume) *v, ptrdiff_t length, int
     for (ptrdiff_t sample = 0; sample < v->samples; ++sample)
         for (ptrdiff_t c = 0; c < v->channels; ++c) {
             const X *x = v->x + sample * v->x_stride + c * v->space;
-            two_sums sums;
+            row_sums sums;
             if (backward) {
                 const T st[3] = {K[c], b->delta[c], b->rstd[c]};
                 const FN(run) run = {length, v->dy + sample * v->dy_stride + c * v->space, x, NULL, st};

@@ -32,7 +32,7 @@ static NOINLINE void FN(normalise_run)(const FN(run) *run, T gain, T bias, FN(ca
  * float64 if a sum overflows. */
 static NOINLINE void FN(run_gradient_sums)(const FN(run) *run, const T *gain, double *A, double *B)
 {
-    const two_sums sums = FN(gradient_sums)(run->x, run->dy, gain, run->n, run->st);
+    const row_sums sums = FN(gradient_sums)(run->x, run->dy, gain, run->n, run->st);
     *A = sums.a;
     *B = sums.b;
     if (fabs(*A) <= SUM_MAX && fabs(*B) <= SUM_MAX) return;

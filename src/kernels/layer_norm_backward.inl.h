@@ -81,7 +81,7 @@ INLINE int FN(backward_row)(const FN(row) *row, const T st[3], FN(dx_row) *to_dx
 {
     double sums[2];
     if (mode & LATE_GRADS) {
-        const two_sums both = FN(gradient_sums)(row->x, row->dy, row->gain, row->n, st);
+        const row_sums both = FN(gradient_sums)(row->x, row->dy, row->gain, row->n, st);
         sums[0] = both.a, sums[1] = both.b;
     } else {
         FN(sweep)(row, mode | BACKWARD, NULL, sums);

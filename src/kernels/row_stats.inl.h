@@ -47,7 +47,7 @@ INLINE FN(stats) FN(in_registers)(FN(stats) s)
  * with a pointer to the caller's row, its members could not stay in registers there. */
 static NOINLINE FN(stats) FN(shifted_stats)(const X *x, ptrdiff_t n, double eps, double mean, T *kept)
 {
-    const two_sums sums = FN(run_sums)(x, n, (T)mean, 0);
+    const row_sums sums = FN(run_sums)(x, n, (T)mean, 0);
     for (ptrdiff_t j = 0; kept && j < n; j += VL) {
         const ptrdiff_t to = n - j < VL ? n - j : VL;
         FN(put_T)(kept + j, 0, to, FN(take)(x + j, 0, to) - TN(splat)((T)mean));
@@ -75,7 +75,7 @@ INLINE FN(stats) FN(stats_of)(FN(row) *row, double eps, int centred, const int m
     double sums[2];
     const T K = centred ? FN(initial_shift)(row, mode) : 0;
     if (!w && !(mode & SUM) && !(CACHED_ROWS && sizeof(X) == sizeof(T))) {
-        const two_sums both = FN(run_sums)(row->x, row->n, K, row->lane_offset);
+        const row_sums both = FN(run_sums)(row->x, row->n, K, row->lane_offset);
         sums[0] = both.a, sums[1] = both.b;
         /* without the subtraction a bfloat16 row takes 10 % less time (Zen 4, 2026-11-22) */
     } else if (!(mode & CENTRED) || (!(mode & SUM) && K == 0)) {

@@ -202,15 +202,15 @@ INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double 
 /* S and Q of d = x - K over x [n]. The result is returned in registers: where the caller reads both numbers in one
  * load, two stores would fail store forwarding and wait for all stores before them, behind non-temporal ones 35 ns a
  * row (Zen 4, 2026-11-23). */
-static NOINLINE two_sums FN(run_sums)(const X *x, ptrdiff_t n, T K, ptrdiff_t lane_offset)
+static NOINLINE row_sums FN(run_sums)(const X *x, ptrdiff_t n, T K, ptrdiff_t lane_offset)
 {
     double sums[2];
     FN(sweep)(&(FN(row)){.n = n, .lane_offset = lane_offset, .x = x, .K = TN(splat)(K)}, CENTRED, NULL, sums);
-    return (two_sums){sums[0], sums[1]};
+    return (row_sums){sums[0], sums[1]};
 }
 
 /* the sums of the backward pass over x and dy [n] with statistics st */
-static NOINLINE two_sums FN(gradient_sums)(const X *x, const X *dy, const T *gain, ptrdiff_t n, const T st[3])
+static NOINLINE row_sums FN(gradient_sums)(const X *x, const X *dy, const T *gain, ptrdiff_t n, const T st[3])
 {
     double sums[2];
     FN(row) row = {.n = n,
@@ -224,5 +224,5 @@ static NOINLINE two_sums FN(gradient_sums)(const X *x, const X *dy, const T *gai
     if (aligned) row.lane_offset = FN(lane_offset_of)(x);
     if (aligned && row.lane_offset) FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | LATE_GRADS, NULL, sums);
     else row.lane_offset = 0, FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | LATE_GRADS, NULL, sums);
-    return (two_sums){sums[0], sums[1]};
+    return (row_sums){sums[0], sums[1]};
 }

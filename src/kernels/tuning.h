@@ -60,7 +60,7 @@ enum {
 /* the two sums of sweep.inl.h; returned in registers */
 typedef struct {
     double a, b;
-} two_sums;
+} row_sums;
 
 /* Avoids 4K aliasing between stores to buffer and loads from a and b: the offset in bytes, in whole vectors, at which
  * buffer is half a page above a modulo PAGE_BYTES, or three quarters where half would be less than a quarter page above
