@@ -108,7 +108,7 @@ RARE void FN(add_param_grads_alone)(const FN(row) *row, int centred)
     for (ptrdiff_t j = 0; j < row->n; j += VL) {
         const ptrdiff_t to = row->n - j < VL ? row->n - j : VL;
         const V dy = FN(take)(row->dy + j, 0, to), xhat = FN(xhat)(row, FN(take)(row->x + j, 0, to), CENTRED | SHIFTED);
-        FN(add_param_grads)(row, j, 0, to, dy, xhat, centred);
+        FN(add_param_grads)(row, j, 0, to, dy, xhat, centred ? CENTRED : 0);
     }
 }
 
