@@ -4,7 +4,7 @@
  *
  * Forward  (4) y = ((x - K) - delta) rstd gain + bias
  * Backward, with xhat = ((x - K) - delta) rstd
- *   (5) A = sum dy and B = sum dy xhat over each channel's run of `space` elements, folded in float64: the sample's
+ *   (5) A = sum dy and B = sum dy xhat over each channel's run of `space` elements (sweep.inl.h): the sample's
  *       share of dbias and dgain. G and H are the means over the group of A gain and B gain. With space = 1 a group is
  *       a row of layer_norm_backward.inl.h.
  *   (6) dx = rstd ((dy gain - G) - xhat H)

@@ -82,7 +82,7 @@ static void weight_backward(const layer_backward *call, const cnorm_matrix *w, f
 }
 
 /* to [n] += from [n]; then from [n] = 0 */
-static void fold_sums(const layer_backward *call, ptrdiff_t n, float *to, float *from)
+static void add_block(const layer_backward *call, ptrdiff_t n, float *to, float *from)
 {
     call->kernels->add_f32(n, to, from);
     memset(from, 0, (size_t)n * sizeof *from);
@@ -99,7 +99,7 @@ static void linear_backward(const layer_backward *call)
     memset(scratch.block, 0, (size_t)units * sizeof *scratch.block);
     for (ptrdiff_t s = 0; s < rows; ++s) {
         call->kernels->add_f32(units, scratch.block, call->dy + s * call->dy_stride);
-        if ((s + 1) % SUM_ROWS == 0 || s + 1 == rows) fold_sums(call, units, scratch.total, scratch.block);
+        if ((s + 1) % SUM_ROWS == 0 || s + 1 == rows) add_block(call, units, scratch.total, scratch.block);
     }
     if (call->gradient->bias) memcpy(call->gradient->bias, scratch.total, (size_t)units * sizeof *scratch.total);
     weight_backward(call, w, dz, x, scratch.rest, call->gradient->weight_x);
@@ -159,7 +159,7 @@ static void cell_steps_backward(const layer_backward *call, const backward_scrat
                                                                        .scratch = scratch->rest});
             added += n;
             if (added == SUM_ROWS || (t == 0 && b + n == batch)) {
-                fold_sums(call, floats, scratch->total, scratch->block);
+                add_block(call, floats, scratch->total, scratch->block);
                 added = 0;
             }
         }

@@ -21,7 +21,7 @@
  *     smaller_f32    a < b ? a : b in each lane, larger_f32 a > b ? a : b: b where either is NaN
  *     default_nan_*  the default quiet NaN where a lane is NaN
  *     keep_*         forces the value into a register, so that the compiler does not load it a second time
- *     fold_*         the sum of LANE_VECTORS vectors by halving, down to one vector
+ *     halve_*        the sum of LANE_VECTORS vectors by halving, down to one vector
  *     tree_*         the same down to one number: lane i + lane i + LANES/2, and so on
  *     widen_lo, widen_hi   the lower or upper half of a vector of float as one of double, exactly
  *     load_widened   VL_F64 floats from any address as a vector of double
@@ -180,8 +180,8 @@ INLINE f64v keep_f64(f64v v)
     return v;
 }
 
-#define FOLD_LANES(type, V)                                                                                            \
-    INLINE V fold_##type(const V lanes[LANE_VECTORS])                                                                  \
+#define HALVE_LANES(type, V)                                                                                           \
+    INLINE V halve_##type(const V lanes[LANE_VECTORS])                                                                 \
     {                                                                                                                  \
         V v[LANE_VECTORS];                                                                                             \
         for (int i = 0; i < LANE_VECTORS; ++i) v[i] = lanes[i];                                                        \
@@ -189,12 +189,12 @@ INLINE f64v keep_f64(f64v v)
             for (int i = 0; i < half; ++i) v[i] += v[i + half];                                                        \
         return v[0];                                                                                                   \
     }
-FOLD_LANES(f32, f32v)
-FOLD_LANES(f64, f64v)
-#undef FOLD_LANES
+HALVE_LANES(f32, f32v)
+HALVE_LANES(f64, f64v)
+#undef HALVE_LANES
 
-INLINE float tree_f32(const f32v lanes[LANE_VECTORS]) { return vector_tree_f32(fold_f32(lanes)); }
-INLINE double tree_f64(const f64v lanes[LANE_VECTORS]) { return vector_tree_f64(fold_f64(lanes)); }
+INLINE float tree_f32(const f32v lanes[LANE_VECTORS]) { return vector_tree_f32(halve_f32(lanes)); }
+INLINE double tree_f64(const f64v lanes[LANE_VECTORS]) { return vector_tree_f64(halve_f64(lanes)); }
 
 INLINE f32v only_f32(f32v v, ptrdiff_t from, ptrdiff_t to) { return fill_f32(v, from, to, (f32v){0}); }
 INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to) { return fill_f64(v, from, to, (f64v){0}); }
