@@ -32,8 +32,8 @@
  *       CNORM_RESET_BEFORE: da_n = dn, u = W_n^T dn, da_r = u h' s'(r), dh' += u s(r)
  *   RNN:
  *   (8) da = dh f'(a); relu'(0) = 0
- *   Scope, with q = z r of one of the two products, z = W x + inside, r = 1/sqrt(mean z^2 + eps), z centred:
- *   (9) dbias = da, dgain = da q, dq = da gain, dz = r (dq - mean dq - q mean(dq q)), dinside = dz
+ *   Scope, with q = z rstd of one of the two products, z = W x + inside, rstd = 1/sqrt(mean z^2 + eps), z centred:
+ *   (9) dbias = da, dgain = da q, dq = da gain, dz = rstd (dq - mean dq - q mean(dq q)), dinside = dz
  *       with CNORM_SCOPE_NONE: dz = da
  *  (10) dh' += W_h^T dz_h, dx = W_x^T dz_x
  *  (11) dW = sum over rows of dz x^T. Since (9) subtracts the mean from dz, this is the gradient of W before centring

@@ -2,10 +2,10 @@
  *
  *   (1) zx = W_x x + inside_x      for all streams, or for several steps of one stream, since it needs no state
  *   (2) zh = W_h h + inside_h, or with CNORM_SCOPE_SUM zh = W_h h + zx
- *   (3) r = 1/sqrt(mean z^2 + eps) of each group of gates (cnorm_matrix.group), with CNORM_SCOPE_SPLIT of zx and zh,
- *       with CNORM_SCOPE_SUM of zh: the weights and `inside` are centred, so LN(z) = z r gain + bias
+ *   (3) rstd = 1/sqrt(mean z^2 + eps) of each group of gates (cnorm_matrix.group), with CNORM_SCOPE_SPLIT of zx and zh,
+ *       with CNORM_SCOPE_SUM of zh: the weights and `inside` are centred, so LN(z) = z rstd gain + bias
  *   (4) the gates and the state, one pass
- * A row of zx or zh is the products, then the r of its gates (input_row_floats, state_row_floats in kernels.h).
+ * A row of zx or zh is the products, then the rstd of its gates (input_row_floats, state_row_floats in kernels.h).
  * Gates are padded to CNORM_GATE_PAD units; padding is zero in weights, gains and biases, and stays zero in the state.
  */
 #ifndef CNORM_CELL_INL_H
@@ -14,11 +14,11 @@
 #include "cell_gates.inl.h"
 #include "product_float64.inl.h"
 
-/* (3): the r of each gate of z, which is the sum of the terms; `known` is its sum of squares, or -1. On the float64
- * path z becomes z r and the stored r is 1. The r in float64, which the backward pass needs, is stored from r +
- * WIDE_RSTD on. */
+/* (3): the rstd of each gate of z, which is the sum of the terms; `known` is its sum of squares, or -1. On the float64
+ * path z becomes z rstd and the stored rstd is 1. The rstd in float64, which the backward pass needs, is stored from
+ * rstds + WIDE_RSTD on. */
 INLINE void group_rstds(const product_term *terms, int count, double eps, double known, float *z,
-                        float r[CNORM_GATE_PAD])
+                        float rstds[CNORM_GATE_PAD])
 {
     const cnorm_matrix *w = terms[0].w;
     const ptrdiff_t width = padded_units(w->units);
@@ -32,8 +32,8 @@ INLINE void group_rstds(const product_term *terms, int count, double eps, double
         if (squares <= Q_MAX_F32 && (squares >= n * Q_MIN_F32 || eps >= Q_MIN_F32)) rstd = (float)wide;
         else wide = f64_product(terms, count, first * width, gates * width, n, eps, z + first * width);
         for (ptrdiff_t g = first; g < first + gates; ++g) {
-            r[g] = rstd;
-            memcpy(r + WIDE_RSTD + 2 * g, &wide, sizeof wide);
+            rstds[g] = rstd;
+            memcpy(rstds + WIDE_RSTD + 2 * g, &wide, sizeof wide);
         }
     }
 }

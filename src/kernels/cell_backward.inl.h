@@ -30,7 +30,7 @@ static void activation_backward_f32(cnorm_activation f, ptrdiff_t n, const float
 /* the pre-activation of a gate, recomputed from the products on the tape */
 INLINE f32v recomputed_gate(const row_backward *row, ptrdiff_t gate, ptrdiff_t j)
 {
-    const gate_inputs in = {row->cell, row->zx, row->zh, row->rx, row->rh};
+    const gate_inputs in = {row->cell, row->zx, row->zh, row->rstd_x, row->rstd_h};
     return preactivation(&in, row->cell->scope, gate, gate * row->width + j);
 }
 
@@ -101,7 +101,7 @@ INLINE void gru_gates_backward(const row_backward *row, float *reset)
     const cnorm_cell *cell = row->cell;
     const cnorm_scope scope = cell->scope;
     const cnorm_reset reset_form = cell->reset;
-    const gate_inputs in = {cell, row->zx, row->zh, row->rx, row->rh};
+    const gate_inputs in = {cell, row->zx, row->zh, row->rstd_x, row->rstd_h};
     const ptrdiff_t width = row->width;
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const ptrdiff_t at = 2 * width + j;
@@ -196,8 +196,8 @@ static void cell_backward(const cnorm_cell_backward *call)
                                  .zx = tape + call->row.zx,
                                  .zh = tape + call->row.zh,
                                  .z2 = tape + call->row.z2,
-                                 .rx = tape + call->row.zh - CNORM_GATE_PAD,
-                                 .rh = tape + call->row.z2 - CNORM_GATE_PAD,
+                                 .rstd_x = tape + call->row.zh - CNORM_GATE_PAD,
+                                 .rstd_h = tape + call->row.z2 - CNORM_GATE_PAD,
                                  .gates = tape + call->row.gates,
                                  .h = tape + call->row.state,
                                  .c = tape + call->row.state + padded_units(cell->weight_h.cols),

@@ -16,10 +16,10 @@ INLINE f32v without_tiny(f32v v)
     return (f32v)((i32v)v & ~((i32v)(v < tiny) & (i32v)(v > -tiny)));
 }
 
-/* The products of one stream, zx and zh [gates, padded units], and the r of each of their gates. */
+/* The products of one stream, zx and zh [gates, padded units], and the rstd of each of their gates. */
 typedef struct gate_inputs {
     const cnorm_cell *cell;
-    const float *zx, *zh, *rx, *rh;
+    const float *zx, *zh, *rstd_x, *rstd_h;
 } gate_inputs;
 
 INLINE gate_inputs gate_inputs_of(const cnorm_cell *cell, const float *zx, const float *zh)
@@ -33,12 +33,12 @@ INLINE gate_inputs gate_inputs_of(const cnorm_cell *cell, const float *zx, const
 INLINE f32v part_x(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g, ptrdiff_t at)
 {
     const f32v z = load_f32(in->zx + at);
-    return scope == CNORM_SCOPE_SPLIT ? (z * splat_f32(in->rx[g])) * load_f32(in->cell->gain_x + at) : z;
+    return scope == CNORM_SCOPE_SPLIT ? (z * splat_f32(in->rstd_x[g])) * load_f32(in->cell->gain_x + at) : z;
 }
 INLINE f32v part_h(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g, ptrdiff_t at)
 {
     const f32v z = load_f32(in->zh + at);
-    return scope == CNORM_SCOPE_NONE ? z : (z * splat_f32(in->rh[g])) * load_f32(in->cell->gain_h + at);
+    return scope == CNORM_SCOPE_NONE ? z : (z * splat_f32(in->rstd_h[g])) * load_f32(in->cell->gain_h + at);
 }
 INLINE f32v preactivation(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g, ptrdiff_t at)
 {
@@ -100,7 +100,7 @@ static void lstm_row(const gate_inputs *in, float *c, float *m, float *gates)
         store_f32(m + j, without_tiny(load_f32(o + j) * load_f32(normed + j)));
 }
 
-/* The GRU. From here on z, r and n are its gates after sigmoid and tanh, no longer a product and its 1/sqrt. */
+/* The GRU. From here on z, r and n are its gates after sigmoid and tanh; z is no longer a product. */
 INLINE f32v gru_mix(const cnorm_cell *cell, f32v z, f32v n, f32v h)
 {
     const f32v rest = 1.0f - z;

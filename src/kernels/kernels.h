@@ -55,8 +55,8 @@ static inline ptrdiff_t product_scratch_floats(const cnorm_matrix *w, ptrdiff_t 
 /* The arrays of cell_step for `rows` streams. cell_scratch lays them out in scratch, but for zx, which is the caller's;
  * with memory NULL only its size. The forward pass that records a tape puts zx, zh and gates there. */
 typedef struct cnorm_cell_scratch {
-    const float *zx; /* [rows, input_row_floats]: W_x x, then its r */
-    float *zh;       /* [rows, state_row_floats]: W_h h, then its r */
+    const float *zx; /* [rows, input_row_floats]: W_x x, then its rstd */
+    float *zh;       /* [rows, state_row_floats]: W_h h, then its rstd */
     float *gates;    /* an LSTM's [rows, lstm_gates_floats]; in scratch one row, which all streams use in turn */
     ptrdiff_t zx_stride, zh_stride, gates_stride;
     float *previous_h;  /* [padded outputs]: h of one stream before the step, for zoneout */

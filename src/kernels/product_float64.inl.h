@@ -67,8 +67,8 @@ INLINE void f64_multiply(float *z, ptrdiff_t rows, double by)
     for (ptrdiff_t r = 0; r < rows; ++r) z[r] = (float)((double)z[r] * by);
 }
 
-/* (3) in float64, from z [rows] in float32: z becomes z r, rounded once. Returns r, or a negative number, and leaves
- * z as it is, where products of float32 have overflowed, or may have lost bits to subnormals. */
+/* (3) in float64, from z [rows] in float32: z becomes z rstd, rounded once. Returns rstd, or a negative number, and
+ * leaves z as it is, where products of float32 have overflowed, or may have lost bits to subnormals. */
 RARE double f64_scaled(float *z, ptrdiff_t rows, double n, double eps)
 {
     double squares = 0, largest = 0;
@@ -84,8 +84,8 @@ RARE double f64_scaled(float *z, ptrdiff_t rows, double n, double eps)
     return rstd;
 }
 
-/* (2) and (3) in float64, for `rows` rows from z's first on: z becomes z r, and r is returned. The sums are kept in
- * z in units of 2^exponent, which grows with the largest: then the earlier ones are divided by the growth. */
+/* (2) and (3) in float64, for `rows` rows from z's first on: z becomes z rstd, and rstd is returned. The sums are kept
+ * in z in units of 2^exponent, which grows with the largest: then the earlier ones are divided by the growth. */
 RARE double f64_product(const product_term *terms, int count, ptrdiff_t start, ptrdiff_t rows, double n, double eps,
                         float *z)
 {

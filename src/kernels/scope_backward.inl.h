@@ -9,12 +9,12 @@
 /* the inputs, outputs and scratch of one row of a batch */
 typedef struct row_backward {
     const cnorm_cell *cell;
-    float *zx, *zh, *z2;          /* on the tape */
-    const float *rx, *rh, *gates; /* on the tape */
-    const float *h, *c;           /* on the tape: before the step */
-    float *dh, *dc;               /* [padded outputs], [padded units] */
-    float *da, *dm;               /* [gates, padded units], [padded units]: dm of (2), later u of (7) */
-    float *scratch, *sums;        /* [6, padded units]; gradients of the cell's vectors, at the offsets `at` */
+    float *zx, *zh, *z2;                  /* on the tape */
+    const float *rstd_x, *rstd_h, *gates; /* on the tape */
+    const float *h, *c;                   /* on the tape: before the step */
+    float *dh, *dc;                       /* [padded outputs], [padded units] */
+    float *da, *dm;                       /* [gates, padded units], [padded units]: dm of (2), later u of (7) */
+    float *scratch, *sums;                /* [6, padded units]; gradients of the cell's vectors, at the offsets `at` */
     vector_sums at;
     ptrdiff_t width;
 } row_backward;
@@ -24,35 +24,35 @@ INLINE f32v tanh_slope(f32v t) { return (1.0f - t) * (1.0f + t); }
 
 INLINE void add_to(float *sum, f32v v) { store_f32(sum, load_f32(sum) + v); }
 
-/* (9) of one group in float64: from da and q = z r to dz; mean is that of dq, mean_dq_q that of dq q */
-RARE void norm_backward_f64(ptrdiff_t length, double n, double rstd, float r, const float *gain, const float *da,
+/* (9) of one group in float64: from da and q = z scale to dz; mean is that of dq, mean_dq_q that of dq q */
+RARE void norm_backward_f64(ptrdiff_t length, double n, double rstd, float scale, const float *gain, const float *da,
                             float *z)
 {
     double mean = 0, mean_dq_q = 0;
     for (ptrdiff_t j = 0; j < length; ++j) {
         const double dq = (double)da[j] * (double)gain[j];
         mean += dq;
-        mean_dq_q += dq * (double)(z[j] * r);
+        mean_dq_q += dq * (double)(z[j] * scale);
     }
     mean /= n;
     mean_dq_q /= n;
     for (ptrdiff_t j = 0; j < length; ++j)
-        z[j] = (float)(rstd * ((double)da[j] * (double)gain[j] - mean - (double)(z[j] * r) * mean_dq_q));
+        z[j] = (float)(rstd * ((double)da[j] * (double)gain[j] - mean - (double)(z[j] * scale) * mean_dq_q));
 }
 
 /* (9): the gradient of a normalised product: z [gates, padded units] -> dz; adds to dgain and dinside, both of z's
  * shape */
-static NOINLINE void norm_backward(const cnorm_matrix *w, const float *gain, const float *da, float *z, const float *r,
-                                   float *dgain, float *dinside)
+static NOINLINE void norm_backward(const cnorm_matrix *w, const float *gain, const float *da, float *z,
+                                   const float *rstds, float *dgain, float *dinside)
 {
     const ptrdiff_t width = padded_units(w->units);
     for (ptrdiff_t first = 0; first < w->gates; first += w->group) {
         const ptrdiff_t gates = w->gates - first < w->group ? w->gates - first : w->group;
         const ptrdiff_t begin = first * width, length = gates * width;
         const double n = (double)(gates * w->units);
-        const f32v scale = splat_f32(r[first]);
+        const f32v scale = splat_f32(rstds[first]);
         double sum_dq = 0, sum_dq_q = 0, rstd;
-        memcpy(&rstd, r + WIDE_RSTD + 2 * first, sizeof rstd);
+        memcpy(&rstd, rstds + WIDE_RSTD + 2 * first, sizeof rstd);
         for (ptrdiff_t start = begin; start < begin + length; start += FOLD) {
             const ptrdiff_t end = begin + length - start < FOLD ? begin + length : start + FOLD;
             f32v dq_lanes[LANE_VECTORS], dq_q_lanes[LANE_VECTORS];
@@ -78,7 +78,7 @@ static NOINLINE void norm_backward(const cnorm_matrix *w, const float *gain, con
                 store_f32(z + k, wide * ((dq - mean) - (load_f32(z + k) * scale) * mean_dq_q));
             }
         } else {
-            norm_backward_f64(length, n, rstd, r[first], gain + begin, da + begin, z + begin);
+            norm_backward_f64(length, n, rstd, rstds[first], gain + begin, da + begin, z + begin);
         }
         for (ptrdiff_t g = first; g < first + gates; ++g)
             for (ptrdiff_t j = w->units; j < width; ++j) z[g * width + j] = 0;
@@ -94,7 +94,7 @@ static void scope_backward(const row_backward *row, const float *reset)
     float *sums = row->sums, *da = row->da;
     for (ptrdiff_t j = 0; j < length; j += VL_F32) add_to(sums + row->at.bias + j, load_f32(da + j));
     if (cell->scope == CNORM_SCOPE_SPLIT)
-        norm_backward(&cell->weight_x, cell->gain_x, da, row->zx, row->rx, sums + row->at.gain_x,
+        norm_backward(&cell->weight_x, cell->gain_x, da, row->zx, row->rstd_x, sums + row->at.gain_x,
                       sums + row->at.inside_x);
     else if (cell->scope == CNORM_SCOPE_NONE) memcpy(row->zx, da, (size_t)length * sizeof *da);
     if (reset) /* (7): the part of h */
@@ -107,7 +107,7 @@ static void scope_backward(const row_backward *row, const float *reset)
         memcpy(row->zh, da, (size_t)length_h * sizeof *da);
     } else {
         const ptrdiff_t inside = cell->scope == CNORM_SCOPE_SUM ? row->at.inside_x : row->at.inside_h;
-        norm_backward(&cell->weight_h, cell->gain_h, da, row->zh, row->rh, sums + row->at.gain_h, sums + inside);
+        norm_backward(&cell->weight_h, cell->gain_h, da, row->zh, row->rstd_h, sums + row->at.gain_h, sums + inside);
     }
     if (cell->scope == CNORM_SCOPE_SUM) memcpy(row->zx, row->zh, (size_t)length * sizeof *da);
 }
