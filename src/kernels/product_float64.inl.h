@@ -37,16 +37,12 @@ INLINE wide_f64 f64_rows(const product_term *term, int8_scale scale, ptrdiff_t r
         const wide_f64 zi = f64_int8_sums(w, term->x, scale.to_levels, r),
                        of_row = wide_at_f32((const float *)w->panels + r);
         EACH_VECTOR(i) sum.v[i] += zi.v[i] * (of_row.v[i] * splat_f64((double)scale.from_levels));
-    } else if (w->type == CNORM_WEIGHT_F16) {
-        for (ptrdiff_t k = 0; k < w->cols; ++k) {
-            if (term->x[k] == 0) continue;
-            const wide_f64 column = wide_at_f16((const uint16_t *)w->panels + at + k * PANEL);
-            EACH_VECTOR(i) sum.v[i] += column.v[i] * splat_f64((double)term->x[k]);
-        }
     } else {
+        const int half = w->type == CNORM_WEIGHT_F16;
         for (ptrdiff_t k = 0; k < w->cols; ++k) {
             if (term->x[k] == 0) continue; /* a first state of zeros */
-            const wide_f64 column = wide_at_f32((const float *)w->panels + at + k * PANEL);
+            const wide_f64 column = half ? wide_at_f16((const uint16_t *)w->panels + at + k * PANEL)
+                                         : wide_at_f32((const float *)w->panels + at + k * PANEL);
             EACH_VECTOR(i) sum.v[i] += column.v[i] * splat_f64((double)term->x[k]);
         }
     }
