@@ -7,14 +7,18 @@
 
 #include "layout.h"
 
-enum { LINE_BYTES = 64, PAGE_BYTES = 4096 }; /* of the cache, and of memory */
+enum {
+    LINE_BYTES = 64,      /* of the cache */
+    PAGE_BYTES = 4096,    /* of memory */
+    F64_STATS_BYTES = 40, /* of f64_stats, wide.inl.h */
+};
 
 /* The scratch of batch norm, T of `item` bytes; with memory NULL only its size. Against 4K aliasing, arrays of T
  * begin at the page offset of `out`, to a multiple of `item`: a store with the same low 12 bits as a load is then a
  * page behind it. */
 typedef struct cnorm_batch_arrays {
     double *sum, *sum2;    /* [channels] */
-    void *in_f64;          /* [channels, 5] of float64 */
+    void *in_f64;          /* [channels] of f64_stats */
     void *of_channels[10]; /* each [channels] of T, beginning at cache lines of their own */
     ptrdiff_t bytes;
 } cnorm_batch_arrays;
@@ -25,7 +29,7 @@ static inline cnorm_batch_arrays batch_arrays(void *memory, ptrdiff_t item, ptrd
     cnorm_batch_arrays a;
     a.sum = layout_take(&s, channels * 8);
     a.sum2 = layout_take(&s, channels * 8);
-    a.in_f64 = layout_take(&s, channels * 5 * 8);
+    a.in_f64 = layout_take(&s, channels * F64_STATS_BYTES);
     const uintptr_t ahead = (uintptr_t)out - (uintptr_t)s.memory - (uintptr_t)s.used;
     s.used += memory ? (ptrdiff_t)(ahead % PAGE_BYTES) / item * item : PAGE_BYTES;
     for (int i = 0; i < 10; ++i)

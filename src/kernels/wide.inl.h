@@ -123,6 +123,7 @@ INLINE void set_element(cnorm_dtype dtype, void *p, ptrdiff_t i, double to)
 typedef struct {
     double scale, origin, delta, rstd, inv_std_dev;
 } f64_stats;
+_Static_assert(sizeof(f64_stats) == F64_STATS_BYTES, "batch_scratch.h sizes arrays of it");
 
 /* Values in the place of scale, for the channels of batch norm: one that is done in T; one whose sums in T are to be
  * taken again, about its mean; one whose statistics are still to be computed in float64 */
