@@ -44,13 +44,14 @@ enum {
 
 /* Bits of `mode`, a compile-time constant at every call, for which the compiler specialises the body */
 enum {
-    CENTRED = 1,      /* layer norm; otherwise RMS norm: no mean, no bias */
-    SHIFTED = 2,      /* writer and backward pass subtract K from x; otherwise K is 0 */
-    KEPT = 4,         /* d = x - K is stored while it is summed, and normalised from there: residual sums, half types */
-    BACKWARD = 8,     /* the sweep sums gradients; otherwise deviations */
-    SUM = 16,         /* there may be a residual */
-    LATE_GRADS = 128, /* backward: dgain and dbias are added to while dx is written, not while sums are taken */
-    PARAMS = 32, /* gain and bias are not NULL; in half types a NaN in them is the default quiet NaN, for store_two */
+    CENTRED = 1,     /* layer norm; otherwise RMS norm: no mean, no bias */
+    SHIFTED = 2,     /* writer and backward pass subtract K from x; otherwise K is 0 */
+    KEPT = 4,        /* d = x - K is stored while it is summed, and normalised from there: residual sums, half types */
+    BACKWARD = 8,    /* the sweep sums gradients; otherwise deviations */
+    SUM = 16,        /* there may be a residual */
+    PARAMS = 32,     /* gain and bias are arrays [n], not one neutral vector; for half types their NaNs are the default
+                        NaN, which store_two needs */
+    LATE_GRADS = 64, /* backward: dgain and dbias are added to while dx is written, not while sums are taken */
 };
 
 /* A sum of squares in [n Q_MIN, Q_MAX] has neither overflowed nor lost bits to subnormals. */
