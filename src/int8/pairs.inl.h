@@ -1,6 +1,6 @@
 /* SSE2 and AVX2: even and odd bytes of the weights are widened to 16 bits, and vpmaddwd multiplies pairs of these and
  * adds each pair in int32. (vpmaddubsw would take the bytes themselves, but saturates.) The file that includes this
- * defines INTS, the vector of int32, and SPLAT, EVEN, ODD, DOT for it. All accumulators of one vector are summed in one
+ * defines INTS, the vector of int32, and SPLAT, EVEN, ODD, MADD for it. All accumulators of one vector are summed in one
  * pass over the weights: two passes would load every cache line twice. */
 #include <string.h>
 
@@ -34,7 +34,8 @@ INLINE void outputs(const uint8_t *w, ptrdiff_t quads, int vectors, int count, c
 #pragma GCC unroll 4
             for (int s = 0; s < count; ++s) {
                 const int32_t *q = x[k * n + s];
-                const UNSIGNED both = (UNSIGNED)DOT(EVEN(bytes), SPLAT(q[0])) + (UNSIGNED)DOT(ODD(bytes), SPLAT(q[1]));
+                const UNSIGNED both =
+                    (UNSIGNED)MADD(EVEN(bytes), SPLAT(q[0])) + (UNSIGNED)MADD(ODD(bytes), SPLAT(q[1]));
                 sum[v * count + s] = (INTS)((UNSIGNED)sum[v * count + s] + both);
             }
         }

@@ -1,5 +1,5 @@
 /* VNNI: vpdpbusd multiplies unsigned weights by signed digits and adds four products in int32, without saturation.
- * The file that includes this defines INTS, the vector of int32, and SPLAT and DOT for it. */
+ * The file that includes this defines INTS, the vector of int32, and SPLAT and DPBUSD for it. */
 #include <string.h>
 
 #include "digits.h"
@@ -21,13 +21,13 @@ INLINE void quad_sums(const uint8_t *w, int vectors, int count, const int32_t (*
         memcpy(&weights, w + v * (int)sizeof weights, sizeof weights);
 #pragma GCC unroll 4
         for (int s = 0; s < count; ++s) {
-            lo[v * count + s] = DOT(lo[v * count + s], weights, SPLAT(x[s][0]));
-            hi[v * count + s] = DOT(hi[v * count + s], weights, SPLAT(x[s][1]));
+            lo[v * count + s] = DPBUSD(lo[v * count + s], weights, SPLAT(x[s][0]));
+            hi[v * count + s] = DPBUSD(hi[v * count + s], weights, SPLAT(x[s][1]));
         }
     }
 }
 
-/* With only two accumulators for lo and two for hi, two quads at a time get accumulators of their own: DOT has a
+/* With only two accumulators for lo and two for hi, two quads at a time get accumulators of their own: DPBUSD has a
  * latency of 4 or 5 cycles, and one can start in each cycle. */
 INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n,
                        int32_t *sums, ptrdiff_t stride)
