@@ -37,15 +37,17 @@ INLINE int32_t bias_sum(ptrdiff_t quads, const int32_t (*x)[2], ptrdiff_t n)
 INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const int32_t (*x)[2], ptrdiff_t n,
                        int32_t *sums, ptrdiff_t stride)
 {
+    int32_t bias[4];
+    for (int s = 0; s < count; ++s) bias[s] = bias_sum(quads, x + s, n);
     for (int first = 0; first < 8; first += 8 / count) {
         int32x4_t lo[8], hi[8];
         for (int i = 0; i < 8; ++i) lo[i] = hi[i] = vdupq_n_s32(0);
         for (ptrdiff_t k = 0; k < quads; ++k)
             quad_sums(panel + k * 4 * CNORM_INT8_PANEL + 16 * first, count, x + k * n, lo, hi);
         for (int i = 0; i < 8; ++i) {
-            const int32x4_t bias = vdupq_n_s32(bias_sum(quads, x + i % count, n));
+            const int32x4_t sum = vaddq_s32(lo[i], vshlq_n_s32(hi[i], 7));
             vst1q_s32(sums + i % count * stride + 4 * (first + i / count),
-                      vaddq_s32(vaddq_s32(lo[i], vshlq_n_s32(hi[i], 7)), bias));
+                      vaddq_s32(sum, vdupq_n_s32(bias[i % count])));
         }
     }
 }
