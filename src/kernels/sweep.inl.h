@@ -147,8 +147,9 @@ INLINE void FN(add_and_write)(const FN(row) *row, ptrdiff_t j, const int mode, F
 }
 
 /* The terms of a block, elements begin to end, summed in PASS of the lane vectors, from `first` on. The row's first
- * LEAD vectors are summed alone, so that as much of the previous row is left to write while its tree is computed.
- * Part 0 of the loop sums these and then groups with the writer, part 1 the rest without it. */
+ * LEAD vectors are summed alone, so that as much of the previous row is left to write_rest.
+ * Part 0: the lead (only in a row's first block), then groups together with the writer. Part 1: the rest, once the
+ * writer has nothing more to write. */
 INLINE FN(block)
     FN(sum_block)(const FN(row) *row, ptrdiff_t begin, ptrdiff_t end, const int first, const int mode, FN(writer) *w)
 {
@@ -162,6 +163,7 @@ INLINE FN(block)
     }
     const int writing = w && PASS == LANE_VECTORS;
     for (int part = writing ? 0 : 1; part < 2; ++part) {
+        /* part 0: the end of the lead, which has no elements in later blocks; part 1: the end of the block */
         const ptrdiff_t stop = part || (!begin && end < LEAD * VL) ? end : begin ? begin : LEAD * VL;
         for (; j + PASS * VL <= stop; j += LANES)
 #pragma GCC unroll 4
