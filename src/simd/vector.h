@@ -26,8 +26,18 @@
  *     widen_lo, widen_hi   the lower or upper half of a vector of float as one of double, exactly
  *     load_widened   VL_F64 floats from any address as a vector of double
  *     narrow         two vectors of double as one of float, rounded to nearest even
- * One header per instruction set has the functions that differ between them: avx512.h, avx2.h,
- * sse2.h, generic.h.
+ * One header per instruction set, avx512.h, avx2.h, sse2.h or generic.h, has the functions that differ between them:
+ * of those above load_range, store_range, stream, stream_fence, fill, rotate_lanes, one_sign, sqrt, smaller, larger,
+ * widen_lo, widen_hi, load_widened and narrow, and for this file and storage.h
+ *     vector_tree_*  tree_* of one vector
+ *     REGISTER_CONSTRAINT   of a vector register in inline assembly, for keep_*
+ *     load_range_u16, store_range_u16, stream_u16   as above, for half a vector of uint16
+ *     extend_u16, truncate_u16   half a vector of uint16 to a vector of int32, and back
+ *     upper_halves   the upper 16 bits of every 32 bits of two vectors
+ *     widen_f16, narrow_f16   half a vector of float16 to a vector of float, exactly, and back, to nearest even
+ * 64-byte vectors also have
+ *     load_f16h, splat_f32h   half a vector of float: loaded from float16, or one value in each lane
+ *     widen_bf16, narrow_bf16, round_bf16   which storage.h has for the others
  * storage.h adds f16 and bf16, which are storage of float.
  */
 #ifndef CNORM_SIMD_VECTOR_H
@@ -124,9 +134,9 @@ INLINE float tree_f32x4(f32x4 v)
 }
 INLINE double tree_f64x2(f64x2 v) { return v[0] + v[1]; }
 
-#if VECTOR_BYTES == 64
+#if defined(__AVX512F__)
 #include "avx512.h"
-#elif VECTOR_BYTES == 32
+#elif defined(__AVX2__)
 #include "avx2.h"
 #elif defined(__SSE2__)
 #include "sse2.h"
