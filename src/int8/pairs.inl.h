@@ -1,7 +1,7 @@
 /* SSE2 and AVX2: even and odd bytes of the weights are widened to 16 bits, and vpmaddwd multiplies pairs of these and
  * adds each pair in int32. (vpmaddubsw would take the bytes themselves, but saturates.) The file that includes this
- * defines INTS, the vector of int32, and SPLAT, EVEN, ODD, MADD for it. All accumulators of one vector are summed in one
- * pass over the weights: two passes would load every cache line twice. */
+ * defines INTS, the vector of int32, and SPLAT, EVEN, ODD, MADD for it. All accumulators of one vector are summed in
+ * one pass over the weights: two passes would load every cache line twice. */
 #include <string.h>
 
 #include "units.h"

@@ -11,7 +11,8 @@ enum {
 
 /* Offsets, in floats, into one row of a layer on the tape: the layer's input; for a cell also the state before the step
  * (state), its products with their rstd (zx, zh), for a second product its result (z2) and its input (in2), and the
- * gates of an LSTM. The backward pass overwrites the input, the products and the second product with their gradients. */
+ * gates of an LSTM. The backward pass overwrites the input, the products and the second product with their gradients.
+ * */
 typedef struct tape_row {
     ptrdiff_t x, state, zx, zh, z2, in2, gates, floats;
 } tape_row;

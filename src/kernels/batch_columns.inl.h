@@ -33,7 +33,7 @@ INLINE void FN(sum_columns)(const ptrdiff_t rows, const int backward, const FN(v
     }
 }
 
-/* the same for all rows, in blocks of CNORM_BLOCK_ROWS, each added to float64: sum and sum2 */
+/* (1), or backward (5), of all rows: sum and sum2, in blocks of CNORM_BLOCK_ROWS, each added to float64 */
 INLINE void FN(sum_all_columns)(const FN(volume) *v, const int backward, const T *K, const FN(batch) *b)
 {
     const ptrdiff_t channels = v->channels;
@@ -54,8 +54,8 @@ INLINE void FN(sum_all_columns)(const FN(volume) *v, const int backward, const T
     }
 }
 
-/* Parameters of (4), or backward of (6), for the columns of one vector. `given`, a constant at every
- * call: delta is 0 and not loaded, which saves one of five arrays and a sixth of the time. */
+/* Parameters of (4), or backward of (6), for the columns of one vector. `given`, a constant at every call: delta is 0
+ * and not loaded, which saves one of five arrays. */
 typedef struct {
     V K, delta, scale, bias, rstd, gain, G, H;
 } FN(columns);
@@ -103,8 +103,8 @@ static NOINLINE void FN(write_column_edges)(const FN(volume) *v, const FN(batch)
         }
 }
 
-/* the same for `rows` rows from row `first` on. carry is NULL unless out is written by
- * non-temporal stores; then the rows, if more than one, have the same lane offset. */
+/* (4) or (6) for `rows` rows from row `first` on. carry is NULL unless out is written by non-temporal stores; then the
+ * rows, if more than one, have the same lane offset. */
 INLINE void FN(write_columns)(ptrdiff_t rows, const int backward, const FN(volume) *volume, ptrdiff_t first,
                               const FN(batch) *batch, const int given, FN(carry) *carry)
 {
@@ -125,8 +125,8 @@ INLINE void FN(write_columns)(ptrdiff_t rows, const int backward, const FN(volum
     if (lane_offset || end < n) FN(write_column_edges)(volume, batch, first, rows, backward, lane_offset, carry);
 }
 
-/* The same for all rows, four at a time; forward with non-temporal stores one at a time: sequential
- * access to pages saves more than loading the parameters once for four rows. */
+/* (4) or (6) for all rows, four at a time; forward with non-temporal stores one at a time, which writes memory in
+ * order: that saves more than loading the parameters once for four rows. */
 INLINE void FN(write_all_columns)(const FN(volume) *v, const int backward, const FN(batch) *b, const int given,
                                   FN(carry) *carry)
 {
@@ -137,7 +137,7 @@ INLINE void FN(write_all_columns)(const FN(volume) *v, const int backward, const
     }
 }
 
-/* the same for any volume with space = 1 */
+/* (4) or (6) for a matrix whose channels are all done in T */
 static NOINLINE void FN(write_matrix)(const FN(volume) *v, int backward, const FN(batch) *b, FN(carry) *carry)
 {
     if (backward) FN(write_all_columns)(v, 1, b, 0, carry);

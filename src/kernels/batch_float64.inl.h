@@ -67,7 +67,7 @@ static void f64_channel_sums(const f64_batch *b, ptrdiff_t c, int backward, doub
     }
 }
 
-/* the largest finite |x| of the same channels of float64 */
+/* the largest finite |x| of channel c, or in a matrix of each channel from c on; float64 only */
 static void f64_channel_largest(const f64_batch *b, ptrdiff_t c, double largest[LANES_F64])
 {
     memset(largest, 0, LANES_F64 * sizeof *largest);
@@ -137,7 +137,7 @@ INLINE ptrdiff_t channels_at(const f64_batch *b, ptrdiff_t c)
     return b->space > 1 ? 1 : b->channels - c < LANES_F64 ? b->channels - c : LANES_F64;
 }
 
-/* the same for all channels */
+/* (3) for all channels that are STATS_IN_F64 */
 static NOINLINE void f64_channels(const f64_batch *b, double eps, double *moments, int backward)
 {
     for (ptrdiff_t c = 0, count; c < b->channels; c += count) {
@@ -180,7 +180,7 @@ static NOINLINE void f64_write_run(const f64_batch *b, ptrdiff_t sample, ptrdiff
     f64_write_gradient(&t, &e, &d);
 }
 
-/* the same for a tile of channels from c on */
+/* (4), or backward (6), for a tile of a matrix: channels from c on */
 static NOINLINE void f64_write_tile(const f64_batch *b, const f64_tile *t, ptrdiff_t c, int backward)
 {
     const wide_stats e = wide_stats_of_each(b->stats + c, t->n);

@@ -64,7 +64,7 @@ static FN(batch) FN(batch_of)(void *memory, const FN(volume) *v, const T *gain, 
     return b;
 }
 
-/* the same for batch_float64.inl.h */
+/* volume and scratch as batch_float64.inl.h takes them */
 static f64_batch FN(in_f64)(const FN(volume) *v, const FN(batch) *b)
 {
     return (f64_batch){DTYPE,        v->samples,  v->channels, v->space,      v->dy,   v->x,

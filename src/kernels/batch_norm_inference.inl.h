@@ -41,8 +41,8 @@ static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *
     FN(given_stats)(call->mean, call->var, call->eps, v.channels, &b);
     FN(batch_gradient_sums)(&v, call->dgain, call->dbias, &b);
     b.any_f64 = 0;
-    for (ptrdiff_t c = 0; c < v.channels;
-         ++c) { /* dx = scale dy is (4) about zero, whether or not its sums overflowed */
+    /* dx = scale dy is (4) about zero, whether or not its sums overflowed */
+    for (ptrdiff_t c = 0; c < v.channels; ++c) {
         f64_stats *e = &b.f64[c];
         b.K[c] = 0;
         e->origin = 0;

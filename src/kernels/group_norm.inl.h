@@ -27,7 +27,7 @@ INLINE FN(run) FN(channel_of)(const FN(one_group) *group, ptrdiff_t c, const T s
 
 /* ---- forward ------------------------------------------------------------------------------------------------ */
 
-/* the same for group_float64.inl.h */
+/* a group as group_float64.inl.h takes it */
 INLINE f64_group FN(as_f64)(const FN(one_group) *g)
 {
     return (f64_group){DTYPE, g->channels, g->space, g->dy, g->x, g->gain, g->bias, g->out, g->dgain, g->dbias};

@@ -6,7 +6,8 @@
  *   (1) one sweep (sweep.inl.h): S = sum d, Q = sum d^2 of d = x - K; delta = S/n. K = 0, or, where the first LANES
  *       elements have one sign, their mean rounded. Accepted if S delta <= Q - S delta = m2, that is
  *       (mean - K)^2 <= var, and Q can neither have overflowed nor lost bits to subnormals (row_stats.inl.h).
- *   (2) if not accepted, a second sweep whose K is the mean K + delta, rounded.
+ *   (2) if the mean test fails, a second sweep whose K is K + delta, rounded. A row whose Q is out of range goes to (3)
+ *       at once.
  *   (3) if still not accepted, the row in float64, scaled by a power of two (row_float64.inl.h).
  *   var = m2/n,  rstd = 1/sqrt(var + eps), or 0 where var + eps = 0
  *   (4) y = (d - delta) rstd gain + bias (sink.inl.h)
@@ -59,14 +60,17 @@ static NOINLINE void FN(write_whole_row)(const FN(writer) *call, const X *x, X *
     FN(write_rest)(&w, CENTRED | SHIFTED);
 }
 
-/* Rows of at most CACHED elements stay in L1 from their sums to their output. Software pipelining: iteration r sums
- * row r and writes row r - 1, of which `previous` has the statistics, w the pointers, and the other half of
- * row_space d. While row r is summed, row r - 1 is written if it has at least LONG_ROW elements or y takes
- * non-temporal stores; the rest of row r - 1 is written while the tree of r's sums is computed; the square root and
- * division of row r overlap with the sums of row r + 1. Shorter rows of float32 have a sweep without the writer: 32x256
- * takes 9 % less time (Zen 4, AVX-512, 2026-11-24). The mode of stats_of has SHIFTED for the writer, if row r -
- * 1 has K != 0. The last iteration forms pointers to a row beyond the end, which it does not use: to limit r costs 2
- * to 4 % (Zen 4, 2026-11-23). */
+/* Rows of at most CACHED elements stay in L1 from their sums to their output. Software pipelining: iteration r sums row
+ * r and writes row r - 1, of which `previous` has the statistics, w the pointers, and the other half of row_space d.
+ * The sweep over row r writes whole vectors of row r - 1, if that has at least LONG_ROW elements or y takes
+ * non-temporal stores. write_rest writes the rest: it follows stats_of in program order and does not depend on row r,
+ * so out-of-order execution overlaps it with the halving tree of row r. The square root and division of row r overlap
+ * with the sums of row r + 1 in the same way.
+ *
+ * Rows of float32 and float64 of fewer than LONG_ROW elements, with ordinary stores, have a sweep without the writer:
+ * float32 32x256 takes 9 % less time (Zen 4, AVX-512, 2026-11-24). SHIFTED in the mode of stats_of tells the writer to
+ * subtract K from row r - 1: never for kept rows, always in float64, else where K != 0. The last iteration forms
+ * pointers to a row beyond the end, which it does not use: to limit r costs 2 to 4 % (Zen 4, 2026-11-23). */
 INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nontemporal, const int mode)
 {
     enum { HALF = sizeof(X) < sizeof(T) };
@@ -80,7 +84,8 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nonte
     FN(place_params)(call, aligned ? FN(lane_offset_of)(nontemporal ? call->y : call->x) : 0, mode, param_space, &w);
     /* against 4K aliasing with gain and bias, which are loaded while the kept row is stored */
     T *const space = row_space + offset_away_from(row_space, w.gain, w.bias) / (ptrdiff_t)sizeof(T);
-    FN(stats) previous = {.accepted = 0}, current = previous; /* rows r - 1 and r */
+    /* of rows r - 1 and r; not accepted: refused, or where r = 0 no row yet, which is neither written nor rescued */
+    FN(stats) previous = {.accepted = 0}, current = previous;
     for (ptrdiff_t r = 0; r <= call->rows; ++r) {
         const int writing = previous.accepted;
         const int previous_shifted = !(mode & KEPT) && (TN(ALL_SHIFTED) || previous.st[0] != 0);

@@ -8,8 +8,8 @@
 
 #include "tile_float64.inl.h"
 
-/* The smallest and largest normal numbers of
- * the compute type, and the largest rstd at which the mean K + delta has lost no bits that matter to subnormals */
+/* The smallest and largest normal numbers of the compute type, and the largest rstd at which the mean K + delta has
+ * lost no bits that matter to subnormals */
 INLINE double rstd_tiny(cnorm_dtype type) { return type == CNORM_F64 ? 0x1p-1022 : 0x1p-126; }
 INLINE double rstd_huge(cnorm_dtype type) { return type == CNORM_F64 ? 0x1.fffffffffffffp1023 : 0x1.fffffep127; }
 INLINE double rstd_exact_mean(cnorm_dtype type) { return type == CNORM_F64 ? 0x1p1000 : 0x1p100; }
@@ -51,9 +51,9 @@ static NOINLINE double f64_value(cnorm_dtype type, const void *x)
     return value[0].v[0][0];
 }
 
-/* The mean and rstd from the sums of n deviations from the origin. True where a sweep about this mean is needed: the
- * last one was about an element K, and (mean - K)^2 > var costs bits. For other types than float64, float64 has bits
- * to spare. */
+/* The mean and rstd from S and Q, the sums of n deviations from the origin and of their squares. Returns true if a
+ * second sweep, about the mean, is needed: S^2/n is then so much larger than m2 = Q - S^2/n that the difference loses
+ * digits (larger than m2 for float64, than 2^20 m2 for narrower types, for which float64 has 29 bits to spare). */
 static NOINLINE int f64_mean_and_rstd(cnorm_dtype type, f64_stats *e, const double sums[2], double n, double eps,
                                       int centred)
 {

@@ -68,7 +68,7 @@ INLINE T FN(initial_shift)(const FN(row) *row, const int mode)
     return TN(tree)(lanes) * ((T)1 / LANES) + 0; /* + 0 turns -0 into 0, so that x - K is x where K = 0 */
 }
 
-/* (1) and, if the guard refuses a row of layer norm, (2). A row that is still not accepted needs (3). w: see sweep.
+/* (1), and (2) if a row of layer norm fails the mean test. A row that is not accepted needs (3). w: see sweep.
  * A mode without CENTRED is RMS norm's; `centred` 0 is RMS norm with the additions of layer norm. */
 INLINE FN(stats) FN(stats_of)(FN(row) *row, double eps, int centred, const int mode, FN(writer) *w)
 {
@@ -77,9 +77,8 @@ INLINE FN(stats) FN(stats_of)(FN(row) *row, double eps, int centred, const int m
     if (!w && !(mode & SUM) && !(CACHED_ROWS && sizeof(X) == sizeof(T))) {
         const row_sums both = FN(run_sums)(row->x, row->n, K, row->lane_offset);
         sums[0] = both.a, sums[1] = both.b;
-        /* without the subtraction a bfloat16 row takes 10 % less time (Zen 4, 2026-11-22) */
     } else if (!(mode & CENTRED) || (!(mode & SUM) && K == 0)) {
-        row->K = TN(splat)(0);
+        row->K = TN(splat)(0); /* without the subtraction a bfloat16 row takes 10 % less time (Zen 4, 2026-11-22) */
         FN(sweep)(row, mode, w, sums);
     } else {
         row->K = TN(splat)(K);

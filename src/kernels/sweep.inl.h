@@ -14,8 +14,8 @@
  *
  * Software pipelining: in the forward pass a long enough previous row is written in the same loop (`w`), where the loop
  * has accumulators for all lanes (PASS = LANE_VECTORS: AVX2 and AVX-512). Each lane's additions are one dependency
- * chain; (4) of layer_norm.inl.h for the previous row is independent of it and runs during its latency. Without it
- * residual sums and half types are 30 to 50 % slower, float32 4 to 12 % (Zen 4, 2026-11-22).
+ * chain; (4) of layer_norm.inl.h for the previous row is independent of it and runs during its latency. docs/kernels.md
+ * has the time without it, in "Tried and rejected".
  */
 
 enum {

@@ -33,10 +33,12 @@ enum {
      * them a call takes 1.1 to 2 times as long (Sapphire Rapids, 2026-11-24). */
     CACHED_ROWS = VECTOR_BYTES > 16,
     EARLY_GRADS = VECTOR_BYTES > 16,
-    /* whether cached_rows takes a residual: float64 takes 0.6 to 1.1 of the time without, but 1.4 beyond the caches */
+    /* whether cached_rows takes a residual: float64 takes 0.6 to 1.1 of the time without, but 1.4 beyond the caches
+     * (Sapphire Rapids, 2026-11-24) */
     KEPT_ROWS_f32 = 1,
     KEPT_ROWS_f64 = 0,
-    /* whether K = 0 is subtracted, too: one loop instead of two takes 2 % more time */
+    /* whether the writer and the backward loop subtract K = 0, too: in float64 one loop instead of two saves 17 kB and
+     * takes 2 % more time (Sapphire Rapids, 2026-11-24) */
     ALL_SHIFTED_f32 = 0,
     ALL_SHIFTED_f64 = 1,
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned 64-byte load crosses a cache line */
