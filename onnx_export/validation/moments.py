@@ -46,6 +46,11 @@ class Mean:
     unbiased: bool = False
 
     @property
+    def wrong_count(self) -> bool:
+        """Whether the sum is divided by another count than n and n - 1, which nobody intends."""
+        return bool(self.miscount) and not self.unbiased
+
+    @property
     def broadcast_trap(self) -> str:
         """How the mean, without its reduced axes, broadcasts wrongly against its source; empty if it does not."""
         leading = self.axes is None or self.axes == tuple(range(len(self.axes)))
@@ -357,13 +362,12 @@ class Moments(Values):
         """mean((x - mean(x))^2), or mean(x^2)."""
         base, exponent, mean, nodes = moment
         near = mean.miscount or ("" if exponent == 2 else f"the exponent is {exponent:g}, not 2")
-        # An odd or fractional power of a deviation is a mistake, an even one may be intended; of counts, n - 1 may.
-        error = exponent % 2 != 0 or (bool(mean.miscount) and not mean.unbiased)
+        error = exponent % 2 != 0 or mean.wrong_count  # an even power of a deviation may be intended
         centred = self.centred(base)
         if centred is None:
             if exponent != 2:  # x / sqrt(mean(x^p)) resembles no norm
                 return None
-            found = Variance(base, "", RMS, "centred", mean, tuple(nodes), near)
+            found = Variance(base, "", RMS, "centred", mean, tuple(nodes), near, error)
             return replace(found, stored_reciprocal=mean.stored_reciprocal).through(path)
         x, inner_mean, centre_nodes = centred
         outer, inner = self.axes(mean.axes, x), self.axes(inner_mean.axes, x)
@@ -389,7 +393,7 @@ class Moments(Values):
         if second is None or second[2].total or mean is None or mean.squared or not self.same(second[0], mean.source):
             return None
         _, exponent, outer, nodes = second
-        near, error = outer.miscount or mean.miscount, False
+        near, error = outer.miscount or mean.miscount, outer.wrong_count or mean.wrong_count
         if exponent != 2 or first[1] != 2:
             near, error = f"the exponents are {exponent:g} and {first[1]:g}, not 2", True
         if self.axes(mean.axes, mean.source) != self.axes(outer.axes, mean.source) and not near:

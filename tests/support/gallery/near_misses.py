@@ -91,6 +91,31 @@ def rms_over_n_minus_1():
 
 
 @specimen
+def rms_over_half_of_n():
+    """No estimate of the mean square divides by it."""
+    return Specimen(sum_nodes(True, N / 2, centred=False), [("~rms", "ok", "")], {"near-miss"}, 1)
+
+
+@specimen
+def one_pass_over_half_of_n():
+    """E[x^2] - mean^2 with a wrong count in the first term."""
+    constants = {"axes": np.array([-1]), "half": np.float32(N / 2), "eps": np.float32(1e-3)}
+    nodes = [
+        node("ReduceMean", "x", "mean", axes=[-1]),
+        node("Mul", "x x", "square"),
+        node("ReduceSum", "square axes", "sum"),
+        node("Div", "sum half", "moment"),
+        node("Mul", "mean mean", "mean2"),
+        node("Sub", "moment mean2", "var"),
+        node("Add", "var eps", "total"),
+        node("Sqrt", "total", "std"),
+        node("Sub", "x mean", "d"),
+        node("Div", "d std", "y"),
+    ]
+    return Specimen(model(nodes, constants=constants), [NEAR], {"near-miss"}, 1)
+
+
+@specimen
 def annotated_transformer():
     """(x - mean) / (std + eps) with the unbiased std: a well-known norm, but not layer norm."""
     nodes, constants = decomposed(square="Mul", eps=1e-6)
