@@ -300,10 +300,12 @@ class Matcher(Moments):
             return None
         x, inner, more = centred
         near = "it divides by the mean absolute deviation, not by the standard deviation"
-        variance = Variance(x, sizes.input[0], LAYER, "centred", mean, (*more, sizes, *mean.nodes, *nodes), near)
+        near = ", and ".join(filter(None, (near, mean.miscount or inner.miscount)))
+        error = mean.wrong_count or inner.wrong_count
+        variance = Variance(x, sizes.input[0], LAYER, "centred", mean, (*more, sizes, *mean.nodes, *nodes), near, error)
         everything = (*variance.nodes, node, *self.strip(node.input[0])[1])
         kind = self.dtype(x)
-        return Match(variance, everything, node.output[0], "", False, eps, kind, near_miss=near or inner.miscount)
+        return Match(variance, everything, node.output[0], "", False, eps, kind, near_miss=near, error=error)
 
     def _uncentred(self, found: Match, user: onnx.NodeProto) -> Match | None:
         """Near miss: x / std. None if a later sum adds a value computed from the mean or std: it may be mean / std."""

@@ -289,6 +289,22 @@ def subtracted_the_other_way_round():
 
 
 @specimen
+def mean_absolute_deviation_over_a_quarter_of_n():
+    """Two near misses, of which the count is certainly a mistake."""
+    constants = {"axes": np.array([-1]), "quarter": np.float32(N / 4), "eps": np.float32(1e-3)}
+    nodes = [
+        node("ReduceMean", "x", "mean", axes=[-1]),
+        node("Sub", "x mean", "d"),
+        node("Abs", "d", "size"),
+        node("ReduceSum", "size axes", "sum"),
+        node("Div", "sum quarter", "deviation"),
+        node("Add", "deviation eps", "total"),
+        node("Div", "d total", "y"),
+    ]
+    return Specimen(model(nodes, constants=constants), [NEAR], {"near-miss"}, 1)
+
+
+@specimen
 def mismatched_axes():
     built = model(*parts(decomposed(axes=(-1,), variance_axes=(-2, -1), square="Mul"), (2, 4, N)))
     return Specimen(built, [NEAR], {"near-miss"}, 1)
