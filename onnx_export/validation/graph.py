@@ -33,6 +33,7 @@ _COUNTING = frozenset({"Gather", "Slice", "Range", "Concat", "ReduceProd", "Floo
     {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "Max", "Min"}
 )
 _RESHAPING = frozenset({"Flatten", "Expand"})  # folded if the result has no more elements than the input
+_FOLDED = _FOLDABLE | _FOLDABLE_WITH_SCALAR | _COUNTING | _RESHAPING
 _MOST_COUNTED = 64
 
 
@@ -159,29 +160,47 @@ class Scope:
             return None
         return self.outer.tensor(name)
 
-    def constant(self, name: str, depth: int = 16) -> np.ndarray | None:
-        """The value of `name` if it is constant, by constant folding at most `depth` nodes deep; else None."""
-        if name not in self._constants:
-            self._constants[name] = self._fold(name, depth)
+    def constant(self, name: str) -> np.ndarray | None:
+        """The value of `name` if it is constant, by constant folding; else None."""
+        opened: set[str] = set()  # lets the search end where a value depends on itself
+        pending = [] if name in self._constants else [name]
+        while pending:
+            current = pending.pop()
+            if current in self._constants:
+                continue
+            if current in opened:
+                self._constants[current] = self._fold(current)
+            else:
+                opened.add(current)
+                pending += [current, *(each for each in self._folded_from(current) if each not in opened)]
         return self._constants[name]
 
-    def _fold(self, name: str, depth: int) -> np.ndarray | None:
+    def _folded_from(self, name: str) -> list[str]:
+        """The values that must be folded before this one."""
+        node = None if name in self._initialisers else self._producers.get(name)
+        if node is None:
+            return []
+        if op(node) == "CastLike":
+            return list(node.input[:1])
+        return [each for each in node.input if each] if op(node) in _FOLDED else []
+
+    def _fold(self, name: str) -> np.ndarray | None:
         if name in self._initialisers:
             return _array(self._initialisers[name])
         node = self._producers.get(name)
         if node is None:
             if name in self._inputs:
-                return self._carried(name, depth)
-            return None if self.outer is None else self.outer.constant(name, depth)
+                return self._carried(name)
+            return None if self.outer is None else self.outer.constant(name)
         if op(node) == "Constant":
             return _constant_value(node)
         if op(node) in ("Shape", "Size"):
             return self._counted(node)
         if op(node) == "CastLike" and len(node.input) == 2:
-            return self._cast_like(node, depth)
-        if depth == 0 or op(node) not in _FOLDABLE | _FOLDABLE_WITH_SCALAR | _COUNTING | _RESHAPING:
+            return self._cast_like(node)
+        if op(node) not in _FOLDED:
             return None
-        inputs = {i: self.constant(i, depth - 1) for i in node.input if i}
+        inputs = {each: self._constants.get(each) for each in node.input if each}
         if any(value is None for value in inputs.values()):
             return None
         small = all(value.size <= _MOST_COUNTED for value in inputs.values())
@@ -209,8 +228,8 @@ class Scope:
         start, end = attribute(node, "start", 0), attribute(node, "end", len(shape))
         return np.array(shape[start:end], np.int64)
 
-    def _cast_like(self, node: onnx.NodeProto, depth: int) -> np.ndarray | None:
-        value, kind = self.constant(node.input[0], depth), self.dtype(node.input[1])
+    def _cast_like(self, node: onnx.NodeProto) -> np.ndarray | None:
+        value, kind = self._constants.get(node.input[0]), self.dtype(node.input[1])
         if value is None or kind not in helper.get_all_tensor_dtypes() or kind == TensorProto.UNDEFINED:
             return value
         return value.astype(helper.tensor_dtype_to_np_dtype(kind))
@@ -225,10 +244,10 @@ class Scope:
         start, limit, step = (float(inputs[name].ravel()[0]) for name in node.input)
         return step != 0 and abs((limit - start) / step) <= _MOST_COUNTED
 
-    def _carried(self, name: str, depth: int) -> np.ndarray | None:
+    def _carried(self, name: str) -> np.ndarray | None:
         """The constant value of a loop-carried input that the body of the Loop or Scan returns unchanged, else None."""
         owner = self.owner
-        if owner is None or owner.op_type not in ("Loop", "Scan") or depth == 0:
+        if owner is None or owner.op_type not in ("Loop", "Scan"):
             return None
         names = [value.name for value in self.graph.input]
         place = names.index(name)
@@ -244,7 +263,7 @@ class Scope:
             if node is None or op(node) != "Identity":
                 return None
             result = node.input[0]
-        return self.outer.constant(owner.input[place], depth - 1)
+        return self.outer.constant(owner.input[place])
 
 
 def used(node: onnx.NodeProto) -> Iterator[str]:

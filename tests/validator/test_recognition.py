@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, defs, helper
 
 from onnx_export.validation.examine import Options, examine
-from onnx_export.validation.graph import inline
+from onnx_export.validation.graph import inline, scopes
 from onnx_export.validation.patterns import find
 
 N = 32
@@ -365,3 +365,33 @@ def test_a_norm_that_differs_from_the_others_is_noted(tmp_path):
     notes = {(f.code, f.norm) for f in report.findings}
     assert {("unlike-others", "norm2"), ("eps-large", "norm2")} <= notes
     assert report.exit_code(strict=True) == 0
+
+
+def test_whether_a_value_is_constant_does_not_depend_on_the_order_of_queries():
+    count = 3000
+    nodes = [node("Neg", f"v{i}", f"v{i + 1}") for i in range(count)] + [node("Add", f"x v{count}", "y")]
+    model = gallery.model(nodes, constants={"v0": np.float32(3)})
+    for order in (range(1, count), range(count, 0, -1)):
+        scope = next(scopes(model))
+        assert all(scope.constant(f"v{i}") == 3 * (-1) ** i for i in order)
+        assert scope.constant("y") is None
+
+
+@pytest.mark.parametrize("operator", ["Neg", "CastLike"])
+def test_values_that_depend_on_themselves_are_not_constant(operator):
+    circle = [node(operator, "a x" if operator == "CastLike" else "a", "b"), node("Neg", "b", "a")]
+    scope = next(scopes(gallery.model([*circle, node("Add", "x a", "y")])))
+    assert scope.constant("a") is None
+    assert scope.constant("b") is None
+
+
+def test_folding_takes_time_linear_in_the_nodes(work):
+    """Each value depends on two before it, so that there are 2^depth paths; none is constant."""
+
+    def steps(count):
+        nodes = [node("Add", f"v{i} v{i + 1}", f"v{i + 2}") for i in range(count)]
+        model = gallery.model(nodes, inputs=[gallery.value(name, []) for name in ("v0", "v1")])
+        scope = next(scopes(model))
+        return work(lambda: [scope.constant(f"v{i}") for i in reversed(range(count + 2))])
+
+    assert steps(400) < 2.2 * steps(200)
