@@ -257,11 +257,12 @@ class Scope:
         kept = place - first + results
         if not first <= place < len(names) - scanned or kept >= len(self.graph.output) or place >= len(owner.input):
             return None
-        result = self.graph.output[kept].name
+        result, passed = self.graph.output[kept].name, set()
         while result != name:
             node = self._producers.get(result)
-            if node is None or op(node) != "Identity":
+            if node is None or op(node) != "Identity" or result in passed:
                 return None
+            passed.add(result)
             result = node.input[0]
         return self.outer.constant(owner.input[place])
 

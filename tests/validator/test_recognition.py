@@ -385,6 +385,17 @@ def test_values_that_depend_on_themselves_are_not_constant(operator):
     assert scope.constant("b") is None
 
 
+def test_an_input_carried_through_a_circle_is_not_constant():
+    body = [node("Identity", "a", "b"), node("Identity", "b", "a"), node("Identity", "cond", "cond_out")]
+    ins = [gallery.value("i", [], TensorProto.INT64), gallery.value("cond", [], TensorProto.BOOL)]
+    outs = [gallery.value("cond_out", [], TensorProto.BOOL), gallery.value("a", [N])]
+    graph = helper.make_graph(body, "body", [*ins, gallery.value("w", [N])], outs)
+    loop = helper.make_node("Loop", ["count", "true", "scale"], ["y"], body=graph)
+    constants = {"count": np.int64(3), "true": np.bool_(True), "scale": CONSTANTS["scale"]}
+    _, inner = scopes(gallery.model([loop], constants=constants))
+    assert inner.constant("w") is None
+
+
 def test_folding_takes_time_linear_in_the_nodes(work):
     """Each value depends on two before it, so that there are 2^depth paths; none is constant."""
 
