@@ -1,4 +1,7 @@
-"""The meaning of each finding, and its remedy: the text of `cnorm explain CODE`."""
+"""The meaning of each code that an output prints, and its remedy: the text of `cnorm explain CODE`.
+
+The codes are those of findings, of verdicts other than "ok", and of files that were not validated (`formats`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ CODES = {
     "axis": "The axis is out of range for the norm's input. Correct the attribute in the model that was exported.",
     "bias-nan": "The bias holds NaN or Inf. Look at the training run or the conversion of the weights.",
     "bias-shape": "The bias does not broadcast to the input of the norm.",
+    "cannot-validate": "The file could not be validated, wholly or in part: it could not be read or run, a limit was "
+    "reached, or no norm was exercised. Nothing is proved about the norms that have no other verdict.",
     "converted": "The model was converted to another opset (--opset) before it was examined.",
     "eps-large": "eps is 0.01 or more: rows whose standard deviation is below 0.1 shrink. Some models mean it.",
     "eps-nan": "eps is NaN, so every result is.",
@@ -14,6 +19,8 @@ CODES = {
     "current exporter drops an eps of 1e-8 or less: use a larger one, or its older exporter.",
     "float16-overflow": "Squares of the values seen overflow float16. onnxruntime's CPU computes in float32 and hides "
     "it; other devices do not.",
+    "inaccurate": "The result is off float64 by more than the bound, up to 100 times. To blame is the file if its "
+    "formula is not accurate enough in its own precision on any runtime, else onnxruntime's kernel.",
     "like-count": "The reference (--like) has another number of norms.",
     "like-differs": "A norm differs from that of the reference (--like) in the fields named.",
     "miscomputed": "A graph shape that the installed onnxruntime computes wrongly, measured on a small model.",
@@ -25,12 +32,18 @@ CODES = {
     "other than n and n - 1, a product with the deviation instead of a quotient.",
     "non-finite": "Rows with NaN or Inf reached the norm and were not judged. An error where all inputs were given and "
     "are finite.",
+    "not-exercised": "The run gave no row of this norm to judge: a branch not taken, a loop not entered, no rows, or "
+    "NaN in all of them. Give inputs that reach it (--input).",
     "opset": "The opset is newer than the installed onnxruntime takes.",
     "ir": "The IR version is one that the installed onnxruntime does not take.",
     "optimiser-precision": "The operator that the optimiser makes adds the elements of a row one after another, and "
     "its error is that of such a sum. The file is sound; the message names the optimiser to disable.",
     "order": "Nodes come before those whose results they use. The standard forbids it, onnxruntime sorts them.",
     "outputs-differ": "The outputs are not those of the file given with --outputs.",
+    "refused": "The file was refused for safety: it is too large or too deep, or its tensors lie in files that may not "
+    "be read. --external-data and --data-root allow files that you trust.",
+    "risky": "All rows of the run are within the bound, but not all stress rows: large means, huge or tiny values, "
+    "rows that hardly vary. It is sound for data like those of the run; give real inputs (--input) to be sure.",
     "runtime-limit": "On these rows onnxruntime's own operator fails as well, or adds the elements of a row one after "
     "another: no file is to blame.",
     "scale-nan": "The scale holds NaN or Inf. Look at the training run or the conversion of the weights.",
@@ -45,4 +58,7 @@ CODES = {
     "shares its scale with another where the rest have scales of their own.",
     "unproved-claim": "A local function named LayerNorm holds nothing that was recognised as one.",
     "unread": "The validator failed on this node and looked at the rest. Please report it.",
+    "wrong": "The norm does not compute what it claims. To blame is the file if its nodes compute another function or "
+    "their formula loses all accuracy; the kernel if onnxruntime is off by more than 100 times the bound or gives NaN "
+    "for finite input; the optimiser if the norm is right without optimisation.",
 }

@@ -89,7 +89,7 @@ def sarif(reports: list[ValidationReport]) -> str:
             results.append(
                 {"ruleId": finding.code, "level": finding.level, "message": {"text": text}, "locations": [location]}
             )
-    described = [{"id": code, "shortDescription": {"text": CODES.get(code, code)}} for code in rules]
+    described = [{"id": code, "shortDescription": {"text": CODES[code]}} for code in rules]
     driver = {"name": "cnorm validate", "rules": described}
     return json.dumps(
         {

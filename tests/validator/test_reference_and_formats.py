@@ -1,6 +1,8 @@
 """Comparison with a reference file, many files in one call, machine-readable formats, clean-up after a kill."""
 
+import ast
 import errno
+import itertools
 import json
 import os
 import signal
@@ -22,6 +24,7 @@ from onnx_export.float64 import Float64
 from onnx_export.validation import codes, command
 from onnx_export.validation.examine import Options, examine
 from onnx_export.validation.lock import facts, read_lock
+from onnx_export.validation.report import VERDICTS
 
 
 def invoke(*arguments):
@@ -254,6 +257,29 @@ def test_options_for_one_file_are_refused_for_many(folder):
     result = invoke(folder, "--html", folder / "x.html")
     assert result.exit_code == 2
     assert "--html is for one model, 3 are given" in result.output
+
+
+def codes_in_the_source():
+    """The codes of all findings that the validator makes: in the source the second argument of Finding."""
+    found = set()
+    for path in Path(codes.__file__).parent.glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "").lower() == "finding" and len(call.args) > 1:
+                found |= {each.value for each in ast.walk(call.args[1]) if isinstance(each, ast.Constant)}
+    return found
+
+
+def test_every_code_that_an_output_prints_is_explained_and_documented():
+    lines = Path(__file__).parents[2].joinpath("docs/validator.md").read_text().splitlines()
+    table = lines[lines.index("| code | level | meaning |") + 2 :]
+    rows = [line.split("|")[1] for line in itertools.takewhile(str.strip, table)]
+    assert sorted(code.strip() for row in rows for code in row.split(",")) == sorted(codes.CODES)
+    verdicts = {verdict.replace(" ", "-") for verdict in VERDICTS} - {"ok"}
+    computed = {"-nan": {"scale-nan", "bias-nan"}, "-shape": {"scale-shape", "bias-shape"}}
+    wanted = {code for name in codes_in_the_source() for code in computed.get(name, {name})} - {" ", "-"}
+    assert len(wanted) > 30
+    wanted |= verdicts | {"runtime-limit", "optimiser-precision"}
+    assert wanted == codes.CODES.keys()
 
 
 def test_every_finding_of_the_gallery_is_explained():
