@@ -46,6 +46,8 @@ CODES = {
     "rows that hardly vary. It is sound for data like those of the run; give real inputs (--input) to be sure.",
     "runtime-limit": "On these rows onnxruntime's own operator fails as well, or adds the elements of a row one after "
     "another: no file is to blame.",
+    "scale-axis": "The result of the norm is multiplied by a constant that varies along other axes than the normalised "
+    "ones. Gains for each channel or head do so; a norm over the wrong axis does, too.",
     "scale-nan": "The scale holds NaN or Inf. Look at the training run or the conversion of the weights.",
     "scale-shape": "The scale does not broadcast to the input of the norm. paddle2onnx 2.1 writes such norms over two "
     "axes: reshape the scale to the normalised axes.",

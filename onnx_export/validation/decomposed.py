@@ -419,16 +419,11 @@ class Matcher(Moments):
         for wanted, slot in (("Mul", "scale"), ("Add", "bias")):
             if getattr(found, slot):
                 continue
-            users, path, last = self.scope.consumers(found.y), [], found.y
-            while len(users) == 1 and op(users[0]) in SAME and last not in self.scope.outputs:
-                path.append(users[0])
-                last = users[0].output[0]
-                users = self.scope.consumers(last)
-            if len(users) != 1 or op(users[0]) != wanted or {last, found.y} & self.scope.outputs:
+            node, last, casts = self.only_user(found.y)
+            if node is None or op(node) != wanted:
                 continue
-            (node,) = users
             other = node.input[1] if node.input[0] == last else node.input[0]
             value = self.scope.constant(other)
             if value is not None and self.along_row(value, found.variance.x, found.variance.mean.axes):
-                found = found.add(*path, node, y=node.output[0], **{slot: other})
+                found = found.add(*casts, node, y=node.output[0], **{slot: other})
         return found

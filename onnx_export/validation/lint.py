@@ -17,6 +17,7 @@ from onnx_export.validation.graph import attribute, op, opset_versions, scopes, 
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.report import Finding
+from onnx_export.validation.values import Values, varying
 
 LARGE_EPS = 1e-2  # ten times the largest default of a framework, 1e-3 of Keras
 
@@ -107,6 +108,7 @@ def lint_norm(norm: Norm) -> Iterator[Finding]:
         yield finding(level, "near-miss", f"looks like a layer norm, but {norm.near_miss}")
     yield from _epsilon(norm, finding)
     yield from _shapes(norm, finding)
+    yield from _scale_axis(norm, finding)
     for slot in ("scale", "bias"):
         value = norm.scope.constant(getattr(norm, slot)) if getattr(norm, slot) else None
         bad = 0 if value is None else int(np.sum(~np.isfinite(value.astype(np.float64))))
@@ -154,6 +156,29 @@ def _shapes(norm: Norm, finding) -> Iterator[Finding]:
         if given is not None and not norm.formula.accepts(given, shape, node):
             sizes = ["?" if size is None else size for size in shape]
             yield finding("error", f"{slot}-shape", f"{slot} of shape {list(given)} does not broadcast to {sizes}")
+
+
+def _scale_axis(norm: Norm, finding) -> Iterator[Finding]:
+    """A note on a constant that multiplies the result and varies along other axes than the normalised ones only.
+
+    Not an error: gains for each channel or head are such constants.
+    """
+    shape = norm.scope.shape(norm.x)
+    if norm.operator or norm.axes is None or shape is None:
+        return
+    value = norm.scope.constant(norm.scale or _multiplier(norm))
+    axes = set() if value is None or value.ndim > len(shape) else varying(value, len(shape))
+    if axes and axes.isdisjoint(norm.axes):
+        message = f"its mean is over axes {list(norm.axes)}, but its scale varies along {sorted(axes)}"
+        yield finding("note", "scale-axis", message)
+
+
+def _multiplier(norm: Norm) -> str:
+    """The value that the result of a norm is multiplied by, if that is its only use; else empty."""
+    node, name, _ = Values(norm.scope).only_user(norm.y)
+    if node is None or op(node) != "Mul":
+        return ""
+    return node.input[1] if node.input[0] == name else node.input[0]
 
 
 def trap_of(norm: Norm) -> str:

@@ -106,6 +106,22 @@ class Values:
                 else:
                     yield user, name, path
 
+    def only_user(self, name: str) -> tuple[onnx.NodeProto | None, str, list[onnx.NodeProto]]:
+        """The only consumer of a value, also after casts: (consumer, name of its input, casts).
+
+        The consumer is None if there are none or several, or if the value is an output of the graph.
+        """
+        casts: list[onnx.NodeProto] = []
+        while name not in self.scope.outputs and len(casts) < _LONGEST_PATH:
+            users = self.scope.consumers(name)
+            if len(users) != 1:
+                break
+            if op(users[0]) not in SAME:
+                return users[0], name, casts
+            casts.append(users[0])
+            name = users[0].output[0]
+        return None, name, casts
+
     def same(self, a: str, b: str) -> bool:
         """Whether two names stand for one value, up to casts."""
         return self.strip(a)[0] == self.strip(b)[0]
@@ -172,8 +188,9 @@ class Values:
             return True
         if shape is None:
             return value.size == 1 or value.ndim == 1
-        rank = len(shape)
-        inside = {axis + rank if axis < 0 else axis for axis in axes}
-        return value.ndim <= rank and all(
-            size == 1 or rank - value.ndim + index in inside for index, size in enumerate(value.shape)
-        )
+        return value.ndim <= len(shape) and varying(value, len(shape)) <= set(self.axes(axes, x))
+
+
+def varying(value: np.ndarray, rank: int) -> set[int]:
+    """The axes of x, of this rank, along which a scale or bias varies."""
+    return {rank - value.ndim + index for index, size in enumerate(value.shape) if size != 1}

@@ -367,6 +367,51 @@ def test_a_norm_that_differs_from_the_others_is_noted(tmp_path):
     assert report.exit_code(strict=True) == 0
 
 
+@pytest.mark.parametrize("cast", [False, True])
+@pytest.mark.parametrize(
+    ("formula", "axis", "shape", "noted"),
+    [
+        ("rms", -2, [N], True),  # the mean is over the wrong axis, or the gain
+        ("rms", -1, [N, 1], True),  # a gain for each head
+        ("layer", -1, [2, 1, 1], True),
+        ("rms", -2, [N, 1], False),
+        ("rms", -1, [N, N], False),  # along both axes: a mask
+        ("rms", -1, [1], False),
+    ],
+)
+def test_a_gain_along_another_axis_than_the_mean_is_noted(formula, axis, shape, noted, cast, tmp_path):
+    """Per-channel and per-head gains are sound, so that it must not fail, also with --strict."""
+    nodes = [*CENTRED] if formula == "layer" else [node("Identity", "x", "d")]
+    nodes += [*SQUARES, *TAIL[:-2], node("Div", "d std", "xhat")]
+    nodes += [node("Cast", "xhat", "h", to=TensorProto.FLOAT)] * cast + [
+        node("Mul", f"{'h' if cast else 'xhat'} gain", "y")
+    ]
+    constants = {"last": np.int64([axis]), "eps": CONSTANTS["eps"]}
+    constants["gain"] = np.random.default_rng(0).normal(1, 0.2, shape).astype(np.float32)
+    model = gallery.model(nodes, constants=constants, inputs=[gallery.value("x", (2, N, N))], opset=18)
+    report = examined(model, tmp_path)
+    (norm,) = report.norms
+    assert (norm.formula, bool(norm.scale)) == (formula, shape in ([N, 1], [1]) and not noted)
+    notes = [f.message for f in report.findings if f.code == "scale-axis"]
+    varies = {1: 2, 2: 1, 3: 0}[len(shape)]
+    assert notes == [f"its mean is over axes [{axis + 3}], but its scale varies along [{varies}]"] * noted
+    assert report.exit_code(strict=True) == 0
+
+
+def test_a_gain_of_the_reciprocal_deviation_along_another_axis_is_noted(tmp_path):
+    nodes = [*CENTRED, *SQUARES, *ROOT, node("Reciprocal", "std", "r"), node("Mul", "r gain", "f")]
+    constants = {
+        "last": np.int64([-1]),
+        "eps": CONSTANTS["eps"],
+        "gain": np.linspace(1, 2, 5, dtype=np.float32)[:, None],
+    }
+    model = gallery.model([*nodes, node("Mul", "d f", "y")], (2, 5, N), constants, opset=18)
+    report = examined(model, tmp_path)
+    assert [n.scale for n in report.norms] == ["gain"]
+    assert "scale-axis" in {f.code for f in report.findings}
+    assert report.exit_code(strict=True) == 0
+
+
 def test_whether_a_value_is_constant_does_not_depend_on_the_order_of_queries():
     count = 3000
     nodes = [node("Neg", f"v{i}", f"v{i + 1}") for i in range(count)] + [node("Add", f"x v{count}", "y")]
