@@ -10,7 +10,7 @@ from onnx import TensorProto
 from onnx_export.operators import LAYER, RMS
 from onnx_export.validation.graph import op
 from onnx_export.validation.moments import DEEPEST, Mean, Moments, Variance
-from onnx_export.validation.norm import Norm
+from onnx_export.validation.norm import NONE, NearMiss, Norm
 from onnx_export.validation.values import RESHAPERS, SAME, SUMS
 
 _FARTHEST = 64  # limit on the values that `_uncentred` and `_depends` visit
@@ -41,8 +41,7 @@ class Match:
     eps_first: bool = False
     scale: str = ""
     bias: str = ""
-    near_miss: str = ""
-    error: bool = False
+    near: NearMiss = NONE
     stored_reciprocal: bool = False
     floor: float = 0.0
     folded: bool = False
@@ -53,9 +52,9 @@ class Match:
         """Whether no mean is subtracted."""
         return self.variance.formula is RMS
 
-    def add(self, *nodes: onnx.NodeProto, note: str = "", **changes) -> Match:
-        """The match extended by nodes. `note` becomes the near miss if there is none yet."""
-        return replace(self, nodes=(*self.nodes, *nodes), near_miss=self.near_miss or note, **changes)
+    def add(self, *nodes: onnx.NodeProto, near: NearMiss = NONE, **changes) -> Match:
+        """The match extended by nodes, with a near miss that these make it."""
+        return replace(self, nodes=(*self.nodes, *nodes), near=self.near.then(near), **changes)
 
 
 class Matcher(Moments):
@@ -82,7 +81,7 @@ class Matcher(Moments):
             return self._absolute(node)
         if begun.rms or begun.eps == 0:
             return None
-        begun = begun.add(note="it divides by the variance, not by its root", error=True)
+        begun = begun.add(near=NearMiss("it divides by the variance, not by its root", error=True))
         return self._numerator(begun, node.input[0])
 
     def _begin(self, node: onnx.NodeProto, name: str, reciprocal: bool) -> Match | None:
@@ -104,8 +103,7 @@ class Matcher(Moments):
             y=node.output[0],
             std=node.output[0],
             reciprocal=reciprocal,
-            near_miss=variance.near_miss,
-            error=variance.error,
+            near=variance.near,
             stored_reciprocal=variance.stored_reciprocal,
             floor=variance.floor,
             **eps,
@@ -146,8 +144,7 @@ class Matcher(Moments):
             compute_dtype=self.narrowest(variance.centred, variance.mean.source),
             scale=found.scale,
             bias=found.bias,
-            near_miss=found.near_miss,
-            error=found.error,
+            near=found.near,
             eps_first=found.eps_first,
             stored_reciprocal=found.stored_reciprocal,
             floor=found.floor,
@@ -183,17 +180,16 @@ class Matcher(Moments):
             return self._follow(replace(further, excess=None, stored_reciprocal=True), depth - 1)
         if op(user) in ("Max", "Clip"):
             inner, floor = self.clamped(user)
-            note = f"the deviation is not allowed below {floor:g}"
-            noted = replace(further, floor=floor, near_miss=found.near_miss or note)
-            return self._follow(noted, depth - 1) if inner == found.std and floor > 0 else None
+            limited = further.add(near=NearMiss(f"the deviation is not allowed below {floor:g}"), floor=floor)
+            return self._follow(limited, depth - 1) if inner == found.std and floor > 0 else None
         if op(user) == "Reciprocal" or (op(user) == "Pow" and self.scalar(user.input[1]) == -1):
             return self._follow(replace(further, reciprocal=True), depth - 1)
         if op(user) == "Add" and found.eps == 0:
             other = user.input[1] if user.input[0] == found.std else user.input[0]
             if self.scalar(other) is not None:
-                note = "eps is added to the standard deviation, not to the variance"
+                near = NearMiss("eps is added to the standard deviation, not to the variance")
                 eps = {"eps": self.scalar(other), "eps_dtype": self.dtype(other)}
-                return self._follow(further.add(note=note, **eps), depth - 1)
+                return self._follow(further.add(near=near, **eps), depth - 1)
         return None
 
     def _multiplied(self, found: Match, extended: Match, user: onnx.NodeProto, depth: int) -> Match | None:
@@ -228,16 +224,15 @@ class Matcher(Moments):
             return None
         x, mean, nodes = centred
         if found.rms and self.same(x, variance.x):
-            return found.add(*path, *nodes, note="the numerator is centred, the variance is not")
+            return found.add(*path, *nodes, near=NearMiss("the numerator is centred, the variance is not"))
         if not self.same(x, variance.x):
             return self._of_another(found, [*path, *nodes], mean)
         own, other = self.axes(mean.axes, variance.x), self.axes(variance.mean.axes, variance.x)
-        note = mean.broadcast_trap
+        near = mean.misbroadcast
         if own != other:
-            note = note or f"the mean is over axes {own}, the variance over {other}"
+            near = near.then(NearMiss(f"the mean is over axes {own}, the variance over {other}", error=True))
         rounded = found.stored_reciprocal or mean.stored_reciprocal
-        error = found.error or (own != other and not found.near_miss)
-        return found.add(*path, *nodes, note=note, stored_reciprocal=rounded, error=error)
+        return found.add(*path, *nodes, near=near, stored_reciprocal=rounded)
 
     def _of_another(self, found: Match, nodes: list[onnx.NodeProto], mean: Mean) -> Match | None:
         """Near miss: x - mean(x) divided by the deviation of another value of the same shape."""
@@ -246,7 +241,7 @@ class Matcher(Moments):
             return None
         if self.axes(mean.axes, mean.source) != self.axes(found.variance.mean.axes, found.variance.x):
             return None
-        return found.add(*nodes, note="the variance is that of another value than is divided")
+        return found.add(*nodes, near=NearMiss("the variance is that of another value than is divided"))
 
     def _root_of(self, n: int, value: float | None) -> bool:
         """Whether a constant is sqrt(n) up to the rounding of a half type."""
@@ -273,7 +268,7 @@ class Matcher(Moments):
             mean = self.mean(other.input[0])
             if mean is not None and not mean.squared and self.same(mean.source, found.variance.x):
                 nodes = (user, *mean.nodes, other, last)
-                return found.add(*nodes, note=mean.broadcast_trap, y=last.output[0])
+                return found.add(*nodes, near=mean.misbroadcast, y=last.output[0])
         return None
 
     def _multiplied_by_deviation(self, found: Match) -> Match | None:
@@ -282,8 +277,8 @@ class Matcher(Moments):
             if op(user) == "Mul" and not found.reciprocal and not found.rms:
                 other = user.input[1] if user.input[0] == std else user.input[0]
                 if found.variance.centred and self.same(other, found.variance.centred):
-                    note = "it is multiplied by the deviation, not divided"
-                    return found.add(*path, user, *self.strip(other)[1], note=note, y=user.output[0], error=True)
+                    near = NearMiss("it is multiplied by the deviation, not divided", error=True)
+                    return found.add(*path, user, *self.strip(other)[1], near=near, y=user.output[0])
         return None
 
     def _absolute(self, node: onnx.NodeProto) -> Match | None:
@@ -299,13 +294,13 @@ class Matcher(Moments):
         if centred is None or not self.same(sizes.input[0], node.input[0]):
             return None
         x, inner, more = centred
-        near = "it divides by the mean absolute deviation, not by the standard deviation"
-        near = ", and ".join(filter(None, (near, mean.miscount or inner.miscount)))
-        error = mean.wrong_count or inner.wrong_count
-        variance = Variance(x, sizes.input[0], LAYER, "centred", mean, (*more, sizes, *mean.nodes, *nodes), near, error)
+        miscount = mean.miscount.then(inner.miscount)
+        reason = "it divides by the mean absolute deviation, not by the standard deviation"
+        near = NearMiss(", and ".join(filter(None, (reason, miscount.reason))), miscount.error)
+        variance = Variance(x, sizes.input[0], LAYER, "centred", mean, (*more, sizes, *mean.nodes, *nodes), near)
         everything = (*variance.nodes, node, *self.strip(node.input[0])[1])
         kind = self.dtype(x)
-        return Match(variance, everything, node.output[0], "", False, eps, kind, near_miss=near, error=error)
+        return Match(variance, everything, node.output[0], "", False, eps, kind, near=near)
 
     def _uncentred(self, found: Match, user: onnx.NodeProto) -> Match | None:
         """Near miss: x / std. None if a later sum adds a value computed from the mean or std: it may be mean / std."""
@@ -326,7 +321,7 @@ class Matcher(Moments):
                 if op(node) in SAME | RESHAPERS | {"Neg"} or (op(node) in SUMS | {"Mul", "Div"} and known):
                     reached.append(node.output[0])
         path = self.strip(user.input[0])[1]
-        return found.add(*path, note="x is divided by the deviation, not x - mean")
+        return found.add(*path, near=NearMiss("x is divided by the deviation, not x - mean"))
 
     def _depends(self, name: str, found: Match, quotients: list[str]) -> bool:
         """Whether a value is computed from the deviation or mean of a match, other than through its quotient.
@@ -366,7 +361,7 @@ class Matcher(Moments):
             if offset is not None:
                 bias, nodes, mean = offset
                 nodes = (user, *nodes, last)
-                return found.add(*nodes, note=mean.broadcast_trap, y=last.output[0], bias=bias, folded=bool(bias))
+                return found.add(*nodes, near=mean.misbroadcast, y=last.output[0], bias=bias, folded=bool(bias))
         return None
 
     def _offset(self, name: str, found: Match, negated: bool, depth: int = DEEPEST):
@@ -412,7 +407,7 @@ class Matcher(Moments):
         variance = found.variance
         before = {id(node) for node in variance.nodes}
         after = any(op(n) in RESHAPERS and id(n) not in before for n in found.nodes)
-        return found if variance.reshaped or after else found.add(note=variance.mean.broadcast_trap)
+        return found if variance.reshaped or after else found.add(near=variance.mean.misbroadcast)
 
     def _affine(self, found: Match) -> Match:
         """Match a following multiplication (scale) and addition (bias) with constants that vary along the row only."""

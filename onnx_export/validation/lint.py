@@ -104,7 +104,7 @@ def lint_norm(norm: Norm) -> Iterator[Finding]:
         return Finding(level, code, message, norm.name)
 
     if norm.near_miss:
-        level = "error" if norm.error else "warning"
+        level = "error" if norm.near.error else "warning"
         yield finding(level, "near-miss", f"looks like a layer norm, but {norm.near_miss}")
     yield from _epsilon(norm, finding)
     yield from _shapes(norm, finding)
@@ -193,9 +193,5 @@ def trap_of(norm: Norm) -> str:
     # onnxruntime's fusion matches only with a Pow and a scale
     if not norm.scale or not any(n.op_type == "Pow" for n in norm.nodes):
         return ""
-    if "exponent" in norm.near_miss:
-        return "exponent"
-    if "keepdims" in norm.near_miss:
-        return "keepdims"
     # harmless if eps equals the default 1e-5 that the fusion puts in its place
-    return "eps-first" if norm.eps_first and abs(norm.eps - 1e-5) > 1e-9 else ""
+    return norm.near.trap or ("eps-first" if norm.eps_first and abs(norm.eps - 1e-5) > 1e-9 else "")

@@ -9,11 +9,12 @@ import onnx
 
 from onnx_export.operators import LAYER, RMS, Formula
 from onnx_export.validation.graph import attribute, op, unit_roundoff
+from onnx_export.validation.norm import NONE, NearMiss
 from onnx_export.validation.values import REDUCED_SUMS, RESHAPERS, SAME, Values
 
 # Limit on recursion between a variance and its root: an untrusted file may have thousands of steps, two branches each.
 DEEPEST = 5
-KEEPDIMS = "keepdims=0: the statistic broadcasts along the wrong axis"
+_KEEPDIMS = NearMiss("keepdims=0: the statistic broadcasts along the wrong axis", trap="keepdims")
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,8 @@ class Mean:
         Whether a change of shape after it may have put the reduced axes back.
     stored_reciprocal : bool
         Whether it is a sum times a stored 1/n.
-    miscount : str
-        Message if the sum is divided by a constant other than n, else empty.
-    unbiased : bool
-        Whether that constant is n - 1.
+    miscount : NearMiss
+        Set if the sum is divided by a count other than n.
     """
 
     source: str
@@ -42,19 +41,13 @@ class Mean:
     total: bool = False
     reshaped: bool = False
     stored_reciprocal: bool = False
-    miscount: str = ""
-    unbiased: bool = False
+    miscount: NearMiss = NONE
 
     @property
-    def wrong_count(self) -> bool:
-        """Whether the sum is divided by another count than n and n - 1, which nobody intends."""
-        return bool(self.miscount) and not self.unbiased
-
-    @property
-    def broadcast_trap(self) -> str:
-        """How the mean, without its reduced axes, broadcasts wrongly against its source; empty if it does not."""
+    def misbroadcast(self) -> NearMiss:
+        """Set if the mean, without its reduced axes, broadcasts wrongly against its source."""
         leading = self.axes is None or self.axes == tuple(range(len(self.axes)))
-        return "" if self.keepdims or self.reshaped or leading else KEEPDIMS
+        return NONE if self.keepdims or self.reshaped or leading else _KEEPDIMS
 
 
 @dataclass(frozen=True)
@@ -70,8 +63,6 @@ class Variance:
         The outer mean, of the squares.
     reshaped : bool
         Whether the reduced axes may have been put back on the way to the square root.
-    error : bool
-        Whether the near miss is certainly a mistake.
     """
 
     x: str
@@ -80,17 +71,16 @@ class Variance:
     form: str
     mean: Mean
     nodes: tuple[onnx.NodeProto, ...]
-    near_miss: str = ""
-    error: bool = False
+    near: NearMiss = NONE
     stored_reciprocal: bool = False
     reshaped: bool = False
     floor: float = 0.0
 
-    def through(self, nodes: list[onnx.NodeProto], note: str = "", **changes) -> Variance:
-        """The variance after further nodes. `note` becomes the near miss if there is none yet."""
+    def through(self, nodes: list[onnx.NodeProto], near: NearMiss = NONE, **changes) -> Variance:
+        """The variance after further nodes, with a near miss that these make it."""
         reshaped = self.reshaped or any(op(node) in RESHAPERS for node in nodes)
-        near = self.near_miss or note
-        return replace(self, nodes=(*self.nodes, *nodes), reshaped=reshaped, near_miss=near, **changes)
+        near = self.near.then(near)
+        return replace(self, nodes=(*self.nodes, *nodes), reshaped=reshaped, near=near, **changes)
 
 
 class Moments(Values):
@@ -135,11 +125,10 @@ class Moments(Values):
             if found is None:
                 return None
             if counted:
-                less = self._less_one(b)
-                note = "a sum is divided by a computed count less 1 (unbiased)" if less else ""
-                return replace(found, miscount=note, unbiased=less)
-            miscount, unbiased = self._miscount(found, b, 1 / factor if op(node) == "Mul" else factor)
-            return replace(found, stored_reciprocal=op(node) == "Mul", miscount=miscount, unbiased=unbiased)
+                unbiased = NearMiss("a sum is divided by a computed count less 1 (unbiased)")
+                return replace(found, miscount=unbiased if self._less_one(b) else NONE)
+            miscount = self._miscount(found, b, 1 / factor if op(node) == "Mul" else factor)
+            return replace(found, stored_reciprocal=op(node) == "Mul", miscount=miscount)
         return None
 
     def _less_one(self, name: str) -> bool:
@@ -225,8 +214,7 @@ class Moments(Values):
             nodes=(*inner.nodes, *found.nodes),
             reshaped=found.reshaped,
             stored_reciprocal=rounded,
-            miscount=inner.miscount or found.miscount,
-            unbiased=inner.unbiased if inner.miscount else found.unbiased,
+            miscount=inner.miscount.then(found.miscount),
         )
 
     def _before_unsqueeze(self, found: Mean) -> Mean:
@@ -247,20 +235,20 @@ class Moments(Values):
         source, casts = self.strip(node.input[0])
         return replace(found, source=source, axes=axes, nodes=(*casts, node, *found.nodes))
 
-    def _miscount(self, mean: Mean, factor: str, divisor: float) -> tuple[str, bool]:
-        """`miscount` and `unbiased` of a sum that is divided by `divisor`."""
+    def _miscount(self, mean: Mean, factor: str, divisor: float) -> NearMiss:
+        """The `miscount` of a sum that is divided by `divisor`: an error unless that is n - 1."""
         count = self.count(mean.axes, mean.source)
         if not count:
-            return "", False
+            return NONE
         stored = self.narrowest(factor, self.strip(factor)[0])
         unit = max(unit_roundoff(stored), 2.0**-50)  # float64 constants: the arithmetic here rounds more
         unbiased = abs(divisor - count + 1) < abs(divisor - count)
         # two roundings, of n and of 1/n; one only if the divisor is nearer to n - 1, lest n - 1 pass for n
         if divisor > 0 and 1 - min(divisor / count, count / divisor) <= (1 if unbiased else 2) * unit:
-            return "", False
+            return NONE
         unbiased = abs(divisor - count + 1) <= 2 * unit * count
         kind = " (unbiased)" if unbiased else ""
-        return f"a sum over {count} elements is divided by {divisor:.6g}{kind}", unbiased
+        return NearMiss(f"a sum over {count} elements is divided by {divisor:.6g}{kind}", error=not unbiased)
 
     # -- squares
 
@@ -348,31 +336,33 @@ class Moments(Values):
             return None
         if not floor > 0:
             return found.through([*path, node])
-        return found.through([*path, node], f"the variance is not allowed below {floor:g}", floor=floor)
+        return found.through([*path, node], NearMiss(f"the variance is not allowed below {floor:g}"), floor=floor)
 
     def _rescaled(self, node: onnx.NodeProto, path: list[onnx.NodeProto], depth: int) -> Variance | None:
         for a, b in (node.input, reversed(node.input)):
             found = self.variance(a, depth - 1)
             if found and not (op(node) == "Div" and a != node.input[0]):
-                note = "the variance is rescaled before the root (an unbiased estimate divides by n - 1)"
-                return found.through([*path, node, *([] if self.scalar(b) else self.chain(b)[0])], note)
+                near = NearMiss("the variance is rescaled before the root (an unbiased estimate divides by n - 1)")
+                return found.through([*path, node, *([] if self.scalar(b) else self.chain(b)[0])], near)
         return None
 
     def _two_pass(self, moment, path: list[onnx.NodeProto]) -> Variance | None:
         """mean((x - mean(x))^2), or mean(x^2)."""
         base, exponent, mean, nodes = moment
-        near = mean.miscount or ("" if exponent == 2 else f"the exponent is {exponent:g}, not 2")
-        error = exponent % 2 != 0 or mean.wrong_count  # an even power of a deviation may be intended
+        near = mean.miscount
+        if exponent != 2:  # an even power of a deviation may be intended
+            near = near.then(NearMiss(f"the exponent is {exponent:g}, not 2", exponent % 2 != 0, trap="exponent"))
         centred = self.centred(base)
         if centred is None:
             if exponent != 2:  # x / sqrt(mean(x^p)) resembles no norm
                 return None
-            found = Variance(base, "", RMS, "centred", mean, tuple(nodes), near, error)
+            found = Variance(base, "", RMS, "centred", mean, tuple(nodes), near)
             return replace(found, stored_reciprocal=mean.stored_reciprocal).through(path)
         x, inner_mean, centre_nodes = centred
         outer, inner = self.axes(mean.axes, x), self.axes(inner_mean.axes, x)
-        if outer != inner and not near:
-            near, error = f"the mean is over axes {_shown(inner)}, the variance over {_shown(outer)}", True
+        if outer != inner:
+            reason = f"the mean is over axes {_shown(inner)}, the variance over {_shown(outer)}"
+            near = near.then(NearMiss(reason, error=True))
         found = Variance(
             x,
             base,
@@ -380,8 +370,7 @@ class Moments(Values):
             "centred",
             mean,
             (*centre_nodes, *nodes),
-            near or inner_mean.broadcast_trap,
-            error,
+            near.then(inner_mean.misbroadcast),
             mean.stored_reciprocal or inner_mean.stored_reciprocal,
         )
         return found.through(path)
@@ -393,12 +382,12 @@ class Moments(Values):
         if second is None or second[2].total or mean is None or mean.squared or not self.same(second[0], mean.source):
             return None
         _, exponent, outer, nodes = second
-        near, error = outer.miscount or mean.miscount, outer.wrong_count or mean.wrong_count
+        near = outer.miscount.then(mean.miscount)
         if exponent != 2 or first[1] != 2:
-            near, error = f"the exponents are {exponent:g} and {first[1]:g}, not 2", True
-        if self.axes(mean.axes, mean.source) != self.axes(outer.axes, mean.source) and not near:
-            near = f"the mean is over axes {_shown(mean.axes)}, the second moment over {_shown(outer.axes)}"
-            error = True
+            near = near.then(NearMiss(f"the exponents are {exponent:g} and {first[1]:g}, not 2", error=True))
+        if self.axes(mean.axes, mean.source) != self.axes(outer.axes, mean.source):
+            reason = f"the mean is over axes {_shown(mean.axes)}, the second moment over {_shown(outer.axes)}"
+            near = near.then(NearMiss(reason, error=True))
         return Variance(
             mean.source,
             "",
@@ -407,7 +396,6 @@ class Moments(Values):
             outer,
             (*nodes, *mean.nodes, *first[2]),
             near,
-            error,
             mean.stored_reciprocal or outer.stored_reciprocal,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx
 
@@ -14,6 +14,32 @@ from onnx_export.validation.graph import FUNCTION_KEY, Scope, every, function_ke
 
 _LONGEST_NAME = 250
 _SCOPES, _LONGEST_SCOPES = "pkg.torch.onnx.name_scopes", 10_000
+
+
+@dataclass(frozen=True)
+class NearMiss:
+    """Why nodes that resemble a norm do not compute one.
+
+    Attributes
+    ----------
+    reason : str
+        Empty for a norm.
+    error : bool
+        Whether it is certainly a mistake.
+    trap : str
+        The key in `traps.TRAPS` of the pattern that the near miss is, empty for none.
+    """
+
+    reason: str = ""
+    error: bool = False
+    trap: str = ""
+
+    def then(self, later: NearMiss) -> NearMiss:
+        """The first of two reasons, certainly a mistake if either is."""
+        return replace(self, error=self.error or later.error) if self.reason else later
+
+
+NONE = NearMiss()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -41,10 +67,7 @@ class Norm:
         ONNX element type of the statistics.
     scale, bias : str
         Value names, empty where absent.
-    near_miss : str
-        Why it is not a layer norm although it resembles one; empty for a norm.
-    error : bool
-        Whether the near miss is certainly a mistake.
+    near : NearMiss
     eps_first : bool
         Whether eps is the first operand of the Add. The sum is the same, but some fusions then use another eps.
     stored_reciprocal : bool
@@ -69,8 +92,7 @@ class Norm:
     variance: str = "operator"
     scale: str = ""
     bias: str = ""
-    near_miss: str = ""
-    error: bool = False
+    near: NearMiss = NONE
     eps_first: bool = False
     stored_reciprocal: bool = False
     floor: float = 0.0
@@ -79,6 +101,11 @@ class Norm:
 
     def __post_init__(self) -> None:
         self.name = _name(self)[:_LONGEST_NAME]
+
+    @property
+    def near_miss(self) -> str:
+        """Why it is not a layer norm although it resembles one; empty for a norm."""
+        return self.near.reason
 
     @property
     def form(self) -> str:

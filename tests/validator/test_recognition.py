@@ -282,6 +282,16 @@ def test_a_near_miss_in_another_form_is_reported(form, shape, tmp_path):
     assert report.exit_code(strict=True) == 1
 
 
+def test_an_exponent_of_a_one_pass_variance_is_no_pattern_of_the_optimiser(tmp_path):
+    """onnxruntime's fusion, which ignores the exponent, matches the centred form alone."""
+    powers = [node("Pow", "x four", "p"), node("ReduceMean", "p last", "m4"), node("Pow", "mean two", "m2")]
+    nodes = [CENTRED[0], *powers, node("Sub", "m4 m2", "var"), *ROOT, CENTRED[1], *QUOTIENT]
+    constants = {name: CONSTANTS[name] for name in ("last", "two", "eps", "scale")} | {"four": np.float32(4)}
+    report = examined(gallery.model(nodes, (2, 5, N), constants, opset=18), tmp_path)
+    assert {f.code for f in report.findings if f.level != "note"} == {"near-miss"}
+    assert "the exponents are 4 and 2" in report.norms[0].near_miss
+
+
 @pytest.mark.parametrize("form", NONE)
 def test_non_norms_are_counted_in_a_note(form, tmp_path):
     report = examined(built(NONE[form], SHAPES[0]), tmp_path)
