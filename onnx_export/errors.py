@@ -18,3 +18,7 @@ class Refused(_Unusable):
 
 class Unreadable(_Unusable):
     """The file is not a valid ONNX model."""
+
+
+class NotExported(Unreadable):
+    """The file lacks the metadata that every file of `export` has."""

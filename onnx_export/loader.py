@@ -13,6 +13,7 @@ from cnorm.model import Model
 from cnorm.model_files import METADATA_KEY
 from cnorm.text import quoted
 from onnx_export import model_io
+from onnx_export.errors import NotExported
 from onnx_export.files import EXTERNAL_ABOVE
 
 __all__ = ["load"]
@@ -55,10 +56,8 @@ def load(path) -> Model:
     """
     try:
         onnx_model = model_io.load(path, external_data=True, metadata_key=METADATA_KEY, limits=_LIMITS)
-    except model_io.Unreadable as error:
-        if f"the metadata has no {METADATA_KEY!r}" not in str(error):
-            raise
-        raise model_io.Unreadable(f"{error}: {_FOREIGN}") from None
+    except NotExported as error:
+        raise NotExported(f"{error}: {_FOREIGN}") from None
     text = {entry.key: entry.value for entry in onnx_model.metadata_props}[METADATA_KEY]
     if _portable(text):
         raise ValueError(

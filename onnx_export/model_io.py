@@ -23,7 +23,7 @@ from onnx import TensorProto, helper
 
 from cnorm.text import quoted
 from onnx_export import wire
-from onnx_export.errors import Refused, Unreadable
+from onnx_export.errors import NotExported, Refused, Unreadable
 from onnx_export.nodes import model_graphs, model_nodes, sort_nodes, subgraphs
 
 
@@ -91,6 +91,8 @@ def load(
         If `path` is not a path.
     Refused
         If the file is too large or too deep, or asks for external data that is not allowed.
+    NotExported
+        If the metadata has no `metadata_key`.
     Unreadable
         If it cannot be read, is not ONNX, or contradicts itself.
     """
@@ -161,7 +163,7 @@ def _check_unparsed(data: bytes, limits: Limits, metadata_key: str) -> None:
         if times > 1:
             raise Unreadable(f"the metadata has the key {quoted(key)} {times} times")
     if metadata_key and metadata_key not in keys:
-        raise Unreadable(f"the metadata has no {metadata_key!r}")
+        raise NotExported(f"the metadata has no {metadata_key!r}")
 
 
 # ------------------------------------------------------------------------------------- graphs and functions

@@ -129,3 +129,11 @@ def test_rejects_files_of_other_exporters_with_advice(tmp_path):
     says = r"the metadata has no 'cnorm.model': .* cnorm.LSTM\(tensors, preset=...\), and let check_parity"
     with pytest.raises(ValueError, match=says):
         onnx_export.load(tmp_path / "foreign.onnx")
+
+
+def test_a_file_named_like_that_error_is_not_taken_for_one_of_others(tmp_path):
+    path = tmp_path / "the metadata has no 'cnorm.model'.onnx"
+    path.write_bytes(b"no protobuf message")
+    with pytest.raises(ValueError, match="not an ONNX file") as raised:
+        onnx_export.load(path)
+    assert "did not write it" not in str(raised.value)
