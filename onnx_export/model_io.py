@@ -113,7 +113,7 @@ def load(
 def read(path: str | os.PathLike, limits: Limits) -> bytes:
     """The bytes of a regular file within the limits."""
     try:
-        file, status = open_regular(path)
+        file, status = open_untrusted(path)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise Unreadable(f"cannot open the model: {getattr(error, 'strerror', None) or error}") from error
     with file:
@@ -122,7 +122,7 @@ def read(path: str | os.PathLike, limits: Limits) -> bytes:
         return file.read(status.st_size)  # read(n) allocates n bytes at once: ask for the size, not for the limit
 
 
-def open_regular(path: str | os.PathLike, flags: int = 0) -> tuple[BinaryIO, os.stat_result]:
+def open_untrusted(path: str | os.PathLike, flags: int = 0) -> tuple[BinaryIO, os.stat_result]:
     """Open a regular file; OSError for anything else, such as a named pipe, for which it does not wait."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | flags)
     status = os.fstat(descriptor)
@@ -368,7 +368,7 @@ def _read_external(tensor: onnx.TensorProto, folder: Path, root: str) -> bytes:
     if os.path.commonpath([root, real]) != root:
         raise Refused(f"{name}: {quoted(location)} leads out of the folder of the model (see --data-root)")
     try:
-        file, status = open_regular(real, os.O_NOFOLLOW)
+        file, status = open_untrusted(real, os.O_NOFOLLOW)
     except OSError as error:
         unsafe = error.errno in (errno.EINVAL, errno.ELOOP)  # not a regular file, or replaced by a link after the check
         kind = Refused if unsafe else Unreadable

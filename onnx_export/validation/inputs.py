@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from onnx_export.model_io import Unreadable, open_regular
+from onnx_export.model_io import Unreadable, open_untrusted
 from onnx_export.validation.graph import Scope, size
 
 _MAX_BYTES = 2**31  # of all generated inputs together, and of all stored ones
@@ -57,7 +57,7 @@ def read(path: str | os.PathLike, wanted: list[str]) -> dict[str, np.ndarray]:
         If it is neither, is no regular file, is too large, holds Python objects, or has arrays that no input wants.
     """
     try:
-        file, status = open_regular(path)
+        file, status = open_untrusted(path)
         with file:
             if status.st_size > _MAX_BYTES:
                 raise Unreadable(f"inputs: {path} has {status.st_size} bytes, the limit is {_MAX_BYTES}")
