@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from cnorm.layers import rounded
+from cnorm._core import rounded as rounded_scalar
 from onnx_export.builders import channel_norms, norms
 from onnx_export.builders.norms import checked_eps
 from onnx_export.exporter import finished
@@ -137,7 +137,7 @@ class _NormOptions:
         radii = [
             None if r is None else min(_whole(r, n, 0), channels - 1) for r, n in zip(self.radii, names, strict=True)
         ]
-        eps, sigma = rounded(self.eps, "eps"), rounded(self.sigma, "sigma")
+        eps, sigma = rounded_scalar(self.eps, "eps"), rounded_scalar(self.sigma, "sigma")
         if kind == "divisive_norm" and not 2.0**-149 <= sigma * sigma <= float(np.finfo(np.float32).max):
             reason = "where it is 0 and the deviation as well, ONNX would give NaN"
             raise ValueError(f"sigma must be positive, and its square a float32 that is: {reason}, got {sigma:g}")
