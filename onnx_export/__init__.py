@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from onnx_export.exporter import export as export
     from onnx_export.loader import load as load
-    from onnx_export.norm_export import export_family_norm as export_family_norm
     from onnx_export.norm_export import export_norm as export_norm
     from onnx_export.ort_stream import OrtStream as OrtStream
     from onnx_export.parity import check_parity as check_parity
@@ -17,7 +16,6 @@ __all__ = [
     "OrtStream",
     "check_parity",
     "export",
-    "export_family_norm",
     "export_norm",
     "load",
     "validate",
@@ -26,7 +24,6 @@ __all__ = [
 
 _HOME = {
     "export": "exporter",
-    "export_family_norm": "norm_export",
     "export_norm": "norm_export",
     "load": "loader",
     "check_parity": "parity",

@@ -17,7 +17,7 @@ from onnx_export.files import write
 from onnx_export.graph_builder import GraphBuilder
 from onnx_export.options import checked_opset
 
-__all__ = ["export_family_norm", "export_norm"]
+__all__ = ["export_norm"]
 
 OF_ROWS = ("layer_norm", "rms_norm")  # norms over the last axes; the others have channels
 KINDS = (*OF_ROWS, "batch_norm", "group_norm", "instance_norm", "divisive_norm")
@@ -107,9 +107,6 @@ def export_norm(
     model = finished(helper.make_graph(graph.nodes, kind, values[:1], values[1:]), graph.opset)
     write(model, stored, path)
     return model
-
-
-export_family_norm = export_norm  # former name, for norms with channels
 
 
 @dataclass(frozen=True)
