@@ -24,6 +24,7 @@ __all__ = [
     "open_regular",
     "raw_safetensors",
     "read_safetensors",
+    "replaces",
     "replacing",
     "write_whole",
 ]
@@ -79,6 +80,16 @@ def replacing(path):
             _sync(target.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), path) from None
+
+
+def replaces(path: str | os.PathLike, other: str | os.PathLike) -> bool:
+    """Whether writing `path` would replace `other`; the files need not exist, and may be links to each other."""
+    try:
+        if os.path.exists(path) and os.path.exists(other):
+            return os.path.samefile(path, other)
+        return os.path.realpath(path) == os.path.realpath(other)
+    except (OSError, ValueError):  # not a valid path, for example with a NUL in it
+        return False
 
 
 TEMPORARY = ".cnorm-tmp"  # suffix of the temporary folders of `replacing`

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from numbers import Real
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from cnorm.files import replaces
 from cnorm.scoring import in_order
 from cnorm.text import message_of
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
@@ -169,13 +170,3 @@ def _text(name: str, path: object) -> str:
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"{name} must be a str or path-like, got {type(path).__name__}")
     return os.fsdecode(path)
-
-
-def replaces(path: str | os.PathLike, other: str | os.PathLike) -> bool:
-    """Whether writing `path` would replace `other`; the files need not exist, and may be links to each other."""
-    try:
-        if os.path.exists(path) and os.path.exists(other):
-            return os.path.samefile(path, other)
-        return os.path.realpath(path) == os.path.realpath(other)
-    except (OSError, ValueError):  # not a valid path, for example with a NUL in it
-        return False

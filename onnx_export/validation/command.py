@@ -13,10 +13,10 @@ from pathlib import Path
 
 import click
 
-from cnorm.files import write_whole
+from cnorm.files import replaces, write_whole
 from cnorm.scoring import in_order
 from cnorm.text import printable
-from onnx_export.validation import formats, replaces
+from onnx_export.validation import formats
 from onnx_export.validation import lock as locks
 from onnx_export.validation import validate as run_validation
 from onnx_export.validation.codes import CODES

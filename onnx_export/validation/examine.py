@@ -15,6 +15,7 @@ import onnx
 import onnx.version_converter
 import onnxruntime
 
+from cnorm.files import replaces
 from cnorm.text import clip, quoted
 from onnx_export import ort
 from onnx_export.model_io import (
@@ -28,7 +29,7 @@ from onnx_export.model_io import (
     sidecars,
 )
 from onnx_export.nodes import model_nodes, sort_nodes
-from onnx_export.validation import inputs, lint, outputs, replaces, stress, verdict
+from onnx_export.validation import inputs, lint, outputs, stress, verdict
 from onnx_export.validation.graph import inline, mark_functions, opset_versions
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.lock import value_hash
