@@ -106,7 +106,18 @@ def export(
         raise ValueError(f"dtype must be 'float32' for a model with {model.weights} weights, got {dtype!r}")
     if sidecar and path is None:
         raise ValueError("path must be given for a sidecar, which lies beside the file")
-    options = Options(form, opset, batch, functions, native_ops, dtype, portable, composed_norms, loop, steps)
+    options = Options(
+        form=form,
+        opset=opset,
+        batch=batch,
+        functions=functions,
+        native_ops=native_ops,
+        dtype=dtype,
+        portable=portable,
+        composed_norms=composed_norms,
+        loop=loop,
+        steps=steps,
+    )
     exporter = _Export(model, options)
     exported, weights = exporter.model()
     described(exported, model, options, exporter.states)
@@ -146,9 +157,12 @@ class _Export:
         return finished(made, self.options.opset, list((self.functions or {}).values())), self.weights
 
     def _builder(self) -> GraphBuilder:
-        given = self.options
+        """A builder for the model's graph, or for that of one step."""
         taken = ["x", "y", *(row[key] for row in self.states for key in ("input", "output"))]
-        shared = self.weights if given.loop == "unrolled" else None
+        return self._empty(taken, self.weights if self.options.loop == "unrolled" else None)
+
+    def _empty(self, taken: list[str], shared: dict[str, np.ndarray] | None = None) -> GraphBuilder:
+        given = self.options
         return GraphBuilder(
             given.opset, given.dtype, taken, portable=given.portable, composed=given.composed_norms, shared=shared
         )
@@ -252,8 +266,7 @@ class _Export:
         """Append a call of the layer's local function, which is added unless an equal one exists."""
         own = {name: re.sub(r"\W", "_", name) for name in weights}
         inputs = ["x", *states, *own.values()]
-        options = self.options
-        body = GraphBuilder(options.opset, options.dtype, taken=inputs, composed=options.composed_norms)
+        body = self._empty(inputs)
         y, new = builder(layer).build(body, layer, own, "x", {letter: letter for letter in states})
         outputs = [f"{letter}_next" for letter in new]
         for value, name in zip(new.values(), outputs, strict=True):

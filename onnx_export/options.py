@@ -24,7 +24,7 @@ TIME = "T"  # the name of the dimension of steps
 MOST_UNROLLED = 10_000  # steps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """The arguments of `export`. The attributes are its parameters.
 
