@@ -13,7 +13,7 @@ from onnx_export.validation.judge import Rows
 from onnx_export.validation.norm import Norm
 
 # The measure by which a family of rows is hard; `reached` compares the rows of the run by the same measure.
-CONDITIONING, MAGNITUDE, SMALLEST_STD = "conditioning", "magnitude", "spread"
+CONDITIONING, MAGNITUDE, SMALLEST_STD = "conditioning", "magnitude", "smallest std"
 
 
 @dataclass(frozen=True)

@@ -259,8 +259,8 @@ def _overflow(case: Case, rows: list[Rows]) -> list[Finding]:
         return []
     # |x - mean| is at most 2 max|x|, and at most the root of the sum of squared deviations, sqrt(n var)
     largest = max(float(np.max(r.largest, initial=0.0)) for r in rows)
-    spread = max(float(np.sqrt(np.max(r.variance, initial=0.0) * r.n)) for r in rows)
-    square = min(2 * largest, spread) ** 2
+    root_of_squares = max(float(np.sqrt(np.max(r.variance, initial=0.0) * r.n)) for r in rows)
+    square = min(2 * largest, root_of_squares) ** 2
     if square <= float(np.finfo(np.float16).max):
         return []
     message = f"squares up to {square:.3g} overflow float16 where it is computed in float16"
