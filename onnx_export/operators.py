@@ -319,8 +319,8 @@ class Operator:
         Whether the rows are looked up in tables, so that no input holds them.
     trap_behind_add : str
         The key in `validation.traps.TRAPS` that applies if an Add precedes it, empty for none.
-    sums_in_order : bool
-        Whether onnxruntime's kernel adds the elements of a row one after another (`judge.Rows.recursive`).
+    sums_sequentially : bool
+        Whether onnxruntime's kernel adds the elements of a row one after another (`judge.Rows.sequential`).
     """
 
     kernel: type[OpRun]
@@ -334,7 +334,7 @@ class Operator:
     added: tuple[int, ...] = ()
     lookup: bool = False
     trap_behind_add: str = ""
-    sums_in_order: bool = False
+    sums_sequentially: bool = False
 
     @property
     def name(self) -> str:
@@ -379,7 +379,7 @@ def _embedded(node: onnx.NodeProto, value: Value) -> np.ndarray:
 
 _ONNX, _BOTH, _MICROSOFT = ("",), ("", "com.microsoft"), ("com.microsoft",)
 
-_SKIP = {"axes": last_axis, "eps": 1e-12, "sums_in_order": True}
+_SKIP = {"axes": last_axis, "eps": 1e-12, "sums_sequentially": True}
 OPERATORS = [
     Operator(LayerNormalization, _BOTH, LAYER, trap_behind_add="skip-axis"),
     Operator(RMSNormalization, _ONNX, RMS, bias=None),
@@ -396,13 +396,13 @@ OPERATORS = [
         scale=5,
         bias=6,
         lookup=True,
-        sums_in_order=True,
+        sums_sequentially=True,
     ),
     Operator(GroupNormalization, _ONNX, GROUP, behind_channels),
     Operator(InstanceNormalization, _ONNX, INSTANCE, behind_channels),
     Operator(MeanVarianceNormalization, _ONNX, MEAN_VARIANCE, listed_axes, 1e-18, scale=None, bias=None),
 ]
-IN_ORDER = frozenset(operator.name for operator in OPERATORS if operator.sums_in_order)
+SEQUENTIAL_SUMS = frozenset(operator.name for operator in OPERATORS if operator.sums_sequentially)
 
 _BY_NAME = {(domain, operator.name): operator for operator in OPERATORS for domain in operator.domains}
 

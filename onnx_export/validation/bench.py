@@ -102,26 +102,26 @@ class Bench:
         """Optimisation levels at which the norm alone is fused into the same operator as in its model."""
         return list(self._pieces)
 
-    def tapped(self, level: str, in_order: bool) -> Measure:
+    def tapped(self, level: str, sequential: bool) -> Measure:
         """The error on the tapped values; an empty measure if `level` is not in `levels`.
 
-        `in_order` allows for a kernel that sums in order (`Rows.recursive`). Iterations whose shapes differ from those
-        of the first are left out.
+        `sequential` allows for a kernel that sums sequentially (`Rows.sequential`). Iterations whose shapes differ from
+        those of the first are left out.
         """
         if level not in self._pieces:
             return Measure()
         return worst(
-            self.measured(level, feeds, partial(self._oracle.runtime_error, feeds), in_order)
+            self.measured(level, feeds, partial(self._oracle.runtime_error, feeds), sequential)
             for feeds in self._feeds
             if all(feeds[name].shape == value.shape for name, value in self._base.items())
         )
 
     def measured(
-        self, level: str, feeds: dict[str, np.ndarray], against: Callable[..., Measure], in_order: bool = False
+        self, level: str, feeds: dict[str, np.ndarray], against: Callable[..., Measure], sequential: bool = False
     ) -> Measure:
         """The error at one of `levels`. `against` takes the result and an addition to the bound."""
         y = self.run(level, feeds)
-        allowed = self._oracle.recursive(self._oracle.rows(feeds)) if in_order else 0.0
+        allowed = self._oracle.sequential(self._oracle.rows(feeds)) if sequential else 0.0
         error = against(y, allowed)
         if error.ratio <= 1 or self._alone is None or against(self._run_alone(feeds), 0.0).ratio > 1:
             return error

@@ -12,7 +12,7 @@ If G differs from C, the file is wrong; if the runtime's result differs from G, 
 where u is the unit roundoff of the dtype of the statistics, n the row length, var the centred variance and eps as
 stored in the file. B covers the error that every plain two-pass kernel makes when it rounds the mean to that dtype.
 Each later rounding to another type adds u (|xhat scale| + |y|), with the u of that type: |xhat scale| + |y| bounds
-every intermediate value. `Rows.recursive` is the additional error of kernels that sum a row in order.
+every intermediate value. `Rows.sequential` is the additional error of kernels that sum a row sequentially.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Rows:
         """The first term of B for this unit roundoff, without the half ulp of the result."""
         return FACTOR * unit * (np.sqrt(self.n) + self.conditioning) * self.scale
 
-    def recursive(self, unit: float) -> np.ndarray:
+    def sequential(self, unit: float) -> np.ndarray:
         """Error, beyond B, of a kernel that adds the elements of a row one after another.
 
         The partial sum of k elements is at most k max|x| and is rounded by at most u times that. Taken as independent
@@ -176,9 +176,9 @@ class Oracle:
         with np.errstate(all="ignore"):
             return np.nan_to_num(unit * rows.conditioning * (2 * rows.scale + np.abs(rows.scaled)), posinf=0.0)
 
-    def recursive(self, rows: Rows) -> np.ndarray:
-        """`Rows.recursive` in the precision of the statistics."""
-        return np.nan_to_num(rows.recursive(unit_roundoff(self.norm.compute_dtype)), posinf=0.0)
+    def sequential(self, rows: Rows) -> np.ndarray:
+        """`Rows.sequential` in the precision of the statistics."""
+        return np.nan_to_num(rows.sequential(unit_roundoff(self.norm.compute_dtype)), posinf=0.0)
 
     def claim_error(self, rows: Rows, y: np.ndarray, allowed: np.ndarray | float = 0.0) -> Measure:
         """The runtime's result against C. `allowed` is added to the bound."""

@@ -11,7 +11,7 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 
 from cnorm.text import clip
-from onnx_export.operators import IN_ORDER
+from onnx_export.operators import SEQUENTIAL_SUMS
 from onnx_export.validation import stress
 from onnx_export.validation.bench import cast_feeds, subgraph_model
 from onnx_export.validation.judge import Measure, Rows, worst
@@ -81,10 +81,10 @@ def _judge_kernel(run: Run, case: Case) -> Iterator[Finding]:
     """Compare the unoptimised runtime with G; result and inputs are of the same run."""
     report = case.report
     error = worst(map(case.oracle.runtime_error, case.feeds, case.results))
-    if error.ratio > 1 and case.norm.form in IN_ORDER:
-        wider = worst(map(case.oracle.runtime_error, case.feeds, case.results, _in_order(case)))
+    if error.ratio > 1 and case.norm.form in SEQUENTIAL_SUMS:
+        wider = worst(map(case.oracle.runtime_error, case.feeds, case.results, _sequential_slack(case)))
         if wider.ratio <= 1:
-            yield _summed_in_order(case, case.norm.form, "rows of this run", f", {amount(error)}")
+            yield _summed_sequentially(case, case.norm.form, "rows of this run", f", {amount(error)}")
             error = wider
     # If the norm is right on the tapped values, x was not yet rounded to its half type in the run.
     if error.ratio > 1 and run.alone(case).ratio <= 1:
@@ -104,15 +104,15 @@ def _judge_optimised(run: Run, case: Case, position: int, level: str) -> Iterato
     report, results = case.report, run.results(level, position)
     report.became, faithful = run.became(case.norm, level)
     operator = report.became.partition(" ")[0]
-    slack = _in_order(case) if operator in IN_ORDER else [0.0] * len(case.feeds)
-    error = alone = case.bench.tapped(level, operator in IN_ORDER)
+    slack = _sequential_slack(case) if operator in SEQUENTIAL_SUMS else [0.0] * len(case.feeds)
+    error = alone = case.bench.tapped(level, operator in SEQUENTIAL_SUMS)
     if faithful:
         strict = worst(map(case.oracle.runtime_error, case.feeds, results))
         if strict.ratio <= 1:
             return
         whole = worst(map(case.oracle.runtime_error, case.feeds, results, slack))
         if whole.ratio <= 1:
-            yield _summed_in_order(case, operator, "rows of this run", f", {amount(strict)}")
+            yield _summed_sequentially(case, operator, "rows of this run", f", {amount(strict)}")
             return
         # If the norm alone is right, allow for its input, which the nodes before it may have changed.
         if alone.ratio <= 1 and not run.drifts(position):
@@ -126,13 +126,13 @@ def _judge_optimised(run: Run, case: Case, position: int, level: str) -> Iterato
         )
 
 
-def _in_order(case: Case) -> list[np.ndarray]:
-    """The addition to the bound for a kernel that sums in order, per iteration."""
-    return [case.oracle.recursive(case.oracle.rows(feeds)) for feeds in case.feeds]
+def _sequential_slack(case: Case) -> list[np.ndarray]:
+    """The addition to the bound for a kernel that sums sequentially, per iteration."""
+    return [case.oracle.sequential(case.oracle.rows(feeds)) for feeds in case.feeds]
 
 
-def _summed_in_order(case: Case, operator: str, where: str, amount: str = "") -> Finding:
-    """A note on an error above B that is no larger than that of a sum in order (`judge.Rows.recursive`)."""
+def _summed_sequentially(case: Case, operator: str, where: str, amount: str = "") -> Finding:
+    """A note on an error above B that is no larger than that of a sequential sum (`judge.Rows.sequential`)."""
     if case.norm.form == operator:
         code, whose, advice = "runtime-limit", "onnxruntime's", ""
     else:
@@ -179,7 +179,7 @@ def judge_stress(run: Run, case: Case, seed: int) -> Iterator[Finding]:
 
     An error above the bound changes the verdict to "wrong" or "inaccurate" only if the file is to blame and the run
     met rows nearly as hard (`stress.reached`); otherwise to "risky". Yields notes for two limits of the runtime, which
-    change no verdict: its plain LayerNormalization fails on the same rows, or its operator sums in order.
+    change no verdict: its plain LayerNormalization fails on the same rows, or its operator sums sequentially.
     """
     norm, report, bench = case.norm, case.report, case.bench
     if not bench.can_stress:
@@ -199,9 +199,9 @@ def judge_stress(run: Run, case: Case, seed: int) -> Iterator[Finding]:
             report.points += [[c, min(r, MOST_RATIO), hard.family] for c, r in error.points[::8]]
             if error.ratio <= 1:
                 continue
-            in_order = error.ratio > 1 and operator in IN_ORDER
-            if in_order and bench.measured(level, feeds, partial(case.oracle.claim_error, rows), True).ratio <= 1:
-                yield _summed_in_order(case, operator, hard.family)
+            sequential = error.ratio > 1 and operator in SEQUENTIAL_SUMS
+            if sequential and bench.measured(level, feeds, partial(case.oracle.claim_error, rows), True).ratio <= 1:
+                yield _summed_sequentially(case, operator, hard.family)
                 break
             blame = culprit(run.model, case, [feeds]) if level == "off" else "optimiser"
             where = f"{hard.family}, optimisation {level!r}: {amount(error)}{remedy(report) * (blame == 'optimiser')}"

@@ -95,7 +95,7 @@ def skip_norm(n):
 
 
 @pytest.mark.parametrize("n", [n for n in LENGTHS if n > 1])
-def test_a_kernel_that_adds_in_order_stays_within_its_derived_bound(n):
+def test_a_kernel_that_sums_sequentially_stays_within_its_derived_bound(n):
     """onnxruntime 1.32.0: at most 0.19 of B + R, where a one-pass variance exceeds it."""
     model, oracle = skip_norm(n)
     session = ort.Session(model, "off")
@@ -103,10 +103,10 @@ def test_a_kernel_that_adds_in_order_stays_within_its_derived_bound(n):
         feeds = {"x": rows(n, mean, np.float32)["x"][None]}
         (y,) = session.run(["y"], feeds)
         facts = oracle.rows(feeds)
-        assert oracle.claim_error(facts, y, oracle.recursive(facts)).ratio <= 0.5, mean
+        assert oracle.claim_error(facts, y, oracle.sequential(facts)).ratio <= 0.5, mean
     weights = gallery.weights(n)
     y = plain(feeds["x"], weights["scale"], weights["bias"], one_pass=True)
-    assert oracle.claim_error(facts, y, oracle.recursive(facts)).ratio > 1
+    assert oracle.claim_error(facts, y, oracle.sequential(facts)).ratio > 1
 
 
 def plain(x, scale, bias, eps=1e-5, *, ddof=0, one_pass=False, dtype=np.float32):
