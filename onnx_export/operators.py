@@ -320,7 +320,7 @@ class Operator:
     trap_behind_add : str
         The key in `validation.traps.TRAPS` that applies if an Add precedes it, empty for none.
     sums_sequentially : bool
-        Whether onnxruntime's kernel adds the elements of a row one after another (`judge.Rows.sequential`).
+        Whether onnxruntime's kernel adds the elements of a row one after another (`judge.JudgedRows.sequential`).
     """
 
     kernel: type[OpRun]

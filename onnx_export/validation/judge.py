@@ -2,7 +2,7 @@
 
 Two float64 results are computed from the input that the norm had in the run (tapped values):
 
-- C, the claim: the formula of the norm (`Rows.claim`);
+- C, the claim: the formula of the norm (`JudgedRows.claim`);
 - G, the graph: the file's own nodes, evaluated in float64 (`Oracle.graph_result`).
 
 If G differs from C, the file is wrong; if the runtime's result differs from G, the runtime is. The bound is
@@ -12,7 +12,7 @@ If G differs from C, the file is wrong; if the runtime's result differs from G, 
 where u is the unit roundoff of the dtype of the statistics, n the row length, var the centred variance and eps as
 stored in the file. B covers the error that every plain two-pass kernel makes when it rounds the mean to that dtype.
 Each later rounding to another type adds u (|xhat scale| + |y|), with the u of that type: |xhat scale| + |y| bounds
-every intermediate value. `Rows.sequential` is the additional error of kernels that sum a row sequentially.
+every intermediate value. `JudgedRows.sequential` is the additional error of kernels that sum a row sequentially.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SMALLEST = {TensorProto.FLOAT16: 2.0**-24, TensorProto.BFLOAT16: 2.0**-133}
 
 
 @dataclass
-class Rows:
+class JudgedRows:
     """The claimed result C for some rows, and the quantities of the bound. Arrays broadcast against the result.
 
     Attributes
@@ -129,7 +129,7 @@ class Oracle:
         """G: the result of the file's nodes in float64."""
         return np.asarray(self._graph.run(feeds)[self.norm.y], np.float64)
 
-    def rows(self, feeds: dict[str, np.ndarray]) -> Rows:
+    def rows(self, feeds: dict[str, np.ndarray]) -> JudgedRows:
         """C, with the quantities of the bound."""
         norm, node = self.norm, self.norm.nodes[0]
 
@@ -145,7 +145,7 @@ class Oracle:
         top = 1.0 if scale is None else float(np.max(np.abs(scale), where=np.isfinite(scale), initial=0.0))
         scaled = done.xhat if scale is None else done.xhat * norm.formula.broadcast_parameter(scale, x)
         claim = scaled if bias is None else scaled + norm.formula.broadcast_parameter(bias, x)
-        return Rows(done.n, done.largest, done.variance, norm.eps, claim, scaled, top)
+        return JudgedRows(done.n, done.largest, done.variance, norm.eps, claim, scaled, top)
 
     def file_error(self, feeds: dict[str, np.ndarray]) -> Measure:
         """G against C. Above a ratio of 1 the file computes another function: float64 and a stored 1/n round less."""
@@ -176,11 +176,11 @@ class Oracle:
         with np.errstate(all="ignore"):
             return np.nan_to_num(unit * rows.conditioning * (2 * rows.scale + np.abs(rows.scaled)), posinf=0.0)
 
-    def sequential(self, rows: Rows) -> np.ndarray:
-        """`Rows.sequential` in the precision of the statistics."""
+    def sequential(self, rows: JudgedRows) -> np.ndarray:
+        """`JudgedRows.sequential` in the precision of the statistics."""
         return np.nan_to_num(rows.sequential(unit_roundoff(self.norm.compute_dtype)), posinf=0.0)
 
-    def claim_error(self, rows: Rows, y: np.ndarray, allowed: np.ndarray | float = 0.0) -> Measure:
+    def claim_error(self, rows: JudgedRows, y: np.ndarray, allowed: np.ndarray | float = 0.0) -> Measure:
         """The runtime's result against C. `allowed` is added to the bound."""
         return self._against(rows, rows.claim, y, allowed)
 
@@ -188,7 +188,7 @@ class Oracle:
         """The runtime's result against G. `allowed` is added to the bound."""
         return self._against(self.rows(feeds), self.graph_result(feeds), y, allowed)
 
-    def _against(self, rows: Rows, oracle: np.ndarray, y: np.ndarray, allowed: np.ndarray | float) -> Measure:
+    def _against(self, rows: JudgedRows, oracle: np.ndarray, y: np.ndarray, allowed: np.ndarray | float) -> Measure:
         if y.shape != oracle.shape:
             return Measure(np.inf, 0.0, np.inf)
         bound = rows.rounding(unit_roundoff(self.norm.compute_dtype)) * self._size(rows, oracle) + allowed
@@ -198,7 +198,7 @@ class Oracle:
             bound = bound + unit_roundoff(dtype) * within + _SMALLEST.get(dtype, 0.0)
         return compare(y.astype(np.float64), oracle, bound, rows, _largest(y.dtype))
 
-    def _size(self, rows: Rows, oracle: np.ndarray) -> float:
+    def _size(self, rows: JudgedRows, oracle: np.ndarray) -> float:
         """For near misses, how many times larger than C the result is, and so its rounding errors; else 1."""
         if not self.norm.near_miss:
             return 1.0
@@ -219,7 +219,7 @@ class Oracle:
         return [t for t in types if unit_roundoff(t) > unit] + norm.folded * [scope.dtype(norm.y)]
 
 
-def compare(y: np.ndarray, oracle: np.ndarray, bound, rows: Rows, overflow: float = np.inf) -> Measure:
+def compare(y: np.ndarray, oracle: np.ndarray, bound, rows: JudgedRows, overflow: float = np.inf) -> Measure:
     """Largest |y - oracle| / bound over the elements, `oracle` being the float64 result.
 
     Left out are elements where the oracle is not finite or larger than `overflow` (the largest number of the result's

@@ -66,10 +66,10 @@ def _allowed(run: Run, plain: dict[str, np.ndarray], seed: int) -> dict[str, flo
     """How far rounding may move each output.
 
     The result of a sum of k products in floating point is the exact one of factors that are off by at most 6 u sqrt(k)
-    (Higham and Mary 2019, as in `Rows.sequential`). So the weights and inputs are changed at random by up to that much,
-    k being the longest dimension of a weight, and the largest change of an output in three draws, with the margin of 4
-    for the draws that were not made, bounds the effect of another order of summation. Sums of half types are taken in
-    float32, and their results are rounded once: 6 u of the half type. The output's own rounding is added.
+    (Higham and Mary 2019, as in `JudgedRows.sequential`). So the weights and inputs are changed at random by up to that
+    much, k being the longest dimension of a weight, and the largest change of an output in three draws, with the margin
+    of 4 for the draws that were not made, bounds the effect of another order of summation. Sums of half types are taken
+    in float32, and their results are rounded once: 6 u of the half type. The output's own rounding is added.
     """
     tensors = [tensor for tensor in run.model.graph.initializer if tensor.data_type in _FLOATS]
     kinds = {tensor.data_type for tensor in tensors} | {

@@ -54,7 +54,7 @@ def repair(path: Path, model: onnx.ModelProto, cases: Sequence, feeds: dict[str,
     model : onnx.ModelProto
         The examined model, local functions inlined.
     cases : sequence
-        Norms with their oracles and benches, as `examine` leaves them.
+        Norms with `oracle` and `isolated`, as `examine` leaves them.
     feeds : dict of str to array
         Inputs of the model.
 
@@ -111,7 +111,7 @@ def _obstacle(model: onnx.ModelProto, case) -> str:
         return f"LayerNormalization needs opset {_FIRST_OPSET}, the file has {opset_versions(model).get('')}"
     if case.report.verdict == "wrong" and case.report.blame == "file" and norm.variance == "centred":
         return "it does not compute the layer norm it claims"
-    if not case.feeds or case.report.verdict == "not exercised" or not case.bench.can_stress:
+    if not case.feeds or case.report.verdict == "not exercised" or not case.isolated.can_stress:
         return "it was not exercised, so nothing is proved"
     shape = norm.scope.shape(norm.x)
     if shape is None or any(shape[axis] is None for axis in _axes(case)):
@@ -210,9 +210,9 @@ def _difference(model: onnx.ModelProto, case, replacement: Replacement) -> str:
     )
     part = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
     operator = Float64(part)
-    bench = case.bench
+    isolated = case.isolated
     trials = list(case.feeds)
-    for hard in stress.hard_rows(*bench.layout, bench.dtype, norm.eps, seed=0):
+    for hard in stress.hard_rows(*isolated.layout, isolated.dtype, norm.eps, seed=0):
         trials.append({**case.feeds[0], norm.x: norm.formula.arrange(hard.rows, shape, norm.axes)})
     for feeds in trials:
         ratio = case.oracle.equality(feeds, operator.run({norm.x: feeds[norm.x]})[norm.y]).ratio

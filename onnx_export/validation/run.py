@@ -9,9 +9,9 @@ import onnx
 
 from onnx_export import ort
 from onnx_export.validation import inputs
-from onnx_export.validation.bench import Bench, cast_feeds, fused_into, makers, subgraph_model
 from onnx_export.validation.graph import Scope, boundary, op, scopes
-from onnx_export.validation.judge import Measure, Oracle, Rows, allowed_change, worst
+from onnx_export.validation.isolated import Isolated, cast_feeds, fused_into, makers, subgraph_model
+from onnx_export.validation.judge import JudgedRows, Measure, Oracle, allowed_change, worst
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.report import NormReport
 from onnx_export.validation.taps import Tap, expose
@@ -36,7 +36,7 @@ class Case:
         no rows reached the norm.
     results : list of ndarray
         The norm's result for each of the feeds, from the same run.
-    oracle, bench
+    oracle, isolated
         Set by `Run.prepare`.
     """
 
@@ -46,7 +46,7 @@ class Case:
     feeds: list[dict[str, np.ndarray]] = field(default_factory=list)
     results: list[np.ndarray] = field(default_factory=list)
     oracle: Oracle = field(init=False)
-    bench: Bench = field(init=False)
+    isolated: Isolated = field(init=False)
 
 
 class Run:
@@ -184,13 +184,13 @@ class Run:
             result[index] = [stacked[i] for i in _sample_indices(len(stacked))]
         return result
 
-    def prepare(self, position: int) -> list[Rows]:
-        """Set oracle and bench of a case that has feeds; returns its rows, one `Rows` per iteration."""
+    def prepare(self, position: int) -> list[JudgedRows]:
+        """Set `oracle` and `isolated` of a case that has feeds; returns its rows, one `JudgedRows` per iteration."""
         case = self._cases[position]
         norm, feeds = case.norm, case.feeds
         case.oracle = Oracle(norm, subgraph_model(self.model, norm, norm.nodes, feeds[0]))
         made = {level: self.became(norm, level)[0] for level in self.optimised}
-        case.bench = Bench(self.model, norm, case.producers, case.oracle, feeds, made)
+        case.isolated = Isolated(self.model, norm, case.producers, case.oracle, feeds, made)
         return [case.oracle.rows(f) for f in feeds]
 
     @property

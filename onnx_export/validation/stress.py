@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from onnx_export.validation.judge import Rows
+from onnx_export.validation.judge import JudgedRows
 from onnx_export.validation.norm import Norm
 
 # The measure by which a family of rows is hard; `reached` compares the rows of the run by the same measure.
@@ -84,7 +84,7 @@ def hard_rows(rows: int, n: int, dtype: np.dtype, eps: float, seed: int) -> Iter
             yield case("NaN or Inf in another row", CONDITIONING, spoiled)
 
 
-def hardness(rows: Iterable[Rows]) -> dict[str, float]:
+def hardness(rows: Iterable[JudgedRows]) -> dict[str, float]:
     """The hardest value among these rows of each measure: conditioning, magnitude, smallest standard deviation."""
     rows = list(rows)
     with np.errstate(all="ignore"):

@@ -13,8 +13,8 @@ from onnx.reference import ReferenceEvaluator
 from cnorm.text import clip
 from onnx_export.operators import SEQUENTIAL_SUMS
 from onnx_export.validation import stress
-from onnx_export.validation.bench import cast_feeds, subgraph_model
-from onnx_export.validation.judge import Measure, Rows, worst
+from onnx_export.validation.isolated import cast_feeds, subgraph_model
+from onnx_export.validation.judge import JudgedRows, Measure, worst
 from onnx_export.validation.report import MOST_RATIO, Finding, NormReport
 from onnx_export.validation.run import Case, Run
 
@@ -105,7 +105,7 @@ def _judge_optimised(run: Run, case: Case, position: int, level: str) -> Iterato
     report.became, faithful = run.became(case.norm, level)
     operator = report.became.partition(" ")[0]
     slack = _sequential_slack(case) if operator in SEQUENTIAL_SUMS else [0.0] * len(case.feeds)
-    error = alone = case.bench.tapped(level, operator in SEQUENTIAL_SUMS)
+    error = alone = case.isolated.tapped(level, operator in SEQUENTIAL_SUMS)
     if faithful:
         strict = worst(map(case.oracle.runtime_error, case.feeds, results))
         if strict.ratio <= 1:
@@ -132,7 +132,7 @@ def _sequential_slack(case: Case) -> list[np.ndarray]:
 
 
 def _summed_sequentially(case: Case, operator: str, where: str, amount: str = "") -> Finding:
-    """A note on an error above B that is no larger than that of a sequential sum (`judge.Rows.sequential`)."""
+    """A note on an error above B that is no larger than that of a sequential sum (`judge.JudgedRows.sequential`)."""
     if case.norm.form == operator:
         code, whose, advice = "runtime-limit", "onnxruntime's", ""
     else:
@@ -181,26 +181,26 @@ def judge_stress(run: Run, case: Case, seed: int) -> Iterator[Finding]:
     met rows nearly as hard (`stress.reached`); otherwise to "risky". Yields notes for two limits of the runtime, which
     change no verdict: its plain LayerNormalization fails on the same rows, or its operator sums sequentially.
     """
-    norm, report, bench = case.norm, case.report, case.bench
-    if not bench.can_stress:
+    norm, report, isolated = case.norm, case.report, case.isolated
+    if not isolated.can_stress:
         return
     seen = stress.hardness(map(case.oracle.rows, case.feeds))
-    for hard in stress.hard_rows(*bench.layout, bench.dtype, norm.eps, seed):
-        feeds = bench.feed(hard.rows)
+    for hard in stress.hard_rows(*isolated.layout, isolated.dtype, norm.eps, seed):
+        feeds = isolated.feed(hard.rows)
         rows = case.oracle.rows(feeds)
-        for level in bench.levels:
-            error = bench.measured(level, feeds, partial(case.oracle.claim_error, rows))
+        for level in isolated.levels:
+            error = isolated.measured(level, feeds, partial(case.oracle.claim_error, rows))
             if error.ratio > 1 and level != "off":
                 report.became = run.became(norm, level)[0]
             operator = norm.form if level == "off" else report.became.partition(" ")[0]
-            if error.ratio > 1 and bench.bare_fails(hard.rows):
+            if error.ratio > 1 and isolated.bare_fails(hard.rows):
                 yield Finding("note", "runtime-limit", f"{hard.family}: onnxruntime's own operator fails as well")
                 break
             report.points += [[c, min(r, MOST_RATIO), hard.family] for c, r in error.points[::8]]
             if error.ratio <= 1:
                 continue
             sequential = error.ratio > 1 and operator in SEQUENTIAL_SUMS
-            if sequential and bench.measured(level, feeds, partial(case.oracle.claim_error, rows), True).ratio <= 1:
+            if sequential and isolated.measured(level, feeds, partial(case.oracle.claim_error, rows), True).ratio <= 1:
                 yield _summed_sequentially(case, operator, hard.family)
                 break
             blame = culprit(run.model, case, [feeds]) if level == "off" else "optimiser"
@@ -220,7 +220,7 @@ def judge_stress(run: Run, case: Case, seed: int) -> Iterator[Finding]:
 # ------------------------------------------------------------------------------------------- values of the run
 
 
-def _lost_rows(case: Case, rows: list[Rows]) -> list[Finding]:
+def _lost_rows(case: Case, rows: list[JudgedRows]) -> list[Finding]:
     """Finite rows whose result is finite by the formula, but NaN or Inf in the run."""
     norm, lost = case.norm, 0
     for facts, y in zip(rows, case.results, strict=True):
@@ -236,7 +236,7 @@ def _lost_rows(case: Case, rows: list[Rows]) -> list[Finding]:
     return [Finding("error", "nan", f"{lost} elements of finite rows came out as NaN or Inf", norm.name)]
 
 
-def _spoiled_rows(run: Run, case: Case, rows: list[Rows]) -> list[Finding]:
+def _spoiled_rows(run: Run, case: Case, rows: list[JudgedRows]) -> list[Finding]:
     """Rows with NaN or Inf in the input; no result for them is right, so the verdict leaves them out."""
     spoiled = sum(int(np.sum(~np.isfinite(r.largest))) for r in rows)
     if not spoiled:
@@ -249,7 +249,7 @@ def _spoiled_rows(run: Run, case: Case, rows: list[Rows]) -> list[Finding]:
     return [Finding(level, "non-finite", message, case.norm.name)]
 
 
-def _overflow(case: Case, rows: list[Rows]) -> list[Finding]:
+def _overflow(case: Case, rows: list[JudgedRows]) -> list[Finding]:
     """Squares, for the largest values seen, that overflow float16.
 
     onnxruntime computes float16 in float32 on the CPU, so the overflow does not show in the run.

@@ -285,7 +285,9 @@ def test_norm_whose_scale_broadcasts_the_result_is_not_rewritten(tmp_path):
     assert_computes_the_same(out, model)
 
 
-@pytest.mark.parametrize("step", ["bench.subgraph_model", "repair.replacement", "repair.Float64", "stress.hard_rows"])
+@pytest.mark.parametrize(
+    "step", ["isolated.subgraph_model", "repair.replacement", "repair.Float64", "stress.hard_rows"]
+)
 def test_an_error_in_one_norm_does_not_stop_other_rewrites(step, tmp_path, fails_once):
     fails_once(step, ValueError("met something strange"))
     model = two_norms(gallery.decomposed(y="y0", prefix="p_"), gallery.decomposed(y="y1", prefix="q_"))

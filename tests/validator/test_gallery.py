@@ -122,7 +122,7 @@ def test_an_error_in_finding_one_norm_does_not_stop_the_others(step, tmp_path, f
     assert report.exit_code() == 2
 
 
-@pytest.mark.parametrize("step", ["verdict.culprit", "stress.hard_rows", "bench.subgraph_model"])
+@pytest.mark.parametrize("step", ["verdict.culprit", "stress.hard_rows", "isolated.subgraph_model"])
 def test_an_error_in_judging_one_norm_does_not_stop_the_others(step, tmp_path, fails_once):
     """An exception while judging one norm affects its verdict and the exit code; the report is still complete."""
     fails_once(step, RuntimeError("met something strange"))

@@ -1,4 +1,4 @@
-"""A test bench: run one norm as a model of its own, on tapped or generated rows, at every optimisation level."""
+"""Run one norm isolated, as a model of its own, on tapped or generated rows at every optimisation level."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _element_type(scope: Scope, name: str, value: np.ndarray) -> int:
     return scope.dtype(name) or helper.np_dtype_to_tensor_dtype(value.dtype)
 
 
-class Bench:
+class Isolated:
     """Models of the norm alone, with the additions before it, which optimisers fuse with it, and their sessions.
 
     Parameters
@@ -105,8 +105,8 @@ class Bench:
     def tapped(self, level: str, sequential: bool) -> Measure:
         """The error on the tapped values; an empty measure if `level` is not in `levels`.
 
-        `sequential` allows for a kernel that sums sequentially (`Rows.sequential`). Iterations whose shapes differ from
-        those of the first are left out.
+        `sequential` allows for a kernel that sums sequentially (`JudgedRows.sequential`). Iterations whose shapes
+        differ from those of the first are left out.
         """
         if level not in self._pieces:
             return Measure()
