@@ -68,7 +68,7 @@ def load(
     path : path
         The file.
     external_data : bool
-        Allow tensors in other files than the `sidecars` of the model. Only regular files with one link, whose real
+        Allow tensors in other files than the `data_files` of the model. Only regular files with one link, whose real
         path lies inside the model's folder, are read.
     data_root : path, optional
         The folder that external files must lie in, in place of the model's own: for caches built of
@@ -104,7 +104,7 @@ def load(
         model = parse(read(path, limits), limits, metadata_key)
         sort_nodes(model)
         folder = Path(path).parent
-        attach_external_data(model, folder, (data_root or folder) if external_data else None, sidecars(path))
+        attach_external_data(model, folder, (data_root or folder) if external_data else None, data_files(path))
     except (Refused, Unreadable) as error:
         raise type(error)(f"{os.fsdecode(path)}: {error}") from error
     return model
@@ -315,7 +315,7 @@ def external_files(model: onnx.ModelProto, folder: Path) -> list[str]:
     return [os.path.join(folder, name) for name in dict.fromkeys(e.value for e in entries if e.key == "location")]
 
 
-def sidecars(path: str | os.PathLike) -> tuple[str, ...]:
+def data_files(path: str | os.PathLike) -> tuple[str, ...]:
     """The names of the data files that exporters write beside a model of this name."""
     return (f"{Path(path).name}.data", f"{Path(path).stem}.data")
 

@@ -12,6 +12,7 @@ CODES = {
     "cannot-validate": "The file could not be validated, wholly or in part: it could not be read or run, a limit was "
     "reached, or no norm was exercised. Nothing is proved about the norms that have no other verdict.",
     "converted": "The model was converted to another opset (--opset) before it was examined.",
+    "data-file": "Tensors were read from the data file of the model's name beside it.",
     "eps-large": "eps is 0.01 or more: rows whose standard deviation is below 0.1 shrink. Some models mean it.",
     "eps-nan": "eps is NaN, so every result is.",
     "eps-negative": "eps is negative: rows of small variance give NaN.",
@@ -52,7 +53,6 @@ CODES = {
     "scale-shape": "The scale does not broadcast to the input of the norm. paddle2onnx 2.1 writes such norms over two "
     "axes: reshape the scale to the normalised axes.",
     "shapes": "Shape inference failed; less can be said of axes and counts.",
-    "sidecar": "Tensors were read from the data file of the model's name beside it.",
     "stash-type": "The statistics are kept in another type than float32, which runtimes do not support.",
     "unclaimed": "Square roots and means that belong to no norm which was recognised: if a norm is missing from the "
     "report, they are where to look.",

@@ -23,10 +23,10 @@ from onnx_export.model_io import (
     Refused,
     Unreadable,
     attach_external_data,
+    data_files,
     external_files,
     parse,
     read,
-    sidecars,
 )
 from onnx_export.nodes import model_nodes, sort_nodes
 from onnx_export.validation import inputs, lint, outputs, stress, verdict
@@ -122,10 +122,10 @@ def _read(path: str, options: Options, report: ValidationReport, emit) -> onnx.M
         return None
     try:
         root = (options.data_root or folder) if options.external_data else None
-        attach_external_data(model, folder, root, sidecars(path))
+        attach_external_data(model, folder, root, data_files(path))
         if report.external_data and root is None:
             names = ", ".join(quoted(Path(file).name) for file in report.external_data)
-            report.findings.append(Finding("note", "sidecar", f"tensors were read from {names} beside the model"))
+            report.findings.append(Finding("note", "data-file", f"tensors were read from {names} beside the model"))
     except (Refused, Unreadable) as error:
         report.problem, report.refused = clip(str(error)), isinstance(error, Refused)
     try:

@@ -130,7 +130,7 @@ def test_external_data_with_the_models_name_is_read_and_reported(location, tmp_p
     split(tmp_path, location).rename(tmp_path / location)
     report = validate(tmp_path / "net.onnx")
     assert report.exit_code(strict=True) == 0, report.problem
-    (note,) = [f for f in report.findings if f.code == "sidecar"]
+    (note,) = [f for f in report.findings if f.code == "data-file"]
     assert repr(location) in note.message
 
 
