@@ -100,7 +100,7 @@ def _sort(graph: onnx.GraphProto | onnx.FunctionProto, defined: set[str]) -> tup
         stored += [sparse.values.name for sparse in graph.sparse_initializer]
         if len(set(stored)) != len(stored):
             twice = next(name for name, count in Counter(stored).items() if count > 1)
-            raise Unreadable(f"the initialiser {quoted(twice)} is there twice")
+            raise Unreadable(f"the initialiser {quoted(twice)} is defined twice")
         defined = defined | set(stored)
         outputs = {value.name: "" for value in graph.output}
     maker: dict[str, int] = {}

@@ -13,8 +13,9 @@ CODES = {
     "reached, or no norm was exercised. Nothing is proved about the norms that have no other verdict.",
     "converted": "The model was converted to another opset (--opset) before it was examined.",
     "data-file": "Tensors were read from the data file of the model's name beside it.",
-    "eps-large": "eps is 0.01 or more: rows whose standard deviation is below 0.1 shrink. Some models mean it.",
-    "eps-nan": "eps is NaN, so every result is.",
+    "eps-large": "eps is 0.01 or more: rows whose standard deviation is below 0.1 shrink. Some models use "
+    "such an eps on purpose.",
+    "eps-nan": "eps is NaN, so every result is NaN.",
     "eps-negative": "eps is negative: rows of small variance give NaN.",
     "eps-zero": "eps is 0, absent, or 0 in the type it is used in (1e-8 in float16): constant rows give NaN. PyTorch's "
     "current exporter drops an eps of 1e-8 or less: use a larger one, or its older exporter.",
@@ -55,7 +56,7 @@ CODES = {
     "shapes": "Shape inference failed; less can be said of axes and counts.",
     "stash-type": "The statistics are kept in another type than float32, which runtimes do not support.",
     "unclaimed": "Square roots and means that belong to no norm which was recognised: if a norm is missing from the "
-    "report, they are where to look.",
+    "report, look for it among these.",
     "unlike-others": "At least three norms of the file agree on something in which this one differs, or this one "
     "shares its scale with another where the rest have scales of their own.",
     "unproved-claim": "A local function named LayerNorm holds nothing that was recognised as one.",

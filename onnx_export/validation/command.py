@@ -63,7 +63,14 @@ def _finite(_context, _option, value: float) -> float:
 @click.option("--opset", type=click.IntRange(1), help="With --fix: convert to this opset first; the operator needs 17.")
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Models at the same time.")
 @click.option("--timeout", type=_POSITIVE, callback=_finite, default=600.0, show_default=True, help="Seconds a model.")
-@click.option("--memory", type=click.FloatRange(0.5), callback=_finite, default=8.0, show_default=True, help="GiB.")
+@click.option(
+    "--memory",
+    type=click.FloatRange(0.5),
+    callback=_finite,
+    default=8.0,
+    show_default=True,
+    help="Limit on the child's address space, in GiB.",
+)
 @click.pass_context
 def validate(context, models, size, strict, require_norm, shape, html, like, lock, workers, memory, **options) -> None:
     """Check that ONNX files, or all of a folder, compute the layer norms they claim to.

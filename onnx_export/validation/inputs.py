@@ -149,7 +149,7 @@ def _draw(scope: Scope, value: onnx.ValueInfoProto, shape: list[int], rng) -> np
     dtype = helper.tensor_dtype_to_np_dtype(kind) if kind in helper.get_all_tensor_dtypes() else None
     if dtype is None or np.dtype(dtype).kind not in "iu":
         name = TensorProto.DataType.Name(kind) if kind in TensorProto.DataType.values() else kind
-        raise MissingInput(f"the input {value.name!r} of type {name} is not made up; supply it with --input")
+        raise MissingInput(f"the input {value.name!r} of type {name} can't be generated; supply it with --input")
     return rng.integers(0, max(1, min(2, _rows(scope, value.name))), size=shape).astype(dtype)
 
 

@@ -193,5 +193,5 @@ def trap_of(norm: Norm) -> str:
     # onnxruntime's fusion matches only with a Pow and a scale
     if not norm.scale or not any(n.op_type == "Pow" for n in norm.nodes):
         return ""
-    # harmless if eps equals the default 1e-5 that the fusion puts in its place
+    # harmless if eps equals the default 1e-5 by which the fusion replaces it
     return norm.near.trap or ("eps-first" if norm.eps_first and abs(norm.eps - 1e-5) > 1e-9 else "")

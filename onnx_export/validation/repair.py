@@ -282,9 +282,9 @@ def _proof(model: onnx.ModelProto, fixed: onnx.ModelProto, feeds: dict[str, np.n
         raise
     except Exception as error:  # onnx's evaluator lacks some operators
         reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise CannotRepair(f"the outputs are others, and float64 cannot tell why: {reason}") from error
+        raise CannotRepair(f"the outputs differ, and could not be compared in float64: {reason}") from error
     if not agree(*exact):
-        raise CannotRepair("the outputs are others")
+        raise CannotRepair("the outputs of the repaired model differ")
     return _unseen(names, exact[0])
 
 

@@ -72,7 +72,7 @@ class Run:
     model, weights
     random : bool
         Whether two runs of the model may differ.
-    made_up : list of str
+    generated : list of str
         Names of the generated inputs.
     trouble : str
         Optimisation levels at which the model does not run, and why; empty when there are none.
@@ -90,7 +90,7 @@ class Run:
         wanted = [value.name for value in model.graph.input if value.name not in stored]
         given = inputs.read(file, wanted) if file else {}
         self._feeds = inputs.complete(main, given, sizes, seed)
-        self.made_up = [name for name in wanted if name not in given]
+        self.generated = [name for name in wanted if name not in given]
         self.random = any(_draws(scope, node) for scope in scopes(model) for node in scope.nodes)
         self._tap()
         self._levels = {"off": self._results("off")}
@@ -137,8 +137,8 @@ class Run:
         try:
             session.run([], self._feeds)
         except ort.CannotRun as error:
-            made_up = f"; made up were {self.made_up}, supply them with --input" if self.made_up else ""
-            raise ort.CannotRun(f"onnxruntime does not run the model: {error}{made_up}") from error
+            advice = f"; generated inputs: {self.generated}, supply them with --input" if self.generated else ""
+            raise ort.CannotRun(f"onnxruntime does not run the model: {error}{advice}") from error
 
     def _try_tap(self, cases: list[Case]) -> None:
         """Run unoptimised and store, per case, the values that enter the norm and its producers, and its result."""

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_export.ort import CannotRun, Session
 
 TRAPS = {
-    "eps-first": "eps is the first operand of the addition, and the optimiser puts its default in its place",
-    "exponent": "the exponent is not 2, and the optimiser does not look",
+    "eps-first": "eps is the first operand of the addition, and the optimiser replaces it by the default 1e-5",
+    "exponent": "the exponent is not 2, but the optimiser fuses the nodes as if it were",
     "keepdims": "a mean without keepdims broadcasts, and the optimiser fuses it as if it did not",
     "skip-axis": "an addition before a LayerNormalization over several axes with a narrow scale, "
     "and the optimiser fuses them into SkipLayerNormalization over the last axis",

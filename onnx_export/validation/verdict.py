@@ -242,10 +242,10 @@ def _spoiled_rows(run: Run, case: Case, rows: list[JudgedRows]) -> list[Finding]
     if not spoiled:
         return []
     message, level = f"{spoiled} rows with NaN or Inf reached it and were not judged", "warning"
-    if run.finite_inputs and not run.made_up:
+    if run.finite_inputs and not run.generated:
         message, level = f"{message}, though every input of the model is finite", "error"
-    elif run.made_up:
-        message += f"; made up were {clip(str(run.made_up), 100)}"
+    elif run.generated:
+        message += f"; generated inputs: {clip(str(run.generated), 100)}"
     return [Finding(level, "non-finite", message, case.norm.name)]
 
 

@@ -133,7 +133,7 @@ def test_a_file_without_the_metadata_is_not_parsed(tmp_path, monkeypatch):
 def test_rejects_duplicate_initialisers():
     model = gallery.native_layer_norm().model
     model.graph.initializer.append(model.graph.initializer[0])
-    with pytest.raises(model_io.Unreadable, match="the initialiser 'scale' is there twice"):
+    with pytest.raises(model_io.Unreadable, match="the initialiser 'scale' is defined twice"):
         model_io.sort_nodes(model)
 
 

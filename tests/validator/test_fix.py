@@ -190,7 +190,7 @@ def test_does_not_write_a_model_whose_outputs_changed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(repair, "replaced", miswired)
     report, out = fixed(gallery.pytorch_mul, tmp_path)
-    assert report.problem == "--fix: wrote nothing, the outputs are others"
+    assert report.problem == "--fix: wrote nothing, the outputs of the repaired model differ"
     assert not out.exists()
 
     def twice(model, chosen):
@@ -222,7 +222,7 @@ def test_differences_in_small_rows_are_seen_beside_a_large_row(tmp_path, monkeyp
     constants["high"] = np.array([[0.0], [0.0], [1e5]], np.float32)
     model = gallery.model([*nodes, gallery.node("Add", "h high", "y")], constants=constants)
     report, out = fixed(lambda: gallery.Specimen(model), tmp_path)
-    assert report.problem == "--fix: wrote nothing, the outputs are others"
+    assert report.problem == "--fix: wrote nothing, the outputs of the repaired model differ"
     assert not out.exists()
 
 

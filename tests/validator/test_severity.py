@@ -95,7 +95,7 @@ def test_nan_at_the_norm_from_given_finite_inputs_is_an_error(tmp_path):
     report = examined(model, tmp_path)
     (finding,) = [f for f in report.findings if f.code == "non-finite"]
     assert finding.level == "warning"
-    assert "made up were ['x']" in finding.message
+    assert "generated inputs: ['x']" in finding.message
     np.savez(tmp_path / "x.npz", **gallery.rows(0))
     report = examined(model, tmp_path, input=str(tmp_path / "x.npz"))
     (finding,) = [f for f in report.findings if f.code == "non-finite"]

@@ -17,7 +17,7 @@ def custom_domain():
 
 
 @specimen
-def input_that_cannot_be_made_up():
+def input_that_cannot_be_generated():
     nodes = [node("StringNormalizer", "words", "lower"), native()]
     inputs = [value("x", (3, N)), value("words", (2,), TensorProto.STRING)]
     outputs = [value("y"), value("lower", None, TensorProto.STRING)]
@@ -26,7 +26,7 @@ def input_that_cannot_be_made_up():
 
 
 @specimen
-def made_up_input_that_does_not_fit():
+def generated_input_that_does_not_fit():
     """A shape given as input: any generated value is wrong, and the report names the input."""
     nodes = [node("Reshape", "x shape", "h"), native("h")]
     inputs = [value("x", (3, N)), value("shape", (1,), INT64)]
