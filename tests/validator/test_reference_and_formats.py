@@ -222,6 +222,17 @@ def test_norms_that_were_not_run_say_so(folder):
     assert "not an ONNX file: it is empty" in invoke(folder / "empty.onnx").output
 
 
+@pytest.mark.parametrize(("kind", "reason"), [("none", "No such file or directory"), ("pipe", "not a regular file")])
+def test_text_says_why_a_file_can_not_be_read(kind, reason, tmp_path):
+    path = tmp_path / "m.onnx"
+    if kind == "pipe":
+        os.mkfifo(path)
+    result = invoke(path)
+    assert result.exit_code == 2
+    problem = f"{path}: error[cannot-validate]: cannot open the model: {reason}"
+    assert result.output.splitlines() == [problem, f"{path}: 0 layer norms"]
+
+
 def test_piped_text_has_one_line_per_finding_with_full_names(tmp_path):
     model = gallery.native_layer_norm().model
     model.graph.node[0].name = "a/" + "very_long_" * 20 + "name"
