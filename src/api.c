@@ -14,16 +14,20 @@ const char *cnorm_strerror(cnorm_status status)
     case CNORM_OK: return "no error";
     case CNORM_ERROR_NULL: return "a pointer that must not be NULL is NULL";
     case CNORM_ERROR_SIZE:
-        return "a size is negative, a row is empty, groups or rows do not come out even, or the bytes do not fit "
-               "ptrdiff_t";
+        return "a size is negative or out of range, a row is empty, groups or rows do not come out even, the memory is "
+               "too "
+               "small or not aligned, or the bytes do not fit ptrdiff_t";
     case CNORM_ERROR_EPS: return "eps must be a number of the dtype, finite and not negative";
     case CNORM_ERROR_STRIDE: return "rows of an output overlap one another";
     case CNORM_ERROR_DTYPE: return "not a dtype that this function takes";
-    case CNORM_ERROR_ISA: return "the instruction set is unknown or this machine lacks it";
+    case CNORM_ERROR_ISA:
+        return "the instruction set is unknown, this machine lacks it, or its code was compiled to fuse or reorder "
+               "operations";
     case CNORM_ERROR_LAYER:
         return "a layer has an unknown kind or option, sizes that do not fit, a clip that is not positive, or lacks a "
                "vector";
-    case CNORM_ERROR_VALUE: return "a weight is beyond its storage type or not finite, or a scale is not positive";
+    case CNORM_ERROR_VALUE:
+        return "a weight or state is beyond its storage type or not finite, or a scale is not positive";
     case CNORM_ERROR_FORMAT: return "not a packed model or saved stream, or one of another version or byte order";
     case CNORM_ERROR_DAMAGED: return "damaged: bytes were changed, lost or added";
     case CNORM_ERROR_IDENTITY:

@@ -5,14 +5,23 @@
 #include <string.h>
 
 #include "cpu.h"
+#include "float_mode.h"
 
 static _Atomic(const cnorm_kernels *) active; /* NULL until the first use */
+
+static int exact(const cnorm_kernels *table)
+{
+    const float_mode mode = float_mode_enter();
+    const int held = table->exact();
+    float_mode_leave(mode);
+    return held;
+}
 
 /* the index-th table that can run here, from the baseline up */
 static const cnorm_kernels *runnable(int index)
 {
 #define CNORM_PICK(isa, condition)                                                                                     \
-    if ((condition) && index-- == 0) return &cnorm_kernels_##isa;
+    if ((condition) && exact(&cnorm_kernels_##isa) && index-- == 0) return &cnorm_kernels_##isa;
     CNORM_ISAS(CNORM_PICK)
 #undef CNORM_PICK
     return NULL;

@@ -6,7 +6,8 @@
  *   Sizes and strides are ptrdiff_t and count elements. A row stride may be negative, or zero for an input.
  *   [rows, n] stands for a matrix of `rows` rows of n contiguous elements, with a row every `stride` elements.
  *   No function allocates, locks, prints or keeps a pointer, and each may be called from any thread.
- *   Arguments are checked first: unless a function returns CNORM_OK it has written nothing.
+ *   Arguments are checked first: unless a function returns CNORM_OK it has written nothing
+ *   (cnorm_model_open may have written into its `memory`).
  *   In place: an output may be the same array as an input (same pointer and stride). Any other overlap of an output
  *   with another array is not allowed.
  *   Results are bit-identical on every instruction set, for every batch size, alignment and split over threads,
@@ -26,14 +27,16 @@ extern "C" {
 typedef enum cnorm_status {
     CNORM_OK = 0,
     CNORM_ERROR_NULL,     /* a required pointer is NULL */
-    CNORM_ERROR_SIZE,     /* a size is negative, a row is empty, groups do not divide the channels, a range of
-                          rows is invalid, or the bytes do not fit ptrdiff_t */
+    CNORM_ERROR_SIZE,     /* a size is negative or out of range, a row is empty, groups do not divide the channels, a
+                          range of rows is invalid, memory is too small or not aligned, or the bytes do not fit
+                          ptrdiff_t */
     CNORM_ERROR_EPS,      /* eps is negative, NaN, infinite, or beyond the range of the compute type */
     CNORM_ERROR_STRIDE,   /* rows of an output overlap one another */
     CNORM_ERROR_DTYPE,    /* not a cnorm_dtype that this function supports */
-    CNORM_ERROR_ISA,      /* an instruction set is unknown, or this machine can't run it */
+    CNORM_ERROR_ISA,      /* an instruction set is unknown, this machine can't run it, or its code was compiled to
+                          fuse or reorder operations, as clang's -ffp-contract=fast does */
     CNORM_ERROR_LAYER,    /* a cnorm_layer has an unknown kind or option, sizes that do not fit, or lacks a vector */
-    CNORM_ERROR_VALUE,    /* a value is beyond the storage type, or not finite, or a scale is not positive */
+    CNORM_ERROR_VALUE,    /* a weight or state is beyond its storage type, or not finite, or a scale is not positive */
     CNORM_ERROR_FORMAT,   /* not a packed model or saved stream, or one of another version or byte order */
     CNORM_ERROR_DAMAGED,  /* a packed model or saved stream of which bytes were changed, lost or added */
     CNORM_ERROR_IDENTITY, /* a saved stream of another model */

@@ -191,6 +191,7 @@ struct cnorm_outer;
 #define FUNCTION(name, arguments) void(*name) arguments;
 typedef struct cnorm_kernels {
     const char *name;
+    int (*exact)(void); /* whether the compiler neither fused nor reordered arithmetic */
 #include "kernels.inc"
 } cnorm_kernels;
 

@@ -229,6 +229,32 @@ def test_no_fused_instruction_with_an_embedders_flags(tmp_path, compiler):
     assert mnemonic.search(run(compiler, *flags, "-S", contracted, "-o", "-")), f"{compiler} does not contract"
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX2 and FMA are features of x86-64")
+@pytest.mark.skipif(not shutil.which("clang"), reason="NOT RUN: clang is not installed")
+@pytest.mark.parametrize(
+    ("flag", "exact"), [("-std=c11", 1), ("-ffp-contract=fast", 0), ("-funsafe-math-optimizations", 0)]
+)
+def test_code_that_clang_fused_or_reordered_is_not_used(tmp_path, flag, exact):
+    """clang lets these flags override the pragmas: the check that dispatch.c makes must see it."""
+    program = tmp_path / "exact.c"
+    program.write_text('#include "kernels/kernels.h"\nint main(void) { return cnorm_kernels_avx2.exact(); }\n')
+    includes = ["-I", ROOT / "src" / "include", "-I", ROOT / "src"]
+    stub = tmp_path / "stub.c"
+    stub.write_text("int cnorm_int8_unit_of(void) { return 0; }\n")  # other kernels call it
+    sources, made = [ROOT / "src" / "kernels" / "isa_avx2.c", program, stub], tmp_path / "exact"
+    run("clang", "-O1", "-w", flag, "-mavx2", "-mf16c", "-mfma", *includes, *sources, "-lm", "-o", made)
+    assert subprocess.run([made]).returncode == exact
+
+
+@pytest.mark.parametrize("flag", ["-ffast-math", "-funsafe-math-optimizations", "-ffinite-math-only"])
+def test_gcc_refuses_flags_that_change_results(flag, tmp_path):
+    includes = ["-I", ROOT / "src" / "include", "-I", ROOT / "src"]
+    command = ["gcc", flag, *includes, "-E", ROOT / "src" / "kernels" / "isa_baseline.c", "-o", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "cnorm's results are a contract" in done.stderr
+
+
 def test_no_fast_math_no_lto_anywhere_in_the_build():
     commands = (build_folder() / "build.ninja").read_text()
     for flag in (
