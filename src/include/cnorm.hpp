@@ -15,12 +15,14 @@
 #include "cnorm.h"
 #endif
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -28,11 +30,11 @@ namespace cnorm {
 
 class error : public std::runtime_error {
 public:
-    error(cnorm_status status, const std::string &what)
-        : std::runtime_error(what + ": " + cnorm_strerror(status)), status(status)
+    error(cnorm_status code, const std::string &what)
+        : std::runtime_error(what + ": " + cnorm_strerror(code)), status(code)
     {
     }
-    const cnorm_status status;
+    cnorm_status status;
 };
 
 inline void check(cnorm_status status, const std::string &what)
@@ -54,23 +56,30 @@ inline memory allocate(std::ptrdiff_t bytes)
 // An open model: immutable, cheap to copy, shared by streams and threads.
 class model {
 public:
-    // a file, mapped into memory; it must be replaced, not written over, while it is in use
-    static model map(const std::string &path)
+    model(const model &) = default; // no move operations: a model is never empty
+    model &operator=(const model &) = default;
+    // a file, mapped into memory; it must be replaced, not written over, while it is in use. std::system_error if the
+    // file can't be read, cnorm::error if it is not a packed model
+    [[nodiscard]] static model map(const std::string &path)
     {
         std::ptrdiff_t bytes = 0;
         const void *file = cnorm_map(path.c_str(), &bytes);
-        if (!file) throw std::runtime_error(path + ": can't be read");
+#if defined(_WIN32)
+        if (!file) throw std::system_error(static_cast<int>(GetLastError()), std::system_category(), path);
+#else
+        if (!file) throw std::system_error(errno, std::generic_category(), path);
+#endif
         std::shared_ptr<const void> owner(file, [bytes](const void *p) { cnorm_unmap(p, bytes); });
         return model(std::move(owner), bytes, path);
     }
     // bytes aligned to CNORM_ALIGN that outlive the model, such as the array of `cnorm pack --c-array`
-    static model of(const void *file, std::ptrdiff_t bytes)
+    [[nodiscard]] static model of(const void *file, std::ptrdiff_t bytes)
     {
         return model(std::shared_ptr<const void>(file, [](const void *) {}), bytes, "model");
     }
-    std::size_t inputs() const { return static_cast<std::size_t>(open_->model.inputs); }
-    std::size_t outputs() const { return static_cast<std::size_t>(open_->model.outputs); }
-    std::vector<unsigned char> identity() const { return {get()->identity, get()->identity + CNORM_IDENTITY}; }
+    std::size_t inputs() const noexcept { return static_cast<std::size_t>(open_->model.inputs); }
+    std::size_t outputs() const noexcept { return static_cast<std::size_t>(open_->model.outputs); }
+    [[nodiscard]] std::vector<unsigned char> identity() const { return {get()->identity, get()->identity + CNORM_IDENTITY}; }
     // a whole sequence x [steps, inputs] -> y [steps, outputs]
     void run(std::size_t steps, const float *x, float *y) const
     {
@@ -79,7 +88,7 @@ public:
         const auto at = static_cast<float *>(memory.get());
         check(cnorm_model_run(get(), static_cast<std::ptrdiff_t>(steps), x, y, at), "run");
     }
-    const cnorm_model *get() const { return &open_->model; }
+    const cnorm_model *get() const noexcept { return &open_->model; }
 
 private:
     struct open {
@@ -98,7 +107,8 @@ private:
     std::shared_ptr<open> open_;
 };
 
-// One sequence, step by step; movable, used by one thread at a time.
+// One sequence, step by step; movable, used by one thread at a time. It keeps its model alive. A stream that was moved
+// from throws cnorm::error (CNORM_ERROR_NULL) when it is used.
 class stream {
 public:
     explicit stream(model of, int rows = 1) : model_(std::move(of))
@@ -107,14 +117,26 @@ public:
         memory_ = detail::allocate(floats * static_cast<std::ptrdiff_t>(sizeof(float)));
         check(cnorm_stream_start(&stream_, model_.get(), static_cast<float *>(memory_.get()), rows), "stream");
     }
+    stream(stream &&other) noexcept
+        : model_(other.model_), memory_(std::move(other.memory_)), stream_(std::exchange(other.stream_, {}))
+    {
+    }
+    stream &operator=(stream &&other) noexcept
+    {
+        model_ = other.model_;
+        memory_ = std::move(other.memory_);
+        stream_ = std::exchange(other.stream_, {});
+        return *this;
+    }
+    // x [steps, inputs] -> y [steps, outputs]
     void step(const float *x, float *y, std::size_t steps = 1)
     {
         check(cnorm_stream_run(&stream_, static_cast<std::ptrdiff_t>(steps), x, y), "step");
     }
-    void reset() { cnorm_stream_reset(&stream_); }
-    std::uint64_t frames() const { return stream_.frames; }
+    void reset() noexcept { cnorm_stream_reset(&stream_); }
+    std::uint64_t frames() const noexcept { return stream_.frames; }
     // the bytes of Python's Stream.save and Model.restore
-    std::vector<unsigned char> save() const
+    [[nodiscard]] std::vector<unsigned char> save() const
     {
         std::vector<unsigned char> bytes(static_cast<std::size_t>(cnorm_stream_saved_bytes(model_.get())));
         check(cnorm_stream_save(&stream_, bytes.data()), "save");
@@ -128,7 +150,7 @@ public:
 private:
     model model_;
     detail::memory memory_;
-    cnorm_stream stream_;
+    cnorm_stream stream_{};
 };
 
 } // namespace cnorm

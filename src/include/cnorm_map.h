@@ -11,19 +11,26 @@
 #include <stdint.h>
 
 #if defined(_WIN32)
+#if !defined(WIN32_LEAN_AND_MEAN)
 #define WIN32_LEAN_AND_MEAN
+#endif
+#if !defined(NOMINMAX)
+#define NOMINMAX
+#endif
 #include <windows.h>
 #else
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #endif
 
-/* The whole of a regular file, for reading, and its size; NULL if it can't be opened or is empty, with errno or
- * GetLastError. cnorm_unmap gives it back. */
+/* The whole of a regular file, for reading, and its size in bytes; NULL and 0 if it can't be opened, with errno (EISDIR
+ * for a folder, EINVAL for a device, a pipe or an empty file) or GetLastError. cnorm_unmap gives it back. */
 static inline const void *cnorm_map(const char *path, ptrdiff_t *bytes)
 {
+    *bytes = 0;
 #if defined(_WIN32)
     const void *memory = NULL;
     LARGE_INTEGER size;
@@ -48,12 +55,15 @@ static inline const void *cnorm_map(const char *path, ptrdiff_t *bytes)
 #endif
     const int file = open(path, flags);
     if (file < 0) return NULL;
-    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0 && status.st_size <= PTRDIFF_MAX) {
-        memory = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, file, 0);
-        *bytes = (ptrdiff_t)status.st_size;
-    }
+    int error = 0;
+    if (fstat(file, &status) != 0) error = errno;
+    else if (S_ISDIR(status.st_mode)) error = EISDIR;
+    else if (!S_ISREG(status.st_mode) || status.st_size <= 0 || status.st_size > PTRDIFF_MAX) error = EINVAL;
+    else if ((memory = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_SHARED, file, 0)) == MAP_FAILED) error = errno;
+    else *bytes = (ptrdiff_t)status.st_size;
     close(file);
-    return memory == MAP_FAILED ? NULL : memory;
+    if (error) errno = error; /* not that of close */
+    return error ? NULL : memory;
 #endif
 }
 

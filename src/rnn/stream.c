@@ -65,6 +65,12 @@ ptrdiff_t cnorm_model_floats(const cnorm_model *model, ptrdiff_t steps)
     return fixed + 2 * steps * sizes.between;
 }
 
+/* frames whose inputs and outputs fit ptrdiff_t in bytes */
+static ptrdiff_t most_frames(const cnorm_model *model)
+{
+    return PTRDIFF_MAX / (ptrdiff_t)sizeof(float) / larger(larger(model->inputs, model->outputs), 1);
+}
+
 typedef struct frame_rows {
     float *at;
     ptrdiff_t width;
@@ -85,7 +91,8 @@ static cnorm_status run_network(const cnorm_network *network, ptrdiff_t steps, c
 cnorm_status cnorm_model_run(const cnorm_model *model, ptrdiff_t steps, const float *x, float *y, float *memory)
 {
     if (!model) return CNORM_ERROR_NULL;
-    if (steps < 0 || (steps > 0 && cnorm_model_floats(model, steps) == 0)) return CNORM_ERROR_SIZE;
+    if (steps < 0 || steps > most_frames(model)) return CNORM_ERROR_SIZE;
+    if (steps > 0 && cnorm_model_floats(model, steps) == 0) return CNORM_ERROR_SIZE;
     if (steps == 0) return CNORM_OK;
     if (!x || !y || !memory) return CNORM_ERROR_NULL;
     if (misaligned(memory)) return CNORM_ERROR_SIZE;
@@ -108,6 +115,9 @@ cnorm_status cnorm_model_run(const cnorm_model *model, ptrdiff_t steps, const fl
 }
 
 /* ---- streams -------------------------------------------------------------------------------------------------- */
+
+/* false for a stream that cnorm_stream_start has not set, such as a zeroed one */
+static int started(const cnorm_stream *stream) { return stream && stream->model; }
 
 static int streamed(const cnorm_model *model)
 {
@@ -138,14 +148,16 @@ cnorm_status cnorm_stream_start(cnorm_stream *stream, const cnorm_model *model, 
 
 void cnorm_stream_reset(cnorm_stream *stream)
 {
+    if (!started(stream)) return;
     set_start(&stream->model->networks[0], stream->state);
     stream->frames = 0;
 }
 
 cnorm_status cnorm_stream_run(cnorm_stream *stream, ptrdiff_t steps, const float *x, float *y)
 {
-    if (!stream) return CNORM_ERROR_NULL;
+    if (!started(stream)) return CNORM_ERROR_NULL;
     const cnorm_model *model = stream->model;
+    if (steps > most_frames(model)) return CNORM_ERROR_SIZE;
     const cnorm_status status = cnorm_run(model->networks[0].layers, model->networks[0].count, steps, x, model->inputs,
                                           stream->state, stream->scratch, stream->rows, y, model->outputs);
     if (status == CNORM_OK) stream->frames += (uint64_t)steps;
@@ -226,7 +238,7 @@ ptrdiff_t cnorm_stream_saved_bytes(const cnorm_model *model)
 cnorm_status cnorm_stream_save(const cnorm_stream *stream, void *bytes)
 {
     int held = 1;
-    if (!stream || !bytes) return CNORM_ERROR_NULL;
+    if (!started(stream) || !bytes) return CNORM_ERROR_NULL;
     unsigned char *to = bytes;
     memcpy(to, saved_magic, sizeof saved_magic);
     memcpy(to + sizeof saved_magic, stream->model->identity, CNORM_IDENTITY);
@@ -239,7 +251,7 @@ cnorm_status cnorm_stream_save(const cnorm_stream *stream, void *bytes)
 cnorm_status cnorm_stream_restore(cnorm_stream *stream, const void *bytes, ptrdiff_t count)
 {
     int held = 1;
-    if (!stream || !bytes) return CNORM_ERROR_NULL;
+    if (!started(stream) || !bytes) return CNORM_ERROR_NULL;
     const unsigned char *from = bytes;
     if (count < (ptrdiff_t)sizeof saved_magic || memcmp(from, saved_magic, sizeof saved_magic) != 0)
         return CNORM_ERROR_FORMAT;

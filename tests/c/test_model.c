@@ -1,4 +1,6 @@
 /* Packed models in C: written, opened, streamed and restored to the same bits; wrong arguments are refused. */
+#include <errno.h>
+
 #include "cnorm_map.h"
 #include "cnorm_model.h"
 #include "network.h"
@@ -161,6 +163,18 @@ static void test_wrong_arguments_are_refused(void)
     memcpy(moved, p.file, (size_t)p.bytes);
     for (int i = 0; i < 4; ++i) moved[16 + i] = ((const char *)p.file)[19 - i];
     CHECK(cnorm_model_open(moved, p.bytes, p.memory, bytes, &model) == CNORM_ERROR_FORMAT, "the other byte order");
+    cnorm_stream zeroed = {0};
+    float x[INPUTS] = {0}, y[OUTPUTS];
+    cnorm_stream_reset(&zeroed);
+    CHECK(cnorm_stream_run(&zeroed, 1, x, y) == CNORM_ERROR_NULL, "run a zeroed stream");
+    CHECK(cnorm_stream_save(&zeroed, moved) == CNORM_ERROR_NULL, "save a zeroed stream");
+    CHECK(cnorm_stream_restore(&zeroed, p.file, p.bytes) == CNORM_ERROR_NULL, "restore a zeroed stream");
+    float *floats = allocate(4 * cnorm_stream_floats(&p.model, 1));
+    CHECK(cnorm_stream_start(&zeroed, &p.model, floats, 1) == CNORM_OK, "start");
+    const ptrdiff_t most = PTRDIFF_MAX / 4 / INPUTS;
+    CHECK(cnorm_stream_run(&zeroed, most + 1, x, y) == CNORM_ERROR_SIZE, "x does not fit ptrdiff_t");
+    CHECK(cnorm_model_run(&p.model, most + 1, x, y, floats) == CNORM_ERROR_SIZE, "x does not fit ptrdiff_t");
+    release(floats);
     ((char *)p.file)[p.bytes - 1] ^= 1;
     CHECK(cnorm_model_verify(&p.model) == CNORM_ERROR_DAMAGED, "a changed weight");
     release(moved);
@@ -190,9 +204,14 @@ static void test_a_model_of_an_activation_has_streams(void)
 static void test_map(void)
 {
     ptrdiff_t bytes = 0;
-    CHECK(cnorm_map("/", &bytes) == NULL, "a folder");
     CHECK(cnorm_map("/no such file", &bytes) == NULL, "no file");
+#if !defined(_WIN32)
+    bytes = 7;
+    CHECK(cnorm_map("/", &bytes) == NULL && errno == EISDIR && bytes == 0, "a folder: %d", errno);
+#endif
 #if defined(__linux__)
+    bytes = 7;
+    CHECK(cnorm_map("/dev/null", &bytes) == NULL && errno == EINVAL && bytes == 0, "a device: %d", errno);
     const void *memory = cnorm_map("/proc/self/exe", &bytes);
     CHECK(memory != NULL && bytes > 1000, "%td bytes", bytes);
     cnorm_unmap(memory, bytes);
