@@ -5,13 +5,15 @@
 The files to compile and their flags are read from src/meson.build. Each translation unit becomes a region of cnorm.c:
 its flags become a target pragma (GCC) or attribute (clang), and its file-scope names get a suffix, by macros that are
 undefined at the end of the region. The names are found in the preprocessed unit, so that a C compiler (CC, or cc) is
-needed; it may be one for another machine.
+needed; it may be one for another machine, with arguments. A file whose text is the same is not written again.
+Python 3.8 is enough.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -128,7 +130,8 @@ def preprocessed(text: str, unit: Unit) -> str:
     defines = ["-D__SSE2__"] if unit.architecture == "x86_64" else []
     if unit.architecture:
         defines.append(f"-D{ARCHITECTURES[unit.architecture]}=1")
-    command = [os.environ.get("CC", "cc"), "-E", "-P", "-undef", "-nostdinc", *defines, *features(unit), "-x", "c", "-"]
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    command = [*compiler, "-E", "-P", "-undef", "-nostdinc", *defines, *features(unit), "-x", "c", "-"]
     return subprocess.run(
         command, input=FEATURES.sub(r"CNORM_HAS_\1", text), capture_output=True, text=True, check=True
     ).stdout
@@ -336,8 +339,10 @@ def amalgamation() -> tuple[str, str]:
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in zip(("cnorm.c", "cnorm.h"), amalgamation(), strict=True):
-        (folder / name).write_text(text)
+    source, header = amalgamation()
+    for path, text in {folder / "cnorm.c": source, folder / "cnorm.h": header}.items():
+        if not path.exists() or path.read_text() != text:  # else build systems would compile it again
+            path.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The C library as two files: complete, and without a warning. `make two-files` compiles them and runs the C tests."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -56,3 +57,17 @@ def test_names_of_a_unit_end_with_it(folder):
         defined = set(re.findall(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", region, re.M))
         undefined = set(re.findall(r"^#undef (\w+)", region, re.M))
         assert defined <= undefined
+
+
+def test_written_again_only_if_the_text_differs(tmp_path):
+    """Else each configuration of CMake would compile for minutes. CC may have arguments, such as "ccache cc"."""
+    command = [sys.executable, ROOT / "src" / "amalgamate.py", tmp_path]
+    subprocess.run(command, check=True)
+    text = (tmp_path / "cnorm.c").read_text()
+    for path in tmp_path.iterdir():
+        os.utime(path, (1, 1))
+    (tmp_path / "cnorm.h").write_text("")
+    subprocess.run(command, check=True, env=os.environ | {"CC": "env cc"})
+    assert (tmp_path / "cnorm.c").stat().st_mtime == 1
+    assert (tmp_path / "cnorm.c").read_text() == text
+    assert (tmp_path / "cnorm.h").stat().st_mtime > 1
