@@ -172,6 +172,18 @@ def test_pkg_config(environment, prefix, data, tmp_path):
     check_scores(tmp_path / "scores", data)
 
 
+@needs("cmake")
+@pytest.mark.parametrize("libdir", ["lib/x86_64-linux-gnu", "/elsewhere/lib"])
+def test_pkg_config_finds_other_library_folders(environment, tmp_path, libdir):
+    """Debian's, and an absolute one: the flags of cnorm.pc where it would be installed."""
+    prefix = ["-DCMAKE_INSTALL_PREFIX=/opt/cnorm", f"-DCMAKE_INSTALL_LIBDIR={libdir}"]
+    run(["cmake", "-S", ROOT, "-B", tmp_path, *prefix], env=environment)
+    installed = Path("/opt/cnorm", libdir, "pkgconfig")
+    text = (tmp_path / "cnorm.pc").read_text().replace("${pcfiledir}", str(installed))
+    folders = {option: os.path.normpath(path) for option, path in re.findall(r"(-[IL]|prefix=)(\S+)", text)}
+    assert folders == {"prefix=": "/opt/cnorm", "-I": "/opt/cnorm/include", "-L": str(installed.parent)}
+
+
 @needs("cargo")
 def test_cargo(environment, data, tmp_path):
     """The crate alone, which compiles cnorm.c of CNORM_SOURCE: its example, and the program of the manual."""
