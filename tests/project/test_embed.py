@@ -199,6 +199,17 @@ def test_cargo(environment, data, tmp_path):
     run([examples / "manual"], cwd=tmp_path)
 
 
+def test_the_crate_has_the_numbers_of_the_header():
+    header = (ROOT / "src" / "include" / "cnorm.h").read_text()
+    crate = "".join(path.read_text() for path in (ROOT / "rust" / "cnorm" / "src").iterdir())
+    [abi] = re.findall(r"#define CNORM_ABI_VERSION (\d+)", header)
+    assert f"const CNORM_ABI_VERSION: c_int = {abi};" in crate
+    statuses = re.findall(r"^    CNORM_(?:ERROR_)?([A-Z]+)\b", header[header.index("CNORM_OK = 0") - 4 :], re.M)
+    found = re.findall(r"pub const ([A-Z]+): i32 = (\d+);", crate)
+    assert len(found) == 5
+    assert all(statuses[int(number)] == name for name, number in found)
+
+
 # ---- with the functions of the loaded package ------------------------------------------------------------------------
 
 

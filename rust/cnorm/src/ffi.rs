@@ -23,7 +23,10 @@ pub struct Stream {
     pub frames: u64,
 }
 
+pub const CNORM_ABI_VERSION: c_int = 1;
+
 extern "C" {
+    pub fn cnorm_abi_version() -> c_int;
     pub fn cnorm_strerror(status: c_int) -> *const c_char;
     pub fn cnorm_model_memory(file: *const c_void, file_bytes: isize) -> isize;
     pub fn cnorm_model_open(file: *const c_void, file_bytes: isize, memory: *mut c_void, memory_bytes: isize, model: *mut Model) -> c_int;

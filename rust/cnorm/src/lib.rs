@@ -7,13 +7,30 @@ use std::{fmt, mem, ptr, sync::Arc};
 
 mod ffi;
 
-/// An error of the library, in one English sentence.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Error(String);
+/// An error of the library. Displayed, it is one English sentence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Error {
+    /// A `cnorm_status`. cnorm_model.h says which a function returns; those that depend on bytes are constants here.
+    pub status: i32,
+}
+
+impl Error {
+    /// A layer of a packed model that can't be run, or an array outside the file.
+    pub const LAYER: i32 = 7;
+    /// A value is not finite.
+    pub const VALUE: i32 = 8;
+    /// Not a packed model or saved stream, or one of another version or byte order.
+    pub const FORMAT: i32 = 9;
+    /// A packed model or saved stream of which bytes were changed, lost or added.
+    pub const DAMAGED: i32 = 10;
+    /// A saved stream of another model.
+    pub const IDENTITY: i32 = 11;
+}
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        // SAFETY: never NULL, and static
+        f.write_str(&unsafe { CStr::from_ptr(ffi::cnorm_strerror(self.status)) }.to_string_lossy())
     }
 }
 
@@ -21,10 +38,10 @@ impl std::error::Error for Error {}
 
 fn check(status: i32) -> Result<(), Error> {
     if status == 0 {
-        return Ok(());
+        Ok(())
+    } else {
+        Err(Error { status })
     }
-    // SAFETY: never NULL, and static
-    Err(Error(unsafe { CStr::from_ptr(ffi::cnorm_strerror(status)) }.to_string_lossy().into_owned()))
 }
 
 /// Zeroed memory, aligned to 64 bytes.
@@ -68,7 +85,13 @@ unsafe impl Sync for Open {}
 
 impl Model {
     /// Opens a packed model, which may come from an untrusted source. The bytes are copied once, to align them.
+    ///
+    /// # Panics
+    /// If the linked library has another ABI version than this crate, as one in CNORM_LIB_DIR may.
     pub fn from_bytes(bytes: &[u8]) -> Result<Model, Error> {
+        // SAFETY: has no arguments
+        let version = unsafe { ffi::cnorm_abi_version() };
+        assert_eq!(version, ffi::CNORM_ABI_VERSION, "ABI versions of the linked libcnorm and of this crate");
         let file = Memory::new(bytes.len());
         // SAFETY: the memory has that many bytes; open checks everything that it reads
         unsafe {
@@ -102,11 +125,24 @@ impl Model {
     }
 }
 
+impl fmt::Debug for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (inputs, outputs) = (self.inputs(), self.outputs());
+        f.debug_struct("Model").field("inputs", &inputs).field("outputs", &outputs).finish_non_exhaustive()
+    }
+}
+
 /// One sequence, step by step.
 pub struct Stream {
     stream: ffi::Stream,
     model: Model,
     _memory: Memory,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream").field("model", &self.model).field("frames", &self.frames()).finish_non_exhaustive()
+    }
 }
 
 // SAFETY: its memory is its own
@@ -147,5 +183,17 @@ impl Stream {
     pub fn restore(&mut self, bytes: &[u8]) -> Result<(), Error> {
         // SAFETY: restore reads `len` bytes
         check(unsafe { ffi::cnorm_stream_restore(&mut self.stream, bytes.as_ptr() as *const c_void, bytes.len() as isize) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_a_model_is_refused() {
+        let error = Model::from_bytes(&[0; 1000]).unwrap_err();
+        assert_eq!(error.status, Error::FORMAT);
+        assert!(error.to_string().contains("not a packed model"));
     }
 }
