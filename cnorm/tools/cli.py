@@ -317,9 +317,13 @@ def add_pack(commands) -> None:
     @click.option(
         "--weights", type=click.Choice(["float32", "float16", "int8"]), help="Round the large matrices first."
     )
+    @click.option("--smallest", type=click.IntRange(0), metavar="N",
+                  help="With --weights: matrices of fewer weights stay float32; 32768 if not given.")  # fmt: skip
     @click.option("--c-array", is_flag=True, help="Write OUT as C source, a constant array named after the file.")
-    def pack(model, out, weights, c_array):
+    def pack(model, out, weights, smallest, c_array):
         """Write MODEL (safetensors, from Model.save) to OUT as a packed model, for cnorm.load and for C."""
+        if smallest is not None and weights in (None, "float32"):
+            raise click.UsageError("--smallest is an option of --weights int8 and --weights float16")
         if os.path.exists(out) and os.path.samefile(model, out):
             raise click.UsageError("OUT must be another file than MODEL, which it would replace")
         import cnorm
@@ -327,7 +331,12 @@ def add_pack(commands) -> None:
         from cnorm.files import write_whole
 
         try:
-            loaded = cnorm.load(model, weights=weights)
+            loaded = cnorm.load(model)
+            if weights is not None:
+                smallest = 1 << 15 if smallest is None else smallest
+                loaded = loaded.with_weights(weights, smallest=smallest)
+                if loaded.weights != weights:
+                    fail(f"Error: {model}: no matrix has at least {smallest} weights; --smallest sets the limit")
             data = loaded.packed_bytes()
             if c_array:
                 name = re.sub(r"\W", "_", os.path.basename(out).split(".")[0], flags=re.ASCII)

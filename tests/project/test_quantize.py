@@ -13,11 +13,9 @@ import cnorm
 from cnorm.tools import quantize
 
 
-def command(*arguments, cwd):
+def command(*arguments, cwd, name="quantize"):
     code = "import sys; from cnorm.tools.cli import main; sys.argv[0] = 'cnorm'; main()"
-    return subprocess.run(
-        [sys.executable, "-P", "-c", code, "quantize", *arguments], capture_output=True, text=True, cwd=cwd
-    )
+    return subprocess.run([sys.executable, "-P", "-c", code, name, *arguments], capture_output=True, text=True, cwd=cwd)
 
 
 def every_kind_of_layer(rng):
@@ -131,3 +129,16 @@ def test_a_norm_over_nearly_equal_numbers_is_measured_without_failing():
     model = cnorm.Model([layer])
     report = quantize.measured(model, model.with_weights("int8", smallest=0), [np.zeros((4, 8), np.float32)])
     assert np.isfinite(report.layers[0].errors[0]).all()
+
+
+def test_pack_refuses_to_round_nothing(tmp_path):
+    """As quantize does: the demo's largest matrix has 16384 weights."""
+    cnorm.demo_model().save(tmp_path / "m")
+    done = command("m", "out", "--weights", "int8", cwd=tmp_path, name="pack")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "no matrix has at least 32768 weights; --smallest sets the limit" in done.stderr
+    assert not (tmp_path / "out").exists()
+    assert command("m", "out", "--smallest", "4096", cwd=tmp_path, name="pack").returncode == 2  # of --weights
+    done = command("m", "out", "--weights", "int8", "--smallest", "4096", cwd=tmp_path, name="pack")
+    assert done.returncode == 0, done.stderr
+    assert cnorm.load(tmp_path / "out").weights == "int8"
