@@ -9,7 +9,7 @@
 
 static _Atomic(const cnorm_kernels *) active; /* NULL until the first use */
 
-static int exact(const cnorm_kernels *table)
+static int is_exact(const cnorm_kernels *table)
 {
     const float_mode mode = float_mode_enter();
     const int held = table->exact();
@@ -21,7 +21,7 @@ static int exact(const cnorm_kernels *table)
 static const cnorm_kernels *runnable(int index)
 {
 #define CNORM_PICK(isa, condition)                                                                                     \
-    if ((condition) && exact(&cnorm_kernels_##isa) && index-- == 0) return &cnorm_kernels_##isa;
+    if ((condition) && is_exact(&cnorm_kernels_##isa) && index-- == 0) return &cnorm_kernels_##isa;
     CNORM_ISAS(CNORM_PICK)
 #undef CNORM_PICK
     return NULL;
