@@ -272,8 +272,8 @@ TOP = """\
  *
  *     cc -O2 -c cnorm.c
  *
- * No flags are needed for instruction sets. An instruction set whose code was contracted or reordered nevertheless, as by
- * clang's -ffp-contract=fast, is not used. */
+ * No flags are needed for instruction sets. One whose code was contracted or reordered nevertheless, as by clang's
+ * -ffp-contract=fast, is not used. */
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
