@@ -244,7 +244,7 @@ class Learner:
         self._waiting = not update
         return value
 
-    def forget(self):
+    def forget(self) -> None:
         """Forget the remembered steps but not the state: the next gradient reaches back to here."""
         self._end = self.remembered = 0
         self._from_start = False

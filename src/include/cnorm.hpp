@@ -79,7 +79,10 @@ public:
     }
     std::size_t inputs() const noexcept { return static_cast<std::size_t>(open_->model.inputs); }
     std::size_t outputs() const noexcept { return static_cast<std::size_t>(open_->model.outputs); }
-    [[nodiscard]] std::vector<unsigned char> identity() const { return {get()->identity, get()->identity + CNORM_IDENTITY}; }
+    [[nodiscard]] std::vector<unsigned char> identity() const
+    {
+        return {get()->identity, get()->identity + CNORM_IDENTITY};
+    }
     // a whole sequence x [steps, inputs] -> y [steps, outputs]
     void run(std::size_t steps, const float *x, float *y) const
     {

@@ -83,8 +83,8 @@ cnorm_status cnorm_model_write(const cnorm_model *model, void *file);
 ptrdiff_t cnorm_model_floats(const cnorm_model *model, ptrdiff_t steps);
 cnorm_status cnorm_model_run(const cnorm_model *model, ptrdiff_t steps, const float *x, float *y, float *memory);
 
-/* One sequence, step by step. Its members are for reading. While it is used, the model, the model's memory, the file and
- * the stream's memory must stay where they are; a copy of the struct shares the state of the original. */
+/* One sequence, step by step. Its members are for reading. While it is used, the model, the model's memory, the file
+ * and the stream's memory must stay where they are; a copy of the struct shares the state of the original. */
 typedef struct cnorm_stream {
     const cnorm_model *model;
     float *state, *scratch;

@@ -8,7 +8,7 @@ use std::{fmt, mem, ptr, sync::Arc};
 mod ffi;
 
 /// An error of the library. Displayed, it is one English sentence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Error {
     /// A `cnorm_status`. cnorm_model.h says which a function returns; those that depend on bytes are constants here.
     pub status: i32,
@@ -122,6 +122,13 @@ impl Model {
             check(ffi::cnorm_stream_start(&mut stream, &self.0.model, memory.at as *mut f32, 1))?;
             Ok(Stream { stream, model: self.clone(), _memory: memory })
         }
+    }
+}
+
+// with the sentence, because a `main` that returns the error prints it by Debug
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Error").field("status", &self.status).field("message", &self.to_string()).finish()
     }
 }
 
