@@ -205,11 +205,10 @@ static void test_map(void)
 {
     ptrdiff_t bytes = 0;
     CHECK(cnorm_map("/no such file", &bytes) == NULL, "no file");
-#if !defined(_WIN32)
+    CHECK(cnorm_map("/", &bytes) == NULL, "a folder");
+#if defined(__linux__) /* WASI may refuse the path itself, with another errno */
     bytes = 7;
     CHECK(cnorm_map("/", &bytes) == NULL && errno == EISDIR && bytes == 0, "a folder: %d", errno);
-#endif
-#if defined(__linux__)
     bytes = 7;
     CHECK(cnorm_map("/dev/null", &bytes) == NULL && errno == EINVAL && bytes == 0, "a device: %d", errno);
     const void *memory = cnorm_map("/proc/self/exe", &bytes);
