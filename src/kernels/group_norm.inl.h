@@ -118,22 +118,17 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
 /* (5) and (6) for space = 1, where a group is a row */
 INLINE void FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
 {
-    const FN(row) row = {.n = group->channels,
-                         .x = group->x,
-                         .dy = group->dy,
-                         .gain = group->gain,
-                         .dgain = group->dgain,
-                         .dbias = group->dbias,
-                         .K = TN(splat)(st[0]),
-                         .delta = TN(splat)(st[1]),
-                         .rstd = TN(splat)(st[2])};
-    const FN(dx_row) dx = {.dx = group->out,
-                           .lane_offset = carry ? FN(lane_offset_of)(group->out) : 0,
-                           .carry = carry,
-                           .dy_ahead = AHEAD_BYTES,
-                           .x_ahead = AHEAD_BYTES};
-    if (FN(rstd_in_range)(st) && FN(late_row)(&row, st, &dx, 1)) return;
-    FN(rescue_gradient)(&row, st, 1, group->out, 0);
+    const cnorm_norm_backward call = {.rows = 1,
+                                      .n = group->channels,
+                                      .dy = group->dy,
+                                      .dy_stride = group->channels,
+                                      .x = group->x,
+                                      .x_stride = group->channels,
+                                      .stats = st,
+                                      .dx = group->out};
+    const FN(param_grads) to = {group->gain, group->dgain, group->dbias};
+    if (FN(rstd_in_range)(st) && FN(late_row)(&call, &to, 0, 1, carry)) return;
+    FN(rescue_gradient_row)(&call, to, 0, 1, 0);
 }
 
 /* the same for space > 1; false if a sum overflowed, and (6) was not done */

@@ -224,7 +224,7 @@ static NOINLINE row_sums FN(gradient_sums)(const X *x, const X *dy, const T *gai
                    .rstd = TN(splat)(st[2])};
     const int aligned = ALIGN_LOADS && sizeof(X) == sizeof(T) && n > SHORT_ROW;
     if (aligned) row.lane_offset = FN(lane_offset_of)(x);
-    if (aligned && row.lane_offset) FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | LATE_GRADS, NULL, sums);
-    else row.lane_offset = 0, FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | LATE_GRADS, NULL, sums);
+    if (TN(ALL_SHIFTED) || st[0] != 0) FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | LATE_GRADS, NULL, sums);
+    else FN(sweep)(&row, BACKWARD | CENTRED | LATE_GRADS, NULL, sums);
     return (row_sums){sums[0], sums[1]};
 }
