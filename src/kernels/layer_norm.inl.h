@@ -50,6 +50,14 @@ RARE void FN(rescue_row)(const cnorm_norm *call, ptrdiff_t r, int centred, FN(ca
     f64_norm_row(DTYPE, x, call, centred, (X *)call->y + r * call->y_stride, st);
 }
 
+/* the same; statistics are returned by value, so that the caller's stay in registers */
+INLINE FN(stats) FN(rescued)(const cnorm_norm *call, ptrdiff_t r, int centred, FN(carry) *sum_carry)
+{
+    T st[3] = {0};
+    FN(rescue_row)(call, r, centred, sum_carry, st);
+    return (FN(stats)){.st = {st[0], st[1], st[2]}};
+}
+
 /* (4) for row x with statistics st; n, gain, bias and carry are those of `call`. RMS norm has K = delta = 0 and no
  * bias, which changes no bit. The arguments that differ from row to row are passed in registers: see run_sums. */
 static NOINLINE void FN(write_whole_row)(const FN(writer) *call, const X *x, X *y, ptrdiff_t lane_offset, const T st[3])
@@ -94,6 +102,7 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nonte
         w.stop = writing && (nontemporal || call->n >= LONG_ROW) ? w.end : w.at;
         X *const y = (X *)call->y + r * call->y_stride;
         FN(row) row = FN(row_of)(call, r, mode);
+        if (row.n > FN(CACHED)) __builtin_unreachable(); /* tells the compiler that sweep's outer loop runs once */
         const ptrdiff_t write_offset = aligned ? FN(lane_offset_of)(nontemporal ? y : row.x) : 0;
         row.carry = nontemporal ? &sum_carry : NULL;
         row.lane_offset = nontemporal && row.sum ? FN(lane_offset_of)(row.sum) : HALF ? 0 : write_offset;
@@ -106,7 +115,7 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nonte
         else if (r < call->rows) current = FN(stats_of)(&row, call->eps, centred, mode, &w);
         if (writing && previous_shifted) FN(write_rest)(&w, mode | SHIFTED);
         else if (writing) FN(write_rest)(&w, mode);
-        else if (r) FN(rescue_row)(call, r - 1, centred, row.carry, previous.st);
+        else if (r) previous = FN(rescued)(call, r - 1, centred, row.carry);
         current.st[2] = FN(rstd_of)(current.var_eps);
         for (int i = 0; i < 3 && call->stats && r; ++i) ((T *)call->stats)[3 * r - 3 + i] = previous.st[i];
         previous = current;
@@ -128,10 +137,11 @@ static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
     FN(carry) carry = {.to = 0};
     FN(writer) w = {.n = call->n, .gain = call->gain, .bias = call->bias, .carry = call->streaming ? &carry : NULL};
     if (call->n <= FN(CACHED)) FN(place_params)(call, FN(lane_offset_of)(call->y), CENTRED, param_space, &w);
-    const V ones = TN(splat)(1), zeros = TN(splat)(-(T)0);
+    V ones[GROUP], zeros[GROUP];
+    for (int i = 0; i < GROUP; ++i) ones[i] = TN(splat)(1), zeros[i] = TN(splat)(-(T)0);
     w.gain_mask = w.gain ? -1 : 0, w.bias_mask = w.bias ? -1 : 0;
-    if (!w.gain) w.gain = (const T *)&ones;
-    if (!w.bias) w.bias = (const T *)&zeros;
+    if (!w.gain) w.gain = (const T *)ones;
+    if (!w.bias) w.bias = (const T *)zeros;
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
         FN(row) row = FN(row_of)(call, r, SUM);
         row.lane_offset = ALIGN_LOADS && !row.sum ? FN(lane_offset_of)(row.x) : 0;

@@ -80,7 +80,7 @@ typedef struct {
     const X *x, *residual; /* residual: only where it is to be prefetched, with x; else NULL */
     V K, delta, rstd;
     const T *gain, *bias;           /* [n]; RMS norm has no bias */
-    ptrdiff_t gain_mask, bias_mask; /* without PARAMS: 0 if gain or bias is one vector of neutral numbers, else -1 */
+    ptrdiff_t gain_mask, bias_mask; /* without PARAMS: 0 if gain or bias is GROUP vectors of neutral numbers, else -1 */
     X *y;
     ptrdiff_t lane_offset; /* vectors begin so many elements before the row */
     FN(carry) *carry;      /* NULL unless y is written by non-temporal stores */
@@ -100,14 +100,23 @@ INLINE V FN(normalised)(const FN(writer) *w, V d, V gain, V bias, const int mode
     return mode & CENTRED ? xhat * gain + bias : xhat * gain;
 }
 
-/* (4) for the whole vector at j */
-INLINE V FN(normalise)(const FN(writer) *w, ptrdiff_t j, const int mode)
+/* gain and bias of the group or vector at `at` */
+INLINE const T *FN(gain_at)(const FN(writer) *w, ptrdiff_t at, const int mode)
 {
-    V d = mode & KEPT ? TN(load)(w->d + j) : FN(load)(w->x + j);
+    return w->gain + (mode & PARAMS ? at : at & w->gain_mask);
+}
+INLINE const T *FN(bias_at)(const FN(writer) *w, ptrdiff_t at, const int mode)
+{
+    return mode & CENTRED ? w->bias + (mode & PARAMS ? at : at & w->bias_mask) : NULL;
+}
+
+/* (4) for whole vector i from `at` on, with gain and bias of `at` */
+INLINE V FN(normalise)(const FN(writer) *w, ptrdiff_t i, const T *gain, const T *bias, const int mode)
+{
+    V d = mode & KEPT ? TN(load)(w->d + w->at + i * VL) : FN(load)(w->x + w->at + i * VL);
     if (mode & SHIFTED) d -= w->K;
-    const V gain = TN(load)(w->gain + (mode & PARAMS ? j : j & w->gain_mask));
-    const V bias = mode & CENTRED ? TN(load)(w->bias + (mode & PARAMS ? j : j & w->bias_mask)) : gain;
-    return FN(normalised)(w, d, gain, bias, mode);
+    const V gains = TN(load)(gain + i * VL);
+    return FN(normalised)(w, d, gains, mode & CENTRED ? TN(load)(bias + i * VL) : gains, mode);
 }
 
 /* (4) for the partial vector at `at`, which the row begins or ends in */
@@ -117,9 +126,8 @@ EDGE void FN(write_edge)(FN(writer) w, int mode)
     const ptrdiff_t at = w.at, from = at < 0 ? -at : 0, to = w.n - at < VL ? w.n - at : VL;
     V d = mode & KEPT ? TN(load_range)(w.d + at, from, to, zero) : FN(load_range)(w.x + at, from, to, zero);
     if (mode & SHIFTED) d -= w.K;
-    const ptrdiff_t gain_at = mode & PARAMS ? at : at & w.gain_mask, bias_at = mode & PARAMS ? at : at & w.bias_mask;
-    const V gain = TN(load_range)(w.gain + gain_at, from, to, zero);
-    const V bias = mode & CENTRED ? TN(load_range)(w.bias + bias_at, from, to, zero) : gain;
+    const V gain = TN(load_range)(FN(gain_at)(&w, at, mode), from, to, zero);
+    const V bias = mode & CENTRED ? TN(load_range)(FN(bias_at)(&w, at, mode), from, to, zero) : gain;
     FN(put_range)(w.y + at, from, to, FN(normalised)(&w, d, gain, bias, mode), w.carry);
     FN(prefetch)(&w, at);
 }
@@ -141,8 +149,9 @@ INLINE void FN(begin_row)(FN(writer) *w, const T st[3], const int mode)
  * by an earlier store whose address has the same low 12 bits. */
 INLINE void FN(normalise_group)(const FN(writer) *w, const int mode, V v[GROUP])
 {
+    const T *const gain = FN(gain_at)(w, w->at, mode), *const bias = FN(bias_at)(w, w->at, mode);
 #pragma GCC unroll 4
-    for (int i = 0; i < GROUP; ++i) v[i] = TN(keep)(FN(normalise)(w, w->at + i * VL, mode));
+    for (int i = 0; i < GROUP; ++i) v[i] = TN(keep)(FN(normalise)(w, i, gain, bias, mode));
 }
 
 INLINE void FN(put_group)(FN(writer) *w, const int mode, const V v[GROUP])
@@ -172,7 +181,7 @@ INLINE void FN(write_rest)(FN(writer) *w, const int mode)
         FN(put_group)(w, mode, v);
     }
     for (; w->at < w->end; w->at += VL) {
-        const V v = FN(normalise)(w, w->at, mode);
+        const V v = FN(normalise)(w, 0, FN(gain_at)(w, w->at, mode), FN(bias_at)(w, w->at, mode), mode);
         if (w->carry) FN(stream)(w->y + w->at, v), FN(prefetch)(w, w->at);
         else FN(store)(w->y + w->at, v);
     }
