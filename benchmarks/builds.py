@@ -1,0 +1,98 @@
+"""Compare two builds of cnorm: the same calls on the same arrays, in one process, in turns.
+
+    .venv/bin/python -m pip install --no-deps --target OLD .    # in a clone of the older commit; NEW likewise
+    .venv/bin/python -P benchmarks/builds.py OLD NEW [--isa avx2] [--only backward]
+
+Prints the time of NEW divided by that of OLD: the median over several placements of the arrays in memory, then the
+least and the largest, and the geometric mean over the shapes. The pages of an array change the time of a call by up to
+10 %, so that two processes, each with arrays of its own, can't show a difference of 3 %.
+"""
+
+import argparse
+import importlib
+import math
+import sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+from pathlib import Path
+
+import numpy as np
+
+from cnorm.tools.bench.cases import CASES, MEAN_SHAPES
+from cnorm.tools.contenders.operations import check
+from cnorm.tools.contenders.timing import Contender, empty_like, times
+
+STATEMENTS = {
+    "layer_norm": "cnorm.layer_norm(x, weight, bias, out=y)",
+    "layer_norm_backward": "cnorm.layer_norm_backward(dy, x, weight, stats, out=(y, dweight, dbias))",
+    "rms_norm": "cnorm.rms_norm(x, weight, out=y)",
+    "add_layer_norm": "cnorm.add_layer_norm(x, residual, weight, bias, out=y, sum_out=total)",
+}
+
+
+def installed(folder):
+    """The package cnorm in a folder, imported beside those that are loaded already."""
+    if not (folder / "cnorm" / "__init__.py").is_file():
+        sys.exit(f"no cnorm is installed in {folder}")
+    others = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "cnorm"}
+    finders, sys.meta_path = sys.meta_path, [BuiltinImporter, FrozenImporter, PathFinder]  # no editable installation
+    sys.path.insert(0, str(folder))
+    try:
+        build = importlib.import_module("cnorm")
+    finally:
+        sys.path.remove(str(folder))
+        sys.meta_path = finders
+        for name in [name for name in sys.modules if name.split(".")[0] == "cnorm"]:
+            del sys.modules[name]
+        sys.modules.update(others)
+    return build
+
+
+def contenders(case, builds, inputs):
+    """One `Contender` for each build, all with the same arrays."""
+    x = inputs["x"]
+    names = inputs | {"y": empty_like(x), "total": empty_like(x)}
+    names |= {"dweight": np.empty_like(inputs["weight"]), "dbias": np.empty_like(inputs["weight"])}
+    for label, build in builds.items():
+        _, stats = build.layer_norm(x, return_stats=True)
+        yield Contender(label, STATEMENTS[case.operation], names | {"cnorm": build, "stats": stats})
+
+
+def ratios(case, builds, shape, rng, placements):
+    """Times of the second build divided by those of the first, one for each placement."""
+    kept = []  # arrays that are not freed, so that the next ones lie elsewhere
+    for _ in range(placements):
+        kept.append(np.empty(rng.integers(1, 64) * 4096, np.uint8))
+        inputs = case.inputs(rng, *shape)
+        both = list(contenders(case, builds, inputs))
+        for contender in both:
+            check(contender, case.expected(**inputs))
+        old, new = (np.median(samples) for samples in times(both).values())
+        kept.append(inputs)
+        yield new / old
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("builds", nargs=2, metavar="FOLDER", type=lambda folder: Path(folder).resolve(strict=True))
+    parser.add_argument("--isa", help="instruction set; by default the best of each build")
+    parser.add_argument("--only", default="", help="part of the name of an operation or dtype")
+    parser.add_argument("--placements", type=int, default=5)
+    arguments = parser.parse_args()
+    builds = {str(folder): installed(folder) for folder in arguments.builds}
+    for label, build in builds.items():
+        if arguments.isa:
+            build.use_isa(arguments.isa)
+        print(f"{build.active_isa()}: {label}")
+    rng = np.random.default_rng(0)
+    for case in (case for case in CASES if arguments.only in str(case)):
+        print(f"\n{case}", flush=True)
+        medians = []
+        for rows, n in MEAN_SHAPES:
+            each = list(ratios(case, builds, (rows, n), rng, arguments.placements))
+            medians.append(float(np.median(each)))
+            print(f"{f'{rows}x{n}':>12} {medians[-1]:6.3f}  ({min(each):.3f} to {max(each):.3f})", flush=True)
+        print(f"{'mean':>12} {math.exp(sum(map(math.log, medians)) / len(medians)):6.3f}")
+
+
+if __name__ == "__main__":
+    main()
