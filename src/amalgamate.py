@@ -274,6 +274,9 @@ TOP = """\
  *
  * No flags are needed for instruction sets. One whose code was contracted or reordered nevertheless, as by clang's
  * -ffp-contract=fast, is not used. */
+#ifdef __cplusplus
+#error "cnorm.c is C: compile it with a C compiler (cc -c cnorm.c); C++ programs include cnorm.h or cnorm.hpp"
+#else
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE
 #endif
@@ -295,6 +298,7 @@ BOTTOM = """
 #pragma GCC diagnostic pop
 #pragma GCC pop_options
 #endif
+#endif /* __cplusplus */
 """
 
 

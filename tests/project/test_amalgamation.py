@@ -28,6 +28,14 @@ def test_compiles_without_a_warning(compiler, flags, folder):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_cpp_compiler_is_told_that_the_file_is_c(folder):
+    done = subprocess.run(["g++", "-fsyntax-only", "-x", "c++", "cnorm.c"], cwd=folder, capture_output=True, text=True)
+    errors = [line for line in done.stderr.splitlines() if "error" in line]
+    assert done.returncode != 0
+    assert "compile it with a C compiler" in errors[0]
+    assert len([line for line in errors if "error:" in line]) == 1
+
+
 @pytest.mark.parametrize("language", ["c", "c++"])
 def test_the_header_compiles_alone_and_declares_everything(language, folder):
     declared = set()
