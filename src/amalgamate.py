@@ -275,7 +275,7 @@ TOP = """\
  * No flags are needed for instruction sets. One whose code was contracted or reordered nevertheless, as by clang's
  * -ffp-contract=fast, is not used. */
 #ifdef __cplusplus
-#error "cnorm.c is C: compile it with a C compiler (cc -c cnorm.c); C++ programs include cnorm.h or cnorm.hpp"
+#error "cnorm.c is C: compile it with a C compiler (cc -O2 -c cnorm.c); C++ programs link cnorm.o and include cnorm.h"
 #else
 #if defined(__linux__) && !defined(_GNU_SOURCE)
 #define _GNU_SOURCE

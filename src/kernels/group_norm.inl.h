@@ -115,7 +115,8 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
 
 /* ---- backward ----------------------------------------------------------------------------------------------- */
 
-/* (5) and (6) for space = 1, where a group is a row */
+/* (5) and (6) for space = 1: the group is row 0 of a call of layer norm, with gain, dgain and dbias in `to`. The
+ * strides only give the prefetch distances: the next group is adjacent. */
 INLINE void FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
 {
     const cnorm_norm_backward call = {.rows = 1,
@@ -128,7 +129,7 @@ INLINE void FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(
                                       .dx = group->out};
     const FN(param_grads) to = {group->gain, group->dgain, group->dbias};
     if (FN(rstd_in_range)(st) && FN(late_row)(&call, &to, 0, 1, carry)) return;
-    FN(rescue_gradient_row)(&call, to, 0, 1, 0);
+    FN(rescue_gradient)(&call, to, 0, 1, 0);
 }
 
 /* the same for space > 1; false if a sum overflowed, and (6) was not done */

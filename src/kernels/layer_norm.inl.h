@@ -102,7 +102,7 @@ INLINE void FN(cached_rows)(const cnorm_norm *call, int centred, const int nonte
         w.stop = writing && (nontemporal || call->n >= LONG_ROW) ? w.end : w.at;
         X *const y = (X *)call->y + r * call->y_stride;
         FN(row) row = FN(row_of)(call, r, mode);
-        if (row.n > FN(CACHED)) __builtin_unreachable(); /* tells the compiler that sweep's outer loop runs once */
+        if (row.n > FN(CACHED)) __builtin_unreachable(); /* so sweep's outer loop runs once */
         const ptrdiff_t write_offset = aligned ? FN(lane_offset_of)(nontemporal ? y : row.x) : 0;
         row.carry = nontemporal ? &sum_carry : NULL;
         row.lane_offset = nontemporal && row.sum ? FN(lane_offset_of)(row.sum) : HALF ? 0 : write_offset;
@@ -137,7 +137,7 @@ static NOINLINE void FN(two_pass_rows)(const cnorm_norm *call, int centred)
     FN(carry) carry = {.to = 0};
     FN(writer) w = {.n = call->n, .gain = call->gain, .bias = call->bias, .carry = call->streaming ? &carry : NULL};
     if (call->n <= FN(CACHED)) FN(place_params)(call, FN(lane_offset_of)(call->y), CENTRED, param_space, &w);
-    V ones[GROUP], zeros[GROUP];
+    V ones[GROUP], zeros[GROUP]; /* in place of a NULL gain or bias: see gain_mask */
     for (int i = 0; i < GROUP; ++i) ones[i] = TN(splat)(1), zeros[i] = TN(splat)(-(T)0);
     w.gain_mask = w.gain ? -1 : 0, w.bias_mask = w.bias ? -1 : 0;
     if (!w.gain) w.gain = (const T *)ones;

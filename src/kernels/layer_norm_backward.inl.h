@@ -1,9 +1,9 @@
 /* The backward pass of layer_norm.inl.h, with xhat = ((x - K) - delta) rstd and g = dy gain
  *   (5) one sweep (sweep.inl.h): G = mean g, H = mean g xhat, and dgain += dy xhat, dbias += dy
  *   (6) dx = rstd ((g - G) - xhat H)        RMS norm: K = delta = G = 0
- * dgain and dbias are summed row after row within blocks of 64 rows, and over the blocks by a fixed tree (api.c). Where
- * dx is written by non-temporal stores they are added to in (6) instead: an ordinary store of (5) would wait for the
- * non-temporal stores before it, which take as long as memory does.
+ * dgain and dbias are summed row after row within blocks of 64 rows, and over the blocks by a fixed tree (api.c). With
+ * LATE_GRADS they are added to in (6) instead: always with 16-byte vectors, else where dx is written by non-temporal
+ * stores, because an ordinary store of (5) would wait until those before it have reached memory.
  * Rows whose rstd or sums leave the range of T are done in float64 (row_float64.inl.h).
  */
 
@@ -16,7 +16,7 @@ typedef struct {
     ptrdiff_t dy_ahead, x_ahead; /* prefetch distances in bytes, used with carry */
 } FN(dx_row);
 
-/* a vector of dx and, if LATE_GRADS, of dgain and dbias */
+/* a vector of dx and, if LATE_GRADS, the new values of dgain and dbias */
 typedef struct {
     V dx, dgain, dbias;
 } FN(dx_vector);
@@ -28,7 +28,7 @@ INLINE FN(dx_vector) FN(dx_vector_at)(const FN(row) *row, const FN(dx_row) *to_d
 {
     const V dy = FN(take)(row->dy + j, from, to), xhat = FN(xhat)(row, FN(take)(row->x + j, from, to), mode);
     const V g = row->gain ? dy * FN(take_T)(row->gain + j, from, to) : dy;
-    FN(dx_vector) v = {.dx = TN(keep)(row->rstd * ((mode & CENTRED ? g - to_dx->G : g) - xhat * to_dx->H))};
+    FN(dx_vector) v = {.dx = TN(keep)(row->rstd * ((g - to_dx->G) - xhat * to_dx->H))};
     if (!(mode & LATE_GRADS)) return v;
     v.dgain = FN(take_T)(row->dgain + j, from, to) + dy * xhat;
     v.dbias = FN(take_T)(row->dbias + j, from, to) + dy;
@@ -57,7 +57,7 @@ EDGE void FN(write_vector_dx)(FN(row) row, FN(dx_row) to_dx, ptrdiff_t j, int mo
     FN(put_dx_vector)(&row, &to_dx, j, from, to, &v, mode);
 }
 
-/* (6) for one row, GROUP vectors at a time as in normalise_group */
+/* (6) for one row: GROUP vectors at a time as in normalise_group, single vectors at its ends */
 INLINE void FN(write_dx)(const FN(row) *row, const FN(dx_row) *to_dx, const int mode)
 {
     for (ptrdiff_t j = -to_dx->lane_offset; j < row->n; j += VL) {
@@ -68,13 +68,17 @@ INLINE void FN(write_dx)(const FN(row) *row, const FN(dx_row) *to_dx, const int 
 #pragma GCC unroll 4
             for (int i = 0; i < GROUP; ++i) FN(put_dx_vector)(row, to_dx, j + i * VL, 0, VL, &v[i], mode);
         }
+        /* 16-byte vectors: write_vector_dx is called (EDGE), which takes as long as several vectors */
+        for (; VECTOR_BYTES == 16 && j >= 0 && j + VL <= row->n; j += VL) {
+            const FN(dx_vector) v = FN(dx_vector_at)(row, to_dx, j, 0, VL, mode);
+            FN(put_dx_vector)(row, to_dx, j, 0, VL, &v, mode);
+        }
         if (j < row->n) FN(write_vector_dx)(*row, *to_dx, j, mode);
     }
 }
 
 /* (5) and (6) for a row whose rstd is in range. False where a sum overflows: (6) is then not done, and the float64
- * path is needed. LATE_GRADS: RMS norm is computed as layer norm with K = delta = G = 0, which changes no bit of dx
- * and dgain. */
+ * path is needed. RMS norm is computed as layer norm with K = delta = G = 0, which changes no bit of dx and dgain. */
 INLINE int FN(backward_row)(const FN(row) *row, const T st[3], FN(dx_row) *to_dx, int centred, const int mode)
 {
     double sums[2];
@@ -93,24 +97,13 @@ INLINE int FN(backward_row)(const FN(row) *row, const T st[3], FN(dx_row) *to_dx
 }
 
 /* dgain and dbias in T, of a row whose dx alone needs the float64 path */
-RARE void FN(add_param_grads_alone)(const FN(row) *row, int centred)
+RARE void FN(add_param_grads_alone)(const FN(row) *row)
 {
     for (ptrdiff_t j = 0; j < row->n; j += VL) {
         const ptrdiff_t to = row->n - j < VL ? row->n - j : VL;
-        const V dy = FN(take)(row->dy + j, 0, to), xhat = FN(xhat)(row, FN(take)(row->x + j, 0, to), CENTRED | SHIFTED);
-        FN(add_param_grads)(row, j, 0, to, dy, xhat, centred ? CENTRED : 0);
+        const V dy = FN(take)(row->dy + j, 0, to), xhat = FN(xhat)(row, FN(take)(row->x + j, 0, to), SHIFTED);
+        FN(add_param_grads)(row, j, 0, to, dy, xhat);
     }
-}
-
-/* A row that needs the float64 path. `added`: (5) has added its terms to dgain and dbias, if its rstd is in range. */
-RARE void FN(rescue_gradient)(const FN(row) *row, const T st[3], int centred, X *dx, int added)
-{
-    const int in_range = FN(rstd_in_range)(st);
-    if (in_range && !added) FN(add_param_grads_alone)(row, centred);
-    f64_tile t = run_tile(DTYPE, row->dy, row->x, row->n, dx);
-    t.gain = row->gain;
-    if (!in_range) t.dgain = row->dgain, t.dbias = row->dbias;
-    f64_backward_row(t, st, centred);
 }
 
 /* gain, dgain and dbias [n] of a call */
@@ -137,8 +130,8 @@ INLINE FN(param_grads) FN(place_param_grads)(const cnorm_norm_backward *call, pt
     return to;
 }
 
-/* Row r of a call. backward_rows passes its address to inlined functions only, so that it stays in registers: 1x256
- * takes 14 % less time (Sapphire Rapids, 2026-11-24). */
+/* Row r of a call. backward_rows and late_row pass its address to inlined functions only, so that its members stay in
+ * registers: 1x256 takes 14 % less time (Sapphire Rapids, 2026-11-24). */
 INLINE FN(row) FN(gradient_row)(const cnorm_norm_backward *call, FN(param_grads) to, ptrdiff_t r)
 {
     const T *const st = (const T *)call->stats + 3 * r;
@@ -153,16 +146,22 @@ INLINE FN(row) FN(gradient_row)(const cnorm_norm_backward *call, FN(param_grads)
                      .rstd = TN(splat)(st[2])};
 }
 
-RARE void FN(rescue_gradient_row)(const cnorm_norm_backward *call, FN(param_grads) to, ptrdiff_t r, int centred,
-                                  int added)
+/* Row r of a call, by the float64 path. `added`: (5) has added its terms to dgain and dbias if rstd is in range. */
+RARE void FN(rescue_gradient)(const cnorm_norm_backward *call, FN(param_grads) to, ptrdiff_t r, int centred, int added)
 {
     const FN(row) row = FN(gradient_row)(call, to, r);
-    FN(rescue_gradient)(&row, (const T *)call->stats + 3 * r, centred, (X *)call->dx + r * call->dx_stride, added);
+    const T *const st = (const T *)call->stats + 3 * r;
+    const int in_range = FN(rstd_in_range)(st);
+    if (in_range && !added) FN(add_param_grads_alone)(&row);
+    f64_tile t = run_tile(DTYPE, row.dy, row.x, row.n, (X *)call->dx + r * call->dx_stride);
+    t.gain = row.gain;
+    if (!in_range) t.dgain = row.dgain, t.dbias = row.dbias;
+    f64_backward_row(t, st, centred);
 }
 
-/* backward_row with LATE_GRADS, for row r of a call; carry is NULL unless dx is written by non-temporal stores. The
- * caller's row and to_dx would have to be copied, and a copy of what was just stored in other pieces fails store
- * forwarding: it waits for all non-temporal stores before it. */
+/* backward_row with LATE_GRADS, for row r of a call; carry is NULL unless dx is written by non-temporal stores. It
+ * builds row and to_dx itself: a copy of the caller's, whose members were just stored one by one, would fail store
+ * forwarding and wait for all non-temporal stores before it. */
 static NOINLINE int FN(late_row)(const cnorm_norm_backward *call, const FN(param_grads) *to, ptrdiff_t r, int centred,
                                  FN(carry) *carry)
 {
@@ -185,7 +184,8 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, cons
     const ptrdiff_t n = call->n;
     const int aligned = ALIGN_LOADS && sizeof(X) == sizeof(T) && n > SHORT_ROW && call->x_stride % VL == 0;
     const ptrdiff_t lane_offset = aligned ? FN(lane_offset_of)(call->x) : 0;
-    const FN(param_grads) to = FN(place_param_grads)(call, late ? FN(lane_offset_of)(call->dx) : lane_offset, space);
+    const ptrdiff_t placed = !late ? lane_offset : call->streaming ? FN(lane_offset_of)(call->dx) : 0;
+    const FN(param_grads) to = FN(place_param_grads)(call, placed, space);
     FN(carry) carry = {.to = 0};
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
         const T *const st = (const T *)call->stats + 3 * r;
@@ -199,7 +199,7 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, cons
             if (TN(ALL_SHIFTED) || st[0] != 0) done = FN(backward_row)(&row, st, &to_dx, centred, CENTRED | SHIFTED);
             else done = FN(backward_row)(&row, st, &to_dx, centred, CENTRED);
         }
-        if (!done) FN(rescue_gradient_row)(call, to, r, centred, !late);
+        if (!done) FN(rescue_gradient)(call, to, r, centred, !late);
     }
     if (to.dgain != call->partial) {
         memcpy(call->partial, to.dgain, (size_t)n * sizeof(T));

@@ -65,11 +65,11 @@ INLINE void FN(finish)(FN(carry) *carry)
     stream_fence();
 }
 
-/* prefetch distance in bytes: as many whole rows as fit in AHEAD_BYTES */
+/* prefetch distance in bytes: as many whole rows as fit in AHEAD_BYTES; AHEAD_BYTES where none fits */
 INLINE ptrdiff_t FN(ahead)(ptrdiff_t n, ptrdiff_t stride)
 {
     const ptrdiff_t item = sizeof(X), rows = AHEAD_BYTES / (n * item);
-    return rows * stride * item;
+    return rows ? rows * stride * item : AHEAD_BYTES;
 }
 
 /* A row that is being written: (4) is to be done for elements `at` to n. Vectors are whole up to `end`; those up to
@@ -100,7 +100,7 @@ INLINE V FN(normalised)(const FN(writer) *w, V d, V gain, V bias, const int mode
     return mode & CENTRED ? xhat * gain + bias : xhat * gain;
 }
 
-/* gain and bias of the group or vector at `at` */
+/* gain and bias from element `at` on; neutral ones are the same for every `at`, so a group needs one mask */
 INLINE const T *FN(gain_at)(const FN(writer) *w, ptrdiff_t at, const int mode)
 {
     return w->gain + (mode & PARAMS ? at : at & w->gain_mask);
@@ -110,7 +110,7 @@ INLINE const T *FN(bias_at)(const FN(writer) *w, ptrdiff_t at, const int mode)
     return mode & CENTRED ? w->bias + (mode & PARAMS ? at : at & w->bias_mask) : NULL;
 }
 
-/* (4) for whole vector i from `at` on, with gain and bias of `at` */
+/* (4) for the i-th whole vector from w->at on; gain and bias point to those of w->at */
 INLINE V FN(normalise)(const FN(writer) *w, ptrdiff_t i, const T *gain, const T *bias, const int mode)
 {
     V d = mode & KEPT ? TN(load)(w->d + w->at + i * VL) : FN(load)(w->x + w->at + i * VL);

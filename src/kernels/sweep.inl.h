@@ -79,15 +79,14 @@ INLINE FN(terms) FN(deviations)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from,
 INLINE V FN(xhat)(const FN(row) *row, V x, const int mode)
 {
     if (mode & SHIFTED) x -= row->K;
-    return (mode & CENTRED ? x - row->delta : x) * row->rstd;
+    return (x - row->delta) * row->rstd;
 }
 
 /* dgain += dy xhat, dbias += dy */
-INLINE void FN(add_param_grads)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, V dy, V xhat,
-                                const int mode)
+INLINE void FN(add_param_grads)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, V dy, V xhat)
 {
     FN(put_T)(row->dgain + j, from, to, FN(take_T)(row->dgain + j, from, to) + dy * xhat);
-    if (mode & CENTRED) FN(put_T)(row->dbias + j, from, to, FN(take_T)(row->dbias + j, from, to) + dy);
+    FN(put_T)(row->dbias + j, from, to, FN(take_T)(row->dbias + j, from, to) + dy);
 }
 
 /* g and g xhat. In lanes outside the row dy = 0 and x = K, so that xhat is finite and both terms are 0. */
@@ -97,7 +96,7 @@ INLINE FN(terms) FN(gradient_terms)(const FN(row) *row, ptrdiff_t j, ptrdiff_t f
     const V x = to - from == VL ? FN(load)(row->x + j) : FN(load_range)(row->x + j, from, to, row->K);
     const V xhat = FN(xhat)(row, x, mode);
     const V g = row->gain ? dy * FN(take_T)(row->gain + j, from, to) : dy;
-    if (!(mode & LATE_GRADS)) FN(add_param_grads)(row, j, from, to, dy, xhat, mode);
+    if (!(mode & LATE_GRADS)) FN(add_param_grads)(row, j, from, to, dy, xhat);
     return (FN(terms)){g, g * xhat};
 }
 

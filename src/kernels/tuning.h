@@ -8,9 +8,9 @@
 /* RARE: a path that few rows take. Not __attribute__((cold)): GCC 12 would treat the loops that call it as cold,
  * too. */
 #define RARE static NOINLINE
-/* EDGE: functions for the partial vector that a row begins or ends in. Called, they keep the members of their
- * arguments out of registers in the loops beside them: with AVX2 32x256 float32 took 1.9 instead of 1.4 us (Zen 4,
- * 2026-11-23). The baseline calls them, for its size. */
+/* EDGE: functions for the partial vector that a row begins or ends in, and for single whole ones. Called, they keep the
+ * members of their arguments out of registers in the loops beside them: with AVX2 32x256 float32 took 1.9 instead of
+ * 1.4 us (Zen 4, 2026-11-23). The baseline calls them, for its size. */
 #if VECTOR_BYTES >= 32
 #define EDGE INLINE
 #else
@@ -51,8 +51,8 @@ enum {
     KEPT = 4,        /* d = x - K is stored while it is summed, and normalised from there: residual sums, half types */
     BACKWARD = 8,    /* the sweep sums gradients; otherwise deviations */
     SUM = 16,        /* there may be a residual */
-    PARAMS = 32,     /* gain and bias are arrays [n], not one neutral vector; for half types their NaNs are the default
-                        NaN, which store_two needs */
+    PARAMS = 32,     /* gain and bias are arrays [n]; otherwise either may be GROUP neutral vectors (gain_mask). NaNs of
+                        half types are the default NaN, which store_two needs */
     LATE_GRADS = 64, /* backward: dgain and dbias are added to while dx is written, not while sums are taken */
 };
 
