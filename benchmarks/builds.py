@@ -1,11 +1,14 @@
 """Compare two builds of cnorm: the same calls on the same arrays, in one process, in turns.
 
-    .venv/bin/python -m pip install --no-deps --target OLD .    # in a clone of the older commit; NEW likewise
-    .venv/bin/python -P benchmarks/builds.py OLD NEW [--isa avx2] [--only backward]
+    git worktree add /tmp/older COMMIT
+    .venv/bin/python -m pip install --no-deps --upgrade --target /tmp/old /tmp/older
+    .venv/bin/python -m pip install --no-deps --upgrade --target /tmp/new .
+    .venv/bin/python -P benchmarks/builds.py /tmp/old /tmp/new [--isa avx2] [--only backward]
 
-Prints the time of NEW divided by that of OLD: the median over several placements of the arrays in memory, then the
-least and the largest, and the geometric mean over the shapes. The pages of an array change the time of a call by up to
-10 %, so that two processes, each with arrays of its own, can't show a difference of 3 %.
+For each shape prints the time of the second build divided by that of the first: the median over several placements of
+the arrays in memory, then the minimum and the maximum; below, the geometric mean of the medians. The physical pages of
+an array change the time of a call by up to 10 % (Zen 4, 2026-11-24), so two processes, each with its own arrays, cannot
+resolve a difference of 3 %. All cases take minutes and over 1 GB.
 """
 
 import argparse
@@ -31,8 +34,8 @@ STATEMENTS = {
 
 def installed(folder):
     """The package cnorm in a folder, imported beside those that are loaded already."""
-    if not (folder / "cnorm" / "__init__.py").is_file():
-        sys.exit(f"no cnorm is installed in {folder}")
+    if not any((folder / "cnorm").glob("_core*.so")):
+        sys.exit(f"{folder} holds no built cnorm: install it there with pip install --target, see --help")
     others = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "cnorm"}
     finders, sys.meta_path = sys.meta_path, [BuiltinImporter, FrozenImporter, PathFinder]  # no editable installation
     sys.path.insert(0, str(folder))
@@ -63,35 +66,38 @@ def ratios(case, builds, shape, rng, placements):
     for _ in range(placements):
         kept.append(np.empty(rng.integers(1, 64) * 4096, np.uint8))
         inputs = case.inputs(rng, *shape)
-        both = list(contenders(case, builds, inputs))
+        both, expected = list(contenders(case, builds, inputs)), case.expected(**inputs)
         for contender in both:
-            check(contender, case.expected(**inputs))
+            check(contender, expected)
         old, new = (np.median(samples) for samples in times(both).values())
-        kept.append(inputs)
+        kept.append(both)
         yield new / old
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("builds", nargs=2, metavar="FOLDER", type=lambda folder: Path(folder).resolve(strict=True))
-    parser.add_argument("--isa", help="instruction set; by default the best of each build")
+    parser.add_argument("builds", nargs=2, metavar="FOLDER", type=lambda folder: Path(folder).resolve())
+    parser.add_argument("--isa", help="instruction set; by default the active one of each build")
     parser.add_argument("--only", default="", help="part of the name of an operation or dtype")
     parser.add_argument("--placements", type=int, default=5)
     arguments = parser.parse_args()
-    builds = {str(folder): installed(folder) for folder in arguments.builds}
+    cases = [case for case in CASES if arguments.only in str(case)]
+    if not cases:
+        parser.error(f"no operation or dtype contains {arguments.only!r}")
+    builds = {label: installed(folder) for label, folder in zip(("old", "new"), arguments.builds, strict=True)}
     for label, build in builds.items():
         if arguments.isa:
             build.use_isa(arguments.isa)
-        print(f"{build.active_isa()}: {label}")
+        print(f"{label}: {build.active_isa()}, {Path(build.__file__).parent}")
     rng = np.random.default_rng(0)
-    for case in (case for case in CASES if arguments.only in str(case)):
+    for case in cases:
         print(f"\n{case}", flush=True)
         medians = []
         for rows, n in MEAN_SHAPES:
             each = list(ratios(case, builds, (rows, n), rng, arguments.placements))
             medians.append(float(np.median(each)))
             print(f"{f'{rows}x{n}':>12} {medians[-1]:6.3f}  ({min(each):.3f} to {max(each):.3f})", flush=True)
-        print(f"{'mean':>12} {math.exp(sum(map(math.log, medians)) / len(medians)):6.3f}")
+        print(f"{'geometric':>12} {math.exp(sum(map(math.log, medians)) / len(medians)):6.3f}")
 
 
 if __name__ == "__main__":
