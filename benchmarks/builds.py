@@ -86,8 +86,10 @@ def main():
         parser.error(f"no operation or dtype contains {arguments.only!r}")
     builds = {label: installed(folder) for label, folder in zip(("old", "new"), arguments.builds, strict=True)}
     for label, build in builds.items():
-        if arguments.isa:
-            build.use_isa(arguments.isa)
+        try:
+            build.use_isa(arguments.isa or build.active_isa())
+        except ValueError as error:
+            parser.error(f"--isa, {label}: {error}")
         print(f"{label}: {build.active_isa()}, {Path(build.__file__).parent}")
     rng = np.random.default_rng(0)
     for case in cases:

@@ -15,8 +15,7 @@ const char *cnorm_strerror(cnorm_status status)
     case CNORM_ERROR_NULL: return "a pointer that must not be NULL is NULL";
     case CNORM_ERROR_SIZE:
         return "a size is negative or out of range, a row is empty, groups or rows do not come out even, the memory is "
-               "too "
-               "small or not aligned, or the bytes do not fit ptrdiff_t";
+               "too small or not aligned, or the bytes do not fit ptrdiff_t";
     case CNORM_ERROR_EPS: return "eps must be a number of the dtype, finite and not negative";
     case CNORM_ERROR_STRIDE: return "rows of an output overlap one another";
     case CNORM_ERROR_DTYPE: return "not a dtype that this function takes";

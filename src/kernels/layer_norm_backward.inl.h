@@ -50,11 +50,11 @@ INLINE void FN(put_dx_vector)(const FN(row) *row, const FN(dx_row) *to_dx, ptrdi
 }
 
 /* (6) for one vector, which may be the partial one that the row begins or ends in */
-EDGE void FN(write_vector_dx)(FN(row) row, FN(dx_row) to_dx, ptrdiff_t j, int mode)
+INLINE void FN(write_vector_dx)(const FN(row) *row, const FN(dx_row) *to_dx, ptrdiff_t j, const int mode)
 {
-    const ptrdiff_t from = j < 0 ? -j : 0, to = row.n - j < VL ? row.n - j : VL;
-    const FN(dx_vector) v = FN(dx_vector_at)(&row, &to_dx, j, from, to, mode);
-    FN(put_dx_vector)(&row, &to_dx, j, from, to, &v, mode);
+    const ptrdiff_t from = j < 0 ? -j : 0, to = row->n - j < VL ? row->n - j : VL;
+    const FN(dx_vector) v = FN(dx_vector_at)(row, to_dx, j, from, to, mode);
+    FN(put_dx_vector)(row, to_dx, j, from, to, &v, mode);
 }
 
 /* (6) for one row: GROUP vectors at a time as in normalise_group, single vectors at its ends */
@@ -68,12 +68,7 @@ INLINE void FN(write_dx)(const FN(row) *row, const FN(dx_row) *to_dx, const int 
 #pragma GCC unroll 4
             for (int i = 0; i < GROUP; ++i) FN(put_dx_vector)(row, to_dx, j + i * VL, 0, VL, &v[i], mode);
         }
-        /* 16-byte vectors: write_vector_dx is called (EDGE), which takes as long as several vectors */
-        for (; VECTOR_BYTES == 16 && j >= 0 && j + VL <= row->n; j += VL) {
-            const FN(dx_vector) v = FN(dx_vector_at)(row, to_dx, j, 0, VL, mode);
-            FN(put_dx_vector)(row, to_dx, j, 0, VL, &v, mode);
-        }
-        if (j < row->n) FN(write_vector_dx)(*row, *to_dx, j, mode);
+        if (j < row->n) FN(write_vector_dx)(row, to_dx, j, mode);
     }
 }
 

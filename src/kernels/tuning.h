@@ -8,9 +8,9 @@
 /* RARE: a path that few rows take. Not __attribute__((cold)): GCC 12 would treat the loops that call it as cold,
  * too. */
 #define RARE static NOINLINE
-/* EDGE: functions for the partial vector that a row begins or ends in, and for single whole ones. Called, they keep the
- * members of their arguments out of registers in the loops beside them: with AVX2 32x256 float32 took 1.9 instead of
- * 1.4 us (Zen 4, 2026-11-23). The baseline calls them, for its size. */
+/* EDGE: functions for the partial vector that a row begins or ends in. Called, they keep the members of their
+ * arguments out of registers in the loops beside them: with AVX2 32x256 float32 took 1.9 instead of 1.4 us (Zen 4,
+ * 2026-11-23). The baseline calls them, for its size. */
 #if VECTOR_BYTES >= 32
 #define EDGE INLINE
 #else
