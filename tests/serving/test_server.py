@@ -421,6 +421,24 @@ def test_the_rate_of_a_session_is_limited():
         assert time.monotonic() - start > 0.4
 
 
+def test_single_frames_in_a_window_keep_to_the_rate():
+    """Each output is answered by a frame at once: no more than the rate, and one timer however many frames came."""
+    rate, credit = 400.0, 64
+    with servers.worker(rate=rate, credit=credit) as worker:
+        websocket, _ = talk(worker)
+        start, answered, timers = time.monotonic(), 0, 0
+        for k in range(credit):
+            websocket.send(binary(k, frames(1)))
+        while time.monotonic() < start + 2:
+            received(websocket)
+            websocket.send(binary(answered + credit, frames(1)))
+            answered += 1
+            timers = max(timers, len(worker.loop._scheduled))
+        # what the bucket and one read hold is answered at once, the rest at the rate
+        assert answered < 1.05 * rate * (time.monotonic() - start) + 2 * credit
+        assert timers < 10
+
+
 def blocked(worker):
     return any(one._blocked for one in list(worker.connections))
 

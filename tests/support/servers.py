@@ -17,7 +17,7 @@ from cnorm.tools.serve.worker import Worker, listening
 
 @contextlib.contextmanager
 def worker(**options):
-    """A `Worker` of the packaged model, in a thread; its attribute `url` is the address of the WebSocket."""
+    """A `Worker` of the packaged model, in a thread; `url` is the address of its WebSocket, `loop` its event loop."""
     options = Options(**{"port": 0, "key": key_of(None)} | options)
     started, box = threading.Event(), {}
 
@@ -25,6 +25,7 @@ def worker(**options):
         box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
         sock = listening("127.0.0.1", 0)
         one = box["worker"] = Worker(cnorm.demo_model(), dataclasses.replace(options, port=sock.getsockname()[1]))
+        one.loop = box["loop"]
         one.url = f"{'wss' if options.certificate else 'ws'}://127.0.0.1:{one.options.port}/stream"
         await one.run(sock, box["stop"], started.set)
 

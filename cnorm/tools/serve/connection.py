@@ -51,8 +51,8 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_allowance", "_blocked", "_ended", "_general", "_owed", "_parts", "_queue", "_refilled", "_stopped", "_text",
-        "_through_transport", "_unblocked", "_waiting", "checkpoint_at", "counts", "deadline", "descriptor", "received",
-        "session", "transport", "websocket", "worker",
+        "_throttled", "_through_transport", "_unblocked", "_waiting", "checkpoint_at", "counts", "deadline",
+        "descriptor", "received", "session", "transport", "websocket", "worker",
     )  # fmt: skip
 
     def __init__(self, worker) -> None:
@@ -77,6 +77,7 @@ class Connection(asyncio.BufferedProtocol):
         self._general = True  # whether the next bytes are parsed by `websocket`
         self._through_transport = True  # whether the next bytes are written by the transport
         self._allowance, self._refilled = float(worker.options.credit), time.monotonic()
+        self._throttled = False  # whether nothing is read because the session is ahead of its rate: one timer ends it
 
     # asyncio's callbacks
 
@@ -243,9 +244,17 @@ class Connection(asyncio.BufferedProtocol):
         rate = self.worker.options.rate
         self._allowance = min(self._allowance + (now - self._refilled) * rate, self.worker.options.credit) - count
         self._refilled = now
-        if self._allowance < 0:
+        if self._allowance < 0 and not self._throttled:
+            self._throttled = True
             self._pause_reading()
-            asyncio.get_running_loop().call_later(-self._allowance / rate, self._resume_reading)
+            asyncio.get_running_loop().call_later(-self._allowance / rate, self._end_of_throttle)
+
+    def _end_of_throttle(self) -> None:
+        """Read again, or wait on: frames that had been read already may have used up more of the allowance."""
+        self._throttled = False
+        if not self._stopped:
+            self._limit_rate(0, time.monotonic())
+            self._resume_reading()
 
     def _pause_reading(self) -> None:
         if self.descriptor is not None:
@@ -254,7 +263,7 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self._blocked or self.transport.is_closing():
+        if self._blocked or self._throttled or self.transport.is_closing():
             return
         if self.descriptor is not None:
             self.worker.watch(self)
