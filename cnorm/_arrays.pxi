@@ -7,8 +7,8 @@ from cnorm.arguments import (
     refuse_bound, refuse_dtype, refuse_empty_rows, refuse_foreign_stream, refuse_frames, refuse_groups,
     refuse_infinite, refuse_mask, refuse_matrix, refuse_momentum, refuse_no_moment, refuse_output_frames,
     refuse_overlap, refuse_per_channel, refuse_per_element, refuse_rows, refuse_running_variance, refuse_samples,
-    refuse_single_numbers, refuse_stats, refuse_streams, refuse_unlike, restored_stats, stats_data, stats_rows,
-    whole_number,
+    refuse_single_numbers, refuse_stats, refuse_streams, refuse_tape_array, refuse_unlike, restored_stats,
+    stats_data, stats_rows, whole_number,
 )
 
 

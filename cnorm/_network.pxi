@@ -261,7 +261,7 @@ cdef class Network:
         cdef ptrdiff_t gates = cnp.PyArray_DIMS(v)[0]
         cdef cnp.ndarray wide = aligned_zeros(gates * cnorm_padded_units(cnp.PyArray_DIMS(v)[1]) + more)
         self.memory.append(wide)
-        refill(<const float *>cnp.PyArray_DATA(wide), v, gates)
+        refill(<const float *>cnp.PyArray_DATA(wide), v, gates, cnp.PyArray_DIMS(v)[1])
         return <const float *>cnp.PyArray_DATA(wide)
 
     cdef int refer(self, PackedModel packed, int part, int first, list starts) except -1:

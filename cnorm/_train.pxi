@@ -46,7 +46,7 @@ cdef class Tape:
             raise ValueError(f"steps and batch must be at least 1 and not too large, got {steps} and {batch}")
         self.memory = aligned_floats(floats, memory is None)
         if memory is not None:
-            self.memory[...] = memory
+            memcpy(cnp.PyArray_DATA(self.memory), tape_data(memory, "memory", (floats,), False), floats * sizeof(float))
         self.tape.memory = <float *>cnp.PyArray_DATA(self.memory)
         self.scratch = net.scratch(CNORM_ROWS)
         self.backward_scratch = aligned_zeros(cnorm_backward_floats(&self.tape))
@@ -83,10 +83,7 @@ cdef class Tape:
         for k in range(VECTORS):
             if places.vectors[k] == NULL or places.vectors[k][0] == NULL:
                 continue
-            if layer.kind != CNORM_LAYER_CELL:
-                units = cnorm_layer_outputs(layer)
-            else:
-                units = cell.weight_h.cols if k == BIAS_P else cell.weight_x.units
+            units = vector_units(layer, k)
             if layer.kind == CNORM_LAYER_CELL and k <= BIAS:
                 to[MATRICES + k] = self.array(named, MATRICES + k, (cell.weight_x.gates, units),
                                               cell.weight_x.gates * cnorm_padded_units(units))
@@ -111,6 +108,7 @@ cdef class Tape:
         cdef cnorm_cell *cell = &layer.as_.cell
         cdef bint is_cell = layer.kind == CNORM_LAYER_CELL
         cdef Places places
+        cdef ptrdiff_t gates
         cdef int k
         find_places(layer, &places)
         for k in range(MATRICES):
@@ -119,15 +117,22 @@ cdef class Tape:
         for k in range(VECTORS):
             if places.vectors[k] != NULL and places.vectors[k][0] != NULL:
                 name = FIELDS[MATRICES + k] if is_cell or k == BIAS else "weight"
-                refill(places.vectors[k][0], packed[name], cell.weight_x.gates if is_cell and k <= BIAS else 1)
+                gates = cell.weight_x.gates if is_cell and k <= BIAS else 1
+                refill(places.vectors[k][0], packed[name], gates, vector_units(layer, k))
         if is_cell:
             offset = cnorm_state_floats(self.network.layers, i)
             set_cell_starts(self.network.initial, packed, offset, offset + cnorm_padded_units(cell.weight_h.cols))
 
+    cdef float *rows(self, ptrdiff_t first, ptrdiff_t steps, a, str name, ptrdiff_t width, bint written) except NULL:
+        """The data of an array [steps, batch, width] that belongs to these steps of the tape."""
+        if first < 0 or steps < 1 or first > self.tape.steps - steps:
+            check(CNORM_ERROR_SIZE)
+        return tape_data(a, name, (steps, self.tape.batch, width), written)
+
     def run(self, ptrdiff_t first, ptrdiff_t steps, cnp.ndarray x, cnp.ndarray y):
         """Run and record steps, the first at `first`: x [steps, batch, inputs] -> y [steps, batch, outputs]."""
-        cdef const float *px = <const float *>cnp.PyArray_DATA(x)
-        cdef float *py = <float *>cnp.PyArray_DATA(y)
+        cdef const float *px = self.rows(first, steps, x, "x", self.network.input_size, False)
+        cdef float *py = self.rows(first, steps, y, "y", self.network.output_size, True)
         cdef float *state = <float *>cnp.PyArray_DATA(self.state)
         cdef float *scratch = <float *>cnp.PyArray_DATA(self.scratch)
         cdef cnorm_status status
@@ -143,8 +148,10 @@ cdef class Tape:
         cdef cnorm_backward call
         cdef cnorm_status status
         call.first, call.steps = first, steps
-        call.dy = <const float *>cnp.PyArray_DATA(dy)
-        call.dx = NULL if dx is None else <float *>cnp.PyArray_DATA(<cnp.ndarray>dx)
+        call.dy = self.rows(first, steps, dy, "dy", self.network.output_size, False)
+        call.dx = NULL
+        if dx is not None:
+            call.dx = self.rows(first, steps, dx, "dx", self.network.input_size, True)
         call.dstate = <float *>cnp.PyArray_DATA(self.dstate)
         call.gradients = self.to
         call.scratch = <float *>cnp.PyArray_DATA(self.backward_scratch)
@@ -160,6 +167,25 @@ cdef class Tape:
         check(cnorm_tape_drop(&self.tape, first, end))
 
 
+cdef ptrdiff_t vector_units(cnorm_layer *layer, int k) noexcept:
+    """Length of vector k of a layer, for a cell for each gate if it is divided among them."""
+    if layer.kind != CNORM_LAYER_CELL:
+        return cnorm_layer_outputs(layer)
+    return layer.as_.cell.weight_h.cols if k == BIAS_P else layer.as_.cell.weight_x.units
+
+
+cdef float *tape_data(a, str name, tuple shape, bint written) except NULL:
+    """The data of a C-contiguous float32 array of this shape, or of one whose missing axes have the length 1."""
+    cdef cnp.ndarray given
+    if type(a) is cnp.ndarray:
+        given = <cnp.ndarray>a
+        if (has_dtype(given, cnp.NPY_FLOAT32) and cnp.PyArray_ISCARRAY_RO(given)
+                and (not written or cnp.PyArray_ISWRITEABLE(given))
+                and (1,) * (len(shape) - cnp.PyArray_NDIM(given)) + a.shape == shape):
+            return <float *>cnp.PyArray_DATA(given)
+    refuse_tape_array(a, name, shape)
+
+
 cdef int repack(const cnorm_matrix *m, w) except -1:
     cdef cnp.ndarray a = np.ascontiguousarray(w, np.float32)
     if cnp.PyArray_SIZE(a) != m.gates * m.units * m.cols:
@@ -168,18 +194,21 @@ cdef int repack(const cnorm_matrix *m, w) except -1:
                                    <float *>m.panels))
 
 
-cdef int refill(const float *padded, v, ptrdiff_t gates) except -1:
+cdef int refill(const float *padded, v, ptrdiff_t gates, ptrdiff_t units) except -1:
     """Copy v [gates * units] into `padded` [gates, padded units]."""
     cdef cnp.ndarray a = np.ascontiguousarray(v, np.float32)
-    cdef ptrdiff_t units = cnp.PyArray_SIZE(a) // gates, width = cnorm_padded_units(units), g
+    cdef ptrdiff_t width = cnorm_padded_units(units), g
+    if cnp.PyArray_SIZE(a) != gates * units:
+        raise ValueError(f"a vector must have {gates * units} elements, got {a.size}")
     for g in range(gates):
         memcpy(<float *>padded + g * width, <const float *>cnp.PyArray_DATA(a) + g * units, units * sizeof(float))
     return 0
 
 
 def same_bits(cnp.ndarray a, cnp.ndarray b):
-    """Whether two C-contiguous arrays of the same type have the same shape and bits."""
-    if (<object>a).shape != (<object>b).shape:
+    """Whether two C-contiguous arrays have the same type, shape and bits; False for others."""
+    if ((<object>a).shape != (<object>b).shape or a.dtype != b.dtype
+            or not cnp.PyArray_IS_C_CONTIGUOUS(a) or not cnp.PyArray_IS_C_CONTIGUOUS(b)):
         return False
     return memcmp(cnp.PyArray_DATA(a), cnp.PyArray_DATA(b), cnp.PyArray_NBYTES(a)) == 0
 

@@ -350,6 +350,16 @@ def refuse_frames(x: np.ndarray, name: str, ndim: int, width: int) -> None:
     raise ValueError(f"{name} must have shape {wanted}, got {x.shape}")
 
 
+def refuse_tape_array(a, name: str, shape: tuple) -> None:
+    """An array for a tape that is not float32, contiguous, aligned and of this shape, or not writable."""
+    check_ndarray(a, name)
+    if not has_dtype(a, np.dtype(np.float32)):
+        raise TypeError(f"{name} must have dtype float32, got {quoted(a.dtype)}")
+    if (1,) * (len(shape) - a.ndim) + a.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {a.shape}")
+    raise ValueError(f"{name} must be an ndarray, C-contiguous, aligned and, for results, writable")
+
+
 def refuse_output_frames(out, shape: tuple) -> None:
     """An array of outputs that is not float32, contiguous, aligned and writable, of this shape."""
     check_ndarray(out, "out")

@@ -230,7 +230,7 @@ class Learner:
         self._dy[: steps - len(dy)] = 0
         self._dy[steps - len(dy) : steps] = dy
         self._tape.dstate[...] = 0
-        self._tape.backward(self._end - steps, steps, self._dy)
+        self._tape.backward(self._end - steps, steps, self._dy[:steps, None])
         self.parameters.collect(self._tape, self._from_start)
         self.forget()
         self._check_gradient()

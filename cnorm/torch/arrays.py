@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
 
 def array(tensor: torch.Tensor, name: str, *dtypes: torch.dtype) -> np.ndarray:
@@ -18,3 +19,17 @@ def array(tensor: torch.Tensor, name: str, *dtypes: torch.dtype) -> np.ndarray:
 
 def tensor(a: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(a))
+
+
+def refuse_transforms(*tensors: torch.Tensor | None) -> None:
+    """Raise in torch.func and in forward-mode differentiation, for which a custom operator has the derivative 0."""
+    forward, transformed = forward_ad._current_level >= 0, torch._C._are_functorch_transforms_active()
+    for t in tensors if forward or transformed else ():
+        if t is not None and (
+            (forward and forward_ad.unpack_dual(t).tangent is not None)
+            or (transformed and torch._C._functorch.is_gradtrackingtensor(t))
+        ):
+            raise NotImplementedError(
+                "cnorm.torch has no forward-mode derivatives (jvp, jacfwd, linearize, forward_ad) and none by "
+                "torch.func (grad, vjp, jacrev): use torch.autograd.grad or backward"
+            )

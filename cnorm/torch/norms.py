@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cnorm import _core
-from cnorm.torch.arrays import array, tensor
+from cnorm.torch.arrays import array, refuse_transforms, tensor
 
 FULL_PRECISION = (torch.float32, torch.float64)
 
@@ -100,9 +100,12 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     ------
     TypeError, ValueError
         For another dtype, device or shape.
+    NotImplementedError
+        In forward-mode differentiation and in torch.func.grad.
     """
     if torch.onnx.is_in_onnx_export():  # becomes the operator LayerNormalization
         return nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    refuse_transforms(x, weight, bias)
     return torch.ops.cnorm.normalise(x, weight, bias, eps, True)[0]
 
 
@@ -126,6 +129,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-5) -> T
     if torch.onnx.is_in_onnx_export():
         y = x / torch.sqrt(x.square().mean(-1, keepdim=True) + eps)
         return y if weight is None else y * weight
+    refuse_transforms(x, weight)
     return torch.ops.cnorm.normalise(x, weight, None, eps, False)[0]
 
 
@@ -272,6 +276,7 @@ class BatchNorm(nn.Module):
             shape = (-1, *[1] * (x.ndim - 2))
             scale = self.weight / torch.sqrt(self.running_var + self.eps)
             return x * scale.reshape(shape) + (self.bias - self.running_mean * scale).reshape(shape)
+        refuse_transforms(x, self.weight, self.bias)
         y, _, mean, var = torch.ops.cnorm.batch_norm(x, self.weight, self.bias, self.eps)
         count = x.numel() // x.shape[1]
         with torch.no_grad():

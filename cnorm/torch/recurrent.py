@@ -19,7 +19,7 @@ from cnorm.parameters import add_gradients, gradient_targets
 from cnorm.presets import PRESETS
 from cnorm.specs import CellSpec, spec_from_json
 from cnorm.tensors import axis_length, has_projection, present
-from cnorm.torch.arrays import array, tensor
+from cnorm.torch.arrays import array, refuse_transforms, tensor
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
@@ -99,12 +99,25 @@ def _refuse_onnx_export(cell: str) -> None:
         )
 
 
+def _width(layer: Layer) -> int:
+    """The length of h and c together."""
+    return layer.output_size + (layer.units if layer.kind == "LSTM" else 0)
+
+
+def _shaped(a: np.ndarray, name: str, shape: tuple) -> np.ndarray:
+    if a.shape != tuple(shape):
+        raise ValueError(f"{name} must have shape {tuple(shape)} for these weights, got {a.shape}")
+    return a
+
+
 @torch.library.custom_op("cnorm::recurrent", mutates_args=())
 def _recurrent(x: Tensor, state: Tensor, weights: list[Tensor], cell: str) -> tuple[Tensor, Tensor, Tensor]:
     """x [steps, batch, inputs], state [batch, h then c] -> y [steps, batch, outputs], the last state, the tape."""
     _refuse_onnx_export(cell)
-    a, start = array(x, "x", torch.float32), array(state, "the state", torch.float32)
     packed = packed_cell(cell, weights)
+    layer = packed.layer
+    a = _shaped(array(x, "x", torch.float32), "x", (*x.shape[:2], layer.input_size))
+    start = _shaped(array(state, "the state", torch.float32), "the state", (x.shape[1], _width(layer)))
     tape = packed.tape(*a.shape[:2])
     for own, given in _slices(tape):
         tape.state[:, own] = start[:, given]
@@ -144,11 +157,13 @@ def _recurrent_backward(
 
     The tape is copied, as this may be called twice.
     """
-    d = array(dy, "dy", torch.float32)
     packed = packed_cell(cell, weights)
-    layer, tape = packed.layer, packed.tape(*d.shape[:2], tape_memory.detach().numpy())
+    layer = packed.layer
+    d = _shaped(array(dy, "dy", torch.float32), "dy", (*dy.shape[:2], layer.output_size))
+    dend = _shaped(array(dlast, "dlast", torch.float32), "dlast", (dy.shape[1], _width(layer)))
+    tape = packed.tape(*d.shape[:2], array(tape_memory, "the tape", torch.float32))
     for own, given in _slices(tape):
-        tape.dstate[:, own] = array(dlast, "dstate", torch.float32)[:, given]
+        tape.dstate[:, own] = dend[:, given]
     dx = np.empty((*d.shape[:2], layer.input_size) if of_x else 0, np.float32)
     tape.backward(0, len(d), d, dx if of_x else None)
     into = {name: np.zeros_like(w) for name, w in layer.weights.items()}
@@ -261,7 +276,9 @@ class _Recurrent(nn.Module):
             for j, (names, text) in enumerate(ways):
                 given = x.flip(0) if j else x
                 state = states[i * len(ways) + j]
-                y, end, _ = torch.ops.cnorm.recurrent(given, state, self.tensors(names), text)
+                weights = self.tensors(names)
+                refuse_transforms(given, state, *weights)
+                y, end, _ = torch.ops.cnorm.recurrent(given, state, weights, text)
                 results.append(y.flip(0) if j else y)
                 last.append(end)
             x = results[0] if len(results) == 1 else torch.cat(results, -1)
