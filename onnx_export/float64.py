@@ -15,10 +15,10 @@ from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops import op_loop
-from onnx.reference.ops.op_rnn import RNN_14
 
 from onnx_export.operators import kernels, standardise
 from onnx_export.quantizer import DOMAIN, Decisions, Variation, kernel, replace_quantizers
+from onnx_export.recurrent import KERNELS as RECURRENT
 
 NARROW = frozenset({TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT})
 
@@ -245,13 +245,6 @@ class BatchNormalization(OpRun):
         return xhat * scale.reshape(per_channel) + bias.reshape(per_channel), *averages
 
 
-class RNN(RNN_14):
-    """Replaces onnx's kernel, which lacks Relu."""
-
-    def choose_act(self, name, alpha, beta):
-        return (lambda x: np.maximum(x, 0)) if name == "Relu" else super().choose_act(name, alpha, beta)
-
-
 class Loop(op_loop.Loop):
     """Replaces onnx's kernel, which concatenates scan outputs along their first axis; the standard stacks them."""
 
@@ -275,4 +268,4 @@ class _Evaluator(ReferenceEvaluator):
     """onnx's evaluator with this package's kernels, also in subgraphs and local functions."""
 
     def __init__(self, proto, new_ops=None, **options):
-        super().__init__(proto, new_ops=[BatchNormalization, RNN, Loop, *kernels(), *(new_ops or [])], **options)
+        super().__init__(proto, new_ops=[BatchNormalization, Loop, *RECURRENT, *kernels(), *(new_ops or [])], **options)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
-from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -30,11 +28,13 @@ from onnx_export.nodes import model_nodes
 from onnx_export.ort import LEVELS
 from onnx_export.ort_stream import checked_model, initial_states
 from onnx_export.parity_engines import CnormEngine, Float64Engine, OrtEngine, interface
+from onnx_export.parity_recordings import hard_calls, recordings, weights_varied, whole_calls
 from onnx_export.parity_report import Drift, ParityReport, Row
 from onnx_export.quantizer import Variation
 
 __all__ = ["Drift", "ParityReport", "Row", "check_parity"]
 
+SAMPLES = 3  # of a sensitivity
 BATCH = 3  # rows in the call that is compared with calls of one row each
 UNIT = 2.0**-24  # unit roundoff of float32
 
@@ -99,18 +99,18 @@ def check_parity(model, onnx_model, *, inputs=None, steps: int = 64, seed: int =
         raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
     if not isinstance(checked_model(onnx_model), onnx.ModelProto):
         onnx_model = model_io.load(onnx_model, external_data=True)
-    recordings = _recordings(model, inputs, steps, seed)
-    return _Check(model, onnx_model, recordings, inputs is None, seed).report()
+    return _Check(model, onnx_model, recordings(model, inputs, steps, seed), inputs is None, seed).report()
 
 
 class _Check:
     """The state of one call of `check_parity`, with checked arguments."""
 
-    def __init__(self, model, onnx_model, recordings, random: bool, seed: int):
+    def __init__(self, model, onnx_model, given, random: bool, seed: int):
+        self.model, self.onnx_model = model, onnx_model
         units = {row["name"]: row["units"] for row in state_table(model)}
         self.given = interface(onnx_model, model.input_size, units)
         self.frames = self.given.frames or 1  # of one call
-        self.random, self.recordings = random, _whole_calls(recordings, self.frames, random)
+        self.random, self.recordings = random, whole_calls(given, self.frames, random)
         self.judge = Float64Engine(onnx_model, self.given)
         self.engines = {"cnorm": CnormEngine(model)}
         self.engines |= {f"onnxruntime {level}": OrtEngine(onnx_model, self.given, level) for level in LEVELS}
@@ -119,7 +119,6 @@ class _Check:
         self.metadata = _metadata_difference(text, model)
         self.of_file = {n: a[None] for n, a in initial_states(text, units, self.given.dtype).items()}
         self.of_model = _rounded(self.engines["cnorm"].initial(), self.given.dtype)
-        self.clips = _cell_clips(model.layers)
         native = any(node.op_type in ("LSTM", "GRU", "RNN") and not node.domain for node in model_nodes(onnx_model))
         self.measure = _Measure(_longest_sum(model.layers), self.given.dtype, self.frames, native)
         self.samples: list[tuple] = []  # the first calls that were judged: x, states, exact, sensitivity
@@ -127,7 +126,7 @@ class _Check:
     def report(self) -> ParityReport:
         self.measure.starts(self.of_model, self.of_file)
         judged = sum(self._recording(i, recording) for i, recording in enumerate(self.recordings))
-        judged += self._beyond_the_clip()
+        self._hard_calls()
         if self.given.sequence and self.given.frames is None:
             self._chunks()
         if self.given.open_batch:
@@ -163,42 +162,50 @@ class _Check:
 
     def _judged(self, x, states, number: int, step: int) -> None:
         start = _rounded(states, self.given.dtype)
-        results = {"float64": self.judge.call(x, start)}
-        results |= {name: engine.call(x, start) for name, engine in self.engines.items()}
-        sensitivity = self._sensitivity(x, start, results["float64"])
+        results, sensitivity = self._results(x, start)
         self.measure.judge(results, sensitivity, number, step)
         if len(self.samples) < BATCH:
             self.samples.append((x, start, results["float64"], sensitivity))
 
+    def _results(self, x, states) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, float]]:
+        """The results of every engine, and the sensitivity of the float64 ones."""
+        results = {"float64": self.judge.call(x, states)}
+        results |= {name: engine.call(x, states) for name, engine in self.engines.items()}
+        return results, self._sensitivity(x, states, results["float64"])
+
     def _next(self, results) -> dict[str, np.ndarray]:
         return {name: results[f"{name}_out"] for name in self.given.states}
 
-    def _sensitivity(self, x, states, exact, samples=3) -> dict[str, float]:
+    def _sensitivity(self, x, states, exact) -> dict[str, float]:
         """Change of the float64 outputs if the inputs of the call are changed relatively by the measure's `noise`.
 
         Where an int8 product rounds computed numbers to integers, elements within 4 `noise` of a tie change, too.
         """
         largest = dict.fromkeys(exact, 0.0)
-        for sample in range(samples):
+        for sample in range(SAMPLES):
             vary = Variation(self.rng, 4 * self.measure.noise, share=0.5 if sample else 1.0)
             near = {
                 n: a * (1 + self.measure.noise * self.rng.standard_normal(a.shape))
                 for n, a in {"x": x, **states}.items()
             }
-            moved = self.judge.call(near.pop("x"), near, vary=vary)
-            largest = {n: max(largest[n], _largest(np.abs(moved[n] - exact[n]))) for n in exact}
+            _enlarge(largest, self.judge.call(near.pop("x"), near, vary=vary), exact)
         return largest
 
-    def _beyond_the_clip(self) -> int:
-        """Judge a call from cell states far beyond their clip, which ordinary input may never reach."""
-        if not self.clips:
-            return 0
-        states = {name: np.array(array, np.float64) for name, array in self.of_file.items()}
-        for name, limit in self.clips.items():
-            states[name] = np.where(np.arange(states[name].size) % 2, -4.0, 4.0)[None] * limit
-        x = self.recordings[0][: self.frames, None].astype(self.given.dtype)
-        self._judged(x, states, len(self.recordings), 0)
-        return self.frames
+    def _hard_calls(self) -> None:
+        """Judge calls that recordings may never reach; the states need not be those of a trajectory.
+
+        On zeros and repeated values a relative change of the inputs changes little, while a norm of nearly equal
+        numbers enlarges the rounding of sums of weights. So the sensitivity is also that to a change of the weights.
+        """
+        calls = list(hard_calls(self.given, self.model.input_size, self.model.layers, self.rng))
+        starts = [(call.x.astype(self.given.dtype), _rounded(call.states, self.given.dtype)) for call in calls]
+        found = [self._results(x, states) for x, states in starts]
+        for _ in range(SAMPLES):
+            varied = Float64Engine(weights_varied(self.onnx_model, self.measure.noise, self.rng), self.given)
+            for (x, states), (results, sensitivity) in zip(starts, found, strict=True):
+                _enlarge(sensitivity, varied.call(x, states), results["float64"])
+        for call, (results, sensitivity) in zip(calls, found, strict=True):
+            self.measure.judge(results, sensitivity, call.name, 0)
 
     def _chunks(self) -> None:
         """Compare many steps in one call, and in three calls, with the same engine's single steps."""
@@ -241,19 +248,6 @@ class _Check:
                 self.measure.row(name, f"float64, batch {BATCH}", one, exact, sensitivity, (0, row * self.frames))
 
 
-def _whole_calls(recordings, frames: int, random: bool) -> list[np.ndarray]:
-    """Recordings whose length is a multiple of the steps in a call; random ones are lengthened to one."""
-    if random:
-        return [np.resize(x, (-(-len(x) // frames) * frames, x.shape[1])) for x in recordings]
-    for i, recording in enumerate(recordings):
-        if len(recording) % frames:
-            raise ValueError(
-                f"onnx_model takes {frames} steps in each call: recordings must have a multiple of that many steps, "
-                f"got {len(recording)} in recording {i}"
-            )
-    return recordings
-
-
 def _metadata_difference(text: str | None, model) -> str | None:
     """How the configuration of a file's metadata, untrusted JSON, differs from the model's."""
     if text is None:
@@ -280,19 +274,10 @@ def _difference(found, wanted, where: str) -> str | None:
     return next(filter(None, (_difference(*pair) for pair in pairs)), None)
 
 
-def _cell_clips(layers) -> dict[str, float]:
-    """The state of each clipped cell, and its limit."""
-    clips, recurrent = {}, 0
-    pending = list(layers)
-    while pending:
-        layer = pending.pop(0)
-        if layer.kind == "Residual":
-            pending = [*layer.layers, *pending]
-        elif builder(layer).states(layer):
-            if layer.spec.cell_clip is not None:
-                clips[f"c{recurrent}"] = layer.spec.cell_clip
-            recurrent += 1
-    return clips
+def _enlarge(sensitivity: dict[str, float], moved, exact) -> None:
+    """Raise each sensitivity to the largest difference of a result from the exact one."""
+    for name, value in exact.items():
+        sensitivity[name] = max(sensitivity[name], _largest(np.abs(moved[name] - value)))
 
 
 def _rounded(state, dtype) -> dict[str, np.ndarray]:
@@ -403,30 +388,3 @@ def _longest_sum(layers) -> int:
         elif "weight" not in layer.weights or layer.kind == "Linear":  # no norm and no activation
             longest = max(longest, layer.input_size or 1, *builder(layer).states(layer).values())
     return longest
-
-
-def _recordings(model, inputs, steps, seed) -> list[np.ndarray]:
-    if inputs is None:
-        if isinstance(steps, bool) or not hasattr(steps, "__index__"):
-            raise TypeError(f"steps must be an integer, got {steps!r}")
-        if operator.index(steps) < 1:
-            raise ValueError(f"steps must be at least 1, got {steps}")
-        rng = np.random.default_rng(seed)
-        return [rng.standard_normal((operator.index(steps), model.input_size)).astype(np.float32)]
-    if isinstance(inputs, np.ndarray):
-        inputs = [inputs]
-    if not isinstance(inputs, Iterable) or isinstance(inputs, (str, bytes, dict)):
-        raise TypeError(f"inputs must be an array or a list of arrays, got {type(inputs).__name__}")
-    inputs = list(inputs)
-    for i, recording in enumerate(inputs):
-        if not isinstance(recording, np.ndarray) or recording.dtype != np.float32:
-            got = getattr(recording, "dtype", type(recording).__name__)
-            raise TypeError(f"inputs[{i}] must be a float32 array, got {got}")
-        if recording.ndim != 2 or recording.shape[1] != model.input_size:
-            raise ValueError(f"inputs[{i}] must have shape (steps, {model.input_size}), got {recording.shape}")
-        if not np.isfinite(recording).all():  # engines that all give NaN would seem to agree
-            step = int(np.argmin(np.isfinite(recording).all(axis=1)))
-            raise ValueError(f"inputs[{i}] must be finite, got NaN or infinity at step {step}")
-    if not sum(map(len, inputs)):
-        raise ValueError("inputs must have at least one step, got none")
-    return [np.ascontiguousarray(recording) for recording in inputs]

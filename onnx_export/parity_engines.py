@@ -32,15 +32,15 @@ class Interface:
         Whether one call takes any number of rows.
     dtype : numpy dtype
         Type of all inputs and outputs.
-    states : tuple of str
-        "h0", ...: the names of the states' inputs and outputs without _in and _out.
+    states : dict of str to int
+        "h0", ...: the names of the states' inputs and outputs without _in and _out, and their units.
     """
 
     sequence: bool
     frames: int | None
     open_batch: bool
     dtype: np.dtype
-    states: tuple[str, ...]
+    states: dict[str, int]
 
     def feeds(self, x: np.ndarray, states) -> dict[str, np.ndarray]:
         """The inputs of the file by name, from x [T, B, inputs] and the states."""
@@ -52,10 +52,11 @@ class Interface:
         for name, array in found.items():
             leading = (steps, rows) if name == "y" else (rows,)
             fits = array.ndim > 1 and array.size == np.prod(leading, dtype=int) * array.shape[-1]
+            units = self.states.get(name.removesuffix("_out"))
+            fits = fits and array.shape[-1] == (units or array.shape[-1])
             if not fits or (name == "y" and self.sequence and array.shape[:-1] != leading):
-                raise ValueError(
-                    f"onnx_model must give {name} [{', '.join(map(str, leading))}, size], got shape {array.shape}"
-                )
+                wanted = ", ".join(map(str, (*leading, units or "size")))
+                raise ValueError(f"onnx_model must give {name} [{wanted}], got shape {array.shape}")
             found[name] = array.reshape(*leading, array.shape[-1])
         return found
 
@@ -101,7 +102,7 @@ def interface(onnx_model: onnx.ModelProto, input_size: int, states: dict[str, in
     if frames is not None and frames < 1:
         raise ValueError(f"onnx_model must take at least one step, got x {x}")
     open_batch = all(_shape(value)[-2] is None for value in inputs.values())
-    return Interface(len(x) == 3, frames, open_batch, _DTYPES[types.pop()], tuple(states))
+    return Interface(len(x) == 3, frames, open_batch, _DTYPES[types.pop()], dict(states))
 
 
 def _shape(value: onnx.ValueInfoProto) -> list[int | None]:

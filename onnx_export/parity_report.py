@@ -29,8 +29,11 @@ class Row:
         Largest difference / bound of a step; 1 is the limit.
     bound : float
         The absolute difference allowed in that step.
-    recording, step : int
-        Where that step is.
+    recording : int or str
+        The number of the recording that holds that step, or the name of a hard call: "zeros" (from zero states),
+        "scale 100" (from zero states), "repeated values", "scale 1e-04", "cells beyond their clip", ...
+    step : int
+        Its number in the recording.
     ok : bool
         Every step was within its bound.
     """
@@ -42,7 +45,7 @@ class Row:
     max_ulp: float
     used: float
     bound: float
-    recording: int
+    recording: int | str
     step: int
     ok: bool
 
@@ -70,7 +73,7 @@ class ParityReport:
     first : Row or None
         The first step and tensor beyond its bound, with the differences of that step.
     steps : int
-        Steps judged; a recording ends where a state is no longer finite.
+        Steps of the recordings; each is judged. A recording ends where a state is no longer finite.
     inputs : str
         "random" or "recorded".
     onnxruntime : str
@@ -107,9 +110,12 @@ class ParityReport:
         if self.first is None:
             return f"equal within {self.dtype} rounding: {setting}"
         f = self.first
+        place = f"step {f.step} of recording {f.recording}"
+        if isinstance(f.recording, str):
+            place = f"the hard call {f.recording!r}"
         return (
-            f"not equal: {f.engine} and {f.against} go apart first in {f.tensor} at step {f.step} of "
-            f"recording {f.recording}, by {f.max_abs:.3g} where {f.bound:.3g} is allowed ({setting})"
+            f"not equal: {f.engine} and {f.against} go apart first in {f.tensor} at {place}, "
+            f"by {f.max_abs:.3g} where {f.bound:.3g} is allowed ({setting})"
         )
 
     def to_json(self) -> str:

@@ -1,0 +1,132 @@
+"""The calls that `check_parity` judges: recordings, given or random, and hard calls that ordinary ones do not reach."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from onnx_export.builders import builder
+from onnx_export.float64 import widen
+from onnx_export.nodes import model_graphs, model_nodes
+from onnx_export.parity_engines import Interface
+
+__all__ = ["HardCall", "hard_calls", "recordings", "weights_varied", "whole_calls"]
+
+
+@dataclass(frozen=True)
+class HardCall:
+    """A call from states that no recording may reach.
+
+    Attributes
+    ----------
+    name : str
+        The value of `Row.recording`.
+    x : ndarray [T, 1, inputs]
+    states : dict of str to ndarray [1, units]
+    """
+
+    name: str
+    x: np.ndarray
+    states: dict[str, np.ndarray]
+
+
+def hard_calls(given: Interface, inputs: int, layers, rng: np.random.Generator) -> Iterator[HardCall]:
+    """Calls on which files fail that are right on standard normal inputs.
+
+    A missing eps gives NaN on zeros, where nothing varies, and another eps shows where the variance is of its size. A
+    clip shows on large values; so does a one-pass variance on repeated ones. Cell states beyond their clip are never
+    reached by ordinary inputs.
+    """
+    shape = (given.frames or 1, 1, inputs)
+    zeros = {name: np.zeros((1, units)) for name, units in given.states.items()}
+
+    def noise(scale: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        return scale * rng.standard_normal(shape), {n: scale * rng.standard_normal(a.shape) for n, a in zeros.items()}
+
+    yield HardCall("zeros", np.zeros(shape), zeros)
+    yield HardCall("scale 100", 100 * rng.standard_normal(shape), zeros)
+    yield HardCall("repeated values", np.full(shape, 0.75), {name: a + 0.5 for name, a in zeros.items()})
+    # float16 has no digits to spare below 6e-5
+    for scale in (1e-3,) if given.dtype == np.float16 else (1e-4, 1e-6):
+        yield HardCall(f"scale {scale:.0e}", *noise(scale))
+    clips = _cell_clips(layers)
+    if clips:
+        states = dict(zeros)
+        for name, limit in clips.items():
+            states[name] = np.where(np.arange(states[name].size) % 2, -4.0, 4.0)[None] * limit
+        yield HardCall("cells beyond their clip", rng.standard_normal(shape), states)
+
+
+def _cell_clips(layers) -> dict[str, float]:
+    """The state of each clipped cell, and its limit."""
+    clips, recurrent = {}, 0
+    pending = list(layers)
+    while pending:
+        layer = pending.pop(0)
+        if layer.kind == "Residual":
+            pending = [*layer.layers, *pending]
+        elif builder(layer).states(layer):
+            if layer.spec.cell_clip is not None:
+                clips[f"c{recurrent}"] = layer.spec.cell_clip
+            recurrent += 1
+    return clips
+
+
+def weights_varied(model: onnx.ModelProto, noise: float, rng: np.random.Generator) -> onnx.ModelProto:
+    """A widened copy whose stored arrays are changed relatively by `noise`; single numbers, such as eps, are kept."""
+    wide = widen(model)
+    tensors = [tensor for graph in model_graphs(wide) for tensor in graph.initializer]
+    constants = (node for node in model_nodes(wide) if node.op_type == "Constant")
+    tensors += [a.t for node in constants for a in node.attribute if a.name == "value"]
+    for tensor in tensors:
+        if tensor.data_type == TensorProto.DOUBLE and np.prod(tensor.dims) > 1:
+            array = numpy_helper.to_array(tensor)
+            varied = array * (1 + noise * rng.standard_normal(array.shape))
+            tensor.CopyFrom(numpy_helper.from_array(varied, tensor.name))
+    return wide
+
+
+def whole_calls(given: list[np.ndarray], frames: int, random: bool) -> list[np.ndarray]:
+    """Recordings whose length is a multiple of the steps in a call; random ones are lengthened to one."""
+    if random:
+        return [np.resize(x, (-(-len(x) // frames) * frames, x.shape[1])) for x in given]
+    for i, recording in enumerate(given):
+        if len(recording) % frames:
+            raise ValueError(
+                f"onnx_model takes {frames} steps in each call: recordings must have a multiple of that many steps, "
+                f"got {len(recording)} in recording {i}"
+            )
+    return given
+
+
+def recordings(model, inputs, steps, seed) -> list[np.ndarray]:
+    """The argument `inputs` of `check_parity` as checked arrays; standard normal numbers for None."""
+    if inputs is None:
+        if isinstance(steps, bool) or not hasattr(steps, "__index__"):
+            raise TypeError(f"steps must be an integer, got {steps!r}")
+        if operator.index(steps) < 1:
+            raise ValueError(f"steps must be at least 1, got {steps}")
+        rng = np.random.default_rng(seed)
+        return [rng.standard_normal((operator.index(steps), model.input_size)).astype(np.float32)]
+    if isinstance(inputs, np.ndarray):
+        inputs = [inputs]
+    if not isinstance(inputs, Iterable) or isinstance(inputs, (str, bytes, dict)):
+        raise TypeError(f"inputs must be an array or a list of arrays, got {type(inputs).__name__}")
+    inputs = list(inputs)
+    for i, recording in enumerate(inputs):
+        if not isinstance(recording, np.ndarray) or recording.dtype != np.float32:
+            got = getattr(recording, "dtype", type(recording).__name__)
+            raise TypeError(f"inputs[{i}] must be a float32 array, got {got}")
+        if recording.ndim != 2 or recording.shape[1] != model.input_size:
+            raise ValueError(f"inputs[{i}] must have shape (steps, {model.input_size}), got {recording.shape}")
+        if not np.isfinite(recording).all():  # engines that all give NaN would seem to agree
+            step = int(np.argmin(np.isfinite(recording).all(axis=1)))
+            raise ValueError(f"inputs[{i}] must be finite, got NaN or infinity at step {step}")
+    if not sum(map(len, inputs)):
+        raise ValueError("inputs must have at least one step, got none")
+    return [np.ascontiguousarray(recording) for recording in inputs]
