@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
-import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import asdict
-from numbers import Real
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any
 
-from cnorm.files import replaces
 from cnorm.scoring import in_order
 from cnorm.text import message_of
+from onnx_export.validation.options import Options, path_text
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
 
 if TYPE_CHECKING:
@@ -126,47 +122,28 @@ def validate(
         If a size, the timeout or the memory limit is not positive, the seed is negative, or `fix` is the model's own
         file or that of the inputs.
     """
-    paths = {"path": path, "input": input, "data_root": data_root, "fix": fix, "outputs": outputs}
-    texts = {name: _text(name, value) for name, value in paths.items() if value is not None or name == "path"}
-    _check_numbers(batch, dim, sizes or {}, seed, opset, timeout=timeout, memory=memory)
-    for name, role in (("path", "the model"), ("input", "the inputs")):
-        if fix is not None and name in texts and replaces(texts["fix"], texts[name]):
-            raise ValueError(f"fix must name another file than {role}, which it would replace, got {texts['fix']!r}")
+    options = Options.checked(
+        input=input,
+        batch=batch,
+        dim=dim,
+        sizes=sizes,
+        seed=seed,
+        external_data=bool(external_data),
+        data_root=data_root,
+        fix=fix,
+        opset=opset,
+        outputs=outputs,
+        find_only=bool(find_only),
+        timeout=timeout,
+        memory=memory,
+        limits=limits,
+    )
+    return examined(path_text("path", path), options, progress)
+
+
+def examined(path: str, options: Options, progress: Callable[[str, int, int], None] | None = None) -> ValidationReport:
+    """`validate`, with its options as one object."""
+    options.keep_apart(path)
     from onnx_export.validation import child
 
-    options = {
-        "input": texts.get("input", ""),
-        "batch": operator.index(batch),
-        "dim": operator.index(dim),
-        "named": [(name, operator.index(size)) for name, size in (sizes or {}).items()],
-        "seed": operator.index(seed),
-        "external_data": external_data,
-        "data_root": texts.get("data_root", ""),
-        "fix": texts.get("fix", ""),
-        "outputs": texts.get("outputs", ""),
-        "opset": operator.index(opset or 0),
-        "find_only": bool(find_only),
-        "limits": asdict(limits) if limits else {},
-    }
-    return child.run(texts["path"], options, timeout=timeout, memory=memory, progress=progress)
-
-
-def _check_numbers(batch, dim, sizes: Mapping[str, int], seed, opset, **limits) -> None:
-    """Refuse a size or seed that is no integer, and a size or limit that is not positive."""
-    whole = {"batch": batch, "dim": dim} | {f"sizes[{name!r}]": size for name, size in sizes.items()}
-    for name, value in (whole | {"seed": seed} | ({} if opset is None else {"opset": opset})).items():
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise TypeError(f"{name} must be an integer, got {value!r}")
-    for name, value in (whole | limits).items():
-        if isinstance(value, bool) or not isinstance(value, Real | SupportsIndex):
-            raise TypeError(f"{name} must be a number, got {value!r}")
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be positive and finite, got {value}")
-    if operator.index(seed) < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
-
-
-def _text(name: str, path: object) -> str:
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"{name} must be a str or path-like, got {type(path).__name__}")
-    return os.fsdecode(path)
+    return child.run(path, options, progress=progress)

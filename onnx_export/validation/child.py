@@ -20,51 +20,29 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from onnx_export.validation.options import Options
 from onnx_export.validation.report import Finding, ValidationReport
-
-if TYPE_CHECKING:
-    from onnx_export.validation.examine import Options
 
 _MOST_OUTPUT = 2**28
 _PR_SET_PDEATHSIG = 1
-_LONGEST = 10**9  # seconds
-_LARGEST = 2**60  # bytes of address space; a limit must fit the system's type
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {} import main; main()"
 
 
-def run(
-    path: str,
-    options: dict[str, Any],
-    *,
-    timeout: float,
-    memory: int,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> ValidationReport:
-    """Examine `path` in a child process.
+def run(path: str, options: Options, *, progress: Callable[[str, int, int], None] | None = None) -> ValidationReport:
+    """Examine `path` in a child process, with the limits `options.timeout` and `options.memory`.
 
-    Parameters
-    ----------
-    path : str
-    options : dict
-        Fields of `examine.Options`.
-    timeout : float
-        Seconds of wall clock, at most _LONGEST.
-    memory : int
-        Bytes of address space.
-    progress : callable, optional
-        Called with (stage, done, total).
+    `progress` is called with (stage, done, total).
     """
-    started, timeout = time.monotonic(), min(timeout, _LONGEST)
+    started = time.monotonic()
     outcome = _Outcome(ValidationReport(path))
     for infer_shapes in (True, False):
-        left = timeout - (time.monotonic() - started)
+        left = options.timeout - (time.monotonic() - started)
         with _scratch() as scratch:
             request = {
                 "path": path,
-                "options": {**options, "infer_shapes": infer_shapes},
-                "memory": int(min(memory, _LARGEST)),
+                "options": replace(options, infer_shapes=infer_shapes).to_json(),
                 "seconds": int(max(left, 0)) + 2,
             }
             outcome = _attempt(request, left, scratch, progress)
@@ -171,7 +149,7 @@ def main() -> None:
     _end_with_parent(int(sys.argv[2]))
     request = json.load(sys.stdin)
     _limit(resource.RLIMIT_CORE, 0)
-    request["memory"] = _limit(resource.RLIMIT_AS, request["memory"])
+    request["memory"] = _limit(resource.RLIMIT_AS, request["options"]["memory"])
     # one thread computes, so the parent's time limit comes first; this one ends a child whose parent is gone
     _limit(resource.RLIMIT_CPU, request["seconds"])
     emit("stage", "start")
@@ -210,17 +188,9 @@ def _examine(request: dict[str, Any], emit) -> ValidationReport:
         # imported here, under the limits: onnxruntime starts threads and allocates
         from onnx_export.validation.examine import examine
 
-        return examine(request["path"], _options(request["options"]), remember)
+        return examine(request["path"], Options.from_json(request["options"]), remember)
     except MemoryError:
         limit = f"the memory limit of {request['memory'] / 2**30:.3g} GiB"
         return replace(latest, problem=f"{limit} was reached (stage: {stage})")
     except Exception as error:  # a bug of this package, or untrusted input that no test has
         return replace(latest, problem=f"unexpected {type(error).__name__}: {str(error)[:400]}")
-
-
-def _options(fields: dict[str, Any]) -> Options:
-    from onnx_export.model_io import Limits
-    from onnx_export.validation.examine import Options
-
-    named = tuple((name, size) for name, size in fields.pop("named", ()))
-    return Options(**{**fields, "named": named, "limits": Limits(**fields.get("limits", {}))})

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -16,10 +17,10 @@ import click
 from cnorm.files import replaces, write_whole
 from cnorm.scoring import in_order
 from cnorm.text import printable
-from onnx_export.validation import formats
+from onnx_export.validation import examined, formats
 from onnx_export.validation import lock as locks
-from onnx_export.validation import validate as run_validation
 from onnx_export.validation.codes import CODES
+from onnx_export.validation.options import Options
 from onnx_export.validation.report import CANNOT, REFUSED, SCHEMA, SOUND, UNSOUND, ValidationReport, show
 
 _POSITIVE = click.FloatRange(0, min_open=True)
@@ -90,7 +91,7 @@ def validate(context, models, size, strict, require_norm, shape, html, like, loc
     if options["opset"] is not None and options["fix"] is None:
         raise click.UsageError("--opset is the opset of the copy that --fix writes: give both")
     _keep_apart(outputs, {"MODEL": paths[0]} | others)
-    options |= {"sizes": size, "memory": int(min(memory, _MOST_MEMORY) * 2**30)}
+    options = Options.checked(**options, sizes=size, memory=int(min(memory, _MOST_MEMORY) * 2**30))
     reports: list[ValidationReport] = []
     try:
         with _Progress(sys.stderr) as progress:
@@ -147,12 +148,12 @@ def _inside(folder: Path) -> list[Path]:
     return sorted(Path(at, name) for at, _, names in walk for name in names if name.endswith(".onnx"))
 
 
-def _validate_all(paths: list[Path], workers: int, progress: _Progress, options: dict, reports: list) -> None:
+def _validate_all(paths: list[Path], workers: int, progress: _Progress, options: Options, reports: list) -> None:
     """Append the reports in the order of the paths; after Ctrl-C those that were done are there."""
 
     def one(path: Path) -> ValidationReport:
         try:
-            return run_validation(path, progress=progress.of(path), **options)
+            return examined(str(path), options, progress.of(path))
         finally:
             progress.finished()
 
@@ -164,14 +165,13 @@ def _validate_all(paths: list[Path], workers: int, progress: _Progress, options:
         reports.append(outcome.result)
 
 
-def _hold(report: ValidationReport, like: Path, options: dict) -> None:
+def _hold(report: ValidationReport, like: Path, options: Options) -> None:
     """Compare the norms with those of the reference and add the differences to the findings."""
     try:
         if like.suffix == ".json":
             reference = locks.read_lock(like.read_text(encoding="utf-8"))
         else:
-            plain = {name: options[name] for name in ("external_data", "data_root", "memory", "timeout")}
-            other = run_validation(like, find_only=True, **plain)
+            other = examined(str(like), replace(options, find_only=True, input="", outputs="", fix="", opset=0))
             if other.problem:
                 raise ValueError(other.problem)
             reference = locks.facts(other.norms)

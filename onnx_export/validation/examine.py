@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -34,29 +33,11 @@ from onnx_export.validation.graph import inline, mark_functions, opset_versions
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.lock import value_hash
 from onnx_export.validation.norm import Norm, unproved_claims
+from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
 from onnx_export.validation.report import Finding, NormReport, ValidationReport
-from onnx_export.validation.run import Case, Run
+from onnx_export.validation.run import Candidate, Case, Run
 from onnx_export.validation.weights import put_back, set_aside
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of `validation.validate`, which describes them."""
-
-    input: str = ""
-    batch: int = 1
-    dim: int = 8
-    named: tuple[tuple[str, int], ...] = ()
-    seed: int = 0
-    external_data: bool = False
-    data_root: str = ""
-    fix: str = ""
-    outputs: str = ""
-    opset: int = 0
-    find_only: bool = False
-    infer_shapes: bool = True
-    limits: Limits = field(default_factory=Limits)
 
 
 def examine(path: str, options: Options, emit: Callable[[str, object], None]) -> ValidationReport:
@@ -88,29 +69,29 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         report.problem = report.problem or unread
         return report
 
-    cases = [Case(n, r, stress.producers(n)) for n, r in zip(found, report.norms, strict=True)]
+    candidates = [Candidate(n, r, stress.producers(n)) for n, r in zip(found, report.norms, strict=True)]
     emit("stage", "run")
     try:
-        sizes = inputs.Sizes(options.batch, options.dim, options.named)
-        run = Run(model, weights, cases, options.input, sizes, options.seed)
+        run = Run(model, weights, candidates, options)
         report.findings += outputs.compare(run, options.outputs, options.seed)
     except (inputs.MissingInput, ort.CannotRun, Unreadable) as error:
         report.problem = clip(str(error))
         return report
     report.problem, report.fixed = clip(run.trouble or unread), []
-    _judge(run, cases, report, emit)
+    cases = _judge(run, candidates, report, emit)
     emit("stage", "stress")
     _stress(run, cases, report, options.seed, emit)
     if options.fix:
         emit("stage", "fix")
-        _fix(run, cases, report, options)
+        _fix(run, candidates, cases, report, options)
     return report
 
 
 def _read(path: str, options: Options, report: ValidationReport, emit) -> onnx.ModelProto | None:
     """The model, None if it cannot be read. Problems that prevent running it are added to the report."""
     try:
-        model = parse(read(path, options.limits), options.limits)
+        limits = options.limits or Limits()
+        model = parse(read(path, limits), limits)
     except (Refused, Unreadable) as error:
         report.problem, report.refused = clip(str(error)), isinstance(error, Refused)
         return None
@@ -166,34 +147,40 @@ def _lint(model: onnx.ModelProto, found: list[Norm], report: ValidationReport) -
     return next((f"{f.norm}: {f.message}" for f in report.findings if f.code in unseen), "")
 
 
-def _judge(run: Run, cases: list[Case], report: ValidationReport, emit) -> None:
-    for position, case in enumerate(cases):
-        emit("progress", (position, 2 * len(cases)))
-        if case.feeds:
-            with _apart(case, report):
-                report.findings += verdict.judge(run, case, position)
-    if cases and all(norm.verdict == "not exercised" for norm in report.norms):
+def _judge(run: Run, candidates: list[Candidate], report: ValidationReport, emit) -> list[Case]:
+    """Judge every norm that rows reached; returns the cases of those that could be judged."""
+    cases: list[Case] = []
+    for done, position in enumerate(run.reached):
+        emit("progress", (done, 2 * len(run.reached)))
+        with _apart(candidates[position], report):
+            case = run.case(position)
+            report.findings += verdict.judge(run, case)
+            cases.append(case)
+    if candidates and all(norm.verdict == "not exercised" for norm in report.norms):
         report.problem = report.problem or "no norm was exercised, so nothing is proved"
     emit("report", report)
+    return cases
 
 
 def _stress(run: Run, cases: list[Case], report: ValidationReport, seed: int, emit) -> None:
     about_runtime: dict[tuple[str, str], Finding] = {}
-    for position, case in enumerate(cases):
-        emit("progress", (len(cases) + position, 2 * len(cases)))
-        if case.feeds and not case.norm.near_miss and case.report.verdict == "ok":
+    for done, case in enumerate(cases):
+        emit("progress", (len(cases) + done, 2 * len(cases)))
+        if not case.norm.near_miss and case.report.verdict == "ok":
             with _apart(case, report):
                 for finding in verdict.judge_stress(run, case, seed):
                     about_runtime[finding.code, finding.message] = finding
     report.findings += about_runtime.values()
 
 
-def _fix(run: Run, cases: list[Case], report: ValidationReport, options: Options) -> None:
+def _fix(run: Run, candidates: list[Candidate], cases: list[Case], report: ValidationReport, options: Options) -> None:
     from onnx_export.validation.repair import CannotRepair, repair
 
     put_back(run.model, run.weights)
+    judged = {case.position: case for case in cases}
     try:
-        report.fixed = repair(Path(options.fix), run.model, cases, run.feeds)
+        everything = [judged.get(position, candidate) for position, candidate in enumerate(candidates)]
+        report.fixed = repair(Path(options.fix), run.model, everything, run.feeds)
     except OSError as error:
         report.problem = f"--fix: cannot write {options.fix}: {error.strerror}"
     except CannotRepair as error:
@@ -201,7 +188,7 @@ def _fix(run: Run, cases: list[Case], report: ValidationReport, options: Options
 
 
 @contextmanager
-def _apart(case: Case, report: ValidationReport) -> Iterator[None]:
+def _apart(case: Candidate | Case, report: ValidationReport) -> Iterator[None]:
     """Catch exceptions while one norm is judged, so that the others are still judged."""
     try:
         yield

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import zipfile
-from dataclasses import dataclass
 from math import prod
 from typing import BinaryIO
 
@@ -14,38 +13,13 @@ from onnx import TensorProto, helper
 
 from onnx_export.model_io import Unreadable, open_untrusted
 from onnx_export.validation.graph import Scope, size
+from onnx_export.validation.options import Options
 
 _MAX_BYTES = 2**31  # of all generated inputs together, and of all stored ones
 
 
 class MissingInput(ValueError):
     """An input that the user's file lacks and that cannot be generated."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes for dimensions that the file leaves open.
-
-    Attributes
-    ----------
-    batch : int
-        For the first dimension of an input, and for names that contain "batch".
-    other : int
-        For all other dimensions.
-    named : tuple of (str, int)
-        By name; these come before the other two.
-    """
-
-    batch: int = 1
-    other: int = 8
-    named: tuple[tuple[str, int], ...] = ()
-
-    def of(self, name: str, position: int) -> int:
-        """Size for an open dimension, by its name (empty for none) and its position in the shape."""
-        named = dict(self.named)
-        if name in named:
-            return named[name]
-        return self.batch if position == 0 or "batch" in name.lower() else self.other
 
 
 def read(path: str | os.PathLike, wanted: list[str]) -> dict[str, np.ndarray]:
@@ -90,7 +64,7 @@ def _arrays(file: BinaryIO, path: str | os.PathLike, wanted: list[str]) -> dict[
     return {wanted[0]: array}
 
 
-def complete(scope: Scope, given: dict[str, np.ndarray], sizes: Sizes, seed: int) -> dict[str, np.ndarray]:
+def complete(scope: Scope, given: dict[str, np.ndarray], options: Options) -> dict[str, np.ndarray]:
     """`given`, and a generated array for every other input of the main graph.
 
     Floats are drawn from N(0, 1), integers from {0, 1} (0 only if they index a table of one row), booleans are true.
@@ -99,7 +73,8 @@ def complete(scope: Scope, given: dict[str, np.ndarray], sizes: Sizes, seed: int
     Raises
     ------
     MissingInput
-        If an input has a type or a size that is not generated, or if no input has a dimension of a name in `sizes`.
+        If an input has a type or a size that is not generated, or if no input has a dimension of a name in
+        `options.sizes`.
     Unreadable
         If a given array does not hold numbers.
     """
@@ -107,7 +82,7 @@ def complete(scope: Scope, given: dict[str, np.ndarray], sizes: Sizes, seed: int
     stored = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in stored]
     free = {dim.dim_param for value in inputs for dim in value.type.tensor_type.shape.dim if dim.dim_param}
-    strange = sorted(dict(sizes.named).keys() - free)
+    strange = sorted(options.sizes.keys() - free)
     if strange:
         raise MissingInput(f"no input has a free dimension named {strange}; there are {sorted(free) or 'none'}")
     known: dict[str, int] = {}
@@ -116,7 +91,7 @@ def complete(scope: Scope, given: dict[str, np.ndarray], sizes: Sizes, seed: int
             for dim, length in zip(value.type.tensor_type.shape.dim, given[value.name].shape, strict=False):
                 if dim.dim_param:
                     known.setdefault(dim.dim_param, length)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(options.seed)
     feeds, total = dict(given), 0
     for value in inputs:
         if value.name in feeds:
@@ -128,9 +103,9 @@ def complete(scope: Scope, given: dict[str, np.ndarray], sizes: Sizes, seed: int
         shape = [
             fixed
             if (fixed := size(d)) is not None
-            else known.setdefault(d.dim_param, sizes.of(d.dim_param, i))
+            else known.setdefault(d.dim_param, options.size_of(d.dim_param, i))
             if d.dim_param
-            else sizes.of("", i)
+            else options.size_of("", i)
             for i, d in enumerate(dims)
         ]
         total += prod(shape) * 8

@@ -83,12 +83,15 @@ class Variance:
         return replace(self, nodes=(*self.nodes, *nodes), reshaped=reshaped, near=near, **changes)
 
 
-class Moments(Values):
+class Moments:
     """Recognises statistics, walking backwards from their results."""
+
+    def __init__(self, values: Values) -> None:
+        self.values, self.scope = values, values.scope
 
     def mean(self, name: str) -> Mean | None:
         """The mean that a value holds, also after changes of shape; None if it is no mean."""
-        inner, path = self.strip(name, SAME | RESHAPERS)
+        inner, path = self.values.strip(name, SAME | RESHAPERS)
         node = self.scope.producer(inner)
         if node is None:
             return None
@@ -103,24 +106,24 @@ class Moments(Values):
 
     def total(self, name: str) -> Mean | None:
         """The sum of squares that a value holds, None if it is none."""
-        inner, path = self.strip(name, SAME | RESHAPERS)
-        node = self.made_by(inner, *REDUCED_SUMS, "ReduceL2")
+        inner, path = self.values.strip(name, SAME | RESHAPERS)
+        node = self.values.made_by(inner, *REDUCED_SUMS, "ReduceL2")
         found = node and self._reduction(node, path, any(op(n) in RESHAPERS for n in path))
         return replace(found, total=True) if found else None
 
     def _divided_sum(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
         """The mean computed as a sum divided by n or multiplied by 1/n; n may be computed from shapes."""
         for a, b in (node.input, reversed(node.input)):
-            factor = self.scalar(b)
-            counted = factor is None and self.counted(b)
+            factor = self.values.scalar(b)
+            counted = factor is None and self.values.counted(b)
             if not (factor or counted) or (op(node) == "Div" and b != node.input[1]):
                 continue
-            source, inner_path = self.strip(a, SAME | RESHAPERS)
-            total = self.made_by(source, *REDUCED_SUMS)
+            source, inner_path = self.values.strip(a, SAME | RESHAPERS)
+            total = self.values.made_by(source, *REDUCED_SUMS)
             if total is None:
                 continue
             reshaped = reshaped or any(op(n) in RESHAPERS for n in inner_path)
-            count_nodes = self.chain(b)[0] if counted else []
+            count_nodes = self.values.chain(b)[0] if counted else []
             found = self._reduction(total, [*path, *inner_path, node, *count_nodes], reshaped)
             if found is None:
                 return None
@@ -133,19 +136,21 @@ class Moments(Values):
 
     def _less_one(self, name: str) -> bool:
         """Whether a value is another one less 1, perhaps with a lower limit."""
-        inner = self.strip(name)[0]
-        limited = self.made_by(inner, "Max")
+        inner = self.values.strip(name)[0]
+        limited = self.values.made_by(inner, "Max")
         if limited is not None:
-            inner = self.strip(self.clamped(limited)[0])[0]
-        node = self.made_by(inner, "Add", "Sub")
+            inner = self.values.strip(self.clamped(limited)[0])[0]
+        node = self.values.made_by(inner, "Add", "Sub")
         less = None if node is None else {"Add": -1.0, "Sub": 1.0}[op(node)]
-        return node is not None and any(self.scalar(each) == less for each in list(node.input)[op(node) == "Sub" :])
+        return node is not None and any(
+            self.values.scalar(each) == less for each in list(node.input)[op(node) == "Sub" :]
+        )
 
     def _reduction(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
         axes = self._contracted(node) if op(node) == "Einsum" else self._reduced_axes(node)
         if axes is None:
             return None
-        source, casts = self.strip(node.input[0])
+        source, casts = self.values.strip(node.input[0])
         shape = self.scope.shape(source)
         if axes and shape is not None:
             if not all(-len(shape) <= axis < len(shape) for axis in axes):
@@ -171,7 +176,7 @@ class Moments(Values):
         equation = next((a.s.decode("ascii", "replace") for a in node.attribute if a.name == "equation"), "")
         terms, _, result = equation.replace(" ", "").partition("->")
         one, _, other = terms.partition(",")
-        if len(node.input) != 2 or one != other or "." in one or not self.same(*node.input):
+        if len(node.input) != 2 or one != other or "." in one or not self.values.same(*node.input):
             return None
         axes = tuple(index for index, letter in enumerate(one) if letter not in result)
         return axes if axes and [letter for letter in one if letter in result] == list(result) else None
@@ -184,13 +189,13 @@ class Moments(Values):
         share = 1 / matrix.shape[0]
         if matrix.dtype.kind != "f" or abs(matrix.astype(float) - share).max() > np.finfo(matrix.dtype).eps * share:
             return None
-        source, casts = self.strip(node.input[0])
-        axes = self.axes((-1,), source)
+        source, casts = self.values.strip(node.input[0])
+        axes = self.values.axes((-1,), source)
         return Mean(source, axes, True, (*casts, node, *path), reshaped=reshaped, stored_reciprocal=True)
 
     def _pooled(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
         """The mean over all axes after the first two, as GlobalAveragePool or as AveragePool with one window."""
-        source, casts = self.strip(node.input[0])
+        source, casts = self.values.strip(node.input[0])
         shape = self.scope.shape(source)
         if shape is None or len(shape) < 3:
             return None
@@ -219,7 +224,7 @@ class Moments(Values):
 
     def _before_unsqueeze(self, found: Mean) -> Mean:
         """Restate a mean of an unsqueezed value as a mean of the value before Unsqueeze, with axes renumbered."""
-        node = self.made_by(found.source, "Unsqueeze")
+        node = self.values.made_by(found.source, "Unsqueeze")
         shape = self.scope.shape(found.source)
         if node is None or shape is None or found.axes is None:
             return found
@@ -232,15 +237,15 @@ class Moments(Values):
         axes = tuple(kept.index(axis) for axis in found.axes if axis in kept)
         if not stored or not axes:
             return found
-        source, casts = self.strip(node.input[0])
+        source, casts = self.values.strip(node.input[0])
         return replace(found, source=source, axes=axes, nodes=(*casts, node, *found.nodes))
 
     def _miscount(self, mean: Mean, factor: str, divisor: float) -> NearMiss:
         """The `miscount` of a sum that is divided by `divisor`: an error unless that is n - 1."""
-        count = self.count(mean.axes, mean.source)
+        count = self.values.count(mean.axes, mean.source)
         if not count:
             return NONE
-        stored = self.narrowest(factor, self.strip(factor)[0])
+        stored = self.values.narrowest(factor, self.values.strip(factor)[0])
         unit = max(unit_roundoff(stored), 2.0**-50)  # float64 constants: the arithmetic here rounds more
         unbiased = abs(divisor - count + 1) < abs(divisor - count)
         # two roundings, of n and of 1/n; one only if the divisor is nearer to n - 1, lest n - 1 pass for n
@@ -254,17 +259,17 @@ class Moments(Values):
 
     def power(self, name: str) -> tuple[str, float, list[onnx.NodeProto]] | None:
         """(base, exponent, nodes) if the value is base^exponent."""
-        inner, path = self.strip(name, SAME | RESHAPERS)
+        inner, path = self.values.strip(name, SAME | RESHAPERS)
         node = self.scope.producer(inner)
         if node is None:
             return None
-        if op(node) == "Mul" and self.same(*node.input):
-            base, more = self.strip(node.input[0])
+        if op(node) == "Mul" and self.values.same(*node.input):
+            base, more = self.values.strip(node.input[0])
             return base, 2.0, [*path, node, *more]
-        exponent = self.scalar(node.input[1]) if op(node) == "Pow" else None
+        exponent = self.values.scalar(node.input[1]) if op(node) == "Pow" else None
         if exponent is None:
             return None
-        base, more = self.strip(node.input[0])
+        base, more = self.values.strip(node.input[0])
         return base, exponent, [*path, node, *more]
 
     def second_moment(self, name: str) -> tuple[str, float, Mean, list[onnx.NodeProto]] | None:
@@ -273,7 +278,7 @@ class Moments(Values):
         if mean is None:
             return None
         if mean.squared:
-            base, path = self.strip(mean.source)
+            base, path = self.values.strip(mean.source)
             return base, 2.0, mean, [*path, *mean.nodes]
         squared = self.power(mean.source)
         if squared is None:
@@ -283,21 +288,21 @@ class Moments(Values):
 
     def centred(self, name: str) -> tuple[str, Mean, list[onnx.NodeProto]] | None:
         """(x, mean, nodes) if the value is x - mean(x)."""
-        inner, path = self.strip(name)
-        node = self.made_by(inner, "Sub", "Add")
+        inner, path = self.values.strip(name)
+        node = self.values.made_by(inner, "Sub", "Add")
         if node is None:
             return None
         subtracted, flip = node.input[1], []
         if op(node) == "Add":
-            negative = self.made_by(subtracted, "Neg")
+            negative = self.values.made_by(subtracted, "Neg")
             if negative is None:
                 return None
             subtracted, flip = negative.input[0], [negative]
         mean = self.mean(subtracted)
         if mean is None or mean.squared:
             return None
-        x, casts = self.strip(node.input[0])
-        if not self.same(x, mean.source):
+        x, casts = self.values.strip(node.input[0])
+        if not self.values.same(x, mean.source):
             return None
         return x, mean, [*casts, *mean.nodes, *flip, node, *path]
 
@@ -305,7 +310,7 @@ class Moments(Values):
 
     def variance(self, name: str, depth: int = DEEPEST) -> Variance | None:
         """The second moment that a value holds, also after a clamp, a square root and square, or a rescaling."""
-        inner, path = self.strip(name, SAME | RESHAPERS)
+        inner, path = self.values.strip(name, SAME | RESHAPERS)
         node = self.scope.producer(inner)
         if node is None or depth == 0:
             return None
@@ -326,8 +331,8 @@ class Moments(Values):
     def _squared_root(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """The Sqrt whose result `node` squares, else None."""
         twice = op(node) == "Mul" and node.input[0] == node.input[1]
-        twice = twice or (op(node) == "Pow" and self.scalar(node.input[1]) == 2)
-        return self.made_by(node.input[0], "Sqrt") if twice else None
+        twice = twice or (op(node) == "Pow" and self.values.scalar(node.input[1]) == 2)
+        return self.values.made_by(node.input[0], "Sqrt") if twice else None
 
     def _clamped_variance(self, node: onnx.NodeProto, path: list[onnx.NodeProto], depth: int) -> Variance | None:
         clamped, floor = self.clamped(node)
@@ -343,7 +348,7 @@ class Moments(Values):
             found = self.variance(a, depth - 1)
             if found and not (op(node) == "Div" and a != node.input[0]):
                 near = NearMiss("the variance is rescaled before the root (an unbiased estimate divides by n - 1)")
-                return found.through([*path, node, *([] if self.scalar(b) else self.chain(b)[0])], near)
+                return found.through([*path, node, *([] if self.values.scalar(b) else self.values.chain(b)[0])], near)
         return None
 
     def _two_pass(self, moment, path: list[onnx.NodeProto]) -> Variance | None:
@@ -359,7 +364,7 @@ class Moments(Values):
             found = Variance(base, "", RMS, "centred", mean, tuple(nodes), near)
             return replace(found, stored_reciprocal=mean.stored_reciprocal).through(path)
         x, inner_mean, centre_nodes = centred
-        outer, inner = self.axes(mean.axes, x), self.axes(inner_mean.axes, x)
+        outer, inner = self.values.axes(mean.axes, x), self.values.axes(inner_mean.axes, x)
         if outer != inner:
             reason = f"the mean is over axes {_shown(inner)}, the variance over {_shown(outer)}"
             near = near.then(NearMiss(reason, error=True))
@@ -379,13 +384,19 @@ class Moments(Values):
         """The variance E[x^2] - E[x]^2, from its two terms."""
         second, first = self.second_moment(second_moment), self.power(squared_mean)
         mean = first and self.mean(first[0])
-        if second is None or second[2].total or mean is None or mean.squared or not self.same(second[0], mean.source):
+        if (
+            second is None
+            or second[2].total
+            or mean is None
+            or mean.squared
+            or not self.values.same(second[0], mean.source)
+        ):
             return None
         _, exponent, outer, nodes = second
         near = outer.miscount.then(mean.miscount)
         if exponent != 2 or first[1] != 2:
             near = near.then(NearMiss(f"the exponents are {exponent:g} and {first[1]:g}, not 2", error=True))
-        if self.axes(mean.axes, mean.source) != self.axes(outer.axes, mean.source):
+        if self.values.axes(mean.axes, mean.source) != self.values.axes(outer.axes, mean.source):
             reason = f"the mean is over axes {_shown(mean.axes)}, the second moment over {_shown(outer.axes)}"
             near = near.then(NearMiss(reason, error=True))
         return Variance(
@@ -403,11 +414,11 @@ class Moments(Values):
         """(v, c) of max(c, v), relu(v) or clip(v, c)."""
         if op(node) == "Max" and len(node.input) == 2:
             for a, b in (node.input, reversed(node.input)):
-                floor = self.scalar(a)
+                floor = self.values.scalar(a)
                 if floor is not None:
                     return b, floor
         if op(node) == "Clip":
-            floor = self.scalar(node.input[1]) if len(node.input) > 1 and node.input[1] else None
+            floor = self.values.scalar(node.input[1]) if len(node.input) > 1 and node.input[1] else None
             return node.input[0], attribute(node, "min", 0.0) if floor is None else floor
         return node.input[0], 0.0
 

@@ -17,6 +17,7 @@ from onnx_export.nodes import model_nodes
 from onnx_export.validation import stress
 from onnx_export.validation.graph import FUNCTION_KEY, free_prefix, opset_versions, used
 from onnx_export.validation.norm import Norm
+from onnx_export.validation.run import Candidate, Case
 
 _FIRST_OPSET = 17
 # Tolerances between the outputs of two models. Relative to the largest element of the row: float32 rounding is smaller,
@@ -39,7 +40,9 @@ class Replacement:
     stored: list[onnx.TensorProto]
 
 
-def repair(path: Path, model: onnx.ModelProto, cases: Sequence, feeds: dict[str, np.ndarray]) -> list[str]:
+def repair(
+    path: Path, model: onnx.ModelProto, cases: Sequence[Case | Candidate], feeds: dict[str, np.ndarray]
+) -> list[str]:
     """Write `model` with its decomposed norms replaced.
 
     A norm is replaced if the file's nodes and the operator agree in float64 on the stress rows and the tapped rows, up
@@ -53,8 +56,8 @@ def repair(path: Path, model: onnx.ModelProto, cases: Sequence, feeds: dict[str,
         Where to write; replaced in one step, or not at all.
     model : onnx.ModelProto
         The examined model, local functions inlined.
-    cases : sequence
-        Norms with `oracle` and `isolated`, as `examine` leaves them.
+    cases : sequence of Case or Candidate
+        Every norm in order; a Candidate is left as it is, because it was not exercised.
     feeds : dict of str to array
         Inputs of the model.
 
@@ -98,7 +101,7 @@ def repair(path: Path, model: onnx.ModelProto, cases: Sequence, feeds: dict[str,
     return [*sentences, f"{what}: {len(chosen)} of {len(sentences)} decomposed norms rewritten"]
 
 
-def _obstacle(model: onnx.ModelProto, case) -> str:
+def _obstacle(model: onnx.ModelProto, case: Case | Candidate) -> str:
     """Why the norm cannot be replaced, empty when it can."""
     norm = case.norm
     if norm.near_miss:
@@ -111,7 +114,7 @@ def _obstacle(model: onnx.ModelProto, case) -> str:
         return f"LayerNormalization needs opset {_FIRST_OPSET}, the file has {opset_versions(model).get('')}"
     if case.report.verdict == "wrong" and case.report.blame == "file" and norm.variance == "centred":
         return "it does not compute the layer norm it claims"
-    if not case.feeds or case.report.verdict == "not exercised" or not case.isolated.can_stress:
+    if not isinstance(case, Case) or case.report.verdict == "not exercised" or not case.isolated.can_stress:
         return "it was not exercised, so nothing is proved"
     shape = norm.scope.shape(norm.x)
     if shape is None or any(shape[axis] is None for axis in _axes(case)):
@@ -148,7 +151,7 @@ def _replaceable(model: onnx.ModelProto, norm: Norm) -> str:
     return ""
 
 
-def _misfit(case, slot: str) -> str:
+def _misfit(case: Case, slot: str) -> str:
     """Why the operator cannot take the scale or bias, empty when it can."""
     name, shape, axes = getattr(case.norm, slot), case.feeds[0][case.norm.x].shape, _axes(case)
     if not name:
@@ -161,12 +164,12 @@ def _misfit(case, slot: str) -> str:
     return "" if fits else f"its {slot} of shape {list(value.shape)} is not one for the axes {axes} of {list(shape)}"
 
 
-def _axes(case) -> list[int]:
+def _axes(case: Case) -> list[int]:
     rank = len(case.feeds[0][case.norm.x].shape)
     return sorted(axis % rank for axis in (range(rank) if case.norm.axes is None else case.norm.axes))
 
 
-def replacement(case, prefix: str) -> Replacement:
+def replacement(case: Case, prefix: str) -> Replacement:
     """LayerNormalization over the last axes, between two Transpose nodes if the norm's axes are not the last."""
     norm, scope = case.norm, case.norm.scope
     shape = case.feeds[0][norm.x].shape
@@ -197,7 +200,7 @@ def replacement(case, prefix: str) -> Replacement:
     return Replacement(norm, nodes, stored)
 
 
-def _difference(model: onnx.ModelProto, case, replacement: Replacement) -> str:
+def _difference(model: onnx.ModelProto, case: Case, replacement: Replacement) -> str:
     """Why the operator is not proved equal to the norm's nodes, empty when it is."""
     norm = case.norm
     kind, shape = norm.scope.dtype(norm.x), case.feeds[0][norm.x].shape

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ from onnx_export.validation.graph import Scope, boundary, op, scopes
 from onnx_export.validation.isolated import Isolated, cast_feeds, fused_into, makers, subgraph_model
 from onnx_export.validation.judge import JudgedRows, Measure, Oracle, allowed_change, worst
 from onnx_export.validation.norm import Norm
+from onnx_export.validation.options import Options
 from onnx_export.validation.report import NormReport
 from onnx_export.validation.taps import Tap, expose
 
@@ -22,31 +24,46 @@ _RANDOM = frozenset(
 _ITERATIONS = 16  # at most so many iterations of a loop are judged for each norm in it
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """One norm to examine, its report and the additions that compute its input."""
+
+    norm: Norm
+    report: NormReport
+    producers: list[onnx.NodeProto]
+
+
+@dataclass(frozen=True, eq=False)
 class Case:
-    """One norm under examination.
+    """One norm that rows reached, with everything that is needed to judge it.
 
     Attributes
     ----------
-    norm, report
-    producers : list of onnx.NodeProto
-        The additions that compute its input.
+    norm, report, producers
+        As in `Candidate`.
+    position : int
+        Its place among the candidates.
     feeds : list of dict
-        Tapped values that enter the norm and the producers, one dict per iteration of the loops around it; empty if
-        no rows reached the norm.
+        Tapped values that enter the norm and the producers, one dict per iteration of the loops around it.
     results : list of ndarray
         The norm's result for each of the feeds, from the same run.
-    oracle, isolated
-        Set by `Run.prepare`.
+    oracle : Oracle
+    isolated : Isolated
     """
 
     norm: Norm
     report: NormReport
     producers: list[onnx.NodeProto]
-    feeds: list[dict[str, np.ndarray]] = field(default_factory=list)
-    results: list[np.ndarray] = field(default_factory=list)
-    oracle: Oracle = field(init=False)
-    isolated: Isolated = field(init=False)
+    position: int
+    feeds: list[dict[str, np.ndarray]]
+    results: list[np.ndarray]
+    oracle: Oracle
+    isolated: Isolated
+
+    @property
+    def rows(self) -> list[JudgedRows]:
+        """Its rows, one `JudgedRows` per iteration."""
+        return [self.oracle.rows(feeds) for feeds in self.feeds]
 
 
 class Run:
@@ -59,13 +76,9 @@ class Run:
     model : onnx.ModelProto
     weights : dict of str to ndarray
         Its large initialisers (`weights.set_aside`).
-    cases : list of Case
-        The constructor sets their feeds and results.
-    file : str
-        File of inputs, empty for none.
-    sizes : inputs.Sizes
-    seed : int
-        Seed for the inputs that the file lacks, which are generated.
+    candidates : list of Candidate
+        The reports of those that no rows reach get the reason.
+    options : Options
 
     Attributes
     ----------
@@ -83,13 +96,14 @@ class Run:
         If there is nothing to judge.
     """
 
-    def __init__(self, model, weights, cases: list[Case], file: str, sizes: inputs.Sizes, seed: int) -> None:
-        self.model, self.weights, self._cases = model, weights, cases
+    def __init__(self, model, weights, candidates: list[Candidate], options: Options) -> None:
+        self.model, self.weights, self._candidates = model, weights, candidates
+        self._reached: dict[int, tuple[list[dict[str, np.ndarray]], list[np.ndarray]]] = {}  # feeds and results
         main = next(iter(scopes(model)))
         stored = {tensor.name for tensor in model.graph.initializer}
         wanted = [value.name for value in model.graph.input if value.name not in stored]
-        given = inputs.read(file, wanted) if file else {}
-        self._feeds = inputs.complete(main, given, sizes, seed)
+        given = inputs.read(options.input, wanted) if options.input else {}
+        self._feeds = inputs.complete(main, given, options)
         self.generated = [name for name in wanted if name not in given]
         self.random = any(_draws(scope, node) for scope in scopes(model) for node in scope.nodes)
         self._tap()
@@ -119,14 +133,15 @@ class Run:
 
     def _tap(self) -> None:
         """Tap all norms in an unoptimised run; if that fails, those of the main graph only."""
+        everything = range(len(self._candidates))
         try:
-            self._try_tap(self._cases)
+            self._try_tap(everything)
         except ort.CannotRun as error:
             self._run_plainly()
-            inner = [case for case in self._cases if case.norm.scope.path]
-            for case in inner:
-                case.report.detail = f"its values cannot be tapped: {error}"
-            self._try_tap([case for case in self._cases if not case.norm.scope.path])
+            inner = [index for index in everything if self._candidates[index].norm.scope.path]
+            for index in inner:
+                self._candidates[index].report.detail = f"its values cannot be tapped: {error}"
+            self._try_tap([index for index in everything if index not in inner])
 
     def _run_plainly(self) -> None:
         """Run the model without taps, to raise an error that is the model's own and not due to the taps."""
@@ -140,39 +155,41 @@ class Run:
             advice = f"; generated inputs: {self.generated}, supply them with --input" if self.generated else ""
             raise ort.CannotRun(f"onnxruntime does not run the model: {error}{advice}") from error
 
-    def _try_tap(self, cases: list[Case]) -> None:
-        """Run unoptimised and store, per case, the values that enter the norm and its producers, and its result."""
+    def _try_tap(self, which: Iterable[int]) -> None:
+        """Run unoptimised and store, per norm, the values that enter it and its producers, and its result."""
         taps: dict[tuple[int, str], Tap] = {}
-        wanted: list[tuple[Case, list[str]]] = []
-        for case in cases:
-            scope = case.norm.scope
-            needed = [*boundary(scope, case.norm.nodes), *boundary(scope, [*case.norm.nodes, *case.producers])]
-            names = dict.fromkeys([*needed, case.norm.y])
-            tap = {name: Tap(scope, name, copied=True) for name in names}
-            case.report.detail = next(filter(None, (t.obstacle for t in tap.values())), "")
-            if case.report.detail:
-                continue
-            taps |= {(id(scope), name): t for name, t in tap.items()}
-            wanted.append((case, list(names)))
+        wanted: dict[int, list[str]] = {}
+        for index in which:
+            norm, report = self._candidates[index].norm, self._candidates[index].report
+            wide = [*norm.nodes, *self._candidates[index].producers]
+            names = dict.fromkeys([*boundary(norm.scope, norm.nodes), *boundary(norm.scope, wide), norm.y])
+            tap = {name: Tap(norm.scope, name, copied=True) for name in names}
+            report.detail = next(filter(None, (t.obstacle for t in tap.values())), "")
+            if not report.detail:
+                taps |= {(id(norm.scope), name): t for name, t in tap.items()}
+                wanted[index] = list(names)
         exposed, names = expose(self.model, list(taps.values()))
         values = self.session(exposed, "off").run(names, self._feeds) if names else []
         by_key = dict(zip(taps, values, strict=True))
-        for case, needed in wanted:
-            scope = case.norm.scope
-            levels = Tap(scope, "", True).levels
-            stacked = {name: _iterations(by_key[id(scope), name], levels) for name in needed}
+        for index, needed in wanted.items():
+            norm, report = self._candidates[index].norm, self._candidates[index].report
+            levels = Tap(norm.scope, "", True).levels
+            stacked = {name: _iterations(by_key[id(norm.scope), name], levels) for name in needed}
             count = min((len(values) for values in stacked.values()), default=0)
-            case.feeds = [{name: values[i] for name, values in stacked.items()} for i in _sample_indices(count)]
-            case.results = [feeds.pop(case.norm.y) for feeds in case.feeds]
-            if not any(_has_rows(feeds, case.norm) for feeds in case.feeds):
-                case.feeds = []
-                case.report.detail = "no rows reached it: a branch not taken, a loop not entered, or an empty input"
+            feeds = [{name: values[i] for name, values in stacked.items()} for i in _sample_indices(count)]
+            results = [each.pop(norm.y) for each in feeds]
+            if any(_has_rows(each, norm) for each in feeds):
+                self._reached[index] = feeds, results
+            else:
+                report.detail = "no rows reached it: a branch not taken, a loop not entered, or an empty input"
 
     def _results(self, level: str) -> dict[int, list[np.ndarray]]:
         """The results, at one level, of each norm that rows reached, by position."""
-        reached = [i for i, case in enumerate(self._cases) if case.feeds]
-        taps = [Tap(self._cases[i].norm.scope, self._cases[i].norm.y, copied=False) for i in reached]
-        return self._tapped(level, reached, taps)
+        return self._tapped(level, list(self._reached), self._result_taps())
+
+    def _result_taps(self) -> list[Tap]:
+        norms = [self._candidates[index].norm for index in self._reached]
+        return [Tap(norm.scope, norm.y, copied=False) for norm in norms]
 
     def _tapped(self, level: str, which: list[int], taps: list[Tap]) -> dict[int, list[np.ndarray]]:
         """Run with these taps; the values of each, one per judged iteration, under its number in `which`."""
@@ -184,30 +201,35 @@ class Run:
             result[index] = [stacked[i] for i in _sample_indices(len(stacked))]
         return result
 
-    def prepare(self, position: int) -> list[JudgedRows]:
-        """Set `oracle` and `isolated` of a case that has feeds; returns its rows, one `JudgedRows` per iteration."""
-        case = self._cases[position]
-        norm, feeds = case.norm, case.feeds
-        case.oracle = Oracle(norm, subgraph_model(self.model, norm, norm.nodes, feeds[0]))
+    @property
+    def reached(self) -> list[int]:
+        """Positions of the candidates that rows reached."""
+        return list(self._reached)
+
+    def case(self, position: int) -> Case:
+        """What is needed to judge a candidate that rows reached."""
+        candidate, (feeds, results) = self._candidates[position], self._reached[position]
+        norm, producers = candidate.norm, candidate.producers
+        oracle = Oracle(norm, subgraph_model(self.model, norm, norm.nodes, feeds[0]))
         made = {level: self.became(norm, level)[0] for level in self.optimised}
-        case.isolated = Isolated(self.model, norm, case.producers, case.oracle, feeds, made)
-        return [case.oracle.rows(f) for f in feeds]
+        isolated = Isolated(self.model, norm, producers, oracle, feeds, made)
+        return Case(norm, candidate.report, producers, position, feeds, results, oracle, isolated)
 
     @property
     def optimised(self) -> list[str]:
         """The optimisation levels at which the model runs."""
         return [level for level in self._levels if level != "off"]
 
-    def results(self, level: str, position: int) -> list[np.ndarray]:
+    def results(self, level: str, case: Case) -> list[np.ndarray]:
         """A norm's results at an optimisation level, one per iteration."""
-        return self._levels[level][position]
+        return self._levels[level][case.position]
 
-    def drifts(self, position: int) -> bool:
+    def drifts(self, case: Case) -> bool:
         """Whether the norm's input may differ between the optimised and the unoptimised run by more than rounding.
 
         True if the model draws random numbers, or if the optimiser broke a norm before this one.
         """
-        return self.random or any(c.report.blame == "optimiser" for c in self._cases[:position])
+        return self.random or any(c.report.blame == "optimiser" for c in self._candidates[: case.position])
 
     def alone(self, case: Case) -> Measure:
         """Error of the unoptimised norm run as a model of its own, on inputs of the types that the file gives."""
@@ -217,13 +239,14 @@ class Run:
             ran += ort.Session(part, "off").run([case.norm.y], cast_feeds(part, feeds))
         return worst(map(case.oracle.runtime_error, case.feeds, ran))
 
-    def drift(self, case: Case, position: int, level: str) -> list[np.ndarray | float]:
+    def drift(self, case: Case, level: str) -> list[np.ndarray | float]:
         """Allowed difference of an optimised result, per iteration, for changes upstream of the norm.
 
         Two terms, each with the margin of `allowed_change`. Optimising the nodes before the norm changes its input,
         and with it the float64 result. And a runtime that keeps half types in float32 between nodes rounds a value
         only where it is tapped, so the taps change results even without optimisation.
         """
+        position = case.position
         if (level, position) not in self._inputs:
             # this input alone: tapping the inputs of the norms before it would stop their fusions, which change it
             tap = Tap(case.norm.scope, case.norm.x, copied=True)
@@ -242,8 +265,7 @@ class Run:
     def became(self, norm: Norm, level: str) -> tuple[str, bool]:
         """The operator that the optimiser makes of a norm, and whether it is the same with the result tapped."""
         if level not in self._dumps:
-            taps = [Tap(c.norm.scope, c.norm.y, copied=False) for c in self._cases if c.feeds]
-            exposed, _ = expose(self.model, taps)
+            exposed, _ = expose(self.model, self._result_taps())
             self._dumps[level] = [makers(ort.optimised(m, level, self.weights)) for m in (self.model, exposed)]
         plain, tapped = (fused_into(made, norm) for made in self._dumps[level])
         return plain or tapped, plain in ("", tapped)

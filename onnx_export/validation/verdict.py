@@ -45,10 +45,9 @@ def set_verdict(report: NormReport, measure: Measure, verdict: str, blame: str) 
     report.error, report.bound = measure.error, measure.bound
 
 
-def judge(run: Run, case: Case, position: int) -> list[Finding]:
-    """Set the verdict of a case that has feeds, from the rows of the run; returns findings about these rows."""
-    report = case.report
-    rows = run.prepare(position)
+def judge(run: Run, case: Case) -> list[Finding]:
+    """Set the verdict of a case from the rows of the run; returns findings about these rows."""
+    report, rows = case.report, case.rows
     report.conditioning = max(float(np.max(r.conditioning, initial=0.0)) for r in rows)
     report.verdict, notes = "ok", []
     _judge_file(case)
@@ -56,7 +55,7 @@ def judge(run: Run, case: Case, position: int) -> list[Finding]:
         notes += _judge_kernel(run, case)
     for level in run.optimised:
         if report.verdict == "ok":
-            notes += _judge_optimised(run, case, position, level)
+            notes += _judge_optimised(run, case, level)
     unique = {(note.code, note.message): note for note in notes}
     return [*unique.values(), *_lost_rows(case, rows), *_spoiled_rows(run, case, rows), *_overflow(case, rows)]
 
@@ -99,9 +98,9 @@ def _judge_kernel(run: Run, case: Case) -> Iterator[Finding]:
         report.detail = f"{_WHO[blame].format(norm=case.norm)}: {amount(error)}"
 
 
-def _judge_optimised(run: Run, case: Case, position: int, level: str) -> Iterator[Finding]:
+def _judge_optimised(run: Run, case: Case, level: str) -> Iterator[Finding]:
     """Compare the optimised runtime with G, for a norm that is right without optimisation."""
-    report, results = case.report, run.results(level, position)
+    report, results = case.report, run.results(level, case)
     report.became, faithful = run.became(case.norm, level)
     operator = report.became.partition(" ")[0]
     slack = _sequential_slack(case) if operator in SEQUENTIAL_SUMS else [0.0] * len(case.feeds)
@@ -115,8 +114,8 @@ def _judge_optimised(run: Run, case: Case, position: int, level: str) -> Iterato
             yield _summed_sequentially(case, operator, "rows of this run", f", {amount(strict)}")
             return
         # If the norm alone is right, allow for its input, which the nodes before it may have changed.
-        if alone.ratio <= 1 and not run.drifts(position):
-            drift = map(add, slack, run.drift(case, position, level))
+        if alone.ratio <= 1 and not run.drifts(case):
+            drift = map(add, slack, run.drift(case, level))
             error = worst(map(case.oracle.runtime_error, case.feeds, results, drift))
     if error.ratio > 1:
         set_verdict(report, error, "wrong", "optimiser")
@@ -128,7 +127,7 @@ def _judge_optimised(run: Run, case: Case, position: int, level: str) -> Iterato
 
 def _sequential_slack(case: Case) -> list[np.ndarray]:
     """The addition to the bound for a kernel that sums sequentially, per iteration."""
-    return [case.oracle.sequential(case.oracle.rows(feeds)) for feeds in case.feeds]
+    return [case.oracle.sequential(rows) for rows in case.rows]
 
 
 def _summed_sequentially(case: Case, operator: str, where: str, amount: str = "") -> Finding:
@@ -184,7 +183,7 @@ def judge_stress(run: Run, case: Case, seed: int) -> Iterator[Finding]:
     norm, report, isolated = case.norm, case.report, case.isolated
     if not isolated.can_stress:
         return
-    seen = stress.hardness(map(case.oracle.rows, case.feeds))
+    seen = stress.hardness(case.rows)
     for hard in stress.hard_rows(*isolated.layout, isolated.dtype, norm.eps, seed):
         feeds = isolated.feed(hard.rows)
         rows = case.oracle.rows(feeds)

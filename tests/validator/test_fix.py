@@ -7,7 +7,8 @@ import pytest
 
 from onnx_export import ort
 from onnx_export.float64 import Float64
-from onnx_export.validation.examine import Options, examine
+from onnx_export.validation.examine import examine
+from onnx_export.validation.options import Options
 
 REWRITTEN = [
     gallery.pytorch_pow,

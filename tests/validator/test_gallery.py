@@ -6,8 +6,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnx_export.validation.examine import Options, examine
+from onnx_export.validation.examine import examine
 from onnx_export.validation.norm import unproved_claims
+from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
 
 

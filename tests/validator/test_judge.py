@@ -8,9 +8,10 @@ from onnx.reference import ReferenceEvaluator
 
 from onnx_export import ort, validate
 from onnx_export.validation import stress
-from onnx_export.validation.examine import Options, examine
+from onnx_export.validation.examine import examine
 from onnx_export.validation.graph import unit_roundoff
 from onnx_export.validation.judge import FACTOR, Measure, Oracle, allowed_change, worst
+from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
 
 LENGTHS = (1, 2, 3, 7, 8, 16, 31, 64, 257, 1024, 4096)

@@ -9,8 +9,9 @@ import onnx
 import pytest
 
 from onnx_export import ort, validate
-from onnx_export.validation.examine import Options, examine
+from onnx_export.validation.examine import examine
 from onnx_export.validation.graph import scopes
+from onnx_export.validation.options import Options
 from onnx_export.validation.weights import put_back, set_aside
 
 WIDTH = 128  # a matrix of 64 KiB

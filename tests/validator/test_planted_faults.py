@@ -6,8 +6,9 @@ import onnx
 import pytest
 
 from onnx_export.nodes import sort_nodes
-from onnx_export.validation.examine import Options, examine
+from onnx_export.validation.examine import examine
 from onnx_export.validation.lock import compare, facts
+from onnx_export.validation.options import Options
 
 N, TARGET, NORMS = 24, 2, 5
 FLOAT16 = onnx.TensorProto.FLOAT16

@@ -22,8 +22,9 @@ from onnx import numpy_helper
 from onnx_export import validate
 from onnx_export.float64 import Float64
 from onnx_export.validation import codes, command
-from onnx_export.validation.examine import Options, examine
+from onnx_export.validation.examine import examine
 from onnx_export.validation.lock import facts, read_lock
+from onnx_export.validation.options import Options
 from onnx_export.validation.report import VERDICTS
 
 

@@ -9,7 +9,8 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 from onnx_export import validate
-from onnx_export.validation.examine import Options, examine
+from onnx_export.validation.examine import examine
+from onnx_export.validation.options import Options
 
 
 def examined(model, tmp_path, **options):

@@ -15,7 +15,8 @@ import numpy as np
 import onnxruntime
 from corpus.make_transformers import EXPORTERS, FAMILIES, HEADS, NORMS, WEIGHTS, build, export, inputs
 
-from onnx_export.validation.examine import Options, examine
+from onnx_export.validation.examine import examine
+from onnx_export.validation.options import Options
 
 SIZES = ((1, 5), (2, 16), (4, 33))  # batch, length
 # As exported, saved by onnxruntime after its own optimisation, and fused by onnxruntime.transformers.
