@@ -80,7 +80,7 @@ sanitize: asan               ## then threads with TSan, and the extension with A
 
 # Rejected arguments, and the extension under garbage collection, forks, threads and failing allocations.
 sanitize-quick: .venv/built  ## the extension under ASan and UBSan, a selection for CI
-	$(call sanitized_pytest,tests/norms/test_errors.py tests/rnn/test_stream_lifetime.py tests/rnn/test_stream_state.py)
+	$(call sanitized_pytest,$(addprefix tests/norms/test_,errors.py lying_arguments.py) tests/rnn/test_stream_lifetime.py tests/rnn/test_stream_state.py)
 
 # $(call sanitized_pytest,arguments): pytest with the extension under ASan and UBSan. -S hides the editable install, which is
 # a .pth file. No pytest-xdist: its workers would not get -S.
@@ -95,8 +95,8 @@ endef
 
 # Tests that call every entry of the extension. The C tests cover the kernels. The memory of many streams is not measured
 # here, since ASan adds to it.
-SANITIZED := $(patsubst %,tests/norms/test_%.py,errors properties other_norms batch_norm group_norm weight_norm divisive_norm) \
-  $(patsubst %,tests/rnn/test_%.py,streams stream_lifetime stream_state)
+SANITIZED := $(patsubst %,tests/norms/test_%.py,errors lying_arguments properties other_norms batch_norm group_norm \
+  weight_norm divisive_norm) $(patsubst %,tests/rnn/test_%.py,streams stream_lifetime stream_state)
 
 golden: .venv/built          ## rewrite tests/golden, after an intended change of results that the changelog names
 	$(call configure,c,-Dstrict=true)

@@ -1,20 +1,80 @@
-"""Checks that all functions share: type, dtype, shape and overlap of arrays, and numbers.
+"""Conversions and checks that all functions share: type, dtype, shape and overlap of arrays, and numbers.
 
 The quick tests are here; what they do not accept goes to a function of cnorm/arguments.py.
+
+A conversion may run the caller's code (`__array__`, `__index__`, `__float__`), which may change other arguments. So a
+function first converts all its arguments, by `array_of`, `place_of`, `integer_of`, `real_of`, ...; then it checks what
+they became, which runs no code of the caller's. The functions that set the pointers of a call of C (`_call.pxi`) test
+once more, without Python, that each array has the elements that the call reads or writes.
 """
 from cnorm.arguments import (
-    as_array, axis_of, check_averages, check_isa, check_output, check_results, check_var, is_bfloat16, real_number,
-    refuse_bound, refuse_dtype, refuse_empty_rows, refuse_foreign_stream, refuse_frames, refuse_groups,
-    refuse_infinite, refuse_mask, refuse_matrix, refuse_momentum, refuse_no_moment, refuse_output_frames,
-    refuse_overlap, refuse_per_channel, refuse_per_element, refuse_rows, refuse_running_variance, refuse_samples,
-    refuse_single_numbers, refuse_stats, refuse_streams, refuse_tape_array, refuse_unlike, restored_stats,
-    stats_data, stats_rows, whole_number,
+    as_array, as_index, as_place, check_averages, check_isa, check_output, check_results, check_var, is_bfloat16,
+    real_number, refuse_axis, refuse_bound, refuse_changed, refuse_dtype, refuse_empty_rows, refuse_foreign_stream,
+    refuse_frames, refuse_groups, refuse_infinite, refuse_mask, refuse_matrix, refuse_momentum, refuse_no_moment,
+    refuse_not_single, refuse_output_frames, refuse_overlap, refuse_per_channel, refuse_per_element, refuse_rows,
+    refuse_running_variance, refuse_samples, refuse_single_numbers, refuse_stats, refuse_streams,
+    refuse_tape_array, refuse_unlike, restored_stats, stats_data, stats_rows, whole_number,
 )
 
+
+# ---- conversions -----------------------------------------------------------------------------------------------
 
 cdef inline cnp.ndarray array_of(object a, str name):
     """Any array-like as an ndarray; Python's numbers and sequences are refused."""
     return <cnp.ndarray>a if type(a) is cnp.ndarray else as_array(a, name)
+
+
+cdef inline cnp.ndarray parameter_of(object p, str name, str usage=None):
+    """An optional array; None stays None. `usage`: `call` of `as_array`."""
+    return <cnp.ndarray>p if p is None or type(p) is cnp.ndarray else as_array(p, name, usage)
+
+
+cdef inline cnp.ndarray place_of(object out, str name):
+    """The caller's array for a result, as an array that is not of a subclass; None stays None."""
+    return <cnp.ndarray>out if out is None or type(out) is cnp.ndarray else as_place(out, name)
+
+
+cdef list places_of(object out, tuple names, bint has_parameter):
+    """The caller's arrays for the results of a backward pass, or None; `has_parameter`: the second has a gradient."""
+    cdef list places = []
+    cdef int i
+    if out is None:
+        return None
+    if type(out) is not tuple or len(<tuple>out) != len(names) or not has_parameter:
+        out = check_results(out, names, has_parameter)
+    for i in range(len(names)):
+        places.append(place_of((<tuple>out)[i], PLACES[i]))
+    return places
+
+
+cdef tuple PLACES = ("out[0]", "out[1]", "out[2]")
+
+
+cdef inline ptrdiff_t index_of(object axis) except? -1:
+    """axis as an integer."""
+    cdef int overflow = 0
+    cdef long number
+    if type(axis) is int:  # without Python's comparisons, which take 30 ns
+        number = PyLong_AsLongAndOverflow(axis, &overflow)
+        if not overflow:
+            return number
+    return as_index(axis)
+
+
+cdef inline double real_of(object value, str name) except -1.0:
+    """A number, checked not to be negative and to be finite."""
+    return <double>value if type(value) is float and 0 <= <double>value <= FLT_MAX else real_number(value, name)
+
+
+cdef inline ptrdiff_t integer_of(object value, str name, ptrdiff_t least) except -1:
+    """An integer, checked to be at least `least`; one of more than 2**60 becomes 2**60."""
+    cdef int overflow = 0
+    cdef long number
+    if type(value) is int:
+        number = PyLong_AsLongAndOverflow(value, &overflow)
+        if not overflow and least <= number <= 1 << 30:
+            return number
+    return whole_number(value, name, least)
 
 
 # ---- dtypes ----------------------------------------------------------------------------------------------------
@@ -35,7 +95,7 @@ cdef inline int dtype_of(cnp.ndarray a, str name) except -1:
             return CNORM_F16
         if number == bfloat16_number:
             return CNORM_BF16
-    if not is_bfloat16(a):
+    if not cnp.PyTypeNum_ISUSERDEF(number) or not is_bfloat16(a):  # a type that C code has registered
         refuse_dtype(a, name, "float32, float64, float16 or bfloat16")
     bfloat16_number = number
     return CNORM_BF16
@@ -67,56 +127,33 @@ cdef inline bint same_lengths(cnp.npy_intp *a, cnp.npy_intp *b, int ndim) noexce
     return True
 
 
-cdef cnp.ndarray array_like(object given, str name, cnp.ndarray x, str x_name):
-    """`given` as an array, checked to have the shape and dtype of x; messages call them `name` and `x_name`."""
-    cdef cnp.ndarray a = array_of(given, name)
+cdef int check_like(cnp.ndarray a, str name, cnp.ndarray x, str x_name) except -1:
+    """Check that `a` has the shape and dtype of x; messages call them `name` and `x_name`."""
     if not has_dtype(a, cnp.PyArray_TYPE(x)) or not cnp.PyArray_SAMESHAPE(a, x):
         refuse_unlike(a, name, x, x_name)
-    return a
+    return 0
 
 
-cdef inline int first_normalised(object axis, cnp.ndarray x) except -1:
+cdef inline int first_normalised(ptrdiff_t axis, cnp.ndarray x) except -1:
     """axis as an index that is not negative, checked."""
-    cdef int ndim = cnp.PyArray_NDIM(x), overflow
-    cdef long number
-    if type(axis) is int:  # without Python's comparisons, which take 30 ns
-        number = PyLong_AsLongAndOverflow(axis, &overflow)
-        if -ndim <= number < ndim and not overflow:
-            return <int>number + ndim if number < 0 else <int>number
-    return axis_of(axis, x)
+    cdef int ndim = cnp.PyArray_NDIM(x)
+    if not -ndim <= axis < ndim:
+        refuse_axis(axis, x)
+    return <int>axis + ndim if axis < 0 else <int>axis
 
 
-cdef cnp.ndarray per_channel(object p, cnp.ndarray x, ptrdiff_t length, str name, str each):
-    """p [length], of x's dtype or the compute type; None stays None. `each`: what has one number, for messages."""
+cdef int check_per_channel(cnp.ndarray p, cnp.ndarray x, ptrdiff_t length, str name, str each) except -1:
+    """Check p [length], of x's dtype or the compute type, or None. `each`: what has one number, for messages."""
     if p is None:
-        return None
-    cdef cnp.ndarray a = array_of(p, name)
+        return 0
     cdef int compute = cnp.NPY_FLOAT32 if cnp.PyArray_ITEMSIZE(x) == 2 else cnp.PyArray_TYPE(x)
-    if (not (has_dtype(a, cnp.PyArray_TYPE(x)) or has_dtype(a, compute))
-            or cnp.PyArray_NDIM(a) != 1 or cnp.PyArray_DIMS(a)[0] != length):
-        refuse_per_channel(a, name, x, length, each)
-    return a
+    if (not (has_dtype(p, cnp.PyArray_TYPE(x)) or has_dtype(p, compute))
+            or cnp.PyArray_NDIM(p) != 1 or cnp.PyArray_DIMS(p)[0] != length):
+        refuse_per_channel(p, name, x, length, each)
+    return 0
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------
-
-cdef inline double number_of(object value, str name, cnorm_dtype dtype) except -1.0:
-    """A number, checked not to be negative, and to be finite in the compute type of `dtype`."""
-    if type(value) is float and 0 <= <double>value <= FLT_MAX:
-        return <double>value
-    return real_number(value, name, dtype != CNORM_F64)
-
-
-cdef inline ptrdiff_t integer_of(object value, str name, ptrdiff_t least) except -1:
-    """An integer, checked to be at least `least`; one of more than 2**60 becomes 2**60."""
-    cdef int overflow = 0
-    cdef long number
-    if type(value) is int:
-        number = PyLong_AsLongAndOverflow(value, &overflow)
-        if not overflow and least <= number <= 1 << 30:
-            return number
-    return whole_number(value, name, least)
-
 
 cdef extern from *:
     """
@@ -136,19 +173,21 @@ cdef extern from *:
 def rounded(value, str name, dtype="float32"):
     """An eps or sigma as a norm of this dtype uses it: checked, and rounded to float32 or float64 as in the kernels."""
     cdef bint single = np.dtype(dtype) != np.float64
-    cdef double number = real_number(value, name, single)
+    cdef double number = real_number(value, name)
+    if single and number > FLT_MAX:
+        refuse_not_single(number, name)
     return to_float(number) if single else number
 
 
 # ---- outputs and overlap ---------------------------------------------------------------------------------------
 
-cdef cnp.ndarray output(object out, str name, cnp.ndarray like):
-    """The caller's array, checked to have the shape and dtype of `like`, or a new one."""
-    if out is None:
+cdef cnp.ndarray output(cnp.ndarray place, str name, cnp.ndarray like):
+    """A place for a result, checked to have the shape and dtype of `like`, or a new array for None."""
+    if place is None:
         return cnp.PyArray_EMPTY(cnp.PyArray_NDIM(like), cnp.PyArray_DIMS(like), cnp.PyArray_TYPE(like), 0)
-    if type(out) is not cnp.ndarray or not is_plain_output(<cnp.ndarray>out, like):
-        check_output(out, name, like)
-    return out
+    if not is_plain_output(place, like):
+        check_output(place, name, like)
+    return place
 
 
 cdef inline bint is_plain_output(cnp.ndarray out, cnp.ndarray like) noexcept:
@@ -195,11 +234,11 @@ cdef int check_overlap(cnp.ndarray out, str name, cnp.ndarray other, str other_n
     return 0
 
 
-cdef cnp.ndarray result_of(object out, cnp.ndarray x, cnp.ndarray weight, cnp.ndarray bias, cnp.ndarray mean=None,
-                           cnp.ndarray var=None):
-    """The array y of a forward pass: `out`, checked to overlap no input but x, or a new one."""
-    cdef cnp.ndarray y = output(out, "out", x)
-    if out is not None:
+cdef cnp.ndarray result_of(cnp.ndarray place, cnp.ndarray x, cnp.ndarray weight, cnp.ndarray bias,
+                           cnp.ndarray mean=None, cnp.ndarray var=None):
+    """The array y of a forward pass: `place`, checked to overlap no input but x, or a new one."""
+    cdef cnp.ndarray y = output(place, "out", x)
+    if place is not None:
         check_disjoint(y, "out", x, "x", True)
         check_disjoint(y, "out", weight, "weight", weight is x)
         check_disjoint(y, "out", bias, "bias", bias is x)
@@ -208,33 +247,37 @@ cdef cnp.ndarray result_of(object out, cnp.ndarray x, cnp.ndarray weight, cnp.nd
     return y
 
 
-cdef list gradients_of(object out, tuple names, tuple likes, tuple input_names, tuple inputs):
-    """The results of a backward pass: the arrays in `out`, checked against the inputs and one another, or new ones.
+cdef list gradients_of(list places, tuple likes, tuple input_names, tuple inputs):
+    """The results of a backward pass: `places`, checked against the inputs and one another, or new arrays.
 
-    names, likes: of the results, and arrays of their shapes and dtypes; the second is the gradient of an input.
+    likes: arrays of the results' shapes and dtypes.
     input_names, inputs: arrays or None; the first two are the output's gradient and x, and dx may be written in place
     of either.
     """
-    cdef int i, j, count = len(names)
-    cdef tuple places = ("out[0]", "out[1]", "out[2]")
+    cdef int i, j
     cdef cnp.ndarray result
     cdef list results = []
-    if out is None:
+    if places is None:
         return [output(None, "", like) for like in likes]
-    cdef bint usual = type(out) is tuple and len(<tuple>out) == count
-    for array in inputs:
-        usual = usual and array is not None
-    if not usual:
-        check_results(out, names, dict(zip(input_names, inputs)))
-        out = tuple(out)
-    for i in range(count):
-        given = (<tuple>out)[i]
-        result = output(given, <str>places[i], <cnp.ndarray>likes[i])
+    for i in range(len(likes)):
+        result = output(places[i], <str>PLACES[i], <cnp.ndarray>likes[i])
         results.append(result)
-        if given is None:
+        if places[i] is None:
             continue
         for j in range(len(inputs)):
-            check_disjoint(result, <str>places[i], <cnp.ndarray>inputs[j], <str>input_names[j], i == 0 and j < 2)
+            check_disjoint(result, <str>PLACES[i], <cnp.ndarray>inputs[j], <str>input_names[j], i == 0 and j < 2)
         for j in range(i):
-            check_disjoint(result, <str>places[i], <cnp.ndarray>results[j], <str>places[j], False)
+            check_disjoint(result, <str>PLACES[i], <cnp.ndarray>results[j], <str>PLACES[j], False)
     return results
+
+
+cdef tuple returned(object out, list results, bint has_parameter):
+    """What a backward pass returns: the caller's own objects of `out` for `results`; None for an absent parameter."""
+    cdef int i
+    if out is not None:
+        for i in range(len(results)):
+            if (<tuple>out)[i] is not None:
+                results[i] = (<tuple>out)[i]
+    if not has_parameter:
+        results[1] = None
+    return tuple(results)

@@ -91,22 +91,24 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
            [ 1.,  1.]], dtype=float32)
     """
     cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x"), moments, y, like, mean = None, var = None
-    cdef double share, number
-    set_batch(&call, a)
-    call.eps = number_of(eps, "eps", call.dtype)
-    cdef cnp.ndarray gain = per_channel(weight, a, call.channels, "weight", "channel")
-    cdef cnp.ndarray b = per_channel(bias, a, call.channels, "bias", "channel")
-    y = result_of(out, a, gain, b)
+    cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), moments, y, written, like
+    cdef cnp.ndarray gain = parameter_of(weight, "weight"), b = parameter_of(bias, "bias")
+    cdef cnp.ndarray mean = place_of(running_mean, "running_mean"), var = place_of(running_var, "running_var")
+    cdef double smoothing = real_of(eps, "eps"), share = real_of(momentum, "momentum"), number
     if not isinstance(running_variance, str) or running_variance not in ("unbiased", "biased"):
         refuse_running_variance(running_variance)
-    share = number_of(momentum, "momentum", CNORM_F64)
+    cdef bint unbiased = running_variance == "unbiased"
     if share > 1:
-        refuse_momentum(momentum)
-    if running_mean is not None or running_var is not None:
-        check_averages(running_mean, running_var)
+        refuse_momentum(share)
+    set_batch(&call, a)
+    set_eps(&call, smoothing)
+    check_per_channel(gain, a, call.channels, "weight", "channel")
+    check_per_channel(b, a, call.channels, "bias", "channel")
+    y = result_of(place, a, gain, b)
+    if mean is not None or var is not None:
+        check_averages(mean, var)
         like = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&call.channels, compute_number(call.dtype), 0)
-        mean, var = output(running_mean, "running_mean", like), output(running_var, "running_var", like)
+        mean, var = output(mean, "running_mean", like), output(var, "running_var", like)
         check_average(mean, "running_mean", a, gain, b, y)
         check_average(var, "running_var", a, gain, b, y)
         check_disjoint(mean, "running_mean", var, "running_var", False)
@@ -115,8 +117,8 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     a = read_rows(&call, &call.x, a)
     gain = read_parameter(&call, &call.gain, gain)
     b = read_parameter(&call, &call.bias, b)
-    cdef cnp.ndarray written = write_rows(&call, &call.y, y)
-    call.stats = cnp.PyArray_DATA(stats.data)
+    written = write_rows(&call, &call.y, y)
+    set_stats(&call, stats, call.channels)
     call.moments = <double *>cnp.PyArray_DATA(moments)
     scratch = reserve_batch(&call)
     launch(&call, call_batch_norm)
@@ -124,9 +126,11 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     if mean is not None:
         number = <double>(call.rows * call.space)
         running_average(mean, moments[0], 1.0, share, default_float_env())
-        running_average(var, moments[1], number / (number - 1) if running_variance == "unbiased" else 1.0, share,
+        running_average(var, moments[1], number / (number - 1) if unbiased else 1.0, share,
                         default_float_env())
-    return (y, stats) if return_stats else y
+    if out is None:
+        out = y
+    return (out, stats) if return_stats else out
 
 
 def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
@@ -162,37 +166,43 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
         For a shape or overlap that can't be used. The outputs are then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), gain = parameter_of(weight, "weight")
+    cdef list places = places_of(out, ("dx", "dweight", "dbias"), gain is not None), results
     set_batch(&call, a)
     check_stats(stats, <cnp.npy_intp *>&call.channels, 1, 0, a, call.dtype, "(channels,)")
-    call.stats = cnp.PyArray_DATA(stats.data)
-    return batch_gradients(&call, call_batch_norm_backward, dy, a, weight, {"stats": stats.data}, out)
+    results = batch_results(&call, places, d, a, gain, {"stats": stats.data})
+    set_stats(&call, stats, call.channels)
+    run_batch_backward(&call, call_batch_norm_backward, d, a, gain, results)
+    return returned(out, results, gain is not None)
 
 
-cdef tuple batch_gradients(Call *call, Entry entry, object dy, cnp.ndarray x, object weight, dict statistics,
-                           object out):
-    """Gradients of x, weight and bias; `statistics` (name to array) are in the call already."""
-    cdef cnp.ndarray d = array_like(dy, "dy", x, "x")
-    cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
+cdef list batch_results(Call *call, list places, cnp.ndarray d, cnp.ndarray x, cnp.ndarray gain, dict statistics):
+    """The arrays for the gradients of x, weight and bias; `statistics`: name to array."""
+    check_like(d, "dy", x, "x")
+    check_per_channel(gain, x, call.channels, "weight", "channel")
     like = parameter_like(call, gain, x)
-    results = gradients_of(out, ("dx", "dweight", "dbias"), (x, like, like),
-                           ("dy", "x", "weight", *statistics), (d, x, gain, *statistics.values()))
+    return gradients_of(places, (x, like, like), ("dy", "x", "weight", *statistics),
+                        (d, x, gain, *statistics.values()))
+
+
+cdef int run_batch_backward(Call *call, Entry entry, cnp.ndarray d, cnp.ndarray x, cnp.ndarray gain,
+                            list results) except -1:
+    """The backward pass of a call in which the statistics are set."""
     d = read_rows(call, &call.dy, d)
     x = read_rows(call, &call.x, x)
     gain = read_parameter(call, &call.gain, gain)
     scratch = reserve_batch(call)
-    run_backward(call, entry, results)
-    return results[0], None if gain is None else results[1], results[2]
+    return run_backward(call, entry, results)
 
 
-cdef cnp.ndarray given_moment(object p, cnp.ndarray x, str name):
-    """mean or var [channels]; None is refused."""
-    cdef cnp.ndarray a = per_channel(p, x, cnp.PyArray_DIMS(x)[1], name, "channel")
-    if a is None:
-        refuse_no_moment(name, x)
-    if name == "var":
-        check_var(a, "channel")
-    return a
+cdef int check_moments(cnp.ndarray mean, cnp.ndarray var, cnp.ndarray x) except -1:
+    """Check mean and var [channels]."""
+    if mean is None or var is None:
+        refuse_no_moment("mean" if mean is None else "var", x)
+    check_per_channel(mean, x, cnp.PyArray_DIMS(x)[1], "mean", "channel")
+    check_per_channel(var, x, cnp.PyArray_DIMS(x)[1], "var", "channel")
+    check_var(var, "channel")
+    return 0
 
 
 def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=None):
@@ -226,23 +236,26 @@ def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=
         For a shape, variance, eps or overlap that can't be used. `out` is then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y, written
+    cdef cnp.ndarray m = parameter_of(mean, "mean"), v = parameter_of(var, "var")
+    cdef cnp.ndarray gain = parameter_of(weight, "weight"), b = parameter_of(bias, "bias")
+    cdef double smoothing = real_of(eps, "eps")
     set_samples(&call, a, 2)
-    call.eps = number_of(eps, "eps", call.dtype)
-    cdef cnp.ndarray gain = per_channel(weight, a, call.channels, "weight", "channel")
-    cdef cnp.ndarray b = per_channel(bias, a, call.channels, "bias", "channel")
-    cdef cnp.ndarray m = given_moment(mean, a, "mean"), v = given_moment(var, a, "var")
-    cdef cnp.ndarray y = result_of(out, a, gain, b, m, v)
+    set_eps(&call, smoothing)
+    check_per_channel(gain, a, call.channels, "weight", "channel")
+    check_per_channel(b, a, call.channels, "bias", "channel")
+    check_moments(m, v, a)
+    y = result_of(place, a, gain, b, m, v)
     a = read_rows(&call, &call.x, a)
     m = read_parameter(&call, &call.mean, m)
     v = read_parameter(&call, &call.var, v)
     gain = read_parameter(&call, &call.gain, gain)
     b = read_parameter(&call, &call.bias, b)
-    cdef cnp.ndarray written = write_rows(&call, &call.y, y)
+    written = write_rows(&call, &call.y, y)
     scratch = reserve_batch(&call)
     launch(&call, call_batch_norm_inference)
     copy_back(y, written)
-    return y
+    return y if out is None else out
 
 
 def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, out=None):
@@ -275,11 +288,15 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
         For a shape, variance, eps or overlap that can't be used. The outputs are then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), gain = parameter_of(weight, "weight")
+    cdef cnp.ndarray m = parameter_of(mean, "mean"), v = parameter_of(var, "var")
+    cdef double smoothing = real_of(eps, "eps")
+    cdef list places = places_of(out, ("dx", "dweight", "dbias"), gain is not None), results
     set_samples(&call, a, 2)
-    call.eps = number_of(eps, "eps", call.dtype)
-    cdef cnp.ndarray m = given_moment(mean, a, "mean"), v = given_moment(var, a, "var")
-    given = {"mean": m, "var": v}
+    set_eps(&call, smoothing)
+    check_moments(m, v, a)
+    results = batch_results(&call, places, d, a, gain, {"mean": m, "var": v})
     m = read_parameter(&call, &call.mean, m)
     v = read_parameter(&call, &call.var, v)
-    return batch_gradients(&call, call_batch_norm_inference_backward, dy, a, weight, given, out)
+    run_batch_backward(&call, call_batch_norm_inference_backward, d, a, gain, results)
+    return returned(out, results, gain is not None)

@@ -10,8 +10,10 @@ cdef struct Rows:
 cdef struct Call:
     # sizes
     cnorm_dtype dtype  # of x
+    int number  # NumPy's number of that type
     int axis  # the dimension of x with which a row begins
     ptrdiff_t rows, n  # x is [rows, n]
+    ptrdiff_t length  # of gain and bias
     ptrdiff_t channels, space, groups  # where a row is a sample, n = channels * space
     ptrdiff_t mean_radius, radius
     double eps  # or sigma, or smoothing
@@ -47,10 +49,34 @@ cdef inline int launch(Call *call, Entry entry) except -1:
 
 
 # Each of these functions sets a pointer of the call to an array, or to a copy if C can't use the array's layout. It
-# returns that array or copy, which the caller must keep alive until `launch` has returned.
+# returns that array or copy, which the caller must keep alive until `launch` has returned. It refuses an array that
+# does not have the elements that the call will access: then it was changed after it was checked, by code that ran in
+# between, such as a finaliser. So that no code can, a function sets all pointers after everything else.
+
+cdef inline int check_rows(Call *call, cnp.ndarray a) except -1:
+    if cnp.PyArray_TYPE(a) != call.number or cnp.PyArray_SIZE(a) != call.rows * call.n:
+        refuse_changed()
+    return 0
+
+
+cdef inline int check_parameter(Call *call, cnp.ndarray a) except -1:
+    cdef int number = cnp.PyArray_TYPE(a)
+    if number != call.number and number != compute_number(call.dtype) or cnp.PyArray_SIZE(a) != call.length:
+        refuse_changed()
+    return 0
+
+
+cdef int set_stats(Call *call, Stats stats, ptrdiff_t count) except -1:
+    """Set the statistics of `count` rows."""
+    if not is_plain(stats.data, compute_number(call.dtype)) or cnp.PyArray_SIZE(stats.data) != 3 * count:
+        refuse_changed()
+    call.stats = cnp.PyArray_DATA(stats.data)
+    return 0
+
 
 cdef inline cnp.ndarray read_rows(Call *call, Rows *rows, cnp.ndarray a):
     """Set an input [rows, n]."""
+    check_rows(call, a)
     if not as_rows(a, call, rows):
         a = cnp.PyArray_NewCopy(a, cnp.NPY_CORDER)
         as_rows(a, call, rows)
@@ -59,6 +85,9 @@ cdef inline cnp.ndarray read_rows(Call *call, Rows *rows, cnp.ndarray a):
 
 cdef inline cnp.ndarray write_rows(Call *call, Rows *rows, cnp.ndarray result):
     """Set an output [rows, n]; `copy_back` must follow the call."""
+    check_rows(call, result)
+    if not cnp.PyArray_ISWRITEABLE(result):
+        refuse_changed()
     if not as_rows(result, call, rows):
         result = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(result), cnp.PyArray_DIMS(result), cnp.PyArray_TYPE(result), 0)
         as_rows(result, call, rows)
@@ -68,6 +97,7 @@ cdef inline cnp.ndarray write_rows(Call *call, Rows *rows, cnp.ndarray result):
 cdef inline cnp.ndarray read_parameter(Call *call, const void **pointer, cnp.ndarray a):
     """Set a parameter, as contiguous elements of the compute type; None leaves the pointer NULL."""
     if a is not None:
+        check_parameter(call, a)
         if not is_plain(a, compute_number(call.dtype)):
             a = converted(a, call.dtype)
         pointer[0] = cnp.PyArray_DATA(a)
@@ -76,7 +106,8 @@ cdef inline cnp.ndarray read_parameter(Call *call, const void **pointer, cnp.nda
 
 cdef cnp.ndarray write_gradient(Call *call, void **pointer, cnp.ndarray result):
     """Set a parameter's gradient, contiguous elements of the compute type; `copy_back` must follow the call."""
-    if not is_plain(result, compute_number(call.dtype)):
+    check_parameter(call, result)
+    if not is_plain(result, compute_number(call.dtype)) or not cnp.PyArray_ISWRITEABLE(result):
         result = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(result), cnp.PyArray_DIMS(result), compute_number(call.dtype), 0)
     pointer[0] = cnp.PyArray_DATA(result)
     return result
@@ -142,22 +173,24 @@ cdef inline bint as_rows(cnp.ndarray a, Call *call, Rows *rows) noexcept:
     if cnp.PyArray_ISCARRAY_RO(a):
         rows.data, rows.stride = <char *>cnp.PyArray_DATA(a), call.n
         return True
-    return as_strided_rows(a, call.axis, rows)
+    return as_strided_rows(a, call, rows)
 
 
-cdef bint as_strided_rows(cnp.ndarray a, int axis, Rows *rows) noexcept:
-    cdef int ndim = cnp.PyArray_NDIM(a), i
+cdef bint as_strided_rows(cnp.ndarray a, Call *call, Rows *rows) noexcept:
+    cdef int ndim = cnp.PyArray_NDIM(a), axis = call.axis, i
     cdef cnp.npy_intp item = cnp.PyArray_ITEMSIZE(a), expected = item, step
     cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(a)
     cdef cnp.npy_intp *strides = cnp.PyArray_STRIDES(a)
     rows.data = <char *>cnp.PyArray_DATA(a)
     rows.stride = 0
-    if not cnp.PyArray_ISALIGNED(a):
+    if not cnp.PyArray_ISALIGNED(a) or ndim <= axis:
         return False
     for i in range(ndim - 1, axis - 1, -1):
         if shape[i] != 1 and strides[i] != expected:
             return False
         expected *= shape[i]
+    if expected != item * call.n:
+        return False
     step = 0
     for i in range(axis - 1, -1, -1):  # the leading dimensions must collapse into one
         if shape[i] == 1:

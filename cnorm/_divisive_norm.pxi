@@ -16,14 +16,19 @@ cdef cnorm_status call_smoothing_gradient(Call *c) noexcept nogil:
                                     c.eps, &c.dsmoothing)
 
 
-cdef int set_fields(Call *call, cnp.ndarray x, object sigma, object mean_radius, object radius) except -1:
-    """Set the sizes of the call, for rows along the last axis, the two radii (None: a whole row) and sigma."""
+cdef ptrdiff_t WHOLE_ROW = 1 << 60  # a radius beyond any row
+
+
+cdef inline ptrdiff_t radius_of(object radius, str name) except -1:
+    return WHOLE_ROW if radius is None else integer_of(radius, name, 0)
+
+
+cdef int set_fields(Call *call, cnp.ndarray x, double sigma, ptrdiff_t mean_radius, ptrdiff_t radius) except -1:
+    """Set the sizes of the call, for rows along the last axis, the two radii and sigma."""
     full_dtype_of(x, "x")
     set_rows(call, x, -1)
-    call.mean_radius = call.n if mean_radius is None else integer_of(mean_radius, "mean_radius", 0)
-    call.radius = call.n if radius is None else integer_of(radius, "radius", 0)
-    call.eps = number_of(sigma, "sigma", call.dtype)
-    return 0
+    call.mean_radius, call.radius = min(mean_radius, call.n), min(radius, call.n)
+    return set_eps(call, sigma, "sigma")
 
 
 def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, radius=None, out=None):
@@ -66,19 +71,22 @@ def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, rad
     array([[-1., -1.,  1.,  1.]], dtype=float32)
     """
     cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x")
-    set_fields(&call, a, sigma, mean_radius, radius)
-    cdef cnp.ndarray gain = per_channel(weight, a, call.n, "weight", "element of a row")
-    cdef cnp.ndarray b = per_channel(bias, a, call.n, "bias", "element of a row")
-    cdef cnp.ndarray y = result_of(out, a, gain, b)
+    cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y, written
+    cdef cnp.ndarray gain = parameter_of(weight, "weight"), b = parameter_of(bias, "bias")
+    cdef double smoothing = real_of(sigma, "sigma")
+    cdef ptrdiff_t inner = radius_of(mean_radius, "mean_radius"), outer = radius_of(radius, "radius")
+    set_fields(&call, a, smoothing, inner, outer)
+    check_per_channel(gain, a, call.n, "weight", "element of a row")
+    check_per_channel(b, a, call.n, "bias", "element of a row")
+    y = result_of(place, a, gain, b)
     a = read_rows(&call, &call.x, a)
     gain = read_parameter(&call, &call.gain, gain)
     b = read_parameter(&call, &call.bias, b)
-    cdef cnp.ndarray written = write_rows(&call, &call.y, y)
+    written = write_rows(&call, &call.y, y)
     scratch = reserve(&call, cnorm_divisive_norm_scratch(call.n))
     launch(&call, call_divisive_norm)
     copy_back(y, written)
-    return y
+    return y if out is None else out
 
 
 def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, radius=None, out=None):
@@ -113,18 +121,21 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
         For a shape, sigma, radius or overlap that can't be used. The outputs are then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x")
-    set_fields(&call, a, sigma, mean_radius, radius)
-    cdef cnp.ndarray gain = per_channel(weight, a, call.n, "weight", "element of a row")
-    cdef cnp.ndarray d = array_like(dy, "dy", a, "x")
+    cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), gain = parameter_of(weight, "weight")
+    cdef double smoothing = real_of(sigma, "sigma")
+    cdef ptrdiff_t inner = radius_of(mean_radius, "mean_radius"), outer = radius_of(radius, "radius")
+    cdef list places = places_of(out, ("dx", "dweight", "dbias"), gain is not None), results
+    set_fields(&call, a, smoothing, inner, outer)
+    check_per_channel(gain, a, call.n, "weight", "element of a row")
+    check_like(d, "dy", a, "x")
     like = empty_vector(call.n, cnp.PyArray_TYPE(a))
-    results = gradients_of(out, ("dx", "dweight", "dbias"), (a, like, like), ("dy", "x", "weight"), (d, a, gain))
+    results = gradients_of(places, (a, like, like), ("dy", "x", "weight"), (d, a, gain))
     d = read_rows(&call, &call.dy, d)
     a = read_rows(&call, &call.x, a)
     gain = read_parameter(&call, &call.gain, gain)
     scratch = reserve(&call, cnorm_divisive_norm_scratch(call.n))
     run_backward(&call, call_divisive_norm_backward, results)
-    return results[0], None if gain is None else results[1], results[2], call.dsmoothing
+    return *returned(out, results, gain is not None), call.dsmoothing
 
 
 def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-1):
@@ -161,15 +172,18 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
         For a shape, axis or smoothing that can't be used.
     """
     cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x")
+    cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), w = parameter_of(weight, "weight")
+    cdef ptrdiff_t first = index_of(axis)
+    cdef double number = real_of(smoothing, "smoothing")
     full_dtype_of(a, "x")
-    set_rows(&call, a, axis)
-    call.eps = number_of(smoothing, "smoothing", call.dtype)
-    cdef cnp.ndarray d = array_like(dy, "dy", a, "x"), w = per_element(weight, &call, a, "weight", None)
+    set_rows(&call, a, first)
+    set_eps(&call, number, "smoothing")
+    check_like(d, "dy", a, "x")
+    check_per_element(w, &call, a, "weight")
     check_row_stats(stats, &call, a)
     d = read_rows(&call, &call.dy, d)
     a = read_rows(&call, &call.x, a)
     w = read_parameter(&call, &call.gain, w)
-    call.stats = cnp.PyArray_DATA(stats.data)
+    set_stats(&call, stats, call.rows)
     launch(&call, call_smoothing_gradient)
     return call.dsmoothing

@@ -15,59 +15,84 @@ cdef int set_samples(Call *call, cnp.ndarray x, int least) except -1:
     cdef int i
     call.gain = call.bias = call.stats = NULL  # optional arguments; entries read only what their caller has set
     call.dtype = <cnorm_dtype>dtype_of(x, "x")
+    call.number = cnp.PyArray_TYPE(x)
     if cnp.PyArray_NDIM(x) < least:
         refuse_samples(x, least)
     call.axis, call.rows, call.channels, call.space = 1, cnp.PyArray_DIMS(x)[0], cnp.PyArray_DIMS(x)[1], 1
     for i in range(2, cnp.PyArray_NDIM(x)):
         call.space *= cnp.PyArray_DIMS(x)[i]
     call.n = call.channels * call.space
+    call.length = call.channels
     if call.n == 0:
         refuse_samples(x, least)
     return 0
 
 
-cdef int set_groups(Call *call, object groups) except -1:
-    call.groups = integer_of(groups, "groups", 1)
+cdef int set_groups(Call *call, ptrdiff_t count, object groups) except -1:
+    """Set the number of groups, `count`, which was given as `groups`; 0: as many as channels, for instance norm."""
+    call.groups = count if count else call.channels
     if call.channels % call.groups:
         refuse_groups(groups, call.channels)
     return 0
 
 
-cdef object group_forward(Call *call, cnp.ndarray x, object weight, object bias, object eps, object out,
+cdef object CHANNELS = object()  # in the place of a number of groups: each channel is one, as in instance norm
+
+
+cdef inline ptrdiff_t count_of(object groups) except -1:
+    return 0 if groups is CHANNELS else integer_of(groups, "groups", 1)
+
+
+cdef object group_forward(object x, object groups, object weight, object bias, object eps, object out,
                           bint return_stats):
-    call.eps = number_of(eps, "eps", call.dtype)
-    cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
-    cdef cnp.ndarray b = per_channel(bias, x, call.channels, "bias", "channel")
-    cdef cnp.ndarray y = result_of(out, x, gain, b)
+    """Group norm, or instance norm where `groups` is CHANNELS."""
+    cdef Call call
+    cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y, written
+    cdef cnp.ndarray gain = parameter_of(weight, "weight"), b = parameter_of(bias, "bias")
+    cdef double smoothing = real_of(eps, "eps")
+    cdef ptrdiff_t count = count_of(groups)
+    set_samples(&call, a, 2 if count else 3)
+    set_groups(&call, count, groups)
+    set_eps(&call, smoothing)
+    check_per_channel(gain, a, call.channels, "weight", "channel")
+    check_per_channel(b, a, call.channels, "bias", "channel")
+    y = result_of(place, a, gain, b)
     cdef Stats stats = None
     if return_stats:
         stats = empty_stats([call.rows, call.groups], 2, 0, call.dtype)
-        call.stats = cnp.PyArray_DATA(stats.data)
-    x = read_rows(call, &call.x, x)
-    gain = read_parameter(call, &call.gain, gain)
-    b = read_parameter(call, &call.bias, b)
-    cdef cnp.ndarray written = write_rows(call, &call.y, y)
-    launch(call, call_group_norm)
+        set_stats(&call, stats, call.rows * call.groups)
+    a = read_rows(&call, &call.x, a)
+    gain = read_parameter(&call, &call.gain, gain)
+    b = read_parameter(&call, &call.bias, b)
+    written = write_rows(&call, &call.y, y)
+    launch(&call, call_group_norm)
     copy_back(y, written)
-    return (y, stats) if return_stats else y
+    if out is None:
+        out = y
+    return (out, stats) if return_stats else out
 
 
-cdef tuple group_gradients(Call *call, object dy, cnp.ndarray x, object weight, Stats stats, str stats_shape,
-                           object out):
-    """Gradients of x, weight and bias; `stats_shape` describes the shape of stats in messages."""
-    cdef cnp.ndarray d = array_like(dy, "dy", x, "x")
-    cdef cnp.ndarray gain = per_channel(weight, x, call.channels, "weight", "channel")
-    check_stats(stats, [call.rows, call.groups], 2, 0, x, call.dtype, stats_shape)
-    like = parameter_like(call, gain, x)
-    results = gradients_of(out, ("dx", "dweight", "dbias"), (x, like, like),
-                           ("dy", "x", "weight", "stats"), (d, x, gain, stats.data))
-    d = read_rows(call, &call.dy, d)
-    x = read_rows(call, &call.x, x)
-    gain = read_parameter(call, &call.gain, gain)
-    call.stats = cnp.PyArray_DATA(stats.data)
-    scratch = reserve(call, cnorm_backward_partials(call.dtype, call.rows, call.channels))
-    run_backward(call, call_group_norm_backward, results)
-    return results[0], None if gain is None else results[1], results[2]
+cdef tuple group_gradients(object dy, object x, object groups, object weight, Stats stats, object out):
+    """Gradients of x, weight and bias; of instance norm where `groups` is CHANNELS."""
+    cdef Call call
+    cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), gain = parameter_of(weight, "weight")
+    cdef list places = places_of(out, ("dx", "dweight", "dbias"), gain is not None), results
+    cdef ptrdiff_t count = count_of(groups)
+    set_samples(&call, a, 2 if count else 3)
+    set_groups(&call, count, groups)
+    check_like(d, "dy", a, "x")
+    check_per_channel(gain, a, call.channels, "weight", "channel")
+    check_stats(stats, [call.rows, call.groups], 2, 0, a, call.dtype,
+                "(samples, groups)" if count else "(samples, channels)")
+    like = parameter_like(&call, gain, a)
+    results = gradients_of(places, (a, like, like), ("dy", "x", "weight", "stats"), (d, a, gain, stats.data))
+    d = read_rows(&call, &call.dy, d)
+    a = read_rows(&call, &call.x, a)
+    gain = read_parameter(&call, &call.gain, gain)
+    set_stats(&call, stats, call.rows * call.groups)
+    scratch = reserve(&call, cnorm_backward_partials(call.dtype, call.rows, call.channels))
+    run_backward(&call, call_group_norm_backward, results)
+    return returned(out, results, gain is not None)
 
 
 def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, out=None, bint return_stats=False):
@@ -111,11 +136,7 @@ def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, out=None, bint re
     >>> cnorm.group_norm(np.float32([[0, 2, 10, 30]]), 2, eps=0)
     array([[-1.,  1., -1.,  1.]], dtype=float32)
     """
-    cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x")
-    set_samples(&call, a, 2)
-    set_groups(&call, groups)
-    return group_forward(&call, a, weight, bias, eps, out, return_stats)
+    return group_forward(x, groups, weight, bias, eps, out, return_stats)
 
 
 def group_norm_backward(dy, x, groups, weight, Stats stats not None, *, out=None):
@@ -149,11 +170,7 @@ def group_norm_backward(dy, x, groups, weight, Stats stats not None, *, out=None
     ValueError
         For a shape, number of groups or overlap that can't be used. The outputs are then unchanged.
     """
-    cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x")
-    set_samples(&call, a, 2)
-    set_groups(&call, groups)
-    return group_gradients(&call, dy, a, weight, stats, "(samples, groups)", out)
+    return group_gradients(dy, x, groups, weight, stats, out)
 
 
 def instance_norm(x, weight=None, bias=None, *, eps=1e-5, out=None, bint return_stats=False):
@@ -184,11 +201,7 @@ def instance_norm(x, weight=None, bias=None, *, eps=1e-5, out=None, bint return_
     ValueError
         For a shape, eps or overlap that can't be used. `out` is then unchanged.
     """
-    cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x")
-    set_samples(&call, a, 3)
-    call.groups = call.channels
-    return group_forward(&call, a, weight, bias, eps, out, return_stats)
+    return group_forward(x, CHANNELS, weight, bias, eps, out, return_stats)
 
 
 def instance_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
@@ -218,8 +231,4 @@ def instance_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     ValueError
         For a shape or overlap that can't be used. The outputs are then unchanged.
     """
-    cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x")
-    set_samples(&call, a, 3)
-    call.groups = call.channels
-    return group_gradients(&call, dy, a, weight, stats, "(samples, channels)", out)
+    return group_gradients(dy, x, CHANNELS, weight, stats, out)

@@ -24,11 +24,12 @@ cdef cnorm_status call_rms_norm_backward(Call *c) noexcept nogil:
                                    c.y.data, c.y.stride, c.dgain, c.scratch)
 
 
-cdef inline int set_rows(Call *call, cnp.ndarray x, object axis) except -1:
+cdef inline int set_rows(Call *call, cnp.ndarray x, ptrdiff_t axis) except -1:
     """Set dtype, axis and sizes of the call: the dimensions of x from `axis` on form a row."""
     cdef int i
     call.gain = call.bias = call.stats = NULL  # optional arguments; entries read only what their caller has set
     call.dtype = <cnorm_dtype>dtype_of(x, "x")
+    call.number = cnp.PyArray_TYPE(x)
     call.axis = first_normalised(axis, x)
     call.rows = call.n = 1
     for i in range(cnp.PyArray_NDIM(x)):
@@ -38,20 +39,28 @@ cdef inline int set_rows(Call *call, cnp.ndarray x, object axis) except -1:
             call.n *= cnp.PyArray_DIMS(x)[i]
     if call.n == 0:
         refuse_empty_rows(x, call.axis)
+    call.length = call.n
     return 0
 
 
-cdef inline cnp.ndarray per_element(object p, Call *call, cnp.ndarray x, str name, str usage):
-    """weight or bias, checked to have the normalised shape of x; None stays None. `usage`: `call` of `as_array`."""
+cdef inline int set_eps(Call *call, double eps, str name="eps") except -1:
+    """Set eps, checked to be finite in the compute type."""
+    if eps > FLT_MAX and call.dtype != CNORM_F64:
+        refuse_not_single(eps, name)
+    call.eps = eps
+    return 0
+
+
+cdef inline int check_per_element(cnp.ndarray p, Call *call, cnp.ndarray x, str name) except -1:
+    """Check that weight or bias has the normalised shape of x, or is None."""
     if p is None:
-        return None
-    cdef cnp.ndarray a = <cnp.ndarray>p if type(p) is cnp.ndarray else as_array(p, name, usage)
+        return 0
     cdef int ndim = cnp.PyArray_NDIM(x) - call.axis
-    if (cnp.PyArray_NDIM(a) != ndim
-            or not same_lengths(cnp.PyArray_DIMS(a), cnp.PyArray_DIMS(x) + call.axis, ndim)
-            or not (has_dtype(a, compute_number(call.dtype)) or has_dtype(a, cnp.PyArray_TYPE(x)))):
-        refuse_per_element(a, name, x, call.axis)
-    return a
+    if (cnp.PyArray_NDIM(p) != ndim
+            or not same_lengths(cnp.PyArray_DIMS(p), cnp.PyArray_DIMS(x) + call.axis, ndim)
+            or not (has_dtype(p, compute_number(call.dtype)) or has_dtype(p, cnp.PyArray_TYPE(x)))):
+        refuse_per_element(p, name, x, call.axis)
+    return 0
 
 
 cdef int check_row_output(cnp.ndarray out, str name, cnp.ndarray x, cnp.ndarray residual, cnp.ndarray weight,
@@ -68,7 +77,7 @@ cdef inline Stats normalise(Call *call, Entry entry, cnp.ndarray x, cnp.ndarray 
     cdef Stats stats = None
     if return_stats:
         stats = empty_stats(cnp.PyArray_DIMS(x), call.axis, cnp.PyArray_NDIM(x) - call.axis, call.dtype)
-        call.stats = cnp.PyArray_DATA(stats.data)
+        set_stats(call, stats, call.rows)
     x = read_rows(call, &call.x, x)
     weight = read_parameter(call, &call.gain, weight)
     bias = read_parameter(call, &call.bias, bias)
@@ -126,16 +135,22 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, bint r
     array([[-1.2247,  0.    ,  1.2247]], dtype=float32)
     """
     cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x")
-    set_rows(&call, a, axis)
-    call.eps = number_of(eps, "eps", call.dtype)
-    cdef cnp.ndarray w = per_element(weight, &call, a, "weight", "layer_norm(x, weight, bias, axis=-k)")
-    cdef cnp.ndarray b = per_element(bias, &call, a, "bias", None)
-    cdef cnp.ndarray y = output(out, "out", a)
-    if out is not None:
+    cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y
+    cdef cnp.ndarray w = parameter_of(weight, "weight", "layer_norm(x, weight, bias, axis=-k)")
+    cdef cnp.ndarray b = parameter_of(bias, "bias")
+    cdef ptrdiff_t first = index_of(axis)
+    cdef double smoothing = real_of(eps, "eps")
+    set_rows(&call, a, first)
+    set_eps(&call, smoothing)
+    check_per_element(w, &call, a, "weight")
+    check_per_element(b, &call, a, "bias")
+    y = output(place, "out", a)
+    if out is None:
+        out = y
+    else:
         check_row_output(y, "out", a, None, w, b)
     stats = normalise(&call, call_layer_norm, a, w, b, y, return_stats)
-    return (y, stats) if return_stats else y
+    return (out, stats) if return_stats else out
 
 
 def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, sum_out=None,
@@ -168,24 +183,32 @@ def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, ou
         As `layer_norm`. Outputs are then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x")
-    set_rows(&call, a, axis)
-    call.eps = number_of(eps, "eps", call.dtype)
-    cdef cnp.ndarray w = per_element(weight, &call, a, "weight", "add_layer_norm(x, residual, weight, bias, axis=-k)")
-    cdef cnp.ndarray b = per_element(bias, &call, a, "bias", None)
-    cdef cnp.ndarray y = output(out, "out", a)
-    cdef cnp.ndarray r = array_like(residual, "residual", a, "x")
-    cdef cnp.ndarray total = output(sum_out, "sum_out", a)
-    if out is not None:
+    cdef cnp.ndarray a = array_of(x, "x"), r = array_of(residual, "residual"), y, total, total_written
+    cdef cnp.ndarray place = place_of(out, "out"), sum_place = place_of(sum_out, "sum_out")
+    cdef cnp.ndarray w = parameter_of(weight, "weight", "add_layer_norm(x, residual, weight, bias, axis=-k)")
+    cdef cnp.ndarray b = parameter_of(bias, "bias")
+    cdef ptrdiff_t first = index_of(axis)
+    cdef double smoothing = real_of(eps, "eps")
+    set_rows(&call, a, first)
+    set_eps(&call, smoothing)
+    check_per_element(w, &call, a, "weight")
+    check_per_element(b, &call, a, "bias")
+    check_like(r, "residual", a, "x")
+    y, total = output(place, "out", a), output(sum_place, "sum_out", a)
+    if out is None:
+        out = y
+    else:
         check_row_output(y, "out", a, r, w, b)
         check_disjoint(y, "out", total, "sum_out", False)
-    if sum_out is not None:
+    if sum_out is None:
+        sum_out = total
+    else:
         check_row_output(total, "sum_out", a, r, w, b)
     r = read_rows(&call, &call.residual, r)
-    cdef cnp.ndarray total_written = write_rows(&call, &call.total, total)
+    total_written = write_rows(&call, &call.total, total)
     stats = normalise(&call, call_add_layer_norm, a, w, b, y, return_stats)
     copy_back(total, total_written)
-    return (y, total, stats) if return_stats else (y, total)
+    return (out, sum_out, stats) if return_stats else (out, sum_out)
 
 
 def rms_norm(x, weight=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=False):
@@ -210,42 +233,46 @@ def rms_norm(x, weight=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=F
         As `layer_norm`.
     """
     cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x")
-    set_rows(&call, a, axis)
-    call.eps = number_of(eps, "eps", call.dtype)
-    cdef cnp.ndarray w = per_element(weight, &call, a, "weight", "rms_norm(x, weight, axis=-k)")
-    cdef cnp.ndarray y = output(out, "out", a)
-    if out is not None:
+    cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y
+    cdef cnp.ndarray w = parameter_of(weight, "weight", "rms_norm(x, weight, axis=-k)")
+    cdef ptrdiff_t first = index_of(axis)
+    cdef double smoothing = real_of(eps, "eps")
+    set_rows(&call, a, first)
+    set_eps(&call, smoothing)
+    check_per_element(w, &call, a, "weight")
+    y = output(place, "out", a)
+    if out is None:
+        out = y
+    else:
         check_row_output(y, "out", a, None, w, None)
     stats = normalise(&call, call_rms_norm, a, w, None, y, return_stats)
-    return (y, stats) if return_stats else y
+    return (out, stats) if return_stats else out
 
 
-cdef list row_gradients(Entry entry, object dy, object x, object weight, Stats stats, object axis, object out):
+cdef tuple row_gradients(Entry entry, object dy, object x, object weight, Stats stats, object axis, object out):
     """The gradients of x, weight and, for layer norm, bias."""
     cdef Call call
-    cdef cnp.ndarray a = array_of(x, "x"), like
+    cdef tuple names = ("dx", "dweight") if entry == call_rms_norm_backward else ("dx", "dweight", "dbias")
+    cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), w = parameter_of(weight, "weight"), like = w
+    cdef ptrdiff_t first = index_of(axis)
+    cdef list places = places_of(out, names, w is not None), results
     cdef int ndim
-    set_rows(&call, a, axis)
-    cdef cnp.ndarray d = array_like(dy, "dy", a, "x"), w = per_element(weight, &call, a, "weight", None)
+    set_rows(&call, a, first)
+    check_like(d, "dy", a, "x")
+    check_per_element(w, &call, a, "weight")
     check_row_stats(stats, &call, a)
-    like = w
     if like is None:
         ndim = cnp.PyArray_NDIM(a) - call.axis
         like = cnp.PyArray_EMPTY(ndim, cnp.PyArray_DIMS(a) + call.axis, cnp.PyArray_TYPE(a), 0)
-    names, likes = ("dx", "dweight", "dbias"), (a, like, like)
-    if entry == call_rms_norm_backward:
-        names, likes = names[:2], likes[:2]
-    results = gradients_of(out, names, likes, ("dy", "x", "weight", "stats"), (d, a, w, stats.data))
+    results = gradients_of(places, (a, like, like)[:len(names)], ("dy", "x", "weight", "stats"),
+                           (d, a, w, stats.data))
     d = read_rows(&call, &call.dy, d)
     a = read_rows(&call, &call.x, a)
     w = read_parameter(&call, &call.gain, w)
-    call.stats = cnp.PyArray_DATA(stats.data)
+    set_stats(&call, stats, call.rows)
     scratch = reserve(&call, cnorm_backward_partials(call.dtype, call.rows, call.n))
     run_backward(&call, entry, results)
-    if w is None:
-        results[1] = None
-    return results
+    return returned(out, results, w is not None)
 
 
 def layer_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None):
@@ -288,7 +315,7 @@ def layer_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=Non
     dweight and dbias are summed over blocks of 64 rows, and the blocks in a fixed tree, which gives the same bits on
     every machine.
     """
-    return tuple(row_gradients(call_layer_norm_backward, dy, x, weight, stats, axis, out))
+    return row_gradients(call_layer_norm_backward, dy, x, weight, stats, axis, out)
 
 
 def rms_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None):
@@ -314,7 +341,7 @@ def rms_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None)
     TypeError, ValueError
         As `layer_norm_backward`.
     """
-    return tuple(row_gradients(call_rms_norm_backward, dy, x, weight, stats, axis, out))
+    return row_gradients(call_rms_norm_backward, dy, x, weight, stats, axis, out)
 
 
 cdef class BoundLayerNorm:
@@ -344,7 +371,7 @@ cdef class BoundLayerNorm:
             As `layer_norm`.
         """
         cdef Call call
-        cdef cnp.ndarray a = array_of(x, "x"), y
+        cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y
         if (self.gain is None or cnp.PyArray_NDIM(a) == 0
                 or cnp.PyArray_DIMS(a)[cnp.PyArray_NDIM(a) - 1] != cnp.PyArray_DIMS(self.gain)[0]):
             refuse_bound(a, self.gain)
@@ -352,8 +379,10 @@ cdef class BoundLayerNorm:
         if call.dtype == CNORM_F64:
             refuse_bound(a, self.gain)
         call.eps = self.eps_
-        y = output(out, "out", a)
-        if out is not None:
+        y = output(place, "out", a)
+        if out is None:
+            out = y
+        else:
             check_disjoint(y, "out", a, "x", True)  # gain and bias are read-only copies: out can't overlap them
         normalise(&call, call_layer_norm, a, self.gain, self.bias, y, False)
-        return y
+        return out

@@ -5,14 +5,15 @@ from cnorm.packing import (
 
 
 cdef elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *) noexcept nogil, x, out):
-    cdef cnp.ndarray a = array_of(x, "x"), y
+    cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y
     if dtype_of(a, "x") != CNORM_F32:
         raise TypeError(f"x must have dtype float32, got {a.dtype}")
     if not cnp.PyArray_IS_C_CONTIGUOUS(a) or cnp.PyArray_NDIM(a) == 0:
         a = np.ascontiguousarray(a)
-    y = output(out, "out", a)
+    y = output(place, "out", a)
     if not cnp.PyArray_IS_C_CONTIGUOUS(y):
         raise ValueError("out must be C-contiguous")
+    check_frames(a, y, cnp.PyArray_SIZE(y), cnp.PyArray_SIZE(y))
     check(f(cnp.PyArray_SIZE(a), <const float *>cnp.PyArray_DATA(a), <float *>cnp.PyArray_DATA(y)))
     return y
 

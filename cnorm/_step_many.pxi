@@ -6,8 +6,10 @@ def step_many(Network network not None, streams, x, out=None, reset=None):
     cdef list taken = streams_of(network, streams)
     cdef cnp.npy_intp n = len(taken), i
     cdef cnp.npy_intp shape[3]
-    cdef int ndim = 3 if getattr(x, "ndim", 2) == 3 else 2
-    cdef cnp.ndarray a = input_frames(x, "x", ndim, network.input_size), y, mask, pointers
+    cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), mask = parameter_of(reset, "reset")
+    cdef cnp.ndarray y, pointers
+    cdef int ndim = 3 if cnp.PyArray_NDIM(a) == 3 else 2
+    a = input_frames(a, "x", ndim, network.input_size)
     if cnp.PyArray_DIMS(a)[0] != n:
         refuse_rows(a, n)
     for i in range(n):
@@ -17,13 +19,14 @@ def step_many(Network network not None, streams, x, out=None, reset=None):
     if out is None:
         y = cnp.PyArray_EMPTY(ndim, shape, cnp.NPY_FLOAT32, 0)
     else:
-        y = output_frames(out, ndim, shape)
+        y = output_frames(place, ndim, shape)
         if not disjoint(y, a):
             a = cnp.PyArray_NewCopy(a, cnp.NPY_CORDER)
-    mask = None if reset is None else mask_of(reset, n)
+    if mask is not None:
+        mask = checked_mask(mask, n)
     pointers = cnp.PyArray_EMPTY(1, &n, cnp.NPY_INTP, 0)
     run_many(network, taken, <float **>cnp.PyArray_DATA(pointers), a, y, shape[1] if ndim == 3 else 1, mask)
-    return y
+    return y if out is None else out
 
 
 cdef list streams_of(Network network, object streams):
@@ -32,18 +35,17 @@ cdef list streams_of(Network network, object streams):
     if not hasattr(streams, "__iter__"):
         refuse_streams(streams, Stream)
     found = list(streams)
-    for one in found:
-        if not isinstance(one, Stream):
+    for i, one in enumerate(found):
+        if not isinstance(one, Stream):  # its real type, whatever its __class__ says
             refuse_streams(found, Stream)
         if (<Stream>one).network is not network:
-            refuse_foreign_stream(found.index(one))
+            refuse_foreign_stream(i)
     if len({<size_t><void *>one for one in found}) < len(found):
         refuse_streams(found, Stream)
     return found
 
 
-cdef cnp.ndarray mask_of(object reset, ptrdiff_t n):
-    cdef cnp.ndarray mask = array_of(reset, "reset")
+cdef cnp.ndarray checked_mask(cnp.ndarray mask, ptrdiff_t n):
     if cnp.PyArray_TYPE(mask) != cnp.NPY_BOOL or cnp.PyArray_NDIM(mask) != 1 or cnp.PyArray_DIMS(mask)[0] != n:
         refuse_mask(mask, n)
     return np.ascontiguousarray(mask)
@@ -61,6 +63,9 @@ cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.
     cdef long process = os.getpid() if release else 0
     cdef Stream stream
     cdef cnorm_status status
+    check_frames(x, y, n * steps * net.input_size, n * steps * net.output_size)
+    if mask is not None and cnp.PyArray_NBYTES(mask) != n:
+        refuse_changed()
     enter_all(streams)  # nothing between this and `leave_all` may raise
     for i in range(n):
         stream = <Stream>PyList_GetItem(streams, i)

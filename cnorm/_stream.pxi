@@ -78,6 +78,7 @@ cdef class Stream:
         cdef bint release = net.macs * steps > RELEASE_GIL_ABOVE_MACS
         cdef long process = os.getpid() if release else 0
         cdef cnorm_status status
+        check_frames(x, y, steps * net.input_size, steps * net.output_size)
         self.enter()  # nothing between this and `leave` may raise
         self.owner = process
         if release:
@@ -113,18 +114,19 @@ cdef class Stream:
         RuntimeError
             If another thread is using this stream.
         """
-        cdef cnp.ndarray a = input_frames(x, "x", 1, self.network.input_size), y
+        cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y
+        a = input_frames(a, "x", 1, self.network.input_size)
         if self.checks:
             check_finite(a, "x")
         if out is None:
             y = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&self.network.output_size, cnp.NPY_FLOAT32, 0)
         else:
-            y = output_frames(out, 1, <cnp.npy_intp *>&self.network.output_size)
+            y = output_frames(place, 1, <cnp.npy_intp *>&self.network.output_size)
             # if they overlap partly, y could overwrite elements of x before they are read
             if cnp.PyArray_DATA(y) != cnp.PyArray_DATA(a) and not disjoint(y, a):
                 a = cnp.PyArray_NewCopy(a, cnp.NPY_CORDER)
         self.run(a, y, 1, self.scratch_memory, 1)
-        return y
+        return y if out is None else out
 
     def process(self, x, out=None):
         """Many steps, one after the other, with the same bits as `step` on each row.
@@ -143,22 +145,23 @@ cdef class Stream:
         TypeError, ValueError, RuntimeError
             As `step`.
         """
-        cdef cnp.ndarray a = input_frames(x, "x", 2, self.network.input_size), y
+        cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y
         cdef cnp.npy_intp shape[2]
+        a = input_frames(a, "x", 2, self.network.input_size)
         if self.checks:
             check_finite(a, "x")
         shape[0], shape[1] = cnp.PyArray_DIMS(a)[0], self.network.output_size
         if out is None:
             y = cnp.PyArray_EMPTY(2, shape, cnp.NPY_FLOAT32, 0)
         else:
-            y = output_frames(out, 2, shape)
+            y = output_frames(place, 2, shape)
             if not disjoint(y, a):  # a later row of x could be overwritten before it is read
                 a = cnp.PyArray_NewCopy(a, cnp.NPY_CORDER)
         if shape[0] > 1:  # the product with the inputs is done for several steps at a time, in larger scratch
             self.run(a, y, shape[0], self.network.scratch(min(shape[0], CNORM_ROWS)), min(shape[0], CNORM_ROWS))
         else:
             self.run(a, y, shape[0], self.scratch_memory, 1)
-        return y
+        return y if out is None else out
 
     def state(self):
         """A copy of the recurrent state.
@@ -331,9 +334,8 @@ cdef bint is_finite(const float *p, ptrdiff_t n) noexcept:
     return True
 
 
-cdef cnp.ndarray input_frames(object x, str name, int ndim, ptrdiff_t width):
-    """x as a C-contiguous, aligned float32 array [..., width] of ndim dimensions."""
-    cdef cnp.ndarray a = array_of(x, name)
+cdef cnp.ndarray input_frames(cnp.ndarray a, str name, int ndim, ptrdiff_t width):
+    """`a`, checked to be float32 [..., width] of ndim dimensions; copied if it is not C-contiguous and aligned."""
     if (not has_dtype(a, cnp.NPY_FLOAT32) or cnp.PyArray_NDIM(a) != ndim
             or cnp.PyArray_DIMS(a)[ndim - 1] != width):
         refuse_frames(a, name, ndim, width)
@@ -342,13 +344,17 @@ cdef cnp.ndarray input_frames(object x, str name, int ndim, ptrdiff_t width):
     return a
 
 
-cdef cnp.ndarray output_frames(object out, int ndim, const cnp.npy_intp *shape):
-    """The caller's output array, checked: float32, contiguous, writable, of this shape [ndim]."""
-    cdef cnp.ndarray y
-    if isinstance(out, cnp.ndarray):
-        y = out
-        if (is_plain(y, cnp.NPY_FLOAT32) and cnp.PyArray_ISNOTSWAPPED(y) and cnp.PyArray_ISWRITEABLE(y)
-                and cnp.PyArray_NDIM(y) == ndim and cnp.PyArray_CompareLists(cnp.PyArray_DIMS(y), shape, ndim)
-                and (type(out) is cnp.ndarray or not isinstance(out, np.ma.MaskedArray))):
-            return y
-    refuse_output_frames(out, tuple([shape[i] for i in range(ndim)]))
+cdef cnp.ndarray output_frames(cnp.ndarray y, int ndim, const cnp.npy_intp *shape):
+    """The place for outputs, checked: float32, contiguous, writable, of this shape [ndim]."""
+    if (not is_plain(y, cnp.NPY_FLOAT32) or not cnp.PyArray_ISWRITEABLE(y) or cnp.PyArray_NDIM(y) != ndim
+            or not cnp.PyArray_CompareLists(cnp.PyArray_DIMS(y), shape, ndim)):
+        refuse_output_frames(y, tuple([shape[i] for i in range(ndim)]))
+    return y
+
+
+cdef inline int check_frames(cnp.ndarray x, cnp.ndarray y, ptrdiff_t inputs, ptrdiff_t outputs) except -1:
+    """Refuse arrays that were changed after they were checked: x must have `inputs` numbers, y `outputs`."""
+    if (not is_plain(x, cnp.NPY_FLOAT32) or not is_plain(y, cnp.NPY_FLOAT32) or not cnp.PyArray_ISWRITEABLE(y)
+            or cnp.PyArray_SIZE(x) != inputs or cnp.PyArray_SIZE(y) != outputs):
+        refuse_changed()
+    return 0

@@ -14,7 +14,9 @@ cdef int set_matrix(Call *call, cnp.ndarray weight) except -1:
     full_dtype_of(weight, "weight")
     if cnp.PyArray_NDIM(weight) < 2 or (cnp.PyArray_SIZE(weight) == 0 and cnp.PyArray_DIMS(weight)[0]):
         refuse_matrix(weight)
-    return set_rows(call, weight, 1)
+    set_rows(call, weight, 1)
+    call.length = call.rows
+    return 0
 
 
 def weight_norm(weight, gain=None, *, out=None):
@@ -51,19 +53,20 @@ def weight_norm(weight, gain=None, *, out=None):
     array([[6., 8.]], dtype=float32)
     """
     cdef Call call
-    cdef cnp.ndarray w = array_of(weight, "weight")
+    cdef cnp.ndarray w = array_of(weight, "weight"), g = parameter_of(gain, "gain"), place = place_of(out, "out")
+    cdef cnp.ndarray v, written
     set_matrix(&call, w)
-    cdef cnp.ndarray g = per_channel(gain, w, call.rows, "gain", "output")
-    cdef cnp.ndarray v = output(out, "out", w)
+    check_per_channel(g, w, call.rows, "gain", "output")
+    v = output(place, "out", w)
     if out is not None:
         check_disjoint(v, "out", w, "weight", True)
         check_disjoint(v, "out", g, "gain", False)
     w = read_rows(&call, &call.x, w)
     g = read_parameter(&call, &call.gain, g)
-    cdef cnp.ndarray written = write_rows(&call, &call.y, v)
+    written = write_rows(&call, &call.y, v)
     launch(&call, call_weight_norm)
     copy_back(v, written)
-    return v
+    return v if out is None else out
 
 
 def weight_norm_backward(dv, weight, gain=None, *, out=None):
@@ -94,13 +97,15 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
         For a shape or overlap that can't be used. The outputs are then unchanged.
     """
     cdef Call call
-    cdef cnp.ndarray w = array_of(weight, "weight")
+    cdef cnp.ndarray w = array_of(weight, "weight"), d = array_of(dv, "dv"), g = parameter_of(gain, "gain")
+    cdef list places = places_of(out, ("dweight", "dgain"), g is not None), results
     set_matrix(&call, w)
-    cdef cnp.ndarray d = array_like(dv, "dv", w, "weight"), g = per_channel(gain, w, call.rows, "gain", "output")
-    results = gradients_of(out, ("dweight", "dgain"), (w, empty_vector(call.rows, cnp.PyArray_TYPE(w))),
-                           ("dv", "weight", "gain"), (d, w, g))
+    check_like(d, "dv", w, "weight")
+    check_per_channel(g, w, call.rows, "gain", "output")
+    results = gradients_of(places, (w, empty_vector(call.rows, cnp.PyArray_TYPE(w))), ("dv", "weight", "gain"),
+                           (d, w, g))
     d = read_rows(&call, &call.dy, d)
     w = read_rows(&call, &call.x, w)
     g = read_parameter(&call, &call.gain, g)
     run_backward(&call, call_weight_norm_backward, results)
-    return results[0], None if g is None else results[1]
+    return returned(out, results, g is not None)

@@ -199,7 +199,7 @@ def restored_stats(data) -> np.ndarray:
         raise TypeError(f"stats must hold an array of dtype float32 or float64, got {quoted(data)}")
     if data.shape[-1:] != (3,):
         raise ValueError(f"stats must hold an array of shape (..., 3), got {data.shape}")
-    return np.ascontiguousarray(data, data.dtype.newbyteorder("="))
+    return np.require(data, data.dtype.newbyteorder("="), ("C_CONTIGUOUS", "ALIGNED"))
 
 
 def refuse_stats(data: np.ndarray | None, shape: tuple, x: np.ndarray, meaning: str) -> None:
@@ -215,23 +215,27 @@ def refuse_stats(data: np.ndarray | None, shape: tuple, x: np.ndarray, meaning: 
 # ---- numbers ---------------------------------------------------------------------------------------------------
 
 
-def axis_of(axis, x: np.ndarray) -> int:
-    """axis as an index that is not negative, checked."""
+def as_index(axis) -> int:
+    """axis as an integer."""
     try:
         i = None if isinstance(axis, (bool, np.bool_)) else operator.index(axis)
     except TypeError:
         i = None
     if i is None:
         raise TypeError(f"axis must be an integer, the first normalised dimension, got {quoted(axis)}")
+    if abs(i) > 1 << 60:
+        raise ValueError(f"axis must be the number of a dimension of x, got {quoted(i)}")
+    return i
+
+
+def refuse_axis(axis: int, x: np.ndarray) -> None:
     if x.ndim == 0:
         raise ValueError("x must have at least one dimension, got a 0-dimensional array")
-    if not -x.ndim <= i < x.ndim:
-        raise ValueError(f"axis must be in [{-x.ndim}, {x.ndim}) for x of shape {x.shape}, got {quoted(axis)}")
-    return i + x.ndim if i < 0 else i
+    raise ValueError(f"axis must be in [{-x.ndim}, {x.ndim}) for x of shape {x.shape}, got {axis}")
 
 
-def real_number(value, name: str, single: bool = False) -> float:
-    """A number, checked not to be negative, and to be finite in float64, or in float32 if `single`."""
+def real_number(value, name: str) -> float:
+    """A number, checked not to be negative and to be finite."""
     if type(value) is float and 0 <= value <= FLOAT32_MAX:  # the common case, ten times faster
         return value
     if not isinstance(value, (numbers.Real, np.ndarray)) or isinstance(value, bool):
@@ -244,9 +248,11 @@ def real_number(value, name: str, single: bool = False) -> float:
         number = math.inf
     if not number >= 0 or math.isinf(number):
         raise ValueError(f"{name} must be finite and not negative, got {quoted(value)}")
-    if single and number > FLOAT32_MAX:
-        raise ValueError(f"{name} must be finite in float32, got {quoted(value)}")
     return number
+
+
+def refuse_not_single(number: float, name: str) -> None:
+    raise ValueError(f"{name} must be finite in float32, got {number}")
 
 
 def whole_number(value, name: str, least: int) -> int:
@@ -293,16 +299,22 @@ def check_isa(name, available: Sequence[str]) -> None:
 # ---- outputs and overlap ---------------------------------------------------------------------------------------
 
 
-def check_ndarray(out, name: str) -> None:
-    """out must be an ndarray: results written to a converted copy, or under a mask, would be lost."""
-    if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
+def as_place(out, name: str) -> np.ndarray:
+    """A view of the caller's array for a result, as a plain ndarray: a subclass may override its attributes.
+
+    Results written to a converted copy, or under a mask, would be lost, so nothing else is accepted.
+    """
+    if not issubclass(type(out), np.ndarray) or issubclass(type(out), np.ma.MaskedArray):
         raise TypeError(f"{name} must be a NumPy array or None, got {type(out).__name__}")
+    return np.ndarray.view(out, np.ndarray)
 
 
-def check_output(out, name: str, like: np.ndarray) -> None:
+def refuse_changed() -> None:
+    raise RuntimeError("an array among the arguments was changed while the arguments were checked")
+
+
+def check_output(out: np.ndarray, name: str, like: np.ndarray) -> None:
     """out must be writable, of the shape and dtype of `like`, and no two of its elements may share memory."""
-    check_ndarray(out, name)
-    out = np.ndarray.view(out, np.ndarray)  # a subclass may override its attributes
     if not has_dtype(out, like.dtype):
         raise TypeError(f"{name} must have dtype {like.dtype}, got {quoted(out.dtype)}")
     if out.shape != like.shape:
@@ -325,18 +337,19 @@ def refuse_overlap(name: str, other: str, in_place: bool) -> None:
     raise ValueError(f"{name} must not overlap {other}{hint}")
 
 
-def check_results(out, names: Sequence[str], inputs: dict) -> None:
-    """out must be a tuple with a place for each of `names`, dx, the gradient of a parameter, ...
+def check_results(out, names: Sequence[str], has_parameter: bool) -> tuple:
+    """out as a plain tuple, checked to have a place for each of `names`, dx, the gradient of a parameter, ...
 
-    inputs: name to array or None. There is no gradient of a parameter that is None.
+    There is no gradient of a parameter that is None (`has_parameter`).
     """
-    if not isinstance(out, tuple):
+    if not issubclass(type(out), tuple):
         raise TypeError(f"out must be a tuple ({', '.join(names)}) or None, got {type(out).__name__}")
+    out = tuple.__getitem__(out, slice(None))
     if len(out) != len(names):
         raise ValueError(f"out must be a tuple of {len(names)}, ({', '.join(names)}), got {len(out)}")
-    parameter = names[1][1:]
-    if out[1] is not None and inputs[parameter] is None:
-        raise ValueError(f"out[1] must be None where {parameter} is None")
+    if out[1] is not None and not has_parameter:
+        raise ValueError(f"out[1] must be None where {names[1][1:]} is None")
+    return out
 
 
 # ---- frames of streams -----------------------------------------------------------------------------------------
@@ -352,7 +365,7 @@ def refuse_frames(x: np.ndarray, name: str, ndim: int, width: int) -> None:
 
 def refuse_tape_array(a, name: str, shape: tuple) -> None:
     """An array for a tape that is not float32, contiguous, aligned and of this shape, or not writable."""
-    check_ndarray(a, name)
+    a = as_place(a, name)
     if not has_dtype(a, np.dtype(np.float32)):
         raise TypeError(f"{name} must have dtype float32, got {quoted(a.dtype)}")
     if (1,) * (len(shape) - a.ndim) + a.shape != shape:
@@ -362,7 +375,6 @@ def refuse_tape_array(a, name: str, shape: tuple) -> None:
 
 def refuse_output_frames(out, shape: tuple) -> None:
     """An array of outputs that is not float32, contiguous, aligned and writable, of this shape."""
-    check_ndarray(out, "out")
     if not has_dtype(out, np.dtype(np.float32)):
         raise TypeError(f"out must have dtype float32, got {quoted(out.dtype)}")
     if out.shape != shape:
@@ -385,7 +397,7 @@ def refuse_streams(streams, kind: type) -> None:
         raise TypeError(f"streams must be a sequence of Stream, got {type(streams).__name__}")
     places = {}
     for i, stream in enumerate(streams):
-        if not isinstance(stream, kind):
+        if not issubclass(type(stream), kind):
             raise TypeError(f"streams[{i}] must be a Stream, got {type(stream).__name__}")
         if places.setdefault(id(stream), i) != i:
             raise ValueError(
