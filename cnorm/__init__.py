@@ -11,6 +11,11 @@ except ImportError as error:
             raise
         print(f"cnorm: {error}", file=sys.stderr)  # the command `cnorm` or `python -m cnorm`: no traceback
         sys.exit(2)
+    if "interpreter" in str(error):
+        raise ImportError(
+            "cnorm can be imported by one interpreter of a process only, as NumPy: use threads, which run its "
+            f"kernels in parallel, or processes, not subinterpreters ({error})"
+        ) from error
     raise ImportError(
         f"the extension module cnorm._core is not in {__path__[0]} ({error}). If that is cnorm's source folder, it "
         "comes before an installed package: run Python from another folder, or with -P. `pip install .` installs, "

@@ -44,6 +44,8 @@ cdef class Tape:
         floats = cnorm_tape_floats(&self.tape)
         if floats == 0:
             raise ValueError(f"steps and batch must be at least 1 and not too large, got {steps} and {batch}")
+        if memory is not None:  # before it is allocated: a file may ask for more than there is
+            tape_data(memory, "memory", (floats,), False)
         self.memory = aligned_floats(floats, memory is None)
         if memory is not None:
             memcpy(cnp.PyArray_DATA(self.memory), tape_data(memory, "memory", (floats,), False), floats * sizeof(float))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,11 +16,15 @@ from cnorm import _core
 from cnorm.model import Model
 from cnorm.model_files import configuration, layers_from
 from cnorm.parameters import Parameters
+from cnorm.text import message_of
 
 __all__ = ["SGD", "Adam", "Learner"]
 
-SAVED = "cnorm.learner"
-FORMAT = 2  # 2: with the gradients that wait for an update
+# Format 3 of Learner.save: HEAD, a safetensors file whose metadata have the settings as JSON, CRC-32 (zlib's, 4 bytes,
+# little-endian) of all bytes before it. Format 2, still read, is the safetensors file alone.
+HEAD = b"cnorm learner 3\n"
+SAVED = "cnorm.learner"  # key of the metadata
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,12 @@ def _check_clip(value):
         _check_positive("clip", value)
 
 
+def _check_model(model: Model) -> None:
+    model.stream()  # raises if the model can't be streamed
+    if model.weights != "float32":
+        raise ValueError(f"model must have float32 weights to learn, got {model.weights}")
+
+
 class Learner:
     """A stream that can be trained: it stores its last steps and backpropagates through them. One thread at a time.
 
@@ -128,19 +139,21 @@ class Learner:
     def __init__(self, model: Model, optimizer: Adam | SGD | None = None, *, truncate: int = 32) -> None:
         if not isinstance(model, Model):
             raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
-        model.stream()  # raises if the model can't be streamed
-        if model.weights != "float32":
-            raise ValueError(f"model must have float32 weights to learn, got {model.weights}")
+        _check_model(model)
         optimizer = Adam() if optimizer is None else optimizer
         if not isinstance(optimizer, (Adam, SGD)):
             raise TypeError(f"optimizer must be cnorm.Adam or cnorm.SGD, got {type(optimizer).__name__}")
         if isinstance(truncate, bool) or not isinstance(truncate, int) or truncate < 1:
             raise ValueError(f"truncate must be an integer of at least 1, got {truncate!r}")
+        self._prepare(model, optimizer, truncate, None)
+
+    def _prepare(self, model: Model, optimizer: Adam | SGD, truncate: int, tape: np.ndarray | None) -> None:
+        """Allocate everything for checked arguments; `tape`: the memory of the tape, copied if it has its size."""
         self.optimizer, self.truncate = optimizer, truncate
         self.input_size, self.output_size = model.input_size, model.output_size
         self._configuration = configuration(model.layers)
         self.parameters = Parameters(model.layers, model.input_size)
-        self._tape = _core.Tape(self.parameters.flat, 2 * truncate, 1)
+        self._tape = _core.Tape(self.parameters.flat, 2 * truncate, 1, memory=tape)
         self._outputs = np.zeros((2 * truncate, model.output_size), np.float32)
         self._dy = np.zeros((truncate, model.output_size), np.float32)
         self._moments = [np.zeros_like(self.parameters.values) for _ in range(optimizer.moments)]
@@ -312,11 +325,12 @@ class Learner:
         self._from_start = True
 
     def save(self) -> bytes:
-        """Weights, optimiser, state and remembered steps, as the bytes of a safetensors file.
+        """Weights, optimiser, state and remembered steps, as bytes with a checksum.
 
         Returns
         -------
         bytes
+            For `restore`: 16 bytes of head, a safetensors file, and the CRC-32 of both.
         """
         settings = {
             "format": FORMAT,
@@ -334,7 +348,8 @@ class Learner:
         tensors |= {f"moment.{i}": moment for i, moment in enumerate(self._moments)}
         tensors |= {"state": self._tape.state, "tape": self._tape.memory, "outputs": self._outputs, "kept": self._kept}
         tensors = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
-        return safetensors.numpy.save(tensors, {SAVED: json.dumps(settings)})  # more keys have no fixed order
+        body = HEAD + safetensors.numpy.save(tensors, {SAVED: json.dumps(settings)})  # more keys have no fixed order
+        return body + zlib.crc32(body).to_bytes(4, "little")
 
     @classmethod
     def restore(cls, saved: bytes) -> Learner:
@@ -343,33 +358,51 @@ class Learner:
         Parameters
         ----------
         saved : bytes
+            Any byte of it that has changed is found by the checksum; it may come from an untrusted source. Those of
+            format 2, which earlier versions wrote, have no checksum and are still read.
 
         Raises
         ------
         TypeError
             If `saved` is not bytes.
         ValueError
-            If it is not what `save` wrote.
+            If it is not what `save` wrote. Nothing that is larger than `saved` itself is allocated before its sizes are
+            checked.
         """
         if not isinstance(saved, bytes):
             raise TypeError(f"saved must be bytes, got {type(saved).__name__}")
+        version = 2
+        if saved[: len(HEAD)] == HEAD:
+            if zlib.crc32(saved[:-4]) != int.from_bytes(saved[-4:], "little"):
+                raise ValueError("saved is not what Learner.save wrote: its checksum does not match")
+            version, saved = FORMAT, saved[len(HEAD) : -4]
         try:
             tensors = safetensors.numpy.load(saved)
             metadata = json.loads(saved[8 : 8 + int.from_bytes(saved[:8], "little")])["__metadata__"]
             settings = json.loads(metadata[SAVED])
-            if settings["format"] != FORMAT:
-                raise ValueError(f"the format is {settings['format']!r}, this version reads {FORMAT}")
-            own = {name.removeprefix("model."): a for name, a in tensors.items() if name.startswith("model.")}
-            optimizer = {"Adam": Adam, "SGD": SGD}[settings["optimizer"]](**settings["settings"])
-            learner = cls(Model(layers_from(settings["model"], own)), optimizer, truncate=settings["truncate"])
-            learner._take(tensors, settings)
+            if settings["format"] != version:
+                raise ValueError(f"the format is {settings['format']!r}, this version reads 2 and {FORMAT}")
+            return cls._restored(tensors, settings)
         except (safetensors.SafetensorError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise ValueError(f"saved is not what Learner.save wrote: {error}") from None
+            raise ValueError(f"saved is not what Learner.save wrote: {message_of(error)}") from None
+
+    @classmethod
+    def _restored(cls, tensors, settings) -> Learner:
+        """The learner of untrusted tensors and settings."""
+        own = {name.removeprefix("model."): a for name, a in tensors.items() if name.startswith("model.")}
+        optimizer = {"Adam": Adam, "SGD": SGD}[settings["optimizer"]](**settings["settings"])
+        model, truncate = Model(layers_from(settings["model"], own)), settings["truncate"]
+        _check_model(model)
+        if type(truncate) is not int or truncate < 1 or tensors["outputs"].shape != (2 * truncate, model.output_size):
+            raise ValueError(f"truncate and outputs must fit, got {truncate!r} and {tensors['outputs'].shape}")
+        learner = cls.__new__(cls)
+        learner._prepare(model, optimizer, truncate, tensors["tape"])
+        learner._take(tensors, settings)
         return learner
 
     def _take(self, tensors, settings):
-        """Set everything except the weights from untrusted tensors and settings."""
-        into = {"state": self._tape.state, "tape": self._tape.memory, "outputs": self._outputs, "kept": self._kept}
+        """Set everything except weights and tape from untrusted tensors and settings."""
+        into = {"state": self._tape.state, "outputs": self._outputs, "kept": self._kept}
         into |= {f"moment.{i}": moment for i, moment in enumerate(self._moments)}
         for name, array in into.items():
             if tensors[name].shape != array.shape or tensors[name].dtype != np.float32:

@@ -16,7 +16,7 @@ from cnorm.comparison import Comparison, compare
 from cnorm.files import write_whole
 from cnorm.layers import Bidirectional, Layer, chained, ends, flat
 from cnorm.model_files import METADATA_KEY, configuration, identity, named_tensors
-from cnorm.packed import from_bytes, packed_file, summary
+from cnorm.packed import from_bytes, packed_file, summary, unchanged_bytes
 from cnorm.rounded import SMALLEST, WEIGHT_TYPES, rounded_layer, weight_type
 from cnorm.text import clip
 
@@ -367,6 +367,8 @@ class Model:
         ------
         OSError, TypeError
             As `save`.
+        ValueError
+            As `packed_bytes`.
         """
         write_whole(path, self.packed_bytes())
 
@@ -376,9 +378,14 @@ class Model:
         Returns
         -------
         bytes
+
+        Raises
+        ------
+        ValueError
+            If this is the model of a packed file that was written over since it was loaded.
         """
         if self._packed is not None:
-            return self._packed.file.tobytes()
+            return unchanged_bytes(self._packed)
         return packed_file(self._layers, self._parts, self._identity)
 
     def arrays(self) -> Iterator[np.ndarray]:

@@ -200,6 +200,8 @@ def check_with(layer, entry: dict):
 
 def spec_of(entry):
     """Preset or spec of a recurrent layer's entry."""
+    if not entry.keys() & {"preset", "spec"}:
+        raise ValueError(f"a recurrent layer must have a preset or a spec, got {str(entry)[:200]}")
     return entry["preset"] if "preset" in entry else spec_from_json(entry["spec"])
 
 

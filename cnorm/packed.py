@@ -13,7 +13,7 @@ from cnorm.model_files import configuration
 from cnorm.presets import PRESETS
 from cnorm.text import message_of
 
-__all__ = ["c_array", "from_bytes", "mapped", "packed_file", "summary"]
+__all__ = ["c_array", "from_bytes", "mapped", "packed_file", "summary", "unchanged_bytes"]
 
 MAGIC = b"\x89cnorm\r\n"
 KINDS = ("LSTM", "GRU", "RNN", "Linear", "LayerNorm", "Activation", "Residual", "Bidirectional")
@@ -35,6 +35,22 @@ def mapped(path) -> _core.PackedModel | None:
 def from_bytes(data: bytes) -> _core.PackedModel:
     """The packed model in bytes, which may come from an untrusted source."""
     return _core.PackedModel(np.frombuffer(data, np.uint8))
+
+
+def unchanged_bytes(packed: _core.PackedModel) -> bytes:
+    """The bytes of a packed model's file; ValueError if it was written over since it was opened."""
+    data = packed.file.tobytes()
+    try:
+        copy = from_bytes(data)
+        copy.verify()
+        if (copy.identity, copy.configuration) != (packed.identity, packed.configuration):
+            raise ValueError("it is another model now")
+    except ValueError as error:
+        raise ValueError(
+            f"the packed file was changed after it was loaded, and its model with it: {message_of(error)}; "
+            "replace a mapped file, don't write over it"
+        ) from None
+    return data
 
 
 def packed_file(layers, parts, identity: bytes) -> bytes:

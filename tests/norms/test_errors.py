@@ -1,6 +1,8 @@
 """Bad input to the norms: the exception's type, the argument's name in its message, and nothing written."""
 
 import re
+import subprocess
+import sys
 from importlib import util
 
 import inputs
@@ -714,3 +716,31 @@ def test_stats_of_another_array_are_refused(data):
     make, _ = cnorm.layer_norm(np.ones((1, 2), np.float32), return_stats=True)[1].__reduce__()
     with pytest.raises((TypeError, ValueError), match="stats must hold an array"):
         make(data)
+
+
+def test_statistics_of_an_x_of_as_many_dimensions_as_numpy_has():
+    x = np.ones((1,) * 62 + (2, 3), np.float32)
+    assert cnorm.layer_norm(x).shape == x.shape
+    assert cnorm.layer_norm(x[0], return_stats=True)[1].data.ndim == 64
+    with raises(ValueError, "x") as caught:
+        cnorm.layer_norm(x, return_stats=True)
+    assert str(caught.value).startswith("x must have at most 63 dimensions for return_stats, got 64")
+
+
+def test_a_second_interpreter_is_told_to_use_threads_or_processes():
+    script = """
+import cnorm
+try:
+    import _interpreters as interpreters
+    other = interpreters.create("legacy")
+except ImportError:
+    import _xxsubinterpreters as interpreters
+    other = interpreters.create(isolated=False)
+text = "try:\\n    import cnorm\\nexcept ImportError as error:\\n    print(error, flush=True)"
+interpreters.run_string(other, text)
+"""
+    run = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True)
+    if "cnorm" not in run.stdout:
+        pytest.skip(f"no second interpreter imports NumPy here: {run.stdout}{run.stderr}"[:300])
+    assert "one interpreter of a process only" in run.stdout
+    assert "source folder" not in run.stdout

@@ -437,6 +437,18 @@ def test_rejects_malformed_layers(path, change):
     refused(path)
 
 
+@pytest.mark.parametrize("change", [{}, {"spec": None}, {"spec": {}}, {"preset": 3}, {"preset": []}])
+def test_rejects_a_rounded_cell_without_a_cell(tmp_path, rng, change):
+    path = tmp_path / "model"
+    deep_model(rng).with_weights("float16", smallest=1).save(path)
+    described = configuration(path)
+    entry = described["layers"][0]
+    del entry["preset"]
+    entry |= change
+    write_configuration(path, described)
+    refused(path)
+
+
 @pytest.mark.parametrize(
     "change",
     [

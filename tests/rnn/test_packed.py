@@ -110,6 +110,23 @@ def test_replacing_a_mapped_file_does_not_disturb_its_model(tmp_path, rng):
 # ---- hostile files ---------------------------------------------------------------------------------------------------
 
 
+def test_a_file_that_was_written_over_is_not_saved_again(tmp_path, rng):
+    """Its head, its data, or all of it: another model of the same size."""
+    path, copy = tmp_path / "model.cnorm", tmp_path / "copy.cnorm"
+    first, second = (cnorm.Model([random_cell(("GRU", "torch"), rng, 5, 8)[0]]) for _ in range(2))
+    for start, written in ((0, bytes(64)), (-40, b"other weights"), (0, second.packed_bytes())):
+        first.save_packed(path)
+        model = cnorm.load(path)
+        with open(path, "r+b") as file:
+            file.seek(start, 2 if start < 0 else 0)
+            file.write(written)
+        with pytest.raises(
+            ValueError, match=r"^the packed file was changed after it was loaded, and its model with it: "
+        ):
+            model.save_packed(copy)
+        assert not copy.exists()
+
+
 def refused(path, data, message):
     path.write_bytes(data)
     with pytest.raises(ValueError, match=message) as error:

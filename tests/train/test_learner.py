@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+import zlib
 
 import cells
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import safetensors.numpy
 
 import cnorm
+from cnorm.learner import HEAD
 
 
 def small_model(rng, key=("LSTM", "ba2016"), outputs=3):
@@ -138,13 +140,54 @@ def test_rejects_malformed_saved_learners(damage, rng):
     "powers", [["0x1p+5000", "0x1p-1"], ["0x1p-1"], ["nan", "0x1p-1"], ["0x1p+1", "0x1p-1"]], ids=str
 )
 def test_rejects_saved_learners_with_invalid_powers(powers, rng):
-    saved = cnorm.Learner(small_model(rng), cnorm.Adam(1e-2)).save()
-    tensors = safetensors.numpy.load(saved)
-    metadata = json.loads(saved[8 : 8 + int.from_bytes(saved[:8], "little")])["__metadata__"]
+    saved = changed(cnorm.Learner(small_model(rng), cnorm.Adam(1e-2)).save(), powers=powers)
+    with pytest.raises(ValueError, match=r"^saved is not what Learner.save wrote: "):
+        cnorm.Learner.restore(saved)
+
+
+def changed(saved, **settings):
+    """A save with other settings and a checksum that matches."""
+    inner = saved[len(HEAD) : -4]
+    metadata = json.loads(inner[8 : 8 + int.from_bytes(inner[:8], "little")])["__metadata__"]
     [(key, text)] = metadata.items()
-    changed = safetensors.numpy.save(tensors, {key: json.dumps(json.loads(text) | {"powers": powers})})
-    with pytest.raises(ValueError, match="saved is not what"):
-        cnorm.Learner.restore(changed)
+    tensors = safetensors.numpy.load(inner)
+    body = HEAD + safetensors.numpy.save(tensors, {key: json.dumps(json.loads(text) | settings)})
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def test_every_changed_bit_of_a_save_is_refused(rng):
+    """Each bit of the head and of the settings, and others at random: 10^5."""
+    learner = cnorm.Learner(small_model(rng), cnorm.Adam(1e-2), truncate=2)
+    learner.step(frames(rng, 1)[0])
+    saved = learner.save()
+    bits = np.arange(8 * len(saved)) if 8 * len(saved) <= 100_000 else rng.permutation(8 * len(saved))[:100_000]
+    head = np.arange(8 * 2000)
+    for bit in np.unique(np.concatenate([head, bits]))[:100_000].tolist():
+        flipped = bytearray(saved)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError, match=r"^saved is not what Learner.save wrote: "):
+            cnorm.Learner.restore(bytes(flipped))
+
+
+def test_a_save_of_format_2_is_read(rng):
+    learner = cnorm.Learner(small_model(rng), cnorm.Adam(1e-2), truncate=2)
+    learner.step(frames(rng, 1)[0])
+    saved = learner.save()
+    older = changed(saved, format=2)[len(HEAD) : -4]
+    assert cnorm.Learner.restore(older).save() == saved
+    with pytest.raises(ValueError, match=r"the format is 3, this version reads 2 and 3$"):
+        cnorm.Learner.restore(saved[len(HEAD) : -4])
+
+
+@pytest.mark.parametrize("truncate", [10**7, 2**40, 2**70, 0, -1, True, 3.0, "3", None])
+def test_a_save_of_other_sizes_is_refused_before_memory_is_taken(truncate, rng):
+    saved = changed(cnorm.Learner(small_model(rng), truncate=3).save(), truncate=truncate)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"^saved is not what Learner.save wrote: truncate and outputs must fit"):
+        cnorm.Learner.restore(saved)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * len(saved) + 1_000_000
 
 
 def test_rejected_input_changes_no_state(rng):
