@@ -46,7 +46,7 @@ wheels:                      ## wheels for WHEEL_PYTHONS, or every Python found,
 	CROSS='$(CROSS)' .ci/wheels build/wheels $(WHEEL_PYTHONS)
 
 TWO_FILES ?= gcc clang
-two-files: amalgamation      ## the two files, compiled with -O2 and no other flag by each compiler of TWO_FILES: no warning, C tests, no FMA
+two-files: amalgamation      ## the two files, compiled with -O2 and no other flag by each compiler of TWO_FILES: no warning, C tests, no float64 FMA
 	$(foreach compiler,$(TWO_FILES),PYTHON=$(PYTHON) tests/c/two_files $(compiler) build/amalgamation &&) true
 	@if $(PYTHON) -P -c 'import ziglang' 2>/dev/null; then PYTHON=$(PYTHON) tests/c/two_files '$(PYTHON) -P -m ziglang cc' build/amalgamation; \
 	else echo '!!! NOT RUN: zig, which `pip install ziglang` brings' >&2; fi
@@ -103,8 +103,8 @@ golden: .venv/built          ## rewrite tests/golden, after an intended change o
 	$(BIN)/meson compile -C build/c golden
 	build/c/tests/c/golden --write tests/golden
 
-exhaustive: .venv/built      ## sigmoid and tanh on all 2^32 float32 inputs (minutes)
-	$(call c_tests,c,,--benchmark exhaustive)
+exhaustive: .venv/built      ## sigmoid and tanh on all 2^32 float32 inputs, fma on 10^8 triples (minutes)
+	$(call c_tests,c,,--benchmark exhaustive fma)
 
 soak: .venv/built            ## ten million steps of every cell with zero input (minutes)
 	CNORM_SOAK_STEPS=10000000 $(BIN)/python -P -m pytest -n auto tests/rnn/test_streams.py -k silence

@@ -25,7 +25,7 @@ ARCHITECTURES = {"x86_64": "__x86_64__", "aarch64": "__aarch64__"}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^">]+)[">].*$', re.M)
 # Macros that compilers define for flags. They are replaced by CNORM_HAS_*, because clang's target attribute does not
 # define them, and a user's -march defines more than a file may use.
-FEATURES = re.compile(r"\b__(AVX\w*|F16C)__\b")
+FEATURES = re.compile(r"\b__(AVX\w*|F16C|FMA)__\b")
 GUARD = re.compile(r"^#ifndef CNORM_\w+_H$", re.M)
 WORD = re.compile(r"[A-Za-z_]\w*")
 
@@ -139,7 +139,7 @@ def preprocessed(text: str, unit: Unit) -> str:
 
 def features(unit: Unit) -> list[str]:
     """The macros that stand for the unit's flags, as options of a preprocessor."""
-    names = [flag[2:].upper() for flag in unit.flags if re.fullmatch(r"-m(avx\w*|f16c)", flag)]
+    names = [flag[2:].upper() for flag in unit.flags if re.fullmatch(r"-m(avx\w*|f16c|fma)", flag)]
     names += ["AVX2"] if any(name.startswith("AVX512") for name in names) else []  # as the compilers imply
     return [f"-DCNORM_HAS_{name}=1" for name in names]
 

@@ -26,7 +26,7 @@ static unsigned ask(void)
     const unsigned wanted = bit_AVX512F | bit_AVX512VL | bit_AVX512BW | bit_AVX512DQ, saved = saved_state();
     unsigned a, b, c, d;
     if ((saved & XMM_YMM) != XMM_YMM) return ASKED;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_AVX) || !(c & bit_F16C)) return ASKED;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_AVX) || !(c & bit_F16C) || !(c & bit_FMA)) return ASKED;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2)) return ASKED;
     unsigned found = ASKED | AVX2;
     if ((saved & OPMASK_ZMM) == OPMASK_ZMM && (b & wanted) == wanted) found |= AVX512 | (c & 1u << 11 ? AVX512VNNI : 0);

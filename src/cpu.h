@@ -7,8 +7,8 @@
 #pragma GCC visibility push(hidden)
 
 #if defined(__x86_64__)
-int cnorm_cpu_has_avx2(void);       /* AVX2 and F16C */
-int cnorm_cpu_has_avx512(void);     /* F, VL, BW and DQ */
+int cnorm_cpu_has_avx2(void);       /* AVX2, F16C and FMA */
+int cnorm_cpu_has_avx512(void);     /* the same and F, VL, BW and DQ */
 int cnorm_cpu_has_avxvnni(void);    /* AVX2 and AVX-VNNI */
 int cnorm_cpu_has_avx512vnni(void); /* AVX-512 as above and VNNI */
 #elif defined(__aarch64__)

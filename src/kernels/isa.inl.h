@@ -111,16 +111,18 @@ WIDEN(bf16)
 #include "cell.inl.h"
 #include "cell_backward.inl.h"
 
-/* Whether this code was compiled without contraction to FMA and without reassociation: false where an embedder's flags,
- * such as clang's -ffp-contract=fast, override the pragmas of vector.h. dispatch.c then does not use it. */
+/* Whether fma_f32 rounds once, and this code was compiled without contraction to FMA and without reassociation: false
+ * where an embedder's flags, such as clang's -ffp-contract=fast, override the pragmas of vector.h. dispatch.c then does
+ * not use it. */
 static int arithmetic_is_exact(void)
 {
     volatile float given[3] = {1 + 0x1p-12f, 0x1p30f, 1}; /* volatile: not computed by the compiler */
     const f32v a = splat_f32(given[0]), x = splat_f32(given[1]), y = splat_f32(given[2]);
     const f32v fused = a * a - (1 + 0x1p-11f), reassociated = (x + y) - x; /* 0 if every operation is rounded */
+    const f32v once = fma_f32(a, a, splat_f32(-(1 + 0x1p-11f)));
     const double b = (double)given[0] + 0x1p-30 * (double)given[2], w = 0x1p60 * (double)given[2];
     const double fused64 = b * b - (1 + 0x1p-11 + 0x1p-24 + 0x1p-29 + 0x1p-41), reassociated64 = (w + b) - w;
-    return fused[0] == 0 && reassociated[0] == 0 && fused64 == 0 && reassociated64 == 0;
+    return once[0] == 0x1p-24f && fused[0] == 0 && reassociated[0] == 0 && fused64 == 0 && reassociated64 == 0;
 }
 
 #define TABLE_OF(isa) cnorm_kernels_##isa

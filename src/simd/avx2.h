@@ -1,4 +1,4 @@
-/* Functions of vector.h and storage.h for AVX2 and F16C: 32 bytes. Included by vector.h. */
+/* Functions of vector.h and storage.h for AVX2, F16C and FMA: 32 bytes. Included by vector.h. */
 #include "vector.h"
 
 #ifndef CNORM_SIMD_AVX2_H
@@ -35,6 +35,7 @@ INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)
 }
 
 INLINE f64v sqrt_f64(f64v v) { return (f64v)_mm256_sqrt_pd((__m256d)v); }
+INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return (f32v)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm256_min_ps((__m256)a, (__m256)b); }
 INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm256_max_ps((__m256)a, (__m256)b); }
 

@@ -36,6 +36,7 @@ INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)
 }
 
 INLINE f64v sqrt_f64(f64v v) { return (f64v)_mm512_sqrt_pd((__m512d)v); }
+INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return (f32v)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm512_min_ps((__m512)a, (__m512)b); }
 INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm512_max_ps((__m512)a, (__m512)b); }
 
@@ -114,10 +115,14 @@ INLINE void stream_u16(uint16_t *p, u16h v) { _mm256_stream_si256((__m256i *)p, 
 /* half vectors for float16: widening to 64 bytes starts every fourth cycle, to 32 every cycle (Zen 4, 2026-11-23) */
 INLINE f32h load_f16h(const uint16_t *p)
 {
-    /* _mm256_cvtph_ps is F16C; this is AVX-512 VL */
+    /* _mm256_cvtph_ps is F16C and _mm256_fmadd_ps is FMA; those with a mask are AVX-512 VL */
     return (f32h)_mm256_maskz_cvtph_ps(0xff, _mm_loadu_si128((const __m128i *)p));
 }
 INLINE f32h splat_f32h(float a) { return (f32h)_mm256_set1_ps(a); }
+INLINE f32h fma_f32h(f32h a, f32h b, f32h c)
+{
+    return (f32h)_mm256_mask_fmadd_ps((__m256)a, 0xff, (__m256)b, (__m256)c);
+}
 INLINE f32v widen_f16(u16h v) { return (f32v)_mm512_cvtph_ps((__m256i)v); }
 INLINE u16h narrow_f16(f32v v) { return (u16h)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT); }
 

@@ -5,9 +5,17 @@
 #define CNORM_SIMD_GENERIC_H
 
 #include <math.h>
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 INLINE i32v extend_u16(u16h v) { return (i32v){v[0], v[1], v[2], v[3]}; }
 INLINE u16h truncate_u16(i32v v) { return (u16h){(uint16_t)v[0], (uint16_t)v[1], (uint16_t)v[2], (uint16_t)v[3]}; }
+
+INLINE f64v widen_lo(f32v v) { return (f64v){(double)v[0], (double)v[1]}; }
+INLINE f64v widen_hi(f32v v) { return (f64v){(double)v[2], (double)v[3]}; }
+INLINE f64v load_widened(const float *p) { return (f64v){(double)p[0], (double)p[1]}; }
+INLINE f32v narrow(f64v lo, f64v hi) { return (f32v){(float)lo[0], (float)lo[1], (float)hi[0], (float)hi[1]}; }
 
 #include "vector_16.h"
 
@@ -16,6 +24,19 @@ INLINE u16h truncate_u16(i32v v) { return (u16h){(uint16_t)v[0], (uint16_t)v[1],
 #endif
 
 INLINE f64v sqrt_f64(f64v v) { return (f64v){sqrt(v[0]), sqrt(v[1])}; }
+/* Instructions only: libm's fmaf may be wrong, and is slow where the processor lacks it. */
+#if defined(__aarch64__)
+INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return (f32v)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+#elif defined(__FP_FAST_FMAF) || defined(__powerpc64__) || defined(__s390x__) || defined(__riscv_flen)
+INLINE f32v fma_f32(f32v a, f32v b, f32v c)
+{
+    f32v v;
+    for (int i = 0; i < VL_F32; ++i) v[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return v;
+}
+#else
+INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return emulated_fma_f32(a, b, c); }
+#endif
 INLINE f32v smaller_f32(f32v a, f32v b)
 {
     const i32v smaller = (i32v)(a < b);
@@ -32,10 +53,5 @@ INLINE f32v larger_f32(f32v a, f32v b)
 INLINE void stream_f32(float *p, f32v v) { store_f32(p, v); }
 INLINE void stream_f64(double *p, f64v v) { store_f64(p, v); }
 INLINE void stream_fence(void) {}
-
-INLINE f64v widen_lo(f32v v) { return (f64v){(double)v[0], (double)v[1]}; }
-INLINE f64v widen_hi(f32v v) { return (f64v){(double)v[2], (double)v[3]}; }
-INLINE f64v load_widened(const float *p) { return (f64v){(double)p[0], (double)p[1]}; }
-INLINE f32v narrow(f64v lo, f64v hi) { return (f32v){(float)lo[0], (float)lo[1], (float)hi[0], (float)hi[1]}; }
 
 #endif

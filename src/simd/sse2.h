@@ -19,18 +19,6 @@ INLINE u16h truncate_u16(i32v v) /* of values below 2^16; packs saturates signed
     return h;
 }
 
-#include "vector_16.h"
-
-#define REGISTER_CONSTRAINT "+x"
-
-INLINE f64v sqrt_f64(f64v v) { return (f64v)_mm_sqrt_pd((__m128d)v); }
-INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm_min_ps((__m128)a, (__m128)b); }
-INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm_max_ps((__m128)a, (__m128)b); }
-
-INLINE void stream_f32(float *p, f32v v) { _mm_stream_ps(p, (__m128)v); }
-INLINE void stream_f64(double *p, f64v v) { _mm_stream_ps((float *)p, (__m128)v); }
-INLINE void stream_fence(void) { _mm_sfence(); }
-
 /* GCC 12 compiles vectors of 8 bytes badly, so half a vector is the low half of a whole one */
 INLINE f64v widen_lo(f32v v) { return (f64v)_mm_cvtps_pd((__m128)v); }
 INLINE f64v widen_hi(f32v v) { return (f64v)_mm_cvtps_pd(_mm_movehl_ps((__m128)v, (__m128)v)); }
@@ -39,5 +27,18 @@ INLINE f32v narrow(f64v lo, f64v hi)
 {
     return (f32v)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)lo), _mm_cvtpd_ps((__m128d)hi));
 }
+
+#include "vector_16.h"
+
+#define REGISTER_CONSTRAINT "+x"
+
+INLINE f64v sqrt_f64(f64v v) { return (f64v)_mm_sqrt_pd((__m128d)v); }
+INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return emulated_fma_f32(a, b, c); }
+INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm_min_ps((__m128)a, (__m128)b); }
+INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm_max_ps((__m128)a, (__m128)b); }
+
+INLINE void stream_f32(float *p, f32v v) { _mm_stream_ps(p, (__m128)v); }
+INLINE void stream_f64(double *p, f64v v) { _mm_stream_ps((float *)p, (__m128)v); }
+INLINE void stream_fence(void) { _mm_sfence(); }
 
 #endif

@@ -18,6 +18,7 @@
  *     rotate_lanes_* lane i of all virtual lanes becomes lane i + lane_offset, modulo LANES; 0 < lane_offset < VL
  *     one_sign_*     whether the sign bits of all virtual lanes are equal
  *     sqrt_f64       the square root of each lane
+ *     fma_f32        a b + c in each lane, rounded once: by an instruction, or the same bits without
  *     smaller_f32    a < b ? a : b in each lane, larger_f32 a > b ? a : b: b where either is NaN
  *     default_nan_*  the default quiet NaN where a lane is NaN
  *     keep_*         forces the value into a register, so that the compiler does not load it a second time
@@ -27,8 +28,8 @@
  *     load_widened   VL_F64 floats from any address as a vector of double
  *     narrow         two vectors of double as one of float, rounded to nearest even
  * One header per instruction set, avx512.h, avx2.h, sse2.h or generic.h, has the functions that differ between them:
- * of those above load_range, store_range, stream, stream_fence, fill, rotate_lanes, one_sign, sqrt, smaller, larger,
- * widen_lo, widen_hi, load_widened and narrow, and for this file and storage.h
+ * of those above load_range, store_range, stream, stream_fence, fill, rotate_lanes, one_sign, sqrt, fma, smaller,
+ * larger, widen_lo, widen_hi, load_widened and narrow, and for this file and storage.h
  *     vector_tree_*  tree_* of one vector
  *     REGISTER_CONSTRAINT   of a vector register in inline assembly, for keep_*
  *     load_range_u16, store_range_u16, stream_u16   as above, for half a vector of uint16
@@ -36,7 +37,7 @@
  *     upper_halves   the upper 16 bits of every 32 bits of two vectors
  *     widen_f16, narrow_f16   half a vector of float16 to a vector of float, exactly, and back, to nearest even
  * 64-byte vectors also have
- *     load_f16h, splat_f32h   half a vector of float: loaded from float16, or one value in each lane
+ *     load_f16h, splat_f32h, fma_f32h   half a vector of float: loaded from float16, one value in each lane, fma
  *     widen_bf16, narrow_bf16, round_bf16   which storage.h has for the others
  * storage.h adds f16 and bf16, which are storage of float.
  */
@@ -51,9 +52,9 @@
 #include <immintrin.h>
 #endif
 
-/* a * b + c is rounded twice: contraction to FMA, which GCC (-std=gnu*) and clang enable by default, is turned off. GCC
- * ignores the pragma of the C standard, clang that of GCC. clang's -ffp-contract=fast overrides it: see
- * arithmetic_is_exact. */
+/* a * b + c is rounded twice, fma_f32(a, b, c) once: contraction to FMA, which GCC (-std=gnu*) and clang enable by
+ * default, is turned off. GCC ignores the pragma of the C standard, clang that of GCC. clang's -ffp-contract=fast
+ * overrides it: see arithmetic_is_exact. */
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #elif defined(__GNUC__)

@@ -48,6 +48,54 @@ INLINE int one_sign_f32(const f32v lanes[LANE_VECTORS])
     return any_lane >= 0 || every_lane < 0;
 }
 
+/* ---- fma by arithmetic of double ----------------------------------------------------------------------------- */
+
+/* s = a b + c to the 53 bits of double, round to odd: the sum if it is exact, else, of the two numbers beside it, the
+ * one whose last bit is 1. Rounded to float it is a b + c rounded once, since 53 >= 24 + 2. */
+INLINE f64v odd_sum(f64v p, f64v c)
+{
+    const f64v s = p + c, t = s - p;
+    const f64v error = (p - (s - t)) + (c - t); /* p + c - s, exactly; NaN if s is not finite */
+    const f64v away = error * s;                /* > 0: s is too small in magnitude, < 0: too large */
+    const i64v too_large = away < 0, inexact = too_large | (away > 0);
+    return (f64v)(((i64v)s + too_large) | (inexact & 1));
+}
+
+/* lanes that two roundings may get wrong, in one half of a double's 64 bits: a result below the normal floats but not
+ * zero, or whose 29 bits beyond a float's are those of a tie */
+INLINE i32v doubtful(f64v s)
+{
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    enum { HIGH, LOW };
+#else
+    enum { LOW, HIGH };
+#endif
+    static const uint32_t mask[2] = {[LOW] = 0x1fffffff, [HIGH] = 0x7fffffff},
+                          add[2] = {[LOW] = 0x70000000, [HIGH] = 0x7fffffff},
+                          least[2] = {[LOW] = 0x80000001, [HIGH] = 0xb80fffff};
+    const u32v bits = ((u32v)s & (u32v){mask[0], mask[1], mask[0], mask[1]}) + (u32v){add[0], add[1], add[0], add[1]};
+    return (i32v)bits < (i32v)(u32v){least[0], least[1], least[0], least[1]};
+}
+
+INLINE int any_lane(i32v mask)
+{
+#if defined(__SSE2__)
+    return _mm_movemask_ps((__m128)mask) != 0;
+#else
+    return (((i64v)mask)[0] | ((i64v)mask)[1]) != 0;
+#endif
+}
+
+/* Products of floats are exact in double: 24 + 24 <= 53 bits. */
+INLINE f32v emulated_fma_f32(f32v a, f32v b, f32v c)
+{
+    const f64v lo = widen_lo(a) * widen_lo(b), hi = widen_hi(a) * widen_hi(b), c_lo = widen_lo(c), c_hi = widen_hi(c);
+    const f64v s_lo = lo + c_lo, s_hi = hi + c_hi;
+    if (__builtin_expect(any_lane(doubtful(s_lo) | doubtful(s_hi)), 0))
+        return narrow(odd_sum(lo, c_lo), odd_sum(hi, c_hi));
+    return narrow(s_lo, s_hi);
+}
+
 /* ---- conversions --------------------------------------------------------------------------------------------- */
 
 INLINE void stream_u16(uint16_t *p, u16h v) { memcpy(p, &v, sizeof v); }

@@ -93,7 +93,7 @@ def test_the_c_library_includes_nothing_but_libc_and_itself():
 
 def flags_of_header(path):
     """Compiler flags for a header of one instruction set; other headers need none."""
-    special = {"avx512": ["-march=x86-64-v4"], "avx2": ["-mavx2", "-mf16c"], "generic": ["-U__SSE2__"]}
+    special = {"avx512": ["-march=x86-64-v4"], "avx2": ["-mavx2", "-mf16c", "-mfma"], "generic": ["-U__SSE2__"]}
     return special.get(path.stem, []) if platform.machine() == "x86_64" else []
 
 
@@ -194,12 +194,47 @@ FORBIDDEN = (
 )
 
 
+# What fma_f32 is compiled to: of float32, never of float64.
+FMA_F32 = (
+    r"v?fn?m(add|sub)(132|213|231)[ps]s\b"
+    if platform.machine() == "x86_64"
+    else r"fml[as]\s+v\d+\.[24]s,|fn?m(add|sub)\s+s\d+,"
+)
+
+
 @pytest.mark.parametrize("what", ["objects", "extension"])
 def test_no_fused_or_approximate_instruction(what):
-    mnemonic = re.compile(rf"^\s*[0-9a-f]+:\s+({FORBIDDEN})\b", re.MULTILINE)
-    for path in object_files() if what == "objects" else [Path(_core.__file__)]:
+    """But for those of fma_f32, in the objects of instruction sets that have them."""
+    paths = object_files() if what == "objects" else [Path(_core.__file__)]
+    for path in paths:
+        fused = what == "extension" or isa_objects().get(path, "baseline") != "baseline"
+        allowed = rf"(?!{FMA_F32})" if fused or platform.machine() != "x86_64" else ""
+        mnemonic = re.compile(rf"^\s*[0-9a-f]+:\s+{allowed}({FORBIDDEN})\b", re.MULTILINE)
         listing = run("objdump", "--disassemble", "--no-show-raw-insn", path)
         assert mnemonic.search(listing) is None, f"{path.name}: {mnemonic.search(listing)[1]}"
+
+
+def test_fma_stands_where_the_contract_names_it():
+    """The functions outside src/simd/ that call fma_f32 are those that docs/numerics.md lists."""
+    section = (ROOT / "docs" / "numerics.md").read_text().split("\n## Where fma stands\n")[1].split("\n## ")[0]
+    listed = set(re.findall(r"^\| `(\w+)` \| `([\w.]+)` \|", section, re.MULTILINE))
+    calling = set()
+    for path in c_sources():
+        if path.parent.name != "simd":
+            text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
+            defined = r"^(?:INLINE|EDGE|RARE|static)\b[^;{=()]*?(?:\b[FT]N\((\w+)\)|(\w+))\("
+            for found in re.finditer(r"\bfma_f32h?\(", text):
+                name = [a or b for a, b in re.findall(defined, text[: found.start()], re.MULTILINE)][-1]
+                calling.add((name, path.name))
+    assert calling == listed
+
+
+def without_fma(folder):
+    """A header that makes fma_f32 outside src/simd/ a product and a sum: what is still fused is contracted."""
+    header = folder / "without_fma.h"
+    macros = "".join(f"#define {name}(a, b, c) ((a) * (b) + (c))\n" for name in ("fma_f32", "fma_f32h"))
+    header.write_text(f'#include "simd/storage.h"\n{macros}')
+    return header
 
 
 def test_fused_instruction_search_detects_a_fused_instruction(tmp_path):
@@ -215,13 +250,14 @@ def test_fused_instruction_search_detects_a_fused_instruction(tmp_path):
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64-v4 is a level of x86-64")
 @pytest.mark.parametrize("compiler", ["cc", *(["clang"] if shutil.which("clang") else [])])
 def test_no_fused_instruction_with_an_embedders_flags(tmp_path, compiler):
-    """GNU dialects of C contract a * b + c by default; none of our own flags is given here."""
+    """GNU dialects of C contract a * b + c by default; none of our own flags is given here. Without calls of fma."""
     flags = ["-std=gnu17", "-O2", "-march=x86-64-v4", "-w", "-I", ROOT / "src" / "include", "-I", ROOT / "src"]
+    trial = ["-include", without_fma(tmp_path)]
     mnemonic = re.compile(rf"^\s+({FORBIDDEN})\b", re.MULTILINE)
     sources = [path for path in c_sources() if path.suffix == ".c" and not path.stem.startswith("isa_")]
     sources = [path for path in sources if path.parent.name != "int8"]  # integers, each file with flags of its own
     for path in [*sources, ROOT / "src" / "kernels" / "isa_avx512.c"]:
-        listing = run(compiler, *flags, "-S", path, "-o", "-")
+        listing = run(compiler, *flags, *(trial if path.stem.startswith("isa_") else []), "-S", path, "-o", "-")
         found = mnemonic.search(listing)
         assert found is None, f"{path.name} as compiled by {compiler}: {found[1]}"
     contracted = tmp_path / "contracted.c"
@@ -262,7 +298,6 @@ def test_no_fast_math_no_lto_anywhere_in_the_build():
         "-Ofast",
         "-funsafe-math-optimizations",
         "-fassociative-math",
-        "-mfma",
         "-flto",
         "-march=native",
     ):
