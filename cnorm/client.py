@@ -10,152 +10,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import logging
 import random
-import struct
 import time
-from collections import deque
+from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 
+from cnorm.conversation import Conversation, Lost, ServerError
+
 __all__ = ["AsyncSession", "ServerError", "Session"]
 
-PROTOCOL = 1
-NUMBER = struct.Struct("<Q")  # a binary message: the number of its first frame, then frames or outputs in float32
+LOG = logging.getLogger("cnorm.client")
 FIRST_DELAY, LONGEST_DELAY = 0.05, 2.0  # seconds between attempts to connect; doubled each time, with jitter
+UNAVAILABLE = (502, 503, 504)  # answers of a server, or of a proxy before it, that may have a worker again soon
+NO_UPGRADE = (200, 400, 426, 505)  # what a server answers if a proxy before it does not pass the request to upgrade
 REFUSED = (1002, 1003, 1007, 1009)  # close codes of a message that the server's WebSocket library refuses
-# errors after which a new connection can continue
-RETRIED = ("idle", "limit", "overload", "restart", "unknown", "replaced")
 
 
-class ServerError(RuntimeError):
-    """The server refused a message of the client, and would refuse it again.
-
-    Attributes
-    ----------
-    code : str
-        As in docs/serving.md, such as "checkpoint" or "frames".
-    """
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(f"{code}: {message}")
-        self.code = code
-
-
-class Lost(Exception):
-    """The connection can't be used any more, and a new one can continue the session."""
-
-
-class _Conversation:
-    """The protocol state of a session, without input or output: `Session` and `AsyncSession` move its messages.
-
-    Frames are numbered from 0 since the last reset. The checkpoint is of the state after `covered` frames; the frames
-    from `covered` on are in `tail`, to be sent again.
-    """
-
-    def __init__(self) -> None:
-        self.session = self.checkpoint = None
-        self.covered = 0  # frames that the checkpoint covers
-        self.tail: deque[np.ndarray] = deque()  # the frames from `covered` on, in arrays [count, input_size]
-        self.total = 0  # frames that the caller has sent
-        self.delivered = 0  # outputs that the caller was given
-        self.sent = self.answered = 0  # frames sent and answered on this connection
-        self.outputs: deque[np.ndarray] = deque()
-        self.resetting = False
-        self.input_size = self.output_size = self.credit = 0
-
-    def hello(self) -> str:
-        message = {"type": "hello", "protocol": PROTOCOL}
-        if self.checkpoint is not None:
-            message["checkpoint"] = self.checkpoint
-        return json.dumps(message)
-
-    def add(self, x: np.ndarray) -> None:
-        """Queue frames of the caller."""
-        x = np.asarray(x)
-        if x.dtype != np.float32:
-            raise TypeError(f"x must have dtype float32, got {x.dtype}")
-        if x.ndim != 2 or x.shape[1] != self.input_size:
-            raise ValueError(f"x must have shape (steps, {self.input_size}), got {x.shape}")
-        if not np.isfinite(x).all():
-            raise ValueError("x must be finite: a NaN or infinity would stay in the session's state")
-        if len(x):
-            self.tail.append(np.array(x, "<f4"))
-            self.total += len(x)
-
-    def next_message(self) -> bytes | None:
-        """The next frames to send that the credit allows; None if there are none."""
-        count = min(self.total - self.sent, self.credit - (self.sent - self.answered))
-        if count <= 0:
-            return None
-        first, parts, start = self.sent, [], self.covered
-        for x in self.tail:
-            if start + len(x) > first and start < first + count:
-                parts.append(x[max(first - start, 0) : first + count - start])
-            start += len(x)
-        self.sent += count
-        return NUMBER.pack(first) + b"".join(part.tobytes() for part in parts)
-
-    def receive(self, message: str | bytes) -> None:
-        """Take a message of the server."""
-        if isinstance(message, bytes):
-            self._take_outputs(message)
-            return
-        message = json.loads(message)
-        kind = message["type"]
-        if kind == "welcome":
-            if self.session is None:  # perhaps the checkpoint of an earlier session
-                self.covered = self.total = self.delivered = message["frames"]
-            self.session, self.credit = message["session"], message["credit"]
-            self.input_size, self.output_size = message["input_size"], message["output_size"]
-            self.sent = self.answered = message["frames"]
-            self._keep(message)
-        elif kind == "checkpoint":
-            self._keep(message)
-        elif kind == "reset":
-            self.covered = self.total = self.delivered = self.sent = self.answered = 0
-            self.tail.clear()
-            self._keep(message)
-            self.resetting = False
-        elif kind == "error":
-            if message["code"] in RETRIED:
-                raise Lost(message["message"])
-            raise ServerError(message["code"], message["message"])
-
-    def _take_outputs(self, message: bytes) -> None:
-        first = NUMBER.unpack_from(message)[0]
-        y = np.frombuffer(message, "<f4", offset=NUMBER.size).reshape(-1, self.output_size)
-        self.answered = first + len(y)
-        new = y[max(self.delivered - first, 0) :]
-        if len(new):
-            self.outputs.append(new.astype(np.float32))
-            self.delivered += len(new)
-
-    def _keep(self, message: dict) -> None:
-        """Keep a checkpoint, and forget the frames that it covers: their outputs came before it."""
-        self.checkpoint = message["checkpoint"]
-        while self.tail and self.covered + len(self.tail[0]) <= message["frames"]:
-            self.covered += len(self.tail.popleft())
-        if self.covered < message["frames"]:
-            self.tail[0] = self.tail[0][message["frames"] - self.covered :]
-            self.covered = message["frames"]
-
-    def check_pending(self) -> None:
-        if not self.outputs and self.delivered == self.total:
-            raise RuntimeError("no frame is without output: send some first")
-
-    def reset(self) -> str:
-        if self.delivered != self.total:
-            raise RuntimeError("receive the outputs of all frames before a reset")
-        self.resetting = True
-        return json.dumps({"type": "reset"})
-
-    def forget(self) -> None:
-        """Drop checkpoint and frames if a reset was not answered: the next connection opens a new session."""
-        if self.resetting:
-            self.checkpoint, self.resetting = None, False
-            self.covered = self.total = self.delivered = 0
-            self.tail.clear()
+def address(url: str) -> str:
+    """The address of the WebSocket: a server without a path gets that of `cnorm serve`."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("ws", "wss") or not parts.netloc:
+        raise ValueError(f"url must be that of a WebSocket, as in ws://127.0.0.1:8765/stream, got {url!r}")
+    return urlunsplit(parts._replace(path="/stream")) if parts.path in ("", "/") else url
 
 
 class _Session:
@@ -170,14 +48,14 @@ class _Session:
             raise ImportError(
                 "cnorm.client needs websockets: the extra serve, pip install '.[serve]' in cnorm's source folder"
             ) from None
-        self.url, self.patience, self.timeout = url, patience, timeout
+        self.url, self.patience, self.timeout = address(url), patience, timeout
         self._errors = websockets.exceptions
-        self._options = {"compression": None, "max_queue": None, "open_timeout": timeout, "close_timeout": 1.0}
+        self._options = {"compression": None, "max_queue": None, "close_timeout": 1.0}
         if token:
             self._options["additional_headers"] = {"Authorization": f"Bearer {token}"}
         if ssl is not None:
             self._options["ssl"] = ssl
-        self._conversation = _Conversation()
+        self._conversation = Conversation()
         self._conversation.checkpoint = checkpoint or None
         self._socket = None
         self._restart_retries()
@@ -204,25 +82,46 @@ class _Session:
         """Count attempts and measure `patience` from now on."""
         self._attempts, self._delivered, self._progress = 0, self._conversation.delivered, time.monotonic()
 
+    def _wait_seconds(self) -> float:
+        """How long to wait for the next message; raises if patience is at its end, whatever else the server sends."""
+        if self._conversation.delivered != self._delivered:
+            self._restart_retries()
+        left = self.patience - (time.monotonic() - self._progress)
+        if left <= 0:
+            raise TimeoutError("no output")
+        return min(self.timeout, left)
+
     def _delay(self, error: Exception) -> float:
         """Seconds until the next attempt after a loss; raises if there is to be none."""
         if isinstance(error, self._errors.InvalidStatus):
-            status = error.response.status_code
-            if status in (401, 403):
-                raise PermissionError(f"{self.url} refused the connection with status {status}") from error
-            if status != 503:
-                raise ServerError("http", f"{self.url} answered with status {status}") from error
+            self._check_status(error)
         if isinstance(error, self._errors.ConnectionClosed) and error.rcvd and error.rcvd.code in REFUSED:
             raise ServerError("closed", f"{error.rcvd.code} {error.rcvd.reason}") from error
         if self._conversation.delivered != self._delivered:
             self._restart_retries()
-        if time.monotonic() - self._progress > self.patience:
+        left = self.patience - (time.monotonic() - self._progress)
+        if left <= 0:
             raise ConnectionError(
                 f"{self.url} has answered no frame for {self.patience:g} seconds and {self._attempts} attempts: {error}"
             ) from error
         self._conversation.forget()
         self._attempts += 1
-        return min(FIRST_DELAY * 2 ** min(self._attempts, 10), LONGEST_DELAY) * random.uniform(0.5, 1.0)
+        delay = min(FIRST_DELAY * 2 ** min(self._attempts, 10), LONGEST_DELAY) * random.uniform(0.5, 1.0)
+        LOG.info("%s: connection lost (%s), attempt %d in %.2f s", self.url, error, self._attempts, delay)
+        return min(delay, left)
+
+    def _check_status(self, error) -> None:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise PermissionError(f"{self.url} refused the connection with status {status}") from error
+        if status in UNAVAILABLE:
+            return
+        text = f"{self.url} answered with status {status}"
+        if status in NO_UPGRADE:
+            text += ": does a reverse proxy in between pass the headers Upgrade and Connection, in HTTP/1.1?"
+        elif status == 404:
+            text += ": the path of cnorm serve is /stream"
+        raise ServerError("http", text) from error
 
     def _lost(self) -> tuple[type[Exception], ...]:
         """Errors after which a new connection is made."""
@@ -335,7 +234,7 @@ class Session(_Session):
                     self._socket.send(message)
                 if done():
                     return
-                conversation.receive(self._socket.recv(timeout=self.timeout))
+                conversation.receive(self._socket.recv(timeout=self._wait_seconds()))
             except self._lost() as error:
                 self._drop()
                 time.sleep(self._delay(error))
@@ -343,9 +242,10 @@ class Session(_Session):
     def _connect(self) -> None:
         from websockets.sync.client import connect
 
-        self._socket = connect(self.url, **self._options).__enter__()  # `_drop` and `close` close it
+        seconds = self._wait_seconds()
+        self._socket = connect(self.url, open_timeout=seconds, **self._options).__enter__()  # `_drop`, `close` close it
         self._socket.send(self._conversation.hello())
-        self._conversation.receive(self._socket.recv(timeout=self.timeout))
+        self._conversation.receive(self._socket.recv(timeout=seconds))
 
     def _drop(self) -> None:
         if self._socket is not None:
@@ -422,7 +322,7 @@ class AsyncSession(_Session):
                     await self._socket.send(message)
                 if done():
                     return
-                conversation.receive(await asyncio.wait_for(self._socket.recv(), self.timeout))
+                conversation.receive(await asyncio.wait_for(self._socket.recv(), self._wait_seconds()))
             except self._lost() as error:
                 await self._drop()
                 await asyncio.sleep(self._delay(error))
@@ -430,9 +330,10 @@ class AsyncSession(_Session):
     async def _connect(self) -> None:
         from websockets.asyncio.client import connect
 
-        self._socket = await connect(self.url, **self._options)
+        seconds = self._wait_seconds()
+        self._socket = await connect(self.url, open_timeout=seconds, **self._options)
         await self._socket.send(self._conversation.hello())
-        self._conversation.receive(await asyncio.wait_for(self._socket.recv(), self.timeout))
+        self._conversation.receive(await asyncio.wait_for(self._socket.recv(), seconds))
 
     async def _drop(self) -> None:
         if self._socket is not None:

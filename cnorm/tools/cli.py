@@ -283,6 +283,7 @@ def add_serve(commands) -> None:
     @click.option("--certificate", type=click.Path(exists=True, dir_okay=False), help="For TLS, PEM.")
     @click.option("--private-key", type=click.Path(exists=True, dir_okay=False), help="For TLS, PEM.")
     @click.option("--metrics-port", type=click.IntRange(0, 65000), default=0, help="Metrics of worker i at this + i.")
+    @click.option("--reuse-port", is_flag=True, help="Share the port with another server that was told so, too.")
     @click.option("--demo", is_flag=True, help="Let the page end its worker; without MODEL, the packaged model.")
     def serve(store, token_file, **given):
         """Serve sessions of MODEL over WebSockets; docs/serving.md describes the protocol."""
@@ -294,8 +295,10 @@ def add_serve(commands) -> None:
         import asyncio
 
         from cnorm.tools.serve import Options, key_of
+        from cnorm.tools.serve.logs import log_to_stderr
         from cnorm.tools.serve.supervisor import supervise
 
+        log_to_stderr("server")
         token = "" if token_file is None else token_file.readline().strip()
         if token_file is not None and not token:
             raise click.UsageError("the first line of --token-file is empty")

@@ -22,10 +22,11 @@ websockets = pytest.importorskip("websockets")
 pytest.importorskip("prometheus_client")
 
 from websockets.sync.client import connect  # noqa: E402
+from wires import HELLO, UPGRADE, client_frame, connected, factory_of, feed, lost, settled  # noqa: E402
 
-from cnorm.client import NUMBER, AsyncSession, Session  # noqa: E402
+from cnorm.client import AsyncSession, Session  # noqa: E402
+from cnorm.conversation import NUMBER  # noqa: E402
 from cnorm.tools.serve import Options, key_of  # noqa: E402
-from cnorm.tools.serve.connection import Connection  # noqa: E402
 from cnorm.tools.serve.worker import Worker  # noqa: E402
 
 MALFORMED = int(os.environ.get("CNORM_MALFORMED", "3000"))
@@ -195,67 +196,6 @@ def test_a_client_that_is_gone_in_the_middle_of_a_frame(model):
         assert sha(y) == straight(model, 1, 40)
 
 
-class Pipe(asyncio.Transport):
-    """A transport that keeps what was written, so that many messages can be tried without a socket."""
-
-    def __init__(self):
-        super().__init__()
-        self.written, self.closed = bytearray(), False
-
-    def get_extra_info(self, name, default=None):
-        return self
-
-    def setsockopt(self, *arguments):
-        pass
-
-    def set_write_buffer_limits(self, high=None, low=None):
-        pass
-
-    def write(self, data):
-        self.written += data
-
-    def can_write_eof(self):
-        return False
-
-    def close(self):
-        self.closed = True
-
-    def is_closing(self):
-        return self.closed
-
-    def pause_reading(self):
-        pass
-
-    resume_reading = pause_reading
-    abort = close
-
-
-def feed(connection, data):
-    for first in range(0, len(data), 1 << 16):
-        piece = data[first : first + (1 << 16)]
-        connection.get_buffer(len(piece))[: len(piece)] = piece
-        if not connection.transport.closed:
-            connection.buffer_updated(len(piece))
-
-
-def opened(worker):
-    connection = Connection(worker)
-    connection.connection_made(Pipe())
-    feed(connection, UPGRADE)
-    return connection
-
-
-def client_frame(opcode, payload, fin=True):
-    size = len(payload)
-    length = bytes([128 | size]) if size < 126 else b"\xfe" + size.to_bytes(2, "big")
-    return bytes([128 * fin | opcode]) + length + bytes(4) + payload
-
-
-UPGRADE = (
-    b"GET /stream HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-)
-HELLO = client_frame(1, b'{"type": "hello", "protocol": 1}')
 TEXTS = [b"{", b"[]", b"null", b'{"type": []}', b'{"type": "end"}', b'{"type": "reset"}', b"\xff", b'{"a":' * 300]
 TEXTS += [
     b'{"type": "hello", "protocol": 1, "checkpoint": %s}' % c for c in (b"0", b'""', b'"AAAA"', b"null", b'"\\ud800"')
@@ -286,25 +226,40 @@ def test_malformed_messages_affect_no_other_session(model):
 
 
 async def send_malformed(model):
-    worker = Worker(model, Options(key=key_of(None), credit=8))
-    good = opened(worker)
+    worker = Worker(model, Options(key=key_of(None), credit=8, rate=1e9))
+    factory, server = await factory_of(worker)
+    good = connected(factory)
+    feed(good, UPGRADE)
+    await settled()
     feed(good, HELLO)
+    await settled()
+    try:
+        await send_each_malformed(model, factory, good)
+        assert worker.connections == {good}
+        assert len(worker.sessions) == 1
+    finally:
+        await lost(good)
+    server.close(close_connections=False)
+
+
+async def send_each_malformed(model, factory, good):
     x, r = frames_of(0, MALFORMED // 10 + 1), random.Random(5)
     sent = 0
     for k in range(MALFORMED):
         upgraded, data = malformed(r)
-        bad = opened(worker) if upgraded else Connection(worker)
-        if not upgraded:
-            bad.connection_made(Pipe())
+        bad = connected(factory)
+        if upgraded:
+            feed(bad, UPGRADE)
+            await settled()
         feed(bad, data)
-        await asyncio.sleep(0)
+        await settled()
         if r.random() < 0.5 and not bad.transport.closed:
             bad.eof_received()
-        bad.connection_lost(None)
+        await lost(bad)
         if k % 10 == 0:
             good.transport.written.clear()
             feed(good, client_frame(2, NUMBER.pack(sent) + x[sent : sent + 1].tobytes()))
-            await asyncio.sleep(0)
+            await settled()
             sent += 1
             expected = model.stream().process(x[:sent])[-1:].tobytes() if sent < 50 else None
             frame = bytes(good.transport.written)
@@ -313,5 +268,4 @@ async def send_malformed(model):
             assert expected in (None, frame[10:46])
             last = frame[10:46]
     assert last == model.stream().process(x[:sent])[-1:].tobytes()
-    assert worker.connections == {good}
-    assert len(worker.sessions) == 1
+    await settled()

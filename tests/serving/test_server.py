@@ -24,7 +24,8 @@ pytest.importorskip("prometheus_client")
 
 from websockets.sync.client import connect  # noqa: E402
 
-from cnorm.client import NUMBER, AsyncSession, ServerError, Session  # noqa: E402
+from cnorm.client import AsyncSession, ServerError, Session  # noqa: E402
+from cnorm.conversation import NUMBER  # noqa: E402
 from cnorm.tools.serve import worker as worker_module  # noqa: E402
 
 
@@ -395,20 +396,6 @@ def test_an_overloaded_worker_refuses_and_then_sheds_sessions(model, monkeypatch
         assert shed(worker) == 1
 
 
-def test_a_busy_worker_reads_at_intervals(model, monkeypatch):
-    """The outputs are the same, also across the changes from reading when readable to reading at intervals and back."""
-    monkeypatch.setattr(worker_module, "SWEEP_SECONDS", 0.05)
-    with servers.worker(rate=1e6) as worker, Session(worker.url) as session:
-        x, y, seen = frames(3000), [], []
-        for k, busy in enumerate((False, True, False)):
-            monkeypatch.setattr(worker_module, "BUSY_MESSAGES", -1 if busy else 1e9)
-            time.sleep(0.3)
-            seen.append(worker._busy)
-            y += [session.process(x[first : first + 10]) for first in range(1000 * k, 1000 * (k + 1), 10)]
-        assert seen == [False, True, False]
-        assert np.concatenate(y).tobytes() == model.stream().process(x).tobytes()
-
-
 def shed(worker):
     text = servers.get(worker.url, "/metrics")[1]
     return float(re.search(r'cnorm_shed_total\{worker="0"\} (\S+)', text)[1])
@@ -440,7 +427,7 @@ def test_single_frames_in_a_window_keep_to_the_rate():
 
 
 def blocked(worker):
-    return any(one._blocked for one in list(worker.connections))
+    return any(one.paused for one in list(worker.connections))
 
 
 def test_a_slow_reader_stops_only_itself(model):

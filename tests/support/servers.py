@@ -12,7 +12,8 @@ from pathlib import Path
 
 import cnorm
 from cnorm.tools.serve import Options, key_of
-from cnorm.tools.serve.worker import Worker, listening
+from cnorm.tools.serve.listener import Listener
+from cnorm.tools.serve.worker import Worker
 
 
 @contextlib.contextmanager
@@ -23,7 +24,7 @@ def worker(**options):
 
     async def main():
         box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
-        sock = listening("127.0.0.1", 0)
+        sock = Listener("127.0.0.1", 0, places=options.limit)
         one = box["worker"] = Worker(cnorm.demo_model(), dataclasses.replace(options, port=sock.getsockname()[1]))
         one.loop = box["loop"]
         one.url = f"{'wss' if options.certificate else 'ws'}://127.0.0.1:{one.options.port}/stream"
@@ -41,13 +42,24 @@ def worker(**options):
 
 
 @contextlib.contextmanager
-def served(*arguments, before=()):
-    """`cnorm serve --demo` on a free port; yields the process and the address of its WebSocket.
+def served(*arguments, before=(), port=0, stderr=None):
+    """`cnorm serve --demo`, on a free port if none is given; yields the process and the address of its WebSocket.
 
     `before` are words before the command, such as ``ip netns exec NAME``.
     """
-    command = [*before, sys.executable, "-P", "-m", "cnorm", "serve", "--demo", "--port", "0", *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [
+        *before,
+        sys.executable,
+        "-P",
+        "-m",
+        "cnorm",
+        "serve",
+        "--demo",
+        "--port",
+        str(port),
+        *map(str, arguments),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
         try:
             line = process.stdout.readline()
             assert line.startswith("serving "), line

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from cnorm.client import NUMBER
+from cnorm.conversation import NUMBER
 from cnorm.tools.bench.serving_engines import loaded
 
 __all__ = ["Load", "run", "run_slices"]

@@ -93,7 +93,7 @@ def main(engine, port, path=""):
     never = 1 << 62  # the others make no checkpoints
     frames = Options.checkpoint_frames if engine == "cnorm" else never
     turn = TURN_SESSIONS.get(engine, Options.turn_sessions)
-    options = Options(port=int(port), key=key_of(None), limit=20_000, checkpoint_frames=frames, turn_sessions=turn)
+    options = Options(port=int(port), key=key_of(None), limit=8_000, checkpoint_frames=frames, turn_sessions=turn)
     worker.run_worker(loaded(path), options, 0, ENGINES[engine])
 
 

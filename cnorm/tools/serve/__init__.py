@@ -1,18 +1,21 @@
 """`cnorm serve`: sessions of a model over WebSockets. docs/serving.md documents the protocol byte for byte.
 
 `supervisor` starts the worker processes behind one port and restarts those that are lost; each runs a `worker.Worker`,
-which holds the sessions and steps those that are ready together; a `connection.Connection` parses the messages of one
-client; `pages` answers plain HTTP requests.
+which holds the sessions and steps those that are ready together; a `connection.Connection` has the messages of one
+client; `pages` answers plain HTTP requests; a `listener.Listener` bounds connections without a session; `logs` formats
+the log.
 
 A change of the protocol touches `connection` (messages read), `worker` (welcome, reset, checkpoint), its other end in
-`cnorm.client`, which has its version and the struct of frame numbers, `page.js`, and `cnorm.tools.bench.load`.
+`cnorm.conversation`, which has its version and the struct of frame numbers, `page.js`, and `cnorm.tools.bench.load`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,6 +60,8 @@ class Options:
         The secret that seals checkpoints, in hexadecimal.
     metrics_port : int
         Worker i also listens to this port + i, for its own /metrics; 0 for none.
+    reuse_port : bool
+        Whether another server may have the port; connections are then spread over both.
     demo : bool
         Whether a client may end the worker that it is connected to.
     """
@@ -78,6 +83,7 @@ class Options:
     private_key: str = ""
     key: str = ""
     metrics_port: int = 0
+    reuse_port: bool = False
     demo: bool = False
 
     def __post_init__(self) -> None:
@@ -85,7 +91,7 @@ class Options:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("idle", "rate", "lag"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         if bool(self.certificate) != bool(self.private_key):
             raise ValueError("TLS needs a certificate and its private key: give both")
@@ -95,21 +101,47 @@ def key_of(store: str | Path | None) -> str:
     """The secret that seals checkpoints, in hexadecimal: that of the folder `store`, else a new one.
 
     With a store, checkpoints are still accepted after a restart, and by other hosts that share the folder.
+
+    Raises
+    ------
+    ValueError
+        If others than owner and group may read the file, others than the owner change it or write to the folder, or it
+        does not hold a secret.
     """
     if store is None:
         return secrets.token_hex(32)
     path = Path(store) / "key"
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (
-        contextlib.suppress(FileExistsError),
-        os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file,
-    ):
-        file.write(secrets.token_hex(32))
-    key = path.read_text().strip()
+    if path.parent.stat().st_mode & 0o022:
+        raise ValueError(f"others may write to {path.parent}, and so replace the secret: chmod go-w {path.parent}")
+    if not os.path.lexists(path):
+        write_key(path)
+    # without waiting, should it be a pipe
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path} must be a regular file")
+        if status.st_mode & 0o027:
+            raise ValueError(f"others may read or change {path}, the secret that seals checkpoints: chmod 600 {path}")
+        key = file.read(4096)
     try:
-        long_enough = len(bytes.fromhex(key)) >= 16
+        given = bytes.fromhex(key.decode("ascii").strip())
     except ValueError:
-        long_enough = False
-    if not long_enough:
-        raise ValueError(f"{path} must hold at least 16 bytes in hexadecimal")
-    return key
+        given = b""
+    if len(given) < 16 or len(set(given)) < 8:  # 16 random bytes have fewer than 8 values once in 10^9
+        raise ValueError(f"{path} must hold at least 16 random bytes in hexadecimal; cnorm makes it if it is missing")
+    return given.hex()
+
+
+def write_key(path: Path) -> None:
+    """Make the file whole or not at all; if another server makes it at the same time, its secret is kept."""
+    new = path.with_name(f"key.{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(new, path)
+    finally:
+        new.unlink(missing_ok=True)

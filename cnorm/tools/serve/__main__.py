@@ -6,6 +6,7 @@ import sys
 
 import cnorm
 from cnorm.tools.serve import Options
+from cnorm.tools.serve.logs import log_to_stderr
 from cnorm.tools.serve.worker import run_worker
 
 
@@ -15,6 +16,7 @@ def main() -> None:
         line += os.read(0, 65536) or sys.exit(2)
     job = json.loads(line)
     options = Options(**job["options"])
+    log_to_stderr(f"worker {job['index']}")
     try:
         model = cnorm.load(options.model) if options.model else cnorm.demo_model()
         run_worker(model, options, job["index"])

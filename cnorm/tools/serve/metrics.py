@@ -22,8 +22,16 @@ class Metrics:
     """
 
     def __init__(self, worker: int, sessions: Callable[[], int], lag: Callable[[], float]) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+        from prometheus_client import (
+            CollectorRegistry,
+            Counter,
+            Gauge,
+            Histogram,
+            ProcessCollector,
+            disable_created_metrics,
+        )
 
+        disable_created_metrics()  # a series more for each counter, of no use to a worker's restarts
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
 
@@ -42,15 +50,23 @@ class Metrics:
         self._seconds = made(
             Histogram, "turn_seconds", "From the first frame received in a turn to the last answer.", buckets=SECONDS
         )
+        self._latency = made(
+            Histogram, "message_seconds", "From reading a message with frames to its answer.", buckets=SECONDS
+        )
         self._together = made(Histogram, "turn_sessions", "Sessions stepped in one turn.", buckets=SESSIONS)
         self._refused = made(Counter, "refused", "Errors sent, by code.", ("code",))
 
-    def turn(self, sessions: int, messages: int, frames: int, seconds: float) -> None:
-        """Count a turn, in which `sessions` sessions had `messages` messages with `frames` frames in total."""
+    def turn(self, sessions: int, messages: int, frames: int, seconds: float, waited: list[float]) -> None:
+        """Count a turn, in which `sessions` sessions had `messages` messages with `frames` frames in total.
+
+        `waited` has for each session the time from reading its oldest message to its answer.
+        """
         self._messages.inc(messages)
         self._frames.inc(frames)
         self._seconds.observe(seconds)
         self._together.observe(sessions)
+        for one in waited:
+            self._latency.observe(one)
 
     def refused(self, code: str) -> None:
         self._refused.labels(self._worker, code).inc()

@@ -6,16 +6,19 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import signal
 import sys
 from collections.abc import Callable
 
 from cnorm.tools.serve import Options
-from cnorm.tools.serve.worker import CLOSE_SECONDS, listening
+from cnorm.tools.serve.connection import CLOSE_SECONDS
+from cnorm.tools.serve.listener import reserved
 
 __all__ = ["supervise"]
 
+LOG = logging.getLogger("cnorm.serve")
 RESTART_SECONDS = 1.0  # before a worker that did not become ready is started again
 
 
@@ -32,7 +35,7 @@ async def supervise(options: Options, started: Callable[[str], None]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     # bound but not listening: holds the port, also where the system chose it, while workers are restarted
-    with listening(options.host, options.port) as sock:
+    with reserved(options.host, options.port, options.reuse_port) as sock:
         options = dataclasses.replace(options, port=sock.getsockname()[1])
         ready = [loop.create_future() for _ in range(options.workers)]
         keepers = [loop.create_task(keep(options, index, ready[index], stop)) for index in range(options.workers)]
@@ -67,9 +70,7 @@ async def keep(options: Options, index: int, ready: asyncio.Future, stop: asynci
             ready.set_result(process.returncode or 1)
             await stop.wait()
         elif not stop.is_set():
-            print(
-                f"worker {index} ended with code {process.returncode} and is started again", file=sys.stderr, flush=True
-            )
+            LOG.warning("worker %d ended with code %d and is started again", index, process.returncode)
             if not came_up:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(stopped), RESTART_SECONDS)

@@ -5,35 +5,34 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import gc
 import logging
 import os
 import re
 import secrets
-import select
 import signal
-import socket
-import ssl
 import sys
 import time
 import zlib
 
-from cnorm.client import NUMBER, PROTOCOL
+from websockets.asyncio.server import serve
+
+from cnorm.conversation import NUMBER, PROTOCOL
 from cnorm.model import Model
 from cnorm.serving import Checkpoint, Sessions
-from cnorm.tools.serve import Options
-from cnorm.tools.serve.connection import Connection
+from cnorm.tools.serve import Options, pages
+from cnorm.tools.serve.connection import CLOSE_SECONDS, HELLO_SECONDS, READ_BYTES, WRITE_LIMIT, Connection
+from cnorm.tools.serve.listener import BACKLOG, Listener, need_descriptors, tls
 from cnorm.tools.serve.metrics import Metrics
 
 __all__ = ["Worker", "run_worker"]
 
 LOG = logging.getLogger("cnorm.serve")
-CLOSE_SECONDS = 10.0  # for the closing handshake, and for the writes that are left when the worker stops
-SWEEP_SECONDS = 1.0
-# from so many messages a second on, a worker waits so long after a turn of fewer sessions, which costs more for each
-BUSY_MESSAGES, PAUSE_SECONDS, PAUSE_SESSIONS = 4000, 0.001, 16
+WEBSOCKETS = logging.getLogger("cnorm.serve.websockets")  # of failures only
+WEBSOCKETS.setLevel(logging.ERROR)
+SWEEP_SECONDS, TICK_SECONDS = 1.0, 0.1
 SHED_AFTER, SHED_SHARE = 5, 8  # after so many overloaded sweeps in a row, each closes one in so many sessions
-SPARE_CONNECTIONS = 64  # beside the sessions: HTTP requests, connections that are closing
 
 
 class Worker:
@@ -55,23 +54,22 @@ class Worker:
         self.sessions = sessions(model, limit=options.limit, idle=options.idle)
         self.key = bytes.fromhex(options.key)
         self.metrics = Metrics(index, lambda: len(self.sessions), self.lag)
-        self.buffer = bytearray(1 << 16)  # every connection reads into it and copies before the next one reads
+        self.buffer = memoryview(bytearray(READ_BYTES))  # of all connections: each copies what it has read
         self.connections: set[Connection] = set()
         self.owners: dict[str, Connection] = {}
         self.draining = False
-        # of the sockets that the worker reads itself; without epoll their transports do
-        self.epoll = select.epoll() if hasattr(select, "epoll") else None
-        self._watched: dict[int, Connection] = {}
+        self.listener: Listener | None = None
         self._ready: list[Connection] = []
-        self._reading = False  # whether a turn follows at once
         self._since = 0.0  # when the first frame of the next turn was received
-        self._answered = 0  # messages, since the last sweep
-        self._busy = False  # whether `BUSY_MESSAGES` came in the second before the last sweep
         self._lags = [0.0, 0.0]  # longest time from reading a frame to its answer: before the last sweep, since then
         self._overloaded = 0  # sweeps in a row that found the worker overloaded
         self._fresh = model.stream().save()
         sealed = len(Checkpoint("0" * 32, 0, self._fresh).sealed(self.key))
         self.max_bytes = max(NUMBER.size + 4 * options.credit * model.input_size, 1024 + 2 * sealed)
+        self._frame_bytes = 4 * model.input_size
+        self._unit = wire_bytes(NUMBER.size + self._frame_bytes)  # of a message of one frame
+        self.surcharge = functools.lru_cache(256)(self._surcharge)
+        self.byte_rate, self.burst = options.rate * self._unit, float(options.credit * self._unit)
         own = ("127.0.0.1", "localhost", "::1", options.host)
         names = "|".join(re.escape(f"[{host}]" if ":" in host else host) for host in own)
         # None: a client that is no web page sends no origin
@@ -92,6 +90,9 @@ class Worker:
         before = self.owners.pop(name, None)
         self.owners[name] = connection
         connection.session = name
+        self.listener.admit(connection.transport.get_extra_info("socket"))
+        how = "opened" if sealed is None else "continued"
+        LOG.info("session %s %s at frame %d by %s", name, how, frames, connection.peer)
         if before is not None:
             before.stop("replaced", "the session continues on another connection", 1008)
         interval = self.options.checkpoint_frames
@@ -115,19 +116,27 @@ class Worker:
         connection.checkpoint_at = self.options.checkpoint_frames
         return {"type": "reset", "frames": 0, "checkpoint": self.sealed(checkpoint)}
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: Connection, code: str = "lost", text: str = "") -> None:
         """Forget the session of a connection that is closed, unless another connection has taken it over."""
-        if connection.session is not None and self.owners.get(connection.session) is connection:
+        if connection.session is None or connection.left:
+            return
+        connection.left = True
+        frames = ""
+        if self.owners.get(connection.session) is connection:
             del self.owners[connection.session]
             with contextlib.suppress(LookupError):
-                self.sessions.export(connection.session)
+                frames = f" at frame {self.sessions.export(connection.session).frames}"
+        self.listener.estrange(connection.transport.get_extra_info("socket"))
+        seconds = time.monotonic() - connection.opened
+        LOG.info("session %s closed%s after %.1f s: %s %s", connection.session, frames, seconds, code, text)
 
     def sealed(self, checkpoint: Checkpoint) -> str:
         """A checkpoint sealed with the workers' secret, in Base64, as the messages of the protocol have it."""
         return base64.b64encode(checkpoint.sealed(self.key)).decode()
 
-    def crowded(self) -> bool:
-        return len(self.connections) > self.options.limit + SPARE_CONNECTIONS
+    def _surcharge(self, size: int) -> int:
+        """Bytes that a WebSocket frame costs beyond its own: at least a message of one frame, and so many a frame."""
+        return max(self._unit * max((size - NUMBER.size) // self._frame_bytes, 1) - wire_bytes(size), 0)
 
     def lag(self) -> float:
         """The longest time from reading a frame to its answer, in the last second or two."""
@@ -145,56 +154,18 @@ class Worker:
 
     # the micro-batch
 
-    def watch(self, connection: Connection) -> None:
-        """Read the connection's socket here, with one call of the event loop for all that are readable."""
-        if connection.descriptor not in self._watched:
-            self._watched[connection.descriptor] = connection
-            self.epoll.register(connection.descriptor, select.EPOLLIN)
-
-    def unwatch(self, connection: Connection) -> None:
-        if self._watched.pop(connection.descriptor, None) is not None:
-            self.epoll.unregister(connection.descriptor)
-
-    def _schedule(self) -> None:
-        """Read when a socket is readable, or, if the worker is busy, at intervals."""
-        loop = asyncio.get_running_loop()
-        if self._busy:
-            loop.remove_reader(self.epoll.fileno())
-            loop.call_soon(self._read)
-        else:
-            loop.add_reader(self.epoll.fileno(), self._read)
-
-    def _read(self) -> None:
-        if self.epoll.closed:
-            return
-        self._reading, self._since = True, time.perf_counter()
-        events = self.epoll.poll(0, len(self._watched) or 1)
-        for descriptor, _ in events:
-            connection = self._watched.get(descriptor)
-            if connection is None:  # its session was continued on a connection that was read just before
-                continue
-            try:
-                connection.read()
-            except Exception:  # as a transport does: an error of one connection must not end the others
-                LOG.exception("a connection failed")
-                connection.transport.abort()
-            if len(self._ready) >= self.options.turn_sessions:
-                self._turn()
-        self._reading = False
-        self._turn()
-        if self._busy:
-            pause = PAUSE_SECONDS if len(events) < PAUSE_SESSIONS else 0.0
-            asyncio.get_running_loop().call_later(pause, self._read)
-
     def ready(self, connection: Connection) -> None:
         """Step a session in the next turn, together with all that are ready by then."""
-        if not self._ready and not self._reading:
+        if not self._ready:
             self._since = time.perf_counter()
             asyncio.get_running_loop().call_soon(self._turn)
         self._ready.append(connection)
 
     def _turn(self) -> None:
-        ready, self._ready = self._ready, []
+        most = self.options.turn_sessions
+        ready, self._ready = self._ready[:most], self._ready[most:]
+        if self._ready:
+            asyncio.get_running_loop().call_soon(self._turn)
         taken = [(connection, request) for connection in ready if (request := connection.take()) is not None]
         results = self.sessions.process_many([request for _, request in taken])
         messages = frames = 0
@@ -211,10 +182,10 @@ class Worker:
                 checkpoint = self.checkpoint_message(self.sessions.checkpoint(connection.session))
             connection.answer(first, y, checkpoint)
         if taken:
-            self._answered += messages
-            self.metrics.turn(len(taken), messages, frames, time.perf_counter() - self._since)
-            oldest = min(connection.received for connection, _ in taken)
-            self._lags[1] = max(self._lags[1], time.monotonic() - oldest)
+            now = time.monotonic()
+            waited = [now - connection.received for connection, _ in taken]
+            self.metrics.turn(len(taken), messages, frames, time.perf_counter() - self._since, waited)
+            self._lags[1] = max(self._lags[1], *waited)
 
     def checkpoint_message(self, checkpoint: Checkpoint) -> bytes:
         # as json.dumps would write it, in a tenth of the time
@@ -232,14 +203,13 @@ class Worker:
         if self._overloaded > SHED_AFTER and len(self.owners) > 1:
             self._shed()
         self._lags = [self._lags[1], 0.0]
-        busy, self._answered = self._answered > BUSY_MESSAGES * SWEEP_SECONDS, 0
-        if busy is not self._busy and self.epoll is not None:
-            self._busy = busy
-            self._schedule()
-        now = time.monotonic()
-        for connection in list(self.connections):
-            if connection.deadline is not None and now > connection.deadline:
-                connection.transport.abort()
+
+    async def _tick(self) -> None:
+        """Count the time that the event loop is late as lag: bytes wait so long in sockets, unseen."""
+        while True:
+            start = time.monotonic()
+            await asyncio.sleep(TICK_SECONDS)
+            self._lags[1] = max(self._lags[1], time.monotonic() - start - TICK_SECONDS)
 
     def _shed(self) -> None:
         """Close the newest sessions with their checkpoint, so that they continue elsewhere or later."""
@@ -257,7 +227,7 @@ class Worker:
     async def drain(self) -> None:
         """Refuse new sessions, send each session its checkpoint, and wait until the clients have closed."""
         self.draining = True
-        if self._ready:
+        while self._ready:
             self._turn()
         for checkpoint in self.sessions.drain():
             self._dismiss(checkpoint, "restart", "the worker is being stopped: continue on another one", 1012)
@@ -270,16 +240,26 @@ class Worker:
         for connection in list(self.connections):
             connection.transport.abort()
 
-    async def run(self, sock: socket.socket, stop: asyncio.Event, started=lambda: None) -> None:
+    def serving(self, listener: Listener, answer):
+        """A server on a bound socket; `answer(connection, request)` is None for a request that opens a WebSocket."""
+        # no keep-alive: TCP finds lost peers, and idle sessions are closed; no limit of the queue, which would resume
+        # reading without regard to the rate: `Connection` empties it after each read
+        return serve(
+            Connection.serve, sock=listener, ssl=tls(self.options.certificate, self.options.private_key),
+            create_connection=functools.partial(Connection, worker=self), origins=self.origins, process_request=answer,
+            process_response=functools.partial(pages.log_refusal, self), compression=None, server_header=None,
+            open_timeout=HELLO_SECONDS, close_timeout=CLOSE_SECONDS, ping_interval=None, max_size=self.max_bytes,
+            max_queue=None, write_limit=WRITE_LIMIT, logger=WEBSOCKETS, backlog=BACKLOG,
+        )  # fmt: skip
+
+    async def run(self, listener: Listener, stop: asyncio.Event, started=lambda: None) -> None:
         """Serve until `stop` is set, then drain."""
-        loop = asyncio.get_running_loop()
-        context = tls(self.options)
-        servers = [await loop.create_server(lambda: Connection(self), sock=sock, ssl=context, backlog=1024)]
+        self.listener = listener
+        servers = [await self.serving(listener, functools.partial(pages.answer, self))]
         if self.options.metrics_port:
-            port = self.options.metrics_port + self.index
-            servers.append(await loop.create_server(lambda: Connection(self), self.options.host, port))
-        if self.epoll is not None:
-            self._schedule()
+            other = Listener(self.options.host, self.options.metrics_port + self.index, shared=False)
+            servers.append(await self.serving(other, functools.partial(pages.operators, self)))
+        ticking = asyncio.create_task(self._tick())
         started()
         gc.collect()
         gc.freeze()  # the model and the modules need not be traversed again
@@ -288,34 +268,20 @@ class Worker:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), SWEEP_SECONDS)
             self.sweep()
+        ticking.cancel()
         for server in servers:
-            server.close()
+            server.close(close_connections=False)
         await self.drain()
-        if self.epoll is not None:
-            loop.remove_reader(self.epoll.fileno())
-            self.epoll.close()
 
 
-def tls(options: Options) -> ssl.SSLContext | None:
-    if not options.certificate:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(options.certificate, options.private_key)
-    return context
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket bound to an address that several processes may bind; connections are spread over those that listen."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    sock = socket.socket(family, kind)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    sock.bind(address)
-    return sock
+def wire_bytes(size: int) -> int:
+    """Bytes of a client's WebSocket frame with `size` bytes of payload."""
+    return size + (6 if size < 126 else 8 if size < 1 << 16 else 14)
 
 
 def run_worker(model: Model, options: Options, index: int, sessions: type[Sessions] = Sessions) -> None:
     """Serve until SIGTERM, or until the supervisor, which holds the other end of standard input, is gone."""
+    need_descriptors(options.limit)
 
     async def main() -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
@@ -323,6 +289,7 @@ def run_worker(model: Model, options: Options, index: int, sessions: type[Sessio
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor's business
         loop.add_reader(sys.stdin.fileno(), stop.set)  # readable at its end only: the job has been read
         worker = Worker(model, options, index, sessions)
-        await worker.run(listening(options.host, options.port), stop, lambda: os.write(1, b"ready\n"))
+        listener = Listener(options.host, options.port, places=options.limit)
+        await worker.run(listener, stop, lambda: os.write(1, b"ready\n"))
 
     asyncio.run(main())
