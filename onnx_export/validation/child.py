@@ -53,6 +53,7 @@ def run(path: str, options: Options, *, progress: Callable[[str, int, int], None
         outcome.report.findings.append(Finding("warning", "shapes", note))
     if outcome.trouble:
         outcome.report.problem = outcome.report.problem or outcome.trouble
+    outcome.report.settle()
     return outcome.report
 
 

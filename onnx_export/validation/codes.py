@@ -21,6 +21,12 @@ CODES = {
     "current exporter drops an eps of 1e-8 or less: use a larger one, or its older exporter.",
     "float16-overflow": "Squares of the values seen overflow float16. onnxruntime's CPU computes in float32 and hides "
     "it; other devices do not.",
+    "frozen-length": "The number of steps of the example that was exported is stored in the file: sequence_lens is a "
+    "constant, or x is reversed by constant indices. Longer and shorter inputs are computed wrongly. Export with "
+    "dynamic axes, and pass the lengths as an input.",
+    "gru-reset": "A GRU with linear_before_reset = 0 and a recurrent bias, from a framework whose GRU applies the "
+    "reset gate after the product (PyTorch, Keras, Paddle): the exporter forgot the attribute. An error where "
+    "--outputs proves it; --fix then sets the attribute. A warning is not proved: give --input and --outputs.",
     "inaccurate": "The result is off float64 by more than the bound, up to 100 times. To blame is the file if its "
     "formula is not accurate enough in its own precision on any runtime, else onnxruntime's kernel.",
     "like-count": "The reference (--like) has another number of norms.",
@@ -31,11 +37,14 @@ CODES = {
     "narrow-statistics": "Mean and variance are computed in a narrower type than the input has.",
     "near-miss": "The nodes resemble a norm but do not compute one; the message says why. An error for forms that "
     "nobody intends: mean and variance over different axes, no root, an exponent that is no even integer, a count "
-    "other than n and n - 1, a product with the deviation instead of a quotient.",
+    "other than n and n - 1, a product with the deviation instead of a quotient. Use the framework's own operator "
+    "(nn.LayerNorm, keras.layers.LayerNormalization), or the biased variance (var(unbiased=False)) with eps added to "
+    "it before the root.",
     "non-finite": "Rows with NaN or Inf reached the norm and were not judged. An error where all inputs were given and "
     "are finite.",
     "not-exercised": "The run gave no row of this norm to judge: a branch not taken, a loop not entered, no rows, or "
     "NaN in all of them. Give inputs that reach it (--input).",
+    "notes": "Notes, which say nothing against the file, are counted here; --notes shows them.",
     "opset": "The opset is newer than the installed onnxruntime takes.",
     "ir": "The IR version is one that the installed onnxruntime does not take.",
     "optimiser-precision": "The operator that the optimiser makes adds the elements of a row one after another, and "
@@ -55,6 +64,8 @@ CODES = {
     "axes: reshape the scale to the normalised axes.",
     "shapes": "Shape inference failed; less can be said of axes and counts.",
     "stash-type": "The statistics are kept in another type than float32, which runtimes do not support.",
+    "stateless-step": "A graph of one step whose recurrent node begins with a stored state, and whose last state is no "
+    "output: called once for each frame, it forgets. Make the states inputs and outputs.",
     "unclaimed": "Square roots and means that belong to no norm which was recognised: if a norm is missing from the "
     "report, look for it among these.",
     "unlike-others": "At least three norms of the file agree on something in which this one differs, or this one "

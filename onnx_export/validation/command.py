@@ -21,7 +21,7 @@ from onnx_export.validation import examined, formats
 from onnx_export.validation import lock as locks
 from onnx_export.validation.codes import CODES
 from onnx_export.validation.options import Options
-from onnx_export.validation.report import CANNOT, REFUSED, SCHEMA, SOUND, UNSOUND, ValidationReport, show
+from onnx_export.validation.report import CANNOT, REFUSED, SCHEMA, SOUND, UNSOUND, ValidationReport
 
 _POSITIVE = click.FloatRange(0, min_open=True)
 _MOST_MEMORY = 2.0**30  # GiB; larger values are cut to this
@@ -57,8 +57,9 @@ def _finite(_context, _option, value: float) -> float:
 @click.option("--data-root", type=click.Path(path_type=Path), help="The folder external files must lie in instead.")
 @click.option("--strict", is_flag=True, help="Fail (1) on risky norms and warnings, and (2) on norms not exercised.")
 @click.option("--require-norm", is_flag=True, help="Fail (2) where no norm was judged.")
-@click.option("--format", "shape", type=click.Choice(["text", "json", "github", "sarif"]), default="text")
+@click.option("--format", "shape", type=click.Choice(["text", "json", "github", "sarif", "junit"]), default="text")
 @click.option("--json", "shape", flag_value="json", help="The same as --format json.")
+@click.option("--notes", is_flag=True, help="Print notes, too, instead of their number.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML file.")
 @click.option("--fix", type=click.Path(path_type=Path), help="Write a copy with LayerNormalization operators.")
 @click.option("--opset", type=click.IntRange(1), help="With --fix: convert to this opset first; the operator needs 17.")
@@ -73,7 +74,7 @@ def _finite(_context, _option, value: float) -> float:
     help="Limit on the child's address space, in GiB.",
 )
 @click.pass_context
-def validate(context, models, size, strict, require_norm, shape, html, like, lock, workers, memory, **options) -> None:
+def validate(context, models, size, notes, shape, html, like, lock, workers, memory, **options) -> None:
     """Check that ONNX files, or all of a folder, compute the layer norms they claim to.
 
     \b
@@ -91,6 +92,7 @@ def validate(context, models, size, strict, require_norm, shape, html, like, loc
     if options["opset"] is not None and options["fix"] is None:
         raise click.UsageError("--opset is the opset of the copy that --fix writes: give both")
     _keep_apart(outputs, {"MODEL": paths[0]} | others)
+    how = {name: options.pop(name) for name in ("strict", "require_norm")}
     options = Options.checked(**options, sizes=size, memory=int(min(memory, _MOST_MEMORY) * 2**30))
     reports: list[ValidationReport] = []
     try:
@@ -101,14 +103,17 @@ def validate(context, models, size, strict, require_norm, shape, html, like, loc
     except KeyboardInterrupt:
         click.echo(f"interrupted after {len(reports)} of {len(paths)} models", err=True)
         if reports:
-            _print(reports, shape)
+            _print(reports, shape, notes, how)
         if len(paths) > 1:
             sys.stdout.flush()
             os._exit(CANNOT)  # do not wait for the other threads: their children end with this process
         context.exit(CANNOT)
-    codes = [report.exit_code(strict=strict, require_norm=require_norm) for report in reports]
-    _print(reports, shape)
-    for option, path, text in (("--html", html, _page), ("--lock", lock, lambda report: locks.lock(report.norms))):
+    codes = [report.exit_code(**how) for report in reports]
+    _print(reports, shape, notes, how)
+    for option, path, text in (
+        ("--html", html, lambda report: _page(report, how)),
+        ("--lock", lock, locks.lock),
+    ):
         if path is not None and not _written(option, path, text(reports[0]), reports[0]):
             codes.append(CANNOT)
     context.exit(next((code for code in (REFUSED, UNSOUND, CANNOT) if code in codes), SOUND))
@@ -174,14 +179,14 @@ def _hold(report: ValidationReport, like: Path, options: Options) -> None:
             other = examined(str(like), replace(options, find_only=True, input="", outputs="", fix="", opset=0))
             if other.problem:
                 raise ValueError(other.problem)
-            reference = locks.facts(other.norms)
+            reference = locks.facts(other)
     except (OSError, ValueError) as error:
         report.problem = report.problem or f"--like: cannot read {like}: {error}"
         return
-    report.findings += locks.compare(locks.facts(report.norms), reference)
+    report.findings += locks.compare(locks.facts(report), reference)
 
 
-def _print(reports: list[ValidationReport], shape: str) -> None:
+def _print(reports: list[ValidationReport], shape: str, notes: bool, how: dict[str, bool]) -> None:
     stdout = sys.stdout
     if hasattr(stdout, "reconfigure"):
         stdout.reconfigure(errors="replace")  # for terminals that support ASCII only
@@ -190,20 +195,23 @@ def _print(reports: list[ValidationReport], shape: str) -> None:
         click.echo(reports[0].to_json() if len(reports) == 1 else json.dumps(many, indent=1))
     elif shape == "sarif":
         click.echo(formats.sarif(reports))
+    elif shape == "junit":
+        click.echo(formats.junit(reports, **how))
     elif shape == "text" and stdout.isatty():
         from rich.console import Console
 
         for report in reports:
-            show(report, Console(file=stdout, soft_wrap=False))
+            formats.show(report, Console(file=stdout, soft_wrap=False), notes=notes, **how)
     else:
+        write = formats.github if shape == "github" else formats.lines
         for report in reports:
-            click.echo("\n".join(formats.github(report) if shape == "github" else formats.lines(report)))
+            click.echo("\n".join(write(report, notes=notes, **how)))
 
 
-def _page(report: ValidationReport) -> str:
+def _page(report: ValidationReport, how: dict[str, bool]) -> str:
     from onnx_export.validation.html import page
 
-    return page(report)
+    return page(report, **how)
 
 
 def _written(option: str, path: Path, text: str, report: ValidationReport) -> bool:

@@ -14,7 +14,7 @@ import onnx
 import onnx.version_converter
 import onnxruntime
 
-from cnorm.files import replaces
+from cnorm.files import replaces, write_whole
 from cnorm.text import clip, quoted
 from onnx_export import ort
 from onnx_export.model_io import (
@@ -28,14 +28,15 @@ from onnx_export.model_io import (
     read,
 )
 from onnx_export.nodes import model_nodes, sort_nodes
-from onnx_export.validation import inputs, lint, outputs, stress, verdict
+from onnx_export.validation import inputs, lint, outputs, recurrent, recurrent_lint, stress, verdict
 from onnx_export.validation.graph import inline, mark_functions, opset_versions
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.lock import value_hash
 from onnx_export.validation.norm import Norm, unproved_claims
 from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
-from onnx_export.validation.report import Finding, NormReport, ValidationReport
+from onnx_export.validation.recurrent import Recurrent
+from onnx_export.validation.report import CellReport, Finding, NormReport, ValidationReport
 from onnx_export.validation.run import Candidate, Case, Run
 from onnx_export.validation.weights import put_back, set_aside
 
@@ -62,10 +63,13 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     model, weights = set_aside(model)
     model, found = _find(model, weights, options, report, emit)
     unread = _lint(model, found, report)
+    cells = recurrent.find(model, weights)
+    report.cells = [recurrent.describe(cell) for cell in cells]
+    report.findings += [finding for cell in cells for finding in recurrent_lint.lint(cell)]
     emit("report", report)
     if options.fix:
         report.fixed = ["wrote nothing: the file was not run, so nothing is proved"]
-    if report.problem or options.find_only or not (found or options.outputs):
+    if report.problem or options.find_only or not (found or cells or options.outputs):
         report.problem = report.problem or unread
         return report
 
@@ -79,11 +83,13 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         return report
     report.problem, report.fixed = clip(run.trouble or unread), []
     cases = _judge(run, candidates, report, emit)
+    emit("stage", "cells")
+    reset = _judge_cells(run, cells, report, options)
     emit("stage", "stress")
     _stress(run, cases, report, options.seed, emit)
     if options.fix:
         emit("stage", "fix")
-        _fix(run, candidates, cases, report, options)
+        _fix(run, candidates, cases, reset, report, options)
     return report
 
 
@@ -152,14 +158,34 @@ def _judge(run: Run, candidates: list[Candidate], report: ValidationReport, emit
     cases: list[Case] = []
     for done, position in enumerate(run.reached):
         emit("progress", (done, 2 * len(run.reached)))
-        with _apart(candidates[position], report):
+        with _apart(candidates[position].report, report):
             case = run.case(position)
             report.findings += verdict.judge(run, case)
             cases.append(case)
-    if candidates and all(norm.verdict == "not exercised" for norm in report.norms):
-        report.problem = report.problem or "no norm was exercised, so nothing is proved"
     emit("report", report)
     return cases
+
+
+def _judge_cells(run: Run, cells: list[Recurrent], report: ValidationReport, options: Options) -> list[Recurrent]:
+    """Judge the recurrent nodes; returns the GRUs whose reset gate is proved to be in the wrong place."""
+    wrong: list[Recurrent] = []
+    try:
+        calls = recurrent.values_of(run, cells)
+        for cell, each, values in zip(cells, report.cells, calls, strict=True):
+            with _apart(each, report):
+                recurrent.judge(run.model, cell, each, values, options.seed)
+        doubted = recurrent_lint.suspects(cells, calls)
+        if doubted:
+            producer = run.model.producer_name
+            found, proved = recurrent_lint.judge_reset(run, doubted, producer, options.outputs, options.seed)
+            report.findings += found
+            wrong = doubted if proved else []
+    except ort.CannotRun as error:
+        report.problem = report.problem or clip(f"the recurrent nodes could not be judged: {error}")
+    for group, what in ((report.norms, "norm"), (report.cells, "recurrent node")):
+        if group and all(each.verdict == "not exercised" for each in group):
+            report.problem = report.problem or f"no {what} was exercised, so nothing is proved"
+    return wrong
 
 
 def _stress(run: Run, cases: list[Case], report: ValidationReport, seed: int, emit) -> None:
@@ -167,20 +193,25 @@ def _stress(run: Run, cases: list[Case], report: ValidationReport, seed: int, em
     for done, case in enumerate(cases):
         emit("progress", (len(cases) + done, 2 * len(cases)))
         if not case.norm.near_miss and case.report.verdict == "ok":
-            with _apart(case, report):
+            with _apart(case.report, report):
                 for finding in verdict.judge_stress(run, case, seed):
                     about_runtime[finding.code, finding.message] = finding
     report.findings += about_runtime.values()
 
 
-def _fix(run: Run, candidates: list[Candidate], cases: list[Case], report: ValidationReport, options: Options) -> None:
+def _fix(run: Run, candidates, cases: list[Case], reset, report: ValidationReport, options: Options) -> None:
     from onnx_export.validation.repair import CannotRepair, repair
 
     put_back(run.model, run.weights)
+    done = recurrent_lint.set_reset(run.model, reset)
     judged = {case.position: case for case in cases}
     try:
         everything = [judged.get(position, candidate) for position, candidate in enumerate(candidates)]
         report.fixed = repair(Path(options.fix), run.model, everything, run.feeds)
+        if done:
+            report.fixed.append(f"set linear_before_reset = 1 in {done} GRUs: wrote {options.fix}")
+            if not any(" as LayerNormalization over" in line for line in report.fixed):
+                write_whole(options.fix, run.model.SerializeToString())
     except OSError as error:
         report.problem = f"--fix: cannot write {options.fix}: {error.strerror}"
     except CannotRepair as error:
@@ -188,15 +219,15 @@ def _fix(run: Run, candidates: list[Candidate], cases: list[Case], report: Valid
 
 
 @contextmanager
-def _apart(case: Candidate | Case, report: ValidationReport) -> Iterator[None]:
+def _apart(judged: NormReport | CellReport, report: ValidationReport) -> Iterator[None]:
     """Catch exceptions while one norm is judged, so that the others are still judged."""
     try:
         yield
     except MemoryError:
         raise
     except Exception as error:  # from onnxruntime, onnx's evaluator or this package
-        verdict.not_judged(case.report, f"could not be judged: {type(error).__name__}: {error}")
-        report.problem = report.problem or clip(f"{case.norm.name} {case.report.detail}")
+        verdict.not_judged(judged, f"could not be judged: {type(error).__name__}: {error}")
+        report.problem = report.problem or clip(f"{judged.name} {judged.detail}")
 
 
 def _unread(name: str, error: Exception) -> Finding:

@@ -1,32 +1,51 @@
-"""A report as lines of text, as GitHub's annotations, and as SARIF."""
+"""A report as a table, as lines of text, as GitHub's annotations, as SARIF and as JUnit."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from xml.etree import ElementTree
 
 from cnorm.text import printable
 from onnx_export.validation.codes import CODES
-from onnx_export.validation.report import Finding, NormReport, ValidationReport
+from onnx_export.validation.report import VERDICT_LEVELS, CellReport, Finding, NormReport, ValidationReport
 
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
-_VERDICT_LEVELS = {"wrong": "error", "inaccurate": "error", "risky": "warning", "not exercised": "note"}
 _MOST_NAMES = 3
+_COLOURS = {
+    "ok": "green",
+    "near miss": "yellow",
+    "risky": "yellow",
+    "inaccurate": "red",
+    "wrong": "bold red",
+    "not exercised": "dim",
+}
 
 
 def all_findings(report: ValidationReport) -> list[Finding]:
     """The findings of a report, its verdicts and its problem among them."""
     found = [
         Finding(
-            _VERDICT_LEVELS[norm.verdict], norm.verdict.replace(" ", "-"), norm.detail or "it was not run", norm.name
+            VERDICT_LEVELS[each.verdict], each.verdict.replace(" ", "-"), each.detail or "it was not run", each.name
         )
-        for norm in report.norms
-        if norm.verdict in _VERDICT_LEVELS
+        for each in report.judged
+        if each.verdict in VERDICT_LEVELS
     ]
     found += report.findings
     if report.problem:
         found.append(Finding("error", "refused" if report.refused else "cannot-validate", report.problem))
     return found
+
+
+def shown_findings(report: ValidationReport, notes: bool) -> list[Finding]:
+    """The findings to print, equal ones merged; with notes, or with one on their number."""
+    found = digest(all_findings(report))
+    hidden = [] if notes else [each for each in found if each.level == "note" and each.code != "not-exercised"]
+    shown = [each for each in found if each not in hidden]
+    if hidden:
+        codes = ", ".join(dict.fromkeys(each.code for each in hidden))
+        shown.append(Finding("note", "notes", f"{len(hidden)} of {codes}; --notes shows them"))
+    return shown
 
 
 def digest(findings: list[Finding]) -> list[Finding]:
@@ -43,32 +62,49 @@ def _names(names: list[str]) -> str:
     return f"{', '.join(names[:_MOST_NAMES])} and {len(names) - _MOST_NAMES} more"
 
 
-def lines(report: ValidationReport) -> Iterator[str]:
-    """One line for each norm and finding, and the summary; names are not shortened."""
+def lines(report: ValidationReport, *, notes: bool = False, **how: bool) -> Iterator[str]:
+    """One line for each norm, recurrent node and finding, and the conclusion; names are not shortened.
+
+    `how` are the options of `ValidationReport.exit_code`.
+    """
     path = printable(report.path)
-    for norm in report.norms:
-        yield printable(f"{path}: {norm.verdict}: {norm.name}: {_facts(norm)}")
-    for finding in digest(all_findings(report)):
-        about = f"{finding.norm}: " if finding.norm else ""
-        yield printable(f"{path}: {finding.level}[{finding.code}]: {about}{finding.message}")
+    for each in report.judged:
+        yield printable(f"{path}: {each.verdict}: {each.name}: {facts(each)}")
+    for finding in shown_findings(report, notes):
+        yield printable(f"{path}: {finding.level}[{finding.code}]: {_said(finding)}")
     for line in report.fixed:
         yield printable(f"{path}: {line}")
-    yield f"{path}: {report.summary()}"
+    yield printable(f"{path}: {report.conclusion(**how)}")
 
 
-def _facts(norm: NormReport) -> str:
-    axes = "all axes" if norm.axes is None else f"axes {','.join(map(str, norm.axes))}"
-    error = "" if norm.error is None or norm.bound is None else f", error {norm.error:.0e} of {norm.bound:.0e}"
-    return f"{norm.formula}, {axes}, eps {norm.eps:.7g}, {norm.variance}, {norm.compute_dtype}{error}"
+def _said(finding: Finding) -> str:
+    return f"{finding.norm}: {finding.message}" if finding.norm else finding.message
 
 
-def github(report: ValidationReport) -> Iterator[str]:
+def facts(each: NormReport | CellReport) -> str:
+    """What a norm or a recurrent node is, and its error, in one line."""
+    error = "" if each.error is None or each.bound is None else f", error {each.error:.0e} of {each.bound:.0e}"
+    if isinstance(each, CellReport):
+        return f"{cell_facts(each)}{error}"
+    axes = "all axes" if each.axes is None else f"axes {','.join(map(str, each.axes))}"
+    return f"{each.formula}, {axes}, eps {each.eps:.7g}, {each.variance}, {each.compute_dtype}{error}"
+
+
+def cell_facts(cell: CellReport) -> str:
+    """What a recurrent node is: its sizes, and the facts that are not what they usually are."""
+    usual = {"direction": "forward", "initial_h": "zeros", "initial_c": "zeros", "sequence_lens": "all"}
+    told = {name.replace("_", " "): fact for name, fact in cell.facts.items() if usual.get(name) != fact}
+    sizes = f"{cell.inputs or '?'} -> {cell.units or '?'}"
+    return ", ".join([f"{cell.kind} {sizes}", *(f"{name} {fact}" for name, fact in told.items())])
+
+
+def github(report: ValidationReport, *, notes: bool = False, **how: bool) -> Iterator[str]:
     """GitHub workflow commands, which show as annotations of the file."""
-    for finding in digest(all_findings(report)):
-        about = f"{finding.norm}: " if finding.norm else ""
+    for finding in shown_findings(report, notes):
         file, title = _escaped(report.path, ",:"), _escaped(f"cnorm {finding.code}", ",:")
-        yield f"::{_LEVELS[finding.level]} file={file},title={title}::{_escaped(about + finding.message)}"
-    yield f"{printable(report.path)}: {report.summary()}"
+        if finding.code != "notes":
+            yield f"::{_LEVELS[finding.level]} file={file},title={title}::{_escaped(_said(finding))}"
+    yield printable(f"{report.path}: {report.conclusion(**how)}")
 
 
 def _escaped(text: str, more: str = "") -> str:
@@ -83,9 +119,8 @@ def sarif(reports: list[ValidationReport]) -> str:
     for report in reports:
         for finding in all_findings(report):
             rules.setdefault(finding.code)
-            about = f"{finding.norm}: " if finding.norm else ""
             location = {"physicalLocation": {"artifactLocation": {"uri": report.path.replace("\\", "/")}}}
-            text = printable(about + finding.message) or finding.code
+            text = printable(_said(finding)) or finding.code
             results.append(
                 {"ruleId": finding.code, "level": finding.level, "message": {"text": text}, "locations": [location]}
             )
@@ -99,3 +134,80 @@ def sarif(reports: list[ValidationReport]) -> str:
         },
         indent=1,
     )
+
+
+def junit(reports: list[ValidationReport], **how: bool) -> str:
+    """JUnit's XML: a suite for each file, a case for each norm and recurrent node and one for the file as a whole.
+
+    Errors fail a case, with `strict` warnings too; what was not exercised is skipped.
+    """
+    root = ElementTree.Element("testsuites", name="cnorm validate")
+    failing = ("error", "warning") if how.get("strict") else ("error",)
+    for report in reports:
+        names = dict.fromkeys(each.name for each in report.judged)
+        cases = {name: ElementTree.Element("testcase", classname=_xml(report.path), name=_xml(name)) for name in names}
+        whole = ElementTree.Element("testcase", classname=_xml(report.path), name="file")
+        found = all_findings(report)
+        failures = 0
+        for finding in found:
+            place = cases.get(finding.norm, whole)
+            if finding.level in failing:
+                kind = "error" if finding.code in ("cannot-validate", "refused") else "failure"
+                ElementTree.SubElement(place, kind, type=finding.code, message=_xml(_said(finding)))
+                failures += 1
+            elif finding.code == "not-exercised":
+                ElementTree.SubElement(place, "skipped", message=_xml(finding.message))
+        told = [f"{each.level}[{each.code}]: {_said(each)}" for each in found if each.level not in failing]
+        ElementTree.SubElement(whole, "system-out").text = _xml("\n".join([*told, report.conclusion(**how)]), "\n")
+        suite = ElementTree.SubElement(root, "testsuite", name=_xml(report.path), tests=str(len(cases) + 1))
+        suite.set("failures", str(failures))
+        suite.extend([*cases.values(), whole])
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+
+
+def _xml(text: str, kept: str = "") -> str:
+    """Text without the characters that XML forbids; ElementTree escapes the others."""
+    return "".join(c if c in kept or c.isprintable() else " " for c in text)
+
+
+def show(report: ValidationReport, console, *, notes: bool = False, **how: bool) -> None:
+    """Print the report on a rich console."""
+    from rich.table import Table
+    from rich.text import Text
+
+    def text(value: object, style: str = "") -> Text:
+        return Text(printable(str(value)), style=style)
+
+    if report.judged:
+        table = Table(title=text(report.path), title_justify="left", pad_edge=False)
+        for heading in ("norm", "what", "axes", "eps", "error", "bound", "verdict"):
+            table.add_column(heading, overflow="fold")
+        for each in report.judged:
+            table.add_row(
+                text(f"{each.name} ({each.scope})" if each.scope else each.name),
+                *map(text, _columns(each)),
+                text("" if each.error is None else f"{each.error:.0e}"),
+                text("" if each.bound is None else f"{each.bound:.0e}"),
+                text(f"{each.verdict} ({each.blame})" if each.blame else each.verdict, _COLOURS[each.verdict]),
+            )
+        console.print(table)
+    for finding in shown_findings(report, notes):
+        style = {"error": "red", "warning": "yellow", "note": "dim"}[finding.level]
+        if finding.code in ("cannot-validate", "refused"):
+            console.print(text(f"{finding.code.replace('-', ' ')}: {finding.message}", "bold red"))
+        else:
+            console.print(text(f"{finding.level}[{finding.code}] {_said(finding)}", style))
+    for line in report.fixed:
+        console.print(text(line))
+    console.print(text(report.conclusion(**how)))
+
+
+def _columns(each: NormReport | CellReport) -> tuple[str, str, str]:
+    """What a norm or a recurrent node is, its axes and its eps."""
+    if isinstance(each, CellReport):
+        return cell_facts(each), "", ""
+    scale, bias = ("·scale" if each.scale else ""), ("+bias" if each.bias else "")
+    what = f"{each.formula}{scale}{bias}, {each.variance}, {each.compute_dtype}"
+    axes = "all" if each.axes is None else ",".join(map(str, each.axes))
+    return what, axes, f"{each.eps:.7g}"

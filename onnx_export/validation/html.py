@@ -6,7 +6,8 @@ from html import escape
 from math import isfinite, log10
 
 from cnorm.text import printable
-from onnx_export.validation.report import NormReport, ValidationReport
+from onnx_export.validation.formats import all_findings, cell_facts
+from onnx_export.validation.report import CellReport, NormReport, ValidationReport
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72em; margin: 2em auto; padding: 0 1em;
@@ -20,9 +21,9 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 0 1em; margin: 
 dt { color: #59636e; }
 dd { margin: 0; overflow-wrap: anywhere; }
 .verdict { display: inline-block; padding: 0 .6em; border-radius: 1em; font-weight: 600; }
-.ok { background: #dafbe1; color: #116329; }
-.risky { background: #fff8c5; color: #7d4e00; }
-.inaccurate, .wrong { background: #ffebe9; color: #a40e26; }
+.ok, .passed { background: #dafbe1; color: #116329; }
+.risky, .near, .cannot { background: #fff8c5; color: #7d4e00; }
+.inaccurate, .wrong, .failed, .refused { background: #ffebe9; color: #a40e26; }
 .exercised { background: #eaeef2; color: #59636e; }
 .error { color: #a40e26; }
 .warning { color: #7d4e00; }
@@ -37,14 +38,14 @@ def _text(value: object) -> str:
     return escape(printable(str(value)), quote=True)
 
 
-def page(report: ValidationReport) -> str:
-    """The whole page."""
+def page(report: ValidationReport, **how: bool) -> str:
+    """The whole page; `how` are the options of `ValidationReport.exit_code`."""
     findings = "".join(
         f"<li class={f.level}>{_text(f.level)} [{_text(f.code)}] {_text(f.norm + ': ' if f.norm else '')}"
         f"{_text(f.message)}</li>"
-        for f in report.findings
+        for f in sorted(all_findings(report), key=lambda f: ("error", "warning", "note").index(f.level))
     )
-    problem = f"<p class=error><strong>{_text(report.problem)}</strong></p>" if report.problem else ""
+    outcome, _, reason = report.conclusion(**how).partition(": ")
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -52,9 +53,11 @@ def page(report: ValidationReport) -> str:
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>{_text(report.path)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{_text(report.path)}</h1><p>{_text(report.summary())}</p>{problem}"
+        f'<h1>{_text(report.path)}</h1><p><strong class="verdict {_text(outcome)}">{_text(outcome)}</strong> '
+        f"{_text(reason)}</p>"
         + (f"<ul>{findings}</ul>" if findings else "")
         + "".join(map(_norm, report.norms))
+        + "".join(map(_cell, report.cells))
         + "".join(f"<p>{_text(line)}</p>" for line in report.fixed)
         + "<footer>Plots: error against float64 as a multiple of the bound, "
         f"over conditioning max|x| / sqrt(var + eps). {_text(versions)}</footer></body></html>\n"
@@ -76,11 +79,25 @@ def _norm(norm: NormReport) -> str:
         "fails on": ", ".join(norm.risks),
         "why": norm.detail,
     }
+    return _section(norm, facts, _plot(norm))
+
+
+def _cell(cell: CellReport) -> str:
+    facts = {
+        "where": cell.scope,
+        "what": cell_facts(cell),
+        "error / bound": "" if cell.error is None else f"{cell.error:.2e} / {cell.bound:.2e}",
+        "why": cell.detail,
+    }
+    return _section(cell, facts, "")
+
+
+def _section(each: NormReport | CellReport, facts: dict[str, str], plot: str) -> str:
     rows = "".join(f"<dt>{_text(key)}</dt><dd>{_text(value)}</dd>" for key, value in facts.items() if value)
-    blame = f" ({norm.blame})" if norm.blame else ""
+    blame = f" ({each.blame})" if each.blame else ""
     return (
-        f'<section class=norm><div><h2>{_text(norm.name)}</h2><span class="verdict {_text(norm.verdict)}">'
-        f"{_text(norm.verdict + blame)}</span><dl>{rows}</dl></div>{_plot(norm)}</section>"
+        f'<section class=norm><div><h2>{_text(each.name)}</h2><span class="verdict {_text(each.verdict)}">'
+        f"{_text(each.verdict + blame)}</span><dl>{rows}</dl></div>{plot}</section>"
     )
 
 

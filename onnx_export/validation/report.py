@@ -1,4 +1,4 @@
-"""The validator's report: plain data, its JSON, its exit code and its table for the terminal."""
+"""The validator's report: plain data, its JSON, its exit code and the reason for it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from io import StringIO
 from typing import Any
 
-from cnorm.text import printable
-
 SCHEMA = 1
-VERDICTS = ("ok", "risky", "inaccurate", "wrong", "not exercised")
+VERDICTS = ("ok", "near miss", "risky", "inaccurate", "wrong", "not exercised")
+# The verdicts that are findings, too, and their levels
+VERDICT_LEVELS = {"wrong": "error", "inaccurate": "error", "risky": "warning", "not exercised": "note"}
 SOUND, UNSOUND, CANNOT, REFUSED = 0, 1, 2, 3
 MOST_RATIO = 1e12  # largest error / bound in a plot, in place of larger values and infinity
 
@@ -41,7 +41,8 @@ class NormReport:
 
     Attributes
     ----------
-    verdict : {"ok", "risky", "inaccurate", "wrong", "not exercised"}
+    verdict : {"ok", "near miss", "risky", "inaccurate", "wrong", "not exercised"}
+        "near miss" where the runtime computes the nodes accurately, but they are no norm.
     blame : {"", "file", "kernel", "optimiser"}
     detail : str
         The reason for the verdict, in one sentence.
@@ -84,6 +85,38 @@ class NormReport:
     bias_hash: str = ""
 
 
+@dataclass
+class CellReport:
+    """One LSTM, GRU or RNN node and its verdict.
+
+    Attributes
+    ----------
+    name, scope : str
+    kind : {"LSTM", "GRU", "RNN"}
+    facts : dict of str to str
+        Its attributes and the sources of its states and lengths, in a normal form without defaults.
+    inputs, units : int or None
+        Length of x and of h, None where the file does not say.
+    verdict, blame, detail, error, bound
+        As of a `NormReport`; the error is that of a step, or of a whole run.
+    hashes : dict of str to str
+        Of W, R and P, and of the bias as it acts: "computed" if the graph computes them, empty if there are none.
+    """
+
+    name: str
+    scope: str
+    kind: str
+    facts: dict[str, str]
+    inputs: int | None
+    units: int | None
+    verdict: str = "not exercised"
+    blame: str = ""
+    detail: str = ""
+    error: float | None = None
+    bound: float | None = None
+    hashes: dict[str, str] = field(default_factory=dict)
+
+
 @dataclass(repr=False)
 class ValidationReport:
     """The result for one file. True in a condition if `ok`; `print` shows the table.
@@ -103,6 +136,8 @@ class ValidationReport:
         The actions of `--fix`, one sentence per norm.
     external_data : list of str
         Paths of the external data files that the model names, whether they were read or not.
+    cells : list of CellReport
+        The LSTM, GRU and RNN nodes.
     """
 
     path: str
@@ -113,6 +148,18 @@ class ValidationReport:
     versions: dict[str, str] = field(default_factory=dict)
     fixed: list[str] = field(default_factory=list)
     external_data: list[str] = field(default_factory=list)
+    cells: list[CellReport] = field(default_factory=list)
+
+    @property
+    def judged(self) -> list[NormReport | CellReport]:
+        """Everything that has a verdict."""
+        return [*self.norms, *self.cells]
+
+    def settle(self) -> None:
+        """Give near misses that the runtime computes accurately their final verdict."""
+        for norm in self.norms:
+            if norm.near_miss and norm.verdict == "ok":
+                norm.verdict = "near miss"
 
     @property
     def ok(self) -> bool:
@@ -128,47 +175,77 @@ class ValidationReport:
     def __str__(self) -> str:
         from rich.console import Console
 
+        from onnx_export.validation.formats import show
+
         text = StringIO()
-        show(self, Console(file=text, width=120))
+        show(self, Console(file=text, width=120), notes=True)
         return text.getvalue().rstrip()
 
     def exit_code(self, *, strict: bool = False, require_norm: bool = False) -> int:
         """3 refused, 1 unsound, 2 cannot validate, 0 sound; the first that applies, in this order."""
-        bad_verdicts = {"wrong", "inaccurate"} | ({"risky"} if strict else set())
-        bad_levels = {"error"} | ({"warning"} if strict else set())
+        counts = self.levels()
         if self.refused:
             return REFUSED
-        if any(n.verdict in bad_verdicts for n in self.norms) or any(f.level in bad_levels for f in self.findings):
+        if counts["error"] or (strict and counts["warning"]):
             return UNSOUND
-        judged = [n for n in self.norms if n.verdict != "not exercised"]
-        unseen = strict and len(judged) < len(self.norms)
-        if self.problem or unseen or (require_norm and all(n.near_miss for n in judged)):
+        judged = [each for each in self.judged if each.verdict != "not exercised"]
+        unseen = strict and len(judged) < len(self.judged)
+        norms = [norm for norm in self.norms if norm.verdict != "not exercised"]
+        if self.problem or unseen or (require_norm and all(norm.near_miss for norm in norms)):
             return CANNOT
         return SOUND
 
+    def levels(self) -> dict[str, int]:
+        """How many errors, warnings and notes there are, verdicts among them."""
+        found = [finding.level for finding in self.findings]
+        found += [VERDICT_LEVELS[each.verdict] for each in self.judged if each.verdict in VERDICT_LEVELS]
+        return {level: found.count(level) for level in ("error", "warning", "note")}
+
     def summary(self) -> str:
-        """The result in one sentence."""
+        """What was found, and the verdicts on it, in one sentence."""
         norms = [n for n in self.norms if not n.near_miss]
-        if not self.norms and not self.problem:
+        if not self.judged and not self.problem:
             return "no layer norm in this file"
-        counts = {verdict: sum(n.verdict == verdict for n in self.norms) for verdict in VERDICTS}
         near = len(self.norms) - len(norms)
+        things = [_many(len(norms), "layer norm")] if norms or not self.judged else []
+        things += [_many(near, "near miss", "es")] if near else []
+        kinds = [cell.kind for cell in self.cells]
+        things += [_many(kinds.count(kind), kind) for kind in dict.fromkeys(kinds)]
+        counts = {verdict: sum(each.verdict == verdict for each in self.judged) for verdict in VERDICTS}
         parts = [f"{count} {verdict}" for verdict, count in counts.items() if count]
-        text = f"{len(norms)} layer norm{'s' * (len(norms) != 1)}"
-        text += f" and {near} near miss{'es' * (near != 1)}" if near else ""
+        text = " and ".join(filter(None, [", ".join(things[:-1]), things[-1]]))
         return f"{text}: {', '.join(parts)}" if parts else text
+
+    def conclusion(self, *, strict: bool = False, require_norm: bool = False) -> str:
+        """The outcome and the reason of the exit code, and the summary, in one line."""
+        code, counts = self.exit_code(strict=strict, require_norm=require_norm), self.levels()
+        found = ", ".join(_many(counts[level], level) for level in ("error", "warning") if counts[level])
+        reason = self.problem or ("not everything was exercised" if self.judged else "no norm was judged")
+        outcome, reasons = {
+            SOUND: ("passed", [self.summary(), found]),
+            UNSOUND: ("failed", [found, self.summary()]),
+            CANNOT: ("cannot validate", [reason, found, self.summary() if self.judged else ""]),
+            REFUSED: ("refused", [self.problem]),
+        }[code]
+        return f"{outcome}: {'; '.join(filter(None, reasons))}"
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ValidationReport:
         """The inverse of `dataclasses.asdict`."""
         norms = [NormReport(**norm) for norm in data["norms"]]
-        return cls(**{**data, "norms": norms, "findings": [Finding(**f) for f in data["findings"]]})
+        cells = [CellReport(**cell) for cell in data["cells"]]
+        findings = [Finding(**finding) for finding in data["findings"]]
+        return cls(**{**data, "norms": norms, "cells": cells, "findings": findings})
 
     def to_json(self) -> str:
         """The report as JSON (schema: docs/validator.md); NaN and infinities are written as strings."""
         codes = {"exit_code": self.exit_code(), "strict_exit_code": self.exit_code(strict=True)}
         data = {"schema": SCHEMA, **codes, "summary": self.summary(), **asdict(self)}
         return json.dumps(_finite(data), indent=1, allow_nan=False)
+
+
+def _many(count: int, what: str, plural: str = "s") -> str:
+    return f"{count} {what}{plural * (count != 1)}"
 
 
 def _finite(value: Any) -> Any:
@@ -179,54 +256,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0:
         return repr(value)
     return value
-
-
-_COLOURS = {
-    "ok": "green",
-    "risky": "yellow",
-    "inaccurate": "red",
-    "wrong": "bold red",
-    "not exercised": "dim",
-}
-
-
-def show(report: ValidationReport, console) -> None:
-    """Print the report on a rich console."""
-    from rich.table import Table
-    from rich.text import Text
-
-    def text(value: object, style: str = "") -> Text:
-        return Text(printable(str(value)), style=style)
-
-    if report.norms:
-        table = Table(title=text(report.path), title_justify="left", pad_edge=False)
-        for heading in ("norm", "what", "axes", "eps", "error", "bound", "verdict"):
-            table.add_column(heading, overflow="fold")
-        for norm in report.norms:
-            scale, bias = ("·scale" if norm.scale else ""), ("+bias" if norm.bias else "")
-            table.add_row(
-                text(f"{norm.name} ({norm.scope})" if norm.scope else norm.name),
-                text(
-                    f"{norm.formula}{scale}{bias}, {norm.variance}, {norm.compute_dtype}"
-                    + (", near miss" if norm.near_miss else "")
-                ),
-                text("all" if norm.axes is None else ",".join(map(str, norm.axes))),
-                text(f"{norm.eps:.7g}"),
-                text("" if norm.error is None else f"{norm.error:.0e}"),
-                text("" if norm.bound is None else f"{norm.bound:.0e}"),
-                text(f"{norm.verdict} ({norm.blame})" if norm.blame else norm.verdict, _COLOURS[norm.verdict]),
-            )
-        console.print(table)
-    for norm in report.norms:
-        if norm.detail:
-            console.print(text(f"{norm.name}: {norm.detail}", _COLOURS[norm.verdict]))
-    for finding in report.findings:
-        style = {"error": "red", "warning": "yellow", "note": "dim"}[finding.level]
-        about = f"{finding.norm}: " if finding.norm else ""
-        console.print(text(f"{finding.level}[{finding.code}] {about}{finding.message}", style))
-    for line in report.fixed:
-        console.print(text(line))
-    if report.problem:
-        word = "refused" if report.refused else "cannot validate"
-        console.print(text(f"{word}: {report.problem}", "bold red"))
-    console.print(text(report.summary()))

@@ -102,7 +102,7 @@ def test_module_runs_as_a_subprocess(tmp_path):
 
 def test_reports_a_file_without_layer_norm(tmp_path):
     result = invoke(*laid_out(gallery.no_norm_at_all, tmp_path))
-    assert result.output.endswith("model.onnx: no layer norm in this file\n")
+    assert result.output.endswith("model.onnx: passed: no layer norm in this file\n")
 
 
 def test_json_matches_the_report(tmp_path):
@@ -149,7 +149,7 @@ def test_terminal_output_has_no_escapes_from_the_file():
 
     from rich.console import Console
 
-    from onnx_export.validation.report import show
+    from onnx_export.validation.formats import show
 
     out = StringIO()
     show(hostile_report(), Console(file=out, force_terminal=True, width=100))
