@@ -55,8 +55,10 @@ def as_array(a, name: str, call: str | None = None) -> np.ndarray:
         hint = f", which has no dtype: pass np.float32({name})" if type(a) is list else ""
         raise TypeError(f"{name} must be an array, NumPy's or another library's, got {type(a).__name__}{hint}")
     try:
+        if hasattr(a, "detach"):  # a tensor of PyTorch, perhaps one that gradients are recorded for
+            a = a.detach()
         return np.asarray(a) if readable else np.from_dlpack(a)
-    except Exception as error:  # the other library's error, for an array on a GPU or one with a gradient
+    except Exception as error:  # the other library's error, for an array on a GPU
         raise TypeError(
             f"{name} must be an array that NumPy can read, got {type(a).__name__}: {quoted(str(error))}"
         ) from error

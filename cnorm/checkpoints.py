@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from cnorm.files import array_of, each_once, raw_safetensors
+from cnorm.hints import also, of_names
 from cnorm.layers import Bidirectional, Layer, checked_eps
 from cnorm.model_files import CELLS, METADATA_KEY, check_with, spec_of
 from cnorm.presets import PRESETS
@@ -288,8 +289,10 @@ def _found(names, spec: CellSpec, prefix: str) -> str:
             members = {other for other in fitting if re.fullmatch("[0-9]+".join(map(re.escape, stack)), other)}
             if len(members) > 1:
                 fitting = (fitting - members) | {"{layer}".join(stack)}
-    advice = f"; prefixes that would fit: {listed(map(repr, sorted(fitting)))}" if fitting else ""
-    return f"the names are {listed(sorted(names))}{advice}"
+    advice = of_names(name for name in names if re.match(_pattern(prefix), name))
+    if fitting and not advice:
+        advice = f"prefixes that would fit: {listed(map(repr, sorted(fitting)))}"
+    return also(f"the names are {listed(sorted(names))}", advice)
 
 
 def _check_optional(layer, bias: bool):

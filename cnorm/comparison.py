@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cnorm.weights import as_array
+
 __all__ = ["Comparison", "compare"]
 
 UNIT_ROUNDOFF = 2.0**-24  # of float32
@@ -16,7 +18,7 @@ UNDECIDED = 0.01  # share of the output's scale: a larger bound could not tell r
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The result of `Model.check`; ``print`` it, or use its attribute `ok`.
+    """The result of `Model.check`: true if the outputs agree; ``print`` it for the worst frame.
 
     Attributes
     ----------
@@ -54,8 +56,8 @@ class Comparison:
         """At least two frames are judged, as the first does not test the recurrence, and each is within its bound."""
         return self.judged >= 2 and bool((self.errors[: self.judged] <= self.bounds[: self.judged]).all())
 
-    def __bool__(self):
-        raise TypeError("ask a Comparison for its attribute ok")
+    def __bool__(self) -> bool:
+        return self.ok
 
     def __str__(self):
         judged = f"{self.judged} of {len(self.errors)} frames judged"
@@ -74,8 +76,8 @@ def compare(model, x, expected) -> Comparison:
     of earlier steps, which normalised recurrences amplify: 16 times the largest change, up to frame t, of the outputs
     of three runs whose inputs are perturbed by ``u sqrt(16 + n / 16) max(1, |x|)`` with random signs.
     """
+    x, expected = as_array(x), as_array(expected)  # tensors too, with recorded gradients or on a GPU
     y = model.run(x)
-    expected = np.asarray(expected)
     if expected.dtype.kind != "f":
         raise TypeError(f"expected must be an array of floats, got {expected.dtype}")
     if expected.shape != y.shape:

@@ -19,7 +19,9 @@ def fold_batch_norm(
     """The linear layer that is equivalent to a linear layer followed by an inference batch norm.
 
     ``batch_norm_inference(x @ W.T + b) = x @ W'.T + b'`` with ``scale = weight / sqrt(var + eps)``,
-    ``W'_i = scale_i * W_i`` and ``b' = (b - mean) * scale + bias``; computed in float64 and rounded once.
+    ``W'_i = scale_i * W_i`` and ``b' = (b - mean) * scale + bias``; computed in float64 and rounded once. A norm before
+    the linear layer, or before a cell, has a scale for each input: ``W' = W * scale`` and
+    ``b' = b + W @ (bias - mean * scale)``.
 
     Parameters
     ----------
@@ -48,6 +50,12 @@ def fold_batch_norm(
     w = _linear_weight(linear_weight, "linear_weight")
     outputs = len(w)
     with default_float_env():
+        if w.shape[1:] == np.shape(mean) != (outputs,):
+            raise ValueError(
+                f"mean must have shape ({outputs},), one number for each output, got {np.shape(mean)}, one for each "
+                "input: a norm before the layer is folded by W * scale and b + W @ (bias - mean * scale) with "
+                "scale = weight / sqrt(var + eps)"
+            )
         mean, var = _per_output(mean, outputs, "mean"), _per_output(var, outputs, "var")
         given = {"linear_bias": linear_bias, "weight": weight, "bias": bias}
         b, gain, norm_bias = (None if p is None else _per_output(p, outputs, name) for name, p in given.items())

@@ -12,11 +12,12 @@ from cnorm._core import BoundLayerNorm, default_float_env, rounded
 from cnorm.presets import PRESETS
 from cnorm.specs import INITIAL, CellSpec
 from cnorm.tensors import Tensor, has_projection, optional_tensors, present
-from cnorm.weights import as_array, checked, float32_copy, packed
+from cnorm.weights import checked, float32_copy, of_layer_norm, packed
 
 __all__ = ["GRU", "LSTM", "RNN", "Activation", "Bidirectional", "LayerNorm", "Linear", "Residual"]
 
 ACTIVATIONS = ("tanh", "relu", "sigmoid")
+MODULES = {"Tanh": "tanh", "ReLU": "relu", "Sigmoid": "sigmoid"}  # of torch.nn
 LINEAR = Tensor("weight", ("O", "I")), Tensor("bias", ("O",), optional=True)
 LAYER_NORM = Tensor("weight", ("N",)), Tensor("bias", ("N",), optional=True)
 
@@ -165,7 +166,7 @@ class Linear(Layer):
     Parameters
     ----------
     weight : ndarray, shape (output_size, input_size), float32 (float16 and bfloat16 are widened)
-        Or a torch.nn.Linear, whose bias is then taken too.
+        Or a torch.nn.Linear, whose bias is then taken too. A kernel [inputs, outputs] of Keras is given as kernel.T.
     bias : ndarray, shape (output_size,), optional
 
     Raises
@@ -180,7 +181,7 @@ class Linear(Layer):
         if hasattr(weight, "in_features") and hasattr(weight, "weight"):  # a torch.nn.Linear
             if bias is not None:
                 raise TypeError("bias must not be given beside a module, which brings its own")
-            weight, bias = (None if own is None else as_array(own) for own in (weight.weight, weight.bias))
+            weight, bias = weight.weight, weight.bias
         given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         self.weights, sizes = checked(given, LINEAR, "Linear")
         self.absent_biases = ("bias",) if bias is None else ()
@@ -206,9 +207,10 @@ class LayerNorm(Layer, BoundLayerNorm):
     Parameters
     ----------
     weight : ndarray, shape (input_size,), float32 (float16 and bfloat16 are widened)
+        Or a torch.nn.LayerNorm of one dimension, whose bias and eps are then taken too.
     bias : ndarray, shape (input_size,), optional
-    eps : float
-        Added to the variance, rounded to float32.
+    eps : float, optional
+        Added to the variance, rounded to float32; 1e-5 if not given.
 
     Raises
     ------
@@ -218,7 +220,11 @@ class LayerNorm(Layer, BoundLayerNorm):
 
     kind = "LayerNorm"
 
-    def __init__(self, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> None:
+    def __init__(self, weight: Any, bias: Any = None, *, eps: float | None = None) -> None:
+        if hasattr(weight, "normalized_shape"):  # a torch.nn.LayerNorm
+            if bias is not None or eps is not None:
+                raise TypeError("bias and eps must not be given beside a module, which brings its own")
+            weight, bias, eps = of_layer_norm(weight)
         if isinstance(weight, (int, tuple)):
             raise TypeError(
                 f"weight must be an array, got {type(weight).__name__}: there is no normalized_shape; for {weight} "
@@ -227,7 +233,7 @@ class LayerNorm(Layer, BoundLayerNorm):
         given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         self.weights, sizes = checked(given, LAYER_NORM, "LayerNorm")
         self.absent_biases = ("bias",) if bias is None else ()
-        self.eps = rounded(eps, "eps")
+        self.eps = rounded(1e-5 if eps is None else eps, "eps")
         self.input_size = self.output_size = sizes["N"]
         self._bind(self.weights["weight"], self.weights.get("bias"), self.eps)
 
@@ -248,6 +254,7 @@ class Activation(Layer):
     Parameters
     ----------
     function : str
+        Or a torch.nn.ReLU, Tanh or Sigmoid.
 
     Attributes
     ----------
@@ -265,6 +272,8 @@ class Activation(Layer):
     kind = "Activation"
 
     def __init__(self, function: str) -> None:
+        if hasattr(function, "forward"):
+            function = MODULES.get(type(function).__name__, function)
         if not isinstance(function, str):
             raise TypeError(f"function must be a str, got {type(function).__name__}")
         if function not in ACTIVATIONS:

@@ -13,6 +13,7 @@ import safetensors
 import safetensors.numpy
 
 from cnorm import _core
+from cnorm.arguments import as_array
 from cnorm.model import Model
 from cnorm.model_files import configuration, layers_from
 from cnorm.parameters import Parameters
@@ -280,7 +281,7 @@ class Learner:
 
     def _last(self, dy, name: str) -> np.ndarray:
         """dy, or target, as an array [k, outputs], checked."""
-        rows = np.asarray(dy)
+        rows = as_array(dy, name)
         rows = rows[None] if rows.ndim == 1 else rows
         k = len(rows) if rows.ndim == 2 else 0
         if rows.dtype != np.float32:
@@ -434,8 +435,9 @@ def softmax(y: np.ndarray) -> np.ndarray:
 
 
 def _checked(x, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    if not isinstance(x, np.ndarray) or x.dtype != np.float32:
-        raise TypeError(f"{name} must be a float32 array, got {getattr(x, 'dtype', type(x).__name__)}")
+    x = as_array(x, name)
+    if x.dtype != np.float32:
+        raise TypeError(f"{name} must be a float32 array, got {x.dtype}")
     if x.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, got {x.shape}")
     return np.ascontiguousarray(x)

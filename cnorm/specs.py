@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
+import re
 from dataclasses import dataclass, fields
 
 from cnorm.tensors import PLACEHOLDER, UNGATED, Tensor, Use, has_projection, parse
@@ -185,7 +186,9 @@ class CellSpec:
             for use in tensor.uses():
                 gates = "" if use.part in UNGATED else self.gates
                 if use.part not in useful or not set(use.gates) <= set(gates):
-                    return f"the weight {tensor.name} means {str(use)!r}, which this cell has no use for"
+                    order = re.fullmatch(r"(\w+)(\[\w+\])\.T", use.part)
+                    hint = f": .T comes first, {order[1]}.T{order[2]}" if order else ""
+                    return f"the weight {tensor.name} means {str(use)!r}, which this cell has no use for{hint}"
         return self._misfit()
 
     def _misfit(self) -> str | None:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from cnorm.hints import also, of_names, of_shape, of_type
 from cnorm.specs import GATES, CellSpec
 from cnorm.tensors import Tensor, has_projection, present, terms
 from cnorm.text import listed
@@ -28,10 +29,9 @@ def checked(weights, tensors, layer: str) -> tuple[Mapping[str, np.ndarray], dic
     known = {tensor.name for tensor in tensors}
     extra = [str(name) for name in weights if name not in known]
     if missing or extra:
-        raise ValueError(
-            f"weights of {layer} must be {', '.join(map(_with_shape, tensors))}; "
-            f"missing: {listed(missing, 20)}; unknown: {listed(extra)}"
-        )
+        wanted = ", ".join(map(_with_shape, tensors))
+        message = f"weights of {layer} must be {wanted}; missing: {listed(missing, 20)}; unknown: {listed(extra)}"
+        raise ValueError(also(message, of_names(extra)))
     given = present(tensors, weights)
     arrays = {tensor.name: float32_copy(weights[tensor.name], tensor.name, layer) for tensor in given}
     if not has_projection(given):
@@ -50,6 +50,14 @@ def as_array(tensor) -> np.ndarray:
     return (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
 
 
+def of_layer_norm(norm) -> tuple:
+    """weight, bias and eps of a torch.nn.LayerNorm."""
+    if len(norm.normalized_shape) != 1:
+        raise ValueError(f"the module must normalise one dimension, got normalized_shape {norm.normalized_shape}")
+    ones = np.ones(tuple(norm.normalized_shape), np.float32)
+    return ones if norm.weight is None else norm.weight, norm.bias, norm.eps
+
+
 def _with_shape(tensor: Tensor) -> str:
     return f"{tensor.name} [{', '.join(tensor.axes)}]{' (optional)' if tensor.optional else ''}"
 
@@ -62,8 +70,8 @@ def float32_copy(given, name: str, layer: str) -> np.ndarray:
             f"pass weights[{name!r}].filled(value)"
         )
     try:
-        array = np.asarray(given)
-    except Exception as error:  # the other library's error, for a tensor on a GPU or one with a gradient
+        array = np.asarray(as_array(given))
+    except Exception as error:  # the other library's error, for a tensor without data
         raise TypeError(
             f"weights[{name!r}] of {layer} must be an array that NumPy can read, got {type(given).__name__}: {error}"
         ) from error
@@ -73,7 +81,9 @@ def float32_copy(given, name: str, layer: str) -> np.ndarray:
             f"weights[{name!r}].astype('float32')"
         )
     if array.dtype not in (np.float32, np.float16) and array.dtype.name != "bfloat16":
-        raise TypeError(f"weights[{name!r}] of {layer} must be float32, float16 or bfloat16, got {array.dtype}")
+        got = type(given).__name__ if array.dtype == object else array.dtype
+        message = f"weights[{name!r}] of {layer} must be float32, float16 or bfloat16, got {got}"
+        raise TypeError(also(message, of_type(given)))
     copy = np.array(array, dtype=np.float32, order="C", copy=True)
     if not np.isfinite(copy).all():
         raise ValueError(f"weights[{name!r}] of {layer} must be finite, got NaN or infinity")
@@ -86,9 +96,8 @@ def _sizes(arrays, axes, layer: str) -> dict[str, int]:
     equations = []
     for name, array in arrays.items():
         if array.ndim != len(axes[name]):
-            raise ValueError(
-                f"weights[{name!r}] of {layer} must have shape [{', '.join(axes[name])}], got {array.shape}"
-            )
+            message = f"weights[{name!r}] of {layer} must have shape [{', '.join(axes[name])}], got {array.shape}"
+            raise ValueError(also(message, of_shape(name, axes[name], array.shape, arrays)))
         equations += [(name, terms(axis), length) for axis, length in zip(axes[name], array.shape, strict=True)]
     sizes = {"": 1}
     for _ in equations:  # each round solves at least one letter, or no more can be solved
@@ -103,10 +112,9 @@ def _sizes(arrays, axes, layer: str) -> dict[str, int]:
         solved = all(letter in sizes for _, letter in summands)
         if not solved or length != sum(factor * sizes[letter] for factor, letter in summands):
             known = ", ".join(f"{letter} = {size}" for letter, size in sizes.items() if letter) or "sizes of at least 1"
-            raise ValueError(
-                f"weights[{name!r}] of {layer} must have shape [{', '.join(axes[name])}] with "
-                f"{known}, got {arrays[name].shape}"
-            )
+            wanted = f"[{', '.join(axes[name])}] with {known}"
+            message = f"weights[{name!r}] of {layer} must have shape {wanted}, got {arrays[name].shape}"
+            raise ValueError(also(message, of_shape(name, axes[name], arrays[name].shape, arrays)))
     return sizes
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import cnorm
 from cnorm._core import INT8_COLS
 from cnorm.files import read_regular, write_whole
-from cnorm.rounded import matrices
+from cnorm.rounded import LEVELS, matrices
 from cnorm.specs import GATES
 from cnorm.text import clip, message_of
 
@@ -25,6 +25,7 @@ MAX_BYTES = 1 << 30  # of all arrays of an .npz file together
 # A rounded row with an error beyond this share of its norm is named. int8 gives 0.4 % for uniform weights, 0.7 % for
 # normal ones, and this where the row's largest weight is 9 times its root mean square.
 COARSE = 0.02
+DROWNS = 100.0  # an input is named that reaches so many times the median of what the others reach
 FAR = 8.0  # a step is named that has an output whose error is beyond this many times the layer's root mean square
 
 
@@ -158,6 +159,7 @@ def measured(model, rounded, inputs) -> Report:
             return np.concatenate([ahead, back[::-1]], axis=1)
         y, errors = trajectories[name].run(x)
         if name in by_name:
+            by_name[name].remarks += drowning_input(by_name[name], x) if not by_name[name].errors else []
             # a backward layer reads the recording from its end
             by_name[name].errors.append(errors[::-1] if name.endswith(".backward") else errors)
         return y
@@ -174,6 +176,19 @@ def measured(model, rounded, inputs) -> Report:
     for layer in report.layers:
         layer.remarks += far_steps(layer)
     return report
+
+
+def drowning_input(layer, x) -> list[str]:
+    """A sentence if one input of a layer with int8 weights is so much larger than the others that these are lost."""
+    reach = np.abs(x).max(axis=0)
+    worst, others = int(reach.argmax()), np.median(reach)
+    if "int8" not in layer.types.values() or not reach[worst] > DROWNS * others > 0:
+        return []
+    return [
+        f"input {worst} reaches {reach[worst]:.2g}, {reach[worst] / others:.0f} times the median of the others: int8 "
+        f"products round the inputs of a step to 1/{LEVELS} of the largest, so that the others lose their digits; "
+        "scale it down and its column of the weights up, before training or in the checkpoint"
+    ]
 
 
 class Trajectory:

@@ -142,3 +142,14 @@ def test_pack_refuses_to_round_nothing(tmp_path):
     done = command("m", "out", "--weights", "int8", "--smallest", "4096", cwd=tmp_path, name="pack")
     assert done.returncode == 0, done.stderr
     assert cnorm.load(tmp_path / "out").weights == "int8"
+
+
+def test_an_input_that_drowns_the_others_is_named(rng):
+    model = cnorm.Model([random_cell(("GRU", "torch"), rng, 6, 16)[0]])
+    rounded = model.with_weights("int8", smallest=1)
+    frames = rng.standard_normal((8, 6)).astype(np.float32)
+    assert not [r for r in quantize.measured(model, rounded, [frames]).layers[0].remarks if r.startswith("input")]
+    frames[:, 2] *= 2000
+    [remark] = [r for r in quantize.measured(model, rounded, [frames, frames]).layers[0].remarks if "input" in r[:5]]
+    assert remark.startswith("input 2 reaches ")
+    assert "so that the others lose their digits; scale it down" in remark
