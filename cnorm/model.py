@@ -54,6 +54,8 @@ class Model:
     (9,)
     """
 
+    unproven = False  # read from a file of another program, and not compared with it
+
     def __init__(self, layers: Iterable[Layer]) -> None:
         self._layers = layers = chained(layers)
         self._input_size, self._output_size = ends(layers)
@@ -398,7 +400,8 @@ class Model:
         shown = [repr(layer) for layer in self._layers]
         if len(shown) > SHOWN_LAYERS:
             shown[SHOWN_LAYERS // 2 : 1 - SHOWN_LAYERS // 2] = [f"... {len(shown) - SHOWN_LAYERS + 1} more ..."]
-        return f"Model([{', '.join(clip(one, 200) for one in shown)}])"
+        note = ", not compared with its file" if self.unproven else ""
+        return f"Model([{', '.join(clip(one, 200) for one in shown)}]{note})"
 
     def _repr_html_(self):
         layers = [self] if self._packed is not None else self._layers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cnorm.text import clip, printable
 
 
@@ -22,3 +24,11 @@ class Unreadable(_Unusable):
 
 class NotExported(Unreadable):
     """The file lacks the metadata that every file of `export` has."""
+
+
+class NotImported(ValueError):
+    """The file is valid, but no `cnorm.Model` computes it; the message has a line for each reason."""
+
+    def __init__(self, summary: str, reasons: Iterable[str] = ()) -> None:
+        self.summary, self.reasons = summary, tuple(reasons)
+        super().__init__("\n  ".join(clip(printable(line), 400) for line in (summary, *self.reasons)))

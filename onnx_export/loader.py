@@ -1,8 +1,9 @@
-"""Load the model from a file that `export` wrote."""
+"""Load a model from an ONNX file, of `export` or of another program."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import numpy as np
 from onnx import numpy_helper
@@ -13,36 +14,61 @@ from cnorm.model import Model
 from cnorm.model_files import METADATA_KEY
 from cnorm.text import quoted
 from onnx_export import model_io
-from onnx_export.errors import NotExported
+from onnx_export.errors import NotExported, NotImported
 from onnx_export.files import EXTERNAL_ABOVE
+from onnx_export.importer import Imported, import_model
 
-__all__ = ["load"]
+__all__ = ["imported", "load"]
 
 # The file is read in this process, without limits on time and memory. So its size is limited to that of files that
 # `export` writes, whose weights are in a second file above EXTERNAL_ABOVE bytes.
 _LIMITS = model_io.Limits(
     file_bytes=EXTERNAL_ABOVE + (64 << 20), tensor_bytes=MAX_FILE_BYTES, messages=100_000, nodes=50_000
 )
-_FOREIGN = (
-    "`export` did not write it. Build the layers from the checkpoint's tensors, cnorm.LSTM(tensors, preset=...), and "
-    "let check_parity(model, file) prove them (docs/onnx.md, files of others)"
+
+_BY_HAND = (
+    "by hand: build the layers from the checkpoint's tensors, cnorm.LSTM(tensors, preset=...), and let "
+    "check_parity(model, file) prove them (docs/onnx.md, files of others)"
 )
 
 
-def load(path) -> Model:
-    """Read a file that `export` wrote back into a model.
+def load(
+    path,
+    *,
+    inputs: Mapping[str, object] | None = None,
+    states: Mapping[str, str] | None = None,
+    dims: Mapping[str, int] | None = None,
+    check: bool = True,
+) -> Model:
+    """Read an ONNX file into a model: a file that `export` wrote, or a streaming model of another program.
 
-    The weights are the file's initialisers, so float32 files give a model whose steps have the bits of the
-    original's. The graph is not looked at: `check_parity` says whether it computes what the model does. The file
-    is untrusted input: it is measured and checked before it is used.
+    A file of `export` gives its weights back, so float32 files give a model whose steps have the bits of the
+    original's. Its graph is not looked at: `check_parity` says whether it computes what the model does.
+
+    In any other file the graph is read. It may be made of LSTM, GRU and RNN operators or such cells written out in
+    primitive operators, products, layer norms (native or written out), batch norm, activations, sums with what came
+    before (Residual), and operators that only move elements. Recurrent state is either inputs and outputs, which are
+    paired by what the graph does with their elements, or inside recurrent operators that run over a time axis. The
+    model that comes out is compared with the file, step by step, in onnxruntime and float64 (`check_parity`).
+
+    The file is untrusted input: it is measured and checked before it is used.
 
     Parameters
     ----------
     path : str or path-like
+    inputs : mapping of str to number or array, optional
+        Values of inputs that are the same for every frame, such as a sampling rate.
+    states : mapping of str to str, optional
+        Input to output, for states where more than one pairing fits.
+    dims : mapping of str to int, optional
+        Sizes of symbolic dimensions; the others are taken as 1.
+    check : bool
+        Compare the model with the file. Without it the model's repr says that it was not compared.
 
     Returns
     -------
     cnorm.Model
+        Its frame is the frame input's elements in their order, y the output's.
 
     Raises
     ------
@@ -51,13 +77,32 @@ def load(path) -> Model:
     TypeError
         If `path` is not a path.
     ValueError
-        If the file cannot be read for another reason or is not such a file; the message says what was expected and
-        what was found.
+        If the file cannot be read, has nodes that no layer computes (the message lists all of them), or computes
+        something else than the layers; the message says what was expected and what was found.
     """
+    found = imported(path, inputs=inputs, states=states, dims=dims, check=check)
+    return found.model if isinstance(found, Imported) else found
+
+
+def imported(path, *, inputs=None, states=None, dims=None, check=True) -> Imported | Model:
+    """As `load`, with how the file was read if `export` did not write it."""
+    given = {"inputs": dict(inputs or {}), "states": dict(states or {}), "dims": dict(dims or {})}
     try:
         onnx_model = model_io.load(path, external_data=True, metadata_key=METADATA_KEY, limits=_LIMITS)
-    except NotExported as error:
-        raise NotExported(f"{error}: {_FOREIGN}") from None
+    except NotExported:
+        onnx_model = model_io.load(path, external_data=True, limits=_LIMITS)
+        try:
+            found = import_model(onnx_model, **given, check=check)
+        except NotImported as error:
+            raise NotImported(f"{path}: {error.summary}", [*error.reasons, _BY_HAND]) from None
+        found.model.unproven = not check
+        return found
+    for name in (name for name, value in given.items() if value):
+        raise ValueError(f"{name}: {path} was written by `export`, which says them itself")
+    return _exported(path, onnx_model)
+
+
+def _exported(path, onnx_model) -> Model:
     text = {entry.key: entry.value for entry in onnx_model.metadata_props}[METADATA_KEY]
     if _portable(text):
         raise ValueError(

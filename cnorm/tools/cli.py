@@ -82,7 +82,7 @@ def group():
 
         def get_command(self, ctx, name):
             missing = [package for package in ("onnx", "onnxruntime") if util.find_spec(package) is None]
-            if missing and name in ("explain", "export", "quantize", "validate"):
+            if missing and name in ("explain", "export", "import", "quantize", "validate"):
                 text = needs("onnx", missing)
                 anything = {"ignore_unknown_options": True, "allow_extra_args": True}
                 return click.Command(name, anything, help=text, callback=lambda: fail(text))
@@ -97,7 +97,7 @@ def group():
     def cnorm():
         """Layer normalisation on CPUs: SIMD kernels, a batch-1 recurrent runtime, ONNX export and validation."""
 
-    for add in (add_demo, add_bench, add_info, add_export, add_pack, add_quantize, add_serve):
+    for add in (add_demo, add_bench, add_info, add_export, add_import, add_pack, add_quantize, add_serve):
         add(cnorm)
     return cnorm
 
@@ -197,6 +197,46 @@ def add_export(commands) -> None:
             else:
                 Console().print(report)
             sys.exit(0 if report.ok else 1)
+
+
+def add_import(commands) -> None:
+    import click
+
+    def pairs(context, parameter, values):
+        if any("=" not in value for value in values):
+            raise click.BadParameter("wanted NAME=VALUE")
+        return dict(value.split("=", 1) for value in values)
+
+    many = {"multiple": True, "callback": pairs}
+
+    @commands.command("import", short_help="Make a model of a streaming ONNX file.")
+    @click.argument("file", type=click.Path(exists=True, dir_okay=False))
+    @click.argument("out", type=click.Path(dir_okay=False))
+    @click.option("--weights", type=click.Choice(["float16", "int8"]), help="Round the large matrices.")
+    @click.option("--check", "frames", type=click.Path(exists=True, dir_okay=False), metavar="FRAMES.npz",
+                  help="Run these recordings, arrays [frames, inputs], too.")  # fmt: skip
+    @click.option("--input", "inputs", metavar="NAME=VALUE", help="An input that is the same for all frames.", **many)
+    @click.option("--state", "states", metavar="IN=OUT", help="Pair a state by hand.", **many)
+    @click.option("--dim", "dims", metavar="NAME=SIZE", help="The size of a symbolic dimension.", **many)
+    def import_(file, out, weights, frames, inputs, states, dims):
+        """Make a model of FILE.onnx, prove it against onnxruntime and float64, write OUT (.safetensors or .cnorm)."""
+        if os.path.exists(out) and os.path.samefile(file, out):
+            raise click.UsageError("OUT must be another file than FILE, which it would replace")
+        from rich.console import Console
+
+        from onnx_export.importer.command import import_file
+
+        try:
+            numbers = {name: float(value) for name, value in inputs.items()}
+            sizes = {name: int(value) for name, value in dims.items()}
+            with Console(stderr=True).status(f"comparing {file} with the layers"):
+                same = import_file(
+                    Console(highlight=False), file, out, weights=weights, frames=frames,
+                    inputs=numbers, states=states, dims=sizes,
+                )  # fmt: skip
+        except (OSError, TypeError, ValueError) as error:
+            fail(f"Error: {error}")
+        sys.exit(0 if same else 1)
 
 
 def add_quantize(commands) -> None:

@@ -1,0 +1,68 @@
+"""Load streaming models from ONNX files of other programs, as a list of layers that is proven against the file.
+
+`trace.py` follows each element of a frame through the graph (`elements.py`, `computing.py`), `cells.py` finds cells
+that are written out, `chain.py` makes layers, `interface.py` finds which inputs are states, `proof.py` compares with
+the file. `command.py` is `cnorm import`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+from onnx import inliner
+
+from cnorm.model import Model
+from onnx_export.errors import NotImported
+from onnx_export.importer.interface import plan
+from onnx_export.importer.proof import FileRun, prove
+from onnx_export.parity_report import ParityReport
+
+__all__ = ["Imported", "import_model"]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model, and how the file was read.
+
+    Attributes
+    ----------
+    model : cnorm.Model
+    frame, output : str
+        The input and the output that are x and y.
+    states : dict of str to str
+        The inputs that are states, each with the output that gives it back. Empty for a file over a time axis.
+    time_axis : int or None
+        The axis of `frame` that counts steps.
+    file : FileRun
+        The file itself, to run beside the model.
+    report : ParityReport or None
+        The comparison of single steps; None without one (`check=False`, or a model that reads both directions).
+    """
+
+    model: Model
+    frame: str
+    output: str
+    states: dict[str, str]
+    time_axis: int | None
+    file: FileRun
+    report: ParityReport | None
+
+
+def import_model(
+    onnx_model: onnx.ModelProto, inputs: Mapping, states: Mapping[str, str], dims: Mapping[str, int], *, check: bool
+) -> Imported:
+    """Find the layers of a file, and prove that they compute what it does; arguments as of `onnx_export.load`."""
+    if onnx_model.functions:
+        onnx_model = inliner.inline_local_functions(onnx_model)
+    try:
+        found = plan(onnx_model, inputs, states, dims)
+        model = Model(found.chain.layers)
+    except NotImported:
+        raise
+    except Exception as error:  # the file is untrusted: what it says may fit nothing that is expected
+        raise NotImported(f"no model can be made of it: {type(error).__name__}: {error}") from None
+    report = prove(model, onnx_model, found) if check else None
+    file = FileRun(onnx_model, found)
+    return Imported(model, found.frame, found.output, found.states, found.time_axis, file, report)

@@ -1,0 +1,251 @@
+"""Find a step of an LSTM, GRU or RNN that a graph writes out in primitive operators.
+
+The gates are told apart by what is done with them, not by their order or names: in c' = f c + i g, h' = o tanh(c') the
+factor of the old state is the forget gate. Their pre-activations are linear in the input and in the old state, however
+they are written: one product or eight, split or sliced, with one bias or two. `affine` brings them into one form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnx_export.importer.elements import Block
+
+__all__ = ["Affine", "affine", "written_cell"]
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """Elements as weight [n, terms] times the elements `terms`, plus bias [n]."""
+
+    terms: np.ndarray
+    weight: np.ndarray
+    bias: np.ndarray
+
+    def columns(self, keep) -> np.ndarray:
+        """The weights of the terms `keep` (numbers), in their order; 0 where a term is missing."""
+        place = {number: at for at, number in enumerate(self.terms.tolist())}
+        found = [place.get(number, -1) for number in np.ravel(keep).tolist()]
+        return np.concatenate([self.weight, np.zeros((len(self.weight), 1))], axis=1)[:, found]
+
+
+def affine(trace, numbers: np.ndarray) -> Affine | None:
+    """Elements as a linear function of others, through sums, constant factors and products; None if they are not."""
+    numbers = np.ravel(numbers)
+    owners = trace.owners(numbers)
+    parts = [(block, (numbers >= block.first) & (numbers < block.first + block.size)) for block in owners]
+    found = [_affine_of(trace, block, numbers[inside] - block.first) for block, inside in parts]
+    if any(part is None for part in found):
+        return None
+    if len(found) == 1:
+        return found[0]
+    terms = np.array(list(dict.fromkeys(np.concatenate([part.terms for part in found]).tolist())), np.int64)
+    weight, bias = np.zeros((len(numbers), len(terms))), np.zeros(len(numbers))
+    for (_, inside), part in zip(parts, found, strict=True):
+        weight[inside], bias[inside] = part.columns(terms), part.bias
+    return Affine(terms, weight, bias)
+
+
+def _affine_of(trace, block: Block, at: np.ndarray) -> Affine | None:
+    """Elements `at` of one block."""
+    if block.op == "product":
+        operand, weight = block.operands[0], block.constants["weight"]
+        rows, columns = np.divmod(at, len(weight))
+        if (rows != rows[0]).any():
+            return None
+        kept = [trace.owner(int(number)).op != "constant" for number in operand[rows[0]]]
+        if not all(kept):
+            return None
+        terms, places = np.unique(operand[rows[0]], return_inverse=True)
+        order = np.argsort([np.flatnonzero(places == place)[0] for place in range(len(terms))])
+        summed = np.zeros((len(at), len(terms)))
+        np.add.at(summed, (slice(None), places), weight[columns].astype(np.float64))
+        return Affine(terms[order], summed[:, order], np.zeros(len(at)))
+    if block.op in ("scale", "shift"):
+        inner = affine(trace, block.operands[0][at, 0])
+        if inner is None:
+            return None
+        if block.op == "shift":
+            return Affine(inner.terms, inner.weight, inner.bias + block.constants["offset"][at])
+        factor = block.constants["factor"][at]
+        return Affine(inner.terms, inner.weight * factor[:, None], inner.bias * factor)
+    if block.op in ("add", "subtract"):
+        a, b = (affine(trace, operand[at, 0]) for operand in block.operands)
+        if a is None or b is None:
+            return None
+        sign = -1.0 if block.op == "subtract" else 1.0
+        terms = np.array(list(dict.fromkeys([*a.terms.tolist(), *b.terms.tolist()])), np.int64)
+        return Affine(terms, a.columns(terms) + sign * b.columns(terms), a.bias + sign * b.bias)
+    return None
+
+
+def _block_of(trace, numbers: np.ndarray, *ops: str) -> tuple[Block, np.ndarray] | None:
+    """The one block, of one of some operations, that computes all of some elements, and which elements of it."""
+    owners = trace.owners(np.ravel(numbers))
+    if len(owners) != 1 or owners[0].op not in ops:
+        return None
+    return owners[0], np.ravel(numbers) - owners[0].first
+
+
+def _operands(trace, numbers, *ops: str) -> list[np.ndarray]:
+    """The operands of elements that are all of one block of these operations; empty for others."""
+    found = _block_of(trace, numbers, *ops)
+    return [operand[found[1], 0] for operand in found[0].operands] if found else []
+
+
+def _orders(pair: list[np.ndarray]):
+    return [tuple(pair), tuple(reversed(pair))] if len(pair) == 2 else []
+
+
+def _through(trace, numbers, function: str) -> Affine | None:
+    """The pre-activation of elements that are `function` of a linear one."""
+    (before,) = _operands(trace, numbers, function) or (None,)
+    return None if before is None else affine(trace, before)
+
+
+def written_cell(trace, h: np.ndarray, old: dict[int, int]):
+    """The cell whose output is `h` (numbers), or None.
+
+    Parameters
+    ----------
+    trace : Trace
+    h : ndarray of int64
+    old : dict of int to int
+        For each element of a new state, that of the old one.
+
+    Returns
+    -------
+    tuple or None
+        Kind, numbers of the input's elements, of the old h and c (None), of the new c (None), and the weights, in the
+        layout of the preset that `chain.py` names; for a GRU whether it resets after the product.
+    """
+    h = np.ravel(h)
+    if any(number not in old for number in h.tolist()):
+        return None
+    before = np.array([old[number] for number in h.tolist()], np.int64)
+    return _lstm(trace, h, before, old) or _gru(trace, h, before) or _rnn(trace, h, before)
+
+
+def _split(gates: list[Affine | None], h: np.ndarray):
+    """x, W [gates, units, inputs], R [gates, units, units], b [gates, units] of gates that read x and h."""
+    if any(gate is None for gate in gates):
+        return None
+    inside = set(h.tolist())
+    x = list(dict.fromkeys(number for gate in gates for number in gate.terms.tolist() if number not in inside))
+    w = np.stack([gate.columns(x) for gate in gates])
+    return np.array(x, np.int64), w, np.stack([gate.columns(h) for gate in gates]), np.stack([g.bias for g in gates])
+
+
+def _stacked(gates, order: str, given: str) -> list:
+    return [gates[given.index(name)] for name in order]
+
+
+def _lstm(trace, h, before, old):
+    for o, squashed in _orders(_operands(trace, h, "multiply")):
+        new = _operands(trace, squashed, "tanh")
+        if not new or any(number not in old for number in new[0].tolist()):
+            continue
+        (c,) = new
+        c_before = np.array([old[number] for number in c.tolist()], np.int64)
+        for kept, added in _orders(_operands(trace, c, "add")):
+            f = [a for a, b in _orders(_operands(trace, kept, "multiply")) if (b == c_before).all()]
+            for i, g in _orders(_operands(trace, added, "multiply")):
+                gates = [_through(trace, gate, "sigmoid") for gate in (i, o, *f[:1])]
+                parts = _split([*gates, _through(trace, g, "tanh")], before) if f else None
+                if parts:
+                    return "LSTM", parts[0], (before, c_before), c, {"x": parts[1], "h": parts[2], "b": parts[3]}, False
+    return None
+
+
+def _gru(trace, h, before):
+    """h' = (1 - z) n + z h in its writings, with the reset gate before or after the product."""
+    for z, n in _interpolations(trace, h, before):
+        gate = _through(trace, z, "sigmoid")
+        (inner,) = _operands(trace, n, "tanh") or (None,)
+        if gate is None or inner is None:
+            continue
+        for candidate in (_reset_after, _reset_before):
+            if found := candidate(trace, inner, before, gate):
+                return found
+    return None
+
+
+def _interpolations(trace, h, before):
+    """Pairs (z, n) with h = (1 - z) n + z before."""
+    for a, b in _orders(_operands(trace, h, "add")):
+        for z, other in _orders(_operands(trace, a, "multiply")):
+            if (other == before).all():
+                for one, n in _orders(_operands(trace, b, "multiply")):
+                    if _is_complement(trace, one, z):
+                        yield z, n
+            found = _operands(trace, other, "subtract")  # z (h - n) + n
+            if found and (found[0] == before).all() and (found[1] == b).all():
+                yield z, b
+
+
+def _is_complement(trace, one, z) -> bool:
+    """Whether `one` is 1 - z."""
+    found = _block_of(trace, one, "shift")
+    if not found or not (found[0].constants["offset"][found[1]] == 1).all():
+        return False
+    scaled = _block_of(trace, found[0].operands[0][found[1], 0], "scale")
+    return bool(
+        scaled
+        and (scaled[0].constants["factor"][scaled[1]] == -1).all()
+        and (scaled[0].operands[0][scaled[1], 0] == z).all()
+    )
+
+
+def _reset_after(trace, inner, before, z: Affine):
+    """n = tanh(W x + b + r (R h + b'))."""
+    for plain, reset in _orders(_operands(trace, inner, "add")):
+        for r, product in _orders(_operands(trace, reset, "multiply")):
+            gate, n_x, n_h = _through(trace, r, "sigmoid"), affine(trace, plain), affine(trace, product)
+            if gate is None or n_x is None or n_h is None or set(n_h.terms.tolist()) - set(before.tolist()):
+                continue
+            parts = _split([z, gate, n_x], before)
+            if parts is None or parts[2][2].any():
+                continue
+            x, w, recurrent, b = parts
+            recurrent[2] = n_h.columns(before)
+            weights = {"x": w, "h": recurrent, "b": b, "b_h": n_h.bias}
+            return "GRU", x, (before, None), None, weights, True
+    return None
+
+
+def _reset_before(trace, inner, before, z: Affine):
+    """n = tanh(W x + b + R (r h))."""
+    whole = affine(trace, inner)
+    if whole is None:
+        return None
+    products = [number for number in whole.terms.tolist() if trace.owner(number).op == "multiply"]
+    for r, other in _orders(_operands(trace, np.array(products, np.int64), "multiply")) if products else []:
+        order = [np.flatnonzero(other == number) for number in before.tolist()]
+        if len(products) != len(before) or any(len(at) != 1 for at in order):
+            continue
+        order = np.concatenate(order)
+        gate = _through(trace, r[order], "sigmoid")
+        if gate is None:
+            continue
+        n_h = whole.columns(np.array(products, np.int64)[order])
+        rest = [number for number in whole.terms.tolist() if number not in set(products)]
+        n_x = Affine(np.array(rest, np.int64), whole.columns(rest), whole.bias)
+        parts = _split([z, gate, n_x], before)
+        if parts is None or parts[2][2].any():
+            continue
+        x, w, recurrent, b = parts
+        recurrent[2] = n_h
+        return "GRU", x, (before, None), None, {"x": w, "h": recurrent, "b": b}, False
+    return None
+
+
+def _rnn(trace, h, before):
+    for function in ("tanh", "relu"):
+        gate = _through(trace, h, function)
+        parts = _split([gate], before) if gate is not None else None
+        if parts and parts[2].any():
+            weights = {"x": parts[1], "h": parts[2], "b": parts[3], "function": function}
+            return "RNN", parts[0], (before, None), None, weights, False
+    return None

@@ -1,0 +1,107 @@
+"""`cnorm import`: make a model of somebody's streaming ONNX file, prove it, and write it."""
+
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+from cnorm.files import write_whole
+from cnorm.text import clip, printable
+from onnx_export.importer import Imported
+from onnx_export.loader import imported
+from onnx_export.ort import CannotRun
+
+__all__ = ["import_file"]
+
+CALLS = 300  # timed steps
+
+
+def import_file(console, path: str, out: str, *, weights: str | None, frames: str | None, **given) -> bool:
+    """Read `path`, print what was found, write `out`; whether the recordings of `frames` agree, too.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+    path, out : str
+        `out` ends in .cnorm for a packed model; else it is a safetensors file.
+    weights : {"int8", "float16"}, optional
+        Round the large matrices.
+    frames : str, optional
+        An .npz file of recordings [frames, inputs], run through the file and the model.
+    given
+        Arguments of `onnx_export.load`.
+    """
+    found = imported(path, **given)
+    if not isinstance(found, Imported):
+        raise ValueError(f"{path}: it was written by `export`; cnorm pack and cnorm quantize take cnorm.load's files")
+    _show(console, found)
+    same = frames is None or _compare(console, found, frames)
+    model = found.model
+    if weights:
+        model = model.with_weights(weights)
+        if model.weights == "float32":
+            raise ValueError(f"{path}: no matrix is large enough for {weights} weights")
+    _show_times(console, found, model)
+    if out.endswith(".cnorm"):
+        write_whole(out, model.packed_bytes())
+    else:
+        model.save(out)
+    console.print(f"{out}: {model.weights} weights, {model.nbytes} bytes of them", markup=False)
+    return same
+
+
+def _show(console, found: Imported) -> None:
+    """The layers, the states and the parity table."""
+    console.print(f"x is {printable(found.frame)}, y is {printable(found.output)}", markup=False)
+    for state, result in found.states.items():
+        console.print(f"state {printable(state)}, given back by {printable(result)}", markup=False)
+    if found.time_axis is not None:
+        console.print(f"steps are axis {found.time_axis} of {printable(found.frame)}", markup=False)
+    for index, layer in enumerate(found.model.layers):
+        console.print(f"  {index}: {clip(repr(layer), 200)}", markup=False)
+    if found.report is not None:
+        console.print(found.report)
+
+
+def _compare(console, found: Imported, frames: str) -> bool:
+    """Run the recordings through the file and the model."""
+    from cnorm.tools.quantize import recordings  # the commands' reader of .npz files
+
+    same = True
+    for index, x in enumerate(recordings(frames, found.model)):
+        steps = found.file.steps
+        if found.time_axis is not None and steps is not None and len(x) != steps:
+            raise ValueError(f"{frames}: recording {index} has {len(x)} frames, the file takes {steps}")
+        try:
+            theirs = found.file.run(np.ascontiguousarray(x, np.float32))
+        except CannotRun as error:
+            raise ValueError(f"onnxruntime does not run the file on recording {index}: {error}") from None
+        ours = found.model.run(x)
+        comparison = found.model.check(x, np.concatenate([ours[: -len(theirs)], theirs]))
+        console.print(f"recording {index}: {comparison}", markup=False)
+        same &= comparison.ok
+    return same
+
+
+def _show_times(console, found: Imported, model) -> None:
+    """The median of a step of the model, and of the file in onnxruntime where a call is a step."""
+    x = np.random.default_rng(0).standard_normal((CALLS, found.model.input_size)).astype(np.float32)
+    if any(layer.kind == "Bidirectional" for layer in found.model.layers):
+        return
+    stream, y = model.stream(), np.empty(model.output_size, np.float32)
+    ours = _median(lambda frame: stream.step(frame, out=y), x)
+    text = f"a step: {ours:.1f} us in cnorm"
+    if found.time_axis is None:
+        states = {name: np.zeros(found.file.shape(name), np.float32) for name in found.states}
+        theirs = _median(lambda frame: found.file.call(frame, states), x)
+        text += f", {theirs:.1f} us in onnxruntime, {theirs / ours:.1f} times as long"
+    console.print(f"{text} (medians of {CALLS}, one thread)", markup=False)
+
+
+def _median(call, frames) -> float:
+    times = []
+    for frame in frames:
+        start = perf_counter()
+        call(frame)
+        times.append(perf_counter() - start)
+    return median(times) * 1e6

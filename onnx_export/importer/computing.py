@@ -1,0 +1,337 @@
+"""Operators that compute: what each makes of numbered elements.
+
+Every function takes the trace, the node's description, its attributes, its inputs and its number of outputs, and
+returns its outputs. The blocks that they add have these operations:
+
+    product      rows of `weight` [outputs, terms] times the operand [rows, terms]
+    scale        the operand times `factor`, shift: plus `offset`; both [size] in float64
+    add, subtract, multiply, divide   of two operands, element by element
+    mean         of each row
+    square, root, reciprocal          of each element
+    norm         layer norm of each row, without gain and bias, with `eps`
+    NAME         a function of each element: "sigmoid", "tanh", "relu", ...; its parameters are constants
+    LSTM, GRU, RNN, state   a step of a cell: its output, and the other state of an LSTM
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from onnx_export.importer.elements import Cannot, Elements
+
+__all__ = ["COMPUTING"]
+
+
+def _refuse(reason: str):
+    raise Cannot(reason)
+
+
+def _is_elements(value) -> bool:
+    return isinstance(value, Elements)
+
+
+def _each(value) -> np.ndarray:
+    """The operand of an elementwise block: one term in each row."""
+    return value.numbers.reshape(-1, 1)
+
+
+# ---------------------------------------------------------------------------------------------- element by element
+
+
+def _function(op: str, **defaults) -> Callable:
+    def apply(trace, node, attributes, inputs, outputs):
+        parameters = {name: float(attributes.get(name, default)) for name, default in defaults.items()}
+        return [trace.add(op, node, inputs[0].shape, [_each(inputs[0])], **parameters)]
+
+    return apply
+
+
+def _shift(trace, node, x, offset):
+    offset = np.broadcast_to(np.asarray(offset, np.float64), x.shape).ravel()
+    return x if not offset.any() else trace.add("shift", node, x.shape, [_each(x)], offset=offset)
+
+
+def _scale(trace, node, x, factor):
+    factor = np.broadcast_to(np.asarray(factor, np.float64), x.shape).ravel()
+    return x if (factor == 1).all() else trace.add("scale", node, x.shape, [_each(x)], factor=factor)
+
+
+def _expanded(trace, node, value, shape):
+    """Elements or a constant, broadcast to a shape."""
+    if not _is_elements(value):
+        return np.broadcast_to(value, shape)
+    return Elements(np.broadcast_to(value.numbers, shape))
+
+
+def _binary(op: str) -> Callable:
+    def apply(trace, node, attributes, inputs, outputs):
+        try:
+            shape = np.broadcast_shapes(*(np.shape(value) for value in inputs))
+        except ValueError:
+            _refuse("the shapes of its inputs do not fit")
+        a, b = (_expanded(trace, node, value, shape) for value in inputs)
+        if _is_elements(a) and _is_elements(b):
+            return [trace.add(op, node, shape, [_each(a), _each(b)])]
+        return [_with_constant(trace, node, op, a, b)]
+
+    return apply
+
+
+def _with_constant(trace, node, op, a, b):
+    x, constant = (a, b) if _is_elements(a) else (b, a)
+    constant = np.asarray(constant, np.float64)
+    if op == "add":
+        return _shift(trace, node, x, constant)
+    if op == "multiply":
+        return _scale(trace, node, x, constant)
+    if op == "subtract":
+        if x is a:
+            return _shift(trace, node, x, -constant)
+        return _shift(trace, node, _scale(trace, node, x, -1), constant)
+    if x is b:  # constant / x
+        return _scale(trace, node, trace.add("reciprocal", node, x.shape, [_each(x)]), constant)
+    if not constant.all():
+        _refuse("it divides by 0")
+    return _scale(trace, node, x, 1 / constant)
+
+
+def _negative(trace, node, attributes, inputs, outputs):
+    return [_scale(trace, node, inputs[0], -1)]
+
+
+def _power(trace, node, attributes, inputs, outputs):
+    x, exponent = inputs
+    if not _is_elements(x) or _is_elements(exponent) or np.size(exponent) != 1:
+        _refuse("its exponent is not one constant")
+    op = {2.0: "square", 0.5: "root", -1.0: "reciprocal"}.get(float(np.asarray(exponent).ravel()[0]))
+    if not op:
+        _refuse(f"no layer computes the power {float(np.asarray(exponent).ravel()[0]):g}")
+    return [trace.add(op, node, x.shape, [_each(x)])]
+
+
+def _cast(trace, node, attributes, inputs, outputs):
+    if attributes["to"] not in (1, 10, 11, 16):  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
+        _refuse("it makes integers of elements of the frame")
+    return [inputs[0]]
+
+
+# ---------------------------------------------------------------------------------------------- products
+
+
+def _product(trace, node, rows, weight):
+    """rows: numbers [..., terms]; weight [outputs, terms] -> [..., outputs]."""
+    if rows.shape[-1] != weight.shape[1]:
+        _refuse(f"it multiplies {rows.shape[-1]} elements by a matrix with {weight.shape[1]}")
+    operand = rows.reshape(-1, rows.shape[-1])
+    return trace.add("product", node, (*rows.shape[:-1], len(weight)), [operand], weight=np.asarray(weight))
+
+
+def _matmul(trace, node, attributes, inputs, outputs):
+    a, b = inputs
+    if _is_elements(a) and _is_elements(b):
+        _refuse("it multiplies what depends on the frame by what depends on the frame")
+    if _is_elements(a):
+        if np.ndim(b) != 2:
+            _refuse(f"its constant has {np.ndim(b)} axes, wanted 2")
+        return [_product(trace, node, np.atleast_1d(a.numbers), np.asarray(b).T)]
+    if np.ndim(a) != 2 or len(b.shape) < 2:
+        _refuse("its constant must be a matrix, and the other input a matrix, too")
+    y = _product(trace, node, np.moveaxis(b.numbers, -2, -1), np.asarray(a))
+    return [Elements(np.moveaxis(y.numbers, -1, -2))]
+
+
+def _gemm(trace, node, attributes, inputs, outputs):
+    a, b, c = (*inputs, None)[:3]
+    if _is_elements(b) or _is_elements(c) or not _is_elements(a):
+        _refuse("its second and third input must be constants")
+    rows = a.numbers.T if attributes.get("transA") else a.numbers
+    weight = np.asarray(b) if attributes.get("transB") else np.asarray(b).T
+    y = _scale(trace, node, _product(trace, node, rows, weight), attributes.get("alpha", 1.0))
+    return [y if c is None else _shift(trace, node, y, attributes.get("beta", 1.0) * np.asarray(c, np.float64))]
+
+
+def _conv(trace, node, attributes, inputs, outputs):
+    """A convolution whose kernel has one position: a product. x [1, channels, positions]."""
+    x, weight, bias = (*inputs, None)[:3]
+    if _is_elements(weight) or _is_elements(bias) or not _is_elements(x):
+        _refuse("its weights must be constants")
+    if len(x.shape) != 3 or np.ndim(weight) != 3 or x.shape[0] != 1:
+        _refuse(f"a convolution over {len(x.shape) - 2} axes; only one over one axis is a layer")
+    kernel, stride = weight.shape[2], int(attributes.get("strides", [1])[0])
+    dilation, groups = int(attributes.get("dilations", [1])[0]), int(attributes.get("group", 1))
+    if groups != 1:
+        _refuse(f"a convolution in {groups} groups: no layer computes this yet")
+    reach = (kernel - 1) * dilation + 1
+    before, after = _conv_pads(attributes, x.shape[2], reach, stride)
+    positions = (x.shape[2] + before + after - reach) // stride + 1
+    if positions < 1:
+        _refuse(f"its kernel reaches over {reach} positions, its input has {x.shape[2]}")
+    if x.shape[1] != weight.shape[1] or positions != 1:
+        _refuse(f"a convolution over {positions} positions of a frame: no layer computes this yet")
+    at = dilation * np.arange(kernel) - before
+    inside = (at >= 0) & (at < x.shape[2])
+    taps = x.numbers[0][:, at[inside]].reshape(1, -1)
+    y = _product(trace, node, taps, np.asarray(weight)[:, :, inside].reshape(len(weight), -1))
+    y = Elements(y.numbers.reshape(1, -1, 1))
+    return [y if bias is None else _shift(trace, node, y, np.asarray(bias)[:, None])]
+
+
+def _conv_pads(attributes, length: int, reach: int, stride: int) -> tuple[int, int]:
+    auto = attributes.get("auto_pad", b"NOTSET")
+    if auto in (b"NOTSET", b"VALID"):
+        return tuple(map(int, attributes.get("pads", [0, 0]))) if auto == b"NOTSET" else (0, 0)
+    total = max((-(-length // stride) - 1) * stride + reach - length, 0)
+    less, more = total // 2, total - total // 2
+    return (less, more) if auto == b"SAME_UPPER" else (more, less)
+
+
+# ---------------------------------------------------------------------------------------------- norms
+
+
+def _reduce_mean(trace, node, attributes, inputs, outputs):
+    x = inputs[0]
+    axes = attributes.get("axes", inputs[1] if len(inputs) > 1 else None)
+    axes = range(len(x.shape)) if axes is None else [int(axis) % len(x.shape) for axis in np.ravel(axes)]
+    kept = [axis for axis in range(len(x.shape)) if axis not in axes]
+    rows = x.numbers.transpose([*kept, *axes]).reshape(int(np.prod([x.shape[i] for i in kept], dtype=int)), -1)
+    shape = [1 if axis in axes else size for axis, size in enumerate(x.shape)]
+    if not attributes.get("keepdims", 1):
+        shape = [x.shape[axis] for axis in kept]
+    return [trace.add("mean", node, shape, [rows])] if rows.shape[1] != 1 else [Elements(x.numbers.reshape(shape))]
+
+
+def _layer_norm(trace, node, attributes, inputs, outputs):
+    x, scale, bias = (*inputs, None)[:3]
+    if outputs > 1 or _is_elements(scale) or _is_elements(bias):
+        _refuse("its scale and bias must be constants, its statistics unused")
+    axis = attributes.get("axis", -1) % len(x.shape)
+    rows = x.numbers.reshape(int(np.prod(x.shape[:axis], dtype=int)), -1)
+    y = trace.add("norm", node, x.shape, [rows], eps=float(attributes.get("epsilon", 1e-5)))
+    y = _scale(trace, node, y, scale)
+    return [y if bias is None else _shift(trace, node, y, bias)]
+
+
+def _batch_norm(trace, node, attributes, inputs, outputs):
+    x, *constants = inputs
+    if attributes.get("training_mode") or any(_is_elements(value) for value in constants):
+        _refuse("batch norm with statistics of the batch")
+    channel = (-1,) + (1,) * (len(x.shape) - 2)
+    scale, bias, mean, variance = (np.asarray(value, np.float64).reshape(channel) for value in constants)
+    factor = scale / np.sqrt(variance + np.float64(np.float32(attributes.get("epsilon", 1e-5))))
+    return [_shift(trace, node, _scale(trace, node, x, factor), bias - mean * factor)]
+
+
+# ---------------------------------------------------------------------------------------------- recurrent operators
+
+_ACTIVATIONS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
+
+
+def _recurrent(kind: str) -> Callable:
+    def apply(trace, node, attributes, inputs, outputs):
+        x, w, r, b, lengths, h, c, p = (*inputs, *[None] * 8)[:8]
+        if any(_is_elements(value) for value in (w, r, b, lengths, p)):
+            _refuse("its weights and lengths must be constants")
+        if p is not None and np.any(p):
+            _refuse("it has peepholes (input P), which the preset onnx has not")
+        direction, relu = _checked_attributes(kind, attributes)
+        layout = attributes.get("layout", 0)
+        steps = x.numbers.transpose(1, 0, 2) if layout else x.numbers
+        if lengths is not None and (np.asarray(lengths) != len(steps)).any():
+            _refuse(f"its sequence_lens are not the {len(steps)} steps of its input")
+        trace.sequences.append(steps)
+        if steps.shape[1] != 1:
+            _refuse(f"it takes {steps.shape[1]} rows at once, wanted 1")
+        h, c = (_initial(trace, node, value, layout, *np.shape(r)[::2]) for value in (h, c))
+        ways = []
+        for i, backward in enumerate([direction == "reverse"] if direction != "bidirectional" else [False, True]):
+            weights = {"W": w[i : i + 1], "R": r[i : i + 1]} | ({} if b is None else {"B": b[i : i + 1]})
+            cell = {"weights": weights, "relu": relu, "backward": backward, "start": (h[i], c[i])}
+            cell["reset_after"] = bool(attributes.get("linear_before_reset"))
+            ways.append(_way(trace, node, kind, steps[:, 0], cell))
+        return _outputs(ways, kind, layout)
+
+    return apply
+
+
+def _checked_attributes(kind: str, attributes) -> tuple[str, bool]:
+    """Direction of a recurrent operator, and whether it is an RNN with relu; `Cannot` for what no preset computes."""
+    direction = attributes.get("direction", b"forward").decode()
+    activations = [name.decode() for name in attributes.get("activations", [])]
+    wanted = _ACTIVATIONS[kind] * (2 if direction == "bidirectional" else 1)
+    relu = kind == "RNN" and set(activations) == {"Relu"}
+    if activations and [a.lower() for a in activations] != [a.lower() for a in wanted] and not relu:
+        _refuse(f"its activations are {', '.join(activations)}; those of cnorm's cell are {', '.join(wanted)}")
+    if attributes.get("clip") or attributes.get("input_forget"):
+        _refuse("it has clip or input_forget, which cnorm's cells have not")
+    return direction, relu
+
+
+def _way(trace, node, kind: str, steps, cell):
+    """The outputs [steps, units] of one direction, and its last h and c [units]."""
+    (h, c), made = cell["start"], []
+    for x in steps[::-1] if cell["backward"] else steps:
+        operands = [x[None], h[None], *([c[None]] if kind == "LSTM" else [])]
+        new_h = trace.add(kind, node, h.shape, operands, **cell).numbers
+        new_c = trace.add("state", node, c.shape, [new_h[:, None]]).numbers if kind == "LSTM" else c
+        if made:
+            trace.unrolled |= dict(zip([*new_h.tolist(), *new_c.tolist()], [*h.tolist(), *c.tolist()], strict=True))
+        h, c = new_h, new_c
+        made.append(h)
+    return np.stack(made[::-1] if cell["backward"] else made), h, c
+
+
+def _outputs(ways, kind: str, layout: int) -> list[Elements]:
+    """Y, Y_h and Y_c of a recurrent operator, from those of its directions."""
+    y = np.stack([way[0] for way in ways], axis=1)[:, :, None]  # [steps, directions, 1, units]
+    last = [np.stack([way[at] for way in ways])[:, None] for at in ((1, 2) if kind == "LSTM" else (1,))]
+    if layout:
+        y, last = y.transpose(2, 0, 1, 3), [state.transpose(1, 0, 2) for state in last]
+    return [Elements(y), *map(Elements, last)]
+
+
+def _initial(trace, node, value, layout, directions, units):
+    """Numbers [directions, units] of an initial state [directions, 1, units]; zeros where it is absent."""
+    if value is None:
+        value, layout = np.zeros((directions, 1, units), np.float32), 0
+    numbers = trace.lift(value, node).numbers
+    numbers = numbers.transpose(1, 0, 2) if layout else numbers
+    if numbers.shape != (directions, 1, units):
+        _refuse(f"its initial state has shape {list(numbers.shape)}, wanted {[directions, 1, units]}")
+    return numbers[:, 0]
+
+
+COMPUTING: dict[str, Callable] = {
+    "Add": _binary("add"),
+    "Sub": _binary("subtract"),
+    "Mul": _binary("multiply"),
+    "Div": _binary("divide"),
+    "Neg": _negative,
+    "Pow": _power,
+    "Sqrt": _function("root"),
+    "Reciprocal": _function("reciprocal"),
+    "Cast": _cast,
+    "CastLike": lambda trace, node, attributes, inputs, outputs: [inputs[0]],
+    "MatMul": _matmul,
+    "Gemm": _gemm,
+    "Conv": _conv,
+    "ReduceMean": _reduce_mean,
+    "LayerNormalization": _layer_norm,
+    "BatchNormalization": _batch_norm,
+    "LSTM": _recurrent("LSTM"),
+    "GRU": _recurrent("GRU"),
+    "RNN": _recurrent("RNN"),
+    "Sigmoid": _function("sigmoid"),
+    "Tanh": _function("tanh"),
+    "Relu": _function("relu"),
+    "Elu": _function("elu", alpha=1.0),
+    "LeakyRelu": _function("leaky_relu", alpha=0.01),
+    "Softplus": _function("softplus"),
+    "Exp": _function("exp"),
+    "Log": _function("log"),
+    "Abs": _function("abs"),
+    "HardSigmoid": _function("hard_sigmoid", alpha=0.2, beta=0.5),
+    "HardSwish": _function("hard_swish"),
+    "Selu": _function("selu", alpha=1.6732632, gamma=1.0507010),
+}

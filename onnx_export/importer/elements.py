@@ -1,0 +1,78 @@
+"""Numbered elements and the blocks that compute them, which the modules of this package share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+__all__ = ["Block", "Cannot", "Elements"]
+
+
+class Cannot(ValueError):
+    """A node that has no counterpart in a `cnorm.Model`; the message is the reason.
+
+    `behind` has the numbers of what the node reads, if the search can go on there.
+    """
+
+    def __init__(self, reason: str, *, behind: np.ndarray | None = None) -> None:
+        super().__init__(reason)
+        self.behind = behind
+
+
+@dataclass(frozen=True, eq=False)
+class Elements:
+    """The value of a name that depends on an input: the numbers of its elements."""
+
+    numbers: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.numbers.shape
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """What one operator computes.
+
+    Attributes
+    ----------
+    op : str
+        "input" for a graph input, "constant" for constants among moved elements, else what `computing.py` calls it.
+    node : str
+        The operator and name of the node, for messages.
+    first : int
+        Its elements have the numbers first, first + 1, ..., first + size - 1.
+    size : int
+    operands : tuple of ndarray of int64
+        Numbers of the operands [rows, terms]; output i depends on row i // (size / rows) of each.
+    constants : mapping
+        Weights and attributes, by the names that `computing.py` gives them.
+    """
+
+    op: str
+    node: str
+    first: int
+    size: int
+    operands: tuple[np.ndarray, ...] = ()
+    constants: Mapping = field(default_factory=dict)
+
+    @property
+    def numbers(self) -> np.ndarray:
+        return np.arange(self.first, self.first + self.size)
+
+    def part(self, at: np.ndarray) -> Block | None:
+        """Some of its elements as a block of their own; None if they are not whole rows, or it has no rows.
+
+        Its `first` is that of the whole block.
+        """
+        if not self.operands or self.op in ("LSTM", "GRU", "RNN"):
+            return None
+        width = self.size // len(self.operands[0])
+        rows = at[::width] // width
+        if not np.array_equal(at, (rows[:, None] * width + np.arange(width)).ravel()):
+            return None
+        each = {name: self.constants[name][at] for name in ("factor", "offset") if name in self.constants}
+        operands = tuple(operand[rows] for operand in self.operands)
+        return Block(self.op, self.node, self.first, len(at), operands, dict(self.constants) | each)

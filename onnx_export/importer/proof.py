@@ -1,0 +1,225 @@
+"""Prove that a model computes what the file does: give the file the interface of `export`, and check parity.
+
+The file's own nodes stay as they are. Nodes in front of them lay out the states as its inputs have them, nodes behind
+them take y and the new states from its outputs.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+from onnx import compose, helper, numpy_helper
+
+from cnorm.model_files import METADATA_KEY, configuration
+from onnx_export.description import state_table
+from onnx_export.errors import NotImported
+from onnx_export.importer.interface import Plan
+from onnx_export.ort import CannotRun, Session
+from onnx_export.parity import check_parity
+
+__all__ = ["FileRun", "prove"]
+
+FILE = "file/"  # prefix of the file's names in the copy that is checked
+STEPS = 17  # of the run of a file that has a time axis
+
+
+def prove(model, onnx_model: onnx.ModelProto, found: Plan):
+    """Compare a model with the file it was read from.
+
+    Returns
+    -------
+    ParityReport
+
+    Raises
+    ------
+    NotImported
+        If they differ by more than the bound of `check_parity`.
+    """
+    report = None
+    if found.inputs.steps == 1 and not any(layer.kind == "Bidirectional" for layer in model.layers):
+        report = check_parity(model, standard(model, onnx_model, found))
+        if not report.ok:
+            raise NotImported(f"the layers do not compute what the file does: {report.verdict}")
+    if found.time_axis is not None:
+        _check_run(model, onnx_model, found)
+    return report
+
+
+def standard(model, onnx_model: onnx.ModelProto, found: Plan) -> onnx.ModelProto:
+    """A copy of the file that computes one step with the inputs x, h0_in, ... and the outputs y, h0_out, ..."""
+    copy = compose.add_prefix(onnx_model, FILE)
+    graph = copy.graph
+    table = state_table(model)
+    units = {row["name"]: row["units"] for row in table}
+    names = list(units)
+    cells = iter(found.chain.cells)
+    places = [(cell, key) for cell in cells for key in cell.new]  # in the order of the table: h0, c0, h1, ...
+    numbers = dict(zip(names, places, strict=True))
+    front, behind = _front(found, units, numbers), _behind(found, units, numbers)
+    kept = [tensor for tensor in graph.input if tensor.name in {t.name for t in graph.initializer}]
+    nodes = [*front, *graph.node]
+    _open_states(nodes, found, numbers)
+    del graph.input[:], graph.output[:], graph.node[:], graph.value_info[:]
+    graph.input.extend(kept)
+    size = model.input_size
+    graph.input.append(helper.make_tensor_value_info("x", 1, [1, size]))
+    graph.input.extend(helper.make_tensor_value_info(f"{name}_in", 1, [1, n]) for name, n in units.items())
+    graph.output.append(helper.make_tensor_value_info("y", 1, [1, model.output_size]))
+    graph.output.extend(helper.make_tensor_value_info(f"{name}_out", 1, [1, n]) for name, n in units.items())
+    graph.node.extend([*nodes, *behind])
+    graph.initializer.extend(
+        numpy_helper.from_array(np.array(a), FILE + name) for name, a in found.inputs.constants.items()
+    )
+    described = json.loads(configuration(model.layers)) | {"states": table}  # with initial states
+    helper.set_model_props(copy, {METADATA_KEY: json.dumps(described)})
+    return copy
+
+
+def _constant(name: str, array) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.asarray(array, np.int64)))
+
+
+def _picked(source: str, result: str, at, shape) -> list[onnx.NodeProto]:
+    """Nodes that take the elements `at` of a tensor, flattened, in a shape."""
+    return [
+        _constant(f"{result}/at", at),
+        _constant(f"{result}/flat_shape", [-1]),
+        _constant(f"{result}/shape", shape),
+        helper.make_node("Reshape", [source, f"{result}/flat_shape"], [f"{result}/flat"]),
+        helper.make_node("Gather", [f"{result}/flat", f"{result}/at"], [f"{result}/picked"], axis=0),
+        helper.make_node("Reshape", [f"{result}/picked", f"{result}/shape"], [result]),
+    ]
+
+
+def _front(found: Plan, units, numbers) -> list[onnx.NodeProto]:
+    """The file's frame and state inputs, from x and the states by name."""
+    shape = _constant("x/shape", found.inputs.shapes[found.frame])
+    nodes = [shape, helper.make_node("Reshape", ["x", "x/shape"], [FILE + found.frame])]
+    if found.states:
+        together = [f"{name}_in" for name in units]
+        order = np.concatenate([cell.old[key] for cell, key in numbers.values()]).tolist()
+        place = {number: at for at, number in enumerate(order)}
+        nodes.append(helper.make_node("Concat", together, ["states"], axis=1))
+        for name in found.states:
+            at = [place[number] for number in found.trace.values[name].numbers.ravel().tolist()]
+            nodes += _picked("states", FILE + name, at, found.inputs.shapes[name])
+    return nodes
+
+
+def _behind(found: Plan, units, numbers) -> list[onnx.NodeProto]:
+    """y and the new states by name, from the file's outputs."""
+    flat = found.trace.values[found.output].numbers.size
+    nodes = _picked(FILE + found.output, "y", np.arange(flat), [1, flat])
+    for name, (cell, key) in numbers.items():
+        if not cell.old:
+            continue  # `_open_states` names it
+        for result in found.states.values():
+            given = found.trace.values[result].numbers.ravel().tolist()
+            if int(cell.new[key][0]) in set(given):
+                at = [given.index(number) for number in cell.new[key].tolist()]
+                nodes += _picked(FILE + result, f"{name}_out", at, [1, units[name]])
+                break
+    return nodes
+
+
+def _open_states(nodes: list[onnx.NodeProto], found: Plan, numbers) -> None:
+    """Connect recurrent operators whose initial state is a constant to inputs and outputs."""
+    open_cells = iter([(name, key) for name, (cell, key) in numbers.items() if not cell.old])
+    for index, node in enumerate(list(nodes)):
+        if node.op_type not in ("LSTM", "GRU", "RNN"):
+            continue
+        states = ["h", "c"] if node.op_type == "LSTM" else ["h"]
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        shape = [1, 1, attributes["hidden_size"]]
+        node.input.extend([""] * (5 + len(states) - len(node.input)))
+        node.output.extend([""] * (1 + len(states) - len(node.output)))
+        for offset, key in enumerate(states):
+            name = next(open_cells, (None, None))[0]
+            if name is None or not name.startswith(key):
+                return
+            nodes.insert(index, _constant(f"{name}/shape", shape))
+            nodes.insert(index + 1, helper.make_node("Reshape", [f"{name}_in", f"{name}/shape"], [f"{name}/start"]))
+            node.input[5 + offset] = f"{name}/start"
+            given = node.output[1 + offset] or f"{name}/last"
+            node.output[1 + offset] = given
+            nodes.append(_constant(f"{name}/row", [1, -1]))
+            nodes.append(helper.make_node("Reshape", [given, f"{name}/row"], [f"{name}_out"]))
+
+
+class FileRun:
+    """The file as it is in onnxruntime, from states of zero.
+
+    Parameters
+    ----------
+    onnx_model : onnx.ModelProto
+    found : Plan
+
+    Attributes
+    ----------
+    steps : int or None
+        Steps of one call; None if a call takes any number.
+    """
+
+    def __init__(self, onnx_model: onnx.ModelProto, found: Plan) -> None:
+        self._found, self._session, self.steps = found, Session(onnx_model, "all"), 1
+        if found.time_axis is not None:
+            declared = next(value for value in onnx_model.graph.input if value.name == found.frame)
+            fixed = declared.type.tensor_type.shape.dim[found.time_axis].dim_value
+            self.steps = found.inputs.steps if found.inputs.steps > 1 else fixed or None
+
+    def run(self, x: np.ndarray) -> np.ndarray:
+        """The outputs [steps, outputs], or [1, outputs] where a call of several steps gives the last one only."""
+        if self._found.time_axis is not None:
+            return self._whole(x)
+        states = {name: np.zeros(self._found.inputs.shapes[name], np.float32) for name in self._found.states}
+        ys = []
+        for frame in x:
+            y, *news = self.call(frame, states)
+            states = dict(zip(states, news, strict=True))
+            ys.append(np.ravel(y))
+        return np.stack(ys)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an input, at one step of one row."""
+        return self._found.inputs.shapes[name]
+
+    def call(self, frame: np.ndarray, states) -> list[np.ndarray]:
+        """One call of one step: the output and the new states."""
+        shape = self._found.inputs.shapes[self._found.frame]
+        feeds = self._constants() | states | {self._found.frame: frame.reshape(shape)}
+        return self._session.run([self._found.output, *self._found.states.values()], feeds)
+
+    def _constants(self) -> dict[str, np.ndarray]:
+        return {name: np.array(array) for name, array in self._found.inputs.constants.items()}
+
+    def _whole(self, x: np.ndarray) -> np.ndarray:
+        axis, shape = self._found.time_axis, self._found.inputs.shapes[self._found.frame]
+        frames = np.moveaxis(x.reshape(len(x), *np.delete(shape, axis)), 0, axis)
+        (y,) = self._session.run([self._found.output], self._constants() | {self._found.frame: frames})
+        if y.size == self._found.trace.values[self._found.output].numbers.size // self._found.inputs.steps * len(x):
+            axis = next((axis for axis, length in enumerate(y.shape) if length == len(x)), 0)
+            return np.moveaxis(y, axis, 0).reshape(len(x), -1)
+        return y.reshape(1, -1)
+
+
+def _check_run(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
+    """Compare a run of the file over its time axis with the model's."""
+    try:
+        file = FileRun(onnx_model, found)
+        steps = file.steps or STEPS
+        x = np.random.default_rng(0).standard_normal((steps, model.input_size)).astype(np.float32)
+        theirs = file.run(x)
+    except CannotRun as error:
+        raise NotImported(
+            f"onnxruntime does not run the file over {steps} steps. If it was written for another number, give the "
+            f"symbolic dimension by dims={{...}}: {error}"
+        ) from None
+    ours = model.run(x)
+    if theirs.shape[1] != ours.shape[1]:
+        raise NotImported(f"over {steps} steps the file has {theirs.shape[1]} outputs, the layers {ours.shape[1]}")
+    expected = np.concatenate([ours[: -len(theirs)], theirs])  # the steps that the file does not show count as equal
+    comparison = model.check(x, expected)
+    if not comparison.ok:
+        raise NotImported(f"over {steps} steps in one call the layers do not compute what the file does: {comparison}")

@@ -1,0 +1,280 @@
+"""Follow every element of a frame through an ONNX graph, at fixed shapes.
+
+Each element of an input, and each number that an operator computes, has a number of its own. The value of a name is
+an array of these numbers, or a constant. Operators that only move elements (Reshape, Transpose, Slice, Concat, ...)
+are run by onnx's evaluator on the arrays of numbers, so that any writing of "take this part of the state" is
+understood. An operator that computes makes a `Block` of new numbers, which remembers those of its operands.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from cnorm.text import quoted
+from onnx_export.importer.computing import COMPUTING
+from onnx_export.importer.elements import Block, Cannot, Elements
+from onnx_export.nodes import subgraphs
+
+__all__ = ["Trace", "describe"]
+
+# They move or repeat elements of their first input (Concat: of all) and compute nothing.
+MOVING = {
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "Slice",
+    "Split",
+    "Concat",
+    "Expand",
+    "Tile",
+    "Pad",
+}
+MOVING |= {"Identity", "Dropout", "Gather", "GatherElements", "GatherND"}
+MAX_ELEMENTS = 1 << 24  # of one value
+MAX_IN_ALL = 1 << 26  # of all values that nodes compute or move
+MAX_NODES = 20_000  # traced, those of branches included
+
+
+def describe(node: onnx.NodeProto) -> str:
+    """The operator of a node and where it is, for messages."""
+    place = node.name or next(iter(node.output), "")
+    return f"{node.domain + '.' if node.domain else ''}{node.op_type} {quoted(place)}"
+
+
+class Trace:
+    """Run a graph on numbered elements.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Sorted topologically, without local functions, its tensors in memory.
+    shapes : mapping of str to tuple of int
+        The shapes of the inputs that vary from frame to frame.
+    constants : mapping of str to ndarray
+        Values of the other inputs.
+
+    Attributes
+    ----------
+    blocks : list of Block
+    values : dict of str to Elements or ndarray
+    sequences : list of ndarray
+        The inputs of LSTM, GRU and RNN nodes, numbers [steps, rows, size].
+    unrolled : dict of int to int
+        For each new state of a recurrent operator that takes several steps, that of the step before.
+    faults : list of str
+        Nodes that have no counterpart: operator, name and reason. What they compute is not traced further.
+    """
+
+    def __init__(self, model, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, np.ndarray]):
+        self.opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+        self.blocks: list[Block] = []
+        self._firsts: list[int] = []
+        self._next = self._moved_elements = self._nodes = 0
+        self.faults: list[str] = []
+        self.sequences: list[np.ndarray] = []
+        self.unrolled: dict[int, int] = {}
+        self.values: dict[str, Elements | np.ndarray] = {"": None}
+        self.values |= {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+        self.values |= constants
+        self.values |= {name: self.add("input", name, shape) for name, shape in shapes.items()}
+        self._run(model.graph)
+
+    # ------------------------------------------------------------------ elements
+
+    def add(self, op: str, node: str, shape, operands=(), **constants) -> Elements:
+        """A new block, as the value of a name."""
+        size = int(np.prod(shape, dtype=np.int64))
+        if size > MAX_ELEMENTS:
+            raise Cannot(f"its result has {size} elements, the limit is {MAX_ELEMENTS}")
+        self.blocks.append(Block(op, node, self._next, size, tuple(operands), constants))
+        self._firsts.append(self._next)
+        self._next += size
+        return Elements(self.blocks[-1].numbers.reshape(shape))
+
+    def owners(self, numbers: np.ndarray) -> list[Block]:
+        """The blocks that compute some elements, in the order of their first use."""
+        found = np.searchsorted(self._firsts, numbers.ravel(), side="right") - 1
+        return [self.blocks[index] for index in dict.fromkeys(found.tolist())]
+
+    def owner(self, number: int) -> Block:
+        return self.blocks[bisect_right(self._firsts, number) - 1]
+
+    def lift(self, value: Elements | np.ndarray, node: str = "") -> Elements:
+        """A constant as elements, to be moved together with others."""
+        if isinstance(value, Elements):
+            return value
+        return self.add("constant", node, np.shape(value), value=np.asarray(value).ravel())
+
+    def lowered(self, value: Elements) -> Elements | np.ndarray:
+        """Elements that are constants, every one, as a constant."""
+        blocks = self.owners(value.numbers)
+        if not blocks or any(block.op != "constant" for block in blocks):
+            return value
+        array = np.empty(value.shape, blocks[0].constants["value"].dtype)
+        for block in blocks:
+            inside = (value.numbers >= block.first) & (value.numbers < block.first + block.size)
+            array[inside] = block.constants["value"][value.numbers[inside] - block.first]
+        return array
+
+    def root(self, number: int) -> int:
+        """The element of an input that an element depends on by its first operands, or a constant."""
+        while (block := self.owner(number)).operands:
+            operand = block.operands[0]
+            number = int(operand[(number - block.first) * len(operand) // block.size].flat[0])
+        return number
+
+    # ------------------------------------------------------------------ nodes
+
+    def _run(self, graph: onnx.GraphProto) -> None:
+        for node in _needed(graph):
+            if not all(name in self.values for name in node.input):
+                continue  # behind a node that could not be traced
+            self._nodes += 1
+            if self._nodes > MAX_NODES:
+                raise Cannot(f"it has more than {MAX_NODES} nodes")
+            try:
+                results = self._results(node)
+                self._count(results)
+            except Cannot as error:
+                self.faults.append(f"{describe(node)}: {error}")
+                continue
+            except (
+                Exception
+            ) as error:  # of attributes or shapes that the standard does not allow: the file is untrusted
+                self.faults.append(f"{describe(node)}: {type(error).__name__}: {error}")
+                continue
+            self.values |= {name: value for name, value in zip(node.output, results, strict=False) if name}
+
+    def _count(self, results) -> None:
+        self._moved_elements += sum(int(np.prod(np.shape(value))) for value in results if value is not None)
+        if self._moved_elements > MAX_IN_ALL:
+            raise Cannot(f"the nodes up to here make more than {MAX_IN_ALL} elements")
+
+    def _results(self, node: onnx.NodeProto) -> list:
+        inputs = [self.values[name] for name in node.input]
+        if node.domain not in ("", "ai.onnx") and any(isinstance(value, Elements) for value in inputs):
+            raise Cannot("an operator of another domain")
+        if node.op_type in ("Shape", "Size") and inputs:
+            return self._evaluate(node, [np.empty(np.shape(inputs[0]), np.int8)])
+        if node.op_type == "If":
+            return self._branch(node, inputs[0])
+        if not any(isinstance(value, Elements) for value in inputs):
+            return self._evaluate(node, inputs)
+        if node.op_type in MOVING:
+            return self._moved(node, inputs)
+        if node.op_type not in COMPUTING:
+            raise Cannot("no layer computes this")
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        return COMPUTING[node.op_type](self, describe(node), attributes, inputs, len(node.output))
+
+    def _branch(self, node: onnx.NodeProto, condition) -> list:
+        if isinstance(condition, Elements):
+            raise Cannot("its condition depends on the frame")
+        name = "then_branch" if np.asarray(condition).item() else "else_branch"
+        graph = next(attribute.g for attribute in node.attribute if attribute.name == name)
+        self.values |= {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+        self._run(graph)
+        if any(value.name not in self.values for value in graph.output):
+            return []  # behind a node of the branch that could not be traced
+        return [self.values[value.name] for value in graph.output]
+
+    def _moved(self, node: onnx.NodeProto, inputs: list) -> list:
+        """Run a node that moves elements on their numbers."""
+        movable = len(inputs) if node.op_type == "Concat" else 1
+        if any(isinstance(value, Elements) for value in inputs[movable:]):
+            raise Cannot("where elements go depends on the frame")
+        numbers = [self.lift(value, describe(node)).numbers for value in inputs[:movable]] + inputs[movable:]
+        if node.op_type == "Pad":
+            node, numbers = self._padded(node, numbers)
+        if node.op_type == "Dropout":
+            return [inputs[0]]
+        return [self.lowered(Elements(result.astype(np.int64))) for result in self._evaluate(node, numbers)]
+
+    def _padded(self, node: onnx.NodeProto, numbers: list) -> tuple[onnx.NodeProto, list]:
+        """A Pad whose fill is the number of a constant element instead of its value."""
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        mode = attributes.get("mode", b"constant")
+        pads = np.asarray(attributes["pads"], np.int64) if "pads" in attributes else np.asarray(numbers[1], np.int64)
+        fill = attributes.get("value", numbers[2] if len(numbers) > 2 and numbers[2] is not None else 0.0)
+        axes = [numbers[3]] if len(numbers) > 3 and numbers[3] is not None else []
+        value = self.lift(np.asarray(fill, np.float32).reshape(1), describe(node)).numbers[0]
+        names = ["x", "pads", "fill", "axes"][: 3 + len(axes)]
+        padded = helper.make_node("Pad", names, node.output, mode=mode)
+        return padded, [numbers[0], pads, np.array(value), *axes]
+
+    def _evaluate(self, node: onnx.NodeProto, inputs: list) -> list:
+        """Run one node on arrays by onnx's evaluator."""
+        if any(value is not None and np.size(value) > MAX_ELEMENTS for value in inputs):
+            raise Cannot(f"it moves more than {MAX_ELEMENTS} elements")
+        _check_size(node, inputs)
+        names = ["" if value is None else f"i{index}" for index, value in enumerate(inputs)]
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.ClearField("input")
+        copy.input.extend(names)
+        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+            raise Cannot("it has a subgraph")
+        graph = helper.make_graph(
+            [copy],
+            "node",
+            [helper.make_empty_tensor_value_info(name) for name in names if name],
+            [helper.make_empty_tensor_value_info(name) for name in node.output if name],
+        )
+        opset = max(self.opset, 13) if node.op_type == "Pad" else self.opset
+        opsets = [helper.make_opsetid("", opset)]
+        opsets += [helper.make_opsetid(node.domain, 1)] if node.domain not in ("", "ai.onnx") else []
+        feeds = {name: value for name, value in zip(names, inputs, strict=True) if name}
+        try:
+            with np.errstate(all="ignore"):
+                results = iter(ReferenceEvaluator(helper.make_model(graph, opset_imports=opsets)).run(None, feeds))
+        except Exception as error:  # onnx's kernels raise anything
+            raise Cannot(f"it can't be evaluated: {type(error).__name__}: {error}") from None
+        return [next(results) if name else None for name in node.output]
+
+
+def _needed(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes that an output depends on, in their order."""
+    wanted, kept = {value.name for value in graph.output}, []
+    for node in reversed(graph.node):
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted.update(node.input)
+            wanted.update(name for _, inner in subgraphs(node) for name in _read(inner))
+    return kept[::-1]
+
+
+def _read(graph: onnx.GraphProto) -> set[str]:
+    """Every name that a subgraph reads."""
+    names = {value.name for value in graph.output}
+    for node in graph.node:
+        names.update(node.input)
+        for _, inner in subgraphs(node):
+            names |= _read(inner)
+    return names
+
+
+def _check_size(node: onnx.NodeProto, inputs: list) -> None:
+    """Refuse results that a small file can ask for and no memory holds."""
+    if node.op_type in ("Expand", "ConstantOfShape", "Tile", "Range"):
+        shape = np.asarray(inputs[-1 if node.op_type != "Range" else 0], np.float64)
+        if node.op_type == "Range":
+            start, stop, step = (float(np.asarray(value)) for value in inputs)
+            size = abs(stop - start) / max(abs(step), 1e-30)
+        else:
+            size = float(np.prod(np.maximum(shape, 1)))
+            size *= np.size(inputs[0]) if node.op_type == "Tile" else 1
+    elif node.op_type == "Pad":
+        sides = np.asarray(inputs[1], np.float64).reshape(2, -1).sum(axis=0)
+        size = float(np.prod(np.maximum(np.shape(inputs[0])[-sides.size :] + sides, 1))) if sides.size else 0.0
+    else:
+        return
+    if not size <= MAX_ELEMENTS:
+        raise Cannot(f"its result has {size:.3g} elements, the limit is {MAX_ELEMENTS}")

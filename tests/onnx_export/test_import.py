@@ -1,0 +1,337 @@
+"""`load` of streaming models that other programs wrote: layers and states by structure, proven against the file."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import cnorm
+import onnx_export
+from onnx_export.loader import imported
+
+INPUTS, UNITS = 5, 6
+MODELS = Path(__file__).parents[3] / "shared" / "data" / "models"
+
+
+def saved(path, nodes, inputs, outputs, weights, opset=17):
+    """Write a graph; inputs and outputs by name with their shapes."""
+
+    def infos(shapes):
+        return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+
+    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "graph", infos(inputs), infos(outputs), stored)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
+    return path
+
+
+def node(op, inputs, outputs, **attributes):
+    return helper.make_node(op, inputs.split(), outputs.split(), **attributes)
+
+
+def normal(rng, *shape):
+    return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+
+def written_lstm(order):
+    """Nodes of an LSTM step with its gates in some order; x, h, c -> y, h2, c2."""
+    gates = " ".join(order)
+    return [
+        node("Concat", "x h", "xh", axis=1),
+        node("MatMul", "xh w", "z"),
+        node("Add", "z b", "zb"),
+        node("Split", "zb", gates, axis=1),
+        *[node("Sigmoid", name, f"{name}s") for name in "ifo"],
+        node("Tanh", "g", "gt"),
+        node("Mul", "c fs", "kept"),
+        node("Mul", "gt is", "added"),
+        node("Add", "kept added", "c2"),
+        node("Tanh", "c2", "c2t"),
+        node("Mul", "c2t os", "h2"),
+        node("Gemm", "h2 v", "y", transB=1),
+    ]
+
+
+def lstm_file(path, rng, order="ifgo", nodes=None, **more):
+    weights = {"w": normal(rng, INPUTS + UNITS, 4 * UNITS), "b": normal(rng, 4 * UNITS), "v": normal(rng, 3, UNITS)}
+    states = {"h": [1, UNITS], "c": [1, UNITS]}
+    news = {"h2": [1, UNITS], "c2": [1, UNITS]}
+    nodes = written_lstm(order) if nodes is None else nodes
+    return saved(path, nodes, {"x": [1, INPUTS]} | states, {"y": [1, 3]} | news, weights | more, opset=11)
+
+
+@pytest.mark.parametrize("order", ["ifgo", "iofg", "gofi"])
+def test_a_written_lstm_is_found_by_what_its_gates_do(tmp_path, rng, order):
+    found = imported(lstm_file(tmp_path / "m.onnx", rng, order))
+    assert [layer.kind for layer in found.model.layers] == ["LSTM", "Linear"]
+    assert found.states == {"h": "h2", "c": "c2"}
+    assert found.report.ok
+
+
+def test_a_state_is_paired_by_its_elements_not_by_its_shape(tmp_path, rng):
+    """h and c in one tensor [2, 1, units], c first, beside a frame and an output of the same shapes."""
+    weights = {
+        "w": normal(rng, 2 * UNITS + UNITS, 4 * UNITS),
+        "b": normal(rng, 4 * UNITS),
+        "v": normal(rng, 2 * UNITS, UNITS),
+    }
+    shapes = {"flat": np.array([1, 2 * UNITS]), "frame": np.array([2, 1, UNITS])}
+    nodes = [
+        node("Reshape", "input_1 flat", "x"),
+        node("Split", "input_2", "c_row h_row", axis=0),
+        node("Squeeze", "c_row", "c", axes=[0]),
+        node("Squeeze", "h_row", "h", axes=[0]),
+        *written_lstm("ifgo"),
+        node("Reshape", "y frame", "output_1"),
+        node("Unsqueeze", "c2", "c_out", axes=[0]),
+        node("Unsqueeze", "h2", "h_out", axes=[0]),
+        node("Concat", "c_out h_out", "output_2", axis=0),
+    ]
+    shape = [2, 1, UNITS]
+    ends = {"input_1": shape, "input_2": shape}, {"output_1": shape, "output_2": shape}
+    found = imported(saved(tmp_path / "m.onnx", nodes, *ends, weights | shapes, opset=11))
+    assert found.states == {"input_2": "output_2"}
+    assert (found.frame, found.output) == ("input_1", "output_1")
+    assert found.report.ok
+
+
+@pytest.mark.parametrize("form", ["keep", "move"])
+@pytest.mark.parametrize("reset", ["before", "after"])
+def test_a_written_gru_is_found(tmp_path, rng, reset, form):
+    products = [node("MatMul", "x w", "xz"), node("Add", "xz b", "xb"), node("Split", "xb", "xr xn xu", axis=1)]
+    if reset == "after":
+        inner = [node("MatMul", "h rn", "hn0"), node("Add", "hn0 bn", "hn"), node("Mul", "rs hn", "rh")]
+    else:
+        inner = [node("Mul", "rs h", "rh0"), node("MatMul", "rh0 rn", "rh")]
+    blend = [
+        node("Sub", "one us", "keep"),
+        node("Mul", "keep nt", "new"),
+        node("Mul", "us h", "old"),
+        node("Add", "new old", "h2"),
+    ]
+    if form == "move":
+        blend = [node("Sub", "h nt", "apart"), node("Mul", "us apart", "moved"), node("Add", "moved nt", "h2")]
+    nodes = [
+        *products,
+        node("MatMul", "h rr", "hr"),
+        node("MatMul", "h ru", "hu"),
+        node("Add", "xr hr", "ra"),
+        node("Add", "xu hu", "ua"),
+        node("Sigmoid", "ra", "rs"),
+        node("Sigmoid", "ua", "us"),
+        *inner,
+        node("Add", "xn rh", "na"),
+        node("Tanh", "na", "nt"),
+        *blend,
+    ]
+    weights = {"w": normal(rng, INPUTS, 3 * UNITS), "b": normal(rng, 3 * UNITS), "bn": normal(rng, UNITS)}
+    weights |= {name: normal(rng, UNITS, UNITS) for name in ("rr", "ru", "rn")} | {"one": np.float32(1)}
+    nodes.append(node("Identity", "h2", "y"))
+    ends = {"x": [1, INPUTS], "h": [1, UNITS]}, {"y": [1, UNITS], "h2": [1, UNITS]}
+    found = imported(saved(tmp_path / "m.onnx", nodes, *ends, weights, opset=11), states={"h": "h2"})
+    (gru,) = found.model.layers
+    assert gru.spec.reset == reset
+    assert found.report.ok
+
+
+def test_norms_batch_norm_and_residual_sums_become_layers(tmp_path, rng):
+    nodes = [
+        node("BatchNormalization", "x s t m v", "xb"),
+        node("Gemm", "xb w b", "a", transB=1),
+        node("ReduceMean", "a", "mean", axes=[-1]),
+        node("Sub", "a mean", "d"),
+        node("Mul", "d d", "dd"),
+        node("ReduceMean", "dd", "var", axes=[-1]),
+        node("Add", "var eps", "ve"),
+        node("Sqrt", "ve", "root"),
+        node("Div", "d root", "n"),
+        node("Mul", "n gain", "ng"),
+        node("Add", "ng bias", "norm"),
+        node("MatMul", "norm u", "p"),
+        node("Relu", "p", "q"),
+        node("Add", "q a", "y"),
+    ]
+    weights = {
+        "s": rng.random(INPUTS) + 0.5,
+        "t": rng.random(INPUTS),
+        "m": rng.random(INPUTS),
+        "v": rng.random(INPUTS) + 0.5,
+    }
+    weights |= {"w": normal(rng, UNITS, INPUTS), "b": normal(rng, UNITS), "u": normal(rng, UNITS, UNITS)}
+    weights |= {"eps": np.float32(1e-3), "gain": normal(rng, UNITS), "bias": normal(rng, UNITS)}
+    weights = {name: np.asarray(array, np.float32) for name, array in weights.items()}
+    found = imported(saved(tmp_path / "m.onnx", nodes, {"x": [1, INPUTS]}, {"y": [1, UNITS]}, weights, opset=11))
+    _, residual = found.model.layers
+    assert [layer.kind for layer in residual.layers] == ["LayerNorm", "Linear", "Activation"]
+    assert residual.layers[0].eps == pytest.approx(1e-3)
+    np.testing.assert_array_equal(residual.layers[0].weights["weight"], weights["gain"])
+    assert found.report.ok
+
+
+def sequence_file(path, rng, steps="T", lengths=None, **attributes):
+    x = {"x": [steps, 1, INPUTS]}
+    weights = {
+        "w": normal(rng, 1, 4 * UNITS, INPUTS),
+        "r": normal(rng, 1, 4 * UNITS, UNITS),
+        "b": normal(rng, 1, 8 * UNITS),
+    }
+    weights |= {"axes": np.array([1]), "h0": normal(rng, 1, 1, UNITS)}
+    weights |= {} if lengths is None else {"lengths": np.array([lengths], np.int32)}
+    given = ["x", "w", "r", "b", "" if lengths is None else "lengths", "h0"]
+    lstm = helper.make_node("LSTM", given, ["all"], hidden_size=UNITS, **attributes)
+    return saved(path, [lstm, node("Squeeze", "all axes", "y")], x, {"y": [steps, 1, UNITS]}, weights)
+
+
+@pytest.mark.parametrize("steps", ["T", 4])
+def test_an_operator_over_time_loads_as_a_stream(tmp_path, rng, steps):
+    found = imported(sequence_file(tmp_path / "m.onnx", rng, steps))
+    assert (found.time_axis, found.states) == (0, {})
+    assert found.report.ok
+    assert found.model.stream().state()["h0"].any()  # the operator's initial state
+
+
+@pytest.mark.parametrize(
+    ("attributes", "says"),
+    [
+        ({"activations": ["HardSigmoid", "Tanh", "Tanh"]}, "its activations are HardSigmoid, Tanh, Tanh"),
+        ({"clip": 1.0}, "clip or input_forget"),
+        ({"input_forget": 1}, "clip or input_forget"),
+        ({"direction": "reverse"}, "reads the sequence from its end only"),
+    ],
+)
+def test_what_no_cell_computes_is_refused_by_name(tmp_path, rng, attributes, says):
+    with pytest.raises(ValueError, match=says):
+        onnx_export.load(sequence_file(tmp_path / "m.onnx", rng, **attributes))
+
+
+def test_a_refusal_names_every_node(tmp_path, rng):
+    nodes = [node("Gemm", "x w", "a"), node("Elu", "a", "b"), node("Gemm", "b u", "c"), node("Softplus", "c", "y")]
+    weights = {"w": normal(rng, INPUTS, UNITS), "u": normal(rng, UNITS, UNITS)}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, INPUTS]}, {"y": [1, UNITS]}, weights)
+    with pytest.raises(ValueError, match=r"m\.onnx") as error:
+        onnx_export.load(path)
+    lines = str(error.value).split("\n  ")[1:-1]  # without the advice
+    assert lines == ["Softplus 'y': no layer computes softplus", "Elu 'b': no layer computes elu"]
+
+
+def test_two_readings_are_refused_with_both(tmp_path, rng):
+    """Two outputs that are the new state alike: one of them is the result."""
+    nodes = [node("MatMul", "x w", "a"), node("MatMul", "h r", "b"), node("Add", "a b", "s"), node("Tanh", "s", "h2")]
+    nodes.append(node("Identity", "h2", "y"))
+    weights = {"w": normal(rng, INPUTS, UNITS), "r": normal(rng, UNITS, UNITS)}
+    ends = {"x": [1, INPUTS], "h": [1, UNITS]}, {"y": [1, UNITS], "h2": [1, UNITS]}
+    path = saved(tmp_path / "m.onnx", nodes, *ends, weights)
+    with pytest.raises(ValueError, match=r"more than one reading.*\n.*'h': 'h2'.*\n.*'h': 'y'|'h': 'y'"):
+        onnx_export.load(path)
+    assert imported(path, states={"h": "h2"}).report.ok
+    with pytest.raises(ValueError, match="no input 'g'; it has 'x', 'h'"):
+        onnx_export.load(path, states={"g": "h2"})
+
+
+def test_a_state_that_is_lost_is_refused(tmp_path, rng):
+    nodes = [*written_lstm("ifgo"), node("Mul", "c2 half", "c3")]
+    path = lstm_file(tmp_path / "m.onnx", rng, nodes=nodes, half=np.float32(0.5))
+    model = onnx.load(path)
+    model.graph.output[2].name = "c3"
+    onnx.save(model, path)
+    with pytest.raises(ValueError, match="not a list of layers"):
+        onnx_export.load(path)
+
+
+def test_layers_that_compute_something_else_are_refused(tmp_path, rng, monkeypatch):
+    """The proof runs the file itself: a finder that swapped two gates would not pass."""
+    from onnx_export.importer import cells
+
+    split = cells._split
+
+    def swapped(gates, h):
+        parts = split(gates, h)
+        return parts and (parts[0], parts[1][[1, 0, *range(2, len(parts[1]))]], *parts[2:])
+
+    path = lstm_file(tmp_path / "m.onnx", rng)
+    monkeypatch.setattr(cells, "_split", swapped)
+    with pytest.raises(ValueError, match="the layers do not compute what the file does"):
+        onnx_export.load(path)
+    unproven = onnx_export.load(path, check=False)
+    assert "not compared with its file" in repr(unproven)
+    assert "not compared" not in repr(cnorm.demo_model())
+
+
+def test_constants_of_any_size_are_refused_before_they_are_made(tmp_path):
+    nodes = [node("ConstantOfShape", "shape", "huge"), node("Add", "x huge", "y")]
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1]}, {"y": [1]}, {"shape": np.array([1 << 40])})
+    with pytest.raises(ValueError, match="elements, the limit is"):
+        onnx_export.load(path)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "bidirectional", "last"])
+def test_files_of_the_exporter_of_torch(tmp_path, kind):
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            options = {"bidirectional": True} if kind == "bidirectional" else {}
+            name = {"bidirectional": "LSTM", "last": "LSTM"}.get(kind, kind)
+            self.cell = getattr(torch.nn, name)(INPUTS, UNITS, **options)
+            size = UNITS * (2 if options else 1)
+            self.head = torch.nn.Sequential(torch.nn.LayerNorm(size), torch.nn.Linear(size, 3), torch.nn.Sigmoid())
+
+        def forward(self, x, *states):
+            if kind == "LSTMCell":
+                h, c = self.cell(x, states)
+                return self.head(h), h, c
+            if kind == "GRUCell":
+                h = self.cell(x, *states)
+                return self.head(h), h
+            y = self.cell(x)[0]
+            return self.head(y[-1] if kind == "last" else y)
+
+    cell = kind.endswith("Cell")
+    state = [torch.zeros(1, UNITS)] * (2 if kind == "LSTMCell" else 1)
+    given = (torch.zeros(1, INPUTS), *state) if cell else (torch.zeros(4, 1, INPUTS),)
+    names = ["x", "h", "c"][: len(given)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            Network().eval(), given, tmp_path / "m.onnx", dynamo=False, input_names=names,
+            output_names=["y", "h_out", "c_out"][: len(given)], dynamic_axes=None if cell else {"x": {0: "T"}},
+        )  # fmt: skip
+    found = imported(tmp_path / "m.onnx")
+    assert [layer.kind for layer in found.model.layers[-3:]] == ["LayerNorm", "Linear", "Activation"]
+    assert found.states == ({"h": "h_out", "c": "c_out"} if kind == "LSTMCell" else {"h": "h_out"} if cell else {})
+    assert kind == "bidirectional" or found.report.ok
+
+
+@pytest.mark.skipif(not MODELS.exists(), reason=f"SKIPPED: {MODELS} with public weight files is not here")
+def test_the_first_stage_of_dtln(tmp_path):
+    found = imported(MODELS / "dtln_1.onnx")
+    assert [layer.kind for layer in found.model.layers] == ["LSTM", "LSTM", "Linear", "Activation"]
+    assert found.states == {"input_3": "tf_op_layer_stack_2"}
+    assert found.report.ok
+
+
+def test_the_command(tmp_path, rng, capsys):
+    from cnorm.tools import cli
+
+    path, frames = lstm_file(tmp_path / "m.onnx", rng), tmp_path / "frames.npz"
+    np.savez(frames, x=rng.standard_normal((20, INPUTS)).astype(np.float32))
+    with pytest.raises(SystemExit) as done:
+        cli.run(["import", str(path), str(tmp_path / "m.cnorm"), "--check", str(frames)])
+    assert done.value.code == 0
+    printed = capsys.readouterr().out
+    for text in (
+        "x is x, y is y",
+        "state h, given back by h2",
+        "0: LSTM(5 -> 6",
+        "recording 0: the outputs agree",
+        "a step: ",
+    ):
+        assert text in printed
+    loaded = cnorm.load(tmp_path / "m.cnorm")
+    x = rng.standard_normal((20, INPUTS)).astype(np.float32)
+    assert loaded.run(x).tobytes() == onnx_export.load(path).run(x).tobytes()
