@@ -3,7 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint bench ctest amalgamation wheels two-files platforms clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients fuzz malformed cluster paper docs lock clean
+.PHONY: help demo test lint bench ctest amalgamation wheels two-files platforms clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients fuzz malformed cluster paper docs lock clean
+
+help:                        ## this list
+	@sed -n 's/^\([a-z][a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
 
 demo: .venv/built            ## the whole product in 20 seconds, the first time after some minutes of building
 	$(BIN)/cnorm demo

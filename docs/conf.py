@@ -26,7 +26,13 @@ PAGES = {
     "Guides": ["docs/cells", "docs/norms", "docs/onnx", "docs/validator", "docs/embedding", "docs/serving"],
     "Contract": ["docs/numerics", "docs/platforms", "SECURITY", "CHANGELOG"],
     "Reference": [f"docs/reference/{name}" for name in ("norms", "networks", "torch", "sessions", "onnx", "c")],
-    "Measured": ["docs/paper", "benchmarks/README", "examples/japanese_vowels/README", "cnorm/data/README"],
+    "Measured": [
+        "docs/measurements",
+        "docs/paper",
+        "benchmarks/README",
+        "examples/japanese_vowels/README",
+        "cnorm/data/README",
+    ],
     "Inside": ["docs/design", "docs/kernels", "CONTRIBUTING"],
 }
 
