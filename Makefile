@@ -132,9 +132,9 @@ FUZZ_SEED ?= 0
 FUZZ_FLAGS = -max_total_time=$(FUZZ_SECONDS) -seed=$(FUZZ_SEED)
 FUZZ_OPTIONS := ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
 fuzz: private export CC := clang
-fuzz: .venv/built            ## untrusted files and saved streams under atheris, packed models and C entries under libFuzzer: clang, libclang-rt-dev; seed 0: a random one
+fuzz: .venv/built            ## untrusted files, saved streams and a connection of the server under atheris, packed models and C entries under libFuzzer: clang, libclang-rt-dev; seed 0: a random one
 	$(BIN)/python -m pip install --quiet atheris
-	$(foreach target,onnx_loader model_file stream_state learner,$(BIN)/python -P tests/fuzz/fuzz_$(target).py -runs=-1 $(FUZZ_FLAGS) &&) true
+	$(foreach target,onnx_loader model_file stream_state learner serve_connection,$(BIN)/python -P tests/fuzz/fuzz_$(target).py -runs=-1 $(FUZZ_FLAGS) &&) true
 	$(call configure,fuzz,-Dfuzz=true --buildtype=debug --optimization=1 -Db_sanitize=address -Db_lundef=false)
 	$(BIN)/meson compile -C build/fuzz fuzz_c_entries fuzz_model_open >/dev/null
 	$(BIN)/python -P tests/fuzz/packed_models.py build/fuzz/packed_models

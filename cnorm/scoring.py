@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -70,20 +69,32 @@ def in_order(
     Raises
     ------
     concurrent.futures.BrokenExecutor
-        If the executor has lost a worker and accepts no more work; what was yielded before stays valid.
+        If the executor has lost a worker, as a ``ProcessPoolExecutor`` does when a process is killed, and accepts no
+        more work; what was yielded before stays valid, what was submitted is lost.
+    Exception
+        What `items` raises, after the outcomes of the items before it.
     """
     if executor is None:
         for item in items:
             yield _attempt(call, item)
         return
     futures: deque = deque()
+    items, failure, ended = iter(items), None, False
     try:
-        for item in items:
-            futures.append(executor.submit(call, item))
-            if len(futures) >= pending:
+        while futures or not ended:
+            if not ended:
+                try:
+                    futures.append(executor.submit(call, next(items)))
+                except StopIteration:
+                    ended = True
+                except BrokenExecutor:
+                    raise
+                except Exception as error:  # the caller gets what was submitted before
+                    failure, ended = error, True
+            if futures and (ended or len(futures) >= pending):
                 yield _attempt(type(futures[0]).result, futures.popleft())
-        while futures:
-            yield _attempt(type(futures[0]).result, futures.popleft())
+        if failure is not None:
+            raise failure
     finally:  # also when the caller stops early, as after Ctrl-C
         for future in futures:
             future.cancel()
@@ -157,8 +168,18 @@ def _rows(call, chunks, executor, pending) -> Iterator[Scored]:
 
 
 def _chunks(recordings, chunk):
-    recordings = iter(recordings)
-    while some := list(itertools.islice(recordings, chunk)):
+    some = []
+    try:
+        for x in recordings:
+            some.append(x)
+            if len(some) == chunk:
+                yield some
+                some = []
+    except Exception:
+        if some:
+            yield some  # what came before the error is done, too
+        raise
+    if some:
         yield some
 
 

@@ -8,6 +8,7 @@ again, and then has the same state. Nothing is written to disk, and workers do n
 from __future__ import annotations
 
 import hmac
+import numbers
 import struct
 import threading
 import time
@@ -81,16 +82,14 @@ class Checkpoint:
         key : bytes
             The secret that the workers share, at least 16 bytes.
 
-        Returns
-        -------
-        bytes
-
         Raises
         ------
         TypeError, ValueError
-            If `key` is not bytes or too short.
+            If `key` is not bytes or too short, or the checkpoint's session, frames or state can't be sealed.
         """
-        name = self.session.encode()
+        name = checked_name(self.session).encode()
+        if not 0 <= self.frames < 1 << 64:
+            raise ValueError(f"frames must be a number of frames below 2^64, got {self.frames}")
         body = MAGIC + HEAD.pack(len(name), self.frames, len(self.state)) + name + self.state
         return body + hmac.digest(checked_key(key), body, "sha256")
 
@@ -103,10 +102,6 @@ class Checkpoint:
         sealed : bytes
         key : bytes
             The workers' secret.
-
-        Returns
-        -------
-        Checkpoint
 
         Raises
         ------
@@ -179,8 +174,8 @@ class Sessions:
     ) -> None:
         if not isinstance(model, Model):
             raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
-        if limit < 1:
-            raise ValueError(f"limit must be at least 1 session, got {limit}")
+        if not isinstance(limit, numbers.Integral) or limit < 1:
+            raise ValueError(f"limit must be an integer, at least 1 session, got {limit}")
         if not idle > 0:
             raise ValueError(f"idle must be a positive number of seconds, got {idle}")
         model.stream()  # raises if the model is bidirectional
@@ -227,11 +222,13 @@ class Sessions:
         SessionLimit
             As in `open`.
         TypeError
-            If the session's name is not a str or the state not bytes.
+            If `checkpoint` is not a Checkpoint, the session's name not a str or the state not bytes.
         ValueError
             If the state is damaged, is of another model, or has another number of frames than the checkpoint, or if the
             session is open and `replace` is false.
         """
+        if not isinstance(checkpoint, Checkpoint):
+            raise TypeError(f"checkpoint must be a Checkpoint, got {type(checkpoint).__name__}")
         stream = self.model.restore(checkpoint.state)
         if stream.frames != checkpoint.frames:
             raise ValueError(f"checkpoint says {checkpoint.frames} frames, its state {stream.frames}")
@@ -286,7 +283,10 @@ class Sessions:
         results: list[np.ndarray | Exception | None] = [None] * len(requests)
         first: dict[str, int] = {}  # index of each session's first request
         for i, (session, _, _) in enumerate(requests):
-            first.setdefault(session, i)
+            if isinstance(session, str):
+                first.setdefault(session, i)
+            else:
+                results[i] = TypeError(f"session must be a str, got {type(session).__name__}")
         together: dict[int, list[tuple[int, _Session, int, np.ndarray]]] = {}
         locked: list[_Session] = []
         try:
@@ -308,7 +308,10 @@ class Sessions:
                 one.lock.release()
         for i, (session, frames, x) in enumerate(requests):
             if results[i] is None:  # a session's second request
-                results[i] = attempt(lambda s=session, f=frames, x=x: self.process(s, f, x))
+                try:
+                    results[i] = self.process(session, frames, x)
+                except (LookupError, TypeError, ValueError) as error:
+                    results[i] = error
         return results
 
     def checkpoint(self, session: str) -> Checkpoint:
@@ -349,10 +352,7 @@ class Sessions:
         return self._export(everything)
 
     def _add(self, session: str, stream: Stream, replace: bool = False) -> None:
-        if not isinstance(session, str):
-            raise TypeError(f"session must be a str, got {type(session).__name__}")
-        if not 0 < len(session.encode()) <= NAME_BYTES:
-            raise ValueError(f"session must be a name of 1 to {NAME_BYTES} bytes, got {len(session.encode())}")
+        checked_name(session)
         with self._lock:
             before = self._sessions.get(session)
             if before is not None and not replace:
@@ -432,16 +432,17 @@ class Sessions:
         return checkpoints
 
 
-def attempt(call: Callable[[], np.ndarray]) -> np.ndarray | Exception:
-    try:
-        return call()
-    except (LookupError, TypeError, ValueError) as error:
-        return error
-
-
 def checked_key(key: bytes) -> bytes:
     if not isinstance(key, (bytes, bytearray)):
         raise TypeError(f"key must be bytes, got {type(key).__name__}")
     if len(key) < KEY_BYTES:
         raise ValueError(f"key must have at least {KEY_BYTES} bytes, got {len(key)}")
     return bytes(key)
+
+
+def checked_name(session: str) -> str:
+    if not isinstance(session, str):
+        raise TypeError(f"session must be a str, got {type(session).__name__}")
+    if not 0 < len(session.encode()) <= NAME_BYTES:
+        raise ValueError(f"session must be a name of 1 to {NAME_BYTES} bytes, got {len(session.encode())}")
+    return session

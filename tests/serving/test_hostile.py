@@ -144,17 +144,9 @@ def test_silent_connections_keep_nobody_out(secure, tmp_path):
         assert still <= listener.STRANGERS
 
 
-def free_ports(count):
-    with contextlib.ExitStack() as closing:
-        socks = [closing.enter_context(socket.socket()) for _ in range(count)]
-        for one in socks:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in socks]
-
-
 def test_the_metrics_port_has_no_sessions_and_the_certificate(tmp_path):
     options, context = certificate(tmp_path)
-    (port,) = free_ports(1)
+    (port,) = servers.free_ports(1)
     with servers.worker(metrics_port=port, token="secret", **options) as worker:
         other = worker.url.replace(str(worker.options.port), str(port))
         assert servers.get(other, "/healthz", context=context) == (200, "ok\n")

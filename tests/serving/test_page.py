@@ -43,20 +43,39 @@ def test_the_worker_is_killed_while_a_recording_plays(browser, tmp_path):
 
 
 def test_a_file_has_the_hash_of_the_library(browser, tmp_path):
+    """Also with a model of one's own, which has no recordings, and of an array in Fortran order, as of a transpose."""
     x = np.random.default_rng(3).standard_normal((40, 12), np.float32)
     np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(x))
     np.savetxt(tmp_path / "x.csv", x, delimiter=",", fmt="%.9g")
+    cnorm.demo_model().save(tmp_path / "model.safetensors")
     expected = hashlib.sha256(cnorm.demo_model().stream().process(x).tobytes()).hexdigest()
-    with servers.served() as (_, url):
+    with servers.served(tmp_path / "model.safetensors") as (_, url):
         browser.call("Page.navigate", url=url.replace("ws:", "http:").replace("/stream", "/"))
-        browser.wait("typeof $ !== 'undefined' && $('recording').options.length > 20")
-        browser.run("$('interval').value = 1")
-        for done, name in enumerate(("x.npy", "x.csv"), 1):
+        browser.wait("typeof $ !== 'undefined' && $('recording').options.length === 1")
+        assert browser.run("$('play').disabled")
+        browser.run("$('interval').value = 1; $('controls').requestSubmit()")
+        for done, name in enumerate(("x.npy", "fortran.npy", "x.csv"), 1):
             root = browser.call("DOM.getDocument")["root"]["nodeId"]
             node = browser.call("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
             browser.call("DOM.setFileInputFiles", nodeId=node, files=[str(tmp_path / name)])
             browser.wait(f"{LOG}.split('SHA-256').length > {done}")
-        assert browser.run(LOG).count(expected) == 2
+        log = browser.run(LOG)
+        assert log.count(expected) == 3
+        assert "Cannot" not in log
+        assert browser.run("$('play').disabled")
+
+
+def test_without_tls_outputs_are_compared_all_the_same(browser):
+    """Off localhost a page without TLS has no SHA-256."""
+    with servers.served() as (_, url):
+        browser.call("Page.navigate", url=url.replace("ws:", "http:").replace("/stream", "/"))
+        browser.wait("typeof $ !== 'undefined' && $('recording').options.length > 20")
+        browser.run("Object.defineProperty(crypto, 'subtle', { value: undefined }); $('interval').value = 1")
+        for done in (1, 2):
+            browser.run("$('recording').value = '0'; $('play').click()")
+            browser.wait(f"{LOG}.split('SHA-256 needs TLS').length > {done}")
+        assert "the same bits as before" in browser.run(LOG)
 
 
 def test_the_page_without_a_mouse(browser):

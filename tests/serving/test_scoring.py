@@ -147,3 +147,19 @@ def test_ctrl_c_keeps_what_is_done(tmp_path):
         end = time.monotonic() + 60
         assert process.stdout.read() == "True True True\n"
         assert time.monotonic() < end
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_rows_before_an_error_of_the_generator_are_not_lost(threads):
+    def recordings():
+        for _ in range(7):
+            yield np.ones((5, 12), np.float32)
+        raise OSError("the disk is gone")
+
+    rows = []
+    with ThreadPoolExecutor(threads or 1) as executor:
+        scored = score(cnorm.demo_model(), recordings(), executor if threads else None, chunk=2, pending=8)
+        with pytest.raises(OSError, match="the disk is gone"):
+            rows.extend(scored)
+    assert [row.index for row in rows] == list(range(7))
+    assert not any(row.error for row in rows)

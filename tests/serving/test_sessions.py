@@ -317,3 +317,28 @@ def test_threads_on_the_same_sessions(model):
     for thread in threads:
         thread.join()
     assert np.concatenate([outputs[k] for k in range(len(x))]).tobytes() == model.stream().process(x).tobytes()
+
+
+def test_a_bad_request_among_many_is_its_own_error(model):
+    """Names that are no str, also unhashable ones, are errors of their requests only."""
+    sessions = Sessions(model)
+    sessions.open("a")
+    x = np.zeros((2, 12), np.float32)
+    results = sessions.process_many([(5, 0, x), ("a", 0, x), ([], 0, x), (None, 0, x), ("b", 0, x)])
+    assert [type(one) for one in results] == [TypeError, np.ndarray, TypeError, TypeError, UnknownSession]
+
+
+def test_bad_arguments_are_named(model):
+    sessions = Sessions(model)
+    with pytest.raises(TypeError, match="checkpoint must be a Checkpoint, got int"):
+        sessions.adopt(5)
+    key, state = bytes(range(32)), model.stream().save()
+    for session, frames, kind in (("a", -1, ValueError), ("a", 1 << 64, ValueError), ("a" * 257, 0, ValueError),
+                                  ("", 0, ValueError), (5, 0, TypeError)):  # fmt: skip
+        with pytest.raises(kind, match=r"frames|session"):
+            Checkpoint(session, frames, state).sealed(key)
+    with pytest.raises(TypeError):
+        Checkpoint("a", 0, "state").sealed(key)
+    for limit in (float("nan"), 0, 1.5, "8"):
+        with pytest.raises(ValueError, match="limit"):
+            Sessions(model, limit=limit)

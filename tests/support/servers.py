@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import socket
 import subprocess
 import sys
 import threading
@@ -67,6 +68,15 @@ def served(*arguments, before=(), port=0, stderr=None):
         finally:
             process.terminate()
             process.wait(30)
+
+
+def free_ports(count):
+    """Ports that nothing listens to."""
+    with contextlib.ExitStack() as closing:
+        socks = [closing.enter_context(socket.socket()) for _ in range(count)]
+        for one in socks:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in socks]
 
 
 def workers_of(process):

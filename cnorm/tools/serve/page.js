@@ -28,6 +28,7 @@ class Session {
       if (this.closed) return;
       const delay = Math.min(50 * 2 ** this.attempts++, 2000);
       this.log(`connection lost (code ${event.code}) at frame ${this.delivered}; again in ${delay} ms`);
+      if (this.attempts === 3) this.log(await cause());
       await wait(delay);
       this.open();
     };
@@ -108,6 +109,19 @@ class Session {
   }
 }
 
+// Why no connection succeeds: a browser does not tell the script with what status the server has refused it.
+async function cause() {
+  try {
+    const answer = await fetch("readyz");
+    if (!answer.ok) return `the server accepts no session: ${(await answer.text()).trim()}`;
+    return `the server is there but may refuse this page: start it with --origin ${location.origin}; `
+      + "if it has a token, add ?token=... to this page's address; its log says which; "
+      + "a reverse proxy must pass the headers Upgrade and Connection";
+  } catch (error) {
+    return `the server cannot be reached: ${error.message}`;
+  }
+}
+
 function probabilities(y) {
   const top = Math.max(...y);
   const e = Array.from(y, (v) => Math.exp(v - top));
@@ -135,14 +149,15 @@ function draw(canvas, lines, length, top, bold) {
   });
 }
 
-async function sha256(arrays) {
-  if (!crypto.subtle) return "not available without TLS";
+// The SHA-256 of outputs, or, where the browser has none, their bytes: on a page without TLS that is not on localhost.
+async function digestOf(arrays) {
   const bytes = new Uint8Array(await new Blob(arrays).arrayBuffer());
+  if (!crypto.subtle) return bytes.join();
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
   return Array.from(digest, (b) => b.toString(16).padStart(2, "0")).join("");
 }
 
-// Frames of a file: .npy of float32 [frames, inputs] in C order, or numbers separated by commas.
+// Frames of a file: .npy of float32 [frames, inputs] in C or Fortran order, or numbers separated by commas.
 async function framesOf(file) {
   const buffer = await file.arrayBuffer();
   if (!file.name.endsWith(".npy")) {
@@ -153,20 +168,23 @@ async function framesOf(file) {
   const start = (long ? 12 : 10) + (long ? view.getUint32(8, true) : view.getUint16(8, true));
   const head = new TextDecoder().decode(buffer.slice(10, start));
   const shape = /'shape': \((\d+), (\d+)\)/.exec(head);
-  if (!head.includes("'<f4'") || head.includes("'fortran_order': True") || !shape) throw new Error("not float32 [frames, inputs]");
-  const all = new Float32Array(buffer.slice(start, start + 4 * shape[1] * shape[2]));
-  return Array.from({ length: +shape[1] }, (_, k) => all.slice(k * shape[2], (k + 1) * shape[2]));
+  if (!head.includes("'<f4'") || !shape) throw new Error(`not float32 [frames, inputs], but ${head.trim()}`);
+  const rows = +shape[1], columns = +shape[2];
+  const all = new Float32Array(buffer.slice(start, start + 4 * rows * columns));
+  const byColumns = head.includes("'fortran_order': True"); // as of a transposed array
+  return Array.from({ length: rows }, (_, k) => (byColumns
+    ? Float32Array.from({ length: columns }, (_, i) => all[i * rows + k]) : all.slice(k * columns, (k + 1) * columns)));
 }
 
 function log(text) {
   $("log").textContent += `${text}\n`;
 }
 
-const hashes = new Map(); // of the outputs of each recording when it was first played
+const digests = new Map(); // of the outputs of each recording when it was first played
 let recordings = [], session = null;
 
 async function play(name, parts, interval) {
-  const url = new URL("/stream" + location.search, location.href);
+  const url = new URL("stream" + location.search, location.href);
   url.protocol = location.protocol === "https:" ? "wss:" : "ws:";
   session = new Session(url, log);
   await session.connect();
@@ -203,10 +221,11 @@ async function play(name, parts, interval) {
   latencies.sort((a, b) => a - b);
   const at = (q) => latencies[Math.floor(q * (latencies.length - 1))].toFixed(1);
   $("latency-summary").textContent = `${latencies.length} frames: median ${at(0.5)} ms, longest ${at(1)} ms.`;
-  const hash = await sha256(all);
-  const before = hashes.get(name);
-  hashes.set(name, before ?? hash);
-  log(`${name}: outputs have SHA-256 ${hash}${before === undefined ? "" : before === hash ? ", the same bits as before" : ", OTHER BITS"}`);
+  const digest = await digestOf(all);
+  const before = digests.get(name);
+  digests.set(name, before ?? digest);
+  const what = crypto.subtle ? `outputs have SHA-256 ${digest}` : `${all.length} outputs (SHA-256 needs TLS)`;
+  log(`${name}: ${what}${before === undefined ? "" : before === digest ? ", the same bits as before" : ", OTHER BITS"}`);
 }
 
 async function start(name, parts) {
@@ -217,25 +236,26 @@ async function start(name, parts) {
     session?.close();
     log(`${name}: ${error.message}`);
   }
-  $("play").disabled = false;
+  $("play").disabled = !recordings.length;
 }
 
 async function main() {
-  const about = await (await fetch("/recordings.json")).json();
+  const about = await (await fetch("recordings.json")).json();
   $("kill").hidden = !about.demo;
   recordings = about.recordings.map((one) => ({ label: one.label, frames: one.frames.map((row) => Float32Array.from(row)) }));
-  $("recording").add(new Option("all, one after another", "all"));
+  $("recording").add(recordings.length ? new Option("all, one after another", "all") : new Option("none: choose a file", ""));
   recordings.forEach((one, k) => $("recording").add(new Option(`${k + 1}: speaker ${one.label + 1}`, k)));
   $("controls").querySelectorAll("#recording, #play").forEach((e) => (e.disabled = !recordings.length));
   $("controls").onsubmit = (event) => {
     event.preventDefault();
+    if (!recordings.length) return;
     const chosen = $("recording").value;
     start(`recording ${chosen}`, chosen === "all" ? recordings : [recordings[chosen]]);
   };
   $("kill").onclick = () => session.kill();
   const take = async (file) => {
     try {
-      start(file.name, [{ frames: await framesOf(file) }]);
+      await start(file.name, [{ frames: await framesOf(file) }]);
     } catch (error) {
       log(`${file.name}: ${error.message}`);
     }
