@@ -21,7 +21,7 @@ extern "C" {
 enum {
     CNORM_ALIGN = 64,    /* bytes; of panels, state and scratch */
     CNORM_GATE_PAD = 16, /* the units of a gate are padded to a multiple of this, with zeros */
-    CNORM_ROWS = 8,      /* steps or streams computed together, in one pass over the weights */
+    CNORM_ROWS = 64,     /* the most steps or streams computed together, in one pass over the weights */
 };
 
 /* units padded to CNORM_GATE_PAD: the length of h, of c, and the stride from gate to gate of the vectors below */

@@ -54,7 +54,7 @@ static inline vector_sums vector_sums_of(const cnorm_cell *cell)
                          after + 3 * width + padded_units(cell->weight_h.cols)};
 }
 
-/* The backward pass of one step of a cell, for n <= CNORM_ROWS rows */
+/* The backward pass of one step of a cell, for n <= SUM_ROWS rows */
 typedef struct cnorm_cell_backward {
     const cnorm_cell *cell;
     ptrdiff_t n;
@@ -71,8 +71,8 @@ typedef struct cnorm_cell_backward {
 
 /* The arrays of cell_backward. With memory NULL only their size. */
 typedef struct cell_backward_scratch {
-    float *da;  /* [CNORM_ROWS, gates, padded units] */
-    float *dm;  /* [CNORM_ROWS, padded units] */
+    float *da;  /* [SUM_ROWS, gates, padded units] */
+    float *dm;  /* [SUM_ROWS, padded units] */
     float *row; /* [6, padded units]: of one row at a time */
     ptrdiff_t floats;
 } cell_backward_scratch;
@@ -82,8 +82,8 @@ static inline cell_backward_scratch cell_backward_scratch_of(const cnorm_cell *c
     const ptrdiff_t width = padded_units(cell->weight_x.units), item = (ptrdiff_t)sizeof(float);
     layout l = {(char *)memory, 0};
     cell_backward_scratch s;
-    s.da = layout_take(&l, CNORM_ROWS * cell->weight_x.gates * width * item);
-    s.dm = layout_take(&l, CNORM_ROWS * width * item);
+    s.da = layout_take(&l, SUM_ROWS * cell->weight_x.gates * width * item);
+    s.dm = layout_take(&l, SUM_ROWS * width * item);
     s.row = layout_take(&l, 6 * width * item);
     s.floats = l.used / item;
     return s;

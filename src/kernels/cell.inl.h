@@ -12,6 +12,7 @@
 #define CNORM_CELL_INL_H
 
 #include "cell_gates.inl.h"
+#include "matmul.inl.h"
 #include "product_float64.inl.h"
 
 /* (3): the rstd of each gate of z, which is the sum of the terms; `known` is its sum of squares, or -1. On the float64

@@ -187,7 +187,7 @@ static void cell_backward(const cnorm_cell_backward *call)
     const cnorm_cell *cell = call->cell;
     const ptrdiff_t width = padded_units(cell->weight_x.units), gates = cell->weight_x.gates * width, n = call->n;
     const cell_backward_scratch scratch = cell_backward_scratch_of(cell, call->scratch);
-    row_backward rows[CNORM_ROWS];
+    row_backward rows[SUM_ROWS];
     memset(scratch.dm, 0, (size_t)(n * width) * sizeof *scratch.dm);
     for (ptrdiff_t s = 0; s < n; ++s) {
         float *tape = call->tape + s * call->stride;

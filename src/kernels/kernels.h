@@ -49,7 +49,7 @@ static inline const cnorm_matrix *second_product(const cnorm_cell *cell)
 static inline ptrdiff_t product_scratch_floats(const cnorm_matrix *w, ptrdiff_t rows)
 {
     if (w->type == CNORM_WEIGHT_I8) return (rows + 1) * ((w->cols + 3) / 4 * 2);
-    return rows > 1 ? CNORM_ROWS * w->cols : 0;
+    return rows / 2 * 2 * w->cols;
 }
 
 /* The arrays of cell_step for `rows` streams. cell_scratch lays them out in scratch, but for zx, which is the caller's;

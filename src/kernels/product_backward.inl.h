@@ -53,7 +53,8 @@ INLINE void transposed_lanes(const cnorm_matrix *w, ptrdiff_t column, int count,
                     for (int s = 0; s < count; ++s) {
                         const f32v v = load_f32(from + s * rows->d_stride);
 #pragma GCC unroll 8
-                        for (int k = 0; k < cols; ++k) block[s * cols + k] += weights[k] * v;
+                        for (int k = 0; k < cols; ++k)
+                            block[s * cols + k] = fma_f32(weights[k], v, block[s * cols + k]);
                     }
                 }
 #pragma GCC unroll 16

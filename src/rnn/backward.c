@@ -141,8 +141,7 @@ static void cell_steps_backward(const layer_backward *call, const backward_scrat
     for (ptrdiff_t t = call->steps - 1; t >= 0; --t) {
         float *tape = call->tape.at + t * batch * row;
         for (ptrdiff_t b = 0, n; b < batch; b += n) {
-            n = batch - b < CNORM_ROWS ? batch - b : CNORM_ROWS;
-            if (n > SUM_ROWS - added) n = SUM_ROWS - added;
+            n = batch - b < SUM_ROWS - added ? batch - b : SUM_ROWS - added;
             float *dh = call->dstate + b * call->dstate_stride;
             for (ptrdiff_t s = 0; s < n; ++s)
                 call->kernels->add_f32(outputs, dh + s * call->dstate_stride,

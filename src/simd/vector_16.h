@@ -61,6 +61,12 @@ INLINE f64v odd_sum(f64v p, f64v c)
     return (f64v)(((i64v)s + too_large) | (inexact & 1));
 }
 
+/* called, not inlined: it is rare */
+static NOINLINE f32v odd_sums(f64v p_lo, f64v p_hi, f64v c_lo, f64v c_hi)
+{
+    return narrow(odd_sum(p_lo, c_lo), odd_sum(p_hi, c_hi));
+}
+
 /* lanes that two roundings may get wrong, in one half of a double's 64 bits: a result below the normal floats but not
  * zero, or whose 29 bits beyond a float's are those of a tie */
 INLINE i32v doubtful(f64v s)
@@ -91,8 +97,7 @@ INLINE f32v emulated_fma_f32(f32v a, f32v b, f32v c)
 {
     const f64v lo = widen_lo(a) * widen_lo(b), hi = widen_hi(a) * widen_hi(b), c_lo = widen_lo(c), c_hi = widen_hi(c);
     const f64v s_lo = lo + c_lo, s_hi = hi + c_hi;
-    if (__builtin_expect(any_lane(doubtful(s_lo) | doubtful(s_hi)), 0))
-        return narrow(odd_sum(lo, c_lo), odd_sum(hi, c_hi));
+    if (__builtin_expect(any_lane(doubtful(s_lo) | doubtful(s_hi)), 0)) return odd_sums(lo, hi, c_lo, c_hi);
     return narrow(s_lo, s_hi);
 }
 

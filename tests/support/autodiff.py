@@ -69,7 +69,7 @@ def root_of_squares(errors, axis):
 
 
 def chain_of(terms):
-    """The additions through which a term of a sum goes: its block of 16, then the blocks."""
+    """The roundings through which a term of a sum goes: its block of 16, then the blocks. A product is not one: fma."""
     return min(16, terms) + math.ceil(terms / 16)
 
 
@@ -140,14 +140,14 @@ class Node:
     def __matmul__(self, w):
         """x [batch, inputs] @ w [inputs, rows]; w may be centred and rounded once more when it is packed."""
         inputs, rows = w.shape
-        value = product(self.of, w.of, chain_of(inputs) + 3)
-        back = 16 + math.ceil(rows / 256) + 1 + 4 + 3  # 16 lanes in blocks of 16, the blocks, the tree; += and product
+        value = product(self.of, w.of, chain_of(inputs) + 2)
+        back = 16 + math.ceil(rows / 256) + 1 + 4 + 2  # 16 lanes in blocks of 16, the blocks, the tree; +=
 
         def to_x(d):
             return product(d, w.of.map(np.transpose), back, centred_sizes(w.of.value).T)
 
         def to_w(d):
-            return product(self.of.map(np.transpose), d, chain_of(self.shape[0]) + 1)
+            return product(self.of.map(np.transpose), d, chain_of(self.shape[0]))
 
         return Node(value, [(self, to_x), (w, to_w)])
 

@@ -1,0 +1,134 @@
+/* Products of a packed matrix with several vectors, by the sums of matvec.inl.h: the same bits for each vector. The
+ * weights are read once: a strip of two vectors of lanes, which stays in the caches, serves all vectors before the next
+ * is read.
+ */
+#ifndef CNORM_MATMUL_INL_H
+#define CNORM_MATMUL_INL_H
+
+#include "matvec.inl.h"
+
+enum { MANY = VECTOR_BYTES == 64 ? 12 : 4 }; /* vectors at a time: two accumulators of each must fit in registers */
+
+/* AVX-512 multiplies by a float that it broadcasts from memory as fast as by a register. If two products share the
+ * broadcast, it becomes an instruction of its own (10.7 instead of 16 multiply-adds a cycle, Zen 4, 2026-11-21). A
+ * second pointer, which the compiler can't know to be equal, prevents the sharing. */
+#if VECTOR_BYTES == 64
+#define ANOTHER(pointer) __asm__("" : "+r"(pointer))
+#else
+#define ANOTHER(pointer) ((void)(pointer))
+#endif
+
+/* to [cols, count] = x [count][cols] transposed */
+static void interleave(ptrdiff_t cols, int count, const float *const *x, float *to)
+{
+    ptrdiff_t k = 0;
+    for (; k + 4 <= cols; k += 4) {
+        int s = 0;
+        for (; s + 4 <= count; s += 4) {
+            f32x4 r[4], pair[4];
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) memcpy(r + i, x[s + i] + k, sizeof *r);
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; ++i) {
+                pair[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 4, 1, 5);
+                pair[i + 2] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 6, 3, 7);
+            }
+#pragma GCC unroll 2
+            for (int i = 0; i < 4; i += 2) {
+                r[i] = __builtin_shufflevector(pair[i], pair[i + 1], 0, 1, 4, 5);
+                r[i + 1] = __builtin_shufflevector(pair[i], pair[i + 1], 2, 3, 6, 7);
+            }
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) memcpy(to + (k + i) * count + s, r + i, sizeof *r);
+        }
+        for (; s < count; s += 2) {
+            f32x4 r[2];
+            memcpy(r, x[s] + k, sizeof *r), memcpy(r + 1, x[s + 1] + k, sizeof *r);
+            const f32x4 pair[2] = {__builtin_shufflevector(r[0], r[1], 0, 4, 1, 5),
+                                   __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7)};
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) memcpy(to + (k + i) * count + s, (const float *)pair + 2 * i, 2 * sizeof *to);
+        }
+    }
+    for (; k < cols; ++k)
+        for (int s = 0; s < count; ++s) to[k * count + s] = x[s][k];
+}
+
+/* A product with several vectors */
+typedef struct product_call {
+    const cnorm_matrix *w;
+    const float *xt; /* the vectors in groups [cols, count], one behind the other */
+    addends add;
+    float *z; /* [vectors, packed rows] */
+    ptrdiff_t z_stride;
+} product_call;
+
+/* z = W x + add for the rows of W from r on that two vectors hold, and the `count` vectors from `first` on; count and
+ * half are constants */
+INLINE void product_strip(const product_call *call, int half, int count, ptrdiff_t r, ptrdiff_t first)
+{
+    const cnorm_matrix *w = call->w;
+    const ptrdiff_t cols = w->cols;
+    const float *x = call->xt + first * cols, *x2 = x;
+    ptrdiff_t at = r / PANEL * PANEL * cols + r % PANEL;
+    if (count > 2) ANOTHER(x2); /* two vectors are limited by loads, which sharing saves */
+    f32v sum[2 * MANY];
+#pragma GCC unroll 32
+    for (int i = 0; i < 2 * count; ++i) sum[i] = splat_f32(0);
+    for (ptrdiff_t k = 0; k < cols; k += BLOCK) {
+        const float *end = x + (cols - k < BLOCK ? cols - k : BLOCK) * count;
+        f32v block[2 * MANY];
+#pragma GCC unroll 32
+        for (int i = 0; i < 2 * count; ++i) block[i] = splat_f32(0);
+        for (; x < end; x += count, x2 += count, at += PANEL) {
+            const f32v lo = load_weights(w->panels, at, half), hi = load_weights(w->panels, at + VL_F32, half);
+#pragma GCC unroll 16
+            for (int s = 0; s < count; ++s) {
+                block[2 * s] = fma_f32(lo, splat_f32(x[s]), block[2 * s]);
+                block[2 * s + 1] = fma_f32(hi, splat_f32(x2[s]), block[2 * s + 1]);
+            }
+        }
+#pragma GCC unroll 32
+        for (int i = 0; i < 2 * count; ++i) sum[i] += block[i];
+    }
+#pragma GCC unroll 32
+    for (int i = 0; i < 2 * count; ++i) {
+        const ptrdiff_t s = first + i / 2, to = r + i % 2 * VL_F32;
+        if (call->add.rows) sum[i] += load_f32(call->add.rows + s * call->add.stride + to);
+        store_f32(call->z + s * call->z_stride + to, sum[i]);
+    }
+}
+
+/* how many of `left` vectors, an even number, go through a strip together */
+INLINE int together(ptrdiff_t left) { return left >= MANY ? MANY : MANY > 8 && left >= 8 ? 8 : left >= 4 ? 4 : 2; }
+
+INLINE void product_strips(const product_call *call, int half, ptrdiff_t n)
+{
+    for (ptrdiff_t r = 0; r < packed_rows(call->w); r += 2 * VL_F32)
+        for (ptrdiff_t s = 0; s < n; s += together(n - s)) {
+            const int count = together(n - s);
+            if (count == MANY) product_strip(call, half, MANY, r, s);
+            else if (count == 8) product_strip(call, half, MANY > 8 ? 8 : MANY, r, s);
+            else if (count == 4) product_strip(call, half, 4, r, s);
+            else product_strip(call, half, 2, r, s);
+        }
+}
+
+/* z [n, packed rows] = W x + add for n <= CNORM_ROWS vectors; scratch [product_scratch_floats]. Returns the sum of
+ * squares of z if n = 1, else -1. */
+static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add, float *z,
+                       ptrdiff_t z_stride, float *scratch)
+{
+    if (w->type == CNORM_WEIGHT_I8) return products_int8(w, n, x, add, z, z_stride, scratch);
+    if (n == 1) return product(w, x[0], add.rows, z);
+    const ptrdiff_t even = n / 2 * 2;
+    const product_call call = {w, scratch, add, z, z_stride};
+    for (ptrdiff_t s = 0; s < even; s += together(even - s))
+        interleave(w->cols, together(even - s), x + s, scratch + s * w->cols);
+    if (w->type == CNORM_WEIGHT_F16) product_strips(&call, 1, even);
+    else product_strips(&call, 0, even);
+    if (even < n) (void)product(w, x[even], add.rows ? add.rows + even * add.stride : NULL, z + even * z_stride);
+    return -1;
+}
+
+#endif
