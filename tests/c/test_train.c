@@ -68,7 +68,7 @@ static uint64_t train(network *net, const cnorm_tape *tape, const float *x, cons
 
 /* The hash of the gradients of the LSTM alone, one row; tests/train/test_golden_gradients.py wants the same of
  * cnorm.Learner and cnorm.torch. */
-static const uint64_t cell_hash = 0x3abdcfaa71199cf8u;
+static const uint64_t cell_hash = 0x2e8e21dd97a80447u;
 
 static void one_cell(void)
 {
@@ -119,8 +119,8 @@ static void refused(const network *net, const cnorm_tape *tape, float *memory)
 int main(void)
 {
     static const struct { int inputs, units, outputs; uint64_t hash; } cases[] = {
-        {1, 1, 1, 0x99c8e7a30b621897u}, {5, 15, 3, 0x63f512f1a47c9613u}, {16, 17, 33, 0x67974ab6378c52b1u},
-        {12, 64, 9, 0x4ca1ded2b485b503u}, {33, 100, 40, 0xb95cb503918092a0u}};
+        {1, 1, 1, 0x3d5bbdf7ae039cd1u}, {5, 15, 3, 0x52aa19f689f55e9du}, {16, 17, 33, 0x0f61760a6c76339fu},
+        {12, 64, 9, 0x7dacf6f2bc84d812u}, {33, 100, 40, 0x325409380776ab6eu}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) {
         network net = network_random_of(cases[i].inputs, cases[i].units, cases[i].outputs, allocate);
         cnorm_tape tape = {net.layers, NETWORK_LAYERS, STEPS, BATCH, NULL};
