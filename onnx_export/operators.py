@@ -165,6 +165,7 @@ class DeviationFormula(Formula):
 LAYER = Formula("layer")
 MEAN_VARIANCE = DeviationFormula("layer")
 RMS = Formula("rms", centred=False, bare="SimplifiedLayerNormalization")
+CENTRED = Formula("layer", centred=False, bare="SimplifiedLayerNormalization")  # of a value whose mean is 0 already
 GROUP = GroupFormula("group")
 INSTANCE = InstanceFormula("instance")
 
@@ -283,6 +284,11 @@ def looked_up_axis(_node: onnx.NodeProto, _rank: int | None) -> tuple[int, ...]:
     return (-1,)
 
 
+def with_channels(_node: onnx.NodeProto, rank: int | None) -> tuple[int, ...]:
+    """The channels, of which a group is normalised together, and all axes after them."""
+    return tuple(range(1, rank or 3))
+
+
 def behind_channels(_node: onnx.NodeProto, rank: int | None) -> tuple[int, ...]:
     """All axes after batch and channels."""
     return tuple(range(2, rank or 3))
@@ -358,7 +364,8 @@ class Operator:
     def axis_error(self, node: onnx.NodeProto, rank: int) -> str:
         """Why an input of this rank cannot be normalised, empty when it can."""
         if self.formula.channels:
-            return "" if rank > 2 else f"an input of {rank} dimensions has no axes after batch and channels"
+            fewest = 2 if self.axes is with_channels else 3
+            return "" if rank >= fewest else f"an input of {rank} dimensions has no axes to normalise"
         wrong = next((axis for axis in self.axes(node, rank) if not -rank <= axis < rank), None)
         if wrong is None or self.lookup:
             return ""
@@ -372,8 +379,10 @@ def _wide(value: np.ndarray | None) -> np.ndarray:
 
 def _embedded(node: onnx.NodeProto, value: Value) -> np.ndarray:
     """The rows of EmbedLayerNormalization: sums of rows of its tables."""
-    ids, segments, words, positions, kinds = (value(name) if name else None for name in node.input[:5])
-    total = _wide(words)[ids] + _wide(positions)[: ids.shape[1]]
+    names = [*node.input, *[""] * 9]
+    ids, segments, words, positions, kinds = (value(name) if name else None for name in names[:5])
+    where = value(names[8]) if names[8] else np.arange(ids.shape[1])
+    total = _wide(words)[ids] + _wide(positions)[where]
     return total if segments is None or kinds is None else total + _wide(kinds)[segments]
 
 
@@ -398,8 +407,8 @@ OPERATORS = [
         lookup=True,
         sums_sequentially=True,
     ),
-    Operator(GroupNormalization, _ONNX, GROUP, behind_channels),
-    Operator(InstanceNormalization, _ONNX, INSTANCE, behind_channels),
+    Operator(GroupNormalization, _ONNX, GROUP, with_channels),
+    Operator(InstanceNormalization, _ONNX, INSTANCE, behind_channels, sums_sequentially=True),
     Operator(MeanVarianceNormalization, _ONNX, MEAN_VARIANCE, listed_axes, 1e-18, scale=None, bias=None),
 ]
 SEQUENTIAL_SUMS = frozenset(operator.name for operator in OPERATORS if operator.sums_sequentially)

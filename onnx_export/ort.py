@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from onnx_export.nodes import model_graphs, model_nodes
 
@@ -23,8 +24,13 @@ LEVELS = {
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
+_TYPES = {
+    f"tensor({name})": getattr(TensorProto, kind)
+    for name, kind in (("float", "FLOAT"), ("float16", "FLOAT16"), ("bfloat16", "BFLOAT16"), ("double", "DOUBLE"))
+} | {f"tensor({kind.lower()})": getattr(TensorProto, kind) for kind in ("INT64", "INT32", "INT8", "UINT8", "BOOL")}
 _SAVED = "session.optimized_model_external_initializers"
-KNOWN_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml", "com.microsoft"})
+# Those whose operators the installed onnxruntime has, also the ones of its saved files.
+KNOWN_DOMAINS = frozenset({"", "ai.onnx"} | {schema.domain for schema in get_all_operator_schema()})
 
 
 class CannotRun(RuntimeError):
@@ -43,6 +49,8 @@ class Session:
         Values of initialisers that are external data in the message. They are not copied.
     dump : _Dump, optional
         Where to write the optimised model.
+    disabled : sequence of str
+        Optimisers to leave out.
 
     Raises
     ------
@@ -51,7 +59,12 @@ class Session:
     """
 
     def __init__(
-        self, model: onnx.ModelProto, level: str, weights: Mapping[str, np.ndarray] | None = None, dump=None
+        self,
+        model: onnx.ModelProto,
+        level: str,
+        weights: Mapping[str, np.ndarray] | None = None,
+        dump=None,
+        disabled: Sequence[str] = (),
     ) -> None:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = LEVELS[level]
@@ -71,7 +84,10 @@ class Session:
             options.add_external_initializers(list(weights), self._weights)
         try:
             self._session = onnxruntime.InferenceSession(
-                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                model.SerializeToString(),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=list(disabled) or None,
             )
         except Exception as error:  # onnxruntime's pybind exceptions have no common base class but Exception
             raise CannotRun(_reason(error)) from error
@@ -88,6 +104,10 @@ class Session:
             return [_array(value) for value in self._session.run_with_ort_values(outputs, fed)]
         except Exception as error:
             raise CannotRun(_reason(error)) from error
+
+    def outputs(self) -> dict[str, tuple[str, list]]:
+        """Type, such as "tensor(float)", and shape of each output, as onnxruntime infers them."""
+        return {value.name: (value.type, value.shape) for value in self._session.get_outputs()}
 
 
 def _read(model: onnx.ModelProto) -> set[str]:
@@ -123,6 +143,29 @@ def optimised(model: onnx.ModelProto, level: str, weights: Mapping[str, np.ndarr
         dump = _Dump(Path(folder) / "optimised.onnx", "weights")
         Session(model, level, weights, dump)
         return onnx.load(dump.model, load_external_data=False)
+
+
+def add_types(model: onnx.ModelProto, weights: Mapping[str, np.ndarray] | None = None) -> None:
+    """Add the types and shapes that onnxruntime infers for values of the main graph, also behind its own operators.
+
+    Nothing is run. A model that onnxruntime refuses stays as it is.
+    """
+    graph = model.graph
+    values = (*graph.input, *graph.output, *graph.value_info)
+    known = {value.name for value in values if value.type.tensor_type.HasField("shape")}
+    unknown = [name for node in graph.node for name in node.output if name and name not in known]
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(model)
+    exposed.graph.output.extend(onnx.ValueInfoProto(name=name) for name in unknown)
+    try:
+        inferred = Session(exposed, "off", weights).outputs()
+    except CannotRun:
+        return
+    for name in unknown:
+        kind, shape = inferred.get(name, ("", []))
+        if kind in _TYPES and shape:
+            sizes = [size if isinstance(size, int) else None for size in shape]
+            graph.value_info.append(helper.make_tensor_value_info(name, _TYPES[kind], sizes))
 
 
 def _reason(error: Exception) -> str:

@@ -42,9 +42,12 @@ CODES = {
     "it before the root.",
     "non-finite": "Rows with NaN or Inf reached the norm and were not judged. An error where all inputs were given and "
     "are finite.",
+    "no-result": "The operator's first output has no name; it is not optional, and onnxruntime refuses the file.",
     "not-exercised": "The run gave no row of this norm to judge: a branch not taken, a loop not entered, no rows, or "
     "NaN in all of them. Give inputs that reach it (--input).",
     "notes": "Notes, which say nothing against the file, are counted here; --notes shows them.",
+    "operator-opset": "The operator came with a newer opset than the file has: onnxruntime runs it, onnx's checker and "
+    "other runtimes refuse it. Convert the file (--fix with --opset), or export it again.",
     "opset": "The opset is newer than the installed onnxruntime takes.",
     "ir": "The IR version is one that the installed onnxruntime does not take.",
     "optimiser-precision": "The operator that the optimiser makes adds the elements of a row one after another, and "
@@ -70,7 +73,8 @@ CODES = {
     "report, look for it among these.",
     "unlike-others": "At least three norms of the file agree on something in which this one differs, or this one "
     "shares its scale with another where the rest have scales of their own.",
-    "unproved-claim": "A local function named LayerNorm holds nothing that was recognised as one.",
+    "unproved-claim": "A local function named LayerNorm holds nothing that was recognised as one, or an operator "
+    "that calls itself a norm is not known.",
     "unread": "The validator failed on this node and looked at the rest. Please report it.",
     "wrong": "The norm does not compute what it claims. To blame is the file if its nodes compute another function or "
     "their formula loses all accuracy; the kernel if onnxruntime is off by more than 100 times the bound or gives NaN "

@@ -1,122 +1,84 @@
-"""Recognise norms in primitive operators, forward from the square root through the division to scale and bias."""
+"""Recognise norms in primitive operators, forward from the variance through the quotient to scale and bias."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import onnx
-from onnx import TensorProto
 
-from onnx_export.operators import LAYER, RMS
+from onnx_export.nodes import subgraphs
+from onnx_export.operators import CENTRED
+from onnx_export.validation.folded import folded_mean
+from onnx_export.validation.fused import batch_norm, lp_norm
 from onnx_export.validation.graph import Scope, op
-from onnx_export.validation.moments import DEEPEST, Mean, Moments, Variance
+from onnx_export.validation.match import Match
+from onnx_export.validation.moments import Moments
 from onnx_export.validation.norm import NONE, NearMiss, Norm
-from onnx_export.validation.values import RESHAPERS, SAME, SUMS, Values
+from onnx_export.validation.powers import Power, next_power
+from onnx_export.validation.resembling import absolute, uncentred
+from onnx_export.validation.statistic import Mean, Variance
+from onnx_export.validation.values import PASSED, RESHAPERS, Values
 
-_FARTHEST = 64  # limit on the values that `_uncentred` and `_depends` visit
-
-
-@dataclass(frozen=True)
-class Match:
-    """A partial match: the nodes recognised so far between the square root and the norm's result.
-
-    Attributes
-    ----------
-    y : str
-        The result of the last node matched.
-    std : str
-        The standard deviation, or its reciprocal if `reciprocal`, after the nodes matched so far.
-    excess : int or None
-        n if `std` is the root of a sum rather than of a mean, and so sqrt(n) times too large; None once a factor
-        sqrt(n) has been found.
-    """
-
-    variance: Variance
-    nodes: tuple[onnx.NodeProto, ...]
-    y: str
-    std: str
-    reciprocal: bool
-    eps: float = 0.0
-    eps_dtype: int = TensorProto.UNDEFINED
-    eps_first: bool = False
-    scale: str = ""
-    bias: str = ""
-    near: NearMiss = NONE
-    stored_reciprocal: bool = False
-    floor: float = 0.0
-    folded: bool = False
-    excess: int | None = None
-
-    @property
-    def rms(self) -> bool:
-        """Whether no mean is subtracted."""
-        return self.variance.formula is RMS
-
-    def add(self, *nodes: onnx.NodeProto, near: NearMiss = NONE, **changes) -> Match:
-        """The match extended by nodes, with a near miss that these make it."""
-        return replace(self, nodes=(*self.nodes, *nodes), near=self.near.then(near), **changes)
+_LONGEST = 9  # limit on the steps between the variance and the quotient
+_STARTS = frozenset({"Sqrt", "Reciprocal", "Pow", "Log", "Mul", "Div", "ReduceL2"})
+_FUSED = frozenset({"BatchNormalization", "LpNormalization"})
 
 
 class Matcher:
-    """Matches decomposed norms, starting from the square roots, L2 norms and divisions of a scope."""
+    """Matches decomposed norms, starting where a variance and eps are first used, by a root in most cases."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.values = Values(scope)
         self.moments = Moments(self.values)
 
-    def match(self, node: onnx.NodeProto) -> Norm | None:
-        """The norm or near miss whose standard deviation, reciprocal deviation or quotient `node` computes."""
-        exponent = self.values.scalar(node.input[1]) if op(node) == "Pow" else None
-        if op(node) == "Sqrt" or exponent in (0.5, -0.5):
-            begun = self._begin(node, node.input[0], reciprocal=exponent == -0.5)
-            whole = begun and (self._follow(begun, DEEPEST) or self._multiplied_by_deviation(begun))
+    def match(self, node: onnx.NodeProto) -> list[Norm]:
+        """The norms and near misses whose variance and eps, or variance, `node` is the first to use."""
+        wholes: list[Match] = []
+        if op(node) in _FUSED:
+            found = batch_norm(self, node) if op(node) == "BatchNormalization" else lp_norm(self, node)
+            wholes = [found] if found else []
         elif op(node) == "ReduceL2":
-            begun = self._begin(node, node.output[0], reciprocal=False)
-            whole = begun and self._follow(begun, DEEPEST)
-        else:
-            whole = self._without_root(node) if op(node) == "Div" else None
-        whole = whole and self._compensated(self._restored(whole))
-        return self._norm(self._affine(whole)) if whole else None
+            variance = self.moments.l2(node)
+            begun = variance and self._begun(variance, node.output[0], Power(0.5), (node,))
+            wholes = self._follow(begun, _LONGEST) if begun else []
+        elif op(node) in _STARTS:
+            for name in dict.fromkeys(node.input):
+                variance, nodes, eps = self._with_eps(name)
+                begun = variance and self._begun(variance, name, Power(), nodes, **eps)
+                wholes += self._advance(begun, node, _LONGEST) if begun else []
+            if not wholes and op(node) == "Div":
+                found = absolute(self, node)
+                wholes = [found] if found else []
+        wholes = [whole for each in wholes if (whole := (each.matcher or self)._finished(each))]
+        certain = [found for found in wholes if not found.odd]
+        return [self._norm(found) for found in certain or wholes[:1]]
 
-    def _without_root(self, node: onnx.NodeProto) -> Match | None:
-        """Near misses: a centred value divided by its variance + eps, or by its mean absolute deviation."""
-        begun = self._begin(node, node.input[1], reciprocal=False)
-        if begun is None:
-            return self._absolute(node)
-        if begun.rms or begun.eps == 0:
-            return None
-        begun = begun.add(near=NearMiss("it divides by the variance, not by its root", error=True))
-        return self._numerator(begun, node.input[0])
-
-    def _begin(self, node: onnx.NodeProto, name: str, reciprocal: bool) -> Match | None:
-        """The match that starts at `node`, if its input `name` is var + eps; else None."""
-        variance, nodes, eps = self._with_eps(name)
-        if variance is None:
-            return None
+    def _begun(self, variance: Variance, name: str, power: Power, nodes, eps=0.0, **facts) -> Match | None:
+        """The match of the value `name`, this power of the variance and eps; None if a sum's count is not known."""
         excess = None
         if variance.mean.total:
             excess = self.values.count(self.values.axes(variance.mean.axes, variance.x), variance.x)
             if excess is None:
                 return None
-            eps |= {"eps": eps["eps"] / excess}
-        own = [] if any(node is each for each in variance.nodes) else [node]
         return Match(
             variance=variance,
             excess=excess,
-            nodes=(*variance.nodes, *nodes, *own),
-            y=node.output[0],
-            std=node.output[0],
-            reciprocal=reciprocal,
+            nodes=(*variance.nodes, *nodes),
+            shared=len(variance.nodes),
+            y=name,
+            std=name,
+            power=power,
             near=variance.near,
             stored_reciprocal=variance.stored_reciprocal,
             floor=variance.floor,
-            **eps,
+            eps=eps / excess if excess else eps,
+            **{"eps_dtype": self.values.dtype(name)} | facts,
         )
 
     def _with_eps(self, name: str) -> tuple[Variance | None, list[onnx.NodeProto], dict]:
         """The variance in var + eps or var - eps, the nodes after it, and the fields eps, eps_dtype, eps_first."""
-        radicand, nodes = self.values.strip(name, SAME | RESHAPERS)
+        radicand, nodes = self.values.strip(name, PASSED)
         total = self.scope.producer(radicand)
         none = {"eps": 0.0, "eps_dtype": self.scope.dtype(radicand)}
         if total is None or op(total) not in ("Add", "Sub"):
@@ -125,25 +87,28 @@ class Matcher:
             eps = {"eps": -self.values.scalar(total.input[1]), "eps_dtype": self.values.dtype(total.input[1])}
             return self.moments.variance(total.input[0]), [*nodes, total], eps
         for index, (a, b) in enumerate((total.input, reversed(total.input))) if op(total) == "Add" else ():
+            variance, rest = None, self.values.made_by(a, "Sub")
             if self.values.scalar(a) is not None:
                 eps = {"eps": self.values.scalar(a), "eps_dtype": self.values.dtype(a), "eps_first": index == 0}
-                return self.moments.variance(b), [*nodes, total], eps
-            rest = self.values.made_by(a, "Sub")  # E[x^2] + (eps - E[x]^2), as TensorFlow's optimiser writes it
-            if rest is not None and self.values.scalar(rest.input[0]) is not None:
+                variance, path = self.moments.variance(b), [*nodes, total]
+            elif rest is not None and self.values.scalar(rest.input[0]) is not None:
+                # E[x^2] + (eps - E[x]^2), as TensorFlow's optimiser writes it
                 eps = {"eps": self.values.scalar(rest.input[0]), "eps_dtype": self.values.dtype(rest.input[0])}
-                return self.moments.one_pass(b, rest.input[1]), [*nodes, rest, total], eps
+                variance, path = self.moments.one_pass(b, rest.input[1]), [*nodes, rest, total]
+            if variance is not None:
+                return variance, path, eps
         return self.moments.variance(radicand), nodes, none
 
     def _norm(self, found: Match) -> Norm:
         variance = found.variance
         return Norm(
-            scope=self.scope,
+            scope=found.matcher.scope if found.matcher else self.scope,
             nodes=list(found.nodes),
-            formula=variance.formula,
+            formula=CENTRED if variance.x == variance.centred and not found.near.reason else variance.formula,
             variance=variance.form,
             x=variance.x,
             y=found.y,
-            axes=self.values.axes(variance.mean.axes, variance.x),
+            axes=found.axes or self.values.axes(variance.mean.axes, variance.x),
             eps=found.eps,
             eps_dtype=found.eps_dtype,
             compute_dtype=self.values.narrowest(variance.centred, variance.mean.source),
@@ -154,70 +119,124 @@ class Matcher:
             stored_reciprocal=found.stored_reciprocal,
             floor=found.floor,
             folded=found.folded,
+            shrink=found.shrink,
+            shared=found.shared,
         )
 
     # -- from the deviation to the quotient
 
-    def _follow(self, found: Match, depth: int) -> Match | None:
-        """The match continued through the first consumer of the deviation that leads to a norm."""
-        if depth < 0:
-            return None
-        for user, std, path in self.values.users(found.std):
-            whole = self._divide(found.add(*path, std=std), user, depth)
-            if whole is not None:
-                return whole
-        return None
+    def _follow(self, found: Match, depth: int) -> list[Match]:
+        """The match continued through each consumer of the deviation that leads to a norm, in inner graphs too."""
+        wholes: list[Match] = []
+        for user, std, path in self.values.users(found.std) if depth >= 0 else ():
+            wholes += self._advance(found.add(*path, std=std), user, depth)
+            for inner in self.scope.inner if any(True for _ in subgraphs(user)) else ():
+                if inner.owner is user:
+                    matcher = Matcher(inner)
+                    wholes += [
+                        replace(each, matcher=matcher) for each in matcher._follow(found.add(*path, std=std), depth)
+                    ]
+        return wholes
 
-    def _divide(self, found: Match, user: onnx.NodeProto, depth: int) -> Match | None:
-        """The match if `user` divides the centred value by the deviation, or is a step towards it (floor, 1/std)."""
+    def _advance(self, found: Match, user: onnx.NodeProto, depth: int) -> list[Match]:
+        """The match continued through `user`, which divides by the deviation or is a step towards it."""
         extended = found.add(user, y=user.output[0])
         further = replace(extended, std=user.output[0])
-        if op(user) == "Mul":
+        power = next_power(self.values, user, found.std, found.power)
+        if power is not None:
+            return self._follow(replace(further, power=power), depth - 1)
+        kind = op(user)
+        if found.power.logged:
+            return []
+        if kind == "Mul":
             return self._multiplied(found, extended, user, depth)
+        if kind == "Div":
+            return self._divided(found, extended, user, depth)
         if found.reciprocal:
-            return None
-        if op(user) == "Div" and user.input[1] == found.std:
-            if self.values.scalar(user.input[0]) == 1:
-                return self._follow(replace(further, reciprocal=True), depth - 1)
-            whole = self._numerator(extended, user.input[0]) or self._difference(found, user)
-            return whole or self._uncentred(extended, user)
-        if op(user) == "Div" and found.excess and self._root_of(found.excess, self.values.scalar(user.input[1])):
-            return self._follow(replace(further, excess=None, stored_reciprocal=True), depth - 1)
-        if op(user) in ("Max", "Clip"):
+            return []
+        if kind in ("Max", "Clip"):
             inner, floor = self.moments.clamped(user)
             limited = further.add(near=NearMiss(f"the deviation is not allowed below {floor:g}"), floor=floor)
-            return self._follow(limited, depth - 1) if inner == found.std and floor > 0 else None
-        if op(user) == "Reciprocal" or (op(user) == "Pow" and self.values.scalar(user.input[1]) == -1):
-            return self._follow(replace(further, reciprocal=True), depth - 1)
-        if op(user) == "Add" and found.eps == 0:
-            other = user.input[1] if user.input[0] == found.std else user.input[0]
-            if self.values.scalar(other) is not None:
-                near = NearMiss("eps is added to the standard deviation, not to the variance")
-                eps = {"eps": self.values.scalar(other), "eps_dtype": self.values.dtype(other)}
-                return self._follow(further.add(near=near, **eps), depth - 1)
-        return None
+            return self._follow(limited, depth - 1) if inner == found.std and floor > 0 else []
+        other = user.input[1] if user.input[0] == found.std else user.input[0]
+        if kind == "Add" and found.eps == 0 and self.values.scalar(other) is not None:
+            whole = found.power.is_(1.0)
+            near = NONE if whole else NearMiss("eps is added to the standard deviation, not to the variance")
+            eps = {"eps": self.values.scalar(other), "eps_dtype": self.values.dtype(other)}
+            return self._follow(further.add(near=near, **eps), depth - 1)
+        return []
 
-    def _multiplied(self, found: Match, extended: Match, user: onnx.NodeProto, depth: int) -> Match | None:
+    def _divided(self, found: Match, extended: Match, user: onnx.NodeProto, depth: int) -> list[Match]:
+        """The match if `user` divides by the deviation, or the deviation by a factor sqrt(n)."""
+        further = replace(extended, std=user.output[0])
+        if user.input[1] != found.std:
+            root = found.excess and self._root_of(found.excess, self.values.scalar(user.input[1]))
+            return self._follow(replace(further, excess=None, stored_reciprocal=True), depth - 1) if root else []
+        whole = self._numerator(extended, user.input[0])
+        if whole is None and found.power.is_(0.5):
+            whole = self._difference(found, user) or uncentred(self, extended, user)
+        if whole is not None:
+            return self._powered(whole, -found.power.exponent, user, depth)
+        if self.scope.constant(user.input[0]) is not None and not found.scale:
+            scaled = replace(further, power=found.power.times(-1.0), scale=user.input[0])
+            return self._follow(scaled, depth - 1)
+        return []
+
+    def _multiplied(self, found: Match, extended: Match, user: onnx.NodeProto, depth: int) -> list[Match]:
         """The match if `user` multiplies rstd by the centred value, by a scale first, or `std` by a factor sqrt(n)."""
         other = user.input[1] if user.input[0] == found.std else user.input[0]
+        further = replace(extended, std=user.output[0])
         factor = self.values.scalar(other) if found.excess else None
         if found.excess and self._root_of(found.excess, factor if found.reciprocal else 1 / factor if factor else None):
-            return self._follow(replace(extended, excess=None, stored_reciprocal=True, std=user.output[0]), depth - 1)
-        if not found.reciprocal:
-            return None
-        if self.scope.constant(other) is not None and not found.scale:
-            return self._follow(replace(extended, scale=other, std=user.output[0]), depth - 1)
-        return self._numerator(extended, other) or self._folded_mean(found, user)
+            return self._follow(replace(further, excess=None, stored_reciprocal=True), depth - 1)
+        divisor = self.values.made_by(self.values.strip(found.variance.x)[0], "Div") if found.rms else None
+        if divisor is not None and not found.reciprocal and self.values.same(other, divisor.input[1]):
+            near = NearMiss("x is divided before it is squared, so that eps counts relative to the divisor")
+            x = self.values.strip(divisor.input[0])[0]
+            variance = replace(found.variance, x=x)
+            return self._follow(further.add(divisor, near=near, variance=variance), depth - 1)
+        whole = self._numerator(extended, other)
+        if whole is not None:
+            return self._powered(whole, found.power.exponent, user, depth)
+        if found.reciprocal and self.scope.constant(other) is not None and not found.scale:
+            return self._follow(replace(further, scale=other), depth - 1)
+        whole = folded_mean(self, found, user) if found.power.is_(-0.5) else None
+        return [whole] if whole else []
+
+    def _powered(self, found: Match, exponent: float, last: onnx.NodeProto, depth: int) -> list[Match]:
+        """The quotient by var^exponent: a norm for -1/2, else divided once more, or a near miss."""
+        if abs(exponent + 0.5) <= 1e-4:
+            return [found]
+        for user in self.scope.consumers(found.y) if depth > 0 and exponent < 0 else ():
+            other = [name for name in user.input if name != found.y]
+            again = op(user) == "Div" and user.input[0] == found.y and found.std in other
+            again = again or (op(user) == "Mul" and found.reciprocal and found.std in other)
+            if again:
+                more = found.add(user, y=user.output[0])
+                return self._powered(more, exponent - abs(found.power.exponent), user, depth - 1)
+        deviation = abs(exponent - 0.5) <= 1e-4
+        if found.rms and (exponent > 0 or found.excess):
+            return []
+        if not found.eps > 0 and not deviation:
+            return []
+        if deviation:
+            reason = "it is multiplied by the deviation, not divided"
+        elif abs(exponent + 1) <= 1e-4:
+            reason = "it divides by the variance, not by its root"
+        else:
+            reason = f"it is multiplied by the variance to the power {exponent:.3g}, not -0.5"
+        return [found.add(near=NearMiss(reason, error=not found.rms), odd=True)]
 
     # -- the numerator
 
     def _numerator(self, found: Match, numerator: str) -> Match | None:
         """The match if the numerator is the value whose variance was taken, minus its mean; other axes are noted."""
         variance = found.variance
-        inner, path = self.values.strip(numerator)
+        inner, sign, path = self.values.signed(numerator)
         wanted = variance.x if found.rms else variance.centred
         if wanted and self.values.same(inner, wanted):
-            return found.add(*path)
+            return found.add(*path) if sign == (-1 if variance.negative else 1) else None
+        inner, path = self.values.strip(numerator)
         product = self.values.made_by(inner, "Mul")
         if product is not None and not found.scale:  # scale * (x - mean) / std
             for a, b in (product.input, reversed(product.input)):
@@ -225,9 +244,9 @@ class Matcher:
                 if value is not None and self.values.along_row(value, variance.x, variance.mean.axes):
                     return self._numerator(found.add(*path, product, scale=a), b)
         centred = self.moments.centred(inner)
-        if centred is None:
-            return None
-        x, mean, nodes = centred
+        if centred is None or centred.negative:
+            return self._moved(found, inner, path) if found.rms else None
+        x, mean, nodes = centred.x, centred.mean, centred.nodes
         if found.rms and self.values.same(x, variance.x):
             return found.add(*path, *nodes, near=NearMiss("the numerator is centred, the variance is not"))
         if not self.values.same(x, variance.x):
@@ -238,6 +257,19 @@ class Matcher:
             near = near.then(NearMiss(f"the mean is over axes {own}, the variance over {other}", error=True))
         rounded = found.stored_reciprocal or mean.stored_reciprocal
         return found.add(*path, *nodes, near=near, stored_reciprocal=rounded)
+
+    def _moved(self, found: Match, numerator: str, path: list[onnx.NodeProto]) -> Match | None:
+        """Near miss: x divided by the root of the mean square of x - b, or of another simple function of x."""
+        node = self.values.made_by(self.values.strip(found.variance.x)[0], "Sub", "Add")
+        if node is None or not any(self.values.same(numerator, each) for each in node.input):
+            return None
+        other = node.input[1] if self.values.same(numerator, node.input[0]) else node.input[0]
+        stored = self.scope.constant(other) is not None or self.scope.producer(other) is None
+        if found.excess or not stored:
+            return None
+        variance = replace(found.variance, x=numerator)
+        near = NearMiss("the variance is that of another value than is divided")
+        return found.add(node, *path, near=near, variance=variance)
 
     def _of_another(self, found: Match, nodes: list[onnx.NodeProto], mean: Mean) -> Match | None:
         """Near miss: x - mean(x) divided by the deviation of another value of the same shape."""
@@ -276,138 +308,17 @@ class Matcher:
                 return found.add(*nodes, near=mean.misbroadcast, y=last.output[0])
         return None
 
-    def _multiplied_by_deviation(self, found: Match) -> Match | None:
-        """Near miss: (x - mean) * std."""
-        for user, std, path in self.values.users(found.std):
-            if op(user) == "Mul" and not found.reciprocal and not found.rms:
-                other = user.input[1] if user.input[0] == std else user.input[0]
-                if found.variance.centred and self.values.same(other, found.variance.centred):
-                    near = NearMiss("it is multiplied by the deviation, not divided", error=True)
-                    return found.add(*path, user, *self.values.strip(other)[1], near=near, y=user.output[0])
-        return None
-
-    def _absolute(self, node: onnx.NodeProto) -> Match | None:
-        """Near miss: (x - mean) / mean(|x - mean|)."""
-        name, nodes = self.values.strip(node.input[1], SAME | RESHAPERS)
-        total, eps = self.values.made_by(name, "Add"), 0.0
-        for a, b in (total.input, reversed(total.input)) if total is not None else ():
-            if self.values.scalar(a) is not None:
-                name, nodes, eps = b, [*nodes, total], self.values.scalar(a)
-        mean = self.moments.mean(name)
-        sizes = None if mean is None or mean.squared else self.values.made_by(mean.source, "Abs")
-        centred = None if sizes is None else self.moments.centred(sizes.input[0])
-        if centred is None or not self.values.same(sizes.input[0], node.input[0]):
-            return None
-        x, inner, more = centred
-        miscount = mean.miscount.then(inner.miscount)
-        reason = "it divides by the mean absolute deviation, not by the standard deviation"
-        near = NearMiss(", and ".join(filter(None, (reason, miscount.reason))), miscount.error)
-        variance = Variance(x, sizes.input[0], LAYER, "centred", mean, (*more, sizes, *mean.nodes, *nodes), near)
-        everything = (*variance.nodes, node, *self.values.strip(node.input[0])[1])
-        kind = self.values.dtype(x)
-        return Match(variance, everything, node.output[0], "", False, eps, kind, near=near)
-
-    def _uncentred(self, found: Match, user: onnx.NodeProto) -> Match | None:
-        """Near miss: x / std. None if a later sum adds a value computed from the mean or std: it may be mean / std."""
-        variance = found.variance
-        if found.rms or not self.values.same(user.input[0], variance.x):
-            return None
-        reached = [user.output[0]]
-        for name in reached:
-            for node in self.scope.consumers(name):
-                known = all(self.scope.constant(other) is not None for other in node.input if other not in ("", name))
-                others = [other for other in node.input if other not in ("", name)]
-                if len(reached) > _FARTHEST:
-                    return None
-                if op(node) in SUMS and not known:
-                    if any(self._depends(other, found, reached) for other in others):
-                        return None
-                    continue
-                if op(node) in SAME | RESHAPERS | {"Neg"} or (op(node) in SUMS | {"Mul", "Div"} and known):
-                    reached.append(node.output[0])
-        path = self.values.strip(user.input[0])[1]
-        return found.add(*path, near=NearMiss("x is divided by the deviation, not x - mean"))
-
-    def _depends(self, name: str, found: Match, quotients: list[str]) -> bool:
-        """Whether a value is computed from the deviation or mean of a match, other than through its quotient.
-
-        True also for a mean of one of `quotients` (the quotient and its multiples), which may centre it afterwards, and
-        if _FARTHEST values leave it open.
-        """
-        inside = {out for node in found.nodes for out in node.output if out} - {found.y, found.variance.x}
-        pending, seen = [name], set()
-        while pending and len(seen) < _FARTHEST:
-            current = pending.pop()
-            node = self.scope.producer(current)
-            mean = self.moments.mean(current)
-            centres = mean is not None and any(
-                self.values.same(mean.source, each) for each in (found.variance.x, *quotients)
-            )
-            if current in inside or centres:
-                return True
-            stop = current == found.y or self.values.same(current, found.variance.x)
-            if node is not None and current not in seen and not stop:
-                pending += [each for each in node.input if each]
-            seen.add(current)
-        return len(seen) >= _FARTHEST
-
-    # -- folded: bias - mean * rstd is computed first, then added to x * rstd
-
-    def _folded_mean(self, found: Match, user: onnx.NodeProto) -> Match | None:
-        """x * r + (bias - mean * r), as TensorFlow's batch_normalization computes it; r is rstd or rstd * scale."""
-        variance = found.variance
-        other = user.input[1] if user.input[0] == found.std else user.input[0]
-        if found.rms or not self.values.same(other, variance.x):
-            return None
-        product = user.output[0]
-        for last in self.scope.consumers(product):
-            if op(last) not in ("Add", "Sub") or (op(last) == "Sub" and last.input[0] != product):
-                continue
-            rest = last.input[1] if last.input[0] == product else last.input[0]
-            offset = self._offset(rest, found, op(last) == "Sub")
-            if offset is not None:
-                bias, nodes, mean = offset
-                nodes = (user, *nodes, last)
-                return found.add(*nodes, near=mean.misbroadcast, y=last.output[0], bias=bias, folded=bool(bias))
-        return None
-
-    def _offset(self, name: str, found: Match, negated: bool, depth: int = DEEPEST):
-        """(bias, nodes, mean) if the value is bias - mean * rstd, or mean * rstd if `negated`; bias may be empty."""
-        node = self.scope.producer(name)
-        if node is None or depth == 0:
-            return None
-        if op(node) == "Mul":
-            return self._scaled_mean(node, found, negated)
-        if op(node) == "Neg" and not negated:
-            inner = self._offset(node.input[0], found, True, depth - 1)
-            return inner and (inner[0], [node, *inner[1]], inner[2])
-        if op(node) == "Sub" and not negated and self.scope.constant(node.input[0]) is not None:
-            inner = self._offset(node.input[1], found, True, depth - 1)
-            return inner and (node.input[0], [node, *inner[1]], inner[2])
-        if op(node) == "Add" and not negated:
-            for a, b in (node.input, reversed(node.input)):
-                if self.scope.constant(a) is not None:
-                    inner = self._offset(b, found, False, depth - 1)
-                    return inner and (a, [node, *inner[1]], inner[2])
-        return None
-
-    def _scaled_mean(self, node: onnx.NodeProto, found: Match, negated: bool):
-        """As `_offset`, for the product alone: mean * rstd if `negated`, else -mean * rstd."""
-        for a, b in (node.input, reversed(node.input)):
-            if b != found.std:
-                continue
-            inner, path = self.values.strip(a)
-            flip = None if negated else self.values.made_by(inner, "Neg")
-            if flip is not None:
-                path, inner = [*path, flip], flip.input[0]
-            elif not negated:
-                continue
-            mean = self.moments.mean(inner)
-            if mean is not None and self.values.same(mean.source, found.variance.x):
-                return "", [node, *path, *mean.nodes], mean
-        return None
-
     # -- after the quotient
+
+    def _finished(self, found: Match) -> Match | None:
+        """The match with what follows the quotient; None if it lacks a factor sqrt(n)."""
+        whole = self._compensated(self._restored(found))
+        quantiser = next((node for node in found.nodes if op(node) == "QuantizeLinear"), None)
+        if whole and quantiser is not None:
+            step = self.values.scalar(quantiser.input[1]) if len(quantiser.input) > 1 else None
+            steps = "" if step is None else f", in steps of {step:.3g}"
+            whole = whole.add(near=NearMiss(f"its statistics are quantised{steps}: it is the norm of integers"))
+        return whole and self._affine(whole)
 
     def _restored(self, found: Match) -> Match:
         """Note a near miss if the deviation lost its reduced axes (keepdims=0) and no node puts them back."""
@@ -426,6 +337,7 @@ class Matcher:
                 continue
             other = node.input[1] if node.input[0] == last else node.input[0]
             value = self.scope.constant(other)
-            if value is not None and self.values.along_row(value, found.variance.x, found.variance.mean.axes):
+            axes = found.axes or found.variance.mean.axes
+            if value is not None and self.values.along_row(value, found.variance.x, axes):
                 found = found.add(*casts, node, y=node.output[0], **{slot: other})
         return found

@@ -29,7 +29,8 @@ from onnx_export.model_io import (
 )
 from onnx_export.nodes import model_nodes, sort_nodes
 from onnx_export.validation import inputs, lint, outputs, recurrent, recurrent_lint, stress, verdict
-from onnx_export.validation.graph import inline, mark_functions, opset_versions
+from onnx_export.validation.expanded import expanded
+from onnx_export.validation.graph import import_domains, inline, mark_functions, opset_versions
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.lock import value_hash
 from onnx_export.validation.norm import Norm, unproved_claims
@@ -70,7 +71,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     if options.fix:
         report.fixed = ["wrote nothing: the file was not run, so nothing is proved"]
     if report.problem or options.find_only or not (found or cells or options.outputs):
-        report.problem = report.problem or unread
+        report.problem = report.problem or ("" if options.find_only else _refusal(model, weights)) or unread
         return report
 
     candidates = [Candidate(n, r, stress.producers(n)) for n, r in zip(found, report.norms, strict=True)]
@@ -81,8 +82,10 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     except (inputs.MissingInput, ort.CannotRun, Unreadable) as error:
         report.problem = clip(str(error))
         return report
-    report.problem, report.fixed = clip(run.trouble or unread), []
+    report.problem, report.fixed = clip(unread), []
     cases = _judge(run, candidates, report, emit)
+    if not any(norm.blame == "optimiser" for norm in report.norms):
+        report.problem = report.problem or clip(run.trouble)
     emit("stage", "cells")
     reset = _judge_cells(run, cells, report, options)
     emit("stage", "stress")
@@ -91,6 +94,15 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         emit("stage", "fix")
         _fix(run, candidates, cases, reset, report, options)
     return report
+
+
+def _refusal(model: onnx.ModelProto, weights: dict) -> str:
+    """Why onnxruntime does not load a model, so that its operators may be anything; empty if it does."""
+    try:
+        ort.Session(model, "off", weights)
+    except ort.CannotRun as error:
+        return clip(f"onnxruntime does not load the model: {error}")
+    return ""
 
 
 def _read(path: str, options: Options, report: ValidationReport, emit) -> onnx.ModelProto | None:
@@ -122,6 +134,11 @@ def _read(path: str, options: Options, report: ValidationReport, emit) -> onnx.M
     except Unreadable as error:
         report.problem = report.problem or clip(str(error))
     report.problem = report.problem or clip(_foreign(model))
+    if import_domains(model):
+        message = (
+            "operators of com.microsoft are used, but the domain is not imported; onnxruntime takes it as imported"
+        )
+        report.findings.append(Finding("note", "operator-opset", message))
     return model
 
 
@@ -162,6 +179,8 @@ def _judge(run: Run, candidates: list[Candidate], report: ValidationReport, emit
             case = run.case(position)
             report.findings += verdict.judge(run, case)
             cases.append(case)
+            if not case.norm.near_miss:  # evaluation refuted it
+                report.findings = [f for f in report.findings if (f.code, f.norm) != ("near-miss", case.norm.name)]
     emit("report", report)
     return cases
 
@@ -253,7 +272,17 @@ def _find(model, weights, options: Options, report: ValidationReport, emit) -> t
             reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
             report.findings.append(Finding("note", "shapes", f"shapes could not be inferred: {reason}"))
         emit("stage", "find")
-    found = find(model, lambda name, error: report.findings.append(_unread(name, error)), weights)
+    if not report.problem and any(node.domain not in ("", "ai.onnx") for node in model_nodes(model)):
+        ort.add_types(model, weights)
+
+    def unread(name: str, error: Exception) -> None:
+        report.findings.append(_unread(name, error))
+
+    found = find(model, unread, weights)
+    floats = expanded(model)
+    results = {norm.y for norm in found}
+    inside = find(floats, unread, weights) if floats is not None else []
+    found += [norm for norm in inside if norm.quantised and norm.y not in results]
     for name in unproved_claims(given, found):
         message = "a local function of this name, in which no norm was recognised: what it claims is not proved"
         report.findings.append(Finding("warning", "unproved-claim", message, clip(name)))

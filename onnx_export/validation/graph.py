@@ -7,39 +7,26 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, count, takewhile
 from math import prod
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from onnx_export.nodes import model_graphs, model_nodes, subgraphs
+from onnx_export.validation import constants
 
 _NEWEST = onnx.defs.onnx_opset_version()
 FUNCTION_KEY = "cnorm.function"  # metadata of a node that names its local function, because inlining loses it
 
-# Operators folded when their inputs are constant: no result has more elements than the largest input.
-_FOLDABLE = frozenset(
-    {"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Transpose"}
-    | {"Neg", "Sqrt", "Reciprocal", "DequantizeLinear"}
-)
-_FOLDABLE_WITH_SCALAR = frozenset(["Add", "Sub", "Mul", "Div", "Pow"])
-# Operators that compute counts, axes and conditions on them; folded only if no input or result has more than
-# _MOST_COUNTED elements.
-_COUNTING = frozenset({"Gather", "Slice", "Range", "Concat", "ReduceProd", "Floor"}) | frozenset(
-    {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "Not", "Max", "Min"}
-)
-_RESHAPING = frozenset({"Flatten", "Expand"})  # folded if the result has no more elements than the input
-_FOLDED = _FOLDABLE | _FOLDABLE_WITH_SCALAR | _COUNTING | _RESHAPING
-_MOST_COUNTED = 64
-
 
 def op(node: onnx.NodeProto) -> str:
-    """The operator of a node, preceded by its domain and "::" if that is not ONNX's own."""
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
+    """The operator of a node, preceded by its domain and "::" if that is not ONNX's own. A Sum of two is an Add."""
+    if node.domain not in ("", "ai.onnx"):
+        return f"{node.domain}::{node.op_type}"
+    return "Add" if node.op_type == "Sum" and len(node.input) == 2 else node.op_type
 
 
 def well_formed(node: onnx.NodeProto, opsets: dict[str, int]) -> bool:
@@ -113,20 +100,25 @@ class Scope:
         return " > ".join(label for _, _, label in self.path)
 
     def producer(self, name: str) -> onnx.NodeProto | None:
-        """The node of this graph that computes a value."""
-        return self._producers.get(name)
+        """The node that computes a value, in this graph or an enclosing one."""
+        if name in self._producers or self.outer is None or name in self._inputs or name in self._initialisers:
+            return self._producers.get(name)
+        return self.outer.producer(name)
 
     def consumers(self, name: str) -> list[onnx.NodeProto]:
         """The nodes of this graph that use a value, themselves or in their subgraphs."""
         return self._consumers.get(name, [])
 
-    def inner(self) -> Iterator[Scope]:
+    @cached_property
+    def inner(self) -> list[Scope]:
         """The scopes directly inside this one."""
+        found = []
         for node in self.nodes:
             for attribute, graph in subgraphs(node):
                 label = f"{node.name or node.op_type}.{attribute}"
                 step = (node.output[0] if node.output else "", attribute, label)
-                yield Scope(graph, self.opsets, _types(graph), (*self.path, step), self, node)
+                found.append(Scope(graph, self.opsets, _types(graph), (*self.path, step), self, node))
+        return found
 
     def dtype(self, name: str) -> int:
         """ONNX element type of a value, UNDEFINED where unknown."""
@@ -182,41 +174,28 @@ class Scope:
             return []
         if op(node) == "CastLike":
             return list(node.input[:1])
-        return [each for each in node.input if each] if op(node) in _FOLDED else []
+        names = [each for each in node.input if each]
+        variable = any(each in self._constants and self._constants[each] is None for each in names)
+        return [] if variable or not constants.folds(node) else names
 
     def _fold(self, name: str) -> np.ndarray | None:
         if name in self._initialisers:
-            return _array(self._initialisers[name])
+            return constants.stored_value(self._initialisers[name])
         node = self._producers.get(name)
         if node is None:
             if name in self._inputs:
                 return self._carried(name)
             return None if self.outer is None else self.outer.constant(name)
         if op(node) == "Constant":
-            return _constant_value(node)
+            return constants.constant_node(node)
         if op(node) in ("Shape", "Size"):
             return self._counted(node)
         if op(node) == "CastLike" and len(node.input) == 2:
             return self._cast_like(node)
-        if op(node) not in _FOLDED:
-            return None
         inputs = {each: self._constants.get(each) for each in node.input if each}
-        if any(value is None for value in inputs.values()):
+        if not inputs or not constants.folds(node) or any(value is None for value in inputs.values()):
             return None
-        small = all(value.size <= _MOST_COUNTED for value in inputs.values())
-        if (op(node) in _COUNTING and not small) or not self._bounded(node, inputs):
-            return None
-        if node.op_type in _FOLDABLE_WITH_SCALAR and all(value.size > 1 for value in inputs.values()):
-            return None
-        opsets = self.opsets
-        if node.op_type == "DequantizeLinear":  # the evaluator has it from opset 19 on; opset 13 means the same
-            opsets = opsets | {"": max(19, opsets.get("", 0))}
-        try:
-            with np.errstate(all="ignore"):
-                graph = helper.make_graph([node], "constant", [], [_untyped(node.output[0])])
-                return np.asarray(ReferenceEvaluator(graph, opsets=opsets).run(None, inputs)[0])
-        except Exception:  # a malformed node is not folded; the runtime reports it
-            return None
+        return constants.folded(node, name, inputs, self.opsets)
 
     def _counted(self, node: onnx.NodeProto) -> np.ndarray | None:
         """The result of Shape or Size, None if the file leaves a dimension open."""
@@ -233,16 +212,6 @@ class Scope:
         if value is None or kind not in helper.get_all_tensor_dtypes() or kind == TensorProto.UNDEFINED:
             return value
         return value.astype(helper.tensor_dtype_to_np_dtype(kind))
-
-    def _bounded(self, node: onnx.NodeProto, inputs: dict[str, np.ndarray]) -> bool:
-        """Whether the result of Expand or Range is small, or no larger than its input; true for other operators."""
-        if op(node) == "Expand":
-            most = max(_MOST_COUNTED, inputs[node.input[0]].size)
-            return bool(np.prod(inputs[node.input[1]], initial=1.0) <= most)
-        if op(node) != "Range":
-            return True
-        start, limit, step = (float(inputs[name].ravel()[0]) for name in node.input)
-        return step != 0 and abs((limit - start) / step) <= _MOST_COUNTED
 
     def _carried(self, name: str) -> np.ndarray | None:
         """The constant value of a loop-carried input that the body of the Loop or Scan returns unchanged, else None."""
@@ -296,24 +265,6 @@ def _types(graph: onnx.GraphProto) -> dict[str, onnx.TypeProto]:
     return {v.name: v.type for v in (*graph.input, *graph.value_info, *graph.output)}
 
 
-def _array(tensor: onnx.TensorProto) -> np.ndarray | None:
-    if tensor.data_location == TensorProto.EXTERNAL or tensor.data_type == TensorProto.STRING:
-        return None
-    return numpy_helper.to_array(tensor)
-
-
-def _constant_value(node: onnx.NodeProto) -> np.ndarray | None:
-    for attribute in node.attribute:
-        if attribute.name == "value" and attribute.HasField("t"):
-            return _array(attribute.t)
-        if attribute.name in ("value_float", "value_floats"):
-            value = attribute.f if attribute.name == "value_float" else list(attribute.floats)
-            return np.array(value, np.float32)
-        if attribute.name in ("value_int", "value_ints"):
-            return np.array(attribute.i if attribute.name == "value_int" else list(attribute.ints), np.int64)
-    return None
-
-
 def scopes(model: onnx.ModelProto, weights: dict[str, np.ndarray] | None = None) -> Iterator[Scope]:
     """The main graph, its subgraphs, and the functions that could not be inlined.
 
@@ -327,12 +278,21 @@ def scopes(model: onnx.ModelProto, weights: dict[str, np.ndarray] | None = None)
     while pending:
         scope = pending.pop(0)
         yield scope
-        pending += scope.inner()
+        pending += scope.inner
 
 
 def opset_versions(model: onnx.ModelProto | onnx.FunctionProto) -> dict[str, int]:
     """Imported opsets by domain; "ai.onnx" is another name of the domain ""."""
     return {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
+
+
+def import_domains(model: onnx.ModelProto) -> bool:
+    """Import com.microsoft where its operators are used without it, as onnxruntime does; returns whether they were."""
+    lacking = "com.microsoft" not in opset_versions(model)
+    lacking = lacking and any(node.domain == "com.microsoft" for node in model_nodes(model))
+    if lacking:
+        model.opset_import.add(domain="com.microsoft", version=1)
+    return lacking
 
 
 def function_key(name: str, domain: str) -> str:
@@ -405,14 +365,17 @@ def cut(
     model, scope
         Where the nodes lie.
     nodes : iterable of NodeProto
-        In any order; the new model keeps the order of the graph.
+        Of this graph and enclosing ones, in any order; the new model keeps the order of the graphs.
     outputs : list of str
         Values to return.
     inputs : dict of str to (element type, shape)
         Inputs of the new model. All other values that the nodes read must be constant; they become initialisers.
     """
     chosen = {id(node) for node in nodes}
-    ordered = [node for node in scope.nodes if id(node) in chosen]
+    graphs = [scope]
+    while graphs[0].outer is not None:
+        graphs.insert(0, graphs[0].outer)
+    ordered = [node for graph in graphs for node in graph.nodes if id(node) in chosen]
     made = {name for node in ordered for name in node.output}
     needed = dict.fromkeys(name for node in ordered for name in node.input if name)
     stored = []

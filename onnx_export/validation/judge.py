@@ -142,8 +142,11 @@ class Oracle:
             None if name == "" or value(name) is None else np.asarray(value(name)).astype(np.float64)
             for name in (norm.scale, norm.bias)
         )
-        top = 1.0 if scale is None else float(np.max(np.abs(scale), where=np.isfinite(scale), initial=0.0))
-        scaled = done.xhat if scale is None else done.xhat * norm.formula.broadcast_parameter(scale, x)
+        top = norm.shrink
+        if scale is not None:
+            top *= float(np.max(np.abs(scale), where=np.isfinite(scale), initial=0.0))
+        xhat = done.xhat * norm.shrink
+        scaled = xhat if scale is None else xhat * norm.formula.broadcast_parameter(scale, x)
         claim = scaled if bias is None else scaled + norm.formula.broadcast_parameter(bias, x)
         return JudgedRows(done.n, done.largest, done.variance, norm.eps, claim, scaled, top)
 

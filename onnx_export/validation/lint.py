@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from math import isnan
 
 import numpy as np
@@ -11,7 +13,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from onnx_export import ort
-from onnx_export.operators import LAYER, RMS
+from onnx_export.nodes import model_nodes
+from onnx_export.operators import LAYER, RMS, operator_of
 from onnx_export.validation import traps
 from onnx_export.validation.graph import attribute, op, opset_versions, scopes, unit_roundoff
 from onnx_export.validation.judge import type_name
@@ -19,6 +22,9 @@ from onnx_export.validation.norm import Norm
 from onnx_export.validation.report import Finding
 from onnx_export.validation.values import Values, varying
 
+# Operators named norms that are no layer norms; the first two are looked into where their inputs are computed.
+_OTHER_NORMS = frozenset({"BatchNormalization", "LpNormalization", "MeanVarianceNormalization", "LRN"})
+_NORM_NAME = re.compile(r"norm(ali[sz](ation|e))?$", re.IGNORECASE)
 LARGE_EPS = 1e-2  # ten times the largest default of a framework, 1e-3 of Keras
 
 
@@ -95,6 +101,32 @@ def lint_model(model: onnx.ModelProto) -> Iterator[Finding]:
         yield Finding("warning", "opset", f"opset {opset} is newer than the installed onnxruntime takes")
     if not ort.loads(17, model.ir_version):
         yield Finding("warning", "ir", f"IR {model.ir_version} is not one the installed onnxruntime takes")
+    local = {function.domain for function in model.functions}
+    for node in model_nodes(model):
+        if node.domain not in local:
+            yield from _lint_operator(node, opset)
+
+
+def _lint_operator(node: onnx.NodeProto, opset: int) -> Iterator[Finding]:
+    """Findings about a node that is a norm by its operator, or calls itself one."""
+    kind, name = op(node), node.name or next(filter(None, node.output), "")
+    known = operator_of(node) is not None
+    if known and not (node.output and node.output[0]):
+        yield Finding("error", "no-result", f"{kind} does not give its first output, which it must", name)
+    first = _first_opset(kind) if known else 0
+    if opset < first:
+        message = f"{kind} is an operator of opset {first}, the file has {opset}: only onnxruntime runs it"
+        yield Finding("warning", "operator-opset", message, name)
+    if not known and _NORM_NAME.search(node.op_type) and node.op_type not in _OTHER_NORMS:
+        message = f"an operator named {kind}, which is not one of the known norms: what it computes is not proved"
+        yield Finding("warning", "unproved-claim", message, name)
+
+
+@cache
+def _first_opset(kind: str) -> int:
+    """The opset that introduced an operator of ONNX; 0 for one of onnxruntime."""
+    versions = [schema.since_version for schema in onnx.defs.get_all_schemas_with_history() if schema.name == kind]
+    return min(versions, default=0)
 
 
 def lint_norm(norm: Norm) -> Iterator[Finding]:

@@ -2,85 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
 import onnx
 
-from onnx_export.operators import LAYER, RMS, Formula
+from onnx_export.operators import LAYER, RMS
+from onnx_export.validation.contractions import WEIGHTED, weighted_sum
 from onnx_export.validation.graph import attribute, op, unit_roundoff
 from onnx_export.validation.norm import NONE, NearMiss
-from onnx_export.validation.values import REDUCED_SUMS, RESHAPERS, SAME, Values
+from onnx_export.validation.statistic import Centred, Mean, Variance
+from onnx_export.validation.values import PASSED, QUANTISERS, REDUCED_SUMS, RESHAPERS, SAME, Values
 
 # Limit on recursion between a variance and its root: an untrusted file may have thousands of steps, two branches each.
 DEEPEST = 5
-_KEEPDIMS = NearMiss("keepdims=0: the statistic broadcasts along the wrong axis", trap="keepdims")
-
-
-@dataclass(frozen=True)
-class Mean:
-    """mean(source) over axes, or mean(source^2) where `squared`.
-
-    Attributes
-    ----------
-    total : bool
-        Whether it is the sum, not yet divided by n.
-    reshaped : bool
-        Whether a change of shape after it may have put the reduced axes back.
-    stored_reciprocal : bool
-        Whether it is a sum times a stored 1/n.
-    miscount : NearMiss
-        Set if the sum is divided by a count other than n.
-    """
-
-    source: str
-    axes: tuple[int, ...] | None
-    keepdims: bool
-    nodes: tuple[onnx.NodeProto, ...]
-    squared: bool = False
-    total: bool = False
-    reshaped: bool = False
-    stored_reciprocal: bool = False
-    miscount: NearMiss = NONE
-
-    @property
-    def misbroadcast(self) -> NearMiss:
-        """Set if the mean, without its reduced axes, broadcasts wrongly against its source."""
-        leading = self.axes is None or self.axes == tuple(range(len(self.axes)))
-        return NONE if self.keepdims or self.reshaped or leading else _KEEPDIMS
-
-
-@dataclass(frozen=True)
-class Variance:
-    """Second moment of x about its mean, or about zero (RMS).
-
-    Attributes
-    ----------
-    centred : str
-        The value x - mean, empty if the variance is computed without it.
-    form : {"centred", "one-pass"}
-    mean : Mean
-        The outer mean, of the squares.
-    reshaped : bool
-        Whether the reduced axes may have been put back on the way to the square root.
-    """
-
-    x: str
-    centred: str
-    formula: Formula
-    form: str
-    mean: Mean
-    nodes: tuple[onnx.NodeProto, ...]
-    near: NearMiss = NONE
-    stored_reciprocal: bool = False
-    reshaped: bool = False
-    floor: float = 0.0
-
-    def through(self, nodes: list[onnx.NodeProto], near: NearMiss = NONE, **changes) -> Variance:
-        """The variance after further nodes, with a near miss that these make it."""
-        reshaped = self.reshaped or any(op(node) in RESHAPERS for node in nodes)
-        near = self.near.then(near)
-        return replace(self, nodes=(*self.nodes, *nodes), reshaped=reshaped, near=near, **changes)
+_MOST_SIGNS = 64
 
 
 class Moments:
@@ -91,7 +26,7 @@ class Moments:
 
     def mean(self, name: str) -> Mean | None:
         """The mean that a value holds, also after changes of shape; None if it is no mean."""
-        inner, path = self.values.strip(name, SAME | RESHAPERS)
+        inner, path = self.values.strip(name, PASSED)
         node = self.scope.producer(inner)
         if node is None:
             return None
@@ -100,15 +35,30 @@ class Moments:
             return self._of_means(self._reduction(node, path, reshaped))
         if op(node) in ("GlobalAveragePool", "AveragePool"):
             return self._pooled(node, path, reshaped)
-        if op(node) == "MatMul":
-            return self._averaged(node, path, reshaped)
+        if op(node) in WEIGHTED:
+            found = self._weighted(node, path, reshaped)
+            return found if found and not found.total else None
         return self._divided_sum(node, path, reshaped) if op(node) in ("Mul", "Div") else None
 
     def total(self, name: str) -> Mean | None:
         """The sum of squares that a value holds, None if it is none."""
-        inner, path = self.values.strip(name, SAME | RESHAPERS)
-        node = self.values.made_by(inner, *REDUCED_SUMS, "ReduceL2")
-        found = node and self._reduction(node, path, any(op(n) in RESHAPERS for n in path))
+        inner, path = self.values.strip(name, PASSED)
+        return self._sum(inner, path)
+
+    def _sum(self, name: str, path: list[onnx.NodeProto]) -> Mean | None:
+        """The sum that a value is, before a path of other nodes; the square of an L2 norm is a sum of squares."""
+        reshaped = any(op(n) in RESHAPERS for n in path)
+        node = self.values.made_by(name, *REDUCED_SUMS)
+        if node is None:
+            found = self._weighted(self.scope.producer(name), path, reshaped) if self.scope.producer(name) else None
+            return found if found and found.total else self._squared_l2(name, path, reshaped)
+        found = self._reduction(node, path, reshaped)
+        return replace(found, total=True) if found else self._weighted(node, path, reshaped)
+
+    def _squared_l2(self, name: str, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
+        squared = self.power(name)
+        root = squared and squared[1] == 2 and self.values.made_by(squared[0], "ReduceL2")
+        found = root and self._reduction(root, [*squared[2], *path], reshaped)
         return replace(found, total=True) if found else None
 
     def _divided_sum(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
@@ -118,15 +68,15 @@ class Moments:
             counted = factor is None and self.values.counted(b)
             if not (factor or counted) or (op(node) == "Div" and b != node.input[1]):
                 continue
-            source, inner_path = self.values.strip(a, SAME | RESHAPERS)
-            total = self.values.made_by(source, *REDUCED_SUMS)
-            if total is None:
+            source, inner_path = self.values.strip(a, PASSED)
+            if self.values.made_by(source, "ReduceL2"):
+                continue
+            count_nodes = self.values.chain(b)[0] if counted else []
+            found = self._sum(source, [*path, *inner_path, node, *count_nodes])
+            if found is None:
                 continue
             reshaped = reshaped or any(op(n) in RESHAPERS for n in inner_path)
-            count_nodes = self.values.chain(b)[0] if counted else []
-            found = self._reduction(total, [*path, *inner_path, node, *count_nodes], reshaped)
-            if found is None:
-                return None
+            found = replace(found, total=False, reshaped=reshaped)
             if counted:
                 unbiased = NearMiss("a sum is divided by a computed count less 1 (unbiased)")
                 return replace(found, miscount=unbiased if self._less_one(b) else NONE)
@@ -147,7 +97,7 @@ class Moments:
         )
 
     def _reduction(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
-        axes = self._contracted(node) if op(node) == "Einsum" else self._reduced_axes(node)
+        axes = None if op(node) == "Einsum" else self._reduced_axes(node)
         if axes is None:
             return None
         source, casts = self.values.strip(node.input[0])
@@ -156,8 +106,8 @@ class Moments:
             if not all(-len(shape) <= axis < len(shape) for axis in axes):
                 return None
             axes = tuple(sorted(axis % len(shape) for axis in axes))
-        keepdims = bool(attribute(node, "keepdims", 1)) and op(node) != "Einsum"
-        squared = op(node) in ("ReduceSumSquare", "ReduceL2", "Einsum")
+        keepdims = bool(attribute(node, "keepdims", 1))
+        squared = op(node) in ("ReduceSumSquare", "ReduceL2")
         found = Mean(source, axes or None, keepdims, (*casts, node, *path), squared=squared, reshaped=reshaped)
         return self._before_unsqueeze(found)
 
@@ -171,27 +121,21 @@ class Moments:
             axes = tuple(value.ravel().tolist())
         return None if not axes and attribute(node, "noop_with_empty_axes", 0) else axes
 
-    def _contracted(self, node: onnx.NodeProto) -> tuple[int, ...] | None:
-        """The axes over which an Einsum sums the squares of one value, as in "bti,bti->bt"."""
-        equation = next((a.s.decode("ascii", "replace") for a in node.attribute if a.name == "equation"), "")
-        terms, _, result = equation.replace(" ", "").partition("->")
-        one, _, other = terms.partition(",")
-        if len(node.input) != 2 or one != other or "." in one or not self.values.same(*node.input):
-            return None
-        axes = tuple(index for index, letter in enumerate(one) if letter not in result)
-        return axes if axes and [letter for letter in one if letter in result] == list(result) else None
+    def _weighted(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
+        """The mean or sum that a product with equal weights computes: MatMul, Gemm, Einsum, or Conv of 1 x 1.
 
-    def _averaged(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
-        """The mean over the last axis, as a product with a matrix whose elements are all 1/n."""
-        matrix = self.scope.constant(node.input[1]) if len(node.input) == 2 else None
-        if matrix is None or matrix.ndim != 2 or not matrix.size or matrix.shape[1] not in (1, matrix.shape[0]):
+        Weights of 1/n give a mean, weights of 1 the sum (`total`).
+        """
+        weighing = weighted_sum(self.values, node)
+        if weighing is None:
             return None
-        share = 1 / matrix.shape[0]
-        if matrix.dtype.kind != "f" or abs(matrix.astype(float) - share).max() > np.finfo(matrix.dtype).eps * share:
+        source, casts = self.values.strip(weighing.source)
+        axes = self.values.axes(weighing.axes, source)
+        mean = weighing.n > 0 and abs(weighing.weight * weighing.n - 1) <= weighing.unit
+        if not mean and weighing.weight != 1:
             return None
-        source, casts = self.values.strip(node.input[0])
-        axes = self.values.axes((-1,), source)
-        return Mean(source, axes, True, (*casts, node, *path), reshaped=reshaped, stored_reciprocal=True)
+        found = Mean(source, axes, weighing.keepdims, (*casts, node, *path), squared=weighing.squared)
+        return replace(found, reshaped=reshaped, total=not mean, stored_reciprocal=mean)
 
     def _pooled(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
         """The mean over all axes after the first two, as GlobalAveragePool or as AveragePool with one window."""
@@ -259,18 +203,26 @@ class Moments:
 
     def power(self, name: str) -> tuple[str, float, list[onnx.NodeProto]] | None:
         """(base, exponent, nodes) if the value is base^exponent."""
-        inner, path = self.values.strip(name, SAME | RESHAPERS)
+        inner, path = self.values.strip(name, PASSED)
         node = self.scope.producer(inner)
         if node is None:
             return None
-        if op(node) == "Mul" and self.values.same(*node.input):
-            base, more = self.values.strip(node.input[0])
-            return base, 2.0, [*path, node, *more]
-        exponent = self.values.scalar(node.input[1]) if op(node) == "Pow" else None
+        twice = op(node) == "Mul" and self.values.same(*node.input)
+        exponent = 2.0 if twice else self.values.scalar(node.input[1]) if op(node) == "Pow" else None
         if exponent is None:
             return None
-        base, more = self.values.strip(node.input[0])
+        base, more = self._unsigned(node.input[0]) if exponent % 2 == 0 else self.values.strip(node.input[0])
         return base, exponent, [*path, node, *more]
+
+    def _unsigned(self, name: str) -> tuple[str, list[onnx.NodeProto]]:
+        """`strip`, also through Abs and changes of sign, which an even power undoes."""
+        name, _, path = self.values.signed(name)
+        node = self.values.made_by(name, "Abs")
+        while node is not None and len(path) < _MOST_SIGNS:
+            name, _, more = self.values.signed(node.input[0])
+            path = [*path, node, *more]
+            node = self.values.made_by(name, "Abs")
+        return name, path
 
     def second_moment(self, name: str) -> tuple[str, float, Mean, list[onnx.NodeProto]] | None:
         """(base, exponent, mean, nodes) if the value is mean(base^exponent)."""
@@ -278,7 +230,7 @@ class Moments:
         if mean is None:
             return None
         if mean.squared:
-            base, path = self.values.strip(mean.source)
+            base, path = self._unsigned(mean.source)
             return base, 2.0, mean, [*path, *mean.nodes]
         squared = self.power(mean.source)
         if squared is None:
@@ -286,31 +238,30 @@ class Moments:
         base, exponent, nodes = squared
         return base, exponent, mean, [*nodes, *mean.nodes]
 
-    def centred(self, name: str) -> tuple[str, Mean, list[onnx.NodeProto]] | None:
-        """(x, mean, nodes) if the value is x - mean(x)."""
-        inner, path = self.values.strip(name)
+    def centred(self, name: str) -> Centred | None:
+        """x - mean(x), in any order and with any signs, if the value is that; with `negative`, mean(x) - x."""
+        inner, sign, path = self.values.signed(name, SAME | QUANTISERS)
         node = self.values.made_by(inner, "Sub", "Add")
         if node is None:
             return None
-        subtracted, flip = node.input[1], []
-        if op(node) == "Add":
-            negative = self.values.made_by(subtracted, "Neg")
-            if negative is None:
-                return None
-            subtracted, flip = negative.input[0], [negative]
-        mean = self.mean(subtracted)
-        if mean is None or mean.squared:
-            return None
-        x, casts = self.values.strip(node.input[0])
-        if not self.values.same(x, mean.source):
-            return None
-        return x, mean, [*casts, *mean.nodes, *flip, node, *path]
+        terms = (node.input[0], 1), (node.input[1], -1 if op(node) == "Sub" else 1)
+        for (kept, plus), (subtracted, minus) in (terms, reversed(terms)):
+            x, flip, casts = self.values.signed(kept)
+            value, turn, more = self.values.signed(subtracted)
+            mean = self.mean(value)
+            if mean is None or mean.squared:
+                continue
+            source, around, last = self.values.signed(mean.source)
+            if self.values.same(x, source) and plus * flip == -minus * turn * around:
+                nodes = (*casts, *last, *mean.nodes, *more, node, *path)
+                return Centred(x, replace(mean, source=source), nodes, negative=sign * plus * flip < 0)
+        return None
 
     # -- variances
 
     def variance(self, name: str, depth: int = DEEPEST) -> Variance | None:
         """The second moment that a value holds, also after a clamp, a square root and square, or a rescaling."""
-        inner, path = self.values.strip(name, SAME | RESHAPERS)
+        inner, path = self.values.strip(name, PASSED)
         node = self.scope.producer(inner)
         if node is None or depth == 0:
             return None
@@ -327,6 +278,15 @@ class Moments:
             return self._rescaled(node, path, depth)
         moment = self.second_moment(inner)
         return moment and self._two_pass(moment, path)
+
+    def l2(self, node: onnx.NodeProto) -> Variance | None:
+        """The second moment, as a sum, whose root a ReduceL2 computes."""
+        found = self._reduction(node, [], False)
+        if found is None:
+            return None
+        base, path = self._unsigned(found.source)
+        moment = base, 2.0, replace(found, total=True), [*path, *found.nodes]
+        return self._two_pass(moment, [])
 
     def _squared_root(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """The Sqrt whose result `node` squares, else None."""
@@ -357,13 +317,13 @@ class Moments:
         near = mean.miscount
         if exponent != 2:  # an even power of a deviation may be intended
             near = near.then(NearMiss(f"the exponent is {exponent:g}, not 2", exponent % 2 != 0, trap="exponent"))
-        centred = self.centred(base)
+        centred = self.centred(base) or self._centred_before_transpose(base)
         if centred is None:
             if exponent != 2:  # x / sqrt(mean(x^p)) resembles no norm
                 return None
             found = Variance(base, "", RMS, "centred", mean, tuple(nodes), near)
             return replace(found, stored_reciprocal=mean.stored_reciprocal).through(path)
-        x, inner_mean, centre_nodes = centred
+        x, inner_mean, centre_nodes = centred.x, centred.mean, centred.nodes
         outer, inner = self.values.axes(mean.axes, x), self.values.axes(inner_mean.axes, x)
         if outer != inner:
             reason = f"the mean is over axes {_shown(inner)}, the variance over {_shown(outer)}"
@@ -377,8 +337,23 @@ class Moments:
             (*centre_nodes, *nodes),
             near.then(inner_mean.misbroadcast),
             mean.stored_reciprocal or inner_mean.stored_reciprocal,
+            negative=centred.negative,
         )
         return found.through(path)
+
+    def _centred_before_transpose(self, name: str) -> Centred | None:
+        """The centred value that a Transpose takes, as one of the result's layout: its x is the transposed value."""
+        inner, path = self.values.strip(name, SAME | QUANTISERS)
+        node = self.values.made_by(inner, "Transpose")
+        found = None if node is None else self.centred(node.input[0])
+        order = () if node is None else attribute(node, "perm", ())
+        if found is None or found.mean.axes is None or not order:
+            return None
+        axes = [axis % len(order) for axis in found.mean.axes]
+        if not set(axes) <= set(order) or set(order) != set(range(len(order))):
+            return None
+        mean = replace(found.mean, axes=tuple(sorted(order.index(axis) for axis in axes)), keepdims=True)
+        return Centred(inner, mean, tuple(path))
 
     def one_pass(self, second_moment: str, squared_mean: str) -> Variance | None:
         """The variance E[x^2] - E[x]^2, from its two terms."""

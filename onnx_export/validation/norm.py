@@ -77,6 +77,10 @@ class Norm:
         Lower limit (clamp) of the variance or deviation; 0 for none.
     folded : bool
         Whether it is computed as x * f + (bias - mean * f), where f is rstd or rstd * scale.
+    shrink : float
+        The result is this much smaller than the formula's; the scale makes up for it.
+    shared : int
+        How many of the first nodes it may share with other norms: those of the variance.
     """
 
     scope: Scope
@@ -97,6 +101,8 @@ class Norm:
     stored_reciprocal: bool = False
     floor: float = 0.0
     folded: bool = False
+    shrink: float = 1.0
+    shared: int = 0
     name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -106,6 +112,11 @@ class Norm:
     def near_miss(self) -> str:
         """Why it is not a layer norm although it resembles one; empty for a norm."""
         return self.near.reason
+
+    @property
+    def quantised(self) -> bool:
+        """Whether integers lie between its input and its result, so that float64 has nothing to compare with."""
+        return not self.operator and any(node.op_type == "QuantizeLinear" for node in self.nodes)
 
     @property
     def form(self) -> str:

@@ -39,19 +39,31 @@ def find(
 
 
 def _find_in(scope: Scope, trouble: Callable[[str, Exception], None] | None) -> Iterator[Norm]:
+    """The norms of one graph. Norms may share nodes, but neither the root nor the result of another."""
     taken: set[int] = set()
+    results: set[str] = set()
     matcher = Matcher(scope)
     for node in scope.nodes:
+        if id(node) in taken:
+            continue
         try:
-            norm = _by_name(scope, node) or matcher.match(node)
+            named = _by_name(scope, node)
+            norms = [named] if named else matcher.match(node)
         except Exception as error:  # untrusted input: a failure costs one norm, not the report
             if trouble is None or isinstance(error, MemoryError):
                 raise
             trouble(node.name or node.output[0], error)
             continue
-        if norm and not taken & {id(n) for n in norm.nodes}:
-            taken |= {id(n) for n in norm.nodes}
-            yield norm
+        for norm in norms:
+            if norm.y not in results:
+                results |= {name for each in _core(norm) for name in each.output}
+                taken |= {id(each) for each in _core(norm)}
+                yield norm
+
+
+def _core(norm: Norm) -> list[onnx.NodeProto]:
+    """The nodes that belong to one norm only: those after its variance, which it may share."""
+    return norm.nodes[norm.shared :]
 
 
 def _by_name(scope: Scope, node: onnx.NodeProto) -> Norm | None:

@@ -18,6 +18,7 @@ from onnx_export.validation import stress
 from onnx_export.validation.graph import FUNCTION_KEY, free_prefix, opset_versions, used
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.run import Candidate, Case
+from onnx_export.validation.values import Values
 
 _FIRST_OPSET = 17
 # Tolerances between the outputs of two models. Relative to the largest element of the row: float32 rounding is smaller,
@@ -125,7 +126,7 @@ def _obstacle(model: onnx.ModelProto, case: Case | Candidate) -> str:
     for node in norm.nodes:
         for name in node.output:
             users = [n for n in norm.scope.consumers(name) if id(n) not in inside]
-            if name != norm.y and (users or name in norm.scope.outputs):
+            if name != norm.y and not _is_copy(norm, name) and (users or name in norm.scope.outputs):
                 return f"its inner value {name!r} is used elsewhere"
     if norm.scope.dtype(norm.x) != norm.scope.dtype(norm.y):
         return "its input and result differ in type"
@@ -133,6 +134,11 @@ def _obstacle(model: onnx.ModelProto, case: Case | Candidate) -> str:
     if replaceable:
         return f"its {replaceable!r} can be replaced by the caller"
     return _misfit(case, "scale") or _misfit(case, "bias")
+
+
+def _is_copy(norm: Norm, name: str) -> bool:
+    """Whether a value is the norm's input behind Identity or Cast: it stays where others use it."""
+    return Values(norm.scope).same(name, norm.x)
 
 
 def _replaceable(model: onnx.ModelProto, norm: Norm) -> str:
@@ -220,14 +226,17 @@ def _difference(model: onnx.ModelProto, case: Case, replacement: Replacement) ->
     for feeds in trials:
         ratio = case.oracle.equality(feeds, operator.run({norm.x: feeds[norm.x]})[norm.y]).ratio
         if ratio > 1:
-            return f"its nodes and the operator differ in float64, by {ratio:.3g} times its rounding"
+            message = f"its nodes and the operator differ in float64, by {ratio:.3g} times its rounding"
+            half = norm.eps_dtype in (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+            return message + f"; its eps, in a half type, is {norm.eps:.9g}: store it in float32" * half
     return ""
 
 
 def replaced(model: onnx.ModelProto, chosen: list[Replacement]) -> onnx.ModelProto:
     """A copy of `model` with each operator in place of its norm's last node, without nodes and tensors left unused."""
     ends = {operator.norm.y: operator.nodes for operator in chosen}
-    gone = {name for operator in chosen for node in operator.norm.nodes for name in node.output if name}
+    inside = [(operator.norm, node) for operator in chosen for node in operator.norm.nodes]
+    gone = {name for norm, node in inside for name in node.output if name and not _is_copy(norm, name)}
     nodes = []
     for node in model.graph.node:
         if gone.isdisjoint(node.output):

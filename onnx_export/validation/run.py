@@ -87,8 +87,8 @@ class Run:
         Whether two runs of the model may differ.
     generated : list of str
         Names of the generated inputs.
-    trouble : str
-        Optimisation levels at which the model does not run, and why; empty when there are none.
+    failed : dict of str to str
+        Why the model does not run, for each optimisation level at which it does not.
 
     Raises
     ------
@@ -108,14 +108,40 @@ class Run:
         self.random = any(_draws(scope, node) for scope in scopes(model) for node in scope.nodes)
         self._tap()
         self._levels = {"off": self._results("off")}
-        self.trouble = ""
+        self._inputs: dict[tuple[str, int], list[np.ndarray]] = {}
+        self._dumps: dict[str, list[dict[str, onnx.NodeProto]]] = {}
+        self.failed: dict[str, str] = {}
         for level in ("basic", "all"):
             try:
                 self._levels[level] = self._results(level)
+                self._dumps[level] = self._dump(level)  # also where the taps keep the optimiser from what it cannot run
             except ort.CannotRun as error:
-                self.trouble = f"onnxruntime does not run the model with optimisation {level!r}: {error}"
-        self._inputs: dict[tuple[str, int], list[np.ndarray]] = {}
-        self._dumps: dict[str, list[dict[str, onnx.NodeProto]]] = {}
+                self._levels.pop(level, None)
+                self.failed[level] = str(error)
+
+    @property
+    def trouble(self) -> str:
+        """The last optimisation level at which the model does not run, and why; empty when there is none."""
+        messages = [f"onnxruntime does not run the model with optimisation {k!r}: {e}" for k, e in self.failed.items()]
+        return messages[-1] if messages else ""
+
+    def runs(self, level: str, disabled: tuple[str, ...]) -> bool:
+        """Whether the model runs at a level without these optimisers."""
+        names = [value.name for value in self.model.graph.output]
+        try:
+            ort.Session(self.model, level, self.weights, disabled=disabled).run(names, self._feeds)
+        except ort.CannotRun:
+            return False
+        return True
+
+    def fails_alone(self, case: Case, level: str) -> bool:
+        """Whether onnxruntime does not run the norm as a model of its own at this level either."""
+        part = subgraph_model(self.model, case.norm, case.norm.nodes, case.feeds[0])
+        try:
+            ort.Session(part, level).run([case.norm.y], cast_feeds(part, case.feeds[0]))
+        except ort.CannotRun:
+            return True
+        return False
 
     @property
     def finite_inputs(self) -> bool:
@@ -161,6 +187,9 @@ class Run:
         wanted: dict[int, list[str]] = {}
         for index in which:
             norm, report = self._candidates[index].norm, self._candidates[index].report
+            if norm.quantised:
+                report.detail = "its statistics are quantised: its result is not held to that of the float norm"
+                continue
             wide = [*norm.nodes, *self._candidates[index].producers]
             names = dict.fromkeys([*boundary(norm.scope, norm.nodes), *boundary(norm.scope, wide), norm.y])
             tap = {name: Tap(norm.scope, name, copied=True) for name in names}
@@ -178,7 +207,8 @@ class Run:
             count = min((len(values) for values in stacked.values()), default=0)
             feeds = [{name: values[i] for name, values in stacked.items()} for i in _sample_indices(count)]
             results = [each.pop(norm.y) for each in feeds]
-            if any(_has_rows(each, norm) for each in feeds):
+            stored = norm.scope.constant(norm.x) is not None
+            if stored or any(_has_rows(each, norm) for each in feeds):
                 self._reached[index] = feeds, results
             else:
                 report.detail = "no rows reached it: a branch not taken, a loop not entered, or an empty input"
@@ -262,11 +292,13 @@ class Run:
             allowed.append(looking)
         return allowed
 
+    def _dump(self, level: str) -> list[dict[str, onnx.NodeProto]]:
+        """The producers of values in the optimised graph, without and with the results of norms as outputs."""
+        models = (self.model, expose(self.model, self._result_taps())[0]) if self._reached else ()
+        return [makers(ort.optimised(model, level, self.weights)) for model in models]
+
     def became(self, norm: Norm, level: str) -> tuple[str, bool]:
         """The operator that the optimiser makes of a norm, and whether it is the same with the result tapped."""
-        if level not in self._dumps:
-            exposed, _ = expose(self.model, self._result_taps())
-            self._dumps[level] = [makers(ort.optimised(m, level, self.weights)) for m in (self.model, exposed)]
         plain, tapped = (fused_into(made, norm) for made in self._dumps[level])
         return plain or tapped, plain in ("", tapped)
 

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from onnx_export.validation.graph import Scope, attribute, op, unit_roundoff
 
 SAME = frozenset({"Identity", "Cast", "CastLike"})
-RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})  # between a statistic and its use
+QUANTISERS = frozenset({"QuantizeLinear", "DequantizeLinear"})  # passed as a pair
+RESHAPERS = frozenset({"Reshape", "Unsqueeze", "Squeeze", "Expand"})
+PASSED = SAME | RESHAPERS | QUANTISERS  # between a statistic and its use
 SUMS = frozenset({"Add", "Sub", "Sum"})
 REDUCED_SUMS = ("ReduceSum", "ReduceSumSquare", "Einsum")
 _NEUTRAL = {"Mul": 1.0, "Div": 1.0, "Add": 0.0, "Sub": 0.0}
@@ -51,11 +53,65 @@ class Values:
         kind = op(node)
         if kind == "Where" and len(node.input) == 3:
             return self._guarded(node)
+        if kind in QUANTISERS and kind in ops:
+            return node.input[0] if kind == "QuantizeLinear" or self.made_by(node.input[0], "QuantizeLinear") else None
+        if kind == "Sum" and len(node.input) == 1:
+            return node.input[0]
         if kind in _NEUTRAL:
             return self._with_neutral(node)
         if kind not in ops:
             return None
         return node.input[0] if kind not in ("Cast", "CastLike") or self._floating(node) else None
+
+    def signed(self, name: str, ops: frozenset[str] = SAME) -> tuple[str, int, list[onnx.NodeProto]]:
+        """`strip`, also through changes of sign: (value, 1 or -1, nodes passed)."""
+        name, path = self.strip(name, ops)
+        sign = 1
+        while len(path) < _LONGEST_PATH:
+            node = self.scope.producer(name)
+            negated = None if node is None else self._negated(node)
+            if negated is None:
+                break
+            name, more = self.strip(negated, ops)
+            sign, path = -sign, [*path, node, *more]
+        return name, sign, path
+
+    def _negated(self, node: onnx.NodeProto) -> str | None:
+        """The input that a node returns with the other sign, None if there is none."""
+        if op(node) == "Neg":
+            return node.input[0]
+        if op(node) == "Div" and self.scalar(node.input[1]) == -1:
+            return node.input[0]
+        for a, b in (node.input, reversed(node.input)) if op(node) == "Mul" else ():
+            if self.scalar(b) == -1:
+                return a
+        return None
+
+    def filled(self, name: str, value: float) -> bool:
+        """Whether all elements are this number: a constant, or one that Expand or ConstantOfShape repeats."""
+        stored = self.scope.constant(name)
+        if stored is not None:
+            return bool(np.all(stored == value))
+        node = self.made_by(self.strip(name, SAME | RESHAPERS)[0], "ConstantOfShape")
+        if node is not None:
+            given = [numpy_helper.to_array(a.t) for a in node.attribute if a.name == "value"]
+            return bool(np.all(given[0] == value)) if given else value == 0
+        inner = self.scope.constant(self.strip(name, SAME | RESHAPERS)[0])
+        return inner is not None and bool(np.all(inner == value))
+
+    def reshaped_back(self, name: str, shape: tuple[int | None, ...] | None, like: str) -> onnx.NodeProto | None:
+        """The only consumer of a value if it gives it the shape of `like` again, else None."""
+        users = self.scope.consumers(name)
+        node = users[0] if len(users) == 1 and op(users[0]) in ("Reshape", "Squeeze") else None
+        if node is None or name in self.scope.outputs:
+            return None
+        source = self.made_by(self.strip(node.input[1])[0], "Shape") if op(node) == "Reshape" else None
+        if source is not None and self.same(source.input[0], like):
+            return node
+        made = self.scope.shape(node.output[0])
+        rank = None if shape is None else len(shape)
+        fits = made is not None and len(made) == rank
+        return node if fits and all(None in (a, b) or a == b for a, b in zip(made, shape, strict=True)) else None
 
     def _with_neutral(self, node: onnx.NodeProto) -> str | None:
         """The other operand of x * 1, x / 1, x + 0 or x - 0, which PaddlePaddle writes, else None.
@@ -101,7 +157,7 @@ class Values:
         while pending:
             name, path = pending.pop(0)
             for user in self.scope.consumers(name):
-                if self._unchanged(user, SAME | RESHAPERS) == name and len(path) < 8:
+                if self._unchanged(user, PASSED) == name and len(path) < 8:
                     pending.append((user.output[0], [*path, user]))
                 else:
                     yield user, name, path
@@ -123,8 +179,8 @@ class Values:
         return None, name, casts
 
     def same(self, a: str, b: str) -> bool:
-        """Whether two names stand for one value, up to casts."""
-        return self.strip(a)[0] == self.strip(b)[0]
+        """Whether two names stand for one value, up to casts and quantisation."""
+        return self.strip(a, SAME | QUANTISERS)[0] == self.strip(b, SAME | QUANTISERS)[0]
 
     def scalar(self, name: str) -> float | None:
         """The value of a constant of one element, else None."""

@@ -1,0 +1,106 @@
+"""Constant folding of one node: what any deterministic operator makes of constants, within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from onnx_export.nodes import subgraphs
+
+SMALL = 64  # elements; a node whose inputs have no more is folded, whatever its operator
+_LARGEST = 2**20  # elements of the result of an elementwise operator
+_MOST_RESULTS = 2**12  # elements of another operator's result
+_RANDOM = frozenset({"Bernoulli", "Dropout", "Multinomial"})
+# The result has the elements of the first input, so that constants of any size are folded.
+_SAME_SIZE = frozenset({"Identity", "Cast", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Transpose"}) | frozenset(
+    {"Neg", "Sqrt", "Reciprocal", "DequantizeLinear", "QuantizeLinear"}
+)
+# The result has the broadcast shape of the inputs.
+_ELEMENTWISE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Pow", "Sum", "Mean", "Max", "Min", "Where", "Mod", "And", "Or", "Xor", "Not"}
+    | {"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "PRelu"}
+    | {"Abs", "Exp", "Log", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh", "Erf", "Elu", "Selu", "Celu", "Gelu"}
+    | {"LeakyRelu", "HardSigmoid", "HardSwish", "Mish", "ThresholdedRelu", "Floor", "Ceil", "Round", "Sign", "Clip"}
+    | {"Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh", "IsNaN", "IsInf"}
+)
+# The result of small inputs is small.
+_NO_LARGER = frozenset({"Gather", "GatherElements", "GatherND", "Slice", "Split", "Concat", "MatMul", "Gemm", "Einsum"})
+# Their attributes make work or memory that shows in no shape.
+_SPATIAL = frozenset({"pads", "kernel_shape", "dilations", "strides"})
+
+
+def folds(node: onnx.NodeProto) -> bool:
+    """Whether the results of a node may be folded if its inputs are constants."""
+    kind = node.op_type
+    if kind in _RANDOM or kind.startswith("Random") or node.domain not in ("", "ai.onnx"):
+        return False
+    spatial = any(attribute.name in _SPATIAL for attribute in node.attribute)
+    return not spatial and not any(True for _ in subgraphs(node))
+
+
+def folded(
+    node: onnx.NodeProto, name: str, inputs: Mapping[str, np.ndarray], opsets: Mapping[str, int]
+) -> np.ndarray | None:
+    """The value of `name`, an output of the node, from its constant inputs; None if it is too large or malformed."""
+    if node.op_type in ("DequantizeLinear", "QuantizeLinear"):  # the evaluator has them from 19 on; 13 means the same
+        opsets = {**opsets, "": max(19, opsets.get("", 0))}
+    try:
+        if not _affordable(node, name, inputs, opsets):
+            return None
+        with np.errstate(all="ignore"):
+            graph = helper.make_graph([node], "constant", [], [onnx.ValueInfoProto(name=name)])
+            return np.asarray(ReferenceEvaluator(graph, opsets=dict(opsets)).run(None, dict(inputs))[0])
+    except Exception:  # a malformed node is not folded; the runtime reports it
+        return None
+
+
+def _affordable(node, name: str, inputs: Mapping[str, np.ndarray], opsets: Mapping[str, int]) -> bool:
+    """Whether the work and the result are bounded."""
+    kind, sizes = node.op_type, [value.size for value in inputs.values()]
+    if kind in _SAME_SIZE:
+        return True
+    small = all(size <= SMALL for size in sizes)
+    if kind in _ELEMENTWISE:
+        made = prod(np.broadcast_shapes(*(value.shape for value in inputs.values())))
+        return made <= max(SMALL, *sizes) and made <= max(_LARGEST, SMALL)
+    if kind in _NO_LARGER or kind.startswith("Reduce"):
+        return small or (kind == "Concat" and sum(sizes) <= _LARGEST)
+    if kind in ("Expand", "Tile") and not small:
+        return False
+    return small and _inferred_size(node, name, inputs, opsets) <= _MOST_RESULTS
+
+
+def _inferred_size(node, name: str, inputs: Mapping[str, np.ndarray], opsets: Mapping[str, int]) -> float:
+    """The number of elements of a result by onnx's shape inference, infinite if it is not known."""
+    stored = [numpy_helper.from_array(value, each) for each, value in inputs.items()]
+    graph = helper.make_graph([node], "constant", [], [onnx.ValueInfoProto(name=name)], stored)
+    imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output[0].type.tensor_type
+    known = inferred.HasField("shape") and all(dim.HasField("dim_value") for dim in inferred.shape.dim)
+    return prod(dim.dim_value for dim in inferred.shape.dim) if known else float("inf")
+
+
+def stored_value(tensor: onnx.TensorProto) -> np.ndarray | None:
+    """The array of an initialiser, None if it is not in the message or holds strings."""
+    if tensor.data_location == TensorProto.EXTERNAL or tensor.data_type == TensorProto.STRING:
+        return None
+    return numpy_helper.to_array(tensor)
+
+
+def constant_node(node: onnx.NodeProto) -> np.ndarray | None:
+    """The value of a Constant node, None for a kind that no norm uses."""
+    for attribute in node.attribute:
+        if attribute.name == "value" and attribute.HasField("t"):
+            return stored_value(attribute.t)
+        if attribute.name in ("value_float", "value_floats"):
+            value = attribute.f if attribute.name == "value_float" else list(attribute.floats)
+            return np.array(value, np.float32)
+        if attribute.name in ("value_int", "value_ints"):
+            return np.array(attribute.i if attribute.name == "value_int" else list(attribute.ints), np.int64)
+    return None

@@ -1,0 +1,71 @@
+"""Norms whose mean is folded into the bias: bias - mean * rstd is computed first, then added to x * rstd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx
+
+from onnx_export.validation.graph import op
+from onnx_export.validation.match import Match
+from onnx_export.validation.moments import DEEPEST
+
+if TYPE_CHECKING:
+    from onnx_export.validation.decomposed import Matcher
+
+
+def folded_mean(matcher: Matcher, found: Match, user: onnx.NodeProto) -> Match | None:
+    """x * r + (bias - mean * r), as TensorFlow's batch_normalization computes it; r is rstd or rstd * scale."""
+    variance = found.variance
+    other = user.input[1] if user.input[0] == found.std else user.input[0]
+    if found.rms or not matcher.values.same(other, variance.x):
+        return None
+    product = user.output[0]
+    for last in matcher.scope.consumers(product):
+        if op(last) not in ("Add", "Sub") or (op(last) == "Sub" and last.input[0] != product):
+            continue
+        rest = last.input[1] if last.input[0] == product else last.input[0]
+        offset = _offset(matcher, rest, found, op(last) == "Sub")
+        if offset is not None:
+            bias, nodes, mean = offset
+            nodes = (user, *nodes, last)
+            return found.add(*nodes, near=mean.misbroadcast, y=last.output[0], bias=bias, folded=bool(bias))
+    return None
+
+
+def _offset(matcher: Matcher, name: str, found: Match, negated: bool, depth: int = DEEPEST):
+    """(bias, nodes, mean) if the value is bias - mean * rstd, or mean * rstd if `negated`; bias may be empty."""
+    node = matcher.scope.producer(name)
+    if node is None or depth == 0:
+        return None
+    if op(node) == "Mul":
+        return _scaled_mean(matcher, node, found, negated)
+    if op(node) == "Neg" and not negated:
+        inner = _offset(matcher, node.input[0], found, True, depth - 1)
+        return inner and (inner[0], [node, *inner[1]], inner[2])
+    if op(node) == "Sub" and not negated and matcher.scope.constant(node.input[0]) is not None:
+        inner = _offset(matcher, node.input[1], found, True, depth - 1)
+        return inner and (node.input[0], [node, *inner[1]], inner[2])
+    if op(node) == "Add" and not negated:
+        for a, b in (node.input, reversed(node.input)):
+            if matcher.scope.constant(a) is not None:
+                inner = _offset(matcher, b, found, False, depth - 1)
+                return inner and (a, [node, *inner[1]], inner[2])
+    return None
+
+
+def _scaled_mean(matcher: Matcher, node: onnx.NodeProto, found: Match, negated: bool):
+    """As `_offset`, for the product alone: mean * rstd if `negated`, else -mean * rstd."""
+    for a, b in (node.input, reversed(node.input)):
+        if b != found.std:
+            continue
+        inner, path = matcher.values.strip(a)
+        flip = None if negated else matcher.values.made_by(inner, "Neg")
+        if flip is not None:
+            path, inner = [*path, flip], flip.input[0]
+        elif not negated:
+            continue
+        mean = matcher.moments.mean(inner)
+        if mean is not None and matcher.values.same(mean.source, found.variance.x):
+            return "", [node, *path, *mean.nodes], mean
+    return None
