@@ -20,6 +20,7 @@ from cnorm.text import printable
 from onnx_export.validation import examined, formats
 from onnx_export.validation import lock as locks
 from onnx_export.validation.codes import CODES
+from onnx_export.validation.jobs import Job, jobs_of
 from onnx_export.validation.options import Options
 from onnx_export.validation.report import CANNOT, REFUSED, SCHEMA, SOUND, UNSOUND, ValidationReport
 
@@ -45,10 +46,26 @@ def _finite(_context, _option, value: float) -> float:
 
 @click.command(name="validate", short_help="Check the norms of ONNX files.")
 @click.argument("models", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option("--input", type=click.Path(path_type=Path), help="Inputs: an .npz by name, or an .npy for the only one.")
-@click.option("--outputs", type=click.Path(path_type=Path), help="An .npz with the outputs a framework gives for them.")
-@click.option("--like", type=click.Path(path_type=Path), help="Hold the norms to those of another model or lock file.")
-@click.option("--lock", type=click.Path(path_type=Path), help="Write a lock file for --like of later runs.")
+@click.option(
+    "--input",
+    type=click.Path(path_type=Path),
+    help="Inputs: an .npz by name, or an .npy for the only one.",
+)
+@click.option(
+    "--outputs",
+    type=click.Path(path_type=Path),
+    help="An .npz with the outputs a framework gives for them.",
+)
+@click.option(
+    "--like",
+    type=click.Path(path_type=Path),
+    help="Hold the norms to those of another model or lock file.",
+)
+@click.option(
+    "--lock",
+    type=click.Path(path_type=Path),
+    help="Write a lock file for --like of later runs.",
+)
 @click.option("--batch", type=click.IntRange(1), default=1, show_default=True, help="Size of a free first dimension.")
 @click.option("--dim", type=click.IntRange(1), default=8, show_default=True, help="Size of other free dimensions.")
 @click.option("--size", multiple=True, callback=_sizes, metavar="NAME=SIZE", help="Size of a free dimension by name.")
@@ -60,7 +77,11 @@ def _finite(_context, _option, value: float) -> float:
 @click.option("--format", "shape", type=click.Choice(["text", "json", "github", "sarif", "junit"]), default="text")
 @click.option("--json", "shape", flag_value="json", help="The same as --format json.")
 @click.option("--notes", is_flag=True, help="Print notes, too, instead of their number.")
-@click.option("--html", type=click.Path(path_type=Path), help="Write the report as one HTML file.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    help="Write the report as one HTML file.",
+)
 @click.option("--fix", type=click.Path(path_type=Path), help="Write a copy with LayerNormalization operators.")
 @click.option("--opset", type=click.IntRange(1), help="With --fix: convert to this opset first; the operator needs 17.")
 @click.option("--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Models at the same time.")
@@ -77,44 +98,43 @@ def _finite(_context, _option, value: float) -> float:
 def validate(context, models, size, notes, shape, html, like, lock, workers, memory, **options) -> None:
     """Check that ONNX files, or all of a folder, compute the layer norms they claim to.
 
+    MODELS are files, folders and patterns such as "models/*.onnx". For several, an option that names a file takes a
+    folder, in which each model has a file of its own name: models/a/b.onnx has FOLDER/a/b.npz.
+
     \b
     Exit codes: 0 all that was exercised is sound; 1 a wrong or inaccurate norm,
     or an error finding; 2 cannot validate, or no norm was exercised; 3 refused for safety.
     """
     if options["data_root"] is not None and not options["external_data"]:
         raise click.UsageError("--data-root says where the files of --external-data lie: give both")
-    paths = _found(models)
-    outputs = {"--fix": options["fix"], "--html": html, "--lock": lock}
-    others = {"--input": options["input"], "--outputs": options["outputs"], "--like": like}
-    single = [name for name, value in (outputs | others).items() if value is not None]
-    if len(paths) > 1 and single:
-        raise click.UsageError(f"{single[0]} is for one model, {len(paths)} are given")
     if options["opset"] is not None and options["fix"] is None:
         raise click.UsageError("--opset is the opset of the copy that --fix writes: give both")
-    _keep_apart(outputs, {"MODEL": paths[0]} | others)
     how = {name: options.pop(name) for name in ("strict", "require_norm")}
+    files = {"--input": options.pop("input"), "--outputs": options.pop("outputs"), "--fix": options.pop("fix")}
+    files |= {"--like": like, "--html": html, "--lock": lock}
     options = Options.checked(**options, sizes=size, memory=int(min(memory, _MOST_MEMORY) * 2**30))
+    jobs = jobs_of(models, files, options)
     reports: list[ValidationReport] = []
     try:
         with _Progress(sys.stderr) as progress:
-            _validate_all(paths, workers, progress, options, reports)
-            if like is not None:
-                _hold(reports[0], like, options)
+            _validate_all(jobs, workers, progress, reports)
+            for job, report in zip(jobs, reports, strict=True):
+                if job.like is not None:
+                    _hold(report, job.like, job.options)
     except KeyboardInterrupt:
-        click.echo(f"interrupted after {len(reports)} of {len(paths)} models", err=True)
+        click.echo(f"interrupted after {len(reports)} of {len(jobs)} models", err=True)
         if reports:
             _print(reports, shape, notes, how)
-        if len(paths) > 1:
+        if len(jobs) > 1:
             sys.stdout.flush()
             os._exit(CANNOT)  # do not wait for the other threads: their children end with this process
         context.exit(CANNOT)
     codes = [report.exit_code(**how) for report in reports]
     _print(reports, shape, notes, how)
-    for option, path, text in (
-        ("--html", html, lambda report: _page(report, how)),
-        ("--lock", lock, locks.lock),
-    ):
-        if path is not None and not _written(option, path, text(reports[0]), reports[0]):
+    for job, report in zip(jobs, reports, strict=True):
+        if job.html is not None and not _written("--html", job.html, _page(report, how), report):
+            codes.append(CANNOT)
+        if job.lock is not None and not _written("--lock", job.lock, locks.lock(report), report):
             codes.append(CANNOT)
     context.exit(next((code for code in (REFUSED, UNSOUND, CANNOT) if code in codes), SOUND))
 
@@ -132,39 +152,18 @@ def explain(code: str | None) -> None:
         raise click.UsageError(f"no finding has the code {code!r}; there are {', '.join(sorted(CODES))}")
 
 
-def _found(models: tuple[Path, ...]) -> list[Path]:
-    """The given files, and all .onnx files in the given folders and below."""
-    found: list[Path] = []
-    for path in models:
-        inside = _inside(path) if path.is_dir() else [path]
-        if not inside:
-            raise click.UsageError(f"no .onnx file in {path}")
-        found += inside
-    return list(dict.fromkeys(found))
+def _validate_all(jobs: list[Job], workers: int, progress: _Progress, reports: list) -> None:
+    """Append the reports in the order of the jobs; after Ctrl-C those that were done are there."""
 
-
-def _inside(folder: Path) -> list[Path]:
-    """All .onnx files in a folder and below; a folder that can't be read is an error, as its files would be missed."""
-
-    def refuse(error: OSError):
-        raise click.UsageError(f"cannot read the folder {printable(str(error.filename))}: {error.strerror}")
-
-    walk = os.walk(folder, onerror=refuse)
-    return sorted(Path(at, name) for at, _, names in walk for name in names if name.endswith(".onnx"))
-
-
-def _validate_all(paths: list[Path], workers: int, progress: _Progress, options: Options, reports: list) -> None:
-    """Append the reports in the order of the paths; after Ctrl-C those that were done are there."""
-
-    def one(path: Path) -> ValidationReport:
+    def one(job: Job) -> ValidationReport:
         try:
-            return examined(str(path), options, progress.of(path))
+            return examined(str(job.path), job.options, progress.of(job.path))
         finally:
             progress.finished()
 
-    progress.total = len(paths)
-    executor = ThreadPoolExecutor(workers) if len(paths) > 1 else None
-    for outcome in in_order(one, paths, executor, pending=2 * workers):
+    progress.total = len(jobs)
+    executor = ThreadPoolExecutor(workers) if len(jobs) > 1 else None
+    for outcome in in_order(one, jobs, executor, pending=2 * workers):
         if outcome.error is not None:
             raise outcome.error
         reports.append(outcome.result)
@@ -224,19 +223,6 @@ def _written(option: str, path: Path, text: str, report: ValidationReport) -> bo
         click.echo(f"{option}: cannot write {printable(str(path))}: {error.strerror}", err=True)
         return False
     return True
-
-
-def _keep_apart(outputs: dict[str, Path | None], others: dict[str, Path | None]) -> None:
-    """Raise a usage error if an output would replace an input file or another output."""
-    for option, path in outputs.items():
-        if path is None:
-            continue
-        if str(path) == "-":
-            raise click.UsageError(f"{option} must name a file, got '-'")
-        for name, other in others.items():
-            if other is not None and replaces(path, other):
-                raise click.UsageError(f"{option} must name another file than {name}, which it would replace")
-        others = others | {option: path}
 
 
 class _Progress:

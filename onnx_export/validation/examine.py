@@ -34,6 +34,7 @@ from onnx_export.validation.graph import import_domains, inline, mark_functions,
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.lock import value_hash
 from onnx_export.validation.norm import Norm, unproved_claims
+from onnx_export.validation.normal import normal_form
 from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
 from onnx_export.validation.recurrent import Recurrent
@@ -306,6 +307,7 @@ def _describe(norm: Norm) -> NormReport:
         near_miss=norm.near_miss,
         scale_hash=_hash(norm, norm.scale),
         bias_hash=_hash(norm, norm.bias),
+        normal=normal_form(norm),
     )
 
 

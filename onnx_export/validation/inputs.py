@@ -22,8 +22,8 @@ class MissingInput(ValueError):
     """An input that the user's file lacks and that cannot be generated."""
 
 
-def read(path: str | os.PathLike, wanted: list[str]) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file by name, or of an .npy file as the only input.
+def read(path: str | os.PathLike, wanted: list[str], role: str = "inputs") -> dict[str, np.ndarray]:
+    """The arrays of an .npz file by name, or of an .npy file as the only one wanted; `role` is for messages.
 
     Raises
     ------
@@ -34,33 +34,34 @@ def read(path: str | os.PathLike, wanted: list[str]) -> dict[str, np.ndarray]:
         file, status = open_untrusted(path)
         with file:
             if status.st_size > _MAX_BYTES:
-                raise Unreadable(f"inputs: {path} has {status.st_size} bytes, the limit is {_MAX_BYTES}")
-            arrays = _arrays(file, path, wanted)
+                raise Unreadable(f"{role}: {path} has {status.st_size} bytes, the limit is {_MAX_BYTES}")
+            arrays = _arrays(file, path, wanted, role)
     except Unreadable:
         raise
     except Exception as error:  # numpy and zipfile raise exceptions of many types for a malformed file
         # numpy's message advises to allow pickle, which must not be done here
         pickled = "neither .npz nor .npy, or with pickled objects in it" if "pickle" in str(error) else ""
         reason = pickled or getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise Unreadable(f"inputs: cannot read {path}: {reason}") from error
+        raise Unreadable(f"{role}: cannot read {path}: {reason}") from error
+    verb = "wants" if role == "inputs" else "gives"
     unknown = sorted(set(arrays) - set(wanted))
     if unknown:
-        raise Unreadable(f"inputs: {path} has {unknown}, the model wants {wanted}")
+        raise Unreadable(f"{role}: {path} has {unknown}, the model {verb} {wanted}")
     return arrays
 
 
-def _arrays(file: BinaryIO, path: str | os.PathLike, wanted: list[str]) -> dict[str, np.ndarray]:
+def _arrays(file: BinaryIO, path: str | os.PathLike, wanted: list[str], role: str) -> dict[str, np.ndarray]:
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             if sum(member.file_size for member in archive.infolist()) > _MAX_BYTES:
-                raise Unreadable(f"inputs: {path} unpacks to more than {_MAX_BYTES} bytes")
+                raise Unreadable(f"{role}: {path} unpacks to more than {_MAX_BYTES} bytes")
         file.seek(0)
         with np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     file.seek(0)
     array = np.load(file, allow_pickle=False)
     if len(wanted) != 1:
-        raise Unreadable(f"inputs: an .npy file is for one input, the model wants {wanted}; use .npz")
+        raise Unreadable(f"{role}: an .npy file is for one array, {wanted} are wanted; use .npz")
     return {wanted[0]: array}
 
 

@@ -14,9 +14,11 @@ import numpy as np
 from cnorm.text import clip
 from onnx_export.validation.report import Finding, ValidationReport
 
-LOCK_SCHEMA = 1
-_FIELDS = ("formula", "variance", "axes", "eps", "near_miss", "compute_dtype", "scale_hash", "bias_hash")
-_SAME_EPS = 1e-6  # relative: the same number stored as float16, float32 or float64 attributes, or added as float64
+LOCK_SCHEMA = 2
+_FIELDS = ("formula", "variance", "eps", "eps_dtype", "near_miss", "normal")
+_SAME_EPS = 1e-6  # relative: the same number stored as a float32 or float64 attribute, or added as float64
+# Relative rounding of a number that is stored in a type; int8: half a step of the largest of 127.
+_UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 1 / 254}
 
 
 def value_hash(value: np.ndarray | None) -> str:
@@ -55,8 +57,7 @@ def read_lock(text: str) -> Facts:
     """
     try:
         data = json.loads(text)
-        older = {"variance": "operator"}  # absent from lock files of cnorm before the field was added
-        norms = [{"name": str(e["name"])} | {name: (older | e)[name] for name in _FIELDS} for e in data["norms"]]
+        norms = [_read_norm(each) for each in data["norms"]]
         found = {"norms": norms}
         if "cells" in data:
             found["cells"] = [
@@ -70,7 +71,25 @@ def read_lock(text: str) -> Facts:
             ]
         return found
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError("not a lock file or a report of this version") from None
+        raise ValueError("not a lock file or a report of this version of cnorm; --lock writes one") from None
+
+
+def _read_norm(given: dict[str, Any]) -> dict[str, Any]:
+    normal = given["normal"]
+    axes = normal["axes"]
+    return {name: str(given[name]) for name in ("name", *_FIELDS) if name not in ("eps", "normal")} | {
+        "eps": float(given["eps"]),
+        "normal": {
+            "axes": None if axes is None else [int(axis) for axis in axes],
+            "narrow": bool(normal["narrow"]),
+        }
+        | {name: _read_parameter(normal[name]) for name in ("scale", "bias")},
+    }
+
+
+def _read_parameter(given: dict[str, Any]) -> dict[str, Any]:
+    texts = {name: str(given[name]) for name in ("hash", "type")}
+    return texts | {"sketch": [float(each) for each in given["sketch"]]}
 
 
 def _texts(given: dict[str, Any]) -> dict[str, str]:
@@ -129,7 +148,7 @@ def _compare_norms(norms: list[dict[str, Any]], reference: list[dict[str, Any]])
     for kind, a, b, c, d in SequenceMatcher(None, one, other, autojunk=False).get_opcodes():
         pairs = min(b - a, d - c)
         for old, new in zip(reference[a : a + pairs], norms[c : c + pairs], strict=True):
-            changes = [_change(name, old[name], new[name]) for name in _changed(old, new)]
+            changes = [_change(*change) for change in _changed(old, new)]
             if changes:
                 yield Finding("error", "like-differs", "; ".join(changes), new["name"])
         if kind != "equal":
@@ -140,20 +159,56 @@ def _compare_norms(norms: list[dict[str, Any]], reference: list[dict[str, Any]])
 
 
 def _key(norm: dict[str, Any], by_name: bool) -> tuple[str, ...]:
-    return (norm["name"],) if by_name else tuple(str(norm[name]) for name in _FIELDS if name not in ("eps", "variance"))
+    if by_name:
+        return (norm["name"],)
+    normal = norm["normal"]
+    hashes = (normal["scale"]["hash"], normal["bias"]["hash"])
+    return (norm["formula"], norm["near_miss"], str(normal["axes"]), *hashes)
 
 
-def _changed(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """The fields that differ. How an operator computes its variance is the runtime's choice, and no difference."""
-    changed = [name for name in _FIELDS if not _alike(old[name], new[name])]
-    by_runtime = "operator" in (old["variance"], new["variance"])
-    return [name for name in changed if name != "variance" or not by_runtime]
+def _changed(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """What differs between two norms, in the reference and here."""
+    before, after = old["normal"], new["normal"]
+    for name in ("formula", "near_miss"):
+        if old[name] != new[name]:
+            yield name, old[name], new[name]
+    # how an operator computes its variance is the runtime's choice, and no difference
+    if old["variance"] != new["variance"] and "operator" not in (old["variance"], new["variance"]):
+        yield "variance", old["variance"], new["variance"]
+    if not _same_axes(before["axes"], after["axes"]):
+        yield "axes", before["axes"], after["axes"]
+    rounding = max(_SAME_EPS, *(2 * _UNITS.get(each["eps_dtype"], 0.0) for each in (old, new)))
+    smallest = 2.0**-24 if "float16" in (old["eps_dtype"], new["eps_dtype"]) else 0.0
+    same = math.isclose(old["eps"], new["eps"], rel_tol=rounding, abs_tol=smallest)
+    if not same and not (math.isnan(old["eps"]) and math.isnan(new["eps"])):
+        yield "eps", float(old["eps"]), float(new["eps"])
+    if before["narrow"] != after["narrow"]:
+        yield "statistics", *("narrower than x" if each["narrow"] else "as x or wider" for each in (before, after))
+    for name in ("scale", "bias"):
+        if not _same_parameter(before[name], after[name]):
+            yield name, before[name]["hash"], after[name]["hash"]
 
 
-def _alike(a: Any, b: Any) -> bool:
-    if isinstance(a, float | int) and isinstance(b, float | int):
-        return math.isclose(a, b, rel_tol=_SAME_EPS)
-    return bool(a == b)
+def _same_axes(old: list[int] | None, new: list[int] | None) -> bool:
+    """Whether axes are alike; one list that is not counted from the last, of unknown rank, only by its length."""
+    if old == new or old is None or new is None:
+        return old == new
+    counted = [all(axis < 0 for axis in each) for each in (old, new)]
+    return counted[0] != counted[1] and len(old) == len(new)
+
+
+def _same_parameter(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether two scales or biases are the same numbers, up to the rounding of the type that they are stored in."""
+    if old["hash"] == new["hash"]:
+        return True
+    if (old["type"] == new["type"] and old["type"] not in _UNITS) or len(old["sketch"]) != len(new["sketch"]):
+        return False
+    unit = max(_UNITS.get(each["type"], 2.0**-24) for each in (old, new))
+    if not old["sketch"]:
+        return False
+    # roundings of n elements, independent: their projection is off by unit / sqrt(3) times the largest; 6 deviations
+    allowed = 4 * unit * max(old["sketch"][-1], new["sketch"][-1])
+    return all(abs(a - b) <= allowed for a, b in zip(old["sketch"], new["sketch"], strict=True))
 
 
 def _change(name: str, old: Any, new: Any) -> str:
@@ -161,4 +216,6 @@ def _change(name: str, old: Any, new: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    return clip(f"{value:.7g}" if isinstance(value, float) else str(value) or "none", 80)
+    if isinstance(value, list):
+        return clip(", ".join(map(str, value)), 80)
+    return clip(f"{value:.7g}" if isinstance(value, float) else "all" if value is None else str(value) or "none", 80)

@@ -35,8 +35,11 @@ class NearMiss:
     trap: str = ""
 
     def then(self, later: NearMiss) -> NearMiss:
-        """The first of two reasons, certainly a mistake if either is."""
-        return replace(self, error=self.error or later.error) if self.reason else later
+        """Both reasons, certainly a mistake if either is."""
+        if not self.reason or not later.reason:
+            return self if self.reason else later
+        reason = self.reason if later.reason in self.reason else f"{self.reason}; and {later.reason}"
+        return replace(self, reason=reason, error=self.error or later.error)
 
 
 NONE = NearMiss()

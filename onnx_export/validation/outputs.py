@@ -32,7 +32,7 @@ def compare(run: Run, file: str, seed: int) -> Iterator[Finding]:
         If it is no .npz file, or its names are not those of the outputs.
     """
     names = [value.name for value in run.model.graph.output]
-    wanted = inputs.read(file, names) if file else {}
+    wanted = inputs.read(file, names, "outputs") if file else {}
     try:
         results = {level: dict(zip(names, _outputs(run, level, names), strict=True)) for level in ("off", "all")}
         allowed = _allowed(run, results["off"], seed) if file else {}

@@ -58,6 +58,8 @@ class NormReport:
         (conditioning, error / bound, origin) of tapped and stress rows, for the plot.
     scale_hash, bias_hash : str
         Hashes of the stored values; "computed" if the graph computes them, empty if there are none.
+    normal : dict
+        What `lock.compare` compares (`normal.normal_form`).
     """
 
     name: str
@@ -83,6 +85,7 @@ class NormReport:
     points: list[list[Any]] = field(default_factory=list, repr=False)
     scale_hash: str = ""
     bias_hash: str = ""
+    normal: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass

@@ -178,7 +178,8 @@ class Run:
         try:
             session.run([], self._feeds)
         except ort.CannotRun as error:
-            advice = f"; generated inputs: {self.generated}, supply them with --input" if self.generated else ""
+            advice = "other sizes may do (--batch, --dim, --size NAME=N), or supply them with --input"
+            advice = f"; generated inputs: {self.generated}: {advice}" if self.generated else ""
             raise ort.CannotRun(f"onnxruntime does not run the model: {error}{advice}") from error
 
     def _try_tap(self, which: Iterable[int]) -> None:

@@ -100,7 +100,7 @@ def test_report_names_the_fused_operator_of_a_norm(trap, build, level, became, t
 
 def test_a_failed_run_names_generated_inputs(tmp_path):
     report = examined(gallery.generated_input_that_does_not_fit(), tmp_path)
-    assert "generated inputs: ['x', 'shape'], supply them with --input" in report.problem
+    assert "generated inputs: ['x', 'shape']: other sizes may do (--batch, --dim, --size NAME=N)" in report.problem
 
 
 def test_runtime_overflow_is_one_note_for_all_norms(tmp_path):
