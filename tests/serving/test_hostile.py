@@ -28,8 +28,8 @@ from wires import HELLO, UPGRADE, client_frame, connected, factory_of, feed, los
 from cnorm.client import Session  # noqa: E402
 from cnorm.conversation import NUMBER  # noqa: E402
 from cnorm.tools.serve import Options, key_of, listener  # noqa: E402
-from cnorm.tools.serve.connection import READ_BYTES  # noqa: E402
-from cnorm.tools.serve.worker import Worker  # noqa: E402
+from cnorm.tools.serve.connection import LEAST_BYTES, READ_BYTES  # noqa: E402
+from cnorm.tools.serve.worker import TEXT_FRAMES, Worker  # noqa: E402
 
 FRAME = NUMBER.pack(0) + bytes(48)
 
@@ -64,10 +64,10 @@ def test_every_message_costs_a_frame_at_least(opcode, payload):
         before = connection._allowance
         frame = client_frame(opcode, payload)
         feed(connection, frame)
-        cost = worker.burst / worker.options.credit
+        cost = worker.burst / worker.options.credit * (TEXT_FRAMES if opcode == 1 else 1)
         # the allowance grows again by 10 frames a second
         assert 0.99 * cost <= before - connection._allowance <= cost
-        assert not connection.transport.paused
+        assert connection.transport.paused == (cost > worker.burst)
         feed(connection, frame * 8)
         assert connection.transport.paused
 
@@ -305,9 +305,40 @@ def test_a_limit_beyond_the_descriptors_is_refused(monkeypatch):
         listener.need_descriptors(4000)
 
 
-def test_a_read_is_short():
-    """A read of the shortest frames, which are parsed together, must not keep the loop for long."""
-    assert READ_BYTES <= 4096
+def test_a_read_has_few_frames():
+    """Those of a read are parsed together, and meanwhile nobody else is served."""
+
+    async def play(worker, connection):
+        feed(connection, UPGRADE)
+        await settled()
+        feed(connection, HELLO)
+        await settled()
+        assert len(connection.get_buffer(-1)) == READ_BYTES
+        feed(connection, client_frame(10, b"") * 1000)
+        assert len(connection.get_buffer(-1)) == LEAST_BYTES
+        feed(connection, client_frame(2, FRAME + bytes(48 * 6)) * 9)
+        assert len(connection.get_buffer(-1)) == READ_BYTES
+
+    wired(play, rate=1e9, credit=64)
+
+
+def test_resets_take_turns():
+    """One in a turn: the sessions beside it are served in between."""
+
+    async def play(worker, connection):
+        feed(connection, UPGRADE)
+        await settled()
+        feed(connection, HELLO)
+        await settled()
+        resets, reset = [], worker.reset
+        worker.reset = lambda one: resets.append(one) or reset(one)
+        for _ in range(5):
+            connection._message('{"type": "reset"}')
+        for done in range(5):
+            assert len(resets) == done
+            worker._turn()
+
+    wired(play, rate=1e9)
 
 
 def test_metrics_of_a_message():

@@ -32,6 +32,7 @@ LOG = logging.getLogger("cnorm.serve")
 WEBSOCKETS = logging.getLogger("cnorm.serve.websockets")  # of failures only
 WEBSOCKETS.setLevel(logging.ERROR)
 SWEEP_SECONDS, TICK_SECONDS = 1.0, 0.1
+TEXT_FRAMES = 16  # that a text message costs: a reset seals a checkpoint
 SHED_AFTER, SHED_SHARE = 5, 8  # after so many overloaded sweeps in a row, each closes one in so many sessions
 
 
@@ -134,9 +135,10 @@ class Worker:
         """A checkpoint sealed with the workers' secret, in Base64, as the messages of the protocol have it."""
         return base64.b64encode(checkpoint.sealed(self.key)).decode()
 
-    def _surcharge(self, size: int) -> int:
+    def _surcharge(self, size: int, text: bool) -> int:
         """Bytes that a WebSocket frame costs beyond its own: at least a message of one frame, and so many a frame."""
-        return max(self._unit * max((size - NUMBER.size) // self._frame_bytes, 1) - wire_bytes(size), 0)
+        frames = max((size - NUMBER.size) // self._frame_bytes, TEXT_FRAMES if text else 1)
+        return max(self._unit * frames - wire_bytes(size), 0)
 
     def lag(self) -> float:
         """The longest time from reading a frame to its answer, in the last second or two."""
