@@ -4,9 +4,9 @@
 
 The files to compile and their flags are read from src/meson.build. Each translation unit becomes a region of cnorm.c:
 its flags become a target pragma (GCC) or attribute (clang), and its file-scope names get a suffix, by macros that are
-undefined at the end of the region. The names are found in the preprocessed unit, so that a C compiler (CC, or cc) is
-needed; it may be one for another machine, with arguments. A file whose text is the same is not written again.
-Python 3.8 is enough.
+undefined at the end of the region. The names are found in the preprocessed unit, which takes a preprocessor with the
+options of GCC and clang: CC, which may be a compiler for another machine, with arguments, else cc, gcc or clang,
+whatever the compiler of cnorm.c will be. A file whose text is the same is not written again. Python 3.8 is enough.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 SRC = Path(__file__).resolve().parent
@@ -125,13 +126,34 @@ def of_one_unit(header: Path) -> bool:
     return not GUARD.search(header.read_text()) or any(p.parent.name == "simd" or ".inl." in p.name for p in names)
 
 
+@cache
+def preprocessor() -> tuple[str, ...]:
+    """The first of CC, cc, gcc and clang that preprocesses, with its arguments; clang-cl does as clang."""
+    tried = []
+    for name in [os.environ.get("CC", ""), "cc", "gcc", "clang"]:
+        for mode in ([], ["--driver-mode=gcc"]) if name else ():
+            command = [*shlex.split(name), *mode, *OPTIONS]
+            try:
+                done = subprocess.run(command, input="int ok;", capture_output=True, text=True, check=False)
+            except OSError as error:
+                tried.append(f"{name}: {error.strerror}")
+                break
+            if done.returncode == 0 and done.stdout.strip() == "int ok;":
+                return tuple(command[: -len(OPTIONS)])
+            tried.append(f"{name}: {(done.stderr.strip() or 'no output').splitlines()[-1]}")
+    said = "".join(f"\n    {line}" for line in dict.fromkeys(tried))
+    sys.exit(f"amalgamate.py needs GCC or clang to preprocess; set CC to one. Tried:{said}")
+
+
+OPTIONS = ("-E", "-P", "-undef", "-nostdinc", "-x", "c", "-")
+
+
 def preprocessed(text: str, unit: Unit) -> str:
     """`text` without macros, for the machine of the unit, whatever the compiler's own is."""
     defines = ["-D__SSE2__"] if unit.architecture == "x86_64" else []
     if unit.architecture:
         defines.append(f"-D{ARCHITECTURES[unit.architecture]}=1")
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    command = [*compiler, "-E", "-P", "-undef", "-nostdinc", *defines, *features(unit), "-x", "c", "-"]
+    command = [*preprocessor(), *defines, *features(unit), *OPTIONS]
     return subprocess.run(
         command, input=FEATURES.sub(r"CNORM_HAS_\1", text), capture_output=True, text=True, check=True
     ).stdout

@@ -63,7 +63,7 @@
 
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) ||                         \
     (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
-#error "cnorm's results are a contract: -ffast-math and its parts break it"
+#error "cnorm's results are a contract, which -ffast-math breaks: compile cnorm.c with -fno-fast-math after it"
 #endif
 /* 16, with AVX512-FP16: only _Float16 is computed in its own precision */
 #if defined(__FLT_EVAL_METHOD__) && __FLT_EVAL_METHOD__ != 0 && __FLT_EVAL_METHOD__ != 16

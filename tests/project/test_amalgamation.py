@@ -1,5 +1,6 @@
 """The C library as two files: complete, and without a warning. `make two-files` compiles them and runs the C tests."""
 
+import json
 import os
 import re
 import shutil
@@ -48,6 +49,47 @@ def test_the_header_compiles_alone_and_declares_everything(language, folder):
         ["gcc", "-x", language, "-DCNORM_MAP", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "cnorm.h"],
         cwd=folder, check=True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "compiler",
+    [
+        "no-such-compiler",
+        "false",
+        *(["clang --driver-mode=cl"] if shutil.which("clang") else []),
+    ],
+)
+def test_preprocesses_by_a_compiler_of_its_own_choice(compiler, folder, tmp_path):
+    """The target's compiler, CC, may be clang-cl, or one without GCC's options."""
+    command = [sys.executable, "-P", ROOT / "src" / "amalgamate.py", tmp_path]
+    subprocess.run(command, check=True, env=os.environ | {"CC": compiler})
+    assert (tmp_path / "cnorm.c").read_bytes() == (folder / "cnorm.c").read_bytes()
+
+
+def test_says_what_it_needs_to_preprocess(tmp_path):
+    command = [sys.executable, "-P", ROOT / "src" / "amalgamate.py", tmp_path]
+    done = subprocess.run(command, env={"CC": "false", "PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("amalgamate.py needs GCC or clang to preprocess; set CC to one. Tried:\n")
+    assert "Traceback" not in done.stderr
+
+
+def commands_of(folder, *options):
+    """How CMake compiles cnorm.c, without compiling it."""
+    options = ["-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *options]
+    subprocess.run(["cmake", "-S", ROOT, "-B", folder, *options], check=True, stdout=subprocess.DEVNULL)
+    [entry] = json.loads((folder / "compile_commands.json").read_text())
+    return entry["command"].split()
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="NOT RUN: cmake is not installed (Debian: cmake)")
+def test_cmake_optimises_in_every_configuration_and_keeps_flags_out(tmp_path):
+    flags = "-DCMAKE_C_FLAGS=-ffast-math -fsanitize=address"
+    command = commands_of(tmp_path / "debug", "-DCMAKE_BUILD_TYPE=Debug", flags)
+    assert [flag for flag in command if flag.startswith("-O")][-1] == "-O2"
+    assert command.index("-fno-fast-math") > command.index("-ffast-math")
+    assert command.index("-fno-sanitize=all") > command.index("-fsanitize=address")
+    assert "-fno-sanitize=all" not in commands_of(tmp_path / "sanitized", "-DCNORM_SANITIZE=ON", flags)
 
 
 def test_every_unit_of_the_build_is_a_region(folder):
