@@ -26,6 +26,7 @@ cdef extern from "cnorm_python.h" nogil:
         CNORM_ERROR_FORMAT
         CNORM_ERROR_DAMAGED
         CNORM_ERROR_IDENTITY
+        CNORM_ERROR_ALIGN
     const char *cnorm_strerror(cnorm_status status)
     int cnorm_abi_version()
 

@@ -15,7 +15,7 @@ const char *cnorm_strerror(cnorm_status status)
     case CNORM_ERROR_NULL: return "a pointer that must not be NULL is NULL";
     case CNORM_ERROR_SIZE:
         return "a size is negative or out of range, a row is empty, groups or rows do not come out even, the memory is "
-               "too small or not aligned, or the bytes do not fit ptrdiff_t";
+               "too small, or the bytes do not fit ptrdiff_t";
     case CNORM_ERROR_EPS: return "eps must be a number of the dtype, finite and not negative";
     case CNORM_ERROR_STRIDE: return "rows of an output overlap one another";
     case CNORM_ERROR_DTYPE: return "not a dtype that this function takes";
@@ -31,6 +31,7 @@ const char *cnorm_strerror(cnorm_status status)
     case CNORM_ERROR_DAMAGED: return "damaged: bytes were changed, lost or added";
     case CNORM_ERROR_IDENTITY:
         return "the saved stream of another model: the hash of configuration and weights differs";
+    case CNORM_ERROR_ALIGN: return "memory or the bytes of a packed model are not aligned to 64 bytes (CNORM_ALIGN)";
     }
     return "unknown status";
 }

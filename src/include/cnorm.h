@@ -28,8 +28,7 @@ typedef enum cnorm_status {
     CNORM_OK = 0,
     CNORM_ERROR_NULL,     /* a required pointer is NULL */
     CNORM_ERROR_SIZE,     /* a size is negative or out of range, a row is empty, groups do not divide the channels, a
-                          range of rows is invalid, memory is too small or not aligned, or the bytes do not fit
-                          ptrdiff_t */
+                          range of rows is invalid, memory is too small, or the bytes do not fit ptrdiff_t */
     CNORM_ERROR_EPS,      /* eps is negative, NaN, infinite, or beyond the range of the compute type */
     CNORM_ERROR_STRIDE,   /* rows of an output overlap one another */
     CNORM_ERROR_DTYPE,    /* not a cnorm_dtype that this function supports */
@@ -40,6 +39,7 @@ typedef enum cnorm_status {
     CNORM_ERROR_FORMAT,   /* not a packed model or saved stream, or one of another version or byte order */
     CNORM_ERROR_DAMAGED,  /* a packed model or saved stream of which bytes were changed, lost or added */
     CNORM_ERROR_IDENTITY, /* a saved stream of another model */
+    CNORM_ERROR_ALIGN,    /* memory, or the bytes of a packed model, is not aligned as its manual says */
 } cnorm_status;
 
 /* One English sentence, never NULL */

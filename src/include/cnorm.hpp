@@ -18,6 +18,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -72,7 +73,14 @@ public:
         std::shared_ptr<const void> owner(file, [bytes](const void *p) { cnorm_unmap(p, bytes); });
         return model(std::move(owner), bytes, path);
     }
-    // bytes aligned to CNORM_ALIGN that outlive the model, such as the array of `cnorm pack --c-array`
+    // any bytes, such as a resource of the program; they are copied
+    [[nodiscard]] static model copy(const void *file, std::ptrdiff_t bytes)
+    {
+        std::shared_ptr<void> owner(detail::allocate(bytes));
+        if (bytes > 0) std::memcpy(owner.get(), file, static_cast<std::size_t>(bytes));
+        return model(std::move(owner), bytes, "model");
+    }
+    // bytes aligned to CNORM_ALIGN that outlive the model, such as the array of `cnorm pack --c-array`; not copied
     [[nodiscard]] static model of(const void *file, std::ptrdiff_t bytes)
     {
         return model(std::shared_ptr<const void>(file, [](const void *) {}), bytes, "model");

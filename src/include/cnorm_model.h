@@ -65,7 +65,8 @@ ptrdiff_t cnorm_model_memory(const void *file, ptrdiff_t file_bytes);
  *     CNORM_ERROR_DAMAGED  its head is damaged, or the file is shorter or longer than that says
  *     CNORM_ERROR_LAYER    a layer that cnorm_layers_check refuses, an array outside the file, or layers that don't fit
  *     CNORM_ERROR_VALUE    a vector with a NaN or infinity
- *     CNORM_ERROR_SIZE     memory_bytes is too small, or a pointer is not aligned */
+ *     CNORM_ERROR_SIZE     memory_bytes is too small
+ *     CNORM_ERROR_ALIGN    the file is not aligned to CNORM_ALIGN, or memory not as malloc does */
 cnorm_status cnorm_model_open(const void *file, ptrdiff_t file_bytes, void *memory, ptrdiff_t memory_bytes,
                               cnorm_model *model);
 

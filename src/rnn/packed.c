@@ -251,9 +251,8 @@ cnorm_status cnorm_model_open(const void *bytes, ptrdiff_t file_bytes, void *mem
     cnorm_status status = read_head(bytes, file_bytes, &file.head);
     if (status != CNORM_OK) return status;
     if (!memory || !model) return CNORM_ERROR_NULL;
-    if ((uintptr_t)bytes % CNORM_ALIGN || (uintptr_t)memory % _Alignof(cnorm_layer) ||
-        memory_bytes < memory_of(&file.head))
-        return CNORM_ERROR_SIZE;
+    if ((uintptr_t)bytes % CNORM_ALIGN || (uintptr_t)memory % _Alignof(cnorm_layer)) return CNORM_ERROR_ALIGN;
+    if (memory_bytes < memory_of(&file.head)) return CNORM_ERROR_SIZE;
     const ptrdiff_t checked = (ptrdiff_t)offsetof(packed_head, version);
     if (crc32_of(file.bytes + checked, (ptrdiff_t)file.head.data - checked) != file.head.head_crc)
         return CNORM_ERROR_DAMAGED;

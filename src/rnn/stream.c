@@ -95,7 +95,7 @@ cnorm_status cnorm_model_run(const cnorm_model *model, ptrdiff_t steps, const fl
     if (steps > 0 && cnorm_model_floats(model, steps) == 0) return CNORM_ERROR_SIZE;
     if (steps == 0) return CNORM_OK;
     if (!x || !y || !memory) return CNORM_ERROR_NULL;
-    if (misaligned(memory)) return CNORM_ERROR_SIZE;
+    if (misaligned(memory)) return CNORM_ERROR_ALIGN;
     const run_sizes sizes = sizes_of(model);
     float *output = memory + sizes.state + sizes.scratch, *spare = output + steps * sizes.between;
     ptrdiff_t inputs = model->inputs;
@@ -135,7 +135,8 @@ ptrdiff_t cnorm_stream_floats(const cnorm_model *model, ptrdiff_t rows)
 cnorm_status cnorm_stream_start(cnorm_stream *stream, const cnorm_model *model, float *memory, ptrdiff_t rows)
 {
     if (!stream || !model || !memory) return CNORM_ERROR_NULL;
-    if (rows < 1 || rows > CNORM_ROWS || misaligned(memory)) return CNORM_ERROR_SIZE;
+    if (rows < 1 || rows > CNORM_ROWS) return CNORM_ERROR_SIZE;
+    if (misaligned(memory)) return CNORM_ERROR_ALIGN;
     if (!streamed(model)) return CNORM_ERROR_LAYER;
     const cnorm_network *network = &model->networks[0];
     *stream = (cnorm_stream){.model = model,

@@ -158,7 +158,7 @@ static void test_wrong_arguments_are_refused(void)
     CHECK(cnorm_model_open(p.file, p.bytes - 1, p.memory, bytes, &model) == CNORM_ERROR_DAMAGED, "one byte short");
     char *moved = allocate(p.bytes + 8);
     memcpy(moved + 8, p.file, (size_t)p.bytes);
-    CHECK(cnorm_model_open(moved + 8, p.bytes, p.memory, bytes, &model) == CNORM_ERROR_SIZE, "not aligned");
+    CHECK(cnorm_model_open(moved + 8, p.bytes, p.memory, bytes, &model) == CNORM_ERROR_ALIGN, "not aligned");
     CHECK(cnorm_model_memory(moved, p.bytes) == 0, "not a packed model");
     memcpy(moved, p.file, (size_t)p.bytes);
     for (int i = 0; i < 4; ++i) moved[16 + i] = ((const char *)p.file)[19 - i];

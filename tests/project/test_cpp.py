@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = r"""
 #include <cnorm.hpp>
 #include <cassert>
+#include <fstream>
+#include <iterator>
 #include <type_traits>
 
 template <class F> cnorm_status status_of(F f)
@@ -59,6 +61,19 @@ int main(int, char **arguments)
         }
     }
     assert(status_of([&] { (void)cnorm::model::map(arguments[0]); }) == CNORM_ERROR_FORMAT);
+    std::ifstream file(arguments[1], std::ios::binary);
+    std::vector<char> bytes(1, 0); // so that the model lies at an odd address
+    bytes.insert(bytes.end(), std::istreambuf_iterator<char>(file), {});
+    const char *odd = bytes.data() + 1;
+    const auto size = static_cast<std::ptrdiff_t>(bytes.size() - 1);
+    assert(status_of([&] { (void)cnorm::model::of(odd, size); }) == CNORM_ERROR_ALIGN);
+    assert(status_of([&] { (void)cnorm::model::copy(odd, size - 1); }) == CNORM_ERROR_DAMAGED);
+    assert(status_of([&] { (void)cnorm::model::copy(nullptr, 0); }) != CNORM_OK);
+    cnorm::stream of_copy(cnorm::model::copy(odd, size));
+    bytes.assign(bytes.size(), 0);
+    of_copy.step(x, y);
+    of_copy.step(x, y);
+    for (int i = 0; i < 9; ++i) assert(y[i] == expected[i]);
 }
 """
 
