@@ -66,6 +66,8 @@ CODES = {
     "scale-shape": "The scale does not broadcast to the input of the norm. paddle2onnx 2.1 writes such norms over two "
     "axes: reshape the scale to the normalised axes.",
     "shapes": "Shape inference failed; less can be said of axes and counts.",
+    "sizes": "The model does not run with the default sizes of free dimensions and was run with others, or is so large "
+    "that not all stress rows were tried. Give real inputs (--input), or sizes (--batch, --dim, --size).",
     "stash-type": "The statistics are kept in another type than float32, which runtimes do not support.",
     "stateless-step": "A graph of one step whose recurrent node begins with a stored state, and whose last state is no "
     "output: called once for each frame, it forgets. Make the states inputs and outputs.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -41,6 +42,10 @@ from onnx_export.validation.recurrent import Recurrent
 from onnx_export.validation.report import CellReport, Finding, NormReport, ValidationReport
 from onnx_export.validation.run import Candidate, Case, Run
 from onnx_export.validation.weights import put_back, set_aside
+
+# Sizes (--batch, --dim) to try where the model does not run with the default ones: caches and tables may be that short,
+# and exporters fix a batch of 2 or a length of 10 in shapes that they compute.
+_OTHER_SIZES = ((1, 1), (2, 10), (1, 2), (1, 16), (2, 8))
 
 
 def examine(path: str, options: Options, emit: Callable[[str, object], None]) -> ValidationReport:
@@ -78,7 +83,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     candidates = [Candidate(n, r, stress.producers(n)) for n, r in zip(found, report.norms, strict=True)]
     emit("stage", "run")
     try:
-        run = Run(model, weights, candidates, options)
+        run = _run(model, weights, candidates, options, report)
         report.findings += outputs.compare(run, options.outputs, options.seed)
     except (inputs.MissingInput, ort.CannotRun, Unreadable) as error:
         report.problem = clip(str(error))
@@ -95,6 +100,23 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         emit("stage", "fix")
         _fix(run, candidates, cases, reset, report, options)
     return report
+
+
+def _run(model, weights, candidates: list[Candidate], options: Options, report: ValidationReport) -> Run:
+    """The run of the model, with other sizes of free dimensions where it fails with those of default."""
+    try:
+        return Run(model, weights, candidates, options)
+    except ort.CannotRun as error:
+        chosen = options.sizes or (options.batch, options.dim) != (Options.batch, Options.dim)
+        for batch, dim in () if chosen else _OTHER_SIZES:
+            try:
+                run = Run(model, weights, candidates, replace(options, batch=batch, dim=dim))
+            except ort.CannotRun:
+                continue
+            message = f"the model does not run with the default sizes; it was run with --batch {batch} --dim {dim}"
+            report.findings.append(Finding("note", "sizes", message))
+            return run
+        raise error
 
 
 def _refusal(model: onnx.ModelProto, weights: dict) -> str:

@@ -9,6 +9,7 @@ import onnx
 from onnx_export.validation.graph import op
 from onnx_export.validation.match import Match
 from onnx_export.validation.moments import DEEPEST
+from onnx_export.validation.values import QUANTISERS, SAME
 
 if TYPE_CHECKING:
     from onnx_export.validation.decomposed import Matcher
@@ -20,24 +21,30 @@ def folded_mean(matcher: Matcher, found: Match, user: onnx.NodeProto) -> Match |
     other = user.input[1] if user.input[0] == found.std else user.input[0]
     if found.rms or not matcher.values.same(other, variance.x):
         return None
-    product = user.output[0]
-    for last in matcher.scope.consumers(product):
+    for last, product, path in matcher.values.users(user.output[0]):
         if op(last) not in ("Add", "Sub") or (op(last) == "Sub" and last.input[0] != product):
             continue
         rest = last.input[1] if last.input[0] == product else last.input[0]
         offset = _offset(matcher, rest, found, op(last) == "Sub")
         if offset is not None:
             bias, nodes, mean = offset
-            nodes = (user, *nodes, last)
+            nodes = (user, *path, *nodes, last)
             return found.add(*nodes, near=mean.misbroadcast, y=last.output[0], bias=bias, folded=bool(bias))
     return None
 
 
 def _offset(matcher: Matcher, name: str, found: Match, negated: bool, depth: int = DEEPEST):
     """(bias, nodes, mean) if the value is bias - mean * rstd, or mean * rstd if `negated`; bias may be empty."""
+    name, passed = matcher.values.strip(name, SAME | QUANTISERS)
     node = matcher.scope.producer(name)
     if node is None or depth == 0:
         return None
+    offset = _unpassed(matcher, node, found, negated, depth)
+    return offset and (offset[0], [*passed, *offset[1]], offset[2])
+
+
+def _unpassed(matcher: Matcher, node: onnx.NodeProto, found: Match, negated: bool, depth: int):
+    """`_offset` of the result of a node."""
     if op(node) == "Mul":
         return _scaled_mean(matcher, node, found, negated)
     if op(node) == "Neg" and not negated:
@@ -57,9 +64,9 @@ def _offset(matcher: Matcher, name: str, found: Match, negated: bool, depth: int
 def _scaled_mean(matcher: Matcher, node: onnx.NodeProto, found: Match, negated: bool):
     """As `_offset`, for the product alone: mean * rstd if `negated`, else -mean * rstd."""
     for a, b in (node.input, reversed(node.input)):
-        if b != found.std:
+        if not matcher.values.same(b, found.std):
             continue
-        inner, path = matcher.values.strip(a)
+        inner, path = matcher.values.strip(a, SAME | QUANTISERS)
         flip = None if negated else matcher.values.made_by(inner, "Neg")
         if flip is not None:
             path, inner = [*path, flip], flip.input[0]

@@ -140,3 +140,17 @@ def test_a_norm_that_the_optimiser_cannot_run_is_blamed_on_it(shapes, tmp_path):
         pytest.skip("the installed onnxruntime runs it")
     assert (norm.verdict, norm.blame, report.exit_code()) == ("wrong", "optimiser", 1), shown(report)
     assert "disabled_optimizers" in norm.detail or "ORT_DISABLE_ALL" in norm.detail
+
+
+@pytest.mark.parametrize(("batch", "length"), [(2, 10), (1, 1), (1, 2), (1, 16)])
+@pytest.mark.parametrize("named", [True, False])
+def test_other_sizes_are_tried_where_the_default_ones_do_not_run(batch, length, named, tmp_path):
+    """A shape that an exporter computed once, with a batch and a length of its own."""
+    w = Writing(opset=17)
+    x = w.input("x", ("batch", "length", D) if named else (None, None, D))
+    w.op("Reshape", x, np.int64([batch * length * D]))
+    y = w.layer_norm(w.op("Reshape", x, np.int64([batch, length, D])))
+    report = examined(w.model(y), tmp_path)
+    assert report.exit_code() == 0, shown(report)
+    assert any(f.code == "sizes" and f"--batch {batch} --dim {length}" in f.message for f in report.findings)
+    assert examined(w.model(y), tmp_path, dim=5).exit_code() == 2  # sizes that were asked for stay

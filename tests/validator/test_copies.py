@@ -1,0 +1,92 @@
+"""Copies of exported files that optimisers and converters made keep their norms: each is found in the copy, too."""
+
+from contextlib import suppress
+
+import numpy as np
+import onnx
+import pytest
+from corpus import archive
+from onnxruntime import quantization
+from onnxruntime.transformers.float16 import convert_float_to_float16
+from writings import LEVELS, saved
+
+from onnx_export import ort
+from onnx_export.model_io import Limits, parse
+from onnx_export.nodes import sort_nodes
+from onnx_export.validation.examine import examine
+from onnx_export.validation.graph import inline
+from onnx_export.validation.options import Options
+from onnx_export.validation.patterns import find
+
+EXPORTERS = ("pytorch", "keras", "jax", "paddle", "transformers")
+EVERY = 5  # of the files; a run over all 426 of them takes two minutes of one core
+
+
+def norms(model):
+    """(near miss, formula) of each norm."""
+    sort_nodes(model)
+    with suppress(onnx.shape_inference.InferenceError):  # the converter leaves types that contradict each other
+        model = onnx.shape_inference.infer_shapes(inline(model), data_prop=True)
+    if any(node.domain for node in model.graph.node):
+        ort.add_types(model)
+    return sorted(bool(norm.near_miss) for norm in find(model))
+
+
+def sources(exporter, every):
+    return list(archive.read(exporter).items())[::every]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_onnxruntimes_copy_keeps_the_norms(exporter, level, tmp_path):
+    for name, data in sources(exporter, EVERY):
+        assert norms(saved(parse(data, Limits()), level, tmp_path)) == norms(parse(data, Limits())), name
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_a_copy_in_float16_keeps_the_norms(exporter):
+    """Without the near misses, which rounded constants may change."""
+    for name, data in sources(exporter, EVERY):
+        model = parse(data, Limits())
+        half = convert_float_to_float16(parse(data, Limits()), keep_io_types=True)
+        assert len(norms(half)) == len(norms(model)), name
+
+
+class Rows(quantization.CalibrationDataReader):
+    """Two batches of N(0, 1) for each input, which is float32."""
+
+    def __init__(self, model, seed=0):
+        rng, stored = np.random.default_rng(seed), {tensor.name for tensor in model.graph.initializer}
+        shapes = {
+            value.name: [dim.dim_value or 2 for dim in value.type.tensor_type.shape.dim]
+            for value in model.graph.input
+            if value.name not in stored
+        }
+        self.left = [{name: rng.normal(size=s).astype(np.float32) for name, s in shapes.items()} for _ in range(2)]
+
+    def get_next(self):
+        return self.left.pop() if self.left else None
+
+
+def float_inputs(model):
+    return all(value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT for value in model.graph.input)
+
+
+@pytest.mark.parametrize("form", list(quantization.QuantFormat), ids=str)
+@pytest.mark.parametrize("exporter", ["pytorch", "keras", "paddle"])
+def test_a_statically_quantised_copy_keeps_the_norms_or_says_why_not(exporter, form, tmp_path):
+    tried = 0
+    for name, data in sources(exporter, 4 * EVERY):
+        model = parse(data, Limits())
+        before = norms(parse(data, Limits()))
+        if not before or any(before) or not float_inputs(model):
+            continue
+        onnx.save(model, tmp_path / "float.onnx")
+        quantization.quantize_static(
+            tmp_path / "float.onnx", tmp_path / "quantised.onnx", Rows(model), quant_format=form
+        )
+        report = examine(str(tmp_path / "quantised.onnx"), Options(), lambda *_: None)
+        assert len(report.norms) == len(before), (name, report.problem, report.norms)
+        assert report.exit_code() in (0, 2), (name, report.norms, report.findings)
+        tried += 1
+    assert tried > 1
