@@ -88,6 +88,7 @@ static cnorm_status forward(void (*kernel)(const cnorm_norm *), cnorm_dtype dtyp
     const float_mode mode = float_mode_enter();
     if (dtype != CNORM_F64) call->eps = (double)(float)call->eps;
     call->streaming = streaming(call, dtype);
+    call->in_sweep = cnorm_cpu_is_amd();
     kernel(call);
     float_mode_leave(mode);
     return CNORM_OK;

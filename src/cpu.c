@@ -19,16 +19,16 @@ static unsigned saved_state(void)
     return a;
 }
 
-enum { ASKED = 1, AVX2 = 2, AVX512 = 4, AVXVNNI = 8, AVX512VNNI = 16 };
+enum { ASKED = 1, AVX2 = 2, AVX512 = 4, AVXVNNI = 8, AVX512VNNI = 16, AMD = 32 };
 
 static unsigned ask(void)
 {
     const unsigned wanted = bit_AVX512F | bit_AVX512VL | bit_AVX512BW | bit_AVX512DQ, saved = saved_state();
-    unsigned a, b, c, d;
-    if ((saved & XMM_YMM) != XMM_YMM) return ASKED;
+    unsigned a, b, c, d, vendor = 0;
+    if ((saved & XMM_YMM) != XMM_YMM || !__get_cpuid(0, &a, &vendor, &c, &d)) return ASKED;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_AVX) || !(c & bit_F16C) || !(c & bit_FMA)) return ASKED;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_AVX2)) return ASKED;
-    unsigned found = ASKED | AVX2;
+    unsigned found = ASKED | AVX2 | (vendor == signature_AMD_ebx ? AMD : 0);
     if ((saved & OPMASK_ZMM) == OPMASK_ZMM && (b & wanted) == wanted) found |= AVX512 | (c & 1u << 11 ? AVX512VNNI : 0);
     if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a & 1u << 4) found |= AVXVNNI;
     return found;
@@ -45,6 +45,7 @@ static unsigned features(void)
 int cnorm_cpu_has_avx2(void) { return (features() & AVX2) != 0; }
 int cnorm_cpu_has_avx512(void) { return (features() & AVX512) != 0; }
 int cnorm_cpu_has_avxvnni(void) { return (features() & AVXVNNI) != 0; }
+int cnorm_cpu_is_amd(void) { return (features() & AMD) != 0; }
 int cnorm_cpu_has_avx512vnni(void) { return (features() & AVX512VNNI) != 0; }
 
 /* CPUID leaf 4 (Intel) and 0x8000001d (AMD): one data or unified cache per subleaf */
@@ -72,6 +73,8 @@ ptrdiff_t cnorm_cpu_cache_bytes(void)
 }
 
 #else
+
+int cnorm_cpu_is_amd(void) { return 0; }
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>

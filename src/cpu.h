@@ -15,6 +15,8 @@ int cnorm_cpu_has_avx512vnni(void); /* AVX-512 as above and VNNI */
 int cnorm_cpu_has_dotprod(void);
 #endif
 
+int cnorm_cpu_is_amd(void);
+
 /* bytes of the largest cache; 32 MiB if the processor does not report it */
 ptrdiff_t cnorm_cpu_cache_bytes(void);
 

@@ -101,6 +101,7 @@ typedef struct cnorm_norm {
     ptrdiff_t y_stride, sum_stride;
     void *stats;   /* [rows, 3] or NULL */
     int streaming; /* use non-temporal stores: outputs exceed the caches, have contiguous rows and overlap no input */
+    int in_sweep;  /* the processor is faster where a row is written while the next is summed: see layer_norm.inl.h */
 } cnorm_norm;
 
 /* A backward call over one block of at most CNORM_BLOCK_ROWS rows. */

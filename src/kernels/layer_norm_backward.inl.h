@@ -2,8 +2,8 @@
  *   (5) one sweep (sweep.inl.h): G = mean g, H = mean g xhat, and dgain += dy xhat, dbias += dy
  *   (6) dx = rstd ((g - G) - xhat H)        RMS norm: K = delta = G = 0
  * dgain and dbias are summed row after row within blocks of 64 rows, and over the blocks by a fixed tree (api.c). With
- * LATE_GRADS they are added to in (6) instead: always with 16-byte vectors, else where dx is written by non-temporal
- * stores, because an ordinary store of (5) would wait until those before it have reached memory.
+ * LATE_GRADS they are added to in (6) instead: where dx is written by non-temporal stores, because an ordinary store of
+ * (5) would wait until those before it have reached memory.
  * Rows whose rstd or sums leave the range of T are done in float64 (row_float64.inl.h).
  */
 
@@ -167,9 +167,8 @@ static NOINLINE int FN(late_row)(const cnorm_norm_backward *call, const FN(param
         to_dx.dy_ahead = FN(ahead)(call->n, call->dy_stride), to_dx.x_ahead = FN(ahead)(call->n, call->x_stride);
     }
     const T *const st = (const T *)call->stats + 3 * r;
-    if (TN(ALL_SHIFTED) || st[0] != 0)
-        return FN(backward_row)(&row, st, &to_dx, centred, CENTRED | SHIFTED | LATE_GRADS);
-    return FN(backward_row)(&row, st, &to_dx, centred, CENTRED | LATE_GRADS);
+    if (st[0] != 0) return FN(backward_row)(&row, st, &to_dx, centred, SHIFTED | LATE_GRADS);
+    return FN(backward_row)(&row, st, &to_dx, centred, LATE_GRADS);
 }
 
 /* One block of rows: partial [2, n] becomes this block's dgain and dbias. `late`, a constant: LATE_GRADS or 0 */
@@ -191,8 +190,8 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, cons
             FN(row) row = FN(gradient_row)(call, to, r);
             row.lane_offset = lane_offset;
             FN(dx_row) to_dx = {.dx = (X *)call->dx + r * call->dx_stride, .lane_offset = lane_offset};
-            if (TN(ALL_SHIFTED) || st[0] != 0) done = FN(backward_row)(&row, st, &to_dx, centred, CENTRED | SHIFTED);
-            else done = FN(backward_row)(&row, st, &to_dx, centred, CENTRED);
+            if (st[0] != 0) done = FN(backward_row)(&row, st, &to_dx, centred, SHIFTED);
+            else done = FN(backward_row)(&row, st, &to_dx, centred, 0);
         }
         if (!done) FN(rescue_gradient)(call, to, r, centred, !late);
     }
@@ -205,7 +204,7 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, cons
 
 static NOINLINE void FN(backward_any)(const cnorm_norm_backward *call, int centred)
 {
-    if (EARLY_GRADS && !call->streaming) FN(backward_rows)(call, centred, 0);
+    if (!call->streaming) FN(backward_rows)(call, centred, 0);
     else FN(backward_rows)(call, centred, LATE_GRADS);
 }
 

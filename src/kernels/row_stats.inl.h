@@ -68,25 +68,24 @@ INLINE T FN(initial_shift)(const FN(row) *row, const int mode)
     return TN(tree)(lanes) * ((T)1 / LANES) + 0; /* + 0 turns -0 into 0, so that x - K is x where K = 0 */
 }
 
-/* (1), and (2) if a row of layer norm fails the mean test. A row that is not accepted needs (3). w: see sweep.
- * A mode without CENTRED is RMS norm's; `centred` 0 is RMS norm with the additions of layer norm. */
-INLINE FN(stats) FN(stats_of)(FN(row) *row, double eps, int centred, const int mode, FN(writer) *w)
+/* (1), and (2) if a row of layer norm fails the mean test. A row that is not accepted needs (3). w: see sweep. */
+INLINE FN(stats) FN(stats_of)(FN(row) *row, double eps, const int mode, FN(writer) *w)
 {
     double sums[2];
-    const T K = centred ? FN(initial_shift)(row, mode) : 0;
-    if (!w && !(mode & SUM) && !(CACHED_ROWS && sizeof(X) == sizeof(T))) {
+    const T K = FN(initial_shift)(row, mode);
+    if (sizeof(X) < sizeof(T) && !(mode & (SUM | KEPT))) {
         const row_sums both = FN(run_sums)(row->x, row->n, K, row->lane_offset);
         sums[0] = both.a, sums[1] = both.b;
-    } else if (!(mode & CENTRED) || (!(mode & SUM) && K == 0)) {
+    } else if (K == 0 && !(mode & SUM)) {
         row->K = TN(splat)(0); /* without the subtraction a bfloat16 row takes 10 % less time (Zen 4, 2026-11-22) */
         FN(sweep)(row, mode, w, sums);
     } else {
         row->K = TN(splat)(K);
         FN(sweep)(row, mode, w, sums);
     }
-    if (!centred) sums[0] = 0;
+    if (!(mode & CENTRED)) sums[0] = 0;
     FN(stats) stats = FN(stats_from)(sums[0], sums[1], K, row->n, eps);
-    if (stats.accepted || !centred || !FN(square_in_range)((double)row->n, sums[1], eps)) return stats;
+    if (stats.accepted || !(mode & CENTRED) || !FN(square_in_range)((double)row->n, sums[1], eps)) return stats;
     if (mode & SUM && row->carry) FN(flush)(row->carry);
     const X *const x = mode & SUM ? row->sum : row->x;
     return FN(in_registers)(FN(shifted_stats)(x, row->n, eps, stats.mean, mode & KEPT ? row->kept : NULL));

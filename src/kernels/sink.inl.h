@@ -58,6 +58,13 @@ INLINE void FN(put)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(carry) *carry)
 /* elements between p and the vector boundary before it */
 INLINE ptrdiff_t FN(lane_offset_of)(const X *p) { return (ptrdiff_t)((uintptr_t)p / sizeof(X) % VL); }
 
+/* how many elements before a row its vectors begin, so that non-temporal stores to y, or else loads from x, are
+ * aligned */
+INLINE ptrdiff_t FN(offset_of_vectors)(const X *x, const X *y, int aligned, const int mode)
+{
+    return mode & NONTEMPORAL ? FN(lane_offset_of)(y) : aligned ? FN(lane_offset_of)(x) : 0;
+}
+
 /* at the end of a call: stores the carried vector and orders the non-temporal stores before what follows */
 INLINE void FN(finish)(FN(carry) *carry)
 {
@@ -87,6 +94,16 @@ typedef struct {
     ptrdiff_t x_ahead, residual_ahead;
 } FN(writer);
 
+INLINE FN(writer) FN(writer_of)(const cnorm_norm *call, FN(carry) *carry)
+{
+    return (FN(writer)){.n = call->n,
+                        .gain = call->gain,
+                        .bias = call->bias,
+                        .carry = carry,
+                        .x_ahead = FN(ahead)(call->n, call->x_stride),
+                        .residual_ahead = FN(ahead)(call->n, call->residual_stride)};
+}
+
 INLINE void FN(prefetch)(const FN(writer) *w, ptrdiff_t j)
 {
     if (!w->residual) return;
@@ -114,7 +131,7 @@ INLINE const T *FN(bias_at)(const FN(writer) *w, ptrdiff_t at, const int mode)
 INLINE V FN(normalise)(const FN(writer) *w, ptrdiff_t i, const T *gain, const T *bias, const int mode)
 {
     V d = mode & KEPT ? TN(load)(w->d + w->at + i * VL) : FN(load)(w->x + w->at + i * VL);
-    if (mode & SHIFTED) d -= w->K;
+    if (mode & CENTRED && !(mode & KEPT)) d -= w->K;
     const V gains = TN(load)(gain + i * VL);
     return FN(normalised)(w, d, gains, mode & CENTRED ? TN(load)(bias + i * VL) : gains, mode);
 }
@@ -125,7 +142,7 @@ EDGE void FN(write_edge)(FN(writer) w, int mode)
     const V zero = TN(splat)(0);
     const ptrdiff_t at = w.at, from = at < 0 ? -at : 0, to = w.n - at < VL ? w.n - at : VL;
     V d = mode & KEPT ? TN(load_range)(w.d + at, from, to, zero) : FN(load_range)(w.x + at, from, to, zero);
-    if (mode & SHIFTED) d -= w.K;
+    if (mode & CENTRED && !(mode & KEPT)) d -= w.K;
     const V gain = TN(load_range)(FN(gain_at)(&w, at, mode), from, to, zero);
     const V bias = mode & CENTRED ? TN(load_range)(FN(bias_at)(&w, at, mode), from, to, zero) : gain;
     FN(put_range)(w.y + at, from, to, FN(normalised)(&w, d, gain, bias, mode), w.carry);

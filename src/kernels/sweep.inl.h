@@ -25,12 +25,12 @@ enum {
         PAGE_BYTES / (int)sizeof(T) + 2 * FN(ROW_SPACE), /* two kept rows, or gain and bias, at any page offset */
 };
 
-/* A row of n elements as a sweep reads it. Forward: x, or x + residual rounded to X, which is stored in sum; if KEPT, d
- * is stored in kept, which has space for whole vectors. Backward: x and dy; gain [n] or NULL; unless LATE_GRADS the
- * row's terms are added to dgain and dbias [n]. */
+/* A row of n elements as a sweep reads it. Forward: x, or if SUM x + residual rounded to X, which is stored in sum; if
+ * KEPT, d is stored in kept, which has space for whole vectors. Backward: x and dy; gain [n] or NULL; unless LATE_GRADS
+ * the row's terms are added to dgain and dbias [n]. */
 typedef struct {
     ptrdiff_t n, lane_offset;
-    const X *x, *residual; /* residual and sum: both or both NULL */
+    const X *x, *residual;
     X *sum;
     FN(carry) *carry; /* NULL unless sum is written by non-temporal stores */
     T *kept;
@@ -107,7 +107,7 @@ INLINE FN(terms) FN(terms_at)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, p
 
 INLINE void FN(accumulate)(FN(terms) terms, const int mode, V *a, V *b)
 {
-    if (mode & CENTRED) *a += terms.a;
+    if (mode & (CENTRED | BACKWARD)) *a += terms.a;
     *b += terms.b;
 }
 
@@ -127,28 +127,30 @@ EDGE FN(block) FN(add_edge)(FN(row) row, ptrdiff_t j, ptrdiff_t begin, ptrdiff_t
     return sums;
 }
 
+/* adds the terms of PASS whole vectors in every LANES elements from *j on, while they end by `stop` */
+INLINE void FN(add_vectors)(const FN(row) *row, ptrdiff_t *j, ptrdiff_t stop, const int mode, FN(block) *sums)
+{
+    for (; *j + PASS * VL <= stop; *j += LANES)
+#pragma GCC unroll 4
+        for (int i = 0; i < PASS; ++i)
+            FN(accumulate)(FN(terms_at)(row, *j + i * VL, 0, VL, mode), mode, &sums->a[i], &sums->b[i]);
+}
+
 /* Sums GROUP whole vectors at j, and writes as many of the previous row. All are loaded before any is stored: see
- * normalise_group. LOADS_FIRST: the previous row is loaded before the terms are added up, too. */
+ * normalise_group. */
 INLINE void FN(add_and_write)(const FN(row) *row, ptrdiff_t j, const int mode, FN(writer) *w, FN(block) *sums)
 {
-    FN(terms) terms[GROUP];
     V v[GROUP];
 #pragma GCC unroll 4
-    for (int i = 0; i < GROUP; ++i) {
-        terms[i] = FN(deviations)(row, j + i * VL, 0, VL, mode);
-        if (!LOADS_FIRST) FN(accumulate)(terms[i], mode, &sums->a[i % PASS], &sums->b[i % PASS]);
-    }
+    for (int i = 0; i < GROUP; ++i)
+        FN(accumulate)(FN(deviations)(row, j + i * VL, 0, VL, mode), mode, &sums->a[i % PASS], &sums->b[i % PASS]);
     FN(normalise_group)(w, mode, v);
-#pragma GCC unroll 4
-    for (int i = 0; i < GROUP && LOADS_FIRST; ++i)
-        FN(accumulate)(terms[i], mode, &sums->a[i % PASS], &sums->b[i % PASS]);
     FN(put_group)(w, mode, v);
 }
 
-/* The terms of a block, elements begin to end, summed in PASS of the lane vectors, from `first` on. The row's first
- * LEAD vectors are summed alone, so that as much of the previous row is left to write_rest.
- * Part 0: the lead (only in a row's first block), then groups together with the writer. Part 1: the rest, once the
- * writer has nothing more to write. */
+/* The terms of a block, elements begin to end, summed in PASS of the lane vectors, from `first` on. With a writer the
+ * row's first LEAD vectors are summed alone, so that as much of the previous row is left to write_rest; then groups are
+ * summed and written together, until one of the two is done. */
 INLINE FN(block)
     FN(sum_block)(const FN(row) *row, ptrdiff_t begin, ptrdiff_t end, const int first, const int mode, FN(writer) *w)
 {
@@ -160,22 +162,16 @@ INLINE FN(block)
         sums = FN(add_edge)(*row, j, begin, end, mode, sums);
         j += LANES;
     }
-    const int writing = w && PASS == LANE_VECTORS;
-    for (int part = writing ? 0 : 1; part < 2; ++part) {
-        /* part 0: the end of the lead, which has no elements in later blocks; part 1: the end of the block */
-        const ptrdiff_t stop = part || (!begin && end < LEAD * VL) ? end : begin ? begin : LEAD * VL;
-        for (; j + PASS * VL <= stop; j += LANES)
-#pragma GCC unroll 4
-            for (int i = 0; i < PASS; ++i)
-                FN(accumulate)(FN(terms_at)(row, j + i * VL, 0, VL, mode), mode, &sums.a[i], &sums.b[i]);
-        if (writing && !part)
-            for (; j + GROUP * VL <= end && w->at + GROUP * VL <= w->stop; j += GROUP * VL)
-                FN(add_and_write)(row, j, mode, w, &sums);
+    if (w) {
+        FN(add_vectors)(row, &j, LEAD * VL < end ? LEAD * VL : end, mode, &sums);
+        for (; j + GROUP * VL <= end && w->at + GROUP * VL <= w->stop; j += GROUP * VL)
+            FN(add_and_write)(row, j, mode, w, &sums);
     }
+    FN(add_vectors)(row, &j, end, mode, &sums);
     return j < end ? FN(add_edge)(*row, j, begin, end, mode, sums) : sums;
 }
 
-/* The two sums of a row; the first is 0 unless CENTRED. w: the previous row, to be written meanwhile, or NULL. */
+/* The two sums of a row; the first is 0 for RMS norm. w: the previous row, to be written meanwhile, or NULL. */
 INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double sums[2])
 {
     sums[0] = sums[1] = 0;
@@ -193,9 +189,10 @@ INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double 
                     lanes[1][first + i] = begin == start ? block.b[i] : lanes[1][first + i] + block.b[i];
                 }
             }
-        if (row->lane_offset && (mode & CENTRED)) TN(rotate_lanes)(lanes[0], row->lane_offset);
+        const int both = mode & (CENTRED | BACKWARD);
+        if (row->lane_offset && both) TN(rotate_lanes)(lanes[0], row->lane_offset);
         if (row->lane_offset) TN(rotate_lanes)(lanes[1], row->lane_offset);
-        if (mode & CENTRED) sums[0] += (double)TN(tree)(lanes[0]);
+        if (both) sums[0] += (double)TN(tree)(lanes[0]);
         sums[1] += (double)TN(tree)(lanes[1]);
     }
 }
@@ -223,7 +220,7 @@ static NOINLINE row_sums FN(gradient_sums)(const X *x, const X *dy, const T *gai
                    .rstd = TN(splat)(st[2])};
     const int aligned = ALIGN_LOADS && sizeof(X) == sizeof(T) && n > SHORT_ROW;
     if (aligned) row.lane_offset = FN(lane_offset_of)(x);
-    if (TN(ALL_SHIFTED) || st[0] != 0) FN(sweep)(&row, BACKWARD | CENTRED | SHIFTED | LATE_GRADS, NULL, sums);
-    else FN(sweep)(&row, BACKWARD | CENTRED | LATE_GRADS, NULL, sums);
+    if (st[0] != 0) FN(sweep)(&row, BACKWARD | SHIFTED | LATE_GRADS, NULL, sums);
+    else FN(sweep)(&row, BACKWARD | LATE_GRADS, NULL, sums);
     return (row_sums){sums[0], sums[1]};
 }

@@ -23,37 +23,24 @@ enum {
     CACHED_BYTES = 8192, /* of T: longest row that is expected to stay in L1 from its sums to its output */
     SHORT_ROW = 512,     /* elements of the longest row for which aligned loads cost more than they save */
     GROUP = VECTOR_BYTES == 64 ? 2 : 4, /* vectors normalised and stored at a time; even */
-    /* whether the summed and the written group are loaded first, into 32 registers: 3 % faster (Zen 4, 2026-11-22) */
-    LOADS_FIRST = VECTOR_BYTES == 64,
-    ROWS_AT_ONCE = 16,   /* groups whose statistics are computed together at most */
-    LONG_ROW = 768,      /* elements of the shortest row that is written while the next row is summed */
+    ROWS_AT_ONCE = 16,                  /* groups whose statistics are computed together at most */
+    LONG_ROW = 768,      /* elements of the shortest row of float32 that is written while the next row is summed */
     LEAD = 16,           /* vectors of a row that are summed before the writer begins: see sum_block */
     AHEAD_BYTES = 24576, /* prefetch distance where output is written by non-temporal stores */
-    /* Whether rows in L1 have loops of their own (cached_rows), and the backward pass one without LATE_GRADS. Without
-     * them a call takes 1.1 to 2 times as long (Sapphire Rapids, 2026-11-24). */
-    CACHED_ROWS = VECTOR_BYTES > 16,
-    EARLY_GRADS = VECTOR_BYTES > 16,
-    /* whether cached_rows takes a residual: float64 takes 0.6 to 1.1 of the time without, but 1.4 beyond the caches
-     * (Sapphire Rapids, 2026-11-24) */
-    KEPT_ROWS_f32 = 1,
-    KEPT_ROWS_f64 = 0,
-    /* whether the writer and the backward loop subtract K = 0, too: in float64 one loop instead of two saves 17 kB and
-     * takes 2 % more time (Sapphire Rapids, 2026-11-24) */
-    ALL_SHIFTED_f32 = 0,
-    ALL_SHIFTED_f64 = 1,
     ALIGN_LOADS = VECTOR_BYTES == 64, /* every unaligned 64-byte load crosses a cache line */
 };
 
 /* Bits of `mode`, a compile-time constant at every call, for which the compiler specialises the body */
 enum {
     CENTRED = 1,     /* layer norm; otherwise RMS norm: no mean, no bias */
-    SHIFTED = 2,     /* writer and backward pass subtract K from x; otherwise K is 0 */
-    KEPT = 4,        /* d = x - K is stored while it is summed, and normalised from there: residual sums, half types */
-    BACKWARD = 8,    /* the sweep sums gradients; otherwise deviations */
-    SUM = 16,        /* there may be a residual */
-    PARAMS = 32,     /* gain and bias are arrays [n]; otherwise either may be GROUP neutral vectors (gain_mask). NaNs of
+    SUM = 2,         /* x + residual is normalised */
+    KEPT = 4,        /* d = x - K is stored while it is summed, and normalised from there */
+    NONTEMPORAL = 8, /* y and sum are written by non-temporal stores */
+    PARAMS = 16,     /* gain and bias are arrays [n]; otherwise either may be GROUP neutral vectors (gain_mask). NaNs of
                         half types are the default NaN, which store_two needs */
-    LATE_GRADS = 64, /* backward: dgain and dbias are added to while dx is written, not while sums are taken */
+    BACKWARD = 32,   /* the sweep sums gradients; otherwise deviations */
+    SHIFTED = 64,    /* backward: K is subtracted from x; otherwise it is 0 */
+    LATE_GRADS = 128 /* backward: dgain and dbias are added to while dx is written, not while sums are taken */
 };
 
 /* A sum of squares in [n Q_MIN, Q_MAX] has neither overflowed nor lost bits to subnormals. */
