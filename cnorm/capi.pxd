@@ -27,6 +27,7 @@ cdef extern from "cnorm_python.h" nogil:
         CNORM_ERROR_DAMAGED
         CNORM_ERROR_IDENTITY
         CNORM_ERROR_ALIGN
+        CNORM_ERROR_ARITHMETIC
     const char *cnorm_strerror(cnorm_status status)
     int cnorm_abi_version()
 

@@ -53,7 +53,7 @@ class Conversation:
         self.sent = self.answered = 0  # frames sent and answered on this connection
         self.outputs: deque[np.ndarray] = deque()
         self.resetting = False
-        self.input_size = self.output_size = self.credit = 0
+        self.input_size = self.output_size = self.credit = self.arithmetic = 0
 
     def hello(self) -> str:
         message = {"type": "hello", "protocol": PROTOCOL}
@@ -123,6 +123,11 @@ class Conversation:
             number(message, "frames"),
             tuple(number(message, f"{side}_size", 1) for side in ("input", "output")),
         )
+        arithmetic = number({"arithmetic": 1} | message, "arithmetic", 1)
+        if self.session is not None and arithmetic != self.arithmetic:
+            text = f"generation {arithmetic} of the arithmetic, the session began with {self.arithmetic}: other bits"
+            raise ServerError("arithmetic", f"this server computes {text}")
+        self.arithmetic = arithmetic
         if self.session is None:
             check(frames == 0 or self.checkpoint is not None, f"a new session begins at frame {frames}")
             self.covered = self.total = self.delivered = frames  # perhaps that of the checkpoint of an earlier session

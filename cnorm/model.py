@@ -120,7 +120,7 @@ class Model:
 
     @property
     def identity(self) -> bytes:
-        """SHA-256 of configuration and weights, 32 bytes. A model of the same identity can restore a saved stream."""
+        """SHA-256 of the arithmetic's generation, configuration and weights: 32 bytes; a saved stream holds it."""
         return self._identity
 
     @property

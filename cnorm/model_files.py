@@ -14,6 +14,7 @@ from cnorm.layers import GRU, LSTM, RNN, Activation, Bidirectional, Layer, Layer
 from cnorm.presets import PRESETS
 from cnorm.rounded import cell_weights, is_matrix, rows_from_tensors
 from cnorm.specs import spec_from_json
+from cnorm.stream_state import ARITHMETIC
 from cnorm.text import listed
 
 __all__ = ["METADATA_KEY", "check_with", "configuration", "identity", "layers_from", "named_tensors", "spec_of"]
@@ -85,8 +86,11 @@ def _matrices(layer) -> tuple[str, ...]:
 
 
 def identity(layers) -> bytes:
-    """SHA-256 of the configuration and of all tensors, in little-endian float32 and in the order of their names."""
-    digest = hashlib.sha256(configuration(layers).encode())
+    """SHA-256 of the arithmetic's generation, the configuration and all tensors.
+
+    Tensors in the order of their names, in little-endian float32.
+    """
+    digest = hashlib.sha256(f"arithmetic {ARITHMETIC}\n{configuration(layers)}".encode())
     for name, array in sorted(named_tensors(layers).items()):
         digest.update(f"{name}{array.shape}".encode())
         digest.update(array.astype("<f4").tobytes())

@@ -12,15 +12,21 @@ import numpy as np
 
 from cnorm.arguments import as_array, has_dtype, quoted, refuse_frames
 
-# Format 2 of Stream.save, little-endian; docs/cells.md has the table, src/rnn/stream.c the same for C:
+# Format 3 of Stream.save, little-endian; docs/cells.md has the table, src/rnn/stream.c the same for C:
 #     16 bytes  SAVED
 #     32 bytes  identity of the model
 #      8 bytes  frames, unsigned
+#      4 bytes  ARITHMETIC, unsigned
 #      4 bytes  for each float of the state: the arrays of `Stream.state` in their order, without padding
 #      4 bytes  CRC-32 (zlib's) of all bytes before it
-SAVED = b"cnorm stream 2\n\0"
-SAVED_1 = b"cnorm stream 1\n"  # no checksum, no frames: refused
-HEAD = 56
+SAVED = b"cnorm stream 3\n\0"
+OLD = {
+    b"cnorm stream 1\n": "format 1, which has no checksum",
+    b"cnorm stream 2\n": "format 2, of a version that computed products without FMA, to other bits,",
+}
+HEAD = 60
+ARITHMETIC = 2  # CNORM_ARITHMETIC of cnorm_model.h: its generation, which grows when results change
+TRANSFER = "load it with the version that wrote it, and hand over the stream's state()"
 
 
 def checked_state(state, initial: np.ndarray, arrays: tuple) -> np.ndarray:
@@ -43,7 +49,7 @@ def checked_state(state, initial: np.ndarray, arrays: tuple) -> np.ndarray:
 def saved_state(identity: bytes, frames: int, memory: np.ndarray, arrays: tuple) -> bytes:
     """The bytes of `Stream.save`."""
     floats = [memory[offset : offset + units].astype("<f4").tobytes() for _, units, offset in arrays]
-    saved = b"".join([SAVED, identity, frames.to_bytes(8, "little"), *floats])
+    saved = b"".join([SAVED, identity, frames.to_bytes(8, "little"), ARITHMETIC.to_bytes(4, "little"), *floats])
     return saved + zlib.crc32(saved).to_bytes(4, "little")
 
 
@@ -53,18 +59,20 @@ def restored_state(saved, identity: bytes, initial: np.ndarray, arrays: tuple) -
         raise TypeError(f"saved must be bytes, got {type(saved).__name__}")
     saved = memoryview(saved).cast("B")
     size = 4 * sum([units for _, units, _ in arrays])
-    if saved[: len(SAVED_1)] == SAVED_1:
-        raise ValueError(
-            "saved is of format 1, which has no checksum and is not read any more: load it with the "
-            "version that wrote it, and hand over the stream's state()"
-        )
+    if (old := OLD.get(bytes(saved[: len(SAVED) - 1]))) is not None:
+        raise ValueError(f"saved is of {old} and is not read any more: {TRANSFER}")
     if saved[: len(SAVED)] != SAVED:
         raise ValueError(
             f"saved must be what Stream.save returned, beginning {SAVED!r}, got {bytes(saved[: len(SAVED)])!r}"
         )
     if len(saved) < HEAD + 4 or zlib.crc32(saved[:-4]) != int.from_bytes(saved[-4:], "little"):
         raise ValueError("saved is not as Stream.save returned it: its checksum does not match")
-    if saved[len(SAVED) : HEAD - 8] != identity:
+    if (arithmetic := int.from_bytes(saved[HEAD - 4 : HEAD], "little")) != ARITHMETIC:
+        raise ValueError(
+            f"saved is of generation {arithmetic} of the arithmetic, whose bits differ from those of generation "
+            f"{ARITHMETIC}, which this version computes: {TRANSFER}"
+        )
+    if saved[len(SAVED) : HEAD - 12] != identity:
         raise ValueError("saved is the stream of another model: the hash of configuration and weights differs")
     if len(saved) != HEAD + size + 4:
         raise ValueError(f"saved must hold {size} bytes of state, got {len(saved) - HEAD - 4}")
@@ -72,7 +80,7 @@ def restored_state(saved, identity: bytes, initial: np.ndarray, arrays: tuple) -
     for _, units, offset in arrays:
         memory[offset : offset + units] = np.frombuffer(saved, "<f4", units, start)
         start += 4 * units
-    return memory, int.from_bytes(saved[HEAD - 8 : HEAD], "little")
+    return memory, int.from_bytes(saved[HEAD - 12 : HEAD - 4], "little")
 
 
 def refuse_infinite_state(memory: np.ndarray, arrays: tuple, saved: bool) -> None:

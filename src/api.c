@@ -32,6 +32,7 @@ const char *cnorm_strerror(cnorm_status status)
     case CNORM_ERROR_IDENTITY:
         return "the saved stream of another model: the hash of configuration and weights differs";
     case CNORM_ERROR_ALIGN: return "memory or the bytes of a packed model are not aligned to 64 bytes (CNORM_ALIGN)";
+    case CNORM_ERROR_ARITHMETIC: return "the saved stream of a version whose arithmetic gives other bits";
     }
     return "unknown status";
 }

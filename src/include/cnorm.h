@@ -40,6 +40,7 @@ typedef enum cnorm_status {
     CNORM_ERROR_DAMAGED,  /* a packed model or saved stream of which bytes were changed, lost or added */
     CNORM_ERROR_IDENTITY, /* a saved stream of another model */
     CNORM_ERROR_ALIGN,    /* memory, or the bytes of a packed model, is not aligned as its manual says */
+    CNORM_ERROR_ARITHMETIC, /* a saved stream of a version whose arithmetic gives other bits */
 } cnorm_status;
 
 /* One English sentence, never NULL */

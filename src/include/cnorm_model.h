@@ -41,14 +41,17 @@ typedef struct cnorm_network {
     cnorm_direction direction;
 } cnorm_network;
 
-enum { CNORM_IDENTITY = 32 }; /* bytes */
+enum {
+    CNORM_IDENTITY = 32,  /* bytes */
+    CNORM_ARITHMETIC = 2, /* generation of the arithmetic, in identities and saved streams: another has other bits */
+};
 
 /* A model without a bidirectional layer is one network, and only such a model has streams. */
 typedef struct cnorm_model {
     const cnorm_network *networks;
     int count;
     ptrdiff_t inputs, outputs;
-    const unsigned char *identity; /* [CNORM_IDENTITY] SHA-256 of configuration and weights; a saved stream holds it */
+    const unsigned char *identity; /* [CNORM_IDENTITY], as Model.identity of Python; a saved stream holds it */
     const char *configuration;     /* JSON, for Python; not terminated by a zero */
     ptrdiff_t configuration_bytes;
     const void *file; /* the packed file, or NULL */
@@ -109,6 +112,7 @@ void cnorm_stream_reset(cnorm_stream *stream);
  * source: on any error the stream is unchanged. It returns
  *     CNORM_ERROR_FORMAT    not a saved stream of this version
  *     CNORM_ERROR_DAMAGED   a byte was changed, lost or added
+ *     CNORM_ERROR_ARITHMETIC  the stream of another generation of the arithmetic
  *     CNORM_ERROR_IDENTITY  the stream of a model with another configuration or other weights
  *     CNORM_ERROR_VALUE     the state has a NaN or infinity */
 ptrdiff_t cnorm_stream_saved_bytes(const cnorm_model *model);

@@ -165,10 +165,10 @@ cnorm_status cnorm_stream_run(cnorm_stream *stream, ptrdiff_t steps, const float
     return status;
 }
 
-/* ---- saved streams, format 2 of docs/cells.md, little-endian; cnorm/stream_state.py has the same for Python - */
+/* ---- saved streams, format 3 of docs/cells.md, little-endian; cnorm/stream_state.py has the same for Python - */
 
-enum { SAVED_FRAMES = 48, SAVED_STATE = 56 };
-static const char saved_magic[] = "cnorm stream 2\n"; /* 16 bytes with the zero */
+enum { SAVED_FRAMES = 48, SAVED_ARITHMETIC = 56, SAVED_STATE = 60 };
+static const char saved_magic[] = "cnorm stream 3\n"; /* 16 bytes with the zero */
 
 static void put_little(unsigned char *to, int bytes, uint64_t value)
 {
@@ -244,6 +244,7 @@ cnorm_status cnorm_stream_save(const cnorm_stream *stream, void *bytes)
     memcpy(to, saved_magic, sizeof saved_magic);
     memcpy(to + sizeof saved_magic, stream->model->identity, CNORM_IDENTITY);
     put_little(to + SAVED_FRAMES, 8, stream->frames);
+    put_little(to + SAVED_ARITHMETIC, 4, CNORM_ARITHMETIC);
     const ptrdiff_t used = SAVED_STATE + each_array(stream->model, stream->state, to + SAVED_STATE, save_array, &held);
     put_little(to + used, 4, crc32_of(to, used));
     return CNORM_OK;
@@ -258,6 +259,7 @@ cnorm_status cnorm_stream_restore(cnorm_stream *stream, const void *bytes, ptrdi
         return CNORM_ERROR_FORMAT;
     if (count < SAVED_STATE + 4 || crc32_of(from, count - 4) != get_little(from + count - 4, 4))
         return CNORM_ERROR_DAMAGED;
+    if (get_little(from + SAVED_ARITHMETIC, 4) != CNORM_ARITHMETIC) return CNORM_ERROR_ARITHMETIC;
     if (memcmp(from + sizeof saved_magic, stream->model->identity, CNORM_IDENTITY) != 0) return CNORM_ERROR_IDENTITY;
     if (count != cnorm_stream_saved_bytes(stream->model)) return CNORM_ERROR_DAMAGED;
     unsigned char *state = (unsigned char *)(uintptr_t)(from + SAVED_STATE); /* only read */

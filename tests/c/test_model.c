@@ -3,6 +3,7 @@
 
 #include "cnorm_map.h"
 #include "cnorm_model.h"
+#include "crc32.h"
 #include "network.h"
 
 enum { INPUTS = 5, UNITS = 19, OUTPUTS = 3, STEPS = 11 };
@@ -80,7 +81,7 @@ static void test_a_packed_model_has_the_bits_of_its_layers(cnorm_weight_type typ
 }
 
 /* the hash of the saved bytes: the same in every byte order */
-static const uint64_t saved_hash = 0x16a8ff646c441bd8u;
+static const uint64_t saved_hash = 0xcce1fa301b4e6396u;
 
 static void test_a_saved_stream_continues(void)
 {
@@ -94,7 +95,7 @@ static void test_a_saved_stream_continues(void)
     CHECK(cnorm_stream_start(&stream, &p.model, floats, CNORM_ROWS) == CNORM_OK, "start");
     cnorm_stream_run(&stream, STEPS, x, y);
     const ptrdiff_t bytes = cnorm_stream_saved_bytes(&p.model);
-    CHECK(bytes == 56 + 4 * 2 * UNITS + 4, "%td bytes", bytes);
+    CHECK(bytes == 60 + 4 * 2 * UNITS + 4, "%td bytes", bytes);
     unsigned char *saved = allocate(bytes);
     CHECK(cnorm_stream_save(&stream, saved) == CNORM_OK, "save");
     const uint64_t hash = hash_values(HASH_START, saved, bytes, 1);
@@ -114,6 +115,11 @@ static void test_a_saved_stream_continues(void)
         CHECK(cnorm_stream_restore(&stream, saved, i) != CNORM_OK, "%td bytes", i);
     }
     CHECK(stream.frames == frames_then, "a refused state changed the stream");
+    saved[56] ^= 1; /* another generation of the arithmetic */
+    for (ptrdiff_t i = 0; i < 4; ++i) saved[bytes - 4 + i] = (unsigned char)(crc32_of(saved, bytes - 4) >> 8 * i);
+    CHECK(cnorm_stream_restore(&stream, saved, bytes) == CNORM_ERROR_ARITHMETIC, "arithmetic");
+    saved[56] ^= 1;
+    for (ptrdiff_t i = 0; i < 4; ++i) saved[bytes - 4 + i] = (unsigned char)(crc32_of(saved, bytes - 4) >> 8 * i);
     ((unsigned char *)p.file)[64] ^= 1; /* the identity of another model */
     CHECK(cnorm_stream_restore(&stream, saved, bytes) == CNORM_ERROR_IDENTITY, "identity");
     release(saved);

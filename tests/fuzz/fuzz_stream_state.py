@@ -16,7 +16,7 @@ import numpy as np
 
 import cnorm
 
-HEAD = 56  # bytes before the state
+HEAD = 60  # bytes before the state
 
 MODEL = cnorm.demo_model()
 STREAM = MODEL.stream()
@@ -47,7 +47,8 @@ def one_input(data: bytes) -> None:
     try_to_restore(stream, bytes(saved))
     try_to_restore(stream, saved[:-4] + zlib.crc32(saved[:-4]).to_bytes(4, "little"))
     state = saved[HEAD:-4].ljust(len(SAVED) - HEAD - 4, b"\0")[: len(SAVED) - HEAD - 4]
-    body = SAVED[: HEAD - 8] + saved[HEAD - 8 : HEAD].ljust(8, b"\0") + state  # all is right but frames and numbers
+    frames = bytes(saved[48:56]).ljust(8, b"\0")
+    body = SAVED[:48] + frames + SAVED[56:60] + state  # all is right but frames and numbers
     try_to_restore(stream, body + zlib.crc32(body).to_bytes(4, "little"))
 
 

@@ -4,6 +4,7 @@ import copy
 import pickle
 import struct
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from cells import random_cell
 from models import deep_model
 
 import cnorm
+
+HEADER = Path(__file__).parents[2] / "src" / "include" / "cnorm_model.h"
 
 
 @pytest.fixture
@@ -22,7 +25,7 @@ def sealed(body):
     return body + zlib.crc32(body).to_bytes(4, "little")
 
 
-# ---- format 2 --------------------------------------------------------------------------------------------------------
+# ---- format 3 --------------------------------------------------------------------------------------------------------
 
 
 def test_the_layout_is_that_of_the_documentation(model, rng):
@@ -30,11 +33,12 @@ def test_the_layout_is_that_of_the_documentation(model, rng):
     stream.process(rng.standard_normal((3, 5)).astype(np.float32))
     saved, state = stream.save(), stream.state()
     floats = np.concatenate(list(state.values())).astype("<f4")
-    magic, identity, frames = struct.unpack_from("<16s32sQ", saved)
-    assert magic == b"cnorm stream 2\n\0"
+    magic, identity, frames, arithmetic = struct.unpack_from("<16s32sQI", saved)
+    assert magic == b"cnorm stream 3\n\0"
     assert identity == model.identity
     assert frames == 3
-    assert saved[56:-4] == floats.tobytes()
+    assert f"CNORM_ARITHMETIC = {arithmetic}," in HEADER.read_text()
+    assert saved[60:-4] == floats.tobytes()
     assert struct.unpack("<I", saved[-4:]) == (zlib.crc32(saved[:-4]),)
 
 
@@ -70,16 +74,25 @@ def test_mixed_halves_of_two_states_are_refused(model, rng):
     one, other = model.stream(), model.stream()
     one.process(rng.standard_normal((3, 5)).astype(np.float32))
     one, other = one.save(), other.save()
-    for cut in range(57, len(one) - 4):
+    for cut in range(61, len(one) - 4):
         if one[cut:-4] != other[cut:-4] and one[:cut] != other[:cut]:
             with pytest.raises(ValueError, match="saved"):
                 model.restore(one[:cut] + other[cut:])
 
 
 def test_format_1_is_refused_by_name(model):
-    saved = b"cnorm stream 1\n" + model.identity + model.stream().save()[56:-4]
+    saved = b"cnorm stream 1\n" + model.identity + model.stream().save()[60:-4]
     with pytest.raises(ValueError, match="saved is of format 1, which has no checksum"):
         model.restore(saved)
+
+
+def test_another_arithmetic_is_refused_by_name(model):
+    saved = model.stream().save()
+    old = sealed(b"cnorm stream 2\n\0" + saved[16:56] + saved[60:-4])
+    with pytest.raises(ValueError, match="saved is of format 2, of a version that computed products without FMA"):
+        model.restore(old)
+    with pytest.raises(ValueError, match="saved is of generation 3 of the arithmetic"):
+        model.restore(sealed(saved[:56] + struct.pack("<I", 3) + saved[60:-4]))
 
 
 def test_a_refused_state_leaves_the_stream_as_it_was(model, rng):
@@ -87,7 +100,7 @@ def test_a_refused_state_leaves_the_stream_as_it_was(model, rng):
     stream.process(rng.standard_normal((3, 5)).astype(np.float32))
     saved = stream.save()
     spoilt = saved[:-8] + np.float32(np.nan).tobytes()
-    for bad in (b"", saved[:-1], saved + b"\0", sealed(spoilt), sealed(saved[:-4] + b"\0" * 4), sealed(saved[:56])):
+    for bad in (b"", saved[:-1], saved + b"\0", sealed(spoilt), sealed(saved[:-4] + b"\0" * 4), sealed(saved[:60])):
         with pytest.raises(ValueError, match="saved"):
             stream.restore(bad)
         assert stream.save() == saved

@@ -20,7 +20,7 @@ from websockets.sync.client import connect  # noqa: E402
 from websockets.sync.server import serve  # noqa: E402
 
 from cnorm.client import AsyncSession, ServerError, Session  # noqa: E402
-from cnorm.conversation import NUMBER  # noqa: E402
+from cnorm.conversation import NUMBER, Conversation  # noqa: E402
 
 X = np.ones((3, 12), np.float32)
 WELCOME = {
@@ -70,6 +70,7 @@ MALFORMED = {
     "no type": ["{}"],
     "an unknown type": [{"type": "what"}],
     "deep": ["[" * 100_000],
+    "an arithmetic of another type": [WELCOME | {"arithmetic": "two"}],
     "a part of a welcome": [{"type": "welcome"}],
     "sizes of another type": [WELCOME | {"input_size": "12"}],
     "a size of 0": [WELCOME | {"output_size": 0}],
@@ -192,3 +193,11 @@ def test_a_checkpoint_of_another_key_names_the_option():
         checkpoint = session.checkpoint
     with servers.worker() as worker, pytest.raises(ServerError, match="--store"):
         Session(worker.url, checkpoint=checkpoint).process(X)
+
+
+def test_a_session_does_not_continue_with_another_arithmetic():
+    conversation = Conversation()
+    conversation.receive(json.dumps(WELCOME | {"arithmetic": 2}))
+    with pytest.raises(ServerError, match="generation 3 of the arithmetic") as refused:
+        conversation.receive(json.dumps(WELCOME | {"arithmetic": 3}))
+    assert refused.value.code == "arithmetic"

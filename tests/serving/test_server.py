@@ -103,7 +103,8 @@ def test_the_messages_as_documented(running, model):
     assert len(welcome.pop("session")) == 32
     assert base64.b64decode(welcome.pop("checkpoint")).startswith(b"cnorm checkpoint 1\n")
     assert welcome == {
-        "type": "welcome", "protocol": 1, "frames": 0, "input_size": 12, "output_size": 9, "credit": 256,
+        "type": "welcome", "protocol": 1, "arithmetic": 2,
+        "frames": 0, "input_size": 12, "output_size": 9, "credit": 256,
     }  # fmt: skip
     websocket.send(binary(0, x[:3]))
     websocket.send(binary(3, x[3:]))

@@ -21,6 +21,7 @@ from websockets.asyncio.server import serve
 from cnorm.conversation import NUMBER, PROTOCOL
 from cnorm.model import Model
 from cnorm.serving import Checkpoint, Sessions
+from cnorm.stream_state import ARITHMETIC
 from cnorm.tools.serve import Options, pages
 from cnorm.tools.serve.connection import CLOSE_SECONDS, HELLO_SECONDS, READ_BYTES, WRITE_LIMIT, Connection
 from cnorm.tools.serve.listener import BACKLOG, Listener, need_descriptors, tls
@@ -102,6 +103,7 @@ class Worker:
         return {
             "type": "welcome",
             "protocol": PROTOCOL,
+            "arithmetic": ARITHMETIC,
             "session": name,
             "frames": frames,
             "input_size": self.model.input_size,
