@@ -158,7 +158,7 @@ class Matcher:
             inner, floor = self.moments.clamped(user)
             limited = further.add(near=NearMiss(f"the deviation is not allowed below {floor:g}"), floor=floor)
             return self._follow(limited, depth - 1) if inner == found.std and floor > 0 else []
-        other = user.input[1] if user.input[0] == found.std else user.input[0]
+        other = next((name for name in user.input if name != found.std), "")
         if kind == "Add" and found.eps == 0 and self.values.scalar(other) is not None:
             whole = found.power.is_(1.0)
             near = NONE if whole else NearMiss("eps is added to the standard deviation, not to the variance")

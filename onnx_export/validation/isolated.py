@@ -16,6 +16,7 @@ from onnx_export.validation.graph import Scope, boundary, cut
 from onnx_export.validation.judge import Measure, Oracle, worst
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.patterns import find
+from onnx_export.validation.values import Values
 
 
 def subgraph_model(model, norm: Norm, nodes, feeds: dict[str, np.ndarray], extra=()) -> onnx.ModelProto:
@@ -146,6 +147,9 @@ class Isolated:
         if not self.can_stress:
             return
         self._shape = self._base[norm.x].shape
+        same = Values(norm.scope).same  # the same value computed twice, or dequantised for each of its uses
+        alike = [name for name, value in self._base.items() if name != norm.x and value.shape == self._shape]
+        self._copies = [] if producers else [name for name in alike if same(name, norm.x)]
         self.layout = norm.formula.layout(self._shape, norm.axes, norm.nodes[0])
         self._kind = _element_type(norm.scope, norm.x, self._base[norm.x])
         self.dtype = np.dtype(helper.tensor_dtype_to_np_dtype(self._kind))
@@ -168,7 +172,7 @@ class Isolated:
         if self._made_x:
             part = self._pieces["off"]
             feeds[self._norm.x] = self._sessions["off"].run([self._norm.x], cast_feeds(part, feeds))[0]
-        return feeds
+        return feeds | dict.fromkeys(self._copies, feeds[self._norm.x])
 
     def bare_fails(self, rows: np.ndarray) -> bool:
         """Whether the runtime's plain operator (`stress.bare`) exceeds its bound on these rows too."""

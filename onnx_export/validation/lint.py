@@ -143,7 +143,8 @@ def lint_norm(norm: Norm) -> Iterator[Finding]:
     yield from _scale_axis(norm, finding)
     for slot in ("scale", "bias"):
         value = norm.scope.constant(getattr(norm, slot)) if getattr(norm, slot) else None
-        bad = 0 if value is None else int(np.sum(~np.isfinite(value.astype(np.float64))))
+        with np.errstate(all="ignore"):
+            bad = 0 if value is None else int(np.sum(~np.isfinite(value.astype(np.float64))))
         if bad:
             yield finding("error", f"{slot}-nan", f"{slot} holds NaN or Inf, {bad} of {value.size} values")
     node = norm.nodes[0]

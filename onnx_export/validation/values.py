@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from onnx_export.nodes import subgraphs
 from onnx_export.validation.graph import Scope, attribute, op, unit_roundoff
 
 SAME = frozenset({"Identity", "Cast", "CastLike"})
@@ -179,8 +180,15 @@ class Values:
         return None, name, casts
 
     def same(self, a: str, b: str) -> bool:
-        """Whether two names stand for one value, up to casts and quantisation."""
-        return self.strip(a, SAME | QUANTISERS)[0] == self.strip(b, SAME | QUANTISERS)[0]
+        """Whether two names stand for one value, up to casts and quantisation, or are computed alike twice."""
+        a, b = (self.strip(name, SAME | QUANTISERS)[0] for name in (a, b))
+        if a == b:
+            return True
+        one, other = self.scope.producer(a), self.scope.producer(b)
+        if one is None or other is None or op(one) != op(other) or list(one.input) != list(other.input):
+            return False
+        alike = one.attribute == other.attribute and list(one.output).index(a) == list(other.output).index(b)
+        return alike and len(one.input) > 0 and not any(True for _ in subgraphs(one))
 
     def scalar(self, name: str) -> float | None:
         """The value of a constant of one element, else None."""

@@ -154,3 +154,74 @@ def test_other_sizes_are_tried_where_the_default_ones_do_not_run(batch, length, 
     assert report.exit_code() == 0, shown(report)
     assert any(f.code == "sizes" and f"--batch {batch} --dim {length}" in f.message for f in report.findings)
     assert examined(w.model(y), tmp_path, dim=5).exit_code() == 2  # sizes that were asked for stay
+
+
+TWICE = {
+    "Sigmoid": lambda w, x: w.op("Sigmoid", x),
+    "Relu": lambda w, x: w.op("Relu", x),
+    "Transpose": lambda w, x: w.op("Transpose", x, perm=[1, 0, 2]),
+    "Gelu": lambda w, x: w.op("FastGelu", x, domain="com.microsoft"),
+    "Softmax": lambda w, x: w.op("Softmax", x, axis=1),
+}
+
+
+@pytest.mark.parametrize("form", ["rms", "layer"])
+@pytest.mark.parametrize("how", ["Div", *TWICE])
+def test_a_value_may_be_computed_twice(how, form, tmp_path):
+    w = Writing(opset=17)
+    x = w.input("x", SHAPE)
+    if how == "Div":
+        largest = w.over("ReduceMax", w.op("Abs", x))
+        one, other = (w.op("Div", x, largest) for _ in range(2))
+    else:
+        one, other = (TWICE[how](w, x) for _ in range(2))
+    d = w.centred(one) if form == "layer" else one
+    above = w.op("Sub", other, w.mean(other)) if form == "layer" else other
+    y = w.op("Div", above, w.op("Sqrt", w.op("Add", w.variance(d), 1e-5)))
+    report = examined(w.model(w.op("Mul", y, w.gain(D))), tmp_path)
+    assert [(norm.formula, norm.near_miss) for norm in report.norms] == [(form, "")], shown(report)
+    assert report.exit_code() == 0, shown(report)
+
+
+@pytest.mark.parametrize("eps", [True, False], ids=["eps", "no eps"])
+@pytest.mark.parametrize("root", ["Pow", "Reciprocal", "Div"])
+def test_a_mean_square_about_a_parameter_is_a_near_miss(root, eps, tmp_path):
+    """x divided by the root of the mean square of x - b."""
+    w = Writing(opset=17)
+    x = w.input("x", SHAPE)
+    v = w.variance(w.op("Sub", x, w.gain(D)))
+    v = w.op("Add", v, 1e-5) if eps else v
+    if root == "Pow":
+        y = w.op("Mul", x, w.op("Pow", v, -0.5))
+    elif root == "Reciprocal":
+        y = w.op("Mul", x, w.op("Reciprocal", w.op("Sqrt", v)))
+    else:
+        y = w.op("Div", x, w.op("Sqrt", v))
+    (norm,) = examined(w.model(y), tmp_path, find_only=True).norms
+    assert "of another value" in norm.near_miss
+
+
+@pytest.mark.parametrize("scale", ["ReduceMax", "ReduceSum", "ReduceMean"])
+@pytest.mark.parametrize("order", [0, 1])
+def test_an_eps_relative_to_a_divisor_is_a_near_miss(scale, order, tmp_path):
+    """x / (sqrt(mean((x / m)^2) + eps) m)."""
+    w = Writing(opset=17)
+    x = w.input("x", SHAPE)
+    m = w.over(scale, w.op("Abs", x))
+    std = w.op("Sqrt", w.op("Add", w.variance(w.op("Div", x, m)), 1e-5))
+    y = w.op("Div", x, w.op("Mul", *((std, m) if order else (m, std))))
+    (norm,) = examined(w.model(y), tmp_path, find_only=True).norms
+    assert "relative to the divisor" in norm.near_miss
+
+
+@pytest.mark.parametrize("kind", ["Tanh", "Neg", "Exp", "Shape", "Identity", "Softmax"])
+@pytest.mark.parametrize("root", ["Sqrt", "Reciprocal", "Log"])
+def test_other_uses_of_a_deviation_disturb_nothing(kind, root, tmp_path):
+    w = Writing(opset=17)
+    d = w.centred(w.input("x", SHAPE))
+    total = w.op("Add", w.variance(d), 1e-5)
+    other = w.op(kind, w.op(root, total))
+    y = w.op("Div", d, w.op("Sqrt", total))
+    report = examined(w.model(y, other), tmp_path, find_only=True)
+    assert [(norm.formula, norm.near_miss) for norm in report.norms] == [("layer", "")], shown(report)
+    assert not report.problem
