@@ -342,6 +342,7 @@ def draw_latency(axes, times):
     axes.set(title="Latency of one step, batch 1, one thread", xlabel="µs (logarithmic): dot p50, ring p99")
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")  # labels of minor ticks would overlap
     axes.margins(0.07, 0.15)
     axes.grid(axis="x", alpha=0.3)
 

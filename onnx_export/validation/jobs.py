@@ -74,11 +74,17 @@ def _found(models: tuple[Path, ...]) -> Iterator[tuple[Path, Path]]:
         paths = [Path(each) for each in sorted(glob.glob(str(given), recursive=True))] if pattern else [given]
         if not paths:
             raise click.UsageError(f"no file is named like {given}")
-        for path in paths:
+        for path in map(_model_of, paths):
             inside = _inside(path) if path.is_dir() else [path]
             if not inside:
                 raise click.UsageError(f"no .onnx file in {path}")
             yield from ((each, each.relative_to(path) if path.is_dir() else Path(each.name)) for each in inside)
+
+
+def _model_of(path: Path) -> Path:
+    """NAME.onnx for its external weights, NAME.onnx.data, which a commit may change alone; else the path itself."""
+    model = path.with_suffix("")
+    return model if path.name.endswith(".onnx.data") and model.is_file() else path
 
 
 def _inside(folder: Path) -> list[Path]:

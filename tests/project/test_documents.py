@@ -14,6 +14,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -91,7 +92,24 @@ def given_cells(names):
     variables = [Variable(f"rnn/layer_norm_lstm_cell/{name}:0", array) for name, array in weights["tfa"].items()]
     order = ("kernel", "recurrent_kernel", "bias")
     file = {f"layers/lstm/cell/vars/{i}": weights["keras"][name] for i, name in enumerate(order)}
-    names |= {"cnorm": cnorm, "variables": variables, "file": file, "weights": weights["haste"]}
+    kept = {f"sequential/lstm/lstm_cell/{name}": array for name, array in weights["keras"].items()}
+    kept |= {f"sequential/{name}": np.ones(shape, np.float32) for name, shape in KERAS.items()}
+    keras = SimpleNamespace(weights=[Saved(path, array) for path, array in kept.items()])
+    names |= {"cnorm": cnorm, "np": np, "variables": variables, "file": file, "weights": weights["haste"]}
+    names |= {"keras_model": keras}
+
+
+KERAS = {"dense/kernel": (4, 2), "dense/bias": (2,), "norm/gamma": (2,), "norm/beta": (2,)}
+
+
+class Saved:
+    """A variable of Keras 3."""
+
+    def __init__(self, path, array):
+        self.path, self.name, self.array = path, path.split("/")[-1], array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array
 
 
 class Variable:
@@ -155,9 +173,15 @@ def given_serving(names):
 
 
 def given_training(names):
-    frames = [(np.zeros(12, np.float32), None), (np.ones(12, np.float32), 2)]
-    names |= {"cnorm": cnorm, "model": cnorm.demo_model(), "frames": frames}
     pytest.importorskip("torch")
+
+
+def test_the_first_python_block_of_a_page_imports_what_it_uses():
+    """So that it runs as it stands."""
+    for page, found in RUN.items():
+        first = next((block.code for block in found if block.language == "python"), None)
+        if first is not None and page != "cells.md":  # which begins with the variables of a framework
+            assert re.match(r"(import|from) ", first), page
 
 
 # ---- running them ----------------------------------------------------------------------------------------------------

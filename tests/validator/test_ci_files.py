@@ -49,6 +49,7 @@ def test_the_pre_commit_hook_takes_several_files(models):
     (entry,) = re.findall(r"^  entry: (.*)$", text, re.MULTILINE)
     (pattern,) = re.findall(r"^  files: (.*)$", text, re.MULTILINE)
     files = sorted(str(path) for path in models.iterdir())
+    assert re.search(pattern, "model.onnx.data")
     assert all(re.search(pattern, file) for file in files)
     for more, code in ([], 0), (["--strict"], 1):
         done = subprocess.run([*shlex.split(entry), *more, *files], env=ENVIRONMENT, capture_output=True, text=True)
