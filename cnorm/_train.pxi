@@ -155,7 +155,7 @@ cdef class Tape:
         if dx is not None:
             call.dx = self.rows(first, steps, dx, "dx", self.network.input_size, True)
         call.dstate = <float *>cnp.PyArray_DATA(self.dstate)
-        call.gradients = self.to
+        call.gradients, call.sums = self.to, NULL
         call.scratch = <float *>cnp.PyArray_DATA(self.backward_scratch)
         if self.network.macs * call.steps * self.tape.batch > RELEASE_GIL_ABOVE_MACS:
             with nogil:

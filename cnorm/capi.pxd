@@ -254,6 +254,10 @@ cdef extern from "cnorm_python.h" nogil:
         float *bias_c
         float *bias_p
 
+    ctypedef struct cnorm_sums:
+        float *memory
+        ptrdiff_t rows
+
     ctypedef struct cnorm_backward:
         ptrdiff_t first, steps
         const float *dy
@@ -261,9 +265,13 @@ cdef extern from "cnorm_python.h" nogil:
         float *dstate
         const cnorm_gradient *gradients
         float *scratch
+        cnorm_sums *sums
 
     ptrdiff_t cnorm_backward_floats(const cnorm_tape *tape)
     cnorm_status cnorm_run_backward(const cnorm_tape *tape, const cnorm_backward *call)
+    ptrdiff_t cnorm_sums_floats(const cnorm_layer *layers, int count)
+    cnorm_status cnorm_sum_gradients(const cnorm_tape *const *tapes, ptrdiff_t count, cnorm_sums *sums,
+                                     const cnorm_gradient *gradient, float *scratch)
 
     ctypedef struct cnorm_adam:
         double rate, beta1, beta2, eps, correction1, correction2

@@ -30,7 +30,8 @@
     F(cnorm_matrix_pack) F(cnorm_matrix_bytes) F(cnorm_matrix_round) F(cnorm_matrix_pack_rows) F(cnorm_layer_inputs) \
     F(cnorm_layer_outputs) F(cnorm_layer_state_floats) F(cnorm_state_floats) F(cnorm_layers_check) \
     F(cnorm_scratch_floats) F(cnorm_run) F(cnorm_run_many) F(cnorm_tape_floats) F(cnorm_run_tape) F(cnorm_tape_drop) \
-    F(cnorm_backward_floats) F(cnorm_run_backward) F(cnorm_adam_update) F(cnorm_sgd_update) F(cnorm_square_sum) \
+    F(cnorm_backward_floats) F(cnorm_run_backward) F(cnorm_sums_floats) F(cnorm_sum_gradients) \
+    F(cnorm_adam_update) F(cnorm_sgd_update) F(cnorm_square_sum) \
     F(cnorm_model_memory) F(cnorm_model_open) F(cnorm_model_verify) F(cnorm_model_file_bytes) F(cnorm_model_write) \
     F(cnorm_model_floats) F(cnorm_model_run) F(cnorm_stream_floats) F(cnorm_stream_start) F(cnorm_stream_run) \
     F(cnorm_stream_reset) F(cnorm_stream_saved_bytes) F(cnorm_stream_save) F(cnorm_stream_restore)
@@ -130,6 +131,8 @@ static int cnorm_import(void)
 #define cnorm_tape_drop (*cnorm_loaded.cnorm_tape_drop)
 #define cnorm_backward_floats (*cnorm_loaded.cnorm_backward_floats)
 #define cnorm_run_backward (*cnorm_loaded.cnorm_run_backward)
+#define cnorm_sums_floats (*cnorm_loaded.cnorm_sums_floats)
+#define cnorm_sum_gradients (*cnorm_loaded.cnorm_sum_gradients)
 #define cnorm_adam_update (*cnorm_loaded.cnorm_adam_update)
 #define cnorm_sgd_update (*cnorm_loaded.cnorm_sgd_update)
 #define cnorm_square_sum (*cnorm_loaded.cnorm_square_sum)

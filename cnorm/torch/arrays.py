@@ -9,6 +9,8 @@ from torch.autograd import forward_ad
 
 def array(tensor: torch.Tensor, name: str, *dtypes: torch.dtype) -> np.ndarray:
     """The tensor as a C-contiguous array that shares its memory; a copy only if it is not contiguous."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.device.type != "cpu":
         raise ValueError(f"{name} must be a CPU tensor, got one on {tensor.device}: cnorm computes on the CPU")
     if tensor.dtype not in dtypes:
@@ -33,3 +35,11 @@ def refuse_transforms(*tensors: torch.Tensor | None) -> None:
                 "cnorm.torch has no forward-mode derivatives (jvp, jacfwd, linearize, forward_ad) and none by "
                 "torch.func (grad, vjp, jacrev): use torch.autograd.grad or backward"
             )
+
+
+def refuse_vmap(*tensors: torch.Tensor | None) -> None:
+    """Raise in torch.func.vmap: a cell has a batch of its own."""
+    if torch._C._are_functorch_transforms_active() and any(
+        t is not None and torch._C._functorch.is_batchedtensor(t) for t in tensors
+    ):
+        raise NotImplementedError("a cell of cnorm.torch does not work under torch.func.vmap: give it a batch")

@@ -272,7 +272,13 @@ class BatchNorm(nn.Module):
         self.register_buffer("num_batches_tracked", torch.tensor(0))
 
     def forward(self, x: Tensor) -> Tensor:
+        channels = len(self.weight)
+        if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[1] != channels:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x must have shape (samples, {channels}, ...), got {got}")
         if not self.training:
+            if x.dtype not in FULL_PRECISION:
+                raise TypeError(f"x must have dtype float32 or float64, got {str(x.dtype).removeprefix('torch.')}")
             shape = (-1, *[1] * (x.ndim - 2))
             scale = self.weight / torch.sqrt(self.running_var + self.eps)
             return x * scale.reshape(shape) + (self.bias - self.running_mean * scale).reshape(shape)

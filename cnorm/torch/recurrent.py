@@ -1,238 +1,58 @@
-"""Recurrent modules by preset: forward and backward passes of cells by cnorm_train.h, the rest by autograd."""
+"""Recurrent modules by preset, for sequences and for single steps."""
 
 from __future__ import annotations
 
-import functools
-import json
 import math
-from dataclasses import asdict
-from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence
 
-from cnorm import _core
-from cnorm.layers import Bidirectional, Layer, cell_spec, checked_eps, flat, with_values
-from cnorm.model_files import CELLS
-from cnorm.parameters import add_gradients, gradient_targets
-from cnorm.presets import PRESETS
-from cnorm.specs import CellSpec, spec_from_json
+from cnorm.layers import Bidirectional, Layer, cell_spec, checked_eps
+from cnorm.specs import CellSpec
 from cnorm.tensors import axis_length, has_projection, present
-from cnorm.torch.arrays import array, refuse_transforms, tensor
+from cnorm.torch.operators import described, layer_of
+from cnorm.torch.steps import Weights, call
 
-__all__ = ["GRU", "LSTM", "RNN"]
-
-
-def described(spec: CellSpec, eps: float | None, names: tuple[str, ...]) -> str:
-    """A cell as JSON, which a PyTorch operator can take: its spec, eps and the names of its weights in their order."""
-    known = PRESETS.get((spec.kind, spec.name)) == spec
-    cell = {"preset": spec.name} if known else {"spec": asdict(spec)}
-    return json.dumps({"kind": spec.kind, **cell, "eps": eps, "names": names})
+__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 
 
-@functools.lru_cache
-def _cell(text: str):
-    entry = json.loads(text)
-    spec = PRESETS[entry["kind"], entry["preset"]] if "preset" in entry else spec_from_json(entry["spec"])
-    return CELLS[entry["kind"]], spec, entry["eps"], tuple(entry["names"])
-
-
-def _arrays(text: str, weights: list[Tensor]) -> dict[str, np.ndarray]:
-    names = _cell(text)[3]
-    return {name: array(w, f"weights[{name!r}]", torch.float32) for name, w in zip(names, weights, strict=True)}
-
-
-def _layer(text: str, weights: list[Tensor]) -> Layer:
-    kind, spec, eps, _ = _cell(text)
-    return kind(_arrays(text, weights), preset=spec, eps=eps)
-
-
-class Packed(NamedTuple):
-    """A cell and its packed weights; neither is changed."""
-
-    layer: Layer
-    network: _core.Network
-
-    def tape(self, steps: int, batch: int, memory: np.ndarray | None = None) -> _core.Tape:
-        return _core.Tape(flat([self.layer], self.layer.input_size), steps, batch, self.network, memory)
-
-
-@functools.lru_cache(32)
-def _last_packed(cell: str, weights: tuple) -> list[Packed | None]:
-    """Holds what was packed last from the weights with these addresses and shapes."""
-    return [None]
-
-
-def packed_cell(cell: str, weights: list[Tensor]) -> Packed:
-    """The cell with these weights, packed; the last result is used again while all weights have the same bits.
-
-    The versions of tensors (`Tensor._version`) would not tell: writes through `Tensor.data` or `numpy()` do not count.
-    """
-    place = _last_packed(cell, tuple((w.data_ptr(), *w.shape) for w in weights))
-    last, arrays = place[0], _arrays(cell, weights)
-    if last is None:
-        layer = _layer(cell, weights)
-    elif all(_core.same_bits(array, last.layer.weights[name]) for name, array in arrays.items()):
-        return last
-    else:
-        layer = with_values(last.layer, arrays)
-    place[0] = packed = Packed(layer, _core.Network(flat([layer], layer.input_size), b""))
-    return packed
-
-
-def _slices(tape: _core.Tape) -> list[tuple[slice, slice]]:
-    """Slices of h and c: in a row of the tape's state, which is padded, and in one of the operator's, which is not."""
-    places, at = [], 0
-    for _, units, start in tape.state_arrays:
-        places.append((slice(start, start + units), slice(at, at + units)))
-        at += units
-    return places
-
-
-def _refuse_onnx_export(cell: str) -> None:
-    """torch.onnx.export calls either the operator or its fake kernel, depending on how it traces a module."""
-    if torch.onnx.is_in_onnx_export():
-        raise NotImplementedError(
-            f"torch.onnx.export can't translate a cnorm.torch.{json.loads(cell)['kind']}: use "
-            "onnx_export.export(cnorm.Model(module.to_layers()), path), which writes standard operators"
-        )
-
-
-def _width(layer: Layer) -> int:
-    """The length of h and c together."""
-    return layer.output_size + (layer.units if layer.kind == "LSTM" else 0)
-
-
-def _shaped(a: np.ndarray, name: str, shape: tuple) -> np.ndarray:
-    if a.shape != tuple(shape):
-        raise ValueError(f"{name} must have shape {tuple(shape)} for these weights, got {a.shape}")
-    return a
-
-
-@torch.library.custom_op("cnorm::recurrent", mutates_args=())
-def _recurrent(x: Tensor, state: Tensor, weights: list[Tensor], cell: str) -> tuple[Tensor, Tensor, Tensor]:
-    """x [steps, batch, inputs], state [batch, h then c] -> y [steps, batch, outputs], the last state, the tape."""
-    _refuse_onnx_export(cell)
-    packed = packed_cell(cell, weights)
-    layer = packed.layer
-    a = _shaped(array(x, "x", torch.float32), "x", (*x.shape[:2], layer.input_size))
-    start = _shaped(array(state, "the state", torch.float32), "the state", (x.shape[1], _width(layer)))
-    tape = packed.tape(*a.shape[:2])
-    for own, given in _slices(tape):
-        tape.state[:, own] = start[:, given]
-    y = np.empty((*a.shape[:2], packed.layer.output_size), np.float32)
-    tape.run(0, len(a), a, y)
-    last = np.concatenate([tape.state[:, own] for own, _ in _slices(tape)], 1)
-    return tensor(y), tensor(last), tensor(tape.memory)
-
-
-@functools.lru_cache
-def _sizes(cell: str, shapes: tuple) -> tuple[int, int, int]:
-    """For a cell with weights of these shapes: inputs, outputs, and floats of the tape for each step and row."""
-    kind, spec, eps, names = _cell(cell)
-    blank = {name: np.zeros(shape, np.float32) for name, shape in zip(names, shapes, strict=True)}
-    layer = kind(blank, preset=spec, eps=eps)
-    tape = _core.Tape(flat([layer], layer.input_size), 1, 1)
-    return layer.input_size, layer.output_size, tape.memory.size
-
-
-def _sizes_of(cell: str, weights: list[Tensor]) -> tuple[int, int, int]:
-    return _sizes(cell, tuple(tuple(int(n) for n in w.shape) for w in weights))
-
-
-@_recurrent.register_fake
-def _(x, state, weights, cell):
-    _refuse_onnx_export(cell)
-    _, outputs, row = _sizes_of(cell, weights)
-    y = x.new_empty((x.shape[0], x.shape[1], outputs))
-    return y, torch.empty_like(state), x.new_empty(x.shape[0] * x.shape[1] * row)
-
-
-@torch.library.custom_op("cnorm::recurrent_backward", mutates_args=())
-def _recurrent_backward(
-    dy: Tensor, dlast: Tensor, tape_memory: Tensor, weights: list[Tensor], cell: str, of_x: bool
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The gradients of x, empty unless `of_x`, of the first state and of the weights.
-
-    The tape is copied, as this may be called twice.
-    """
-    packed = packed_cell(cell, weights)
-    layer = packed.layer
-    d = _shaped(array(dy, "dy", torch.float32), "dy", (*dy.shape[:2], layer.output_size))
-    dend = _shaped(array(dlast, "dlast", torch.float32), "dlast", (dy.shape[1], _width(layer)))
-    tape = packed.tape(*d.shape[:2], array(tape_memory, "the tape", torch.float32))
-    for own, given in _slices(tape):
-        tape.dstate[:, own] = dend[:, given]
-    dx = np.empty((*d.shape[:2], layer.input_size) if of_x else 0, np.float32)
-    tape.backward(0, len(d), d, dx if of_x else None)
-    into = {name: np.zeros_like(w) for name, w in layer.weights.items()}
-    add_gradients(gradient_targets(layer, into), tape.gradients[0])
-    first = np.concatenate([tape.dstate[:, own] for own, _ in _slices(tape)], 1)
-    return tensor(dx), tensor(first), [tensor(into[name]) for name in _cell(cell)[3]]
-
-
-@_recurrent_backward.register_fake
-def _(dy, dlast, tape_memory, weights, cell, of_x):
-    dx = dy.new_empty((dy.shape[0], dy.shape[1], _sizes_of(cell, weights)[0]) if of_x else 0)
-    return dx, torch.empty_like(dlast), [torch.empty_like(w) for w in weights]
-
-
-def _save(ctx, inputs, output):
-    _, _, weights, ctx.cell = inputs
-    ctx.save_for_backward(output[2], *weights)
-
-
-def _gradients(ctx, dy, dlast, _):
-    memory, *weights = ctx.saved_tensors
-    of_x = ctx.needs_input_grad[0]
-    dx, first, dweights = torch.ops.cnorm.recurrent_backward(dy, dlast, memory, weights, ctx.cell, of_x)
-    return dx if of_x else None, first, dweights, None
-
-
-_recurrent.register_autograd(_gradients, setup_context=_save)
-
-
-class _Recurrent(nn.Module):
-    """Base of the three kinds; see `LSTM`."""
+class _Module(nn.Module):
+    """The parameters of cells, named as their preset's checkpoints."""
 
     kind: str
 
     def __init__(
-        self, input_size: int, units: int, *, preset: str | CellSpec, num_layers: int = 1, bidirectional: bool = False,
-        batch_first: bool = False, eps: float | None = None, proj_size: int = 0, bias: bool = True,
+        self, input_size: int, units: int | None = None, *, preset: str | CellSpec, hidden_size: int | None = None,
+        eps: float | None = None, proj_size: int = 0, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
-        for name, value in (("input_size", input_size), ("units", units), ("num_layers", num_layers)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        if (units is None) == (hidden_size is None):
+            raise TypeError("units, or hidden_size as torch.nn calls it, must be given, and not both")
+        units = hidden_size if units is None else units
         self.spec = cell_spec(self.kind, preset)
         self.eps = checked_eps(eps, self.spec)
-        self.input_size, self.units, self.num_layers = input_size, units, num_layers
-        self.bidirectional, self.batch_first, self._biased = bidirectional, batch_first, bias
-        self.output_size = proj_size or units
-        numbered = all("{" in t.name for t in self.spec.tensors if not t.leading) and num_layers > 1
-        ways = (False, True)[: 1 + bidirectional]
-        if bidirectional and not all("{reverse}" in t.name for t in self.spec.tensors):
-            raise ValueError(f"preset {self.spec.name!r} has no names for a reverse direction: use two modules")
-        self._prefix = "" if num_layers == 1 or numbered else "layers.{layer}."
-        self.ways = []
-        for i in range(num_layers):
-            inputs = input_size if i == 0 else self.output_size * len(ways)
-            names = [self._parameters_of(i, way, inputs, proj_size) for way in ways]
-            self.ways.append([(own, self._text(own)) for own in names])
+        for name, value, least in (("input_size", input_size, 1), ("units", units, 1), ("proj_size", proj_size, 0)):
+            _check_integer(name, value, least)
+        self.input_size, self.units, self.output_size, self._biased = input_size, units, proj_size or units, bias
+        self._projected = proj_size > 0
 
-    def _parameters_of(self, number: int, reverse: bool, inputs: int, proj_size: int) -> dict[str, str]:
-        """Register the parameters of one layer and direction; returns name in a single layer -> name in the module."""
-        sizes = {"I": inputs, "H": self.units, "P": proj_size or self.units, "": 1}
+    @property
+    def hidden_size(self) -> int:
+        return self.units
+
+    def _weights_of(self, number: int, reverse: bool, inputs: int, prefix: str = "") -> Weights:
+        """Register the parameters of one layer and direction."""
+        sizes = {"I": inputs, "H": self.units, "P": self.output_size, "": 1}
         names = {}
         for t in self.spec.tensors:
-            if t.is_part("weight_p", "bias_p") and not proj_size:
+            if t.is_part("weight_p", "bias_p") and not self._projected:
                 continue
             if t.optional and t.is_bias() and not self._biased:
                 continue
             shape = [axis_length(axis, sizes) for axis in t.axes]
-            name = self._prefix.replace("{layer}", str(number)) + t.named(number, reverse).name
+            name = prefix + t.named(number, reverse).name
             names[t.named().name] = name
             *path, last = name.split(".")
             module = self
@@ -241,9 +61,9 @@ class _Recurrent(nn.Module):
                     module.add_module(part, nn.Module())
                 module = getattr(module, part)
             module.register_parameter(last, nn.Parameter(self._initial(t, shape)))
-        if proj_size and not has_projection(present([t.named() for t in self.spec.tensors], names)):
-            raise ValueError(f"preset {self.spec.name!r} has no projection, got proj_size={proj_size}")
-        return names
+        if self._projected and not has_projection(present([t.named() for t in self.spec.tensors], names)):
+            raise ValueError(f"preset {self.spec.name!r} has no projection, got proj_size={self.output_size}")
+        return Weights(names, described(self.spec, self.eps if self.spec.normalises else None, tuple(names)))
 
     def _initial(self, t, shape) -> Tensor:
         """Initial values: gains 1, biases of normalised cells 0, all others uniform as in torch.nn.LSTM."""
@@ -254,35 +74,168 @@ class _Recurrent(nn.Module):
         bound = 1 / math.sqrt(self.units)
         return torch.empty(shape).uniform_(-bound, bound)
 
+    def _layer(self, weights: Weights) -> Layer:
+        return layer_of(weights.text, weights.tensors(self))
+
+    def _parts(self, state) -> tuple[Tensor | None, Tensor | None]:
+        """h and c of a given state; None for those that are not given or that the cell does not have."""
+        if state is None:
+            return None, None
+        if self.kind != "LSTM":
+            return state, None
+        if not isinstance(state, (tuple, list)) or len(state) != 2:
+            raise TypeError(f"the state must be a pair of tensors (h, c), got {type(state).__name__}")
+        return state[0], state[1]
+
+    @property
+    def _widths(self) -> tuple[int, ...]:
+        return (self.output_size, self.units) if self.kind == "LSTM" else (self.output_size,)
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.units}, preset={self.spec.name!r}"
+
+
+def _check_integer(name: str, value, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+class _Cell(_Module):
+    """Base of the cells; see `LSTMCell`."""
+
+    def __init__(self, input_size: int, units: int | None = None, **options) -> None:
+        super().__init__(input_size, units, **options)
+        self._weights = self._weights_of(0, False, input_size)
+
+    def to_layers(self) -> tuple[Layer, ...]:
+        """The layer with the present weights, for `cnorm.Model`."""
+        return (self._layer(self._weights),)
+
+    def forward(self, x: Tensor, state=None):
+        if not isinstance(x, Tensor) or x.ndim not in (1, 2) or x.shape[-1] != self.input_size or x.shape[0] == 0:
+            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"x must have shape (batch, {self.input_size}) or ({self.input_size},), got {got}")
+        h, c = self._parts(state)
+        if x.ndim == 1:
+            h, c = (None if part is None else part[None] for part in (h, c))
+            found = tuple(part[0] for part in call(self._weights, self, x[None], h, c, True))
+        else:
+            found = call(self._weights, self, x, h, c, True)
+        return found if self.kind == "LSTM" else found[0]
+
+
+class LSTMCell(_Cell):
+    """One step of a long short-term memory by preset, called as torch.nn.LSTMCell: ``h, c = cell(x, (h, c))``.
+
+    Parameters
+    ----------
+    input_size, units : int
+        `hidden_size` is another name of `units`.
+    preset : str or CellSpec
+        Which cell: see docs/cells.md. Parameters have the names of the preset's checkpoints, as those of `LSTM`, so
+        that the state dict of one loads into the other.
+    eps : float, optional
+        The preset's own if not given.
+    proj_size : int
+        Outputs of a projection, 0 for none; only for presets that have one.
+    bias : bool
+        False: leave out the biases that are optional in the preset.
+
+    Notes
+    -----
+    x is float32 on the CPU, (batch, input_size) or (input_size,); without a state it starts from zeros. The bits are
+    those of `LSTM` and of `cnorm.Stream`, and so are the gradients: those of the weights are summed over the steps in
+    C, in the order of the calls. There are no second and no forward-mode derivatives.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another dtype, device or shape.
+    """
+
+    kind = "LSTM"
+
+
+class GRUCell(_Cell):
+    """One step of a gated recurrent unit by preset: ``h = cell(x, h)``; parameters as `LSTMCell`."""
+
+    kind = "GRU"
+
+
+class RNNCell(_Cell):
+    """One step of a simple recurrent network by preset: ``h = cell(x, h)``; parameters as `LSTMCell`."""
+
+    kind = "RNN"
+
+
+class _Sequence(_Module):
+    """Base of the modules for sequences; see `LSTM`."""
+
+    def __init__(
+        self, input_size: int, units: int | None = None, *, num_layers: int = 1, bidirectional: bool = False,
+        batch_first: bool = False, dropout: float = 0.0, **options,
+    ) -> None:  # fmt: skip
+        super().__init__(input_size, units, **options)
+        _check_integer("num_layers", num_layers, 1)
+        if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
+            raise ValueError(f"dropout must be a probability, got {dropout!r}")
+        self.num_layers, self.bidirectional, self.batch_first = num_layers, bidirectional, batch_first
+        self.dropout = float(dropout)
+        numbered = all("{" in t.name for t in self.spec.tensors if not t.leading) and num_layers > 1
+        ways = (False, True)[: 1 + bidirectional]
+        if bidirectional and not all("{reverse}" in t.name for t in self.spec.tensors):
+            raise ValueError(f"preset {self.spec.name!r} has no names for a reverse direction: use two modules")
+        self.ways = []  # [layers][directions]
+        for i in range(num_layers):
+            inputs = input_size if i == 0 else self.output_size * len(ways)
+            prefix = "" if num_layers == 1 or numbered else f"layers.{i}."
+            self.ways.append([self._weights_of(i, way, inputs, prefix) for way in ways])
+
     def to_layers(self) -> tuple[Layer, ...]:
         """Layers with the present weights, for `cnorm.Model`."""
-        found = []
-        for ways in self.ways:
-            cells = [_layer(text, self.tensors(names)) for names, text in ways]
-            found.append(cells[0] if len(cells) == 1 else Bidirectional(*cells))
-        return tuple(found)
+        cells = [[self._layer(weights) for weights in ways] for ways in self.ways]
+        return tuple(ways[0] if len(ways) == 1 else Bidirectional(*ways) for ways in cells)
 
-    def _text(self, names: dict[str, str]) -> str:
-        return described(self.spec, self.eps if self.spec.normalises else None, tuple(names))
-
-    def tensors(self, names: dict[str, str]) -> list[Tensor]:
-        return [self.get_parameter(name) for name in names.values()]
-
-    def _run(self, x: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Run all layers: x [steps, batch, inputs], states [layers * directions, batch, h then c] -> y, last states."""
+    def _run(self, x: Tensor, state: tuple, sizes: list[int] | None) -> tuple[Tensor, list[tuple]]:
+        """All layers: x [steps, batch, inputs], or rows of a PackedSequence with these sizes -> y, the last states."""
         last = []
         for i, ways in enumerate(self.ways):
             results = []
-            for j, (names, text) in enumerate(ways):
-                given = x.flip(0) if j else x
-                state = states[i * len(ways) + j]
-                weights = self.tensors(names)
-                refuse_transforms(given, state, *weights)
-                y, end, _ = torch.ops.cnorm.recurrent(given, state, weights, text)
-                results.append(y.flip(0) if j else y)
+            if i > 0 and self.dropout > 0 and self.training:
+                x = functional.dropout(x, self.dropout)
+            for j, weights in enumerate(ways):
+                start = [None if part is None else part[i * len(ways) + j] for part in state]
+                if sizes is not None:
+                    y, *end = self._segments(weights, x, start, sizes, j == 1)
+                else:
+                    given = x.flip(0) if j else x
+                    y, *end = call(weights, self, given, *(*start, None)[:2], False)
+                    y = y.flip(0) if j else y
+                results.append(y)
                 last.append(end)
             x = results[0] if len(results) == 1 else torch.cat(results, -1)
-        return x, torch.stack(last)
+        return x, [torch.stack(parts) for parts in zip(*last, strict=True)]
+
+    def _segments(self, weights: Weights, x: Tensor, state: list, sizes: list[int], reverse: bool) -> tuple:
+        """One direction over a PackedSequence: a call for each run of steps with the same number of rows."""
+        ends = [t for t in range(1, len(sizes) + 1) if t == len(sizes) or sizes[t] != sizes[t - 1]]
+        spans = list(zip([0, *ends[:-1]], ends, strict=True))
+        first = [
+            x.new_zeros(sizes[0], n) if part is None else part for part, n in zip(state, self._widths, strict=True)
+        ]
+        now, results, done = [part[:0] for part in first], [], []
+        for start, end in reversed(spans) if reverse else spans:
+            batch, before = sizes[start], len(now[0])
+            if reverse or start == 0:  # rows that begin
+                now = [torch.cat([part, new[before:batch]]) for part, new in zip(now, first, strict=True)]
+            else:  # rows that have ended
+                done.append([part[batch:] for part in now])
+                now = [part[:batch] for part in now]
+            given = x[sum(sizes[:start]) : sum(sizes[:end])].view(end - start, batch, -1)
+            y, *now = call(weights, self, given.flip(0) if reverse else given, *(*now, None)[:2], False)
+            results.append((y.flip(0) if reverse else y).flatten(0, 1))
+        last = [torch.cat(parts) for parts in zip(now, *reversed(done), strict=True)]
+        return torch.cat(results[::-1] if reverse else results), *last
 
     def _frames(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or x.ndim not in (2, 3) or x.shape[-1] != self.input_size:
@@ -295,36 +248,53 @@ class _Recurrent(nn.Module):
             raise ValueError(f"x must have at least one step and one row, got {tuple(x.shape)}")
         return x
 
-    def _call(self, x: Tensor, given: tuple[Tensor, ...] | None, widths: tuple[int, ...]):
-        frames = self._frames(x)
-        count = self.num_layers * (1 + self.bidirectional)
-        if given is None:
-            given = tuple(frames.new_zeros((count, frames.shape[1], width)) for width in widths)
-        elif x.ndim == 2:
-            given = tuple(part[:, None] for part in given)
-        for part, width in zip(given, widths, strict=True):
-            if part.shape != (count, frames.shape[1], width):
-                raise ValueError(f"a state must have shape {(count, frames.shape[1], width)}, got {tuple(part.shape)}")
-        y, last = self._run(frames, torch.cat(given, -1))
-        parts = torch.split(last, widths, -1)
-        if x.ndim == 2:
-            return y[:, 0], tuple(part[:, 0] for part in parts)
-        return y.transpose(0, 1) if self.batch_first else y, parts
+    def _checked(self, state, batch: int, single: bool) -> tuple:
+        """The parts of the state, [layers * directions, batch, ...] each, or None."""
+        count, found = self.num_layers * (1 + self.bidirectional), []
+        for part, width in zip(self._parts(state), self._widths, strict=False):
+            if part is not None and not isinstance(part, Tensor):
+                raise TypeError(f"a state must be a tensor, got {type(part).__name__}")
+            part = part[:, None] if single and part is not None else part
+            if part is not None and part.shape != (count, batch, width):
+                raise ValueError(f"a state must have shape {(count, batch, width)}, got {tuple(part.shape)}")
+            found.append(part)
+        return tuple(found)
 
-    def forward(self, x: Tensor, h: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        y, (last,) = self._call(x, None if h is None else (h,), (self.output_size,))
-        return y, last
+    def forward(self, x: Tensor | PackedSequence, state=None):
+        if isinstance(x, PackedSequence):
+            return self._forward_packed(x, state)
+        frames, single = self._frames(x), isinstance(x, Tensor) and x.ndim == 2
+        y, last = self._run(frames, self._checked(state, frames.shape[1], single), None)
+        if single:
+            y, last = y[:, 0], [part[:, 0] for part in last]
+        elif self.batch_first:
+            y = y.transpose(0, 1)
+        return y, tuple(last) if self.kind == "LSTM" else last[0]
+
+    def _forward_packed(self, x: PackedSequence, state):
+        sizes = x.batch_sizes.tolist()
+        if x.data.ndim != 2 or x.data.shape[-1] != self.input_size:
+            raise ValueError(f"x.data must have shape (rows, {self.input_size}), got {tuple(x.data.shape)}")
+        parts = self._checked(state, sizes[0], False)
+        if x.sorted_indices is not None:
+            parts = tuple(None if part is None else part.index_select(1, x.sorted_indices) for part in parts)
+        y, last = self._run(x.data, parts, sizes)
+        if x.unsorted_indices is not None:
+            last = [part.index_select(1, x.unsorted_indices) for part in last]
+        y = PackedSequence(y, x.batch_sizes, x.sorted_indices, x.unsorted_indices)
+        return y, tuple(last) if self.kind == "LSTM" else last[0]
 
     def extra_repr(self) -> str:
-        return f"{self.input_size}, {self.units}, preset={self.spec.name!r}, num_layers={self.num_layers}"
+        return f"{super().extra_repr()}, num_layers={self.num_layers}"
 
 
-class LSTM(_Recurrent):
+class LSTM(_Sequence):
     """A long short-term memory by preset, called as torch.nn.LSTM: ``y, (h, c) = lstm(x)`` or ``lstm(x, (h, c))``.
 
     Parameters
     ----------
     input_size, units : int
+        `hidden_size` is another name of `units`.
     preset : str or CellSpec
         Which cell: see docs/cells.md. Parameters have the names of the preset's checkpoints, so that state dicts can be
         exchanged in both directions; in a stack of cells whose names have no number, they begin with ``layers.0.``.
@@ -332,6 +302,8 @@ class LSTM(_Recurrent):
     bidirectional : bool
         Only for presets that have names for the reverse direction, such as "torch".
     batch_first : bool
+    dropout : float
+        Between the layers, in training mode, as torch.nn.LSTM.
     eps : float, optional
         The preset's own if not given.
     proj_size : int
@@ -341,23 +313,21 @@ class LSTM(_Recurrent):
 
     Notes
     -----
-    x is float32 on the CPU, (steps, batch, input_size), or (steps, input_size) for one sequence. Gradients are those of
-    cnorm_train.h: the same bits on every machine. There are no second derivatives.
+    x is float32 on the CPU, (steps, batch, input_size), or (steps, input_size) for one sequence, or a PackedSequence.
+    Gradients are those of cnorm_train.h: the same bits on every machine. There are no second and no forward-mode
+    derivatives.
     """
 
     kind = "LSTM"
 
-    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        return self._call(x, state, (self.output_size, self.units))
 
-
-class GRU(_Recurrent):
+class GRU(_Sequence):
     """A gated recurrent unit by preset, called as torch.nn.GRU; parameters as `LSTM`."""
 
     kind = "GRU"
 
 
-class RNN(_Recurrent):
+class RNN(_Sequence):
     """A simple recurrent network by preset, called as torch.nn.RNN; parameters as `LSTM`."""
 
     kind = "RNN"

@@ -76,18 +76,33 @@ typedef struct cnorm_gradient {
     float *bias_n, *gain_c, *bias_c, *bias_p;            /* [padded] */
 } cnorm_gradient;
 
+/* The gradients of one cell over several tapes, for steps that are computed in separate calls: each backward pass gets
+ * the same `sums` and adds to them, then cnorm_sum_gradients computes the gradients. The bits are those of one tape of
+ * all their steps, if `tapes` is in the order of the steps and the backward passes ran from the last to the first. */
+typedef struct cnorm_sums {
+    float *memory;  /* [cnorm_sums_floats], aligned to CNORM_ALIGN; zero before the first backward pass */
+    ptrdiff_t rows; /* of the block that is not full; 0 before the first */
+} cnorm_sums;
+
 typedef struct cnorm_backward {
     ptrdiff_t first, steps;          /* of the tape */
     const float *dy;                 /* [steps, batch, outputs] */
     float *dx;                       /* [steps, batch, inputs] or NULL; does not overlap dy */
     float *dstate;                   /* [batch, state floats]: in, the gradient of the state after the last step; out,
                                         that of the state before the first; padding is 0. NULL if there is no state */
-    const cnorm_gradient *gradients; /* [count] */
+    const cnorm_gradient *gradients; /* [count]; NULL with sums */
     float *scratch;                  /* [cnorm_backward_floats], aligned to CNORM_ALIGN */
+    cnorm_sums *sums;                /* NULL, or those of a network that is one cell */
 } cnorm_backward;
 
 ptrdiff_t cnorm_backward_floats(const cnorm_tape *tape);
 cnorm_status cnorm_run_backward(const cnorm_tape *tape, const cnorm_backward *call);
+
+/* 0 if the network is not one cell */
+ptrdiff_t cnorm_sums_floats(const cnorm_layer *layers, int count);
+/* Tapes of the same layer, whose backward passes ran over all their steps; scratch as for cnorm_run_backward. */
+cnorm_status cnorm_sum_gradients(const cnorm_tape *const *tapes, ptrdiff_t count, cnorm_sums *sums,
+                                 const cnorm_gradient *gradient, float *scratch);
 
 /* Adam, Kingma and Ba, arXiv:1412.6980, Algorithm 1, in the order of its equations; `rate` is the learning rate, the
  * two corrections are 1 - beta^t in float64, for step t. m and v [n] start at zero. weight -= rate mhat /

@@ -90,15 +90,13 @@ static inline cell_backward_scratch cell_backward_scratch_of(const cnorm_cell *c
 }
 
 typedef struct cnorm_outer {
-    const cnorm_matrix *w; /* only its shape is used */
-    ptrdiff_t n;           /* rows, at most OUTER_ROWS */
-    const float *dz;       /* [n, gates * padded units]; the padding is not read */
-    ptrdiff_t dz_stride;
-    const float *x; /* [n, cols] */
-    ptrdiff_t x_stride;
-    float *dw;      /* [gates * units, cols] */
-    int onto;       /* add to dw */
-    float *scratch; /* outer_floats */
+    const cnorm_matrix *w;  /* only its shape is used */
+    ptrdiff_t n;            /* rows, at most OUTER_ROWS */
+    const float *const *dz; /* n rows [gates * padded units]; the padding is not read */
+    const float *const *x;  /* n rows [cols] */
+    float *dw;              /* [gates * units, cols] */
+    int onto;               /* add to dw */
+    float *scratch;         /* outer_floats */
 } cnorm_outer;
 
 static inline ptrdiff_t outer_floats(const cnorm_matrix *w)

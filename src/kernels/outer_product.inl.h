@@ -77,18 +77,18 @@ static void outer_products(const cnorm_outer *call)
     float *x = copied + OUTER_ROWS * PANEL; /* for each 32 columns [OUTER_ROWS, 32] */
     for (ptrdiff_t t = 0; t < n; ++t)
         for (ptrdiff_t k = 0; k < cols; k += LANES_F32)
-            copy_padded(x + k * OUTER_ROWS + t * LANES_F32, call->x + t * call->x_stride + k, cols - k, LANES_F32);
+            copy_padded(x + k * OUTER_ROWS + t * LANES_F32, call->x[t] + k, cols - k, LANES_F32);
     for (ptrdiff_t gate = 0; gate < call->w->gates; ++gate)
         for (ptrdiff_t unit = 0; unit < units; unit += TILE_ROWS) {
             const ptrdiff_t count = units - unit < TILE_ROWS ? units - unit : TILE_ROWS;
-            const float *from = call->dz + gate * padded_units(units) + unit;
+            const ptrdiff_t from = gate * padded_units(units) + unit;
             float *dw = call->dw + (gate * units + unit) * cols;
             if (unit % PANEL == 0) /* whole cache lines of a row at a time */
                 for (ptrdiff_t t = 0; t < n; ++t) {
-                    prefetch(from + t * call->dz_stride, PANEL * sizeof(float), PANEL * sizeof(float));
+                    prefetch(call->dz[t] + from, PANEL * sizeof(float), PANEL * sizeof(float));
                     for (ptrdiff_t u = 0; u < PANEL && unit + u < units; u += TILE_ROWS)
-                        copy_padded(copied + u * OUTER_ROWS + t * TILE_ROWS, from + t * call->dz_stride + u,
-                                    units - unit - u, TILE_ROWS);
+                        copy_padded(copied + u * OUTER_ROWS + t * TILE_ROWS, call->dz[t] + from + u, units - unit - u,
+                                    TILE_ROWS);
                 }
             const float *dz = copied + unit % PANEL * OUTER_ROWS;
             for (ptrdiff_t k = 0; k < cols; k += 2 * VL_F32) {

@@ -10,7 +10,7 @@
 /* The scratch of one layer, for `rows` rows. With memory NULL only its size. */
 typedef struct backward_scratch {
     float *total; /* the gradients of its vectors; of a norm dgain */
-    float *block; /* those of SUM_ROWS rows; of a norm dbias */
+    float *block; /* directly behind it, those of SUM_ROWS rows; of a norm dbias */
     float *rest;  /* of the kernels, which are called in turn */
     ptrdiff_t floats;
 } backward_scratch;
@@ -60,32 +60,75 @@ typedef struct layer_backward {
     const cnorm_gradient *gradient;
     float *dstate; /* of this layer */
     ptrdiff_t dstate_stride;
+    cnorm_sums *sums;
     float *scratch;
 } layer_backward;
 
-/* dw [gates * units, cols] = sum over the rows of dz x^T; scratch [outer_floats] */
-static void weight_backward(const layer_backward *call, const cnorm_matrix *w, float_rows dz, float_rows x,
-                            float *scratch, float *dw)
+/* Rows of a layer, `left` of them from `at` on, then those of `tapes` [count], which have this layer alone. */
+typedef struct tape_rows {
+    const float *at;
+    ptrdiff_t stride, left, count;
+    const cnorm_tape *const *tapes;
+} tape_rows;
+
+/* the addresses of the next rows, at most OUTER_ROWS; returns their number */
+static ptrdiff_t next_rows(tape_rows *rows, const float **to)
 {
-    const ptrdiff_t rows = call->steps * call->batch;
+    ptrdiff_t n = 0;
+    while (n < OUTER_ROWS && (rows->left > 0 || rows->count > 0)) {
+        if (rows->left == 0) {
+            const cnorm_tape *tape = *rows->tapes++;
+            rows->at = tape->memory;
+            rows->left = tape->steps * tape->batch;
+            --rows->count;
+        }
+        to[n++] = rows->at;
+        rows->at += rows->stride;
+        --rows->left;
+    }
+    return n;
+}
+
+/* dw [gates * units, cols] = sum over the rows of dz x^T, which lie at these offsets; scratch [outer_floats] */
+static void weight_backward(const cnorm_kernels *kernels, const cnorm_matrix *w, tape_rows rows, ptrdiff_t dz,
+                            ptrdiff_t x, float *scratch, float *dw)
+{
+    const float *dzs[OUTER_ROWS], *xs[OUTER_ROWS];
     if (!dw || !w->panels) return;
-    for (ptrdiff_t s = 0; s < rows; s += OUTER_ROWS)
-        call->kernels->outer_products(&(cnorm_outer){.w = w,
-                                                     .n = rows - s < OUTER_ROWS ? rows - s : OUTER_ROWS,
-                                                     .dz = dz.at + s * dz.stride,
-                                                     .dz_stride = dz.stride,
-                                                     .x = x.at + s * x.stride,
-                                                     .x_stride = x.stride,
-                                                     .dw = dw,
-                                                     .onto = s > 0,
-                                                     .scratch = scratch});
+    int onto = 0;
+    for (ptrdiff_t n; (n = next_rows(&rows, xs)) > 0; onto = 1) {
+        for (ptrdiff_t i = 0; i < n; ++i) dzs[i] = xs[i] + dz, xs[i] += x;
+        kernels->outer_products(
+            &(cnorm_outer){.w = w, .n = n, .dz = dzs, .x = xs, .dw = dw, .onto = onto, .scratch = scratch});
+    }
 }
 
 /* to [n] += from [n]; then from [n] = 0 */
-static void add_block(const layer_backward *call, ptrdiff_t n, float *to, float *from)
+static void add_block(const cnorm_kernels *kernels, ptrdiff_t n, float *to, float *from)
 {
-    call->kernels->add_f32(n, to, from);
+    kernels->add_f32(n, to, from);
     memset(from, 0, (size_t)n * sizeof *from);
+}
+
+static void linear_weight_backward(const layer_backward *call, float *scratch)
+{
+    const float *dz[OUTER_ROWS], *x[OUTER_ROWS];
+    const ptrdiff_t rows = call->steps * call->batch;
+    if (!call->gradient->weight_x) return;
+    for (ptrdiff_t s = 0, n; s < rows; s += n) {
+        n = rows - s < OUTER_ROWS ? rows - s : OUTER_ROWS;
+        for (ptrdiff_t i = 0; i < n; ++i) {
+            dz[i] = call->dy + (s + i) * call->dy_stride;
+            x[i] = call->tape.at + (s + i) * call->tape.row.floats;
+        }
+        call->kernels->outer_products(&(cnorm_outer){.w = &call->layer->as.linear.weight,
+                                                     .n = n,
+                                                     .dz = dz,
+                                                     .x = x,
+                                                     .dw = call->gradient->weight_x,
+                                                     .onto = s > 0,
+                                                     .scratch = scratch});
+    }
 }
 
 static void linear_backward(const layer_backward *call)
@@ -94,15 +137,14 @@ static void linear_backward(const layer_backward *call)
     const cnorm_matrix *w = &linear->weight;
     const ptrdiff_t rows = call->steps * call->batch, units = w->units, length = packed_rows(w);
     const backward_scratch scratch = backward_scratch_of(call->layer, rows, call->scratch);
-    const float_rows dz = {(float *)call->dy, call->dy_stride}, x = {call->tape.at, call->tape.row.floats};
     memset(scratch.total, 0, (size_t)units * sizeof *scratch.total);
     memset(scratch.block, 0, (size_t)units * sizeof *scratch.block);
     for (ptrdiff_t s = 0; s < rows; ++s) {
         call->kernels->add_f32(units, scratch.block, call->dy + s * call->dy_stride);
-        if ((s + 1) % SUM_ROWS == 0 || s + 1 == rows) add_block(call, units, scratch.total, scratch.block);
+        if ((s + 1) % SUM_ROWS == 0 || s + 1 == rows) add_block(call->kernels, units, scratch.total, scratch.block);
     }
     if (call->gradient->bias) memcpy(call->gradient->bias, scratch.total, (size_t)units * sizeof *scratch.total);
-    weight_backward(call, w, dz, x, scratch.rest, call->gradient->weight_x);
+    linear_weight_backward(call, scratch.rest);
     if (!call->dx.at) return;
     memset(scratch.rest, 0, (size_t)(CNORM_ROWS * length) * sizeof *scratch.rest);
     for (ptrdiff_t s = 0; s < rows; s += CNORM_ROWS) {
@@ -129,19 +171,17 @@ static void row_norm_backward(const layer_backward *call)
 }
 
 /* All steps of a cell, without dx and the gradients of matrices, which are computed afterwards for all steps at once.
- * The gradients of its vectors go to scratch->total. */
-static void cell_steps_backward(const layer_backward *call, const backward_scratch *scratch)
+ * The gradients of its vectors are added to sums. */
+static void cell_steps_backward(const layer_backward *call, cnorm_sums *sums, float *scratch)
 {
     const cnorm_cell *cell = &call->layer->as.cell;
     const ptrdiff_t outputs = cell->weight_h.cols, batch = call->batch, floats = vector_sums_of(cell).floats,
                     row = call->tape.row.floats;
-    ptrdiff_t added = 0;
-    memset(scratch->total, 0, (size_t)floats * sizeof *scratch->total);
-    memset(scratch->block, 0, (size_t)floats * sizeof *scratch->block);
+    float *total = sums->memory, *block = total + floats;
     for (ptrdiff_t t = call->steps - 1; t >= 0; --t) {
         float *tape = call->tape.at + t * batch * row;
         for (ptrdiff_t b = 0, n; b < batch; b += n) {
-            n = batch - b < SUM_ROWS - added ? batch - b : SUM_ROWS - added;
+            n = batch - b < SUM_ROWS - sums->rows ? batch - b : SUM_ROWS - sums->rows;
             float *dh = call->dstate + b * call->dstate_stride;
             for (ptrdiff_t s = 0; s < n; ++s)
                 call->kernels->add_f32(outputs, dh + s * call->dstate_stride,
@@ -154,12 +194,12 @@ static void cell_steps_backward(const layer_backward *call, const backward_scrat
                                                                        .dh = dh,
                                                                        .dc = dh + padded_units(outputs),
                                                                        .dstate_stride = call->dstate_stride,
-                                                                       .sums = scratch->block,
-                                                                       .scratch = scratch->rest});
-            added += n;
-            if (added == SUM_ROWS || (t == 0 && b + n == batch)) {
-                add_block(call, floats, scratch->total, scratch->block);
-                added = 0;
+                                                                       .sums = block,
+                                                                       .scratch = scratch});
+            sums->rows += n;
+            if (sums->rows == SUM_ROWS) {
+                add_block(call->kernels, floats, total, block);
+                sums->rows = 0;
             }
         }
         /* all rows at once, so that the weights are read once */
@@ -174,25 +214,21 @@ static void copy_gradient(float *to, const float *from, ptrdiff_t n)
     if (to) memcpy(to, from, (size_t)n * sizeof *to);
 }
 
-static void run_cell_backward(const layer_backward *call)
+/* The gradients of a cell's weights from `sums` and from the rows that the backward pass of the steps left. */
+static void cell_gradients(const cnorm_kernels *kernels, const cnorm_layer *layer, tape_rows rows, cnorm_sums *sums,
+                           const cnorm_gradient *to, float *scratch)
 {
-    const cnorm_cell *cell = &call->layer->as.cell;
-    const cnorm_gradient *to = call->gradient;
+    const cnorm_cell *cell = &layer->as.cell;
     const vector_sums at = vector_sums_of(cell);
-    const tape_row row = call->tape.row;
-    const ptrdiff_t rows = call->steps * call->batch, width = padded_units(cell->weight_x.units);
-    const ptrdiff_t gates = cell->weight_x.gates * width;
-    const backward_scratch scratch = backward_scratch_of(call->layer, rows, call->scratch);
-    float *total = scratch.total, *tape = call->tape.at;
-    cell_steps_backward(call, &scratch);
-    const float_rows x = {tape + row.x, row.floats}, h = {tape + row.state, row.floats},
-                     in2 = {tape + row.in2, row.floats};
-    const float_rows dzx = {tape + row.zx, row.floats}, dzh = {tape + row.zh, row.floats},
-                     dz2 = {tape + row.z2, row.floats};
-    weight_backward(call, &cell->weight_x, dzx, x, scratch.rest, to->weight_x);
-    weight_backward(call, &cell->weight_h, dzh, h, scratch.rest, to->weight_h);
-    weight_backward(call, &cell->weight_n, dz2, in2, scratch.rest, to->weight_n);
-    weight_backward(call, &cell->weight_p, dz2, in2, scratch.rest, to->weight_p);
+    const tape_row row = tape_row_of(layer);
+    const ptrdiff_t width = padded_units(cell->weight_x.units), gates = cell->weight_x.gates * width;
+    float *total = sums->memory;
+    if (sums->rows > 0) add_block(kernels, at.floats, total, total + at.floats);
+    sums->rows = 0;
+    weight_backward(kernels, &cell->weight_x, rows, row.zx, row.x, scratch, to->weight_x);
+    weight_backward(kernels, &cell->weight_h, rows, row.zh, row.state, scratch, to->weight_h);
+    weight_backward(kernels, &cell->weight_n, rows, row.z2, row.in2, scratch, to->weight_n);
+    weight_backward(kernels, &cell->weight_p, rows, row.z2, row.in2, scratch, to->weight_p);
     copy_gradient(to->bias, total + at.bias, gates);
     copy_gradient(to->gain_x, total + at.gain_x, gates);
     copy_gradient(to->gain_h, total + at.gain_h, gates);
@@ -202,8 +238,23 @@ static void run_cell_backward(const layer_backward *call)
     copy_gradient(to->gain_c, total + at.gain_c, width);
     copy_gradient(to->bias_c, total + at.bias_c, width);
     copy_gradient(to->bias_p, total + at.bias_p, padded_units(cell->weight_h.cols));
+}
+
+static void run_cell_backward(const layer_backward *call)
+{
+    const cnorm_cell *cell = &call->layer->as.cell;
+    const tape_row row = call->tape.row;
+    const ptrdiff_t rows = call->steps * call->batch;
+    const backward_scratch scratch = backward_scratch_of(call->layer, rows, call->scratch);
+    cnorm_sums own = {scratch.total, 0}, *sums = call->sums ? call->sums : &own;
+    if (!call->sums) memset(own.memory, 0, 2 * (size_t)vector_sums_of(cell).floats * sizeof(float));
+    cell_steps_backward(call, sums, scratch.rest);
+    if (!call->sums)
+        cell_gradients(call->kernels, call->layer, (tape_rows){call->tape.at, row.floats, rows, 0, NULL}, sums,
+                       call->gradient, scratch.rest);
     if (call->dx.at)
-        call->kernels->products_backward(&cell->weight_x, rows, dzx.at, dzx.stride, call->dx.at, call->dx.stride, 0);
+        call->kernels->products_backward(&cell->weight_x, rows, call->tape.at + row.zx, row.floats, call->dx.at,
+                                         call->dx.stride, 0);
 }
 
 static void layer_backward_pass(const layer_backward *call)
@@ -242,11 +293,12 @@ cnorm_status cnorm_run_backward(const cnorm_tape *tape, const cnorm_backward *ca
 {
     const cnorm_kernels *kernels = cnorm_active();
     if (!kernels) return CNORM_ERROR_ISA;
-    if (!call || !call->dy || !call->gradients || !call->scratch) return CNORM_ERROR_NULL;
+    if (!call || !call->dy || (!call->gradients && !call->sums) || !call->scratch) return CNORM_ERROR_NULL;
     const cnorm_status status = tape_check(tape, call->first, call->steps);
     if (status != CNORM_OK) return status;
     const ptrdiff_t state_floats = cnorm_state_floats(tape->layers, tape->count);
     if (state_floats > 0 && !call->dstate) return CNORM_ERROR_NULL;
+    if (call->sums && cnorm_sums_floats(tape->layers, tape->count) == 0) return CNORM_ERROR_LAYER;
     const float_mode mode = float_mode_enter();
     ptrdiff_t offset = state_floats;
     const float *dy = call->dy;
@@ -265,15 +317,42 @@ cnorm_status cnorm_run_backward(const cnorm_tape *tape, const cnorm_backward *ca
                                     .dy = dy,
                                     .dy_stride = dy_stride,
                                     .dx = dx,
-                                    .gradient = &call->gradients[i],
+                                    .gradient = call->sums ? NULL : &call->gradients[i],
                                     .dstate = call->dstate ? call->dstate + offset : NULL,
                                     .dstate_stride = state_floats,
+                                    .sums = call->sums,
                                     .scratch = call->scratch};
         layer_backward_pass(&one);
         add_residuals(&one, tape, i, call->first);
         dy = here.at;
         dy_stride = here.row.floats;
     }
+    float_mode_leave(mode);
+    return CNORM_OK;
+}
+
+ptrdiff_t cnorm_sums_floats(const cnorm_layer *layers, int count)
+{
+    return count == 1 && layers[0].kind == CNORM_LAYER_CELL ? 2 * vector_sums_of(&layers[0].as.cell).floats : 0;
+}
+
+cnorm_status cnorm_sum_gradients(const cnorm_tape *const *tapes, ptrdiff_t count, cnorm_sums *sums,
+                                 const cnorm_gradient *gradient, float *scratch)
+{
+    const cnorm_kernels *kernels = cnorm_active();
+    if (!kernels) return CNORM_ERROR_ISA;
+    if (!tapes || !sums || !sums->memory || !gradient || !scratch) return CNORM_ERROR_NULL;
+    if (count < 1) return CNORM_ERROR_SIZE;
+    for (ptrdiff_t i = 0; i < count; ++i) {
+        const cnorm_status status = tape_check(tapes[i], 0, 1);
+        if (status != CNORM_OK) return status;
+        if (tapes[i]->layers != tapes[0]->layers || cnorm_sums_floats(tapes[i]->layers, tapes[i]->count) == 0)
+            return CNORM_ERROR_LAYER;
+    }
+    const cnorm_layer *layer = tapes[0]->layers;
+    const float_mode mode = float_mode_enter();
+    cell_gradients(kernels, layer, (tape_rows){NULL, tape_row_of(layer).floats, 0, count, tapes}, sums, gradient,
+                   backward_scratch_of(layer, 1, scratch).rest);
     float_mode_leave(mode);
     return CNORM_OK;
 }

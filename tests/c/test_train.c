@@ -54,7 +54,7 @@ static uint64_t train(network *net, const cnorm_tape *tape, const float *x, cons
         }
         CHECK(memcmp(state + b * state_floats, net->state, (size_t)state_floats * 4) == 0, "%td units: state", net->units);
     }
-    const cnorm_backward call = {0, STEPS, dy, dx, dstate, all.of, own};
+    const cnorm_backward call = {0, STEPS, dy, dx, dstate, all.of, own, NULL};
     CHECK(cnorm_run_backward(tape, &call) == CNORM_OK, "%td units", net->units);
     uint64_t hash = hash_values(HASH_START, dx, STEPS * BATCH * net->inputs, 4);
     hash = hash_values(hash, dstate, BATCH * state_floats, 4);
@@ -84,7 +84,7 @@ static void one_cell(void)
     float *state = allocate(state_floats * 4), *dstate = allocate(state_floats * 4), *own = allocate(cnorm_backward_floats(&tape) * 4);
     float *scratch = allocate(cnorm_scratch_floats(net.layers, 1, CNORM_ROWS) * 4);
     CHECK(cnorm_run_tape(&tape, 0, STEPS, x, state, scratch, y) == CNORM_OK, "forward");
-    const cnorm_backward call = {0, STEPS, dy, NULL, dstate, all.of, own};
+    const cnorm_backward call = {0, STEPS, dy, NULL, dstate, all.of, own, NULL};
     CHECK(cnorm_run_backward(&tape, &call) == CNORM_OK, "backward");
     for (int i = 0; i < all.count; ++i) {
         if (i < 7) hash = hash_values(hash, all.arrays[i], all.floats[i], 4);
@@ -92,6 +92,46 @@ static void one_cell(void)
     }
     CHECK(hash == cell_hash, "one cell on %s: the hash is 0x%016llx", cnorm_isa_active(), (unsigned long long)hash);
     release(state), release(dstate), release(own), release(scratch), release(x), release(dy), release(y), release(tape.memory);
+    network_free(&net);
+}
+
+/* The same with a tape for each step, as far apart as they happen to be: cnorm_sum_gradients. */
+static void one_cell_step_by_step(void)
+{
+    network net = network_random_of(12, 64, 9, allocate);
+    gradients all = gradients_of(&net);
+    uint64_t seed = 1607, hash = HASH_START;
+    cnorm_tape tapes[STEPS];
+    const cnorm_tape *order[STEPS];
+    float *x = allocate(STEPS * net.inputs * 4), *dy = allocate(STEPS * net.units * 4), *y = allocate(net.units * 4);
+    for (ptrdiff_t j = 0; j < STEPS * net.inputs; ++j) x[j] = (float)bell(&seed);
+    for (ptrdiff_t j = 0; j < STEPS * net.units; ++j) dy[j] = (float)bell(&seed);
+    const ptrdiff_t state_floats = cnorm_state_floats(net.layers, 1);
+    float *state = allocate(state_floats * 4), *dstate = allocate(state_floats * 4);
+    float *scratch = allocate(cnorm_scratch_floats(net.layers, 1, CNORM_ROWS) * 4);
+    for (int t = 0; t < STEPS; ++t) {
+        tapes[t] = (cnorm_tape){net.layers, 1, 1, 1, NULL};
+        tapes[t].memory = allocate(cnorm_tape_floats(&tapes[t]) * 4);
+        order[t] = &tapes[t];
+        CHECK(cnorm_run_tape(&tapes[t], 0, 1, x + t * net.inputs, state, scratch, y) == CNORM_OK, "step %d", t);
+    }
+    float *own = allocate(cnorm_backward_floats(tapes) * 4);
+    cnorm_sums sums = {allocate(cnorm_sums_floats(net.layers, 1) * 4), 0};
+    for (int t = STEPS - 1; t >= 0; --t) {
+        const cnorm_backward call = {0, 1, dy + t * net.units, NULL, dstate, NULL, own, &sums};
+        CHECK(cnorm_run_backward(&tapes[t], &call) == CNORM_OK, "backward of step %d", t);
+    }
+    CHECK(cnorm_sum_gradients(order, 0, &sums, all.of, own) == CNORM_ERROR_SIZE, "no tapes");
+    CHECK(cnorm_sum_gradients(order, STEPS, NULL, all.of, own) == CNORM_ERROR_NULL, "no sums");
+    CHECK(cnorm_sums_floats(net.layers, NETWORK_LAYERS) == 0, "sums of more than one cell");
+    CHECK(cnorm_sum_gradients(order, STEPS, &sums, all.of, own) == CNORM_OK, "gradients");
+    for (int i = 0; i < all.count; ++i) {
+        if (i < 7) hash = hash_values(hash, all.arrays[i], all.floats[i], 4);
+        release(all.arrays[i]);
+    }
+    CHECK(hash == cell_hash, "step by step on %s: the hash is 0x%016llx", cnorm_isa_active(), (unsigned long long)hash);
+    for (int t = 0; t < STEPS; ++t) release(tapes[t].memory);
+    release(state), release(dstate), release(own), release(scratch), release(x), release(dy), release(y), release(sums.memory);
     network_free(&net);
 }
 
@@ -106,7 +146,7 @@ static void refused(const network *net, const cnorm_tape *tape, float *memory)
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; ++i) {
         CHECK(cnorm_run_tape(tape, ranges[i][0], ranges[i][1], memory, memory, memory, memory) == CNORM_ERROR_SIZE, "range %zu", i);
         const cnorm_gradient none[NETWORK_LAYERS] = {{.weight_x = NULL}};
-        const cnorm_backward call = {ranges[i][0], ranges[i][1], memory, NULL, memory, none, memory};
+        const cnorm_backward call = {ranges[i][0], ranges[i][1], memory, NULL, memory, none, memory, NULL};
         CHECK(cnorm_run_backward(tape, &call) == CNORM_ERROR_SIZE, "range %zu", i);
     }
     const ptrdiff_t sizes[][2] = {{0, 1}, {1, 0}, {-1, -1}, {PTRDIFF_MAX, 1}, {1, PTRDIFF_MAX}, {PTRDIFF_MAX / 2, PTRDIFF_MAX / 2}};
@@ -138,6 +178,9 @@ int main(void)
         release(x), release(dy), release(tape.memory);
         network_free(&net);
     }
-    FOR_EACH_ISA(isa) one_cell();
+    FOR_EACH_ISA(isa) {
+        one_cell();
+        one_cell_step_by_step();
+    }
     return check_result();
 }

@@ -16,7 +16,7 @@ import cnorm
 
 torch = pytest.importorskip("torch")
 import cnorm.torch as ct  # noqa: E402
-from cnorm.torch import recurrent  # noqa: E402
+from cnorm.torch import operators  # noqa: E402
 
 MODULES = {"LSTM": ct.LSTM, "GRU": ct.GRU, "RNN": ct.RNN}
 
@@ -154,11 +154,18 @@ def test_weights_are_packed_again_however_they_were_written(write):
 
 def test_weights_that_differ_in_the_sign_of_a_zero_only_are_packed_again():
     module = ct.RNN(4, 6, preset="ba2016")
-    packed = recurrent.packed_cell(module.ways[0][0][1], list(module.parameters()))
-    assert recurrent.packed_cell(module.ways[0][0][1], list(module.parameters())) is packed
-    with torch.no_grad():
-        module.bias.neg_()
-    assert recurrent.packed_cell(module.ways[0][0][1], list(module.parameters())) is not packed
+    weights = module.ways[0][0]
+
+    def packed():
+        return weights.packed(module), operators.packed_cell(weights.text, weights.tensors(module))
+
+    first, again = packed(), packed()
+    assert first[0] is again[0]
+    assert first[1] is again[1]
+    module.bias.data.neg_()
+    after = packed()
+    assert first[0] is not after[0]
+    assert first[1] is not after[1]
 
 
 def test_rejects_weights_that_are_not_finite_in_the_first_call_and_later():
@@ -251,9 +258,9 @@ def test_biases_of_a_normalised_cell_begin_at_zero():
 
 def test_operators_pass_pytorchs_own_checks():
     module = ct.LSTM(4, 6, preset="torchaudio", eps=1e-3)
-    names, text = module.ways[0][0]
+    weights = module.ways[0][0]
     arguments = (torch.randn(3, 2, 4, requires_grad=True), torch.randn(2, 12, requires_grad=True),
-                 module.tensors(names), text)  # fmt: skip
+                 weights.tensors(module), weights.text)  # fmt: skip
     torch.library.opcheck(torch.ops.cnorm.recurrent.default, arguments)
     x, w = torch.randn(3, 5, requires_grad=True), torch.randn(5, requires_grad=True)
     torch.library.opcheck(torch.ops.cnorm.normalise.default, (x, w, w, 1e-5, True))

@@ -15,9 +15,9 @@ import cnorm.torch as ct  # noqa: E402
 def gru():
     """The arguments of the operator `recurrent`, and its results."""
     module = ct.GRU(8, 16, preset="torch")
-    names, text = module.ways[0][0]
+    text = module.ways[0][0].text
     x, state = torch.randn(3, 2, 8), torch.randn(2, 16)
-    weights = module.tensors(names)
+    weights = module.ways[0][0].tensors(module)
     return x, state, weights, text, torch.ops.cnorm.recurrent(x, state, weights, text)
 
 
