@@ -14,7 +14,7 @@ import torch
 from harness import Experiment, Variant
 from torch import Tensor, nn
 from torch.nn import functional as F
-from training import TorchTrainer, check_model, lstm_step, parameters
+from training import TorchTrainer, check_model, unrolled
 
 import cnorm
 import cnorm.torch
@@ -65,8 +65,8 @@ def write(written: Tensor) -> Tensor:
 class Network(nn.Module):
     def __init__(self, preset: str) -> None:
         super().__init__()
-        self.encoder = cnorm.torch.LSTM(2 * PATCH * PATCH + UNITS, UNITS, preset=preset)
-        self.decoder = cnorm.torch.LSTM(LATENT, UNITS, preset=preset)
+        self.encoder = cnorm.torch.LSTMCell(2 * PATCH * PATCH + UNITS, UNITS, preset=preset)
+        self.decoder = cnorm.torch.LSTMCell(LATENT, UNITS, preset=preset)
         self.look = nn.Linear(UNITS, ATTENTION)
         self.posterior = nn.Linear(UNITS, 2 * LATENT)
         self.writing = nn.Linear(UNITS, PATCH * PATCH + ATTENTION)
@@ -74,15 +74,14 @@ class Network(nn.Module):
     def forward(self, x: Tensor, noise: Tensor) -> Tensor:
         """Variational bound: images [batch, 784], noise [GLIMPSES, batch, LATENT] -> nats [batch]."""
         batch = len(x)
-        encoder, decoder = parameters(self.encoder), parameters(self.decoder)
-        h_enc = c_enc = h_dec = c_dec = x.new_zeros(batch, UNITS)
+        read_by, written_by, h_dec = None, None, x.new_zeros(batch, UNITS)  # states of encoder and decoder
         canvas, divergence = x.new_zeros(x.shape), x.new_zeros(batch)
         for e in noise:
             seen = read(x, x - torch.sigmoid(canvas), self.look(h_dec))  # Eq. 3 and 4
-            h_enc, c_enc = lstm_step(encoder, torch.cat([seen, h_dec], -1), h_enc, c_enc)  # Eq. 5
+            read_by = h_enc, _ = self.encoder(torch.cat([seen, h_dec], -1), read_by)  # Eq. 5
             mean, log_deviation = self.posterior(h_enc).chunk(2, -1)  # Eq. 1 and 2
             z = mean + torch.exp(log_deviation) * e
-            h_dec, c_dec = lstm_step(decoder, z, h_dec, c_dec)  # Eq. 7
+            written_by = h_dec, _ = self.decoder(z, written_by)  # Eq. 7
             canvas = canvas + write(self.writing(h_dec))  # Eq. 8
             divergence = divergence + 0.5 * (mean**2 + torch.exp(2 * log_deviation) - 2 * log_deviation - 1).sum(-1)
         return F.binary_cross_entropy_with_logits(canvas, x, reduction="none").sum(-1) + divergence  # Eq. 9 to 12
@@ -115,7 +114,7 @@ def check(trainer: Trainer, variant: Variant) -> None:
     """The decoder streams and exports with parity."""
     network = trainer.network
     z = torch.from_numpy(np.random.default_rng(7).standard_normal((GLIMPSES, LATENT), np.float32))
-    check_model(network.painter(), z, network.writing(network.decoder(z)[0]))
+    check_model(network.painter(), z, network.writing(unrolled(network.decoder, z)))
 
 
 def paint(painter: cnorm.Model, rng: np.random.Generator) -> list[np.ndarray]:

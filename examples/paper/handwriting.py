@@ -16,7 +16,7 @@ import torch
 from harness import Experiment, Variant
 from torch import Tensor, nn
 from torch.nn import functional as F
-from training import TorchTrainer, check_model, lstm_step, parameters
+from training import TorchTrainer, check_model, unrolled
 from writer import ALPHABET, MIXTURE, OUTPUTS, WEIGHTS, WINDOWS, Pen, Writer, one_hot
 
 import cnorm
@@ -102,12 +102,12 @@ def mixture_nll(y: Tensor, points: Tensor) -> Tensor:
 
 
 class Network(nn.Module):
-    """Two LSTMs of `cnorm.torch`. PyTorch steps the first one, because a step sees the window of the step before."""
+    """Two LSTMs of `cnorm.torch`; the first is stepped, because a step sees the window of the step before."""
 
     def __init__(self, preset: str) -> None:
         super().__init__()
         inputs = 3 + len(ALPHABET)
-        self.first = cnorm.torch.LSTM(inputs, UNITS, preset=preset)
+        self.first = cnorm.torch.LSTMCell(inputs, UNITS, preset=preset)
         self.window = nn.Linear(UNITS, 3 * WINDOWS)
         self.second = cnorm.torch.LSTM(inputs + UNITS, UNITS, preset=preset)
         self.output = nn.Linear(UNITS, OUTPUTS)
@@ -118,13 +118,12 @@ class Network(nn.Module):
     def forward(self, points: Tensor, text: Tensor) -> Tensor:
         """points [steps, batch, 3], text [batch, characters, 27] -> parameters of mixtures [steps, batch, OUTPUTS]."""
         batch = points.shape[1]
-        h = c = points.new_zeros(batch, UNITS)
+        state = None
         seen, position = points.new_zeros(batch, len(ALPHABET)), points.new_zeros(batch, WINDOWS, 1)
         places = torch.arange(text.shape[1], dtype=torch.float32)
-        first = parameters(self.first)
         hidden, windows = [], []
         for point in points:
-            h, c = lstm_step(first, torch.cat([point, seen], -1), h, c)
+            state = h, _ = self.first(torch.cat([point, seen], -1), state)
             alpha, beta, advance = torch.exp(self.window(h)).unsqueeze(-1).chunk(3, 1)  # [batch, WINDOWS, 1] each
             position = position + advance
             phi = (alpha * torch.exp(-beta * (position - places) ** 2)).sum(1, keepdim=True)  # Graves Eq. 46
@@ -171,7 +170,7 @@ def check(trainer: Trainer, variant: Variant) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
     first, _, second = writer.models
     x = torch.from_numpy(np.random.default_rng(8).standard_normal((6, second.input_size), np.float32))
-    check_model(first, x[:, : first.input_size], network.first(x[:, : first.input_size])[0])
+    check_model(first, x[:, : first.input_size], unrolled(network.first, x[:, : first.input_size]))
     check_model(second, x, network.output(network.second(x)[0]))
 
 

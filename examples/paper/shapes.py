@@ -16,7 +16,6 @@ from harness import write_json
 from rich.progress import track
 from torch import Tensor, nn
 from torch.nn import functional as F
-from training import lstm_step, parameters
 
 import cnorm
 import cnorm.torch
@@ -31,6 +30,32 @@ SHAPES = (
     ("6.4 DRAW's decoder", "LSTM", 100, 256, "draw", 1),
     ("6.5 handwriting", "LSTM", 60, 400, "ba2016", 3),
 )
+
+
+def parameters(cell: cnorm.torch.LSTM) -> tuple[cnorm.torch.LSTM, dict[str, Tensor]]:
+    """A cell for `lstm_step`."""
+    return cell, dict(cell.named_parameters())
+
+
+def lstm_step(cell: tuple, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """One step of an LSTM of `cnorm.torch` by PyTorch's operators: x [batch, inputs], h and c [batch, units].
+
+    Presets "torch", "draw" (Eq. 29 to 31 of the paper) and "ba2016" (Eq. 20 to 22).
+    """
+    module, p = cell
+    name, units = module.spec.name, module.units
+    if name == "torch":
+        a = F.linear(x, p["weight_ih_l0"], p["bias_ih_l0"]) + F.linear(h, p["weight_hh_l0"], p["bias_hh_l0"])
+        i, f, g, o = a.chunk(4, -1)
+    elif name == "draw":
+        f, i, o, g = (F.linear(x, p["weight_x"], p["bias"]) + F.linear(h, p["weight_h"])).chunk(4, -1)
+    else:
+        a = F.layer_norm(F.linear(h, p["weight_h"]), (4 * units,), p["gain_h"], p["bias_h"], module.eps)
+        a = a + F.layer_norm(F.linear(x, p["weight_x"]), (4 * units,), p["gain_x"], p["bias_x"], module.eps)
+        f, i, o, g = (a + p["bias"]).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    shown = c if name == "torch" else F.layer_norm(c, (units,), p["gain_c"], p["bias_c"], module.eps)
+    return torch.sigmoid(o) * torch.tanh(shown), c
 
 
 def gru_step(cell: tuple, x: Tensor, h: Tensor) -> Tensor:
