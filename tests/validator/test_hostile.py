@@ -209,7 +209,7 @@ FILES = {
     "two_opsets_of_one_domain": (two_opsets(), UNREADABLE),
     "missing_initialiser": (missing_initialiser(), UNREADABLE),
     "defined_twice": (defined_twice(), UNREADABLE),
-    "unknown_operator": (gallery.model([gallery.node("Nonsense", "x", "y")]), 0),
+    "unknown_operator": (gallery.model([gallery.node("Nonsense", "x", "y")]), UNREADABLE),
     "unknown_operator_and_a_norm": (
         gallery.model([gallery.node("Nonsense", "x", "h"), gallery.native("h")], constants=gallery.weights()),
         UNREADABLE,
