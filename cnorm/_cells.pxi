@@ -80,20 +80,20 @@ cdef class TrainedCell:
         new.state = new.tape.memory + floats
         return new
 
-    def run(self, ptrdiff_t steps, ptrdiff_t batch, size_t x, size_t h, size_t c, size_t y, size_t last_h,
-            size_t last_c):
-        """x [steps, batch, inputs], h and c [batch, ...] or 0 -> y [steps, batch, outputs], the last state, unless 0.
+    def run(self, ptrdiff_t steps, ptrdiff_t batch, tuple given, tuple results):
+        """(x [steps, batch, inputs], h, c [batch, ...]) -> (y [steps, batch, outputs], the last h and c).
 
         Returns
         -------
         Recording
         """
         cdef Recording new = self.recording(steps, batch)
+        cdef size_t x = given[0], y = results[0]
         new.number = self.calls
         self.calls += 1
-        new.copy_state(new.state, h, c)
+        new.copy_state(new.state, given[1], given[2])
         new.forward(<const float *>x, <float *>y)
-        new.give_state(new.state, last_h, last_c)
+        new.give_state(new.state, results[1], results[2])
         return new
 
     def sums(self):

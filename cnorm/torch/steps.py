@@ -241,8 +241,9 @@ def _forward(packed: Packed, x: Tensor, h: Tensor | None, c: Tensor | None, sing
     last = _empty(of_h)
     last_c = _empty(of_c) if layer.kind == "LSTM" else None
     y = last if single else _empty((steps, *of_h))
-    given = [0 if t is None else t.data_ptr() for t in (h, c, y, None if single else last, last_c)]
-    recording = packed.cell.run(steps, batch, x.data_ptr(), *given)
+    given = tuple([0 if t is None else t.data_ptr() for t in (x, h, c)])
+    to = tuple([0 if t is None else t.data_ptr() for t in (y, None if single else last, last_c)])
+    recording = packed.cell.run(steps, batch, given, to)
     results = (last,) if single else (y, last)
     return results if last_c is None else (*results, last_c), recording
 

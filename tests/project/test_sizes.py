@@ -14,7 +14,6 @@ MORE_PARAMETERS = {
     ("cnorm/_batch_norm.pxi", "batch_norm"): "public: options by keyword, with defaults",
     ("cnorm/_layer_norm.pxi", "add_layer_norm"): "public: as above",
     ("cnorm/analysis.py", "fisher_glm"): "public: as above",
-    ("cnorm/torch/recurrent.py", "__init__"): "public: the arguments of torch.nn.LSTM, and the preset",
     (
         "onnx_export/builders/channel_norms.py",
         "batch_norm",
