@@ -17,7 +17,7 @@ from onnx_export.validation.norm import NONE, NearMiss, Norm
 from onnx_export.validation.powers import Power, next_power
 from onnx_export.validation.resembling import absolute, uncentred
 from onnx_export.validation.statistic import Mean, Variance
-from onnx_export.validation.values import PASSED, RESHAPERS, Values
+from onnx_export.validation.values import PASSED, QUANTISERS, RESHAPERS, SAME, Values
 
 _LONGEST = 9  # limit on the steps between the variance and the quotient
 _STARTS = frozenset({"Sqrt", "Reciprocal", "Pow", "Log", "Mul", "Div", "ReduceL2"})
@@ -235,7 +235,9 @@ class Matcher:
         inner, sign, path = self.values.signed(numerator)
         wanted = variance.x if found.rms else variance.centred
         if wanted and self.values.same(inner, wanted):
-            return found.add(*path) if sign == (-1 if variance.negative else 1) else None
+            one, other = (self.values.strip(each, SAME | QUANTISERS)[0] for each in (inner, wanted))
+            again = [] if found.rms or one == other else [self.scope.producer(one)]  # x - mean is computed twice
+            return found.add(*path, *again) if sign == (-1 if variance.negative else 1) else None
         inner, path = self.values.strip(numerator)
         product = self.values.made_by(inner, "Mul")
         if product is not None and not found.scale:  # scale * (x - mean) / std
