@@ -21,7 +21,7 @@ lint: .venv/built            ## style of Python, Cython, stubs and C
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 
 # C files, which .clang-format (clang-format 14) formats
-FORMATTED := $(wildcard $(foreach folder,. include int8 kernels rnn simd,src/$(folder)/*.c src/$(folder)/*.h))
+FORMATTED := $(wildcard $(foreach folder,. include int8 kernels rnn rnn/layers simd,src/$(folder)/*.c src/$(folder)/*.h))
 
 bench: .venv/built           ## time ratios to PyTorch, onnxruntime, numba and NumPy, if installed
 	$(BIN)/pip install --quiet --group bench

@@ -49,7 +49,7 @@ from cnorm._core import (
 )
 from cnorm.checkpoints import from_safetensors, from_torch
 from cnorm.folds import fold_batch_norm, fold_weight_norm
-from cnorm.layers import GRU, LSTM, RNN, Activation, Bidirectional, LayerNorm, Linear, Residual
+from cnorm.layers import GRU, LSTM, RNN, Activation, Bidirectional, LayerNorm, Linear, Residual, Scale
 from cnorm.learner import SGD, Adam, Learner
 from cnorm.loading import demo_model, load
 from cnorm.model import Model
@@ -87,6 +87,7 @@ __all__ = [
     "Linear",
     "Model",
     "Residual",
+    "Scale",
     "Stats",
     "Stream",
     "active_isa",

@@ -55,7 +55,7 @@ cdef class TrainedCell:
 
     def __cinit__(self, layer, cnp.ndarray plan, TrainedCell older=None):
         self.layer, self.plan = layer, plan
-        self.flat = ((layer.kind, layer, layer.output_size),)
+        self.flat = ((layer, layer.output_size),)
         self.network = Network(self.flat, b"")
         if older is None:
             self.tapes, self.blocks = [], Blocks()
@@ -246,24 +246,27 @@ cdef class Sums:
             status = cnorm_sum_gradients(tapes, count, &self.sums, work.to, scratch)
         PyMem_Free(tapes)
         check(status)
-        scatter(self.cell.plan, <float **>work.to, to)
+        scatter(self.cell.plan, work.to, to)
         self.cell.tapes.append(work)
         self.cell.blocks.give(self.memory)
         self.memory, self.calls = None, []
 
 
-cdef int scatter(cnp.ndarray plan, float **fields, tuple tensors) except -1:
+cdef int scatter(cnp.ndarray plan, const cnorm_gradient *gradient, tuple tensors) except -1:
     """Copy the pieces of packed gradients to the tensors, see `TrainedCell`."""
     cdef const long long *piece = <const long long *>cnp.PyArray_DATA(plan)
+    cdef const layer_field *fields = layer_ops_of(CNORM_LAYER_CELL).fields
     cdef Py_ssize_t i
     cdef long long row, col
     cdef float *to
     cdef const float *of
+    cdef const float *of_field
     for i in range(cnp.PyArray_DIMS(plan)[0]):
         if <size_t>tensors[piece[0]]:
+            of_field = (<float **>(<char *>gradient + fields[piece[2]].gradient))[0]
             for row in range(piece[4]):
                 to = <float *><size_t>tensors[piece[0]] + piece[1] + row * piece[6]
-                of = fields[piece[2]] + piece[3] + row * piece[8]
+                of = of_field + piece[3] + row * piece[8]
                 if piece[9]:
                     for col in range(piece[5]):
                         to[col * piece[7]] += of[col]

@@ -1,7 +1,33 @@
 """Networks of packed weights, and the activations sigmoid and tanh (private; exposed for tests)."""
-from cnorm.packing import (
-    FIELDS, PANEL_FLOATS, grid, layer_parts, refuse_outputs, refuse_panels, set_cell_starts, set_starts,
-)
+from cnorm.packing import PANEL_FLOATS, grid, refuse_outputs, refuse_panels, set_starts
+
+
+cdef extern from "rnn/layers.h" nogil:  # what a kind of layer has, by name
+    enum:
+        LAYER_STATES
+
+    ctypedef struct vector_shape:
+        ptrdiff_t gates, units, floats
+
+    ctypedef struct layer_option:
+        const char *name
+
+    ctypedef struct layer_field:
+        const char *name
+        ptrdiff_t at, gradient
+        vector_shape (*shape)(const cnorm_layer *)
+
+    ctypedef struct layer_ops:
+        const char *name
+        const layer_option *options
+        const layer_field *fields
+        ptrdiff_t (*state)(const cnorm_layer *, int)
+        const char *state_names[2]
+
+    const layer_ops *layer_ops_of(cnorm_layer_kind kind)
+    void layer_set_number(cnorm_layer *layer, const layer_option *option, double value)
+    cnorm_matrix *field_matrix(cnorm_layer *layer, const layer_field *field)
+    const float **field_vector(cnorm_layer *layer, const layer_field *field)
 
 
 cdef elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *) noexcept nogil, x, out):
@@ -88,52 +114,38 @@ def round_matrix(cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group, dtype):
     return rows, scales if m.type == CNORM_WEIGHT_I8 else None
 
 
-cdef enum:
-    MATRICES = 4
-    VECTORS = 9
-    GAIN_X = 2  # indices of vectors; those up to BIAS are divided among the gates of a cell
-    GAIN_H = 3
-    BIAS = 4
-    BIAS_P = 8
+cdef str name_of(const char *name):
+    return (<bytes>name).decode()
 
 
-cdef struct Places:  # of the fields of a layer, in the order of FIELDS; NULL for those that its kind does not have
-    cnorm_matrix *matrices[MATRICES]
-    const float **vectors[VECTORS]
+cdef int kind_of(str name) except -1:
+    """The cnorm_layer_kind of a name in src/rnn/layers."""
+    cdef int kind = 0
+    while layer_ops_of(<cnorm_layer_kind>kind) != NULL:
+        if name_of(layer_ops_of(<cnorm_layer_kind>kind).name) == name:
+            return kind
+        kind += 1
+    raise ValueError(f"there is no kind of layer named {name!r}")
 
 
-cdef void find_places(cnorm_layer *layer, Places *places) noexcept:
-    cdef cnorm_cell *cell = &layer.as_.cell
-    memset(places, 0, sizeof(Places))
-    if layer.kind == CNORM_LAYER_CELL:
-        places.matrices[:] = [&cell.weight_x, &cell.weight_h, &cell.weight_n, &cell.weight_p]
-        places.vectors[:] = [&cell.inside_x, &cell.inside_h, &cell.gain_x, &cell.gain_h, &cell.bias, &cell.bias_n,
-                             &cell.gain_c, &cell.bias_c, &cell.bias_p]
-    elif layer.kind == CNORM_LAYER_LINEAR:
-        places.matrices[0], places.vectors[BIAS] = &layer.as_.linear.weight, &layer.as_.linear.bias
-    elif layer.kind == CNORM_LAYER_NORM:
-        places.vectors[GAIN_H], places.vectors[BIAS] = &layer.as_.norm.gain, &layer.as_.norm.bias
+cdef tuple field_names(cnorm_layer_kind kind):
+    """The names of a kind's fields, in the order of its table."""
+    cdef const layer_field *field = layer_ops_of(kind).fields
+    names = []
+    while field.name != NULL:
+        names.append(name_of(field.name))
+        field += 1
+    return tuple(names)
 
 
-cdef void set_numbers(cnorm_layer *layer, const double *numbers) noexcept:
-    """Set what a layer's struct has besides matrices and vectors."""
-    cdef cnorm_cell *cell = &layer.as_.cell
-    if layer.kind == CNORM_LAYER_CELL:
-        cell.kind = <cnorm_cell_kind><int>numbers[0]
-        cell.scope = <cnorm_scope><int>numbers[1]
-        cell.cell_norm = <cnorm_cell_norm><int>numbers[2]
-        cell.reset = <cnorm_reset><int>numbers[3]
-        cell.activation = <cnorm_activation><int>numbers[4]
-        cell.keep = <int>numbers[5]
-        cell.eps, cell.cell_clip = <float>numbers[6], <float>numbers[7]
-        cell.projection_clip, cell.zoneout = <float>numbers[8], <float>numbers[9]
-    elif layer.kind == CNORM_LAYER_NORM:
-        layer.as_.norm.n, layer.as_.norm.eps = <ptrdiff_t>numbers[0], <float>numbers[1]
-    elif layer.kind == CNORM_LAYER_ACTIVATION:
-        layer.as_.activation.n = <ptrdiff_t>numbers[0]
-        layer.as_.activation.f = <cnorm_activation><int>numbers[1]
-    elif layer.kind == CNORM_LAYER_RESIDUAL:
-        layer.as_.residual.n, layer.as_.residual.back = <ptrdiff_t>numbers[0], <int>numbers[1]
+FIELDS_OF_CELLS = field_names(CNORM_LAYER_CELL)
+
+
+cdef bint has_field(cnorm_layer *layer, const layer_field *field) noexcept:
+    """Whether a layer has a matrix or a vector that its options use."""
+    if field.shape == NULL:
+        return field_matrix(layer, field).panels != NULL
+    return field.shape(layer).floats > 0 and field_vector(layer, field)[0] != NULL
 
 
 @cython.no_gc_clear  # a finaliser may still step a stream that uses the packed arrays, so they are not cleared before
@@ -142,7 +154,7 @@ cdef class Network:
 
     Parameters
     ----------
-    layers : sequence of (kind, layer, size), or PackedModel
+    layers : sequence of (layer, size), or PackedModel
         As returned by `cnorm.layers.flat`; the sizes of neighbours must fit.
     identity : bytes, 32
         Hash of configuration and weights; a saved stream holds it and is restored by the same model only.
@@ -189,7 +201,8 @@ cdef class Network:
         if self.layers == NULL:
             raise MemoryError()
         for i in range(self.count):
-            self.add_layer(&self.layers[i], layer_parts(*layers[i]), first, starts)
+            layer, size = layers[i]
+            self.add_layer(&self.layers[i], layer.parts(size), first, starts)
         return 0
 
     def __dealloc__(self):
@@ -202,43 +215,49 @@ cdef class Network:
             return "int8"
         return "float16" if self.types >> <int>CNORM_WEIGHT_F16 & 1 else "float32"
 
-    cdef int add_layer(self, cnorm_layer *to, tuple parts, int first, list starts) except -1:
-        """Pack the `layer_parts` of a layer."""
-        cdef dict fields = parts[2]
-        cdef Places places
-        cdef int i
-        to.kind = <cnorm_layer_kind><int>parts[0]
-        set_numbers(to, <const double *>cnp.PyArray_DATA(parts[1]))
-        find_places(to, &places)
-        for i in range(MATRICES):
-            given = fields.get(FIELDS[i])
+    cdef int add_layer(self, cnorm_layer *to, parts, int first, list starts) except -1:
+        """Pack the `cnorm.packing.Parts` of a layer."""
+        cdef const layer_ops *ops
+        cdef const layer_option *option
+        cdef const layer_field *field
+        to.kind = <cnorm_layer_kind>kind_of(parts.kind)
+        ops = layer_ops_of(to.kind)
+        option = ops.options
+        while option.name != NULL:
+            layer_set_number(to, option, parts.options[name_of(option.name)])
+            option += 1
+        field = ops.fields
+        while field.name != NULL:
+            given = parts.fields.get(name_of(field.name))
             if given is not None:
-                self.pack(places.matrices[i], given)
-        for i in range(VECTORS):
-            given = fields.get(FIELDS[MATRICES + i])
-            if given is not None:
-                # arrays that are added to a product must be as long as the packed product
-                places.vectors[i][0] = self.padded(given, CNORM_GATE_PAD if i < GAIN_X else 0)
-        self.add_state(to, first, fields.get("h0"), fields.get("c0"), starts)
+                if field.shape == NULL:
+                    self.pack(field_matrix(to, field), given)
+                elif field.shape(to).floats > 0:
+                    field_vector(to, field)[0] = self.padded(given, field.shape(to), name_of(field.name))
+            field += 1
+        self.add_state(to, first, parts.starts, starts)
         return 0
 
-    cdef int add_state(self, const cnorm_layer *layer, int first, h0, c0, list starts) except -1:
-        """Append the state of a layer to that of the layers before it."""
-        cdef ptrdiff_t outputs = layer.as_.cell.weight_h.cols
-        if layer.kind == CNORM_LAYER_CELL:
-            arrays = ((f"h{first + self.cells}", outputs, self.state_floats),)
-            starts.append(h0)
-            if layer.as_.cell.kind == <cnorm_cell_kind>CNORM_CELL_LSTM:
-                arrays += ((f"c{first + self.cells}", layer.as_.cell.weight_x.units,
-                            self.state_floats + cnorm_padded_units(outputs)),)
-                starts.append(c0)
-            self.state_arrays += arrays
-            self.cells += 1
-        self.state_floats += cnorm_layer_state_floats(layer)
+    cdef int add_state(self, const cnorm_layer *layer, int first, dict given, list starts) except -1:
+        """Append the state of a layer, whose initial arrays are `given` by name, to that of the layers before it."""
+        cdef const layer_ops *ops = layer_ops_of(layer.kind)
+        cdef ptrdiff_t units, offset = self.state_floats
+        cdef int k
+        if ops.state == NULL:
+            return 0
+        for k in range(LAYER_STATES):
+            units = ops.state(layer, k)
+            if units > 0:
+                name = name_of(ops.state_names[k])
+                self.state_arrays += ((f"{name}{first + self.cells}", units, offset),)
+                starts.append(given.get(name))
+                offset += cnorm_padded_units(units)
+        self.cells += 1
+        self.state_floats = offset
         return 0
 
     cdef int pack(self, cnorm_matrix *m, tuple given) except -1:
-        """Pack a matrix, given as the (w, rows, scales, gates, group) of `layer_parts`."""
+        """Pack a matrix, given as (w, rows, scales, gates, group), see `cnorm.packing.matrix`."""
         cdef cnp.ndarray w = given[0], rows = given[1], scales = given[2], panels
         cdef const float *scale = NULL
         m.gates, m.group = given[3], given[4]
@@ -257,35 +276,40 @@ cdef class Network:
             scale = <const float *>cnp.PyArray_DATA(scales)
         return check(cnorm_matrix_pack_rows(m, cnp.PyArray_DATA(rows), scale, cnp.PyArray_DATA(panels)))
 
-    cdef const float *padded(self, cnp.ndarray v, ptrdiff_t more) except NULL:
-        """v [gates, units] padded to [gates, padded units], followed by `more` zeros."""
-        cdef ptrdiff_t gates = cnp.PyArray_DIMS(v)[0]
-        cdef cnp.ndarray wide = aligned_zeros(gates * cnorm_padded_units(cnp.PyArray_DIMS(v)[1]) + more)
+    cdef const float *padded(self, cnp.ndarray v, vector_shape shape, str name) except NULL:
+        """v [units] or [gates, units], each gate padded, in an array of at least shape.floats."""
+        cdef ptrdiff_t gates = max(shape.gates, 1), length = gates * cnorm_padded_units(shape.units)
+        cdef cnp.ndarray wide = aligned_zeros(max(length, shape.floats))
+        if cnp.PyArray_SIZE(v) != gates * shape.units:
+            raise ValueError(f"{name} must have {gates * shape.units} elements, got {v.size}")
         self.memory.append(wide)
-        refill(<const float *>cnp.PyArray_DATA(wide), v, gates, cnp.PyArray_DIMS(v)[1])
+        refill(<const float *>cnp.PyArray_DATA(wide), v, gates, shape.units)
         return <const float *>cnp.PyArray_DATA(wide)
 
     cdef int refer(self, PackedModel packed, int part, int first, list starts) except -1:
         """Use the layers of a packed model, whose panels stay where they are."""
         cdef const cnorm_network *network = &packed.model.networks[part]
         cdef cnorm_layer *layer
-        cdef Places places
+        cdef const layer_ops *ops
+        cdef const layer_field *field
+        cdef ptrdiff_t offset
         cdef int i, k
         self.layers, self.count = <cnorm_layer *>network.layers, network.count
         self.memory.append(packed)
         for i in range(self.count):
             layer = &self.layers[i]
-            find_places(layer, &places)
-            for k in range(MATRICES):
-                if places.matrices[k] != NULL and places.matrices[k].panels != NULL:
-                    self.add_sizes(places.matrices[k])
-            h0 = c0 = None
-            if layer.kind == CNORM_LAYER_CELL:
-                h0 = floats_at(network.starts[i], layer.as_.cell.weight_h.cols)
-                if layer.as_.cell.kind == <cnorm_cell_kind>CNORM_CELL_LSTM:
-                    c0 = floats_at(network.starts[i], layer.as_.cell.weight_x.units,
-                                   cnorm_padded_units(layer.as_.cell.weight_h.cols))
-            self.add_state(layer, first, h0, c0, starts)
+            ops = layer_ops_of(layer.kind)
+            field = ops.fields
+            while field.name != NULL:
+                if field.shape == NULL and has_field(layer, field):
+                    self.add_sizes(field_matrix(layer, field))
+                field += 1
+            given, offset = {}, 0
+            for k in range(LAYER_STATES if ops.state != NULL else 0):
+                if ops.state(layer, k) > 0:
+                    given[name_of(ops.state_names[k])] = floats_at(network.starts[i], ops.state(layer, k), offset)
+                    offset += cnorm_padded_units(ops.state(layer, k))
+            self.add_state(layer, first, given, starts)
         return 0
 
     cdef int find_starts(self, const float **starts) except -1:

@@ -1,5 +1,7 @@
 """Packed models: one flat file in the layout of the kernels, used where it lies. src/rnn/packed.h has the table."""
 
+from cnorm.packing import refuse_packed
+
 DIRECTION = {"streamed": CNORM_STREAMED, "forward": CNORM_FORWARD, "backward": CNORM_BACKWARD}
 DIRECTIONS = {number: name for name, number in DIRECTION.items()}
 
@@ -36,6 +38,8 @@ cdef class PackedModel:
 
     def __cinit__(self, cnp.ndarray file not None):
         cdef ptrdiff_t size = cnp.PyArray_SIZE(file)
+        cdef cnorm_fault fault
+        cdef cnorm_status status
         if file.dtype != np.uint8 or file.ndim != 1 or not cnp.PyArray_IS_C_CONTIGUOUS(file):
             raise TypeError("file must be a contiguous array of uint8")
         if <size_t>cnp.PyArray_DATA(file) % CNORM_ALIGN:
@@ -44,8 +48,11 @@ cdef class PackedModel:
             file = copy
         self.file = file
         self.memory = aligned_zeros((cnorm_model_memory(cnp.PyArray_DATA(file), size) + 3) // 4)
-        check(cnorm_model_open(cnp.PyArray_DATA(file), size, cnp.PyArray_DATA(self.memory),
-                               4 * cnp.PyArray_SIZE(self.memory), &self.model))
+        status = cnorm_model_open(cnp.PyArray_DATA(file), size, cnp.PyArray_DATA(self.memory),
+                                  4 * cnp.PyArray_SIZE(self.memory), &self.model, &fault)
+        if status != CNORM_OK:
+            refuse_packed(cnorm_strerror(status).decode(), fault.network, fault.layer,
+                          None if fault.field == NULL else name_of(fault.field))
         self.identity = (<const char *>self.model.identity)[:CNORM_IDENTITY]
         self.configuration = self.model.configuration[:self.model.configuration_bytes]
         self.directions = tuple([DIRECTIONS[<int>self.model.networks[i].direction] for i in range(self.model.count)])

@@ -55,7 +55,7 @@ cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.
                   cnp.ndarray mask) except -1:
     """Step streams; all arguments have been checked. `states`: memory for a pointer for each stream."""
     cdef ptrdiff_t n = len(streams), i
-    cdef cnp.ndarray scratch = net.scratch(rows_of_many(n))
+    cdef cnp.ndarray scratch = net.scratch(max(1, n))
     cdef const float *px = <const float *>cnp.PyArray_DATA(x)
     cdef float *py = <float *>cnp.PyArray_DATA(y)
     cdef float *memory = <float *>cnp.PyArray_DATA(scratch)
@@ -102,20 +102,15 @@ cdef void leave_all(list streams, ptrdiff_t n) noexcept:
         (<Stream>PyList_GetItem(streams, i)).leave()
 
 
-cdef inline ptrdiff_t rows_of_many(ptrdiff_t n) noexcept nogil:
-    """The streams that are computed together."""
-    return max(1, min(n, CNORM_ROWS))
-
-
 cdef cnorm_status steps_of_many(
     Network net, ptrdiff_t n, const float *x, float **states, float *scratch, float *y, ptrdiff_t steps
 ) noexcept nogil:
-    """x [n, steps, inputs] -> y [n, steps, outputs]; scratch is for rows_of_many(n) rows"""
+    """x [n, steps, inputs] -> y [n, steps, outputs]; scratch is for max(1, n) rows"""
     cdef ptrdiff_t t, inputs = net.input_size, outputs = net.output_size
     cdef cnorm_status status = CNORM_OK
     for t in range(steps):
         status = cnorm_run_many(net.layers, net.count, n, x + t * inputs, steps * inputs, states, scratch,
-                                rows_of_many(n), y + t * outputs, steps * outputs)
+                                max(1, n), y + t * outputs, steps * outputs)
         if status != CNORM_OK:
             break
     return status

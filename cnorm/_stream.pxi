@@ -158,7 +158,7 @@ cdef class Stream:
             if not disjoint(y, a):  # a later row of x could be overwritten before it is read
                 a = cnp.PyArray_NewCopy(a, cnp.NPY_CORDER)
         if shape[0] > 1:  # the product with the inputs is done for several steps at a time, in larger scratch
-            self.run(a, y, shape[0], self.network.scratch(min(shape[0], CNORM_ROWS)), min(shape[0], CNORM_ROWS))
+            self.run(a, y, shape[0], self.network.scratch(shape[0]), shape[0])
         else:
             self.run(a, y, shape[0], self.scratch_memory, 1)
         return y if out is None else out

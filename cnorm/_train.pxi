@@ -7,7 +7,7 @@ cdef class Tape:
 
     Parameters
     ----------
-    layers : sequence of (kind, layer, size)
+    layers : sequence of (layer, size)
         As for `Network`.
     steps, batch : int
     network : Network, optional
@@ -18,8 +18,8 @@ cdef class Tape:
     Attributes
     ----------
     gradients : tuple of dict of str to ndarray
-        For each layer, by the names of `cnorm.weights.packed`: [gates, units, cols] for a matrix, [gates, units] for a
-        vector that is divided among the gates, else [units]. Overwritten by `backward`.
+        For each layer, by the names of its fields (src/rnn/layers): [gates, units, cols] for a matrix, [gates, units]
+        for a vector that is divided among the gates, else [units]. Overwritten by `backward`.
     state : ndarray, shape (batch, state floats), float32
         Padded; updated by `run`. `dstate` is its gradient.
     state_arrays : tuple of (name, units, start)
@@ -50,7 +50,7 @@ cdef class Tape:
         if memory is not None:
             memcpy(cnp.PyArray_DATA(self.memory), tape_data(memory, "memory", (floats,), False), floats * sizeof(float))
         self.tape.memory = <float *>cnp.PyArray_DATA(self.memory)
-        self.scratch = net.scratch(CNORM_ROWS)
+        self.scratch = aligned_zeros(cnorm_run_tape_floats(&self.tape))
         self.backward_scratch = aligned_zeros(cnorm_backward_floats(&self.tape))
         self.state = aligned_zeros(batch * net.state_floats).reshape(batch, net.state_floats)
         self.dstate = aligned_zeros(batch * net.state_floats).reshape(batch, net.state_floats)
@@ -66,64 +66,53 @@ cdef class Tape:
     cdef dict arrays(self, int i):
         """Allocate the gradients of a layer; vectors are padded."""
         cdef cnorm_layer *layer = &self.network.layers[i]
-        cdef cnorm_cell *cell = &layer.as_.cell
-        cdef float **to = <float **>&self.to[i]  # a struct of nothing but pointers, in the order of FIELDS
+        cdef const layer_field *field = layer_ops_of(layer.kind).fields
         cdef const cnorm_matrix *m
-        cdef Places places
-        cdef ptrdiff_t units
-        cdef int k
+        cdef vector_shape shape
+        cdef cnp.ndarray flat
         cdef dict named = {}
-        find_places(layer, &places)
-        if layer.kind == CNORM_LAYER_CELL and cell.scope != <cnorm_scope>CNORM_SCOPE_SPLIT:
-            places.vectors[GAIN_X] = NULL  # packed, but not used
-            if cell.scope == <cnorm_scope>CNORM_SCOPE_NONE:
-                places.vectors[GAIN_H] = NULL
-        for k in range(MATRICES):
-            m = places.matrices[k]
-            if m != NULL and m.panels != NULL:
-                to[k] = self.array(named, k, (m.gates, m.units, m.cols), m.gates * m.units * m.cols)
-        for k in range(VECTORS):
-            if places.vectors[k] == NULL or places.vectors[k][0] == NULL:
-                continue
-            units = vector_units(layer, k)
-            if layer.kind == CNORM_LAYER_CELL and k <= BIAS:
-                to[MATRICES + k] = self.array(named, MATRICES + k, (cell.weight_x.gates, units),
-                                              cell.weight_x.gates * cnorm_padded_units(units))
-            else:
-                to[MATRICES + k] = self.array(named, MATRICES + k, (units,), cnorm_padded_units(units))
+        while field.name != NULL:
+            if has_field(layer, field):
+                if field.shape == NULL:
+                    m = field_matrix(layer, field)
+                    sizes, floats = [m.gates, m.units, m.cols], m.gates * m.units * m.cols
+                else:
+                    shape = field.shape(layer)
+                    sizes = [shape.gates, shape.units] if shape.gates > 0 else [shape.units]
+                    floats = max(shape.gates, 1) * cnorm_padded_units(shape.units)
+                flat = aligned_zeros(floats)
+                self.owned.append(flat)
+                named[name_of(field.name)] = grid(flat, tuple(sizes))
+                (<float **>(<char *>&self.to[i] + field.gradient))[0] = <float *>cnp.PyArray_DATA(flat)
+            field += 1
         return named
-
-    cdef float *array(self, dict named, int field, tuple shape, ptrdiff_t floats) except NULL:
-        """Allocate a gradient of `floats` elements, padding included."""
-        cdef cnp.ndarray flat = aligned_zeros(floats)
-        self.owned.append(flat)
-        named[FIELDS[field]] = grid(flat, shape)
-        return <float *>cnp.PyArray_DATA(flat)
 
     def start(self):
         """Set every stream to the initial state."""
         self.state[...] = self.network.initial
 
-    def load(self, int i, packed):
-        """Replace the weights of layer i: those of `cnorm.weights.packed` for a cell, else the layer's by name."""
+    def load(self, int i, dict packed):
+        """Replace the weights of layer i, and the initial values of its state, by the names of its fields."""
         cdef cnorm_layer *layer = &self.network.layers[i]
-        cdef cnorm_cell *cell = &layer.as_.cell
-        cdef bint is_cell = layer.kind == CNORM_LAYER_CELL
-        cdef Places places
-        cdef ptrdiff_t gates
+        cdef const layer_ops *ops = layer_ops_of(layer.kind)
+        cdef const layer_field *field = ops.fields
+        cdef ptrdiff_t offset = cnorm_state_floats(self.network.layers, i)
+        cdef vector_shape shape
         cdef int k
-        find_places(layer, &places)
-        for k in range(MATRICES):
-            if places.matrices[k] != NULL and places.matrices[k].panels != NULL:
-                repack(places.matrices[k], packed[FIELDS[k] if is_cell else "weight"])
-        for k in range(VECTORS):
-            if places.vectors[k] != NULL and places.vectors[k][0] != NULL:
-                name = FIELDS[MATRICES + k] if is_cell or k == BIAS else "weight"
-                gates = cell.weight_x.gates if is_cell and k <= BIAS else 1
-                refill(places.vectors[k][0], packed[name], gates, vector_units(layer, k))
-        if is_cell:
-            offset = cnorm_state_floats(self.network.layers, i)
-            set_cell_starts(self.network.initial, packed, offset, offset + cnorm_padded_units(cell.weight_h.cols))
+        while field.name != NULL:
+            if has_field(layer, field):
+                if field.shape == NULL:
+                    repack(field_matrix(layer, field), packed[name_of(field.name)])
+                else:
+                    shape = field.shape(layer)
+                    refill(field_vector(layer, field)[0], packed[name_of(field.name)], max(shape.gates, 1), shape.units)
+            field += 1
+        for k in range(LAYER_STATES if ops.state != NULL else 0):
+            if ops.state(layer, k) > 0:
+                start = packed.get(name_of(ops.state_names[k]) + "0")
+                if start is not None:
+                    self.network.initial[offset:offset + len(start)] = start
+                offset += cnorm_padded_units(ops.state(layer, k))
 
     cdef float *rows(self, ptrdiff_t first, ptrdiff_t steps, a, str name, ptrdiff_t width, bint written) except NULL:
         """The data of an array [steps, batch, width] that belongs to these steps of the tape."""
@@ -167,13 +156,6 @@ cdef class Tape:
     def drop(self, ptrdiff_t first, ptrdiff_t end):
         """Drop the steps before `first`, and move those from `first` to `end` to the start of the tape."""
         check(cnorm_tape_drop(&self.tape, first, end))
-
-
-cdef ptrdiff_t vector_units(cnorm_layer *layer, int k) noexcept:
-    """Length of vector k of a layer, for a cell for each gate if it is divided among them."""
-    if layer.kind != CNORM_LAYER_CELL:
-        return cnorm_layer_outputs(layer)
-    return layer.as_.cell.weight_h.cols if k == BIAS_P else layer.as_.cell.weight_x.units
 
 
 cdef float *tape_data(a, str name, tuple shape, bint written) except NULL:

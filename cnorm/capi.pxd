@@ -76,7 +76,6 @@ cdef extern from "cnorm_python.h" nogil:
     # cnorm_rnn.h
     enum:
         CNORM_ALIGN
-        CNORM_ROWS
         CNORM_GATE_PAD
 
     ctypedef enum cnorm_weight_type:
@@ -145,6 +144,7 @@ cdef extern from "cnorm_python.h" nogil:
         CNORM_LAYER_NORM
         CNORM_LAYER_ACTIVATION
         CNORM_LAYER_RESIDUAL
+        CNORM_LAYER_SCALE
 
     ctypedef struct cnorm_elementwise:
         ptrdiff_t n
@@ -153,12 +153,17 @@ cdef extern from "cnorm_python.h" nogil:
         ptrdiff_t n
         int back
 
+    ctypedef struct cnorm_scale:
+        ptrdiff_t n
+        const float *weight
+
     ctypedef union cnorm_layer_as:
         cnorm_linear linear
         cnorm_cell cell
         cnorm_row_norm norm
         cnorm_elementwise activation
         cnorm_addition residual
+        cnorm_scale scale
 
     ctypedef struct cnorm_layer:
         cnorm_layer_kind kind
@@ -175,7 +180,11 @@ cdef extern from "cnorm_python.h" nogil:
     ptrdiff_t cnorm_layer_outputs(const cnorm_layer *layer)
     ptrdiff_t cnorm_layer_state_floats(const cnorm_layer *layer)
     ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count)
-    cnorm_status cnorm_layers_check(const cnorm_layer *layers, int count)
+    ctypedef struct cnorm_fault:
+        int network, layer
+        const char *field
+
+    cnorm_status cnorm_layers_check(const cnorm_layer *layers, int count, cnorm_fault *fault)
     ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows)
     cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
                            float *state, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride)
@@ -235,11 +244,15 @@ cdef extern from "cnorm_python.h" nogil:
         float *memory
 
     ptrdiff_t cnorm_tape_floats(const cnorm_tape *tape)
+    ptrdiff_t cnorm_run_tape_floats(const cnorm_tape *tape)
     cnorm_status cnorm_run_tape(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t steps, const float *x, float *state,
                                 float *scratch, float *y)
     cnorm_status cnorm_tape_drop(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t end)
 
-    ctypedef struct cnorm_gradient:
+    ctypedef struct cnorm_linear_gradient "struct cnorm_linear_gradient":
+        float *weight
+        float *bias
+    ctypedef struct cnorm_cell_gradient "struct cnorm_cell_gradient":
         float *weight_x
         float *weight_h
         float *weight_n
@@ -253,6 +266,16 @@ cdef extern from "cnorm_python.h" nogil:
         float *gain_c
         float *bias_c
         float *bias_p
+    ctypedef struct cnorm_norm_gradient "struct cnorm_norm_gradient":
+        float *gain
+        float *bias
+    ctypedef struct cnorm_scale_gradient "struct cnorm_scale_gradient":
+        float *weight
+    ctypedef struct cnorm_gradient:
+        cnorm_linear_gradient linear
+        cnorm_cell_gradient cell
+        cnorm_norm_gradient norm
+        cnorm_scale_gradient scale
 
     ctypedef struct cnorm_sums:
         float *memory
@@ -309,7 +332,7 @@ cdef extern from "cnorm_python.h" nogil:
 
     ptrdiff_t cnorm_model_memory(const void *file, ptrdiff_t file_bytes)
     cnorm_status cnorm_model_open(const void *file, ptrdiff_t file_bytes, void *memory, ptrdiff_t memory_bytes,
-                                  cnorm_model *model)
+                                  cnorm_model *model, cnorm_fault *fault)
     cnorm_status cnorm_model_verify(const cnorm_model *model)
     ptrdiff_t cnorm_model_file_bytes(const cnorm_model *model)
     cnorm_status cnorm_model_write(const cnorm_model *model, void *file)
@@ -326,6 +349,7 @@ cdef extern from "cnorm_python.h" nogil:
     ptrdiff_t cnorm_stream_floats(const cnorm_model *model, ptrdiff_t rows)
     cnorm_status cnorm_stream_start(cnorm_stream *stream, const cnorm_model *model, float *memory, ptrdiff_t rows)
     cnorm_status cnorm_stream_run(cnorm_stream *stream, ptrdiff_t steps, const float *x, float *y)
+    int cnorm_stream_finite(const cnorm_stream *stream)
     void cnorm_stream_reset(cnorm_stream *stream)
     ptrdiff_t cnorm_stream_saved_bytes(const cnorm_model *model)
     cnorm_status cnorm_stream_save(const cnorm_stream *stream, void *bytes)

@@ -13,8 +13,8 @@ import numpy as np
 
 from cnorm.files import array_of, each_once, raw_safetensors
 from cnorm.hints import also, of_names
-from cnorm.layers import Bidirectional, Layer, checked_eps
-from cnorm.model_files import CELLS, METADATA_KEY, check_with, spec_of
+from cnorm.layers import CELLS, Bidirectional, Layer, check_with, checked_eps, spec_of
+from cnorm.model_files import METADATA_KEY
 from cnorm.presets import PRESETS
 from cnorm.specs import INITIAL, CellSpec
 from cnorm.tensors import optional_tensors

@@ -14,7 +14,7 @@ import safetensors.numpy
 from cnorm import _core, packing
 from cnorm.comparison import Comparison, compare
 from cnorm.files import write_whole
-from cnorm.layers import Bidirectional, Layer, chained, ends, flat
+from cnorm.layers import Layer, chained, ends, flat
 from cnorm.model_files import METADATA_KEY, configuration, identity, named_tensors
 from cnorm.packed import from_bytes, packed_file, summary, unchanged_bytes
 from cnorm.rounded import SMALLEST, WEIGHT_TYPES, rounded_layer, weight_type
@@ -65,9 +65,9 @@ class Model:
         self._original: Model | None = None  # the float32 model that this one was rounded from
         self._packed: _core.PackedModel | None = None  # the file, if the model is one of a packed file
         size = self._input_size
-        for bidirectional, group in itertools.groupby(layers, lambda layer: isinstance(layer, Bidirectional)):
+        for bidirectional, group in itertools.groupby(layers, lambda layer: layer.whole_sequence):
             for part in ([layer] for layer in group) if bidirectional else [list(group)]:
-                ways = [[part[0].forward], [part[0].backward]] if bidirectional else [part]
+                ways = [[way] for way in part[0].inner().values()] if bidirectional else [part]
                 self._parts.append([])
                 for way in ways:
                     network = _core.Network(flat(way, size), self._identity, cells)

@@ -9,6 +9,7 @@ import numpy as np
 
 from cnorm import _core
 from cnorm.files import open_regular
+from cnorm.layers import KINDS
 from cnorm.model_files import configuration
 from cnorm.presets import PRESETS
 from cnorm.text import message_of
@@ -16,7 +17,6 @@ from cnorm.text import message_of
 __all__ = ["c_array", "from_bytes", "mapped", "packed_file", "summary", "unchanged_bytes"]
 
 MAGIC = b"\x89cnorm\r\n"
-KINDS = ("LSTM", "GRU", "RNN", "Linear", "LayerNorm", "Activation", "Residual", "Bidirectional")
 DIRECTIONS = {1: ["streamed"], 2: ["forward", "backward"]}  # by the number of networks that run side by side
 
 

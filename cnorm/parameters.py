@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from cnorm import _core
-from cnorm.layers import Layer, Residual, flat
-from cnorm.weights import gradient_views, packed
+from cnorm.layers import Layer, flat
 
-__all__ = ["Parameters", "add_gradients", "gradient_targets"]
-
-
-def gradient_targets(layer: Layer, into: Mapping[str, np.ndarray]) -> list:
-    """The views of `into` that gradients of a layer's packed arrays are added to, see `weights.gradient_views`."""
-    if layer.kind == "Linear":
-        return [(into["weight"], "weight_x", 0)] + [(into[name], name, None) for name in ("bias",) if name in into]
-    if layer.kind == "LayerNorm":
-        return [(into["weight"], "gain_h", None)] + [(into[name], name, None) for name in ("bias",) if name in into]
-    return gradient_views(layer.spec, layer.tensors, into, layer.sizes) if layer.weights else []
+__all__ = ["Parameters", "add_gradients"]
 
 
 def add_gradients(targets: list, gradients: Mapping[str, np.ndarray]) -> None:
@@ -27,15 +17,6 @@ def add_gradients(targets: list, gradients: Mapping[str, np.ndarray]) -> None:
     for view, name, gate in targets:
         if name in gradients:
             view += gradients[name] if gate is None else gradients[name][gate]
-
-
-def _leaves(layers, prefix: str) -> Iterator[tuple[str, Layer]]:
-    """Yield (prefix of the tensors' names, layer) in the order of `flat`; a `Residual` is replaced by its layers."""
-    for i, layer in enumerate(layers):
-        if isinstance(layer, Residual):
-            yield from _leaves(layer.layers, f"{prefix}{i}.")
-        else:
-            yield f"{prefix}{i}.", layer
 
 
 class Parameters:
@@ -57,8 +38,9 @@ class Parameters:
 
     def __init__(self, layers, input_size: int) -> None:
         self.flat = flat(layers, input_size)
-        leaves = _leaves(layers, "layers.")
-        places = [(i, *next(leaves)) for i, (kind, _, _) in enumerate(self.flat) if kind != "Residual"]
+        leaves = [leaf for i, layer in enumerate(layers) for leaf in layer.leaves(f"layers.{i}")]
+        run = [i for i, (layer, _) in enumerate(self.flat) if isinstance(layer, Layer)]
+        places = [(i, f"{name}.", layer) for i, (name, layer) in zip(run, leaves, strict=True)]
         named = [(prefix + name, array) for _, prefix, layer in places for name, array in layer.weights.items()]
         self.values = np.concatenate([np.zeros(0, np.float32), *(array.reshape(-1) for _, array in named)])
         self.gradient = np.zeros_like(self.values)
@@ -68,7 +50,7 @@ class Parameters:
             self.arrays[name] = self.values[start:end].reshape(array.shape)
             grown[name] = self.gradient[start:end].reshape(array.shape)
         self.places = [
-            (i, layer, _own(self.arrays, prefix, layer), gradient_targets(layer, _own(grown, prefix, layer)))
+            (i, layer, _own(self.arrays, prefix, layer), layer.gradient_targets(_own(grown, prefix, layer)))
             for i, prefix, layer in places
             if layer.weights
         ]
@@ -80,7 +62,7 @@ class Parameters:
         cell = 0
         for i, layer, _, targets in self.places:
             gradients = tape.gradients[i]
-            if hasattr(layer, "spec"):
+            if layer.recurrent:
                 if initial:
                     states = {f"{part}0": names.get(f"{part}{cell}") for part in "hc"}
                     gradients = gradients | {k: tape.dstate[:, at].sum(0) for k, at in states.items() if at}
@@ -90,10 +72,7 @@ class Parameters:
     def load_into(self, tape: _core.Tape) -> None:
         """Pack the values into the network of `tape`."""
         for i, layer, arrays, _ in self.places:
-            if hasattr(layer, "spec"):
-                with _core.default_float_env():
-                    arrays = packed(layer.spec, layer.tensors, arrays, layer.sizes)
-            tape.load(i, arrays)
+            tape.load(i, layer.packed(arrays))
 
     def first_not_finite(self) -> str | None:
         """Name of the first tensor whose gradient has a NaN or infinity, or None."""

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cnorm import _core
-from cnorm.layers import Bidirectional, Layer, Linear, Residual
 from cnorm.specs import GATES
 from cnorm.tensors import axis_length, has_projection
+
+if TYPE_CHECKING:
+    from cnorm.layers import Layer
 
 __all__ = [
     "SMALLEST",
     "WEIGHT_TYPES",
+    "Matrix",
     "Rows",
     "cell_weights",
     "is_matrix",
-    "matrices",
     "rounded_layer",
     "rows_from_tensors",
     "weight_type",
@@ -73,13 +75,10 @@ class Rows:
 
 def rounded_layer(layer: Layer, weights: str, smallest: int = SMALLEST) -> Layer:
     """The layer with its matrices of at least `smallest` weights rounded to a type; the layer itself if it has none."""
-    if isinstance(layer, Residual):
-        inner = [rounded_layer(one, weights, smallest) for one in layer.layers]
-        return layer if all(a is b for a, b in zip(inner, layer.layers, strict=True)) else Residual(inner)
-    if isinstance(layer, Bidirectional):
-        ways = rounded_layer(layer.forward, weights, smallest), rounded_layer(layer.backward, weights, smallest)
-        return layer if ways == (layer.forward, layer.backward) else Bidirectional(*ways)
-    found = matrices(layer)
+    if inner := layer.inner():
+        new = {name: rounded_layer(one, weights, smallest) for name, one in inner.items()}
+        return layer if all(new[name] is one for name, one in inner.items()) else layer.with_inner(new)
+    found = layer.matrices()
     types = {name: _type_of(matrix.values.shape, weights, smallest) for name, matrix in found.items()}
     if all(dtype == np.float32 for dtype in types.values()):
         return layer
@@ -92,7 +91,7 @@ def rounded_layer(layer: Layer, weights: str, smallest: int = SMALLEST) -> Layer
             raise ValueError(
                 f"{name} of {layer!r} can't be rounded to {weights}, its largest weight is {largest:g}: {error}"
             ) from None
-    return _with_rows(layer, rows, dict(layer.weights))
+    return layer.with_rows(rows)
 
 
 @dataclass(frozen=True)
@@ -114,18 +113,18 @@ class Matrix:
         """Its rows, centred and rounded; ValueError if one is beyond the type's range."""
         return Rows(*_core.round_matrix(self.values, self.gates, self.group, dtype))
 
-
-def matrices(layer: Layer) -> dict[str, Matrix]:
-    """The matrices of a float32 layer by name; none for layers without, or with layers inside."""
-    if isinstance(layer, Linear):
-        return {"weight": Matrix(layer.weights["weight"])}
-    if not hasattr(layer, "packed"):
-        return {}
-    packed = layer.packed()
-    found = {name: Matrix(packed[name]) for name in ("weight_n", "weight_p") if packed[name] is not None}
-    of_gates = {name: packed[name] for name in ("weight_x", "weight_h")}
-    gated = {name: Matrix(array, len(array) // layer.units, packed["group"]) for name, array in of_gates.items()}
-    return gated | found
+    def given(self, rounded: Rows | None) -> tuple:
+        """(w, rows, scales, gates, group), as `_core.Network` packs it: `rounded` if it is not None."""
+        rows = scales = None
+        if rounded is not None:
+            rows = np.ascontiguousarray(rounded.rows)
+            if rows.shape != self.values.shape:
+                raise ValueError(f"rows must have the shape {self.values.shape}, got {rows.shape}")
+            if rows.dtype == np.int8:
+                scales = np.ascontiguousarray(rounded.scales, np.float32)
+                if scales.shape != (len(rows),):
+                    raise ValueError(f"scales must have the shape ({len(rows)},), got {scales.shape}")
+        return self.values, rows, scales, self.gates, self.group
 
 
 def _type_of(shape: tuple[int, int], weights: str, smallest: int) -> type:
@@ -139,17 +138,6 @@ def weight_type(layers) -> str:
     """The narrowest type among all matrices, by name."""
     types = {rows.rows.dtype.type for layer in layers for rows in layer.all_rows()}
     return next((name for name in ("int8", "float16") if WEIGHT_TYPES[name] in types), "float32")
-
-
-def _with_rows(layer: Layer, rows: Mapping[str, Rows], given: dict) -> Layer:
-    """A copy of `layer` with the matrices `rows`; its other tensors are taken from `given`."""
-    if isinstance(layer, Linear):
-        new = Linear(rows["weight"].values(), given.get("bias"))
-    else:
-        others = {t.name: given[t.name] for t in layer.tensors if t.name in given and not is_matrix(t)}
-        new = type(layer)(cell_weights(layer.spec, layer.tensors, rows, others), preset=layer.spec, eps=layer.eps)
-    new.rows = MappingProxyType(dict(rows))
-    return new
 
 
 def is_matrix(tensor) -> bool:

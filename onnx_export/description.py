@@ -21,24 +21,17 @@ def state_table(model, batch: int | str = 1, dtype: str = "float32") -> list[dic
     """
     table, recurrent = [], 0
 
-    def rows(layers, prefix):
-        nonlocal recurrent
-        for i, layer in enumerate(layers):
-            own = f"{prefix}{i}."
-            if layer.kind == "Residual":
-                rows(layer.layers, own)
-                continue
+    for i, whole in enumerate(model.layers):
+        for own, layer in whole.leaves(f"layers.{i}"):
             states = builder(layer).states(layer)
             for letter, units in states.items():
                 name, start = f"{letter}{recurrent}", layer.weights.get(f"{letter}0")
                 row = {"name": name, "input": f"{name}_in", "output": f"{name}_out", "units": units}
                 row |= {"shape": [batch, units], "dtype": dtype, "initial": 0.0}
                 if start is not None:
-                    row |= {"initial": start.tolist(), "tensor": f"{own}{letter}0"}
+                    row |= {"initial": start.tolist(), "tensor": f"{own}.{letter}0"}
                 table.append(row | {"reset": "set to initial before the first step of a sequence"})
             recurrent += bool(states)
-
-    rows(model.layers, "layers.")
     return table
 
 

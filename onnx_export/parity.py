@@ -382,9 +382,7 @@ def _largest(differences: np.ndarray) -> float:
 def _longest_sum(layers) -> int:
     """Number of terms of the longest sum of products in one step."""
     longest = 1
-    for layer in layers:
-        if layer.kind == "Residual":
-            longest = max(longest, _longest_sum(layer.layers))
-        elif "weight" not in layer.weights or layer.kind == "Linear":  # no norm and no activation
+    for layer in (leaf for one in layers for _, leaf in one.leaves("")):
+        if "weight" not in layer.weights or layer.kind == "Linear":  # no norm and no activation
             longest = max(longest, layer.input_size or 1, *builder(layer).states(layer).values())
     return longest

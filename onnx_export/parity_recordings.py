@@ -65,12 +65,8 @@ def hard_calls(given: Interface, inputs: int, layers, rng: np.random.Generator) 
 def _cell_clips(layers) -> dict[str, float]:
     """The state of each clipped cell, and its limit."""
     clips, recurrent = {}, 0
-    pending = list(layers)
-    while pending:
-        layer = pending.pop(0)
-        if layer.kind == "Residual":
-            pending = [*layer.layers, *pending]
-        elif builder(layer).states(layer):
+    for layer in (leaf for one in layers for _, leaf in one.leaves("")):
+        if builder(layer).states(layer):
             if layer.spec.cell_clip is not None:
                 clips[f"c{recurrent}"] = layer.spec.cell_clip
             recurrent += 1

@@ -15,7 +15,8 @@ const char *cnorm_strerror(cnorm_status status)
     case CNORM_ERROR_NULL: return "a pointer that must not be NULL is NULL";
     case CNORM_ERROR_SIZE:
         return "a size is negative or out of range, a row is empty, groups or rows do not come out even, the memory is "
-               "too small, or the bytes do not fit ptrdiff_t";
+               "too small, the bytes do not fit ptrdiff_t, or a packed model's layers take far more "
+               "memory than its file";
     case CNORM_ERROR_EPS: return "eps must be a number of the dtype, finite and not negative";
     case CNORM_ERROR_STRIDE: return "rows of an output overlap one another";
     case CNORM_ERROR_DTYPE: return "not a dtype that this function takes";

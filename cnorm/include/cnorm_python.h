@@ -29,12 +29,13 @@
     F(cnorm_divisive_norm_backward) F(cnorm_smoothing_gradient) F(cnorm_padded_units) F(cnorm_matrix_floats) \
     F(cnorm_matrix_pack) F(cnorm_matrix_bytes) F(cnorm_matrix_round) F(cnorm_matrix_pack_rows) F(cnorm_layer_inputs) \
     F(cnorm_layer_outputs) F(cnorm_layer_state_floats) F(cnorm_state_floats) F(cnorm_layers_check) \
-    F(cnorm_scratch_floats) F(cnorm_run) F(cnorm_run_many) F(cnorm_tape_floats) F(cnorm_run_tape) F(cnorm_tape_drop) \
-    F(cnorm_backward_floats) F(cnorm_run_backward) F(cnorm_sums_floats) F(cnorm_sum_gradients) \
-    F(cnorm_adam_update) F(cnorm_sgd_update) F(cnorm_square_sum) \
+    F(cnorm_scratch_floats) F(cnorm_run) F(cnorm_run_many) F(cnorm_tape_floats) F(cnorm_run_tape_floats) \
+    F(cnorm_run_tape) F(cnorm_tape_drop) F(cnorm_backward_floats) F(cnorm_run_backward) F(cnorm_sums_floats) \
+    F(cnorm_sum_gradients) F(cnorm_adam_update) F(cnorm_sgd_update) F(cnorm_square_sum) \
     F(cnorm_model_memory) F(cnorm_model_open) F(cnorm_model_verify) F(cnorm_model_file_bytes) F(cnorm_model_write) \
     F(cnorm_model_floats) F(cnorm_model_run) F(cnorm_stream_floats) F(cnorm_stream_start) F(cnorm_stream_run) \
-    F(cnorm_stream_reset) F(cnorm_stream_saved_bytes) F(cnorm_stream_save) F(cnorm_stream_restore)
+    F(cnorm_stream_finite) F(cnorm_stream_reset) F(cnorm_stream_saved_bytes) F(cnorm_stream_save) \
+    F(cnorm_stream_restore)
 
 #define CNORM_CAPSULE "cnorm"
 
@@ -127,6 +128,7 @@ static int cnorm_import(void)
 #define cnorm_run (*cnorm_loaded.cnorm_run)
 #define cnorm_run_many (*cnorm_loaded.cnorm_run_many)
 #define cnorm_tape_floats (*cnorm_loaded.cnorm_tape_floats)
+#define cnorm_run_tape_floats (*cnorm_loaded.cnorm_run_tape_floats)
 #define cnorm_run_tape (*cnorm_loaded.cnorm_run_tape)
 #define cnorm_tape_drop (*cnorm_loaded.cnorm_tape_drop)
 #define cnorm_backward_floats (*cnorm_loaded.cnorm_backward_floats)
@@ -146,6 +148,7 @@ static int cnorm_import(void)
 #define cnorm_stream_floats (*cnorm_loaded.cnorm_stream_floats)
 #define cnorm_stream_start (*cnorm_loaded.cnorm_stream_start)
 #define cnorm_stream_run (*cnorm_loaded.cnorm_stream_run)
+#define cnorm_stream_finite (*cnorm_loaded.cnorm_stream_finite)
 #define cnorm_stream_reset (*cnorm_loaded.cnorm_stream_reset)
 #define cnorm_stream_saved_bytes (*cnorm_loaded.cnorm_stream_saved_bytes)
 #define cnorm_stream_save (*cnorm_loaded.cnorm_stream_save)

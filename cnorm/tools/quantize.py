@@ -14,7 +14,7 @@ import numpy as np
 import cnorm
 from cnorm._core import INT8_COLS
 from cnorm.files import read_regular, write_whole
-from cnorm.rounded import LEVELS, matrices
+from cnorm.rounded import LEVELS
 from cnorm.specs import GATES
 from cnorm.text import clip, message_of
 
@@ -96,8 +96,8 @@ def recordings(path, model) -> list[np.ndarray]:
 
 def layers_of(model, rounded) -> Iterator[LayerReport]:
     """A report, without errors yet, of each layer that has matrices."""
-    for name, layer, new in leaves("layers", model.layers, rounded.layers):
-        found = matrices(layer)
+    for name, layer, new in leaves(model, rounded):
+        found = layer.matrices()
         if not found:
             continue
         rows = {key: new.rows.get(key) for key in found}
@@ -111,16 +111,10 @@ def layers_of(model, rounded) -> Iterator[LayerReport]:
         yield report
 
 
-def leaves(prefix, layers, rounded) -> Iterator[tuple[str, object, object]]:
+def leaves(model, rounded) -> Iterator[tuple[str, object, object]]:
     """Each layer that holds no others, as (name, layer, rounded layer)."""
-    for i, (layer, new) in enumerate(zip(layers, rounded, strict=True)):
-        name = f"{prefix}.{i}"
-        if layer.kind == "Residual":
-            yield from leaves(name, layer.layers, new.layers)
-        elif layer.kind == "Bidirectional":
-            yield f"{name}.forward", layer.forward, new.forward
-            yield f"{name}.backward", layer.backward, new.backward
-        else:
+    for i, pair in enumerate(zip(model.layers, rounded.layers, strict=True)):
+        for (name, layer), (_, new) in zip(*(one.leaves(f"layers.{i}") for one in pair), strict=True):
             yield name, layer, new
 
 
@@ -149,14 +143,11 @@ def measured(model, rounded, inputs) -> Report:
     """The errors of all layers and of the outputs for each recording of `inputs`."""
     report = Report(list(layers_of(model, rounded)), [], [], [])
     by_name = {layer.name: layer for layer in report.layers}
-    trajectories = {name: Trajectory(layer, new) for name, layer, new in leaves("layers", model.layers, rounded.layers)}
+    trajectories = {name: Trajectory(layer, new) for name, layer, new in leaves(model, rounded)}
 
     def run(name, layer, x):
-        if layer.kind == "Residual":
-            return x + chain(name, layer.layers, x)
-        if layer.kind == "Bidirectional":
-            ahead, back = run(f"{name}.forward", layer.forward, x), run(f"{name}.backward", layer.backward, x[::-1])
-            return np.concatenate([ahead, back[::-1]], axis=1)
+        if layer.inner():
+            return layer.through(name, x, run)
         y, errors = trajectories[name].run(x)
         if name in by_name:
             by_name[name].remarks += drowning_input(by_name[name], x) if not by_name[name].errors else []
@@ -323,7 +314,7 @@ def why_kept(layer, names) -> str:
     """Which matrices stay float32, and for which reason."""
     parts = []
     for name in names:
-        rows, cols = matrices(layer.layer)[name].values.shape
+        rows, cols = layer.layer.matrices()[name].values.shape
         few = "too few weights to gain from it (--smallest)"
         why = few if cols <= INT8_COLS else f"rows of more than {INT8_COLS} inputs have no exact sums"
         parts.append(f"{name} stays float32: {rows}x{cols}, {why}")

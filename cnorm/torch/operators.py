@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from cnorm import _core
-from cnorm.layers import Layer, flat, with_values
-from cnorm.model_files import CELLS
-from cnorm.parameters import add_gradients, gradient_targets
+from cnorm.layers import CELLS, Layer, flat, with_values
+from cnorm.parameters import add_gradients
 from cnorm.presets import PRESETS
 from cnorm.specs import CellSpec, spec_from_json
 from cnorm.torch.arrays import array, tensor
@@ -169,7 +168,7 @@ def _recurrent_backward(
     dx = np.empty((*d.shape[:2], layer.input_size) if of_x else 0, np.float32)
     tape.backward(0, len(d), d, dx if of_x else None)
     into = {name: np.zeros_like(w) for name, w in layer.weights.items()}
-    add_gradients(gradient_targets(layer, into), tape.gradients[0])
+    add_gradients(layer.gradient_targets(into), tape.gradients[0])
     first = np.concatenate([tape.dstate[:, own] for own, _ in _slices(tape)], 1)
     return tensor(dx), tensor(first), [tensor(into[name]) for name in cell_of(cell)[3]]
 

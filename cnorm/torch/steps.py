@@ -16,8 +16,6 @@ from torch.autograd import Function, forward_ad
 
 from cnorm import _core
 from cnorm.layers import Layer, with_values
-from cnorm.packing import FIELDS
-from cnorm.parameters import gradient_targets
 from cnorm.torch.arrays import array, refuse_transforms, refuse_vmap
 from cnorm.torch.operators import layer_of
 
@@ -108,9 +106,9 @@ def _repacked(text: str, tensors: dict[str, Tensor], last: Packed | None) -> Pac
 def _plan(layer: Layer) -> tuple[np.ndarray, frozenset[int]]:
     """Where the pieces of the packed gradients go, for `_core.TrainedCell`, and the tensors they don't fill."""
     into = {name: np.zeros_like(w) for name, w in layer.weights.items()}
-    packed = _core.Tape([(layer.kind, layer, layer.output_size)], 1, 1).gradients[0]
+    packed = _core.Tape([(layer, layer.output_size)], 1, 1).gradients[0]
     rows, seen = [], set()
-    for view, name, gate in gradient_targets(layer, into):
+    for view, name, gate in layer.gradient_targets(into):
         if name not in packed:
             continue
         field = packed[name]
@@ -120,7 +118,7 @@ def _plan(layer: Layer) -> tuple[np.ndarray, frozenset[int]]:
         view, source = np.atleast_2d(view), np.atleast_2d(source)
         strides = [stride // 4 for stride in (*view.strides, source.strides[0])]
         offset = (_address(source) - _address(field)) // 4
-        rows.append([*to, FIELDS.index(name), offset, *view.shape, *strides, to in seen])
+        rows.append([*to, _core.FIELDS_OF_CELLS.index(name), offset, *view.shape, *strides, to in seen])
         seen.add(to)
         view[...] = 1
     return np.array(rows, np.int64), frozenset(i for i, whole in enumerate(into.values()) if not whole.all())

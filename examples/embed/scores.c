@@ -32,7 +32,7 @@ int main(int argc, char **argv)
     const ptrdiff_t needed = cnorm_model_memory(file, bytes);
     void *memory = allocate(needed + 1);
     cnorm_model model;
-    check(cnorm_model_open(file, bytes, memory, needed, &model), argv[1]);
+    check(cnorm_model_open(file, bytes, memory, needed, &model, NULL), argv[1]);
     cnorm_stream stream;
     float *floats = allocate(cnorm_stream_floats(&model, 1) * (ptrdiff_t)sizeof(float));
     check(cnorm_stream_start(&stream, &model, floats, 1), argv[1]);

@@ -33,7 +33,7 @@ cdef int scores(const uint8_t[::1] file) except -1:
     cdef ptrdiff_t needed = cnorm_model_memory(&file[0], file.size)
     cdef void *memory = allocate(needed // sizeof(float) + 1)
     cdef cnorm_model model
-    check(cnorm_model_open(&file[0], file.size, memory, needed, &model))
+    check(cnorm_model_open(&file[0], file.size, memory, needed, &model, NULL))
     cdef cnorm_stream stream
     check(cnorm_stream_start(&stream, &model, allocate(cnorm_stream_floats(&model, 1)), 1))
     cdef float *x = allocate(model.inputs)

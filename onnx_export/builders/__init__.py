@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from onnx_export.builders import elementwise, gru, linear, lstm, native, rnn
+from onnx_export.builders import elementwise, gru, linear, lstm, native, rnn, scale
 
 __all__ = ["builder", "native"]
 
@@ -24,6 +24,7 @@ _BUILDERS = {
     "LayerNorm": elementwise,
     "Linear": linear,
     "RNN": rnn,
+    "Scale": scale,
 }
 _REFUSED = {
     "Bidirectional": "its backward half needs the end of the sequence before the start, so a graph of it has no "

@@ -27,10 +27,12 @@
 #include <utility>
 #include <vector>
 
-namespace cnorm {
+namespace cnorm
+{
 
-class error : public std::runtime_error {
-public:
+class error : public std::runtime_error
+{
+  public:
     error(cnorm_status code, const std::string &what)
         : std::runtime_error(what + ": " + cnorm_strerror(code)), status(code)
     {
@@ -43,11 +45,21 @@ inline void check(cnorm_status status, const std::string &what)
     if (status != CNORM_OK) throw error(status, what);
 }
 
-namespace detail {
+namespace detail
+{
 struct free_aligned {
     void operator()(void *p) const { ::operator delete(p, std::align_val_t(CNORM_ALIGN)); }
 };
 using memory = std::unique_ptr<void, free_aligned>;
+// ", layer 1, weight_x", for the message of an error; empty if it is none's in particular
+inline std::string place(const cnorm_fault &fault)
+{
+    std::string text;
+    if (fault.network > 0) text += ", network " + std::to_string(fault.network);
+    if (fault.layer >= 0) text += ", layer " + std::to_string(fault.layer);
+    return fault.field ? text + ", " + fault.field : text;
+}
+// std::bad_alloc if there is not so much memory
 inline memory allocate(std::ptrdiff_t bytes)
 {
     return memory(::operator new(bytes > 0 ? static_cast<std::size_t>(bytes) : 1, std::align_val_t(CNORM_ALIGN)));
@@ -55,8 +67,9 @@ inline memory allocate(std::ptrdiff_t bytes)
 } // namespace detail
 
 // An open model: immutable, cheap to copy, shared by streams and threads.
-class model {
-public:
+class model
+{
+  public:
     model(const model &) = default; // no move operations: a model is never empty
     model &operator=(const model &) = default;
     // a file, mapped into memory; it must be replaced, not written over, while it is in use. std::system_error if the
@@ -101,7 +114,7 @@ public:
     }
     const cnorm_model *get() const noexcept { return &open_->model; }
 
-private:
+  private:
     struct open {
         std::shared_ptr<const void> file;
         detail::memory memory;
@@ -112,7 +125,9 @@ private:
     {
         const auto needed = cnorm_model_memory(file.get(), bytes);
         open_->memory = detail::allocate(needed);
-        check(cnorm_model_open(file.get(), bytes, open_->memory.get(), needed, &open_->model), name);
+        cnorm_fault fault{};
+        const auto status = cnorm_model_open(file.get(), bytes, open_->memory.get(), needed, &open_->model, &fault);
+        check(status, status == CNORM_OK ? name : name + detail::place(fault));
         open_->file = std::move(file);
     }
     std::shared_ptr<open> open_;
@@ -120,8 +135,9 @@ private:
 
 // One sequence, step by step; movable, used by one thread at a time. It keeps its model alive. A stream that was moved
 // from throws cnorm::error (CNORM_ERROR_NULL) when it is used.
-class stream {
-public:
+class stream
+{
+  public:
     explicit stream(model of, int rows = 1) : model_(std::move(of))
     {
         const auto floats = cnorm_stream_floats(model_.get(), rows);
@@ -145,6 +161,8 @@ public:
         check(cnorm_stream_run(&stream_, static_cast<std::ptrdiff_t>(steps), x, y), "step");
     }
     void reset() noexcept { cnorm_stream_reset(&stream_); }
+    // whether no value of the state is a NaN or an infinity
+    bool finite() const noexcept { return cnorm_stream_finite(&stream_) != 0; }
     std::uint64_t frames() const noexcept { return stream_.frames; }
     // the bytes of Python's Stream.save and Model.restore
     [[nodiscard]] std::vector<unsigned char> save() const
@@ -158,7 +176,7 @@ public:
         check(cnorm_stream_restore(&stream_, bytes, static_cast<std::ptrdiff_t>(count)), "restore");
     }
 
-private:
+  private:
     model model_;
     detail::memory memory_;
     cnorm_stream stream_{};

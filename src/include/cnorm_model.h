@@ -6,7 +6,7 @@
  *
  *     cnorm_model model;
  *     void *memory = malloc(cnorm_model_memory(file, bytes));
- *     if (cnorm_model_open(file, bytes, memory, cnorm_model_memory(file, bytes), &model) != CNORM_OK) ...
+ *     if (cnorm_model_open(file, bytes, memory, cnorm_model_memory(file, bytes), &model, NULL) != CNORM_OK) ...
  *     cnorm_stream stream;
  *     float *floats = aligned_alloc(CNORM_ALIGN, 4 * cnorm_stream_floats(&model, 1));
  *     if (cnorm_stream_start(&stream, &model, floats, 1) != CNORM_OK) ...
@@ -62,16 +62,21 @@ typedef struct cnorm_model {
  * of this version and size. */
 ptrdiff_t cnorm_model_memory(const void *file, ptrdiff_t file_bytes);
 
+enum { CNORM_MODEL_FLOATS = 1 << 24 }; /* 64 MiB, see CNORM_ERROR_SIZE of cnorm_model_open */
+
 /* Opens a packed file, aligned to CNORM_ALIGN, which the model refers to and which must not change. Reads the head and
  * the vectors but not the matrices, so that the time does not depend on their size. Returns
  *     CNORM_ERROR_FORMAT   not a packed model, or one of another version or byte order
  *     CNORM_ERROR_DAMAGED  its head is damaged, or the file is shorter or longer than that says
  *     CNORM_ERROR_LAYER    a layer that cnorm_layers_check refuses, an array outside the file, or layers that don't fit
  *     CNORM_ERROR_VALUE    a vector with a NaN or infinity
- *     CNORM_ERROR_SIZE     memory_bytes is too small
- *     CNORM_ERROR_ALIGN    the file is not aligned to CNORM_ALIGN, or memory not as malloc does */
+ *     CNORM_ERROR_SIZE     memory_bytes is too small, or a step takes more scratch than CNORM_MODEL_FLOATS and the
+ *                          file's own size 4 times: wide layers without weights take no bytes in a file, so a small
+ *                          one could fill the memory
+ *     CNORM_ERROR_ALIGN    the file is not aligned to CNORM_ALIGN, or memory not as malloc does
+ * and, unless fault is NULL, sets *fault to the network, layer and field that is at fault. */
 cnorm_status cnorm_model_open(const void *file, ptrdiff_t file_bytes, void *memory, ptrdiff_t memory_bytes,
-                              cnorm_model *model);
+                              cnorm_model *model, cnorm_fault *fault);
 
 /* Reads the whole file of an open model: CNORM_ERROR_DAMAGED unless panels and vectors have the checksum of the
  * head. */
@@ -96,7 +101,7 @@ typedef struct cnorm_stream {
     uint64_t frames; /* steps since the start or the last reset */
 } cnorm_stream;
 
-/* `rows`, 1 to CNORM_ROWS, as in cnorm_run: 1 for frames that arrive one by one. memory [cnorm_stream_floats],
+/* `rows`, at least 1, as in cnorm_scratch_floats: 1 for frames that arrive one by one. memory [cnorm_stream_floats],
  * aligned to CNORM_ALIGN. cnorm_stream_floats is 0, and cnorm_stream_start returns CNORM_ERROR_LAYER, for a model
  * with a bidirectional layer, which has no streams. */
 ptrdiff_t cnorm_stream_floats(const cnorm_model *model, ptrdiff_t rows);
@@ -104,6 +109,10 @@ cnorm_status cnorm_stream_start(cnorm_stream *stream, const cnorm_model *model, 
 
 /* x [steps, inputs] -> y [steps, outputs]; y may be x if a frame has as many outputs as inputs */
 cnorm_status cnorm_stream_run(cnorm_stream *stream, ptrdiff_t steps, const float *x, float *y);
+
+/* whether no value of the state is a NaN or an infinity, as one in x leaves behind; 0 for a stream that was not
+ * started */
+int cnorm_stream_finite(const cnorm_stream *stream);
 
 /* the initial state, zero or the one that the cells have learned; frames becomes 0 */
 void cnorm_stream_reset(cnorm_stream *stream);

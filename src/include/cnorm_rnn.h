@@ -21,7 +21,6 @@ extern "C" {
 enum {
     CNORM_ALIGN = 64,    /* bytes; of panels, state and scratch */
     CNORM_GATE_PAD = 16, /* the units of a gate are padded to a multiple of this, with zeros */
-    CNORM_ROWS = 64,     /* the most steps or streams computed together, in one pass over the weights */
 };
 
 /* units padded to CNORM_GATE_PAD: the length of h, of c, and the stride from gate to gate of the vectors below */
@@ -71,6 +70,12 @@ typedef struct cnorm_row_norm {
     const float *gain, *bias;
     float eps;
 } cnorm_row_norm;
+
+/* y [n] = x weight, element by element */
+typedef struct cnorm_scale {
+    ptrdiff_t n;
+    const float *weight;
+} cnorm_scale;
 
 typedef enum cnorm_activation {
     CNORM_ACTIVATION_TANH,
@@ -128,6 +133,7 @@ typedef enum cnorm_layer_kind {
     CNORM_LAYER_NORM,
     CNORM_LAYER_ACTIVATION, /* y = f(x), n elements */
     CNORM_LAYER_RESIDUAL,   /* y = x + the input of the layer `back` >= 1 places before this one, n elements */
+    CNORM_LAYER_SCALE,
 } cnorm_layer_kind;
 
 typedef struct cnorm_elementwise {
@@ -148,20 +154,31 @@ typedef struct cnorm_layer {
         cnorm_row_norm norm;
         cnorm_elementwise activation;
         cnorm_addition residual;
+        cnorm_scale scale;
     } as;
 } cnorm_layer;
 
+/* Where cnorm_layers_check, cnorm_model_open or cnorm_model_write found an error. */
+typedef struct cnorm_fault {
+    int network, layer; /* -1: no network or layer in particular */
+    const char *field;  /* a member of the layer's struct, such as "weight_x" or "eps"; "kind"; "inputs": the layer does
+                         * not fit the one before; NULL: none in particular. A constant string */
+} cnorm_fault;
+
+/* sizes of a layer: 0 for one of an unknown kind */
 ptrdiff_t cnorm_layer_inputs(const cnorm_layer *layer);
 ptrdiff_t cnorm_layer_outputs(const cnorm_layer *layer);
 ptrdiff_t cnorm_layer_state_floats(const cnorm_layer *layer); /* 0 for a layer without state */
 ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count);
 
 /* Returns CNORM_ERROR_LAYER unless every layer has a known kind and options, the matrices and vectors that these need,
- * sizes that fit each other and the layer before, and clips above 0. cnorm_run makes the same checks. */
-cnorm_status cnorm_layers_check(const cnorm_layer *layers, int count);
+ * sizes that fit each other and the layer before, and clips above 0; *fault, which may be NULL, then says where.
+ * cnorm_run makes the same checks. */
+cnorm_status cnorm_layers_check(const cnorm_layer *layers, int count, cnorm_fault *fault);
 
-/* `rows`, 1 to CNORM_ROWS: steps or streams computed together. More are faster and need more scratch; the bits are the
- * same. */
+/* Scratch of a run with the same `rows`, at least 1: the most steps or streams that it may compute together, in one
+ * pass over the weights. The library computes as many together as is fast, so a larger number than a call has is no
+ * error; with 1 the scratch is the smallest. The bits do not depend on `rows`. 0 if count or rows is not positive. */
 ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows);
 
 /* x [steps, inputs of the first layer] -> y [steps, outputs of the last]. The bits do not depend on how many steps one

@@ -6,7 +6,7 @@
  * calls.
  *
  *    cnorm_tape tape = {layers, count, steps, batch, memory};  memory: cnorm_tape_floats(&tape)
- *    cnorm_run_tape(&tape, 0, steps, x, state, scratch, y);    scratch: cnorm_scratch_floats(layers, count, CNORM_ROWS)
+ *    cnorm_run_tape(&tape, 0, steps, x, state, scratch, y);    its scratch: cnorm_run_tape_floats(&tape)
  *    cnorm_run_backward(&tape, &(cnorm_backward){...});        its scratch: cnorm_backward_floats(&tape)
  *
  * Gradients have the same bits on every instruction set and at every alignment. A sum over rows is cut into blocks of
@@ -59,6 +59,9 @@ typedef struct cnorm_tape {
 /* 0 if a size is not positive or too large. `memory` is not read. */
 ptrdiff_t cnorm_tape_floats(const cnorm_tape *tape);
 
+/* Scratch of cnorm_run_tape, 0 if there is no layer; only the layers are read. */
+ptrdiff_t cnorm_run_tape_floats(const cnorm_tape *tape);
+
 /* x [steps, batch, inputs] -> y [steps, batch, outputs], recorded from step `first` of the tape on. state [batch, state
  * floats] is advanced; it is aligned to CNORM_ALIGN, and so is each of its rows. y must not overlap x. */
 cnorm_status cnorm_run_tape(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t steps, const float *x, float *state,
@@ -68,12 +71,23 @@ cnorm_status cnorm_run_tape(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t s
 cnorm_status cnorm_tape_drop(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t end);
 
 /* Outputs for the gradients of one layer, which are overwritten: in the layouts that cnorm_matrix_pack and
- * cnorm_cell take, row by row. NULL for arrays that the layer lacks or the caller does not want. A
- * CNORM_LAYER_LINEAR uses weight_x and bias, a CNORM_LAYER_NORM gain_h and bias. */
+ * cnorm_cell take, row by row. Only the struct of the layer's kind is read; NULL for arrays that the layer lacks or the
+ * caller does not want. */
 typedef struct cnorm_gradient {
-    float *weight_x, *weight_h, *weight_n, *weight_p;    /* [gates * units, cols] of the matrix */
-    float *inside_x, *inside_h, *gain_x, *gain_h, *bias; /* [gates, padded]; of other layers than cells [units] */
-    float *bias_n, *gain_c, *bias_c, *bias_p;            /* [padded] */
+    struct cnorm_linear_gradient {
+        float *weight, *bias; /* [units, cols], [units] */
+    } linear;
+    struct cnorm_cell_gradient {
+        float *weight_x, *weight_h, *weight_n, *weight_p;    /* [gates * units, cols] of the matrix */
+        float *inside_x, *inside_h, *gain_x, *gain_h, *bias; /* [gates, padded] */
+        float *bias_n, *gain_c, *bias_c, *bias_p;            /* [padded] */
+    } cell;
+    struct cnorm_norm_gradient {
+        float *gain, *bias; /* [n] */
+    } norm;
+    struct cnorm_scale_gradient {
+        float *weight; /* [n] */
+    } scale;
 } cnorm_gradient;
 
 /* The gradients of one cell over several tapes, for steps that are computed in separate calls: each backward pass gets

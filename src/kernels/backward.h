@@ -9,7 +9,7 @@ enum {
     SUM_ROWS = 16,    /* rows in a block of the vectors' sums */
 };
 
-/* Offsets, in floats, into one row of a layer on the tape: the layer's input; for a cell also the state before the step
+/* Offsets, in floats, into one row of a cell on the tape: its input x, the state before the step
  * (state), its products with their rstd (zx, zh), for a second product its result (z2) and its input (in2), and the
  * gates of an LSTM. The backward pass overwrites the input, the products and the second product with their gradients.
  * */
@@ -17,14 +17,12 @@ typedef struct tape_row {
     ptrdiff_t x, state, zx, zh, z2, in2, gates, floats;
 } tape_row;
 
-static inline tape_row tape_row_of(const cnorm_layer *layer)
+static inline tape_row tape_row_of(const cnorm_cell *cell)
 {
     tape_row row = {0};
-    row.state = row.floats = padded_units(cnorm_layer_inputs(layer));
-    if (layer->kind != CNORM_LAYER_CELL) return row;
-    const cnorm_cell *cell = &layer->as.cell;
     const cnorm_matrix *second = second_product(cell);
-    row.zx = row.state + cnorm_layer_state_floats(layer);
+    row.state = padded_units(cell->weight_x.cols);
+    row.zx = row.state + cell_state_floats(cell);
     row.zh = row.zx + input_row_floats(cell);
     row.z2 = row.zh + state_row_floats(cell);
     row.in2 = row.z2 + (second ? packed_rows(second) : 0);

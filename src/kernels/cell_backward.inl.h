@@ -56,7 +56,7 @@ static void lstm_output_backward(const row_backward *row, float *c, float *dn, f
         const f32v t = load_f32(tanh_c + j), s = load_f32(o + j), dm = load_f32(row->dm + j);
         f32v d = (dm * s) * tanh_slope(t);
         if (cell->cell_norm != CNORM_CELL_NORM_OUTPUT) d += load_f32(row->dc + j);
-        store_f32(row->da + 2 * width + j, (dm * t) * sigmoid_slope(s));
+        store_f32(row->da + LSTM_O * width + j, (dm * t) * sigmoid_slope(s));
         store_f32((norms ? dn : row->dc) + j, d);
     }
     if (!norms) return;
@@ -75,21 +75,23 @@ static void lstm_backward(const row_backward *row)
     float *raw = row->scratch, *c = raw + width, *dn = c + width, *normed = dn + width, *da = row->da;
     const float *gates = row->gates;
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const f32v f = load_f32(gates + j), i = load_f32(gates + width + j), g = load_f32(gates + 3 * width + j);
+        const f32v f = load_f32(gates + j), i = load_f32(gates + LSTM_I * width + j),
+                   g = load_f32(gates + LSTM_G * width + j);
         const f32v v = without_tiny(f * load_f32(row->c + j) + i * g);
         store_f32(raw + j, v);
         store_f32(c + j, clipped(v, cell->cell_clip));
     }
     lstm_output_backward(row, c, dn, normed);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const f32v f = load_f32(gates + j), i = load_f32(gates + width + j), g = load_f32(gates + 3 * width + j);
+        const f32v f = load_f32(gates + j), i = load_f32(gates + LSTM_I * width + j),
+                   g = load_f32(gates + LSTM_G * width + j);
         const i32v clips = (i32v)(load_f32(raw + j) > splat_f32(cell->cell_clip)) |
                            (i32v)(load_f32(raw + j) < splat_f32(-cell->cell_clip));
         const f32v dc = (f32v)((i32v)load_f32(row->dc + j) & ~clips); /* (4) */
         store_f32(row->dc + j, dc * f);
         store_f32(da + j, (dc * load_f32(row->c + j)) * sigmoid_slope(f)); /* (5) */
-        store_f32(da + width + j, (dc * g) * sigmoid_slope(i));
-        store_f32(da + 3 * width + j, (dc * i) * tanh_slope(g));
+        store_f32(da + LSTM_I * width + j, (dc * g) * sigmoid_slope(i));
+        store_f32(da + LSTM_G * width + j, (dc * i) * tanh_slope(g));
     }
     scope_backward(row, NULL);
 }
@@ -104,16 +106,16 @@ INLINE void gru_gates_backward(const row_backward *row, float *reset)
     const gate_inputs in = {cell, row->zx, row->zh, row->rstd_x, row->rstd_h};
     const ptrdiff_t width = row->width;
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const ptrdiff_t at = 2 * width + j;
-        const f32v z = sigmoid_v(recomputed_gate(row, 0, j)), r = sigmoid_v(recomputed_gate(row, 1, j));
+        const ptrdiff_t at = GRU_N * width + j;
+        const f32v z = sigmoid_v(recomputed_gate(row, GRU_Z, j)), r = sigmoid_v(recomputed_gate(row, GRU_R, j));
         f32v inner, n;
         if (reset_form == CNORM_RESET_CANDIDATE) {
-            inner = recomputed_gate(row, 2, j);
+            inner = recomputed_gate(row, GRU_N, j);
             n = tanh_v(r * inner);
         } else if (reset_form == CNORM_RESET_AFTER) {
-            inner = part_h(&in, scope, 2, at);
+            inner = part_h(&in, scope, GRU_N, at);
             if (cell->bias_n) inner += load_f32(cell->bias_n + j);
-            n = tanh_v(part_x(&in, scope, 2, at) + load_f32(cell->bias + at) + r * inner);
+            n = tanh_v(part_x(&in, scope, GRU_N, at) + load_f32(cell->bias + at) + r * inner);
         } else {
             inner = splat_f32(0);
             n = tanh_v(load_f32(row->z2 + j) + load_f32(row->zx + at) + load_f32(cell->bias + at));
@@ -122,7 +124,7 @@ INLINE void gru_gates_backward(const row_backward *row, float *reset)
         const f32v dn = (dh * (cell->keep ? rest : z)) * tanh_slope(n);
         add_to(row->dh + j, dh * (cell->keep ? z : rest));
         store_f32(row->da + j, (dh * (cell->keep ? h - n : n - h)) * sigmoid_slope(z));
-        store_f32(row->da + width + j, reset_form == CNORM_RESET_BEFORE ? r : (dn * inner) * sigmoid_slope(r));
+        store_f32(row->da + GRU_R * width + j, reset_form == CNORM_RESET_BEFORE ? r : (dn * inner) * sigmoid_slope(r));
         store_f32(row->da + at, reset_form == CNORM_RESET_CANDIDATE ? dn * r : dn);
         if (reset_form == CNORM_RESET_AFTER) store_f32(reset + j, r);
         if (reset_form == CNORM_RESET_BEFORE) store_f32(row->z2 + j, dn);
@@ -141,7 +143,7 @@ static void gru_backward(const row_backward *row)
 /* (7) for CNORM_RESET_BEFORE, with u in dm and s(r) in the place of da_r */
 static void gru_reset_before_backward(const row_backward *row)
 {
-    float *da_r = row->da + row->width;
+    float *da_r = row->da + GRU_R * row->width;
     for (ptrdiff_t j = 0; j < row->width; j += VL_F32) {
         const f32v u = load_f32(row->dm + j), r = load_f32(da_r + j);
         add_to(row->dh + j, u * r);

@@ -51,16 +51,16 @@ INLINE void lstm_gates(const gate_inputs *in, float *c, float *gates)
 {
     const cnorm_scope scope = in->cell->scope;
     const cnorm_activation sigmoid = CNORM_ACTIVATION_SIGMOID;
-    const cnorm_activation f[4] = {sigmoid, sigmoid, sigmoid, CNORM_ACTIVATION_TANH};
+    const cnorm_activation f[LSTM_GATES] = {sigmoid, sigmoid, sigmoid, CNORM_ACTIVATION_TANH};
     const ptrdiff_t width = padded_units(in->cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        f32v gate[4];
+        f32v gate[LSTM_GATES];
 #pragma GCC unroll 4
-        for (int g = 0; g < 4; ++g) gate[g] = preactivation(in, scope, g, g * width + j);
-        activate(4, f, gate);
-        store_f32(c + j, without_tiny(gate[0] * load_f32(c + j) + gate[1] * gate[3]));
+        for (int g = 0; g < LSTM_GATES; ++g) gate[g] = preactivation(in, scope, g, g * width + j);
+        activate(LSTM_GATES, f, gate);
+        store_f32(c + j, without_tiny(gate[LSTM_F] * load_f32(c + j) + gate[LSTM_I] * gate[LSTM_G]));
 #pragma GCC unroll 4
-        for (int g = 0; g < 4; ++g) store_f32(gates + g * width + j, gate[g]);
+        for (int g = 0; g < LSTM_GATES; ++g) store_f32(gates + g * width + j, gate[g]);
     }
 }
 
@@ -77,7 +77,7 @@ static void lstm_row(const gate_inputs *in, float *c, float *m, float *gates)
 {
     const cnorm_cell *cell = in->cell;
     const ptrdiff_t units = cell->weight_x.units, width = padded_units(units);
-    float *o = gates + 2 * width, *normed = gates + 4 * width; /* and then its tanh */
+    float *o = gates + LSTM_O * width, *normed = gates + LSTM_GATES * width; /* and then its tanh */
     lstm_gates(in, c, gates);
     if (cell->cell_clip < INFINITY)
         for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, clipped(load_f32(c + j), cell->cell_clip));
@@ -115,16 +115,16 @@ static void gru_row(const gate_inputs *in, float *h)
     const cnorm_scope scope = cell->scope;
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const ptrdiff_t at = 2 * width + j;
-        f32v gate[2] = {preactivation(in, scope, 0, j), preactivation(in, scope, 1, width + j)}, n;
+        const ptrdiff_t at = GRU_N * width + j;
+        f32v gate[2] = {preactivation(in, scope, GRU_Z, j), preactivation(in, scope, GRU_R, GRU_R * width + j)}, n;
         activate(2, sigmoids, gate);
-        const f32v z = gate[0], r = gate[1];
+        const f32v z = gate[GRU_Z], r = gate[GRU_R];
         if (cell->reset == CNORM_RESET_CANDIDATE) {
-            n = r * preactivation(in, scope, 2, at);
+            n = r * preactivation(in, scope, GRU_N, at);
         } else {
-            f32v of_h = part_h(in, scope, 2, at);
+            f32v of_h = part_h(in, scope, GRU_N, at);
             if (cell->bias_n) of_h += load_f32(cell->bias_n + j);
-            n = part_x(in, scope, 2, at) + load_f32(cell->bias + at) + r * of_h;
+            n = part_x(in, scope, GRU_N, at) + load_f32(cell->bias + at) + r * of_h;
         }
         store_f32(h + j, gru_mix(cell, z, tanh_v(n), load_f32(h + j)));
     }
@@ -136,17 +136,18 @@ static void gru_reset_before_gates(const gate_inputs *in, const float *h, float 
 {
     const ptrdiff_t width = padded_units(in->cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        f32v gate[2] = {preactivation(in, CNORM_SCOPE_NONE, 0, j), preactivation(in, CNORM_SCOPE_NONE, 1, width + j)};
+        f32v gate[2] = {preactivation(in, CNORM_SCOPE_NONE, GRU_Z, j),
+                        preactivation(in, CNORM_SCOPE_NONE, GRU_R, GRU_R * width + j)};
         activate(2, sigmoids, gate);
-        store_f32(z + j, gate[0]);
-        store_f32(rh + j, gate[1] * load_f32(h + j));
+        store_f32(z + j, gate[GRU_Z]);
+        store_f32(rh + j, gate[GRU_R] * load_f32(h + j));
     }
 }
 static void gru_reset_before_state(const cnorm_cell *cell, const float *zx, const float *zn, const float *z, float *h)
 {
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const f32v n = load_f32(zn + j) + load_f32(zx + 2 * width + j) + load_f32(cell->bias + 2 * width + j);
+        const f32v n = load_f32(zn + j) + load_f32(zx + GRU_N * width + j) + load_f32(cell->bias + GRU_N * width + j);
         store_f32(h + j, gru_mix(cell, load_f32(z + j), tanh_v(n), load_f32(h + j)));
     }
 }

@@ -13,7 +13,10 @@
 
 #include <stdint.h>
 
-enum { PANEL = 32 }; /* outputs of a panel of a packed matrix, one in each lane */
+enum {
+    PANEL = 32,      /* outputs of a panel of a packed matrix, one in each lane */
+    CNORM_ROWS = 64, /* the most rows (steps or streams) of one call of a kernel that multiplies by a matrix */
+};
 
 static inline ptrdiff_t padded_units(ptrdiff_t units)
 {
@@ -37,6 +40,17 @@ static inline ptrdiff_t state_row_floats(const cnorm_cell *cell)
 {
     return packed_rows(&cell->weight_h) + CNORM_GATE_PAD;
 }
+
+/* the state of a cell: h [padded outputs], then for an LSTM c [padded units] */
+static inline ptrdiff_t cell_state_floats(const cnorm_cell *cell)
+{
+    const int lstm = cell->kind == CNORM_CELL_LSTM;
+    return padded_units(cell->weight_h.cols) + (lstm ? padded_units(cell->weight_x.units) : 0);
+}
+
+/* The gates of a cell, in the order of the kernels. The GRU's candidate is GRU_N. */
+enum { LSTM_F, LSTM_I, LSTM_O, LSTM_G, LSTM_GATES };
+enum { GRU_Z, GRU_R, GRU_N, GRU_GATES };
 
 /* the matrix of a product that needs the gates first, W_n or W_p, or NULL */
 static inline const cnorm_matrix *second_product(const cnorm_cell *cell)

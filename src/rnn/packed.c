@@ -1,4 +1,4 @@
-/* Opening and writing packed models. Everything that is read from a file is copied once and checked before it is
+/* Opening packed models. Everything that is read from a file is copied once and checked before it is
  * used. */
 #include "packed.h"
 
@@ -6,64 +6,52 @@
 #include <string.h>
 
 #include "../crc32.h"
-#include "../kernels/kernels.h"
+#include "layers.h"
 
-/* ---- the matrices and vectors of a layer, in the order of the file -------------------------------------------- */
+/* ---- checks of a model ---------------------------------------------------------------------------------------- */
 
-static int matrix_fields(cnorm_layer *layer, cnorm_matrix *fields[PACKED_MATRICES])
+/* Sizes of neighbours, and directions: CNORM_BACKWARD follows CNORM_FORWARD and reads the same frames. `outputs`: of
+ * the networks before; the name of what is at fault, or NULL. */
+static const char *network_fault(const cnorm_network *networks, int i, int count, ptrdiff_t outputs)
 {
-    if (layer->kind == CNORM_LAYER_LINEAR) {
-        fields[0] = &layer->as.linear.weight;
-        return 1;
-    }
-    if (layer->kind != CNORM_LAYER_CELL) return 0;
-    cnorm_cell *cell = &layer->as.cell;
-    cnorm_matrix *all[PACKED_MATRICES] = {&cell->weight_x, &cell->weight_h, &cell->weight_n, &cell->weight_p};
-    memcpy(fields, all, sizeof all);
-    return PACKED_MATRICES;
+    const cnorm_network *network = &networks[i];
+    const int cell = network->count == 1 && cnorm_layer_state_floats(&network->layers[0]) > 0;
+    const int second = i > 0 && networks[i - 1].direction == CNORM_FORWARD;
+    if (network->direction < CNORM_STREAMED || network->direction > CNORM_BACKWARD) return "direction";
+    if (network->direction != CNORM_STREAMED && !cell) return "direction";
+    if (second != (network->direction == CNORM_BACKWARD)) return "direction";
+    if (network->direction == CNORM_FORWARD && i + 1 == count) return "direction";
+    const ptrdiff_t expected = second ? cnorm_layer_inputs(&networks[i - 1].layers[0]) : outputs;
+    return i > 0 && cnorm_layer_inputs(&network->layers[0]) != expected ? "inputs" : NULL;
 }
 
-typedef struct vector_field {
-    const float **at;
-    ptrdiff_t floats; /* 0: the layer has no such vector */
-} vector_field;
-
-enum { GAIN_H = 3, BIAS = 4 };
-
-static void vector_fields(cnorm_layer *layer, vector_field fields[PACKED_VECTORS])
+/* Whether a step's state and scratch fit CNORM_MODEL_FLOATS and 4 times the file. */
+static int affordable(const cnorm_network *network, uint64_t file_bytes)
 {
-    memset(fields, 0, PACKED_VECTORS * sizeof *fields);
-    if (layer->kind == CNORM_LAYER_LINEAR) {
-        fields[BIAS] = (vector_field){&layer->as.linear.bias, layer->as.linear.weight.units};
-    } else if (layer->kind == CNORM_LAYER_NORM) {
-        fields[GAIN_H] = (vector_field){&layer->as.norm.gain, layer->as.norm.n};
-        fields[BIAS] = (vector_field){&layer->as.norm.bias, layer->as.norm.n};
-    } else if (layer->kind == CNORM_LAYER_CELL) {
-        cnorm_cell *cell = &layer->as.cell;
-        const ptrdiff_t units = cell->weight_x.units, padded = padded_units(units),
-                        gates = cell->weight_x.gates * padded;
-        const vector_field all[PACKED_VECTORS] = {
-            {&cell->inside_x, gates + CNORM_GATE_PAD},
-            {&cell->inside_h, gates + CNORM_GATE_PAD},
-            {&cell->gain_x, gates},
-            {&cell->gain_h, gates},
-            {&cell->bias, gates},
-            {&cell->bias_n, padded},
-            {&cell->gain_c, units},
-            {&cell->bias_c, units},
-            {&cell->bias_p, padded_units(cell->weight_h.cols)},
-        };
-        memcpy(fields, all, sizeof all);
+    const ptrdiff_t floats =
+        cnorm_scratch_floats(network->layers, network->count, 1) + cnorm_state_floats(network->layers, network->count);
+    return (uint64_t)floats <= CNORM_MODEL_FLOATS + file_bytes;
+}
+
+cnorm_status packed_check_networks(const cnorm_network *networks, int count, ptrdiff_t *outputs, cnorm_fault *fault)
+{
+    ptrdiff_t width = 0; /* outputs of the networks before */
+    for (int i = 0; i < count; ++i) {
+        const cnorm_network *network = &networks[i];
+        const cnorm_status status = cnorm_layers_check(network->layers, network->count, fault);
+        fault->network = i;
+        if (status != CNORM_OK) return status;
+        fault->field = network_fault(networks, i, count, width);
+        if (fault->field) return CNORM_ERROR_LAYER;
+        const ptrdiff_t outputs_of_last = cnorm_layer_outputs(&network->layers[network->count - 1]);
+        width = network->direction == CNORM_BACKWARD ? width + outputs_of_last : outputs_of_last;
     }
+    *outputs = width;
+    *fault = (cnorm_fault){-1, -1, NULL};
+    return CNORM_OK;
 }
 
 /* ---- reading -------------------------------------------------------------------------------------------------- */
-
-static uint64_t table_bytes(const packed_head *head)
-{
-    return sizeof *head + head->networks * (uint64_t)sizeof(packed_network) +
-           head->layers * (uint64_t)sizeof(packed_layer);
-}
 
 static cnorm_status read_head(const void *file, ptrdiff_t file_bytes, packed_head *head)
 {
@@ -71,13 +59,14 @@ static cnorm_status read_head(const void *file, ptrdiff_t file_bytes, packed_hea
     if (file_bytes < (ptrdiff_t)sizeof *head) return CNORM_ERROR_FORMAT;
     memcpy(head, file, sizeof *head);
     if (memcmp(head->magic, packed_magic, sizeof packed_magic) != 0) return CNORM_ERROR_FORMAT;
-    if (head->order != PACKED_ORDER || head->version != PACKED_VERSION) return CNORM_ERROR_FORMAT;
+    if (head->order != PACKED_ORDER || head->version < 1 || head->version > PACKED_VERSION) return CNORM_ERROR_FORMAT;
     if (head->bytes != (uint64_t)file_bytes || head->data > head->bytes || head->data % CNORM_ALIGN)
         return CNORM_ERROR_DAMAGED;
     if (head->layers < 1 || head->layers > PACKED_LAYERS || head->networks < 1 || head->networks > head->layers)
         return CNORM_ERROR_DAMAGED;
-    if (table_bytes(head) + head->configuration_bytes > head->data) return CNORM_ERROR_DAMAGED;
-    return head->zero[0] || head->zero[1] || head->zero[2] ? CNORM_ERROR_DAMAGED : CNORM_OK;
+    if (packed_table_bytes(head) + head->configuration_bytes > head->data) return CNORM_ERROR_DAMAGED;
+    if (head->version == 1 && head->record_bytes) return CNORM_ERROR_DAMAGED;
+    return head->zero[0] || head->zero[1] ? CNORM_ERROR_DAMAGED : CNORM_OK;
 }
 
 static ptrdiff_t memory_of(const packed_head *head)
@@ -92,9 +81,10 @@ ptrdiff_t cnorm_model_memory(const void *file, ptrdiff_t file_bytes)
 }
 
 typedef struct packed_file {
-    const unsigned char *bytes;
+    const unsigned char *bytes, *record, *records_end; /* record: the next one */
     packed_head head;
     uint64_t widths; /* inputs, outputs and gates of all layers so far */
+    cnorm_fault fault;
 } packed_file;
 
 /* the array at an offset, NULL unless it lies in the file after the tables, aligned */
@@ -104,9 +94,7 @@ static const void *array_at(const packed_file *file, uint64_t offset, ptrdiff_t 
     return (uint64_t)bytes <= file->head.bytes - offset ? file->bytes + offset : NULL;
 }
 
-enum { WIDEST = 1 << 28 }; /* units, inputs, elements of a layer */
-
-static cnorm_status read_matrix(const packed_file *file, const packed_matrix *from, cnorm_matrix *to)
+static cnorm_status read_matrix(packed_file *file, const packed_field *from, cnorm_matrix *to)
 {
     if (from->gates < 1 || from->gates > 64 || from->units < 1 || from->units > WIDEST || from->cols < 1 ||
         from->cols > WIDEST || from->group > from->gates || from->levels > INT16_MAX)
@@ -122,14 +110,13 @@ static cnorm_status read_matrix(const packed_file *file, const packed_matrix *fr
                          .type = (cnorm_weight_type)from->type,
                          .levels = (int)from->levels};
     const ptrdiff_t bytes = cnorm_matrix_bytes(to);
-    to->panels = bytes > 0 ? array_at(file, from->panels, bytes) : NULL;
+    to->panels = bytes > 0 ? array_at(file, from->at, bytes) : NULL;
+    file->widths += from->gates * ((uint64_t)from->units + CNORM_GATE_PAD) + from->cols;
     return to->panels ? CNORM_OK : CNORM_ERROR_LAYER;
 }
 
 static cnorm_status read_vector(const packed_file *file, uint64_t offset, ptrdiff_t floats, const float **to)
 {
-    *to = NULL;
-    if (offset == 0) return CNORM_OK;
     const float *v = floats > 0 ? array_at(file, offset, floats * (ptrdiff_t)sizeof *v) : NULL;
     if (!v) return CNORM_ERROR_LAYER;
     for (ptrdiff_t i = 0; i < floats; ++i)
@@ -138,80 +125,99 @@ static cnorm_status read_vector(const packed_file *file, uint64_t offset, ptrdif
     return CNORM_OK;
 }
 
-/* kind, options and numbers; cnorm_layers_check checks them. CNORM_ERROR_LAYER for an unknown kind */
-static cnorm_status read_options(const packed_layer *from, cnorm_layer *to)
+/* An option; false if it is out of any range. cnorm_layers_check knows the rest. */
+static int read_option(packed_file *file, const layer_option *option, uint32_t bits, cnorm_layer *to)
 {
-    if (from->n > WIDEST || from->back > PACKED_LAYERS || from->keep > 1) return CNORM_ERROR_LAYER;
-    memset(to, 0, sizeof *to);
-    to->kind = (cnorm_layer_kind)from->kind;
-    switch (to->kind) {
-    case CNORM_LAYER_LINEAR: return CNORM_OK;
-    case CNORM_LAYER_NORM: to->as.norm = (cnorm_row_norm){.n = from->n, .eps = from->eps}; return CNORM_OK;
-    case CNORM_LAYER_ACTIVATION:
-        to->as.activation = (cnorm_elementwise){from->n, (cnorm_activation)from->activation};
-        return CNORM_OK;
-    case CNORM_LAYER_RESIDUAL: to->as.residual = (cnorm_addition){from->n, (int)from->back}; return CNORM_OK;
-    case CNORM_LAYER_CELL:
-        to->as.cell = (cnorm_cell){.kind = (cnorm_cell_kind)from->cell,
-                                   .scope = (cnorm_scope)from->scope,
-                                   .keep = (int)from->keep,
-                                   .cell_norm = (cnorm_cell_norm)from->cell_norm,
-                                   .reset = (cnorm_reset)from->reset,
-                                   .activation = (cnorm_activation)from->activation,
-                                   .eps = from->eps,
-                                   .cell_clip = from->cell_clip,
-                                   .projection_clip = from->projection_clip,
-                                   .zoneout = from->zoneout};
-        return CNORM_OK;
-    }
-    return CNORM_ERROR_LAYER;
+    float number;
+    memcpy(&number, &bits, sizeof number);
+    if (option->type == OPTION_SIZE) file->widths += bits;
+    if (option->type != OPTION_FLOAT && bits > WIDEST) return 0;
+    layer_set_number(to, option, option->type == OPTION_FLOAT ? (double)number : (double)bits);
+    return 1;
 }
 
-static cnorm_status read_layer(packed_file *file, const packed_layer *from, cnorm_layer *to, const float **start)
+/* The options of a record, from `at` on. A later version may have more, whose 0 is today's meaning. */
+static cnorm_status read_options(packed_file *file, const layer_ops *ops, const packed_layer *from,
+                                 const unsigned char *at, cnorm_layer *to)
 {
-    cnorm_matrix *matrices[PACKED_MATRICES];
-    vector_field vectors[PACKED_VECTORS];
-    cnorm_status status = read_options(from, to);
-    if (status != CNORM_OK) return status;
-    const int count = matrix_fields(to, matrices);
-    for (int i = 0; i < count; ++i) {
-        if (from->matrices[i].gates == 0) continue; /* an optional one */
-        status = read_matrix(file, &from->matrices[i], matrices[i]);
-        if (status != CNORM_OK) return status;
-        file->widths +=
-            from->matrices[i].gates * ((uint64_t)from->matrices[i].units + CNORM_GATE_PAD) + from->matrices[i].cols;
+    const layer_option *option = ops->options;
+    for (uint32_t i = 0; i < from->options; ++i, at += sizeof(uint32_t)) {
+        uint32_t bits;
+        memcpy(&bits, at, sizeof bits);
+        file->fault.field = option->name;
+        if (!option->name && bits) return CNORM_ERROR_LAYER;
+        if (option->name && !read_option(file, option++, bits, to)) return CNORM_ERROR_LAYER;
     }
-    file->widths += from->n + (uint64_t)2 * CNORM_GATE_PAD;
-    vector_fields(to, vectors);
-    for (int i = 0; i < PACKED_VECTORS; ++i) {
-        if (!vectors[i].at) continue;
-        status = read_vector(file, from->vectors[i], vectors[i].floats, vectors[i].at);
-        if (status != CNORM_OK) return status;
-    }
-    return read_vector(file, from->start, cnorm_layer_state_floats(to), start);
-}
-
-/* Sizes of neighbours, and directions: CNORM_BACKWARD follows CNORM_FORWARD and reads the same frames. */
-static cnorm_status check_networks(const cnorm_network *networks, int count, ptrdiff_t *outputs)
-{
-    ptrdiff_t width = 0; /* outputs of the networks before */
-    for (int i = 0; i < count; ++i) {
-        const cnorm_network *network = &networks[i];
-        const int cell = network->count == 1 && network->layers[0].kind == CNORM_LAYER_CELL;
-        const int second = i > 0 && networks[i - 1].direction == CNORM_FORWARD;
-        const cnorm_status status = cnorm_layers_check(network->layers, network->count);
-        if (status != CNORM_OK) return status;
-        if (network->direction < CNORM_STREAMED || network->direction > CNORM_BACKWARD) return CNORM_ERROR_LAYER;
-        if (network->direction != CNORM_STREAMED && !cell) return CNORM_ERROR_LAYER;
-        if (second != (network->direction == CNORM_BACKWARD)) return CNORM_ERROR_LAYER;
-        if (network->direction == CNORM_FORWARD && i + 1 == count) return CNORM_ERROR_LAYER;
-        const ptrdiff_t expected = second ? cnorm_layer_inputs(&networks[i - 1].layers[0]) : width;
-        if (i > 0 && cnorm_layer_inputs(&network->layers[0]) != expected) return CNORM_ERROR_LAYER;
-        const ptrdiff_t outputs_of_last = cnorm_layer_outputs(&network->layers[network->count - 1]);
-        width = second ? width + outputs_of_last : outputs_of_last;
-    }
-    *outputs = width;
     return CNORM_OK;
+}
+
+static cnorm_status read_field(packed_file *file, const layer_ops *ops, const packed_field *from, cnorm_layer *to,
+                               const float **start)
+{
+    const layer_field *field = ops->fields;
+    if (from->field == PACKED_START) {
+        file->fault.field = "start";
+        return read_vector(file, from->at, cnorm_layer_state_floats(to), start);
+    }
+    for (uint32_t i = 0; field->name && i < from->field; ++i) ++field;
+    file->fault.field = field->name;
+    if (!field->name || from->zero) return CNORM_ERROR_LAYER;
+    if (!field->shape) return read_matrix(file, from, field_matrix(to, field));
+    const vector_shape shape = field->shape(to);
+    if (shape.floats == 0) return CNORM_OK; /* the options use no such vector */
+    const int described = from->gates == (uint64_t)shape.gates && from->units == (uint64_t)shape.units;
+    if (from->type != PACKED_VECTOR || (file->head.version > 1 && !described)) return CNORM_ERROR_LAYER;
+    return read_vector(file, from->at, shape.floats, field_vector(to, field));
+}
+
+/* A layer from a record that has at most `most` bytes. */
+static cnorm_status read_record(packed_file *file, const unsigned char *at, uint64_t most, cnorm_layer *to,
+                                const float **start)
+{
+    packed_layer from;
+    memset(to, 0, sizeof *to);
+    *start = NULL;
+    memcpy(&from, at, sizeof from);
+    const uint64_t options = packed_options_bytes(from.options), fields = from.fields * (uint64_t)sizeof(packed_field);
+    if (from.bytes > most || sizeof from + options + fields != from.bytes) return CNORM_ERROR_LAYER;
+    if (from.zero[0] || from.zero[1]) return CNORM_ERROR_LAYER;
+    to->kind = (cnorm_layer_kind)from.kind;
+    const layer_ops *ops = layer_ops_of(to->kind);
+    file->fault.field = "kind";
+    if (!ops) return CNORM_ERROR_LAYER;
+    file->widths += (uint64_t)2 * CNORM_GATE_PAD;
+    cnorm_status status = read_options(file, ops, &from, at + sizeof from, to);
+    if (status != CNORM_OK) return status;
+    at += sizeof from + options;
+    for (uint32_t i = 0, last = 0; i < from.fields; ++i, at += sizeof(packed_field)) {
+        packed_field field;
+        memcpy(&field, at, sizeof field);
+        file->fault.field = NULL;
+        if (i > 0 && field.field <= last) return CNORM_ERROR_LAYER;
+        status = read_field(file, ops, &field, to, start);
+        if (status != CNORM_OK) return status;
+        last = field.field;
+    }
+    return CNORM_OK;
+}
+
+/* The next layer of the file, of either version. */
+static cnorm_status read_layer(packed_file *file, cnorm_layer *to, const float **start)
+{
+    const unsigned char *at = file->record;
+    const uint64_t most = (uint64_t)(file->records_end - at);
+    if (file->head.version == 1) {
+        uint64_t record[PACKED1_RECORD / sizeof(uint64_t)];
+        packed1_record(at, record);
+        file->record += PACKED1_LAYER;
+        return read_record(file, (const unsigned char *)record, sizeof record, to, start);
+    }
+    packed_layer head;
+    if (most < sizeof head) return CNORM_ERROR_LAYER;
+    memcpy(&head, at, sizeof head);
+    const cnorm_status status = read_record(file, at, most, to, start);
+    if (status == CNORM_OK) file->record += head.bytes;
+    return status;
 }
 
 /* All networks and layers of the file into memory [memory_of(head)]. */
@@ -221,48 +227,63 @@ static cnorm_status read_networks(packed_file *file, void *memory, cnorm_model *
     cnorm_layer *layer = memory, *const end = layer + file->head.layers;
     cnorm_network *networks = (cnorm_network *)(void *)end;
     const float **start = (const float **)(void *)(networks + count);
-    const unsigned char *from = file->bytes + sizeof file->head,
-                        *from_layer = from + (size_t)count * sizeof(packed_network);
+    const unsigned char *from = file->bytes + sizeof file->head;
+    file->record = from + (size_t)count * sizeof(packed_network);
+    file->records_end = file->bytes + packed_table_bytes(&file->head);
     for (int i = 0; i < count; ++i) {
         packed_network network;
         memcpy(&network, from + (size_t)i * sizeof network, sizeof network);
+        file->fault = (cnorm_fault){i, -1, NULL};
         if (network.layers < 1 || network.layers > (uint32_t)(end - layer)) return CNORM_ERROR_LAYER;
         networks[i] = (cnorm_network){layer, start, (int)network.layers, (cnorm_direction)network.direction};
-        for (uint32_t k = 0; k < network.layers; ++k, ++layer, ++start, from_layer += sizeof(packed_layer)) {
-            packed_layer packed;
-            memcpy(&packed, from_layer, sizeof packed);
-            const cnorm_status status = read_layer(file, &packed, layer, start);
+        for (int k = 0; k < networks[i].count; ++k, ++layer, ++start) {
+            file->fault = (cnorm_fault){i, k, NULL};
+            const cnorm_status status = read_layer(file, layer, start);
             if (status != CNORM_OK) return status;
         }
     }
-    if (layer != end) return CNORM_ERROR_LAYER;
+    file->fault = (cnorm_fault){-1, -1, NULL};
+    if (layer != end || file->record != file->records_end) return CNORM_ERROR_LAYER;
     /* so that the bytes of state and scratch fit ptrdiff_t, also where that has 32 bits */
     if (file->widths > PTRDIFF_MAX / 4096) return CNORM_ERROR_SIZE;
     model->networks = networks;
     model->count = count;
     model->inputs = cnorm_layer_inputs(&networks[0].layers[0]);
-    return check_networks(networks, count, &model->outputs);
+    return packed_check_networks(networks, count, &model->outputs, &file->fault);
+}
+
+static cnorm_status open_file(packed_file *file, ptrdiff_t file_bytes, void *memory, ptrdiff_t memory_bytes,
+                              cnorm_model *model)
+{
+    cnorm_status status = read_head(file->bytes, file_bytes, &file->head);
+    if (status != CNORM_OK) return status;
+    if (!memory || !model) return CNORM_ERROR_NULL;
+    if ((uintptr_t)file->bytes % CNORM_ALIGN || (uintptr_t)memory % _Alignof(cnorm_layer)) return CNORM_ERROR_ALIGN;
+    if (memory_bytes < memory_of(&file->head)) return CNORM_ERROR_SIZE;
+    const ptrdiff_t checked = (ptrdiff_t)offsetof(packed_head, version);
+    if (crc32_of(file->bytes + checked, (ptrdiff_t)file->head.data - checked) != file->head.head_crc)
+        return CNORM_ERROR_DAMAGED;
+    cnorm_model opened = {.identity = file->bytes + offsetof(packed_head, identity),
+                          .configuration = (const char *)file->bytes + packed_table_bytes(&file->head),
+                          .configuration_bytes = (ptrdiff_t)file->head.configuration_bytes,
+                          .file = file->bytes,
+                          .file_bytes = file_bytes};
+    status = read_networks(file, memory, &opened);
+    for (int i = 0; status == CNORM_OK && i < opened.count; ++i) {
+        if (affordable(&opened.networks[i], file->head.bytes)) continue;
+        file->fault.network = i;
+        status = CNORM_ERROR_SIZE;
+    }
+    if (status == CNORM_OK) *model = opened;
+    return status;
 }
 
 cnorm_status cnorm_model_open(const void *bytes, ptrdiff_t file_bytes, void *memory, ptrdiff_t memory_bytes,
-                              cnorm_model *model)
+                              cnorm_model *model, cnorm_fault *fault)
 {
-    packed_file file = {.bytes = bytes};
-    cnorm_status status = read_head(bytes, file_bytes, &file.head);
-    if (status != CNORM_OK) return status;
-    if (!memory || !model) return CNORM_ERROR_NULL;
-    if ((uintptr_t)bytes % CNORM_ALIGN || (uintptr_t)memory % _Alignof(cnorm_layer)) return CNORM_ERROR_ALIGN;
-    if (memory_bytes < memory_of(&file.head)) return CNORM_ERROR_SIZE;
-    const ptrdiff_t checked = (ptrdiff_t)offsetof(packed_head, version);
-    if (crc32_of(file.bytes + checked, (ptrdiff_t)file.head.data - checked) != file.head.head_crc)
-        return CNORM_ERROR_DAMAGED;
-    cnorm_model opened = {.identity = file.bytes + offsetof(packed_head, identity),
-                          .configuration = (const char *)file.bytes + table_bytes(&file.head),
-                          .configuration_bytes = (ptrdiff_t)file.head.configuration_bytes,
-                          .file = bytes,
-                          .file_bytes = file_bytes};
-    status = read_networks(&file, memory, &opened);
-    if (status == CNORM_OK) *model = opened;
+    packed_file file = {.bytes = bytes, .fault = {-1, -1, NULL}};
+    const cnorm_status status = open_file(&file, file_bytes, memory, memory_bytes, model);
+    if (fault) *fault = file.fault;
     return status;
 }
 
@@ -274,127 +295,4 @@ cnorm_status cnorm_model_verify(const cnorm_model *model)
     if (status != CNORM_OK) return status;
     const unsigned char *data = (const unsigned char *)model->file + head.data;
     return crc32_of(data, (ptrdiff_t)(head.bytes - head.data)) == head.data_crc ? CNORM_OK : CNORM_ERROR_DAMAGED;
-}
-
-/* ---- writing -------------------------------------------------------------------------------------------------- */
-
-/* The offset of a copy of an array, 0 for none; while `to` has no memory only its bytes are counted. */
-static uint64_t put(layout *to, const void *from, ptrdiff_t bytes)
-{
-    const ptrdiff_t offset = to->used, aligned = (bytes + CNORM_ALIGN - 1) / CNORM_ALIGN * CNORM_ALIGN;
-    if (!from || bytes == 0) return 0;
-    void *copy = layout_take(to, aligned);
-    if (copy) memcpy(copy, from, (size_t)bytes);
-    return (uint64_t)offset;
-}
-
-static packed_layer options_of(const cnorm_layer *layer)
-{
-    packed_layer to;
-    memset(&to, 0, sizeof to);
-    to.kind = (uint32_t)layer->kind;
-    if (layer->kind == CNORM_LAYER_NORM) {
-        to.n = (uint32_t)layer->as.norm.n, to.eps = layer->as.norm.eps;
-    } else if (layer->kind == CNORM_LAYER_ACTIVATION) {
-        to.n = (uint32_t)layer->as.activation.n, to.activation = (uint32_t)layer->as.activation.f;
-    } else if (layer->kind == CNORM_LAYER_RESIDUAL) {
-        to.n = (uint32_t)layer->as.residual.n, to.back = (uint32_t)layer->as.residual.back;
-    } else if (layer->kind == CNORM_LAYER_CELL) {
-        const cnorm_cell *cell = &layer->as.cell;
-        to.cell = (uint32_t)cell->kind, to.scope = (uint32_t)cell->scope, to.cell_norm = (uint32_t)cell->cell_norm;
-        to.reset = (uint32_t)cell->reset, to.activation = (uint32_t)cell->activation, to.keep = cell->keep != 0;
-        to.eps = cell->eps, to.cell_clip = cell->cell_clip;
-        to.projection_clip = cell->projection_clip, to.zoneout = cell->zoneout;
-    }
-    return to;
-}
-
-static void put_layer(layout *data, cnorm_layer layer, const float *start, unsigned char *at)
-{
-    cnorm_matrix *matrices[PACKED_MATRICES];
-    vector_field vectors[PACKED_VECTORS];
-    packed_layer to = options_of(&layer);
-    const int count = matrix_fields(&layer, matrices);
-    for (int i = 0; i < count; ++i) {
-        const cnorm_matrix *m = matrices[i];
-        if (!m->panels) continue;
-        to.matrices[i] = (packed_matrix){(uint32_t)m->type,
-                                         (uint32_t)m->gates,
-                                         (uint32_t)m->units,
-                                         (uint32_t)m->cols,
-                                         (uint32_t)m->group,
-                                         (uint32_t)m->levels,
-                                         put(data, m->panels, cnorm_matrix_bytes(m))};
-    }
-    vector_fields(&layer, vectors);
-    for (int i = 0; i < PACKED_VECTORS; ++i)
-        if (vectors[i].at) to.vectors[i] = put(data, *vectors[i].at, vectors[i].floats * (ptrdiff_t)sizeof(float));
-    to.start = put(data, start, cnorm_layer_state_floats(&layer) * (ptrdiff_t)sizeof(float));
-    if (at) memcpy(at, &to, sizeof to);
-}
-
-/* The file in memory, or with memory NULL only its size. */
-static ptrdiff_t lay_out(const cnorm_model *model, unsigned char *memory)
-{
-    packed_head head;
-    memset(&head, 0, sizeof head);
-    head.networks = (uint32_t)model->count;
-    for (int i = 0; i < model->count; ++i) head.layers += (uint32_t)model->networks[i].count;
-    head.configuration_bytes = (uint32_t)model->configuration_bytes;
-    const uint64_t tables = table_bytes(&head) + head.configuration_bytes;
-    head.data = (tables + CNORM_ALIGN - 1) / CNORM_ALIGN * CNORM_ALIGN;
-    layout data = {(char *)memory, (ptrdiff_t)head.data};
-    unsigned char *network_at = memory ? memory + sizeof head : NULL;
-    unsigned char *layer_at = memory ? network_at + head.networks * sizeof(packed_network) : NULL;
-    for (int i = 0; i < model->count; ++i) {
-        const cnorm_network *network = &model->networks[i];
-        const packed_network to = {(uint32_t)network->count, (uint32_t)network->direction};
-        if (memory) memcpy(network_at + (size_t)i * sizeof to, &to, sizeof to);
-        for (int k = 0; k < network->count; ++k) {
-            put_layer(&data, network->layers[k], network->starts ? network->starts[k] : NULL, layer_at);
-            if (layer_at) layer_at += sizeof(packed_layer);
-        }
-    }
-    if (!memory) return data.used;
-    if (model->configuration_bytes) memcpy(layer_at, model->configuration, (size_t)model->configuration_bytes);
-    memcpy(head.magic, packed_magic, sizeof packed_magic);
-    memcpy(head.identity, model->identity, CNORM_IDENTITY);
-    head.version = PACKED_VERSION, head.order = PACKED_ORDER, head.bytes = (uint64_t)data.used;
-    head.data_crc = crc32_of(memory + head.data, (ptrdiff_t)(head.bytes - head.data));
-    memcpy(memory, &head, sizeof head);
-    const ptrdiff_t checked = (ptrdiff_t)offsetof(packed_head, version);
-    head.head_crc = crc32_of(memory + checked, (ptrdiff_t)head.data - checked);
-    memcpy(memory, &head, sizeof head);
-    return data.used;
-}
-
-static cnorm_status check_model(const cnorm_model *model)
-{
-    ptrdiff_t outputs;
-    int64_t layers = 0;
-    if (!model || !model->networks || !model->identity) return CNORM_ERROR_NULL;
-    if (model->configuration_bytes > 0 && !model->configuration) return CNORM_ERROR_NULL;
-    if (model->count < 1 || model->configuration_bytes < 0 || model->configuration_bytes > WIDEST)
-        return CNORM_ERROR_SIZE;
-    for (int i = 0; i < model->count; ++i) {
-        if (!model->networks[i].layers) return CNORM_ERROR_NULL;
-        if (model->networks[i].count < 1) return CNORM_ERROR_SIZE;
-        layers += model->networks[i].count;
-    }
-    return layers > PACKED_LAYERS ? CNORM_ERROR_SIZE : check_networks(model->networks, model->count, &outputs);
-}
-
-ptrdiff_t cnorm_model_file_bytes(const cnorm_model *model)
-{
-    return check_model(model) == CNORM_OK ? lay_out(model, NULL) : 0;
-}
-
-cnorm_status cnorm_model_write(const cnorm_model *model, void *file)
-{
-    const cnorm_status status = check_model(model);
-    if (status != CNORM_OK) return status;
-    if (!file) return CNORM_ERROR_NULL;
-    memset(file, 0, (size_t)lay_out(model, NULL));
-    (void)lay_out(model, file);
-    return CNORM_OK;
 }

@@ -1,20 +1,27 @@
-/* The packed model file, read and written by packed.c, in the byte order of the machine that wrote it: another one
- * refuses it.
+/* The packed model file, written by packed.c in version 2, in the byte order of the machine that wrote it: another one
+ * refuses it. It describes itself: a reader needs no table of the library to walk through it.
  *
  *     packed_head
  *     packed_network [networks]
- *     packed_layer [layers]         of all networks, in order
+ *     the records of the layers of all networks, in order, `record_bytes` in all, each
+ *         packed_layer
+ *         its options [options], 4 bytes each, in the order of the kind's table in layers/, zeros up to a multiple of 8
+ *         packed_field [fields], with growing numbers
  *     configuration, then zeros up to `data`, a multiple of CNORM_ALIGN
- *     panels and vectors, each at a multiple of CNORM_ALIGN; their sizes follow from the layer
+ *     panels and vectors, each at a multiple of CNORM_ALIGN
  *
- * An offset counts bytes from the beginning of the file; 0 stands for an array that the layer does not have. */
+ * An offset counts bytes from the beginning of the file. A kind may get more options: a record with fewer has 0 for
+ * the rest. What is zero here is room for more, and a reader refuses anything else there.
+ *
+ * Version 1 had a table of layers of one size, PACKED1_LAYER bytes, whose fields had fixed places; packed1.c makes such
+ * a layer a record. */
 #ifndef CNORM_PACKED_H
 #define CNORM_PACKED_H
 
 #include "cnorm_model.h"
 
 static const unsigned char packed_magic[8] = {0x89, 'c', 'n', 'o', 'r', 'm', '\r', '\n'};
-enum { PACKED_VERSION = 1, PACKED_ORDER = 0x01020304, PACKED_LAYERS = 10000 /* at most */ };
+enum { PACKED_VERSION = 2, PACKED_ORDER = 0x01020304, PACKED_LAYERS = 10000 /* at most */ };
 
 typedef struct packed_head {
     unsigned char magic[8];
@@ -22,7 +29,7 @@ typedef struct packed_head {
     uint32_t version, order;
     uint32_t data_crc; /* CRC-32 of the bytes from `data` to the end: checked by cnorm_model_verify only */
     uint64_t bytes, data;
-    uint32_t layers, networks, configuration_bytes, zero[3];
+    uint32_t layers, networks, configuration_bytes, record_bytes /* 0 in version 1 */, zero[2];
     unsigned char identity[CNORM_IDENTITY];
 } packed_head;
 
@@ -30,24 +37,43 @@ typedef struct packed_network {
     uint32_t layers, direction;
 } packed_network;
 
-typedef struct packed_matrix {
-    uint32_t type, gates, units, cols, group, levels;
-    uint64_t panels;
-} packed_matrix;
-
-enum { PACKED_MATRICES = 4, PACKED_VECTORS = 9 };
-
-/* A cell has all matrices and vectors in the order of cnorm_cell; a linear layer its matrix and its bias in the places
- * of weight_x and bias, a norm gain and bias in those of gain_h and bias. */
 typedef struct packed_layer {
-    uint32_t kind, n, back; /* n: elements of a norm, an activation or a residual layer */
-    uint32_t cell, scope, cell_norm, reset, activation, keep, zero;
-    float eps, cell_clip, projection_clip, zoneout;
-    packed_matrix matrices[PACKED_MATRICES];
-    uint64_t vectors[PACKED_VECTORS];
-    uint64_t start; /* the initial state of a cell */
+    uint32_t kind, bytes /* of the record */, options, fields, zero[2];
 } packed_layer;
 
-_Static_assert(sizeof(packed_head) == 96 && sizeof(packed_network) == 8 && sizeof(packed_layer) == 264, "no padding");
+/* A number of the kind's table, or PACKED_START, the initial state. A vector has the type PACKED_VECTOR and is [units],
+ * or [gates, units] if gates > 0, each gate padded to CNORM_GATE_PAD. */
+enum { PACKED_START = 0xffff, PACKED_VECTOR = 0x100 };
+typedef struct packed_field {
+    uint32_t field, type, gates, units, cols, group, levels, zero;
+    uint64_t at;
+} packed_field;
+
+enum { PACKED1_LAYER = 264, PACKED1_RECORD = 1024 /* at most */ };
+
+_Static_assert(sizeof(packed_head) == 96 && sizeof(packed_network) == 8, "no padding");
+_Static_assert(sizeof(packed_layer) == 24 && sizeof(packed_field) == 40, "no padding");
+
+enum { WIDEST = 1 << 28 }; /* units, inputs, elements of a layer, and bytes of the configuration */
+
+static inline uint64_t packed_options_bytes(uint32_t options) { return ((uint64_t)options * 4 + 7) / 8 * 8; }
+
+/* the bytes before the configuration */
+static inline uint64_t packed_table_bytes(const packed_head *head)
+{
+    const uint64_t records = head->version == 1 ? head->layers * (uint64_t)PACKED1_LAYER : head->record_bytes;
+    return sizeof *head + head->networks * (uint64_t)sizeof(packed_network) + records;
+}
+
+#pragma GCC visibility push(hidden)
+
+/* packed.c: all layers, their sizes and directions; sets the outputs of the last */
+cnorm_status packed_check_networks(const cnorm_network *networks, int count, ptrdiff_t *outputs, cnorm_fault *fault);
+
+/* Makes a layer of version 1 [PACKED1_LAYER] a record [PACKED1_RECORD]; an unknown kind has neither options nor
+ * fields. */
+void packed1_record(const void *layer, void *record);
+
+#pragma GCC visibility pop
 
 #endif

@@ -5,8 +5,7 @@
 #include <string.h>
 
 #include "../crc32.h"
-#include "../kernels/kernels.h"
-#include "rows.h"
+#include "layers.h"
 
 /* The state that a network starts from. Padding is zero whatever a file says. */
 static void set_start(const cnorm_network *network, float *state)
@@ -14,14 +13,13 @@ static void set_start(const cnorm_network *network, float *state)
     memset(state, 0, (size_t)cnorm_state_floats(network->layers, network->count) * sizeof *state);
     for (int i = 0; i < network->count; ++i) {
         const cnorm_layer *layer = &network->layers[i];
+        const layer_ops *ops = layer_ops_of(layer->kind);
         const float *start = network->starts ? network->starts[i] : NULL;
-        if (start) {
-            const ptrdiff_t outputs = cnorm_layer_outputs(layer), c = padded_units(outputs);
-            memcpy(state, start, (size_t)outputs * sizeof *state);
-            if (layer->as.cell.kind == CNORM_CELL_LSTM)
-                memcpy(state + c, start + c, (size_t)layer->as.cell.weight_x.units * sizeof *state);
+        for (int k = 0; ops && ops->state && k < LAYER_STATES; ++k) {
+            const ptrdiff_t floats = ops->state(layer, k), padded = padded_units(floats);
+            if (start) memcpy(state, start, (size_t)floats * sizeof *state), start += padded;
+            state += padded;
         }
-        state += cnorm_layer_state_floats(layer);
     }
 }
 
@@ -48,7 +46,7 @@ static run_sizes sizes_of(const cnorm_model *model)
         const cnorm_network *network = &model->networks[i];
         sizes.state = larger(sizes.state, aligned_floats(cnorm_state_floats(network->layers, network->count)));
         sizes.scratch =
-            larger(sizes.scratch, aligned_floats(cnorm_scratch_floats(network->layers, network->count, CNORM_ROWS)));
+            larger(sizes.scratch, aligned_floats(cnorm_scratch_floats(network->layers, network->count, PTRDIFF_MAX)));
         const int bidirectional = network->direction == CNORM_FORWARD;
         const ptrdiff_t width = outputs_of(network) + (bidirectional ? outputs_of(network + 1) : 0);
         if (i + 1 + bidirectional < model->count) sizes.between = larger(sizes.between, width);
@@ -85,7 +83,7 @@ static cnorm_status run_network(const cnorm_network *network, ptrdiff_t steps, c
     float *scratch = memory + aligned_floats(cnorm_state_floats(network->layers, network->count));
     set_start(network, memory);
     return cnorm_run(network->layers, network->count, steps, x + last * inputs, way * inputs, memory, scratch,
-                     CNORM_ROWS, y.at + last * y.width + column, way * y.width);
+                     PTRDIFF_MAX, y.at + last * y.width + column, way * y.width);
 }
 
 cnorm_status cnorm_model_run(const cnorm_model *model, ptrdiff_t steps, const float *x, float *y, float *memory)
@@ -126,7 +124,7 @@ static int streamed(const cnorm_model *model)
 
 ptrdiff_t cnorm_stream_floats(const cnorm_model *model, ptrdiff_t rows)
 {
-    if (!model || !streamed(model) || rows < 1 || rows > CNORM_ROWS) return 0;
+    if (!model || !streamed(model) || rows < 1) return 0;
     const cnorm_network *network = &model->networks[0];
     return aligned_floats(cnorm_state_floats(network->layers, network->count)) +
            cnorm_scratch_floats(network->layers, network->count, rows);
@@ -135,7 +133,7 @@ ptrdiff_t cnorm_stream_floats(const cnorm_model *model, ptrdiff_t rows)
 cnorm_status cnorm_stream_start(cnorm_stream *stream, const cnorm_model *model, float *memory, ptrdiff_t rows)
 {
     if (!stream || !model || !memory) return CNORM_ERROR_NULL;
-    if (rows < 1 || rows > CNORM_ROWS) return CNORM_ERROR_SIZE;
+    if (rows < 1) return CNORM_ERROR_SIZE;
     if (misaligned(memory)) return CNORM_ERROR_ALIGN;
     if (!streamed(model)) return CNORM_ERROR_LAYER;
     const cnorm_network *network = &model->networks[0];
@@ -191,13 +189,12 @@ static ptrdiff_t each_array(const cnorm_model *model, float *state, unsigned cha
     ptrdiff_t offset = 0, used = 0;
     for (int i = 0; i < model->networks[0].count; ++i) {
         const cnorm_layer *layer = &model->networks[0].layers[i];
-        if (layer->kind != CNORM_LAYER_CELL) continue;
-        const cnorm_cell *cell = &layer->as.cell;
-        const ptrdiff_t floats[2] = {cell->weight_h.cols, cell->kind == CNORM_CELL_LSTM ? cell->weight_x.units : 0};
-        for (int k = 0; k < 2; ++k) {
-            if (f) *held &= f(state + offset, saved + used, floats[k]);
-            offset += padded_units(floats[k]);
-            used += 4 * floats[k];
+        const layer_ops *ops = layer_ops_of(layer->kind);
+        for (int k = 0; ops->state && k < LAYER_STATES; ++k) {
+            const ptrdiff_t floats = ops->state(layer, k);
+            if (f) *held &= f(state ? state + offset : NULL, saved ? saved + used : NULL, floats);
+            offset += padded_units(floats);
+            used += 4 * floats;
         }
     }
     return used;
@@ -228,6 +225,21 @@ static int restore_array(void *state, void *saved, ptrdiff_t floats)
         memcpy((float *)state + i, &bits, sizeof bits);
     }
     return 1;
+}
+
+static int finite_state(void *state, void *saved, ptrdiff_t floats)
+{
+    (void)saved;
+    for (ptrdiff_t i = 0; i < floats; ++i)
+        if (!isfinite(((float *)state)[i])) return 0;
+    return 1;
+}
+
+int cnorm_stream_finite(const cnorm_stream *stream)
+{
+    int held = started(stream);
+    if (held) each_array(stream->model, stream->state, NULL, finite_state, &held);
+    return held;
 }
 
 ptrdiff_t cnorm_stream_saved_bytes(const cnorm_model *model)

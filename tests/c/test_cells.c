@@ -210,14 +210,14 @@ int main(void)
             CHECK(floats == cnorm_padded_units(s.units), "%s has h alone", s.is->name);
             uint64_t seed = i;
             float *x = allocate(count * s.inputs * 4), *y = allocate(count * OUTPUTS * 4), *first = allocate(count * OUTPUTS * 4);
-            float *scratch = allocate(cnorm_scratch_floats(s.layers, LAYERS, CNORM_ROWS) * 4), *states[STREAMS];
+            float *scratch = allocate(cnorm_scratch_floats(s.layers, LAYERS, MANY_ROWS) * 4), *states[STREAMS];
             for (ptrdiff_t j = 0; j < count * s.inputs; ++j) x[j] = (float)bell(&seed);
             for (int k = 0; k < STREAMS; ++k) states[k] = allocate(floats * 4);
             FOR_EACH_ISA(isa) {
                 steps_are_right(&s, x, states[0], scratch);
                 for (int k = 0; k < STREAMS; ++k) {
                     memset(states[k], 0, (size_t)floats * 4);
-                    CHECK(cnorm_run(s.layers, LAYERS, STEPS, x + k * s.inputs, STREAMS * s.inputs, states[k], scratch, CNORM_ROWS,
+                    CHECK(cnorm_run(s.layers, LAYERS, STEPS, x + k * s.inputs, STREAMS * s.inputs, states[k], scratch, MANY_ROWS,
                                     y + k * OUTPUTS, STREAMS * OUTPUTS) == CNORM_OK, "%s", s.is->name);
                 }
                 if (isa == 0) memcpy(first, y, (size_t)(count * OUTPUTS) * 4);

@@ -28,7 +28,7 @@ typedef struct wide { uint64_t high, low; } wide;
 static number number_of(float value)
 {
     const uint32_t bits = bits_of(value), exponent = bits >> 23 & 0xff, fraction = bits & 0x7fffff;
-    return (number){bits >> 31, (int)(exponent ? exponent : 1) - 150, exponent ? fraction | 0x800000 : fraction};
+    return (number){(int)(bits >> 31), (int)(exponent ? exponent : 1) - 150, exponent ? fraction | 0x800000 : fraction};
 }
 
 /* magnitude 2^(exponent - unit), what is shifted out in the last bit */

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { LONGEST = 130, ROWS = 3, MANY_ROWS = 65 };
+enum { LONGEST = 130, ROWS = 3, WHOLE_ROWS = 65 };
 
 static int at_end; /* where buffers lie in their pages */
 static char doing[256];
@@ -76,7 +76,7 @@ static void norms(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
     static guarded x, dy, gain, bias, y, sum, stats, dx, dgain, dbias, partials;
     if (!x.pages) {
         guarded *const matrices[] = {&x, &dy, &y, &sum, &dx}, *const vectors[] = {&gain, &bias, &stats, &dgain, &dbias, &partials};
-        for (int i = 0; i < 5; ++i) *matrices[i] = guarded_pages(MANY_ROWS * LONGEST * 8);
+        for (int i = 0; i < 5; ++i) *matrices[i] = guarded_pages(WHOLE_ROWS * LONGEST * 8);
         for (int i = 0; i < 6; ++i) *vectors[i] = guarded_pages(4 * LONGEST * 8);
     }
     const cnorm_dtype computed = compute_type(dtype);
@@ -126,8 +126,8 @@ static void other_norms(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels
     static guarded x, dy, y, dx, gain, bias, var, stats, dgain, dbias, partials, scratch, numbers;
     if (!x.pages) {
         guarded *const all[] = {&x, &dy, &y, &dx, &gain, &bias, &var, &stats, &dgain, &dbias, &partials, &numbers};
-        for (int i = 0; i < 12; ++i) *all[i] = guarded_pages(3 * MANY_ROWS * LONGEST * 8);
-        scratch = guarded_pages(40 * MANY_ROWS * LONGEST * 8);
+        for (int i = 0; i < 12; ++i) *all[i] = guarded_pages(3 * WHOLE_ROWS * LONGEST * 8);
+        scratch = guarded_pages(40 * WHOLE_ROWS * LONGEST * 8);
     }
     const cnorm_dtype computed = compute_type(dtype);
     const ptrdiff_t n = channels * space, count = samples * n, item = size_of(dtype), wide = size_of(computed), vector = channels * wide;
@@ -266,8 +266,8 @@ int main(int argc, char **argv)
     FOR_EACH_ISA(isa)
         for (at_end = 0; at_end < 2; ++at_end)
             for (int i = 0; i < DTYPES; ++i) {
-                norms(dtypes[i], MANY_ROWS, 37);
-                other_norms(dtypes[i], MANY_ROWS, 37, 1);
+                norms(dtypes[i], WHOLE_ROWS, 37);
+                other_norms(dtypes[i], WHOLE_ROWS, 37, 1);
             }
 #define KERNEL(name, call, dtypes) check_that_tried(#name);
 #define FUNCTION(name, arguments)

@@ -2,9 +2,9 @@
  * and the input that packing refuses. All units are compared with the same integers, so they agree with each other. */
 #include "cpu.h"
 #include "int8/units.h"
+#include "kernels/kernels.h"
 #include "network.h"
 
-enum { PANEL = CNORM_INT8_PANEL };
 
 #if defined(__x86_64__)
 extern const cnorm_int8_unit cnorm_int8_avxvnni_as_avx512; /* the same body, in the encoding of AVX-512 VNNI */

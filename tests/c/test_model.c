@@ -21,7 +21,7 @@ static void reopen(packed *p)
 {
     const ptrdiff_t bytes = cnorm_model_memory(p->file, p->bytes);
     p->memory = allocate(bytes);
-    CHECK(bytes > 0 && cnorm_model_open(p->file, p->bytes, p->memory, bytes, &p->model) == CNORM_OK, "%td bytes", p->bytes);
+    CHECK(bytes > 0 && cnorm_model_open(p->file, p->bytes, p->memory, bytes, &p->model, NULL) == CNORM_OK, "%td bytes", p->bytes);
 }
 
 static packed pack(const cnorm_network *networks, int count)
@@ -90,9 +90,9 @@ static void test_a_saved_stream_continues(void)
     packed p = pack(&as_network, 1);
     float x[STEPS * INPUTS], y[STEPS * OUTPUTS], again[STEPS * OUTPUTS];
     frames(x, STEPS * INPUTS);
-    float *floats = allocate(cnorm_stream_floats(&p.model, CNORM_ROWS) * 4);
+    float *floats = allocate(cnorm_stream_floats(&p.model, MANY_ROWS) * 4);
     cnorm_stream stream;
-    CHECK(cnorm_stream_start(&stream, &p.model, floats, CNORM_ROWS) == CNORM_OK, "start");
+    CHECK(cnorm_stream_start(&stream, &p.model, floats, MANY_ROWS) == CNORM_OK, "start");
     cnorm_stream_run(&stream, STEPS, x, y);
     const ptrdiff_t bytes = cnorm_stream_saved_bytes(&p.model);
     CHECK(bytes == 60 + 4 * 2 * UNITS + 4, "%td bytes", bytes);
@@ -158,17 +158,17 @@ static void test_wrong_arguments_are_refused(void)
     packed p = pack(&as_network, 1);
     const ptrdiff_t bytes = cnorm_model_memory(p.file, p.bytes);
     cnorm_model model;
-    CHECK(cnorm_model_open(NULL, p.bytes, p.memory, bytes, &model) == CNORM_ERROR_NULL, "no file");
-    CHECK(cnorm_model_open(p.file, p.bytes, NULL, bytes, &model) == CNORM_ERROR_NULL, "no memory");
-    CHECK(cnorm_model_open(p.file, p.bytes, p.memory, bytes - 1, &model) == CNORM_ERROR_SIZE, "too little memory");
-    CHECK(cnorm_model_open(p.file, p.bytes - 1, p.memory, bytes, &model) == CNORM_ERROR_DAMAGED, "one byte short");
+    CHECK(cnorm_model_open(NULL, p.bytes, p.memory, bytes, &model, NULL) == CNORM_ERROR_NULL, "no file");
+    CHECK(cnorm_model_open(p.file, p.bytes, NULL, bytes, &model, NULL) == CNORM_ERROR_NULL, "no memory");
+    CHECK(cnorm_model_open(p.file, p.bytes, p.memory, bytes - 1, &model, NULL) == CNORM_ERROR_SIZE, "too little memory");
+    CHECK(cnorm_model_open(p.file, p.bytes - 1, p.memory, bytes, &model, NULL) == CNORM_ERROR_DAMAGED, "one byte short");
     char *moved = allocate(p.bytes + 8);
     memcpy(moved + 8, p.file, (size_t)p.bytes);
-    CHECK(cnorm_model_open(moved + 8, p.bytes, p.memory, bytes, &model) == CNORM_ERROR_ALIGN, "not aligned");
+    CHECK(cnorm_model_open(moved + 8, p.bytes, p.memory, bytes, &model, NULL) == CNORM_ERROR_ALIGN, "not aligned");
     CHECK(cnorm_model_memory(moved, p.bytes) == 0, "not a packed model");
     memcpy(moved, p.file, (size_t)p.bytes);
     for (int i = 0; i < 4; ++i) moved[16 + i] = ((const char *)p.file)[19 - i];
-    CHECK(cnorm_model_open(moved, p.bytes, p.memory, bytes, &model) == CNORM_ERROR_FORMAT, "the other byte order");
+    CHECK(cnorm_model_open(moved, p.bytes, p.memory, bytes, &model, NULL) == CNORM_ERROR_FORMAT, "the other byte order");
     cnorm_stream zeroed = {0};
     float x[INPUTS] = {0}, y[OUTPUTS];
     cnorm_stream_reset(&zeroed);
@@ -207,6 +207,73 @@ static void test_a_model_of_an_activation_has_streams(void)
     discard(&p);
 }
 
+/* Activations take no bytes in a file, but each has an array of outputs: 30 of 2^24 elements would take 2 GB. */
+static void test_layers_that_would_fill_the_memory_are_refused(void)
+{
+    enum { COUNT = 30 };
+    cnorm_layer wide[COUNT];
+    const cnorm_network as_network = {wide, NULL, COUNT, CNORM_STREAMED};
+    const cnorm_model model = {.networks = &as_network, .count = 1, .identity = identity};
+    const int sizes[] = {1 << 10, 1 << 24};
+    for (int k = 0; k < 2; ++k) {
+        const int n = sizes[k];
+        for (int i = 0; i < COUNT; ++i)
+            wide[i] = (cnorm_layer){.kind = CNORM_LAYER_ACTIVATION, .as = {.activation = {n, CNORM_ACTIVATION_RELU}}};
+        const ptrdiff_t bytes = cnorm_model_file_bytes(&model);
+        void *file = allocate(bytes);
+        CHECK(bytes < 2000 && cnorm_model_write(&model, file) == CNORM_OK, "%td bytes", bytes);
+        const ptrdiff_t needed = cnorm_model_memory(file, bytes);
+        void *memory = allocate(needed);
+        cnorm_model opened;
+        const cnorm_status status = cnorm_model_open(file, bytes, memory, needed, &opened, NULL);
+        CHECK(status == (n < 1 << 24 ? CNORM_OK : CNORM_ERROR_SIZE), "%d elements: %d", n, (int)status);
+        release(memory);
+        release(file);
+    }
+    /* of one wide layer fewer rows are computed together */
+    for (int i = 0; i < 2; ++i) wide[i].as.activation.n = 1 << 23;
+    CHECK(cnorm_scratch_floats(wide, 2, MANY_ROWS) <= 1 << 24, "%td floats", cnorm_scratch_floats(wide, 2, MANY_ROWS));
+}
+
+static void test_an_error_says_where_it_is(void)
+{
+    network net = network_random_of(INPUTS, UNITS, OUTPUTS, allocate);
+    const cnorm_network as_network = {net.layers, NULL, NETWORK_LAYERS, CNORM_STREAMED};
+    packed p = pack(&as_network, 1);
+    cnorm_fault fault;
+    const float *vectors[] = {p.model.networks[0].layers[0].as.cell.gain_h, p.model.networks[0].layers[1].as.linear.bias};
+    const char *names[] = {"gain_h", "bias"};
+    for (int i = 0; i < 2; ++i) {
+        float *v = (float *)vectors[i], before = v[2];
+        v[2] = INFINITY;
+        const ptrdiff_t bytes = cnorm_model_memory(p.file, p.bytes);
+        CHECK(cnorm_model_open(p.file, p.bytes, p.memory, bytes, &p.model, &fault) == CNORM_ERROR_VALUE, "infinite");
+        CHECK(fault.network == 0 && fault.layer == i && strcmp(fault.field, names[i]) == 0, "layer %d, %s", fault.layer, fault.field);
+        v[2] = before;
+    }
+    discard(&p);
+    network_free(&net);
+}
+
+static void test_a_stream_knows_whether_it_is_finite(void)
+{
+    network net = network_random_of(INPUTS, UNITS, OUTPUTS, allocate);
+    const cnorm_network as_network = {net.layers, NULL, NETWORK_LAYERS, CNORM_STREAMED};
+    packed p = pack(&as_network, 1);
+    float *floats = allocate(cnorm_stream_floats(&p.model, 1) * 4), x[INPUTS] = {1, 2, 3, 4, 5}, y[OUTPUTS];
+    cnorm_stream stream = {0};
+    CHECK(!cnorm_stream_finite(&stream), "not started");
+    CHECK(cnorm_stream_start(&stream, &p.model, floats, 1) == CNORM_OK, "start");
+    CHECK(cnorm_stream_run(&stream, 1, x, y) == CNORM_OK && cnorm_stream_finite(&stream), "finite");
+    x[1] = NAN;
+    CHECK(cnorm_stream_run(&stream, 1, x, y) == CNORM_OK && !cnorm_stream_finite(&stream), "NaN");
+    cnorm_stream_reset(&stream);
+    CHECK(cnorm_stream_finite(&stream), "reset");
+    release(floats);
+    discard(&p);
+    network_free(&net);
+}
+
 static void test_map(void)
 {
     ptrdiff_t bytes = 0;
@@ -232,6 +299,9 @@ int main(void)
     test_a_bidirectional_layer_reads_both_ways();
     test_wrong_arguments_are_refused();
     test_a_model_of_an_activation_has_streams();
+    test_layers_that_would_fill_the_memory_are_refused();
+    test_an_error_says_where_it_is();
+    test_a_stream_knows_whether_it_is_finite();
     test_map();
     return check_result();
 }

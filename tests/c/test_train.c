@@ -22,7 +22,8 @@ static gradients gradients_of(const network *net)
 {
     gradients all = {.count = 0};
     const ptrdiff_t gates = 4 * cnorm_padded_units(net->units), width = cnorm_padded_units(net->units);
-    cnorm_gradient *cell = &all.of[0], *linear = &all.of[1];
+    struct cnorm_cell_gradient *cell = &all.of[0].cell;
+    struct cnorm_linear_gradient *linear = &all.of[1].linear;
     cell->weight_x = gradient(&all, 4 * net->units * net->inputs);
     cell->weight_h = gradient(&all, 4 * net->units * net->units);
     cell->gain_x = gradient(&all, gates);
@@ -30,7 +31,7 @@ static gradients gradients_of(const network *net)
     cell->bias = gradient(&all, gates);
     cell->gain_c = gradient(&all, width);
     cell->bias_c = gradient(&all, width);
-    linear->weight_x = gradient(&all, net->outputs * net->units);
+    linear->weight = gradient(&all, net->outputs * net->units);
     linear->bias = gradient(&all, net->outputs);
     return all;
 }
@@ -40,7 +41,7 @@ static uint64_t train(network *net, const cnorm_tape *tape, const float *x, cons
     const ptrdiff_t state_floats = cnorm_state_floats(net->layers, NETWORK_LAYERS);
     gradients all = gradients_of(net);
     float *state = allocate(BATCH * state_floats * 4), *dstate = allocate(BATCH * state_floats * 4);
-    float *scratch = allocate(cnorm_scratch_floats(net->layers, NETWORK_LAYERS, CNORM_ROWS) * 4);
+    float *scratch = allocate(cnorm_run_tape_floats(tape) * 4);
     float *own = allocate(cnorm_backward_floats(tape) * 4);
     float *y = allocate(STEPS * BATCH * net->outputs * 4), *dx = allocate(STEPS * BATCH * net->inputs * 4);
     CHECK(cnorm_run_tape(tape, 0, STEPS, x, state, scratch, y) == CNORM_OK, "%td units", net->units);
@@ -82,7 +83,7 @@ static void one_cell(void)
     for (ptrdiff_t j = 0; j < STEPS * net.units; ++j) dy[j] = (float)bell(&seed);
     const ptrdiff_t state_floats = cnorm_state_floats(net.layers, 1);
     float *state = allocate(state_floats * 4), *dstate = allocate(state_floats * 4), *own = allocate(cnorm_backward_floats(&tape) * 4);
-    float *scratch = allocate(cnorm_scratch_floats(net.layers, 1, CNORM_ROWS) * 4);
+    float *scratch = allocate(cnorm_run_tape_floats(&tape) * 4);
     CHECK(cnorm_run_tape(&tape, 0, STEPS, x, state, scratch, y) == CNORM_OK, "forward");
     const cnorm_backward call = {0, STEPS, dy, NULL, dstate, all.of, own, NULL};
     CHECK(cnorm_run_backward(&tape, &call) == CNORM_OK, "backward");
@@ -108,7 +109,7 @@ static void one_cell_step_by_step(void)
     for (ptrdiff_t j = 0; j < STEPS * net.units; ++j) dy[j] = (float)bell(&seed);
     const ptrdiff_t state_floats = cnorm_state_floats(net.layers, 1);
     float *state = allocate(state_floats * 4), *dstate = allocate(state_floats * 4);
-    float *scratch = allocate(cnorm_scratch_floats(net.layers, 1, CNORM_ROWS) * 4);
+    float *scratch = allocate(cnorm_scratch_floats(net.layers, 1, MANY_ROWS) * 4);
     for (int t = 0; t < STEPS; ++t) {
         tapes[t] = (cnorm_tape){net.layers, 1, 1, 1, NULL};
         tapes[t].memory = allocate(cnorm_tape_floats(&tapes[t]) * 4);
@@ -145,7 +146,7 @@ static void refused(const network *net, const cnorm_tape *tape, float *memory)
     const ptrdiff_t ranges[][2] = {{0, 0}, {0, STEPS + 1}, {1, STEPS}, {-1, 1}, {STEPS, 1}, {0, -1}, {PTRDIFF_MAX, 1}};
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; ++i) {
         CHECK(cnorm_run_tape(tape, ranges[i][0], ranges[i][1], memory, memory, memory, memory) == CNORM_ERROR_SIZE, "range %zu", i);
-        const cnorm_gradient none[NETWORK_LAYERS] = {{.weight_x = NULL}};
+        const cnorm_gradient none[NETWORK_LAYERS] = {{.cell = {.weight_x = NULL}}};
         const cnorm_backward call = {ranges[i][0], ranges[i][1], memory, NULL, memory, none, memory, NULL};
         CHECK(cnorm_run_backward(tape, &call) == CNORM_ERROR_SIZE, "range %zu", i);
     }

@@ -152,8 +152,8 @@ static void layer_call(reader in)
         for (int k = 0; k < 5; ++k) *used[k] = byte(&in) & 1 ? vectors : NULL;
     }
     const int count = 1 + (byte(&in) & 1);
-    if (cnorm_layers_check(layers, count) != CNORM_OK) return;
-    const ptrdiff_t rows = 1 + byte(&in) % CNORM_ROWS, inputs = cnorm_layer_inputs(&layers[0]);
+    if (cnorm_layers_check(layers, count, NULL) != CNORM_OK) return;
+    const ptrdiff_t rows = 1 + byte(&in) % 16, inputs = cnorm_layer_inputs(&layers[0]);
     const ptrdiff_t outputs = cnorm_layer_outputs(&layers[count - 1]);
     if (inputs > 64 || outputs > 64) return; /* the panels have room for no more */
     static _Alignas(CNORM_ALIGN) float state[4096], scratch[1 << 16], x[64 * 8], y[64 * 8];

@@ -1,8 +1,10 @@
-"""Write small packed models of every preset and kind of layer to a folder: the seeds of fuzz_model_open.
+"""Write small packed models of every preset and kind of layer to a folder, and files of version 1: the seeds of
+fuzz_model_open.
 
 python tests/fuzz/packed_models.py FOLDER
 """
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -21,7 +23,13 @@ def models(rng):
     gru, _ = random_cell(("GRU", "torch"), rng, 2, 2)
     projected, _ = random_cell(("LSTM", "lingvo"), rng, 2, 3, outputs=2)
     norm, linear = cnorm.LayerNorm(np.ones(2, np.float32)), cnorm.Linear(np.ones((2, 2), np.float32))
-    plain = cnorm.Model([cnorm.Residual([norm, linear, cnorm.Activation("tanh")]), projected, cnorm.Activation("relu")])
+    plain = cnorm.Model(
+        [
+            cnorm.Residual([norm, linear, cnorm.Scale(np.ones(2, np.float32)), cnorm.Activation("tanh")]),
+            projected,
+            cnorm.Activation("relu"),
+        ]
+    )
     yield plain
     yield cnorm.Model([cnorm.Bidirectional(gru, projected), cnorm.Activation("sigmoid")])
     for weights in ("int8", "float16"):
@@ -33,6 +41,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for i, model in enumerate(models(np.random.default_rng(0))):
         model.save_packed(folder / f"{i}.cnorm")
+    for path in (Path(__file__).parents[1] / "rnn/packed1").glob("*.cnorm"):
+        shutil.copy(path, folder / f"version1_{path.name}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +17,14 @@ import cnorm
 from cnorm import packed
 
 KEYS = sorted(cnorm.PRESETS)
-HEAD = struct.Struct(
-    "<8sIIIIQQIII12s32s"
-)  # magic, head_crc, version, order, data_crc, bytes, data, layers, networks, ...
+# magic, head_crc, version, order, data_crc, bytes, data, layers, networks, configuration, records, zero, identity
+HEAD = struct.Struct("<8sIIIIQQIIII8s32s")
 CRC_FROM = 12
+# of the first layer of the demo's file: its options, its fields, and the field gain_h
+OPTIONS = HEAD.size + 8 + 24
+FIELDS = OPTIONS + 40
+GAIN_H = FIELDS + 3 * 40
+PACKED1 = Path(__file__).parent / "packed1"
 
 
 def repacked(model, path):
@@ -147,15 +152,15 @@ def file(tmp_path):
 
 
 def test_the_head_is_as_documented(file):
-    _, head_crc, version, order, data_crc, size, data, layers, networks, configuration, zero, identity = (
+    _, head_crc, version, order, data_crc, size, data, layers, networks, configuration, records, zero, identity = (
         HEAD.unpack_from(file)
     )
-    assert (version, order, size, layers, networks) == (1, 0x01020304, len(file), 2, 1)
+    assert (version, order, size, layers, networks) == (2, 0x01020304, len(file), 2, 1)
     assert data % 64 == 0
     assert zlib.crc32(file[CRC_FROM:data]) == head_crc
     assert zlib.crc32(file[data:]) == data_crc
     assert identity == cnorm.demo_model().identity
-    start = HEAD.size + networks * 8 + layers * 264
+    start = HEAD.size + networks * 8 + records
     assert json.loads(file[start : start + configuration])["layers"][1] == {"type": "Linear"}
     assert not any(zero)
 
@@ -189,7 +194,7 @@ def test_verify_finds_a_changed_byte_of_the_data(file, tmp_path):
 @pytest.mark.parametrize(
     ("offset", "value", "message"),
     [
-        (12, 2, "version"),
+        (12, 3, "version"),
         (16, 0x04030201, "byte order"),
         (28, 1, "damaged"),
         (40, 0, "damaged"),
@@ -200,20 +205,31 @@ def test_verify_finds_a_changed_byte_of_the_data(file, tmp_path):
         (96, 3, "layer"),  # layers of the first network
         (100, 1, "layer"),  # its direction: half of a bidirectional layer
         (104, 9, "layer"),  # the first layer's kind
-        (104 + 12, 7, "layer"),  # its kind of cell
-        (104 + 40, 0x7FC00000, "layer"),  # eps: NaN
-        (104 + 56, 3, "layer"),  # type of weight_x
-        (104 + 60, 3, "layer"),  # gates
-        (104 + 64, 1 << 28, "layer"),  # units
-        (104 + 64, 0xFFFFFFFF, "layer"),
-        (104 + 68, 1 << 28, "layer"),  # cols
-        (104 + 72, 5, "layer"),  # group
-        (104 + 80, 64, "layer"),  # panels in the head
-        (104 + 80, 1, "layer"),  # not aligned
-        (104 + 84, 1, "layer"),  # beyond the end
-        (104 + 84, 0xFFFFFFFF, "layer"),
-        (104 + 56 + 128 + 24, 0, "layer"),  # no gain_h
-        (104 + 56 + 128 + 28, 0x80000000, "layer"),  # gain_h beyond the end
+        (108, 0, "layer"),  # bytes of its record
+        (108, 1 << 20, "layer"),
+        (112, 11, "layer"),  # options
+        (112, 0xFFFFFFFF, "layer"),
+        (116, 30, "layer"),  # fields
+        (120, 1, "layer"),  # room for more
+        (OPTIONS, 7, r"\(layer 0, kind\)"),  # its kind of cell
+        (OPTIONS + 24, 0x7FC00000, r"\(layer 0, eps\)"),  # NaN
+        (FIELDS + 4, 3, "layer 0, weight_x"),  # type
+        (FIELDS + 8, 3, "layer 0, weight_x"),  # gates
+        (FIELDS + 12, 1 << 28, "layer 0, weight_x"),  # units
+        (FIELDS + 12, 0xFFFFFFFF, "layer 0, weight_x"),
+        (FIELDS + 16, 1 << 28, "layer 0, weight_x"),  # cols
+        (FIELDS + 20, 5, "layer 0, weight_x"),  # group
+        (FIELDS + 28, 1, "layer 0, weight_x"),  # room for more
+        (FIELDS + 32, 64, "layer 0, weight_x"),  # panels in the head
+        (FIELDS + 32, 1, "layer 0, weight_x"),  # not aligned
+        (FIELDS + 36, 1, "layer 0, weight_x"),  # beyond the end
+        (FIELDS + 36, 0xFFFFFFFF, "layer 0, weight_x"),
+        (FIELDS + 40, 0, "layer"),  # a field twice
+        (GAIN_H, 12, "layer"),  # another vector: no gain_h
+        (GAIN_H, 99, "layer"),  # no field
+        (GAIN_H + 8, 3, "layer 0, gain_h"),  # gates
+        (GAIN_H + 12, 3, "layer 0, gain_h"),  # units
+        (GAIN_H + 36, 0x80000000, "layer 0, gain_h"),  # beyond the end
     ],
 )
 def test_a_head_that_is_not_consistent_is_refused(offset, value, message, file, tmp_path):
@@ -222,20 +238,64 @@ def test_a_head_that_is_not_consistent_is_refused(offset, value, message, file, 
 
 
 def test_a_vector_that_is_not_finite_is_refused(file, tmp_path):
-    gain = struct.unpack_from("<Q", file, 104 + 56 + 128 + 24)[0]
+    gain = struct.unpack_from("<Q", file, GAIN_H + 32)[0]
     struct.pack_into("<I", file, gain + 4 * 17, 0x7F800000)
-    refused(tmp_path / "a", file, "not finite")
+    refused(tmp_path / "a", file, r"not finite.* \(layer 0, gain_h\)")
 
 
 def test_activations_that_would_fill_the_memory_are_refused(tmp_path):
     """A file of few bytes can name layers of 2^28 elements, each with an array of outputs."""
-    cnorm.Model([cnorm.LayerNorm(np.ones(4, np.float32)), *[cnorm.Activation("relu")] * 50]).save_packed(tmp_path / "a")
-    data = bytearray((tmp_path / "a").read_bytes())
-    layers = HEAD.size + 8
-    struct.pack_into("<Q", data, layers + 56 + 128 + 24, 0)  # the norm's gain
-    for i in range(51):
-        struct.pack_into("<I", data, layers + 264 * i + 4, 1 << 28)
-    refused(tmp_path / "a", with_crc(bytes(data)), "bytes for the outputs of one step")
+
+    def of_activations(count, n):
+        record = struct.pack("<IIIIII", 3, 32, 2, 0, 0, 0) + struct.pack("<II", n, 1)  # relu
+        tables = struct.pack("<II", count, 0) + record * count
+        size = (HEAD.size + len(tables) + 63) // 64 * 64
+        head = HEAD.pack(
+            b"\x89cnorm\r\n", 0, 2, 0x01020304, 0, size, size, count, 1, 0, 32 * count, bytes(8), bytes(32)
+        )
+        return with_crc((head + tables).ljust(size, b"\0"))
+
+    (tmp_path / "small").write_bytes(of_activations(50, 1 << 10))
+    assert cnorm.load(tmp_path / "small").run(np.ones((1, 1 << 10), np.float32)).sum() == 1 << 10
+    for count, n in ((30, 1 << 24), (100, 1 << 28), (10_000, 1 << 28)):
+        refused(tmp_path / "a", of_activations(count, n), "far more memory than its file")
+
+
+# ---- version 1 -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["stack", "int8", "float16", "bidirectional"])
+def test_files_of_version_1_have_the_bits_of_their_models(name, tmp_path, rng):
+    """The files are of the last build that wrote version 1, packed from the models beside them."""
+    path = PACKED1 / f"{name}.cnorm"
+    model, packed_model = cnorm.load(PACKED1 / f"{name}.safetensors"), cnorm.load(path)
+    x = rng.standard_normal((21, model.input_size)).astype(np.float32)
+    assert packed_model.run(x).tobytes() == model.run(x).tobytes()
+    packed_model.save_packed(tmp_path / "a.cnorm")  # the file itself
+    assert (tmp_path / "a.cnorm").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("offset", "value"),
+    [
+        (0, 9),
+        (0, 5),
+        (12, 7),
+        (40, 0x7FC00000),
+        (56, 3),
+        (60, 3),
+        (64, 1 << 28),
+        (68, 1 << 28),
+        (72, 5),
+        (80, 1),
+        (84, 1),
+    ],
+)
+def test_a_layer_of_version_1_that_is_not_consistent_is_refused(offset, value, tmp_path):
+    data = bytearray((PACKED1 / "stack.cnorm").read_bytes())
+    cell = HEAD.size + 8 + 264  # the second layer, an LSTM
+    struct.pack_into("<I", data, cell + offset, value)
+    refused(tmp_path / "a", with_crc(bytes(data)), "layer 1, ")
 
 
 @pytest.mark.parametrize("text", [b"", b"[" * 5000, b'{"layers": 3}', b'{"layers": [{"type": "\\u001b[2J"}]}', b"\xff"])

@@ -4,7 +4,7 @@ import numpy as np
 
 from cnorm import _core
 from cnorm.layers import flat
-from cnorm.parameters import add_gradients, gradient_targets
+from cnorm.parameters import add_gradients
 
 
 def tape_of(layers, steps, batch):
@@ -29,5 +29,5 @@ def back(tape, dy, inputs, dstate=0.0, first=0):
 def own_gradients(layer, tape, index=0):
     """The gradients by the names of the layer's own tensors."""
     into = {name: np.zeros_like(array) for name, array in layer.weights.items()}
-    add_gradients(gradient_targets(layer, into), tape.gradients[index])
+    add_gradients(layer.gradient_targets(into), tape.gradients[index])
     return into

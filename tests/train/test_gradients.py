@@ -18,7 +18,8 @@ def random_stack(rng):
     gru = cells.random_cell(("GRU", "keras_reset_before"), rng, 9, 9)[0]
     norm = cnorm.LayerNorm(rng.standard_normal(9).astype(np.float32), rng.standard_normal(9).astype(np.float32))
     into = cnorm.Linear(rng.standard_normal((9, 20)).astype(np.float32) / 4, rng.standard_normal(9).astype(np.float32))
-    return [lstm, into, norm, cnorm.Residual([gru, cnorm.Activation("tanh")]), cnorm.Activation("relu"),
+    scale = cnorm.Scale(rng.standard_normal(9).astype(np.float32))
+    return [lstm, into, norm, cnorm.Residual([gru, scale, cnorm.Activation("tanh")]), scale, cnorm.Activation("relu"),
             cells.random_cell(("LSTM", "tflite"), rng, 9, 11, 6)[0]]  # fmt: skip
 
 
@@ -97,7 +98,7 @@ def test_a_stack_has_the_gradients_of_its_layers(steps, batch, rng):
     layers = [layer for layer in random_stack(rng) if layer.kind != "Residual"]
     x = rng.standard_normal((steps, batch, 7)).astype(np.float32)
     dy = rng.standard_normal((steps, batch, 6)).astype(np.float32)
-    whole, sizes = tape_of(layers, steps, batch), [7, 20, 9, 9, 9]
+    whole, sizes = tape_of(layers, steps, batch), [7, 20, 9, 9, 9, 9]
     y = run(whole, x)
     dx = back(whole, dy, 7)
     tapes, at = [_core.Tape(flat([layer], n), steps, batch) for layer, n in zip(layers, sizes, strict=True)], x

@@ -1,7 +1,7 @@
 //! Packed cnorm models and their streams. A [`Model`] is immutable and shared by threads; a [`Stream`] belongs to one at
 //! a time. cnorm_model.h is the manual of the C functions below this.
 
-use std::alloc::{alloc_zeroed, dealloc, handle_alloc_error, Layout};
+use std::alloc::{alloc_zeroed, dealloc, Layout};
 use std::ffi::{c_void, CStr};
 use std::{fmt, mem, ptr, sync::Arc};
 
@@ -10,11 +10,19 @@ mod ffi;
 /// An error of the library. Displayed, it is one English sentence.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Error {
-    /// A `cnorm_status`. cnorm_model.h says which a function returns; those that depend on bytes are constants here.
+    /// A `cnorm_status`, or `Error::MEMORY`. cnorm_model.h says which a function returns; those that depend on bytes are
+    /// constants here.
     pub status: i32,
+    /// Of a packed model: which layer is at fault, counted from 0 in its network, and which member of it.
+    pub layer: Option<u32>,
+    pub field: Option<&'static str>,
 }
 
 impl Error {
+    /// There is not enough memory.
+    pub const MEMORY: i32 = -1;
+    /// A packed model whose steps would take far more memory than its file.
+    pub const SIZE: i32 = 2;
     /// A layer of a packed model that can't be run, or an array outside the file.
     pub const LAYER: i32 = 7;
     /// A value is not finite.
@@ -29,8 +37,16 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.status == Error::MEMORY {
+            return f.write_str("there is not enough memory");
+        }
         // SAFETY: never NULL, and static
-        f.write_str(&unsafe { CStr::from_ptr(ffi::cnorm_strerror(self.status)) }.to_string_lossy())
+        f.write_str(&unsafe { CStr::from_ptr(ffi::cnorm_strerror(self.status)) }.to_string_lossy())?;
+        match (self.layer, self.field) {
+            (Some(layer), Some(field)) => write!(f, " (layer {layer}, {field})"),
+            (Some(layer), None) => write!(f, " (layer {layer})"),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -40,8 +56,19 @@ fn check(status: i32) -> Result<(), Error> {
     if status == 0 {
         Ok(())
     } else {
-        Err(Error { status })
+        Err(Error { status, layer: None, field: None })
     }
+}
+
+/// The error with the place that `cnorm_model_open` found.
+fn located(error: Error, fault: &ffi::Fault) -> Error {
+    let field = if fault.field.is_null() {
+        None
+    } else {
+        // SAFETY: a constant string of the library
+        unsafe { CStr::from_ptr(fault.field) }.to_str().ok()
+    };
+    Error { layer: u32::try_from(fault.layer).ok(), field, ..error }
 }
 
 /// Zeroed memory, aligned to 64 bytes.
@@ -51,14 +78,15 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(bytes: usize) -> Memory {
-        let layout = Layout::from_size_align(bytes.max(1), 64).expect("the size fits the address space");
+    fn new(bytes: usize) -> Result<Memory, Error> {
+        let none = Error { status: Error::MEMORY, layer: None, field: None };
+        let layout = Layout::from_size_align(bytes.max(1), 64).map_err(|_| none)?;
         // SAFETY: the size is not 0
         let at = unsafe { alloc_zeroed(layout) };
         if at.is_null() {
-            handle_alloc_error(layout);
+            return Err(none);
         }
-        Memory { at, layout }
+        Ok(Memory { at, layout })
     }
 }
 
@@ -92,15 +120,18 @@ impl Model {
         // SAFETY: has no arguments
         let version = unsafe { ffi::cnorm_abi_version() };
         assert_eq!(version, ffi::CNORM_ABI_VERSION, "ABI versions of the linked libcnorm and of this crate");
-        let file = Memory::new(bytes.len());
+        let file = Memory::new(bytes.len())?;
         // SAFETY: the memory has that many bytes; open checks everything that it reads
         unsafe {
             ptr::copy_nonoverlapping(bytes.as_ptr(), file.at, bytes.len());
             let needed = ffi::cnorm_model_memory(file.at as *const c_void, bytes.len() as isize);
-            let tables = Memory::new(needed as usize);
+            let tables = Memory::new(needed as usize)?;
             let mut model: ffi::Model = mem::zeroed();
             let at = file.at as *const c_void;
-            check(ffi::cnorm_model_open(at, bytes.len() as isize, tables.at as *mut c_void, needed, &mut model))?;
+            let mut fault: ffi::Fault = mem::zeroed();
+            let status =
+                ffi::cnorm_model_open(at, bytes.len() as isize, tables.at as *mut c_void, needed, &mut model, &mut fault);
+            check(status).map_err(|error| located(error, &fault))?;
             Ok(Model(Arc::new(Open { model, _file: file, _tables: tables })))
         }
     }
@@ -117,7 +148,7 @@ impl Model {
     pub fn stream(&self) -> Result<Stream, Error> {
         // SAFETY: the memory has the size that cnorm_stream_floats says, and the model outlives the stream
         unsafe {
-            let memory = Memory::new(4 * ffi::cnorm_stream_floats(&self.0.model, 1) as usize);
+            let memory = Memory::new(4 * ffi::cnorm_stream_floats(&self.0.model, 1) as usize)?;
             let mut stream: ffi::Stream = mem::zeroed();
             check(ffi::cnorm_stream_start(&mut stream, &self.0.model, memory.at as *mut f32, 1))?;
             Ok(Stream { stream, model: self.clone(), _memory: memory })
@@ -128,7 +159,9 @@ impl Model {
 // with the sentence, because a `main` that returns the error prints it by Debug
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Error").field("status", &self.status).field("message", &self.to_string()).finish()
+        f.debug_struct("Error")
+            .field("status", &self.status)
+            .field("message", &self.to_string()).finish()
     }
 }
 
@@ -171,6 +204,12 @@ impl Stream {
         unsafe { ffi::cnorm_stream_reset(&mut self.stream) }
     }
 
+    /// Whether no value of the state is a NaN or an infinity, as one in x leaves behind.
+    pub fn is_finite(&self) -> bool {
+        // SAFETY: the stream was started
+        unsafe { ffi::cnorm_stream_finite(&self.stream) != 0 }
+    }
+
     /// Steps since the start or the last reset.
     pub fn frames(&self) -> u64 {
         self.stream.frames
@@ -180,7 +219,10 @@ impl Stream {
     pub fn save(&self) -> Result<Vec<u8>, Error> {
         // SAFETY: the vector has the size that cnorm_stream_saved_bytes says
         unsafe {
-            let mut bytes = vec![0; ffi::cnorm_stream_saved_bytes(&self.model.0.model) as usize];
+            let size = ffi::cnorm_stream_saved_bytes(&self.model.0.model) as usize;
+            let mut bytes = Vec::new();
+            bytes.try_reserve_exact(size).map_err(|_| Error { status: Error::MEMORY, layer: None, field: None })?;
+            bytes.resize(size, 0);
             check(ffi::cnorm_stream_save(&self.stream, bytes.as_mut_ptr() as *mut c_void))?;
             Ok(bytes)
         }

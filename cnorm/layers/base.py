@@ -1,0 +1,192 @@
+"""What every layer is: immutable, with weights and sizes, and what packing, files, training and rounding ask of it.
+
+A kind of layer is a file of this package; the functions that it overrides are those of `Layer` whose default does not
+hold for it. Nothing outside asks for a layer's class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cnorm.packing import Parts
+from cnorm.rounded import Matrix, Rows
+from cnorm.text import listed
+
+
+class Layer:
+    """Base of all layers: immutable, with a kind, weights and sizes."""
+
+    kind: ClassVar[str]
+    part: ClassVar[str]  # its kind in src/rnn/layers
+    fields: ClassVar[Mapping[str, str]] = MappingProxyType({})  # tensors to fields of that kind
+    recurrent: ClassVar[bool] = False  # whether it has an initial state among its weights
+    whole_sequence: ClassVar[bool] = False  # whether it needs the end of a sequence, so that it has no streams
+    weights: Mapping[str, np.ndarray] = MappingProxyType({})
+    rows: Mapping[str, Rows] = MappingProxyType({})  # matrices rounded to int8 or float16, by name
+    absent_biases: tuple[str, ...] = ()  # names of the optional biases that the layer does not have
+    input_size: int | None
+    output_size: int | None
+
+    def __setattr__(self, name, value):
+        if name in self.__dict__:
+            raise AttributeError(f"a layer is immutable: {name} can't be set")
+        self.__dict__[name] = value
+
+    # ---- layers of layers
+
+    def inner(self) -> dict[str, Layer]:
+        """The layers in this one, by the names that they have in those of tensors; most have none."""
+        return {}
+
+    def with_inner(self, layers: Mapping[str, Layer]) -> Layer:
+        """This layer with others in it."""
+        return self
+
+    def leaves(self, name: str) -> Iterator[tuple[str, Layer]]:
+        """The layers that hold no others, this one or those in it, as (name, layer)."""
+        inner = self.inner()
+        if not inner:
+            yield name, self
+        for key, layer in inner.items():
+            yield from layer.leaves(f"{name}.{key}")
+
+    def through(self, name: str, x: np.ndarray, run: Callable[[str, Layer, np.ndarray], np.ndarray]) -> np.ndarray:
+        """Its outputs [frames, outputs] for x, if it holds others; run(name, layer, x) gives those of one of them."""
+        raise NotImplementedError
+
+    def flat(self, size: int) -> list[tuple[Any, int]]:
+        """What the runtime runs for it, as (object with `parts`, outputs); `size`: its inputs."""
+        return [(self, self.output_size or size)]
+
+    # ---- packing and training
+
+    def options(self, size: int) -> dict[str, float]:
+        """The options of its kind in src/rnn/layers; `size`: its outputs."""
+        return {}
+
+    def packed(self, weights: Mapping[str, np.ndarray] | None = None) -> dict:
+        """The arrays of its fields, those of other `weights` if given."""
+        weights = self.weights if weights is None else weights
+        return {self.fields[name]: array for name, array in weights.items()}
+
+    def parts(self, size: int) -> Parts:
+        """What it is packed from; `size`: its outputs."""
+        matrices = {self.fields[name]: matrix.given(self.rows.get(name)) for name, matrix in self.matrices().items()}
+        return Parts(self.part, self.options(size), self.packed() | matrices)
+
+    def gradient_targets(self, into: Mapping[str, np.ndarray]) -> list[tuple[np.ndarray, str, int | None]]:
+        """Where gradients are added to arrays `into`, shaped as the weights: (view, field, gate), see
+        `weights.gradient_views`."""
+        matrices = self.matrices()
+        return [(into[name], self.fields[name], 0 if name in matrices else None) for name in self.weights]
+
+    # ---- rounding
+
+    def matrices(self) -> dict[str, Matrix]:
+        """Its matrices by the names of `rows`, in float32."""
+        return {}
+
+    @classmethod
+    def filled(cls, entry: dict, rows: Mapping[str, Rows], others: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The tensors of an untrusted entry: `others`, and those that hold matrices filled with the values of rows."""
+        raise ValueError(f"{cls.kind} has no matrices that can be rounded, got {sorted(rows)}")
+
+    def with_rows(self, rows: Mapping[str, Rows]) -> Layer:
+        """The layer with rounded matrices."""
+        raise NotImplementedError
+
+    def replaced(self) -> tuple[str, ...]:
+        """Names of the tensors that the rows of rounded matrices replace in a file."""
+        return tuple(self.matrices())
+
+    def all_rows(self) -> list[Rows]:
+        """The `rows` of this layer and of the layers in it."""
+        return [rows for layer in [self, *self.inner().values()] for rows in layer.rows.values()]
+
+    # ---- files
+
+    def entry(self) -> dict:
+        """What a model file's configuration says of it besides type, rows and absent biases."""
+        return {}
+
+    @classmethod
+    def from_entry(cls, entry: dict, weights: Mapping[str, np.ndarray], read: Callable) -> Layer | None:
+        """The layer of an untrusted entry without type and rows; None if the entry has other keys than `entry` gives.
+
+        read(entries, weights) reads the layers in it: both by the names of `inner`.
+        """
+        raise NotImplementedError
+
+
+class Addition:
+    """The end of a `Residual` for the runtime: the input of the layer `back` places before is added."""
+
+    weights: Mapping[str, np.ndarray] = MappingProxyType({})
+
+    def __init__(self, back: int) -> None:
+        self.back = back
+
+    def parts(self, size: int) -> Parts:
+        return Parts("residual", {"n": size, "back": self.back})
+
+
+def chained(layers) -> tuple[Layer, ...]:
+    """The layers as a tuple; each must take as many inputs as the layer before has outputs."""
+    if not isinstance(layers, Iterable):
+        raise TypeError(f"layers must be a sequence of layers, got {type(layers).__name__}")
+    layers = tuple(layers)
+    if not layers:
+        raise ValueError("layers must have at least one layer, got none")
+    size = None
+    for i, layer in enumerate(layers):
+        if not isinstance(layer, Layer):
+            raise TypeError(
+                f"layers[{i}] must be a layer such as cnorm.LSTM or cnorm.Linear, got {type(layer).__name__}"
+            )
+        if layer.input_size is not None and size is not None and layer.input_size != size:
+            raise ValueError(
+                f"layers[{i}] must take the {size} outputs of the layers before it, got {layer!r}, "
+                f"which takes {layer.input_size}"
+            )
+        size = layer.output_size or size
+    if size is None:
+        raise ValueError("layers must have a layer with a size, got activations only")
+    return layers
+
+
+def ends(layers) -> tuple[int, int]:
+    """Input size of the first and output size of the last layer that has a size; activations have none."""
+    sizes = [layer for layer in layers if layer.input_size is not None]
+    return sizes[0].input_size, sizes[-1].output_size
+
+
+def flat(layers, size: int) -> list[tuple[Any, int]]:
+    """The layers as the runtime takes them: (object with `parts`, outputs); `size`: inputs of the first."""
+    flattened = []
+    for layer in layers:
+        flattened += layer.flat(size)
+        size = flattened[-1][1]
+    return flattened
+
+
+def with_type(layer: Layer) -> dict:
+    """All that a model file's configuration says of a layer."""
+    entry = {"type": layer.kind} | ({"rows": list(layer.rows)} if layer.rows else {}) | layer.entry()
+    return entry | ({"without": list(layer.absent_biases)} if layer.absent_biases else {})
+
+
+def with_rows(layer: Layer, rows: Mapping[str, Rows]) -> Layer:
+    """A new layer that takes over `rows`; the values of its matrices are those already."""
+    layer.rows = MappingProxyType(dict(rows))
+    return layer
+
+
+def weight_and_bias(kind: str, weights: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    """The tensors of a file's layer, which must be weight and perhaps bias."""
+    if "weight" not in weights or not weights.keys() <= {"weight", "bias"}:
+        raise ValueError(f"{kind} must have the tensors weight and bias, got {listed(sorted(weights))}")
+    return weights

@@ -1,0 +1,72 @@
+"""Linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from cnorm.layers.base import Layer, weight_and_bias, with_rows
+from cnorm.rounded import Matrix, Rows
+from cnorm.tensors import Tensor
+from cnorm.weights import checked
+
+LINEAR = Tensor("weight", ("O", "I")), Tensor("bias", ("O",), optional=True)
+
+
+class Linear(Layer):
+    """y = weight x + bias.
+
+    Parameters
+    ----------
+    weight : ndarray, shape (output_size, input_size), float32 (float16 and bfloat16 are widened)
+        Or a torch.nn.Linear, whose bias is then taken too. A kernel [inputs, outputs] of Keras is given as kernel.T.
+    bias : ndarray, shape (output_size,), optional
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `LSTM`.
+    """
+
+    kind = "Linear"
+    part = "linear"
+    fields = MappingProxyType({"weight": "weight", "bias": "bias"})
+
+    def __init__(self, weight: Any, bias: Any = None) -> None:
+        if hasattr(weight, "in_features") and hasattr(weight, "weight"):  # a torch.nn.Linear
+            if bias is not None:
+                raise TypeError("bias must not be given beside a module, which brings its own")
+            weight, bias = weight.weight, weight.bias
+        given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        self.weights, sizes = checked(given, LINEAR, "Linear")
+        self.absent_biases = ("bias",) if bias is None else ()
+        self.output_size, self.input_size = sizes["O"], sizes["I"]
+
+    def __repr__(self):
+        return f"Linear({self.input_size} -> {self.output_size})"
+
+    def __reduce__(self):
+        return _linear, (self.weights["weight"], self.weights.get("bias"), dict(self.rows))
+
+    def matrices(self) -> dict[str, Matrix]:
+        return {"weight": Matrix(self.weights["weight"])}
+
+    @classmethod
+    def filled(cls, entry: dict, rows: Mapping[str, Rows], others: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if rows.keys() != {"weight"} or "weight" in others:
+            raise ValueError(f"the matrix of a rounded Linear must be rows.weight, got {sorted(rows)}")
+        return others | {"weight": rows["weight"].values()}
+
+    def with_rows(self, rows: Mapping[str, Rows]) -> Layer:
+        return _linear(rows["weight"].values(), self.weights.get("bias"), rows)
+
+    @classmethod
+    def from_entry(cls, entry: dict, weights: Mapping[str, np.ndarray], read: Callable) -> Layer | None:
+        return None if entry else cls(**weight_and_bias(cls.kind, weights))
+
+
+def _linear(weight, bias, rows):
+    return with_rows(Linear(weight, bias), rows)
