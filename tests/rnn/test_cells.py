@@ -258,10 +258,12 @@ def test_rejects_a_module_of_another_type():
         cnorm.from_torch(torch.nn.LSTM(3, 4), "torch", kind="lstm")
 
 
-def test_a_tensor_with_a_gradient_is_named():
+def test_tensors_with_gradients_are_read():
     torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match=r"weights\['weight_ih_l0'\] of GRU torch must be an array that NumPy can read"):
-        cnorm.GRU(dict(torch.nn.GRU(3, 4).named_parameters()), preset="torch")
+    network = torch.nn.GRU(3, 4)
+    x = np.ones((5, 3), np.float32)
+    recorded = cnorm.Model([cnorm.GRU(dict(network.named_parameters()), preset="torch")]).run(x)
+    assert recorded.tobytes() == cnorm.Model([cnorm.GRU(network.state_dict(), preset="torch")]).run(x).tobytes()
 
 
 def test_weights_are_read_only_copies(rng):

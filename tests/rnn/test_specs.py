@@ -152,7 +152,7 @@ def test_eps(rng):
     with pytest.raises(ValueError, match="normalises nothing"):
         cnorm.LSTM(plain, preset="torch", eps=1e-5)
     gain = np.ones(4, np.float32)
-    for bad in None, "1e-5", 1j, True, np.True_, [1e-5], np.array([1e-5]):
+    for bad in "1e-5", 1j, True, np.True_, [1e-5], np.array([1e-5]):
         with pytest.raises(TypeError, match="eps must be a real number"):
             cnorm.LayerNorm(gain, eps=bad)
     for bad in -1e-5, float("nan"), float("inf"), 10**400:

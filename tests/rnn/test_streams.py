@@ -544,7 +544,7 @@ def test_a_saved_state_that_is_not_finite(model):
 
 def test_rejects_malformed_saved_streams_and_those_of_another_model(model, rng):
     saved = model.stream().save()
-    for data in (b"", saved[:-1], saved + b"\0", saved[4:], saved.replace(b"2\n", b"3\n")):
+    for data in (b"", saved[:-1], saved + b"\0", saved[4:], saved.replace(b"3\n", b"4\n")):
         with pytest.raises(ValueError, match="saved"):
             model.restore(data)
     with pytest.raises(ValueError, match="another model"):

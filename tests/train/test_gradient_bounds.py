@@ -99,8 +99,8 @@ def test_layers_without_state(rows, rng):
     run(tape, x)
     found = {"x": back(tape, dy, 7)[:, 0]}
     first, normed, last = (tape.gradients[i] for i in (0, 1, 4))
-    found |= {"w": first["weight_x"][0], "b": first["bias"], "gain": normed["gain_h"], "bias": normed["bias"]}
-    found |= {"w2": last["weight_x"][0], "b2": last["bias"]}
+    found |= {"w": first["weight"][0], "b": first["bias"], "gain": normed["gain"], "bias": normed["bias"]}
+    found |= {"w2": last["weight"][0], "b2": last["bias"]}
     n = {name: autodiff.Node(autodiff.Value(array)) for name, array in ({"x": x[:, 0]} | weights).items()}
     a = n["x"] @ n["w"].T + n["b"]
     y = (np.tanh(reference.normalised(a, 1e-5) * n["gain"] + n["bias"]) + a) @ n["w2"].T + n["b2"]

@@ -102,7 +102,7 @@ def test_a_tape_compares_every_array_with_its_sizes(x, rng):
         tape.run(0, 2, good, read_only)
     for memory in (tape.memory[:-1], tape.memory.astype(np.float64), np.zeros(1, np.float32)):
         with pytest.raises((ValueError, TypeError), match="memory must"):
-            _core.Tape([("GRU", cells.random_cell(("GRU", "torch"), rng, 8, 8)[0], 8)], 2, 3, None, memory)
+            _core.Tape([(cells.random_cell(("GRU", "torch"), rng, 8, 8)[0], 8)], 2, 3, None, memory)
 
 
 def test_a_vector_of_another_length_is_not_loaded(rng):
