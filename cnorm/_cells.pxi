@@ -255,7 +255,7 @@ cdef class Sums:
 cdef int scatter(cnp.ndarray plan, const cnorm_gradient *gradient, tuple tensors) except -1:
     """Copy the pieces of packed gradients to the tensors, see `TrainedCell`."""
     cdef const long long *piece = <const long long *>cnp.PyArray_DATA(plan)
-    cdef const layer_field *fields = layer_ops_of(CNORM_LAYER_CELL).fields
+    cdef const layer_field *fields = cnorm_layer_ops_of(CNORM_LAYER_CELL).fields
     cdef Py_ssize_t i
     cdef long long row, col
     cdef float *to

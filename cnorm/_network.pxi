@@ -24,8 +24,8 @@ cdef extern from "rnn/layers.h" nogil:  # what a kind of layer has, by name
         ptrdiff_t (*state)(const cnorm_layer *, int)
         const char *state_names[2]
 
-    const layer_ops *layer_ops_of(cnorm_layer_kind kind)
-    void layer_set_number(cnorm_layer *layer, const layer_option *option, double value)
+    const layer_ops *cnorm_layer_ops_of(cnorm_layer_kind kind)
+    void cnorm_layer_set_number(cnorm_layer *layer, const layer_option *option, double value)
     cnorm_matrix *field_matrix(cnorm_layer *layer, const layer_field *field)
     const float **field_vector(cnorm_layer *layer, const layer_field *field)
 
@@ -121,8 +121,8 @@ cdef str name_of(const char *name):
 cdef int kind_of(str name) except -1:
     """The cnorm_layer_kind of a name in src/rnn/layers."""
     cdef int kind = 0
-    while layer_ops_of(<cnorm_layer_kind>kind) != NULL:
-        if name_of(layer_ops_of(<cnorm_layer_kind>kind).name) == name:
+    while cnorm_layer_ops_of(<cnorm_layer_kind>kind) != NULL:
+        if name_of(cnorm_layer_ops_of(<cnorm_layer_kind>kind).name) == name:
             return kind
         kind += 1
     raise ValueError(f"there is no kind of layer named {name!r}")
@@ -130,7 +130,7 @@ cdef int kind_of(str name) except -1:
 
 cdef tuple field_names(cnorm_layer_kind kind):
     """The names of a kind's fields, in the order of its table."""
-    cdef const layer_field *field = layer_ops_of(kind).fields
+    cdef const layer_field *field = cnorm_layer_ops_of(kind).fields
     names = []
     while field.name != NULL:
         names.append(name_of(field.name))
@@ -221,10 +221,10 @@ cdef class Network:
         cdef const layer_option *option
         cdef const layer_field *field
         to.kind = <cnorm_layer_kind>kind_of(parts.kind)
-        ops = layer_ops_of(to.kind)
+        ops = cnorm_layer_ops_of(to.kind)
         option = ops.options
         while option.name != NULL:
-            layer_set_number(to, option, parts.options[name_of(option.name)])
+            cnorm_layer_set_number(to, option, parts.options[name_of(option.name)])
             option += 1
         field = ops.fields
         while field.name != NULL:
@@ -240,7 +240,7 @@ cdef class Network:
 
     cdef int add_state(self, const cnorm_layer *layer, int first, dict given, list starts) except -1:
         """Append the state of a layer, whose initial arrays are `given` by name, to that of the layers before it."""
-        cdef const layer_ops *ops = layer_ops_of(layer.kind)
+        cdef const layer_ops *ops = cnorm_layer_ops_of(layer.kind)
         cdef ptrdiff_t units, offset = self.state_floats
         cdef int k
         if ops.state == NULL:
@@ -298,7 +298,7 @@ cdef class Network:
         self.memory.append(packed)
         for i in range(self.count):
             layer = &self.layers[i]
-            ops = layer_ops_of(layer.kind)
+            ops = cnorm_layer_ops_of(layer.kind)
             field = ops.fields
             while field.name != NULL:
                 if field.shape == NULL and has_field(layer, field):

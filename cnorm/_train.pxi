@@ -66,7 +66,7 @@ cdef class Tape:
     cdef dict arrays(self, int i):
         """Allocate the gradients of a layer; vectors are padded."""
         cdef cnorm_layer *layer = &self.network.layers[i]
-        cdef const layer_field *field = layer_ops_of(layer.kind).fields
+        cdef const layer_field *field = cnorm_layer_ops_of(layer.kind).fields
         cdef const cnorm_matrix *m
         cdef vector_shape shape
         cdef cnp.ndarray flat
@@ -94,7 +94,7 @@ cdef class Tape:
     def load(self, int i, dict packed):
         """Replace the weights of layer i, and the initial values of its state, by the names of its fields."""
         cdef cnorm_layer *layer = &self.network.layers[i]
-        cdef const layer_ops *ops = layer_ops_of(layer.kind)
+        cdef const layer_ops *ops = cnorm_layer_ops_of(layer.kind)
         cdef const layer_field *field = ops.fields
         cdef ptrdiff_t offset = cnorm_state_floats(self.network.layers, i)
         cdef vector_shape shape

@@ -19,7 +19,7 @@ def function(name, result, *arguments):
 
 strerror = function("cnorm_strerror", c_char_p, c_int)
 model_memory = function("cnorm_model_memory", c_ssize_t, c_void_p, c_ssize_t)
-model_open = function("cnorm_model_open", c_int, c_void_p, c_ssize_t, c_void_p, c_ssize_t, c_void_p)
+model_open = function("cnorm_model_open", c_int, c_void_p, c_ssize_t, c_void_p, c_ssize_t, c_void_p, c_void_p)
 stream_floats = function("cnorm_stream_floats", c_ssize_t, c_void_p, c_ssize_t)
 stream_start = function("cnorm_stream_start", c_int, c_void_p, c_void_p, c_void_p, c_ssize_t)
 stream_run = function("cnorm_stream_run", c_int, c_void_p, c_ssize_t, c_void_p, c_void_p)
@@ -51,7 +51,7 @@ def process(stream, frames, scores):
 file = np.memmap(sys.argv[1], np.uint8, "r")
 model = np.zeros(1, capi.MODEL)
 memory = aligned_zeros(model_memory(file.ctypes.data, file.size))
-check(model_open(file.ctypes.data, file.size, memory.ctypes.data, memory.size, model.ctypes.data))
+check(model_open(file.ctypes.data, file.size, memory.ctypes.data, memory.size, model.ctypes.data, None))
 stream = np.zeros(1, capi.STREAM)
 floats = aligned_zeros(4 * stream_floats(model.ctypes.data, 1))
 check(stream_start(stream.ctypes.data, model.ctypes.data, floats.ctypes.data, 1))

@@ -8,7 +8,7 @@ ptrdiff_t cnorm_backward_floats(const cnorm_tape *tape)
 {
     ptrdiff_t largest = 0;
     for (int i = 0; i < tape->count; ++i) {
-        const layer_ops *ops = layer_ops_of(tape->layers[i].kind);
+        const layer_ops *ops = cnorm_layer_ops_of(tape->layers[i].kind);
         if (!ops || !ops->backward_floats) continue;
         largest = larger(largest, ops->backward_floats(&tape->layers[i], tape->steps * tape->batch));
     }
@@ -20,8 +20,8 @@ static void add_reads(const layer_backward *call, const cnorm_tape *tape, int in
 {
     for (int i = index + 1; call->dx.at && i < tape->count; ++i) {
         const cnorm_layer *layer = &tape->layers[i];
-        const layer_ops *ops = layer_ops_of(layer->kind);
-        for (int k = 0; ops->read && k < LAYER_READS; ++k) {
+        const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
+        for (int k = 0; k < ops->reads; ++k) {
             const layer_read read = ops->read(layer, k);
             if (read.back == 0) break;
             if (i - read.back != index) continue;
@@ -63,7 +63,7 @@ cnorm_status cnorm_run_backward(const cnorm_tape *tape, const cnorm_backward *ca
                                     .dstate_stride = state_floats,
                                     .sums = call->sums,
                                     .scratch = call->scratch};
-        layer_ops_of(layer->kind)->backward(&one);
+        cnorm_layer_ops_of(layer->kind)->backward(&one);
         add_reads(&one, tape, i, call->first);
         dy = (const_rows){here.at, here.row};
     }
@@ -73,7 +73,7 @@ cnorm_status cnorm_run_backward(const cnorm_tape *tape, const cnorm_backward *ca
 
 ptrdiff_t cnorm_sums_floats(const cnorm_layer *layers, int count)
 {
-    const layer_ops *ops = count == 1 ? layer_ops_of(layers[0].kind) : NULL;
+    const layer_ops *ops = count == 1 ? cnorm_layer_ops_of(layers[0].kind) : NULL;
     return ops && ops->sums_floats ? ops->sums_floats(&layers[0]) : 0;
 }
 
@@ -91,9 +91,9 @@ cnorm_status cnorm_sum_gradients(const cnorm_tape *const *tapes, ptrdiff_t count
             return CNORM_ERROR_LAYER;
     }
     const cnorm_layer *layer = tapes[0]->layers;
-    const tape_rows rows = {NULL, layer_tape_row(layer), 0, count, tapes};
+    const tape_rows rows = {NULL, cnorm_layer_tape_row(layer), 0, count, tapes};
     const float_mode mode = float_mode_enter();
-    layer_ops_of(layer->kind)->sum(kernels, layer, rows, sums, gradient, scratch);
+    cnorm_layer_ops_of(layer->kind)->sum(kernels, layer, rows, sums, gradient, scratch);
     float_mode_leave(mode);
     return CNORM_OK;
 }

@@ -2,16 +2,19 @@
  * comparisons, so that a missing vector or a zeroed struct is an error and not a crash or a wrong result. */
 #include "layers.h"
 
-/* the name of what is at fault in layer `index`, or NULL */
-static const char *layer_fault(const cnorm_layer *layers, int index)
+/* The name of what is at fault in layer `index`, or NULL. *size: the outputs of the layer before, if there is one; it
+ * becomes those of this one. */
+static const char *layer_fault(const cnorm_layer *layers, int index, ptrdiff_t *size)
 {
     const cnorm_layer *layer = &layers[index];
-    const layer_ops *ops = layer_ops_of(layer->kind);
+    const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
     if (!ops) return "kind";
     const char *field = ops->check(layer);
     if (field) return field;
-    if (index > 0 && ops->inputs(layer) != cnorm_layer_outputs(&layers[index - 1])) return "inputs";
-    for (int k = 0; ops->read && k < LAYER_READS; ++k) {
+    const ptrdiff_t inputs = layer_size(layer, ops->inputs);
+    if (index > 0 && inputs != *size) return "inputs";
+    *size = layer_size(layer, ops->outputs);
+    for (int k = 0; k < ops->reads; ++k) {
         const layer_read read = ops->read(layer, k);
         if (read.back == 0) break;
         if (read.back > index || cnorm_layer_inputs(&layers[index - read.back]) != read.n) return "back";
@@ -24,8 +27,9 @@ cnorm_status cnorm_layers_check(const cnorm_layer *layers, int count, cnorm_faul
     if (fault) *fault = (cnorm_fault){-1, -1, NULL};
     if (count <= 0) return CNORM_ERROR_SIZE;
     if (!layers) return CNORM_ERROR_NULL;
+    ptrdiff_t size = 0;
     for (int i = 0; i < count; ++i) {
-        const char *field = layer_fault(layers, i);
+        const char *field = layer_fault(layers, i, &size);
         if (!field) continue;
         if (fault) fault->layer = i, fault->field = field;
         return CNORM_ERROR_LAYER;

@@ -6,14 +6,14 @@
 #include "../kernels/backward.h"
 #include "layers.h"
 
-int usable_matrix(const cnorm_matrix *w, ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols)
+int cnorm_usable_matrix(const cnorm_matrix *w, ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols)
 {
     return w->panels && w->gates == gates && w->units == units && w->cols == cols && w->group >= 0 &&
            w->group <= gates && cnorm_matrix_bytes(w) > 0 &&
            (w->type != CNORM_WEIGHT_I8 || (w->levels > 0 && w->levels <= CNORM_INT8_LEVELS));
 }
 
-int usable_eps(float eps) { return eps >= 0 && eps < INFINITY; }
+int cnorm_usable_eps(float eps) { return eps >= 0 && eps < INFINITY; }
 
 /* the addresses of the next rows, at most OUTER_ROWS; returns their number */
 static ptrdiff_t next_rows(tape_rows *rows, const float **to)
@@ -34,8 +34,8 @@ static ptrdiff_t next_rows(tape_rows *rows, const float **to)
 }
 
 /* dw [gates * units, cols] = sum over the rows of dz x^T, which lie at these offsets; scratch [outer_floats] */
-void weight_backward(const cnorm_kernels *kernels, const cnorm_matrix *w, tape_rows rows, ptrdiff_t dz, ptrdiff_t x,
-                     float *scratch, float *dw)
+void cnorm_weight_backward(const cnorm_kernels *kernels, const cnorm_matrix *w, tape_rows rows, ptrdiff_t dz,
+                           ptrdiff_t x, float *scratch, float *dw)
 {
     const float *dzs[OUTER_ROWS], *xs[OUTER_ROWS];
     if (!dw || !w->panels) return;
@@ -48,14 +48,14 @@ void weight_backward(const cnorm_kernels *kernels, const cnorm_matrix *w, tape_r
 }
 
 /* to [n] += from [n]; then from [n] = 0 */
-void add_block(const cnorm_kernels *kernels, ptrdiff_t n, float *to, float *from)
+void cnorm_add_block(const cnorm_kernels *kernels, ptrdiff_t n, float *to, float *from)
 {
     kernels->add_f32(n, to, from);
     memset(from, 0, (size_t)n * sizeof *from);
 }
 
 /* copies a gradient [n] to the caller's array, if there is one */
-void copy_gradient(float *to, const float *from, ptrdiff_t n)
+void cnorm_copy_gradient(float *to, const float *from, ptrdiff_t n)
 {
     if (to) memcpy(to, from, (size_t)n * sizeof *to);
 }

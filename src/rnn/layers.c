@@ -3,32 +3,27 @@
 
 #include <string.h>
 
-static const layer_ops *const kinds[] = {
-    [CNORM_LAYER_LINEAR] = &linear_ops,     [CNORM_LAYER_CELL] = &cell_ops,
-    [CNORM_LAYER_NORM] = &norm_ops,         [CNORM_LAYER_ACTIVATION] = &activation_ops,
-    [CNORM_LAYER_RESIDUAL] = &residual_ops, [CNORM_LAYER_SCALE] = &scale_ops,
+const layer_ops *const cnorm_layer_kinds[LAYER_KINDS] = {
+    [CNORM_LAYER_LINEAR] = &cnorm_linear_ops,     [CNORM_LAYER_CELL] = &cnorm_cell_ops,
+    [CNORM_LAYER_NORM] = &cnorm_norm_ops,         [CNORM_LAYER_ACTIVATION] = &cnorm_activation_ops,
+    [CNORM_LAYER_RESIDUAL] = &cnorm_residual_ops, [CNORM_LAYER_SCALE] = &cnorm_scale_ops,
 };
-
-const layer_ops *layer_ops_of(cnorm_layer_kind kind)
-{
-    return (unsigned)kind < sizeof kinds / sizeof *kinds ? kinds[kind] : NULL;
-}
 
 ptrdiff_t cnorm_layer_inputs(const cnorm_layer *layer)
 {
-    const layer_ops *ops = layer_ops_of(layer->kind);
-    return ops ? ops->inputs(layer) : 0;
+    const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
+    return ops ? layer_size(layer, ops->inputs) : 0;
 }
 
 ptrdiff_t cnorm_layer_outputs(const cnorm_layer *layer)
 {
-    const layer_ops *ops = layer_ops_of(layer->kind);
-    return ops ? ops->outputs(layer) : 0;
+    const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
+    return ops ? layer_size(layer, ops->outputs) : 0;
 }
 
 ptrdiff_t cnorm_layer_state_floats(const cnorm_layer *layer)
 {
-    const layer_ops *ops = layer_ops_of(layer->kind);
+    const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
     ptrdiff_t floats = 0;
     for (int k = 0; ops && ops->state && k < LAYER_STATES; ++k) floats += padded_units(ops->state(layer, k));
     return floats;
@@ -41,19 +36,19 @@ ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count)
     return total;
 }
 
-ptrdiff_t layer_scratch(const cnorm_layer *layer, ptrdiff_t rows)
+ptrdiff_t cnorm_layer_scratch(const cnorm_layer *layer, ptrdiff_t rows)
 {
-    const layer_ops *ops = layer_ops_of(layer->kind);
+    const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
     return ops && ops->scratch ? ops->scratch(layer, rows) : 0;
 }
 
-ptrdiff_t layer_tape_row(const cnorm_layer *layer)
+ptrdiff_t cnorm_layer_tape_row(const cnorm_layer *layer)
 {
-    const layer_ops *ops = layer_ops_of(layer->kind);
+    const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
     return ops && ops->tape_row ? ops->tape_row(layer) : padded_units(cnorm_layer_inputs(layer));
 }
 
-double layer_number(const cnorm_layer *layer, const layer_option *option)
+double cnorm_layer_number(const cnorm_layer *layer, const layer_option *option)
 {
     const char *at = (const char *)layer + option->at;
     switch (option->type) {
@@ -68,7 +63,7 @@ double layer_number(const cnorm_layer *layer, const layer_option *option)
 
 _Static_assert(sizeof(cnorm_scope) == sizeof(int), "an enumeration is an option of type int");
 
-void layer_set_number(cnorm_layer *layer, const layer_option *option, double value)
+void cnorm_layer_set_number(cnorm_layer *layer, const layer_option *option, double value)
 {
     char *at = (char *)layer + option->at;
     const int number = option->type == OPTION_INT ? (int)value : 0;

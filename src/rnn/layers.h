@@ -35,6 +35,7 @@ typedef struct layer_field {
     vector_shape (*shape)(const cnorm_layer *); /* of a const float *; NULL for a cnorm_matrix */
 } layer_field;
 
+#define LAYER_SIZE(kind, member) offsetof(cnorm_layer, as.kind.member)
 #define LAYER_OPTION(kind, member, type)                                                                               \
     {                                                                                                                  \
 #member, type, offsetof(cnorm_layer, as.kind.member)                                                           \
@@ -108,11 +109,12 @@ typedef struct layer_backward {
 /* Functions that a kind needs no more than the default are NULL. Floats of scratch are multiples of CNORM_GATE_PAD. */
 typedef struct layer_ops {
     const char *name;
-    const layer_option *options; /* ended by one without a name */
-    const layer_field *fields;   /* likewise */
-    ptrdiff_t (*inputs)(const cnorm_layer *), (*outputs)(const cnorm_layer *);
+    const layer_option *options;                    /* ended by one without a name */
+    const layer_field *fields;                      /* likewise */
+    ptrdiff_t inputs, outputs;                      /* offsets in cnorm_layer of these sizes, each a ptrdiff_t */
     const char *(*check)(const cnorm_layer *);      /* the name of an option or field that can't be used, or NULL */
-    layer_read (*read)(const cnorm_layer *, int k); /* back is 0 after the last; none */
+    int reads;                                      /* the most inputs of earlier layers that it reads; 0 */
+    layer_read (*read)(const cnorm_layer *, int k); /* k < reads; back is 0 after the last */
     ptrdiff_t (*state)(const cnorm_layer *, int k); /* floats of array k, which are padded; none */
     const char *state_names[LAYER_STATES];
     ptrdiff_t (*scratch)(const cnorm_layer *, ptrdiff_t rows); /* floats; 0 */
@@ -130,28 +132,40 @@ typedef struct layer_ops {
 
 #pragma GCC visibility push(hidden)
 
-extern const layer_ops linear_ops, cell_ops, norm_ops, activation_ops, residual_ops, scale_ops;
+extern const layer_ops cnorm_linear_ops, cnorm_cell_ops, cnorm_norm_ops, cnorm_activation_ops, cnorm_residual_ops,
+    cnorm_scale_ops;
 
-/* The operations of a kind, in the order of cnorm_layer_kind; NULL for an unknown one. */
-const layer_ops *layer_ops_of(cnorm_layer_kind kind);
+enum { LAYER_KINDS = CNORM_LAYER_SCALE + 1 };
+extern const layer_ops *const cnorm_layer_kinds[LAYER_KINDS];
 
 /* layers.c: sizes of a layer of a known kind, from its table */
-ptrdiff_t layer_tape_row(const cnorm_layer *layer);
-ptrdiff_t layer_scratch(const cnorm_layer *layer, ptrdiff_t rows);
+ptrdiff_t cnorm_layer_tape_row(const cnorm_layer *layer);
+ptrdiff_t cnorm_layer_scratch(const cnorm_layer *layer, ptrdiff_t rows);
 
 /* layers.c: a layer's options and fields, by the table */
-double layer_number(const cnorm_layer *layer, const layer_option *option);
-void layer_set_number(cnorm_layer *layer, const layer_option *option, double value);
+double cnorm_layer_number(const cnorm_layer *layer, const layer_option *option);
+void cnorm_layer_set_number(cnorm_layer *layer, const layer_option *option, double value);
 
 /* fields.c: parts of the operations that several kinds share */
-int usable_matrix(const cnorm_matrix *w, ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols);
-int usable_eps(float eps);
-void weight_backward(const cnorm_kernels *kernels, const cnorm_matrix *w, tape_rows rows, ptrdiff_t dz, ptrdiff_t x,
-                     float *scratch, float *dw);
-void add_block(const cnorm_kernels *kernels, ptrdiff_t n, float *to, float *from);
-void copy_gradient(float *to, const float *from, ptrdiff_t n);
+int cnorm_usable_matrix(const cnorm_matrix *w, ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols);
+int cnorm_usable_eps(float eps);
+void cnorm_weight_backward(const cnorm_kernels *kernels, const cnorm_matrix *w, tape_rows rows, ptrdiff_t dz,
+                           ptrdiff_t x, float *scratch, float *dw);
+void cnorm_add_block(const cnorm_kernels *kernels, ptrdiff_t n, float *to, float *from);
+void cnorm_copy_gradient(float *to, const float *from, ptrdiff_t n);
 
 #pragma GCC visibility pop
+
+/* The operations of a kind; NULL for an unknown one. */
+static inline const layer_ops *cnorm_layer_ops_of(cnorm_layer_kind kind)
+{
+    return (unsigned)kind < LAYER_KINDS ? cnorm_layer_kinds[kind] : NULL;
+}
+
+static inline ptrdiff_t layer_size(const cnorm_layer *layer, ptrdiff_t at)
+{
+    return *(const ptrdiff_t *)(const void *)((const char *)layer + at);
+}
 
 static inline int between(int value, int last) { return value >= 0 && value <= last; }
 

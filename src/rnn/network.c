@@ -17,7 +17,7 @@ static ptrdiff_t output_floats(const cnorm_layer *layers, int count, ptrdiff_t r
 static ptrdiff_t scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows)
 {
     ptrdiff_t largest = 0;
-    for (int i = 0; i < count; ++i) largest = larger(largest, layer_scratch(&layers[i], rows));
+    for (int i = 0; i < count; ++i) largest = larger(largest, cnorm_layer_scratch(&layers[i], rows));
     return output_floats(layers, count - 1, rows) + (largest + 15) / 16 * 16;
 }
 
@@ -43,16 +43,22 @@ typedef struct {
     const cnorm_layer *layers;
     int count, steps;
     ptrdiff_t rows;
-    float *const *states; /* [1] with steps, else one for each row */
-    float *scratch;       /* cnorm_scratch_floats */
+    float *const *states;           /* [1] with steps, else one for each row */
+    float *scratch, *layer_scratch; /* cnorm_scratch_floats: the outputs of layers, then what a layer needs */
 } network_call;
 
-/* the input of layer `index`: x, or the output that the layer before it keeps in scratch [rows, padded outputs] */
-static const_rows input_of(const network_call *call, ptrdiff_t index, const_rows x)
+/* The input of the layer `back` places before layer `index`: x, or the output that the layer before it keeps in scratch
+ * [rows, padded outputs]. `at`: where the output of layer `index` goes. */
+static const_rows earlier_input(const network_call *call, ptrdiff_t index, ptrdiff_t back, const_rows x, float *at)
 {
-    if (index == 0) return x;
-    return (const_rows){call->scratch + output_floats(call->layers, (int)index - 1, call->rows),
-                        padded_units(cnorm_layer_inputs(&call->layers[index]))};
+    if (back == index) return x;
+    ptrdiff_t width = 0;
+    for (ptrdiff_t i = index - 1; i >= index - back - 1; --i) {
+        const cnorm_layer *layer = &call->layers[i];
+        width = padded_units(layer_size(layer, cnorm_layer_ops_of(layer->kind)->outputs));
+        at -= call->rows * width;
+    }
+    return (const_rows){at, width};
 }
 
 /* n <= rows rows through all layers */
@@ -64,23 +70,36 @@ static void run_rows(const network_call *call, ptrdiff_t n, const_rows x, float_
                      .x = x,
                      .states = call->states,
                      .steps = call->steps,
-                     .scratch = out + output_floats(call->layers, call->count - 1, call->rows)};
+                     .scratch = call->layer_scratch};
     for (int i = 0; i < call->count; ++i) {
         const cnorm_layer *layer = &call->layers[i];
-        const layer_ops *ops = layer_ops_of(layer->kind);
-        const ptrdiff_t width = padded_units(ops->outputs(layer));
+        const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
+        const ptrdiff_t width = padded_units(layer_size(layer, ops->outputs));
         one.layer = layer;
-        one.y = i + 1 == call->count ? y : (float_rows){out, width};
-        for (int k = 0; ops->read && k < LAYER_READS; ++k) {
+        const int last = i + 1 == call->count;
+        float *const to = last ? y.at : out; /* not read again from `one`: its halves are stored one by one */
+        const ptrdiff_t stride = last ? y.stride : width;
+        one.y.at = to, one.y.stride = stride;
+        for (int k = 0; k < ops->reads; ++k) {
             const ptrdiff_t back = ops->read(layer, k).back;
             if (back == 0) break;
-            one.read[k] = input_of(call, i - back, x);
+            one.read[k] = earlier_input(call, i, back, x, out);
         }
         ops->run(&one);
         if (ops->state) one.offset += cnorm_layer_state_floats(layer);
-        one.x = (const_rows){one.y.at, one.y.stride};
+        one.x.at = to, one.x.stride = stride;
         out += call->rows * width;
     }
+}
+
+/* an unknown kind has none: cnorm_layers_check refuses it */
+static int has_state(const cnorm_layer *layers, int count)
+{
+    for (int i = 0; i < count; ++i) {
+        const layer_ops *ops = cnorm_layer_ops_of(layers[i].kind);
+        if (ops && ops->state) return 1;
+    }
+    return 0;
 }
 
 static cnorm_status run_network_call(network_call call, ptrdiff_t total, const_rows x, float_rows y)
@@ -91,13 +110,14 @@ static cnorm_status run_network_call(network_call call, ptrdiff_t total, const_r
     if (call.count <= 0 || total < 0 || call.rows < 1) return CNORM_ERROR_SIZE;
     if (total == 0) return CNORM_OK;
     if (!call.layers || !x.at || !call.scratch || !y.at) return CNORM_ERROR_NULL;
-    const int stateful = cnorm_state_floats(call.layers, call.count) > 0;
+    const int stateful = has_state(call.layers, call.count);
     if (stateful && !states) return CNORM_ERROR_NULL;
     for (ptrdiff_t s = 0; stateful && s < (call.steps ? 1 : total); ++s)
         if (!states[s]) return CNORM_ERROR_NULL;
     const cnorm_status fits = cnorm_layers_check(call.layers, call.count, NULL);
     if (fits != CNORM_OK) return fits;
     const ptrdiff_t rows = call.rows = rows_together(call.layers, call.count, call.rows);
+    call.layer_scratch = call.scratch + output_floats(call.layers, call.count - 1, rows);
     const float_mode mode = float_mode_enter();
     for (ptrdiff_t t = 0; t < total; t += rows) {
         if (!call.steps) call.states = states + t;

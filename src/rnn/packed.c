@@ -33,7 +33,8 @@ static int affordable(const cnorm_network *network, uint64_t file_bytes)
     return (uint64_t)floats <= CNORM_MODEL_FLOATS + file_bytes;
 }
 
-cnorm_status packed_check_networks(const cnorm_network *networks, int count, ptrdiff_t *outputs, cnorm_fault *fault)
+cnorm_status cnorm_packed_check_networks(const cnorm_network *networks, int count, ptrdiff_t *outputs,
+                                         cnorm_fault *fault)
 {
     ptrdiff_t width = 0; /* outputs of the networks before */
     for (int i = 0; i < count; ++i) {
@@ -132,7 +133,7 @@ static int read_option(packed_file *file, const layer_option *option, uint32_t b
     memcpy(&number, &bits, sizeof number);
     if (option->type == OPTION_SIZE) file->widths += bits;
     if (option->type != OPTION_FLOAT && bits > WIDEST) return 0;
-    layer_set_number(to, option, option->type == OPTION_FLOAT ? (double)number : (double)bits);
+    cnorm_layer_set_number(to, option, option->type == OPTION_FLOAT ? (double)number : (double)bits);
     return 1;
 }
 
@@ -182,7 +183,7 @@ static cnorm_status read_record(packed_file *file, const unsigned char *at, uint
     if (from.bytes > most || sizeof from + options + fields != from.bytes) return CNORM_ERROR_LAYER;
     if (from.zero[0] || from.zero[1]) return CNORM_ERROR_LAYER;
     to->kind = (cnorm_layer_kind)from.kind;
-    const layer_ops *ops = layer_ops_of(to->kind);
+    const layer_ops *ops = cnorm_layer_ops_of(to->kind);
     file->fault.field = "kind";
     if (!ops) return CNORM_ERROR_LAYER;
     file->widths += (uint64_t)2 * CNORM_GATE_PAD;
@@ -208,7 +209,7 @@ static cnorm_status read_layer(packed_file *file, cnorm_layer *to, const float *
     const uint64_t most = (uint64_t)(file->records_end - at);
     if (file->head.version == 1) {
         uint64_t record[PACKED1_RECORD / sizeof(uint64_t)];
-        packed1_record(at, record);
+        cnorm_packed1_record(at, record);
         file->record += PACKED1_LAYER;
         return read_record(file, (const unsigned char *)record, sizeof record, to, start);
     }
@@ -249,7 +250,7 @@ static cnorm_status read_networks(packed_file *file, void *memory, cnorm_model *
     model->networks = networks;
     model->count = count;
     model->inputs = cnorm_layer_inputs(&networks[0].layers[0]);
-    return packed_check_networks(networks, count, &model->outputs, &file->fault);
+    return cnorm_packed_check_networks(networks, count, &model->outputs, &file->fault);
 }
 
 static cnorm_status open_file(packed_file *file, ptrdiff_t file_bytes, void *memory, ptrdiff_t memory_bytes,

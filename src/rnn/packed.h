@@ -68,11 +68,12 @@ static inline uint64_t packed_table_bytes(const packed_head *head)
 #pragma GCC visibility push(hidden)
 
 /* packed.c: all layers, their sizes and directions; sets the outputs of the last */
-cnorm_status packed_check_networks(const cnorm_network *networks, int count, ptrdiff_t *outputs, cnorm_fault *fault);
+cnorm_status cnorm_packed_check_networks(const cnorm_network *networks, int count, ptrdiff_t *outputs,
+                                         cnorm_fault *fault);
 
 /* Makes a layer of version 1 [PACKED1_LAYER] a record [PACKED1_RECORD]; an unknown kind has neither options nor
  * fields. */
-void packed1_record(const void *layer, void *record);
+void cnorm_packed1_record(const void *layer, void *record);
 
 #pragma GCC visibility pop
 

@@ -75,7 +75,7 @@ static void add_vector(record *to, uint32_t field, uint64_t at)
     to->at += sizeof is, to->head->fields += 1;
 }
 
-void packed1_record(const void *layer, void *bytes)
+void cnorm_packed1_record(const void *layer, void *bytes)
 {
     packed1_layer from;
     uint32_t options[16] = {0};

@@ -32,7 +32,7 @@ static void put_bytes(record_writer *to, const void *from, size_t bytes)
 static void put_options(record_writer *to, const cnorm_layer *layer, const layer_ops *ops)
 {
     for (const layer_option *option = ops->options; option->name; ++option, ++to->head.options) {
-        const double value = layer_number(layer, option);
+        const double value = cnorm_layer_number(layer, option);
         const float number = (float)value;
         uint32_t bits = option->type == OPTION_FLOAT ? 0 : (uint32_t)value;
         if (option->type == OPTION_FLOAT) memcpy(&bits, &number, sizeof bits);
@@ -71,7 +71,7 @@ static void put_matrix(record_writer *to, uint32_t number, const cnorm_matrix *m
 
 static ptrdiff_t put_layer(layout *data, cnorm_layer layer, const float *start, unsigned char *at)
 {
-    const layer_ops *ops = layer_ops_of(layer.kind);
+    const layer_ops *ops = cnorm_layer_ops_of(layer.kind);
     record_writer to = {at, data, {.kind = (uint32_t)layer.kind, .bytes = sizeof(packed_layer)}};
     put_options(&to, &layer, ops);
     for (uint32_t i = 0; ops->fields[i].name; ++i) {
@@ -146,7 +146,7 @@ static cnorm_status check_model(const cnorm_model *model)
         layers += model->networks[i].count;
     }
     return layers > PACKED_LAYERS ? CNORM_ERROR_SIZE
-                                  : packed_check_networks(model->networks, model->count, &outputs, &fault);
+                                  : cnorm_packed_check_networks(model->networks, model->count, &outputs, &fault);
 }
 
 ptrdiff_t cnorm_model_file_bytes(const cnorm_model *model)

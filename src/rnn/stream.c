@@ -13,7 +13,7 @@ static void set_start(const cnorm_network *network, float *state)
     memset(state, 0, (size_t)cnorm_state_floats(network->layers, network->count) * sizeof *state);
     for (int i = 0; i < network->count; ++i) {
         const cnorm_layer *layer = &network->layers[i];
-        const layer_ops *ops = layer_ops_of(layer->kind);
+        const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
         const float *start = network->starts ? network->starts[i] : NULL;
         for (int k = 0; ops && ops->state && k < LAYER_STATES; ++k) {
             const ptrdiff_t floats = ops->state(layer, k), padded = padded_units(floats);
@@ -189,7 +189,7 @@ static ptrdiff_t each_array(const cnorm_model *model, float *state, unsigned cha
     ptrdiff_t offset = 0, used = 0;
     for (int i = 0; i < model->networks[0].count; ++i) {
         const cnorm_layer *layer = &model->networks[0].layers[i];
-        const layer_ops *ops = layer_ops_of(layer->kind);
+        const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
         for (int k = 0; ops->state && k < LAYER_STATES; ++k) {
             const ptrdiff_t floats = ops->state(layer, k);
             if (f) *held &= f(state ? state + offset : NULL, saved ? saved + used : NULL, floats);

@@ -15,7 +15,7 @@ ptrdiff_t cnorm_tape_floats(const cnorm_tape *tape)
     const ptrdiff_t rows = tape->steps * tape->batch;
     ptrdiff_t floats = 0;
     for (int i = 0; i < tape->count; ++i) {
-        const ptrdiff_t row = layer_tape_row(&tape->layers[i]);
+        const ptrdiff_t row = cnorm_layer_tape_row(&tape->layers[i]);
         if (row > limit / rows) return 0;
         floats += rows * row + tape_stats_floats(&tape->layers[i], rows);
         if (floats > limit) return 0;
@@ -26,7 +26,7 @@ ptrdiff_t cnorm_tape_floats(const cnorm_tape *tape)
 ptrdiff_t cnorm_run_tape_floats(const cnorm_tape *tape)
 {
     ptrdiff_t largest = 0;
-    for (int i = 0; i < tape->count; ++i) largest = larger(largest, layer_scratch(&tape->layers[i], CNORM_ROWS));
+    for (int i = 0; i < tape->count; ++i) largest = larger(largest, cnorm_layer_scratch(&tape->layers[i], CNORM_ROWS));
     return tape->count > 0 ? larger(largest, CNORM_GATE_PAD) : 0;
 }
 
@@ -35,7 +35,7 @@ static void run_layer(const cnorm_kernels *kernels, const cnorm_tape *tape, int 
                       float *scratch, float_rows y)
 {
     const cnorm_layer *layer = &tape->layers[index];
-    const layer_ops *ops = layer_ops_of(layer->kind);
+    const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
     const tape_layer here = tape_layer_of(tape, index, first);
     layer_run call = {.kernels = kernels,
                       .layer = layer,
@@ -44,7 +44,7 @@ static void run_layer(const cnorm_kernels *kernels, const cnorm_tape *tape, int 
                       .y = y,
                       .scratch = scratch,
                       .stats = here.stats};
-    for (int k = 0; ops->read && k < LAYER_READS; ++k) {
+    for (int k = 0; k < ops->reads; ++k) {
         const ptrdiff_t back = ops->read(layer, k).back;
         if (back == 0) break;
         const tape_layer from = tape_layer_of(tape, index - back, first);
@@ -70,7 +70,7 @@ cnorm_status cnorm_run_tape(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t s
     ptrdiff_t offset = 0;
     for (int i = 0; i < tape->count; ++i) {
         const cnorm_layer *layer = &tape->layers[i];
-        const layer_ops *ops = layer_ops_of(layer->kind);
+        const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
         float_rows to = {y, cnorm_layer_outputs(layer)};
         if (i + 1 < tape->count) {
             const tape_layer next = tape_layer_of(tape, i + 1, first);
@@ -92,7 +92,7 @@ cnorm_status cnorm_tape_drop(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t 
     if (status != CNORM_OK) return status;
     for (int i = 0; i < tape->count; ++i) {
         const tape_layer from = tape_layer_of(tape, i, first), to = tape_layer_of(tape, i, 0);
-        const ptrdiff_t rows = (end - first) * tape->batch, stats = layer_ops_of(tape->layers[i].kind)->stats;
+        const ptrdiff_t rows = (end - first) * tape->batch, stats = cnorm_layer_ops_of(tape->layers[i].kind)->stats;
         memmove(to.at, from.at, (size_t)(rows * to.row) * sizeof(float));
         memmove(to.stats, from.stats, (size_t)(stats * rows) * sizeof(float));
     }

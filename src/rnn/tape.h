@@ -6,7 +6,7 @@
 
 static inline ptrdiff_t tape_stats_floats(const cnorm_layer *layer, ptrdiff_t rows)
 {
-    const layer_ops *ops = layer_ops_of(layer->kind);
+    const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
     return ops ? padded_units(ops->stats * rows) : 0;
 }
 
@@ -16,16 +16,16 @@ static inline tape_layer tape_layer_of(const cnorm_tape *tape, ptrdiff_t index, 
     const ptrdiff_t rows = tape->steps * tape->batch, skipped = first * tape->batch;
     float *at = tape->memory;
     for (ptrdiff_t i = 0; i < index; ++i)
-        at += rows * layer_tape_row(&tape->layers[i]) + tape_stats_floats(&tape->layers[i], rows);
+        at += rows * cnorm_layer_tape_row(&tape->layers[i]) + tape_stats_floats(&tape->layers[i], rows);
     const cnorm_layer *layer = &tape->layers[index];
-    const ptrdiff_t row = layer_tape_row(layer);
-    return (tape_layer){row, at + skipped * row, at + rows * row + layer_ops_of(layer->kind)->stats * skipped};
+    const ptrdiff_t row = cnorm_layer_tape_row(layer);
+    return (tape_layer){row, at + skipped * row, at + rows * row + cnorm_layer_ops_of(layer->kind)->stats * skipped};
 }
 
 /* whether the layer can be trained: only float32 weights have a gradient */
 static inline int tape_trains(const cnorm_layer *layer)
 {
-    const layer_ops *ops = layer_ops_of(layer->kind);
+    const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
     return !ops->trains || ops->trains(layer);
 }
 

@@ -1,8 +1,6 @@
 /* CNORM_LAYER_ACTIVATION: y = f(x), element by element. */
 #include "../layers.h"
 
-static ptrdiff_t activation_size(const cnorm_layer *layer) { return layer->as.activation.n; }
-
 static const layer_option activation_options[] = {
     LAYER_OPTION(activation, n, OPTION_SIZE),
     LAYER_OPTION(activation, f, OPTION_INT),
@@ -31,12 +29,12 @@ static void activation_backward_rows(const layer_backward *call)
                                                call->dy.at + s * call->dy.stride, call->dx.at + s * call->dx.stride);
 }
 
-const layer_ops activation_ops = {
+const layer_ops cnorm_activation_ops = {
     .name = "activation",
     .options = activation_options,
     .fields = activation_fields,
-    .inputs = activation_size,
-    .outputs = activation_size,
+    .inputs = LAYER_SIZE(activation, n),
+    .outputs = LAYER_SIZE(activation, n),
     .check = activation_check,
     .run = activation_run,
     .backward = activation_backward_rows,

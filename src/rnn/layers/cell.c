@@ -5,9 +5,6 @@
 #include "../../kernels/backward.h"
 #include "../layers.h"
 
-static ptrdiff_t cell_inputs_of(const cnorm_layer *layer) { return layer->as.cell.weight_x.cols; }
-static ptrdiff_t cell_outputs_of(const cnorm_layer *layer) { return layer->as.cell.weight_h.cols; }
-
 static ptrdiff_t cell_state(const cnorm_layer *layer, int k)
 {
     const cnorm_cell *cell = &layer->as.cell;
@@ -81,7 +78,7 @@ static const char *scope_check(const cnorm_cell *cell)
     const int normalised = cell->scope != CNORM_SCOPE_NONE;
     if (cell->scope == CNORM_SCOPE_SPLIT && !cell->gain_x) return "gain_x";
     if (normalised && !cell->gain_h) return "gain_h";
-    if (normalised && !usable_eps(cell->eps)) return "eps";
+    if (normalised && !cnorm_usable_eps(cell->eps)) return "eps";
     if (normalised != (cell->weight_h.group > 0)) return "weight_h";
     if (normalised != (cell->weight_x.group > 0)) return "weight_x";
     if (cell->scope != CNORM_SCOPE_SUM) return NULL;
@@ -94,9 +91,9 @@ static const char *lstm_check(const cnorm_cell *cell)
     const ptrdiff_t units = cell->weight_x.units, outputs = cell->weight_h.cols;
     if (!between((int)cell->cell_norm, CNORM_CELL_NORM_CARRY)) return "cell_norm";
     if (!(cell->cell_clip > 0)) return "cell_clip";
-    if (cell->cell_norm != CNORM_CELL_NORM_NONE && !usable_eps(cell->eps)) return "eps";
+    if (cell->cell_norm != CNORM_CELL_NORM_NONE && !cnorm_usable_eps(cell->eps)) return "eps";
     if (!cell->weight_p.panels) return outputs == units ? NULL : "weight_p";
-    if (!usable_matrix(&cell->weight_p, 1, outputs, units) || cell->weight_p.group != 0) return "weight_p";
+    if (!cnorm_usable_matrix(&cell->weight_p, 1, outputs, units) || cell->weight_p.group != 0) return "weight_p";
     return cell->projection_clip > 0 ? NULL : "projection_clip";
 }
 
@@ -108,7 +105,7 @@ static const char *gru_check(const cnorm_cell *cell)
     if (cell->reset == CNORM_RESET_AFTER && cell->scope == CNORM_SCOPE_SUM) return "scope";
     if (cell->reset != CNORM_RESET_BEFORE) return cell->weight_n.panels ? "weight_n" : NULL;
     if (cell->scope != CNORM_SCOPE_NONE) return "scope";
-    return usable_matrix(&cell->weight_n, 1, units, units) && cell->weight_n.group == 0 ? NULL : "weight_n";
+    return cnorm_usable_matrix(&cell->weight_n, 1, units, units) && cell->weight_n.group == 0 ? NULL : "weight_n";
 }
 
 static const char *cell_check(const cnorm_layer *layer)
@@ -120,8 +117,8 @@ static const char *cell_check(const cnorm_layer *layer)
     const int lstm = cell->kind == CNORM_CELL_LSTM, gru = cell->kind == CNORM_CELL_GRU;
     const ptrdiff_t gates = lstm ? LSTM_GATES : gru ? GRU_GATES : 1;
     const ptrdiff_t of_h = gru && cell->reset == CNORM_RESET_BEFORE ? gates - 1 : gates;
-    if (!usable_matrix(&cell->weight_x, gates, units, inputs)) return "weight_x";
-    if (!usable_matrix(&cell->weight_h, of_h, units, lstm ? cell->weight_h.cols : units)) return "weight_h";
+    if (!cnorm_usable_matrix(&cell->weight_x, gates, units, inputs)) return "weight_x";
+    if (!cnorm_usable_matrix(&cell->weight_h, of_h, units, lstm ? cell->weight_h.cols : units)) return "weight_h";
     if (!cell->bias) return "bias";
     if (!(cell->zoneout >= 0 && cell->zoneout <= 1)) return "zoneout";
     const char *found = scope_check(cell);
@@ -280,7 +277,7 @@ static void cell_steps_backward(const layer_backward *call, cnorm_sums *sums, fl
                                                                        .scratch = scratch});
             sums->rows += n;
             if (sums->rows == SUM_ROWS) {
-                add_block(call->kernels, floats, total, block);
+                cnorm_add_block(call->kernels, floats, total, block);
                 sums->rows = 0;
             }
         }
@@ -294,15 +291,15 @@ static void vector_gradients(const cnorm_cell *cell, const float *total, const s
 {
     const vector_sums at = vector_sums_of(cell);
     const ptrdiff_t width = padded_units(cell->weight_x.units), gates = cell->weight_x.gates * width;
-    copy_gradient(to->bias, total + at.bias, gates);
-    copy_gradient(to->gain_x, total + at.gain_x, gates);
-    copy_gradient(to->gain_h, total + at.gain_h, gates);
-    copy_gradient(to->inside_x, total + at.inside_x, gates);
-    copy_gradient(to->inside_h, total + at.inside_h, gates);
-    copy_gradient(to->bias_n, total + at.bias_n, width);
-    copy_gradient(to->gain_c, total + at.gain_c, width);
-    copy_gradient(to->bias_c, total + at.bias_c, width);
-    copy_gradient(to->bias_p, total + at.bias_p, padded_units(cell->weight_h.cols));
+    cnorm_copy_gradient(to->bias, total + at.bias, gates);
+    cnorm_copy_gradient(to->gain_x, total + at.gain_x, gates);
+    cnorm_copy_gradient(to->gain_h, total + at.gain_h, gates);
+    cnorm_copy_gradient(to->inside_x, total + at.inside_x, gates);
+    cnorm_copy_gradient(to->inside_h, total + at.inside_h, gates);
+    cnorm_copy_gradient(to->bias_n, total + at.bias_n, width);
+    cnorm_copy_gradient(to->gain_c, total + at.gain_c, width);
+    cnorm_copy_gradient(to->bias_c, total + at.bias_c, width);
+    cnorm_copy_gradient(to->bias_p, total + at.bias_p, padded_units(cell->weight_h.cols));
 }
 
 /* The gradients of the weights from `sums` and from the rows that the backward pass of the steps left. */
@@ -314,12 +311,12 @@ static void cell_sum(const cnorm_kernels *kernels, const cnorm_layer *layer, tap
     const tape_row row = tape_row_of(cell);
     const ptrdiff_t floats = vector_sums_of(cell).floats;
     float *rest = backward_scratch_of(cell, scratch).rest;
-    if (sums->rows > 0) add_block(kernels, floats, sums->memory, sums->memory + floats);
+    if (sums->rows > 0) cnorm_add_block(kernels, floats, sums->memory, sums->memory + floats);
     sums->rows = 0;
-    weight_backward(kernels, &cell->weight_x, rows, row.zx, row.x, rest, to->weight_x);
-    weight_backward(kernels, &cell->weight_h, rows, row.zh, row.state, rest, to->weight_h);
-    weight_backward(kernels, &cell->weight_n, rows, row.z2, row.in2, rest, to->weight_n);
-    weight_backward(kernels, &cell->weight_p, rows, row.z2, row.in2, rest, to->weight_p);
+    cnorm_weight_backward(kernels, &cell->weight_x, rows, row.zx, row.x, rest, to->weight_x);
+    cnorm_weight_backward(kernels, &cell->weight_h, rows, row.zh, row.state, rest, to->weight_h);
+    cnorm_weight_backward(kernels, &cell->weight_n, rows, row.z2, row.in2, rest, to->weight_n);
+    cnorm_weight_backward(kernels, &cell->weight_p, rows, row.z2, row.in2, rest, to->weight_p);
     vector_gradients(cell, sums->memory, to);
 }
 
@@ -340,12 +337,12 @@ static void cell_backward_steps(const layer_backward *call)
                                          call->dx.stride, 0);
 }
 
-const layer_ops cell_ops = {
+const layer_ops cnorm_cell_ops = {
     .name = "cell",
     .options = cell_options,
     .fields = cell_fields,
-    .inputs = cell_inputs_of,
-    .outputs = cell_outputs_of,
+    .inputs = LAYER_SIZE(cell, weight_x.cols),
+    .outputs = LAYER_SIZE(cell, weight_h.cols),
     .check = cell_check,
     .state = cell_state,
     .state_names = {"h", "c"},

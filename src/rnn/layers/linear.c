@@ -4,9 +4,6 @@
 #include "../../kernels/backward.h"
 #include "../layers.h"
 
-static ptrdiff_t linear_inputs(const cnorm_layer *layer) { return layer->as.linear.weight.cols; }
-static ptrdiff_t linear_outputs(const cnorm_layer *layer) { return layer->as.linear.weight.units; }
-
 static vector_shape linear_units(const cnorm_layer *layer)
 {
     const ptrdiff_t units = layer->as.linear.weight.units;
@@ -23,7 +20,7 @@ static const layer_field linear_fields[] = {
 static const char *linear_check(const cnorm_layer *layer)
 {
     const cnorm_matrix *w = &layer->as.linear.weight;
-    return usable_matrix(w, 1, w->units, w->cols) && w->group == 0 ? NULL : "weight";
+    return cnorm_usable_matrix(w, 1, w->units, w->cols) && w->group == 0 ? NULL : "weight";
 }
 
 static ptrdiff_t linear_scratch(const cnorm_layer *layer, ptrdiff_t rows)
@@ -110,19 +107,20 @@ static void linear_backward(const layer_backward *call)
     memset(scratch.block, 0, (size_t)units * sizeof *scratch.block);
     for (ptrdiff_t s = 0; s < rows; ++s) {
         call->kernels->add_f32(units, scratch.block, call->dy.at + s * call->dy.stride);
-        if ((s + 1) % SUM_ROWS == 0 || s + 1 == rows) add_block(call->kernels, units, scratch.total, scratch.block);
+        if ((s + 1) % SUM_ROWS == 0 || s + 1 == rows)
+            cnorm_add_block(call->kernels, units, scratch.total, scratch.block);
     }
-    copy_gradient(call->gradient->linear.bias, scratch.total, units);
+    cnorm_copy_gradient(call->gradient->linear.bias, scratch.total, units);
     if (call->gradient->linear.weight) linear_weight_backward(call, scratch.rest);
     if (call->dx.at) linear_inputs_backward(call, scratch.rest);
 }
 
-const layer_ops linear_ops = {
+const layer_ops cnorm_linear_ops = {
     .name = "linear",
     .options = linear_options,
     .fields = linear_fields,
-    .inputs = linear_inputs,
-    .outputs = linear_outputs,
+    .inputs = LAYER_SIZE(linear, weight.cols),
+    .outputs = LAYER_SIZE(linear, weight.units),
     .check = linear_check,
     .scratch = linear_scratch,
     .run = linear_run,

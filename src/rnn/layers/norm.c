@@ -1,8 +1,6 @@
 /* CNORM_LAYER_NORM: y = LN(x) gain + bias. */
 #include "../layers.h"
 
-static ptrdiff_t norm_size(const cnorm_layer *layer) { return layer->as.norm.n; }
-
 static vector_shape norm_vector(const cnorm_layer *layer)
 {
     return (vector_shape){0, layer->as.norm.n, layer->as.norm.n};
@@ -22,7 +20,7 @@ static const layer_field norm_fields[] = {
 static const char *norm_check(const cnorm_layer *layer)
 {
     if (layer->as.norm.n <= 0) return "n";
-    return usable_eps(layer->as.norm.eps) ? NULL : "eps";
+    return cnorm_usable_eps(layer->as.norm.eps) ? NULL : "eps";
 }
 
 static void norm_run(const layer_run *call)
@@ -73,16 +71,16 @@ static void norm_backward(const layer_backward *call)
     (void)cnorm_layer_norm_backward(CNORM_F32, rows, n, call->dy.at, call->dy.stride, call->tape.at, call->tape.row,
                                     norm->gain, call->tape.stats, dx.at, dx.stride, scratch.dgain, scratch.dbias,
                                     scratch.partials);
-    copy_gradient(call->gradient->norm.gain, scratch.dgain, n);
-    copy_gradient(call->gradient->norm.bias, scratch.dbias, n);
+    cnorm_copy_gradient(call->gradient->norm.gain, scratch.dgain, n);
+    cnorm_copy_gradient(call->gradient->norm.bias, scratch.dbias, n);
 }
 
-const layer_ops norm_ops = {
+const layer_ops cnorm_norm_ops = {
     .name = "norm",
     .options = norm_options,
     .fields = norm_fields,
-    .inputs = norm_size,
-    .outputs = norm_size,
+    .inputs = LAYER_SIZE(norm, n),
+    .outputs = LAYER_SIZE(norm, n),
     .check = norm_check,
     .run = norm_run,
     .stats = 3,

@@ -3,8 +3,6 @@
 
 #include "../layers.h"
 
-static ptrdiff_t residual_size(const cnorm_layer *layer) { return layer->as.residual.n; }
-
 static const layer_option residual_options[] = {
     LAYER_OPTION(residual, n, OPTION_SIZE),
     LAYER_OPTION(residual, back, OPTION_INT),
@@ -21,15 +19,18 @@ static const char *residual_check(const cnorm_layer *layer)
 /* the gradient of both inputs is dy, which residual_backward leaves in the place of x */
 static layer_read residual_read(const cnorm_layer *layer, int k)
 {
-    return (layer_read){k == 0 ? layer->as.residual.back : 0, layer->as.residual.n, 0};
+    (void)k;
+    return (layer_read){layer->as.residual.back, layer->as.residual.n, 0};
 }
 
 static void residual_run(const layer_run *call)
 {
-    const const_rows other = call->read[0];
-    for (ptrdiff_t s = 0; s < call->n; ++s)
-        for (ptrdiff_t j = 0; j < call->layer->as.residual.n; ++j)
-            call->y.at[s * call->y.stride + j] = other.at[s * other.stride + j] + call->x.at[s * call->x.stride + j];
+    const ptrdiff_t n = call->layer->as.residual.n;
+    for (ptrdiff_t s = 0; s < call->n; ++s) {
+        const float *x = call->x.at + s * call->x.stride, *other = call->read[0].at + s * call->read[0].stride;
+        float *y = call->y.at + s * call->y.stride;
+        for (ptrdiff_t j = 0; j < n; ++j) y[j] = other[j] + x[j];
+    }
 }
 
 static void residual_backward(const layer_backward *call)
@@ -39,13 +40,14 @@ static void residual_backward(const layer_backward *call)
                 (size_t)call->layer->as.residual.n * sizeof(float));
 }
 
-const layer_ops residual_ops = {
+const layer_ops cnorm_residual_ops = {
     .name = "residual",
     .options = residual_options,
     .fields = residual_fields,
-    .inputs = residual_size,
-    .outputs = residual_size,
+    .inputs = LAYER_SIZE(residual, n),
+    .outputs = LAYER_SIZE(residual, n),
     .check = residual_check,
+    .reads = 1,
     .read = residual_read,
     .run = residual_run,
     .backward = residual_backward,

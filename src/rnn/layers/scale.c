@@ -5,8 +5,6 @@
 #include "../../simd/vector.h" /* turns off contraction to FMA */
 #include "../layers.h"
 
-static ptrdiff_t scale_size(const cnorm_layer *layer) { return layer->as.scale.n; }
-
 static vector_shape scale_vector(const cnorm_layer *layer)
 {
     return (vector_shape){0, layer->as.scale.n, layer->as.scale.n};
@@ -30,9 +28,12 @@ static const char *scale_check(const cnorm_layer *layer)
 static void scale_run(const layer_run *call)
 {
     const cnorm_scale *scale = &call->layer->as.scale;
-    for (ptrdiff_t s = 0; s < call->n; ++s)
-        for (ptrdiff_t j = 0; j < scale->n; ++j)
-            call->y.at[s * call->y.stride + j] = call->x.at[s * call->x.stride + j] * scale->weight[j];
+    const float *weight = scale->weight;
+    for (ptrdiff_t s = 0; s < call->n; ++s) {
+        const float *x = call->x.at + s * call->x.stride;
+        float *y = call->y.at + s * call->y.stride;
+        for (ptrdiff_t j = 0; j < scale->n; ++j) y[j] = x[j] * weight[j];
+    }
 }
 
 /* dweight, and that of SUM_ROWS rows, each [padded n] */
@@ -51,19 +52,19 @@ static void scale_backward(const layer_backward *call)
     for (ptrdiff_t s = 0; s < rows; ++s) {
         const float *x = call->tape.at + s * call->tape.row, *dy = call->dy.at + s * call->dy.stride;
         for (ptrdiff_t j = 0; j < n; ++j) block[j] += dy[j] * x[j];
-        if ((s + 1) % SUM_ROWS == 0 || s + 1 == rows) add_block(call->kernels, n, total, block);
+        if ((s + 1) % SUM_ROWS == 0 || s + 1 == rows) cnorm_add_block(call->kernels, n, total, block);
         float *dx = call->dx.at ? call->dx.at + s * call->dx.stride : NULL; /* may be x */
         for (ptrdiff_t j = 0; dx && j < n; ++j) dx[j] = dy[j] * scale->weight[j];
     }
-    copy_gradient(call->gradient->scale.weight, total, n);
+    cnorm_copy_gradient(call->gradient->scale.weight, total, n);
 }
 
-const layer_ops scale_ops = {
+const layer_ops cnorm_scale_ops = {
     .name = "scale",
     .options = scale_options,
     .fields = scale_fields,
-    .inputs = scale_size,
-    .outputs = scale_size,
+    .inputs = LAYER_SIZE(scale, n),
+    .outputs = LAYER_SIZE(scale, n),
     .check = scale_check,
     .run = scale_run,
     .backward_floats = scale_backward_floats,
