@@ -322,7 +322,8 @@ class AsyncSession(_Session):
                     await self._socket.send(message)
                 if done():
                     return
-                conversation.receive(await asyncio.wait_for(self._socket.recv(), self._wait_seconds()))
+                seconds = self._wait_seconds()  # first: if it raises, no call of recv is left behind
+                conversation.receive(await asyncio.wait_for(self._socket.recv(), seconds))
             except self._lost() as error:
                 await self._drop()
                 await asyncio.sleep(self._delay(error))
