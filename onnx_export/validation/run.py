@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from cnorm.text import clip
 from onnx_export import ort
 from onnx_export.validation import inputs
 from onnx_export.validation.graph import Scope, boundary, op, scopes
@@ -180,7 +181,7 @@ class Run:
         except ort.CannotRun as error:
             advice = "other sizes may do (--batch, --dim, --size NAME=N), or supply them with --input"
             advice = f"; generated inputs: {self.generated}: {advice}" if self.generated else ""
-            raise ort.CannotRun(f"onnxruntime does not run the model: {error}{advice}") from error
+            raise ort.CannotRun(f"onnxruntime does not run the model: {clip(str(error), 300)}{advice}") from error
 
     def _try_tap(self, which: Iterable[int]) -> None:
         """Run unoptimised and store, per norm, the values that enter it and its producers, and its result."""

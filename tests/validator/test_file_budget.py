@@ -124,7 +124,7 @@ def test_a_file_without_the_metadata_is_not_parsed(tmp_path, monkeypatch):
     onnx.save(gallery.native_layer_norm().model, path)
     monkeypatch.setattr(onnx, "ModelProto", Unbuilt)
     with pytest.raises(ValueError, match=r"other\.onnx: the metadata has no 'cnorm\.model'"):
-        onnx_export.load(path)
+        model_io.load(path, metadata_key="cnorm.model")
 
 
 # ------------------------------------------------------------------------------------- duplicate names
