@@ -17,7 +17,7 @@ from cnorm.files import write_whole
 from cnorm.layers import Layer, chained, ends, flat
 from cnorm.model_files import METADATA_KEY, configuration, identity, named_tensors
 from cnorm.packed import from_bytes, packed_file, summary, unchanged_bytes
-from cnorm.rounded import SMALLEST, WEIGHT_TYPES, rounded_layer, weight_type
+from cnorm.rounded import WEIGHT_TYPES, rounded_layers, weight_type
 from cnorm.text import clip
 
 __all__ = ["Model"]
@@ -136,8 +136,8 @@ class Model:
         """Bytes of the packed matrices, all of which a step reads."""
         return sum(network.nbytes for part in self._parts for network in part)
 
-    def with_weights(self, weights: str, *, keep_original: bool = False, smallest: int = SMALLEST) -> Model:
-        """The same model with its large matrices rounded, so that a step at batch size 1 reads fewer bytes.
+    def with_weights(self, weights: str, *, keep_original: bool = False, smallest: int | None = None) -> Model:
+        """The same model with its matrices rounded, so that a step at batch size 1 reads fewer bytes.
 
         "int8": one scale per output, inputs rounded to 14 bits at each step, exact integer sums; the same bits on every
         machine. "float16": float32 sums. Gains, biases, gates, states and norms stay float32. docs/numerics.md has the
@@ -148,9 +148,9 @@ class Model:
         weights : {"int8", "float16", "float32"}
         keep_original : bool
             Keep a reference to this model, so that the result can be converted to any type by ``with_weights``.
-        smallest : int
-            Matrices of fewer weights stay float32: below 32768 they fit the first-level caches, where reading fewer
-            bytes saves no time.
+        smallest : int, optional
+            Matrices of fewer weights stay float32. If not given, all are rounded, but it is an error if the matrices of
+            the model have fewer than 32768 weights together: reading fewer bytes saves little time there.
 
         Returns
         -------
@@ -161,12 +161,12 @@ class Model:
         Raises
         ------
         ValueError
-            For another type, a negative smallest, weights beyond 65504 for float16, or a rounded model whose original
-            was not kept.
+            For another type, a negative smallest, weights beyond 65504 for float16, a rounded model whose original
+            was not kept, or where nothing would be rounded.
         """
         if weights not in WEIGHT_TYPES:
             raise ValueError(f"weights must be one of {', '.join(WEIGHT_TYPES)}, got {weights!r}")
-        if not isinstance(smallest, Integral) or smallest < 0:
+        if smallest is not None and (not isinstance(smallest, Integral) or smallest < 0):
             raise ValueError(f"smallest must be an integer of at least 0, got {smallest!r}")
         if weights == self.weights:
             return self
@@ -177,7 +177,7 @@ class Model:
                 f"weights must be float32 to be rounded to {weights}, got a model rounded to {self.weights}: round the "
                 "float32 model, or keep it with with_weights(..., keep_original=True)"
             )
-        model = Model(rounded_layer(layer, weights, smallest) for layer in self.layers)
+        model = Model(rounded_layers(self.layers, weights, smallest))
         model._original = self if keep_original else None
         return model
 
@@ -395,13 +395,15 @@ class Model:
         return iter(named_tensors(self.layers).values())
 
     def __repr__(self):
+        kind = "" if self.weights == "float32" else f", weights={self.weights!r}"
         if self._packed is not None:
-            return f"Model(packed, {self.input_size} -> {self.output_size}: {summary(self._packed.configuration)})"
+            size = f"{self.input_size} -> {self.output_size}"
+            return f"Model(packed, {size}: {summary(self._packed.configuration)}{kind})"
         shown = [repr(layer) for layer in self._layers]
         if len(shown) > SHOWN_LAYERS:
             shown[SHOWN_LAYERS // 2 : 1 - SHOWN_LAYERS // 2] = [f"... {len(shown) - SHOWN_LAYERS + 1} more ..."]
         note = ", not compared with its file" if self.unproven else ""
-        return f"Model([{', '.join(clip(one, 200) for one in shown)}]{note})"
+        return f"Model([{', '.join(clip(one, 200) for one in shown)}]{kind}{note})"
 
     def _repr_html_(self):
         layers = [self] if self._packed is not None else self._layers

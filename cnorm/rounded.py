@@ -27,14 +27,13 @@ __all__ = [
     "Rows",
     "cell_weights",
     "is_matrix",
-    "rounded_layer",
+    "rounded_layers",
     "rows_from_tensors",
     "weight_type",
 ]
 
 WEIGHT_TYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8}
-# matrices of fewer weights stay float32: they fit the first-level caches, where reading fewer bytes saves no time
-SMALLEST = 1 << 15
+SMALLEST = 1 << 15  # with fewer weights in a model, reading fewer bytes saves little time
 LEVELS = (
     8191  # the largest |q| of an input that an int8 matrix is multiplied with: CNORM_INT8_LEVELS of src/int8/units.h
 )
@@ -73,7 +72,23 @@ class Rows:
         return self.rows.astype(np.float32) * self.scales[:, None]
 
 
-def rounded_layer(layer: Layer, weights: str, smallest: int = SMALLEST) -> Layer:
+def rounded_layers(layers, weights: str, smallest: int | None) -> list[Layer]:
+    """The layers of a model, see `Model.with_weights`; ValueError where no matrix would be rounded."""
+    leaves = [leaf for layer in layers for _, leaf in layer.leaves("")]
+    total = sum(matrix.values.size for leaf in leaves for matrix in leaf.matrices().values())
+    if smallest is None and total < SMALLEST:
+        raise ValueError(
+            f"the model's matrices have {total} weights, fewer than {SMALLEST}: rounded to {weights} they would save "
+            "little time; smallest=1 rounds them all the same"
+        )
+    rounded = [rounded_layer(layer, weights, smallest or 0) for layer in layers]
+    if weight_type(rounded) == "float32":
+        most = f" and at most {_core.INT8_COLS} inputs" if weights == "int8" else ""
+        raise ValueError(f"no matrix has at least {smallest or 1} weights{most}, so none can be rounded to {weights}")
+    return rounded
+
+
+def rounded_layer(layer: Layer, weights: str, smallest: int) -> Layer:
     """The layer with its matrices of at least `smallest` weights rounded to a type; the layer itself if it has none."""
     if inner := layer.inner():
         new = {name: rounded_layer(one, weights, smallest) for name, one in inner.items()}

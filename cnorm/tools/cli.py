@@ -212,7 +212,7 @@ def add_import(commands) -> None:
     @commands.command("import", short_help="Make a model of a streaming ONNX file.")
     @click.argument("file", type=click.Path(exists=True, dir_okay=False))
     @click.argument("out", type=click.Path(dir_okay=False))
-    @click.option("--weights", type=click.Choice(["float16", "int8"]), help="Round the large matrices.")
+    @click.option("--weights", type=click.Choice(["float16", "int8"]), help="Round the matrices.")
     @click.option("--check", "frames", type=click.Path(exists=True, dir_okay=False), metavar="FRAMES.npz",
                   help="Run these recordings, arrays [frames, inputs], too.")  # fmt: skip
     @click.option("--input", "inputs", metavar="NAME=VALUE", help="An input that is the same for all frames.", **many)
@@ -248,8 +248,8 @@ def add_quantize(commands) -> None:
     @click.option("--weights", type=click.Choice(["int8", "float16"]), default="int8", show_default=True)
     @click.option("--input", "frames", type=click.Path(exists=True, dir_okay=False), metavar="FRAMES.npz",
                   help="Recordings: each array [frames, inputs] is one; else 64 random frames.")  # fmt: skip
-    @click.option("--smallest", type=click.IntRange(0), default=1 << 15, show_default=True, metavar="N",
-                  help="Matrices of fewer weights stay float32.")  # fmt: skip
+    @click.option("--smallest", type=click.IntRange(0), metavar="N",
+                  help="Matrices of fewer weights stay float32; else all are rounded.")  # fmt: skip
     @click.option(
         "--picture", type=click.Path(dir_okay=False), metavar="FILE.png", help="Draw the error of each frame."
     )
@@ -270,8 +270,6 @@ def add_quantize(commands) -> None:
             if loaded.weights != "float32":
                 fail(f"Error: {model}: its weights are {loaded.weights}, give the float32 model")
             rounded = loaded.with_weights(weights, smallest=smallest)
-            if rounded.weights == "float32":
-                fail(f"Error: {model}: no matrix has at least {smallest} weights; --smallest sets the limit")
             report = tool.measured(loaded, rounded, tool.recordings(frames, loaded))
             rounded.save(out)
             if picture:
@@ -357,11 +355,9 @@ def add_pack(commands) -> None:
     @commands.command(short_help="Write a packed model, for cnorm.load and for C.")
     @click.argument("model", type=click.Path(exists=True, dir_okay=False))
     @click.argument("out", type=click.Path(dir_okay=False))
-    @click.option(
-        "--weights", type=click.Choice(["float32", "float16", "int8"]), help="Round the large matrices first."
-    )
+    @click.option("--weights", type=click.Choice(["float32", "float16", "int8"]), help="Round the matrices first.")
     @click.option("--smallest", type=click.IntRange(0), metavar="N",
-                  help="With --weights: matrices of fewer weights stay float32; 32768 if not given.")  # fmt: skip
+                  help="With --weights: matrices of fewer weights stay float32; else all are rounded.")  # fmt: skip
     @click.option("--c-array", is_flag=True, help="Write OUT as C source, a constant array named after the file.")
     def pack(model, out, weights, smallest, c_array):
         """Write MODEL (safetensors, from Model.save) to OUT as a packed model, for cnorm.load and for C."""
@@ -376,10 +372,7 @@ def add_pack(commands) -> None:
         try:
             loaded = cnorm.load(model)
             if weights is not None:
-                smallest = 1 << 15 if smallest is None else smallest
                 loaded = loaded.with_weights(weights, smallest=smallest)
-                if loaded.weights != weights:
-                    fail(f"Error: {model}: no matrix has at least {smallest} weights; --smallest sets the limit")
             data = loaded.packed_bytes()
             if c_array:
                 name = re.sub(r"\W", "_", os.path.basename(out).split(".")[0], flags=re.ASCII)

@@ -315,7 +315,7 @@ def why_kept(layer, names) -> str:
     parts = []
     for name in names:
         rows, cols = layer.layer.matrices()[name].values.shape
-        few = "too few weights to gain from it (--smallest)"
+        few = "fewer weights than --smallest"
         why = few if cols <= INT8_COLS else f"rows of more than {INT8_COLS} inputs have no exact sums"
         parts.append(f"{name} stays float32: {rows}x{cols}, {why}")
     return "; ".join(parts)

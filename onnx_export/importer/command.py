@@ -39,8 +39,6 @@ def import_file(console, path: str, out: str, *, weights: str | None, frames: st
     model = found.model
     if weights:
         model = model.with_weights(weights)
-        if model.weights == "float32":
-            raise ValueError(f"{path}: no matrix is large enough for {weights} weights")
     _show_times(console, found, model)
     if out.endswith(".cnorm"):
         write_whole(out, model.packed_bytes())

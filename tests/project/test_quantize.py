@@ -84,7 +84,7 @@ def test_command_writes_model_table_and_picture(tmp_path):
     np.savez(tmp_path / "x.npz", a=np.zeros((3, 12)), b=np.random.default_rng(0).standard_normal((9, 12)))
     done = command("m", "out", "--smallest", "4000", "--input", "x.npz", "--picture", "p.png", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    kept = "weight_x stays float32: 256x12, too few"
+    kept = "weight_x stays float32: 256x12, fewer weights than --smallest"
     for text in ("layers.0 LSTM", "int8/float32", kept, "of 12 frames", "recording frame"):
         assert text in " ".join(done.stdout.split()).replace("float32/int8", "int8/float32"), text
     assert cnorm.load(tmp_path / "out").weights == "int8"
@@ -94,7 +94,7 @@ def test_command_writes_model_table_and_picture(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["m", "out"], "no matrix has at least 32768 weights"),
+        (["m", "out"], "matrices have 20032 weights, fewer than 32768"),
         (["m", "out", "--smallest", "0", "--picture", "p.jpg"], "must be a file name that ends in .png, got p.jpg"),
         (["m", "m", "--smallest", "0"], "must be another file than MODEL"),
         (["m", "out", "--smallest", "0", "--picture", "m"], "must be another file than MODEL"),
@@ -132,11 +132,11 @@ def test_a_norm_over_nearly_equal_numbers_is_measured_without_failing():
 
 
 def test_pack_refuses_to_round_nothing(tmp_path):
-    """As quantize does: the demo's largest matrix has 16384 weights."""
+    """As quantize does: the demo has fewer than 32768 weights."""
     cnorm.demo_model().save(tmp_path / "m")
     done = command("m", "out", "--weights", "int8", cwd=tmp_path, name="pack")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "no matrix has at least 32768 weights; --smallest sets the limit" in done.stderr
+    assert "the model's matrices have 20032 weights, fewer than 32768" in done.stderr
     assert not (tmp_path / "out").exists()
     assert command("m", "out", "--smallest", "4096", cwd=tmp_path, name="pack").returncode == 2  # of --weights
     done = command("m", "out", "--weights", "int8", "--smallest", "4096", cwd=tmp_path, name="pack")

@@ -178,12 +178,21 @@ def test_process_has_the_bits_of_steps():
     assert np.array_equal(model.stream().process(x), np.stack([stream.step(frame) for frame in x]))
 
 
-def test_small_matrices_stay_float32():
-    model = cnorm.demo_model()
-    small = model.with_weights("int8")
-    assert small.weights == "float32"
-    assert small.layers[0] is model.layers[0]
-    assert small.nbytes == model.nbytes
+def test_rounding_is_decided_by_the_weights_of_the_model():
+    """None of a small model, which is an error; else all, also matrices that are small; `smallest` sets a limit."""
+    small = cnorm.demo_model()
+    with pytest.raises(ValueError, match="the model's matrices have 20032 weights, fewer than 32768"):
+        small.with_weights("int8")
+    assert repr(small.with_weights("int8", smallest=1)).endswith(", weights='int8')")
+    with pytest.raises(ValueError, match=r"no matrix has at least 16385 weights"):
+        small.with_weights("float16", smallest=16385)
+    part = small.with_weights("int8", smallest=16384)
+    assert part.layers[1].rows == {}
+    assert part.weights == "int8"
+    rng = np.random.default_rng(1)
+    kws = cnorm.Model([random_cell(("GRU", "torch"), rng, n, 96)[0] for n in (40, 96)])  # of at most 27,648 weights
+    assert all(len(layer.all_rows()) == 2 for layer in kws.with_weights("int8").layers)
+    assert repr(kws).endswith(")])")
 
 
 def test_int8_and_float32_models_exchange_states_only_by_set_state():
