@@ -186,7 +186,8 @@ def _changed(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, An
     same = math.isclose(old["eps"], new["eps"], rel_tol=rounding, abs_tol=smallest)
     if not same and not (math.isnan(old["eps"]) and math.isnan(new["eps"])):
         yield "eps", float(old["eps"]), float(new["eps"])
-    if before["narrow"] != after["narrow"] and "operator" not in (old["variance"], new["variance"]):
+    one_form = (old["variance"] == "operator") == (new["variance"] == "operator")
+    if before["narrow"] != after["narrow"] and one_form:
         yield "statistics", *("narrower than x" if each["narrow"] else "as x or wider" for each in (before, after))
     for name in ("scale", "bias"):
         if not _same_parameter(before[name], after[name]):
@@ -227,5 +228,5 @@ def _change(name: str, old: Any, new: Any) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, list):
-        return clip(", ".join(map(str, value)), 80)
+        return clip(", ".join(map(str, value)) or "none", 80)
     return clip(f"{value:.7g}" if isinstance(value, float) else "all" if value is None else str(value) or "none", 80)

@@ -22,7 +22,8 @@ def normal_form(norm: Norm) -> dict[str, Any]:
     -------
     dict
         axes : list of int or None
-            Counted from the last where the rank is known, in the layout before the Transposes that lead to the norm.
+            Counted from the last where the rank is known, in the layout before the Transposes that lead to the norm;
+            empty where x has no such axis.
         scale, bias : dict
             Of `parameter`.
         narrow : bool
@@ -42,6 +43,8 @@ def _axes(norm: Norm) -> list[int] | None:
         return None
     shape = norm.scope.shape(norm.x)
     axes = [axis - len(shape) if shape is not None and axis >= 0 else axis for axis in norm.axes]
+    if shape is not None and any(axis >= 0 for axis in axes):
+        return []
     name = norm.x
     for _ in range(_MOST_MOVES):
         node = norm.scope.producer(name)

@@ -28,6 +28,7 @@ class Values:
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
+        self._sources: dict[str, str] = {}
 
     def made_by(self, name: str, *ops: str) -> onnx.NodeProto | None:
         """The producer of a value if it is one of these operators, else None."""
@@ -181,7 +182,7 @@ class Values:
 
     def same(self, a: str, b: str) -> bool:
         """Whether two names stand for one value, up to casts and quantisation, or are computed alike twice."""
-        a, b = (self.strip(name, SAME | QUANTISERS)[0] for name in (a, b))
+        a, b = self._source(a), self._source(b)
         if a == b:
             return True
         one, other = self.scope.producer(a), self.scope.producer(b)
@@ -189,6 +190,17 @@ class Values:
             return False
         alike = one.attribute == other.attribute and list(one.output).index(a) == list(other.output).index(b)
         return alike and len(one.input) > 0 and not any(True for _ in subgraphs(one))
+
+    def _source(self, name: str) -> str:
+        """The end of `strip` through casts and quantisers without its limit of steps, remembered for each value."""
+        passed: list[str] = []
+        while name not in self._sources:
+            passed.append(name)
+            self._sources[name] = name  # ends the walk where a hostile graph leads back
+            name = self.strip(name, SAME | QUANTISERS)[0]
+        for each in passed:
+            self._sources[each] = self._sources[name]
+        return self._sources[name]
 
     def scalar(self, name: str) -> float | None:
         """The value of a constant of one element, else None."""
