@@ -11,7 +11,8 @@ import onnx
 from onnx_export.validation.graph import attribute, op
 from onnx_export.validation.values import Values
 
-WEIGHTED = frozenset({"MatMul", "Gemm", "Conv", "Einsum"})
+_BLOCKED = "com.microsoft.nchwc::"  # a Conv between two reorderings, as onnxruntime's layout optimiser writes it
+WEIGHTED = frozenset({"MatMul", "Gemm", "Conv", "Einsum", f"{_BLOCKED}ReorderOutput"})
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ def weighted_sum(values: Values, node: onnx.NodeProto) -> Weighing | None:
         return _product(values, node, bool(attribute(node, "transB", 0)), attribute(node, "alpha", 1.0))
     if kind == "Conv":
         return _pixel(values, node)
+    if kind == f"{_BLOCKED}ReorderOutput":
+        return _blocked_pixel(values, node)
     return _contraction(values, node) if kind == "Einsum" else None
 
 
@@ -63,13 +66,35 @@ def _pixel(values: Values, node) -> Weighing | None:
     """Over the channels, by a convolution of one pixel."""
     kernel = values.scope.constant(node.input[1])
     weight = _equal(kernel) if kernel is not None and kernel.ndim > 2 else None
-    bias = len(node.input) > 2 and node.input[2]
-    moves = any(attribute(node, "pads", ())) or set(attribute(node, "strides", ())) - {1}
-    if weight is None or moves or attribute(node, "group", 1) != 1 or (bias and not values.filled(bias, 0.0)):
-        return None
-    if set(kernel.shape[2:]) != {1} or kernel.shape[0] not in (1, kernel.shape[1]):
+    if weight is None or not _plain(values, node, kernel) or kernel.shape[0] not in (1, kernel.shape[1]):
         return None
     return Weighing(node.input[0], (1,), kernel.shape[1], *weight)
+
+
+def _plain(values: Values, node, kernel: np.ndarray) -> bool:
+    """Whether a convolution is a product for each pixel alone: no padding, stride, group or bias."""
+    bias = len(node.input) > 2 and node.input[2]
+    moves = any(attribute(node, "pads", ())) or set(attribute(node, "strides", ())) - {1}
+    if moves or attribute(node, "group", 1) != 1 or (bias and not values.filled(bias, 0.0)):
+        return False
+    return set(kernel.shape[2:]) == {1}
+
+
+def _blocked_pixel(values: Values, node) -> Weighing | None:
+    """`_pixel` of one result, whose kernel onnxruntime has filled up to a block of results with zeros."""
+    conv = values.made_by(node.input[0], f"{_BLOCKED}Conv")
+    source = None if conv is None else values.made_by(conv.input[0], f"{_BLOCKED}ReorderInput")
+    kernel = None if source is None else values.scope.constant(conv.input[1])
+    last = any(attribute(each, "channels_last", 0) for each in (node, source) if each is not None)
+    if kernel is None or kernel.ndim != 4 or last or attribute(node, "channels", 0) != 1:
+        return None
+    if not _plain(values, conv, kernel) or attribute(conv, "activation", b""):
+        return None
+    block = kernel.reshape(-1, kernel.shape[0])
+    weight = _equal(block[:, 0])
+    if weight is None or block[:, 1:].any():
+        return None
+    return Weighing(source.input[0], (1,), kernel.shape[1], *weight)
 
 
 def _contraction(values: Values, node) -> Weighing | None:

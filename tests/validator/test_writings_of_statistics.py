@@ -258,12 +258,20 @@ FORMS = {
 @pytest.mark.parametrize("opset", [13, 18])
 def test_statistics_by_other_operators_are_recognised(form, opset, level, tmp_path):
     shape, write = FORMS[form]
-    if form == "a Transpose inside" and level == "all":
-        pytest.skip("onnxruntime moves the Transpose behind the mean, where it is not followed")
     w = Writing(opset=opset)
     report = examined(saved(w.model(write(w, w.input("x", shape))), level, tmp_path), tmp_path)
+    if form == "a Transpose inside" and level != "none":
+        assert reported_as_lost(report), shown(report)
+        return
     assert norms_of(report) == ["layer"], shown(report)
-    assert report.exit_code() == 0 or form.startswith("LpNormalization"), shown(report)  # which has no eps
+    blocked = form == "Conv" and level == "all"  # in a layout that only onnxruntime evaluates: not exercised
+    expected = 2 if blocked else 0
+    assert report.exit_code() == expected or form.startswith("LpNormalization"), shown(report)  # which has no eps
+
+
+def reported_as_lost(report):
+    """onnxruntime moves a Transpose inside a norm behind its means, where it is not followed; a note says so."""
+    return norms_of(report) == [] and [f.code for f in report.findings] == ["unclaimed"]
 
 
 WRONG_AXES = {
@@ -281,12 +289,13 @@ WRONG_AXES = {
 @pytest.mark.parametrize("how", WRONG_AXES)
 @pytest.mark.parametrize("opset", [13, 18])
 def test_a_mean_over_the_wrong_axis_is_an_error_in_every_writing(how, opset, level, tmp_path):
-    if how == "a Transpose inside" and level == "all":
-        pytest.skip("onnxruntime moves the Transpose behind the mean, where it is not followed")
     w = Writing(opset=opset)
     x = w.input("x", (2, 24, 24))
     d = WRONG_AXES[how](w, x)
     report = examined(saved(w.model(normalised(w, d, w.variance(d), 24)), level, tmp_path), tmp_path)
+    if how == "a Transpose inside" and level != "none":
+        assert reported_as_lost(report), shown(report)
+        return
     assert norms_of(report) == ["~layer"], shown(report)
     assert report.exit_code() == 1, shown(report)
 
