@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ from wires import HELLO, UPGRADE, client_frame, connected, factory_of, feed, los
 
 from cnorm.client import Session  # noqa: E402
 from cnorm.conversation import NUMBER  # noqa: E402
-from cnorm.tools.serve import Options, key_of, listener  # noqa: E402
+from cnorm.tools.serve import Options, key_of, listener, pages  # noqa: E402
 from cnorm.tools.serve.connection import LEAST_BYTES, READ_BYTES  # noqa: E402
 from cnorm.tools.serve.worker import TEXT_FRAMES, Worker  # noqa: E402
 
@@ -320,6 +321,37 @@ def test_a_read_has_few_frames():
         assert len(connection.get_buffer(-1)) == READ_BYTES
 
     wired(play, rate=1e9, credit=64)
+
+
+def test_many_who_connect_at_once_take_turns():
+    """Sessions are served after every few of them; and what is sent to a client does not wait for acknowledgements."""
+    turn, accepted = 0, []
+
+    class Counted(listener.Listener):
+        def accept(self):
+            connection = super().accept()
+            accepted.append(turn)
+            return connection
+
+    async def main():
+        nonlocal turn
+        worker = Worker(cnorm.demo_model(), Options(key=key_of(None)))
+        sock = worker.listener = Counted("127.0.0.1", 0)
+        sock.listen()
+        with contextlib.ExitStack() as closing:
+            for _ in range(40):
+                closing.enter_context(socket.create_connection(sock.getsockname()))
+            server = await worker.serving(sock, functools.partial(pages.answer, worker))
+            while len(worker.connections) < 40:
+                turn += 1
+                await asyncio.sleep(0)
+            for one in worker.connections:
+                assert one.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
+    assert max(accepted.count(one) for one in range(turn + 1)) == listener.ACCEPTS
 
 
 def test_resets_take_turns():

@@ -10,7 +10,8 @@ __all__ = ["BACKLOG", "STRANGERS", "Listener", "need_descriptors", "reserved", "
 
 # connections without a session at a time, at least: handshakes, HTTP requests, sessions that are being closed
 STRANGERS = 64
-BACKLOG = 128  # also the most connections that asyncio accepts, or fails to accept, in one turn of its loop
+BACKLOG = 128  # connections that the kernel completes before they are accepted
+ACCEPTS = 4  # in one turn of the event loop: a connection takes 0.2 to 0.5 ms, in which nobody else is served
 OTHER_DESCRIPTORS = 64  # of a worker, beside its connections: standard streams, the model, libraries
 
 
@@ -22,8 +23,9 @@ class Listener(socket.socket):
     """
 
     def __init__(self, host: str, port: int, shared: bool = True, places: int = STRANGERS) -> None:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        super().__init__(family, kind)
+        # with the protocol asyncio sets TCP_NODELAY; else a checkpoint would wait 40 ms for an acknowledgement
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        super().__init__(family, kind, protocol)
         self.places = max(places, STRANGERS)
         self._strangers: dict[int, socket.socket] = {}  # by descriptor, in order of arrival
         try:
@@ -33,6 +35,9 @@ class Listener(socket.socket):
         except OSError:
             self.close()
             raise
+
+    def listen(self, backlog: int = BACKLOG) -> None:
+        super().listen(BACKLOG)  # asyncio is given ACCEPTS, which it would pass on
 
     def accept(self) -> tuple[socket.socket, object]:
         sock, address = super().accept()

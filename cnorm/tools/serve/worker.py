@@ -24,7 +24,7 @@ from cnorm.serving import Checkpoint, Sessions
 from cnorm.stream_state import ARITHMETIC
 from cnorm.tools.serve import Options, pages
 from cnorm.tools.serve.connection import CLOSE_SECONDS, HELLO_SECONDS, READ_BYTES, WRITE_LIMIT, Connection
-from cnorm.tools.serve.listener import BACKLOG, Listener, need_descriptors, tls
+from cnorm.tools.serve.listener import ACCEPTS, Listener, need_descriptors, tls
 from cnorm.tools.serve.metrics import Metrics
 
 __all__ = ["Worker", "run_worker"]
@@ -253,7 +253,7 @@ class Worker:
             create_connection=functools.partial(Connection, worker=self), origins=self.origins, process_request=answer,
             process_response=functools.partial(pages.log_refusal, self), compression=None, server_header=None,
             open_timeout=HELLO_SECONDS, close_timeout=CLOSE_SECONDS, ping_interval=None, max_size=self.max_bytes,
-            max_queue=None, write_limit=WRITE_LIMIT, logger=WEBSOCKETS, backlog=BACKLOG,
+            max_queue=None, write_limit=WRITE_LIMIT, logger=WEBSOCKETS, backlog=ACCEPTS,
         )  # fmt: skip
 
     async def run(self, listener: Listener, stop: asyncio.Event, started=lambda: None) -> None:
