@@ -49,7 +49,21 @@ from cnorm._core import (
 )
 from cnorm.checkpoints import from_safetensors, from_torch
 from cnorm.folds import fold_batch_norm, fold_weight_norm
-from cnorm.layers import GRU, LSTM, RNN, Activation, Bidirectional, LayerNorm, Linear, Residual, Scale
+from cnorm.layers import (
+    GRU,
+    LSTM,
+    RNN,
+    Activation,
+    Add,
+    Bidirectional,
+    Concat,
+    LayerNorm,
+    Linear,
+    Multiply,
+    Residual,
+    Scale,
+    Slice,
+)
 from cnorm.learner import SGD, Adam, Learner
 from cnorm.loading import demo_model, load
 from cnorm.model import Model
@@ -80,14 +94,18 @@ __all__ = [
     "SGD",
     "Activation",
     "Adam",
+    "Add",
     "Bidirectional",
     "CellSpec",
+    "Concat",
     "LayerNorm",
     "Learner",
     "Linear",
     "Model",
+    "Multiply",
     "Residual",
     "Scale",
+    "Slice",
     "Stats",
     "Stream",
     "active_isa",

@@ -145,6 +145,8 @@ cdef extern from "cnorm_python.h" nogil:
         CNORM_LAYER_ACTIVATION
         CNORM_LAYER_RESIDUAL
         CNORM_LAYER_SCALE
+        CNORM_LAYER_MULTIPLY
+        CNORM_LAYER_CONCAT
 
     ctypedef struct cnorm_elementwise:
         ptrdiff_t n
@@ -152,6 +154,15 @@ cdef extern from "cnorm_python.h" nogil:
     ctypedef struct cnorm_addition:
         ptrdiff_t n
         int back
+
+    enum:
+        CNORM_PARTS
+    ctypedef struct cnorm_part "struct cnorm_part":
+        int back
+        ptrdiff_t n, start, count
+    ctypedef struct cnorm_concat:
+        ptrdiff_t n, outputs
+        cnorm_part parts[8]
 
     ctypedef struct cnorm_scale:
         ptrdiff_t n
@@ -164,6 +175,8 @@ cdef extern from "cnorm_python.h" nogil:
         cnorm_elementwise activation
         cnorm_addition residual
         cnorm_scale scale
+        cnorm_addition multiply
+        cnorm_concat concat
 
     ctypedef struct cnorm_layer:
         cnorm_layer_kind kind

@@ -14,8 +14,10 @@ import safetensors.numpy
 
 from cnorm import _core
 from cnorm.arguments import as_array
+from cnorm.layers import with_outputs
+from cnorm.loading import model_from
 from cnorm.model import Model
-from cnorm.model_files import configuration, layers_from
+from cnorm.model_files import configuration
 from cnorm.parameters import Parameters
 from cnorm.text import message_of
 
@@ -152,8 +154,8 @@ class Learner:
         """Allocate everything for checked arguments; `tape`: the memory of the tape, copied if it has its size."""
         self.optimizer, self.truncate = optimizer, truncate
         self.input_size, self.output_size = model.input_size, model.output_size
-        self._configuration = configuration(model.layers)
-        self.parameters = Parameters(model.layers, model.input_size)
+        self._configuration = configuration(model.layers, model.outputs)
+        self.parameters = Parameters(with_outputs(model.layers, tuple(model.outputs)), model.input_size)
         self._tape = _core.Tape(self.parameters.flat, 2 * truncate, 1, memory=tape)
         self._outputs = np.zeros((2 * truncate, model.output_size), np.float32)
         self._dy = np.zeros((truncate, model.output_size), np.float32)
@@ -317,7 +319,7 @@ class Learner:
 
     def model(self) -> Model:
         """A model with the present weights; it does not change when the learner goes on."""
-        return Model(layers_from(self._configuration, self.parameters.arrays))
+        return model_from(self._configuration, self.parameters.arrays)
 
     def reset(self) -> None:
         """Set the state to the initial state and forget the remembered steps."""
@@ -392,7 +394,7 @@ class Learner:
         """The learner of untrusted tensors and settings."""
         own = {name.removeprefix("model."): a for name, a in tensors.items() if name.startswith("model.")}
         optimizer = {"Adam": Adam, "SGD": SGD}[settings["optimizer"]](**settings["settings"])
-        model, truncate = Model(layers_from(settings["model"], own)), settings["truncate"]
+        model, truncate = model_from(settings["model"], own), settings["truncate"]
         _check_model(model)
         if type(truncate) is not int or truncate < 1 or tensors["outputs"].shape != (2 * truncate, model.output_size):
             raise ValueError(f"truncate and outputs must fit, got {truncate!r} and {tensors['outputs'].shape}")

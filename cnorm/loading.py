@@ -9,12 +9,13 @@ import numpy as np
 
 from cnorm import _core
 from cnorm.files import read_safetensors
+from cnorm.layers import slices
 from cnorm.model import Model
 from cnorm.model_files import METADATA_KEY, layers_from
 from cnorm.packed import mapped
 from cnorm.text import message_of
 
-__all__ = ["demo_model", "load", "model_of"]
+__all__ = ["demo_model", "load", "model_from", "model_of"]
 
 
 def load(path: str | os.PathLike[str], weights: str | None = None, *, verify: bool = False) -> Model:
@@ -65,10 +66,19 @@ def _of_packed_file(path, packed: _core.PackedModel, verify: bool) -> Model:
         raise ValueError(f"{path}: {message_of(error)}") from None
 
 
+def model_from(text: str | None, tensors: dict[str, np.ndarray]) -> Model:
+    """The model of a configuration and its tensors, both untrusted; ValueError or TypeError if they do not fit."""
+    layers, sizes = layers_from(text, tensors)
+    model = Model(layers, tuple(sizes))
+    if model.outputs != slices(sizes):
+        raise ValueError(f"outputs must have the sizes of their layers, got {str(sizes)[:200]}")
+    return model
+
+
 def model_of(path, text: str | None, tensors: dict[str, np.ndarray]) -> Model:
     """The model of a configuration and its tensors, both untrusted; `path` is for messages."""
     try:
-        return Model(layers_from(text, tensors))
+        return model_from(text, tensors)
     except RecursionError:
         raise ValueError(f"{path}: the layers are nested too deep") from None
     except (ValueError, TypeError) as error:

@@ -14,10 +14,11 @@ import safetensors.numpy
 from cnorm import _core, packing
 from cnorm.comparison import Comparison, compare
 from cnorm.files import write_whole
-from cnorm.layers import Layer, chained, ends, flat
+from cnorm.layers import INPUT, Layer, chained, flat, named_outputs, shown, sizes_of, slices
 from cnorm.model_files import METADATA_KEY, configuration, identity, named_tensors
-from cnorm.packed import from_bytes, packed_file, summary, unchanged_bytes
+from cnorm.packed import from_bytes, outputs_of, packed_file, summary, unchanged_bytes
 from cnorm.rounded import WEIGHT_TYPES, rounded_layers, weight_type
+from cnorm.stream_state import set_states
 from cnorm.text import clip
 
 __all__ = ["Model"]
@@ -31,19 +32,24 @@ class Model:
     Parameters
     ----------
     layers : sequence of layers
-        Applied in order; each layer's input_size is the output_size of the one before.
+        Applied in order; each layer's input_size is the output_size of the one before. Layers can have a name, by which
+        `Add`, `Multiply`, `Slice` and `Concat` behind them read their outputs; ``"input"`` is the frame.
+    outputs : sequence of str
+        Names of the layers whose outputs the model gives, one behind another; the last layer's if there is none.
 
     Attributes
     ----------
     layers : tuple
+    outputs : mapping of str to slice
+        Where each of the outputs is in y; empty if none is named.
     input_size, output_size : int
 
     Raises
     ------
     TypeError
-        If an element is not a layer.
+        If an element is not a layer, or outputs are no names.
     ValueError
-        If there is no layer, or the sizes do not fit.
+        If there is no layer, the sizes do not fit, a name is there twice or not at all, or nobody reads a layer.
 
     Examples
     --------
@@ -56,25 +62,27 @@ class Model:
 
     unproven = False  # read from a file of another program, and not compared with it
 
-    def __init__(self, layers: Iterable[Layer]) -> None:
+    def __init__(self, layers: Iterable[Layer], outputs: Sequence[str] = ()) -> None:
         self._layers = layers = chained(layers)
-        self._input_size, self._output_size = ends(layers)
-        self._identity = identity(layers)
+        layers, self._outputs = named_outputs(layers, outputs)
+        sizes = sizes_of(layers)
+        self._input_size, self._output_size = sizes[0], sizes[-1]
+        self._identity = identity(self._layers, self._outputs)
         self._parts = []  # lists run in order: one network, or the two directions of a bidirectional layer
         cells = 0
         self._original: Model | None = None  # the float32 model that this one was rounded from
         self._packed: _core.PackedModel | None = None  # the file, if the model is one of a packed file
-        size = self._input_size
+        at, frame = 0, INPUT  # layers so far, and the name of what the next one reads
         for bidirectional, group in itertools.groupby(layers, lambda layer: layer.whole_sequence):
             for part in ([layer] for layer in group) if bidirectional else [list(group)]:
                 ways = [[way] for way in part[0].inner().values()] if bidirectional else [part]
                 self._parts.append([])
                 for way in ways:
-                    network = _core.Network(flat(way, size), self._identity, cells)
+                    network = _core.Network(flat(way, sizes[at], frame), self._identity, cells)
                     cells += network.cells
                     self._parts[-1].append(network)
-                size = ends(part)[1] if any(layer.output_size for layer in part) else size
-                self._check_panels()
+                at, frame = at + len(part), part[-1].name
+                packing.check_panels([network for networks in self._parts for network in networks])
 
     @classmethod
     def _of_packed(cls, packed: _core.PackedModel) -> Model:
@@ -92,14 +100,8 @@ class Model:
                 self._parts.append([network])
         self._input_size = self._parts[0][0].input_size
         self._output_size = sum(network.output_size for network in self._parts[-1])
+        self._outputs = slices(outputs_of(packed, self._output_size))
         return self
-
-    def _check_panels(self) -> None:
-        """Refuse layers whose packed panels take far more memory than their weights; `Network` checks only itself."""
-        networks = [network for part in self._parts for network in part]
-        packed, weights = sum(one.nbytes for one in networks), sum(one.macs for one in networks)
-        if packed > 4 * max(packing.PANEL_FLOATS, 8 * weights):
-            packing.refuse_panels(packed, 4 * weights)
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -117,6 +119,27 @@ class Model:
     @property
     def output_size(self) -> int:
         return self._output_size
+
+    @property
+    def outputs(self) -> Mapping[str, slice]:
+        return self._outputs
+
+    def views(self, y: np.ndarray) -> dict[str, np.ndarray]:
+        """The outputs by name.
+
+        Parameters
+        ----------
+        y : ndarray, shape (..., output_size)
+            What `run`, `step_many` or a stream returned.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Views of y, shape (..., size); empty if no output has a name. ValueError for another shape.
+        """
+        if np.ndim(y) < 1 or np.shape(y)[-1] != self.output_size:
+            raise ValueError(f"y must have shape (..., {self.output_size}), got {np.shape(y)}")
+        return {name: y[..., at] for name, at in self._outputs.items()}
 
     @property
     def identity(self) -> bytes:
@@ -177,7 +200,7 @@ class Model:
                 f"weights must be float32 to be rounded to {weights}, got a model rounded to {self.weights}: round the "
                 "float32 model, or keep it with with_weights(..., keep_original=True)"
             )
-        model = Model(rounded_layers(self.layers, weights, smallest))
+        model = Model(rounded_layers(self.layers, weights, smallest), tuple(self.outputs))
         model._original = self if keep_original else None
         return model
 
@@ -264,7 +287,7 @@ class Model:
         """
         parts = [[_core.Stream(self, network) for network in part] for part in self._parts]
         if state is not None:
-            _set_state([stream for part in parts for stream in part], state)
+            set_states([stream for part in parts for stream in part], state)
         for part in parts:
             if len(part) == 2:
                 forward, backward = part
@@ -351,7 +374,9 @@ class Model:
         TypeError
             If `path` is not a str or path-like.
         """
-        data = safetensors.numpy.save(named_tensors(self.layers), metadata={METADATA_KEY: configuration(self.layers)})
+        data = safetensors.numpy.save(
+            named_tensors(self.layers), metadata={METADATA_KEY: configuration(self.layers, self.outputs)}
+        )
         write_whole(path, data)
 
     def save_packed(self, path: str | os.PathLike[str]) -> None:
@@ -388,7 +413,7 @@ class Model:
         """
         if self._packed is not None:
             return unchanged_bytes(self._packed)
-        return packed_file(self._layers, self._parts, self._identity)
+        return packed_file(configuration(self._layers, self._outputs), self._parts, self._identity)
 
     def arrays(self) -> Iterator[np.ndarray]:
         """All weights, read-only, in the order of the layers."""
@@ -399,15 +424,16 @@ class Model:
         if self._packed is not None:
             size = f"{self.input_size} -> {self.output_size}"
             return f"Model(packed, {size}: {summary(self._packed.configuration)}{kind})"
-        shown = [repr(layer) for layer in self._layers]
-        if len(shown) > SHOWN_LAYERS:
-            shown[SHOWN_LAYERS // 2 : 1 - SHOWN_LAYERS // 2] = [f"... {len(shown) - SHOWN_LAYERS + 1} more ..."]
+        layers = [shown(layer) for layer in self._layers]
+        if len(layers) > SHOWN_LAYERS:
+            layers[SHOWN_LAYERS // 2 : 1 - SHOWN_LAYERS // 2] = [f"... {len(layers) - SHOWN_LAYERS + 1} more ..."]
+        outputs = f", outputs={tuple(self._outputs)}" if self._outputs else ""
         note = ", not compared with its file" if self.unproven else ""
-        return f"Model([{', '.join(clip(one, 200) for one in shown)}]{kind}{note})"
+        return f"Model([{', '.join(clip(one, 200) for one in layers)}]{outputs}{kind}{note})"
 
     def _repr_html_(self):
-        layers = [self] if self._packed is not None else self._layers
-        rows = "".join(f"<tr><td>{i}</td><td>{html.escape(repr(layer))}</td></tr>" for i, layer in enumerate(layers))
+        layers = [repr(self)] if self._packed is not None else map(shown, self._layers)
+        rows = "".join(f"<tr><td>{i}</td><td>{html.escape(layer)}</td></tr>" for i, layer in enumerate(layers))
         return (
             f"<table><caption>Model, {self.input_size} -&gt; {self.output_size}, identity {self.identity.hex()[:12]}"
             f"</caption>{rows}</table>"
@@ -416,20 +442,8 @@ class Model:
     def __reduce__(self):
         if self._packed is not None:
             return _from_packed_bytes, (self.packed_bytes(),)
-        return Model, (self._layers,)
+        return Model, (self._layers, tuple(self._outputs))
 
 
 def _from_packed_bytes(data: bytes) -> Model:
     return Model._of_packed(from_bytes(data))
-
-
-def _set_state(streams, state) -> None:
-    """Set the states of the streams, each from the arrays of `state` that have its names."""
-    names = [list(stream.state()) for stream in streams]
-    wanted = [name for group in names for name in group]
-    if not isinstance(state, Mapping):
-        raise TypeError(f"state must be a mapping of names to arrays, got {type(state).__name__}")
-    if set(state) != set(wanted):
-        raise ValueError(f"state must have the names {wanted}, got {sorted(map(repr, state))}"[:1000])
-    for stream, group in zip(streams, names, strict=True):
-        stream.set_state({name: state[name] for name in group})

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy as np
 
 from cnorm.files import each_once
-from cnorm.layers import KINDS, Layer, with_type
+from cnorm.layers import KINDS, Layer, name_of, with_name, with_type
 from cnorm.rounded import rows_from_tensors
 from cnorm.stream_state import ARITHMETIC
 from cnorm.text import listed
 
-__all__ = ["METADATA_KEY", "configuration", "identity", "layers_from", "named_tensors"]
+__all__ = [
+    "METADATA_KEY",
+    "configuration",
+    "identity",
+    "layers_from",
+    "named_tensors",
+    "outputs_from",
+]
 
 METADATA_KEY = "cnorm.model"
 FORMAT = 1
 MAX_LAYERS = 10_000
 
 
-def configuration(layers) -> str:
-    """The configuration of the layers, all that their tensors do not tell, as JSON."""
-    return json.dumps({"format": FORMAT, "layers": [with_type(layer) for layer in layers]})
+def configuration(layers, outputs: Mapping[str, slice] = MappingProxyType({})) -> str:
+    """The configuration of a model, all that the tensors of its layers do not tell, as JSON."""
+    named = {"outputs": {name: at.stop - at.start for name, at in outputs.items()}} if outputs else {}
+    return json.dumps({"format": FORMAT, "layers": [with_type(layer) for layer in layers]} | named)
 
 
 def named_tensors(layers) -> dict[str, np.ndarray]:
@@ -44,20 +53,31 @@ def _tensors_of(layer):
             yield f"rows.{name}.scales", matrix.scales
 
 
-def identity(layers) -> bytes:
+def identity(layers, outputs: Mapping[str, slice]) -> bytes:
     """SHA-256 of the arithmetic's generation, the configuration and all tensors.
 
     Tensors in the order of their names, in little-endian float32.
     """
-    digest = hashlib.sha256(f"arithmetic {ARITHMETIC}\n{configuration(layers)}".encode())
+    digest = hashlib.sha256(f"arithmetic {ARITHMETIC}\n{configuration(layers, outputs)}".encode())
     for name, array in sorted(named_tensors(layers).items()):
         digest.update(f"{name}{array.shape}".encode())
         digest.update(array.astype("<f4").tobytes())
     return digest.digest()
 
 
-def layers_from(text: str | None, tensors: dict[str, np.ndarray]) -> list[Layer]:
-    """The layers of a configuration and its tensors, both untrusted; ValueError if they do not fit."""
+def outputs_from(whole: Mapping) -> dict[str, int]:
+    """Names and sizes of the outputs of an untrusted configuration."""
+    sizes = whole.get("outputs", {})
+    if not isinstance(sizes, dict) or not all(type(size) is int and size > 0 for size in sizes.values()):
+        raise ValueError(f"outputs must be an object of names and sizes, got {str(sizes)[:200]}")
+    return {name_of(name, "a name of outputs"): size for name, size in sizes.items()}
+
+
+def layers_from(text: str | None, tensors: dict[str, np.ndarray]) -> tuple[list[Layer], dict[str, int]]:
+    """The layers of a configuration and its tensors, and names and sizes of outputs; ValueError if they do not fit.
+
+    Both are untrusted.
+    """
     if text is None:
         raise ValueError(
             f"not a cnorm model, of Model.save: the metadata has no {METADATA_KEY!r}; cnorm.from_safetensors reads "
@@ -74,7 +94,7 @@ def layers_from(text: str | None, tensors: dict[str, np.ndarray]) -> list[Layer]
         raise ValueError(f"layers must be a list, got {str(entries)[:200]}")
     if (count := _count(entries)) > MAX_LAYERS:
         raise ValueError(f"layers must have at most {MAX_LAYERS} entries, nested ones included, got {count}")
-    return _read({str(i): entry for i, entry in enumerate(entries)}, tensors, "layers.")
+    return _read({str(i): entry for i, entry in enumerate(entries)}, tensors, "layers."), outputs_from(whole)
 
 
 def _count(entries: list) -> int:
@@ -103,7 +123,7 @@ def _layer(entry, weights):
     kind = KINDS.get(entry["type"]) if isinstance(entry, dict) and isinstance(entry.get("type"), str) else None
     if kind is None:
         raise ValueError(f"unknown layer in the configuration: {str(entry)[:200]}")
-    options = {key: value for key, value in entry.items() if key not in ("type", "without", "rows")}
+    options = {key: value for key, value in entry.items() if key not in ("type", "name", "without", "rows")}
     rows = None
     if "rows" in entry:
         rows = rows_from_tensors(weights, entry["rows"])
@@ -121,4 +141,4 @@ def _layer(entry, weights):
         )
     if rows is not None:
         layer.rows = MappingProxyType(rows)
-    return layer
+    return with_name(layer, entry.get("name"))

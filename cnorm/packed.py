@@ -10,11 +10,11 @@ import numpy as np
 from cnorm import _core
 from cnorm.files import open_regular
 from cnorm.layers import KINDS
-from cnorm.model_files import configuration
+from cnorm.model_files import outputs_from
 from cnorm.presets import PRESETS
 from cnorm.text import message_of
 
-__all__ = ["c_array", "from_bytes", "mapped", "packed_file", "summary", "unchanged_bytes"]
+__all__ = ["c_array", "from_bytes", "mapped", "outputs_of", "packed_file", "summary", "unchanged_bytes"]
 
 MAGIC = b"\x89cnorm\r\n"
 DIRECTIONS = {1: ["streamed"], 2: ["forward", "backward"]}  # by the number of networks that run side by side
@@ -53,11 +53,23 @@ def unchanged_bytes(packed: _core.PackedModel) -> bytes:
     return data
 
 
-def packed_file(layers, parts, identity: bytes) -> bytes:
-    """The packed file of a model's layers; `parts` are its networks, two of them for a bidirectional layer."""
+def packed_file(configuration: str, parts, identity: bytes) -> bytes:
+    """The packed file of a model; `parts` are its networks, two of them for a bidirectional layer."""
     networks = [network for part in parts for network in part]
     directions = [direction for part in parts for direction in DIRECTIONS[len(part)]]
-    return _core.pack_model(networks, directions, identity, configuration(layers).encode())
+    return _core.pack_model(networks, directions, identity, configuration.encode())
+
+
+def outputs_of(packed: _core.PackedModel, size: int) -> dict[str, int]:
+    """Names and sizes of the outputs that a packed model's configuration, which is untrusted, names: `size` in all."""
+    try:
+        whole = json.loads(packed.configuration)
+    except (ValueError, RecursionError):
+        return {}
+    sizes = outputs_from(whole) if isinstance(whole, dict) else {}
+    if sizes and sum(sizes.values()) != size:
+        raise ValueError(f"outputs must have {size} elements in all, got {str(sizes)[:200]}")
+    return sizes
 
 
 def summary(text: bytes) -> str:

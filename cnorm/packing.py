@@ -72,6 +72,13 @@ def refuse_panels(size: int, weights: int) -> None:
     )
 
 
+def check_panels(networks) -> None:
+    """Refuse networks whose packed panels take far more memory than their weights; `Network` checks only itself."""
+    packed, weights = sum(one.nbytes for one in networks), sum(one.macs for one in networks)
+    if packed > 4 * max(PANEL_FLOATS, 8 * weights):
+        refuse_panels(packed, 4 * weights)
+
+
 def refuse_packed(reason: str, network: int, layer: int, name: str | None) -> None:
     """Raise for a packed file with an error, and say where it is; -1 and None stand for nowhere in particular."""
     places = [f"network {network}"] if network > 0 else []

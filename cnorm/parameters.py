@@ -38,8 +38,8 @@ class Parameters:
 
     def __init__(self, layers, input_size: int) -> None:
         self.flat = flat(layers, input_size)
-        leaves = [leaf for i, layer in enumerate(layers) for leaf in layer.leaves(f"layers.{i}")]
-        run = [i for i, (layer, _) in enumerate(self.flat) if isinstance(layer, Layer)]
+        leaves = [leaf for i, layer in enumerate(layers) for leaf in layer.leaves(f"layers.{i}") if leaf[1].weights]
+        run = [i for i, (layer, _) in enumerate(self.flat) if layer.weights]
         places = [(i, f"{name}.", layer) for i, (name, layer) in zip(run, leaves, strict=True)]
         named = [(prefix + name, array) for _, prefix, layer in places for name, array in layer.weights.items()]
         self.values = np.concatenate([np.zeros(0, np.float32), *(array.reshape(-1) for _, array in named)])
@@ -52,7 +52,6 @@ class Parameters:
         self.places = [
             (i, layer, _own(self.arrays, prefix, layer), layer.gradient_targets(_own(grown, prefix, layer)))
             for i, prefix, layer in places
-            if layer.weights
         ]
 
     def collect(self, tape: _core.Tape, initial: bool) -> None:

@@ -7,6 +7,7 @@ zeros. The extension checks that states are finite.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -89,3 +90,15 @@ def refuse_infinite_state(memory: np.ndarray, arrays: tuple, saved: bool) -> Non
     if saved:
         raise ValueError(f"saved must hold a finite state, got NaN or infinity in {name}")
     raise ValueError(f"state[{name!r}] must be finite, got NaN or infinity")
+
+
+def set_states(streams: Sequence, state: Mapping[str, np.ndarray]) -> None:
+    """Set the states of the streams, each from the arrays of `state` that have its names."""
+    names = [list(stream.state()) for stream in streams]
+    wanted = [name for group in names for name in group]
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state must be a mapping of names to arrays, got {type(state).__name__}")
+    if set(state) != set(wanted):
+        raise ValueError(f"state must have the names {wanted}, got {sorted(map(repr, state))}"[:1000])
+    for stream, group in zip(streams, names, strict=True):
+        stream.set_state({name: state[name] for name in group})

@@ -41,7 +41,7 @@ def described(onnx_model: onnx.ModelProto, model, options: Options, states: list
     ``cnorm.model`` holds everything as JSON. The other keys hold one value each, for hosts that do not parse JSON, such
     as sherpa-onnx's metadata reader.
     """
-    whole = json.loads(configuration(model.layers))
+    whole = json.loads(configuration(model.layers, model.outputs))
     whole |= {"form": options.form, "dtype": options.dtype, "states": states}
     whole |= {"portable": True} if options.portable else {}
     flat = {"model_type": "cnorm", "version": whole["format"], "form": options.form, "dtype": options.dtype}

@@ -9,6 +9,7 @@ import onnx
 from onnx import helper
 
 import cnorm
+from cnorm.layers import INPUT, with_outputs
 from cnorm.model_files import named_tensors
 from onnx_export.builders import builder, native
 from onnx_export.builders.norms import checked_eps
@@ -133,6 +134,7 @@ class _Export:
 
     def __init__(self, model, options: Options):
         self.layers, self.sizes, self.options = model.layers, (model.input_size, model.output_size), options
+        self.outputs = model.outputs
         self.functions: dict[str, onnx.FunctionProto] | None = {} if options.functions else None
         self.states = state_table(model, options.batch, options.dtype)
         # initial states that are in the state table: no node reads these weights
@@ -233,23 +235,29 @@ class _Export:
         before, after = iter(states.items()), {}
 
         def chain(layers, prefix, x):
+            known = {INPUT: x}
             for i, layer in enumerate(layers):
-                own = f"{prefix}{i}."
-                if layer.kind == "Residual":
-                    inner = chain(layer.layers, own, x)
-                    graph.scope = f"{prefix}{i}/"
-                    x = graph.add("Add", x, inner, name="y")
-                    continue
-                build, letters = self._builder_of(layer)
-                names = (*layer.weights, *(f"rows.{name}{end}" for name in layer.rows for end in ("", ".scales")))
-                weights = {name: own + name for name in names if own + name in self.weights}
-                given = {letter: next(before) for letter in letters}
-                graph.scope = f"{prefix}{i}/"
-                x, new = build(graph, layer, weights, x, {letter: value for letter, (_, value) in given.items()})
-                after.update({given[letter][0]: value for letter, value in new.items()})
+                x = one(layer, f"{prefix}{i}", x, known)
+                if layer.name is not None:
+                    known[layer.name] = x
             return x
 
-        return chain(self.layers, "layers.", x), after
+        def one(layer, place, x, known):
+            if layer.kind == "Residual":
+                inner = chain(layer.layers, f"{place}.", x)
+                graph.scope = f"{place}/"
+                return graph.add("Add", x, inner, name="y")
+            build, letters = self._builder_of(layer)
+            names = (*layer.weights, *(f"rows.{name}{end}" for name in layer.rows for end in ("", ".scales")))
+            weights = {name: f"{place}.{name}" for name in names if f"{place}.{name}" in self.weights}
+            weights |= {name: known[name] for name in layer.reads}
+            given = {letter: next(before) for letter in letters}
+            graph.scope = f"{place}/"
+            y, new = build(graph, layer, weights, x, {letter: value for letter, (_, value) in given.items()})
+            after.update({given[letter][0]: value for letter, value in new.items()})
+            return y
+
+        return chain(with_outputs(self.layers, tuple(self.outputs)), "layers.", x), after
 
     def _builder_of(self, layer):
         """The function that appends a layer's nodes, and the layer's states."""

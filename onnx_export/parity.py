@@ -254,10 +254,11 @@ def _metadata_difference(text: str | None, model) -> str | None:
         return None
     try:
         found = json.loads(text, object_pairs_hook=each_once)
-        found = {key: found[key] for key in ("format", "layers")}
+        outputs = {"outputs": found["outputs"]} if "outputs" in found else {}
+        found = {key: found[key] for key in ("format", "layers")} | outputs
     except (ValueError, KeyError, TypeError, RecursionError):
         return f"{METADATA_KEY!r} is not JSON with a format and layers"
-    return _difference(found, json.loads(configuration(model.layers)), "")
+    return _difference(found, json.loads(configuration(model.layers, model.outputs)), "")
 
 
 def _difference(found, wanted, where: str) -> str | None:

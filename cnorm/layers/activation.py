@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from cnorm.layers.base import Layer
+from cnorm.layers.base import Layer, with_name
 from cnorm.packing import ACTIVATION as FUNCTIONS
 
 MODULES = {"Tanh": "tanh", "ReLU": "relu", "Sigmoid": "sigmoid"}  # of torch.nn
@@ -19,6 +19,8 @@ class Activation(Layer):
     ----------
     function : str
         Or a torch.nn.ReLU, Tanh or Sigmoid.
+    name : str, optional
+        As of `Add`.
 
     Attributes
     ----------
@@ -36,7 +38,7 @@ class Activation(Layer):
     kind = "Activation"
     part = "activation"
 
-    def __init__(self, function: str) -> None:
+    def __init__(self, function: str, *, name: str | None = None) -> None:
         if hasattr(function, "forward"):
             function = MODULES.get(type(function).__name__, function)
         if not isinstance(function, str):
@@ -45,6 +47,7 @@ class Activation(Layer):
             raise ValueError(f"function must be one of {', '.join(FUNCTIONS)}, got {function!r}")
         self.function = function
         self.input_size = self.output_size = None
+        with_name(self, name)
 
     def __repr__(self):
         return f"Activation({self.function!r})"

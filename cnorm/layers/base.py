@@ -6,7 +6,9 @@ hold for it. Nothing outside asks for a layer's class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -14,7 +16,9 @@ import numpy as np
 
 from cnorm.packing import Parts
 from cnorm.rounded import Matrix, Rows
-from cnorm.text import listed
+from cnorm.text import listed, quoted
+
+INPUT = "input"  # the name of the frame
 
 
 class Layer:
@@ -25,6 +29,9 @@ class Layer:
     fields: ClassVar[Mapping[str, str]] = MappingProxyType({})  # tensors to fields of that kind
     recurrent: ClassVar[bool] = False  # whether it has an initial state among its weights
     whole_sequence: ClassVar[bool] = False  # whether it needs the end of a sequence, so that it has no streams
+    continues: ClassVar[bool] = True  # whether it reads the layer before it
+    reads: tuple[str, ...] = ()  # the names that it reads
+    name: str | None = None  # by which later layers of the same list read its outputs
     weights: Mapping[str, np.ndarray] = MappingProxyType({})
     rows: Mapping[str, Rows] = MappingProxyType({})  # matrices rounded to int8 or float16, by name
     absent_biases: tuple[str, ...] = ()  # names of the optional biases that the layer does not have
@@ -35,6 +42,20 @@ class Layer:
         if name in self.__dict__:
             raise AttributeError(f"a layer is immutable: {name} can't be set")
         self.__dict__[name] = value
+
+    def __reduce_ex__(self, protocol):
+        made = self.__reduce__()
+        return made if self.name is None else (*made[:2], {"name": self.name})
+
+    # ---- what it reads
+
+    def outputs(self, size: int, sizes: Mapping[str, int]) -> int:
+        """The number of its outputs behind a layer with `size`; `sizes`: of what it can read by name."""
+        return self.output_size or size
+
+    def joined(self, x: np.ndarray, known: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Its outputs [frames, outputs], if it reads others by name: x is those of the layer before."""
+        raise NotImplementedError
 
     # ---- layers of layers
 
@@ -58,8 +79,8 @@ class Layer:
         """Its outputs [frames, outputs] for x, if it holds others; run(name, layer, x) gives those of one of them."""
         raise NotImplementedError
 
-    def flat(self, size: int) -> list[tuple[Any, int]]:
-        """What the runtime runs for it, as (object with `parts`, outputs); `size`: its inputs."""
+    def flat(self, size: int, scope: Scope) -> list[tuple[Any, int]]:
+        """What the runtime runs, as (object with `parts`, outputs); for `size` inputs; `scope`: what it may read."""
         return [(self, self.output_size or size)]
 
     # ---- packing and training
@@ -122,60 +143,63 @@ class Layer:
         raise NotImplementedError
 
 
-class Addition:
-    """The end of a `Residual` for the runtime: the input of the layer `back` places before is added."""
+class Bound:
+    """What the runtime runs where a layer does not say all of it: the parts of one place in its list."""
 
     weights: Mapping[str, np.ndarray] = MappingProxyType({})
 
-    def __init__(self, back: int) -> None:
-        self.back = back
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     def parts(self, size: int) -> Parts:
-        return Parts("residual", {"n": size, "back": self.back})
+        return self._parts
 
 
-def chained(layers) -> tuple[Layer, ...]:
-    """The layers as a tuple; each must take as many inputs as the layer before has outputs."""
-    if not isinstance(layers, Iterable):
-        raise TypeError(f"layers must be a sequence of layers, got {type(layers).__name__}")
-    layers = tuple(layers)
-    if not layers:
-        raise ValueError("layers must have at least one layer, got none")
-    size = None
-    for i, layer in enumerate(layers):
-        if not isinstance(layer, Layer):
-            raise TypeError(
-                f"layers[{i}] must be a layer such as cnorm.LSTM or cnorm.Linear, got {type(layer).__name__}"
-            )
-        if layer.input_size is not None and size is not None and layer.input_size != size:
-            raise ValueError(
-                f"layers[{i}] must take the {size} outputs of the layers before it, got {layer!r}, "
-                f"which takes {layer.input_size}"
-            )
-        size = layer.output_size or size
-    if size is None:
-        raise ValueError("layers must have a layer with a size, got activations only")
-    return layers
+@dataclass
+class Scope:
+    """What a layer can read by name.
+
+    Attributes
+    ----------
+    sizes, places : dict of str to int
+        Outputs by name, and the place in the runtime's list of the layer whose input they are.
+    here : int
+        The place of the layer.
+    """
+
+    sizes: dict[str | None, int]
+    places: dict[str | None, int]
+    here: int = 0
+
+    def back(self, name: str) -> int:
+        """How many places before this one is the layer whose input has a name."""
+        return self.here - self.places[name]
 
 
-def ends(layers) -> tuple[int, int]:
-    """Input size of the first and output size of the last layer that has a size; activations have none."""
-    sizes = [layer for layer in layers if layer.input_size is not None]
-    return sizes[0].input_size, sizes[-1].output_size
+def name_of(name: Any, argument: str) -> str:
+    """A layer's name, which is also that of an output in files of other formats."""
+    if not isinstance(name, str):
+        raise TypeError(f"{argument} must be a str, got {type(name).__name__}")
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.]{0,63}", name):
+        raise ValueError(
+            f"{argument} must be at most 64 letters, digits, _ and ., the first a letter, got {quoted(name)}"
+        )
+    return name
 
 
-def flat(layers, size: int) -> list[tuple[Any, int]]:
-    """The layers as the runtime takes them: (object with `parts`, outputs); `size`: inputs of the first."""
-    flattened = []
-    for layer in layers:
-        flattened += layer.flat(size)
-        size = flattened[-1][1]
-    return flattened
+def with_name(layer: Layer, name: Any) -> Layer:
+    """A new layer, which takes over a name if there is one."""
+    if name is not None:
+        if name == INPUT:
+            raise ValueError(f"name must be another than {INPUT!r}, which is the frame")
+        layer.name = name_of(name, "name")
+    return layer
 
 
 def with_type(layer: Layer) -> dict:
     """All that a model file's configuration says of a layer."""
-    entry = {"type": layer.kind} | ({"rows": list(layer.rows)} if layer.rows else {}) | layer.entry()
+    entry = {"type": layer.kind} | ({} if layer.name is None else {"name": layer.name})
+    entry |= ({"rows": list(layer.rows)} if layer.rows else {}) | layer.entry()
     return entry | ({"without": list(layer.absent_biases)} if layer.absent_biases else {})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from cnorm.layers.base import Layer, with_type
+from cnorm.layers.base import Layer, with_name, with_type
 from cnorm.layers.cells import Cell
 
 
@@ -19,6 +19,8 @@ class Bidirectional(Layer):
     ----------
     forward, backward : LSTM, GRU or RNN
         Both with the same input_size.
+    name : str, optional
+        As of `Add`.
 
     Raises
     ------
@@ -31,16 +33,17 @@ class Bidirectional(Layer):
     kind = "Bidirectional"
     whole_sequence = True
 
-    def __init__(self, forward: Cell, backward: Cell) -> None:
-        for name, layer in (("forward", forward), ("backward", backward)):
+    def __init__(self, forward: Cell, backward: Cell, *, name: str | None = None) -> None:
+        for way, layer in (("forward", forward), ("backward", backward)):
             if not isinstance(layer, Cell):
-                raise TypeError(f"{name} must be a recurrent layer such as cnorm.LSTM, got {type(layer).__name__}")
+                raise TypeError(f"{way} must be a recurrent layer such as cnorm.LSTM, got {type(layer).__name__}")
         if forward.input_size != backward.input_size:
             raise ValueError(
                 f"backward must take the {forward.input_size} inputs that forward takes, got {backward.input_size}"
             )
         self.forward, self.backward = forward, backward
         self.input_size, self.output_size = forward.input_size, forward.output_size + backward.output_size
+        with_name(self, name)
 
     def inner(self) -> dict[str, Layer]:
         return {"forward": self.forward, "backward": self.backward}

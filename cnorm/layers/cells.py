@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cnorm._core import default_float_env, rounded
-from cnorm.layers.base import Layer, with_rows
+from cnorm.layers.base import Layer, with_name, with_rows
 from cnorm.packing import Parts, cell_options
 from cnorm.presets import PRESETS
 from cnorm.rounded import Matrix, Rows, cell_weights, is_matrix
@@ -25,26 +25,34 @@ class Cell(Layer):
     part = "cell"
     recurrent = True
 
-    def __init__(self, weights: Mapping[str, Any], *, preset: str | CellSpec, eps: float | None = None) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, Any],
+        *,
+        preset: str | CellSpec,
+        eps: float | None = None,
+        name: str | None = None,
+    ) -> None:
+        with_name(self, name)
         self.spec = cell_spec(self.kind, preset)
         self.eps = checked_eps(eps, self.spec)
-        name = f"{self.kind} {self.spec.name}"
+        shown = f"{self.kind} {self.spec.name}"
         self.tensors = tuple(tensor.named() for tensor in (*self.spec.tensors, *INITIAL[self.kind]))
-        self.weights, sizes = checked(weights, self.tensors, name)
+        self.weights, sizes = checked(weights, self.tensors, shown)
         self.input_size, self.units, self.output_size = sizes["I"], sizes["H"], sizes["P"]
         self.sizes = sizes
         optional = [tensor.name for tensor in optional_tensors(self.tensors, self.weights) if tensor.is_bias()]
         self.absent_biases = tuple(name for name in optional if name not in self.weights)
         if 0 < len(self.absent_biases) < len(optional):
             raise ValueError(
-                f"weights of {name} must have all of {', '.join(optional)} or none of them; "
+                f"weights of {shown} must have all of {', '.join(optional)} or none of them; "
                 f"missing: {', '.join(self.absent_biases)}"
             )
         given = present(self.tensors, self.weights)
         of_projection = [tensor.name for tensor in given if any(use.part == "bias_p" for use in tensor.uses())]
         of_projection += ["projection_clip"] if self.spec.projection_clip is not None else []
         if of_projection and not has_projection(given):
-            raise ValueError(f"weights of {name} must have a projection for {' and '.join(of_projection)}")
+            raise ValueError(f"weights of {shown} must have a projection for {' and '.join(of_projection)}")
 
     def packed(self, weights: Mapping[str, np.ndarray] | None = None) -> dict:
         """The weights in the layout of the kernels, see `cnorm.weights.packed`."""
@@ -155,6 +163,8 @@ class LSTM(Cell):
         The cell that the weights are for. It must be given, as different cells can have the same names and shapes.
     eps : float, optional
         Added to each variance, rounded to float32; the preset's own if not given.
+    name : str, optional
+        As of `Add`.
 
     Attributes
     ----------

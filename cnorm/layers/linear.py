@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cnorm.layers.base import Layer, weight_and_bias, with_rows
+from cnorm.layers.base import Layer, weight_and_bias, with_name, with_rows
 from cnorm.rounded import Matrix, Rows
 from cnorm.tensors import Tensor
 from cnorm.weights import checked
@@ -24,6 +24,8 @@ class Linear(Layer):
     weight : ndarray, shape (output_size, input_size), float32 (float16 and bfloat16 are widened)
         Or a torch.nn.Linear, whose bias is then taken too. A kernel [inputs, outputs] of Keras is given as kernel.T.
     bias : ndarray, shape (output_size,), optional
+    name : str, optional
+        As of `Add`.
 
     Raises
     ------
@@ -35,7 +37,7 @@ class Linear(Layer):
     part = "linear"
     fields = MappingProxyType({"weight": "weight", "bias": "bias"})
 
-    def __init__(self, weight: Any, bias: Any = None) -> None:
+    def __init__(self, weight: Any, bias: Any = None, *, name: str | None = None) -> None:
         if hasattr(weight, "in_features") and hasattr(weight, "weight"):  # a torch.nn.Linear
             if bias is not None:
                 raise TypeError("bias must not be given beside a module, which brings its own")
@@ -44,6 +46,7 @@ class Linear(Layer):
         self.weights, sizes = checked(given, LINEAR, "Linear")
         self.absent_biases = ("bias",) if bias is None else ()
         self.output_size, self.input_size = sizes["O"], sizes["I"]
+        with_name(self, name)
 
     def __repr__(self):
         return f"Linear({self.input_size} -> {self.output_size})"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cnorm._core import BoundLayerNorm, rounded
-from cnorm.layers.base import Layer, weight_and_bias
+from cnorm.layers.base import Layer, weight_and_bias, with_name
 from cnorm.tensors import Tensor
 from cnorm.weights import checked, of_layer_norm
 
@@ -29,6 +29,8 @@ class LayerNorm(Layer, BoundLayerNorm):
     bias : ndarray, shape (input_size,), optional
     eps : float, optional
         Added to the variance, rounded to float32; 1e-5 if not given.
+    name : str, optional
+        As of `Add`.
 
     Raises
     ------
@@ -40,7 +42,7 @@ class LayerNorm(Layer, BoundLayerNorm):
     part = "norm"
     fields = MappingProxyType({"weight": "gain", "bias": "bias"})
 
-    def __init__(self, weight: Any, bias: Any = None, *, eps: float | None = None) -> None:
+    def __init__(self, weight: Any, bias: Any = None, *, eps: float | None = None, name: str | None = None) -> None:
         if hasattr(weight, "normalized_shape"):  # a torch.nn.LayerNorm
             if bias is not None or eps is not None:
                 raise TypeError("bias and eps must not be given beside a module, which brings its own")
@@ -56,6 +58,7 @@ class LayerNorm(Layer, BoundLayerNorm):
         self.eps = rounded(1e-5 if eps is None else eps, "eps")
         self.input_size = self.output_size = sizes["N"]
         self._bind(self.weights["weight"], self.weights.get("bias"), self.eps)
+        with_name(self, name)
 
     def __repr__(self):
         return f"LayerNorm({self.input_size}, eps={self.eps:g})"

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from cnorm.layers.base import Addition, Layer, chained, ends, flat, with_type
+from cnorm.layers.base import Bound, Layer, Scope, with_name, with_type
+from cnorm.layers.chain import chained, check_read, ends, flat, followed, shown
+from cnorm.packing import Parts
 
 
 class Residual(Layer):
@@ -16,7 +18,10 @@ class Residual(Layer):
     Parameters
     ----------
     layers : sequence of layers
-        Applied in order; the last has as many outputs as the first has inputs. `Bidirectional` is not allowed.
+        Applied in order; the last has as many outputs as the first has inputs. `Bidirectional` is not allowed. Their
+        names are not visible outside, nor those outside to them; ``"input"`` is x.
+    name : str, optional
+        As of `Add`.
 
     Raises
     ------
@@ -26,8 +31,9 @@ class Residual(Layer):
 
     kind = "Residual"
 
-    def __init__(self, layers: Iterable[Layer]) -> None:
+    def __init__(self, layers: Iterable[Layer], *, name: str | None = None) -> None:
         self.layers = chained(layers)
+        check_read(self.layers)
         if any(layer.whole_sequence for layer in self.layers):
             raise ValueError("layers of Residual must not have a Bidirectional layer: put it on its own")
         self.input_size, self.output_size = ends(self.layers)
@@ -35,6 +41,7 @@ class Residual(Layer):
             raise ValueError(
                 f"layers of Residual must have as many outputs as inputs, got {self.input_size} -> {self.output_size}"
             )
+        with_name(self, name)
 
     def inner(self) -> dict[str, Layer]:
         return {str(i): layer for i, layer in enumerate(self.layers)}
@@ -43,14 +50,11 @@ class Residual(Layer):
         return Residual(layers.values())
 
     def through(self, name: str, x: np.ndarray, run: Callable[[str, Layer, np.ndarray], np.ndarray]) -> np.ndarray:
-        y = x
-        for key, layer in self.inner().items():
-            y = run(f"{name}.{key}", layer, y)
-        return x + y
+        return x + followed(name, self.inner(), x, run)
 
-    def flat(self, size: int) -> list[tuple[Any, int]]:
+    def flat(self, size: int, scope: Scope) -> list[tuple[Any, int]]:
         inner = flat(self.layers, size)
-        return [*inner, (Addition(len(inner)), size)]
+        return [*inner, (Bound(Parts("residual", {"n": size, "back": len(inner)})), size)]
 
     def entry(self) -> dict:
         return {"layers": [with_type(layer) for layer in self.layers]}
@@ -62,7 +66,7 @@ class Residual(Layer):
         return cls(read({str(i): one for i, one in enumerate(entry["layers"])}, weights))
 
     def __repr__(self):
-        return f"Residual([{', '.join(map(repr, self.layers))}])"
+        return f"Residual([{', '.join(map(shown, self.layers))}])"
 
     def __reduce__(self):
         return Residual, (self.layers,)

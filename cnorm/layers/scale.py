@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cnorm.layers.base import Layer
+from cnorm.layers.base import Layer, with_name
 from cnorm.tensors import Tensor
 from cnorm.weights import checked
 
@@ -22,6 +22,8 @@ class Scale(Layer):
     ----------
     weight : ndarray, shape (input_size,), float32 (float16 and bfloat16 are widened)
         Or a torch.nn.Parameter or tensor, whose values are taken.
+    name : str, optional
+        As of `Add`.
 
     Raises
     ------
@@ -33,9 +35,10 @@ class Scale(Layer):
     part = "scale"
     fields = MappingProxyType({"weight": "weight"})
 
-    def __init__(self, weight: Any) -> None:
+    def __init__(self, weight: Any, *, name: str | None = None) -> None:
         self.weights, sizes = checked({"weight": weight}, SCALE, "Scale")
         self.input_size = self.output_size = sizes["N"]
+        with_name(self, name)
 
     def __repr__(self):
         return f"Scale({self.input_size})"

@@ -14,6 +14,7 @@ import numpy as np
 import cnorm
 from cnorm._core import INT8_COLS
 from cnorm.files import read_regular, write_whole
+from cnorm.layers import followed, with_outputs
 from cnorm.rounded import LEVELS
 from cnorm.specs import GATES
 from cnorm.text import clip, message_of
@@ -155,13 +156,9 @@ def measured(model, rounded, inputs) -> Report:
             by_name[name].errors.append(errors[::-1] if name.endswith(".backward") else errors)
         return y
 
-    def chain(prefix, layers, x):
-        for i, layer in enumerate(layers):
-            x = run(f"{prefix}.{i}", layer, x)
-        return x
-
+    layers = {str(i): layer for i, layer in enumerate(with_outputs(model.layers, tuple(model.outputs)))}
     for x in inputs:
-        report.exact.append(chain("layers", model.layers, np.float64(x)))
+        report.exact.append(followed("layers", layers, np.float64(x), run))
         report.float32.append(np.float64(model.run(x)))
         report.rounded.append(np.float64(rounded.run(x)))
     for layer in report.layers:

@@ -6,25 +6,30 @@ A builder module has
     Recurrent arrays as {"h": units, ...}; empty for a layer without memory.
 ``build(graph, layer, weights, x, states)``
     Appends the nodes of one step to a `GraphBuilder` and returns (y, new states). `weights` maps the layer's
-    weights to the names of their values, `x` [B, input_size] and `states` [B, units] are names of values too.
+    weights, and what it reads by name, to the names of their values; `x` [B, input_size] and `states` [B, units] are
+    names of values too.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
 
-from onnx_export.builders import elementwise, gru, linear, lstm, native, rnn, scale
+from onnx_export.builders import elementwise, gru, linear, lstm, native, rnn, scale, taps
 
 __all__ = ["builder", "native"]
 
 _BUILDERS = {
     "Activation": elementwise,
+    "Add": taps,
+    "Concat": taps,
     "GRU": gru,
     "LSTM": lstm,
     "LayerNorm": elementwise,
     "Linear": linear,
+    "Multiply": taps,
     "RNN": rnn,
     "Scale": scale,
+    "Slice": taps,
 }
 _REFUSED = {
     "Bidirectional": "its backward half needs the end of the sequence before the start, so a graph of it has no "

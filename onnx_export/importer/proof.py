@@ -72,7 +72,7 @@ def standard(model, onnx_model: onnx.ModelProto, found: Plan) -> onnx.ModelProto
     graph.initializer.extend(
         numpy_helper.from_array(np.array(a), FILE + name) for name, a in found.inputs.constants.items()
     )
-    described = json.loads(configuration(model.layers)) | {"states": table}  # with initial states
+    described = json.loads(configuration(model.layers, model.outputs)) | {"states": table}  # with initial states
     helper.set_model_props(copy, {METADATA_KEY: json.dumps(described)})
     return copy
 

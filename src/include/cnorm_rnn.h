@@ -134,6 +134,8 @@ typedef enum cnorm_layer_kind {
     CNORM_LAYER_ACTIVATION, /* y = f(x), n elements */
     CNORM_LAYER_RESIDUAL,   /* y = x + the input of the layer `back` >= 1 places before this one, n elements */
     CNORM_LAYER_SCALE,
+    CNORM_LAYER_MULTIPLY, /* y = x times the input of the layer `back` >= 1 places before this one, n elements */
+    CNORM_LAYER_CONCAT,
 } cnorm_layer_kind;
 
 typedef struct cnorm_elementwise {
@@ -141,10 +143,23 @@ typedef struct cnorm_elementwise {
     cnorm_activation f;
 } cnorm_elementwise;
 
+/* of CNORM_LAYER_RESIDUAL and CNORM_LAYER_MULTIPLY */
 typedef struct cnorm_addition {
     ptrdiff_t n;
     int back;
 } cnorm_addition;
+
+enum { CNORM_PARTS = 8 };
+
+/* y [outputs] = parts, one behind another: elements [start, start + count) of the input, [n], of the layer `back` >= 0
+ * places before, 0 being this one's own x. The parts end before the first whose count is 0. */
+typedef struct cnorm_concat {
+    ptrdiff_t n, outputs;
+    struct cnorm_part {
+        int back;
+        ptrdiff_t n, start, count;
+    } parts[CNORM_PARTS];
+} cnorm_concat;
 
 typedef struct cnorm_layer {
     cnorm_layer_kind kind;
@@ -155,6 +170,8 @@ typedef struct cnorm_layer {
         cnorm_elementwise activation;
         cnorm_addition residual;
         cnorm_scale scale;
+        cnorm_addition multiply;
+        cnorm_concat concat;
     } as;
 } cnorm_layer;
 

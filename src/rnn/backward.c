@@ -15,20 +15,29 @@ ptrdiff_t cnorm_backward_floats(const cnorm_tape *tape)
     return largest;
 }
 
-/* dx += the gradients of the input of layer `index` that later layers have left on the tape, which read it, too */
-static void add_reads(const layer_backward *call, const cnorm_tape *tape, int index, ptrdiff_t first)
+/* the gradient of the outputs of layer `index`: that of the next layer's input, on the tape, or the caller's */
+static const_rows gradient_of_outputs(const cnorm_tape *tape, int index, const cnorm_backward *call)
 {
-    for (int i = index + 1; call->dx.at && i < tape->count; ++i) {
+    if (index + 1 == tape->count) return (const_rows){call->dy, cnorm_layer_outputs(&tape->layers[index])};
+    const tape_layer next = tape_layer_of(tape, index + 1, call->first);
+    return (const_rows){next.at, next.row};
+}
+
+/* dx += the gradients of the input of layer `index` of the later layers that read it, too, in their order */
+static void add_reads(const layer_backward *one, const cnorm_tape *tape, int index, const cnorm_backward *call)
+{
+    for (int i = index + 1; one->dx.at && i < tape->count; ++i) {
         const cnorm_layer *layer = &tape->layers[i];
         const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
         for (int k = 0; k < ops->reads; ++k) {
             const layer_read read = ops->read(layer, k);
             if (read.back == 0) break;
             if (i - read.back != index) continue;
-            const tape_layer from = tape_layer_of(tape, i, first);
-            for (ptrdiff_t s = 0; s < call->steps * call->batch; ++s)
-                call->kernels->add_f32(read.n, call->dx.at + s * call->dx.stride,
-                                       from.at + s * from.row + read.gradient);
+            const tape_layer kept = tape_layer_of(tape, i, call->first);
+            const const_rows from = read.kept ? (const_rows){kept.at, kept.row} : gradient_of_outputs(tape, i, call);
+            for (ptrdiff_t s = 0; s < one->steps * one->batch; ++s)
+                one->kernels->add_f32(read.count, one->dx.at + s * one->dx.stride + read.start,
+                                      from.at + s * from.stride + read.gradient);
         }
     }
 }
@@ -45,27 +54,26 @@ cnorm_status cnorm_run_backward(const cnorm_tape *tape, const cnorm_backward *ca
     if (call->sums && cnorm_sums_floats(tape->layers, tape->count) == 0) return CNORM_ERROR_LAYER;
     const float_mode mode = float_mode_enter();
     ptrdiff_t offset = state_floats;
-    const_rows dy = {call->dy, cnorm_layer_outputs(&tape->layers[tape->count - 1])};
     for (int i = tape->count - 1; i >= 0; --i) {
         const cnorm_layer *layer = &tape->layers[i];
         const tape_layer here = tape_layer_of(tape, i, call->first);
         offset -= cnorm_layer_state_floats(layer);
-        const layer_backward one = {.kernels = kernels,
-                                    .layer = layer,
-                                    .tape = here,
-                                    .steps = call->steps,
-                                    .batch = tape->batch,
-                                    .dy = dy,
-                                    .dx = i > 0 ? (float_rows){here.at, here.row}
-                                                : (float_rows){call->dx, cnorm_layer_inputs(layer)},
-                                    .gradient = call->sums ? NULL : &call->gradients[i],
-                                    .dstate = call->dstate ? call->dstate + offset : NULL,
-                                    .dstate_stride = state_floats,
-                                    .sums = call->sums,
-                                    .scratch = call->scratch};
+        layer_backward one = {.kernels = kernels,
+                              .layer = layer,
+                              .tape = here,
+                              .steps = call->steps,
+                              .batch = tape->batch,
+                              .dy = gradient_of_outputs(tape, i, call),
+                              .dx = i > 0 ? (float_rows){here.at, here.row}
+                                          : (float_rows){call->dx, cnorm_layer_inputs(layer)},
+                              .gradient = call->sums ? NULL : &call->gradients[i],
+                              .dstate = call->dstate ? call->dstate + offset : NULL,
+                              .dstate_stride = state_floats,
+                              .sums = call->sums,
+                              .scratch = call->scratch};
+        tape_reads(tape, i, call->first, one.read);
         cnorm_layer_ops_of(layer->kind)->backward(&one);
-        add_reads(&one, tape, i, call->first);
-        dy = (const_rows){here.at, here.row};
+        add_reads(&one, tape, i, call);
     }
     float_mode_leave(mode);
     return CNORM_OK;

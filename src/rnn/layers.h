@@ -9,8 +9,8 @@
 #include "rows.h"
 
 enum {
-    LAYER_READS = 4,  /* inputs of earlier layers that a layer may read, besides its own input */
-    LAYER_STATES = 2, /* arrays of state */
+    LAYER_READS = CNORM_PARTS, /* inputs of earlier layers that a layer may read, besides its own input */
+    LAYER_STATES = 2,          /* arrays of state */
 };
 
 /* A number of a layer's struct. Packed files store options in the order of the table, each in 4 bytes. */
@@ -45,10 +45,11 @@ typedef struct layer_field {
 #member, offsetof(cnorm_layer, as.kind.member), offsetof(cnorm_gradient, kind.member), shape                   \
     }
 
-/* The input of the layer `back` places before, [n]. Its gradient is left `gradient` floats into the layer's row of the
- * tape. */
+/* Elements [start, start + count) of the input, [n], of the layer `back` places before. Their gradient is `gradient`
+ * floats into the layer's dy or, if it is `kept`, into its row of the tape. */
 typedef struct layer_read {
-    ptrdiff_t back, n, gradient;
+    ptrdiff_t back, n, start, count, gradient;
+    int kept;
 } layer_read;
 
 /* n rows of one layer. The state of row s begins `offset` floats into states[s], or into states[0], if the rows are
@@ -97,7 +98,7 @@ typedef struct layer_backward {
     const cnorm_layer *layer;
     tape_layer tape;
     ptrdiff_t steps, batch;
-    const_rows dy;
+    const_rows dy, read[LAYER_READS];
     float_rows dx; /* at is NULL if the caller does not want it */
     const cnorm_gradient *gradient;
     cnorm_sums *sums; /* NULL, or where the sums go instead of to `gradient` */
@@ -133,9 +134,9 @@ typedef struct layer_ops {
 #pragma GCC visibility push(hidden)
 
 extern const layer_ops cnorm_linear_ops, cnorm_cell_ops, cnorm_norm_ops, cnorm_activation_ops, cnorm_residual_ops,
-    cnorm_scale_ops;
+    cnorm_scale_ops, cnorm_multiply_ops, cnorm_concat_ops;
 
-enum { LAYER_KINDS = CNORM_LAYER_SCALE + 1 };
+enum { LAYER_KINDS = CNORM_LAYER_CONCAT + 1 };
 extern const layer_ops *const cnorm_layer_kinds[LAYER_KINDS];
 
 /* layers.c: sizes of a layer of a known kind, from its table */

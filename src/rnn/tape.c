@@ -35,7 +35,6 @@ static void run_layer(const cnorm_kernels *kernels, const cnorm_tape *tape, int 
                       float *scratch, float_rows y)
 {
     const cnorm_layer *layer = &tape->layers[index];
-    const layer_ops *ops = cnorm_layer_ops_of(layer->kind);
     const tape_layer here = tape_layer_of(tape, index, first);
     layer_run call = {.kernels = kernels,
                       .layer = layer,
@@ -44,13 +43,8 @@ static void run_layer(const cnorm_kernels *kernels, const cnorm_tape *tape, int 
                       .y = y,
                       .scratch = scratch,
                       .stats = here.stats};
-    for (int k = 0; k < ops->reads; ++k) {
-        const ptrdiff_t back = ops->read(layer, k).back;
-        if (back == 0) break;
-        const tape_layer from = tape_layer_of(tape, index - back, first);
-        call.read[k] = (const_rows){from.at, from.row};
-    }
-    ops->run(&call);
+    tape_reads(tape, index, first, call.read);
+    cnorm_layer_ops_of(layer->kind)->run(&call);
 }
 
 cnorm_status cnorm_run_tape(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t steps, const float *x, float *state,

@@ -22,6 +22,18 @@ static inline tape_layer tape_layer_of(const cnorm_tape *tape, ptrdiff_t index, 
     return (tape_layer){row, at + skipped * row, at + rows * row + cnorm_layer_ops_of(layer->kind)->stats * skipped};
 }
 
+/* The inputs of earlier layers that layer `index` reads, from step `first` on. */
+static inline void tape_reads(const cnorm_tape *tape, int index, ptrdiff_t first, const_rows read[LAYER_READS])
+{
+    const layer_ops *ops = cnorm_layer_ops_of(tape->layers[index].kind);
+    for (int k = 0; k < ops->reads; ++k) {
+        const ptrdiff_t back = ops->read(&tape->layers[index], k).back;
+        if (back == 0) break;
+        const tape_layer from = tape_layer_of(tape, index - back, first);
+        read[k] = (const_rows){from.at, from.row};
+    }
+}
+
 /* whether the layer can be trained: only float32 weights have a gradient */
 static inline int tape_trains(const cnorm_layer *layer)
 {

@@ -373,6 +373,15 @@ static void layer_errors(void)
     SPOILED((linear->kind = CNORM_LAYER_RESIDUAL, linear->as.residual = (cnorm_addition){5, 2}));
     SPOILED((linear->kind = CNORM_LAYER_RESIDUAL, linear->as.residual = (cnorm_addition){5, 1}));
     SPOILED((linear->kind = CNORM_LAYER_RESIDUAL, linear->as.residual = (cnorm_addition){5, 0}));
+    SPOILED((linear->kind = CNORM_LAYER_MULTIPLY, linear->as.multiply = (cnorm_addition){5, 1}));
+    SPOILED((linear->kind = CNORM_LAYER_CONCAT, linear->as.concat = (cnorm_concat){5, 0, {{0, 0, 0, 0}}}));
+    SPOILED((linear->kind = CNORM_LAYER_CONCAT, linear->as.concat = (cnorm_concat){5, 3, {{0, 5, 3, 3}}}));
+    SPOILED((linear->kind = CNORM_LAYER_CONCAT, linear->as.concat = (cnorm_concat){5, 3, {{0, 5, 0, 2}}}));
+    SPOILED((linear->kind = CNORM_LAYER_CONCAT, linear->as.concat = (cnorm_concat){5, 3, {{0, 4, 0, 3}}}));
+    SPOILED((linear->kind = CNORM_LAYER_CONCAT, linear->as.concat = (cnorm_concat){5, 3, {{-1, 4, 0, 3}}}));
+    SPOILED((linear->kind = CNORM_LAYER_CONCAT, linear->as.concat = (cnorm_concat){5, 3, {{2, 3, 0, 3}}}));
+    SPOILED((linear->kind = CNORM_LAYER_CONCAT, linear->as.concat = (cnorm_concat){5, 3, {{0, 5, PTRDIFF_MAX, 3}}}));
+    SPOILED((linear->kind = CNORM_LAYER_CONCAT, linear->as.concat = (cnorm_concat){5, 3, {{0, 5, 0, -3}, {0, 5, 0, 3}}}));
     SPOILED((cell->as.cell.scope = CNORM_SCOPE_SUM, cell->as.cell.inside_h = cell->as.cell.bias));
     SPOILED(cell->as.cell = gru_of(good_cell.as.cell, CNORM_SCOPE_SUM, CNORM_RESET_AFTER));
     for (int reset = 0; reset < 2; ++reset) { /* the other combinations of scope and reset are valid */

@@ -25,10 +25,13 @@ def models(rng):
     norm, linear = cnorm.LayerNorm(np.ones(2, np.float32)), cnorm.Linear(np.ones((2, 2), np.float32))
     plain = cnorm.Model(
         [
-            cnorm.Residual([norm, linear, cnorm.Scale(np.ones(2, np.float32)), cnorm.Activation("tanh")]),
+            cnorm.Residual([norm, linear, cnorm.Scale(np.ones(2, np.float32)), cnorm.Multiply("input")]),
             projected,
-            cnorm.Activation("relu"),
-        ]
+            cnorm.Activation("relu", name="relu"),
+            cnorm.Concat(["input", "relu"]),
+            cnorm.Activation("tanh", name="tanh"),
+        ],
+        ("relu", "tanh"),
     )
     yield plain
     yield cnorm.Model([cnorm.Bidirectional(gru, projected), cnorm.Activation("sigmoid")])

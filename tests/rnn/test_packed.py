@@ -15,6 +15,7 @@ from models import deep_model
 
 import cnorm
 from cnorm import packed
+from cnorm.model_files import configuration
 
 KEYS = sorted(cnorm.PRESETS)
 # magic, head_crc, version, order, data_crc, bytes, data, layers, networks, configuration, records, zero, identity
@@ -327,6 +328,8 @@ def test_the_command_writes_a_c_array(tmp_path):
     done = command("pack", tmp_path / "m.safetensors", tmp_path / "speaker-1.h", "--c-array")
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "speaker-1.h").read_text()
-    data = packed.packed_file(cnorm.demo_model().layers, cnorm.demo_model()._parts, cnorm.demo_model().identity)
+    data = packed.packed_file(
+        configuration(cnorm.demo_model().layers), cnorm.demo_model()._parts, cnorm.demo_model().identity
+    )
     assert f"static const unsigned char speaker_1[{len(data)}] = {{" in text
     assert bytes(map(int, text[text.index("= {") + 3 : text.index("};")].split(","))) == data

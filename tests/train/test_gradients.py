@@ -19,7 +19,8 @@ def random_stack(rng):
     norm = cnorm.LayerNorm(rng.standard_normal(9).astype(np.float32), rng.standard_normal(9).astype(np.float32))
     into = cnorm.Linear(rng.standard_normal((9, 20)).astype(np.float32) / 4, rng.standard_normal(9).astype(np.float32))
     scale = cnorm.Scale(rng.standard_normal(9).astype(np.float32))
-    return [lstm, into, norm, cnorm.Residual([gru, scale, cnorm.Activation("tanh")]), scale, cnorm.Activation("relu"),
+    inner = [gru, scale, cnorm.Activation("tanh"), cnorm.Multiply("input")]
+    return [lstm, into, norm, cnorm.Residual(inner), scale, cnorm.Activation("relu"),
             cells.random_cell(("LSTM", "tflite"), rng, 9, 11, 6)[0]]  # fmt: skip
 
 

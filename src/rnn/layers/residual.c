@@ -16,11 +16,12 @@ static const char *residual_check(const cnorm_layer *layer)
     return layer->as.residual.back > 0 ? NULL : "back";
 }
 
-/* the gradient of both inputs is dy, which residual_backward leaves in the place of x */
+/* the gradient of both inputs is dy */
 static layer_read residual_read(const cnorm_layer *layer, int k)
 {
     (void)k;
-    return (layer_read){layer->as.residual.back, layer->as.residual.n, 0};
+    const ptrdiff_t n = layer->as.residual.n;
+    return (layer_read){.back = layer->as.residual.back, .n = n, .count = n};
 }
 
 static void residual_run(const layer_run *call)
