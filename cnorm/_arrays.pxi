@@ -34,23 +34,25 @@ cdef inline cnp.ndarray place_of(object out, str name):
     return <cnp.ndarray>out if out is None or type(out) is cnp.ndarray else as_place(out, name)
 
 
-cdef list places_of(object out, tuple names, bint has_parameter):
-    """The caller's arrays for the results of a backward pass, or None; `has_parameter`: the second has a gradient."""
-    cdef list places = []
-    cdef int i
+cdef tuple places_of(object out, tuple names, bint has_parameter):
+    """The caller's arrays for the results of a backward pass, `out` itself if it has nothing else, or None.
+
+    `has_parameter`: the second has a gradient.
+    """
     if out is None:
         return None
     if type(out) is not tuple or len(<tuple>out) != len(names) or not has_parameter:
         out = check_results(out, names, has_parameter)
-    for i in range(len(names)):
-        places.append(place_of((<tuple>out)[i], PLACES[i]))
-    return places
+    for place in <tuple>out:
+        if type(place) is not cnp.ndarray:
+            return tuple([place_of(place, name) for place, name in zip(out, PLACES)])
+    return <tuple>out
 
 
 cdef tuple PLACES = ("out[0]", "out[1]", "out[2]")
 
 
-cdef inline ptrdiff_t index_of(object axis) except? -1:
+cdef inline ptrdiff_t index_of(object axis) except? -100:  # not -1, the usual axis
     """axis as an integer."""
     cdef int overflow = 0
     cdef long number
@@ -118,6 +120,19 @@ cdef inline bint has_dtype(cnp.ndarray a, int number) noexcept:
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------
+
+cdef inline cnp.npy_intp size_of(cnp.ndarray a) noexcept:
+    """PyArray_SIZE without a call."""
+    cdef cnp.npy_intp size = 1
+    cdef int i
+    for i in range(cnp.PyArray_NDIM(a)):
+        size *= cnp.PyArray_DIMS(a)[i]
+    return size
+
+
+cdef inline cnp.npy_intp bytes_of(cnp.ndarray a) noexcept:
+    return size_of(a) * cnp.PyArray_ITEMSIZE(a)
+
 
 cdef inline bint same_lengths(cnp.npy_intp *a, cnp.npy_intp *b, int ndim) noexcept:
     cdef int i
@@ -213,7 +228,7 @@ cdef inline bint apart(cnp.ndarray a, cnp.ndarray b) noexcept:
     cdef char *q = <char *>cnp.PyArray_DATA(b)
     if not (cnp.PyArray_IS_C_CONTIGUOUS(a) and cnp.PyArray_IS_C_CONTIGUOUS(b)):
         return False
-    return p + cnp.PyArray_NBYTES(a) <= q if p < q else q + cnp.PyArray_NBYTES(b) <= p
+    return p + bytes_of(a) <= q if p < q else q + bytes_of(b) <= p
 
 
 cdef inline bint disjoint(cnp.ndarray a, cnp.ndarray b) except -1:
@@ -247,7 +262,7 @@ cdef cnp.ndarray result_of(cnp.ndarray place, cnp.ndarray x, cnp.ndarray weight,
     return y
 
 
-cdef list gradients_of(list places, tuple likes, tuple input_names, tuple inputs):
+cdef list gradients_of(tuple places, tuple likes, tuple input_names, tuple inputs):
     """The results of a backward pass: `places`, checked against the inputs and one another, or new arrays.
 
     likes: arrays of the results' shapes and dtypes.
@@ -271,10 +286,12 @@ cdef list gradients_of(list places, tuple likes, tuple input_names, tuple inputs
     return results
 
 
-cdef tuple returned(object out, list results, bint has_parameter):
+cdef tuple returned(object out, tuple places, list results, bint has_parameter):
     """What a backward pass returns: the caller's own objects of `out` for `results`; None for an absent parameter."""
     cdef int i
     if out is not None:
+        if places is out:
+            return places
         for i in range(len(results)):
             if (<tuple>out)[i] is not None:
                 results[i] = (<tuple>out)[i]

@@ -167,16 +167,17 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     """
     cdef Call call
     cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), gain = parameter_of(weight, "weight")
-    cdef list places = places_of(out, ("dx", "dweight", "dbias"), gain is not None), results
+    cdef tuple places = places_of(out, ("dx", "dweight", "dbias"), gain is not None)
+    cdef list results
     set_batch(&call, a)
     check_stats(stats, <cnp.npy_intp *>&call.channels, 1, 0, a, call.dtype, "(channels,)")
     results = batch_results(&call, places, d, a, gain, {"stats": stats.data})
     set_stats(&call, stats, call.channels)
     run_batch_backward(&call, call_batch_norm_backward, d, a, gain, results)
-    return returned(out, results, gain is not None)
+    return returned(out, places, results, gain is not None)
 
 
-cdef list batch_results(Call *call, list places, cnp.ndarray d, cnp.ndarray x, cnp.ndarray gain, dict statistics):
+cdef list batch_results(Call *call, tuple places, cnp.ndarray d, cnp.ndarray x, cnp.ndarray gain, dict statistics):
     """The arrays for the gradients of x, weight and bias; `statistics`: name to array."""
     check_like(d, "dy", x, "x")
     check_per_channel(gain, x, call.channels, "weight", "channel")
@@ -291,7 +292,8 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
     cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), gain = parameter_of(weight, "weight")
     cdef cnp.ndarray m = parameter_of(mean, "mean"), v = parameter_of(var, "var")
     cdef double smoothing = real_of(eps, "eps")
-    cdef list places = places_of(out, ("dx", "dweight", "dbias"), gain is not None), results
+    cdef tuple places = places_of(out, ("dx", "dweight", "dbias"), gain is not None)
+    cdef list results
     set_samples(&call, a, 2)
     set_eps(&call, smoothing)
     check_moments(m, v, a)
@@ -299,4 +301,4 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
     m = read_parameter(&call, &call.mean, m)
     v = read_parameter(&call, &call.var, v)
     run_batch_backward(&call, call_batch_norm_inference_backward, d, a, gain, results)
-    return returned(out, results, gain is not None)
+    return returned(out, places, results, gain is not None)

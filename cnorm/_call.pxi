@@ -54,21 +54,21 @@ cdef inline int launch(Call *call, Entry entry) except -1:
 # between, such as a finaliser. So that no code can, a function sets all pointers after everything else.
 
 cdef inline int check_rows(Call *call, cnp.ndarray a) except -1:
-    if cnp.PyArray_TYPE(a) != call.number or cnp.PyArray_SIZE(a) != call.rows * call.n:
+    if cnp.PyArray_TYPE(a) != call.number or size_of(a) != call.rows * call.n:
         refuse_changed()
     return 0
 
 
 cdef inline int check_parameter(Call *call, cnp.ndarray a) except -1:
     cdef int number = cnp.PyArray_TYPE(a)
-    if number != call.number and number != compute_number(call.dtype) or cnp.PyArray_SIZE(a) != call.length:
+    if number != call.number and number != compute_number(call.dtype) or size_of(a) != call.length:
         refuse_changed()
     return 0
 
 
 cdef int set_stats(Call *call, Stats stats, ptrdiff_t count) except -1:
     """Set the statistics of `count` rows."""
-    if not is_plain(stats.data, compute_number(call.dtype)) or cnp.PyArray_SIZE(stats.data) != 3 * count:
+    if not is_plain(stats.data, compute_number(call.dtype)) or size_of(stats.data) != 3 * count:
         refuse_changed()
     call.stats = cnp.PyArray_DATA(stats.data)
     return 0

@@ -124,7 +124,8 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
     cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), gain = parameter_of(weight, "weight")
     cdef double smoothing = real_of(sigma, "sigma")
     cdef ptrdiff_t inner = radius_of(mean_radius, "mean_radius"), outer = radius_of(radius, "radius")
-    cdef list places = places_of(out, ("dx", "dweight", "dbias"), gain is not None), results
+    cdef tuple places = places_of(out, ("dx", "dweight", "dbias"), gain is not None)
+    cdef list results
     set_fields(&call, a, smoothing, inner, outer)
     check_per_channel(gain, a, call.n, "weight", "element of a row")
     check_like(d, "dy", a, "x")
@@ -135,7 +136,7 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
     gain = read_parameter(&call, &call.gain, gain)
     scratch = reserve(&call, cnorm_divisive_norm_scratch(call.n))
     run_backward(&call, call_divisive_norm_backward, results)
-    return *returned(out, results, gain is not None), call.dsmoothing
+    return *returned(out, places, results, gain is not None), call.dsmoothing
 
 
 def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-1):

@@ -76,7 +76,8 @@ cdef tuple group_gradients(object dy, object x, object groups, object weight, St
     """Gradients of x, weight and bias; of instance norm where `groups` is CHANNELS."""
     cdef Call call
     cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), gain = parameter_of(weight, "weight")
-    cdef list places = places_of(out, ("dx", "dweight", "dbias"), gain is not None), results
+    cdef tuple places = places_of(out, ("dx", "dweight", "dbias"), gain is not None)
+    cdef list results
     cdef ptrdiff_t count = count_of(groups)
     set_samples(&call, a, 2 if count else 3)
     set_groups(&call, count, groups)
@@ -92,7 +93,7 @@ cdef tuple group_gradients(object dy, object x, object groups, object weight, St
     set_stats(&call, stats, call.rows * call.groups)
     scratch = reserve(&call, cnorm_backward_partials(call.dtype, call.rows, call.channels))
     run_backward(&call, call_group_norm_backward, results)
-    return returned(out, results, gain is not None)
+    return returned(out, places, results, gain is not None)
 
 
 def group_norm(x, groups, weight=None, bias=None, *, eps=1e-5, out=None, bint return_stats=False):

@@ -255,7 +255,8 @@ cdef tuple row_gradients(Entry entry, object dy, object x, object weight, Stats 
     cdef tuple names = ("dx", "dweight") if entry == call_rms_norm_backward else ("dx", "dweight", "dbias")
     cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), w = parameter_of(weight, "weight"), like = w
     cdef ptrdiff_t first = index_of(axis)
-    cdef list places = places_of(out, names, w is not None), results
+    cdef tuple places = places_of(out, names, w is not None)
+    cdef list results
     cdef int ndim
     set_rows(&call, a, first)
     check_like(d, "dy", a, "x")
@@ -272,7 +273,7 @@ cdef tuple row_gradients(Entry entry, object dy, object x, object weight, Stats 
     set_stats(&call, stats, call.rows)
     scratch = reserve(&call, cnorm_backward_partials(call.dtype, call.rows, call.n))
     run_backward(&call, entry, results)
-    return returned(out, results, w is not None)
+    return returned(out, places, results, w is not None)
 
 
 def layer_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None):

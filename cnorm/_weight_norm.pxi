@@ -98,7 +98,8 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
     """
     cdef Call call
     cdef cnp.ndarray w = array_of(weight, "weight"), d = array_of(dv, "dv"), g = parameter_of(gain, "gain")
-    cdef list places = places_of(out, ("dweight", "dgain"), g is not None), results
+    cdef tuple places = places_of(out, ("dweight", "dgain"), g is not None)
+    cdef list results
     set_matrix(&call, w)
     check_like(d, "dv", w, "weight")
     check_per_channel(g, w, call.rows, "gain", "output")
@@ -108,4 +109,4 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
     w = read_rows(&call, &call.x, w)
     g = read_parameter(&call, &call.gain, g)
     run_backward(&call, call_weight_norm_backward, results)
-    return returned(out, results, g is not None)
+    return returned(out, places, results, g is not None)
