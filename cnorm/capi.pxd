@@ -151,6 +151,8 @@ cdef extern from "cnorm_python.h" nogil:
     ctypedef struct cnorm_elementwise:
         ptrdiff_t n
         cnorm_activation f
+        float alpha, beta
+        const float *slope
     ctypedef struct cnorm_addition:
         ptrdiff_t n
         int back
@@ -284,11 +286,14 @@ cdef extern from "cnorm_python.h" nogil:
         float *bias
     ctypedef struct cnorm_scale_gradient "struct cnorm_scale_gradient":
         float *weight
+    ctypedef struct cnorm_activation_gradient "struct cnorm_activation_gradient":
+        float *slope
     ctypedef struct cnorm_gradient:
         cnorm_linear_gradient linear
         cnorm_cell_gradient cell
         cnorm_norm_gradient norm
         cnorm_scale_gradient scale
+        cnorm_activation_gradient activation
 
     ctypedef struct cnorm_sums:
         float *memory

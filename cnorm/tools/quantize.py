@@ -183,33 +183,26 @@ class Trajectory:
     """A layer in float64, and single steps of the rounded layer from its states."""
 
     def __init__(self, layer, rounded):
-        import onnx_export
-        from onnx_export.float64 import Float64
-
-        self.graph = Float64(onnx_export.export(cnorm.Model([layer]), portable=True)) if layer.input_size else None
-        self.stream = cnorm.Model([rounded]).stream() if layer.input_size else None
-        self.layer = layer
+        self.layers, self.rounded = [layer], [rounded]
 
     def run(self, x) -> tuple[np.ndarray, np.ndarray]:
         """Outputs [frames, outputs] in float64 for x [frames, inputs], and the errors of the rounded layer."""
-        if self.graph is None:  # an activation, which has no size of its own
-            return activated(self.layer.function, x), np.zeros_like(x)
-        self.stream.reset()
-        state = {name: np.float64(value) for name, value in self.stream.state().items()}
+        import onnx_export
+        from onnx_export.float64 import Float64
+
+        ones = [] if self.layers[0].input_size else [cnorm.Scale(np.ones(x.shape[1], np.float32))]  # gives a size
+        graph = Float64(onnx_export.export(cnorm.Model([*ones, *self.layers]), portable=True))
+        stream = cnorm.Model([*ones, *self.rounded]).stream()
+        state = {name: np.float64(value) for name, value in stream.state().items()}
         y, errors = [], []
         for frame in x:
-            self.stream.set_state({name: value.astype(np.float32) for name, value in state.items()})
-            step = self.stream.step(frame.astype(np.float32))
-            found = self.graph.run({"x": frame[None]} | {f"{name}_in": value[None] for name, value in state.items()})
+            stream.set_state({name: value.astype(np.float32) for name, value in state.items()})
+            step = stream.step(frame.astype(np.float32))
+            found = graph.run({"x": frame[None]} | {f"{name}_in": value[None] for name, value in state.items()})
             state = {name: found[f"{name}_out"][0] for name in state}
             y.append(found["y"][0])
             errors.append(step - y[-1])
         return np.array(y), np.array(errors)
-
-
-def activated(function, x):
-    """The layer `Activation` in float64."""
-    return {"tanh": np.tanh, "relu": lambda v: np.maximum(v, 0), "sigmoid": lambda v: 1 / (1 + np.exp(-v))}[function](x)
 
 
 def far_steps(layer) -> list[str]:

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import cnorm
+from onnx_export.importer.activations import activation
 from onnx_export.importer.cells import affine, written_cell
 from onnx_export.importer.elements import Block, Cannot, Elements
 
 __all__ = ["Cell", "Chain"]
-
-ACTIVATIONS = ("relu", "tanh", "sigmoid")
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +137,9 @@ class Chain:
             return self._norm(block.node, block.operands[0], constants["eps"])
         if op == "divide" and (found := self._written_norm(block)):
             return found
-        if op in ACTIVATIONS:
-            return _Link(lambda to: to.add(cnorm.Activation(op))), block.operands[0].ravel()
+        if found := activation(self._block, block):
+            layer, factor, x = found
+            return _Link(lambda to: to.activation(layer, factor, block.node)), x
         reason = f"no layer computes {op.replace('_', ' ')}"
         if op in ("multiply", "add", "subtract", "divide"):
             reason = "it joins two results that depend on the frame"
@@ -311,6 +311,10 @@ class _Layers:
         self.flush()
         self.layers.append(layer)
         self.size = layer.output_size or self.size
+
+    def activation(self, layer, factor: float, place: str) -> None:
+        self.add(layer)
+        self.scale(factor, place)
 
     def cell(self, made, cell: Cell) -> None:
         self.add(self._cell_layer(made))

@@ -111,6 +111,41 @@ def _power(trace, node, attributes, inputs, outputs):
     return [trace.add(op, node, x.shape, [_each(x)])]
 
 
+def _clip(trace, node, attributes, inputs, outputs):
+    """The limits are inputs, or attributes before opset 11."""
+    x, low, high = (*inputs, None, None)[:3]
+    if _is_elements(low) or _is_elements(high):
+        _refuse("its limits depend on the frame")
+    low = attributes.get("min", -np.inf) if low is None else low
+    high = attributes.get("max", np.inf) if high is None else high
+    return [trace.add("clip", node, x.shape, [_each(x)], lo=float(np.asarray(low)), hi=float(np.asarray(high)))]
+
+
+def _prelu(trace, node, attributes, inputs, outputs):
+    x, slope = inputs
+    if _is_elements(slope) or not _is_elements(x):
+        _refuse("its slope must be a constant")
+    slope = np.broadcast_to(np.asarray(slope), x.shape).ravel()
+    return [trace.add("prelu", node, x.shape, [_each(x)], slope=slope)]
+
+
+def _softmax(trace, node, attributes, inputs, outputs):
+    """Over one axis; before opset 13 over all from `axis` on."""
+    x = inputs[0]
+    axis = int(attributes.get("axis", -1 if trace.opset >= 13 else 1)) % len(x.shape)
+    if trace.opset >= 13:
+        rows = np.moveaxis(x.numbers, axis, -1)
+        y = trace.add("softmax", node, rows.shape, [rows.reshape(-1, rows.shape[-1])])
+        return [Elements(np.moveaxis(y.numbers, -1, axis))]
+    rows = x.numbers.reshape(int(np.prod(x.shape[:axis], dtype=int)), -1)
+    return [trace.add("softmax", node, x.shape, [rows])]
+
+
+def _gelu(trace, node, attributes, inputs, outputs):
+    op = {b"none": "gelu", b"tanh": "gelu_tanh"}[attributes.get("approximate", b"none")]
+    return _function(op)(trace, node, {}, inputs, outputs)
+
+
 def _cast(trace, node, attributes, inputs, outputs):
     if attributes["to"] not in (1, 10, 11, 16):  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
         _refuse("it makes integers of elements of the frame")
@@ -325,6 +360,11 @@ COMPUTING: dict[str, Callable] = {
     "Sigmoid": _function("sigmoid"),
     "Tanh": _function("tanh"),
     "Relu": _function("relu"),
+    "Clip": _clip,
+    "PRelu": _prelu,
+    "Softmax": _softmax,
+    "Gelu": _gelu,
+    "Erf": _function("erf"),
     "Elu": _function("elu", alpha=1.0),
     "LeakyRelu": _function("leaky_relu", alpha=0.01),
     "Softplus": _function("softplus"),

@@ -73,6 +73,6 @@ class Block:
         rows = at[::width] // width
         if not np.array_equal(at, (rows[:, None] * width + np.arange(width)).ravel()):
             return None
-        each = {name: self.constants[name][at] for name in ("factor", "offset") if name in self.constants}
+        each = {name: self.constants[name][at] for name in ("factor", "offset", "slope") if name in self.constants}
         operands = tuple(operand[rows] for operand in self.operands)
         return Block(self.op, self.node, self.first, len(at), operands, dict(self.constants) | each)

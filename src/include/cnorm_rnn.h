@@ -77,10 +77,28 @@ typedef struct cnorm_scale {
     const float *weight;
 } cnorm_scale;
 
+/* A function of each element, s = sigmoid; alpha and beta of cnorm_elementwise. Cells take the first three. */
 typedef enum cnorm_activation {
     CNORM_ACTIVATION_TANH,
     CNORM_ACTIVATION_RELU,
-    CNORM_ACTIVATION_SIGMOID
+    CNORM_ACTIVATION_SIGMOID,
+    CNORM_ACTIVATION_ELU,          /* x, or alpha (exp(x) - 1) where x < 0 */
+    CNORM_ACTIVATION_SELU,         /* 1.0507010 times elu with alpha 1.6732632, both in float32, as ONNX has them */
+    CNORM_ACTIVATION_SILU,         /* x s(x) */
+    CNORM_ACTIVATION_GELU,         /* x (1 + erf(x / sqrt(2))) / 2 */
+    CNORM_ACTIVATION_GELU_TANH,    /* x s(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3) */
+    CNORM_ACTIVATION_LEAKY_RELU,   /* x, or alpha x where x < 0 */
+    CNORM_ACTIVATION_PRELU,        /* x, or slope x where x < 0 */
+    CNORM_ACTIVATION_SOFTPLUS,     /* log(1 + exp(x)) */
+    CNORM_ACTIVATION_HARD_SIGMOID, /* alpha x + beta within 0 and 1 */
+    CNORM_ACTIVATION_HARD_SWISH,   /* x times (x + 3) / 6 within 0 and 1 */
+    CNORM_ACTIVATION_SOFTMAX,      /* exp(x) / sum exp(x) over the frame */
+    CNORM_ACTIVATION_LOG,          /* log(x + alpha) */
+    CNORM_ACTIVATION_EXP,
+    CNORM_ACTIVATION_SQRT,
+    CNORM_ACTIVATION_SQUARE,
+    CNORM_ACTIVATION_ABS,
+    CNORM_ACTIVATION_CLIP, /* x within alpha and beta */
 } cnorm_activation;
 
 typedef enum cnorm_cell_kind { CNORM_CELL_LSTM, CNORM_CELL_GRU, CNORM_CELL_RNN } cnorm_cell_kind;
@@ -141,6 +159,8 @@ typedef enum cnorm_layer_kind {
 typedef struct cnorm_elementwise {
     ptrdiff_t n;
     cnorm_activation f;
+    float alpha, beta;  /* what f says; not read by other functions */
+    const float *slope; /* [n], CNORM_ACTIVATION_PRELU only */
 } cnorm_elementwise;
 
 /* of CNORM_LAYER_RESIDUAL and CNORM_LAYER_MULTIPLY */

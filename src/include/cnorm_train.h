@@ -88,6 +88,9 @@ typedef struct cnorm_gradient {
     struct cnorm_scale_gradient {
         float *weight; /* [n] */
     } scale;
+    struct cnorm_activation_gradient {
+        float *slope; /* [n], CNORM_ACTIVATION_PRELU only */
+    } activation;
 } cnorm_gradient;
 
 /* The gradients of one cell over several tapes, for steps that are computed in separate calls: each backward pass gets

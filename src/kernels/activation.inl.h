@@ -27,8 +27,8 @@ INLINE f32v clipped(f32v v, float limit)
 
 #define EACH(i, count) _Pragma("GCC unroll 8") for (int i = 0; i < (count); ++i)
 
-/* t = expm1(t) for n <= 2 TOGETHER vectors, |t| <= 150; NaN stays NaN */
-INLINE void expm1_each(int n, f64v *t)
+/* (1), (2) for n <= 2 TOGETHER vectors, |t| <= 150: t becomes p, and scale 2^k; NaN stays NaN */
+INLINE void reduced_each(int n, f64v *t, f64v *scale)
 {
     const double round = 6755399441055744.0; /* 1.5 * 2^52 */
     f64v shifted[2 * TOGETHER], q[2 * TOGETHER];
@@ -42,12 +42,16 @@ INLINE void expm1_each(int n, f64v *t)
     EACH(i, n) q[i] = q[i] * t[i] + 1.0 / 6;
     EACH(i, n) q[i] = q[i] * t[i] + 0.5;
     EACH(i, n) t[i] = (q[i] * t[i]) * t[i] + t[i]; /* p */
-    EACH(i, n)
-    {
-        /* k in the bits of the exponent; the bits of 1.5 * 2^52 are shifted out */
-        const f64v scale = (f64v)(((i64v)shifted[i] << 52) + (i64v)splat_f64(1.0));
-        t[i] = scale * t[i] + (scale - 1.0); /* (3) */
-    }
+    /* k in the bits of the exponent; the bits of 1.5 * 2^52 are shifted out */
+    EACH(i, n) scale[i] = (f64v)(((i64v)shifted[i] << 52) + (i64v)splat_f64(1.0));
+}
+
+/* t = expm1(t) for n <= 2 TOGETHER vectors, |t| <= 150; NaN stays NaN */
+INLINE void expm1_each(int n, f64v *t)
+{
+    f64v scale[2 * TOGETHER];
+    reduced_each(n, t, scale);
+    EACH(i, n) t[i] = scale[i] * t[i] + (scale[i] - 1.0); /* (3) */
 }
 
 /* x[i] = f[i](x[i]), sigmoid or tanh, for `count` <= TOGETHER vectors; count and f are constants. Each step is done for

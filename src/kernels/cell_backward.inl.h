@@ -18,15 +18,6 @@ INLINE f32v activation_backward(cnorm_activation f, f32v a, f32v dy)
     return f == CNORM_ACTIVATION_TANH ? dy * tanh_slope(tanh_v(a)) : dy * sigmoid_slope(sigmoid_v(a));
 }
 
-/* dx [n] = dy f'(x); dx may be x or dy */
-static void activation_backward_f32(cnorm_activation f, ptrdiff_t n, const float *x, const float *dy, float *dx)
-{
-    for (ptrdiff_t i = 0; i < n; i += VL_F32) {
-        const f32v a = load_first_f32(x + i, n - i), d = load_first_f32(dy + i, n - i);
-        store_first_f32(dx + i, n - i, activation_backward(f, a, d));
-    }
-}
-
 /* the pre-activation of a gate, recomputed from the products on the tape */
 INLINE f32v recomputed_gate(const row_backward *row, ptrdiff_t gate, ptrdiff_t j)
 {

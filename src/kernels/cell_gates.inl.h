@@ -159,17 +159,6 @@ INLINE f32v activated(cnorm_activation f, f32v a)
     return (f32v)((i32v)a & ~(i32v)(a < splat_f32(0))); /* NaN stays NaN */
 }
 
-static void activation_f32(cnorm_activation f, ptrdiff_t n, const float *x, float *y)
-{
-    if (f == CNORM_ACTIVATION_TANH) tanh_f32(n, x, y);
-    else if (f == CNORM_ACTIVATION_SIGMOID) sigmoid_f32(n, x, y);
-    else {
-        ptrdiff_t i = 0;
-        for (; i + VL_F32 <= n; i += VL_F32) store_f32(y + i, activated(f, load_f32(x + i)));
-        store_first_f32(y + i, n - i, activated(f, load_first_f32(x + i, n - i)));
-    }
-}
-
 static void rnn_row(const gate_inputs *in, float *h)
 {
     const cnorm_cell *cell = in->cell;

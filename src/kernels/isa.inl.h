@@ -110,6 +110,7 @@ WIDEN(bf16)
 #include "activation.inl.h"
 #include "cell.inl.h"
 #include "cell_backward.inl.h"
+#include "elementwise.inl.h"
 
 /* Whether fma_f32 rounds once, and this code was compiled without contraction to FMA and without reassociation: false
  * where an embedder's flags, such as clang's -ffp-contract=fast, override the pragmas of vector.h. dispatch.c then does

@@ -196,8 +196,8 @@ struct cnorm_outer;
 
 /* The table of one instruction set, declared from the list in kernels.inc. The functions of one type:
  *     add_*             into [n] += from [n]
- *     sigmoid_f32, tanh_f32, activation_f32   y [n] = f(x [n]); y may be x
- *     activation_backward_f32                 dx [n] = dy f'(x); dx may be x or dy
+ *     sigmoid_f32, tanh_f32, activation_f32   y [n] = f(x [n]); y may be x; activation_f32 not for prelu
+ *     activation_backward_f32                 dx [n] = dy f'(x), softmax y (dy - dy y); dx may be x or dy
  *     products_backward                       dx [n, cols] = W^T d, or += with `onto`; d [n, packed rows], padding zero
  *     cell_backward, outer_products           see backward.h
  *     linear_step, cell_inputs, cell_step     n <= CNORM_ROWS rows of x and y; state, scratch and panels aligned to

@@ -296,7 +296,9 @@ static void smoothing_gradient(cnorm_dtype dtype, text *out) { over_volumes(hash
 
 /* ---- the recurrent runtime */
 
-static void elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *), text *out)
+typedef cnorm_status (*array_function)(ptrdiff_t, const float *, float *);
+
+static void elementwise(array_function f, const char *of, text *out)
 {
     static float x[520], y[520];
     for (uint32_t exponent = 0; exponent < 512; exponent += 64) {
@@ -310,13 +312,37 @@ static void elementwise(cnorm_status (*f)(ptrdiff_t, const float *, float *), te
             CHECK(f((ptrdiff_t)count, x, y) == CNORM_OK, "exponent %u", e);
             hash = hash_of(hash, CNORM_F32, y, (ptrdiff_t)count);
         }
-        char name[32];
-        snprintf(name, sizeof name, "bits from %08x", (unsigned)(exponent << 23));
+        char name[48];
+        snprintf(name, sizeof name, "%sbits from %08x", of, (unsigned)(exponent << 23));
         add(out, name, hash);
     }
 }
-static void sigmoid(cnorm_dtype dtype, text *out) { (void)dtype, elementwise(cnorm_sigmoid_f32, out); }
-static void hyperbolic_tangent(cnorm_dtype dtype, text *out) { (void)dtype, elementwise(cnorm_tanh_f32, out); }
+static void sigmoid(cnorm_dtype dtype, text *out) { (void)dtype, elementwise(cnorm_sigmoid_f32, "", out); }
+static void hyperbolic_tangent(cnorm_dtype dtype, text *out) { (void)dtype, elementwise(cnorm_tanh_f32, "", out); }
+
+/* the layer, whose function f is */
+static cnorm_elementwise activation = {.alpha = 0.25f, .beta = 0.5f};
+static cnorm_status run_activation(ptrdiff_t n, const float *x, float *y)
+{
+    static float slope[520];
+    static _Alignas(64) float scratch[16];
+    for (ptrdiff_t i = 0; i < n; ++i) slope[i] = (float)i / 260 - 1;
+    activation.n = n, activation.slope = slope;
+    const cnorm_layer layer = {.kind = CNORM_LAYER_ACTIVATION, .as = {.activation = activation}};
+    return cnorm_run(&layer, 1, 1, x, n, NULL, scratch, 1, y, n);
+}
+static void activations(cnorm_dtype dtype, text *out)
+{
+    static const char *const names[] = {"tanh", "relu", "sigmoid", "elu", "selu", "silu", "gelu", "gelu_tanh", "leaky_relu", "prelu",
+                                        "softplus", "hard_sigmoid", "hard_swish", "softmax", "log", "exp", "sqrt", "square", "abs", "clip"};
+    (void)dtype;
+    for (int f = CNORM_ACTIVATION_ELU; f <= CNORM_ACTIVATION_CLIP; ++f) {
+        char of[24];
+        snprintf(of, sizeof of, "%s, ", names[f]);
+        activation.f = (cnorm_activation)f;
+        elementwise(run_activation, of, out);
+    }
+}
 
 /* hash over some steps of a free run */
 static void lstm_and_linear(cnorm_weight_type type, text *out)
@@ -376,6 +402,7 @@ static const struct {
 #include "kernels/kernels.inc"
     {"sigmoid", sigmoid},
     {"tanh", hyperbolic_tangent},
+    {"activations", activations},
     {"lstm", lstm},
     {"lstm_float16_weights", lstm_float16_weights},
     {"lstm_int8_weights", lstm_int8_weights},
@@ -383,7 +410,7 @@ static const struct {
     {"presets_float16_weights", all_presets_float16_weights},
     {"presets_int8_weights", all_presets_int8_weights},
 };
-enum { OPERATIONS = sizeof operations / sizeof *operations, FLOAT32_ONLY = 8 };
+enum { OPERATIONS = sizeof operations / sizeof *operations, FLOAT32_ONLY = 9 };
 
 static uint64_t all_hashes = HASH_START;
 

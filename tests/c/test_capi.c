@@ -369,7 +369,10 @@ static void layer_errors(void)
     SPOILED(linear->as.linear.weight.cols = 4);
     SPOILED((linear->kind = CNORM_LAYER_NORM, linear->as.norm = (cnorm_row_norm){4, NULL, NULL, 1e-5f}));
     SPOILED((linear->kind = CNORM_LAYER_NORM, linear->as.norm = (cnorm_row_norm){5, NULL, NULL, NAN}));
-    SPOILED((linear->kind = CNORM_LAYER_ACTIVATION, linear->as.activation = (cnorm_elementwise){5, (cnorm_activation)3}));
+    SPOILED((linear->kind = CNORM_LAYER_ACTIVATION, linear->as.activation = (cnorm_elementwise){5, (cnorm_activation)99, 0, 0, NULL}));
+    SPOILED((linear->kind = CNORM_LAYER_ACTIVATION, linear->as.activation = (cnorm_elementwise){5, CNORM_ACTIVATION_ELU, NAN, 0, NULL}));
+    SPOILED((linear->kind = CNORM_LAYER_ACTIVATION, linear->as.activation = (cnorm_elementwise){5, CNORM_ACTIVATION_CLIP, 1, 0, NULL}));
+    SPOILED((linear->kind = CNORM_LAYER_ACTIVATION, linear->as.activation = (cnorm_elementwise){5, CNORM_ACTIVATION_PRELU, 0, 0, NULL}));
     SPOILED((linear->kind = CNORM_LAYER_RESIDUAL, linear->as.residual = (cnorm_addition){5, 2}));
     SPOILED((linear->kind = CNORM_LAYER_RESIDUAL, linear->as.residual = (cnorm_addition){5, 1}));
     SPOILED((linear->kind = CNORM_LAYER_RESIDUAL, linear->as.residual = (cnorm_addition){5, 0}));

@@ -206,14 +206,25 @@ static void conversions(cnorm_dtype dtype, ptrdiff_t n)
 
 static void activations(ptrdiff_t n)
 {
-    static guarded x, y;
-    if (!x.pages) x = guarded_pages(LONGEST * 4), y = guarded_pages(LONGEST * 4);
+    static guarded x, y, s, p;
+    if (!x.pages) {
+        x = guarded_pages(LONGEST * 4), y = guarded_pages(LONGEST * 4);
+        s = guarded_pages(64), p = guarded_pages(LONGEST * 4);
+    }
     snprintf(doing, sizeof doing, "activations, n = %td, at the %s, on %s", n, at_end ? "end" : "start", cnorm_isa_active());
     float *const in = place(x, n * 4), *const out = place(y, n * 4);
     uint64_t state = (uint64_t)n;
     for (ptrdiff_t i = 0; i < n; ++i) in[i] = (float)bell(&state);
     CHECK(cnorm_sigmoid_f32(n, in, out) == CNORM_OK && cnorm_tanh_f32(n, in, out) == CNORM_OK, "%s", doing);
     CHECK(cnorm_sigmoid_f32(n, in, in) == CNORM_OK, "%s", doing);
+    float *const scratch = place(s, 64), *const slope = place(p, n * 4);
+    memset(slope, 0, (size_t)n * 4);
+    for (int f = CNORM_ACTIVATION_ELU; f <= CNORM_ACTIVATION_CLIP; ++f) {
+        const cnorm_elementwise is = {n, (cnorm_activation)f, 0.25f, 0.5f, slope};
+        const cnorm_layer layer = {.kind = CNORM_LAYER_ACTIVATION, .as = {.activation = is}};
+        CHECK(cnorm_scratch_floats(&layer, 1, 1) <= 16, "%s", doing);
+        CHECK(cnorm_run(&layer, 1, 1, in, n, NULL, scratch, 1, out, n) == CNORM_OK, "%s, function %d", doing, f);
+    }
 }
 
 /* each buffer of a network between guard pages of its own; all are freed together */

@@ -86,6 +86,8 @@ def models(rng):
     yield cnorm.Model([cnorm.Bidirectional(learned, backward), cnorm.Activation("sigmoid")])
     yield cnorm.Model([cnorm.Linear(np.ones((5, 5), np.float32)), cnorm.Bidirectional(again, forward)])
     yield cnorm.Model([cnorm.Bidirectional(forward, backward), cnorm.Bidirectional(again, again)])
+    learned = cnorm.Activation("prelu", slope=np.arange(4, dtype=np.float32))
+    yield cnorm.Model([again, learned, cnorm.Activation("clip", hi=2)])
 
 
 def test_every_kind_of_layer_has_the_same_bits(tmp_path, rng):

@@ -75,6 +75,42 @@ def sigmoid(x):
         return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def activation(function, x, alpha=0.0, beta=0.0, slope=0.0):
+    """The functions of the layer Activation; alpha is also log's eps and clip's lo, beta its hi."""
+    x = wide(x)
+    with np.errstate(all="ignore"):
+        return {
+            "tanh": lambda: np.tanh(x),
+            "relu": lambda: np.maximum(x, 0),
+            "sigmoid": lambda: sigmoid(x),
+            "elu": lambda: np.where(x < 0, alpha * np.expm1(np.minimum(x, 0)), x),
+            "selu": lambda: np.float64(np.float32(1.0507010)) * activation("elu", x, np.float64(np.float32(1.6732632))),
+            "silu": lambda: x * sigmoid(x),
+            "gelu": lambda: x * 0.5 * _erfc(-x * math.sqrt(0.5)),
+            "gelu_tanh": lambda: x * sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
+            "leaky_relu": lambda: np.where(x < 0, slope * x, x),
+            "prelu": lambda: np.where(x < 0, slope * x, x),
+            "softplus": lambda: np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))),
+            "hard_sigmoid": lambda: np.clip(alpha * x + beta, 0, 1),
+            "hard_swish": lambda: x * np.clip(x / 6 + 0.5, 0, 1),
+            "softmax": lambda: _softmax(x),
+            "log": lambda: np.log(x + alpha),
+            "exp": lambda: np.exp(x),
+            "sqrt": lambda: np.sqrt(x),
+            "square": lambda: x * x,
+            "abs": lambda: np.abs(x),
+            "clip": lambda: np.clip(x, alpha, beta),
+        }[function]()
+
+
+def _softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
 def tanh(x):
     """The hyperbolic tangent."""
     with np.errstate(under="ignore"):

@@ -19,8 +19,9 @@ def random_stack(rng):
     norm = cnorm.LayerNorm(rng.standard_normal(9).astype(np.float32), rng.standard_normal(9).astype(np.float32))
     into = cnorm.Linear(rng.standard_normal((9, 20)).astype(np.float32) / 4, rng.standard_normal(9).astype(np.float32))
     scale = cnorm.Scale(rng.standard_normal(9).astype(np.float32))
+    learned = cnorm.Activation("prelu", slope=rng.standard_normal(9).astype(np.float32))
     inner = [gru, scale, cnorm.Activation("tanh"), cnorm.Multiply("input")]
-    return [lstm, into, norm, cnorm.Residual(inner), scale, cnorm.Activation("relu"),
+    return [lstm, into, norm, cnorm.Residual(inner), scale, cnorm.Activation("gelu"), learned,
             cells.random_cell(("LSTM", "tflite"), rng, 9, 11, 6)[0]]  # fmt: skip
 
 
@@ -99,7 +100,7 @@ def test_a_stack_has_the_gradients_of_its_layers(steps, batch, rng):
     layers = [layer for layer in random_stack(rng) if layer.kind != "Residual"]
     x = rng.standard_normal((steps, batch, 7)).astype(np.float32)
     dy = rng.standard_normal((steps, batch, 6)).astype(np.float32)
-    whole, sizes = tape_of(layers, steps, batch), [7, 20, 9, 9, 9, 9]
+    whole, sizes = tape_of(layers, steps, batch), [7, 20, 9, 9, 9, 9, 9]
     y = run(whole, x)
     dx = back(whole, dy, 7)
     tapes, at = [_core.Tape(flat([layer], n), steps, batch) for layer, n in zip(layers, sizes, strict=True)], x

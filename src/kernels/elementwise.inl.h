@@ -1,0 +1,135 @@
+/* The layer `activation`, forward and backward: loops over the functions of activation.inl.h and functions.inl.h, and
+ * softmax over a frame: y = exp(x - m) / sum exp(x - m), m = max x, in float64, summed in virtual lanes and rounded
+ * once; dx = y (dy - sum dy y). */
+#ifndef CNORM_ELEMENTWISE_INL_H
+#define CNORM_ELEMENTWISE_INL_H
+
+#include "cell_backward.inl.h"
+#include "functions.inl.h"
+
+#define FUNCTIONS(X)                                                                                                   \
+    X(ELU, elu)                                                                                                        \
+    X(SELU, selu)                                                                                                      \
+    X(SILU, silu)                                                                                                      \
+    X(GELU, gelu)                                                                                                      \
+    X(GELU_TANH, gelu_tanh)                                                                                            \
+    X(LEAKY_RELU, leaky_relu)                                                                                          \
+    X(SOFTPLUS, softplus)                                                                                              \
+    X(HARD_SIGMOID, hard_sigmoid)                                                                                      \
+    X(HARD_SWISH, hard_swish)                                                                                          \
+    X(LOG, logarithm)                                                                                                  \
+    X(EXP, exponential)                                                                                                \
+    X(SQRT, square_root)                                                                                               \
+    X(SQUARE, square)                                                                                                  \
+    X(ABS, magnitude)                                                                                                  \
+    X(CLIP, clipping)
+
+/* exp(x - m) of the elements from i on, those beyond n are 0: the lower or upper half of a vector */
+INLINE void exponentials(ptrdiff_t i, ptrdiff_t n, const float *x, double m, f64v e[2])
+{
+    const f32v v = load_first_f32(x + i, n - i);
+    e[0] = only_f64(exp_v(at_least(widen_lo(v) - m, -150)), 0, n - i < VL_F64 ? n - i : VL_F64);
+    const ptrdiff_t rest = n - i - VL_F64 > 0 ? n - i - VL_F64 : 0;
+    e[1] = only_f64(exp_v(at_least(widen_hi(v) - m, -150)), 0, rest < VL_F64 ? rest : VL_F64);
+}
+
+/* the largest of x [n]; NaN if one is NaN */
+INLINE double largest(ptrdiff_t n, const float *x)
+{
+    float m = x[0];
+    for (ptrdiff_t i = 1; i < n; ++i) m = x[i] > m || x[i] != x[i] ? x[i] : m;
+    return (double)m;
+}
+
+/* sums[0]: exp(x - m); sums[1], with dy: dy exp(x - m) */
+static void softmax_sums(ptrdiff_t n, const float *x, const float *dy, double m, double sums[2])
+{
+    f64v lanes[2][LANE_VECTORS] = {{{0}}};
+    for (ptrdiff_t i = 0; i < n; i += LANES_F64)
+        for (int k = 0; k < LANE_VECTORS && i + k * VL_F64 < n; k += 2) {
+            const ptrdiff_t at = i + k * VL_F64;
+            f64v e[2];
+            exponentials(at, n, x, m, e);
+            lanes[0][k] += e[0], lanes[0][k + 1] += e[1];
+            if (!dy) continue;
+            const f32v d = load_first_f32(dy + at, n - at);
+            lanes[1][k] += e[0] * widen_lo(d), lanes[1][k + 1] += e[1] * widen_hi(d);
+        }
+    sums[0] = tree_f64(lanes[0]), sums[1] = tree_f64(lanes[1]);
+}
+
+static void softmax(ptrdiff_t n, const float *x, float *y)
+{
+    const double m = largest(n, x);
+    double sums[2];
+    softmax_sums(n, x, NULL, m, sums);
+    for (ptrdiff_t i = 0; i < n; i += VL_F32) {
+        f64v e[2];
+        exponentials(i, n, x, m, e);
+        store_first_f32(y + i, n - i, narrow(e[0] / sums[0], e[1] / sums[0]));
+    }
+}
+
+static void softmax_backward(ptrdiff_t n, const float *x, const float *dy, float *dx)
+{
+    const double m = largest(n, x);
+    double sums[2];
+    softmax_sums(n, x, dy, m, sums);
+    const double mean = sums[1] / sums[0];
+    for (ptrdiff_t i = 0; i < n; i += VL_F32) {
+        const f32v d = load_first_f32(dy + i, n - i);
+        f64v e[2];
+        exponentials(i, n, x, m, e);
+        store_first_f32(dx + i, n - i,
+                        narrow(e[0] / sums[0] * (widen_lo(d) - mean), e[1] / sums[0] * (widen_hi(d) - mean)));
+    }
+}
+
+static void activation_f32(const cnorm_elementwise *is, const float *x, float *y)
+{
+    const ptrdiff_t n = is->n;
+    switch (is->f) {
+    case CNORM_ACTIVATION_TANH: tanh_f32(n, x, y); return;
+    case CNORM_ACTIVATION_SIGMOID: sigmoid_f32(n, x, y); return;
+    case CNORM_ACTIVATION_SOFTMAX: softmax(n, x, y); return;
+#define CASE(NAME, name)                                                                                               \
+    case CNORM_ACTIVATION_##NAME:                                                                                      \
+        for (ptrdiff_t i = 0; i < n; i += VL_F32) {                                                                    \
+            const f32v v = load_first_f32(x + i, n - i);                                                               \
+            store_first_f32(y + i, n - i, narrow(name(is, widen_lo(v)).y, name(is, widen_hi(v)).y));                   \
+        }                                                                                                              \
+        return;
+        FUNCTIONS(CASE)
+#undef CASE
+    default: break;
+    }
+    for (ptrdiff_t i = 0; i < n; i += VL_F32)
+        store_first_f32(y + i, n - i, activated(is->f, load_first_f32(x + i, n - i)));
+}
+
+static void activation_backward_f32(const cnorm_elementwise *is, const float *x, const float *dy, float *dx)
+{
+    const ptrdiff_t n = is->n;
+    switch (is->f) {
+    case CNORM_ACTIVATION_SOFTMAX: softmax_backward(n, x, dy, dx); return;
+#define CASE(NAME, name)                                                                                               \
+    case CNORM_ACTIVATION_##NAME:                                                                                      \
+        for (ptrdiff_t i = 0; i < n; i += VL_F32) {                                                                    \
+            const f32v v = load_first_f32(x + i, n - i), d = load_first_f32(dy + i, n - i);                            \
+            const f64v lo = name(is, widen_lo(v)).slope * widen_lo(d), hi = name(is, widen_hi(v)).slope * widen_hi(d); \
+            store_first_f32(dx + i, n - i, narrow(lo, hi));                                                            \
+        }                                                                                                              \
+        return;
+        FUNCTIONS(CASE)
+#undef CASE
+    default: break;
+    }
+    for (ptrdiff_t i = 0; i < n; i += VL_F32) {
+        const f32v v = load_first_f32(x + i, n - i), d = load_first_f32(dy + i, n - i);
+        store_first_f32(dx + i, n - i, activation_backward(is->f, v, d));
+    }
+}
+
+#undef FUNCTIONS
+
+#endif
