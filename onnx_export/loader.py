@@ -46,8 +46,8 @@ def load(
     original's. Its graph is not looked at: `check_parity` says whether it computes what the model does.
 
     In any other file the graph is read. It may be made of LSTM, GRU and RNN operators or such cells written out in
-    primitive operators, products, layer norms (native or written out), batch norm, activations, sums with what came
-    before (Residual), and operators that only move elements. Recurrent state is either inputs and outputs, which are
+    primitive operators, products, layer norms (native or written out), batch norm, activations, sums and products with
+    earlier results, and operators that only move elements. Recurrent state is either inputs and outputs, which are
     paired by what the graph does with their elements, or inside recurrent operators that run over a time axis. The
     model that comes out is compared with the file, step by step, in onnxruntime and float64 (`check_parity`).
 

@@ -215,7 +215,7 @@ def _plans(model, trace: Trace, inputs: Inputs, states):
             x = x.take(-1, inputs.time_axes[frame])
             last = set(x.ravel().tolist())
             y = y[[trace.root(number) in last for number in y.tolist()]]
-        chain = Chain(trace, x.ravel(), old, y)
+        chain = Chain(trace, x.ravel(), old, {output: y})
         _check_states(chain, trace, known, pairs, output)
         yield Plan(trace, inputs, frame, output, pairs, chain)
 

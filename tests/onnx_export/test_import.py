@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graphs import node, normal, saved
+from onnx import helper
 
 import cnorm
 import onnx_export
@@ -14,26 +15,6 @@ from onnx_export.loader import imported
 
 INPUTS, UNITS = 5, 6
 MODELS = Path(__file__).parents[3] / "shared" / "data" / "models"
-
-
-def saved(path, nodes, inputs, outputs, weights, opset=17):
-    """Write a graph; inputs and outputs by name with their shapes."""
-
-    def infos(shapes):
-        return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-
-    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
-    graph = helper.make_graph(nodes, "graph", infos(inputs), infos(outputs), stored)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), path)
-    return path
-
-
-def node(op, inputs, outputs, **attributes):
-    return helper.make_node(op, inputs.split(), outputs.split(), **attributes)
-
-
-def normal(rng, *shape):
-    return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
 
 
 def written_lstm(order):
@@ -164,10 +145,11 @@ def test_norms_batch_norm_and_residual_sums_become_layers(tmp_path, rng):
     weights |= {"eps": np.float32(1e-3), "gain": normal(rng, UNITS), "bias": normal(rng, UNITS)}
     weights = {name: np.asarray(array, np.float32) for name, array in weights.items()}
     found = imported(saved(tmp_path / "m.onnx", nodes, {"x": [1, INPUTS]}, {"y": [1, UNITS]}, weights, opset=11))
-    _, residual = found.model.layers
-    assert [layer.kind for layer in residual.layers] == ["LayerNorm", "Linear", "Activation"]
-    assert residual.layers[0].eps == pytest.approx(1e-3)
-    np.testing.assert_array_equal(residual.layers[0].weights["weight"], weights["gain"])
+    first, norm, *_, last = found.model.layers
+    assert [layer.kind for layer in found.model.layers] == ["Linear", "LayerNorm", "Linear", "Activation", "Add"]
+    assert last.of == first.name
+    assert norm.eps == pytest.approx(1e-3)
+    np.testing.assert_array_equal(norm.weights["weight"], weights["gain"])
     assert found.report.ok
 
 
@@ -308,7 +290,7 @@ def test_files_of_the_exporter_of_torch(tmp_path, kind):
 
 
 @pytest.mark.skipif(not MODELS.exists(), reason=f"SKIPPED: {MODELS} with public weight files is not here")
-def test_the_first_stage_of_dtln(tmp_path):
+def test_the_first_stage_of_dtln():
     found = imported(MODELS / "dtln_1.onnx")
     assert [layer.kind for layer in found.model.layers] == ["LSTM", "LSTM", "Linear", "Activation"]
     assert found.states == {"input_3": "tf_op_layer_stack_2"}

@@ -1,0 +1,252 @@
+"""Make layers of the steps between a frame and the outputs.
+
+A product with the shifts and scales around it is one `Linear`, a norm with the scale and shift behind it one
+`LayerNorm`. The list of layers has the order of the steps. A step that reads another than the one before it begins with
+a `Slice`; one that reads two is `Add` or `Multiply`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+import cnorm
+from cnorm.layers import INPUT, with_name
+from onnx_export.importer.elements import Cannot
+
+__all__ = ["FRAME", "Cell", "Joined", "Link", "Step"]
+
+FRAME = -1  # the place of the frame among the steps
+PARTS = 8  # that one Concat takes
+MAX_SELECTED = 1 << 16  # weights of a product that only selects, scales and shifts elements
+
+Link = Callable[["Joined"], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A recurrent layer's states: numbers of the new ones, and of the old ones or None where they are constants."""
+
+    new: dict[str, np.ndarray]
+    old: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """`link` gives it to the layers, `reads` has the places of the steps that it reads, `size` counts its elements."""
+
+    link: Link
+    reads: list[int]
+    size: int
+
+
+class Joined:
+    """The layers of steps.
+
+    What is not yet a layer: a product (`weight`), a norm (`eps`) or elements that are selected (`index`), in each case
+    scaled and shifted.
+
+    Parameters
+    ----------
+    size : int
+        Of the frame.
+    steps : list of Step
+        Each reads only steps before it.
+    ends : dict of str to int
+        Outputs and their steps.
+
+    Attributes
+    ----------
+    layers, cells : list
+    names : dict of str to str
+        As of `Chain`.
+    """
+
+    def __init__(self, size: int, steps: list[Step], ends: dict[str, int]) -> None:
+        self.size, self.layers, self.cells = size, [], []
+        self._frame_size = size
+        self._steps, self._named = steps, {FRAME: INPUT}
+        self._at = FRAME  # the step whose result the last layer, with what is not yet one, computes
+        self._forget()
+        single = len(ends) == 1 and next(iter(ends.values())) == len(steps) - 1
+        tapped = set() if single else set(ends.values())
+        for place, step in enumerate(steps):
+            twice = len(set(step.reads)) < len(step.reads)  # a sum or product of a result and itself
+            tapped.update(step.reads if twice else set(step.reads) - {place - 1})
+        for place, step in enumerate(steps):
+            self._now = place
+            if len(step.reads) == 1:
+                self._begin()
+            step.link(self)
+            self._at = place
+            if place in tapped or place == len(steps) - 1:
+                self._flush()
+            if place in tapped:
+                self._named[place] = self._name()
+        self.names = {} if single else {output: self._named[end] for output, end in ends.items()}
+
+    def _name(self) -> str:
+        """The name of the last layer."""
+        if not self.layers:
+            return INPUT
+        if self.layers[-1].name is None:
+            with_name(self.layers[-1], f"layer{len(self.layers) - 1}")
+        return self.layers[-1].name
+
+    def _begin(self) -> None:
+        """Go on behind the step that this one reads first."""
+        first = self._steps[self._now].reads[0]
+        if first != self._at:
+            self._branch(first)
+
+    def _branch(self, place: int) -> None:
+        """Go on behind the step at `place`."""
+        self._flush()
+        self._sized()
+        self._slice(self._named[place], 0, self._frame_size if place == FRAME else self._steps[place].size)
+
+    def _slice(self, name: str, start: int, stop: int) -> None:
+        self.layers.append(cnorm.Slice(name, start, stop))
+        self.size = stop - start
+
+    def joined(self, kind) -> None:
+        """Multiply or Add of the two steps that it reads."""
+        first, second = self._steps[self._now].reads
+        if second == self._at:
+            first, second = second, first
+        if first != self._at or first == second:
+            self._branch(first)
+        self.add(kind(self._named[second]))
+
+    def concat(self) -> None:
+        """The steps that it reads, one behind another."""
+        self._flush()
+        self._named.setdefault(self._at, self._name())
+        names = [self._named[place] for place in self._steps[self._now].reads]
+        while len(names) > PARTS:
+            self.layers.append(cnorm.Concat(names[:PARTS]))
+            names = [self._name(), *names[PARTS:]]
+        self.layers.append(cnorm.Concat(names))
+        self.size = self._steps[self._now].size
+
+    def take(self, at: np.ndarray) -> None:
+        if self._eps is not None:
+            self._flush()
+        self._start()
+        for name in ("_weight", "_index", "_factor", "_offset"):
+            if getattr(self, name) is not None and (name != "_index" or self._weight is None):
+                setattr(self, name, getattr(self, name)[at])
+
+    def scale(self, factor) -> None:
+        self._start()
+        self._factor, self._offset = self._factor * factor, self._offset * factor
+
+    def shift(self, offset) -> None:
+        self._start()
+        self._offset = self._offset + offset
+
+    def product(self, weight: np.ndarray, bias: np.ndarray) -> None:
+        weight, bias = self._absorbed(weight, bias)
+        self._weight, self.size = weight, len(weight)
+        self._factor, self._offset = np.ones(self.size), bias
+
+    def norm(self, eps: float) -> None:
+        self._flush()
+        self._eps = eps
+        self._start()
+
+    def add(self, layer) -> None:
+        self._flush()
+        self.layers.append(layer)
+        self.size = layer.output_size or self.size
+
+    def activation(self, layer, factor: float) -> None:
+        self.add(layer)
+        self.scale(factor)
+
+    def cell(self, made, cell: Cell) -> None:
+        self.add(self._cell_layer(made))
+        self.cells.append(cell)
+
+    def both(self, made: list) -> None:
+        self._flush()
+        self.add(cnorm.Bidirectional(*(self._cell_layer(one) for one in made)))
+
+    def _cell_layer(self, made):
+        """A cell, whose product with its input takes over what is selected, scaled and shifted before it."""
+        kind, weights, preset = made
+        if self._weight is not None or self._eps is not None:
+            self._flush()
+        name, bias = ("W", "B") if "W" in weights else ("weight_ih_l0", "bias_ih_l0")
+        if self._index is not None:
+            whole = weights[name].astype(np.float64)
+            rows, old = whole.reshape(-1, whole.shape[-1]), self._offset
+            wide, extra = self._absorbed(rows, np.zeros(len(rows)))
+            weights = weights | {name: wide.reshape(*whole.shape[:-1], -1).astype(np.float32)}
+            if old.any():
+                given = np.array(weights.get(bias, np.zeros((1, 2 * len(rows)))), np.float64)
+                given.reshape(-1)[: len(rows)] += extra
+                weights |= {bias: given.astype(np.float32)}
+        return getattr(cnorm, kind)(weights, preset=preset)
+
+    def _absorbed(self, weight, bias):
+        """A product behind elements that are selected, scaled and shifted, as one of all elements before."""
+        if self._weight is not None or self._eps is not None:
+            self._flush()
+        if self._index is None:
+            return np.asarray(weight, np.float64), np.asarray(bias, np.float64)
+        wide = np.zeros((len(weight), self.size))
+        np.add.at(wide, (slice(None), self._index), weight * self._factor)
+        bias = bias + weight @ self._offset
+        self._forget()
+        return wide, bias
+
+    def _start(self) -> None:
+        if self._factor is None:
+            self._factor, self._offset = np.ones(self.size), np.zeros(self.size)
+            if self._weight is None and self._eps is None:
+                self._index = np.arange(self.size)
+
+    def _forget(self) -> None:
+        self._weight = self._eps = self._index = self._factor = self._offset = None
+
+    def _flush(self) -> None:
+        """Make a layer of what is not yet one."""
+        if self._factor is None:
+            return
+        with np.errstate(over="ignore", under="ignore"):
+            factor, offset = self._factor.astype(np.float32), self._offset.astype(np.float32)
+            if self._weight is not None:
+                weight = (self._weight * self._factor[:, None]).astype(np.float32)
+                self.layers.append(cnorm.Linear(weight, offset if offset.any() else None))
+                self.size = len(weight)
+            elif self._eps is not None:
+                self.layers.append(cnorm.LayerNorm(factor, offset if offset.any() else None, eps=self._eps))
+            else:
+                self._select(self._index, factor, offset)
+        self._forget()
+
+    def _select(self, index: np.ndarray, factor: np.ndarray, offset: np.ndarray) -> None:
+        """Layers for elements that are selected, scaled and shifted where no product follows."""
+        in_order = np.array_equal(index, index[0] + np.arange(len(index)))
+        if offset.any() or not in_order:
+            if len(index) * self.size > MAX_SELECTED:
+                raise Cannot(f"{len(index)} elements are selected, reordered or shifted where no product follows")
+            weight = np.zeros((len(index), self.size), np.float32)
+            weight[np.arange(len(index)), index] = factor
+            self.layers.append(cnorm.Linear(weight, offset if offset.any() else None))
+            self.size = len(index)
+            return
+        if len(index) < self.size:
+            self._sized()
+            self._slice(self._name(), int(index[0]), int(index[-1]) + 1)
+        if (factor != 1).any():
+            self.layers.append(cnorm.Scale(factor))
+
+    def _sized(self) -> None:
+        """Begin with a layer that has a size, as `Slice` has none: the frame times 1."""
+        if not self.layers:
+            self.layers.append(cnorm.Scale(np.ones(self._frame_size, np.float32)))
+            self._named[FRAME] = self._name()

@@ -1,0 +1,119 @@
+"""Files of others whose results join: masks, sums, branches, parts; each is a list of layers that read by name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graphs import node, normal, saved
+
+import cnorm
+from onnx_export.loader import imported
+
+INPUTS, UNITS = 5, 6
+MODELS = Path(__file__).parents[3] / "shared" / "data" / "models"
+
+
+def weights(rng):
+    found = {"w": normal(rng, INPUTS, UNITS), "u": normal(rng, UNITS, UNITS), "v": normal(rng, 3, UNITS)}
+    found |= {"b": normal(rng, UNITS), "one": normal(rng, UNITS, 1), "wide": normal(rng, 2 * UNITS, UNITS)}
+    return found | {"first": np.array([0]), "middle": np.array([4]), "axis": np.array([1])}
+
+
+ENCODER = [node("MatMul", "x w", "a0"), node("Add", "a0 b", "a"), node("MatMul", "a u", "z"), node("Sigmoid", "z", "m")]
+PART = node("Slice", "a first middle axis", "part")
+
+CASES = {
+    "mask": ([node("Mul", "a m", "y")], UNITS, ["Linear", "Linear", "Activation", "Multiply"]),
+    "mask, turned": ([node("Mul", "m a", "y")], UNITS, ["Linear", "Linear", "Activation", "Multiply"]),
+    "sum": ([node("Add", "m a", "y")], UNITS, ["Linear", "Linear", "Activation", "Add"]),
+    "difference": ([node("Sub", "m a", "y")], UNITS, ["Linear", "Linear", "Activation", "Slice", "Scale", "Add"]),
+    "difference, turned": ([node("Sub", "a m", "y")], UNITS, ["Linear", "Linear", "Activation", "Scale", "Add"]),
+    "square": ([node("Mul", "m m", "y")], UNITS, None),
+    "two branches": (
+        [node("Tanh", "a", "t"), node("MatMul", "t u", "t2"), node("Mul", "m t2", "y")],
+        UNITS,
+        ["Linear", "Linear", "Activation", "Slice", "Activation", "Linear", "Multiply"],
+    ),
+    "a gate for all": ([node("MatMul", "m one", "g"), node("Mul", "a g", "y")], UNITS, None),
+    "one behind another": (
+        [node("Concat", "a m", "am", axis=1), node("MatMul", "am wide", "y")],
+        UNITS,
+        ["Linear", "Linear", "Activation", "Concat", "Linear"],
+    ),
+    "concatenated outputs": ([node("Concat", "m a x", "y", axis=1)], 2 * UNITS + INPUTS, None),
+    "a part": (
+        [node("Slice", "m first middle axis", "mp"), PART, node("Mul", "part mp", "y")],
+        4,
+        ["Linear", "Slice", "Linear", "Linear", "Activation", "Multiply"],
+    ),
+    "many readers": (
+        [
+            node("Mul", "a m", "p"),
+            node("Add", "p a", "q"),
+            node("Add", "q m", "r"),
+            node("Tanh", "r", "s"),
+            node("Mul", "s p", "y"),
+        ],
+        UNITS,
+        None,
+    ),
+    "scaled, not multiplied": (
+        [node("Mul", "m b", "mb"), node("Add", "mb b", "mc"), node("Mul", "mc a", "y")],
+        UNITS,
+        None,
+    ),
+    "products of two results": (
+        [node("MatMul", "m u", "p"), node("MatMul", "a u", "q"), node("Add", "p q", "r"), node("Relu", "r", "y")],
+        UNITS,
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_that_join(case, tmp_path, rng):
+    nodes, size, kinds = CASES[case]
+    file = saved(tmp_path / "m.onnx", [*ENCODER, *nodes], {"x": [1, INPUTS]}, {"y": [1, size]}, weights(rng))
+    found = imported(file)
+    assert kinds is None or [layer.kind for layer in found.model.layers] == kinds
+    assert found.report.ok
+    names = {layer.name for layer in found.model.layers} - {None}
+    assert names == {name for layer in found.model.layers for name in layer.reads} - {"input"}
+    x = rng.standard_normal((3, INPUTS)).astype(np.float32)
+    np.testing.assert_allclose(found.model.run(x), found.file.run(x), rtol=1e-5, atol=1e-6)
+    found.model.save(tmp_path / "m.safetensors")
+    assert cnorm.load(tmp_path / "m.safetensors").run(x).tobytes() == found.model.run(x).tobytes()
+
+
+@pytest.mark.parametrize("operator", ["Mul", "Add"])
+def test_the_frame_itself_is_joined(operator, tmp_path, rng):
+    """A mask over the frame; and, first of all, parts of the frame that are joined with one another."""
+    square = {"w": normal(rng, INPUTS, INPUTS), "b": normal(rng, INPUTS)}
+    nodes = [node("MatMul", "x w", "z"), node("Add", "z b", "zb"), node("Tanh", "zb", "m"), node(operator, "x m", "y")]
+    found = imported(saved(tmp_path / "a.onnx", nodes, {"x": [1, INPUTS]}, {"y": [1, INPUTS]}, square))
+    assert [layer.kind for layer in found.model.layers] == [
+        "Linear",
+        "Activation",
+        {"Mul": "Multiply"}.get(operator, "Add"),
+    ]
+    halves = [node("Split", "x", "left right", axis=1), node("Tanh", "left", "l"), node("Sigmoid", "right", "r")]
+    nodes = [*halves, node(operator, "l r", "lr"), node("MatMul", "lr w", "y")]
+    found = imported(saved(tmp_path / "b.onnx", nodes, {"x": [1, 2 * INPUTS]}, {"y": [1, INPUTS]}, square, opset=13))
+    assert found.report.ok
+
+
+def test_a_division_is_refused(tmp_path, rng):
+    nodes = [*ENCODER, node("Div", "a m", "y")]
+    with pytest.raises(ValueError, match="Div 'y': it divides two results that depend on the frame"):
+        imported(saved(tmp_path / "m.onnx", nodes, {"x": [1, INPUTS]}, {"y": [1, UNITS]}, weights(rng)))
+
+
+@pytest.mark.skipif(not MODELS.exists(), reason=f"SKIPPED: {MODELS} with public weight files is not here")
+def test_the_second_stage_of_dtln():
+    """Two written LSTMs whose states are one stacked input, a written layer norm, and a mask over the encoder."""
+    found = imported(MODELS / "dtln_2.onnx")
+    assert [layer.kind for layer in found.model.layers] == [
+        "Linear", "LayerNorm", "LSTM", "LSTM", "Linear", "Activation", "Multiply", "Linear",
+    ]  # fmt: skip
+    assert found.states == {"input_5": "tf_op_layer_stack_5"}
+    assert found.report.ok
