@@ -45,7 +45,7 @@ from onnx_export.validation.weights import put_back, set_aside
 
 # Sizes (--batch, --dim) to try where the model does not run with the default ones: caches and tables may be that short,
 # and exporters fix a batch of 2 or a length of 10 in shapes that they compute.
-_OTHER_SIZES = ((1, 1), (2, 10), (1, 2), (1, 16), (2, 8))
+_OTHER_SIZES = ((1, 1), (2, 10), (1, 2), (1, 16), (2, 8), (1, 512))  # the last for windows of samples
 
 
 def examine(path: str, options: Options, emit: Callable[[str, object], None]) -> ValidationReport:

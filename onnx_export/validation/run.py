@@ -108,6 +108,8 @@ class Run:
         self.generated = [name for name in wanted if name not in given]
         self.random = any(_draws(scope, node) for scope in scopes(model) for node in scope.nodes)
         self._tap()
+        if not candidates:  # else the tapped run shows whether the model runs
+            self.session(model, "off").run([value.name for value in model.graph.output], self._feeds)
         self._levels = {"off": self._results("off")}
         self._inputs: dict[tuple[str, int], list[np.ndarray]] = {}
         self._dumps: dict[str, list[dict[str, onnx.NodeProto]]] = {}

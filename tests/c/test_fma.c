@@ -34,7 +34,7 @@ static number number_of(float value)
 /* magnitude 2^(exponent - unit), what is shifted out in the last bit */
 static wide aligned(number x, int unit)
 {
-    const int shift = x.exponent - unit; /* at most 64 + 15 */
+    const int shift = x.magnitude ? x.exponent - unit : 0; /* at most 64 + 15 */
     if (shift >= 64) return (wide){x.magnitude << (shift - 64), 0};
     if (shift > 0) return (wide){x.magnitude >> (64 - shift), x.magnitude << shift};
     if (shift > -64) return (wide){0, x.magnitude >> -shift | (x.magnitude << 1 << (63 + shift) != 0)};

@@ -62,13 +62,20 @@ def test_magika(tmp_path):
         assert (norm.verdict, norm.blame) in {("inaccurate", "file"), ("wrong", "file")}
 
 
-def test_silero_vad():
-    """It has no norm, but an STFT that squares, adds and takes a square root."""
+def test_silero_vad(tmp_path):
+    """It has no norm, but an STFT that squares, adds and takes a square root; its LSTM is judged.
+
+    The file of both sampling rates does not run with made-up inputs, of which its state fits none.
+    """
+    given = tmp_path / "frame.npz"
+    zeros = {"input": np.zeros((1, 576), np.float32), "state": np.zeros((2, 1, 128), np.float32)}
+    np.savez(given, sr=np.int64(16000), **zeros)
     paths = models_of("silero_vad")
     assert len(paths) >= 4
     for path in paths:
-        report = validate(path)
+        report = validate(path, input=given) if path.name == "silero_vad.onnx" else validate(path)
         assert (report.norms, report.problem, report.exit_code()) == ([], "", 0), path
+        assert any(cell.verdict == "ok" for cell in report.cells) or "ifless" in path.name
 
 
 # -- PyTorch
@@ -141,7 +148,7 @@ def test_pytorch_written_by_hand(opset, current, unbiased, tmp_path):
     assert norm.scale
     assert norm.bias
     assert ("n - 1" in norm.near_miss) == unbiased
-    assert (norm.verdict, report.exit_code()) == ("ok", 0), norm.detail
+    assert (norm.verdict, report.exit_code()) == ("near miss" if unbiased else "ok", 0), norm.detail
 
 
 @pytest.mark.parametrize(("opset", "current"), EXPORTERS)
