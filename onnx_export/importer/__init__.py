@@ -29,8 +29,10 @@ class Imported:
     Attributes
     ----------
     model : cnorm.Model
-    frame, output : str
-        The input and the output that are x and y.
+    frame : str
+        The input that is x.
+    outputs : tuple of str
+        The outputs that are y, one behind another.
     states : dict of str to str
         The inputs that are states, each with the output that gives it back. Empty for a file over a time axis.
     time_axis : int or None
@@ -43,7 +45,7 @@ class Imported:
 
     model: Model
     frame: str
-    output: str
+    outputs: tuple[str, ...]
     states: dict[str, str]
     time_axis: int | None
     file: FileRun
@@ -58,11 +60,11 @@ def import_model(
         onnx_model = inliner.inline_local_functions(onnx_model)
     try:
         found = plan(onnx_model, inputs, states, dims)
-        model = Model(found.chain.layers)
+        model = Model(found.chain.layers, tuple(found.chain.names.values()))
     except NotImported:
         raise
     except Exception as error:  # the file is untrusted: what it says may fit nothing that is expected
         raise NotImported(f"no model can be made of it: {type(error).__name__}: {error}") from None
     report = prove(model, onnx_model, found) if check else None
     file = FileRun(onnx_model, found)
-    return Imported(model, found.frame, found.output, found.states, found.time_axis, file, report)
+    return Imported(model, found.frame, found.outputs, found.states, found.time_axis, file, report)

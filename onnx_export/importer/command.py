@@ -50,7 +50,7 @@ def import_file(console, path: str, out: str, *, weights: str | None, frames: st
 
 def _show(console, found: Imported) -> None:
     """The layers, the states and the parity table."""
-    console.print(f"x is {printable(found.frame)}, y is {printable(found.output)}", markup=False)
+    console.print(f"x is {printable(found.frame)}, y is {printable(', '.join(found.outputs))}", markup=False)
     for state, result in found.states.items():
         console.print(f"state {printable(state)}, given back by {printable(result)}", markup=False)
     if found.time_axis is not None:

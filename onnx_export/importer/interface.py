@@ -60,8 +60,10 @@ class Plan:
     ----------
     trace : Trace
     inputs : Inputs
-    frame, output : str
-        Names of the input and output.
+    frame : str
+        Name of the input.
+    outputs : tuple of str
+        Names of the outputs, which are y one behind another.
     states : dict of str to str
         Input to output.
     chain : Chain
@@ -70,7 +72,7 @@ class Plan:
     trace: Trace
     inputs: Inputs
     frame: str
-    output: str
+    outputs: tuple[str, ...]
     states: dict[str, str]
     chain: Chain
 
@@ -204,20 +206,20 @@ def _plans(model, trace: Trace, inputs: Inputs, states):
     """The layers for each assignment of inputs and outputs that the sizes allow."""
     outputs = {name: trace.values.get(name) for name in _outputs(model)}
     known = {name: value for name, value in outputs.items() if isinstance(value, Elements)}
-    for frame, output, pairs in islice(_assignments(trace, inputs.shapes, known, states), MAX_PAIRINGS):
+    for frame, names, pairs in islice(_assignments(trace, inputs.shapes, known, states), MAX_PAIRINGS):
         old = dict(trace.unrolled)
         for name, result in pairs.items():
             old |= dict(zip(_flat(known[result]), _flat(trace.values[name]), strict=True))
-        x, y = trace.values[frame].numbers, known[output].numbers.ravel()
+        x, ys = trace.values[frame].numbers, {name: known[name].numbers.ravel() for name in names}
         if inputs.steps > 1:  # the last step
             if frame not in inputs.time_axes:
                 continue
             x = x.take(-1, inputs.time_axes[frame])
             last = set(x.ravel().tolist())
-            y = y[[trace.root(number) in last for number in y.tolist()]]
-        chain = Chain(trace, x.ravel(), old, {output: y})
-        _check_states(chain, trace, known, pairs, output)
-        yield Plan(trace, inputs, frame, output, pairs, chain)
+            ys = {name: y[[trace.root(number) in last for number in y.tolist()]] for name, y in ys.items()}
+        chain = Chain(trace, x.ravel(), old, ys)
+        _check_states(chain, trace, known, pairs, names)
+        yield Plan(trace, inputs, frame, names, pairs, chain)
 
 
 def _flat(value: Elements) -> list[int]:
@@ -227,6 +229,7 @@ def _flat(value: Elements) -> list[int]:
 def _only(plans: list[Plan], trace: Trace, inputs: Inputs) -> Plan:
     """The one plan without a fault."""
     good = [found for found in plans if not found.faults]
+    good = [found for found in good if len(found.outputs) == 1] or good
     if len(good) == 1:
         return good[0]
     if good:
@@ -244,11 +247,11 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs) -> Plan:
 
 def _reading(found: Plan) -> str:
     pairs = ", ".join(f"{a!r}: {b!r}" for a, b in found.states.items()) or "no state"
-    return f"frame {found.frame!r}, output {found.output!r}, {pairs}"
+    return f"frame {found.frame!r}, output {', '.join(map(repr, found.outputs))}, {pairs}"
 
 
 def _assignments(trace: Trace, shapes, outputs, states):
-    """Frame, output and pairs of states: all that the sizes allow, the given pairs kept, those in order first."""
+    """Frame, outputs and pairs of states: all that the sizes allow, the given pairs kept, those in order first."""
     sizes = {name: value.numbers.size for name, value in outputs.items()}
     sizes |= {name: trace.values[name].numbers.size for name in shapes}
     if any(sizes[name] != sizes.get(result) for name, result in states.items()):
@@ -258,9 +261,9 @@ def _assignments(trace: Trace, shapes, outputs, states):
         if frame not in states:
             rest = [name for name in shapes if name != frame and name not in states]
             for pairs in _pairings(rest, free, sizes):
-                for output in free:
-                    if output not in pairs.values():
-                        yield frame, output, dict(states) | pairs
+                others = [name for name in free if name not in pairs.values()]
+                for names in [(name,) for name in others] + ([tuple(others)] if len(others) > 1 else []):
+                    yield frame, names, dict(states) | pairs
 
 
 def _pairings(names: list[str], free: list[str], sizes):
@@ -274,7 +277,7 @@ def _pairings(names: list[str], free: list[str], sizes):
                 yield {names[0]: result} | pairs
 
 
-def _check_states(chain: Chain, trace: Trace, outputs, pairs, output: str) -> None:
+def _check_states(chain: Chain, trace: Trace, outputs, pairs, names: tuple[str, ...]) -> None:
     """Note each state element that no cell uses, and each output that is neither y nor a state."""
     if chain.faults:
         return
@@ -288,5 +291,5 @@ def _check_states(chain: Chain, trace: Trace, outputs, pairs, output: str) -> No
                 f"state of a cell that {quoted(result)} gives back"
             )
     for name, value in outputs.items():
-        if name != output and name not in pairs.values() and not set(_flat(value)) <= new:
-            chain.faults.append(f"output {quoted(name)}: a model has one output, and {quoted(output)} is another")
+        if name not in names and name not in pairs.values() and not set(_flat(value)) <= new:
+            chain.faults.append(f"output {quoted(name)}: no state, and {_names(names)} is another output")

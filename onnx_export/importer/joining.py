@@ -7,6 +7,7 @@ a `Slice`; one that reads two is `Add` or `Multiply`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -84,15 +85,18 @@ class Joined:
             if place in tapped or place == len(steps) - 1:
                 self._flush()
             if place in tapped:
-                self._named[place] = self._name()
+                self._named[place] = self._name(next((name for name, end in ends.items() if end == place), ""))
         self.names = {} if single else {output: self._named[end] for output, end in ends.items()}
 
-    def _name(self) -> str:
-        """The name of the last layer."""
+    def _name(self, output: str = "") -> str:
+        """The name of the last layer: that of an output, if it can be one, or its place."""
         if not self.layers:
             return INPUT
         if self.layers[-1].name is None:
-            with_name(self.layers[-1], f"layer{len(self.layers) - 1}")
+            name = re.sub(r"[^A-Za-z0-9_]+", "_", output)[:64]
+            known = {INPUT, *(layer.name for layer in self.layers)}
+            usable = name[:1].isalpha() and name not in known and not name.startswith("layer")
+            with_name(self.layers[-1], name if usable else f"layer{len(self.layers) - 1}")
         return self.layers[-1].name
 
     def _begin(self) -> None:

@@ -110,8 +110,11 @@ def _front(found: Plan, units, numbers) -> list[onnx.NodeProto]:
 
 def _behind(found: Plan, units, numbers) -> list[onnx.NodeProto]:
     """y and the new states by name, from the file's outputs."""
-    flat = found.trace.values[found.output].numbers.size
-    nodes = _picked(FILE + found.output, "y", np.arange(flat), [1, flat])
+    nodes, parts = [], [f"y/{index}" for index in range(len(found.outputs))]
+    for output, part in zip(found.outputs, parts, strict=True):
+        flat = found.trace.values[output].numbers.size
+        nodes += _picked(FILE + output, part, np.arange(flat), [1, flat])
+    nodes.append(helper.make_node("Concat", parts, ["y"], axis=1))
     for name, (cell, key) in numbers.items():
         if not cell.old:
             continue  # `_open_states` names it
@@ -176,9 +179,10 @@ class FileRun:
         states = {name: np.zeros(self._found.inputs.shapes[name], np.float32) for name in self._found.states}
         ys = []
         for frame in x:
-            y, *news = self.call(frame, states)
-            states = dict(zip(states, news, strict=True))
-            ys.append(np.ravel(y))
+            results = self.call(frame, states)
+            own = len(self._found.outputs)
+            states = dict(zip(states, results[own:], strict=True))
+            ys.append(np.concatenate([np.ravel(y) for y in results[:own]]))
         return np.stack(ys)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -186,10 +190,10 @@ class FileRun:
         return self._found.inputs.shapes[name]
 
     def call(self, frame: np.ndarray, states) -> list[np.ndarray]:
-        """One call of one step: the output and the new states."""
+        """One call of one step: the outputs and the new states."""
         shape = self._found.inputs.shapes[self._found.frame]
         feeds = self._constants() | states | {self._found.frame: frame.reshape(shape)}
-        return self._session.run([self._found.output, *self._found.states.values()], feeds)
+        return self._session.run([*self._found.outputs, *self._found.states.values()], feeds)
 
     def _constants(self) -> dict[str, np.ndarray]:
         return {name: np.array(array) for name, array in self._found.inputs.constants.items()}
@@ -197,10 +201,14 @@ class FileRun:
     def _whole(self, x: np.ndarray) -> np.ndarray:
         axis, shape = self._found.time_axis, self._found.inputs.shapes[self._found.frame]
         frames = np.moveaxis(x.reshape(len(x), *np.delete(shape, axis)), 0, axis)
-        (y,) = self._session.run([self._found.output], self._constants() | {self._found.frame: frames})
-        if y.size == self._found.trace.values[self._found.output].numbers.size // self._found.inputs.steps * len(x):
-            axis = next((axis for axis, length in enumerate(y.shape) if length == len(x)), 0)
-            return np.moveaxis(y, axis, 0).reshape(len(x), -1)
+        ys = self._session.run(list(self._found.outputs), self._constants() | {self._found.frame: frames})
+        return np.concatenate([self._rows(*pair, len(x)) for pair in zip(self._found.outputs, ys, strict=True)], axis=1)
+
+    def _rows(self, name: str, y: np.ndarray, steps: int) -> np.ndarray:
+        """An output of a call of several steps as [steps, elements], or [1, elements] if it is of the last one only."""
+        if y.size == self._found.trace.values[name].numbers.size // self._found.inputs.steps * steps:
+            axis = next((axis for axis, length in enumerate(y.shape) if length == steps), 0)
+            return np.moveaxis(y, axis, 0).reshape(steps, -1)
         return y.reshape(1, -1)
 
 

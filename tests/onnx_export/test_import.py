@@ -75,7 +75,7 @@ def test_a_state_is_paired_by_its_elements_not_by_its_shape(tmp_path, rng):
     ends = {"input_1": shape, "input_2": shape}, {"output_1": shape, "output_2": shape}
     found = imported(saved(tmp_path / "m.onnx", nodes, *ends, weights | shapes, opset=11))
     assert found.states == {"input_2": "output_2"}
-    assert (found.frame, found.output) == ("input_1", "output_1")
+    assert (found.frame, found.outputs) == ("input_1", ("output_1",))
     assert found.report.ok
 
 

@@ -102,6 +102,26 @@ def test_the_frame_itself_is_joined(operator, tmp_path, rng):
     assert found.report.ok
 
 
+@pytest.mark.parametrize("state", [False, True])
+def test_several_outputs(state, tmp_path, rng):
+    """A mask, the masked encoder and a second head: y is all of them, with their names."""
+    nodes = [*ENCODER, node("Mul", "a m", "p"), node("MatMul", "p u", "y:0"), node("MatMul", "m one", "vad")]
+    inputs, outputs = {"x": [1, INPUTS]}, {"y:0": [1, UNITS], "m": [1, UNITS], "vad": [1, 1]}
+    if state:
+        nodes += [node("MatMul", "h u", "hu"), node("Add", "hu a", "s"), node("Tanh", "s", "h2")]
+        nodes += [node("Mul", "h2 m", "both")]
+        inputs, outputs = inputs | {"h": [1, UNITS]}, outputs | {"h2": [1, UNITS], "both": [1, UNITS]}
+    found = imported(
+        saved(tmp_path / "m.onnx", nodes, inputs, outputs, weights(rng)), states={"h": "h2"} if state else {}
+    )
+    assert found.report.ok
+    names = ["y_0", "m", "vad", "both"][: 3 + state]
+    assert list(found.model.outputs) == names
+    x = rng.standard_normal((7, INPUTS)).astype(np.float32)
+    np.testing.assert_allclose(found.model.run(x), found.file.run(x), rtol=1e-5, atol=1e-5)
+    assert found.model.views(found.model.run(x))["vad"].shape == (7, 1)
+
+
 def test_a_division_is_refused(tmp_path, rng):
     nodes = [*ENCODER, node("Div", "a m", "y")]
     with pytest.raises(ValueError, match="Div 'y': it divides two results that depend on the frame"):
