@@ -67,6 +67,7 @@ def described(onnx_model: onnx.ModelProto, model, options: Options, states: list
         kind = "cell" if row["name"].startswith("c") else "output"
         texts[row["input"]] = f"{kind} of recurrent layer {row['name'][1:]} before the first step of this call"
         texts[row["output"]] = f"{kind} of recurrent layer {row['name'][1:]} after the last step of this call"
+    texts |= {name: f"elements {at.start} to {at.stop} of y" for name, at in model.outputs.items()}
     for value in (*onnx_model.graph.input, *onnx_model.graph.output):
         value.doc_string = texts[value.name]
 

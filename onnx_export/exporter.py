@@ -151,6 +151,7 @@ class _Export:
             values = {"y": y} | new
         else:
             values = LOOPS[self.options.loop](self, graph)
+        outputs += self._parts(graph, values["y"], time)
         self._publish(graph, values, outputs)
         # with Scan and Loop the graph of the step has been folded already
         if not any(node.op_type in ("Scan", "Loop") for node in graph.nodes):
@@ -161,6 +162,11 @@ class _Export:
     def _builder(self) -> GraphBuilder:
         """A builder for the model's graph, or for that of one step."""
         taken = ["x", "y", *(row[key] for row in self.states for key in ("input", "output"))]
+        for name in self.outputs.keys() & {*taken, *self.weights}:
+            raise ValueError(
+                f"model: an output must have another name in a file, got {name!r}, which is another value's"
+            )
+        taken += self.outputs
         return self._empty(taken, self.weights if self.options.loop == "unrolled" else None)
 
     def _empty(self, taken: list[str], shared: dict[str, np.ndarray] | None = None) -> GraphBuilder:
@@ -171,12 +177,23 @@ class _Export:
 
     def _publish(self, graph: GraphBuilder, values: dict[str, str], outputs) -> None:
         names = [*(row["name"] for row in self.states), "y"]
+        outputs = outputs[: len(names)]
         for name, output in zip(names, outputs[1:] + outputs[:1], strict=True):
             if self.options.portable:
                 shape = [dim.dim_value if dim.HasField("dim_value") else 0 for dim in output.type.tensor_type.shape.dim]
                 graph.copy(values[name], output.name, shape)
             else:
                 graph.publish(values[name], output.name)
+
+    def _parts(self, graph: GraphBuilder, y: str, leading: list) -> list:
+        """Append a node for each named output, a part of y; returns the outputs."""
+        graph.scope = ""
+        for name, at in self.outputs.items():
+            bounds = {"starts": at.start, "ends": at.stop, "axes": -1}
+            constants = [graph.constant([value], f"{name}_{key}", np.int64) for key, value in bounds.items()]
+            graph.nodes.append(helper.make_node("Slice", [y, *constants], [name], name=name))
+        shapes = {name: [*leading, self.options.batch, at.stop - at.start] for name, at in self.outputs.items()}
+        return [helper.make_tensor_value_info(name, DTYPES[self.options.dtype], shapes[name]) for name in shapes]
 
     def _fold(self, graph: GraphBuilder) -> None:
         if self.options.portable:

@@ -88,11 +88,12 @@ class OrtStream:
             {"x", *(f"{name}_in" for name in self._states)},
             {"y", *(f"{name}_out" for name in self._states)},
         )
-        if (inputs.keys(), outputs.keys()) != wanted:
+        if inputs.keys() != wanted[0] or not outputs.keys() >= wanted[1]:
             raise ValueError(
                 "onnx_model must have the inputs x, STATE_in ... and the outputs y, STATE_out ..., got "
                 f"{', '.join(inputs)} and {', '.join(outputs)}"
             )
+        outputs = {name: outputs[name] for name in wanted[1]}  # a model's named outputs are parts of y
         x, y = inputs["x"], outputs["y"]
         if x.type not in _DTYPES or any(v.type != x.type for v in (*inputs.values(), *outputs.values())):
             raise ValueError(f"onnx_model must be all float32 or all float16, got {x.type} for x")

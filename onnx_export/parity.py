@@ -108,7 +108,7 @@ class _Check:
     def __init__(self, model, onnx_model, given, random: bool, seed: int):
         self.model, self.onnx_model = model, onnx_model
         units = {row["name"]: row["units"] for row in state_table(model)}
-        self.given = interface(onnx_model, model.input_size, units)
+        self.given = interface(onnx_model, model.input_size, units, model.outputs)
         self.frames = self.given.frames or 1  # of one call
         self.random, self.recordings = random, whole_calls(given, self.frames, random)
         self.judge = Float64Engine(onnx_model, self.given)

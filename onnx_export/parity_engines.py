@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -34,6 +36,8 @@ class Interface:
         Type of all inputs and outputs.
     states : dict of str to int
         "h0", ...: the names of the states' inputs and outputs without _in and _out, and their units.
+    parts : mapping of str to slice
+        The model's named outputs, which the file gives beside y, as parts of it.
     """
 
     sequence: bool
@@ -41,6 +45,7 @@ class Interface:
     open_batch: bool
     dtype: np.dtype
     states: dict[str, int]
+    parts: Mapping[str, slice] = field(default_factory=dict)
 
     def feeds(self, x: np.ndarray, states) -> dict[str, np.ndarray]:
         """The inputs of the file by name, from x [T, B, inputs] and the states."""
@@ -50,18 +55,27 @@ class Interface:
         """The outputs as y [T, B, outputs] and the next states [B, units]; ValueError for other shapes."""
         found = dict(values)
         for name, array in found.items():
-            leading = (steps, rows) if name == "y" else (rows,)
+            of_steps = name == "y" or name in self.parts
+            leading = (steps, rows) if of_steps else (rows,)
             fits = array.ndim > 1 and array.size == np.prod(leading, dtype=int) * array.shape[-1]
             units = self.states.get(name.removesuffix("_out"))
             fits = fits and array.shape[-1] == (units or array.shape[-1])
-            if not fits or (name == "y" and self.sequence and array.shape[:-1] != leading):
+            if not fits or (of_steps and self.sequence and array.shape[:-1] != leading):
                 wanted = ", ".join(map(str, (*leading, units or "size")))
                 raise ValueError(f"onnx_model must give {name} [{wanted}], got shape {array.shape}")
             found[name] = array.reshape(*leading, array.shape[-1])
+        for name, at in self.parts.items():
+            if found.pop(name).tobytes() != np.ascontiguousarray(found["y"][..., at]).tobytes():
+                raise ValueError(f"onnx_model must give {name} as elements {at.start} to {at.stop} of y")
         return found
 
 
-def interface(onnx_model: onnx.ModelProto, input_size: int, states: dict[str, int]) -> Interface:
+def interface(
+    onnx_model: onnx.ModelProto,
+    input_size: int,
+    states: dict[str, int],
+    parts: Mapping[str, slice] = MappingProxyType({}),
+) -> Interface:
     """The interface of a file, checked against the sizes of a model.
 
     Parameters
@@ -70,6 +84,8 @@ def interface(onnx_model: onnx.ModelProto, input_size: int, states: dict[str, in
     input_size : int
     states : dict of str to int
         Name and units of each state.
+    parts : mapping of str to slice
+        The model's named outputs.
 
     Raises
     ------
@@ -81,7 +97,7 @@ def interface(onnx_model: onnx.ModelProto, input_size: int, states: dict[str, in
     outputs = {value.name: value for value in onnx_model.graph.output}
     for kind, found, first, suffix in (("inputs", inputs, "x", "_in"), ("outputs", outputs, "y", "_out")):
         wanted = [first, *(f"{name}{suffix}" for name in states)]
-        if set(found) != set(wanted):
+        if set(found) - (parts.keys() if kind == "outputs" else set()) != set(wanted):
             got = clip(printable(", ".join(found)))
             raise ValueError(f"onnx_model must have the {kind} {', '.join(wanted)}, got {got}")
     types = {value.type.tensor_type.elem_type for value in (*inputs.values(), *outputs.values())}
@@ -102,7 +118,14 @@ def interface(onnx_model: onnx.ModelProto, input_size: int, states: dict[str, in
     if frames is not None and frames < 1:
         raise ValueError(f"onnx_model must take at least one step, got x {x}")
     open_batch = all(_shape(value)[-2] is None for value in inputs.values())
-    return Interface(len(x) == 3, frames, open_batch, _DTYPES[types.pop()], dict(states))
+    return Interface(
+        len(x) == 3,
+        frames,
+        open_batch,
+        _DTYPES[types.pop()],
+        dict(states),
+        {name: at for name, at in parts.items() if name in outputs},
+    )
 
 
 def _shape(value: onnx.ValueInfoProto) -> list[int | None]:
@@ -140,7 +163,7 @@ class OrtEngine:
 
     def __init__(self, onnx_model: onnx.ModelProto, given: Interface, level: str):
         self._given, self._level = given, level
-        self._names = ["y", *(f"{name}_out" for name in given.states)]
+        self._names = ["y", *(f"{name}_out" for name in given.states), *given.parts]
         try:
             self._session = Session(onnx_model, level)
         except CannotRun as error:

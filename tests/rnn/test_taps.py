@@ -7,6 +7,7 @@ import pickle
 
 import cells
 import numpy as np
+import onnx
 import pytest
 from tapes import back, own_gradients, run, tape_of
 
@@ -256,14 +257,30 @@ def test_a_frame_may_be_overwritten_by_the_outputs_that_read_it(rng):
                                      {"form": "sequence", "loop": "unrolled", "steps": 3}, {"portable": True},
                                      {"opset": 13}, {"functions": True}], ids=str)  # fmt: skip
 def test_it_is_exported(options, tmp_path, rng):
-    model = cnorm.Model(tapped(rng), ("mask", "y"))
+    *layers, last = tapped(rng)
+    model = cnorm.Model([*layers, cnorm.Linear(last.weights["weight"], name="y2")], ("mask", "y2"))
     exported = onnx_export.export(model, tmp_path / "a.onnx", **options)
     report = onnx_export.check_parity(model, exported, steps=8)
     assert report.ok, report
+    assert [value.name for value in exported.graph.output][-2:] == ["mask", "y2"]
     if not options.get("portable"):
         again = onnx_export.load(tmp_path / "a.onnx")
         assert again.identity == model.identity
         assert again.outputs == model.outputs
+
+
+def test_an_output_named_like_another_value_is_not_exported(rng):
+    with pytest.raises(ValueError, match="an output must have another name in a file, got 'y'"):
+        onnx_export.export(cnorm.Model(tapped(rng), ("mask", "y")))
+
+
+def test_a_file_with_other_elements_as_an_output_fails_parity(model):
+    exported = onnx_export.export(model)
+    assert onnx_export.OrtStream(exported).step(np.ones(5, np.float32)).shape == (8,)
+    (start,) = (node for node in exported.graph.node if node.output[0] == "both_starts")
+    start.attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.array([5])))
+    with pytest.raises(ValueError, match=r"onnx_model must give both as elements 6 to 8 of y|must give both \["):
+        onnx_export.check_parity(model, exported, steps=2)
 
 
 def test_every_tap_is_exported(model, tmp_path):
