@@ -114,6 +114,15 @@ def add_demo(commands) -> None:
         sys.exit(0 if run(out_dir) else 1)
 
 
+def named_values(context, parameter, values) -> dict[str, str]:
+    """The values of an option that is given as NAME=VALUE, repeatedly."""
+    import click
+
+    if any("=" not in value for value in values):
+        raise click.BadParameter("wanted NAME=VALUE")
+    return dict(value.split("=", 1) for value in values)
+
+
 def add_bench(commands) -> None:
     import click
 
@@ -127,16 +136,24 @@ def add_bench(commands) -> None:
     @click.option(
         "--model", type=click.Path(exists=True, dir_okay=False), help="Of --serve, instead of the packaged one."
     )
-    def bench(out_dir, rnn, train, serve, model):
+    @click.option(
+        "--models", type=click.Path(exists=True, file_okay=False), help="Steps of the ONNX files of a folder."
+    )
+    @click.option("--input", "inputs", metavar="NAME=VALUE", help="Of --models, as in cnorm import.",
+                  multiple=True, callback=named_values)  # fmt: skip
+    def bench(out_dir, rnn, train, serve, model, models, inputs):
         """Measure cnorm and the other installed runtimes on this machine, beside lower bounds; takes some minutes."""
         from cnorm.tools.bench import run
 
-        if rnn + train + serve > 1:
-            raise click.UsageError("give at most one of --rnn, --train and --serve")
+        if rnn + train + serve + (models is not None) > 1:
+            raise click.UsageError("give at most one of --rnn, --train, --serve and --models")
         if model is not None and not serve:
             raise click.UsageError("--model is an option of --serve")
         kind = "serving" if serve else "training" if train else "rnn" if rnn else "norms"
         options = {} if model is None else {"model": os.path.abspath(model)}
+        if models is not None:
+            kind, numbers = "models", {name: float(value) for name, value in inputs.items()}
+            options = {"folder": os.path.abspath(models), "inputs": numbers}
         try:
             run(kind, out_dir=out_dir, **options)
         except RuntimeError as error:
@@ -202,12 +219,7 @@ def add_export(commands) -> None:
 def add_import(commands) -> None:
     import click
 
-    def pairs(context, parameter, values):
-        if any("=" not in value for value in values):
-            raise click.BadParameter("wanted NAME=VALUE")
-        return dict(value.split("=", 1) for value in values)
-
-    many = {"multiple": True, "callback": pairs}
+    many = {"multiple": True, "callback": named_values}
 
     @commands.command("import", short_help="Make a model of a streaming ONNX file.")
     @click.argument("file", type=click.Path(exists=True, dir_okay=False))

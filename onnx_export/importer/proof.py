@@ -192,16 +192,17 @@ class FileRun:
     def call(self, frame: np.ndarray, states) -> list[np.ndarray]:
         """One call of one step: the outputs and the new states."""
         shape = self._found.inputs.shapes[self._found.frame]
-        feeds = self._constants() | states | {self._found.frame: frame.reshape(shape)}
+        feeds = self.constants() | states | {self._found.frame: frame.reshape(shape)}
         return self._session.run([*self._found.outputs, *self._found.states.values()], feeds)
 
-    def _constants(self) -> dict[str, np.ndarray]:
+    def constants(self) -> dict[str, np.ndarray]:
+        """The inputs that are the same for each frame."""
         return {name: np.array(array) for name, array in self._found.inputs.constants.items()}
 
     def _whole(self, x: np.ndarray) -> np.ndarray:
         axis, shape = self._found.time_axis, self._found.inputs.shapes[self._found.frame]
         frames = np.moveaxis(x.reshape(len(x), *np.delete(shape, axis)), 0, axis)
-        ys = self._session.run(list(self._found.outputs), self._constants() | {self._found.frame: frames})
+        ys = self._session.run(list(self._found.outputs), self.constants() | {self._found.frame: frames})
         return np.concatenate([self._rows(*pair, len(x)) for pair in zip(self._found.outputs, ys, strict=True)], axis=1)
 
     def _rows(self, name: str, y: np.ndarray, steps: int) -> np.ndarray:

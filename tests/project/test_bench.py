@@ -7,6 +7,7 @@ import platform
 import time
 
 import numpy as np
+import onnx
 import pytest
 import reference
 from rich.console import Console
@@ -323,6 +324,30 @@ def test_training_is_measured_and_printed(tmp_path, capfd, monkeypatch):
     printed = " ".join(capfd.readouterr().out.split())  # a narrow table, without PyTorch, wraps its title
     assert "3 -> 4" in printed
     assert "50 steps" in printed
+
+
+def test_models_of_a_folder_are_measured_and_printed(tmp_path, capfd):
+    """A file of another program beside one that is no model; onnxruntime steps the file itself."""
+    weight = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    node = onnx.helper.make_node("MatMul", ["frame", "w"], ["out"])
+    value = [onnx.helper.make_tensor_value_info(name, 1, [1, n]) for name, n in (("frame", 8), ("out", 4))]
+    graph = onnx.helper.make_graph([node], "g", value[:1], value[1:], [onnx.numpy_helper.from_array(weight, "w")])
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "linear.onnx")
+    (tmp_path / "broken.onnx").write_bytes(b"no model")
+    document = bench.run("models", out_dir=tmp_path, folder=str(tmp_path), seconds=0.001)
+    check_surroundings(document, "models")
+    records = {r["contender"]: r for r in document["records"]}
+    assert records.keys() == {"cnorm", "onnxruntime, run()", "onnxruntime, IO binding"}
+    assert all(is_time(r["p50"]) and r["file"] == "linear.onnx" for r in records.values())
+    assert 0 <= records["cnorm"]["error"] < 1e-3  # its largest is at inputs of scale 100
+    assert [limit["weight_bytes"] for limit in document["limits"]] == [1024]  # one panel
+    assert len(document["left_out"]) == 1
+    assert "broken.onnx is left out" in document["left_out"][0]
+    assert "linear.onnx: a step" in capfd.readouterr().out
+    assert (tmp_path / "models.png").stat().st_size > 1000
+    with pytest.raises(RuntimeError):
+        bench.run("models", out_dir=tmp_path, folder=str(tmp_path / "absent"))
 
 
 def test_fresh_memory_is_measured_in_another_process():

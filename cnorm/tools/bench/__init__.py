@@ -38,13 +38,14 @@ def run(kind="norms", *, out_dir="bench_out", json=False, **options):
     ----------
     kind : str
         "norms" for layer norms, "rnn" for recurrent steps, "training" for forward and backward passes of a recurrent
-        cell, "serving" for `cnorm serve` under load.
+        cell, "serving" for `cnorm serve` under load, "models" for the streaming models of a folder of ONNX files.
     out_dir : str or path-like
         Folder for `KIND.json` and, but for "training", `KIND.png`; created if it does not exist.
     json : bool
         Print the JSON document to standard output instead of the tables.
     **options
-        `sizes`, `seconds` and others of the function that measures: `norms`, `recurrent_steps`, `training`, `serving`.
+        `sizes`, `seconds` and others of the function that measures: `norms`, `recurrent_steps`, `training`,
+        `serving`, `models`.
 
     Returns
     -------

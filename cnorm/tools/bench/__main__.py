@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cnorm.files import write_whole
 from cnorm.tools.bench import report
+from cnorm.tools.bench.measure_models import models, models_picture, models_tables
 from cnorm.tools.bench.measure_norms import fresh, norms
 from cnorm.tools.bench.measure_serving import serving, serving_picture, serving_tables
 from cnorm.tools.bench.measure_steps import recurrent_steps
@@ -18,6 +19,7 @@ KINDS = {
     "norms": (norms, report.norms_tables, report.norms_picture),
     "rnn": (recurrent_steps, report.rnn_tables, report.rnn_picture),
     "serving": (serving, serving_tables, serving_picture),
+    "models": (models, models_tables, models_picture),
     "training": (training, training_tables, None),
 }
 

@@ -19,7 +19,7 @@ from cnorm.tools.contenders.operations import (
     trajectory,
 )
 
-__all__ = ["recurrent_steps", "rounded_contenders", "step_contenders"]
+__all__ = ["percentiles", "recurrent_steps", "rounded_contenders", "step_contenders"]
 
 FRAMES = 16  # of the free run whose error is given beside the time
 
@@ -69,7 +69,7 @@ def recurrent_steps(sizes=None, *, cells=CELLS, seconds=1.0, advance=lambda desc
             measured, _ = contenders.latencies(passed, [frames] * repeats, at_a_time=1, uncounted=2)
             shared = {"cell": cell, "input": inputs, "hidden": hidden}
             for label, t in measured.items():
-                records.append({**shared, "contender": label, "error": errors[label]} | _percentiles(t))
+                records.append({**shared, "contender": label, "error": errors[label]} | percentiles(t))
             limits.append(shared | _limit(model, "float32"))
             if any("int8" in runner.label for runner in passed):
                 limits[-1]["int8"] = _limit(model, "int8")
@@ -129,7 +129,8 @@ def call_overhead(*, seconds=0.5):
     return {"step": times["step"], "inside": times["process"] / len(many)}
 
 
-def _percentiles(times):
+def percentiles(times):
+    """The number of samples, p50, p99, p99.9 and the maximum of times."""
     row = {"samples": len(times)} | {f"p{q}": float(np.percentile(times, q)) for q in (50, 99, 99.9)}
     return row | {"max": float(times.max())}
 
