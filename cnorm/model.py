@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 
 import numpy as np
@@ -16,6 +16,7 @@ from cnorm.comparison import Comparison, compare
 from cnorm.files import write_whole
 from cnorm.layers import INPUT, Layer, chained, flat, named_outputs, shown, sizes_of, slices
 from cnorm.model_files import METADATA_KEY, configuration, identity, named_tensors
+from cnorm.modules import layers_of
 from cnorm.packed import from_bytes, outputs_of, packed_file, summary, unchanged_bytes
 from cnorm.rounded import WEIGHT_TYPES, rounded_layers, weight_type
 from cnorm.stream_state import set_states
@@ -31,9 +32,9 @@ class Model:
 
     Parameters
     ----------
-    layers : sequence of layers
-        Applied in order; each layer's input_size is the output_size of the one before. Layers can have a name, by which
-        `Add`, `Multiply`, `Slice` and `Concat` behind them read their outputs; ``"input"`` is the frame.
+    layers : sequence of layers, or a torch.nn.Sequential
+        Applied in order; each layer's input_size is the output_size of the one before. By a layer's name `Add` and
+        others read its outputs. Modules of torch.nn and pairs (name, module) are converted, see docs/cells.md.
     outputs : sequence of str
         Names of the layers whose outputs the model gives, one behind another; the last layer's if there is none.
 
@@ -62,8 +63,8 @@ class Model:
 
     unproven = False  # read from a file of another program, and not compared with it
 
-    def __init__(self, layers: Iterable[Layer], outputs: Sequence[str] = ()) -> None:
-        self._layers = layers = chained(layers)
+    def __init__(self, layers: object, outputs: Sequence[str] = ()) -> None:
+        self._layers = layers = chained(layers_of(layers))
         layers, self._outputs = named_outputs(layers, outputs)
         sizes = sizes_of(layers)
         self._input_size, self._output_size = sizes[0], sizes[-1]

@@ -1,0 +1,137 @@
+"""Layers of torch modules: what `cnorm.Model` makes of a torch.nn.Sequential, or of a list with modules in it.
+
+Nothing here imports torch: a module is known by its class, which must be torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from cnorm.checkpoints import from_torch
+from cnorm.folds import fold_batch_norm
+from cnorm.layers import KINDS, Activation, Layer, LayerNorm, Linear, with_name
+from cnorm.weights import as_array
+
+__all__ = ["layers_of"]
+
+IGNORED = {"Identity", "Dropout", "Dropout1d", "AlphaDropout", "FeatureAlphaDropout"}  # at inference they do nothing
+WIDEST_NORM = 256  # elements of a batch norm that has no product before it
+
+
+def layers_of(given: Any) -> Any:
+    """`given`, with layers in the place of modules and of pairs (name, module)."""
+    if _is_module(given):
+        given = [given]
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        return given
+    given = list(given)
+    if len(given) == 1 and _is_sequential(given[0]):
+        given = [child if key.isdigit() else (key, child) for key, child in given[0].named_children()]
+    if not any(_is_module(one) or isinstance(one, tuple) for one in given):
+        return given
+    layers: list[Any] = []
+    for i, one in enumerate(given):
+        name, one = _pair(f"layers[{i}]", one)
+        _append(layers, f"layers[{i}]", name, one)
+    return layers
+
+
+def _is_module(one: Any) -> bool:
+    return hasattr(one, "state_dict") and hasattr(one, "named_children")
+
+
+def _is_sequential(one: Any) -> bool:
+    return _is_module(one) and type(one).__name__ == "Sequential"
+
+
+def _pair(place: str, one: Any) -> tuple[str | None, Any]:
+    """The name and the module of an element, which may be a pair."""
+    if not isinstance(one, tuple):
+        return None, one
+    if len(one) != 2 or not isinstance(one[0], str):
+        raise TypeError(f"{place} must be a layer, a module or a pair (name, module), got {one!s:.200}")
+    return one
+
+
+def _append(layers: list, place: str, name: str | None, module: Any) -> None:
+    """Append a layer, or those of a module; the last one gets the name."""
+    if not _is_module(module):
+        if name is not None and getattr(module, "name", None) is not None:
+            raise ValueError(f"{place} has the name {module.name!r}, got {name!r} beside it")
+        layers.append(with_name(module, name) if isinstance(module, Layer) else module)
+        return
+    if _is_sequential(module):
+        before = list(layers)
+        for key, child in module.named_children():
+            _append(layers, f"{place}.{key}", None, child)
+        if layers != before:
+            with_name(layers[-1], name)
+        return
+    kind = type(module).__name__
+    own = type(module).__module__.startswith("torch.nn.modules.")
+    if own and kind in IGNORED:
+        return
+    if own and kind == "BatchNorm1d":
+        _append_batch_norm(layers, place, name, module)
+        return
+    try:
+        made = _MODULES[kind](module) if own and kind in _MODULES else [Activation(module)] if own else None
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}, {kind}: {error}") from None
+    if made is None:
+        raise ValueError(
+            f"{place} must be a module of torch.nn that has a layer, got {type(module).__qualname__}: what its forward "
+            "computes is not in its tensors. Give its parts in a list, cnorm.Model([module.rnn, module.head]), "
+            "or the layers themselves, cnorm.Linear(weight, bias); cnorm.Add and cnorm.Multiply read by name"
+        )
+    with_name(made[-1], name)
+    layers += made
+
+
+# ---------------------------------------------------------------------------------------------- kinds
+
+
+def _recurrent(module: Any) -> list[Layer]:
+    preset = "torch_relu" if getattr(module, "nonlinearity", "tanh") == "relu" else "torch"
+    return list(from_torch(module, preset, kind=type(module).__name__))
+
+
+def _cell(module: Any) -> list[Layer]:
+    """A cell has the tensors of a stack of one layer, without its number."""
+    tensors = {f"{name}_l0": tensor for name, tensor in module.state_dict().items()}
+    preset = "torch_relu" if getattr(module, "nonlinearity", "tanh") == "relu" else "torch"
+    kind = type(module).__name__.removesuffix("Cell")
+    return list(from_torch(tensors, preset, kind=kind, bias=module.bias))
+
+
+def _append_batch_norm(layers: list, place: str, name: str | None, module: Any) -> None:
+    """Fold a batch norm into the product before it, or make it a product of its own."""
+    if module.running_mean is None:
+        raise ValueError(f"{place}, BatchNorm1d must have running statistics, got none: a batch's are no layer")
+    arrays = [as_array(module.running_mean), as_array(module.running_var)]
+    arrays += [None if one is None else as_array(one) for one in (module.weight, module.bias)]
+    before = layers[-1] if layers else None
+    if isinstance(before, Linear) and before.name is None:
+        weight, bias = before.weights["weight"], before.weights.get("bias")
+        layers.pop()
+    elif len(arrays[0]) <= WIDEST_NORM:
+        weight, bias = np.eye(len(arrays[0]), dtype=np.float32), None
+    else:
+        raise ValueError(f"{place}, BatchNorm1d must stand behind a Linear without a name, to be folded into it")
+    weight, bias = fold_batch_norm(weight, bias, *arrays, eps=module.eps)
+    layers.append(Linear(weight, bias, name=name))
+
+
+_MODULES: Mapping[str, Callable[[Any], list[Layer]]] = MappingProxyType(
+    {
+        **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+        **dict.fromkeys(("LSTMCell", "GRUCell", "RNNCell"), _cell),
+        "Linear": lambda module: [Linear(module)],
+        "LayerNorm": lambda module: [LayerNorm(module)],
+        **{kind: lambda module, kind=kind: [KINDS[kind](module)] for kind in ("Conv1d", "Embedding") if kind in KINDS},
+    }
+)

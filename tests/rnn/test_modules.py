@@ -1,0 +1,147 @@
+"""`cnorm.Model` of torch modules: the outputs of torch, and refusals by name."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+import cnorm
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def normed(size):
+    norm = nn.BatchNorm1d(size).eval()
+    with torch.no_grad():
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+        norm.weight.normal_()
+        norm.bias.normal_()
+    return norm
+
+
+def through(modules, x):
+    """The outputs of modules in order for one sequence [frames, inputs]."""
+    with torch.no_grad():
+        for module in modules:
+            if isinstance(module, nn.RNNCellBase):
+                state, ys = None, []
+                for frame in x:
+                    state = module(frame[None], state)
+                    ys.append(state[0] if isinstance(state, tuple) else state)
+                x = torch.cat(ys)
+            else:
+                x = module.eval()(x)
+                x = x[0] if isinstance(x, tuple) else x
+    return x.numpy()
+
+
+def agrees(model, modules, inputs=5):
+    x = torch.randn(20, inputs)
+    assert model.check(x.numpy(), through(modules, x)).ok, model
+
+
+STACKS = {
+    "LSTM": lambda: [nn.LSTM(5, 8, num_layers=2, dropout=0.5), nn.Linear(8, 3), nn.Sigmoid()],
+    "GRU without biases": lambda: [nn.Linear(5, 6), nn.Tanh(), nn.GRU(6, 4, bias=False)],
+    "RNN of relu": lambda: [
+        nn.RNN(5, 8, nonlinearity="relu"),
+        nn.LayerNorm(8, eps=1e-3),
+        nn.Dropout(),
+        nn.Linear(8, 2),
+    ],
+    "LSTMCell": lambda: [nn.LSTMCell(5, 8), nn.Identity(), nn.Linear(8, 3, bias=False)],
+    "GRUCell": lambda: [nn.GRUCell(5, 8), nn.LayerNorm(8, elementwise_affine=False), nn.Linear(8, 3)],
+    "RNNCell": lambda: [nn.RNNCell(5, 8, nonlinearity="relu"), nn.Linear(8, 3)],
+    "batch norm behind a product": lambda: [
+        nn.Linear(5, 6, bias=False),
+        normed(6),
+        nn.ReLU(),
+        nn.Linear(6, 6),
+        normed(6),
+    ],
+    "batch norm first": lambda: [normed(5), nn.LSTM(5, 4)],
+    "projection": lambda: [nn.LSTM(5, 8, proj_size=3)],
+}
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.parametrize("stack", STACKS)
+def test_modules_compute_what_torch_does(stack):
+    modules = STACKS[stack]()
+    agrees(cnorm.Model(modules), modules)
+    if not any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in modules):
+        agrees(cnorm.Model(nn.Sequential(*modules)), modules)
+
+
+def test_a_single_module():
+    lstm = nn.LSTM(5, 4)
+    agrees(cnorm.Model(lstm), [lstm])
+
+
+def test_a_batch_norm_is_folded():
+    model = cnorm.Model([nn.Linear(5, 6), normed(6), nn.ReLU()])
+    assert [layer.kind for layer in model.layers] == ["Linear", "Activation"]
+    named = cnorm.Model([("first", nn.Linear(5, 6)), ("second", normed(6)), cnorm.Multiply("first")])
+    assert [(layer.kind, layer.name) for layer in named.layers] == [
+        ("Linear", "first"), ("Linear", "second"), ("Multiply", None),
+    ]  # fmt: skip
+
+
+def test_names_of_a_sequential_and_of_pairs():
+    network = nn.Sequential(OrderedDict(encoder=nn.Linear(5, 6), mask=nn.Sequential(nn.Linear(6, 6), nn.Sigmoid())))
+    model = cnorm.Model([*network.named_children(), cnorm.Multiply("encoder", name="y")], ("y", "mask"))
+    assert [layer.name for layer in model.layers] == ["encoder", None, "mask", "y"]
+    x = torch.randn(7, 5)
+    with torch.no_grad():
+        encoded = network.encoder(x)
+        mask = network.mask(encoded)
+    y = model.views(model.run(x.numpy()))
+    np.testing.assert_allclose(y["y"], encoded * mask, atol=1e-6)
+    np.testing.assert_allclose(y["mask"], mask, atol=1e-6)
+    assert [layer.name for layer in cnorm.Model(network).layers] == ["encoder", None, "mask"]
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(5, 4)
+
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "message"),
+    [
+        (
+            Network,
+            ValueError,
+            r"layers\[0\] must be a module of torch.nn .* got Network: what its forward",
+        ),
+        (lambda: nn.Sequential(nn.Linear(5, 5), Scaled(5, 5)), ValueError, r"layers\[1\] must be .* got Scaled"),
+        (lambda: [nn.Linear(5, 5), nn.MultiheadAttention(5, 1)], ValueError, r"layers\[1\], MultiheadAttention"),
+        (lambda: [nn.BatchNorm1d(5, track_running_stats=False)], ValueError, "must have running statistics"),
+        (lambda: [nn.BatchNorm1d(500)], ValueError, "must stand behind a Linear"),
+        (
+            lambda: [nn.LayerNorm((3, 4))],
+            ValueError,
+            r"\[0\], LayerNorm: the module must normalise one dimension",
+        ),
+        (lambda: [nn.Linear(5, 5), nn.Linear(4, 5)], ValueError, r"layers\[1\] must take the 5 outputs"),
+        (lambda: [("a", nn.Linear(5, 5), 3)], TypeError, r"a pair \(name, module\)"),
+        (lambda: [("a", cnorm.Activation("tanh", name="b")), nn.Linear(5, 5)], ValueError, "has the name 'b', got 'a'"),
+        (lambda: [nn.Linear(5, 5), "tanh"], TypeError, r"layers\[1\] must be a layer"),
+    ],
+)
+def test_what_has_no_layer_is_refused_by_name(made, error, message):
+    with pytest.raises(error, match=message):
+        cnorm.Model(made())
