@@ -22,7 +22,7 @@ nitpicky = True
 
 # The navigation; each file of the documents is in it.
 PAGES = {
-    "Start": ["docs/streaming", "docs/checking", "docs/service", "docs/training", "docs/when_not"],
+    "Start": ["docs/streaming", "docs/checking", "docs/service", "docs/models", "docs/training", "docs/when_not"],
     "Guides": ["docs/cells", "docs/norms", "docs/onnx", "docs/validator", "docs/embedding", "docs/serving"],
     "Contract": ["docs/numerics", "docs/platforms", "SECURITY", "CHANGELOG"],
     "Reference": [f"docs/reference/{name}" for name in ("norms", "networks", "torch", "sessions", "onnx", "c")],
