@@ -243,7 +243,7 @@ cdef class Network:
         cdef const layer_ops *ops = cnorm_layer_ops_of(layer.kind)
         cdef ptrdiff_t units, offset = self.state_floats
         cdef int k
-        if ops.state == NULL:
+        if cnorm_layer_state_floats(layer) == 0:
             return 0
         for k in range(LAYER_STATES):
             units = ops.state(layer, k)

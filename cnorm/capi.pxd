@@ -147,6 +147,8 @@ cdef extern from "cnorm_python.h" nogil:
         CNORM_LAYER_SCALE
         CNORM_LAYER_MULTIPLY
         CNORM_LAYER_CONCAT
+        CNORM_LAYER_CAUSAL_CONV
+        CNORM_LAYER_CONV
 
     ctypedef struct cnorm_elementwise:
         ptrdiff_t n
@@ -170,6 +172,15 @@ cdef extern from "cnorm_python.h" nogil:
         ptrdiff_t n
         const float *weight
 
+    ctypedef struct cnorm_conv:
+        cnorm_matrix weight
+        const float *kernel
+        const float *bias
+        ptrdiff_t channels, outputs, taps, dilation
+        int depthwise, reflect
+        ptrdiff_t positions, stride, before, after
+        ptrdiff_t inputs, results
+
     ctypedef union cnorm_layer_as:
         cnorm_linear linear
         cnorm_cell cell
@@ -179,6 +190,8 @@ cdef extern from "cnorm_python.h" nogil:
         cnorm_scale scale
         cnorm_addition multiply
         cnorm_concat concat
+        cnorm_conv causal_conv
+        cnorm_conv conv
 
     ctypedef struct cnorm_layer:
         cnorm_layer_kind kind
@@ -288,12 +301,18 @@ cdef extern from "cnorm_python.h" nogil:
         float *weight
     ctypedef struct cnorm_activation_gradient "struct cnorm_activation_gradient":
         float *slope
+    ctypedef struct cnorm_conv_gradient "struct cnorm_conv_gradient":
+        float *weight
+        float *kernel
+        float *bias
     ctypedef struct cnorm_gradient:
         cnorm_linear_gradient linear
         cnorm_cell_gradient cell
         cnorm_norm_gradient norm
         cnorm_scale_gradient scale
         cnorm_activation_gradient activation
+        cnorm_conv_gradient causal_conv
+        cnorm_conv_gradient conv
 
     ctypedef struct cnorm_sums:
         float *memory

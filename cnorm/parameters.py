@@ -16,7 +16,7 @@ def add_gradients(targets: list, gradients: Mapping[str, np.ndarray]) -> None:
     """Add the gradients of packed arrays, by name, to their targets; a target without a gradient is left as it is."""
     for view, name, gate in targets:
         if name in gradients:
-            view += gradients[name] if gate is None else gradients[name][gate]
+            view += (gradients[name] if gate is None else gradients[name][gate]).reshape(view.shape)
 
 
 class Parameters:
@@ -61,11 +61,10 @@ class Parameters:
         cell = 0
         for i, layer, _, targets in self.places:
             gradients = tape.gradients[i]
-            if layer.recurrent:
-                if initial:
-                    states = {f"{part}0": names.get(f"{part}{cell}") for part in "hc"}
-                    gradients = gradients | {k: tape.dstate[:, at].sum(0) for k, at in states.items() if at}
-                cell += 1
+            if layer.recurrent and initial:
+                states = {f"{part}0": names.get(f"{part}{cell}") for part in "hc"}
+                gradients = gradients | {k: tape.dstate[:, at].sum(0) for k, at in states.items() if at}
+            cell += layer.stateful
             add_gradients(targets, gradients)
 
     def load_into(self, tape: _core.Tape) -> None:

@@ -281,11 +281,11 @@ class _Export:
         module = builder(layer)
         states = module.states(layer)
         checked_eps(getattr(layer, "eps", None), f"model: eps of {layer!r}")
-        if self.options.native_ops and states:
+        if self.options.native_ops and layer.recurrent:
             if layer.rows:
                 raise ValueError(f"native_ops must be False for {layer!r}: its matrices are rounded")
             return native.build, states
-        return (self._call if states and self.functions is not None else module.build), states
+        return (self._call if layer.recurrent and self.functions is not None else module.build), states
 
     def _call(self, graph, layer, weights, x, states):
         """Append a call of the layer's local function, which is added unless an equal one exists."""

@@ -67,7 +67,7 @@ def _cell_clips(layers) -> dict[str, float]:
     clips, recurrent = {}, 0
     for layer in (leaf for one in layers for _, leaf in one.leaves("")):
         if builder(layer).states(layer):
-            if layer.spec.cell_clip is not None:
+            if layer.recurrent and layer.spec.cell_clip is not None:
                 clips[f"c{recurrent}"] = layer.spec.cell_clip
             recurrent += 1
     return clips

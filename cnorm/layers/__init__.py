@@ -20,6 +20,7 @@ from cnorm.layers.chain import (
     slices,
     with_outputs,
 )
+from cnorm.layers.conv import CausalConv1d, Conv1d
 from cnorm.layers.linear import Linear
 from cnorm.layers.norm import LayerNorm
 from cnorm.layers.residual import Residual
@@ -36,7 +37,9 @@ __all__ = [
     "Activation",
     "Add",
     "Bidirectional",
+    "CausalConv1d",
     "Concat",
+    "Conv1d",
     "Layer",
     "LayerNorm",
     "Linear",
@@ -67,6 +70,7 @@ __all__ = [
 KINDS = MappingProxyType(
     {one.kind: one for one in (
         LSTM, GRU, RNN, Linear, LayerNorm, Activation, Residual, Bidirectional, Scale, Add, Multiply, Slice, Concat,
+        CausalConv1d, Conv1d,
     )}
 )  # fmt: skip
 """Layers by the name that a model file has for them."""

@@ -28,6 +28,7 @@ class Layer:
     part: ClassVar[str]  # its kind in src/rnn/layers
     fields: ClassVar[Mapping[str, str]] = MappingProxyType({})  # tensors to fields of that kind
     recurrent: ClassVar[bool] = False  # whether it has an initial state among its weights
+    stateful: bool = False  # whether it has a state, so that its number counts in the names of states
     whole_sequence: ClassVar[bool] = False  # whether it needs the end of a sequence, so that it has no streams
     continues: ClassVar[bool] = True  # whether it reads the layer before it
     reads: tuple[str, ...] = ()  # the names that it reads

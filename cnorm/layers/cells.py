@@ -23,7 +23,7 @@ class Cell(Layer):
     """A recurrent layer: a spec, its eps, the tensors that a checkpoint has for one layer, and their arrays."""
 
     part = "cell"
-    recurrent = True
+    recurrent = stateful = True
 
     def __init__(
         self,

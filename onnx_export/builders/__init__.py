@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from onnx_export.builders import elementwise, gru, linear, lstm, native, rnn, scale, taps
+from onnx_export.builders import conv, elementwise, gru, linear, lstm, native, rnn, scale, taps
 
 __all__ = ["builder", "native"]
 
 _BUILDERS = {
     "Activation": elementwise,
     "Add": taps,
+    "CausalConv1d": conv,
     "Concat": taps,
+    "Conv1d": conv,
     "GRU": gru,
     "LSTM": lstm,
     "LayerNorm": elementwise,

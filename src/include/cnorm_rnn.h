@@ -77,6 +77,22 @@ typedef struct cnorm_scale {
     const float *weight;
 } cnorm_scale;
 
+/* A convolution. The window of an output is [taps, channels], the oldest or leftmost tap first; the output is the
+ * product of `weight` [outputs, taps * channels] with it plus bias, or, if depthwise, the sum over the taps of `kernel`
+ * times the window, for each channel by itself (outputs = channels).
+ *   CNORM_LAYER_CAUSAL_CONV: over time, the taps `dilation` frames apart, the last is the frame [channels] itself. Its
+ *       state is the last (taps - 1) * dilation frames, the oldest first. Members from `positions` on are not read.
+ *   CNORM_LAYER_CONV: in a frame [channels, positions], with `before` and `after` positions of zeros, or of the frame
+ *       mirrored at its ends, around it, every `stride` positions: [outputs, results / outputs]. */
+typedef struct cnorm_conv {
+    cnorm_matrix weight;                         /* gates = 1, group = 0; panels NULL if depthwise */
+    const float *kernel, *bias;                  /* [taps, padded channels], depthwise only; [outputs] or NULL */
+    ptrdiff_t channels, outputs, taps, dilation; /* at least 1 */
+    int depthwise, reflect;
+    ptrdiff_t positions, stride, before, after;
+    ptrdiff_t inputs, results; /* channels * positions; outputs times the number of places of the kernel */
+} cnorm_conv;
+
 /* A function of each element, s = sigmoid; alpha and beta of cnorm_elementwise. Cells take the first three. */
 typedef enum cnorm_activation {
     CNORM_ACTIVATION_TANH,
@@ -154,6 +170,8 @@ typedef enum cnorm_layer_kind {
     CNORM_LAYER_SCALE,
     CNORM_LAYER_MULTIPLY, /* y = x times the input of the layer `back` >= 1 places before this one, n elements */
     CNORM_LAYER_CONCAT,
+    CNORM_LAYER_CAUSAL_CONV, /* both: cnorm_conv */
+    CNORM_LAYER_CONV,
 } cnorm_layer_kind;
 
 typedef struct cnorm_elementwise {
@@ -192,6 +210,7 @@ typedef struct cnorm_layer {
         cnorm_scale scale;
         cnorm_addition multiply;
         cnorm_concat concat;
+        cnorm_conv causal_conv, conv;
     } as;
 } cnorm_layer;
 

@@ -91,6 +91,10 @@ typedef struct cnorm_gradient {
     struct cnorm_activation_gradient {
         float *slope; /* [n], CNORM_ACTIVATION_PRELU only */
     } activation;
+    struct cnorm_conv_gradient {
+        float *weight;        /* [outputs, taps * channels] */
+        float *kernel, *bias; /* [taps, padded channels], [outputs] */
+    } causal_conv, conv;
 } cnorm_gradient;
 
 /* The gradients of one cell over several tapes, for steps that are computed in separate calls: each backward pass gets

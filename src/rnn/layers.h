@@ -134,9 +134,9 @@ typedef struct layer_ops {
 #pragma GCC visibility push(hidden)
 
 extern const layer_ops cnorm_linear_ops, cnorm_cell_ops, cnorm_norm_ops, cnorm_activation_ops, cnorm_residual_ops,
-    cnorm_scale_ops, cnorm_multiply_ops, cnorm_concat_ops;
+    cnorm_scale_ops, cnorm_multiply_ops, cnorm_concat_ops, cnorm_causal_conv_ops, cnorm_conv_ops;
 
-enum { LAYER_KINDS = CNORM_LAYER_CONCAT + 1 };
+enum { LAYER_KINDS = CNORM_LAYER_CONV + 1 };
 extern const layer_ops *const cnorm_layer_kinds[LAYER_KINDS];
 
 /* layers.c: sizes of a layer of a known kind, from its table */

@@ -14,6 +14,7 @@ MORE_PARAMETERS = {
     ("cnorm/_batch_norm.pxi", "batch_norm"): "public: options by keyword, with defaults",
     ("cnorm/_layer_norm.pxi", "add_layer_norm"): "public: as above",
     ("cnorm/analysis.py", "fisher_glm"): "public: as above",
+    ("cnorm/layers/conv.py", "__init__"): "public: the options of torch.nn.Conv1d by keyword",
     (
         "onnx_export/builders/channel_norms.py",
         "batch_norm",

@@ -1,0 +1,311 @@
+"""Convolutions over time and inside a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+
+from cnorm.layers.base import Layer, weight_and_bias, with_name, with_rows
+from cnorm.rounded import Matrix, Rows
+from cnorm.tensors import Tensor
+from cnorm.weights import checked
+
+TENSORS = Tensor("weight", ("O", "I", "K")), Tensor("bias", ("O",), optional=True)
+
+
+class Conv(Layer):
+    """What both convolutions have: weight [outputs, channels / groups, taps] and bias."""
+
+    def _take(self, weight: Any, bias: Any, dilation: int, groups: int) -> None:
+        given = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        self.weights, sizes = checked(given, TENSORS, self.kind)
+        self.absent_biases = ("bias",) if bias is None else ()
+        self.dilation, self.groups = _at_least(1, dilation, "dilation"), _at_least(1, groups, "groups")
+        self.out_channels, self.taps, self.channels = sizes["O"], sizes["K"], sizes["I"] * self.groups
+        if self.out_channels % self.groups:
+            raise ValueError(f"groups must divide the {self.out_channels} outputs, got {groups}")
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether each channel is filtered by itself."""
+        return self.groups == self.channels == self.out_channels > 1
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        return {"weight": "kernel" if self.depthwise else "weight", "bias": "bias"}
+
+    def _matrix(self, weight: np.ndarray) -> np.ndarray:
+        """A weight as the matrix [outputs, taps * channels] of windows [taps, channels], zeros between groups."""
+        whole = np.zeros((self.out_channels, self.taps, self.channels), np.float32)
+        for rows, channels in self._parts():
+            whole[rows, :, channels] = weight[rows].transpose(0, 2, 1)
+        return whole.reshape(self.out_channels, -1)
+
+    def _parts(self) -> list[tuple[slice, slice]]:
+        """The outputs and the channels of each group."""
+        o, c = self.out_channels // self.groups, self.channels // self.groups
+        return [(slice(g * o, (g + 1) * o), slice(g * c, (g + 1) * c)) for g in range(self.groups)]
+
+    def packed(self, weights: Mapping[str, np.ndarray] | None = None) -> dict:
+        weights = self.weights if weights is None else weights
+        own = {"bias": weights["bias"]} if "bias" in weights else {}
+        if self.depthwise:
+            return own | {"kernel": np.ascontiguousarray(weights["weight"][:, 0].T)}
+        return own | {"weight": self._matrix(weights["weight"])}
+
+    def gradient_targets(self, into: Mapping[str, np.ndarray]) -> list[tuple[np.ndarray, str, Any]]:
+        own = [(into["bias"], "bias", None)] if "bias" in into else []
+        if self.depthwise:
+            return [(into["weight"].transpose(2, 1, 0), "kernel", None), *own]
+        columns = np.arange(self.taps * self.channels).reshape(self.taps, self.channels)
+        found = []
+        for rows, channels in self._parts():
+            at = (0, np.arange(self.out_channels)[rows, None], columns[:, channels].reshape(1, -1))
+            found.append((into["weight"][rows].transpose(0, 2, 1), "weight", at))
+        return [*found, *own]
+
+    def matrices(self) -> dict[str, Matrix]:
+        return {} if self.depthwise else {"weight": Matrix(self._matrix(self.weights["weight"]))}
+
+    @classmethod
+    def filled(cls, entry: dict, rows: Mapping[str, Rows], others: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        taps, groups = entry.get("taps"), entry.get("groups")
+        if rows.keys() != {"weight"} or "weight" in others:
+            raise ValueError(f"the matrix of a rounded {cls.kind} must be rows.weight, got {sorted(rows)}")
+        values = rows["weight"].values()
+        if not all(type(n) is int and n > 0 for n in (taps, groups)) or values.shape[1] % (taps * groups):
+            raise ValueError(
+                f"taps and groups of {cls.kind} must divide {values.shape[1]}, got {taps!r} and {groups!r}"
+            )
+        if values.shape[0] % groups:
+            raise ValueError(f"groups of {cls.kind} must divide {values.shape[0]}, got {groups}")
+        return others | {"weight": _tensor(values, taps, groups)}
+
+    def with_rows(self, rows: Mapping[str, Rows]) -> Layer:
+        weight = _tensor(rows["weight"].values(), self.taps, self.groups)
+        return _made(type(self), self._given() | {"weight": weight}, rows)
+
+    def _given(self) -> dict:
+        """The arguments that make it again."""
+        return {"weight": self.weights["weight"], "bias": self.weights.get("bias")} | self._numbers()
+
+    def _numbers(self) -> dict:
+        return {"dilation": self.dilation, "groups": self.groups}
+
+    def __reduce__(self):
+        return _made, (type(self), self._given(), dict(self.rows))
+
+    def entry(self) -> dict:
+        return {"taps": self.taps} | self._numbers()
+
+    @classmethod
+    def from_entry(cls, entry: dict, weights: Mapping[str, np.ndarray], read: Callable) -> Layer | None:
+        given = dict(entry)
+        taps = given.pop("taps", None)
+        if given.keys() != cls.numbers:
+            return None
+        layer = cls(**weight_and_bias(cls.kind, weights), **given)
+        if layer.taps != taps:
+            raise ValueError(f"the weight of {cls.kind} must have {taps!r} taps, got {layer.taps}")
+        return layer
+
+
+class CausalConv1d(Conv):
+    """A convolution over time: y = bias + the sum over the taps k of weight[:, :, k] x[t - (taps - 1 - k) dilation].
+
+    Its state, f0, f1, ..., is the last (taps - 1) dilation frames, the oldest first; zeros at the start.
+
+    Parameters
+    ----------
+    weight : ndarray, shape (output_size, input_size / groups, taps), float32 (float16 and bfloat16 are widened)
+        Or a torch.nn.Conv1d without padding, whose bias, dilation and groups are then taken too.
+    bias : ndarray, shape (output_size,), optional
+    dilation : int, default 1
+        Frames from one tap to the next.
+    groups : int, default 1
+        Of channels, each filtered by itself; as many as there are channels: depthwise.
+    name : str, optional
+        As of `Add`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `LSTM`; for a module with stride or padding.
+    """
+
+    kind = "CausalConv1d"
+    part = "causal_conv"
+    numbers = frozenset({"dilation", "groups"})
+
+    def __init__(
+        self, weight: Any, bias: Any = None, *, dilation: int = 1, groups: int = 1, name: str | None = None
+    ) -> None:
+        if hasattr(weight, "in_channels"):
+            module = _module(weight, bias)
+            if module.stride != (1,) or module.padding not in (
+                (0,),
+                ((module.kernel_size[0] - 1) * module.dilation[0],),
+            ):
+                raise ValueError(f"the module must have stride 1, and no padding but (taps - 1) dilation, got {module}")
+            weight, bias, dilation, groups = module.weight, module.bias, module.dilation[0], module.groups
+        self._take(weight, bias, dilation, groups)
+        self.input_size, self.output_size = self.channels, self.out_channels
+        self.stateful = self.taps > 1
+        with_name(self, name)
+
+    def __repr__(self):
+        more = "".join(f", {k}={v}" for k, v in self._numbers().items() if v != 1)
+        return f"CausalConv1d({self.input_size} -> {self.output_size}, {self.taps} taps{more})"
+
+    @property
+    def history(self) -> int:
+        """The frames that its state has."""
+        return (self.taps - 1) * self.dilation
+
+    def options(self, size: int) -> dict[str, float]:
+        return {
+            "channels": self.channels,
+            "outputs": self.out_channels,
+            "taps": self.taps,
+            "dilation": self.dilation,
+            "depthwise": self.depthwise,
+        }
+
+
+class Conv1d(Conv):
+    """A convolution inside a frame of [channels, positions], flattened; its outputs are [outputs, places], flattened.
+
+    Parameters
+    ----------
+    weight : ndarray, shape (outputs, channels / groups, taps), float32 (float16 and bfloat16 are widened)
+        Or a torch.nn.Conv1d, whose bias and options are then taken too.
+    bias : ndarray, shape (outputs,), optional
+    positions : int
+        Of the frame, for each channel.
+    stride, dilation, groups : int, default 1
+    padding : int or (int, int), default 0
+        Positions around the frame, before and after it.
+    padding_mode : {"zeros", "reflect"}
+        What they hold.
+    name : str, optional
+        As of `Add`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `LSTM`; for a kernel that reaches over more than the padded frame.
+    """
+
+    kind = "Conv1d"
+    part = "conv"
+    numbers = frozenset({"dilation", "groups", "positions", "stride", "padding", "padding_mode"})
+
+    def __init__(
+        self,
+        weight: Any,
+        bias: Any = None,
+        *,
+        positions: int,
+        stride: int = 1,
+        padding: Any = 0,
+        dilation: int = 1,
+        groups: int = 1,
+        padding_mode: str = "zeros",
+        name: str | None = None,
+    ) -> None:
+        if hasattr(weight, "in_channels"):
+            module = _module(weight, bias)
+            if not isinstance(module.padding, tuple):
+                raise ValueError(f"the module's padding must be a number, got {module.padding!r}")
+            weight, bias, dilation, groups = module.weight, module.bias, module.dilation[0], module.groups
+            stride, padding, padding_mode = module.stride[0], module.padding[0], module.padding_mode
+        self._take(weight, bias, dilation, groups)
+        self.positions, self.stride = _at_least(1, positions, "positions"), _at_least(1, stride, "stride")
+        padding = (padding, padding) if isinstance(padding, Integral) else padding
+        if not isinstance(padding, (tuple, list)) or len(padding) != 2:
+            raise TypeError(f"padding must be a number or two, got {padding!r}")
+        self.padding = tuple(_at_least(0, one, "padding") for one in padding)
+        if padding_mode not in ("zeros", "reflect"):
+            raise ValueError(f"padding_mode must be 'zeros' or 'reflect', got {padding_mode!r}")
+        self.padding_mode = padding_mode
+        if padding_mode == "reflect" and max(self.padding) >= self.positions:
+            raise ValueError(
+                f"padding must be below the {positions} positions to reflect them, got {max(self.padding)}"
+            )
+        reach = (self.taps - 1) * self.dilation + 1
+        self.places = (sum(self.padding) + self.positions - reach) // self.stride + 1
+        if self.places < 1:
+            raise ValueError(
+                f"positions and padding must be at least the {reach} that the kernel reaches over, got "
+                f"{self.positions} and {sum(self.padding)}"
+            )
+        self.input_size, self.output_size = self.channels * self.positions, self.out_channels * self.places
+        with_name(self, name)
+
+    def __repr__(self):
+        shapes = f"{self.channels}x{self.positions} -> {self.out_channels}x{self.places}"
+        more = [
+            f"{k}={v}"
+            for k, v in (("stride", self.stride), ("dilation", self.dilation), ("groups", self.groups))
+            if v > 1
+        ]
+        return f"Conv1d({', '.join([shapes, f'{self.taps} taps', *more])})"
+
+    def _numbers(self) -> dict:
+        more = {"positions": self.positions, "stride": self.stride, "padding": list(self.padding)}
+        return super()._numbers() | more | {"padding_mode": self.padding_mode}
+
+    def options(self, size: int) -> dict[str, float]:
+        return {
+            "channels": self.channels,
+            "outputs": self.out_channels,
+            "taps": self.taps,
+            "dilation": self.dilation,
+            "depthwise": self.depthwise,
+            "reflect": self.padding_mode == "reflect",
+            "positions": self.positions,
+            "stride": self.stride,
+            "before": self.padding[0],
+            "after": self.padding[1],
+            "inputs": self.input_size,
+            "results": self.output_size,
+        }
+
+    def window_positions(self) -> np.ndarray:
+        """The position [places, taps] in the frame under each tap at each place; -1 for a zero."""
+        at = np.arange(self.places)[:, None] * self.stride + np.arange(self.taps) * self.dilation - self.padding[0]
+        last = self.positions - 1
+        if self.padding_mode == "reflect":
+            return np.where(at < 0, -at, np.where(at > last, 2 * last - at, at))
+        return np.where((at < 0) | (at > last), -1, at)
+
+
+def _made(kind, given, rows):
+    return with_rows(kind(**given), rows)
+
+
+def _tensor(values: np.ndarray, taps: int, groups: int) -> np.ndarray:
+    """A weight [outputs, channels / groups, taps] from the matrix of windows."""
+    whole = values.reshape(len(values), taps, -1).transpose(0, 2, 1)
+    o, c = len(values) // groups, whole.shape[1] // groups
+    return np.concatenate([whole[g * o : (g + 1) * o, g * c : (g + 1) * c] for g in range(groups)])
+
+
+def _at_least(least: int, value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if not least <= value < 1 << 28:
+        raise ValueError(f"{name} must be at least {least} and below 2^28, got {value}")
+    return int(value)
+
+
+def _module(module, bias):
+    """A torch.nn.Conv1d, checked."""
+    if bias is not None:
+        raise TypeError("bias must not be given beside a module, which brings its own")
+    if len(module.kernel_size) != 1 or getattr(module, "transposed", False):
+        raise ValueError(f"the module must be a torch.nn.Conv1d, got {type(module).__name__}")
+    return module

@@ -1,0 +1,227 @@
+/* CNORM_LAYER_CAUSAL_CONV: a convolution over time, y_t = bias + sum of W_k x_(t - (taps - 1 - k) dilation).
+ * Windows are gathered from the state and the frames, and multiplied as the rows of a linear layer, so that a step,
+ * many steps and many streams have the same bits. On the tape a row is x, then its window. */
+#include <string.h>
+
+#include "windows.h"
+
+enum { MOST_STATE = 1 << 24 /* floats */ };
+
+static vector_shape causal_kernel(const cnorm_layer *layer) { return cnorm_windows_kernel(&layer->as.causal_conv); }
+static vector_shape causal_bias(const cnorm_layer *layer)
+{
+    const ptrdiff_t units = layer->as.causal_conv.outputs;
+    return (vector_shape){0, units, units};
+}
+
+static const layer_option causal_options[] = {
+    LAYER_OPTION(causal_conv, channels, OPTION_SIZE), LAYER_OPTION(causal_conv, outputs, OPTION_SIZE),
+    LAYER_OPTION(causal_conv, taps, OPTION_SIZE),     LAYER_OPTION(causal_conv, dilation, OPTION_SIZE),
+    LAYER_OPTION(causal_conv, depthwise, OPTION_INT), {0},
+};
+static const layer_field causal_fields[] = {
+    LAYER_FIELD(causal_conv, weight, NULL),
+    LAYER_FIELD(causal_conv, kernel, causal_kernel),
+    LAYER_FIELD(causal_conv, bias, causal_bias),
+    {0},
+};
+
+static const char *causal_check(const cnorm_layer *layer)
+{
+    const cnorm_conv *conv = &layer->as.causal_conv;
+    const char *found = cnorm_windows_check(conv);
+    if (found) return found;
+    const ptrdiff_t before = conv->taps - 1; /* conv->taps * conv->channels is in range */
+    return before > 0 && conv->dilation > MOST_STATE / (before * conv->channels) ? "dilation" : NULL;
+}
+
+static ptrdiff_t history(const cnorm_conv *conv) { return (conv->taps - 1) * conv->dilation; }
+
+static ptrdiff_t causal_state(const cnorm_layer *layer, int k)
+{
+    return k == 0 ? history(&layer->as.causal_conv) * layer->as.causal_conv.channels : 0;
+}
+
+/* The windows of n frames x of one stream [n, window_floats, apart by `stride`], whose state is not changed. */
+static void gather(const cnorm_conv *conv, const float *state, ptrdiff_t n, const_rows x, float *windows,
+                   ptrdiff_t stride)
+{
+    const ptrdiff_t before = history(conv), channels = conv->channels;
+    for (ptrdiff_t s = 0; s < n; ++s)
+        for (ptrdiff_t t = 0; t < conv->taps; ++t) {
+            const ptrdiff_t frame = s + t * conv->dilation; /* of the state, then of x */
+            const float *from = frame < before ? state + frame * channels : x.at + (frame - before) * x.stride;
+            memcpy(windows + s * stride + t * channels, from, (size_t)channels * sizeof *windows);
+        }
+}
+
+/* appends n frames to the state and drops the oldest */
+static void append(const cnorm_conv *conv, float *state, ptrdiff_t n, const_rows x)
+{
+    const ptrdiff_t before = history(conv), channels = conv->channels, taken = n < before ? n : before;
+    if (taken == 0) return;
+    memmove(state, state + taken * channels, (size_t)((before - taken) * channels) * sizeof *state);
+    for (ptrdiff_t s = 0; s < taken; ++s)
+        memcpy(state + (before - taken + s) * channels, x.at + (n - taken + s) * x.stride,
+               (size_t)channels * sizeof *state);
+}
+
+enum { TOGETHER = 8 }; /* rows whose windows are gathered before they are multiplied, if no matrix is read for all */
+
+static ptrdiff_t rows_of(const cnorm_conv *conv, ptrdiff_t rows)
+{
+    const ptrdiff_t most = conv->depthwise ? TOGETHER : CNORM_ROWS;
+    return rows < most ? rows : most;
+}
+
+static ptrdiff_t padded_window(const cnorm_conv *conv) { return padded_units(window_floats(conv)); }
+
+static ptrdiff_t causal_scratch(const cnorm_layer *layer, ptrdiff_t rows)
+{
+    const cnorm_conv *conv = &layer->as.causal_conv;
+    const ptrdiff_t together = rows_of(conv, rows);
+    return together * padded_window(conv) + cnorm_windows_scratch(conv, together);
+}
+
+static void causal_run(const layer_run *call)
+{
+    const cnorm_conv *conv = &call->layer->as.causal_conv;
+    const ptrdiff_t floats = padded_window(conv), most = rows_of(conv, call->n);
+    float *windows = call->scratch, *scratch = windows + most * floats;
+    for (ptrdiff_t s = 0, n; s < call->n; s += n) {
+        n = call->n - s < most ? call->n - s : most;
+        const const_rows x = {call->x.at + s * call->x.stride, call->x.stride};
+        const ptrdiff_t of_stream = call->steps ? n : 1;
+        for (ptrdiff_t i = 0; i < n; i += of_stream) {
+            float *state = history(conv) > 0 ? call->states[call->steps ? 0 : s + i] + call->offset : NULL;
+            const const_rows own = {x.at + i * x.stride, x.stride};
+            gather(conv, state, of_stream, own, windows + i * floats, floats);
+            append(conv, state, of_stream, own);
+        }
+        cnorm_windows_run(call->kernels, conv, n, (const_rows){windows, floats},
+                          (float_rows){call->y.at + s * call->y.stride, call->y.stride}, scratch);
+    }
+}
+
+/* ---- the tape ------------------------------------------------------------------------------------------------- */
+
+static ptrdiff_t causal_tape_row(const cnorm_layer *layer)
+{
+    const cnorm_conv *conv = &layer->as.causal_conv;
+    return padded_units(conv->channels) + padded_window(conv);
+}
+
+static void causal_record(const layer_record *call)
+{
+    const cnorm_conv *conv = &call->layer->as.causal_conv;
+    const ptrdiff_t row = call->tape.row, rows = call->steps * call->batch, x = padded_units(conv->channels);
+    for (ptrdiff_t s = 0; s < rows; ++s) {
+        float *at = call->tape.at + s * row, *state = call->state + s % call->batch * call->state_stride;
+        gather(conv, state, 1, (const_rows){at, row}, at + x, 0);
+        append(conv, state, 1, (const_rows){at, row});
+    }
+    const ptrdiff_t most = rows_of(conv, rows);
+    for (ptrdiff_t s = 0; s < rows; s += most)
+        cnorm_windows_run(call->kernels, conv, rows - s < most ? rows - s : most,
+                          (const_rows){call->tape.at + s * row + x, row},
+                          (float_rows){call->y.at + s * call->y.stride, call->y.stride}, call->scratch);
+}
+
+static int causal_trains(const cnorm_layer *layer)
+{
+    const cnorm_conv *conv = &layer->as.causal_conv;
+    return conv->depthwise || conv->weight.type == CNORM_WEIGHT_F32;
+}
+
+/* The scratch of the backward pass. With memory NULL only its size. */
+typedef struct causal_backward_scratch {
+    float *frames;  /* [history + steps, channels]: the gradients of the frames of one stream */
+    float *windows; /* [CNORM_ROWS, window_floats]: those of windows */
+    float *rest;    /* of windows.c, whose functions are called in turn */
+    ptrdiff_t floats;
+} causal_backward_scratch;
+
+static causal_backward_scratch causal_backward_scratch_of(const cnorm_conv *conv, ptrdiff_t steps, float *memory)
+{
+    const ptrdiff_t item = (ptrdiff_t)sizeof(float);
+    layout l = {(char *)memory, 0};
+    causal_backward_scratch s;
+    s.frames = layout_take(&l, padded_units((history(conv) + steps) * conv->channels) * item);
+    s.windows = layout_take(&l, padded_units(CNORM_ROWS * window_floats(conv)) * item);
+    s.rest = layout_take(&l, larger(cnorm_window_gradient_floats(conv), cnorm_windows_inputs_floats(conv)) * item);
+    s.floats = l.used / item;
+    return s;
+}
+
+static ptrdiff_t causal_backward_floats(const cnorm_layer *layer, ptrdiff_t rows)
+{
+    return causal_backward_scratch_of(&layer->as.causal_conv, rows, NULL).floats;
+}
+
+static void weights_backward(const layer_backward *call, float *scratch)
+{
+    const cnorm_conv *conv = &call->layer->as.causal_conv;
+    const ptrdiff_t rows = call->steps * call->batch, x = padded_units(conv->channels);
+    const float *dz[OUTER_ROWS], *windows[OUTER_ROWS];
+    window_gradient gradient = cnorm_window_gradient_start(call->kernels, conv, &call->gradient->causal_conv, scratch);
+    for (ptrdiff_t s = 0, n; s < rows; s += n) {
+        n = rows - s < OUTER_ROWS ? rows - s : OUTER_ROWS;
+        for (ptrdiff_t i = 0; i < n; ++i) {
+            dz[i] = call->dy.at + (s + i) * call->dy.stride;
+            windows[i] = call->tape.at + (s + i) * call->tape.row + x;
+        }
+        cnorm_window_gradient_add(&gradient, n, dz, windows);
+    }
+    cnorm_window_gradient_end(&gradient);
+}
+
+/* The gradients of the frames of stream b, from its last step to the first: those of its state after the steps, plus
+ * those of each window that has the frame. */
+static void frames_backward(const layer_backward *call, ptrdiff_t b, causal_backward_scratch scratch)
+{
+    const cnorm_conv *conv = &call->layer->as.causal_conv;
+    const ptrdiff_t channels = conv->channels, before = history(conv) * channels, floats = window_floats(conv);
+    float *dstate = before > 0 ? call->dstate + b * call->dstate_stride : NULL;
+    memset(scratch.frames, 0, (size_t)(before + call->steps * channels) * sizeof *scratch.frames);
+    if (before > 0) memcpy(scratch.frames + call->steps * channels, dstate, (size_t)before * sizeof *dstate);
+    for (ptrdiff_t end = call->steps, n; end > 0; end -= n) {
+        n = end < CNORM_ROWS ? end : CNORM_ROWS;
+        const const_rows dz = {call->dy.at + ((end - n) * call->batch + b) * call->dy.stride,
+                               call->batch * call->dy.stride};
+        cnorm_windows_inputs_backward(call->kernels, conv, n, dz, scratch.windows, scratch.rest);
+        for (ptrdiff_t s = n - 1; s >= 0; --s)
+            for (ptrdiff_t t = 0; t < conv->taps; ++t)
+                call->kernels->add_f32(channels, scratch.frames + (end - n + s + t * conv->dilation) * channels,
+                                       scratch.windows + s * floats + t * channels);
+    }
+    if (before > 0) memcpy(dstate, scratch.frames, (size_t)before * sizeof *dstate);
+    for (ptrdiff_t s = 0; call->dx.at && s < call->steps; ++s)
+        memcpy(call->dx.at + (s * call->batch + b) * call->dx.stride, scratch.frames + before + s * channels,
+               (size_t)channels * sizeof *dstate);
+}
+
+static void causal_backward(const layer_backward *call)
+{
+    const cnorm_conv *conv = &call->layer->as.causal_conv;
+    const causal_backward_scratch scratch = causal_backward_scratch_of(conv, call->steps, call->scratch);
+    weights_backward(call, scratch.rest);
+    for (ptrdiff_t b = 0; b < call->batch; ++b) frames_backward(call, b, scratch);
+}
+
+const layer_ops cnorm_causal_conv_ops = {
+    .name = "causal_conv",
+    .options = causal_options,
+    .fields = causal_fields,
+    .inputs = LAYER_SIZE(causal_conv, channels),
+    .outputs = LAYER_SIZE(causal_conv, outputs),
+    .check = causal_check,
+    .state = causal_state,
+    .state_names = {"f"},
+    .scratch = causal_scratch,
+    .run = causal_run,
+    .tape_row = causal_tape_row,
+    .trains = causal_trains,
+    .record = causal_record,
+    .backward_floats = causal_backward_floats,
+    .backward = causal_backward,
+};

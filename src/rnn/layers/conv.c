@@ -1,0 +1,227 @@
+/* CNORM_LAYER_CONV: a convolution inside a frame [channels, positions]. The windows of all places of the kernel are the
+ * rows of one product, whose results are then turned to [outputs, places]. */
+#include <string.h>
+
+#include "windows.h"
+
+static vector_shape conv_kernel(const cnorm_layer *layer) { return cnorm_windows_kernel(&layer->as.conv); }
+static vector_shape conv_bias(const cnorm_layer *layer)
+{
+    return (vector_shape){0, layer->as.conv.outputs, layer->as.conv.outputs};
+}
+
+static const layer_option conv_options[] = {
+    LAYER_OPTION(conv, channels, OPTION_SIZE),
+    LAYER_OPTION(conv, outputs, OPTION_SIZE),
+    LAYER_OPTION(conv, taps, OPTION_SIZE),
+    LAYER_OPTION(conv, dilation, OPTION_SIZE),
+    LAYER_OPTION(conv, depthwise, OPTION_INT),
+    LAYER_OPTION(conv, reflect, OPTION_INT),
+    LAYER_OPTION(conv, positions, OPTION_SIZE),
+    LAYER_OPTION(conv, stride, OPTION_SIZE),
+    LAYER_OPTION(conv, before, OPTION_SIZE),
+    LAYER_OPTION(conv, after, OPTION_SIZE),
+    LAYER_OPTION(conv, inputs, OPTION_SIZE),
+    LAYER_OPTION(conv, results, OPTION_SIZE),
+    {0},
+};
+static const layer_field conv_fields[] = {
+    LAYER_FIELD(conv, weight, NULL),
+    LAYER_FIELD(conv, kernel, conv_kernel),
+    LAYER_FIELD(conv, bias, conv_bias),
+    {0},
+};
+
+/* the places of the kernel */
+static ptrdiff_t places(const cnorm_conv *conv)
+{
+    const ptrdiff_t reach = (conv->taps - 1) * conv->dilation + 1, all = conv->before + conv->positions + conv->after;
+    return all < reach ? 0 : (all - reach) / conv->stride + 1;
+}
+
+static const char *conv_check(const cnorm_layer *layer)
+{
+    const cnorm_conv *conv = &layer->as.conv;
+    const ptrdiff_t most = (ptrdiff_t)1 << 28;
+    const char *found = cnorm_windows_check(conv);
+    if (found) return found;
+    if (!between(conv->reflect, 1)) return "reflect";
+    if (conv->positions < 1 || conv->positions > most / conv->channels) return "positions";
+    if (conv->stride < 1 || conv->stride > most) return "stride";
+    const ptrdiff_t widest = conv->reflect ? conv->positions - 1 : most;
+    if (conv->before < 0 || conv->before > widest) return "before";
+    if (conv->after < 0 || conv->after > widest) return "after";
+    if (conv->inputs != conv->channels * conv->positions) return "inputs";
+    const ptrdiff_t count = places(conv);
+    if (count < 1 || count > most / conv->outputs) return "taps";
+    return conv->results == conv->outputs * count ? NULL : "results";
+}
+
+/* The position in the frame under tap t at place p; -1 for a zero. */
+static ptrdiff_t position(const cnorm_conv *conv, ptrdiff_t p, ptrdiff_t t)
+{
+    const ptrdiff_t at = p * conv->stride + t * conv->dilation - conv->before, last = conv->positions - 1;
+    if (at >= 0 && at <= last) return at;
+    if (!conv->reflect) return -1;
+    return at < 0 ? -at : 2 * last - at;
+}
+
+/* the window [taps, channels] of place p */
+static void gather(const cnorm_conv *conv, const float *x, ptrdiff_t p, float *window)
+{
+    for (ptrdiff_t t = 0; t < conv->taps; ++t, window += conv->channels) {
+        const ptrdiff_t at = position(conv, p, t);
+        if (at < 0) memset(window, 0, (size_t)conv->channels * sizeof *window);
+        for (ptrdiff_t c = 0; at >= 0 && c < conv->channels; ++c) window[c] = x[c * conv->positions + at];
+    }
+}
+
+/* The scratch of a run. With memory NULL only its size. */
+typedef struct conv_scratch {
+    float *windows, *y, *rest; /* [together, window_floats], [places, padded outputs], of the product */
+    ptrdiff_t together, floats;
+} conv_scratch;
+
+static conv_scratch conv_scratch_of(const cnorm_conv *conv, float *memory)
+{
+    const ptrdiff_t item = (ptrdiff_t)sizeof(float), count = places(conv);
+    layout l = {(char *)memory, 0};
+    conv_scratch s = {.together = count < CNORM_ROWS ? count : CNORM_ROWS};
+    s.windows = layout_take(&l, padded_units(s.together * window_floats(conv)) * item);
+    s.y = layout_take(&l, count * padded_units(conv->outputs) * item);
+    s.rest = layout_take(&l, cnorm_windows_scratch(conv, s.together) * item);
+    s.floats = l.used / item;
+    return s;
+}
+
+static ptrdiff_t conv_scratch_floats(const cnorm_layer *layer, ptrdiff_t rows)
+{
+    (void)rows;
+    return conv_check(layer) ? 0 : conv_scratch_of(&layer->as.conv, NULL).floats;
+}
+
+static void conv_frame(const cnorm_kernels *kernels, const cnorm_conv *conv, const float *x, float *y, float *memory)
+{
+    const conv_scratch scratch = conv_scratch_of(conv, memory);
+    const ptrdiff_t count = places(conv), floats = window_floats(conv), width = padded_units(conv->outputs);
+    for (ptrdiff_t p = 0, n; p < count; p += n) {
+        n = count - p < scratch.together ? count - p : scratch.together;
+        for (ptrdiff_t i = 0; i < n; ++i) gather(conv, x, p + i, scratch.windows + i * floats);
+        cnorm_windows_run(kernels, conv, n, (const_rows){scratch.windows, floats},
+                          (float_rows){scratch.y + p * width, width}, scratch.rest);
+    }
+    for (ptrdiff_t o = 0; o < conv->outputs; ++o) /* y may be x */
+        for (ptrdiff_t p = 0; p < count; ++p) y[o * count + p] = scratch.y[p * width + o];
+}
+
+static void conv_run(const layer_run *call)
+{
+    for (ptrdiff_t s = 0; s < call->n; ++s)
+        conv_frame(call->kernels, &call->layer->as.conv, call->x.at + s * call->x.stride,
+                   call->y.at + s * call->y.stride, call->scratch);
+}
+
+/* ---- backward ------------------------------------------------------------------------------------------------- */
+
+static int conv_trains(const cnorm_layer *layer)
+{
+    const cnorm_conv *conv = &layer->as.conv;
+    return conv->depthwise || conv->weight.type == CNORM_WEIGHT_F32;
+}
+
+/* With memory NULL only its size. Rows are the places of all frames, in order. */
+typedef struct conv_backward_scratch {
+    float *dz, *windows, *dwindows; /* [OUTER_ROWS, padded outputs], [OUTER_ROWS, window_floats], the same */
+    float *dx;                      /* [inputs]: of one frame */
+    float *gradient, *inputs;       /* of windows.c */
+    ptrdiff_t floats;
+} conv_backward_scratch;
+
+static conv_backward_scratch conv_backward_scratch_of(const cnorm_conv *conv, float *memory)
+{
+    const ptrdiff_t item = (ptrdiff_t)sizeof(float), windows = padded_units(OUTER_ROWS * window_floats(conv)) * item;
+    layout l = {(char *)memory, 0};
+    conv_backward_scratch s;
+    s.dz = layout_take(&l, OUTER_ROWS * padded_units(conv->outputs) * item);
+    s.windows = layout_take(&l, windows);
+    s.dwindows = layout_take(&l, windows);
+    s.dx = layout_take(&l, padded_units(conv->inputs) * item);
+    s.gradient = layout_take(&l, cnorm_window_gradient_floats(conv) * item);
+    s.inputs = layout_take(&l, cnorm_windows_inputs_floats(conv) * item);
+    s.floats = l.used / item;
+    return s;
+}
+
+static ptrdiff_t conv_backward_floats(const cnorm_layer *layer, ptrdiff_t rows)
+{
+    (void)rows;
+    return conv_check(layer) ? 0 : conv_backward_scratch_of(&layer->as.conv, NULL).floats;
+}
+
+/* the weights' gradients: rows [first, first + n) */
+static void rows_backward(const layer_backward *call, ptrdiff_t first, ptrdiff_t n, window_gradient *gradient,
+                          conv_backward_scratch scratch)
+{
+    const cnorm_conv *conv = &call->layer->as.conv;
+    const ptrdiff_t count = places(conv), floats = window_floats(conv), width = padded_units(conv->outputs);
+    const float *dz[OUTER_ROWS], *windows[OUTER_ROWS];
+    for (ptrdiff_t i = 0; i < n; ++i) {
+        const ptrdiff_t s = (first + i) / count, p = (first + i) % count;
+        dz[i] = scratch.dz + i * width, windows[i] = scratch.windows + i * floats;
+        for (ptrdiff_t o = 0; o < conv->outputs; ++o)
+            scratch.dz[i * width + o] = call->dy.at[s * call->dy.stride + o * count + p];
+        gather(conv, call->tape.at + s * call->tape.row, p, scratch.windows + i * floats);
+    }
+    cnorm_window_gradient_add(gradient, n, dz, windows);
+}
+
+/* the gradient of frame s, place after place */
+static void frame_backward(const layer_backward *call, ptrdiff_t s, conv_backward_scratch scratch)
+{
+    const cnorm_conv *conv = &call->layer->as.conv;
+    const ptrdiff_t count = places(conv), floats = window_floats(conv), width = padded_units(conv->outputs);
+    memset(scratch.dx, 0, (size_t)conv->inputs * sizeof *scratch.dx);
+    for (ptrdiff_t p = 0, n; p < count; p += n) {
+        n = count - p < CNORM_ROWS ? count - p : CNORM_ROWS;
+        for (ptrdiff_t i = 0; i < n; ++i)
+            for (ptrdiff_t o = 0; o < conv->outputs; ++o)
+                scratch.dz[i * width + o] = call->dy.at[s * call->dy.stride + o * count + p + i];
+        cnorm_windows_inputs_backward(call->kernels, conv, n, (const_rows){scratch.dz, width}, scratch.dwindows,
+                                      scratch.inputs);
+        for (ptrdiff_t i = 0; i < n; ++i)
+            for (ptrdiff_t t = 0; t < conv->taps; ++t) {
+                const ptrdiff_t at = position(conv, p + i, t);
+                const float *from = scratch.dwindows + i * floats + t * conv->channels;
+                for (ptrdiff_t c = 0; at >= 0 && c < conv->channels; ++c)
+                    scratch.dx[c * conv->positions + at] += from[c];
+            }
+    }
+    memcpy(call->dx.at + s * call->dx.stride, scratch.dx, (size_t)conv->inputs * sizeof *scratch.dx);
+}
+
+static void conv_backward(const layer_backward *call)
+{
+    const cnorm_conv *conv = &call->layer->as.conv;
+    const ptrdiff_t frames = call->steps * call->batch, rows = frames * places(conv);
+    const conv_backward_scratch scratch = conv_backward_scratch_of(conv, call->scratch);
+    window_gradient gradient =
+        cnorm_window_gradient_start(call->kernels, conv, &call->gradient->conv, scratch.gradient);
+    for (ptrdiff_t first = 0; first < rows; first += OUTER_ROWS)
+        rows_backward(call, first, rows - first < OUTER_ROWS ? rows - first : OUTER_ROWS, &gradient, scratch);
+    cnorm_window_gradient_end(&gradient);
+    for (ptrdiff_t s = 0; call->dx.at && s < frames; ++s) frame_backward(call, s, scratch);
+}
+
+const layer_ops cnorm_conv_ops = {
+    .name = "conv",
+    .options = conv_options,
+    .fields = conv_fields,
+    .inputs = LAYER_SIZE(conv, inputs),
+    .outputs = LAYER_SIZE(conv, results),
+    .check = conv_check,
+    .scratch = conv_scratch_floats,
+    .run = conv_run,
+    .trains = conv_trains,
+    .backward_floats = conv_backward_floats,
+    .backward = conv_backward,
+};
