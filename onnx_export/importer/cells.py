@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnx_export.importer.elements import Block
+from onnx_export.importer.elements import Block, Cannot
 
 __all__ = ["Affine", "affine", "written_cell"]
+
+MAX_LINEAR = 20_000  # calls of `affine` for one trace: each sum of two makes two more
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +36,9 @@ class Affine:
 def affine(trace, numbers: np.ndarray) -> Affine | None:
     """Elements as a linear function of others, through sums, constant factors and products; None if they are not."""
     numbers = np.ravel(numbers)
+    trace.linear += 1
+    if trace.linear > MAX_LINEAR:
+        raise Cannot(f"its sums and products are nested so that more than {MAX_LINEAR} parts would be expanded")
     owners = trace.owners(numbers)
     parts = [(block, (numbers >= block.first) & (numbers < block.first + block.size)) for block in owners]
     found = [_affine_of(trace, block, numbers[inside] - block.first) for block, inside in parts]

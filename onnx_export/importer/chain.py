@@ -80,7 +80,7 @@ class Chain:
                 waiting.extend(reversed(missing))
                 continue
             self._made[key] = len(self._steps)
-            self._steps.append(Step(link, [self._made[one.tobytes()] for one in reads], len(numbers)))
+            self._steps.append(Step(link, [self._made[one.tobytes()] for one in reads], len(waiting[-1])))
             if len(self._steps) > MAX_STEPS:
                 raise Cannot(f"its outputs take more than {MAX_STEPS} steps")
         return self._made[numbers.tobytes()]
@@ -95,7 +95,11 @@ class Chain:
 
     def _last(self, numbers: np.ndarray) -> tuple[Link, list[np.ndarray]]:
         """The last step before some elements, and what it reads, each in order."""
+        if len(each := dict.fromkeys(numbers.tolist())) < len(numbers):
+            return self._picked(numbers, np.array(list(each)))
         owners = self.trace.owners(numbers)
+        if len(owners) == 1 and len(numbers) < owners[0].size and self._is_whole(owners[0]):
+            return self._taken(numbers, owners[0])
         if found := self._cell(numbers, owners):
             return found
         block = self._block(numbers)
@@ -105,6 +109,11 @@ class Chain:
         if len(owners) > 1:
             return self._together(numbers, owners)
         return self._single(block) if block else self._taken(numbers, owners[0])
+
+    def _is_whole(self, block: Block) -> bool:
+        """Whether a part of it can't be computed without the rest: a state, or a norm that is written out."""
+        state = block.numbers[0] in self.old and block.numbers[-1] in self.old
+        return state or (block.op == "divide" and self._written_norm(block) is not None)
 
     def _sums(self, block: Block | None, terms: np.ndarray) -> bool:
         """Whether it adds what several layers compute, or x itself, so that it is no product of one layer's outputs."""
@@ -121,9 +130,13 @@ class Chain:
         together = np.concatenate(parts)
         if np.array_equal(together, numbers):
             return (lambda to: to.concat()), parts
-        place = {number: index for index, number in enumerate(together.tolist())}
+        return self._picked(numbers, together)
+
+    def _picked(self, numbers: np.ndarray, whole: np.ndarray) -> tuple[Link, list[np.ndarray]]:
+        """Elements of others, selected, repeated or in another order."""
+        place = {number: index for index, number in enumerate(whole.tolist())}
         at = np.array([place[number] for number in numbers.tolist()])
-        return (lambda to: to.take(at)), [together]
+        return (lambda to: to.take(at)), [whole]
 
     def _block(self, numbers: np.ndarray) -> Block | None:
         """The block, or the part of one, that computes just these elements in this order."""
@@ -140,9 +153,7 @@ class Chain:
             whole = self._frame
             if not set(numbers.tolist()) <= set(whole.tolist()):
                 raise Cannot(f"a part of the input {block.node!r} is read directly")
-        place = {number: index for index, number in enumerate(whole.tolist())}
-        at = np.array([place[number] for number in numbers.tolist()])
-        return (lambda to: to.take(at)), [whole]
+        return self._picked(numbers, whole)
 
     def _single(self, block: Block) -> tuple[Link, list[np.ndarray]]:
         op, constants = block.op, block.constants
