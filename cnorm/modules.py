@@ -13,7 +13,7 @@ import numpy as np
 
 from cnorm.checkpoints import from_torch
 from cnorm.folds import fold_batch_norm
-from cnorm.layers import KINDS, Activation, Layer, LayerNorm, Linear, with_name
+from cnorm.layers import Activation, Layer, LayerNorm, Linear, with_name
 from cnorm.weights import as_array
 
 __all__ = ["layers_of"]
@@ -78,6 +78,11 @@ def _append(layers: list, place: str, name: str | None, module: Any) -> None:
     if own and kind == "BatchNorm1d":
         _append_batch_norm(layers, place, name, module)
         return
+    if own and kind == "Conv1d":
+        raise ValueError(
+            f"{place}, Conv1d: write cnorm.CausalConv1d(module) where it runs over time, "
+            "cnorm.Conv1d(module, positions=...) where it runs inside a frame"
+        )
     try:
         made = _MODULES[kind](module) if own and kind in _MODULES else [Activation(module)] if own else None
     except (TypeError, ValueError) as error:
@@ -132,6 +137,5 @@ _MODULES: Mapping[str, Callable[[Any], list[Layer]]] = MappingProxyType(
         **dict.fromkeys(("LSTMCell", "GRUCell", "RNNCell"), _cell),
         "Linear": lambda module: [Linear(module)],
         "LayerNorm": lambda module: [LayerNorm(module)],
-        **{kind: lambda module, kind=kind: [KINDS[kind](module)] for kind in ("Conv1d", "Embedding") if kind in KINDS},
     }
 )

@@ -130,6 +130,7 @@ class Scaled(nn.Linear):
         (lambda: nn.Sequential(nn.Linear(5, 5), Scaled(5, 5)), ValueError, r"layers\[1\] must be .* got Scaled"),
         (lambda: [nn.Linear(5, 5), nn.MultiheadAttention(5, 1)], ValueError, r"layers\[1\], MultiheadAttention"),
         (lambda: [nn.BatchNorm1d(5, track_running_stats=False)], ValueError, "must have running statistics"),
+        (lambda: [nn.Conv1d(5, 5, 3)], ValueError, r"layers\[0\], Conv1d: write cnorm.CausalConv1d\(module\) where"),
         (lambda: [nn.BatchNorm1d(500)], ValueError, "must stand behind a Linear"),
         (
             lambda: [nn.LayerNorm((3, 4))],
