@@ -384,6 +384,8 @@ def _longest_sum(layers) -> int:
     """Number of terms of the longest sum of products in one step."""
     longest = 1
     for layer in (leaf for one in layers for _, leaf in one.leaves("")):
-        if "weight" not in layer.weights or layer.kind == "Linear":  # no norm and no activation
+        if layer.kind in ("CausalConv1d", "Conv1d"):
+            longest = max(longest, layer.weights["weight"][0].size)
+        elif "weight" not in layer.weights or layer.kind == "Linear":  # no norm and no activation
             longest = max(longest, layer.input_size or 1, *builder(layer).states(layer).values())
     return longest

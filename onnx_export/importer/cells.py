@@ -68,6 +68,8 @@ def _affine_of(trace, block: Block, at: np.ndarray) -> Affine | None:
         summed = np.zeros((len(at), len(terms)))
         np.add.at(summed, (slice(None), places), weight[columns].astype(np.float64))
         return Affine(terms[order], summed[:, order], np.zeros(len(at)))
+    if block.op == "conv":
+        return _affine_of_windows(trace, block, at)
     if block.op in ("scale", "shift"):
         inner = affine(trace, block.operands[0][at, 0])
         if inner is None:
@@ -84,6 +86,25 @@ def _affine_of(trace, block: Block, at: np.ndarray) -> Affine | None:
         terms = np.array(list(dict.fromkeys([*a.terms.tolist(), *b.terms.tolist()])), np.int64)
         return Affine(terms, a.columns(terms) + sign * b.columns(terms), a.bias + sign * b.bias)
     return None
+
+
+def _affine_of_windows(trace, block: Block, at: np.ndarray) -> Affine | None:
+    """Elements of a convolution at one place; None for several, whose layer is a convolution."""
+    weight, groups = block.constants["weight"], block.constants["options"]["groups"]
+    outputs, places = np.divmod(at, block.size // len(weight))
+    if (places != places[0]).any():
+        return None
+    windows = block.operands[0][places[0] * groups + outputs // (len(weight) // groups)]
+    known = {one.first for one in trace.owners(windows) if one.op == "constant"}
+    terms, columns = np.unique(windows, return_inverse=True)
+    summed = np.zeros((len(at), len(terms)))
+    np.add.at(
+        summed, (np.arange(len(at))[:, None], columns.reshape(windows.shape)), weight[outputs].reshape(len(at), -1)
+    )
+    padding = np.array([trace.owner(number).first in known for number in terms.tolist()])
+    if any(trace.owner(number).constants["value"].any() for number in terms[padding].tolist()):
+        return None
+    return Affine(terms[~padding], summed[:, ~padding], np.zeros(len(at)))
 
 
 def _block_of(trace, numbers: np.ndarray, *ops: str) -> tuple[Block, np.ndarray] | None:

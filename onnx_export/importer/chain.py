@@ -11,6 +11,7 @@ import numpy as np
 import cnorm
 from onnx_export.importer.activations import activation
 from onnx_export.importer.cells import affine, written_cell
+from onnx_export.importer.convolutions import Lags, in_frame, over_time
 from onnx_export.importer.elements import Block, Cannot, Elements
 from onnx_export.importer.joining import FRAME, Cell, Joined, Link, Step
 
@@ -47,6 +48,7 @@ class Chain:
 
     def __init__(self, trace, frame: np.ndarray, old: dict[int, int], outputs: dict[str, np.ndarray]):
         self.trace, self.old, self.faults = trace, old, []
+        self._lags = Lags(old)
         self._frame = frame
         self._made = {frame.tobytes(): FRAME}
         self._steps: list[Step] = []
@@ -76,6 +78,10 @@ class Chain:
                 links[key] = self._found(waiting[-1])
             link, reads = links[key]
             missing = [one for one in reads if one.tobytes() not in self._made]
+            if any(one.tobytes() in links for one in missing):  # it is on the way here from the output
+                self.faults.append(f"{self.trace.owners(waiting[-1])[0].node}: its result depends on itself")
+                links[key] = None, []
+                continue
             if missing:
                 waiting.extend(reversed(missing))
                 continue
@@ -103,7 +109,11 @@ class Chain:
         if found := self._cell(numbers, owners):
             return found
         block = self._block(numbers)
+        if found := in_frame(self._block, self._lags, block):
+            return (lambda to: to.add(found[0])), [found[1]]
         linear = None if block and block.first in self._negated else affine(self.trace, numbers)
+        if linear and (found := over_time(self._lags, linear)):
+            return (lambda to: to.filtered(*found[:2])), [found[2]]
         if linear and not self._sums(block, linear.terms):
             return (lambda to: to.product(linear.weight, linear.bias)), [linear.terms]
         if len(owners) > 1:

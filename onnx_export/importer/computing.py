@@ -4,6 +4,7 @@ Every function takes the trace, the node's description, its attributes, its inpu
 returns its outputs. The blocks that they add have these operations:
 
     product      rows of `weight` [outputs, terms] times the operand [rows, terms]
+    conv         a convolution with `weight` and `options` of `x` [channels, positions], see `_filtered`
     scale        the operand times `factor`, shift: plus `offset`; both [size] in float64
     add, subtract, multiply, divide   of two operands, element by element
     mean         of each row
@@ -22,6 +23,8 @@ import numpy as np
 from onnx_export.importer.elements import Cannot, Elements
 
 __all__ = ["COMPUTING"]
+
+MAX_WINDOWS = 1 << 24  # elements
 
 
 def _refuse(reason: str):
@@ -188,7 +191,7 @@ def _gemm(trace, node, attributes, inputs, outputs):
 
 
 def _conv(trace, node, attributes, inputs, outputs):
-    """A convolution whose kernel has one position: a product. x [1, channels, positions]."""
+    """A convolution, a product where its kernel has one place. x [1, channels, positions]."""
     x, weight, bias = (*inputs, None)[:3]
     if _is_elements(weight) or _is_elements(bias) or not _is_elements(x):
         _refuse("its weights must be constants")
@@ -196,21 +199,35 @@ def _conv(trace, node, attributes, inputs, outputs):
         _refuse(f"a convolution over {len(x.shape) - 2} axes; only one over one axis is a layer")
     kernel, stride = weight.shape[2], int(attributes.get("strides", [1])[0])
     dilation, groups = int(attributes.get("dilations", [1])[0]), int(attributes.get("group", 1))
-    if groups != 1:
-        _refuse(f"a convolution in {groups} groups: no layer computes this yet")
     reach = (kernel - 1) * dilation + 1
     before, after = _conv_pads(attributes, x.shape[2], reach, stride)
-    positions = (x.shape[2] + before + after - reach) // stride + 1
-    if positions < 1:
+    places = (x.shape[2] + before + after - reach) // stride + 1
+    if places < 1:
         _refuse(f"its kernel reaches over {reach} positions, its input has {x.shape[2]}")
-    if x.shape[1] != weight.shape[1] or positions != 1:
-        _refuse(f"a convolution over {positions} positions of a frame: no layer computes this yet")
-    at = dilation * np.arange(kernel) - before
-    inside = (at >= 0) & (at < x.shape[2])
-    taps = x.numbers[0][:, at[inside]].reshape(1, -1)
-    y = _product(trace, node, taps, np.asarray(weight)[:, :, inside].reshape(len(weight), -1))
-    y = Elements(y.numbers.reshape(1, -1, 1))
+    if x.shape[1] != weight.shape[1] * groups or len(weight) % groups:
+        _refuse(f"its weight has {weight.shape[1]} channels for each of {groups} groups, its input {x.shape[1]}")
+    at = stride * np.arange(places)[:, None] + dilation * np.arange(kernel) - before
+    if places == 1 and groups == 1:
+        inside = (at[0] >= 0) & (at[0] < x.shape[2])
+        taps = x.numbers[0][:, at[0, inside]].reshape(1, -1)
+        y = _product(trace, node, taps, np.asarray(weight)[:, :, inside].reshape(len(weight), -1))
+        y = Elements(y.numbers.reshape(1, -1, 1))
+    else:
+        options = {"stride": stride, "dilation": dilation, "groups": groups, "padding": (before, after)}
+        y = _filtered(trace, node, x, np.asarray(weight), at, options)
     return [y if bias is None else _shift(trace, node, y, np.asarray(bias)[:, None])]
+
+
+def _filtered(trace, node, x, weight, at, options):
+    """A block `conv`; its operand has the window [channels / groups, taps] of each place and group, in this order."""
+    groups, size = options["groups"], at.size * x.shape[1]
+    if size > MAX_WINDOWS:
+        _refuse(f"its windows have {size} elements in all, the limit is {MAX_WINDOWS}")
+    zero = trace.lift(np.zeros(1, np.float32), node).numbers
+    outside = (at < 0) | (at >= x.shape[2])
+    windows = np.where(outside, zero, x.numbers[0][:, np.where(outside, 0, at)])  # [channels, places, taps]
+    windows = windows.reshape(groups, -1, *at.shape).transpose(2, 0, 1, 3).reshape(len(at) * groups, -1)
+    return trace.add("conv", node, (1, len(weight), len(at)), [windows], weight=weight, x=x.numbers[0], options=options)
 
 
 def _conv_pads(attributes, length: int, reach: int, stride: int) -> tuple[int, int]:

@@ -67,7 +67,7 @@ class Block:
 
         Its `first` is that of the whole block.
         """
-        if not self.operands or self.op in ("LSTM", "GRU", "RNN"):
+        if not self.operands or self.op in ("LSTM", "GRU", "RNN", "conv"):
             return None
         width = self.size // len(self.operands[0])
         rows = at[::width] // width

@@ -174,6 +174,11 @@ class Joined:
         self.add(self._cell_layer(made))
         self.cells.append(cell)
 
+    def filtered(self, layer, cell: Cell) -> None:
+        """A convolution over time, whose cache is a state."""
+        self.add(layer)
+        self.cells.append(cell)
+
     def both(self, made: list) -> None:
         self._flush()
         self.add(cnorm.Bidirectional(*(self._cell_layer(one) for one in made)))

@@ -10,12 +10,13 @@ import json
 
 import numpy as np
 import onnx
-from onnx import compose, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from cnorm.model_files import METADATA_KEY, configuration
 from onnx_export.description import state_table
 from onnx_export.errors import NotImported
 from onnx_export.importer.interface import Plan
+from onnx_export.nodes import subgraphs
 from onnx_export.ort import CannotRun, Session
 from onnx_export.parity import check_parity
 
@@ -49,7 +50,7 @@ def prove(model, onnx_model: onnx.ModelProto, found: Plan):
 
 def standard(model, onnx_model: onnx.ModelProto, found: Plan) -> onnx.ModelProto:
     """A copy of the file that computes one step with the inputs x, h0_in, ... and the outputs y, h0_out, ..."""
-    copy = compose.add_prefix(onnx_model, FILE)
+    copy = _prefixed(onnx_model)
     graph = copy.graph
     table = state_table(model)
     units = {row["name"]: row["units"] for row in table}
@@ -74,6 +75,23 @@ def standard(model, onnx_model: onnx.ModelProto, found: Plan) -> onnx.ModelProto
     )
     described = json.loads(configuration(model.layers, model.outputs)) | {"states": table}  # with initial states
     helper.set_model_props(copy, {METADATA_KEY: json.dumps(described)})
+    return copy
+
+
+def _prefixed(onnx_model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose values have other names, in subgraphs as well: onnx.compose leaves what these read of the graph."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(onnx_model)
+    graphs = [copy.graph]
+    while graphs:
+        graph = graphs.pop()
+        for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+            value.name = FILE + value.name
+        for node in graph.node:
+            node.name = FILE + node.name if node.name else ""
+            for names in (node.input, node.output):
+                names[:] = [FILE + name if name else "" for name in names]
+            graphs += [inner for _, inner in subgraphs(node)]
     return copy
 
 
@@ -119,9 +137,9 @@ def _behind(found: Plan, units, numbers) -> list[onnx.NodeProto]:
         if not cell.old:
             continue  # `_open_states` names it
         for result in found.states.values():
-            given = found.trace.values[result].numbers.ravel().tolist()
-            if int(cell.new[key][0]) in set(given):
-                at = [given.index(number) for number in cell.new[key].tolist()]
+            given = {number: at for at, number in enumerate(found.trace.values[result].numbers.ravel().tolist())}
+            if int(cell.new[key][0]) in given:
+                at = [given[number] for number in cell.new[key].tolist()]
                 nodes += _picked(FILE + result, f"{name}_out", at, [1, units[name]])
                 break
     return nodes

@@ -297,6 +297,82 @@ def test_the_first_stage_of_dtln():
     assert found.report.ok
 
 
+@pytest.mark.skipif(not MODELS.exists(), reason=f"SKIPPED: {MODELS} with public weight files is not here")
+@pytest.mark.parametrize(
+    ("file", "kinds", "options"),
+    [
+        ("b2w.onnx", ["LSTM", *["Linear", "Activation"] * 4, "Linear"], {}),
+        ("firered.onnx", None, {}),
+        ("silero_16k_op15.onnx", None, {"inputs": {"sr": 16000}, "dims": {"sequence": 576}}),
+    ],
+)
+def test_public_models(file, kinds, options):
+    found = imported(MODELS / file, **options)
+    own = [layer.kind for layer in found.model.layers]
+    assert kinds in (None, own)
+    assert own.count("CausalConv1d") == (8 if file == "firered.onnx" else 0)
+    assert own.count("Conv1d") == (3 if file.startswith("silero") else 0)
+    assert found.report.ok
+
+
+@pytest.mark.parametrize(("groups", "dilation"), [(1, 1), (1, 3), (INPUTS, 2)])
+@pytest.mark.parametrize("over", ["window", "padded"])
+def test_a_convolution_with_a_cache_of_frames(tmp_path, rng, groups, dilation, over):
+    """x is put behind the cache, filtered, and the oldest frame dropped."""
+    taps, outputs = 4, INPUTS if groups > 1 else UNITS
+    history = (taps - 1) * dilation
+    pads = [history, history] if over == "padded" else [0, 0]
+    nodes = [
+        node("Gemm", "x p", "xp"),
+        node("Unsqueeze", "xp two", "column"),
+        node("Concat", "cache column", "frames", axis=2),
+        node("Conv", "frames w b", "all", group=groups, dilations=[dilation], pads=pads),
+        node("Slice", "all from to two", "last") if over == "padded" else node("Identity", "all", "last"),
+        node("Relu", "last", "r"),
+        node("Squeeze", "r two", "y"),
+        node("Slice", "frames one end two", "cache_out"),
+    ]
+    weights = {
+        "w": normal(rng, outputs, INPUTS // groups, taps),
+        "b": normal(rng, outputs),
+        "p": normal(rng, INPUTS, INPUTS),
+    }
+    numbers = {"two": 2, "one": 1, "end": 1 << 40, "from": history, "to": history + 1}
+    weights |= {name: np.array([value]) for name, value in numbers.items()}
+    cache = [1, INPUTS, history]
+    ends = {"x": [1, INPUTS], "cache": cache}, {"y": [1, outputs], "cache_out": cache}
+    found = imported(saved(tmp_path / "m.onnx", nodes, *ends, weights))
+    _, layer, _ = found.model.layers
+    assert (layer.kind, layer.dilation, layer.groups, layer.taps) == ("CausalConv1d", dilation, groups, taps)
+    np.testing.assert_array_equal(layer.weights["weight"], weights["w"])
+    assert found.states == {"cache": "cache_out"}
+    assert found.report.ok
+
+
+def test_convolutions_inside_a_frame(tmp_path, rng):
+    """Padding by a node of its own, strides, groups, a scale for each channel, and a part of the channels."""
+    nodes = [
+        node("Pad", "x around", "padded", mode="reflect"),
+        node("Conv", "padded w b", "a", strides=[3]),
+        node("BatchNormalization", "a s t m v", "n"),
+        node("Slice", "n zero four one", "part"),
+        node("Abs", "part", "p"),
+        node("Conv", "p u", "c", group=2, pads=[2, 1], dilations=[2]),
+        node("Flatten", "c", "flat"),
+        node("Gemm", "flat z", "y"),
+    ]
+    weights = {"w": normal(rng, 6, 2, 5), "b": normal(rng, 6), "u": normal(rng, 4, 2, 3), "z": normal(rng, 24, 3)}
+    weights |= {"s": rng.random(6), "t": rng.random(6), "m": rng.random(6), "v": rng.random(6) + 0.5}
+    weights = {name: np.asarray(array, np.float32) for name, array in weights.items()}
+    numbers = {"around": [0, 0, 1, 0, 0, 2], "zero": [0], "four": [4], "one": [1]}
+    weights |= {name: np.array(value) for name, value in numbers.items()}
+    found = imported(saved(tmp_path / "m.onnx", nodes, {"x": [1, 2, 20]}, {"y": [1, 3]}, weights))
+    first, *_, second, _ = found.model.layers
+    assert (first.padding_mode, first.padding, first.stride, first.positions) == ("reflect", (1, 2), 3, 20)
+    assert (second.padding, second.dilation, second.groups) == ((2, 1), 2, 2)
+    assert found.report.ok
+
+
 def test_the_command(tmp_path, rng, capsys):
     from cnorm.tools import cli
 

@@ -1,0 +1,99 @@
+"""Convolutions: over time, by a cache of frames that the file carries from step to step, and inside a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import gcd
+
+import numpy as np
+
+import cnorm
+from onnx_export.importer.cells import Affine
+from onnx_export.importer.elements import Block
+from onnx_export.importer.joining import Cell
+
+__all__ = ["Lags", "in_frame", "over_time"]
+
+
+class Lags:
+    """The frames of before that states hold.
+
+    A cache gives back, at the place of each frame, the frame that came after it; so a new element, which is no state,
+    is found again in the chain of what `old` says of it: once for each step that has passed.
+
+    Parameters
+    ----------
+    old : dict of int to int
+        As of `Chain`.
+    """
+
+    def __init__(self, old: dict[int, int]) -> None:
+        self.chains: dict[int, list[int]] = {}  # a new element, and what it was 1, 2, ... steps before
+        self.of: dict[int, tuple[int, int]] = {}  # an element: the new one, and the steps since
+        before = set(old.values())
+        for head in old.keys() - before:
+            chain, number = [], head
+            while number in old and len(chain) <= len(old):
+                number = old[number]
+                chain.append(number)
+            self.chains[head] = chain
+            self.of |= {number: (head, lag) for lag, number in enumerate([head, *chain])}
+
+
+def over_time(lags: Lags, linear: Affine) -> tuple[cnorm.CausalConv1d, Cell, np.ndarray] | None:
+    """The layer, its state and the frame that it reads, of a product with frames of several steps; None for others."""
+    found = [lags.of.get(number) for number in linear.terms.tolist()]
+    if None in found or not any(lag for _, lag in found):
+        return None
+    heads = sorted({head for head, _ in found})
+    history = len(lags.chains[heads[0]])
+    if any(len(lags.chains[head]) != history for head in heads):
+        return None
+    dilation = gcd(history, *(lag for _, lag in found))
+    taps, place = history // dilation + 1, {head: at for at, head in enumerate(heads)}
+    weight = np.zeros((len(linear.weight), len(heads), taps))
+    for column, (head, lag) in enumerate(found):
+        weight[:, place[head], taps - 1 - lag // dilation] += linear.weight[:, column]
+    groups = 1
+    if len(weight) == len(heads) and not weight[~np.eye(len(heads), dtype=bool)].any():
+        groups, weight = len(heads), weight[np.arange(len(heads)), np.arange(len(heads))][:, None]
+    bias = linear.bias.astype(np.float32) if linear.bias.any() else None
+    layer = cnorm.CausalConv1d(weight.astype(np.float32), bias, dilation=dilation, groups=groups)
+    frames = np.array([[head, *lags.chains[head]] for head in heads]).T[::-1]  # the oldest first
+    return layer, Cell({"f": frames[1:].ravel()}, {"f": frames[:-1].ravel()}), frames[-1]
+
+
+def in_frame(block_of: Callable, lags: Lags, block: Block | None) -> tuple[cnorm.Conv1d, np.ndarray] | None:
+    """The layer and what it reads, of all elements of a convolution, scaled and shifted by channel; None for others."""
+    factor, offset = np.ones(1), np.zeros(1)
+    while block and block.op in ("scale", "shift"):
+        if block.op == "scale":
+            factor = factor * block.constants["factor"]
+        else:
+            offset = offset + factor * block.constants["offset"]
+        block = block_of(block.operands[0].ravel())
+    if not block or block.op != "conv":
+        return None
+    weight, options, x = (block.constants[name] for name in ("weight", "options", "x"))
+    places = block.size // len(weight)
+    if any(lags.of.get(number, (0, 0))[1] for number in x.ravel().tolist()):
+        return None  # frames of before
+    factor, offset = (np.broadcast_to(one, block.size).reshape(-1, places) for one in (factor, offset))
+    if any((one != one[:, :1]).any() for one in (factor, offset)):
+        return None
+    x, padding = _unreflected(x) if options["padding"] == (0, 0) else (x, (0, 0))
+    more = {"padding_mode": "reflect", "padding": padding} if any(padding) else {}
+    weight = (weight * factor[:, :1, None]).astype(np.float32)
+    bias = offset[:, 0].astype(np.float32) if offset.any() else None
+    return cnorm.Conv1d(weight, bias, positions=x.shape[1], **options | more), x.ravel()
+
+
+def _unreflected(x: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
+    """x [channels, positions] without positions that mirror others at its ends, and how many these are."""
+    length = len(np.unique(x[0]))
+    for before in range(x.shape[1] - length + 1):
+        around = before, x.shape[1] - length - before
+        core = x[:, before : before + length]
+        if max(around) < length and np.array_equal(np.pad(core, [(0, 0), around], mode="reflect"), x):
+            return core, around
+    return x, (0, 0)
