@@ -105,6 +105,14 @@ def test_noise_is_suppressed(example, tmp_path, capsys):
     assert (tmp_path / "out.png").stat().st_size > 1000
 
 
+def test_silence_is_no_speech(example, tmp_path, capsys):
+    path, voice, audio = weights("silero_16k_op15.onnx"), example("voice"), example("audio")
+    audio.write_wav(tmp_path / "silence.wav", np.zeros(16000), voice.RATE)
+    voice.main([str(path), str(tmp_path / "silence.wav"), "--out", str(tmp_path / "voice.png")])
+    assert "31 windows of 32 ms, speech in 0%" in capsys.readouterr().out
+    assert (tmp_path / "voice.png").stat().st_size > 1000
+
+
 def test_a_world_model_rolls_forward(example, capsys):
     example("world_model").main(["--steps", "20"])
     assert "MB of weights: a step" in capsys.readouterr().out
