@@ -99,7 +99,8 @@ endef
 # Tests that call every entry of the extension. The C tests cover the kernels. The memory of many streams is not measured
 # here, since ASan adds to it.
 SANITIZED := $(patsubst %,tests/norms/test_%.py,errors lying_arguments properties other_norms batch_norm group_norm \
-  weight_norm divisive_norm) $(patsubst %,tests/rnn/test_%.py,streams stream_lifetime stream_state)
+  weight_norm divisive_norm) $(patsubst %,tests/rnn/test_%.py,streams stream_lifetime \
+  stream_state conv elementwise taps)
 
 golden: .venv/built          ## rewrite tests/golden, after an intended change of results that the changelog names
 	$(call configure,c,-Dstrict=true)
