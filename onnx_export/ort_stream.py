@@ -93,7 +93,8 @@ class OrtStream:
                 "onnx_model must have the inputs x, STATE_in ... and the outputs y, STATE_out ..., got "
                 f"{', '.join(inputs)} and {', '.join(outputs)}"
             )
-        outputs = {name: outputs[name] for name in wanted[1]}  # a model's named outputs are parts of y
+        # a model's named outputs are parts of y
+        outputs = {name: value for name, value in outputs.items() if name in wanted[1]}
         x, y = inputs["x"], outputs["y"]
         if x.type not in _DTYPES or any(v.type != x.type for v in (*inputs.values(), *outputs.values())):
             raise ValueError(f"onnx_model must be all float32 or all float16, got {x.type} for x")

@@ -141,10 +141,13 @@ def add_bench(commands) -> None:
     )
     @click.option("--input", "inputs", metavar="NAME=VALUE", help="Of --models, as in cnorm import.",
                   multiple=True, callback=named_values)  # fmt: skip
-    def bench(out_dir, rnn, train, serve, model, models, inputs):
+    @click.option("--dim", "dims", metavar="NAME=SIZE", help="Of --models, as in cnorm import.",
+                  multiple=True, callback=named_values)  # fmt: skip
+    def bench(out_dir, rnn, train, serve, **given):
         """Measure cnorm and the other installed runtimes on this machine, beside lower bounds; takes some minutes."""
         from cnorm.tools.bench import run
 
+        model, models = given["model"], given["models"]
         if rnn + train + serve + (models is not None) > 1:
             raise click.UsageError("give at most one of --rnn, --train, --serve and --models")
         if model is not None and not serve:
@@ -152,8 +155,9 @@ def add_bench(commands) -> None:
         kind = "serving" if serve else "training" if train else "rnn" if rnn else "norms"
         options = {} if model is None else {"model": os.path.abspath(model)}
         if models is not None:
-            kind, numbers = "models", {name: float(value) for name, value in inputs.items()}
-            options = {"folder": os.path.abspath(models), "inputs": numbers}
+            kind, numbers = "models", {name: float(value) for name, value in given["inputs"].items()}
+            sizes = {name: int(size) for name, size in given["dims"].items()}
+            options = {"folder": os.path.abspath(models), "inputs": numbers, "dims": sizes}
         try:
             run(kind, out_dir=out_dir, **options)
         except RuntimeError as error:

@@ -323,7 +323,8 @@ class Variable:
 def test_the_recipes_for_tensorflow_and_keras(rng):
     """The code of docs/cells.md, on stand-ins for the variables and the file."""
     text = (Path(__file__).parents[2] / "docs" / "cells.md").read_text()
-    recipes = re.findall(r"```python\n(.*?)```", text, re.S)[:2]
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    recipes = [block for block in blocks if "tensorflow_layers =" in block or "keras_layer =" in block]
     tfa, keras = (random_weights(cnorm.PRESETS["LSTM", name], rng, 3, 4) for name in ("tfa", "keras"))
     variables = [Variable(f"rnn/layer_norm_lstm_cell/{name}:0", array) for name, array in tfa.items()]
     file = {f"layers/lstm/cell/vars/{i}": keras[name] for i, name in enumerate(("kernel", "recurrent_kernel", "bias"))}

@@ -17,7 +17,7 @@ __all__ = ["models", "models_picture", "models_tables"]
 FRAMES = 50  # of one turn of a contender
 
 
-def models(sizes=None, *, folder, inputs=None, seconds=2.0, advance=lambda description, total: None):
+def models(sizes=None, *, folder, inputs=None, dims=None, seconds=2.0, advance=lambda description, total: None):
     """Time single steps of each model of a folder that `onnx_export.load` takes, the contenders interleaved.
 
     Parameters
@@ -28,6 +28,8 @@ def models(sizes=None, *, folder, inputs=None, seconds=2.0, advance=lambda descr
         With .onnx files.
     inputs : dict of str to number, optional
         Values of inputs that are the same for each frame, for the files that have an input of that name.
+    dims : dict of str to int, optional
+        Sizes of symbolic dimensions, for the files that have one of that name.
     seconds : float
         For each contender and file.
     advance : callable
@@ -52,7 +54,7 @@ def models(sizes=None, *, folder, inputs=None, seconds=2.0, advance=lambda descr
     records, limits, left_out = [], [], []
     for path in paths:
         advance(path.name, len(paths))
-        found = _found(path, inputs or {}, left_out)
+        found = _found(path, inputs or {}, dims or {}, left_out)
         if found is None:
             continue
         made = _contenders(path, found)
@@ -72,7 +74,7 @@ def models(sizes=None, *, folder, inputs=None, seconds=2.0, advance=lambda descr
     return document | {"records": records, "limits": limits}
 
 
-def _found(path, inputs, left_out):
+def _found(path, inputs, dims, left_out):
     """The imported model, None if it is none, with the reason in `left_out`."""
     import onnx
 
@@ -80,8 +82,14 @@ def _found(path, inputs, left_out):
     from onnx_export.loader import imported
 
     try:
-        names = {value.name for value in onnx.load(path, load_external_data=False).graph.input}
-        found = imported(path, inputs={name: value for name, value in inputs.items() if name in names})
+        declared = onnx.load(path, load_external_data=False).graph.input
+        names = {value.name for value in declared}
+        symbols = {dim.dim_param for value in declared for dim in value.type.tensor_type.shape.dim}
+        found = imported(
+            path,
+            inputs={name: value for name, value in inputs.items() if name in names},
+            dims={name: size for name, size in dims.items() if name in symbols},
+        )
     except Exception as error:  # a file of a stranger: any of onnx's and protobuf's errors
         reasons = " ".join(line.strip() for line in str(error).removeprefix(f"{path}: ").splitlines()[:2])
         left_out.append(f"{path.name} is left out: {reasons[:300]}")
