@@ -44,8 +44,9 @@ INLINE f64v log_v(f64v v) /* (2); no subnormal of float64 */
 {
     const double round = 6755399441055744.0; /* 1.5 * 2^52 */
     const i64v half = (i64v)splat_f64(0.7071067811865476);
-    const i64v k = ((i64v)v - half) >> 52;
-    const f64v m = (f64v)((i64v)v - (k << 52)), exponent = (f64v)(k + (i64v)splat_f64(round)) - round;
+    const i64v bits = (i64v)pick((i64v)(v > splat_f64(0)), v, splat_f64(1)); /* else the difference may overflow */
+    const i64v k = (bits - half) >> 52;
+    const f64v m = (f64v)(bits - (k << 52)), exponent = (f64v)(k + (i64v)splat_f64(round)) - round;
     const f64v y = exponent * 0.6931471805599453 + twice_atanh((m - 1.0) / (m + 1.0));
     const f64v edge = pick((i64v)(v == splat_f64(0)), splat_f64(-__builtin_inf()), splat_f64(__builtin_nan("")));
     return pick((i64v)(v > splat_f64(0)), pick((i64v)(v < splat_f64(__builtin_inf())), y, v), edge);

@@ -175,8 +175,8 @@ def models_picture(document, file):
         face = {"facecolor": "white" if hollow else colour, "edgecolor": colour}
         axes.barh(at, [r["p50"] for r in rows], height * 0.9, label=label, **face)
         axes.plot([r["p99.9"] for r in rows], at, "|", color="black", ms=7)
-    axes.set(xlabel="microseconds a step: the median, and | the slowest thousandth where it is on the scale")
-    axes.set_xlim(0, 1.5 * max((r["p50"] for r in document["records"]), default=1.0))
+    axes.set(xscale="log", xlabel="microseconds a step: the median, and | the slowest thousandth")
+    axes.set_xlim(left=min((r["p50"] for r in document["records"]), default=1.0) / 2)
     axes.set_yticks(range(len(files)), files)
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
