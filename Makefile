@@ -88,7 +88,7 @@ sanitize-quick: .venv/built  ## the extension under ASan and UBSan, a selection 
 # $(call sanitized_pytest,arguments): pytest with the extension under ASan and UBSan. -S hides the editable install, which is
 # a .pth file. No pytest-xdist: its workers would not get -S.
 define sanitized_pytest
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --target build/sanitize-python/site -Cbuild-dir=build/sanitize-python \
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --upgrade --target build/sanitize-python/site -Cbuild-dir=build/sanitize-python \
 	  $(addprefix -Csetup-args=,-Dbuildtype=debug -Doptimization=1 $(ADDRESS)) .
 	LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:quarantine_size_mb=64 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \

@@ -88,6 +88,7 @@ def given_streaming(names):
 
 
 def given_cells(names):
+    pytest.importorskip("torch")
     weights = {name: random_weights(cnorm.PRESETS["LSTM", name], RNG, 3, 4) for name in ("tfa", "keras", "haste")}
     variables = [Variable(f"rnn/layer_norm_lstm_cell/{name}:0", array) for name, array in weights["tfa"].items()]
     order = ("kernel", "recurrent_kernel", "bias")
