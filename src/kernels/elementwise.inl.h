@@ -28,9 +28,9 @@
 INLINE void exponentials(ptrdiff_t i, ptrdiff_t n, const float *x, double m, f64v e[2])
 {
     const f32v v = load_first_f32(x + i, n - i);
-    e[0] = only_f64(exp_v(at_least(widen_lo(v) - m, -150)), 0, n - i < VL_F64 ? n - i : VL_F64);
+    e[0] = only_f64(exp_v(within(widen_lo(v) - m, -150, 0)), 0, n - i < VL_F64 ? n - i : VL_F64);
     const ptrdiff_t rest = n - i - VL_F64 > 0 ? n - i - VL_F64 : 0;
-    e[1] = only_f64(exp_v(at_least(widen_hi(v) - m, -150)), 0, rest < VL_F64 ? rest : VL_F64);
+    e[1] = only_f64(exp_v(within(widen_hi(v) - m, -150, 0)), 0, rest < VL_F64 ? rest : VL_F64);
 }
 
 /* the largest of x [n]; NaN if one is NaN */
