@@ -92,6 +92,15 @@ class Conv(Layer):
         """The arguments that make it again."""
         return {"weight": self.weights["weight"], "bias": self.weights.get("bias")} | self._numbers()
 
+    def options(self, size: int) -> dict[str, float]:
+        return {
+            "channels": self.channels,
+            "outputs": self.out_channels,
+            "taps": self.taps,
+            "dilation": self.dilation,
+            "depthwise": self.depthwise,
+        }
+
     def _numbers(self) -> dict:
         return {"dilation": self.dilation, "groups": self.groups}
 
@@ -164,15 +173,6 @@ class CausalConv1d(Conv):
     def history(self) -> int:
         """The frames that its state has."""
         return (self.taps - 1) * self.dilation
-
-    def options(self, size: int) -> dict[str, float]:
-        return {
-            "channels": self.channels,
-            "outputs": self.out_channels,
-            "taps": self.taps,
-            "dilation": self.dilation,
-            "depthwise": self.depthwise,
-        }
 
 
 class Conv1d(Conv):
@@ -259,12 +259,7 @@ class Conv1d(Conv):
         return super()._numbers() | more | {"padding_mode": self.padding_mode}
 
     def options(self, size: int) -> dict[str, float]:
-        return {
-            "channels": self.channels,
-            "outputs": self.out_channels,
-            "taps": self.taps,
-            "dilation": self.dilation,
-            "depthwise": self.depthwise,
+        return super().options(size) | {
             "reflect": self.padding_mode == "reflect",
             "positions": self.positions,
             "stride": self.stride,
