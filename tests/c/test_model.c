@@ -191,7 +191,7 @@ static void test_wrong_arguments_are_refused(void)
 /* neither state nor scratch */
 static void test_a_model_of_an_activation_has_streams(void)
 {
-    const cnorm_layer relu = {.kind = CNORM_LAYER_ACTIVATION, .as = {.activation = {3, CNORM_ACTIVATION_RELU}}};
+    const cnorm_layer relu = {.kind = CNORM_LAYER_ACTIVATION, .as = {.activation = {.n = 3, .f = CNORM_ACTIVATION_RELU}}};
     const cnorm_network as_network = {&relu, NULL, 1, CNORM_STREAMED};
     packed p = pack(&as_network, 1);
     const float x[3] = {-1, 0, 2};
@@ -218,7 +218,7 @@ static void test_layers_that_would_fill_the_memory_are_refused(void)
     for (int k = 0; k < 2; ++k) {
         const int n = sizes[k];
         for (int i = 0; i < COUNT; ++i)
-            wide[i] = (cnorm_layer){.kind = CNORM_LAYER_ACTIVATION, .as = {.activation = {n, CNORM_ACTIVATION_RELU}}};
+            wide[i] = (cnorm_layer){.kind = CNORM_LAYER_ACTIVATION, .as = {.activation = {.n = n, .f = CNORM_ACTIVATION_RELU}}};
         const ptrdiff_t bytes = cnorm_model_file_bytes(&model);
         void *file = allocate(bytes);
         CHECK(bytes < 2000 && cnorm_model_write(&model, file) == CNORM_OK, "%td bytes", bytes);
