@@ -10,6 +10,7 @@
 #include "cnorm_norms.h"
 #include "presets.h"
 #include "rows.h"
+#include "stack.h"
 
 static uint64_t hash_of(uint64_t hash, cnorm_dtype dtype, void *buffer, ptrdiff_t count)
 {
@@ -367,6 +368,29 @@ static void lstm(cnorm_dtype dtype, text *out) { (void)dtype; lstm_and_linear(CN
 static void lstm_float16_weights(cnorm_dtype dtype, text *out) { (void)dtype; lstm_and_linear(CNORM_WEIGHT_F16, out); }
 static void lstm_int8_weights(cnorm_dtype dtype, text *out) { (void)dtype; lstm_and_linear(CNORM_WEIGHT_I8, out); }
 
+/* the same of the layers that are no cells */
+static void every_layer(cnorm_weight_type type, text *out)
+{
+    static const int sizes[][2] = {{1, 1}, {2, 7}, {5, 8}, {16, 9}, {33, 50}, {70, 130}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
+        stack s = stack_random(type, sizes[i][0], sizes[i][1], allocate);
+        uint64_t state = i, hash = HASH_START;
+        static float x[40 * 70], y[40 * 240];
+        for (size_t j = 0; j < sizeof x / sizeof *x; ++j) x[j] = (float)bell(&state);
+        CHECK((size_t)(40 * s.outputs) <= sizeof y / sizeof *y, "%td outputs", s.outputs);
+        stack_run(&s, 40, x, y);
+        hash = hash_of(hash, CNORM_F32, y, 40 * s.outputs);
+        hash = hash_of(hash, CNORM_F32, s.state, cnorm_state_floats(s.layers, STACK_LAYERS));
+        char name[64];
+        snprintf(name, sizeof name, "%td inputs, %td outputs", s.inputs, s.outputs);
+        add(out, name, hash);
+        network_free(&s.pool);
+    }
+}
+static void layers(cnorm_dtype dtype, text *out) { (void)dtype; every_layer(CNORM_WEIGHT_F32, out); }
+static void layers_float16_weights(cnorm_dtype dtype, text *out) { (void)dtype; every_layer(CNORM_WEIGHT_F16, out); }
+static void layers_int8_weights(cnorm_dtype dtype, text *out) { (void)dtype; every_layer(CNORM_WEIGHT_I8, out); }
+
 /* hash over some steps of every preset, with matrices of one type */
 static void every_preset(cnorm_weight_type type, text *out)
 {
@@ -406,11 +430,14 @@ static const struct {
     {"lstm", lstm},
     {"lstm_float16_weights", lstm_float16_weights},
     {"lstm_int8_weights", lstm_int8_weights},
+    {"layers", layers},
+    {"layers_float16_weights", layers_float16_weights},
+    {"layers_int8_weights", layers_int8_weights},
     {"presets", all_presets},
     {"presets_float16_weights", all_presets_float16_weights},
     {"presets_int8_weights", all_presets_int8_weights},
 };
-enum { OPERATIONS = sizeof operations / sizeof *operations, FLOAT32_ONLY = 9 };
+enum { OPERATIONS = sizeof operations / sizeof *operations, FLOAT32_ONLY = 12 };
 
 static uint64_t all_hashes = HASH_START;
 

@@ -5,8 +5,8 @@
  */
 #include "cnorm_norms.h"
 #include "dispatch.h"
-#include "network.h"
 #include "rows.h"
+#include "stack.h"
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -237,6 +237,15 @@ static void *network_memory(ptrdiff_t bytes)
     return memset(p, 0, (size_t)bytes);
 }
 
+static void free_network_pages(void)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    while (network_pages_used > 0) {
+        const guarded g = network_pages[--network_pages_used];
+        munmap(g.pages - page, g.bytes + 2 * page);
+    }
+}
+
 static void networks(ptrdiff_t inputs, ptrdiff_t units, ptrdiff_t outputs)
 {
     enum { STEPS = 3 };
@@ -247,11 +256,20 @@ static void networks(ptrdiff_t inputs, ptrdiff_t units, ptrdiff_t outputs)
     float *const y = network_floats(&net, network_memory, STEPS * outputs);
     network_run(&net, STEPS, x, y);
     for (ptrdiff_t i = 0; i < STEPS * outputs; ++i) CHECK(isfinite(y[i]), "%s: y[%td]", doing, i);
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    while (network_pages_used > 0) {
-        const guarded g = network_pages[--network_pages_used];
-        munmap(g.pages - page, g.bytes + 2 * page);
-    }
+    free_network_pages();
+}
+
+static void stacks(cnorm_weight_type type, ptrdiff_t inputs, ptrdiff_t m)
+{
+    enum { STEPS = 9 }; /* more than are computed together */
+    snprintf(doing, sizeof doing, "layers of %td inputs, m = %td, weights %d, at the %s, on %s", inputs, m, (int)type,
+             at_end ? "end" : "start", cnorm_isa_active());
+    stack s = stack_random(type, inputs, m, network_memory);
+    float *const x = network_random(&s.pool, network_memory, STEPS * inputs, 0, 1, &(uint64_t){1});
+    float *const y = network_floats(&s.pool, network_memory, STEPS * s.outputs);
+    stack_run(&s, STEPS, x, y);
+    for (ptrdiff_t i = 0; i < STEPS * s.outputs; ++i) CHECK(isfinite(y[i]), "%s: y[%td]", doing, i);
+    free_network_pages();
 }
 
 int main(int argc, char **argv)
@@ -272,6 +290,7 @@ int main(int argc, char **argv)
                 conversions(CNORM_F16, n);
                 conversions(CNORM_BF16, n);
                 networks(n, n % 40 + 1, n % 7 + 1);
+                stacks((cnorm_weight_type)(n % 3), n, n % 40 + 1);
                 if (n % 5 == 0) networks(n % 9 + 1, n, n);
             }
     FOR_EACH_ISA(isa)

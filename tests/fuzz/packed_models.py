@@ -37,6 +37,19 @@ def models(rng):
         ("relu", "tanh"),
     )
     yield plain
+    convolutions = cnorm.Model(
+        [
+            cnorm.CausalConv1d(rng.standard_normal((4, 2, 2)).astype(np.float32), np.ones(4, np.float32), dilation=2),
+            cnorm.CausalConv1d(rng.standard_normal((4, 1, 3)).astype(np.float32), groups=4),
+            cnorm.Conv1d(rng.standard_normal((2, 2, 2)).astype(np.float32), positions=2, padding=1),
+            cnorm.Conv1d(
+                rng.standard_normal((2, 1, 2)).astype(np.float32), positions=3, stride=2, padding=1, groups=2,
+                padding_mode="reflect",
+            ),
+        ]
+    )  # fmt: skip
+    yield convolutions
+    yield convolutions.with_weights("int8", smallest=1)
     yield cnorm.Model([cnorm.Bidirectional(gru, projected), cnorm.Activation("sigmoid")])
     for weights in ("int8", "float16"):
         yield plain.with_weights(weights, smallest=1)

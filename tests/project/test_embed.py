@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from models import streamed_layers
 
 import cnorm
 from cnorm import capi
@@ -32,9 +33,10 @@ def needs(tool):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with the packed demo and recorded frames."""
+    """A folder with recorded frames, the packed demo and a model with each kind of layer."""
     folder = tmp_path_factory.mktemp("data")
-    cnorm.demo_model().save_packed(folder / "demo.cnorm")
+    for name, model in models().items():
+        model.save_packed(folder / f"{name}.cnorm")
     frames().tofile(folder / "frames.f32")
     return folder
 
@@ -94,9 +96,20 @@ def frames():
     return np.concatenate(recordings()[0])[:200].astype("<f4")
 
 
-def expected():
-    """What the examples print."""
-    scores = cnorm.demo_model().stream().process(frames())
+def models():
+    layers = streamed_layers(np.random.default_rng(7))
+    every_layer = cnorm.Model(layers, ("scaled", "last"))
+    return {
+        "demo": cnorm.demo_model(),
+        "layers": every_layer,
+        "layers_int8": every_layer.with_weights("int8", smallest=1),
+    }
+
+
+def expected(model):
+    """What the examples print for the frames, cut into those of the model."""
+    numbers, size = frames().ravel(), model.input_size
+    scores = model.stream().process(numbers[: len(numbers) // size * size].reshape(-1, size))
     hash_ = 0xCBF29CE484222325  # FNV-1a
     for byte in scores.astype("<f4").tobytes():
         hash_ = (hash_ ^ byte) * 0x100000001B3 % 2**64
@@ -106,8 +119,9 @@ def expected():
 def check_scores(command, data, **keywords):
     """The command streams the frames with Python's hash, and refuses what is not a model."""
     command = command if isinstance(command, list) else [command]
-    with open(data / "frames.f32", "rb") as file:
-        assert run([*command, data / "demo.cnorm"], stdin=file, **keywords) == expected()
+    for name, model in models().items():
+        with open(data / "frames.f32", "rb") as file:
+            assert run([*command, data / f"{name}.cnorm"], stdin=file, **keywords) == expected(model), name
     with open(data / "frames.f32", "rb") as file:
         refused = subprocess.run(
             [*command, data / "frames.f32"], stdin=file, capture_output=True, text=True, **keywords

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cells import random_cell
-from models import deep_model
+from models import deep_model, streamed_layers
 
 import cnorm
 from cnorm import packed
@@ -82,6 +82,8 @@ def models(rng):
     start = {"h0": np.array([0.5, -0.0, 0.25], np.float32)}
     learned = cnorm.GRU(dict(forward.weights) | start, preset="torch")
     yield deep_model(rng)
+    for weights in ("float32", "int8", "float16"):
+        yield cnorm.Model(streamed_layers(rng), ("scaled", "last")).with_weights(weights, smallest=1)
     yield cnorm.Model([learned, cnorm.Residual([cnorm.LayerNorm(np.ones(3, np.float32)), cnorm.Activation("sigmoid")])])
     yield cnorm.Model([cnorm.Bidirectional(learned, backward), cnorm.Activation("sigmoid")])
     yield cnorm.Model([cnorm.Linear(np.ones((5, 5), np.float32)), cnorm.Bidirectional(again, forward)])

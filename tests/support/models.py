@@ -16,8 +16,39 @@ def random_linear(rng, inputs, outputs, bias=True):
     return cnorm.Linear(weight, rng.standard_normal(outputs).astype(np.float32) if bias else None)
 
 
+def streamed_layers(rng):
+    """A list with each kind of layer that a stream can have, in sizes that are no multiple of a vector or panel."""
+
+    def normal(*shape):
+        return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+    inner = [
+        cnorm.LayerNorm(1 + normal(19), normal(19)),
+        random_linear(rng, 19, 19),
+        cnorm.Activation("softmax"),
+        cnorm.Multiply("input", name="gated"),
+        cnorm.Concat(["gated", "input"]),
+        random_linear(rng, 38, 19),
+    ]
+    return [
+        cells.random_cell(("LSTM", "ba2016"), rng, 5, 19)[0],
+        cnorm.CausalConv1d(normal(18, 19, 3), normal(18), dilation=2),
+        cnorm.CausalConv1d(normal(18, 1, 17), groups=18),
+        cnorm.Conv1d(normal(4, 3, 3), normal(4), positions=6, padding=1, padding_mode="reflect"),
+        cnorm.Conv1d(normal(4, 1, 2), positions=6, stride=2, groups=4, name="framed"),
+        cnorm.Slice("framed", 2, 9),
+        cnorm.Activation("prelu", slope=normal(7)),
+        cells.random_cell(("GRU", "torch"), rng, 7, 19)[0],
+        cnorm.Residual(inner),
+        cnorm.Scale(normal(19), name="scaled"),
+        cells.random_cell(("RNN", "ba2016"), rng, 19, 19)[0],
+        cnorm.Add("scaled"),
+        cnorm.Linear(normal(3, 19), normal(3), name="last"),
+    ]
+
+
 def deep_model(rng):
-    """Every kind of layer, in sizes that are no multiple of a vector or panel."""
+    """Cells, norms and residual blocks, in sizes that are no multiple of a vector or panel."""
     lstm, _ = cells.random_cell(("LSTM", "ba2016"), rng, 5, 19)
     gru, _ = cells.random_cell(("GRU", "torch"), rng, 19, 19)
     projected, _ = cells.random_cell(("LSTM", "lingvo"), rng, 19, 33, outputs=7)

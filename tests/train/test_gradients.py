@@ -21,8 +21,24 @@ def random_stack(rng):
     scale = cnorm.Scale(rng.standard_normal(9).astype(np.float32))
     learned = cnorm.Activation("prelu", slope=rng.standard_normal(9).astype(np.float32))
     inner = [gru, scale, cnorm.Activation("tanh"), cnorm.Multiply("input")]
-    return [lstm, into, norm, cnorm.Residual(inner), scale, cnorm.Activation("gelu"), learned,
-            cells.random_cell(("LSTM", "tflite"), rng, 9, 11, 6)[0]]  # fmt: skip
+
+    def filtered(*shape):
+        return (rng.standard_normal(shape) / 2).astype(np.float32)
+
+    both = [
+        norm,
+        cnorm.Activation("softmax", name="gate"),
+        cnorm.Concat(["input", "gate"]),
+        cnorm.Linear(filtered(9, 18)),
+    ]
+    convolutions = [
+        cnorm.CausalConv1d(filtered(9, 9, 3), filtered(9), dilation=2),
+        cnorm.CausalConv1d(filtered(9, 1, 17), filtered(9), groups=9),
+        cnorm.Conv1d(filtered(3, 3, 3), filtered(3), positions=3, padding=1, padding_mode="reflect"),
+        cnorm.Conv1d(filtered(3, 1, 2), filtered(3), positions=3, padding=(1, 0), groups=3),
+    ]
+    return [lstm, into, norm, cnorm.Residual(inner), scale, cnorm.Activation("gelu"), learned, *convolutions,
+            cnorm.Residual(both), cells.random_cell(("LSTM", "tflite"), rng, 9, 11, 6)[0]]  # fmt: skip
 
 
 def everything(layers, x, dy):
@@ -100,7 +116,7 @@ def test_a_stack_has_the_gradients_of_its_layers(steps, batch, rng):
     layers = [layer for layer in random_stack(rng) if layer.kind != "Residual"]
     x = rng.standard_normal((steps, batch, 7)).astype(np.float32)
     dy = rng.standard_normal((steps, batch, 6)).astype(np.float32)
-    whole, sizes = tape_of(layers, steps, batch), [7, 20, 9, 9, 9, 9, 9]
+    whole, sizes = tape_of(layers, steps, batch), [7, 20, *[9] * 9]
     y = run(whole, x)
     dx = back(whole, dy, 7)
     tapes, at = [_core.Tape(flat([layer], n), steps, batch) for layer, n in zip(layers, sizes, strict=True)], x
