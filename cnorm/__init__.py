@@ -47,7 +47,8 @@ from cnorm._core import (
     weight_norm,
     weight_norm_backward,
 )
-from cnorm.checkpoints import from_safetensors, from_torch
+from cnorm.cells.presets import PRESETS
+from cnorm.cells.specs import CellSpec
 from cnorm.folds import fold_batch_norm, fold_weight_norm
 from cnorm.layers import (
     GRU,
@@ -67,10 +68,9 @@ from cnorm.layers import (
     Slice,
 )
 from cnorm.learner import SGD, Adam, Learner
-from cnorm.loading import demo_model, load
 from cnorm.model import Model
-from cnorm.presets import PRESETS
-from cnorm.specs import CellSpec
+from cnorm.storage.frameworks import from_safetensors, from_torch
+from cnorm.storage.loading import demo_model, load
 
 __version__ = "0.1.0"
 

@@ -1,5 +1,5 @@
 """Networks of packed weights, and the activations sigmoid and tanh (private; exposed for tests)."""
-from cnorm.packing import PANEL_FLOATS, grid, refuse_outputs, refuse_panels, set_starts
+from cnorm.cells.packing import PANEL_FLOATS, grid, refuse_outputs, refuse_panels, set_starts
 
 
 cdef extern from "rnn/layers.h" nogil:  # what a kind of layer has, by name
@@ -216,7 +216,7 @@ cdef class Network:
         return "float16" if self.types >> <int>CNORM_WEIGHT_F16 & 1 else "float32"
 
     cdef int add_layer(self, cnorm_layer *to, parts, int first, list starts) except -1:
-        """Pack the `cnorm.packing.Parts` of a layer."""
+        """Pack the `cnorm.cells.packing.Parts` of a layer."""
         cdef const layer_ops *ops
         cdef const layer_option *option
         cdef const layer_field *field
@@ -257,7 +257,7 @@ cdef class Network:
         return 0
 
     cdef int pack(self, cnorm_matrix *m, tuple given) except -1:
-        """Pack a matrix, given as (w, rows, scales, gates, group), see `cnorm.packing.matrix`."""
+        """Pack a matrix, given as (w, rows, scales, gates, group), see `cnorm.cells.packing.matrix`."""
         cdef cnp.ndarray w = given[0], rows = given[1], scales = given[2], panels
         cdef const float *scale = NULL
         m.gates, m.group = given[3], given[4]

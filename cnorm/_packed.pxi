@@ -1,6 +1,6 @@
 """Packed models: one flat file in the layout of the kernels, used where it lies. src/rnn/packed.h has the table."""
 
-from cnorm.packing import refuse_packed
+from cnorm.cells.packing import refuse_packed
 
 DIRECTION = {"streamed": CNORM_STREAMED, "forward": CNORM_FORWARD, "backward": CNORM_BACKWARD}
 DIRECTIONS = {number: name for name, number in DIRECTION.items()}

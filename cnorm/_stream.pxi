@@ -1,6 +1,6 @@
 """Streams: a recurrent state of a model, with functions to step, save and restore it."""
 
-from cnorm.stream_state import checked_state, refuse_infinite_state, restored_state, saved_state
+from cnorm.storage.stream_state import checked_state, refuse_infinite_state, restored_state, saved_state
 
 
 @cython.no_gc_clear  # a finaliser may still use a stream, so its members are not cleared before

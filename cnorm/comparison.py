@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cnorm.weights import as_array
+from cnorm.cells.weights import as_array
 
 __all__ = ["Comparison", "compare"]
 

@@ -14,11 +14,11 @@ import safetensors.numpy
 
 from cnorm import _core
 from cnorm.arguments import as_array
+from cnorm.cells.parameters import Parameters
 from cnorm.layers import with_outputs
-from cnorm.loading import model_from
 from cnorm.model import Model
-from cnorm.model_files import configuration
-from cnorm.parameters import Parameters
+from cnorm.storage.loading import model_from
+from cnorm.storage.model_files import configuration
 from cnorm.text import message_of
 
 __all__ = ["SGD", "Adam", "Learner"]
@@ -127,7 +127,7 @@ class Learner:
     ----------
     remembered : int
         Steps since the last `learn`, at most `truncate`.
-    parameters : cnorm.parameters.Parameters
+    parameters : cnorm.cells.parameters.Parameters
         The weights and the gradient of the last `learn`, each as one flat array.
 
     Examples

@@ -11,15 +11,16 @@ from numbers import Integral
 import numpy as np
 import safetensors.numpy
 
-from cnorm import _core, packing
+from cnorm import _core
+from cnorm.cells import packing
+from cnorm.cells.rounded import WEIGHT_TYPES, rounded_layers, weight_type
 from cnorm.comparison import Comparison, compare
-from cnorm.files import write_whole
 from cnorm.layers import INPUT, Layer, chained, flat, named_outputs, shown, sizes_of, slices
-from cnorm.model_files import METADATA_KEY, configuration, identity, named_tensors
-from cnorm.modules import layers_of
-from cnorm.packed import from_bytes, outputs_of, packed_file, summary, unchanged_bytes
-from cnorm.rounded import WEIGHT_TYPES, rounded_layers, weight_type
-from cnorm.stream_state import set_states
+from cnorm.storage.files import write_whole
+from cnorm.storage.model_files import METADATA_KEY, configuration, identity, named_tensors
+from cnorm.storage.modules import layers_of
+from cnorm.storage.packed import from_bytes, outputs_of, packed_file, summary, unchanged_bytes
+from cnorm.storage.stream_state import set_states
 from cnorm.text import clip
 
 __all__ = ["Model"]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from cnorm.loading import load
 from cnorm.model import Model
+from cnorm.storage.loading import load
 from cnorm.text import message_of
 
 __all__ = ["Outcome", "Scored", "in_order", "score"]

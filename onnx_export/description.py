@@ -7,7 +7,7 @@ import json
 import onnx
 from onnx import helper
 
-from cnorm.model_files import METADATA_KEY, configuration
+from cnorm.storage.model_files import METADATA_KEY, configuration
 from onnx_export.builders import builder
 from onnx_export.options import Options
 

@@ -10,7 +10,7 @@ from onnx import helper
 
 import cnorm
 from cnorm.layers import INPUT, with_outputs
-from cnorm.model_files import named_tensors
+from cnorm.storage.model_files import named_tensors
 from onnx_export.builders import builder, native
 from onnx_export.builders.norms import checked_eps
 from onnx_export.description import described, sidecar, state_table

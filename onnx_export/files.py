@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from cnorm.files import replacing
+from cnorm.storage.files import replacing
 
 __all__ = ["write"]
 

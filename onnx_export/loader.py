@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import numpy_helper
 
-from cnorm.files import MAX_FILE_BYTES
-from cnorm.loading import model_of
 from cnorm.model import Model
-from cnorm.model_files import METADATA_KEY
+from cnorm.storage.files import MAX_FILE_BYTES
+from cnorm.storage.loading import model_of
+from cnorm.storage.model_files import METADATA_KEY
 from cnorm.text import quoted
 from onnx_export import model_io
 from onnx_export.errors import NotExported, NotImported

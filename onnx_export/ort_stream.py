@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from cnorm.model_files import METADATA_KEY
+from cnorm.storage.model_files import METADATA_KEY
 from onnx_export.ort import LEVELS
 
 __all__ = ["OrtStream"]

@@ -18,8 +18,8 @@ import onnx
 import onnxruntime
 
 import cnorm
-from cnorm.files import each_once
-from cnorm.model_files import METADATA_KEY, configuration
+from cnorm.storage.files import each_once
+from cnorm.storage.model_files import METADATA_KEY, configuration
 from cnorm.text import clip, printable
 from onnx_export import model_io
 from onnx_export.builders import builder

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from cnorm.cells.tensors import Tensor
+from cnorm.cells.weights import checked
 from cnorm.layers.base import Layer, with_name
-from cnorm.tensors import Tensor
 from cnorm.text import listed
-from cnorm.weights import checked
 
 # In the order of cnorm_activation in cnorm_rnn.h, with their parameters, the values of these that are taken if none are
 # given, as alpha and beta of cnorm_elementwise.

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cnorm.packing import Parts
-from cnorm.rounded import Matrix, Rows
+from cnorm.cells.packing import Parts
+from cnorm.cells.rounded import Matrix, Rows
 from cnorm.text import listed, quoted
 
 INPUT = "input"  # the name of the frame

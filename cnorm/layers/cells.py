@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from cnorm._core import default_float_env, rounded
+from cnorm.cells.packing import Parts, cell_options
+from cnorm.cells.presets import PRESETS
+from cnorm.cells.rounded import Matrix, Rows, cell_weights, is_matrix
+from cnorm.cells.specs import INITIAL, CellSpec, spec_from_json
+from cnorm.cells.tensors import has_projection, optional_tensors, present
+from cnorm.cells.weights import checked, float32_copy, gradient_views, packed
 from cnorm.layers.base import Layer, with_name, with_rows
-from cnorm.packing import Parts, cell_options
-from cnorm.presets import PRESETS
-from cnorm.rounded import Matrix, Rows, cell_weights, is_matrix
-from cnorm.specs import INITIAL, CellSpec, spec_from_json
-from cnorm.tensors import has_projection, optional_tensors, present
-from cnorm.weights import checked, float32_copy, gradient_views, packed
 
 
 class Cell(Layer):
@@ -55,7 +55,7 @@ class Cell(Layer):
             raise ValueError(f"weights of {shown} must have a projection for {' and '.join(of_projection)}")
 
     def packed(self, weights: Mapping[str, np.ndarray] | None = None) -> dict:
-        """The weights in the layout of the kernels, see `cnorm.weights.packed`."""
+        """The weights in the layout of the kernels, see `cnorm.cells.weights.packed`."""
         with default_float_env():
             return packed(self.spec, self.tensors, self.weights if weights is None else weights, self.sizes)
 

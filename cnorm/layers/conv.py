@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from cnorm.cells.rounded import Matrix, Rows
+from cnorm.cells.tensors import Tensor
+from cnorm.cells.weights import checked
 from cnorm.layers.base import Layer, weight_and_bias, with_name, with_rows
-from cnorm.rounded import Matrix, Rows
-from cnorm.tensors import Tensor
-from cnorm.weights import checked
 
 TENSORS = Tensor("weight", ("O", "I", "K")), Tensor("bias", ("O",), optional=True)
 

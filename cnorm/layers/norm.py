@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from cnorm._core import BoundLayerNorm, rounded
+from cnorm.cells.tensors import Tensor
+from cnorm.cells.weights import checked, of_layer_norm
 from cnorm.layers.base import Layer, weight_and_bias, with_name
-from cnorm.tensors import Tensor
-from cnorm.weights import checked, of_layer_norm
 
 LAYER_NORM = Tensor("weight", ("N",)), Tensor("bias", ("N",), optional=True)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from cnorm.cells.packing import Parts
 from cnorm.layers.base import Bound, Layer, Scope, with_name, with_type
 from cnorm.layers.chain import chained, check_read, ends, flat, followed, shown
-from cnorm.packing import Parts
 
 
 class Residual(Layer):

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from cnorm.cells.tensors import Tensor
+from cnorm.cells.weights import checked
 from cnorm.layers.base import Layer, with_name
-from cnorm.tensors import Tensor
-from cnorm.weights import checked
 
 SCALE = (Tensor("weight", ("N",)),)
 

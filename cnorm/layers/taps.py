@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from cnorm.cells.packing import Parts
 from cnorm.layers.base import Bound, Layer, Scope, name_of, with_name
-from cnorm.packing import Parts
 
 PARTS = 8  # CNORM_PARTS of cnorm_rnn.h
 

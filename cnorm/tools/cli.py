@@ -382,8 +382,8 @@ def add_pack(commands) -> None:
         if os.path.exists(out) and os.path.samefile(model, out):
             raise click.UsageError("OUT must be another file than MODEL, which it would replace")
         import cnorm
-        from cnorm import packed
-        from cnorm.files import write_whole
+        from cnorm.storage import packed
+        from cnorm.storage.files import write_whole
 
         try:
             loaded = cnorm.load(model)

@@ -18,7 +18,7 @@ from time import perf_counter
 import numpy as np
 
 import cnorm
-from cnorm.files import write_whole
+from cnorm.storage.files import write_whole
 from cnorm.tools import contenders
 from cnorm.tools.info import processor, versions
 from cnorm.tools.recordings import recordings

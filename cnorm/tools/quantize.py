@@ -13,10 +13,10 @@ import numpy as np
 
 import cnorm
 from cnorm._core import INT8_COLS
-from cnorm.files import read_regular, write_whole
+from cnorm.cells.rounded import LEVELS
+from cnorm.cells.specs import GATES
 from cnorm.layers import followed, with_outputs
-from cnorm.rounded import LEVELS
-from cnorm.specs import GATES
+from cnorm.storage.files import read_regular, write_whole
 from cnorm.text import clip, message_of
 
 __all__ = ["Report", "layers_of", "measured", "recordings", "show"]

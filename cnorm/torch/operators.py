@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from cnorm import _core
+from cnorm.cells.parameters import add_gradients
+from cnorm.cells.presets import PRESETS
+from cnorm.cells.specs import CellSpec, spec_from_json
 from cnorm.layers import CELLS, Layer, flat, with_values
-from cnorm.parameters import add_gradients
-from cnorm.presets import PRESETS
-from cnorm.specs import CellSpec, spec_from_json
 from cnorm.torch.arrays import array, tensor
 
 __all__ = ["cell_of", "described", "layer_of", "packed_cell", "refuse_onnx_export"]

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
+from cnorm.cells.specs import CellSpec
+from cnorm.cells.tensors import axis_length, has_projection, present
 from cnorm.layers import Bidirectional, Layer, cell_spec, checked_eps
-from cnorm.specs import CellSpec
-from cnorm.tensors import axis_length, has_projection, present
 from cnorm.torch.operators import described, layer_of
 from cnorm.torch.steps import Weights, call
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cnorm.specs import GATES
-from cnorm.tensors import Tensor, present
+from cnorm.cells.specs import GATES
+from cnorm.cells.tensors import Tensor, present
 from onnx_export.builders import rounded
 from onnx_export.builders.norms import layer_norm, mean, rms_norm
 
@@ -147,7 +147,7 @@ class Cell:
             if not self._rows:
                 normalised[letters] = layer_norm(self.graph, given[letters], scale, shift, self.eps, own)
                 continue
-            # matrices are centred before they are rounded: no mean is subtracted, see `cnorm.rounded`
+            # matrices are centred before they are rounded: no mean is subtracted, see `cnorm.cells.rounded`
             y = rms_norm(self.graph, given[letters], scale, self.eps, own)
             normalised[letters] = y if shift is None else self.graph.add("Add", y, shift, name=f"{own}_with_bias")
         return normalised

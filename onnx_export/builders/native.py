@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cnorm.tensors import has_projection, present
+from cnorm.cells.tensors import has_projection, present
 from onnx_export.builders.cells import Cell
 
 _ORDER = {"LSTM": "iofg", "GRU": "zrn", "RNN": "a"}  # of the gates, in the operators' weights

@@ -26,7 +26,7 @@ def product(graph, x: str, rows, value: str, scales: str | None, name: str, bias
     ----------
     graph : GraphBuilder
     x : str
-    rows : cnorm.rounded.Rows
+    rows : cnorm.cells.rounded.Rows
         The type of the matrix, and the levels of x.
     value, scales : str
         The values [outputs, inputs] and [outputs] of the graph; their rows may be in another order than in `rows`.

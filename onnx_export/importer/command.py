@@ -5,7 +5,7 @@ from time import perf_counter
 
 import numpy as np
 
-from cnorm.files import write_whole
+from cnorm.storage.files import write_whole
 from cnorm.text import clip, printable
 from onnx_export.importer import Imported
 from onnx_export.loader import imported

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import click
 
-from cnorm.files import replaces, write_whole
 from cnorm.scoring import in_order
+from cnorm.storage.files import replaces, write_whole
 from cnorm.text import printable
 from onnx_export.validation import examined, formats
 from onnx_export.validation import lock as locks

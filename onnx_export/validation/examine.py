@@ -15,7 +15,7 @@ import onnx
 import onnx.version_converter
 import onnxruntime
 
-from cnorm.files import replaces, write_whole
+from cnorm.storage.files import replaces, write_whole
 from cnorm.text import clip, quoted
 from onnx_export import ort
 from onnx_export.model_io import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from cnorm.files import replaces
+from cnorm.storage.files import replaces
 from cnorm.text import printable
 from onnx_export.validation.options import Options
 

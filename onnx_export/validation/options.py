@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from numbers import Real
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from cnorm.files import replaces
+from cnorm.storage.files import replaces
 
 if TYPE_CHECKING:
     from onnx_export.model_io import Limits

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from cnorm.files import write_whole
+from cnorm.storage.files import write_whole
 from onnx_export import ort
 from onnx_export.float64 import Float64
 from onnx_export.nodes import model_nodes

@@ -12,7 +12,7 @@ from onnx import numpy_helper
 
 import cnorm
 import onnx_export
-from cnorm.rounded import Rows
+from cnorm.cells.rounded import Rows
 from onnx_export.builders import rounded
 from onnx_export.float64 import Float64
 from onnx_export.graph_builder import GraphBuilder

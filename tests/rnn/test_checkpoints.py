@@ -13,7 +13,7 @@ import safetensors.numpy
 from cells import EPS, LAYERS, random_cell, random_weights, step_tolerance, worst_step
 
 import cnorm
-from cnorm.tensors import optional_tensors
+from cnorm.cells.tensors import optional_tensors
 
 KEYS = sorted(cnorm.PRESETS)
 

@@ -123,7 +123,7 @@ def test_file_systems_without_folder_fsync(path, rng, monkeypatch):
 
 KILLED = """
 import os, signal, sys, time
-from cnorm.files import replacing
+from cnorm.storage.files import replacing
 
 with replacing(sys.argv[1]) as file:
     file.write_bytes(b"half")
@@ -690,7 +690,7 @@ def test_limits_the_panels_of_a_model_not_of_a_network(monkeypatch, rng):
     cell, _ = random_cell(("GRU", "torch"), rng, 1, 1)
     layers = [cnorm.Bidirectional(cell, cell), cnorm.Linear(np.ones((1, 2), np.float32))] * 20
     cnorm.Model(layers)
-    monkeypatch.setattr("cnorm.packing.PANEL_FLOATS", 4096)
+    monkeypatch.setattr("cnorm.cells.packing.PANEL_FLOATS", 4096)
     cnorm.Model(layers[:2])
     with pytest.raises(ValueError, match=r"layers take \d+ bytes packed in panels of 32 rows: more than 16384"):
         cnorm.Model(layers)

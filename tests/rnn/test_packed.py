@@ -14,8 +14,8 @@ from cells import random_cell
 from models import deep_model, streamed_layers
 
 import cnorm
-from cnorm import packed
-from cnorm.model_files import configuration
+from cnorm.storage import packed
+from cnorm.storage.model_files import configuration
 
 KEYS = sorted(cnorm.PRESETS)
 # magic, head_crc, version, order, data_crc, bytes, data, layers, networks, configuration, records, zero, identity

@@ -13,7 +13,7 @@ import safetensors.numpy
 from cells import random_cell
 
 import cnorm
-from cnorm.model_files import METADATA_KEY
+from cnorm.storage.model_files import METADATA_KEY
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "rounded.json"
 TABLE = Path(__file__).parents[1] / "c" / "presets.inc"

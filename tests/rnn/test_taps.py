@@ -14,8 +14,8 @@ from tapes import back, own_gradients, run, tape_of
 import cnorm
 import onnx_export
 from cnorm.layers import with_outputs
-from cnorm.loading import model_of
-from cnorm.model_files import configuration
+from cnorm.storage.loading import model_of
+from cnorm.storage.model_files import configuration
 from cnorm.tools.quantize import measured
 
 OUTPUTS = ("mask", "both")
@@ -140,7 +140,7 @@ def test_gradients_are_exact_in_whole_numbers(model, steps, batch, isa, rng):
     assert np.array_equal(run(tape, x).reshape(-1, 8), expected.value)
     dx = back(tape, dy, 5)
     assert np.array_equal(dx.ravel(), slope[places["x"]])
-    parameters = cnorm.parameters.Parameters(stack, 5)
+    parameters = cnorm.cells.parameters.Parameters(stack, 5)
     parameters.collect(tape, False)
     assert np.array_equal(parameters.gradient, slope[: places["x"].start])
 

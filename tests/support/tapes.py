@@ -3,8 +3,8 @@
 import numpy as np
 
 from cnorm import _core
+from cnorm.cells.parameters import add_gradients
 from cnorm.layers import flat
-from cnorm.parameters import add_gradients
 
 
 def tape_of(layers, steps, batch):

@@ -6,7 +6,7 @@ import sys
 from importlib import util
 from pathlib import Path
 
-from cnorm.files import write_whole
+from cnorm.storage.files import write_whole
 from cnorm.tools.bench import report
 from cnorm.tools.bench.measure_models import models, models_picture, models_tables
 from cnorm.tools.bench.measure_norms import fresh, norms

@@ -21,7 +21,7 @@ from websockets.asyncio.server import serve
 from cnorm.conversation import NUMBER, PROTOCOL
 from cnorm.model import Model
 from cnorm.serving import Checkpoint, Sessions
-from cnorm.stream_state import ARITHMETIC
+from cnorm.storage.stream_state import ARITHMETIC
 from cnorm.tools.serve import Options, pages
 from cnorm.tools.serve.connection import CLOSE_SECONDS, HELLO_SECONDS, READ_BYTES, WRITE_LIMIT, Connection
 from cnorm.tools.serve.listener import ACCEPTS, Listener, need_descriptors, tls

@@ -1,7 +1,7 @@
 """Long short-term memory cells of known frameworks; docs/cells.md has their equations."""
 
-from cnorm.presets.parts import PAPER, affine
-from cnorm.specs import CellSpec
+from cnorm.cells.presets.parts import PAPER, affine
+from cnorm.cells.specs import CellSpec
 
 TFLITE = {"i": "input", "f": "forget", "g": "cell", "o": "output"}
 

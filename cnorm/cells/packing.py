@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cnorm.specs import CellSpec
+from cnorm.cells.specs import CellSpec
 
 # 1 GiB; panels have 32 rows, so a file of many matrices of one row could fill the memory
 PANEL_FLOATS = 1 << 28
@@ -30,8 +30,8 @@ class Parts:
     options : dict of str to number
         All of the kind's.
     fields : dict of str to tuple or ndarray
-        A matrix as `cnorm.rounded.Matrix.given` has it; a vector [units] or [gates, units], in any shape of that size.
-        Without those that the layer does not have.
+        A matrix as `Matrix.given` of `rounded.py` has it; a vector [units] or [gates, units], in any shape of that
+        size. Without those that the layer does not have.
     starts : dict of str to ndarray
         The initial value of each array of its state; 0 for None or one that is not there.
     """

@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from cnorm.hints import also, of_names, of_shape, of_type
-from cnorm.specs import GATES, CellSpec
-from cnorm.tensors import Tensor, has_projection, present, terms
+from cnorm.cells.hints import also, of_names, of_shape, of_type
+from cnorm.cells.specs import GATES, CellSpec
+from cnorm.cells.tensors import Tensor, has_projection, present, terms
 from cnorm.text import listed
 
 

@@ -2,7 +2,7 @@
 
 from types import MappingProxyType
 
-from cnorm.presets import gru, lstm, rnn
+from cnorm.cells.presets import gru, lstm, rnn
 
 __all__ = ["PRESETS"]
 

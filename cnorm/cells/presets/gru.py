@@ -1,7 +1,7 @@
 """Gated recurrent units of known frameworks; docs/cells.md has their equations."""
 
-from cnorm.presets.parts import PAPER, affine
-from cnorm.specs import CellSpec
+from cnorm.cells.presets.parts import PAPER, affine
+from cnorm.cells.specs import CellSpec
 
 # of danijar's implementation and its ports: the reset gate multiplies the whole candidate
 DREAMER = {"kind": "GRU", "gates": "rnz", "scope": "sum", "reset": "candidate", "update_bias": -1.0, "eps": 1e-3}

@@ -1,4 +1,4 @@
-"""`CellSpec`: the equations of a recurrent cell as data. `cnorm.presets` has the cells of known frameworks."""
+"""`CellSpec`: the equations of a recurrent cell as data. `cnorm.cells.presets` has the cells of known frameworks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numbers
 import re
 from dataclasses import dataclass, fields
 
-from cnorm.tensors import PLACEHOLDER, UNGATED, Tensor, Use, has_projection, parse
+from cnorm.cells.tensors import PLACEHOLDER, UNGATED, Tensor, Use, has_projection, parse
 
 __all__ = ["CellSpec"]
 

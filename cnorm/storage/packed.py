@@ -8,10 +8,10 @@ import mmap
 import numpy as np
 
 from cnorm import _core
-from cnorm.files import open_regular
+from cnorm.cells.presets import PRESETS
 from cnorm.layers import KINDS
-from cnorm.model_files import outputs_from
-from cnorm.presets import PRESETS
+from cnorm.storage.files import open_regular
+from cnorm.storage.model_files import outputs_from
 from cnorm.text import message_of
 
 __all__ = ["c_array", "from_bytes", "mapped", "outputs_of", "packed_file", "summary", "unchanged_bytes"]

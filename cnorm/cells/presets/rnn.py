@@ -1,7 +1,7 @@
 """Simple recurrent cells of known frameworks; docs/cells.md has their equations."""
 
-from cnorm.presets.parts import PAPER, affine
-from cnorm.specs import CellSpec
+from cnorm.cells.presets.parts import PAPER, affine
+from cnorm.cells.specs import CellSpec
 
 TORCH = (
     ("weight_ih_l{layer}{reverse}", "H I", "weight_x"),

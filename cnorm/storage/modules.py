@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from cnorm.checkpoints import from_torch
+from cnorm.cells.weights import as_array
 from cnorm.folds import fold_batch_norm
 from cnorm.layers import Activation, Layer, LayerNorm, Linear, with_name
-from cnorm.weights import as_array
+from cnorm.storage.frameworks import from_torch
 
 __all__ = ["layers_of"]
 

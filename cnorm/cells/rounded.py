@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cnorm import _core
-from cnorm.specs import GATES
-from cnorm.tensors import axis_length, has_projection
+from cnorm.cells.specs import GATES
+from cnorm.cells.tensors import axis_length, has_projection
 
 if TYPE_CHECKING:
     from cnorm.layers import Layer

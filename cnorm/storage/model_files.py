@@ -9,10 +9,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from cnorm.files import each_once
+from cnorm.cells.rounded import rows_from_tensors
 from cnorm.layers import KINDS, Layer, name_of, with_name, with_type
-from cnorm.rounded import rows_from_tensors
-from cnorm.stream_state import ARITHMETIC
+from cnorm.storage.files import each_once
+from cnorm.storage.stream_state import ARITHMETIC
 from cnorm.text import listed
 
 __all__ = [

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from cnorm.files import array_of, each_once, raw_safetensors
-from cnorm.hints import also, of_names
+from cnorm.cells.hints import also, of_names
+from cnorm.cells.presets import PRESETS
+from cnorm.cells.specs import INITIAL, CellSpec
+from cnorm.cells.tensors import optional_tensors
+from cnorm.cells.weights import as_array
 from cnorm.layers import CELLS, Bidirectional, Layer, check_with, checked_eps, spec_of
-from cnorm.model_files import METADATA_KEY
-from cnorm.presets import PRESETS
-from cnorm.specs import INITIAL, CellSpec
-from cnorm.tensors import optional_tensors
+from cnorm.storage.files import array_of, each_once, raw_safetensors
+from cnorm.storage.model_files import METADATA_KEY
 from cnorm.text import listed, message_of, quoted
-from cnorm.weights import as_array
 
 __all__ = ["from_safetensors", "from_torch"]
 

@@ -8,11 +8,11 @@ from importlib import resources
 import numpy as np
 
 from cnorm import _core
-from cnorm.files import read_safetensors
 from cnorm.layers import slices
 from cnorm.model import Model
-from cnorm.model_files import METADATA_KEY, layers_from
-from cnorm.packed import mapped
+from cnorm.storage.files import read_safetensors
+from cnorm.storage.model_files import METADATA_KEY, layers_from
+from cnorm.storage.packed import mapped
 from cnorm.text import message_of
 
 __all__ = ["demo_model", "load", "model_from", "model_of"]
