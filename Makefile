@@ -25,7 +25,7 @@ FORMATTED := $(wildcard $(foreach folder,. include int8 kernels rnn rnn/layers s
 
 bench: .venv/built           ## time ratios to PyTorch, onnxruntime, numba and NumPy, if installed
 	$(BIN)/pip install --quiet --group bench
-	$(BIN)/python -P benchmarks/table.py
+	$(BIN)/python benchmarks/table.py
 
 # $(call configure,build folder,arguments of meson setup): its output only if it fails
 define configure

@@ -8,8 +8,8 @@ import math
 
 import numpy as np
 
-from cnorm.tools import contenders
-from cnorm.tools.contenders.operations import as_dtype
+from cnorm_bench import contenders
+from cnorm_bench.contenders.operations import as_dtype
 
 MEANS = (0, 0.5, 1, 2, 3.9, 4.1, 10, 1e2, 1e4, 1e6)
 LENGTHS = (100, 1024, 8192)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from cnorm.tools import bench, contenders
+import cnorm_bench as bench
+from cnorm_bench import contenders
 
 MODULES, LEFT_OUT = contenders.importable()
 

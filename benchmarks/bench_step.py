@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from cnorm.tools import bench, contenders
-from cnorm.tools.contenders.operations import CELLS, check_steps, random_model, trajectory
+import cnorm_bench as bench
+from cnorm_bench import contenders
+from cnorm_bench.contenders.operations import CELLS, check_steps, random_model, trajectory
 
 MODULES, LEFT_OUT = contenders.importable()
 

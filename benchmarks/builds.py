@@ -3,7 +3,7 @@
     git worktree add /tmp/older COMMIT
     .venv/bin/python -m pip install --no-deps --upgrade --target /tmp/old /tmp/older
     .venv/bin/python -m pip install --no-deps --upgrade --target /tmp/new .
-    .venv/bin/python -P benchmarks/builds.py /tmp/old /tmp/new [--isa avx2] [--only backward]
+    .venv/bin/python benchmarks/builds.py /tmp/old /tmp/new [--isa avx2] [--only backward]
 
 For each shape prints the time of the second build divided by that of the first: the median over several placements of
 the arrays in memory, then the minimum and the maximum; below, the geometric mean of the medians. The physical pages of
@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cnorm.tools.bench.cases import CASES, MEAN_SHAPES
-from cnorm.tools.contenders.operations import check
-from cnorm.tools.contenders.timing import Contender, empty_like, times
+from cnorm_bench.cases import CASES, MEAN_SHAPES
+from cnorm_bench.contenders.operations import check
+from cnorm_bench.contenders.timing import Contender, empty_like, times
 
 STATEMENTS = {
     "layer_norm": "cnorm.layer_norm(x, weight, bias, out=y)",

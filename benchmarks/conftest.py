@@ -7,8 +7,8 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import pytest  # noqa: E402
 
-from cnorm.tools import bench  # noqa: E402
-from cnorm.tools.contenders.operations import check  # noqa: E402
+import cnorm_bench as bench  # noqa: E402
+from cnorm_bench.contenders.operations import check  # noqa: E402
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Draw docs/pictures/norm_axes.svg and docs/pictures/norm_invariances.svg: `python -P benchmarks/draw_norms.py`.
+"""Draw docs/pictures/norm_axes.svg and docs/pictures/norm_invariances.svg: `python benchmarks/draw_norms.py`.
 
 The second picture shows the values of `cnorm.analysis.invariance_table()`, computed when it is drawn.
 """

@@ -9,10 +9,10 @@ from importlib import util
 import numpy as np
 
 import cnorm
-from cnorm.tools import bench
-from cnorm.tools.contenders import Contender, memcpy_, times
-from cnorm.tools.contenders.operations import check
-from cnorm.tools.contenders.timing import empty, empty_like
+import cnorm_bench as bench
+from cnorm_bench.contenders import Contender, memcpy_, times
+from cnorm_bench.contenders.operations import check
+from cnorm_bench.contenders.timing import empty, empty_like
 
 SHAPES = ((128, 768), (16384, 1024), (64, 256, 1024))
 GROUPS = (1, 8, 32)

@@ -1,6 +1,6 @@
 """`make bench`: one table of ratios from one run on one thread, samples of all contenders interleaved.
 
-Each figure is the other time divided by cnorm's, a geometric mean over the shapes in `cnorm.tools.bench.MEAN_SHAPES`
+Each figure is the other time divided by cnorm's, a geometric mean over the shapes in `cnorm_bench.MEAN_SHAPES`
 unless the row names a shape. The last column is the project's target on an AVX-512 machine. `cnorm bench` prints the
 times of every shape.
 """
@@ -13,8 +13,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 import cnorm
-from cnorm.tools import bench, contenders, demo
-from cnorm.tools.bench import cases, report
+import cnorm_bench as bench
+from cnorm.tools.runners import latencies
+from cnorm_bench import cases, contenders, demo, report
 
 
 def main():
@@ -38,7 +39,7 @@ def demo_steps():
     model, (utterances, _) = cnorm.demo_model(), demo.recordings()
     modules, _ = contenders.importable()
     runners = bench.step_contenders(modules, model)
-    times, _ = contenders.latencies(runners, utterances)
+    times, _ = latencies(runners, utterances)
     return {label: float(np.median(samples)) for label, samples in times.items()}
 
 

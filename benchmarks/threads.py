@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 
 import cnorm
-from cnorm.tools import bench
-from cnorm.tools.contenders.timing import empty
+import cnorm_bench as bench
+from cnorm_bench.contenders.timing import empty
 
 ROUNDS, SECONDS = 25, 0.05
 

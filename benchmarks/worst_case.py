@@ -1,6 +1,6 @@
 """The worst case in time: rows and steps that need float64, beside ordinary ones of the same shape.
 
-    .venv/bin/python -P benchmarks/worst_case.py [--isa avx2] [--only "layer_norm"]
+    .venv/bin/python benchmarks/worst_case.py [--isa avx2] [--only "layer_norm"]
 
 Prints microseconds a call and the ratio; the table of docs/numerics.md. Each pair is measured alternately, minima.
 """
@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 import cnorm
-from cnorm.tools.contenders.operations import random_model
+from cnorm_bench.contenders.operations import random_model
 
 HUGE = {np.float32: 1e25, np.float64: 2.0**600}  # the squares leave the range
 SHAPES = [(512, 64), (256, 1024), (64, 8192)]

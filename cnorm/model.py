@@ -12,7 +12,7 @@ import numpy as np
 import safetensors.numpy
 
 from cnorm import _core
-from cnorm.cells import packing
+from cnorm.cells.packing import check_panels
 from cnorm.cells.rounded import WEIGHT_TYPES, rounded_layers, weight_type
 from cnorm.comparison import Comparison, compare
 from cnorm.layers import INPUT, Layer, chained, flat, named_outputs, shown, sizes_of, slices
@@ -70,8 +70,7 @@ class Model:
         sizes = sizes_of(layers)
         self._input_size, self._output_size = sizes[0], sizes[-1]
         self._identity = identity(self._layers, self._outputs)
-        self._parts = []  # lists run in order: one network, or the two directions of a bidirectional layer
-        cells = 0
+        self._parts, cells = [], 0  # lists run in order: one network, or the two directions of a bidirectional layer
         self._original: Model | None = None  # the float32 model that this one was rounded from
         self._packed: _core.PackedModel | None = None  # the file, if the model is one of a packed file
         at, frame = 0, INPUT  # layers so far, and the name of what the next one reads
@@ -84,7 +83,7 @@ class Model:
                     cells += network.cells
                     self._parts[-1].append(network)
                 at, frame = at + len(part), part[-1].name
-                packing.check_panels([network for networks in self._parts for network in networks])
+                check_panels([network for networks in self._parts for network in networks])
 
     @classmethod
     def _of_packed(cls, packed: _core.PackedModel) -> Model:

@@ -8,7 +8,7 @@ import errno
 import os
 import re
 import sys
-from importlib import util
+from importlib import import_module, util
 from typing import NoReturn
 
 
@@ -123,6 +123,16 @@ def named_values(context, parameter, values) -> dict[str, str]:
     return dict(value.split("=", 1) for value in values)
 
 
+def bench_of_checkout():
+    """The package `cnorm_bench`, which is not in the wheel."""
+    import cnorm
+
+    sys.path.append(os.path.join(os.path.dirname(os.path.dirname(cnorm.__file__)), "benchmarks"))
+    if util.find_spec("cnorm_bench") is None:
+        fail("cnorm bench runs from a checkout of cnorm's source: pip install -e '.[cli]' there")
+    return import_module("cnorm_bench")
+
+
 def add_bench(commands) -> None:
     import click
 
@@ -145,8 +155,7 @@ def add_bench(commands) -> None:
                   multiple=True, callback=named_values)  # fmt: skip
     def bench(out_dir, rnn, train, serve, **given):
         """Measure cnorm and the other installed runtimes on this machine, beside lower bounds; takes some minutes."""
-        from cnorm.tools.bench import run
-
+        bench = bench_of_checkout()
         model, models = given["model"], given["models"]
         if rnn + train + serve + (models is not None) > 1:
             raise click.UsageError("give at most one of --rnn, --train, --serve and --models")
@@ -159,7 +168,7 @@ def add_bench(commands) -> None:
             sizes = {name: int(size) for name, size in given["dims"].items()}
             options = {"folder": os.path.abspath(models), "inputs": numbers, "dims": sizes}
         try:
-            run(kind, out_dir=out_dir, **options)
+            bench.run(kind, out_dir=out_dir, **options)
         except RuntimeError as error:
             fail(f"Error: {error}")
 

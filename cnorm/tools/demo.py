@@ -19,7 +19,7 @@ import numpy as np
 
 import cnorm
 from cnorm.storage.files import write_whole
-from cnorm.tools import contenders
+from cnorm.tools import runners
 from cnorm.tools.info import processor, versions
 from cnorm.tools.recordings import recordings
 
@@ -151,13 +151,13 @@ def latency(console, model, onnx_model, utterances):
     title(console, "How long does a step take?", "all frames, every runtime in turn, one thread")
     with Progress(TextColumn("timing"), BarColumn(), console=console, transient=True) as progress:
         task = progress.add_task("", total=None)
-        runners = [contenders.Cnorm(model)]
+        engines = [runners.Cnorm(model)]
         if onnx_model is not None:
-            runners += [contenders.OrtRun(onnx_model), contenders.OrtBinding(onnx_model)]
+            engines += [runners.OrtRun(onnx_model), runners.OrtBinding(onnx_model)]
         if util.find_spec("torch"):
-            runners += [contenders.TorchEager(model), contenders.TorchJit(model)]
+            engines += [runners.TorchEager(model), runners.TorchJit(model)]
         progress.update(task, total=-(-len(utterances) // 10))
-        times, _ = contenders.latencies(runners, utterances, at_a_time=10, after=lambda: progress.advance(task))
+        times, _ = runners.latencies(engines, utterances, at_a_time=10, after=lambda: progress.advance(task))
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("µs a step")
@@ -270,7 +270,7 @@ def ort_layer_norm(n, eps):
     scale = numpy_helper.from_array(np.ones(n, np.float32), "scale")
     graph = helper.make_graph([node], "layer_norm", [x], [y], [scale])
     onnx_model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    session = contenders.ort_session(onnx_model.SerializeToString())
+    session = runners.ort_session(onnx_model.SerializeToString())
     return lambda x: session.run(["y"], {"x": x})[0]
 
 

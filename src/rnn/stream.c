@@ -163,7 +163,7 @@ cnorm_status cnorm_stream_run(cnorm_stream *stream, ptrdiff_t steps, const float
     return status;
 }
 
-/* ---- saved streams, format 3 of docs/cells.md, little-endian; cnorm/storage/stream_state.py has the same for Python - */
+/* ---- saved streams, format 3 of docs/cells.md, little-endian; stream_state.py has the same for Python ------------ */
 
 enum { SAVED_FRAMES = 48, SAVED_ARITHMETIC = 56, SAVED_STATE = 60 };
 static const char saved_magic[] = "cnorm stream 3\n"; /* 16 bytes with the zero */

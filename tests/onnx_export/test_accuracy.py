@@ -7,7 +7,7 @@ from models import random_lstm
 
 import cnorm
 import onnx_export
-from cnorm.tools import contenders
+from cnorm.tools.runners import ort_session
 
 
 @pytest.mark.parametrize(("inputs", "units", "steps"), [(12, 64, 200), (128, 256, 60), (1024, 1024, 20)])
@@ -19,7 +19,7 @@ def test_root_mean_square_error_of_a_step(inputs, units, steps, isa, rng):
     layer = random_lstm(rng, inputs, units)
     model = cnorm.Model([layer])
     stream = model.stream()
-    session = contenders.ort_session(onnx_export.export(model).SerializeToString())
+    session = ort_session(onnx_export.export(model).SerializeToString())
     squares = np.zeros((2, 2))  # of cnorm and onnxruntime; of h and c
     exact = np.zeros((2, units))
     for _ in range(steps):

@@ -13,9 +13,10 @@ import reference
 from rich.console import Console
 
 import cnorm
-from cnorm.tools import bench, contenders
-from cnorm.tools.bench import cases, report
-from cnorm.tools.contenders import numpy_, operations, timing
+import cnorm_bench as bench
+from cnorm.tools import runners
+from cnorm_bench import cases, contenders, report
+from cnorm_bench.contenders import numpy_, operations, timing
 
 SIZES = [(2, 8), (3, 5)]
 
@@ -114,7 +115,7 @@ def test_wrong_rounded_contenders_are_left_out():
     model = operations.random_model("LSTM", np.random.default_rng(0), 96, 128)
     frames = np.random.default_rng(1).standard_normal((4, 96), dtype=np.float32)
     exact = operations.trajectory("LSTM", model, frames)
-    runner = contenders.Cnorm(operations.random_model("LSTM", np.random.default_rng(9), 96, 128), "other")
+    runner = runners.Cnorm(operations.random_model("LSTM", np.random.default_rng(9), 96, 128), "other")
     left_out = []
     assert operations.correct([(runner, frames, exact)], operations.check_rounded_steps, "LSTM", left_out) == []
     assert "other is off by" in left_out[0]
@@ -191,7 +192,7 @@ def test_a_wrong_cnorm_ends_the_measurement(monkeypatch, timed):
 
 
 def test_a_wrong_step_is_reported_and_not_timed(monkeypatch):
-    class Wrong(contenders.Cnorm):
+    class Wrong(runners.Cnorm):
         def step(self, x):
             return super().step(-x)
 
@@ -261,7 +262,7 @@ def test_warm_up_steps_precede_each_turn():
             return x
 
     utterances = [np.full((3, 1), k, np.float32) for k in range(2)]
-    times, answers = timing.latencies([Runner()], utterances, at_a_time=1, uncounted=2)
+    times, answers = runners.latencies([Runner()], utterances, at_a_time=1, uncounted=2)
     turns = [["reset", k, k, "reset", k, k, k] for k in range(2)]
     assert steps == [*["reset", 0, 0, 0], *turns[0], *turns[1]]
     assert len(times["runner"]) == 6

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import cnorm
 import onnx_export
-from cnorm.tools import contenders, demo
+from cnorm.tools import demo, runners
 
 TEST_SPLIT = Path(__file__).parents[2] / "examples/japanese_vowels/japanese_vowels_test.npz"
 
@@ -62,19 +62,19 @@ def test_the_recogniser_learns_another_channel(console, recordings):
 
 def test_onnxruntime_contenders_match(recordings):
     onnx_model = onnx_export.export(cnorm.demo_model()).SerializeToString()
-    check([contenders.OrtRun(onnx_model), contenders.OrtBinding(onnx_model)], recordings[0][::6])
+    check([runners.OrtRun(onnx_model), runners.OrtBinding(onnx_model)], recordings[0][::6])
 
 
 def test_torch_contenders_match(recordings):
     pytest.importorskip("torch")
     model = cnorm.demo_model()
-    check([contenders.TorchEager(model), contenders.TorchJit(model)], recordings[0][::6])
+    check([runners.TorchEager(model), runners.TorchJit(model)], recordings[0][::6])
 
 
 def check(others, utterances):
     """Free runs over recordings differ by at most 5e-6: 29 steps and no more, each within 2e-6."""
-    runners = [contenders.Cnorm(cnorm.demo_model()), *others]
-    times, answers = contenders.latencies(runners, utterances, at_a_time=4)
+    engines = [runners.Cnorm(cnorm.demo_model()), *others]
+    times, answers = runners.latencies(engines, utterances, at_a_time=4)
     for other in others:
         assert len(times[other.label]) == sum(map(len, utterances))
         np.testing.assert_allclose(answers[other.label], answers["cnorm"], rtol=0, atol=5e-6)

@@ -10,7 +10,7 @@ import cnorm
 pytest.importorskip("websockets")
 pytest.importorskip("prometheus_client")
 
-from cnorm.tools.bench import measure_serving
+from cnorm_bench import measure_serving
 
 
 @pytest.fixture(scope="module")

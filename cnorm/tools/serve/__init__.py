@@ -6,7 +6,7 @@ client; `pages` answers plain HTTP requests; a `listener.Listener` bounds connec
 the log.
 
 A change of the protocol touches `connection` (messages read), `worker` (welcome, reset, checkpoint), its other end in
-`cnorm.conversation`, which has its version and the struct of frame numbers, `page.js`, and `cnorm.tools.bench.load`.
+`cnorm.conversation`, which has its version and the struct of frame numbers, `page.js`, and `cnorm_bench.load`.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cnorm.tools.bench.environment import surroundings
-from cnorm.tools.bench.serving_engines import ENGINES, Nothing, loaded
+from cnorm_bench.environment import settled_environment, surroundings
+from cnorm_bench.serving_engines import ENGINES, Nothing, loaded
 
 __all__ = ["SERVING", "serving", "serving_picture", "serving_tables"]
 
@@ -80,8 +80,8 @@ def server(engine, model):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    module = [sys.executable, "-P", "-m", "cnorm.tools.bench.serving_engines", engine, str(port), model]
-    with subprocess.Popen(module, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    module = [sys.executable, "-P", "-m", "cnorm_bench.serving_engines", engine, str(port), model]
+    with subprocess.Popen(module, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=settled_environment()) as process:
         os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
         if process.stdout.readline() != b"ready\n":
             raise RuntimeError(f"the server of {engine} did not start")
@@ -92,8 +92,8 @@ def server(engine, model):
 
 def loading(job):
     """The load of a job in a process on the last core."""
-    command = [sys.executable, "-P", "-m", "cnorm.tools.bench.load", json.dumps(job)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    command = [sys.executable, "-P", "-m", "cnorm_bench.load", json.dumps(job)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=settled_environment())
     os.sched_setaffinity(process.pid, {max(os.sched_getaffinity(0))})
     return process
 

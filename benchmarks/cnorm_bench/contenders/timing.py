@@ -1,21 +1,16 @@
 """How contenders are described and timed. Their samples are interleaved, so that other load affects all of them alike.
 
-A `Contender` is a statement, timed as a user would write it. A contender for recurrent steps is an object with
-``label``; ``mode()``, a context to run the steps in; ``reset()``, which sets its state to zero; and ``step(x)``, which
-takes x [input_size] float32 and returns y [output_size] float32, an array that the next step may overwrite. Around the
-runtime's own call there is as little Python as possible: buffers and bindings are made once.
+A `Contender` is a statement, timed as a user would write it. Those for recurrent steps are in `cnorm.tools.runners`.
 """
 
-import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from time import perf_counter_ns
 from timeit import Timer
 
 import numpy as np
 
-__all__ = ["Contender", "empty", "empty_like", "latencies", "times"]
+__all__ = ["Contender", "empty", "empty_like", "times"]
 
 SAMPLE = 1e-3  # seconds: the least length of a sample, so that the cost of reading the clock is negligible
 MIN_SAMPLES = 11  # even if they take longer than the given seconds
@@ -116,57 +111,3 @@ def times(contenders, *, seconds=0.3):
                 timers[k].timeit(1)
                 samples[k, turn] = timers[k].timeit(numbers[k]) / numbers[k]
     return {contender.label: 1e6 * row for contender, row in zip(contenders, samples, strict=True)}
-
-
-def latencies(contenders, utterances, *, at_a_time=10, uncounted=0, after=None):
-    """Time every step of every contender on the same utterances, the contenders interleaved.
-
-    Each contender streams `at_a_time` utterances, then the next contender does, and so on, so that other load affects
-    all of them alike. A first turn of each is a warm-up and not counted. The garbage collector is off.
-
-    Parameters
-    ----------
-    contenders : sequence
-    utterances : sequence of ndarray, shape (T, input_size), float32
-    uncounted : int
-        Untimed steps before each turn, which bring the contender's data into the caches.
-    after : callable, optional
-        Called without arguments after each turn.
-
-    Returns
-    -------
-    times : dict of label to ndarray, shape (steps,), float64
-        Microseconds a step; they include about 0.05 us for reading the clock.
-    answers : dict of label to list of ndarray, shape (output_size,)
-        y after each utterance's last frame.
-    """
-    times = {contender.label: [] for contender in contenders}
-    answers = {contender.label: [] for contender in contenders}
-    for contender in contenders:
-        _stream(contender, utterances[:at_a_time], [], [])
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        for start in range(0, len(utterances), at_a_time):
-            for contender in contenders:
-                turn = utterances[start : start + at_a_time]
-                _stream(contender, [turn[0][:uncounted]] if uncounted else [], [], [])
-                _stream(contender, turn, times[contender.label], answers[contender.label])
-            if after:
-                after()
-    finally:
-        if collecting:
-            gc.enable()
-    return {label: np.array(t) / 1e3 for label, t in times.items()}, answers
-
-
-def _stream(contender, utterances, times, answers):
-    step = contender.step
-    with contender.mode():
-        for utterance in utterances:
-            contender.reset()
-            for x in utterance:
-                start = perf_counter_ns()
-                y = step(x)
-                times.append(perf_counter_ns() - start)
-            answers.append(y.copy())

@@ -8,10 +8,10 @@ float64 before it is timed.
 import json as json_module
 from pathlib import Path
 
-from cnorm.tools.bench.cases import CASES, FORWARD, HIDDEN, MEAN_SHAPES, SHAPES, case_of, ratio
-from cnorm.tools.bench.environment import child, settle, settled_environment, surroundings
-from cnorm.tools.bench.measure_norms import fresh_memory, norms
-from cnorm.tools.bench.measure_steps import recurrent_steps, step_contenders
+from cnorm_bench.cases import CASES, FORWARD, HIDDEN, MEAN_SHAPES, SHAPES, case_of, ratio
+from cnorm_bench.environment import child, settle, settled_environment, surroundings
+from cnorm_bench.measure_norms import fresh_memory, norms
+from cnorm_bench.measure_steps import recurrent_steps, step_contenders
 
 __all__ = [
     "CASES",

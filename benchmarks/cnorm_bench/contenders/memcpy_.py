@@ -4,7 +4,7 @@ from importlib import util
 
 import numpy as np
 
-from cnorm.tools.contenders.timing import Contender, empty_like
+from cnorm_bench.contenders.timing import Contender, empty_like
 
 LABEL = "np.copyto"
 PACKAGES = ()

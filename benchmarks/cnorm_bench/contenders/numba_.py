@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from cnorm.tools.contenders.timing import Contender, empty_like
+from cnorm_bench.contenders.timing import Contender, empty_like
 
 LABEL = "numba"
 PACKAGES = ("numba",)

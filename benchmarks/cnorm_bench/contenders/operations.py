@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 import cnorm
-from cnorm.tools.contenders.timing import empty
+from cnorm_bench.contenders.timing import empty
 
 __all__ = [
     "CELLS",

@@ -1,6 +1,6 @@
 """The engines of the server in `cnorm bench --serve`: cnorm, onnxruntime, or none, which measures transport alone.
 
-Run as ``python -m cnorm.tools.bench.serving_engines ENGINE PORT [MODEL]`` it is that server, one worker of `cnorm
+Run as ``python -m cnorm_bench.serving_engines ENGINE PORT [MODEL]`` it is that server, one worker of `cnorm
 serve`.
 """
 

@@ -1,11 +1,7 @@
 """onnxruntime, one thread: `run`, and IO binding, which is faster because arrays are bound once and not copied."""
 
-from contextlib import nullcontext
-from dataclasses import dataclass
-
-import numpy as np
-
-from cnorm.tools.contenders.timing import Contender, empty_like
+from cnorm.tools.runners import OrtBinding, OrtRun, ort_session
+from cnorm_bench.contenders.timing import Contender, empty_like
 
 LABEL = "onnxruntime"
 PACKAGES = ("onnx", "onnxruntime")
@@ -97,98 +93,3 @@ def _quantised(onnx_model, options):
             logging.disable(logging.NOTSET)
         operators = {node.op_type for node in onnx.load(after).graph.node}
         return after.read_bytes() if operators & {"DynamicQuantizeLSTM", "MatMulInteger"} else None
-
-
-def ort_session(onnx_model):
-    """A session of one thread for the bytes of an ONNX file."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    return ort.InferenceSession(onnx_model, options, providers=["CPUExecutionProvider"])
-
-
-@dataclass(frozen=True)
-class Interface:
-    """Names of a step model: frame and outputs, states to what gives them back, inputs that stay the same."""
-
-    frame: str
-    shape: tuple[int, ...]
-    outputs: tuple[str, ...]
-    pairs: dict[str, str]
-    zeros: dict[str, np.ndarray]
-    constants: dict[str, np.ndarray]
-
-    @staticmethod
-    def of(session):
-        """That of a model of `export`: x, y, "h0_in" to "h0_out", ..."""
-        inputs = {i.name: i.shape for i in session.get_inputs()}
-        shape = tuple(inputs.pop("x"))
-        zeros = {name: np.zeros(shape, np.float32) for name, shape in inputs.items()}
-        return Interface("x", shape, ("y",), {n: n.removesuffix("_in") + "_out" for n in inputs}, zeros, {})
-
-
-class OrtRun:
-    """`InferenceSession.run` on a step model: states are passed and returned as NumPy arrays."""
-
-    label = "onnxruntime, run()"
-    mode = nullcontext
-
-    def __init__(self, onnx_model, face=None):
-        self.session = ort_session(onnx_model)
-        self.face = face or Interface.of(self.session)
-        self.outputs = [*self.face.outputs, *self.face.pairs.values()]
-        self.reset()
-
-    def reset(self):
-        self.feed = self.face.constants | self.face.zeros
-
-    def step(self, x):
-        """The first output."""
-        self.feed[self.face.frame] = x.reshape(self.face.shape)
-        made = self.session.run(self.outputs, self.feed)
-        self.feed.update(zip(self.face.pairs, made[len(self.face.outputs) :], strict=True))
-        return made[0].reshape(-1)
-
-
-class OrtBinding:
-    """The same session with IO binding, its fastest form here.
-
-    Two bindings made once pass the states back and forth: what one writes, the other reads. x and y are plain
-    NumPy arrays bound in place.
-    """
-
-    mode = nullcontext
-
-    def __init__(self, onnx_model, label="onnxruntime, IO binding", face=None):
-        self.label = label
-        session = ort_session(onnx_model)
-        self.run = session.run_with_iobinding  # without RunOptions, which would make each call 3 times slower
-        face = face or Interface.of(session)
-        self.x = np.zeros(face.shape, np.float32)
-        feed = {face.frame: self.x} | face.constants | face.zeros
-        made = session.run(list(face.outputs), feed)  # for their shapes, which the file may leave open
-        ys = {name: np.zeros(y.shape, np.float32) for name, y in zip(face.outputs, made, strict=True)}
-        self.y = ys[face.outputs[0]].reshape(-1)
-        self.states = [{name: zero.copy() for name, zero in face.zeros.items()} for _ in range(2)]
-        self.bindings = []
-        for here, there in (0, 1), (1, 0):
-            binding = session.io_binding()
-            for name, array in ({face.frame: self.x} | face.constants | self.states[here]).items():
-                binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-            given_back = {face.pairs[name]: array for name, array in self.states[there].items()}
-            for name, array in (ys | given_back).items():
-                binding.bind_output(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
-            self.bindings.append(binding)
-        self.turn = 0
-
-    def reset(self):
-        for state in self.states[self.turn].values():
-            state[:] = 0
-
-    def step(self, x):
-        self.x[...] = x.reshape(self.x.shape)
-        self.run(self.bindings[self.turn])
-        self.turn ^= 1
-        return self.y

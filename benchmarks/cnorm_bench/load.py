@@ -5,7 +5,7 @@ which shows how much CPU time a message takes.
 
 The latency of a message is the time from when it was due until its outputs were read, so a server that falls behind is
 charged for messages that had to wait (no coordinated omission). The sockets are plain ones and one thread serves them
-all, so that the load generator is not the bottleneck. Run as ``python -m cnorm.tools.bench.load JOB``.
+all, so that the load generator is not the bottleneck. Run as ``python -m cnorm_bench.load JOB``.
 """
 
 import json
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from cnorm.conversation import NUMBER
-from cnorm.tools.bench.serving_engines import loaded
+from cnorm_bench.serving_engines import loaded
 
 __all__ = ["Load", "run", "run_slices"]
 

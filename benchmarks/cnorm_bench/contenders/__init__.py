@@ -1,4 +1,4 @@
-"""The runtimes that are timed beside cnorm by `cnorm demo`, `cnorm bench` and benchmarks/, one module each.
+"""The runtimes that are timed beside cnorm, one module each.
 
 A contender is one way to compute an operation in one runtime. Every module defines these names, except for the
 operations that its runtime does not have:
@@ -8,34 +8,18 @@ operations that its runtime does not have:
 ``layer_norm(x, weight, bias)`` and the other names and arguments of `operations.OPERATIONS`
     The `Contender`\\ s for these arrays, x [rows, n], eps 1e-5.
 ``steps(model, onnx_model)``
-    The contenders for one step of a recurrent model; `timing` describes their attributes.
+    The runners of `cnorm.tools.runners` for one step of a recurrent model.
 ``rounded_steps(model)``
     The same with int8 or float16 weights, which the runtime rounds itself.
 
-The modules are in the package, not in benchmarks/, because the installed commands need them. Each imports its
-runtime only when a contender is made.
+Each module imports its runtime only when a contender is made.
 """
 
 from importlib import import_module, util
 
-from cnorm.tools.contenders.cnorm_ import Cnorm
-from cnorm.tools.contenders.onnxruntime_ import OrtBinding, OrtRun, ort_session
-from cnorm.tools.contenders.timing import Contender, latencies, times
-from cnorm.tools.contenders.torch_ import TorchEager, TorchJit
+from cnorm_bench.contenders.timing import Contender, times
 
-__all__ = [
-    "MODULES",
-    "Cnorm",
-    "Contender",
-    "OrtBinding",
-    "OrtRun",
-    "TorchEager",
-    "TorchJit",
-    "importable",
-    "latencies",
-    "ort_session",
-    "times",
-]
+__all__ = ["MODULES", "Contender", "importable", "times"]
 
 MODULES = ("cnorm_", "memcpy_", "ncnn_", "numba_", "numpy_", "onnxruntime_", "torch_")
 
@@ -44,7 +28,7 @@ def importable():
     """The modules whose packages are installed, and a sentence for each of the others."""
     modules, left_out = [], []
     for name in MODULES:
-        module = import_module(f"cnorm.tools.contenders.{name}")
+        module = import_module(f"cnorm_bench.contenders.{name}")
         missing = [package for package in module.PACKAGES if util.find_spec(package) is None]
         if missing:
             left_out.append(f"{module.LABEL} is left out: {' and '.join(missing)} can't be imported")

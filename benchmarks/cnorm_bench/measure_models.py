@@ -5,12 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from cnorm.tools import contenders
-from cnorm.tools.bench.environment import surroundings
-from cnorm.tools.bench.measure_steps import percentiles
-from cnorm.tools.contenders.cnorm_ import Cnorm
-from cnorm.tools.contenders.memcpy_ import streaming_read
-from cnorm.tools.contenders.onnxruntime_ import Interface, OrtBinding, OrtRun
+from cnorm.tools.runners import Cnorm, Interface, OrtBinding, OrtRun, latencies
+from cnorm_bench import contenders
+from cnorm_bench.contenders.memcpy_ import streaming_read
+from cnorm_bench.environment import surroundings
+from cnorm_bench.measure_steps import percentiles
 
 __all__ = ["models", "models_picture", "models_tables"]
 
@@ -59,10 +58,10 @@ def models(sizes=None, *, folder, inputs=None, dims=None, seconds=2.0, advance=l
             continue
         made = _contenders(path, found)
         frames = np.random.default_rng(0).standard_normal((FRAMES, found.model.input_size), dtype=np.float32)
-        trial, _ = contenders.latencies(made, [frames], at_a_time=1)
+        trial, _ = latencies(made, [frames], at_a_time=1)
         a_step = sum(float(np.median(t)) for t in trial.values()) / 1e6
         repeats = int(np.clip(seconds * len(made) / (a_step * FRAMES), 20, 400))
-        measured, _ = contenders.latencies(made, [frames] * repeats, at_a_time=1, uncounted=2)
+        measured, _ = latencies(made, [frames] * repeats, at_a_time=1, uncounted=2)
         errors = _errors(found.report)
         for label, t in measured.items():
             record = {"file": path.name, "contender": label, "error": errors.get(label)}
@@ -161,7 +160,7 @@ def models_picture(document, file):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    from cnorm.tools.bench.report import STYLES
+    from cnorm_bench.report import STYLES
 
     files = [limit["file"] for limit in document["limits"]]
     labels = list(dict.fromkeys(r["contender"] for r in document["records"]))

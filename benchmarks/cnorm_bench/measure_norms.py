@@ -6,11 +6,11 @@ from importlib import util
 
 import numpy as np
 
-from cnorm.tools import contenders
-from cnorm.tools.bench.cases import CASES, FORWARD, SHAPES
-from cnorm.tools.bench.environment import MEMORY, child, settled_environment, surroundings
-from cnorm.tools.contenders import memcpy_
-from cnorm.tools.contenders.operations import OPERATIONS, as_dtype, check, correct
+from cnorm_bench import contenders
+from cnorm_bench.cases import CASES, FORWARD, SHAPES
+from cnorm_bench.contenders import memcpy_
+from cnorm_bench.contenders.operations import OPERATIONS, as_dtype, check, correct
+from cnorm_bench.environment import MEMORY, child, settled_environment, surroundings
 
 __all__ = ["fresh", "fresh_memory", "norms"]
 

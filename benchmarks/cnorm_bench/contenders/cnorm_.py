@@ -1,11 +1,12 @@
 """cnorm itself."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import numpy as np
 
 import cnorm
-from cnorm.tools.contenders.timing import Contender, empty_like
+from cnorm.tools.runners import Cnorm
+from cnorm_bench.contenders.timing import Contender, empty_like
 
 LABEL = "cnorm"
 PACKAGES = ()
@@ -55,23 +56,6 @@ def _on_each_isa(statement, names):
     others = [isa for isa in cnorm.available_isas() if isa not in ("baseline", cnorm.active_isa())]
     forced = [Contender(f"cnorm, {isa}", statement, names, mode=lambda isa=isa: _forced(isa)) for isa in others]
     return [Contender("cnorm", statement, names), *forced]
-
-
-class Cnorm:
-    """`Stream.step` into an output array that is made once."""
-
-    mode = nullcontext
-
-    def __init__(self, model, label="cnorm"):
-        self.label = label
-        self.stream = model.stream()
-        self.y = np.empty(model.output_size, np.float32)
-
-    def reset(self):
-        self.stream.reset()
-
-    def step(self, x):
-        return self.stream.step(x, out=self.y)
 
 
 @contextmanager

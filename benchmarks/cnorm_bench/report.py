@@ -2,7 +2,7 @@
 
 import math
 
-from cnorm.tools.bench.cases import FORWARD, case_of, ratio
+from cnorm_bench.cases import FORWARD, case_of, ratio
 
 __all__ = ["header", "norms_picture", "norms_tables", "rnn_picture", "rnn_tables"]
 

@@ -2,7 +2,7 @@
 
 import math
 
-from cnorm.tools.contenders.operations import Case
+from cnorm_bench.contenders.operations import Case
 
 __all__ = ["CASES", "HIDDEN", "MEAN_SHAPES", "SHAPES", "case_of", "ratio"]
 

@@ -1,4 +1,4 @@
-"""The measuring process, started by `cnorm.tools.bench.run`: ``python -m cnorm.tools.bench JOB``, a job in JSON."""
+"""The measuring process, started by `cnorm_bench.run`: ``python -m cnorm_bench JOB``, a job in JSON."""
 
 import io
 import json
@@ -7,12 +7,12 @@ from importlib import util
 from pathlib import Path
 
 from cnorm.storage.files import write_whole
-from cnorm.tools.bench import report
-from cnorm.tools.bench.measure_models import models, models_picture, models_tables
-from cnorm.tools.bench.measure_norms import fresh, norms
-from cnorm.tools.bench.measure_serving import serving, serving_picture, serving_tables
-from cnorm.tools.bench.measure_steps import recurrent_steps
-from cnorm.tools.bench.measure_training import training, training_tables
+from cnorm_bench import report
+from cnorm_bench.measure_models import models, models_picture, models_tables
+from cnorm_bench.measure_norms import fresh, norms
+from cnorm_bench.measure_serving import serving, serving_picture, serving_tables
+from cnorm_bench.measure_steps import recurrent_steps
+from cnorm_bench.measure_training import training, training_tables
 
 # kind of job -> the functions that measure, print tables and draw; training has no picture
 KINDS = {

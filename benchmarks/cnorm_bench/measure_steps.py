@@ -5,11 +5,11 @@ from importlib import util
 import numpy as np
 
 import cnorm
-from cnorm.tools import contenders
-from cnorm.tools.bench.cases import HIDDEN
-from cnorm.tools.bench.environment import surroundings
-from cnorm.tools.contenders import memcpy_
-from cnorm.tools.contenders.operations import (
+from cnorm.tools.runners import latencies
+from cnorm_bench import contenders
+from cnorm_bench.cases import HIDDEN
+from cnorm_bench.contenders import memcpy_
+from cnorm_bench.contenders.operations import (
     CELLS,
     check_rounded_steps,
     check_steps,
@@ -18,6 +18,7 @@ from cnorm.tools.contenders.operations import (
     random_model,
     trajectory,
 )
+from cnorm_bench.environment import surroundings
 
 __all__ = ["percentiles", "recurrent_steps", "rounded_contenders", "step_contenders"]
 
@@ -63,10 +64,10 @@ def recurrent_steps(sizes=None, *, cells=CELLS, seconds=1.0, advance=lambda desc
             made = [(runner, few, exact) for runner in rounded_contenders(modules, model)]
             passed += correct(made, check_rounded_steps, what, left_out)
             errors = {runner.label: measured_error(runner, few, exact) for runner in passed}
-            trial, _ = contenders.latencies(passed, [frames], at_a_time=1)
+            trial, _ = latencies(passed, [frames], at_a_time=1)
             a_step = sum(np.median(t) for t in trial.values()) / 1e6
             repeats = int(np.clip(seconds * len(passed) / (a_step * len(frames)), 20, 400))
-            measured, _ = contenders.latencies(passed, [frames] * repeats, at_a_time=1, uncounted=2)
+            measured, _ = latencies(passed, [frames] * repeats, at_a_time=1, uncounted=2)
             shared = {"cell": cell, "input": inputs, "hidden": hidden}
             for label, t in measured.items():
                 records.append({**shared, "contender": label, "error": errors[label]} | percentiles(t))

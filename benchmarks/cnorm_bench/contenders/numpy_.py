@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cnorm.tools.contenders.timing import Contender, empty, empty_like
+from cnorm_bench.contenders.timing import Contender, empty, empty_like
 
 LABEL = "NumPy"
 PACKAGES = ()

@@ -20,8 +20,10 @@ THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THR
 
 
 def settled_environment():
-    """The environment of a measuring process: one thread, and an allocator that keeps freed memory."""
-    return {**os.environ, **THREADS, **MEMORY}
+    """That of a measuring process: one thread, an allocator that keeps freed memory, this package's folder."""
+    here = str(Path(__file__).parents[1])
+    path = [here, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p not in ("", here))]
+    return {**os.environ, **THREADS, **MEMORY, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def settle():
@@ -33,7 +35,7 @@ def settle():
 
 def child(job, environment, **options):
     # -P: do not import cnorm from the working directory, which may be a source folder without the extension module
-    command = [sys.executable, "-P", "-m", "cnorm.tools.bench", json.dumps(job)]
+    command = [sys.executable, "-P", "-m", "cnorm_bench", json.dumps(job)]
     return subprocess.run(command, env=environment, check=False, **options)
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import cnorm
 from cnorm import _core
 from cnorm.layers import flat
-from cnorm.tools.bench.environment import surroundings
-from cnorm.tools.contenders.operations import random_model
+from cnorm_bench.contenders.operations import random_model
+from cnorm_bench.environment import surroundings
 
 __all__ = ["TRAINING", "training", "training_tables"]
 
