@@ -33,7 +33,7 @@ def probabilities(model, samples):
     return np.array(found), np.array(times)
 
 
-def draw(samples, found, path):
+def draw(samples, found, path, window=WINDOW):
     """The samples and the probability of speech over time."""
     import matplotlib
 
@@ -42,7 +42,7 @@ def draw(samples, found, path):
 
     figure, axes = plt.subplots(figsize=(9, 3.5), layout="constrained")
     axes.plot(np.arange(len(samples)) / RATE, samples / max(np.abs(samples).max(), 1e-9), lw=0.4, color="#b8bec4")
-    axes.step((np.arange(len(found)) + 1) * WINDOW / RATE, found, color="#0072B2")
+    axes.step((np.arange(len(found)) + 1) * window / RATE, found, color="#0072B2")
     axes.set(xlabel="s", ylabel="probability of speech", ylim=(-1.05, 1.05))
     figure.savefig(path)
     plt.close(figure)

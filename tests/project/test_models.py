@@ -113,6 +113,47 @@ def test_silence_is_no_speech(example, tmp_path, capsys):
     assert (tmp_path / "voice.png").stat().st_size > 1000
 
 
+def test_a_tone_is_in_its_bin(example):
+    """The largest of the mel energies of a sine is the triangle around its frequency, and its level is Parseval's."""
+    frames = example("voice_frames")
+    for hertz in 200.0, 1000.0, 5000.0:
+        tone = 0.5 * np.sin(2 * np.pi * hertz * np.arange(8000) / frames.RATE)
+        found = frames.features(tone)
+        assert found.shape == (48, 80)
+        bins = np.linspace(frames.mel(20), frames.mel(8000), 82)[1:-1]
+        assert set(found.argmax(1)) <= {int(np.abs(bins - frames.mel(hertz)).argmin()) + k for k in (-1, 0, 1)}
+    assert np.allclose(frames.features(np.zeros(800)), np.log(np.finfo(np.float32).eps))
+
+
+def cmvn_file(folder, rows):
+    """Kaldi's sums of `rows` [frames, 80] and of their squares, in its binary format."""
+    sums = np.array([[*rows.sum(0), len(rows)], [*(rows**2).sum(0), 0]])
+    path = folder / "cmvn.ark"
+    path.write_bytes(b"global \0BDM \4\2\0\0\0\4\x51\0\0\0" + sums.astype("<f8").tobytes())
+    return path
+
+
+def test_kaldis_mean_and_deviation_are_read(example, tmp_path):
+    frames, rows = example("voice_frames"), np.random.default_rng(0).standard_normal((50, 80))
+    path = cmvn_file(tmp_path, rows)
+    mean, deviation = frames.read_cmvn(path)
+    assert np.allclose(mean, rows.mean(0))
+    assert np.allclose(deviation, rows.std(0))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="2 x 81 doubles"):
+        frames.read_cmvn(path)
+
+
+def test_speech_is_found_frame_by_frame(example, tmp_path, capsys):
+    path, audio = weights("firered.onnx"), example("audio")
+    audio.write_wav(tmp_path / "silence.wav", np.zeros(16000), 16000)
+    speech = cmvn_file(tmp_path, np.random.default_rng(0).normal(13, 4, (50, 80)))  # energies of samples in 16 bits
+    given = [path, tmp_path / "silence.wav", "--cmvn", speech, "--out", tmp_path / "voice.png"]
+    example("voice_frames").main(list(map(str, given)))
+    assert "98 frames of 10 ms, speech in 0%" in capsys.readouterr().out
+    assert (tmp_path / "voice.png").stat().st_size > 1000
+
+
 def test_a_world_model_rolls_forward(example, capsys):
     example("world_model").main(["--steps", "20"])
     assert "MB of weights: a step" in capsys.readouterr().out
