@@ -127,6 +127,8 @@ cdef extern from "cnorm_python.h" nogil:
         cnorm_activation activation
         int keep
         float eps, cell_clip, projection_clip, zoneout
+        cnorm_activation recurrent_activation
+        float alpha, beta, recurrent_alpha, recurrent_beta, clip
         cnorm_matrix weight_x, weight_h, weight_n, weight_p
         const float *inside_x
         const float *inside_h

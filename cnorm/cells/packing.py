@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cnorm.cells.functions import FUNCTIONS, named_parameters
 from cnorm.cells.specs import CellSpec
 
 # 1 GiB; panels have 32 rows, so a file of many matrices of one row could fill the memory
@@ -17,7 +18,6 @@ CELL_KIND = ("LSTM", "GRU", "RNN")
 SCOPE = ("none", "split", "sum")
 CELL_NORM = ("none", "output", "carry")
 RESET = ("after", "candidate", "before")
-ACTIVATION = ("tanh", "relu", "sigmoid")
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,31 @@ class Parts:
 
 def cell_options(spec: CellSpec, eps: float | None) -> dict[str, float]:
     """The options of a cell."""
+    (activation, of_state), (gates, of_gates) = map(_function, (spec.activation, spec.recurrent_activation))
     return {
         "kind": CELL_KIND.index(spec.kind),
         "scope": SCOPE.index(spec.scope),
         "cell_norm": CELL_NORM.index(spec.cell_norm),
         "reset": RESET.index(spec.reset),
-        "activation": ACTIVATION.index(spec.activation),
+        "activation": activation,
         "keep": spec.update == "keep",
         "eps": 0 if eps is None else eps,
         "cell_clip": math.inf if spec.cell_clip is None else spec.cell_clip,
         "projection_clip": math.inf if spec.projection_clip is None else spec.projection_clip,
         "zoneout": spec.zoneout,
+        "recurrent_activation": 0 if spec.recurrent_activation == "sigmoid" else gates,
+        "alpha": of_state[0],
+        "beta": of_state[1],
+        "recurrent_alpha": of_gates[0],
+        "recurrent_beta": of_gates[1],
+        "clip": 0 if spec.clip is None else spec.clip,
     }
+
+
+def _function(function: str | tuple) -> tuple[int, list[float]]:
+    """Its number, alpha and beta."""
+    name, parameters = named_parameters(function)
+    return list(FUNCTIONS).index(name), [*parameters.values(), 0.0, 0.0][:2]
 
 
 def refuse_outputs(size: int, weights: int) -> None:

@@ -6,8 +6,9 @@ import functools
 import math
 import numbers
 import re
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
+from cnorm.cells.functions import function_of_cell
 from cnorm.cells.tensors import PLACEHOLDER, UNGATED, Tensor, Use, has_projection, parse
 
 __all__ = ["CellSpec"]
@@ -24,7 +25,6 @@ OWNERS = {  # fields that apply to one kind of cell only
     "reset": "GRU",
     "update": "GRU",
     "update_bias": "GRU",
-    "activation": "RNN",
 }
 CHOICES = {
     "kind": tuple(GATES),
@@ -34,7 +34,6 @@ CHOICES = {
     "eps_place": ("variance", "std"),
     "reset": ("after", "candidate", "before"),
     "update": ("new", "keep"),
-    "activation": ("tanh", "relu"),
 }
 
 
@@ -85,8 +84,12 @@ class CellSpec:
         The term that a GRU's update gate z multiplies: "new", h = (1 - z) h + z n, or "keep", h = z h + (1 - z) n.
     forget_bias, update_bias : float
         Constants added to f, or to z, after the norms and biases, before the sigmoid.
-    activation : str
-        The activation of an RNN: "tanh" or "relu".
+    activation, recurrent_activation : str or tuple
+        The function in the place of tanh (of candidate and output, or of an RNN) and of sigmoid (of the gates): a name
+        of `Activation`, or (name, parameter, ...). ("hard_sigmoid", 0.2, 0.5) is that of Keras 2 and ONNX,
+        "hard_sigmoid" that of Keras 3 and PyTorch, x / 6 + 0.5; ("leaky_relu", 1.0) is the identity ("linear").
+    clip : float or None
+        The arguments of all these functions are clipped to plus and minus this value, as by ONNX' attribute clip.
     cell_clip, projection_clip : float or None
         Limits on an LSTM's c, and on its projected h: they are clipped to plus and minus this value.
     zoneout : float
@@ -108,10 +111,12 @@ class CellSpec:
     update: str = "new"
     forget_bias: float = 0.0
     update_bias: float = 0.0
-    activation: str = "tanh"
+    activation: str | tuple = "tanh"
     cell_clip: float | None = None
     projection_clip: float | None = None
     zoneout: float = 0.0
+    recurrent_activation: str | tuple = "sigmoid"
+    clip: float | None = None
 
     def __post_init__(self):
         for name, allowed in CHOICES.items():
@@ -138,13 +143,15 @@ class CellSpec:
         for name in ("forget_bias", "update_bias", "zoneout"):
             if not _is_number(getattr(self, name)):
                 raise ValueError(f"{name} must be a finite number, got {getattr(self, name)!r}")
-        for name in ("cell_clip", "projection_clip"):
+        for name in ("activation", "recurrent_activation"):
+            object.__setattr__(self, name, function_of_cell(getattr(self, name), name))
+        for name in ("cell_clip", "projection_clip", "clip"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and value > 0):
                 raise ValueError(f"{name} must be a positive number or None, got {value!r}")
         if self.eps is not None and not (_is_number(self.eps) and self.eps >= 0):
             raise ValueError(f"eps must be a finite number, not negative, or None, got {self.eps!r}")
-        for name in ("forget_bias", "update_bias", "zoneout", "cell_clip", "projection_clip", "eps"):
+        for name in ("forget_bias", "update_bias", "zoneout", "cell_clip", "projection_clip", "clip", "eps"):
             if getattr(self, name) is not None:  # JSON can't represent NumPy's number types
                 object.__setattr__(self, name, float(getattr(self, name)))
         if not 0 <= self.zoneout < 1:
@@ -175,6 +182,10 @@ class CellSpec:
         for name, owner in OWNERS.items():
             if self.kind != owner and getattr(self, name) != getattr(CellSpec, name):
                 return f"{name} belongs to the {owner}, got {getattr(self, name)!r}"
+        if self.kind == "RNN" and self.recurrent_activation != CellSpec.recurrent_activation:
+            return f"recurrent_activation belongs to LSTM and GRU, got {self.recurrent_activation!r}"
+        if self.recurrent_activation == "tanh":
+            return "the runtime has no gates of tanh"
         if self.projection_clip is not None and not has_projection(self.tensors):
             return "projection_clip belongs to a projection, and none of its weights is one"
         useful = {"weight_x", "weight_h", "bias", "bias_x", "bias_h"}
@@ -232,8 +243,14 @@ def _is_number(value) -> bool:
         return False
 
 
+def spec_to_json(spec: CellSpec) -> dict:
+    """`dataclasses.asdict` without the fields that are later than the format, where they have their defaults."""
+    later = [name for name in ("recurrent_activation", "clip") if getattr(spec, name) == getattr(CellSpec, name)]
+    return {name: value for name, value in asdict(spec).items() if name not in later}
+
+
 def spec_from_json(entry: dict) -> CellSpec:
-    """The inverse of dataclasses.asdict, for untrusted data."""
+    """The inverse of `spec_to_json`, for untrusted data."""
     known = {field.name for field in fields(CellSpec)}
     if not isinstance(entry, dict) or not entry.keys() <= known:
         raise ValueError(f"a spec must be an object with some of {', '.join(sorted(known))}")

@@ -9,37 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from cnorm.cells.functions import FUNCTIONS, checked_parameters
 from cnorm.cells.tensors import Tensor
 from cnorm.cells.weights import checked
 from cnorm.layers.base import Layer, with_name
 from cnorm.text import listed
 
-# In the order of cnorm_activation in cnorm_rnn.h, with their parameters, the values of these that are taken if none are
-# given, as alpha and beta of cnorm_elementwise.
-FUNCTIONS: Mapping[str, Mapping[str, float]] = MappingProxyType(
-    {
-        "tanh": {},
-        "relu": {},
-        "sigmoid": {},
-        "elu": {"alpha": 1.0},
-        "selu": {},
-        "silu": {},
-        "gelu": {},
-        "gelu_tanh": {},
-        "leaky_relu": {"slope": 0.01},
-        "prelu": {},
-        "softplus": {},
-        "hard_sigmoid": {"alpha": 1 / 6, "beta": 0.5},
-        "hard_swish": {},
-        "softmax": {},
-        "log": {"eps": 0.0},
-        "exp": {},
-        "sqrt": {},
-        "square": {},
-        "abs": {},
-        "clip": {"lo": -math.inf, "hi": math.inf},
-    }
-)
 SLOPE = (Tensor("slope", ("N",)),)
 
 
@@ -91,7 +66,7 @@ class Activation(Layer):
             self.weights, sizes = checked(parameters, SLOPE, "prelu")
             parameters = {}
         self.input_size = self.output_size = sizes.get("N")
-        self.parameters = MappingProxyType(_checked(function, parameters))
+        self.parameters = MappingProxyType(checked_parameters(function, parameters))
         with_name(self, name)
 
     def __repr__(self):
@@ -126,27 +101,6 @@ class Activation(Layer):
 
 def _activation(function, given):
     return Activation(function, **given)
-
-
-def _checked(function: str, given: Mapping[str, Any]) -> dict[str, float]:
-    """The parameters of a function, rounded to float32."""
-    parameters = dict(FUNCTIONS[function])
-    for name, value in given.items():
-        if name not in parameters:
-            raise ValueError(f"the parameters of {function} must be among {listed(parameters)}, got {name!r}")
-        if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-            raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-        parameters[name] = value
-    with np.errstate(over="ignore"):
-        rounded = {name: float(np.float32(value)) for name, value in parameters.items()}
-    if function == "clip":
-        if not rounded["lo"] <= rounded["hi"]:
-            raise ValueError(f"lo must be at most hi, got {rounded['lo']} and {rounded['hi']}")
-        return rounded
-    for name, value in rounded.items():
-        if not math.isfinite(value):
-            raise ValueError(f"{name} must be finite in float32, got {parameters[name]!r}")
-    return rounded
 
 
 # ---------------------------------------------------------------------------------------------- torch.nn

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +12,7 @@ from cnorm._core import default_float_env, rounded
 from cnorm.cells.packing import Parts, cell_options
 from cnorm.cells.presets import PRESETS
 from cnorm.cells.rounded import Matrix, Rows, cell_weights, is_matrix
-from cnorm.cells.specs import INITIAL, CellSpec, spec_from_json
+from cnorm.cells.specs import INITIAL, CellSpec, spec_from_json, spec_to_json
 from cnorm.cells.tensors import has_projection, optional_tensors, present
 from cnorm.cells.weights import checked, float32_copy, gradient_views, packed
 from cnorm.layers.base import Layer, with_name, with_rows
@@ -111,7 +110,7 @@ class Cell(Layer):
 
     def entry(self) -> dict:
         preset = PRESETS.get((self.kind, self.spec.name)) == self.spec
-        entry = {"preset": self.spec.name} if preset else {"spec": dataclasses.asdict(self.spec)}
+        entry = {"preset": self.spec.name} if preset else {"spec": spec_to_json(self.spec)}
         if self.eps is not None:
             entry["eps"] = self.eps
         if optional := self.optional():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch import Tensor
 from cnorm import _core
 from cnorm.cells.parameters import add_gradients
 from cnorm.cells.presets import PRESETS
-from cnorm.cells.specs import CellSpec, spec_from_json
+from cnorm.cells.specs import CellSpec, spec_from_json, spec_to_json
 from cnorm.layers import CELLS, Layer, flat, with_values
 from cnorm.torch.arrays import array, tensor
 
@@ -26,7 +25,7 @@ KEPT_BYTES = 64 << 20  # of weights that the operators keep packed
 def described(spec: CellSpec, eps: float | None, names: tuple[str, ...]) -> str:
     """A cell as JSON, which a PyTorch operator can take: its spec, eps and the names of its weights in their order."""
     known = PRESETS.get((spec.kind, spec.name)) == spec
-    cell = {"preset": spec.name} if known else {"spec": asdict(spec)}
+    cell = {"preset": spec.name} if known else {"spec": spec_to_json(spec)}
     return json.dumps({"kind": spec.kind, **cell, "eps": eps, "names": names})
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from cnorm.cells.functions import named_parameters
 from cnorm.cells.specs import GATES
 from cnorm.cells.tensors import Tensor, present
 from onnx_export.builders import rounded
+from onnx_export.builders.elementwise import function
 from onnx_export.builders.norms import layer_norm, mean, rms_norm
 
 
@@ -213,12 +215,20 @@ class Cell:
         cut = self.cut({order: bias}, list(values), "bias")
         return {k: self.graph.add("Add", v, cut[k], name=f"biased_{k}") for k, v in values.items()}
 
-    def activated(self, operator: str, value: str, name: str, offset: float = 0.0) -> str:
-        """Sigmoid or Tanh of a gate and the constant that its spec adds to it."""
+    def gate(self, value: str, name: str, offset: float = 0.0) -> str:
+        """Sigmoid, or the spec's other function, of a gate and the constant that its spec adds to it."""
         if offset:
             constant = self.graph.constant(offset, f"{name}_offset")
             value = self.graph.add("Add", value, constant, name=f"{name}_with_offset")
-        return self.graph.add(operator, value, name=name)
+        return self._activated(self.spec.recurrent_activation, value, name)
+
+    def candidate(self, value: str, name: str) -> str:
+        """Tanh, or the spec's other function, of a candidate or a cell's output."""
+        return self._activated(self.spec.activation, value, name)
+
+    def _activated(self, of: str | tuple, value: str, name: str) -> str:
+        value = self.clipped(value, self.spec.clip, f"{name}_clipped")
+        return function(self.graph, value, *named_parameters(of), name)
 
     def clipped(self, value: str, limit: float | None, name: str) -> str:
         if limit is None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from cnorm.cells.functions import named_parameters
 from cnorm.cells.tensors import has_projection, present
 from onnx_export.builders.cells import Cell
 
+_NAMES = {
+    "tanh": "Tanh", "relu": "Relu", "sigmoid": "Sigmoid", "elu": "Elu", "leaky_relu": "LeakyRelu",
+    "softplus": "Softplus", "hard_sigmoid": "HardSigmoid",
+}  # fmt: skip
 _ORDER = {"LSTM": "iofg", "GRU": "zrn", "RNN": "a"}  # of the gates, in the operators' weights
 
 
@@ -21,11 +26,34 @@ def refusal(layer) -> str | None:
         return "the operator LSTM has no projection"
     if spec.cell_clip is not None:
         return "the operator LSTM clips what enters its activations, not the cell"
+    if spec.kind == "LSTM" and spec.clip is not None:
+        return "onnxruntime does not clip the cell before its activation, as the operator LSTM demands"
+    for name, _ in map(named_parameters, _functions(spec)):
+        if name not in _NAMES:
+            return f"the operators have no {name}"
     if spec.kind == "GRU" and spec.reset == "candidate":
         return "the operator GRU does not let the reset gate act on the whole candidate"
     if spec.kind == "GRU" and spec.update == "new":
         return "the operator GRU weighs the candidate with 1 - z, this cell with z"
     return None
+
+
+def _functions(spec) -> list[str | tuple]:
+    """f, g and h of the operators."""
+    return [spec.recurrent_activation] * (spec.kind != "RNN") + [spec.activation] * (2 if spec.kind == "LSTM" else 1)
+
+
+def _activations(spec) -> dict:
+    """The attributes of the functions that are not the usual, and of the clip."""
+    functions = [named_parameters(function) for function in _functions(spec)]
+    options: dict = {} if spec.clip is None else {"clip": spec.clip}
+    if spec.kind != "RNN" and (spec.recurrent_activation, spec.activation) == ("sigmoid", "tanh"):
+        return options
+    options["activations"] = [_NAMES[name] for name, _ in functions]
+    for place, which in enumerate(("alpha", "beta")):
+        values = [list(given.values())[place] for _, given in functions if len(given) > place]
+        options |= {f"activation_{which}": values} if values else {}
+    return options
 
 
 def states(layer) -> dict[str, int]:
@@ -68,8 +96,7 @@ def build(graph, layer, weights, x, states):
     options = {"hidden_size": layer.units}
     if layer.kind == "GRU":
         options["linear_before_reset"] = int(spec.reset == "after")
-    if layer.kind == "RNN":
-        options["activations"] = [{"tanh": "Tanh", "relu": "Relu"}[spec.activation]]
+    options |= _activations(spec)
     names = ("Y", *(f"Y_{letter}" for letter in states))
     y, *after = graph.add(layer.kind, *inputs, name=names, **options)
     new = {letter: shortened(value, letter) for letter, value in zip(states, after, strict=True)}

@@ -11,7 +11,6 @@ def states(layer) -> dict[str, int]:
 
 def build(graph, layer, weights, x, states):
     cell = Cell(graph, layer, weights)
-    operator = {"tanh": "Tanh", "relu": "Relu"}[layer.spec.activation]
-    h = cell.activated(operator, cell.gates(x, states["h"], "a")["a"], "h")
+    h = cell.candidate(cell.gates(x, states["h"], "a")["a"], "h")
     h = cell.zoneout(states["h"], h)
     return h, {"h": h}

@@ -6,6 +6,8 @@ layers of the steps.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 import cnorm
@@ -269,10 +271,7 @@ class Chain:
                 weights[f"{name}0"] = values.astype(np.float32)
         kind, constants = block.op, block.constants
         preset = "onnx_linear_before_reset" if constants["reset_after"] and kind == "GRU" else "onnx"
-        if constants["relu"]:
-            preset = "torch_relu"
-            weights = _as_torch(weights)
-        return (kind, weights, preset), Cell(new, old)
+        return (kind, weights, replace(cnorm.PRESETS[kind, preset], **constants["functions"])), Cell(new, old)
 
 
 def _layer_of(kind: str, weights: dict, after: bool):
@@ -287,15 +286,5 @@ def _layer_of(kind: str, weights: dict, after: bool):
         "R": stacked["h"].reshape(1, -1, units),
         "B": np.concatenate([stacked["b"].ravel(), recurrent.ravel()])[None],
     }
-    if weights.get("function") == "relu":
-        return kind, _as_torch(tensors), "torch_relu"
-    return kind, tensors, "onnx_linear_before_reset" if after else "onnx"
-
-
-def _as_torch(weights: dict) -> dict:
-    """The tensors of an ONNX RNN by PyTorch's names, whose preset has relu."""
-    units = weights["R"].shape[2]
-    bias = np.asarray(weights["B"], np.float32)[0] if "B" in weights else np.zeros(2 * units, np.float32)
-    named = {"weight_ih_l0": weights["W"][0], "weight_hh_l0": weights["R"][0]}
-    named |= {"bias_ih_l0": bias[:units], "bias_hh_l0": bias[units:]}
-    return named | {name: value for name, value in weights.items() if name in ("h0", "c0")}
+    spec = cnorm.PRESETS[kind, "onnx_linear_before_reset" if after else "onnx"]
+    return kind, tensors, replace(spec, activation=weights.get("function", "tanh"))

@@ -20,6 +20,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from cnorm.cells.functions import function_of_cell
+from onnx_export import recurrent
 from onnx_export.importer.elements import Cannot, Elements
 
 __all__ = ["COMPUTING"]
@@ -277,7 +279,8 @@ def _batch_norm(trace, node, attributes, inputs, outputs):
 
 # ---------------------------------------------------------------------------------------------- recurrent operators
 
-_ACTIVATIONS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
+_NAMES = {"tanh": "tanh", "relu": "relu", "sigmoid": "sigmoid", "elu": "elu", "leakyrelu": "leaky_relu",
+          "softplus": "softplus", "hardsigmoid": "hard_sigmoid"}  # fmt: skip
 
 
 def _recurrent(kind: str) -> Callable:
@@ -287,7 +290,7 @@ def _recurrent(kind: str) -> Callable:
             _refuse("its weights and lengths must be constants")
         if p is not None and np.any(p):
             _refuse("it has peepholes (input P), which the preset onnx has not")
-        direction, relu = _checked_attributes(kind, attributes)
+        node_cell = _checked_attributes(kind, attributes)
         layout = attributes.get("layout", 0)
         steps = x.numbers.transpose(1, 0, 2) if layout else x.numbers
         if lengths is not None and (np.asarray(lengths) != len(steps)).any():
@@ -297,27 +300,44 @@ def _recurrent(kind: str) -> Callable:
             _refuse(f"it takes {steps.shape[1]} rows at once, wanted 1")
         h, c = (_initial(trace, node, value, layout, *np.shape(r)[::2]) for value in (h, c))
         ways = []
-        for i, backward in enumerate([direction == "reverse"] if direction != "bidirectional" else [False, True]):
+        for i, direction in enumerate(node_cell.directions):
             weights = {"W": w[i : i + 1], "R": r[i : i + 1]} | ({} if b is None else {"B": b[i : i + 1]})
-            cell = {"weights": weights, "relu": relu, "backward": backward, "start": (h[i], c[i])}
-            cell["reset_after"] = bool(attributes.get("linear_before_reset"))
+            cell = {"weights": weights, "backward": direction == "reverse", "start": (h[i], c[i])}
+            cell |= {"reset_after": node_cell.linear_before_reset, "functions": _functions(node_cell, i)}
             ways.append(_way(trace, node, kind, steps[:, 0], cell))
         return _outputs(ways, kind, layout)
 
     return apply
 
 
-def _checked_attributes(kind: str, attributes) -> tuple[str, bool]:
-    """Direction of a recurrent operator, and whether it is an RNN with relu; `Cannot` for what no preset computes."""
-    direction = attributes.get("direction", b"forward").decode()
-    activations = [name.decode() for name in attributes.get("activations", [])]
-    wanted = _ACTIVATIONS[kind] * (2 if direction == "bidirectional" else 1)
-    relu = kind == "RNN" and set(activations) == {"Relu"}
-    if activations and [a.lower() for a in activations] != [a.lower() for a in wanted] and not relu:
-        _refuse(f"its activations are {', '.join(activations)}; those of cnorm's cell are {', '.join(wanted)}")
-    if attributes.get("clip") or attributes.get("input_forget"):
-        _refuse("it has clip or input_forget, which cnorm's cells have not")
-    return direction, relu
+def _checked_attributes(kind: str, attributes) -> recurrent.Cell:
+    """The attributes of a recurrent operator; `Cannot` for those that no spec computes."""
+    try:
+        cell = recurrent.Cell.from_attributes(kind, attributes)
+    except ValueError as error:
+        _refuse(str(error))
+    if cell.input_forget:
+        _refuse("it has input_forget (the forget gate is 1 - i), which cnorm's cells have not")
+    return cell
+
+
+def _functions(cell: recurrent.Cell, direction: int) -> dict:
+    """The fields of a spec for the functions and the clip of a direction."""
+    given = [_function_of(*each) for each in cell.activations[direction]]
+    names = ["recurrent_activation"] * (cell.kind != "RNN") + ["activation", "activation"]
+    if cell.kind == "LSTM" and given[1] != given[2]:
+        _refuse(f"its candidate and its output have two functions, {given[1]} and {given[2]}; cnorm's LSTM has one")
+    if given[0] == "tanh" and cell.kind != "RNN":
+        _refuse("its gates are tanh, which cnorm's cells have not")
+    return dict(zip(names, given, strict=False)) | ({"clip": cell.clip} if np.isfinite(cell.clip) else {})
+
+
+def _function_of(name: str, alpha: float | None, beta: float | None) -> str | tuple:
+    if name == "affine" and (alpha, beta) == (1.0, 0.0):
+        return "leaky_relu", 1.0
+    if name not in _NAMES:
+        _refuse(f"its activations include {name}, which cnorm's cells have not")
+    return function_of_cell((_NAMES[name], *(value for value in (alpha, beta) if value is not None)), name)
 
 
 def _way(trace, node, kind: str, steps, cell):

@@ -93,7 +93,8 @@ typedef struct cnorm_conv {
     ptrdiff_t inputs, results; /* channels * positions; outputs times the number of places of the kernel */
 } cnorm_conv;
 
-/* A function of each element, s = sigmoid; alpha and beta of cnorm_elementwise. Cells take the first three. */
+/* A function of each element, s = sigmoid; alpha and beta of cnorm_elementwise, or of a cell. Cells take all but PRELU,
+ * SOFTMAX, LOG and SQRT. */
 typedef enum cnorm_activation {
     CNORM_ACTIVATION_TANH,
     CNORM_ACTIVATION_RELU,
@@ -142,7 +143,9 @@ typedef enum cnorm_reset {
  *                                  h = m, or W_p m + bias_p within +-projection_clip
  *   CNORM_CELL_GRU, gates z, r, n:      h = (1 - s(z)) h + s(z) n; `keep`: h = s(z) h + (1 - s(z)) n; n by `reset`
  *   CNORM_CELL_RNN, one gate:           h = activation(a)
- * and finally h = zoneout h_before + (1 - zoneout) h. State: h [padded outputs], for the LSTM then c [padded units].
+ * Another `recurrent_activation` takes the place of s, another `activation` that of tanh in candidate and output; their
+ * arguments are clipped to +-clip first.
+ * And finally h = zoneout h_before + (1 - zoneout) h. State: h [padded outputs], for the LSTM then c [padded units].
  * A stored |h| or |c| below 2^-100 becomes 0. Vectors that the options don't use are NULL. */
 typedef struct cnorm_cell {
     cnorm_cell_kind kind;
@@ -151,8 +154,10 @@ typedef struct cnorm_cell {
     cnorm_reset reset;
     cnorm_activation activation;
     int keep;
-    float eps, cell_clip, projection_clip, zoneout; /* clips: infinity for none */
-    cnorm_matrix weight_x, weight_h;                /* [gates * units, inputs], [gates * units, outputs] */
+    float eps, cell_clip, projection_clip, zoneout;           /* clips: infinity for none */
+    cnorm_activation recurrent_activation;                    /* 0 is sigmoid: no cell has gates of tanh */
+    float alpha, beta, recurrent_alpha, recurrent_beta, clip; /* of the two functions; clip: 0 for none */
+    cnorm_matrix weight_x, weight_h;                          /* [gates * units, inputs], [gates * units, outputs] */
     cnorm_matrix weight_n, weight_p;  /* [units, units] if CNORM_RESET_BEFORE; [outputs, units] or panels NULL */
     const float *inside_x, *inside_h; /* [gates, padded] and CNORM_GATE_PAD more, centred like the weights; or NULL */
     const float *gain_x, *gain_h, *bias; /* [gates, padded] */

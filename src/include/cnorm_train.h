@@ -30,6 +30,7 @@
  *   (7) CNORM_RESET_AFTER: da_n of x = dn, da_n of h = dn s(r); da_r = dn (a_n of h + bias_n) s'(r)
  *       CNORM_RESET_CANDIDATE: da_n = dn s(r), da_r = dn a_n s'(r)
  *       CNORM_RESET_BEFORE: da_n = dn, u = W_n^T dn, da_r = u h' s'(r), dh' += u s(r)
+ *   Other functions than s and tanh have their own derivatives in (3) to (8), 0 where |argument| > clip.
  *   RNN:
  *   (8) da = dh f'(a); relu'(0) = 0
  *   Scope, with q = z rstd of one of the two products, z = W x + inside, rstd = 1/sqrt(mean z^2 + eps), z centred:

@@ -25,6 +25,18 @@ INLINE f32v recomputed_gate(const row_backward *row, ptrdiff_t gate, ptrdiff_t j
     return preactivation(&in, row->cell->scope, gate, gate * row->width + j);
 }
 
+/* dy f'(a) of gate g, whose value is y; a is recomputed unless the slope follows from y */
+INLINE f32v gate_backward(const row_backward *row, ptrdiff_t gate, ptrdiff_t j, f32v y, f32v dy)
+{
+    if (usual_functions(row->cell)) return dy * (gate == LSTM_G ? tanh_slope(y) : sigmoid_slope(y));
+    return other_function_backward(row->cell, gate != LSTM_G, recomputed_gate(row, gate, j), dy);
+}
+/* the same of the candidate or output y, with the argument a */
+INLINE f32v candidate_backward(const cnorm_cell *cell, f32v a, f32v y, f32v dy)
+{
+    return usual_functions(cell) ? dy * tanh_slope(y) : other_function_backward(cell, OF_STATE, a, dy);
+}
+
 /* (3): from dm and dc to the gradient of the clipped c, in dc, and da_o */
 static void lstm_output_backward(const row_backward *row, float *c, float *dn, float *normed)
 {
@@ -45,9 +57,9 @@ static void lstm_output_backward(const row_backward *row, float *c, float *dn, f
                                      .stats = stats});
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const f32v t = load_f32(tanh_c + j), s = load_f32(o + j), dm = load_f32(row->dm + j);
-        f32v d = (dm * s) * tanh_slope(t);
+        f32v d = candidate_backward(cell, load_f32((norms ? normed : c) + j), t, dm * s);
         if (cell->cell_norm != CNORM_CELL_NORM_OUTPUT) d += load_f32(row->dc + j);
-        store_f32(row->da + LSTM_O * width + j, (dm * t) * sigmoid_slope(s));
+        store_f32(row->da + LSTM_O * width + j, gate_backward(row, LSTM_O, j, s, dm * t));
         store_f32((norms ? dn : row->dc) + j, d);
     }
     if (!norms) return;
@@ -80,9 +92,9 @@ static void lstm_backward(const row_backward *row)
                            (i32v)(load_f32(raw + j) < splat_f32(-cell->cell_clip));
         const f32v dc = (f32v)((i32v)load_f32(row->dc + j) & ~clips); /* (4) */
         store_f32(row->dc + j, dc * f);
-        store_f32(da + j, (dc * load_f32(row->c + j)) * sigmoid_slope(f)); /* (5) */
-        store_f32(da + LSTM_I * width + j, (dc * g) * sigmoid_slope(i));
-        store_f32(da + LSTM_G * width + j, (dc * i) * tanh_slope(g));
+        store_f32(da + j, gate_backward(row, LSTM_F, j, f, dc * load_f32(row->c + j))); /* (5) */
+        store_f32(da + LSTM_I * width + j, gate_backward(row, LSTM_I, j, i, dc * g));
+        store_f32(da + LSTM_G * width + j, gate_backward(row, LSTM_G, j, g, dc * i));
     }
     scope_backward(row, NULL);
 }
@@ -98,24 +110,27 @@ INLINE void gru_gates_backward(const row_backward *row, float *reset)
     const ptrdiff_t width = row->width;
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const ptrdiff_t at = GRU_N * width + j;
-        const f32v z = sigmoid_v(recomputed_gate(row, GRU_Z, j)), r = sigmoid_v(recomputed_gate(row, GRU_R, j));
-        f32v inner, n;
+        const f32v z = gate_value(cell, recomputed_gate(row, GRU_Z, j));
+        const f32v r = gate_value(cell, recomputed_gate(row, GRU_R, j));
+        f32v inner, a;
         if (reset_form == CNORM_RESET_CANDIDATE) {
             inner = recomputed_gate(row, GRU_N, j);
-            n = tanh_v(r * inner);
+            a = r * inner;
         } else if (reset_form == CNORM_RESET_AFTER) {
             inner = part_h(&in, scope, GRU_N, at);
             if (cell->bias_n) inner += load_f32(cell->bias_n + j);
-            n = tanh_v(part_x(&in, scope, GRU_N, at) + load_f32(cell->bias + at) + r * inner);
+            a = part_x(&in, scope, GRU_N, at) + load_f32(cell->bias + at) + r * inner;
         } else {
             inner = splat_f32(0);
-            n = tanh_v(load_f32(row->z2 + j) + load_f32(row->zx + at) + load_f32(cell->bias + at));
+            a = load_f32(row->z2 + j) + load_f32(row->zx + at) + load_f32(cell->bias + at);
         }
+        const f32v n = candidate(cell, a);
         const f32v dh = load_f32(row->dm + j), h = load_f32(row->h + j), rest = 1.0f - z;
-        const f32v dn = (dh * (cell->keep ? rest : z)) * tanh_slope(n);
+        const f32v dn = candidate_backward(cell, a, n, dh * (cell->keep ? rest : z));
         add_to(row->dh + j, dh * (cell->keep ? z : rest));
-        store_f32(row->da + j, (dh * (cell->keep ? h - n : n - h)) * sigmoid_slope(z));
-        store_f32(row->da + GRU_R * width + j, reset_form == CNORM_RESET_BEFORE ? r : (dn * inner) * sigmoid_slope(r));
+        store_f32(row->da + j, gate_backward(row, GRU_Z, j, z, dh * (cell->keep ? h - n : n - h)));
+        store_f32(row->da + GRU_R * width + j,
+                  reset_form == CNORM_RESET_BEFORE ? r : gate_backward(row, GRU_R, j, r, dn * inner));
         store_f32(row->da + at, reset_form == CNORM_RESET_CANDIDATE ? dn * r : dn);
         if (reset_form == CNORM_RESET_AFTER) store_f32(reset + j, r);
         if (reset_form == CNORM_RESET_BEFORE) store_f32(row->z2 + j, dn);
@@ -138,7 +153,7 @@ static void gru_reset_before_backward(const row_backward *row)
     for (ptrdiff_t j = 0; j < row->width; j += VL_F32) {
         const f32v u = load_f32(row->dm + j), r = load_f32(da_r + j);
         add_to(row->dh + j, u * r);
-        store_f32(da_r + j, (u * load_f32(row->h + j)) * sigmoid_slope(r));
+        store_f32(da_r + j, gate_backward(row, GRU_R, j, r, u * load_f32(row->h + j)));
     }
     scope_backward(row, NULL);
 }
@@ -149,7 +164,9 @@ static void rnn_backward(const row_backward *row)
     const cnorm_cell *cell = row->cell;
     for (ptrdiff_t j = 0; j < row->width; j += VL_F32) {
         const f32v a = recomputed_gate(row, 0, j);
-        store_f32(row->da + j, activation_backward(cell->activation, a, load_f32(row->dm + j)));
+        const f32v dy = load_f32(row->dm + j);
+        store_f32(row->da + j, plain_rnn(cell) ? activation_backward(cell->activation, a, dy)
+                                               : other_function_backward(cell, OF_STATE, a, dy));
     }
     scope_backward(row, NULL);
 }

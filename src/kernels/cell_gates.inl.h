@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "activation.inl.h"
+#include "cell_functions.inl.h"
 #include "kernels.h"
 
 static void layer_norm_f32(const cnorm_norm *call); /* layer_norm.inl.h */
@@ -46,10 +46,11 @@ INLINE f32v preactivation(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g,
     return (scope == CNORM_SCOPE_SUM ? h : h + part_x(in, scope, g, at)) + load_f32(in->cell->bias + at);
 }
 
-/* Updates c and computes s(f), s(i), s(o), tanh(g), each [padded units]. */
+/* Updates c and computes s(f), s(i), s(o), tanh(g), or the cell's other functions, each [padded units]. */
 INLINE void lstm_gates(const gate_inputs *in, float *c, float *gates)
 {
     const cnorm_scope scope = in->cell->scope;
+    const int usual = usual_functions(in->cell);
     const cnorm_activation sigmoid = CNORM_ACTIVATION_SIGMOID;
     const cnorm_activation f[LSTM_GATES] = {sigmoid, sigmoid, sigmoid, CNORM_ACTIVATION_TANH};
     const ptrdiff_t width = padded_units(in->cell->weight_x.units);
@@ -57,7 +58,10 @@ INLINE void lstm_gates(const gate_inputs *in, float *c, float *gates)
         f32v gate[LSTM_GATES];
 #pragma GCC unroll 4
         for (int g = 0; g < LSTM_GATES; ++g) gate[g] = preactivation(in, scope, g, g * width + j);
-        activate(LSTM_GATES, f, gate);
+        if (usual) activate(LSTM_GATES, f, gate);
+        else {
+            EACH(g, LSTM_GATES) gate[g] = other_function(in->cell, g != LSTM_G, gate[g]);
+        }
         store_f32(c + j, without_tiny(gate[LSTM_F] * load_f32(c + j) + gate[LSTM_I] * gate[LSTM_G]));
 #pragma GCC unroll 4
         for (int g = 0; g < LSTM_GATES; ++g) store_f32(gates + g * width + j, gate[g]);
@@ -79,6 +83,7 @@ static void lstm_row(const gate_inputs *in, float *c, float *m, float *gates)
     const ptrdiff_t units = cell->weight_x.units, width = padded_units(units);
     float *o = gates + LSTM_O * width, *normed = gates + LSTM_GATES * width; /* and then its tanh */
     lstm_gates(in, c, gates);
+    clear_padding(cell, c);
     if (cell->cell_clip < INFINITY)
         for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, clipped(load_f32(c + j), cell->cell_clip));
     const float *out = c;
@@ -95,9 +100,13 @@ static void lstm_row(const gate_inputs *in, float *c, float *m, float *gates)
     }
     if (cell->cell_norm == CNORM_CELL_NORM_CARRY)
         for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, without_tiny(load_f32(normed + j)));
-    tanh_f32(width, out, normed);
+    if (usual_functions(cell)) tanh_f32(width, out, normed);
+    else
+        for (ptrdiff_t j = 0; j < width; j += VL_F32)
+            store_f32(normed + j, other_function(cell, OF_STATE, load_f32(out + j)));
     for (ptrdiff_t j = 0; j < width; j += VL_F32)
         store_f32(m + j, without_tiny(load_f32(o + j) * load_f32(normed + j)));
+    clear_padding(cell, m);
 }
 
 /* The GRU. From here on z, r and n are its gates after sigmoid and tanh; z is no longer a product. */
@@ -107,7 +116,15 @@ INLINE f32v gru_mix(const cnorm_cell *cell, f32v z, f32v n, f32v h)
     return without_tiny(cell->keep ? z * h + rest * n : rest * h + z * n);
 }
 
-static const cnorm_activation sigmoids[2] = {CNORM_ACTIVATION_SIGMOID, CNORM_ACTIVATION_SIGMOID};
+/* z and r: s of both, or the cell's other function */
+INLINE void gru_gates(const cnorm_cell *cell, f32v gate[2])
+{
+    const cnorm_activation sigmoids[2] = {CNORM_ACTIVATION_SIGMOID, CNORM_ACTIVATION_SIGMOID};
+    if (usual_functions(cell)) activate(2, sigmoids, gate);
+    else {
+        EACH(g, 2) gate[g] = other_function(cell, OF_GATE, gate[g]);
+    }
+}
 
 static void gru_row(const gate_inputs *in, float *h)
 {
@@ -117,7 +134,7 @@ static void gru_row(const gate_inputs *in, float *h)
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const ptrdiff_t at = GRU_N * width + j;
         f32v gate[2] = {preactivation(in, scope, GRU_Z, j), preactivation(in, scope, GRU_R, GRU_R * width + j)}, n;
-        activate(2, sigmoids, gate);
+        gru_gates(cell, gate);
         const f32v z = gate[GRU_Z], r = gate[GRU_R];
         if (cell->reset == CNORM_RESET_CANDIDATE) {
             n = r * preactivation(in, scope, GRU_N, at);
@@ -126,8 +143,9 @@ static void gru_row(const gate_inputs *in, float *h)
             if (cell->bias_n) of_h += load_f32(cell->bias_n + j);
             n = part_x(in, scope, GRU_N, at) + load_f32(cell->bias + at) + r * of_h;
         }
-        store_f32(h + j, gru_mix(cell, z, tanh_v(n), load_f32(h + j)));
+        store_f32(h + j, gru_mix(cell, z, candidate(cell, n), load_f32(h + j)));
     }
+    clear_padding(cell, h);
 }
 
 /* CNORM_RESET_BEFORE, before and after the product W_n (r h). First part: z and r h are stored in z and rh [padded
@@ -138,7 +156,7 @@ static void gru_reset_before_gates(const gate_inputs *in, const float *h, float 
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         f32v gate[2] = {preactivation(in, CNORM_SCOPE_NONE, GRU_Z, j),
                         preactivation(in, CNORM_SCOPE_NONE, GRU_R, GRU_R * width + j)};
-        activate(2, sigmoids, gate);
+        gru_gates(in->cell, gate);
         store_f32(z + j, gate[GRU_Z]);
         store_f32(rh + j, gate[GRU_R] * load_f32(h + j));
     }
@@ -148,8 +166,9 @@ static void gru_reset_before_state(const cnorm_cell *cell, const float *zx, cons
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const f32v n = load_f32(zn + j) + load_f32(zx + GRU_N * width + j) + load_f32(cell->bias + GRU_N * width + j);
-        store_f32(h + j, gru_mix(cell, load_f32(z + j), tanh_v(n), load_f32(h + j)));
+        store_f32(h + j, gru_mix(cell, load_f32(z + j), candidate(cell, n), load_f32(h + j)));
     }
+    clear_padding(cell, h);
 }
 
 INLINE f32v activated(cnorm_activation f, f32v a)
@@ -163,8 +182,11 @@ static void rnn_row(const gate_inputs *in, float *h)
 {
     const cnorm_cell *cell = in->cell;
     const ptrdiff_t width = padded_units(cell->weight_x.units);
-    for (ptrdiff_t j = 0; j < width; j += VL_F32)
-        store_f32(h + j, without_tiny(activated(cell->activation, preactivation(in, cell->scope, 0, j))));
+    for (ptrdiff_t j = 0; j < width; j += VL_F32) {
+        const f32v a = preactivation(in, cell->scope, 0, j);
+        store_f32(h + j,
+                  without_tiny(plain_rnn(cell) ? activated(cell->activation, a) : other_function(cell, OF_STATE, a)));
+    }
     for (ptrdiff_t j = cell->weight_x.units; j < width; ++j) h[j] = 0; /* padding: sigmoid(0) is not 0 */
 }
 

@@ -357,6 +357,14 @@ static void layer_errors(void)
     SPOILED(cell->as.cell.bias = NULL);
     SPOILED(cell->as.cell.cell_clip = 0);
     SPOILED(cell->as.cell.cell_clip = NAN);
+    SPOILED(cell->as.cell.activation = CNORM_ACTIVATION_PRELU);
+    SPOILED(cell->as.cell.activation = (cnorm_activation)99);
+    SPOILED(cell->as.cell.recurrent_activation = CNORM_ACTIVATION_SOFTMAX);
+    SPOILED(cell->as.cell.recurrent_activation = CNORM_ACTIVATION_LOG);
+    SPOILED(cell->as.cell.alpha = NAN);
+    SPOILED(cell->as.cell.recurrent_beta = INFINITY);
+    SPOILED(cell->as.cell.clip = -1);
+    SPOILED(cell->as.cell.clip = NAN);
     SPOILED(cell->as.cell.eps = -1);
     SPOILED(cell->as.cell.eps = INFINITY);
     SPOILED(cell->as.cell.zoneout = 2);

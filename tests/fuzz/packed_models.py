@@ -4,6 +4,7 @@ fuzz_model_open.
 python tests/fuzz/packed_models.py FOLDER
 """
 
+import dataclasses
 import shutil
 import sys
 from pathlib import Path
@@ -21,6 +22,8 @@ def models(rng):
         layer, _ = random_cell(key, rng, 2, 3)
         yield cnorm.Model([layer])
     gru, _ = random_cell(("GRU", "torch"), rng, 2, 2)
+    other = dataclasses.replace(gru.spec, activation="relu", recurrent_activation=("hard_sigmoid", 0.2, 0.5), clip=2.0)
+    yield cnorm.Model([cnorm.GRU(dict(gru.weights), preset=other)])
     projected, _ = random_cell(("LSTM", "lingvo"), rng, 2, 3, outputs=2)
     norm, linear = cnorm.LayerNorm(np.ones(2, np.float32)), cnorm.Linear(np.ones((2, 2), np.float32))
     plain = cnorm.Model(

@@ -23,7 +23,7 @@ HEAD = struct.Struct("<8sIIIIQQIIII8s32s")
 CRC_FROM = 12
 # of the first layer of the demo's file: its options, its fields, and the field gain_h
 OPTIONS = HEAD.size + 8 + 24
-FIELDS = OPTIONS + 40
+FIELDS = OPTIONS + 64
 GAIN_H = FIELDS + 3 * 40
 PACKED1 = Path(__file__).parent / "packed1"
 

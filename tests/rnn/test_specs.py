@@ -38,8 +38,6 @@ def test_specs_survive_json(key):
         (("LSTM", "torch"), {"reset": "candidate"}, "reset belongs to the GRU"),
         (("RNN", "ba2016"), {"reset": "before"}, "reset belongs to the GRU"),
         (("LSTM", "torch"), {"update": "keep"}, "update belongs to the GRU"),
-        (("LSTM", "torch"), {"activation": "relu"}, "activation belongs to the RNN"),
-        (("GRU", "torch"), {"activation": "relu"}, "activation belongs to the RNN"),
         (("LSTM", "torch"), {"update_bias": 1.0}, "update_bias belongs to the GRU"),
     ],
 )

@@ -123,7 +123,7 @@ def linear(weights, x):
     return y + wide(weights["bias"]) if weights.get("bias") is not None else y
 
 
-def lstm_ba2016(weights, x, h, c, eps=1e-5):
+def lstm_ba2016(weights, x, h, c, eps=1e-5, *, gate=sigmoid, state=np.tanh):
     """One step of the layer-normalised LSTM (Eq. 20-22): x [..., I], h and c [..., H] -> the next h and c.
 
     Gate order f, i, o, g; the next step sees the c that was not normalised.
@@ -135,8 +135,8 @@ def lstm_ba2016(weights, x, h, c, eps=1e-5):
         + w["bias"]
     )
     f, i, o, g = np.split(gates, 4, axis=-1)
-    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-    h = sigmoid(o) * np.tanh(_layer_norm_of(c, w["gain_c"], w["bias_c"], eps))
+    c = gate(f) * c + gate(i) * state(g)
+    h = gate(o) * state(_layer_norm_of(c, w["gain_c"], w["bias_c"], eps))
     return h, c
 
 
@@ -149,7 +149,7 @@ def lstm_draw(weights, x, h, c, eps=1e-5):
     return h, c
 
 
-def gru_ba2016(weights, x, h, eps=1e-5):
+def gru_ba2016(weights, x, h, eps=1e-5, *, gate=sigmoid, state=np.tanh):
     """One step of the layer-normalised GRU (Eq. 26-28): x [..., I], h [..., H] -> the next h; gates z, r."""
     w, x, h = _recurrent(weights, x, h)
     gates = _layer_norm_of(h @ w["weight_h"].T, w["gain_h"], w["bias_h"], eps) + _layer_norm_of(
@@ -158,15 +158,15 @@ def gru_ba2016(weights, x, h, eps=1e-5):
     z, r = np.split(gates, 2, axis=-1)
     from_x = _layer_norm_of(x @ w["weight_xn"].T, w["gain_xn"], w["bias_xn"], eps)
     from_h = _layer_norm_of(h @ w["weight_hn"].T, w["gain_hn"], w["bias_hn"], eps)
-    n = np.tanh(from_x + sigmoid(r) * from_h)
-    return (1 - sigmoid(z)) * h + sigmoid(z) * n
+    n = state(from_x + gate(r) * from_h)
+    return (1 - gate(z)) * h + gate(z) * n
 
 
-def rnn_ba2016(weights, x, h, eps=1e-5, activation="tanh"):
+def rnn_ba2016(weights, x, h, eps=1e-5, activation="tanh", *, state=None):
     """One step of the layer-normalised simple network (Eq. 4): x [..., I], h [..., H] -> the next h."""
     w, x, h = _recurrent(weights, x, h)
     a = _layer_norm_of(h @ w["weight_h"].T + x @ w["weight_x"].T, w["gain"], w["bias"], eps)
-    return {"tanh": np.tanh, "relu": lambda a: np.maximum(a, 0)}[activation](a)
+    return (state or {"tanh": np.tanh, "relu": lambda a: np.maximum(a, 0)}[activation])(a)
 
 
 def _normalise(rows, eps):
@@ -259,14 +259,14 @@ def lstm_torch_custom(weights, x, h, c, eps=1e-5):
     return sigmoid(o) * np.tanh(c), c
 
 
-def lstm_torchaudio(weights, x, h, c, eps):
+def lstm_torchaudio(weights, x, h, c, eps, *, gate=sigmoid, state=np.tanh):
     """torchaudio's rnnt _CustomLSTM: i, f, g, o; one norm of the sum; the cell is normalised and carried."""
     w, x, h, c = _recurrent(weights, x, h, c)
     total = x @ w["x2g.weight"].T + h @ w["p2g.weight"].T
     i, f, g, o = np.split(_layer_norm_of(total, w["g_norm.weight"], w["g_norm.bias"], eps), 4, axis=-1)
-    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+    c = gate(f) * c + gate(i) * state(g)
     c = _layer_norm_of(c, w["c_norm.weight"], w["c_norm.bias"], eps)
-    return sigmoid(o) * np.tanh(c), c
+    return gate(o) * state(c), c
 
 
 def lstm_tfa(weights, x, h, c, eps=1e-3):
@@ -294,14 +294,14 @@ def lstm_tf_contrib(weights, x, h, c, eps=1e-12):
     return np.tanh(c) * sigmoid(o), c
 
 
-def lstm_haste(weights, x, h, c, eps=1e-5, zoneout=0.0):
+def lstm_haste(weights, x, h, c, eps=1e-5, zoneout=0.0, *, gate=sigmoid, state=np.tanh):
     """haste LayerNormLSTM at inference: i, g, f, o; norms with gain only; zoneout mixes h."""
     w, x, before, c = _recurrent(weights, x, h, c)
     v = _layer_norm_of(x @ w["kernel"], w["gamma"][0], 0, eps)
     v = v + _layer_norm_of(before @ w["recurrent_kernel"], w["gamma"][1], 0, eps) + w["bias"]
     i, g, f, o = np.split(v, 4, axis=-1)
-    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-    h = sigmoid(o) * np.tanh(_layer_norm_of(c, w["gamma_h"], w["beta_h"], eps))
+    c = gate(f) * c + gate(i) * state(g)
+    h = gate(o) * state(_layer_norm_of(c, w["gamma_h"], w["beta_h"], eps))
     return zoneout * before + (1 - zoneout) * h, c
 
 
@@ -356,31 +356,31 @@ def lstm_tflite(weights, x, h, c, eps=1e-8, cell_clip=np.inf, projection_clip=np
     return h, c
 
 
-def lstm_torch(weights, x, h, c):
+def lstm_torch(weights, x, h, c, *, gate=sigmoid, state=np.tanh):
     """torch.nn.LSTM: i, f, g, o; h may be projected."""
     w, x, h, c = _recurrent(weights, x, h, c)
     gates = x @ w["weight_ih_l0"].T + w.get("bias_ih_l0", 0) + h @ w["weight_hh_l0"].T + w.get("bias_hh_l0", 0)
     i, f, g, o = np.split(gates, 4, axis=-1)
-    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-    h = sigmoid(o) * np.tanh(c)
+    c = gate(f) * c + gate(i) * state(g)
+    h = gate(o) * state(c)
     return h @ w["weight_hr_l0"].T if "weight_hr_l0" in w else h, c
 
 
-def lstm_keras(weights, x, h, c):
+def lstm_keras(weights, x, h, c, *, gate=sigmoid, state=np.tanh):
     """keras.layers.LSTM: i, f, candidate, o."""
     w, x, h, c = _recurrent(weights, x, h, c)
     i, f, g, o = np.split(x @ w["kernel"] + h @ w["recurrent_kernel"] + w.get("bias", 0), 4, axis=-1)
-    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-    return sigmoid(o) * np.tanh(c), c
+    c = gate(f) * c + gate(i) * state(g)
+    return gate(o) * state(c), c
 
 
-def lstm_onnx(weights, x, h, c):
+def lstm_onnx(weights, x, h, c, *, gate=sigmoid, state=np.tanh):
     """The ONNX operator LSTM, one direction, no peepholes: i, o, f, c; B is Wb and Rb."""
     w, x, h, c = _recurrent(weights, x, h, c)
     bias = sum(np.split(w["B"][0], 2)) if "B" in w else 0
     i, o, f, g = np.split(x @ w["W"][0].T + h @ w["R"][0].T + bias, 4, axis=-1)
-    c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-    return sigmoid(o) * np.tanh(c), c
+    c = gate(f) * c + gate(i) * state(g)
+    return gate(o) * state(c), c
 
 
 def gru_ba2016_code(weights, x, h, eps=1e-5):
@@ -403,11 +403,11 @@ def gru_haste(weights, x, h, eps=1e-5, zoneout=0.0):
     return zoneout * h + (1 - zoneout) * new
 
 
-def _dreamer(parts, h):
+def _dreamer(parts, h, gate=sigmoid, state=np.tanh):
     """r, candidate, u; the reset gate acts on the whole candidate; u weights the new h, with a bias of -1."""
     reset, candidate, update = np.split(parts, 3, axis=-1)
-    update = sigmoid(update - 1)
-    return update * np.tanh(sigmoid(reset) * candidate) + (1 - update) * h
+    update = gate(update - 1)
+    return update * state(gate(reset) * candidate) + (1 - update) * h
 
 
 def gru_dreamer_v2(weights, x, h, eps=1e-3):
@@ -417,11 +417,11 @@ def gru_dreamer_v2(weights, x, h, eps=1e-3):
     return _dreamer(_layer_norm_of(total, w["gamma"], w["beta"], eps), h)
 
 
-def gru_dreamer_v3(weights, x, h, eps=1e-3):
+def gru_dreamer_v3(weights, x, h, eps=1e-3, *, gate=sigmoid, state=np.tanh):
     """DreamerV3 of 2023: a norm over a product of [h, x] without bias."""
     w, x, h = _recurrent(weights, x, h)
     total = np.concatenate([h, x], axis=-1) @ w["kernel"]
-    return _dreamer(_layer_norm_of(total, w["norm/scale"], w["norm/bias"], eps), h)
+    return _dreamer(_layer_norm_of(total, w["norm/scale"], w["norm/bias"], eps), h, gate, state)
 
 
 def gru_dreamer_torch(weights, x, h, eps=1e-3):
@@ -440,37 +440,37 @@ def gru_torch(weights, x, h):
     return (1 - z) * np.tanh(of_x[2] + r * of_h[2]) + z * h
 
 
-def gru_keras(weights, x, h):
+def gru_keras(weights, x, h, *, gate=sigmoid, state=np.tanh):
     """keras.layers.GRU with reset_after: z, r, candidate; bias [2, 3H], of the input and of the recurrence."""
     w, x, h = _recurrent(weights, x, h)
     bias = w.get("bias", np.zeros((2, 1)))
     xz, xr, xh = np.split(x @ w["kernel"] + bias[0], 3, axis=-1)
     hz, hr, hh = np.split(h @ w["recurrent_kernel"] + bias[1], 3, axis=-1)
-    z, r = sigmoid(xz + hz), sigmoid(xr + hr)
-    return z * h + (1 - z) * np.tanh(xh + r * hh)
+    z, r = gate(xz + hz), gate(xr + hr)
+    return z * h + (1 - z) * state(xh + r * hh)
 
 
-def gru_keras_reset_before(weights, x, h):
+def gru_keras_reset_before(weights, x, h, *, gate=sigmoid, state=np.tanh):
     """keras.layers.GRU with reset_after=False: the reset gate acts on h before its product."""
     w, x, h = _recurrent(weights, x, h)
     xz, xr, xh = np.split(x @ w["kernel"] + w.get("bias", 0), 3, axis=-1)
     kz, kr, kh = np.split(w["recurrent_kernel"], 3, axis=-1)
-    z, r = sigmoid(xz + h @ kz), sigmoid(xr + h @ kr)
-    return z * h + (1 - z) * np.tanh(xh + (r * h) @ kh)
+    z, r = gate(xz + h @ kz), gate(xr + h @ kr)
+    return z * h + (1 - z) * state(xh + (r * h) @ kh)
 
 
-def gru_onnx(weights, x, h, linear_before_reset=False):
+def gru_onnx(weights, x, h, linear_before_reset=False, *, gate=sigmoid, state=np.tanh):
     """The ONNX operator GRU, one direction: z, r, h; z keeps."""
     w, x, h = _recurrent(weights, x, h)
     wz, wr, wh = np.split(w["W"][0], 3)
     rz, rr, rh = np.split(w["R"][0], 3)
     wbz, wbr, wbh, rbz, rbr, rbh = np.split(w["B"][0], 6) if "B" in w else np.zeros((6, 1))
-    z = sigmoid(x @ wz.T + h @ rz.T + wbz + rbz)
-    r = sigmoid(x @ wr.T + h @ rr.T + wbr + rbr)
+    z = gate(x @ wz.T + h @ rz.T + wbz + rbz)
+    r = gate(x @ wr.T + h @ rr.T + wbr + rbr)
     if linear_before_reset:
-        candidate = np.tanh(x @ wh.T + r * (h @ rh.T + rbh) + wbh)
+        candidate = state(x @ wh.T + r * (h @ rh.T + rbh) + wbh)
     else:
-        candidate = np.tanh(x @ wh.T + (r * h) @ rh.T + rbh + wbh)
+        candidate = state(x @ wh.T + (r * h) @ rh.T + rbh + wbh)
     return (1 - z) * candidate + z * h
 
 
@@ -494,11 +494,11 @@ def rnn_keras(weights, x, h):
     return np.tanh(x @ w["kernel"] + h @ w["recurrent_kernel"] + w.get("bias", 0))
 
 
-def rnn_onnx(weights, x, h):
+def rnn_onnx(weights, x, h, *, state=np.tanh):
     """The ONNX operator RNN, one direction; B is Wb and Rb."""
     w, x, h = _recurrent(weights, x, h)
     bias = sum(np.split(w["B"][0], 2)) if "B" in w else 0
-    return np.tanh(x @ w["W"][0].T + h @ w["R"][0].T + bias)
+    return state(x @ w["W"][0].T + h @ w["R"][0].T + bias)
 
 
 def rnn_kann(weights, x, h, eps=0.0):

@@ -60,6 +60,12 @@ static const layer_option cell_options[] = {
     LAYER_OPTION(cell, cell_clip, OPTION_FLOAT),
     LAYER_OPTION(cell, projection_clip, OPTION_FLOAT),
     LAYER_OPTION(cell, zoneout, OPTION_FLOAT),
+    LAYER_OPTION(cell, recurrent_activation, OPTION_INT),
+    LAYER_OPTION(cell, alpha, OPTION_FLOAT),
+    LAYER_OPTION(cell, beta, OPTION_FLOAT),
+    LAYER_OPTION(cell, recurrent_alpha, OPTION_FLOAT),
+    LAYER_OPTION(cell, recurrent_beta, OPTION_FLOAT),
+    LAYER_OPTION(cell, clip, OPTION_FLOAT),
     {0},
 };
 static const layer_field cell_fields[] = {
@@ -84,6 +90,25 @@ static const char *scope_check(const cnorm_cell *cell)
     if (cell->scope != CNORM_SCOPE_SUM) return NULL;
     if (cell->inside_h) return "inside_h";
     return cell->weight_x.group == cell->weight_h.group ? NULL : "weight_h";
+}
+
+/* whether a cell can have this function: its derivative at 0, the value of the padding, is finite */
+static int usable_function(cnorm_activation f)
+{
+    if (f == CNORM_ACTIVATION_PRELU || f == CNORM_ACTIVATION_SOFTMAX) return 0;
+    if (f == CNORM_ACTIVATION_LOG || f == CNORM_ACTIVATION_SQRT) return 0;
+    return between((int)f, CNORM_ACTIVATION_CLIP);
+}
+
+static const char *functions_check(const cnorm_cell *cell)
+{
+    if (!usable_function(cell->activation)) return "activation";
+    if (!usable_function(cell->recurrent_activation)) return "recurrent_activation";
+    if (!isfinite(cell->alpha)) return "alpha";
+    if (!isfinite(cell->beta)) return "beta";
+    if (!isfinite(cell->recurrent_alpha)) return "recurrent_alpha";
+    if (!isfinite(cell->recurrent_beta)) return "recurrent_beta";
+    return cell->clip >= 0 ? NULL : "clip"; /* NaN is none */
 }
 
 static const char *lstm_check(const cnorm_cell *cell)
@@ -122,12 +147,12 @@ static const char *cell_check(const cnorm_layer *layer)
     if (!cell->bias) return "bias";
     if (!(cell->zoneout >= 0 && cell->zoneout <= 1)) return "zoneout";
     const char *found = scope_check(cell);
+    if (!found) found = functions_check(cell);
     if (found) return found;
     if (gru) return gru_check(cell);
     if (cell->weight_n.panels) return "weight_n";
     if (lstm) return lstm_check(cell);
-    if (cell->weight_p.panels) return "weight_p";
-    return between((int)cell->activation, CNORM_ACTIVATION_SIGMOID) ? NULL : "activation";
+    return cell->weight_p.panels ? "weight_p" : NULL;
 }
 
 /* ---- forward -------------------------------------------------------------------------------------------------- */

@@ -1,0 +1,67 @@
+/* The functions of a cell: of its gates, s in cnorm_cell, and of its candidate and output, tanh. Cells with sigmoid
+ * and tanh go through `activate`; others call the kernel of the layer `activation` for each vector. */
+#ifndef CNORM_CELL_FUNCTIONS_INL_H
+#define CNORM_CELL_FUNCTIONS_INL_H
+
+#include "activation.inl.h"
+#include "kernels.h"
+
+static void activation_f32(const cnorm_elementwise *is, const float *x, float *y); /* elementwise.inl.h */
+static void activation_backward_f32(const cnorm_elementwise *is, const float *x, const float *dy, float *dx);
+
+enum { OF_STATE, OF_GATE };
+
+INLINE int usual_functions(const cnorm_cell *cell)
+{
+    return cell->activation == CNORM_ACTIVATION_TANH && cell->clip == 0 &&
+           (cell->recurrent_activation == 0 || cell->recurrent_activation == CNORM_ACTIVATION_SIGMOID);
+}
+INLINE int plain_rnn(const cnorm_cell *cell) { return cell->activation <= CNORM_ACTIVATION_SIGMOID && cell->clip == 0; }
+
+INLINE cnorm_elementwise function_of(const cnorm_cell *cell, int gate)
+{
+    const cnorm_activation of_gates =
+        cell->recurrent_activation == 0 ? CNORM_ACTIVATION_SIGMOID : cell->recurrent_activation;
+    return gate ? (cnorm_elementwise){VL_F32, of_gates, cell->recurrent_alpha, cell->recurrent_beta, NULL}
+                : (cnorm_elementwise){VL_F32, cell->activation, cell->alpha, cell->beta, NULL};
+}
+
+/* f of a, clipped first */
+static NOINLINE f32v other_function(const cnorm_cell *cell, int gate, f32v a)
+{
+    _Alignas(CNORM_ALIGN) float v[VL_F32];
+    const cnorm_elementwise is = function_of(cell, gate);
+    store_f32(v, cell->clip > 0 ? clipped(a, cell->clip) : a);
+    activation_f32(&is, v, v);
+    return load_f32(v);
+}
+
+/* dy f'(a), 0 where a is clipped */
+static NOINLINE f32v other_function_backward(const cnorm_cell *cell, int gate, f32v a, f32v dy)
+{
+    _Alignas(CNORM_ALIGN) float v[VL_F32], d[VL_F32];
+    const cnorm_elementwise is = function_of(cell, gate);
+    store_f32(v, a), store_f32(d, dy);
+    activation_backward_f32(&is, v, d, d);
+    if (cell->clip == 0) return load_f32(d);
+    const i32v clips = (i32v)(a > splat_f32(cell->clip)) | (i32v)(a < splat_f32(-cell->clip));
+    return (f32v)((i32v)load_f32(d) & ~clips);
+}
+
+INLINE f32v gate_value(const cnorm_cell *cell, f32v a)
+{
+    return usual_functions(cell) ? sigmoid_v(a) : other_function(cell, OF_GATE, a);
+}
+INLINE f32v candidate(const cnorm_cell *cell, f32v a)
+{
+    return usual_functions(cell) ? tanh_v(a) : other_function(cell, OF_STATE, a);
+}
+
+/* The padding of a state or an input of the projection, [padded units]: f(0) of another function may not be 0. */
+INLINE void clear_padding(const cnorm_cell *cell, float *v)
+{
+    if (usual_functions(cell)) return;
+    for (ptrdiff_t j = cell->weight_x.units; j < padded_units(cell->weight_x.units); ++j) v[j] = 0;
+}
+
+#endif
