@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help demo test lint bench ctest amalgamation wheels two-files platforms clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients fuzz malformed cluster paper docs lock clean
+.PHONY: help demo test lint bench ctest amalgamation wheels two-files platforms clang aarch64 valgrind asan sanitize sanitize-quick golden exhaustive soak adversarial gradients fuzz malformed mutated cluster paper docs lock clean
 
 help:                        ## this list
 	@sed -n 's/^\([a-z][a-z0-9-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 18
@@ -144,6 +144,9 @@ fuzz: .venv/built            ## untrusted files, saved streams and a connection 
 
 malformed: .venv/built       ## 100,000 malformed messages to the server of `cnorm serve` (a minute)
 	CNORM_MALFORMED=100000 $(BIN)/python -P -m pytest tests/serving/test_faults.py -k malformed
+
+mutated: .venv/built         ## 100,000 mutated ONNX files through the validator and the loader (an hour of one core)
+	$(BIN)/python -P tests/fuzz/mutated_onnx.py 100000
 
 cluster: .venv/built         ## the examples and tests with a local Ray and a local Dask cluster, in a folder of their own
 	$(BIN)/python -m pip install --quiet --target build/cluster ray distributed

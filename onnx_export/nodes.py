@@ -50,7 +50,7 @@ def model_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 def sort_nodes(model: onnx.ModelProto) -> bool:
     """Sort the nodes of every graph topologically, subgraphs and local functions included.
 
-    The standard requires topological order, but onnxruntime sorts by itself, so files without it exist.
+    The standard requires topological order, but onnxruntime sorts the main graph by itself, so files without it exist.
 
     Returns
     -------

@@ -17,6 +17,7 @@ from cnorm.model import Model
 from onnx_export.errors import NotImported
 from onnx_export.importer.interface import plan
 from onnx_export.importer.proof import FileRun, prove
+from onnx_export.ort import CannotRun
 from onnx_export.parity_report import ParityReport
 
 __all__ = ["Imported", "import_model"]
@@ -66,5 +67,8 @@ def import_model(
     except Exception as error:  # the file is untrusted: what it says may fit nothing that is expected
         raise NotImported(f"no model can be made of it: {type(error).__name__}: {error}") from None
     report = prove(model, onnx_model, found) if check else None
-    file = FileRun(onnx_model, found)
+    try:
+        file = FileRun(onnx_model, found)
+    except CannotRun as error:
+        raise NotImported(f"onnxruntime does not load the file: {error}") from None
     return Imported(model, found.frame, found.outputs, found.states, found.time_axis, file, report)

@@ -52,7 +52,8 @@ CODES = {
     "ir": "The IR version is one that the installed onnxruntime does not take.",
     "optimiser-precision": "The operator that the optimiser makes adds the elements of a row one after another, and "
     "its error is that of such a sum. The file is sound; the message names the optimiser to disable.",
-    "order": "Nodes come before those whose results they use. The standard forbids it, onnxruntime sorts them.",
+    "order": "Nodes come before those whose results they use. The standard forbids it, onnxruntime sorts the main "
+    "graph only.",
     "outputs-differ": "The outputs are not those of the file given with --outputs.",
     "refused": "The file was refused for safety: it is too large or too deep, or its tensors lie in files that may not "
     "be read. --external-data and --data-root allow files that you trust.",
@@ -67,7 +68,7 @@ CODES = {
     "axes: reshape the scale to the normalised axes.",
     "shapes": "Shape inference failed; less can be said of axes and counts.",
     "sizes": "The model does not run with the default sizes of free dimensions and was run with others, or is so large "
-    "that not all stress rows were tried. Give real inputs (--input), or sizes (--batch, --dim, --size).",
+    "that not all rows were judged or stressed. Give real inputs (--input), or sizes (--batch, --dim, --size).",
     "stash-type": "The statistics are kept in another type than float32, which runtimes do not support.",
     "stateless-step": "A graph of one step whose recurrent node begins with a stored state, and whose last state is no "
     "output: called once for each frame, it forgets. Make the states inputs and outputs.",

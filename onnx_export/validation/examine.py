@@ -28,10 +28,10 @@ from onnx_export.model_io import (
     parse,
     read,
 )
-from onnx_export.nodes import model_nodes, sort_nodes
+from onnx_export.nodes import model_graphs, model_nodes, sort_nodes
 from onnx_export.validation import inputs, lint, outputs, recurrent, recurrent_lint, stress, verdict
 from onnx_export.validation.expanded import expanded
-from onnx_export.validation.graph import import_domains, inline, mark_functions, opset_versions
+from onnx_export.validation.graph import import_domains, inline, mark_functions, opset_versions, with_shapes
 from onnx_export.validation.judge import type_name
 from onnx_export.validation.lock import value_hash
 from onnx_export.validation.norm import Norm, unproved_claims
@@ -84,6 +84,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
     emit("stage", "run")
     try:
         run = _run(model, weights, candidates, options, report)
+        report.findings += run.notes
         report.findings += outputs.compare(run, options.outputs, options.seed)
     except (inputs.MissingInput, ort.CannotRun, Unreadable) as error:
         report.problem = clip(str(error))
@@ -152,8 +153,13 @@ def _read(path: str, options: Options, report: ValidationReport, emit) -> onnx.M
         report.problem, report.refused = clip(str(error)), isinstance(error, Refused)
     try:
         if sort_nodes(model):
-            message = "nodes come before what they use, which the standard forbids; onnxruntime sorts them"
+            message = (
+                "nodes come before what they use, which the standard forbids; onnxruntime sorts the main graph only"
+            )
             report.findings.append(Finding("warning", "order", message))
+            report.problem = report.problem or _refusal(_as_given(path, options), {})  # it does not sort subgraphs
+        elif _untyped(model):
+            report.problem = report.problem or _refusal(model, {})  # shape inference would give the types
     except Unreadable as error:
         report.problem = report.problem or clip(str(error))
     report.problem = report.problem or clip(_foreign(model))
@@ -163,6 +169,22 @@ def _read(path: str, options: Options, report: ValidationReport, emit) -> onnx.M
         )
         report.findings.append(Finding("note", "operator-opset", message))
     return model
+
+
+def _as_given(path: str, options: Options) -> onnx.ModelProto:
+    """The model with its nodes in the order of the file. It is read again, so that most files are held once only."""
+    limits = options.limits or Limits()
+    model = parse(read(path, limits), limits)
+    root = (options.data_root or Path(path).parent) if options.external_data else None
+    attach_external_data(model, Path(path).parent, root, data_files(path))
+    return model
+
+
+def _untyped(model: onnx.ModelProto) -> bool:
+    """Whether a tensor is declared without its element type."""
+    values = [value for graph in model_graphs(model) for value in (*graph.input, *graph.output, *graph.value_info)]
+    kinds = [value.type.tensor_type for value in values if value.type.HasField("tensor_type")]
+    return any(kind.elem_type == onnx.TensorProto.UNDEFINED for kind in kinds)
 
 
 def _converted(model: onnx.ModelProto, opset: int, report: ValidationReport) -> onnx.ModelProto:
@@ -286,11 +308,13 @@ def _find(model, weights, options: Options, report: ValidationReport, emit) -> t
     mark_functions(model)
     given = model
     if not report.problem:
+        # the calls of functions may contradict what they declare; inlined, onnxruntime does not see it
+        report.problem = _refusal(model, weights) if model.functions else ""
         model = inline(model)
     if options.infer_shapes:
         emit("stage", "shapes")
         try:
-            model = onnx.shape_inference.infer_shapes(model, data_prop=True)
+            model = with_shapes(model)
         except Exception as error:  # the C++ layer raises many kinds
             reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
             report.findings.append(Finding("note", "shapes", f"shapes could not be inferred: {reason}"))

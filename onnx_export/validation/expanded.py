@@ -8,7 +8,7 @@ import onnx
 from onnx import helper
 
 from onnx_export.nodes import all_graphs
-from onnx_export.validation.graph import free_prefix
+from onnx_export.validation.graph import free_prefix, with_shapes
 
 # Of the domain com.microsoft; their inputs are a, scale, zero, and for two operands b, scale, zero, then scale, zero.
 _TWO = {"QLinearAdd": "Add", "QLinearMul": "Mul"}
@@ -32,7 +32,7 @@ def expanded(model: onnx.ModelProto) -> onnx.ModelProto | None:
         del graph.node[:]
         graph.node.extend(nodes)
     with suppress(Exception):  # the C++ layer raises many kinds; forms that need no shape are found without
-        return onnx.shape_inference.infer_shapes(copy, data_prop=True)
+        return with_shapes(copy)
     return copy
 
 

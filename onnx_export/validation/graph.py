@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, inliner, numpy_helper
 from onnx_export.nodes import model_graphs, model_nodes, subgraphs
 from onnx_export.validation import constants
 
+_LONGEST_SHAPE = 2**17
 _NEWEST = onnx.defs.onnx_opset_version()
 FUNCTION_KEY = "cnorm.function"  # metadata of a node that names its local function, because inlining loses it
 
@@ -56,6 +57,17 @@ def _inputs(kind: str, opset: int) -> tuple[int, int, int]:
 def size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
     """The size of a dimension, None if the file leaves it open; like runtimes, treats a negative size as open."""
     return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
+
+
+def with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy with inferred shapes; the C++ layer raises many kinds.
+
+    The values of shapes are followed, too, unless a dimension is so long that onnx, which takes every vector of a known
+    length for a shape, would need seconds or never end.
+    """
+    values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+    longest = max((dim.dim_value for value in values for dim in value.type.tensor_type.shape.dim), default=0)
+    return onnx.shape_inference.infer_shapes(model, data_prop=longest <= _LONGEST_SHAPE)
 
 
 class Scope:

@@ -15,6 +15,7 @@ from onnx_export.validation.values import PASSED, QUANTISERS, REDUCED_SUMS, RESH
 
 # Limit on recursion between a variance and its root: an untrusted file may have thousands of steps, two branches each.
 DEEPEST = 5
+_MOST_NESTED = 8  # means of means; a graph may lead back to itself
 _MOST_SIGNS = 64
 
 
@@ -23,6 +24,7 @@ class Moments:
 
     def __init__(self, values: Values) -> None:
         self.values, self.scope = values, values.scope
+        self._nested = 0  # means of means that are open
 
     def mean(self, name: str) -> Mean | None:
         """The mean that a value holds, also after changes of shape; None if it is no mean."""
@@ -151,7 +153,13 @@ class Moments:
 
     def _of_means(self, found: Mean | None) -> Mean | None:
         """Merge nested means: the mean over some axes of a mean over others is the mean over both."""
-        inner = found and not found.squared and self.mean(found.source)
+        if found is None or found.squared or self._nested == _MOST_NESTED:
+            return found
+        self._nested += 1
+        try:
+            inner = self.mean(found.source)
+        finally:
+            self._nested -= 1
         if not inner or not inner.keepdims or inner.axes is None or found.axes is None:
             return found
         axes = tuple(sorted({*inner.axes, *found.axes}))
