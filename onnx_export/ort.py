@@ -68,6 +68,7 @@ class Session:
     ) -> None:
         options = onnxruntime.SessionOptions()
         options.graph_optimization_level = LEVELS[level]
+        options.enable_cpu_mem_arena = False
         options.log_severity_level = 4
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         weights = {name: weights[name] for name in sorted(_read(model) & weights.keys())} if weights else {}
@@ -101,7 +102,8 @@ class Session:
             else:
                 fed[name] = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value).reshape(value.shape))
         try:
-            return [_array(value) for value in self._session.run_with_ort_values(outputs, fed)]
+            values = self._session.run_with_ort_values(outputs, fed)
+            return [_array(values.pop(0)) for _ in range(len(values))]  # each is freed when it is copied
         except Exception as error:
             raise CannotRun(_reason(error)) from error
 

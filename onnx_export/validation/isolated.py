@@ -22,10 +22,11 @@ from onnx_export.validation.values import Values
 def subgraph_model(model, norm: Norm, nodes, feeds: dict[str, np.ndarray], extra=()) -> onnx.ModelProto:
     """A model of `nodes` alone, the last of which gives the norm's result; its inputs have the shapes of `feeds`.
 
-    `extra` names values that become outputs as well.
+    `extra` names values that become outputs as well. Stored values are inputs, too, where `feeds` has them.
     """
     kinds = {}
-    for name in boundary(norm.scope, nodes):
+    read = [name for node in nodes for name in node.input if name in feeds and norm.scope.constant(name) is not None]
+    for name in dict.fromkeys([*boundary(norm.scope, nodes), *read]):
         kinds[name] = (_element_type(norm.scope, name, feeds[name]), feeds[name].shape)
     return cut(model, norm.scope, nodes, [norm.y, *extra], kinds)
 

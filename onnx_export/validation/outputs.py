@@ -17,6 +17,7 @@ from onnx_export.validation.report import Finding
 from onnx_export.validation.run import Run
 
 _DRAWS = 3
+_CHUNK = 2**20  # elements compared at a time
 # Standard deviations and safety margin, as in `judge._DEVIATIONS` and `judge.allowed_change`.
 _DEVIATIONS, _MARGIN = 6.0, 4.0
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -115,8 +116,11 @@ def _apart(value: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
         return np.inf, 1.0
     if not value.size:
         return 0.0, 0.0
-    a, b = value.astype(np.float64), expected.astype(np.float64)
-    with np.errstate(all="ignore"):
-        difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
-        size = float(np.max(np.abs(b), where=np.isfinite(b), initial=0.0))
-    return (np.inf if np.isnan(difference).any() else float(difference.max())), size
+    largest, size = 0.0, 0.0
+    for start in range(0, value.size, _CHUNK):
+        a, b = (each.reshape(-1)[start : start + _CHUNK].astype(np.float64) for each in (value, expected))
+        with np.errstate(all="ignore"):
+            difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.abs(a - b))
+            size = max(size, float(np.max(np.abs(b), where=np.isfinite(b), initial=0.0)))
+        largest = max(largest, np.inf if np.isnan(difference).any() else float(difference.max()))
+    return largest, size

@@ -10,13 +10,13 @@ import onnx
 
 from cnorm.text import clip
 from onnx_export import ort
-from onnx_export.validation import inputs
+from onnx_export.validation import inputs, sampling
 from onnx_export.validation.graph import Scope, boundary, op, scopes
 from onnx_export.validation.isolated import Isolated, cast_feeds, fused_into, makers, subgraph_model
 from onnx_export.validation.judge import JudgedRows, Measure, Oracle, allowed_change, worst
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.options import Options
-from onnx_export.validation.report import NormReport
+from onnx_export.validation.report import Finding, NormReport
 from onnx_export.validation.taps import Tap, expose
 
 _RANDOM = frozenset(
@@ -88,6 +88,8 @@ class Run:
         Whether two runs of the model may differ.
     generated : list of str
         Names of the generated inputs.
+    notes : list of Finding
+        About norms of which some rows only are judged.
     failed : dict of str to str
         Why the model does not run, for each optimisation level at which it does not.
 
@@ -100,6 +102,8 @@ class Run:
     def __init__(self, model, weights, candidates: list[Candidate], options: Options) -> None:
         self.model, self.weights, self._candidates = model, weights, candidates
         self._reached: dict[int, tuple[list[dict[str, np.ndarray]], list[np.ndarray]]] = {}  # feeds and results
+        self._kept: dict[int, tuple[tuple[int, ...], sampling.Indices]] = {}  # shape of x, indices that are judged
+        self.notes: list[Finding] = []
         main = next(iter(scopes(model)))
         stored = {tensor.name for tensor in model.graph.initializer}
         wanted = [value.name for value in model.graph.input if value.name not in stored]
@@ -187,8 +191,7 @@ class Run:
 
     def _try_tap(self, which: Iterable[int]) -> None:
         """Run unoptimised and store, per norm, the values that enter it and its producers, and its result."""
-        taps: dict[tuple[int, str], Tap] = {}
-        wanted: dict[int, list[str]] = {}
+        taps: dict[int, dict[str, Tap]] = {}
         for index in which:
             norm, report = self._candidates[index].norm, self._candidates[index].report
             if norm.quantised:
@@ -199,27 +202,60 @@ class Run:
             tap = {name: Tap(norm.scope, name, copied=True) for name in names}
             report.detail = next(filter(None, (t.obstacle for t in tap.values())), "")
             if not report.detail:
-                taps |= {(id(norm.scope), name): t for name, t in tap.items()}
-                wanted[index] = list(names)
-        exposed, names = expose(self.model, list(taps.values()))
-        values = self.session(exposed, "off").run(names, self._feeds) if names else []
-        by_key = dict(zip(taps, values, strict=True))
-        for index, needed in wanted.items():
-            norm, report = self._candidates[index].norm, self._candidates[index].report
-            levels = Tap(norm.scope, "", True).levels
-            stacked = {name: _iterations(by_key[id(norm.scope), name], levels) for name in needed}
-            count = min((len(values) for values in stacked.values()), default=0)
-            feeds = [{name: values[i] for name, values in stacked.items()} for i in _sample_indices(count)]
-            results = [each.pop(norm.y) for each in feeds]
-            stored = norm.scope.constant(norm.x) is not None
-            if stored or any(_has_rows(each, norm) for each in feeds):
-                self._reached[index] = feeds, results
-            else:
-                report.detail = "no rows reached it: a branch not taken, a loop not entered, or an empty input"
+                taps[index] = tap
+        sizes = {index: sum(self._bytes(each) for each in tap.values()) for index, tap in taps.items()}
+        for group in sampling.groups(sizes):
+            together = {(id(tap.scope), name): tap for index in group for name, tap in taps[index].items()}
+            exposed, names = expose(self.model, list(together.values()))
+            by_key = dict(zip(together, self.session(exposed, "off").run(names, self._feeds), strict=True))
+            for index in group:
+                values = {name: by_key[id(tap.scope), name] for name, tap in taps[index].items()}
+                self._keep(index, values)
+
+    def _bytes(self, tap: Tap) -> int:
+        """About the size of a value; one that is not known is taken as large where an input is."""
+        shape = tap.scope.shape(tap.value)
+        if shape is not None and None not in shape:
+            return 4 * int(np.prod(shape))
+        return 32 * max((value.size for value in self._feeds.values()), default=0)
+
+    def _keep(self, index: int, values: dict[str, np.ndarray]) -> None:
+        """Store the tapped values of a norm: of some iterations, and some rows where they are large."""
+        norm, report = self._candidates[index].norm, self._candidates[index].report
+        levels = Tap(norm.scope, "", True).levels
+        stacked = {name: _iterations(value, levels) for name, value in values.items()}
+        count = min((len(values) for values in stacked.values()), default=0)
+        feeds = [{name: values[i] for name, values in stacked.items()} for i in _sample_indices(count)]
+        if not norm.scope.path and norm.x in values:
+            feeds = [self._sampled(index, values)]
+        results = [each.pop(norm.y) for each in feeds]
+        stored = norm.scope.constant(norm.x) is not None
+        if stored or any(_has_rows(each, norm) for each in feeds):
+            self._reached[index] = feeds, results
+        else:
+            report.detail = "no rows reached it: a branch not taken, a loop not entered, or an empty input"
+
+    def _sampled(self, index: int, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The values of a norm, of some rows only if they are large and the rows are independent of one another."""
+        norm, x = self._candidates[index].norm, values[self._candidates[index].norm.x]
+        kept = sampling.rows_to_keep(norm, x, len(self._candidates))
+        names = [name for node in (*norm.nodes, *self._candidates[index].producers) for name in node.input if name]
+        fits = values[norm.y].shape == x.shape
+        if not kept or not fits or not sampling.independent(self.model, norm, values, kept, names):
+            return dict(values)
+        self._kept[index] = x.shape, kept
+        feeds = sampling.sampled(norm, values, kept, names)
+        rows, judged = (norm.formula.layout(v.shape, norm.axes, norm.nodes[0])[0] for v in (x, feeds[norm.x]))
+        self.notes.append(Finding("note", "sizes", f"{judged} of its {rows} rows were judged", norm.name))
+        return feeds | {norm.y: sampling.result_of(values[norm.y], x.shape, kept)}
 
     def _results(self, level: str) -> dict[int, list[np.ndarray]]:
         """The results, at one level, of each norm that rows reached, by position."""
-        return self._tapped(level, list(self._reached), self._result_taps())
+        taps = dict(zip(self._reached, self._result_taps(), strict=True))
+        found: dict[int, list[np.ndarray]] = {}
+        for group in sampling.groups({index: self._bytes(tap) for index, tap in taps.items()}):
+            found |= self._tapped(level, group, [taps[index] for index in group])
+        return found
 
     def _result_taps(self) -> list[Tap]:
         norms = [self._candidates[index].norm for index in self._reached]
@@ -233,6 +269,8 @@ class Run:
         for index, tap, value in zip(which, taps, values, strict=True):
             stacked = _iterations(value, tap.levels)
             result[index] = [stacked[i] for i in _sample_indices(len(stacked))]
+            if index in self._kept:
+                result[index] = [sampling.result_of(value, *self._kept[index])]
         return result
 
     @property
