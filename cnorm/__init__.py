@@ -70,6 +70,7 @@ from cnorm.layers import (
 from cnorm.learner import SGD, Adam, Learner
 from cnorm.model import Model
 from cnorm.storage.frameworks import from_safetensors, from_torch
+from cnorm.storage.keras import from_keras
 from cnorm.storage.loading import demo_model, load
 
 __version__ = "0.1.0"
@@ -124,6 +125,7 @@ __all__ = [
     "divisive_norm_backward",
     "fold_batch_norm",
     "fold_weight_norm",
+    "from_keras",
     "from_safetensors",
     "from_torch",
     "get_include",

@@ -75,15 +75,15 @@ def _append(layers: list, place: str, name: str | None, module: Any) -> None:
     own = type(module).__module__.startswith("torch.nn.modules.")
     if own and kind in IGNORED:
         return
-    if own and kind == "BatchNorm1d":
-        _append_batch_norm(layers, place, name, module)
-        return
     if own and kind == "Conv1d":
         raise ValueError(
             f"{place}, Conv1d: write cnorm.CausalConv1d(module) where it runs over time, "
             "cnorm.Conv1d(module, positions=...) where it runs inside a frame"
         )
     try:
+        if own and kind == "BatchNorm1d":
+            _batch_norm(layers, name, module)
+            return
         made = _MODULES[kind](module) if own and kind in _MODULES else [Activation(module)] if own else None
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place}, {kind}: {error}") from None
@@ -113,12 +113,16 @@ def _cell(module: Any) -> list[Layer]:
     return list(from_torch(tensors, preset, kind=kind, bias=module.bias))
 
 
-def _append_batch_norm(layers: list, place: str, name: str | None, module: Any) -> None:
-    """Fold a batch norm into the product before it, or make it a product of its own."""
+def _batch_norm(layers: list, name: str | None, module: Any) -> None:
     if module.running_mean is None:
-        raise ValueError(f"{place}, BatchNorm1d must have running statistics, got none: a batch's are no layer")
+        raise ValueError("it must have running statistics, got none: a batch's are no layer")
     arrays = [as_array(module.running_mean), as_array(module.running_var)]
     arrays += [None if one is None else as_array(one) for one in (module.weight, module.bias)]
+    append_batch_norm(layers, arrays, module.eps, name)
+
+
+def append_batch_norm(layers: list, arrays: list, eps: float, name: str | None) -> None:
+    """Fold a batch norm (mean, variance, weight and bias) into the product before it, or make it a product."""
     before = layers[-1] if layers else None
     if isinstance(before, Linear) and before.name is None:
         weight, bias = before.weights["weight"], before.weights.get("bias")
@@ -126,8 +130,8 @@ def _append_batch_norm(layers: list, place: str, name: str | None, module: Any) 
     elif len(arrays[0]) <= WIDEST_NORM:
         weight, bias = np.eye(len(arrays[0]), dtype=np.float32), None
     else:
-        raise ValueError(f"{place}, BatchNorm1d must stand behind a Linear without a name, to be folded into it")
-    weight, bias = fold_batch_norm(weight, bias, *arrays, eps=module.eps)
+        raise ValueError("it must stand behind a Linear without a name, to be folded into it")
+    weight, bias = fold_batch_norm(weight, bias, *arrays, eps=eps)
     layers.append(Linear(weight, bias, name=name))
 
 

@@ -188,16 +188,15 @@ class Joined:
         kind, weights, preset = made
         if self._weight is not None or self._eps is not None:
             self._flush()
-        name, bias = ("W", "B") if "W" in weights else ("weight_ih_l0", "bias_ih_l0")
         if self._index is not None:
-            whole = weights[name].astype(np.float64)
+            whole = weights["W"].astype(np.float64)
             rows, old = whole.reshape(-1, whole.shape[-1]), self._offset
             wide, extra = self._absorbed(rows, np.zeros(len(rows)))
-            weights = weights | {name: wide.reshape(*whole.shape[:-1], -1).astype(np.float32)}
+            weights = weights | {"W": wide.reshape(*whole.shape[:-1], -1).astype(np.float32)}
             if old.any():
-                given = np.array(weights.get(bias, np.zeros((1, 2 * len(rows)))), np.float64)
+                given = np.array(weights.get("B", np.zeros((1, 2 * len(rows)))), np.float64)
                 given.reshape(-1)[: len(rows)] += extra
-                weights |= {bias: given.astype(np.float32)}
+                weights |= {"B": given.astype(np.float32)}
         return getattr(cnorm, kind)(weights, preset=preset)
 
     def _absorbed(self, weight, bias):

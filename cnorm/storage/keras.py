@@ -1,0 +1,268 @@
+"""Layers of a Keras 3 model.
+
+Nothing here imports Keras: a layer is known by its class, which must be Keras' own, its configuration and the paths of
+its variables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from cnorm.cells.presets import PRESETS
+from cnorm.cells.weights import as_array
+from cnorm.layers import CELLS, Activation, Bidirectional, CausalConv1d, Layer, LayerNorm, Linear
+from cnorm.model import Model
+from cnorm.storage.modules import append_batch_norm
+
+__all__ = ["from_keras"]
+
+IGNORED = {"InputLayer", "Identity", "Dropout", "SpatialDropout1D", "AlphaDropout", "GaussianDropout", "GaussianNoise"}
+IGNORED |= {"ActivityRegularization"}  # at inference they do nothing
+# Keras' activations as functions of `Activation` and of cells
+FUNCTIONS: Mapping[str, str | tuple] = MappingProxyType(
+    {name: name for name in ("tanh", "relu", "sigmoid", "elu", "selu", "silu", "gelu", "softplus", "hard_sigmoid")}
+    | {
+        "linear": ("leaky_relu", 1.0),
+        "leaky_relu": ("leaky_relu", 0.2),
+        "relu6": ("clip", 0.0, 6.0),
+        "swish": "silu",
+        "hard_silu": "hard_swish",
+        "hard_swish": "hard_swish",
+        "exponential": "exp",
+    }
+)
+BY_HAND = {
+    "Add": "write cnorm.Add(name) behind a layer with this name",
+    "Multiply": "write cnorm.Multiply(name) behind a layer with this name",
+    "Concatenate": "write cnorm.Concat([name, ...]) of layers with these names",
+    "RNN": "write cnorm.LSTM(weights, preset='keras') with the tensors of its cell",
+    "RMSNormalization": "there is no such layer, cnorm.rms_norm normalises arrays",
+}
+
+
+def from_keras(model: Any) -> Model:
+    """A model with the layers of a Keras 3 model.
+
+    Parameters
+    ----------
+    model : keras.Sequential, or keras.Model of the functional API whose layers are a chain
+        Of LSTM, GRU (with reset_after or without), SimpleRNN, Bidirectional, Dense, Conv1D with causal padding,
+        LayerNormalization, BatchNormalization, TimeDistributed and activations; Dropout does nothing.
+
+    Returns
+    -------
+    Model
+        It takes the frames of one sequence, and its outputs are those of ``model(x[None])[0]``. Where a recurrent layer
+        has return_sequences=False, Keras' output is that of the last frame.
+
+    Raises
+    ------
+    TypeError
+        If `model` is no model of Keras 3, or a subclass, whose `call` is not in its weights.
+    ValueError
+        For a layer or an option that cnorm does not compute. The message names it and says what to write by hand.
+    """
+    layers: list[Layer] = []
+    for layer in _chain(model):
+        _append(layers, layer)
+    if not layers:
+        raise ValueError("model must have a layer that computes something, got none")
+    return Model(layers)
+
+
+def _chain(model: Any) -> list[Any]:
+    """The layers of a model in the order of the computation; ValueError unless each reads the one before it."""
+    kind, module = type(model).__name__, type(model).__module__
+    if not module.startswith("keras.src.models.") or kind not in ("Sequential", "Functional"):
+        raise TypeError(
+            f"model must be a Sequential or functional model of Keras 3, got {module}.{kind}: what the call of a "
+            "subclass computes is not in its weights. Give cnorm.Model a list of layers, such as "
+            "cnorm.Linear(kernel.T, bias) and cnorm.LSTM(tensors, preset='keras')"
+        )
+    if kind == "Sequential":
+        return list(model.layers)
+    chain, reads = [], _only(model.outputs, "the outputs of the model")
+    made = {id(layer.output): layer for layer in model.layers if not isinstance(layer.output, list)}
+    while (layer := made.get(id(reads))) is not None:
+        chain.append(layer)
+        if type(layer).__name__ == "InputLayer":
+            break
+        reads = layer.input
+        if isinstance(reads, list | tuple | dict):
+            kind = type(layer).__name__
+            raise ValueError(f"layer {layer.name!r}, {kind}, reads {len(reads)} layers: {BY_HAND.get(kind, _LIST)}")
+    if len(chain) != len(model.layers):
+        left = [layer.name for layer in model.layers if layer not in chain]
+        raise ValueError(f"the layers must be a chain, and {', '.join(left)} are not in it: {_LIST}")
+    return chain[::-1]
+
+
+_LIST = "write the layers by hand, in a list for cnorm.Model"
+
+
+def _only(of: list, what: str) -> Any:
+    if len(of) != 1:
+        raise ValueError(f"{what} must be one, got {len(of)}: {_LIST}, with outputs=(name, ...)")
+    return of[0]
+
+
+def _append(layers: list[Layer], layer: Any) -> None:
+    """Append the layers of one of Keras'."""
+    kind, module = type(layer).__name__, type(layer).__module__
+    if module.startswith("keras.src.models."):
+        for inner in _chain(layer):
+            _append(layers, inner)
+        return
+    place = f"layer {layer.name!r}, {kind}"
+    if not module.startswith("keras.src.layers.") or kind not in (*_LAYERS, *IGNORED):
+        known = ", ".join(_LAYERS)
+        raise ValueError(f"{place}, must be one of {known}: {BY_HAND.get(kind, _LIST)}")
+    if kind in IGNORED:
+        return
+    try:
+        _LAYERS[kind](layers, layer, layer.get_config())
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+# ---------------------------------------------------------------------------------------------- kinds
+
+
+def _tensors(layer: Any) -> dict[str, np.ndarray]:
+    """A layer's variables by the last part of their paths."""
+    return {variable.path.rsplit("/", 1)[-1]: as_array(variable.value) for variable in layer.weights}
+
+
+def _must(config: Mapping, **wanted: Any) -> None:
+    """Refuse options with other values."""
+    for name, value in wanted.items():
+        if name in config and config[name] != value:
+            raise ValueError(f"{name} must be {value!r}, got {config[name]!r}")
+
+
+def _function(name: Any, option: str) -> str | tuple:
+    if not isinstance(name, str) or name not in FUNCTIONS:
+        raise ValueError(f"{option} must be one of {', '.join(FUNCTIONS)}, got {name!s:.100}")
+    return FUNCTIONS[name]
+
+
+def _append_function(layers: list[Layer], name: Any) -> None:
+    """Append the activation of a layer; none where it is linear."""
+    if name == "softmax":
+        layers.append(Activation("softmax"))
+    elif name != "linear":
+        of = _function(name, "activation")
+        function, *given = (of,) if isinstance(of, str) else of
+        names = {"leaky_relu": ("slope",), "clip": ("lo", "hi")}.get(function, ())
+        layers.append(Activation(function, **dict(zip(names, given, strict=True))))
+
+
+def _cell(layer: Any, config: Mapping, backward: bool = False) -> Layer:
+    _must(config, go_backwards=backward, return_state=False)
+    kind = {"SimpleRNN": "RNN"}.get(type(layer).__name__, type(layer).__name__)
+    preset = "keras" if config.get("reset_after", True) else "keras_reset_before"
+    fields = {name: _function(config[name], name) for name in ("activation", "recurrent_activation") if name in config}
+    return CELLS[kind](_tensors(layer), preset=dataclasses.replace(PRESETS[kind, preset], **fields))
+
+
+def _bidirectional(layers: list[Layer], layer: Any, config: Mapping) -> None:
+    _must(config, merge_mode="concat")
+    ways = layer.forward_layer, layer.backward_layer
+    for way in ways:
+        if type(way).__name__ not in ("LSTM", "GRU", "SimpleRNN"):
+            raise ValueError(f"its layers must be LSTM, GRU or SimpleRNN, got {type(way).__name__}")
+        _must(way.get_config(), return_sequences=True)
+    forward, backward = (_cell(way, way.get_config(), back) for way, back in zip(ways, (False, True), strict=True))
+    layers.append(Bidirectional(forward, backward))
+
+
+def _dense(layers: list[Layer], layer: Any, config: Mapping) -> None:
+    _must(config, lora_rank=None, quantization_config=None)
+    tensors = _tensors(layer)
+    layers.append(Linear(tensors["kernel"].T, tensors.get("bias")))
+    _append_function(layers, config["activation"])
+
+
+def _conv(layers: list[Layer], layer: Any, config: Mapping) -> None:
+    _must(config, strides=(1,), data_format="channels_last", lora_rank=None)
+    if config["padding"] != "causal" and tuple(config["kernel_size"]) != (1,):
+        raise ValueError(
+            f"padding must be 'causal', got {config['padding']!r}, which reads later frames or drops the first; "
+            "cnorm.CausalConv1d(kernel.transpose(2, 1, 0), bias) reads earlier frames, cnorm.Conv1d runs inside a frame"
+        )
+    tensors = _tensors(layer)
+    weight, (dilation,) = tensors["kernel"].transpose(2, 1, 0), config["dilation_rate"]
+    layers.append(CausalConv1d(weight, tensors.get("bias"), dilation=dilation, groups=config["groups"]))
+    _append_function(layers, config["activation"])
+
+
+def _over_the_last_axis(layer: Any, axis: Any) -> None:
+    axes = list(axis) if isinstance(axis, list | tuple) else [axis]
+    if axes not in ([-1], [len(layer.input.shape) - 1]):
+        raise ValueError(f"axis must be -1, the features of a frame, got {axis!r}")
+
+
+def _layer_norm(layers: list[Layer], layer: Any, config: Mapping) -> None:
+    _must(config, rms_scaling=False)
+    _over_the_last_axis(layer, config["axis"])
+    tensors = _tensors(layer)
+    gain = tensors.get("gamma", np.ones(layer.input.shape[-1], np.float32))
+    layers.append(LayerNorm(gain, tensors.get("beta"), eps=config["epsilon"]))
+
+
+def _batch_norm(layers: list[Layer], layer: Any, config: Mapping) -> None:
+    _over_the_last_axis(layer, config["axis"])
+    named = _tensors(layer)
+    arrays = [named.get(name) for name in ("moving_mean", "moving_variance", "gamma", "beta")]
+    append_batch_norm(layers, arrays, config["epsilon"], None)
+
+
+def _relu(layers: list[Layer], layer: Any, config: Mapping) -> None:
+    _must(config, threshold=0.0)
+    top, slope = config.get("max_value"), config.get("negative_slope") or 0.0
+    if top is not None and slope:
+        raise ValueError(f"max_value must be None beside a negative_slope, got {top!r}")
+    if top is not None:
+        layers.append(Activation("clip", lo=0.0, hi=top))
+    else:
+        layers.append(Activation("leaky_relu", slope=slope) if slope else Activation("relu"))
+
+
+def _prelu(layers: list[Layer], layer: Any, config: Mapping) -> None:
+    alpha = _tensors(layer)["alpha"]
+    if alpha.size != alpha.shape[-1]:
+        raise ValueError(f"its slopes must be the same for all frames, shared_axes=[1], got shape {alpha.shape}")
+    layers.append(Activation("prelu", slope=alpha.reshape(-1)))
+
+
+def _softmax(layers: list[Layer], layer: Any, config: Mapping) -> None:
+    _over_the_last_axis(layer, config["axis"])
+    layers.append(Activation("softmax"))
+
+
+_LAYERS: Mapping[str, Callable[[list[Layer], Any, Mapping], None]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("LSTM", "GRU", "SimpleRNN"), lambda layers, layer, config: layers.append(_cell(layer, config))
+        ),
+        "Bidirectional": _bidirectional,
+        "Dense": _dense,
+        "Conv1D": _conv,
+        "LayerNormalization": _layer_norm,
+        "BatchNormalization": _batch_norm,
+        "TimeDistributed": lambda layers, layer, config: _append(layers, layer.layer),
+        "Activation": lambda layers, layer, config: _append_function(layers, config["activation"]),
+        "ReLU": _relu,
+        "LeakyReLU": lambda layers, layer, config: layers.append(
+            Activation("leaky_relu", slope=config["negative_slope"])
+        ),
+        "PReLU": _prelu,
+        "ELU": lambda layers, layer, config: layers.append(Activation("elu", alpha=config["alpha"])),
+        "Softmax": _softmax,
+    }
+)

@@ -1,0 +1,158 @@
+"""`cnorm.from_keras`: the outputs of Keras 3, and refusals by name."""
+
+import os
+
+import numpy as np
+import pytest
+
+import cnorm
+
+os.environ.setdefault("KERAS_BACKEND", "torch")
+pytest.importorskip("torch")
+keras = pytest.importorskip("keras", reason="!!! SKIPPED: from_keras, because keras is not installed")
+if not hasattr(keras, "src") or keras.__version__ < "3":
+    pytest.skip("!!! SKIPPED: from_keras reads Keras 3", allow_module_level=True)
+L = keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # Keras' of tensors
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    keras.utils.set_random_seed(0)
+
+
+def varied(model):
+    """Every weight away from its initial value, so that none is a one or a zero that hides something."""
+    rng = np.random.default_rng(0)
+    for variable in model.weights:
+        if "seed" in variable.path:
+            continue
+        value = keras.ops.convert_to_numpy(variable.value) + 0.3 * rng.standard_normal(variable.shape)
+        variable.assign(np.abs(value) + 0.1 if "variance" in variable.path else value)
+    return model
+
+
+def sequential(*layers, inputs=5):
+    return varied(keras.Sequential([keras.Input((None, inputs)), *layers]))
+
+
+def agrees(model, ours, inputs=5):
+    x = np.random.default_rng(1).standard_normal((12, inputs)).astype(np.float32)
+    expected = np.asarray(keras.ops.convert_to_numpy(model(x[None], training=False)))[0]
+    result = ours.check(x, expected)
+    assert result.ok, result
+
+
+STACKS = {
+    "LSTM, Dense": lambda: [L.LSTM(8, return_sequences=True), L.Dense(3, activation="sigmoid")],
+    "LSTM, hard sigmoid and relu": lambda: [
+        L.LSTM(8, activation="relu", recurrent_activation="hard_sigmoid", return_sequences=True)
+    ],
+    "LSTM, linear and silu": lambda: [
+        L.LSTM(4, activation="linear", recurrent_activation="sigmoid", use_bias=False, return_sequences=True),
+        L.LSTM(4, activation="silu", return_sequences=True),
+    ],
+    "GRU": lambda: [L.GRU(8, return_sequences=True), L.Dropout(0.5), L.Dense(3, use_bias=False)],
+    "GRU, reset before": lambda: [
+        L.GRU(8, reset_after=False, recurrent_activation="hard_sigmoid", return_sequences=True),
+        L.GRU(6, reset_after=False, use_bias=False, return_sequences=True),
+    ],
+    "GRU, elu": lambda: [L.GRU(8, activation="elu", use_bias=False, return_sequences=True)],
+    "SimpleRNN": lambda: [
+        L.SimpleRNN(8, return_sequences=True), L.SimpleRNN(4, activation="relu", return_sequences=True)
+    ],
+    "both directions": lambda: [
+        L.Bidirectional(L.LSTM(4, return_sequences=True)),
+        L.Bidirectional(L.GRU(3, return_sequences=True)),
+    ],
+    "convolutions": lambda: [
+        L.Conv1D(6, 3, padding="causal", activation="relu"),
+        L.Conv1D(6, 2, padding="causal", dilation_rate=3, groups=2),
+        L.Conv1D(4, 1, use_bias=False),
+    ],
+    "norms": lambda: [
+        L.Dense(6),
+        L.BatchNormalization(),
+        L.LayerNormalization(),
+        L.BatchNormalization(scale=False, epsilon=1e-2),
+        L.LayerNormalization(center=False, scale=False, epsilon=1e-5),
+        L.Dense(6, activation="tanh"),
+        L.BatchNormalization(center=False),
+        L.LayerNormalization(center=False),
+    ],
+    "activations": lambda: [
+        *(L.Activation(name) for name in ("elu", "selu", "silu", "gelu", "softplus", "hard_sigmoid", "relu6")),
+        L.Dense(6, activation="leaky_relu"), L.ReLU(), L.Dense(6), L.ReLU(max_value=1.0), L.Dense(6),
+        L.ReLU(negative_slope=0.2), L.LeakyReLU(negative_slope=0.1), L.ELU(alpha=0.7), L.PReLU(shared_axes=[1]),
+        L.Dense(6, activation="hard_silu"), L.Activation("exponential"), L.Softmax(), L.Dense(3, activation="softmax"),
+    ],
+    "wrapped and nested": lambda: [
+        L.TimeDistributed(L.Dense(6, activation="tanh")),
+        keras.Sequential([L.GRU(4, return_sequences=True), L.GaussianNoise(0.1), L.Dense(3)]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_it_computes_what_keras_does(stack):
+    model = sequential(*STACKS[stack]())
+    agrees(model, cnorm.from_keras(model))
+
+
+def test_a_functional_chain():
+    x = keras.Input((None, 5))
+    y = L.Dense(3)(L.Dropout(0.2)(L.LSTM(8, return_sequences=True, name="recurrent")(x)))
+    model = varied(keras.Model(x, y))
+    agrees(model, cnorm.from_keras(model))
+
+
+def test_the_last_frame_of_a_model_without_sequences():
+    model = sequential(L.LSTM(8), L.Dense(2))
+    x = np.random.default_rng(1).standard_normal((12, 5)).astype(np.float32)
+    expected = keras.ops.convert_to_numpy(model(x[None]))[0]
+    np.testing.assert_allclose(cnorm.from_keras(model).run(x)[-1], expected, atol=1e-6)
+
+
+def refuses(model, error, says):
+    with pytest.raises(error, match=says):
+        cnorm.from_keras(model)
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (lambda: L.Conv1D(4, 3, name="c"), "layer 'c', Conv1D: padding must be 'causal', got 'valid'"),
+        (lambda: L.Conv1D(4, 3, padding="causal", strides=2), r"strides must be \(1,\)"),
+        (lambda: L.LSTM(4, activation="softsign", name="r"), "layer 'r', LSTM: activation must be one of"),
+        (lambda: L.GRU(4, recurrent_activation="tanh"), "no gates of tanh"),
+        (lambda: L.LSTM(4, go_backwards=True), "go_backwards must be False"),
+        (lambda: L.LayerNormalization(axis=1), "axis must be -1"),
+        (lambda: L.Dense(4, activation="softsign"), "activation must be one of"),
+        (lambda: L.Bidirectional(L.LSTM(4, return_sequences=True), merge_mode="sum"), "merge_mode must be 'concat'"),
+        (lambda: L.GlobalAveragePooling1D(name="g"), "layer 'g', GlobalAveragePooling1D, must be one of LSTM"),
+        (lambda: L.RNN(L.LSTMCell(4)), "write cnorm.LSTM"),
+        (lambda: L.Masking(), "Masking, must be one of"),
+    ],
+)
+def test_refusals_name_the_layer(layer, says):
+    x = keras.Input((6, 5))
+    refuses(keras.Model(x, layer()(x)), ValueError, says)
+
+
+def test_what_is_no_chain_is_refused():
+    x = keras.Input((None, 5))
+    hidden = L.Dense(5)(x)
+    refuses(keras.Model(x, L.Add(name="sum")([x, hidden])), ValueError, r"'sum', Add, reads 2 layers: write cnorm.Add")
+    refuses(keras.Model(x, [hidden, L.Dense(2)(hidden)]), ValueError, "outputs of the model must be one, got 2")
+    other = keras.Input((None, 5))
+    refuses(keras.Model([x, other], hidden), ValueError, "must be a chain")
+
+
+def test_what_is_no_model_is_refused():
+    class Own(keras.Model):
+        def call(self, x):
+            return x
+
+    refuses(Own(), TypeError, "call of a subclass")
+    refuses(L.Dense(3), TypeError, "must be a Sequential or functional model of Keras 3")
+    refuses([], TypeError, r"got builtins.list")
