@@ -45,7 +45,7 @@ def units() -> list[Unit]:
     """The units that src/meson.build compiles."""
     text = re.sub(r"#.*", "", (SRC / "meson.build").read_text())
     found = []
-    for table, folder in (("isas", "kernels/isa_{}.c"), ("int8_units", "int8/{}.c")):
+    for table, folder in (("isas", "kernels/isa_{}.c"), ("int8_backends", "int8/{}.c")):
         for name, architecture, flags in _entries(text, table):
             found.append(Unit(SRC / folder.format(name), f"{table[:4]}_{name}", architecture, flags))
     for path in re.findall(r"'([\w/]+\.c)'", text):

@@ -8,4 +8,4 @@ typedef int ints __attribute__((vector_size(32)));
 #define ODD(bytes) _mm256_srli_epi16((__m256i)(bytes), 8)
 #define MADD(words, pair) ((ints)_mm256_madd_epi16(words, pair))
 #include "pairs.inl.h"
-UNIT_OF(avx2);
+BACKEND_OF(avx2);

@@ -6,4 +6,4 @@ typedef int ints __attribute__((vector_size(64)));
 #define SPLAT(a) _mm512_set1_epi32(a)
 #define DPBUSD(sum, weights, digits) ((ints)_mm512_dpbusd_epi32((__m512i)(sum), (__m512i)(weights), digits))
 #include "vnni.inl.h"
-UNIT_OF(avx512vnni);
+BACKEND_OF(avx512vnni);

@@ -10,4 +10,4 @@ typedef int ints __attribute__((vector_size(32)));
 #define DPBUSD(sum, weights, digits) ((ints)_mm256_dpbusd_epi32((__m256i)(sum), (__m256i)(weights), digits))
 #endif
 #include "vnni.inl.h"
-UNIT_OF(avxvnni);
+BACKEND_OF(avxvnni);

@@ -1,8 +1,8 @@
 /* The choice of the code that multiplies int8 weights, by vector width and processor. */
 #include "../cpu.h"
-#include "units.h"
+#include "backends.h"
 
-const cnorm_int8_unit *cnorm_int8_unit_of(int vector_bytes)
+const cnorm_int8_backend *cnorm_int8_backend_of(int vector_bytes)
 {
 #if defined(__x86_64__)
     if (vector_bytes == 64 && cnorm_cpu_has_avx512vnni()) return &cnorm_int8_avx512vnni;

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "units.h"
+#include "backends.h"
 
 /* the lower bytes of four 16-bit words */
 static inline uint32_t low_bytes(uint64_t words)

@@ -53,4 +53,4 @@ INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const i
 }
 
 #include "multiply.inl.h"
-UNIT_OF(dotprod);
+BACKEND_OF(dotprod);

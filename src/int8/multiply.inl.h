@@ -1,6 +1,6 @@
-/* The loop over panels and vectors that all units share. Before including this, a unit defines
+/* The loop over panels and vectors that all backends share. Before including this, a backend defines
  *     panel_sums(panel, quads, count, x, n, sums, stride): sums [count, PANEL] of one panel, count a constant 1, 2 or 4
- *     arrange, as units.h has it */
+ *     arrange, as backends.h has it */
 static void multiply(ptrdiff_t rows, ptrdiff_t quads, const uint8_t *weights, ptrdiff_t n, const int32_t (*x)[2],
                      int32_t *sums, ptrdiff_t stride)
 {
@@ -16,4 +16,4 @@ static void multiply(ptrdiff_t rows, ptrdiff_t quads, const uint8_t *weights, pt
 }
 
 /* without designators: amalgamate.py renames the functions, and would rename the members */
-#define UNIT_OF(unit) const cnorm_int8_unit cnorm_int8_##unit = {#unit, arrange, multiply}
+#define BACKEND_OF(backend) const cnorm_int8_backend cnorm_int8_##backend = {#backend, arrange, multiply}

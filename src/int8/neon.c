@@ -2,7 +2,7 @@
 #include <arm_neon.h>
 #include <string.h>
 
-#include "units.h"
+#include "backends.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -41,4 +41,4 @@ INLINE void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const i
 }
 
 #include "multiply.inl.h"
-UNIT_OF(neon);
+BACKEND_OF(neon);

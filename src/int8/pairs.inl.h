@@ -4,7 +4,7 @@
  * one pass over the weights: two passes would load every cache line twice. */
 #include <string.h>
 
-#include "units.h"
+#include "backends.h"
 
 #define INLINE static inline __attribute__((always_inline))
 

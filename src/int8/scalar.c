@@ -1,7 +1,7 @@
-/* Plain C for every machine: the reference of the other units' tests. */
+/* Plain C for every machine: the reference of the other backends' tests. */
 #include <string.h>
 
-#include "units.h"
+#include "backends.h"
 
 static void arrange(ptrdiff_t quads, const int16_t *q, ptrdiff_t n, int32_t (*x)[2])
 {
@@ -25,4 +25,4 @@ static void panel_sums(const uint8_t *panel, ptrdiff_t quads, int count, const i
 }
 
 #include "multiply.inl.h"
-UNIT_OF(scalar);
+BACKEND_OF(scalar);

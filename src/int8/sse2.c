@@ -8,4 +8,4 @@ typedef int ints __attribute__((vector_size(16)));
 #define ODD(bytes) _mm_srli_epi16((__m128i)(bytes), 8)
 #define MADD(words, pair) ((ints)_mm_madd_epi16(words, pair))
 #include "pairs.inl.h"
-UNIT_OF(sse2);
+BACKEND_OF(sse2);

@@ -118,7 +118,7 @@ INLINE void FN(write_columns)(ptrdiff_t rows, const int backward, const FN(volum
         const FN(columns) c = FN(columns_at)(b, j, 0, VL, backward, given);
         for (ptrdiff_t r = first; r < first + rows; ++r) {
             const V y = FN(column_output)(&c, v, r, j, VL, backward, given);
-            if (carry) FN(stream)(v->out + r * v->out_stride + j, y);
+            if (carry) FN(nt_store)(v->out + r * v->out_stride + j, y);
             else FN(store)(v->out + r * v->out_stride + j, y);
         }
     }

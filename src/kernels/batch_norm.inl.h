@@ -127,7 +127,7 @@ static void FN(batch_output)(const FN(volume) *v, const FN(batch) *b, int stream
     }
     if (carry) {
         FN(flush)(carry);
-        stream_fence();
+        nt_fence();
     }
 }
 

@@ -53,6 +53,6 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
     }
     if (carry) {
         FN(flush)(carry);
-        stream_fence();
+        nt_fence();
     }
 }

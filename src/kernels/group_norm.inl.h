@@ -184,6 +184,6 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
     }
     if (carry) {
         FN(flush)(carry);
-        stream_fence();
+        nt_fence();
     }
 }

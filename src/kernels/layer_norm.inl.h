@@ -130,8 +130,8 @@ INLINE void FN(two_pass_rows)(const cnorm_norm *call, const int mode)
     FN(carry) carry = {.to = 0};
     FN(writer) w = FN(writer_of)(call, call->streaming ? &carry : NULL);
     if (call->n <= FN(CACHED)) FN(place_params)(call, FN(lane_offset_of)(call->y), CENTRED, param_space, &w);
-    V ones[GROUP], zeros[GROUP]; /* in place of a NULL gain or bias: see gain_mask */
-    for (int i = 0; i < GROUP; ++i) ones[i] = TN(splat)(1), zeros[i] = TN(splat)(-(T)0);
+    V ones[UNROLL], zeros[UNROLL]; /* in place of a NULL gain or bias: see gain_mask */
+    for (int i = 0; i < UNROLL; ++i) ones[i] = TN(splat)(1), zeros[i] = TN(splat)(-(T)0);
     w.gain_mask = w.gain ? -1 : 0, w.bias_mask = w.bias ? -1 : 0;
     if (!w.gain) w.gain = (const T *)ones;
     if (!w.bias) w.bias = (const T *)zeros;

@@ -57,16 +57,16 @@ INLINE void FN(write_vector_dx)(const FN(row) *row, const FN(dx_row) *to_dx, ptr
     FN(put_dx_vector)(row, to_dx, j, from, to, &v, mode);
 }
 
-/* (6) for one row: GROUP vectors at a time as in normalise_group, single vectors at its ends */
+/* (6) for one row: UNROLL vectors at a time as in normalise_vectors, single vectors at its ends */
 INLINE void FN(write_dx)(const FN(row) *row, const FN(dx_row) *to_dx, const int mode)
 {
     for (ptrdiff_t j = -to_dx->lane_offset; j < row->n; j += VL) {
-        for (; j >= 0 && j + GROUP * VL <= row->n; j += GROUP * VL) {
-            FN(dx_vector) v[GROUP];
+        for (; j >= 0 && j + UNROLL * VL <= row->n; j += UNROLL * VL) {
+            FN(dx_vector) v[UNROLL];
 #pragma GCC unroll 4
-            for (int i = 0; i < GROUP; ++i) v[i] = FN(dx_vector_at)(row, to_dx, j + i * VL, 0, VL, mode);
+            for (int i = 0; i < UNROLL; ++i) v[i] = FN(dx_vector_at)(row, to_dx, j + i * VL, 0, VL, mode);
 #pragma GCC unroll 4
-            for (int i = 0; i < GROUP; ++i) FN(put_dx_vector)(row, to_dx, j + i * VL, 0, VL, &v[i], mode);
+            for (int i = 0; i < UNROLL; ++i) FN(put_dx_vector)(row, to_dx, j + i * VL, 0, VL, &v[i], mode);
         }
         if (j < row->n) FN(write_vector_dx)(row, to_dx, j, mode);
     }

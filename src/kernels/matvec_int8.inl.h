@@ -1,7 +1,7 @@
 /* Matrix-vector products of int8 weights, W[r, k] = scale[r] w[r, k], |w| <= 127. Each call quantises x to integers.
  *
  *   (1) m = max |x|, q[k] = round(x[k] levels/m), g = m/levels; q = 0 where m < 2^-100; g = NaN where x is not finite
- *   (2) zi[r] = sum of w[r, k] q[k], exact in int32: by the units of int8/
+ *   (2) zi[r] = sum of w[r, k] q[k], exact in int32: by the backends of int8/
  *   (3) z[r] = float(zi[r]) (scale[r] g) + add[r]
  * Integer sums are exact in any order and +, *, / are correctly rounded, so the bits are the same on every instruction
  * set. |q| <= levels: x levels/m is at most levels (1 + 2^-22) before it is rounded to an integer.
@@ -11,11 +11,11 @@
 
 #include <math.h>
 
-#include "../int8/units.h"
+#include "../int8/backends.h"
 #include "../simd/vector.h"
 #include "tuning.h"
 
-/* panels of int8 weights: float scale [packed rows], then the weights as units.h lays them out */
+/* panels of int8 weights: float scale [packed rows], then the weights as backends.h lays them out */
 INLINE const uint8_t *int8_weights(const cnorm_matrix *w) { return (const uint8_t *)w->panels + 4 * packed_rows(w); }
 
 INLINE int32_t bits_of_f32(float a)
@@ -118,7 +118,7 @@ static double products_int8(const cnorm_matrix *w, ptrdiff_t n, const float *con
                             ptrdiff_t z_stride, float *scratch)
 {
     const ptrdiff_t quads = (w->cols + 3) / 4;
-    const cnorm_int8_unit *unit = cnorm_int8_unit_of(VECTOR_BYTES);
+    const cnorm_int8_backend *backend = cnorm_int8_backend_of(VECTOR_BYTES);
     int32_t(*arranged)[2] = (void *)scratch, q_sum[CNORM_ROWS];
     int16_t *q = (void *)(scratch + 2 * quads * n);
     float from_levels[CNORM_ROWS];
@@ -126,10 +126,10 @@ static double products_int8(const cnorm_matrix *w, ptrdiff_t n, const float *con
         const int8_scale scale = int8_scale_of(w->cols, x[s], w->levels);
         q_sum[s] = quantize(w->cols, x[s], scale, q);
         from_levels[s] = scale.from_levels;
-        unit->arrange(quads, q, n, arranged + s);
+        backend->arrange(quads, q, n, arranged + s);
     }
-    unit->multiply(packed_rows(w), quads, int8_weights(w), n, (const int32_t(*)[2])arranged, (int32_t *)(void *)z,
-                   z_stride);
+    backend->multiply(packed_rows(w), quads, int8_weights(w), n, (const int32_t(*)[2])arranged, (int32_t *)(void *)z,
+                      z_stride);
     double squares = 0;
     for (ptrdiff_t s = 0; s < n; ++s)
         squares =

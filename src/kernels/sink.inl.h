@@ -35,7 +35,7 @@ static NOINLINE void FN(append)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(carr
     if (carry->from) {
         FN(flush)(carry);
     } else {
-        FN(stream)(y, carry->v);
+        FN(nt_store)(y, carry->v);
         carry->to = 0;
     }
 }
@@ -51,7 +51,7 @@ INLINE void FN(put_range)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(carry) *ca
 INLINE void FN(put)(X *y, ptrdiff_t from, ptrdiff_t to, V v, FN(carry) *carry)
 {
     if (to - from < VL) FN(put_range)(y, from, to, v, carry);
-    else if (carry) FN(stream)(y, v);
+    else if (carry) FN(nt_store)(y, v);
     else FN(store)(y, v);
 }
 
@@ -69,7 +69,7 @@ INLINE ptrdiff_t FN(offset_of_vectors)(const X *x, const X *y, int aligned, cons
 INLINE void FN(finish)(FN(carry) *carry)
 {
     FN(flush)(carry);
-    stream_fence();
+    nt_fence();
 }
 
 /* prefetch distance in bytes: as many whole rows as fit in AHEAD_BYTES; AHEAD_BYTES where none fits */
@@ -87,7 +87,7 @@ typedef struct {
     const X *x, *residual; /* residual: only where it is to be prefetched, with x; else NULL */
     V K, delta, rstd;
     const T *gain, *bias;           /* [n]; RMS norm has no bias */
-    ptrdiff_t gain_mask, bias_mask; /* without PARAMS: 0 if gain or bias is GROUP vectors of neutral numbers, else -1 */
+    ptrdiff_t gain_mask, bias_mask; /* without PARAMS: 0 if gain or bias is UNROLL neutral vectors, else -1 */
     X *y;
     ptrdiff_t lane_offset; /* vectors begin so many elements before the row */
     FN(carry) *carry;      /* NULL unless y is written by non-temporal stores */
@@ -162,44 +162,44 @@ INLINE void FN(begin_row)(FN(writer) *w, const T st[3], const int mode)
     w->at += VL;
 }
 
-/* (4) for GROUP whole vectors from `at` on. All are loaded before any is stored, against 4K aliasing: a load is held up
- * by an earlier store whose address has the same low 12 bits. */
-INLINE void FN(normalise_group)(const FN(writer) *w, const int mode, V v[GROUP])
+/* (4) for UNROLL whole vectors from `at` on. All are loaded before any is stored, against 4K aliasing: a load waits for
+ * an earlier store whose address has the same low 12 bits. */
+INLINE void FN(normalise_vectors)(const FN(writer) *w, const int mode, V v[UNROLL])
 {
     const T *const gain = FN(gain_at)(w, w->at, mode), *const bias = FN(bias_at)(w, w->at, mode);
 #pragma GCC unroll 4
-    for (int i = 0; i < GROUP; ++i) v[i] = TN(keep)(FN(normalise)(w, i, gain, bias, mode));
+    for (int i = 0; i < UNROLL; ++i) v[i] = TN(keep)(FN(normalise)(w, i, gain, bias, mode));
 }
 
-INLINE void FN(put_group)(FN(writer) *w, const int mode, const V v[GROUP])
+INLINE void FN(put_vectors)(FN(writer) *w, const int mode, const V v[UNROLL])
 {
 #pragma GCC unroll 4
-    for (int i = 0; i < GROUP; i += 2) {
+    for (int i = 0; i < UNROLL; i += 2) {
         X *const y = w->y + w->at + i * VL;
         if (w->carry) {
             FN(prefetch)(w, w->at + i * VL);
             FN(prefetch)(w, w->at + i * VL + VL);
-            if (mode & PARAMS) FN(stream_two)(y, v[i], v[i + 1]);
-            else FN(stream)(y, v[i]), FN(stream)(y + VL, v[i + 1]);
+            if (mode & PARAMS) FN(nt_store_two)(y, v[i], v[i + 1]);
+            else FN(nt_store)(y, v[i]), FN(nt_store)(y + VL, v[i + 1]);
         } else {
             if (mode & PARAMS) FN(store_two)(y, v[i], v[i + 1]);
             else FN(store)(y, v[i]), FN(store)(y + VL, v[i + 1]);
         }
     }
-    w->at += GROUP * VL;
+    w->at += UNROLL * VL;
 }
 
 /* (4) for the rest of the row */
 INLINE void FN(write_rest)(FN(writer) *w, const int mode)
 {
-    while (w->at + GROUP * VL <= w->end) {
-        V v[GROUP];
-        FN(normalise_group)(w, mode, v);
-        FN(put_group)(w, mode, v);
+    while (w->at + UNROLL * VL <= w->end) {
+        V v[UNROLL];
+        FN(normalise_vectors)(w, mode, v);
+        FN(put_vectors)(w, mode, v);
     }
     for (; w->at < w->end; w->at += VL) {
         const V v = FN(normalise)(w, 0, FN(gain_at)(w, w->at, mode), FN(bias_at)(w, w->at, mode), mode);
-        if (w->carry) FN(stream)(w->y + w->at, v), FN(prefetch)(w, w->at);
+        if (w->carry) FN(nt_store)(w->y + w->at, v), FN(prefetch)(w, w->at);
         else FN(store)(w->y + w->at, v);
     }
     if (w->at < w->n) FN(write_edge)(*w, mode);

@@ -136,16 +136,16 @@ INLINE void FN(add_vectors)(const FN(row) *row, ptrdiff_t *j, ptrdiff_t stop, co
             FN(accumulate)(FN(terms_at)(row, *j + i * VL, 0, VL, mode), mode, &sums->a[i], &sums->b[i]);
 }
 
-/* Sums GROUP whole vectors at j, and writes as many of the previous row. All are loaded before any is stored: see
- * normalise_group. */
+/* Sums UNROLL whole vectors at j, and writes as many of the previous row. All are loaded before any is stored: see
+ * normalise_vectors. */
 INLINE void FN(add_and_write)(const FN(row) *row, ptrdiff_t j, const int mode, FN(writer) *w, FN(block) *sums)
 {
-    V v[GROUP];
+    V v[UNROLL];
 #pragma GCC unroll 4
-    for (int i = 0; i < GROUP; ++i)
+    for (int i = 0; i < UNROLL; ++i)
         FN(accumulate)(FN(deviations)(row, j + i * VL, 0, VL, mode), mode, &sums->a[i % PASS], &sums->b[i % PASS]);
-    FN(normalise_group)(w, mode, v);
-    FN(put_group)(w, mode, v);
+    FN(normalise_vectors)(w, mode, v);
+    FN(put_vectors)(w, mode, v);
 }
 
 /* The terms of a block, elements begin to end, summed in PASS of the lane vectors, from `first` on. With a writer the
@@ -164,7 +164,7 @@ INLINE FN(block)
     }
     if (w) {
         FN(add_vectors)(row, &j, LEAD * VL < end ? LEAD * VL : end, mode, &sums);
-        for (; j + GROUP * VL <= end && w->at + GROUP * VL <= w->stop; j += GROUP * VL)
+        for (; j + UNROLL * VL <= end && w->at + UNROLL * VL <= w->stop; j += UNROLL * VL)
             FN(add_and_write)(row, j, mode, w, &sums);
     }
     FN(add_vectors)(row, &j, end, mode, &sums);

@@ -22,8 +22,8 @@ enum {
     FOLD = 8192,         /* elements after which lane sums are added to a float64: fixes the bits */
     CACHED_BYTES = 8192, /* of T: longest row that is expected to stay in L1 from its sums to its output */
     SHORT_ROW = 512,     /* elements of the longest row for which aligned loads cost more than they save */
-    GROUP = VECTOR_BYTES == 64 ? 2 : 4, /* vectors normalised and stored at a time; even */
-    ROWS_AT_ONCE = 16,                  /* groups whose statistics are computed together at most */
+    UNROLL = VECTOR_BYTES == 64 ? 2 : 4, /* vectors normalised and stored at a time; even */
+    ROWS_AT_ONCE = 16,                   /* groups whose statistics are computed together at most */
     LONG_ROW = 768,      /* elements of the shortest row of float32 that is written while the next row is summed */
     LEAD = 16,           /* vectors of a row that are summed before the writer begins: see sum_block */
     AHEAD_BYTES = 24576, /* prefetch distance where output is written by non-temporal stores */
@@ -36,10 +36,10 @@ enum {
     SUM = 2,         /* x + residual is normalised */
     KEPT = 4,        /* d = x - K is stored while it is summed, and normalised from there */
     NONTEMPORAL = 8, /* y and sum are written by non-temporal stores */
-    PARAMS = 16,     /* gain and bias are arrays [n]; otherwise either may be GROUP neutral vectors (gain_mask). NaNs of
-                        half types are the default NaN, which store_two needs */
-    BACKWARD = 32,   /* the sweep sums gradients; otherwise deviations */
-    SHIFTED = 64,    /* backward: K is subtracted from x; otherwise it is 0 */
+    PARAMS = 16,   /* gain and bias are arrays [n]; otherwise either may be UNROLL neutral vectors (gain_mask). NaNs of
+                      half types are the default NaN, which store_two needs */
+    BACKWARD = 32, /* the sweep sums gradients; otherwise deviations */
+    SHIFTED = 64,  /* backward: K is subtracted from x; otherwise it is 0 */
     LATE_GRADS = 128 /* backward: dgain and dbias are added to while dx is written, not while sums are taken */
 };
 

@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "../int8/units.h"
+#include "../int8/backends.h"
 #include "../kernels/backward.h"
 #include "layers.h"
 

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "../float_mode.h"
-#include "../int8/units.h"
+#include "../int8/backends.h"
 #include "../kernels/kernels.h"
 
 _Static_assert((int)CNORM_INT8_PANEL == (int)PANEL, "one panel for all types");
@@ -151,7 +151,7 @@ cnorm_status cnorm_matrix_round(const cnorm_matrix *matrix, const float *w, void
 
 /* ---- from rows to panels ------------------------------------------------------------------------------------- */
 
-/* int8 rows: stores w + CNORM_INT8_BIAS in the layout of int8/units.h, and sets levels so that sums fit int32. */
+/* int8 rows: stores w + CNORM_INT8_BIAS in the layout of int8/backends.h, and sets levels so that sums fit int32. */
 static cnorm_status pack_int8(cnorm_matrix *matrix, const int8_t *rows, const float *scales, void *panels)
 {
     const ptrdiff_t cols = matrix->cols, padded = (cols + 3) / 4 * 4, count = matrix->gates * matrix->units;

@@ -39,9 +39,9 @@ INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return (f32v)_mm256_fmadd_ps((__m2
 INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm256_min_ps((__m256)a, (__m256)b); }
 INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm256_max_ps((__m256)a, (__m256)b); }
 
-INLINE void stream_f32(float *p, f32v v) { _mm256_stream_ps(p, (__m256)v); }
-INLINE void stream_f64(double *p, f64v v) { _mm256_stream_ps((float *)p, (__m256)v); }
-INLINE void stream_fence(void) { _mm_sfence(); }
+INLINE void nt_store_f32(float *p, f32v v) { _mm256_stream_ps(p, (__m256)v); }
+INLINE void nt_store_f64(double *p, f64v v) { _mm256_stream_ps((float *)p, (__m256)v); }
+INLINE void nt_fence(void) { _mm_sfence(); }
 
 /* ---- sums over lanes ----------------------------------------------------------------------------------------- */
 
@@ -74,7 +74,7 @@ INLINE f32v narrow(f64v lo, f64v hi)
                                    5, 6, 7);
 }
 
-INLINE void stream_u16(uint16_t *p, u16h v) { _mm_stream_si128((__m128i *)p, (__m128i)v); }
+INLINE void nt_store_u16(uint16_t *p, u16h v) { _mm_stream_si128((__m128i *)p, (__m128i)v); }
 INLINE i32v extend_u16(u16h v) { return (i32v)_mm256_cvtepu16_epi32((__m128i)v); }
 INLINE u16h truncate_u16(i32v v) /* of values below 2^16 */
 {

@@ -40,9 +40,9 @@ INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return (f32v)_mm512_fmadd_ps((__m5
 INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm512_min_ps((__m512)a, (__m512)b); }
 INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm512_max_ps((__m512)a, (__m512)b); }
 
-INLINE void stream_f32(float *p, f32v v) { _mm512_stream_ps(p, (__m512)v); }
-INLINE void stream_f64(double *p, f64v v) { _mm512_stream_ps((float *)p, (__m512)v); }
-INLINE void stream_fence(void) { _mm_sfence(); }
+INLINE void nt_store_f32(float *p, f32v v) { _mm512_stream_ps(p, (__m512)v); }
+INLINE void nt_store_f64(double *p, f64v v) { _mm512_stream_ps((float *)p, (__m512)v); }
+INLINE void nt_fence(void) { _mm_sfence(); }
 
 /* ---- sums over lanes ----------------------------------------------------------------------------------------- */
 
@@ -110,7 +110,7 @@ INLINE void store_range_u16(uint16_t *p, ptrdiff_t from, ptrdiff_t to, u16h v)
 {
     _mm256_mask_storeu_epi16(p, mask_32(from, to), (__m256i)v);
 }
-INLINE void stream_u16(uint16_t *p, u16h v) { _mm256_stream_si256((__m256i *)p, (__m256i)v); }
+INLINE void nt_store_u16(uint16_t *p, u16h v) { _mm256_stream_si256((__m256i *)p, (__m256i)v); }
 
 /* half vectors for float16: widening to 64 bytes starts every fourth cycle, to 32 every cycle (Zen 4, 2026-11-23) */
 INLINE f32h load_f16h(const uint16_t *p)

@@ -50,8 +50,8 @@ INLINE f32v larger_f32(f32v a, f32v b)
 
 /* Ordinary stores: AArch64 cores detect lines that are written whole, and do not read them
  * first. */
-INLINE void stream_f32(float *p, f32v v) { store_f32(p, v); }
-INLINE void stream_f64(double *p, f64v v) { store_f64(p, v); }
-INLINE void stream_fence(void) {}
+INLINE void nt_store_f32(float *p, f32v v) { store_f32(p, v); }
+INLINE void nt_store_f64(double *p, f64v v) { store_f64(p, v); }
+INLINE void nt_fence(void) {}
 
 #endif

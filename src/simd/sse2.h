@@ -37,8 +37,8 @@ INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return emulated_fma_f32(a, b, c); 
 INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm_min_ps((__m128)a, (__m128)b); }
 INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm_max_ps((__m128)a, (__m128)b); }
 
-INLINE void stream_f32(float *p, f32v v) { _mm_stream_ps(p, (__m128)v); }
-INLINE void stream_f64(double *p, f64v v) { _mm_stream_ps((float *)p, (__m128)v); }
-INLINE void stream_fence(void) { _mm_sfence(); }
+INLINE void nt_store_f32(float *p, f32v v) { _mm_stream_ps(p, (__m128)v); }
+INLINE void nt_store_f64(double *p, f64v v) { _mm_stream_ps((float *)p, (__m128)v); }
+INLINE void nt_fence(void) { _mm_sfence(); }
 
 #endif

@@ -2,11 +2,11 @@
  *
  * f16 and bf16 are storage of float: widened exactly, rounded to nearest even, NaN stays NaN, the
  * same bits on machines with and without conversion instructions. They have the load, load_range,
- * store, store_range and stream of vector.h.
+ * store, store_range and nt_store of vector.h.
  * All four types have
  *     rounded_*   a vector rounded to the storage type and widened again
  *     value_*     one stored element, widened          stored_*   one element, rounded for storage
- *     store_two_*, stream_two_*   two adjacent vectors, in which a NaN is the default NaN of arithmetic
+ *     store_two_*, nt_store_two_*   two adjacent vectors, in which a NaN is the default NaN of arithmetic
  */
 #ifndef CNORM_SIMD_STORAGE_H
 #define CNORM_SIMD_STORAGE_H
@@ -42,7 +42,7 @@ INLINE u16v narrow_two_bf16(f32v a, f32v b)
     {                                                                                                                  \
         store_range_u16(p, from, to, narrow_##type(v));                                                                \
     }                                                                                                                  \
-    INLINE void stream_##type(uint16_t *p, f32v v) { stream_u16(p, narrow_##type(v)); }                                \
+    INLINE void nt_store_##type(uint16_t *p, f32v v) { nt_store_u16(p, narrow_##type(v)); }                            \
     INLINE f32v load_range_##type(const uint16_t *p, ptrdiff_t from, ptrdiff_t to, f32v fill)                          \
     {                                                                                                                  \
         return fill_f32(widen_##type(load_range_u16(p, from, to)), from, to, fill);                                    \
@@ -57,10 +57,10 @@ HALF_STORAGE(bf16)
         store_##type(p, a);                                                                                            \
         store_##type(p + sizeof(vector) / sizeof(a[0]), b);                                                            \
     }                                                                                                                  \
-    INLINE void stream_two_##type(storage *p, vector a, vector b)                                                      \
+    INLINE void nt_store_two_##type(storage *p, vector a, vector b)                                                    \
     {                                                                                                                  \
-        stream_##type(p, a);                                                                                           \
-        stream_##type(p + sizeof(vector) / sizeof(a[0]), b);                                                           \
+        nt_store_##type(p, a);                                                                                         \
+        nt_store_##type(p + sizeof(vector) / sizeof(a[0]), b);                                                         \
     }
 TWO(f32, float, f32v)
 TWO(f64, double, f64v)
@@ -70,13 +70,13 @@ INLINE void store_two_bf16(uint16_t *p, f32v a, f32v b)
     const u16v two = narrow_two_bf16(a, b);
     memcpy(p, &two, sizeof two);
 }
-INLINE void stream_two_bf16(uint16_t *p, f32v a, f32v b)
+INLINE void nt_store_two_bf16(uint16_t *p, f32v a, f32v b)
 {
     const u16v two = narrow_two_bf16(a, b);
     u16h half[2];
     memcpy(half, &two, sizeof two);
-    stream_u16(p, half[0]);
-    stream_u16(p + VL_F32, half[1]);
+    nt_store_u16(p, half[0]);
+    nt_store_u16(p + VL_F32, half[1]);
 }
 
 /* one element, and a vector rounded to the storage type */

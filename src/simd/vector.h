@@ -11,7 +11,7 @@
  *     load_range_*   lanes from <= i < to of the vector at any address, the others from `fill`; reads nothing else
  *     store_range_*  lanes from <= i < to to the vector at any address; writes nothing else
  *     load_first_*   the first `count` lanes, which may be more than a vector has; the others 0; store_first_* alike
- *     stream_*       non-temporal store to an aligned address (ordinary where there is none); end with stream_fence
+ *     nt_store_*       non-temporal store to an aligned address (ordinary where there is none); end with nt_fence
  *     prefetch       prefetches `size` bytes at p + `ahead` bytes into L2; the address need not be valid
  *     fill_*         lanes from <= i < to of one vector, the others of another
  *     only_*         lanes from <= i < to, the others zero
@@ -28,11 +28,11 @@
  *     load_widened   VL_F64 floats from any address as a vector of double
  *     narrow         two vectors of double as one of float, rounded to nearest even
  * One header per instruction set, avx512.h, avx2.h, sse2.h or generic.h, has the functions that differ between them:
- * of those above load_range, store_range, stream, stream_fence, fill, rotate_lanes, one_sign, sqrt, fma, smaller,
+ * of those above load_range, store_range, nt_store, nt_fence, fill, rotate_lanes, one_sign, sqrt, fma, smaller,
  * larger, widen_lo, widen_hi, load_widened and narrow, and for this file and storage.h
  *     vector_tree_*  tree_* of one vector
  *     REGISTER_CONSTRAINT   of a vector register in inline assembly, for keep_*
- *     load_range_u16, store_range_u16, stream_u16   as above, for half a vector of uint16
+ *     load_range_u16, store_range_u16, nt_store_u16   as above, for half a vector of uint16
  *     extend_u16, truncate_u16   half a vector of uint16 to a vector of int32, and back
  *     upper_halves   the upper 16 bits of every 32 bits of two vectors
  *     widen_f16, narrow_f16   half a vector of float16 to a vector of float, exactly, and back, to nearest even

@@ -34,7 +34,7 @@ ALTIVEC = "-Wno-deprecated-altivec-src-compat"  # comparisons of vectors, which 
 WINE = shutil.which("wine64") or "/usr/lib/wine/wine64"
 WASI = ("-msimd128", "-D_WASI_EMULATED_MMAN", "-lwasi-emulated-mman")
 WASM = r"\S*relaxed\S*"
-AVXVNNI = ("test_int8",)  # needs a unit of meson.build, where AVX-512 stands in for AVX-VNNI
+AVXVNNI = ("test_int8",)  # needs a backend of meson.build, where AVX-512 stands in for AVX-VNNI
 COMPILED = "compiled only, no fused float64 instruction"
 
 

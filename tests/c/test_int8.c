@@ -1,16 +1,16 @@
-/* int8 weights: every unit's sums against int64 sums, the packed product against the formula of cnorm_rnn.h in float64,
- * and the input that packing refuses. All units are compared with the same integers, so they agree with each other. */
+/* int8 weights: every backend's sums against int64 sums, the packed product against the formula of cnorm_rnn.h in float64,
+ * and the input that packing refuses. All backends are compared with the same integers, so they agree with each other. */
 #include "cpu.h"
-#include "int8/units.h"
+#include "int8/backends.h"
 #include "kernels/kernels.h"
 #include "network.h"
 
 
 #if defined(__x86_64__)
-extern const cnorm_int8_unit cnorm_int8_avxvnni_as_avx512; /* the same body, in the encoding of AVX-512 VNNI */
-#define ALL_UNITS(X) CNORM_INT8_UNITS(X) X(avxvnni_as_avx512, cnorm_cpu_has_avx512vnni())
+extern const cnorm_int8_backend cnorm_int8_avxvnni_as_avx512; /* the same body, in the encoding of AVX-512 VNNI */
+#define ALL_UNITS(X) CNORM_INT8_BACKENDS(X) X(avxvnni_as_avx512, cnorm_cpu_has_avx512vnni())
 #else
-#define ALL_UNITS(X) CNORM_INT8_UNITS(X)
+#define ALL_UNITS(X) CNORM_INT8_BACKENDS(X)
 #endif
 
 typedef int filler(uint64_t *state, int limit);
@@ -19,8 +19,8 @@ static int largest(uint64_t *state, int limit) { (void)state; return limit; }
 static int smallest_one(uint64_t *state, int limit) { (void)state; return -limit; }
 static int extremes(uint64_t *state, int limit) { return random_bits(state) & 1 ? limit : -limit; }
 
-/* w [rows, K] and q [n, K] of these fillers: the unit's sums, less their bias, are the int64 sums modulo 2^32 */
-static void check_unit(const cnorm_int8_unit *unit, ptrdiff_t rows, ptrdiff_t quads, ptrdiff_t n, filler *weight, filler *input)
+/* w [rows, K] and q [n, K] of these fillers: the backend's sums, less their bias, are the int64 sums modulo 2^32 */
+static void check_backend(const cnorm_int8_backend *backend, ptrdiff_t rows, ptrdiff_t quads, ptrdiff_t n, filler *weight, filler *input)
 {
     const ptrdiff_t cols = 4 * quads, stride = rows + 7;
     uint64_t state = (uint64_t)(rows + 3 * quads + 1000 * n);
@@ -29,9 +29,9 @@ static void check_unit(const cnorm_int8_unit *unit, ptrdiff_t rows, ptrdiff_t qu
     int32_t (*x)[2] = allocate(n * quads * 8), *sums = allocate(n * stride * 4);
     for (ptrdiff_t i = 0; i < rows * cols; ++i) w[i] = (uint8_t)(weight(&state, 127) + CNORM_INT8_BIAS);
     for (ptrdiff_t i = 0; i < n * cols; ++i) q[i] = (int16_t)input(&state, CNORM_INT8_LEVELS);
-    for (ptrdiff_t s = 0; s < n; ++s) unit->arrange(quads, q + s * cols, n, x + s);
+    for (ptrdiff_t s = 0; s < n; ++s) backend->arrange(quads, q + s * cols, n, x + s);
     for (ptrdiff_t i = 0; i < n * stride; ++i) sums[i] = 12345;
-    unit->multiply(rows, quads, w, n, (const int32_t (*)[2])x, sums, stride);
+    backend->multiply(rows, quads, w, n, (const int32_t (*)[2])x, sums, stride);
     for (ptrdiff_t s = 0; s < n; ++s) {
         int64_t q_sum = 0;
         for (ptrdiff_t k = 0; k < cols; ++k) q_sum += q[s * cols + k];
@@ -40,20 +40,20 @@ static void check_unit(const cnorm_int8_unit *unit, ptrdiff_t rows, ptrdiff_t qu
             for (ptrdiff_t k = 0; k < cols; ++k)
                 want += (w[r / PANEL * PANEL * cols + k / 4 * 4 * PANEL + r % PANEL * 4 + k % 4] - CNORM_INT8_BIAS) * (int64_t)q[s * cols + k];
             const int32_t got = (int32_t)((uint32_t)sums[s * stride + r] - (uint32_t)(q_sum * CNORM_INT8_BIAS));
-            CHECK(got == want, "%s, %td quads, %td vectors: zi[%td, %td] = %d, wanted %lld", unit->name, quads, n, s, r, got, (long long)want);
+            CHECK(got == want, "%s, %td quads, %td vectors: zi[%td, %td] = %d, wanted %lld", backend->name, quads, n, s, r, got, (long long)want);
         }
-        for (ptrdiff_t r = rows; r < stride && s + 1 < n; ++r) CHECK(sums[s * stride + r] == 12345, "%s wrote beyond its rows", unit->name);
+        for (ptrdiff_t r = rows; r < stride && s + 1 < n; ++r) CHECK(sums[s * stride + r] == 12345, "%s wrote beyond its rows", backend->name);
     }
     release(w), release(q), release(x), release(sums);
 }
 
-static void test_units(const cnorm_int8_unit *unit)
+static void test_backends(const cnorm_int8_backend *backend)
 {
     static filler *const fillers[] = {anything, largest, smallest_one, extremes};
     for (ptrdiff_t quads = 1; quads < 12; ++quads)
-        for (ptrdiff_t n = 1; n <= CNORM_ROWS; ++n) check_unit(unit, PANEL * (1 + quads % 3), quads, n, anything, anything);
+        for (ptrdiff_t n = 1; n <= CNORM_ROWS; ++n) check_backend(backend, PANEL * (1 + quads % 3), quads, n, anything, anything);
     for (size_t i = 0; i < 16; ++i) /* 516 quads: the longest rows whose sums fit into int32 for any weights */
-        check_unit(unit, PANEL, 516, 1 + (ptrdiff_t)i % 3, fillers[i / 4], fillers[i % 4]);
+        check_backend(backend, PANEL, 516, 1 + (ptrdiff_t)i % 3, fillers[i / 4], fillers[i % 4]);
 }
 
 /* ---- packed matrices, through a Linear layer ------------------------------------------------------------------ */
@@ -262,7 +262,7 @@ static void test_float16(void)
 
 int main(void)
 {
-#define TEST_UNIT(name, condition) if (condition) test_units(&cnorm_int8_##name);
+#define TEST_UNIT(name, condition) if (condition) test_backends(&cnorm_int8_##name);
     ALL_UNITS(TEST_UNIT)
     static const ptrdiff_t shapes[][2] = {{1, 1}, {3, 2}, {16, 3}, {31, 4}, {33, 5}, {64, 63}, {70, 130}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; ++i) test_products(shapes[i][0], shapes[i][1]);

@@ -98,7 +98,7 @@ def flags_of_header(path):
 
 
 def test_every_header_compiles_alone():
-    """Included first, with nothing before it. An .inl.h without a guard is a template: isa.inl.h, or a unit of int8,
+    """Included first, with nothing before it. An .inl.h without a guard is a template: isa.inl.h, or a backend of int8,
     defines types or functions and includes it, perhaps several times."""
     x86_only = {"avx512.h", "avx2.h", "sse2.h"} if platform.machine() != "x86_64" else set()
     headers = [path for path in c_sources() if path.suffix == ".h"]
@@ -276,7 +276,7 @@ def test_code_that_clang_fused_or_reordered_is_not_used(tmp_path, flag, exact):
     program.write_text('#include "kernels/kernels.h"\nint main(void) { return cnorm_kernels_avx2.exact(); }\n')
     includes = ["-I", ROOT / "src" / "include", "-I", ROOT / "src"]
     stub = tmp_path / "stub.c"
-    stub.write_text("int cnorm_int8_unit_of(void) { return 0; }\n")  # other kernels call it
+    stub.write_text("int cnorm_int8_backend_of(void) { return 0; }\n")  # other kernels call it
     sources, made = [ROOT / "src" / "kernels" / "isa_avx2.c", program, stub], tmp_path / "exact"
     run("clang", "-O1", "-w", flag, "-mavx2", "-mf16c", "-mfma", *includes, *sources, "-lm", "-o", made)
     assert subprocess.run([made]).returncode == exact
