@@ -17,6 +17,7 @@ from cnorm.model import Model
 from onnx_export.errors import NotImported
 from onnx_export.importer.interface import plan
 from onnx_export.importer.proof import FileRun, prove
+from onnx_export.nodes import model_nodes
 from onnx_export.ort import CannotRun
 from onnx_export.parity_report import ParityReport
 
@@ -59,6 +60,9 @@ def import_model(
     """Find the layers of a file, and prove that they compute what it does; arguments as of `onnx_export.load`."""
     if onnx_model.functions:
         onnx_model = inliner.inline_local_functions(onnx_model)
+    for node in model_nodes(onnx_model):  # onnxruntime 1.32 crashes where the last input of a LayerNormalization is ""
+        while node.input and not node.input[-1]:
+            del node.input[-1]
     try:
         found = plan(onnx_model, inputs, states, dims)
         model = Model(found.chain.layers, tuple(found.chain.names.values()))

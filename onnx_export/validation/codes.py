@@ -6,6 +6,8 @@ The codes are those of findings, of verdicts other than "ok", and of files that 
 from __future__ import annotations
 
 CODES = {
+    "alone": "The model does not run, so each norm was cut out and judged as a model of its own, on generated rows. "
+    "Norms that need other values than rows, scale and bias were not.",
     "axis": "The axis is out of range for the norm's input. Correct the attribute in the model that was exported.",
     "bias-nan": "The bias holds NaN or Inf. Look at the training run or the conversion of the weights.",
     "bias-shape": "The bias does not broadcast to the input of the norm.",

@@ -30,6 +30,7 @@ from onnx_export.model_io import (
 )
 from onnx_export.nodes import model_graphs, model_nodes, sort_nodes
 from onnx_export.validation import inputs, lint, outputs, recurrent, recurrent_lint, stress, verdict
+from onnx_export.validation.alone import alone
 from onnx_export.validation.expanded import expanded
 from onnx_export.validation.graph import import_domains, inline, mark_functions, opset_versions, with_shapes
 from onnx_export.validation.judge import type_name
@@ -78,6 +79,8 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         report.fixed = ["wrote nothing: the file was not run, so nothing is proved"]
     if report.problem or options.find_only or not (found or cells or options.outputs):
         report.problem = report.problem or ("" if options.find_only else _refusal(model, weights)) or unread
+        if not options.find_only:
+            _judge_alone(model, found, report, options, emit)
         return report
 
     candidates = [Candidate(n, r, stress.producers(n)) for n, r in zip(found, report.norms, strict=True)]
@@ -88,6 +91,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         report.findings += outputs.compare(run, options.outputs, options.seed)
     except (inputs.MissingInput, ort.CannotRun, Unreadable) as error:
         report.problem = clip(str(error))
+        _judge_alone(model, found, report, options, emit)
         return report
     report.problem, report.fixed = clip(unread), []
     cases = _judge(run, candidates, report, emit)
@@ -228,6 +232,26 @@ def _judge(run: Run, candidates: list[Candidate], report: ValidationReport, emit
                 report.findings = [f for f in report.findings if (f.code, f.norm) != ("near-miss", case.norm.name)]
     emit("report", report)
     return cases
+
+
+def _judge_alone(model, found: list[Norm], report: ValidationReport, options: Options, emit) -> None:
+    """Judge the norms of a model that does not run, each as a model of its own, on generated rows."""
+    emit("stage", "alone")
+    chosen = replace(options, input="", outputs="", fix="", sizes={})
+    judged = 0
+    for norm, each in zip(found, report.norms, strict=True):
+        with _apart(each, report):
+            made = alone(model, norm, chosen)
+            if made is None:
+                continue
+            run = Run(made[0], {}, [Candidate(made[1], each, [])], chosen)
+            _stress(run, _judge(run, [Candidate(made[1], each, [])], report, emit), report, options.seed, emit)
+            judged += each.verdict != "not exercised"
+    if judged:
+        message = (
+            f"the model does not run, so {judged} of {len(found)} norms were judged by themselves, on rows N(0, 1)"
+        )
+        report.findings.append(Finding("note", "alone", message))
 
 
 def _judge_cells(run: Run, cells: list[Recurrent], report: ValidationReport, options: Options) -> list[Recurrent]:

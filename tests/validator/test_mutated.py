@@ -65,3 +65,12 @@ def test_a_file_that_onnxruntime_refuses_is_not_loaded(tmp_path):
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(NotImported, match="does not load the file"):
         onnx_export.load(tmp_path / "model.onnx", check=False)
+
+
+def test_an_omitted_bias_does_not_bring_the_process_down(tmp_path):
+    """onnxruntime 1.32 crashes on it with optimisation."""
+    writing = Writing()
+    x = writing.input("x", [1, 16])
+    normed = writing.op("LayerNormalization", x, writing.gain(16), "", epsilon=1e-3)
+    onnx.save(writing.model(writing.op("MatMul", normed, writing.gain((16, 3)))), tmp_path / "model.onnx")
+    assert onnx_export.load(tmp_path / "model.onnx").input_size == 16

@@ -13,7 +13,7 @@ from onnx_export import nodes
 @specimen
 def custom_domain():
     nodes = [node("Magic", "x", "h", domain="acme"), native("h")]
-    return Specimen(model(nodes, constants=weights()), [("layer", "not exercised", "")], exit_code=2)
+    return Specimen(model(nodes, constants=weights()), exit_code=2)
 
 
 @specimen
@@ -22,7 +22,7 @@ def input_that_cannot_be_generated():
     inputs = [value("x", (3, N)), value("words", (2,), TensorProto.STRING)]
     outputs = [value("y"), value("lower", None, TensorProto.STRING)]
     built = model(nodes, constants=weights(), inputs=inputs, outputs=outputs)
-    return Specimen(built, [("layer", "not exercised", "")], exit_code=2)
+    return Specimen(built, exit_code=2)
 
 
 @specimen
@@ -31,7 +31,7 @@ def generated_input_that_does_not_fit():
     nodes = [node("Reshape", "x shape", "h"), native("h")]
     inputs = [value("x", (3, N)), value("shape", (1,), INT64)]
     built = model(nodes, constants=weights(), inputs=inputs)
-    return Specimen(built, [("layer", "not exercised", "")], exit_code=2)
+    return Specimen(built, exit_code=2)
 
 
 @specimen
@@ -39,7 +39,7 @@ def broken_but_linted():
     """A lint that is an error takes precedence over a model that cannot run."""
     nodes = [node("Magic", "x", "h", domain="acme"), native("h", epsilon=-1.0)]
     built = model(nodes, constants=weights())
-    return Specimen(built, [("layer", "not exercised", "")], {"eps-negative"}, 1)
+    return Specimen(built, [("layer", "inaccurate", "kernel")], {"eps-negative"}, 1)
 
 
 @specimen
@@ -78,7 +78,7 @@ def nodes_out_of_order_in_a_branch():
 def nodes_out_of_order_inside_a_branch():
     """onnxruntime sorts the nodes of the main graph only."""
     built = _branch([native("h", "t"), node("Add", "later x", "h")])
-    return Specimen(built, [("layer", "not exercised", "")], {"order"}, 2)
+    return Specimen(built, findings={"order"}, exit_code=2)
 
 
 def _branch(inner):
