@@ -16,6 +16,7 @@ SAME = {"relu", "tanh", "sigmoid", "elu", "silu", "gelu", "gelu_tanh", "leaky_re
 SAME |= {"hard_swish", "exp", "square", "abs", "clip"}
 NAMES = {"root": "sqrt"} | {name: name for name in SAME}
 PARAMETERS = {"leaky_relu": {"alpha": "slope"}}  # names of ONNX to those of cnorm.Activation
+GELU_TANH = math.sqrt(2 / math.pi) * np.array([0, 1, 0, 0.044715])  # u: coefficients of 1, x, x^2, x^3
 SELU = {"alpha": np.float32(1.6732632), "gamma": np.float32(1.0507010)}
 
 
@@ -61,14 +62,15 @@ def _log(block_of: Callable, x: np.ndarray):
 
 
 def _gated(block_of: Callable, a: np.ndarray, b: np.ndarray):
-    """x x, x sigmoid(x), x hard_sigmoid(x), or x (1 + erf(x / sqrt(2))) / 2, in any order of the factors."""
+    """x x, x sigmoid(x), x hard_sigmoid(x), or one of the two forms of gelu, x (1 + erf(x / sqrt(2))) / 2 and
+    x (1 + tanh(u)) / 2, in any order of the factors."""
     if np.array_equal(a, b):
         return cnorm.Activation("square"), 1.0, a
     for side, other in ((a, b), (b, a)):
         (factor, x), (gate_factor, gate) = _unscaled(block_of, side), _unscaled(block_of, other)
         name = _gate(block_of, gate, x)
         if name and factor is not None and gate_factor is not None:
-            return cnorm.Activation(name), factor * gate_factor * (2 if name == "gelu" else 1), x
+            return cnorm.Activation(name), factor * gate_factor * (2 if name in ("gelu", "gelu_tanh") else 1), x
     return None
 
 
@@ -92,8 +94,33 @@ def _gate(block_of: Callable, gate: np.ndarray, x: np.ndarray) -> str | None:
         alpha, beta = block.constants["alpha"], block.constants["beta"]
         return "hard_swish" if math.isclose(alpha, 1 / 6, rel_tol=1e-6) and beta == 0.5 else None
     erf = block_of(inner) if block.op == "shift" and (block.constants["offset"] == 1).all() else None
+    if erf and erf.op == "tanh":
+        found = _polynomial(block_of, erf.operands[0].ravel(), x)
+        return "gelu_tanh" if found is not None and np.allclose(found, GELU_TANH, rtol=1e-6, atol=0) else None
     if not erf or erf.op != "erf":
         return None
     factor, root = _unscaled(block_of, erf.operands[0].ravel())
     same = factor is not None and math.isclose(factor, math.sqrt(0.5), rel_tol=1e-6)
     return "gelu" if same and np.array_equal(root, x) else None
+
+
+def _polynomial(block_of: Callable, numbers: np.ndarray, x: np.ndarray, depth: int = 8) -> np.ndarray | None:
+    """The coefficients [4] of some elements as one polynomial of x of at most degree 3; None for others."""
+    if np.array_equal(numbers, x):
+        return np.array([0.0, 1.0, 0.0, 0.0])
+    block = block_of(numbers)
+    if not block or depth == 0 or block.op not in ("scale", "shift", "add", "subtract", "multiply", "square"):
+        return None
+    constant = next(iter(block.constants.values()), None)  # a factor or an offset
+    if constant is not None and not (constant == constant[0]).all():
+        return None
+    parts = [_polynomial(block_of, operand.ravel(), x, depth - 1) for operand in block.operands]
+    if any(part is None for part in parts):
+        return None
+    a, b = parts[0], parts[-1]
+    if block.op in ("scale", "shift"):
+        return a * constant[0] if block.op == "scale" else a + np.array([constant[0], 0, 0, 0])
+    if block.op in ("add", "subtract"):
+        return a + b if block.op == "add" else a - b
+    product = np.convolve(a, b)
+    return None if product[4:].any() else product[:4]

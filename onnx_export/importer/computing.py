@@ -110,6 +110,9 @@ def _power(trace, node, attributes, inputs, outputs):
     x, exponent = inputs
     if not _is_elements(x) or _is_elements(exponent) or np.size(exponent) != 1:
         _refuse("its exponent is not one constant")
+    if np.all(exponent == 3):
+        square = trace.add("square", node, x.shape, [_each(x)])
+        return [trace.add("multiply", node, x.shape, [_each(square), _each(x)])]
     op = {2.0: "square", 0.5: "root", -1.0: "reciprocal"}.get(float(np.asarray(exponent).ravel()[0]))
     if not op:
         _refuse(f"no layer computes the power {float(np.asarray(exponent).ravel()[0]):g}")

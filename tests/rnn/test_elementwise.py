@@ -151,8 +151,6 @@ def test_it_is_saved_packed_pickled_exported_and_imported(name, tmp_path, rng):
         assert other.identity == model.identity
         assert other.run(x).tobytes() == model.run(x).tobytes()
     assert onnx_export.check_parity(model, exported, steps=8).ok
-    if name == "gelu_tanh":
-        return  # written in primitive operators, which the importer does not read
     del exported.metadata_props[:]
     onnx.save(exported, tmp_path / "b.onnx")
     kinds = [layer.kind for layer in imported(tmp_path / "b.onnx").model.layers]
@@ -183,6 +181,7 @@ def test_files_of_torch(opset, tmp_path):
     parts = [nn.ELU(), nn.Linear(9, 9), nn.GELU(), nn.Linear(9, 9), nn.SiLU(), nn.Linear(9, 9), nn.PReLU(9),
              nn.Linear(9, 9), nn.Hardtanh(-0.5, 0.25), nn.Linear(9, 9), nn.SELU(), nn.Softmax(-1)]  # fmt: skip
     parts += [nn.Linear(9, 9), nn.Hardswish()] if opset > 13 else []
+    parts += [nn.Linear(9, 9), nn.GELU("tanh")]
     parts[6].weight.data = torch.linspace(-1, 1, 9)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -191,6 +190,7 @@ def test_files_of_torch(opset, tmp_path):
     found = imported(tmp_path / "m.onnx")
     functions = [layer.function for layer in found.model.layers if layer.kind == "Activation"]
     assert functions[:6] == ["elu", "gelu", "silu", "prelu", "clip", "selu"]
+    assert functions[-1] == "gelu_tanh"
     assert found.report.ok
 
 
