@@ -79,7 +79,7 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         report.fixed = ["wrote nothing: the file was not run, so nothing is proved"]
     if report.problem or options.find_only or not (found or cells or options.outputs):
         report.problem = report.problem or ("" if options.find_only else _refusal(model, weights)) or unread
-        if not options.find_only:
+        if not (options.find_only or report.refused):
             _judge_alone(model, found, report, options, emit)
         return report
 
