@@ -13,7 +13,7 @@ from cnorm.arguments import (
     refuse_frames, refuse_groups, refuse_infinite, refuse_mask, refuse_matrix, refuse_momentum, refuse_no_moment,
     refuse_not_single, refuse_output_frames, refuse_overlap, refuse_per_channel, refuse_per_element, refuse_rows,
     refuse_running_variance, refuse_samples, refuse_single_numbers, refuse_stats, refuse_streams,
-    refuse_tape_array, refuse_unlike, restored_stats, stats_data, stats_rows, whole_number,
+    refuse_tape_array, refuse_token, refuse_unlike, restored_stats, stats_data, stats_rows, whole_number,
 )
 
 

@@ -289,8 +289,10 @@ class Network:
     cells: int
     macs: int
     nbytes: int
+    tokens: Mapping[int, int]
     @property
     def weights(self) -> str: ...
+    def check_frames(self, x: Array, finite: bool = False) -> None: ...
     def __init__(self, layers: Any, identity: bytes, first: int = 0, part: int = 0) -> None: ...
 
 class PackedModel:
@@ -307,6 +309,7 @@ def pack_model(
 
 class Stream:
     model: Model
+    network: Network
     frames: int
     @property
     def is_finite(self) -> bool: ...

@@ -1,5 +1,7 @@
 """Networks of packed weights, and the activations sigmoid and tanh (private; exposed for tests)."""
-from cnorm.cells.packing import PANEL_FLOATS, grid, refuse_outputs, refuse_panels, set_starts
+from types import MappingProxyType
+
+from cnorm.cells.packing import PANEL_FLOATS, grid, refuse_computed_tokens, refuse_outputs, refuse_panels, set_starts
 
 
 cdef extern from "rnn/layers.h" nogil:  # what a kind of layer has, by name
@@ -21,10 +23,12 @@ cdef extern from "rnn/layers.h" nogil:  # what a kind of layer has, by name
         const char *name
         const layer_option *options
         const layer_field *fields
+        ptrdiff_t (*tokens)(const cnorm_layer *)
         ptrdiff_t (*state)(const cnorm_layer *, int)
         const char *state_names[2]
 
     const layer_ops *cnorm_layer_ops_of(cnorm_layer_kind kind)
+    ptrdiff_t cnorm_token_element(const cnorm_layer *layers, ptrdiff_t index)
     void cnorm_layer_set_number(cnorm_layer *layer, const layer_option *option, double value)
     cnorm_matrix *field_matrix(cnorm_layer *layer, const layer_field *field)
     const float **field_vector(cnorm_layer *layer, const layer_field *field)
@@ -173,6 +177,7 @@ cdef class Network:
     cdef cnp.ndarray initial  # the initial state
     cdef ptrdiff_t state_floats
     cdef readonly ptrdiff_t macs, nbytes  # macs: multiply-adds of one step; nbytes: of all panels
+    cdef readonly object tokens  # the number of tokens, by the element of a frame that is a token id
     cdef int types  # bit t is set if there is a matrix of type t
     cdef list memory  # keeps the packed arrays alive
 
@@ -192,6 +197,7 @@ cdef class Network:
         self.output_size = cnorm_layer_outputs(&self.layers[self.count - 1])
         self.initial = aligned_zeros(self.state_floats)
         set_starts(self.initial, self.state_arrays, starts)
+        self.tokens = self.find_tokens(first)
 
     cdef int build(self, layers, int first, list starts) except -1:
         """Pack the layers."""
@@ -311,6 +317,30 @@ cdef class Network:
                     offset += cnorm_padded_units(ops.state(layer, k))
             self.add_state(layer, first, given, starts)
         return 0
+
+    cdef object find_tokens(self, int first):
+        cdef ptrdiff_t place
+        cdef int i
+        cdef dict found = {}
+        for i in range(self.count):
+            tokens = cnorm_layer_ops_of(self.layers[i].kind).tokens
+            if tokens != NULL:
+                place = cnorm_token_element(self.layers, i)
+                if place < 0 or first > 0:
+                    refuse_computed_tokens(i)
+                found[place] = min(tokens(&self.layers[i]), found.get(place, tokens(&self.layers[i])))
+        return MappingProxyType(found)
+
+    def check_frames(self, x, bint finite=False):
+        """Refuse frames [..., inputs], float32, with a number that is no token id, or not finite; names the first."""
+        cdef cnp.ndarray a = np.ascontiguousarray(x, np.float32)
+        cdef ptrdiff_t rows = cnp.PyArray_SIZE(a) // self.input_size, element = 0, row
+        if finite:
+            check_finite(a, "x")
+        row = cnorm_refused_token(self.layers, self.count, rows, <const float *>cnp.PyArray_DATA(a), self.input_size,
+                                  &element)
+        if row < rows:
+            refuse_token(a, "x", row, element, self.tokens[element])
 
     cdef int find_starts(self, const float **starts) except -1:
         """The initial state of each layer that has one other than zero."""

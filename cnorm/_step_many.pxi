@@ -66,6 +66,8 @@ cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.
     check_frames(x, y, n * steps * net.input_size, n * steps * net.output_size)
     if mask is not None and cnp.PyArray_NBYTES(mask) != n:
         refuse_changed()
+    if net.tokens:
+        net.check_frames(x)
     enter_all(streams)  # nothing between this and `leave_all` may raise
     for i in range(n):
         stream = <Stream>PyList_GetItem(streams, i)

@@ -29,7 +29,7 @@ cdef class Stream:
     cdef object __weakref__
     cdef readonly object model
     cdef readonly unsigned long long frames
-    cdef Network network
+    cdef readonly Network network
     cdef cnp.ndarray state_memory, scratch_memory
     cdef float *state_
     cdef bint checks  # whether x must be finite
@@ -79,6 +79,8 @@ cdef class Stream:
         cdef long process = os.getpid() if release else 0
         cdef cnorm_status status
         check_frames(x, y, steps * net.input_size, steps * net.output_size)
+        if net.tokens:
+            net.check_frames(x)
         self.enter()  # nothing between this and `leave` may raise
         self.owner = process
         if release:
@@ -88,7 +90,8 @@ cdef class Stream:
         else:
             status = cnorm_run(net.layers, net.count, steps, px, net.input_size, self.state_, memory, rows, py,
                                net.output_size)
-        self.frames += steps
+        if status == CNORM_OK:
+            self.frames += steps
         self.leave()
         return check(status)
 

@@ -127,6 +127,8 @@ cdef class Tape:
         cdef float *state = <float *>cnp.PyArray_DATA(self.state)
         cdef float *scratch = <float *>cnp.PyArray_DATA(self.scratch)
         cdef cnorm_status status
+        if self.network.tokens:
+            self.network.check_frames(x)
         if self.network.macs * steps * self.tape.batch > RELEASE_GIL_ABOVE_MACS:
             with nogil:
                 status = cnorm_run_tape(&self.tape, first, steps, px, state, scratch, py)

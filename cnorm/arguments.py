@@ -393,6 +393,13 @@ def refuse_infinite(x: np.ndarray, name: str) -> None:
     raise ValueError(f"{name} must be finite, got {float(x[index])} in {name}[{', '.join(map(str, index))}]")
 
 
+def refuse_token(x: np.ndarray, name: str, row: int, element: int, tokens: int) -> None:
+    """Frames [..., inputs] of which the `row`-th in order has a number that is no token id."""
+    index = (*map(int, np.unravel_index(row, x.shape[:-1])), element) if x.ndim > 1 else (element,)
+    place = f"{name}[{', '.join(map(str, index))}]"
+    raise ValueError(f"{place} must be a token id, an integer from 0 to {tokens - 1}, got {float(x[index])!r}")
+
+
 def refuse_streams(streams, kind: type) -> None:
     """Anything but a sequence of different streams."""
     if not hasattr(streams, "__iter__"):

@@ -28,6 +28,7 @@ cdef extern from "cnorm_python.h" nogil:
         CNORM_ERROR_IDENTITY
         CNORM_ERROR_ALIGN
         CNORM_ERROR_ARITHMETIC
+        CNORM_ERROR_TOKEN
     const char *cnorm_strerror(cnorm_status status)
     int cnorm_abi_version()
 
@@ -151,6 +152,7 @@ cdef extern from "cnorm_python.h" nogil:
         CNORM_LAYER_CONCAT
         CNORM_LAYER_CAUSAL_CONV
         CNORM_LAYER_CONV
+        CNORM_LAYER_EMBEDDING
 
     ctypedef struct cnorm_elementwise:
         ptrdiff_t n
@@ -183,6 +185,10 @@ cdef extern from "cnorm_python.h" nogil:
         ptrdiff_t positions, stride, before, after
         ptrdiff_t inputs, results
 
+    ctypedef struct cnorm_embedding:
+        cnorm_matrix weight
+        ptrdiff_t inputs
+
     ctypedef union cnorm_layer_as:
         cnorm_linear linear
         cnorm_cell cell
@@ -194,6 +200,7 @@ cdef extern from "cnorm_python.h" nogil:
         cnorm_concat concat
         cnorm_conv causal_conv
         cnorm_conv conv
+        cnorm_embedding embedding
 
     ctypedef struct cnorm_layer:
         cnorm_layer_kind kind
@@ -215,6 +222,8 @@ cdef extern from "cnorm_python.h" nogil:
         const char *field
 
     cnorm_status cnorm_layers_check(const cnorm_layer *layers, int count, cnorm_fault *fault)
+    ptrdiff_t cnorm_refused_token(const cnorm_layer *layers, int count, ptrdiff_t rows, const float *x,
+                                  ptrdiff_t x_stride, ptrdiff_t *element)
     ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows)
     cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
                            float *state, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride)
@@ -303,6 +312,8 @@ cdef extern from "cnorm_python.h" nogil:
         float *weight
     ctypedef struct cnorm_activation_gradient "struct cnorm_activation_gradient":
         float *slope
+    ctypedef struct cnorm_embedding_gradient "struct cnorm_embedding_gradient":
+        float *weight
     ctypedef struct cnorm_conv_gradient "struct cnorm_conv_gradient":
         float *weight
         float *kernel
@@ -315,6 +326,7 @@ cdef extern from "cnorm_python.h" nogil:
         cnorm_activation_gradient activation
         cnorm_conv_gradient causal_conv
         cnorm_conv_gradient conv
+        cnorm_embedding_gradient embedding
 
     ctypedef struct cnorm_sums:
         float *memory

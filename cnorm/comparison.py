@@ -90,6 +90,7 @@ def compare(model, x, expected) -> Comparison:
     for _ in range(PERTURBED_RUNS):
         signs = rng.choice([-1.0, 1.0], np.shape(x))
         changed = (x + signs * rounding * np.maximum(1, np.abs(x))).astype(np.float32)
+        changed[:, list(model.tokens)] = x[:, list(model.tokens)]
         max_change = np.maximum(max_change, _largest(model.run(changed).astype(np.float64) - y))
     scale = np.maximum(1, _largest(y))
     bounds = SAFETY * (rounding * scale + np.maximum.accumulate(max_change))

@@ -187,6 +187,7 @@ class Learner:
             For another dtype or shape; the learner is then unchanged.
         """
         x = _checked(x, "x", (self.input_size,))
+        self._tape.network.check_frames(x)  # before the tape is moved
         if self._end == 2 * self.truncate:
             self._tape.drop(self._end - self.truncate, self._end)
             self._outputs[: self.truncate] = self._outputs[self.truncate :]

@@ -6,14 +6,13 @@ import html
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from numbers import Integral
 
 import numpy as np
 import safetensors.numpy
 
 from cnorm import _core
 from cnorm.cells.packing import check_panels
-from cnorm.cells.rounded import WEIGHT_TYPES, rounded_layers, weight_type
+from cnorm.cells.rounded import check_weights, rounded_layers, weight_type
 from cnorm.comparison import Comparison, compare
 from cnorm.layers import INPUT, Layer, chained, flat, named_outputs, shown, sizes_of, slices
 from cnorm.storage.files import write_whole
@@ -45,6 +44,8 @@ class Model:
     outputs : mapping of str to slice
         Where each of the outputs is in y; empty if none is named.
     input_size, output_size : int
+    tokens : mapping of int to int
+        The number of tokens, by the element of a frame that is a token id; empty without an `Embedding`.
 
     Raises
     ------
@@ -67,18 +68,16 @@ class Model:
     def __init__(self, layers: object, outputs: Sequence[str] = ()) -> None:
         self._layers = layers = chained(layers_of(layers))
         layers, self._outputs = named_outputs(layers, outputs)
-        sizes = sizes_of(layers)
-        self._input_size, self._output_size = sizes[0], sizes[-1]
+        self._input_size, *_, self._output_size = sizes = sizes_of(layers)
         self._identity = identity(self._layers, self._outputs)
-        self._parts, cells = [], 0  # lists run in order: one network, or the two directions of a bidirectional layer
+        self._parts = []  # lists run in order: one network, or the two directions of a bidirectional layer
         self._original: Model | None = None  # the float32 model that this one was rounded from
         self._packed: _core.PackedModel | None = None  # the file, if the model is one of a packed file
-        at, frame = 0, INPUT  # layers so far, and the name of what the next one reads
+        cells, at, frame = 0, 0, INPUT  # recurrent layers and layers so far, and the name of what the next one reads
         for bidirectional, group in itertools.groupby(layers, lambda layer: layer.whole_sequence):
             for part in ([layer] for layer in group) if bidirectional else [list(group)]:
-                ways = [[way] for way in part[0].inner().values()] if bidirectional else [part]
                 self._parts.append([])
-                for way in ways:
+                for way in [[way] for way in part[0].inner().values()] if bidirectional else [part]:
                     network = _core.Network(flat(way, sizes[at], frame), self._identity, cells)
                     cells += network.cells
                     self._parts[-1].append(network)
@@ -124,6 +123,10 @@ class Model:
     @property
     def outputs(self) -> Mapping[str, slice]:
         return self._outputs
+
+    @property
+    def tokens(self) -> Mapping[int, int]:
+        return self._parts[0][0].tokens
 
     def views(self, y: np.ndarray) -> dict[str, np.ndarray]:
         """The outputs by name.
@@ -188,10 +191,7 @@ class Model:
             For another type, a negative smallest, weights beyond 65504 for float16, a rounded model whose original
             was not kept, or where nothing would be rounded.
         """
-        if weights not in WEIGHT_TYPES:
-            raise ValueError(f"weights must be one of {', '.join(WEIGHT_TYPES)}, got {weights!r}")
-        if smallest is not None and (not isinstance(smallest, Integral) or smallest < 0):
-            raise ValueError(f"smallest must be an integer of at least 0, got {smallest!r}")
+        check_weights(weights, smallest)
         if weights == self.weights:
             return self
         if self._original is not None:
@@ -423,8 +423,8 @@ class Model:
     def __repr__(self):
         kind = "" if self.weights == "float32" else f", weights={self.weights!r}"
         if self._packed is not None:
-            size = f"{self.input_size} -> {self.output_size}"
-            return f"Model(packed, {size}: {summary(self._packed.configuration)}{kind})"
+            layers = f"{summary(self._packed.configuration)}{kind}"
+            return f"Model(packed, {self.input_size} -> {self.output_size}: {layers})"
         layers = [shown(layer) for layer in self._layers]
         if len(layers) > SHOWN_LAYERS:
             layers[SHOWN_LAYERS // 2 : 1 - SHOWN_LAYERS // 2] = [f"... {len(layers) - SHOWN_LAYERS + 1} more ..."]

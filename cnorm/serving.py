@@ -29,7 +29,6 @@ KEY_BYTES = 16  # at least
 NAME_BYTES = 256  # at most
 FLOAT32 = np.dtype(np.float32)
 STEPPED_TOGETHER = 4  # from so many sessions on, `step_many` takes less time than `process` for each
-NOT_FINITE = "x must be finite: a NaN or infinity would stay in the session's state"
 
 
 class UnknownSession(LookupError):
@@ -178,7 +177,7 @@ class Sessions:
             raise ValueError(f"limit must be an integer, at least 1 session, got {limit}")
         if not idle > 0:
             raise ValueError(f"idle must be a positive number of seconds, got {idle}")
-        model.stream()  # raises if the model is bidirectional
+        self._network = model.stream().network  # raises if the model is bidirectional
         self.model, self.limit, self.idle = model, limit, idle
         self._clock, self._input_size = clock, model.input_size
         self._sessions: dict[str, _Session] = {}
@@ -255,11 +254,10 @@ class Sessions:
         Misplaced
             If the session has processed another number of frames.
         TypeError, ValueError
-            For another dtype or shape, or a frame that is not finite.
+            For another dtype or shape, or a frame that is not finite or has a number that is no token id.
         """
         x = self._checked(x)
-        if not np.isfinite(x).all():
-            raise ValueError(NOT_FINITE)
+        self._network.check_frames(x, finite=True)
         one = self._find(session)
         with one.lock:
             self._check_position(one, frames)
@@ -394,21 +392,15 @@ class Sessions:
         for i, one, frames, x in group:
             try:
                 self._check_position(one, frames)
+                self._network.check_frames(x, finite=True)  # here, so that it is an error of this session only
                 ready.append((i, one.stream, x))
             except (LookupError, ValueError) as error:
                 results[i] = error
         if len(ready) < STEPPED_TOGETHER:
             for i, stream, x in ready:
-                results[i] = stream.process(x) if np.isfinite(x).all() else ValueError(NOT_FINITE)
+                results[i] = stream.process(x)
             return
         x = np.concatenate([x for _, _, x in ready]).reshape(len(ready), -1, self._input_size)
-        finite = np.isfinite(x)
-        if not finite.all():
-            of_session = finite.all(axis=(1, 2))
-            for (i, _, _), good in zip(ready, of_session, strict=True):
-                results[i] = None if good else ValueError(NOT_FINITE)
-            x = x[of_session]
-            ready = [one for one, good in zip(ready, of_session, strict=True) if good]
         y = self.model.step_many([stream for _, stream, _ in ready], x)  # [sessions, steps, output_size]
         for (i, _, _), outputs in zip(ready, y, strict=True):
             results[i] = outputs

@@ -34,6 +34,7 @@ const char *cnorm_strerror(cnorm_status status)
         return "the saved stream of another model: the hash of configuration and weights differs";
     case CNORM_ERROR_ALIGN: return "memory or the bytes of a packed model are not aligned to 64 bytes (CNORM_ALIGN)";
     case CNORM_ERROR_ARITHMETIC: return "the saved stream of a version whose arithmetic gives other bits";
+    case CNORM_ERROR_TOKEN: return "a token id in x is not an integer from 0 to the number of tokens less 1";
     }
     return "unknown status";
 }

@@ -78,6 +78,13 @@ def refuse_outputs(size: int, weights: int) -> None:
     )
 
 
+def refuse_computed_tokens(layer: int) -> None:
+    raise ValueError(
+        f"layer {layer} of the runtime is an Embedding whose token ids are computed: they must be elements of the "
+        "frame, so that they can be checked before a step; put it first, or behind a Slice of 'input'"
+    )
+
+
 def refuse_panels(size: int, weights: int) -> None:
     raise ValueError(
         f"layers take {size} bytes packed in panels of 32 rows: more than {4 * PANEL_FLOATS}, and "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ __all__ = [
     "Matrix",
     "Rows",
     "cell_weights",
+    "check_weights",
     "is_matrix",
     "rounded_layers",
     "rows_from_tensors",
@@ -70,6 +72,14 @@ class Rows:
         if self.scales is None:
             return self.rows.astype(np.float32)
         return self.rows.astype(np.float32) * self.scales[:, None]
+
+
+def check_weights(weights: str, smallest: int | None) -> None:
+    """The arguments of `Model.with_weights`."""
+    if weights not in WEIGHT_TYPES:
+        raise ValueError(f"weights must be one of {', '.join(WEIGHT_TYPES)}, got {weights!r}")
+    if smallest is not None and (not isinstance(smallest, Integral) or smallest < 0):
+        raise ValueError(f"smallest must be an integer of at least 0, got {smallest!r}")
 
 
 def rounded_layers(layers, weights: str, smallest: int | None) -> list[Layer]:

@@ -29,6 +29,7 @@
     F(cnorm_divisive_norm_backward) F(cnorm_smoothing_gradient) F(cnorm_padded_units) F(cnorm_matrix_floats) \
     F(cnorm_matrix_pack) F(cnorm_matrix_bytes) F(cnorm_matrix_round) F(cnorm_matrix_pack_rows) F(cnorm_layer_inputs) \
     F(cnorm_layer_outputs) F(cnorm_layer_state_floats) F(cnorm_state_floats) F(cnorm_layers_check) \
+    F(cnorm_refused_token) \
     F(cnorm_scratch_floats) F(cnorm_run) F(cnorm_run_many) F(cnorm_tape_floats) F(cnorm_run_tape_floats) \
     F(cnorm_run_tape) F(cnorm_tape_drop) F(cnorm_backward_floats) F(cnorm_run_backward) F(cnorm_sums_floats) \
     F(cnorm_sum_gradients) F(cnorm_adam_update) F(cnorm_sgd_update) F(cnorm_square_sum) \
@@ -124,6 +125,7 @@ static int cnorm_import(void)
 #define cnorm_layer_state_floats (*cnorm_loaded.cnorm_layer_state_floats)
 #define cnorm_state_floats (*cnorm_loaded.cnorm_state_floats)
 #define cnorm_layers_check (*cnorm_loaded.cnorm_layers_check)
+#define cnorm_refused_token (*cnorm_loaded.cnorm_refused_token)
 #define cnorm_scratch_floats (*cnorm_loaded.cnorm_scratch_floats)
 #define cnorm_run (*cnorm_loaded.cnorm_run)
 #define cnorm_run_many (*cnorm_loaded.cnorm_run_many)

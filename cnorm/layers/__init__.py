@@ -20,7 +20,8 @@ from cnorm.layers.chain import (
     slices,
     with_outputs,
 )
-from cnorm.layers.conv import CausalConv1d, Conv1d
+from cnorm.layers.conv import CausalConv1d, Conv, Conv1d
+from cnorm.layers.embedding import Embedding, in_tokens
 from cnorm.layers.linear import Linear
 from cnorm.layers.norm import LayerNorm
 from cnorm.layers.residual import Residual
@@ -39,7 +40,9 @@ __all__ = [
     "Bidirectional",
     "CausalConv1d",
     "Concat",
+    "Conv",
     "Conv1d",
+    "Embedding",
     "Layer",
     "LayerNorm",
     "Linear",
@@ -55,6 +58,7 @@ __all__ = [
     "ends",
     "flat",
     "followed",
+    "in_tokens",
     "name_of",
     "named_outputs",
     "shown",
@@ -70,7 +74,7 @@ __all__ = [
 KINDS = MappingProxyType(
     {one.kind: one for one in (
         LSTM, GRU, RNN, Linear, LayerNorm, Activation, Residual, Bidirectional, Scale, Add, Multiply, Slice, Concat,
-        CausalConv1d, Conv1d,
+        CausalConv1d, Conv1d, Embedding,
     )}
 )  # fmt: skip
 """Layers by the name that a model file has for them."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cnorm.layers.base import INPUT, Layer, Scope
-from cnorm.layers.taps import Concat
+from cnorm.layers.taps import Concat, Slice
 from cnorm.text import listed, quoted
 
 UNSEEN = "; names before a Bidirectional layer are not visible behind it"
@@ -67,15 +67,18 @@ def sizes_of(layers) -> list[int]:
 
 
 def _frame_size(layers) -> int:
-    """The inputs of the first layer that has a size; those before it must keep it."""
+    """The inputs of the first layer with a size, if those before it keep it; else where the last `Slice` of x ends."""
     for i, layer in enumerate(layers):
-        if layer.input_size is not None:
-            return layer.input_size
         if not layer.continues:
+            ends = [layer.stop for layer in layers if isinstance(layer, Slice) and layer.of == INPUT]
+            if ends:
+                return max(ends)
             raise ValueError(
                 f"layers[{i}], {layer!r}, must stand behind a layer that takes a frame of a certain size, such as "
                 "cnorm.Linear: it does not say how long the frame is"
             )
+        if layer.input_size is not None:
+            return layer.input_size
     raise ValueError("layers must have a layer with a size, got activations only")
 
 

@@ -88,6 +88,10 @@ class Conv(Layer):
         weight = _tensor(rows["weight"].values(), self.taps, self.groups)
         return _made(type(self), self._given() | {"weight": weight}, rows)
 
+    def with_product(self, weight: np.ndarray, bias: np.ndarray) -> Layer:
+        """A layer with another weight and bias."""
+        return type(self)(**self._given() | {"weight": weight, "bias": bias})
+
     def _given(self) -> dict:
         """The arguments that make it again."""
         return {"weight": self.weights["weight"], "bias": self.weights.get("bias")} | self._numbers()

@@ -54,6 +54,10 @@ class Linear(Layer):
     def __reduce__(self):
         return _linear, (self.weights["weight"], self.weights.get("bias"), dict(self.rows))
 
+    def with_product(self, weight: np.ndarray, bias: np.ndarray) -> Layer:
+        """A layer with another weight and bias."""
+        return Linear(weight, bias)
+
     def matrices(self) -> dict[str, Matrix]:
         return {"weight": Matrix(self.weights["weight"])}
 

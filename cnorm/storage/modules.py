@@ -13,7 +13,7 @@ import numpy as np
 
 from cnorm.cells.weights import as_array
 from cnorm.folds import fold_batch_norm
-from cnorm.layers import Activation, Layer, LayerNorm, Linear, with_name
+from cnorm.layers import Activation, Conv, Embedding, Layer, LayerNorm, Linear, with_name
 from cnorm.storage.frameworks import from_torch
 
 __all__ = ["layers_of"]
@@ -124,15 +124,14 @@ def _batch_norm(layers: list, name: str | None, module: Any) -> None:
 def append_batch_norm(layers: list, arrays: list, eps: float, name: str | None) -> None:
     """Fold a batch norm (mean, variance, weight and bias) into the product before it, or make it a product."""
     before = layers[-1] if layers else None
-    if isinstance(before, Linear) and before.name is None:
-        weight, bias = before.weights["weight"], before.weights.get("bias")
+    if isinstance(before, Linear | Conv) and before.name is None and not before.rows:
         layers.pop()
     elif len(arrays[0]) <= WIDEST_NORM:
-        weight, bias = np.eye(len(arrays[0]), dtype=np.float32), None
+        before = Linear(np.eye(len(arrays[0]), dtype=np.float32))
     else:
-        raise ValueError("it must stand behind a Linear without a name, to be folded into it")
-    weight, bias = fold_batch_norm(weight, bias, *arrays, eps=eps)
-    layers.append(Linear(weight, bias, name=name))
+        raise ValueError("it must stand behind a Linear or convolution without a name, to be folded into it")
+    weight, bias = fold_batch_norm(before.weights["weight"], before.weights.get("bias"), *arrays, eps=eps)
+    layers.append(with_name(before.with_product(weight, bias), name))
 
 
 _MODULES: Mapping[str, Callable[[Any], list[Layer]]] = MappingProxyType(
@@ -140,6 +139,7 @@ _MODULES: Mapping[str, Callable[[Any], list[Layer]]] = MappingProxyType(
         **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
         **dict.fromkeys(("LSTMCell", "GRUCell", "RNNCell"), _cell),
         "Linear": lambda module: [Linear(module)],
+        "Embedding": lambda module: [Embedding(module)],
         "LayerNorm": lambda module: [LayerNorm(module)],
     }
 )

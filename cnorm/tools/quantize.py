@@ -15,7 +15,7 @@ import cnorm
 from cnorm._core import INT8_COLS
 from cnorm.cells.rounded import LEVELS
 from cnorm.cells.specs import GATES
-from cnorm.layers import followed, with_outputs
+from cnorm.layers import followed, in_tokens, with_outputs
 from cnorm.storage.files import read_regular, write_whole
 from cnorm.text import clip, message_of
 
@@ -70,7 +70,8 @@ class Report:
 def recordings(path, model) -> list[np.ndarray]:
     """The arrays [frames, input_size] of an untrusted .npz file as float32, or one of random frames if path is None."""
     if path is None:
-        return [np.random.default_rng(0).standard_normal((FRAMES, model.input_size)).astype(np.float32)]
+        frames = np.random.default_rng(0).standard_normal((FRAMES, model.input_size)).astype(np.float32)
+        return [in_tokens(frames, model.tokens)]
     data = io.BytesIO(read_regular(path))
     try:
         with zipfile.ZipFile(data) as archive:

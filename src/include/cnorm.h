@@ -41,6 +41,7 @@ typedef enum cnorm_status {
     CNORM_ERROR_IDENTITY, /* a saved stream of another model */
     CNORM_ERROR_ALIGN,    /* memory, or the bytes of a packed model, is not aligned as its manual says */
     CNORM_ERROR_ARITHMETIC, /* a saved stream of a version whose arithmetic gives other bits */
+    CNORM_ERROR_TOKEN,      /* a token id in x is not an integer from 0 to the number of tokens less 1 */
 } cnorm_status;
 
 /* One English sentence, never NULL */

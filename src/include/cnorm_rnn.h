@@ -77,6 +77,16 @@ typedef struct cnorm_scale {
     const float *weight;
 } cnorm_scale;
 
+enum { CNORM_TOKENS = 1 << 24 }; /* the most tokens: all integers up to it are float32 numbers */
+
+/* y [units] = column x of `weight` [units, tokens], gates = 1, group = 0. x [1], the token id, is an integer from 0 to
+ * tokens - 1, and an element of the frame: the layer is the first one, or reads the frame through CNORM_LAYER_CONCAT
+ * only. */
+typedef struct cnorm_embedding {
+    cnorm_matrix weight;
+    ptrdiff_t inputs; /* 1 */
+} cnorm_embedding;
+
 /* A convolution. The window of an output is [taps, channels], the oldest or leftmost tap first; the output is the
  * product of `weight` [outputs, taps * channels] with it plus bias, or, if depthwise, the sum over the taps of `kernel`
  * times the window, for each channel by itself (outputs = channels).
@@ -177,6 +187,7 @@ typedef enum cnorm_layer_kind {
     CNORM_LAYER_CONCAT,
     CNORM_LAYER_CAUSAL_CONV, /* both: cnorm_conv */
     CNORM_LAYER_CONV,
+    CNORM_LAYER_EMBEDDING,
 } cnorm_layer_kind;
 
 typedef struct cnorm_elementwise {
@@ -216,6 +227,7 @@ typedef struct cnorm_layer {
         cnorm_addition multiply;
         cnorm_concat concat;
         cnorm_conv causal_conv, conv;
+        cnorm_embedding embedding;
     } as;
 } cnorm_layer;
 
@@ -236,6 +248,12 @@ ptrdiff_t cnorm_state_floats(const cnorm_layer *layers, int count);
  * sizes that fit each other and the layer before, and clips above 0; *fault, which may be NULL, then says where.
  * cnorm_run makes the same checks. */
 cnorm_status cnorm_layers_check(const cnorm_layer *layers, int count, cnorm_fault *fault);
+
+/* The first of `rows` frames x that has a token id which a CNORM_LAYER_EMBEDDING of these layers, which have been
+ * checked, does not have: cnorm_run, cnorm_run_many and cnorm_run_tape return CNORM_ERROR_TOKEN for it before anything
+ * is stepped. `rows` if there is none, else *element, which may be NULL, is the id's place in the frame. */
+ptrdiff_t cnorm_refused_token(const cnorm_layer *layers, int count, ptrdiff_t rows, const float *x, ptrdiff_t x_stride,
+                              ptrdiff_t *element);
 
 /* Scratch of a run with the same `rows`, at least 1: the most steps or streams that it may compute together, in one
  * pass over the weights. The library computes as many together as is fast, so a larger number than a call has is no

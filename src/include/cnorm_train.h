@@ -96,6 +96,9 @@ typedef struct cnorm_gradient {
         float *weight;        /* [outputs, taps * channels] */
         float *kernel, *bias; /* [taps, padded channels], [outputs] */
     } causal_conv, conv;
+    struct cnorm_embedding_gradient {
+        float *weight; /* [units, tokens] */
+    } embedding;
 } cnorm_gradient;
 
 /* The gradients of one cell over several tapes, for steps that are computed in separate calls: each backward pass gets

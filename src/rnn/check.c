@@ -2,6 +2,36 @@
  * comparisons, so that a missing vector or a zeroed struct is an error and not a crash or a wrong result. */
 #include "layers.h"
 
+ptrdiff_t cnorm_token_element(const cnorm_layer *layers, ptrdiff_t index)
+{
+    ptrdiff_t element = 0;
+    while (index > 0) {
+        const cnorm_layer *before = &layers[index - 1];
+        const layer_ops *ops = cnorm_layer_ops_of(before->kind);
+        if (!ops->origin) return -1;
+        const layer_read from = ops->origin(before, element);
+        element = from.start;
+        index -= 1 + from.back;
+    }
+    return element;
+}
+
+ptrdiff_t cnorm_refused_token(const cnorm_layer *layers, int count, ptrdiff_t rows, const float *x, ptrdiff_t x_stride,
+                              ptrdiff_t *element)
+{
+    for (int i = 0; i < count; ++i) {
+        const layer_ops *ops = cnorm_layer_ops_of(layers[i].kind);
+        if (!ops || !ops->tokens) continue;
+        const ptrdiff_t tokens = ops->tokens(&layers[i]), at = cnorm_token_element(layers, i);
+        for (ptrdiff_t s = 0; s < rows; ++s) {
+            if (token_of(x[s * x_stride + at], tokens) >= 0) continue;
+            if (element) *element = at;
+            rows = s;
+        }
+    }
+    return rows;
+}
+
 /* The name of what is at fault in layer `index`, or NULL. *size: the outputs of the layer before, if there is one; it
  * becomes those of this one. */
 static const char *layer_fault(const cnorm_layer *layers, int index, ptrdiff_t *size)
@@ -19,6 +49,7 @@ static const char *layer_fault(const cnorm_layer *layers, int index, ptrdiff_t *
         if (read.back == 0) break;
         if (read.back > index || cnorm_layer_inputs(&layers[index - read.back]) != read.n) return "back";
     }
+    if (ops->tokens && cnorm_token_element(layers, index) < 0) return "inputs";
     return NULL;
 }
 

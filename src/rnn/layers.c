@@ -14,6 +14,7 @@ const layer_ops *const cnorm_layer_kinds[LAYER_KINDS] = {
     [CNORM_LAYER_CONCAT] = &cnorm_concat_ops,
     [CNORM_LAYER_CAUSAL_CONV] = &cnorm_causal_conv_ops,
     [CNORM_LAYER_CONV] = &cnorm_conv_ops,
+    [CNORM_LAYER_EMBEDDING] = &cnorm_embedding_ops,
 };
 
 ptrdiff_t cnorm_layer_inputs(const cnorm_layer *layer)

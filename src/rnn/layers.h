@@ -110,10 +110,12 @@ typedef struct layer_backward {
 /* Functions that a kind needs no more than the default are NULL. Floats of scratch are multiples of CNORM_GATE_PAD. */
 typedef struct layer_ops {
     const char *name;
-    const layer_option *options;                    /* ended by one without a name */
-    const layer_field *fields;                      /* likewise */
-    ptrdiff_t inputs, outputs;                      /* offsets in cnorm_layer of these sizes, each a ptrdiff_t */
-    const char *(*check)(const cnorm_layer *);      /* the name of an option or field that can't be used, or NULL */
+    const layer_option *options;               /* ended by one without a name */
+    const layer_field *fields;                 /* likewise */
+    ptrdiff_t inputs, outputs;                 /* offsets in cnorm_layer of these sizes, each a ptrdiff_t */
+    const char *(*check)(const cnorm_layer *); /* the name of an option or field that can't be used, or NULL */
+    layer_read (*origin)(const cnorm_layer *, ptrdiff_t element); /* where an output is copied from; it is computed */
+    ptrdiff_t (*tokens)(const cnorm_layer *);                     /* x [1] is a token id below this; x is any numbers */
     int reads;                                      /* the most inputs of earlier layers that it reads; 0 */
     layer_read (*read)(const cnorm_layer *, int k); /* k < reads; back is 0 after the last */
     ptrdiff_t (*state)(const cnorm_layer *, int k); /* floats of array k, which are padded; none */
@@ -134,14 +136,17 @@ typedef struct layer_ops {
 #pragma GCC visibility push(hidden)
 
 extern const layer_ops cnorm_linear_ops, cnorm_cell_ops, cnorm_norm_ops, cnorm_activation_ops, cnorm_residual_ops,
-    cnorm_scale_ops, cnorm_multiply_ops, cnorm_concat_ops, cnorm_causal_conv_ops, cnorm_conv_ops;
+    cnorm_scale_ops, cnorm_multiply_ops, cnorm_concat_ops, cnorm_causal_conv_ops, cnorm_conv_ops, cnorm_embedding_ops;
 
-enum { LAYER_KINDS = CNORM_LAYER_CONV + 1 };
+enum { LAYER_KINDS = CNORM_LAYER_EMBEDDING + 1 };
 extern const layer_ops *const cnorm_layer_kinds[LAYER_KINDS];
 
 /* layers.c: sizes of a layer of a known kind, from its table */
 ptrdiff_t cnorm_layer_tape_row(const cnorm_layer *layer);
 ptrdiff_t cnorm_layer_scratch(const cnorm_layer *layer, ptrdiff_t rows);
+
+/* check.c: the element of the frame that is x [1] of layer `index`; -1 if that is computed */
+ptrdiff_t cnorm_token_element(const cnorm_layer *layers, ptrdiff_t index);
 
 /* layers.c: a layer's options and fields, by the table */
 double cnorm_layer_number(const cnorm_layer *layer, const layer_option *option);
@@ -166,6 +171,13 @@ static inline const layer_ops *cnorm_layer_ops_of(cnorm_layer_kind kind)
 static inline ptrdiff_t layer_size(const cnorm_layer *layer, ptrdiff_t at)
 {
     return *(const ptrdiff_t *)(const void *)((const char *)layer + at);
+}
+
+/* a token id; -1 if it is none */
+static inline ptrdiff_t token_of(float x, ptrdiff_t tokens)
+{
+    if (!(x >= 0 && x < (float)tokens)) return -1;
+    return (float)(ptrdiff_t)x == x ? (ptrdiff_t)x : -1;
 }
 
 static inline int between(int value, int last) { return value >= 0 && value <= last; }

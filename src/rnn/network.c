@@ -116,6 +116,7 @@ static cnorm_status run_network_call(network_call call, ptrdiff_t total, const_r
         if (!states[s]) return CNORM_ERROR_NULL;
     const cnorm_status fits = cnorm_layers_check(call.layers, call.count, NULL);
     if (fits != CNORM_OK) return fits;
+    if (cnorm_refused_token(call.layers, call.count, total, x.at, x.stride, NULL) < total) return CNORM_ERROR_TOKEN;
     const ptrdiff_t rows = call.rows = rows_together(call.layers, call.count, call.rows);
     call.layer_scratch = call.scratch + output_floats(call.layers, call.count - 1, rows);
     const float_mode mode = float_mode_enter();

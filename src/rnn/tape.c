@@ -57,10 +57,11 @@ cnorm_status cnorm_run_tape(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t s
     const ptrdiff_t state_floats = cnorm_state_floats(tape->layers, tape->count),
                     inputs = cnorm_layer_inputs(&tape->layers[0]);
     if (!x || !scratch || !y || (state_floats > 0 && !state)) return CNORM_ERROR_NULL;
+    const ptrdiff_t rows = steps * tape->batch;
+    if (cnorm_refused_token(tape->layers, tape->count, rows, x, inputs, NULL) < rows) return CNORM_ERROR_TOKEN;
     const float_mode mode = float_mode_enter();
     const tape_layer start = tape_layer_of(tape, 0, first);
-    for (ptrdiff_t s = 0; s < steps * tape->batch; ++s)
-        memcpy(start.at + s * start.row, x + s * inputs, (size_t)inputs * sizeof *x);
+    for (ptrdiff_t s = 0; s < rows; ++s) memcpy(start.at + s * start.row, x + s * inputs, (size_t)inputs * sizeof *x);
     ptrdiff_t offset = 0;
     for (int i = 0; i < tape->count; ++i) {
         const cnorm_layer *layer = &tape->layers[i];

@@ -387,6 +387,29 @@ static void every_layer(cnorm_weight_type type, text *out)
         network_free(&s.pool);
     }
 }
+/* rows of tables by token id */
+static void embedding(cnorm_dtype dtype, text *out)
+{
+    static const int sizes[][2] = {{1, 1}, {3, 31}, {8, 33}, {300, 70}};
+    static const char *const types[] = {"float32", "float16", "int8"};
+    (void)dtype;
+    for (int type = CNORM_WEIGHT_F32; type <= CNORM_WEIGHT_I8; ++type)
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
+            const ptrdiff_t tokens = sizes[i][0], units = sizes[i][1];
+            network pool = {.type = (cnorm_weight_type)type};
+            cnorm_layer net[2];
+            static float x[90 * 3], y[90 * 70];
+            stack_embedding(&pool, tokens, units, allocate, net);
+            float *const scratch = network_floats(&pool, allocate, cnorm_scratch_floats(net, 2, 90));
+            for (ptrdiff_t j = 0; j < 90 * 3; ++j) x[j] = (float)(j * 7 % tokens);
+            CHECK(cnorm_run(net, 2, 90, x, 3, NULL, scratch, 90, y, units) == CNORM_OK, "%td tokens", tokens);
+            char name[64];
+            snprintf(name, sizeof name, "%s, %td tokens, %td outputs", types[type], tokens, units);
+            add(out, name, hash_of(HASH_START, CNORM_F32, y, 90 * units));
+            network_free(&pool);
+        }
+}
+
 static void layers(cnorm_dtype dtype, text *out) { (void)dtype; every_layer(CNORM_WEIGHT_F32, out); }
 static void layers_float16_weights(cnorm_dtype dtype, text *out) { (void)dtype; every_layer(CNORM_WEIGHT_F16, out); }
 static void layers_int8_weights(cnorm_dtype dtype, text *out) { (void)dtype; every_layer(CNORM_WEIGHT_I8, out); }
@@ -431,13 +454,14 @@ static const struct {
     {"lstm_float16_weights", lstm_float16_weights},
     {"lstm_int8_weights", lstm_int8_weights},
     {"layers", layers},
+    {"embedding", embedding},
     {"layers_float16_weights", layers_float16_weights},
     {"layers_int8_weights", layers_int8_weights},
     {"presets", all_presets},
     {"presets_float16_weights", all_presets_float16_weights},
     {"presets_int8_weights", all_presets_int8_weights},
 };
-enum { OPERATIONS = sizeof operations / sizeof *operations, FLOAT32_ONLY = 12 };
+enum { OPERATIONS = sizeof operations / sizeof *operations, FLOAT32_ONLY = 13 };
 
 static uint64_t all_hashes = HASH_START;
 

@@ -72,6 +72,16 @@ static inline stack stack_random(cnorm_weight_type type, ptrdiff_t inputs, ptrdi
     return s;
 }
 
+/* an embedding of `tokens`, behind a part of a frame of 3 numbers, the second of which is the id */
+static inline void stack_embedding(network *p, ptrdiff_t tokens, ptrdiff_t units, allocator *memory, cnorm_layer to[2])
+{
+    uint64_t seed = (uint64_t)(tokens * 10007 + units);
+    const float *const w = network_random(p, memory, units * tokens, 0, 1, &seed);
+    to[0] = (cnorm_layer){.kind = CNORM_LAYER_CONCAT, .as = {.concat = {3, 1, {{0, 3, 1, 1}}}}};
+    to[1] = (cnorm_layer){.kind = CNORM_LAYER_EMBEDDING,
+                          .as = {.embedding = {network_pack(p, memory, 1, units, tokens, 0, w), 1}}};
+}
+
 /* x [steps, inputs] -> y [steps, outputs] */
 static inline void stack_run(stack *s, ptrdiff_t steps, const float *x, float *y)
 {

@@ -272,6 +272,23 @@ static void stacks(cnorm_weight_type type, ptrdiff_t inputs, ptrdiff_t m)
     free_network_pages();
 }
 
+/* the first and the last token of a table */
+static void embeddings(cnorm_weight_type type, ptrdiff_t tokens, ptrdiff_t units)
+{
+    snprintf(doing, sizeof doing, "%td tokens, %td units, weights %d, at the %s, on %s", tokens, units, (int)type,
+             at_end ? "end" : "start", cnorm_isa_active());
+    network pool = {.type = type};
+    cnorm_layer net[2];
+    stack_embedding(&pool, tokens, units, network_memory, net);
+    float *const x = network_floats(&pool, network_memory, 6), *const y = network_floats(&pool, network_memory, 2 * units);
+    float *const scratch = network_floats(&pool, network_memory, cnorm_scratch_floats(net, 2, 2));
+    x[4] = (float)(tokens - 1);
+    CHECK(cnorm_run(net, 2, 2, x, 3, NULL, scratch, 2, y, units) == CNORM_OK, "%s", doing);
+    x[4] = (float)tokens;
+    CHECK(cnorm_run(net, 2, 2, x, 3, NULL, scratch, 2, y, units) == CNORM_ERROR_TOKEN, "%s", doing);
+    free_network_pages();
+}
+
 int main(int argc, char **argv)
 {
     const ptrdiff_t step = argc > 1 ? atoi(argv[1]) : 1;
@@ -290,6 +307,7 @@ int main(int argc, char **argv)
                 conversions(CNORM_F16, n);
                 conversions(CNORM_BF16, n);
                 networks(n, n % 40 + 1, n % 7 + 1);
+                embeddings((cnorm_weight_type)(n % 3), n % 7 + 1, n);
                 stacks((cnorm_weight_type)(n % 3), n, n % 40 + 1);
                 if (n % 5 == 0) networks(n % 9 + 1, n, n);
             }

@@ -5,7 +5,7 @@
  * taken as independent; four standard deviations are allowed. Worst-case bounds would allow a hundred times as much.
  * Free runs must agree bit for bit between instruction sets, and however the steps are divided into calls.
  */
-#include "network.h"
+#include "stack.h"
 
 #define U 0x1p-24 /* the unit roundoff */
 
@@ -130,8 +130,34 @@ static void steps_are_right(network *net, const float *x)
     }
 }
 
+static void tokens_are_checked(void)
+{
+    static const float bad[] = {NAN, INFINITY, -1, 0.5f, 4, 0x1p24f, -0x1p-149f};
+    network pool = {.type = CNORM_WEIGHT_F32};
+    cnorm_layer net[3];
+    cnorm_fault fault;
+    stack_embedding(&pool, 4, 5, allocate, net);
+    float *const scratch = network_floats(&pool, allocate, cnorm_scratch_floats(net, 2, 9));
+    float x[9 * 3] = {0}, y[9 * 5], before[9 * 5];
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; ++i) {
+        memset(y, 7, sizeof y), memset(before, 7, sizeof before);
+        x[8 * 3 + 1] = bad[i];
+        x[0] = bad[i]; /* no id */
+        ptrdiff_t element = 0;
+        CHECK(cnorm_run(net, 2, 9, x, 3, NULL, scratch, 9, y, 5) == CNORM_ERROR_TOKEN, "%g", (double)bad[i]);
+        CHECK(cnorm_run_many(net, 2, 9, x, 3, NULL, scratch, 9, y, 5) == CNORM_ERROR_TOKEN, "%g", (double)bad[i]);
+        CHECK(memcmp(y, before, sizeof y) == 0, "%g: something was stepped", (double)bad[i]);
+        CHECK(cnorm_refused_token(net, 2, 9, x, 3, &element) == 8 && element == 1, "element %td", element);
+        CHECK(cnorm_run(net, 2, 8, x, 3, NULL, scratch, 9, y, 5) == CNORM_OK, "frames before it");
+    }
+    net[2] = net[1], net[1] = (cnorm_layer){.kind = CNORM_LAYER_ACTIVATION, .as = {.activation = {.n = 1}}};
+    CHECK(cnorm_layers_check(net, 3, &fault) == CNORM_ERROR_LAYER && fault.layer == 2, "an id that is computed");
+    network_free(&pool);
+}
+
 int main(void)
 {
+    tokens_are_checked();
     static const int sizes[][3] = {{1, 1, 1}, {3, 2, 2}, {5, 15, 3}, {7, 16, 1}, {16, 17, 33}, {12, 64, 9}, {33, 100, 40}, {100, 130, 70}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; ++i) {
         network net = network_random_of(sizes[i][0], sizes[i][1], sizes[i][2], allocate);

@@ -33,6 +33,9 @@ static void make_consistent(unsigned char *file, size_t size)
     memcpy(file, &head, sizeof head);
 }
 
+/* the frames are no token ids for every file */
+static int ran(cnorm_status status) { return status == CNORM_OK || status == CNORM_ERROR_TOKEN; }
+
 static void stream(const cnorm_model *model, const float *x, float *y)
 {
     const ptrdiff_t floats = cnorm_stream_floats(model, 2), saved_bytes = cnorm_stream_saved_bytes(model);
@@ -41,7 +44,7 @@ static void stream(const cnorm_model *model, const float *x, float *y)
     float *memory = aligned((size_t)floats * sizeof(float));
     void *saved = aligned((size_t)saved_bytes);
     if (cnorm_stream_start(&one, model, memory, 2) != CNORM_OK) abort();
-    if (cnorm_stream_run(&one, STEPS, x, y) != CNORM_OK || cnorm_stream_save(&one, saved) != CNORM_OK) abort();
+    if (!ran(cnorm_stream_run(&one, STEPS, x, y)) || cnorm_stream_save(&one, saved) != CNORM_OK) abort();
     const cnorm_status status = cnorm_stream_restore(&one, saved, saved_bytes);
     if (status != CNORM_OK && status != CNORM_ERROR_VALUE) abort(); /* hostile weights give infinities */
     free(saved);
@@ -63,7 +66,7 @@ static void use(const cnorm_model *model)
     float *x = aligned((size_t)(STEPS * model->inputs) * sizeof(float)), *y = aligned((size_t)(STEPS * model->outputs) * sizeof(float));
     float *memory = aligned((size_t)floats * sizeof(float));
     for (ptrdiff_t i = 0; i < STEPS * model->inputs; ++i) x[i] = (float)(i % 7) - 3;
-    if (cnorm_model_run(model, STEPS, x, y, memory) != CNORM_OK) abort();
+    if (!ran(cnorm_model_run(model, STEPS, x, y, memory))) abort();
     stream(model, x, y);
     free(memory);
     free(y);

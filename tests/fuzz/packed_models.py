@@ -52,6 +52,10 @@ def models(rng):
         ]
     )  # fmt: skip
     yield convolutions
+    tokens = cnorm.Embedding(rng.standard_normal((5, 2)).astype(np.float32))
+    yield cnorm.Model([cnorm.Slice("input", 1, 2), tokens, gru])
+    for weights in ("int8", "float16"):
+        yield cnorm.Model([tokens, gru]).with_weights(weights, smallest=1)
     yield convolutions.with_weights("int8", smallest=1)
     yield cnorm.Model([cnorm.Bidirectional(gru, projected), cnorm.Activation("sigmoid")])
     for weights in ("int8", "float16"):

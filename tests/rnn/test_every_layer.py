@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models import streamed_layers
+from models import streamed_layers, token_model
 
 import cnorm
 import onnx_export
-from cnorm.layers import KINDS
+from cnorm.layers import KINDS, in_tokens
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "every_layer.json"
@@ -127,6 +127,10 @@ def whole_model(rng, weights="float32"):
     return model.with_weights(weights, smallest=1)
 
 
+def tokens_model(rng, weights="float32"):
+    return token_model(rng).with_weights(weights, smallest=1)
+
+
 def public_model(rng, name):
     path = PUBLIC / name
     if not path.exists():
@@ -139,7 +143,7 @@ def kinds(layers):
 
 
 def test_the_model_has_each_kind_that_streams(rng):
-    assert kinds(streamed_layers(rng)) | {"Bidirectional"} == set(KINDS)
+    assert kinds(streamed_layers(rng)) | kinds(token_model(rng).layers) | {"Bidirectional"} == set(KINDS)
 
 
 def test_one_hash_on_every_instruction_set(rng):
@@ -176,6 +180,7 @@ def test_every_path_has_the_same_bits(weights, isa, rng):
 
 CASES = [
     *((f"layers in {weights}", whole_model, weights) for weights in WEIGHTS),
+    *((f"tokens in {weights}", tokens_model, weights) for weights in WEIGHTS),
     *((name, public_model, name) for name in ("dtln_1.onnx", "silero_16k_op15.onnx")),
 ]
 
@@ -183,7 +188,7 @@ CASES = [
 @pytest.mark.parametrize(("make", "argument"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_a_state_moves_to_other_processes_and_languages(make, argument, programs, tmp_path, rng):
     model = make(rng, argument)
-    x = rng.standard_normal((FRAMES, model.input_size)).astype(np.float32)
+    x = in_tokens(rng.standard_normal((FRAMES, model.input_size)).astype(np.float32), model.tokens)
     stream = model.stream()
     stream.process(x[:HALF])
     (tmp_path / "saved").write_bytes(stream.save())

@@ -146,3 +146,26 @@ class Scaled(nn.Linear):
 def test_what_has_no_layer_is_refused_by_name(made, error, message):
     with pytest.raises(error, match=message):
         cnorm.Model(made())
+
+
+def test_a_batch_norm_is_folded_into_a_convolution():
+    """Over time and inside a frame, dense and depthwise: x [channels, positions] is torch's own layout."""
+    first, second = nn.Conv1d(5, 6, 3, dilation=2, bias=False), nn.Conv1d(6, 6, 2, groups=6)
+    one, other = normed(6), normed(6)
+    model = cnorm.Model([cnorm.CausalConv1d(first), one, cnorm.CausalConv1d(second), ("last", other)])
+    assert [layer.kind for layer in model.layers] == ["CausalConv1d", "CausalConv1d"]
+    assert model.layers[1].name == "last"
+    x = torch.randn(20, 5)
+    with torch.no_grad():
+        y = one(first(nn.functional.pad(x.T[None], (4, 0))))
+        y = other(second(nn.functional.pad(y, (1, 0))))[0].T
+    assert model.check(x.numpy(), y.numpy()).ok
+    first, norm = nn.Conv1d(3, 4, 3, padding=1), normed(4)
+    model = cnorm.Model([cnorm.Conv1d(first, positions=7), norm])
+    assert len(model.layers) == 1
+    x = torch.randn(20, 3, 7)
+    with torch.no_grad():
+        y = norm(first(x)).reshape(20, -1)
+    assert model.check(x.reshape(20, -1).numpy(), y.numpy()).ok
+    with pytest.raises(ValueError, match=r"layers\[1\], BatchNorm1d: mean must have shape \(4,\)"):
+        cnorm.Model([cnorm.Conv1d(first, positions=7), normed(5)])

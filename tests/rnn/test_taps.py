@@ -326,7 +326,7 @@ A = cnorm.Linear(W, name="a")
         (lambda: [A, cnorm.Linear(W[:2]), cnorm.Multiply("a")], "must read 2 elements, as many as it takes, got the 3"),
         (lambda: [A, cnorm.Linear(W), cnorm.Slice("a", 1, 4)], "must end within the 3 elements of 'a'"),
         (lambda: [A, cnorm.Linear(W), cnorm.Slice("a", 0, 2)], r"layers\[1\], Linear\(3 -> 3\), must have a reader"),
-        (lambda: [cnorm.Slice("input", 0, 2), cnorm.Linear(W[:, :2])], "does not say how long the frame is"),
+        (lambda: [cnorm.Concat(["input"]), cnorm.Linear(W)], "does not say how long the frame is"),
         (lambda: [cnorm.Residual([A]), cnorm.Add("a")], "must read one of input, got 'a'"),
         (lambda: [A, cnorm.Residual([cnorm.Linear(W), cnorm.Add("a")])], "must read one of input, got 'a'"),
         (lambda: [cnorm.Residual([A, cnorm.Linear(W), cnorm.Slice("a", 0, 3)])], "must have a reader"),

@@ -47,6 +47,19 @@ def streamed_layers(rng):
     ]
 
 
+def token_model(rng):
+    """Token ids among other numbers: an embedding and a cell."""
+    return cnorm.Model(
+        [
+            cnorm.Slice("input", 1, 2),
+            cnorm.Embedding(rng.standard_normal((50, 6)).astype(np.float32), name="token"),
+            cnorm.Concat(["token", "input"]),
+            cells.random_cell(("GRU", "torch"), rng, 8, 19)[0],
+            random_linear(rng, 19, 3),
+        ]
+    )
+
+
 def deep_model(rng):
     """Cells, norms and residual blocks, in sizes that are no multiple of a vector or panel."""
     lstm, _ = cells.random_cell(("LSTM", "ba2016"), rng, 5, 19)

@@ -33,6 +33,8 @@ impl Error {
     pub const DAMAGED: i32 = 10;
     /// A saved stream of another model.
     pub const IDENTITY: i32 = 11;
+    /// A token id in x is not an integer from 0 to the number of tokens less 1; nothing was stepped.
+    pub const TOKEN: i32 = 14;
 }
 
 impl fmt::Display for Error {

@@ -58,6 +58,14 @@ static layer_read concat_read(const cnorm_layer *layer, int k)
     return (layer_read){0};
 }
 
+static layer_read concat_origin(const cnorm_layer *layer, ptrdiff_t element)
+{
+    const cnorm_concat *is = &layer->as.concat;
+    int i = 0;
+    while (element >= is->parts[i].count) element -= is->parts[i++].count;
+    return (layer_read){.back = is->parts[i].back, .start = is->parts[i].start + element};
+}
+
 static ptrdiff_t concat_scratch(const cnorm_layer *layer, ptrdiff_t rows)
 {
     (void)rows;
@@ -100,6 +108,7 @@ const layer_ops cnorm_concat_ops = {
     .inputs = LAYER_SIZE(concat, n),
     .outputs = LAYER_SIZE(concat, outputs),
     .check = concat_check,
+    .origin = concat_origin,
     .reads = LAYER_READS,
     .read = concat_read,
     .scratch = concat_scratch,
