@@ -133,7 +133,7 @@ class _Check:
             self._batch()
         return ParityReport(
             rows=tuple(self.measure.rows.values()),
-            drift=tuple(Drift(*key, apart) for key, apart in self.measure.drifts.items()),
+            drift=tuple(Drift(*key, distance) for key, distance in self.measure.drifts.items()),
             first=self.measure.first,
             steps=judged,
             inputs="random" if self.random else "recorded",
@@ -299,9 +299,9 @@ class _Measure:
     def starts(self, ours, files) -> None:
         """A row for each initial state that differs. Nothing has been computed yet, so no difference is allowed."""
         for name, exact in files.items():
-            apart = _apart(ours[name], exact)
-            if apart.any():
-                self._add("cnorm", "float64", f"{name}_in", apart, exact, 0.0, (0, 0))
+            distance = _distance(ours[name], exact)
+            if distance.any():
+                self._add("cnorm", "float64", f"{name}_in", distance, exact, 0.0, (0, 0))
 
     def judge(self, results, sensitivity, recording, step) -> None:
         """Judge one call. Each engine may differ from float64 by the bound, so two engines by twice the bound."""
@@ -311,15 +311,15 @@ class _Measure:
                 self.row(engine, against, results[engine], exact, sensitivity, (recording, step))
                 continue
             for tensor, value in exact.items():
-                apart = _apart(results[engine][tensor], results[against][tensor])
+                distance = _distance(results[engine][tensor], results[against][tensor])
                 allowed = 2 * self._allowed(value, sensitivity[tensor])
-                self._add(engine, against, tensor, apart, value, allowed, (recording, step))
+                self._add(engine, against, tensor, distance, value, allowed, (recording, step))
 
     def row(self, engine, against, results, exact, sensitivity, place) -> None:
         """Compare one engine's call with the float64 results."""
         for tensor, value in exact.items():
             allowed = self._allowed(value, sensitivity[tensor])
-            self._add(engine, against, tensor, _apart(results[tensor], value), value, allowed, place)
+            self._add(engine, against, tensor, _distance(results[tensor], value), value, allowed, place)
 
     def chunks(self, engine, single, whole, recording) -> None:
         """Compare the same steps computed in different calls.
@@ -329,16 +329,20 @@ class _Measure:
         enlarge an error, so each step adds one allowed error.
         """
         for tensor, exact in single.items():
-            apart = np.where(whole[tensor] == exact, 0.0, _apart(whole[tensor], exact))
-            step = int(np.argmax(apart.reshape(len(apart), -1).any(axis=1))) if tensor == "y" else len(single["y"]) - 1
+            distance = np.where(whole[tensor] == exact, 0.0, _distance(whole[tensor], exact))
+            step = (
+                int(np.argmax(distance.reshape(len(distance), -1).any(axis=1)))
+                if tensor == "y"
+                else len(single["y"]) - 1
+            )
             allowed = 2 * len(single["y"]) * bound(self.longest, exact, self.unit) if self.native else 0.0
-            self._add(engine, "single steps", tensor, apart, exact, allowed, (recording, step))
+            self._add(engine, "single steps", tensor, distance, exact, allowed, (recording, step))
 
     def _allowed(self, exact, sensitivity) -> float:
         return self.frames * bound(self.longest, exact, self.unit, sensitivity)
 
-    def _add(self, engine, against, tensor, apart, exact, allowed: float, place: tuple[int, int]) -> None:
-        largest, ulp = _largest(apart), _largest(apart / self._ulp(exact))
+    def _add(self, engine, against, tensor, distance, exact, allowed: float, place: tuple[int, int]) -> None:
+        largest, ulp = _largest(distance), _largest(distance / self._ulp(exact))
         used = largest / allowed if allowed else math.inf if largest else 0.0
         row = Row(engine, against, tensor, largest, ulp, used, allowed, *place, used <= 1)
         key = engine, against, tensor
@@ -353,8 +357,8 @@ class _Measure:
         for engine, against in _pairs(runs):
             for tensor, array in runs[engine].items():
                 key = engine, against, tensor
-                apart = _largest(_apart(array, runs[against][tensor]))
-                self.drifts[key] = max(self.drifts.get(key, 0.0), apart)
+                distance = _largest(_distance(array, runs[against][tensor]))
+                self.drifts[key] = max(self.drifts.get(key, 0.0), distance)
 
 
 def _pairs(results) -> list[tuple[str, str]]:
@@ -370,7 +374,7 @@ def _worse(old: Row, new: Row) -> Row:
     return replace(head, max_abs=max_abs, max_ulp=max_ulp)
 
 
-def _apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         return np.abs(a.astype(np.float64) - b.astype(np.float64))
 

@@ -143,9 +143,9 @@ class ParityReport:
             table.add_column(heading, justify="right")
         drift = {(d.engine, d.against, d.tensor): d.max_abs for d in self.drift}
         for r in self.rows:
-            apart = drift.get((r.engine, r.against, r.tensor))
+            difference = drift.get((r.engine, r.against, r.tensor))
             cells = (r.engine, r.against, r.tensor, f"{r.max_abs:.1e}", f"{r.max_ulp:.3g}", f"{r.used:.0%}")
-            shown = "" if apart is None else f"{apart:.1e}"
+            shown = "" if difference is None else f"{difference:.1e}"
             table.add_row(*cells, shown, style=None if r.ok else "bold red")
         return table
 

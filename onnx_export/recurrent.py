@@ -154,9 +154,9 @@ class Approximate:
     def through(self, function: Function) -> Approximate:
         """A monotone function of it."""
         value = function(self.value)
-        apart = [np.abs(function(self.value + sign * self.error) - value) for sign in (1, -1)]
+        differences = [np.abs(function(self.value + sign * self.error) - value) for sign in (1, -1)]
         return Approximate(
-            value, np.maximum(*apart) + _ACTIVATION * self.unit * np.maximum(np.abs(value), 1), self.unit
+            value, np.maximum(*differences) + _ACTIVATION * self.unit * np.maximum(np.abs(value), 1), self.unit
         )
 
     def columns(self, start: int, stop: int) -> Approximate:

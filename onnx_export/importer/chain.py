@@ -131,8 +131,8 @@ class Chain:
         """Whether it adds what several layers compute, or x itself, so that it is no product of one layer's outputs."""
         if block is None or block.op not in ("add", "subtract"):
             return False
-        apart = len(self.trace.owners(terms)) > 1
-        return apart or any(np.array_equal(operand.ravel(), terms) for operand in block.operands)
+        several = len(self.trace.owners(terms)) > 1
+        return several or any(np.array_equal(operand.ravel(), terms) for operand in block.operands)
 
     def _together(self, numbers: np.ndarray, owners: list[Block]) -> tuple[Link, list[np.ndarray]]:
         """Elements of several blocks."""

@@ -224,7 +224,7 @@ def _judge(run: Run, candidates: list[Candidate], report: ValidationReport, emit
     cases: list[Case] = []
     for done, position in enumerate(run.reached):
         emit("progress", (done, 2 * len(run.reached)))
-        with _apart(candidates[position].report, report):
+        with _isolated_failure(candidates[position].report, report):
             case = run.case(position)
             report.findings += verdict.judge(run, case)
             cases.append(case)
@@ -240,7 +240,7 @@ def _judge_alone(model, found: list[Norm], report: ValidationReport, options: Op
     chosen = replace(options, input="", outputs="", fix="", sizes={})
     judged = 0
     for norm, each in zip(found, report.norms, strict=True):
-        with _apart(each, report):
+        with _isolated_failure(each, report):
             made = alone(model, norm, chosen)
             if made is None:
                 continue
@@ -260,7 +260,7 @@ def _judge_cells(run: Run, cells: list[Recurrent], report: ValidationReport, opt
     try:
         calls = recurrent.values_of(run, cells)
         for cell, each, values in zip(cells, report.cells, calls, strict=True):
-            with _apart(each, report):
+            with _isolated_failure(each, report):
                 recurrent.judge(run.model, cell, each, values, options.seed)
         doubted = recurrent_lint.suspects(cells, calls)
         if doubted:
@@ -281,7 +281,7 @@ def _stress(run: Run, cases: list[Case], report: ValidationReport, seed: int, em
     for done, case in enumerate(cases):
         emit("progress", (len(cases) + done, 2 * len(cases)))
         if not case.norm.near_miss and case.report.verdict == "ok":
-            with _apart(case.report, report):
+            with _isolated_failure(case.report, report):
                 for finding in verdict.judge_stress(run, case, seed):
                     about_runtime[finding.code, finding.message] = finding
     report.findings += about_runtime.values()
@@ -307,7 +307,7 @@ def _fix(run: Run, candidates, cases: list[Case], reset, report: ValidationRepor
 
 
 @contextmanager
-def _apart(judged: NormReport | CellReport, report: ValidationReport) -> Iterator[None]:
+def _isolated_failure(judged: NormReport | CellReport, report: ValidationReport) -> Iterator[None]:
     """Catch exceptions while one norm is judged, so that the others are still judged."""
     try:
         yield

@@ -43,7 +43,7 @@ def compare(run: Run, file: str, seed: int) -> Iterator[Finding]:
         return
     for name, expected in wanted.items():
         for level, values in results.items():
-            error, size = _apart(values[name], expected)
+            error, size = _difference(values[name], expected)
             if not error <= allowed[name]:
                 message = (
                     f"{quoted(name)}, optimisation {level!r}: off by {error:.3g} where the largest is {size:.3g}; "
@@ -51,8 +51,8 @@ def compare(run: Run, file: str, seed: int) -> Iterator[Finding]:
                 )
                 yield Finding("error", "outputs-differ", message)
                 break
-    apart = {name: _apart(results["all"][name], plain) for name, plain in results["off"].items()}
-    drifts = {name: error / size for name, (error, size) in apart.items() if size > 0 and error > 0}
+    differences = {name: _difference(results["all"][name], plain) for name, plain in results["off"].items()}
+    drifts = {name: error / size for name, (error, size) in differences.items() if size > 0 and error > 0}
     if drifts and not run.random:
         name = max(drifts, key=lambda name: drifts[name])
         message = f"optimisation moves the output {quoted(name)} by {drifts[name]:.1g} of its largest element"
@@ -86,8 +86,8 @@ def _allowed(run: Run, plain: dict[str, np.ndarray], seed: int) -> dict[str, flo
         model, weights, feeds = _changed(run, tensors, amount, rng)
         values = ort.Session(model, "off", weights).run(list(plain), feeds)
         for name, value in zip(plain, map(np.asarray, values), strict=True):
-            moved[name] = max(moved[name], _apart(value, plain[name])[0])
-    return {name: _MARGIN * moved[name] + unit * _apart(value, value)[1] for name, value in plain.items()}
+            moved[name] = max(moved[name], _difference(value, plain[name])[0])
+    return {name: _MARGIN * moved[name] + unit * _difference(value, value)[1] for name, value in plain.items()}
 
 
 def _changed(run: Run, tensors, amount: float, rng: np.random.Generator):
@@ -110,7 +110,7 @@ def _changed(run: Run, tensors, amount: float, rng: np.random.Generator):
     return model, weights, {name: change(value) for name, value in run.feeds.items()}
 
 
-def _apart(value: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
+def _difference(value: np.ndarray, expected: np.ndarray) -> tuple[float, float]:
     """(largest difference, largest expected element); the difference is infinite if shapes or NaN positions differ."""
     if value.shape != expected.shape or value.dtype.kind not in "fiub":
         return np.inf, 1.0

@@ -307,8 +307,8 @@ class Judge:
         moved = [recurrent.run(self.cell, self.inputs, unit=self.unit, move=_mover(rng)) for _ in range(_DRAWS)]
         for place, slot in enumerate(("Y", "Y_h", "Y_c")):
             if slot in found:
-                apart = max(float(np.max(np.abs(each[place] - exact[place]), initial=0.0)) for each in moved)
-                yield (slot, *_worst(found[slot], exact[place], _MARGIN * apart + self._rounding(exact[place])))
+                spread = max(float(np.max(np.abs(each[place] - exact[place]), initial=0.0)) for each in moved)
+                yield (slot, *_worst(found[slot], exact[place], _MARGIN * spread + self._rounding(exact[place])))
 
     def _rounding(self, exact: np.ndarray) -> np.ndarray:
         """Half an ulp of a result."""

@@ -99,8 +99,8 @@ def independent(model, norm: Norm, values: Mapping[str, np.ndarray], kept: Indic
             return False
         results.append(np.take(result, [0], axis))
     with np.errstate(all="ignore"):
-        apart = np.abs(results[0] - results[1]) > 1e-9 * (1 + np.abs(results[1]))
-    return not apart.any()
+        different = np.abs(results[0] - results[1]) > 1e-9 * (1 + np.abs(results[1]))
+    return not different.any()
 
 
 def groups(sizes: Mapping[int, int]) -> Iterator[list[int]]:
