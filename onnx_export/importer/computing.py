@@ -129,6 +129,26 @@ def _clip(trace, node, attributes, inputs, outputs):
     return [trace.add("clip", node, x.shape, [_each(x)], lo=float(np.asarray(low)), hi=float(np.asarray(high)))]
 
 
+def _greater(trace, node, attributes, inputs, outputs):
+    x, limit = inputs
+    if not _is_elements(x) or _is_elements(limit) or np.size(limit) != 1:
+        _refuse("it compares with more than one constant")
+    return [trace.add("greater", node, x.shape, [_each(x)], limit=float(np.ravel(limit)[0]))]
+
+
+def _where(trace, node, attributes, inputs, outputs):
+    """Softplus as an exporter of PyTorch writes it, x where x > 20: softplus(x) is the same number in float32."""
+    if all(map(_is_elements, inputs)):
+        test, _, soft = (trace.owners(value.numbers)[0] for value in inputs)
+        if (test.op, soft.op) == ("greater", "softplus") and test.constants["limit"] >= 20:
+            x = test.operands[0].ravel()
+            wanted = (test.numbers, x, soft.numbers)
+            same = [np.array_equal(one, value.numbers.ravel()) for one, value in zip(wanted, inputs, strict=True)]
+            if all(same) and np.array_equal(x, soft.operands[0].ravel()):
+                return [inputs[2]]
+    raise Cannot("it chooses between two results")
+
+
 def _prelu(trace, node, attributes, inputs, outputs):
     x, slope = inputs
     if _is_elements(slope) or not _is_elements(x):
@@ -401,6 +421,8 @@ COMPUTING: dict[str, Callable] = {
     "Tanh": _function("tanh"),
     "Relu": _function("relu"),
     "Clip": _clip,
+    "Greater": _greater,
+    "Where": _where,
     "PRelu": _prelu,
     "Softmax": _softmax,
     "Gelu": _gelu,
