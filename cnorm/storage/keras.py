@@ -15,7 +15,7 @@ import numpy as np
 
 from cnorm.cells.presets import PRESETS
 from cnorm.cells.weights import as_array
-from cnorm.layers import CELLS, Activation, Bidirectional, CausalConv1d, Layer, LayerNorm, Linear
+from cnorm.layers import CELLS, Activation, Bidirectional, CausalConv1d, Embedding, Layer, LayerNorm, Linear
 from cnorm.model import Model
 from cnorm.storage.modules import append_batch_norm
 
@@ -52,7 +52,7 @@ def from_keras(model: Any) -> Model:
     ----------
     model : keras.Sequential, or keras.Model of the functional API whose layers are a chain
         Of LSTM, GRU (with reset_after or without), SimpleRNN, Bidirectional, Dense, Conv1D with causal padding,
-        LayerNormalization, BatchNormalization, TimeDistributed and activations; Dropout does nothing.
+        Embedding, LayerNormalization, BatchNormalization, TimeDistributed and activations; Dropout does nothing.
 
     Returns
     -------
@@ -201,6 +201,11 @@ def _conv(layers: list[Layer], layer: Any, config: Mapping) -> None:
     _append_function(layers, config["activation"])
 
 
+def _embedding(layers: list[Layer], layer: Any, config: Mapping) -> None:
+    _must(config, mask_zero=False, lora_rank=None)
+    layers.append(Embedding(_tensors(layer)["embeddings"]))
+
+
 def _over_the_last_axis(layer: Any, axis: Any) -> None:
     axes = list(axis) if isinstance(axis, list | tuple) else [axis]
     if axes not in ([-1], [len(layer.input.shape) - 1]):
@@ -253,6 +258,7 @@ _LAYERS: Mapping[str, Callable[[list[Layer], Any, Mapping], None]] = MappingProx
         "Bidirectional": _bidirectional,
         "Dense": _dense,
         "Conv1D": _conv,
+        "Embedding": _embedding,
         "LayerNormalization": _layer_norm,
         "BatchNormalization": _batch_norm,
         "TimeDistributed": lambda layers, layer, config: _append(layers, layer.layer),

@@ -106,6 +106,13 @@ def test_a_functional_chain():
     agrees(model, cnorm.from_keras(model))
 
 
+def test_tokens():
+    model = varied(keras.Sequential([keras.Input((None,)), L.Embedding(9, 4), L.GRU(6, return_sequences=True)]))
+    ids = np.random.default_rng(1).integers(0, 9, 12)
+    expected = keras.ops.convert_to_numpy(model(ids[None]))[0]
+    assert cnorm.from_keras(model).check(ids[:, None].astype(np.float32), expected).ok
+
+
 def test_the_last_frame_of_a_model_without_sequences():
     model = sequential(L.LSTM(8), L.Dense(2))
     x = np.random.default_rng(1).standard_normal((12, 5)).astype(np.float32)
@@ -131,6 +138,7 @@ def refuses(model, error, says):
         (lambda: L.Bidirectional(L.LSTM(4, return_sequences=True), merge_mode="sum"), "merge_mode must be 'concat'"),
         (lambda: L.GlobalAveragePooling1D(name="g"), "layer 'g', GlobalAveragePooling1D, must be one of LSTM"),
         (lambda: L.RNN(L.LSTMCell(4)), "write cnorm.LSTM"),
+        (lambda: L.TimeDistributed(L.Embedding(4, 4, mask_zero=True)), "mask_zero must be False"),
         (lambda: L.Masking(), "Masking, must be one of"),
     ],
 )
