@@ -18,6 +18,7 @@ import onnx
 import onnxruntime
 
 import cnorm
+from cnorm.layers import in_tokens
 from cnorm.storage.files import each_once
 from cnorm.storage.model_files import METADATA_KEY, configuration
 from cnorm.text import clip, printable
@@ -188,6 +189,8 @@ class _Check:
                 n: a * (1 + self.measure.noise * self.rng.standard_normal(a.shape))
                 for n, a in {"x": x, **states}.items()
             }
+            tokens = list(self.model.tokens)
+            near["x"][..., tokens] = x[..., tokens]
             _enlarge(largest, self.judge.call(near.pop("x"), near, vary=vary), exact)
         return largest
 
@@ -198,7 +201,8 @@ class _Check:
         numbers enlarges the rounding of sums of weights. So the sensitivity is also that to a change of the weights.
         """
         calls = list(hard_calls(self.given, self.model.input_size, self.model.layers, self.rng))
-        starts = [(call.x.astype(self.given.dtype), _rounded(call.states, self.given.dtype)) for call in calls]
+        xs = [in_tokens(call.x, self.model.tokens).astype(self.given.dtype) for call in calls]
+        starts = [(x, _rounded(call.states, self.given.dtype)) for x, call in zip(xs, calls, strict=True)]
         found = [self._results(x, states) for x, states in starts]
         for _ in range(SAMPLES):
             varied = Float64Engine(weights_varied(self.onnx_model, self.measure.noise, self.rng), self.given)
@@ -212,7 +216,7 @@ class _Check:
         longest = max(range(len(self.recordings)), key=lambda i: len(self.recordings[i]))
         x = self.recordings[longest][:, None].astype(self.given.dtype)
         if len(x) < 3:
-            x = self.rng.standard_normal((3, *x.shape[1:])).astype(self.given.dtype)
+            x = in_tokens(self.rng.standard_normal((3, *x.shape[1:])), self.model.tokens).astype(self.given.dtype)
         cuts = [0, (len(x) + 2) // 3, (2 * len(x) + 2) // 3, len(x)]
         for name, engine in self.engines.items():
             if name == "cnorm":
@@ -234,7 +238,7 @@ class _Check:
         """Compare the rows of one call of BATCH rows with float64 calls of one row each."""
         while len(self.samples) < BATCH:  # fewer than BATCH calls were judged
             x, start, *_ = self.samples[0]
-            x = self.rng.standard_normal(x.shape).astype(x.dtype)
+            x = in_tokens(self.rng.standard_normal(x.shape), self.model.tokens).astype(x.dtype)
             exact = self.judge.call(x, start)
             self.samples.append((x, start, exact, self._sensitivity(x, start, exact)))
         x = np.concatenate([sample[0] for sample in self.samples], axis=1)

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from cnorm.layers import in_tokens
 from onnx_export.builders import builder
 from onnx_export.float64 import widen
 from onnx_export.nodes import model_graphs, model_nodes
@@ -108,7 +109,8 @@ def recordings(model, inputs, steps, seed) -> list[np.ndarray]:
         if operator.index(steps) < 1:
             raise ValueError(f"steps must be at least 1, got {steps}")
         rng = np.random.default_rng(seed)
-        return [rng.standard_normal((operator.index(steps), model.input_size)).astype(np.float32)]
+        x = rng.standard_normal((operator.index(steps), model.input_size)).astype(np.float32)
+        return [in_tokens(x, model.tokens)]
     if isinstance(inputs, np.ndarray):
         inputs = [inputs]
     if not isinstance(inputs, Iterable) or isinstance(inputs, (str, bytes, dict)):

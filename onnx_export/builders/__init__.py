@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from onnx_export.builders import conv, elementwise, gru, linear, lstm, native, rnn, scale, taps
+from onnx_export.builders import conv, elementwise, embedding, gru, linear, lstm, native, rnn, scale, taps
 
 __all__ = ["builder", "native"]
 
@@ -24,6 +24,7 @@ _BUILDERS = {
     "CausalConv1d": conv,
     "Concat": taps,
     "Conv1d": conv,
+    "Embedding": embedding,
     "GRU": gru,
     "LSTM": lstm,
     "LayerNorm": elementwise,

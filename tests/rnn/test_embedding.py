@@ -226,3 +226,25 @@ def test_refused_tables(rng):
         cnorm.Embedding(np.ones(3, np.float32))
     with pytest.raises(ValueError, match="at most 16777216 rows"):
         cnorm.Embedding(np.broadcast_to(np.float32(0), ((1 << 24) + 1, 1)))
+
+
+@pytest.mark.parametrize("form", ["step", "sequence"])
+@pytest.mark.parametrize("weights", ["float32", "int8", "float16"])
+def test_onnx_files_agree(weights, form, tmp_path, rng):
+    """Cast and Gather; the file gives the model back."""
+    onnx_export = pytest.importorskip("onnx_export")
+    for make in (language_model, lambda rng, weights: mixed_model(rng).with_weights(weights, smallest=1)):
+        model = make(rng, weights)
+        path = tmp_path / "tokens.onnx"
+        exported = onnx_export.export(model, path, form=form)
+        assert {"Cast", "Gather"} <= {node.op_type for graph in _graphs(exported) for node in graph.node}
+        report = onnx_export.check_parity(model, path, steps=20)
+        assert report.ok, report
+        assert onnx_export.load(path).identity == model.identity
+    with pytest.raises(ValueError, match="float16 does not hold all token ids"):
+        onnx_export.export(language_model(rng), dtype="float16")
+
+
+def _graphs(exported):
+    bodies = [a.g for node in exported.graph.node for a in node.attribute if a.name == "body"]
+    return [exported.graph, *bodies]
