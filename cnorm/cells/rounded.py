@@ -37,7 +37,7 @@ __all__ = [
 WEIGHT_TYPES = {"float32": np.float32, "float16": np.float16, "int8": np.int8}
 SMALLEST = 1 << 15  # with fewer weights in a model, reading fewer bytes saves little time
 LEVELS = (
-    8191  # the largest |q| of an input that an int8 matrix is multiplied with: CNORM_INT8_LEVELS of src/int8/units.h
+    8191  # the largest |q| of an input that an int8 matrix is multiplied with: CNORM_INT8_LEVELS of int8/backends.h
 )
 MATRICES = ("weight_x", "weight_h", "weight_n", "weight_p")
 
