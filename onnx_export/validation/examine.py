@@ -91,7 +91,8 @@ def examine(path: str, options: Options, emit: Callable[[str, object], None]) ->
         report.findings += outputs.compare(run, options.outputs, options.seed)
     except (inputs.MissingInput, ort.CannotRun, Unreadable) as error:
         report.problem = clip(str(error))
-        _judge_alone(model, found, report, options, emit)
+        if not isinstance(error, Unreadable):  # the caller's file, whose values the norms are to be judged on
+            _judge_alone(model, found, report, options, emit)
         return report
     report.problem, report.fixed = clip(unread), []
     cases = _judge(run, candidates, report, emit)
