@@ -14,8 +14,9 @@ from rich.table import Table
 
 import cnorm
 import cnorm_bench as bench
+from cnorm.tools import demo
 from cnorm.tools.runners import latencies
-from cnorm_bench import cases, contenders, demo, report
+from cnorm_bench import cases, contenders, report
 
 
 def main():

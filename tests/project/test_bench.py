@@ -4,7 +4,11 @@ import io
 import json
 import math
 import platform
+import subprocess
+import sys
 import time
+from importlib import util
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -19,6 +23,22 @@ from cnorm_bench import cases, contenders, report
 from cnorm_bench.contenders import numpy_, operations, timing
 
 SIZES = [(2, 8), (3, 5)]
+
+
+@pytest.mark.parametrize("path", sorted(Path(bench.__file__).parents[1].glob("*.py")), ids=lambda path: path.stem)
+def test_every_script_can_be_imported(path):
+    spec = util.spec_from_file_location(f"script_{path.stem}", path)
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.__doc__
+
+
+def test_without_a_checkout_the_command_says_so():
+    code = "import sys, cnorm; cnorm.__file__ = '/lib/cnorm/__init__.py'; sys.argv = ['cnorm', 'bench']"
+    code += "; from cnorm.tools.cli import main; main()"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("cnorm bench runs from a checkout of cnorm's source")
 
 
 @pytest.fixture
