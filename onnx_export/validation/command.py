@@ -193,7 +193,7 @@ def _print(reports: list[ValidationReport], shape: str, notes: bool, how: dict[s
         many = {"schema": SCHEMA, "reports": [json.loads(report.to_json()) for report in reports]}
         click.echo(reports[0].to_json() if len(reports) == 1 else json.dumps(many, indent=1))
     elif shape == "sarif":
-        click.echo(formats.sarif(reports))
+        click.echo(formats.sarif(reports, **how))
     elif shape == "junit":
         click.echo(formats.junit(reports, **how))
     elif shape == "text" and stdout.isatty():

@@ -8,7 +8,15 @@ from xml.etree import ElementTree
 
 from cnorm.text import printable
 from onnx_export.validation.codes import CODES
-from onnx_export.validation.report import VERDICT_LEVELS, CellReport, Finding, NormReport, ValidationReport
+from onnx_export.validation.report import (
+    SOUND,
+    UNSOUND,
+    VERDICT_LEVELS,
+    CellReport,
+    Finding,
+    NormReport,
+    ValidationReport,
+)
 
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 _MOST_NAMES = 3
@@ -112,8 +120,8 @@ def _escaped(text: str, more: str = "") -> str:
     return "".join(f"%{ord(c):02X}" if c in "%\r\n" + more else c for c in text)
 
 
-def sarif(reports: list[ValidationReport]) -> str:
-    """SARIF 2.1.0, one result for each finding."""
+def sarif(reports: list[ValidationReport], **how: bool) -> str:
+    """SARIF 2.1.0: a result for each finding, an invocation with the exit code and its reason for each file."""
     results = []
     rules: dict[str, None] = {}
     for report in reports:
@@ -124,13 +132,22 @@ def sarif(reports: list[ValidationReport]) -> str:
             results.append(
                 {"ruleId": finding.code, "level": finding.level, "message": {"text": text}, "locations": [location]}
             )
+    codes = [report.exit_code(**how) for report in reports]
+    outcomes = [
+        {
+            "executionSuccessful": code in (SOUND, UNSOUND),
+            "exitCode": code,
+            "exitCodeDescription": printable(f"{report.path}: {report.conclusion(**how)}"),
+        }
+        for code, report in zip(codes, reports, strict=True)
+    ]
     described = [{"id": code, "shortDescription": {"text": CODES[code]}} for code in rules]
     driver = {"name": "cnorm validate", "rules": described}
     return json.dumps(
         {
             "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
             "version": "2.1.0",
-            "runs": [{"tool": {"driver": driver}, "results": results}],
+            "runs": [{"tool": {"driver": driver}, "invocations": outcomes, "results": results}],
         },
         indent=1,
     )
@@ -185,7 +202,7 @@ def show(report: ValidationReport, console, *, notes: bool = False, **how: bool)
             table.add_column(heading, overflow="fold")
         for each in report.judged:
             table.add_row(
-                text(f"{each.name} ({each.scope})" if each.scope else each.name),
+                text(each.name if each.name.startswith(each.scope) else f"{each.name} ({each.scope})"),
                 *map(text, _columns(each)),
                 text("" if each.error is None else f"{each.error:.0e}"),
                 text("" if each.bound is None else f"{each.bound:.0e}"),

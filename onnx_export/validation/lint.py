@@ -171,7 +171,9 @@ def _epsilon(norm: Norm, finding) -> Iterator[Finding]:
     elif norm.floor > 0:
         return
     elif norm.eps == 0:
-        yield finding(level, "eps-zero", f"eps is 0 as stored ({type_name(norm.eps_dtype)}): constant rows give NaN")
+        half = norm.eps_dtype == TensorProto.FLOAT16
+        kind = type_name(norm.eps_dtype) + ", where numbers below 3e-08 are 0: keep it in float32" * half
+        yield finding(level, "eps-zero", f"eps is 0 as stored ({kind}): constant rows give NaN")
 
 
 def _shapes(norm: Norm, finding) -> Iterator[Finding]:

@@ -265,6 +265,12 @@ def test_sarif_names_a_rule_for_each_result(folder):
     assert {result["ruleId"] for result in run["results"]} == rules
     assert {"near-miss", "eps-nan"} <= rules
     assert {result["level"] for result in run["results"]} <= {"error", "warning", "note"}
+    lines = invoke(folder, "--format", "text").output.splitlines()
+    told = [each["exitCodeDescription"] for each in run["invocations"]]
+    assert told == [line for line in lines if ": passed: " in line or ": failed: " in line]
+    failed = [": failed: " in each for each in told]
+    assert any(failed)
+    assert [each["exitCode"] for each in run["invocations"]] == failed
 
 
 def test_options_for_one_file_are_refused_for_many(folder):
