@@ -7,7 +7,7 @@ from dataclasses import replace
 import onnx
 
 from onnx_export.nodes import subgraphs
-from onnx_export.operators import CENTRED
+from onnx_export.operators import CENTRED, LAYER, RMS
 from onnx_export.validation.folded import folded_mean
 from onnx_export.validation.fused import batch_norm, lp_norm
 from onnx_export.validation.graph import Scope, op
@@ -53,6 +53,29 @@ class Matcher:
         wholes = [whole for each in wholes if (whole := (each.matcher or self)._finished(each))]
         certain = [found for found in wholes if not found.odd]
         return [self._norm(found) for found in certain or wholes[:1]]
+
+    def centred(self, norm: Norm) -> Norm:
+        """An RMS operator after a subtraction of the mean as the layer norm, or near miss, that both are."""
+        before = None if norm.formula is not RMS or norm.operator.added else self.moments.centred(norm.x)
+        if before is None or before.negative or before.mean.squared:
+            return norm
+        axes, other = self.values.axes(norm.axes, norm.x), self.values.axes(before.mean.axes, before.x)
+        near = before.mean.miscount.then(before.mean.misbroadcast)
+        if self.values.long_axes(axes, norm.x) != self.values.long_axes(other, before.x):
+            near = near.then(NearMiss(f"the mean is over axes {other}, the variance over {axes}", error=True))
+        if not before.nodes:  # x has another layout
+            return replace(norm, formula=LAYER if near.reason else CENTRED, near=near)
+        return replace(
+            norm,
+            operator=None,
+            formula=LAYER,
+            variance="centred",
+            x=before.x,
+            nodes=[*before.nodes, *norm.nodes],
+            shared=len(before.nodes),
+            near=near,
+            stored_reciprocal=before.mean.stored_reciprocal,
+        )
 
     def _begun(self, variance: Variance, name: str, power: Power, nodes, eps=0.0, **facts) -> Match | None:
         """The match of the value `name`, this power of the variance and eps; None if a sum's count is not known."""
@@ -255,7 +278,7 @@ class Matcher:
             return self._of_another(found, [*path, *nodes], mean)
         own, other = self.values.axes(mean.axes, variance.x), self.values.axes(variance.mean.axes, variance.x)
         near = mean.misbroadcast
-        if own != other:
+        if self.values.long_axes(own, variance.x) != self.values.long_axes(other, variance.x):
             near = near.then(NearMiss(f"the mean is over axes {own}, the variance over {other}", error=True))
         rounded = found.stored_reciprocal or mean.stored_reciprocal
         return found.add(*path, *nodes, near=near, stored_reciprocal=rounded)

@@ -8,6 +8,7 @@ import onnx
 
 from onnx_export.operators import LAYER, RMS
 from onnx_export.validation.contractions import WEIGHTED, weighted_sum
+from onnx_export.validation.evaluated import evaluated_mean
 from onnx_export.validation.graph import attribute, op, unit_roundoff
 from onnx_export.validation.norm import NONE, NearMiss
 from onnx_export.validation.statistic import Centred, Mean, Variance
@@ -25,6 +26,7 @@ class Moments:
     def __init__(self, values: Values) -> None:
         self.values, self.scope = values, values.scope
         self._nested = 0  # means of means that are open
+        self._evaluated: dict[str, Centred | None] = {}
 
     def mean(self, name: str) -> Mean | None:
         """The mean that a value holds, also after changes of shape; None if it is no mean."""
@@ -263,6 +265,22 @@ class Moments:
             if self.values.same(x, source) and plus * flip == -minus * turn * around:
                 nodes = (*casts, *last, *mean.nodes, *more, node, *path)
                 return Centred(x, replace(mean, source=source), nodes, negative=sign * plus * flip < 0)
+        if node.output[0] not in self._evaluated:
+            self._evaluated[node.output[0]] = self._by_evaluation(node, terms)
+        found = self._evaluated[node.output[0]]
+        return found and replace(found, nodes=(*found.nodes, *path), negative=found.negative != (sign < 0))
+
+    def _by_evaluation(self, node: onnx.NodeProto, terms) -> Centred | None:
+        """x - mean(x) with a mean in any writing; the difference itself, as centred, where x has another layout."""
+        for (kept, plus), (subtracted, minus) in (terms, reversed(terms)):
+            x, casts = self.values.strip(kept)
+            found = evaluated_mean(self.values, x, subtracted, -plus * minus)
+            if found is None:
+                continue
+            mean, direct = found
+            if direct:
+                return Centred(x, mean, (*casts, *mean.nodes, node), negative=plus < 0)
+            return Centred(node.output[0], mean, (), negative=plus < 0)
         return None
 
     # -- variances
@@ -333,9 +351,10 @@ class Moments:
             return replace(found, stored_reciprocal=mean.stored_reciprocal).through(path)
         x, inner_mean, centre_nodes = centred.x, centred.mean, centred.nodes
         outer, inner = self.values.axes(mean.axes, x), self.values.axes(inner_mean.axes, x)
-        if outer != inner:
+        if self.values.long_axes(outer, x) != self.values.long_axes(inner, x):
             reason = f"the mean is over axes {_shown(inner)}, the variance over {_shown(outer)}"
             near = near.then(NearMiss(reason, error=True))
+        near = near.then(replace(inner_mean.miscount, error=bool(inner_mean.miscount.reason)))
         found = Variance(
             x,
             base,
@@ -379,7 +398,7 @@ class Moments:
         near = outer.miscount.then(mean.miscount)
         if exponent != 2 or first[1] != 2:
             near = near.then(NearMiss(f"the exponents are {exponent:g} and {first[1]:g}, not 2", error=True))
-        if self.values.axes(mean.axes, mean.source) != self.values.axes(outer.axes, mean.source):
+        if self.values.long_axes(mean.axes, mean.source) != self.values.long_axes(outer.axes, mean.source):
             reason = f"the mean is over axes {_shown(mean.axes)}, the second moment over {_shown(outer.axes)}"
             near = near.then(NearMiss(reason, error=True))
         return Variance(

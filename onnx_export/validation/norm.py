@@ -13,6 +13,8 @@ from onnx_export.operators import Formula, Operator
 from onnx_export.validation.graph import FUNCTION_KEY, Scope, every, function_key
 
 _LONGEST_NAME = 250
+_FEWEST_STEPS = 3  # two norms that share a scale may be a mistake
+_PARAMETER = re.compile(r"[./_](weight|scale|gamma)$")
 _SCOPES, _LONGEST_SCOPES = "pkg.torch.onnx.name_scopes", 10_000
 
 
@@ -194,9 +196,11 @@ def _module(nodes: list[onnx.NodeProto]) -> str:
 def _name(norm: Norm) -> str:
     """The module path common to its nodes, from the names or metadata of exporters; else the name of a node or y."""
     module = _module(norm.nodes)
+    # a body names the Loop or Scan, lest norms of two bodies have one name
+    place = f"{norm.scope.label}/" if norm.scope.outer is not None and not module else ""
     if norm.operator:
         own = norm.nodes[0].name or norm.y
-        return f"{module}/{own}" if module else own
+        return f"{module}/{own}" if module else place + own
     if module:
         return module
     names = [n.name for n in norm.nodes if n.name and "/" in n.name.strip("/")]
@@ -206,4 +210,23 @@ def _name(norm: Norm) -> str:
         if len(set(level)) != 1:
             break
         common.append(level[0])
-    return "/".join(common) if any(common) else norm.y
+    return "/".join(common) if any(common) else place + norm.y
+
+
+def name_steps(norms: list[Norm]) -> None:
+    """Name norms that share a stored scale after it, and by number: the steps of a cell that is written out.
+
+    Those that an exporter has named otherwise keep their names.
+    """
+    groups: dict[tuple[int, str], list[Norm]] = defaultdict(list)
+    for norm in norms:
+        if norm.scale and norm.scope.tensor(norm.scale) is not None:
+            groups[id(norm.scope), norm.scale].append(norm)
+    for (_, scale), group in groups.items():
+        names = {norm.name for norm in group}
+        own = any(norm.name != norm.y for norm in group)
+        if len(group) < _FEWEST_STEPS or (len(names) == len(group) and own):
+            continue
+        stem = names.pop() if len(names) == 1 else _PARAMETER.sub("", scale)
+        for step, norm in enumerate(group):
+            norm.name = f"{stem}[{step}]"[:_LONGEST_NAME]

@@ -16,7 +16,7 @@ from onnx import TensorProto
 from onnx_export.operators import operator_of
 from onnx_export.validation.decomposed import Matcher
 from onnx_export.validation.graph import Scope, attribute, scopes
-from onnx_export.validation.norm import Norm
+from onnx_export.validation.norm import Norm, name_steps
 
 
 def find(
@@ -35,7 +35,9 @@ def find(
     weights : dict of str to ndarray, optional
         As returned by `weights.set_aside`.
     """
-    return [norm for scope in scopes(model, weights) for norm in _find_in(scope, trouble)]
+    found = [norm for scope in scopes(model, weights) for norm in _find_in(scope, trouble)]
+    name_steps(found)
+    return found
 
 
 def _find_in(scope: Scope, trouble: Callable[[str, Exception], None] | None) -> Iterator[Norm]:
@@ -48,7 +50,7 @@ def _find_in(scope: Scope, trouble: Callable[[str, Exception], None] | None) -> 
             continue
         try:
             named = _by_name(scope, node)
-            norms = [named] if named else matcher.match(node)
+            norms = [matcher.centred(named)] if named else matcher.match(node)
         except Exception as error:  # untrusted input: a failure costs one norm, not the report
             if trouble is None or isinstance(error, MemoryError):
                 raise

@@ -1,0 +1,114 @@
+"""A mean in a writing that `moments` does not know: what x loses is evaluated and compared with means of x."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+from math import prod
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from onnx_export.float64 import Float64
+from onnx_export.nodes import subgraphs
+from onnx_export.validation.graph import Scope, cut, op, unit_roundoff
+from onnx_export.validation.norm import NONE, NearMiss
+from onnx_export.validation.statistic import Mean
+from onnx_export.validation.values import RESHAPERS, SAME, Values
+
+_MOST_NODES = 32  # between x and what is subtracted from it
+_MOST_ELEMENTS, _MOST_AXES = 2**20, 5
+_OPEN = (3, 4, 5, 6, 7)  # sizes for those that the file leaves open
+_LAYOUT = SAME | RESHAPERS | {"Transpose"}
+
+
+def evaluated_mean(values: Values, x: str, other: str, sign: int) -> tuple[Mean, bool] | None:
+    """The mean of x that `sign` times `other` is, or a multiple of it over the last axes; None if it is none.
+
+    Also returns whether its nodes start at x: not if they start at the value of which x is a transposed one.
+    """
+    if not _may_reduce(values.scope, x, other):
+        return None
+    base, moves = x, []
+    nodes = _between(values.scope, x, [other])
+    if nodes is None:
+        base, _, moves = values.signed(x, _LAYOUT)
+        nodes = _between(values.scope, base, [other])
+    if not nodes:
+        return None
+    try:
+        before, lost = _run(values.scope, [*moves, *nodes], base, x, other)
+    except Exception:  # from onnx's evaluator: an operator or a size that it does not take
+        return None
+    lost = sign * lost
+    unit = max(unit_roundoff(values.dtype(base)), unit_roundoff(values.dtype(other)))
+    axes, factor = _axes_of(before, lost, 16 * unit * float(np.max(np.abs(before))))
+    if axes is None:
+        return None
+    miscount = NONE if factor == 1 else NearMiss(f"{factor:.4g} times its mean is subtracted from x", error=True)
+    mean = Mean(x, axes, True, tuple(nodes), reshaped=True, stored_reciprocal=True, miscount=miscount)
+    return mean, not moves
+
+
+def _may_reduce(scope: Scope, x: str, other: str) -> bool:
+    """Whether `other` may have fewer elements than x, or is constant along an axis, by what is known without a run."""
+    shape, own = scope.shape(x), scope.shape(other)
+    if shape is None or own is None or len(shape) > _MOST_AXES:
+        return False
+    node = scope.producer(other)
+    repeats = node is not None and op(node) in ("Expand", "MatMul", "Gemm", "Conv", "Tile")
+    return repeats or len(own) != len(shape) or any(b == 1 and a != 1 for a, b in zip(shape, own, strict=True))
+
+
+def _between(scope: Scope, base: str, names: list[str]) -> list[onnx.NodeProto] | None:
+    """The nodes that compute values from `base` and constants alone; None if they need more, or are too many."""
+    nodes: dict[int, onnx.NodeProto] = {}
+    pending = list(names)
+    while pending:
+        name = pending.pop()
+        if name == base or not name or scope.constant(name) is not None:
+            continue
+        node = scope.producer(name)
+        if node is None or len(nodes) == _MOST_NODES or any(True for _ in subgraphs(node)):
+            return None
+        if id(node) not in nodes:
+            nodes[id(node)] = node
+            pending += node.input
+    return list(nodes.values())
+
+
+def _run(scope: Scope, nodes, base: str, x: str, other: str) -> tuple[np.ndarray, np.ndarray]:
+    """x and `other` in float64, for values of `base` whose means over all axes differ."""
+    sizes = [_OPEN[axis] if size is None else size for axis, size in enumerate(scope.shape(base))]
+    if prod(sizes) > _MOST_ELEMENTS:
+        raise ValueError("too large")
+    rng = np.random.default_rng(0)
+    given = rng.normal(size=sizes)
+    for axis, size in enumerate(sizes):
+        given += rng.normal(1, 1, size).reshape(-1, *(1,) * (len(sizes) - 1 - axis))
+    kind = scope.dtype(base) or TensorProto.FLOAT
+    model = onnx.ModelProto(ir_version=8)
+    model.opset_import.extend(helper.make_opsetid(*each) for each in scope.opsets.items())
+    wanted = [name for name in dict.fromkeys((x, other)) if name != base]
+    found = Float64(cut(model, scope, nodes, wanted, {base: (kind, sizes)})).run({base: given})
+    before = given if x == base else found[x]
+    return before, np.broadcast_to(found[other], before.shape)
+
+
+def _axes_of(x: np.ndarray, lost: np.ndarray, allowed: float) -> tuple[tuple[int, ...] | None, float]:
+    """The axes over which `lost` is the mean of x, None if over none, and what multiple of that mean it is."""
+    long = [axis for axis, size in enumerate(x.shape) if size > 1]
+    for axes in _subsets(long):
+        mean = np.mean(x, axis=axes, keepdims=True)
+        if np.max(np.abs(lost - mean)) <= allowed:
+            return axes, 1.0
+    mean = np.mean(x, axis=-1, keepdims=True)
+    factor = float(np.sum(lost * mean) / max(float(np.sum(mean * mean)) * x.shape[-1], np.finfo(float).tiny))
+    multiple = factor > 0 and np.max(np.abs(lost - factor * mean)) <= allowed
+    return ((x.ndim - 1,), factor) if multiple else (None, 1.0)
+
+
+def _subsets(axes: list[int]) -> Iterator[tuple[int, ...]]:
+    for count in range(1, len(axes) + 1):
+        yield from combinations(axes, count)
