@@ -1,7 +1,4 @@
-"""Cells that train call by call, for `cnorm.torch`: a recording of each call, gradients of weights summed over them.
-
-Memory of tensors is passed as an address, 0 for none; the caller has checked shapes and dtypes.
-"""
+"""Cells that train call by call, for `cnorm.torch`: a recording of each call, gradients of weights summed over them."""
 
 cdef enum:
     BLOCK_BYTES = 1 << 20  # larger blocks are not kept: their first use costs more than their allocation
@@ -42,19 +39,22 @@ cdef class TrainedCell:
         Each row says where a piece of the packed gradients goes, a matrix or a row: the number and the offset of the
         tensor, the field and the offset in it, rows, columns, the tensor's strides of both, the field's stride of rows,
         whether the piece is added.
+    whole : dict of int to int
+        The field whose gradients are those of the tensor of this number, in the same layout: they need no piece.
     older : TrainedCell, optional
         One with other values of the same weights, whose memory is used further on.
     """
     cdef readonly Network network
     cdef readonly object layer
     cdef readonly cnp.ndarray plan
+    cdef readonly dict whole
     cdef tuple flat
     cdef list tapes  # not in use: their scratch and gradients are those of a call
     cdef Blocks blocks
     cdef Py_ssize_t calls
 
-    def __cinit__(self, layer, cnp.ndarray plan, TrainedCell older=None):
-        self.layer, self.plan = layer, plan
+    def __cinit__(self, layer, cnp.ndarray plan, dict whole, TrainedCell older=None):
+        self.layer, self.plan, self.whole = layer, plan, whole
         self.flat = ((layer, layer.output_size),)
         self.network = Network(self.flat, b"")
         if older is None:
@@ -80,21 +80,42 @@ cdef class TrainedCell:
         new.state = new.tape.memory + floats
         return new
 
-    def run(self, ptrdiff_t steps, ptrdiff_t batch, tuple given, tuple results):
-        """(x [steps, batch, inputs], h, c [batch, ...]) -> (y [steps, batch, outputs], the last h and c).
+    cdef const cnorm_cell *cell(self) noexcept:
+        return &self.network.layers[0].as_.cell
+
+    def run(self, x, h, c, bint single):
+        """A call from a state, of which None is zero: x [steps, batch, inputs], of a single step [batch, inputs].
 
         Returns
         -------
+        results : tuple of Tensor
+            y unless single, the last h, the last c of an LSTM.
         Recording
         """
+        given = x.shape
+        cdef ptrdiff_t steps = 1 if single else given[0], batch = given[0 if single else 1]
         cdef Recording new = self.recording(steps, batch)
-        cdef size_t x = given[0], y = results[0]
-        new.number = self.calls
+        cdef tensor_shape of_x = shape_of(0 if single else steps, batch, self.network.input_size)
+        cdef tensor_shape of_y = shape_of(0 if single else steps, batch, self.network.output_size)
+        cdef tensor_shape of_h = shape_of(0, batch, self.network.output_size)
+        cdef tensor_shape of_c = shape_of(0, batch, self.cell().weight_x.units)
+        cdef const float *px
+        cdef const float *ph
+        cdef const float *pc
+        cdef float *py
+        cdef float *last = NULL
+        cdef float *last_c = NULL
+        x, h, c = readable(x, "x", &of_x, &px), readable(h, "h", &of_h, &ph), readable(c, "c", &of_c, &pc)
+        y = written(h if single else None, &of_y, &py)
+        results = (y,) if single else (y, written(h, &of_h, &last))
+        if self.cell().kind == CNORM_CELL_LSTM:
+            results += (written(c, &of_c, &last_c),)
+        new.number, new.single = self.calls, single
         self.calls += 1
-        new.copy_state(new.state, given[1], given[2])
-        new.forward(<const float *>x, <float *>y)
-        new.give_state(new.state, results[1], results[2])
-        return new
+        new.copy_state(new.state, ph, pc)
+        new.forward(px, py)
+        new.give_state(new.state, last, last_c)
+        return results, new
 
     def sums(self):
         """The `Sums` of a backward pass."""
@@ -115,35 +136,33 @@ cdef class Recording:
     cdef cnorm_tape tape
     cdef float *state
     cdef public Py_ssize_t number  # in the order of calls
-    cdef bint used  # a backward pass has overwritten the tape
+    cdef bint single, used  # used: a backward pass has overwritten the tape
 
     def __dealloc__(self):
         if self.block is not None:
             self.cell.blocks.give(self.block)
 
-    cdef void copy_state(self, float *to, size_t h, size_t c) noexcept:
-        """Pad h and c [batch, ...]; those that are 0 become zeros."""
+    cdef void copy_state(self, float *to, const float *h, const float *c) noexcept:
+        """Pad h and c [batch, ...]; those that are NULL become zeros."""
         cdef const cnorm_cell *cell = &self.tape.layers[0].as_.cell
         cdef ptrdiff_t width = self.cell.network.state_floats, b
         cdef ptrdiff_t outputs = cell.weight_h.cols, units = cell.weight_x.units
         memset(to, 0, self.tape.batch * width * sizeof(float))
         for b in range(self.tape.batch):
             if h:
-                memcpy(to + b * width, <const float *>h + b * outputs, outputs * sizeof(float))
+                memcpy(to + b * width, h + b * outputs, outputs * sizeof(float))
             if c:
-                memcpy(to + b * width + cnorm_padded_units(outputs), <const float *>c + b * units,
-                       units * sizeof(float))
+                memcpy(to + b * width + cnorm_padded_units(outputs), c + b * units, units * sizeof(float))
 
-    cdef void give_state(self, const float *state, size_t h, size_t c) noexcept:
+    cdef void give_state(self, const float *state, float *h, float *c) noexcept:
         cdef const cnorm_cell *cell = &self.tape.layers[0].as_.cell
         cdef ptrdiff_t width = self.cell.network.state_floats, b
         cdef ptrdiff_t outputs = cell.weight_h.cols, units = cell.weight_x.units
         for b in range(self.tape.batch):
             if h:
-                memcpy(<float *>h + b * outputs, state + b * width, outputs * sizeof(float))
+                memcpy(h + b * outputs, state + b * width, outputs * sizeof(float))
             if c:
-                memcpy(<float *>c + b * units, state + b * width + cnorm_padded_units(outputs),
-                       units * sizeof(float))
+                memcpy(c + b * units, state + b * width + cnorm_padded_units(outputs), units * sizeof(float))
 
     cdef bint is_long(self) noexcept:
         return self.cell.network.macs * self.tape.steps * self.tape.batch > RELEASE_GIL_ABOVE_MACS
@@ -180,39 +199,61 @@ cdef class Recording:
         self.cell.blocks.give(y)
         return new
 
-    def backward(self, Sums sums, size_t dy, size_t dh, size_t dc, size_t dx, size_t first_dh, size_t first_dc):
-        """Add to `sums`; gradients of y and of the last state, each 0 for none -> those of x and the first state.
+    def backward(self, Sums sums, tuple gradients, tuple needs):
+        """Add to `sums`; the gradients of the results of `run`, None for zero -> those of x, h and c that are needed.
 
         May be called again: the call is then recorded anew.
         """
         cdef Recording it = self.again() if self.used else self
-        cdef ptrdiff_t floats = self.tape.batch * self.cell.network.state_floats
+        cdef ptrdiff_t steps = 0 if self.single else self.tape.steps, batch = self.tape.batch
+        cdef tensor_shape of_x = shape_of(steps, batch, self.cell.network.input_size)
+        cdef tensor_shape of_y = shape_of(steps, batch, self.cell.network.output_size)
+        cdef tensor_shape of_h = shape_of(0, batch, self.cell.network.output_size)
+        cdef tensor_shape of_c = shape_of(0, batch, self.cell.cell().weight_x.units)
+        cdef const float *py
+        cdef const float *ph
+        cdef const float *pc
+        cdef float *px = NULL
+        cdef float *first_h = NULL
+        cdef float *first_c = NULL
+        dc = gradients[-1] if self.cell.cell().kind == CNORM_CELL_LSTM else None
+        dy, dh = readable(gradients[0], "dy", &of_y, &py), None if self.single else gradients[1]
+        dh, dc = readable(dh, "dh", &of_h, &ph), readable(dc, "dc", &of_c, &pc)
+        dx = written(None, &of_x, &px) if needs[0] else None
+        dfirst = written(dy if self.single else dh, &of_h, &first_h) if needs[1] else None
+        dfirst_c = written(dc, &of_c, &first_c) if needs[2] else None
+        cdef cnp.ndarray dstate = self.cell.blocks.take(batch * self.cell.network.state_floats)
+        cdef float *state = <float *>cnp.PyArray_DATA(dstate)
+        self.copy_state(state, ph, pc)
+        it.steps_backward(sums, py, state, px)
+        self.give_state(state, first_h, first_c)
+        self.cell.blocks.give(dstate)
+        return dx, dfirst, dfirst_c
+
+    cdef int steps_backward(self, Sums sums, const float *dy, float *dstate, float *dx) except -1:
         cdef ptrdiff_t outputs = self.tape.steps * self.tape.batch * self.cell.network.output_size
-        cdef cnp.ndarray dstate = self.cell.blocks.take(floats), zeros = None
         cdef Tape work = self.cell.work()
+        cdef cnp.ndarray zeros = None
         cdef cnorm_backward call
         cdef cnorm_status status
-        if not dy:
+        if dy == NULL:
             zeros = self.cell.blocks.take(outputs)
             memset(cnp.PyArray_DATA(zeros), 0, outputs * sizeof(float))
-            dy = <size_t>cnp.PyArray_DATA(zeros)
+            dy = <const float *>cnp.PyArray_DATA(zeros)
         call.first, call.steps, call.gradients, call.sums = 0, self.tape.steps, NULL, &sums.sums
-        call.dy, call.dx = <const float *>dy, <float *>dx
-        call.dstate, call.scratch = <float *>cnp.PyArray_DATA(dstate), <float *>cnp.PyArray_DATA(work.backward_scratch)
-        self.copy_state(call.dstate, dh, dc)
-        it.used = True
-        sums.calls.append(it)
+        call.dy, call.dx, call.dstate = dy, dx, dstate
+        call.scratch = <float *>cnp.PyArray_DATA(work.backward_scratch)
+        self.used = True
+        sums.calls.append(self)
         if self.is_long():
             with nogil:
-                status = cnorm_run_backward(&it.tape, &call)
+                status = cnorm_run_backward(&self.tape, &call)
         else:
-            status = cnorm_run_backward(&it.tape, &call)
-        self.give_state(call.dstate, first_dh, first_dc)
+            status = cnorm_run_backward(&self.tape, &call)
         self.cell.tapes.append(work)
-        self.cell.blocks.give(dstate)
         if zeros is not None:
             self.cell.blocks.give(zeros)
-        check(status)
+        return check(status)
 
 
 def call_number(Recording recording):
@@ -227,8 +268,8 @@ cdef class Sums:
     cdef list calls
     cdef object __weakref__
 
-    def gradients(self, tuple to):
-        """Write the gradients to tensors in the order of the layer's weights, given by their addresses; 0: not wanted.
+    def gradients(self, list to):
+        """Write the gradients to new tensors in the order of the layer's weights; None: not wanted.
 
         Calls are added in their order, so that the bits do not depend on where the tapes lie.
         """
@@ -236,17 +277,23 @@ cdef class Sums:
         cdef const cnorm_tape **tapes = <const cnorm_tape **>PyMem_Calloc(count + 1, sizeof(cnorm_tape *))
         cdef Tape work = self.cell.work()
         cdef float *scratch = <float *>cnp.PyArray_DATA(work.backward_scratch)
+        cdef const layer_field *fields = cnorm_layer_ops_of(CNORM_LAYER_CELL).fields
+        cdef cnorm_gradient gradient = work.to[0]
+        cdef tuple places = tuple([0 if t is None else t.data_ptr() for t in to])
         cdef cnorm_status status
         if tapes == NULL:
             raise MemoryError()
+        for number, field in self.cell.whole.items():
+            if places[number]:
+                (<float **>(<char *>&gradient + fields[<int>field].gradient))[0] = <float *><size_t>places[number]
         self.calls.sort(key=call_number)
         for i in range(count):
             tapes[i] = &(<Recording>self.calls[i]).tape
         with nogil:
-            status = cnorm_sum_gradients(tapes, count, &self.sums, work.to, scratch)
+            status = cnorm_sum_gradients(tapes, count, &self.sums, &gradient, scratch)
         PyMem_Free(tapes)
         check(status)
-        scatter(self.cell.plan, work.to, to)
+        scatter(self.cell.plan, &gradient, places)
         self.cell.tapes.append(work)
         self.cell.blocks.give(self.memory)
         self.memory, self.calls = None, []
@@ -279,6 +326,13 @@ cdef int scatter(cnp.ndarray plan, const cnorm_gradient *gradient, tuple tensors
     return 0
 
 
+cdef struct watched_tensor:
+    tensor_shape shape
+    float *memory
+    const float *kept
+    size_t bytes
+
+
 cdef class Watched:
     """Tensors as they were when a cell was packed from them.
 
@@ -286,22 +340,38 @@ cdef class Watched:
     ----------
     tensors : list of torch.Tensor
     arrays : list of ndarray
-        Copies of their values.
-    plain : bool
-        Whether all are of PyTorch's own types, whose methods can be believed.
+        Copies of their values, of the same shapes.
     """
     cdef readonly list tensors
     cdef readonly tuple versions, needs
-    cdef tuple places, shapes
     cdef list arrays
     cdef bint plain
+    cdef watched_tensor *each
 
-    def __cinit__(self, list tensors, list arrays, bint plain):
-        self.tensors, self.arrays, self.plain = tensors, arrays, plain
+    def __cinit__(self, list tensors, list arrays):
+        cdef cnp.ndarray kept
+        cdef watched_tensor *it
+        cdef Py_ssize_t i
+        cdef int axis
+        self.tensors, self.arrays = tensors, arrays
         self.versions = tuple([t._version for t in tensors])
         self.needs = tuple([t.requires_grad for t in tensors])
-        self.places = tuple([t.data_ptr() for t in tensors]) if plain else ()
-        self.shapes = tuple([t.shape for t in tensors])
+        self.each = <watched_tensor *>PyMem_Calloc(len(tensors), sizeof(watched_tensor))
+        if self.each == NULL:
+            raise MemoryError()
+        self.plain = True
+        for i in range(len(tensors)):
+            it, kept = &self.each[i], <cnp.ndarray>arrays[i]
+            self.plain = self.plain and cnp.PyArray_NDIM(kept) <= MAX_AXES
+            it.shape.ndim = min(cnp.PyArray_NDIM(kept), MAX_AXES)
+            for axis in range(it.shape.ndim):
+                it.shape.sizes[axis] = cnp.PyArray_DIMS(kept)[axis]
+            it.memory = memory_of(tensors[i], &it.shape)
+            it.kept, it.bytes = <const float *>cnp.PyArray_DATA(kept), cnp.PyArray_NBYTES(kept)
+            self.plain = self.plain and it.memory != NULL
+
+    def __dealloc__(self):
+        PyMem_Free(self.each)
 
     def changed_version(self):
         """The number of the first tensor with another version than at the beginning, or -1."""
@@ -317,16 +387,14 @@ cdef class Watched:
         The version alone does not tell: writes through `Tensor.data` or `numpy()` do not count.
         """
         cdef Py_ssize_t i
-        cdef cnp.ndarray kept
         if not self.plain:
             return False
         for i in range(len(self.tensors)):
             t = tensors[i]
-            if (t is not self.tensors[i] or t._version != self.versions[i] or t.data_ptr() != self.places[i]
-                    or t.requires_grad is not self.needs[i] or t.shape != self.shapes[i] or not t.is_contiguous()):
+            if (t is not self.tensors[i] or t._version != self.versions[i] or t.requires_grad is not self.needs[i]
+                    or memory_of(t, &self.each[i].shape) != self.each[i].memory):
                 return False
         for i in range(len(self.tensors)):
-            kept = <cnp.ndarray>self.arrays[i]
-            if memcmp(<const void *><size_t>self.places[i], cnp.PyArray_DATA(kept), cnp.PyArray_NBYTES(kept)) != 0:
+            if memcmp(self.each[i].memory, self.each[i].kept, self.each[i].bytes) != 0:
                 return False
         return True

@@ -11,9 +11,12 @@ cimport numpy as cnp
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from cpython.list cimport PyList_GetItem
 from cpython.long cimport PyLong_AsLongAndOverflow
+from cpython.exc cimport PyErr_Clear
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.float cimport FLT_MAX
 from libc.math cimport isfinite
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t
 from libc.string cimport memcmp, memcpy, memset
 
 from cnorm.capi cimport *
@@ -129,5 +132,6 @@ include "_packed.pxi"
 include "_stream.pxi"
 include "_step_many.pxi"
 include "_train.pxi"
+include "_tensors.pxi"
 include "_cells.pxi"
 include "_capsules.pxi"

@@ -13,7 +13,7 @@ from cnorm.layers import flat
 from cnorm_bench.contenders.operations import random_model
 from cnorm_bench.environment import surroundings
 
-__all__ = ["TRAINING", "training", "training_tables"]
+__all__ = ["NAMES", "TRAINING", "torch_step", "training", "training_tables"]
 
 TRAINING = (12, 64), (64, 128), (128, 256), (512, 512)
 STEPS, BATCHES = 50, (1, 32)
@@ -129,12 +129,12 @@ def _torch_contenders(layer, x, dy):
 
     calls = {
         "cnorm.torch": lambda: ours(frames)[0].backward(gradient),
-        "PyTorch, eager": unrolled(_torch_step),
-        "PyTorch, torch.jit": unrolled(torch.jit.trace(_torch_step, _example(frames, hidden, weights))),
+        "PyTorch, eager": unrolled(torch_step),
+        "PyTorch, torch.jit": unrolled(torch.jit.trace(torch_step, _example(frames, hidden, weights))),
     }
     if _compiler():
         torch.compiler.reset()  # otherwise a second shape makes it compile for any shape
-        calls["PyTorch, torch.compile"] = unrolled(torch.compile(_torch_step, dynamic=False))
+        calls["PyTorch, torch.compile"] = unrolled(torch.compile(torch_step, dynamic=False))
     return calls | {"torch.nn.LSTM, not normalised": lambda: plain(frames)[0].backward(gradient)}
 
 
@@ -146,7 +146,7 @@ def _example(frames, hidden, weights):
     return frames.detach()[0], state, state, *(weights[name].detach() for name in NAMES)
 
 
-def _torch_step(x, h, c, *weights):
+def torch_step(x, h, c, *weights):
     """Eq. 20-22 of arXiv:1607.06450, written with PyTorch's operators."""
     import torch
     from torch.nn.functional import layer_norm

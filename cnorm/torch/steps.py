@@ -22,13 +22,21 @@ from cnorm.torch.operators import layer_of
 __all__ = ["Weights", "call"]
 
 
-PLAIN = (Tensor, nn.Parameter)
-CPU = torch.device("cpu")
+_empty = functools.partial(torch.empty, dtype=torch.float32, device=torch.device("cpu"))
+ZERO = torch.zeros((), dtype=torch.float32, device=torch.device("cpu"))
 
 
-def _empty(shape: tuple, like: Tensor | None = None) -> Tensor:
-    """A new tensor; `like`, what `_data` has returned for this shape, saves 2 us of 3."""
-    return torch.empty(shape, dtype=torch.float32, device=CPU) if like is None else torch.empty_like(like)
+def _readable(t: Tensor, name: str, shape: tuple) -> Tensor:
+    """A tensor that the kernels can't read as it is: a copy that they can, or an error."""
+    t = torch.from_numpy(array(t, name, torch.float32))
+    if t.shape != shape:
+        raise ValueError(f"{name} must have shape {shape} for these weights, got {tuple(t.shape)}")
+    return t
+
+
+TENSORS = (Tensor, nn.Parameter), torch.float32, (_empty, torch.empty_like, _readable)
+EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)  # since PyTorch 2.10
+_core.use_tensors(*TENSORS, EXCHANGE)
 
 
 class Packed:
@@ -92,19 +100,18 @@ def _repacked(text: str, tensors: dict[str, Tensor], last: Packed | None) -> Pac
     if last is None:
         layer = layer_of(text, list(tensors.values()))
         plan, blanks = _plan(layer)
-        cell = _core.TrainedCell(layer, plan)
+        cell = _core.TrainedCell(layer, *plan)
     elif all(_core.same_bits(a, last.cell.layer.weights[name]) for name, a in arrays.items()):
         cell, blanks = last.cell, last.blanks
     else:
-        cell = _core.TrainedCell(with_values(last.cell.layer, arrays), last.cell.plan, last.cell)
+        cell = _core.TrainedCell(with_values(last.cell.layer, arrays), last.cell.plan, last.cell.whole, last.cell)
         blanks = last.blanks
     values = [cell.layer.weights[name] for name in tensors]
-    plain = all(type(t) in PLAIN for t in tensors.values())
-    return Packed(_core.Watched(list(tensors.values()), values, plain), cell, blanks)
+    return Packed(_core.Watched(list(tensors.values()), values), cell, blanks)
 
 
-def _plan(layer: Layer) -> tuple[np.ndarray, list]:
-    """Where the pieces of the packed gradients go, for `_core.TrainedCell`; and how the tensors for them are made.
+def _plan(layer: Layer) -> tuple[tuple[np.ndarray, dict], list]:
+    """Where the packed gradients go, `plan` and `whole` of `_core.TrainedCell`; and how the tensors for them are made.
 
     That is (function, its argument) for each tensor: the pieces fill not all of those that begin as zeros.
     """
@@ -124,11 +131,25 @@ def _plan(layer: Layer) -> tuple[np.ndarray, list]:
         rows.append([*to, _core.FIELDS_OF_CELLS.index(name), offset, *view.shape, *strides, to in seen])
         seen.add(to)
         view[...] = 1
-    one = _empty(())
-    makes = [torch.empty_like if whole.all() else torch.zeros_like for whole in into.values()]
-    return np.array(rows, np.int64), [
-        (make, one.expand(whole.shape)) for make, whole in zip(makes, into.values(), strict=True)
-    ]
+    makes = [torch.empty_like if filled.all() else torch.zeros_like for filled in into.values()]
+    blanks = [(make, _empty(()).expand(filled.shape)) for make, filled in zip(makes, into.values(), strict=True)]
+    plan = np.array(rows, np.int64)
+    whole = _whole(plan, list(into.values()), packed)
+    return (plan[[number not in whole for number in plan[:, 0]]], whole), blanks
+
+
+def _whole(plan: np.ndarray, tensors: list[np.ndarray], packed: dict[str, np.ndarray]) -> dict[int, int]:
+    """The numbers of tensors that are a field as it is, by the rows of a plan, and of their fields."""
+    found = {}
+    for field, name in enumerate(_core.FIELDS_OF_CELLS):
+        pieces = plan[plan[:, 2] == field]
+        number, at, _, offset, rows, cols, row, col, of_row, added = pieces.T
+        as_it_is = (
+            (number == number[:1]) & (at == offset) & (row == cols) & (of_row == cols) & (col == 1) & (added == 0)
+        )
+        if len(pieces) and as_it_is.all() and (rows * cols).sum() == packed[name].size == tensors[number[0]].size:
+            found[int(number[0])] = field
+    return found
 
 
 def _address(a: np.ndarray) -> int:
@@ -142,14 +163,14 @@ class _Pack(Function):
     def forward(ctx, packed: Packed, *weights: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.needs, ctx.blanks = packed.watched.needs, packed.blanks
-        return torch.zeros((), dtype=torch.float32, device=CPU)
+        return ZERO.clone()
 
     @staticmethod
     def backward(ctx, carrier):
         if carrier is None:
             return (None, *[None] * len(ctx.needs))
         results = [make(like) if need else None for (make, like), need in zip(ctx.blanks, ctx.needs, strict=True)]
-        carrier.sums.gradients(tuple([0 if r is None else r.data_ptr() for r in results]))
+        carrier.sums.gradients(results)
         return (None, *(_first_order(results) if torch.is_grad_enabled() else results))
 
 
@@ -159,37 +180,28 @@ class _Run(Function):
     @staticmethod
     def forward(ctx, packed: Packed, x: Tensor, h: Tensor | None, c: Tensor | None, single: bool, node: Tensor | None):
         ctx.set_materialize_grads(False)
-        results, recording = _forward(packed, x, h, c, single)
-        ctx.packed, ctx.single, ctx.shape = packed, single, x.shape
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
-            ctx.recording = recording
-        else:  # checkpointing or offloading: what is kept goes through the hooks, and the tape is recorded again
-            ctx.recording, ctx.number = None, recording.number
+        results, recording = packed.cell.run(x, h, c, single)
+        ctx.packed, ctx.recording = packed, recording
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+            # checkpointing or offloading: what is kept goes through the hooks, and the tape is recorded again
+            ctx.recording, ctx.number, ctx.single = None, recording.number, single
             ctx.save_for_backward(x, h, c)
         return results
 
     @staticmethod
     def backward(ctx, *gradients):
-        packed, recording, shape, layer = ctx.packed, ctx.recording, ctx.shape, ctx.packed.cell.layer
+        packed, recording = ctx.packed, ctx.recording
         if recording is None:
-            recording = _forward(packed, *ctx.saved_tensors, ctx.single)[1]
+            recording = packed.cell.run(*ctx.saved_tensors, ctx.single)[1]
             recording.number = ctx.number
         sums, carrier = _sums_of_this_pass(packed)
-        of_h, of_c = (shape[-2], layer.output_size), (shape[-2], layer.units)
-        dc = gradients[-1] if layer.kind == "LSTM" else None
-        dy, dh = (gradients[0], None) if ctx.single else gradients[:2]
-        dy = _data(dy, "dy", (*shape[:-1], layer.output_size))
-        dh, dc = _data(dh, "dh", of_h), _data(dc, "dc", of_c)
-        _, of_x, *of_state, _, _ = ctx.needs_input_grad
-        dx = _empty(shape) if of_x else None
-        first_dh, first_dc = (
-            _empty(s, like) if need else None
-            for s, like, need in zip((of_h, of_c), (dy if ctx.single else dh, dc), of_state, strict=True)
-        )
-        recording.backward(sums, *[0 if t is None else t.data_ptr() for t in (dy, dh, dc, dx, first_dh, first_dc)])
+        results = recording.backward(sums, gradients, ctx.needs_input_grad[1:4])
         if torch.is_grad_enabled():
-            dx, first_dh, first_dc = _first_order([dx, first_dh, first_dc])
-        return None, dx, first_dh, first_dc, None, carrier
+            results = _first_order(results)
+        return None, *results, None, carrier
+
+
+_apply = super(Function, _Run).apply  # without what `Function.apply` does for torch.func, which `call` refuses
 
 
 def _sums_of_this_pass(packed: Packed) -> tuple[_core.Sums, Tensor | None]:
@@ -202,7 +214,7 @@ def _sums_of_this_pass(packed: Packed) -> tuple[_core.Sums, Tensor | None]:
     sums = packed.cell.sums()
     if packed.node is None:
         return sums, None
-    carrier = torch.zeros((), dtype=torch.float32, device=CPU)
+    carrier = ZERO.clone()
     carrier.sums = packed.passes[task] = sums
     return sums, carrier
 
@@ -219,38 +231,10 @@ class _FirstOrder(Function):
         raise RuntimeError("cnorm.torch has first-order gradients only: its backward pass can't be differentiated")
 
 
-def _first_order(gradients: list[Tensor | None]) -> list[Tensor | None]:
+def _first_order(gradients) -> list[Tensor | None]:
     """Gradients that say so when they are differentiated, for create_graph=True."""
     found = iter(_FirstOrder.apply(*[g.requires_grad_() for g in gradients if g is not None]))
     return [None if g is None else next(found) for g in gradients]
-
-
-def _data(t: Tensor | None, name: str, shape: tuple) -> Tensor | None:
-    """The tensor, checked, contiguous and of a type whose methods are PyTorch's own."""
-    if t is None:
-        return None
-    if type(t) not in PLAIN or t.dtype is not torch.float32 or not t.is_cpu or t.is_neg() or not t.data_ptr():
-        t = torch.from_numpy(array(t, name, torch.float32))
-    if t.shape != shape:
-        raise ValueError(f"{name} must have shape {tuple(shape)} for these weights, got {tuple(t.shape)}")
-    return t if t.is_contiguous() else t.contiguous()
-
-
-def _forward(packed: Packed, x: Tensor, h: Tensor | None, c: Tensor | None, single: bool):
-    """The results of `_Run` and the recording."""
-    layer = packed.cell.layer
-    steps, batch = (1, x.shape[0]) if single else x.shape[:2]
-    x = _data(x, "x", (batch, layer.input_size) if single else (steps, batch, layer.input_size))
-    of_h, of_c = (batch, layer.output_size), (batch, layer.units)
-    h, c = _data(h, "h", of_h), _data(c, "c", of_c)
-    last = _empty(of_h, h)
-    last_c = _empty(of_c, c) if layer.kind == "LSTM" else None
-    y = last if single else _empty((steps, *of_h))
-    given = tuple([0 if t is None else t.data_ptr() for t in (x, h, c)])
-    to = tuple([0 if t is None else t.data_ptr() for t in (y, None if single else last, last_c)])
-    recording = packed.cell.run(steps, batch, given, to)
-    results = (last,) if single else (y, last)
-    return results if last_c is None else (*results, last_c), recording
 
 
 def call(
@@ -271,8 +255,8 @@ def call(
     if torch.is_grad_enabled():
         node = packed.need_node()
         if node is not None or any(t is not None and t.requires_grad for t in (x, h, c)):
-            return _Run.apply(packed, x, h, c, single, node)
-    return _forward(packed, x, h, c, single)[0]
+            return _apply(packed, x, h, c, single, node)
+    return packed.cell.run(x, h, c, single)[0]
 
 
 def _traced(weights: Weights, module, x: Tensor, h: Tensor | None, c: Tensor | None, single: bool):

@@ -17,6 +17,8 @@ from torch.nn.utils import parametrizations, prune  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import cnorm.torch as ct  # noqa: E402
+from cnorm import _core  # noqa: E402
+from cnorm.torch import steps  # noqa: E402
 
 SEQUENCES = {"LSTM": ct.LSTM, "GRU": ct.GRU, "RNN": ct.RNN}
 CELLS = {"LSTM": ct.LSTMCell, "GRU": ct.GRUCell, "RNN": ct.RNNCell}
@@ -362,6 +364,39 @@ def test_default_dtype_and_device_do_not_matter():
 def test_wrong_arguments_are_named(x, state, error):
     with pytest.raises((ValueError, TypeError), match=error):
         ct.LSTMCell(4, 6, preset="ba2016")(x, state)
+
+
+@pytest.fixture
+def no_exchange():
+    _core.use_tensors(*steps.TENSORS, None)
+    yield
+    _core.use_tensors(*steps.TENSORS, steps.EXCHANGE)
+
+
+def test_tensors_are_read_by_their_methods_where_torch_has_no_exchange_api(no_exchange):
+    """As before PyTorch 2.10."""
+    cell, x = ct.LSTMCell(4, 6, preset="ba2016"), torch.randn(3, 4)
+    want = ct.LSTM(4, 6, preset="ba2016")
+    want.load_state_dict(cell.state_dict())
+    given = x.t().contiguous().t(), x.double()
+    assert torch.equal(cell(given[0])[0], want(x[None])[0][0])
+    with pytest.raises(TypeError, match="x must have dtype float32, got float64"):
+        cell(given[1])
+    cell(x)[0].square().sum().backward()
+    want(x[None])[0].square().sum().backward()
+    assert same(gradients(cell), gradients(want))
+    cell.weight_h.detach().numpy()[...] *= 2
+    want.load_state_dict(cell.state_dict())
+    assert torch.equal(cell(x)[0], want(x[None])[0][0])
+
+
+def test_tensors_that_outlive_a_transformation():
+    """PyTorch's own operators unwrap them; so does a cell."""
+    cell, x, kept = ct.GRUCell(4, 6, preset="ba2016"), torch.randn(3, 4), []
+    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(x)
+    assert torch.equal(cell(kept[0]), cell(x))
+    with torch.no_grad():
+        assert torch.equal(cell(kept[0]), cell(x))
 
 
 def test_any_strides_and_views_give_the_same_bits():

@@ -1,0 +1,130 @@
+"""Tensors of PyTorch as memory, by DLPack's C exchange API, which PyTorch 2.10 and later have, else by their methods.
+
+The functions of PyTorch that this needs come from `use_tensors`, because the core does not import it.
+"""
+
+cdef extern from *:
+    """
+    typedef struct { /* DLTensor of DLPack 1.3 */
+        void *data;
+        int32_t device, number, ndim;
+        uint8_t code, bits;
+        uint16_t lanes;
+        const int64_t *shape, *strides;
+        uint64_t offset;
+    } borrowed_tensor;
+    typedef struct { /* DLPackExchangeAPI */
+        uint32_t major, minor;
+        void *previous, *allocate, *give, *take;
+        int (*borrow)(void *object, borrowed_tensor *to);
+        void *stream;
+    } exchange_api;
+    """
+    ctypedef struct borrowed_tensor:
+        void *data
+        int32_t device, ndim
+        uint8_t code, bits
+        uint16_t lanes
+        const int64_t *shape
+        const int64_t *strides
+        uint64_t offset
+    ctypedef struct exchange_api:
+        uint32_t major
+        int (*borrow)(void *object, borrowed_tensor *to)
+
+cdef enum:
+    MAX_AXES = 4
+    DL_CPU = 1  # kDLCPU
+    DL_FLOAT = 2  # kDLFloat
+
+cdef struct tensor_shape:
+    int ndim
+    int64_t sizes[MAX_AXES]
+
+cdef tuple plain_types = ()  # whose methods are PyTorch's own
+cdef object float32, new_tensor, tensor_like, readable_tensor
+cdef const exchange_api *exchange = NULL
+
+
+def use_tensors(tuple types, dtype, tuple functions, capsule):
+    """Make PyTorch known.
+
+    Parameters
+    ----------
+    types : tuple of type
+        `torch.Tensor` and those of its subclasses that add no behaviour.
+    dtype : torch.dtype
+        float32.
+    functions : tuple of callable
+        shape -> a new tensor; tensor -> a new one like it; (tensor, name, shape) -> the same for the kernels to read.
+    capsule : object
+        `torch.Tensor.__dlpack_c_exchange_api__`, or None if it has none.
+    """
+    global plain_types, float32, new_tensor, tensor_like, readable_tensor, exchange
+    plain_types, float32 = types, dtype
+    new_tensor, tensor_like, readable_tensor = functions
+    exchange = NULL
+    if capsule is not None:
+        exchange = <const exchange_api *>PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
+        if exchange.major != 1 or exchange.borrow == NULL:
+            exchange = NULL
+
+
+cdef tensor_shape shape_of(ptrdiff_t steps, ptrdiff_t batch, ptrdiff_t width) noexcept:
+    """[steps, batch, width], or without steps if they are 0."""
+    cdef tensor_shape shape
+    cdef int first = 1 if steps else 0
+    shape.ndim = 2 + first
+    shape.sizes[0] = steps
+    shape.sizes[first], shape.sizes[first + 1] = batch, width
+    return shape
+
+
+cdef tuple sizes_of(const tensor_shape *shape):
+    return tuple([shape.sizes[i] for i in range(shape.ndim)])
+
+
+cdef float *memory_by_methods(t, const tensor_shape *shape) except? NULL:
+    if t.dtype is not float32 or not t.is_cpu or t.shape != sizes_of(shape) or not t.is_contiguous():
+        return NULL
+    return <float *><size_t>t.data_ptr()
+
+
+cdef float *memory_of(t, const tensor_shape *shape) except? NULL:
+    """Of a contiguous float32 tensor of this shape on the CPU; NULL for any other."""
+    cdef borrowed_tensor it
+    cdef int64_t stride = 1
+    cdef int i
+    if type(t) not in plain_types:
+        return NULL
+    if exchange == NULL:
+        return memory_by_methods(t, shape)
+    if exchange.borrow(<void *>t, &it) != 0:
+        PyErr_Clear()
+        return NULL
+    if it.device != DL_CPU or it.code != DL_FLOAT or it.bits != 32 or it.lanes != 1 or it.ndim != shape.ndim:
+        return NULL
+    for i in range(shape.ndim - 1, -1, -1):
+        if it.shape[i] != shape.sizes[i] or (it.strides[i] != stride and it.shape[i] != 1):
+            return NULL
+        stride *= it.shape[i]
+    return <float *>(<char *>it.data + it.offset)
+
+
+cdef object readable(t, str name, const tensor_shape *shape, const float **memory):
+    """The tensor, or a copy if the kernels can't read it, and its memory; None and NULL for None."""
+    memory[0] = NULL
+    if t is None:
+        return None
+    memory[0] = memory_of(t, shape)
+    if memory[0] == NULL or t.is_neg():
+        t = readable_tensor(t, name, sizes_of(shape))
+        memory[0] = <const float *><size_t>t.data_ptr()
+    return t
+
+
+cdef object written(like, const tensor_shape *shape, float **memory):
+    """A new tensor and its memory; `like`, a tensor of this shape or None, makes it faster."""
+    t = new_tensor(sizes_of(shape)) if like is None else tensor_like(like)
+    memory[0] = <float *><size_t>t.data_ptr()
+    return t
