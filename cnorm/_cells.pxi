@@ -260,13 +260,19 @@ def call_number(Recording recording):
     return recording.number
 
 
+@cython.no_gc
 cdef class Sums:
     """Gradients of a cell's weights in one backward pass: those of vectors, and the calls for those of matrices."""
     cdef TrainedCell cell
+    cdef Watched watched  # where it is known by the number of its pass, see `Watched.keep`
+    cdef object task
     cdef cnp.ndarray memory
     cdef cnorm_sums sums
     cdef list calls
-    cdef object __weakref__
+
+    def __dealloc__(self):
+        if self.watched is not None:
+            del self.watched.passes[self.task]
 
     def gradients(self, list to):
         """Write the gradients to new tensors in the order of the layer's weights; None: not wanted.
@@ -345,6 +351,7 @@ cdef class Watched:
     cdef readonly list tensors
     cdef readonly tuple versions, needs
     cdef list arrays
+    cdef dict passes  # the address of the `Sums` of each backward pass, which do not live longer by that
     cdef bint plain
     cdef watched_tensor *each
 
@@ -353,7 +360,7 @@ cdef class Watched:
         cdef watched_tensor *it
         cdef Py_ssize_t i
         cdef int axis
-        self.tensors, self.arrays = tensors, arrays
+        self.tensors, self.arrays, self.passes = tensors, arrays, {}
         self.versions = tuple([t._version for t in tensors])
         self.needs = tuple([t.requires_grad for t in tensors])
         self.each = <watched_tensor *>PyMem_Calloc(len(tensors), sizeof(watched_tensor))
@@ -372,6 +379,15 @@ cdef class Watched:
 
     def __dealloc__(self):
         PyMem_Free(self.each)
+
+    def sums(self, task):
+        """The `Sums` kept for this backward pass while they live, else None."""
+        cdef object address = self.passes.get(task)
+        return None if address is None else <Sums><PyObject *><size_t>address
+
+    def keep(self, Sums sums, task):
+        sums.watched, sums.task = self, task
+        self.passes[task] = <size_t><PyObject *>sums
 
     def changed_version(self):
         """The number of the first tensor with another version than at the beginning, or -1."""

@@ -13,6 +13,7 @@ from cpython.list cimport PyList_GetItem
 from cpython.long cimport PyLong_AsLongAndOverflow
 from cpython.exc cimport PyErr_Clear
 from cpython.mem cimport PyMem_Calloc, PyMem_Free
+from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.float cimport FLT_MAX
 from libc.math cimport isfinite

@@ -214,6 +214,8 @@ class _Sequence(_Module):
                 results.append(y)
                 last.append(end)
             x = results[0] if len(results) == 1 else torch.cat(results, -1)
+        if len(last) == 1:
+            return x, [part.unsqueeze(0) for part in last[0]]
         return x, [torch.stack(parts) for parts in zip(*last, strict=True)]
 
     def _segments(self, weights: Weights, x: Tensor, state: list, sizes: list[int], reverse: bool) -> tuple:

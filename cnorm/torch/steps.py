@@ -7,7 +7,6 @@ takes the gradients from there: hooks, `autograd.grad` and DistributedDataParall
 from __future__ import annotations
 
 import functools
-import weakref
 
 import numpy as np
 import torch
@@ -45,7 +44,6 @@ class Packed:
     def __init__(self, watched: _core.Watched, cell: _core.TrainedCell, blanks: list) -> None:
         self.watched, self.cell, self.blanks = watched, cell, blanks  # blanks: see `_plan`
         self.node = None  # the output of `_Pack`, while any weight requires a gradient
-        self.passes = weakref.WeakValueDictionary()  # the `Sums` of each backward pass that has reached a call
 
     def need_node(self) -> Tensor | None:
         if self.node is None and any(self.watched.needs):
@@ -207,15 +205,16 @@ _apply = super(Function, _Run).apply  # without what `Function.apply` does for t
 def _sums_of_this_pass(packed: Packed) -> tuple[_core.Sums, Tensor | None]:
     """The `Sums` that the calls of this backward pass share; for the first call also the gradient that carries them."""
     task = torch._C._current_graph_task_id()
-    sums = packed.passes.get(task)
+    sums = packed.watched.sums(task)
     if sums is not None:
         return sums, None
     packed.check_versions()
     sums = packed.cell.sums()
     if packed.node is None:
         return sums, None
+    packed.watched.keep(sums, task)
     carrier = ZERO.clone()
-    carrier.sums = packed.passes[task] = sums
+    carrier.sums = sums
     return sums, carrier
 
 
