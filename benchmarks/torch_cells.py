@@ -14,6 +14,7 @@ import torch
 
 import cnorm
 import cnorm.torch
+import cnorm_bench as bench
 from cnorm_bench.measure_training import NAMES, torch_step
 
 SIZES, BATCHES, STEPS = ((12, 64), (64, 128), (128, 256)), (1, 16), 20
@@ -131,6 +132,7 @@ def floor():
 
 
 def main():
+    bench.settle()
     torch.set_num_threads(1)
     sizes = [tuple(map(int, size.split(","))) for size in sys.argv[1:]] or SIZES
     print(f"cnorm {cnorm.__version__}, {cnorm.active_isa()}, PyTorch {torch.__version__}, one thread\n")
