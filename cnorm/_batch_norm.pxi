@@ -1,36 +1,17 @@
 """Batch normalisation in training, and for inference with a given mean and variance."""
-
-cdef cnorm_status call_batch_norm(Call *c) noexcept nogil:
-    return cnorm_batch_norm(c.dtype, c.rows, c.channels, c.space, c.x.data, c.x.stride, c.gain, c.bias, c.eps, c.y.data,
-                            c.y.stride, c.stats, c.moments, c.scratch)
+ctypedef cnorm_status (*BatchBackward)(cnorm_dtype dtype, const cnorm_volume_norm_backward *call) noexcept nogil
 
 
-cdef cnorm_status call_batch_norm_backward(Call *c) noexcept nogil:
-    return cnorm_batch_norm_backward(c.dtype, c.rows, c.channels, c.space, c.dy.data, c.dy.stride, c.x.data,
-                                     c.x.stride, c.gain, c.stats, c.y.data, c.y.stride, c.dgain, c.dbias, c.scratch)
-
-
-cdef cnorm_status call_batch_norm_inference(Call *c) noexcept nogil:
-    return cnorm_batch_norm_inference(c.dtype, c.rows, c.channels, c.space, c.x.data, c.x.stride, c.mean, c.var, c.gain,
-                                      c.bias, c.eps, c.y.data, c.y.stride, c.scratch)
-
-
-cdef cnorm_status call_batch_norm_inference_backward(Call *c) noexcept nogil:
-    return cnorm_batch_norm_inference_backward(c.dtype, c.rows, c.channels, c.space, c.dy.data, c.dy.stride, c.x.data,
-                                               c.x.stride, c.mean, c.var, c.gain, c.eps, c.y.data, c.y.stride, c.dgain,
-                                               c.dbias, c.scratch)
-
-
-cdef int set_batch(Call *call, cnp.ndarray x) except -1:
+cdef int set_batch(Shape *shape, cnp.ndarray x) except -1:
     """`set_samples` for training, which needs more than one number per channel."""
-    set_samples(call, x, 2)
-    if call.rows * call.space < 2:
-        refuse_single_numbers(call.rows * call.space)
+    set_samples(shape, x, 2)
+    if shape.rows * shape.space < 2:
+        refuse_single_numbers(shape.rows * shape.space)
     return 0
 
 
-cdef cnp.ndarray reserve_batch(Call *call):
-    return reserve(call, cnorm_batch_norm_scratch(call.dtype, call.rows, call.channels, call.space))
+cdef cnp.ndarray reserve_batch(Shape *shape, void **pointer):
+    return reserve(pointer, cnorm_batch_norm_scratch(shape.dtype, shape.rows, shape.channels, shape.space))
 
 
 cdef int check_average(cnp.ndarray average, str name, cnp.ndarray x, cnp.ndarray weight, cnp.ndarray bias,
@@ -90,7 +71,8 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     array([[-1., -1.],
            [ 1.,  1.]], dtype=float32)
     """
-    cdef Call call
+    cdef Shape shape
+    cdef cnorm_volume_norm call
     cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), moments, y, written, like
     cdef cnp.ndarray gain = parameter_of(weight, "weight"), b = parameter_of(bias, "bias")
     cdef cnp.ndarray mean = place_of(running_mean, "running_mean"), var = place_of(running_var, "running_var")
@@ -100,31 +82,33 @@ def batch_norm(x, weight=None, bias=None, *, running_mean=None, running_var=None
     cdef bint unbiased = running_variance == "unbiased"
     if share > 1:
         refuse_momentum(share)
-    set_batch(&call, a)
-    set_eps(&call, smoothing)
-    check_per_channel(gain, a, call.channels, "weight", "channel")
-    check_per_channel(b, a, call.channels, "bias", "channel")
+    set_batch(&shape, a)
+    check_eps(&shape, smoothing)
+    check_per_channel(gain, a, shape.channels, "weight", "channel")
+    check_per_channel(b, a, shape.channels, "bias", "channel")
     y = result_of(place, a, gain, b)
     if mean is not None or var is not None:
         check_averages(mean, var)
-        like = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&call.channels, compute_number(call.dtype), 0)
+        like = cnp.PyArray_EMPTY(1, <cnp.npy_intp *>&shape.channels, compute_number(shape.dtype), 0)
         mean, var = output(mean, "running_mean", like), output(var, "running_var", like)
         check_average(mean, "running_mean", a, gain, b, y)
         check_average(var, "running_var", a, gain, b, y)
         check_disjoint(mean, "running_mean", var, "running_var", False)
-    cdef Stats stats = empty_stats(<cnp.npy_intp *>&call.channels, 1, 0, call.dtype)
-    moments = cnp.PyArray_EMPTY(2, [2, call.channels], cnp.NPY_FLOAT64, 0)
-    a = read_rows(&call, &call.x, a)
-    gain = read_parameter(&call, &call.gain, gain)
-    b = read_parameter(&call, &call.bias, b)
-    written = write_rows(&call, &call.y, y)
-    set_stats(&call, stats, call.channels)
+    cdef Stats stats = empty_stats(<cnp.npy_intp *>&shape.channels, 1, 0, shape.dtype)
+    moments = cnp.PyArray_EMPTY(2, [2, shape.channels], cnp.NPY_FLOAT64, 0)
+    prepare_samples(&shape, &call, smoothing)
+    a = read_rows(&shape, &call.x, &call.x_stride, a)
+    gain = read_parameter(&shape, &call.gain, gain)
+    b = read_parameter(&shape, &call.bias, b)
+    written = write_rows(&shape, &call.y, &call.y_stride, y)
+    call.stats = stats_of(&shape, stats, shape.channels)
     call.moments = <double *>cnp.PyArray_DATA(moments)
-    scratch = reserve_batch(&call)
-    launch(&call, call_batch_norm)
+    scratch = reserve_batch(&shape, &call.scratch)
+    begin(&shape)
+    finish(&shape, cnorm_batch_norm(shape.dtype, &call))
     copy_back(y, written)
     if mean is not None:
-        number = <double>(call.rows * call.space)
+        number = <double>(shape.rows * shape.space)
         running_average(mean, moments[0], 1.0, share, default_float_env())
         running_average(var, moments[1], number / (number - 1) if unbiased else 1.0, share,
                         default_float_env())
@@ -165,35 +149,41 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     ValueError
         For a shape or overlap that can't be used. The outputs are then unchanged.
     """
-    cdef Call call
+    cdef Shape shape
+    cdef cnorm_volume_norm_backward call
     cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), gain = parameter_of(weight, "weight")
     cdef tuple places = places_of(out, ("dx", "dweight", "dbias"), gain is not None)
     cdef list results
-    set_batch(&call, a)
-    check_stats(stats, <cnp.npy_intp *>&call.channels, 1, 0, a, call.dtype, "(channels,)")
-    results = batch_results(&call, places, d, a, gain, {"stats": stats.data})
-    set_stats(&call, stats, call.channels)
-    run_batch_backward(&call, call_batch_norm_backward, d, a, gain, results)
+    set_batch(&shape, a)
+    check_stats(stats, <cnp.npy_intp *>&shape.channels, 1, 0, a, shape.dtype, "(channels,)")
+    results = batch_results(&shape, places, d, a, gain, {"stats": stats.data})
+    prepare_samples_backward(&shape, &call, 0)
+    call.stats = stats_of(&shape, stats, shape.channels)
+    run_batch_backward(&shape, &call, cnorm_batch_norm_backward, d, a, gain, results)
     return returned(out, places, results, gain is not None)
 
 
-cdef list batch_results(Call *call, tuple places, cnp.ndarray d, cnp.ndarray x, cnp.ndarray gain, dict statistics):
+cdef list batch_results(Shape *shape, tuple places, cnp.ndarray d, cnp.ndarray x, cnp.ndarray gain, dict statistics):
     """The arrays for the gradients of x, weight and bias; `statistics`: name to array."""
     check_like(d, "dy", x, "x")
-    check_per_channel(gain, x, call.channels, "weight", "channel")
-    like = parameter_like(call, gain, x)
+    check_per_channel(gain, x, shape.channels, "weight", "channel")
+    like = parameter_like(shape, gain, x)
     return gradients_of(places, (x, like, like), ("dy", "x", "weight", *statistics),
                         (d, x, gain, *statistics.values()))
 
 
-cdef int run_batch_backward(Call *call, Entry entry, cnp.ndarray d, cnp.ndarray x, cnp.ndarray gain,
-                            list results) except -1:
+cdef int run_batch_backward(Shape *shape, cnorm_volume_norm_backward *call, BatchBackward entry, cnp.ndarray d,
+                            cnp.ndarray x, cnp.ndarray gain, list results) except -1:
     """The backward pass of a call in which the statistics are set."""
-    d = read_rows(call, &call.dy, d)
-    x = read_rows(call, &call.x, x)
-    gain = read_parameter(call, &call.gain, gain)
-    scratch = reserve_batch(call)
-    return run_backward(call, entry, results)
+    cdef list written = list(results)
+    d = read_rows(shape, &call.dy, &call.dy_stride, d)
+    x = read_rows(shape, &call.x, &call.x_stride, x)
+    gain = read_parameter(shape, &call.gain, gain)
+    scratch = reserve_batch(shape, &call.scratch)
+    write_gradients(shape, results, written, &call.dx, &call.dx_stride, &call.dgain, &call.dbias)
+    begin(shape)
+    finish(shape, entry(shape.dtype, call))
+    return copy_all_back(results, written)
 
 
 cdef int check_moments(cnp.ndarray mean, cnp.ndarray var, cnp.ndarray x) except -1:
@@ -236,25 +226,28 @@ def batch_norm_inference(x, mean, var, weight=None, bias=None, *, eps=1e-5, out=
     ValueError
         For a shape, variance, eps or overlap that can't be used. `out` is then unchanged.
     """
-    cdef Call call
+    cdef Shape shape
+    cdef cnorm_volume_norm call
     cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y, written
     cdef cnp.ndarray m = parameter_of(mean, "mean"), v = parameter_of(var, "var")
     cdef cnp.ndarray gain = parameter_of(weight, "weight"), b = parameter_of(bias, "bias")
     cdef double smoothing = real_of(eps, "eps")
-    set_samples(&call, a, 2)
-    set_eps(&call, smoothing)
-    check_per_channel(gain, a, call.channels, "weight", "channel")
-    check_per_channel(b, a, call.channels, "bias", "channel")
+    set_samples(&shape, a, 2)
+    check_eps(&shape, smoothing)
+    check_per_channel(gain, a, shape.channels, "weight", "channel")
+    check_per_channel(b, a, shape.channels, "bias", "channel")
     check_moments(m, v, a)
     y = result_of(place, a, gain, b, m, v)
-    a = read_rows(&call, &call.x, a)
-    m = read_parameter(&call, &call.mean, m)
-    v = read_parameter(&call, &call.var, v)
-    gain = read_parameter(&call, &call.gain, gain)
-    b = read_parameter(&call, &call.bias, b)
-    written = write_rows(&call, &call.y, y)
-    scratch = reserve_batch(&call)
-    launch(&call, call_batch_norm_inference)
+    prepare_samples(&shape, &call, smoothing)
+    a = read_rows(&shape, &call.x, &call.x_stride, a)
+    m = read_parameter(&shape, &call.mean, m)
+    v = read_parameter(&shape, &call.var, v)
+    gain = read_parameter(&shape, &call.gain, gain)
+    b = read_parameter(&shape, &call.bias, b)
+    written = write_rows(&shape, &call.y, &call.y_stride, y)
+    scratch = reserve_batch(&shape, &call.scratch)
+    begin(&shape)
+    finish(&shape, cnorm_batch_norm_inference(shape.dtype, &call))
     copy_back(y, written)
     return y if out is None else out
 
@@ -288,17 +281,19 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
     ValueError
         For a shape, variance, eps or overlap that can't be used. The outputs are then unchanged.
     """
-    cdef Call call
+    cdef Shape shape
+    cdef cnorm_volume_norm_backward call
     cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), gain = parameter_of(weight, "weight")
     cdef cnp.ndarray m = parameter_of(mean, "mean"), v = parameter_of(var, "var")
     cdef double smoothing = real_of(eps, "eps")
     cdef tuple places = places_of(out, ("dx", "dweight", "dbias"), gain is not None)
     cdef list results
-    set_samples(&call, a, 2)
-    set_eps(&call, smoothing)
+    set_samples(&shape, a, 2)
+    check_eps(&shape, smoothing)
     check_moments(m, v, a)
-    results = batch_results(&call, places, d, a, gain, {"mean": m, "var": v})
-    m = read_parameter(&call, &call.mean, m)
-    v = read_parameter(&call, &call.var, v)
-    run_batch_backward(&call, call_batch_norm_inference_backward, d, a, gain, results)
+    results = batch_results(&shape, places, d, a, gain, {"mean": m, "var": v})
+    prepare_samples_backward(&shape, &call, smoothing)
+    m = read_parameter(&shape, &call.mean, m)
+    v = read_parameter(&shape, &call.var, v)
+    run_batch_backward(&shape, &call, cnorm_batch_norm_inference_backward, d, a, gain, results)
     return returned(out, places, results, gain is not None)

@@ -1,121 +1,108 @@
-"""One call of the C library: a struct of sizes, inputs, outputs and scratch, and `launch`, which all norms use."""
+"""One call of the C library: the sizes of its arrays, and the functions that set the pointers of its struct."""
 from cnorm.results import running_average, stats_mean, write_result
+from cpython.pystate cimport PyThreadState
+
+cdef extern from "Python.h":
+    PyThreadState *PyEval_SaveThread() noexcept nogil
+    void PyEval_RestoreThread(PyThreadState *thread) noexcept nogil
 
 
-cdef struct Rows:
-    char *data
-    ptrdiff_t stride  # elements from row to row
-
-
-cdef struct Call:
-    # sizes
+cdef struct Shape:
     cnorm_dtype dtype  # of x
     int number  # NumPy's number of that type
     int axis  # the dimension of x with which a row begins
     ptrdiff_t rows, n  # x is [rows, n]
     ptrdiff_t length  # of gain and bias
     ptrdiff_t channels, space, groups  # where a row is a sample, n = channels * space
-    ptrdiff_t mean_radius, radius
-    double eps  # or sigma, or smoothing
-    # inputs
-    Rows x, residual, dy  # [rows, n]
-    const void *gain
-    const void *bias
-    const void *mean
-    const void *var
-    # input of a backward pass, output of a forward pass
-    void *stats
-    # outputs
-    Rows y, total  # [rows, n]; in a backward pass y is dx
-    void *dgain
-    void *dbias
-    double dsmoothing
-    double *moments
-    # scratch
-    void *scratch
+    PyThreadState *thread  # between `begin` and `finish`: NULL if this thread has kept the GIL
 
 
-ctypedef cnorm_status (*Entry)(Call *) noexcept nogil
+# A call of C stands between these two, as in
+#     begin(&shape)
+#     finish(&shape, cnorm_layer_norm(shape.dtype, &call))
+# `with nogil` would need one branch with and one without it for each function of C.
+
+cdef inline void begin(Shape *shape) noexcept:
+    """Release the GIL if the call is a long one."""
+    shape.thread = PyEval_SaveThread() if shape.rows * shape.n > RELEASE_GIL_ABOVE else NULL
 
 
-cdef inline int launch(Call *call, Entry entry) except -1:
-    cdef cnorm_status status
-    if call.rows * call.n > RELEASE_GIL_ABOVE:
-        with nogil:
-            status = entry(call)
-    else:
-        status = entry(call)
+cdef inline int finish(Shape *shape, cnorm_status status) except -1:
+    if shape.thread != NULL:
+        PyEval_RestoreThread(shape.thread)
     return check(status)
 
 
-# Each of these functions sets a pointer of the call to an array, or to a copy if C can't use the array's layout. It
-# returns that array or copy, which the caller must keep alive until `launch` has returned. It refuses an array that
+# Each of these functions sets a pointer of the struct to an array, or to a copy if C can't use the array's layout. It
+# returns that array or copy, which the caller must keep alive until `finish` has returned. It refuses an array that
 # does not have the elements that the call will access: then it was changed after it was checked, by code that ran in
-# between, such as a finaliser. So that no code can, a function sets all pointers after everything else.
+# between, such as a finaliser. So that no code can, a function sets all pointers after everything else, and makes no
+# list or tuple after them, which could start a collection of garbage.
 
-cdef inline int check_rows(Call *call, cnp.ndarray a) except -1:
-    if cnp.PyArray_TYPE(a) != call.number or size_of(a) != call.rows * call.n:
+cdef inline int check_rows(Shape *shape, cnp.ndarray a) except -1:
+    if cnp.PyArray_TYPE(a) != shape.number or size_of(a) != shape.rows * shape.n:
         refuse_changed()
     return 0
 
 
-cdef inline int check_parameter(Call *call, cnp.ndarray a) except -1:
+cdef inline int check_parameter(Shape *shape, cnp.ndarray a) except -1:
     cdef int number = cnp.PyArray_TYPE(a)
-    if number != call.number and number != compute_number(call.dtype) or size_of(a) != call.length:
+    if number != shape.number and number != compute_number(shape.dtype) or size_of(a) != shape.length:
         refuse_changed()
     return 0
 
 
-cdef int set_stats(Call *call, Stats stats, ptrdiff_t count) except -1:
-    """Set the statistics of `count` rows."""
-    if not is_plain(stats.data, compute_number(call.dtype)) or size_of(stats.data) != 3 * count:
+cdef void *stats_of(Shape *shape, Stats stats, ptrdiff_t count) except NULL:
+    """The statistics of `count` rows."""
+    if not is_plain(stats.data, compute_number(shape.dtype)) or size_of(stats.data) != 3 * count:
         refuse_changed()
-    call.stats = cnp.PyArray_DATA(stats.data)
-    return 0
+    return cnp.PyArray_DATA(stats.data)
 
 
-cdef inline cnp.ndarray read_rows(Call *call, Rows *rows, cnp.ndarray a):
+cdef inline cnp.ndarray read_rows(Shape *shape, const void **pointer, ptrdiff_t *stride, cnp.ndarray a):
     """Set an input [rows, n]."""
-    check_rows(call, a)
-    if not as_rows(a, call, rows):
+    check_rows(shape, a)
+    if not as_rows(a, shape, stride):
         a = cnp.PyArray_NewCopy(a, cnp.NPY_CORDER)
-        as_rows(a, call, rows)
+        stride[0] = 0
+    pointer[0] = cnp.PyArray_DATA(a)
     return a
 
 
-cdef inline cnp.ndarray write_rows(Call *call, Rows *rows, cnp.ndarray result):
+cdef inline cnp.ndarray write_rows(Shape *shape, void **pointer, ptrdiff_t *stride, cnp.ndarray result):
     """Set an output [rows, n]; `copy_back` must follow the call."""
-    check_rows(call, result)
+    check_rows(shape, result)
     if not cnp.PyArray_ISWRITEABLE(result):
         refuse_changed()
-    if not as_rows(result, call, rows):
+    if not as_rows(result, shape, stride):
         result = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(result), cnp.PyArray_DIMS(result), cnp.PyArray_TYPE(result), 0)
-        as_rows(result, call, rows)
-    return result
-
-
-cdef inline cnp.ndarray read_parameter(Call *call, const void **pointer, cnp.ndarray a):
-    """Set a parameter, as contiguous elements of the compute type; None leaves the pointer NULL."""
-    if a is not None:
-        check_parameter(call, a)
-        if not is_plain(a, compute_number(call.dtype)):
-            a = converted(a, call.dtype)
-        pointer[0] = cnp.PyArray_DATA(a)
-    return a
-
-
-cdef cnp.ndarray write_gradient(Call *call, void **pointer, cnp.ndarray result):
-    """Set a parameter's gradient, contiguous elements of the compute type; `copy_back` must follow the call."""
-    check_parameter(call, result)
-    if not is_plain(result, compute_number(call.dtype)) or not cnp.PyArray_ISWRITEABLE(result):
-        result = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(result), cnp.PyArray_DIMS(result), compute_number(call.dtype), 0)
+        stride[0] = 0
     pointer[0] = cnp.PyArray_DATA(result)
     return result
 
 
-cdef cnp.ndarray parameter_like(Call *call, cnp.ndarray weight, cnp.ndarray x):
+cdef inline cnp.ndarray read_parameter(Shape *shape, const void **pointer, cnp.ndarray a):
+    """Set a parameter, as contiguous elements of the compute type; None leaves the pointer NULL."""
+    if a is not None:
+        check_parameter(shape, a)
+        if not is_plain(a, compute_number(shape.dtype)):
+            a = converted(a, shape.dtype)
+        pointer[0] = cnp.PyArray_DATA(a)
+    return a
+
+
+cdef cnp.ndarray write_gradient(Shape *shape, void **pointer, cnp.ndarray result):
+    """Set a parameter's gradient, contiguous elements of the compute type; `copy_back` must follow the call."""
+    check_parameter(shape, result)
+    if not is_plain(result, compute_number(shape.dtype)) or not cnp.PyArray_ISWRITEABLE(result):
+        result = cnp.PyArray_EMPTY(cnp.PyArray_NDIM(result), cnp.PyArray_DIMS(result), compute_number(shape.dtype), 0)
+    pointer[0] = cnp.PyArray_DATA(result)
+    return result
+
+
+cdef cnp.ndarray parameter_like(Shape *shape, cnp.ndarray weight, cnp.ndarray x):
     """An array of the shape and dtype of a channel parameter's gradient: dtype of weight, or of x if it is None."""
-    return empty_vector(call.channels, cnp.PyArray_TYPE(x if weight is None else weight))
+    return empty_vector(shape.channels, cnp.PyArray_TYPE(x if weight is None else weight))
 
 
 cdef cnp.ndarray empty_vector(cnp.npy_intp n, int number):
@@ -123,10 +110,10 @@ cdef cnp.ndarray empty_vector(cnp.npy_intp n, int number):
     return cnp.PyArray_EMPTY(1, &n, number, 0)
 
 
-cdef cnp.ndarray reserve(Call *call, cnp.npy_intp size):
+cdef cnp.ndarray reserve(void **pointer, cnp.npy_intp size):
     """Set scratch of `size` bytes."""
     cdef cnp.ndarray scratch = cnp.PyArray_EMPTY(1, &size, cnp.NPY_UINT8, 0)
-    call.scratch = cnp.PyArray_DATA(scratch)
+    pointer[0] = cnp.PyArray_DATA(scratch)
     return scratch
 
 
@@ -137,17 +124,23 @@ cdef inline int copy_back(cnp.ndarray result, cnp.ndarray written) except -1:
     return 0
 
 
-cdef int run_backward(Call *call, Entry entry, list results) except -1:
-    """Launch a backward pass whose inputs are set; `results` are the gradients of x, gain and, for some norms, bias."""
-    cdef cnp.ndarray dx = write_rows(call, &call.y, results[0])
-    cdef cnp.ndarray dgain = write_gradient(call, &call.dgain, results[1]), dbias = None
+cdef int write_gradients(Shape *shape, list results, list written, void **dx, ptrdiff_t *dx_stride, void **dgain,
+                         void **dbias) except -1:
+    """Set the gradients of x, gain and, if there are three results, bias; `copy_all_back` must follow the call.
+
+    `written`, a copy of `results`, becomes the arrays that C writes.
+    """
+    written[0] = write_rows(shape, dx, dx_stride, results[0])
+    written[1] = write_gradient(shape, dgain, results[1])
     if len(results) > 2:
-        dbias = write_gradient(call, &call.dbias, results[2])
-    launch(call, entry)
-    copy_back(results[0], dx)
-    copy_back(results[1], dgain)
-    if dbias is not None:
-        copy_back(results[2], dbias)
+        written[2] = write_gradient(shape, dbias, results[2])
+    return 0
+
+
+cdef int copy_all_back(list results, list written) except -1:
+    cdef int i
+    for i in range(len(results)):
+        copy_back(results[i], written[i])
     return 0
 
 
@@ -168,47 +161,45 @@ cdef cnp.ndarray converted(cnp.ndarray a, cnorm_dtype dtype):
     return wide
 
 
-cdef inline bint as_rows(cnp.ndarray a, Call *call, Rows *rows) noexcept:
-    """Set `rows` and return True if `a` needs no copy: contiguous elements in a row, one stride between rows."""
+cdef inline bint as_rows(cnp.ndarray a, Shape *shape, ptrdiff_t *stride) noexcept:
+    """Set the stride and return True if `a` needs no copy: contiguous elements in a row, one stride between rows."""
     if cnp.PyArray_ISCARRAY_RO(a):
-        rows.data, rows.stride = <char *>cnp.PyArray_DATA(a), call.n
+        stride[0] = 0
         return True
-    return as_strided_rows(a, call, rows)
+    return as_strided_rows(a, shape, stride)
 
 
-cdef bint as_strided_rows(cnp.ndarray a, Call *call, Rows *rows) noexcept:
-    cdef int ndim = cnp.PyArray_NDIM(a), axis = call.axis, i
+cdef bint as_strided_rows(cnp.ndarray a, Shape *shape, ptrdiff_t *stride) noexcept:
+    cdef int ndim = cnp.PyArray_NDIM(a), axis = shape.axis, i
     cdef cnp.npy_intp item = cnp.PyArray_ITEMSIZE(a), expected = item, step
-    cdef cnp.npy_intp *shape = cnp.PyArray_DIMS(a)
+    cdef cnp.npy_intp *lengths = cnp.PyArray_DIMS(a)
     cdef cnp.npy_intp *strides = cnp.PyArray_STRIDES(a)
-    rows.data = <char *>cnp.PyArray_DATA(a)
-    rows.stride = 0
+    stride[0] = 0  # one row
     if not cnp.PyArray_ISALIGNED(a) or ndim <= axis:
         return False
     for i in range(ndim - 1, axis - 1, -1):
-        if shape[i] != 1 and strides[i] != expected:
+        if lengths[i] != 1 and strides[i] != expected:
             return False
-        expected *= shape[i]
-    if expected != item * call.n:
+        expected *= lengths[i]
+    if expected != item * shape.n:
         return False
     step = 0
     for i in range(axis - 1, -1, -1):  # the leading dimensions must collapse into one
-        if shape[i] == 1:
+        if lengths[i] == 1:
             continue
         if step == 0:
             if strides[i] % item:
                 return False
-            rows.stride = strides[i] // item
             step = strides[i]
-            expected = step * shape[i]
+            expected = step * lengths[i]
             if step == 0:  # a broadcast row: all other leading dimensions must be 1
-                return all_one(shape, i)
+                stride[0] = CNORM_ONE_ROW
+                return all_one(lengths, i)
+            stride[0] = step // item
         elif strides[i] != expected:
             return False
         else:
-            expected *= shape[i]
-    if step == 0:  # one row
-        rows.stride = expected // item
+            expected *= lengths[i]
     return True
 
 

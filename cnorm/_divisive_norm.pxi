@@ -1,21 +1,5 @@
 """Divisive normalisation, and the gradient of layer normalisation with respect to its smoothing term."""
 
-cdef cnorm_status call_divisive_norm(Call *c) noexcept nogil:
-    return cnorm_divisive_norm(c.dtype, c.rows, c.n, c.mean_radius, c.radius, c.x.data, c.x.stride, c.gain, c.bias,
-                               c.eps, c.y.data, c.y.stride, c.scratch)
-
-
-cdef cnorm_status call_divisive_norm_backward(Call *c) noexcept nogil:
-    return cnorm_divisive_norm_backward(c.dtype, c.rows, c.n, c.mean_radius, c.radius, c.dy.data, c.dy.stride, c.x.data,
-                                        c.x.stride, c.gain, c.eps, c.y.data, c.y.stride, c.dgain, c.dbias,
-                                        &c.dsmoothing, c.scratch)
-
-
-cdef cnorm_status call_smoothing_gradient(Call *c) noexcept nogil:
-    return cnorm_smoothing_gradient(c.dtype, c.rows, c.n, c.dy.data, c.dy.stride, c.x.data, c.x.stride, c.gain, c.stats,
-                                    c.eps, &c.dsmoothing)
-
-
 cdef ptrdiff_t WHOLE_ROW = 1 << 60  # a radius beyond any row
 
 
@@ -23,12 +7,14 @@ cdef inline ptrdiff_t radius_of(object radius, str name) except -1:
     return WHOLE_ROW if radius is None else integer_of(radius, name, 0)
 
 
-cdef int set_fields(Call *call, cnp.ndarray x, double sigma, ptrdiff_t mean_radius, ptrdiff_t radius) except -1:
-    """Set the sizes of the call, for rows along the last axis, the two radii and sigma."""
+cdef int set_fields(Shape *shape, cnorm_divisive *call, cnp.ndarray x, double sigma) except -1:
+    """Set the sizes of shape and call, for rows along the last axis, and sigma."""
     full_dtype_of(x, "x")
-    set_rows(call, x, -1)
-    call.mean_radius, call.radius = min(mean_radius, call.n), min(radius, call.n)
-    return set_eps(call, sigma, "sigma")
+    set_rows(shape, x, -1)
+    check_eps(shape, sigma, "sigma")
+    memset(call, 0, sizeof(cnorm_divisive))
+    call.rows, call.n, call.sigma = shape.rows, shape.n, sigma
+    return 0
 
 
 def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, radius=None, out=None):
@@ -70,21 +56,24 @@ def divisive_norm(x, weight=None, bias=None, *, sigma=1.0, mean_radius=None, rad
     >>> cnorm.divisive_norm(np.float32([[0, 2, 10, 12]]), sigma=0, mean_radius=1, radius=0)
     array([[-1., -1.,  1.,  1.]], dtype=float32)
     """
-    cdef Call call
+    cdef Shape shape
+    cdef cnorm_divisive call
     cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y, written
     cdef cnp.ndarray gain = parameter_of(weight, "weight"), b = parameter_of(bias, "bias")
     cdef double smoothing = real_of(sigma, "sigma")
     cdef ptrdiff_t inner = radius_of(mean_radius, "mean_radius"), outer = radius_of(radius, "radius")
-    set_fields(&call, a, smoothing, inner, outer)
-    check_per_channel(gain, a, call.n, "weight", "element of a row")
-    check_per_channel(b, a, call.n, "bias", "element of a row")
+    set_fields(&shape, &call, a, smoothing)
+    call.mean_radius, call.radius = inner, outer
+    check_per_channel(gain, a, shape.n, "weight", "element of a row")
+    check_per_channel(b, a, shape.n, "bias", "element of a row")
     y = result_of(place, a, gain, b)
-    a = read_rows(&call, &call.x, a)
-    gain = read_parameter(&call, &call.gain, gain)
-    b = read_parameter(&call, &call.bias, b)
-    written = write_rows(&call, &call.y, y)
-    scratch = reserve(&call, cnorm_divisive_norm_scratch(call.n))
-    launch(&call, call_divisive_norm)
+    a = read_rows(&shape, &call.x, &call.x_stride, a)
+    gain = read_parameter(&shape, &call.gain, gain)
+    b = read_parameter(&shape, &call.bias, b)
+    written = write_rows(&shape, &call.out, &call.out_stride, y)
+    scratch = reserve(&call.scratch, cnorm_divisive_norm_scratch(shape.n))
+    begin(&shape)
+    finish(&shape, cnorm_divisive_norm(shape.dtype, &call))
     copy_back(y, written)
     return y if out is None else out
 
@@ -120,23 +109,31 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
     ValueError
         For a shape, sigma, radius or overlap that can't be used. The outputs are then unchanged.
     """
-    cdef Call call
+    cdef Shape shape
+    cdef cnorm_divisive call
     cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), gain = parameter_of(weight, "weight")
     cdef double smoothing = real_of(sigma, "sigma")
     cdef ptrdiff_t inner = radius_of(mean_radius, "mean_radius"), outer = radius_of(radius, "radius")
     cdef tuple places = places_of(out, ("dx", "dweight", "dbias"), gain is not None)
-    cdef list results
-    set_fields(&call, a, smoothing, inner, outer)
-    check_per_channel(gain, a, call.n, "weight", "element of a row")
+    cdef list results, written
+    cdef double dsigma
+    set_fields(&shape, &call, a, smoothing)
+    call.mean_radius, call.radius = inner, outer
+    check_per_channel(gain, a, shape.n, "weight", "element of a row")
     check_like(d, "dy", a, "x")
-    like = empty_vector(call.n, cnp.PyArray_TYPE(a))
+    like = empty_vector(shape.n, cnp.PyArray_TYPE(a))
     results = gradients_of(places, (a, like, like), ("dy", "x", "weight"), (d, a, gain))
-    d = read_rows(&call, &call.dy, d)
-    a = read_rows(&call, &call.x, a)
-    gain = read_parameter(&call, &call.gain, gain)
-    scratch = reserve(&call, cnorm_divisive_norm_scratch(call.n))
-    run_backward(&call, call_divisive_norm_backward, results)
-    return *returned(out, places, results, gain is not None), call.dsmoothing
+    written = list(results)
+    call.dsigma = &dsigma
+    d = read_rows(&shape, &call.dy, &call.dy_stride, d)
+    a = read_rows(&shape, &call.x, &call.x_stride, a)
+    gain = read_parameter(&shape, &call.gain, gain)
+    scratch = reserve(&call.scratch, cnorm_divisive_norm_scratch(shape.n))
+    write_gradients(&shape, results, written, &call.out, &call.out_stride, &call.dgain, &call.dbias)
+    begin(&shape)
+    finish(&shape, cnorm_divisive_norm_backward(shape.dtype, &call))
+    copy_all_back(results, written)
+    return *returned(out, places, results, gain is not None), dsigma
 
 
 def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-1):
@@ -172,19 +169,24 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
     ValueError
         For a shape, axis or smoothing that can't be used.
     """
-    cdef Call call
+    cdef Shape shape
+    cdef cnorm_norm_backward call
+    cdef double ds
     cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), w = parameter_of(weight, "weight")
     cdef ptrdiff_t first = index_of(axis)
     cdef double number = real_of(smoothing, "smoothing")
     full_dtype_of(a, "x")
-    set_rows(&call, a, first)
-    set_eps(&call, number, "smoothing")
+    set_rows(&shape, a, first)
+    check_eps(&shape, number, "smoothing")
     check_like(d, "dy", a, "x")
-    check_per_element(w, &call, a, "weight")
-    check_row_stats(stats, &call, a)
-    d = read_rows(&call, &call.dy, d)
-    a = read_rows(&call, &call.x, a)
-    w = read_parameter(&call, &call.gain, w)
-    set_stats(&call, stats, call.rows)
-    launch(&call, call_smoothing_gradient)
-    return call.dsmoothing
+    check_per_element(w, &shape, a, "weight")
+    check_row_stats(stats, &shape, a)
+    memset(&call, 0, sizeof(call))
+    call.rows, call.n = shape.rows, shape.n
+    d = read_rows(&shape, &call.dy, &call.dy_stride, d)
+    a = read_rows(&shape, &call.x, &call.x_stride, a)
+    w = read_parameter(&shape, &call.gain, w)
+    call.stats = stats_of(&shape, stats, shape.rows)
+    begin(&shape)
+    finish(&shape, cnorm_smoothing_gradient(shape.dtype, &call, number, &ds))
+    return ds

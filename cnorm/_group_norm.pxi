@@ -1,39 +1,40 @@
 """Group and instance normalisation."""
 
-cdef cnorm_status call_group_norm(Call *c) noexcept nogil:
-    return cnorm_group_norm(c.dtype, c.rows, c.channels, c.space, c.groups, c.x.data, c.x.stride, c.gain, c.bias, c.eps,
-                            c.y.data, c.y.stride, c.stats)
-
-
-cdef cnorm_status call_group_norm_backward(Call *c) noexcept nogil:
-    return cnorm_group_norm_backward(c.dtype, c.rows, c.channels, c.space, c.groups, c.dy.data, c.dy.stride, c.x.data,
-                                     c.x.stride, c.gain, c.stats, c.y.data, c.y.stride, c.dgain, c.dbias, c.scratch)
-
-
-cdef int set_samples(Call *call, cnp.ndarray x, int least) except -1:
-    """Set dtype, axis and sizes of the call, for x [samples, channels, *space] of at least `least` dimensions."""
+cdef int set_samples(Shape *shape, cnp.ndarray x, int least) except -1:
+    """Set dtype, axis and sizes of the shape, for x [samples, channels, *space] of at least `least` dimensions."""
     cdef int i
-    call.gain = call.bias = call.stats = NULL  # optional arguments; entries read only what their caller has set
-    call.dtype = <cnorm_dtype>dtype_of(x, "x")
-    call.number = cnp.PyArray_TYPE(x)
+    shape.dtype = <cnorm_dtype>dtype_of(x, "x")
+    shape.number = cnp.PyArray_TYPE(x)
     if cnp.PyArray_NDIM(x) < least:
         refuse_samples(x, least)
-    call.axis, call.rows, call.channels, call.space = 1, cnp.PyArray_DIMS(x)[0], cnp.PyArray_DIMS(x)[1], 1
+    shape.axis, shape.rows, shape.channels, shape.space = 1, cnp.PyArray_DIMS(x)[0], cnp.PyArray_DIMS(x)[1], 1
     for i in range(2, cnp.PyArray_NDIM(x)):
-        call.space *= cnp.PyArray_DIMS(x)[i]
-    call.n = call.channels * call.space
-    call.length = call.channels
-    if call.n == 0:
+        shape.space *= cnp.PyArray_DIMS(x)[i]
+    shape.n, shape.groups = shape.channels * shape.space, 0
+    shape.length = shape.channels
+    if shape.n == 0:
         refuse_samples(x, least)
     return 0
 
 
-cdef int set_groups(Call *call, ptrdiff_t count, object groups) except -1:
+cdef int set_groups(Shape *shape, ptrdiff_t count, object groups) except -1:
     """Set the number of groups, `count`, which was given as `groups`; 0: as many as channels, for instance norm."""
-    call.groups = count if count else call.channels
-    if call.channels % call.groups:
-        refuse_groups(groups, call.channels)
+    shape.groups = count if count else shape.channels
+    if shape.channels % shape.groups:
+        refuse_groups(groups, shape.channels)
     return 0
+
+
+cdef void prepare_samples(Shape *shape, cnorm_volume_norm *call, double eps) noexcept:
+    memset(call, 0, sizeof(cnorm_volume_norm))
+    call.samples, call.channels, call.space, call.groups = shape.rows, shape.channels, shape.space, shape.groups
+    call.eps = eps
+
+
+cdef void prepare_samples_backward(Shape *shape, cnorm_volume_norm_backward *call, double eps) noexcept:
+    memset(call, 0, sizeof(cnorm_volume_norm_backward))
+    call.samples, call.channels, call.space, call.groups = shape.rows, shape.channels, shape.space, shape.groups
+    call.eps = eps
 
 
 cdef object CHANNELS = object()  # in the place of a number of groups: each channel is one, as in instance norm
@@ -46,26 +47,29 @@ cdef inline ptrdiff_t count_of(object groups) except -1:
 cdef object group_forward(object x, object groups, object weight, object bias, object eps, object out,
                           bint return_stats):
     """Group norm, or instance norm where `groups` is CHANNELS."""
-    cdef Call call
+    cdef Shape shape
+    cdef cnorm_volume_norm call
     cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y, written
     cdef cnp.ndarray gain = parameter_of(weight, "weight"), b = parameter_of(bias, "bias")
     cdef double smoothing = real_of(eps, "eps")
     cdef ptrdiff_t count = count_of(groups)
-    set_samples(&call, a, 2 if count else 3)
-    set_groups(&call, count, groups)
-    set_eps(&call, smoothing)
-    check_per_channel(gain, a, call.channels, "weight", "channel")
-    check_per_channel(b, a, call.channels, "bias", "channel")
+    set_samples(&shape, a, 2 if count else 3)
+    set_groups(&shape, count, groups)
+    check_eps(&shape, smoothing)
+    check_per_channel(gain, a, shape.channels, "weight", "channel")
+    check_per_channel(b, a, shape.channels, "bias", "channel")
     y = result_of(place, a, gain, b)
     cdef Stats stats = None
+    prepare_samples(&shape, &call, smoothing)
     if return_stats:
-        stats = empty_stats([call.rows, call.groups], 2, 0, call.dtype)
-        set_stats(&call, stats, call.rows * call.groups)
-    a = read_rows(&call, &call.x, a)
-    gain = read_parameter(&call, &call.gain, gain)
-    b = read_parameter(&call, &call.bias, b)
-    written = write_rows(&call, &call.y, y)
-    launch(&call, call_group_norm)
+        stats = empty_stats([shape.rows, shape.groups], 2, 0, shape.dtype)
+        call.stats = stats_of(&shape, stats, shape.rows * shape.groups)
+    a = read_rows(&shape, &call.x, &call.x_stride, a)
+    gain = read_parameter(&shape, &call.gain, gain)
+    b = read_parameter(&shape, &call.bias, b)
+    written = write_rows(&shape, &call.y, &call.y_stride, y)
+    begin(&shape)
+    finish(&shape, cnorm_group_norm(shape.dtype, &call))
     copy_back(y, written)
     if out is None:
         out = y
@@ -74,25 +78,31 @@ cdef object group_forward(object x, object groups, object weight, object bias, o
 
 cdef tuple group_gradients(object dy, object x, object groups, object weight, Stats stats, object out):
     """Gradients of x, weight and bias; of instance norm where `groups` is CHANNELS."""
-    cdef Call call
+    cdef Shape shape
+    cdef cnorm_volume_norm_backward call
     cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), gain = parameter_of(weight, "weight")
     cdef tuple places = places_of(out, ("dx", "dweight", "dbias"), gain is not None)
-    cdef list results
+    cdef list results, written
     cdef ptrdiff_t count = count_of(groups)
-    set_samples(&call, a, 2 if count else 3)
-    set_groups(&call, count, groups)
+    set_samples(&shape, a, 2 if count else 3)
+    set_groups(&shape, count, groups)
     check_like(d, "dy", a, "x")
-    check_per_channel(gain, a, call.channels, "weight", "channel")
-    check_stats(stats, [call.rows, call.groups], 2, 0, a, call.dtype,
+    check_per_channel(gain, a, shape.channels, "weight", "channel")
+    check_stats(stats, [shape.rows, shape.groups], 2, 0, a, shape.dtype,
                 "(samples, groups)" if count else "(samples, channels)")
-    like = parameter_like(&call, gain, a)
+    like = parameter_like(&shape, gain, a)
     results = gradients_of(places, (a, like, like), ("dy", "x", "weight", "stats"), (d, a, gain, stats.data))
-    d = read_rows(&call, &call.dy, d)
-    a = read_rows(&call, &call.x, a)
-    gain = read_parameter(&call, &call.gain, gain)
-    set_stats(&call, stats, call.rows * call.groups)
-    scratch = reserve(&call, cnorm_backward_partials(call.dtype, call.rows, call.channels))
-    run_backward(&call, call_group_norm_backward, results)
+    written = list(results)
+    prepare_samples_backward(&shape, &call, 0)
+    d = read_rows(&shape, &call.dy, &call.dy_stride, d)
+    a = read_rows(&shape, &call.x, &call.x_stride, a)
+    gain = read_parameter(&shape, &call.gain, gain)
+    call.stats = stats_of(&shape, stats, shape.rows * shape.groups)
+    scratch = reserve(&call.scratch, cnorm_backward_partials(shape.dtype, shape.rows, shape.channels))
+    write_gradients(&shape, results, written, &call.dx, &call.dx_stride, &call.dgain, &call.dbias)
+    begin(&shape)
+    finish(&shape, cnorm_group_norm_backward(shape.dtype, &call))
+    copy_all_back(results, written)
     return returned(out, places, results, gain is not None)
 
 

@@ -1,65 +1,42 @@
 """Layer normalisation, with or without a residual, RMS normalisation, and their backward passes."""
-
-cdef cnorm_status call_layer_norm(Call *c) noexcept nogil:
-    return cnorm_layer_norm(c.dtype, c.rows, c.n, c.x.data, c.x.stride, c.gain, c.bias, c.eps, c.y.data, c.y.stride,
-                            c.stats)
+ctypedef cnorm_status (*Forward)(cnorm_dtype dtype, const cnorm_norm *call) noexcept nogil
+ctypedef cnorm_status (*Backward)(cnorm_dtype dtype, const cnorm_norm_backward *call) noexcept nogil
 
 
-cdef cnorm_status call_add_layer_norm(Call *c) noexcept nogil:
-    return cnorm_add_layer_norm(c.dtype, c.rows, c.n, c.x.data, c.x.stride, c.residual.data, c.residual.stride, c.gain,
-                                c.bias, c.eps, c.y.data, c.y.stride, c.total.data, c.total.stride, c.stats)
-
-
-cdef cnorm_status call_rms_norm(Call *c) noexcept nogil:
-    return cnorm_rms_norm(c.dtype, c.rows, c.n, c.x.data, c.x.stride, c.gain, c.eps, c.y.data, c.y.stride, c.stats)
-
-
-cdef cnorm_status call_layer_norm_backward(Call *c) noexcept nogil:
-    return cnorm_layer_norm_backward(c.dtype, c.rows, c.n, c.dy.data, c.dy.stride, c.x.data, c.x.stride, c.gain,
-                                     c.stats, c.y.data, c.y.stride, c.dgain, c.dbias, c.scratch)
-
-
-cdef cnorm_status call_rms_norm_backward(Call *c) noexcept nogil:
-    return cnorm_rms_norm_backward(c.dtype, c.rows, c.n, c.dy.data, c.dy.stride, c.x.data, c.x.stride, c.gain, c.stats,
-                                   c.y.data, c.y.stride, c.dgain, c.scratch)
-
-
-cdef inline int set_rows(Call *call, cnp.ndarray x, ptrdiff_t axis) except -1:
-    """Set dtype, axis and sizes of the call: the dimensions of x from `axis` on form a row."""
+cdef inline int set_rows(Shape *shape, cnp.ndarray x, ptrdiff_t axis) except -1:
+    """Set dtype, axis and sizes of the shape: the dimensions of x from `axis` on form a row."""
     cdef int i
-    call.gain = call.bias = call.stats = NULL  # optional arguments; entries read only what their caller has set
-    call.dtype = <cnorm_dtype>dtype_of(x, "x")
-    call.number = cnp.PyArray_TYPE(x)
-    call.axis = first_normalised(axis, x)
-    call.rows = call.n = 1
+    shape.dtype = <cnorm_dtype>dtype_of(x, "x")
+    shape.number = cnp.PyArray_TYPE(x)
+    shape.axis = first_normalised(axis, x)
+    shape.rows = shape.n = 1
     for i in range(cnp.PyArray_NDIM(x)):
-        if i < call.axis:
-            call.rows *= cnp.PyArray_DIMS(x)[i]
+        if i < shape.axis:
+            shape.rows *= cnp.PyArray_DIMS(x)[i]
         else:
-            call.n *= cnp.PyArray_DIMS(x)[i]
-    if call.n == 0:
-        refuse_empty_rows(x, call.axis)
-    call.length = call.n
+            shape.n *= cnp.PyArray_DIMS(x)[i]
+    if shape.n == 0:
+        refuse_empty_rows(x, shape.axis)
+    shape.length = shape.n
     return 0
 
 
-cdef inline int set_eps(Call *call, double eps, str name="eps") except -1:
-    """Set eps, checked to be finite in the compute type."""
-    if eps > FLT_MAX and call.dtype != CNORM_F64:
+cdef inline int check_eps(Shape *shape, double eps, str name="eps") except -1:
+    """Check that eps is finite in the compute type."""
+    if eps > FLT_MAX and shape.dtype != CNORM_F64:
         refuse_not_single(eps, name)
-    call.eps = eps
     return 0
 
 
-cdef inline int check_per_element(cnp.ndarray p, Call *call, cnp.ndarray x, str name) except -1:
+cdef inline int check_per_element(cnp.ndarray p, Shape *shape, cnp.ndarray x, str name) except -1:
     """Check that weight or bias has the normalised shape of x, or is None."""
     if p is None:
         return 0
-    cdef int ndim = cnp.PyArray_NDIM(x) - call.axis
+    cdef int ndim = cnp.PyArray_NDIM(x) - shape.axis
     if (cnp.PyArray_NDIM(p) != ndim
-            or not same_lengths(cnp.PyArray_DIMS(p), cnp.PyArray_DIMS(x) + call.axis, ndim)
-            or not (has_dtype(p, compute_number(call.dtype)) or has_dtype(p, cnp.PyArray_TYPE(x)))):
-        refuse_per_element(p, name, x, call.axis)
+            or not same_lengths(cnp.PyArray_DIMS(p), cnp.PyArray_DIMS(x) + shape.axis, ndim)
+            or not (has_dtype(p, compute_number(shape.dtype)) or has_dtype(p, cnp.PyArray_TYPE(x)))):
+        refuse_per_element(p, name, x, shape.axis)
     return 0
 
 
@@ -71,20 +48,30 @@ cdef int check_row_output(cnp.ndarray out, str name, cnp.ndarray x, cnp.ndarray 
     return check_disjoint(out, name, bias, "bias", False)
 
 
-cdef inline Stats normalise(Call *call, Entry entry, cnp.ndarray x, cnp.ndarray weight, cnp.ndarray bias,
-                            cnp.ndarray y, bint return_stats):
-    """Run a forward pass whose arguments have been checked; returns its Stats if `return_stats`, else None."""
+cdef inline void prepare(Shape *shape, cnorm_norm *call, double eps) noexcept:
+    memset(call, 0, sizeof(cnorm_norm))
+    call.rows, call.n, call.eps = shape.rows, shape.n, eps
+
+
+cdef inline Stats row_stats(Shape *shape, cnorm_norm *call, cnp.ndarray x, bint wanted):
+    """Set new statistics, which are returned, if they are wanted; else None."""
     cdef Stats stats = None
-    if return_stats:
-        stats = empty_stats(cnp.PyArray_DIMS(x), call.axis, cnp.PyArray_NDIM(x) - call.axis, call.dtype)
-        set_stats(call, stats, call.rows)
-    x = read_rows(call, &call.x, x)
-    weight = read_parameter(call, &call.gain, weight)
-    bias = read_parameter(call, &call.bias, bias)
-    cdef cnp.ndarray written = write_rows(call, &call.y, y)
-    launch(call, entry)
-    copy_back(y, written)
+    if wanted:
+        stats = empty_stats(cnp.PyArray_DIMS(x), shape.axis, cnp.PyArray_NDIM(x) - shape.axis, shape.dtype)
+        call.stats = stats_of(shape, stats, shape.rows)
     return stats
+
+
+cdef inline int normalise(Shape *shape, cnorm_norm *call, Forward entry, cnp.ndarray x, cnp.ndarray weight,
+                          cnp.ndarray bias, cnp.ndarray y) except -1:
+    """Run a forward pass whose arguments have been checked."""
+    x = read_rows(shape, &call.x, &call.x_stride, x)
+    weight = read_parameter(shape, &call.gain, weight)
+    bias = read_parameter(shape, &call.bias, bias)
+    cdef cnp.ndarray written = write_rows(shape, &call.y, &call.y_stride, y)
+    begin(shape)
+    finish(shape, entry(shape.dtype, call))
+    return copy_back(y, written)
 
 
 def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=False):
@@ -134,22 +121,25 @@ def layer_norm(x, weight=None, bias=None, *, eps=1e-5, axis=-1, out=None, bint r
     >>> cnorm.layer_norm(np.float32([[1e6, 1e6 + 1, 1e6 + 2]])).round(4)
     array([[-1.2247,  0.    ,  1.2247]], dtype=float32)
     """
-    cdef Call call
+    cdef Shape shape
+    cdef cnorm_norm call
     cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y
     cdef cnp.ndarray w = parameter_of(weight, "weight", "layer_norm(x, weight, bias, axis=-k)")
     cdef cnp.ndarray b = parameter_of(bias, "bias")
     cdef ptrdiff_t first = index_of(axis)
     cdef double smoothing = real_of(eps, "eps")
-    set_rows(&call, a, first)
-    set_eps(&call, smoothing)
-    check_per_element(w, &call, a, "weight")
-    check_per_element(b, &call, a, "bias")
+    set_rows(&shape, a, first)
+    check_eps(&shape, smoothing)
+    check_per_element(w, &shape, a, "weight")
+    check_per_element(b, &shape, a, "bias")
     y = output(place, "out", a)
     if out is None:
         out = y
     else:
         check_row_output(y, "out", a, None, w, b)
-    stats = normalise(&call, call_layer_norm, a, w, b, y, return_stats)
+    prepare(&shape, &call, smoothing)
+    stats = row_stats(&shape, &call, a, return_stats)
+    normalise(&shape, &call, cnorm_layer_norm, a, w, b, y)
     return (out, stats) if return_stats else out
 
 
@@ -182,17 +172,18 @@ def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, ou
     TypeError, ValueError
         As `layer_norm`. Outputs are then unchanged.
     """
-    cdef Call call
+    cdef Shape shape
+    cdef cnorm_norm call
     cdef cnp.ndarray a = array_of(x, "x"), r = array_of(residual, "residual"), y, total, total_written
     cdef cnp.ndarray place = place_of(out, "out"), sum_place = place_of(sum_out, "sum_out")
     cdef cnp.ndarray w = parameter_of(weight, "weight", "add_layer_norm(x, residual, weight, bias, axis=-k)")
     cdef cnp.ndarray b = parameter_of(bias, "bias")
     cdef ptrdiff_t first = index_of(axis)
     cdef double smoothing = real_of(eps, "eps")
-    set_rows(&call, a, first)
-    set_eps(&call, smoothing)
-    check_per_element(w, &call, a, "weight")
-    check_per_element(b, &call, a, "bias")
+    set_rows(&shape, a, first)
+    check_eps(&shape, smoothing)
+    check_per_element(w, &shape, a, "weight")
+    check_per_element(b, &shape, a, "bias")
     check_like(r, "residual", a, "x")
     y, total = output(place, "out", a), output(sum_place, "sum_out", a)
     if out is None:
@@ -204,9 +195,11 @@ def add_layer_norm(x, residual, weight=None, bias=None, *, eps=1e-5, axis=-1, ou
         sum_out = total
     else:
         check_row_output(total, "sum_out", a, r, w, b)
-    r = read_rows(&call, &call.residual, r)
-    total_written = write_rows(&call, &call.total, total)
-    stats = normalise(&call, call_add_layer_norm, a, w, b, y, return_stats)
+    prepare(&shape, &call, smoothing)
+    stats = row_stats(&shape, &call, a, return_stats)
+    r = read_rows(&shape, &call.residual, &call.residual_stride, r)
+    total_written = write_rows(&shape, &call.sum, &call.sum_stride, total)
+    normalise(&shape, &call, cnorm_add_layer_norm, a, w, b, y)
     copy_back(total, total_written)
     return (out, sum_out, stats) if return_stats else (out, sum_out)
 
@@ -232,47 +225,57 @@ def rms_norm(x, weight=None, *, eps=1e-5, axis=-1, out=None, bint return_stats=F
     TypeError, ValueError
         As `layer_norm`.
     """
-    cdef Call call
+    cdef Shape shape
+    cdef cnorm_norm call
     cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y
     cdef cnp.ndarray w = parameter_of(weight, "weight", "rms_norm(x, weight, axis=-k)")
     cdef ptrdiff_t first = index_of(axis)
     cdef double smoothing = real_of(eps, "eps")
-    set_rows(&call, a, first)
-    set_eps(&call, smoothing)
-    check_per_element(w, &call, a, "weight")
+    set_rows(&shape, a, first)
+    check_eps(&shape, smoothing)
+    check_per_element(w, &shape, a, "weight")
     y = output(place, "out", a)
     if out is None:
         out = y
     else:
         check_row_output(y, "out", a, None, w, None)
-    stats = normalise(&call, call_rms_norm, a, w, None, y, return_stats)
+    prepare(&shape, &call, smoothing)
+    stats = row_stats(&shape, &call, a, return_stats)
+    normalise(&shape, &call, cnorm_rms_norm, a, w, None, y)
     return (out, stats) if return_stats else out
 
 
-cdef tuple row_gradients(Entry entry, object dy, object x, object weight, Stats stats, object axis, object out):
+cdef tuple row_gradients(Backward entry, object dy, object x, object weight, Stats stats, object axis, object out):
     """The gradients of x, weight and, for layer norm, bias."""
-    cdef Call call
-    cdef tuple names = ("dx", "dweight") if entry == call_rms_norm_backward else ("dx", "dweight", "dbias")
+    cdef Shape shape
+    cdef cnorm_norm_backward call
+    cdef tuple names = ("dx", "dweight") if entry == cnorm_rms_norm_backward else ("dx", "dweight", "dbias")
     cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), w = parameter_of(weight, "weight"), like = w
     cdef ptrdiff_t first = index_of(axis)
     cdef tuple places = places_of(out, names, w is not None)
-    cdef list results
+    cdef list results, written
     cdef int ndim
-    set_rows(&call, a, first)
+    set_rows(&shape, a, first)
     check_like(d, "dy", a, "x")
-    check_per_element(w, &call, a, "weight")
-    check_row_stats(stats, &call, a)
+    check_per_element(w, &shape, a, "weight")
+    check_row_stats(stats, &shape, a)
     if like is None:
-        ndim = cnp.PyArray_NDIM(a) - call.axis
-        like = cnp.PyArray_EMPTY(ndim, cnp.PyArray_DIMS(a) + call.axis, cnp.PyArray_TYPE(a), 0)
+        ndim = cnp.PyArray_NDIM(a) - shape.axis
+        like = cnp.PyArray_EMPTY(ndim, cnp.PyArray_DIMS(a) + shape.axis, cnp.PyArray_TYPE(a), 0)
     results = gradients_of(places, (a, like, like)[:len(names)], ("dy", "x", "weight", "stats"),
                            (d, a, w, stats.data))
-    d = read_rows(&call, &call.dy, d)
-    a = read_rows(&call, &call.x, a)
-    w = read_parameter(&call, &call.gain, w)
-    set_stats(&call, stats, call.rows)
-    scratch = reserve(&call, cnorm_backward_partials(call.dtype, call.rows, call.n))
-    run_backward(&call, entry, results)
+    written = list(results)
+    memset(&call, 0, sizeof(call))
+    call.rows, call.n = shape.rows, shape.n
+    d = read_rows(&shape, &call.dy, &call.dy_stride, d)
+    a = read_rows(&shape, &call.x, &call.x_stride, a)
+    w = read_parameter(&shape, &call.gain, w)
+    call.stats = stats_of(&shape, stats, shape.rows)
+    scratch = reserve(&call.partials, cnorm_backward_partials(shape.dtype, shape.rows, shape.n))
+    write_gradients(&shape, results, written, &call.dx, &call.dx_stride, &call.dgain, &call.dbias)
+    begin(&shape)
+    finish(&shape, entry(shape.dtype, &call))
+    copy_all_back(results, written)
     return returned(out, places, results, w is not None)
 
 
@@ -316,7 +319,7 @@ def layer_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=Non
     dweight and dbias are summed over blocks of 64 rows, and the blocks in a fixed tree, which gives the same bits on
     every machine.
     """
-    return row_gradients(call_layer_norm_backward, dy, x, weight, stats, axis, out)
+    return row_gradients(cnorm_layer_norm_backward, dy, x, weight, stats, axis, out)
 
 
 def rms_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None):
@@ -342,7 +345,7 @@ def rms_norm_backward(dy, x, weight, Stats stats not None, *, axis=-1, out=None)
     TypeError, ValueError
         As `layer_norm_backward`.
     """
-    return row_gradients(call_rms_norm_backward, dy, x, weight, stats, axis, out)
+    return row_gradients(cnorm_rms_norm_backward, dy, x, weight, stats, axis, out)
 
 
 cdef class BoundLayerNorm:
@@ -371,19 +374,20 @@ cdef class BoundLayerNorm:
         TypeError, ValueError
             As `layer_norm`.
         """
-        cdef Call call
+        cdef Shape shape
+        cdef cnorm_norm call
         cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y
         if (self.gain is None or cnp.PyArray_NDIM(a) == 0
                 or cnp.PyArray_DIMS(a)[cnp.PyArray_NDIM(a) - 1] != cnp.PyArray_DIMS(self.gain)[0]):
             refuse_bound(a, self.gain)
-        set_rows(&call, a, -1)
-        if call.dtype == CNORM_F64:
+        set_rows(&shape, a, -1)
+        if shape.dtype == CNORM_F64:
             refuse_bound(a, self.gain)
-        call.eps = self.eps_
         y = output(place, "out", a)
         if out is None:
             out = y
         else:
             check_disjoint(y, "out", a, "x", True)  # gain and bias are read-only copies: out can't overlap them
-        normalise(&call, call_layer_norm, a, self.gain, self.bias, y, False)
+        prepare(&shape, &call, self.eps_)
+        normalise(&shape, &call, cnorm_layer_norm, a, self.gain, self.bias, y)
         return out

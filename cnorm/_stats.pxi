@@ -86,6 +86,6 @@ cdef int check_stats(Stats stats, const cnp.npy_intp *shape, int ndim, int ones,
     return 0
 
 
-cdef int check_row_stats(Stats stats, Call *call, cnp.ndarray x) except -1:
-    return check_stats(stats, cnp.PyArray_DIMS(x), call.axis, cnp.PyArray_NDIM(x) - call.axis, x, call.dtype,
+cdef int check_row_stats(Stats stats, Shape *shape, cnp.ndarray x) except -1:
+    return check_stats(stats, cnp.PyArray_DIMS(x), shape.axis, cnp.PyArray_NDIM(x) - shape.axis, x, shape.dtype,
                        "x.shape[:axis] + (1, ...)")

@@ -1,22 +1,18 @@
 """Weight normalisation."""
 
-cdef cnorm_status call_weight_norm(Call *c) noexcept nogil:
-    return cnorm_weight_norm(c.dtype, c.rows, c.n, c.x.data, c.x.stride, c.gain, c.y.data, c.y.stride)
-
-
-cdef cnorm_status call_weight_norm_backward(Call *c) noexcept nogil:
-    return cnorm_weight_norm_backward(c.dtype, c.rows, c.n, c.dy.data, c.dy.stride, c.x.data, c.x.stride, c.gain,
-                                      c.y.data, c.y.stride, c.dgain)
-
-
-cdef int set_matrix(Call *call, cnp.ndarray weight) except -1:
-    """Set dtype, axis and sizes of the call, for weight [outputs, inputs, ...]."""
+cdef int set_matrix(Shape *shape, cnp.ndarray weight) except -1:
+    """Set dtype, axis and sizes of the shape, for weight [outputs, inputs, ...]."""
     full_dtype_of(weight, "weight")
     if cnp.PyArray_NDIM(weight) < 2 or (cnp.PyArray_SIZE(weight) == 0 and cnp.PyArray_DIMS(weight)[0]):
         refuse_matrix(weight)
-    set_rows(call, weight, 1)
-    call.length = call.rows
+    set_rows(shape, weight, 1)
+    shape.length = shape.rows
     return 0
+
+
+cdef void prepare_matrix(Shape *shape, cnorm_weight *call) noexcept:
+    memset(call, 0, sizeof(cnorm_weight))
+    call.rows, call.n = shape.rows, shape.n
 
 
 def weight_norm(weight, gain=None, *, out=None):
@@ -52,19 +48,22 @@ def weight_norm(weight, gain=None, *, out=None):
     >>> cnorm.weight_norm(np.float32([[3, 4]]), np.float32([10]))
     array([[6., 8.]], dtype=float32)
     """
-    cdef Call call
+    cdef Shape shape
+    cdef cnorm_weight call
     cdef cnp.ndarray w = array_of(weight, "weight"), g = parameter_of(gain, "gain"), place = place_of(out, "out")
     cdef cnp.ndarray v, written
-    set_matrix(&call, w)
-    check_per_channel(g, w, call.rows, "gain", "output")
+    set_matrix(&shape, w)
+    check_per_channel(g, w, shape.rows, "gain", "output")
     v = output(place, "out", w)
     if out is not None:
         check_disjoint(v, "out", w, "weight", True)
         check_disjoint(v, "out", g, "gain", False)
-    w = read_rows(&call, &call.x, w)
-    g = read_parameter(&call, &call.gain, g)
-    written = write_rows(&call, &call.y, v)
-    launch(&call, call_weight_norm)
+    prepare_matrix(&shape, &call)
+    w = read_rows(&shape, &call.w, &call.w_stride, w)
+    g = read_parameter(&shape, &call.gain, g)
+    written = write_rows(&shape, &call.out, &call.out_stride, v)
+    begin(&shape)
+    finish(&shape, cnorm_weight_norm(shape.dtype, &call))
     copy_back(v, written)
     return v if out is None else out
 
@@ -96,17 +95,23 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
     ValueError
         For a shape or overlap that can't be used. The outputs are then unchanged.
     """
-    cdef Call call
+    cdef Shape shape
+    cdef cnorm_weight call
     cdef cnp.ndarray w = array_of(weight, "weight"), d = array_of(dv, "dv"), g = parameter_of(gain, "gain")
     cdef tuple places = places_of(out, ("dweight", "dgain"), g is not None)
-    cdef list results
-    set_matrix(&call, w)
+    cdef list results, written
+    set_matrix(&shape, w)
     check_like(d, "dv", w, "weight")
-    check_per_channel(g, w, call.rows, "gain", "output")
-    results = gradients_of(places, (w, empty_vector(call.rows, cnp.PyArray_TYPE(w))), ("dv", "weight", "gain"),
+    check_per_channel(g, w, shape.rows, "gain", "output")
+    results = gradients_of(places, (w, empty_vector(shape.rows, cnp.PyArray_TYPE(w))), ("dv", "weight", "gain"),
                            (d, w, g))
-    d = read_rows(&call, &call.dy, d)
-    w = read_rows(&call, &call.x, w)
-    g = read_parameter(&call, &call.gain, g)
-    run_backward(&call, call_weight_norm_backward, results)
+    written = list(results)
+    prepare_matrix(&shape, &call)
+    d = read_rows(&shape, &call.dv, &call.dv_stride, d)
+    w = read_rows(&shape, &call.w, &call.w_stride, w)
+    g = read_parameter(&shape, &call.gain, g)
+    write_gradients(&shape, results, written, &call.out, &call.out_stride, &call.dgain, NULL)
+    begin(&shape)
+    finish(&shape, cnorm_weight_norm_backward(shape.dtype, &call))
+    copy_all_back(results, written)
     return returned(out, places, results, g is not None)

@@ -38,31 +38,41 @@ cdef extern from "cnorm_python.h" nogil:
         CNORM_F16
         CNORM_BF16
 
-    cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
-                                  const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride,
-                                  void *stats)
-    cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
-                                      const void *residual, ptrdiff_t residual_stride, const void *gain,
-                                      const void *bias, double eps, void *y, ptrdiff_t y_stride, void *sum,
-                                      ptrdiff_t sum_stride, void *stats)
-    cnorm_status cnorm_rms_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
-                                const void *gain, double eps, void *y, ptrdiff_t y_stride, void *stats)
+    ptrdiff_t CNORM_ONE_ROW
+
+    ctypedef struct cnorm_norm:
+        ptrdiff_t rows, n, x_stride, residual_stride, y_stride, sum_stride
+        const void *x
+        const void *residual
+        const void *gain
+        const void *bias
+        double eps
+        void *y
+        void *sum
+        void *stats
+
+    cnorm_status cnorm_layer_norm(cnorm_dtype dtype, const cnorm_norm *call)
+    cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, const cnorm_norm *call)
+    cnorm_status cnorm_rms_norm(cnorm_dtype dtype, const cnorm_norm *call)
+
+    ctypedef struct cnorm_norm_backward:
+        ptrdiff_t rows, n, dy_stride, x_stride, dx_stride
+        const void *dy
+        const void *x
+        const void *gain
+        const void *stats
+        void *dx
+        void *dgain
+        void *dbias
+        void *partials
+
     ptrdiff_t cnorm_backward_partials(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
-    cnorm_status cnorm_layer_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
-                                           ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
-                                           const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain,
-                                           void *dbias, void *partials)
-    cnorm_status cnorm_rms_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
-                                         ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
-                                         const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain, void *partials)
-    cnorm_status cnorm_layer_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
-                                                  ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,
-                                                  ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
-                                                  ptrdiff_t dx_stride, void *partials)
-    cnorm_status cnorm_rms_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
-                                                ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,
-                                                ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
-                                                ptrdiff_t dx_stride, void *partials)
+    cnorm_status cnorm_layer_norm_backward(cnorm_dtype dtype, const cnorm_norm_backward *call)
+    cnorm_status cnorm_rms_norm_backward(cnorm_dtype dtype, const cnorm_norm_backward *call)
+    cnorm_status cnorm_layer_norm_backward_blocks(cnorm_dtype dtype, const cnorm_norm_backward *call, ptrdiff_t begin,
+                                                  ptrdiff_t end)
+    cnorm_status cnorm_rms_norm_backward_blocks(cnorm_dtype dtype, const cnorm_norm_backward *call, ptrdiff_t begin,
+                                                ptrdiff_t end)
     cnorm_status cnorm_backward_reduce(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, void *partials, void *dgain,
                                        void *dbias)
     cnorm_status cnorm_widen(cnorm_dtype dtype, ptrdiff_t n, const void *x, float *y)
@@ -232,48 +242,69 @@ cdef extern from "cnorm_python.h" nogil:
                                 ptrdiff_t y_stride)
 
     # cnorm_norms.h
-    cnorm_status cnorm_group_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
-                                  ptrdiff_t groups, const void *x, ptrdiff_t x_stride, const void *gain,
-                                  const void *bias, double eps, void *y, ptrdiff_t y_stride, void *stats)
-    cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels,
-                                           ptrdiff_t space, ptrdiff_t groups, const void *dy, ptrdiff_t dy_stride,
-                                           const void *x, ptrdiff_t x_stride, const void *gain, const void *stats,
-                                           void *dx, ptrdiff_t dx_stride, void *dgain, void *dbias, void *partials)
+    ctypedef struct cnorm_volume_norm:
+        ptrdiff_t samples, channels, space, groups, x_stride, y_stride
+        const void *x
+        const void *gain
+        const void *bias
+        const void *mean
+        const void *var
+        double eps
+        void *y
+        void *stats
+        double *moments
+        void *scratch
+
+    ctypedef struct cnorm_volume_norm_backward:
+        ptrdiff_t samples, channels, space, groups, dy_stride, x_stride, dx_stride
+        const void *dy
+        const void *x
+        const void *gain
+        const void *stats
+        const void *mean
+        const void *var
+        double eps
+        void *dx
+        void *dgain
+        void *dbias
+        void *scratch
+
+    cnorm_status cnorm_group_norm(cnorm_dtype dtype, const cnorm_volume_norm *call)
+    cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, const cnorm_volume_norm_backward *call)
     ptrdiff_t cnorm_batch_norm_scratch(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
-    cnorm_status cnorm_batch_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
-                                  const void *x, ptrdiff_t x_stride, const void *gain, const void *bias,
-                                  double eps, void *y, ptrdiff_t y_stride, void *stats, double *moments,
-                                  void *scratch)
-    cnorm_status cnorm_batch_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels,
-                                           ptrdiff_t space, const void *dy, ptrdiff_t dy_stride, const void *x,
-                                           ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
-                                           ptrdiff_t dx_stride, void *dgain, void *dbias, void *scratch)
-    cnorm_status cnorm_batch_norm_inference(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels,
-                                            ptrdiff_t space, const void *x, ptrdiff_t x_stride, const void *mean,
-                                            const void *var, const void *gain, const void *bias, double eps,
-                                            void *y, ptrdiff_t y_stride, void *scratch)
-    cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels,
-                                                     ptrdiff_t space, const void *dy, ptrdiff_t dy_stride,
-                                                     const void *x, ptrdiff_t x_stride, const void *mean,
-                                                     const void *var, const void *gain, double eps, void *dx,
-                                                     ptrdiff_t dx_stride, void *dgain, void *dbias, void *scratch)
-    cnorm_status cnorm_weight_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *w,
-                                   ptrdiff_t w_stride, const void *gain, void *v, ptrdiff_t v_stride)
-    cnorm_status cnorm_weight_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dv,
-                                            ptrdiff_t dv_stride, const void *w, ptrdiff_t w_stride,
-                                            const void *gain, void *dw, ptrdiff_t dw_stride, void *dgain)
+    cnorm_status cnorm_batch_norm(cnorm_dtype dtype, const cnorm_volume_norm *call)
+    cnorm_status cnorm_batch_norm_backward(cnorm_dtype dtype, const cnorm_volume_norm_backward *call)
+    cnorm_status cnorm_batch_norm_inference(cnorm_dtype dtype, const cnorm_volume_norm *call)
+    cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, const cnorm_volume_norm_backward *call)
+
+    ctypedef struct cnorm_weight:
+        ptrdiff_t rows, n, dv_stride, w_stride, out_stride
+        const void *dv
+        const void *w
+        const void *gain
+        void *out
+        void *dgain
+
+    cnorm_status cnorm_weight_norm(cnorm_dtype dtype, const cnorm_weight *call)
+    cnorm_status cnorm_weight_norm_backward(cnorm_dtype dtype, const cnorm_weight *call)
+
+    ctypedef struct cnorm_divisive:
+        ptrdiff_t rows, n, mean_radius, radius, dy_stride, x_stride, out_stride
+        const void *dy
+        const void *x
+        const void *gain
+        const void *bias
+        double sigma
+        void *out
+        void *dgain
+        void *dbias
+        double *dsigma
+        void *scratch
+
     ptrdiff_t cnorm_divisive_norm_scratch(ptrdiff_t n)
-    cnorm_status cnorm_divisive_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius,
-                                     ptrdiff_t radius, const void *x, ptrdiff_t x_stride, const void *gain,
-                                     const void *bias, double sigma, void *y, ptrdiff_t y_stride, void *scratch)
-    cnorm_status cnorm_divisive_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n,
-                                              ptrdiff_t mean_radius, ptrdiff_t radius, const void *dy,
-                                              ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride,
-                                              const void *gain, double sigma, void *dx, ptrdiff_t dx_stride,
-                                              void *dgain, void *dbias, double *dsigma, void *scratch)
-    cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
-                                          ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
-                                          const void *stats, double s, double *ds)
+    cnorm_status cnorm_divisive_norm(cnorm_dtype dtype, const cnorm_divisive *call)
+    cnorm_status cnorm_divisive_norm_backward(cnorm_dtype dtype, const cnorm_divisive *call)
+    cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, const cnorm_norm_backward *call, double s, double *ds)
 
     # cnorm_train.h
     ctypedef struct cnorm_tape:

@@ -80,83 +80,59 @@ static int streaming(const cnorm_norm *call, cnorm_dtype dtype)
            (!call->sum || (call->sum_stride == call->n && call->sum != call->x && call->sum != call->residual));
 }
 
+/* `call` is the entry's own copy, in which members that the function does not take are NULL */
 static cnorm_status forward(void (*kernel)(const cnorm_norm *), cnorm_dtype dtype, cnorm_norm *call)
 {
-    if (!countable(call->rows, call->n)) return CNORM_ERROR_SIZE;
+    const ptrdiff_t n = call->n;
+    if (!countable(call->rows, n)) return CNORM_ERROR_SIZE;
     if (call->rows == 0) return CNORM_OK;
     if (!call->x || !call->y) return CNORM_ERROR_NULL;
     if (!(call->eps >= 0 && call->eps <= (dtype == CNORM_F64 ? DBL_MAX : (double)FLT_MAX))) return CNORM_ERROR_EPS;
-    if (rows_overlap(call->rows, call->n, call->y_stride)) return CNORM_ERROR_STRIDE;
-    if (call->sum && rows_overlap(call->rows, call->n, call->sum_stride)) return CNORM_ERROR_STRIDE;
+    call->x_stride = stride_of(call->x_stride, n), call->y_stride = stride_of(call->y_stride, n);
+    if (rows_overlap(call->rows, n, call->y_stride)) return CNORM_ERROR_STRIDE;
+    if (call->sum) {
+        call->residual_stride = stride_of(call->residual_stride, n), call->sum_stride = stride_of(call->sum_stride, n);
+        if (rows_overlap(call->rows, n, call->sum_stride)) return CNORM_ERROR_STRIDE;
+    }
     const float_mode mode = float_mode_enter();
     if (dtype != CNORM_F64) call->eps = (double)(float)call->eps;
-    call->streaming = streaming(call, dtype);
-    call->in_sweep = cnorm_cpu_is_amd();
+    call->hints = (streaming(call, dtype) ? STREAMING : 0) | (cnorm_cpu_is_amd() ? IN_SWEEP : 0);
     kernel(call);
     float_mode_leave(mode);
     return CNORM_OK;
 }
 
-cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
-                              const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride, void *stats)
+cnorm_status cnorm_layer_norm(cnorm_dtype dtype, const cnorm_norm *call)
 {
     const cnorm_kernels *kernels = cnorm_active();
     if (!kernels) return CNORM_ERROR_ISA;
     if (!known_dtype(dtype)) return CNORM_ERROR_DTYPE;
-    return forward(kernels->layer_norm[dtype], dtype,
-                   &(cnorm_norm){.rows = rows,
-                                 .n = n,
-                                 .x = x,
-                                 .x_stride = x_stride,
-                                 .gain = gain,
-                                 .bias = bias,
-                                 .eps = eps,
-                                 .y = y,
-                                 .y_stride = y_stride,
-                                 .stats = stats});
+    if (!call) return CNORM_ERROR_NULL;
+    cnorm_norm own = *call;
+    own.residual = own.sum = NULL;
+    return forward(kernels->layer_norm[dtype], dtype, &own);
 }
 
-cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
-                                  const void *residual, ptrdiff_t residual_stride, const void *gain, const void *bias,
-                                  double eps, void *y, ptrdiff_t y_stride, void *sum, ptrdiff_t sum_stride, void *stats)
+cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, const cnorm_norm *call)
 {
     const cnorm_kernels *kernels = cnorm_active();
     if (!kernels) return CNORM_ERROR_ISA;
     if (!known_dtype(dtype)) return CNORM_ERROR_DTYPE;
-    if (rows > 0 && (!residual || !sum)) return CNORM_ERROR_NULL;
-    return forward(kernels->add_layer_norm[dtype], dtype,
-                   &(cnorm_norm){.rows = rows,
-                                 .n = n,
-                                 .x = x,
-                                 .x_stride = x_stride,
-                                 .residual = residual,
-                                 .residual_stride = residual_stride,
-                                 .gain = gain,
-                                 .bias = bias,
-                                 .eps = eps,
-                                 .y = y,
-                                 .y_stride = y_stride,
-                                 .sum = sum,
-                                 .sum_stride = sum_stride,
-                                 .stats = stats});
+    if (!call || (call->rows > 0 && (!call->residual || !call->sum))) return CNORM_ERROR_NULL;
+    cnorm_norm own = *call;
+    return forward(kernels->add_layer_norm[dtype], dtype, &own);
 }
 
-cnorm_status cnorm_rms_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
-                            const void *gain, double eps, void *y, ptrdiff_t y_stride, void *stats)
+cnorm_status cnorm_rms_norm(cnorm_dtype dtype, const cnorm_norm *call)
 {
     const cnorm_kernels *kernels = cnorm_active();
     if (!kernels) return CNORM_ERROR_ISA;
     if (!known_dtype(dtype)) return CNORM_ERROR_DTYPE;
-    return forward(kernels->rms_norm[dtype], dtype,
-                   &(cnorm_norm){.rows = rows,
-                                 .n = n,
-                                 .x = x,
-                                 .x_stride = x_stride,
-                                 .gain = gain,
-                                 .eps = eps,
-                                 .y = y,
-                                 .y_stride = y_stride,
-                                 .stats = stats});
+    if (!call) return CNORM_ERROR_NULL;
+    cnorm_norm own = *call;
+    own.residual = own.sum = NULL;
+    own.bias = NULL;
+    return forward(kernels->rms_norm[dtype], dtype, &own);
 }
 
 /* ---- backward --------------------------------------------------------------------------------------------------- */
@@ -171,55 +147,47 @@ ptrdiff_t cnorm_backward_partials(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n
 static cnorm_status backward_blocks(void (*const *kernel)(const cnorm_norm_backward *), cnorm_dtype dtype,
                                     ptrdiff_t begin, ptrdiff_t end, const cnorm_norm_backward *call)
 {
-    const ptrdiff_t rows = call->rows, n = call->n;
     if (!known_dtype(dtype)) return CNORM_ERROR_DTYPE;
+    if (!call) return CNORM_ERROR_NULL;
+    const ptrdiff_t rows = call->rows, n = call->n;
     if (!countable(rows, n) || begin < 0 || end > rows || begin > end) return CNORM_ERROR_SIZE;
     if (begin % CNORM_BLOCK_ROWS || (end % CNORM_BLOCK_ROWS && end != rows)) return CNORM_ERROR_SIZE;
     if (begin == end) return CNORM_OK;
-    if (!call->dy || !call->x || !call->stats || !call->dx || !call->partial) return CNORM_ERROR_NULL;
-    if (rows_overlap(rows, n, call->dx_stride)) return CNORM_ERROR_STRIDE;
+    if (!call->dy || !call->x || !call->stats || !call->dx || !call->partials) return CNORM_ERROR_NULL;
+    cnorm_norm_backward block = *call;
+    block.dy_stride = stride_of(call->dy_stride, n), block.x_stride = stride_of(call->x_stride, n);
+    block.dx_stride = stride_of(call->dx_stride, n);
+    if (rows_overlap(rows, n, block.dx_stride)) return CNORM_ERROR_STRIDE;
     const ptrdiff_t stored = stored_bytes(dtype), computed = computed_bytes(dtype);
-    const int streaming = beyond_caches(rows, n, dtype, cnorm_cpu_cache_bytes() / 4) && call->dx_stride == n &&
+    const int streaming = beyond_caches(rows, n, dtype, cnorm_cpu_cache_bytes() / 4) && block.dx_stride == n &&
                           call->dx != call->x && call->dx != call->dy;
+    block.hints = streaming ? STREAMING : 0;
     const float_mode mode = float_mode_enter();
     for (ptrdiff_t row = begin; row < end; row += CNORM_BLOCK_ROWS) {
-        cnorm_norm_backward block = *call;
-        block.streaming = streaming;
         block.rows = end - row < CNORM_BLOCK_ROWS ? end - row : CNORM_BLOCK_ROWS;
-        block.dy = (const char *)call->dy + row * call->dy_stride * stored;
-        block.x = (const char *)call->x + row * call->x_stride * stored;
-        block.dx = (char *)call->dx + row * call->dx_stride * stored;
+        block.dy = (const char *)call->dy + row * block.dy_stride * stored;
+        block.x = (const char *)call->x + row * block.x_stride * stored;
+        block.dx = (char *)call->dx + row * block.dx_stride * stored;
         block.stats = (const char *)call->stats + row * 3 * computed;
-        block.partial = (char *)call->partial + row / CNORM_BLOCK_ROWS * 2 * n * computed;
+        block.partials = (char *)call->partials + row / CNORM_BLOCK_ROWS * 2 * n * computed;
         kernel[dtype](&block);
     }
     float_mode_leave(mode);
     return CNORM_OK;
 }
 
-#define BACKWARD_CALL                                                                                                  \
-    &(cnorm_norm_backward)                                                                                             \
-    {                                                                                                                  \
-        .rows = rows, .n = n, .dy = dy, .dy_stride = dy_stride, .x = x, .x_stride = x_stride, .gain = gain,            \
-        .stats = stats, .dx = dx, .dx_stride = dx_stride, .partial = partials                                          \
-    }
-
-cnorm_status cnorm_layer_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
-                                              ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,
-                                              ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
-                                              ptrdiff_t dx_stride, void *partials)
+cnorm_status cnorm_layer_norm_backward_blocks(cnorm_dtype dtype, const cnorm_norm_backward *call, ptrdiff_t begin,
+                                              ptrdiff_t end)
 {
     const cnorm_kernels *kernels = cnorm_active();
-    return kernels ? backward_blocks(kernels->layer_norm_backward, dtype, begin, end, BACKWARD_CALL) : CNORM_ERROR_ISA;
+    return kernels ? backward_blocks(kernels->layer_norm_backward, dtype, begin, end, call) : CNORM_ERROR_ISA;
 }
 
-cnorm_status cnorm_rms_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
-                                            ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,
-                                            ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
-                                            ptrdiff_t dx_stride, void *partials)
+cnorm_status cnorm_rms_norm_backward_blocks(cnorm_dtype dtype, const cnorm_norm_backward *call, ptrdiff_t begin,
+                                            ptrdiff_t end)
 {
     const cnorm_kernels *kernels = cnorm_active();
-    return kernels ? backward_blocks(kernels->rms_norm_backward, dtype, begin, end, BACKWARD_CALL) : CNORM_ERROR_ISA;
+    return kernels ? backward_blocks(kernels->rms_norm_backward, dtype, begin, end, call) : CNORM_ERROR_ISA;
 }
 
 cnorm_status cnorm_backward_reduce(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, void *partials, void *dgain,
@@ -247,25 +215,20 @@ cnorm_status cnorm_backward_reduce(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t 
     return CNORM_OK;
 }
 
-cnorm_status cnorm_layer_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
-                                       ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
-                                       const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain, void *dbias,
-                                       void *partials)
+cnorm_status cnorm_layer_norm_backward(cnorm_dtype dtype, const cnorm_norm_backward *call)
 {
-    if (!dgain || !dbias) return CNORM_ERROR_NULL;
-    const cnorm_status status = cnorm_layer_norm_backward_blocks(dtype, rows, n, 0, rows, dy, dy_stride, x, x_stride,
-                                                                 gain, stats, dx, dx_stride, partials);
-    return status == CNORM_OK ? cnorm_backward_reduce(dtype, rows, n, partials, dgain, dbias) : status;
+    if (!call || !call->dgain || !call->dbias) return CNORM_ERROR_NULL;
+    const cnorm_status status = cnorm_layer_norm_backward_blocks(dtype, call, 0, call->rows);
+    if (status != CNORM_OK) return status;
+    return cnorm_backward_reduce(dtype, call->rows, call->n, call->partials, call->dgain, call->dbias);
 }
 
-cnorm_status cnorm_rms_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
-                                     ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
-                                     const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain, void *partials)
+cnorm_status cnorm_rms_norm_backward(cnorm_dtype dtype, const cnorm_norm_backward *call)
 {
-    if (!dgain) return CNORM_ERROR_NULL;
-    const cnorm_status status = cnorm_rms_norm_backward_blocks(dtype, rows, n, 0, rows, dy, dy_stride, x, x_stride,
-                                                               gain, stats, dx, dx_stride, partials);
-    return status == CNORM_OK ? cnorm_backward_reduce(dtype, rows, n, partials, dgain, NULL) : status;
+    if (!call || !call->dgain) return CNORM_ERROR_NULL;
+    const cnorm_status status = cnorm_rms_norm_backward_blocks(dtype, call, 0, call->rows);
+    if (status != CNORM_OK) return status;
+    return cnorm_backward_reduce(dtype, call->rows, call->n, call->partials, call->dgain, NULL);
 }
 
 /* ---- activations ------------------------------------------------------------------------------------------------ */

@@ -17,12 +17,15 @@ static int countable(ptrdiff_t a, ptrdiff_t b, ptrdiff_t c)
 static double rounded(cnorm_dtype dtype, double a) { return dtype == CNORM_F64 ? a : (double)(float)a; }
 static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded(dtype, a)); }
 
-/* The first lines of every entry: `table` becomes the active table, which has this kernel for this dtype. */
-#define ENTER(kernel, ok)                                                                                              \
+/* The first lines of every entry: `table` becomes the active table, which has this kernel for this dtype, and `own` a
+ * copy of the call. */
+#define ENTER(kernel, struct, ok)                                                                                      \
     const cnorm_kernels *table = cnorm_active();                                                                       \
     if (!table) return CNORM_ERROR_ISA;                                                                                \
     if (!known_dtype(dtype) || !table->kernel[dtype]) return CNORM_ERROR_DTYPE;                                        \
-    if (!(ok)) return CNORM_ERROR_SIZE
+    if (!call) return CNORM_ERROR_NULL;                                                                                \
+    if (!(ok)) return CNORM_ERROR_SIZE;                                                                                \
+    struct own = *call
 /* The last lines of every entry: runs the statement in the default floating-point mode. */
 #define RUN(statement)                                                                                                 \
     const float_mode mode = float_mode_enter();                                                                        \
@@ -45,14 +48,27 @@ static int streaming(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t n, ptrdiff_
 
 static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dtype dtype, cnorm_volume_norm *call)
 {
+    const ptrdiff_t n = call->channels * call->space;
     if (call->samples == 0) return CNORM_OK;
     if (!call->x || !call->y) return CNORM_ERROR_NULL;
     if (!usable(dtype, call->eps)) return CNORM_ERROR_EPS;
-    if (rows_overlap(call->samples, call->channels * call->space, call->y_stride)) return CNORM_ERROR_STRIDE;
+    call->x_stride = stride_of(call->x_stride, n), call->y_stride = stride_of(call->y_stride, n);
+    if (rows_overlap(call->samples, n, call->y_stride)) return CNORM_ERROR_STRIDE;
     const ptrdiff_t run = call->space > 1 ? call->space : call->groups ? call->channels / call->groups : call->channels;
-    call->streaming = call->y != call->x &&
-                      streaming(dtype, call->samples, call->channels * call->space, run, call->y, call->y_stride);
+    call->hints =
+        call->y != call->x && streaming(dtype, call->samples, n, run, call->y, call->y_stride) ? STREAMING : 0;
     RUN(call->eps = rounded(dtype, call->eps); kernel(call));
+}
+
+/* sets the strides and hints of a backward call */
+static void prepare(cnorm_dtype dtype, cnorm_volume_norm_backward *call)
+{
+    const ptrdiff_t n = call->channels * call->space;
+    call->dy_stride = stride_of(call->dy_stride, n), call->x_stride = stride_of(call->x_stride, n);
+    call->dx_stride = stride_of(call->dx_stride, n);
+    const ptrdiff_t run = call->space > 1 ? call->space : call->groups ? call->channels / call->groups : call->channels;
+    const int apart = call->dx != call->dy && call->dx != call->x;
+    call->hints = apart && streaming(dtype, call->samples, n, run, call->dx, call->dx_stride) ? STREAMING : 0;
 }
 
 static cnorm_status backward(void (*kernel)(const cnorm_volume_norm_backward *), cnorm_dtype dtype,
@@ -65,40 +81,37 @@ static cnorm_status backward(void (*kernel)(const cnorm_volume_norm_backward *),
     RUN(call->eps = rounded(dtype, call->eps); kernel(call));
 }
 
-cnorm_status cnorm_group_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
-                              ptrdiff_t groups, const void *x, ptrdiff_t x_stride, const void *gain, const void *bias,
-                              double eps, void *y, ptrdiff_t y_stride, void *stats)
+static int grouped(ptrdiff_t groups, ptrdiff_t channels) { return groups > 0 && channels % groups == 0; }
+
+cnorm_status cnorm_group_norm(cnorm_dtype dtype, const cnorm_volume_norm *call)
 {
-    ENTER(group_norm, countable(samples, channels, space) && groups > 0 && channels % groups == 0);
-    return forward(table->group_norm[dtype], dtype,
-                   &(cnorm_volume_norm){samples, channels, space, groups, .x = x, .x_stride = x_stride, .gain = gain,
-                                        .bias = bias, .eps = eps, .y = y, .y_stride = y_stride, .stats = stats});
+    ENTER(group_norm, cnorm_volume_norm,
+          countable(call->samples, call->channels, call->space) && grouped(call->groups, call->channels));
+    return forward(table->group_norm[dtype], dtype, &own);
 }
 
-cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
-                                       ptrdiff_t groups, const void *dy, ptrdiff_t dy_stride, const void *x,
-                                       ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
-                                       ptrdiff_t dx_stride, void *dgain, void *dbias, void *partials)
+cnorm_status cnorm_group_norm_backward(cnorm_dtype dtype, const cnorm_volume_norm_backward *call)
 {
-    ENTER(group_norm_backward, countable(samples, channels, space) && groups > 0 && channels % groups == 0);
-    if (!dgain || !dbias || (samples && (!stats || !partials))) return CNORM_ERROR_NULL;
+    ENTER(group_norm_backward, cnorm_volume_norm_backward,
+          countable(call->samples, call->channels, call->space) && grouped(call->groups, call->channels));
+    if (!own.dgain || !own.dbias || (own.samples && (!own.stats || !own.scratch))) return CNORM_ERROR_NULL;
+    prepare(dtype, &own);
+    own.eps = 0; /* it has the statistics */
     const ptrdiff_t stored = stored_bytes(dtype), item = computed_bytes(dtype);
-    const ptrdiff_t run = space > 1 ? space : channels / groups;
-    const int stream = dx != dy && dx != x && streaming(dtype, samples, channels * space, run, dx, dx_stride);
-    for (ptrdiff_t i = 0; i < samples; i += CNORM_BLOCK_ROWS) {
-        char *partial = (char *)partials + i / CNORM_BLOCK_ROWS * 2 * channels * item;
-        const cnorm_status status =
-            backward(table->group_norm_backward[dtype], dtype,
-                     &(cnorm_volume_norm_backward){
-                         samples - i < CNORM_BLOCK_ROWS ? samples - i : CNORM_BLOCK_ROWS, channels, space, groups,
-                         .dy = (const char *)dy + i * dy_stride * stored, .x = (const char *)x + i * x_stride * stored,
-                         .dy_stride = dy_stride, .x_stride = x_stride, .gain = gain,
-                         .stats = (const char *)stats + i * groups * 3 * item,
-                         .dx = (char *)dx + i * dx_stride * stored, .dx_stride = dx_stride, .dgain = partial,
-                         .dbias = partial + channels * item, .scratch = partial, .streaming = stream});
+    for (ptrdiff_t i = 0; i < call->samples; i += CNORM_BLOCK_ROWS) {
+        char *partial = (char *)call->scratch + i / CNORM_BLOCK_ROWS * 2 * own.channels * item;
+        cnorm_volume_norm_backward block = own;
+        block.samples = own.samples - i < CNORM_BLOCK_ROWS ? own.samples - i : CNORM_BLOCK_ROWS;
+        if (own.dy) block.dy = (const char *)own.dy + i * own.dy_stride * stored;
+        if (own.x) block.x = (const char *)own.x + i * own.x_stride * stored;
+        if (own.dx) block.dx = (char *)own.dx + i * own.dx_stride * stored;
+        block.stats = (const char *)own.stats + i * own.groups * 3 * item;
+        block.dgain = block.scratch = partial;
+        block.dbias = partial + own.channels * item;
+        const cnorm_status status = backward(table->group_norm_backward[dtype], dtype, &block);
         if (status != CNORM_OK) return status;
     }
-    return cnorm_backward_reduce(dtype, samples, channels, partials, dgain, dbias);
+    return cnorm_backward_reduce(dtype, own.samples, own.channels, own.scratch, own.dgain, own.dbias);
 }
 
 ptrdiff_t cnorm_batch_norm_scratch(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space)
@@ -108,87 +121,68 @@ ptrdiff_t cnorm_batch_norm_scratch(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff
     return batch_arrays(NULL, computed_bytes(dtype), channels, NULL).bytes;
 }
 
-cnorm_status cnorm_batch_norm(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space, const void *x,
-                              ptrdiff_t x_stride, const void *gain, const void *bias, double eps, void *y,
-                              ptrdiff_t y_stride, void *stats, double *moments, void *scratch)
+cnorm_status cnorm_batch_norm(cnorm_dtype dtype, const cnorm_volume_norm *call)
 {
-    ENTER(batch_norm, countable(samples, channels, space) && samples * space > 1);
-    if (!scratch) return CNORM_ERROR_NULL;
-    return forward(table->batch_norm[dtype], dtype,
-                   &(cnorm_volume_norm){samples, channels, space, .x = x, .x_stride = x_stride, .gain = gain,
-                                        .bias = bias, .eps = eps, .y = y, .y_stride = y_stride, .stats = stats,
-                                        .moments = moments, .scratch = scratch});
+    ENTER(batch_norm, cnorm_volume_norm,
+          countable(call->samples, call->channels, call->space) && call->samples * call->space > 1);
+    if (!own.scratch) return CNORM_ERROR_NULL;
+    own.groups = 0;
+    return forward(table->batch_norm[dtype], dtype, &own);
 }
 
-cnorm_status cnorm_batch_norm_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
-                                       const void *dy, ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride,
-                                       const void *gain, const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain,
-                                       void *dbias, void *scratch)
+cnorm_status cnorm_batch_norm_backward(cnorm_dtype dtype, const cnorm_volume_norm_backward *call)
 {
-    ENTER(batch_norm_backward, countable(samples, channels, space) && samples * space > 1);
-    if (!stats) return CNORM_ERROR_NULL;
-    const ptrdiff_t run = space > 1 ? space : channels;
-    const int stream = dx != dy && dx != x && streaming(dtype, samples, channels * space, run, dx, dx_stride);
-    return backward(table->batch_norm_backward[dtype], dtype,
-                    &(cnorm_volume_norm_backward){samples, channels, space, .dy = dy, .x = x, .dy_stride = dy_stride,
-                                                  .x_stride = x_stride, .gain = gain, .stats = stats, .dx = dx,
-                                                  .dx_stride = dx_stride, .dgain = dgain, .dbias = dbias,
-                                                  .scratch = scratch, .streaming = stream});
+    ENTER(batch_norm_backward, cnorm_volume_norm_backward,
+          countable(call->samples, call->channels, call->space) && call->samples * call->space > 1);
+    if (!own.stats) return CNORM_ERROR_NULL;
+    own.groups = 0;
+    own.eps = 0;
+    prepare(dtype, &own);
+    return backward(table->batch_norm_backward[dtype], dtype, &own);
 }
 
-cnorm_status cnorm_batch_norm_inference(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels, ptrdiff_t space,
-                                        const void *x, ptrdiff_t x_stride, const void *mean, const void *var,
-                                        const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride,
-                                        void *scratch)
+cnorm_status cnorm_batch_norm_inference(cnorm_dtype dtype, const cnorm_volume_norm *call)
 {
-    ENTER(batch_norm_inference, countable(samples, channels, space));
-    if (!mean || !var || !scratch) return CNORM_ERROR_NULL;
-    return forward(table->batch_norm_inference[dtype], dtype,
-                   &(cnorm_volume_norm){samples, channels, space, .x = x, .x_stride = x_stride, .gain = gain,
-                                        .bias = bias, .mean = mean, .var = var, .eps = eps, .y = y,
-                                        .y_stride = y_stride, .scratch = scratch});
+    ENTER(batch_norm_inference, cnorm_volume_norm, countable(call->samples, call->channels, call->space));
+    if (!own.mean || !own.var || !own.scratch) return CNORM_ERROR_NULL;
+    own.groups = 0;
+    own.stats = NULL;
+    own.moments = NULL;
+    return forward(table->batch_norm_inference[dtype], dtype, &own);
 }
 
-cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels,
-                                                 ptrdiff_t space, const void *dy, ptrdiff_t dy_stride, const void *x,
-                                                 ptrdiff_t x_stride, const void *mean, const void *var,
-                                                 const void *gain, double eps, void *dx, ptrdiff_t dx_stride,
-                                                 void *dgain, void *dbias, void *scratch)
+cnorm_status cnorm_batch_norm_inference_backward(cnorm_dtype dtype, const cnorm_volume_norm_backward *call)
 {
-    ENTER(batch_norm_inference_backward, countable(samples, channels, space));
-    if (!mean || !var) return CNORM_ERROR_NULL;
-    const ptrdiff_t run = space > 1 ? space : channels;
-    const int stream = dx != dy && dx != x && streaming(dtype, samples, channels * space, run, dx, dx_stride);
-    return backward(table->batch_norm_inference_backward[dtype], dtype,
-                    &(cnorm_volume_norm_backward){samples, channels, space, .dy = dy, .x = x, .dy_stride = dy_stride,
-                                                  .x_stride = x_stride, .gain = gain, .mean = mean, .var = var,
-                                                  .eps = eps, .dx = dx, .dx_stride = dx_stride, .dgain = dgain,
-                                                  .dbias = dbias, .scratch = scratch, .streaming = stream});
+    ENTER(batch_norm_inference_backward, cnorm_volume_norm_backward,
+          countable(call->samples, call->channels, call->space));
+    if (!own.mean || !own.var) return CNORM_ERROR_NULL;
+    own.groups = 0;
+    own.stats = NULL;
+    prepare(dtype, &own);
+    return backward(table->batch_norm_inference_backward[dtype], dtype, &own);
 }
 
 /* ---- weight and divisive normalisation ------------------------------------------------------------------------ */
 
-cnorm_status cnorm_weight_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *w, ptrdiff_t w_stride,
-                               const void *gain, void *v, ptrdiff_t v_stride)
+cnorm_status cnorm_weight_norm(cnorm_dtype dtype, const cnorm_weight *call)
 {
-    ENTER(weight_norm, countable(rows, n, 1));
-    if (rows == 0) return CNORM_OK;
-    if (!w || !v) return CNORM_ERROR_NULL;
-    if (rows_overlap(rows, n, v_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->weight_norm[dtype](
-        &(cnorm_weight){rows, n, .w = w, .w_stride = w_stride, .gain = gain, .out = v, .out_stride = v_stride}));
+    ENTER(weight_norm, cnorm_weight, countable(call->rows, call->n, 1));
+    if (own.rows == 0) return CNORM_OK;
+    if (!own.w || !own.out) return CNORM_ERROR_NULL;
+    own.w_stride = stride_of(own.w_stride, own.n), own.out_stride = stride_of(own.out_stride, own.n);
+    if (rows_overlap(own.rows, own.n, own.out_stride)) return CNORM_ERROR_STRIDE;
+    RUN(table->weight_norm[dtype](&own));
 }
 
-cnorm_status cnorm_weight_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dv,
-                                        ptrdiff_t dv_stride, const void *w, ptrdiff_t w_stride, const void *gain,
-                                        void *dw, ptrdiff_t dw_stride, void *dgain)
+cnorm_status cnorm_weight_norm_backward(cnorm_dtype dtype, const cnorm_weight *call)
 {
-    ENTER(weight_norm_backward, countable(rows, n, 1));
-    if (rows == 0) return CNORM_OK;
-    if (!dv || !w || !dw || !dgain) return CNORM_ERROR_NULL;
-    if (rows_overlap(rows, n, dw_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->weight_norm_backward[dtype](
-        &(cnorm_weight){rows, n, dv, w, dv_stride, w_stride, gain, dw, dw_stride, dgain}));
+    ENTER(weight_norm_backward, cnorm_weight, countable(call->rows, call->n, 1));
+    if (own.rows == 0) return CNORM_OK;
+    if (!own.dv || !own.w || !own.out || !own.dgain) return CNORM_ERROR_NULL;
+    own.dv_stride = stride_of(own.dv_stride, own.n), own.w_stride = stride_of(own.w_stride, own.n);
+    own.out_stride = stride_of(own.out_stride, own.n);
+    if (rows_overlap(own.rows, own.n, own.out_stride)) return CNORM_ERROR_STRIDE;
+    RUN(table->weight_norm_backward[dtype](&own));
 }
 
 ptrdiff_t cnorm_divisive_norm_scratch(ptrdiff_t n) { return countable(0, n, 1) ? 11 * 8 * n : 0; }
@@ -196,49 +190,52 @@ ptrdiff_t cnorm_divisive_norm_scratch(ptrdiff_t n) { return countable(0, n, 1) ?
 /* a radius of n - 1 covers the row from every element; twice that still fits ptrdiff_t */
 static ptrdiff_t within(ptrdiff_t radius, ptrdiff_t n) { return radius < n ? radius : n - 1; }
 
-cnorm_status cnorm_divisive_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius,
-                                 ptrdiff_t radius, const void *x, ptrdiff_t x_stride, const void *gain,
-                                 const void *bias, double sigma, void *y, ptrdiff_t y_stride, void *scratch)
+/* Checks a call but for its pointers, sets its strides, and its radii and sigma as the kernels take them. */
+static cnorm_status settle(cnorm_dtype dtype, cnorm_divisive *call)
 {
-    ENTER(divisive_norm, countable(rows, n, 1) && mean_radius >= 0 && radius >= 0);
-    if (rows == 0) return CNORM_OK;
-    if (!x || !y || !scratch) return CNORM_ERROR_NULL;
-    if (!usable(dtype, sigma)) return CNORM_ERROR_EPS;
-    if (rows_overlap(rows, n, y_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->divisive_norm[dtype](&(cnorm_divisive){
-        rows, n, within(mean_radius, n), within(radius, n), .x = x, .x_stride = x_stride, .gain = gain, .bias = bias,
-        .sigma = rounded(dtype, sigma), .out = y, .out_stride = y_stride, .scratch = scratch}));
+    const ptrdiff_t n = call->n;
+    if (!usable(dtype, call->sigma)) return CNORM_ERROR_EPS;
+    call->dy_stride = stride_of(call->dy_stride, n), call->x_stride = stride_of(call->x_stride, n);
+    call->out_stride = stride_of(call->out_stride, n);
+    if (rows_overlap(call->rows, n, call->out_stride)) return CNORM_ERROR_STRIDE;
+    call->mean_radius = within(call->mean_radius, n), call->radius = within(call->radius, n);
+    call->sigma = rounded(dtype, call->sigma);
+    return CNORM_OK;
 }
 
-cnorm_status cnorm_divisive_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t mean_radius,
-                                          ptrdiff_t radius, const void *dy, ptrdiff_t dy_stride, const void *x,
-                                          ptrdiff_t x_stride, const void *gain, double sigma, void *dx,
-                                          ptrdiff_t dx_stride, void *dgain, void *dbias, double *dsigma, void *scratch)
+cnorm_status cnorm_divisive_norm(cnorm_dtype dtype, const cnorm_divisive *call)
 {
-    ENTER(divisive_norm_backward, countable(rows, n, 1) && mean_radius >= 0 && radius >= 0);
-    if (!dgain || !dbias || !dsigma || !scratch || (rows && (!dy || !x || !dx))) return CNORM_ERROR_NULL;
-    if (!usable(dtype, sigma)) return CNORM_ERROR_EPS;
-    if (rows_overlap(rows, n, dx_stride)) return CNORM_ERROR_STRIDE;
-    RUN(table->divisive_norm_backward[dtype](&(cnorm_divisive){
-        rows, n, within(mean_radius, n), within(radius, n), .dy = dy, .x = x, .dy_stride = dy_stride,
-        .x_stride = x_stride, .gain = gain, .sigma = rounded(dtype, sigma), .out = dx, .out_stride = dx_stride,
-        .dgain = dgain, .dbias = dbias, .dsigma = dsigma, .scratch = scratch}));
+    ENTER(divisive_norm, cnorm_divisive,
+          countable(call->rows, call->n, 1) && call->mean_radius >= 0 && call->radius >= 0);
+    if (own.rows == 0) return CNORM_OK;
+    if (!own.x || !own.out || !own.scratch) return CNORM_ERROR_NULL;
+    const cnorm_status status = settle(dtype, &own);
+    if (status != CNORM_OK) return status;
+    RUN(table->divisive_norm[dtype](&own));
 }
 
-cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
-                                      ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
-                                      const void *stats, double s, double *ds)
+cnorm_status cnorm_divisive_norm_backward(cnorm_dtype dtype, const cnorm_divisive *call)
 {
-    ENTER(smoothing_gradient, countable(rows, n, 1));
-    if (!ds || (rows && (!dy || !x || !stats))) return CNORM_ERROR_NULL;
+    ENTER(divisive_norm_backward, cnorm_divisive,
+          countable(call->rows, call->n, 1) && call->mean_radius >= 0 && call->radius >= 0);
+    if (!own.dgain || !own.dbias || !own.dsigma || !own.scratch) return CNORM_ERROR_NULL;
+    if (own.rows && (!own.dy || !own.x || !own.out)) return CNORM_ERROR_NULL;
+    const cnorm_status status = settle(dtype, &own);
+    if (status != CNORM_OK) return status;
+    RUN(table->divisive_norm_backward[dtype](&own));
+}
+
+cnorm_status cnorm_smoothing_gradient(cnorm_dtype dtype, const cnorm_norm_backward *call, double s, double *ds)
+{
+    ENTER(smoothing_gradient, cnorm_norm_backward, countable(call->rows, call->n, 1));
+    if (!ds || (own.rows && (!own.dy || !own.x || !own.stats))) return CNORM_ERROR_NULL;
     if (!usable(dtype, s)) return CNORM_ERROR_EPS;
     if (s == 0) { /* ds = 0; computed, it could be 0 times infinity */
         *ds = 0;
         return CNORM_OK;
     }
     double sum;
-    RUN(table->smoothing_gradient[dtype](&(cnorm_norm_backward){rows, n, .dy = dy, .x = x, .dy_stride = dy_stride,
-                                                                .x_stride = x_stride, .gain = gain, .stats = stats,
-                                                                .partial = &sum});
-        *ds = -s * sum);
+    own.dy_stride = stride_of(own.dy_stride, own.n), own.x_stride = stride_of(own.x_stride, own.n);
+    own.partials = &sum;
+    RUN(table->smoothing_gradient[dtype](&own); *ds = -s * sum);
 }

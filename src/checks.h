@@ -10,6 +10,12 @@ static inline int known_dtype(cnorm_dtype dtype) { return dtype >= CNORM_F32 && 
 static inline ptrdiff_t stored_bytes(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : dtype == CNORM_F32 ? 4 : 2; }
 static inline ptrdiff_t computed_bytes(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : 4; }
 
+/* the stride that a caller gave for rows of n elements, in elements */
+static inline ptrdiff_t stride_of(ptrdiff_t given, ptrdiff_t n)
+{
+    return given == 0 ? n : given == CNORM_ONE_ROW ? 0 : given;
+}
+
 static inline int rows_overlap(ptrdiff_t rows, ptrdiff_t n, ptrdiff_t stride)
 {
     return rows > 1 && stride < n && stride > -n;

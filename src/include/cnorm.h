@@ -3,8 +3,12 @@
  * (level 2), cnorm_train.h their training (level 3), cnorm_model.h packed models.
  *
  * Conventions
- *   Sizes and strides are ptrdiff_t and count elements. A row stride may be negative, or zero for an input.
- *   [rows, n] stands for a matrix of `rows` rows of n contiguous elements, with a row every `stride` elements.
+ *   Sizes and strides are ptrdiff_t and count elements.
+ *   [rows, n] stands for a matrix of `rows` rows of n contiguous elements, with a row every `stride` elements. A stride
+ *   of 0 is n, that of a contiguous matrix; it may be negative, or CNORM_ONE_ROW for an input.
+ *   A norm takes its arguments as a struct of which every member may be left out, in C as in
+ *       cnorm_layer_norm(CNORM_F32, &(cnorm_norm){.rows = 8, .n = 32, .x = x, .y = y, .eps = 1e-5});
+ *   What a function needs it checks; members that it does not name are not read.
  *   No function allocates, locks, prints or keeps a pointer, and each may be called from any thread.
  *   Arguments are checked first: unless a function returns CNORM_OK it has written nothing
  *   (cnorm_model_open may have written into its `memory`).
@@ -17,12 +21,16 @@
 #define CNORM_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define CNORM_ABI_VERSION 1
+#define CNORM_ABI_VERSION 2
+
+/* the stride of an input of which every row is the same one */
+#define CNORM_ONE_ROW PTRDIFF_MIN
 
 typedef enum cnorm_status {
     CNORM_OK = 0,
@@ -60,52 +68,65 @@ cnorm_status cnorm_widen(cnorm_dtype dtype, ptrdiff_t n, const void *x, float *y
 
 /* ---- layer normalisation: y = (x - mean) / sqrt(var + eps) * gain + bias, row by row -------------------------
  *
- * x, y [rows, n] of dtype; gain, bias [n] of the compute type, or NULL (1 and 0).
- * stats [rows, 3] of the compute type, or NULL: shift, delta, rstd. The mean is the unevaluated sum shift + delta.
- * Where var + eps = 0 the normalised row is 0 and rstd is 0. NaN or infinity in a row makes that row NaN, no other row.
- * eps >= 0 is rounded to the compute type.
+ * The statistics of a row are shift, delta, rstd; its mean is the unevaluated sum shift + delta. Where var + eps = 0 the
+ * normalised row is 0 and rstd is 0. NaN or infinity in a row makes that row NaN, no other row.
  */
-cnorm_status cnorm_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
-                              const void *gain, const void *bias, double eps, void *y, ptrdiff_t y_stride, void *stats);
+typedef struct cnorm_norm {
+    ptrdiff_t rows, n;         /* of x, y, residual and sum; n is at least 1 */
+    const void *x;             /* [rows, n] */
+    const void *residual;      /* [rows, n]; cnorm_add_layer_norm only */
+    ptrdiff_t x_stride;        /* of the rows of x; 0 is n */
+    ptrdiff_t residual_stride; /* of the rows of residual; 0 is n */
+    const void *gain;          /* [n] of the compute type, or NULL: 1 */
+    const void *bias;          /* [n] of the compute type, or NULL: 0; not of cnorm_rms_norm */
+    double eps;                /* at least 0, rounded to the compute type */
+    void *y;                   /* [rows, n]; may be x or residual */
+    void *sum;                 /* [rows, n]; may be x or residual; cnorm_add_layer_norm only */
+    ptrdiff_t y_stride;        /* of the rows of y; 0 is n */
+    ptrdiff_t sum_stride;      /* of the rows of sum; 0 is n */
+    void *stats;               /* [rows, 3] of the compute type, or NULL */
+    int hints;                 /* the library's own: not read, whatever a caller sets */
+} cnorm_norm;
 
-/* The same for sum = x + residual, which is rounded to dtype and is a second output [rows, n]; y has the bits of
- * cnorm_layer_norm of sum. y and sum may each be in place of x or residual. */
-cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
-                                  const void *residual, ptrdiff_t residual_stride, const void *gain, const void *bias,
-                                  double eps, void *y, ptrdiff_t y_stride, void *sum, ptrdiff_t sum_stride,
-                                  void *stats);
+cnorm_status cnorm_layer_norm(cnorm_dtype dtype, const cnorm_norm *call);
+
+/* The same for sum = x + residual, which is rounded to dtype and is a second output; y has the bits of cnorm_layer_norm
+ * of sum. */
+cnorm_status cnorm_add_layer_norm(cnorm_dtype dtype, const cnorm_norm *call);
 
 /* ---- RMS normalisation: y = x / sqrt(mean x^2 + eps) * gain; shift and delta are 0, else as above ----------- */
-cnorm_status cnorm_rms_norm(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *x, ptrdiff_t x_stride,
-                            const void *gain, double eps, void *y, ptrdiff_t y_stride, void *stats);
+cnorm_status cnorm_rms_norm(cnorm_dtype dtype, const cnorm_norm *call);
 
-/* ---- backward -------------------------------------------------------------------------------------------------
- *
- * dy, x, dx [rows, n] of dtype; gain [n] or NULL, stats [rows, 3] of the forward call, dgain, dbias [n]: compute type.
- * partials: scratch of cnorm_backward_partials(dtype, rows, n) bytes, aligned like the compute type.
- */
+/* ---- backward ------------------------------------------------------------------------------------------------- */
+typedef struct cnorm_norm_backward {
+    ptrdiff_t rows, n;   /* of dy, x and dx */
+    const void *dy;      /* [rows, n]: the gradient of y */
+    const void *x;       /* [rows, n]: the input of the forward call */
+    ptrdiff_t dy_stride; /* of the rows of dy; 0 is n */
+    ptrdiff_t x_stride;  /* of the rows of x; 0 is n */
+    const void *gain;    /* [n] of the compute type, or NULL: 1 */
+    const void *stats;   /* [rows, 3]: of the forward call */
+    void *dx;            /* [rows, n]; may be dy or x */
+    ptrdiff_t dx_stride; /* of the rows of dx; 0 is n */
+    void *dgain;         /* [n] of the compute type */
+    void *dbias;         /* [n] of the compute type; not of cnorm_rms_norm_backward */
+    void *partials;      /* scratch of cnorm_backward_partials(dtype, rows, n) bytes, aligned like the compute type */
+    int hints;           /* the library's own, as in cnorm_norm */
+} cnorm_norm_backward;
+
 ptrdiff_t cnorm_backward_partials(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n);
-cnorm_status cnorm_layer_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
-                                       ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
-                                       const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain, void *dbias,
-                                       void *partials);
-cnorm_status cnorm_rms_norm_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, const void *dy,
-                                     ptrdiff_t dy_stride, const void *x, ptrdiff_t x_stride, const void *gain,
-                                     const void *stats, void *dx, ptrdiff_t dx_stride, void *dgain, void *partials);
+cnorm_status cnorm_layer_norm_backward(cnorm_dtype dtype, const cnorm_norm_backward *call);
+cnorm_status cnorm_rms_norm_backward(cnorm_dtype dtype, const cnorm_norm_backward *call);
 
-/* The same in two steps, so that threads can share the rows, with the same bits. Each thread calls *_blocks for row
- * ranges [begin, end), where begin is a multiple of CNORM_BLOCK_ROWS and end is another or `rows`; pointers are always
- * those of row 0. When all rows are done, one thread calls cnorm_backward_reduce, which overwrites partials. dbias is
- * NULL for RMS norm. */
+/* The same in two steps, so that threads can share the rows, with the same bits. Each thread calls *_blocks for rows
+ * [begin, end), where begin is a multiple of CNORM_BLOCK_ROWS and end is another or `rows`, with the same struct of all
+ * rows, of which dgain and dbias are not read. When all rows are done, one thread calls cnorm_backward_reduce, which
+ * overwrites partials. dbias is NULL for RMS norm. */
 enum { CNORM_BLOCK_ROWS = 64 };
-cnorm_status cnorm_layer_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
-                                              ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,
-                                              ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
-                                              ptrdiff_t dx_stride, void *partials);
-cnorm_status cnorm_rms_norm_backward_blocks(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t begin,
-                                            ptrdiff_t end, const void *dy, ptrdiff_t dy_stride, const void *x,
-                                            ptrdiff_t x_stride, const void *gain, const void *stats, void *dx,
-                                            ptrdiff_t dx_stride, void *partials);
+cnorm_status cnorm_layer_norm_backward_blocks(cnorm_dtype dtype, const cnorm_norm_backward *call, ptrdiff_t begin,
+                                              ptrdiff_t end);
+cnorm_status cnorm_rms_norm_backward_blocks(cnorm_dtype dtype, const cnorm_norm_backward *call, ptrdiff_t begin,
+                                            ptrdiff_t end);
 cnorm_status cnorm_backward_reduce(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, void *partials, void *dgain,
                                    void *dbias);
 

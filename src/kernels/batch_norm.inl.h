@@ -208,5 +208,5 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
         b.any_f64 |= b.f64[c].scale != DONE_IN_T;
         if (stats) stats[3 * c] = b.K[c], stats[3 * c + 1] = b.delta[c], stats[3 * c + 2] = b.rstd[c];
     }
-    FN(batch_output)(&v, &b, call->streaming);
+    FN(batch_output)(&v, &b, call->hints & STREAMING);
 }

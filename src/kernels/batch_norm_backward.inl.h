@@ -40,7 +40,7 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
     }
     TN(narrow_array)(channels, b.sum, b.G);
     TN(narrow_array)(channels, b.sum2, b.H);
-    FN(carry) carried = {.to = 0}, *carry = call->streaming ? &carried : NULL;
+    FN(carry) carried = {.to = 0}, *carry = call->hints & STREAMING ? &carried : NULL;
     if (v.space == 1 && b.any_f64) FN(write_f64_columns)(&v, 1, &b);
     else if (v.space == 1) FN(write_matrix)(&v, 1, &b, carry);
     for (ptrdiff_t i = 0; v.space > 1 && i < v.samples * channels; ++i) {

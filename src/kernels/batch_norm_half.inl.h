@@ -52,7 +52,7 @@ static NOINLINE void batch_norm_half(cnorm_dtype storage, const cnorm_volume_nor
         part.stats = call->stats ? (float *)call->stats + 3 * c : NULL;
         part.moments = call->moments ? moments : NULL;
         part.scratch = strip.scratch;
-        part.streaming = 0;
+        part.hints &= ~STREAMING;
         widen_rows(storage, call->samples, n, (const uint16_t *)call->x + at, call->x_stride, strip.x);
         if (inference) batch_norm_inference_f32(&part);
         else batch_norm_f32(&part);
@@ -80,7 +80,7 @@ static NOINLINE void batch_norm_backward_half(cnorm_dtype storage, const cnorm_v
         part.stats = from_channel(call->stats, 3 * c);
         part.dgain = (float *)call->dgain + c, part.dbias = (float *)call->dbias + c;
         part.scratch = strip.scratch;
-        part.streaming = 0;
+        part.hints &= ~STREAMING;
         widen_rows(storage, call->samples, n, (const uint16_t *)call->x + at, call->x_stride, strip.x);
         widen_rows(storage, call->samples, n, (const uint16_t *)call->dy + at, call->dy_stride, strip.dy);
         if (inference) batch_norm_inference_backward_f32(&part);

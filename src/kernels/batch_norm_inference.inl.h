@@ -30,7 +30,7 @@ static void FN(batch_norm_inference)(const cnorm_volume_norm *call)
                           .out_stride = call->y_stride};
     FN(batch) b = FN(batch_of)(call->scratch, &v, call->gain, call->bias);
     FN(given_stats)(call->mean, call->var, call->eps, call->channels, &b);
-    FN(batch_output)(&v, &b, call->streaming);
+    FN(batch_output)(&v, &b, call->hints & STREAMING);
 }
 
 static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *call)
@@ -53,5 +53,5 @@ static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *
     FN(volume) of_dy = v;
     of_dy.x = v.dy;
     of_dy.x_stride = v.dy_stride;
-    FN(batch_output)(&of_dy, &b, call->streaming);
+    FN(batch_output)(&of_dy, &b, call->hints & STREAMING);
 }

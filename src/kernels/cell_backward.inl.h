@@ -64,7 +64,7 @@ static void lstm_output_backward(const row_backward *row, float *c, float *dn, f
     }
     if (!norms) return;
     layer_norm_backward_f32(&(cnorm_norm_backward){
-        .rows = 1, .n = units, .dy = dn, .x = c, .gain = cell->gain_c, .stats = stats, .dx = dn, .partial = partial});
+        .rows = 1, .n = units, .dy = dn, .x = c, .gain = cell->gain_c, .stats = stats, .dx = dn, .partials = partial});
     add_f32(units, row->sums + row->at.gain_c, partial);
     add_f32(units, row->sums + row->at.bias_c, partial + units);
     if (cell->cell_norm == CNORM_CELL_NORM_OUTPUT) add_f32(units, row->dc, dn);

@@ -104,74 +104,14 @@ static inline cnorm_cell_scratch cell_scratch(const cnorm_cell *cell, ptrdiff_t 
     return s;
 }
 
-/* A forward call. x, y, residual and sum are of the storage type; gain, bias and stats of the compute type. */
-typedef struct cnorm_norm {
-    ptrdiff_t rows, n;
-    const void *x, *residual; /* [rows, n]; residual and sum: add_layer_norm only */
-    ptrdiff_t x_stride, residual_stride;
-    const void *gain, *bias; /* [n] or NULL */
-    double eps;
-    void *y, *sum; /* [rows, n]; each may be exactly x or residual */
-    ptrdiff_t y_stride, sum_stride;
-    void *stats;   /* [rows, 3] or NULL */
-    int streaming; /* use non-temporal stores: outputs exceed the caches, have contiguous rows and overlap no input */
-    int in_sweep;  /* the processor is faster where a row is written while the next is summed: see layer_norm.inl.h */
-} cnorm_norm;
-
-/* A backward call over one block of at most CNORM_BLOCK_ROWS rows. */
-typedef struct cnorm_norm_backward {
-    ptrdiff_t rows, n;
-    const void *dy, *x; /* [rows, n] */
-    ptrdiff_t dy_stride, x_stride;
-    const void *gain, *stats; /* [n] or NULL; [rows, 3] */
-    void *dx;                 /* [rows, n], may be exactly dy or x */
-    ptrdiff_t dx_stride;
-    void *partial; /* [2, n] of the compute type: the block's dgain and dbias; smoothing_gradient: one double */
-    int streaming; /* dx: as in cnorm_norm */
-} cnorm_norm_backward;
-
-/* Group and batch norm of volumes [samples, channels, space]. */
-typedef struct cnorm_volume_norm {
-    ptrdiff_t samples, channels, space, groups; /* groups divides channels; group norm only */
-    const void *x;
-    ptrdiff_t x_stride;
-    const void *gain, *bias; /* [channels] or NULL */
-    const void *mean, *var;  /* [channels]; inference only */
-    double eps;
-    void *y; /* may be exactly x */
-    ptrdiff_t y_stride;
-    void *stats;     /* group norm [samples, groups, 3], batch norm [channels, 3], or NULL */
-    double *moments; /* [2, channels] or NULL; batch norm only */
-    void *scratch;   /* batch norm only */
-    int streaming;   /* as in cnorm_norm */
-} cnorm_volume_norm;
-
-typedef struct cnorm_volume_norm_backward {
-    ptrdiff_t samples, channels, space, groups; /* group norm: at most CNORM_BLOCK_ROWS samples */
-    const void *dy, *x;
-    ptrdiff_t dy_stride, x_stride;
-    const void *gain, *stats, *mean, *var; /* as above */
-    double eps;
-    void *dx; /* may be exactly dy or x */
-    ptrdiff_t dx_stride;
-    void *dgain, *dbias; /* [channels] */
-    void *scratch;
-    int streaming; /* as in cnorm_norm, of dx */
-} cnorm_volume_norm_backward;
-
-/* Divisive norm, forward or backward. */
-typedef struct cnorm_divisive {
-    ptrdiff_t rows, n, mean_radius, radius; /* radii below n */
-    const void *dy, *x;                     /* [rows, n] */
-    ptrdiff_t dy_stride, x_stride;
-    const void *gain, *bias; /* [n] or NULL */
-    double sigma;
-    void *out; /* [rows, n]: y, may be exactly x, or dx, may be exactly dy or x */
-    ptrdiff_t out_stride;
-    void *dgain, *dbias; /* [n] */
-    double *dsigma;
-    double *scratch; /* [11, n] */
-} cnorm_divisive;
+/* The structs of norms are those of the C API with these differences: every stride is set, and 0 is that of one row;
+ * a backward call of layer or group norm is over one block of at most CNORM_BLOCK_ROWS rows, whose dgain and dbias are
+ * `partials` [2, n] of cnorm_norm_backward, which of smoothing_gradient is one double; radii are below n; and `hints`
+ * are some of these. */
+enum {
+    STREAMING = 1, /* use non-temporal stores: outputs exceed the caches, have contiguous rows and overlap no input */
+    IN_SWEEP = 2,  /* the processor is faster where a row is written while the next is summed: see layer_norm.inl.h */
+};
 
 /* y [n] = x [n], of half type, widened */
 typedef struct cnorm_conversion {
@@ -179,17 +119,6 @@ typedef struct cnorm_conversion {
     const void *x;
     float *y;
 } cnorm_conversion;
-
-/* Weight norm, forward or backward. */
-typedef struct cnorm_weight {
-    ptrdiff_t rows, n;
-    const void *dv, *w; /* [rows, n]; dv: backward only */
-    ptrdiff_t dv_stride, w_stride;
-    const void *gain; /* [rows] or NULL */
-    void *out;        /* [rows, n]: v, may be exactly w, or dw, may be exactly dv or w */
-    ptrdiff_t out_stride;
-    void *dgain; /* [rows] */
-} cnorm_weight;
 
 struct cnorm_cell_backward; /* backward.h */
 struct cnorm_outer;

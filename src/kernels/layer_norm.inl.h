@@ -59,13 +59,13 @@ RARE void FN(rescue_row)(const cnorm_norm *call, ptrdiff_t r, int centred, FN(ca
 
 /* Whether the sweep over a row writes the row before between its additions. Not with 16-byte vectors, which sum a block
  * in two passes; nor sums with a residual, unless they are kept: 1.3 to 2 times as long on Emerald Rapids, 1.0 times on
- * Zen 3. A float32 layer norm with the 16 registers of AVX2 where call->in_sweep: 1.1 to 1.4 times as long on Emerald
+ * Zen 3. A float32 layer norm with the 16 registers of AVX2 where IN_SWEEP: 1.1 to 1.4 times as long on Emerald
  * Rapids, 0.95 times on Zen 3 (2026-11-25). */
 INLINE int FN(in_sweep)(const cnorm_norm *call, const int mode)
 {
     const int few_registers = VECTOR_BYTES == 32 && mode & CENTRED && sizeof(T) == sizeof(float);
     if (PASS < LANE_VECTORS || (mode & SUM && !(mode & KEPT))) return 0;
-    return mode & KEPT || (call->n >= LONG_ROW && (!few_registers || call->in_sweep));
+    return mode & KEPT || (call->n >= LONG_ROW && (!few_registers || call->hints & IN_SWEEP));
 }
 
 /* Software pipelining of rows of at most CACHED elements, which stay in L1 from their sums to their output: iteration r
@@ -128,7 +128,7 @@ INLINE void FN(two_pass_rows)(const cnorm_norm *call, const int mode)
 {
     _Alignas(VECTOR_BYTES) T param_space[FN(TWO_ROWS)];
     FN(carry) carry = {.to = 0};
-    FN(writer) w = FN(writer_of)(call, call->streaming ? &carry : NULL);
+    FN(writer) w = FN(writer_of)(call, call->hints & STREAMING ? &carry : NULL);
     if (call->n <= FN(CACHED)) FN(place_params)(call, FN(lane_offset_of)(call->y), CENTRED, param_space, &w);
     V ones[UNROLL], zeros[UNROLL]; /* in place of a NULL gain or bias: see gain_mask */
     for (int i = 0; i < UNROLL; ++i) ones[i] = TN(splat)(1), zeros[i] = TN(splat)(-(T)0);
@@ -157,8 +157,8 @@ INLINE void FN(two_pass_rows)(const cnorm_norm *call, const int mode)
 INLINE void FN(norm_rows)(const cnorm_norm *call, const int mode)
 {
     const int half = sizeof(X) < sizeof(T);
-    if (call->n > FN(CACHED) || (call->streaming && !half && !(mode & SUM))) FN(two_pass_rows)(call, mode);
-    else if (call->streaming) FN(cached_rows)(call, mode | KEPT | PARAMS | NONTEMPORAL);
+    if (call->n > FN(CACHED) || (call->hints & STREAMING && !half && !(mode & SUM))) FN(two_pass_rows)(call, mode);
+    else if (call->hints & STREAMING) FN(cached_rows)(call, mode | KEPT | PARAMS | NONTEMPORAL);
     else FN(cached_rows)(call, mode | PARAMS | (half ? KEPT : 0));
 }
 

@@ -112,7 +112,7 @@ typedef struct {
 INLINE FN(param_grads) FN(place_param_grads)(const cnorm_norm_backward *call, ptrdiff_t lane_offset, T *space)
 {
     const size_t bytes = (size_t)call->n * sizeof(T);
-    FN(param_grads) to = {.gain = call->gain, .dgain = call->partial, .dbias = (T *)call->partial + call->n};
+    FN(param_grads) to = {.gain = call->gain, .dgain = call->partials, .dbias = (T *)call->partials + call->n};
     if (call->n <= FN(CACHED) &&call->rows > 1) {
         to.dgain = space + offset_away_from(space, call->x, call->dy) / (ptrdiff_t)sizeof(T) + lane_offset;
         to.dbias = to.dgain + FN(ROW_SPACE);
@@ -171,21 +171,21 @@ static NOINLINE int FN(late_row)(const cnorm_norm_backward *call, const FN(param
     return FN(backward_row)(&row, st, &to_dx, centred, LATE_GRADS);
 }
 
-/* One block of rows: partial [2, n] becomes this block's dgain and dbias. `late`, a constant: LATE_GRADS or 0 */
+/* One block of rows: partials [2, n] becomes this block's dgain and dbias. `late`, a constant: LATE_GRADS or 0 */
 INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, const int late)
 {
     _Alignas(VECTOR_BYTES) T space[PAGE_BYTES / sizeof(T) + 3 * FN(ROW_SPACE)];
     const ptrdiff_t n = call->n;
     const int aligned = ALIGN_LOADS && sizeof(X) == sizeof(T) && n > SHORT_ROW && call->x_stride % VL == 0;
     const ptrdiff_t lane_offset = aligned ? FN(lane_offset_of)(call->x) : 0;
-    const ptrdiff_t placed = !late ? lane_offset : call->streaming ? FN(lane_offset_of)(call->dx) : 0;
+    const ptrdiff_t placed = !late ? lane_offset : call->hints & STREAMING ? FN(lane_offset_of)(call->dx) : 0;
     const FN(param_grads) to = FN(place_param_grads)(call, placed, space);
     FN(carry) carry = {.to = 0};
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
         const T *const st = (const T *)call->stats + 3 * r;
         int done = FN(rstd_in_range)(st);
         if (done && late) {
-            done = FN(late_row)(call, &to, r, centred, call->streaming ? &carry : NULL);
+            done = FN(late_row)(call, &to, r, centred, call->hints & STREAMING ? &carry : NULL);
         } else if (done) {
             FN(row) row = FN(gradient_row)(call, to, r);
             row.lane_offset = lane_offset;
@@ -195,16 +195,16 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, cons
         }
         if (!done) FN(rescue_gradient)(call, to, r, centred, !late);
     }
-    if (to.dgain != call->partial) {
-        memcpy(call->partial, to.dgain, (size_t)n * sizeof(T));
-        memcpy((T *)call->partial + n, to.dbias, (size_t)n * sizeof(T));
+    if (to.dgain != call->partials) {
+        memcpy(call->partials, to.dgain, (size_t)n * sizeof(T));
+        memcpy((T *)call->partials + n, to.dbias, (size_t)n * sizeof(T));
     }
-    if (call->streaming) FN(finish)(&carry);
+    if (call->hints & STREAMING) FN(finish)(&carry);
 }
 
 static NOINLINE void FN(backward_any)(const cnorm_norm_backward *call, int centred)
 {
-    if (!call->streaming) FN(backward_rows)(call, centred, 0);
+    if (!(call->hints & STREAMING)) FN(backward_rows)(call, centred, 0);
     else FN(backward_rows)(call, centred, LATE_GRADS);
 }
 

@@ -22,5 +22,5 @@ static void FN(smoothing_gradient)(const cnorm_norm_backward *call)
         }
         total += sum_x * rstd * rstd;
     }
-    *(double *)call->partial = total;
+    *(double *)call->partials = total;
 }

@@ -66,9 +66,12 @@ static void hash_norm(operation op, cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t
 {
     const void *const g = gain ? b.gain : NULL, *const c = bias ? b.bias : NULL;
     const cnorm_status status =
-        op == LAYER_NORM ? cnorm_layer_norm(dtype, rows, n, b.x, n, g, c, eps, b.y, n, b.stats)
-        : op == RMS_NORM ? cnorm_rms_norm(dtype, rows, n, b.x, n, g, eps, b.y, n, b.stats)
-                         : cnorm_add_layer_norm(dtype, rows, n, b.x, n, b.dy, n, g, c, eps, b.y, n, b.sum, n, b.stats);
+        op == LAYER_NORM ? cnorm_layer_norm(dtype, &(cnorm_norm){.rows = rows, .n = n, .x = b.x, .gain = g, .bias = c,
+            .eps = eps, .y = b.y, .stats = b.stats})
+        : op == RMS_NORM ? cnorm_rms_norm(dtype, &(cnorm_norm){.rows = rows, .n = n, .x = b.x, .gain = g, .eps = eps, .y = b.y,
+            .stats = b.stats})
+                         : cnorm_add_layer_norm(dtype, &(cnorm_norm){.rows = rows, .n = n, .x = b.x, .residual = b.dy,
+                             .gain = g, .bias = c, .eps = eps, .y = b.y, .sum = b.sum, .stats = b.stats});
     CHECK(status == CNORM_OK, "n = %td", n);
     *hash = hash_of(*hash, dtype, b.y, rows * n);
     if (op == ADD_LAYER_NORM) *hash = hash_of(*hash, dtype, b.sum, rows * n);
@@ -81,8 +84,10 @@ static void hash_backward(operation op, cnorm_dtype dtype, ptrdiff_t rows, ptrdi
     const void *const g = gain ? b.gain : NULL;
     const cnorm_status status =
         op == LAYER_NORM
-            ? cnorm_layer_norm_backward(dtype, rows, n, b.dy, n, b.x, n, g, b.stats, b.y, n, b.dgain, b.dbias, b.partials)
-            : cnorm_rms_norm_backward(dtype, rows, n, b.dy, n, b.x, n, g, b.stats, b.y, n, b.dgain, b.partials);
+            ? cnorm_layer_norm_backward(dtype, &(cnorm_norm_backward){.rows = rows, .n = n, .dy = b.dy, .x = b.x, .gain = g,
+                .stats = b.stats, .dx = b.y, .dgain = b.dgain, .dbias = b.dbias, .partials = b.partials})
+            : cnorm_rms_norm_backward(dtype, &(cnorm_norm_backward){.rows = rows, .n = n, .dy = b.dy, .x = b.x, .gain = g,
+                .stats = b.stats, .dx = b.y, .dgain = b.dgain, .partials = b.partials});
     CHECK(status == CNORM_OK, "n = %td", n);
     *hash = hash_of(*hash, dtype, b.y, rows * n);
     *hash = hash_of(*hash, compute_type(dtype), b.dgain, n);
@@ -166,15 +171,16 @@ static void fill_volume(row_kind kind, cnorm_dtype dtype, volume v, uint64_t *st
 
 static double eps_of(volume v) { return v.number % 2 ? 1e-5 : 0; }
 static const void *gain_of(volume v) { return v.number % 3 ? b.gain : NULL; }
-#define VOLUME dtype, v.samples, v.channels, v.space
-#define ENOUGH_SCRATCH CHECK((size_t)cnorm_batch_norm_scratch(VOLUME) <= sizeof b.scratch, "[%td, %td, %td]", v.samples, v.channels, v.space)
-#define MATRIX dtype, v.samples, v.n
+#define VOLUME .samples = v.samples, .channels = v.channels, .space = v.space
+#define ENOUGH_SCRATCH CHECK((size_t)cnorm_batch_norm_scratch(dtype, v.samples, v.channels, v.space) <= sizeof b.scratch, "[%td, %td, %td]", v.samples, v.channels, v.space)
+#define MATRIX .rows = v.samples, .n = v.n
 #define HASHED(call) CHECK((call) == CNORM_OK, "[%td, %td, %td]", v.samples, v.channels, v.space)
 
 static void hash_batch_norm(cnorm_dtype dtype, volume v, uint64_t *hash)
 {
     ENOUGH_SCRATCH;
-    HASHED(cnorm_batch_norm(VOLUME, b.x, v.n, gain_of(v), b.bias, eps_of(v), b.y, v.n, b.stats, b.moments, b.scratch));
+    HASHED(cnorm_batch_norm(dtype, &(cnorm_volume_norm){VOLUME, .x = b.x, .gain = gain_of(v), .bias = b.bias, .eps = eps_of(v),
+        .y = b.y, .stats = b.stats, .moments = b.moments, .scratch = b.scratch}));
     *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
     *hash = hash_of(*hash, compute_type(dtype), b.stats, 3 * v.channels);
     *hash = hash_of(*hash, CNORM_F64, b.moments, 2 * v.channels);
@@ -190,23 +196,27 @@ static void hash_gradients(cnorm_dtype dtype, volume v, ptrdiff_t parameters, ui
 static void hash_batch_norm_backward(cnorm_dtype dtype, volume v, uint64_t *hash)
 {
     ENOUGH_SCRATCH;
-    HASHED(cnorm_batch_norm(VOLUME, b.x, v.n, NULL, NULL, eps_of(v), b.y, v.n, b.stats, NULL, b.scratch));
-    HASHED(cnorm_batch_norm_backward(VOLUME, b.dy, v.n, b.x, v.n, gain_of(v), b.stats, b.y, v.n, b.dgain, b.dbias, b.scratch));
+    HASHED(cnorm_batch_norm(dtype, &(cnorm_volume_norm){VOLUME, .x = b.x, .eps = eps_of(v), .y = b.y, .stats = b.stats,
+        .scratch = b.scratch}));
+    HASHED(cnorm_batch_norm_backward(dtype, &(cnorm_volume_norm_backward){VOLUME, .dy = b.dy, .x = b.x, .gain = gain_of(v),
+        .stats = b.stats, .dx = b.y, .dgain = b.dgain, .dbias = b.dbias, .scratch = b.scratch}));
     hash_gradients(dtype, v, v.channels, hash);
 }
 
 static void hash_inference(cnorm_dtype dtype, volume v, uint64_t *hash)
 {
     ENOUGH_SCRATCH;
-    HASHED(cnorm_batch_norm_inference(VOLUME, b.x, v.n, b.bias, b.var, gain_of(v), b.bias, eps_of(v), b.y, v.n, b.scratch));
+    HASHED(cnorm_batch_norm_inference(dtype, &(cnorm_volume_norm){VOLUME, .x = b.x, .mean = b.bias, .var = b.var,
+        .gain = gain_of(v), .bias = b.bias, .eps = eps_of(v), .y = b.y, .scratch = b.scratch}));
     *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
 }
 
 static void hash_inference_backward(cnorm_dtype dtype, volume v, uint64_t *hash)
 {
     ENOUGH_SCRATCH;
-    HASHED(cnorm_batch_norm_inference_backward(VOLUME, b.dy, v.n, b.x, v.n, b.bias, b.var, gain_of(v), eps_of(v), b.y, v.n, b.dgain,
-                                               b.dbias, b.scratch));
+    HASHED(cnorm_batch_norm_inference_backward(dtype, &(cnorm_volume_norm_backward){VOLUME, .dy = b.dy, .x = b.x,
+        .mean = b.bias, .var = b.var, .gain = gain_of(v), .eps = eps_of(v), .dx = b.y, .dgain = b.dgain, .dbias = b.dbias,
+        .scratch = b.scratch}));
     hash_gradients(dtype, v, v.channels, hash);
 }
 
@@ -216,10 +226,12 @@ static void hash_group_norm_or_backward(int backward, cnorm_dtype dtype, volume 
     for (ptrdiff_t per_group = 1; per_group <= v.channels; ++per_group) {
         if (v.channels % per_group || (per_group > 2 && per_group < v.channels)) continue;
         const ptrdiff_t groups = v.channels / per_group;
-        HASHED(cnorm_group_norm(VOLUME, groups, b.x, v.n, gain_of(v), b.bias, eps_of(v), b.y, v.n, b.stats));
+        HASHED(cnorm_group_norm(dtype, &(cnorm_volume_norm){VOLUME, .groups = groups, .x = b.x, .gain = gain_of(v),
+            .bias = b.bias, .eps = eps_of(v), .y = b.y, .stats = b.stats}));
         if (backward) {
-            HASHED(cnorm_group_norm_backward(VOLUME, groups, b.dy, v.n, b.x, v.n, gain_of(v), b.stats, b.y, v.n, b.dgain, b.dbias,
-                                             b.partials));
+            HASHED(cnorm_group_norm_backward(dtype, &(cnorm_volume_norm_backward){VOLUME, .groups = groups, .dy = b.dy,
+                .x = b.x, .gain = gain_of(v), .stats = b.stats, .dx = b.y, .dgain = b.dgain, .dbias = b.dbias,
+                .scratch = b.partials}));
             hash_gradients(dtype, v, v.channels, hash);
         } else {
             *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
@@ -233,13 +245,14 @@ static void hash_group_norm_backward(cnorm_dtype dtype, volume v, uint64_t *hash
 /* the gains of the rows are the first numbers of dy, which has at least as many */
 static void hash_weight_norm(cnorm_dtype dtype, volume v, uint64_t *hash)
 {
-    HASHED(cnorm_weight_norm(MATRIX, b.x, v.n, v.number % 3 ? b.dy : NULL, b.y, v.n));
+    HASHED(cnorm_weight_norm(dtype, &(cnorm_weight){MATRIX, .w = b.x, .gain = v.number % 3 ? b.dy : NULL, .out = b.y}));
     *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
 }
 
 static void hash_weight_norm_backward(cnorm_dtype dtype, volume v, uint64_t *hash)
 {
-    HASHED(cnorm_weight_norm_backward(MATRIX, b.dy, v.n, b.x, v.n, v.number % 3 ? b.dy : NULL, b.y, v.n, b.dgain));
+    HASHED(cnorm_weight_norm_backward(dtype, &(cnorm_weight){MATRIX, .dv = b.dy, .w = b.x, .gain = v.number % 3 ? b.dy : NULL,
+        .out = b.y, .dgain = b.dgain}));
     *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
     *hash = hash_of(*hash, dtype, b.dgain, v.samples);
 }
@@ -249,15 +262,17 @@ static ptrdiff_t radius_of(volume v) { return v.number % 4 == 3 ? v.n : v.number
 
 static void hash_divisive_norm(cnorm_dtype dtype, volume v, uint64_t *hash)
 {
-    HASHED(cnorm_divisive_norm(MATRIX, radius_of(v), v.number % 5, b.x, v.n, gain_of(v), b.bias, eps_of(v), b.y, v.n, b.scratch));
+    HASHED(cnorm_divisive_norm(dtype, &(cnorm_divisive){MATRIX, .mean_radius = radius_of(v), .radius = v.number % 5, .x = b.x,
+        .gain = gain_of(v), .bias = b.bias, .sigma = eps_of(v), .out = b.y, .scratch = b.scratch}));
     *hash = hash_of(*hash, dtype, b.y, v.samples * v.n);
 }
 
 static void hash_divisive_norm_backward(cnorm_dtype dtype, volume v, uint64_t *hash)
 {
     double dsigma;
-    HASHED(cnorm_divisive_norm_backward(MATRIX, radius_of(v), v.number % 5, b.dy, v.n, b.x, v.n, gain_of(v), eps_of(v), b.y, v.n,
-                                        b.dgain, b.dbias, &dsigma, b.scratch));
+    HASHED(cnorm_divisive_norm_backward(dtype, &(cnorm_divisive){MATRIX, .mean_radius = radius_of(v), .radius = v.number % 5,
+        .dy = b.dy, .x = b.x, .gain = gain_of(v), .sigma = eps_of(v), .out = b.y, .dgain = b.dgain, .dbias = b.dbias,
+        .dsigma = &dsigma, .scratch = b.scratch}));
     hash_gradients(dtype, v, v.n, hash);
     *hash = hash_of(*hash, CNORM_F64, &dsigma, 1);
 }
@@ -265,8 +280,9 @@ static void hash_divisive_norm_backward(cnorm_dtype dtype, volume v, uint64_t *h
 static void hash_smoothing_gradient(cnorm_dtype dtype, volume v, uint64_t *hash)
 {
     double ds;
-    HASHED(cnorm_layer_norm(MATRIX, b.x, v.n, NULL, NULL, 0.01, b.y, v.n, b.stats));
-    HASHED(cnorm_smoothing_gradient(MATRIX, b.dy, v.n, b.x, v.n, gain_of(v), b.stats, 0.1, &ds));
+    HASHED(cnorm_layer_norm(dtype, &(cnorm_norm){MATRIX, .x = b.x, .eps = 0.01, .y = b.y, .stats = b.stats}));
+    HASHED(cnorm_smoothing_gradient(dtype, &(cnorm_norm_backward){MATRIX, .dy = b.dy, .x = b.x, .gain = gain_of(v),
+        .stats = b.stats}, 0.1, &ds));
     *hash = hash_of(*hash, CNORM_F64, &ds, 1);
 }
 

@@ -175,9 +175,11 @@ static void compare_rows(const char *isa, ptrdiff_t n)
         const statistics of_row = layer_norm(x + r * n, n, gain, bias, (double)1e-5f, y[0] + r * n);
         layer_norm_backward(dy + r * n, x + r * n, of_row, n, gain, dx[0] + r * n, dparams[0]);
     }
-    CHECK(cnorm_layer_norm(CNORM_F32, ROWS, n, x, n, gain, bias, 1e-5, y[1], n, st) == CNORM_OK, "%s %td", isa, n);
-    CHECK(cnorm_layer_norm_backward(CNORM_F32, ROWS, n, dy, n, x, n, gain, st, dx[1], n, dparams[1], dparams[1] + n,
-                                    partials) == CNORM_OK, "%s %td", isa, n);
+    CHECK(cnorm_layer_norm(CNORM_F32, &(cnorm_norm){.rows = ROWS, .n = n, .x = x, .gain = gain, .bias = bias, .eps = 1e-5,
+        .y = y[1], .stats = st}) == CNORM_OK, "%s %td", isa, n);
+    CHECK(cnorm_layer_norm_backward(CNORM_F32, &(cnorm_norm_backward){.rows = ROWS, .n = n, .dy = dy, .x = x, .gain = gain,
+        .stats = st, .dx = dx[1], .dgain = dparams[1], .dbias = dparams[1] + n,
+        .partials = partials}) == CNORM_OK, "%s %td", isa, n);
     const size_t row = (size_t)n * sizeof(float);
     CHECK(memcmp(y[0], y[1], ROWS * row) == 0, "%s %td", isa, n);
     CHECK(memcmp(dx[0], dx[1], ROWS * row) == 0, "%s %td", isa, n);

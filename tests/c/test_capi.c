@@ -38,32 +38,41 @@ static int untouched(void)
 
 static cnorm_status forward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, double eps, ptrdiff_t y_stride)
 {
-    return cnorm_layer_norm(dtype, rows, n, x, STRIDE, gain, bias, eps, y, y_stride, stats);
+    return cnorm_layer_norm(dtype, &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = STRIDE, .gain = gain, .bias = bias,
+        .eps = eps, .y = y, .y_stride = y_stride, .stats = stats});
 }
 static cnorm_status rms(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, double eps, ptrdiff_t y_stride)
 {
-    return cnorm_rms_norm(dtype, rows, n, x, STRIDE, gain, eps, y, y_stride, stats);
+    return cnorm_rms_norm(dtype, &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = STRIDE, .gain = gain, .eps = eps,
+        .y = y, .y_stride = y_stride, .stats = stats});
 }
 static cnorm_status add(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, double eps, ptrdiff_t y_stride)
 {
-    return cnorm_add_layer_norm(dtype, rows, n, x, STRIDE, dy, STRIDE, gain, bias, eps, y, y_stride, dx, STRIDE, stats);
+    return cnorm_add_layer_norm(dtype, &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = STRIDE, .residual = dy,
+        .residual_stride = STRIDE, .gain = gain, .bias = bias, .eps = eps, .y = y, .y_stride = y_stride, .sum = dx,
+        .sum_stride = STRIDE, .stats = stats});
 }
 typedef cnorm_status forward_call(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, double eps, ptrdiff_t y_stride);
 
 static cnorm_status backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t dx_stride)
 {
-    return cnorm_layer_norm_backward(dtype, rows, n, dy, STRIDE, x, STRIDE, gain, stats, dx, dx_stride, dgain, dbias, partials);
+    return cnorm_layer_norm_backward(dtype, &(cnorm_norm_backward){.rows = rows, .n = n, .dy = dy, .dy_stride = STRIDE, .x = x,
+        .x_stride = STRIDE, .gain = gain, .stats = stats, .dx = dx, .dx_stride = dx_stride, .dgain = dgain, .dbias = dbias,
+        .partials = partials});
 }
 static cnorm_status rms_backward(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t dx_stride)
 {
-    return cnorm_rms_norm_backward(dtype, rows, n, dy, STRIDE, x, STRIDE, gain, stats, dx, dx_stride, dgain, partials);
+    return cnorm_rms_norm_backward(dtype, &(cnorm_norm_backward){.rows = rows, .n = n, .dy = dy, .dy_stride = STRIDE, .x = x,
+        .x_stride = STRIDE, .gain = gain, .stats = stats, .dx = dx, .dx_stride = dx_stride, .dgain = dgain,
+        .partials = partials});
 }
 typedef cnorm_status backward_call(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n, ptrdiff_t dx_stride);
 
 static cnorm_status blocks(ptrdiff_t rows, ptrdiff_t begin, ptrdiff_t end)
 {
-    return cnorm_layer_norm_backward_blocks(CNORM_F64, rows, N, begin, end, dy, STRIDE, x, STRIDE, gain, stats, dx, STRIDE,
-                                            partials);
+    return cnorm_layer_norm_backward_blocks(CNORM_F64, &(cnorm_norm_backward){.rows = rows, .n = N, .dy = dy,
+        .dy_stride = STRIDE, .x = x, .x_stride = STRIDE, .gain = gain, .stats = stats, .dx = dx, .dx_stride = STRIDE,
+        .partials = partials}, begin, end);
 }
 
 static void set_environment(const char *isa)
@@ -122,19 +131,27 @@ static void strings(void)
 
 static void forward_nulls(void)
 {
-    REFUSED(CNORM_ERROR_NULL, cnorm_layer_norm(CNORM_F64, ROWS, N, NULL, STRIDE, gain, bias, 0, y, STRIDE, stats));
-    REFUSED(CNORM_ERROR_NULL, cnorm_layer_norm(CNORM_F64, ROWS, N, x, STRIDE, gain, bias, 0, NULL, STRIDE, stats));
-    REFUSED(CNORM_ERROR_NULL, cnorm_rms_norm(CNORM_F64, ROWS, N, NULL, STRIDE, gain, 0, y, STRIDE, stats));
-    REFUSED(CNORM_ERROR_NULL, cnorm_rms_norm(CNORM_F64, ROWS, N, x, STRIDE, gain, 0, NULL, STRIDE, stats));
+    REFUSED(CNORM_ERROR_NULL, cnorm_layer_norm(CNORM_F64, &(cnorm_norm){.rows = ROWS, .n = N, .x_stride = STRIDE, .gain = gain,
+        .bias = bias, .y = y, .y_stride = STRIDE, .stats = stats}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_layer_norm(CNORM_F64, &(cnorm_norm){.rows = ROWS, .n = N, .x = x, .x_stride = STRIDE,
+        .gain = gain, .bias = bias, .y_stride = STRIDE, .stats = stats}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_rms_norm(CNORM_F64, &(cnorm_norm){.rows = ROWS, .n = N, .x_stride = STRIDE, .gain = gain,
+        .y = y, .y_stride = STRIDE, .stats = stats}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_rms_norm(CNORM_F64, &(cnorm_norm){.rows = ROWS, .n = N, .x = x, .x_stride = STRIDE,
+        .gain = gain, .y_stride = STRIDE, .stats = stats}));
     for (int missing = 0; missing < 4; ++missing)
         REFUSED(CNORM_ERROR_NULL,
-                cnorm_add_layer_norm(CNORM_F64, ROWS, N, missing == 0 ? NULL : x, STRIDE, missing == 1 ? NULL : dy, STRIDE, gain,
-                                     bias, 0, missing == 2 ? NULL : y, STRIDE, missing == 3 ? NULL : dx, STRIDE, stats));
+                cnorm_add_layer_norm(CNORM_F64, &(cnorm_norm){.rows = ROWS, .n = N, .x = missing == 0 ? NULL : x,
+                    .x_stride = STRIDE, .residual = missing == 1 ? NULL : dy, .residual_stride = STRIDE, .gain = gain,
+                    .bias = bias, .y = missing == 2 ? NULL : y, .y_stride = STRIDE, .sum = missing == 3 ? NULL : dx,
+                    .sum_stride = STRIDE, .stats = stats}));
     REFUSED(CNORM_ERROR_STRIDE,
-            cnorm_add_layer_norm(CNORM_F64, ROWS, N, x, STRIDE, dy, STRIDE, gain, bias, 0, y, STRIDE, dx, N - 1, stats));
-    REFUSED(CNORM_OK, cnorm_layer_norm(CNORM_F64, 0, N, NULL, 0, NULL, NULL, 0, NULL, 0, NULL));
-    REFUSED(CNORM_OK, cnorm_rms_norm(CNORM_F64, 0, N, NULL, 0, NULL, 0, NULL, 0, NULL));
-    REFUSED(CNORM_OK, cnorm_add_layer_norm(CNORM_F64, 0, N, NULL, 0, NULL, 0, NULL, NULL, 0, NULL, 0, NULL, 0, NULL));
+            cnorm_add_layer_norm(CNORM_F64, &(cnorm_norm){.rows = ROWS, .n = N, .x = x, .x_stride = STRIDE, .residual = dy,
+                .residual_stride = STRIDE, .gain = gain, .bias = bias, .y = y, .y_stride = STRIDE, .sum = dx,
+                .sum_stride = N - 1, .stats = stats}));
+    REFUSED(CNORM_OK, cnorm_layer_norm(CNORM_F64, &(cnorm_norm){.n = N}));
+    REFUSED(CNORM_OK, cnorm_rms_norm(CNORM_F64, &(cnorm_norm){.n = N}));
+    REFUSED(CNORM_OK, cnorm_add_layer_norm(CNORM_F64, &(cnorm_norm){.n = N}));
 }
 
 static void forward_errors(forward_call *call)
@@ -155,7 +172,7 @@ static void forward_errors(forward_call *call)
     REFUSED(CNORM_ERROR_EPS, call(CNORM_BF16, ROWS, N, 1e39, STRIDE));
     REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0, N - 1));
     REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0, 1 - N));
-    REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0, 0));
+    REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0, CNORM_ONE_ROW));
     REFUSED(CNORM_ERROR_DTYPE, call(CNORM_DTYPES, ROWS, N, 0, STRIDE));
     REFUSED(CNORM_ERROR_DTYPE, call((cnorm_dtype)1000, ROWS, N, 0, STRIDE));
 }
@@ -166,7 +183,7 @@ static void backward_errors(backward_call *call)
     REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, ROWS, 0, STRIDE));
     REFUSED(CNORM_ERROR_SIZE, call(CNORM_F64, PTRDIFF_MAX, PTRDIFF_MAX, STRIDE));
     REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, N - 1));
-    REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, 0));
+    REFUSED(CNORM_ERROR_STRIDE, call(CNORM_F64, ROWS, N, CNORM_ONE_ROW));
     REFUSED(CNORM_ERROR_DTYPE, call(CNORM_DTYPES, ROWS, N, STRIDE));
 }
 
@@ -175,15 +192,17 @@ static void backward_nulls_and_blocks(void)
     const void *const null = NULL;
     for (int missing = 0; missing < 7; ++missing)
         REFUSED(CNORM_ERROR_NULL,
-                cnorm_layer_norm_backward(CNORM_F64, ROWS, N, missing == 0 ? null : dy, STRIDE, missing == 1 ? null : x,
-                                          STRIDE, gain, missing == 2 ? null : stats, missing == 3 ? NULL : dx, STRIDE,
-                                          missing == 4 ? NULL : dgain, missing == 5 ? NULL : dbias,
-                                          missing == 6 ? NULL : partials));
+                cnorm_layer_norm_backward(CNORM_F64, &(cnorm_norm_backward){.rows = ROWS, .n = N,
+                    .dy = missing == 0 ? null : dy, .dy_stride = STRIDE, .x = missing == 1 ? null : x, .x_stride = STRIDE,
+                    .gain = gain, .stats = missing == 2 ? null : stats, .dx = missing == 3 ? NULL : dx, .dx_stride = STRIDE,
+                    .dgain = missing == 4 ? NULL : dgain, .dbias = missing == 5 ? NULL : dbias,
+                    .partials = missing == 6 ? NULL : partials}));
     for (int missing = 0; missing < 6; ++missing)
         REFUSED(CNORM_ERROR_NULL,
-                cnorm_rms_norm_backward(CNORM_F64, ROWS, N, missing == 0 ? null : dy, STRIDE, missing == 1 ? null : x, STRIDE,
-                                        gain, missing == 2 ? null : stats, missing == 3 ? NULL : dx, STRIDE,
-                                        missing == 4 ? NULL : dgain, missing == 5 ? NULL : partials));
+                cnorm_rms_norm_backward(CNORM_F64, &(cnorm_norm_backward){.rows = ROWS, .n = N, .dy = missing == 0 ? null : dy,
+                    .dy_stride = STRIDE, .x = missing == 1 ? null : x, .x_stride = STRIDE, .gain = gain,
+                    .stats = missing == 2 ? null : stats, .dx = missing == 3 ? NULL : dx, .dx_stride = STRIDE,
+                    .dgain = missing == 4 ? NULL : dgain, .partials = missing == 5 ? NULL : partials}));
     REFUSED(CNORM_ERROR_SIZE, blocks(ROWS, -CNORM_BLOCK_ROWS, ROWS));
     REFUSED(CNORM_ERROR_SIZE, blocks(ROWS, 1, ROWS));
     REFUSED(CNORM_ERROR_SIZE, blocks(ROWS, 0, ROWS - 1));
@@ -202,11 +221,11 @@ static void backward_nulls_and_blocks(void)
     CHECK(cnorm_backward_partials(CNORM_F16, ROWS, N) == 2 * N * 4, "partials are of the compute type");
     /* no rows: the sums over zero rows are 0 */
     mark();
-    CHECK(cnorm_layer_norm_backward(CNORM_F64, 0, N, NULL, 0, NULL, 0, NULL, NULL, NULL, 0, dgain, dbias, NULL) == CNORM_OK,
+    CHECK(cnorm_layer_norm_backward(CNORM_F64, &(cnorm_norm_backward){.n = N, .dgain = dgain, .dbias = dbias}) == CNORM_OK,
           "no rows");
     CHECK(all_bytes(dgain, sizeof dgain, 0) && all_bytes(dbias, sizeof dbias, 0), "no rows");
     mark();
-    CHECK(cnorm_rms_norm_backward(CNORM_F64, 0, N, NULL, 0, NULL, 0, NULL, NULL, NULL, 0, dgain, NULL) == CNORM_OK, "no rows");
+    CHECK(cnorm_rms_norm_backward(CNORM_F64, &(cnorm_norm_backward){.n = N, .dgain = dgain}) == CNORM_OK, "no rows");
     CHECK(all_bytes(dgain, sizeof dgain, 0), "no rows");
 }
 
@@ -215,19 +234,83 @@ static void other_norm_errors(void)
     const void *const null = NULL;
     for (int missing = 0; missing < 7; ++missing)
         REFUSED(CNORM_ERROR_NULL,
-                cnorm_group_norm_backward(CNORM_F64, ROWS, N, 1, 3, missing == 0 ? null : dy, STRIDE, missing == 1 ? null : x,
-                                          STRIDE, gain, missing == 2 ? null : stats, missing == 3 ? NULL : dx, STRIDE,
-                                          missing == 4 ? NULL : dgain, missing == 5 ? NULL : dbias,
-                                          missing == 6 ? NULL : partials));
-    REFUSED(CNORM_ERROR_SIZE, cnorm_group_norm(CNORM_F64, ROWS, N, 1, 2, x, STRIDE, gain, bias, 0, y, STRIDE, NULL));
-    REFUSED(CNORM_ERROR_SIZE, cnorm_group_norm(CNORM_F64, ROWS, N, 0, 3, x, STRIDE, gain, bias, 0, y, STRIDE, NULL));
-    REFUSED(CNORM_ERROR_STRIDE, cnorm_group_norm(CNORM_F64, ROWS, N, 1, 3, x, STRIDE, gain, bias, 0, y, N - 1, NULL));
-    REFUSED(CNORM_ERROR_DTYPE, cnorm_group_norm((cnorm_dtype)4, ROWS, N, 1, 3, x, STRIDE, gain, bias, 0, y, STRIDE, NULL));
-    REFUSED(CNORM_ERROR_SIZE, cnorm_batch_norm(CNORM_F64, 1, N, 1, x, STRIDE, gain, bias, 0, y, STRIDE, NULL, NULL, partials));
-    REFUSED(CNORM_ERROR_NULL, cnorm_batch_norm(CNORM_F64, ROWS, N, 1, x, STRIDE, gain, bias, 0, y, STRIDE, NULL, NULL, NULL));
-    REFUSED(CNORM_ERROR_DTYPE, cnorm_weight_norm(CNORM_F16, ROWS, N, x, STRIDE, gain, y, STRIDE));
-    REFUSED(CNORM_ERROR_NULL, cnorm_weight_norm(CNORM_F64, ROWS, N, NULL, STRIDE, gain, y, STRIDE));
-    REFUSED(CNORM_ERROR_EPS, cnorm_smoothing_gradient(CNORM_F64, ROWS, N, dy, STRIDE, x, STRIDE, gain, stats, -1, dgain));
+                cnorm_group_norm_backward(CNORM_F64, &(cnorm_volume_norm_backward){.samples = ROWS, .channels = N, .space = 1,
+                    .groups = 3, .dy = missing == 0 ? null : dy, .dy_stride = STRIDE, .x = missing == 1 ? null : x,
+                    .x_stride = STRIDE, .gain = gain, .stats = missing == 2 ? null : stats, .dx = missing == 3 ? NULL : dx,
+                    .dx_stride = STRIDE, .dgain = missing == 4 ? NULL : dgain, .dbias = missing == 5 ? NULL : dbias,
+                    .scratch = missing == 6 ? NULL : partials}));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_group_norm(CNORM_F64, &(cnorm_volume_norm){.samples = ROWS, .channels = N, .space = 1,
+        .groups = 2, .x = x, .x_stride = STRIDE, .gain = gain, .bias = bias, .y = y, .y_stride = STRIDE}));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_group_norm(CNORM_F64, &(cnorm_volume_norm){.samples = ROWS, .channels = N, .groups = 3,
+        .x = x, .x_stride = STRIDE, .gain = gain, .bias = bias, .y = y, .y_stride = STRIDE}));
+    REFUSED(CNORM_ERROR_STRIDE, cnorm_group_norm(CNORM_F64, &(cnorm_volume_norm){.samples = ROWS, .channels = N, .space = 1,
+        .groups = 3, .x = x, .x_stride = STRIDE, .gain = gain, .bias = bias, .y = y, .y_stride = N - 1}));
+    REFUSED(CNORM_ERROR_DTYPE, cnorm_group_norm((cnorm_dtype)4, &(cnorm_volume_norm){.samples = ROWS, .channels = N, .space = 1,
+        .groups = 3, .x = x, .x_stride = STRIDE, .gain = gain, .bias = bias, .y = y, .y_stride = STRIDE}));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_batch_norm(CNORM_F64, &(cnorm_volume_norm){.samples = 1, .channels = N, .space = 1, .x = x,
+        .x_stride = STRIDE, .gain = gain, .bias = bias, .y = y, .y_stride = STRIDE, .scratch = partials}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_batch_norm(CNORM_F64, &(cnorm_volume_norm){.samples = ROWS, .channels = N, .space = 1,
+        .x = x, .x_stride = STRIDE, .gain = gain, .bias = bias, .y = y, .y_stride = STRIDE}));
+    REFUSED(CNORM_ERROR_DTYPE, cnorm_weight_norm(CNORM_F16, &(cnorm_weight){.rows = ROWS, .n = N, .w = x, .w_stride = STRIDE,
+        .gain = gain, .out = y, .out_stride = STRIDE}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_weight_norm(CNORM_F64, &(cnorm_weight){.rows = ROWS, .n = N, .w_stride = STRIDE,
+        .gain = gain, .out = y, .out_stride = STRIDE}));
+    REFUSED(CNORM_ERROR_EPS, cnorm_smoothing_gradient(CNORM_F64, &(cnorm_norm_backward){.rows = ROWS, .n = N, .dy = dy,
+        .dy_stride = STRIDE, .x = x, .x_stride = STRIDE, .gain = gain, .stats = stats}, -1, dgain));
+}
+
+/* no call at all; and each entry with nothing but zeros in its struct, which is what a member that was left out is */
+static void empty_calls(void)
+{
+    double ds;
+#define EMPTY(function, type)                                                                      \
+    REFUSED(CNORM_ERROR_NULL, function(CNORM_F64, NULL));                                          \
+    REFUSED(CNORM_ERROR_SIZE, function(CNORM_F64, &(type){.rows = ROWS, .dgain = dgain, .dbias = dbias}))
+#define EMPTY_FORWARD(function, type)                                                              \
+    REFUSED(CNORM_ERROR_NULL, function(CNORM_F64, NULL));                                          \
+    REFUSED(CNORM_ERROR_SIZE, function(CNORM_F64, &(type){.hints = 0}))
+    EMPTY_FORWARD(cnorm_layer_norm, cnorm_norm);
+    EMPTY_FORWARD(cnorm_add_layer_norm, cnorm_norm);
+    EMPTY_FORWARD(cnorm_rms_norm, cnorm_norm);
+    EMPTY(cnorm_layer_norm_backward, cnorm_norm_backward);
+    EMPTY(cnorm_rms_norm_backward, cnorm_norm_backward);
+    EMPTY_FORWARD(cnorm_group_norm, cnorm_volume_norm);
+    EMPTY_FORWARD(cnorm_group_norm_backward, cnorm_volume_norm_backward);
+    EMPTY_FORWARD(cnorm_batch_norm, cnorm_volume_norm);
+    EMPTY_FORWARD(cnorm_batch_norm_backward, cnorm_volume_norm_backward);
+    EMPTY_FORWARD(cnorm_batch_norm_inference, cnorm_volume_norm);
+    EMPTY_FORWARD(cnorm_batch_norm_inference_backward, cnorm_volume_norm_backward);
+    REFUSED(CNORM_ERROR_NULL, cnorm_weight_norm(CNORM_F64, NULL));
+    REFUSED(CNORM_ERROR_NULL, cnorm_weight_norm_backward(CNORM_F64, NULL));
+    REFUSED(CNORM_ERROR_NULL, cnorm_divisive_norm(CNORM_F64, NULL));
+    REFUSED(CNORM_ERROR_NULL, cnorm_divisive_norm_backward(CNORM_F64, NULL));
+    REFUSED(CNORM_ERROR_NULL, cnorm_smoothing_gradient(CNORM_F64, NULL, 1, &ds));
+    REFUSED(CNORM_ERROR_NULL, cnorm_layer_norm_backward_blocks(CNORM_F64, NULL, 0, 0));
+    REFUSED(CNORM_ERROR_NULL, cnorm_rms_norm_backward_blocks(CNORM_F64, NULL, 0, 0));
+}
+
+/* members that a function does not name may hold anything */
+static void unread_members(void)
+{
+    float in[2][3] = {{1, 2, 4}, {3, 1, 1}}, out[2][3], want[2][3], mean[3] = {0}, var[3] = {1, 1, 1}, none[1] = {7};
+    double moments[1] = {7};
+    _Alignas(8) static char scratch[1 << 16];
+    CHECK(cnorm_batch_norm_scratch(CNORM_F32, 2, 3, 1) <= (ptrdiff_t)sizeof scratch, "scratch");
+    cnorm_norm rows = {.rows = 2, .n = 3, .x = in, .y = want};
+    CHECK(cnorm_rms_norm(CNORM_F32, &rows) == CNORM_OK, "plain");
+    rows.y = out, rows.bias = mean, rows.residual = none, rows.sum = none, rows.sum_stride = 1, rows.hints = -1;
+    CHECK(cnorm_rms_norm(CNORM_F32, &rows) == CNORM_OK && memcmp(out, want, sizeof out) == 0 && none[0] == 7, "rms_norm");
+    rows.y = want, rows.residual = rows.sum = NULL, rows.hints = 0;
+    CHECK(cnorm_layer_norm(CNORM_F32, &rows) == CNORM_OK, "plain");
+    rows.y = out, rows.residual = none, rows.sum = none, rows.sum_stride = 1, rows.hints = -1;
+    CHECK(cnorm_layer_norm(CNORM_F32, &rows) == CNORM_OK && memcmp(out, want, sizeof out) == 0 && none[0] == 7, "layer_norm");
+    cnorm_volume_norm volume = {.samples = 2, .channels = 3, .space = 1, .x = in, .mean = mean, .var = var, .y = want, .scratch = scratch};
+    CHECK(cnorm_batch_norm_inference(CNORM_F32, &volume) == CNORM_OK, "plain");
+    volume.y = out, volume.stats = none, volume.moments = moments, volume.groups = 2, volume.hints = -1;
+    CHECK(cnorm_batch_norm_inference(CNORM_F32, &volume) == CNORM_OK && memcmp(out, want, sizeof out) == 0, "inference");
+    CHECK(none[0] == 7 && moments[0] == 7, "inference wrote statistics");
+    volume.groups = 1, volume.stats = NULL;
+    CHECK(cnorm_group_norm(CNORM_F32, &volume) == CNORM_OK && moments[0] == 7, "group_norm wrote moments");
 }
 
 static void elementwise_errors(void)
@@ -407,12 +490,15 @@ static void layer_errors(void)
 static void sizes_without_rows(void)
 {
     REFUSED(CNORM_ERROR_SIZE, cnorm_backward_reduce(CNORM_F32, 0, PTRDIFF_MAX, partials, dgain, dbias));
-    REFUSED(CNORM_ERROR_SIZE, cnorm_layer_norm_backward(CNORM_F32, 0, PTRDIFF_MAX, dy, 0, x, 0, NULL, stats, dx, 0, dgain, dbias, partials));
-    REFUSED(CNORM_ERROR_SIZE, cnorm_group_norm_backward(CNORM_F64, 0, PTRDIFF_MAX, 1, 1, dy, 0, x, 0, NULL, stats, dx, 0, dgain,
-                                                        dbias, partials));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_layer_norm_backward(CNORM_F32, &(cnorm_norm_backward){.n = PTRDIFF_MAX, .dy = dy,
+        .dy_stride = CNORM_ONE_ROW, .x = x, .x_stride = CNORM_ONE_ROW, .stats = stats, .dx = dx, .dx_stride = CNORM_ONE_ROW,
+        .dgain = dgain, .dbias = dbias, .partials = partials}));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_group_norm_backward(CNORM_F64, &(cnorm_volume_norm_backward){.channels = PTRDIFF_MAX,
+        .space = 1, .groups = 1, .dy = dy, .dy_stride = CNORM_ONE_ROW, .x = x, .x_stride = CNORM_ONE_ROW, .stats = stats,
+        .dx = dx, .dx_stride = CNORM_ONE_ROW, .dgain = dgain, .dbias = dbias, .scratch = partials}));
 }
 
-/* strides: padding between rows is not written, negative and zero strides work; and in place */
+/* strides: padding between rows is not written, negative strides and one row work; and in place */
 static void layouts(cnorm_dtype dtype, const char *isa)
 {
     uint64_t state = 1;
@@ -429,27 +515,31 @@ static void layouts(cnorm_dtype dtype, const char *isa)
         CHECK(all_bytes((char *)y + (row * STRIDE + N) * item, (size_t)((STRIDE - N) * item), UNTOUCHED), "%s: padding of y", isa);
 
     memcpy(again, x, sizeof again); /* in place */
-    CHECK(cnorm_layer_norm(dtype, ROWS, N, again, STRIDE, gain, bias, 1e-5, again, STRIDE, NULL) == CNORM_OK, "%s", isa);
+    CHECK(cnorm_layer_norm(dtype, &(cnorm_norm){.rows = ROWS, .n = N, .x = again, .x_stride = STRIDE, .gain = gain,
+        .bias = bias, .eps = 1e-5, .y = again, .y_stride = STRIDE}) == CNORM_OK, "%s", isa);
     for (int row = 0; row < ROWS; ++row) {
         const ptrdiff_t at = row * STRIDE * item;
         CHECK(memcmp((char *)again + at, (char *)want + at, (size_t)(N * item)) == 0, "%s: y is x", isa);
     }
     const ptrdiff_t last = (ROWS - 1) * STRIDE * item; /* backwards from the last row, into rows without padding */
-    CHECK(cnorm_layer_norm(dtype, ROWS, N, (char *)x + last, -STRIDE, gain, bias, 1e-5, again, N, NULL) == CNORM_OK, "%s", isa);
+    CHECK(cnorm_layer_norm(dtype, &(cnorm_norm){.rows = ROWS, .n = N, .x = (char *)x + last, .x_stride = -STRIDE, .gain = gain,
+        .bias = bias, .eps = 1e-5, .y = again}) == CNORM_OK, "%s", isa);
     for (int row = 0; row < ROWS; ++row)
         CHECK(memcmp((char *)again + row * N * item, (char *)want + last - row * STRIDE * item, (size_t)(N * item)) == 0,
               "%s: negative stride of x, row %d", isa, row);
-    CHECK(cnorm_layer_norm(dtype, ROWS, N, x, 0, gain, bias, 1e-5, (char *)again + last, -STRIDE, NULL) == CNORM_OK, "%s", isa);
+    CHECK(cnorm_layer_norm(dtype, &(cnorm_norm){.rows = ROWS, .n = N, .x = x, .x_stride = CNORM_ONE_ROW, .gain = gain,
+        .bias = bias, .eps = 1e-5, .y = (char *)again + last, .y_stride = -STRIDE}) == CNORM_OK, "%s", isa);
     for (int row = 0; row < ROWS; ++row)
-        CHECK(memcmp((char *)again + row * STRIDE * item, want, (size_t)(N * item)) == 0, "%s: stride 0 of x, row %d", isa, row);
+        CHECK(memcmp((char *)again + row * STRIDE * item, want, (size_t)(N * item)) == 0, "%s: one row, row %d", isa, row);
 
     CHECK(add(dtype, ROWS, N, 1e-5, STRIDE) == CNORM_OK, "%s", isa); /* y over x, the sum over the residual; and the reverse */
     for (int reverse = 0; reverse < 2; ++reverse) {
         double first[ROWS * STRIDE], second[ROWS * STRIDE];
         memcpy(first, x, sizeof first), memcpy(second, dy, sizeof second);
         double *const over_x = reverse ? second : first, *const over_residual = reverse ? first : second;
-        CHECK(cnorm_add_layer_norm(dtype, ROWS, N, first, STRIDE, second, STRIDE, gain, bias, 1e-5, over_x, STRIDE, over_residual,
-                                   STRIDE, NULL) == CNORM_OK, "%s", isa);
+        CHECK(cnorm_add_layer_norm(dtype, &(cnorm_norm){.rows = ROWS, .n = N, .x = first, .x_stride = STRIDE,
+            .residual = second, .residual_stride = STRIDE, .gain = gain, .bias = bias, .eps = 1e-5, .y = over_x,
+            .y_stride = STRIDE, .sum = over_residual, .sum_stride = STRIDE}) == CNORM_OK, "%s", isa);
         for (int row = 0; row < ROWS; ++row) {
             const ptrdiff_t at = row * STRIDE * item;
             CHECK(memcmp((char *)over_x + at, (char *)y + at, (size_t)(N * item)) == 0, "%s: y in place, reverse %d", isa, reverse);
@@ -466,8 +556,9 @@ static void layouts(cnorm_dtype dtype, const char *isa)
     for (int over_x = 0; over_x < 2; ++over_x) { /* dx over dy, or over x */
         double other_dgain[N], other_dbias[N];
         memcpy(again, over_x ? x : dy, sizeof again);
-        CHECK(cnorm_layer_norm_backward(dtype, ROWS, N, over_x ? dy : again, STRIDE, over_x ? again : x, STRIDE, gain, stats,
-                                        again, STRIDE, other_dgain, other_dbias, partials) == CNORM_OK, "%s", isa);
+        CHECK(cnorm_layer_norm_backward(dtype, &(cnorm_norm_backward){.rows = ROWS, .n = N, .dy = over_x ? dy : again,
+            .dy_stride = STRIDE, .x = over_x ? again : x, .x_stride = STRIDE, .gain = gain, .stats = stats, .dx = again,
+            .dx_stride = STRIDE, .dgain = other_dgain, .dbias = other_dbias, .partials = partials}) == CNORM_OK, "%s", isa);
         for (int row = 0; row < ROWS; ++row)
             CHECK(memcmp((char *)again + row * STRIDE * item, (char *)want + row * STRIDE * item, (size_t)(N * item)) == 0,
                   "%s: dx is %s", isa, over_x ? "x" : "dy");
@@ -489,6 +580,8 @@ int main(void)
     backward_errors(rms_backward);
     backward_nulls_and_blocks();
     other_norm_errors();
+    empty_calls();
+    unread_members();
     elementwise_errors();
     network_errors();
     layer_errors();

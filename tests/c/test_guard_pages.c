@@ -99,22 +99,27 @@ static void norms(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
     snprintf(doing, sizeof doing, "%s, %s, %s, %td rows, n = %td, affine %d, at the %s, on %s", what, dtype_names[dtype], \
              row_names[kinds[kind]], rows, n, affine, at_end ? "end" : "start", cnorm_isa_active());                         \
     CHECK(call == CNORM_OK && all_finite(dtype, output, count), "%s", doing)
-            STEP("add_layer_norm", cnorm_add_layer_norm(dtype, rows, n, px, n, pdy, n, g, b, 1e-5, py, n, psum, n, s), py);
-            STEP("rms_norm", cnorm_rms_norm(dtype, rows, n, px, n, g, 1e-5, py, n, pstats), py);
+            STEP("add_layer_norm", cnorm_add_layer_norm(dtype, &(cnorm_norm){.rows = rows, .n = n, .x = px, .residual = pdy,
+                .gain = g, .bias = b, .eps = 1e-5, .y = py, .sum = psum, .stats = s}), py);
+            STEP("rms_norm", cnorm_rms_norm(dtype, &(cnorm_norm){.rows = rows, .n = n, .x = px, .gain = g, .eps = 1e-5, .y = py,
+                .stats = pstats}), py);
             STEP("rms_norm_backward",
-                 cnorm_rms_norm_backward(dtype, rows, n, pdy, n, px, n, g, pstats, pdx, n, pdgain, ppartials), pdx);
-            STEP("layer_norm", cnorm_layer_norm(dtype, rows, n, px, n, g, b, 1e-5, py, n, s), py);
+                 cnorm_rms_norm_backward(dtype, &(cnorm_norm_backward){.rows = rows, .n = n, .dy = pdy, .x = px, .gain = g,
+                     .stats = pstats, .dx = pdx, .dgain = pdgain, .partials = ppartials}), pdx);
+            STEP("layer_norm", cnorm_layer_norm(dtype, &(cnorm_norm){.rows = rows, .n = n, .x = px, .gain = g, .bias = b,
+                .eps = 1e-5, .y = py, .stats = s}), py);
             if (!s) continue;
             STEP("layer_norm_backward",
-                 cnorm_layer_norm_backward(dtype, rows, n, pdy, n, px, n, g, pstats, pdx, n, pdgain, pdbias, ppartials), pdx);
+                 cnorm_layer_norm_backward(dtype, &(cnorm_norm_backward){.rows = rows, .n = n, .dy = pdy, .x = px, .gain = g,
+                     .stats = pstats, .dx = pdx, .dgain = pdgain, .dbias = pdbias, .partials = ppartials}), pdx);
             CHECK(all_finite(computed, pdgain, n) && all_finite(computed, pdbias, n), "%s: dgain or dbias", doing);
             cnorm_norm call = {.rows = rows, .n = n, .x = px, .residual = pdy, .x_stride = n, .residual_stride = n, .gain = g,
-                               .bias = b, .eps = 1e-5, .y = py, .sum = psum, .y_stride = n, .sum_stride = n, .stats = s, .streaming = 1};
+                               .bias = b, .eps = 1e-5, .y = py, .sum = psum, .y_stride = n, .sum_stride = n, .stats = s, .hints = STREAMING};
             STEP("add_layer_norm, streamed", (cnorm_active()->add_layer_norm[dtype](&call), CNORM_OK), py);
             call.residual = NULL, call.sum = NULL;
             STEP("layer_norm, streamed", (cnorm_active()->layer_norm[dtype](&call), CNORM_OK), py);
             cnorm_norm_backward back = {.rows = rows, .n = n, .dy = pdy, .x = px, .dy_stride = n, .x_stride = n, .gain = g,
-                                        .stats = s, .dx = pdx, .dx_stride = n, .partial = ppartials, .streaming = 1};
+                                        .stats = s, .dx = pdx, .dx_stride = n, .partials = ppartials, .hints = STREAMING};
             STEP("layer_norm_backward, streamed", (cnorm_active()->layer_norm_backward[dtype](&back), CNORM_OK), pdx);
         }
     }
@@ -150,47 +155,60 @@ static void other_norms(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels
     CHECK(call == CNORM_OK && all_finite(dtype, output, length), "%s", doing)
         for (ptrdiff_t groups = 1; groups <= channels; groups += channels > 1 ? channels - 1 : 1) {
             void *const st = place(stats, 3 * samples * groups * wide);
-            TRY("group_norm", cnorm_group_norm(dtype, samples, channels, space, groups, px, n, pgain, pbias, 1e-5, py, n, st), py, count);
-            TRY("group_norm_backward", cnorm_group_norm_backward(dtype, samples, channels, space, groups, pdy, n, px, n, pgain, st,
-                                                                 pdx, n, pdgain, pdbias, ppartials), pdx, count);
+            TRY("group_norm", cnorm_group_norm(dtype, &(cnorm_volume_norm){.samples = samples, .channels = channels,
+                .space = space, .groups = groups, .x = px, .gain = pgain, .bias = pbias, .eps = 1e-5, .y = py,
+                .stats = st}), py, count);
+            TRY("group_norm_backward", cnorm_group_norm_backward(dtype, &(cnorm_volume_norm_backward){.samples = samples,
+                .channels = channels, .space = space, .groups = groups, .dy = pdy, .x = px, .gain = pgain, .stats = st,
+                .dx = pdx, .dgain = pdgain, .dbias = pdbias, .scratch = ppartials}), pdx, count);
             cnorm_volume_norm call = {samples, channels, space, groups, .x = px, .x_stride = n, .gain = pgain, .bias = pbias,
-                                      .eps = 1e-5, .y = py, .y_stride = n, .streaming = 1};
+                                      .eps = 1e-5, .y = py, .y_stride = n, .hints = STREAMING};
             TRY("group_norm, streamed", (cnorm_active()->group_norm[dtype](&call), CNORM_OK), py, count);
         }
         void *const work = place(scratch, cnorm_batch_norm_scratch(dtype, samples, channels, space));
         void *const st = place(stats, 3 * vector);
         cnorm_volume_norm call = {samples, channels, space, .x = px, .x_stride = n, .gain = pgain, .bias = pbias, .mean = pbias,
-                                  .var = pvar, .eps = 1e-5, .y = py, .y_stride = n, .scratch = work, .streaming = 1};
-        TRY("batch_norm_inference", cnorm_batch_norm_inference(dtype, samples, channels, space, px, n, pbias, pvar, pgain, pbias,
-                                                               1e-5, py, n, work), py, 0);
+                                  .var = pvar, .eps = 1e-5, .y = py, .y_stride = n, .scratch = work, .hints = STREAMING};
+        TRY("batch_norm_inference", cnorm_batch_norm_inference(dtype, &(cnorm_volume_norm){.samples = samples,
+            .channels = channels, .space = space, .x = px, .mean = pbias, .var = pvar, .gain = pgain, .bias = pbias,
+            .eps = 1e-5, .y = py, .scratch = work}), py, 0);
         TRY("batch_norm_inference, streamed", (cnorm_active()->batch_norm_inference[dtype](&call), CNORM_OK), py, 0);
         if (samples * space > 1) {
-            TRY("batch_norm", cnorm_batch_norm(dtype, samples, channels, space, px, n, pgain, pbias, 1e-5, py, n, st, moments, work),
+            TRY("batch_norm", cnorm_batch_norm(dtype, &(cnorm_volume_norm){.samples = samples, .channels = channels,
+                .space = space, .x = px, .gain = pgain, .bias = pbias, .eps = 1e-5, .y = py, .stats = st, .moments = moments,
+                .scratch = work}),
                 py, count);
             TRY("batch_norm, streamed", (cnorm_active()->batch_norm[dtype](&call), CNORM_OK), py, count);
-            TRY("batch_norm_backward", cnorm_batch_norm_backward(dtype, samples, channels, space, pdy, n, px, n, pgain, st, pdx, n,
-                                                                 pdgain, pdbias, work), pdx, count);
+            TRY("batch_norm_backward", cnorm_batch_norm_backward(dtype, &(cnorm_volume_norm_backward){.samples = samples,
+                .channels = channels, .space = space, .dy = pdy, .x = px, .gain = pgain, .stats = st, .dx = pdx,
+                .dgain = pdgain, .dbias = pdbias, .scratch = work}), pdx, count);
         }
         TRY("batch_norm_inference_backward",
-            cnorm_batch_norm_inference_backward(dtype, samples, channels, space, pdy, n, pdy, n, pbias, pvar, pgain, 1e-5, pdx, n,
-                                                pdgain, pdbias, work), pdx, count);
+            cnorm_batch_norm_inference_backward(dtype, &(cnorm_volume_norm_backward){.samples = samples, .channels = channels,
+                .space = space, .dy = pdy, .x = pdy, .mean = pbias, .var = pvar, .gain = pgain, .eps = 1e-5, .dx = pdx,
+                .dgain = pdgain, .dbias = pdbias, .scratch = work}), pdx, count);
         if (!kernel_takes("weight_norm", dtype)) continue;
         double *const ds = place(numbers, 8);
-        TRY("layer_norm", cnorm_layer_norm(dtype, samples, n, px, n, NULL, NULL, 1e-5, py, n, place(stats, 3 * samples * item)), py, count);
-        TRY("smoothing_gradient", cnorm_smoothing_gradient(dtype, samples, n, pdy, n, px, n, NULL, at_end ? stats.pages + stats.bytes -
-            3 * samples * item : stats.pages, 0.1, ds), ds, 0);
+        TRY("layer_norm", cnorm_layer_norm(dtype, &(cnorm_norm){.rows = samples, .n = n, .x = px, .eps = 1e-5, .y = py,
+            .stats = place(stats, 3 * samples * item)}), py, count);
+        TRY("smoothing_gradient", cnorm_smoothing_gradient(dtype, &(cnorm_norm_backward){.rows = samples, .n = n, .dy = pdy,
+            .x = px, .stats = at_end ? stats.pages + stats.bytes - 3 * samples * item : stats.pages}, 0.1, ds), ds, 0);
         void *const pg = place(numbers, samples * item);
         for (ptrdiff_t i = 0; i < samples; ++i) put(dtype, pg, i, 1 + uniform(&state));
-        TRY("weight_norm", cnorm_weight_norm(dtype, samples, n, px, n, pg, py, n), py, count);
-        TRY("weight_norm_backward", cnorm_weight_norm_backward(dtype, samples, n, pdy, n, px, n, pg, pdx, n, pg), pdx, count);
+        TRY("weight_norm", cnorm_weight_norm(dtype, &(cnorm_weight){.rows = samples, .n = n, .w = px, .gain = pg,
+            .out = py}), py, count);
+        TRY("weight_norm_backward", cnorm_weight_norm_backward(dtype, &(cnorm_weight){.rows = samples, .n = n, .dv = pdy,
+            .w = px, .gain = pg, .out = pdx, .dgain = pg}), pdx, count);
         if (space > 1) continue;
         double *const fields = place(scratch, cnorm_divisive_norm_scratch(n)), *const dsigma = place(numbers, 8);
         for (ptrdiff_t radius = 0; radius < 2 * n; radius = 3 * radius + 1) {
-            TRY("divisive_norm", cnorm_divisive_norm(dtype, samples, n, radius, radius / 2, px, n, pgain, pbias, 0.5, py, n, fields),
+            TRY("divisive_norm", cnorm_divisive_norm(dtype, &(cnorm_divisive){.rows = samples, .n = n, .mean_radius = radius,
+                .radius = radius / 2, .x = px, .gain = pgain, .bias = pbias, .sigma = 0.5, .out = py, .scratch = fields}),
                 py, count);
             TRY("divisive_norm_backward",
-                cnorm_divisive_norm_backward(dtype, samples, n, radius, radius / 2, pdy, n, px, n, pgain, 0.5, pdx, n, pdgain,
-                                             pdbias, dsigma, fields), pdx, count);
+                cnorm_divisive_norm_backward(dtype, &(cnorm_divisive){.rows = samples, .n = n, .mean_radius = radius,
+                    .radius = radius / 2, .dy = pdy, .x = px, .gain = pgain, .sigma = 0.5, .out = pdx, .dgain = pdgain,
+                    .dbias = pdbias, .dsigma = dsigma, .scratch = fields}), pdx, count);
         }
     }
 }

@@ -133,12 +133,12 @@ static void same_when_streaming(results *r, const void *g, const void *b)
     const ptrdiff_t item = size_of(now.dtype), bytes = ROWS * now.n * item + SHIFT, other = now.n * item % SHIFT;
     for (ptrdiff_t shift = 0; shift <= other; shift += other ? other : SHIFT) {
         cnorm_norm call = {.rows = ROWS, .n = now.n, .x = x, .x_stride = now.n, .gain = g, .bias = b, .y = y + shift, .y_stride = now.n,
-                           .eps = now.computed == CNORM_F32 ? (double)(float)now.eps : now.eps, .streaming = 1};
+                           .eps = now.computed == CNORM_F32 ? (double)(float)now.eps : now.eps, .hints = STREAMING};
         memset(y, 0x55, (size_t)bytes);
         (now.op == RMS_NORM ? kernels->rms_norm : kernels->layer_norm)[now.dtype](&call);
         same_bits("streamed y", now.dtype, y + shift, r->y, ROWS * now.n);
         cnorm_norm_backward back = {.rows = ROWS, .n = now.n, .dy = dy, .dy_stride = now.n, .x = x, .x_stride = now.n, .gain = g,
-                                    .stats = r->stats, .dx = y + shift, .dx_stride = now.n, .partial = partials, .streaming = 1};
+                                    .stats = r->stats, .dx = y + shift, .dx_stride = now.n, .partials = partials, .hints = STREAMING};
         memset(y, 0x55, (size_t)bytes), memset(partials, 0x55, sizeof partials);
         (now.op == RMS_NORM ? kernels->rms_norm_backward : kernels->layer_norm_backward)[now.dtype](&back);
         same_bits("dgain beside streamed dx", now.computed, partials, r->dgain, now.n);
@@ -159,18 +159,24 @@ static void run(results *r, const void *g, const void *b)
     static char want[MATRIX];
     const ptrdiff_t n = now.n;
     if (now.op == RMS_NORM) {
-        CHECK(cnorm_rms_norm(now.dtype, ROWS, n, x, n, g, now.eps, r->y, n, r->stats) == CNORM_OK, CASE, CASE_ARGUMENTS);
-        CHECK(cnorm_rms_norm_backward(now.dtype, ROWS, n, dy, n, x, n, g, r->stats, r->dx, n, r->dgain, partials) == CNORM_OK,
+        CHECK(cnorm_rms_norm(now.dtype, &(cnorm_norm){.rows = ROWS, .n = n, .x = x, .gain = g, .eps = now.eps, .y = r->y,
+            .stats = r->stats}) == CNORM_OK, CASE, CASE_ARGUMENTS);
+        CHECK(cnorm_rms_norm_backward(now.dtype, &(cnorm_norm_backward){.rows = ROWS, .n = n, .dy = dy, .x = x, .gain = g,
+            .stats = r->stats, .dx = r->dx, .dgain = r->dgain, .partials = partials}) == CNORM_OK,
               CASE, CASE_ARGUMENTS);
     } else {
-        CHECK(cnorm_layer_norm(now.dtype, ROWS, n, x, n, g, b, now.eps, r->y, n, r->stats) == CNORM_OK, CASE, CASE_ARGUMENTS);
-        CHECK(cnorm_layer_norm_backward(now.dtype, ROWS, n, dy, n, x, n, g, r->stats, r->dx, n, r->dgain, r->dbias, partials) ==
+        CHECK(cnorm_layer_norm(now.dtype, &(cnorm_norm){.rows = ROWS, .n = n, .x = x, .gain = g, .bias = b, .eps = now.eps,
+            .y = r->y, .stats = r->stats}) == CNORM_OK, CASE, CASE_ARGUMENTS);
+        CHECK(cnorm_layer_norm_backward(now.dtype, &(cnorm_norm_backward){.rows = ROWS, .n = n, .dy = dy, .x = x, .gain = g,
+            .stats = r->stats, .dx = r->dx, .dgain = r->dgain, .dbias = r->dbias, .partials = partials}) ==
                   CNORM_OK, CASE, CASE_ARGUMENTS);
-        CHECK(cnorm_add_layer_norm(now.dtype, ROWS, n, x, n, dy, n, g, b, now.eps, r->y_of_sum, n, r->sum, n, NULL) == CNORM_OK,
+        CHECK(cnorm_add_layer_norm(now.dtype, &(cnorm_norm){.rows = ROWS, .n = n, .x = x, .residual = dy, .gain = g, .bias = b,
+            .eps = now.eps, .y = r->y_of_sum, .sum = r->sum}) == CNORM_OK,
               CASE, CASE_ARGUMENTS);
         for (ptrdiff_t i = 0; i < ROWS * n; ++i) put(now.dtype, want, i, get(now.dtype, x, i) + get(now.dtype, dy, i));
         same_bits("sum", now.dtype, r->sum, want, ROWS * n);
-        CHECK(cnorm_layer_norm(now.dtype, ROWS, n, r->sum, n, g, b, now.eps, want, n, NULL) == CNORM_OK, CASE, CASE_ARGUMENTS);
+        CHECK(cnorm_layer_norm(now.dtype, &(cnorm_norm){.rows = ROWS, .n = n, .x = r->sum, .gain = g, .bias = b, .eps = now.eps,
+            .y = want}) == CNORM_OK, CASE, CASE_ARGUMENTS);
         same_bits("y of a sum", now.dtype, r->y_of_sum, want, ROWS * n);
     }
     if (n >= 64 && now.with_gain) same_when_streaming(r, g, b);

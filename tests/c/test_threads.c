@@ -33,7 +33,8 @@ static void *blocks(void *argument)
     share *const s = argument;
     for (ptrdiff_t begin = s->first * CNORM_BLOCK_ROWS; begin < ROWS && s->status == CNORM_OK; begin += s->threads * CNORM_BLOCK_ROWS) {
         const ptrdiff_t end = begin + CNORM_BLOCK_ROWS < ROWS ? begin + CNORM_BLOCK_ROWS : ROWS;
-        s->status = cnorm_layer_norm_backward_blocks(s->dtype, ROWS, N, begin, end, dy, N, x, N, gain, stats, dx, N, partials);
+        s->status = cnorm_layer_norm_backward_blocks(s->dtype, &(cnorm_norm_backward){.rows = ROWS, .n = N, .dy = dy, .x = x,
+            .gain = gain, .stats = stats, .dx = dx, .partials = partials}, begin, end);
     }
     return NULL;
 }
@@ -44,9 +45,11 @@ static void backward(cnorm_dtype dtype)
     for (ptrdiff_t i = 0; i < ROWS * N; ++i) put(dtype, x, i, 1 + bell(&state)), put(dtype, dy, i, bell(&state));
     for (ptrdiff_t i = 0; i < N; ++i) put(compute_type(dtype), gain, i, bell(&state));
     CHECK(cnorm_backward_partials(dtype, ROWS, N) <= (ptrdiff_t)sizeof partials, "room for the partials");
-    CHECK(cnorm_layer_norm(dtype, ROWS, N, x, N, gain, NULL, 1e-5, dx, N, stats) == CNORM_OK, "%s", dtype_names[dtype]);
-    CHECK(cnorm_layer_norm_backward(dtype, ROWS, N, dy, N, x, N, gain, stats, wanted_dx, N, wanted_dgain, wanted_dbias,
-                                    partials) == CNORM_OK, "%s", dtype_names[dtype]);
+    CHECK(cnorm_layer_norm(dtype, &(cnorm_norm){.rows = ROWS, .n = N, .x = x, .gain = gain, .eps = 1e-5, .y = dx,
+        .stats = stats}) == CNORM_OK, "%s", dtype_names[dtype]);
+    CHECK(cnorm_layer_norm_backward(dtype, &(cnorm_norm_backward){.rows = ROWS, .n = N, .dy = dy, .x = x, .gain = gain,
+        .stats = stats, .dx = wanted_dx, .dgain = wanted_dgain, .dbias = wanted_dbias,
+        .partials = partials}) == CNORM_OK, "%s", dtype_names[dtype]);
     for (int threads = 1; threads <= MOST_THREADS; threads += threads < 3 ? 1 : 4) {
         pthread_t thread[MOST_THREADS];
         share shares[MOST_THREADS];
@@ -75,8 +78,8 @@ static char long_gain[LONG * 8], long_bias[LONG * 8];
 static void *add_and_normalise(void *argument)
 {
     share *const s = argument;
-    s->status = cnorm_add_layer_norm(s->dtype, LONG_ROWS, LONG, x, LONG, dy, LONG, long_gain, long_bias, 1e-5, y[s->first], LONG,
-                                     sum[s->first], LONG, NULL);
+    s->status = cnorm_add_layer_norm(s->dtype, &(cnorm_norm){.rows = LONG_ROWS, .n = LONG, .x = x, .residual = dy,
+        .gain = long_gain, .bias = long_bias, .eps = 1e-5, .y = y[s->first], .sum = sum[s->first]});
     return NULL;
 }
 

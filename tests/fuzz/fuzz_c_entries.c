@@ -55,11 +55,19 @@ static cnorm_status rows_call(reader in, cnorm_dtype dtype, uint8_t **results, p
     void *const out = options & 4 ? x : y, *const st = options & 8 ? stats : NULL;
     cnorm_status status = CNORM_OK;
     switch (operation % 5) {
-    case 0: status = cnorm_layer_norm(dtype, rows, n, x, stride, g, b, eps, out, stride, st); break;
-    case 1: status = cnorm_rms_norm(dtype, rows, n, x, stride, g, eps, out, stride, st); break;
-    case 2: status = cnorm_add_layer_norm(dtype, rows, n, x, stride, dy, stride, g, b, eps, out, stride, sum, stride, st); break;
-    case 3: status = cnorm_layer_norm_backward(dtype, rows, n, dy, stride, x, stride, g, stats, out, stride, dgain, dbias, partials); break;
-    default: status = cnorm_rms_norm_backward(dtype, rows, n, dy, stride, x, stride, g, stats, out, stride, dgain, partials);
+    case 0: status = cnorm_layer_norm(dtype, &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = stride, .gain = g,
+        .bias = b, .eps = eps, .y = out, .y_stride = stride, .stats = st}); break;
+    case 1: status = cnorm_rms_norm(dtype, &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = stride, .gain = g,
+        .eps = eps, .y = out, .y_stride = stride, .stats = st}); break;
+    case 2: status = cnorm_add_layer_norm(dtype, &(cnorm_norm){.rows = rows, .n = n, .x = x, .x_stride = stride, .residual = dy,
+        .residual_stride = stride, .gain = g, .bias = b, .eps = eps, .y = out, .y_stride = stride, .sum = sum,
+        .sum_stride = stride, .stats = st}); break;
+    case 3: status = cnorm_layer_norm_backward(dtype, &(cnorm_norm_backward){.rows = rows, .n = n, .dy = dy,
+        .dy_stride = stride, .x = x, .x_stride = stride, .gain = g, .stats = stats, .dx = out, .dx_stride = stride,
+        .dgain = dgain, .dbias = dbias, .partials = partials}); break;
+    default: status = cnorm_rms_norm_backward(dtype, &(cnorm_norm_backward){.rows = rows, .n = n, .dy = dy, .dy_stride = stride,
+        .x = x, .x_stride = stride, .gain = g, .stats = stats, .dx = out, .dx_stride = stride, .dgain = dgain,
+        .partials = partials});
     }
     *results = out, *bytes = size;
     void *const all[] = {x, dy, y, sum, gain, bias, stats, dgain, dbias, partials};
@@ -87,16 +95,30 @@ static cnorm_status volume_call(reader in, cnorm_dtype dtype, uint8_t **results,
     void *const out = options & 4 ? x : y, *const st = options & 8 ? stats : NULL;
     cnorm_status status = CNORM_OK;
     switch (operation % 10) {
-    case 0: status = cnorm_group_norm(dtype, samples, channels, space, groups, x, n, g, b, eps, out, n, st); break;
-    case 1: status = cnorm_group_norm_backward(dtype, samples, channels, space, groups, dy, n, x, n, g, stats, out, n, dgain, dbias, partials); break;
-    case 2: status = cnorm_batch_norm(dtype, samples, channels, space, x, n, g, b, eps, out, n, st, moments, scratch); break;
-    case 3: status = cnorm_batch_norm_backward(dtype, samples, channels, space, dy, n, x, n, g, stats, out, n, dgain, dbias, scratch); break;
-    case 4: status = cnorm_batch_norm_inference(dtype, samples, channels, space, x, n, mean, var, g, b, eps, out, n, scratch); break;
-    case 5: status = cnorm_batch_norm_inference_backward(dtype, samples, channels, space, dy, n, x, n, mean, var, g, eps, out, n, dgain, dbias, scratch); break;
-    case 6: status = cnorm_weight_norm(dtype, samples, n, x, n, g, out, n); break;
-    case 7: status = cnorm_weight_norm_backward(dtype, samples, n, dy, n, x, n, g, out, n, dgain); break;
-    case 8: status = cnorm_divisive_norm(dtype, samples, n, mean_radius, radius, x, n, g, b, eps, out, n, scratch); break;
-    default: status = cnorm_divisive_norm_backward(dtype, samples, n, mean_radius, radius, dy, n, x, n, g, eps, out, n, dgain, dbias, &dsigma, scratch);
+    case 0: status = cnorm_group_norm(dtype, &(cnorm_volume_norm){.samples = samples, .channels = channels, .space = space,
+        .groups = groups, .x = x, .gain = g, .bias = b, .eps = eps, .y = out, .stats = st}); break;
+    case 1: status = cnorm_group_norm_backward(dtype, &(cnorm_volume_norm_backward){.samples = samples, .channels = channels,
+        .space = space, .groups = groups, .dy = dy, .x = x, .gain = g, .stats = stats, .dx = out, .dgain = dgain,
+        .dbias = dbias, .scratch = partials}); break;
+    case 2: status = cnorm_batch_norm(dtype, &(cnorm_volume_norm){.samples = samples, .channels = channels, .space = space,
+        .x = x, .gain = g, .bias = b, .eps = eps, .y = out, .stats = st, .moments = moments, .scratch = scratch}); break;
+    case 3: status = cnorm_batch_norm_backward(dtype, &(cnorm_volume_norm_backward){.samples = samples, .channels = channels,
+        .space = space, .dy = dy, .x = x, .gain = g, .stats = stats, .dx = out, .dgain = dgain, .dbias = dbias,
+        .scratch = scratch}); break;
+    case 4: status = cnorm_batch_norm_inference(dtype, &(cnorm_volume_norm){.samples = samples, .channels = channels,
+        .space = space, .x = x, .mean = mean, .var = var, .gain = g, .bias = b, .eps = eps, .y = out,
+        .scratch = scratch}); break;
+    case 5: status = cnorm_batch_norm_inference_backward(dtype, &(cnorm_volume_norm_backward){.samples = samples,
+        .channels = channels, .space = space, .dy = dy, .x = x, .mean = mean, .var = var, .gain = g, .eps = eps, .dx = out,
+        .dgain = dgain, .dbias = dbias, .scratch = scratch}); break;
+    case 6: status = cnorm_weight_norm(dtype, &(cnorm_weight){.rows = samples, .n = n, .w = x, .gain = g, .out = out}); break;
+    case 7: status = cnorm_weight_norm_backward(dtype, &(cnorm_weight){.rows = samples, .n = n, .dv = dy, .w = x, .gain = g,
+        .out = out, .dgain = dgain}); break;
+    case 8: status = cnorm_divisive_norm(dtype, &(cnorm_divisive){.rows = samples, .n = n, .mean_radius = mean_radius,
+        .radius = radius, .x = x, .gain = g, .bias = b, .sigma = eps, .out = out, .scratch = scratch}); break;
+    default: status = cnorm_divisive_norm_backward(dtype, &(cnorm_divisive){.rows = samples, .n = n, .mean_radius = mean_radius,
+        .radius = radius, .dy = dy, .x = x, .gain = g, .sigma = eps, .out = out, .dgain = dgain, .dbias = dbias,
+        .dsigma = &dsigma, .scratch = scratch});
     }
     *results = out, *bytes = size;
     void *const all[] = {x, dy, y, gain, bias, mean, var, stats, dgain, dbias, moments, scratch, partials};

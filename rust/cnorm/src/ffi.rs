@@ -30,7 +30,7 @@ pub struct Stream {
     pub frames: u64,
 }
 
-pub const CNORM_ABI_VERSION: c_int = 1;
+pub const CNORM_ABI_VERSION: c_int = 2;
 
 extern "C" {
     pub fn cnorm_abi_version() -> c_int;

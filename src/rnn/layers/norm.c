@@ -68,9 +68,19 @@ static void norm_backward(const layer_backward *call)
     const ptrdiff_t n = norm->n, rows = call->steps * call->batch;
     const norm_backward_scratch scratch = norm_backward_scratch_of(rows, n, call->scratch);
     const float_rows dx = call->dx.at ? call->dx : (float_rows){call->tape.at, call->tape.row};
-    (void)cnorm_layer_norm_backward(CNORM_F32, rows, n, call->dy.at, call->dy.stride, call->tape.at, call->tape.row,
-                                    norm->gain, call->tape.stats, dx.at, dx.stride, scratch.dgain, scratch.dbias,
-                                    scratch.partials);
+    (void)cnorm_layer_norm_backward(CNORM_F32, &(cnorm_norm_backward){.rows = rows,
+                                                                      .n = n,
+                                                                      .dy = call->dy.at,
+                                                                      .dy_stride = call->dy.stride,
+                                                                      .x = call->tape.at,
+                                                                      .x_stride = call->tape.row,
+                                                                      .gain = norm->gain,
+                                                                      .stats = call->tape.stats,
+                                                                      .dx = dx.at,
+                                                                      .dx_stride = dx.stride,
+                                                                      .dgain = scratch.dgain,
+                                                                      .dbias = scratch.dbias,
+                                                                      .partials = scratch.partials});
     cnorm_copy_gradient(call->gradient->norm.gain, scratch.dgain, n);
     cnorm_copy_gradient(call->gradient->norm.bias, scratch.dbias, n);
 }
