@@ -3,8 +3,10 @@ from cpython.pycapsule cimport PyCapsule_New
 
 cdef extern from *:
     """
-    #define CNORM_EXPORT(name) {#name, (void *)name},
-    static const struct { const char *name; void *address; } cnorm_exports[] = {CNORM_FUNCTIONS(CNORM_EXPORT)};
+    static const struct { const char *name; void *address; } cnorm_exports[] = {
+    #define ENTRY(name) {#name, (void *)name},
+    #include "cnorm_entries.inc"
+    };
     static const size_t cnorm_export_count = sizeof cnorm_exports / sizeof *cnorm_exports;
     """
     cdef struct cnorm_export:

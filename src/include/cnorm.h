@@ -68,8 +68,8 @@ cnorm_status cnorm_widen(cnorm_dtype dtype, ptrdiff_t n, const void *x, float *y
 
 /* ---- layer normalisation: y = (x - mean) / sqrt(var + eps) * gain + bias, row by row -------------------------
  *
- * The statistics of a row are shift, delta, rstd; its mean is the unevaluated sum shift + delta. Where var + eps = 0 the
- * normalised row is 0 and rstd is 0. NaN or infinity in a row makes that row NaN, no other row.
+ * The statistics of a row are shift, delta, rstd; its mean is the unevaluated sum shift + delta. Where var + eps = 0,
+ * the normalised row is 0 and rstd is 0. NaN or infinity in a row makes that row NaN, no other row.
  */
 typedef struct cnorm_norm {
     ptrdiff_t rows, n;         /* of x, y, residual and sum; n is at least 1 */

@@ -309,6 +309,10 @@ static void unread_members(void)
     volume.y = out, volume.stats = none, volume.moments = moments, volume.groups = 2, volume.hints = -1;
     CHECK(cnorm_batch_norm_inference(CNORM_F32, &volume) == CNORM_OK && memcmp(out, want, sizeof out) == 0, "inference");
     CHECK(none[0] == 7 && moments[0] == 7, "inference wrote statistics");
+    uint16_t half[2][3] = {{0}};
+    volume.x = volume.y = half;
+    CHECK(cnorm_batch_norm_inference(CNORM_F16, &volume) == CNORM_OK && moments[0] == 7, "inference of float16 wrote moments");
+    volume.x = in, volume.y = out;
     volume.groups = 1, volume.stats = NULL;
     CHECK(cnorm_group_norm(CNORM_F32, &volume) == CNORM_OK && moments[0] == 7, "group_norm wrote moments");
 }
