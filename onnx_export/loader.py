@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from onnx import numpy_helper
@@ -38,6 +38,7 @@ def load(
     inputs: Mapping[str, object] | None = None,
     states: Mapping[str, str] | None = None,
     dims: Mapping[str, int] | None = None,
+    frames: Sequence[str] = (),
     check: bool = True,
 ) -> Model:
     """Read an ONNX file into a model: a file that `export` wrote, or a streaming model of another program.
@@ -62,13 +63,17 @@ def load(
         Input to output, for states where more than one pairing fits.
     dims : mapping of str to int, optional
         Sizes of symbolic dimensions; the others are taken as 1.
+    frames : sequence of str, optional
+        The inputs that are x. If not given, those that can't be states, because no output has their size, else one
+        input for which everything fits.
     check : bool
         Compare the model with the file. Without it the model's repr says that it was not compared.
 
     Returns
     -------
     cnorm.Model
-        Its frame is the frame input's elements in their order, y the output's.
+        Its frame is the elements of the file's frame, or frames one behind another in the order of the file, y the
+        outputs'. Inputs of integers are token ids, where they are the indices of a Gather of a constant table.
 
     Raises
     ------
@@ -80,13 +85,14 @@ def load(
         If the file cannot be read, has nodes that no layer computes (the message lists all of them), or computes
         something else than the layers; the message says what was expected and what was found.
     """
-    found = imported(path, inputs=inputs, states=states, dims=dims, check=check)
+    found = imported(path, inputs=inputs, states=states, dims=dims, frames=frames, check=check)
     return found.model if isinstance(found, Imported) else found
 
 
-def imported(path, *, inputs=None, states=None, dims=None, check=True) -> Imported | Model:
+def imported(path, *, inputs=None, states=None, dims=None, frames=(), check=True) -> Imported | Model:
     """As `load`, with how the file was read if `export` did not write it."""
-    given = {"inputs": dict(inputs or {}), "states": dict(states or {}), "dims": dict(dims or {})}
+    given: dict = {"inputs": dict(inputs or {}), "states": dict(states or {}), "dims": dict(dims or {})}
+    given["frames"] = _names(frames)
     try:
         onnx_model = model_io.load(path, external_data=True, metadata_key=METADATA_KEY, limits=_LIMITS)
     except NotExported:
@@ -100,6 +106,12 @@ def imported(path, *, inputs=None, states=None, dims=None, check=True) -> Import
     for name in (name for name, value in given.items() if value):
         raise ValueError(f"{name}: {path} was written by `export`, which says them itself")
     return _exported(path, onnx_model)
+
+
+def _names(frames) -> tuple[str, ...]:
+    if isinstance(frames, str) or not all(isinstance(name, str) for name in frames):
+        raise TypeError(f"frames must be a sequence of names, got {frames!r:.200}")
+    return tuple(frames)
 
 
 def _exported(path, onnx_model) -> Model:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from cnorm.conversation import NUMBER
+from cnorm.layers import in_tokens
 from cnorm_bench.serving_engines import loaded
 
 __all__ = ["Load", "run", "run_slices"]
@@ -158,12 +159,18 @@ class Load:
         return count
 
 
+def recordings(model, steps):
+    """Random messages [64, steps, inputs], with token ids where the model takes some."""
+    x = np.random.default_rng(0).standard_normal((64, steps, model.input_size), np.float32)
+    return in_tokens(x, model.tokens)
+
+
 def run_slices(servers, sessions, steps, seconds, slice_seconds, model=""):
     """CPU microseconds of a message in each server, one for each slice of `slice_seconds`; the servers take turns.
 
     `servers` has name -> (address, process id).
     """
-    x = np.random.default_rng(0).standard_normal((64, steps, loaded(model).input_size), np.float32)
+    x = recordings(loaded(model), steps)
     loads = {name: Load(url, sessions, 1.0, x) for name, (url, _) in servers.items()}
     found = {name: [] for name in servers}
     for turn in range(1 + max(round(seconds / slice_seconds), 1)):
@@ -184,7 +191,7 @@ def cpu_nanoseconds(pid):
 def run(url, sessions, period, steps, seconds, compare, model=""):
     """A record of one run: percentiles in milliseconds, messages sent, unanswered and wrong."""
     model = loaded(model)
-    x = np.random.default_rng(0).standard_normal((64, steps, model.input_size), np.float32)
+    x = recordings(model, steps)
     stream = model.stream()
     load = Load(url, sessions, period, x, [stream.process(one).tobytes() for one in x] if compare else ())
     cpu = time.process_time()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cnorm.layers import in_tokens
 from cnorm.tools.runners import Cnorm, Interface, OrtBinding, OrtRun, latencies
 from cnorm_bench import contenders
 from cnorm_bench.contenders.memcpy_ import streaming_read
@@ -58,6 +59,7 @@ def models(sizes=None, *, folder, inputs=None, dims=None, seconds=2.0, advance=l
             continue
         made = _contenders(path, found)
         frames = np.random.default_rng(0).standard_normal((FRAMES, found.model.input_size), dtype=np.float32)
+        frames = in_tokens(frames, found.model.tokens)
         trial, _ = latencies(made, [frames], at_a_time=1)
         a_step = sum(float(np.median(t)) for t in trial.values()) / 1e6
         repeats = int(np.clip(seconds * len(made) / (a_step * FRAMES), 20, 400))
@@ -100,13 +102,11 @@ def _found(path, inputs, dims, left_out):
 
 
 def _contenders(path, found):
-    states = {name: found.file.shape(name) for name in found.states}
     face = Interface(
-        frame=found.frame,
-        shape=found.file.shape(found.frame),
+        frames=found.file.zeros(found.frames),
         outputs=tuple(found.outputs),
         pairs=found.states,
-        zeros={name: np.zeros(shape, np.float32) for name, shape in states.items()},
+        zeros=found.file.zeros(found.states),
         constants=found.file.constants(),
     )
     made = [Cnorm(found.model)]

@@ -238,12 +238,13 @@ def add_import(commands) -> None:
     @click.argument("file", type=click.Path(exists=True, dir_okay=False))
     @click.argument("out", type=click.Path(dir_okay=False))
     @click.option("--weights", type=click.Choice(["float16", "int8"]), help="Round the matrices.")
-    @click.option("--check", "frames", type=click.Path(exists=True, dir_okay=False), metavar="FRAMES.npz",
+    @click.option("--check", "npz", type=click.Path(exists=True, dir_okay=False), metavar="FRAMES.npz",
                   help="Run these recordings, arrays [frames, inputs], too.")  # fmt: skip
     @click.option("--input", "inputs", metavar="NAME=VALUE", help="An input that is the same for all frames.", **many)
     @click.option("--state", "states", metavar="IN=OUT", help="Pair a state by hand.", **many)
     @click.option("--dim", "dims", metavar="NAME=SIZE", help="The size of a symbolic dimension.", **many)
-    def import_(file, out, weights, frames, inputs, states, dims):
+    @click.option("--frame", "frames", metavar="NAME", help="An input that is a part of x.", multiple=True)
+    def import_(file, out, weights, npz, **given):
         """Make a model of FILE.onnx, prove it against onnxruntime and float64, write OUT (.safetensors or .cnorm)."""
         if os.path.exists(out) and os.path.samefile(file, out):
             raise click.UsageError("OUT must be another file than FILE, which it would replace")
@@ -252,13 +253,10 @@ def add_import(commands) -> None:
         from onnx_export.importer.command import import_file
 
         try:
-            numbers = {name: float(value) for name, value in inputs.items()}
-            sizes = {name: int(value) for name, value in dims.items()}
+            for name, kind in ("inputs", float), ("dims", int):
+                given[name] = {key: kind(value) for key, value in given[name].items()}
             with Console(stderr=True).status(f"comparing {file} with the layers"):
-                same = import_file(
-                    Console(highlight=False), file, out, weights=weights, frames=frames,
-                    inputs=numbers, states=states, dims=sizes,
-                )  # fmt: skip
+                same = import_file(Console(highlight=False), file, out, weights=weights, npz=npz, **given)
         except (OSError, TypeError, ValueError) as error:
             fail(f"Error: {error}")
         sys.exit(0 if same else 1)

@@ -45,10 +45,9 @@ def ort_session(onnx_model):
 
 @dataclass(frozen=True)
 class Interface:
-    """Names of a step model: frame and outputs, states to what gives them back, inputs that stay the same."""
+    """Of a step model: zeros for its frames and states, outputs, states to what gives them back, constant inputs."""
 
-    frame: str
-    shape: tuple[int, ...]
+    frames: dict[str, np.ndarray]
     outputs: tuple[str, ...]
     pairs: dict[str, str]
     zeros: dict[str, np.ndarray]
@@ -58,9 +57,9 @@ class Interface:
     def of(session):
         """That of a model of `export`: x, y, "h0_in" to "h0_out", ..."""
         inputs = {i.name: i.shape for i in session.get_inputs()}
-        shape = tuple(inputs.pop("x"))
+        x = np.zeros(inputs.pop("x"), np.float32)
         zeros = {name: np.zeros(shape, np.float32) for name, shape in inputs.items()}
-        return Interface("x", shape, ("y",), {n: n.removesuffix("_in") + "_out" for n in inputs}, zeros, {})
+        return Interface({"x": x}, ("y",), {n: n.removesuffix("_in") + "_out" for n in inputs}, zeros, {})
 
 
 class OrtRun:
@@ -80,7 +79,10 @@ class OrtRun:
 
     def step(self, x):
         """The first output."""
-        self.feed[self.face.frame] = x.reshape(self.face.shape)
+        start = 0
+        for name, zero in self.face.frames.items():
+            self.feed[name] = x[start : start + zero.size].reshape(zero.shape).astype(zero.dtype, copy=False)
+            start += zero.size
         made = self.session.run(self.outputs, self.feed)
         self.feed.update(zip(self.face.pairs, made[len(self.face.outputs) :], strict=True))
         return made[0].reshape(-1)
@@ -100,8 +102,8 @@ class OrtBinding:
         session = ort_session(onnx_model)
         self.run = session.run_with_iobinding  # without RunOptions, which would make each call 3 times slower
         face = face or Interface.of(session)
-        self.x = np.zeros(face.shape, np.float32)
-        feed = {face.frame: self.x} | face.constants | face.zeros
+        self.frames = {name: zero.copy() for name, zero in face.frames.items()}
+        feed = self.frames | face.constants | face.zeros
         made = session.run(list(face.outputs), feed)  # for their shapes, which the file may leave open
         ys = {name: np.zeros(y.shape, np.float32) for name, y in zip(face.outputs, made, strict=True)}
         self.y = ys[face.outputs[0]].reshape(-1)
@@ -109,7 +111,7 @@ class OrtBinding:
         self.bindings = []
         for here, there in (0, 1), (1, 0):
             binding = session.io_binding()
-            for name, array in ({face.frame: self.x} | face.constants | self.states[here]).items():
+            for name, array in (self.frames | face.constants | self.states[here]).items():
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
             given_back = {face.pairs[name]: array for name, array in self.states[there].items()}
             for name, array in (ys | given_back).items():
@@ -122,7 +124,10 @@ class OrtBinding:
             state[:] = 0
 
     def step(self, x):
-        self.x[...] = x.reshape(self.x.shape)
+        start = 0
+        for frame in self.frames.values():
+            frame[...] = x[start : start + frame.size].reshape(frame.shape)
+            start += frame.size
         self.run(self.bindings[self.turn])
         self.turn ^= 1
         return self.y

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -31,14 +30,14 @@ class Imported:
     Attributes
     ----------
     model : cnorm.Model
-    frame : str
-        The input that is x.
+    frames : tuple of str
+        The inputs that are x, one behind another.
     outputs : tuple of str
         The outputs that are y, one behind another.
     states : dict of str to str
         The inputs that are states, each with the output that gives it back. Empty for a file over a time axis.
     time_axis : int or None
-        The axis of `frame` that counts steps.
+        The axis of the frame that counts steps.
     file : FileRun
         The file itself, to run beside the model.
     report : ParityReport or None
@@ -46,7 +45,7 @@ class Imported:
     """
 
     model: Model
-    frame: str
+    frames: tuple[str, ...]
     outputs: tuple[str, ...]
     states: dict[str, str]
     time_axis: int | None
@@ -54,9 +53,7 @@ class Imported:
     report: ParityReport | None
 
 
-def import_model(
-    onnx_model: onnx.ModelProto, inputs: Mapping, states: Mapping[str, str], dims: Mapping[str, int], *, check: bool
-) -> Imported:
+def import_model(onnx_model: onnx.ModelProto, *, check: bool, **given) -> Imported:
     """Find the layers of a file, and prove that they compute what it does; arguments as of `onnx_export.load`."""
     if onnx_model.functions:
         onnx_model = inliner.inline_local_functions(onnx_model)
@@ -64,8 +61,10 @@ def import_model(
         while node.input and not node.input[-1]:
             del node.input[-1]
     try:
-        found = plan(onnx_model, inputs, states, dims)
+        found = plan(onnx_model, **given)
         model = Model(found.chain.layers, tuple(found.chain.names.values()))
+        if model.input_size != len(found.chain.frame):
+            raise NotImported(f"no layer reads the last of the {len(found.chain.frame)} elements of x")
     except NotImported:
         raise
     except Exception as error:  # the file is untrusted: what it says may fit nothing that is expected
@@ -75,4 +74,4 @@ def import_model(
         file = FileRun(onnx_model, found)
     except CannotRun as error:
         raise NotImported(f"onnxruntime does not load the file: {error}") from None
-    return Imported(model, found.frame, found.outputs, found.states, found.time_axis, file, report)
+    return Imported(model, found.frames, found.outputs, found.states, found.time_axis, file, report)

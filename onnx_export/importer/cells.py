@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cnorm.cells.functions import OF_CELLS, function_of_cell
 from onnx_export.importer.elements import Block, Cannot
 
 __all__ = ["Affine", "affine", "written_cell"]
@@ -125,10 +126,23 @@ def _orders(pair: list[np.ndarray]):
     return [tuple(pair), tuple(reversed(pair))] if len(pair) == 2 else []
 
 
-def _through(trace, numbers, function: str) -> Affine | None:
-    """The pre-activation of elements that are `function` of a linear one."""
-    (before,) = _operands(trace, numbers, function) or (None,)
-    return None if before is None else affine(trace, before)
+def _function(trace, numbers) -> tuple[str | tuple | None, np.ndarray | None]:
+    """The function of a spec that makes elements, and what it is applied to; (None, None) for others."""
+    found = _block_of(trace, numbers, *OF_CELLS)
+    if not found:
+        return None, None
+    block, at = found
+    return function_of_cell((block.op, *block.constants.values()), block.node), block.operands[0][at, 0]
+
+
+def _gates(trace, parts) -> tuple[str | tuple, list[Affine]] | None:
+    """The one function of all gates, and their pre-activations; None where they differ or are not linear."""
+    found = [_function(trace, part) for part in parts]
+    functions = {function for function, _ in found}
+    if len(functions) != 1 or functions <= {None, "tanh"}:  # cnorm's cells have no gates of tanh
+        return None
+    linear = [affine(trace, before) for _, before in found]
+    return None if any(one is None for one in linear) else (functions.pop(), linear)
 
 
 def written_cell(trace, h: np.ndarray, old: dict[int, int]):
@@ -154,46 +168,39 @@ def written_cell(trace, h: np.ndarray, old: dict[int, int]):
     return _lstm(trace, h, before, old) or _gru(trace, h, before) or _rnn(trace, h, before)
 
 
-def _split(gates: list[Affine | None], h: np.ndarray):
+def _split(gates: list[Affine], h: np.ndarray):
     """x, W [gates, units, inputs], R [gates, units, units], b [gates, units] of gates that read x and h."""
-    if any(gate is None for gate in gates):
-        return None
     inside = set(h.tolist())
     x = list(dict.fromkeys(number for gate in gates for number in gate.terms.tolist() if number not in inside))
     w = np.stack([gate.columns(x) for gate in gates])
     return np.array(x, np.int64), w, np.stack([gate.columns(h) for gate in gates]), np.stack([g.bias for g in gates])
 
 
-def _stacked(gates, order: str, given: str) -> list:
-    return [gates[given.index(name)] for name in order]
-
-
 def _lstm(trace, h, before, old):
     for o, squashed in _orders(_operands(trace, h, "multiply")):
-        new = _operands(trace, squashed, "tanh")
-        if not new or any(number not in old for number in new[0].tolist()):
+        function, c = _function(trace, squashed)
+        if c is None or any(number not in old for number in c.tolist()):
             continue
-        (c,) = new
         c_before = np.array([old[number] for number in c.tolist()], np.int64)
         for kept, added in _orders(_operands(trace, c, "add")):
             f = [a for a, b in _orders(_operands(trace, kept, "multiply")) if (b == c_before).all()]
             for i, g in _orders(_operands(trace, added, "multiply")):
-                gates = [_through(trace, gate, "sigmoid") for gate in (i, o, *f[:1])]
-                parts = _split([*gates, _through(trace, g, "tanh")], before) if f else None
-                if parts:
-                    return "LSTM", parts[0], (before, c_before), c, {"x": parts[1], "h": parts[2], "b": parts[3]}, False
+                gates, (same, inner) = _gates(trace, (i, o, *f[:1])), _function(trace, g)
+                if not f or not gates or same != function or (candidate := affine(trace, inner)) is None:
+                    continue
+                x, w, r, b = _split([*gates[1], candidate], before)
+                functions = {"recurrent_activation": gates[0], "activation": function}
+                return "LSTM", x, (before, c_before), c, {"x": w, "h": r, "b": b, "functions": functions}, False
     return None
 
 
 def _gru(trace, h, before):
     """h' = (1 - z) n + z h in its writings, with the reset gate before or after the product."""
     for z, n in _interpolations(trace, h, before):
-        gate = _through(trace, z, "sigmoid")
-        (inner,) = _operands(trace, n, "tanh") or (None,)
-        if gate is None or inner is None:
-            continue
-        for candidate in (_reset_after, _reset_before):
-            if found := candidate(trace, inner, before, gate):
+        function, inner = _function(trace, n)
+        for candidate in (_reset_after, _reset_before) if function else ():
+            if found := candidate(trace, inner, before, z):
+                found[4]["functions"]["activation"] = function
                 return found
     return None
 
@@ -224,24 +231,24 @@ def _is_complement(trace, one, z) -> bool:
     )
 
 
-def _reset_after(trace, inner, before, z: Affine):
+def _reset_after(trace, inner, before, z):
     """n = tanh(W x + b + r (R h + b'))."""
     for plain, reset in _orders(_operands(trace, inner, "add")):
         for r, product in _orders(_operands(trace, reset, "multiply")):
-            gate, n_x, n_h = _through(trace, r, "sigmoid"), affine(trace, plain), affine(trace, product)
-            if gate is None or n_x is None or n_h is None or set(n_h.terms.tolist()) - set(before.tolist()):
+            gates, n_x, n_h = _gates(trace, (z, r)), affine(trace, plain), affine(trace, product)
+            if not gates or n_x is None or n_h is None or set(n_h.terms.tolist()) - set(before.tolist()):
                 continue
-            parts = _split([z, gate, n_x], before)
-            if parts is None or parts[2][2].any():
+            x, w, recurrent, b = _split([*gates[1], n_x], before)
+            if recurrent[2].any():
                 continue
-            x, w, recurrent, b = parts
             recurrent[2] = n_h.columns(before)
-            weights = {"x": w, "h": recurrent, "b": b, "b_h": n_h.bias}
+            functions = {"recurrent_activation": gates[0]}
+            weights = {"x": w, "h": recurrent, "b": b, "b_h": n_h.bias, "functions": functions}
             return "GRU", x, (before, None), None, weights, True
     return None
 
 
-def _reset_before(trace, inner, before, z: Affine):
+def _reset_before(trace, inner, before, z):
     """n = tanh(W x + b + R (r h))."""
     whole = affine(trace, inner)
     if whole is None:
@@ -252,26 +259,26 @@ def _reset_before(trace, inner, before, z: Affine):
         if len(products) != len(before) or any(len(at) != 1 for at in order):
             continue
         order = np.concatenate(order)
-        gate = _through(trace, r[order], "sigmoid")
-        if gate is None:
+        gates = _gates(trace, (z, r[order]))
+        if not gates:
             continue
         n_h = whole.columns(np.array(products, np.int64)[order])
         rest = [number for number in whole.terms.tolist() if number not in set(products)]
         n_x = Affine(np.array(rest, np.int64), whole.columns(rest), whole.bias)
-        parts = _split([z, gate, n_x], before)
-        if parts is None or parts[2][2].any():
+        x, w, recurrent, b = _split([*gates[1], n_x], before)
+        if recurrent[2].any():
             continue
-        x, w, recurrent, b = parts
         recurrent[2] = n_h
-        return "GRU", x, (before, None), None, {"x": w, "h": recurrent, "b": b}, False
+        weights = {"x": w, "h": recurrent, "b": b, "functions": {"recurrent_activation": gates[0]}}
+        return "GRU", x, (before, None), None, weights, False
     return None
 
 
 def _rnn(trace, h, before):
-    for function in ("tanh", "relu"):
-        gate = _through(trace, h, function)
-        parts = _split([gate], before) if gate is not None else None
-        if parts and parts[2].any():
-            weights = {"x": parts[1], "h": parts[2], "b": parts[3], "function": function}
-            return "RNN", parts[0], (before, None), None, weights, False
-    return None
+    function, inner = _function(trace, h)
+    gate = None if inner is None else affine(trace, inner)
+    if gate is None:
+        return None
+    x, w, r, b = _split([gate], before)
+    weights = {"x": w, "h": r, "b": b, "functions": {"activation": function}}
+    return ("RNN", x, (before, None), None, weights, False) if r.any() else None

@@ -38,6 +38,7 @@ class Chain:
     Attributes
     ----------
     layers : list of cnorm layers
+    frame : ndarray of int64
     names : dict of str to str
         The name of the layer whose outputs an output is; empty if there is one output, that of the last layer.
     cells : list of Cell
@@ -51,7 +52,7 @@ class Chain:
     def __init__(self, trace, frame: np.ndarray, old: dict[int, int], outputs: dict[str, np.ndarray]):
         self.trace, self.old, self.faults = trace, old, []
         self._lags = Lags(old)
-        self._frame = frame
+        self.frame = frame
         self._made = {frame.tobytes(): FRAME}
         self._steps: list[Step] = []
         self._negated: set[int] = set()  # blocks of a difference's second term, which is not computed twice
@@ -120,7 +121,7 @@ class Chain:
             return (lambda to: to.product(linear.weight, linear.bias)), [linear.terms]
         if len(owners) > 1:
             return self._together(numbers, owners)
-        return self._single(block) if block else self._taken(numbers, owners[0])
+        return self._single(block) if block and block.op != "input" else self._taken(numbers, owners[0])
 
     def _is_whole(self, block: Block) -> bool:
         """Whether a part of it can't be computed without the rest: a state, or a norm that is written out."""
@@ -138,6 +139,8 @@ class Chain:
         """Elements of several blocks."""
         if all(owner.op == "constant" for owner in owners):
             raise Cannot("an output is constant")
+        if set(numbers.tolist()) <= set(self.frame.tolist()):
+            return self._picked(numbers, self.frame)
         parts = [numbers[(numbers >= one.first) & (numbers < one.first + one.size)] for one in owners]
         together = np.concatenate(parts)
         if np.array_equal(together, numbers):
@@ -162,15 +165,17 @@ class Chain:
         """Some elements of a block, or all in another order."""
         whole = block.numbers
         if block.op == "input":
-            whole = self._frame
+            whole = self.frame
             if not set(numbers.tolist()) <= set(whole.tolist()):
-                raise Cannot(f"a part of the input {block.node!r} is read directly")
+                raise Cannot(f"the input {block.node!r} is read where only the frame is")
         return self._picked(numbers, whole)
 
     def _single(self, block: Block) -> tuple[Link, list[np.ndarray]]:
         op, constants = block.op, block.constants
-        if op in ("input", "constant"):
-            raise Cannot(f"the {op} {block.node!r} is read where only the frame is")
+        if op == "constant":
+            raise Cannot(f"the constant {block.node!r} is read where only the frame is")
+        if op == "embedding":
+            return self._embedding(block)
         if op in ("scale", "shift"):
             values = constants["factor" if op == "scale" else "offset"]
             return (lambda to: getattr(to, op)(values)), [block.operands[0].ravel()]
@@ -184,11 +189,20 @@ class Chain:
         if op in ("multiply", "add", "subtract"):
             return self._joined(block)
         reason = f"no layer computes {op.replace('_', ' ')}"
-        if op == "divide":
+        if op == "integer":
+            reason = "it makes integers of elements of the frame"
+        elif op == "divide":
             reason = "it divides two results that depend on the frame"
         elif op == "product":
             reason = f"it multiplies {len(block.operands[0])} parts of the frame by one matrix"
         raise Cannot(f"{block.node}: {reason}", behind=block.operands[0].ravel())
+
+    def _embedding(self, block: Block) -> tuple[Link, list[np.ndarray]]:
+        """It reads an element of the frame itself, wherever it stands."""
+        (at,) = np.flatnonzero(self.frame == block.operands[0]).tolist() or (None,)
+        if at is None:
+            raise Cannot(f"{block.node}: its token id is no element of the frame")
+        return (lambda to: to.embedding(block.constants["table"], at)), []
 
     def _joined(self, block: Block) -> tuple[Link, list[np.ndarray]]:
         """Two results that depend on the frame, element by element."""
@@ -287,4 +301,4 @@ def _layer_of(kind: str, weights: dict, after: bool):
         "B": np.concatenate([stacked["b"].ravel(), recurrent.ravel()])[None],
     }
     spec = cnorm.PRESETS[kind, "onnx_linear_before_reset" if after else "onnx"]
-    return kind, tensors, replace(spec, activation=weights.get("function", "tanh"))
+    return kind, tensors, replace(spec, **weights["functions"])

@@ -10,6 +10,8 @@ returns its outputs. The blocks that they add have these operations:
     mean         of each row
     square, root, reciprocal          of each element
     norm         layer norm of each row, without gain and bias, with `eps`
+    integer      each element as an integer, which only an embedding takes
+    embedding    the row of `table` [tokens, outputs] that one element names
     NAME         a function of each element: "sigmoid", "tanh", "relu", ...; its parameters are constants
     LSTM, GRU, RNN, state   a step of a cell: its output, and the other state of an LSTM
 """
@@ -175,9 +177,26 @@ def _gelu(trace, node, attributes, inputs, outputs):
 
 
 def _cast(trace, node, attributes, inputs, outputs):
-    if attributes["to"] not in (1, 10, 11, 16):  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
-        _refuse("it makes integers of elements of the frame")
-    return [inputs[0]]
+    if attributes["to"] in (1, 10, 11, 16):  # FLOAT, FLOAT16, DOUBLE, BFLOAT16
+        return [inputs[0]]
+    if attributes["to"] not in (6, 7):  # INT32, INT64
+        _refuse("it makes small integers or truth values of elements of the frame")
+    return [trace.add("integer", node, inputs[0].shape, [_each(inputs[0])])]
+
+
+def _gather(trace, node, attributes, inputs, outputs):
+    """Rows of a constant table, one for each token id."""
+    table, ids = inputs
+    if np.ndim(table) != 2 or attributes.get("axis", 0) not in (0, -2):
+        _refuse("an embedding's table must be a matrix, and its rows must be taken")
+    rows = []
+    for number in ids.numbers.ravel().tolist():
+        while (owner := trace.owner(number)).op == "integer":
+            number = int(owner.operands[0][number - owner.first, 0])
+        if owner.op != "input":
+            _refuse("its token ids must be elements of the frame, as they are or as integers")
+        rows.append(trace.add("embedding", node, [table.shape[1]], [np.array([[number]])], table=table).numbers)
+    return [Elements(np.reshape(rows, (*ids.shape, table.shape[1])))]
 
 
 # ---------------------------------------------------------------------------------------------- products
@@ -407,6 +426,7 @@ COMPUTING: dict[str, Callable] = {
     "Sqrt": _function("root"),
     "Reciprocal": _function("reciprocal"),
     "Cast": _cast,
+    "Gather": _gather,
     "CastLike": lambda trace, node, attributes, inputs, outputs: [inputs[0]],
     "MatMul": _matmul,
     "Gemm": _gemm,

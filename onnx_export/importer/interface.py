@@ -1,4 +1,4 @@
-"""Which input of a file is the frame, which are states, and which outputs give the states back.
+"""Which inputs of a file are the frame, which are states, and which outputs give the states back.
 
 A state is paired by structure, not by its name or shape: every element of a state's output must be what the element
 at the same place of its input becomes, a new h or c of a cell that read this element as the old one.
@@ -6,7 +6,7 @@ at the same place of its input becomes, a new h or c of a cell that read this el
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -22,6 +22,8 @@ from onnx_export.importer.trace import Trace
 
 __all__ = ["Inputs", "Plan", "plan"]
 
+INTEGERS = {TensorProto.INT32: np.int32, TensorProto.INT64: np.int64}
+MOVES = {"Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}  # of token ids, before a Gather
 FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.DOUBLE: np.float64}
 MAX_PAIRINGS = 64
 MAX_FAULTS = 40  # in one message
@@ -41,6 +43,8 @@ class Inputs:
         The inputs that are the same for every frame.
     symbols : set of str
         Symbolic dimensions that nobody gave a size, taken as 1.
+    types : dict of str to type
+        NumPy's, of the inputs in `shapes`; integers are token ids.
     steps : int
         Of one call: 1, or the number that a file is written for.
     """
@@ -49,6 +53,7 @@ class Inputs:
     time_axes: dict[str, int]
     constants: dict[str, np.ndarray]
     symbols: set[str]
+    types: dict[str, type]
     steps: int = 1
 
 
@@ -60,8 +65,8 @@ class Plan:
     ----------
     trace : Trace
     inputs : Inputs
-    frame : str
-        Name of the input.
+    frames : tuple of str
+        Names of the inputs that are x, one behind another.
     outputs : tuple of str
         Names of the outputs, which are y one behind another.
     states : dict of str to str
@@ -71,7 +76,7 @@ class Plan:
 
     trace: Trace
     inputs: Inputs
-    frame: str
+    frames: tuple[str, ...]
     outputs: tuple[str, ...]
     states: dict[str, str]
     chain: Chain
@@ -79,45 +84,59 @@ class Plan:
     @property
     def time_axis(self) -> int | None:
         """The axis of the frame's input that counts steps; None if a call is one step."""
-        return self.inputs.time_axes.get(self.frame)
+        return self.inputs.time_axes.get(self.frames[0])
 
     @property
     def faults(self) -> list[str]:
         return [*self.trace.faults, *self.chain.faults]
 
 
-def plan(model: onnx.ModelProto, constants: Mapping, states: Mapping[str, str], dims: Mapping[str, int]) -> Plan:
+def plan(
+    model: onnx.ModelProto,
+    inputs: Mapping,
+    states: Mapping[str, str],
+    dims: Mapping[str, int],
+    frames: Collection[str] = (),
+) -> Plan:
     """Find the layers, the frame and the states of a file.
 
     Parameters
     ----------
     model : onnx.ModelProto
         Sorted, without local functions, its tensors in memory.
-    constants : mapping of str to number or array
+    inputs : mapping of str to number or array
         Values of inputs that are neither frame nor state.
     states : mapping of str to str
         Input to output, for states that the structure does not decide.
     dims : mapping of str to int
         Sizes of symbolic dimensions; those that are not given are 1.
+    frames : collection of str
+        The inputs that are x. If empty: those that can't be states, else one.
 
     Raises
     ------
     NotImported
         With all reasons, one in a line.
     """
-    inputs = _inputs(model, constants, dims)
-    for name in states.keys() - inputs.shapes.keys():
-        raise NotImported(f"states: the file has no input {quoted(name)}; it has {_names(inputs.shapes)}")
+    read = _inputs(model, inputs, dims)
+    for name in states.keys() - read.shapes.keys():
+        raise NotImported(f"states: the file has no input {quoted(name)}; it has {_names(read.shapes)}")
+    for name in frames:
+        if name not in read.shapes or name in states:
+            free = _names(read.shapes.keys() - states.keys())
+            raise NotImported(
+                f"frames: {quoted(name)} must be an input that is no constant and no state, one of {free}"
+            )
     for name in set(states.values()) - {value.name for value in model.graph.output}:
         raise NotImported(f"states: the file has no output {quoted(name)}; it has {_names(_outputs(model))}")
-    trace = Trace(model, inputs.shapes, inputs.constants)
-    plans = list(_plans(model, trace, inputs, states))
-    if trace.faults and inputs.time_axes:  # the file may be written for its number of steps
-        whole = _whole(model, inputs, dims)
+    trace = Trace(model, read.shapes, read.constants)
+    plans = list(_plans(model, trace, read, states, frames))
+    if trace.faults and read.time_axes:  # the file may be written for its number of steps
+        whole = _whole(model, read, dims)
         if whole.steps > 1:
-            inputs, trace = whole, Trace(model, whole.shapes, whole.constants)
-            plans = list(_plans(model, trace, inputs, states))
-    return _only(plans, trace, inputs)
+            read, trace = whole, Trace(model, whole.shapes, whole.constants)
+            plans = list(_plans(model, trace, read, states, frames))
+    return _only(plans, trace, read)
 
 
 def _whole(model: onnx.ModelProto, inputs: Inputs, dims: Mapping[str, int]) -> Inputs:
@@ -144,22 +163,38 @@ def _inputs(model: onnx.ModelProto, given: Mapping, dims: Mapping[str, int]) -> 
             continue
         if value.name in given:
             constants[value.name] = _constant(value, given[value.name])
-        elif value.type.tensor_type.elem_type not in FLOATS:
+        elif value.type.tensor_type.elem_type not in FLOATS and not _is_token(model.graph, value):
             kind = TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower()
             raise NotImported(
                 f"input {quoted(value.name)} is {kind}: if it is the same for every frame, give it as "
-                f"inputs={{{value.name!r}: VALUE}}"
+                f"inputs={{{value.name!r}: VALUE}}; token ids must be the indices of a Gather of a constant"
             )
         else:
             varying[value.name] = value
     for name in given.keys() - constants.keys():
         raise NotImported(f"inputs: the file has no input {quoted(name)}; it has {_names([*varying, *constants])}")
     if not varying:
-        raise NotImported("the file has no input of floating point")
+        raise NotImported("the file has no input of floating point or token ids")
     axes = _time_axes(model, varying, constants, dims)
     shapes = {name: _shape(value, dims, 1, axes.get(name)) for name, value in varying.items()}
     symbols = {dim.dim_param for value in varying.values() for dim in value.type.tensor_type.shape.dim} - dims.keys()
-    return Inputs(shapes, axes, constants, symbols - {""})
+    types = {name: (FLOATS | INTEGERS)[value.type.tensor_type.elem_type] for name, value in varying.items()}
+    return Inputs(shapes, axes, constants, symbols - {""}, types)
+
+
+def _is_token(graph: onnx.GraphProto, value: onnx.ValueInfoProto) -> bool:
+    """Whether an input of integers is read as the indices of Gather nodes alone."""
+    if value.type.tensor_type.elem_type not in INTEGERS:
+        return False
+    moved, read = {value.name}, False
+    for node in graph.node:  # sorted
+        if moved.intersection(node.input):
+            indices = node.op_type == "Gather" and node.input[0] not in moved
+            if not indices and not (node.op_type in MOVES and not moved.intersection(node.input[1:])):
+                return False
+            read |= indices
+            moved.update([] if indices else node.output)
+    return read
 
 
 def _constant(value: onnx.ValueInfoProto, given) -> np.ndarray:
@@ -202,24 +237,26 @@ def _time_axes(model, varying, constants, dims) -> dict[str, int]:
     return {}
 
 
-def _plans(model, trace: Trace, inputs: Inputs, states):
+def _plans(model, trace: Trace, inputs: Inputs, states, frames):
     """The layers for each assignment of inputs and outputs that the sizes allow."""
     outputs = {name: trace.values.get(name) for name in _outputs(model)}
     known = {name: value for name, value in outputs.items() if isinstance(value, Elements)}
-    for frame, names, pairs in islice(_assignments(trace, inputs.shapes, known, states), MAX_PAIRINGS):
+    for chosen, names, pairs in islice(_assignments(trace, inputs, known, states, frames), MAX_PAIRINGS):
         old = dict(trace.unrolled)
         for name, result in pairs.items():
             old |= dict(zip(_flat(known[result]), _flat(trace.values[name]), strict=True))
-        x, ys = trace.values[frame].numbers, {name: known[name].numbers.ravel() for name in names}
+        xs, ys = [trace.values[name].numbers for name in chosen], {n: known[n].numbers.ravel() for n in names}
         if inputs.steps > 1:  # the last step
-            if frame not in inputs.time_axes:
+            if chosen != tuple(inputs.time_axes):
                 continue
-            x = x.take(-1, inputs.time_axes[frame])
-            last = set(x.ravel().tolist())
+            xs = [xs[0].take(-1, inputs.time_axes[chosen[0]])]
+            last = set(xs[0].ravel().tolist())
             ys = {name: y[[trace.root(number) in last for number in y.tolist()]] for name, y in ys.items()}
-        chain = Chain(trace, x.ravel(), old, ys)
+        chain = Chain(trace, np.concatenate([x.ravel() for x in xs]), old, ys)
+        if inputs.time_axes and len(chosen) > 1:
+            chain.faults.append(f"{_names(inputs.time_axes)} runs over steps, so it must be all of x: {_names(chosen)}")
         _check_states(chain, trace, known, pairs, names)
-        yield Plan(trace, inputs, frame, names, pairs, chain)
+        yield Plan(trace, inputs, chosen, names, pairs, chain)
 
 
 def _flat(value: Elements) -> list[int]:
@@ -242,28 +279,39 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs) -> Plan:
     rest = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
     if inputs.symbols:
         rest.append(f"symbolic dimensions were taken as 1; dims={{...}} sets {', '.join(sorted(inputs.symbols))}")
+    if len(inputs.shapes) > 1:
+        rest.append("an input that is a part of x, though an output has its size, is named by frames=[...]")
     raise NotImported("it is not a list of layers that cnorm has:", [*faults[:MAX_FAULTS], *rest])
 
 
 def _reading(found: Plan) -> str:
     pairs = ", ".join(f"{a!r}: {b!r}" for a, b in found.states.items()) or "no state"
-    return f"frame {found.frame!r}, output {', '.join(map(repr, found.outputs))}, {pairs}"
+    x, y = (", ".join(map(repr, names)) for names in (found.frames, found.outputs))
+    return f"frame {x}, output {y}, {pairs}"
 
 
-def _assignments(trace: Trace, shapes, outputs, states):
-    """Frame, outputs and pairs of states: all that the sizes allow, the given pairs kept, those in order first."""
+def _assignments(trace: Trace, inputs: Inputs, outputs, states, frames):
+    """Frames, outputs and pairs of states: all that the sizes allow, the given pairs kept, those in order first."""
     sizes = {name: value.numbers.size for name, value in outputs.items()}
-    sizes |= {name: trace.values[name].numbers.size for name in shapes}
+    sizes |= {name: trace.values[name].numbers.size for name in inputs.shapes}
     if any(sizes[name] != sizes.get(result) for name, result in states.items()):
         return
     free = [name for name in outputs if name not in states.values()]
-    for frame in shapes:
-        if frame not in states:
-            rest = [name for name in shapes if name != frame and name not in states]
-            for pairs in _pairings(rest, free, sizes):
-                others = [name for name in free if name not in pairs.values()]
-                for names in [(name,) for name in others] + ([tuple(others)] if len(others) > 1 else []):
-                    yield frame, names, dict(states) | pairs
+    for chosen in _choices(inputs, {sizes[name] for name in free}, sizes, states, frames):
+        rest = [name for name in inputs.shapes if name not in chosen and name not in states]
+        for pairs in _pairings(rest, free, sizes):
+            others = [name for name in free if name not in pairs.values()]
+            for names in [(name,) for name in others] + ([tuple(others)] if len(others) > 1 else []):
+                yield chosen, names, dict(states) | pairs
+
+
+def _choices(inputs: Inputs, results: set[int], sizes, states, frames) -> list[tuple[str, ...]]:
+    """The inputs that can be x: those given; else those that can't be states, as no output has their size; else one."""
+    free = [name for name in inputs.shapes if name not in states]
+    if frames:
+        return [tuple(name for name in free if name in frames)]
+    sure = tuple(name for name in free if inputs.types[name] in INTEGERS.values() or sizes[name] not in results)
+    return [sure] if sure else [(name,) for name in free]
 
 
 def _pairings(names: list[str], free: list[str], sizes):

@@ -94,7 +94,7 @@ class Joined:
             return INPUT
         if self.layers[-1].name is None:
             name = re.sub(r"[^A-Za-z0-9_]+", "_", output)[:64]
-            known = {INPUT, *(layer.name for layer in self.layers)}
+            known = {INPUT, "x", "y", *(layer.name for layer in self.layers)}  # x and y are what `export` calls them
             usable = name[:1].isalpha() and name not in known and not name.startswith("layer")
             with_name(self.layers[-1], name if usable else f"layer{len(self.layers) - 1}")
         return self.layers[-1].name
@@ -165,6 +165,13 @@ class Joined:
         self._flush()
         self.layers.append(layer)
         self.size = layer.output_size or self.size
+
+    def embedding(self, table: np.ndarray, at: int) -> None:
+        """Of the token id that is element `at` of the frame."""
+        self._flush()
+        if self.layers or self._frame_size > 1:
+            self._slice(INPUT, at, at + 1)
+        self.add(cnorm.Embedding(np.ascontiguousarray(table, np.float32)))
 
     def activation(self, layer, factor: float) -> None:
         self.add(layer)

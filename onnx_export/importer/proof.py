@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from cnorm.layers import in_tokens
 from cnorm.storage.model_files import METADATA_KEY, configuration
 from onnx_export.description import state_table
 from onnx_export.errors import NotImported
@@ -112,9 +113,17 @@ def _picked(source: str, result: str, at, shape) -> list[onnx.NodeProto]:
 
 
 def _front(found: Plan, units, numbers) -> list[onnx.NodeProto]:
-    """The file's frame and state inputs, from x and the states by name."""
-    shape = _constant("x/shape", found.inputs.shapes[found.frame])
-    nodes = [shape, helper.make_node("Reshape", ["x", "x/shape"], [FILE + found.frame])]
+    """The file's frames and state inputs, from x and the states by name."""
+    nodes, start = [], 0
+    for name in found.frames:
+        shape, kind = found.inputs.shapes[name], found.inputs.types[name]
+        stop = start + int(np.prod(shape))
+        part = FILE + name if kind is np.float32 else f"x/{name}"
+        nodes += _picked("x", part, np.arange(start, stop), shape)
+        if kind is not np.float32:
+            to = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+            nodes.append(helper.make_node("Cast", [part], [FILE + name], to=to))
+        start = stop
     if found.states:
         together = [f"{name}_in" for name in units]
         order = np.concatenate([cell.old[key] for cell, key in numbers.values()]).tolist()
@@ -186,7 +195,7 @@ class FileRun:
     def __init__(self, onnx_model: onnx.ModelProto, found: Plan) -> None:
         self._found, self._session, self.steps = found, Session(onnx_model, "all"), 1
         if found.time_axis is not None:
-            declared = next(value for value in onnx_model.graph.input if value.name == found.frame)
+            declared = next(value for value in onnx_model.graph.input if value.name == found.frames[0])
             fixed = declared.type.tensor_type.shape.dim[found.time_axis].dim_value
             self.steps = found.inputs.steps if found.inputs.steps > 1 else fixed or None
 
@@ -194,7 +203,7 @@ class FileRun:
         """The outputs [steps, outputs], or [1, outputs] where a call of several steps gives the last one only."""
         if self._found.time_axis is not None:
             return self._whole(x)
-        states = {name: np.zeros(self._found.inputs.shapes[name], np.float32) for name in self._found.states}
+        states = self.zeros(self._found.states)
         ys = []
         for frame in x:
             results = self.call(frame, states)
@@ -203,14 +212,17 @@ class FileRun:
             ys.append(np.concatenate([np.ravel(y) for y in results[:own]]))
         return np.stack(ys)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of an input, at one step of one row."""
-        return self._found.inputs.shapes[name]
+    def zeros(self, names) -> dict[str, np.ndarray]:
+        """Arrays for some inputs, at one step of one row."""
+        inputs = self._found.inputs
+        return {name: np.zeros(inputs.shapes[name], inputs.types[name]) for name in names}
 
     def call(self, frame: np.ndarray, states) -> list[np.ndarray]:
         """One call of one step: the outputs and the new states."""
-        shape = self._found.inputs.shapes[self._found.frame]
-        feeds = self.constants() | states | {self._found.frame: frame.reshape(shape)}
+        feeds, start = self.constants() | states, 0
+        for name, zero in self.zeros(self._found.frames).items():
+            feeds[name] = frame[start : start + zero.size].reshape(zero.shape).astype(zero.dtype, copy=False)
+            start += zero.size
         return self._session.run([*self._found.outputs, *self._found.states.values()], feeds)
 
     def constants(self) -> dict[str, np.ndarray]:
@@ -218,9 +230,10 @@ class FileRun:
         return {name: np.array(array) for name, array in self._found.inputs.constants.items()}
 
     def _whole(self, x: np.ndarray) -> np.ndarray:
-        axis, shape = self._found.time_axis, self._found.inputs.shapes[self._found.frame]
-        frames = np.moveaxis(x.reshape(len(x), *np.delete(shape, axis)), 0, axis)
-        ys = self._session.run(list(self._found.outputs), self.constants() | {self._found.frame: frames})
+        ((name, zero),) = self.zeros(self._found.frames).items()
+        axis = self._found.time_axis
+        frames = np.moveaxis(x.reshape(len(x), *np.delete(zero.shape, axis)), 0, axis).astype(zero.dtype)
+        ys = self._session.run(list(self._found.outputs), self.constants() | {name: frames})
         return np.concatenate([self._rows(*pair, len(x)) for pair in zip(self._found.outputs, ys, strict=True)], axis=1)
 
     def _rows(self, name: str, y: np.ndarray, steps: int) -> np.ndarray:
@@ -237,6 +250,7 @@ def _check_run(model, onnx_model: onnx.ModelProto, found: Plan) -> None:
         file = FileRun(onnx_model, found)
         steps = file.steps or STEPS
         x = np.random.default_rng(0).standard_normal((steps, model.input_size)).astype(np.float32)
+        x = in_tokens(x, model.tokens)
         theirs = file.run(x)
     except CannotRun as error:
         raise NotImported(

@@ -169,7 +169,7 @@ class Trace:
             return self._branch(node, inputs[0])
         if not any(isinstance(value, Elements) for value in inputs):
             return self._evaluate(node, inputs)
-        if node.op_type in MOVING:
+        if node.op_type in MOVING and not (node.op_type == "Gather" and not isinstance(inputs[0], Elements)):
             return self._moved(node, inputs)
         if node.op_type not in COMPUTING:
             raise Cannot("no layer computes this")

@@ -52,6 +52,41 @@ def test_a_written_lstm_is_found_by_what_its_gates_do(tmp_path, rng, order):
     assert found.report.ok
 
 
+# ONNX operator with its attributes, and what the spec then says
+FUNCTIONS = {
+    "keras 2": ("HardSigmoid", {"alpha": 0.2, "beta": 0.5}, ("hard_sigmoid", 0.2, 0.5)),
+    "keras 3": ("HardSigmoid", {"alpha": 1 / 6, "beta": 0.5}, "hard_sigmoid"),
+    "plain": ("Sigmoid", {}, "sigmoid"),
+}
+CANDIDATES = {"tanh": ("Tanh", {}), "relu": ("Relu", {}), ("elu", 0.5): ("Elu", {"alpha": 0.5})}
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+@pytest.mark.parametrize("gates", FUNCTIONS)
+def test_a_written_cell_with_other_functions(gates, candidate, tmp_path, rng):
+    (op, attributes, says), (other, more) = FUNCTIONS[gates], CANDIDATES[candidate]
+    nodes = written_lstm("ifgo")
+    for one in nodes:
+        if one.op_type in ("Sigmoid", "Tanh"):
+            kind, given = (op, attributes) if one.op_type == "Sigmoid" else (other, more)
+            one.CopyFrom(helper.make_node(kind, list(one.input), list(one.output), **given))
+    found = imported(lstm_file(tmp_path / "m.onnx", rng, nodes=nodes))
+    spec = found.model.layers[0].spec
+    assert spec.recurrent_activation == (says if isinstance(says, str) else (says[0], *np.float32(says[1:]).tolist()))
+    assert spec.activation == candidate
+    assert found.report.ok
+
+
+@pytest.mark.parametrize("change", ["one gate", "the output"])
+def test_gates_of_two_functions_are_no_cell(change, tmp_path, rng):
+    nodes = written_lstm("ifgo")
+    which = "fs" if change == "one gate" else "c2t"
+    (one,) = (one for one in nodes if one.output[0] == which)
+    one.CopyFrom(node("HardSigmoid" if change == "one gate" else "Relu", one.input[0], which))
+    with pytest.raises(ValueError, match="is read where only the frame is"):
+        onnx_export.load(lstm_file(tmp_path / "m.onnx", rng, nodes=nodes))
+
+
 def test_a_state_is_paired_by_its_elements_not_by_its_shape(tmp_path, rng):
     """h and c in one tensor [2, 1, units], c first, beside a frame and an output of the same shapes."""
     weights = {
@@ -75,13 +110,13 @@ def test_a_state_is_paired_by_its_elements_not_by_its_shape(tmp_path, rng):
     ends = {"input_1": shape, "input_2": shape}, {"output_1": shape, "output_2": shape}
     found = imported(saved(tmp_path / "m.onnx", nodes, *ends, weights | shapes, opset=11))
     assert found.states == {"input_2": "output_2"}
-    assert (found.frame, found.outputs) == ("input_1", ("output_1",))
+    assert (found.frames, found.outputs) == (("input_1",), ("output_1",))
     assert found.report.ok
 
 
 @pytest.mark.parametrize("form", ["keep", "move"])
-@pytest.mark.parametrize("reset", ["before", "after"])
-def test_a_written_gru_is_found(tmp_path, rng, reset, form):
+@pytest.mark.parametrize(("reset", "gate"), [("before", "Sigmoid"), ("after", "Sigmoid"), ("after", "HardSigmoid")])
+def test_a_written_gru_is_found(tmp_path, rng, reset, form, gate):
     products = [node("MatMul", "x w", "xz"), node("Add", "xz b", "xb"), node("Split", "xb", "xr xn xu", axis=1)]
     if reset == "after":
         inner = [node("MatMul", "h rn", "hn0"), node("Add", "hn0 bn", "hn"), node("Mul", "rs hn", "rh")]
@@ -101,8 +136,8 @@ def test_a_written_gru_is_found(tmp_path, rng, reset, form):
         node("MatMul", "h ru", "hu"),
         node("Add", "xr hr", "ra"),
         node("Add", "xu hu", "ua"),
-        node("Sigmoid", "ra", "rs"),
-        node("Sigmoid", "ua", "us"),
+        node(gate, "ra", "rs"),
+        node(gate, "ua", "us"),
         *inner,
         node("Add", "xn rh", "na"),
         node("Tanh", "na", "nt"),
@@ -115,6 +150,7 @@ def test_a_written_gru_is_found(tmp_path, rng, reset, form):
     found = imported(saved(tmp_path / "m.onnx", nodes, *ends, weights, opset=11), states={"h": "h2"})
     (gru,) = found.model.layers
     assert gru.spec.reset == reset
+    assert (gru.spec.recurrent_activation == "sigmoid") == (gate == "Sigmoid")
     assert found.report.ok
 
 

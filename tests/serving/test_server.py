@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+import cells
 import numpy as np
 import pytest
 import servers
@@ -184,6 +185,21 @@ def test_frames_that_cannot_be_processed(running, x, code):
     websocket, _ = talk(running)
     websocket.send(binary(0 if code == "frames" else 5, x))
     assert error_of(websocket) == (code, 1008)
+
+
+def test_a_wrong_token_id_is_an_error_of_its_session(rng):
+    """The client is told, no frame of the message is stepped, and another session goes on."""
+    layers = [
+        cnorm.Embedding(rng.standard_normal((5, 4), np.float32)),
+        cells.random_cell(("GRU", "torch"), rng, 4, 3)[0],
+    ]
+    model = cnorm.Model(layers)
+    x = np.arange(5, dtype=np.float32)[:, None]
+    with servers.worker(model) as worker, Session(worker.url) as other:
+        first = other.process(x[:2])
+        with pytest.raises(ServerError, match="token"), Session(worker.url) as session:
+            session.process(np.array([[1], [5]], np.float32))
+        np.testing.assert_array_equal(np.concatenate([first, other.process(x[2:])]), model.run(x))
 
 
 def test_a_message_beyond_the_limit_is_refused(running):

@@ -5,11 +5,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 
-def saved(path, nodes, inputs, outputs, weights, opset=17):
-    """Write a graph; inputs and outputs by name with their shapes."""
+def saved(path, nodes, inputs, outputs, weights, opset=17, ids=()):
+    """Write a graph; inputs and outputs by name with their shapes. `ids`: inputs that are int64."""
 
     def infos(shapes):
-        return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+        kinds = {name: TensorProto.INT64 if name in ids else TensorProto.FLOAT for name in shapes}
+        return [helper.make_tensor_value_info(name, kinds[name], shape) for name, shape in shapes.items()]
 
     stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
     graph = helper.make_graph(nodes, "graph", infos(inputs), infos(outputs), stored)

@@ -18,15 +18,16 @@ from cnorm.tools.serve.worker import Worker
 
 
 @contextlib.contextmanager
-def worker(**options):
-    """A `Worker` of the packaged model, in a thread; `url` is the address of its WebSocket, `loop` its event loop."""
+def worker(model=None, **options):
+    """A `Worker` of a model, else the packaged one, in a thread; `url`: of its WebSocket, `loop`: its event loop."""
     options = Options(**{"port": 0, "key": key_of(None)} | options)
     started, box = threading.Event(), {}
 
     async def main():
         box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
         sock = Listener("127.0.0.1", 0, places=options.limit)
-        one = box["worker"] = Worker(cnorm.demo_model(), dataclasses.replace(options, port=sock.getsockname()[1]))
+        bound = dataclasses.replace(options, port=sock.getsockname()[1])
+        one = box["worker"] = Worker(model or cnorm.demo_model(), bound)
         one.loop = box["loop"]
         one.url = f"{'wss' if options.certificate else 'ws'}://127.0.0.1:{one.options.port}/stream"
         await one.run(sock, box["stop"], started.set)

@@ -1,0 +1,194 @@
+"""`load` of files whose frame is several inputs, or token ids."""
+
+import numpy as np
+import pytest
+from graphs import node, normal, saved
+from onnx import TensorProto, helper
+
+import cnorm
+import onnx_export
+from onnx_export.loader import imported
+
+OBSERVED, COMMAND, UNITS, TOKENS = 5, 3, 4, 7
+
+
+def policy(path, rng, order="observed command", nodes=(), **more):
+    """A policy of two inputs that are read one behind another, in some order."""
+    weights = {"w": normal(rng, OBSERVED + COMMAND, UNITS), "b": normal(rng, UNITS)}
+    nodes = [node("Concat", order, "x", axis=1), node("Gemm", "x w b", "a"), node("Elu", "a", "y"), *nodes]
+    return saved(path, nodes, {"observed": [1, OBSERVED], "command": [1, COMMAND]}, {"y": [1, UNITS]} | more, weights)
+
+
+@pytest.mark.parametrize("order", ["observed command", "command observed", "command observed command"])
+def test_inputs_that_can_not_be_states_are_x_together(order, tmp_path, rng):
+    if order.count("command") == 2:
+        path = tmp_path / "m.onnx"
+        weights = {"w": normal(rng, OBSERVED + 2 * COMMAND, UNITS), "b": normal(rng, UNITS)}
+        nodes = [node("Concat", order, "x", axis=1), node("Gemm", "x w b", "y")]
+        saved(path, nodes, {"observed": [1, OBSERVED], "command": [1, COMMAND]}, {"y": [1, UNITS]}, weights)
+    else:
+        path = policy(tmp_path / "m.onnx", rng, order)
+    found = imported(path)
+    assert found.frames == ("observed", "command")
+    assert found.report.ok
+    x = rng.standard_normal((9, OBSERVED + COMMAND)).astype(np.float32)
+    assert found.model.check(x, found.file.run(x)).ok
+
+
+def test_each_of_several_inputs_is_read_alone(tmp_path, rng):
+    """A gate by one input of what another gives, and the sum with the first itself."""
+    nodes = [
+        node("Gemm", "observed v", "a"),
+        node("Gemm", "command u", "g"),
+        node("Sigmoid", "g", "gs"),
+        node("Mul", "a gs", "ag"),
+        node("Add", "ag observed", "y"),
+    ]
+    weights = {"v": normal(rng, OBSERVED, OBSERVED), "u": normal(rng, COMMAND, OBSERVED)}
+    ends = {"command": [1, COMMAND], "observed": [1, OBSERVED]}, {"y": [1, OBSERVED]}
+    path = saved(tmp_path / "m.onnx", nodes, *ends, weights)
+    with pytest.raises(ValueError, match=r"is named by frames=\["):
+        onnx_export.load(path)  # `observed` has the size of y, so it could be a state
+    found = imported(path, frames=["observed", "command"])
+    assert found.frames == ("command", "observed")  # the order of the file
+    x = rng.standard_normal((9, OBSERVED + COMMAND)).astype(np.float32)
+    assert found.model.check(x, found.file.run(x)).ok
+
+
+def test_a_number_that_an_output_gives_back_is_no_frame_by_itself(tmp_path, rng):
+    """m' = 0.9 m + 0.1 a is no cell; without being told, m is not made a part of x."""
+    nodes = [
+        node("Gemm", "x w", "a"),
+        node("Mul", "m keep", "old"),
+        node("Mul", "a rest", "new"),
+        node("Add", "old new", "m2"),
+        node("Tanh", "m2", "y"),
+    ]
+    weights = {"w": normal(rng, OBSERVED, UNITS), "keep": np.float32(0.9), "rest": np.float32(0.1)}
+    ends = {"x": [1, OBSERVED], "m": [1, UNITS]}, {"y": [1, UNITS], "m2": [1, UNITS]}
+    path = saved(tmp_path / "m.onnx", nodes, *ends, weights)
+    with pytest.raises(ValueError, match="input 'm'"):
+        onnx_export.load(path)
+    found = imported(path, frames=["x", "m"])
+    assert found.outputs == ("y", "m2")
+    assert list(found.model.outputs.values()) == [slice(0, UNITS), slice(UNITS, 2 * UNITS)]
+    assert "m2" in found.model.outputs
+
+
+@pytest.mark.parametrize(
+    ("frames", "error", "says"),
+    [
+        ("x", TypeError, "frames must be a sequence of names"),
+        (["z"], ValueError, "frames: 'z' must be an input"),
+        (["h0"], ValueError, "frames: 'h0' must be an input"),
+    ],
+)
+def test_frames_that_are_none(frames, error, says, tmp_path, rng):
+    with pytest.raises(error, match=says):
+        onnx_export.load(policy(tmp_path / "m.onnx", rng), frames=frames)
+
+
+def tokens_file(path, rng, shape, nodes, y, ids=("ids",), **inputs):
+    weights = {"table": normal(rng, TOKENS, UNITS), "w": normal(rng, UNITS, 2), "one": np.array([0])}
+    return saved(path, nodes, {"ids": shape} | inputs, {"y": y}, weights, ids=ids)
+
+
+@pytest.mark.parametrize("form", ["plain", "moved", "int32", "of a float"])
+def test_token_ids_are_an_embedding(form, tmp_path, rng):
+    front = {
+        "plain": [node("Gather", "table ids", "e")],
+        "moved": [node("Unsqueeze", "ids one", "i"), node("Squeeze", "i one", "j"), node("Gather", "table j", "e")],
+        "int32": [node("Cast", "ids", "i", to=TensorProto.INT32), node("Gather", "table i", "e", axis=-2)],
+        "of a float": [node("Cast", "ids", "i", to=TensorProto.INT64), node("Gather", "table i", "e")],
+    }[form]
+    nodes = [*front, node("MatMul", "e w", "y")]
+    ids = () if form == "of a float" else ("ids",)
+    found = imported(tokens_file(tmp_path / "m.onnx", rng, [1], nodes, [1, 2], ids))
+    assert [layer.kind for layer in found.model.layers] == ["Embedding", "Linear"]
+    assert found.model.tokens == {0: TOKENS}
+    assert found.report.ok
+    x = np.arange(TOKENS, dtype=np.float32)[:, None]
+    assert found.model.check(x, found.file.run(x)).ok
+
+
+def test_tokens_beside_numbers(tmp_path, rng):
+    """Two ids with one table, and three numbers before them."""
+    nodes = [
+        node("Gather", "table ids", "e"),
+        node("Flatten", "e", "row"),
+        node("Concat", "numbers row", "x", axis=1),
+        node("Gemm", "x v", "y"),
+    ]
+    weights = {"table": normal(rng, TOKENS, UNITS), "v": normal(rng, 3 + 2 * UNITS, 2)}
+    ends = {"numbers": [1, 3], "ids": [1, 2]}, {"y": [1, 2]}
+    found = imported(saved(tmp_path / "m.onnx", nodes, *ends, weights, ids=["ids"]))
+    assert found.frames == ("numbers", "ids")
+    assert found.model.tokens == {3: TOKENS, 4: TOKENS}
+    x = np.hstack([rng.standard_normal((9, 3)), rng.integers(0, TOKENS, (9, 2))]).astype(np.float32)
+    assert found.model.check(x, found.file.run(x)).ok
+    with pytest.raises(ValueError, match="token"):
+        found.model.run(x + 0.5)
+
+
+@pytest.mark.parametrize("steps", ["T", 4])
+def test_token_ids_over_time(steps, tmp_path, rng):
+    weights = {"table": normal(rng, TOKENS, UNITS), "w": normal(rng, 1, 3 * 6, UNITS), "r": normal(rng, 1, 3 * 6, 6)}
+    nodes = [
+        node("Gather", "table ids", "e"),
+        helper.make_node("GRU", ["e", "w", "r"], ["all"], hidden_size=6),
+        node("Squeeze", "all axes", "y"),
+    ]
+    weights["axes"] = np.array([1])
+    ends = {"ids": [steps, 1]}, {"y": [steps, 1, 6]}
+    found = imported(saved(tmp_path / "m.onnx", nodes, *ends, weights, ids=["ids"]))
+    assert found.time_axis == 0
+    assert [layer.kind for layer in found.model.layers] == ["Embedding", "GRU"]
+    x = rng.integers(0, TOKENS, (4, 1)).astype(np.float32)
+    assert found.model.check(x, found.file.run(x)).ok
+
+
+@pytest.mark.parametrize(
+    ("nodes", "says"),
+    [
+        ([node("Add", "ids one", "i"), node("Gather", "table i", "e")], "give it as inputs="),
+        (
+            [node("Gather", "table ids", "e"), node("Shape", "ids", "s"), node("Add", "ids s", "z")],
+            "give it as inputs=",
+        ),
+    ],
+)
+def test_other_integers_are_refused(nodes, says, tmp_path, rng):
+    path = tokens_file(tmp_path / "m.onnx", rng, [1], [*nodes, node("MatMul", "e w", "y")], [1, 2])
+    with pytest.raises(ValueError, match=says):
+        onnx_export.load(path)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "says"),
+    [
+        ([node("Gemm", "x v", "a"), node("Cast", "a", "i", to=TensorProto.INT64)], "must be elements of the frame"),
+        (
+            [node("Cast", "x", "i", to=TensorProto.INT64), node("Cast", "i", "y", to=TensorProto.FLOAT)],
+            "makes integers",
+        ),
+    ],
+)
+def test_integers_that_are_computed_are_refused(nodes, says, tmp_path, rng):
+    if nodes[-1].output[0] == "i":
+        nodes = [*nodes, node("Gather", "table i", "e"), node("MatMul", "e w", "y")]
+    weights = {"v": normal(rng, OBSERVED, 1), "table": normal(rng, TOKENS, UNITS), "w": normal(rng, UNITS, 2)}
+    with pytest.raises(ValueError, match=says):
+        onnx_export.load(saved(tmp_path / "m.onnx", nodes, {"x": [1, OBSERVED]}, {"y": [1, OBSERVED]}, weights))
+
+
+def test_an_exported_embedding_is_read_as_a_strangers_file(tmp_path, rng):
+    import onnx
+
+    layers = [cnorm.Embedding(normal(rng, TOKENS, UNITS)), cnorm.Linear(normal(rng, 3, UNITS))]
+    model = cnorm.Model(layers)
+    exported = onnx_export.export(model)
+    del exported.metadata_props[:]
+    onnx.save(exported, tmp_path / "m.onnx")
+    found = imported(tmp_path / "m.onnx")
+    x = np.arange(TOKENS, dtype=np.float32)[:, None]
+    assert found.model.run(x).tobytes() == model.run(x).tobytes()
