@@ -27,6 +27,7 @@ MOVES = {"Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Tran
 FLOATS = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16, TensorProto.DOUBLE: np.float64}
 MAX_PAIRINGS = 64
 MAX_FAULTS = 40  # in one message
+SHOWN = 4  # names of nodes with the same fault
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,13 +276,28 @@ def _only(plans: list[Plan], trace: Trace, inputs: Inputs) -> Plan:
         )
     # the reading that came furthest says best what is missing
     faults = max(plans, key=lambda found: found.chain.depth).faults if plans else list(trace.faults)
-    faults = list(dict.fromkeys(faults)) or ["no output has the size of a result or of a state"]
+    faults = _together(faults) or ["no output has the size of a result or of a state"]
     rest = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
     if inputs.symbols:
         rest.append(f"symbolic dimensions were taken as 1; dims={{...}} sets {', '.join(sorted(inputs.symbols))}")
-    if len(inputs.shapes) > 1:
+    if len(inputs.shapes) > 1 and not trace.faults:
         rest.append("an input that is a part of x, though an output has its size, is named by frames=[...]")
     raise NotImported("it is not a list of layers that cnorm has:", [*faults[:MAX_FAULTS], *rest])
+
+
+def _together(faults: list[str]) -> list[str]:
+    """The faults, each once, with the names of an operator's nodes that have the same reason in one line."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for fault in dict.fromkeys(faults):
+        head, _, reason = fault.partition("': ")
+        operator, quote, name = head.partition(" '")
+        groups.setdefault((operator, reason) if quote and reason else (fault, ""), []).append(name)
+    lines = []
+    for (operator, reason), names in groups.items():
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        shown = ", ".join(f"'{name}'" for name in names[:SHOWN])
+        lines.append(f"{operator} {shown}{more}: {reason}" if reason else operator)
+    return lines
 
 
 def _reading(found: Plan) -> str:

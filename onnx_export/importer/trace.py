@@ -37,6 +37,20 @@ MOVING = {
     "Tile",
     "Pad",
 }
+# Of shapes and truth values, as exporters write them between a Shape and a Reshape.
+SHAPES = {
+    "Shape",
+    "Size",
+    "Constant",
+    "ConstantOfShape",
+    "Range",
+    "Equal",
+    "Less",
+    "LessOrEqual",
+    "GreaterOrEqual",
+    "Not",
+}
+SHAPES |= {"And", "Or", "Floor", "Ceil", "Mod", "Min", "Max", "ReduceProd", "NonZero", "ScatterND", "If"}
 MOVING |= {"Identity", "Dropout", "Gather", "GatherElements", "GatherND"}
 MAX_ELEMENTS = 1 << 24  # of one value
 MAX_IN_ALL = 1 << 26  # of all values that nodes compute or move
@@ -70,7 +84,8 @@ class Trace:
     unrolled : dict of int to int
         For each new state of a recurrent operator that takes several steps, that of the step before.
     faults : list of str
-        Nodes that have no counterpart: operator, name and reason. What they compute is not traced further.
+        Nodes that have no counterpart: operator, name and reason. What they compute is not traced further; nodes
+        behind them are judged by operator.
     """
 
     def __init__(self, model, shapes: Mapping[str, tuple[int, ...]], constants: Mapping[str, np.ndarray]):
@@ -137,7 +152,8 @@ class Trace:
     def _run(self, graph: onnx.GraphProto) -> None:
         for node in _needed(graph):
             if not all(name in self.values for name in node.input):
-                continue  # behind a node that could not be traced
+                self._judge(node)  # it is behind a node that could not be traced
+                continue
             self._nodes += 1
             if self._nodes > MAX_NODES:
                 raise Cannot(f"it has more than {MAX_NODES} nodes")
@@ -153,6 +169,21 @@ class Trace:
                 self.faults.append(f"{describe(node)}: {type(error).__name__}: {error}")
                 continue
             self.values |= {name: value for name, value in zip(node.output, results, strict=False) if name}
+
+    def _judge(self, node: onnx.NodeProto) -> None:
+        """Note a node that no layer computes whatever its inputs are."""
+        inputs = [self.values.get(name, self) for name in node.input]
+        reason = ""
+        if node.domain not in ("", "ai.onnx"):
+            reason = "an operator of another domain"
+        elif node.op_type not in MOVING | SHAPES | COMPUTING.keys():
+            reason = "no layer computes this"
+        elif node.op_type == "Conv" and isinstance(inputs[1], np.ndarray) and np.ndim(inputs[1]) != 3:
+            reason = f"a convolution over {np.ndim(inputs[1]) - 2} axes; only one over one axis is a layer"
+        elif node.op_type == "MatMul" and not any(isinstance(value, np.ndarray) for value in inputs):
+            reason = "it multiplies what depends on the frame by what depends on the frame"
+        if reason:
+            self.faults.append(f"{describe(node)}: {reason}")
 
     def _count(self, results) -> None:
         self._moved_elements += sum(int(np.prod(np.shape(value))) for value in results if value is not None)

@@ -234,6 +234,28 @@ def test_a_refusal_names_every_node(tmp_path, rng):
     assert lines == ["Reciprocal 'y': no layer computes reciprocal", "Erf 'b': no layer computes erf"]
 
 
+def test_a_refusal_names_nodes_behind_others(tmp_path, rng):
+    """Convolutions over two axes, attention, a deconvolution: each kind in one line, with names."""
+    nodes = [
+        node("Conv", "x k", "a"),
+        *[node("Conv", f"{before} k2", name) for before, name in ("ab", "bc", "cd", "de", "ef")],
+        node("Shape", "f", "size"),
+        node("Reshape", "f size", "g"),
+        node("MatMul", "g g", "scores"),
+        node("MatMul", "scores v", "fine"),
+        node("ConvTranspose", "fine k", "y"),
+    ]
+    kernels = {"k": normal(rng, 1, 1, 3, 3), "k2": normal(rng, 1, 1, 1, 1), "v": normal(rng, 4, 4)}
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, 1, 6, 6]}, {"y": [1, 1, 6, 6]}, kernels)
+    with pytest.raises(ValueError, match=r"m\.onnx") as error:
+        onnx_export.load(path)
+    assert str(error.value).split("\n  ")[1:-1] == [
+        "Conv 'a', 'b', 'c', 'd' and 2 more: a convolution over 2 axes; only one over one axis is a layer",
+        "MatMul 'scores': it multiplies what depends on the frame by what depends on the frame",
+        "ConvTranspose 'y': no layer computes this",
+    ]
+
+
 def test_two_readings_are_refused_with_both(tmp_path, rng):
     """Two outputs that are the new state alike: one of them is the result."""
     nodes = [node("MatMul", "x w", "a"), node("MatMul", "h r", "b"), node("Add", "a b", "s"), node("Tanh", "s", "h2")]
