@@ -22,9 +22,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cnorm.cells.functions import function_of_cell
-from onnx_export import recurrent
 from onnx_export.importer.elements import Cannot, Elements
+from onnx_export.importer.operators_of_cells import recurrent
 
 __all__ = ["COMPUTING"]
 
@@ -319,103 +318,6 @@ def _batch_norm(trace, node, attributes, inputs, outputs):
     return [_shift(trace, node, _scale(trace, node, x, factor), bias - mean * factor)]
 
 
-# ---------------------------------------------------------------------------------------------- recurrent operators
-
-_NAMES = {"tanh": "tanh", "relu": "relu", "sigmoid": "sigmoid", "elu": "elu", "leakyrelu": "leaky_relu",
-          "softplus": "softplus", "hardsigmoid": "hard_sigmoid"}  # fmt: skip
-
-
-def _recurrent(kind: str) -> Callable:
-    def apply(trace, node, attributes, inputs, outputs):
-        x, w, r, b, lengths, h, c, p = (*inputs, *[None] * 8)[:8]
-        if any(_is_elements(value) for value in (w, r, b, lengths, p)):
-            _refuse("its weights and lengths must be constants")
-        if p is not None and np.any(p):
-            _refuse("it has peepholes (input P), which the preset onnx has not")
-        node_cell = _checked_attributes(kind, attributes)
-        layout = attributes.get("layout", 0)
-        steps = x.numbers.transpose(1, 0, 2) if layout else x.numbers
-        if lengths is not None and (np.asarray(lengths) != len(steps)).any():
-            _refuse(f"its sequence_lens are not the {len(steps)} steps of its input")
-        trace.sequences.append(steps)
-        if steps.shape[1] != 1:
-            _refuse(f"it takes {steps.shape[1]} rows at once, wanted 1")
-        h, c = (_initial(trace, node, value, layout, *np.shape(r)[::2]) for value in (h, c))
-        ways = []
-        for i, direction in enumerate(node_cell.directions):
-            weights = {"W": w[i : i + 1], "R": r[i : i + 1]} | ({} if b is None else {"B": b[i : i + 1]})
-            cell = {"weights": weights, "backward": direction == "reverse", "start": (h[i], c[i])}
-            cell |= {"reset_after": node_cell.linear_before_reset, "functions": _functions(node_cell, i)}
-            ways.append(_way(trace, node, kind, steps[:, 0], cell))
-        return _outputs(ways, kind, layout)
-
-    return apply
-
-
-def _checked_attributes(kind: str, attributes) -> recurrent.Cell:
-    """The attributes of a recurrent operator; `Cannot` for those that no spec computes."""
-    try:
-        cell = recurrent.Cell.from_attributes(kind, attributes)
-    except ValueError as error:
-        _refuse(str(error))
-    if cell.input_forget:
-        _refuse("it has input_forget (the forget gate is 1 - i), which cnorm's cells have not")
-    return cell
-
-
-def _functions(cell: recurrent.Cell, direction: int) -> dict:
-    """The fields of a spec for the functions and the clip of a direction."""
-    given = [_function_of(*each) for each in cell.activations[direction]]
-    names = ["recurrent_activation"] * (cell.kind != "RNN") + ["activation", "activation"]
-    if cell.kind == "LSTM" and given[1] != given[2]:
-        _refuse(f"its candidate and its output have two functions, {given[1]} and {given[2]}; cnorm's LSTM has one")
-    if given[0] == "tanh" and cell.kind != "RNN":
-        _refuse("its gates are tanh, which cnorm's cells have not")
-    return dict(zip(names, given, strict=False)) | ({"clip": cell.clip} if np.isfinite(cell.clip) else {})
-
-
-def _function_of(name: str, alpha: float | None, beta: float | None) -> str | tuple:
-    if name == "affine" and (alpha, beta) == (1.0, 0.0):
-        return "leaky_relu", 1.0
-    if name not in _NAMES:
-        _refuse(f"its activations include {name}, which cnorm's cells have not")
-    return function_of_cell((_NAMES[name], *(value for value in (alpha, beta) if value is not None)), name)
-
-
-def _way(trace, node, kind: str, steps, cell):
-    """The outputs [steps, units] of one direction, and its last h and c [units]."""
-    (h, c), made = cell["start"], []
-    for x in steps[::-1] if cell["backward"] else steps:
-        operands = [x[None], h[None], *([c[None]] if kind == "LSTM" else [])]
-        new_h = trace.add(kind, node, h.shape, operands, **cell).numbers
-        new_c = trace.add("state", node, c.shape, [new_h[:, None]]).numbers if kind == "LSTM" else c
-        if made:
-            trace.unrolled |= dict(zip([*new_h.tolist(), *new_c.tolist()], [*h.tolist(), *c.tolist()], strict=True))
-        h, c = new_h, new_c
-        made.append(h)
-    return np.stack(made[::-1] if cell["backward"] else made), h, c
-
-
-def _outputs(ways, kind: str, layout: int) -> list[Elements]:
-    """Y, Y_h and Y_c of a recurrent operator, from those of its directions."""
-    y = np.stack([way[0] for way in ways], axis=1)[:, :, None]  # [steps, directions, 1, units]
-    last = [np.stack([way[at] for way in ways])[:, None] for at in ((1, 2) if kind == "LSTM" else (1,))]
-    if layout:
-        y, last = y.transpose(2, 0, 1, 3), [state.transpose(1, 0, 2) for state in last]
-    return [Elements(y), *map(Elements, last)]
-
-
-def _initial(trace, node, value, layout, directions, units):
-    """Numbers [directions, units] of an initial state [directions, 1, units]; zeros where it is absent."""
-    if value is None:
-        value, layout = np.zeros((directions, 1, units), np.float32), 0
-    numbers = trace.lift(value, node).numbers
-    numbers = numbers.transpose(1, 0, 2) if layout else numbers
-    if numbers.shape != (directions, 1, units):
-        _refuse(f"its initial state has shape {list(numbers.shape)}, wanted {[directions, 1, units]}")
-    return numbers[:, 0]
-
-
 COMPUTING: dict[str, Callable] = {
     "Add": _binary("add"),
     "Sub": _binary("subtract"),
@@ -434,9 +336,9 @@ COMPUTING: dict[str, Callable] = {
     "ReduceMean": _reduce_mean,
     "LayerNormalization": _layer_norm,
     "BatchNormalization": _batch_norm,
-    "LSTM": _recurrent("LSTM"),
-    "GRU": _recurrent("GRU"),
-    "RNN": _recurrent("RNN"),
+    "LSTM": recurrent("LSTM"),
+    "GRU": recurrent("GRU"),
+    "RNN": recurrent("RNN"),
     "Sigmoid": _function("sigmoid"),
     "Tanh": _function("tanh"),
     "Relu": _function("relu"),

@@ -1,0 +1,111 @@
+"""The operators LSTM, GRU and RNN: one block for each step of each direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from cnorm.cells.functions import function_of_cell
+from onnx_export.importer.elements import Cannot, Elements
+from onnx_export.recurrent import Cell
+
+__all__ = ["recurrent"]
+
+_NAMES = {"tanh": "tanh", "relu": "relu", "sigmoid": "sigmoid", "elu": "elu", "leakyrelu": "leaky_relu",
+          "softplus": "softplus", "hardsigmoid": "hard_sigmoid"}  # fmt: skip
+
+
+def recurrent(kind: str) -> Callable:
+    """What computes the operator LSTM, GRU or RNN, as the functions of `computing.py`."""
+
+    def apply(trace, node, attributes, inputs, outputs):
+        x, w, r, b, lengths, h, c, p = (*inputs, *[None] * 8)[:8]
+        if any(isinstance(value, Elements) for value in (w, r, b, lengths, p)):
+            raise Cannot("its weights and lengths must be constants")
+        if p is not None and np.any(p):
+            raise Cannot("it has peepholes (input P), which the preset onnx has not")
+        node_cell = _checked_attributes(kind, attributes)
+        layout = attributes.get("layout", 0)
+        steps = x.numbers.transpose(1, 0, 2) if layout else x.numbers
+        if lengths is not None and (np.asarray(lengths) != len(steps)).any():
+            raise Cannot(f"its sequence_lens are not the {len(steps)} steps of its input")
+        trace.sequences.append(steps)
+        if steps.shape[1] != 1:
+            raise Cannot(f"it takes {steps.shape[1]} rows at once, wanted 1")
+        h, c = (_initial(trace, node, value, layout, *np.shape(r)[::2]) for value in (h, c))
+        ways = []
+        for i, direction in enumerate(node_cell.directions):
+            weights = {"W": w[i : i + 1], "R": r[i : i + 1]} | ({} if b is None else {"B": b[i : i + 1]})
+            cell = {"weights": weights, "backward": direction == "reverse", "start": (h[i], c[i])}
+            cell |= {"reset_after": node_cell.linear_before_reset, "functions": _functions(node_cell, i)}
+            ways.append(_way(trace, node, kind, steps[:, 0], cell))
+        return _outputs(ways, kind, layout)
+
+    return apply
+
+
+def _checked_attributes(kind: str, attributes) -> Cell:
+    """The attributes of a recurrent operator; `Cannot` for those that no spec computes."""
+    try:
+        cell = Cell.from_attributes(kind, attributes)
+    except ValueError as error:
+        raise Cannot(str(error)) from None
+    if cell.input_forget:
+        raise Cannot("it has input_forget (the forget gate is 1 - i), which cnorm's cells have not")
+    return cell
+
+
+def _functions(cell: Cell, direction: int) -> dict:
+    """The fields of a spec for the functions and the clip of a direction."""
+    given = [_function_of(*each) for each in cell.activations[direction]]
+    names = ["recurrent_activation"] * (cell.kind != "RNN") + ["activation", "activation"]
+    if cell.kind == "LSTM" and given[1] != given[2]:
+        raise Cannot(
+            f"its candidate and its output have two functions, {given[1]} and {given[2]}; cnorm's LSTM has one"
+        )
+    if given[0] == "tanh" and cell.kind != "RNN":
+        raise Cannot("its gates are tanh, which cnorm's cells have not")
+    return dict(zip(names, given, strict=False)) | ({"clip": cell.clip} if np.isfinite(cell.clip) else {})
+
+
+def _function_of(name: str, alpha: float | None, beta: float | None) -> str | tuple:
+    if name == "affine" and (alpha, beta) == (1.0, 0.0):
+        return "leaky_relu", 1.0
+    if name not in _NAMES:
+        raise Cannot(f"its activations include {name}, which cnorm's cells have not")
+    return function_of_cell((_NAMES[name], *(value for value in (alpha, beta) if value is not None)), name)
+
+
+def _way(trace, node, kind: str, steps, cell):
+    """The outputs [steps, units] of one direction, and its last h and c [units]."""
+    (h, c), made = cell["start"], []
+    for x in steps[::-1] if cell["backward"] else steps:
+        operands = [x[None], h[None], *([c[None]] if kind == "LSTM" else [])]
+        new_h = trace.add(kind, node, h.shape, operands, **cell).numbers
+        new_c = trace.add("state", node, c.shape, [new_h[:, None]]).numbers if kind == "LSTM" else c
+        if made:
+            trace.unrolled |= dict(zip([*new_h.tolist(), *new_c.tolist()], [*h.tolist(), *c.tolist()], strict=True))
+        h, c = new_h, new_c
+        made.append(h)
+    return np.stack(made[::-1] if cell["backward"] else made), h, c
+
+
+def _outputs(ways, kind: str, layout: int) -> list[Elements]:
+    """Y, Y_h and Y_c of a recurrent operator, from those of its directions."""
+    y = np.stack([way[0] for way in ways], axis=1)[:, :, None]  # [steps, directions, 1, units]
+    last = [np.stack([way[at] for way in ways])[:, None] for at in ((1, 2) if kind == "LSTM" else (1,))]
+    if layout:
+        y, last = y.transpose(2, 0, 1, 3), [state.transpose(1, 0, 2) for state in last]
+    return [Elements(y), *map(Elements, last)]
+
+
+def _initial(trace, node, value, layout, directions, units):
+    """Numbers [directions, units] of an initial state [directions, 1, units]; zeros where it is absent."""
+    if value is None:
+        value, layout = np.zeros((directions, 1, units), np.float32), 0
+    numbers = trace.lift(value, node).numbers
+    numbers = numbers.transpose(1, 0, 2) if layout else numbers
+    if numbers.shape != (directions, 1, units):
+        raise Cannot(f"its initial state has shape {list(numbers.shape)}, wanted {[directions, 1, units]}")
+    return numbers[:, 0]
