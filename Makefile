@@ -145,8 +145,9 @@ fuzz: .venv/built            ## untrusted files, saved streams and a connection 
 malformed: .venv/built       ## 100,000 malformed messages to the server of `cnorm serve` (a minute)
 	CNORM_MALFORMED=100000 $(BIN)/python -P -m pytest tests/serving/test_faults.py -k malformed
 
-mutated: .venv/built         ## 100,000 mutated ONNX files through the validator and the loader (an hour of one core)
+mutated: .venv/built         ## 100,000 mutated ONNX files through the validator and the loader, 200,000 streaming models through the loader (hours)
 	$(BIN)/python -P tests/fuzz/mutated_onnx.py 100000
+	$(BIN)/python -P tests/fuzz/mutated_onnx.py 200000 --models
 
 cluster: .venv/built         ## the examples and tests with a local Ray and a local Dask cluster, in a folder of their own
 	$(BIN)/python -m pip install --quiet --target build/cluster ray distributed

@@ -6,6 +6,7 @@ at the same place of its input becomes, a new h or c of a cell that read this el
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -342,12 +343,14 @@ def _pairings(names: list[str], free: list[str], sizes):
 
 
 def _check_states(chain: Chain, trace: Trace, outputs, pairs, names: tuple[str, ...]) -> None:
-    """Note each state element that no cell uses, and each output that is neither y nor a state."""
+    """Note each state element that no cell uses, or two do, and each output that is neither y nor a state."""
     if chain.faults:
         return
     new = {int(n) for cell in chain.cells for numbers in cell.new.values() for n in numbers}
-    used = {int(n) for cell in chain.cells for numbers in cell.old.values() for n in numbers}
+    used = Counter(int(n) for cell in chain.cells for numbers in cell.old.values() for n in numbers)
     for name, result in pairs.items():
+        if any(used[n] > 1 for n in _flat(trace.values[name])):
+            chain.faults.append(f"input {quoted(name)}: it is the state of two layers")
         unused = [n for n in _flat(trace.values[name]) if n not in used]
         if unused:
             chain.faults.append(

@@ -1,14 +1,18 @@
 """Mutated ONNX files through the validator and the loader, in child processes, with counts.
 
-    python tests/fuzz/mutated_onnx.py 100000 [first]
+    python tests/fuzz/mutated_onnx.py 100000 [first] [--models]
 
 Each input is parsed, searched for norms and linted, and loaded as a model (`onnx_export.load`). A file that onnxruntime
 does not load must not have exit code 0. Failures are an exception that is not a documented one, a child that dies, one
 that takes longer than _PATIENCE for an input, and such an exit code; each is printed, and its input is kept in
 build/mutated/. An input follows from its number alone, so `mutated_onnx.py 1 NUMBER` repeats it.
+
+With --models the inputs are mutated streaming models, which are only loaded; a model that differs from its file is a
+failure.
 """
 
 import collections
+import contextlib
 import copy
 import multiprocessing
 import os
@@ -23,22 +27,25 @@ from google.protobuf.message import DecodeError
 
 import cnorm
 import onnx_export
+from cnorm.layers import INPUT
 from onnx_export import nodes, ort
 from onnx_export.errors import NotImported
 from onnx_export.validation.examine import examine
 from onnx_export.validation.options import Options
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
+sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("fuzz", "support", "onnx_export")]
 
 import fuzz_onnx_loader as fuzz  # noqa: E402  (after the path is set)
 import gallery  # noqa: E402
+import graphs  # noqa: E402
 import models  # noqa: E402
+import test_import_random  # noqa: E402
 from corpus import archive  # noqa: E402
 
 _PATIENCE = 60.0  # seconds for one input, on a busy machine
 _NUMBERS = (-(2**63), -2, -1, 0, 1, 2, 3, 7, 13, 17, 64, 2**31, 2**62)
 _PIECE = 500  # inputs of one child
-_PROVEN = 16  # one input in so many that load as a model is compared with the file, too
+_PROVEN = 8  # one input in so many that load as a model is compared with the file, too, but none with changed bytes
 _KEPT = Path("build/mutated")
 
 
@@ -53,6 +60,39 @@ def seeds() -> list[bytes]:
         found += sorted(archive.read(exporter).values(), key=len)[:12]
     path.unlink(missing_ok=True)
     return found
+
+
+def model_seeds() -> list[bytes]:
+    """Random lists of layers as files of a stranger, some behind token ids; those that load as they are."""
+    found, path = [], _KEPT / f"seed-{os.getpid()}.onnx"
+    for seed in range(48):
+        rng = np.random.default_rng(seed)
+        model = test_import_random.random_model(rng)
+        if seed % 4 == 0:
+            table = cnorm.Embedding(graphs.normal(rng, 6, model.input_size))
+            model = (
+                cnorm.Model([table, *model.layers]) if all(INPUT not in one.reads for one in model.layers) else model
+            )
+        exported = onnx_export.export(model, opset=int(rng.choice([13, 17, 21])))
+        del exported.metadata_props[:]
+        path.write_bytes(exported.SerializeToString())
+        with contextlib.suppress(NotImported):
+            onnx_export.load(path)
+            found.append(path.read_bytes())
+    path.unlink()
+    return found
+
+
+def loaded(data: bytes, path: Path, proven: bool) -> collections.Counter:
+    """What one input came to as a model of a stranger; a model that differs from its file is an AssertionError."""
+    path.write_bytes(data)
+    try:
+        onnx_export.load(path, check=proven)
+    except (ValueError, NotImported) as error:
+        if "do not compute what the file does" in str(error):
+            raise AssertionError(str(error)) from None
+        return collections.Counter({"inputs": 1, "not loaded": 1})
+    return collections.Counter({"inputs": 1, "loaded": 1, "of these compared and equal": proven})
 
 
 def tried(data: bytes, path: Path, proven: bool) -> collections.Counter:
@@ -77,13 +117,13 @@ def tried(data: bytes, path: Path, proven: bool) -> collections.Counter:
     return seen
 
 
-def piece(numbers: range, sources: list[bytes], pipe) -> None:
+def piece(numbers: range, sources: list[bytes], judge, pipe) -> None:
     """Try inputs; sends the number of each before it, and what it came to after it."""
     path = _KEPT / f"input-{os.getpid()}.onnx"
     for number in numbers:
         pipe.send(number)
         try:
-            pipe.send(tried(input_of(number, sources), path, number % _PROVEN == 0))
+            pipe.send(judge(input_of(number, sources), path, number % _PROVEN == 1))
         except Exception:
             pipe.send(traceback.format_exc())
     path.unlink(missing_ok=True)
@@ -170,10 +210,10 @@ def _change_type(tensor: onnx.TypeProto.Tensor, rng: random.Random) -> None:
         tensor.ClearField("shape")
 
 
-def followed(numbers: range, sources: list[bytes], counts: collections.Counter) -> int:
+def followed(numbers: range, sources: list[bytes], judge, counts: collections.Counter) -> int:
     """Run a child over some inputs; returns the number after the last one that it tried."""
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    child = multiprocessing.Process(target=piece, args=(numbers, sources, theirs))
+    child = multiprocessing.Process(target=piece, args=(numbers, sources, judge, theirs))
     child.start()
     theirs.close()
     current = numbers.start
@@ -206,13 +246,14 @@ def followed(numbers: range, sources: list[bytes], counts: collections.Counter) 
 
 
 def main() -> None:
-    runs, first = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    runs, first = (*(int(word) for word in sys.argv[1:] if word != "--models"), 0)[:2]
     _KEPT.mkdir(parents=True, exist_ok=True)
-    sources, counts, position = seeds(), collections.Counter(seeds=0), first
+    make, judge = (model_seeds, loaded) if "--models" in sys.argv else (seeds, tried)
+    sources, counts, position = make(), collections.Counter(seeds=0), first
     counts["seeds"] = len(sources)
     multiprocessing.set_start_method("fork")
     while position < first + runs:
-        position = followed(range(position, min(position + _PIECE, first + runs)), sources, counts)
+        position = followed(range(position, min(position + _PIECE, first + runs)), sources, judge, counts)
         print(position, dict(counts), flush=True)
     sys.exit(any(key.startswith("FAILED") for key in counts))
 

@@ -192,3 +192,19 @@ def test_an_exported_embedding_is_read_as_a_strangers_file(tmp_path, rng):
     found = imported(tmp_path / "m.onnx")
     x = np.arange(TOKENS, dtype=np.float32)[:, None]
     assert found.model.run(x).tobytes() == model.run(x).tobytes()
+
+
+def test_a_state_that_two_layers_read_is_refused(tmp_path, rng):
+    """The old h beside the new one is a convolution over time, whose cache would be a second copy of h."""
+    nodes = [
+        node("Gemm", "x w", "a"),
+        node("Gemm", "h u", "b"),
+        node("Add", "a b", "s"),
+        node("Tanh", "s", "h2"),
+        node("Concat", "h h2", "both", axis=1),
+        node("Gemm", "both v", "y"),
+    ]
+    weights = {"w": normal(rng, OBSERVED, UNITS), "u": normal(rng, UNITS, UNITS), "v": normal(rng, 2 * UNITS, 3)}
+    ends = {"x": [1, OBSERVED], "h": [1, UNITS]}, {"y": [1, 3], "h2": [1, UNITS]}
+    with pytest.raises(ValueError, match="input 'h': it is the state of two layers"):
+        onnx_export.load(saved(tmp_path / "m.onnx", nodes, *ends, weights))
