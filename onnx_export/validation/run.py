@@ -17,7 +17,7 @@ from onnx_export.validation.judge import JudgedRows, Measure, Oracle, allowed_ch
 from onnx_export.validation.norm import Norm
 from onnx_export.validation.options import Options
 from onnx_export.validation.report import Finding, NormReport
-from onnx_export.validation.taps import Tap, expose
+from onnx_export.validation.taps import Tap, expose, has_halves
 
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
@@ -90,6 +90,8 @@ class Run:
         Names of the generated inputs.
     notes : list of Finding
         About norms of which some rows only are judged.
+    plain : dict of str to ndarray
+        Outputs of the unoptimised model; empty where those of the run with taps may differ from them.
     failed : dict of str to str
         Why the model does not run, for each optimisation level at which it does not.
 
@@ -111,10 +113,13 @@ class Run:
         self._feeds = inputs.complete(main, given, options)
         self.generated = [name for name in wanted if name not in given]
         self.random = any(_draws(scope, node) for scope in scopes(model) for node in scope.nodes)
+        self.plain: dict[str, np.ndarray] = {}
+        self._exact = not has_halves(model)
         self._tap()
         if not candidates:  # else the tapped run shows whether the model runs
             self.session(model, "off").run([value.name for value in model.graph.output], self._feeds)
-        self._levels = {"off": self._results("off")}
+        tapped = {index: results for index, (_, results) in self._reached.items()}
+        self._levels = {"off": tapped if self._exact and not self.random else self._results("off")}
         self._inputs: dict[tuple[str, int], list[np.ndarray]] = {}
         self._dumps: dict[str, list[dict[str, onnx.NodeProto]]] = {}
         self.failed: dict[str, str] = {}
@@ -207,7 +212,10 @@ class Run:
         for group in sampling.groups(sizes):
             together = {(id(tap.scope), name): tap for index in group for name, tap in taps[index].items()}
             exposed, names = expose(self.model, list(together.values()))
-            by_key = dict(zip(together, self.session(exposed, "off").run(names, self._feeds), strict=True))
+            outputs = [value.name for value in self.model.graph.output] if self._exact and not self.plain else []
+            values = self.session(exposed, "off").run([*names, *outputs], self._feeds)
+            self.plain |= dict(zip(outputs, values[len(names) :], strict=True))
+            by_key = dict(zip(together, values[: len(names)], strict=True))
             for index in group:
                 values = {name: by_key[id(tap.scope), name] for name, tap in taps[index].items()}
                 self._keep(index, values)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from onnx_export.nodes import model_graphs, model_nodes
 from onnx_export.validation.graph import Scope, free_prefix
 
 
@@ -43,6 +45,17 @@ class Tap:
         if "If" in self.scope.kinds and self.scope.dtype(self.value) == TensorProto.UNDEFINED:
             return f"the type of {self.value!r} in {self.scope.label} is not known"
         return ""
+
+
+def has_halves(model: onnx.ModelProto) -> bool:
+    """Whether a value may be of a half type, which onnxruntime rounds only where it is exposed."""
+    kinds: set[int] = set()
+    for graph in model_graphs(model):
+        kinds |= {value.type.tensor_type.elem_type for value in (*graph.input, *graph.value_info, *graph.output)}
+        kinds |= {tensor.data_type for tensor in graph.initializer}
+    for each in chain.from_iterable(node.attribute for node in model_nodes(model)):
+        kinds |= {each.t.data_type} | ({each.i} if each.name in ("to", "dtype", "output_dtype") else set())
+    return not kinds.isdisjoint((TensorProto.FLOAT16, TensorProto.BFLOAT16))
 
 
 def expose(model: onnx.ModelProto, taps: list[Tap]) -> tuple[onnx.ModelProto, list[str]]:

@@ -8,6 +8,8 @@ from writings import Writing
 from onnx_export.validation import sampling
 from onnx_export.validation.examine import examine
 from onnx_export.validation.options import Options
+from onnx_export.validation.run import Run
+from onnx_export.validation.taps import has_halves
 
 SHAPE = (1, 40, 40, 8)  # 12,800 elements
 
@@ -117,3 +119,31 @@ def test_indices_are_few_and_in_range():
     assert left <= 2**12
     assert all(i in kept[axis] for axis, i in enumerate((1, 17, 3)) if axis in kept)
     assert sampling.rows_to_keep(Norm, x[:, :5], 100) == {}
+
+
+@pytest.mark.parametrize(("dtype", "unoptimised"), [(np.float32, 1), (np.float16, 3)])
+def test_a_model_runs_no_more_often_than_it_must(dtype, unoptimised, tmp_path, monkeypatch):
+    """Values that are exposed change nothing unoptimised, except that half types are rounded there."""
+    runs = []
+    session = Run.session
+    monkeypatch.setattr(Run, "session", lambda run, model, level: runs.append(level) or session(run, model, level))
+    w = Writing(dtype)
+    x = w.input("x", (2, 8))
+    report = report_of(w.model(w.op("Mul", layer_norm(w, x), w.gain(8))), tmp_path)
+    assert report.exit_code() == 0
+    assert [runs.count(level) for level in ("off", "basic", "all")] == [unoptimised, 1, 2]
+
+
+@pytest.mark.parametrize("source", ["input", "stored", "cast", "attribute"])
+def test_half_types_are_seen(source):
+    w = Writing(np.float16 if source in ("input", "stored") else np.float32)
+    x = w.input("x", (2, 8), 1 if source == "stored" else None)
+    if source == "stored":
+        w.op("Add", w.gain(8), w.gain(8, 2))
+    elif source != "input":
+        half = w.op("Cast", x, to=10) if source == "cast" else w.op("EyeLike", x, dtype=10)
+        w.op("Exp", half)
+    model = w.model(w.op("Relu", x), kind=1)
+    assert has_halves(model)
+    del model.graph.node[:-1], model.graph.initializer[:]
+    assert has_halves(model) == (source == "input")
