@@ -21,7 +21,9 @@ from onnx_export.validation.values import PASSED, QUANTISERS, RESHAPERS, SAME, V
 
 _LONGEST = 9  # limit on the steps between the variance and the quotient
 _STARTS = frozenset({"Sqrt", "Reciprocal", "Pow", "Log", "Mul", "Div", "ReduceL2"})
+_STEPS = (_STARTS - {"ReduceL2"}) | {"Neg", "Exp", "Max", "Clip", "Add"}  # on the way from a variance to the quotient
 _FUSED = frozenset({"BatchNormalization", "LpNormalization"})
+_FIRST = _STARTS | _FUSED
 
 
 class Matcher:
@@ -31,28 +33,45 @@ class Matcher:
         self.scope = scope
         self.values = Values(scope)
         self.moments = Moments(self.values)
+        self._radicands: dict[str, tuple[Variance | None, list[onnx.NodeProto], dict]] = {}
 
     def match(self, node: onnx.NodeProto) -> list[Norm]:
         """The norms and near misses whose variance and eps, or variance, `node` is the first to use."""
+        kind = op(node)
+        if kind not in _FIRST:
+            return []
         wholes: list[Match] = []
-        if op(node) in _FUSED:
-            found = batch_norm(self, node) if op(node) == "BatchNormalization" else lp_norm(self, node)
+        if kind in _FUSED:
+            found = batch_norm(self, node) if kind == "BatchNormalization" else lp_norm(self, node)
             wholes = [found] if found else []
-        elif op(node) == "ReduceL2":
+        elif kind == "ReduceL2":
             variance = self.moments.l2(node)
             begun = variance and self._begun(variance, node.output[0], Power(0.5), (node,))
             wholes = self._follow(begun, _LONGEST) if begun else []
-        elif op(node) in _STARTS:
+        else:
             for name in dict.fromkeys(node.input):
-                variance, nodes, eps = self._with_eps(name)
+                if not self._may_use(node, kind, name):
+                    continue
+                if name not in self._radicands:
+                    self._radicands[name] = self._with_eps(name)
+                variance, nodes, eps = self._radicands[name]
                 begun = variance and self._begun(variance, name, Power(), nodes, **eps)
                 wholes += self._advance(begun, node, _LONGEST) if begun else []
-            if not wholes and op(node) == "Div":
+            if not wholes and kind == "Div":
                 found = absolute(self, node)
                 wholes = [found] if found else []
         wholes = [whole for each in wholes if (whole := (each.matcher or self)._finished(each))]
         certain = [found for found in wholes if not found.odd]
         return [self._norm(found) for found in certain or wholes[:1]]
+
+    def _may_use(self, node: onnx.NodeProto, kind: str, name: str) -> bool:
+        """Whether `node` takes a step from a variance if that is its input `name`: not if it scales or divides it."""
+        if kind not in ("Mul", "Div") or node.input[0] == node.input[1]:
+            return True
+        other = self.scope.constant(node.input[1] if name == node.input[0] else node.input[0])
+        if kind == "Div" and name == node.input[0]:
+            return other is not None and other.size == 1
+        return kind == "Div" or other is None or other.size == 1
 
     def centred(self, norm: Norm) -> Norm:
         """An RMS operator after a subtraction of the mean as the layer norm, or near miss, that both are."""
@@ -103,8 +122,10 @@ class Matcher:
         """The variance in var + eps or var - eps, the nodes after it, and the fields eps, eps_dtype, eps_first."""
         radicand, nodes = self.values.strip(name, PASSED)
         total = self.scope.producer(radicand)
+        if total is None or self.scope.constant(radicand) is not None:
+            return None, nodes, {}
         none = {"eps": 0.0, "eps_dtype": self.scope.dtype(radicand)}
-        if total is None or op(total) not in ("Add", "Sub"):
+        if op(total) not in ("Add", "Sub"):
             return self.moments.variance(radicand), nodes, none
         if op(total) == "Sub" and self.values.scalar(total.input[1]) is not None:
             eps = {"eps": -self.values.scalar(total.input[1]), "eps_dtype": self.values.dtype(total.input[1])}
@@ -156,19 +177,19 @@ class Matcher:
             for inner in self.scope.inner if any(True for _ in subgraphs(user)) else ():
                 if inner.owner is user:
                     matcher = Matcher(inner)
-                    wholes += [
-                        replace(each, matcher=matcher) for each in matcher._follow(found.add(*path, std=std), depth)
-                    ]
+                    wholes += [each.but(matcher=matcher) for each in matcher._follow(found.add(*path, std=std), depth)]
         return wholes
 
     def _advance(self, found: Match, user: onnx.NodeProto, depth: int) -> list[Match]:
         """The match continued through `user`, which divides by the deviation or is a step towards it."""
+        kind = op(user)
+        if kind not in _STEPS:
+            return []
         extended = found.add(user, y=user.output[0])
-        further = replace(extended, std=user.output[0])
+        further = extended.but(std=user.output[0])
         power = next_power(self.values, user, found.std, found.power)
         if power is not None:
-            return self._follow(replace(further, power=power), depth - 1)
-        kind = op(user)
+            return self._follow(further.but(power=power), depth - 1)
         if found.power.logged:
             return []
         if kind == "Mul":
@@ -191,27 +212,27 @@ class Matcher:
 
     def _divided(self, found: Match, extended: Match, user: onnx.NodeProto, depth: int) -> list[Match]:
         """The match if `user` divides by the deviation, or the deviation by a factor sqrt(n)."""
-        further = replace(extended, std=user.output[0])
+        further = extended.but(std=user.output[0])
         if user.input[1] != found.std:
             root = found.excess and self._root_of(found.excess, self.values.scalar(user.input[1]))
-            return self._follow(replace(further, excess=None, stored_reciprocal=True), depth - 1) if root else []
+            return self._follow(further.but(excess=None, stored_reciprocal=True), depth - 1) if root else []
         whole = self._numerator(extended, user.input[0])
         if whole is None and found.power.is_(0.5):
             whole = self._difference(found, user) or uncentred(self, extended, user)
         if whole is not None:
             return self._powered(whole, -found.power.exponent, user, depth)
         if self.scope.constant(user.input[0]) is not None and not found.scale:
-            scaled = replace(further, power=found.power.times(-1.0), scale=user.input[0])
+            scaled = further.but(power=found.power.times(-1.0), scale=user.input[0])
             return self._follow(scaled, depth - 1)
         return []
 
     def _multiplied(self, found: Match, extended: Match, user: onnx.NodeProto, depth: int) -> list[Match]:
         """The match if `user` multiplies rstd by the centred value, by a scale first, or `std` by a factor sqrt(n)."""
         other = user.input[1] if user.input[0] == found.std else user.input[0]
-        further = replace(extended, std=user.output[0])
+        further = extended.but(std=user.output[0])
         factor = self.values.scalar(other) if found.excess else None
         if found.excess and self._root_of(found.excess, factor if found.reciprocal else 1 / factor if factor else None):
-            return self._follow(replace(further, excess=None, stored_reciprocal=True), depth - 1)
+            return self._follow(further.but(excess=None, stored_reciprocal=True), depth - 1)
         divisor = self.values.made_by(self.values.strip(found.variance.x)[0], "Div") if found.rms else None
         if divisor is not None and not found.reciprocal and self.values.same(other, divisor.input[1]):
             near = NearMiss("x is divided before it is squared, so that eps counts relative to the divisor")
@@ -222,7 +243,7 @@ class Matcher:
         if whole is not None:
             return self._powered(whole, found.power.exponent, user, depth)
         if found.reciprocal and self.scope.constant(other) is not None and not found.scale:
-            return self._follow(replace(further, scale=other), depth - 1)
+            return self._follow(further.but(scale=other), depth - 1)
         whole = folded_mean(self, found, user) if found.power.is_(-0.5) else None
         return [whole] if whole else []
 

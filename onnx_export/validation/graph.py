@@ -166,29 +166,32 @@ class Scope:
 
     def constant(self, name: str) -> np.ndarray | None:
         """The value of `name` if it is constant, by constant folding; else None."""
-        opened: set[str] = set()  # lets the search end where a value depends on itself
-        pending = [] if name in self._constants else [name]
+        if name in self._constants:
+            return self._constants[name]
+        opened = {name}  # lets the search end where a value depends on itself
+        pending = [(name, self._folded_from(name))]
         while pending:
-            current = pending.pop()
-            if current in self._constants:
-                continue
-            if current in opened:
-                self._constants[current] = self._fold(current)
+            current, rest = pending[-1]
+            for each in rest:
+                if each not in self._constants and each not in opened:
+                    opened.add(each)
+                    pending.append((each, self._folded_from(each)))
+                    break
             else:
-                opened.add(current)
-                pending += [current, *(each for each in self._folded_from(current) if each not in opened)]
+                self._constants[current] = self._fold(current)
+                pending.pop()
         return self._constants[name]
 
-    def _folded_from(self, name: str) -> list[str]:
-        """The values that must be folded before this one."""
+    def _folded_from(self, name: str) -> Iterator[str]:
+        """The values that must be folded before this one: no more of them after one that is no constant."""
         node = None if name in self._initialisers else self._producers.get(name)
-        if node is None:
-            return []
-        if op(node) == "CastLike":
-            return list(node.input[:1])
-        names = [each for each in node.input if each]
-        variable = any(each in self._constants and self._constants[each] is None for each in names)
-        return [] if variable or not constants.folds(node) else names
+        if node is None or not (op(node) == "CastLike" or constants.folds(node)):
+            return
+        for each in node.input[:1] if op(node) == "CastLike" else node.input:
+            if each:
+                yield each
+                if self._constants.get(each) is None:
+                    return
 
     def _fold(self, name: str) -> np.ndarray | None:
         if name in self._initialisers:
@@ -205,7 +208,7 @@ class Scope:
         if op(node) == "CastLike" and len(node.input) == 2:
             return self._cast_like(node)
         inputs = {each: self._constants.get(each) for each in node.input if each}
-        if not inputs or not constants.folds(node) or any(value is None for value in inputs.values()):
+        if not inputs or any(value is None for value in inputs.values()) or not constants.folds(node):
             return None
         return constants.folded(node, name, inputs, self.opsets)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import onnx
@@ -74,4 +74,10 @@ class Match:
 
     def add(self, *nodes: onnx.NodeProto, near: NearMiss = NONE, **changes) -> Match:
         """The match extended by nodes, with a near miss that these make it."""
-        return replace(self, nodes=(*self.nodes, *nodes), near=self.near.then(near), **changes)
+        return self.but(nodes=(*self.nodes, *nodes), near=self.near.then(near), **changes)
+
+    def but(self, **changes) -> Match:
+        """`dataclasses.replace`, which took a tenth of the whole search."""
+        made = object.__new__(Match)
+        made.__dict__.update(self.__dict__, **changes)
+        return made

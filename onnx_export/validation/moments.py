@@ -26,10 +26,18 @@ class Moments:
     def __init__(self, values: Values) -> None:
         self.values, self.scope = values, values.scope
         self._nested = 0  # means of means that are open
+        self._means: dict[str, Mean | None] = {}
         self._evaluated: dict[str, Centred | None] = {}
 
     def mean(self, name: str) -> Mean | None:
         """The mean that a value holds, also after changes of shape; None if it is no mean."""
+        if self._nested:  # near the limit its result depends on the depth
+            return self._mean(name)
+        if name not in self._means:
+            self._means[name] = self._mean(name)
+        return self._means[name]
+
+    def _mean(self, name: str) -> Mean | None:
         inner, path = self.values.strip(name, PASSED)
         node = self.scope.producer(inner)
         if node is None:

@@ -29,6 +29,8 @@ class Values:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self._sources: dict[str, str] = {}
+        self._counted: dict[str, bool] = {}
+        self._stripped: dict[tuple[str, frozenset[str]], tuple[str, list[onnx.NodeProto]]] = {}
 
     def made_by(self, name: str, *ops: str) -> onnx.NodeProto | None:
         """The producer of a value if it is one of these operators, else None."""
@@ -40,15 +42,19 @@ class Values:
 
         Returns the first value that is not passed, and the nodes passed.
         """
-        path: list[onnx.NodeProto] = []
-        while len(path) < _LONGEST_PATH:
-            node = self.scope.producer(name)
-            source = None if node is None else self._unchanged(node, ops)
-            if source is None:
-                break
-            path.append(node)
-            name = source
-        return name, path
+        key = name, ops
+        if key not in self._stripped:
+            path: list[onnx.NodeProto] = []
+            while len(path) < _LONGEST_PATH:
+                node = self.scope.producer(name)
+                source = None if node is None else self._unchanged(node, ops)
+                if source is None:
+                    break
+                path.append(node)
+                name = source
+            self._stripped[key] = name, path
+        name, path = self._stripped[key]
+        return name, list(path)
 
     def _unchanged(self, node: onnx.NodeProto, ops: frozenset[str]) -> str | None:
         """The input that the node passes on unchanged, None if there is none."""
@@ -209,12 +215,13 @@ class Values:
 
     def counted(self, name: str) -> bool:
         """Whether a value is computed from shapes and constants alone."""
-        leaves = self.chain(name)[1]
-        return not leaves
+        if name not in self._counted:
+            self._counted[name] = not self.chain(name)[1]
+        return self._counted[name]
 
     def chain(self, name: str) -> tuple[list[onnx.NodeProto], list[str]]:
         """The nodes that compute a value from shapes and constants, and the other values that it depends on."""
-        nodes: list[onnx.NodeProto] = []
+        nodes: dict[int, onnx.NodeProto] = {}
         leaves: list[str] = []
         pending = [name]
         while pending:
@@ -224,11 +231,11 @@ class Values:
                 continue
             if node is None or len(nodes) >= _LONGEST_CHAIN:
                 leaves.append(current)
-            elif node not in nodes:
-                nodes.append(node)
+            elif id(node) not in nodes:
+                nodes[id(node)] = node
                 if op(node) not in ("Shape", "Size"):
                     pending += [i for i in node.input if i]
-        return nodes, leaves
+        return list(nodes.values()), leaves
 
     def dtype(self, name: str) -> int:
         """ONNX element type of a value; if the file gives none, that of its folded constant."""
