@@ -155,7 +155,7 @@ def judge_reset(run, doubted: Sequence[Recurrent], producer: str, file: str, see
 
     def differs(model: onnx.ModelProto) -> bool:
         same = {name: getattr(run, name) for name in ("weights", "feeds", "session", "random")}
-        found = outputs.compare(SimpleNamespace(model=model, **same), file, seed)
+        found = outputs.compare(SimpleNamespace(model=model, plain={}, **same), file, seed)
         return any(finding.code == "outputs-differ" for finding in found)
 
     if file and not differs(run.model):
