@@ -1,9 +1,12 @@
 """Time recurrent modules of `cnorm.torch` that train a step or a short sequence at a time, beside PyTorch.
 
-The contenders take turns, one call each. Prints a Markdown table: microseconds of a call's fastest run, in brackets its
-median, and for cells the ratio of the time of the same cell written with PyTorch's operators. A backward pass starts
-from the gradient of the last h and leaves the gradients of all weights. First the floor: an `autograd.Function` that
-computes nothing, with as many weights as an LSTM `ba2016` has.
+Each module takes turns, call by call, with the same in PyTorch: an LSTM `ba2016` written with PyTorch's operators, or a
+cell of torch.nn. Prints a Markdown table: microseconds of the fastest call, in brackets the median, and how many times
+as long the other takes. A backward pass starts from the gradient of the last h, of a sequence from those of y, and
+leaves the gradients of all weights. The first row is the floor: an `autograd.Function` that computes nothing, for as
+many weights as an LSTM `ba2016` has, beside the step of such a cell.
+
+    python benchmarks/torch_cells.py [INPUTS,UNITS ...]
 """
 
 import sys
@@ -18,7 +21,7 @@ import cnorm_bench as bench
 from cnorm_bench.measure_training import NAMES, torch_step
 
 SIZES, BATCHES, STEPS = ((12, 64), (64, 128), (128, 256)), (1, 16), 20
-SECONDS = 1.0  # for each contender
+SECONDS = 1.5  # for each contender
 
 
 class Nothing(torch.autograd.Function):
@@ -93,42 +96,52 @@ def cells(inputs, units, batch):
     state = torch.zeros(batch, units), torch.zeros(batch, units)
     gradient = torch.randn(batch, units)
     made = contenders(inputs, units, batch)
+    names = list(made)
     for what, steps, dh in (
         ("a step without gradients", 1, None),
         ("a step, forward and backward", 1, gradient),
         (f"{STEPS} steps, forward and backward", STEPS, gradient),
     ):
         frames = list(torch.randn(steps, batch, inputs))
-        times = measured({name: unrolled(*made[name], frames, state, dh) for name in made})
-        names = list(times)
-        for ours, theirs in zip(names[::2], names[1::2], strict=True):
-            row(f"{inputs} -> {units}, batch {batch}, {what}: {ours}", times[ours], times[theirs])
+        for pair in zip(names[::2], names[1::2], strict=True):
+            times = measured({name: unrolled(*made[name], frames, state, dh) for name in pair})
+            row(f"{inputs} -> {units}, batch {batch}, {what}: {pair[0]}", *(times[name] for name in pair))
 
 
 def sequences(inputs, units, batch):
     """`cnorm.torch.LSTM` beside the same by operators, over 1, 20 and 50 steps."""
     lstm = cnorm.torch.LSTM(inputs, units, preset="ba2016")
+    parameters = list(lstm.parameters())
     weights = [lstm.get_parameter(name).detach().clone().requires_grad_() for name in NAMES]
-    state, gradient = (torch.zeros(batch, units), torch.zeros(batch, units)), torch.randn(batch, units)
-    for steps in (1, 20, 50):
-        frames = torch.randn(steps, batch, inputs)
+    for steps in (1, STEPS, 50):
+        frames, gradient = torch.randn(steps, batch, inputs), torch.randn(steps, batch, units)
 
-        def ours(frames=frames):
-            for w in lstm.parameters():
+        def ours(frames=frames, gradient=gradient):
+            for w in parameters:
                 w.grad = None
-            lstm(frames)[1][0][0].backward(gradient)
+            lstm(frames)[0].backward(gradient)
 
-        theirs = unrolled(lambda x, s: torch_step(x, *s, *weights), weights, list(frames), state, gradient)
+        def theirs(frames=frames, gradient=gradient):
+            for w in weights:
+                w.grad = None
+            h = c = torch.zeros(batch, units)
+            outputs = []
+            for x in frames:
+                h, c = torch_step(x, h, c, *weights)
+                outputs.append(h)
+            torch.stack(outputs).backward(gradient)
+
         times = measured({"ours": ours, "theirs": theirs})
         row(f"{inputs} -> {units}, batch {batch}: LSTM ba2016 over {steps} steps", times["ours"], times["theirs"])
 
 
 def floor():
-    shapes = [p.shape for p in cnorm.torch.LSTMCell(12, 64, preset="ba2016").parameters()]
-    weights = [torch.zeros(shape, requires_grad=True) for shape in shapes]
-    state, gradient = (torch.zeros(1, 64),) * 2, torch.zeros(1, 64)
-    step = unrolled(lambda x, state: (Nothing.apply(state[0], *weights),), weights, [None], state, gradient)
-    row("an empty autograd.Function of 9 weights", measured({"": step})[""])
+    cell = cnorm.torch.LSTMCell(12, 64, preset="ba2016")
+    weights = [torch.zeros_like(p, requires_grad=True) for p in cell.parameters()]
+    state, gradient, frames = (torch.zeros(1, 64),) * 2, torch.zeros(1, 64), [torch.zeros(1, 12)]
+    nothing = unrolled(lambda x, state: (Nothing.apply(state[0], *weights),), weights, frames, state, gradient)
+    times = measured({"": nothing, "cell": unrolled(cell, list(cell.parameters()), frames, state, gradient)})
+    row("an empty autograd.Function of 9 weights", times[""])
 
 
 def main():
