@@ -40,27 +40,66 @@ cdef class TrainedCell:
         tensor, the field and the offset in it, rows, columns, the tensor's strides of both, the field's stride of rows,
         whether the piece is added.
     whole : dict of int to int
-        The field whose gradients are those of the tensor of this number, in the same layout: they need no piece.
+        The field that has the layout of the tensor of this number.
     older : TrainedCell, optional
         One with other values of the same weights, whose memory is used further on.
+    values : list of ndarray, optional
+        The weights, if not those of the layer, whose other properties count.
     """
     cdef readonly Network network
     cdef readonly object layer
     cdef readonly cnp.ndarray plan
     cdef readonly dict whole
+    cdef readonly list values
+    cdef readonly bint repacks  # whether `again` can pack
+    cdef dict constants  # what a vector is before the weights are added, by the number of the field
     cdef tuple flat
     cdef list tapes  # not in use: their scratch and gradients are those of a call
     cdef Blocks blocks
     cdef Py_ssize_t calls
 
-    def __cinit__(self, layer, cnp.ndarray plan, dict whole, TrainedCell older=None):
+    def __cinit__(self, layer, cnp.ndarray plan, dict whole, TrainedCell older=None, list values=None):
         self.layer, self.plan, self.whole = layer, plan, whole
         self.flat = ((layer, layer.output_size),)
-        self.network = Network(self.flat, b"")
+        self.values = list(layer.weights.values()) if values is None else values
+        self.network = Network(self.flat, b"") if values is None else network_with(older, values)
         if older is None:
-            self.tapes, self.blocks = [], Blocks()
+            self.tapes, self.blocks, self.constants = [], Blocks(), {}
         else:
             self.tapes, self.blocks = older.tapes, older.blocks
+            self.constants, self.repacks = older.constants, older.repacks
+
+    def try_repacking(self, zero, trial):
+        """Find out whether `again` packs as Python does, from two layers like this one, the first with weights 0."""
+        cdef Network constants = Network(((zero, zero.output_size),), b"")
+        blocks = iter(constants.memory)
+        for i in range(len(FIELDS_OF_CELLS)):
+            if has_field(constants.layers, &cnorm_layer_ops_of(CNORM_LAYER_CELL).fields[i]):
+                self.constants[i] = next(blocks)
+        self.repacks = same_network(network_with(self, list(trial.weights.values())),
+                                    Network(((trial, trial.output_size),), b""))
+
+    def again(self, list tensors):
+        """The cell packed from these tensors; None if they have other shapes or memory, or Python must pack them."""
+        cdef tensor_shape shape
+        cdef cnp.ndarray old, new
+        cdef const float *memory
+        cdef Py_ssize_t i
+        cdef bint same = True
+        values = []
+        for i in range(len(tensors) if self.repacks else 0):
+            old = self.values[i]
+            memory = NULL if not shaped_as(old, &shape) else memory_of(tensors[i], &shape)
+            if memory == NULL or tensors[i].is_neg():
+                return None
+            new = np.empty((<object>old).shape, np.float32)
+            if not copy_finite(memory, <float *>cnp.PyArray_DATA(new), cnp.PyArray_SIZE(new)):
+                return None
+            same = same and memcmp(cnp.PyArray_DATA(new), cnp.PyArray_DATA(old), cnp.PyArray_NBYTES(old)) == 0
+            values.append(new)
+        if not self.repacks:
+            return None
+        return self if same else TrainedCell(self.layer, self.plan, self.whole, self, values)
 
     cdef Tape work(self):
         """A tape whose scratch and gradients nobody uses; `tapes` takes it back."""
@@ -285,13 +324,14 @@ cdef class Sums:
         cdef float *scratch = <float *>cnp.PyArray_DATA(work.backward_scratch)
         cdef const layer_field *fields = cnorm_layer_ops_of(CNORM_LAYER_CELL).fields
         cdef cnorm_gradient gradient = work.to[0]
-        cdef tuple places = tuple([0 if t is None else t.data_ptr() for t in to])
+        cdef list places = [0 if t is None else t.data_ptr() for t in to]
         cdef cnorm_status status
         if tapes == NULL:
             raise MemoryError()
         for number, field in self.cell.whole.items():
             if places[number]:
                 (<float **>(<char *>&gradient + fields[<int>field].gradient))[0] = <float *><size_t>places[number]
+                places[number] = 0
         self.calls.sort(key=call_number)
         for i in range(count):
             tapes[i] = &(<Recording>self.calls[i]).tape
@@ -305,7 +345,7 @@ cdef class Sums:
         self.memory, self.calls = None, []
 
 
-cdef int scatter(cnp.ndarray plan, const cnorm_gradient *gradient, tuple tensors) except -1:
+cdef int scatter(cnp.ndarray plan, const cnorm_gradient *gradient, list tensors) except -1:
     """Copy the pieces of packed gradients to the tensors, see `TrainedCell`."""
     cdef const long long *piece = <const long long *>cnp.PyArray_DATA(plan)
     cdef const layer_field *fields = cnorm_layer_ops_of(CNORM_LAYER_CELL).fields
@@ -330,87 +370,3 @@ cdef int scatter(cnp.ndarray plan, const cnorm_gradient *gradient, tuple tensors
                         to[col * piece[7]] = of[col]
         piece += 10
     return 0
-
-
-cdef struct watched_tensor:
-    tensor_shape shape
-    float *memory
-    const float *kept
-    size_t bytes
-
-
-cdef class Watched:
-    """Tensors as they were when a cell was packed from them.
-
-    Parameters
-    ----------
-    tensors : list of torch.Tensor
-    arrays : list of ndarray
-        Copies of their values, of the same shapes.
-    """
-    cdef readonly list tensors
-    cdef readonly tuple versions, needs
-    cdef list arrays
-    cdef dict passes  # the address of the `Sums` of each backward pass, which do not live longer by that
-    cdef bint plain
-    cdef watched_tensor *each
-
-    def __cinit__(self, list tensors, list arrays):
-        cdef cnp.ndarray kept
-        cdef watched_tensor *it
-        cdef Py_ssize_t i
-        cdef int axis
-        self.tensors, self.arrays, self.passes = tensors, arrays, {}
-        self.versions = tuple([t._version for t in tensors])
-        self.needs = tuple([t.requires_grad for t in tensors])
-        self.each = <watched_tensor *>PyMem_Calloc(len(tensors), sizeof(watched_tensor))
-        if self.each == NULL:
-            raise MemoryError()
-        self.plain = True
-        for i in range(len(tensors)):
-            it, kept = &self.each[i], <cnp.ndarray>arrays[i]
-            self.plain = self.plain and cnp.PyArray_NDIM(kept) <= MAX_AXES
-            it.shape.ndim = min(cnp.PyArray_NDIM(kept), MAX_AXES)
-            for axis in range(it.shape.ndim):
-                it.shape.sizes[axis] = cnp.PyArray_DIMS(kept)[axis]
-            it.memory = memory_of(tensors[i], &it.shape)
-            it.kept, it.bytes = <const float *>cnp.PyArray_DATA(kept), cnp.PyArray_NBYTES(kept)
-            self.plain = self.plain and it.memory != NULL
-
-    def __dealloc__(self):
-        PyMem_Free(self.each)
-
-    def sums(self, task):
-        """The `Sums` kept for this backward pass while they live, else None."""
-        cdef object address = self.passes.get(task)
-        return None if address is None else <Sums><PyObject *><size_t>address
-
-    def keep(self, Sums sums, task):
-        sums.watched, sums.task = self, task
-        self.passes[task] = <size_t><PyObject *>sums
-
-    def changed_version(self):
-        """The number of the first tensor with another version than at the beginning, or -1."""
-        cdef Py_ssize_t i
-        for i in range(len(self.tensors)):
-            if self.tensors[i]._version != self.versions[i]:
-                return i
-        return -1
-
-    def unchanged(self, list tensors):
-        """Whether these are the same tensors in the same place, with the same version and the same bits.
-
-        The version alone does not tell: writes through `Tensor.data` or `numpy()` do not count.
-        """
-        cdef Py_ssize_t i
-        if not self.plain:
-            return False
-        for i in range(len(self.tensors)):
-            t = tensors[i]
-            if (t is not self.tensors[i] or t._version != self.versions[i] or t.requires_grad is not self.needs[i]
-                    or memory_of(t, &self.each[i].shape) != self.each[i].memory):
-                return False
-        for i in range(len(self.tensors)):
-            if memcmp(self.each[i].memory, self.each[i].kept, self.each[i].bytes) != 0:
-                return False
-        return True

@@ -350,8 +350,17 @@ class TrainedCell:
     plan: NDArray[np.int64]
     whole: dict[int, int]
     def __init__(
-        self, layer: Any, plan: NDArray[np.int64], whole: dict[int, int], older: TrainedCell | None = None
+        self,
+        layer: Any,
+        plan: NDArray[np.int64],
+        whole: dict[int, int],
+        older: TrainedCell | None = None,
+        values: list[Array] | None = None,
     ) -> None: ...
+    values: list[Array]
+    repacks: bool
+    def try_repacking(self, zero: Any, trial: Any) -> None: ...
+    def again(self, tensors: list[Any]) -> TrainedCell | None: ...
     def run(self, x: Any, h: Any, c: Any, single: bool) -> tuple[tuple[Any, ...], Recording]: ...
     def sums(self) -> Sums: ...
 
@@ -361,6 +370,8 @@ class Recording:
 
 class Sums:
     def gradients(self, to: list[Any]) -> None: ...
+
+def same_network(a: Network, b: Network) -> bool: ...
 
 class Watched:
     tensors: list[Any]

@@ -158,8 +158,9 @@ cdef class Network:
 
     Parameters
     ----------
-    layers : sequence of (layer, size), or PackedModel
-        As returned by `cnorm.layers.flat`; the sizes of neighbours must fit.
+    layers : sequence of (layer, size), PackedModel or Network
+        As returned by `cnorm.layers.flat`; the sizes of neighbours must fit. Another network that was built: the same
+        layers, whose weights the caller writes.
     identity : bytes, 32
         Hash of configuration and weights; a saved stream holds it and is restored by the same model only.
     first : int
@@ -187,6 +188,8 @@ cdef class Network:
         self.identity, self.memory, self.state_arrays = identity, [], ()
         if isinstance(layers, PackedModel):
             self.refer(layers, part, first, starts)
+        elif isinstance(layers, Network):
+            self.repeat(layers, starts)
         else:
             self.build(layers, first, starts)
         outputs = cnorm_scratch_floats(self.layers, self.count, 1)
@@ -341,6 +344,33 @@ cdef class Network:
                                   &element)
         if row < rows:
             refuse_token(a, "x", row, element, self.tokens[element])
+
+    cdef int repeat(self, Network other, list starts) except -1:
+        """The layers of another network, with memory of their own for weights."""
+        cdef const layer_field *field
+        cdef cnp.ndarray block
+        cdef int i
+        self.count = other.count
+        self.owned = self.layers = <cnorm_layer *>PyMem_Calloc(self.count, sizeof(cnorm_layer))
+        if self.layers == NULL:
+            raise MemoryError()
+        memcpy(self.layers, other.layers, self.count * sizeof(cnorm_layer))
+        blocks = iter(other.memory)
+        for i in range(self.count):
+            field = cnorm_layer_ops_of(self.layers[i].kind).fields
+            while field.name != NULL:
+                if has_field(&self.layers[i], field):
+                    block = aligned_floats(cnp.PyArray_SIZE(next(blocks)), False)
+                    self.memory.append(block)
+                    if field.shape == NULL:
+                        field_matrix(&self.layers[i], field).panels = cnp.PyArray_DATA(block)
+                    else:
+                        field_vector(&self.layers[i], field)[0] = <const float *>cnp.PyArray_DATA(block)
+                field += 1
+        self.cells, self.state_arrays, self.state_floats = other.cells, other.state_arrays, other.state_floats
+        self.macs, self.nbytes, self.types = other.macs, other.nbytes, other.types
+        starts.extend([other.initial[at:at + units] for _, units, at in other.state_arrays])
+        return 0
 
     cdef int find_starts(self, const float **starts) except -1:
         """The initial state of each layer that has one other than zero."""

@@ -80,6 +80,17 @@ cdef tensor_shape shape_of(ptrdiff_t steps, ptrdiff_t batch, ptrdiff_t width) no
     return shape
 
 
+cdef bint shaped_as(cnp.ndarray a, tensor_shape *shape) noexcept:
+    """The shape of an array, unless it has too many axes."""
+    cdef int axis
+    shape.ndim = cnp.PyArray_NDIM(a)
+    if shape.ndim > MAX_AXES:
+        return False
+    for axis in range(shape.ndim):
+        shape.sizes[axis] = cnp.PyArray_DIMS(a)[axis]
+    return True
+
+
 cdef tuple sizes_of(const tensor_shape *shape):
     return tuple([shape.sizes[i] for i in range(shape.ndim)])
 

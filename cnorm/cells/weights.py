@@ -174,11 +174,14 @@ def _wide(tensors, weights) -> dict[str, np.ndarray]:
     return {name: array if name in matrices else np.float64(array) for name, array in weights.items()}
 
 
+SUMMED_BIASES = "bias", "bias_x", "bias_h"  # after the norms, in this order
+
+
 def _outside_bias(spec: CellSpec, parts, gates) -> tuple[np.ndarray, np.ndarray | None]:
     """bias [gates, H], the sum of biases after the norms; bias_n [H], the bias that a GRU's reset gate multiplies."""
     order = GATES[spec.kind]
     bias = np.zeros((len(order), len(parts["weight_x", order[0]])))
-    for part in ("bias", "bias_x", "bias_h"):
+    for part in SUMMED_BIASES:
         given = gates(part)
         bias += 0 if given is None else given
     bias_n = parts.get(("bias_h", "n")) if spec.reset == "after" else None
@@ -229,10 +232,13 @@ def gradient_views(spec: CellSpec, tensors, into: Mapping[str, np.ndarray], size
     list of (view, name, gate)
         Each says: add to `view`, a view of an array of `into`, the gradient of the array `name` of `packed`,
         [gates, H, ...], at index `gate`, or all of it if `gate` is None. A tensor that is used twice has two views.
+        Biases of one sum are in the order in which `packed` adds them.
     """
     order = GATES[spec.kind]
     views = []
-    for (part, gate), view in _parts(tensors, into, sizes).items():
+    parts = _parts(tensors, into, sizes)
+    for part, gate in sorted(parts, key=lambda key: SUMMED_BIASES.index(key[0]) if key[0] in SUMMED_BIASES else 0):
+        view = parts[part, gate]
         name, index = part, order.index(gate) if gate else None
         if part == "weight_h" and spec.kind == "GRU" and spec.reset == "before" and gate == "n":
             name, index = "weight_n", 0

@@ -92,26 +92,36 @@ class Weights:
 
 def _repacked(text: str, tensors: dict[str, Tensor], last: Packed | None) -> Packed:
     """Pack again, as far as values or shapes differ from those of `last`."""
-    arrays = {name: array(t, f"weights[{name!r}]", torch.float32) for name, t in tensors.items()}
-    if last is not None and any(a.shape != last.cell.layer.weights[name].shape for name, a in arrays.items()):
-        last = None
-    if last is None:
-        layer = layer_of(text, list(tensors.values()))
-        plan, blanks = _plan(layer)
-        cell = _core.TrainedCell(layer, *plan)
-    elif all(_core.same_bits(a, last.cell.layer.weights[name]) for name, a in arrays.items()):
-        cell, blanks = last.cell, last.blanks
-    else:
-        cell = _core.TrainedCell(with_values(last.cell.layer, arrays), last.cell.plan, last.cell.whole, last.cell)
-        blanks = last.blanks
-    values = [cell.layer.weights[name] for name in tensors]
-    return Packed(_core.Watched(list(tensors.values()), values), cell, blanks)
+    found = list(tensors.values())
+    cell = None if last is None else last.cell.again(found)
+    blanks = None if last is None else last.blanks
+    if cell is None:
+        arrays = {name: array(t, f"weights[{name!r}]", torch.float32) for name, t in tensors.items()}
+        if last is not None and all(a.shape == last.cell.layer.weights[name].shape for name, a in arrays.items()):
+            cell = _core.TrainedCell(with_values(last.cell.layer, arrays), last.cell.plan, last.cell.whole, last.cell)
+        else:
+            layer = layer_of(text, found)
+            plan, blanks = _plan(layer)
+            cell = _core.TrainedCell(layer, *plan)
+            cell.try_repacking(*_trial_layers(layer))
+    return Packed(_core.Watched(found, cell.values), cell, blanks)
+
+
+def _trial_layers(layer: Layer) -> tuple[Layer, Layer]:
+    """The layer with weights 0, and with random weights, some of which are -0."""
+    rng = np.random.default_rng(0)
+    zeros = {name: np.zeros(w.shape, np.float32) for name, w in layer.weights.items()}
+    trial = {
+        name: np.where(rng.random(w.shape) < 0.1, np.float32(-0.0), rng.standard_normal(w.shape, np.float32))
+        for name, w in zeros.items()
+    }
+    return with_values(layer, zeros), with_values(layer, trial)
 
 
 def _plan(layer: Layer) -> tuple[tuple[np.ndarray, dict], list]:
-    """Where the packed gradients go, `plan` and `whole` of `_core.TrainedCell`; and how the tensors for them are made.
+    """Where packed weights and gradients go, `plan` and `whole` of `_core.TrainedCell`; how tensors are made for them.
 
-    That is (function, its argument) for each tensor: the pieces fill not all of those that begin as zeros.
+    The latter is (function, its argument) for each tensor: the pieces fill not all of those that begin as zeros.
     """
     into = {name: np.zeros_like(w) for name, w in layer.weights.items()}
     packed = _core.Tape([(layer, layer.output_size)], 1, 1).gradients[0]
@@ -132,8 +142,7 @@ def _plan(layer: Layer) -> tuple[tuple[np.ndarray, dict], list]:
     makes = [torch.empty_like if filled.all() else torch.zeros_like for filled in into.values()]
     blanks = [(make, _empty(()).expand(filled.shape)) for make, filled in zip(makes, into.values(), strict=True)]
     plan = np.array(rows, np.int64)
-    whole = _whole(plan, list(into.values()), packed)
-    return (plan[[number not in whole for number in plan[:, 0]]], whole), blanks
+    return (plan, _whole(plan, list(into.values()), packed)), blanks
 
 
 def _whole(plan: np.ndarray, tensors: list[np.ndarray], packed: dict[str, np.ndarray]) -> dict[int, int]:

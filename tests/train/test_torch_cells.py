@@ -189,6 +189,48 @@ def test_weights_written_between_two_steps_count_from_the_next_one(write):
     assert torch.equal(cell(x, h), fresh(x, h))
 
 
+@pytest.mark.parametrize("units", [10, 16])
+@pytest.mark.parametrize("key", sorted(cnorm.PRESETS), ids="-".join)
+def test_weights_that_change_are_packed_like_new_ones(key, units):
+    """As an optimiser changes them; also -0, subnormal values and sums that cancel."""
+    cell, fresh = (CELLS[key[0]](4, units, preset=key[1], eps=cells.EPS.get(key)) for _ in range(2))
+    x = torch.randn(3, 4)
+    cell(x)
+    for _ in range(2):
+        with torch.no_grad():
+            for i, p in enumerate(cell.parameters()):
+                p.copy_(torch.randn(p.shape))
+                p.view(-1)[i % 3 :: 5] = -0.0
+                p.view(-1)[i % 2 :: 7] = 1e-41
+                p.view(-1)[::11] = -1.0
+        fresh.load_state_dict(cell.state_dict())
+        results = []
+        for module in (cell, fresh):
+            h = module(x)
+            (h[0] if cell.kind == "LSTM" else h).square().sum().backward()
+            results.append([*gradients(module), h[0] if cell.kind == "LSTM" else h])
+        assert same(*results)
+        again, anew = (cell._weights._packed.cell, _core.TrainedCell(fresh.to_layers()[0], *plan_of(fresh)))
+        assert _core.same_network(again.network, anew.network)
+    assert again.repacks or key in CENTRED
+
+
+def plan_of(module):
+    return module._weights._packed.cell.plan, module._weights._packed.cell.whole
+
+
+CENTRED = {("GRU", "ba2016_code"), ("GRU", "dreamer_v2"), ("LSTM", "ba2016_code")}  # biases before a norm
+
+
+def test_weights_that_become_nan_are_named():
+    cell, x = ct.LSTMCell(4, 6, preset="ba2016"), torch.randn(2, 4)
+    cell(x)
+    with torch.no_grad():
+        cell.gain_h[3] = float("nan")
+    with pytest.raises(ValueError, match=r"weights\['gain_h'\] .* must be finite"):
+        cell(x)
+
+
 def test_an_optimiser_step_between_forward_and_backward_is_an_error():
     cell = ct.LSTMCell(4, 6, preset="ba2016")
     y, _ = unrolled(cell, torch.randn(3, 2, 4))

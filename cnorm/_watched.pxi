@@ -1,0 +1,80 @@
+"""Whether tensors that a cell was packed from have changed since; the sums of backward passes by their numbers."""
+
+cdef struct watched_tensor:
+    tensor_shape shape
+    float *memory
+    const float *kept
+    size_t bytes
+
+
+cdef class Watched:
+    """Tensors as they were when a cell was packed from them.
+
+    Parameters
+    ----------
+    tensors : list of torch.Tensor
+    arrays : list of ndarray
+        Copies of their values, of the same shapes.
+    """
+    cdef readonly list tensors
+    cdef readonly tuple versions, needs
+    cdef list arrays
+    cdef dict passes  # the address of the `Sums` of each backward pass, which do not live longer by that
+    cdef bint plain
+    cdef watched_tensor *each
+
+    def __cinit__(self, list tensors, list arrays):
+        cdef cnp.ndarray kept
+        cdef watched_tensor *it
+        cdef Py_ssize_t i
+        self.tensors, self.arrays, self.passes = tensors, arrays, {}
+        self.versions = tuple([t._version for t in tensors])
+        self.needs = tuple([t.requires_grad for t in tensors])
+        self.each = <watched_tensor *>PyMem_Calloc(len(tensors), sizeof(watched_tensor))
+        if self.each == NULL:
+            raise MemoryError()
+        self.plain = True
+        for i in range(len(tensors)):
+            it, kept = &self.each[i], <cnp.ndarray>arrays[i]
+            if shaped_as(kept, &it.shape):
+                it.memory = memory_of(tensors[i], &it.shape)
+            it.kept, it.bytes = <const float *>cnp.PyArray_DATA(kept), cnp.PyArray_NBYTES(kept)
+            self.plain = self.plain and it.memory != NULL
+
+    def __dealloc__(self):
+        PyMem_Free(self.each)
+
+    def sums(self, task):
+        """The `Sums` kept for this backward pass while they live, else None."""
+        cdef object address = self.passes.get(task)
+        return None if address is None else <Sums><PyObject *><size_t>address
+
+    def keep(self, Sums sums, task):
+        sums.watched, sums.task = self, task
+        self.passes[task] = <size_t><PyObject *>sums
+
+    def changed_version(self):
+        """The number of the first tensor with another version than at the beginning, or -1."""
+        cdef Py_ssize_t i
+        for i in range(len(self.tensors)):
+            if self.tensors[i]._version != self.versions[i]:
+                return i
+        return -1
+
+    def unchanged(self, list tensors):
+        """Whether these are the same tensors in the same place, with the same version and the same bits.
+
+        The version alone does not tell: writes through `Tensor.data` or `numpy()` do not count.
+        """
+        cdef Py_ssize_t i
+        if not self.plain:
+            return False
+        for i in range(len(self.tensors)):
+            t = tensors[i]
+            if (t is not self.tensors[i] or t._version != self.versions[i] or t.requires_grad is not self.needs[i]
+                    or memory_of(t, &self.each[i].shape) != self.each[i].memory):
+                return False
+        for i in range(len(self.tensors)):
+            if memcmp(self.each[i].memory, self.each[i].kept, self.each[i].bytes) != 0:
+                return False
+        return True
