@@ -108,11 +108,16 @@ cdef cnorm_status steps_of_many(
     Network net, ptrdiff_t n, const float *x, float **states, float *scratch, float *y, ptrdiff_t steps
 ) noexcept nogil:
     """x [n, steps, inputs] -> y [n, steps, outputs]; scratch is for max(1, n) rows"""
-    cdef ptrdiff_t t, inputs = net.input_size, outputs = net.output_size
+    cdef ptrdiff_t t
     cdef cnorm_status status = CNORM_OK
+    cdef cnorm_frames call
+    memset(&call, 0, sizeof(call))
+    call.layers, call.count, call.frames, call.rows = net.layers, net.count, n, n
+    call.x_stride, call.y_stride = steps * net.input_size, steps * net.output_size
+    call.states, call.scratch = states, scratch
     for t in range(steps):
-        status = cnorm_run_many(net.layers, net.count, n, x + t * inputs, steps * inputs, states, scratch,
-                                max(1, n), y + t * outputs, steps * outputs)
+        call.x, call.y = x + t * net.input_size, y + t * net.output_size
+        status = cnorm_run_many(&call)
         if status != CNORM_OK:
             break
     return status

@@ -72,24 +72,24 @@ cdef class Stream:
 
     cdef int run(self, cnp.ndarray x, cnp.ndarray y, ptrdiff_t steps, cnp.ndarray scratch, ptrdiff_t rows) except -1:
         cdef Network net = self.network
-        cdef float *memory = <float *>cnp.PyArray_DATA(scratch)
-        cdef const float *px = <const float *>cnp.PyArray_DATA(x)
-        cdef float *py = <float *>cnp.PyArray_DATA(y)
+        cdef cnorm_frames call
         cdef bint release = net.macs * steps > RELEASE_GIL_ABOVE_MACS
         cdef long process = os.getpid() if release else 0
         cdef cnorm_status status
         check_frames(x, y, steps * net.input_size, steps * net.output_size)
         if net.tokens:
             net.check_frames(x)
+        memset(&call, 0, sizeof(call))
+        call.layers, call.count, call.frames, call.rows = net.layers, net.count, steps, rows
+        call.x, call.y = <const float *>cnp.PyArray_DATA(x), <float *>cnp.PyArray_DATA(y)
+        call.state, call.scratch = self.state_, <float *>cnp.PyArray_DATA(scratch)
         self.enter()  # nothing between this and `leave` may raise
         self.owner = process
         if release:
             with nogil:
-                status = cnorm_run(net.layers, net.count, steps, px, net.input_size, self.state_, memory, rows, py,
-                                   net.output_size)
+                status = cnorm_run(&call)
         else:
-            status = cnorm_run(net.layers, net.count, steps, px, net.input_size, self.state_, memory, rows, py,
-                               net.output_size)
+            status = cnorm_run(&call)
         if status == CNORM_OK:
             self.frames += steps
         self.leave()

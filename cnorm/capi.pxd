@@ -235,11 +235,19 @@ cdef extern from "cnorm_python.h" nogil:
     ptrdiff_t cnorm_refused_token(const cnorm_layer *layers, int count, ptrdiff_t rows, const float *x,
                                   ptrdiff_t x_stride, ptrdiff_t *element)
     ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows)
-    cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
-                           float *state, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride)
-    cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x,
-                                ptrdiff_t x_stride, float *const *states, float *scratch, ptrdiff_t rows, float *y,
-                                ptrdiff_t y_stride)
+
+    ctypedef struct cnorm_frames:
+        const cnorm_layer *layers
+        int count
+        ptrdiff_t frames, x_stride, rows, y_stride
+        const float *x
+        float *state
+        float *const *states
+        float *scratch
+        float *y
+
+    cnorm_status cnorm_run(const cnorm_frames *call)
+    cnorm_status cnorm_run_many(const cnorm_frames *call)
 
     # cnorm_norms.h
     ctypedef struct cnorm_volume_norm:

@@ -7,7 +7,8 @@
  *     for each matrix: cnorm_matrix_pack into cnorm_matrix_floats() floats, aligned to CNORM_ALIGN bytes
  *     state:   cnorm_state_floats() floats, zero, or the initial state that a cell has learned
  *     scratch: cnorm_scratch_floats(layers, count, 1) floats
- *     cnorm_run(layers, count, 1, x, 0, state, scratch, 1, y, 0)
+ *     cnorm_run(&(cnorm_frames){.layers = layers, .count = count, .frames = 1, .x = x, .state = state,
+ *                               .scratch = scratch, .y = y})
  */
 #ifndef CNORM_RNN_H
 #define CNORM_RNN_H
@@ -260,15 +261,26 @@ ptrdiff_t cnorm_refused_token(const cnorm_layer *layers, int count, ptrdiff_t ro
  * error; with 1 the scratch is the smallest. The bits do not depend on `rows`. 0 if count or rows is not positive. */
 ptrdiff_t cnorm_scratch_floats(const cnorm_layer *layers, int count, ptrdiff_t rows);
 
-/* x [steps, inputs of the first layer] -> y [steps, outputs of the last]. The bits do not depend on how many steps one
- * call takes. y is x, with the same stride, or does not overlap it. */
-cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
-                       float *state, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride);
+/* A run of layers over frames: steps of one sequence, or one step of each of several streams */
+typedef struct cnorm_frames {
+    const cnorm_layer *layers;
+    int count;            /* of the layers, at least 1 */
+    ptrdiff_t frames;     /* steps of cnorm_run, streams of cnorm_run_many */
+    const float *x;       /* [frames, inputs of the first layer] */
+    ptrdiff_t x_stride;   /* of the rows of x; 0 is the inputs */
+    float *state;         /* [cnorm_state_floats], aligned to CNORM_ALIGN; cnorm_run only; NULL if there is none */
+    float *const *states; /* [frames]: the state of each stream; cnorm_run_many only; NULL if there is none */
+    float *scratch;       /* [cnorm_scratch_floats], aligned to CNORM_ALIGN */
+    ptrdiff_t rows;       /* of the scratch; 0 is 1 */
+    float *y;             /* [frames, outputs of the last layer]; is x, with the same stride, or does not overlap it */
+    ptrdiff_t y_stride;   /* of the rows of y; 0 is the outputs */
+} cnorm_frames;
 
-/* One step of each of several streams: x [streams, inputs] -> y [streams, outputs], with the bits of cnorm_run on
- * each. */
-cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x, ptrdiff_t x_stride,
-                            float *const *states, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride);
+/* The bits do not depend on how many steps one call takes. */
+cnorm_status cnorm_run(const cnorm_frames *call);
+
+/* One step of each stream, with the bits of cnorm_run on each */
+cnorm_status cnorm_run_many(const cnorm_frames *call);
 
 #ifdef __cplusplus
 }

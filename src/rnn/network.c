@@ -1,6 +1,7 @@
 /* Scratch, and the loop over steps and layers; what a layer does is in layers/. */
 #include <stdint.h>
 
+#include "../checks.h"
 #include "../dispatch.h"
 #include "../float_mode.h"
 #include "layers.h"
@@ -102,44 +103,41 @@ static int has_state(const cnorm_layer *layers, int count)
     return 0;
 }
 
-static cnorm_status run_network_call(network_call call, ptrdiff_t total, const_rows x, float_rows y)
+/* `steps`: whether the frames are steps of one sequence */
+static cnorm_status run_frames(const cnorm_frames *frames, int steps)
 {
-    float *const *states = call.states;
-    call.kernels = cnorm_active();
+    network_call call = {.kernels = cnorm_active(), .steps = steps};
     if (!call.kernels) return CNORM_ERROR_ISA;
-    if (call.count <= 0 || total < 0 || call.rows < 1) return CNORM_ERROR_SIZE;
+    if (!frames) return CNORM_ERROR_NULL;
+    const ptrdiff_t total = frames->frames;
+    if (frames->count <= 0 || total < 0 || frames->rows < 0) return CNORM_ERROR_SIZE;
     if (total == 0) return CNORM_OK;
-    if (!call.layers || !x.at || !call.scratch || !y.at) return CNORM_ERROR_NULL;
-    const int stateful = has_state(call.layers, call.count);
+    if (!frames->layers || !frames->x || !frames->scratch || !frames->y) return CNORM_ERROR_NULL;
+    float *const *states = steps ? &frames->state : frames->states;
+    const int stateful = has_state(frames->layers, frames->count);
     if (stateful && !states) return CNORM_ERROR_NULL;
-    for (ptrdiff_t s = 0; stateful && s < (call.steps ? 1 : total); ++s)
+    for (ptrdiff_t s = 0; stateful && s < (steps ? 1 : total); ++s)
         if (!states[s]) return CNORM_ERROR_NULL;
-    const cnorm_status fits = cnorm_layers_check(call.layers, call.count, NULL);
+    const cnorm_status fits = cnorm_layers_check(frames->layers, frames->count, NULL);
     if (fits != CNORM_OK) return fits;
-    if (cnorm_refused_token(call.layers, call.count, total, x.at, x.stride, NULL) < total) return CNORM_ERROR_TOKEN;
-    const ptrdiff_t rows = call.rows = rows_together(call.layers, call.count, call.rows);
+    const ptrdiff_t inputs = cnorm_layer_inputs(frames->layers), x_stride = stride_of(frames->x_stride, inputs);
+    const ptrdiff_t outputs = cnorm_layer_outputs(&frames->layers[frames->count - 1]);
+    const ptrdiff_t y_stride = stride_of(frames->y_stride, outputs);
+    if (cnorm_refused_token(frames->layers, frames->count, total, frames->x, x_stride, NULL) < total)
+        return CNORM_ERROR_TOKEN;
+    const ptrdiff_t rows = rows_together(frames->layers, frames->count, frames->rows > 1 ? frames->rows : 1);
+    call.layers = frames->layers, call.count = frames->count, call.rows = rows;
+    call.scratch = frames->scratch;
     call.layer_scratch = call.scratch + output_floats(call.layers, call.count - 1, rows);
     const float_mode mode = float_mode_enter();
     for (ptrdiff_t t = 0; t < total; t += rows) {
-        if (!call.steps) call.states = states + t;
-        run_rows(&call, total - t < rows ? total - t : rows, (const_rows){x.at + t * x.stride, x.stride},
-                 (float_rows){y.at + t * y.stride, y.stride});
+        call.states = steps ? states : states + t;
+        run_rows(&call, total - t < rows ? total - t : rows, (const_rows){frames->x + t * x_stride, x_stride},
+                 (float_rows){frames->y + t * y_stride, y_stride});
     }
     float_mode_leave(mode);
     return CNORM_OK;
 }
 
-cnorm_status cnorm_run(const cnorm_layer *layers, int count, ptrdiff_t steps, const float *x, ptrdiff_t x_stride,
-                       float *state, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride)
-{
-    const network_call call = {
-        .layers = layers, .count = count, .steps = 1, .rows = rows, .states = &state, .scratch = scratch};
-    return run_network_call(call, steps, (const_rows){x, x_stride}, (float_rows){y, y_stride});
-}
-
-cnorm_status cnorm_run_many(const cnorm_layer *layers, int count, ptrdiff_t streams, const float *x, ptrdiff_t x_stride,
-                            float *const *states, float *scratch, ptrdiff_t rows, float *y, ptrdiff_t y_stride)
-{
-    const network_call call = {.layers = layers, .count = count, .rows = rows, .states = states, .scratch = scratch};
-    return run_network_call(call, streams, (const_rows){x, x_stride}, (float_rows){y, y_stride});
-}
+cnorm_status cnorm_run(const cnorm_frames *call) { return run_frames(call, 1); }
+cnorm_status cnorm_run_many(const cnorm_frames *call) { return run_frames(call, 0); }

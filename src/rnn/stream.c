@@ -82,8 +82,16 @@ static cnorm_status run_network(const cnorm_network *network, ptrdiff_t steps, c
     const ptrdiff_t last = back ? steps - 1 : 0, way = back ? -1 : 1;
     float *scratch = memory + aligned_floats(cnorm_state_floats(network->layers, network->count));
     set_start(network, memory);
-    return cnorm_run(network->layers, network->count, steps, x + last * inputs, way * inputs, memory, scratch,
-                     PTRDIFF_MAX, y.at + last * y.width + column, way * y.width);
+    return cnorm_run(&(cnorm_frames){.layers = network->layers,
+                                     .count = network->count,
+                                     .frames = steps,
+                                     .x = x + last * inputs,
+                                     .x_stride = way * inputs,
+                                     .state = memory,
+                                     .scratch = scratch,
+                                     .rows = PTRDIFF_MAX,
+                                     .y = y.at + last * y.width + column,
+                                     .y_stride = way * y.width});
 }
 
 cnorm_status cnorm_model_run(const cnorm_model *model, ptrdiff_t steps, const float *x, float *y, float *memory)
@@ -157,8 +165,14 @@ cnorm_status cnorm_stream_run(cnorm_stream *stream, ptrdiff_t steps, const float
     if (!started(stream)) return CNORM_ERROR_NULL;
     const cnorm_model *model = stream->model;
     if (steps > most_frames(model)) return CNORM_ERROR_SIZE;
-    const cnorm_status status = cnorm_run(model->networks[0].layers, model->networks[0].count, steps, x, model->inputs,
-                                          stream->state, stream->scratch, stream->rows, y, model->outputs);
+    const cnorm_status status = cnorm_run(&(cnorm_frames){.layers = model->networks[0].layers,
+                                                          .count = model->networks[0].count,
+                                                          .frames = steps,
+                                                          .x = x,
+                                                          .state = stream->state,
+                                                          .scratch = stream->scratch,
+                                                          .rows = stream->rows,
+                                                          .y = y});
     if (status == CNORM_OK) stream->frames += (uint64_t)steps;
     return status;
 }

@@ -25,7 +25,8 @@ static double exact_sigmoid(double x) { return x < 0 ? exp(x) / (1 + exp(x)) : 1
         static _Thread_local _Alignas(64) float scratch[16];                                                            \
         const cnorm_layer layer = {.kind = CNORM_LAYER_ACTIVATION,                                                      \
                                    .as = {.activation = {n, CNORM_ACTIVATION_##NAME, 1, 0, NULL}}};                     \
-        return cnorm_run(&layer, 1, 1, x, n, NULL, scratch, 1, y, n);                                                   \
+        return cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1, .frames = 1, .x = x, \
+            .scratch = scratch, .y = y});                                                   \
     }
 ACTIVATION(elu, ELU)
 ACTIVATION(selu, SELU)

@@ -346,7 +346,7 @@ static cnorm_status run_activation(ptrdiff_t n, const float *x, float *y)
     for (ptrdiff_t i = 0; i < n; ++i) slope[i] = (float)i / 260 - 1;
     activation.n = n, activation.slope = slope;
     const cnorm_layer layer = {.kind = CNORM_LAYER_ACTIVATION, .as = {.activation = activation}};
-    return cnorm_run(&layer, 1, 1, x, n, NULL, scratch, 1, y, n);
+    return cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1, .frames = 1, .x = x, .scratch = scratch, .y = y});
 }
 static void activations(cnorm_dtype dtype, text *out)
 {
@@ -418,7 +418,8 @@ static void embedding(cnorm_dtype dtype, text *out)
             stack_embedding(&pool, tokens, units, allocate, net);
             float *const scratch = network_floats(&pool, allocate, cnorm_scratch_floats(net, 2, 90));
             for (ptrdiff_t j = 0; j < 90 * 3; ++j) x[j] = (float)(j * 7 % tokens);
-            CHECK(cnorm_run(net, 2, 90, x, 3, NULL, scratch, 90, y, units) == CNORM_OK, "%td tokens", tokens);
+            CHECK(cnorm_run(&(cnorm_frames){.layers = net, .count = 2, .frames = 90, .x = x, .scratch = scratch, .rows = 90,
+                .y = y}) == CNORM_OK, "%td tokens", tokens);
             char name[64];
             snprintf(name, sizeof name, "%s, %td tokens, %td outputs", types[type], tokens, units);
             add(out, name, hash_of(HASH_START, CNORM_F32, y, 90 * units));

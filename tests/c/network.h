@@ -112,7 +112,8 @@ static inline void network_reset(network *net)
 /* x [steps, inputs] -> y [steps, outputs] */
 static inline void network_run(network *net, ptrdiff_t steps, const float *x, float *y)
 {
-    CHECK(cnorm_run(net->layers, NETWORK_LAYERS, steps, x, net->inputs, net->state, net->scratch, net->rows, y, net->outputs) == CNORM_OK,
+    CHECK(cnorm_run(&(cnorm_frames){.layers = net->layers, .count = NETWORK_LAYERS, .frames = steps, .x = x,
+        .state = net->state, .scratch = net->scratch, .rows = net->rows, .y = y}) == CNORM_OK,
           "%td units", net->units);
 }
 

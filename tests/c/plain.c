@@ -207,7 +207,8 @@ static void compare_steps(const char *isa, ptrdiff_t inputs, ptrdiff_t units, ui
     float *scratch = allocate(cnorm_scratch_floats(&layer, 1, 1) * 4);
     for (int step = 0; step < 20; ++step) {
         float h[64];
-        CHECK(cnorm_run(&layer, 1, 1, x + step * inputs, 0, state, scratch, 1, h, 0) == CNORM_OK, "%s %td", isa, units);
+        CHECK(cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1, .frames = 1, .x = x + step * inputs, .state = state,
+            .scratch = scratch, .y = h}) == CNORM_OK, "%s %td", isa, units);
         lstm_step(inputs, units, w_x, w_h, b, x + step * inputs, plain);
         CHECK(memcmp(h, plain, (size_t)units * sizeof *h) == 0, "%s, %td units, step %d", isa, units, step);
     }

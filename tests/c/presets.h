@@ -85,7 +85,8 @@ static inline ptrdiff_t preset_run(const preset *is, cnorm_weight_type type, con
     float *h = network_floats(&net, allocate, cnorm_state_floats(&layer, 1));
     float *scratch = network_floats(&net, allocate, cnorm_scratch_floats(&layer, 1, PRESET_STEPS));
     const ptrdiff_t outputs = cnorm_layer_outputs(&layer);
-    CHECK(cnorm_run(&layer, 1, PRESET_STEPS, x, PRESET_INPUTS, h, scratch, PRESET_STEPS, y, outputs) == CNORM_OK, "%s", is->name);
+    CHECK(cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1, .frames = PRESET_STEPS, .x = x, .state = h,
+        .scratch = scratch, .rows = PRESET_STEPS, .y = y}) == CNORM_OK, "%s", is->name);
     network_free(&net);
     return outputs;
 }

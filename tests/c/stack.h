@@ -85,7 +85,8 @@ static inline void stack_embedding(network *p, ptrdiff_t tokens, ptrdiff_t units
 /* x [steps, inputs] -> y [steps, outputs] */
 static inline void stack_run(stack *s, ptrdiff_t steps, const float *x, float *y)
 {
-    CHECK(cnorm_run(s->layers, STACK_LAYERS, steps, x, s->inputs, s->state, s->scratch, STACK_ROWS, y, s->outputs) == CNORM_OK,
+    CHECK(cnorm_run(&(cnorm_frames){.layers = s->layers, .count = STACK_LAYERS, .frames = steps, .x = x, .state = s->state,
+        .scratch = s->scratch, .rows = STACK_ROWS, .y = y}) == CNORM_OK,
           "%td inputs", s->inputs);
 }
 

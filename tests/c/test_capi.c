@@ -379,29 +379,43 @@ static void network_errors(void)
     const cnorm_layer layer = {.kind = CNORM_LAYER_LINEAR, .as = {.linear = {one_by_one, NULL}}};
     CHECK(cnorm_scratch_floats(&layer, 1, 1) <= 256 && cnorm_state_floats(&layer, 1) == 0, "room for the scratch");
     float *const out = (float *)y;
-    REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 0, 1, w, 1, NULL, scratch, 1, out, 1));
-    REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 1, -1, w, 1, NULL, scratch, 1, out, 1));
-    REFUSED(CNORM_ERROR_NULL, cnorm_run(NULL, 1, 1, w, 1, NULL, scratch, 1, out, 1));
-    REFUSED(CNORM_ERROR_NULL, cnorm_run(&layer, 1, 1, NULL, 1, NULL, scratch, 1, out, 1));
-    REFUSED(CNORM_ERROR_NULL, cnorm_run(&layer, 1, 1, w, 1, NULL, NULL, 1, out, 1));
-    REFUSED(CNORM_ERROR_NULL, cnorm_run(&layer, 1, 1, w, 1, NULL, scratch, 1, NULL, 1));
-    REFUSED(CNORM_ERROR_SIZE, cnorm_run(&layer, 1, 1, w, 1, NULL, scratch, 0, out, 1));
-    REFUSED(CNORM_OK, cnorm_run(&layer, 1, 0, NULL, 0, NULL, NULL, 1, NULL, 0));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_run(&(cnorm_frames){.layers = &layer, .frames = 1, .x = w, .scratch = scratch, .y = out}));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1, .frames = -1, .x = w, .scratch = scratch,
+        .y = out}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run(&(cnorm_frames){.count = 1, .frames = 1, .x = w, .scratch = scratch, .y = out}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1, .frames = 1, .scratch = scratch,
+        .y = out}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1, .frames = 1, .x = w, .y = out}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1, .frames = 1, .x = w,
+        .scratch = scratch}));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1, .frames = 1, .x = w, .scratch = scratch,
+        .rows = -1, .y = out}));
+    REFUSED(CNORM_OK, cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1}));
     const cnorm_layer cell = {.kind = CNORM_LAYER_CELL, .as = {.cell = {.kind = CNORM_CELL_RNN, .weight_x = one_by_one, .weight_h = one_by_one}}};
     static _Alignas(CNORM_ALIGN) float state[16];
     float *const both[] = {state, state}, *const one[] = {state, NULL};
     CHECK(cnorm_state_floats(&cell, 1) <= 16, "room for the state");
-    REFUSED(CNORM_ERROR_NULL, cnorm_run(&cell, 1, 1, w, 1, NULL, scratch, 1, out, 1));
-    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&cell, 1, 2, w, 1, NULL, scratch, 1, out, 1));
-    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&cell, 1, 2, w, 1, one, scratch, 1, out, 1));
-    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(NULL, 1, 2, w, 1, both, scratch, 1, out, 1));
-    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&cell, 1, 2, NULL, 1, both, scratch, 1, out, 1));
-    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&cell, 1, 2, w, 1, both, NULL, 1, out, 1));
-    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&cell, 1, 2, w, 1, both, scratch, 1, NULL, 1));
-    REFUSED(CNORM_ERROR_SIZE, cnorm_run_many(&cell, 0, 2, w, 1, both, scratch, 1, out, 1));
-    REFUSED(CNORM_ERROR_SIZE, cnorm_run_many(&cell, 1, -2, w, 1, both, scratch, 1, out, 1));
-    REFUSED(CNORM_ERROR_SIZE, cnorm_run_many(&cell, 1, 2, w, 1, both, scratch, 0, out, 1));
-    REFUSED(CNORM_OK, cnorm_run_many(&cell, 1, 0, NULL, 0, NULL, NULL, 1, NULL, 0));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run(&(cnorm_frames){.layers = &cell, .count = 1, .frames = 1, .x = w, .scratch = scratch,
+        .y = out}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&(cnorm_frames){.layers = &cell, .count = 1, .frames = 2, .x = w,
+        .scratch = scratch, .y = out}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&(cnorm_frames){.layers = &cell, .count = 1, .frames = 2, .x = w, .states = one,
+        .scratch = scratch, .y = out}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&(cnorm_frames){.count = 1, .frames = 2, .x = w, .states = both,
+        .scratch = scratch, .y = out}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&(cnorm_frames){.layers = &cell, .count = 1, .frames = 2, .states = both,
+        .scratch = scratch, .y = out}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&(cnorm_frames){.layers = &cell, .count = 1, .frames = 2, .x = w, .states = both,
+        .y = out}));
+    REFUSED(CNORM_ERROR_NULL, cnorm_run_many(&(cnorm_frames){.layers = &cell, .count = 1, .frames = 2, .x = w, .states = both,
+        .scratch = scratch}));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_run_many(&(cnorm_frames){.layers = &cell, .frames = 2, .x = w, .states = both,
+        .scratch = scratch, .y = out}));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_run_many(&(cnorm_frames){.layers = &cell, .count = 1, .frames = -2, .x = w, .states = both,
+        .scratch = scratch, .y = out}));
+    REFUSED(CNORM_ERROR_SIZE, cnorm_run_many(&(cnorm_frames){.layers = &cell, .count = 1, .frames = 2, .x = w, .states = both,
+        .scratch = scratch, .rows = -1, .y = out}));
+    REFUSED(CNORM_OK, cnorm_run_many(&(cnorm_frames){.layers = &cell, .count = 1}));
     CHECK(state[0] == 0, "a state moved");
 }
 
@@ -427,7 +441,8 @@ static void layer_errors(void)
         change;                                                                                                       \
         CHECK(cnorm_layers_check(net.layers, 2, &fault) == CNORM_ERROR_LAYER, "%s", #change);                         \
         CHECK(fault.layer >= 0 && fault.field, "%s: layer %d", #change, fault.layer);                                 \
-        CHECK(cnorm_run(net.layers, 2, 1, in, 3, net.state, net.scratch, 1, out, 2) == CNORM_ERROR_LAYER, "%s", #change); \
+        CHECK(cnorm_run(&(cnorm_frames){.layers = net.layers, .count = 2, .frames = 1, .x = in, \
+            .state = net.state, .scratch = net.scratch, .y = out}) == CNORM_ERROR_LAYER, "%s", #change); \
     } while (0)
     cnorm_fault fault;
     SPOILED(cell->kind = (cnorm_layer_kind)17);

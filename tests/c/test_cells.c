@@ -150,7 +150,8 @@ static void steps_are_right(const subject *s, const float *x, float *state, floa
         for (ptrdiff_t j = 0; j < width; ++j) state[j] = j < s->units ? (float)h[j] : 0;
         for (ptrdiff_t j = 0; j < s->units; ++j) h[j] = (double)state[j];
         reference_step(s, x, h, next);
-        CHECK(cnorm_run(s->layers, LAYERS, 1, x, s->inputs, state, scratch, 1, y, OUTPUTS) == CNORM_OK, "%s", s->is->name);
+        CHECK(cnorm_run(&(cnorm_frames){.layers = s->layers, .count = LAYERS, .frames = 1, .x = x, .state = state,
+            .scratch = scratch, .y = y}) == CNORM_OK, "%s", s->is->name);
         for (ptrdiff_t j = 0; j < width; ++j) {
             const double wanted = j < s->units ? next[j] : 0, error = fabs((double)state[j] - wanted);
             CHECK(error <= (j < s->units ? bound * fmax(1, fabs(wanted)) : 0), "%s on %s, %td -> %td, step %td: h[%td] = %.9g, wanted %.9g",
@@ -177,8 +178,9 @@ static void many_are_as_each_alone(const subject *s, const float *x, const float
             for (int part = 0; part < 2; ++part) {
                 const ptrdiff_t i = starts[part], n = counts[part];
                 memset(y, 0x7f, (size_t)(STREAMS * wide) * 4);
-                CHECK(cnorm_run_many(s->layers, LAYERS, n, x + t * gap + i * s->inputs, s->inputs, own + i, scratch, rows,
-                                     y, wide) == CNORM_OK, "%s, %td streams", s->is->name, n);
+                CHECK(cnorm_run_many(&(cnorm_frames){.layers = s->layers, .count = LAYERS, .frames = n,
+                    .x = x + t * gap + i * s->inputs, .states = own + i, .scratch = scratch, .rows = rows, .y = y,
+                    .y_stride = wide}) == CNORM_OK, "%s, %td streams", s->is->name, n);
                 for (ptrdiff_t k = 0; k < n; ++k)
                     CHECK(memcmp(y + k * wide, alone + (t * STREAMS + i + k) * OUTPUTS, OUTPUTS * 4) == 0,
                           "%s on %s, %td units: stream %td of %td, room for %td, step %td", s->is->name, cnorm_isa_active(),
@@ -217,8 +219,9 @@ int main(void)
                 steps_are_right(&s, x, states[0], scratch);
                 for (int k = 0; k < STREAMS; ++k) {
                     memset(states[k], 0, (size_t)floats * 4);
-                    CHECK(cnorm_run(s.layers, LAYERS, STEPS, x + k * s.inputs, STREAMS * s.inputs, states[k], scratch, MANY_ROWS,
-                                    y + k * OUTPUTS, STREAMS * OUTPUTS) == CNORM_OK, "%s", s.is->name);
+                    CHECK(cnorm_run(&(cnorm_frames){.layers = s.layers, .count = LAYERS, .frames = STEPS, .x = x + k * s.inputs,
+                        .x_stride = STREAMS * s.inputs, .state = states[k], .scratch = scratch, .rows = MANY_ROWS,
+                        .y = y + k * OUTPUTS, .y_stride = STREAMS * OUTPUTS}) == CNORM_OK, "%s", s.is->name);
                 }
                 if (isa == 0) memcpy(first, y, (size_t)(count * OUTPUTS) * 4);
                 CHECK(memcmp(first, y, (size_t)(count * OUTPUTS) * 4) == 0, "%s, %td units: %s and %s differ", s.is->name, s.units,

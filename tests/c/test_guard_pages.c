@@ -241,7 +241,8 @@ static void activations(ptrdiff_t n)
         const cnorm_elementwise is = {n, (cnorm_activation)f, 0.25f, 0.5f, slope};
         const cnorm_layer layer = {.kind = CNORM_LAYER_ACTIVATION, .as = {.activation = is}};
         CHECK(cnorm_scratch_floats(&layer, 1, 1) <= 16, "%s", doing);
-        CHECK(cnorm_run(&layer, 1, 1, in, n, NULL, scratch, 1, out, n) == CNORM_OK, "%s, function %d", doing, f);
+        CHECK(cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1, .frames = 1, .x = in, .scratch = scratch,
+            .y = out}) == CNORM_OK, "%s, function %d", doing, f);
     }
 }
 
@@ -301,9 +302,11 @@ static void embeddings(cnorm_weight_type type, ptrdiff_t tokens, ptrdiff_t units
     float *const x = network_floats(&pool, network_memory, 6), *const y = network_floats(&pool, network_memory, 2 * units);
     float *const scratch = network_floats(&pool, network_memory, cnorm_scratch_floats(net, 2, 2));
     x[4] = (float)(tokens - 1);
-    CHECK(cnorm_run(net, 2, 2, x, 3, NULL, scratch, 2, y, units) == CNORM_OK, "%s", doing);
+    CHECK(cnorm_run(&(cnorm_frames){.layers = net, .count = 2, .frames = 2, .x = x, .scratch = scratch, .rows = 2,
+        .y = y}) == CNORM_OK, "%s", doing);
     x[4] = (float)tokens;
-    CHECK(cnorm_run(net, 2, 2, x, 3, NULL, scratch, 2, y, units) == CNORM_ERROR_TOKEN, "%s", doing);
+    CHECK(cnorm_run(&(cnorm_frames){.layers = net, .count = 2, .frames = 2, .x = x, .scratch = scratch, .rows = 2,
+        .y = y}) == CNORM_ERROR_TOKEN, "%s", doing);
     free_network_pages();
 }
 

@@ -81,7 +81,8 @@ static void multiply(const packed *p, ptrdiff_t n, const float *x, float *y)
 {
     const cnorm_layer layer = {.kind = CNORM_LAYER_LINEAR, .as = {.linear = {.weight = p->matrix}}};
     float *scratch = allocate(cnorm_scratch_floats(&layer, 1, CNORM_ROWS) * 4);
-    CHECK(cnorm_run(&layer, 1, n, x, p->matrix.cols, NULL, scratch, CNORM_ROWS, y, p->matrix.units) == CNORM_OK, "run");
+    CHECK(cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1, .frames = n, .x = x, .scratch = scratch, .rows = CNORM_ROWS,
+        .y = y}) == CNORM_OK, "run");
     release(scratch);
 }
 
@@ -199,7 +200,8 @@ static void test_sums_that_wrap(void)
     float *scratch = network_floats(p, allocate, cnorm_scratch_floats(&layer, 1, 1));
     FOR_EACH_ISA(isa) {
         memset(state, 0, UNITS * sizeof *state);
-        CHECK(cnorm_run(&layer, 1, 1, x, COLS, state, scratch, 1, y, UNITS) == CNORM_OK, "run");
+        CHECK(cnorm_run(&(cnorm_frames){.layers = &layer, .count = 1, .frames = 1, .x = x, .state = state, .scratch = scratch,
+            .y = y}) == CNORM_OK, "run");
         if (isa == 0) memcpy(first, y, sizeof y);
         CHECK(memcmp(first, y, sizeof y) == 0 && !isnan(y[0]) && y[0] != y[1], "%s: %g, %g", cnorm_isa_active(), (double)y[0], (double)y[1]);
     }

@@ -144,11 +144,14 @@ static void tokens_are_checked(void)
         x[8 * 3 + 1] = bad[i];
         x[0] = bad[i]; /* no id */
         ptrdiff_t element = 0;
-        CHECK(cnorm_run(net, 2, 9, x, 3, NULL, scratch, 9, y, 5) == CNORM_ERROR_TOKEN, "%g", (double)bad[i]);
-        CHECK(cnorm_run_many(net, 2, 9, x, 3, NULL, scratch, 9, y, 5) == CNORM_ERROR_TOKEN, "%g", (double)bad[i]);
+        CHECK(cnorm_run(&(cnorm_frames){.layers = net, .count = 2, .frames = 9, .x = x, .scratch = scratch, .rows = 9,
+            .y = y}) == CNORM_ERROR_TOKEN, "%g", (double)bad[i]);
+        CHECK(cnorm_run_many(&(cnorm_frames){.layers = net, .count = 2, .frames = 9, .x = x, .scratch = scratch, .rows = 9,
+            .y = y}) == CNORM_ERROR_TOKEN, "%g", (double)bad[i]);
         CHECK(memcmp(y, before, sizeof y) == 0, "%g: something was stepped", (double)bad[i]);
         CHECK(cnorm_refused_token(net, 2, 9, x, 3, &element) == 8 && element == 1, "element %td", element);
-        CHECK(cnorm_run(net, 2, 8, x, 3, NULL, scratch, 9, y, 5) == CNORM_OK, "frames before it");
+        CHECK(cnorm_run(&(cnorm_frames){.layers = net, .count = 2, .frames = 8, .x = x, .scratch = scratch, .rows = 9,
+            .y = y}) == CNORM_OK, "frames before it");
     }
     net[2] = net[1], net[1] = (cnorm_layer){.kind = CNORM_LAYER_ACTIVATION, .as = {.activation = {.n = 1}}};
     CHECK(cnorm_layers_check(net, 3, &fault) == CNORM_ERROR_LAYER && fault.layer == 2, "an id that is computed");

@@ -181,7 +181,8 @@ static void layer_call(reader in)
     static _Alignas(CNORM_ALIGN) float state[4096], scratch[1 << 16], x[64 * 8], y[64 * 8];
     if (cnorm_state_floats(layers, count) > 4096 || cnorm_scratch_floats(layers, count, rows) > 1 << 16) abort();
     memset(state, 0, sizeof state);
-    if (cnorm_run(layers, count, 5, x, inputs, state, scratch, rows, y, outputs) != CNORM_OK) abort();
+    if (cnorm_run(&(cnorm_frames){.layers = layers, .count = count, .frames = 5, .x = x, .state = state, .scratch = scratch,
+        .rows = rows, .y = y}) != CNORM_OK) abort();
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
