@@ -1,4 +1,4 @@
-"""cnorm.hpp: objects that were moved from, and errors."""
+"""cnorm.hpp: objects that were moved from, errors, and the norms."""
 
 import subprocess
 import sys
@@ -78,12 +78,148 @@ int main(int, char **arguments)
 """
 
 
+NORMS = r"""
+#include <cnorm.hpp>
+#include <array>
+#include <cassert>
+#include <cmath>
+
+template <class F> cnorm_status status_of(F f)
+{
+    try {
+        f();
+    } catch (const cnorm::error &error) {
+        return error.status;
+    }
+    return CNORM_OK;
+}
+
+enum { ROWS = 3, N = 8 };
+template <class T> using rows = std::vector<T>;
+
+// y and the gradients of C++ in `got`, of C in `want`
+template <class T> struct results {
+    rows<T> y, sum, dx;
+    rows<cnorm::compute<T>> stats, dgain, dbias;
+    results() : y(ROWS * N), sum(ROWS * N), dx(ROWS * N), stats(3 * ROWS * N), dgain(N), dbias(N) {}
+    bool operator==(const results &other) const
+    {
+        const auto same = [](const auto &a, const auto &b) {
+            return std::memcmp(a.data(), b.data(), a.size() * sizeof *a.data()) == 0;
+        };
+        return same(y, other.y) && same(sum, other.sum) && same(dx, other.dx) && same(stats, other.stats) &&
+               same(dgain, other.dgain) && same(dbias, other.dbias);
+    }
+};
+
+template <class T> void fill(T &x, int i) { x = static_cast<T>(std::sin(i)); }
+void fill(cnorm::float16 &x, int i) { x.bits = static_cast<std::uint16_t>(0x3c00 + 37 * (i % 11)); }
+void fill(cnorm::bfloat16 &x, int i) { x.bits = static_cast<std::uint16_t>(0x3f80 + 3 * (i % 11)); }
+
+template <class T> void compare()
+{
+    using C = cnorm::compute<T>;
+    constexpr cnorm_dtype dtype = cnorm::element<T>::dtype;
+    rows<T> x(ROWS * N), dy(ROWS * N);
+    rows<C> gain(N), bias(N), var(N, 2), partials(4096);
+    std::vector<double> moments(2 * N), want_moments(2 * N), scratch(1 << 16);
+    for (int i = 0; i < ROWS * N; ++i) fill(x[i], i), fill(dy[i], 100 + i);
+    for (int i = 0; i < N; ++i) fill(gain[i], 7 + i), fill(bias[i], 50 + i);
+    {
+        results<T> got, want;
+        cnorm::norm<T> call;
+        cnorm_norm c{};
+        c.rows = ROWS, c.n = N, c.x = x.data(), c.gain = gain.data(), c.bias = bias.data(), c.eps = 1e-5;
+        c.y = want.y.data(), c.stats = want.stats.data(), c.residual = dy.data(), c.sum = want.sum.data();
+        call.x = x, call.gain = gain, call.bias = bias, call.y = got.y, call.residual = dy, call.sum = got.sum;
+        call.stats = cnorm::span<C>(got.stats.data(), 3 * ROWS);
+        cnorm::rms_norm(call), cnorm::check(cnorm_rms_norm(dtype, &c), "C");
+        assert(got == want);
+        cnorm::add_layer_norm(call), cnorm::check(cnorm_add_layer_norm(dtype, &c), "C");
+        assert(got == want);
+        cnorm::layer_norm(call), cnorm::check(cnorm_layer_norm(dtype, &c), "C");
+        assert(got == want);
+        cnorm::norm_backward<T> back;
+        cnorm_norm_backward b{};
+        b.rows = ROWS, b.n = N, b.dy = dy.data(), b.x = x.data(), b.gain = gain.data(), b.stats = want.stats.data();
+        b.dx = want.dx.data(), b.dgain = want.dgain.data(), b.dbias = want.dbias.data(), b.partials = partials.data();
+        back.dy = dy, back.x = x, back.gain = gain, back.stats = call.stats;
+        back.dx = got.dx, back.dgain = got.dgain, back.dbias = got.dbias;
+        cnorm::layer_norm_backward(back), cnorm::check(cnorm_layer_norm_backward(dtype, &b), "C");
+        assert(got == want);
+        cnorm::rms_norm_backward(back), cnorm::check(cnorm_rms_norm_backward(dtype, &b), "C");
+        assert(got == want);
+        call.y = cnorm::span<T>(got.y.data(), N);
+        assert(status_of([&] { cnorm::layer_norm(call); }) == CNORM_ERROR_SIZE);
+        call.y = got.y, call.gain = {}, call.n = 5;
+        assert(status_of([&] { cnorm::layer_norm(call); }) == CNORM_ERROR_SIZE);
+        call.n = N, call.eps = -1;
+        assert(status_of([&] { cnorm::layer_norm(call); }) == CNORM_ERROR_EPS);
+        call = {};
+        assert(status_of([&] { cnorm::layer_norm(call); }) == CNORM_ERROR_SIZE);
+    }
+    enum { CHANNELS = 4, GROUPS = 2 };
+    results<T> got, want;
+    cnorm::volume_norm<T> call;
+    cnorm_volume_norm c{};
+    const auto of_channels = [](rows<C> &all) { return cnorm::span<C>(all.data(), CHANNELS); };
+    c.samples = ROWS, c.channels = CHANNELS, c.space = N / CHANNELS, c.groups = GROUPS;
+    c.x = x.data(), c.gain = gain.data(), c.bias = bias.data(), c.mean = bias.data(), c.var = var.data();
+    c.eps = 1e-5, c.y = want.y.data(), c.stats = want.stats.data(), c.moments = want_moments.data();
+    c.scratch = scratch.data();
+    call.samples = ROWS, call.channels = CHANNELS, call.groups = GROUPS, call.x = x, call.y = got.y;
+    call.gain = of_channels(gain), call.bias = of_channels(bias);
+    call.mean = of_channels(bias), call.var = of_channels(var);
+    cnorm::volume_norm_backward<T> back;
+    cnorm_volume_norm_backward b{};
+    b.samples = ROWS, b.channels = CHANNELS, b.space = N / CHANNELS, b.groups = GROUPS;
+    b.dy = dy.data(), b.x = x.data(), b.gain = gain.data(), b.stats = want.stats.data(), b.mean = bias.data();
+    b.var = var.data(), b.eps = 1e-5, b.dx = want.dx.data();
+    b.dgain = want.dgain.data(), b.dbias = want.dbias.data(), b.scratch = scratch.data();
+    back.samples = ROWS, back.channels = CHANNELS, back.groups = GROUPS, back.dy = dy, back.x = x, back.dx = got.dx;
+    back.gain = call.gain, back.mean = call.mean, back.var = call.var;
+    back.dgain = of_channels(got.dgain), back.dbias = of_channels(got.dbias);
+    back.stats = call.stats = cnorm::span<C>(got.stats.data(), 3 * ROWS * GROUPS);
+    cnorm::group_norm(call), cnorm::check(cnorm_group_norm(dtype, &c), "C");
+    cnorm::group_norm_backward(back), cnorm::check(cnorm_group_norm_backward(dtype, &b), "C");
+    assert(got == want);
+    back.stats = call.stats = cnorm::span<C>(got.stats.data(), 3 * CHANNELS);
+    call.moments = cnorm::span<double>(moments.data(), 2 * CHANNELS);
+    cnorm::batch_norm(call), cnorm::check(cnorm_batch_norm(dtype, &c), "C");
+    cnorm::batch_norm_backward(back), cnorm::check(cnorm_batch_norm_backward(dtype, &b), "C");
+    assert(got == want && moments == want_moments && moments[CHANNELS] > 0);
+    cnorm::batch_norm_inference(call), cnorm::check(cnorm_batch_norm_inference(dtype, &c), "C");
+    cnorm::batch_norm_inference_backward(back), cnorm::check(cnorm_batch_norm_inference_backward(dtype, &b), "C");
+    assert(got == want);
+    call.gain = gain; // of N elements, not of CHANNELS
+    assert(status_of([&] { cnorm::group_norm(call); }) == CNORM_ERROR_SIZE);
+    call.samples = 0;
+    assert(status_of([&] { cnorm::group_norm(call); }) == CNORM_ERROR_SIZE);
+}
+
+int main()
+{
+    compare<float>();
+    compare<double>();
+    compare<cnorm::float16>();
+    compare<cnorm::bfloat16>();
+    const std::array<float, 3> x{1, 2, 4}; // containers and arrays are spans
+    float y[3];
+    cnorm::norm<float> call;
+    call.x = x, call.y = y;
+    cnorm::layer_norm(call);
+    assert(y[0] < y[1] && y[1] < y[2]);
+}
+"""
+
+
 @pytest.mark.parametrize("flags", [[], ["-fsanitize=address,undefined"]], ids=["plain", "sanitized"])
-def test_moved_streams_and_errors(flags, tmp_path):
+@pytest.mark.parametrize("program", [PROGRAM, NORMS], ids=["streams", "norms"])
+def test_programs(program, flags, tmp_path):
     objects = sorted((ROOT / "build" / f"cp{sys.version_info.major}{sys.version_info.minor}" / "src").rglob("*.o"))
     assert objects, "build the project first"
     cnorm.demo_model().save_packed(tmp_path / "demo.cnorm")
-    (tmp_path / "program.cpp").write_text(PROGRAM)
+    (tmp_path / "program.cpp").write_text(program)
     command = ["c++", "-std=c++17", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror", *flags]
     command += [f"-I{ROOT / 'src' / 'include'}", tmp_path / "program.cpp", *objects, "-lm", "-o", tmp_path / "program"]
     subprocess.run(command, check=True)
