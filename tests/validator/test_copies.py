@@ -19,6 +19,7 @@ from onnx_export.model_io import Limits, parse
 from onnx_export.nodes import sort_nodes
 from onnx_export.validation.examine import examine
 from onnx_export.validation.graph import inline
+from onnx_export.validation.lint import lint_unclaimed
 from onnx_export.validation.lock import compare, facts
 from onnx_export.validation.options import Options
 from onnx_export.validation.patterns import find
@@ -56,6 +57,18 @@ def test_a_copy_in_float16_keeps_the_norms(exporter):
         model = parse(data, Limits())
         half = convert_float_to_float16(parse(data, Limits()), keep_io_types=True)
         assert len(norms(half)) == len(norms(model)), name
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_a_simplified_copy_keeps_the_norms_or_says_that_it_may_not(exporter):
+    """onnxsim multiplies the root of n into the gain, after which an RMS norm by its L2 norm is a scaled cosine."""
+    onnxsim = pytest.importorskip("onnxsim")
+    for name, data in sources(exporter, EVERY):
+        simplified, _ = onnxsim.simplify(parse(data, Limits()))
+        if name.startswith("normalize_times_root"):
+            assert [finding.code for finding in lint_unclaimed(simplified, find(simplified))] == ["unclaimed"], name
+        else:
+            assert norms(simplified) == norms(parse(data, Limits())), name
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
