@@ -68,8 +68,11 @@ def _directly(node: onnx.NodeProto, values: list[np.ndarray]) -> np.ndarray | No
         return values[0]
     if kind in _ARITHMETIC and values[0].dtype == values[1].dtype:
         return _ARITHMETIC[kind](*values)
+    axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
     if kind == "Gather":
-        return np.take(*values, axis=next((each.i for each in node.attribute if each.name == "axis"), 0))
+        return np.take(*values, axis=axis)
+    if kind == "Concat":
+        return np.concatenate(values, axis=axis)
     if kind == "Cast" and values[0].dtype in _PLAIN:
         target = next(each.i for each in node.attribute if each.name == "to")
         wanted = helper.tensor_dtype_to_np_dtype(target)

@@ -28,7 +28,7 @@ def evaluated_mean(values: Values, x: str, other: str, sign: int) -> tuple[Mean,
 
     Also returns whether its nodes start at x: not if they start at the value of which x is a transposed one.
     """
-    if not _may_reduce(values.scope, x, other):
+    if not _may_reduce(values.scope, x, other, sign > 0):
         return None
     base, moves = x, []
     nodes = _between(values.scope, x, [other])
@@ -51,13 +51,17 @@ def evaluated_mean(values: Values, x: str, other: str, sign: int) -> tuple[Mean,
     return mean, not moves
 
 
-def _may_reduce(scope: Scope, x: str, other: str) -> bool:
-    """Whether `other` may have fewer elements than x, or is constant along an axis, by what is known without a run."""
+def _may_reduce(scope: Scope, x: str, other: str, less: bool) -> bool:
+    """Whether `other` may have fewer elements than x, or be constant along an axis, by what is known without a run.
+
+    A product with all of x, which may be, is tried only where it is subtracted from x: residuals add one.
+    """
     shape, own = scope.shape(x), scope.shape(other)
     if shape is None or own is None or len(shape) > _MOST_AXES:
         return False
     node = scope.producer(other)
-    repeats = node is not None and op(node) in ("Expand", "MatMul", "Gemm", "Conv", "Tile")
+    kinds = {"Expand", "Tile"} | ({"MatMul", "Gemm", "Conv"} if less else set())
+    repeats = node is not None and op(node) in kinds
     return repeats or len(own) != len(shape) or any(b == 1 and a != 1 for a, b in zip(shape, own, strict=True))
 
 

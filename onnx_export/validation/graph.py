@@ -98,13 +98,37 @@ class Scope:
         self._types = types
         self._producers = {name: node for node in self.nodes for name in node.output if name}
         self._consumers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        self._nested = [
+            node for node in self.nodes if any(each.HasField("g") or each.graphs for each in node.attribute)
+        ]
+        nested = set(map(id, self._nested))
         for node in self.nodes:
-            for name in dict.fromkeys(used(node)):
-                self._consumers[name].append(node)
+            for name in dict.fromkeys(used(node) if id(node) in nested else node.input):
+                if name:
+                    self._consumers[name].append(node)
         self._initialisers = {} if self.is_function else {t.name: t for t in graph.initializer}
         self.outputs = set(graph.output) if self.is_function else {value.name for value in graph.output}
         self._inputs = set() if self.is_function else {value.name for value in graph.input}
         self._constants: dict[str, np.ndarray | None] = dict(weights or {})
+        self._varying = self._computed_from_inputs()
+
+    def _computed_from_inputs(self) -> set[str]:
+        """Values that an input of the model decides, so that they are no constants; not all if nodes lack order."""
+        stored = self._initialisers.keys() | self._constants.keys()
+        found = set() if self.outer is not None else self._inputs - stored
+        for node in self.nodes:
+            read = node.input[:1] if node.op_type == "CastLike" else node.input
+            if node.op_type not in ("Shape", "Size") and not (found.isdisjoint(read) and not self._read_varying(read)):
+                found.update(name for name in node.output if name not in stored)
+        return found
+
+    def _read_varying(self, names: Iterable[str]) -> bool:
+        """Whether one of these is such a value of an enclosing graph."""
+        if self.outer is None:
+            return False
+        own = (self._producers, self._inputs, self._initialisers)
+        others = [name for name in names if not any(name in each for each in own)]
+        return any(name in self.outer._varying for name in others) or self.outer._read_varying(others)
 
     @property
     def label(self) -> str:
@@ -125,7 +149,7 @@ class Scope:
     def inner(self) -> list[Scope]:
         """The scopes directly inside this one."""
         found = []
-        for node in self.nodes:
+        for node in self._nested:
             for attribute, graph in subgraphs(node):
                 label = f"{node.name or node.op_type}.{attribute}"
                 step = (node.output[0] if node.output else "", attribute, label)
@@ -168,12 +192,14 @@ class Scope:
         """The value of `name` if it is constant, by constant folding; else None."""
         if name in self._constants:
             return self._constants[name]
+        if name in self._varying:
+            return None
         opened = {name}  # lets the search end where a value depends on itself
         pending = [(name, self._folded_from(name))]
         while pending:
             current, rest = pending[-1]
             for each in rest:
-                if each not in self._constants and each not in opened:
+                if each not in self._constants and each not in opened and each not in self._varying:
                     opened.add(each)
                     pending.append((each, self._folded_from(each)))
                     break
