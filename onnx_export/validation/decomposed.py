@@ -10,7 +10,7 @@ from onnx_export.nodes import subgraphs
 from onnx_export.operators import CENTRED, LAYER, RMS
 from onnx_export.validation.folded import folded_mean
 from onnx_export.validation.fused import batch_norm, lp_norm
-from onnx_export.validation.graph import Scope, op
+from onnx_export.validation.graph import Scope, attribute, op
 from onnx_export.validation.match import Match
 from onnx_export.validation.moments import Moments
 from onnx_export.validation.norm import NONE, NearMiss, Norm
@@ -165,6 +165,7 @@ class Matcher:
             folded=found.folded,
             shrink=found.shrink,
             shared=found.shared,
+            moved=bool(variance.order),
         )
 
     # -- from the deviation to the quotient
@@ -276,6 +277,8 @@ class Matcher:
     def _numerator(self, found: Match, numerator: str) -> Match | None:
         """The match if the numerator is the value whose variance was taken, minus its mean; other axes are noted."""
         variance = found.variance
+        if variance.order:
+            return self._transposed(found, numerator)
         inner, sign, path = self.values.signed(numerator)
         wanted = variance.x if found.rms else variance.centred
         if wanted and self.values.same(inner, wanted):
@@ -303,6 +306,21 @@ class Matcher:
             near = near.then(NearMiss(f"the mean is over axes {own}, the variance over {other}", error=True))
         rounded = found.stored_reciprocal or mean.stored_reciprocal
         return found.add(*path, *nodes, near=near, stored_reciprocal=rounded)
+
+    def _transposed(self, found: Match, numerator: str) -> Match | None:
+        """The match if a variance was transposed and so was the numerator: the norm of the transposed value."""
+        variance, order = found.variance, found.variance.order
+        inner, sign, path = self.values.signed(numerator)
+        node = self.values.made_by(inner, "Transpose")
+        wanted = variance.x if found.rms else variance.centred
+        if node is None or attribute(node, "perm", ()) != order or not self.values.same(node.input[0], wanted):
+            return None
+        axes = [axis % len(order) for axis in variance.mean.axes]
+        if sign != (-1 if variance.negative else 1) or not set(axes) <= set(order):
+            return None
+        axes = tuple(sorted(order.index(axis) for axis in axes))
+        moved = replace(variance, x=inner, centred="" if found.rms else inner)
+        return found.add(*path, variance=moved, axes=axes)
 
     def _moved(self, found: Match, numerator: str, path: list[onnx.NodeProto]) -> Match | None:
         """Near miss: x divided by the root of the mean square of x - b, or of another simple function of x."""

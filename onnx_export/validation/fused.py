@@ -61,7 +61,7 @@ def _computed(matcher: Matcher, node: onnx.NodeProto, axes: tuple[int, ...]) -> 
     """The variance of a BatchNormalization if it and the mean are statistics of each channel of the input."""
     values, shape = matcher.values, matcher.scope.shape(node.input[0])
     mean, variance = matcher.moments.mean(node.input[3]), matcher.moments.variance(node.input[4])
-    if mean is None or variance is None or mean.squared:
+    if mean is None or variance is None or mean.squared or variance.order:
         return None
     added = values.made_by(values.strip(node.input[0])[0], "Unsqueeze")
     long = {axis for axis in axes if shape[axis] != 1}

@@ -144,7 +144,7 @@ class Isolated:
     def _plan_stress(self, producers) -> None:
         """Choose the input to hold the generated rows; the other terms of the sum before the norm become 0."""
         norm = self._norm
-        self.can_stress = norm.x in self._base and not (norm.operator and norm.operator.lookup)
+        self.can_stress = norm.x in self._base and not norm.moved and not (norm.operator and norm.operator.lookup)
         if not self.can_stress:
             return
         self._shape = self._base[norm.x].shape

@@ -299,6 +299,8 @@ class Moments:
         node = self.scope.producer(inner)
         if node is None or depth == 0:
             return None
+        if op(node) == "Transpose":
+            return self._transposed(node, path, depth)
         if op(node) in ("Max", "Relu", "Clip"):  # clamped because rounding can make E[x^2] - E[x]^2 negative
             return self._clamped_variance(node, path, depth)
         root = self._squared_root(node)
@@ -312,6 +314,16 @@ class Moments:
             return self._rescaled(node, path, depth)
         moment = self.second_moment(inner)
         return moment and self._two_pass(moment, path)
+
+    def _transposed(self, node: onnx.NodeProto, path: list[onnx.NodeProto], depth: int) -> Variance | None:
+        """A variance before a Transpose, without the nodes that centre x: the numerator has their result transposed."""
+        found, order = self.variance(node.input[0], depth - 1), attribute(node, "perm", ())
+        if found is None or found.order or not order or found.mean.axes is None or not found.mean.keepdims:
+            return None
+        before = self.centred(found.centred) if found.centred else None
+        dropped = set() if before is None else {id(each) for each in before.nodes}
+        kept = tuple(each for each in found.nodes if id(each) not in dropped)
+        return replace(found, nodes=kept, order=order).through([*path, node])
 
     def l2(self, node: onnx.NodeProto) -> Variance | None:
         """The second moment, as a sum, whose root a ReduceL2 computes."""

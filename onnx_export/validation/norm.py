@@ -86,6 +86,8 @@ class Norm:
         The result is this much smaller than the formula's; the scale makes up for it.
     shared : int
         How many of the first nodes it may share with other norms: those of the variance.
+    moved : bool
+        Whether its rows enter it in two layouts, so that none can be made up.
     """
 
     scope: Scope
@@ -108,6 +110,7 @@ class Norm:
     folded: bool = False
     shrink: float = 1.0
     shared: int = 0
+    moved: bool = False
     name: str = field(default="", init=False)
 
     def __post_init__(self) -> None:

@@ -60,6 +60,8 @@ class Variance:
         The outer mean, of the squares.
     reshaped : bool
         Whether the reduced axes may have been put back on the way to the square root.
+    order : tuple of int
+        The `perm` of a Transpose behind it, through which the numerator goes as well; empty for none.
     """
 
     x: str
@@ -73,6 +75,7 @@ class Variance:
     reshaped: bool = False
     floor: float = 0.0
     negative: bool = False
+    order: tuple[int, ...] = ()
 
     def through(self, nodes: list[onnx.NodeProto], near: NearMiss = NONE, **changes) -> Variance:
         """The variance after further nodes, with a near miss that these make it."""

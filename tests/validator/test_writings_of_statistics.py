@@ -260,18 +260,10 @@ def test_statistics_by_other_operators_are_recognised(form, opset, level, tmp_pa
     shape, write = FORMS[form]
     w = Writing(opset=opset)
     report = examined(saved(w.model(write(w, w.input("x", shape))), level, tmp_path), tmp_path)
-    if form == "a Transpose inside" and level != "none":
-        assert reported_as_lost(report), shown(report)
-        return
     assert norms_of(report) == ["layer"], shown(report)
     blocked = form == "Conv" and level == "all"  # in a layout that only onnxruntime evaluates: not exercised
     expected = 2 if blocked else 0
     assert report.exit_code() == expected or form.startswith("LpNormalization"), shown(report)  # which has no eps
-
-
-def reported_as_lost(report):
-    """onnxruntime moves a Transpose inside a norm behind its means, where it is not followed; a note says so."""
-    return norms_of(report) == [] and [f.code for f in report.findings] == ["unclaimed"]
 
 
 WRONG_AXES = {
@@ -293,11 +285,53 @@ def test_a_mean_over_the_wrong_axis_is_an_error_in_every_writing(how, opset, lev
     x = w.input("x", (2, 24, 24))
     d = WRONG_AXES[how](w, x)
     report = examined(saved(w.model(normalised(w, d, w.variance(d), 24)), level, tmp_path), tmp_path)
-    if how == "a Transpose inside" and level != "none":
-        assert reported_as_lost(report), shown(report)
-        return
     assert norms_of(report) == ["~layer"], shown(report)
     assert report.exit_code() == 1, shown(report)
+
+
+MOVES = [((2, D, 7), [0, 2, 1]), ((2, D, 3, 4), [0, 2, 3, 1]), ((D, 6), [1, 0])]
+
+
+def moved(w, shape, order, centred=True, axis=None):
+    """A norm over the axis of length D whose statistics and numerator are transposed before the quotient."""
+    own = shape.index(D)
+    x = w.input("x", shape)
+    d = w.centred(x, (own if axis is None else axis,)) if centred else x
+    variance = w.op("Transpose", w.variance(d, (own,)), perm=order)
+    return normalised(w, w.op("Transpose", d, perm=order), variance)
+
+
+@pytest.mark.parametrize("level", ["none", "all"])
+@pytest.mark.parametrize("centred", [True, False], ids=["layer", "rms"])
+@pytest.mark.parametrize(("shape", "order"), MOVES, ids=lambda each: "x".join(map(str, each)))
+@pytest.mark.parametrize(("dtype", "opset"), [(np.float32, 13), (np.float32, 18), (np.float16, 17), (np.float64, 17)])
+def test_a_transpose_behind_the_statistics_is_followed(shape, order, centred, dtype, opset, level, tmp_path):
+    w = Writing(dtype, opset)
+    report = examined(saved(w.model(moved(w, shape, order, centred)), level, tmp_path), tmp_path)
+    assert norms_of(report) == ["layer" if centred else "rms"], shown(report)
+    assert report.norms[0].scale
+    assert report.norms[0].axes == [len(shape) - 1]
+    assert report.norms[0].normal["axes"] == [shape.index(D) - len(shape)]
+    assert (report.norms[0].verdict, report.exit_code()) == ("ok", 0), shown(report)
+
+
+@pytest.mark.parametrize("opset", [13, 18])
+@pytest.mark.parametrize(("shape", "order"), MOVES, ids=lambda each: "x".join(map(str, each)))
+def test_a_mean_over_the_wrong_axis_is_an_error_behind_a_transpose(shape, order, opset, tmp_path):
+    w = Writing(opset=opset)
+    y = moved(w, shape, order, axis=len(shape) - 1 if shape.index(D) != len(shape) - 1 else 0)
+    report = examined(w.model(y), tmp_path)
+    assert norms_of(report) == ["~layer"], shown(report)
+    assert report.exit_code() == 1, shown(report)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [1, 0, 2]])
+def test_another_transpose_of_the_numerator_makes_no_norm(order, tmp_path):
+    w = Writing()
+    d = w.centred(w.input("x", (D, D, D)), (1,))
+    variance = w.op("Transpose", w.variance(d, (1,)), perm=[0, 2, 1])
+    y = w.op("Div", w.op("Transpose", d, perm=order), w.op("Sqrt", w.op("Add", variance, 1e-5)))
+    assert norms_of(examined(w.model(y), tmp_path, find_only=True)) == []
 
 
 def test_statistics_outside_an_if_are_recognised(tmp_path):
