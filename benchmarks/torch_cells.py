@@ -2,9 +2,10 @@
 
 Each module takes turns, call by call, with the same in PyTorch: an LSTM `ba2016` written with PyTorch's operators, or a
 cell of torch.nn. Prints a Markdown table: microseconds of the fastest call, in brackets the median, and how many times
-as long the other takes. A backward pass starts from the gradient of the last h, of a sequence from those of y, and
-leaves the gradients of all weights. The first row is the floor: an `autograd.Function` that computes nothing, for as
-many weights as an LSTM `ba2016` has, beside the step of such a cell.
+as long the other takes. It is the processor time of the thread, in which everything runs, so that others' load counts
+less. A backward pass starts from the gradient of the last h, of a sequence from those of y, and leaves the gradients of
+all weights. The first row is the floor: an `autograd.Function` that computes nothing, for as many weights as an LSTM
+`ba2016` has, beside the step of such a cell.
 
     python benchmarks/torch_cells.py [INPUTS,UNITS ...]
 """
@@ -43,9 +44,9 @@ def measured(calls):
     end = time.perf_counter() + SECONDS * len(calls)
     while time.perf_counter() < end:
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = time.thread_time()
             call()
-            times[name].append((time.perf_counter() - start) * 1e6)
+            times[name].append((time.thread_time() - start) * 1e6)
     return {name: (min(found), float(np.median(found))) for name, found in times.items()}
 
 
