@@ -122,7 +122,7 @@ class Matcher:
         """The variance in var + eps or var - eps, the nodes after it, and the fields eps, eps_dtype, eps_first."""
         radicand, nodes = self.values.strip(name, PASSED)
         total = self.scope.producer(radicand)
-        if total is None or self.scope.constant(radicand) is not None:
+        if total is None:
             return None, nodes, {}
         none = {"eps": 0.0, "eps_dtype": self.scope.dtype(radicand)}
         if op(total) not in ("Add", "Sub"):

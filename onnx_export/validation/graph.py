@@ -96,6 +96,7 @@ class Scope:
         self.nodes = [node for node in graph.node if well_formed(node, opsets)]
         self.is_function = isinstance(graph, onnx.FunctionProto)
         self._types = types
+        self._shapes: dict[str, tuple[int | None, ...] | None] = {}
         self._producers = {name: node for node in self.nodes for name in node.output if name}
         self._consumers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
         self._nested = [
@@ -166,6 +167,11 @@ class Scope:
 
     def shape(self, name: str) -> tuple[int | None, ...] | None:
         """Dimensions of a value, None for each that is unknown, None for all when the rank is unknown."""
+        if name not in self._shapes:
+            self._shapes[name] = self._shape(name)
+        return self._shapes[name]
+
+    def _shape(self, name: str) -> tuple[int | None, ...] | None:
         constant = self.tensor(name)
         if constant is not None:
             return tuple(constant.dims)
