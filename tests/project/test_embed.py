@@ -336,7 +336,7 @@ STRUCTS = {f"cnorm_{name.lower()}": getattr(capi, name) for name in capi.__all__
 def test_capi_arrays_have_the_members_of_the_structs():
     text = "".join(path.read_text() for path in (ROOT / "src" / "include").glob("cnorm*.h"))
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.S)
-    assert len(STRUCTS) == 9
+    assert set(re.findall(r"\((?:cnorm_dtype dtype, )?const (\w+) \*call\b", text)) < STRUCTS.keys()
     for name, dtype in STRUCTS.items():
         body = re.search(rf"typedef struct {name} {{(.*?)}} {name};", text, re.S)[1]
         members = [part for line in body.split(";") for part in re.findall(r"(\w+)\s*(?=,|$)", line.strip())]
