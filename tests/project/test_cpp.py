@@ -1,4 +1,4 @@
-"""cnorm.hpp: objects that were moved from, errors, and the norms."""
+"""cnorm.hpp and cnorm_norms.hpp: objects that were moved from, errors, and the norms."""
 
 import subprocess
 import sys
@@ -79,7 +79,7 @@ int main(int, char **arguments)
 
 
 NORMS = r"""
-#include <cnorm.hpp>
+#include <cnorm_norms.hpp>
 #include <array>
 #include <cassert>
 #include <cmath>
@@ -197,10 +197,46 @@ template <class T> void compare()
     assert(status_of([&] { cnorm::group_norm(call); }) == CNORM_ERROR_SIZE);
 }
 
+template <class T> void compare_whole() // those of float and double
+{
+    rows<T> x(ROWS * N), dy(ROWS * N), gain(N, 3), lengths(ROWS, 2), scratch(1024);
+    for (int i = 0; i < ROWS * N; ++i) fill(x[i], i), fill(dy[i], 100 + i);
+    results<T> got, want;
+    constexpr cnorm_dtype dtype = cnorm::element<T>::dtype;
+    cnorm_weight w{};
+    w.rows = ROWS, w.n = N, w.dv = dy.data(), w.w = x.data(), w.gain = lengths.data(), w.out = want.y.data();
+    w.dgain = want.dgain.data();
+    cnorm::weight<T> call;
+    call.n = N, call.dv = dy, call.w = x, call.gain = lengths, call.out = got.y;
+    call.dgain = cnorm::span<T>(got.dgain.data(), ROWS);
+    cnorm::weight_norm(call), cnorm::check(cnorm_weight_norm(dtype, &w), "C");
+    assert(got == want && got.y[1] != x[1]);
+    cnorm::weight_norm_backward(call), cnorm::check(cnorm_weight_norm_backward(dtype, &w), "C");
+    assert(got == want && got.dgain[0] != 0);
+    call.n = N - 1;
+    assert(status_of([&] { cnorm::weight_norm(call); }) == CNORM_ERROR_SIZE);
+    double dsigma = 0, want_dsigma = 1;
+    cnorm_divisive d{};
+    d.rows = ROWS, d.n = N, d.mean_radius = N, d.radius = 2, d.dy = dy.data(), d.x = x.data(), d.gain = gain.data();
+    d.bias = gain.data(), d.sigma = 1, d.out = want.y.data(), d.dgain = want.dgain.data(), d.dbias = want.dbias.data();
+    d.dsigma = &want_dsigma, d.scratch = scratch.data();
+    cnorm::divisive<T> fields;
+    fields.radius = 2, fields.dy = dy, fields.x = x, fields.gain = gain, fields.bias = gain, fields.out = got.y;
+    fields.dgain = got.dgain, fields.dbias = got.dbias, fields.dsigma = &dsigma;
+    cnorm::divisive_norm(fields), cnorm::check(cnorm_divisive_norm(dtype, &d), "C");
+    assert(got == want);
+    cnorm::divisive_norm_backward(fields), cnorm::check(cnorm_divisive_norm_backward(dtype, &d), "C");
+    assert(got == want && dsigma == want_dsigma);
+    fields.dsigma = nullptr;
+    assert(status_of([&] { cnorm::divisive_norm_backward(fields); }) == CNORM_ERROR_NULL);
+}
+
 int main()
 {
     compare<float>();
     compare<double>();
+    compare_whole<float>();
+    compare_whole<double>();
     compare<cnorm::float16>();
     compare<cnorm::bfloat16>();
     const std::array<float, 3> x{1, 2, 4}; // containers and arrays are spans
