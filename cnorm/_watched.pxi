@@ -7,6 +7,7 @@ cdef struct watched_tensor:
     size_t bytes
 
 
+@cython.no_gc_clear  # the sums of a backward pass that is collected with it delete themselves from `passes`
 cdef class Watched:
     """Tensors as they were when a cell was packed from them.
 
