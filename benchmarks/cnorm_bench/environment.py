@@ -46,7 +46,7 @@ def surroundings():
         "caches": caches(),
         "isa": cnorm.active_isa(),
         "versions": {"cnorm": cnorm.__version__, "python": sys.version.split()[0]}
-        | versions("numpy", "onnxruntime", "torch", "numba"),
+        | versions("numpy", "onnxruntime", "torch", "numba", "ncnn"),
         "memory_kept": platform.libc_ver()[0] == "glibc"
         and all(os.environ.get(name) == value for name, value in MEMORY.items()),
     }

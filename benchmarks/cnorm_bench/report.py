@@ -218,8 +218,8 @@ def _picture(document, file, panels, *, shared=0):
         named = {}
         for panel, axes in zip(panels, row, strict=True):
             lines, marks = panel["lines"], panel.get("marks", {})
-            for label in [label for label in STYLES if label in lines]:
-                (line,) = axes.plot(*zip(*lines[label], strict=True), ms=5, **STYLES[label])
+            for label in sorted(lines, key=lambda one: list(STYLES).index(one) if one in STYLES else len(STYLES)):
+                (line,) = axes.plot(*zip(*lines[label], strict=True), ms=5, **STYLES.get(label, {"marker": "P"}))
                 named.setdefault(SHOWN.get(label, label), line)
             axes.set(xscale="log", yscale="log", title=panel["title"], xlabel=panel["xlabel"], ylabel=panel["ylabel"])
             sizes = sorted({x for points in lines.values() for x, _ in points})

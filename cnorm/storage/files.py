@@ -166,7 +166,7 @@ def raw_safetensors(path) -> tuple[dict[str, dict], dict[str, str]]:
 
 KINDS = {
     b"PK\3\4": "a zip archive, such as torch.save, numpy.savez and Keras write; docs/cells.md reads a .keras file",
-    b"\x89HDF": "an HDF5 file, which h5py and Keras read",
+    b"\x89HDF": "an HDF5 file: read it with Keras, and give cnorm.from_keras the model",
     b"\x93NUMPY": "a file of numpy.save",
     b"\x80\2": "a pickle, which is not read, as it can run code",
     b"\x80\3": "a pickle, which is not read, as it can run code",

@@ -105,7 +105,7 @@ typedef struct cnorm_conv {
 } cnorm_conv;
 
 /* A function of each element, s = sigmoid; alpha and beta of cnorm_elementwise, or of a cell. Cells take all but PRELU,
- * SOFTMAX, LOG and SQRT. */
+ * SOFTMAX, LOG and SQRT. Packed files store the numbers. */
 typedef enum cnorm_activation {
     CNORM_ACTIVATION_TANH,
     CNORM_ACTIVATION_RELU,
@@ -128,6 +128,7 @@ typedef enum cnorm_activation {
     CNORM_ACTIVATION_ABS,
     CNORM_ACTIVATION_CLIP, /* x within alpha and beta */
 } cnorm_activation;
+enum { CNORM_ACTIVATIONS = CNORM_ACTIVATION_CLIP + 1 };
 
 typedef enum cnorm_cell_kind { CNORM_CELL_LSTM, CNORM_CELL_GRU, CNORM_CELL_RNN } cnorm_cell_kind;
 

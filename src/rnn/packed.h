@@ -1,5 +1,6 @@
-/* The packed model file, written by packed.c in version 2, in the byte order of the machine that wrote it: another one
- * refuses it. It describes itself: a reader needs no table of the library to walk through it.
+/* The packed model file, written by packed_write.c in version 2 and read by packed.c, in the byte order of the machine
+ * that wrote it: another one refuses it. It describes itself: a reader needs no table of the library to walk through
+ * it.
  *
  *     packed_head
  *     packed_network [networks]
@@ -11,7 +12,7 @@
  *     panels and vectors, each at a multiple of CNORM_ALIGN
  *
  * An offset counts bytes from the beginning of the file. A kind may get more options: a record with fewer has 0 for
- * the rest. What is zero here is room for more, and a reader refuses anything else there.
+ * the rest. What is zero here is room for a later version, and a reader refuses anything else there.
  *
  * Version 1 had a table of layers of one size, PACKED1_LAYER bytes, whose fields had fixed places; packed1.c makes such
  * a layer a record. */

@@ -353,7 +353,7 @@ static void activations(cnorm_dtype dtype, text *out)
     static const char *const names[] = {"tanh", "relu", "sigmoid", "elu", "selu", "silu", "gelu", "gelu_tanh", "leaky_relu", "prelu",
                                         "softplus", "hard_sigmoid", "hard_swish", "softmax", "log", "exp", "sqrt", "square", "abs", "clip"};
     (void)dtype;
-    for (int f = CNORM_ACTIVATION_ELU; f <= CNORM_ACTIVATION_CLIP; ++f) {
+    for (int f = CNORM_ACTIVATION_ELU; f < CNORM_ACTIVATIONS; ++f) {
         char of[24];
         snprintf(of, sizeof of, "%s, ", names[f]);
         activation.f = (cnorm_activation)f;

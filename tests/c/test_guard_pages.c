@@ -237,7 +237,7 @@ static void activations(ptrdiff_t n)
     CHECK(cnorm_sigmoid_f32(n, in, in) == CNORM_OK, "%s", doing);
     float *const scratch = place(s, 64), *const slope = place(p, n * 4);
     memset(slope, 0, (size_t)n * 4);
-    for (int f = CNORM_ACTIVATION_ELU; f <= CNORM_ACTIVATION_CLIP; ++f) {
+    for (int f = CNORM_ACTIVATION_ELU; f < CNORM_ACTIVATIONS; ++f) {
         const cnorm_elementwise is = {n, (cnorm_activation)f, 0.25f, 0.5f, slope};
         const cnorm_layer layer = {.kind = CNORM_LAYER_ACTIVATION, .as = {.activation = is}};
         CHECK(cnorm_scratch_floats(&layer, 1, 1) <= 16, "%s", doing);

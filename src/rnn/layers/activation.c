@@ -28,7 +28,7 @@ static const char *activation_check(const cnorm_layer *layer)
 {
     const cnorm_elementwise *is = &layer->as.activation;
     if (is->n <= 0) return "n";
-    if (!between((int)is->f, CNORM_ACTIVATION_CLIP)) return "f";
+    if (!between((int)is->f, CNORM_ACTIVATIONS - 1)) return "f";
     if (is->f == CNORM_ACTIVATION_PRELU) return is->slope ? NULL : "slope";
     if (is->f == CNORM_ACTIVATION_CLIP) return is->alpha <= is->beta ? NULL : "beta"; /* NaN is none */
     if (!isfinite(is->alpha)) return "alpha";

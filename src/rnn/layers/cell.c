@@ -97,7 +97,7 @@ static int usable_function(cnorm_activation f)
 {
     if (f == CNORM_ACTIVATION_PRELU || f == CNORM_ACTIVATION_SOFTMAX) return 0;
     if (f == CNORM_ACTIVATION_LOG || f == CNORM_ACTIVATION_SQRT) return 0;
-    return between((int)f, CNORM_ACTIVATION_CLIP);
+    return between((int)f, CNORM_ACTIVATIONS - 1);
 }
 
 static const char *functions_check(const cnorm_cell *cell)
