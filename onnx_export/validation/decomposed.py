@@ -131,14 +131,15 @@ class Matcher:
             eps = {"eps": -self.values.scalar(total.input[1]), "eps_dtype": self.values.dtype(total.input[1])}
             return self.moments.variance(total.input[0]), [*nodes, total], eps
         for index, (a, b) in enumerate((total.input, reversed(total.input))) if op(total) == "Add" else ():
-            variance, rest = None, self.values.made_by(a, "Sub")
+            inner, between = self.values.strip(a, SAME | QUANTISERS)
+            variance, rest = None, self.values.made_by(inner, "Sub")
             if self.values.scalar(a) is not None:
                 eps = {"eps": self.values.scalar(a), "eps_dtype": self.values.dtype(a), "eps_first": index == 0}
                 variance, path = self.moments.variance(b), [*nodes, total]
             elif rest is not None and self.values.scalar(rest.input[0]) is not None:
                 # E[x^2] + (eps - E[x]^2), as TensorFlow's optimiser writes it
                 eps = {"eps": self.values.scalar(rest.input[0]), "eps_dtype": self.values.dtype(rest.input[0])}
-                variance, path = self.moments.one_pass(b, rest.input[1]), [*nodes, rest, total]
+                variance, path = self.moments.one_pass(b, rest.input[1]), [*nodes, *between, rest, total]
             if variance is not None:
                 return variance, path, eps
         return self.moments.variance(radicand), nodes, none
@@ -285,7 +286,7 @@ class Matcher:
             one, other = (self.values.strip(each, SAME | QUANTISERS)[0] for each in (inner, wanted))
             again = [] if found.rms or one == other else [self.scope.producer(one)]  # x - mean is computed twice
             return found.add(*path, *again) if sign == (-1 if variance.negative else 1) else None
-        inner, path = self.values.strip(numerator)
+        inner, path = self.values.strip(numerator, SAME | QUANTISERS)
         product = self.values.made_by(inner, "Mul")
         if product is not None and not found.scale:  # scale * (x - mean) / std
             for a, b in (product.input, reversed(product.input)):
