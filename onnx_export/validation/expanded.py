@@ -13,7 +13,8 @@ from onnx_export.validation.graph import free_prefix, with_shapes
 # Of the domain com.microsoft; their inputs are a, scale, zero, and for two operands b, scale, zero, then scale, zero.
 _TWO = {"QLinearAdd": "Add", "QLinearMul": "Mul"}
 _ONE = {"QLinearGlobalAveragePool": "GlobalAveragePool", "QLinearReduceMean": "ReduceMean"}
-_ATTRIBUTES = ("axes", "keepdims")
+_ONE |= {"QLinearAveragePool": "AveragePool"}
+_ATTRIBUTES = ("axes", "keepdims", "kernel_shape", "strides", "pads")
 
 
 def expanded(model: onnx.ModelProto) -> onnx.ModelProto | None:

@@ -103,8 +103,8 @@ def float_inputs(model):
     return all(value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT for value in model.graph.input)
 
 
-# Quantisers lie between a factor and the quotient, or between eps and the mean's square.
-QUANTISED_INSIDE = ("scale_first@old-13.onnx", "one_pass@tf2onnx-13.onnx")
+# Quantisers lie between a factor and the quotient, or between eps and the mean's square; a mean of integers by pooling.
+QUANTISED_INSIDE = ("scale_first@old-13.onnx", "one_pass@tf2onnx-13.onnx", "pooled@old-13.onnx")
 
 
 @pytest.mark.parametrize("form", list(quantization.QuantFormat), ids=str)
