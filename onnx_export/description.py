@@ -64,7 +64,7 @@ def described(onnx_model: onnx.ModelProto, model, options: Options, states: list
     )
     texts = {"x": "the input", "y": "the output"}
     for row in states:
-        kind = "cell" if row["name"].startswith("c") else "output"
+        kind = {"c": "cell", "f": "kept frames"}.get(row["name"][0], "output")
         texts[row["input"]] = f"{kind} of recurrent layer {row['name'][1:]} before the first step of this call"
         texts[row["output"]] = f"{kind} of recurrent layer {row['name'][1:]} after the last step of this call"
     texts |= {name: f"elements {at.start} to {at.stop} of y" for name, at in model.outputs.items()}
