@@ -192,7 +192,10 @@ def test_only_regular_files_are_replaced(tmp_path, rng):
     [
         (b"", "it is empty"),
         (b"PK\3\4\x14\0" + bytes(40), "it is a zip archive, such as torch.save, numpy.savez and Keras write"),
-        (b"\x89HDF\r\n\x1a\n" + bytes(40), "it is an HDF5 file, which h5py and Keras read"),
+        (
+            b"\x89HDF\r\n\x1a\n" + bytes(40),
+            "it is an HDF5 file: read it with Keras, and give cnorm.from_keras the model",
+        ),
         (b"\x93NUMPY\1\0" + bytes(40), "it is a file of numpy.save"),
         (b"\x80\4\x95\n\0\0\0\0\0\0\0}.", "it is a pickle, which is not read, as it can run code"),
         (b'{"layers": []}', "it is JSON"),
