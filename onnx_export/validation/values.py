@@ -257,9 +257,9 @@ class Values:
         return tuple(sorted(axis + len(shape) if axis < 0 else axis for axis in axes))
 
     def long_axes(self, axes: tuple[int, ...] | None, x: str) -> tuple[int, ...] | None:
-        """`axes` without those along which x is known to have one element."""
+        """`axes` without those along which x is known to have one element; those that x lacks stay."""
         shape, axes = self.scope.shape(x), self.axes(axes, x)
-        return axes if shape is None else tuple(axis for axis in axes if shape[axis] != 1)
+        return axes if shape is None else tuple(axis for axis in axes if shape[axis : axis + 1] != (1,))
 
     def count(self, axes: tuple[int, ...] | None, x: str) -> int | None:
         """Number of elements of x over these axes, None if a size is not fixed in the file."""

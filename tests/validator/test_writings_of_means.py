@@ -5,6 +5,7 @@ import onnx
 import pytest
 from writings import LEVELS, Writing, saved
 
+from onnx_export.validation import patterns
 from onnx_export.validation.examine import examine
 from onnx_export.validation.options import Options
 
@@ -165,3 +166,20 @@ def test_axes_of_one_element_make_no_difference(opset, tmp_path):
     y = w.op("Div", d, w.op("Sqrt", w.op("Add", w.variance(d), 1e-3)))
     report = examined(w.model(y), tmp_path)
     assert [(norm.formula, norm.near_miss) for norm in report.norms] == [("layer", "")], shown(report)
+
+
+def test_an_axis_that_x_lacks_ends_no_search():
+    """A file that no runtime loads: its variance is over an axis that x has not."""
+    kinds = {name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 3, 4]) for name in "xy"}
+    nodes = [
+        onnx.helper.make_node("ReduceMean", ["x"], ["m"], axes=[-1]),
+        onnx.helper.make_node("Sub", ["x", "m"], ["d"]),
+        onnx.helper.make_node("Mul", ["d", "d"], ["dd"]),
+        onnx.helper.make_node("ReduceMean", ["dd"], ["v"], axes=[7]),
+        onnx.helper.make_node("Add", ["v", "eps"], ["ve"]),
+        onnx.helper.make_node("Sqrt", ["ve"], ["s"]),
+        onnx.helper.make_node("Div", ["d", "s"], ["y"]),
+    ]
+    eps = onnx.numpy_helper.from_array(np.array(1e-5, np.float32), "eps")
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [kinds["x"]], [kinds["y"]], [eps]))
+    assert [bool(norm.near.reason) for norm in patterns.find(model)] == [True]
