@@ -172,15 +172,16 @@ class Trace:
 
     def _judge(self, node: onnx.NodeProto) -> None:
         """Note a node that no layer computes whatever its inputs are."""
-        inputs = [self.values.get(name, self) for name in node.input]
+        constants = [isinstance(self.values.get(name), np.ndarray) for name in node.input]
         reason = ""
         if node.domain not in ("", "ai.onnx"):
             reason = "an operator of another domain"
         elif node.op_type not in MOVING | SHAPES | COMPUTING.keys():
             reason = "no layer computes this"
-        elif node.op_type == "Conv" and isinstance(inputs[1], np.ndarray) and np.ndim(inputs[1]) != 3:
-            reason = f"a convolution over {np.ndim(inputs[1]) - 2} axes; only one over one axis is a layer"
-        elif node.op_type == "MatMul" and not any(isinstance(value, np.ndarray) for value in inputs):
+        elif node.op_type == "Conv" and any(constants[1:2]) and self.values[node.input[1]].ndim != 3:
+            axes = self.values[node.input[1]].ndim - 2
+            reason = f"a convolution over {axes} axes; only one over one axis is a layer"
+        elif node.op_type == "MatMul" and not any(constants):
             reason = "it multiplies what depends on the frame by what depends on the frame"
         if reason:
             self.faults.append(f"{describe(node)}: {reason}")

@@ -256,6 +256,14 @@ def test_a_refusal_names_nodes_behind_others(tmp_path, rng):
     ]
 
 
+def test_a_refusal_of_a_damaged_file_names_its_nodes(tmp_path, rng):
+    """A convolution without a weight, behind a node that no layer computes."""
+    nodes = [node("Mod", "x x", "a"), node("Conv", "a", "y")]
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, 1, 6]}, {"y": [1, 1, 6]}, {})
+    with pytest.raises(ValueError, match="Mod 'a': no layer computes this"):
+        onnx_export.load(path)
+
+
 def test_two_readings_are_refused_with_both(tmp_path, rng):
     """Two outputs that are the new state alike: one of them is the result."""
     nodes = [node("MatMul", "x w", "a"), node("MatMul", "h r", "b"), node("Add", "a b", "s"), node("Tanh", "s", "h2")]

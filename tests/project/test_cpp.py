@@ -9,12 +9,8 @@ import pytest
 import cnorm
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = r"""
+STATUS_OF = r"""
 #include <cnorm.hpp>
-#include <cassert>
-#include <fstream>
-#include <iterator>
-#include <type_traits>
 
 template <class F> cnorm_status status_of(F f)
 {
@@ -25,6 +21,14 @@ template <class F> cnorm_status status_of(F f)
     }
     return CNORM_OK;
 }
+"""
+PROGRAM = (
+    STATUS_OF
+    + r"""
+#include <cassert>
+#include <fstream>
+#include <iterator>
+#include <type_traits>
 
 int main(int, char **arguments)
 {
@@ -76,23 +80,16 @@ int main(int, char **arguments)
     for (int i = 0; i < 9; ++i) assert(y[i] == expected[i]);
 }
 """
+)
 
 
-NORMS = r"""
+NORMS = (
+    STATUS_OF
+    + r"""
 #include <cnorm_norms.hpp>
 #include <array>
 #include <cassert>
 #include <cmath>
-
-template <class F> cnorm_status status_of(F f)
-{
-    try {
-        f();
-    } catch (const cnorm::error &error) {
-        return error.status;
-    }
-    return CNORM_OK;
-}
 
 enum { ROWS = 3, N = 8 };
 template <class T> using rows = std::vector<T>;
@@ -247,6 +244,7 @@ int main()
     assert(y[0] < y[1] && y[1] < y[2]);
 }
 """
+)
 
 
 @pytest.mark.parametrize("flags", [[], ["-fsanitize=address,undefined"]], ids=["plain", "sanitized"])
