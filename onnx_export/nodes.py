@@ -47,6 +47,16 @@ def model_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         yield from function.node
 
 
+def drop_omitted_biases(model: onnx.ModelProto) -> list[str]:
+    """Drop the bias of each LayerNormalization that has the empty name; returns these nodes' names, or results."""
+    found = []
+    for node in model_nodes(model):
+        if node.op_type == "LayerNormalization" and len(node.input) == 3 and not node.input[2]:
+            del node.input[2]
+            found.append(node.name or next(filter(None, node.output), ""))
+    return found
+
+
 def sort_nodes(model: onnx.ModelProto) -> bool:
     """Sort the nodes of every graph topologically, subgraphs and local functions included.
 

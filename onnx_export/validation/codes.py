@@ -48,6 +48,8 @@ CODES = {
     "not-exercised": "The run gave no row of this norm to judge: a branch not taken, a loop not entered, no rows, or "
     "NaN in all of them. Give inputs that reach it (--input).",
     "notes": "Notes, which say nothing against the file, are counted here; --notes shows them.",
+    "omitted-bias": "The last input of a LayerNormalization has the empty name. That means no bias, and is allowed, "
+    "but onnxruntime 1.32 crashes when it optimises the model. Remove the input from the node.",
     "operator-opset": "The operator came with a newer opset than the file has: onnxruntime runs it, onnx's checker and "
     "other runtimes refuse it. Convert the file (--fix with --opset), or export it again.",
     "opset": "The opset is newer than the installed onnxruntime takes.",

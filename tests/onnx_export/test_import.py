@@ -1,6 +1,7 @@
 """`load` of streaming models that other programs wrote: layers and states by structure, proven against the file."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -305,6 +306,28 @@ def test_layers_that_compute_something_else_are_refused(tmp_path, rng, monkeypat
     unproven = onnx_export.load(path, check=False)
     assert "not compared with its file" in repr(unproven)
     assert "not compared" not in repr(cnorm.demo_model())
+
+
+def test_a_file_that_only_onnxruntime_gets_wrong_is_refused_as_that(tmp_path, rng, monkeypatch):
+    from onnx_export.importer import proof
+
+    def failing(model, copy):
+        report = onnx_export.check_parity(model, copy, steps=2)
+        rows = [replace(row, ok=row.engine != "onnxruntime all") for row in report.rows]
+        return replace(report, rows=tuple(rows), first=next(row for row in rows if not row.ok))
+
+    monkeypatch.setattr(proof, "check_parity", failing)
+    with pytest.raises(ValueError, match="agree with float64, but onnxruntime is beyond the bound"):
+        onnx_export.load(lstm_file(tmp_path / "m.onnx", rng))
+
+
+def test_a_recurrent_node_without_hidden_size_is_refused(tmp_path, rng):
+    """onnxruntime wants the attribute, although the weights say it."""
+    weights = {"W": normal(rng, 1, UNITS, INPUTS), "R": normal(rng, 1, UNITS, UNITS)}
+    nodes = [node("RNN", "x W R", "y"), node("Identity", "y", "z")]
+    path = saved(tmp_path / "m.onnx", nodes, {"x": [1, 1, INPUTS]}, {"z": [1, 1, 1, UNITS]}, weights)
+    with pytest.raises(ValueError, match="hidden_size"):
+        onnx_export.load(path)
 
 
 def test_constants_of_any_size_are_refused_before_they_are_made(tmp_path):

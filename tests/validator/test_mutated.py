@@ -57,6 +57,17 @@ def test_shape_inference_ends_where_a_dimension_is_long(tmp_path):
     assert examine(str(tmp_path / "model.onnx"), Options(), lambda *_: None).norms == []
 
 
+def test_a_bias_with_the_empty_name_is_an_error(tmp_path):
+    """onnxruntime 1.32 dies of it when it optimises; the norm is judged without."""
+    norm = gallery.node("LayerNormalization", "x scale", "y", name="norm")
+    norm.input.append("")
+    onnx.save(gallery.model([norm], constants=gallery.weights()), tmp_path / "model.onnx")
+    report = examine(str(tmp_path / "model.onnx"), Options(), lambda *_: None)
+    assert [norm.verdict for norm in report.norms] == ["ok"]
+    assert [(f.level, f.norm) for f in report.findings if f.code == "omitted-bias"] == [("error", "norm")]
+    assert report.exit_code() == 1
+
+
 def test_a_file_that_onnxruntime_refuses_is_not_loaded(tmp_path):
     writing = Writing()
     x = writing.input("x", [1, 3])
