@@ -1,11 +1,9 @@
 """Every gradient of a step against the derivative of the float64 reference, within the bound that autodiff.py derives.
 
-A normalised recurrence is chaotic, so steps are compared one by one, along the trajectory of the float64 reference:
-each begins at its state, and goes back from its gradient of the state, both rounded to float32. test_gradients.py shows
-that the gradients of many steps are those of single steps, bit for bit.
+trajectories.py compares steps one by one. test_gradients.py shows that the gradients of many steps are those of single
+steps, bit for bit.
 """
 
-import dataclasses
 import os
 
 import autodiff
@@ -13,14 +11,13 @@ import cells
 import numpy as np
 import pytest
 import reference
-from tapes import back, own_gradients, run, tape_of
+from tapes import back, run, tape_of
 from tolerances import assert_within
+from trajectories import PROJECTED, assert_steps_within_the_bound
 
 import cnorm
 
 KEYS = sorted(cnorm.PRESETS)
-INPUTS, UNITS, OUTPUTS = 7, 20, 9
-PROJECTED = (("LSTM", "torch"), ("LSTM", "lingvo"), ("LSTM", "tflite"))
 
 
 def all_steps_and_batches(chosen):
@@ -29,49 +26,10 @@ def all_steps_and_batches(chosen):
     return pytest.mark.parametrize(("steps", "batch"), every if os.environ.get("CNORM_ALL_GRADIENTS") else chosen)
 
 
-def scaled_to_one(state):
-    """Gradients are linear in those of the state, which may grow with every step: scaled by a power of two."""
-    largest = max(np.abs(part).max() for part in state)
-    factor = 2.0 ** -np.ceil(np.log2(largest)) if largest > 1 else 1.0
-    return [np.float32(part * factor) for part in state]
-
-
-def assert_steps_within_the_bound(key, steps, batch, rng, scale=1.0, **options):
-    """Forward along the float64 trajectory from the zero state, with x times `scale`, and back, step by step.
-
-    options: fields of the spec that differ from the preset's, and arguments of the reference step.
-    """
-    outputs = OUTPUTS if key in PROJECTED else None
-    spec, step = dataclasses.replace(cnorm.PRESETS[key], **options), cells.step_of(key, **options)
-    weights = cells.random_weights(spec, rng, INPUTS, UNITS, outputs)
-    layer = cells.LAYERS[key[0]](weights, preset=spec, eps=cells.EPS.get(key))
-    tape, width = tape_of([layer], 1, batch), outputs or UNITS
-    x = (scale * rng.standard_normal((steps, batch, INPUTS))).astype(np.float32)
-    dy = rng.standard_normal((steps, batch, width)).astype(np.float32)
-    state, before = [np.zeros((batch, n)) for n in (width, UNITS)[: 1 + (key[0] == "LSTM")]], []
-    for frame in x:
-        before.append([np.float32(part) for part in state])
-        state = step(weights, frame, *state)
-    dstate = [np.zeros_like(part) for part in before[0]]
-    places = [slice(start, start + n) for _, n, start in tape.state_arrays]
-    for t in reversed(range(steps)):
-        first, *rest = (autodiff.Value(part) for part in dstate)
-        expected = autodiff.cell_gradients(step, weights, x[t], before[t], [first + autodiff.Value(dy[t]), *rest])
-        after = np.zeros_like(tape.dstate)
-        for place, start, end in zip(places, before[t], dstate, strict=True):
-            tape.state[:, place], after[:, place] = start, end
-        run(tape, x[t : t + 1])
-        found = {"dx": back(tape, dy[t : t + 1], INPUTS, after)[0]} | own_gradients(layer, tape)
-        found |= {f"d{name}": tape.dstate[:, place] for name, place in zip("hc", places, strict=False)}
-        for name, wanted in expected.items():
-            assert_within(found[name], wanted.value, wanted.bound, f"{name} of step {t}")
-        dstate = scaled_to_one([expected[f"d{name}"].value for name, _ in zip("hc", dstate, strict=False)])
-
-
 @all_steps_and_batches([(1, 3), (2, 33), (17, 8), (50, 1)])
 @pytest.mark.parametrize("key", KEYS, ids="-".join)
 def test_every_preset(key, steps, batch, rng):
-    assert_steps_within_the_bound(key, steps, batch, rng)
+    assert_steps_within_the_bound(key, (steps, batch), rng)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +42,7 @@ def test_every_preset(key, steps, batch, rng):
     ids=str,
 )
 def test_clips_and_zoneout(key, options, rng):
-    assert_steps_within_the_bound(key, 17, 3, rng, **options)
+    assert_steps_within_the_bound(key, (17, 3), rng, **options)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 33, 150])
@@ -113,7 +71,7 @@ def test_layers_without_state(rows, rng):
     "key", [("LSTM", "ba2016"), ("LSTM", "torchaudio"), ("GRU", "ba2016"), ("RNN", "tfa")], ids="-".join
 )
 def test_rows_whose_squares_leave_the_range_of_float32(key, scale, isa, rng):
-    assert_steps_within_the_bound(key, 3, 2, rng, scale)
+    assert_steps_within_the_bound(key, (3, 2), rng, scale)
 
 
 @pytest.mark.parametrize("key", KEYS, ids="-".join)

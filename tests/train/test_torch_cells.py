@@ -52,7 +52,7 @@ def same(ours, theirs):
 
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("key", sorted(cnorm.PRESETS), ids="-".join)
-def test_cells_sequences_operators_and_streams_have_the_same_bits(key, batch):
+def test_cells_sequences_operators_and_streams_have_the_same_bits(key, batch, isa):
     """Also the gradients: over 19 steps, whose rows fill more than one block of 16."""
     sequence, cell = pair(*key, eps=cells.EPS.get(key))
     x, dy = torch.randn(19, batch, 4, requires_grad=True), torch.randn(19, batch, 10)
