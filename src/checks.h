@@ -6,8 +6,19 @@
 
 static inline int known_dtype(cnorm_dtype dtype) { return dtype >= CNORM_F32 && dtype < CNORM_DTYPES; }
 
-/* bytes of an element of the storage type, and of the compute type */
-static inline ptrdiff_t stored_bytes(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : dtype == CNORM_F32 ? 4 : 2; }
+/* bytes of an element of the storage type, and of the compute type. Without `default`, so that -Werror=switch names a
+ * new dtype. */
+static inline ptrdiff_t stored_bytes(cnorm_dtype dtype)
+{
+    switch (dtype) {
+    case CNORM_F64: return 8;
+    case CNORM_F32: return 4;
+    case CNORM_F16:
+    case CNORM_BF16: return 2;
+    case CNORM_DTYPES: break;
+    }
+    return 0;
+}
 static inline ptrdiff_t computed_bytes(cnorm_dtype dtype) { return dtype == CNORM_F64 ? 8 : 4; }
 
 /* the stride that a caller gave for rows of n elements, in elements */
