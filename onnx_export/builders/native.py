@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 
 from cnorm.cells.functions import named_parameters
@@ -12,6 +14,12 @@ _NAMES = {
     "tanh": "Tanh", "relu": "Relu", "sigmoid": "Sigmoid", "elu": "Elu", "leaky_relu": "LeakyRelu",
     "softplus": "Softplus", "hard_sigmoid": "HardSigmoid",
 }  # fmt: skip
+_HEEDED = {  # the fields of a spec that `build` writes or `refusal` judges, those of norms with the norms
+    "kind", "name", "source", "gates", "weights", "scope", "grouping", "cell_norm", "eps", "eps_place", "ddof", "reset",
+    "update", "forget_bias", "update_bias", "activation", "recurrent_activation", "clip", "zoneout", "cell_clip",
+    "projection_clip",
+}  # fmt: skip
+_PARTS = {"weight_x", "weight_h", "bias", "bias_x", "bias_h", "h0", "c0"}  # that `build` reads, or the state
 _ORDER = {"LSTM": "iofg", "GRU": "zrn", "RNN": "a"}  # of the gates, in the operators' weights
 
 
@@ -22,8 +30,11 @@ def refusal(layer) -> str | None:
         return "the operators have no layer norm"
     if spec.zoneout:
         return "the operators have no zoneout"
-    if has_projection(present(layer.tensors, layer.weights)):
+    given = present(layer.tensors, layer.weights)
+    if has_projection(given):
         return "the operator LSTM has no projection"
+    if unknown := {use.part for tensor in given for use in tensor.uses()} - _PARTS:
+        return f"the operators have no {', '.join(sorted(unknown))}"
     if spec.cell_clip is not None:
         return "the operator LSTM clips what enters its activations, not the cell"
     if spec.kind == "LSTM" and spec.clip is not None:
@@ -35,6 +46,9 @@ def refusal(layer) -> str | None:
         return "the operator GRU does not let the reset gate act on the whole candidate"
     if spec.kind == "GRU" and spec.update == "new":
         return "the operator GRU weighs the candidate with 1 - z, this cell with z"
+    for field in fields(spec):
+        if field.name not in _HEEDED and getattr(spec, field.name) != field.default:
+            return f"the operators have no {field.name}"
     return None
 
 

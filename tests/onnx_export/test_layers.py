@@ -2,7 +2,9 @@
 
 import json
 import os
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
 
 import cells
 import numpy as np
@@ -12,6 +14,8 @@ from models import random_linear
 
 import cnorm
 import onnx_export
+from cnorm.cells.tensors import parse
+from onnx_export.builders.native import refusal
 
 
 def layer_norm(rng, n, bias=True):
@@ -179,6 +183,77 @@ def test_native_operators_are_refused_with_the_reason(rng, tmp_path, key, change
         onnx_export.export(model, tmp_path / "m.onnx", native_ops=True)
     assert os.listdir(tmp_path) == []
     assert onnx_export.check_parity(model, onnx_export.export(model), steps=4).ok
+
+
+@dataclass(frozen=True)
+class Later(cnorm.CellSpec):
+    """With an option that no exporter knows."""
+
+    peephole: float = 0.0
+
+
+@pytest.mark.parametrize("peephole", [0.0, 1.0])
+def test_native_operators_are_refused_for_an_unknown_option(rng, peephole):
+    layer, _ = cells.random_cell(("LSTM", "torch"), rng, 5, 6)
+    given = {field.name: getattr(layer.spec, field.name) for field in fields(layer.spec)}
+    model = cnorm.Model([cnorm.LSTM(layer.weights, preset=Later(**given, peephole=peephole))])
+    refused = pytest.raises(ValueError, match="the operators have no peephole") if peephole else nullcontext()
+    with refused:
+        onnx_export.export(model, native_ops=True)
+
+
+def test_native_operators_are_refused_for_an_unknown_array(rng):
+    layer, _ = cells.random_cell(("LSTM", "torch"), rng, 5, 6)
+    assert refusal(layer) is None
+    tensors = (*layer.tensors, parse("peephole", "3H", "weight_c[fio]", "ifgo"))
+    given = SimpleNamespace(spec=layer.spec, tensors=tensors, weights={**layer.weights, "peephole": np.ones(18)})
+    assert refusal(given) == "the operators have no weight_c"
+
+
+OPTIONS = {  # a value of each field of a spec that changes what a cell computes, and a preset that can have it
+    "scope": ("LSTM", "torch", "sum"),
+    "grouping": ("LSTM", "haste", "per_gate"),
+    "cell_norm": ("LSTM", "ba2016", "carry"),
+    "eps": ("LSTM", "ba2016", 0.1),
+    "eps_place": ("LSTM", "ba2016", "std"),
+    "ddof": ("LSTM", "ba2016", 1),
+    "reset": ("GRU", "torch", "candidate"),
+    "update": ("GRU", "torch", "new"),
+    "forget_bias": ("LSTM", "torch", 1.0),
+    "update_bias": ("GRU", "torch", 1.0),
+    "activation": ("LSTM", "torch", "elu"),
+    "recurrent_activation": ("GRU", "torch", "hard_sigmoid"),
+    "clip": ("GRU", "torch", 0.1),
+    "cell_clip": ("LSTM", "torch", 0.1),
+    "projection_clip": ("LSTM", "torch", 0.05),
+    "zoneout": ("LSTM", "torch", 0.5),
+}
+
+
+def test_options_has_each_field():
+    assert OPTIONS.keys() | {"kind", "name", "source", "gates", "weights"} == {f.name for f in fields(cnorm.CellSpec)}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_of_a_cell_is_heeded_or_refused(rng, name):
+    """By the runtime, the exporter and its native operators: none may compute the cell without it."""
+    kind, preset, value = OPTIONS[name]
+    before = replace(cnorm.PRESETS[kind, preset], eps=1e-3)
+    spec = replace(before, **{name: value})
+    weights = cells.random_weights(before, rng, 5, 6, 3 if name == "projection_clip" else None)
+    if spec.refusal() is not None:
+        with pytest.raises(ValueError, match="the runtime does not compute"):
+            cells.LAYERS[kind](weights, preset=spec)
+        return
+    model, usual = (cnorm.Model([cells.LAYERS[kind](weights, preset=one)]) for one in (spec, before))
+    x = rng.standard_normal((9, 5)).astype(np.float32)
+    assert not np.array_equal(model.run(x), usual.run(x))
+    assert onnx_export.check_parity(model, onnx_export.export(model), steps=4).ok
+    if reason := refusal(model.layers[0]):
+        with pytest.raises(ValueError, match=f"native_ops must be False for .*: {reason}"):
+            onnx_export.export(model, native_ops=True)
+    else:
+        assert onnx_export.check_parity(model, onnx_export.export(model, native_ops=True), steps=4).ok
 
 
 def test_native_operators_reject_a_projection(rng):
