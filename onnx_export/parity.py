@@ -23,7 +23,6 @@ from cnorm.storage.files import each_once
 from cnorm.storage.model_files import METADATA_KEY, configuration
 from cnorm.text import clip, printable
 from onnx_export import model_io
-from onnx_export.builders import builder
 from onnx_export.description import state_table
 from onnx_export.nodes import model_nodes
 from onnx_export.ort import LEVELS
@@ -121,7 +120,8 @@ class _Check:
         self.of_file = {n: a[None] for n, a in initial_states(text, units, self.given.dtype).items()}
         self.of_model = _rounded(self.engines["cnorm"].initial(), self.given.dtype)
         native = any(node.op_type in ("LSTM", "GRU", "RNN") and not node.domain for node in model_nodes(onnx_model))
-        self.measure = _Measure(_longest_sum(model.layers), self.given.dtype, self.frames, native)
+        longest = max(leaf.longest_sum() for layer in model.layers for _, leaf in layer.leaves(""))
+        self.measure = _Measure(longest, self.given.dtype, self.frames, native)
         self.samples: list[tuple] = []  # the first calls that were judged: x, states, exact, sensitivity
 
     def report(self) -> ParityReport:
@@ -386,14 +386,3 @@ def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _largest(differences: np.ndarray) -> float:
     """The largest element; infinity if one is NaN, so that NaN is within no bound."""
     return float(np.max(np.where(np.isnan(differences), np.inf, differences), initial=0.0))
-
-
-def _longest_sum(layers) -> int:
-    """Number of terms of the longest sum of products in one step."""
-    longest = 1
-    for layer in (leaf for one in layers for _, leaf in one.leaves("")):
-        if layer.kind in ("CausalConv1d", "Conv1d"):
-            longest = max(longest, layer.weights["weight"][0].size)
-        elif "weight" not in layer.weights or layer.kind == "Linear":  # no norm and no activation
-            longest = max(longest, layer.input_size or 1, *builder(layer).states(layer).values())
-    return longest

@@ -112,6 +112,10 @@ class Layer:
         """Its matrices by the names of `rows`, in float32."""
         return {}
 
+    def longest_sum(self) -> int:
+        """The terms of its longest sum of products for one frame, with which rounding errors grow."""
+        return max((matrix.values.shape[1] for matrix in self.matrices().values()), default=1)
+
     @classmethod
     def filled(cls, entry: dict, rows: Mapping[str, Rows], others: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The tensors of an untrusted entry: `others`, and those that hold matrices filled with the values of rows."""

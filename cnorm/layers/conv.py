@@ -70,6 +70,9 @@ class Conv(Layer):
     def matrices(self) -> dict[str, Matrix]:
         return {} if self.depthwise else {"weight": Matrix(self._matrix(self.weights["weight"]))}
 
+    def longest_sum(self) -> int:
+        return self.weights["weight"][0].size
+
     @classmethod
     def filled(cls, entry: dict, rows: Mapping[str, Rows], others: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         taps, groups = entry.get("taps"), entry.get("groups")

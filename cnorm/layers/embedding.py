@@ -82,6 +82,9 @@ class Embedding(Layer):
     def matrices(self) -> dict[str, Matrix]:
         return {"weight": Matrix(np.ascontiguousarray(self.weights["weight"].T))}
 
+    def longest_sum(self) -> int:
+        return 1  # it copies a column
+
     def gradient_targets(self, into: Mapping[str, np.ndarray]) -> list[tuple[np.ndarray, str, int | None]]:
         return [(into["weight"].T, "weight", 0)]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cells import random_weights
 from models import streamed_layers, token_model
 
 import cnorm
@@ -144,6 +145,21 @@ def kinds(layers):
 
 def test_the_model_has_each_kind_that_streams(rng):
     assert kinds(streamed_layers(rng)) | kinds(token_model(rng).layers) | {"Bidirectional"} == set(KINDS)
+
+
+def test_the_longest_sum_of_each_kind():
+    one = cnorm.LSTM(random_weights(cnorm.PRESETS["LSTM", "torch"], np.random.default_rng(1), 5, 6, 3), preset="torch")
+    ones = np.ones((6, 70), np.float32)
+    taps = np.ones((4, 2, 3), np.float32)
+    found = {
+        "LSTM": (one, 6),
+        "Linear": (cnorm.Linear(ones), 70),
+        "CausalConv1d": (cnorm.CausalConv1d(taps, groups=2), 6),
+        "depthwise": (cnorm.CausalConv1d(taps[:, :1], groups=4), 3),
+        "Embedding": (cnorm.Embedding(ones), 1),
+        "Scale": (cnorm.Scale(ones[0]), 1),
+    }
+    assert {name: layer.longest_sum() for name, (layer, _) in found.items()} == {n: s for n, (_, s) in found.items()}
 
 
 def test_one_hash_on_every_instruction_set(rng):
