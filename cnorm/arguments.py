@@ -79,8 +79,8 @@ def has_dtype(a: np.ndarray, dtype: np.dtype) -> bool:
 
 
 def compute_dtype(x: np.ndarray) -> np.dtype:
-    """The dtype of computation for x: float32 for half types."""
-    return np.dtype(np.float32) if x.dtype.itemsize == 2 else x.dtype
+    """The dtype of computation for x: float32 for all types but float64."""
+    return np.dtype(np.float64 if x.dtype == np.float64 else np.float32)
 
 
 def refuse_unlike(a: np.ndarray, name: str, x: np.ndarray, x_name: str) -> None:
@@ -131,7 +131,7 @@ def refuse_bound(x: np.ndarray, gain: np.ndarray | None) -> None:
 
 def _check_parameter_dtype(a: np.ndarray, name: str, x: np.ndarray) -> None:
     if not has_dtype(a, x.dtype) and not has_dtype(a, compute_dtype(x)):
-        also = " or float32" if x.dtype.itemsize == 2 else ""
+        also = "" if compute_dtype(x) == x.dtype else f" or {compute_dtype(x)}"
         raise TypeError(f"{name} must have the dtype of x, {x.dtype}{also}, got {quoted(a.dtype)}")
 
 
