@@ -2,8 +2,8 @@
 
 `supervisor` starts the worker processes behind one port and restarts those that are lost; each runs a `worker.Worker`,
 which holds the sessions and steps those that are ready together; a `connection.Connection` has the messages of one
-client; `pages` answers plain HTTP requests; a `listener.Listener` bounds connections without a session; `logs` formats
-the log.
+client; `pages` answers plain HTTP requests; `metrics` counts for /metrics; a `listener.Listener` bounds connections
+without a session; `logs` formats the log.
 
 A change of the protocol touches `connection` (messages read), `worker` (welcome, reset, checkpoint), its other end in
 `cnorm.conversation`, which has its version and the struct of frame numbers, `page.js`, and `cnorm_bench.load`.
