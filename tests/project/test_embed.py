@@ -218,6 +218,8 @@ def test_the_crate_has_the_numbers_of_the_header():
     crate = "".join(path.read_text() for path in (ROOT / "rust" / "cnorm" / "src").iterdir())
     [abi] = re.findall(r"#define CNORM_ABI_VERSION (\d+)", header)
     assert f"const CNORM_ABI_VERSION: c_int = {abi};" in crate
+    assert f"soversion: '{abi}'" in (ROOT / "src" / "meson.build").read_text()
+    assert f"SOVERSION {abi})" in (ROOT / "CMakeLists.txt").read_text()
     statuses = re.findall(r"^    CNORM_(?:ERROR_)?([A-Z]+)\b", header[header.index("CNORM_OK = 0") - 4 :], re.M)
     found = re.findall(r"pub const ([A-Z]+): i32 = (\d+);", crate)
     assert len(found) == 7
