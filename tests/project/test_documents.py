@@ -260,3 +260,19 @@ def test_the_reference_has_every_public_header():
     text = (ROOT / "docs" / "reference" / "c.rst").read_text()
     shown = re.findall(r"literalinclude:: /src/include/(\S+)", text)
     assert sorted(shown) == sorted(path.name for path in (ROOT / "src" / "include").iterdir())
+
+
+def test_the_guide_names_what_exists():
+    """Files, functions and constants that CONTRIBUTING.md has in backticks."""
+    folders = (".ci", "benchmarks", "cnorm", "docs", "onnx_export", "rust/cnorm/src", "src", "tests")
+    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.*") if path.is_file()]
+    text = "".join(path.read_text() for path in paths if path.suffix[1:] in ("py", "c", "h", "inc", "pxi", "pyx", "rs"))
+    places = [f"/{path.relative_to(ROOT)}" for path in [*paths, *ROOT.glob("*"), ROOT / ".ci" / "run"]]
+    guide = re.sub(r"```.*?```", "", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.S)
+    missing = []
+    for name in set(re.findall(r"`(\w[\w./*]+)`", guide)):
+        is_file = any(place.endswith(f"/{name}") or f"/{name.rstrip('/')}/" in place for place in places)
+        known = "/" not in name and all(word in text for word in re.findall(r"\w+", name))
+        if not (is_file or known or "NAME" in name):
+            missing.append(name)
+    assert not missing, sorted(missing)
