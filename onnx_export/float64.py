@@ -229,6 +229,18 @@ def _widen_tensor(tensor: onnx.TensorProto) -> None:
     tensor.CopyFrom(wide)
 
 
+class FusedMatMul(OpRun):
+    """onnxruntime's product of matrices that may be transposed, with a factor."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, a, b, alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0):
+        if transBatchA or transBatchB:
+            raise NotImplementedError("FusedMatMul with transposed batches")
+        a, b = (np.swapaxes(each, -1, -2) if turn else each for each, turn in ((a, transA), (b, transB)))
+        return ((np.matmul(a, b) * np.asarray(alpha, a.dtype)).astype(a.dtype),)
+
+
 class BatchNormalization(OpRun):
     """Replaces onnx's kernel, which uses the statistics of the batch in every model below opset 14."""
 
@@ -264,8 +276,11 @@ class Loop(op_loop.Loop):
         return (*carried, *(np.stack(column) for column in zip(*scanned, strict=True)))
 
 
+_OWN = (BatchNormalization, FusedMatMul, Loop)
+
+
 class _Evaluator(ReferenceEvaluator):
     """onnx's evaluator with this package's kernels, also in subgraphs and local functions."""
 
     def __init__(self, proto, new_ops=None, **options):
-        super().__init__(proto, new_ops=[BatchNormalization, Loop, *RECURRENT, *kernels(), *(new_ops or [])], **options)
+        super().__init__(proto, new_ops=[*_OWN, *RECURRENT, *kernels(), *(new_ops or [])], **options)

@@ -1,18 +1,26 @@
-"""Sums and means that a product with equal weights computes: MatMul, Gemm, Einsum, and convolutions of one pixel."""
+"""Sums and means that a product with equal weights computes: MatMul, Gemm, Einsum, and convolutions.
+
+The usual forms are read from the node, others are evaluated on made-up values and compared with sums over axes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import onnx
+from onnx import TensorProto
 
-from onnx_export.validation.graph import attribute, op
-from onnx_export.validation.values import Values
+from onnx_export.float64 import Float64
+from onnx_export.validation.graph import attribute, cut, op
+from onnx_export.validation.values import Values, unit_of
 
 _BLOCKED = "com.microsoft.nchwc::"  # a Conv between two reorderings, as onnxruntime's layout optimiser writes it
-WEIGHTED = frozenset({"MatMul", "Gemm", "Conv", "Einsum", f"{_BLOCKED}ReorderOutput"})
+_EVALUATED = ("MatMul", "com.microsoft::FusedMatMul", "Gemm", "Conv", "ConvTranspose", "Einsum")
+WEIGHTED = frozenset({*_EVALUATED, f"{_BLOCKED}ReorderOutput"})
+_MOST_AXES, _MOST_ELEMENTS = 5, 2**18
+_OPEN = 3  # the size of an axis that the file leaves open
 
 
 @dataclass(frozen=True)
@@ -30,6 +38,13 @@ class Weighing:
 
 def weighted_sum(values: Values, node: onnx.NodeProto) -> Weighing | None:
     """The sum with equal weights that a node computes, None if it computes another function."""
+    if op(node) == f"{_BLOCKED}ReorderOutput":
+        return _blocked_pixel(values, node)
+    return (_read(values, node) or _evaluated(values, node)) if op(node) in _EVALUATED else None
+
+
+def _read(values: Values, node: onnx.NodeProto) -> Weighing | None:
+    """`weighted_sum` of the forms that need no evaluation, nor the shape of the value."""
     kind = op(node)
     if kind == "MatMul" and len(node.input) == 2:
         return _product(values, node, transposed=False)
@@ -40,16 +55,61 @@ def weighted_sum(values: Values, node: onnx.NodeProto) -> Weighing | None:
         return _product(values, node, bool(attribute(node, "transB", 0)), attribute(node, "alpha", 1.0))
     if kind == "Conv":
         return _pixel(values, node)
-    if kind == f"{_BLOCKED}ReorderOutput":
-        return _blocked_pixel(values, node)
     return _contraction(values, node) if kind == "Einsum" else None
+
+
+def _evaluated(values: Values, node: onnx.NodeProto) -> Weighing | None:
+    """The sum over some axes of the one value that the node multiplies by equal weights, perhaps of its squares."""
+    scope = values.scope
+    stored = {name: scope.constant(name) for name in node.input if name}
+    free = [name for name, value in stored.items() if value is None]
+    weights = [_equal(value) for value in stored.values() if value is not None]
+    shape = scope.shape(free[0]) if len(free) == 1 else None
+    if shape is None or None in weights or not 0 < len(shape) <= _MOST_AXES:
+        return None
+    sizes = [size or _OPEN for size in shape]
+    if np.prod(sizes) > _MOST_ELEMENTS:
+        return None
+    x = np.random.default_rng(0).normal(1, 1, sizes)
+    kind = scope.dtype(free[0]) or TensorProto.FLOAT
+    try:
+        model = cut(_alone(scope), scope, [node], list(node.output), {free[0]: (kind, sizes)})
+        y = Float64(model).run({free[0]: x})[node.output[0]]
+    except Exception:  # from onnx's evaluator: an operator or a size that it does not take
+        return None
+    squared = op(node) == "Einsum" and list(node.input).count(free[0]) == 2
+    fixed = [axis for axis, size in enumerate(shape) if size and size > 1]
+    unit = sum(each[1] for each in weights) + (2.0**-24 if attribute(node, "alpha", 1.0) != 1 else 0.0)
+    for axes in (each for count in range(1, len(fixed) + 1) for each in combinations(fixed, count)):
+        total = np.sum(x * x if squared else x, axis=axes, keepdims=True)
+        without, repeated = np.squeeze(total, axes), np.broadcast_to(total, x.shape)
+        for sums, keepdims in ((total, True), (without, False), (repeated, True)):
+            weight = _multiple(y, sums)
+            if weight:
+                n = int(np.prod([sizes[axis] for axis in axes]))
+                return Weighing(free[0], axes, n, weight, 2 * unit, squared, keepdims)
+    return None
+
+
+def _alone(scope) -> onnx.ModelProto:
+    model = onnx.ModelProto(ir_version=8)
+    model.opset_import.extend(onnx.helper.make_opsetid(*each) for each in scope.opsets.items())
+    return model
+
+
+def _multiple(y: np.ndarray, sums: np.ndarray) -> float | None:
+    """What multiple of these sums y is, None if it is none."""
+    if y.shape != sums.shape:
+        return None
+    weight = float(np.sum(y * sums) / np.sum(sums * sums))
+    return weight if np.max(np.abs(y - weight * sums)) <= 1e-9 * np.max(np.abs(y)) else None
 
 
 def _equal(value: np.ndarray | None) -> tuple[float, float] | None:
     """(weight, unit roundoff) of an array whose elements are all one number."""
     if value is None or not value.size or value.dtype.kind != "f" or not np.all(value == value.flat[0]):
         return None
-    return float(value.flat[0]), float(np.finfo(value.dtype).eps)
+    return float(value.flat[0]), unit_of(value)
 
 
 def _product(values: Values, node, transposed: bool, alpha: float = 1.0) -> Weighing | None:
@@ -59,7 +119,8 @@ def _product(values: Values, node, transposed: bool, alpha: float = 1.0) -> Weig
     if weight is None:
         return None
     n, columns = matrix.shape[::-1] if transposed else matrix.shape
-    return Weighing(node.input[0], (-1,), n, weight[0] * alpha, 2 * weight[1]) if columns in (1, n) else None
+    unit = 2 * max(weight[1], 0.0 if alpha == 1 else 2.0**-24)  # an attribute is float32
+    return Weighing(node.input[0], (-1,), n, weight[0] * alpha, unit) if columns in (1, n) else None
 
 
 def _pixel(values: Values, node) -> Weighing | None:
@@ -81,20 +142,21 @@ def _plain(values: Values, node, kernel: np.ndarray) -> bool:
 
 
 def _blocked_pixel(values: Values, node) -> Weighing | None:
-    """`_pixel` of one result, whose kernel onnxruntime has filled up to a block of results with zeros."""
+    """`_pixel`, whose kernel onnxruntime has filled up to blocks of channels and results with zeros."""
     conv = values.made_by(node.input[0], f"{_BLOCKED}Conv")
     source = None if conv is None else values.made_by(conv.input[0], f"{_BLOCKED}ReorderInput")
     kernel = None if source is None else values.scope.constant(conv.input[1])
     last = any(attribute(each, "channels_last", 0) for each in (node, source) if each is not None)
-    if kernel is None or kernel.ndim != 4 or last or attribute(node, "channels", 0) != 1:
+    if kernel is None or kernel.ndim != 4 or last:
         return None
     if not _plain(values, conv, kernel) or attribute(conv, "activation", b""):
         return None
-    block = kernel.reshape(-1, kernel.shape[0])
-    weight = _equal(block[:, 0])
-    if weight is None or block[:, 1:].any():
+    shape, results = values.scope.shape(source.input[0]), attribute(node, "channels", 0)
+    n, used = shape[1] if shape is not None and len(shape) > 1 else None, kernel[kernel != 0]
+    weight = _equal(used)  # in blocks of both kinds of channels, in whatever order
+    if weight is None or results not in (1, n) or used.size != n * results:
         return None
-    return Weighing(source.input[0], (1,), kernel.shape[1], *weight)
+    return Weighing(source.input[0], (1,), n, *weight)
 
 
 def _contraction(values: Values, node) -> Weighing | None:

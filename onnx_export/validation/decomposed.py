@@ -125,6 +125,8 @@ class Matcher:
         if total is None:
             return None, nodes, {}
         none = {"eps": 0.0, "eps_dtype": self.scope.dtype(radicand)}
+        if op(total) == "Sum":
+            return self._with_parts_of_eps(total, nodes, none)
         if op(total) not in ("Add", "Sub"):
             return self.moments.variance(radicand), nodes, none
         if op(total) == "Sub" and self.values.scalar(total.input[1]) is not None:
@@ -143,6 +145,16 @@ class Matcher:
             if variance is not None:
                 return variance, path, eps
         return self.moments.variance(radicand), nodes, none
+
+    def _with_parts_of_eps(self, total: onnx.NodeProto, nodes: list[onnx.NodeProto], none: dict):
+        """`_with_eps` of a Sum of a variance and several constants."""
+        parts = [self.values.scalar(each) for each in total.input]
+        rest = [name for name, part in zip(total.input, parts, strict=True) if part is None]
+        if len(rest) != 1 or len(parts) == 1:
+            return self.moments.variance(total.output[0]), nodes, none
+        eps = {"eps": sum(part for part in parts if part is not None), "eps_first": parts[0] is not None}
+        eps["eps_dtype"] = self.values.narrowest(*(set(total.input) - {*rest}))
+        return self.moments.variance(rest[0]), [*nodes, total], eps
 
     def _norm(self, found: Match) -> Norm:
         variance = found.variance
@@ -216,8 +228,7 @@ class Matcher:
         """The match if `user` divides by the deviation, or the deviation by a factor sqrt(n)."""
         further = extended.but(std=user.output[0])
         if user.input[1] != found.std:
-            root = found.excess and self._root_of(found.excess, self.values.scalar(user.input[1]))
-            return self._follow(further.but(excess=None, stored_reciprocal=True), depth - 1) if root else []
+            return self._counted(found, further, self.values.scalar(user.input[1]), depth)
         whole = self._numerator(extended, user.input[0])
         if whole is None and found.power.is_(0.5):
             whole = self._difference(found, user) or uncentred(self, extended, user)
@@ -228,13 +239,26 @@ class Matcher:
             return self._follow(scaled, depth - 1)
         return []
 
+    def _counted(self, found: Match, further: Match, factor: float | None, depth: int) -> list[Match]:
+        """The match continued if the root of a sum is divided by sqrt(n), or by another number before it is squared."""
+        near = NONE
+        if not found.excess or not factor:
+            return []
+        if not self._root_of(found.excess, factor):
+            users = self.scope.consumers(further.std)
+            if not any(next_power(self.values, user, further.std, Power()) == Power(2.0) for user in users):
+                return []
+            near = NearMiss(f"a sum over {found.excess} elements is divided by {factor * factor:.6g}", error=True)
+        return self._follow(further.add(near=near, excess=None, stored_reciprocal=True), depth - 1)
+
     def _multiplied(self, found: Match, extended: Match, user: onnx.NodeProto, depth: int) -> list[Match]:
         """The match if `user` multiplies rstd by the centred value, by a scale first, or `std` by a factor sqrt(n)."""
         other = user.input[1] if user.input[0] == found.std else user.input[0]
         further = extended.but(std=user.output[0])
         factor = self.values.scalar(other) if found.excess else None
-        if found.excess and self._root_of(found.excess, factor if found.reciprocal else 1 / factor if factor else None):
-            return self._follow(further.but(excess=None, stored_reciprocal=True), depth - 1)
+        counted = self._counted(found, further, factor if found.reciprocal else 1 / factor if factor else None, depth)
+        if counted:
+            return counted
         divisor = self.values.made_by(self.values.strip(found.variance.x)[0], "Div") if found.rms else None
         if divisor is not None and not found.reciprocal and self.values.same(other, divisor.input[1]):
             near = NearMiss("x is divided before it is squared, so that eps counts relative to the divisor")
@@ -291,6 +315,8 @@ class Matcher:
         if product is not None and not found.scale:  # scale * (x - mean) / std
             for a, b in (product.input, reversed(product.input)):
                 value = self.scope.constant(a)
+                if found.excess and self._root_of(found.excess, self.values.scalar(a)):
+                    return self._numerator(found.add(*path, product, excess=None, stored_reciprocal=True), b)
                 if value is not None and self.values.along_row(value, variance.x, variance.mean.axes):
                     return self._numerator(found.add(*path, product, scale=a), b)
         centred = self.moments.centred(inner)
@@ -353,10 +379,13 @@ class Matcher:
         """Match the factor sqrt(n) after a quotient whose deviation was sqrt(n) times too large; None without it."""
         if not found.excess:
             return found
-        for user in self.scope.consumers(found.y):
-            for a, b in (user.input, reversed(user.input)) if op(user) == "Mul" else ():
-                if a == found.y and self._root_of(found.excess, self.values.scalar(b)):
-                    return found.add(user, y=user.output[0], excess=None, stored_reciprocal=True)
+        for user, name, path in self.values.users(found.y):
+            other = user.input[1] if user.input[0] == name else user.input[0]
+            factor = self.values.scalar(other) if op(user) in ("Mul", "Div") else None
+            if factor and op(user) == "Div":
+                factor = 1 / factor if user.input[0] == name else None
+            if self._root_of(found.excess, factor):
+                return found.add(*path, user, y=user.output[0], excess=None, stored_reciprocal=True)
         return None
 
     def _difference(self, found: Match, user: onnx.NodeProto) -> Match | None:

@@ -1,8 +1,9 @@
-"""A mean in a writing that `moments` does not know: what x loses is evaluated and compared with means of x."""
+"""A mean in a writing that `moments` does not know: it is evaluated and compared with means of x over its axes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import combinations
 from math import prod
 
@@ -13,21 +14,34 @@ from onnx import TensorProto, helper
 from onnx_export.float64 import Float64
 from onnx_export.nodes import subgraphs
 from onnx_export.validation.graph import Scope, cut, op, unit_roundoff
-from onnx_export.validation.norm import NONE, NearMiss
 from onnx_export.validation.statistic import Mean
-from onnx_export.validation.values import RESHAPERS, SAME, Values
+from onnx_export.validation.values import RESHAPERS, SAME, SUMS, Values
 
 _MOST_NODES = 32  # between x and what is subtracted from it
 _MOST_ELEMENTS, _MOST_AXES = 2**20, 5
 _OPEN = (3, 4, 5, 6, 7)  # sizes for those that the file leaves open
+# what a mean of squares may be written with; Mul and Div by constants
+_LINEAR = SAME | RESHAPERS | SUMS
+_LINEAR |= {"Transpose", "Slice", "Split", "Gather", "Concat", "Pad", "Mul", "Div", "Neg", "CumSum", "ReduceSum"}
+_LINEAR |= {"ReduceMean", "AveragePool", "GlobalAveragePool", "MatMul", "com.microsoft::FusedMatMul", "Gemm"}
+_LINEAR |= {"Conv", "ConvTranspose", "Einsum"}
 _LAYOUT = SAME | RESHAPERS | {"Transpose"}
 
 
-def evaluated_mean(values: Values, x: str, other: str, sign: int) -> tuple[Mean, bool] | None:
-    """The mean of x that `sign` times `other` is, or a multiple of it over the last axes; None if it is none.
+@dataclass(frozen=True)
+class Evaluated:
+    """The mean of x over some axes that a value is, `factor` times if these are the last one.
 
-    Also returns whether its nodes start at x: not if they start at the value of which x is a transposed one.
+    `direct` if its nodes start at x, not at a value of which x is a transposed one.
     """
+
+    mean: Mean
+    direct: bool
+    factor: float
+
+
+def evaluated_mean(values: Values, x: str, other: str, sign: int) -> Evaluated | None:
+    """The mean of x that `sign` times `other` is, or a multiple of it over the last axis; None if it is none."""
     if not _may_reduce(values.scope, x, other, sign > 0):
         return None
     base, moves = x, []
@@ -46,9 +60,35 @@ def evaluated_mean(values: Values, x: str, other: str, sign: int) -> tuple[Mean,
     axes, factor = _axes_of(before, lost, 16 * unit * float(np.max(np.abs(before))))
     if axes is None:
         return None
-    miscount = NONE if factor == 1 else NearMiss(f"{factor:.4g} times its mean is subtracted from x", error=True)
-    mean = Mean(x, axes, True, tuple(nodes), reshaped=True, stored_reciprocal=True, miscount=miscount)
-    return mean, not moves
+    return Evaluated(Mean(x, axes, True, tuple(nodes), reshaped=True, stored_reciprocal=True), not moves, factor)
+
+
+def squares_before(values: Values, name: str) -> str | None:
+    """The squares of one value from which linear operators compute `name`, None if it is made of more than those."""
+    scope, found, pending = values.scope, "", [name]
+    for _ in range(_MOST_NODES):
+        if not pending:
+            break
+        current = pending.pop()
+        if current == found or not current or scope.constant(current) is not None:
+            continue
+        node = scope.producer(current)
+        if node is None:
+            return None
+        twice = op(node) == "Mul" and values.same(*node.input)
+        if twice or (op(node) == "Pow" and values.scalar(node.input[1]) == 2):
+            if found:
+                return None
+            found = current
+        elif op(node) in _LINEAR and not (op(node) in SUMS and _has_constant(scope, node)):  # such as eps
+            pending += node.input
+        else:
+            return None
+    return found if found and not pending and found != name else None
+
+
+def _has_constant(scope: Scope, node: onnx.NodeProto) -> bool:
+    return any(scope.constant(name) is not None for name in node.input)
 
 
 def _may_reduce(scope: Scope, x: str, other: str, less: bool) -> bool:

@@ -109,12 +109,12 @@ def lp_norm(matcher: Matcher, node: onnx.NodeProto) -> Match | None:
     centred = matcher.moments.centred(source)
     if centred is not None and (centred.negative or values.axes(centred.mean.axes, centred.x) != axes):
         return None
-    multipliers = [
-        values.scope.constant(other)
-        for user in values.scope.consumers(node.output[0])
-        for other in (user.input if op(user) == "Mul" else ())
-    ]
-    gains = [value for value in multipliers if value is not None]
+    gains = []
+    for user, name, _ in values.users(node.output[0]):
+        others = list(user.input[1:] if op(user) == "Div" else user.input) if op(user) in ("Mul", "Div") else []
+        value = next((values.scope.constant(other) for other in others if other != name), None)
+        if value is not None:
+            gains.append(1 / value if op(user) == "Div" else value)
     if any(value.size == 1 and abs(float(value.flat[0]) - n**0.5) <= 2.0**-10 * n**0.5 for value in gains):
         factor = {"excess": n}
     elif centred is not None and any(value.size > 1 for value in gains):

@@ -19,13 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from onnx import TensorProto, helper
 
 from onnx_export.float64 import Float64
-from onnx_export.validation.graph import Scope, unit_roundoff
+from onnx_export.validation.graph import Scope, attribute, unit_roundoff
 from onnx_export.validation.norm import Norm
+from onnx_export.validation.values import unit_of
 
 FACTOR = 8.0
 # Times the root of the sum of squared error bounds: by Hoeffding's inequality, a sum of independent errors is larger
@@ -157,13 +159,22 @@ class Oracle:
     def equality(self, feeds: dict[str, np.ndarray], other: np.ndarray) -> Measure:
         """G against another float64 result; the bound is the rounding of float64 and of a stored 1/n."""
         rows, own = self.rows(feeds), self.graph_result(feeds)
-        unit = unit_roundoff(self._scope.dtype(self.norm.x)) if self.norm.stored_reciprocal else 2.0**-53
+        unit = self._stored_unit if self.norm.stored_reciprocal else 2.0**-53
         bound = rows.rounding(unit)
         if self.norm.variance == "one-pass":  # E[x^2] - E[x]^2 cancels: the error grows with its square
             bound = bound * (1 + rows.conditioning)
         if own.shape != other.shape:
             return Measure(np.inf, 0.0, np.inf)
         return compare(own, other, bound + 2.0**-51 * np.abs(other), rows)
+
+    @cached_property
+    def _stored_unit(self) -> float:
+        """Unit roundoff of a stored 1/n: of the type of x, or of a narrower one that it had before an optimiser."""
+        stored = [self._scope.constant(name) for node in self.norm.nodes for name in node.input]
+        equal = [value for value in stored if value is not None and value.size and (value == value.flat[0]).all()]
+        units = [unit_of(value) for value in equal]
+        factors = [2.0**-24 for node in self.norm.nodes if attribute(node, "alpha", 1.0) != 1]
+        return max([unit_roundoff(self._scope.dtype(self.norm.x)), *units, *factors])
 
     def carried(self, feeds: dict[str, np.ndarray]) -> np.ndarray | float:
         """Allowed difference if the runtime kept x in a wider type and never rounded it to its half type.

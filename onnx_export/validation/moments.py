@@ -8,11 +8,11 @@ import onnx
 
 from onnx_export.operators import LAYER, RMS
 from onnx_export.validation.contractions import WEIGHTED, weighted_sum
-from onnx_export.validation.evaluated import evaluated_mean
+from onnx_export.validation.evaluated import evaluated_mean, squares_before
 from onnx_export.validation.graph import attribute, op, unit_roundoff
 from onnx_export.validation.norm import NONE, NearMiss
-from onnx_export.validation.statistic import Centred, Mean, Variance
-from onnx_export.validation.values import PASSED, QUANTISERS, REDUCED_SUMS, RESHAPERS, SAME, Values
+from onnx_export.validation.statistic import Centred, Mean, Variance, before_unsqueeze, miscounted
+from onnx_export.validation.values import PASSED, QUANTISERS, REDUCED_SUMS, RESHAPERS, SAME, Values, unit_of
 
 # Limit on recursion between a variance and its root: an untrusted file may have thousands of steps, two branches each.
 DEEPEST = 5
@@ -121,7 +121,7 @@ class Moments:
         keepdims = bool(attribute(node, "keepdims", 1))
         squared = op(node) in ("ReduceSumSquare", "ReduceL2")
         found = Mean(source, axes or None, keepdims, (*casts, node, *path), squared=squared, reshaped=reshaped)
-        return self._before_unsqueeze(found)
+        return before_unsqueeze(self.values, found)
 
     def _reduced_axes(self, node: onnx.NodeProto) -> tuple[int, ...] | None:
         """The axes of a reduction, empty for all axes, None if they are not fixed in the file."""
@@ -143,11 +143,11 @@ class Moments:
             return None
         source, casts = self.values.strip(weighing.source)
         axes = self.values.axes(weighing.axes, source)
-        mean = weighing.n > 0 and abs(weighing.weight * weighing.n - 1) <= weighing.unit
-        if not mean and weighing.weight != 1:
-            return None
+        total = weighing.weight == 1 and weighing.n != 1
+        miscount = NONE if total else miscounted(weighing.n, 1 / weighing.weight, weighing.unit)
         found = Mean(source, axes, weighing.keepdims, (*casts, node, *path), squared=weighing.squared)
-        return replace(found, reshaped=reshaped, total=not mean, stored_reciprocal=mean)
+        found = replace(found, reshaped=reshaped, total=total, stored_reciprocal=not total, miscount=miscount)
+        return before_unsqueeze(self.values, found)
 
     def _pooled(self, node: onnx.NodeProto, path: list[onnx.NodeProto], reshaped: bool) -> Mean | None:
         """The mean over all axes after the first two, as GlobalAveragePool or as AveragePool with one window."""
@@ -159,7 +159,7 @@ class Moments:
         if op(node) == "AveragePool" and (window != shape[2:] or any(attribute(node, "pads", ()))):
             return None
         axes = tuple(range(2, len(shape)))
-        return self._before_unsqueeze(Mean(source, axes, True, (*casts, node, *path), reshaped=reshaped))
+        return before_unsqueeze(self.values, Mean(source, axes, True, (*casts, node, *path), reshaped=reshaped))
 
     def _of_means(self, found: Mean | None) -> Mean | None:
         """Merge nested means: the mean over some axes of a mean over others is the mean over both."""
@@ -184,38 +184,14 @@ class Moments:
             miscount=inner.miscount.then(found.miscount),
         )
 
-    def _before_unsqueeze(self, found: Mean) -> Mean:
-        """Restate a mean of an unsqueezed value as a mean of the value before Unsqueeze, with axes renumbered."""
-        node = self.values.made_by(found.source, "Unsqueeze")
-        shape = self.scope.shape(found.source)
-        if node is None or shape is None or found.axes is None:
-            return found
-        stored = attribute(node, "axes", ())
-        if not stored and len(node.input) > 1:
-            value = self.scope.constant(node.input[1])
-            stored = () if value is None else tuple(value.ravel().tolist())
-        added = {axis % len(shape) for axis in stored}
-        kept = [axis for axis in range(len(shape)) if axis not in added]
-        axes = tuple(kept.index(axis) for axis in found.axes if axis in kept)
-        if not stored or not axes:
-            return found
-        source, casts = self.values.strip(node.input[0])
-        return replace(found, source=source, axes=axes, nodes=(*casts, node, *found.nodes))
-
     def _miscount(self, mean: Mean, factor: str, divisor: float) -> NearMiss:
         """The `miscount` of a sum that is divided by `divisor`: an error unless that is n - 1."""
         count = self.values.count(mean.axes, mean.source)
         if not count:
             return NONE
         stored = self.values.narrowest(factor, self.values.strip(factor)[0])
-        unit = max(unit_roundoff(stored), 2.0**-50)  # float64 constants: the arithmetic here rounds more
-        unbiased = abs(divisor - count + 1) < abs(divisor - count)
-        # two roundings, of n and of 1/n; one only if the divisor is nearer to n - 1, lest n - 1 pass for n
-        if divisor > 0 and 1 - min(divisor / count, count / divisor) <= (1 if unbiased else 2) * unit:
-            return NONE
-        unbiased = abs(divisor - count + 1) <= 2 * unit * count
-        kind = " (unbiased)" if unbiased else ""
-        return NearMiss(f"a sum over {count} elements is divided by {divisor:.6g}{kind}", error=not unbiased)
+        value = self.scope.constant(factor)
+        return miscounted(count, divisor, max(unit_roundoff(stored), 0.0 if value is None else unit_of(value)))
 
     # -- squares
 
@@ -285,8 +261,11 @@ class Moments:
             found = evaluated_mean(self.values, x, subtracted, -plus * minus)
             if found is None:
                 continue
-            mean, direct = found
-            if direct:
+            mean = found.mean
+            if found.factor != 1:
+                reason = f"{found.factor:.4g} times its mean is subtracted from x"
+                mean = replace(mean, miscount=NearMiss(reason, error=True))
+            if found.direct:
                 return Centred(x, mean, (*casts, *mean.nodes, node), negative=plus < 0)
             return Centred(node.output[0], mean, (), negative=plus < 0)
         return None
@@ -299,8 +278,9 @@ class Moments:
         node = self.scope.producer(inner)
         if node is None or depth == 0:
             return None
-        if op(node) == "Transpose":
-            return self._transposed(node, path, depth)
+        turned = self._transposed(node, path, depth) if op(node) == "Transpose" else None
+        if turned is not None:
+            return turned
         if op(node) in ("Max", "Relu", "Clip"):  # clamped because rounding can make E[x^2] - E[x]^2 negative
             return self._clamped_variance(node, path, depth)
         root = self._squared_root(node)
@@ -313,7 +293,26 @@ class Moments:
         if op(node) in ("Mul", "Div") and self.mean(inner) is None:
             return self._rescaled(node, path, depth)
         moment = self.second_moment(inner)
+        moment = moment if moment and not self._turned(moment) else self._evaluated_moment(name)
         return moment and self._two_pass(moment, path)
+
+    def _turned(self, moment) -> bool:
+        """Whether squares were given another rank before their mean, whose axes are not those of x then."""
+        base, _, mean, _ = moment
+        shapes = self.scope.shape(base), self.scope.shape(mean.source)
+        return None not in shapes and len(shapes[0]) != len(shapes[1])
+
+    def _evaluated_moment(self, name: str):
+        """`second_moment` in any writing whose nodes are linear in the squares."""
+        squares = squares_before(self.values, name)
+        base, exponent, nodes = (squares and self.power(squares)) or ("", 0.0, [])
+        found = evaluated_mean(self.values, squares, name, 1) if exponent == 2 else None
+        if found is None or not found.direct:
+            return None
+        n = self.values.count(found.mean.axes, squares)
+        miscount = miscounted(n, n / found.factor, 2.0**-11) if n and found.factor != 1 else NONE
+        mean = replace(found.mean, miscount=miscount)
+        return base, exponent, mean, [*nodes, *mean.nodes]
 
     def _transposed(self, node: onnx.NodeProto, path: list[onnx.NodeProto], depth: int) -> Variance | None:
         """A variance before a Transpose, without the nodes that centre x: the numerator has their result transposed."""

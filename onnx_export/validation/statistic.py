@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import onnx
 
 from onnx_export.operators import Formula
-from onnx_export.validation.graph import op
+from onnx_export.validation.graph import attribute, op
 from onnx_export.validation.norm import NONE, NearMiss
-from onnx_export.validation.values import RESHAPERS
+from onnx_export.validation.values import RESHAPERS, Values
 
 _KEEPDIMS = NearMiss("keepdims=0: the statistic broadcasts along the wrong axis", trap="keepdims")
 
@@ -92,3 +92,34 @@ class Centred:
     mean: Mean
     nodes: tuple[onnx.NodeProto, ...]
     negative: bool = False
+
+
+def before_unsqueeze(values: Values, found: Mean) -> Mean:
+    """Restate a mean of an unsqueezed value as a mean of the value before Unsqueeze, with axes renumbered."""
+    node = values.made_by(found.source, "Unsqueeze")
+    shape = values.scope.shape(found.source)
+    if node is None or shape is None or found.axes is None:
+        return found
+    stored = attribute(node, "axes", ())
+    if not stored and len(node.input) > 1:
+        value = values.scope.constant(node.input[1])
+        stored = () if value is None else tuple(value.ravel().tolist())
+    added = {axis % len(shape) for axis in stored}
+    kept = [axis for axis in range(len(shape)) if axis not in added]
+    axes = tuple(kept.index(axis) for axis in found.axes if axis in kept)
+    if not stored or not axes:
+        return found
+    source, casts = values.strip(node.input[0])
+    return replace(found, source=source, axes=axes, nodes=(*casts, node, *found.nodes))
+
+
+def miscounted(count: int, divisor: float, unit: float) -> NearMiss:
+    """Set if the divisor of a sum over `count` elements, stored with this unit roundoff, is another number."""
+    unit = max(unit, 2.0**-50)  # float64 constants: the arithmetic here rounds more
+    unbiased = abs(divisor - count + 1) < abs(divisor - count)
+    # two roundings, of n and of 1/n; one only if the divisor is nearer to n - 1, lest n - 1 pass for n
+    if divisor > 0 and 1 - min(divisor / count, count / divisor) <= (1 if unbiased else 2) * unit:
+        return NONE
+    unbiased = abs(divisor - count + 1) <= 2 * unit * count
+    kind = " (unbiased)" if unbiased else ""
+    return NearMiss(f"a sum over {count} elements is divided by {divisor:.6g}{kind}", error=not unbiased)

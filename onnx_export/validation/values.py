@@ -282,3 +282,16 @@ class Values:
 def varying(value: np.ndarray, rank: int) -> set[int]:
     """The axes of x, of this rank, along which a scale or bias varies."""
     return {rank - value.ndim + index for index, size in enumerate(value.shape) if size != 1}
+
+
+def unit_of(stored: np.ndarray) -> float:
+    """Unit roundoff of the type that a stored reciprocal, such as 1/n, was rounded to; 0 for integers.
+
+    An optimiser turns constants of float16 into float32: only the digits show it. They do not for powers of two.
+    """
+    if stored.dtype.kind != "f" or not stored.size:
+        return 0.0
+    value, unit = float(stored.flat[0]), float(np.finfo(stored.dtype).eps) / 2
+    exact = value.is_integer() or abs(np.frexp(value)[0]) == 0.5
+    with np.errstate(over="ignore"):
+        return unit if exact or float(np.float16(value)) != value else 2.0**-11
