@@ -127,7 +127,7 @@ class Network(nn.Module):
             alpha, beta, advance = torch.exp(self.window(h)).unsqueeze(-1).chunk(3, 1)  # [batch, WINDOWS, 1] each
             position = position + advance
             phi = (alpha * torch.exp(-beta * (position - places) ** 2)).sum(1, keepdim=True)  # Graves Eq. 46
-            seen = (phi @ text)[:, 0]  # Eq. 47
+            seen = (phi @ text).squeeze(1)  # Eq. 47
             hidden.append(h)
             windows.append(seen)
         y, _ = self.second(torch.cat([points, torch.stack(windows), torch.stack(hidden)], -1))
