@@ -25,19 +25,10 @@ static void interleave(ptrdiff_t cols, int count, const float *const *x, float *
     for (; k + 4 <= cols; k += 4) {
         int s = 0;
         for (; s + 4 <= count; s += 4) {
-            f32x4 r[4], pair[4];
+            f32x4 r[4];
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) memcpy(r + i, x[s + i] + k, sizeof *r);
-#pragma GCC unroll 2
-            for (int i = 0; i < 2; ++i) {
-                pair[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 4, 1, 5);
-                pair[i + 2] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 6, 3, 7);
-            }
-#pragma GCC unroll 2
-            for (int i = 0; i < 4; i += 2) {
-                r[i] = __builtin_shufflevector(pair[i], pair[i + 1], 0, 1, 4, 5);
-                r[i + 1] = __builtin_shufflevector(pair[i], pair[i + 1], 2, 3, 6, 7);
-            }
+            transpose_4(r);
 #pragma GCC unroll 4
             for (int i = 0; i < 4; ++i) memcpy(to + (k + i) * count + s, r + i, sizeof *r);
         }

@@ -24,6 +24,7 @@
  *     keep_*         forces the value into a register, so that the compiler does not load it a second time
  *     halve_*        the sum of LANE_VECTORS vectors by halving, down to one vector
  *     tree_*         the same down to one number: lane i + lane i + LANES/2, and so on
+ *     transpose_4    four vectors of four floats: lane j of vector i and lane i of vector j change places
  *     widen_lo, widen_hi   the lower or upper half of a vector of float as one of double, exactly
  *     load_widened   VL_F64 floats from any address as a vector of double
  *     narrow         two vectors of double as one of float, rounded to nearest even
@@ -136,6 +137,20 @@ INLINE float tree_f32x4(f32x4 v)
     return v[0] + v[1];
 }
 INLINE double tree_f64x2(f64x2 v) { return v[0] + v[1]; }
+INLINE void transpose_4(f32x4 r[4])
+{
+    f32x4 pair[4];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+        pair[i] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 0, 4, 1, 5);
+        pair[i + 2] = __builtin_shufflevector(r[2 * i], r[2 * i + 1], 2, 6, 3, 7);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 4; i += 2) {
+        r[i] = __builtin_shufflevector(pair[i], pair[i + 1], 0, 1, 4, 5);
+        r[i + 1] = __builtin_shufflevector(pair[i], pair[i + 1], 2, 3, 6, 7);
+    }
+}
 
 #if defined(__AVX512F__)
 #include "avx512.h"

@@ -1,8 +1,11 @@
-/* CNORM_LAYER_CONV: a convolution inside a frame [channels, positions]. The windows of all places of the kernel are the
- * rows of one product, whose results are then turned to [outputs, places]. */
+/* CNORM_LAYER_CONV: a convolution inside a frame [channels, positions], which is transposed to [positions, channels].
+ * The windows of all places of the kernel are the rows of one product, whose results [places, outputs] are transposed
+ * to [outputs, places]. */
+#include "windows.h"
+
 #include <string.h>
 
-#include "windows.h"
+#include "../../simd/vector.h"
 
 static vector_shape conv_kernel(const cnorm_layer *layer) { return cnorm_windows_kernel(&layer->as.conv); }
 static vector_shape conv_bias(const cnorm_layer *layer)
@@ -57,27 +60,71 @@ static const char *conv_check(const cnorm_layer *layer)
     return conv->results == conv->outputs * count ? NULL : "results";
 }
 
-/* The position in the frame under tap t at place p; -1 for a zero. */
+/* The position under tap t at place p, also before and behind the frame */
 static ptrdiff_t position(const cnorm_conv *conv, ptrdiff_t p, ptrdiff_t t)
 {
-    const ptrdiff_t at = p * conv->stride + t * conv->dilation - conv->before, last = conv->positions - 1;
+    return p * conv->stride + t * conv->dilation - conv->before;
+}
+
+/* the position in the frame that is read at `at`; -1 for a zero */
+static ptrdiff_t read_at(const cnorm_conv *conv, ptrdiff_t at)
+{
+    const ptrdiff_t last = conv->positions - 1;
     if (at >= 0 && at <= last) return at;
     if (!conv->reflect) return -1;
     return at < 0 ? -at : 2 * last - at;
 }
 
-/* the window [taps, channels] of place p */
-static void gather(const cnorm_conv *conv, const float *x, ptrdiff_t p, float *window)
+/* to [cols, rows] = from [rows, cols] transposed; `stride` of the rows of `from` */
+static void transpose(ptrdiff_t rows, ptrdiff_t cols, const float *from, ptrdiff_t stride, float *to)
 {
-    for (ptrdiff_t t = 0; t < conv->taps; ++t, window += conv->channels) {
-        const ptrdiff_t at = position(conv, p, t);
-        if (at < 0) memset(window, 0, (size_t)conv->channels * sizeof *window);
-        for (ptrdiff_t c = 0; at >= 0 && c < conv->channels; ++c) window[c] = x[c * conv->positions + at];
+    ptrdiff_t r = 0;
+    for (; r + 4 <= rows; r += 4) {
+        ptrdiff_t c = 0;
+        for (; c + 4 <= cols; c += 4) {
+            f32x4 block[4];
+            for (int i = 0; i < 4; ++i) memcpy(block + i, from + (r + i) * stride + c, sizeof *block);
+            transpose_4(block);
+            for (int i = 0; i < 4; ++i) memcpy(to + (c + i) * rows + r, block + i, sizeof *block);
+        }
+        for (; c < cols; ++c)
+            for (int i = 0; i < 4; ++i) to[c * rows + r + i] = from[(r + i) * stride + c];
+    }
+    for (; r < rows; ++r)
+        for (ptrdiff_t c = 0; c < cols; ++c) to[c * rows + r] = from[r * stride + c];
+}
+
+/* The frame as [positions, channels]: x itself, or in `memory`, [inputs] */
+static const float *transposed(const cnorm_conv *conv, const float *x, float *memory)
+{
+    if (conv->channels == 1) return x;
+    transpose(conv->channels, conv->positions, x, conv->positions, memory);
+    return memory;
+}
+
+/* the window [taps, channels] of place p of a frame [positions, channels] */
+static void gather(const cnorm_conv *conv, const float *frame, ptrdiff_t p, float *window)
+{
+    const ptrdiff_t channels = conv->channels, step = conv->dilation * channels;
+    for (ptrdiff_t t = 0, n = 1; t < conv->taps; t += n, window += n * channels, n = 1) {
+        const ptrdiff_t at = position(conv, p, t), read = read_at(conv, at);
+        if (read < 0) {
+            memset(window, 0, (size_t)channels * sizeof *window);
+            continue;
+        }
+        if (at == read) n = (conv->positions - 1 - at) / conv->dilation + 1; /* all taps within the frame together */
+        if (n > conv->taps - t) n = conv->taps - t;
+        if (step == channels) memcpy(window, frame + read * channels, (size_t)(n * channels) * sizeof *window);
+        else
+            for (ptrdiff_t i = 0; i < n; ++i)
+                for (ptrdiff_t c = 0; c < channels; ++c)
+                    window[i * channels + c] = frame[read * channels + i * step + c];
     }
 }
 
 /* The scratch of a run. With memory NULL only its size. */
 typedef struct conv_scratch {
+    float *frame;              /* [inputs], transposed */
     float *windows, *y, *rest; /* [together, window_floats], [places, padded outputs], of the product */
     ptrdiff_t together, floats;
 } conv_scratch;
@@ -87,6 +134,7 @@ static conv_scratch conv_scratch_of(const cnorm_conv *conv, float *memory)
     const ptrdiff_t item = (ptrdiff_t)sizeof(float), count = places(conv);
     layout l = {(char *)memory, 0};
     conv_scratch s = {.together = count < CNORM_ROWS ? count : CNORM_ROWS};
+    s.frame = layout_take(&l, padded_units(conv->inputs) * item);
     s.windows = layout_take(&l, padded_units(s.together * window_floats(conv)) * item);
     s.y = layout_take(&l, count * padded_units(conv->outputs) * item);
     s.rest = layout_take(&l, cnorm_windows_scratch(conv, s.together) * item);
@@ -104,14 +152,14 @@ static void conv_frame(const cnorm_kernels *kernels, const cnorm_conv *conv, con
 {
     const conv_scratch scratch = conv_scratch_of(conv, memory);
     const ptrdiff_t count = places(conv), floats = window_floats(conv), width = padded_units(conv->outputs);
+    const float *frame = transposed(conv, x, scratch.frame);
     for (ptrdiff_t p = 0, n; p < count; p += n) {
         n = count - p < scratch.together ? count - p : scratch.together;
-        for (ptrdiff_t i = 0; i < n; ++i) gather(conv, x, p + i, scratch.windows + i * floats);
+        for (ptrdiff_t i = 0; i < n; ++i) gather(conv, frame, p + i, scratch.windows + i * floats);
         cnorm_windows_run(kernels, conv, n, (const_rows){scratch.windows, floats},
                           (float_rows){scratch.y + p * width, width}, scratch.rest);
     }
-    for (ptrdiff_t o = 0; o < conv->outputs; ++o) /* y may be x */
-        for (ptrdiff_t p = 0; p < count; ++p) y[o * count + p] = scratch.y[p * width + o];
+    transpose(count, conv->outputs, scratch.y, width, y); /* now, since y may be x */
 }
 
 static void conv_run(const layer_run *call)
@@ -132,7 +180,7 @@ static int conv_trains(const cnorm_layer *layer)
 /* With memory NULL only its size. Rows are the places of all frames, in order. */
 typedef struct conv_backward_scratch {
     float *dz, *windows, *dwindows; /* [OUTER_ROWS, padded outputs], [OUTER_ROWS, window_floats], the same */
-    float *dx;                      /* [inputs]: of one frame */
+    float *frame, *dx;              /* [inputs]: of one frame, `frame` transposed */
     float *gradient, *inputs;       /* of windows.c */
     ptrdiff_t floats;
 } conv_backward_scratch;
@@ -145,6 +193,7 @@ static conv_backward_scratch conv_backward_scratch_of(const cnorm_conv *conv, fl
     s.dz = layout_take(&l, OUTER_ROWS * padded_units(conv->outputs) * item);
     s.windows = layout_take(&l, windows);
     s.dwindows = layout_take(&l, windows);
+    s.frame = layout_take(&l, padded_units(conv->inputs) * item);
     s.dx = layout_take(&l, padded_units(conv->inputs) * item);
     s.gradient = layout_take(&l, cnorm_window_gradient_floats(conv) * item);
     s.inputs = layout_take(&l, cnorm_windows_inputs_floats(conv) * item);
@@ -164,13 +213,14 @@ static void rows_backward(const layer_backward *call, ptrdiff_t first, ptrdiff_t
 {
     const cnorm_conv *conv = &call->layer->as.conv;
     const ptrdiff_t count = places(conv), floats = window_floats(conv), width = padded_units(conv->outputs);
-    const float *dz[OUTER_ROWS], *windows[OUTER_ROWS];
+    const float *dz[OUTER_ROWS], *windows[OUTER_ROWS], *frame = NULL;
     for (ptrdiff_t i = 0; i < n; ++i) {
         const ptrdiff_t s = (first + i) / count, p = (first + i) % count;
+        if (i == 0 || p == 0) frame = transposed(conv, call->tape.at + s * call->tape.row, scratch.frame);
         dz[i] = scratch.dz + i * width, windows[i] = scratch.windows + i * floats;
         for (ptrdiff_t o = 0; o < conv->outputs; ++o)
             scratch.dz[i * width + o] = call->dy.at[s * call->dy.stride + o * count + p];
-        gather(conv, call->tape.at + s * call->tape.row, p, scratch.windows + i * floats);
+        gather(conv, frame, p, scratch.windows + i * floats);
     }
     cnorm_window_gradient_add(gradient, n, dz, windows);
 }
@@ -190,7 +240,7 @@ static void frame_backward(const layer_backward *call, ptrdiff_t s, conv_backwar
                                       scratch.inputs);
         for (ptrdiff_t i = 0; i < n; ++i)
             for (ptrdiff_t t = 0; t < conv->taps; ++t) {
-                const ptrdiff_t at = position(conv, p + i, t);
+                const ptrdiff_t at = read_at(conv, position(conv, p + i, t));
                 const float *from = scratch.dwindows + i * floats + t * conv->channels;
                 for (ptrdiff_t c = 0; at >= 0 && c < conv->channels; ++c)
                     scratch.dx[c * conv->positions + at] += from[c];
