@@ -45,7 +45,7 @@ from corpus import archive  # noqa: E402
 _PATIENCE = 60.0  # seconds for one input, on a busy machine
 _NUMBERS = (-(2**63), -2, -1, 0, 1, 2, 3, 7, 13, 17, 64, 2**31, 2**62)
 _PIECE = 500  # inputs of one child
-_PROVEN = 8  # one input in so many that load as a model is compared with the file, too, but none with changed bytes
+_PROVEN = 32  # one input in so many that load as a model is compared with the file, too, but none with changed bytes
 _KEPT = Path("build/mutated")
 
 
