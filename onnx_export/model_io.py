@@ -181,6 +181,7 @@ def _check_size(model: onnx.ModelProto, limits: Limits) -> None:
         total = len(nodes)
         for node in nodes:
             total += sum(size(graph.node, depth + 1) for _, graph in subgraphs(node))
+            _check_outputs(node)
             called = (node.domain, node.op_type)
             if called in functions:
                 total += function_size(called)
@@ -202,6 +203,13 @@ def _check_size(model: onnx.ModelProto, limits: Limits) -> None:
     size(model.graph.node, 0)
     for name in functions:
         function_size(name)
+
+
+def _check_outputs(node: onnx.NodeProto) -> None:
+    """Refuse a Split into more parts than it has outputs: onnx and onnxruntime make lists of that length."""
+    for attribute in node.attribute:
+        if attribute.name == "num_outputs" and attribute.i > len(node.output):
+            raise Refused(f"num_outputs of {quoted(node.name)} is {attribute.i}, it has {len(node.output)} outputs")
 
 
 def _check_text(model: onnx.ModelProto) -> None:

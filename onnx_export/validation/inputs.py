@@ -109,7 +109,7 @@ def complete(scope: Scope, given: dict[str, np.ndarray], options: Options) -> di
             else options.size_of("", i)
             for i, d in enumerate(dims)
         ]
-        total += prod(shape) * 8
+        total += prod(max(length, 1) for length in shape) * 8  # NumPy refuses [0, 2**62], too
         if total > _MAX_BYTES:
             raise MissingInput(f"the input {value.name!r} is too large to make up: {shape}")
         feeds[value.name] = _draw(scope, value, shape, rng)

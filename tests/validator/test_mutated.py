@@ -68,6 +68,23 @@ def test_a_bias_with_the_empty_name_is_an_error(tmp_path):
     assert report.exit_code() == 1
 
 
+def test_a_split_into_more_parts_than_it_has_outputs_is_refused(tmp_path):
+    """onnx's evaluator and its shape inference, and onnxruntime make lists of as many lengths."""
+    writing = Writing(opset=18)
+    x = writing.input("x", [1, 4])
+    halves = writing.op("Split", x, outputs=2, axis=-1, num_outputs=2**62)
+    model = writing.model(writing.op("Add", *halves))
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(ValueError, match="num_outputs of '' is 4611686018427387904, it has 2 outputs"):
+        onnx_export.load(tmp_path / "model.onnx")
+    assert examine(str(tmp_path / "model.onnx"), Options(), lambda *_: None).refused
+
+
+def test_an_input_with_an_endless_axis_and_an_empty_one_is_not_made_up(tmp_path):
+    model = gallery.model([gallery.native()], (0, 2**62, gallery.N), gallery.weights())
+    assert "too large to make up" in problem(model, tmp_path)
+
+
 def test_a_file_that_onnxruntime_refuses_is_not_loaded(tmp_path):
     writing = Writing()
     x = writing.input("x", [1, 3])
