@@ -24,14 +24,14 @@ ptrdiff_t cnorm_matrix_bytes(const cnorm_matrix *matrix)
 {
     const ptrdiff_t floats = cnorm_matrix_floats(matrix->gates, matrix->units, matrix->cols);
     if (floats == 0) return 0;
-    switch (matrix->type) {
+    switch (matrix->type) { /* without `default`, here and below: -Werror=switch names a new type */
     case CNORM_WEIGHT_F32: return 4 * floats;
     case CNORM_WEIGHT_F16: return 2 * floats;
-    case CNORM_WEIGHT_I8: break;
-    default: return 0;
+    case CNORM_WEIGHT_I8:
+        if (matrix->cols > CNORM_INT8_COLS) return 0;
+        return packed_rows(matrix) * ((matrix->cols + 3) / 4 * 4 + (ptrdiff_t)sizeof(float));
     }
-    if (matrix->cols > CNORM_INT8_COLS) return 0;
-    return packed_rows(matrix) * ((matrix->cols + 3) / 4 * 4 + (ptrdiff_t)sizeof(float));
+    return 0; /* a number that is no type */
 }
 
 static cnorm_status check(const cnorm_matrix *matrix, const void *from, const void *to)
@@ -111,10 +111,13 @@ static int8_t int8_of(float w, float scale)
 static int round_weight(cnorm_weight_type type, int pass, double w, ptrdiff_t at, void *rows, float *scale)
 {
     if (!(fabs(w) <= (type == CNORM_WEIGHT_F16 ? 65504 : 0x1.fffffep127))) return 0;
-    if (type == CNORM_WEIGHT_F32) ((float *)rows)[at] = (float)w;
-    else if (type == CNORM_WEIGHT_F16) ((uint16_t *)rows)[at] = float16_of(w);
-    else if (pass == 1) ((int8_t *)rows)[at] = int8_of((float)w, *scale);
-    else if (fabsf((float)w) > *scale) *scale = fabsf((float)w);
+    switch (type) {
+    case CNORM_WEIGHT_F32: ((float *)rows)[at] = (float)w; break;
+    case CNORM_WEIGHT_F16: ((uint16_t *)rows)[at] = float16_of(w); break;
+    case CNORM_WEIGHT_I8:
+        if (pass == 1) ((int8_t *)rows)[at] = int8_of((float)w, *scale);
+        else if (fabsf((float)w) > *scale) *scale = fabsf((float)w);
+    }
     return 1;
 }
 
@@ -191,9 +194,11 @@ cnorm_status cnorm_matrix_pack_rows(cnorm_matrix *matrix, const void *rows, cons
     for (ptrdiff_t r = 0; r < matrix->gates * matrix->units; ++r) {
         const ptrdiff_t at = packed_row(matrix, r) / PANEL * PANEL * cols + packed_row(matrix, r) % PANEL;
         for (ptrdiff_t k = 0; k < cols; ++k) {
-            if (matrix->type == CNORM_WEIGHT_F16)
-                ((uint16_t *)panels)[at + k * PANEL] = ((const uint16_t *)rows)[r * cols + k];
-            else ((float *)panels)[at + k * PANEL] = ((const float *)rows)[r * cols + k];
+            switch (matrix->type) {
+            case CNORM_WEIGHT_F32: ((float *)panels)[at + k * PANEL] = ((const float *)rows)[r * cols + k]; break;
+            case CNORM_WEIGHT_F16: ((uint16_t *)panels)[at + k * PANEL] = ((const uint16_t *)rows)[r * cols + k]; break;
+            case CNORM_WEIGHT_I8: break; /* above */
+            }
         }
     }
     return CNORM_OK;

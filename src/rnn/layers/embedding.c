@@ -27,19 +27,23 @@ static const char *embedding_check(const cnorm_layer *layer)
 static ptrdiff_t embedding_tokens(const cnorm_layer *layer) { return layer->as.embedding.weight.cols; }
 
 /* elements [r, r + n) of column k, which lie in one panel */
+static void part_of_column_int8(const cnorm_matrix *w, ptrdiff_t r, ptrdiff_t n, ptrdiff_t k, float *y)
+{
+    const float *scale = w->panels;
+    const ptrdiff_t padded = (w->cols + 3) / 4 * 4;
+    const uint8_t *from = (const uint8_t *)(scale + packed_rows(w)) + r * padded + k / 4 * 4 * PANEL + k % 4;
+    for (ptrdiff_t i = 0; i < n; ++i) y[i] = scale[r + i] * (float)(from[4 * i] - CNORM_INT8_BIAS);
+}
 static void part_of_column(const cnorm_kernels *kernels, const cnorm_matrix *w, ptrdiff_t r, ptrdiff_t n, ptrdiff_t k,
                            float *y)
 {
     const ptrdiff_t at = r * w->cols + k * PANEL;
-    if (w->type == CNORM_WEIGHT_F32) {
-        memcpy(y, (const float *)w->panels + at, (size_t)n * sizeof *y);
-    } else if (w->type == CNORM_WEIGHT_F16) {
+    switch (w->type) {
+    case CNORM_WEIGHT_F32: memcpy(y, (const float *)w->panels + at, (size_t)n * sizeof *y); break;
+    case CNORM_WEIGHT_F16:
         kernels->to_float[CNORM_F16](&(cnorm_conversion){n, (const uint16_t *)w->panels + at, y});
-    } else {
-        const float *scale = w->panels;
-        const ptrdiff_t padded = (w->cols + 3) / 4 * 4;
-        const uint8_t *from = (const uint8_t *)(scale + packed_rows(w)) + r * padded + k / 4 * 4 * PANEL + k % 4;
-        for (ptrdiff_t i = 0; i < n; ++i) y[i] = scale[r + i] * (float)(from[4 * i] - CNORM_INT8_BIAS);
+        break;
+    case CNORM_WEIGHT_I8: part_of_column_int8(w, r, n, k, y); break;
     }
 }
 
