@@ -26,6 +26,8 @@ from onnx_export import wire
 from onnx_export.errors import NotExported, Refused, Unreadable
 from onnx_export.nodes import model_graphs, model_nodes, sort_nodes, subgraphs
 
+_VARIADIC = frozenset({"Concat", "Max", "Mean", "Min", "Sum"})  # onnxruntime 1.32 crashes where an input has no name
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -181,7 +183,7 @@ def _check_size(model: onnx.ModelProto, limits: Limits) -> None:
         total = len(nodes)
         for node in nodes:
             total += sum(size(graph.node, depth + 1) for _, graph in subgraphs(node))
-            _check_outputs(node)
+            _check_node(node)
             called = (node.domain, node.op_type)
             if called in functions:
                 total += function_size(called)
@@ -205,10 +207,12 @@ def _check_size(model: onnx.ModelProto, limits: Limits) -> None:
         function_size(name)
 
 
-def _check_outputs(node: onnx.NodeProto) -> None:
-    """Refuse a Split into more parts than it has outputs: onnx and onnxruntime make lists of that length."""
+def _check_node(node: onnx.NodeProto) -> None:
+    """Refuse a node that onnx or onnxruntime trips over, instead of saying that it is malformed."""
+    if node.op_type in _VARIADIC and "" in node.input:
+        raise Refused(f"an input of {quoted(node.name or node.op_type)} has no name, and none of them is optional")
     for attribute in node.attribute:
-        if attribute.name == "num_outputs" and attribute.i > len(node.output):
+        if attribute.name == "num_outputs" and attribute.i > len(node.output):  # they make lists of that length
             raise Refused(f"num_outputs of {quoted(node.name)} is {attribute.i}, it has {len(node.output)} outputs")
 
 

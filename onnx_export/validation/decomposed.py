@@ -373,7 +373,7 @@ class Matcher:
 
     def _root_of(self, n: int, value: float | None) -> bool:
         """Whether a constant is sqrt(n) up to the rounding of a half type."""
-        return value is not None and abs(value - n**0.5) <= 2.0**-10 * n**0.5
+        return value is not None and n > 0 and abs(value - n**0.5) <= 2.0**-10 * n**0.5
 
     def _compensated(self, found: Match) -> Match | None:
         """Match the factor sqrt(n) after a quotient whose deviation was sqrt(n) times too large; None without it."""

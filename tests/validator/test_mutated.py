@@ -80,6 +80,16 @@ def test_a_split_into_more_parts_than_it_has_outputs_is_refused(tmp_path):
     assert examine(str(tmp_path / "model.onnx"), Options(), lambda *_: None).refused
 
 
+def test_a_sum_with_an_input_without_a_name_is_refused(tmp_path):
+    """onnxruntime 1.32 loads Max and the like, and dies when it runs them."""
+    nodes = [gallery.node("Max", "x", "y", name="largest")]
+    nodes[0].input.append("")
+    onnx.save(gallery.model(nodes), tmp_path / "model.onnx")
+    report = examine(str(tmp_path / "model.onnx"), Options(), lambda *_: None)
+    assert report.refused
+    assert "'largest' has no name" in report.problem
+
+
 def test_an_input_with_an_endless_axis_and_an_empty_one_is_not_made_up(tmp_path):
     model = gallery.model([gallery.native()], (0, 2**62, gallery.N), gallery.weights())
     assert "too large to make up" in problem(model, tmp_path)
