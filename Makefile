@@ -97,10 +97,10 @@ define sanitized_pytest
 endef
 
 # Tests that call every entry of the extension. The C tests cover the kernels. The memory of many streams is not measured
-# here, since ASan adds to it.
+# here, since ASan adds to it. The tests of cnorm.torch run if PyTorch is installed.
 SANITIZED := $(patsubst %,tests/norms/test_%.py,errors lying_arguments properties other_norms batch_norm group_norm \
   weight_norm divisive_norm) $(patsubst %,tests/rnn/test_%.py,streams stream_lifetime \
-  stream_state conv elementwise taps)
+  stream_state conv elementwise taps) $(patsubst %,tests/train/test_torch_%.py,cells sequences misuse)
 
 golden: .venv/built          ## rewrite tests/golden, after an intended change of results that the changelog names
 	$(call configure,c,-Dstrict=true)
