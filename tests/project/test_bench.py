@@ -25,14 +25,19 @@ from cnorm_bench.contenders import numpy_, operations, timing
 SIZES = [(2, 8), (3, 5)]
 
 
+def script(name):
+    """The module of a script in benchmarks/."""
+    spec = util.spec_from_file_location(f"script_{name}", Path(bench.__file__).parents[1] / f"{name}.py")
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize("path", sorted(Path(bench.__file__).parents[1].glob("*.py")), ids=lambda path: path.stem)
 def test_every_script_can_be_imported(path):
     if path.stem == "torch_cells":
         pytest.importorskip("torch")
-    spec = util.spec_from_file_location(f"script_{path.stem}", path)
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.__doc__
+    assert script(path.stem).__doc__
 
 
 def test_without_a_checkout_the_command_says_so():
@@ -349,14 +354,31 @@ def test_training_is_measured_and_printed(tmp_path, capfd, monkeypatch):
     assert "50 steps" in printed
 
 
-def test_models_of_a_folder_are_measured_and_printed(tmp_path, capfd):
-    """A file of another program beside one that is no model; onnxruntime steps the file itself."""
+def linear_file(path):
+    """A file that no `export` wrote, of one product; its weight."""
     weight = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
     node = onnx.helper.make_node("MatMul", ["frame", "w"], ["out"])
     value = [onnx.helper.make_tensor_value_info(name, 1, [1, n]) for name, n in (("frame", 8), ("out", 4))]
     graph = onnx.helper.make_graph([node], "g", value[:1], value[1:], [onnx.numpy_helper.from_array(weight, "w")])
     opset = [onnx.helper.make_opsetid("", 17)]
-    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), tmp_path / "linear.onnx")
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), path)
+    return weight
+
+
+def test_errors_of_single_steps_of_files(tmp_path, capsys):
+    weight = linear_file(tmp_path / "linear.onnx")
+    script("step_errors").main([str(tmp_path), "--frames", "50", "--scale", "3", "--seed", "1"])
+    x = (3 * np.random.default_rng(1).standard_normal((50, 8))).astype(np.float32)
+    y = cnorm.Model([cnorm.Linear(weight.T)]).run(x)
+    wanted = np.abs(y - np.float64(x) @ np.float64(weight)).max()
+    name, tensor, ours, theirs, _, _, ratio, *_ = capsys.readouterr().out.splitlines()[1].split()
+    assert (name, tensor, ours) == ("linear.onnx", "y", f"{wanted:.2e}")
+    assert float(ratio) == pytest.approx(float(ours) / float(theirs), abs=0.02)
+
+
+def test_models_of_a_folder_are_measured_and_printed(tmp_path, capfd):
+    """A file of another program beside one that is no model; onnxruntime steps the file itself."""
+    linear_file(tmp_path / "linear.onnx")
     (tmp_path / "broken.onnx").write_bytes(b"no model")
     document = bench.run("models", out_dir=tmp_path, folder=str(tmp_path), seconds=0.001)
     check_surroundings(document, "models")

@@ -88,7 +88,9 @@ def test_a_policy_in_its_loop(example, tmp_path, capsys):
     pytest.importorskip("torch")
     out = tmp_path / "latency.png"
     example("policy").main([str(weights("unitree_g1.pt")), "--seconds", "0.2", "--out", str(out)])
-    assert "200 steps: median" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "200 steps: median" in printed
+    assert "torch.jit" in printed
     assert out.stat().st_size > 1000
 
 
