@@ -348,9 +348,9 @@ def test_every_format_shows_the_nodes(rng, tmp_path):
 RECURRENT = sorted(name[:-5] for name in archive.read("recurrent") if name.endswith(".onnx"))
 
 
-def recurrent(name, tmp_path):
-    """The report of a file of make_recurrent, with PyTorch's inputs and outputs."""
-    files = archive.read("recurrent")
+def recurrent(name, tmp_path, source="recurrent"):
+    """The report of a file of make_recurrent or make_keras_recurrent, with the framework's inputs and outputs."""
+    files = archive.read(source)
     path = tmp_path / "model.onnx"
     path.write_bytes(files[f"{name}.onnx"])
     arrays = np.load(io.BytesIO(files[f"{name}.npz"]))
@@ -367,6 +367,18 @@ def test_recurrent_nodes_of_pytorch_are_sound(name, tmp_path):
     assert report.exit_code(strict=True) == 0, report.conclusion(strict=True)
     unrolled = name.startswith("RNN") and "current" in name  # this exporter writes an RNN as elementary operators
     assert {cell.verdict for cell in report.cells} == (set() if unrolled else {"ok"})
+
+
+KERAS = sorted(name[:-5] for name in archive.read("keras_recurrent") if name.endswith(".onnx"))
+
+
+@pytest.mark.parametrize("name", KERAS)
+def test_recurrent_nodes_of_keras_are_sound(name, tmp_path):
+    """Written by tf2onnx: as nodes, or as Loops and elementary operators where it has no node for them."""
+    report = recurrent(name, tmp_path, "keras_recurrent")
+    assert report.exit_code(strict=True) == 0, (report.conclusion(strict=True), report.findings)
+    node = name.startswith("LSTM") and not name.startswith(("LSTM_hard", "LSTM_linear", "LSTM_unrolled"))
+    assert {cell.verdict for cell in report.cells} == ({"ok"} if node else set())
 
 
 @pytest.mark.parametrize("name", [name[: -len("@older")] for name in RECURRENT if name.endswith("@older")])
