@@ -44,7 +44,7 @@ def prove(model, onnx_model: onnx.ModelProto, found: Plan):
         report = check_parity(model, standard(model, onnx_model, found))
         if not report.ok:
             what = "the layers do not compute what the file does"
-            engines = {row.engine for row in report.rows if not row.ok}
+            engines = {row.engine for row in report.rows if not row.ok and row.against == "float64"}
             if engines and "cnorm" not in engines:
                 what = "the layers agree with float64, but onnxruntime is beyond the bound, so nothing is proved"
             raise NotImported(f"{what}: {report.verdict}")
