@@ -6,7 +6,8 @@ client; `pages` answers plain HTTP requests; `metrics` counts for /metrics; a `l
 without a session; `logs` formats the log.
 
 A change of the protocol touches `connection` (messages read), `worker` (welcome, reset, checkpoint), its other end in
-`cnorm.conversation`, which has its version and the struct of frame numbers, `page.js`, and `cnorm_bench.load`.
+`cnorm.conversation`, which has its version and the struct of frame numbers, `cnorm.client` (a method of both sessions),
+`page.js` and `page.html`, and `cnorm_bench.load`.
 """
 
 from __future__ import annotations
