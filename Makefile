@@ -124,7 +124,7 @@ paper: .venv/built           ## re-run the paper's experiments, draw their curve
 	$(BIN)/python examples/paper/run.py $(if $(QUICK),--quick)
 	$(if $(QUICK),,$(BIN)/python examples/paper/shapes.py)
 
-paper-long: .venv/built      ## what `make paper` does not reproduce for 5 times the updates (an hour of one core); may be interrupted
+paper-long: .venv/built      ## what `make paper` does not reproduce for 5 times the updates (40 minutes of one core); may be interrupted
 	$(BIN)/python -m pip install --quiet --group torch
 	$(BIN)/python examples/paper/run.py --long
 
