@@ -21,7 +21,7 @@ def rows():
 
 
 @pytest.mark.parametrize("shape", bench.SHAPES)
-@pytest.mark.parametrize(("case", "module", "label"), rows())
+@pytest.mark.parametrize(("case", "module", "label"), list(rows()))
 def bench_norm(race, case, module, label, shape):
     inputs = case.inputs(np.random.default_rng(0), *bench.SHAPES[shape])
     (contender,) = (c for c in getattr(module, case.operation)(**inputs) if c.label == label)

@@ -19,7 +19,7 @@ def labels():
 
 
 @pytest.mark.parametrize(("inputs", "hidden"), bench.HIDDEN)
-@pytest.mark.parametrize("label", labels())
+@pytest.mark.parametrize("label", list(labels()))
 @pytest.mark.parametrize("cell", CELLS)
 def bench_step(benchmark, cell, label, inputs, hidden):
     model = random_model(cell, np.random.default_rng(0), inputs, hidden)
