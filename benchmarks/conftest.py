@@ -9,6 +9,10 @@ import pytest  # noqa: E402
 
 import cnorm_bench as bench  # noqa: E402
 from cnorm_bench.contenders.operations import check  # noqa: E402
+from cnorm_bench.environment import THREADS  # noqa: E402
+
+missing = THREADS.keys() - os.environ.keys()
+assert not missing, f"the loop above, which runs before NumPy is imported, lacks {missing}"
 
 
 @pytest.fixture
