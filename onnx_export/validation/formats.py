@@ -16,6 +16,7 @@ from onnx_export.validation.report import (
     Finding,
     NormReport,
     ValidationReport,
+    failing_levels,
 )
 
 _LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
@@ -156,10 +157,10 @@ def sarif(reports: list[ValidationReport], **how: bool) -> str:
 def junit(reports: list[ValidationReport], **how: bool) -> str:
     """JUnit's XML: a suite for each file, a case for each norm and recurrent node and one for the file as a whole.
 
-    Errors fail a case, with `strict` warnings too; what was not exercised is skipped.
+    Findings of `failing_levels` fail a case; what was not exercised is skipped.
     """
     root = ElementTree.Element("testsuites", name="cnorm validate")
-    failing = ("error", "warning") if how.get("strict") else ("error",)
+    failing = failing_levels(**how)
     for report in reports:
         names = dict.fromkeys(each.name for each in report.judged)
         cases = {name: ElementTree.Element("testcase", classname=_xml(report.path), name=_xml(name)) for name in names}

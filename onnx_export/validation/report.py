@@ -189,7 +189,7 @@ class ValidationReport:
         counts = self.levels()
         if self.refused:
             return REFUSED
-        if counts["error"] or (strict and counts["warning"]):
+        if any(counts[level] for level in failing_levels(strict=strict)):
             return UNSOUND
         judged = [each for each in self.judged if each.verdict != "not exercised"]
         unseen = strict and len(judged) < len(self.judged)
@@ -245,6 +245,11 @@ class ValidationReport:
         codes = {"exit_code": self.exit_code(), "strict_exit_code": self.exit_code(strict=True)}
         data = {"schema": SCHEMA, **codes, "summary": self.summary(), **asdict(self)}
         return json.dumps(_finite(data), indent=1, allow_nan=False)
+
+
+def failing_levels(*, strict: bool = False, **_: bool) -> tuple[str, ...]:
+    """The levels of findings that make a file unsound, with the options of `ValidationReport.exit_code`."""
+    return ("error", "warning") if strict else ("error",)
 
 
 def _many(count: int, what: str, plural: str = "s") -> str:

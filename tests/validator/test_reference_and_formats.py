@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import gallery
 import numpy as np
@@ -21,11 +22,11 @@ from onnx import numpy_helper
 
 from onnx_export import validate
 from onnx_export.float64 import Float64
-from onnx_export.validation import codes, command
+from onnx_export.validation import codes, command, formats
 from onnx_export.validation.examine import examine
 from onnx_export.validation.lock import facts, read_lock
 from onnx_export.validation.options import Options
-from onnx_export.validation.report import VERDICTS
+from onnx_export.validation.report import UNSOUND, VERDICTS, Finding, ValidationReport
 
 
 def invoke(*arguments):
@@ -271,6 +272,13 @@ def test_sarif_names_a_rule_for_each_result(folder):
     failed = [": failed: " in each for each in told]
     assert any(failed)
     assert [each["exitCode"] for each in run["invocations"]] == failed
+
+
+def test_junit_fails_what_the_exit_code_fails():
+    report = ValidationReport("m.onnx", findings=[Finding("warning", "eps-zero", "eps is 0")])
+    for how, failures in (({}, 0), ({"strict": True, "require_norm": False}, 1)):
+        assert (report.exit_code(**how) == UNSOUND) == bool(failures)
+        assert ElementTree.fromstring(formats.junit([report], **how)).find("testsuite").get("failures") == str(failures)
 
 
 def test_options_for_one_file_are_refused_for_many(folder):
