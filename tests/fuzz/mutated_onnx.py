@@ -56,7 +56,7 @@ def seeds() -> list[bytes]:
     layers = [models.random_lstm(np.random.default_rng(0), 3, 4), models.random_linear(np.random.default_rng(0), 4, 2)]
     onnx_export.export(cnorm.Model(layers), path)
     found.append(path.read_bytes())
-    for exporter in ("pytorch", "keras", "jax", "paddle", "recurrent"):
+    for exporter in ("pytorch", "keras", "jax", "paddle", "recurrent", "keras_recurrent"):
         found += sorted(archive.read(exporter).values(), key=len)[:12]
     path.unlink(missing_ok=True)
     return found
