@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations, pairwise
+from math import prod
 
 import numpy as np
 import onnx
@@ -39,7 +40,7 @@ class Weighing:
 def weighted_sum(values: Values, node: onnx.NodeProto) -> Weighing | None:
     """The sum with equal weights that a node computes, None if it computes another function."""
     if op(node) == f"{_BLOCKED}ReorderOutput":
-        return _blocked_pixel(values, node)
+        return _blocked(values, node)
     return (_read(values, node) or _evaluated(values, node)) if op(node) in _EVALUATED else None
 
 
@@ -127,36 +128,42 @@ def _pixel(values: Values, node) -> Weighing | None:
     """Over the channels, by a convolution of one pixel."""
     kernel = values.scope.constant(node.input[1])
     weight = _equal(kernel) if kernel is not None and kernel.ndim > 2 else None
-    if weight is None or not _plain(values, node, kernel) or kernel.shape[0] not in (1, kernel.shape[1]):
+    if weight is None or not _plain(values, node) or set(kernel.shape[2:]) != {1}:
         return None
-    return Weighing(node.input[0], (1,), kernel.shape[1], *weight)
+    return Weighing(node.input[0], (1,), kernel.shape[1], *weight) if kernel.shape[0] in (1, kernel.shape[1]) else None
 
 
-def _plain(values: Values, node, kernel: np.ndarray) -> bool:
-    """Whether a convolution is a product for each pixel alone: no padding, stride, group or bias."""
+def _plain(values: Values, node) -> bool:
+    """Whether a convolution has no padding, stride, group or bias."""
     bias = len(node.input) > 2 and node.input[2]
     moves = any(attribute(node, "pads", ())) or set(attribute(node, "strides", ())) - {1}
-    if moves or attribute(node, "group", 1) != 1 or (bias and not values.filled(bias, 0.0)):
-        return False
-    return set(kernel.shape[2:]) == {1}
+    return not moves and attribute(node, "group", 1) == 1 and not (bias and not values.filled(bias, 0.0))
 
 
-def _blocked_pixel(values: Values, node) -> Weighing | None:
-    """`_pixel`, whose kernel onnxruntime has filled up to blocks of channels and results with zeros."""
+def _blocked(values: Values, node) -> Weighing | None:
+    """By a convolution whose kernel onnxruntime has filled up to blocks of channels and results with zeros.
+
+    It is that of one pixel over the channels, or that of the whole of some axes of a single channel.
+    """
     conv = values.made_by(node.input[0], f"{_BLOCKED}Conv")
-    source = None if conv is None else values.made_by(conv.input[0], f"{_BLOCKED}ReorderInput")
-    kernel = None if source is None else values.scope.constant(conv.input[1])
-    last = any(attribute(each, "channels_last", 0) for each in (node, source) if each is not None)
-    if kernel is None or kernel.ndim != 4 or last:
+    kernel = values.scope.constant(conv.input[1]) if conv is not None else None
+    if kernel is None or kernel.ndim != 4 or not _plain(values, conv) or attribute(conv, "activation", b""):
         return None
-    if not _plain(values, conv, kernel) or attribute(conv, "activation", b""):
+    reordered = values.made_by(conv.input[0], f"{_BLOCKED}ReorderInput")  # not where there is one channel
+    source = conv.input[0] if reordered is None else reordered.input[0]
+    shape, results = values.scope.shape(source), attribute(node, "channels", 0)
+    last = any(attribute(each, "channels_last", 0) for each in (node, reordered) if each is not None)
+    if shape is None or len(shape) != 4 or last:
         return None
-    shape, results = values.scope.shape(source.input[0]), attribute(node, "channels", 0)
-    n, used = shape[1] if shape is not None and len(shape) > 1 else None, kernel[kernel != 0]
+    window = {axis: size for axis, size in enumerate(kernel.shape) if axis > 1 and size > 1}
+    axes, n = ((1,), shape[1]) if not window else (tuple(window), prod(window.values()))
+    if window and (shape[1] != 1 or any(shape[axis] != size for axis, size in window.items())):
+        return None
+    used = kernel[kernel != 0]
     weight = _equal(used)  # in blocks of both kinds of channels, in whatever order
-    if weight is None or results not in (1, n) or used.size != n * results:
+    if weight is None or n is None or results not in (1, shape[1]) or used.size != n * results:
         return None
-    return Weighing(source.input[0], (1,), n, *weight)
+    return Weighing(source, axes, n, *weight)
 
 
 def _contraction(values: Values, node) -> Weighing | None:
