@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import json
 import logging
 import os
@@ -30,7 +31,7 @@ from cnorm.client import Session  # noqa: E402
 from cnorm.conversation import NUMBER  # noqa: E402
 from cnorm.tools.serve import Options, key_of, listener, pages  # noqa: E402
 from cnorm.tools.serve.connection import LEAST_BYTES, READ_BYTES  # noqa: E402
-from cnorm.tools.serve.worker import TEXT_FRAMES, Worker  # noqa: E402
+from cnorm.tools.serve.worker import TEXT_FRAMES, TLS_GARBAGE, Worker  # noqa: E402
 
 FRAME = NUMBER.pack(0) + bytes(48)
 
@@ -119,6 +120,20 @@ def certificate(folder):
     )  # fmt: skip
     options = {"certificate": str(folder / "cert.pem"), "private_key": str(folder / "key.pem")}
     return options, ssl.create_default_context(cafile=folder / "cert.pem")
+
+
+def test_connections_with_tls_leave_no_memory_behind(tmp_path):
+    """asyncio keeps each that ends before the handshake in a cycle, with buffers of 256 KiB."""
+    options, _ = certificate(tmp_path)
+    with servers.worker(**options) as worker:
+        for _ in range(3 * TLS_GARBAGE):
+            socket.create_connection(("127.0.0.1", worker.options.port)).close()
+        end, left = time.monotonic() + 20, TLS_GARBAGE
+        while left >= TLS_GARBAGE and time.monotonic() < end:
+            time.sleep(0.5)
+            if worker.listener.accepted == 3 * TLS_GARBAGE:
+                left = sum(isinstance(one, asyncio.sslproto.SSLProtocol) for one in gc.get_objects())
+        assert left < TLS_GARBAGE
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "TLS"])

@@ -27,6 +27,7 @@ class Listener(socket.socket):
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         super().__init__(family, kind, protocol)
         self.places = max(places, STRANGERS)
+        self.accepted = 0  # connections since the start
         self._strangers: dict[int, socket.socket] = {}  # by descriptor, in order of arrival
         try:
             self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -41,6 +42,7 @@ class Listener(socket.socket):
 
     def accept(self) -> tuple[socket.socket, object]:
         sock, address = super().accept()
+        self.accepted += 1
         self.estrange(sock)
         return sock, address
 

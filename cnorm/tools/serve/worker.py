@@ -34,6 +34,7 @@ WEBSOCKETS = logging.getLogger("cnorm.serve.websockets")  # of failures only
 WEBSOCKETS.setLevel(logging.ERROR)
 SWEEP_SECONDS, TICK_SECONDS = 1.0, 0.1
 TEXT_FRAMES = 16  # that a text message costs: a reset seals a checkpoint
+TLS_GARBAGE = 64  # connections after which their garbage is collected: asyncio leaves cycles with buffers of 256 KiB
 SHED_AFTER, SHED_SHARE = 5, 8  # after so many overloaded sweeps in a row, each closes one in so many sessions
 
 
@@ -65,6 +66,7 @@ class Worker:
         self._since = 0.0  # when the first frame of the next turn was received
         self._lags = [0.0, 0.0]  # longest time from reading a frame to its answer: before the last sweep, since then
         self._overloaded = 0  # sweeps in a row that found the worker overloaded
+        self._collected = 0  # connections accepted before garbage was last collected
         self._fresh = model.stream().save()
         sealed = len(Checkpoint("0" * 32, 0, self._fresh).sealed(self.key))
         self.max_bytes = max(NUMBER.size + 4 * options.credit * model.input_size, 1024 + 2 * sealed)
@@ -207,6 +209,9 @@ class Worker:
         if self._overloaded > SHED_AFTER and len(self.owners) > 1:
             self._shed()
         self._lags = [self._lags[1], 0.0]
+        if self.options.certificate and self.listener.accepted - self._collected >= TLS_GARBAGE:
+            self._collected = self.listener.accepted
+            gc.collect()
 
     async def _tick(self) -> None:
         """Count the time that the event loop is late as lag: bytes wait so long in sockets, unseen."""
