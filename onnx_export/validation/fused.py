@@ -113,7 +113,7 @@ def lp_norm(matcher: Matcher, node: onnx.NodeProto) -> Match | None:
     for user, name, _ in values.users(node.output[0]):
         others = list(user.input[1:] if op(user) == "Div" else user.input) if op(user) in ("Mul", "Div") else []
         value = next((values.scope.constant(other) for other in others if other != name), None)
-        if value is not None:
+        if value is not None and (op(user) == "Mul" or np.all(value != 0)):
             gains.append(1 / value if op(user) == "Div" else value)
     if any(value.size == 1 and abs(float(value.flat[0]) - n**0.5) <= 2.0**-10 * n**0.5 for value in gains):
         factor = {"excess": n}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import onnx
@@ -139,12 +140,13 @@ class Moments:
         Weights of 1/n give a mean, weights of 1 the sum (`total`).
         """
         weighing = weighted_sum(self.values, node)
-        if weighing is None:
+        if weighing is None or not weighing.n:
             return None
         source, casts = self.values.strip(weighing.source)
         axes = self.values.axes(weighing.axes, source)
         total = weighing.weight == 1 and weighing.n != 1
-        miscount = NONE if total else miscounted(weighing.n, 1 / weighing.weight, weighing.unit)
+        divisor = 1 / weighing.weight if weighing.weight else math.inf
+        miscount = NONE if total else miscounted(weighing.n, divisor, weighing.unit)
         found = Mean(source, axes, weighing.keepdims, (*casts, node, *path), squared=weighing.squared)
         found = replace(found, reshaped=reshaped, total=total, stored_reciprocal=not total, miscount=miscount)
         return before_unsqueeze(self.values, found)

@@ -8,6 +8,8 @@ import onnxruntime
 from onnx import helper, numpy_helper
 
 from onnx_export import ort
+from onnx_export.validation.examine import examine
+from onnx_export.validation.options import Options
 
 LEVELS = {
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -95,3 +97,15 @@ def saved(model, level, folder):
 def result(model, feeds):
     """The first output of the unoptimised runtime."""
     return ort.Session(model, "off").run([model.graph.output[0].name], feeds)[0]
+
+
+def examined(model, folder, **options):
+    """The report of a model, as `cnorm validate` would make it."""
+    onnx.save(model, folder / "model.onnx")
+    return examine(str(folder / "model.onnx"), Options(**options), lambda *_: None)
+
+
+def shown(report):
+    """What a failed assertion about a report prints."""
+    findings = [f"{f.level} {f.code}: {f.message}" for f in report.findings]
+    return report.problem, findings, [(n.near_miss, n.verdict, n.detail) for n in report.norms]

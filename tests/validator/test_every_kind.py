@@ -8,14 +8,11 @@ import itertools
 import os
 
 import numpy as np
-import onnx
 import pytest
 from onnx import helper
-from writings import LEVELS, Writing, saved
+from writings import LEVELS, Writing, examined, saved, shown
 
 from onnx_export import ort
-from onnx_export.validation.examine import examine
-from onnx_export.validation.options import Options
 
 D = 24
 ROWS, CHANNELS, MATRIX = (2, 5, D), (2, D, 3, 4), (6, D)
@@ -431,16 +428,6 @@ KINDS = {
 }
 
 
-def examined(model, folder):
-    onnx.save(model, folder / "model.onnx")
-    return examine(str(folder / "model.onnx"), Options(), lambda *_: None)
-
-
-def shown(report):
-    findings = [f"{f.level} {f.code}: {f.message}" for f in report.findings]
-    return report.problem, findings, [(n.near_miss, n.verdict, n.detail) for n in report.norms]
-
-
 def combinations():
     forms = [(kind, form) for kind, table in KINDS.items() for form in table]
     pairs = list(itertools.product(DTYPES, STEPS))
@@ -495,6 +482,15 @@ def test_a_wrong_count_does_not_pass_in_any_writing(kind, form, dtype, opset, le
     report = examined(saved_or_skipped(written(kind, form, dtype, opset, D + 2), level, tmp_path), tmp_path)
     assert [bool(norm.near_miss) for norm in report.norms] == [True], shown(report)
     assert report.exit_code() != 0, shown(report)
+
+
+@pytest.mark.parametrize("kind", ["MatMul", "Gemm", "Einsum", "Conv"])
+def test_weights_of_zero_are_a_wrong_count(kind, tmp_path):
+    form = {"MatMul": "column", "Gemm": "rms", "Einsum": "rms", "Conv": "rms"}[kind]
+    model = written(kind, form, np.float32, 17, np.inf)
+    report = examined(model, tmp_path)
+    assert [bool(norm.near_miss) for norm in report.norms] == [True], shown(report)
+    assert report.exit_code() == 1, shown(report)
 
 
 def test_each_kind_has_six_writings():

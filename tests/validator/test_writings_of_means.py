@@ -3,25 +3,13 @@
 import numpy as np
 import onnx
 import pytest
-from writings import LEVELS, Writing, saved
+from writings import LEVELS, Writing, examined, saved, shown
 
 from onnx_export.validation import patterns
-from onnx_export.validation.examine import examine
-from onnx_export.validation.options import Options
 
 D = 24
 SHAPE = (2, D, D)
 TURN = [0, 2, 1]
-
-
-def examined(model, folder):
-    onnx.save(model, folder / "model.onnx")
-    return examine(str(folder / "model.onnx"), Options(), lambda *_: None)
-
-
-def shown(report):
-    findings = [f"{f.level} {f.code}: {f.message}" for f in report.findings]
-    return report.problem, findings, [(n.near_miss, n.verdict, n.detail) for n in report.norms]
 
 
 def part(w, x, first, last, axis):

@@ -1,30 +1,16 @@
 """Norms whose statistics or root other operators compute, that integers interrupt, or whose rank is not in the file."""
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
-from writings import LEVELS, Writing, saved
-
-from onnx_export.validation.examine import examine
-from onnx_export.validation.options import Options
+from writings import LEVELS, Writing, examined, saved, shown
 
 D = 32
 SHAPE = (2, 5, D)
 
 
-def examined(model, folder, **options):
-    onnx.save(model, folder / "model.onnx")
-    return examine(str(folder / "model.onnx"), Options(**options), lambda *_: None)
-
-
 def norms_of(report):
     return [("~" if norm.near_miss else "") + norm.formula for norm in report.norms]
-
-
-def shown(report):
-    findings = [f"{f.level} {f.code}: {f.message}" for f in report.findings]
-    return report.problem, findings, [(n.near_miss, n.verdict, n.detail) for n in report.norms]
 
 
 # --------------------------------------------------------------------------------------- BatchNormalization
