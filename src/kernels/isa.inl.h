@@ -110,6 +110,7 @@ WIDEN(bf16)
 #include "activation.inl.h"
 #include "cell.inl.h"
 #include "cell_backward.inl.h"
+#include "depthwise.inl.h"
 #include "elementwise.inl.h"
 
 /* Whether fma_f32 rounds once, and this code was compiled without contraction to FMA and without reassociation: false

@@ -120,6 +120,12 @@ typedef struct cnorm_conversion {
     float *y;
 } cnorm_conversion;
 
+/* the frames [channels] under the taps of a convolution over time: `kept` of the state, then those of x */
+typedef struct cnorm_tap_rows {
+    const float *state, *x;
+    ptrdiff_t kept, state_stride, x_stride;
+} cnorm_tap_rows;
+
 struct cnorm_cell_backward; /* backward.h */
 struct cnorm_outer;
 
@@ -129,6 +135,7 @@ struct cnorm_outer;
  *     activation_backward_f32                 dx [n] = dy f'(x), softmax y (dy - dy y); dx may be x or dy
  *     products_backward                       dx [n, cols] = W^T d, or += with `onto`; d [n, packed rows], padding zero
  *     cell_backward, outer_products           see backward.h
+ *     depthwise                               y [channels] of the frames x; y overlaps no input
  *     linear_step, cell_inputs, cell_step     n <= CNORM_ROWS rows of x and y; state, scratch and panels aligned to
  *                       CNORM_ALIGN; scratch is sized by the functions above */
 #define KERNEL(name, call, dtypes) void (*name[CNORM_DTYPES])(const call *);

@@ -1,6 +1,7 @@
 /* CNORM_LAYER_CAUSAL_CONV: a convolution over time, y_t = bias + sum of W_k x_(t - (taps - 1 - k) dilation).
  * Windows are gathered from the state and the frames, and multiplied as the rows of a linear layer, so that a step,
- * many steps and many streams have the same bits. On the tape a row is x, then its window. */
+ * many steps and many streams have the same bits; a depthwise one reads the state and the frames where they lie. On the
+ * tape a row is x, then its window. */
 #include <string.h>
 
 #include "windows.h"
@@ -66,7 +67,7 @@ static void append(const cnorm_conv *conv, float *state, ptrdiff_t n, const_rows
                (size_t)channels * sizeof *state);
 }
 
-enum { TOGETHER = 8 }; /* rows whose windows are gathered before they are multiplied, if no matrix is read for all */
+enum { TOGETHER = 8 }; /* rows of a depthwise convolution whose y wait until their frames are in the state */
 
 static ptrdiff_t rows_of(const cnorm_conv *conv, ptrdiff_t rows)
 {
@@ -80,26 +81,58 @@ static ptrdiff_t causal_scratch(const cnorm_layer *layer, ptrdiff_t rows)
 {
     const cnorm_conv *conv = &layer->as.causal_conv;
     const ptrdiff_t together = rows_of(conv, rows);
+    if (conv->depthwise) return together * padded_units(conv->outputs);
     return together * padded_window(conv) + cnorm_windows_scratch(conv, together);
 }
 
+/* The frames under the taps of step s of x [steps, channels, apart by its stride] */
+static cnorm_tap_rows tap_rows(const cnorm_conv *conv, const float *state, const_rows x, ptrdiff_t s)
+{
+    const ptrdiff_t left = history(conv) - s; /* frames of the state from that of the first tap on */
+    const ptrdiff_t kept = left <= 0 ? 0 : (left + conv->dilation - 1) / conv->dilation;
+    const ptrdiff_t first = s + kept * conv->dilation - history(conv); /* of x */
+    return (cnorm_tap_rows){.state = kept > 0 ? state + s * conv->channels : NULL,
+                            .state_stride = conv->dilation * conv->channels,
+                            .kept = kept,
+                            .x = x.at + first * x.stride,
+                            .x_stride = conv->dilation * x.stride};
+}
+
+/* y [n, padded outputs] of n frames x of one stream */
+static void depthwise_rows(const cnorm_kernels *kernels, const cnorm_conv *conv, const float *state, ptrdiff_t n,
+                           const_rows x, float *y)
+{
+    for (ptrdiff_t s = 0; s < n; ++s) {
+        const cnorm_tap_rows taps = tap_rows(conv, state, x, s);
+        kernels->depthwise(conv, &taps, y + s * padded_units(conv->outputs));
+    }
+}
+
+/* Rows of scratch are windows, which are multiplied together, or, depthwise, y: x must not change before it is in the
+ * state, and y may be x. */
 static void causal_run(const layer_run *call)
 {
     const cnorm_conv *conv = &call->layer->as.causal_conv;
-    const ptrdiff_t floats = padded_window(conv), most = rows_of(conv, call->n);
-    float *windows = call->scratch, *scratch = windows + most * floats;
+    const ptrdiff_t most = rows_of(conv, call->n), outputs = conv->outputs;
+    const ptrdiff_t floats = conv->depthwise ? padded_units(outputs) : padded_window(conv);
+    float *rows = call->scratch;
     for (ptrdiff_t s = 0, n; s < call->n; s += n) {
         n = call->n - s < most ? call->n - s : most;
         const const_rows x = {call->x.at + s * call->x.stride, call->x.stride};
+        const float_rows y = {call->y.at + s * call->y.stride, call->y.stride};
         const ptrdiff_t of_stream = call->steps ? n : 1;
         for (ptrdiff_t i = 0; i < n; i += of_stream) {
             float *state = history(conv) > 0 ? call->states[call->steps ? 0 : s + i] + call->offset : NULL;
             const const_rows own = {x.at + i * x.stride, x.stride};
-            gather(conv, state, of_stream, own, windows + i * floats, floats);
+            if (conv->depthwise) depthwise_rows(call->kernels, conv, state, of_stream, own, rows + i * floats);
+            else gather(conv, state, of_stream, own, rows + i * floats, floats);
             append(conv, state, of_stream, own);
         }
-        cnorm_windows_run(call->kernels, conv, n, (const_rows){windows, floats},
-                          (float_rows){call->y.at + s * call->y.stride, call->y.stride}, scratch);
+        if (!conv->depthwise)
+            cnorm_windows_run(call->kernels, conv, n, (const_rows){rows, floats}, y, rows + most * floats);
+        else
+            for (ptrdiff_t i = 0; i < n; ++i)
+                memcpy(y.at + i * y.stride, rows + i * floats, (size_t)outputs * sizeof *rows);
     }
 }
 

@@ -1,12 +1,12 @@
 /* The product of windows with the weights of a convolution: a matrix, as that of a linear layer, or for each channel by
- * itself a sum over the taps in order, in blocks of 16. */
+ * itself a sum over the taps (depthwise.inl.h). */
 #include "windows.h"
 
 #include <string.h>
 
 #include "../../simd/vector.h" /* turns off contraction to FMA */
 
-enum { TAPS = 16, WIDEST = 1 << 28 /* floats of a window */ };
+enum { WIDEST = 1 << 28 /* floats of a window */ };
 
 const char *cnorm_windows_check(const cnorm_conv *conv)
 {
@@ -29,7 +29,7 @@ vector_shape cnorm_windows_kernel(const cnorm_conv *conv)
 
 ptrdiff_t cnorm_windows_scratch(const cnorm_conv *conv, ptrdiff_t rows)
 {
-    if (conv->depthwise) return 2 * padded_units(conv->channels);
+    if (conv->depthwise) return 0;
     return rows * packed_rows(&conv->weight) + padded_units(product_scratch_floats(&conv->weight, rows));
 }
 
@@ -42,30 +42,15 @@ static void multiply(ptrdiff_t n, const float *a, const float *b, int onto, floa
         for (ptrdiff_t c = 0; c < n; ++c) to[c] = a[c] * b[c];
 }
 
-/* scratch [2, padded channels] */
-static void each_channel(const cnorm_kernels *kernels, const cnorm_conv *conv, const float *window, float *y,
-                         float *scratch)
-{
-    const ptrdiff_t n = conv->channels, width = padded_units(n);
-    float *total = scratch, *block = scratch + width;
-    for (ptrdiff_t t = 0; t < conv->taps; ++t) {
-        float *to = t < TAPS ? total : block;
-        multiply(n, conv->kernel + t * width, window + t * n, t % TAPS > 0, to);
-        if (to == block && ((t + 1) % TAPS == 0 || t + 1 == conv->taps)) kernels->add_f32(n, total, block);
-    }
-    if (conv->bias) kernels->add_f32(n, total, conv->bias);
-    memcpy(y, total, (size_t)n * sizeof *y);
-}
-
 /* y [n, outputs] of n <= CNORM_ROWS windows */
 void cnorm_windows_run(const cnorm_kernels *kernels, const cnorm_conv *conv, ptrdiff_t n, const_rows windows,
                        float_rows y, float *scratch)
 {
-    if (conv->depthwise) {
-        for (ptrdiff_t s = 0; s < n; ++s)
-            each_channel(kernels, conv, windows.at + s * windows.stride, y.at + s * y.stride, scratch);
-        return;
+    for (ptrdiff_t s = 0; conv->depthwise && s < n; ++s) {
+        const cnorm_tap_rows x = {.x = windows.at + s * windows.stride, .x_stride = conv->channels};
+        kernels->depthwise(conv, &x, y.at + s * y.stride);
     }
+    if (conv->depthwise) return;
     const cnorm_linear linear = {conv->weight, conv->bias};
     kernels->linear_step(&linear, n, windows.at, windows.stride, y.at, y.stride, scratch);
 }
