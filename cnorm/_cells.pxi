@@ -123,7 +123,8 @@ cdef class TrainedCell:
         return &self.network.layers[0].as_.cell
 
     def run(self, x, h, c, bint single):
-        """A call from a state, of which None is zero: x [steps, batch, inputs], of a single step [batch, inputs].
+        """A call from a state, of which None is zero: x [steps, batch, inputs] with h and c [1, batch, width], and of a
+        single step each without its first axis.
 
         Returns
         -------
@@ -136,8 +137,8 @@ cdef class TrainedCell:
         cdef Recording new = self.recording(steps, batch)
         cdef tensor_shape of_x = shape_of(0 if single else steps, batch, self.network.input_size)
         cdef tensor_shape of_y = shape_of(0 if single else steps, batch, self.network.output_size)
-        cdef tensor_shape of_h = shape_of(0, batch, self.network.output_size)
-        cdef tensor_shape of_c = shape_of(0, batch, self.cell().weight_x.units)
+        cdef tensor_shape of_h = shape_of(0 if single else 1, batch, self.network.output_size)
+        cdef tensor_shape of_c = shape_of(0 if single else 1, batch, self.cell().weight_x.units)
         cdef const float *px
         cdef const float *ph
         cdef const float *pc
@@ -239,7 +240,7 @@ cdef class Recording:
         return new
 
     def backward(self, Sums sums, tuple gradients, tuple needs):
-        """Add to `sums`; the gradients of the results of `run`, None for zero -> those of x, h and c that are needed.
+        """Add to `sums`; the gradients of the results of `run`, None for zero -> of x, h and c, None if not needed.
 
         May be called again: the call is then recorded anew.
         """
@@ -247,8 +248,8 @@ cdef class Recording:
         cdef ptrdiff_t steps = 0 if self.single else self.tape.steps, batch = self.tape.batch
         cdef tensor_shape of_x = shape_of(steps, batch, self.cell.network.input_size)
         cdef tensor_shape of_y = shape_of(steps, batch, self.cell.network.output_size)
-        cdef tensor_shape of_h = shape_of(0, batch, self.cell.network.output_size)
-        cdef tensor_shape of_c = shape_of(0, batch, self.cell.cell().weight_x.units)
+        cdef tensor_shape of_h = shape_of(0 if self.single else 1, batch, self.cell.network.output_size)
+        cdef tensor_shape of_c = shape_of(0 if self.single else 1, batch, self.cell.cell().weight_x.units)
         cdef const float *py
         cdef const float *ph
         cdef const float *pc
@@ -313,26 +314,45 @@ cdef class Sums:
         if self.watched is not None:
             del self.watched.passes[self.task]
 
-    def gradients(self, list to):
-        """Write the gradients to new tensors in the order of the layer's weights; None: not wanted.
+    def gradients(self, list blanks):
+        """New tensors of gradients, in the order of the layer's weights: (function, its argument) makes one, or None.
 
         Calls are added in their order, so that the bits do not depend on where the tapes lie.
         """
+        cdef Py_ssize_t count = len(blanks), i
+        cdef float **places = <float **>PyMem_Calloc(count, sizeof(float *))
+        cdef list found = [None] * count
+        if places == NULL:
+            raise MemoryError()
+        try:
+            for i in range(count):
+                if blanks[i] is not None:
+                    make, like = <tuple>blanks[i]
+                    found[i] = make(like)
+                    places[i] = <float *><size_t>found[i].data_ptr()
+            self.write(places)
+        finally:
+            PyMem_Free(places)
+        return found
+
+    cdef int write(self, float **places) except -1:
+        """Write the gradients to the memory of tensors, of which NULL is not wanted."""
         cdef Py_ssize_t count = len(self.calls), i
         cdef const cnorm_tape **tapes = <const cnorm_tape **>PyMem_Calloc(count + 1, sizeof(cnorm_tape *))
         cdef Tape work = self.cell.work()
         cdef float *scratch = <float *>cnp.PyArray_DATA(work.backward_scratch)
         cdef const layer_field *fields = cnorm_layer_ops_of(CNORM_LAYER_CELL).fields
         cdef cnorm_gradient gradient = work.to[0]
-        cdef list places = [0 if t is None else t.data_ptr() for t in to]
+        cdef Py_ssize_t number
         cdef cnorm_status status
         if tapes == NULL:
             raise MemoryError()
-        for number, field in self.cell.whole.items():
+        for number in self.cell.whole:
             if places[number]:
-                (<float **>(<char *>&gradient + fields[<int>field].gradient))[0] = <float *><size_t>places[number]
-                places[number] = 0
-        self.calls.sort(key=call_number)
+                (<float **>(<char *>&gradient + fields[<int>self.cell.whole[number]].gradient))[0] = places[number]
+                places[number] = NULL
+        if count > 1:
+            self.calls.sort(key=call_number)
         for i in range(count):
             tapes[i] = &(<Recording>self.calls[i]).tape
         with nogil:
@@ -343,9 +363,10 @@ cdef class Sums:
         self.cell.tapes.append(work)
         self.cell.blocks.give(self.memory)
         self.memory, self.calls = None, []
+        return 0
 
 
-cdef int scatter(cnp.ndarray plan, const cnorm_gradient *gradient, list tensors) except -1:
+cdef void scatter(cnp.ndarray plan, const cnorm_gradient *gradient, float **tensors) noexcept:
     """Copy the pieces of packed gradients to the tensors, see `TrainedCell`."""
     cdef const long long *piece = <const long long *>cnp.PyArray_DATA(plan)
     cdef const layer_field *fields = cnorm_layer_ops_of(CNORM_LAYER_CELL).fields
@@ -355,10 +376,10 @@ cdef int scatter(cnp.ndarray plan, const cnorm_gradient *gradient, list tensors)
     cdef const float *of
     cdef const float *of_field
     for i in range(cnp.PyArray_DIMS(plan)[0]):
-        if <size_t>tensors[piece[0]]:
+        if tensors[piece[0]]:
             of_field = (<float **>(<char *>gradient + fields[piece[2]].gradient))[0]
             for row in range(piece[4]):
-                to = <float *><size_t>tensors[piece[0]] + piece[1] + row * piece[6]
+                to = tensors[piece[0]] + piece[1] + row * piece[6]
                 of = of_field + piece[3] + row * piece[8]
                 if piece[9]:
                     for col in range(piece[5]):
@@ -369,4 +390,3 @@ cdef int scatter(cnp.ndarray plan, const cnorm_gradient *gradient, list tensors)
                     for col in range(piece[5]):
                         to[col * piece[7]] = of[col]
         piece += 10
-    return 0

@@ -41,7 +41,7 @@ cdef struct tensor_shape:
     int ndim
     int64_t sizes[MAX_AXES]
 
-cdef tuple plain_types = ()  # whose methods are PyTorch's own
+cdef object tensor_type = None, parameter_type = None
 cdef object float32, new_tensor, tensor_like, readable_tensor
 cdef const exchange_api *exchange = NULL
 
@@ -52,7 +52,7 @@ def use_tensors(tuple types, dtype, tuple functions, capsule):
     Parameters
     ----------
     types : tuple of type
-        `torch.Tensor` and those of its subclasses that add no behaviour.
+        `torch.Tensor` and `torch.nn.Parameter`. Other subclasses may have methods of their own.
     dtype : torch.dtype
         float32.
     functions : tuple of callable
@@ -60,8 +60,8 @@ def use_tensors(tuple types, dtype, tuple functions, capsule):
     capsule : object
         `torch.Tensor.__dlpack_c_exchange_api__`, or None if it has none.
     """
-    global plain_types, float32, new_tensor, tensor_like, readable_tensor, exchange
-    plain_types, float32 = types, dtype
+    global tensor_type, parameter_type, float32, new_tensor, tensor_like, readable_tensor, exchange
+    (tensor_type, parameter_type), float32 = types, dtype
     new_tensor, tensor_like, readable_tensor = functions
     exchange = NULL
     if capsule is not None:
@@ -106,7 +106,7 @@ cdef float *memory_of(t, const tensor_shape *shape) except? NULL:
     cdef borrowed_tensor it
     cdef int64_t stride = 1
     cdef int i
-    if type(t) not in plain_types:
+    if type(t) is not tensor_type and type(t) is not parameter_type:
         return NULL
     if exchange == NULL:
         return memory_by_methods(t, shape)
@@ -139,3 +139,19 @@ cdef object written(like, const tensor_shape *shape, float **memory):
     t = new_tensor(sizes_of(shape)) if like is None else tensor_like(like)
     memory[0] = <float *><size_t>t.data_ptr()
     return t
+
+
+cdef object tensor_at(module, tuple path):
+    cdef Py_ssize_t last = len(path) - 1, i
+    for i in range(last):
+        module = module._modules[path[i]]
+    t = (<dict>module._parameters).get(path[last])
+    return getattr(module, path[last]) if t is None else t
+
+
+def tensors_at(module, list paths):
+    """Parameters of a module, or what pruning, parametrization or `functional_call` have put there.
+
+    A path is the names on the way, such as ("layers", "0", "weight").
+    """
+    return [tensor_at(module, path) for path in paths]

@@ -5,6 +5,8 @@ cdef struct watched_tensor:
     float *memory
     const float *kept
     size_t bytes
+    Py_ssize_t version
+    bint need  # requires_grad
 
 
 @cython.no_gc_clear  # the sums of a backward pass that is collected with it delete themselves from `passes`
@@ -18,7 +20,6 @@ cdef class Watched:
         Copies of their values, of the same shapes.
     """
     cdef readonly list tensors
-    cdef readonly tuple versions, needs
     cdef list arrays
     cdef dict passes  # the address of the `Sums` of each backward pass, which do not live longer by that
     cdef bint plain
@@ -29,8 +30,6 @@ cdef class Watched:
         cdef watched_tensor *it
         cdef Py_ssize_t i
         self.tensors, self.arrays, self.passes = tensors, arrays, {}
-        self.versions = tuple([t._version for t in tensors])
-        self.needs = tuple([t.requires_grad for t in tensors])
         self.each = <watched_tensor *>PyMem_Calloc(len(tensors), sizeof(watched_tensor))
         if self.each == NULL:
             raise MemoryError()
@@ -40,6 +39,7 @@ cdef class Watched:
             if shaped_as(kept, &it.shape):
                 it.memory = memory_of(tensors[i], &it.shape)
             it.kept, it.bytes = <const float *>cnp.PyArray_DATA(kept), cnp.PyArray_NBYTES(kept)
+            it.version, it.need = tensors[i]._version, tensors[i].requires_grad
             self.plain = self.plain and it.memory != NULL
 
     def __dealloc__(self):
@@ -54,26 +54,34 @@ cdef class Watched:
         sums.watched, sums.task = self, task
         self.passes[task] = <size_t><PyObject *>sums
 
+    @property
+    def needs(self):
+        """Which tensors require a gradient."""
+        return tuple([self.each[i].need for i in range(len(self.tensors))])
+
     def changed_version(self):
-        """The number of the first tensor with another version than at the beginning, or -1."""
+        """The first tensor with another version than at the beginning, as (number, that version), or None."""
         cdef Py_ssize_t i
         for i in range(len(self.tensors)):
-            if self.tensors[i]._version != self.versions[i]:
-                return i
-        return -1
+            if <Py_ssize_t>self.tensors[i]._version != self.each[i].version:
+                return i, self.each[i].version
+        return None
 
-    def unchanged(self, list tensors):
-        """Whether these are the same tensors in the same place, with the same version and the same bits.
+    def unchanged(self, list tensors, bint graph):
+        """Whether these are the same tensors in the same place with the same bits.
 
-        The version alone does not tell: writes through `Tensor.data` or `numpy()` do not count.
+        For a graph they must have the same version, too, which does not tell on its own: writes through `Tensor.data`
+        or `numpy()` do not count.
         """
+        cdef watched_tensor *it
         cdef Py_ssize_t i
         if not self.plain:
             return False
         for i in range(len(self.tensors)):
-            t = tensors[i]
-            if (t is not self.tensors[i] or t._version != self.versions[i] or t.requires_grad is not self.needs[i]
-                    or memory_of(t, &self.each[i].shape) != self.each[i].memory):
+            t, it = tensors[i], &self.each[i]
+            if t is not self.tensors[i] or memory_of(t, &it.shape) != it.memory:
+                return False
+            if graph and (<Py_ssize_t>t._version != it.version or <bint>t.requires_grad != it.need):
                 return False
         for i in range(len(self.tensors)):
             if memcmp(self.each[i].memory, self.each[i].kept, self.each[i].bytes) != 0:

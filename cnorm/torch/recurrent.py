@@ -204,7 +204,8 @@ class _Sequence(_Module):
             if i > 0 and self.dropout > 0 and self.training:
                 x = functional.dropout(x, self.dropout)
             for j, weights in enumerate(ways):
-                start = [None if part is None else part[i * len(ways) + j] for part in state]
+                k = i * len(ways) + j
+                start = [part if part is None or len(part) == 1 else part[k : k + 1] for part in state]
                 if sizes is not None:
                     y, *end = self._segments(weights, x, start, sizes, j == 1)
                 else:
@@ -215,28 +216,28 @@ class _Sequence(_Module):
                 last.append(end)
             x = results[0] if len(results) == 1 else torch.cat(results, -1)
         if len(last) == 1:
-            return x, [part.unsqueeze(0) for part in last[0]]
-        return x, [torch.stack(parts) for parts in zip(*last, strict=True)]
+            return x, last[0]
+        return x, [torch.cat(parts) for parts in zip(*last, strict=True)]
 
     def _segments(self, weights: Weights, x: Tensor, state: list, sizes: list[int], reverse: bool) -> tuple:
         """One direction over a PackedSequence: a call for each run of steps with the same number of rows."""
         ends = [t for t in range(1, len(sizes) + 1) if t == len(sizes) or sizes[t] != sizes[t - 1]]
         spans = list(zip([0, *ends[:-1]], ends, strict=True))
         first = [
-            x.new_zeros(sizes[0], n) if part is None else part for part, n in zip(state, self._widths, strict=True)
+            x.new_zeros(1, sizes[0], n) if part is None else part for part, n in zip(state, self._widths, strict=True)
         ]
-        now, results, done = [part[:0] for part in first], [], []
+        now, results, done = [part[:, :0] for part in first], [], []
         for start, end in reversed(spans) if reverse else spans:
-            batch, before = sizes[start], len(now[0])
+            batch, before = sizes[start], now[0].shape[1]
             if reverse or start == 0:  # rows that begin
-                now = [torch.cat([part, new[before:batch]]) for part, new in zip(now, first, strict=True)]
+                now = [torch.cat([part, new[:, before:batch]], 1) for part, new in zip(now, first, strict=True)]
             else:  # rows that have ended
-                done.append([part[batch:] for part in now])
-                now = [part[:batch] for part in now]
+                done.append([part[:, batch:] for part in now])
+                now = [part[:, :batch] for part in now]
             given = x[sum(sizes[:start]) : sum(sizes[:end])].view(end - start, batch, -1)
             y, *now = call(weights, self, given.flip(0) if reverse else given, *(*now, None)[:2], False)
             results.append((y.flip(0) if reverse else y).flatten(0, 1))
-        last = [torch.cat(parts) for parts in zip(now, *reversed(done), strict=True)]
+        last = [torch.cat(parts, 1) for parts in zip(now, *reversed(done), strict=True)]
         return torch.cat(results[::-1] if reverse else results), *last
 
     def _frames(self, x: Tensor) -> Tensor:

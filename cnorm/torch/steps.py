@@ -51,12 +51,13 @@ class Packed:
         return self.node
 
     def check_versions(self) -> None:
-        i = self.watched.changed_version()
-        if i >= 0:
+        changed = self.watched.changed_version()
+        if changed is not None:
+            i, version = changed
             t, name = self.watched.tensors[i], list(self.cell.layer.weights)[i]
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"{name} {list(t.shape)} is at version {t._version}; expected version {self.watched.versions[i]}"
+                f"{name} {list(t.shape)} is at version {t._version}; expected version {version}"
             )
 
 
@@ -65,27 +66,19 @@ class Weights:
 
     def __init__(self, names: dict[str, str], text: str) -> None:
         self.names, self.text = names, text  # names: of the cell -> in the module; text: `operators.described`
-        self._paths = [(name.split(".")[:-1], name.rsplit(".", 1)[-1]) for name in names.values()]
+        self._paths = [tuple(name.split(".")) for name in names.values()]
         self._packed: Packed | None = None
 
     def __getstate__(self):
         return self.__dict__ | {"_packed": None}
 
     def tensors(self, module: nn.Module) -> list[Tensor]:
-        """The present tensors: parameters, or what pruning, parametrization or `functional_call` have put there."""
-        found = []
-        for path, last in self._paths:
-            owner = module
-            for part in path:
-                owner = owner._modules[part]
-            tensor = owner._parameters.get(last)
-            found.append(getattr(owner, last) if tensor is None else tensor)
-        return found
+        return _core.tensors_at(module, self._paths)
 
-    def packed(self, module: nn.Module) -> Packed:
+    def packed(self, module: nn.Module, graph: bool) -> Packed:
         """The packed weights; the last ones are used again while no tensor has changed."""
         tensors, last = self.tensors(module), self._packed
-        if last is None or not last.watched.unchanged(tensors):
+        if last is None or not last.watched.unchanged(tensors, graph):
             self._packed = last = _repacked(self.text, dict(zip(self.names, tensors, strict=True)), last)
         return last
 
@@ -140,7 +133,7 @@ def _plan(layer: Layer) -> tuple[tuple[np.ndarray, dict], list]:
         seen.add(to)
         view[...] = 1
     makes = [torch.empty_like if filled.all() else torch.zeros_like for filled in into.values()]
-    blanks = [(make, _empty(()).expand(filled.shape)) for make, filled in zip(makes, into.values(), strict=True)]
+    blanks = [(make, _empty(filled.shape)) for make, filled in zip(makes, into.values(), strict=True)]  # not written
     plan = np.array(rows, np.int64)
     return (plan, _whole(plan, list(into.values()), packed)), blanks
 
@@ -169,20 +162,19 @@ class _Pack(Function):
     @staticmethod
     def forward(ctx, packed: Packed, *weights: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.needs, ctx.blanks = packed.watched.needs, packed.blanks
+        ctx.blanks = [blank if need else None for blank, need in zip(packed.blanks, packed.watched.needs, strict=True)]
         return ZERO.clone()
 
     @staticmethod
     def backward(ctx, carrier):
         if carrier is None:
-            return (None, *[None] * len(ctx.needs))
-        results = [make(like) if need else None for (make, like), need in zip(ctx.blanks, ctx.needs, strict=True)]
-        carrier.sums.gradients(results)
+            return (None, *[None] * len(ctx.blanks))
+        results = carrier.sums.gradients(ctx.blanks)
         return (None, *(_first_order(results) if torch.is_grad_enabled() else results))
 
 
 class _Run(Function):
-    """A call: x [steps, batch, inputs] and the state -> (y, the last state), or of a single step the state alone."""
+    """A call, see `_core.TrainedCell.run`: x and the state -> (y, the last state), of a single step the state alone."""
 
     @staticmethod
     def forward(ctx, packed: Packed, x: Tensor, h: Tensor | None, c: Tensor | None, single: bool, node: Tensor | None):
@@ -222,7 +214,7 @@ def _sums_of_this_pass(packed: Packed) -> tuple[_core.Sums, Tensor | None]:
     if packed.node is None:
         return sums, None
     packed.watched.keep(sums, task)
-    carrier = ZERO.clone()
+    carrier = ZERO.detach()
     carrier.sums = sums
     return sums, carrier
 
@@ -259,8 +251,9 @@ def call(
         return _traced(weights, module, x, h, c, single)
     if x.dtype is not torch.float32 and torch.is_autocast_enabled("cpu"):
         x, h, c = (None if t is None else t.float() for t in (x, h, c))
-    packed = weights.packed(module)
-    if torch.is_grad_enabled():
+    graph = torch.is_grad_enabled()
+    packed = weights.packed(module, graph)
+    if graph:
         node = packed.need_node()
         if node is not None or any(t is not None and t.requires_grad for t in (x, h, c)):
             return _apply(packed, x, h, c, single, node)
@@ -271,8 +264,9 @@ def _traced(weights: Weights, module, x: Tensor, h: Tensor | None, c: Tensor | N
     """The same by the operator, which tracers can represent."""
     tensors = [functools.reduce(getattr, name.split("."), module) for name in weights.names.values()]
     widths = (module.output_size, module.units) if module.kind == "LSTM" else (module.output_size,)
-    x = x[None] if single else x
-    parts = [x.new_zeros(x.shape[1], n) if t is None else t for t, n in zip((h, c), widths, strict=False)]
-    y, last, _ = torch.ops.cnorm.recurrent(x, torch.cat(parts, -1), tensors, weights.text)
-    last = torch.split(last, widths, -1)
+    x, rows = (x[None], x.shape[:1]) if single else (x, (1, x.shape[1]))
+    parts = [x.new_zeros(*rows, n) if t is None else t for t, n in zip((h, c), widths, strict=False)]
+    state = torch.cat(parts, -1).view(x.shape[1], -1)
+    y, last, _ = torch.ops.cnorm.recurrent(x, state, tensors, weights.text)
+    last = torch.split(last.view(*rows, -1), widths, -1)
     return last if single else (y, *last)

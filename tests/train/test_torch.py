@@ -157,7 +157,7 @@ def test_weights_that_differ_in_the_sign_of_a_zero_only_are_packed_again():
     weights = module.ways[0][0]
 
     def packed():
-        return weights.packed(module), operators.packed_cell(weights.text, weights.tensors(module))
+        return weights.packed(module, True), operators.packed_cell(weights.text, weights.tensors(module))
 
     first, again = packed(), packed()
     assert first[0] is again[0]

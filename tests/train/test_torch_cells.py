@@ -240,6 +240,17 @@ def test_an_optimiser_step_between_forward_and_backward_is_an_error():
         y.sum().backward()
 
 
+def test_a_write_of_the_same_values_ends_a_graph_and_not_the_next_one():
+    cell, x = ct.LSTMCell(4, 6, preset="ba2016"), torch.randn(2, 4)
+    before = cell(x)[0]
+    with torch.no_grad():
+        cell.weight_h.mul_(1.0)
+        cell(x)
+    cell(x)[0].sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation: weight_h"):
+        before.sum().backward()
+
+
 def test_requires_grad_toggled_in_the_middle():
     cell, x = ct.GRUCell(4, 6, preset="ba2016"), torch.randn(2, 4)
     parameter = next(cell.parameters())
@@ -315,6 +326,24 @@ def test_pruned_and_parametrized_weights(make):
     assert torch.equal(module.weight_hh_l0_orig.grad, plain.weight_hh_l0.grad * module.weight_hh_l0_mask)
     assert module.parametrizations.weight_ih_l0.original1.grad.abs().max() > 0
     assert cnorm.Model(module.to_layers()).run(x.numpy()).shape == (3, 6)
+
+
+@pytest.mark.parametrize("make", [ct.LSTM, ct.LSTMCell])
+def test_a_parametrization_is_computed_once_a_call(make):
+    """Because it may have a state, such as the vectors of a spectral norm."""
+    calls = []
+
+    class Counted(torch.nn.Module):
+        def forward(self, w):
+            calls.append(1)
+            return w * 1.0
+
+    module = make(4, 6, preset="ba2016")
+    torch.nn.utils.parametrize.register_parametrization(module, "weight_h", Counted())
+    for _ in range(3):
+        calls.clear()
+        module(torch.randn(3, 4))
+        assert len(calls) == 1
 
 
 @pytest.mark.parametrize("make", [ct.LSTM, ct.LSTMCell])
