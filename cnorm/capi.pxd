@@ -103,115 +103,17 @@ cdef extern from "cnorm_python.h" nogil:
         cnorm_weight_type type
         int levels
 
-    ctypedef struct cnorm_linear:
-        cnorm_matrix weight
-        const float *bias
-
-    ctypedef struct cnorm_row_norm:
-        ptrdiff_t n
-        const float *gain
-        const float *bias
-        float eps
-
-    ctypedef enum cnorm_activation:
-        pass
+    # Of the structs of layers what cnorm._core reads. Models are read from files; a module that fills in layers itself
+    # declares what it uses of cnorm_rnn.h.
     ctypedef enum cnorm_cell_kind:
-        pass
-    ctypedef enum cnorm_scope:
-        pass
-    ctypedef enum cnorm_cell_norm:
-        pass
-    ctypedef enum cnorm_reset:
-        pass
-
-    int CNORM_ACTIVATION_TANH, CNORM_ACTIVATION_RELU, CNORM_ACTIVATION_SIGMOID
-    int CNORM_CELL_LSTM, CNORM_CELL_GRU, CNORM_CELL_RNN
-    int CNORM_SCOPE_NONE, CNORM_SCOPE_SPLIT, CNORM_SCOPE_SUM
-    int CNORM_CELL_NORM_NONE, CNORM_CELL_NORM_OUTPUT, CNORM_CELL_NORM_CARRY
-    int CNORM_RESET_AFTER, CNORM_RESET_CANDIDATE, CNORM_RESET_BEFORE
-
+        CNORM_CELL_LSTM
     ctypedef struct cnorm_cell:
         cnorm_cell_kind kind
-        cnorm_scope scope
-        cnorm_cell_norm cell_norm
-        cnorm_reset reset
-        cnorm_activation activation
-        int keep
-        float eps, cell_clip, projection_clip, zoneout
-        cnorm_activation recurrent_activation
-        float alpha, beta, recurrent_alpha, recurrent_beta, clip
-        cnorm_matrix weight_x, weight_h, weight_n, weight_p
-        const float *inside_x
-        const float *inside_h
-        const float *gain_x
-        const float *gain_h
-        const float *bias
-        const float *bias_n
-        const float *gain_c
-        const float *bias_c
-        const float *bias_p
-
+        cnorm_matrix weight_x, weight_h
     ctypedef enum cnorm_layer_kind:
-        CNORM_LAYER_LINEAR
         CNORM_LAYER_CELL
-        CNORM_LAYER_NORM
-        CNORM_LAYER_ACTIVATION
-        CNORM_LAYER_RESIDUAL
-        CNORM_LAYER_SCALE
-        CNORM_LAYER_MULTIPLY
-        CNORM_LAYER_CONCAT
-        CNORM_LAYER_CAUSAL_CONV
-        CNORM_LAYER_CONV
-        CNORM_LAYER_EMBEDDING
-
-    ctypedef struct cnorm_elementwise:
-        ptrdiff_t n
-        cnorm_activation f
-        float alpha, beta
-        const float *slope
-    ctypedef struct cnorm_addition:
-        ptrdiff_t n
-        int back
-
-    enum:
-        CNORM_PARTS
-    ctypedef struct cnorm_part "struct cnorm_part":
-        int back
-        ptrdiff_t n, start, count
-    ctypedef struct cnorm_concat:
-        ptrdiff_t n, outputs
-        cnorm_part parts[8]
-
-    ctypedef struct cnorm_scale:
-        ptrdiff_t n
-        const float *weight
-
-    ctypedef struct cnorm_conv:
-        cnorm_matrix weight
-        const float *kernel
-        const float *bias
-        ptrdiff_t channels, outputs, taps, dilation
-        int depthwise, reflect
-        ptrdiff_t positions, stride, before, after
-        ptrdiff_t inputs, results
-
-    ctypedef struct cnorm_embedding:
-        cnorm_matrix weight
-        ptrdiff_t inputs
-
     ctypedef union cnorm_layer_as:
-        cnorm_linear linear
         cnorm_cell cell
-        cnorm_row_norm norm
-        cnorm_elementwise activation
-        cnorm_addition residual
-        cnorm_scale scale
-        cnorm_addition multiply
-        cnorm_concat concat
-        cnorm_conv causal_conv
-        cnorm_conv conv
-        cnorm_embedding embedding
-
     ctypedef struct cnorm_layer:
         cnorm_layer_kind kind
         cnorm_layer_as as_ "as"
@@ -327,45 +229,8 @@ cdef extern from "cnorm_python.h" nogil:
                                 float *scratch, float *y)
     cnorm_status cnorm_tape_drop(const cnorm_tape *tape, ptrdiff_t first, ptrdiff_t end)
 
-    ctypedef struct cnorm_linear_gradient "struct cnorm_linear_gradient":
-        float *weight
-        float *bias
-    ctypedef struct cnorm_cell_gradient "struct cnorm_cell_gradient":
-        float *weight_x
-        float *weight_h
-        float *weight_n
-        float *weight_p
-        float *inside_x
-        float *inside_h
-        float *gain_x
-        float *gain_h
-        float *bias
-        float *bias_n
-        float *gain_c
-        float *bias_c
-        float *bias_p
-    ctypedef struct cnorm_norm_gradient "struct cnorm_norm_gradient":
-        float *gain
-        float *bias
-    ctypedef struct cnorm_scale_gradient "struct cnorm_scale_gradient":
-        float *weight
-    ctypedef struct cnorm_activation_gradient "struct cnorm_activation_gradient":
-        float *slope
-    ctypedef struct cnorm_embedding_gradient "struct cnorm_embedding_gradient":
-        float *weight
-    ctypedef struct cnorm_conv_gradient "struct cnorm_conv_gradient":
-        float *weight
-        float *kernel
-        float *bias
-    ctypedef struct cnorm_gradient:
-        cnorm_linear_gradient linear
-        cnorm_cell_gradient cell
-        cnorm_norm_gradient norm
-        cnorm_scale_gradient scale
-        cnorm_activation_gradient activation
-        cnorm_conv_gradient causal_conv
-        cnorm_conv_gradient conv
-        cnorm_embedding_gradient embedding
+    ctypedef struct cnorm_gradient:  # one struct for each kind of layer
+        pass
 
     ctypedef struct cnorm_sums:
         float *memory

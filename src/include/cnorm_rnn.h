@@ -178,20 +178,7 @@ typedef struct cnorm_cell {
     const float *bias_p;                 /* [padded outputs] or NULL */
 } cnorm_cell;
 
-typedef enum cnorm_layer_kind {
-    CNORM_LAYER_LINEAR,
-    CNORM_LAYER_CELL,
-    CNORM_LAYER_NORM,
-    CNORM_LAYER_ACTIVATION, /* y = f(x), n elements */
-    CNORM_LAYER_RESIDUAL,   /* y = x + the input of the layer `back` >= 1 places before this one, n elements */
-    CNORM_LAYER_SCALE,
-    CNORM_LAYER_MULTIPLY, /* y = x times the input of the layer `back` >= 1 places before this one, n elements */
-    CNORM_LAYER_CONCAT,
-    CNORM_LAYER_CAUSAL_CONV, /* both: cnorm_conv */
-    CNORM_LAYER_CONV,
-    CNORM_LAYER_EMBEDDING,
-} cnorm_layer_kind;
-
+/* y = f(x), n elements */
 typedef struct cnorm_elementwise {
     ptrdiff_t n;
     cnorm_activation f;
@@ -199,7 +186,8 @@ typedef struct cnorm_elementwise {
     const float *slope; /* [n], CNORM_ACTIVATION_PRELU only */
 } cnorm_elementwise;
 
-/* of CNORM_LAYER_RESIDUAL and CNORM_LAYER_MULTIPLY */
+/* CNORM_LAYER_RESIDUAL: y = x + the input of the layer `back` >= 1 places before this one, n elements.
+ * CNORM_LAYER_MULTIPLY: y = x times it. */
 typedef struct cnorm_addition {
     ptrdiff_t n;
     int back;
@@ -217,21 +205,33 @@ typedef struct cnorm_concat {
     } parts[CNORM_PARTS];
 } cnorm_concat;
 
+/* The kinds of layers: CNORM_LAYER_ and the name, the layer's struct, its member of `as`. Packed files store the number
+ * of a kind, so a new one is the last. */
+#define CNORM_LAYERS(LAYER)                                                                                            \
+    LAYER(LINEAR, cnorm_linear, linear)                                                                                \
+    LAYER(CELL, cnorm_cell, cell)                                                                                      \
+    LAYER(NORM, cnorm_row_norm, norm)                                                                                  \
+    LAYER(ACTIVATION, cnorm_elementwise, activation)                                                                   \
+    LAYER(RESIDUAL, cnorm_addition, residual)                                                                          \
+    LAYER(SCALE, cnorm_scale, scale)                                                                                   \
+    LAYER(MULTIPLY, cnorm_addition, multiply)                                                                          \
+    LAYER(CONCAT, cnorm_concat, concat)                                                                                \
+    LAYER(CAUSAL_CONV, cnorm_conv, causal_conv)                                                                        \
+    LAYER(CONV, cnorm_conv, conv)                                                                                      \
+    LAYER(EMBEDDING, cnorm_embedding, embedding)
+
+#define CNORM_LAYER_NUMBER(name, type, member) CNORM_LAYER_##name,
+typedef enum cnorm_layer_kind { CNORM_LAYERS(CNORM_LAYER_NUMBER) } cnorm_layer_kind;
+#undef CNORM_LAYER_NUMBER
+
+#define CNORM_LAYER_MEMBER(name, type, member) type member;
 typedef struct cnorm_layer {
     cnorm_layer_kind kind;
     union {
-        cnorm_linear linear;
-        cnorm_cell cell;
-        cnorm_row_norm norm;
-        cnorm_elementwise activation;
-        cnorm_addition residual;
-        cnorm_scale scale;
-        cnorm_addition multiply;
-        cnorm_concat concat;
-        cnorm_conv causal_conv, conv;
-        cnorm_embedding embedding;
+        CNORM_LAYERS(CNORM_LAYER_MEMBER)
     } as;
 } cnorm_layer;
+#undef CNORM_LAYER_MEMBER
 
 /* Where cnorm_layers_check, cnorm_model_open or cnorm_model_write found an error. */
 typedef struct cnorm_fault {

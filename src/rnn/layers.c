@@ -3,19 +3,9 @@
 
 #include <string.h>
 
-const layer_ops *const cnorm_layer_kinds[LAYER_KINDS] = {
-    [CNORM_LAYER_LINEAR] = &cnorm_linear_ops,
-    [CNORM_LAYER_CELL] = &cnorm_cell_ops,
-    [CNORM_LAYER_NORM] = &cnorm_norm_ops,
-    [CNORM_LAYER_ACTIVATION] = &cnorm_activation_ops,
-    [CNORM_LAYER_RESIDUAL] = &cnorm_residual_ops,
-    [CNORM_LAYER_SCALE] = &cnorm_scale_ops,
-    [CNORM_LAYER_MULTIPLY] = &cnorm_multiply_ops,
-    [CNORM_LAYER_CONCAT] = &cnorm_concat_ops,
-    [CNORM_LAYER_CAUSAL_CONV] = &cnorm_causal_conv_ops,
-    [CNORM_LAYER_CONV] = &cnorm_conv_ops,
-    [CNORM_LAYER_EMBEDDING] = &cnorm_embedding_ops,
-};
+#define LAYER(name, type, member) &cnorm_##member##_ops,
+const layer_ops *const cnorm_layer_kinds[LAYER_KINDS] = {CNORM_LAYERS(LAYER)};
+#undef LAYER
 
 ptrdiff_t cnorm_layer_inputs(const cnorm_layer *layer)
 {

@@ -135,10 +135,13 @@ typedef struct layer_ops {
 
 #pragma GCC visibility push(hidden)
 
-extern const layer_ops cnorm_linear_ops, cnorm_cell_ops, cnorm_norm_ops, cnorm_activation_ops, cnorm_residual_ops,
-    cnorm_scale_ops, cnorm_multiply_ops, cnorm_concat_ops, cnorm_causal_conv_ops, cnorm_conv_ops, cnorm_embedding_ops;
+#define LAYER(name, type, member) extern const layer_ops cnorm_##member##_ops;
+CNORM_LAYERS(LAYER)
+#undef LAYER
 
-enum { LAYER_KINDS = CNORM_LAYER_EMBEDDING + 1 };
+#define LAYER(name, type, member) +1
+enum { LAYER_KINDS = CNORM_LAYERS(LAYER) };
+#undef LAYER
 extern const layer_ops *const cnorm_layer_kinds[LAYER_KINDS];
 
 /* layers.c: sizes of a layer of a known kind, from its table */
