@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import cnorm
-from cnorm.layers import in_tokens
+from cnorm.layers.embedding import in_tokens
 from onnx_export import model_io
 from onnx_export.description import state_table
 from onnx_export.importer.interface import plan

@@ -22,6 +22,7 @@ except ImportError as error:
         "`make test` makes .venv with an editable installation"
     ) from error
 
+from cnorm import layers
 from cnorm._core import (
     Stats,
     Stream,
@@ -50,24 +51,7 @@ from cnorm._core import (
 from cnorm.cells.presets import PRESETS
 from cnorm.cells.specs import CellSpec
 from cnorm.folds import fold_batch_norm, fold_weight_norm
-from cnorm.layers import (
-    GRU,
-    LSTM,
-    RNN,
-    Activation,
-    Add,
-    Bidirectional,
-    CausalConv1d,
-    Concat,
-    Conv1d,
-    Embedding,
-    LayerNorm,
-    Linear,
-    Multiply,
-    Residual,
-    Scale,
-    Slice,
-)
+from cnorm.layers import *  # noqa: F403
 from cnorm.learner import SGD, Adam, Learner
 from cnorm.model import Model
 from cnorm.storage.frameworks import from_safetensors, from_torch
@@ -91,28 +75,12 @@ def get_include() -> str:
 
 
 __all__ = [
-    "GRU",
-    "LSTM",
     "PRESETS",
-    "RNN",
     "SGD",
-    "Activation",
     "Adam",
-    "Add",
-    "Bidirectional",
-    "CausalConv1d",
     "CellSpec",
-    "Concat",
-    "Conv1d",
-    "Embedding",
-    "LayerNorm",
     "Learner",
-    "Linear",
     "Model",
-    "Multiply",
-    "Residual",
-    "Scale",
-    "Slice",
     "Stats",
     "Stream",
     "active_isa",
@@ -145,3 +113,4 @@ __all__ = [
     "weight_norm",
     "weight_norm_backward",
 ]
+__all__ += layers.__all__

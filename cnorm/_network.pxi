@@ -159,8 +159,8 @@ cdef class Network:
     Parameters
     ----------
     layers : sequence of (layer, size), PackedModel or Network
-        As returned by `cnorm.layers.flat`; the sizes of neighbours must fit. Another network that was built: the same
-        layers, whose weights the caller writes.
+        As returned by `cnorm.layers.chain.flat`; the sizes of neighbours must fit. Another network that was built: the
+        same layers, whose weights the caller writes.
     identity : bytes, 32
         Hash of configuration and weights; a saved stream holds it and is restored by the same model only.
     first : int

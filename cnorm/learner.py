@@ -15,7 +15,7 @@ import safetensors.numpy
 from cnorm import _core
 from cnorm.arguments import as_array
 from cnorm.cells.parameters import Parameters
-from cnorm.layers import with_outputs
+from cnorm.layers.chain import with_outputs
 from cnorm.model import Model
 from cnorm.storage.loading import model_from
 from cnorm.storage.model_files import configuration

@@ -14,7 +14,8 @@ from cnorm import _core
 from cnorm.cells.packing import check_panels
 from cnorm.cells.rounded import check_weights, rounded_layers, weight_type
 from cnorm.comparison import Comparison, compare
-from cnorm.layers import INPUT, Layer, chained, flat, named_outputs, shown, sizes_of, slices
+from cnorm.layers.base import INPUT, Layer
+from cnorm.layers.chain import chained, flat, named_outputs, shown, sizes_of, slices
 from cnorm.storage.files import write_whole
 from cnorm.storage.model_files import METADATA_KEY, configuration, identity, named_tensors
 from cnorm.storage.modules import layers_of
@@ -89,8 +90,7 @@ class Model:
         """The model of a packed file: networks without the layers that they were packed from."""
         self = cls.__new__(cls)
         self._layers, self._original, self._packed, self._identity = (), None, packed, packed.identity
-        self._parts = []
-        cells = 0
+        self._parts, cells = [], 0
         for i, direction in enumerate(packed.directions):
             network = _core.Network(packed, packed.identity, cells, i)
             cells += network.cells

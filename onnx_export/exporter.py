@@ -9,7 +9,8 @@ import onnx
 from onnx import helper
 
 import cnorm
-from cnorm.layers import INPUT, with_outputs
+from cnorm.layers.base import INPUT
+from cnorm.layers.chain import with_outputs
 from cnorm.storage.model_files import named_tensors
 from onnx_export.builders import builder, native
 from onnx_export.builders.norms import checked_eps

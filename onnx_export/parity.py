@@ -18,7 +18,7 @@ import onnx
 import onnxruntime
 
 import cnorm
-from cnorm.layers import in_tokens
+from cnorm.layers.embedding import in_tokens
 from cnorm.storage.files import each_once
 from cnorm.storage.model_files import METADATA_KEY, configuration
 from cnorm.text import clip, printable

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from cnorm.layers import in_tokens
+from cnorm.layers.embedding import in_tokens
 from onnx_export.builders import builder
 from onnx_export.float64 import widen
 from onnx_export.nodes import model_graphs, model_nodes

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from cnorm.conversation import NUMBER
-from cnorm.layers import in_tokens
+from cnorm.layers.embedding import in_tokens
 from cnorm_bench.serving_engines import loaded
 
 __all__ = ["Load", "run", "run_slices"]

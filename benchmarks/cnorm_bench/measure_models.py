@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cnorm.layers import in_tokens
+from cnorm.layers.embedding import in_tokens
 from cnorm.tools.runners import Cnorm, Interface, OrtBinding, OrtRun, latencies
 from cnorm_bench import contenders
 from cnorm_bench.contenders.memcpy_ import streaming_read

@@ -9,7 +9,7 @@ import numpy as np
 
 import cnorm
 from cnorm import _core
-from cnorm.layers import flat
+from cnorm.layers.chain import flat
 from cnorm_bench.contenders.operations import random_model
 from cnorm_bench.environment import surroundings
 

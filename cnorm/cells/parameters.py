@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from cnorm import _core
-from cnorm.layers import Layer, flat
+from cnorm.layers.base import Layer
+from cnorm.layers.chain import flat
 
 __all__ = ["Parameters", "add_gradients"]
 

@@ -19,7 +19,7 @@ from cnorm.cells.specs import GATES
 from cnorm.cells.tensors import axis_length, has_projection
 
 if TYPE_CHECKING:
-    from cnorm.layers import Layer
+    from cnorm.layers.base import Layer
 
 __all__ = [
     "SMALLEST",

@@ -16,7 +16,9 @@ from cnorm.cells.presets import PRESETS
 from cnorm.cells.specs import INITIAL, CellSpec
 from cnorm.cells.tensors import optional_tensors
 from cnorm.cells.weights import as_array
-from cnorm.layers import CELLS, Bidirectional, Layer, check_with, checked_eps, spec_of
+from cnorm.layers import CELLS, Bidirectional
+from cnorm.layers.base import Layer
+from cnorm.layers.cells import check_with, checked_eps, spec_of
 from cnorm.storage.files import array_of, each_once, raw_safetensors
 from cnorm.storage.model_files import METADATA_KEY
 from cnorm.text import listed, message_of, quoted

@@ -15,7 +15,8 @@ import numpy as np
 
 from cnorm.cells.presets import PRESETS
 from cnorm.cells.weights import as_array
-from cnorm.layers import CELLS, Activation, Bidirectional, CausalConv1d, Embedding, Layer, LayerNorm, Linear
+from cnorm.layers import CELLS, Activation, Bidirectional, CausalConv1d, Embedding, LayerNorm, Linear
+from cnorm.layers.base import Layer
 from cnorm.model import Model
 from cnorm.storage.modules import append_batch_norm
 

@@ -8,7 +8,7 @@ from importlib import resources
 import numpy as np
 
 from cnorm import _core
-from cnorm.layers import slices
+from cnorm.layers.chain import slices
 from cnorm.model import Model
 from cnorm.storage.files import read_safetensors
 from cnorm.storage.model_files import METADATA_KEY, layers_from

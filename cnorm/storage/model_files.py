@@ -10,7 +10,8 @@ from types import MappingProxyType
 import numpy as np
 
 from cnorm.cells.rounded import rows_from_tensors
-from cnorm.layers import KINDS, Layer, name_of, with_name, with_type
+from cnorm.layers import KINDS
+from cnorm.layers.base import Layer, name_of, with_name, with_type
 from cnorm.storage.files import each_once
 from cnorm.storage.stream_state import ARITHMETIC
 from cnorm.text import listed

@@ -13,7 +13,9 @@ import numpy as np
 
 from cnorm.cells.weights import as_array
 from cnorm.folds import fold_batch_norm
-from cnorm.layers import Activation, Conv, Embedding, Layer, LayerNorm, Linear, with_name
+from cnorm.layers import Activation, Embedding, LayerNorm, Linear
+from cnorm.layers.base import Layer, with_name
+from cnorm.layers.conv import Conv
 from cnorm.storage.frameworks import from_torch
 
 __all__ = ["layers_of"]

@@ -15,7 +15,8 @@ import cnorm
 from cnorm._core import INT8_COLS
 from cnorm.cells.rounded import LEVELS
 from cnorm.cells.specs import GATES
-from cnorm.layers import followed, in_tokens, with_outputs
+from cnorm.layers.chain import followed, with_outputs
+from cnorm.layers.embedding import in_tokens
 from cnorm.storage.files import read_regular, write_whole
 from cnorm.text import clip, message_of
 

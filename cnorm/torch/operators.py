@@ -14,7 +14,10 @@ from cnorm import _core
 from cnorm.cells.parameters import add_gradients
 from cnorm.cells.presets import PRESETS
 from cnorm.cells.specs import CellSpec, spec_from_json, spec_to_json
-from cnorm.layers import CELLS, Layer, flat, with_values
+from cnorm.layers import CELLS
+from cnorm.layers.base import Layer
+from cnorm.layers.cells import with_values
+from cnorm.layers.chain import flat
 from cnorm.torch.arrays import array, tensor
 
 __all__ = ["cell_of", "described", "layer_of", "packed_cell", "refuse_onnx_export"]

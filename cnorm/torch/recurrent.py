@@ -11,7 +11,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from cnorm.cells.specs import CellSpec
 from cnorm.cells.tensors import axis_length, has_projection, present
-from cnorm.layers import Bidirectional, Layer, cell_spec, checked_eps
+from cnorm.layers import Bidirectional
+from cnorm.layers.base import Layer
+from cnorm.layers.cells import cell_spec, checked_eps
 from cnorm.torch.operators import described, layer_of
 from cnorm.torch.steps import Weights, call
 

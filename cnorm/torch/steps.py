@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.autograd import Function, forward_ad
 
 from cnorm import _core
-from cnorm.layers import Layer, with_values
+from cnorm.layers.base import Layer
+from cnorm.layers.cells import with_values
 from cnorm.torch.arrays import array, refuse_transforms, refuse_vmap
 from cnorm.torch.operators import layer_of
 

@@ -5,7 +5,7 @@ from time import perf_counter
 
 import numpy as np
 
-from cnorm.layers import in_tokens
+from cnorm.layers.embedding import in_tokens
 from cnorm.storage.files import write_whole
 from cnorm.text import clip, printable
 from onnx_export.importer import Imported

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import cnorm
-from cnorm.layers import INPUT, with_name
+from cnorm.layers.base import INPUT, with_name
 from onnx_export.importer.elements import Cannot
 
 __all__ = ["FRAME", "Cell", "Joined", "Link", "Step"]

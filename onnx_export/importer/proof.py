@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from cnorm.layers import in_tokens
+from cnorm.layers.embedding import in_tokens
 from cnorm.storage.model_files import METADATA_KEY, configuration
 from onnx_export.description import state_table
 from onnx_export.errors import NotImported

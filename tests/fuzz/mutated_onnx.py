@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError
 
 import cnorm
 import onnx_export
-from cnorm.layers import INPUT
+from cnorm.layers.base import INPUT
 from onnx_export import nodes, ort
 from onnx_export.errors import NotImported
 from onnx_export.validation.examine import examine

@@ -46,7 +46,7 @@ def random_model(rng):
         if layer is not None:
             name = f"n{len(layers)}"
             names[name] = layer.outputs(names[f"n{len(layers) - 1}"], names)
-            layers.append(cnorm.layers.with_name(layer, name))
+            layers.append(cnorm.layers.base.with_name(layer, name))
     return cnorm.Model(layers)
 
 

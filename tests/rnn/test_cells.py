@@ -254,7 +254,7 @@ def test_rejects_a_module_of_another_type():
     torch = pytest.importorskip("torch")
     with pytest.raises(ValueError, match=r"weights of LSTM torch must be weight_ih_l0 .* missing: weight_ih_l0"):
         cnorm.from_torch(torch.nn.Linear(3, 4), "torch", kind="LSTM")
-    with pytest.raises(ValueError, match="kind must be one of LSTM, GRU, RNN, or None, got 'lstm'"):
+    with pytest.raises(ValueError, match="kind must be one of GRU, LSTM, RNN, or None, got 'lstm'"):
         cnorm.from_torch(torch.nn.LSTM(3, 4), "torch", kind="lstm")
 
 

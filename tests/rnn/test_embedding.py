@@ -11,7 +11,7 @@ from models import random_linear
 from tapes import back, own_gradients, run, tape_of
 
 import cnorm
-from cnorm.layers import in_tokens
+from cnorm.layers.embedding import in_tokens
 from cnorm.serving import Sessions
 
 TOKENS, WIDTH = 50, 70  # three panels, the last one not full

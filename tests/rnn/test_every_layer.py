@@ -13,7 +13,8 @@ from models import streamed_layers, token_model
 
 import cnorm
 import onnx_export
-from cnorm.layers import KINDS, in_tokens
+from cnorm.layers import KINDS
+from cnorm.layers.embedding import in_tokens
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "every_layer.json"

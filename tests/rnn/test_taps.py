@@ -13,7 +13,7 @@ from tapes import back, own_gradients, run, tape_of
 
 import cnorm
 import onnx_export
-from cnorm.layers import with_outputs
+from cnorm.layers.chain import with_outputs
 from cnorm.storage.loading import model_of
 from cnorm.storage.model_files import configuration
 from cnorm.tools.quantize import measured

@@ -4,7 +4,7 @@ import numpy as np
 
 from cnorm import _core
 from cnorm.cells.parameters import add_gradients
-from cnorm.layers import flat
+from cnorm.layers.chain import flat
 
 
 def tape_of(layers, steps, batch):

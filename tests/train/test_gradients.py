@@ -8,7 +8,7 @@ from tolerances import assert_within
 
 import cnorm
 from cnorm import _core
-from cnorm.layers import flat
+from cnorm.layers.chain import flat
 
 KEYS = sorted(cnorm.PRESETS)
 
