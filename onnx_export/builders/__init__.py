@@ -12,28 +12,26 @@ A builder module has
 
 from __future__ import annotations
 
+from importlib import import_module, util
 from types import ModuleType
 
-from onnx_export.builders import conv, elementwise, embedding, gru, linear, lstm, native, rnn, scale, taps
+from cnorm.layers import KINDS
+from onnx_export.builders import native
 
 __all__ = ["builder", "native"]
 
-_BUILDERS = {
-    "Activation": elementwise,
-    "Add": taps,
-    "CausalConv1d": conv,
-    "Concat": taps,
-    "Conv1d": conv,
-    "Embedding": embedding,
-    "GRU": gru,
-    "LSTM": lstm,
-    "LayerNorm": elementwise,
-    "Linear": linear,
-    "Multiply": taps,
-    "RNN": rnn,
-    "Scale": scale,
-    "Slice": taps,
-}
+_SHARED = {
+    "Activation": "elementwise",
+    "Add": "taps",
+    "CausalConv1d": "conv",
+    "Concat": "taps",
+    "Conv1d": "conv",
+    "LayerNorm": "elementwise",
+    "Multiply": "taps",
+    "Slice": "taps",
+}  # modules of several kinds; that of another kind has its name in small letters
+_MODULES = {kind: f"{__name__}.{_SHARED.get(kind, kind.lower())}" for kind in KINDS}
+_BUILDERS = {kind: import_module(name) for kind, name in _MODULES.items() if util.find_spec(name)}
 _REFUSED = {
     "Bidirectional": "its backward half needs the end of the sequence before the start, so a graph of it has no "
     "states to carry from chunk to chunk",
