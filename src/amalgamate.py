@@ -28,7 +28,7 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^">]+)[">].*$', re.M)
 # define them, and a user's -march defines more than a file may use.
 FEATURES = re.compile(r"\b__(AVX\w*|F16C|FMA)__\b")
 GUARD = re.compile(r"^#ifndef CNORM_\w+_H$", re.M)
-WORD = re.compile(r"[A-Za-z_]\w*")
+TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|\w+|[^\w\s]')
 
 
 @dataclass
@@ -167,69 +167,26 @@ def features(unit: Unit) -> list[str]:
 
 
 def names_of(code: str) -> set[str]:
-    """Names that preprocessed C code declares at file scope: functions, variables, types, tags and enumerators."""
-    code = re.sub(r"^\s*#.*$", "", code, flags=re.M)
-    code = re.sub(r'"(\\.|[^"\\])*"', '""', code)
-    code = _without_calls(code, ("__attribute__", "_Atomic", "_Alignas", "__asm__", "_Static_assert"))
-    names: set[str] = set()
-    for item in _items(code):
-        head = re.split(r"[{=]", item, maxsplit=1)[0]
-        names.update(re.findall(r"\b(?:struct|union|enum)\s+(\w+)\s*\{", item))
-        for body in re.findall(r"\benum\b[^{;]*\{([^}]*)\}", item):
-            names.update(match[0] for part in _split(body) if (match := WORD.search(part)))
-        if item.lstrip().startswith("typedef"):
-            tail = item[item.rindex("}") + 1 :] if "}" in item else item
-            pointer = re.search(r"\(\s*\*\s*(\w+)\s*\)", tail)
-            names.add(pointer[1] if pointer else WORD.findall(re.sub(r"\[[^\]]*\]", "", tail))[-1])
-        elif match := re.search(r"(\w+)\s*\(", head):
-            names.add(match[1])
-        elif not re.match(r"\s*(struct|union|enum)\s*\w*\s*;", flat := _without_bodies(item)):
-            for part in _split(flat):
-                words = WORD.findall(re.sub(r"\[[^\]]*\]", "", part.split("=")[0]))
-                names.update(words[-1:])
-    return {name for name in names if not name.lower().startswith("cnorm_")}
+    """Names that preprocessed C code declares at file scope: functions, variables, types, tags and enumerators.
 
-
-def _without_calls(code: str, functions) -> str:
-    call = re.compile(rf"\b(?:{'|'.join(functions)})\b\s*(?:volatile\s*)?\(")
-    kept, at = [], 0
-    while match := call.search(code, at):
-        kept.append(code[at : match.start()])
-        depth, at = 1, match.end()
-        while depth:
-            depth += {"(": 1, ")": -1}.get(code[at], 0)
-            at += 1
-    return "".join(kept) + code[at:]
-
-
-def _without_bodies(item: str) -> str:
-    """A declaration without the text in braces."""
-    while "{" in item:
-        item = re.sub(r"\{[^{}]*\}", "", item)
-    return item
-
-
-def _items(code: str):
-    """Declarations and definitions at file scope."""
-    depth = start = 0
-    for at, c in enumerate(code):
-        depth += {"{": 1, "(": 1, "[": 1, "}": -1, ")": -1, "]": -1}.get(c, 0)
-        if depth == 0 and (c == ";" or (c == "}" and re.match(r"[\w\s*]*\(", code[start:]))):
-            item, start = code[start : at + 1], at + 1
-            if item.strip(" \n;"):
-                yield item
-
-
-def _split(text: str) -> list[str]:
-    """Parts between commas that are not in brackets."""
-    parts, depth = [""], 0
-    for c in text:
-        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(c, 0)
-        if c == "," and not depth:
-            parts.append("")
-        else:
-            parts[-1] += c
-    return parts
+    Such a name is the word before a bracket, a comma, `=` or `;`, outside of brackets or in those of an enumeration,
+    but not in a value; or that of a pointer to functions, `(*name)`.
+    """
+    names, scope, value = set(), [], False
+    tokens = ["", "", *TOKEN.findall(re.sub(r"^\s*#.*$", "", code, flags=re.M)), ""]
+    for i, token in enumerate(tokens[2:-1], 2):
+        word, declaring = tokens[i - 1], scope in ([], ["enum"])
+        ends = token in ("[", ";", ",", "=", "{", "}", "__attribute__") or (token == "(" and tokens[i + 1] != "*")
+        if (declaring and not value and ends) or (scope == ["("] and tokens[i - 3 : i - 1] == ["(", "*"]):
+            names.add(word)
+        if declaring and token in ("=", ",", ";", "}"):
+            value = token == "="
+        if token in ("(", "[", "{"):
+            scope.append("enum" if token == "{" and "enum" in tokens[i - 2 : i] else token)
+        elif token in (")", "]", "}"):
+            scope.pop()
+    words = {name for name in names if re.fullmatch(r"[A-Za-z]\w*", name) and not name.lower().startswith("cnorm_")}
+    return words - {"struct", "union", "enum", "static", "inline"}
 
 
 def region(unit: Unit, shared: list[Path], shared_text: str) -> str:
