@@ -236,63 +236,24 @@ template <class T> void run(norm_entry<cnorm_divisive> entry, const divisive<T> 
 }
 } // namespace detail
 
-template <class T> void layer_norm(const norm<T> &call)
-{
-    detail::run(cnorm_layer_norm, call, true, false, "layer_norm");
-}
-template <class T> void add_layer_norm(const norm<T> &call)
-{
-    detail::run(cnorm_add_layer_norm, call, true, true, "add_layer_norm");
-}
-template <class T> void rms_norm(const norm<T> &call) { detail::run(cnorm_rms_norm, call, false, false, "rms_norm"); }
-template <class T> void layer_norm_backward(const norm_backward<T> &call)
-{
-    detail::run(cnorm_layer_norm_backward, call, true, "layer_norm_backward");
-}
-template <class T> void rms_norm_backward(const norm_backward<T> &call)
-{
-    detail::run(cnorm_rms_norm_backward, call, false, "rms_norm_backward");
-}
-template <class T> void group_norm(const volume_norm<T> &call)
-{
-    detail::run(cnorm_group_norm, call, detail::volume::group, "group_norm");
-}
-template <class T> void group_norm_backward(const volume_norm_backward<T> &call)
-{
-    detail::run(cnorm_group_norm_backward, call, detail::volume::group, "group_norm_backward");
-}
-template <class T> void batch_norm(const volume_norm<T> &call)
-{
-    detail::run(cnorm_batch_norm, call, detail::volume::batch, "batch_norm");
-}
-template <class T> void batch_norm_backward(const volume_norm_backward<T> &call)
-{
-    detail::run(cnorm_batch_norm_backward, call, detail::volume::batch, "batch_norm_backward");
-}
-template <class T> void batch_norm_inference(const volume_norm<T> &call)
-{
-    detail::run(cnorm_batch_norm_inference, call, detail::volume::inference, "batch_norm_inference");
-}
-template <class T> void batch_norm_inference_backward(const volume_norm_backward<T> &call)
-{
-    detail::run(cnorm_batch_norm_inference_backward, call, detail::volume::inference, "batch_norm_inference_backward");
-}
-template <class T> void weight_norm(const weight<T> &call)
-{
-    detail::run(cnorm_weight_norm, call, false, "weight_norm");
-}
-template <class T> void weight_norm_backward(const weight<T> &call)
-{
-    detail::run(cnorm_weight_norm_backward, call, true, "weight_norm_backward");
-}
-template <class T> void divisive_norm(const divisive<T> &call)
-{
-    detail::run(cnorm_divisive_norm, call, false, "divisive_norm");
-}
-template <class T> void divisive_norm_backward(const divisive<T> &call)
-{
-    detail::run(cnorm_divisive_norm_backward, call, true, "divisive_norm_backward");
-}
+#define CNORM_FUNCTION(name, call_type, ...)                                                                           \
+    template <class T> void name(const call_type<T> &call) { detail::run(cnorm_##name, call, __VA_ARGS__, #name); }
+CNORM_FUNCTION(layer_norm, norm, true, false) // with a bias, with a sum
+CNORM_FUNCTION(add_layer_norm, norm, true, true)
+CNORM_FUNCTION(rms_norm, norm, false, false)
+CNORM_FUNCTION(layer_norm_backward, norm_backward, true)
+CNORM_FUNCTION(rms_norm_backward, norm_backward, false)
+CNORM_FUNCTION(group_norm, volume_norm, detail::volume::group)
+CNORM_FUNCTION(group_norm_backward, volume_norm_backward, detail::volume::group)
+CNORM_FUNCTION(batch_norm, volume_norm, detail::volume::batch)
+CNORM_FUNCTION(batch_norm_backward, volume_norm_backward, detail::volume::batch)
+CNORM_FUNCTION(batch_norm_inference, volume_norm, detail::volume::inference)
+CNORM_FUNCTION(batch_norm_inference_backward, volume_norm_backward, detail::volume::inference)
+CNORM_FUNCTION(weight_norm, weight, false) // whether it is the backward pass
+CNORM_FUNCTION(weight_norm_backward, weight, true)
+CNORM_FUNCTION(divisive_norm, divisive, false)
+CNORM_FUNCTION(divisive_norm_backward, divisive, true)
+#undef CNORM_FUNCTION
 
 } // namespace cnorm
 #endif
