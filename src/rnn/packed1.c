@@ -24,30 +24,19 @@ typedef struct packed1_layer {
 
 _Static_assert(sizeof(packed1_layer) == PACKED1_LAYER, "no padding");
 
-static uint32_t bits_of(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
 /* the options in the order of version 2; returns their number */
 static uint32_t options_of(const packed1_layer *from, uint32_t *to)
 {
-    const uint32_t cell[] = {from->cell,
-                             from->scope,
-                             from->cell_norm,
-                             from->reset,
-                             from->activation,
-                             from->keep,
-                             bits_of(from->eps),
-                             bits_of(from->cell_clip),
-                             bits_of(from->projection_clip),
-                             bits_of(from->zoneout)};
+    enum { NAMED = 6, NUMBERS = 4 }; /* of a cell: from `cell` and from `eps` on */
+    const unsigned char *bytes = (const unsigned char *)from;
+    const unsigned char *named = bytes + offsetof(packed1_layer, cell), *numbers = bytes + offsetof(packed1_layer, eps);
     to[0] = from->n;
     switch (from->kind) {
-    case CNORM_LAYER_CELL: memcpy(to, cell, sizeof cell); return sizeof cell / sizeof *cell;
-    case CNORM_LAYER_NORM: to[1] = bits_of(from->eps); return 2;
+    case CNORM_LAYER_CELL:
+        memcpy(to, named, NAMED * sizeof *to);
+        memcpy(to + NAMED, numbers, NUMBERS * sizeof *to);
+        return NAMED + NUMBERS;
+    case CNORM_LAYER_NORM: memcpy(to + 1, numbers, sizeof *to); return 2;
     case CNORM_LAYER_ACTIVATION: to[1] = from->activation; return 2;
     case CNORM_LAYER_RESIDUAL: to[1] = from->back; return 2;
     default: return 0;
@@ -59,20 +48,22 @@ typedef struct record {
     unsigned char *at;
 } record;
 
-static void add_matrix(record *to, uint32_t field, const packed1_matrix *m)
+static void add_field(record *to, packed_field is)
 {
-    const packed_field is = {field, m->type, m->gates, m->units, m->cols, m->group, m->levels, 0, m->panels};
-    if (m->gates == 0) return; /* an optional one */
     memcpy(to->at, &is, sizeof is);
     to->at += sizeof is, to->head->fields += 1;
 }
 
+static void add_matrix(record *to, uint32_t field, const packed1_matrix *m)
+{
+    if (m->gates == 0) return; /* an optional one */
+    add_field(to, (packed_field){field, m->type, m->gates, m->units, m->cols, m->group, m->levels, 0, m->panels});
+}
+
 static void add_vector(record *to, uint32_t field, uint64_t at)
 {
-    const packed_field is = {.field = field, .type = PACKED_VECTOR, .at = at}; /* version 1 has no shapes */
     if (at == 0) return;
-    memcpy(to->at, &is, sizeof is);
-    to->at += sizeof is, to->head->fields += 1;
+    add_field(to, (packed_field){.field = field, .type = PACKED_VECTOR, .at = at}); /* version 1 has no shapes */
 }
 
 void cnorm_packed1_record(const void *layer, void *bytes)
