@@ -29,6 +29,28 @@ cdef class Blocks:
 
 
 @cython.no_gc
+cdef class Shapes:
+    """Of the tensors of a call, with a blank tensor of each for new ones; those of a single step have no first axis."""
+    cdef ptrdiff_t steps, batch
+    cdef bint single
+    cdef tensor_shape x, y, h, c
+    cdef object blank_x, blank_y, blank_h, blank_c
+
+    @staticmethod
+    cdef Shapes of(TrainedCell cell, ptrdiff_t steps, ptrdiff_t batch, bint single):
+        cdef Shapes new = Shapes.__new__(Shapes)
+        cdef ptrdiff_t first = 0 if single else 1
+        new.steps, new.batch, new.single = steps, batch, single
+        new.x = shape_of(first * steps, batch, cell.network.input_size)
+        new.y = shape_of(first * steps, batch, cell.network.output_size)
+        new.h = shape_of(first, batch, cell.network.output_size)
+        new.c = shape_of(first, batch, cell.cell().weight_x.units)
+        new.blank_x, new.blank_y = blank_tensor(sizes_of(&new.x)), blank_tensor(sizes_of(&new.y))
+        new.blank_h, new.blank_c = blank_tensor(sizes_of(&new.h)), blank_tensor(sizes_of(&new.c))
+        return new
+
+
+@cython.no_gc
 cdef class TrainedCell:
     """A packed cell, and where the gradients of its weights go; not written after construction, but for its memory.
 
@@ -56,6 +78,7 @@ cdef class TrainedCell:
     cdef tuple flat
     cdef list tapes  # not in use: their scratch and gradients are those of a call
     cdef Blocks blocks
+    cdef Shapes last  # of the last call
     cdef Py_ssize_t calls
 
     def __cinit__(self, layer, cnp.ndarray plan, dict whole, TrainedCell older=None, list values=None):
@@ -105,16 +128,22 @@ cdef class TrainedCell:
         """A tape whose scratch and gradients nobody uses; `tapes` takes it back."""
         return self.tapes.pop() if self.tapes else Tape(self.flat, 1, 1, self.network)
 
-    cdef Recording recording(self, ptrdiff_t steps, ptrdiff_t batch):
+    cdef Shapes shapes(self, ptrdiff_t steps, ptrdiff_t batch, bint single):
+        cdef Shapes last = self.last
+        if last is None or last.steps != steps or last.batch != batch or last.single != single:
+            self.last = last = Shapes.of(self, steps, batch, single)
+        return last
+
+    cdef Recording recording(self, Shapes shapes):
         cdef Recording new = Recording.__new__(Recording)
         cdef ptrdiff_t floats
-        new.cell = self
+        new.cell, new.shapes = self, shapes
         new.tape.layers, new.tape.count = self.network.layers, 1
-        new.tape.steps, new.tape.batch = steps, batch
+        new.tape.steps, new.tape.batch = shapes.steps, shapes.batch
         floats = cnorm_tape_floats(&new.tape)
         if floats == 0:
             check(CNORM_ERROR_SIZE)
-        new.block = self.blocks.take(floats + batch * self.network.state_floats)
+        new.block = self.blocks.take(floats + shapes.batch * self.network.state_floats)
         new.tape.memory = <float *>cnp.PyArray_DATA(new.block)
         new.state = new.tape.memory + floats
         return new
@@ -133,24 +162,21 @@ cdef class TrainedCell:
         Recording
         """
         given = x.shape
-        cdef ptrdiff_t steps = 1 if single else given[0], batch = given[0 if single else 1]
-        cdef Recording new = self.recording(steps, batch)
-        cdef tensor_shape of_x = shape_of(0 if single else steps, batch, self.network.input_size)
-        cdef tensor_shape of_y = shape_of(0 if single else steps, batch, self.network.output_size)
-        cdef tensor_shape of_h = shape_of(0 if single else 1, batch, self.network.output_size)
-        cdef tensor_shape of_c = shape_of(0 if single else 1, batch, self.cell().weight_x.units)
+        cdef Shapes shapes = self.shapes(1 if single else given[0], given[0 if single else 1], single)
+        cdef Recording new = self.recording(shapes)
         cdef const float *px
         cdef const float *ph
         cdef const float *pc
         cdef float *py
         cdef float *last = NULL
         cdef float *last_c = NULL
-        x, h, c = readable(x, "x", &of_x, &px), readable(h, "h", &of_h, &ph), readable(c, "c", &of_c, &pc)
-        y = written(h if single else None, &of_y, &py)
-        results = (y,) if single else (y, written(h, &of_h, &last))
+        x = readable(x, "x", &shapes.x, &px)
+        h, c = readable(h, "h", &shapes.h, &ph), readable(c, "c", &shapes.c, &pc)
+        y = written(shapes.blank_y, &py)
+        results = (y,) if single else (y, written(shapes.blank_h, &last))
         if self.cell().kind == CNORM_CELL_LSTM:
-            results += (written(c, &of_c, &last_c),)
-        new.number, new.single = self.calls, single
+            results += (written(shapes.blank_c, &last_c),)
+        new.number = self.calls
         self.calls += 1
         new.copy_state(new.state, ph, pc)
         new.forward(px, py)
@@ -175,8 +201,9 @@ cdef class Recording:
     cdef cnp.ndarray block  # the memory of the tape, then the state
     cdef cnorm_tape tape
     cdef float *state
+    cdef Shapes shapes
     cdef public Py_ssize_t number  # in the order of calls
-    cdef bint single, used  # used: a backward pass has overwritten the tape
+    cdef bint used  # a backward pass has overwritten the tape
 
     def __dealloc__(self):
         if self.block is not None:
@@ -221,7 +248,7 @@ cdef class Recording:
 
     cdef Recording again(self):
         """The same call once more: x and the state before it are still on the tape, in their rows."""
-        cdef Recording new = self.cell.recording(self.tape.steps, self.tape.batch)
+        cdef Recording new = self.cell.recording(self.shapes)
         cdef ptrdiff_t rows = self.tape.steps * self.tape.batch, inputs = self.cell.network.input_size, i
         cdef ptrdiff_t row = (self.state - self.tape.memory) // rows
         cdef ptrdiff_t width = self.cell.network.state_floats
@@ -245,11 +272,7 @@ cdef class Recording:
         May be called again: the call is then recorded anew.
         """
         cdef Recording it = self.again() if self.used else self
-        cdef ptrdiff_t steps = 0 if self.single else self.tape.steps, batch = self.tape.batch
-        cdef tensor_shape of_x = shape_of(steps, batch, self.cell.network.input_size)
-        cdef tensor_shape of_y = shape_of(steps, batch, self.cell.network.output_size)
-        cdef tensor_shape of_h = shape_of(0 if self.single else 1, batch, self.cell.network.output_size)
-        cdef tensor_shape of_c = shape_of(0 if self.single else 1, batch, self.cell.cell().weight_x.units)
+        cdef Shapes shapes = self.shapes
         cdef const float *py
         cdef const float *ph
         cdef const float *pc
@@ -257,12 +280,12 @@ cdef class Recording:
         cdef float *first_h = NULL
         cdef float *first_c = NULL
         dc = gradients[-1] if self.cell.cell().kind == CNORM_CELL_LSTM else None
-        dy, dh = readable(gradients[0], "dy", &of_y, &py), None if self.single else gradients[1]
-        dh, dc = readable(dh, "dh", &of_h, &ph), readable(dc, "dc", &of_c, &pc)
-        dx = written(None, &of_x, &px) if needs[0] else None
-        dfirst = written(dy if self.single else dh, &of_h, &first_h) if needs[1] else None
-        dfirst_c = written(dc, &of_c, &first_c) if needs[2] else None
-        cdef cnp.ndarray dstate = self.cell.blocks.take(batch * self.cell.network.state_floats)
+        dy, dh = readable(gradients[0], "dy", &shapes.y, &py), None if shapes.single else gradients[1]
+        dh, dc = readable(dh, "dh", &shapes.h, &ph), readable(dc, "dc", &shapes.c, &pc)
+        dx = written(shapes.blank_x, &px) if needs[0] else None
+        dfirst = written(shapes.blank_h, &first_h) if needs[1] else None
+        dfirst_c = written(shapes.blank_c, &first_c) if needs[2] else None
+        cdef cnp.ndarray dstate = self.cell.blocks.take(shapes.batch * self.cell.network.state_floats)
         cdef float *state = <float *>cnp.PyArray_DATA(dstate)
         self.copy_state(state, ph, pc)
         it.steps_backward(sums, py, state, px)

@@ -42,7 +42,7 @@ cdef struct tensor_shape:
     int64_t sizes[MAX_AXES]
 
 cdef object tensor_type = None, parameter_type = None
-cdef object float32, new_tensor, tensor_like, readable_tensor
+cdef object float32, blank_tensor, tensor_like, readable_tensor
 cdef const exchange_api *exchange = NULL
 
 
@@ -56,13 +56,14 @@ def use_tensors(tuple types, dtype, tuple functions, capsule):
     dtype : torch.dtype
         float32.
     functions : tuple of callable
-        shape -> a new tensor; tensor -> a new one like it; (tensor, name, shape) -> the same for the kernels to read.
+        shape -> a tensor that takes no memory; tensor -> a new, contiguous one of this shape; (tensor, name, shape) ->
+        the same for the kernels to read.
     capsule : object
         `torch.Tensor.__dlpack_c_exchange_api__`, or None if it has none.
     """
-    global tensor_type, parameter_type, float32, new_tensor, tensor_like, readable_tensor, exchange
+    global tensor_type, parameter_type, float32, blank_tensor, tensor_like, readable_tensor, exchange
     (tensor_type, parameter_type), float32 = types, dtype
-    new_tensor, tensor_like, readable_tensor = functions
+    blank_tensor, tensor_like, readable_tensor = functions
     exchange = NULL
     if capsule is not None:
         exchange = <const exchange_api *>PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
@@ -134,19 +135,11 @@ cdef object readable(t, str name, const tensor_shape *shape, const float **memor
     return t
 
 
-cdef object written(like, const tensor_shape *shape, float **memory):
-    """A new tensor and its memory; `like`, a tensor of this shape or None, makes it faster."""
-    t = new_tensor(sizes_of(shape)) if like is None else tensor_like(like)
+cdef object written(blank, float **memory):
+    """A new tensor of the shape of another, and its memory."""
+    t = tensor_like(blank)
     memory[0] = <float *><size_t>t.data_ptr()
     return t
-
-
-cdef object tensor_at(module, tuple path):
-    cdef Py_ssize_t last = len(path) - 1, i
-    for i in range(last):
-        module = module._modules[path[i]]
-    t = (<dict>module._parameters).get(path[last])
-    return getattr(module, path[last]) if t is None else t
 
 
 def tensors_at(module, list paths):
@@ -154,4 +147,15 @@ def tensors_at(module, list paths):
 
     A path is the names on the way, such as ("layers", "0", "weight").
     """
-    return [tensor_at(module, path) for path in paths]
+    cdef dict own = module._parameters, parameters
+    cdef tuple path
+    cdef Py_ssize_t last, i
+    found = []
+    for path in paths:
+        owner, last = module, len(path) - 1
+        for i in range(last):
+            owner = owner._modules[path[i]]
+        parameters = own if owner is module else owner._parameters
+        t = parameters.get(path[last])
+        found.append(getattr(owner, path[last]) if t is None else t)
+    return found

@@ -114,11 +114,12 @@ class _Cell(_Module):
         return (self._layer(self._weights),)
 
     def forward(self, x: Tensor, state=None):
-        if not isinstance(x, Tensor) or x.ndim not in (1, 2) or x.shape[-1] != self.input_size or x.shape[0] == 0:
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        shape = x.shape if isinstance(x, Tensor) else ()
+        if len(shape) not in (1, 2) or shape[-1] != self.input_size or shape[0] == 0:
+            got = tuple(shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"x must have shape (batch, {self.input_size}) or ({self.input_size},), got {got}")
         h, c = self._parts(state)
-        if x.ndim == 1:
+        if len(shape) == 1:
             h, c = (None if part is None else part[None] for part in (h, c))
             found = tuple(part[0] for part in call(self._weights, self, x[None], h, c, True))
         else:
@@ -255,6 +256,8 @@ class _Sequence(_Module):
 
     def _checked(self, state, batch: int, single: bool) -> tuple:
         """The parts of the state, [layers * directions, batch, ...] each, or None."""
+        if state is None:
+            return (None,) * len(self._widths)
         count, found = self.num_layers * (1 + self.bidirectional), []
         for part, width in zip(self._parts(state), self._widths, strict=False):
             if part is not None and not isinstance(part, Tensor):

@@ -11,7 +11,9 @@ import functools
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active, _current_graph_task_id, _get_tracing_state
 from torch.autograd import Function, forward_ad
+from torch.compiler import is_compiling
 
 from cnorm import _core
 from cnorm.layers.base import Layer
@@ -22,7 +24,6 @@ from cnorm.torch.operators import layer_of
 __all__ = ["Weights", "call"]
 
 
-_empty = functools.partial(torch.empty, dtype=torch.float32, device=torch.device("cpu"))
 ZERO = torch.zeros((), dtype=torch.float32, device=torch.device("cpu"))
 
 
@@ -34,7 +35,7 @@ def _readable(t: Tensor, name: str, shape: tuple) -> Tensor:
     return t
 
 
-TENSORS = (Tensor, nn.Parameter), torch.float32, (_empty, torch.empty_like, _readable)
+TENSORS = (Tensor, nn.Parameter), torch.float32, (ZERO.expand, torch.empty_like, _readable)
 EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)  # since PyTorch 2.10
 _core.use_tensors(*TENSORS, EXCHANGE)
 
@@ -134,7 +135,7 @@ def _plan(layer: Layer) -> tuple[tuple[np.ndarray, dict], list]:
         seen.add(to)
         view[...] = 1
     makes = [torch.empty_like if filled.all() else torch.zeros_like for filled in into.values()]
-    blanks = [(make, _empty(filled.shape)) for make, filled in zip(makes, into.values(), strict=True)]  # not written
+    blanks = [(make, ZERO.expand(filled.shape)) for make, filled in zip(makes, into.values(), strict=True)]
     plan = np.array(rows, np.int64)
     return (plan, _whole(plan, list(into.values()), packed)), blanks
 
@@ -206,7 +207,7 @@ _apply = super(Function, _Run).apply  # without what `Function.apply` does for t
 
 def _sums_of_this_pass(packed: Packed) -> tuple[_core.Sums, Tensor | None]:
     """The `Sums` that the calls of this backward pass share; for the first call also the gradient that carries them."""
-    task = torch._C._current_graph_task_id()
+    task = _current_graph_task_id()
     sums = packed.watched.sums(task)
     if sums is not None:
         return sums, None
@@ -242,13 +243,13 @@ def call(
     weights: Weights, module: nn.Module, x: Tensor, h: Tensor | None, c: Tensor | None, single: bool
 ) -> tuple[Tensor, ...]:
     """A call of a module's cell, as `_Run`; it is a node of the graph only if a gradient can be asked for."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return _traced(weights, module, x, h, c, single)
-    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    if forward_ad._current_level >= 0 or _are_functorch_transforms_active():
         given = (x, h, c, *weights.tensors(module))
         refuse_transforms(*given)
         refuse_vmap(*given)
-    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
+    if torch._C._len_torch_dispatch_stack() or _get_tracing_state():
         return _traced(weights, module, x, h, c, single)
     if x.dtype is not torch.float32 and torch.is_autocast_enabled("cpu"):
         x, h, c = (None if t is None else t.float() for t in (x, h, c))
