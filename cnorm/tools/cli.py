@@ -71,21 +71,21 @@ def needs(extra: str, missing: list[str]) -> str:
 
 
 def group():
-    """The click group ``cnorm`` with its commands; ``explain`` and ``validate`` come from `onnx_export`."""
+    """The click group ``cnorm``; ``explain`` and ``validate`` come from `onnx_export`, ``bench`` from `cnorm_bench`."""
     import click
 
     class Commands(click.Group):
-        """Adds ``explain`` and ``validate``; the commands that need onnx say so where it is not installed."""
+        """Adds the commands of other packages; those that need onnx say so where it is not installed."""
 
         def list_commands(self, ctx):
-            return sorted([*super().list_commands(ctx), "explain", "validate"])
+            return sorted([*super().list_commands(ctx), "bench", "explain", "validate"])
 
         def get_command(self, ctx, name):
             missing = [package for package in ("onnx", "onnxruntime") if util.find_spec(package) is None]
             if missing and name in ("explain", "export", "import", "quantize", "validate"):
-                text = needs("onnx", missing)
-                anything = {"ignore_unknown_options": True, "allow_extra_args": True}
-                return click.Command(name, anything, help=text, callback=lambda: fail(text))
+                return unusable(name, needs("onnx", missing))
+            if name == "bench":
+                return bench_of_checkout()
             if name not in ("explain", "validate"):
                 return super().get_command(ctx, name)
             from onnx_export.validation import command
@@ -97,7 +97,7 @@ def group():
     def cnorm():
         """Layer normalisation on CPUs: SIMD kernels, a batch-1 recurrent runtime, ONNX export and validation."""
 
-    for add in (add_demo, add_bench, add_info, add_export, add_import, add_pack, add_quantize, add_serve):
+    for add in (add_demo, add_info, add_export, add_import, add_pack, add_quantize, add_serve):
         add(cnorm)
     return cnorm
 
@@ -124,53 +124,21 @@ def named_values(context, parameter, values) -> dict[str, str]:
 
 
 def bench_of_checkout():
-    """The package `cnorm_bench`, which is not in the wheel."""
+    """The click command of the package `cnorm_bench`, which is not in the wheel."""
     import cnorm
 
     sys.path.append(os.path.join(os.path.dirname(os.path.dirname(cnorm.__file__)), "benchmarks"))
     if util.find_spec("cnorm_bench") is None:
-        fail("cnorm bench runs from a checkout of cnorm's source: pip install -e '.[cli]' there")
-    return import_module("cnorm_bench")
+        return unusable("bench", "cnorm bench runs from a checkout of cnorm's source: pip install -e '.[cli]' there")
+    return import_module("cnorm_bench.command").bench
 
 
-def add_bench(commands) -> None:
+def unusable(name: str, text: str):
+    """A click command that only says why it can't be used."""
     import click
 
-    @commands.command(short_help="Measure cnorm and the other installed runtimes.")
-    @click.option(
-        "--out", "out_dir", default="bench_out", show_default=True, help="Folder for the JSON and the picture."
-    )
-    @click.option("--rnn", is_flag=True, help="Steps of recurrent networks instead of norms of rows.")
-    @click.option("--train", is_flag=True, help="Forward and backward passes of a recurrent cell, beside PyTorch.")
-    @click.option("--serve", is_flag=True, help="`cnorm serve` under load, stepping cnorm, onnxruntime, or nothing.")
-    @click.option(
-        "--model", type=click.Path(exists=True, dir_okay=False), help="Of --serve, instead of the packaged one."
-    )
-    @click.option(
-        "--models", type=click.Path(exists=True, file_okay=False), help="Steps of the ONNX files of a folder."
-    )
-    @click.option("--input", "inputs", metavar="NAME=VALUE", help="Of --models, as in cnorm import.",
-                  multiple=True, callback=named_values)  # fmt: skip
-    @click.option("--dim", "dims", metavar="NAME=SIZE", help="Of --models, as in cnorm import.",
-                  multiple=True, callback=named_values)  # fmt: skip
-    def bench(out_dir, rnn, train, serve, **given):
-        """Measure cnorm and the other installed runtimes on this machine, beside lower bounds; takes some minutes."""
-        bench = bench_of_checkout()
-        model, models = given["model"], given["models"]
-        if rnn + train + serve + (models is not None) > 1:
-            raise click.UsageError("give at most one of --rnn, --train, --serve and --models")
-        if model is not None and not serve:
-            raise click.UsageError("--model is an option of --serve")
-        kind = "serving" if serve else "training" if train else "rnn" if rnn else "norms"
-        options = {} if model is None else {"model": os.path.abspath(model)}
-        if models is not None:
-            kind, numbers = "models", {name: float(value) for name, value in given["inputs"].items()}
-            sizes = {name: int(size) for name, size in given["dims"].items()}
-            options = {"folder": os.path.abspath(models), "inputs": numbers, "dims": sizes}
-        try:
-            bench.run(kind, out_dir=out_dir, **options)
-        except RuntimeError as error:
-            fail(f"Error: {error}")
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return click.Command(name, anything, help=text, callback=lambda: fail(text))
 
 
 def add_info(commands) -> None:
