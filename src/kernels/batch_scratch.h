@@ -20,6 +20,7 @@ typedef struct cnorm_batch_arrays {
     double *sum, *sum2;    /* [channels] */
     void *in_f64;          /* [channels] of f64_stats */
     void *of_channels[10]; /* each [channels] of T, beginning at cache lines of their own */
+    int *state;            /* [channels] */
     ptrdiff_t bytes;
 } cnorm_batch_arrays;
 
@@ -34,6 +35,7 @@ static inline cnorm_batch_arrays batch_arrays(void *memory, ptrdiff_t item, ptrd
     s.used += memory ? (ptrdiff_t)(ahead % PAGE_BYTES) / item * item : PAGE_BYTES;
     for (int i = 0; i < 10; ++i)
         a.of_channels[i] = layout_take(&s, (channels * item + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES);
+    a.state = layout_take(&s, channels * (ptrdiff_t)sizeof(int));
     a.bytes = (s.used + 7) / 8 * 8; /* whole float64, so that the next array is aligned */
     return a;
 }

@@ -32,13 +32,13 @@ static NOINLINE void FN(normalise_run)(const FN(run) *run, T gain, T bias, FN(ca
  * float64 if a sum overflows. */
 static NOINLINE void FN(run_gradient_sums)(const FN(run) *run, const T *gain, double *A, double *B)
 {
-    const row_sums sums = FN(gradient_sums)(run->x, run->dy, gain, run->n, run->st);
-    *A = sums.a;
+    row_sums sums = FN(gradient_sums)(run->x, run->dy, gain, run->n, run->st);
+    *A = sums.a; /* as a struct, GCC would copy them in one piece: see in_registers */
     *B = sums.b;
     if (fabs(*A) <= SUM_MAX && fabs(*B) <= SUM_MAX) return;
-    f64_tile t = run_tile(DTYPE, run->dy, run->x, run->n, NULL);
-    t.gain = gain;
-    f64_gradient_sums(&t, run->st, A, B);
+    sums = f64_gradient_sums(DTYPE, run->dy, run->x, run->n, gain, run->st);
+    *A = sums.a;
+    *B = sums.b;
 }
 
 /* (6) for a vector of dy and of x */

@@ -10,36 +10,22 @@
  *   (6) dx = rstd ((dy gain - G) - xhat H)
  */
 
-/* One group of one sample, all pointers at its first element */
-typedef struct {
-    ptrdiff_t channels, space;
-    const X *dy, *x;      /* [channels, space]; dy: backward only */
-    const T *gain, *bias; /* [channels] or NULL; bias: forward only */
-    X *out;               /* [channels, space]: y or dx */
-    T *dgain, *dbias;     /* [channels]: backward only */
-} FN(one_group);
-
-INLINE FN(run) FN(channel_of)(const FN(one_group) *group, ptrdiff_t c, const T st[3])
+INLINE FN(run) FN(channel_of)(const channel_group *group, ptrdiff_t c, const T st[3])
 {
     const ptrdiff_t at = c * group->space;
-    return (FN(run)){group->space, group->dy ? group->dy + at : NULL, group->x + at, group->out + at, st};
+    return (FN(run)){group->space, group->dy ? (const X *)group->dy + at : NULL, (const X *)group->x + at,
+                     (X *)group->out + at, st};
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------------ */
 
-/* a group as group_float64.inl.h takes it */
-INLINE f64_group FN(as_f64)(const FN(one_group) *g)
-{
-    return (f64_group){DTYPE, g->channels, g->space, g->dy, g->x, g->gain, g->bias, g->out, g->dgain, g->dbias};
-}
-
 /* (4) for space = 1. A NULL gain or bias is a vector of neutral numbers at index j & 0. */
-INLINE void FN(normalise_channels)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
+INLINE void FN(normalise_channels)(const channel_group *group, const T st[3], FN(carry) *carry)
 {
     const V K = TN(splat)(st[0]), delta = TN(splat)(st[1]), rstd = TN(splat)(st[2]);
     const V ones = TN(splat)(1), zeros = TN(splat)(-(T)0);
-    const T *const gain = group->gain ? group->gain : (const T *)&ones, *const bias = group->bias ? group->bias
-                                                                                                  : (const T *)&zeros;
+    const T *const gain = group->gain ? group->gain : (const void *)&ones;
+    const T *const bias = group->bias ? group->bias : (const void *)&zeros;
     const ptrdiff_t gain_mask = group->gain ? -1 : 0, bias_mask = group->bias ? -1 : 0, n = group->channels;
     const X *const x = group->x;
     X *const y = group->out;
@@ -51,15 +37,16 @@ INLINE void FN(normalise_channels)(const FN(one_group) *group, const T st[3], FN
 }
 
 /* carry is NULL unless y is written by non-temporal stores */
-INLINE void FN(write_group)(const FN(one_group) *group, FN(carry) *carry, const T stats[3])
+INLINE void FN(write_group)(const channel_group *group, FN(carry) *carry, const T stats[3])
 {
     if (group->space == 1) {
         FN(normalise_channels)(group, stats, carry);
         return;
     }
+    const T *const gain = group->gain, *const bias = group->bias;
     for (ptrdiff_t c = 0; c < group->channels; ++c) { /* gain 1 and bias -0: neutral */
         const FN(run) run = FN(channel_of)(group, c, stats);
-        FN(normalise_run)(&run, group->gain ? group->gain[c] : 1, group->bias ? group->bias[c] : -(T)0, carry);
+        FN(normalise_run)(&run, gain ? gain[c] : 1, bias ? bias[c] : -(T)0, carry);
     }
 }
 
@@ -73,7 +60,8 @@ INLINE void FN(norm_groups)(const cnorm_volume_norm *call, ptrdiff_t sample, ptr
     const unsigned refused = FN(rows_stats)(x + first * n, n, count, call->eps, st);
     for (ptrdiff_t i = 0; i < count; ++i) {
         const ptrdiff_t g = first + i;
-        const FN(one_group) group = {
+        const channel_group group = {
+            DTYPE,
             channels,
             call->space,
             .x = x + g * n,
@@ -81,7 +69,7 @@ INLINE void FN(norm_groups)(const cnorm_volume_norm *call, ptrdiff_t sample, ptr
             .bias = call->bias ? (const T *)call->bias + g * channels : NULL,
             .out = (X *)call->y + sample * call->y_stride + g * n,
         };
-        if (refused >> i & 1) f64_group_norm(FN(as_f64)(&group), call->eps, st[i]);
+        if (refused >> i & 1) f64_group_norm(group, call->eps, 1, st[i]);
         else FN(write_group)(&group, carry, st[i]);
     }
     if (call->stats) memcpy((T *)call->stats + 3 * (sample * call->groups + first), st, (size_t)count * sizeof *st);
@@ -117,7 +105,7 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
 
 /* (5) and (6) for space = 1: the group is row 0 of a call of layer norm, with gain, dgain and dbias in `to`. The
  * strides only give the prefetch distances: the next group is adjacent. */
-INLINE void FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
+INLINE void FN(backward_channels)(const channel_group *group, const T st[3], FN(carry) *carry)
 {
     const cnorm_norm_backward call = {.rows = 1,
                                       .n = group->channels,
@@ -133,7 +121,7 @@ INLINE void FN(backward_channels)(const FN(one_group) *group, const T st[3], FN(
 }
 
 /* the same for space > 1; false if a sum overflowed, and (6) was not done */
-INLINE int FN(backward_group)(const FN(one_group) *group, const T st[3], FN(carry) *carry)
+INLINE int FN(backward_group)(const channel_group *group, const T st[3], FN(carry) *carry)
 {
     const ptrdiff_t channels = group->channels;
     const T one = 1, *const gain = group->gain ? group->gain : &one;
@@ -145,8 +133,8 @@ INLINE int FN(backward_group)(const FN(one_group) *group, const T st[3], FN(carr
         FN(run_gradient_sums)(&run, NULL, &A, &B);
         G += A * (double)gain[c * step];
         H += B * (double)gain[c * step];
-        group->dgain[c] += (T)B;
-        group->dbias[c] += (T)A;
+        ((T *)group->dgain)[c] += (T)B;
+        ((T *)group->dbias)[c] += (T)A;
     }
     if (!(fabs(G) <= SUM_MAX && fabs(H) <= SUM_MAX)) return 0;
     G /= (double)(channels * group->space);
@@ -167,7 +155,8 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
     FN(carry) carried = {.to = 0}, *carry = call->hints & STREAMING ? &carried : NULL;
     for (ptrdiff_t i = 0; i < call->samples * groups; ++i) {
         const ptrdiff_t sample = i / groups, g = i % groups;
-        const FN(one_group) group = {
+        const channel_group group = {
+            DTYPE,
             channels,
             call->space,
             .dy = (const X *)call->dy + sample * call->dy_stride + g * n,
@@ -179,11 +168,8 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
         };
         const T *st = (const T *)call->stats + 3 * i;
         if (call->space == 1) FN(backward_channels)(&group, st, carry);
-        else if (!FN(rstd_in_range)(st)) /* or NaN */ f64_group_backward(FN(as_f64)(&group), st, 0);
-        else if (!FN(backward_group)(&group, st, carry)) f64_group_backward(FN(as_f64)(&group), st, 1);
+        else if (!FN(rstd_in_range)(st)) /* or NaN */ f64_group_backward(group, st, 0);
+        else if (!FN(backward_group)(&group, st, carry)) f64_group_backward(group, st, 1);
     }
-    if (carry) {
-        FN(flush)(carry);
-        nt_fence();
-    }
+    if (carry) FN(finish)(carry);
 }

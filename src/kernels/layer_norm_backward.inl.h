@@ -148,10 +148,9 @@ RARE void FN(rescue_gradient)(const cnorm_norm_backward *call, FN(param_grads) t
     const T *const st = (const T *)call->stats + 3 * r;
     const int in_range = FN(rstd_in_range)(st);
     if (in_range && !added) FN(add_param_grads_alone)(&row);
-    f64_tile t = run_tile(DTYPE, row.dy, row.x, row.n, (X *)call->dx + r * call->dx_stride);
-    t.gain = row.gain;
-    if (!in_range) t.dgain = row.dgain, t.dbias = row.dbias;
-    f64_backward_row(t, st, centred);
+    channel_group in_f64 = {DTYPE, row.n, 1, row.dy, row.x, row.gain, .out = (X *)call->dx + r * call->dx_stride};
+    if (!in_range) in_f64.dgain = row.dgain, in_f64.dbias = row.dbias;
+    f64_row_backward(in_f64, st, centred);
 }
 
 /* backward_row with LATE_GRADS, for row r of a call; carry is NULL unless dx is written by non-temporal stores. It

@@ -1,5 +1,5 @@
 /* (3) of layer_norm.inl.h: rows whose sums or gradients leave the range of T are computed in float64 and rounded once.
- * The backward pass is in row_float64_backward.inl.h. Included once, for all storage types.
+ * Rows, groups, channels and weights are put together from these functions. Included once, for all storage types.
  *
  * float64 rows are scaled by a power of two, so that neither their squares nor eps leave the range. Sums are those of
  * tile_float64.inl.h. */
@@ -32,15 +32,20 @@ static NOINLINE void f64_lane_largest(const f64_tile *t, double to[LANES_F64])
     memcpy(to, largest.v, sizeof largest);
 }
 
-/* the power of two that brings the largest finite |x| near 1; 1 where x is not float64 */
-static NOINLINE double f64_scale_of(cnorm_dtype type, const void *x, ptrdiff_t n)
+/* the largest finite |x| of a run of float64 */
+static NOINLINE double f64_largest(const void *x, ptrdiff_t n)
 {
-    if (type != CNORM_F64) return 1;
-    const f64_tile t = run_tile(type, NULL, x, n, NULL);
+    const f64_tile t = run_tile(CNORM_F64, NULL, x, n, NULL);
     double lanes[LANES_F64], largest = 0;
     f64_lane_largest(&t, lanes);
     for (int i = 0; i < LANES_F64; ++i) largest = larger_finite(largest, lanes[i]);
-    return scale_for(largest);
+    return largest;
+}
+
+/* the power of two that brings it near 1; 1 where x is not float64 */
+INLINE double f64_scale_of(cnorm_dtype type, const void *x, ptrdiff_t n)
+{
+    return type == CNORM_F64 ? scale_for(f64_largest(x, n)) : 1;
 }
 
 static NOINLINE double f64_value(cnorm_dtype type, const void *x)
@@ -51,14 +56,13 @@ static NOINLINE double f64_value(cnorm_dtype type, const void *x)
     return value[0].v[0][0];
 }
 
-/* The mean and rstd from S and Q, the sums of n deviations from the origin and of their squares. Returns true if a
+/* The mean and rstd from S and Q (a and b), the sums of n deviations from the origin and of their squares. Returns true if a
  * second sweep, about the mean, is needed: S^2/n is then so much larger than m2 = Q - S^2/n that the difference loses
  * digits (larger than m2 for float64, than 2^20 m2 for narrower types, for which float64 has 29 bits to spare). */
-static NOINLINE int f64_mean_and_rstd(cnorm_dtype type, f64_stats *e, const double sums[2], double n, double eps,
-                                      int centred)
+static NOINLINE int f64_mean_and_rstd(cnorm_dtype type, f64_stats *e, row_sums sums, double n, double eps, int centred)
 {
-    const double correction = centred ? sums[0] / n : 0, first = e->origin, lost = sums[0] * correction;
-    const double m2 = sums[1] - lost, var = m2 / n;
+    const double correction = centred ? sums.a / n : 0, first = e->origin, lost = sums.a * correction;
+    const double m2 = sums.b - lost, var = m2 / n;
     e->origin = first + correction;
     e->delta = (first - e->origin) + correction;
     const double var_eps = var + eps * e->scale * e->scale;
@@ -79,11 +83,8 @@ static NOINLINE f64_stats f64_row_stats(cnorm_dtype type, const void *x, ptrdiff
     const f64_tile t = run_tile(type, NULL, x, n, NULL);
     f64_stats e = {.scale = f64_scale_of(type, x, n)};
     if (centred) e.origin = f64_value(type, x) * e.scale;
-    for (int sweep = 0; sweep < 2; ++sweep) {
-        double sums[2] = {0};
-        f64_run_sums(&t, &e, NULL, sums);
-        if (!f64_mean_and_rstd(type, &e, sums, (double)n, eps, centred)) break;
-    }
+    if (f64_mean_and_rstd(type, &e, f64_run_sums(&t, &e), (double)n, eps, centred))
+        (void)f64_mean_and_rstd(type, &e, f64_run_sums(&t, &e), (double)n, eps, centred);
     return e;
 }
 
@@ -141,17 +142,20 @@ static NOINLINE void f64_write(const f64_tile *t, const wide_stats *e)
     }
 }
 
-/* (3) and (4) in float64, rounded once to T */
-static NOINLINE void f64_norm_row(cnorm_dtype type, const void *x, const cnorm_norm *call, int centred, void *y,
-                                  void *st)
+/* (6) in float64, rounded once to T */
+static NOINLINE void f64_write_gradient(const f64_tile *t, const wide_stats *e, const wide_gradient *d)
 {
-    const f64_stats e = f64_row_stats(type, x, call->n, call->eps, centred);
-    const wide_stats lanes = wide_stats_of(&e);
-    f64_tile t = run_tile(type, NULL, x, call->n, y);
-    t.gain = call->gain;
-    if (centred) t.bias = call->bias;
-    f64_write(&t, &lanes);
-    f64_store_stats(type, &e, st);
+    for (ptrdiff_t first = 0; first < t->rows; first += BLOCK) {
+        const f64_block b = block_from(t, first, t->rows);
+        wide_f64 g[BLOCK], xhat[BLOCK];
+        f64_terms(b, e, g, xhat);
+        for (ptrdiff_t r = 0; r < b.count; ++r) EACH_VECTOR(i)
+            {
+                const f64v bracket = (g[r].v[i] - d->G.v[i]) - xhat[r].v[i] * d->H.v[i];
+                g[r].v[i] = bracket * d->rstd.v[i] * d->factor.v[i] * d->factor.v[i] * d->last_factor.v[i];
+            }
+        store_out(b, g);
+    }
 }
 
 #endif

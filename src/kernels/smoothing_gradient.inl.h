@@ -7,17 +7,15 @@ static void FN(smoothing_gradient)(const cnorm_norm_backward *call)
     const T *dy = call->dy, *x = call->x, *gain = call->gain, *st = call->stats;
     double total = 0;
     for (ptrdiff_t row = 0; row < call->rows; ++row, dy += call->dy_stride, x += call->x_stride, st += 3) {
-        double sum, sum_x = 0, rstd = (double)st[2];
+        double sum, sum_x, rstd = (double)st[2];
         if (FN(rstd_in_range)(st)) {
             const FN(run) run = {n, dy, x, NULL, st};
             FN(run_gradient_sums)(&run, gain, &sum, &sum_x);
         } else {
             const f64_stats e = f64_given_stats(DTYPE, x, n, st, 1);
-            double sums[2] = {0};
             f64_tile t = run_tile(DTYPE, dy, x, n, NULL);
             t.gain = gain;
-            f64_run_sums(&t, &e, &UNSCALED, sums);
-            sum_x = sums[1];
+            sum_x = f64_run_sums(&t, &e).b;
             rstd = e.inv_std_dev;
         }
         total += sum_x * rstd * rstd;

@@ -15,12 +15,13 @@
  * stay in lanes. */
 typedef struct {
     cnorm_dtype type;   /* of dy, x and out; parameters and their gradients are of its compute type */
-    const void *dy, *x; /* dy: backward only */
+    const void *dy, *x; /* dy: backward, else NULL */
     ptrdiff_t dy_stride, x_stride;
     ptrdiff_t rows, n, step;
-    const void *gain, *bias;   /* [n], or NULL; bias: forward only */
-    double all_gain, all_bias; /* of all elements, where they are NULL */
-    void *dgain, *dbias;       /* [n] of a run, or NULL: its terms are added with its sums */
+    const void *gain, *bias;     /* [n], or NULL; bias: forward only */
+    double all_gain, all_bias;   /* of all elements, where they are NULL */
+    double dy_scale, gain_scale; /* powers of two that dy and gain are multiplied by; 1 where x is not float64 */
+    void *dgain, *dbias;         /* [n] of a run, or NULL: its terms are added with its sums */
     void *out;
     ptrdiff_t out_stride;
 } f64_tile;
@@ -48,6 +49,8 @@ static f64_tile run_tile(cnorm_dtype type, const void *dy, const void *x, ptrdif
                       .step = LANES_F64,
                       .all_gain = 1,
                       .all_bias = -0.0,
+                      .dy_scale = 1,
+                      .gain_scale = 1,
                       .out = out,
                       .out_stride = LANES_F64};
 }
@@ -150,9 +153,8 @@ static void f64_add(f64_block b, void *param, const wide_f64 terms[BLOCK])
     store_block(b, compute_type(b.tile->type), sum, param, b.tile->step);
 }
 
-/* g = dy gain and xhat of a block; lanes that are not used are zero. Adds to dgain and dbias with `adding`. */
-static NOINLINE void f64_terms(f64_block b, const wide_stats *e, f64_scales scales, int adding, wide_f64 g[BLOCK],
-                               wide_f64 xhat[BLOCK])
+/* g = dy gain and xhat of a block; lanes that are not used are zero. Adds to dgain and dbias, if there are. */
+static NOINLINE void f64_terms(f64_block b, const wide_stats *e, wide_f64 g[BLOCK], wide_f64 xhat[BLOCK])
 {
     const f64_tile *t = b.tile;
     wide_f64 gain[BLOCK];
@@ -162,26 +164,26 @@ static NOINLINE void f64_terms(f64_block b, const wide_stats *e, f64_scales scal
         xhat[r] = first_lanes(f64_xhat(e, xhat[r]), lanes_used(t, b.first + r));
         EACH_VECTOR(i) gain[r].v[i] = g[r].v[i] * xhat[r].v[i];
     }
-    if (adding && t->dgain) f64_add(b, t->dgain, gain), f64_add(b, t->dbias, g);
+    if (t->dgain) f64_add(b, t->dgain, gain), f64_add(b, t->dbias, g);
     load_params(b, t->gain, t->all_gain, gain);
     for (ptrdiff_t r = 0; r < b.count; ++r)
-        EACH_VECTOR(i) g[r].v[i] = g[r].v[i] * splat_f64(scales.dy) * (gain[r].v[i] * splat_f64(scales.gain));
+        EACH_VECTOR(i) g[r].v[i] = g[r].v[i] * splat_f64(t->dy_scale) * (gain[r].v[i] * splat_f64(t->gain_scale));
 }
 
-/* The two sums in each lane over rows begin to end of a tile: of d and d^2, or backward, with scales, of g and
- * g xhat */
+/* The two sums in each lane over rows begin to end of a tile: of d and d^2, or backward of g and g xhat */
 static NOINLINE void f64_lane_sums(const f64_tile *t, ptrdiff_t begin, ptrdiff_t end, const wide_stats *e,
-                                   const f64_scales *scales, wide_f64 sums[2])
+                                   wide_f64 sums[2])
 {
+    const int backward = t->dy != NULL;
     wide_f64 A = wide_of(0), B = A;
     for (ptrdiff_t first = begin; first < end; first += BLOCK) {
         const f64_block block = block_from(t, first, end);
         wide_f64 g[BLOCK], xhat[BLOCK], a = wide_of(0), b = a;
-        if (scales) f64_terms(block, e, *scales, 1, g, xhat);
+        if (backward) f64_terms(block, e, g, xhat);
         else load_x(block, g);
         for (ptrdiff_t r = 0; r < block.count; ++r) {
-            const wide_f64 v = scales ? g[r] : first_lanes(f64_deviation(e, g[r]), lanes_used(t, first + r)),
-                           with = scales ? xhat[r] : v;
+            const wide_f64 v = backward ? g[r] : first_lanes(f64_deviation(e, g[r]), lanes_used(t, first + r)),
+                           with = backward ? xhat[r] : v;
             EACH_VECTOR(i) a.v[i] += v.v[i], b.v[i] += v.v[i] * with.v[i];
         }
         EACH_VECTOR(i) A.v[i] += a.v[i], B.v[i] += b.v[i];
@@ -189,17 +191,19 @@ static NOINLINE void f64_lane_sums(const f64_tile *t, ptrdiff_t begin, ptrdiff_t
     sums[0] = A, sums[1] = B;
 }
 
-/* the same over a run, added to sums */
-static NOINLINE void f64_run_sums(const f64_tile *t, const f64_stats *stats, const f64_scales *scales, double sums[2])
+/* the same over a run */
+static NOINLINE row_sums f64_run_sums(const f64_tile *t, const f64_stats *stats)
 {
     enum { ROWS = FOLD / LANES_F64 };
-    const wide_stats e = wide_stats_of(stats);
+    const wide_stats e = wide_stats_of(stats, 1);
+    row_sums sums = {0, 0};
     for (ptrdiff_t r = 0; r < t->rows; r += ROWS) {
         wide_f64 lanes[2];
-        f64_lane_sums(t, r, t->rows - r < ROWS ? t->rows : r + ROWS, &e, scales, lanes);
-        sums[0] += tree_f64(lanes[0].v);
-        sums[1] += tree_f64(lanes[1].v);
+        f64_lane_sums(t, r, t->rows - r < ROWS ? t->rows : r + ROWS, &e, lanes);
+        sums.a += tree_f64(lanes[0].v);
+        sums.b += tree_f64(lanes[1].v);
     }
+    return sums;
 }
 
 #endif

@@ -2,15 +2,15 @@
 #ifndef CNORM_WEIGHT_FLOAT64_INL_H
 #define CNORM_WEIGHT_FLOAT64_INL_H
 
-#include "row_float64_backward.inl.h"
+#include "row_float64.inl.h"
 
 /* Statistics about 0 whose rstd is 1/|w scale|, or 0 for a row of zeros */
-static NOINLINE f64_stats f64_norm_of(const f64_tile *w)
+static NOINLINE f64_stats f64_norm_of(cnorm_dtype type, const void *w, ptrdiff_t n)
 {
-    f64_stats e = {.scale = f64_scale_of(w->type, w->x, w->n)};
-    double sums[2] = {0};
-    f64_run_sums(w, &e, NULL, sums);
-    if (sums[1] != 0) e.rstd = 1.0 / sqrt(sums[1]);
+    const f64_tile t = run_tile(type, NULL, w, n, NULL);
+    f64_stats e = {.scale = f64_scale_of(type, w, n)};
+    const double squares = f64_run_sums(&t, &e).b;
+    if (squares != 0) e.rstd = 1.0 / sqrt(squares);
     e.inv_std_dev = e.rstd * e.scale;
     return e;
 }
@@ -21,7 +21,7 @@ static NOINLINE f64_stats f64_norm_of(const f64_tile *w)
 static NOINLINE void f64_weight_norm(cnorm_dtype type, const void *w, ptrdiff_t n, double g, void *v)
 {
     const f64_tile t = run_tile(type, NULL, w, n, v);
-    const f64_stats e = f64_norm_of(&t);
+    const f64_stats e = f64_norm_of(type, w, n);
     int power = 0;
     const double of_g = frexp(g, &power), factor = type == CNORM_F64 ? of_g * e.rstd : e.rstd;
     power += exponent_of(e.scale);
@@ -42,18 +42,16 @@ static NOINLINE void f64_weight_norm(cnorm_dtype type, const void *w, ptrdiff_t 
 /* layer norm's (5) and (6) about 0, with a sum in place of the mean, for a row's tile; returns dg */
 static NOINLINE double f64_weight_backward(f64_tile t, double g)
 {
-    const f64_stats e = f64_norm_of(&t);
-    const wide_stats lanes = wide_stats_of(&e);
-    const f64_scales of_dy = {f64_scale_of(t.type, t.dy, t.n), 1},
-                     scales = {of_dy.dy, t.type == CNORM_F64 ? f64_scale_of(t.type, &g, 1) : 1};
-    double sums[2] = {0};
-    f64_run_sums(&t, &e, &of_dy, sums);
+    const f64_stats e = f64_norm_of(t.type, t.x, t.n);
+    const wide_stats lanes = wide_stats_of(&e, 1);
+    t.dy_scale = f64_scale_of(t.type, t.dy, t.n);
+    const double sum = f64_run_sums(&t, &e).b;
+    t.all_gain = g, t.gain_scale = f64_scale_of(t.type, &g, 1);
     const f64_gradient of_row =
-        f64_gradient_of(&e, 0, sums[1] * (g * scales.gain), -exponent_of(scales.dy) - exponent_of(scales.gain));
-    const wide_gradient d = wide_gradient_of(&of_row, scales);
-    t.all_gain = g;
+        f64_gradient_of(&e, 0, sum * (g * t.gain_scale), -exponent_of(t.dy_scale) - exponent_of(t.gain_scale));
+    const wide_gradient d = wide_gradient_of(&of_row, 1);
     f64_write_gradient(&t, &lanes, &d);
-    return sums[1] / scales.dy;
+    return sum / t.dy_scale;
 }
 
 #endif

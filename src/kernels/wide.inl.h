@@ -125,50 +125,44 @@ typedef struct {
 } f64_stats;
 _Static_assert(sizeof(f64_stats) == F64_STATS_BYTES, "batch_scratch.h sizes arrays of it");
 
-/* Values in the place of scale, for the channels of batch norm: one that is done in T; one whose sums in T are to be
- * taken again, about its mean; one whose statistics are still to be computed in float64 */
-enum { DONE_IN_T = 0, SUM_AGAIN = -1, STATS_IN_F64 = -2 };
-
-/* f64_stats of a row or channel in each lane */
-typedef struct {
-    wide_f64 scale, origin, delta, rstd;
-} wide_stats;
-
-INLINE wide_stats wide_stats_of(const f64_stats *e)
-{
-    return (wide_stats){wide_of(e->scale), wide_of(e->origin), wide_of(e->delta), wide_of(e->rstd)};
-}
-
-/* Lane i holds e[i]. Lanes that are DONE_IN_T stay zero. */
-static NOINLINE wide_stats wide_stats_of_each(const f64_stats *e, ptrdiff_t count)
-{
-    double lanes[4][LANES_F64] = {{0}};
-    for (ptrdiff_t i = 0; i < count; ++i)
-        if (e[i].scale != DONE_IN_T)
-            lanes[0][i] = e[i].scale, lanes[1][i] = e[i].origin, lanes[2][i] = e[i].delta, lanes[3][i] = e[i].rstd;
-    wide_stats w;
-    memcpy(&w.scale, lanes[0], sizeof w.scale), memcpy(&w.origin, lanes[1], sizeof w.origin);
-    memcpy(&w.delta, lanes[2], sizeof w.delta), memcpy(&w.rstd, lanes[3], sizeof w.rstd);
-    return w;
-}
-
-/* of g: dy and gain are multiplied by them; 1 where x is not float64 */
-typedef struct {
-    double dy, gain;
-} f64_scales;
-
-/* (6) in each lane: dx = ((g - G) - xhat H) rstd factor^2 last_factor. g = dy gain, G, H and rstd are scaled by powers
- * of two. Three factors undo that, because one power of two, or a partial product, could overflow although dx does
- * not. */
-typedef struct {
-    wide_f64 G, H, rstd, factor, last_factor;
-    f64_scales scales;
-} wide_gradient;
-
-/* the same for one row or channel */
+/* (6) of one row or channel: dx = ((g - G) - xhat H) rstd factor^2 last_factor. g = dy gain, G, H and rstd are scaled
+ * by powers of two. Three factors undo that, because one power of two, or a partial product, could overflow although dx
+ * does not. */
 typedef struct {
     double G, H, rstd, factor, last_factor;
 } f64_gradient;
+
+/* the same of a row or channel in each lane */
+typedef struct {
+    wide_f64 scale, origin, delta, rstd;
+} wide_stats;
+typedef struct {
+    wide_f64 G, H, rstd, factor, last_factor;
+} wide_gradient;
+
+/* Lane i of to[k] = number k of the i-th of `count` structs of five numbers; lanes from `count` on are as the last */
+INLINE void each_in_lanes(const double *from, ptrdiff_t count, int numbers, wide_f64 *to)
+{
+    for (int k = 0; k < numbers; ++k) {
+        double lanes[LANES_F64];
+        to[k] = wide_of(from[k]);
+        if (count == 1) continue;
+        for (ptrdiff_t i = 0; i < LANES_F64; ++i) lanes[i] = from[5 * (i < count ? i : count - 1) + k];
+        memcpy(&to[k], lanes, sizeof lanes);
+    }
+}
+INLINE wide_stats wide_stats_of(const f64_stats *e, ptrdiff_t count)
+{
+    wide_stats w;
+    each_in_lanes(&e->scale, count, 4, &w.scale);
+    return w;
+}
+INLINE wide_gradient wide_gradient_of(const f64_gradient *d, ptrdiff_t count)
+{
+    wide_gradient w;
+    each_in_lanes(&d->G, count, 5, &w.G);
+    return w;
+}
 
 /* f64_gradient of a row or channel whose g is in units of 2^-power */
 INLINE f64_gradient f64_gradient_of(const f64_stats *e, double G, double H, int power)
@@ -179,12 +173,5 @@ INLINE f64_gradient f64_gradient_of(const f64_stats *e, double G, double H, int 
     return (f64_gradient){G, H, inverse * power_of_two(-of_rstd), power_of_two(power / 3),
                           power_of_two(power - power / 3 * 2)};
 }
-
-INLINE wide_gradient wide_gradient_of(const f64_gradient *d, f64_scales scales)
-{
-    return (wide_gradient){wide_of(d->G),      wide_of(d->H),           wide_of(d->rstd),
-                           wide_of(d->factor), wide_of(d->last_factor), scales};
-}
-static const f64_scales UNSCALED = {1, 1};
 
 #endif
