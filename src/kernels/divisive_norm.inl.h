@@ -36,25 +36,26 @@ INLINE f64v field_sizes(ptrdiff_t n, ptrdiff_t i, ptrdiff_t radius)
     return (f64v)end - (f64v)((i64v)first & (i64v)(first > splat_f64(0))) + 1.0;
 }
 
+/* running sums of `count` elements of a, from element `at` on in steps of `step`: sum + error of each */
+INLINE void running_sums(const double *a, ptrdiff_t at, ptrdiff_t count, ptrdiff_t step, double *sum, double *error)
+{
+    double s = 0, e = 0;
+    for (; count; --count, at += step) {
+        s = two_sum(s, a[at], &e);
+        sum[at] = s;
+        error[at] = e;
+    }
+}
+
 /* sum + error [n] = the sum of a [n] over the field of each element; work [4, n] */
 static void field_sums(ptrdiff_t n, ptrdiff_t radius, const double *a, double *sum, double *error, double *work)
 {
     const ptrdiff_t length = 2 * radius + 1;
     double *begin = work, *begin_error = work + n, *end = work + 2 * n, *end_error = work + 3 * n;
     for (ptrdiff_t first = 0; first < n; first += length) {
-        const ptrdiff_t last = n - first < length ? n - 1 : first + length - 1;
-        double s = 0, e = 0;
-        for (ptrdiff_t i = first; i <= last; ++i) {
-            s = two_sum(s, a[i], &e);
-            begin[i] = s;
-            begin_error[i] = e;
-        }
-        s = e = 0;
-        for (ptrdiff_t i = last; i >= first; --i) {
-            s = two_sum(s, a[i], &e);
-            end[i] = s;
-            end_error[i] = e;
-        }
+        const ptrdiff_t count = n - first < length ? n - first : length;
+        running_sums(a, first, count, 1, begin, begin_error);
+        running_sums(a, first + count - 1, count, -1, end, end_error);
     }
     for (ptrdiff_t i = 0; i < n; ++i) {
         const ptrdiff_t from = field_begin(i, radius), to = field_end(n, i, radius);
@@ -92,21 +93,6 @@ static NOINLINE void put_row(cnorm_dtype dtype, const double *from, ptrdiff_t n,
 #define AT(array) load_first_f64((array) + i, n - i)
 #define PUT(array, v) store_first_f64((array) + i, n - i, v)
 
-/* a power of two that brings sigma and the row v near 1 */
-static double divisive_scale(ptrdiff_t n, const double *v, double sigma)
-{
-    f64v lanes = {0};
-    EACH_OF_ROW(i)
-    {
-        const f64v size = (f64v)((i64v)AT(v) & INT64_MAX);
-        const i64v larger = (i64v)(size > lanes) & (i64v)(size <= splat_f64(0x1.fffffffffffffp1023));
-        lanes = (f64v)(((i64v)size & larger) | ((i64v)lanes & ~larger));
-    }
-    double largest = sigma;
-    for (int k = 0; k < VL_F64; ++k) largest = larger_finite(largest, lanes[k]);
-    return scale_for(largest);
-}
-
 /* v and 1/s [n] of the row x from element `at` on, in units of 1/scale, which is returned; work [6, n] */
 static double divisive_parts(cnorm_dtype dtype, const cnorm_divisive *call, ptrdiff_t at, double *v, double *inverse,
                              double *work)
@@ -115,7 +101,8 @@ static double divisive_parts(cnorm_dtype dtype, const cnorm_divisive *call, ptrd
     double *sum = work, *error = work + n;
     EACH_OF_ROW(i) PUT(v, elements(dtype, call->x, at + i, n - i));
     /* squares of float32 need no scale */
-    const double scale = dtype == CNORM_F64 ? divisive_scale(n, v, call->sigma) : 1, sigma = call->sigma * scale;
+    const double scale = dtype == CNORM_F64 ? scale_for(larger_finite(f64_largest(v, n), call->sigma)) : 1;
+    const double sigma = call->sigma * scale;
     EACH_OF_ROW(i) PUT(v, AT(v) * scale);
     field_sums(n, mean_radius, v, sum, error, work + 2 * n);
     EACH_OF_ROW(i)

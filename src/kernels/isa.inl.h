@@ -7,18 +7,6 @@
 #include "kernels.h"
 #include "tuning.h"
 
-#define WIDEN(type)                                                                                                    \
-    static void to_float_##type(const cnorm_conversion *call)                                                          \
-    {                                                                                                                  \
-        const uint16_t *x = call->x;                                                                                   \
-        float *y = call->y;                                                                                            \
-        ptrdiff_t n = call->n, j = 0;                                                                                  \
-        for (; j + VL_F32 <= n; j += VL_F32) store_f32(y + j, load_##type(x + j));                                     \
-        if (j < n) store_range_f32(y + j, 0, n - j, load_range_##type(x + j, 0, n - j, splat_f32(0)));                 \
-    }
-WIDEN(f16)
-WIDEN(bf16)
-
 #include "batch_float64.inl.h"
 #include "group_float64.inl.h"
 #include "weight_float64.inl.h"
@@ -38,18 +26,7 @@ WIDEN(bf16)
 #define X double
 #define DTYPE CNORM_F64
 #define FN(name) name##_f64
-#include "sink.inl.h"
-#include "sweep.inl.h"
-#include "row_stats.inl.h"
-#include "layer_norm.inl.h"
-#include "layer_norm_backward.inl.h"
-#include "channel_run.inl.h"
-#include "group_norm.inl.h"
-#include "batch_norm.inl.h"
-#include "batch_norm_backward.inl.h"
-#include "batch_norm_inference.inl.h"
-#include "weight_norm.inl.h"
-#include "smoothing_gradient.inl.h"
+#include "norms.inl.h"
 #include "undefine_storage.h"
 #include "undefine_type.h"
 
@@ -67,44 +44,22 @@ WIDEN(bf16)
 #define X float
 #define DTYPE CNORM_F32
 #define FN(name) name##_f32
-#include "sink.inl.h"
-#include "sweep.inl.h"
-#include "row_stats.inl.h"
-#include "layer_norm.inl.h"
-#include "layer_norm_backward.inl.h"
-#include "channel_run.inl.h"
-#include "group_norm.inl.h"
-#include "batch_norm.inl.h"
-#include "batch_norm_backward.inl.h"
-#include "batch_norm_inference.inl.h"
-#include "weight_norm.inl.h"
-#include "smoothing_gradient.inl.h"
+#include "norms.inl.h"
 #include "undefine_storage.h"
 #define X uint16_t
 #define DTYPE CNORM_F16
 #define FN(name) name##_f16
-#include "sink.inl.h"
-#include "sweep.inl.h"
-#include "row_stats.inl.h"
-#include "layer_norm.inl.h"
-#include "layer_norm_backward.inl.h"
-#include "channel_run.inl.h"
-#include "group_norm.inl.h"
+#include "row_norms.inl.h"
+#include "batch_norm_half.inl.h"
 #include "undefine_storage.h"
 #define X uint16_t
 #define DTYPE CNORM_BF16
 #define FN(name) name##_bf16
-#include "sink.inl.h"
-#include "sweep.inl.h"
-#include "row_stats.inl.h"
-#include "layer_norm.inl.h"
-#include "layer_norm_backward.inl.h"
-#include "channel_run.inl.h"
-#include "group_norm.inl.h"
+#include "row_norms.inl.h"
+#include "batch_norm_half.inl.h"
 #include "undefine_storage.h"
 #include "undefine_type.h"
 
-#include "batch_norm_half.inl.h"
 #include "divisive_norm.inl.h"
 
 #include "activation.inl.h"
