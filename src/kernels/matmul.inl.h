@@ -64,13 +64,11 @@ INLINE void product_strip(const product_call *call, int half, int count, ptrdiff
     ptrdiff_t at = r / PANEL * PANEL * cols + r % PANEL;
     if (count > 2) ANOTHER(x2); /* two vectors are limited by loads, which sharing saves */
     f32v sum[2 * MANY];
-#pragma GCC unroll 32
-    for (int i = 0; i < 2 * count; ++i) sum[i] = splat_f32(0);
+    clear_f32(2 * count, sum);
     for (ptrdiff_t k = 0; k < cols; k += BLOCK) {
         const float *end = x + (cols - k < BLOCK ? cols - k : BLOCK) * count;
         f32v block[2 * MANY];
-#pragma GCC unroll 32
-        for (int i = 0; i < 2 * count; ++i) block[i] = splat_f32(0);
+        clear_f32(2 * count, block);
         for (; x < end; x += count, x2 += count, at += PANEL) {
             const f32v lo = load_weights(w->panels, at, half), hi = load_weights(w->panels, at + VL_F32, half);
 #pragma GCC unroll 16
@@ -79,8 +77,7 @@ INLINE void product_strip(const product_call *call, int half, int count, ptrdiff
                 block[2 * s + 1] = fma_f32(hi, splat_f32(x2[s]), block[2 * s + 1]);
             }
         }
-#pragma GCC unroll 32
-        for (int i = 0; i < 2 * count; ++i) sum[i] += block[i];
+        add_block_f32(2 * count, sum, block);
     }
 #pragma GCC unroll 32
     for (int i = 0; i < 2 * count; ++i) {

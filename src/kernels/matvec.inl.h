@@ -32,15 +32,13 @@ INLINE f32v load_weights(const void *panels, ptrdiff_t at, int half)
 INLINE void add_products(const cnorm_matrix *w, int half, ptrdiff_t *at, const float *x, int count, f32v sum[PASS])
 {
     f32v block[PASS];
-#pragma GCC unroll 4
-    for (int i = 0; i < PASS; ++i) block[i] = splat_f32(0);
+    clear_f32(PASS, block);
 #pragma GCC unroll 4
     for (int j = 0; j < count; ++j, *at += PANEL)
 #pragma GCC unroll 4
         for (int i = 0; i < PASS; ++i)
             block[i] = fma_f32(load_weights(w->panels, *at + i * VL_F32, half), splat_f32(x[j]), block[i]);
-#pragma GCC unroll 4
-    for (int i = 0; i < PASS; ++i) sum[i] += block[i];
+    add_block_f32(PASS, sum, block);
 }
 
 /* z [packed rows] = W x + add; add may be NULL. Returns sum_of_squares(z, rows), whose cost is hidden by the loads of
@@ -49,17 +47,14 @@ INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const 
 {
     ptrdiff_t panel = 0;
     const ptrdiff_t rows = packed_rows(w), cols = w->cols;
-    double total = 0;
-    f32v squares[LANE_VECTORS];
-    for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
+    lane_sum_f32 squares = {.total = 0};
     for (ptrdiff_t r = 0; r < rows; r += PANEL, panel += cols * PANEL) {
 #pragma GCC unroll 2
         for (int first = 0; first < LANE_VECTORS; first += PASS) {
-            IN_MEMORY(squares);
+            IN_MEMORY(squares.lanes);
             ptrdiff_t at = panel + first * VL_F32, k = 0;
             f32v sum[PASS];
-#pragma GCC unroll 4
-            for (int i = 0; i < PASS; ++i) sum[i] = splat_f32(0);
+            clear_f32(PASS, sum);
             for (; k + BLOCK <= cols; k += BLOCK) add_products(w, half, &at, x + k, BLOCK, sum);
             if (k < cols) add_products(w, half, &at, x + k, (int)(cols - k), sum);
 #pragma GCC unroll 4
@@ -67,41 +62,36 @@ INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const 
                 const ptrdiff_t to = r + (first + i) * VL_F32;
                 if (add) sum[i] += load_f32(add + to);
                 store_f32(z + to, sum[i]);
-                squares[first + i] += sum[i] * sum[i];
+                squares.lanes[first + i] += sum[i] * sum[i];
             }
         }
-        if ((r + PANEL) % FOLD == 0 || r + PANEL == rows) {
-            total += (double)tree_f32(squares);
-            for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
-        }
+        if ((r + PANEL) % FOLD == 0 || r + PANEL == rows) fold_f32(&squares);
     }
-    return total;
+    return squares.total;
 }
 
 /* sum of squares of z [n], n a multiple of CNORM_GATE_PAD: lanes, the halving tree, float64 every FOLD elements */
 INLINE double sum_of_squares(const float *z, ptrdiff_t n)
 {
-    double total = 0;
+    lane_sum_f32 squares = {.total = 0};
     for (ptrdiff_t start = 0; start < n; start += FOLD) {
         const ptrdiff_t end = n - start < FOLD ? n : start + FOLD;
-        f32v squares[LANE_VECTORS];
-        for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
         ptrdiff_t j = start;
         for (; j + LANES_F32 <= end; j += LANES_F32)
 #pragma GCC unroll 8
             for (int i = 0; i < LANE_VECTORS; ++i) {
                 const f32v v = load_f32(z + j + i * VL_F32);
-                squares[i] += v * v;
+                squares.lanes[i] += v * v;
             }
         if (j < end)
 #pragma GCC unroll 4
             for (int i = 0; i < CNORM_GATE_PAD / VL_F32; ++i) {
                 const f32v v = load_f32(z + j + i * VL_F32);
-                squares[i] += v * v;
+                squares.lanes[i] += v * v;
             }
-        total += (double)tree_f32(squares);
+        fold_f32(&squares);
     }
-    return total;
+    return squares.total;
 }
 
 #if VECTOR_BYTES == 64

@@ -84,9 +84,7 @@ static double scaled_sums(const cnorm_matrix *w, int32_t q_sum, float from_level
     const float *scale = w->panels;
     const ptrdiff_t rows = packed_rows(w);
     const u32v bias = (u32v){0} + (uint32_t)q_sum * CNORM_INT8_BIAS;
-    double total = 0;
-    f32v squares[LANE_VECTORS];
-    for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
+    lane_sum_f32 squares = {.total = 0};
     for (ptrdiff_t r = 0; r < rows; r += PANEL) {
 #pragma GCC unroll 8
         for (int i = 0; i < LANE_VECTORS; ++i) {
@@ -97,14 +95,11 @@ static double scaled_sums(const cnorm_matrix *w, int32_t q_sum, float from_level
                 __builtin_convertvector((i32v)(sums - bias), f32v) * (load_f32(scale + at) * splat_f32(from_levels));
             if (add) v += load_f32(add + at);
             store_f32(z + at, v);
-            squares[i] += v * v;
+            squares.lanes[i] += v * v;
         }
-        if ((r + PANEL) % FOLD == 0 || r + PANEL == rows) {
-            total += (double)tree_f32(squares);
-            for (int i = 0; i < LANE_VECTORS; ++i) squares[i] = splat_f32(0);
-        }
+        if ((r + PANEL) % FOLD == 0 || r + PANEL == rows) fold_f32(&squares);
     }
-    return total;
+    return squares.total;
 }
 
 /* vectors that are added to the products, `stride` apart; rows NULL: none */

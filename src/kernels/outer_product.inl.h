@@ -19,8 +19,7 @@ INLINE void outer_tile(ptrdiff_t n, int vectors, const float *dz, const float *x
     for (ptrdiff_t row = 0; row < n; row += BLOCK) {
         const ptrdiff_t end = n - row < BLOCK ? n : row + BLOCK;
         f32v block[2 * TILE_ROWS];
-#pragma GCC unroll 16
-        for (int i = 0; i < 2 * TILE_ROWS; ++i) block[i] = splat_f32(0);
+        clear_f32(2 * TILE_ROWS, block);
         for (ptrdiff_t t = row; t < end; ++t) {
             const float *from = dz + t * TILE_ROWS, *again = from;
             ANOTHER(again);
@@ -32,8 +31,7 @@ INLINE void outer_tile(ptrdiff_t n, int vectors, const float *dz, const float *x
                 if (vectors == 2) block[2 * i + 1] = fma_f32(at[1], splat_f32(again[i]), block[2 * i + 1]);
             }
         }
-#pragma GCC unroll 16
-        for (int i = 0; i < vectors * TILE_ROWS; ++i) sums[i] += block[i];
+        add_block_f32(vectors * TILE_ROWS, sums, block);
     }
 }
 

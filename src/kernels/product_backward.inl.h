@@ -34,13 +34,11 @@ INLINE void transposed_lanes(const cnorm_matrix *w, ptrdiff_t column, int count,
     const ptrdiff_t panels = packed_rows(w) / PANEL, panel_floats = w->cols * PANEL;
     for (int first = 0; first < HALF_PANEL; first += VL_F32) {
         f32v sum[TILE];
-#pragma GCC unroll 16
-        for (int i = 0; i < count * cols; ++i) sum[i] = splat_f32(0);
+        clear_f32(count * cols, sum);
         for (ptrdiff_t p = 0; p < panels; p += PANELS_IN_BLOCK) {
             const ptrdiff_t end = panels - p < PANELS_IN_BLOCK ? panels : p + PANELS_IN_BLOCK;
             f32v block[TILE];
-#pragma GCC unroll 16
-            for (int i = 0; i < count * cols; ++i) block[i] = splat_f32(0);
+            clear_f32(count * cols, block);
             for (ptrdiff_t q = p; q < end; ++q)
                 for (int half = 0; half < 2; ++half) {
                     const float *at =
@@ -57,8 +55,7 @@ INLINE void transposed_lanes(const cnorm_matrix *w, ptrdiff_t column, int count,
                             block[s * cols + k] = fma_f32(weights[k], v, block[s * cols + k]);
                     }
                 }
-#pragma GCC unroll 16
-            for (int i = 0; i < count * cols; ++i) sum[i] += block[i];
+            add_block_f32(count * cols, sum, block);
         }
 #pragma GCC unroll 16
         for (int i = 0; i < count * cols; ++i) lanes[i][first / VL_F32] = sum[i];

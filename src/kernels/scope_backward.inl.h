@@ -51,12 +51,11 @@ static NOINLINE void norm_backward(const cnorm_matrix *w, const float *gain, con
         const ptrdiff_t begin = first * width, length = gates * width;
         const double n = (double)(gates * w->units);
         const f32v scale = splat_f32(rstds[first]);
-        double sum_dq = 0, sum_dq_q = 0, rstd;
+        lane_sum_f32 dq_sum = {.total = 0}, dq_q_sum = dq_sum;
+        double rstd;
         memcpy(&rstd, rstds + WIDE_RSTD + 2 * first, sizeof rstd);
         for (ptrdiff_t start = begin; start < begin + length; start += FOLD) {
             const ptrdiff_t end = begin + length - start < FOLD ? begin + length : start + FOLD;
-            f32v dq_lanes[LANE_VECTORS], dq_q_lanes[LANE_VECTORS];
-            for (int i = 0; i < LANE_VECTORS; ++i) dq_lanes[i] = dq_q_lanes[i] = splat_f32(0);
             for (ptrdiff_t j = start; j < end; j += LANES_F32)
 #pragma GCC unroll 8
                 for (int i = 0; i < LANE_VECTORS; ++i) {
@@ -64,14 +63,14 @@ static NOINLINE void norm_backward(const cnorm_matrix *w, const float *gain, con
                     if (k >= end) break;
                     const f32v q = load_f32(z + k) * scale, d = load_f32(da + k), dq = d * load_f32(gain + k);
                     add_to(dgain + k, d * q);
-                    dq_lanes[i] += dq;
-                    dq_q_lanes[i] += dq * q;
+                    dq_sum.lanes[i] += dq;
+                    dq_q_sum.lanes[i] += dq * q;
                 }
-            sum_dq += (double)tree_f32(dq_lanes);
-            sum_dq_q += (double)tree_f32(dq_q_lanes);
+            fold_f32(&dq_sum);
+            fold_f32(&dq_q_sum);
         }
-        if (rstd >= 0x1p-60 && rstd <= 0x1p60 && fabs(sum_dq) <= 0x1p60 && fabs(sum_dq_q) <= 0x1p60) {
-            const f32v mean = splat_f32((float)(sum_dq / n)), mean_dq_q = splat_f32((float)(sum_dq_q / n)),
+        if (rstd >= 0x1p-60 && rstd <= 0x1p60 && fabs(dq_sum.total) <= 0x1p60 && fabs(dq_q_sum.total) <= 0x1p60) {
+            const f32v mean = splat_f32((float)(dq_sum.total / n)), mean_dq_q = splat_f32((float)(dq_q_sum.total / n)),
                        wide = splat_f32((float)rstd);
             for (ptrdiff_t k = begin; k < begin + length; k += VL_F32) {
                 const f32v dq = load_f32(da + k) * load_f32(gain + k);

@@ -2,7 +2,7 @@
 #ifndef CNORM_TUNING_H
 #define CNORM_TUNING_H
 
-#include "../simd/vector.h"
+#include "../simd/lane_sum.h"
 #include "kernels.h"
 
 /* RARE: a path that few rows take. Not __attribute__((cold)): GCC 12 would treat the loops that call it as cold,
@@ -18,8 +18,6 @@
 #endif
 
 enum {
-    BLOCK = 16,          /* additions into a lane before its sum is added to the lane's total: fixes the bits */
-    FOLD = 8192,         /* elements after which lane sums are added to a float64: fixes the bits */
     CACHED_BYTES = 8192, /* of T: longest row that is expected to stay in L1 from its sums to its output */
     SHORT_ROW = 512,     /* elements of the longest row for which aligned loads cost more than they save */
     UNROLL = VECTOR_BYTES == 64 ? 2 : 4, /* vectors normalised and stored at a time; even */
