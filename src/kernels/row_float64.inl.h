@@ -56,9 +56,9 @@ static NOINLINE double f64_value(cnorm_dtype type, const void *x)
     return value[0].v[0][0];
 }
 
-/* The mean and rstd from S and Q (a and b), the sums of n deviations from the origin and of their squares. Returns true if a
- * second sweep, about the mean, is needed: S^2/n is then so much larger than m2 = Q - S^2/n that the difference loses
- * digits (larger than m2 for float64, than 2^20 m2 for narrower types, for which float64 has 29 bits to spare). */
+/* The mean and rstd from the sums of n deviations from the origin, S in a, and of their squares, Q in b. Returns true
+ * if a second sweep, about the mean, is needed: S^2/n is then so much larger than m2 = Q - S^2/n that the difference
+ * loses digits (larger than m2 for float64, than 2^20 m2 for narrower types, for which it has 29 bits to spare). */
 static NOINLINE int f64_mean_and_rstd(cnorm_dtype type, f64_stats *e, row_sums sums, double n, double eps, int centred)
 {
     const double correction = centred ? sums.a / n : 0, first = e->origin, lost = sums.a * correction;

@@ -58,9 +58,9 @@ INLINE double vector_tree_f64(f64v v)
 
 INLINE int one_sign_f32(const f32v lanes[LANE_VECTORS])
 {
-    i32v either, both;
-    combine_bits_f32(lanes, &either, &both);
-    return _mm256_movemask_ps((__m256)either) == 0 || _mm256_movemask_ps((__m256)both) == 0xff;
+    const i32v a = (i32v)lanes[0], b = (i32v)lanes[1], c = (i32v)lanes[2], d = (i32v)lanes[3];
+    const i32v any = (a | b) | (c | d), every = (a & b) & (c & d);
+    return _mm256_movemask_ps((__m256)any) == 0 || _mm256_movemask_ps((__m256)every) == 0xff;
 }
 
 /* ---- conversions --------------------------------------------------------------------------------------------- */

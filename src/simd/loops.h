@@ -6,18 +6,15 @@
 #ifndef CNORM_SIMD_LOOPS_H
 #define CNORM_SIMD_LOOPS_H
 
-static NOINLINE void store_range_f32(float *p, ptrdiff_t from, ptrdiff_t to, f32v v)
-{
-    for (ptrdiff_t i = from; i < to; ++i) p[i] = v[i];
-}
-static NOINLINE void store_range_f64(double *p, ptrdiff_t from, ptrdiff_t to, f64v v)
-{
-    for (ptrdiff_t i = from; i < to; ++i) p[i] = v[i];
-}
-static NOINLINE void store_range_u16(uint16_t *p, ptrdiff_t from, ptrdiff_t to, u16h v)
-{
-    for (ptrdiff_t i = from; i < to; ++i) p[i] = v[i];
-}
+#define STORE_RANGE(type, T, V)                                                                                        \
+    static NOINLINE void store_range_##type(T *p, ptrdiff_t from, ptrdiff_t to, V v)                                   \
+    {                                                                                                                  \
+        for (ptrdiff_t i = from; i < to; ++i) p[i] = v[i];                                                             \
+    }
+STORE_RANGE(f32, float, f32v)
+STORE_RANGE(f64, double, f64v)
+STORE_RANGE(u16, uint16_t, u16h)
+#undef STORE_RANGE
 static NOINLINE u16h load_range_u16(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)
 {
     uint16_t lanes[VL_F32] = {0};
@@ -37,19 +34,15 @@ ROTATE(f32, float, f32v)
 ROTATE(f64, double, f64v)
 #undef ROTATE
 
-/* the bits that are set in any vector, and those set in every vector */
-INLINE void combine_bits_f32(const f32v lanes[LANE_VECTORS], i32v *any, i32v *every)
-{
-    *any = *every = (i32v)lanes[0];
-    for (int i = 1; i < LANE_VECTORS; ++i) *any |= (i32v)lanes[i], *every &= (i32v)lanes[i];
-}
-INLINE int one_sign_f64(const f64v lanes[LANE_VECTORS])
-{
-    i64v any = (i64v)lanes[0], every = any;
-    for (int i = 1; i < LANE_VECTORS; ++i) any |= (i64v)lanes[i], every &= (i64v)lanes[i];
-    int64_t any_lane = 0, every_lane = -1;
-    for (int i = 0; i < VL_F64; ++i) any_lane |= any[i], every_lane &= every[i];
-    return any_lane >= 0 || every_lane < 0;
-}
+#define ONE_SIGN(type, V, I)                                                                                           \
+    INLINE int one_sign_##type(const V lanes[LANE_VECTORS])                                                            \
+    {                                                                                                                  \
+        I any = (I)lanes[0], every = any;                                                                              \
+        for (int i = 1; i < LANE_VECTORS; ++i) any |= (I)lanes[i], every &= (I)lanes[i];                               \
+        int64_t any_lane = 0, every_lane = -1;                                                                         \
+        for (size_t i = 0; i < sizeof any / sizeof any[0]; ++i) any_lane |= any[i], every_lane &= every[i];            \
+        return any_lane >= 0 || every_lane < 0;                                                                        \
+    }
+ONE_SIGN(f64, f64v, i64v)
 
 #endif

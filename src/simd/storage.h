@@ -5,7 +5,6 @@
  * store, store_range and nt_store of vector.h.
  * All four types have
  *     rounded_*   a vector rounded to the storage type and widened again
- *     value_*     one stored element, widened          stored_*   one element, rounded for storage
  *     store_two_*, nt_store_two_*   two adjacent vectors, in which a NaN is the default NaN of arithmetic
  */
 #ifndef CNORM_SIMD_STORAGE_H
@@ -79,21 +78,6 @@ INLINE void nt_store_two_bf16(uint16_t *p, f32v a, f32v b)
     nt_store_u16(p + VL_F32, half[1]);
 }
 
-/* one element, and a vector rounded to the storage type */
-#define STORED(type, storage, real, vector)                                                                            \
-    INLINE real value_##type(storage a) { return load_range_##type(&a, 0, 1, (vector){0})[0]; }                        \
-    INLINE storage stored_##type(real a)                                                                               \
-    {                                                                                                                  \
-        storage s;                                                                                                     \
-        store_range_##type(&s, 0, 1, a - (vector){0});                                                                 \
-        return s;                                                                                                      \
-    }
-STORED(f16, uint16_t, float, f32v)
-STORED(bf16, uint16_t, float, f32v)
-INLINE float value_f32(float a) { return a; }
-INLINE double value_f64(double a) { return a; }
-INLINE float stored_f32(float a) { return a; }
-INLINE double stored_f64(double a) { return a; }
 INLINE f32v rounded_f32(f32v v) { return v; }
 INLINE f64v rounded_f64(f64v v) { return v; }
 INLINE f32v rounded_f16(f32v v) { return widen_f16(narrow_f16(v)); }

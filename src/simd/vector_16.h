@@ -7,20 +7,17 @@
 
 #include "loops.h"
 
-static NOINLINE f32v load_range_f32(const float *p, ptrdiff_t from, ptrdiff_t to, f32v fill)
-{
-    float lanes[VL_F32];
-    memcpy(lanes, &fill, sizeof lanes);
-    for (ptrdiff_t i = from; i < to; ++i) lanes[i] = p[i];
-    return load_f32(lanes);
-}
-static NOINLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to, f64v fill)
-{
-    double lanes[VL_F64];
-    memcpy(lanes, &fill, sizeof lanes);
-    for (ptrdiff_t i = from; i < to; ++i) lanes[i] = p[i];
-    return load_f64(lanes);
-}
+#define LOAD_RANGE(type, T, V)                                                                                         \
+    static NOINLINE V load_range_##type(const T *p, ptrdiff_t from, ptrdiff_t to, V fill)                              \
+    {                                                                                                                  \
+        T lanes[sizeof fill / sizeof *p];                                                                              \
+        memcpy(lanes, &fill, sizeof lanes);                                                                            \
+        for (ptrdiff_t i = from; i < to; ++i) lanes[i] = p[i];                                                         \
+        return load_##type(lanes);                                                                                     \
+    }
+LOAD_RANGE(f32, float, f32v)
+LOAD_RANGE(f64, double, f64v)
+#undef LOAD_RANGE
 INLINE f32v fill_f32(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
 {
     const i32v lane = {0, 1, 2, 3}, in = (lane >= (int32_t)from) & (lane < (int32_t)to);
@@ -39,14 +36,7 @@ INLINE double vector_tree_f64(f64v v) { return tree_f64x2(v); }
 
 /* ---- lanes --------------------------------------------------------------------------------------------------- */
 
-INLINE int one_sign_f32(const f32v lanes[LANE_VECTORS])
-{
-    i32v any, every;
-    combine_bits_f32(lanes, &any, &every);
-    int32_t any_lane = 0, every_lane = -1;
-    for (int i = 0; i < VL_F32; ++i) any_lane |= any[i], every_lane &= every[i];
-    return any_lane >= 0 || every_lane < 0;
-}
+ONE_SIGN(f32, f32v, i32v)
 
 /* ---- fma by arithmetic of double ----------------------------------------------------------------------------- */
 
