@@ -11,26 +11,24 @@
 
 enum { CHAINS = 4 }; /* vectors of channels at a time, whose additions do not wait for one another */
 
-/* channels [c, c + VL_F32) of a row of n; `whole`, a constant: there are so many */
-INLINE f32v frame_at(const float *row, ptrdiff_t c, ptrdiff_t n, int whole)
+/* kernel[t] x[t] of the vector of channels from c on; `whole`, a constant: all of its channels exist */
+INLINE f32v tap_product(const cnorm_conv *conv, const cnorm_tap_rows *x, ptrdiff_t t, ptrdiff_t c, int whole)
 {
-    return whole ? load_f32(row + c) : load_first_f32(row + c, n - c);
+    const ptrdiff_t n = conv->channels, width = padded_units(n);
+    const float *row = t < x->kept ? x->state + t * x->state_stride : x->x + (t - x->kept) * x->x_stride;
+    return load_f32(conv->kernel + t * width + c) * (whole ? load_f32(row + c) : load_first_f32(row + c, n - c));
 }
 
 /* (1) for the taps from t on and `count` vectors of channels from c on. `count` is a constant: CHAINS, or one */
 INLINE void tap_block(const cnorm_conv *conv, const cnorm_tap_rows *x, ptrdiff_t t, ptrdiff_t c, int count,
                       f32v block[CHAINS])
 {
-    const ptrdiff_t n = conv->channels, width = padded_units(n), end = t + BLOCK < conv->taps ? t + BLOCK : conv->taps;
-    for (const ptrdiff_t first = t; t < end; ++t) {
-        const float *row = t < x->kept ? x->state + t * x->state_stride : x->x + (t - x->kept) * x->x_stride;
+    const ptrdiff_t end = t + BLOCK < conv->taps ? t + BLOCK : conv->taps;
 #pragma GCC unroll 4
-        for (int i = 0; i < count; ++i) {
-            const ptrdiff_t at = c + i * VL_F32;
-            const f32v product = load_f32(conv->kernel + t * width + at) * frame_at(row, at, n, count > 1);
-            block[i] = t == first ? product : block[i] + product;
-        }
-    }
+    for (int i = 0; i < count; ++i) block[i] = tap_product(conv, x, t, c + i * VL_F32, count > 1);
+    for (++t; t < end; ++t)
+#pragma GCC unroll 4
+        for (int i = 0; i < count; ++i) block[i] += tap_product(conv, x, t, c + i * VL_F32, count > 1);
 }
 
 INLINE void depthwise_vectors(const cnorm_conv *conv, const cnorm_tap_rows *x, ptrdiff_t c, int count, float *y)

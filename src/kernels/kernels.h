@@ -58,12 +58,15 @@ static inline const cnorm_matrix *second_product(const cnorm_cell *cell)
     return cell->weight_n.panels ? &cell->weight_n : cell->weight_p.panels ? &cell->weight_p : NULL;
 }
 
-/* Scratch of `products` for `rows` vectors. float32 and float16 weights: the vectors interleaved, if several. int8: the
+/* the vectors of `products` interleaved, if there are several */
+static inline ptrdiff_t interleaved_floats(const cnorm_matrix *w, ptrdiff_t rows) { return rows / 2 * 2 * w->cols; }
+
+/* Scratch of `products` for `rows` vectors. float32 and float16 weights: the vectors interleaved, and scaled. int8: the
  * quantised vectors, eight bytes for four inputs, and one more vector. */
 static inline ptrdiff_t product_scratch_floats(const cnorm_matrix *w, ptrdiff_t rows)
 {
     if (w->type == CNORM_WEIGHT_I8) return (rows + 1) * ((w->cols + 3) / 4 * 2);
-    return rows / 2 * 2 * w->cols;
+    return interleaved_floats(w, rows) + rows * w->cols;
 }
 
 /* The arrays of cell_step for `rows` streams. cell_scratch lays them out in scratch, but for zx, which is the caller's;

@@ -5,7 +5,10 @@
 #ifndef CNORM_MATMUL_INL_H
 #define CNORM_MATMUL_INL_H
 
+#include <math.h>
+
 #include "matvec.inl.h"
+#include "wide.inl.h"
 
 enum { MANY = VECTOR_BYTES == 64 ? 12 : 4 }; /* vectors at a time: two accumulators of each must fit in registers */
 
@@ -102,12 +105,10 @@ INLINE void product_strips(const product_call *call, int half, ptrdiff_t n)
         }
 }
 
-/* z [n, packed rows] = W x + add for n <= CNORM_ROWS vectors; scratch [product_scratch_floats]. Returns the sum of
- * squares of z if n = 1, else -1. */
-static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add, float *z,
-                       ptrdiff_t z_stride, float *scratch)
+/* products of float32 or float16 weights; scratch [interleaved_floats] */
+static double products_of(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add, float *z,
+                          ptrdiff_t z_stride, float *scratch)
 {
-    if (w->type == CNORM_WEIGHT_I8) return products_int8(w, n, x, add, z, z_stride, scratch);
     if (n == 1) return product(w, x[0], add.rows, z);
     const ptrdiff_t even = n / 2 * 2;
     const product_call call = {w, scratch, add, z, z_stride};
@@ -117,6 +118,89 @@ static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x
     else product_strips(&call, 0, even);
     if (even < n) (void)product(w, x[even], add.rows ? add.rows + even * add.stride : NULL, z + even * z_stride);
     return -1;
+}
+
+/* the bits of float32 numbers; positive ones have the order of their bits */
+enum { LEAST_NORMAL = 0x00800000 /* 2^-126 */, LEAST_LARGE = 0x2b800000 /* 2^-40 */ };
+
+/* whether x [n] has a subnormal element, or its largest is in (0, 2^-40) */
+INLINE int is_tiny(ptrdiff_t n, const float *x)
+{
+    i32v subnormal = {0}, large = {0}, any = {0};
+    for (ptrdiff_t k = 0; k < n; k += VL_F32) {
+        const i32v magnitude = (i32v)load_first_f32(x + k, n - k) & 0x7fffffff;
+        subnormal |= (i32v)(magnitude > 0) & (i32v)(magnitude < LEAST_NORMAL);
+        large |= (i32v)(magnitude >= LEAST_LARGE);
+        any |= (i32v)(magnitude > 0);
+    }
+    return any_i32(subnormal) || (!any_i32(large) && any_i32(any));
+}
+
+/* x, exactly; its bits are read because a subnormal operand costs a microcode assist, which is what floored avoids */
+INLINE double wide_value(float x)
+{
+    int32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const int32_t fraction = bits & 0x7fffff;
+    if ((bits & 0x7f800000) != 0) return (double)x;
+    return (double)(bits < 0 ? -fraction : fraction) * 0x1p-149;
+}
+
+/* x [n] in units of a power of two, which is returned: of a tiny x the largest becomes one of [1, 2), and 0 what is
+ * then below 2^-63 */
+RARE double floored(ptrdiff_t n, const float *x, float *to)
+{
+    double largest = 0;
+    int finite = 1;
+    for (ptrdiff_t k = 0; k < n; ++k) {
+        const double magnitude = fabs(wide_value(x[k]));
+        finite &= magnitude <= 0x1.fffffep127;
+        if (magnitude > largest) largest = magnitude;
+    }
+    memcpy(to, x, (size_t)n * sizeof *to);
+    if (!finite || !is_tiny(n, x)) return 1;
+    const int exponent = exponent_of(largest);
+    for (ptrdiff_t k = 0; k < n; ++k) {
+        const double v = wide_value(x[k]) * power_of_two(-exponent);
+        to[k] = fabs(v) < 0x1p-63 ? 0 : (float)v;
+    }
+    return power_of_two(exponent);
+}
+
+/* `products` where a vector is tiny */
+RARE void products_floored(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add, float *z,
+                           ptrdiff_t z_stride, float *scratch)
+{
+    const float *rows[CNORM_ROWS] = {NULL};
+    float *copies = scratch + interleaved_floats(w, n);
+    double units[CNORM_ROWS];
+    for (ptrdiff_t s = 0; s < n; ++s) {
+        rows[s] = copies + s * w->cols;
+        units[s] = floored(w->cols, x[s], copies + s * w->cols);
+    }
+    (void)products_of(w, n, rows, (addends){NULL, 0}, z, z_stride, scratch);
+    for (ptrdiff_t s = 0; s < n; ++s)
+        for (ptrdiff_t r = 0; r < packed_rows(w); ++r) {
+            float *to = z + s * z_stride + r;
+            const double v = (double)*to * units[s];
+            if (units[s] != 1) *to = fabs(v) < 0x1p-126 ? 0 : (float)v;
+            if (add.rows) *to += add.rows[s * add.stride + r];
+        }
+}
+
+/* z [n, packed rows] = W x + add for n <= CNORM_ROWS vectors; scratch [product_scratch_floats]. Returns the sum of
+ * squares of z, or -1 where it is not known. A subnormal operand or result may take 50 times as long (Intel), so
+ * tiny vectors are multiplied in units of their largest. */
+static double products(const cnorm_matrix *w, ptrdiff_t n, const float *const *x, addends add, float *z,
+                       ptrdiff_t z_stride, float *scratch)
+{
+    if (w->type == CNORM_WEIGHT_I8) return products_int8(w, n, x, add, z, z_stride, scratch);
+    for (ptrdiff_t s = 0; s < n; ++s) {
+        if (!is_tiny(w->cols, x[s])) continue;
+        products_floored(w, n, x, add, z, z_stride, scratch);
+        return -1;
+    }
+    return products_of(w, n, x, add, z, z_stride, scratch);
 }
 
 #endif

@@ -47,6 +47,19 @@ static ptrdiff_t packed_row(const cnorm_matrix *matrix, ptrdiff_t r)
     return r / matrix->units * padded_units(matrix->units) + r % matrix->units;
 }
 
+/* 2^-63 of the largest of w [count], at least 2^-126: smaller ones are packed as 0, because their products may be
+ * subnormal */
+static float least_weight(ptrdiff_t count, const float *w)
+{
+    float largest = 0;
+    for (ptrdiff_t i = 0; i < count; ++i)
+        if (fabsf(w[i]) > largest) largest = fabsf(w[i]);
+    if (!(largest <= 0x1.fffffep127f)) return 0;
+    return largest > 0x1p-63f ? largest * 0x1p-63f : 0x1p-126f;
+}
+
+static float floored(float w, float least) { return fabsf(w) < least ? 0 : w; }
+
 enum { LINE = 16 }; /* columns that are read and written together: a cache line of a row */
 
 /* means [count] of the columns from k on, over the gates of a group, which hold the rows from `first` to `end`; 0 if
@@ -69,6 +82,7 @@ cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols,
     if (status != CNORM_OK) return status;
     const ptrdiff_t rows = gates * units, span = (group ? group : gates) * units;
     const float_mode mode = float_mode_enter();
+    const float least = least_weight(rows * cols, w);
     memset(panels, 0, (size_t)cnorm_matrix_bytes(&matrix));
     for (ptrdiff_t k = 0; k < cols; k += LINE) {
         const ptrdiff_t count = cols - k < LINE ? cols - k : LINE;
@@ -79,7 +93,8 @@ cnorm_status cnorm_matrix_pack(ptrdiff_t gates, ptrdiff_t units, ptrdiff_t cols,
             for (ptrdiff_t r = first; r < end; ++r) {
                 const ptrdiff_t at = packed_row(&matrix, r);
                 float *to = panels + at / PANEL * PANEL * cols + k * PANEL + at % PANEL;
-                for (ptrdiff_t i = 0; i < count; ++i) to[i * PANEL] = (float)((double)w[r * cols + k + i] - means[i]);
+                for (ptrdiff_t i = 0; i < count; ++i)
+                    to[i * PANEL] = floored((float)((double)w[r * cols + k + i] - means[i]), least);
             }
         }
     }
@@ -190,12 +205,16 @@ cnorm_status cnorm_matrix_pack_rows(cnorm_matrix *matrix, const void *rows, cons
     matrix->levels = 0;
     if (matrix->type == CNORM_WEIGHT_I8) return pack_int8(matrix, rows, scales, panels);
     const ptrdiff_t cols = matrix->cols;
+    const int wide = matrix->type == CNORM_WEIGHT_F32; /* float16 has no number that is so small beside another */
+    const float least = wide ? least_weight(matrix->gates * matrix->units * cols, rows) : 0;
     memset(panels, 0, (size_t)cnorm_matrix_bytes(matrix));
     for (ptrdiff_t r = 0; r < matrix->gates * matrix->units; ++r) {
         const ptrdiff_t at = packed_row(matrix, r) / PANEL * PANEL * cols + packed_row(matrix, r) % PANEL;
         for (ptrdiff_t k = 0; k < cols; ++k) {
             switch (matrix->type) {
-            case CNORM_WEIGHT_F32: ((float *)panels)[at + k * PANEL] = ((const float *)rows)[r * cols + k]; break;
+            case CNORM_WEIGHT_F32:
+                ((float *)panels)[at + k * PANEL] = floored(((const float *)rows)[r * cols + k], least);
+                break;
             case CNORM_WEIGHT_F16: ((uint16_t *)panels)[at + k * PANEL] = ((const uint16_t *)rows)[r * cols + k]; break;
             case CNORM_WEIGHT_I8: break; /* above */
             }

@@ -24,6 +24,7 @@
  *     keep_*         forces the value into a register, so that the compiler does not load it a second time
  *     halve_*        the sum of LANE_VECTORS vectors by halving, down to one vector
  *     tree_*         the same down to one number: lane i + lane i + LANES/2, and so on
+ *     any_i32        whether a lane of a mask, each 0 or -1, is -1
  *     transpose_4    four vectors of four floats: lane j of vector i and lane i of vector j change places
  *     widen_lo, widen_hi   the lower or upper half of a vector of float as one of double, exactly
  *     load_widened   VL_F64 floats from any address as a vector of double
@@ -223,6 +224,8 @@ HALVE_LANES(f64, f64v)
 
 INLINE float tree_f32(const f32v lanes[LANE_VECTORS]) { return vector_tree_f32(halve_f32(lanes)); }
 INLINE double tree_f64(const f64v lanes[LANE_VECTORS]) { return vector_tree_f64(halve_f64(lanes)); }
+
+INLINE int any_i32(i32v mask) { return vector_tree_f32((f32v)(mask & (i32v)splat_f32(1))) > 0; }
 
 INLINE f32v only_f32(f32v v, ptrdiff_t from, ptrdiff_t to) { return fill_f32(v, from, to, (f32v){0}); }
 INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to) { return fill_f64(v, from, to, (f64v){0}); }

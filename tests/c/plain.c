@@ -1,6 +1,7 @@
 /* cnorm's arithmetic in plain scalar C: layer norm, its backward pass and a step of an LSTM, in float32. Every number
- * has the bits of the kernels on every instruction set, which main checks. Left out is the float64 path, for rows whose
- * squares leave the range of float32. Compile it without contraction: every rounding is one of the contract's. */
+ * has the bits of the kernels on every instruction set, which main checks. Left out are the float64 path, for rows whose
+ * squares leave the range of float32, and the units of frames with tiny numbers. Compile it without contraction: every
+ * rounding is one of the contract's. */
 #include "check.h"
 
 enum { LANES = 32, BLOCK = 16, FOLD = 8192 };
