@@ -8,8 +8,10 @@ import errno
 import os
 import re
 import sys
-from importlib import import_module, util
+from importlib import util
 from typing import NoReturn
+
+NO_CHECKOUT = "cnorm bench runs from a checkout of cnorm's source: pip install -e '.[cli]' there"
 
 
 def main() -> None:
@@ -74,6 +76,8 @@ def group():
     """The click group ``cnorm``; ``explain`` and ``validate`` come from `onnx_export`, ``bench`` from `cnorm_bench`."""
     import click
 
+    from cnorm.tools.info import of_checkout
+
     class Commands(click.Group):
         """Adds the commands of other packages; those that need onnx say so where it is not installed."""
 
@@ -85,7 +89,8 @@ def group():
             if missing and name in ("explain", "export", "import", "quantize", "validate"):
                 return unusable(name, needs("onnx", missing))
             if name == "bench":
-                return bench_of_checkout()
+                found = of_checkout("command")
+                return found.bench if found else unusable(name, NO_CHECKOUT)
             if name not in ("explain", "validate"):
                 return super().get_command(ctx, name)
             from onnx_export.validation import command
@@ -121,16 +126,6 @@ def named_values(context, parameter, values) -> dict[str, str]:
     if any("=" not in value for value in values):
         raise click.BadParameter("wanted NAME=VALUE")
     return dict(value.split("=", 1) for value in values)
-
-
-def bench_of_checkout():
-    """The click command of the package `cnorm_bench`, which is not in the wheel."""
-    import cnorm
-
-    sys.path.append(os.path.join(os.path.dirname(os.path.dirname(cnorm.__file__)), "benchmarks"))
-    if util.find_spec("cnorm_bench") is None:
-        return unusable("bench", "cnorm bench runs from a checkout of cnorm's source: pip install -e '.[cli]' there")
-    return import_module("cnorm_bench.command").bench
 
 
 def unusable(name: str, text: str):

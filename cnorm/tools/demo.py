@@ -20,7 +20,7 @@ import numpy as np
 import cnorm
 from cnorm.storage.files import write_whole
 from cnorm.tools import runners
-from cnorm.tools.info import processor, versions
+from cnorm.tools.info import of_checkout, processor, versions
 from cnorm.tools.recordings import recordings
 
 __all__ = ["run"]
@@ -154,8 +154,8 @@ def latency(console, model, onnx_model, utterances):
         engines = [runners.Cnorm(model)]
         if onnx_model is not None:
             engines += [runners.OrtRun(onnx_model), runners.OrtBinding(onnx_model)]
-        if util.find_spec("torch"):
-            engines += [runners.TorchEager(model), runners.TorchJit(model)]
+        pytorch = of_checkout("contenders.torch_") if util.find_spec("torch") else None
+        engines += pytorch.steps(model, None) if pytorch else []
         progress.update(task, total=-(-len(utterances) // 10))
         times, _ = runners.latencies(engines, utterances, at_a_time=10, after=lambda: progress.advance(task))
 
@@ -171,7 +171,7 @@ def latency(console, model, onnx_model, utterances):
         table.add_row(*row, style="bold" if label == "cnorm" else "")
     console.print(table)
     found = [f"{name} {version}" for name, version in versions("numpy", "onnxruntime", "torch").items()]
-    missing = "" if util.find_spec("torch") else "; PyTorch, where installed, is timed, too"
+    missing = "" if pytorch else "; in a checkout PyTorch, where installed, is timed, too"
     console.print(f"[dim]{', '.join(found)}{missing}[/]")
     return times
 

@@ -1,8 +1,10 @@
-"""``cnorm info``: versions, processor and instruction sets."""
+"""``cnorm info``: versions, processor and instruction sets; the benchmarks, where there are any."""
 
 import platform
-from importlib import metadata
+import sys
+from importlib import import_module, metadata, util
 from pathlib import Path
+from types import ModuleType
 
 import cnorm
 
@@ -26,6 +28,14 @@ def versions(*packages: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def of_checkout(name: str) -> ModuleType | None:
+    """A module of the package `cnorm_bench`, which a checkout has and a wheel has not."""
+    folder = str(Path(cnorm.__file__).parents[1] / "benchmarks")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return import_module(f"cnorm_bench.{name}") if util.find_spec("cnorm_bench") else None
 
 
 def show() -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 import cnorm
 import onnx_export
 from cnorm.tools import demo, runners
+from cnorm_bench.contenders import torch_
 
 TEST_SPLIT = Path(__file__).parents[2] / "examples/japanese_vowels/japanese_vowels_test.npz"
 
@@ -67,8 +68,7 @@ def test_onnxruntime_contenders_match(recordings):
 
 def test_torch_contenders_match(recordings):
     pytest.importorskip("torch")
-    model = cnorm.demo_model()
-    check([runners.TorchEager(model), runners.TorchJit(model)], recordings[0][::6])
+    check(torch_.steps(cnorm.demo_model(), None), recordings[0][::6])
 
 
 def check(others, utterances):

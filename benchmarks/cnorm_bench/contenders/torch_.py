@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from cnorm.tools.runners import TorchEager, TorchJit
 from cnorm_bench.contenders.timing import Contender
+from cnorm_bench.contenders.torch_steps import TorchEager, TorchJit
 
 LABEL = "PyTorch"
 PACKAGES = ("torch",)
