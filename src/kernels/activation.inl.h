@@ -25,6 +25,13 @@ INLINE f32v clipped(f32v v, float limit)
     return larger_f32(-top, smaller_f32(top, v));
 }
 
+/* dy, 0 where v is clipped */
+INLINE f32v clipped_backward(f32v v, float limit, f32v dy)
+{
+    const i32v clips = (i32v)(v > splat_f32(limit)) | (i32v)(v < splat_f32(-limit));
+    return (f32v)((i32v)dy & ~clips);
+}
+
 #define EACH(i, count) _Pragma("GCC unroll 8") for (int i = 0; i < (count); ++i)
 
 /* (1), (2) for n <= 2 TOGETHER vectors, |t| <= 150: t becomes p, and scale 2^k; NaN stays NaN */

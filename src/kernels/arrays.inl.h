@@ -27,17 +27,12 @@ static NOINLINE void TN(add_wide)(ptrdiff_t n, double *into, const T *from)
 /* to [n] = from [n], rounded */
 static NOINLINE void TN(narrow_array)(ptrdiff_t n, const double *from, T *to)
 {
-    float *const narrowed = (void *)to;
-    if (sizeof(T) == sizeof(double)) {
-        memcpy(to, from, (size_t)n * sizeof(T));
-        return;
-    }
     ptrdiff_t j = 0;
-    for (; j + VL_F32 <= n; j += VL_F32)
-        store_f32(narrowed + j, narrow(load_f64(from + j), load_f64(from + j + VL_F64)));
-    double rest[VL_F32] = {0};
-    memcpy(rest, from + j, (size_t)(n - j) * sizeof *rest);
-    if (j < n) store_first_f32(narrowed + j, n - j, narrow(load_f64(rest), load_f64(rest + VL_F64)));
+    for (; sizeof(T) < sizeof(double) && j + VL_F32 <= n; j += VL_F32)
+        store_f32((void *)(to + j), narrow(load_f64(from + j), load_f64(from + j + VL_F64)));
+    if (sizeof(T) == sizeof(double)) memcpy(to, from, (size_t)n * sizeof(T));
+    else
+        for (; j < n; ++j) to[j] = (T)from[j];
 }
 
 /* Copies a parameter [n] to `space`; a NULL one is n times `neutral`, its neutral value. For half types every NaN

@@ -45,16 +45,7 @@ static void lstm_output_backward(const row_backward *row, float *c, float *dn, f
     float stats[3], *partial = normed + width;
     const float *o = row->gates + 2 * width, *tanh_c = row->gates + 4 * width;
     const int norms = cell->cell_norm != CNORM_CELL_NORM_NONE;
-    for (ptrdiff_t j = units; j < width; ++j) normed[j] = 0;
-    if (norms)
-        layer_norm_f32(&(cnorm_norm){.rows = 1,
-                                     .n = units,
-                                     .x = c,
-                                     .gain = cell->gain_c,
-                                     .bias = cell->bias_c,
-                                     .eps = (double)cell->eps,
-                                     .y = normed,
-                                     .stats = stats});
+    if (norms) norm_of_cell(cell, c, normed, stats);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const f32v t = load_f32(tanh_c + j), s = load_f32(o + j), dm = load_f32(row->dm + j);
         f32v d = candidate_backward(cell, load_f32((norms ? normed : c) + j), t, dm * s);
@@ -88,9 +79,7 @@ static void lstm_backward(const row_backward *row)
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         const f32v f = load_f32(gates + j), i = load_f32(gates + LSTM_I * width + j),
                    g = load_f32(gates + LSTM_G * width + j);
-        const i32v clips = (i32v)(load_f32(raw + j) > splat_f32(cell->cell_clip)) |
-                           (i32v)(load_f32(raw + j) < splat_f32(-cell->cell_clip));
-        const f32v dc = (f32v)((i32v)load_f32(row->dc + j) & ~clips); /* (4) */
+        const f32v dc = clipped_backward(load_f32(raw + j), cell->cell_clip, load_f32(row->dc + j)); /* (4) */
         store_f32(row->dc + j, dc * f);
         store_f32(da + j, gate_backward(row, LSTM_F, j, f, dc * load_f32(row->c + j))); /* (5) */
         store_f32(da + LSTM_I * width + j, gate_backward(row, LSTM_I, j, i, dc * g));
@@ -183,9 +172,7 @@ static void output_backward(const row_backward *row)
         if (cell->zoneout > 0) d = take * d;
         if (cell->weight_p.panels) {
             const f32v z = load_f32(row->z2 + j), p = cell->bias_p ? z + load_f32(cell->bias_p + j) : z;
-            const i32v clips =
-                (i32v)(p > splat_f32(cell->projection_clip)) | (i32v)(p < splat_f32(-cell->projection_clip));
-            d = (f32v)((i32v)d & ~clips);
+            d = clipped_backward(p, cell->projection_clip, d);
             add_to(row->sums + row->at.bias_p + j, d);
         }
         store_f32((cell->weight_p.panels ? row->z2 : row->dm) + j, d);

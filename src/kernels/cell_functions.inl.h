@@ -44,8 +44,7 @@ static NOINLINE f32v other_function_backward(const cnorm_cell *cell, int gate, f
     store_f32(v, a), store_f32(d, dy);
     activation_backward_f32(&is, v, d, d);
     if (cell->clip == 0) return load_f32(d);
-    const i32v clips = (i32v)(a > splat_f32(cell->clip)) | (i32v)(a < splat_f32(-cell->clip));
-    return (f32v)((i32v)load_f32(d) & ~clips);
+    return clipped_backward(a, cell->clip, load_f32(d));
 }
 
 INLINE f32v gate_value(const cnorm_cell *cell, f32v a)

@@ -76,28 +76,33 @@ INLINE void zone_out(const cnorm_cell *cell, ptrdiff_t width, const float *previ
         store_f32(h + j, without_tiny(keep * load_f32(previous_h + j) + take * load_f32(h + j)));
 }
 
+/* normed [padded units] = layer norm of c; stats [3] or NULL */
+static void norm_of_cell(const cnorm_cell *cell, const float *c, float *normed, float *stats)
+{
+    const ptrdiff_t units = cell->weight_x.units;
+    for (ptrdiff_t j = units; j < padded_units(units); ++j) normed[j] = 0;
+    layer_norm_f32(&(cnorm_norm){.rows = 1,
+                                 .n = units,
+                                 .x = c,
+                                 .gain = cell->gain_c,
+                                 .bias = cell->bias_c,
+                                 .eps = (double)cell->eps,
+                                 .y = normed,
+                                 .stats = stats});
+}
+
 /* (4); m [padded units] is h, or the input of the projection; gates [lstm_gates_floats] */
 static void lstm_row(const gate_inputs *in, float *c, float *m, float *gates)
 {
     const cnorm_cell *cell = in->cell;
-    const ptrdiff_t units = cell->weight_x.units, width = padded_units(units);
+    const ptrdiff_t width = padded_units(cell->weight_x.units);
     float *o = gates + LSTM_O * width, *normed = gates + LSTM_GATES * width; /* and then its tanh */
     lstm_gates(in, c, gates);
     clear_padding(cell, c);
     if (cell->cell_clip < INFINITY)
         for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, clipped(load_f32(c + j), cell->cell_clip));
     const float *out = c;
-    if (cell->cell_norm != CNORM_CELL_NORM_NONE) {
-        for (ptrdiff_t j = units; j < width; ++j) normed[j] = 0;
-        layer_norm_f32(&(cnorm_norm){.rows = 1,
-                                     .n = units,
-                                     .x = c,
-                                     .gain = cell->gain_c,
-                                     .bias = cell->bias_c,
-                                     .eps = (double)cell->eps,
-                                     .y = normed});
-        out = normed;
-    }
+    if (cell->cell_norm != CNORM_CELL_NORM_NONE) norm_of_cell(cell, c, normed, NULL), out = normed;
     if (cell->cell_norm == CNORM_CELL_NORM_CARRY)
         for (ptrdiff_t j = 0; j < width; j += VL_F32) store_f32(c + j, without_tiny(load_f32(normed + j)));
     if (usual_functions(cell)) tanh_f32(width, out, normed);

@@ -9,12 +9,14 @@
  *   dv_i = g_i/s_i - v_i sum over B_i of g z / (s^2 |B|)      dx_i = dv_i - sum over A_i of dv / |A|
  *   dsigma = -sigma sum g z / s^2      dgain = sum over rows of dy z      dbias = sum over rows of dy
  *
- * All in float64 and rounded once, so that float32 and float64 share the code and differ in loads and stores. The row
- * is cut into blocks of a field's length, and each block has running sums from its start and to its end. A field is the
- * end of one block and the beginning of the next: two running sums are added and none is subtracted, so that rounding
- * errors of large elements stay within their fields. Sums are compensated (two_sum), so that a mean far above the
- * deviation costs no accuracy.
+ * All in float64 and rounded once: float32 and float64, for which this file is included, differ in loads and stores.
+ * The row is cut into blocks of a field's length, and each block has running sums from its start and to its end. A field
+ * is the end of one block and the beginning of the next: two running sums are added and none is subtracted, so that
+ * rounding errors of large elements stay within their fields. Sums are compensated (two_sum), so that a mean far above
+ * the deviation costs no accuracy.
  */
+#ifndef CNORM_DIVISIVE_NORM_INL_H
+#define CNORM_DIVISIVE_NORM_INL_H
 
 /* sum + error = a + b exactly (Knuth 1969) */
 INLINE double two_sum(double a, double b, double *error)
@@ -72,36 +74,24 @@ static void field_sums(ptrdiff_t n, ptrdiff_t radius, const double *a, double *s
     }
 }
 
-/* The first `count` elements of a vector at element i of p, float32 or float64 */
-INLINE f64v elements(cnorm_dtype dtype, const void *p, ptrdiff_t i, ptrdiff_t count)
-{
-    return dtype == CNORM_F32 ? elements_f32((const float *)p + i, count) : elements_f64((const double *)p + i, count);
-}
-INLINE f64v params_or(cnorm_dtype dtype, const void *p, ptrdiff_t i, ptrdiff_t count, double neutral)
-{
-    return p ? elements(dtype, p, i, count) : splat_f64(neutral);
-}
-
-static NOINLINE void put_row(cnorm_dtype dtype, const double *from, ptrdiff_t n, void *to)
-{
-    if (dtype == CNORM_F32) narrow_array_f32(n, from, to);
-    else narrow_array_f64(n, from, to);
-}
-
 /* the loop over vectors at i of a row [n], and the loads and stores of its arrays */
 #define EACH_OF_ROW(i) for (ptrdiff_t i = 0; i < n; i += VL_F64)
 #define AT(array) load_first_f64((array) + i, n - i)
 #define PUT(array, v) store_first_f64((array) + i, n - i, v)
+/* of arrays of T; a NULL parameter is neutral */
+#define OF_T(array) TN(elements)((array) + i, n - i)
+#define PARAM(array, neutral) ((array) ? OF_T(array) : splat_f64(neutral))
 
-/* v and 1/s [n] of the row x from element `at` on, in units of 1/scale, which is returned; work [6, n] */
-static double divisive_parts(cnorm_dtype dtype, const cnorm_divisive *call, ptrdiff_t at, double *v, double *inverse,
-                             double *work)
+#endif
+
+/* v and 1/s [n] of the row x, in units of 1/scale, which is returned; work [6, n] */
+static double TN(divisive_parts)(const cnorm_divisive *call, const T *x, double *v, double *inverse, double *work)
 {
     const ptrdiff_t n = call->n, mean_radius = call->mean_radius, radius = call->radius;
     double *sum = work, *error = work + n;
-    EACH_OF_ROW(i) PUT(v, elements(dtype, call->x, at + i, n - i));
+    EACH_OF_ROW(i) PUT(v, OF_T(x));
     /* squares of float32 need no scale */
-    const double scale = dtype == CNORM_F64 ? scale_for(larger_finite(f64_largest(v, n), call->sigma)) : 1;
+    const double scale = sizeof(T) == sizeof(double) ? scale_for(larger_finite(f64_largest(v, n), call->sigma)) : 1;
     const double sigma = call->sigma * scale;
     EACH_OF_ROW(i) PUT(v, AT(v) * scale);
     field_sums(n, mean_radius, v, sum, error, work + 2 * n);
@@ -123,37 +113,33 @@ static double divisive_parts(cnorm_dtype dtype, const cnorm_divisive *call, ptrd
     return scale;
 }
 
-static NOINLINE void divisive_norm(cnorm_dtype dtype, const cnorm_divisive *call)
+static void TN(divisive_norm)(const cnorm_divisive *call)
 {
-    const ptrdiff_t n = call->n, item = dtype == CNORM_F32 ? 4 : 8;
+    const ptrdiff_t n = call->n;
+    const T *gain = call->gain, *bias = call->bias;
     double *v = call->scratch, *inverse = v + n;
     for (ptrdiff_t row = 0; row < call->rows; ++row) {
-        divisive_parts(dtype, call, row * call->x_stride, v, inverse, v + 2 * n);
-        EACH_OF_ROW(i)
-        {
-            const f64v z = AT(v) * AT(inverse) * params_or(dtype, call->gain, i, n - i, 1);
-            PUT(v, z + params_or(dtype, call->bias, i, n - i, -0.0));
-        }
-        put_row(dtype, v, n, (char *)call->out + row * call->out_stride * item);
+        TN(divisive_parts)(call, (const T *)call->x + row * call->x_stride, v, inverse, v + 2 * n);
+        EACH_OF_ROW(i) PUT(v, AT(v) * AT(inverse) * PARAM(gain, 1) + PARAM(bias, -0.0));
+        TN(narrow_array)(n, v, (T *)call->out + row * call->out_stride);
     }
 }
 
-static NOINLINE void divisive_norm_backward(cnorm_dtype dtype, const cnorm_divisive *call)
+static void TN(divisive_norm_backward)(const cnorm_divisive *call)
 {
-    const ptrdiff_t n = call->n, mean_radius = call->mean_radius, radius = call->radius,
-                    item = dtype == CNORM_F32 ? 4 : 8;
+    const ptrdiff_t n = call->n, mean_radius = call->mean_radius, radius = call->radius;
+    const T *gain = call->gain;
     const double sigma = call->sigma;
     double *v = call->scratch, *inverse = v + n, *terms = v + 2 * n, *dgain = v + 3 * n, *dbias = v + 4 * n,
            *sum = v + 5 * n, *error = v + 6 * n, *work = v + 7 * n, dsigma = 0;
     memset(dgain, 0, 2 * (size_t)n * sizeof(double));
     for (ptrdiff_t row = 0; row < call->rows; ++row) {
-        const ptrdiff_t dy_at = row * call->dy_stride;
-        const double scale = divisive_parts(dtype, call, row * call->x_stride, v, inverse, sum);
+        const T *of_row = (const T *)call->dy + row * call->dy_stride;
+        const double scale = TN(divisive_parts)(call, (const T *)call->x + row * call->x_stride, v, inverse, sum);
         double of_sigma = 0;
         EACH_OF_ROW(i)
         {
-            const f64v dy = elements(dtype, call->dy, dy_at + i, n - i), z = AT(v) * AT(inverse),
-                       g = dy * params_or(dtype, call->gain, i, n - i, 1);
+            const f64v dy = OF_T(of_row), z = AT(v) * AT(inverse), g = dy * PARAM(gain, 1);
             PUT(dgain, AT(dgain) + dy * z);
             PUT(dbias, AT(dbias) + dy);
             PUT(terms, g * z * AT(inverse) * AT(inverse));
@@ -164,23 +150,15 @@ static NOINLINE void divisive_norm_backward(cnorm_dtype dtype, const cnorm_divis
         field_sums(n, radius, terms, sum, error, work);
         EACH_OF_ROW(i)
         {
-            const f64v g = elements(dtype, call->dy, dy_at + i, n - i) * params_or(dtype, call->gain, i, n - i, 1);
+            const f64v g = OF_T(of_row) * PARAM(gain, 1);
             PUT(v, g * AT(inverse) - AT(v) * (AT(sum) + AT(error)));
             PUT(terms, AT(v) / field_sizes(n, i, mean_radius));
         }
         field_sums(n, mean_radius, terms, sum, error, work);
         EACH_OF_ROW(i) PUT(v, ((AT(v) - AT(sum)) - AT(error)) * scale);
-        put_row(dtype, v, n, (char *)call->out + row * call->out_stride * item);
+        TN(narrow_array)(n, v, (T *)call->out + row * call->out_stride);
     }
-    put_row(dtype, dgain, n, call->dgain);
-    put_row(dtype, dbias, n, call->dbias);
+    TN(narrow_array)(n, dgain, call->dgain);
+    TN(narrow_array)(n, dbias, call->dbias);
     *call->dsigma = dsigma;
 }
-#undef EACH_OF_ROW
-#undef AT
-#undef PUT
-
-static void divisive_norm_f32(const cnorm_divisive *call) { divisive_norm(CNORM_F32, call); }
-static void divisive_norm_f64(const cnorm_divisive *call) { divisive_norm(CNORM_F64, call); }
-static void divisive_norm_backward_f32(const cnorm_divisive *call) { divisive_norm_backward(CNORM_F32, call); }
-static void divisive_norm_backward_f64(const cnorm_divisive *call) { divisive_norm_backward(CNORM_F64, call); }

@@ -60,8 +60,6 @@
 #include "undefine_storage.h"
 #include "undefine_type.h"
 
-#include "divisive_norm.inl.h"
-
 #include "activation.inl.h"
 #include "cell.inl.h"
 #include "cell_backward.inl.h"

@@ -70,30 +70,6 @@ INLINE double product_of(const cnorm_matrix *w, int half, const float *x, const 
     return squares.total;
 }
 
-/* sum of squares of z [n], n a multiple of CNORM_GATE_PAD: lanes, the halving tree, float64 every FOLD elements */
-INLINE double sum_of_squares(const float *z, ptrdiff_t n)
-{
-    lane_sum_f32 squares = {.total = 0};
-    for (ptrdiff_t start = 0; start < n; start += FOLD) {
-        const ptrdiff_t end = n - start < FOLD ? n : start + FOLD;
-        ptrdiff_t j = start;
-        for (; j + LANES_F32 <= end; j += LANES_F32)
-#pragma GCC unroll 8
-            for (int i = 0; i < LANE_VECTORS; ++i) {
-                const f32v v = load_f32(z + j + i * VL_F32);
-                squares.lanes[i] += v * v;
-            }
-        if (j < end)
-#pragma GCC unroll 4
-            for (int i = 0; i < CNORM_GATE_PAD / VL_F32; ++i) {
-                const f32v v = load_f32(z + j + i * VL_F32);
-                squares.lanes[i] += v * v;
-            }
-        fold_f32(&squares);
-    }
-    return squares.total;
-}
-
 #if VECTOR_BYTES == 64
 enum { HALVES = PANEL / (VL_F32 / 2) };
 

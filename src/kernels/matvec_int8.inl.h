@@ -77,14 +77,12 @@ INLINE int32_t quantize(ptrdiff_t n, const float *x, int8_scale scale, int16_t *
     return (int32_t)sum;
 }
 
-/* (3) in place: z holds sums of (w + CNORM_INT8_BIAS) q, as int32. Returns the sum of squares of z, as `product`
- * does. */
-static double scaled_sums(const cnorm_matrix *w, int32_t q_sum, float from_levels, const float *add, float *z)
+/* (3) in place: z holds sums of (w + CNORM_INT8_BIAS) q, as int32 */
+static void scaled_sums(const cnorm_matrix *w, int32_t q_sum, float from_levels, const float *add, float *z)
 {
     const float *scale = w->panels;
     const ptrdiff_t rows = packed_rows(w);
     const u32v bias = (u32v){0} + (uint32_t)q_sum * CNORM_INT8_BIAS;
-    lane_sum_f32 squares = {.total = 0};
     for (ptrdiff_t r = 0; r < rows; r += PANEL) {
 #pragma GCC unroll 8
         for (int i = 0; i < LANE_VECTORS; ++i) {
@@ -95,9 +93,30 @@ static double scaled_sums(const cnorm_matrix *w, int32_t q_sum, float from_level
                 __builtin_convertvector((i32v)(sums - bias), f32v) * (load_f32(scale + at) * splat_f32(from_levels));
             if (add) v += load_f32(add + at);
             store_f32(z + at, v);
-            squares.lanes[i] += v * v;
         }
-        if ((r + PANEL) % FOLD == 0 || r + PANEL == rows) fold_f32(&squares);
+    }
+}
+
+/* sum of squares of z [n], n a multiple of CNORM_GATE_PAD: lanes, the halving tree, float64 every FOLD elements */
+INLINE double sum_of_squares(const float *z, ptrdiff_t n)
+{
+    lane_sum_f32 squares = {.total = 0};
+    for (ptrdiff_t start = 0; start < n; start += FOLD) {
+        const ptrdiff_t end = n - start < FOLD ? n : start + FOLD;
+        ptrdiff_t j = start;
+        for (; j + LANES_F32 <= end; j += LANES_F32)
+#pragma GCC unroll 8
+            for (int i = 0; i < LANE_VECTORS; ++i) {
+                const f32v v = load_f32(z + j + i * VL_F32);
+                squares.lanes[i] += v * v;
+            }
+        if (j < end)
+#pragma GCC unroll 4
+            for (int i = 0; i < CNORM_GATE_PAD / VL_F32; ++i) {
+                const f32v v = load_f32(z + j + i * VL_F32);
+                squares.lanes[i] += v * v;
+            }
+        fold_f32(&squares);
     }
     return squares.total;
 }
@@ -125,11 +144,9 @@ static double products_int8(const cnorm_matrix *w, ptrdiff_t n, const float *con
     }
     backend->multiply(packed_rows(w), quads, int8_weights(w), n, (const int32_t(*)[2])arranged, (int32_t *)(void *)z,
                       z_stride);
-    double squares = 0;
     for (ptrdiff_t s = 0; s < n; ++s)
-        squares =
-            scaled_sums(w, q_sum[s], from_levels[s], add.rows ? add.rows + s * add.stride : NULL, z + s * z_stride);
-    return n == 1 ? squares : -1;
+        scaled_sums(w, q_sum[s], from_levels[s], add.rows ? add.rows + s * add.stride : NULL, z + s * z_stride);
+    return n == 1 ? sum_of_squares(z, packed_rows(w)) : -1;
 }
 
 #endif

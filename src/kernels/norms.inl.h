@@ -5,3 +5,4 @@
 #include "batch_norm_inference.inl.h"
 #include "weight_norm.inl.h"
 #include "smoothing_gradient.inl.h"
+#include "divisive_norm.inl.h"
