@@ -180,16 +180,13 @@ static NOINLINE void f64_channel_gradients(const volume *v)
 static NOINLINE void f64_write_tile(const volume *v, const f64_tile *t, ptrdiff_t c, int backward)
 {
     f64_gradient d[LANES_F64];
+    wide_gradient of_lanes;
     const ptrdiff_t count = channels_at(v, c);
     const wide_stats e = wide_stats_of(v->stats + c, count);
     for (ptrdiff_t i = 0; i < count && backward; ++i)
         d[i] = f64_gradient_of(&v->stats[c + i], v->sum[c + i], v->sum2[c + i], 0);
-    if (!backward) {
-        f64_write(t, &e);
-        return;
-    }
-    const wide_gradient of_lanes = wide_gradient_of(d, count);
-    f64_write_gradient(t, &e, &of_lanes);
+    if (backward) of_lanes = wide_gradient_of(d, count);
+    f64_write(t, &e, backward ? &of_lanes : NULL);
 }
 
 #endif

@@ -10,7 +10,7 @@
  *   dsigma = -sigma sum g z / s^2      dgain = sum over rows of dy z      dbias = sum over rows of dy
  *
  * All in float64 and rounded once: float32 and float64, for which this file is included, differ in loads and stores.
- * The row is cut into blocks of a field's length, and each block has running sums from its start and to its end. A field
+ * The row is cut into blocks of a field's length, and each has running sums from its start and to its end. A field
  * is the end of one block and the beginning of the next: two running sums are added and none is subtracted, so that
  * rounding errors of large elements stay within their fields. Sums are compensated (two_sum), so that a mean far above
  * the deviation costs no accuracy.

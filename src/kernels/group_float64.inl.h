@@ -37,7 +37,7 @@ static NOINLINE void f64_group_norm(channel_group g, double eps, int centred, vo
     const wide_stats lanes = wide_stats_of(&e, 1);
     for (ptrdiff_t c = 0; c < (g.space > 1 ? g.channels : 1); ++c) {
         const f64_tile t = channel_tile(&g, c);
-        f64_write(&t, &lanes);
+        f64_write(&t, &lanes, NULL);
     }
     f64_store_stats(g.type, &e, st);
 }
@@ -67,7 +67,7 @@ static NOINLINE void f64_row_backward(channel_group row, const void *st, int cen
         f64_gradient_of(&e, centred ? sums.a / n : 0, sums.b / n, -exponent_of(t.dy_scale) - exponent_of(t.gain_scale));
     const wide_gradient d = wide_gradient_of(&of_row, 1);
     t.dgain = NULL;
-    f64_write_gradient(&t, &lanes, &d);
+    f64_write(&t, &lanes, &d);
 }
 
 /* (5) and (6) for space > 1; `added`: dgain and dbias have their terms already */
@@ -91,7 +91,7 @@ static NOINLINE void f64_group_backward(channel_group g, const void *st, int add
     const wide_gradient d = wide_gradient_of(&of_group, 1);
     for (ptrdiff_t c = 0; c < g.channels; ++c) {
         const f64_tile t = channel_tile(&g, c);
-        f64_write_gradient(&t, &lanes, &d);
+        f64_write(&t, &lanes, &d);
     }
 }
 

@@ -125,36 +125,29 @@ static NOINLINE void f64_store_stats(cnorm_dtype type, const f64_stats *e, void 
     set_element(type, st, 2, e->inv_std_dev);
 }
 
-/* (4) in float64, rounded once to T */
-static NOINLINE void f64_write(const f64_tile *t, const wide_stats *e)
+/* (4), or with d (6), in float64, rounded once to T */
+static NOINLINE void f64_write(const f64_tile *t, const wide_stats *e, const wide_gradient *d)
 {
     for (ptrdiff_t first = 0; first < t->rows; first += BLOCK) {
         const f64_block b = block_from(t, first, t->rows);
-        wide_f64 x[BLOCK], gain[BLOCK], bias[BLOCK];
-        load_x(b, x);
-        load_params(b, t->gain, t->all_gain, gain);
-        load_params(b, t->bias, t->all_bias, bias);
-        for (ptrdiff_t r = 0; r < b.count; ++r) {
-            x[r] = f64_xhat(e, x[r]);
-            EACH_VECTOR(i) x[r].v[i] = x[r].v[i] * gain[r].v[i] + bias[r].v[i];
+        wide_f64 out[BLOCK], xhat[BLOCK], bias[BLOCK];
+        if (d) {
+            f64_terms(b, e, out, xhat);
+        } else {
+            load_x(b, xhat);
+            load_params(b, t->gain, t->all_gain, out);
+            load_params(b, t->bias, t->all_bias, bias);
         }
-        store_out(b, x);
-    }
-}
-
-/* (6) in float64, rounded once to T */
-static NOINLINE void f64_write_gradient(const f64_tile *t, const wide_stats *e, const wide_gradient *d)
-{
-    for (ptrdiff_t first = 0; first < t->rows; first += BLOCK) {
-        const f64_block b = block_from(t, first, t->rows);
-        wide_f64 g[BLOCK], xhat[BLOCK];
-        f64_terms(b, e, g, xhat);
-        for (ptrdiff_t r = 0; r < b.count; ++r) EACH_VECTOR(i)
+        for (ptrdiff_t r = 0; r < b.count && !d; ++r) {
+            xhat[r] = f64_xhat(e, xhat[r]);
+            EACH_VECTOR(i) out[r].v[i] = xhat[r].v[i] * out[r].v[i] + bias[r].v[i];
+        }
+        for (ptrdiff_t r = 0; r < b.count && d; ++r) EACH_VECTOR(i)
             {
-                const f64v bracket = (g[r].v[i] - d->G.v[i]) - xhat[r].v[i] * d->H.v[i];
-                g[r].v[i] = bracket * d->rstd.v[i] * d->factor.v[i] * d->factor.v[i] * d->last_factor.v[i];
+                const f64v bracket = (out[r].v[i] - d->G.v[i]) - xhat[r].v[i] * d->H.v[i];
+                out[r].v[i] = bracket * d->rstd.v[i] * d->factor.v[i] * d->factor.v[i] * d->last_factor.v[i];
             }
-        store_out(b, g);
+        store_out(b, out);
     }
 }
 

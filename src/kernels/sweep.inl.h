@@ -208,19 +208,24 @@ static NOINLINE row_sums FN(run_sums)(const X *x, ptrdiff_t n, T K, ptrdiff_t la
     return (row_sums){sums[0], sums[1]};
 }
 
-/* the sums of the backward pass over x and dy [n] with statistics st */
+/* a row of the backward pass */
+INLINE FN(row) FN(gradient_row)(const X *x, const X *dy, const T *gain, ptrdiff_t n, const T st[3])
+{
+    return (FN(row)){.n = n,
+                     .x = x,
+                     .dy = dy,
+                     .gain = gain,
+                     .K = TN(splat)(st[0]),
+                     .delta = TN(splat)(st[1]),
+                     .rstd = TN(splat)(st[2])};
+}
+
+/* its sums alone */
 static NOINLINE row_sums FN(gradient_sums)(const X *x, const X *dy, const T *gain, ptrdiff_t n, const T st[3])
 {
     double sums[2];
-    FN(row) row = {.n = n,
-                   .x = x,
-                   .dy = dy,
-                   .gain = gain,
-                   .K = TN(splat)(st[0]),
-                   .delta = TN(splat)(st[1]),
-                   .rstd = TN(splat)(st[2])};
-    const int aligned = ALIGN_LOADS && sizeof(X) == sizeof(T) && n > SHORT_ROW;
-    if (aligned) row.lane_offset = FN(lane_offset_of)(x);
+    FN(row) row = FN(gradient_row)(x, dy, gain, n, st);
+    if (ALIGN_LOADS && sizeof(X) == sizeof(T) && n > SHORT_ROW) row.lane_offset = FN(lane_offset_of)(x);
     if (st[0] != 0) FN(sweep)(&row, BACKWARD | SHIFTED | LATE_GRADS, NULL, sums);
     else FN(sweep)(&row, BACKWARD | LATE_GRADS, NULL, sums);
     return (row_sums){sums[0], sums[1]};

@@ -50,7 +50,7 @@ static NOINLINE double f64_weight_backward(f64_tile t, double g)
     const f64_gradient of_row =
         f64_gradient_of(&e, 0, sum * (g * t.gain_scale), -exponent_of(t.dy_scale) - exponent_of(t.gain_scale));
     const wide_gradient d = wide_gradient_of(&of_row, 1);
-    f64_write_gradient(&t, &lanes, &d);
+    f64_write(&t, &lanes, &d);
     return sum / t.dy_scale;
 }
 
