@@ -70,7 +70,7 @@ static int beyond_caches(ptrdiff_t rows, ptrdiff_t n, cnorm_dtype dtype, ptrdiff
     return n >= 64 && rows * n * stored_bytes(dtype) >= part;
 }
 
-static int streaming(const cnorm_norm *call, cnorm_dtype dtype)
+static int nt_stores(const cnorm_norm *call, cnorm_dtype dtype)
 {
     /* half types are limited by arithmetic, and the alignment that non-temporal stores need adds to it */
     const ptrdiff_t caches = cnorm_cpu_cache_bytes(),
@@ -96,7 +96,7 @@ static cnorm_status forward(void (*kernel)(const cnorm_norm *), cnorm_dtype dtyp
     }
     const float_mode mode = float_mode_enter();
     if (dtype != CNORM_F64) call->eps = (double)(float)call->eps;
-    call->hints = (streaming(call, dtype) ? STREAMING : 0) | (cnorm_cpu_is_amd() ? IN_SWEEP : 0);
+    call->hints = (nt_stores(call, dtype) ? NT_STORES : 0) | (cnorm_cpu_is_amd() ? IN_SWEEP : 0);
     kernel(call);
     float_mode_leave(mode);
     return CNORM_OK;
@@ -159,9 +159,9 @@ static cnorm_status backward_blocks(void (*const *kernel)(const cnorm_norm_backw
     block.dx_stride = stride_of(call->dx_stride, n);
     if (rows_overlap(rows, n, block.dx_stride)) return CNORM_ERROR_STRIDE;
     const ptrdiff_t stored = stored_bytes(dtype), computed = computed_bytes(dtype);
-    const int streaming = beyond_caches(rows, n, dtype, cnorm_cpu_cache_bytes() / 4) && block.dx_stride == n &&
+    const int nt_stores = beyond_caches(rows, n, dtype, cnorm_cpu_cache_bytes() / 4) && block.dx_stride == n &&
                           call->dx != call->x && call->dx != call->dy;
-    block.hints = streaming ? STREAMING : 0;
+    block.hints = nt_stores ? NT_STORES : 0;
     const float_mode mode = float_mode_enter();
     for (ptrdiff_t row = begin; row < end; row += CNORM_BLOCK_ROWS) {
         block.rows = end - row < CNORM_BLOCK_ROWS ? end - row : CNORM_BLOCK_ROWS;

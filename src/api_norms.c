@@ -37,7 +37,7 @@ static int usable(cnorm_dtype dtype, double a) { return a >= 0 && !isinf(rounded
 
 /* Non-temporal stores are faster once the output [samples, n] exceeds the part of the caches that could keep it for its
  * reader, a quarter, if runs are whole cache lines, or so long that the partial lines at their ends cost little. */
-static int streaming(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t n, ptrdiff_t run, const void *out,
+static int nt_stores(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t n, ptrdiff_t run, const void *out,
                      ptrdiff_t out_stride)
 {
     const ptrdiff_t item = stored_bytes(dtype);
@@ -56,7 +56,7 @@ static cnorm_status forward(void (*kernel)(const cnorm_volume_norm *), cnorm_dty
     if (rows_overlap(call->samples, n, call->y_stride)) return CNORM_ERROR_STRIDE;
     const ptrdiff_t run = call->space > 1 ? call->space : call->groups ? call->channels / call->groups : call->channels;
     call->hints =
-        call->y != call->x && streaming(dtype, call->samples, n, run, call->y, call->y_stride) ? STREAMING : 0;
+        call->y != call->x && nt_stores(dtype, call->samples, n, run, call->y, call->y_stride) ? NT_STORES : 0;
     RUN(call->eps = rounded(dtype, call->eps); kernel(call));
 }
 
@@ -68,7 +68,7 @@ static void prepare(cnorm_dtype dtype, cnorm_volume_norm_backward *call)
     call->dx_stride = stride_of(call->dx_stride, n);
     const ptrdiff_t run = call->space > 1 ? call->space : call->groups ? call->channels / call->groups : call->channels;
     const int apart = call->dx != call->dy && call->dx != call->x;
-    call->hints = apart && streaming(dtype, call->samples, n, run, call->dx, call->dx_stride) ? STREAMING : 0;
+    call->hints = apart && nt_stores(dtype, call->samples, n, run, call->dx, call->dx_stride) ? NT_STORES : 0;
 }
 
 static cnorm_status backward(void (*kernel)(const cnorm_volume_norm_backward *), cnorm_dtype dtype,

@@ -88,9 +88,9 @@ INLINE int FN(representable)(T K, T scale, double gain, double rstd)
 }
 
 /* (4), or backward (6) */
-static void FN(batch_output)(const FN(batch) *b, int backward, int streaming)
+static void FN(batch_output)(const FN(batch) *b, int backward, int nt_stores)
 {
-    FN(carry) carried = {.to = 0}, *carry = streaming ? &carried : NULL;
+    FN(carry) carried = {.to = 0}, *carry = nt_stores ? &carried : NULL;
     const volume *v = &b->v;
     if (v->space == 1 && b->any_f64) FN(write_f64_columns)(b, backward);
     else if (v->space == 1) FN(write_matrix)(b, backward, carry);
@@ -172,5 +172,5 @@ static void FN(batch_norm)(const cnorm_volume_norm *call)
         b.any_f64 |= v->state[c] != IN_T;
         if (stats) stats[3 * c] = b.K[c], stats[3 * c + 1] = b.delta[c], stats[3 * c + 2] = b.rstd[c];
     }
-    FN(batch_output)(&b, 0, call->hints & STREAMING);
+    FN(batch_output)(&b, 0, call->hints & NT_STORES);
 }

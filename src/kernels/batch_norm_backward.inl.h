@@ -39,5 +39,5 @@ static void FN(batch_norm_backward)(const cnorm_volume_norm_backward *call)
     }
     TN(narrow_array)(channels, v->sum, b.G);
     TN(narrow_array)(channels, v->sum2, b.H);
-    FN(batch_output)(&b, 1, call->hints & STREAMING);
+    FN(batch_output)(&b, 1, call->hints & NT_STORES);
 }

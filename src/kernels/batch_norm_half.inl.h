@@ -42,7 +42,7 @@ static NOINLINE void FN(in_strips)(const cnorm_volume_norm *call, void (*in_T)(c
         part.stats = call->stats ? (T *)call->stats + 3 * c : NULL;
         part.moments = call->moments ? moments : NULL;
         part.scratch = strip.scratch;
-        part.hints &= ~STREAMING;
+        part.hints &= ~NT_STORES;
         FN(widen_rows)(call->samples, n, (const X *)call->x + at, call->x_stride, strip.x);
         in_T(&part);
         FN(narrow_rows)(call->samples, n, strip.x, (X *)call->y + at, call->y_stride);
@@ -69,7 +69,7 @@ static NOINLINE void FN(backward_in_strips)(const cnorm_volume_norm_backward *ca
         part.stats = FN(from_channel)(call->stats, 3 * c);
         part.dgain = (T *)call->dgain + c, part.dbias = (T *)call->dbias + c;
         part.scratch = strip.scratch;
-        part.hints &= ~STREAMING;
+        part.hints &= ~NT_STORES;
         FN(widen_rows)(call->samples, n, (const X *)call->x + at, call->x_stride, strip.x);
         FN(widen_rows)(call->samples, n, (const X *)call->dy + at, call->dy_stride, strip.dy);
         in_T(&part);

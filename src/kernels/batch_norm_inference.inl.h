@@ -24,7 +24,7 @@ static void FN(batch_norm_inference)(const cnorm_volume_norm *call)
 {
     FN(batch) b = FN(batch_of)(volume_of(DTYPE, call), call->scratch, call->gain, call->bias);
     FN(given_stats)(&b, call->mean, call->var, call->eps);
-    FN(batch_output)(&b, 0, call->hints & STREAMING);
+    FN(batch_output)(&b, 0, call->hints & NT_STORES);
 }
 
 static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *call)
@@ -43,5 +43,5 @@ static void FN(batch_norm_inference_backward)(const cnorm_volume_norm_backward *
     }
     b.v.x = v->dy;
     b.v.x_stride = v->dy_stride;
-    FN(batch_output)(&b, 0, call->hints & STREAMING);
+    FN(batch_output)(&b, 0, call->hints & NT_STORES);
 }

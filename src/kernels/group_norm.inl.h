@@ -94,7 +94,7 @@ static void FN(group_norm)(const cnorm_volume_norm *call)
     }
     /* as many groups at once as stay in L1 until they are written */
     const ptrdiff_t fit = FN(CACHED) / n, most = fit < 1 ? 1 : fit < ROWS_AT_ONCE ? fit : ROWS_AT_ONCE;
-    FN(carry) carried = {.to = 0}, *carry = call->hints & STREAMING ? &carried : NULL;
+    FN(carry) carried = {.to = 0}, *carry = call->hints & NT_STORES ? &carried : NULL;
     for (ptrdiff_t sample = 0; sample < call->samples; ++sample)
         for (ptrdiff_t g = 0; g < groups; g += most)
             FN(norm_groups)(call, sample, g, groups - g < most ? groups - g : most, carry);
@@ -152,7 +152,7 @@ static void FN(group_norm_backward)(const cnorm_volume_norm_backward *call)
     const ptrdiff_t groups = call->groups, channels = call->channels / groups, n = channels * call->space;
     memset(call->dgain, 0, (size_t)call->channels * sizeof(T));
     memset(call->dbias, 0, (size_t)call->channels * sizeof(T));
-    FN(carry) carried = {.to = 0}, *carry = call->hints & STREAMING ? &carried : NULL;
+    FN(carry) carried = {.to = 0}, *carry = call->hints & NT_STORES ? &carried : NULL;
     for (ptrdiff_t i = 0; i < call->samples * groups; ++i) {
         const ptrdiff_t sample = i / groups, g = i % groups;
         const channel_group group = {

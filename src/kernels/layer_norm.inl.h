@@ -131,11 +131,11 @@ static NOINLINE void FN(write_whole_row)(const FN(writer) *call, const X *x, X *
 
 /* The rows that cached_rows does not take: longer ones, and those that it would read twice while it writes them by
  * non-temporal stores. A row is read once for its statistics and once more for its output. */
-INLINE void FN(two_pass_rows)(const cnorm_norm *call, const int mode)
+INLINE void FN(rows_read_twice)(const cnorm_norm *call, const int mode)
 {
     _Alignas(VECTOR_BYTES) T param_space[FN(TWO_ROWS)];
     FN(carry) carry = {.to = 0};
-    FN(writer) w = FN(writer_of)(call, call->hints & STREAMING ? &carry : NULL);
+    FN(writer) w = FN(writer_of)(call, call->hints & NT_STORES ? &carry : NULL);
     if (call->n <= FN(CACHED)) FN(place_params)(call, FN(lane_offset_of)(call->y), CENTRED, param_space, &w);
     V ones[UNROLL], zeros[UNROLL]; /* in place of a NULL gain or bias: see gain_mask */
     for (int i = 0; i < UNROLL; ++i) ones[i] = TN(splat)(1), zeros[i] = TN(splat)(-(T)0);
@@ -164,8 +164,8 @@ INLINE void FN(two_pass_rows)(const cnorm_norm *call, const int mode)
 INLINE void FN(norm_rows)(const cnorm_norm *call, const int mode)
 {
     const int half = sizeof(X) < sizeof(T);
-    if (call->n > FN(CACHED) || (call->hints & STREAMING && !half && !(mode & SUM))) FN(two_pass_rows)(call, mode);
-    else if (call->hints & STREAMING) FN(cached_rows)(call, mode | KEPT | PARAMS | NONTEMPORAL);
+    if (call->n > FN(CACHED) || (call->hints & NT_STORES && !half && !(mode & SUM))) FN(rows_read_twice)(call, mode);
+    else if (call->hints & NT_STORES) FN(cached_rows)(call, mode | KEPT | PARAMS | NONTEMPORAL);
     else FN(cached_rows)(call, mode | PARAMS | (half ? KEPT : 0));
 }
 

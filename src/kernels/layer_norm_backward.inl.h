@@ -21,8 +21,8 @@ typedef struct {
     V dx, dgain, dbias;
 } FN(dx_vector);
 
-/* (6): lanes from <= i < to of the vector at j. dgain and dbias are loaded here, so that a group's loads precede its
- * stores: beyond the caches a row takes 8 % less time (AVX2, Zen 4, 2026-11-24). */
+/* (6): lanes from <= i < to of the vector at j. dgain and dbias are loaded here, so that loads precede stores in
+ * UNROLL vectors: beyond the caches a row takes 8 % less time (AVX2, Zen 4, 2026-11-24). */
 INLINE FN(dx_vector) FN(dx_vector_at)(const FN(row) *row, const FN(dx_row) *to_dx, ptrdiff_t j, ptrdiff_t from,
                                       ptrdiff_t to, const int mode)
 {
@@ -171,14 +171,14 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, cons
     const ptrdiff_t n = call->n;
     const int aligned = ALIGN_LOADS && sizeof(X) == sizeof(T) && n > SHORT_ROW && call->x_stride % VL == 0;
     const ptrdiff_t lane_offset = aligned ? FN(lane_offset_of)(call->x) : 0;
-    const ptrdiff_t placed = !late ? lane_offset : call->hints & STREAMING ? FN(lane_offset_of)(call->dx) : 0;
+    const ptrdiff_t placed = !late ? lane_offset : call->hints & NT_STORES ? FN(lane_offset_of)(call->dx) : 0;
     const FN(param_grads) to = FN(place_param_grads)(call, placed, space);
     FN(carry) carry = {.to = 0};
     for (ptrdiff_t r = 0; r < call->rows; ++r) {
         const T *const st = (const T *)call->stats + 3 * r;
         int done = FN(rstd_in_range)(st);
         if (done && late) {
-            done = FN(late_row)(call, &to, r, centred, call->hints & STREAMING ? &carry : NULL);
+            done = FN(late_row)(call, &to, r, centred, call->hints & NT_STORES ? &carry : NULL);
         } else if (done) {
             FN(row) row = FN(row_of_call)(call, to, r);
             row.lane_offset = lane_offset;
@@ -192,12 +192,12 @@ INLINE void FN(backward_rows)(const cnorm_norm_backward *call, int centred, cons
         memcpy(call->partials, to.dgain, (size_t)n * sizeof(T));
         memcpy((T *)call->partials + n, to.dbias, (size_t)n * sizeof(T));
     }
-    if (call->hints & STREAMING) FN(finish)(&carry);
+    if (call->hints & NT_STORES) FN(finish)(&carry);
 }
 
 static NOINLINE void FN(backward_any)(const cnorm_norm_backward *call, int centred)
 {
-    if (!(call->hints & STREAMING)) FN(backward_rows)(call, centred, 0);
+    if (!(call->hints & NT_STORES)) FN(backward_rows)(call, centred, 0);
     else FN(backward_rows)(call, centred, LATE_GRADS);
 }
 

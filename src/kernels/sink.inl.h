@@ -117,7 +117,7 @@ INLINE V FN(normalised)(const FN(writer) *w, V d, V gain, V bias, const int mode
     return mode & CENTRED ? xhat * gain + bias : xhat * gain;
 }
 
-/* gain and bias from element `at` on; neutral ones are the same for every `at`, so a group needs one mask */
+/* gain and bias from element `at` on; neutral ones are the same for every `at`, so UNROLL vectors need one mask */
 INLINE const T *FN(gain_at)(const FN(writer) *w, ptrdiff_t at, const int mode)
 {
     return w->gain + (mode & PARAMS ? at : at & w->gain_mask);

@@ -149,8 +149,8 @@ INLINE void FN(add_and_write)(const FN(row) *row, ptrdiff_t j, const int mode, F
 }
 
 /* The terms of a block, elements begin to end, summed in PASS of the lane vectors, from `first` on. With a writer the
- * row's first LEAD vectors are summed alone, so that as much of the previous row is left to write_rest; then groups are
- * summed and written together, until one of the two is done. */
+ * row's first LEAD vectors are summed alone, so that as much of the previous row is left to write_rest; then UNROLL
+ * vectors are summed and as many written, until one of the two is done. */
 INLINE FN(block)
     FN(sum_block)(const FN(row) *row, ptrdiff_t begin, ptrdiff_t end, const int first, const int mode, FN(writer) *w)
 {

@@ -114,12 +114,12 @@ static void norms(cnorm_dtype dtype, ptrdiff_t rows, ptrdiff_t n)
                      .stats = pstats, .dx = pdx, .dgain = pdgain, .dbias = pdbias, .partials = ppartials}), pdx);
             CHECK(all_finite(computed, pdgain, n) && all_finite(computed, pdbias, n), "%s: dgain or dbias", doing);
             cnorm_norm call = {.rows = rows, .n = n, .x = px, .residual = pdy, .x_stride = n, .residual_stride = n, .gain = g,
-                               .bias = b, .eps = 1e-5, .y = py, .sum = psum, .y_stride = n, .sum_stride = n, .stats = s, .hints = STREAMING};
+                               .bias = b, .eps = 1e-5, .y = py, .sum = psum, .y_stride = n, .sum_stride = n, .stats = s, .hints = NT_STORES};
             STEP("add_layer_norm, streamed", (cnorm_active()->add_layer_norm[dtype](&call), CNORM_OK), py);
             call.residual = NULL, call.sum = NULL;
             STEP("layer_norm, streamed", (cnorm_active()->layer_norm[dtype](&call), CNORM_OK), py);
             cnorm_norm_backward back = {.rows = rows, .n = n, .dy = pdy, .x = px, .dy_stride = n, .x_stride = n, .gain = g,
-                                        .stats = s, .dx = pdx, .dx_stride = n, .partials = ppartials, .hints = STREAMING};
+                                        .stats = s, .dx = pdx, .dx_stride = n, .partials = ppartials, .hints = NT_STORES};
             STEP("layer_norm_backward, streamed", (cnorm_active()->layer_norm_backward[dtype](&back), CNORM_OK), pdx);
         }
     }
@@ -162,13 +162,13 @@ static void other_norms(cnorm_dtype dtype, ptrdiff_t samples, ptrdiff_t channels
                 .channels = channels, .space = space, .groups = groups, .dy = pdy, .x = px, .gain = pgain, .stats = st,
                 .dx = pdx, .dgain = pdgain, .dbias = pdbias, .scratch = ppartials}), pdx, count);
             cnorm_volume_norm call = {samples, channels, space, groups, .x = px, .x_stride = n, .gain = pgain, .bias = pbias,
-                                      .eps = 1e-5, .y = py, .y_stride = n, .hints = STREAMING};
+                                      .eps = 1e-5, .y = py, .y_stride = n, .hints = NT_STORES};
             TRY("group_norm, streamed", (cnorm_active()->group_norm[dtype](&call), CNORM_OK), py, count);
         }
         void *const work = place(scratch, cnorm_batch_norm_scratch(dtype, samples, channels, space));
         void *const st = place(stats, 3 * vector);
         cnorm_volume_norm call = {samples, channels, space, .x = px, .x_stride = n, .gain = pgain, .bias = pbias, .mean = pbias,
-                                  .var = pvar, .eps = 1e-5, .y = py, .y_stride = n, .scratch = work, .hints = STREAMING};
+                                  .var = pvar, .eps = 1e-5, .y = py, .y_stride = n, .scratch = work, .hints = NT_STORES};
         TRY("batch_norm_inference", cnorm_batch_norm_inference(dtype, &(cnorm_volume_norm){.samples = samples,
             .channels = channels, .space = space, .x = px, .mean = pbias, .var = pvar, .gain = pgain, .bias = pbias,
             .eps = 1e-5, .y = py, .scratch = work}), py, 0);

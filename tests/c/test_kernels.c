@@ -133,12 +133,12 @@ static void same_when_streaming(results *r, const void *g, const void *b)
     const ptrdiff_t item = size_of(now.dtype), bytes = ROWS * now.n * item + SHIFT, other = now.n * item % SHIFT;
     for (ptrdiff_t shift = 0; shift <= other; shift += other ? other : SHIFT) {
         cnorm_norm call = {.rows = ROWS, .n = now.n, .x = x, .x_stride = now.n, .gain = g, .bias = b, .y = y + shift, .y_stride = now.n,
-                           .eps = now.computed == CNORM_F32 ? (double)(float)now.eps : now.eps, .hints = STREAMING};
+                           .eps = now.computed == CNORM_F32 ? (double)(float)now.eps : now.eps, .hints = NT_STORES};
         memset(y, 0x55, (size_t)bytes);
         (now.op == RMS_NORM ? kernels->rms_norm : kernels->layer_norm)[now.dtype](&call);
         same_bits("streamed y", now.dtype, y + shift, r->y, ROWS * now.n);
         cnorm_norm_backward back = {.rows = ROWS, .n = now.n, .dy = dy, .dy_stride = now.n, .x = x, .x_stride = now.n, .gain = g,
-                                    .stats = r->stats, .dx = y + shift, .dx_stride = now.n, .partials = partials, .hints = STREAMING};
+                                    .stats = r->stats, .dx = y + shift, .dx_stride = now.n, .partials = partials, .hints = NT_STORES};
         memset(y, 0x55, (size_t)bytes), memset(partials, 0x55, sizeof partials);
         (now.op == RMS_NORM ? kernels->rms_norm_backward : kernels->layer_norm_backward)[now.dtype](&back);
         same_bits("dgain beside streamed dx", now.computed, partials, r->dgain, now.n);
