@@ -33,7 +33,7 @@ INLINE void tap_block(const cnorm_conv *conv, const cnorm_tap_rows *x, ptrdiff_t
 
 INLINE void depthwise_vectors(const cnorm_conv *conv, const cnorm_tap_rows *x, ptrdiff_t c, int count, float *y)
 {
-    f32v total[CHAINS] = {0}, block[CHAINS] = {0}; /* for GCC 12, which would warn: the first tap sets them */
+    f32v total[CHAINS], block[CHAINS];
     tap_block(conv, x, 0, c, count, total);
     for (ptrdiff_t t = BLOCK; t < conv->taps; t += BLOCK) {
         tap_block(conv, x, t, c, count, block);

@@ -136,15 +136,22 @@ INLINE int is_tiny(ptrdiff_t n, const float *x)
     return any_i32(subnormal) || (!any_i32(large) && any_i32(any));
 }
 
-/* x, exactly; its bits are read because a subnormal operand costs a microcode assist, which is what floored avoids */
-INLINE double wide_value(float x)
+/* |x| as a float64, exactly, from its bits: to convert a subnormal number is what floored avoids. Infinity and NaN are
+ * above all numbers. */
+INLINE double wide_magnitude(float x)
 {
     int32_t bits;
     memcpy(&bits, &x, sizeof bits);
-    const int32_t fraction = bits & 0x7fffff;
-    if ((bits & 0x7f800000) != 0) return (double)x;
-    return (double)(bits < 0 ? -fraction : fraction) * 0x1p-149;
+    const int32_t magnitude = bits & 0x7fffffff;
+    if (magnitude < LEAST_NORMAL) return (double)magnitude * 0x1p-149;
+    const int64_t wide = ((int64_t)magnitude << 29) + ((int64_t)(1023 - 127) << 52);
+    double v;
+    memcpy(&v, &wide, sizeof v);
+    return v;
 }
+
+/* v, or 0 where |v| is below `least`; before it is rounded to float32, which might underflow */
+INLINE double or_zero(double v, double least) { return fabs(v) < least ? 0 : v; }
 
 /* x [n] in units of a power of two, which is returned: of a tiny x the largest becomes one of [1, 2), and 0 what is
  * then below 2^-63 */
@@ -153,17 +160,15 @@ RARE double floored(ptrdiff_t n, const float *x, float *to)
     double largest = 0;
     int finite = 1;
     for (ptrdiff_t k = 0; k < n; ++k) {
-        const double magnitude = fabs(wide_value(x[k]));
+        const double magnitude = wide_magnitude(x[k]);
         finite &= magnitude <= 0x1.fffffep127;
         if (magnitude > largest) largest = magnitude;
     }
     memcpy(to, x, (size_t)n * sizeof *to);
     if (!finite || !is_tiny(n, x)) return 1;
     const int exponent = exponent_of(largest);
-    for (ptrdiff_t k = 0; k < n; ++k) {
-        const double v = wide_value(x[k]) * power_of_two(-exponent);
-        to[k] = fabs(v) < 0x1p-63 ? 0 : (float)v;
-    }
+    for (ptrdiff_t k = 0; k < n; ++k)
+        to[k] = copysignf((float)or_zero(wide_magnitude(x[k]) * power_of_two(-exponent), 0x1p-63), x[k]);
     return power_of_two(exponent);
 }
 
@@ -182,8 +187,7 @@ RARE void products_floored(const cnorm_matrix *w, ptrdiff_t n, const float *cons
     for (ptrdiff_t s = 0; s < n; ++s)
         for (ptrdiff_t r = 0; r < packed_rows(w); ++r) {
             float *to = z + s * z_stride + r;
-            const double v = (double)*to * units[s];
-            if (units[s] != 1) *to = fabs(v) < 0x1p-126 ? 0 : (float)v;
+            if (units[s] != 1) *to = (float)or_zero((double)*to * units[s], 0x1p-126);
             if (add.rows) *to += add.rows[s * add.stride + r];
         }
 }
