@@ -174,28 +174,28 @@ INLINE FN(block)
 /* The two sums of a row; the first is 0 for RMS norm. w: the previous row, to be written meanwhile, or NULL. */
 INLINE void FN(sweep)(const FN(row) *row, const int mode, FN(writer) *w, double sums[2])
 {
-    TN(lane_sum) a = {.total = 0}, b = a;
+    sums[0] = sums[1] = 0;
     for (ptrdiff_t start = 0; start < row->n; start += FOLD) {
         const ptrdiff_t stop = row->n - start < FOLD ? row->n : start + FOLD;
+        V lanes[2][LANE_VECTORS];
+        TN(clear)(LANE_VECTORS, lanes[0]);
+        TN(clear)(LANE_VECTORS, lanes[1]);
         for (int first = 0; first < LANE_VECTORS; first += PASS) /* one pass sums as many lanes as fit in registers */
             for (ptrdiff_t begin = start; begin < stop; begin += BLOCK * LANES) {
                 const ptrdiff_t end = stop - begin < BLOCK * LANES ? stop : begin + BLOCK * LANES;
                 const FN(block) block = FN(sum_block)(row, begin, end, first, mode, w);
-                if (begin == start) { /* 0 + block, sooner */
-                    memcpy(a.lanes + first, block.a, sizeof block.a);
-                    memcpy(b.lanes + first, block.b, sizeof block.b);
-                } else {
-                    TN(add_block)(PASS, a.lanes + first, block.a);
-                    TN(add_block)(PASS, b.lanes + first, block.b);
+#pragma GCC unroll 4
+                for (int i = 0; i < PASS; ++i) {
+                    lanes[0][first + i] = begin == start ? block.a[i] : lanes[0][first + i] + block.a[i];
+                    lanes[1][first + i] = begin == start ? block.b[i] : lanes[1][first + i] + block.b[i];
                 }
             }
         const int both = mode & (CENTRED | BACKWARD);
-        if (row->lane_offset && both) TN(rotate_lanes)(a.lanes, row->lane_offset);
-        if (row->lane_offset) TN(rotate_lanes)(b.lanes, row->lane_offset);
-        if (both) TN(fold)(&a);
-        TN(fold)(&b);
+        if (row->lane_offset && both) TN(rotate_lanes)(lanes[0], row->lane_offset);
+        if (row->lane_offset) TN(rotate_lanes)(lanes[1], row->lane_offset);
+        if (both) sums[0] += (double)TN(tree)(lanes[0]);
+        sums[1] += (double)TN(tree)(lanes[1]);
     }
-    sums[0] = a.total, sums[1] = b.total;
 }
 
 /* S and Q of d = x - K over x [n]. The result is returned in registers: where the caller reads both numbers in one
