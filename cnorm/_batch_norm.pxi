@@ -153,13 +153,15 @@ def batch_norm_backward(dy, x, weight, Stats stats not None, *, out=None):
     cdef cnorm_volume_norm_backward call
     cdef cnp.ndarray a = array_of(x, "x"), d = array_of(dy, "dy"), gain = parameter_of(weight, "weight")
     cdef tuple places = places_of(out, ("dx", "dweight", "dbias"), gain is not None)
-    cdef list results
+    cdef list results, written
     set_batch(&shape, a)
     check_stats(stats, <cnp.npy_intp *>&shape.channels, 1, 0, a, shape.dtype, "(channels,)")
     results = batch_results(&shape, places, d, a, gain, {"stats": stats.data})
+    written = list(results)
     prepare_samples_backward(&shape, &call, 0)
     call.stats = stats_of(&shape, stats, shape.channels)
-    run_batch_backward(&shape, &call, cnorm_batch_norm_backward, d, a, gain, results)
+    run_batch_backward(&shape, &call, cnorm_batch_norm_backward, d, a, gain, written)
+    copy_all_back(results, written)
     return returned(out, places, results, gain is not None)
 
 
@@ -173,17 +175,15 @@ cdef list batch_results(Shape *shape, tuple places, cnp.ndarray d, cnp.ndarray x
 
 
 cdef int run_batch_backward(Shape *shape, cnorm_volume_norm_backward *call, BatchBackward entry, cnp.ndarray d,
-                            cnp.ndarray x, cnp.ndarray gain, list results) except -1:
-    """The backward pass of a call in which the statistics are set."""
-    cdef list written = list(results)
+                            cnp.ndarray x, cnp.ndarray gain, list written) except -1:
+    """The backward pass of a call in which the statistics are set; `written` is a copy of its results."""
     d = read_rows(shape, &call.dy, &call.dy_stride, d)
     x = read_rows(shape, &call.x, &call.x_stride, x)
     gain = read_parameter(shape, &call.gain, gain)
     scratch = reserve_batch(shape, &call.scratch)
-    write_gradients(shape, results, written, &call.dx, &call.dx_stride, &call.dgain, &call.dbias)
+    write_gradients(shape, written, &call.dx, &call.dx_stride, &call.dgain, &call.dbias)
     begin(shape)
-    finish(shape, entry(shape.dtype, call))
-    return copy_all_back(results, written)
+    return finish(shape, entry(shape.dtype, call))
 
 
 cdef int check_moments(cnp.ndarray mean, cnp.ndarray var, cnp.ndarray x) except -1:
@@ -287,13 +287,15 @@ def batch_norm_inference_backward(dy, x, mean, var, weight=None, *, eps=1e-5, ou
     cdef cnp.ndarray m = parameter_of(mean, "mean"), v = parameter_of(var, "var")
     cdef double smoothing = real_of(eps, "eps")
     cdef tuple places = places_of(out, ("dx", "dweight", "dbias"), gain is not None)
-    cdef list results
+    cdef list results, written
     set_samples(&shape, a, 2)
     check_eps(&shape, smoothing)
     check_moments(m, v, a)
     results = batch_results(&shape, places, d, a, gain, {"mean": m, "var": v})
+    written = list(results)
     prepare_samples_backward(&shape, &call, smoothing)
     m = read_parameter(&shape, &call.mean, m)
     v = read_parameter(&shape, &call.var, v)
-    run_batch_backward(&shape, &call, cnorm_batch_norm_inference_backward, d, a, gain, results)
+    run_batch_backward(&shape, &call, cnorm_batch_norm_inference_backward, d, a, gain, written)
+    copy_all_back(results, written)
     return returned(out, places, results, gain is not None)

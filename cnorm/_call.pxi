@@ -124,16 +124,16 @@ cdef inline int copy_back(cnp.ndarray result, cnp.ndarray written) except -1:
     return 0
 
 
-cdef int write_gradients(Shape *shape, list results, list written, void **dx, ptrdiff_t *dx_stride, void **dgain,
+cdef int write_gradients(Shape *shape, list written, void **dx, ptrdiff_t *dx_stride, void **dgain,
                          void **dbias) except -1:
     """Set the gradients of x, gain and, if there are three results, bias; `copy_all_back` must follow the call.
 
-    `written`, a copy of `results`, becomes the arrays that C writes.
+    `written`, a copy of the list of results, becomes the arrays that C writes.
     """
-    written[0] = write_rows(shape, dx, dx_stride, results[0])
-    written[1] = write_gradient(shape, dgain, results[1])
-    if len(results) > 2:
-        written[2] = write_gradient(shape, dbias, results[2])
+    written[0] = write_rows(shape, dx, dx_stride, written[0])
+    written[1] = write_gradient(shape, dgain, written[1])
+    if len(written) > 2:
+        written[2] = write_gradient(shape, dbias, written[2])
     return 0
 
 

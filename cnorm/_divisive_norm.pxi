@@ -129,7 +129,7 @@ def divisive_norm_backward(dy, x, weight=None, *, sigma=1.0, mean_radius=None, r
     a = read_rows(&shape, &call.x, &call.x_stride, a)
     gain = read_parameter(&shape, &call.gain, gain)
     scratch = reserve(&call.scratch, cnorm_divisive_norm_scratch(shape.n))
-    write_gradients(&shape, results, written, &call.out, &call.out_stride, &call.dgain, &call.dbias)
+    write_gradients(&shape, written, &call.out, &call.out_stride, &call.dgain, &call.dbias)
     begin(&shape)
     finish(&shape, cnorm_divisive_norm_backward(shape.dtype, &call))
     copy_all_back(results, written)

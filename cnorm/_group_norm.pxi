@@ -99,7 +99,7 @@ cdef tuple group_gradients(object dy, object x, object groups, object weight, St
     gain = read_parameter(&shape, &call.gain, gain)
     call.stats = stats_of(&shape, stats, shape.rows * shape.groups)
     scratch = reserve(&call.scratch, cnorm_backward_partials(shape.dtype, shape.rows, shape.channels))
-    write_gradients(&shape, results, written, &call.dx, &call.dx_stride, &call.dgain, &call.dbias)
+    write_gradients(&shape, written, &call.dx, &call.dx_stride, &call.dgain, &call.dbias)
     begin(&shape)
     finish(&shape, cnorm_group_norm_backward(shape.dtype, &call))
     copy_all_back(results, written)

@@ -272,7 +272,7 @@ cdef tuple row_gradients(Backward entry, object dy, object x, object weight, Sta
     w = read_parameter(&shape, &call.gain, w)
     call.stats = stats_of(&shape, stats, shape.rows)
     scratch = reserve(&call.partials, cnorm_backward_partials(shape.dtype, shape.rows, shape.n))
-    write_gradients(&shape, results, written, &call.dx, &call.dx_stride, &call.dgain, &call.dbias)
+    write_gradients(&shape, written, &call.dx, &call.dx_stride, &call.dgain, &call.dbias)
     begin(&shape)
     finish(&shape, entry(shape.dtype, &call))
     copy_all_back(results, written)

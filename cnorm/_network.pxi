@@ -152,7 +152,7 @@ cdef bint has_field(cnorm_layer *layer, const layer_field *field) noexcept:
     return field.shape(layer).floats > 0 and field_vector(layer, field)[0] != NULL
 
 
-@cython.no_gc_clear  # a finaliser may still step a stream that uses the packed arrays, so they are not cleared before
+@cython.no_gc  # else the collector would empty `memory` before a finaliser steps a stream; no cycle goes through it
 cdef class Network:
     """Packed weights of a stack of layers, with which `cnorm.Model` computes. Not written after construction.
 

@@ -13,7 +13,7 @@ cdef cnp.ndarray floats_at(const float *start, cnp.npy_intp count, ptrdiff_t off
     return cnp.PyArray_SimpleNewFromData(1, &count, cnp.NPY_FLOAT32, <void *>(start + offset)).copy()
 
 
-@cython.no_gc_clear  # networks use its memory, so it is not cleared before them
+@cython.no_gc  # networks use its memory; no cycle goes through it
 cdef class PackedModel:
     """The checked tables of a packed model.
 

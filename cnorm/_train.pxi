@@ -1,5 +1,7 @@
 """Training: a network whose weights can change, its tape and gradients; the updates of the optimisers (private)."""
 
+
+@cython.no_gc  # its arrays stay while a finaliser can use it; no cycle goes through it
 cdef class Tape:
     """A packed network whose weights can change, a tape of `steps` steps of `batch` streams, and the gradients.
 

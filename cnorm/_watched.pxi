@@ -19,8 +19,8 @@ cdef class Watched:
     arrays : list of ndarray
         Copies of their values, of the same shapes.
     """
-    cdef readonly list tensors
-    cdef list arrays
+    cdef readonly tuple tensors
+    cdef tuple arrays  # tuples, which the collector does not empty
     cdef dict passes  # the address of the `Sums` of each backward pass, which do not live longer by that
     cdef bint plain
     cdef watched_tensor *each
@@ -29,7 +29,7 @@ cdef class Watched:
         cdef cnp.ndarray kept
         cdef watched_tensor *it
         cdef Py_ssize_t i
-        self.tensors, self.arrays, self.passes = tensors, arrays, {}
+        self.tensors, self.arrays, self.passes = tuple(tensors), tuple(arrays), {}
         self.each = <watched_tensor *>PyMem_Calloc(len(tensors), sizeof(watched_tensor))
         if self.each == NULL:
             raise MemoryError()

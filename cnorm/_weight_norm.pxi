@@ -110,7 +110,7 @@ def weight_norm_backward(dv, weight, gain=None, *, out=None):
     d = read_rows(&shape, &call.dv, &call.dv_stride, d)
     w = read_rows(&shape, &call.w, &call.w_stride, w)
     g = read_parameter(&shape, &call.gain, g)
-    write_gradients(&shape, results, written, &call.out, &call.out_stride, &call.dgain, NULL)
+    write_gradients(&shape, written, &call.out, &call.out_stride, &call.dgain, NULL)
     begin(&shape)
     finish(&shape, cnorm_weight_norm_backward(shape.dtype, &call))
     copy_all_back(results, written)
