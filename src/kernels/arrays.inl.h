@@ -6,7 +6,7 @@ INLINE f64v TN(elements)(const T *p, ptrdiff_t count)
 {
     const void *at = p;
     if (sizeof(T) == sizeof(double)) return load_first_f64(at, count);
-    return count >= VL_F64 ? load_widened(at) : widen_lo(load_range_f32(at, 0, count, splat_f32(0)));
+    return count >= VL_F64 ? load_widened(at) : widen_lo(load_range_f32(at, 0, count));
 }
 
 /* into [n] += from [n] */

@@ -43,17 +43,14 @@ INLINE void outer_columns(const cnorm_outer *call, int vectors, const float *dz,
     for (int i = 0; i < vectors * TILE_ROWS; ++i) {
         const ptrdiff_t row = i / vectors, at = i % vectors * VL_F32;
         const int there = call->onto && row < count;
-        sums[i] = there ? load_range_f32(dw + row * call->w->cols + at, 0, cols - at < VL_F32 ? cols - at : VL_F32,
-                                         splat_f32(0))
-                        : splat_f32(0);
+        sums[i] = there ? load_first_f32(dw + row * call->w->cols + at, cols - at) : splat_f32(0);
     }
     for (ptrdiff_t i = 0; i < count; ++i) prefetch(dw + i * call->w->cols, 2 * VECTOR_BYTES, 2 * VECTOR_BYTES);
     outer_tile(call->n, vectors, dz, x, sums);
     for (int i = 0; i < vectors * count; ++i) {
         const ptrdiff_t at = i % vectors * VL_F32;
         float *to = dw + i / vectors * call->w->cols + at;
-        if (cols - at >= VL_F32) store_f32(to, sums[i]);
-        else store_range_f32(to, 0, cols - at, sums[i]);
+        store_first_f32(to, cols - at, sums[i]);
     }
 }
 

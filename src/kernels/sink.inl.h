@@ -139,12 +139,11 @@ INLINE V FN(normalise)(const FN(writer) *w, ptrdiff_t i, const T *gain, const T 
 /* (4) for the partial vector at `at`, which the row begins or ends in */
 EDGE void FN(write_edge)(FN(writer) w, int mode)
 {
-    const V zero = TN(splat)(0);
     const ptrdiff_t at = w.at, from = at < 0 ? -at : 0, to = w.n - at < VL ? w.n - at : VL;
-    V d = mode & KEPT ? TN(load_range)(w.d + at, from, to, zero) : FN(load_range)(w.x + at, from, to, zero);
+    V d = mode & KEPT ? TN(load_range)(w.d + at, from, to) : FN(load_range)(w.x + at, from, to);
     if (mode & CENTRED && !(mode & KEPT)) d -= w.K;
-    const V gain = TN(load_range)(FN(gain_at)(&w, at, mode), from, to, zero);
-    const V bias = mode & CENTRED ? TN(load_range)(FN(bias_at)(&w, at, mode), from, to, zero) : gain;
+    const V gain = TN(load_range)(FN(gain_at)(&w, at, mode), from, to);
+    const V bias = mode & CENTRED ? TN(load_range)(FN(bias_at)(&w, at, mode), from, to) : gain;
     FN(put_range)(w.y + at, from, to, FN(normalised)(&w, d, gain, bias, mode), w.carry);
     FN(prefetch)(&w, at);
 }

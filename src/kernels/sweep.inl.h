@@ -47,11 +47,11 @@ typedef struct {
 /* lanes from <= i < to of the vector at p, the others zero */
 INLINE V FN(take)(const X *p, ptrdiff_t from, ptrdiff_t to)
 {
-    return to - from == VL ? FN(load)(p) : FN(load_range)(p, from, to, TN(splat)(0));
+    return to - from == VL ? FN(load)(p) : FN(load_range)(p, from, to);
 }
 INLINE V FN(take_T)(const T *p, ptrdiff_t from, ptrdiff_t to)
 {
-    return to - from == VL ? TN(load)(p) : TN(load_range)(p, from, to, TN(splat)(0));
+    return to - from == VL ? TN(load)(p) : TN(load_range)(p, from, to);
 }
 INLINE void FN(put_T)(T *p, ptrdiff_t from, ptrdiff_t to, V v)
 {
@@ -93,7 +93,8 @@ INLINE void FN(add_param_grads)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from,
 INLINE FN(terms) FN(gradient_terms)(const FN(row) *row, ptrdiff_t j, ptrdiff_t from, ptrdiff_t to, const int mode)
 {
     const V dy = FN(take)(row->dy + j, from, to);
-    const V x = to - from == VL ? FN(load)(row->x + j) : FN(load_range)(row->x + j, from, to, row->K);
+    V x = FN(take)(row->x + j, from, to);
+    if (to - from < VL) x = TN(fill)(x, from, to, row->K);
     const V xhat = FN(xhat)(row, x, mode);
     const V g = row->gain ? dy * FN(take_T)(row->gain + j, from, to) : dy;
     if (!(mode & LATE_GRADS)) FN(add_param_grads)(row, j, from, to, dy, xhat);

@@ -6,8 +6,6 @@
 
 #include "loops.h"
 
-#define REGISTER_CONSTRAINT "+x"
-
 /* -1 in the lanes from <= i < to */
 INLINE __m256i mask_32(ptrdiff_t from, ptrdiff_t to)
 {
@@ -15,32 +13,26 @@ INLINE __m256i mask_32(ptrdiff_t from, ptrdiff_t to)
     return _mm256_and_si256(_mm256_loadu_si256((const __m256i *)(step + 8 - from)),
                             _mm256_loadu_si256((const __m256i *)(step + 16 - to)));
 }
-INLINE f32v load_range_f32(const float *p, ptrdiff_t from, ptrdiff_t to, f32v fill)
+INLINE f32v load_range_f32(const float *p, ptrdiff_t from, ptrdiff_t to)
 {
-    const __m256i mask = mask_32(from, to);
-    return (f32v)_mm256_blendv_ps((__m256)fill, _mm256_maskload_ps(p, mask), (__m256)mask);
+    return (f32v)_mm256_maskload_ps(p, mask_32(from, to));
 }
-INLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to, f64v fill)
+INLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to)
 {
-    const __m256i mask = mask_32(2 * from, 2 * to);
-    return (f64v)_mm256_blendv_pd((__m256d)fill, _mm256_maskload_pd(p, mask), (__m256d)mask);
+    return (f64v)_mm256_maskload_pd(p, mask_32(2 * from, 2 * to));
 }
 INLINE f32v fill_f32(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
 {
     return (f32v)_mm256_blendv_ps((__m256)fill, (__m256)v, (__m256)mask_32(from, to));
 }
-INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)
-{
-    return (f64v)_mm256_blendv_pd((__m256d)fill, (__m256d)v, (__m256d)mask_32(2 * from, 2 * to));
-}
 
+INLINE int any_i32(i32v mask) { return _mm256_movemask_ps((__m256)mask) != 0; }
 INLINE f64v sqrt_f64(f64v v) { return (f64v)_mm256_sqrt_pd((__m256d)v); }
 INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return (f32v)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm256_min_ps((__m256)a, (__m256)b); }
 INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm256_max_ps((__m256)a, (__m256)b); }
 
 INLINE void nt_store_f32(float *p, f32v v) { _mm256_stream_ps(p, (__m256)v); }
-INLINE void nt_store_f64(double *p, f64v v) { _mm256_stream_ps((float *)p, (__m256)v); }
 INLINE void nt_fence(void) { _mm_sfence(); }
 
 /* ---- sums over lanes ----------------------------------------------------------------------------------------- */
@@ -52,15 +44,6 @@ INLINE float vector_tree_f32(f32v v)
 INLINE double vector_tree_f64(f64v v)
 {
     return tree_f64x2(__builtin_shufflevector(v, v, 0, 1) + __builtin_shufflevector(v, v, 2, 3));
-}
-
-/* ---- lanes --------------------------------------------------------------------------------------------------- */
-
-INLINE int one_sign_f32(const f32v lanes[LANE_VECTORS])
-{
-    const i32v a = (i32v)lanes[0], b = (i32v)lanes[1], c = (i32v)lanes[2], d = (i32v)lanes[3];
-    const i32v any = (a | b) | (c | d), every = (a & b) & (c & d);
-    return _mm256_movemask_ps((__m256)any) == 0 || _mm256_movemask_ps((__m256)every) == 0xff;
 }
 
 /* ---- conversions --------------------------------------------------------------------------------------------- */

@@ -4,19 +4,16 @@
 #ifndef CNORM_SIMD_AVX512_H
 #define CNORM_SIMD_AVX512_H
 
-#define REGISTER_CONSTRAINT "+v"
-
 /* lanes from <= i < to */
 INLINE __mmask16 mask_32(ptrdiff_t from, ptrdiff_t to) { return (__mmask16)((1u << to) - (1u << from)); }
-INLINE __mmask8 mask_64(ptrdiff_t from, ptrdiff_t to) { return (__mmask8)((1u << to) - (1u << from)); }
 
-INLINE f32v load_range_f32(const float *p, ptrdiff_t from, ptrdiff_t to, f32v fill)
+INLINE f32v load_range_f32(const float *p, ptrdiff_t from, ptrdiff_t to)
 {
-    return (f32v)_mm512_mask_loadu_ps((__m512)fill, mask_32(from, to), p);
+    return (f32v)_mm512_maskz_loadu_ps(mask_32(from, to), p);
 }
-INLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to, f64v fill)
+INLINE f64v load_range_f64(const double *p, ptrdiff_t from, ptrdiff_t to)
 {
-    return (f64v)_mm512_mask_loadu_pd((__m512d)fill, mask_64(from, to), p);
+    return (f64v)_mm512_maskz_loadu_ps(mask_32(2 * from, 2 * to), p);
 }
 INLINE void store_range_f32(float *p, ptrdiff_t from, ptrdiff_t to, f32v v)
 {
@@ -24,15 +21,11 @@ INLINE void store_range_f32(float *p, ptrdiff_t from, ptrdiff_t to, f32v v)
 }
 INLINE void store_range_f64(double *p, ptrdiff_t from, ptrdiff_t to, f64v v)
 {
-    _mm512_mask_storeu_pd(p, mask_64(from, to), (__m512d)v);
+    _mm512_mask_storeu_ps(p, mask_32(2 * from, 2 * to), (__m512)v);
 }
 INLINE f32v fill_f32(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
 {
     return (f32v)_mm512_mask_mov_ps((__m512)fill, mask_32(from, to), (__m512)v);
-}
-INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)
-{
-    return (f64v)_mm512_mask_mov_pd((__m512d)fill, mask_64(from, to), (__m512d)v);
 }
 
 INLINE f64v sqrt_f64(f64v v) { return (f64v)_mm512_sqrt_pd((__m512d)v); }
@@ -41,7 +34,6 @@ INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm512_min_ps((__m512)a, 
 INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm512_max_ps((__m512)a, (__m512)b); }
 
 INLINE void nt_store_f32(float *p, f32v v) { _mm512_stream_ps(p, (__m512)v); }
-INLINE void nt_store_f64(double *p, f64v v) { _mm512_stream_ps((float *)p, (__m512)v); }
 INLINE void nt_fence(void) { _mm_sfence(); }
 
 /* ---- sums over lanes ----------------------------------------------------------------------------------------- */
@@ -78,17 +70,7 @@ INLINE void rotate_lanes_f64(f64v lanes[LANE_VECTORS], ptrdiff_t lane_offset)
     lanes[0] = (f64v)_mm512_permutex2var_pd(a, from, b);
     lanes[1] = (f64v)_mm512_permutex2var_pd(b, from, a);
 }
-
-INLINE int one_sign_f32(const f32v lanes[LANE_VECTORS])
-{
-    const unsigned a = _mm512_movepi32_mask((__m512i)lanes[0]), b = _mm512_movepi32_mask((__m512i)lanes[1]);
-    return (a | b) == 0 || (a & b) == 0xffff;
-}
-INLINE int one_sign_f64(const f64v lanes[LANE_VECTORS])
-{
-    const unsigned a = _mm512_movepi64_mask((__m512i)lanes[0]), b = _mm512_movepi64_mask((__m512i)lanes[1]);
-    return (a | b) == 0 || (a & b) == 0xff;
-}
+INLINE int any_i32(i32v mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0; }
 
 /* ---- conversions --------------------------------------------------------------------------------------------- */
 

@@ -17,11 +17,9 @@ INLINE f64v widen_hi(f32v v) { return (f64v){(double)v[2], (double)v[3]}; }
 INLINE f64v load_widened(const float *p) { return (f64v){(double)p[0], (double)p[1]}; }
 INLINE f32v narrow(f64v lo, f64v hi) { return (f32v){(float)lo[0], (float)lo[1], (float)hi[0], (float)hi[1]}; }
 
-#include "vector_16.h"
+INLINE int any_i32(i32v mask) { return (((i64v)mask)[0] | ((i64v)mask)[1]) != 0; }
 
-#if defined(__aarch64__)
-#define REGISTER_CONSTRAINT "+w"
-#endif
+#include "vector_16.h"
 
 INLINE f64v sqrt_f64(f64v v) { return (f64v){sqrt(v[0]), sqrt(v[1])}; }
 /* Instructions only: libm's fmaf may be wrong, and is slow where the processor lacks it. */
@@ -37,21 +35,12 @@ INLINE f32v fma_f32(f32v a, f32v b, f32v c)
 #else
 INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return emulated_fma_f32(a, b, c); }
 #endif
-INLINE f32v smaller_f32(f32v a, f32v b)
-{
-    const i32v smaller = (i32v)(a < b);
-    return (f32v)(((i32v)a & smaller) | ((i32v)b & ~smaller));
-}
-INLINE f32v larger_f32(f32v a, f32v b)
-{
-    const i32v larger = (i32v)(a > b);
-    return (f32v)(((i32v)a & larger) | ((i32v)b & ~larger));
-}
+INLINE f32v smaller_f32(f32v a, f32v b) { return select_f32((i32v)(a < b), a, b); }
+INLINE f32v larger_f32(f32v a, f32v b) { return select_f32((i32v)(a > b), a, b); }
 
 /* Ordinary stores: AArch64 cores detect lines that are written whole, and do not read them
  * first. */
 INLINE void nt_store_f32(float *p, f32v v) { store_f32(p, v); }
-INLINE void nt_store_f64(double *p, f64v v) { store_f64(p, v); }
 INLINE void nt_fence(void) {}
 
 #endif

@@ -28,9 +28,9 @@ INLINE f32v narrow(f64v lo, f64v hi)
     return (f32v)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)lo), _mm_cvtpd_ps((__m128d)hi));
 }
 
-#include "vector_16.h"
+INLINE int any_i32(i32v mask) { return _mm_movemask_ps((__m128)mask) != 0; }
 
-#define REGISTER_CONSTRAINT "+x"
+#include "vector_16.h"
 
 INLINE f64v sqrt_f64(f64v v) { return (f64v)_mm_sqrt_pd((__m128d)v); }
 INLINE f32v fma_f32(f32v a, f32v b, f32v c) { return emulated_fma_f32(a, b, c); }
@@ -38,7 +38,6 @@ INLINE f32v smaller_f32(f32v a, f32v b) { return (f32v)_mm_min_ps((__m128)a, (__
 INLINE f32v larger_f32(f32v a, f32v b) { return (f32v)_mm_max_ps((__m128)a, (__m128)b); }
 
 INLINE void nt_store_f32(float *p, f32v v) { _mm_stream_ps(p, (__m128)v); }
-INLINE void nt_store_f64(double *p, f64v v) { _mm_stream_ps((float *)p, (__m128)v); }
 INLINE void nt_fence(void) { _mm_sfence(); }
 
 #endif

@@ -42,9 +42,9 @@ INLINE u16v narrow_two_bf16(f32v a, f32v b)
         store_range_u16(p, from, to, narrow_##type(v));                                                                \
     }                                                                                                                  \
     INLINE void nt_store_##type(uint16_t *p, f32v v) { nt_store_u16(p, narrow_##type(v)); }                            \
-    INLINE f32v load_range_##type(const uint16_t *p, ptrdiff_t from, ptrdiff_t to, f32v fill)                          \
+    INLINE f32v load_range_##type(const uint16_t *p, ptrdiff_t from, ptrdiff_t to)                                     \
     {                                                                                                                  \
-        return fill_f32(widen_##type(load_range_u16(p, from, to)), from, to, fill);                                    \
+        return widen_##type(load_range_u16(p, from, to));                                                              \
     }
 HALF_STORAGE(f16)
 HALF_STORAGE(bf16)

@@ -8,11 +8,12 @@
  * Arithmetic is the operators + - * / of the vector extensions of GCC (>= 12) and clang. For f32 and f64 there are
  *     splat_*        one value in every lane
  *     load_*         VL elements from any address              store_*   to any address
- *     load_range_*   lanes from <= i < to of the vector at any address, the others from `fill`; reads nothing else
+ *     load_range_*   lanes from <= i < to of the vector at any address, the others 0; reads nothing else
  *     store_range_*  lanes from <= i < to to the vector at any address; writes nothing else
  *     load_first_*   the first `count` lanes, which may be more than a vector has; the others 0; store_first_* alike
  *     nt_store_*       non-temporal store to an aligned address (ordinary where there is none); end with nt_fence
  *     prefetch       prefetches `size` bytes at p + `ahead` bytes into L2; the address need not be valid
+ *     select_*       lanes of one vector where a mask is -1, of another where it is 0
  *     fill_*         lanes from <= i < to of one vector, the others of another
  *     only_*         lanes from <= i < to, the others zero
  *     rotate_lanes_* lane i of all virtual lanes becomes lane i + lane_offset, modulo LANES; 0 < lane_offset < VL
@@ -22,18 +23,16 @@
  *     smaller_f32    a < b ? a : b in each lane, larger_f32 a > b ? a : b: b where either is NaN
  *     default_nan_*  the default quiet NaN where a lane is NaN
  *     keep_*         forces the value into a register, so that the compiler does not load it a second time
- *     halve_*        the sum of LANE_VECTORS vectors by halving, down to one vector
- *     tree_*         the same down to one number: lane i + lane i + LANES/2, and so on
- *     any_i32        whether a lane of a mask, each 0 or -1, is -1
+ *     tree_*         the sum of all virtual lanes by halving: lane i + lane i + LANES/2, and so on
+ *     any_i32        whether a lane of a mask is not 0; each is 0, -1 or the sign bit
  *     transpose_4    four vectors of four floats: lane j of vector i and lane i of vector j change places
  *     widen_lo, widen_hi   the lower or upper half of a vector of float as one of double, exactly
  *     load_widened   VL_F64 floats from any address as a vector of double
  *     narrow         two vectors of double as one of float, rounded to nearest even
  * One header per instruction set, avx512.h, avx2.h, sse2.h or generic.h, has the functions that differ between them:
- * of those above load_range, store_range, nt_store, nt_fence, fill, rotate_lanes, one_sign, sqrt, fma, smaller,
+ * of those above load_range, store_range, nt_store of float, nt_fence, fill_f32, rotate_lanes, any, sqrt, fma, smaller,
  * larger, widen_lo, widen_hi, load_widened and narrow, and for this file and storage.h
  *     vector_tree_*  tree_* of one vector
- *     REGISTER_CONSTRAINT   of a vector register in inline assembly, for keep_*
  *     load_range_u16, store_range_u16, nt_store_u16   as above, for half a vector of uint16
  *     extend_u16, truncate_u16   half a vector of uint16 to a vector of int32, and back
  *     upper_halves   the upper 16 bits of every 32 bits of two vectors
@@ -132,6 +131,9 @@ INLINE u16h load_u16(const uint16_t *p)
 INLINE void store_f32(float *p, f32v v) { memcpy(p, &v, sizeof v); }
 INLINE void store_f64(double *p, f64v v) { memcpy(p, &v, sizeof v); }
 
+INLINE f32v select_f32(i32v mask, f32v a, f32v b) { return (f32v)(((i32v)a & mask) | ((i32v)b & ~mask)); }
+INLINE f64v select_f64(i64v mask, f64v a, f64v b) { return (f64v)(((i64v)a & mask) | ((i64v)b & ~mask)); }
+
 INLINE float tree_f32x4(f32x4 v)
 {
     v += __builtin_shufflevector(v, v, 2, 3, 2, 3);
@@ -173,7 +175,7 @@ INLINE void prefetch(const void *p, ptrdiff_t ahead, ptrdiff_t size)
 #define FIRST(type, T, V, VL)                                                                                          \
     INLINE V load_first_##type(const T *p, ptrdiff_t count)                                                            \
     {                                                                                                                  \
-        return count >= VL ? load_##type(p) : load_range_##type(p, 0, count, (V){0});                                  \
+        return count >= VL ? load_##type(p) : load_range_##type(p, 0, count);                                          \
     }                                                                                                                  \
     INLINE void store_first_##type(T *p, ptrdiff_t count, V v)                                                         \
     {                                                                                                                  \
@@ -184,49 +186,59 @@ FIRST(f32, float, f32v, VL_F32)
 FIRST(f64, double, f64v, VL_F64)
 #undef FIRST
 
-#define DEFAULT_NAN(type, T, V, I)                                                                                     \
-    INLINE V default_nan_##type(V v)                                                                                   \
-    {                                                                                                                  \
-        const I number = (I)(v == v);                                                                                  \
-        return (V)(((I)v & number) | ((I)splat_##type((T)__builtin_nan("")) & ~number));                               \
-    }
-DEFAULT_NAN(f32, float, f32v, i32v)
-DEFAULT_NAN(f64, double, f64v, i64v)
-#undef DEFAULT_NAN
+INLINE f32v default_nan_f32(f32v v) { return select_f32((i32v)(v == v), v, splat_f32(__builtin_nanf(""))); }
+INLINE f64v default_nan_f64(f64v v) { return select_f64((i64v)(v == v), v, splat_f64(__builtin_nan(""))); }
 
+#if defined(__SSE2__)
+#define IN_REGISTER(v) __asm__("" : "+v"(v))
+#elif defined(__aarch64__)
+#define IN_REGISTER(v) __asm__("" : "+w"(v))
+#else
+#define IN_REGISTER(v) ((void)(v))
+#endif
 INLINE f32v keep_f32(f32v v)
 {
-#ifdef REGISTER_CONSTRAINT
-    __asm__("" : REGISTER_CONSTRAINT(v));
-#endif
+    IN_REGISTER(v);
     return v;
 }
 INLINE f64v keep_f64(f64v v)
 {
-#ifdef REGISTER_CONSTRAINT
-    __asm__("" : REGISTER_CONSTRAINT(v));
-#endif
+    IN_REGISTER(v);
     return v;
 }
+#undef IN_REGISTER
 
-#define HALVE_LANES(type, V)                                                                                           \
-    INLINE V halve_##type(const V lanes[LANE_VECTORS])                                                                 \
+#define TREE(type, T, V)                                                                                               \
+    INLINE T tree_##type(const V lanes[LANE_VECTORS])                                                                  \
     {                                                                                                                  \
         V v[LANE_VECTORS];                                                                                             \
         for (int i = 0; i < LANE_VECTORS; ++i) v[i] = lanes[i];                                                        \
         for (int half = LANE_VECTORS / 2; half; half /= 2)                                                             \
             for (int i = 0; i < half; ++i) v[i] += v[i + half];                                                        \
-        return v[0];                                                                                                   \
+        return vector_tree_##type(v[0]);                                                                               \
     }
-HALVE_LANES(f32, f32v)
-HALVE_LANES(f64, f64v)
-#undef HALVE_LANES
+TREE(f32, float, f32v)
+TREE(f64, double, f64v)
+#undef TREE
 
-INLINE float tree_f32(const f32v lanes[LANE_VECTORS]) { return vector_tree_f32(halve_f32(lanes)); }
-INLINE double tree_f64(const f64v lanes[LANE_VECTORS]) { return vector_tree_f64(halve_f64(lanes)); }
+#define ONE_SIGN(type, V, I)                                                                                           \
+    INLINE int one_sign_##type(const V lanes[LANE_VECTORS])                                                            \
+    {                                                                                                                  \
+        const I sign = (I)splat_##type(-0.0f);                                                                         \
+        I any = (I)lanes[0], every = any;                                                                              \
+        for (int i = 1; i < LANE_VECTORS; ++i) any |= (I)lanes[i], every &= (I)lanes[i];                               \
+        return !any_i32((i32v)(any & sign)) || !any_i32((i32v)(~every & sign));                                        \
+    }
+ONE_SIGN(f32, f32v, i32v)
+ONE_SIGN(f64, f64v, i64v)
+#undef ONE_SIGN
 
-INLINE int any_i32(i32v mask) { return vector_tree_f32((f32v)(mask & (i32v)splat_f32(1))) > 0; }
+INLINE void nt_store_f64(double *p, f64v v) { nt_store_f32((void *)p, (f32v)v); }
 
+INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)
+{
+    return (f64v)fill_f32((f32v)v, 2 * from, 2 * to, (f32v)fill);
+}
 INLINE f32v only_f32(f32v v, ptrdiff_t from, ptrdiff_t to) { return fill_f32(v, from, to, (f32v){0}); }
 INLINE f64v only_f64(f64v v, ptrdiff_t from, ptrdiff_t to) { return fill_f64(v, from, to, (f64v){0}); }
 

@@ -7,36 +7,18 @@
 
 #include "loops.h"
 
-#define LOAD_RANGE(type, T, V)                                                                                         \
-    static NOINLINE V load_range_##type(const T *p, ptrdiff_t from, ptrdiff_t to, V fill)                              \
-    {                                                                                                                  \
-        T lanes[sizeof fill / sizeof *p];                                                                              \
-        memcpy(lanes, &fill, sizeof lanes);                                                                            \
-        for (ptrdiff_t i = from; i < to; ++i) lanes[i] = p[i];                                                         \
-        return load_##type(lanes);                                                                                     \
-    }
 LOAD_RANGE(f32, float, f32v)
 LOAD_RANGE(f64, double, f64v)
-#undef LOAD_RANGE
 INLINE f32v fill_f32(f32v v, ptrdiff_t from, ptrdiff_t to, f32v fill)
 {
     const i32v lane = {0, 1, 2, 3}, in = (lane >= (int32_t)from) & (lane < (int32_t)to);
-    return (f32v)(((i32v)v & in) | ((i32v)fill & ~in));
-}
-INLINE f64v fill_f64(f64v v, ptrdiff_t from, ptrdiff_t to, f64v fill)
-{
-    const i64v lane = {0, 1}, in = (lane >= (int64_t)from) & (lane < (int64_t)to);
-    return (f64v)(((i64v)v & in) | ((i64v)fill & ~in));
+    return select_f32(in, v, fill);
 }
 
 /* ---- sums over lanes ----------------------------------------------------------------------------------------- */
 
 INLINE float vector_tree_f32(f32v v) { return tree_f32x4(v); }
 INLINE double vector_tree_f64(f64v v) { return tree_f64x2(v); }
-
-/* ---- lanes --------------------------------------------------------------------------------------------------- */
-
-ONE_SIGN(f32, f32v, i32v)
 
 /* ---- fma by arithmetic of double ----------------------------------------------------------------------------- */
 
@@ -73,21 +55,12 @@ INLINE i32v doubtful(f64v s)
     return (i32v)bits < (i32v)(u32v){least[0], least[1], least[0], least[1]};
 }
 
-INLINE int any_lane(i32v mask)
-{
-#if defined(__SSE2__)
-    return _mm_movemask_ps((__m128)mask) != 0;
-#else
-    return (((i64v)mask)[0] | ((i64v)mask)[1]) != 0;
-#endif
-}
-
 /* Products of floats are exact in double: 24 + 24 <= 53 bits. */
 INLINE f32v emulated_fma_f32(f32v a, f32v b, f32v c)
 {
     const f64v lo = widen_lo(a) * widen_lo(b), hi = widen_hi(a) * widen_hi(b), c_lo = widen_lo(c), c_hi = widen_hi(c);
     const f64v s_lo = lo + c_lo, s_hi = hi + c_hi;
-    if (__builtin_expect(any_lane(doubtful(s_lo) | doubtful(s_hi)), 0)) return odd_sums(lo, hi, c_lo, c_hi);
+    if (__builtin_expect(any_i32(doubtful(s_lo) | doubtful(s_hi)), 0)) return odd_sums(lo, hi, c_lo, c_hi);
     return narrow(s_lo, s_hi);
 }
 
