@@ -8,21 +8,21 @@
 #include "functions.inl.h"
 
 #define FUNCTIONS(X)                                                                                                   \
-    X(ELU, elu)                                                                                                        \
-    X(SELU, selu)                                                                                                      \
-    X(SILU, silu)                                                                                                      \
-    X(GELU, gelu)                                                                                                      \
-    X(GELU_TANH, gelu_tanh)                                                                                            \
-    X(LEAKY_RELU, leaky_relu)                                                                                          \
-    X(SOFTPLUS, softplus)                                                                                              \
-    X(HARD_SIGMOID, hard_sigmoid)                                                                                      \
-    X(HARD_SWISH, hard_swish)                                                                                          \
-    X(LOG, logarithm)                                                                                                  \
-    X(EXP, exponential)                                                                                                \
-    X(SQRT, square_root)                                                                                               \
-    X(SQUARE, square)                                                                                                  \
-    X(ABS, magnitude)                                                                                                  \
-    X(CLIP, clipping)
+    X(ELU, elu(is, v))                                                                                                 \
+    X(SELU, selu(v))                                                                                                   \
+    X(SILU, silu(v))                                                                                                   \
+    X(GELU, gelu(v))                                                                                                   \
+    X(GELU_TANH, gelu_tanh(v))                                                                                         \
+    X(LEAKY_RELU, leaky_relu(is, v))                                                                                   \
+    X(SOFTPLUS, softplus(v))                                                                                           \
+    X(HARD_SIGMOID, hard_sigmoid(is, v))                                                                               \
+    X(HARD_SWISH, hard_swish(v))                                                                                       \
+    X(LOG, logarithm(is, v))                                                                                           \
+    X(EXP, exponential(v))                                                                                             \
+    X(SQRT, square_root(v))                                                                                            \
+    X(SQUARE, square(v))                                                                                               \
+    X(ABS, magnitude(v))                                                                                               \
+    X(CLIP, clipping(is, v))
 
 /* exp(x - m) of the elements from i on, those beyond n are 0: the lower or upper half of a vector */
 INLINE void exponentials(ptrdiff_t i, ptrdiff_t n, const float *x, double m, f64v e[2])
@@ -58,66 +58,42 @@ static void softmax_sums(ptrdiff_t n, const float *x, const float *dy, double m,
     sums[0] = tree_f64(lanes[0]), sums[1] = tree_f64(lanes[1]);
 }
 
-static void softmax(ptrdiff_t n, const float *x, float *y)
-{
-    const double m = largest(n, x);
-    double sums[2];
-    softmax_sums(n, x, NULL, m, sums);
-    for (ptrdiff_t i = 0; i < n; i += VL_F32) {
-        f64v e[2];
-        exponentials(i, n, x, m, e);
-        store_first_f32(y + i, n - i, narrow(e[0] / sums[0], e[1] / sums[0]));
-    }
-}
-
-static void softmax_backward(ptrdiff_t n, const float *x, const float *dy, float *dx)
+/* y, or with dy dx */
+static void softmax(ptrdiff_t n, const float *x, const float *dy, float *to)
 {
     const double m = largest(n, x);
     double sums[2];
     softmax_sums(n, x, dy, m, sums);
     const double mean = sums[1] / sums[0];
     for (ptrdiff_t i = 0; i < n; i += VL_F32) {
-        const f32v d = load_first_f32(dy + i, n - i);
         f64v e[2];
         exponentials(i, n, x, m, e);
-        store_first_f32(dx + i, n - i,
-                        narrow(e[0] / sums[0] * (widen_lo(d) - mean), e[1] / sums[0] * (widen_hi(d) - mean)));
+        f64v lo = e[0] / sums[0], hi = e[1] / sums[0];
+        if (dy) {
+            const f32v d = load_first_f32(dy + i, n - i);
+            lo *= widen_lo(d) - mean, hi *= widen_hi(d) - mean;
+        }
+        store_first_f32(to + i, n - i, narrow(lo, hi));
     }
 }
 
-static void activation_f32(const cnorm_elementwise *is, const float *x, float *y)
+/* to [n] = f(x), or with dy f'(x) dy; `backward`, a constant, says which */
+INLINE void each_element(const cnorm_elementwise *is, const float *x, const float *dy, float *to, int backward)
 {
     const ptrdiff_t n = is->n;
     switch (is->f) {
-    case CNORM_ACTIVATION_TANH: tanh_f32(n, x, y); return;
-    case CNORM_ACTIVATION_SIGMOID: sigmoid_f32(n, x, y); return;
-    case CNORM_ACTIVATION_SOFTMAX: softmax(n, x, y); return;
-#define CASE(NAME, name)                                                                                               \
+    case CNORM_ACTIVATION_SOFTMAX: softmax(n, x, dy, to); return;
+#define CASE(NAME, function)                                                                                           \
     case CNORM_ACTIVATION_##NAME:                                                                                      \
         for (ptrdiff_t i = 0; i < n; i += VL_F32) {                                                                    \
-            const f32v v = load_first_f32(x + i, n - i);                                                               \
-            store_first_f32(y + i, n - i, narrow(name(is, widen_lo(v)).y, name(is, widen_hi(v)).y));                   \
-        }                                                                                                              \
-        return;
-        FUNCTIONS(CASE)
-#undef CASE
-    default: break;
-    }
-    for (ptrdiff_t i = 0; i < n; i += VL_F32)
-        store_first_f32(y + i, n - i, activated(is->f, load_first_f32(x + i, n - i)));
-}
-
-static void activation_backward_f32(const cnorm_elementwise *is, const float *x, const float *dy, float *dx)
-{
-    const ptrdiff_t n = is->n;
-    switch (is->f) {
-    case CNORM_ACTIVATION_SOFTMAX: softmax_backward(n, x, dy, dx); return;
-#define CASE(NAME, name)                                                                                               \
-    case CNORM_ACTIVATION_##NAME:                                                                                      \
-        for (ptrdiff_t i = 0; i < n; i += VL_F32) {                                                                    \
-            const f32v v = load_first_f32(x + i, n - i), d = load_first_f32(dy + i, n - i);                            \
-            const f64v lo = name(is, widen_lo(v)).slope * widen_lo(d), hi = name(is, widen_hi(v)).slope * widen_hi(d); \
-            store_first_f32(dx + i, n - i, narrow(lo, hi));                                                            \
+            const f32v of_x = load_first_f32(x + i, n - i), d = backward ? load_first_f32(dy + i, n - i) : of_x;       \
+            f64v half[2] = {widen_lo(of_x), widen_hi(of_x)};                                                           \
+            EACH(k, 2)                                                                                                 \
+            {                                                                                                          \
+                const f64v v = half[k];                                                                                \
+                half[k] = backward ? (function).slope * (k ? widen_hi(d) : widen_lo(d)) : (function).y;                \
+            }                                                                                                          \
+            store_first_f32(to + i, n - i, narrow(half[0], half[1]));                                                  \
         }                                                                                                              \
         return;
         FUNCTIONS(CASE)
@@ -125,9 +101,21 @@ static void activation_backward_f32(const cnorm_elementwise *is, const float *x,
     default: break;
     }
     for (ptrdiff_t i = 0; i < n; i += VL_F32) {
-        const f32v v = load_first_f32(x + i, n - i), d = load_first_f32(dy + i, n - i);
-        store_first_f32(dx + i, n - i, activation_backward(is->f, v, d));
+        const f32v v = load_first_f32(x + i, n - i);
+        const f32v y = backward ? activation_backward(is->f, v, load_first_f32(dy + i, n - i)) : activated(is->f, v);
+        store_first_f32(to + i, n - i, y);
     }
+}
+
+static void activation_f32(const cnorm_elementwise *is, const float *x, float *y)
+{
+    if (is->f == CNORM_ACTIVATION_TANH) tanh_f32(is->n, x, y);
+    else if (is->f == CNORM_ACTIVATION_SIGMOID) sigmoid_f32(is->n, x, y);
+    else each_element(is, x, NULL, y, 0);
+}
+static void activation_backward_f32(const cnorm_elementwise *is, const float *x, const float *dy, float *dx)
+{
+    each_element(is, x, dy, dx, 1);
 }
 
 #undef FUNCTIONS

@@ -16,10 +16,8 @@ typedef struct dual {
     f64v y, slope; /* f(x), f'(x) */
 } dual;
 
-/* a where the mask is -1, b where it is 0 */
-INLINE f64v pick(i64v mask, f64v a, f64v b) { return (f64v)(((i64v)a & mask) | ((i64v)b & ~mask)); }
-INLINE f64v at_least(f64v x, double low) { return pick((i64v)(x < splat_f64(low)), splat_f64(low), x); }
-INLINE f64v at_most(f64v x, double high) { return pick((i64v)(x > splat_f64(high)), splat_f64(high), x); }
+INLINE f64v at_least(f64v x, double low) { return select_f64((i64v)(x < splat_f64(low)), splat_f64(low), x); }
+INLINE f64v at_most(f64v x, double high) { return select_f64((i64v)(x > splat_f64(high)), splat_f64(high), x); }
 INLINE f64v within(f64v x, double low, double high) { return at_most(at_least(x, low), high); }
 
 INLINE f64v exp_v(f64v t) /* (1), |t| <= 150 */
@@ -44,12 +42,13 @@ INLINE f64v log_v(f64v v) /* (2); no subnormal of float64 */
 {
     const double round = 6755399441055744.0; /* 1.5 * 2^52 */
     const i64v half = (i64v)splat_f64(0.7071067811865476);
-    const i64v bits = (i64v)pick((i64v)(v > splat_f64(0)), v, splat_f64(1)); /* else the difference may overflow */
+    const i64v bits =
+        (i64v)select_f64((i64v)(v > splat_f64(0)), v, splat_f64(1)); /* else the difference may overflow */
     const i64v k = (bits - half) >> 52;
     const f64v m = (f64v)(bits - (k << 52)), exponent = (f64v)(k + (i64v)splat_f64(round)) - round;
     const f64v y = exponent * 0.6931471805599453 + twice_atanh((m - 1.0) / (m + 1.0));
-    const f64v edge = pick((i64v)(v == splat_f64(0)), splat_f64(-__builtin_inf()), splat_f64(__builtin_nan("")));
-    return pick((i64v)(v > splat_f64(0)), pick((i64v)(v < splat_f64(__builtin_inf())), y, v), edge);
+    const f64v edge = select_f64((i64v)(v == splat_f64(0)), splat_f64(-__builtin_inf()), splat_f64(__builtin_nan("")));
+    return select_f64((i64v)(v > splat_f64(0)), select_f64((i64v)(v < splat_f64(__builtin_inf())), y, v), edge);
 }
 
 INLINE dual elu_of(f64v x, double alpha, double scale)
@@ -57,15 +56,11 @@ INLINE dual elu_of(f64v x, double alpha, double scale)
     const f64v one = splat_f64(scale);
     f64v p = within(x, -150, 0), power;
     reduced_each(1, &p, &power);
-    return (dual){pick((i64v)(x < splat_f64(0)), alpha * scale * (power * p + (power - 1.0)), scale * x),
-                  pick((i64v)(x > splat_f64(0)), one, alpha * scale * (power * p + power))};
+    return (dual){select_f64((i64v)(x < splat_f64(0)), alpha * scale * (power * p + (power - 1.0)), scale * x),
+                  select_f64((i64v)(x > splat_f64(0)), one, alpha * scale * (power * p + power))};
 }
 INLINE dual elu(const cnorm_elementwise *is, f64v x) { return elu_of(x, (double)is->alpha, 1); }
-INLINE dual selu(const cnorm_elementwise *is, f64v x)
-{
-    (void)is;
-    return elu_of(x, (double)1.67326319217681884765625f, (double)1.05070102214813232421875f);
-}
+INLINE dual selu(f64v x) { return elu_of(x, (double)1.67326319217681884765625f, (double)1.05070102214813232421875f); }
 
 /* x s(u), with u = x r, r > 0, |u| <= 150 and its derivative; beyond the clamp of u x is `left` or s(u) 1 */
 INLINE dual gated(f64v x, f64v clamped, double left, f64v u, f64v u_slope)
@@ -73,63 +68,59 @@ INLINE dual gated(f64v x, f64v clamped, double left, f64v u, f64v u_slope)
     const f64v e = exp_v(-u), s = 1.0 / (1.0 + e);
     return (dual){at_least(x, left) / (1.0 + e), s + clamped * (e * s) * s * u_slope};
 }
-INLINE dual silu(const cnorm_elementwise *is, f64v x)
+INLINE dual silu(f64v x)
 {
-    (void)is;
     const f64v u = within(x, -150, 150);
     return gated(x, u, -150, u, splat_f64(1));
 }
-INLINE dual gelu_tanh(const cnorm_elementwise *is, f64v x)
+INLINE dual gelu_tanh(f64v x)
 {
-    (void)is;
     const double twice_root = 1.5957691216057308; /* 2 sqrt(2 / pi) */
     const f64v c = within(x, -12, 12), square = c * c;
     return gated(x, c, -12, twice_root * (c + 0.044715 * square * c), twice_root * (1.0 + 3 * 0.044715 * square));
 }
 
-INLINE dual gelu(const cnorm_elementwise *is, f64v x) /* (5) */
+INLINE dual gelu(f64v x) /* (5) */
 {
-    (void)is;
     static const double coefficients[] = {-1.1737112476848352e-06, -3.8321367281680526e-06, 5.096493317694845e-06,
                                           2.8548507465056936e-05,  -4.575201272444812e-05,  -0.00018718556350606262,
                                           0.0006388529992849131,   0.0005075643403050371,   -0.008492099285750307,
                                           0.03086480396711258,     -0.07170740717962479,    0.12437925533705065,
                                           -0.1703977215501773,     0.09441064130203511};
-    const f64v c = within(x, -14.5, 14.5), a = pick((i64v)(c < splat_f64(0)), -c, c);
+    const f64v c = within(x, -14.5, 14.5), a = select_f64((i64v)(c < splat_f64(0)), -c, c);
     const f64v q = (a - 4.0) / (a + 4.0), e = exp_v(c * c * -0.5);
     f64v g = splat_f64(coefficients[0]);
     for (int i = 1; i < 14; ++i) g = g * q + coefficients[i];
-    const f64v phi = pick((i64v)(x < splat_f64(0)), e * g, 1.0 - e * g);
+    const f64v phi = select_f64((i64v)(x < splat_f64(0)), e * g, 1.0 - e * g);
     return (dual){at_least(x, -14.5) * phi, phi + c * (e * 0.3989422804014327)}; /* 1 / sqrt(2 pi) */
 }
 
 INLINE dual leaky_relu(const cnorm_elementwise *is, f64v x)
 {
     const f64v alpha = splat_f64((double)is->alpha);
-    return (dual){pick((i64v)(x < splat_f64(0)), alpha * x, x), pick((i64v)(x > splat_f64(0)), splat_f64(1), alpha)};
+    return (dual){select_f64((i64v)(x < splat_f64(0)), alpha * x, x),
+                  select_f64((i64v)(x > splat_f64(0)), splat_f64(1), alpha)};
 }
 
-INLINE dual softplus(const cnorm_elementwise *is, f64v x) /* (3): max(x, 0) + log(1 + exp(-|x|)) */
+INLINE dual softplus(f64v x) /* (3): max(x, 0) + log(1 + exp(-|x|)) */
 {
-    (void)is;
     const i64v negative = (i64v)(x < splat_f64(0));
-    const f64v e = exp_v(at_least(pick(negative, x, -x), -150)), s = 1.0 / (1.0 + e);
-    return (dual){at_least(x, 0) + twice_atanh(e / (2.0 + e)), pick(negative, e * s, s)};
+    const f64v e = exp_v(at_least(select_f64(negative, x, -x), -150)), s = 1.0 / (1.0 + e);
+    return (dual){at_least(x, 0) + twice_atanh(e / (2.0 + e)), select_f64(negative, e * s, s)};
 }
 
 INLINE dual hard_sigmoid(const cnorm_elementwise *is, f64v x)
 {
     const f64v v = x * (double)is->alpha + (double)is->beta;
     const i64v inside = (i64v)(v > splat_f64(0)) & (i64v)(v < splat_f64(1));
-    return (dual){within(v, 0, 1), pick(inside, splat_f64((double)is->alpha), splat_f64(0))};
+    return (dual){within(v, 0, 1), select_f64(inside, splat_f64((double)is->alpha), splat_f64(0))};
 }
 
-INLINE dual hard_swish(const cnorm_elementwise *is, f64v x)
+INLINE dual hard_swish(f64v x)
 {
-    (void)is;
     const f64v v = (x + 3.0) / 6.0, gate = within(v, 0, 1);
     const i64v inside = (i64v)(v > splat_f64(0)) & (i64v)(v < splat_f64(1));
-    return (dual){x * gate, gate + pick(inside, x / 6.0, splat_f64(0))};
+    return (dual){x * gate, gate + select_f64(inside, x / 6.0, splat_f64(0))};
 }
 
 INLINE dual logarithm(const cnorm_elementwise *is, f64v x)
@@ -137,35 +128,28 @@ INLINE dual logarithm(const cnorm_elementwise *is, f64v x)
     const f64v v = x + (double)is->alpha;
     return (dual){log_v(v), 1.0 / v};
 }
-INLINE dual exponential(const cnorm_elementwise *is, f64v x)
+INLINE dual exponential(f64v x)
 {
-    (void)is;
     const f64v y = exp_v(within(x, -150, 150));
     return (dual){y, y};
 }
-INLINE dual square_root(const cnorm_elementwise *is, f64v x)
+INLINE dual square_root(f64v x)
 {
-    (void)is;
     const f64v y = sqrt_f64(x);
     return (dual){y, 0.5 / y};
 }
-INLINE dual square(const cnorm_elementwise *is, f64v x)
+INLINE dual square(f64v x) { return (dual){x * x, 2.0 * x}; }
+INLINE dual magnitude(f64v x)
 {
-    (void)is;
-    return (dual){x * x, 2.0 * x};
-}
-INLINE dual magnitude(const cnorm_elementwise *is, f64v x)
-{
-    (void)is;
     const i64v sign = (i64v)splat_f64(-0.0);
     const f64v one = (f64v)((i64v)splat_f64(1) | ((i64v)x & sign));
-    return (dual){(f64v)((i64v)x & ~sign), pick((i64v)(x == splat_f64(0)), splat_f64(0), one)};
+    return (dual){(f64v)((i64v)x & ~sign), select_f64((i64v)(x == splat_f64(0)), splat_f64(0), one)};
 }
 INLINE dual clipping(const cnorm_elementwise *is, f64v x)
 {
     const double low = (double)is->alpha, high = (double)is->beta;
     const i64v inside = (i64v)(x > splat_f64(low)) & (i64v)(x < splat_f64(high));
-    return (dual){within(x, low, high), pick(inside, splat_f64(1), splat_f64(0))};
+    return (dual){within(x, low, high), select_f64(inside, splat_f64(1), splat_f64(0))};
 }
 
 #endif
