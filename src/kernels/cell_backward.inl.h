@@ -93,7 +93,6 @@ static void lstm_backward(const row_backward *row)
 INLINE void gru_gates_backward(const row_backward *row, float *reset)
 {
     const cnorm_cell *cell = row->cell;
-    const cnorm_scope scope = cell->scope;
     const cnorm_reset reset_form = cell->reset;
     const gate_inputs in = {cell, row->zx, row->zh, row->rstd_x, row->rstd_h};
     const ptrdiff_t width = row->width;
@@ -102,16 +101,11 @@ INLINE void gru_gates_backward(const row_backward *row, float *reset)
         const f32v z = gate_value(cell, recomputed_gate(row, GRU_Z, j));
         const f32v r = gate_value(cell, recomputed_gate(row, GRU_R, j));
         f32v inner, a;
-        if (reset_form == CNORM_RESET_CANDIDATE) {
-            inner = recomputed_gate(row, GRU_N, j);
-            a = r * inner;
-        } else if (reset_form == CNORM_RESET_AFTER) {
-            inner = part_h(&in, scope, GRU_N, at);
-            if (cell->bias_n) inner += load_f32(cell->bias_n + j);
-            a = part_x(&in, scope, GRU_N, at) + load_f32(cell->bias + at) + r * inner;
-        } else {
+        if (reset_form == CNORM_RESET_BEFORE) {
             inner = splat_f32(0);
             a = load_f32(row->z2 + j) + load_f32(row->zx + at) + load_f32(cell->bias + at);
+        } else {
+            a = gru_argument(&in, j, r, &inner);
         }
         const f32v n = candidate(cell, a);
         const f32v dh = load_f32(row->dm + j), h = load_f32(row->h + j), rest = 1.0f - z;

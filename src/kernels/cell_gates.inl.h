@@ -46,22 +46,28 @@ INLINE f32v preactivation(const gate_inputs *in, cnorm_scope scope, ptrdiff_t g,
     return (scope == CNORM_SCOPE_SUM ? h : h + part_x(in, scope, g, at)) + load_f32(in->cell->bias + at);
 }
 
-/* Updates c and computes s(f), s(i), s(o), tanh(g), or the cell's other functions, each [padded units]. */
+/* From pre-activations to gates: s(f), s(i), s(o), tanh(g) of an LSTM, s(z), s(r) of a GRU, or the cell's other
+ * functions. `count` is a constant. */
+INLINE void apply_functions(const cnorm_cell *cell, int count, f32v *gate)
+{
+    const cnorm_activation sigmoid = CNORM_ACTIVATION_SIGMOID;
+    const cnorm_activation f[LSTM_GATES] = {sigmoid, sigmoid, sigmoid, CNORM_ACTIVATION_TANH};
+    if (usual_functions(cell)) activate(count, f, gate);
+    else {
+        EACH(g, count) gate[g] = other_function(cell, g != LSTM_G, gate[g]);
+    }
+}
+
+/* Updates c and computes the gates, each [padded units]. */
 INLINE void lstm_gates(const gate_inputs *in, float *c, float *gates)
 {
     const cnorm_scope scope = in->cell->scope;
-    const int usual = usual_functions(in->cell);
-    const cnorm_activation sigmoid = CNORM_ACTIVATION_SIGMOID;
-    const cnorm_activation f[LSTM_GATES] = {sigmoid, sigmoid, sigmoid, CNORM_ACTIVATION_TANH};
     const ptrdiff_t width = padded_units(in->cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         f32v gate[LSTM_GATES];
 #pragma GCC unroll 4
         for (int g = 0; g < LSTM_GATES; ++g) gate[g] = preactivation(in, scope, g, g * width + j);
-        if (usual) activate(LSTM_GATES, f, gate);
-        else {
-            EACH(g, LSTM_GATES) gate[g] = other_function(in->cell, g != LSTM_G, gate[g]);
-        }
+        apply_functions(in->cell, LSTM_GATES, gate);
         store_f32(c + j, without_tiny(gate[LSTM_F] * load_f32(c + j) + gate[LSTM_I] * gate[LSTM_G]));
 #pragma GCC unroll 4
         for (int g = 0; g < LSTM_GATES; ++g) store_f32(gates + g * width + j, gate[g]);
@@ -121,14 +127,19 @@ INLINE f32v gru_mix(const cnorm_cell *cell, f32v z, f32v n, f32v h)
     return without_tiny(cell->keep ? z * h + rest * n : rest * h + z * n);
 }
 
-/* z and r: s of both, or the cell's other function */
-INLINE void gru_gates(const cnorm_cell *cell, f32v gate[2])
+/* The argument of n of a GRU with one product of h, and what r multiplies in it, `inner` */
+INLINE f32v gru_argument(const gate_inputs *in, ptrdiff_t j, f32v r, f32v *inner)
 {
-    const cnorm_activation sigmoids[2] = {CNORM_ACTIVATION_SIGMOID, CNORM_ACTIVATION_SIGMOID};
-    if (usual_functions(cell)) activate(2, sigmoids, gate);
-    else {
-        EACH(g, 2) gate[g] = other_function(cell, OF_GATE, gate[g]);
+    const cnorm_cell *cell = in->cell;
+    const cnorm_scope scope = cell->scope;
+    const ptrdiff_t at = GRU_N * padded_units(cell->weight_x.units) + j;
+    if (cell->reset == CNORM_RESET_CANDIDATE) {
+        *inner = preactivation(in, scope, GRU_N, at);
+        return r * *inner;
     }
+    *inner = part_h(in, scope, GRU_N, at);
+    if (cell->bias_n) *inner += load_f32(cell->bias_n + j);
+    return part_x(in, scope, GRU_N, at) + load_f32(cell->bias + at) + r * *inner;
 }
 
 static void gru_row(const gate_inputs *in, float *h)
@@ -137,18 +148,10 @@ static void gru_row(const gate_inputs *in, float *h)
     const cnorm_scope scope = cell->scope;
     const ptrdiff_t width = padded_units(cell->weight_x.units);
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
-        const ptrdiff_t at = GRU_N * width + j;
-        f32v gate[2] = {preactivation(in, scope, GRU_Z, j), preactivation(in, scope, GRU_R, GRU_R * width + j)}, n;
-        gru_gates(cell, gate);
-        const f32v z = gate[GRU_Z], r = gate[GRU_R];
-        if (cell->reset == CNORM_RESET_CANDIDATE) {
-            n = r * preactivation(in, scope, GRU_N, at);
-        } else {
-            f32v of_h = part_h(in, scope, GRU_N, at);
-            if (cell->bias_n) of_h += load_f32(cell->bias_n + j);
-            n = part_x(in, scope, GRU_N, at) + load_f32(cell->bias + at) + r * of_h;
-        }
-        store_f32(h + j, gru_mix(cell, z, candidate(cell, n), load_f32(h + j)));
+        f32v gate[2] = {preactivation(in, scope, GRU_Z, j), preactivation(in, scope, GRU_R, GRU_R * width + j)}, inner;
+        apply_functions(cell, 2, gate);
+        const f32v n = candidate(cell, gru_argument(in, j, gate[GRU_R], &inner));
+        store_f32(h + j, gru_mix(cell, gate[GRU_Z], n, load_f32(h + j)));
     }
     clear_padding(cell, h);
 }
@@ -161,7 +164,7 @@ static void gru_reset_before_gates(const gate_inputs *in, const float *h, float 
     for (ptrdiff_t j = 0; j < width; j += VL_F32) {
         f32v gate[2] = {preactivation(in, CNORM_SCOPE_NONE, GRU_Z, j),
                         preactivation(in, CNORM_SCOPE_NONE, GRU_R, GRU_R * width + j)};
-        gru_gates(in->cell, gate);
+        apply_functions(in->cell, 2, gate);
         store_f32(z + j, gate[GRU_Z]);
         store_f32(rh + j, gate[GRU_R] * load_f32(h + j));
     }
