@@ -112,10 +112,10 @@ cdef class TrainedCell:
         values = []
         for i in range(len(tensors) if self.repacks else 0):
             old = self.values[i]
+            new = np.empty((<object>old).shape, np.float32)
             memory = NULL if not shaped_as(old, &shape) else memory_of(tensors[i], &shape)
             if memory == NULL or tensors[i].is_neg():
                 return None
-            new = np.empty((<object>old).shape, np.float32)
             if not copy_finite(memory, <float *>cnp.PyArray_DATA(new), cnp.PyArray_SIZE(new)):
                 return None
             same = same and memcmp(cnp.PyArray_DATA(new), cnp.PyArray_DATA(old), cnp.PyArray_NBYTES(old)) == 0
@@ -164,24 +164,17 @@ cdef class TrainedCell:
         given = x.shape
         cdef Shapes shapes = self.shapes(1 if single else given[0], given[0 if single else 1], single)
         cdef Recording new = self.recording(shapes)
-        cdef const float *px
-        cdef const float *ph
-        cdef const float *pc
-        cdef float *py
-        cdef float *last = NULL
-        cdef float *last_c = NULL
-        x = readable(x, "x", &shapes.x, &px)
-        h, c = readable(h, "h", &shapes.h, &ph), readable(c, "c", &shapes.c, &pc)
-        y = written(shapes.blank_y, &py)
-        results = (y,) if single else (y, written(shapes.blank_h, &last))
-        if self.cell().kind == CNORM_CELL_LSTM:
-            results += (written(shapes.blank_c, &last_c),)
+        cdef Tape work = self.work()
+        x, h, c = readable(x, "x", &shapes.x), readable(h, "h", &shapes.h), readable(c, "c", &shapes.c)
+        y, last = tensor_like(shapes.blank_y), None if single else tensor_like(shapes.blank_h)
+        last_c = tensor_like(shapes.blank_c) if self.cell().kind == CNORM_CELL_LSTM else None
         new.number = self.calls
         self.calls += 1
-        new.copy_state(new.state, ph, pc)
-        new.forward(px, py)
-        new.give_state(new.state, last, last_c)
-        return results, new
+        new.copy_state(new.state, data_of(h, &shapes.h), data_of(c, &shapes.c))
+        new.forward(work, data_of(x, &shapes.x), data_of(y, &shapes.y))
+        new.give_state(new.state, data_of(last, &shapes.h), data_of(last_c, &shapes.c))
+        results = (y,) if single else (y, last)
+        return results if last_c is None else results + (last_c,), new
 
     def sums(self):
         """The `Sums` of a backward pass."""
@@ -203,7 +196,7 @@ cdef class Recording:
     cdef float *state
     cdef Shapes shapes
     cdef public Py_ssize_t number  # in the order of calls
-    cdef bint used  # a backward pass has overwritten the tape
+    cdef bint used  # a backward pass overwrites the tape, or has done so
 
     def __dealloc__(self):
         if self.block is not None:
@@ -234,8 +227,7 @@ cdef class Recording:
     cdef bint is_long(self) noexcept:
         return self.cell.network.macs * self.tape.steps * self.tape.batch > RELEASE_GIL_ABOVE_MACS
 
-    cdef int forward(self, const float *x, float *y) except -1:
-        cdef Tape work = self.cell.work()
+    cdef int forward(self, Tape work, const float *x, float *y) except -1:
         cdef float *scratch = <float *>cnp.PyArray_DATA(work.scratch)
         cdef cnorm_status status
         if self.is_long():
@@ -261,7 +253,7 @@ cdef class Recording:
             memcpy(new.state + i * width, self.tape.memory + i * row + cnorm_padded_units(inputs),
                    width * sizeof(float))
         new.number = self.number
-        new.forward(to, <float *>cnp.PyArray_DATA(y))
+        new.forward(self.cell.work(), to, <float *>cnp.PyArray_DATA(y))
         self.cell.blocks.give(x)
         self.cell.blocks.give(y)
         return new
@@ -271,31 +263,27 @@ cdef class Recording:
 
         May be called again: the call is then recorded anew.
         """
-        cdef Recording it = self.again() if self.used else self
+        cdef bint used = self.used
+        self.used = True  # at once: Python code, which runs below, lets other threads run
+        cdef Recording it = self.again() if used else self
+        cdef Tape work = self.cell.work()
         cdef Shapes shapes = self.shapes
-        cdef const float *py
-        cdef const float *ph
-        cdef const float *pc
-        cdef float *px = NULL
-        cdef float *first_h = NULL
-        cdef float *first_c = NULL
         dc = gradients[-1] if self.cell.cell().kind == CNORM_CELL_LSTM else None
-        dy, dh = readable(gradients[0], "dy", &shapes.y, &py), None if shapes.single else gradients[1]
-        dh, dc = readable(dh, "dh", &shapes.h, &ph), readable(dc, "dc", &shapes.c, &pc)
-        dx = written(shapes.blank_x, &px) if needs[0] else None
-        dfirst = written(shapes.blank_h, &first_h) if needs[1] else None
-        dfirst_c = written(shapes.blank_c, &first_c) if needs[2] else None
+        dy, dh = readable(gradients[0], "dy", &shapes.y), None if shapes.single else gradients[1]
+        dh, dc = readable(dh, "dh", &shapes.h), readable(dc, "dc", &shapes.c)
+        dx = tensor_like(shapes.blank_x) if needs[0] else None
+        dfirst = tensor_like(shapes.blank_h) if needs[1] else None
+        dfirst_c = tensor_like(shapes.blank_c) if needs[2] else None
         cdef cnp.ndarray dstate = self.cell.blocks.take(shapes.batch * self.cell.network.state_floats)
         cdef float *state = <float *>cnp.PyArray_DATA(dstate)
-        self.copy_state(state, ph, pc)
-        it.steps_backward(sums, py, state, px)
-        self.give_state(state, first_h, first_c)
+        self.copy_state(state, data_of(dh, &shapes.h), data_of(dc, &shapes.c))
+        it.steps_backward(sums, work, data_of(dy, &shapes.y), state, data_of(dx, &shapes.x))
+        self.give_state(state, data_of(dfirst, &shapes.h), data_of(dfirst_c, &shapes.c))
         self.cell.blocks.give(dstate)
         return dx, dfirst, dfirst_c
 
-    cdef int steps_backward(self, Sums sums, const float *dy, float *dstate, float *dx) except -1:
+    cdef int steps_backward(self, Sums sums, Tape work, const float *dy, float *dstate, float *dx) except -1:
         cdef ptrdiff_t outputs = self.tape.steps * self.tape.batch * self.cell.network.output_size
-        cdef Tape work = self.cell.work()
         cdef cnp.ndarray zeros = None
         cdef cnorm_backward call
         cdef cnorm_status status
@@ -306,7 +294,6 @@ cdef class Recording:
         call.first, call.steps, call.gradients, call.sums = 0, self.tape.steps, NULL, &sums.sums
         call.dy, call.dx, call.dstate = dy, dx, dstate
         call.scratch = <float *>cnp.PyArray_DATA(work.backward_scratch)
-        self.used = True
         sums.calls.append(self)
         if self.is_long():
             with nogil:
@@ -360,9 +347,14 @@ cdef class Sums:
 
     cdef int write(self, float **places) except -1:
         """Write the gradients to the memory of tensors, of which NULL is not wanted."""
-        cdef Py_ssize_t count = len(self.calls), i
-        cdef const cnorm_tape **tapes = <const cnorm_tape **>PyMem_Calloc(count + 1, sizeof(cnorm_tape *))
+        cdef list calls = self.calls
+        cdef cnp.ndarray memory = self.memory
+        if memory is None:
+            raise RuntimeError("the gradients of this backward pass were taken already")
+        self.memory, self.calls = None, []
         cdef Tape work = self.cell.work()
+        cdef Py_ssize_t count = len(calls), i
+        cdef const cnorm_tape **tapes = <const cnorm_tape **>PyMem_Calloc(count + 1, sizeof(cnorm_tape *))
         cdef float *scratch = <float *>cnp.PyArray_DATA(work.backward_scratch)
         cdef const layer_field *fields = cnorm_layer_ops_of(CNORM_LAYER_CELL).fields
         cdef cnorm_gradient gradient = work.to[0]
@@ -375,17 +367,16 @@ cdef class Sums:
                 (<float **>(<char *>&gradient + fields[<int>self.cell.whole[number]].gradient))[0] = places[number]
                 places[number] = NULL
         if count > 1:
-            self.calls.sort(key=call_number)
+            calls.sort(key=call_number)
         for i in range(count):
-            tapes[i] = &(<Recording>self.calls[i]).tape
+            tapes[i] = &(<Recording>calls[i]).tape
         with nogil:
             status = cnorm_sum_gradients(tapes, count, &self.sums, &gradient, scratch)
         PyMem_Free(tapes)
         check(status)
         scatter(self.cell.plan, &gradient, places)
         self.cell.tapes.append(work)
-        self.cell.blocks.give(self.memory)
-        self.memory, self.calls = None, []
+        self.cell.blocks.give(memory)
         return 0
 
 

@@ -123,23 +123,22 @@ cdef float *memory_of(t, const tensor_shape *shape) except? NULL:
     return <float *>(<char *>it.data + it.offset)
 
 
-cdef object readable(t, str name, const tensor_shape *shape, const float **memory):
-    """The tensor, or a copy if the kernels can't read it, and its memory; None and NULL for None."""
-    memory[0] = NULL
-    if t is None:
-        return None
-    memory[0] = memory_of(t, shape)
-    if memory[0] == NULL or t.is_neg():
-        t = readable_tensor(t, name, sizes_of(shape))
-        memory[0] = <const float *><size_t>t.data_ptr()
-    return t
+cdef object readable(t, str name, const tensor_shape *shape):
+    """The tensor, or a copy if the kernels can't read it; None for None."""
+    if t is None or (memory_of(t, shape) != NULL and not t.is_neg()):
+        return t
+    return readable_tensor(t, name, sizes_of(shape))
 
 
-cdef object written(blank, float **memory):
-    """A new tensor of the shape of another, and its memory."""
-    t = tensor_like(blank)
-    memory[0] = <float *><size_t>t.data_ptr()
-    return t
+cdef float *data_of(t, const tensor_shape *shape) except? NULL:
+    """The memory of a tensor of `readable` or `tensor_like`, NULL for None.
+
+    A call asks for it when all its tensors are there: a finaliser that runs before that may resize a tensor's storage.
+    """
+    cdef float *memory = NULL if t is None else memory_of(t, shape)
+    if memory == NULL and t is not None:
+        refuse_changed()
+    return memory
 
 
 def tensors_at(module, list paths):

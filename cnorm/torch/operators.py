@@ -79,8 +79,9 @@ def packed_cell(cell: str, weights: list[Tensor]) -> Packed:
     else:
         layer = with_values(last.layer, arrays)
     _kept[place] = packed = Packed(layer, _core.Network(flat([layer], layer.input_size), b""))
-    while len(_kept) > 1 and sum(2 * p.network.nbytes for p in _kept.values()) > KEPT_BYTES:
-        _kept.pop(next(iter(_kept)), None)
+    # of lists, which other threads, that call this too, do not change
+    while len(kept := list(_kept)) > 1 and sum(2 * p.network.nbytes for p in list(_kept.values())) > KEPT_BYTES:
+        _kept.pop(kept[0], None)
     return packed
 
 

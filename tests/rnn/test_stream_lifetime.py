@@ -1,11 +1,9 @@
 """Streams used while the garbage collector clears them, and streams in use by a thread when the process forks."""
 
 import os
-import subprocess
-import sys
-import textwrap
 
 import pytest
+from perturbed import succeed
 
 COLLECT = """
     import gc, itertools, sys, weakref
@@ -117,26 +115,14 @@ FORK = """
 """
 
 
-def run(script, *arguments):
-    return subprocess.run(
-        [sys.executable, "-P", "-c", textwrap.dedent(script), *arguments],
-        env={**os.environ, "MALLOC_PERTURB_": "165"},  # glibc overwrites memory that is freed
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("use", ["state", "process", "save", "step_many"])
 def test_a_stream_is_used_while_its_cycle_is_collected(use):
     """A stream gives the same results while the collector clears the cycle that it is in."""
-    result = run(COLLECT, use)
-    assert result.returncode == 0, f"exit code {result.returncode}\n{result.stderr[-2000:]}"
-    assert int(result.stdout) > 15
+    assert int(succeed(COLLECT, use)) > 15
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("freed_by", ["reset", "restore"])
 def test_a_new_state_frees_a_stream_that_was_in_use_when_the_process_forked(freed_by):
-    result = run(FORK, freed_by)
-    assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stdout == "freed\n"
+    assert succeed(FORK, freed_by) == "freed\n"

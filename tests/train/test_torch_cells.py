@@ -4,11 +4,13 @@ import concurrent.futures
 import copy
 import gc
 import pickle
+import threading
 import weakref
 
 import cells
 import numpy as np
 import pytest
+from perturbed import succeed
 
 import cnorm
 
@@ -528,3 +530,68 @@ def test_compiled_cells_have_the_same_bits():
     got.square().sum().backward()
     assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(gradients(cell), want, strict=True))
     assert torch.equal(torch.export.export(net, (x,)).module()(x), net(x))
+
+
+@pytest.fixture
+def results_made_by():
+    """Set the function that makes the tensors of results; it runs in the middle of each call."""
+    shape, _, readable = steps.TENSORS[2]
+    yield lambda function: _core.use_tensors(*steps.TENSORS[:2], (shape, function, readable), steps.EXCHANGE)
+    _core.use_tensors(*steps.TENSORS, steps.EXCHANGE)
+
+
+def test_two_threads_in_the_backward_pass_of_one_graph(results_made_by):
+    """Both were in it when each overwrote the tape of the call."""
+    cell, x = ct.LSTMCell(4, 6, preset="ba2016"), torch.randn(3, 4, requires_grad=True)
+    results, given = cell(x), [torch.randn(3, 6) for _ in range(2)]
+    barrier = threading.Barrier(2, timeout=60)
+
+    def meet(*_):
+        barrier.wait()
+
+    def grads(g):
+        return torch.autograd.grad(results, [x, *cell.parameters()], [g, g], retain_graph=True)
+
+    wanted = [grads(g) for g in given]
+    results = cell(x)
+    node = next(node for node, _ in results[0].grad_fn.next_functions if node.name() == "_PackBackward")
+    hook = node.register_prehook(meet)
+    results_made_by(lambda like: (meet(), torch.empty_like(like))[1])
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(grads, given))
+    hook.remove()
+    assert all(map(same, found, wanted))
+
+
+OTHER_MEMORY = """
+    import gc, torch
+    import cnorm.torch as ct
+    from cnorm import _core
+    from cnorm.torch import steps
+
+    cell, x = ct.GRUCell(1 << 17, 2, preset="torch"), torch.ones(1, 1 << 17)
+    wanted = [cell(x), cell(torch.zeros_like(x))]
+
+    class Finaliser:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            x.set_(torch.zeros_like(x))
+
+    def result(like):
+        gc.collect()  # as any object that it makes may do
+        return torch.empty_like(like)
+
+    _core.use_tensors(*steps.TENSORS[:2], (steps.TENSORS[2][0], result, steps.TENSORS[2][2]), steps.EXCHANGE)
+    gc.disable()
+    Finaliser()
+    found = cell(x)
+    assert not x.any()
+    assert any(torch.equal(found, one) for one in wanted), "freed memory was read"
+"""
+
+
+def test_a_finaliser_that_gives_the_frame_other_memory():
+    """The memory of arguments is asked for when all results are there."""
+    succeed(OTHER_MEMORY)

@@ -1,0 +1,17 @@
+"""Scripts in processes of their own, in which memory that is freed is overwritten: who reads it gets wrong numbers."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+
+def succeed(script: str, *arguments: str) -> str:
+    """What the script writes; AssertionError with its errors if it fails."""
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", textwrap.dedent(script), *arguments],
+        env={**os.environ, "MALLOC_PERTURB_": "165"},  # of glibc
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, f"exit code {result.returncode}\n{result.stderr[-2000:]}"
+    return result.stdout
