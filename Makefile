@@ -83,7 +83,7 @@ sanitize: asan               ## then threads with TSan, and the extension with A
 
 # Rejected arguments, and the extension under garbage collection, forks, threads and failing allocations.
 sanitize-quick: .venv/built  ## the extension under ASan and UBSan, a selection for CI
-	$(call sanitized_pytest,$(addprefix tests/norms/test_,errors.py lying_arguments.py) tests/rnn/test_stream_lifetime.py tests/rnn/test_stream_state.py)
+	$(call sanitized_pytest,$(addprefix tests/norms/test_,errors.py lying_arguments.py) tests/project/test_changed_arrays.py tests/rnn/test_stream_lifetime.py tests/rnn/test_stream_state.py)
 
 # $(call sanitized_pytest,arguments): pytest with the extension under ASan and UBSan. -S hides the editable install, which is
 # a .pth file. No pytest-xdist: its workers would not get -S.

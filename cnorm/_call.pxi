@@ -52,11 +52,13 @@ cdef inline int check_parameter(Shape *shape, cnp.ndarray a) except -1:
     return 0
 
 
-cdef void *stats_of(Shape *shape, Stats stats, ptrdiff_t count) except NULL:
-    """The statistics of `count` rows."""
-    if not is_plain(stats.data, compute_number(shape.dtype)) or size_of(stats.data) != 3 * count:
+cdef cnp.ndarray set_stats(Shape *shape, const void **pointer, Stats stats, ptrdiff_t count):
+    """Set the statistics of `count` rows."""
+    cdef cnp.ndarray data = stats.data
+    if data is None or not is_plain(data, compute_number(shape.dtype)) or size_of(data) != 3 * count:
         refuse_changed()
-    return cnp.PyArray_DATA(stats.data)
+    pointer[0] = cnp.PyArray_DATA(data)
+    return data
 
 
 cdef inline cnp.ndarray read_rows(Shape *shape, const void **pointer, ptrdiff_t *stride, cnp.ndarray a):

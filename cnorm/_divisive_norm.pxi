@@ -186,7 +186,7 @@ def smoothing_gradient(dy, x, weight, Stats stats not None, smoothing, *, axis=-
     d = read_rows(&shape, &call.dy, &call.dy_stride, d)
     a = read_rows(&shape, &call.x, &call.x_stride, a)
     w = read_parameter(&shape, &call.gain, w)
-    call.stats = stats_of(&shape, stats, shape.rows)
+    data = set_stats(&shape, &call.stats, stats, shape.rows)
     begin(&shape)
     finish(&shape, cnorm_smoothing_gradient(shape.dtype, &call, number, &ds))
     return ds

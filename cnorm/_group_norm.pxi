@@ -63,7 +63,7 @@ cdef object group_forward(object x, object groups, object weight, object bias, o
     prepare_samples(&shape, &call, smoothing)
     if return_stats:
         stats = empty_stats([shape.rows, shape.groups], 2, 0, shape.dtype)
-        call.stats = stats_of(&shape, stats, shape.rows * shape.groups)
+        set_stats(&shape, <const void **>&call.stats, stats, shape.rows * shape.groups)
     a = read_rows(&shape, &call.x, &call.x_stride, a)
     gain = read_parameter(&shape, &call.gain, gain)
     b = read_parameter(&shape, &call.bias, b)
@@ -97,7 +97,7 @@ cdef tuple group_gradients(object dy, object x, object groups, object weight, St
     d = read_rows(&shape, &call.dy, &call.dy_stride, d)
     a = read_rows(&shape, &call.x, &call.x_stride, a)
     gain = read_parameter(&shape, &call.gain, gain)
-    call.stats = stats_of(&shape, stats, shape.rows * shape.groups)
+    data = set_stats(&shape, &call.stats, stats, shape.rows * shape.groups)
     scratch = reserve(&call.scratch, cnorm_backward_partials(shape.dtype, shape.rows, shape.channels))
     write_gradients(&shape, written, &call.dx, &call.dx_stride, &call.dgain, &call.dbias)
     begin(&shape)

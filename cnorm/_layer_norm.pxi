@@ -58,7 +58,7 @@ cdef inline Stats row_stats(Shape *shape, cnorm_norm *call, cnp.ndarray x, bint 
     cdef Stats stats = None
     if wanted:
         stats = empty_stats(cnp.PyArray_DIMS(x), shape.axis, cnp.PyArray_NDIM(x) - shape.axis, shape.dtype)
-        call.stats = stats_of(shape, stats, shape.rows)
+        set_stats(shape, <const void **>&call.stats, stats, shape.rows)
     return stats
 
 
@@ -270,7 +270,7 @@ cdef tuple row_gradients(Backward entry, object dy, object x, object weight, Sta
     d = read_rows(&shape, &call.dy, &call.dy_stride, d)
     a = read_rows(&shape, &call.x, &call.x_stride, a)
     w = read_parameter(&shape, &call.gain, w)
-    call.stats = stats_of(&shape, stats, shape.rows)
+    data = set_stats(&shape, &call.stats, stats, shape.rows)
     scratch = reserve(&call.partials, cnorm_backward_partials(shape.dtype, shape.rows, shape.n))
     write_gradients(&shape, written, &call.dx, &call.dx_stride, &call.dgain, &call.dbias)
     begin(&shape)
@@ -378,7 +378,7 @@ cdef class BoundLayerNorm:
         cdef cnorm_norm call
         cdef cnp.ndarray a = array_of(x, "x"), place = place_of(out, "out"), y
         if (self.gain is None or cnp.PyArray_NDIM(a) == 0
-                or cnp.PyArray_DIMS(a)[cnp.PyArray_NDIM(a) - 1] != cnp.PyArray_DIMS(self.gain)[0]):
+                or cnp.PyArray_DIMS(a)[cnp.PyArray_NDIM(a) - 1] != cnp.PyArray_SIZE(self.gain)):
             refuse_bound(a, self.gain)
         set_rows(&shape, a, -1)
         if shape.dtype == CNORM_F64:

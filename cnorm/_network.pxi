@@ -91,6 +91,16 @@ cdef cnorm_weight_type weight_type_of(cnp.ndarray rows) noexcept:
     return CNORM_WEIGHT_F16 if has_dtype(rows, cnp.NPY_FLOAT16) else CNORM_WEIGHT_F32
 
 
+cdef bint fit_matrix(cnp.ndarray rows, cnp.ndarray scales, cnp.ndarray w) noexcept:
+    """Whether rounded rows have the shape of w and a type of weights, and those of int8 have scales."""
+    if not cnp.PyArray_ISCARRAY_RO(rows) or not cnp.PyArray_SAMESHAPE(rows, w):
+        return False
+    if has_dtype(rows, cnp.NPY_INT8):
+        return (scales is not None and is_plain(scales, cnp.NPY_FLOAT32)
+                and cnp.PyArray_SIZE(scales) == cnp.PyArray_DIMS(w)[0])
+    return has_dtype(rows, cnp.NPY_FLOAT16) or has_dtype(rows, cnp.NPY_FLOAT32)
+
+
 def round_matrix(cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group, dtype):
     """A matrix less the mean over each group of gates, rounded to a type.
 
@@ -108,9 +118,10 @@ def round_matrix(cnp.ndarray w, ptrdiff_t gates, ptrdiff_t group, dtype):
         None unless dtype is int8.
     """
     cdef cnorm_matrix m
-    cdef cnp.ndarray rows = np.zeros((<object>w).shape, dtype), scales = np.zeros(len(w), np.float32)
-    if w.dtype != np.float32 or not cnp.PyArray_IS_C_CONTIGUOUS(w) or cnp.PyArray_NDIM(w) != 2 or gates < 1:
+    cdef cnp.ndarray rows = np.zeros((<object>w).shape, dtype), scales
+    if not is_plain(w, cnp.NPY_FLOAT32) or cnp.PyArray_NDIM(w) != 2 or not cnp.PyArray_SAMESHAPE(w, rows) or gates < 1:
         raise ValueError("w must be a C-contiguous float32 matrix")
+    scales = cnp.PyArray_ZEROS(1, cnp.PyArray_DIMS(w), cnp.NPY_FLOAT32, 0)
     m.gates, m.units, m.cols, m.group = gates, cnp.PyArray_DIMS(w)[0] // gates, cnp.PyArray_DIMS(w)[1], group
     m.panels, m.type, m.levels = NULL, weight_type_of(rows), 0
     check(cnorm_matrix_round(&m, <const float *>cnp.PyArray_DATA(w), cnp.PyArray_DATA(rows),
@@ -270,6 +281,9 @@ cdef class Network:
         cdef cnp.ndarray w = given[0], rows = given[1], scales = given[2], panels
         cdef const float *scale = NULL
         m.gates, m.group = given[3], given[4]
+        if (not is_plain(w, cnp.NPY_FLOAT32) or cnp.PyArray_NDIM(w) != 2 or m.gates < 1
+                or rows is not None and not fit_matrix(rows, scales, w)):
+            raise ValueError("an array of a layer has another shape, dtype or strides than when the layer was made")
         m.units, m.cols = cnp.PyArray_DIMS(w)[0] // m.gates, cnp.PyArray_DIMS(w)[1]
         m.type, m.levels = CNORM_WEIGHT_F32 if rows is None else weight_type_of(rows), 0
         self.add_sizes(m)

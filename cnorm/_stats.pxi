@@ -55,12 +55,12 @@ cdef class Stats:
 # Statistics have the shape `shape` [ndim], followed by `ones` times 1.
 
 cdef Stats empty_stats(const cnp.npy_intp *shape, int ndim, int ones, cnorm_dtype dtype):
-    cdef Stats stats = Stats.__new__(Stats)
     cdef cnp.npy_intp whole[cnp.NPY_MAXDIMS + 1]
     if ndim + ones >= cnp.NPY_MAXDIMS:
         raise ValueError(f"x must have at most {cnp.NPY_MAXDIMS - 1} dimensions for return_stats, got {ndim + ones}: "
                          "the statistics have one more")
-    fill_shape(whole, shape, ndim, ones)
+    fill_shape(whole, shape, ndim, ones)  # before the next line, which may start a collection of garbage
+    cdef Stats stats = Stats.__new__(Stats)
     stats.data = cnp.PyArray_EMPTY(ndim + ones + 1, whole, compute_number(dtype), 0)
     return stats
 

@@ -56,18 +56,19 @@ cdef int run_many(Network net, list streams, float **states, cnp.ndarray x, cnp.
     """Step streams; all arguments have been checked. `states`: memory for a pointer for each stream."""
     cdef ptrdiff_t n = len(streams), i
     cdef cnp.ndarray scratch = net.scratch(max(1, n))
-    cdef const float *px = <const float *>cnp.PyArray_DATA(x)
-    cdef float *py = <float *>cnp.PyArray_DATA(y)
+    cdef const float *px
+    cdef float *py
     cdef float *memory = <float *>cnp.PyArray_DATA(scratch)
     cdef bint release = net.macs * n * steps > RELEASE_GIL_ABOVE_MACS
     cdef long process = os.getpid() if release else 0
     cdef Stream stream
     cdef cnorm_status status
+    if net.tokens:
+        net.check_frames(x)
     check_frames(x, y, n * steps * net.input_size, n * steps * net.output_size)
     if mask is not None and cnp.PyArray_NBYTES(mask) != n:
         refuse_changed()
-    if net.tokens:
-        net.check_frames(x)
+    px, py = <const float *>cnp.PyArray_DATA(x), <float *>cnp.PyArray_DATA(y)
     enter_all(streams)  # nothing between this and `leave_all` may raise
     for i in range(n):
         stream = <Stream>PyList_GetItem(streams, i)

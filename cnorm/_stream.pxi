@@ -76,9 +76,9 @@ cdef class Stream:
         cdef bint release = net.macs * steps > RELEASE_GIL_ABOVE_MACS
         cdef long process = os.getpid() if release else 0
         cdef cnorm_status status
-        check_frames(x, y, steps * net.input_size, steps * net.output_size)
         if net.tokens:
             net.check_frames(x)
+        check_frames(x, y, steps * net.input_size, steps * net.output_size)
         memset(&call, 0, sizeof(call))
         call.layers, call.count, call.frames, call.rows = net.layers, net.count, steps, rows
         call.x, call.y = <const float *>cnp.PyArray_DATA(x), <float *>cnp.PyArray_DATA(y)

@@ -39,7 +39,8 @@ cdef class Tape:
 
     def __cinit__(self, layers, ptrdiff_t steps, ptrdiff_t batch, Network network=None, cnp.ndarray memory=None):
         cdef Network net = Network(layers, b"") if network is None else network
-        cdef ptrdiff_t floats
+        cdef cnp.npy_intp floats
+        cdef const float *kept
         self.network, self.owned, self.state_arrays = net, [], net.state_arrays
         self.tape.layers, self.tape.count = net.layers, net.count
         self.tape.steps, self.tape.batch = steps, batch
@@ -47,10 +48,11 @@ cdef class Tape:
         if floats == 0:
             raise ValueError(f"steps and batch must be at least 1 and not too large, got {steps} and {batch}")
         if memory is not None:  # before it is allocated: a file may ask for more than there is
-            tape_data(memory, "memory", (floats,), False)
+            tape_data(memory, "memory", &floats, 1, False)
         self.memory = aligned_floats(floats, memory is None)
         if memory is not None:
-            memcpy(cnp.PyArray_DATA(self.memory), tape_data(memory, "memory", (floats,), False), floats * sizeof(float))
+            kept = tape_data(memory, "memory", &floats, 1, False)
+            memcpy(cnp.PyArray_DATA(self.memory), kept, floats * sizeof(float))
         self.tape.memory = <float *>cnp.PyArray_DATA(self.memory)
         self.scratch = aligned_zeros(cnorm_run_tape_floats(&self.tape))
         self.backward_scratch = aligned_zeros(cnorm_backward_floats(&self.tape))
@@ -120,17 +122,17 @@ cdef class Tape:
         """The data of an array [steps, batch, width] that belongs to these steps of the tape."""
         if first < 0 or steps < 1 or first > self.tape.steps - steps:
             check(CNORM_ERROR_SIZE)
-        return tape_data(a, name, (steps, self.tape.batch, width), written)
+        return tape_data(a, name, [steps, self.tape.batch, width], 3, written)
 
     def run(self, ptrdiff_t first, ptrdiff_t steps, cnp.ndarray x, cnp.ndarray y):
         """Run and record steps, the first at `first`: x [steps, batch, inputs] -> y [steps, batch, outputs]."""
-        cdef const float *px = self.rows(first, steps, x, "x", self.network.input_size, False)
-        cdef float *py = self.rows(first, steps, y, "y", self.network.output_size, True)
         cdef float *state = <float *>cnp.PyArray_DATA(self.state)
         cdef float *scratch = <float *>cnp.PyArray_DATA(self.scratch)
         cdef cnorm_status status
         if self.network.tokens:
             self.network.check_frames(x)
+        cdef const float *px = self.rows(first, steps, x, "x", self.network.input_size, False)
+        cdef float *py = self.rows(first, steps, y, "y", self.network.output_size, True)
         if self.network.macs * steps * self.tape.batch > RELEASE_GIL_ABOVE_MACS:
             with nogil:
                 status = cnorm_run_tape(&self.tape, first, steps, px, state, scratch, py)
@@ -162,16 +164,27 @@ cdef class Tape:
         check(cnorm_tape_drop(&self.tape, first, end))
 
 
-cdef float *tape_data(a, str name, tuple shape, bint written) except NULL:
-    """The data of a C-contiguous float32 array of this shape, or of one whose missing axes have the length 1."""
+cdef float *tape_data(a, str name, const cnp.npy_intp *shape, int ndim, bint written) except NULL:
+    """The data of a C-contiguous float32 array of this shape, or of one whose missing axes have the length 1.
+
+    It makes no object, as a collection of garbage could change the arrays of a call whose data are known already.
+    """
     cdef cnp.ndarray given
     if type(a) is cnp.ndarray:
         given = <cnp.ndarray>a
-        if (has_dtype(given, cnp.NPY_FLOAT32) and cnp.PyArray_ISCARRAY_RO(given)
-                and (not written or cnp.PyArray_ISWRITEABLE(given))
-                and (1,) * (len(shape) - cnp.PyArray_NDIM(given)) + a.shape == shape):
+        if (is_plain(given, cnp.NPY_FLOAT32) and (not written or cnp.PyArray_ISWRITEABLE(given))
+                and ends_with(given, shape, ndim)):
             return <float *>cnp.PyArray_DATA(given)
-    refuse_tape_array(a, name, shape)
+    refuse_tape_array(a, name, tuple([shape[i] for i in range(ndim)]))
+
+
+cdef bint ends_with(cnp.ndarray a, const cnp.npy_intp *shape, int ndim) noexcept:
+    """Whether `a` has this shape, but for first axes of the length 1."""
+    cdef int missing = ndim - cnp.PyArray_NDIM(a), i
+    for i in range(missing):
+        if shape[i] != 1:
+            return False
+    return missing >= 0 and same_lengths(cnp.PyArray_DIMS(a), <cnp.npy_intp *>shape + missing, ndim - missing)
 
 
 cdef int repack(const cnorm_matrix *m, w) except -1:
@@ -201,26 +214,35 @@ def same_bits(cnp.ndarray a, cnp.ndarray b):
     return memcmp(cnp.PyArray_DATA(a), cnp.PyArray_DATA(b), cnp.PyArray_NBYTES(a)) == 0
 
 
-def adam_update(optimiser, powers, cnp.ndarray gradient, double scale, cnp.ndarray weight, cnp.ndarray m,
-                cnp.ndarray v):
+cdef float *numbers_of(cnp.ndarray a, cnp.npy_intp size) except? NULL:
+    """The data of a flat array: `Learner.parameters`, whose arrays a caller can replace, has others of this size."""
+    if not is_plain(a, cnp.NPY_FLOAT32) or cnp.PyArray_SIZE(a) != size:
+        raise ValueError(f"an array of parameters or gradients must be float32 of {size} numbers, got {a.dtype} "
+                         f"of {a.size}")
+    return <float *>cnp.PyArray_DATA(a)
+
+
+def adam_update(optimiser, powers, cnp.ndarray gradient not None, double scale, cnp.ndarray weight not None,
+                cnp.ndarray m not None, cnp.ndarray v not None):
     """One update of flat float32 arrays by an Adam, see cnorm_train.h; `powers` are those of the betas, this update
     included."""
     cdef cnorm_adam adam
     adam.rate, adam.eps = optimiser.lr, optimiser.eps
     adam.beta1, adam.beta2 = optimiser.betas
     adam.correction1, adam.correction2 = 1 - <double>powers[0], 1 - <double>powers[1]
-    check(cnorm_adam_update(&adam, cnp.PyArray_SIZE(weight), <const float *>cnp.PyArray_DATA(gradient), scale,
-                            <float *>cnp.PyArray_DATA(weight), <float *>cnp.PyArray_DATA(m),
-                            <float *>cnp.PyArray_DATA(v)))
+    cdef cnp.npy_intp size = cnp.PyArray_SIZE(weight)
+    check(cnorm_adam_update(&adam, size, numbers_of(gradient, size), scale, numbers_of(weight, size),
+                            numbers_of(m, size), numbers_of(v, size)))
 
 
-def sgd_update(double rate, double momentum, cnp.ndarray gradient, double scale, cnp.ndarray weight, velocity):
+def sgd_update(double rate, double momentum, cnp.ndarray gradient not None, double scale,
+               cnp.ndarray weight not None, velocity):
     """One update of flat float32 arrays, see cnorm_train.h."""
-    cdef float *kept = NULL if velocity is None else <float *>cnp.PyArray_DATA(<cnp.ndarray>velocity)
-    check(cnorm_sgd_update(rate, momentum, cnp.PyArray_SIZE(weight), <const float *>cnp.PyArray_DATA(gradient), scale,
-                           <float *>cnp.PyArray_DATA(weight), kept))
+    cdef cnp.npy_intp size = cnp.PyArray_SIZE(weight)
+    cdef float *kept = NULL if velocity is None else numbers_of(velocity, size)
+    check(cnorm_sgd_update(rate, momentum, size, numbers_of(gradient, size), scale, numbers_of(weight, size), kept))
 
 
-def square_sum(cnp.ndarray g):
+def square_sum(cnp.ndarray g not None):
     """Sum of the squares of a flat float32 array, in float64 and in a fixed order."""
-    return cnorm_square_sum(cnp.PyArray_SIZE(g), <const float *>cnp.PyArray_DATA(g))
+    return cnorm_square_sum(cnp.PyArray_SIZE(g), numbers_of(g, cnp.PyArray_SIZE(g)))
