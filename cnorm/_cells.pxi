@@ -24,8 +24,8 @@ cdef class Blocks:
     cdef void give(self, cnp.ndarray block):
         cdef ptrdiff_t floats = cnp.PyArray_SIZE(block)
         if 4 * floats <= BLOCK_BYTES and self.kept + 4 * floats <= KEPT_BYTES:
-            self.kept += 4 * floats
             self.free.setdefault(floats, []).append(block)
+            self.kept += 4 * floats
 
 
 @cython.no_gc

@@ -2,6 +2,10 @@
 
 from cnorm.storage.stream_state import checked_state, refuse_infinite_state, restored_state, saved_state
 
+cdef extern from "Python.h":
+    void PyObject_GC_UnTrack(object)
+    void PyObject_GC_Track(object)
+
 
 @cython.no_gc_clear  # a finaliser may still use a stream, so its members are not cleared before
 cdef class Stream:
@@ -37,6 +41,7 @@ cdef class Stream:
     cdef long owner  # process id of that thread while it runs without the GIL; else 0
 
     def __cinit__(self, model, network=None, bint check=False):
+        PyObject_GC_UnTrack(self)  # so that gc.get_objects does not show it before it can be used
         if network is None:
             if not hasattr(model, "stream"):
                 raise TypeError(f"model must be a cnorm.Model, got {type(model).__name__}")
@@ -46,6 +51,7 @@ cdef class Stream:
         self.state_memory[:] = self.network.initial
         self.scratch_memory = self.network.scratch(1)
         self.state_ = <float *>cnp.PyArray_DATA(self.state_memory)
+        PyObject_GC_Track(self)
 
     cdef int enter(self, bint replaces_state=False) except -1:
         """Take the lock.

@@ -114,6 +114,27 @@ FORK = """
     os._exit(0)
 """
 
+HALF_MADE = """
+    import gc
+    import numpy as np
+    import cnorm
+
+    class Model:
+        @property
+        def stream(self):
+            for found in [one for one in gc.get_objects() if type(one) is cnorm.Stream]:
+                found.step(np.zeros(12, np.float32))
+            return cnorm.demo_model().stream
+
+    stream = cnorm.Stream(Model())
+    assert any(one is stream for one in gc.get_objects())
+    stream.step(np.zeros(12, np.float32))
+"""
+
+
+def test_the_garbage_collector_does_not_show_a_stream_that_is_being_made():
+    succeed(HALF_MADE)
+
 
 @pytest.mark.parametrize("use", ["state", "process", "save", "step_many"])
 def test_a_stream_is_used_while_its_cycle_is_collected(use):
