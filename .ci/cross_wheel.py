@@ -44,7 +44,7 @@ def compile_module(target, abi3, folder):
     python = [sys.executable, "-P"]
     subprocess.run([*python, ROOT / "src" / "amalgamate.py", folder], check=True)
     module = folder / "_core.c"
-    options = ["--fast-fail", "-3", "-Xfreethreading_compatible=True", ROOT / "cnorm" / "_core.pyx", "-o", module]
+    options = ["--fast-fail", "-3", ROOT / "cnorm" / "_core.pyx", "-o", module]
     subprocess.run([*python, "-m", "cython", *options], check=True)
     places = (
         ROOT / "src" / "include",
